@@ -1,0 +1,1 @@
+"""Hugging Face folders, both ways."""

@@ -1,0 +1,52 @@
+"""The `megalite` command: gathers the verbs and turns errors into exit codes.
+
+A verb lives in a module of its own and imports what it needs when it is called, so that `--help` and
+`megalite config check` answer at once.
+"""
+
+from __future__ import annotations
+
+import sys
+
+import click
+import typer
+
+from megalite import __version__
+from megalite.cli import config, convert, data, doctor, train
+from megalite.errors import EXIT_BAD_INPUT, UserError
+
+app = typer.Typer(
+    name="megalite",
+    help="Large-scale pretraining: data tools, 3D-parallel training, checkpoints that go to Hugging Face.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+app.command("train")(train.train)
+app.command("generate")(train.generate)
+app.command("doctor")(doctor.doctor)
+app.add_typer(config.app, name="config")
+app.add_typer(data.app, name="data")
+app.add_typer(convert.app, name="convert")
+
+
+@app.callback(invoke_without_command=True)
+def root(version: bool = typer.Option(False, "--version", help="Print the version and leave.")) -> None:
+    if version:
+        typer.echo(f"megalite {__version__}")
+        raise typer.Exit()
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Run the command line and exit: 0 done, 2 bad input (message on stderr), 3 stopped to be requeued."""
+    try:
+        code = app(args=arguments, standalone_mode=False)
+    except UserError as error:
+        print(f"megalite: {error}", file=sys.stderr)
+        sys.exit(EXIT_BAD_INPUT)
+    except click.ClickException as error:
+        error.show()
+        sys.exit(EXIT_BAD_INPUT)
+    except click.exceptions.Abort:
+        sys.exit(130)
+    sys.exit(code if isinstance(code, int) else 0)

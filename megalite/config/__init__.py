@@ -1,0 +1,1 @@
+"""What the user chose, checked, and the numbers that follow."""

@@ -1,0 +1,186 @@
+"""The run plan: every number that follows from the config and the world size, computed once.
+
+Nothing here chooses; nothing elsewhere recomputes. The plan of a run is saved as `plan.json`, so that a person can see
+what `dp: null` or `tokens: 1e9` became. Pure arithmetic, no torch: a laptop plans 70B on 512 ranks in milliseconds.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+
+from megalite.config.schema import BatchConfig, Config, ModelConfig
+from megalite.errors import ConfigError
+
+VOCAB_MULTIPLE = 64
+"""Each tensor-parallel rank holds a multiple of this many vocabulary rows: whole tiles for the matrix units."""
+
+FFN_MULTIPLE = 64
+"""A derived swiglu width is rounded up to this: divisible by every usual tp, and whole tiles."""
+
+COMPILE_PAYS_FROM_FLOPS_CPU = 1.2e14
+"""Training FLOPs a rank from which compilation repays itself on a CPU: it costs 15-40 s and saves about a tenth of
+the step, at some 1e11 FLOP/s a core."""
+
+COMPILE_PAYS_FROM_STEPS_CUDA = 200
+"""Steps from which compilation repays itself on a GPU."""
+
+
+@dataclass(frozen=True)
+class RunPlan:
+    """All derived numbers of a run. Sizes are counts; `per_rank` is of the fullest rank."""
+
+    world_size: int
+    pp: int
+    dp: int
+    cp: int
+    tp: int
+    model: ModelConfig
+    """The model with every null filled in."""
+    padded_vocab_size: int
+    grad_accum_steps: int
+    """Micro-batches a rank runs in one step."""
+    tokens_per_step: int
+    total_steps: int
+    stage_blocks: tuple[tuple[int, int], ...]
+    """For each pipeline stage the half-open range of blocks it holds."""
+    num_parameters: int
+    """True parameters of the whole model, vocabulary padding left out, tied weights once."""
+    flops_per_token: float
+    """Floating-point operations of one token's forward and backward pass, causal attention counted half."""
+
+    def to_dict(self) -> dict:
+        """A JSON-ready form, as written to plan.json."""
+        plain = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
+        plain["model"] = self.model.model_dump(mode="json")
+        plain["stage_blocks"] = [list(bounds) for bounds in self.stage_blocks]
+        return plain
+
+
+def make_plan(config: Config, world_size: int, tokenizer_vocab_size: int | None = None) -> RunPlan:
+    """Derive the plan of a validated config.
+
+    Args:
+        config: a config that `validate` passed for this world size.
+        world_size: number of ranks.
+        tokenizer_vocab_size: vocabulary of the data's tokenizer; used where model.vocab_size is null.
+
+    Raises:
+        ConfigError: the vocabulary size is given neither by the config nor by a tokenizer.
+    """
+    model = fill_model(config.model, config.batch, tokenizer_vocab_size)
+    parallel, batch = config.parallel, config.batch
+    dp = derive_dp(config, world_size)
+    tokens_per_step = batch.global_batch_size * batch.seq_len
+    return RunPlan(
+        world_size=world_size,
+        pp=parallel.pp,
+        dp=dp,
+        cp=parallel.cp,
+        tp=parallel.tp,
+        model=model,
+        padded_vocab_size=vocab_rows_per_rank(model.vocab_size, parallel.tp) * parallel.tp,
+        grad_accum_steps=batch.global_batch_size // (batch.micro_batch_size * dp),
+        tokens_per_step=tokens_per_step,
+        total_steps=config.train.steps or -(-(config.train.tokens or 0) // tokens_per_step),
+        stage_blocks=split_blocks(model.num_layers, parallel.pp),
+        num_parameters=count_parameters(model),
+        flops_per_token=flops_per_token(model, batch.seq_len),
+    )
+
+
+def derive_dp(config: Config, world_size: int) -> int:
+    """Data-parallel size: the configured one, or what the world size leaves."""
+    parallel = config.parallel
+    return parallel.dp or max(1, world_size // (parallel.pp * parallel.cp * parallel.tp))
+
+
+def default_world_size(config: Config) -> int:
+    """Ranks that `megalite train` starts by itself: pp x dp x cp x tp with an underived dp of 1."""
+    parallel = config.parallel
+    return parallel.pp * (parallel.dp or 1) * parallel.cp * parallel.tp
+
+
+def fill_model(model: ModelConfig, batch: BatchConfig, tokenizer_vocab_size: int | None = None) -> ModelConfig:
+    """Return the model with every null replaced by the value it stands for.
+
+    Raises:
+        ConfigError: no vocabulary size is known.
+    """
+    vocab_size = model.vocab_size or tokenizer_vocab_size
+    if vocab_size is None:
+        raise ConfigError(
+            ["model.vocab_size: null, and there is no tokenizer to take it from; set it, or set data.tokenizer"]
+        )
+    ffn = 4 * model.hidden_size
+    if model.activation == "swiglu":
+        ffn = -(-8 * model.hidden_size // 3 // FFN_MULTIPLE) * FFN_MULTIPLE
+    return model.model_copy(
+        update={
+            "num_kv_heads": model.num_kv_heads or model.num_heads,
+            "head_dim": model.head_dim or model.hidden_size // model.num_heads,
+            "ffn_hidden_size": model.ffn_hidden_size or ffn,
+            "vocab_size": vocab_size,
+            "max_positions": model.max_positions or batch.seq_len,
+        }
+    )
+
+
+def vocab_rows_per_rank(vocab_size: int, tp: int) -> int:
+    """Rows of the padded vocabulary that one tensor-parallel rank holds."""
+    return -(-vocab_size // (tp * VOCAB_MULTIPLE)) * VOCAB_MULTIPLE
+
+
+def split_blocks(num_layers: int, pp: int) -> tuple[tuple[int, int], ...]:
+    """Cut the blocks into pp runs, as even as can be; what is over goes to the first stages, the head being last."""
+    each, extra = divmod(num_layers, pp)
+    bounds, start = [], 0
+    for stage in range(pp):
+        stop = start + each + (stage < extra)
+        bounds.append((start, stop))
+        start = stop
+    return tuple(bounds)
+
+
+def count_parameters(model: ModelConfig) -> int:
+    """Parameters of a filled model, tied weights counted once."""
+    hidden, head_dim = model.hidden_size, model.head_dim
+    q, kv, ffn = model.num_heads * head_dim, model.num_kv_heads * head_dim, model.ffn_hidden_size
+    gates = 2 if model.activation == "swiglu" else 1
+    norm = hidden * (2 if model.norm == "layernorm" else 1)
+    block = hidden * (q + 2 * kv) + q * hidden + (gates + 1) * hidden * ffn + 2 * norm
+    if model.qk_norm:
+        block += 2 * head_dim
+    if model.bias != "none":
+        block += q + 2 * kv
+    if model.bias == "all":
+        block += hidden + gates * ffn + hidden
+    embeddings = model.vocab_size * hidden * (1 if model.tie_embeddings else 2)
+    if model.positions == "learned":
+        embeddings += model.max_positions * hidden
+    return embeddings + model.num_layers * block + norm
+
+
+def flops_per_token(model: ModelConfig, seq_len: int) -> float:
+    """Forward and backward FLOPs of one token: 6 a matrix weight, and causal attention over the mean span it sees.
+
+    The convention of PaLM (Chowdhery et al. 2022, appendix B) with attention counted causal, i.e. half.
+    """
+    hidden, head_dim = model.hidden_size, model.head_dim
+    q, kv = model.num_heads * head_dim, model.num_kv_heads * head_dim
+    gates = 2 if model.activation == "swiglu" else 1
+    matrices = model.num_layers * (hidden * (2 * q + 2 * kv) + (gates + 1) * hidden * model.ffn_hidden_size)
+    matrices += model.vocab_size * hidden
+    window = min(seq_len, model.sliding_window or seq_len)
+    mean_span = window - window * window / (2 * seq_len)
+    return 6.0 * matrices + 12.0 * model.num_layers * q * mean_span
+
+
+def compile_pays(config: Config, plan: RunPlan, device: str) -> bool:
+    """Whether torch.compile is on: the user's word, or under `auto` whether the run is long enough to repay it."""
+    if config.train.compile != "auto":
+        return config.train.compile == "on"
+    if device == "cuda":
+        return plan.total_steps >= COMPILE_PAYS_FROM_STEPS_CUDA
+    flops_per_rank = plan.flops_per_token * plan.tokens_per_step * plan.total_steps / plan.world_size
+    return flops_per_rank >= COMPILE_PAYS_FROM_FLOPS_CPU

@@ -1,0 +1,210 @@
+"""Token files in Megatron-LM's `.bin/.idx` format: a writer that commits at the end, a reader that maps them.
+
+    prefix.bin   the tokens of all sequences, end to end
+    prefix.idx   magic 9 bytes | version u64 | dtype code u8 | number of sequences u64 | number of borders u64
+                 | sequence lengths i32 [s] | byte offsets into .bin i64 [s] | document borders i64 [d + 1]
+
+A document is a run of sequences, borders[d] to borders[d + 1]; we write one sequence a document and read any number.
+The offsets grow, so the document of a token is found by bisection in the mapped file: nothing is built or held in
+memory, however many documents there are.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+from bisect import bisect_right
+from pathlib import Path
+
+import numpy as np
+
+from megalite.errors import DataError
+
+MAGIC = b"MMIDIDX\x00\x00"
+VERSION = 1
+HEADER = struct.Struct("<9sQBQQ")
+
+DTYPES = {
+    1: np.dtype(np.uint8),
+    2: np.dtype(np.int8),
+    3: np.dtype(np.int16),
+    4: np.dtype(np.int32),
+    5: np.dtype(np.int64),
+    8: np.dtype(np.uint16),
+}
+"""Megatron's codes of integer types; 6 and 7 are floats, which are no tokens."""
+
+CODES = {dtype: code for code, dtype in DTYPES.items()}
+
+UINT16_BELOW_VOCAB = 65_500
+"""Megatron stores vocabularies smaller than this in uint16."""
+
+
+def token_dtype(vocab_size: int) -> np.dtype:
+    """The type Megatron picks for a vocabulary: uint16 where it fits, else int32."""
+    return np.dtype(np.uint16 if vocab_size < UINT16_BELOW_VOCAB else np.int32)
+
+
+def bin_path(prefix: Path) -> Path:
+    """The file of tokens of a pair."""
+    return prefix.with_name(prefix.name + ".bin")
+
+
+def idx_path(prefix: Path) -> Path:
+    """The index file of a pair."""
+    return prefix.with_name(prefix.name + ".idx")
+
+
+class IndexedWriter:
+    """Writes a pair, one sequence a document; use as a context manager.
+
+    Both files grow under `.partial` names and are renamed when the block ends well, the index last: a pair with an
+    index is whole.
+
+    Args:
+        prefix: path of the pair without `.bin` or `.idx`.
+        dtype: type of the tokens, from `token_dtype`.
+    """
+
+    def __init__(self, prefix: Path, dtype: np.dtype):
+        self.prefix = prefix
+        self.dtype = dtype
+        self.num_documents = 0
+        self.num_tokens = 0
+        self._lengths: list[np.ndarray] = []
+        self._bin_partial = prefix.with_name(prefix.name + ".bin.partial")
+        self._idx_partial = prefix.with_name(prefix.name + ".idx.partial")
+
+    def __enter__(self) -> IndexedWriter:
+        self._file = open(self._bin_partial, "wb")  # noqa: SIM115 (closed in __exit__)
+        return self
+
+    def add(self, tokens: np.ndarray, lengths: np.ndarray) -> None:
+        """Append documents laid end to end.
+
+        Args:
+            tokens: [sum(lengths)] ids.
+            lengths: [documents] tokens of each.
+        """
+        assert tokens.size == int(lengths.sum()), (tokens.size, lengths.sum())
+        assert tokens.size == 0 or 0 <= tokens.min() <= tokens.max() <= np.iinfo(self.dtype).max
+        self._file.write(np.ascontiguousarray(tokens, dtype=self.dtype).data)
+        self._lengths.append(lengths.astype(np.int32))
+        self.num_documents += lengths.size
+        self.num_tokens += tokens.size
+
+    def __exit__(self, error_type: type[BaseException] | None, *_: object) -> None:
+        try:
+            self._file.close()
+            if error_type is None:
+                self._commit()
+        finally:
+            self._bin_partial.unlink(missing_ok=True)
+            self._idx_partial.unlink(missing_ok=True)
+
+    def _commit(self) -> None:
+        lengths = np.concatenate([np.zeros(0, np.int32), *self._lengths])
+        offsets = (np.cumsum(lengths, dtype=np.int64) - lengths) * self.dtype.itemsize
+        borders = np.arange(lengths.size + 1, dtype=np.int64)
+        with open(self._idx_partial, "wb") as file:
+            file.write(HEADER.pack(MAGIC, VERSION, CODES[self.dtype], lengths.size, borders.size))
+            for column in (lengths, offsets, borders):
+                file.write(column.data)
+        os.replace(self._bin_partial, bin_path(self.prefix))
+        os.replace(self._idx_partial, idx_path(self.prefix))
+
+
+class IndexedTokens:
+    """A pair opened for reading: one long stream of tokens, and where its documents begin.
+
+    Args:
+        prefix: path of the pair without `.bin` or `.idx`.
+
+    Raises:
+        DataError: a file is missing, is no Megatron index, or the two do not fit each other.
+    """
+
+    def __init__(self, prefix: Path):
+        self.prefix = prefix
+        index, tokens = idx_path(prefix), bin_path(prefix)
+        for path in (index, tokens):
+            if not path.is_file():
+                raise DataError(f"{path}: no such file; a token pair is {prefix.name}.bin and {prefix.name}.idx")
+        self.dtype, num_sequences, num_borders = _read_header(index)
+        self._lengths = _map(index, np.int32, num_sequences, HEADER.size)
+        self._offsets = _map(index, np.int64, num_sequences, HEADER.size + 4 * num_sequences)
+        self._borders = _map(index, np.int64, num_borders, HEADER.size + 12 * num_sequences)
+        self.num_documents = num_borders - 1
+        self.num_tokens = self._check_tokens(tokens)
+        self._tokens = _map(tokens, self.dtype, self.num_tokens, 0)
+
+    def _check_tokens(self, path: Path) -> int:
+        """Number of tokens, after comparing the index with the size of the token file."""
+        num_sequences = self._lengths.size
+        if self._borders[0] != 0 or self._borders[-1] != num_sequences:
+            raise DataError(
+                f"{idx_path(self.prefix)}: damaged index: its documents end at sequence {self._borders[-1]} of "
+                f"{num_sequences}; make the pair again"
+            )
+        expected = 0
+        if num_sequences:
+            expected = int(self._offsets[-1]) + int(self._lengths[-1]) * self.dtype.itemsize
+        found = path.stat().st_size
+        if found != expected:
+            kind = "truncated" if found < expected else "longer than its index"
+            raise DataError(
+                f"{path}: {kind}: {found} bytes found, {expected} expected by {idx_path(self.prefix).name} "
+                f"({num_sequences} sequences of {self.dtype}); copy or make the pair again"
+            )
+        return expected // self.dtype.itemsize
+
+    def read(self, start: int, stop: int) -> np.ndarray:
+        """Tokens start..stop-1 of the stream, in the file's own type and without a copy."""
+        return self._tokens[start:stop]
+
+    def document_at(self, position: int) -> int:
+        """The document that holds token `position` of the stream."""
+        sequence = bisect_right(self._offsets, position * self.dtype.itemsize) - 1
+        return bisect_right(self._borders, sequence) - 1
+
+    def document_starts(self, first: int, stop: int) -> np.ndarray:
+        """Stream positions at which documents first..stop-1 begin, int64; `num_documents` itself begins at the end."""
+        sequences = self._borders[first:stop]
+        ends = sequences == self._offsets.size
+        starts = np.full(sequences.size, self.num_tokens, dtype=np.int64)
+        starts[~ends] = self._offsets[sequences[~ends]] // self.dtype.itemsize
+        return starts
+
+    def document_lengths(self) -> np.ndarray:
+        """Tokens of every document, int64 [num_documents]."""
+        return np.diff(self.document_starts(0, self.num_documents + 1))
+
+
+def _read_header(path: Path) -> tuple[np.dtype, int, int]:
+    """dtype, number of sequences and number of document borders of an index, its size checked."""
+    with open(path, "rb") as file:
+        header = file.read(HEADER.size)
+    if len(header) < HEADER.size or header[: len(MAGIC)] != MAGIC:
+        raise DataError(f"{path}: not a Megatron index: it does not begin with {MAGIC!r}")
+    _, version, code, num_sequences, num_borders = HEADER.unpack(header)
+    if version != VERSION:
+        raise DataError(f"{path}: index version {version}; only version {VERSION} is known")
+    if code not in DTYPES:
+        raise DataError(f"{path}: dtype code {code} is no integer type; known are {sorted(DTYPES)}")
+    expected = HEADER.size + 12 * num_sequences + 8 * num_borders
+    found = path.stat().st_size
+    if found == expected + num_sequences:
+        raise DataError(f"{path}: a multimodal index, which has a mode for each sequence; only text can be read")
+    if found != expected or num_borders < 1:
+        raise DataError(
+            f"{path}: damaged index: {found} bytes found, {expected} expected for {num_sequences} sequences and "
+            f"{num_borders} document borders; copy or make the pair again"
+        )
+    return DTYPES[code], num_sequences, num_borders
+
+
+def _map(path: Path, dtype: np.dtype | type, count: int, offset: int) -> np.ndarray:
+    """Map part of a file as a plain array (np.memmap's own indexing is slow); an empty one needs no map."""
+    if count == 0:
+        return np.zeros(0, dtype)
+    return np.memmap(path, dtype=dtype, mode="r", offset=offset, shape=(count,)).view(np.ndarray)

@@ -1,0 +1,113 @@
+"""Progress of a long job with its rate and the time left: a bar on a terminal, a plain line now and then elsewhere."""
+
+from __future__ import annotations
+
+import sys
+import time
+from typing import Protocol, TextIO
+
+SECONDS_BETWEEN_LINES = 10.0
+"""Pace of the plain lines."""
+
+
+class Progress(Protocol):
+    """What a station tells of its advance."""
+
+    def start(self, title: str, total: float | None, unit: str) -> None:
+        """Begin a stretch of work of `total` units; None when the total is unknown."""
+        ...
+
+    def advance(self, amount: float) -> None:
+        """`amount` more units are done."""
+        ...
+
+    def finish(self, summary: str) -> None:
+        """The stretch is over."""
+        ...
+
+
+class Silent:
+    """Tells nothing."""
+
+    def start(self, title: str, total: float | None, unit: str) -> None:
+        pass
+
+    def advance(self, amount: float) -> None:
+        pass
+
+    def finish(self, summary: str) -> None:
+        pass
+
+
+class PlainLines:
+    """A line at the start, every ten seconds and at the end.
+
+    Args:
+        stream: where they go.
+    """
+
+    def __init__(self, stream: TextIO):
+        self._stream = stream
+
+    def start(self, title: str, total: float | None, unit: str) -> None:
+        self._title, self._total, self._unit = title, total, unit
+        self._done = 0.0
+        self._started = self._last_line = time.monotonic()
+        self._print("...")
+
+    def advance(self, amount: float) -> None:
+        self._done += amount
+        now = time.monotonic()
+        if now - self._last_line < SECONDS_BETWEEN_LINES:
+            return
+        self._last_line = now
+        rate = self._done / (now - self._started)
+        line = f"{self._done:,.1f} {self._unit}, {rate:,.1f} {self._unit}/s"
+        if self._total:
+            left = max(0.0, self._total - self._done) / rate
+            line = f"{min(1.0, self._done / self._total):.0%}, {line}, {left:.0f} s left"
+        self._print(line)
+
+    def finish(self, summary: str) -> None:
+        self._print(f"{summary} ({time.monotonic() - self._started:.1f} s)")
+
+    def _print(self, text: str) -> None:
+        print(f"{self._title}: {text}", file=self._stream, flush=True)
+
+
+class Bar:
+    """A live bar drawn by rich, replaced by a summary line at the end of each stretch.
+
+    Args:
+        stream: a terminal.
+    """
+
+    def __init__(self, stream: TextIO):
+        from rich.console import Console
+
+        self._console = Console(file=stream)
+
+    def start(self, title: str, total: float | None, unit: str) -> None:
+        from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
+
+        rate = TextColumn("{task.completed:,.1f} {task.fields[unit]}, {task.fields[rate]:,.1f}/s")
+        columns = [TextColumn("{task.description:<16}"), BarColumn(), TaskProgressColumn(), rate, TimeRemainingColumn()]
+        self._title = title
+        self._started = time.monotonic()
+        self._progress = Progress(*columns, console=self._console, transient=True)
+        self._task = self._progress.add_task(title, total=total, unit=unit, rate=0.0)
+        self._progress.start()
+
+    def advance(self, amount: float) -> None:
+        task = self._progress.tasks[0]
+        rate = (task.completed + amount) / max(1e-9, time.monotonic() - self._started)
+        self._progress.update(self._task, advance=amount, rate=rate)
+
+    def finish(self, summary: str) -> None:
+        self._progress.stop()
+        self._console.print(f"{self._title}: {summary} ({time.monotonic() - self._started:.1f} s)", highlight=False)
+
+
+def progress_on(stream: TextIO = sys.stderr) -> Progress:
+    """The kind of progress that suits a stream."""
+    return Bar(stream) if stream.isatty() else PlainLines(stream)

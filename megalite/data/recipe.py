@@ -1,0 +1,112 @@
+"""Settings of the data stations, and the recipe that chains them: what `configs/data/*.yaml` may say."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal
+
+from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
+
+from megalite.config.schema import Section
+
+TokenizerKind = Literal["sentencepiece-bpe", "sentencepiece-unigram", "byte-bpe"]
+
+PackMethod = Literal["concat", "best_fit"]
+
+
+class DocumentSource(Section):
+    """Where raw documents come from."""
+
+    kind: Literal["files", "python"] = "files"
+    """`files` reads `path`; `python` reads the source and docstrings of Python's own library and of the installed
+    packages, which every machine has."""
+    path: Path | None = None
+    """A file or folder: .jsonl, .parquet, .arrow, plain text, also .gz or .zst; the folder of a station; or a dataset
+    saved by Hugging Face `datasets`. Folders are read recursively. Only for kind `files`."""
+    include: tuple[str, ...] = ()
+    """File-name patterns (`*.py`) to read from a folder; empty takes the known kinds of data and of plain text."""
+    text_field: str = "text"
+    """Field or column that holds the text, in .jsonl, .parquet and .arrow files."""
+    id_field: str = "id"
+    """Field or column that names the document; where it is missing, the file and line do."""
+    max_mb: PositiveFloat | None = None
+    """Stop after this many million bytes of text; null for all."""
+    name: str | None = None
+    """Name in counts and reports; null takes the last part of the path."""
+
+    @model_validator(mode="after")
+    def _path_fits_kind(self) -> DocumentSource:
+        if self.kind == "files" and self.path is None:
+            raise ValueError("path is missing; name a file or folder, or use kind: python")
+        if self.kind == "python" and self.path is not None:
+            raise ValueError("path must be left out with kind: python; it finds the library by itself")
+        return self
+
+
+class CleanConfig(Section):
+    """Repair of each document, then rules that keep or reject it. null turns a rule off."""
+
+    on_error: Literal["reject", "fail"] = "reject"
+    """What to do with a record that cannot be read: put it aside with the reason, or stop."""
+    unicode_nfc: bool = True
+    """Compose characters (Unicode NFC), so that one text has one form."""
+    min_chars: PositiveInt | None = 50
+    """Shortest document, in characters after the repair."""
+    max_chars: PositiveInt | None = 10_000_000
+    """Longest document, in characters after the repair."""
+    min_alphanumeric_share: float | None = Field(0.25, ge=0.0, le=1.0)
+    """Least share of letters and digits among the characters: below it are tables, encoded data and line noise."""
+    max_repeated_line_share: float | None = Field(0.3, ge=0.0, le=1.0)
+    """Largest share of lines that repeat an earlier line of the document (Gopher, Rae et al. 2021). Program text needs
+    about 0.6."""
+
+
+class DedupConfig(Section):
+    """When two documents count as the same. The first one is kept."""
+
+    ignore_whitespace: bool = True
+    """Any run of blanks and line ends equals one blank."""
+    ignore_case: bool = False
+    """Upper and lower case are equal."""
+
+
+class TokenizerConfig(Section):
+    """The tokenizer: one to train, or one that exists."""
+
+    path: Path | None = None
+    """Folder of an existing tokenizer, ours or a Hugging Face one; null trains one by the settings below."""
+    kind: TokenizerKind = "sentencepiece-bpe"
+    """SentencePiece with byte fallback (bpe or unigram), or byte-level BPE as GPT-2's."""
+    vocab_size: PositiveInt = 32_000
+    """Number of tokens, special ones included."""
+    train_mb: PositiveFloat = 100.0
+    """Train on about this many million bytes of text, chosen evenly over the documents."""
+    split_digits: bool = True
+    """Every digit is a token of its own."""
+
+
+class PackConfig(Section):
+    """How documents become sequences."""
+
+    seq_len: PositiveInt = 2048
+    """Tokens in a sequence; batch.seq_len of the training must be equal."""
+    method: PackMethod = "best_fit"
+    """`best_fit` keeps every document whole that fits in a sequence, with a little padding; `concat` cuts the stream
+    of documents every seq_len tokens, with none."""
+
+
+class Recipe(Section):
+    """Raw documents to packed training data in one command."""
+
+    out: Path
+    """Folder for all stations."""
+    sources: tuple[DocumentSource, ...] = Field(min_length=1)
+    """Where the documents come from, in this order."""
+    valid_fraction: float = Field(0.01, ge=0.0, lt=1.0)
+    """Share of the documents held out for validation, chosen by a hash of their text; 0 for none."""
+    clean: CleanConfig = CleanConfig()
+    dedup: DedupConfig = DedupConfig()
+    tokenizer: TokenizerConfig = TokenizerConfig()
+    pack: PackConfig = PackConfig()
+    seed: NonNegativeInt = 0
+    """Seed of the hold-out choice."""

@@ -1,0 +1,146 @@
+"""Opening one source of training data: a packed folder, a tokenized folder or a bare Megatron pair."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import xxhash
+
+from megalite.config.schema import SourceConfig
+from megalite.data.indexed import IndexedTokens, bin_path, idx_path
+from megalite.data.layout import ConcatLayout, Layout, PackedLayout
+from megalite.data.manifest import Manifest, check_input, find_manifest
+from megalite.errors import DataError
+
+TOKENS_NAME = "tokens"
+"""Name of the pair inside a tokenized folder."""
+
+SCAN_TOKENS = 1 << 20
+"""Tokens looked at, spread over the stream, to find ids beyond the vocabulary before training does."""
+
+SCAN_SPANS = 64
+
+END_BYTES = 1 << 20
+"""How much of each end of a bare pair's index goes into its fingerprint."""
+
+
+@dataclass(frozen=True)
+class TokenizerRecord:
+    """What a tokenized folder says about the tokenizer it was made with."""
+
+    folder: Path
+    fingerprint: str
+    vocab_size: int
+
+
+@dataclass(frozen=True)
+class TokenStream:
+    """Tokenized documents, open for reading."""
+
+    path: Path
+    tokens: IndexedTokens
+    tokenizer: TokenizerRecord | None
+    """None for a bare Megatron pair, which does not say."""
+    fingerprint: str
+
+
+@dataclass(frozen=True)
+class TokenSource:
+    """One source of samples."""
+
+    name: str
+    tokens: IndexedTokens
+    layout: Layout
+    tokenizer: TokenizerRecord | None
+    fingerprint: str
+    """Changes with the tokens and with their cut into samples."""
+
+
+def open_source(config: SourceConfig, *, name: str, seq_len: int) -> TokenSource:
+    """Open a source and check that it is whole.
+
+    Raises:
+        DataError: it is missing, empty, damaged or cut for another seq_len.
+    """
+    path = config.path
+    packed = find_manifest(path) if path.is_dir() else None
+    if packed is not None and packed.station == "pack":
+        return _open_packed(path, name, seq_len)
+    stream = open_tokens(path)
+    if stream.tokens.num_tokens == 0:
+        raise DataError(f"{path}: empty: it holds {stream.tokens.num_documents} documents and no token")
+    fingerprint = xxhash.xxh3_128_hexdigest(f"{stream.fingerprint}/concat/{seq_len}".encode())
+    return TokenSource(name, stream.tokens, ConcatLayout(stream.tokens, seq_len), stream.tokenizer, fingerprint)
+
+
+def open_tokens(path: Path, *, contents: bool = False) -> TokenStream:
+    """Open a tokenized folder or a Megatron pair.
+
+    Args:
+        path: the folder, or the prefix of the pair, or one of its files.
+        contents: compare the folder's files with the hashes in its manifest, not only their sizes.
+
+    Raises:
+        DataError: it is missing or damaged.
+    """
+    if path.is_dir() and find_manifest(path) is not None:
+        manifest = check_input(path, "tokenize", contents=contents)
+        tokens = IndexedTokens(path / TOKENS_NAME)
+        return TokenStream(path, tokens, _tokenizer_of(manifest), manifest.fingerprint)
+    prefix = path.with_suffix("") if path.suffix in (".bin", ".idx") else path
+    if idx_path(prefix).is_file() or bin_path(prefix).is_file():
+        return TokenStream(prefix, IndexedTokens(prefix), None, _fingerprint_pair(prefix))
+    raise DataError(_what_is_wrong_with(path))
+
+
+def largest_token(tokens: IndexedTokens) -> int:
+    """The largest id among SCAN_TOKENS tokens spread evenly over the stream (all of them when there are fewer)."""
+    if tokens.num_tokens <= SCAN_TOKENS:
+        return int(tokens.read(0, tokens.num_tokens).max())
+    span = SCAN_TOKENS // SCAN_SPANS
+    starts = np.linspace(0, tokens.num_tokens - span, SCAN_SPANS).astype(np.int64).tolist()
+    return max(int(tokens.read(start, start + span).max()) for start in starts)
+
+
+def _open_packed(path: Path, name: str, seq_len: int) -> TokenSource:
+    packed = check_input(path, "pack", contents=False)
+    if packed.settings["seq_len"] != seq_len:
+        raise DataError(
+            f"{path}: packed with seq_len={packed.settings['seq_len']}, batch.seq_len={seq_len} is asked for; set "
+            f"batch.seq_len to {packed.settings['seq_len']} or run `megalite data pack --seq-len {seq_len}`"
+        )
+    stream = open_tokens(packed.input_path())
+    if stream.fingerprint != packed.inputs[0].fingerprint:
+        raise DataError(f"{path}: {stream.path} has changed since it was packed; run `megalite data pack` again")
+    layout = ConcatLayout(stream.tokens, seq_len) if packed.settings["method"] == "concat" else PackedLayout(path)
+    return TokenSource(name, stream.tokens, layout, stream.tokenizer, packed.fingerprint)
+
+
+def _tokenizer_of(manifest: Manifest) -> TokenizerRecord:
+    folder = manifest.input_path(manifest.settings["tokenizer_input"])
+    return TokenizerRecord(folder, **manifest.settings["tokenizer"])
+
+
+def _fingerprint_pair(prefix: Path) -> str:
+    """A hash over both sizes and both ends of the index: documents that differ have other lengths or offsets."""
+    index = idx_path(prefix)
+    size = index.stat().st_size
+    digest = xxhash.xxh3_128(f"{size}/{bin_path(prefix).stat().st_size}".encode())
+    with open(index, "rb") as file:
+        digest.update(file.read(END_BYTES))
+        file.seek(max(0, size - END_BYTES))
+        digest.update(file.read(END_BYTES))
+    return digest.hexdigest()
+
+
+def _what_is_wrong_with(path: Path) -> str:
+    if path.with_name(path.name + ".partial").is_dir():
+        return f"{path}: unfinished: its station was interrupted; run it again"
+    if not path.exists():
+        return f"{path}: no such folder, and no pair {path.name}.bin and {path.name}.idx; run `megalite data prepare`"
+    return (
+        f"{path}: not data to train on: neither a folder made by `megalite data pack` or `megalite data tokenize` nor "
+        "the prefix of a .bin/.idx pair"
+    )

@@ -1,0 +1,45 @@
+"""Which documents are held out for validation: decided by a hash of the text alone.
+
+The choice needs no list, does not move when documents are added or reordered, and keeps equal texts on one side.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+import xxhash
+
+Part = Literal["all", "train", "valid"]
+
+
+@dataclass(frozen=True)
+class Split:
+    """One side of a corpus.
+
+    Args:
+        part: the side that is wanted; `all` takes both.
+        valid_fraction: share of the documents on the `valid` side.
+        seed: another seed holds out other documents.
+    """
+
+    part: Part = "all"
+    valid_fraction: float = 0.0
+    seed: int = 0
+
+    def keeps(self, text: str) -> bool:
+        """Whether a document is on the wanted side."""
+        return self.part == "all" or (self.part == "valid") == chosen(text, self.valid_fraction, self.seed)
+
+    def settings(self) -> dict[str, Any]:
+        """JSON-ready form, for a manifest."""
+        return asdict(self)
+
+
+ALL = Split()
+"""No document is left out."""
+
+
+def chosen(text: str, fraction: float, seed: int) -> bool:
+    """Whether a text falls into a random `fraction` of all texts."""
+    return xxhash.xxh3_64_intdigest(text.encode(), seed) < fraction * 2.0**64

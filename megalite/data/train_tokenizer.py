@@ -1,0 +1,202 @@
+"""Station 3: train a tokenizer on an even sample of the documents.
+
+SentencePiece learns from the text as it is: no normalisation, no dummy blank in front, all blanks kept, bytes for rare
+characters. Every text then decodes to itself, and Hugging Face's readers give the same ids; with SentencePiece's own
+defaults half of all texts come out different there.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from megalite.data.corpus import Corpus
+from megalite.data.manifest import StationResult, run_station
+from megalite.data.progress import Progress, Silent
+from megalite.data.recipe import TokenizerConfig
+from megalite.data.split import ALL, Split, chosen
+from megalite.data.tokenizer import CONFIG_FILE, FAST_FILE, MODEL_FILE, TokenizerInfo, write_info
+from megalite.errors import DataError
+
+UNKNOWN, BOS, EOS, PAD = "<unk>", "<s>", "</s>", "<pad>"
+
+CHUNK_CHARS = 1000
+"""SentencePiece skips sentences over 4192 bytes, so documents are cut at line ends into chunks below that."""
+
+CHARACTER_COVERAGE = 0.9995
+"""Share of all characters that get a piece of their own; the rest are spelled in bytes. Google's advice for scripts
+with many characters."""
+
+PRINTABLE_ASCII = "".join(map(chr, range(33, 127)))
+"""Always in the vocabulary, however rare in the sample."""
+
+NUM_THREADS = 16
+"""Fixed, because unigram training adds up in an order that depends on it."""
+
+SAMPLE_SEED = 1
+"""Keeps the choice of the sample apart from that of the hold-out."""
+
+
+def train_tokenizer(
+    corpus: Corpus, out: Path, config: TokenizerConfig, *, split: Split = ALL, progress: Progress | None = None
+) -> StationResult:
+    """Run the station.
+
+    Args:
+        corpus: what to learn from.
+        out: folder to make.
+        config: kind and size.
+        split: documents to leave out.
+        progress: told of the text as it is read.
+
+    Raises:
+        DataError: there is too little text for the vocabulary.
+    """
+    progress = progress or Silent()
+
+    def build(folder: Path) -> dict[str, Any]:
+        progress.start("train-tokenizer", None, "MB")
+        sample = _Sample(corpus, split, config.train_mb, progress)
+        train = _train_byte_bpe if config.kind == "byte-bpe" else _train_sentencepiece
+        info = train(iter(sample), folder, config)
+        _write_config(folder, has_unknown=config.kind != "byte-bpe")
+        write_info(folder, info)
+        progress.finish(f"{info.vocab_size:,} tokens from {sample.num_bytes / 1e6:,.1f} MB of text")
+        return {"documents": sample.num_documents, "text_bytes": sample.num_bytes, "vocab_size": info.vocab_size}
+
+    settings = config.model_dump(mode="json", exclude={"path"}) | {"split": split.settings()}
+    return run_station("train-tokenizer", out, inputs=corpus.inputs, settings=settings, build=build)
+
+
+class _Sample:
+    """About train_mb of text, drawn by hash over all documents; counts what it gives."""
+
+    def __init__(self, corpus: Corpus, split: Split, train_mb: float, progress: Progress):
+        self._corpus = corpus
+        self._split = split
+        self._progress = progress
+        available = sum(len(text) for text in self._texts())
+        self._fraction = min(1.0, train_mb * 1e6 / max(1, available))
+        self.num_documents = 0
+        self.num_bytes = 0
+
+    def _texts(self) -> Iterator[str]:
+        return (document.text for document in self._corpus.documents() if self._split.keeps(document.text))
+
+    def __iter__(self) -> Iterator[str]:
+        for text in self._texts():
+            if chosen(text, self._fraction, SAMPLE_SEED):
+                num_bytes = len(text.encode())
+                self.num_documents += 1
+                self.num_bytes += num_bytes
+                self._progress.advance(num_bytes / 1e6)
+                yield text
+
+
+def _train_sentencepiece(texts: Iterator[str], folder: Path, config: TokenizerConfig) -> TokenizerInfo:
+    from sentencepiece import SentencePieceTrainer
+
+    from megalite.data.fast_tokenizer import round_scores, write_fast_tokenizer
+
+    buffer = io.BytesIO()
+    try:
+        SentencePieceTrainer.train(
+            sentence_iterator=(chunk for text in texts for chunk in cut_in_chunks(text)),
+            model_writer=buffer,
+            model_type=config.kind.removeprefix("sentencepiece-"),
+            vocab_size=config.vocab_size,
+            normalization_rule_name="identity",
+            remove_extra_whitespaces=False,
+            add_dummy_prefix=False,
+            byte_fallback=True,
+            allow_whitespace_only_pieces=True,
+            split_digits=config.split_digits,
+            character_coverage=CHARACTER_COVERAGE,
+            required_chars=PRINTABLE_ASCII,
+            unk_id=0,
+            bos_id=1,
+            eos_id=2,
+            pad_id=3,
+            unk_piece=UNKNOWN,
+            bos_piece=BOS,
+            eos_piece=EOS,
+            pad_piece=PAD,
+            num_threads=NUM_THREADS,
+            minloglevel=2,
+        )
+    except RuntimeError as error:
+        raise DataError(f"SentencePiece cannot make {config.vocab_size} tokens of this text: {_gist(error)}") from error
+    model = buffer.getvalue()
+    if config.kind == "sentencepiece-unigram":
+        model = round_scores(model)
+    (folder / MODEL_FILE).write_bytes(model)
+    write_fast_tokenizer(model, folder / FAST_FILE)
+    return TokenizerInfo(config.kind, config.vocab_size, eos_id=2, bos_id=1, pad_id=3)
+
+
+def _train_byte_bpe(texts: Iterator[str], folder: Path, config: TokenizerConfig) -> TokenizerInfo:
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+    tokenizer = Tokenizer(models.BPE())
+    byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
+    digits = [pre_tokenizers.Digits(individual_digits=True)] if config.split_digits else []
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([*digits, byte_level])
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=config.vocab_size,
+        special_tokens=[BOS, EOS, PAD],
+        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(texts, trainer)
+    found = tokenizer.get_vocab_size()
+    if found != config.vocab_size:
+        raise DataError(
+            f"byte-bpe found {found} tokens in this text, vocab_size={config.vocab_size} is asked for; "
+            f"set it to {found} or less, or give more text"
+        )
+    tokenizer.save(str(folder / FAST_FILE))
+    eos_id, bos_id, pad_id = (tokenizer.token_to_id(token) for token in (EOS, BOS, PAD))
+    return TokenizerInfo(config.kind, found, eos_id=eos_id, bos_id=bos_id, pad_id=pad_id)
+
+
+def cut_in_chunks(text: str) -> Iterator[str]:
+    """Cut a text into chunks of at most CHUNK_CHARS, before a line end or blank where there is one.
+
+    The line end goes to the following chunk: SentencePiece's reader drops it from the end of a sentence.
+    """
+    start = 0
+    while len(text) - start > CHUNK_CHARS:
+        stop = start + CHUNK_CHARS
+        line_end, blank = (text.rfind(mark, start + 1, stop) for mark in "\n ")
+        cut = next((place for place in (line_end, blank) if place > start), stop)
+        yield text[start:cut]
+        start = cut
+    yield text[start:]
+
+
+def _write_config(folder: Path, *, has_unknown: bool) -> None:
+    """What transformers needs beside tokenizer.json.
+
+    `split_special_tokens` makes it read a text that spells a control token as text, as SentencePiece does.
+    """
+    config = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "bos_token": BOS,
+        "eos_token": EOS,
+        "pad_token": PAD,
+        "clean_up_tokenization_spaces": False,
+        "split_special_tokens": True,
+    }
+    if has_unknown:
+        config["unk_token"] = UNKNOWN
+    (folder / CONFIG_FILE).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+
+
+def _gist(error: RuntimeError) -> str:
+    """SentencePiece's message without its source line and check expression."""
+    return re.sub(r"^.*\[.*?\]\s*", "", str(error).strip()) or "there is no text"

@@ -1,0 +1,1 @@
+"""Steps of training behind one protocol, on DeepSpeed."""

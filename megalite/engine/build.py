@@ -1,0 +1,53 @@
+"""Building an engine: the one place that asks whether there is a pipeline."""
+
+from __future__ import annotations
+
+import torch
+
+from megalite.config.plan import RunPlan, compile_pays
+from megalite.config.schema import Config
+from megalite.engine.protocol import Engine
+from megalite.layers.parts import choose_parts
+from megalite.model.initialize import WeightSource, fill
+from megalite.model.transformer import Stage, StageSpec
+from megalite.parallel.axes import Axes
+
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+def build_stage(config: Config, plan: RunPlan, axes: Axes, device: torch.device, source: WeightSource) -> Stage:
+    """Build this rank's stage of the model on a device and fill it with weights."""
+    spec = StageSpec(
+        model=plan.model,
+        blocks=plan.stage_blocks[axes.pp.rank],
+        is_first=axes.pp.rank == 0,
+        is_last=axes.pp.rank == axes.pp.size - 1,
+        tp=axes.tp,
+        sequence_parallel=config.parallel.sequence_parallel and axes.tp.size > 1,
+        recompute=config.train.recompute,
+        parts=choose_parts(plan.model, device.type, DTYPES[config.precision.dtype]),
+        seed=config.run.seed,
+    )
+    stage = Stage(spec)
+    fill(stage, source)
+    return stage.to(device)
+
+
+def build_engine(config: Config, plan: RunPlan, axes: Axes, device: torch.device, source: WeightSource) -> Engine:
+    """Build the engine that a config asks for. Collective.
+
+    Args:
+        source: where the initial weights come from; half-precision masters are set from it unrounded.
+    """
+    stage = build_stage(config, plan, axes, device, source)
+    if axes.pp.size > 1:
+        from megalite.engine.pipeline import PipelineEngine
+
+        engine: Engine = PipelineEngine(config, plan, axes, stage)
+    else:
+        from megalite.engine.plain import PlainEngine
+
+        engine = PlainEngine(config, plan, axes, stage)
+    if compile_pays(config, plan, device.type):
+        stage.compile_blocks()
+    return engine

@@ -1,0 +1,51 @@
+"""DeepSpeed's JSON, generated from the config and the plan: the only place that knows its keys.
+
+Users never write it. `engine.deepspeed_extra` adds keys that are not ours; ours (`config.schema.DEEPSPEED_OWNED_KEYS`)
+are refused there by the schema.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from megalite.config.plan import RunPlan
+from megalite.config.schema import Config
+
+BUCKET_ELEMENTS = 200_000_000
+"""Gradient elements reduced at once under ZeRO: 400 MB in bf16, enough to fill a link, small beside the weights."""
+
+
+def deepspeed_config(config: Config, plan: RunPlan) -> dict[str, Any]:
+    """Return the dict that `deepspeed.initialize` takes.
+
+    ZeRO-0 leaves clipping to us (`gradient_clipping` 0): DeepSpeed reports no norm there, and under a pipeline its
+    clip forgets the other stages' parameters.
+    """
+    stage = config.parallel.zero_stage
+    json: dict[str, Any] = {
+        "train_batch_size": config.batch.global_batch_size,
+        "train_micro_batch_size_per_gpu": config.batch.micro_batch_size,
+        "gradient_accumulation_steps": plan.grad_accum_steps,
+        "gradient_clipping": (config.optimizer.clip_grad_norm or 0.0) if stage else 0.0,
+        "steps_per_print": 10**9,
+        "zero_allow_untested_optimizer": True,
+        "zero_optimization": {"stage": stage, **(_zero_buckets() if stage else {})},
+    }
+    if config.precision.dtype == "bf16":
+        json["bf16"] = {"enabled": True}
+        json["data_types"] = {"grad_accum_dtype": "fp32"}
+    if config.precision.dtype == "fp16":
+        json["fp16"] = {"enabled": True, "loss_scale": 0, "initial_scale_power": 16}
+    if plan.pp > 1:
+        json["pipeline"] = {"pipe_partitioned": False, "grad_partitioned": False, "use_reentrant": False}
+    return {**json, **config.engine.deepspeed_extra}
+
+
+def _zero_buckets() -> dict[str, Any]:
+    return {
+        "reduce_bucket_size": BUCKET_ELEMENTS,
+        "allgather_bucket_size": BUCKET_ELEMENTS,
+        "overlap_comm": False,
+        "contiguous_gradients": True,
+        "memory_efficient_linear": False,
+    }

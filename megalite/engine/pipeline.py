@@ -1,0 +1,199 @@
+"""The engine with a pipeline: one stage of the model a rank, on DeepSpeed's PipelineEngine (1F1B), ZeRO 0 or 1.
+
+DeepSpeed sees each stage as a single layer, so that everything inside it (recomputation, names, rotary tables) is ours.
+Between stages travels a tuple of tensors: the stream, and what every stage must know of its documents.
+
+    (tokens [t], positions [t], borders [t+1], keys [t])  ->  stage 0  ->  (stream [t, h], positions, borders, keys)  ->  ...
+
+The borders are padded to t+1 entries because shapes may not change from one micro-batch to the next.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import math
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from deepspeed.runtime.config import DeepSpeedConfig
+from deepspeed.runtime.pipe.engine import PipelineEngine as DeepSpeedPipelineEngine
+from deepspeed.runtime.pipe.module import LayerSpec, PipelineModule
+from deepspeed.runtime.pipe.schedule import OptimizerStep
+from deepspeed.runtime.pipe.topology import PipeModelDataParallelTopology
+from torch import Tensor, nn
+
+from megalite.config.plan import RunPlan
+from megalite.config.schema import Config
+from megalite.data.loader import Batch
+from megalite.engine import grad_norm
+from megalite.engine.deepspeed_config import deepspeed_config
+from megalite.engine.protocol import LocalState, NonFiniteLossError, StepResult
+from megalite.engine.steps import StageState, count_valid_tokens, set_learning_rate, targets_of_batch
+from megalite.layers.documents import Documents, Targets
+from megalite.model.initialize import WeightSource
+from megalite.model.transformer import Stage
+from megalite.optim.optimizers import build_optimizer
+from megalite.parallel.axes import Axes
+from megalite.parallel.collectives import all_reduce
+
+StageInput = tuple[Tensor, Tensor, Tensor, Tensor]
+
+
+class PipelineEngine:
+    """See `engine.protocol.Engine`. The stage is this rank's, already filled with weights."""
+
+    def __init__(self, config: Config, plan: RunPlan, axes: Axes, stage: Stage):
+        from deepspeed.utils import groups
+
+        groups.mpu = None  # a former engine of this process leaves its own behind
+        self.stage = stage
+        self._axes = axes
+        with contextlib.redirect_stdout(io.StringIO()):  # DeepSpeed prints its layer table on every start
+            module = _StagedModule(stage, axes, seq_len=config.batch.seq_len)
+            json = deepspeed_config(config, plan)
+            self._engine = _SteppingEngine(
+                args=None,
+                model=module,
+                optimizer=build_optimizer(stage, config.optimizer),
+                mpu=module.mpu(),
+                config=json,
+                config_class=DeepSpeedConfig(json, module.mpu()),
+                dist_init_required=False,
+            )
+        self._engine.prepare(config, axes)
+        self._state = StageState(self._engine, stage, config.parallel.zero_stage)
+
+    def train_step(self, batches: Sequence[Batch], lr: float) -> StepResult:
+        set_learning_rate(self._engine.optimizer, lr)
+        num_tokens = count_valid_tokens(batches, self._axes.dp)
+        scale = len(batches) * self._axes.dp.size / max(1, num_tokens)
+        loss = self._engine.train_batch(_feed(batches, scale)).item()
+        norm = self._engine.last_grad_norm()
+        applied = self._engine.was_step_applied()
+        why = "" if applied else f"gradient norm is {norm}"
+        return StepResult(loss, norm, lr, num_tokens, skipped=not applied, why=why)
+
+    def eval_step(self, batches: Sequence[Batch]) -> tuple[float, int]:
+        num_tokens = count_valid_tokens(batches, self._axes.dp)
+        mean = self._engine.eval_batch(_feed(batches, 1.0), num_micro_batches=len(batches)).item()
+        return mean * len(batches) * self._axes.dp.size, num_tokens
+
+    def local_weights(self) -> Iterator[LocalState]:
+        return self._state.read()
+
+    def load(self, source: WeightSource, moments: dict[str, WeightSource], num_updates: int) -> None:
+        self._state.write(source, moments, num_updates)
+
+    def close(self) -> None:
+        from deepspeed.utils import groups
+
+        self._engine.destroy()
+        groups.mpu = None
+
+
+def _feed(batches: Sequence[Batch], scale: float) -> Iterator[tuple[StageInput, tuple[Tensor, Tensor]]]:
+    """Micro-batches as the pipeline takes them: inputs for the first stage, targets for the last."""
+    for batch in batches:
+        num_tokens = batch.tokens.shape[0]
+        padding = num_tokens + 1 - batch.cu_seqlens.shape[0]
+        borders = F.pad(batch.cu_seqlens, (0, padding), value=num_tokens)
+        targets = targets_of_batch(batch, scale)
+        yield (batch.tokens, batch.positions, borders, batch.keys), (targets.labels, targets.weights)
+
+
+class _StageLayer(nn.Module):
+    """A stage as the one layer that DeepSpeed sees of it."""
+
+    def __init__(self, stage: Stage, seq_len: int):
+        super().__init__()
+        self.stage = stage
+        self.seq_len = seq_len
+
+    def forward(self, inputs: StageInput) -> StageInput | Tensor:
+        x, positions, borders, keys = inputs
+        stream = self.stage(x, Documents(positions, borders, self.seq_len, keys))
+        return stream if self.stage.spec.is_last else (stream, positions, borders, keys)
+
+    def loss(self, stream: Tensor, targets: tuple[Tensor, Tensor]) -> Tensor:
+        return self.stage.head(stream, Targets(*targets))
+
+
+class _BuiltLayer(LayerSpec):
+    """A layer spec whose layer exists already."""
+
+    def __init__(self, layer: nn.Module):
+        super().__init__(type(layer))
+        self._layer = layer
+
+    def build(self, log: bool = False) -> nn.Module:
+        return self._layer
+
+
+class _StagedModule(PipelineModule):
+    """DeepSpeed's view of the pipeline: as many layers as stages, this rank's being ours."""
+
+    def __init__(self, stage: Stage, axes: Axes, *, seq_len: int):
+        layer = _StageLayer(stage, seq_len)
+        mesh = axes.mesh
+        super().__init__(
+            layers=[_BuiltLayer(layer)] * mesh.pp,
+            topology=PipeModelDataParallelTopology(num_pp=mesh.pp, num_dp=mesh.dp, num_mp=mesh.tp),
+            partition_method="uniform",
+            loss_fn=layer.loss,
+        )
+
+    def _index_tied_modules(self) -> dict[str, dict[str, Any]]:
+        """Tie the embedding of the first stage to the head of the last, when the model says so.
+
+        DeepSpeed sums the gradients of tied weights over the group, and counts only the first copy in norms.
+        """
+        stage: Stage = self.forward_funcs[0].stage
+        if self.num_stages == 1 or not stage.spec.model.tie_embeddings:
+            return {}
+        topology, ties = self._topo, {}
+        for data in range(topology.get_dim("data")):
+            for model in range(topology.get_dim("model")):
+                ranks = [topology.get_rank(pipe=pipe, data=data, model=model) for pipe in (0, self.num_stages - 1)]
+                group = dist.new_group(ranks)
+                if self.global_rank in ranks:
+                    owner = stage.embedding if stage.spec.is_first else stage.head
+                    ties["embedding"] = {"ranks": ranks, "group": group, "weight_attr": ["weight"], "module": owner}
+                    owner.weight.ds_pipe_replicated = self.global_rank != ranks[0]
+                    self.tied_modules["embedding"] = owner
+        return ties
+
+
+class _SteppingEngine(DeepSpeedPipelineEngine):
+    """DeepSpeed's pipeline engine with a check of the loss before the update, and our norm where ZeRO has none."""
+
+    def prepare(self, config: Config, axes: Axes) -> None:
+        self._axes = axes
+        self._parameters = list(self.module.parameters())
+        self._stop_on_nonfinite = config.health.stop_on_nonfinite
+        self._clip_norm = config.optimizer.clip_grad_norm
+        self._clip_here = config.parallel.zero_stage == 0
+        self._own_norm: Tensor | None = None
+
+    def last_grad_norm(self) -> float:
+        """Norm of the last step's gradients before clipping, the same on all ranks."""
+        return float(self._own_norm if self._clip_here else self.get_global_grad_norm())
+
+    def _exec_optimizer_step(self, lr_kwargs: dict | None = None) -> None:
+        loss = float(self.total_loss) if self.is_last_stage() else 0.0
+        broken = all_reduce(torch.tensor(0.0 if math.isfinite(loss) else 1.0, device=self.device), self._axes.world)
+        if broken.item() and self._stop_on_nonfinite:
+            raise NonFiniteLossError("the loss is not finite")
+        if self._clip_here:
+            self._own_norm = grad_norm.global_grad_norm(self._parameters, self._axes)
+            if self._clip_norm is not None:
+                grad_norm.clip(self._parameters, self._own_norm, self._clip_norm)
+        super()._exec_optimizer_step(lr_kwargs)
+
+    _INSTRUCTION_MAP = {  # noqa: RUF012  (DeepSpeed looks an instruction's method up here, not by name)
+        **DeepSpeedPipelineEngine._INSTRUCTION_MAP,
+        OptimizerStep: _exec_optimizer_step,
+    }

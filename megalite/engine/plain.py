@@ -1,0 +1,131 @@
+"""The engine without a pipeline: a whole model on each rank, on DeepSpeed ZeRO 0-3."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+
+import torch
+
+from megalite.config.plan import RunPlan
+from megalite.config.schema import Config
+from megalite.data.loader import Batch
+from megalite.engine import grad_norm
+from megalite.engine.deepspeed_config import deepspeed_config
+from megalite.engine.protocol import LocalState, NonFiniteLossError, StepResult
+from megalite.engine.steps import (
+    StageState,
+    count_valid_tokens,
+    documents_of_batch,
+    set_learning_rate,
+    targets_of_batch,
+)
+from megalite.model.initialize import WeightSource
+from megalite.model.transformer import Stage
+from megalite.optim.optimizers import build_optimizer
+from megalite.parallel.axes import Axes
+from megalite.parallel.collectives import all_reduce
+
+
+class ModelParallelUnit:
+    """The names by which DeepSpeed asks for tensor- and data-parallel groups (its `mpu`). Collective."""
+
+    def __init__(self, axes: Axes):
+        self._tp, self._dp = axes.tp, axes.dp
+        self._dp_group = axes.dp.group
+        if axes.dp.size == 1:  # DeepSpeed wants a group even for one rank
+            alone = [torch.distributed.new_group([rank]) for rank in range(axes.world.size)]
+            self._dp_group = alone[axes.global_rank]
+
+    def get_model_parallel_rank(self) -> int:
+        return self._tp.rank
+
+    def get_model_parallel_world_size(self) -> int:
+        return self._tp.size
+
+    def get_model_parallel_group(self) -> torch.distributed.ProcessGroup | None:
+        return self._tp.group
+
+    def get_data_parallel_rank(self) -> int:
+        return self._dp.rank
+
+    def get_data_parallel_world_size(self) -> int:
+        return self._dp.size
+
+    def get_data_parallel_group(self) -> torch.distributed.ProcessGroup | None:
+        return self._dp_group
+
+
+class PlainEngine:
+    """See `engine.protocol.Engine`. The stage is the whole model, already filled with weights."""
+
+    def __init__(self, config: Config, plan: RunPlan, axes: Axes, stage: Stage):
+        import deepspeed
+        from deepspeed.utils import groups
+
+        groups.mpu = None  # a former engine of this process leaves its own behind
+        self.stage = stage
+        self._config, self._plan, self._axes = config, plan, axes
+        self._parameters = list(stage.parameters())
+        self._clip_here = config.parallel.zero_stage == 0
+        self._engine, *_ = deepspeed.initialize(
+            model=stage,
+            optimizer=build_optimizer(stage, config.optimizer),
+            config=deepspeed_config(config, plan),
+            mpu=ModelParallelUnit(axes) if axes.tp.size > 1 else None,
+            dist_init_required=False,
+        )
+        self._state = StageState(self._engine, stage, config.parallel.zero_stage)
+
+    def train_step(self, batches: Sequence[Batch], lr: float) -> StepResult:
+        self._engine.train()
+        set_learning_rate(self._engine.optimizer, lr)
+        num_tokens = count_valid_tokens(batches, self._axes.dp)
+        scale = len(batches) * self._axes.dp.size / max(1, num_tokens)
+        total = torch.zeros((), dtype=torch.float32, device=self._engine.device)
+        for index, batch in enumerate(batches):
+            loss = self._engine(batch.tokens, documents_of_batch(batch), targets_of_batch(batch, scale))
+            total += loss.detach()
+            self._engine.backward(loss)
+            if index + 1 < len(batches):
+                self._engine.step()
+
+        loss = all_reduce(total / (len(batches) * self._axes.dp.size), self._axes.dp).item()  # the step's one sync
+        if not math.isfinite(loss) and self._config.health.stop_on_nonfinite:
+            raise NonFiniteLossError(f"the loss is {loss}")
+        norm = self._update()
+        applied = self._engine.was_step_applied()
+        why = "" if applied else f"gradient norm is {norm}"
+        return StepResult(loss, norm, lr, num_tokens, skipped=not applied, why=why)
+
+    def _update(self) -> float:
+        """Clip and apply the accumulated gradients; return their norm."""
+        if not self._clip_here:
+            self._engine.step()
+            return float(self._engine.get_global_grad_norm())
+        norm = grad_norm.global_grad_norm(self._parameters, self._axes)
+        if self._config.optimizer.clip_grad_norm is not None:
+            grad_norm.clip(self._parameters, norm, self._config.optimizer.clip_grad_norm)
+        self._engine.step()
+        return norm.item()
+
+    @torch.no_grad()
+    def eval_step(self, batches: Sequence[Batch]) -> tuple[float, int]:
+        self._engine.eval()
+        num_tokens = count_valid_tokens(batches, self._axes.dp)
+        total = torch.zeros((), dtype=torch.float32, device=self._engine.device)
+        for batch in batches:
+            total += self._engine(batch.tokens, documents_of_batch(batch), targets_of_batch(batch))
+        return all_reduce(total, self._axes.dp).item(), num_tokens
+
+    def local_weights(self) -> Iterator[LocalState]:
+        return self._state.read()
+
+    def load(self, source: WeightSource, moments: dict[str, WeightSource], num_updates: int) -> None:
+        self._state.write(source, moments, num_updates)
+
+    def close(self) -> None:
+        from deepspeed.utils import groups
+
+        self._engine.destroy()
+        groups.mpu = None

@@ -1,0 +1,64 @@
+"""Bringing up a rank: torch.distributed, DeepSpeed's own set-up, and the known traps of DeepSpeed on a CPU.
+
+Everything here happens once a process, before any model exists.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import warnings
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+
+
+def prepare_deepspeed(device_type: str) -> None:
+    """Import DeepSpeed for a device, quietly, without its compile step at first use.
+
+    On a CPU, `init_distributed` would build a shared-memory op with a compiler (a minute of CPU, and a build that was
+    killed leaves a lock on which every later process hangs); only inference uses that op, so it is switched off.
+    """
+    os.environ.setdefault("DS_ACCELERATOR", device_type)
+    os.environ.setdefault("LOCAL_RANK", "0")
+    import deepspeed
+    from deepspeed.utils import logger
+
+    logger.setLevel(logging.ERROR)
+    warnings.filterwarnings("ignore", category=FutureWarning, module=r"torch\.distributed")  # DeepSpeed's old names
+    if device_type == "cpu":
+        deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
+
+
+def connect_processes(
+    *, rank: int, world_size: int, device_type: str, init_method: str, timeout_seconds: float = 1800.0
+) -> None:
+    """Initialise torch.distributed and let DeepSpeed use it.
+
+    Args:
+        rank: global rank.
+        world_size: number of ranks.
+        device_type: `cpu` takes gloo, `cuda` takes NCCL.
+        init_method: where ranks find each other, as torch takes it: `tcp://host:port` or `file:///path`.
+        timeout_seconds: a collective that takes longer is an error.
+    """
+    import deepspeed
+
+    backend = "nccl" if device_type == "cuda" else "gloo"
+    if not dist.is_initialized():
+        dist.init_process_group(
+            backend,
+            init_method=init_method,
+            rank=rank,
+            world_size=world_size,
+            timeout=timedelta(seconds=timeout_seconds),
+            device_id=torch.device("cuda", torch.cuda.current_device()) if device_type == "cuda" else None,
+        )
+    deepspeed.init_distributed(dist_backend=backend, verbose=False, dist_init_required=False)
+
+
+def disconnect_processes() -> None:
+    """Leave the process group."""
+    if dist.is_initialized():
+        dist.destroy_process_group()

@@ -1,0 +1,1 @@
+"""The parallel building blocks of a transformer."""

@@ -1,0 +1,95 @@
+"""Causal attention over a stream of packed documents.
+
+The stream `[t, heads, head_dim]` holds documents end to end; `cu_seqlens` has their borders. A token sees the tokens
+before it in its own document, at most `window` back. No `[t, t]` mask is ever built: on the CPU each document is a call
+of its own (documents of equal length share one), a window is walked in blocks; on CUDA one variable-length kernel takes
+the whole stream.
+
+Legend: t tokens, n query heads, m key and value heads, d head_dim; all of the local tensor-parallel rank.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from megalite.layers.documents import Documents
+
+Attend = Callable[[Tensor, Tensor, Tensor, Documents, "int | None"], Tensor]
+
+
+def choose_attention(device_type: str, dtype: torch.dtype) -> Attend:
+    """The attention for a device and format: variable-length kernels where there are any, else document by document."""
+    if device_type == "cuda" and dtype in (torch.bfloat16, torch.float16):
+        try:
+            from torch.nn.attention.varlen import varlen_attn  # noqa: F401  (torch >= 2.10)
+        except ImportError:
+            return attend_by_document
+        return attend_varlen
+    return attend_by_document
+
+
+@torch.compiler.disable
+def attend_by_document(q: Tensor, k: Tensor, v: Tensor, documents: Documents, window: int | None) -> Tensor:
+    """Attention with one kernel call a document.
+
+    Args:
+        q: `[t, n, d]`.
+        k: `[t, m, d]`, n a multiple of m.
+        v: `[t, m, d]`.
+        documents: borders of the stream.
+        window: tokens that a query sees, itself included; None for all before it.
+
+    Returns:
+        `[t, n, d]`.
+    """
+    lengths = documents.lengths
+    if all(length == lengths[0] for length in lengths):
+        batch = len(lengths)
+        out = _attend_batch(*(x.unflatten(0, (batch, -1)) for x in (q, k, v)), window)
+        return out.flatten(0, 1)
+    pieces = zip(*(torch.split(x, lengths) for x in (q, k, v)), strict=True)
+    return torch.cat([_attend_batch(*(x.unsqueeze(0) for x in piece), window).squeeze(0) for piece in pieces])
+
+
+@torch.compiler.disable
+def attend_varlen(q: Tensor, k: Tensor, v: Tensor, documents: Documents, window: int | None) -> Tensor:
+    """Attention over the whole stream by torch's variable-length flash kernel; arguments as in `attend_by_document`."""
+    from torch.nn.attention.varlen import varlen_attn
+
+    groups = q.shape[1] // k.shape[1]
+    if groups > 1:
+        k, v = (x.repeat_interleave(groups, dim=1) for x in (k, v))
+    borders, longest = documents.cu_seqlens, documents.max_seqlen
+    left = -1 if window is None else window - 1
+    return varlen_attn(q, k, v, borders, borders, longest, longest, window_size=(left, 0))
+
+
+def _attend_batch(q: Tensor, k: Tensor, v: Tensor, window: int | None) -> Tensor:
+    """Causal attention of equally long documents, `[batch, length, heads, d]` each."""
+    q, k, v = (x.transpose(1, 2) for x in (q, k, v))
+    if window is None or window >= q.shape[2]:
+        out = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=q.shape[1] != k.shape[1])
+    else:
+        out = _attend_window(q, k, v, window)
+    return out.transpose(1, 2)
+
+
+def _attend_window(q: Tensor, k: Tensor, v: Tensor, window: int) -> Tensor:
+    """Sliding window in blocks of `window` queries, each against its own block and the one before it."""
+    length = q.shape[2]
+    outputs = []
+    for start in range(0, length, window):
+        stop, first_key = min(start + window, length), max(0, start - window + 1)
+        rows = torch.arange(start, stop, device=q.device).unsqueeze(1)
+        columns = torch.arange(first_key, stop, device=q.device)
+        seen = (columns <= rows) & (columns > rows - window)
+        keys, values = k[:, :, first_key:stop], v[:, :, first_key:stop]
+        block = F.scaled_dot_product_attention(
+            q[:, :, start:stop], keys, values, attn_mask=seen, enable_gqa=q.shape[1] != k.shape[1]
+        )
+        outputs.append(block)
+    return torch.cat(outputs, dim=2)

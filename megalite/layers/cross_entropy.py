@@ -1,0 +1,163 @@
+"""Output head and cross-entropy in one, over a vocabulary cut across tensor-parallel ranks.
+
+Logits are the largest activation of a small model, and most of their memory is waste: here they exist for one chunk of
+tokens at a time, and no rank ever sees another's part of the vocabulary. For each chunk of c tokens
+
+    logits = hidden @ weight.T            [c, v]     v: this rank's true vocabulary rows, padding left out
+    max, sum of exp, target's logit       [c] each   reduced over tp: two small messages
+    d logits = (softmax - one-hot) * w    [c, v]     in place of the logits
+    d hidden, d weight                    two products, accumulated
+
+The gradients are made in the forward pass, while the chunk is at hand (as in Liger Kernel, Hsu et al. 2024), and scaled
+by the incoming gradient in the backward pass, so nothing is computed twice. Softmax is fp32 whatever the stream's
+format.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from megalite.config.plan import vocab_rows_per_rank
+from megalite.layers.documents import Targets
+from megalite.parallel.axes import Axis
+from megalite.parallel.collectives import all_reduce, copy_to, gather_rows
+
+CHUNK_ELEMENTS = 8 * 2**20
+"""Logits in a chunk: 32 MB in fp32, which still fills the matrix units."""
+
+CHUNK_MULTIPLE = 64
+"""Tokens in a chunk are a multiple of this."""
+
+
+class Head(nn.Module):
+    """The output matrix and the loss over it.
+
+    Args:
+        vocab_size: true vocabulary size.
+        hidden_size: width of the stream.
+        tp: the tensor-parallel axis.
+        tied_to: the embedding's parameter when the two are one; None for a matrix of its own.
+        sequence_parallel: the input is cut over tokens.
+    """
+
+    def __init__(
+        self,
+        vocab_size: int,
+        hidden_size: int,
+        *,
+        tp: Axis,
+        tied_to: nn.Parameter | None = None,
+        sequence_parallel: bool = False,
+    ):
+        super().__init__()
+        rows = vocab_rows_per_rank(vocab_size, tp.size)
+        self.weight = nn.Parameter(torch.empty(rows, hidden_size)) if tied_to is None else tied_to
+        self.first_row = rows * tp.rank
+        self.num_true_rows = max(0, min(rows, vocab_size - self.first_row))
+        self.tp = tp
+        self.enter = gather_rows if sequence_parallel else copy_to
+
+    def forward(self, hidden: Tensor, targets: Targets) -> Tensor:
+        """Weighted sum of the tokens' cross-entropies.
+
+        Args:
+            hidden: `[t, h]`, or `[t/tp, h]` when sequence parallel.
+            targets: labels and weights of all t tokens.
+
+        Returns:
+            fp32 scalar, the same on every tp rank.
+        """
+        return _loss(self.enter(hidden, self.tp), self.weight, targets, self)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """This rank's true columns of the logits, `[t, v]`. For evaluation; needs the weight whole, so not ZeRO-3."""
+        return F.linear(self.enter(hidden, self.tp), self.weight[: self.num_true_rows])
+
+
+@torch.compiler.disable
+def _loss(hidden: Tensor, weight: Tensor, targets: Targets, head: Head) -> Tensor:
+    return _LinearCrossEntropy.apply(hidden, weight, targets, head, torch.is_grad_enabled())
+
+
+class _LinearCrossEntropy(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, hidden: Tensor, weight: Tensor, targets: Targets, head: Head, want_grad: bool) -> Tensor:
+        num_rows = head.num_true_rows
+        matrix = weight[:num_rows]
+        accumulate = torch.promote_types(weight.dtype, torch.float32)
+        grad_hidden = torch.empty_like(hidden) if want_grad else None
+        grad_weight = torch.zeros_like(weight, dtype=accumulate) if want_grad else None
+        loss = torch.zeros((), dtype=accumulate, device=hidden.device)
+        local_labels = targets.labels - head.first_row
+
+        for rows in _chunks(hidden.shape[0], num_rows):
+            chunk = hidden[rows]
+            logits = torch.mm(chunk, matrix.t()).to(accumulate)
+            nll, softmax = _softmax(logits, local_labels[rows], head.tp)
+            chunk_weights = targets.weights[rows].to(accumulate)
+            loss += torch.dot(nll, chunk_weights)
+            if want_grad:
+                grad_logits = _grad_logits(softmax, local_labels[rows], chunk_weights).to(chunk.dtype)
+                torch.mm(grad_logits, matrix, out=grad_hidden[rows])
+                _add_product(grad_weight[:num_rows], grad_logits.t(), chunk)
+
+        ctx.weight_dtype = weight.dtype
+        if want_grad:
+            ctx.save_for_backward(grad_hidden, grad_weight)
+        return loss
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        grad_hidden, grad_weight = ctx.saved_tensors
+        return grad_hidden * grad, (grad_weight * grad).to(ctx.weight_dtype), None, None, None
+
+
+def _chunks(num_tokens: int, num_columns: int) -> list[slice]:
+    size = CHUNK_ELEMENTS // max(1, num_columns) // CHUNK_MULTIPLE * CHUNK_MULTIPLE
+    size = max(CHUNK_MULTIPLE, size)
+    return [slice(start, min(start + size, num_tokens)) for start in range(0, num_tokens, size)]
+
+
+def _softmax(logits: Tensor, local_labels: Tensor, tp: Axis) -> tuple[Tensor, Tensor]:
+    """Negative log-likelihood `[c]` and softmax `[c, v]` (in place of the logits) over the whole vocabulary."""
+    num_columns = logits.shape[1]
+    if num_columns:
+        maximum = logits.amax(dim=1)
+    else:
+        maximum = logits.new_full((logits.shape[0],), float("-inf"))
+    maximum = all_reduce(maximum, tp, dist.ReduceOp.MAX)
+    logits.sub_(maximum.unsqueeze(1))
+    here = (local_labels >= 0) & (local_labels < num_columns)
+    if num_columns:
+        columns = torch.where(here, local_labels, 0).unsqueeze(1)
+        target = logits.gather(1, columns).squeeze(1) * here
+    else:
+        target = torch.zeros_like(maximum)
+    total = logits.exp_().sum(dim=1)
+    sums = all_reduce(torch.stack((total, target)), tp)
+    total, target = sums[0], sums[1]
+    return total.log() - target, logits.div_(total.unsqueeze(1))
+
+
+def _grad_logits(softmax: Tensor, local_labels: Tensor, weights: Tensor) -> Tensor:
+    """`(softmax - one_hot) * weights`, in place."""
+    num_columns = softmax.shape[1]
+    if not num_columns:
+        return softmax
+    here = (local_labels >= 0) & (local_labels < num_columns)
+    columns = torch.where(here, local_labels, 0).unsqueeze(1)
+    softmax.scatter_add_(1, columns, -here.to(softmax.dtype).unsqueeze(1))
+    return softmax.mul_(weights.unsqueeze(1))
+
+
+def _add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
+    """`total += left @ right`, accumulated in the format of `total`."""
+    if total.dtype == left.dtype:
+        total.addmm_(left, right)
+    else:
+        total += torch.mm(left, right)

@@ -1,0 +1,42 @@
+"""What the layers know of the stream they work on: its documents, and what its tokens should predict."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+from torch import Tensor
+
+from megalite.layers.rope import Rotation
+
+
+@dataclass
+class Documents:
+    """The documents of one micro-batch, laid end to end in a stream of t tokens."""
+
+    positions: Tensor
+    """`[t]` int64, position of each token in its document."""
+    cu_seqlens: Tensor
+    """`[num_documents + 1]` int32, where each document begins, and t. May be padded with more t at its end."""
+    max_seqlen: int
+    """No document is longer, in tokens."""
+    keys: Tensor
+    """`[t]` int64, unique for each token of the whole training; seeds dropout."""
+    rotation: Rotation | None = None
+    """Rotary cos and sin of the stream, made once a pass by the model."""
+
+    @cached_property
+    def lengths(self) -> list[int]:
+        """Length of each document in tokens. Copies the borders to the host: a sync on CUDA, so for the CPU path."""
+        borders = self.cu_seqlens.tolist()
+        return [stop - start for start, stop in zip(borders, borders[1:], strict=False) if stop > start]
+
+
+@dataclass
+class Targets:
+    """What a micro-batch's stream of t tokens should predict."""
+
+    labels: Tensor
+    """`[t]` int64, the next token; anything where the weight is 0."""
+    weights: Tensor
+    """`[t]` fp32, weight of each token in the loss."""

@@ -1,0 +1,94 @@
+"""Linear layers cut over tensor-parallel ranks (Shoeybi et al. 2019, section 3).
+
+A column-parallel layer cuts its outputs, a row-parallel one its inputs; one after the other needs a single collective
+each way. With sequence parallelism the stream outside the pair is cut by tokens instead of replicated, and the
+collective becomes a gather and a scatter of the same traffic (Korthikanti et al. 2022).
+
+    outside         column        inside          row           outside
+    x [t, h]      -> copy_to    -> [t, out/tp] -> reduce_from  -> y [t, h]           plain
+    x [t/tp, h]   -> gather     -> [t, out/tp] -> scatter_rows -> y [t/tp, h]        sequence parallel
+
+Shapes are the local rank's: t tokens of the stream, h hidden size.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from megalite.layers.gemm import Gemm, plain
+from megalite.parallel.axes import Axis
+from megalite.parallel.collectives import copy_to, gather_rows, reduce_from, replicated, scatter_rows
+
+
+class ColumnParallelLinear(nn.Module):
+    """`y = x @ weight.T + bias`, outputs cut over tp.
+
+    Args:
+        in_features: whole input width.
+        out_features: this rank's share of the outputs, out/tp.
+        tp: the tensor-parallel axis.
+        bias: add a bias of `[out/tp]`.
+        sequence_parallel: the input is cut over tokens.
+        gemm: how to multiply.
+
+    Shape: `[t, in]` (or `[t/tp, in]` when sequence parallel) -> `[t, out/tp]`.
+    """
+
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        *,
+        tp: Axis,
+        bias: bool = False,
+        sequence_parallel: bool = False,
+        gemm: Gemm = plain,
+    ):
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(out_features, in_features))
+        self.bias = nn.Parameter(torch.empty(out_features)) if bias else None
+        self.tp = tp
+        self.enter = gather_rows if sequence_parallel else copy_to
+        self.gemm = gemm
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.gemm(self.enter(x, self.tp), self.weight)
+        return y if self.bias is None else y + self.bias
+
+
+class RowParallelLinear(nn.Module):
+    """`y = x @ weight.T + bias`, inputs cut over tp and the partial products summed.
+
+    Args:
+        in_features: this rank's share of the inputs, in/tp.
+        out_features: whole output width.
+        tp: the tensor-parallel axis.
+        bias: add a bias of `[out]`, whole on every rank.
+        sequence_parallel: the output is cut over tokens.
+        gemm: how to multiply.
+
+    Shape: `[t, in/tp]` -> `[t, out]` (or `[t/tp, out]` when sequence parallel).
+    """
+
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        *,
+        tp: Axis,
+        bias: bool = False,
+        sequence_parallel: bool = False,
+        gemm: Gemm = plain,
+    ):
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(out_features, in_features))
+        self.bias = nn.Parameter(torch.empty(out_features)) if bias else None
+        self.tp = tp
+        self.share = replicated(sequence_parallel)
+        self.leave = scatter_rows if sequence_parallel else reduce_from
+        self.gemm = gemm
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.leave(self.gemm(x, self.weight), self.tp)
+        return y if self.bias is None else y + self.share(self.bias, self.tp)

@@ -1,0 +1,30 @@
+"""The second precision seam: which implementation of each part a model is made of, chosen once.
+
+Layers receive their parts at construction and never ask again what device or format they run in.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from megalite.config.schema import ModelConfig
+from megalite.layers.attention import Attend, attend_by_document, choose_attention
+from megalite.layers.gemm import Gemm, plain
+from megalite.layers.norm import LayerNorm, RMSNorm
+
+
+@dataclass(frozen=True)
+class Parts:
+    """The choices that a model is built from. The defaults are exact in any format on any device."""
+
+    attend: Attend = attend_by_document
+    gemm: Gemm = plain
+    norm: type[RMSNorm] | type[LayerNorm] = RMSNorm
+
+
+def choose_parts(model: ModelConfig, device_type: str, dtype: torch.dtype) -> Parts:
+    """The best parts for a device and number format."""
+    norm = LayerNorm if model.norm == "layernorm" else RMSNorm
+    return Parts(attend=choose_attention(device_type, dtype), gemm=plain, norm=norm)

@@ -1,0 +1,1 @@
+"""The transformer as one list of layers, and the table of its weights."""

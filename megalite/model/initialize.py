@@ -1,0 +1,89 @@
+"""Where a stage's weights come from: a source that yields any rectangle of any canonical weight.
+
+Fresh weights, a checkpoint and a Hugging Face folder are all sources, so a model starts the same way from each and in
+every layout. Fresh weights are drawn whole, from a seed made of the weight's name, and then cut: every layout starts
+from equal weights.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from megalite.config.schema import ModelConfig
+from megalite.model.transformer import Stage
+from megalite.model.weights import Rectangle, Weight, by_parameter, weight_table
+from megalite.parallel.random import name_seed
+
+
+class WeightSource(Protocol):
+    """Yields parts of canonical weights."""
+
+    def read(self, weight: Weight, rectangle: Rectangle) -> Tensor:
+        """The rectangle of the weight, of `rectangle.shape`, on the CPU."""
+        ...
+
+
+class FreshWeights:
+    """Initial weights: N(0, init_std), residual projections narrower by sqrt(2 x num_layers), norms 1, biases 0.
+
+    The scaled residual initialisation is GPT-2's (Radford et al. 2019, section 2.3) and Megatron-LM's.
+    """
+
+    def __init__(self, model: ModelConfig, seed: int):
+        self.std = {"normal": model.init_std, "residual": model.init_std / (2 * model.num_layers) ** 0.5}
+        self.seed = seed
+
+    def read(self, weight: Weight, rectangle: Rectangle) -> Tensor:
+        if weight.init in ("ones", "zeros"):
+            return torch.full(rectangle.shape, 1.0 if weight.init == "ones" else 0.0)
+        generator = torch.Generator().manual_seed(name_seed(self.seed, weight.name))
+        whole = torch.empty(weight.shape).normal_(0.0, self.std[weight.init], generator=generator)
+        return whole[rectangle.slices]
+
+
+class LocalWeight:
+    """A canonical weight's part on this rank, as a view into the parameter that holds it.
+
+    `view(tensor)` takes the part out of any tensor shaped like the parameter: the weight, its gradient, a moment.
+    """
+
+    def __init__(self, weight: Weight, rectangle: Rectangle, parameter_name: str, first_row: int):
+        self.weight = weight
+        self.rectangle = rectangle
+        self.parameter_name = parameter_name
+        self._first_row = first_row
+
+    def view(self, tensor: Tensor) -> Tensor:
+        rows = self.rectangle.shape[0]
+        return tensor[self._first_row : self._first_row + rows]
+
+
+def local_weights(stage: Stage) -> Iterator[LocalWeight]:
+    """The canonical weights that a stage holds, in the table's order; a tied copy of the head comes last."""
+    model, tp = stage.spec.model, stage.spec.tp
+    groups = by_parameter(weight_table(model))
+    for name, _ in stage.named_parameters():
+        rows = groups["embedding.weight"] if name == "head.weight" and model.tie_embeddings else groups[name]
+        first_row = 0
+        for row in rows:
+            yield LocalWeight(row, row.local(tp.size, tp.rank), name, first_row)
+            first_row += row.local_shape(tp.size)[0]
+
+
+@torch.no_grad()
+def fill(stage: Stage, source: WeightSource) -> None:
+    """Set every parameter of a stage from a source; vocabulary padding becomes zero. Marks cut parameters.
+
+    The mark `tensor_model_parallel` is how DeepSpeed tells cut parameters from replicated ones in a gradient norm.
+    """
+    parameters = dict(stage.named_parameters())
+    for parameter in parameters.values():
+        parameter.zero_()
+    for local in local_weights(stage):
+        parameter = parameters[local.parameter_name]
+        parameter.tensor_model_parallel = local.weight.cut is not None and stage.spec.tp.size > 1
+        local.view(parameter).copy_(source.read(local.weight, local.rectangle))

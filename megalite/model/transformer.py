@@ -1,0 +1,120 @@
+"""The transformer as one list of layers, and the stage: the run of that list which one rank holds.
+
+    embedding, blocks.0, blocks.1, ..., blocks.n-1, final_norm, head
+
+Without a pipeline the only stage is the whole list. Parameter names are those of `model.weights`, whatever the stage:
+block 5 is `blocks.5` on every layout.
+
+Legend: t tokens of the micro-batch's stream, h hidden size; with sequence parallelism the stream between layers is
+`[t/tp, h]`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from megalite.config.schema import ModelConfig
+from megalite.layers.cross_entropy import Head
+from megalite.layers.documents import Documents, Targets
+from megalite.layers.embedding import VocabParallelEmbedding
+from megalite.layers.parts import Parts
+from megalite.layers.rope import frequencies, rotation
+from megalite.model.block import Block, Dropout
+from megalite.model.recompute import choose_recompute
+from megalite.parallel.axes import SINGLE, Axis
+
+
+@dataclass(frozen=True)
+class StageSpec:
+    """Everything a stage is built from."""
+
+    model: ModelConfig
+    """Filled by `config.plan.fill_model`."""
+    blocks: tuple[int, int]
+    """Half-open range of blocks."""
+    is_first: bool = True
+    is_last: bool = True
+    tp: Axis = SINGLE
+    sequence_parallel: bool = False
+    recompute: str = "none"
+    parts: Parts = Parts()
+    seed: int = 0
+    """Seeds dropout; initial weights come from a weight source instead."""
+
+
+class Stage(nn.Module):
+    """A run of the model's layers.
+
+    The first stage takes tokens, the others a hidden stream; the last one ends in the final norm and has the head. A
+    tied head shares the embedding's parameter when both are on this stage, and has a copy of its own otherwise, whose
+    gradients the pipeline engine keeps equal.
+    """
+
+    def __init__(self, spec: StageSpec):
+        super().__init__()
+        model, tp = spec.model, spec.tp
+        self.spec = spec
+        shared = {"tp": tp, "sequence_parallel": spec.sequence_parallel}
+        self.embedding = None
+        if spec.is_first:
+            num_positions = model.max_positions if model.positions == "learned" else None
+            self.embedding = VocabParallelEmbedding(
+                model.vocab_size, model.hidden_size, num_positions=num_positions, **shared
+            )
+            self.embedding_dropout = Dropout(model.dropout, seed=spec.seed, site="embedding", **shared)
+        self.blocks = nn.ModuleDict()
+        for index in range(*spec.blocks):
+            self.blocks[str(index)] = Block(model, index, parts=spec.parts, seed=spec.seed, **shared)
+        self.final_norm, self.head = None, None
+        if spec.is_last:
+            self.final_norm = spec.parts.norm(model.hidden_size, model.norm_eps, **shared)
+            tied_to = self.embedding.weight if model.tie_embeddings and self.embedding is not None else None
+            self.head = Head(model.vocab_size, model.hidden_size, tied_to=tied_to, **shared)
+        self.run_block = choose_recompute(spec.recompute)
+        self._inv_freq = frequencies(model.rope, model.head_dim) if model.positions == "rope" else None
+
+    def forward(self, x: Tensor, documents: Documents, targets: Targets | None = None) -> Tensor:
+        """Run the stage.
+
+        Args:
+            x: tokens `[t]` on the first stage, the stream `[t, h]` on the others.
+            documents: borders and positions of the stream.
+            targets: on the last stage; with them the result is the loss.
+
+        Returns:
+            The stream `[t, h]`, or the fp32 scalar loss (see `Head.forward`) when targets are given.
+        """
+        if self._inv_freq is not None and documents.rotation is None:
+            self._inv_freq = self._inv_freq.to(documents.positions.device)
+            documents.rotation = rotation(documents.positions, self._inv_freq)
+        if self.embedding is not None:
+            x = self.embedding_dropout(self.embedding(x, documents), documents)
+        for block in self.blocks.values():
+            x = self.run_block(block, x, documents)
+        if self.final_norm is not None:
+            x = self.final_norm(x)
+        return x if targets is None else self.head(x, targets)
+
+    def logits(self, tokens: Tensor, documents: Documents) -> Tensor:
+        """This rank's true columns of the logits, `[t, v]`, for evaluation on a whole model."""
+        return self.head.logits(self(tokens, documents))
+
+    def compile_blocks(self) -> None:
+        """Compile each block; graphs split at attention and at collectives, and all blocks share them."""
+        for block in self.blocks.values():
+            block.compile(dynamic=False)
+
+
+def documents_of(sequences: Tensor) -> Documents:
+    """Documents of a batch of whole sequences, one document each: `[b, s]` tokens -> a stream of b*s.
+
+    For evaluation and tests; training takes its documents from the data.
+    """
+    num, length = sequences.shape
+    positions = torch.arange(length, device=sequences.device).repeat(num)
+    borders = torch.arange(0, (num + 1) * length, length, dtype=torch.int32, device=sequences.device)
+    keys = torch.arange(num * length, device=sequences.device)
+    return Documents(positions, borders, length, keys)

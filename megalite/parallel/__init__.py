@@ -1,0 +1,1 @@
+"""The mesh of ranks and the operations across it."""

@@ -1,0 +1,136 @@
+"""Collectives that autograd understands: pairs whose backward is each other's forward.
+
+Tensor parallelism needs four moves, two of them with sequence parallelism (Shoeybi et al. 2019, section 3; Korthikanti
+et al. 2022, section 4.2). `rows` are tokens, dim 0 of a stream `[tokens, hidden]`.
+
+    op            forward                     backward
+    copy_to       nothing                     all-reduce
+    reduce_from   all-reduce                  nothing
+    gather_rows   all-gather on dim 0         reduce-scatter on dim 0
+    scatter_rows  reduce-scatter on dim 0     all-gather on dim 0
+
+Over an axis of size 1 each returns its input untouched. The collectives are torch's functional ones, which return their
+result instead of changing a buffer, as selective recomputation needs. The calls are hidden from torch.compile, which
+splits its graphs around them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.distributed._functional_collectives as functional
+from torch import Tensor
+
+from megalite.parallel.axes import Axis
+
+Collective = Callable[[Tensor, Axis], Tensor]
+
+
+def copy_to(x: Tensor, axis: Axis) -> Tensor:
+    """Hand a replicated tensor to parallel work; its gradient is the sum over the axis."""
+    return x if axis.size == 1 else _apply(_CopyTo, x, axis)
+
+
+def reduce_from(x: Tensor, axis: Axis) -> Tensor:
+    """Sum partial results over the axis; every rank gets the whole sum."""
+    return x if axis.size == 1 else _apply(_ReduceFrom, x, axis)
+
+
+def gather_rows(x: Tensor, axis: Axis) -> Tensor:
+    """Join the rows that the ranks hold: `[t/n, ...]` -> `[t, ...]`; gradients are summed and cut again."""
+    return x if axis.size == 1 else _apply(_GatherRows, x, axis)
+
+
+def scatter_rows(x: Tensor, axis: Axis) -> Tensor:
+    """Sum partial results and keep this rank's rows: `[t, ...]` -> `[t/n, ...]`."""
+    return x if axis.size == 1 else _apply(_ScatterRows, x, axis)
+
+
+def replicated(sequence_parallel: bool) -> Collective:
+    """How a weight that every rank holds whole enters its layer.
+
+    With sequence parallelism each rank sees other tokens, so the weight's gradient is a partial sum: `copy_to` adds
+    them up, before any engine sees them. Without, all ranks compute the same gradient and nothing is to be done.
+    """
+    return copy_to if sequence_parallel else keep
+
+
+def keep(x: Tensor, axis: Axis) -> Tensor:
+    """Do nothing: stands where another layout has a collective."""
+    return x
+
+
+def own_rows(x: Tensor, axis: Axis) -> Tensor:
+    """This rank's rows of a tensor that all ranks have: `[t, ...]` -> `[t/n, ...]`. For numbers without gradient."""
+    rows = x.shape[0] // axis.size
+    return x[axis.rank * rows : (axis.rank + 1) * rows]
+
+
+def all_reduce(x: Tensor, axis: Axis, op: dist.ReduceOp.RedOpType = dist.ReduceOp.SUM) -> Tensor:
+    """Reduce `x` in place over the axis and return it. No gradient."""
+    if axis.size > 1:
+        dist.all_reduce(x, op=op, group=axis.group)
+    return x
+
+
+@torch.compiler.disable
+def _apply(function: type[torch.autograd.Function], x: Tensor, axis: Axis) -> Tensor:
+    return function.apply(x, axis)
+
+
+def _sum(x: Tensor, axis: Axis) -> Tensor:
+    return functional.wait_tensor(functional.all_reduce(x.contiguous(), "sum", axis.group))
+
+
+def _gather(x: Tensor, axis: Axis) -> Tensor:
+    return functional.wait_tensor(functional.all_gather_tensor(x.contiguous(), 0, axis.group))
+
+
+def _scatter_sum(x: Tensor, axis: Axis) -> Tensor:
+    return functional.wait_tensor(functional.reduce_scatter_tensor(x.contiguous(), "sum", 0, axis.group))
+
+
+class _CopyTo(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, axis: Axis) -> Tensor:
+        ctx.axis = axis
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        return _sum(grad, ctx.axis), None
+
+
+class _ReduceFrom(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, axis: Axis) -> Tensor:
+        return _sum(x, axis)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        return grad, None
+
+
+class _GatherRows(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, axis: Axis) -> Tensor:
+        ctx.axis = axis
+        return _gather(x, axis)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        return _scatter_sum(grad, ctx.axis), None
+
+
+class _ScatterRows(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, axis: Axis) -> Tensor:
+        ctx.axis = axis
+        return _scatter_sum(x, axis)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        return _gather(grad, ctx.axis), None

@@ -1,0 +1,75 @@
+"""The mesh of ranks: which rank does what, as pure arithmetic.
+
+Ranks are numbered row-major over (pp, dp, cp, tp), tp fastest, which is the order of DeepSpeed's own topology. With
+pp=2, dp=2, tp=2:
+
+    stage 0: dp 0: [0 1]   dp 1: [2 3]
+    stage 1: dp 0: [4 5]   dp 1: [6 7]        (each [..] is one tensor-parallel group)
+
+Nothing here needs torch or a process; `parallel.axes` turns a mesh into communication groups.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+AxisName = Literal["pp", "dp", "cp", "tp"]
+AXIS_NAMES: tuple[AxisName, ...] = ("pp", "dp", "cp", "tp")
+
+
+class Coords(NamedTuple):
+    """The place of one rank on the mesh."""
+
+    pp: int
+    dp: int
+    cp: int
+    tp: int
+
+
+@dataclass(frozen=True)
+class Mesh:
+    """Sizes of the four axes."""
+
+    pp: int = 1
+    dp: int = 1
+    cp: int = 1
+    tp: int = 1
+
+    def __post_init__(self) -> None:
+        for axis in AXIS_NAMES:
+            if self.size(axis) < 1:
+                raise ValueError(f"mesh axis {axis}={self.size(axis)} must be at least 1")
+
+    @property
+    def world_size(self) -> int:
+        return self.pp * self.dp * self.cp * self.tp
+
+    def size(self, axis: AxisName) -> int:
+        """Number of ranks along one axis."""
+        return getattr(self, axis)
+
+    def coords(self, rank: int) -> Coords:
+        """Place of a global rank."""
+        self._check(rank)
+        rest, tp = divmod(rank, self.tp)
+        rest, cp = divmod(rest, self.cp)
+        pp, dp = divmod(rest, self.dp)
+        return Coords(pp, dp, cp, tp)
+
+    def rank_at(self, coords: Coords) -> int:
+        """Global rank of a place; the inverse of `coords`."""
+        return ((coords.pp * self.dp + coords.dp) * self.cp + coords.cp) * self.tp + coords.tp
+
+    def ranks_of(self, axis: AxisName, rank: int) -> tuple[int, ...]:
+        """Global ranks that differ from `rank` only along `axis`, itself included, in order of that axis."""
+        here = self.coords(rank)
+        return tuple(self.rank_at(here._replace(**{axis: index})) for index in range(self.size(axis)))
+
+    def groups(self, axis: AxisName) -> tuple[tuple[int, ...], ...]:
+        """All groups of an axis, in order of their first rank: together they hold every rank once."""
+        return tuple(sorted({self.ranks_of(axis, rank) for rank in range(self.world_size)}))
+
+    def _check(self, rank: int) -> None:
+        if not 0 <= rank < self.world_size:
+            raise ValueError(f"rank {rank} is outside the mesh of {self.world_size} ranks")

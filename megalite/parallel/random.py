@@ -1,0 +1,55 @@
+"""Random numbers that do not depend on the layout.
+
+Dropout needs a mask. Drawn from a generator, it would change with tp, with the micro-batch and with recomputation, and
+every generator's state would have to be saved. Here the mask is a pure function instead: each token carries a key (its
+place in the whole training run), and the mask of channel c is a hash of (seed, site, key, c). So every layout drops the
+same channels of the same tokens, recomputation finds the mask again, and a resumed run needs no state.
+
+The hash is the finaliser of splitmix64 (Steele et al. 2014); the trade-off is a dozen integer operations an element,
+which a compiler fuses.
+"""
+
+from __future__ import annotations
+
+import hashlib
+
+import torch
+from torch import Tensor
+
+_MIX_1 = -0x40A7B892E31B1A47  # 0xBF58476D1CE4E5B9 as a signed 64-bit number
+_MIX_2 = -0x6B2FB644ECCEEE15  # 0x94D049BB133111EB as a signed 64-bit number
+_GOLDEN = -0x61C8864680B583EB  # 0x9E3779B97F4A7C15 as a signed 64-bit number
+
+
+def name_seed(seed: int, name: str) -> int:
+    """A 63-bit seed for something that has a name, the same on every machine."""
+    digest = hashlib.blake2b(f"{seed}/{name}".encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "little") >> 1
+
+
+def dropout(x: Tensor, keys: Tensor, *, rate: float, seed: int, first_channel: int = 0) -> Tensor:
+    """Drop elements of a stream with probability `rate` and scale the rest by 1 / (1 - rate).
+
+    Args:
+        x: `[tokens, channels]`.
+        keys: `[tokens]` int64, unique a token and training step.
+        rate: probability of dropping, in [0, 1).
+        seed: of this site of the model, from `name_seed`.
+        first_channel: whole-model index of the first channel, for a tensor cut over its channels.
+    """
+    channels = torch.arange(first_channel, first_channel + x.shape[1], device=x.device)
+    bits = _mix(_mix(keys + seed).unsqueeze(1) + channels * _GOLDEN)
+    uniform = _shift(bits, 40).to(torch.float32) * 2.0**-24
+    return x * (uniform >= rate) / (1.0 - rate)
+
+
+def _mix(z: Tensor) -> Tensor:
+    z = z * _GOLDEN
+    z = (z ^ _shift(z, 30)) * _MIX_1
+    z = (z ^ _shift(z, 27)) * _MIX_2
+    return z ^ _shift(z, 31)
+
+
+def _shift(z: Tensor, bits: int) -> Tensor:
+    """Logical right shift of signed 64-bit numbers."""
+    return (z >> bits) & ((1 << (64 - bits)) - 1)

@@ -1,0 +1,1 @@
+"""Memory and time of a layout, before it runs."""

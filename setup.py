@@ -1,0 +1,54 @@
+"""Packaging of megalite. Pure Python: nothing is compiled at install, nor at first run."""
+
+from pathlib import Path
+
+from setuptools import find_packages, setup
+
+here = Path(__file__).parent
+version = next(
+    line.split('"')[1]
+    for line in (here / "megalite" / "__init__.py").read_text(encoding="utf-8").splitlines()
+    if line.startswith("__version__")
+)
+
+setup(
+    name="megalite",
+    version=version,
+    description="Large-scale pretraining: TP x PP x ZeRO on DeepSpeed, data tools, topology-free checkpoints",
+    long_description=(here / "README.md").read_text(encoding="utf-8"),
+    long_description_content_type="text/markdown",
+    license="Apache-2.0",
+    python_requires=">=3.10",
+    packages=find_packages(include=["megalite", "megalite.*"]),
+    package_data={"megalite": ["py.typed"]},
+    entry_points={"console_scripts": ["megalite = megalite.cli.main:main"]},
+    install_requires=[
+        "torch>=2.9",
+        "deepspeed>=0.19.2",
+        "datasets>=3.0",
+        "pyarrow>=17",
+        "sentencepiece>=0.2.0",
+        "tokenizers>=0.21",
+        "transformers>=4.57",
+        "safetensors>=0.4.5",
+        "pydantic>=2.7",
+        "PyYAML>=6.0",
+        "typer>=0.12",
+        "rich>=13",
+        "numpy>=1.26",
+        "numba>=0.60",
+        "xxhash>=3.4",
+        "zstandard>=0.22",
+        "tensorboard>=2.15",
+    ],
+    extras_require={
+        "te": ["transformer-engine[pytorch]>=2.8"],
+        "eval": ["lm-eval>=0.4.9"],
+        "dev": ["pytest>=8", "pytest-timeout>=2.3", "hypothesis>=6.100", "ruff>=0.9"],
+    },
+    classifiers=[
+        "Programming Language :: Python :: 3",
+        "Operating System :: POSIX :: Linux",
+        "Topic :: Scientific/Engineering :: Artificial Intelligence",
+    ],
+)

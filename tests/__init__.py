@@ -1,0 +1,1 @@
+"""The tests mirror megalite/; `kit` holds what they share."""

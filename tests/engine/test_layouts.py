@@ -1,0 +1,115 @@
+"""Every layout trains like plain PyTorch: 20 steps against transformers, loss and gradient norm."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+import torch
+
+from megalite.config.plan import make_plan
+from tests.kit.reference import reference_training
+from tests.kit.spawn import run_ranks
+from tests.kit.train import tiny_config, train
+
+STEPS = 20
+LINEAR = torch.nn.functional.linear
+LOSS_TOLERANCE = 1e-5
+"""fp32 sums in another order, over 20 steps at a high learning rate."""
+NORM_TOLERANCE = 1e-4
+"""Relative."""
+
+
+def layout(**parallel):
+    """A named case: parallel settings, and under `more` other sections."""
+    more = parallel.pop("more", {})
+    return {"parallel": {"zero_stage": 1, **parallel}, **more}
+
+
+TIED = {"model": {"tie_embeddings": True}}
+ACCUM = {"batch": {"micro_batch_size": 1}}
+GROUPED = {"model": {"num_kv_heads": 2, "qk_norm": True}}
+
+CASES = {
+    1: [
+        layout(zero_stage=0),
+        layout(),
+        layout(zero_stage=2),
+        layout(zero_stage=3),
+        layout(more=TIED),
+        layout(more=GROUPED),
+        layout(more={"batch": {"micro_batch_size": 8}}),
+        layout(more={"train": {"recompute": "selective"}}),
+        layout(more={"train": {"recompute": "full"}}),
+    ],
+    2: [
+        *(layout(dp=2, zero_stage=stage) for stage in range(4)),
+        *(layout(tp=2, zero_stage=stage) for stage in range(4)),
+        layout(tp=2, sequence_parallel=True),
+        layout(tp=2, sequence_parallel=True, more={**TIED, "train": {"recompute": "selective"}}),
+        layout(tp=2, more={**GROUPED, "train": {"recompute": "full"}}),
+        layout(tp=2, sequence_parallel=True, more=GROUPED),
+        layout(dp=2, zero_stage=3, more={**TIED, "train": {"recompute": "selective"}}),
+        layout(dp=2, zero_stage=3, more={"train": {"recompute": "full"}}),
+        layout(pp=2, zero_stage=0),
+        layout(pp=2),
+        layout(pp=2, more=TIED),
+        layout(pp=2, zero_stage=0, more=TIED),
+        layout(pp=2, more={**ACCUM, "train": {"recompute": "full"}}),
+    ],
+    4: [
+        layout(tp=4),
+        layout(tp=4, sequence_parallel=True, more=TIED),
+        layout(dp=4, zero_stage=2, more=ACCUM),
+        layout(dp=4, zero_stage=3),
+        layout(pp=4),
+        layout(pp=4, more={**TIED, **ACCUM}),
+        layout(tp=2, dp=2, zero_stage=3, sequence_parallel=True),
+        layout(tp=2, dp=2, zero_stage=2, more=TIED),
+        layout(pp=2, tp=2, sequence_parallel=True, more=TIED),
+        layout(pp=2, dp=2, zero_stage=0, more=TIED),
+        layout(pp=2, dp=2),
+    ],
+    8: [
+        layout(pp=2, dp=2, tp=2, sequence_parallel=True, more={"train": {"recompute": "selective"}}),
+        layout(pp=2, dp=2, tp=2, more=TIED),
+    ],
+}
+
+
+def reference_curves(cases: list[dict]) -> list[list[tuple[float, float]]]:
+    """The plain curve of each case; runs in a rank so that this process never computes."""
+    curves, known = [], {}
+    for case in cases:
+        config = tiny_config(**case)
+        model = make_plan(config, 64).model
+        if model not in known:
+            known[model] = reference_training(config, model, STEPS)
+        curves.append(known[model])
+    return curves
+
+
+def train_cases(cases: list[dict]) -> list[list[tuple[float, float]]]:
+    curves = [train(tiny_config(**case), STEPS) for case in cases]
+    assert torch.nn.functional.linear is LINEAR, "an engine left its own linear behind in torch"
+    return curves
+
+
+@pytest.mark.parametrize("world_size", CASES)
+def test_layouts_equal_plain_pytorch(world_size):
+    """Loss to 1e-5 and gradient norm to 1e-4 over 20 clipped steps, with uneven masks and packed documents."""
+    cases = CASES[world_size]
+    truth = run_ranks(reference_curves, 1, cases)[0]
+    ranks = run_ranks(train_cases, world_size, cases)
+    complaints = []
+    for number, case in enumerate(cases):
+        for rank, curves in enumerate(ranks):
+            for step, ((loss, norm), (want_loss, want_norm)) in enumerate(
+                itertools.zip_longest(curves[number], truth[number]), start=1
+            ):
+                if abs(loss - want_loss) > LOSS_TOLERANCE or abs(norm / want_norm - 1) > NORM_TOLERANCE:
+                    complaints.append(
+                        f"{case} rank {rank} step {step}: loss {loss - want_loss:+.1e}, norm {norm / want_norm - 1:+.1e}"
+                    )
+                    break
+    assert not complaints, "\n".join(complaints)

@@ -1,0 +1,1 @@
+"""What tests share: spawned ranks, tiny models, corpora, independent references."""
