@@ -1,20 +1,20 @@
 """Pydantic's complaints as sentences for the user: what was found, what was expected, what to do.
 
-What a setting expects is read from the JSON schema that pydantic makes of `Config`, so no wording is kept beside the
-schema that could come to differ from it.
+What a setting expects is read from the JSON schema that pydantic makes of the sections, so no wording is kept beside
+them that could come to differ.
 """
 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
-from functools import cache
 from typing import Any
 
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
-from megalite.config.schema import Config
+from megalite.config.schema import Section
 from megalite.errors import did_you_mean
 
 Node = dict[str, Any]
@@ -24,35 +24,36 @@ LONGEST_FOUND = 60
 """Characters of a wrong value that a message shows."""
 
 
-def explain(error: ValidationError) -> Iterator[tuple[tuple[str, ...], str]]:
-    """Yield, for each complaint, the keys that lead to the setting and a sentence about it."""
+def explain(error: ValidationError, kind: type[Section]) -> Iterator[tuple[tuple[str, ...], str]]:
+    """Yield, for each complaint about data for `kind`, the keys that lead to the setting and a sentence about it."""
+    settings = _Settings(kind)
     for details in error.errors():
-        yield tuple(str(key) for key in details["loc"]), _sentence(details)
+        yield tuple(str(key) for key in details["loc"]), _sentence(details, settings)
 
 
-def _sentence(details: ErrorDetails) -> str:
-    keys = details["loc"]
+def _sentence(details: ErrorDetails, settings: _Settings) -> str:
+    keys, found = details["loc"], details["input"]
     if details["type"] == "extra_forbidden":
-        return _unknown_key(keys)
+        return _unknown_key(keys, settings)
     if details["type"] == "value_error":
         return str(details["ctx"]["error"])
-    setting = _setting(keys)
+    setting = settings.at(keys)
     if setting is None:
-        return f"found {_found(details['input'])}: {details['msg']}"
+        return f"found {_found(found)}: {details['msg']}"
     expected = f"expected {_expected(setting)}{_meaning(setting)}"
     if details["type"] == "missing":
         return f"missing; {expected}"
-    hint = did_you_mean(details["input"], _choices(setting)) if isinstance(details["input"], str) else ""
-    return f"found {_found(details['input'])}{hint}, {expected}"
+    hint = did_you_mean(found, _choices(setting)) if isinstance(found, str) else ""
+    return f"found {_found(found)}{hint}, {expected}"
 
 
-def _unknown_key(keys: tuple[int | str, ...]) -> str:
+def _unknown_key(keys: tuple[int | str, ...], settings: _Settings) -> str:
     """Suggest a key of the same section that reads alike, else one of another section."""
     name = str(keys[-1])
-    siblings = (_setting(keys[:-1]) or {}).get("properties", {})
+    siblings = (settings.at(keys[:-1]) or {}).get("properties", {})
     hint = did_you_mean(name, siblings)
     if not hint:
-        elsewhere = _settings_by_name()
+        elsewhere = settings.by_last_key()
         near = [name] if name in elsewhere else [key for key in elsewhere if did_you_mean(name, [key])]
         options = [option for key in near for option in elsewhere[key]]
         hint = f" (did you mean {' or '.join(options)}?)" if 0 < len(options) <= 3 else ""
@@ -61,56 +62,53 @@ def _unknown_key(keys: tuple[int | str, ...]) -> str:
     return f"unknown key{hint}"
 
 
-@cache
-def _schema() -> Node:
-    return Config.model_json_schema()
+class _Settings:
+    """The JSON schema of a section and all below it, with references followed.
 
+    In the nodes it hands out, a null alternative has become the key `nullable`.
+    """
 
-@cache
-def _settings_by_name() -> dict[str, list[str]]:
-    """Dotted names of all settings, by their last part."""
-    names: dict[str, list[str]] = {}
+    def __init__(self, kind: type[Section]):
+        self._root = kind.model_json_schema()
 
-    def collect(node: Node, prefix: tuple[str, ...]) -> None:
-        for key, child in node.get("properties", {}).items():
-            inner = _resolved(child)
-            if "properties" in inner:
-                collect(inner, (*prefix, key))
+    def at(self, keys: tuple[int | str, ...]) -> Node | None:
+        """The setting that keys lead to; None for one that the schema leaves open."""
+        node = self._root
+        for key in keys:
+            if isinstance(key, int):
+                prefix = node.get("prefixItems", [])
+                inner = prefix[key] if key < len(prefix) else node.get("items")
             else:
-                names.setdefault(key, []).append(".".join((*prefix, key)))
+                inner = node.get("properties", {}).get(key)
+            if inner is None:
+                return None
+            node = self._resolved(inner)
+        return node
 
-    collect(_schema(), ())
-    return names
+    def by_last_key(self) -> dict[str, list[str]]:
+        """Dotted names of all settings that are not sections, by their last part."""
+        names: dict[str, list[str]] = {}
 
+        def collect(node: Node, prefix: tuple[str, ...]) -> None:
+            for key, child in node.get("properties", {}).items():
+                inner = self._resolved(child)
+                if "properties" in inner:
+                    collect(inner, (*prefix, key))
+                else:
+                    names.setdefault(key, []).append(".".join((*prefix, key)))
 
-def _setting(keys: tuple[int | str, ...]) -> Node | None:
-    """The schema of the setting that keys lead to; None for one that the schema leaves open."""
-    node: Node | None = _schema()
-    for key in keys:
-        node = _resolved(node)
-        if isinstance(key, int):
-            prefix = node.get("prefixItems", [])
-            node = prefix[key] if key < len(prefix) else node.get("items")
-        else:
-            node = node.get("properties", {}).get(key)
-        if node is None:
-            return None
-    return _resolved(node)
+        collect(self._root, ())
+        return names
 
-
-def _resolved(node: Node) -> Node:
-    """A node without references and without its null alternative, which is noted as `nullable`."""
-    if "anyOf" in node:
-        options = [option for option in node["anyOf"] if option.get("type") != "null"]
-        return {**node, **_resolved(options[0]), "nullable": True, **_description(node)}
-    if "$ref" in node:
-        target = _schema()["$defs"][node["$ref"].rpartition("/")[2]]
-        return {**_resolved(target), **_description(node)}
-    return node
-
-
-def _description(node: Node) -> Node:
-    return {"description": node["description"]} if "description" in node else {}
+    def _resolved(self, node: Node) -> Node:
+        description = {"description": node["description"]} if "description" in node else {}
+        if "anyOf" in node:
+            option = next(option for option in node["anyOf"] if option.get("type") != "null")
+            return {**self._resolved(option), "nullable": True, **description}
+        if "$ref" in node:
+            target = self._root["$defs"][node["$ref"].rpartition("/")[2]]
+            return {**target, **description}
+        return node
 
 
 def _expected(setting: Node) -> str:
@@ -151,9 +149,10 @@ def _bounds(setting: Node) -> str:
 
 
 def _meaning(setting: Node) -> str:
-    """The first sentence of the setting's docstring, in parentheses."""
+    """The first sentence of the setting's docstring."""
     text = " ".join(setting.get("description", "").split())
-    return f" ({text.split('. ')[0].rstrip('.')})" if text else ""
+    first, *_ = re.split(r"\. (?=[A-Z])", text)
+    return f" - {first.rstrip('.')}" if text else ""
 
 
 def _found(value: Any) -> str:

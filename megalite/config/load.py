@@ -11,13 +11,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TypeVar
 
 from pydantic import ValidationError
+from pydantic.fields import FieldInfo
 
 from megalite.config.explain import explain
-from megalite.config.schema import Config
+from megalite.config.schema import Config, Section
 from megalite.config.yaml_source import Source, dump_yaml, read_source
 from megalite.errors import ConfigError
+
+SectionT = TypeVar("SectionT", bound=Section)
 
 
 def load_config(path: str | Path, overrides: Sequence[str] = ()) -> Config:
@@ -34,21 +38,31 @@ def load_config(path: str | Path, overrides: Sequence[str] = ()) -> Config:
     source = read_source(Path(path))
     for assignment in overrides:
         source.override(assignment)
-    return build_config(source)
+    return build(Config, source)
 
 
-def build_config(source: Source) -> Config:
-    """The config that plain data describes, or all that is wrong with it as one ConfigError."""
-    sections = {name: {} if section is None else section for name, section in source.data.items()}
-    problems = list(source.problems)
-    config = None
+def build(kind: type[SectionT], source: Source) -> SectionT:
+    """Make a section, and all sections below it, of plain data.
+
+    Raises:
+        ConfigError: all that is wrong with the data, and what was already wrong with its source.
+    """
+    data = {
+        name: {} if value is None and _is_section(kind.model_fields.get(name)) else value
+        for name, value in source.data.items()
+    }
+    problems, built = list(source.problems), None
     try:
-        config = Config.model_validate(sections)
+        built = kind.model_validate(data)
     except ValidationError as error:
-        problems += [f"{source.place(keys)}: {'.'.join(keys)}: {sentence}" for keys, sentence in explain(error)]
-    if config is None or problems:
+        problems += [f"{source.place(keys)}: {'.'.join(keys)}: {sentence}" for keys, sentence in explain(error, kind)]
+    if built is None or problems:
         raise ConfigError(problems)
-    return config
+    return built
+
+
+def _is_section(field: FieldInfo | None) -> bool:
+    return field is not None and isinstance(field.annotation, type) and issubclass(field.annotation, Section)
 
 
 def dump_config(config: Config) -> str:

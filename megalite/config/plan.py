@@ -82,7 +82,7 @@ def make_plan(config: Config, world_size: int, tokenizer_vocab_size: int | None 
         padded_vocab_size=vocab_rows_per_rank(model.vocab_size, parallel.tp) * parallel.tp,
         grad_accum_steps=batch.global_batch_size // (batch.micro_batch_size * dp),
         tokens_per_step=tokens_per_step,
-        total_steps=config.train.steps or -(-(config.train.tokens or 0) // tokens_per_step),
+        total_steps=derive_steps(config),
         stage_blocks=split_blocks(model.num_layers, parallel.pp),
         num_parameters=count_parameters(model),
         flops_per_token=flops_per_token(model, batch.seq_len),
@@ -93,6 +93,12 @@ def derive_dp(config: Config, world_size: int) -> int:
     """Data-parallel size: the configured one, or what the world size leaves."""
     parallel = config.parallel
     return parallel.dp or max(1, world_size // (parallel.pp * parallel.cp * parallel.tp))
+
+
+def derive_steps(config: Config) -> int:
+    """Optimizer steps of the run: as configured, or the configured tokens rounded up to whole steps."""
+    tokens_per_step = config.batch.global_batch_size * config.batch.seq_len
+    return config.train.steps or -(-(config.train.tokens or 0) // tokens_per_step)
 
 
 def default_world_size(config: Config) -> int:

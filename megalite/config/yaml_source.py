@@ -36,6 +36,8 @@ _SCALARS = (
 )
 """Kinds of plain scalars: name, form, first characters. What matches none is text."""
 
+_SCALAR_TAGS = {_TAG + "str", *(_TAG + name for name, _, _ in _SCALARS)}
+
 
 class _Loader(yaml.SafeLoader):
     """PyYAML's safe loader with the scalars above."""
@@ -78,39 +80,38 @@ class Source:
         if not equals or not all(keys):
             self._complain(f"{assignment!r} is not an override; write section.key=value, for instance train.steps=100")
             return
+        places: dict[Keys, str] = {keys: COMMAND_LINE}
         try:
-            value, problems = _parse(text, COMMAND_LINE, keys, self._forget(keys))
+            value, problems = _parse(text, COMMAND_LINE, keys, places)
         except yaml.YAMLError as error:
-            self._complain(f"{name}: {text!r} is not YAML ({_reason(error)}); quote it for YAML too")
+            self._complain(f"{name}: {text!r} is not YAML: {_reason(error)}")
             return
         self.problems += problems
-        self._assign(keys, value)
+        if self._assign(keys, value):
+            kept = {known: place for known, place in self.places.items() if known[: len(keys)] != keys}
+            self.places = {**kept, **places}
 
-    def _forget(self, keys: Keys) -> dict[Keys, str]:
-        """Drop the places at and below a key, and return the rest to be added to."""
-        for known in [known for known in self.places if known[: len(keys)] == keys]:
-            del self.places[known]
-        self.places[keys] = COMMAND_LINE
-        return self.places
-
-    def _assign(self, keys: Keys, value: Any) -> None:
+    def _assign(self, keys: Keys, value: Any) -> bool:
+        """Put a value in its place, making the groups on the way; whether there is such a place."""
         holder: Any = self.data
         for depth, key in enumerate(keys):
+            name, holder_name = ".".join(keys), ".".join(keys[:depth])
+            place: str | int = key
             if isinstance(holder, list):
                 if not key.isdecimal() or int(key) >= len(holder):
-                    name = ".".join(keys[:depth])
-                    self._complain(f"{'.'.join(keys)}: {name} has {len(holder)} items; number them from 0")
-                    return
-                key = int(key)
+                    self._complain(f"{name}: {holder_name} has {len(holder)} items, numbered from 0")
+                    return False
+                place = int(key)
             elif not isinstance(holder, dict):
-                found = f"{'.'.join(keys[:depth])} is {holder!r}"
-                self._complain(f"{'.'.join(keys)}: {found}, a value without keys of its own")
-                return
+                self._complain(f"{name}: {holder_name} is {holder!r}, which has no keys of its own")
+                return False
             if depth == len(keys) - 1:
-                holder[key] = value
+                holder[place] = value
             elif isinstance(holder, dict) and holder.get(key) is None:
                 holder[key] = {}
-            holder = holder[key]
+                self.places[keys[: depth + 1]] = COMMAND_LINE
+            holder = holder[place]
+        return True
 
     def _complain(self, sentence: str) -> None:
         self.problems.append(f"{COMMAND_LINE}: {sentence}")
@@ -170,28 +171,39 @@ def _parse(text: str, source: str, root: Keys, places: dict[Keys, str]) -> tuple
 class _Reader:
     """Turns YAML nodes into plain data, noting places and complaints on the way."""
 
-    def __init__(self, scalar: Callable[[yaml.Node], Any], source: str, places: dict[Keys, str]):
+    def __init__(self, construct: Callable[[yaml.Node], Any], source: str, places: dict[Keys, str]):
         self.problems: list[str] = []
-        self._scalar = scalar
+        self._construct = construct
         self._source = source
         self._places = places
         self._open: list[yaml.Node] = []
 
     def value(self, node: yaml.Node, keys: Keys) -> Any:
         if isinstance(node, yaml.ScalarNode):
-            return self._scalar(node)
+            return self._scalar(node, keys)
         if node in self._open:
             self._complain(node, keys, "an alias stands inside the value that it names")
             return None
         self._open.append(node)
         if node.tag not in (_TAG + "map", _TAG + "seq"):
-            self._complain(node, keys, f"the tag {node.tag.replace(_TAG, '!!')} is not supported; leave it out")
+            self._refuse_tag(node, keys)
         if isinstance(node, yaml.SequenceNode):
             value: Any = [self._item(item, (*keys, str(index))) for index, item in enumerate(node.value)]
         else:
             value = dict(self._pairs(node, keys))
         self._open.pop()
         return value
+
+    def _scalar(self, node: yaml.ScalarNode, keys: Keys) -> Any:
+        if node.tag not in _SCALAR_TAGS:
+            return self._refuse_tag(node, keys)
+        try:
+            return self._construct(node)
+        except (ValueError, KeyError):  # `!!int abc`
+            return self._refuse_tag(node, keys)
+
+    def _refuse_tag(self, node: yaml.Node, keys: Keys) -> None:
+        self._complain(node, keys, f"the tag {node.tag.replace(_TAG, '!!')} is not supported here; leave it out")
 
     def _item(self, node: yaml.Node, keys: Keys) -> Any:
         self._note(node, keys)
@@ -200,7 +212,7 @@ class _Reader:
     def _pairs(self, node: yaml.MappingNode, keys: Keys) -> Iterator[tuple[str, Any]]:
         seen: dict[str, int] = {}
         for key_node, value_node in node.value:
-            key = self._scalar(key_node) if isinstance(key_node, yaml.ScalarNode) else None
+            key = self._scalar(key_node, keys) if isinstance(key_node, yaml.ScalarNode) else None
             line = key_node.start_mark.line + 1
             if not isinstance(key, str):
                 self._complain(key_node, keys, "found a key that is not text; put it in quotes")

@@ -76,7 +76,7 @@ class IndexedWriter:
         self._idx_partial = prefix.with_name(prefix.name + ".idx.partial")
 
     def __enter__(self) -> IndexedWriter:
-        self._file = open(self._bin_partial, "wb")  # noqa: SIM115 (closed in __exit__)
+        self._file = open(self._bin_partial, "wb")
         return self
 
     def add(self, tokens: np.ndarray, lengths: np.ndarray) -> None:
@@ -193,7 +193,7 @@ def _read_header(path: Path) -> tuple[np.dtype, int, int]:
         raise DataError(f"{path}: dtype code {code} is no integer type; known are {sorted(DTYPES)}")
     expected = HEADER.size + 12 * num_sequences + 8 * num_borders
     found = path.stat().st_size
-    if found == expected + num_sequences:
+    if num_sequences and found == expected + num_sequences:
         raise DataError(f"{path}: a multimodal index, which has a mode for each sequence; only text can be read")
     if found != expected or num_borders < 1:
         raise DataError(

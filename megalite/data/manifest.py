@@ -191,7 +191,9 @@ def check_input(folder: Path, station: str, *, contents: bool = True) -> Manifes
             if hash_file(folder / each.path) != each.xxh3
         ]
     if problems:
-        raise DataError(f"{folder}: does not agree with its manifest.json: {'; '.join(problems)}; run its station again")
+        raise DataError(
+            f"{folder}: does not agree with its manifest.json: {'; '.join(problems)}; run its station again"
+        )
     return manifest
 
 

@@ -6,9 +6,11 @@ The choice needs no list, does not move when documents are added or reordered, a
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import xxhash
+
+from megalite.errors import DataError, did_you_mean
 
 Part = Literal["all", "train", "valid"]
 
@@ -43,3 +45,19 @@ ALL = Split()
 def chosen(text: str, fraction: float, seed: int) -> bool:
     """Whether a text falls into a random `fraction` of all texts."""
     return xxhash.xxh3_64_intdigest(text.encode(), seed) < fraction * 2.0**64
+
+
+def parse_split(part: str, valid_fraction: float) -> Split:
+    """A split from what a user wrote.
+
+    Raises:
+        DataError: no such part, or a part without a fraction.
+    """
+    parts = get_args(Part)
+    if part not in parts:
+        raise DataError(f"part {part!r}{did_you_mean(part, parts)}; use {', '.join(parts)}")
+    if part == "valid" and valid_fraction == 0.0:
+        raise DataError("the valid part is empty with a fraction of 0; give --valid-fraction")
+    if part == "all" and valid_fraction != 0.0:
+        raise DataError("with --valid-fraction say which side to write: --part train or --part valid")
+    return Split(part, valid_fraction)

@@ -11,6 +11,7 @@ import io
 import json
 import re
 from collections.abc import Iterator
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +33,8 @@ CHARACTER_COVERAGE = 0.9995
 with many characters."""
 
 PRINTABLE_ASCII = "".join(map(chr, range(33, 127)))
-"""Always in the vocabulary, however rare in the sample."""
+"""Always in the vocabulary, however rare in the sample: the fast form of a unigram model relies on it. SentencePiece
+only requires characters that it has seen, so they are its first sentence."""
 
 NUM_THREADS = 16
 """Fixed, because unigram training adds up in an order that depends on it."""
@@ -80,7 +82,9 @@ class _Sample:
         self._split = split
         self._progress = progress
         available = sum(len(text) for text in self._texts())
-        self._fraction = min(1.0, train_mb * 1e6 / max(1, available))
+        if not available:
+            raise DataError("there is no text to train a tokenizer on: the documents are empty or all held out")
+        self._fraction = min(1.0, train_mb * 1e6 / available)
         self.num_documents = 0
         self.num_bytes = 0
 
@@ -103,9 +107,10 @@ def _train_sentencepiece(texts: Iterator[str], folder: Path, config: TokenizerCo
     from megalite.data.fast_tokenizer import round_scores, write_fast_tokenizer
 
     buffer = io.BytesIO()
+    chunks = (chunk for text in texts for chunk in cut_in_chunks(text))
     try:
         SentencePieceTrainer.train(
-            sentence_iterator=(chunk for text in texts for chunk in cut_in_chunks(text)),
+            sentence_iterator=chain([PRINTABLE_ASCII], chunks),
             model_writer=buffer,
             model_type=config.kind.removeprefix("sentencepiece-"),
             vocab_size=config.vocab_size,
@@ -199,4 +204,4 @@ def _write_config(folder: Path, *, has_unknown: bool) -> None:
 
 def _gist(error: RuntimeError) -> str:
     """SentencePiece's message without its source line and check expression."""
-    return re.sub(r"^.*\[.*?\]\s*", "", str(error).strip()) or "there is no text"
+    return re.sub(r"^.*\[.*?\]\s*", "", str(error).strip())

@@ -46,18 +46,27 @@ def write_parameter(engine: Any, parameter: nn.Parameter, zero_stage: int, tenso
         safe_set_full_optimizer_state(parameter, tensors[key].to(device), key)
 
 
-def create_moments(engine: Any, num_updates: int) -> None:
-    """Make zero moments for every weight, and set the optimizer's step counter."""
+def create_moments(engine: Any) -> None:
+    """Make zero moments for every weight before the first step.
+
+    Torch makes them lazily, and DeepSpeed then links its fragments to them once, after the step of the first parameter
+    group, when those of the second do not exist yet: they could never be read. Made here, all are linked.
+    """
     inner = _torch_optimizer(engine)
     for weight in _flat_weights(engine):
-        state = inner.state[weight]
-        state["step"] = torch.tensor(float(num_updates), device=weight.device if inner.defaults["fused"] else "cpu")
-        for key in MOMENTS:
-            if key not in state:
-                state[key] = torch.zeros_like(weight, memory_format=torch.preserve_format)
+        inner.state[weight] = {key: torch.zeros_like(weight, memory_format=torch.preserve_format) for key in MOMENTS}
+    set_num_updates(engine, 0)
     link = getattr(engine.optimizer, "_lazy_init_hp_params_optimizer_state", None)
     if link is not None:
         link()
+
+
+def set_num_updates(engine: Any, num_updates: int) -> None:
+    """Set the optimizer's step counter, which the moments' bias correction depends on."""
+    inner = _torch_optimizer(engine)
+    for weight in _flat_weights(engine):
+        device = weight.device if inner.defaults["fused"] else torch.device("cpu")
+        inner.state[weight]["step"] = torch.tensor(float(num_updates), device=device)
 
 
 def _torch_optimizer(engine: Any) -> torch.optim.Optimizer:

@@ -3,7 +3,7 @@
 DeepSpeed sees each stage as a single layer, so that everything inside it (recomputation, names, rotary tables) is ours.
 Between stages travels a tuple of tensors: the stream, and what every stage must know of its documents.
 
-    (tokens [t], positions [t], borders [t+1], keys [t])  ->  stage 0  ->  (stream [t, h], positions, borders, keys)  ->  ...
+    (tokens [t], positions [t], borders [t+1], keys [t]) -> stage 0 -> (stream [t, h], positions, borders, keys) -> ...
 
 The borders are padded to t+1 entries because shapes may not change from one micro-batch to the next.
 """

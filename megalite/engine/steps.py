@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from megalite.data.loader import Batch
-from megalite.engine.optimizer_state import create_moments, read_parameter, write_parameter
+from megalite.engine.optimizer_state import create_moments, read_parameter, set_num_updates, write_parameter
 from megalite.engine.protocol import MOMENTS, LocalState
 from megalite.layers.documents import Documents, Targets
 from megalite.model.initialize import LocalWeight, WeightSource, local_weights
@@ -55,6 +55,7 @@ class StageState:
         self._rows: dict[str, list[LocalWeight]] = {name: [] for name in self._parameters}
         for local in local_weights(stage):
             self._rows[local.parameter_name].append(local)
+        create_moments(engine)
 
     def read(self) -> Iterator[LocalState]:
         """Yield every canonical weight with its moments, one parameter in memory at a time. Collective over dp."""
@@ -65,7 +66,7 @@ class StageState:
 
     def write(self, weights: WeightSource, moments: dict[str, WeightSource], num_updates: int) -> None:
         """Set every weight and moment from sources; padding stays zero. Collective over dp."""
-        create_moments(self._engine, num_updates)
+        set_num_updates(self._engine, num_updates)
         sources = {"weight": weights, **moments}
         assert set(sources) == {"weight", *MOMENTS}
         for name, parameter in self._parameters.items():

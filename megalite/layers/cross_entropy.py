@@ -126,10 +126,7 @@ def _chunks(num_tokens: int, num_columns: int) -> list[slice]:
 def _softmax(logits: Tensor, local_labels: Tensor, tp: Axis) -> tuple[Tensor, Tensor]:
     """Negative log-likelihood `[c]` and softmax `[c, v]` (in place of the logits) over the whole vocabulary."""
     num_columns = logits.shape[1]
-    if num_columns:
-        maximum = logits.amax(dim=1)
-    else:
-        maximum = logits.new_full((logits.shape[0],), float("-inf"))
+    maximum = logits.amax(dim=1) if num_columns else logits.new_full((logits.shape[0],), float("-inf"))
     maximum = all_reduce(maximum, tp, dist.ReduceOp.MAX)
     logits.sub_(maximum.unsqueeze(1))
     here = (local_labels >= 0) & (local_labels < num_columns)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -29,7 +30,7 @@ class Documents:
     def lengths(self) -> list[int]:
         """Length of each document in tokens. Copies the borders to the host: a sync on CUDA, so for the CPU path."""
         borders = self.cu_seqlens.tolist()
-        return [stop - start for start, stop in zip(borders, borders[1:], strict=False) if stop > start]
+        return [stop - start for start, stop in itertools.pairwise(borders) if stop > start]
 
 
 @dataclass

@@ -11,7 +11,7 @@ Legend: t tokens of the micro-batch's stream, h hidden size; with sequence paral
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
@@ -40,7 +40,7 @@ class StageSpec:
     tp: Axis = SINGLE
     sequence_parallel: bool = False
     recompute: str = "none"
-    parts: Parts = Parts()
+    parts: Parts = field(default_factory=Parts)
     seed: int = 0
     """Seeds dropout; initial weights come from a weight source instead."""
 

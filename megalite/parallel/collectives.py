@@ -76,6 +76,12 @@ def all_reduce(x: Tensor, axis: Axis, op: dist.ReduceOp.RedOpType = dist.ReduceO
     return x
 
 
+def any_rank(flag: bool, axis: Axis, device: torch.device) -> bool:
+    """Whether the flag is set on any rank of the axis. Collective, and a sync."""
+    votes = torch.tensor(int(flag), device=device)
+    return bool(all_reduce(votes, axis, dist.ReduceOp.MAX).item())
+
+
 @torch.compiler.disable
 def _apply(function: type[torch.autograd.Function], x: Tensor, axis: Axis) -> Tensor:
     return function.apply(x, axis)

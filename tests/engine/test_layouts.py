@@ -108,8 +108,7 @@ def test_layouts_equal_plain_pytorch(world_size):
                 itertools.zip_longest(curves[number], truth[number]), start=1
             ):
                 if abs(loss - want_loss) > LOSS_TOLERANCE or abs(norm / want_norm - 1) > NORM_TOLERANCE:
-                    complaints.append(
-                        f"{case} rank {rank} step {step}: loss {loss - want_loss:+.1e}, norm {norm / want_norm - 1:+.1e}"
-                    )
+                    off = f"loss {loss - want_loss:+.1e}, norm {norm / want_norm - 1:+.1e}"
+                    complaints.append(f"{case} rank {rank} step {step}: {off}")
                     break
     assert not complaints, "\n".join(complaints)

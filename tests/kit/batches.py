@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 import torch
 
@@ -16,7 +18,7 @@ def random_sequence(index: int, *, seq_len: int, vocab_size: int, seed: int = 0)
     mask = rng.random(seq_len) < rng.uniform(0.3, 1.0)
     cuts = np.sort(rng.choice(np.arange(1, seq_len), size=rng.integers(0, 4), replace=False))
     borders = np.concatenate(([0], cuts, [seq_len]))
-    positions = np.concatenate([np.arange(b - a) for a, b in zip(borders, borders[1:], strict=False)])
+    positions = np.concatenate([np.arange(b - a) for a, b in itertools.pairwise(borders)])
     return {"tokens": tokens, "labels": labels, "mask": mask, "positions": positions, "borders": borders}
 
 

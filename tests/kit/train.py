@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
-from megalite.config.plan import make_plan
+from megalite.checkpoint.format import Progress
+from megalite.checkpoint.reader import CheckpointReader
+from megalite.checkpoint.writer import save
+from megalite.config.plan import RunPlan, make_plan
 from megalite.config.schema import Config
 from megalite.engine.build import build_engine
+from megalite.engine.protocol import MOMENTS, Engine
 from megalite.model.initialize import FreshWeights
 from megalite.optim.schedules import learning_rate
-from megalite.parallel.axes import connect
+from megalite.parallel.axes import Axes, connect
 from megalite.parallel.mesh import Mesh
 from tests.kit.batches import step_batches
 
@@ -40,26 +46,65 @@ def tiny_config(**sections: dict[str, Any]) -> Config:
     return Config(**{name: {**TINY.get(name, {}), **sections.get(name, {})} for name in names})
 
 
-def train(config: Config, steps: int) -> list[tuple[float, float]]:
-    """Loss and gradient norm of the first steps, on the ranks of the current world."""
-    world_size = dist.get_world_size()
-    plan = make_plan(config, world_size)
-    axes = connect(Mesh(plan.pp, plan.dp, plan.cp, plan.tp), dist.get_rank())
-    source = FreshWeights(plan.model, config.run.seed)
-    engine = build_engine(config, plan, axes, torch.device("cpu"), source)
-    curve = []
-    for step in range(steps):
+@dataclass
+class Rank:
+    """A tiny run on one rank of the current world."""
+
+    config: Config
+    plan: RunPlan
+    axes: Axes
+    engine: Engine
+
+    def train(self, first: int, last: int) -> list[tuple[float, float]]:
+        """Loss and gradient norm of steps first+1 .. last."""
+        return [self._step(step) for step in range(first, last)]
+
+    def save(self, root: Path, step: int) -> Path:
+        """Write a checkpoint of a step."""
+        return save(
+            root,
+            self.engine,
+            self.axes,
+            plan=self.plan,
+            progress=Progress(step=step, num_updates=step),
+            config_text="",
+            zero_stage=self.config.parallel.zero_stage,
+            data={},
+            device=torch.device("cpu"),
+        )
+
+    def _step(self, step: int) -> tuple[float, float]:
         batches = step_batches(
             step,
-            global_batch_size=config.batch.global_batch_size,
-            micro_batch_size=config.batch.micro_batch_size,
-            dp=plan.dp,
-            dp_rank=axes.dp.rank,
-            seq_len=config.batch.seq_len,
-            vocab_size=plan.model.vocab_size,
+            global_batch_size=self.config.batch.global_batch_size,
+            micro_batch_size=self.config.batch.micro_batch_size,
+            dp=self.plan.dp,
+            dp_rank=self.axes.dp.rank,
+            seq_len=self.config.batch.seq_len,
+            vocab_size=self.plan.model.vocab_size,
         )
-        lr = learning_rate(step + 1, plan.total_steps, config.optimizer, config.schedule)
-        result = engine.train_step(batches, lr)
-        curve.append((result.loss, result.grad_norm))
-    engine.close()
+        lr = learning_rate(step + 1, self.plan.total_steps, self.config.optimizer, self.config.schedule)
+        result = self.engine.train_step(batches, lr)
+        return result.loss, result.grad_norm
+
+
+def start_rank(config: Config, checkpoint: Path | None = None) -> Rank:
+    """Build the engine of this rank from a seed, or from a checkpoint."""
+    plan = make_plan(config, dist.get_world_size())
+    axes = connect(Mesh(plan.pp, plan.dp, plan.cp, plan.tp), dist.get_rank())
+    if checkpoint is None:
+        source = FreshWeights(plan.model, config.run.seed)
+        return Rank(config, plan, axes, build_engine(config, plan, axes, torch.device("cpu"), source))
+    reader = CheckpointReader(checkpoint)
+    engine = build_engine(config, plan, axes, torch.device("cpu"), reader.source("weight"))
+    moments = {key: reader.source(key) for key in MOMENTS}
+    engine.load(reader.source("weight"), moments, reader.manifest.progress.num_updates)
+    return Rank(config, plan, axes, engine)
+
+
+def train(config: Config, steps: int) -> list[tuple[float, float]]:
+    """Loss and gradient norm of the first steps, on the ranks of the current world."""
+    rank = start_rank(config)
+    curve = rank.train(0, steps)
+    rank.engine.close()
     return curve

@@ -1,0 +1,55 @@
+"""Where a canonical weight lies in a tensor of transformers: alone, fused with others, or transposed.
+
+One formula covers all of them. The rows of `num_parts` equally large weights are dealt out in groups:
+
+    group 0 of part 0 | group 0 of part 1 | ... | group 1 of part 0 | ...
+
+    alone                  one part
+    GPT-2's c_attn         q, k, v; a group is a whole part:   q | k | v
+    GPT-NeoX's fused qkv   q, k, v; a group is a head:         q0 k0 v0 | q1 k1 v1 | ...
+
+A transposed tensor (GPT-2's Conv1D) is stored with its dims swapped after that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Place:
+    """The place of one canonical weight."""
+
+    tensor: str
+    """Name of the tensor in the Hugging Face folder."""
+    group: int
+    """Rows of the weight that lie together."""
+    part: int = 0
+    num_parts: int = 1
+    transposed: bool = False
+
+    def stored_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+        """Shape of the tensor that holds a weight of this shape."""
+        stored = (shape[0] * self.num_parts, *shape[1:])
+        return stored[::-1] if self.transposed else stored
+
+    def runs(self, start: int, stop: int) -> Iterator[tuple[int, int]]:
+        """Where rows `start` to `stop` of the weight begin in the tensor: (row there, number of rows) for each run."""
+        while start < stop:
+            index, offset = divmod(start, self.group)
+            size = min(stop - start, self.group - offset)
+            yield (index * self.num_parts + self.part) * self.group + offset, size
+            start += size
+
+
+def join(parts: Sequence[Tensor], place: Place) -> Tensor:
+    """The tensor that holds the given weights, all of its parts in order."""
+    assert len(parts) == place.num_parts
+    stored = parts[0]
+    if place.num_parts > 1:
+        stored = torch.stack([part.unflatten(0, (-1, place.group)) for part in parts], dim=1).flatten(0, 2)
+    return (stored.t() if place.transposed else stored).contiguous()

@@ -1,0 +1,157 @@
+"""`megalite config`: look at a config before it runs."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
+
+    from megalite.config.plan import RunPlan
+    from megalite.planner.memory import StageMemory
+
+app = typer.Typer(help="Check configs, list presets, show what a config resolves to.", no_args_is_help=True)
+
+ConfigFile = Annotated[Path, typer.Argument(help="A run's YAML file.", show_default=False)]
+Overrides = Annotated[
+    list[str] | None,
+    typer.Argument(help="Settings that replace the file's: section.key=value ...", show_default=False),
+]
+
+ASSUMED_VOCAB_SIZE = 32000
+"""Stands in for a tokenizer's vocabulary where a config leaves it open; a note says so."""
+
+
+@app.command()
+def check(
+    config: ConfigFile,
+    overrides: Overrides = None,
+    world_size: Annotated[
+        int | None, typer.Option(min=1, help="Ranks; pp x dp x cp x tp when not given.", show_default=False)
+    ] = None,
+    vocab_size: Annotated[
+        int | None, typer.Option(min=1, help="Vocabulary, where the config takes the tokenizer's.", show_default=False)
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print everything as one JSON object.")] = False,
+) -> None:
+    """Validate a config for a number of ranks; print its shapes, parameters, memory and DeepSpeed JSON.
+
+    Needs neither the ranks nor their memory: a laptop checks 70B on 512 GPUs.
+    """
+    from megalite.config.load import load_config
+    from megalite.config.plan import default_world_size, make_plan
+    from megalite.config.validate import validate
+    from megalite.engine.deepspeed_config import deepspeed_config
+    from megalite.planner.memory import memory_by_stage
+
+    loaded = load_config(config, overrides or ())
+    num_ranks = world_size or default_world_size(loaded)
+    validate(loaded, num_ranks)
+    notes = []
+    if loaded.model.vocab_size is None and vocab_size is None:
+        vocab_size = ASSUMED_VOCAB_SIZE
+        notes.append(f"model.vocab_size is left to the tokenizer; {vocab_size} assumed here, or give --vocab-size")
+    plan = make_plan(loaded, num_ranks, vocab_size)
+    memory = memory_by_stage(loaded, plan)
+    json_config = deepspeed_config(loaded, plan)
+    if as_json:
+        stages = [stage.to_dict() for stage in memory]
+        typer.echo(json.dumps({"plan": plan.to_dict(), "memory": stages, "deepspeed": json_config, "notes": notes}))
+        return
+    _print_report(f"{config} on {num_ranks} rank{'s' if num_ranks > 1 else ''}", plan, memory, json_config, notes)
+
+
+@app.command()
+def presets() -> None:
+    """List the presets of `model.preset`."""
+    from megalite.config.presets import PRESETS
+
+    table = _table("preset", "hidden", "layers", "heads", "vocabulary", "what it is")
+    for name, preset in PRESETS.items():
+        model = preset.model
+        heads = f"{model['num_heads']} / {model.get('num_kv_heads', model['num_heads'])}"
+        sizes = str(model["hidden_size"]), str(model["num_layers"]), heads
+        table.add_row(name, *sizes, str(model.get("vocab_size", "tokenizer's")), preset.about)
+    _console().print(table)
+
+
+@app.command()
+def show(config: ConfigFile, overrides: Overrides = None) -> None:
+    """Print a config with its preset and all defaults filled in, as YAML."""
+    from megalite.config.load import dump_config, load_config
+
+    typer.echo(dump_config(load_config(config, overrides or ())), nl=False)
+
+
+def _print_report(
+    title: str, plan: RunPlan, memory: tuple[StageMemory, ...], json_config: dict[str, Any], notes: list[str]
+) -> None:
+    console = _console()
+    console.print(f"[bold]{title}: valid[/bold]")
+    for note in notes:
+        console.print(f"[yellow]note:[/yellow] {note}", highlight=False)
+    for table in (_plan_table(plan), _memory_table(plan, memory)):
+        console.print()
+        console.print(table)
+    console.print("\n[bold]DeepSpeed's JSON[/bold]")
+    console.print_json(data=json_config)
+
+
+def _plan_table(plan: RunPlan) -> Table:
+    model = plan.model
+    ranks = f"pp {plan.pp} x dp {plan.dp} x cp {plan.cp} x tp {plan.tp}"
+    heads = f"{model.num_heads} query, {model.num_kv_heads} key and value, {model.head_dim} wide"
+    rows = {
+        "ranks": f"{plan.world_size} = {ranks}",
+        "parameters": f"{plan.num_parameters:,}",
+        "model": f"hidden {model.hidden_size}, {model.num_layers} layers, MLP {model.ffn_hidden_size}",
+        "heads": heads,
+        "vocabulary": f"{model.vocab_size:,}, padded to {plan.padded_vocab_size:,}",
+        "step": f"{plan.tokens_per_step:,} tokens, {plan.grad_accum_steps} micro-batches a rank",
+        "run": f"{plan.total_steps:,} steps, {plan.total_steps * plan.tokens_per_step:,} tokens",
+        "work": f"{plan.flops_per_token:.4g} FLOP a token, "
+        f"{plan.flops_per_token * plan.total_steps * plan.tokens_per_step:.4g} FLOP in all",
+    }
+    table = _table("plan", "")
+    for name, value in rows.items():
+        table.add_row(name, value)
+    return table
+
+
+def _memory_table(plan: RunPlan, memory: tuple[StageMemory, ...]) -> Table:
+    large = max(stage.total for stage in memory) >= 10 * 2**30
+    unit, size, decimals = ("GiB", 2**30, 1) if large else ("MiB", 2**20, 0)
+    parts = {"weights": "weights", "gradients": "grads", "optimizer": "optim", "activations": "activ"}
+    parts |= {"head": "head", "buffers": "comm", "total": "total"}
+    table = _table(
+        "stage", "blocks", "parameters", *parts.values(), title=f"{unit} on each rank, at the peak of a step"
+    )
+    for column in table.columns:
+        column.no_wrap = True
+    for column in table.columns[2:]:
+        column.justify = "right"
+    for stage, (first, stop) in zip(memory, plan.stage_blocks, strict=True):
+        sizes = stage.to_dict()
+        shares = [f"{sizes[part] / size:,.{decimals}f}" for part in parts]
+        table.add_row(str(stage.stage), f"{first}-{stop - 1}", f"{stage.num_parameters:,}", *shares)
+    return table
+
+
+def _console() -> Console:
+    from rich.console import Console
+
+    return Console()
+
+
+def _table(*columns: str, title: str | None = None) -> Table:
+    from rich import box
+    from rich.table import Table
+
+    return Table(
+        *columns, title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True
+    )

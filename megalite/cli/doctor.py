@@ -1,0 +1,31 @@
+"""`megalite doctor`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import typer
+
+
+def doctor(
+    folder: Path = typer.Option(Path("runs"), "--dir", help="Where runs would be written."),
+) -> int:
+    """Say what this machine offers, and what each missing piece would need."""
+    from rich.console import Console
+    from rich.table import Table
+
+    from megalite.errors import EXIT_BAD_INPUT, EXIT_DONE
+    from megalite.planner.machine import examine
+
+    findings = examine(folder)
+    table = Table("", "", "found", "to get it", box=None, pad_edge=False)
+    for finding in findings:
+        mark = "[green]yes[/]" if finding.present else "[red]no[/]" if finding.required else "[yellow]no[/]"
+        table.add_row(mark, finding.name, finding.found, "" if finding.present else finding.needs)
+    Console().print(table)
+    missing = [finding.name for finding in findings if finding.required and not finding.present]
+    if missing:
+        typer.echo(f"not ready to train: {', '.join(missing)} missing", err=True)
+        return EXIT_BAD_INPUT
+    typer.echo("ready to train on this machine")
+    return EXIT_DONE

@@ -1,0 +1,27 @@
+"""`megalite train`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import typer
+
+
+def train(
+    config: Path = typer.Argument(..., help="The run's YAML file."),
+    overrides: list[str] = typer.Argument(None, help="Settings that replace the file's: section.key=value ..."),
+) -> int:
+    """Train a model, or go on with a run that was stopped.
+
+    Starts pp x dp x tp ranks on this machine; under srun or torchrun it is one of the ranks given.
+    """
+    from megalite.config.load import load_config
+    from megalite.config.plan import default_world_size
+    from megalite.train.local import train_locally
+    from megalite.train.worker import given_place, run_rank
+
+    loaded = load_config(config, overrides or ())
+    place = given_place()
+    if place is not None:
+        return run_rank(loaded, place)
+    return train_locally(loaded, default_world_size(loaded))

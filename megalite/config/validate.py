@@ -1,0 +1,252 @@
+"""What must hold between settings: every conflict of a config with itself and with the number of ranks, all at once.
+
+Each check is a generator of sentences: the setting, what was found, the nearest values that are legal. Nothing here
+looks at the machine or at files, so a laptop validates a cluster's config. Settings that would have no effect are
+refused too, because who sets them expects one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from math import gcd
+
+from megalite.config.plan import default_world_size, derive_dp, derive_steps, fill_model
+from megalite.config.schema import Config, ModelConfig, RopeConfig, RopeScaling, Section
+from megalite.errors import ConfigError
+
+ANY_VOCAB_SIZE = 1
+"""Stands in for a tokenizer's; no check depends on it."""
+
+
+def validate(config: Config, world_size: int) -> None:
+    """Check a config for a number of ranks.
+
+    Args:
+        config: from `load_config`, or built in Python.
+        world_size: ranks that will run it; `plan.default_world_size` when megalite starts them itself.
+
+    Raises:
+        ConfigError: everything that is wrong, one sentence each.
+    """
+    model = fill_model(config.model, config.batch, ANY_VOCAB_SIZE)
+    problems = [
+        *_world(config, world_size),
+        *_tensor_parallel(config, model),
+        *_pipeline(config, world_size),
+        *_batch(config, world_size),
+        *_heads(config.model, model),
+        *_positions(config, model),
+        *_precision(config),
+        *_length(config),
+        *_schedule(config),
+        *_periods(config),
+    ]
+    if problems:
+        raise ConfigError(problems)
+
+
+def _world(config: Config, world_size: int) -> Iterator[str]:
+    pp, dp, cp, tp = config.parallel.pp, config.parallel.dp, config.parallel.cp, config.parallel.tp
+    if cp != 1:
+        yield (
+            f"parallel.cp: found {cp}, but context parallelism is not built yet; use cp=1, and for long sequences "
+            "a larger tp with sequence_parallel=true"
+        )
+    shard, needed = pp * cp * tp, default_world_size(config)
+    if dp is None and world_size % shard:
+        yield (
+            f"parallel.dp: null cannot be derived: {world_size} ranks are not a multiple of pp x cp x tp = {pp} x {cp} "
+            f"x {tp} = {shard}; use {_or(_near(world_size, shard))} ranks, or change pp or tp"
+        )
+    if dp is not None and world_size != needed:
+        fitting = f", or set dp={world_size // shard}" if world_size % shard == 0 else ""
+        yield (
+            f"parallel.dp: found {world_size} ranks, expected pp x dp x cp x tp = {pp} x {dp} x {cp} x {tp} = "
+            f"{needed}; use {needed} ranks{fitting}"
+        )
+
+
+def _tensor_parallel(config: Config, model: ModelConfig) -> Iterator[str]:
+    tp = config.parallel.tp
+    heads, kv_heads, ffn = model.num_heads, model.num_kv_heads, model.ffn_hidden_size
+    use = f"use tp={_or(_divisors(gcd(heads, kv_heads, ffn)))}"
+    if kv_heads < tp:
+        yield (
+            f"parallel.tp: num_kv_heads={kv_heads} is fewer than tp={tp}, and a key and value head is neither cut nor "
+            f"copied; {use}, or more kv heads"
+        )
+    elif kv_heads % tp:
+        yield f"parallel.tp: num_kv_heads={kv_heads} is not divisible by tp={tp}; {use}"
+    if heads % tp:
+        yield f"parallel.tp: num_heads={heads} is not divisible by tp={tp}; {use}"
+    if ffn % tp:
+        yield (
+            f"parallel.tp: ffn_hidden_size={ffn} is not divisible by tp={tp}; {use}, "
+            f"or ffn_hidden_size={_or(_near(ffn, tp))}"
+        )
+    tokens = config.batch.micro_batch_size * config.batch.seq_len
+    if config.parallel.sequence_parallel and tokens % tp:
+        legal = _near(config.batch.seq_len, tp // gcd(tp, config.batch.micro_batch_size))
+        yield (
+            f"parallel.sequence_parallel: micro_batch_size x seq_len = {tokens} tokens are not divisible by tp={tp}; "
+            f"use seq_len={_or(legal)}"
+        )
+
+
+def _pipeline(config: Config, world_size: int) -> Iterator[str]:
+    pp, stage, num_layers = config.parallel.pp, config.parallel.zero_stage, config.model.num_layers
+    if pp > num_layers:
+        yield f"parallel.pp: num_layers={num_layers} cannot fill pp={pp} stages; use pp={num_layers} or less"
+    if pp > 1 and stage >= 2:
+        dp = world_size // (config.parallel.cp * config.parallel.tp)
+        yield (
+            f"parallel.zero_stage: found {stage} with pp={pp}, but a pipeline keeps gradients and weights whole over "
+            f"dp; use zero_stage=1, or pp=1 (then dp={dp})"
+        )
+
+
+def _batch(config: Config, world_size: int) -> Iterator[str]:
+    parallel, batch = config.parallel, config.batch
+    if parallel.dp is None and world_size % (parallel.pp * parallel.cp * parallel.tp):
+        return  # dp is unknown, which `_world` says
+    dp = derive_dp(config, world_size)
+    unit = batch.micro_batch_size * dp
+    if batch.global_batch_size % unit:
+        yield (
+            f"batch.global_batch_size: {batch.global_batch_size} is not a multiple of micro_batch_size x dp = "
+            f"{batch.micro_batch_size} x {dp} = {unit}; use {_or(_near(batch.global_batch_size, unit))}"
+        )
+
+
+def _heads(given: ModelConfig, model: ModelConfig) -> Iterator[str]:
+    if given.head_dim is None and given.hidden_size % given.num_heads:
+        yield (
+            f"model.head_dim: null stands for hidden_size / num_heads, but {given.hidden_size} / {given.num_heads} is "
+            f"not whole; use hidden_size={_or(_near(given.hidden_size, given.num_heads))}, or set head_dim"
+        )
+    if model.num_heads % model.num_kv_heads:
+        yield (
+            f"model.num_kv_heads: num_heads={model.num_heads} is not a multiple of num_kv_heads={model.num_kv_heads}; "
+            f"use {_or(_divisors(model.num_heads))}"
+        )
+
+
+def _positions(config: Config, model: ModelConfig) -> Iterator[str]:
+    seq_len = config.batch.seq_len
+    if seq_len > model.max_positions:
+        yield (
+            f"batch.seq_len: {seq_len} is longer than model.max_positions={model.max_positions}; use a shorter "
+            "sequence or more positions"
+        )
+    if model.positions == "learned":
+        yield from _unused(model.rope, RopeConfig.model_fields, "model.rope", "positions=learned")
+        return
+    yield from _rotary(model, model.head_dim)
+
+
+def _rotary(model: ModelConfig, head_dim: int) -> Iterator[str]:
+    rotated = int(head_dim * model.rope.fraction)
+    if head_dim and (rotated % 2 or not rotated):
+        legal = [n / head_dim for n in (rotated - 1, rotated + 1, rotated + 2) if n % 2 == 0 and 0 < n <= head_dim]
+        advice = f"use fraction={_or(legal)}" if legal else "use head_dim=2 or more"
+        yield (
+            f"model.rope.fraction: {model.rope.fraction} of head_dim={head_dim} rotates {rotated} channels, and they "
+            f"turn in pairs; {advice}"
+        )
+    scaling = model.rope.scaling
+    if scaling is not None and scaling.type == "linear":
+        keys = ("low_freq_factor", "high_freq_factor", "original_max_positions")
+        yield from _unused(scaling, keys, "model.rope.scaling", "type=linear")
+    if scaling is not None and scaling.type == "llama3" and scaling.low_freq_factor >= scaling.high_freq_factor:
+        default = RopeScaling(type="llama3")
+        yield (
+            f"model.rope.scaling: low_freq_factor={scaling.low_freq_factor:g} must be below "
+            f"high_freq_factor={scaling.high_freq_factor:g}; Llama 3.1 has {default.low_freq_factor:g} and "
+            f"{default.high_freq_factor:g}"
+        )
+
+
+def _precision(config: Config) -> Iterator[str]:
+    precision = config.precision
+    if precision.fp8 is not None:
+        yield "precision.fp8: FP8 is not part of this version yet; use fp8=null with dtype=bf16"
+    if precision.dtype != "fp32" and config.parallel.zero_stage == 0:
+        yield (
+            f"parallel.zero_stage: found 0 with dtype={precision.dtype}, where DeepSpeed applies wrong updates; use "
+            "zero_stage=1 (right with dp=1 too), or dtype=fp32"
+        )
+    if precision.dtype == "fp16" and config.train.device == "cpu":
+        yield "precision.dtype: DeepSpeed has no fp16 on CPUs; use bf16, or fp32, which is faster without bf16 units"
+
+
+def _length(config: Config) -> Iterator[str]:
+    train = config.train
+    if train.steps is None and train.tokens is None:
+        yield "train.steps: null, and so is train.tokens; set one of them"
+    if train.steps is not None and train.tokens is not None:
+        equal = -(-train.tokens // (config.batch.global_batch_size * config.batch.seq_len))
+        yield (
+            f"train.tokens: found {train.tokens}, and train.steps={train.steps} too; set one of them to null "
+            f"(these tokens are {equal} steps)"
+        )
+    if train.eval_every is not None and not config.data.valid:
+        yield f"train.eval_every: found {train.eval_every}, but data.valid is empty; add a source to it, or set null"
+
+
+def _schedule(config: Config) -> Iterator[str]:
+    schedule, lr = config.schedule, config.optimizer.lr
+    if schedule.name != "wsd":
+        yield from _unused(schedule, ("decay_steps", "decay_shape"), "schedule", f"name={schedule.name}")
+    if schedule.name == "constant":
+        yield from _unused(schedule, ("min_lr",), "schedule", "name=constant")
+    elif schedule.min_lr > lr:
+        yield f"schedule.min_lr: {schedule.min_lr:g} is above optimizer.lr={lr:g}; use {lr:g} or less"
+    if (config.train.steps is None) == (config.train.tokens is None):
+        return
+    steps, warmup = derive_steps(config), schedule.warmup_steps
+    if warmup > steps:
+        yield f"schedule.warmup_steps: {warmup} is more than the {steps} steps of the run; use {steps} or less"
+    elif schedule.name == "wsd" and warmup + (schedule.decay_steps or 0) > steps:
+        legal = f"use {steps - warmup} or less" if steps > warmup else "use a shorter warmup"
+        yield (
+            f"schedule.decay_steps: {schedule.decay_steps} do not fit behind a warmup of {warmup} into the {steps} "
+            f"steps of the run; {legal}"
+        )
+
+
+def _periods(config: Config) -> Iterator[str]:
+    every, keep_every = config.checkpoint.every, config.checkpoint.keep_every
+    if keep_every is None:
+        return
+    if every is None:
+        yield f"checkpoint.keep_every: {keep_every} has no effect with every=null; set every too"
+    elif keep_every % every:
+        yield (
+            f"checkpoint.keep_every: {keep_every} is not a multiple of every={every}, so most of those steps are never "
+            f"saved; use {_or(_near(keep_every, every))}"
+        )
+
+
+def _unused(section: Section, keys: Iterable[str], name: str, because: str) -> Iterator[str]:
+    """Complain about each key that is not at its default."""
+    for key in keys:
+        value, default = getattr(section, key), type(section).model_fields[key].default
+        if value != default:
+            found = "a group" if isinstance(value, Section) else value
+            null = "null" if default is None else default
+            yield f"{name}.{key}: found {found}, but it has no effect with {because}; leave it at {null}"
+
+
+def _near(value: int, step: int) -> list[int]:
+    """The multiples of `step` next to a value, below and above."""
+    below = value // step * step
+    return [multiple for multiple in (below, below + step) if multiple]
+
+
+def _divisors(number: int) -> list[int]:
+    return [divisor for divisor in range(1, number + 1) if number % divisor == 0]
+
+
+def _or(values: Iterable[float]) -> str:
+    *most, last = map(str, values)
+    return f"{', '.join(most)} or {last}" if most else last

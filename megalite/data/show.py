@@ -1,0 +1,105 @@
+"""The batches that training will see, for people and for tests: as arrays, or as text.
+
+The trainer cuts the same global samples over its ranks, so what is shown here is what every layout learns from.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+
+from megalite.config.schema import Config
+from megalite.data.sample import Sample
+from megalite.data.samples import Samples, open_samples
+from megalite.data.tokenizer import Tokenizer
+from megalite.errors import DataError
+
+ARRAYS = ("tokens", "labels", "loss_mask", "document_ids")
+
+SHOWN_CHARS = 300
+"""Text shown of each document's part."""
+
+
+def parse_steps(text: str) -> range:
+    """`A:B` as a range of steps: A, A + 1, ..., B - 1, counted from 1 as in metrics.jsonl.
+
+    Raises:
+        DataError: it is written otherwise, is empty or begins before step 1.
+    """
+    match = re.fullmatch(r"(\d+):(\d+)", text)
+    steps = range(int(match[1]), int(match[2])) if match else range(0)
+    if not steps or steps.start < 1:
+        raise DataError(
+            f"--steps {text}: write A:B for the steps A to B - 1, with 1 <= A < B; steps are counted from 1, so 1:5 "
+            "shows the first four"
+        )
+    return steps
+
+
+def open_training_data(config: Config) -> Samples:
+    """The samples that a config trains on.
+
+    Raises:
+        DataError: the data is missing, damaged or does not fit.
+    """
+    samples = open_samples(
+        config.data.train,
+        seq_len=config.batch.seq_len,
+        seed=config.run.seed,
+        document_masks=config.data.document_masks,
+    )
+    if config.model.vocab_size is not None:
+        samples.check_vocab_size(config.model.vocab_size)
+    return samples
+
+
+def collect_arrays(samples: Samples, steps: range, global_batch_size: int) -> dict[str, np.ndarray]:
+    """The batches of some steps.
+
+    Returns:
+        tokens, labels, loss_mask and document_ids, each [steps, global_batch_size, seq_len].
+    """
+    shape = (len(steps), global_batch_size, samples.seq_len)
+    first = (steps.start - 1) * global_batch_size
+    rows = [samples.sample(first + number) for number in range(len(steps) * global_batch_size)]
+    return {name: np.stack([getattr(row, name) for row in rows]).reshape(shape) for name in ARRAYS}
+
+
+def save_arrays(path: Path, arrays: dict[str, np.ndarray]) -> None:
+    """Write arrays to exactly this path (np.savez given a name would append .npz).
+
+    Raises:
+        DataError: the file cannot be written.
+    """
+    try:
+        with open(path, "wb") as file:
+            np.savez_compressed(file, **arrays)
+    except OSError as error:
+        path.unlink(missing_ok=True)
+        raise DataError(f"{path}: cannot be written: {error.strerror or error}") from error
+
+
+def describe(samples: Samples, steps: range, global_batch_size: int) -> Iterator[str]:
+    """Lines that show the first sample of each step as text, document by document."""
+    tokenizer = Tokenizer.load(samples.tokenizer_path) if samples.tokenizer_path else None
+    for step in steps:
+        index = (step - 1) * global_batch_size
+        source, epoch, position = samples.identity(index)
+        sample = samples.sample(index)
+        num_labels = int(sample.loss_mask.sum())
+        yield (
+            f"step {step}, global sample {index}: source {source}, epoch {epoch}, sample {position}; "
+            f"{num_labels} of {samples.seq_len} labels count"
+        )
+        yield from _describe_documents(sample, tokenizer)
+
+
+def _describe_documents(sample: Sample, tokenizer: Tokenizer | None) -> Iterator[str]:
+    borders = np.flatnonzero(np.diff(sample.document_ids)) + 1
+    for ids, tokens in zip(np.split(sample.document_ids, borders), np.split(sample.tokens, borders), strict=True):
+        name = "padding" if ids[0] < 0 else f"document {ids[0]}"
+        text = str(tokens[:SHOWN_CHARS].tolist()) if tokenizer is None else repr(tokenizer.decode(tokens.tolist()))
+        yield f"  {name}, {len(ids)} tokens" + ("" if ids[0] < 0 else f": {text[:SHOWN_CHARS]}")

@@ -1,0 +1,57 @@
+"""What a run writes down: one JSON object a line.
+
+`metrics.jsonl` has one object a step, `events.jsonl` one for everything out of the ordinary. After a crash a run goes
+on from its last checkpoint, so the lines of steps that will be done again are dropped first.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+
+class JsonLines:
+    """A file of JSON objects that is appended to and always ends in a whole line."""
+
+    def __init__(self, path: Path):
+        self.path = path
+        self._file = open(path, "a", encoding="utf-8")  # noqa: SIM115  (open for the whole run)
+
+    def write(self, record: dict[str, Any]) -> None:
+        self._file.write(json.dumps(record) + "\n")
+        self._file.flush()
+
+    def close(self) -> None:
+        self._file.close()
+
+
+class Events(JsonLines):
+    """The log of events; each carries the time, the step and why."""
+
+    def add(self, event: str, step: int, **details: Any) -> None:
+        self.write({"time": round(time.time(), 3), "event": event, "step": step, **details})
+
+
+def drop_steps_after(path: Path, step: int) -> int:
+    """Remove the lines of later steps, and a line cut short by a crash. Returns how many went."""
+    if not path.is_file():
+        return 0
+    kept, dropped = [], 0
+    for line in path.read_text(encoding="utf-8").splitlines():
+        try:
+            record = json.loads(line)
+        except json.JSONDecodeError:
+            dropped += 1
+            continue
+        if record["step"] <= step:
+            kept.append(line)
+        else:
+            dropped += 1
+    if dropped:
+        partial = path.with_name(f".{path.name}.partial")
+        partial.write_text("".join(f"{line}\n" for line in kept), encoding="utf-8")
+        os.replace(partial, path)
+    return dropped

@@ -1,0 +1,191 @@
+"""Memory of a rank at the peak of a step, stage by stage, before anything runs.
+
+    model state   weights | gradients | master weights and moments      lives through the run     (ZeRO, section 3)
+    activations   what the blocks keep for the backward pass            grows with micro-batches in flight
+    head          final norm, loss in chunks, gradient of the matrix    last stage only
+    buffers       gradient buckets, gathered weights, pipeline traffic
+
+The formulas count the tensors that this code and DeepSpeed 0.19 allocate; tests hold them against a real block and
+against the loss's own constants. Left out: the CUDA context and NCCL (1-2 GB together), the allocator's fragmentation
+(leave a tenth), and what torch.compile saves by fusing. Sources: ZeRO (Rajbhandari et al. 2020), activations and their
+recomputation (Korthikanti et al. 2022, section 4), 1F1B (Narayanan et al. 2021, section 2.2).
+
+Legend: a bytes of an element, t tokens of a micro-batch, h hidden size, q and kv widths of all query and of all key
+heads, f MLP width; q, kv and f divided by tp.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from math import prod
+
+from megalite.config.plan import RunPlan, vocab_rows_per_rank
+from megalite.config.schema import Config
+from megalite.engine.deepspeed_config import deepspeed_config
+from megalite.model.weights import weight_table
+
+FP32_BYTES = 4
+ELEMENT_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2}
+
+MASTER_BYTES, MOMENTS_BYTES = 4, 8
+"""Of a parameter: the fp32 weight that is updated, and Adam's two fp32 moments."""
+
+GRADIENT_BYTES = {"fp32": (4, 4, 4, 4), "bf16": (2, 4 + 2, 4, 4), "fp16": (2, 2, 2, 2)}
+"""Of a parameter's gradient, by ZeRO stage; stages 2 and 3 divide it by dp. bf16 accumulates in fp32, at stage 1
+beside the bf16 gradient of the micro-batch."""
+
+ZERO3_LIVE_PARAMETERS = 10**9
+"""DeepSpeed's stage3_max_live_parameters: weights that stage 3 keeps gathered at most."""
+
+ALLREDUCE_ELEMENTS = 5 * 10**8
+"""DeepSpeed's MEMORY_OPT_ALLREDUCE_SIZE: gradient elements copied into one message where ZeRO has no bucket."""
+
+HEAD_CHUNK_ELEMENTS, HEAD_CHUNK_MULTIPLE = 8 * 2**20, 64
+"""CHUNK_ELEMENTS and CHUNK_MULTIPLE of layers.cross_entropy, which cannot be imported without torch."""
+
+
+@dataclass(frozen=True)
+class StageMemory:
+    """Bytes on each rank of one pipeline stage, at the peak of a step."""
+
+    stage: int
+    num_parameters: int
+    """Parameters that a rank holds before ZeRO cuts them: its share over tp, vocabulary padding included."""
+    weights: int
+    gradients: int
+    optimizer: int
+    """Master weights and moments."""
+    activations: int
+    head: int
+    buffers: int
+
+    @property
+    def total(self) -> int:
+        return self.weights + self.gradients + self.optimizer + self.activations + self.head + self.buffers
+
+    def to_dict(self) -> dict[str, int]:
+        """A JSON-ready form, total included."""
+        return {**asdict(self), "total": self.total}
+
+
+def memory_by_stage(config: Config, plan: RunPlan) -> tuple[StageMemory, ...]:
+    """Peak memory of the ranks of every pipeline stage, first to last."""
+    return tuple(
+        _stage_memory(config, plan, stage, num_parameters)
+        for stage, num_parameters in enumerate(parameters_by_stage(plan))
+    )
+
+
+def parameters_by_stage(plan: RunPlan) -> tuple[int, ...]:
+    """Parameters that one rank of each stage allocates, before ZeRO: exact, from the table of weights."""
+    sizes: dict[str, int] = {}
+    for weight in weight_table(plan.model).values():
+        sizes[weight.layer] = sizes.get(weight.layer, 0) + prod(weight.local_shape(plan.tp))
+    stages = [sum(sizes[f"blocks.{index}"] for index in range(*blocks)) for blocks in plan.stage_blocks]
+    stages[0] += sizes["embedding"]
+    stages[-1] += sizes["final_norm"] + sizes.get("head", 0)
+    if plan.model.tie_embeddings and plan.pp > 1:
+        stages[-1] += plan.padded_vocab_size // plan.tp * plan.model.hidden_size  # a copy of the embedding
+    return tuple(stages)
+
+
+def block_activation_bytes(config: Config, plan: RunPlan, recompute: str) -> int:
+    """Bytes of one token that a block keeps between its forward and its backward pass, on one rank.
+
+    Korthikanti et al. 2022, table 2, for the blocks of this project: RMSNorm computed in fp32, fused projections,
+    attention kernels that keep only their inputs, their output and a sum a head.
+    """
+    model, tp = plan.model, plan.tp
+    a = ELEMENT_BYTES[config.precision.dtype]
+    h = model.hidden_size
+    stream = _stream_width(config, plan)
+    q, kv = model.num_heads * model.head_dim // tp, model.num_kv_heads * model.head_dim // tp
+    f = model.ffn_hidden_size // tp
+    gates = 2 if model.activation == "swiglu" else 1
+    softmax_sums = FP32_BYTES * model.num_heads // tp
+    if recompute == "full":
+        return a * stream
+    if recompute == "selective":  # the block's input, and the results of its four products and of attention
+        return a * (stream + (q + 2 * kv) + q + h + gates * f + h) + softmax_sums
+
+    norm = a * (stream + h)  # normalised input (the input itself for layernorm), and what the column layer multiplies
+    if model.norm == "rmsnorm":
+        norm += FP32_BYTES * stream  # the input in fp32
+    attention = a * (q + 2 * kv + q) + softmax_sums
+    if model.positions == "rope":
+        attention += a * (q + kv)
+    if model.qk_norm:
+        attention += (a if a == FP32_BYTES else a + FP32_BYTES) * (q + kv)
+    mlp = a * (4 if gates == 2 else 2) * f  # products, the gated form's silu, and what the row layer multiplies
+    dropout = 2 * stream if model.dropout else 0  # masks, a byte an element
+    return 2 * norm + attention + mlp + dropout
+
+
+def _stage_memory(config: Config, plan: RunPlan, stage: int, num_parameters: int) -> StageMemory:
+    dtype, zero = config.precision.dtype, config.parallel.zero_stage
+    cut = plan.dp if zero else 1
+    first, stop = plan.stage_blocks[stage]
+    return StageMemory(
+        stage=stage,
+        num_parameters=num_parameters,
+        weights=num_parameters * ELEMENT_BYTES[dtype] // (plan.dp if zero == 3 else 1),
+        gradients=num_parameters * GRADIENT_BYTES[dtype][zero] // (plan.dp if zero >= 2 else 1),
+        optimizer=num_parameters * (MOMENTS_BYTES + (MASTER_BYTES if zero else 0)) // cut,
+        activations=_activations(config, plan, stage, stop - first),
+        head=_head(config, plan) if stage == plan.pp - 1 else 0,
+        buffers=_buffers(config, plan, stage, num_parameters),
+    )
+
+
+def _activations(config: Config, plan: RunPlan, stage: int, num_blocks: int) -> int:
+    """What all blocks keep for all micro-batches in flight, and what recomputation brings back for one block."""
+    kept = block_activation_bytes(config, plan, config.train.recompute)
+    whole = block_activation_bytes(config, plan, "none")
+    return _micro_batch_tokens(config) * (num_blocks * _in_flight(plan, stage) * kept + (whole - kept))
+
+
+def _head(config: Config, plan: RunPlan) -> int:
+    """The final norm, the gradients that the loss makes in its forward pass, and the larger of its transients.
+
+    Those are a chunk of logits (in the stream's format and fp32) with the product added to the gradient, and in the
+    backward pass the scaled fp32 gradient.
+    """
+    a = ELEMENT_BYTES[config.precision.dtype]
+    half = a != FP32_BYTES
+    tokens, stream = _micro_batch_tokens(config), _stream_width(config, plan)
+    rows = min(vocab_rows_per_rank(plan.model.vocab_size, plan.tp), plan.model.vocab_size)
+    matrix = rows * plan.model.hidden_size
+    chunk = max(HEAD_CHUNK_ELEMENTS // rows // HEAD_CHUNK_MULTIPLE, 1) * HEAD_CHUNK_MULTIPLE
+    logits = min(chunk, tokens) * rows * (FP32_BYTES + (a if half else 0))
+    norm = tokens * (FP32_BYTES + a) * stream
+    gradients = tokens * 2 * a * plan.model.hidden_size + FP32_BYTES * matrix
+    return norm + gradients + max(logits + (a * matrix if half else 0), FP32_BYTES * matrix)
+
+
+def _buffers(config: Config, plan: RunPlan, stage: int, num_parameters: int) -> int:
+    a, dtype, zero = ELEMENT_BYTES[config.precision.dtype], config.precision.dtype, config.parallel.zero_stage
+    if zero == 0 or (zero == 1 and dtype == "bf16"):  # the gradients themselves are sent, copied message by message
+        sent = min(num_parameters, ALLREDUCE_ELEMENTS) * FP32_BYTES if plan.dp > 1 else 0
+    else:
+        sent = a * deepspeed_config(config, plan)["zero_optimization"]["reduce_bucket_size"]
+    gathered = a * min(num_parameters, ZERO3_LIVE_PARAMETERS) if zero == 3 and plan.dp > 1 else 0
+    tokens = _micro_batch_tokens(config)
+    collective = a * tokens * plan.model.hidden_size if plan.tp > 1 else 0
+    edge = a * tokens * _stream_width(config, plan)
+    received = edge * _in_flight(plan, stage) if stage > 0 else 0
+    handed_on = edge * (_in_flight(plan, stage) + 1) if stage < plan.pp - 1 else 0  # outputs, and one's gradient
+    return sent + gathered + collective + received + handed_on
+
+
+def _in_flight(plan: RunPlan, stage: int) -> int:
+    """Micro-batches whose activations a stage holds at once under 1F1B."""
+    return min(plan.pp - stage, plan.grad_accum_steps)
+
+
+def _micro_batch_tokens(config: Config) -> int:
+    return config.batch.micro_batch_size * config.batch.seq_len
+
+
+def _stream_width(config: Config, plan: RunPlan) -> int:
+    """Elements of the residual stream that a rank holds for each token; sequence parallelism cuts the tokens."""
+    return plan.model.hidden_size // (plan.tp if config.parallel.sequence_parallel else 1)

@@ -1,0 +1,93 @@
+"""The run folder: what is where, and whether a config may go on in it.
+
+config.yaml  plan.json  metrics.jsonl  events.jsonl  checkpoints/  tensorboard/  logs/
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+from megalite.config.load import dump_config, load_config
+from megalite.config.plan import RunPlan
+from megalite.config.schema import Config
+from megalite.errors import ConfigError, UserError
+
+CONFIG = "config.yaml"
+PLAN = "plan.json"
+METRICS = "metrics.jsonl"
+EVENTS = "events.jsonl"
+CHECKPOINTS = "checkpoints"
+TENSORBOARD = "tensorboard"
+LOGS = "logs"
+
+FIXED_KEYS = (
+    "model",
+    "run.seed",
+    "batch.global_batch_size",
+    "batch.seq_len",
+    "data.train",
+    "data.document_masks",
+    "optimizer.name",
+)
+"""What may not change between the attempts of one run: the model, and which samples come in which order. The layout,
+the length, rates and everything else may."""
+
+
+def check_run_folder(config: Config) -> None:
+    """Refuse a run folder that cannot be written or that belongs to another run.
+
+    Raises:
+        UserError: the folder cannot be made or written.
+        ConfigError: it holds a run whose fixed settings differ; every one of them is named.
+    """
+    folder = config.run.dir
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        probe = folder / f".write-test-{os.getpid()}"
+        probe.write_bytes(b"")
+        probe.unlink()
+    except OSError as error:
+        raise UserError(f"run.dir: {folder} cannot be written ({error}); set run.dir to a folder of yours") from error
+    if not (folder / CONFIG).is_file():
+        return
+    former, now = (c.model_dump(mode="json") for c in (load_config(folder / CONFIG), config))
+    changed = [
+        f"{key}: {_at(former, key)!r} in {folder / CONFIG}, {_at(now, key)!r} now"
+        for key in _leaves(FIXED_KEYS, now)
+        if _at(former, key) != _at(now, key)
+    ]
+    if changed:
+        advice = f"{folder} holds another run; set run.dir to a new folder, or take these settings back"
+        raise ConfigError([*changed, advice])
+
+
+def write_run_folder(config: Config, plan: RunPlan) -> None:
+    """Write the resolved config and the plan. One rank only."""
+    folder = config.run.dir
+    write_atomically(folder / CONFIG, dump_config(config))
+    write_atomically(folder / PLAN, json.dumps(plan.to_dict(), indent=1))
+
+
+def write_atomically(path: Path, text: str) -> None:
+    """Replace a file in one move, so that a reader never sees half of it."""
+    partial = path.with_name(f".{path.name}.{os.getpid()}")
+    partial.write_text(text, encoding="utf-8")
+    os.replace(partial, path)
+
+
+def _leaves(keys: tuple[str, ...], config: dict[str, Any]) -> list[str]:
+    """The keys themselves, a section among them replaced by its settings."""
+    leaves = []
+    for key in keys:
+        value = _at(config, key)
+        leaves += [f"{key}.{name}" for name in value] if isinstance(value, dict) else [key]
+    return leaves
+
+
+def _at(config: dict[str, Any], key: str) -> Any:
+    for name in key.split("."):
+        config = config[name] if config is not None else None
+    return config

@@ -1,0 +1,104 @@
+"""Where a run's weights come from: its own newest checkpoint, another model, or a seed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from megalite.checkpoint import catalog
+from megalite.checkpoint.format import MANIFEST, Progress
+from megalite.checkpoint.reader import CheckpointReader
+from megalite.config.plan import RunPlan
+from megalite.config.schema import Config
+from megalite.data.samples import Samples
+from megalite.engine.protocol import MOMENTS
+from megalite.errors import CheckpointError
+from megalite.model.initialize import FreshWeights, WeightSource
+from megalite.model.weights import Rectangle, Weight
+from megalite.parallel.axes import Axes
+from megalite.parallel.collectives import any_rank
+
+
+class ZeroMoments:
+    """Moments of an optimizer that has not stepped yet."""
+
+    def read(self, weight: Weight, rectangle: Rectangle) -> Tensor:
+        return torch.zeros(rectangle.shape)
+
+
+@dataclass(frozen=True)
+class Start:
+    """The state a run starts from."""
+
+    weights: WeightSource
+    moments: dict[str, WeightSource]
+    progress: Progress = field(default_factory=Progress)
+    origin: str = ""
+    """For people: where the weights come from."""
+    damaged: tuple[str, ...] = ()
+    """What is wrong with newer checkpoints that had to be passed over."""
+
+
+def choose_start(config: Config, plan: RunPlan, samples: Samples, axes: Axes, device: torch.device) -> Start:
+    """Find the state to start from. Collective: ranks share the checking of files.
+
+    Raises:
+        CheckpointError: every checkpoint of the run is damaged, or the data is not what the run was trained on.
+    """
+    zeros: dict[str, WeightSource] = {key: ZeroMoments() for key in MOMENTS}
+    found = catalog.complete(config.run.dir / catalog.CHECKPOINTS)
+    damaged: list[str] = []
+    for folder in reversed(found):
+        problems = _verify(folder, axes, device)
+        if problems is None:
+            reader = CheckpointReader(folder)
+            _check_data(reader, samples)
+            moments: dict[str, WeightSource] = {key: reader.source(key) for key in MOMENTS}
+            return Start(
+                reader.source("weight"), moments, reader.manifest.progress, f"checkpoint {folder}", tuple(damaged)
+            )
+        damaged += problems
+    if damaged:
+        raise CheckpointError(
+            "no checkpoint of this run is whole:\n  "
+            + "\n  ".join(damaged)
+            + f"\nremove {config.run.dir / catalog.CHECKPOINTS} to start anew, or set run.dir to a new folder"
+        )
+    if config.train.init_from is not None:
+        return Start(_open_weights(config.train.init_from), zeros, origin=f"weights of {config.train.init_from}")
+    return Start(FreshWeights(plan.model, config.run.seed), zeros, origin=f"fresh weights, seed {config.run.seed}")
+
+
+def _verify(folder: Path, axes: Axes, device: torch.device) -> list[str] | None:
+    """What is wrong with a checkpoint, or None. Each rank checks its share of the files."""
+    try:
+        problems = CheckpointReader(folder).verify(axes.global_rank, axes.world.size)
+    except CheckpointError as error:
+        problems = [str(error)]
+    if not any_rank(bool(problems), axes.world, device):
+        return None
+    return problems or [f"{folder}: damaged, as another rank found"]
+
+
+def _check_data(reader: CheckpointReader, samples: Samples) -> None:
+    trained_on = reader.manifest.data.get("fingerprint")
+    if trained_on is not None and trained_on != samples.fingerprint:
+        raise CheckpointError(
+            f"{reader.folder}: trained on data with fingerprint {trained_on}, data.train now has "
+            f"{samples.fingerprint}; put the data back, or start a new run from these weights: run.dir=NEW "
+            f"train.init_from={reader.folder}"
+        )
+
+
+def _open_weights(folder: Path) -> WeightSource:
+    if (folder / MANIFEST).is_file():
+        return CheckpointReader(folder).source("weight")
+    newest = catalog.latest(folder)
+    if newest is not None:
+        return CheckpointReader(newest).source("weight")
+    from megalite.checkpoint.hf.importer import HuggingFaceWeights
+
+    return HuggingFaceWeights(folder)

@@ -1,0 +1,88 @@
+"""Small data sets made on the spot, and the slow plain ways to say what should come out."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from megalite.data.corpus import Corpus
+from megalite.data.indexed import IndexedWriter, token_dtype
+from megalite.data.manifest import run_station
+from megalite.data.pack import pack
+from megalite.data.recipe import DocumentSource, PackConfig
+from megalite.data.sources import TOKENS_NAME
+
+VOCAB_SIZE = 1000
+EOS = 2
+
+
+def random_documents(num_documents: int, *, longest: int = 60, seed: int = 0) -> list[np.ndarray]:
+    """Token documents of 1 to `longest` tokens, the last one EOS."""
+    rng = np.random.default_rng(seed)
+    lengths = rng.integers(0, longest, num_documents)
+    return [np.append(rng.integers(3, VOCAB_SIZE, length), EOS) for length in lengths]
+
+
+def write_pair(prefix: Path, documents: Sequence[np.ndarray], vocab_size: int = VOCAB_SIZE) -> Path:
+    """A bare Megatron pair."""
+    prefix.parent.mkdir(parents=True, exist_ok=True)
+    with IndexedWriter(prefix, token_dtype(vocab_size)) as writer:
+        for document in documents:
+            writer.add(document, np.array([document.size]))
+    return prefix
+
+
+def write_tokens_folder(
+    folder: Path, documents: Sequence[np.ndarray], *, vocab_size: int = VOCAB_SIZE, tokenizer: str = "a tokenizer"
+) -> Path:
+    """A folder as `megalite data tokenize` leaves it, without a tokenizer behind it."""
+
+    def build(partial: Path) -> dict[str, Any]:
+        write_pair(partial / TOKENS_NAME, documents, vocab_size)
+        return {"documents": len(documents)}
+
+    settings = {"tokenizer": {"fingerprint": tokenizer, "vocab_size": vocab_size}, "tokenizer_input": 0}
+    run_station("tokenize", folder, inputs=[(folder.parent / "tokenizer", tokenizer)], settings=settings, build=build)
+    return folder
+
+
+def write_packed_folder(
+    folder: Path, documents: Sequence[np.ndarray], *, seq_len: int, method: str = "best_fit"
+) -> Path:
+    """A packed folder, its tokens beside it."""
+    tokens = write_tokens_folder(folder.with_name(folder.name + "-tokens"), documents)
+    pack(tokens, folder, PackConfig(seq_len=seq_len, method=method))
+    return folder
+
+
+def write_json_lines(path: Path, texts: Iterable[str]) -> Path:
+    """One {"text": ...} a line."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts), encoding="utf-8")
+    return path
+
+
+def corpus_of(*paths: Path, **settings: Any) -> Corpus:
+    """The documents of some files or folders."""
+    return Corpus([DocumentSource(path=path, **settings) for path in paths])
+
+
+def prose(num_documents: int, *, seed: int = 0) -> list[str]:
+    """Readable filler: distinct documents of a few lines from a small vocabulary of words."""
+    rng = np.random.default_rng(seed)
+    words = "the model reads a stream of tokens and learns what follows from every word that stood before it".split()
+    return [
+        "\n".join(
+            f"{number}: " + " ".join(rng.choice(words, rng.integers(4, 12)).tolist()) for _ in range(rng.integers(3, 9))
+        )
+        for number in range(num_documents)
+    ]
+
+
+def all_bytes(folder: Path) -> dict[str, bytes]:
+    """Contents of every file below a folder."""
+    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}

@@ -1,0 +1,68 @@
+"""Exact deduplication against a dictionary of texts."""
+
+from __future__ import annotations
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from megalite.data.dedup import dedup, first_occurrences, normalise
+from megalite.data.recipe import DedupConfig
+from tests.data.factory import corpus_of, write_json_lines
+
+
+@given(labels=st.lists(st.integers(0, 8), max_size=60))
+@settings(max_examples=100, deadline=None)
+def test_first_occurrences_equal_a_dictionary(labels):
+    """Every element points to the first one with its hash; equal halves of two hashes do not suffice."""
+    hashes = np.array([[label // 3, label % 3] for label in labels], dtype=np.uint64).reshape(-1, 2)
+    first: dict[int, int] = {}
+    expected = [first.setdefault(label, index) for index, label in enumerate(labels)]
+    assert first_occurrences(hashes).tolist() == expected
+
+
+@pytest.mark.parametrize(
+    ("config", "left", "right", "same"),
+    [
+        (DedupConfig(), "a b\n\tc ", " a  b c", True),
+        (DedupConfig(), "a b c", "ab c", False),
+        (DedupConfig(), "A", "a", False),
+        (DedupConfig(ignore_case=True), "STRASSE", "straße", True),
+        (DedupConfig(ignore_whitespace=False), "a b", "a  b", False),
+    ],
+)
+def test_what_counts_as_the_same(config, left, right, same):
+    """Each setting on a pair that it decides."""
+    assert (normalise(left, config) == normalise(right, config)) == same
+
+
+def test_the_first_of_each_cluster_stays(tmp_path):
+    """Across two sources: kept texts in their order, removed ones with the document they repeat, and all counts."""
+    a = write_json_lines(tmp_path / "a.jsonl", ["one", "two", "one ", "three"])
+    b = write_json_lines(tmp_path / "b.jsonl", ["two", "four", "one"])
+    result = dedup(corpus_of(a, b), tmp_path / "out", DedupConfig())
+    assert [document.text for document in corpus_of(tmp_path / "out").read()] == ["one", "two", "three", "four"]
+    clusters = pq.read_table(tmp_path / "out" / "clusters.parquet").to_pylist()
+    assert [(row["removed_id"], row["kept_id"]) for row in clusters] == [
+        ("a.jsonl:3", "a.jsonl:1"),
+        ("b.jsonl:1", "a.jsonl:2"),
+        ("b.jsonl:3", "a.jsonl:1"),
+    ]
+    assert result.manifest.counts == {
+        "documents": 4,
+        "documents_in": 7,
+        "text_bytes": 15,
+        "clusters": 2,
+        "largest_cluster": 3,
+        "removed_by_source": {"a.jsonl": 1, "b.jsonl": 2},
+    }
+
+
+def test_nothing_in_nothing_out(tmp_path):
+    """An input without documents leaves an empty station, not an error."""
+    path = tmp_path / "a.jsonl"
+    path.write_text("\n")
+    counts = dedup(corpus_of(path), tmp_path / "out", DedupConfig()).manifest.counts
+    assert (counts["documents"], counts["largest_cluster"]) == (0, 0)

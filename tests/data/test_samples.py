@@ -1,0 +1,282 @@
+"""Samples against a slow plain reading of the documents, and every complaint about data that does not fit."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from megalite.config.schema import SourceConfig
+from megalite.data.indexed import IndexedTokens
+from megalite.data.layout import ConcatLayout, PackedLayout
+from megalite.data.sample import Sample
+from megalite.data.samples import open_samples, open_validation_samples
+from megalite.errors import DataError
+from tests.data.factory import random_documents, write_packed_folder, write_pair, write_tokens_folder
+
+SEQ_LEN = 16
+DOCUMENTS = random_documents(60, longest=40)
+
+
+def open_one(path: Path, *, masks: bool = True, seed: int = 1):
+    return open_samples([SourceConfig(path=path)], seq_len=SEQ_LEN, seed=seed, document_masks=masks)
+
+
+@pytest.fixture(params=["best_fit", "concat", "tokens folder", "bare pair"])
+def source(request, tmp_path) -> Path:
+    """The same documents in each form that training reads."""
+    if request.param == "bare pair":
+        return write_pair(tmp_path / "pair", DOCUMENTS)
+    if request.param == "tokens folder":
+        return write_tokens_folder(tmp_path / "tokens", DOCUMENTS)
+    return write_packed_folder(tmp_path / "packed", DOCUMENTS, seq_len=SEQ_LEN, method=request.param)
+
+
+def epoch_of(samples) -> list[Sample]:
+    return [samples.sample(index) for index in range(samples.num_samples_per_epoch)]
+
+
+def test_an_epoch_holds_every_token_of_every_document_once(source):
+    """Collected by document id, the inputs of an epoch are the documents."""
+    found: dict[int, Counter] = {}
+    for sample in epoch_of(open_one(source)):
+        for token, document in zip(sample.tokens.tolist(), sample.document_ids.tolist(), strict=True):
+            found.setdefault(document, Counter())[token] += 1
+    padding = found.pop(-1, Counter())
+    assert set(padding) <= {0}
+    assert found == {number: Counter(document.tolist()) for number, document in enumerate(DOCUMENTS)}
+
+
+def test_labels_with_masks_are_the_next_token_of_the_document(source):
+    """No label is lost, not even at a cut inside a document, and none crosses a border.
+
+    Every (token, next token) pair of every document is learned exactly once in an epoch.
+    """
+    learned: Counter = Counter()
+    for sample in epoch_of(open_one(source)):
+        assert not sample.labels[~sample.loss_mask].any()
+        chosen = sample.loss_mask
+        learned.update(
+            zip(sample.document_ids[chosen], sample.tokens[chosen], sample.labels[chosen], strict=True)
+        )
+    expected = Counter(
+        (number, token, following)
+        for number, document in enumerate(DOCUMENTS)
+        for token, following in zip(document[:-1], document[1:], strict=True)
+    )
+    assert learned == expected
+
+
+def test_positions_with_masks_restart_in_each_document(source):
+    """0, 1, 2, ... in each run of one document id, padding included."""
+    for sample in epoch_of(open_one(source)):
+        place = 0
+        for index in range(SEQ_LEN):
+            place = place + 1 if index and sample.document_ids[index] == sample.document_ids[index - 1] else 0
+            assert sample.positions[index] == place
+
+
+def test_samples_without_masks_are_plain_text(source):
+    """Positions count through, and each label is the token that stands next, over borders as well."""
+    for sample in epoch_of(open_one(source, masks=False)):
+        filled = int((sample.document_ids >= 0).sum())
+        assert sample.positions.tolist() == list(range(SEQ_LEN))
+        assert sample.loss_mask[: filled - 1].all()
+        assert sample.labels[: filled - 1].tolist() == sample.tokens[1:filled].tolist()
+        assert not sample.loss_mask[filled:].any()
+
+
+def test_concat_without_masks_learns_every_token_but_the_first(tmp_path):
+    """The last label of a sample is the first token of the next: the chunks together are the whole stream."""
+    samples = open_validation_samples(
+        [SourceConfig(path=write_pair(tmp_path / "pair", DOCUMENTS))], seq_len=SEQ_LEN, document_masks=False
+    )
+    rows = epoch_of(samples)
+    stream = np.concatenate(DOCUMENTS)
+    labels = np.concatenate([row.labels[row.loss_mask] for row in rows])
+    assert labels.tolist() == stream[1:].tolist()
+    inputs = np.concatenate([row.tokens[row.document_ids >= 0] for row in rows])
+    assert inputs.tolist() == stream.tolist()
+
+
+def test_one_document_longer_than_many_sequences(tmp_path):
+    """It is cut, and no label is lost at any cut, under both methods."""
+    document = np.arange(3, 3 + 5 * SEQ_LEN + 3)
+    for method in ("best_fit", "concat"):
+        folder = write_packed_folder(tmp_path / method, [document], seq_len=SEQ_LEN, method=method)
+        rows = epoch_of(open_one(folder))
+        labels = np.sort(np.concatenate([row.labels[row.loss_mask] for row in rows]))
+        assert labels.tolist() == document[1:].tolist()
+
+
+def test_concat_pieces_equal_plain_cutting(tmp_path):
+    """The bisected layout against cutting the list of (document, position) by hand."""
+    documents = random_documents(40, longest=9)
+    tokens = IndexedTokens(write_pair(tmp_path / "pair", documents))
+    owners = np.concatenate([np.full(document.size, number) for number, document in enumerate(documents)])
+    for seq_len in (1, 2, 7, 64, 1000):
+        layout = ConcatLayout(tokens, seq_len)
+        assert layout.num_samples == -(-owners.size // seq_len)
+        for sample in range(layout.num_samples):
+            pieces = layout.pieces(sample)
+            expected = owners[sample * seq_len : (sample + 1) * seq_len]
+            assert np.repeat(pieces.documents, pieces.lengths).tolist() == expected.tolist()
+            assert pieces.starts[0] == sample * seq_len
+            assert (pieces.starts[1:] == pieces.starts[:-1] + pieces.lengths[:-1]).all()
+
+
+def test_document_ids_are_unique_over_sources(tmp_path):
+    """Two sources with the same documents do not share ids."""
+    paths = [write_pair(tmp_path / name, DOCUMENTS[:30]) for name in ("a", "b")]
+    samples = open_samples(
+        [SourceConfig(path=path) for path in paths], seq_len=SEQ_LEN, seed=1, document_masks=True
+    )
+    by_source: dict[str, set[int]] = {"a": set(), "b": set()}
+    for index in range(samples.num_samples_per_epoch):
+        ids = samples.sample(index).document_ids
+        by_source[samples.identity(index).source] |= set(ids[ids >= 0].tolist())
+    assert by_source == {"a": set(range(30)), "b": set(range(30, 60))}
+
+
+def test_weights_share_out_the_samples(tmp_path):
+    """3 : 1 is met exactly over any multiple of four."""
+    sources = [
+        SourceConfig(path=write_pair(tmp_path / name, DOCUMENTS), weight=weight) for name, weight in (("a", 3), ("b", 1))
+    ]
+    samples = open_samples(sources, seq_len=SEQ_LEN, seed=1, document_masks=True)
+    drawn = Counter(samples.identity(index).source for index in range(400))
+    assert drawn == {"a": 300, "b": 100}
+
+
+def test_sources_of_one_name_are_told_apart(tmp_path):
+    """`x/train` and `y/train` become train and train-2; a given name stays."""
+    paths = [write_pair(tmp_path / name / "train", DOCUMENTS) for name in ("x", "y", "z")]
+    configs = [SourceConfig(path=paths[0]), SourceConfig(path=paths[1]), SourceConfig(path=paths[2], name="books")]
+    samples = open_samples(configs, seq_len=SEQ_LEN, seed=1, document_masks=True)
+    assert [source.name for source in samples.sources] == ["train", "train-2", "books"]
+
+
+def test_fingerprint_follows_data_order_and_cut(tmp_path):
+    """Equal for equal data, also elsewhere on disk; different for another seed, weight, length, mask or document."""
+
+    def fingerprint(folder: str, documents=DOCUMENTS, *, seq_len=SEQ_LEN, seed=1, masks=True, weight=1.0) -> str:
+        path = write_tokens_folder(tmp_path / folder / "tokens", documents)
+        source = SourceConfig(path=path, weight=weight)
+        return open_samples([source], seq_len=seq_len, seed=seed, document_masks=masks).fingerprint
+
+    base = fingerprint("a")
+    assert fingerprint("b") == base
+    changed = DOCUMENTS[:-1] + [DOCUMENTS[-1] + 1]
+    others = [
+        fingerprint("a", seed=2),
+        fingerprint("a", masks=False),
+        fingerprint("a", seq_len=8),
+        fingerprint("a", weight=2.0),
+        fingerprint("c", changed),
+    ]
+    assert len({base, *others}) == 6
+
+
+def test_moved_data_still_opens(tmp_path):
+    """Manifests point to each other relatively."""
+    write_packed_folder(tmp_path / "here" / "packed", DOCUMENTS, seq_len=SEQ_LEN)
+    (tmp_path / "here").rename(tmp_path / "there")
+    samples = open_one(tmp_path / "there" / "packed")
+    assert samples.tokenizer_path == tmp_path / "there" / "tokenizer"
+    assert samples.vocab_size == 1000
+
+
+def damage_length(folder: Path) -> None:
+    path = folder.parent / "packed-tokens" / "tokens.bin"
+    path.write_bytes(path.read_bytes()[:-2])
+
+
+def repack_below(folder: Path) -> None:
+    write_tokens_folder(folder.parent / "packed-tokens", DOCUMENTS[:-1], tokenizer="another")
+
+
+BAD_FOLDERS = {
+    "truncated bin": (damage_length, r"tokens\.bin: \d+ bytes found, \d+ expected"),
+    "other tokens": (repack_below, "has changed since it was packed"),
+    "lost index": (lambda folder: (folder / "piece_starts.npy").unlink(), r"piece_starts\.npy: missing"),
+    "bad manifest": (lambda folder: (folder / "manifest.json").write_text("{"), "damaged manifest"),
+    "unfinished": (lambda folder: folder.rename(f"{folder}.partial"), "unfinished: its station was interrupted"),
+}
+
+
+@pytest.mark.parametrize("damage", BAD_FOLDERS)
+def test_damaged_packed_folders_are_refused(tmp_path, damage):
+    """Each damage is found when the folder is opened."""
+    folder = write_packed_folder(tmp_path / "packed", DOCUMENTS, seq_len=SEQ_LEN)
+    apply, message = BAD_FOLDERS[damage]
+    apply(folder)
+    with pytest.raises(DataError, match=message):
+        open_one(folder)
+
+
+def test_all_complaints_come_at_once(tmp_path):
+    """Missing, empty, cut for another length, a foreign folder, tokens of two tokenizers and beyond the vocabulary."""
+    (tmp_path / "foreign").mkdir()
+    (tmp_path / "foreign" / "notes.md").write_text("hello")
+    paths = [
+        tmp_path / "missing",
+        write_pair(tmp_path / "empty", []),
+        write_packed_folder(tmp_path / "short", DOCUMENTS, seq_len=8),
+        tmp_path / "foreign",
+        write_tokens_folder(tmp_path / "one", DOCUMENTS, tokenizer="one"),
+        write_tokens_folder(tmp_path / "two", DOCUMENTS, tokenizer="two"),
+    ]
+    with pytest.raises(DataError) as caught:
+        open_samples([SourceConfig(path=path) for path in paths], seq_len=16, seed=1, document_masks=True)
+    message = str(caught.value)
+    assert message.startswith("5 problems with the data:")
+    for part in (
+        f"data.train.0: {tmp_path}/missing: no such folder",
+        f"data.train.1: {tmp_path}/empty: empty: it holds 0 documents",
+        "packed with seq_len=8, batch.seq_len=16 is asked for; set batch.seq_len to 8",
+        f"data.train.3: {tmp_path}/foreign: not data to train on",
+        "data.train: its sources were tokenized by different tokenizers: one with",
+    ):
+        assert part in message
+
+
+def test_no_source_is_refused():
+    """An empty list names the setting."""
+    with pytest.raises(DataError, match=r"data\.valid: no source is given"):
+        open_validation_samples([], seq_len=8, document_masks=True)
+
+
+def test_tokens_beyond_the_vocabulary_are_found_at_opening(tmp_path):
+    """A folder whose record says 1,000 tokens but which holds number 1,500."""
+    folder = write_tokens_folder(tmp_path / "tokens", [*DOCUMENTS, np.array([5, 1500, 2])])
+    with pytest.raises(DataError, match="token id 1500 found, the vocabulary ends at 999"):
+        open_one(folder)
+
+
+def test_a_smaller_model_vocabulary_is_refused(tmp_path):
+    """By the record where there is one, else by the tokens."""
+    recorded = open_one(write_tokens_folder(tmp_path / "tokens", DOCUMENTS))
+    bare = open_one(write_pair(tmp_path / "pair", DOCUMENTS))
+    recorded.check_vocab_size(1000)
+    bare.check_vocab_size(1000)
+    with pytest.raises(DataError, match="tokenized with a vocabulary of 1000, the model has vocab_size=900"):
+        recorded.check_vocab_size(900)
+    with pytest.raises(DataError, match="the vocabulary ends at 899"):
+        bare.check_vocab_size(900)
+
+
+def test_a_bad_token_that_the_scan_missed_is_found_when_it_is_read(tmp_path, monkeypatch):
+    """The scan looks at part of a large stream; every sample is checked when it is used."""
+    monkeypatch.setattr("megalite.data.samples.largest_token", lambda tokens: 0)
+    samples = open_one(write_tokens_folder(tmp_path / "tokens", [np.array([5, 1500, 2])]))
+    with pytest.raises(DataError, match=r"tokens \(.*\): token id 1500 found"):
+        samples.sample(0)
+
+
+def test_packed_layout_maps_rather_than_reads(tmp_path):
+    """Opening costs no memory for the index: the arrays are views of the files."""
+    layout = PackedLayout(write_packed_folder(tmp_path / "packed", DOCUMENTS, seq_len=SEQ_LEN))
+    assert isinstance(layout.pieces(0).starts.base, np.ndarray)
+    assert not layout.pieces(0).starts.flags.owndata

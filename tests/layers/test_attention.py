@@ -1,0 +1,132 @@
+"""Attention document by document against one dense masked product."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+import torch
+from torch import Tensor
+
+from megalite.layers.attention import attend_by_document, choose_attention
+from megalite.layers.documents import Documents
+from tests.layers.parity import TOLERANCES, difference, draw
+from tests.layers.tracking import LargestTensor
+
+
+def documents(lengths: list[int], padding: int = 0) -> Documents:
+    """Documents of these lengths, end to end, with `padding` repeated borders."""
+    borders = torch.tensor([0, *lengths]).cumsum(0)
+    borders = torch.cat((borders, borders[-1:].expand(padding))).int()
+    positions = torch.cat([torch.arange(length) for length in lengths])
+    return Documents(positions, borders, max(lengths), torch.arange(len(positions)))
+
+
+def dense_attention(q: Tensor, k: Tensor, v: Tensor, lengths: list[int], window: int | None) -> Tensor:
+    """Softmax of all scores, those of other documents, of later tokens and outside the window set to -inf."""
+    num_tokens, groups = q.shape[0], q.shape[1] // k.shape[1]
+    owner = torch.repeat_interleave(torch.arange(len(lengths)), torch.tensor(lengths))
+    ahead = torch.arange(num_tokens).unsqueeze(1) - torch.arange(num_tokens)
+    seen = (owner.unsqueeze(1) == owner) & (ahead >= 0)
+    if window is not None:
+        seen &= ahead < window
+    keys, values = k.repeat_interleave(groups, dim=1), v.repeat_interleave(groups, dim=1)
+    scores = torch.einsum("qnd,knd->nqk", q, keys) / q.shape[2] ** 0.5
+    weights = scores.masked_fill(~seen, float("-inf")).softmax(dim=-1)
+    return torch.einsum("nqk,knd->qnd", weights, values)
+
+
+def random_lengths(total: int, rng: random.Random) -> list[int]:
+    cuts = sorted(rng.sample(range(1, total), rng.randrange(0, 6)))
+    return [stop - start for start, stop in zip([0, *cuts], [*cuts, total], strict=True)]
+
+
+def tensors(num_tokens: int, heads: int, kv_heads: int, dim: int, dtype: torch.dtype) -> list[Tensor]:
+    shapes = [(num_tokens, count, dim) for count in (heads, kv_heads, kv_heads)]
+    return [draw(shape, dtype, seed).requires_grad_() for seed, shape in enumerate(shapes)]
+
+
+def assert_equals_dense(lengths: list[int], window: int | None, kv_heads: int, dtype: torch.dtype, padding: int = 0):
+    """Output and all three gradients against the dense truth."""
+    total = sum(lengths)
+    found_inputs, true_inputs = (tensors(total, 4, kv_heads, 8, dtype) for _ in range(2))
+    found = attend_by_document(*found_inputs, documents(lengths, padding), window)
+    truth = dense_attention(*true_inputs, lengths, window)
+    grad = draw(tuple(truth.shape), dtype, 9)
+    found.backward(grad)
+    truth.backward(grad)
+    worst = max(
+        difference(found.detach(), truth.detach()),
+        *(difference(a.grad, b.grad) for a, b in zip(found_inputs, true_inputs, strict=True)),
+    )
+    assert worst <= TOLERANCES[dtype], f"lengths {lengths}, window {window}, kv heads {kv_heads}: {worst:.1e}"
+
+
+@pytest.mark.parametrize("window", [None, 1, 2, 3, 7, 16, 100])
+@pytest.mark.parametrize("dtype", TOLERANCES, ids=str)
+def test_random_packings_equal_dense_attention(window, dtype):
+    """Output and gradients for random packings, one-token documents included, and windows shorter than, as long as
+    and longer than the documents, with as many or fewer key heads than query heads."""
+    rng = random.Random(window or 0)
+    for kv_heads in (4, 2, 1):
+        for _ in range(3):
+            assert_equals_dense(random_lengths(29, rng), window, kv_heads, dtype)
+
+
+@pytest.mark.parametrize("window", [None, 3, 8, 20])
+def test_equal_lengths_equal_dense_attention(window):
+    """Documents of one length, which share a kernel call, are still apart."""
+    for lengths in ([8, 8, 8], [24], [1] * 6):
+        assert_equals_dense(lengths, window, 2, torch.float64)
+
+
+def test_padded_borders_equal_dense_attention():
+    """Repeated borders at the end, which the pipeline adds to keep shapes, change nothing."""
+    assert_equals_dense([5, 9, 3], None, 2, torch.float64, padding=4)
+    assert_equals_dense([6, 6], 4, 2, torch.float64, padding=11)
+
+
+def test_a_document_attends_alike_alone_and_packed():
+    """A document's output is bit-equal whatever stands before and after it in the stream."""
+    q, k, v = (x.detach() for x in tensors(24, 4, 2, 8, torch.float32))
+    packed = attend_by_document(q, k, v, documents([7, 11, 6]), None)
+    alone = attend_by_document(q[7:18], k[7:18], v[7:18], documents([11]), None)
+    assert torch.equal(packed[7:18], alone)
+
+
+LONG, DOCUMENT, HEADS, DIM = 16384, 512, 2, 8
+
+
+@pytest.mark.parametrize(
+    ("lengths", "window"),
+    [
+        ([DOCUMENT] * (LONG // DOCUMENT), None),
+        ([DOCUMENT - 1, *[DOCUMENT] * (LONG // DOCUMENT - 1), 1], None),
+        ([LONG], 256),
+    ],
+    ids=["equal documents", "unequal documents", "one document with a window"],
+)
+def test_a_long_stream_never_makes_a_square_of_its_length(lengths, window):
+    """For 16384 tokens, no operation of the forward or backward pass returns anything near t x t elements: at most
+    the scores of a document, or of a window, for each token and head."""
+    q, k, v = tensors(LONG, HEADS, 1, DIM, torch.float32)
+    with LargestTensor() as largest:
+        attend_by_document(q, k, v, documents(lengths), window).sum().backward()
+    assert q.grad is not None
+    limit = LONG * HEADS * DOCUMENT
+    assert limit < LONG * LONG / 10
+    assert largest.num_elements <= limit, f"{largest.operation} made {largest.num_elements} elements"
+
+
+def test_one_long_document_makes_no_square_either():
+    """A single document of 4096 tokens without a window is one flash kernel call: nothing of t x t elements."""
+    q, k, v = tensors(4096, 1, 1, DIM, torch.float32)
+    with LargestTensor() as largest:
+        attend_by_document(q, k, v, documents([4096]), None).sum().backward()
+    assert largest.num_elements < 4096 * 4096 / 100, f"{largest.operation} made {largest.num_elements} elements"
+
+
+def test_choice_of_attention_on_a_cpu():
+    """A CPU, and CUDA in fp32, attend document by document, the one form that every format has."""
+    assert choose_attention("cpu", torch.bfloat16) is attend_by_document
+    assert choose_attention("cuda", torch.float32) is attend_by_document

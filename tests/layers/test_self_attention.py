@@ -1,0 +1,84 @@
+"""Self-attention with its heads cut over ranks against the whole layer."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from megalite.config.schema import ModelConfig
+from megalite.layers.attention import attend_by_document
+from megalite.layers.documents import Documents
+from megalite.layers.rope import frequencies, rotation
+from megalite.layers.self_attention import SelfAttention
+from tests.layers.parity import (
+    NUM_TOKENS,
+    Case,
+    assert_equal_to_one_process,
+    columns,
+    complaints,
+    fused_rows,
+    whole,
+)
+from tests.layers.small import small_model
+
+BORDERS = torch.tensor([0, 5, 6, 16, NUM_TOKENS])
+POSITIONS = torch.cat([torch.arange(n) for n in BORDERS.diff().tolist()])
+
+SETTINGS: dict[str, dict[str, Any]] = {
+    "multi-head": {},
+    "grouped-query": {"num_heads": 8, "num_kv_heads": 4},
+    "q and k norm": {"num_heads": 8, "num_kv_heads": 4, "qk_norm": True},
+    "qkv bias": {"bias": "qkv"},
+    "all biases": {"bias": "all", "num_heads": 8, "num_kv_heads": 4},
+    "wide heads": {"head_dim": 12},
+    "sliding window": {"sliding_window": 3},
+    "window beyond documents": {"sliding_window": 50},
+    "partial rotation": {"rope": {"fraction": 0.5}},
+    "llama3 scaling": {"rope": {"scaling": {"type": "llama3", "original_max_positions": 8}}},
+    "linear scaling": {"rope": {"scaling": {"type": "linear", "factor": 4.0}}},
+    "no rotation": {"positions": "learned"},
+}
+
+
+def documents_for(model: ModelConfig) -> Documents:
+    rotary = model.positions == "rope"
+    turn = rotation(POSITIONS, frequencies(model.rope, model.head_dim)) if rotary else None
+    return Documents(POSITIONS, BORDERS.int(), NUM_TOKENS, torch.arange(NUM_TOKENS), turn)
+
+
+def case(settings: dict[str, Any]) -> Case:
+    model = small_model(**settings)
+    q, kv = model.num_heads * model.head_dim, model.num_kv_heads * model.head_dim
+    qkv = fused_rows(q, kv, kv)
+
+    def run(layer: nn.Module, x: Tensor) -> Tensor:
+        return layer(x, documents_for(model))
+
+    return Case(
+        build=lambda axis, sp: SelfAttention(model, tp=axis, sequence_parallel=sp, attend=attend_by_document),
+        cuts={
+            "qkv.weight": qkv,
+            "qkv.bias": qkv,
+            "o.weight": columns,
+            "o.bias": whole,
+            "q_norm.weight": whole,
+            "k_norm.weight": whole,
+        },
+        input_shape=(NUM_TOKENS, model.hidden_size),
+        output_shape=(NUM_TOKENS, model.hidden_size),
+        run=run,
+    )
+
+
+def check() -> list[str]:
+    return complaints({name: case(settings) for name, settings in SETTINGS.items()})
+
+
+@pytest.mark.parametrize("world_size", [2, 4])
+def test_self_attention_equals_one_process(world_size):
+    """Output and all gradients are those of the whole layer for grouped-query heads, head norms, biases, windows and
+    every form of rotation, with and without sequence parallelism: heads are cut before q, k and v are fused."""
+    assert_equal_to_one_process(check, world_size)
