@@ -53,7 +53,8 @@ def clean(
         on_error=on_error,
     )
     corpus = _open(inputs, text_field, include)
-    result = station.clean(corpus, out, settings, num_workers=workers or default_workers(), progress=progress_on())
+    with progress_on() as progress:
+        result = station.clean(corpus, out, settings, num_workers=workers or default_workers(), progress=progress)
     _print_result(out, result)
 
 
@@ -71,7 +72,9 @@ def dedup(
     from megalite.data.recipe import DedupConfig
 
     corpus = _open(inputs, text_field, include)
-    _print_result(out, station.dedup(corpus, out, DedupConfig(ignore_case=ignore_case), progress=progress_on()))
+    with progress_on() as progress:
+        result = station.dedup(corpus, out, DedupConfig(ignore_case=ignore_case), progress=progress)
+    _print_result(out, result)
 
 
 @app.command("train-tokenizer")
@@ -95,7 +98,9 @@ def train_tokenizer(
     settings = _make(TokenizerConfig, kind=kind, vocab_size=vocab_size, train_mb=train_mb, split_digits=split_digits)
     split = Split("train", valid_fraction) if valid_fraction else ALL
     corpus = _open(inputs, text_field, include)
-    _print_result(out, station.train_tokenizer(corpus, out, settings, split=split, progress=progress_on()))
+    with progress_on() as progress:
+        result = station.train_tokenizer(corpus, out, settings, split=split, progress=progress)
+    _print_result(out, result)
 
 
 @app.command()
@@ -118,7 +123,8 @@ def tokenize(
     split = parse_split(part, valid_fraction)
     corpus = _open(inputs, text_field, include)
     num_workers = workers or default_workers()
-    result = station.tokenize(corpus, tokenizer, out, split=split, num_workers=num_workers, progress=progress_on())
+    with progress_on() as progress:
+        result = station.tokenize(corpus, tokenizer, out, split=split, num_workers=num_workers, progress=progress)
     _print_result(out, result)
 
 
@@ -135,7 +141,9 @@ def pack(
     from megalite.data.recipe import PackConfig
 
     settings = _make(PackConfig, seq_len=seq_len, method=method)
-    _print_result(out, station.pack(tokens, out, settings, progress=progress_on()))
+    with progress_on() as progress:
+        result = station.pack(tokens, out, settings, progress=progress)
+    _print_result(out, result)
 
 
 @app.command()
@@ -149,7 +157,8 @@ def prepare(
     from megalite.data.workers import default_workers
 
     settings = stations.load_recipe(recipe)
-    done = stations.prepare(settings, num_workers=workers or default_workers(), progress=progress_on())
+    with progress_on() as progress:
+        done = stations.prepare(settings, num_workers=workers or default_workers(), progress=progress)
     _print_table(settings.out, done)
 
 
@@ -212,7 +221,9 @@ def _print_table(folder: Path, done: list[Finished]) -> None:
     table = Table("station", "documents", "text MB", "tokens", "sequences", "", title=f"{folder}", title_justify="left")
     for station in done:
         counts = station.result.manifest.counts
-        documents, tokens, samples = (f"{counts[n]:,}" if n in counts else "" for n in ("documents", "tokens", "samples"))
+        documents, tokens, samples = (
+            f"{counts[n]:,}" if n in counts else "" for n in ("documents", "tokens", "samples")
+        )
         megabytes = f"{counts['text_bytes'] / 1e6:,.1f}" if "text_bytes" in counts else ""
         state = "kept" if station.result.reused else "made"
         table.add_row(station.name, documents, megabytes, tokens, samples, state)

@@ -12,6 +12,7 @@ def doctor(
 ) -> int:
     """Say what this machine offers, and what each missing piece would need."""
     from rich.console import Console
+    from rich.markup import escape
     from rich.table import Table
 
     from megalite.errors import EXIT_BAD_INPUT, EXIT_DONE
@@ -21,7 +22,8 @@ def doctor(
     table = Table("", "", "found", "to get it", box=None, pad_edge=False)
     for finding in findings:
         mark = "[green]yes[/]" if finding.present else "[red]no[/]" if finding.required else "[yellow]no[/]"
-        table.add_row(mark, finding.name, finding.found, "" if finding.present else finding.needs)
+        needs = "" if finding.present else finding.needs
+        table.add_row(mark, finding.name, escape(finding.found), escape(needs))
     Console().print(table)
     missing = [finding.name for finding in findings if finding.required and not finding.present]
     if missing:

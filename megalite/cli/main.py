@@ -12,18 +12,17 @@ import click
 import typer
 
 from megalite import __version__
-from megalite.cli import config, convert, data, doctor, train
+from megalite.cli import config, convert, data, doctor, generate, train
 from megalite.errors import EXIT_BAD_INPUT, UserError
 
 app = typer.Typer(
     name="megalite",
-    help="Large-scale pretraining: data tools, 3D-parallel training, checkpoints that go to Hugging Face.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.command("train")(train.train)
-app.command("generate")(train.generate)
+app.command("generate")(generate.generate)
 app.command("doctor")(doctor.doctor)
 app.add_typer(config.app, name="config")
 app.add_typer(data.app, name="data")
@@ -32,6 +31,7 @@ app.add_typer(convert.app, name="convert")
 
 @app.callback(invoke_without_command=True)
 def root(version: bool = typer.Option(False, "--version", help="Print the version and leave.")) -> None:
+    """Large-scale pretraining: data tools, 3D-parallel training, checkpoints that go to Hugging Face."""
     if version:
         typer.echo(f"megalite {__version__}")
         raise typer.Exit()

@@ -7,7 +7,7 @@ in `config.validate`, what is derived from them in `config.plan`. No default dep
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 from pydantic import (
     BaseModel,
@@ -58,7 +58,8 @@ class Section(BaseModel):
     @classmethod
     def _refuse_bool_as_number(cls, value: Any, info: ValidationInfo) -> Any:
         """`tp: true` would quietly become 1."""
-        if isinstance(value, bool) and cls.model_fields[info.field_name].annotation is not bool:
+        annotation = cls.model_fields[info.field_name].annotation
+        if isinstance(value, bool) and bool not in (annotation, *get_args(annotation)):
             raise PydanticCustomError("bool_as_number", "true and false are not numbers")
         return value
 

@@ -70,15 +70,15 @@ def _tensor_parallel(config: Config, model: ModelConfig) -> Iterator[str]:
     tp = config.parallel.tp
     heads, kv_heads, ffn = model.num_heads, model.num_kv_heads, model.ffn_hidden_size
     use = f"use tp={_or(_divisors(gcd(heads, kv_heads, ffn)))}"
-    if kv_heads < tp:
+    if heads % tp:
+        yield f"parallel.tp: num_heads={heads} is not divisible by tp={tp}; {use}"
+    if kv_heads != heads and kv_heads < tp:
         yield (
             f"parallel.tp: num_kv_heads={kv_heads} is fewer than tp={tp}, and a key and value head is neither cut nor "
             f"copied; {use}, or more kv heads"
         )
-    elif kv_heads % tp:
+    elif kv_heads != heads and kv_heads % tp:
         yield f"parallel.tp: num_kv_heads={kv_heads} is not divisible by tp={tp}; {use}"
-    if heads % tp:
-        yield f"parallel.tp: num_heads={heads} is not divisible by tp={tp}; {use}"
     if ffn % tp:
         yield (
             f"parallel.tp: ffn_hidden_size={ffn} is not divisible by tp={tp}; {use}, "

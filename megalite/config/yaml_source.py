@@ -48,6 +48,13 @@ class _Loader(yaml.SafeLoader):
 class _Dumper(yaml.SafeDumper):
     """Quotes text that YAML 1.1 or 1.2 would take for something else."""
 
+    def represent_text(self, text: str) -> yaml.ScalarNode:
+        """Double quotes, which escape, for what does not print: PyYAML's single quotes lose odd line breaks."""
+        return self.represent_scalar(_TAG + "str", text, style=None if text.isprintable() else '"')
+
+
+_Dumper.add_representer(str, _Dumper.represent_text)
+
 
 for _name, _form, _first in _SCALARS:
     for _user in (_Loader, _Dumper):

@@ -58,7 +58,7 @@ def clean(
     progress = progress or Silent()
 
     def build(folder: Path) -> dict[str, Any]:
-        progress.start("clean", corpus.num_bytes / 1e6, "MB")
+        progress.start("clean", corpus.text_mb, "MB")
         counts: Counter[str] = Counter()
         reasons: Counter[str] = Counter()
         batches = batched(corpus.read())

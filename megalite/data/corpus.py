@@ -43,7 +43,8 @@ class _Source:
     root: Path
     files: tuple[SourceFile, ...]
     fingerprint: str
-    is_station: bool
+    text_mb: float | None
+    is_station: bool = False
 
 
 class Corpus:
@@ -73,9 +74,10 @@ class Corpus:
         return [(source.root, source.fingerprint) for source in self._sources]
 
     @property
-    def num_bytes(self) -> int:
-        """Size of the files on disk."""
-        return sum(file.path.stat().st_size for source in self._sources for file in source.files)
+    def text_mb(self) -> float | None:
+        """About how many million bytes of text there are; None where only reading could tell."""
+        known = [source.text_mb for source in self._sources]
+        return None if None in known else sum(known)
 
     def read(self) -> Iterator[Record]:
         """Yield every record.
@@ -139,31 +141,42 @@ def _capped(records: Iterator[Record], max_mb: float | None) -> Iterator[Record]
 def _find_files(config: DocumentSource) -> _Source:
     if config.kind == "python":
         root, found = list_python_files(config.max_mb)
-        files = tuple(SourceFile(path, id) for path, id in found)
-        return _Source(config, config.name or "python", root, files, _fingerprint(files, config), False)
-
+        return _plain_source(config, root, tuple(SourceFile(path, id) for path, id in found))
     root = config.path
-    name = config.name or root.name
     if root.is_file():
-        files = (SourceFile(root, root.name),)
-        return _Source(config, name, root, files, _fingerprint(files, config), False)
+        return _plain_source(config, root, (SourceFile(root, root.name),))
     if not root.is_dir():
         raise DataError(f"{root}: no such file or folder")
-    manifest = find_manifest(root)
-    if manifest is not None:
-        if manifest.station not in ("clean", "dedup"):
-            raise DataError(f"{root}: made by station {manifest.station!r}; documents are needed here")
-        check_input(root, manifest.station)
-        shards = [output.path for output in manifest.outputs if output.path.startswith("part-")]
-        files = tuple(SourceFile(root / shard, shard) for shard in shards)
-        return _Source(config, name, root, files, manifest.fingerprint, True)
-
+    if find_manifest(root) is not None:
+        return _station_source(config, root)
     paths = _dataset_files(root) or _matching_files(root, config.include)
     if not paths:
         patterns = ", ".join(config.include or [f"*{suffix}" for suffix in (*READERS, *PLAIN_TEXT_SUFFIXES)])
         raise DataError(f"{root}: no file to read; looked for {patterns}, also with .gz and .zst: set include")
-    files = tuple(SourceFile(path, path.relative_to(root).as_posix()) for path in paths)
-    return _Source(config, name, root, files, _fingerprint(files, config), False)
+    return _plain_source(config, root, tuple(SourceFile(path, path.relative_to(root).as_posix()) for path in paths))
+
+
+def _station_source(config: DocumentSource, root: Path) -> _Source:
+    """What a station of documents left behind."""
+    manifest = find_manifest(root)
+    if manifest.station not in ("clean", "dedup"):
+        raise DataError(f"{root}: made by station {manifest.station!r}; documents are needed here")
+    check_input(root, manifest.station)
+    shards = [output.path for output in manifest.outputs if output.path.startswith("part-")]
+    files = tuple(SourceFile(root / shard, shard) for shard in shards)
+    text_mb = manifest.counts["text_bytes"] / 1e6
+    return _Source(
+        config, config.name or root.absolute().name, root, files, manifest.fingerprint, text_mb, is_station=True
+    )
+
+
+def _plain_source(config: DocumentSource, root: Path, files: tuple[SourceFile, ...]) -> _Source:
+    text_mb = None
+    if all(file.path.suffix not in (".gz", ".zst", ".parquet", ".arrow") for file in files):
+        text_mb = sum(file.path.stat().st_size for file in files) / 1e6
+        text_mb = min(text_mb, config.max_mb or text_mb)
+    name = config.name or ("python" if config.kind == "python" else root.absolute().name)
+    return _Source(config, name, root, files, _fingerprint(files, config), text_mb)
 
 
 def _matching_files(root: Path, include: Sequence[str]) -> list[Path]:

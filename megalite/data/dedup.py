@@ -4,15 +4,16 @@
     sort     equal hashes side by side; the first of each run stays
     pass 2   kept -> part-*.parquet; removed -> clusters.parquet with the id of the document it repeats
 
-Memory is some 60 bytes a document, whatever their length. Two texts that differ collide with probability
-n^2 / 2^129: about 1e-19 for ten billion documents.
+Memory is some 60 bytes a document, whatever their length, and the names of the removed ones. Among n documents two that
+differ get one hash with probability n^2 / 2^129: about 1e-19 for ten billion.
 """
 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -27,10 +28,17 @@ from megalite.data.recipe import DedupConfig
 
 CLUSTERS_FILE = "clusters.parquet"
 
-CLUSTER_COLUMNS = ("removed_id", "removed_source", "kept_id", "kept_source")
+REPORT_CHARS = 10_000_000
+"""Text between two reports of progress."""
 
-EVERY_DOCUMENTS = 1000
-"""Documents between two reports of progress."""
+
+class Removed(NamedTuple):
+    """A document that was removed, and the one it repeats: a row of clusters.parquet."""
+
+    removed_id: str
+    removed_source: str
+    kept_id: str
+    kept_source: str
 
 
 def dedup(corpus: Corpus, out: Path, config: DedupConfig, *, progress: Progress | None = None) -> StationResult:
@@ -45,17 +53,20 @@ def dedup(corpus: Corpus, out: Path, config: DedupConfig, *, progress: Progress 
     progress = progress or Silent()
 
     def build(folder: Path) -> dict[str, Any]:
-        progress.start("dedup", None, "k documents")
-        first_of = first_occurrences(_hash_documents(corpus, config, progress))
-        counts, removed_from = _write_kept(corpus, folder, first_of, progress)
+        progress.start("dedup", corpus.text_mb and 2 * corpus.text_mb, "MB")
+        first_of = first_occurrences(_hash_documents(_counting(corpus.documents(), progress), config))
+        num_bytes, removed = _write_kept(_counting(corpus.documents(), progress), folder, first_of)
+        _write_clusters(folder / CLUSTERS_FILE, removed)
+        num_kept = int(first_of.size) - len(removed)
         sizes = np.bincount(first_of) if first_of.size else np.zeros(0, np.int64)
-        progress.finish(f"{counts['documents']:,} of {first_of.size:,} documents kept")
+        progress.finish(f"{num_kept:,} of {first_of.size:,} documents kept")
         return {
-            **counts,
             "documents_in": int(first_of.size),
+            "documents": num_kept,
+            "text_bytes": num_bytes,
             "clusters": int((sizes > 1).sum()),
             "largest_cluster": int(sizes.max(initial=0)),
-            "removed_by_source": dict(sorted(removed_from.items())),
+            "removed_by_source": dict(sorted(Counter(row.removed_source for row in removed).items())),
         }
 
     return run_station("dedup", out, inputs=corpus.inputs, settings=config.model_dump(mode="json"), build=build)
@@ -84,37 +95,45 @@ def first_occurrences(hashes: np.ndarray) -> np.ndarray:
     return first_of
 
 
-def _hash_documents(corpus: Corpus, config: DedupConfig, progress: Progress) -> np.ndarray:
+def _hash_documents(documents: Iterable[Document], config: DedupConfig) -> np.ndarray:
     """uint64 [documents, 2]"""
     digests = bytearray()
-    for number, document in enumerate(corpus.documents(), start=1):
+    for document in documents:
         digests += xxhash.xxh3_128_digest(normalise(document.text, config).encode())
-        if number % EVERY_DOCUMENTS == 0:
-            progress.advance(EVERY_DOCUMENTS / 1000)
     return np.frombuffer(bytes(digests), dtype=np.uint64).reshape(-1, 2)
 
 
-def _write_kept(
-    corpus: Corpus, folder: Path, first_of: np.ndarray, progress: Progress
-) -> tuple[dict[str, int], Counter[str]]:
-    """Second pass; returns counts of what is kept, and documents removed by source."""
+def _write_kept(documents: Iterable[Document], folder: Path, first_of: np.ndarray) -> tuple[int, list[Removed]]:
+    """Second pass: write what is kept; returns its bytes of text, and what is removed."""
     heads_with_copies = set(first_of[first_of != np.arange(first_of.size)].tolist())
     names: dict[int, tuple[str, str]] = {}
-    clusters: list[tuple[str, str, str, str]] = []
+    removed: list[Removed] = []
     num_bytes = 0
     with ShardWriter(folder, Document) as kept:
-        for number, (document, first) in enumerate(zip(corpus.documents(), first_of.tolist(), strict=True)):
+        for number, (document, first) in enumerate(zip(documents, first_of.tolist(), strict=True)):
             if number in heads_with_copies:
                 names[number] = document.id, document.source
             if number == first:
                 kept.write([document])
                 num_bytes += len(document.text.encode())
             else:
-                clusters.append((document.id, document.source, *names[first]))
-            if number % EVERY_DOCUMENTS == 0:
-                progress.advance(0)
-    schema = pa.schema([(name, pa.large_string()) for name in CLUSTER_COLUMNS])
-    rows = [dict(zip(CLUSTER_COLUMNS, cluster, strict=True)) for cluster in clusters]
-    pq.write_table(pa.Table.from_pylist(rows, schema=schema), folder / CLUSTERS_FILE, compression="zstd")
-    counts = {"documents": int(first_of.size) - len(clusters), "text_bytes": num_bytes}
-    return counts, Counter(source for _, source, _, _ in clusters)
+                removed.append(Removed(document.id, document.source, *names[first]))
+    return num_bytes, removed
+
+
+def _write_clusters(path: Path, removed: list[Removed]) -> None:
+    schema = pa.schema([(name, pa.large_string()) for name in Removed._fields])
+    rows = [row._asdict() for row in removed]
+    pq.write_table(pa.Table.from_pylist(rows, schema=schema), path, compression="zstd")
+
+
+def _counting(documents: Iterable[Document], progress: Progress) -> Iterator[Document]:
+    """Pass documents on, telling of their text now and then."""
+    num_chars = 0
+    for document in documents:
+        yield document
+        num_chars += len(document.text)
+        if num_chars >= REPORT_CHARS:
+            progress.advance(num_chars / 1e6)
+            num_chars = 0
+    progress.advance(num_chars / 1e6)

@@ -69,8 +69,9 @@ class Manifest:
 
     @property
     def fingerprint(self) -> str:
-        """A hash of everything in it, the contents of the outputs included."""
-        return xxhash.xxh3_128_hexdigest(self.dumps().encode())
+        """A hash of what was left behind: settings and contents. The same work redone elsewhere has the same."""
+        left_behind = [self.station, self.format, self.settings, [asdict(output) for output in self.outputs]]
+        return xxhash.xxh3_128_hexdigest(json.dumps(left_behind, sort_keys=True).encode())
 
     def input_path(self, index: int = 0) -> Path:
         """Where an input lies now."""
@@ -124,15 +125,15 @@ def run_station(
 
     partial = out.with_name(out.name + ".partial")
     _remove_tree(partial)
+    _make_folder(partial)
     try:
-        partial.mkdir(parents=True)
         counts = build(partial)
         manifest = Manifest(station, relative, planned.settings, counts, _list_outputs(partial), folder=out)
         write_text(partial / FILE_NAME, manifest.dumps())
         _replace_folder(partial, out)
     except OSError as error:
         _remove_tree(partial)
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        if _is_full_disk(error):
             raise DataError(
                 f"{out}: the disk is full (station {station}); what was half written has been removed. "
                 "Free some space or choose another folder"
@@ -226,6 +227,18 @@ def write_text(path: Path, text: str) -> None:
         file.flush()
         os.fsync(file.fileno())
     os.replace(partial, path)
+
+
+def _make_folder(folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True)
+    except OSError as error:
+        raise DataError(f"{folder}: cannot be made: {error.strerror}; choose another folder") from error
+
+
+def _is_full_disk(error: OSError) -> bool:
+    """Also as numpy reports it: np.save reserves the space first and says so without a number."""
+    return error.errno in (errno.ENOSPC, errno.EDQUOT) or "Not enough free space" in str(error)
 
 
 def _list_outputs(folder: Path) -> tuple[Output, ...]:

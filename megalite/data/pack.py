@@ -42,7 +42,7 @@ def pack(tokens_path: Path, out: Path, config: PackConfig, *, progress: Progress
         raise DataError(f"{tokens_path}: empty: there is no token to pack")
 
     def build(folder: Path) -> dict[str, Any]:
-        progress.start("pack", None, "M tokens")
+        progress.start("pack", opened.tokens.num_tokens / 1e6, "M tokens")
         lengths = opened.tokens.document_lengths()
         write = _pack_best_fit if config.method == "best_fit" else _pack_concat
         counts = write(opened.tokens, lengths, config.seq_len, folder)

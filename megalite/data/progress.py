@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Protocol, TextIO
 
 SECONDS_BETWEEN_LINES = 10.0
@@ -84,30 +86,48 @@ class Bar:
 
     def __init__(self, stream: TextIO):
         from rich.console import Console
-
-        self._console = Console(file=stream)
-
-    def start(self, title: str, total: float | None, unit: str) -> None:
         from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
-        rate = TextColumn("{task.completed:,.1f} {task.fields[unit]}, {task.fields[rate]:,.1f}/s")
-        columns = [TextColumn("{task.description:<16}"), BarColumn(), TaskProgressColumn(), rate, TimeRemainingColumn()]
+        amount = TextColumn("{task.completed:,.1f} {task.fields[unit]}, {task.fields[rate]:,.1f}/s")
+        columns = (
+            TextColumn("{task.description:<15}"),
+            BarColumn(),
+            TaskProgressColumn(),
+            amount,
+            TimeRemainingColumn(),
+        )
+        self._console = Console(file=stream)
+        self._bars = Progress(*columns, console=self._console, transient=True)
+
+    def start(self, title: str, total: float | None, unit: str) -> None:
         self._title = title
         self._started = time.monotonic()
-        self._progress = Progress(*columns, console=self._console, transient=True)
-        self._task = self._progress.add_task(title, total=total, unit=unit, rate=0.0)
-        self._progress.start()
+        self._bar = self._bars.add_task(title, total=total, unit=unit, rate=0.0)
+        self._bars.start()
 
     def advance(self, amount: float) -> None:
-        task = self._progress.tasks[0]
+        (task,) = self._bars.tasks
         rate = (task.completed + amount) / max(1e-9, time.monotonic() - self._started)
-        self._progress.update(self._task, advance=amount, rate=rate)
+        self._bars.update(self._bar, advance=amount, rate=rate)
 
     def finish(self, summary: str) -> None:
-        self._progress.stop()
+        self._bars.remove_task(self._bar)
+        self._bars.stop()
         self._console.print(f"{self._title}: {summary} ({time.monotonic() - self._started:.1f} s)", highlight=False)
 
+    def close(self) -> None:
+        """Give the terminal back, also in the middle of a stretch."""
+        self._bars.stop()
 
-def progress_on(stream: TextIO = sys.stderr) -> Progress:
+
+@contextmanager
+def progress_on(stream: TextIO = sys.stderr) -> Iterator[Progress]:
     """The kind of progress that suits a stream."""
-    return Bar(stream) if stream.isatty() else PlainLines(stream)
+    if not stream.isatty():
+        yield PlainLines(stream)
+        return
+    bar = Bar(stream)
+    try:
+        yield bar
+    finally:
+        bar.close()

@@ -20,6 +20,7 @@ from megalite.config.schema import SourceConfig
 from megalite.data.mix import InTurn, ShuffledMixture
 from megalite.data.sample import NO_DOCUMENT, Sample, assemble
 from megalite.data.sources import TokenizerRecord, TokenSource, largest_token, open_source
+from megalite.data.tokenizer import Tokenizer
 from megalite.errors import DataError
 
 
@@ -97,7 +98,7 @@ class Samples:
             document_masks=self.document_masks,
             stream_goes_on=source.layout.stream_goes_on,
         )
-        largest = int(sample.tokens.max())
+        largest = max(int(sample.tokens.max()), int(sample.labels.max()))
         if self._vocab_size is not None and largest >= self._vocab_size:
             raise DataError(_beyond_vocabulary(source, largest, self._vocab_size))
         if self._first_document[number]:
@@ -115,6 +116,22 @@ class Samples:
         if problems:
             raise _data_error(problems)
         self._vocab_size = vocab_size
+
+    def check_tokenizer(self, tokenizer: Tokenizer) -> None:
+        """Refuse data that records another tokenizer than this one.
+
+        Raises:
+            DataError: a source was tokenized by another one, or holds tokens beyond its vocabulary.
+        """
+        problems = [
+            f"{source.name}: tokenized with {source.tokenizer.folder}, not with {tokenizer.folder}; set data.tokenizer "
+            "to null or tokenize the data again"
+            for source in self.sources
+            if source.tokenizer and source.tokenizer.fingerprint != tokenizer.fingerprint
+        ]
+        if problems:
+            raise _data_error(problems)
+        self.check_vocab_size(tokenizer.vocab_size)
 
 
 def open_samples(sources: Sequence[SourceConfig], *, seq_len: int, seed: int, document_masks: bool) -> Samples:
@@ -141,6 +158,8 @@ def open_samples(sources: Sequence[SourceConfig], *, seq_len: int, seed: int, do
 def open_validation_samples(sources: Sequence[SourceConfig], *, seq_len: int, document_masks: bool) -> Samples:
     """Open the validation data: every source from its start, in a fixed order; weights do not matter.
 
+    Past the last sample it begins again, as epoch 1: read `num_samples_per_epoch` samples at most.
+
     Raises:
         DataError: every complaint about every source.
     """
@@ -158,7 +177,7 @@ def _open_all(configs: Sequence[SourceConfig], seq_len: int, key: str) -> list[T
     problems: list[str] = []
     for index, config in enumerate(configs):
         try:
-            opened.append(open_source(config, name=config.name or config.path.name, seq_len=seq_len))
+            opened.append(open_source(config, name=config.name or config.path.absolute().name, seq_len=seq_len))
         except DataError as error:
             problems.append(f"{key}.{index}: {error}")
     tokenizers = {source.tokenizer.fingerprint: source for source in opened if source.tokenizer}

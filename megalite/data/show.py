@@ -51,6 +51,8 @@ def open_training_data(config: Config) -> Samples:
         seed=config.run.seed,
         document_masks=config.data.document_masks,
     )
+    if config.data.tokenizer is not None:
+        samples.check_tokenizer(Tokenizer.load(config.data.tokenizer))
     if config.model.vocab_size is not None:
         samples.check_vocab_size(config.model.vocab_size)
     return samples

@@ -71,7 +71,7 @@ def open_source(config: SourceConfig, *, name: str, seq_len: int) -> TokenSource
     stream = open_tokens(path)
     if stream.tokens.num_tokens == 0:
         raise DataError(f"{path}: empty: it holds {stream.tokens.num_documents} documents and no token")
-    fingerprint = xxhash.xxh3_128_hexdigest(f"{stream.fingerprint}/concat/{seq_len}".encode())
+    fingerprint = _combine(stream.fingerprint, f"concat/{seq_len}")
     return TokenSource(name, stream.tokens, ConcatLayout(stream.tokens, seq_len), stream.tokenizer, fingerprint)
 
 
@@ -115,12 +115,17 @@ def _open_packed(path: Path, name: str, seq_len: int) -> TokenSource:
     if stream.fingerprint != packed.inputs[0].fingerprint:
         raise DataError(f"{path}: {stream.path} has changed since it was packed; run `megalite data pack` again")
     layout = ConcatLayout(stream.tokens, seq_len) if packed.settings["method"] == "concat" else PackedLayout(path)
-    return TokenSource(name, stream.tokens, layout, stream.tokenizer, packed.fingerprint)
+    fingerprint = _combine(stream.fingerprint, packed.fingerprint)
+    return TokenSource(name, stream.tokens, layout, stream.tokenizer, fingerprint)
 
 
 def _tokenizer_of(manifest: Manifest) -> TokenizerRecord:
     folder = manifest.input_path(manifest.settings["tokenizer_input"])
     return TokenizerRecord(folder, **manifest.settings["tokenizer"])
+
+
+def _combine(*fingerprints: str) -> str:
+    return xxhash.xxh3_128_hexdigest("/".join(fingerprints).encode())
 
 
 def _fingerprint_pair(prefix: Path) -> str:

@@ -33,6 +33,12 @@ class Split:
         """Whether a document is on the wanted side."""
         return self.part == "all" or (self.part == "valid") == chosen(text, self.valid_fraction, self.seed)
 
+    def share_of(self, amount: float | None) -> float | None:
+        """About how much of an amount of text is on the wanted side; None of an unknown amount."""
+        if amount is None or self.part == "all":
+            return amount
+        return amount * (self.valid_fraction if self.part == "valid" else 1 - self.valid_fraction)
+
     def settings(self) -> dict[str, Any]:
         """JSON-ready form, for a manifest."""
         return asdict(self)

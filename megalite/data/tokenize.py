@@ -59,7 +59,7 @@ def tokenize(
 
     def build(folder: Path) -> dict[str, Any]:
         title = "tokenize" if split.part == "all" else f"tokenize {split.part}"
-        progress.start(title, None, "MB")
+        progress.start(title, split.share_of(corpus.text_mb), "MB")
         counts: Counter[str] = Counter()
         reasons: Counter[str] = Counter()
         encode = partial(encode_documents, tokenizer_folder=tokenizer_folder)

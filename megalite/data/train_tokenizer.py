@@ -34,7 +34,7 @@ with many characters."""
 
 PRINTABLE_ASCII = "".join(map(chr, range(33, 127)))
 """Always in the vocabulary, however rare in the sample: the fast form of a unigram model relies on it. SentencePiece
-only requires characters that it has seen, so they are its first sentence."""
+only requires characters that it has seen, so they are its first sentences, one each."""
 
 NUM_THREADS = 16
 """Fixed, because unigram training adds up in an order that depends on it."""
@@ -61,7 +61,8 @@ def train_tokenizer(
     progress = progress or Silent()
 
     def build(folder: Path) -> dict[str, Any]:
-        progress.start("train-tokenizer", None, "MB")
+        available = split.share_of(corpus.text_mb)
+        progress.start("train-tokenizer", available and min(available, config.train_mb), "MB")
         sample = _Sample(corpus, split, config.train_mb, progress)
         train = _train_byte_bpe if config.kind == "byte-bpe" else _train_sentencepiece
         info = train(iter(sample), folder, config)
@@ -110,7 +111,7 @@ def _train_sentencepiece(texts: Iterator[str], folder: Path, config: TokenizerCo
     chunks = (chunk for text in texts for chunk in cut_in_chunks(text))
     try:
         SentencePieceTrainer.train(
-            sentence_iterator=chain([PRINTABLE_ASCII], chunks),
+            sentence_iterator=chain(PRINTABLE_ASCII, chunks),
             model_writer=buffer,
             model_type=config.kind.removeprefix("sentencepiece-"),
             vocab_size=config.vocab_size,

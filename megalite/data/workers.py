@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import signal
+import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import connection
 from typing import TypeVar
 
 Item = TypeVar("Item")
@@ -34,7 +37,8 @@ def ordered_map(function: Callable[[Item], Result], items: Iterable[Item], *, nu
     if num_workers == 1:
         yield from map(function, items)
         return
-    pool = ProcessPoolExecutor(num_workers, mp_context=multiprocessing.get_context("spawn"))
+    context = multiprocessing.get_context("spawn")
+    pool = ProcessPoolExecutor(num_workers, mp_context=context, initializer=_follow_parent)
     try:
         waiting = deque()
         for item in items:
@@ -45,3 +49,14 @@ def ordered_map(function: Callable[[Item], Result], items: Iterable[Item], *, nu
             yield waiting.popleft().result()
     finally:
         pool.shutdown(wait=True, cancel_futures=True)
+
+
+def _follow_parent() -> None:
+    """Leave Ctrl-C to the parent, and end when it is gone: a worker would wait for work for ever."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    threading.Thread(target=_exit_after_parent, daemon=True).start()
+
+
+def _exit_after_parent() -> None:
+    connection.wait([multiprocessing.parent_process().sentinel])
+    os._exit(1)

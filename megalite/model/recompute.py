@@ -5,11 +5,14 @@
     full       the block's input only; the forward pass runs twice (Chen et al. 2016)
 
 Dropout needs no saved random state: its masks are functions of the token (`parallel.random`).
+
+A compiled block multiplies into buffers of its own, which torch's selective checkpointing refuses ("Tensor cached
+during selective activation checkpoint has been mutated"). There the compiler does the choosing, by its memory budget.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any
 
@@ -25,6 +28,27 @@ RunBlock = Callable[[torch.nn.Module, Tensor, Documents], Tensor]
 def choose_recompute(kind: str) -> RunBlock:
     """How to run a block under `train.recompute`."""
     return {"none": _run, "selective": _run_selective, "full": _run_full}[kind]
+
+
+COMPILED_BUDGET = 0.9
+"""Share of the activations that a block compiled for selective recomputation may keep. Below 1 the compiler redoes
+everything but products (measured: 0.80 of eager's bytes at 1, 0.64 from 0.95 down to 0.6); at 0.5 it redoes products."""
+
+
+def compile_blocks(blocks: Iterable[torch.nn.Module], kind: str) -> RunBlock:
+    """Compile blocks in place and return how to run them under `train.recompute`."""
+    backend = _compile_within_budget if kind == "selective" else "inductor"
+    for block in blocks:
+        block.compile(dynamic=False, backend=backend)
+    return _run if kind == "selective" else choose_recompute(kind)
+
+
+def _compile_within_budget(graph: torch.fx.GraphModule, inputs: list[Any]) -> Callable[..., Any]:
+    from torch._functorch import config
+    from torch._inductor.compile_fx import compile_fx
+
+    with config.patch(activation_memory_budget=COMPILED_BUDGET):
+        return compile_fx(graph, inputs)
 
 
 def _run(block: torch.nn.Module, x: Tensor, documents: Documents) -> Tensor:

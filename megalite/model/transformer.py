@@ -23,7 +23,7 @@ from megalite.layers.embedding import VocabParallelEmbedding
 from megalite.layers.parts import Parts
 from megalite.layers.rope import frequencies, rotation
 from megalite.model.block import Block, Dropout
-from megalite.model.recompute import choose_recompute
+from megalite.model.recompute import choose_recompute, compile_blocks
 from megalite.parallel.axes import SINGLE, Axis
 
 
@@ -104,8 +104,7 @@ class Stage(nn.Module):
 
     def compile_blocks(self) -> None:
         """Compile each block; graphs split at attention and at collectives, and all blocks share them."""
-        for block in self.blocks.values():
-            block.compile(dynamic=False)
+        self.run_block = compile_blocks(self.blocks.values(), self.spec.recompute)
 
 
 def documents_of(sequences: Tensor) -> Documents:

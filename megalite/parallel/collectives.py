@@ -28,6 +28,10 @@ from megalite.parallel.axes import Axis
 
 Collective = Callable[[Tensor, Axis], Tensor]
 
+# torch 2.13 renamed both: the old names warn there, the new ones do not exist before.
+_all_gather = getattr(functional, "all_gather_single", None) or functional.all_gather_tensor
+_reduce_scatter = getattr(functional, "reduce_scatter_single", None) or functional.reduce_scatter_tensor
+
 
 def copy_to(x: Tensor, axis: Axis) -> Tensor:
     """Hand a replicated tensor to parallel work; its gradient is the sum over the axis."""
@@ -92,11 +96,11 @@ def _sum(x: Tensor, axis: Axis) -> Tensor:
 
 
 def _gather(x: Tensor, axis: Axis) -> Tensor:
-    return functional.wait_tensor(functional.all_gather_tensor(x.contiguous(), 0, axis.group))
+    return functional.wait_tensor(_all_gather(x.contiguous(), 0, axis.group))
 
 
 def _scatter_sum(x: Tensor, axis: Axis) -> Tensor:
-    return functional.wait_tensor(functional.reduce_scatter_tensor(x.contiguous(), "sum", 0, axis.group))
+    return functional.wait_tensor(_reduce_scatter(x.contiguous(), "sum", 0, axis.group))
 
 
 class _CopyTo(torch.autograd.Function):

@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 
+from megalite.checkpoint.catalog import CHECKPOINTS, latest, step_of
 from megalite.config.load import dump_config
 from megalite.config.schema import Config
 from megalite.errors import EXIT_BAD_INPUT, EXIT_DONE, EXIT_FAULT, EXIT_REQUEUE, UserError
@@ -53,7 +54,11 @@ def train_locally(config: Config, world_size: int) -> int:
     Raises:
         UserError: the run cannot start, or its ranks found what the user must change.
     """
-    preflight(config, world_size)
+    plan, _, _ = preflight(config, world_size)
+    newest = latest(config.run.dir / CHECKPOINTS)
+    if newest is not None and step_of(newest) >= plan.total_steps:
+        print(f"{config.run.dir} is at step {step_of(newest)} of {plan.total_steps}: done; raise train.steps to go on")
+        return EXIT_DONE
     _clear_errors(config.run.dir, world_size)
     with tempfile.TemporaryDirectory(prefix="megalite-") as folder:
         config_path = Path(folder) / "config.yaml"

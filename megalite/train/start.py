@@ -74,13 +74,17 @@ def choose_start(config: Config, plan: RunPlan, samples: Samples, axes: Axes, de
 
 def _verify(folder: Path, axes: Axes, device: torch.device) -> list[str] | None:
     """What is wrong with a checkpoint, or None. Each rank checks its share of the files."""
-    try:
-        problems = CheckpointReader(folder).verify(axes.global_rank, axes.world.size)
-    except CheckpointError as error:
-        problems = [str(error)]
+    problems = _damage(folder, axes.global_rank, axes.world.size)
     if not any_rank(bool(problems), axes.world, device):
         return None
-    return problems or [f"{folder}: damaged, as another rank found"]
+    return _damage(folder, 0, 1)  # once more, all of it: every rank tells the whole story
+
+
+def _damage(folder: Path, first: int, stride: int) -> list[str]:
+    try:
+        return CheckpointReader(folder).verify(first, stride)
+    except CheckpointError as error:
+        return [str(error)]
 
 
 def _check_data(reader: CheckpointReader, samples: Samples) -> None:

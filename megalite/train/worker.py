@@ -133,7 +133,7 @@ def _set_determinism(deterministic: bool) -> None:
 
 
 def _leave_word(run_dir: Path, rank: int, message: str, *, is_user_error: bool) -> None:
-    """Write what went wrong where the parent looks, and on stderr."""
+    """Write what went wrong where a parent looks, and on stderr; a parent speaks for the rank that shares its own."""
     record = {"rank": rank, "time": time.time(), "is_user_error": is_user_error, "message": message}
     path = error_path(run_dir, rank)
     try:
@@ -141,7 +141,8 @@ def _leave_word(run_dir: Path, rank: int, message: str, *, is_user_error: bool) 
         path.write_text(json.dumps(record), encoding="utf-8")
     except OSError as error:  # a full disk must not hide the first error
         print(f"rank {rank}: could not write {path}: {error}", file=sys.stderr)
-    print(f"rank {rank}: {message}", file=sys.stderr, flush=True)
+    if rank > 0 or RENDEZVOUS_VARIABLE not in os.environ:
+        print(f"rank {rank}: {message}", file=sys.stderr, flush=True)
 
 
 def error_path(run_dir: Path, rank: int) -> Path:

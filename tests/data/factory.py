@@ -16,6 +16,8 @@ from megalite.data.pack import pack
 from megalite.data.recipe import DocumentSource, PackConfig
 from megalite.data.sources import TOKENS_NAME
 
+WORDS = ("model", "reads", "a", "stream", "of", "tokens", "learns", "what", "follows", "every", "word", "before", "it")
+
 VOCAB_SIZE = 1000
 EOS = 2
 
@@ -74,7 +76,7 @@ def corpus_of(*paths: Path, **settings: Any) -> Corpus:
 def prose(num_documents: int, *, seed: int = 0) -> list[str]:
     """Readable filler: distinct documents of a few lines from a small vocabulary of words."""
     rng = np.random.default_rng(seed)
-    words = "the model reads a stream of tokens and learns what follows from every word that stood before it".split()
+    words = np.array(WORDS)
     return [
         "\n".join(
             f"{number}: " + " ".join(rng.choice(words, rng.integers(4, 12)).tolist()) for _ in range(rng.integers(3, 9))

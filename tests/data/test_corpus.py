@@ -198,7 +198,9 @@ def test_all_missing_sources_are_named(tmp_path):
 def test_a_table_without_the_column_names_its_columns(tmp_path):
     """With the nearest name."""
     pq.write_table(pa.table({"texts": ["a"], "url": ["b"]}), tmp_path / "a.parquet")
-    with pytest.raises(DataError, match=r"no column 'text' \(did you mean 'texts'\?\); it has texts, url: set text_field"):
+    with pytest.raises(
+        DataError, match=r"no column 'text' \(did you mean 'texts'\?\); it has texts, url: set text_field"
+    ):
         list(corpus_of(tmp_path / "a.parquet").read())
 
 

@@ -78,12 +78,14 @@ def test_batches_of_documents_equal_single_ones(tmp_path):
 
 def test_a_failed_writer_leaves_nothing(tmp_path):
     """No half pair under any name."""
-    with (
-        pytest.raises(RuntimeError, match="power cut"),
-        IndexedWriter(tmp_path / "pair", token_dtype(1000)) as writer,
-    ):
-        writer.add(np.array([1, 2]), np.array([2]))
-        raise RuntimeError("power cut")
+
+    def fail() -> None:
+        with IndexedWriter(tmp_path / "pair", token_dtype(1000)) as writer:
+            writer.add(np.array([1, 2]), np.array([2]))
+            raise RuntimeError("power cut")
+
+    with pytest.raises(RuntimeError, match="power cut"):
+        fail()
     assert list(tmp_path.iterdir()) == []
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -27,9 +26,7 @@ def write(text: str):
 
 
 def run(out: Path, text: str = "hello", *, station: str = "demo", settings: dict | None = None, hash_: str = "1"):
-    return run_station(
-        station, out, inputs=[(out.parent / "input", hash_)], settings=settings or {}, build=write(text)
-    )
+    return run_station(station, out, inputs=[(out.parent / "input", hash_)], settings=settings or {}, build=write(text))
 
 
 def test_the_same_work_is_done_once(tmp_path):
@@ -62,15 +59,23 @@ def test_lost_or_shortened_outputs_are_made_again(tmp_path):
     assert (out / "result.txt").read_text() == "hello"
 
 
-@pytest.mark.parametrize(("number", "kind"), [(errno.ENOSPC, DataError), (errno.EDQUOT, DataError), (errno.EIO, OSError)])
-def test_a_full_disk_is_said_and_cleared(tmp_path, number, kind):
+@pytest.mark.parametrize(
+    ("error", "kind"),
+    [
+        (OSError(errno.ENOSPC, "No space left on device"), DataError),
+        (OSError(errno.EDQUOT, "Quota exceeded"), DataError),
+        (OSError("Not enough free space to write 8000 bytes after offset 128"), DataError),
+        (OSError(errno.EIO, "Input/output error"), OSError),
+    ],
+)
+def test_a_full_disk_is_said_and_cleared(tmp_path, error, kind):
     """The half-written folder goes, an older result stays; other faults of the machine keep their traceback."""
     out = tmp_path / "out"
     run(out)
 
     def fill(folder: Path) -> dict:
         (folder / "big").write_bytes(bytes(1000))
-        raise OSError(number, os.strerror(number))
+        raise error
 
     with pytest.raises(kind, match="the disk is full" if kind is DataError else None):
         run_station("demo", out, inputs=[], settings={}, build=fill)
@@ -113,6 +118,13 @@ def test_foreign_folders_are_never_replaced(tmp_path):
     with pytest.raises(DataError, match="made by station 'demo'; choose another folder for 'other'"):
         run(mine, station="other")
     assert (thesis / "thesis.tex").read_text() == "years of work"
+
+
+def test_a_folder_that_cannot_be_made(tmp_path):
+    """A file stands in the way."""
+    (tmp_path / "file").write_text("")
+    with pytest.raises(DataError, match=r"out\.partial: cannot be made: Not a directory"):
+        run(tmp_path / "file" / "out")
 
 
 def test_check_input_compares_contents(tmp_path):

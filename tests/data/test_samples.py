@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +14,7 @@ from megalite.data.indexed import IndexedTokens
 from megalite.data.layout import ConcatLayout, PackedLayout
 from megalite.data.sample import Sample
 from megalite.data.samples import open_samples, open_validation_samples
+from megalite.data.tokenizer import Tokenizer
 from megalite.errors import DataError
 from tests.data.factory import random_documents, write_packed_folder, write_pair, write_tokens_folder
 
@@ -58,13 +60,11 @@ def test_labels_with_masks_are_the_next_token_of_the_document(source):
     for sample in epoch_of(open_one(source)):
         assert not sample.labels[~sample.loss_mask].any()
         chosen = sample.loss_mask
-        learned.update(
-            zip(sample.document_ids[chosen], sample.tokens[chosen], sample.labels[chosen], strict=True)
-        )
+        learned.update(zip(sample.document_ids[chosen], sample.tokens[chosen], sample.labels[chosen], strict=True))
     expected = Counter(
         (number, token, following)
         for number, document in enumerate(DOCUMENTS)
-        for token, following in zip(document[:-1], document[1:], strict=True)
+        for token, following in pairwise(document.tolist())
     )
     assert learned == expected
 
@@ -130,9 +130,7 @@ def test_concat_pieces_equal_plain_cutting(tmp_path):
 def test_document_ids_are_unique_over_sources(tmp_path):
     """Two sources with the same documents do not share ids."""
     paths = [write_pair(tmp_path / name, DOCUMENTS[:30]) for name in ("a", "b")]
-    samples = open_samples(
-        [SourceConfig(path=path) for path in paths], seq_len=SEQ_LEN, seed=1, document_masks=True
-    )
+    samples = open_samples([SourceConfig(path=path) for path in paths], seq_len=SEQ_LEN, seed=1, document_masks=True)
     by_source: dict[str, set[int]] = {"a": set(), "b": set()}
     for index in range(samples.num_samples_per_epoch):
         ids = samples.sample(index).document_ids
@@ -143,7 +141,8 @@ def test_document_ids_are_unique_over_sources(tmp_path):
 def test_weights_share_out_the_samples(tmp_path):
     """3 : 1 is met exactly over any multiple of four."""
     sources = [
-        SourceConfig(path=write_pair(tmp_path / name, DOCUMENTS), weight=weight) for name, weight in (("a", 3), ("b", 1))
+        SourceConfig(path=write_pair(tmp_path / name, DOCUMENTS), weight=weight)
+        for name, weight in (("a", 3), ("b", 1))
     ]
     samples = open_samples(sources, seq_len=SEQ_LEN, seed=1, document_masks=True)
     drawn = Counter(samples.identity(index).source for index in range(400))
@@ -168,7 +167,7 @@ def test_fingerprint_follows_data_order_and_cut(tmp_path):
 
     base = fingerprint("a")
     assert fingerprint("b") == base
-    changed = DOCUMENTS[:-1] + [DOCUMENTS[-1] + 1]
+    changed = [*DOCUMENTS[:-1], DOCUMENTS[-1] + 1]
     others = [
         fingerprint("a", seed=2),
         fingerprint("a", masks=False),
@@ -265,6 +264,18 @@ def test_a_smaller_model_vocabulary_is_refused(tmp_path):
         recorded.check_vocab_size(900)
     with pytest.raises(DataError, match="the vocabulary ends at 899"):
         bare.check_vocab_size(900)
+
+
+def test_another_tokenizer_than_the_datas_is_refused(tmp_path, tokenizer_folder):
+    """Recorded by fingerprint; a bare pair is judged by its tokens."""
+    tokenizer = Tokenizer.load(tokenizer_folder)
+    path = write_tokens_folder(tmp_path / "own", [np.array([5, 2])], tokenizer=tokenizer.fingerprint, vocab_size=800)
+    open_one(path).check_tokenizer(tokenizer)
+    other = open_one(write_tokens_folder(tmp_path / "other", DOCUMENTS, tokenizer="another"))
+    with pytest.raises(DataError, match="other: tokenized with .*, not with .*; set data.tokenizer to null"):
+        other.check_tokenizer(tokenizer)
+    with pytest.raises(DataError, match="the vocabulary ends at 799"):
+        open_one(write_pair(tmp_path / "pair", DOCUMENTS)).check_tokenizer(tokenizer)
 
 
 def test_a_bad_token_that_the_scan_missed_is_found_when_it_is_read(tmp_path, monkeypatch):

@@ -24,6 +24,7 @@ from tests.layers.tracking import LargestTensor
 VOCAB, WIDTH, NUM_TOKENS = 101, 12, 40
 """Over 2 ranks the second has 27 padded rows of 64; over 4 ranks the third and fourth have padding only."""
 
+CHUNKS = {"one chunk": 1000, "chunks of 8": 8, "a last chunk of one": 13}
 """Tokens in a chunk; 40 is no multiple of 13."""
 
 BF16_RELATIVE = 2.0**-7

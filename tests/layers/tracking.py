@@ -19,13 +19,11 @@ class LargestTensor(TorchDispatchMode):
         self.operation = ""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        given = {leaf.untyped_storage()._cdata for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)}
         result = func(*args, **(kwargs or {}))
-        for leaf in tree_leaves(result):
-            if isinstance(leaf, Tensor) and leaf.untyped_storage()._cdata not in given:
-                size = leaf.untyped_storage().nbytes() // leaf.element_size()
-                if size > self.num_elements:
-                    self.num_elements, self.operation = size, str(func)
+        for tensor in _made((args, kwargs), result):
+            size = tensor.untyped_storage().nbytes() // tensor.element_size()
+            if size > self.num_elements:
+                self.num_elements, self.operation = size, str(func)
         return result
 
 
@@ -38,12 +36,18 @@ class LivingStorages(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
-        for leaf in tree_leaves(result):
-            if isinstance(leaf, Tensor):
-                storage = leaf.untyped_storage()
-                self._storages[storage._cdata] = (StorageWeakRef(storage), storage.nbytes())
+        for tensor in _made((args, kwargs), result):
+            storage = tensor.untyped_storage()
+            self._storages[storage._cdata] = (StorageWeakRef(storage), storage.nbytes())
         return result
 
     def num_bytes(self) -> int:
         """Bytes of the storages made within that are alive now."""
         return sum(size for storage, size in self._storages.values() if not storage.expired())
+
+
+def _made(given: Any, result: Any) -> list[Tensor]:
+    """The tensors of a result that share no memory with what the operation was given."""
+    old = {leaf.untyped_storage()._cdata for leaf in tree_leaves(given) if isinstance(leaf, Tensor)}
+    tensors = [leaf for leaf in tree_leaves(result) if isinstance(leaf, Tensor)]
+    return [tensor for tensor in tensors if tensor.untyped_storage()._cdata not in old]

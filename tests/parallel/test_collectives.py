@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 
 import pytest
@@ -115,6 +116,17 @@ def compare_strided() -> float:
     return worst
 
 
+def warn_of_ops() -> list[str]:
+    """Warnings that the ops give on this rank."""
+    axis = connect(Mesh(tp=dist.get_world_size()), dist.get_rank()).tp
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for op in OPS:
+            inputs, grads = inputs_and_outputs(op, (4, 6), axis.size)
+            run_op(getattr(collectives, op), inputs[axis.rank], grads[axis.rank], axis)
+    return [str(warning.message) for warning in caught]
+
+
 def compare_pairs() -> bool:
     """Whether gather undoes a cut, and the in-place all-reduce works with sums and maxima."""
     axis = connect(Mesh(tp=dist.get_world_size()), dist.get_rank()).tp
@@ -142,6 +154,11 @@ def test_ops_equal_one_process(world_size):
 def test_ops_take_any_strides(world_size):
     """Transposed inputs and gradients give the same results as contiguous ones."""
     assert max(run_ranks(compare_strided, world_size)) <= TOLERANCE
+
+
+def test_ops_do_not_warn():
+    """No op uses a name that torch calls deprecated: the warning would stand in every rank's log."""
+    assert run_ranks(warn_of_ops, 2) == [[], []]
 
 
 @pytest.mark.parametrize("world_size", [2, 4])

@@ -55,8 +55,8 @@ def write_config(model: ModelConfig, family: Family, *, dtype: str, special_ids:
         model: filled.
         family: from `choose_family(model)`.
         dtype: torch's name of the number format, `bfloat16`.
-        special_ids: bos_token_id, eos_token_id and pad_token_id, None where there is no such token: left out, they would
-            be the class's own, which are of another vocabulary.
+        special_ids: bos_token_id, eos_token_id and pad_token_id, None where there is no such token. Left out, they
+            would be the class's own, which are of another vocabulary.
     """
     return {
         "architectures": [family.architecture],

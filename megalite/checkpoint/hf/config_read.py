@@ -72,8 +72,11 @@ def read_config(folder: Path) -> Description:
     problems: list[str] = []
     if raw.get("quantization_config"):
         problems.append("quantization_config: quantized weights cannot be trained; take the unquantized folder")
-    fields = _read_sizes(raw, family.model_type, problems)
-    fields |= _READERS[family.model_type](raw, problems)
+    try:
+        fields = _read_sizes(raw, family.model_type, problems)
+        fields |= _READERS[family.model_type](raw, problems)
+    except (TypeError, AttributeError) as error:
+        raise ConversionError(f"{path}: a setting is of the wrong kind ({error})") from error
     if problems:
         raise ConversionError("\n".join([f"{path}: not a model that megalite has:", *(f"  - {p}" for p in problems)]))
     try:

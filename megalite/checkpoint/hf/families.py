@@ -1,7 +1,7 @@
 """Which class of transformers represents a model, and what that class calls each weight.
 
-A family says what it needs of a model; the first whose needs are all met represents it. Pure tables, no torch computation:
-how a config.json is written and read is in `config_json`.
+A family says what it needs of a model; the first whose needs are all met represents it. Pure tables: how a config.json
+is written and read is in `config_json` and `config_read`.
 
 Models that several classes could represent get the plainest: Llama before Mistral, whose class also takes heads that do
 not divide hidden_size.
@@ -191,20 +191,13 @@ def choose_family(model: ModelConfig) -> Family:
         f"model.{trait} is {found[trait]}, it needs {' or '.join(map(str, values))}"
         for trait, values in unmet[nearest].items()
     )
-    raise ConversionError(
-        f"no class of transformers represents this model. The nearest is {FAMILIES[nearest].architecture}, but {reasons}"
-    )
+    name = FAMILIES[nearest].architecture
+    raise ConversionError(f"no class of transformers represents this model. The nearest is {name}, but {reasons}")
 
 
 def places(model: ModelConfig, family: Family) -> dict[str, Place]:
     """The place of every canonical weight of a filled model, by canonical name."""
     return {weight.name: _place(weight, family, model.head_dim) for weight in weight_table(model).values()}
-
-
-def block_of(tensor: str, family: Family) -> int | None:
-    """Number of the block that a tensor belongs to; None outside the blocks."""
-    inside = tensor.removeprefix(f"{family.blocks}.")
-    return None if inside == tensor else int(inside.split(".")[0])
 
 
 def _place(weight: Weight, family: Family, head_dim: int) -> Place:

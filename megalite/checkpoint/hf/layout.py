@@ -14,10 +14,12 @@ A transposed tensor (GPT-2's Conv1D) is stored with its dims swapped after that.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
+
+from megalite.model.weights import Rectangle, Weight
 
 
 @dataclass(frozen=True)
@@ -32,6 +34,10 @@ class Place:
     num_parts: int = 1
     transposed: bool = False
 
+    def renamed(self, tensor: str) -> Place:
+        """The same place in a tensor of another name."""
+        return replace(self, tensor=tensor)
+
     def stored_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
         """Shape of the tensor that holds a weight of this shape."""
         stored = (shape[0] * self.num_parts, *shape[1:])
@@ -44,6 +50,11 @@ class Place:
             size = min(stop - start, self.group - offset)
             yield (index * self.num_parts + self.part) * self.group + offset, size
             start += size
+
+
+def whole(weight: Weight) -> Rectangle:
+    """All of a weight."""
+    return Rectangle((0,) * len(weight.shape), weight.shape)
 
 
 def join(parts: Sequence[Tensor], place: Place) -> Tensor:

@@ -1,0 +1,207 @@
+"""The weights of a Hugging Face folder as a weight source: any rectangle of any canonical weight.
+
+Files are memory-mapped and only the rows asked for are read, so each rank of a large run reads its own part. Only
+safetensors: a `pytorch_model.bin` is a pickle, and unpickling what someone else made runs their code.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from megalite.checkpoint.hf.config_read import Description, read_config
+from megalite.checkpoint.hf.families import places
+from megalite.checkpoint.hf.layout import Place
+from megalite.config.schema import ModelConfig
+from megalite.errors import CheckpointError, ConversionError
+from megalite.model.weights import Rectangle, Weight
+
+SINGLE_FILE = "model.safetensors"
+INDEX_FILE = "model.safetensors.index.json"
+FLOAT_TYPES = ("F64", "F32", "BF16", "F16")
+
+TRAINING_ONLY = frozenset({"preset", "dropout", "init_std", "init_depth_scaling"})
+"""Fields of a model that do not change what its weights compute."""
+
+DERIVABLE = re.compile(r"\.(rotary_emb\.inv_freq|attn\.(masked_)?bias|attention\.(masked_)?bias)$")
+"""Buffers that older versions of transformers saved beside the weights."""
+
+MANY = 5
+"""Names listed in a message before it says how many more there are."""
+
+
+class HuggingFaceWeights:
+    """An open folder of a Hugging Face model.
+
+    Args:
+        folder: with config.json and safetensors, one file or shards with an index.
+        model: filled; what the weights are for. None takes the folder's own.
+
+    Raises:
+        ConversionError: the folder's model is none that megalite has, or not `model`; there are only pickles.
+        CheckpointError: files are missing or damaged, tensors are missing, too many, or of another shape.
+    """
+
+    def __init__(self, folder: Path, model: ModelConfig | None = None):
+        self.folder = Path(folder)
+        self.description: Description = read_config(self.folder)
+        self.model = self.description.model
+        if model is not None:
+            require_same_model(self.folder, self.model, model)
+            self.model = model
+        self._open: dict[str, safe_open] = {}
+        self._files = _locate(self.folder)
+        self._places = self._present_places()
+        self._refuse_strangers()
+        self._refuse_second_head()
+
+    def read(self, weight: Weight, rectangle: Rectangle) -> Tensor:
+        """A rectangle of a canonical weight, fp32 on the CPU.
+
+        Raises:
+            CheckpointError: the tensor there is missing, of another shape or no float.
+        """
+        out = torch.zeros(rectangle.shape)
+        if self._is_absent(weight.name):
+            return out
+        place = self._places.get(weight.name)
+        if place is None:
+            raise CheckpointError(f"{self.folder}: has no {weight.name}; it is of another model")
+        stored = self._slice(place.tensor)
+        expected = place.stored_shape(weight.shape)
+        if tuple(stored.get_shape()) != expected:
+            raise CheckpointError(
+                f"{self.folder}: {place.tensor} is {stored.get_shape()}, {weight.name} needs {list(expected)}"
+            )
+        if stored.get_dtype() not in FLOAT_TYPES:
+            raise CheckpointError(
+                f"{self.folder}: {place.tensor} is stored as {stored.get_dtype()}, expected {' or '.join(FLOAT_TYPES)}"
+            )
+        (rows, *others), row = rectangle.slices, 0
+        for start, size in place.runs(rows.start, rows.stop):
+            run = slice(start, start + size)
+            part = stored[(*others, run)].t() if place.transposed else stored[(run, *others)]
+            out[row : row + size] = part
+            row += size
+        return out
+
+    def _present_places(self) -> dict[str, Place]:
+        """Places of all weights but the absent ones; names lose the base model's prefix where the folder has none."""
+        family = self.description.family
+        found = places(self.model, family)
+        present = {name: place for name, place in found.items() if not self._is_absent(name)}
+        if not any(name.startswith(family.base) for name in self._files):
+            return {name: place.renamed(place.tensor.removeprefix(family.base)) for name, place in present.items()}
+        return present
+
+    def _is_absent(self, name: str) -> bool:
+        """Whether this is a weight that the folder's class has not, and that is therefore zero."""
+        return name.endswith(tuple(self.description.absent))
+
+    def _refuse_strangers(self) -> None:
+        """Every tensor has a weight and every weight a tensor."""
+        expected = {place.tensor for place in self._places.values()}
+        missing = sorted(expected - self._files.keys())
+        if missing:
+            raise CheckpointError(f"{self.folder}: tensors are missing: {_some(missing)}")
+        head = self.description.family.outer["head.weight"]
+        strangers = [name for name in sorted(self._files.keys() - expected) if not DERIVABLE.search(name)]
+        if self.model.tie_embeddings and head in strangers:
+            strangers.remove(head)
+        if strangers:
+            raise CheckpointError(
+                f"{self.folder}: a {self.description.family.model_type} with this config.json has no place for "
+                f"{_some(strangers)}"
+            )
+
+    def _refuse_second_head(self) -> None:
+        """A tied model may carry a copy of its embedding as head, but no other: versions differ in which they use."""
+        head = self.description.family.outer["head.weight"]
+        if not self.model.tie_embeddings or head not in self._files:
+            return
+        embedding = self._places["embedding.weight"].tensor
+        if not torch.equal(self._slice(head)[:], self._slice(embedding)[:]):
+            raise ConversionError(
+                f"{self.folder}: tie_word_embeddings is true, yet {head} differs from {embedding}; transformers 4 "
+                "ignores it and 5 uses it. Set tie_word_embeddings to false in config.json, or delete the tensor"
+            )
+
+    def _slice(self, name: str) -> Any:
+        """A tensor as safetensors' lazy slice, whose type it does not export."""
+        file = self._files[name]
+        if file not in self._open:
+            try:
+                self._open[file] = safe_open(self.folder / file, framework="pt")
+            except (OSError, SafetensorError) as error:
+                raise CheckpointError(f"{self.folder / file}: cannot be read ({error})") from error
+        return self._open[file].get_slice(name)
+
+
+def model_config(folder: Path) -> ModelConfig:
+    """The filled model of a Hugging Face folder, for the `model` section of a config.
+
+    Raises:
+        ConversionError: megalite has no such model.
+    """
+    return read_config(Path(folder)).model
+
+
+def require_same_model(folder: Path, theirs: ModelConfig, ours: ModelConfig) -> None:
+    """Refuse to read the weights of one model into another that computes something else from them.
+
+    Raises:
+        ConversionError: with every field that differs.
+    """
+    differing = [
+        f"model.{field} is {getattr(ours, field)}, the folder has {getattr(theirs, field)}"
+        for field in ModelConfig.model_fields
+        if field not in TRAINING_ONLY and not _same(field, theirs, ours)
+    ]
+    if differing:
+        raise ConversionError(
+            "\n".join([f"{folder}: of another model than the config:", *(f"  - {each}" for each in differing)])
+        )
+
+
+def _same(field: str, theirs: ModelConfig, ours: ModelConfig) -> bool:
+    """Rotary positions have no last one, so their number may differ."""
+    if field == "max_positions" and ours.positions == "rope":
+        return True
+    return getattr(theirs, field) == getattr(ours, field)
+
+
+def _locate(folder: Path) -> dict[str, str]:
+    """The file of every tensor."""
+    index = folder / INDEX_FILE
+    if index.is_file():
+        try:
+            files = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
+        except (ValueError, KeyError, OSError) as error:
+            raise CheckpointError(f"{index}: cannot be read ({error!r})") from error
+        missing = sorted({file for file in files.values() if not (folder / file).is_file()})
+        if missing:
+            raise CheckpointError(f"{folder}: shards named by {INDEX_FILE} are missing: {_some(missing)}")
+        return files
+    if (folder / SINGLE_FILE).is_file():
+        try:
+            with safe_open(folder / SINGLE_FILE, framework="pt") as file:
+                return dict.fromkeys(file.keys(), SINGLE_FILE)
+        except (OSError, SafetensorError) as error:
+            raise CheckpointError(f"{folder / SINGLE_FILE}: cannot be read ({error})") from error
+    if any(folder.glob("pytorch_model*.bin")):
+        raise ConversionError(
+            f"{folder}: has only pytorch_model.bin, a pickle, which megalite does not open because that can run code. "
+            "If you trust its maker, convert it: AutoModelForCausalLM.from_pretrained(...).save_pretrained(...)"
+        )
+    raise ConversionError(f"{folder}: neither {SINGLE_FILE} nor {INDEX_FILE} is there")
+
+
+def _some(names: list[str]) -> str:
+    more = f" and {len(names) - MANY} more" if len(names) > MANY else ""
+    return ", ".join(names[:MANY]) + more

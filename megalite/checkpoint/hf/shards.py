@@ -1,0 +1,152 @@
+"""Weights streamed into safetensors files of limited size, one file in memory at a time."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from megalite.checkpoint.hf.families import Family, places
+from megalite.checkpoint.hf.importer import INDEX_FILE, SINGLE_FILE
+from megalite.checkpoint.hf.layout import Place, join, whole
+from megalite.config.schema import ModelConfig
+from megalite.errors import ConversionError
+from megalite.model.initialize import WeightSource
+from megalite.model.weights import Weight, weight_table
+
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+
+UNITS = {"": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
+
+
+@dataclass(frozen=True)
+class StoredTensor:
+    """A tensor to write, and what it is made of."""
+
+    name: str
+    place: Place
+    weights: tuple[Weight, ...]
+    """In the order of its parts."""
+
+    @property
+    def num_elements(self) -> int:
+        return sum(prod(weight.shape) for weight in self.weights)
+
+
+@dataclass(frozen=True)
+class Written:
+    """What `write_weights` left."""
+
+    num_tensors: int
+    num_parameters: int
+    num_bytes: int
+    files: tuple[str, ...]
+
+
+def stored_tensors(model: ModelConfig, family: Family) -> list[StoredTensor]:
+    """The tensors of a family for a filled model, sorted by name."""
+    table = weight_table(model)
+    parts: dict[str, list[tuple[Place, Weight]]] = {}
+    for name, place in places(model, family).items():
+        parts.setdefault(place.tensor, []).append((place, table[name]))
+    stored = []
+    for name, pairs in sorted(parts.items()):
+        pairs.sort(key=lambda pair: pair[0].part)
+        stored.append(StoredTensor(name, pairs[0][0], tuple(weight for _, weight in pairs)))
+    return stored
+
+
+def write_weights(
+    source: WeightSource, model: ModelConfig, family: Family, folder: Path, *, dtype: str, max_shard_bytes: int
+) -> Written:
+    """Write model.safetensors, or shards and their index, into a folder.
+
+    Args:
+        source: of the canonical weights.
+        model: filled.
+        family: the class that will read it.
+        folder: an existing one.
+        dtype: fp32, bf16 or fp16.
+        max_shard_bytes: no file is larger, unless a single tensor is.
+
+    Raises:
+        ConversionError: a weight is not finite, or not in the number format asked for.
+    """
+    tensors = {tensor.name: tensor for tensor in stored_tensors(model, family)}
+    sizes = {name: tensor.num_elements * DTYPES[dtype].itemsize for name, tensor in tensors.items()}
+    shards = group_by_size(sizes, max_shard_bytes)
+    files = _file_names(len(shards))
+    weight_map: dict[str, str] = {}
+    for file, names in zip(files, shards, strict=True):
+        shard = {name: make_tensor(source, tensors[name], DTYPES[dtype]) for name in names}
+        save_file(shard, folder / file, metadata={"format": "pt"})
+        weight_map |= dict.fromkeys(names, file)
+    num_parameters = sum(tensor.num_elements for tensor in tensors.values())
+    if len(files) > 1:
+        metadata = {"total_parameters": num_parameters, "total_size": sum(sizes.values())}
+        index = {"metadata": metadata, "weight_map": weight_map}
+        (folder / INDEX_FILE).write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")
+    return Written(len(tensors), num_parameters, sum(sizes.values()), tuple(files))
+
+
+def make_tensor(source: WeightSource, tensor: StoredTensor, dtype: torch.dtype) -> Tensor:
+    """Read the parts of a tensor, refuse what is not finite, lay them out and round them."""
+    parts = []
+    for weight in tensor.weights:
+        part = source.read(weight, whole(weight))
+        rounded = part.to(dtype)
+        if not torch.isfinite(rounded).all():
+            raise ConversionError(_why_not_finite(weight, part, dtype))
+        parts.append(rounded)
+    return join(parts, tensor.place)
+
+
+def group_by_size(sizes: Mapping[str, int], max_bytes: int) -> list[list[str]]:
+    """Cut a sequence of named things into runs of at most `max_bytes`; what is larger by itself is a run of its own."""
+    groups: list[list[str]] = []
+    room = 0
+    for name, size in sizes.items():
+        if not groups or size > room:
+            groups.append([])
+            room = max_bytes
+        groups[-1].append(name)
+        room -= size
+    return groups
+
+
+def parse_size(text: str) -> int:
+    """Bytes in `5GB`, `200MB` or `1000000`.
+
+    Raises:
+        ConversionError: it is none of these.
+    """
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(KB|MB|GB|TB|)", text.strip().upper())
+    num_bytes = int(float(match[1]) * UNITS[match[2]]) if match else 0
+    if num_bytes == 0:
+        raise ConversionError(f"max shard size: found {text!r}, expected a size like 5GB, 200MB or 1000000")
+    return num_bytes
+
+
+def _file_names(count: int) -> list[str]:
+    if count == 1:
+        return [SINGLE_FILE]
+    stem, ending = SINGLE_FILE.split(".")
+    return [f"{stem}-{number:05d}-of-{count:05d}.{ending}" for number in range(1, count + 1)]
+
+
+def _why_not_finite(weight: Weight, part: Tensor, dtype: torch.dtype) -> str:
+    num_bad = part.numel() - int(torch.isfinite(part).sum())
+    if num_bad:
+        return (
+            f"{weight.name}: {num_bad} of its {part.numel()} numbers are NaN or infinite, so this model is broken; "
+            "export an older checkpoint of the run"
+        )
+    largest = part.abs().max().item()
+    return f"{weight.name}: its largest number, {largest:g}, does not fit into {dtype}; export as bf16 or fp32"

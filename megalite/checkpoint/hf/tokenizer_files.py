@@ -1,0 +1,71 @@
+"""The tokenizer's files of a Hugging Face folder: copied, and made readable by transformers 4 and 5 alike."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+from megalite.data.tokenizer import CONFIG_FILE, FAST_FILE, MODEL_FILE, RECORD_FILE, Tokenizer
+from megalite.errors import ConversionError
+
+COPIED = (
+    FAST_FILE,
+    MODEL_FILE,
+    RECORD_FILE,
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.json",
+    "merges.txt",
+    "chat_template.jinja",
+)
+"""Files taken as they are; tokenizer_config.json is rewritten."""
+
+FAST_CLASS = "PreTrainedTokenizerFast"
+"""The class that both versions read a tokenizer.json with, adding nothing of their own."""
+
+VERSION_5_CLASS = "TokenizersBackend"
+"""What version 5 saves in its place, which version 4 does not know."""
+
+
+def copy_tokenizer(source: Path, folder: Path) -> Tokenizer:
+    """Copy a tokenizer into a folder.
+
+    Args:
+        source: a folder that `Tokenizer.load` reads.
+        folder: an existing one.
+
+    Returns:
+        The tokenizer of `source`.
+
+    Raises:
+        DataError: there is no tokenizer.
+        ConversionError: it has no tokenizer.json.
+    """
+    tokenizer = Tokenizer.load(source)
+    if not (source / FAST_FILE).is_file():
+        raise ConversionError(
+            f"{source}: has no {FAST_FILE}, which transformers reads; take a tokenizer made by `megalite data "
+            "train-tokenizer`, or the folder of a fast tokenizer saved by transformers"
+        )
+    for name in COPIED:
+        if (source / name).is_file():
+            shutil.copyfile(source / name, folder / name)
+    config = _readable_by_both(source / CONFIG_FILE)
+    (folder / CONFIG_FILE).write_text(json.dumps(config, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+    return tokenizer
+
+
+def special_ids(tokenizer: Tokenizer | None) -> dict[str, int | None]:
+    """The ids of config.json and generation_config.json."""
+    return {f"{role}_token_id": getattr(tokenizer, f"{role}_id", None) for role in ("bos", "eos", "pad")}
+
+
+def _readable_by_both(path: Path) -> dict:
+    """A tokenizer_config.json without what only version 5 understands."""
+    config = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    if config.get("tokenizer_class") in (None, VERSION_5_CLASS):
+        config["tokenizer_class"] = FAST_CLASS
+    if isinstance(config.get("extra_special_tokens"), list):
+        config["additional_special_tokens"] = config.pop("extra_special_tokens")
+    return config

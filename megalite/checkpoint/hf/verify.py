@@ -1,0 +1,245 @@
+"""A Hugging Face folder proven equal to a checkpoint, or refused.
+
+    every tensor     read back through `HuggingFaceWeights`, bit-equal to the checkpoint's weight, rounded as exported
+    config.json      read back as the same model
+    logits           transformers in a fresh process against `model.transformer.Stage`, both fp32 on the CPU
+    ids              AutoTokenizer in the same process against the tokenizer that training used
+
+The first two show that nothing was lost, the third that transformers means the same by it. Logits alone would not do:
+a flipped low bit changes them by less than two implementations differ.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import torch
+from safetensors import safe_open
+from torch import Tensor
+
+import megalite
+from megalite.checkpoint.hf import reload
+from megalite.checkpoint.hf.importer import DERIVABLE, HuggingFaceWeights
+from megalite.checkpoint.hf.layout import whole
+from megalite.checkpoint.hf.probes import TEXTS, make_sequences
+from megalite.checkpoint.hf.probes import Sequence as Probe
+from megalite.checkpoint.hf.shards import DTYPES
+from megalite.config.plan import count_parameters
+from megalite.config.schema import ModelConfig
+from megalite.data.tokenizer import HUGGING_FACE, Tokenizer
+from megalite.errors import ConversionError
+from megalite.layers.documents import Documents
+from megalite.layers.parts import choose_parts
+from megalite.model.initialize import WeightSource, fill
+from megalite.model.transformer import Stage, StageSpec
+from megalite.model.weights import Rectangle, Weight, weight_table
+
+LOGIT_TOLERANCE = 1e-4
+"""Absolute, fp32. Sums in another order differ by some 1e-6; a wrong layout, rotation or norm by 0.01 and more."""
+
+TIE = 1e-5
+"""Logits nearer than this are equally large in fp32, and either may be the largest."""
+
+BYTES_PER_PARAMETER = 6
+"""fp32, and half of that again for the files mapped into memory, activations and logits."""
+
+BLOCK_NUMBER = re.compile(r"\b(?:layers|h)\.(\d+)\.")
+
+PACKAGE_ROOT = Path(megalite.__file__).parents[1]
+
+OFFLINE = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
+
+STDERR_LINES = 12
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What was compared and found equal."""
+
+    transformers: str
+    """Version of transformers that read the folder."""
+    num_weights: int
+    num_blocks: int
+    """Blocks that were run; fewer than the model has only when asked for."""
+    num_sequences: int
+    num_tokens: int
+    max_difference: float
+    """Largest absolute difference of two logits."""
+    num_texts: int
+    """0 without a tokenizer."""
+
+
+class Rounded:
+    """A weight source as it looks after a trip through a smaller number format."""
+
+    def __init__(self, source: WeightSource, dtype: str):
+        self._source = source
+        self._dtype = DTYPES[dtype]
+
+    def read(self, weight: Weight, rectangle: Rectangle) -> Tensor:
+        return self._source.read(weight, rectangle).to(self._dtype).float()
+
+
+def verify(
+    folder: Path,
+    source: WeightSource,
+    model: ModelConfig,
+    *,
+    dtype: str = "fp32",
+    tokenizer: Tokenizer | None = None,
+    num_blocks: int | None = None,
+    python: str = sys.executable,
+) -> Verdict:
+    """Compare a Hugging Face folder with the weights it stands for.
+
+    Args:
+        folder: to check.
+        source: the canonical weights, unrounded.
+        model: filled.
+        dtype: number format that the folder was written in.
+        tokenizer: what training used; None when the folder has none.
+        num_blocks: run only the first blocks through both, when the whole model does not fit into memory.
+        python: interpreter that has transformers.
+
+    Raises:
+        ConversionError: at the first thing that differs.
+    """
+    num_blocks = min(num_blocks or model.num_layers, model.num_layers)
+    shallow = model.model_copy(update={"num_layers": num_blocks})
+    _require_memory(shallow)
+    rounded = Rounded(source, dtype)
+    num_weights = _compare_weights(folder, rounded, model)
+    probes = make_sequences(model)
+    with tempfile.TemporaryDirectory(prefix="megalite-reload-") as work:
+        report = _reload(folder, Path(work), probes, num_blocks, tokenizer, python)
+        _check_loading(report, num_blocks)
+        _compare_ids(report["ids"], tokenizer)
+        difference = _compare_logits(Path(work) / reload.LOGITS, compute_logits(rounded, shallow, probes))
+    return Verdict(
+        transformers=report["transformers"],
+        num_weights=num_weights,
+        num_blocks=num_blocks,
+        num_sequences=len(probes),
+        num_tokens=sum(len(probe.tokens) for probe in probes),
+        max_difference=difference,
+        num_texts=len(report["ids"]),
+    )
+
+
+@torch.inference_mode()
+def compute_logits(source: WeightSource, model: ModelConfig, probes: Sequence[Probe]) -> Iterator[Tensor]:
+    """Megalite's own logits `[t, v]` of each sequence, fp32 in this process."""
+    parts = choose_parts(model, "cpu", torch.float32)
+    stage = Stage(StageSpec(model=model, blocks=(0, model.num_layers), parts=parts)).eval()
+    fill(stage, source)
+    for probe in probes:
+        length = len(probe.tokens)
+        borders = torch.tensor([0, length], dtype=torch.int32)
+        documents = Documents(torch.tensor(probe.positions), borders, length, keys=torch.arange(length))
+        yield stage.logits(torch.tensor(probe.tokens), documents)
+
+
+def _require_memory(model: ModelConfig) -> None:
+    """Refuse what would end in the kernel's killing one of the two processes."""
+    needed, available = count_parameters(model) * BYTES_PER_PARAMETER, _available_bytes()
+    if needed <= available:
+        return
+    one, two = (count_parameters(model.model_copy(update={"num_layers": n})) * BYTES_PER_PARAMETER for n in (1, 2))
+    fitting = (available - one) // (two - one) + 1
+    advice = f", or run only the first blocks: --verify-blocks {fitting}" if fitting >= 1 else ""
+    raise ConversionError(
+        f"running the model to compare its logits takes about {needed / 1e9:.1f} GB of memory, and "
+        f"{available / 1e9:.1f} GB are available; use a machine with more{advice}"
+    )
+
+
+def _available_bytes() -> int:
+    """Memory that Linux would give without swapping."""
+    for line in Path("/proc/meminfo").read_text().splitlines():
+        if line.startswith("MemAvailable:"):
+            return int(line.split()[1]) * 1024
+    raise AssertionError("/proc/meminfo has no MemAvailable")
+
+
+def _compare_weights(folder: Path, expected: WeightSource, model: ModelConfig) -> int:
+    """Read every tensor back, whole, and return their number."""
+    stored = HuggingFaceWeights(folder, model)
+    table = weight_table(model)
+    for weight in table.values():
+        if not torch.equal(stored.read(weight, whole(weight)), expected.read(weight, whole(weight))):
+            raise ConversionError(f"{weight.name} reads back from {folder.name} with other numbers: damaged on the way")
+    return len(table)
+
+
+def _reload(
+    folder: Path, work: Path, probes: Sequence[Probe], num_blocks: int, tokenizer: Tokenizer | None, python: str
+) -> dict:
+    """Have a fresh process read the folder; its report."""
+    request = {
+        "sequences": [asdict(probe) for probe in probes],
+        "num_blocks": num_blocks,
+        "texts": TEXTS if tokenizer else (),
+        "add_nothing": tokenizer is not None and tokenizer.kind == HUGGING_FACE,
+    }
+    (work / reload.REQUEST).write_text(json.dumps(request), encoding="utf-8")
+    command = [python, "-m", reload.__name__, str(folder.absolute()), str(work)]
+    paths = os.pathsep.join(filter(None, (str(PACKAGE_ROOT), os.environ.get("PYTHONPATH"))))
+    environment = {**os.environ, **OFFLINE, "PYTHONPATH": paths}
+    done = subprocess.run(command, cwd=work, env=environment, capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        last = "\n".join(done.stderr.strip().splitlines()[-STDERR_LINES:])
+        raise ConversionError(f"transformers cannot read {folder.name} in a fresh process:\n{last}")
+    return json.loads((work / reload.REPORT).read_text(encoding="utf-8"))
+
+
+def _check_loading(report: dict, num_blocks: int) -> None:
+    """Every key was used and none was missing; blocks left out on purpose and derived buffers do not count."""
+    for kind in ("missing", "unexpected", "mismatched"):
+        keys = [key for key in report[kind] if not _is_beyond(key, num_blocks) and not DERIVABLE.search(key)]
+        if keys:
+            raise ConversionError(f"transformers {report['transformers']} finds {kind} keys: {', '.join(keys)}")
+
+
+def _is_beyond(key: str, num_blocks: int) -> bool:
+    match = BLOCK_NUMBER.search(key)
+    return match is not None and int(match[1]) >= num_blocks
+
+
+def _compare_ids(found: list[list[int]], tokenizer: Tokenizer | None) -> None:
+    if tokenizer is None:
+        return
+    for text, theirs, ours in zip(TEXTS, found, tokenizer.encode_batch(TEXTS), strict=True):
+        if theirs != ours:
+            shown = repr(text[:40]) + ("..." if len(text) > 40 else "")
+            raise ConversionError(
+                f"transformers tokenizes {shown} as {theirs[:12]}, training as {ours[:12]}; the tokenizer in "
+                f"{tokenizer.folder} cannot be exported"
+            )
+
+
+def _compare_logits(path: Path, expected: Iterator[Tensor]) -> float:
+    """The largest difference of any two logits."""
+    largest = 0.0
+    with safe_open(path, framework="pt") as file:
+        for number, ours in enumerate(expected):
+            theirs = file.get_tensor(str(number))
+            if theirs.shape != ours.shape:
+                raise ConversionError(f"logits are {list(theirs.shape)} in transformers, expected {list(ours.shape)}")
+            difference = (theirs - ours).abs().max().item()
+            at_their_best = ours.gather(1, theirs.argmax(1, keepdim=True)).squeeze(1)
+            num_other_best = int((ours.amax(1) - at_their_best > TIE).sum())
+            if not difference <= LOGIT_TOLERANCE or num_other_best:
+                raise ConversionError(
+                    f"transformers computes another model: in sequence {number} logits differ by up to {difference:.3g} "
+                    f"(at most {LOGIT_TOLERANCE:g} is allowed), and {num_other_best} of {len(ours)} predictions"
+                )
+            largest = max(largest, difference)
+    return largest

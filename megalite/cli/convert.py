@@ -1,0 +1,107 @@
+"""`megalite convert`: checkpoints to Hugging Face folders and back, each proven equal before it gets its name."""
+
+from __future__ import annotations
+
+from enum import Enum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from megalite.checkpoint.hf.verify import Verdict
+
+app = typer.Typer(help="Convert between checkpoints and Hugging Face folders.", no_args_is_help=True)
+
+
+class Dtype(str, Enum):
+    """Number formats of exported weights."""
+
+    fp32 = "fp32"
+    bf16 = "bf16"
+    fp16 = "fp16"
+
+
+Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace an older model in OUT.")]
+VerifyBlocks = Annotated[
+    int | None,
+    typer.Option(
+        min=1,
+        help="Run only this many blocks to compare logits, for models larger than memory. All weights are still "
+        "compared bit by bit. [default: all]",
+        show_default=False,
+    ),
+]
+
+
+@app.command("to-hf")
+def to_hf(
+    checkpoint: Annotated[Path, typer.Argument(help="A step-… folder, or a run's folder for its newest checkpoint.")],
+    out: Annotated[Path, typer.Argument(help="Folder to make.")],
+    dtype: Annotated[Dtype, typer.Option(help="Number format of the weights.")] = Dtype.fp32,
+    max_shard_size: Annotated[str, typer.Option(help="Largest file of weights.")] = "5GB",
+    tokenizer: Annotated[
+        str | None,
+        typer.Option(
+            help="Tokenizer's folder, or `none`. [default: the one that the checkpoint records]", show_default=False
+        ),
+    ] = None,
+    overwrite: Overwrite = False,
+    verify_blocks: VerifyBlocks = None,
+) -> None:
+    """Export a checkpoint as a folder that transformers reads; refused unless a reload gives equal logits and ids."""
+    from megalite.checkpoint.hf.exporter import to_hugging_face
+    from megalite.checkpoint.hf.shards import parse_size
+
+    done = to_hugging_face(
+        checkpoint,
+        out,
+        dtype=dtype.value,
+        max_shard_bytes=parse_size(max_shard_size),
+        tokenizer=tokenizer,
+        overwrite=overwrite,
+        verify_blocks=verify_blocks,
+    )
+    written, num_files = done.written, len(done.written.files)
+    typer.echo(f"{done.checkpoint} -> {done.folder}")
+    typer.echo(
+        f"  {done.architecture}: {written.num_parameters:,} parameters in {written.num_tensors} tensors, "
+        f"{dtype.value}, {written.num_bytes / 1e6:,.1f} MB in {num_files} file{'s' if num_files > 1 else ''}"
+    )
+    _print_verdict(done.verdict)
+    _print_notes(done.notes)
+
+
+@app.command("from-hf")
+def from_hf(
+    folder: Annotated[Path, typer.Argument(help="Folder with config.json and safetensors.")],
+    out: Annotated[Path, typer.Argument(help="Folder to make; training starts from it with train.init_from=OUT.")],
+    overwrite: Overwrite = False,
+    verify_blocks: VerifyBlocks = None,
+) -> None:
+    """Import a Hugging Face folder as a checkpoint to continue from; refused unless both compute equal logits."""
+    from megalite.checkpoint.hf.to_checkpoint import from_hugging_face
+    from megalite.config.plan import count_parameters
+
+    done = from_hugging_face(folder, out, overwrite=overwrite, verify_blocks=verify_blocks)
+    typer.echo(f"{folder} -> {done.checkpoint}")
+    typer.echo(f"  {done.architecture}: {count_parameters(done.model):,} parameters, fp32, no optimizer state")
+    _print_verdict(done.verdict)
+    typer.echo(f"  its model section is in {done.checkpoint / 'config.yaml'}")
+    _print_notes(done.notes)
+
+
+def _print_verdict(verdict: Verdict) -> None:
+    typer.echo(f"  read back by transformers {verdict.transformers} in a fresh process:")
+    typer.echo(f"    {verdict.num_weights} weights equal bit by bit")
+    typer.echo(
+        f"    logits of {verdict.num_tokens:,} tokens in {verdict.num_sequences} sequences through "
+        f"{verdict.num_blocks} blocks: largest difference {verdict.max_difference:.2e}, every prediction equal"
+    )
+    if verdict.num_texts:
+        typer.echo(f"    {verdict.num_texts} texts with equal ids")
+
+
+def _print_notes(notes: tuple[str, ...]) -> None:
+    for note in notes:
+        typer.secho(f"  NOTE: {note}", bold=True)

@@ -1,0 +1,160 @@
+"""Derived numbers, against figures computed by hand."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from megalite.config.plan import (
+    RunPlan,
+    compile_pays,
+    default_world_size,
+    derive_steps,
+    fill_model,
+    flops_per_token,
+    make_plan,
+    split_blocks,
+    vocab_rows_per_rank,
+)
+from megalite.config.schema import BatchConfig, Config, ModelConfig
+from megalite.errors import ConfigError
+
+W1 = {
+    "hidden_size": 384,
+    "num_layers": 6,
+    "num_heads": 6,
+    "ffn_hidden_size": 1024,
+    "vocab_size": 32000,
+    "tie_embeddings": True,
+}
+"""The workload of the CPU benchmarks."""
+
+
+def plan_of(world_size: int = 1, **sections: dict) -> RunPlan:
+    model = {**W1, **sections.pop("model", {})}
+    return make_plan(Config(**{"train": {"steps": 10}, "model": model, **sections}), world_size)
+
+
+class TestFlops:
+    @pytest.mark.parametrize(("vocab_size", "expected"), [(32000, 144.5e6), (8192, 89.7e6)])
+    def test_benchmark_workload(self, vocab_size: int, expected: float):
+        """6 x (6 x (4 x 384 x 384 + 3 x 384 x 1024) + vocabulary x 384) + 12 x 6 x 384 x 256."""
+        plan = plan_of(model={"vocab_size": vocab_size}, batch={"seq_len": 512})
+        assert plan.flops_per_token == pytest.approx(expected, rel=1e-3)
+
+    def test_matches_the_palm_convention(self):
+        """Without attention and vocabulary, six a weight (Chowdhery et al. 2022, appendix B)."""
+        model = fill_model(ModelConfig(**{**W1, "vocab_size": 1}), BatchConfig(seq_len=1))
+        matrices = 6 * (4 * 384 * 384 + 3 * 384 * 1024) + 384
+        assert flops_per_token(model, 1) == 6 * matrices + 12 * 6 * 384 * 0.5
+
+    def test_window_bounds_attention(self):
+        """A window of w tokens sees (w + 1) / 2 on the ramp and w beyond it: on average w - w^2 / 2s."""
+        model = fill_model(ModelConfig(**W1, sliding_window=128), BatchConfig(seq_len=512))
+        whole = fill_model(ModelConfig(**W1), BatchConfig(seq_len=512))
+        saved = 12 * 6 * 384 * (256 - (128 - 128**2 / 1024))
+        assert flops_per_token(whole, 512) - flops_per_token(model, 512) == pytest.approx(saved)
+
+
+class TestLayout:
+    @pytest.mark.parametrize(
+        ("world_size", "parallel", "dp"),
+        [(1, {}, 1), (8, {}, 8), (8, {"tp": 2}, 4), (8, {"tp": 2, "pp": 2}, 2), (8, {"tp": 2, "dp": 4}, 4)],
+    )
+    def test_dp(self, world_size: int, parallel: dict, dp: int):
+        plan = plan_of(world_size, parallel=parallel)
+        assert plan.dp == dp
+        assert plan.pp * plan.dp * plan.cp * plan.tp == world_size
+
+    @pytest.mark.parametrize(("parallel", "expected"), [({}, 1), ({"tp": 2, "pp": 3}, 6), ({"tp": 2, "dp": 4}, 8)])
+    def test_default_world_size(self, parallel: dict, expected: int):
+        assert default_world_size(Config(parallel=parallel)) == expected
+
+    def test_accumulation(self):
+        """48 sequences a step = 2 dp ranks x 3 in a micro-batch x 8 of them."""
+        plan = plan_of(2, batch={"micro_batch_size": 3, "global_batch_size": 48, "seq_len": 100})
+        assert plan.grad_accum_steps == 8
+        assert plan.tokens_per_step == 4800
+
+    @pytest.mark.parametrize(
+        ("num_layers", "pp", "expected"),
+        [
+            (4, 1, ((0, 4),)),
+            (4, 4, ((0, 1), (1, 2), (2, 3), (3, 4))),
+            (7, 3, ((0, 3), (3, 5), (5, 7))),
+            (80, 4, ((0, 20), (20, 40), (40, 60), (60, 80))),
+        ],
+    )
+    def test_split_blocks(self, num_layers: int, pp: int, expected: tuple):
+        assert split_blocks(num_layers, pp) == expected
+
+    @pytest.mark.parametrize("num_layers", range(1, 20))
+    def test_split_covers_all_evenly(self, num_layers: int):
+        """No block is lost or doubled, no stage is empty or more than one block above another."""
+        for pp in range(1, num_layers + 1):
+            bounds = split_blocks(num_layers, pp)
+            assert [index for first, stop in bounds for index in range(first, stop)] == list(range(num_layers))
+            sizes = [stop - first for first, stop in bounds]
+            assert max(sizes) - min(sizes) <= 1
+            assert min(sizes) >= 1
+
+
+class TestModel:
+    def test_null_sizes(self):
+        """Nulls take what their docstrings say."""
+        model = fill_model(ModelConfig(hidden_size=256, num_heads=8, vocab_size=100), BatchConfig(seq_len=77))
+        assert (model.num_kv_heads, model.head_dim, model.ffn_hidden_size, model.max_positions) == (8, 32, 704, 77)
+        gelu = fill_model(ModelConfig(hidden_size=256, activation="gelu", vocab_size=100), BatchConfig())
+        assert gelu.ffn_hidden_size == 1024
+
+    def test_vocabulary(self):
+        """The config's own wins over the tokenizer's; none at all is an error that says what to set."""
+        assert fill_model(ModelConfig(vocab_size=100), BatchConfig(), 200).vocab_size == 100
+        assert fill_model(ModelConfig(), BatchConfig(), 200).vocab_size == 200
+        with pytest.raises(ConfigError, match=r"model\.vocab_size: null, and there is no tokenizer.*; set it, or set"):
+            fill_model(ModelConfig(), BatchConfig())
+
+    @pytest.mark.parametrize(
+        ("vocab_size", "tp", "rows"), [(64, 1, 64), (65, 1, 128), (50257, 1, 50304), (50257, 8, 6336), (1, 4, 64)]
+    )
+    def test_vocabulary_padding(self, vocab_size: int, tp: int, rows: int):
+        """Every rank holds the same whole number of tiles, and together at least the vocabulary."""
+        assert vocab_rows_per_rank(vocab_size, tp) == rows
+        assert rows * tp >= vocab_size
+
+    def test_parameters_of_the_benchmark_workload(self):
+        """32000 x 384 + 6 x (4 x 384^2 + 3 x 384 x 1024 + 2 x 384) + 384."""
+        assert plan_of().num_parameters == 12_288_000 + 6 * (589_824 + 1_179_648 + 768) + 384
+
+
+class TestLength:
+    @pytest.mark.parametrize(
+        ("train", "steps"), [({"steps": 7}, 7), ({"tokens": 4096}, 1), ({"tokens": 4097}, 2), ({"tokens": 1}, 1)]
+    )
+    def test_steps(self, train: dict, steps: int):
+        """Tokens are rounded up to whole steps."""
+        config = Config(train=train, batch={"global_batch_size": 8, "seq_len": 512})
+        assert derive_steps(config) == steps
+
+    def test_compile_pays(self):
+        """The user's word counts; `auto` asks whether the run is long enough."""
+        for steps, device, expected in [
+            (10, "cpu", False),
+            (10**5, "cpu", True),
+            (10, "cuda", False),
+            (200, "cuda", True),
+        ]:
+            config = Config(train={"steps": steps}, model=W1)
+            assert compile_pays(config, make_plan(config, 1), device) is expected
+        forced = Config(train={"steps": 1, "compile": "on"}, model=W1)
+        assert compile_pays(forced, make_plan(forced, 1), "cpu")
+
+
+def test_plan_is_json():
+    """plan.json has every number, readable without Python."""
+    plan = plan_of(4, parallel={"tp": 2})
+    read = json.loads(json.dumps(plan.to_dict()))
+    assert read["model"]["head_dim"] == 64
+    assert read["stage_blocks"] == [[0, 6]]
+    assert set(read) == set(RunPlan.__dataclass_fields__)

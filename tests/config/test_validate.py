@@ -1,0 +1,310 @@
+"""Conflicts between settings: each is found, worded with legal values, and reported together with the others."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from megalite.config.plan import default_world_size
+from megalite.config.schema import Config
+from megalite.config.validate import validate
+from megalite.errors import ConfigError
+
+VALID_SOURCE = {"valid": [{"path": "data/v"}]}
+
+
+def config(**sections: dict[str, Any]) -> Config:
+    """A config that is valid but for the given sections."""
+    return Config(**{"train": {"steps": 100}, **sections})
+
+
+def complaints(checked: Config, world_size: int) -> tuple[str, ...]:
+    with pytest.raises(ConfigError) as caught:
+        validate(checked, world_size)
+    return caught.value.problems
+
+
+CONFLICTS = {
+    "dp that cannot be derived": (
+        config(parallel={"tp": 2, "pp": 2}),
+        6,
+        "parallel.dp: null cannot be derived: 6 ranks are not a multiple of pp x cp x tp = 2 x 1 x 2 = 4; use 4 or 8 "
+        "ranks, or change pp or tp",
+    ),
+    "fewer ranks than one model needs": (
+        config(parallel={"tp": 4}),
+        1,
+        "parallel.dp: null cannot be derived: 1 ranks are not a multiple of pp x cp x tp = 1 x 1 x 4 = 4; use 4 ranks, "
+        "or change pp or tp",
+    ),
+    "dp for another world size": (
+        config(parallel={"tp": 2, "dp": 2}),
+        8,
+        "parallel.dp: found 8 ranks, expected pp x dp x cp x tp = 1 x 2 x 1 x 2 = 4; use 4 ranks, or set dp=4",
+    ),
+    "dp for a world size that nothing fits": (
+        config(parallel={"tp": 2, "dp": 2}),
+        5,
+        "parallel.dp: found 5 ranks, expected pp x dp x cp x tp = 1 x 2 x 1 x 2 = 4; use 4 ranks",
+    ),
+    "context parallelism": (
+        config(parallel={"cp": 2}),
+        2,
+        "parallel.cp: found 2, but context parallelism is not built yet; use cp=1, and for long sequences a larger tp "
+        "with sequence_parallel=true",
+    ),
+    "heads over tp": (
+        config(
+            model={"hidden_size": 768, "num_heads": 12, "ffn_hidden_size": 3072},
+            parallel={"tp": 8},
+            batch={"seq_len": 8},
+        ),
+        8,
+        "parallel.tp: num_heads=12 is not divisible by tp=8; use tp=1, 2, 3, 4, 6 or 12",
+    ),
+    "kv heads fewer than tp": (
+        config(model={"num_heads": 8, "num_kv_heads": 2}, parallel={"tp": 4}),
+        4,
+        "parallel.tp: num_kv_heads=2 is fewer than tp=4, and a key and value head is neither cut nor copied; use tp=1 "
+        "or 2, or more kv heads",
+    ),
+    "kv heads over tp": (
+        config(model={"num_heads": 24, "head_dim": 8, "num_kv_heads": 6, "ffn_hidden_size": 96}, parallel={"tp": 4}),
+        4,
+        "parallel.tp: num_kv_heads=6 is not divisible by tp=4; use tp=1, 2, 3 or 6",
+    ),
+    "MLP width over tp": (
+        config(model={"num_heads": 6, "hidden_size": 384, "ffn_hidden_size": 1000}, parallel={"tp": 3}),
+        3,
+        "parallel.tp: ffn_hidden_size=1000 is not divisible by tp=3; use tp=1 or 2, or ffn_hidden_size=999 or 1002",
+    ),
+    "tokens over tp with sequence parallelism": (
+        config(parallel={"tp": 4, "sequence_parallel": True}, batch={"seq_len": 511, "micro_batch_size": 2}),
+        4,
+        "parallel.sequence_parallel: micro_batch_size x seq_len = 1022 tokens are not divisible by tp=4; use "
+        "seq_len=510 or 512",
+    ),
+    "more stages than blocks": (
+        config(parallel={"pp": 5}),
+        5,
+        "parallel.pp: num_layers=4 cannot fill pp=5 stages; use pp=4 or less",
+    ),
+    "pipeline with ZeRO-2": (
+        config(parallel={"pp": 2, "tp": 2, "zero_stage": 2}),
+        8,
+        "parallel.zero_stage: found 2 with pp=2, but a pipeline keeps gradients and weights whole over dp; use "
+        "zero_stage=1, or pp=1 (then dp=4)",
+    ),
+    "pipeline with ZeRO-3": (
+        config(parallel={"pp": 2, "zero_stage": 3}),
+        2,
+        "parallel.zero_stage: found 3 with pp=2, but a pipeline keeps gradients and weights whole over dp; use "
+        "zero_stage=1, or pp=1 (then dp=2)",
+    ),
+    "global batch": (
+        config(batch={"micro_batch_size": 2, "global_batch_size": 10}),
+        3,
+        "batch.global_batch_size: 10 is not a multiple of micro_batch_size x dp = 2 x 3 = 6; use 6 or 12",
+    ),
+    "global batch below one micro-batch a rank": (
+        config(batch={"micro_batch_size": 4, "global_batch_size": 8}),
+        4,
+        "batch.global_batch_size: 8 is not a multiple of micro_batch_size x dp = 4 x 4 = 16; use 16",
+    ),
+    "derived head_dim": (
+        config(model={"hidden_size": 100, "num_heads": 12}),
+        1,
+        "model.head_dim: null stands for hidden_size / num_heads, but 100 / 12 is not whole; use hidden_size=96 or "
+        "108, or set head_dim",
+    ),
+    "more heads than width": (
+        config(model={"hidden_size": 8, "num_heads": 12}),
+        1,
+        "model.head_dim: null stands for hidden_size / num_heads, but 8 / 12 is not whole; use hidden_size=12, or set "
+        "head_dim",
+    ),
+    "query heads over kv heads": (
+        config(model={"hidden_size": 768, "num_heads": 12, "num_kv_heads": 5}),
+        1,
+        "model.num_kv_heads: num_heads=12 is not a multiple of num_kv_heads=5; use 1, 2, 3, 4, 6 or 12",
+    ),
+    "sequence beyond the positions": (
+        config(model={"max_positions": 128}, batch={"seq_len": 256}),
+        1,
+        "batch.seq_len: 256 is longer than model.max_positions=128; use a shorter sequence or more positions",
+    ),
+    "rotary settings with learned positions": (
+        config(model={"positions": "learned", "rope": {"theta": 5e5}}),
+        1,
+        "model.rope.theta: found 500000.0, but it has no effect with positions=learned; leave it at 10000.0",
+    ),
+    "rotary scaling with learned positions": (
+        config(model={"positions": "learned", "rope": {"scaling": {"type": "linear"}}}),
+        1,
+        "model.rope.scaling: found a group, but it has no effect with positions=learned; leave it at null",
+    ),
+    "odd rotated channels": (
+        config(model={"head_dim": 20, "rope": {"fraction": 0.25}}),
+        1,
+        "model.rope.fraction: 0.25 of head_dim=20 rotates 5 channels, and they turn in pairs; use fraction=0.2 or 0.3",
+    ),
+    "no rotated channels": (
+        config(model={"head_dim": 8, "rope": {"fraction": 0.1}}),
+        1,
+        "model.rope.fraction: 0.1 of head_dim=8 rotates 0 channels, and they turn in pairs; use fraction=0.25",
+    ),
+    "head of one channel": (
+        config(model={"head_dim": 1}),
+        1,
+        "model.rope.fraction: 1.0 of head_dim=1 rotates 1 channels, and they turn in pairs; use head_dim=2 or more",
+    ),
+    "llama3 settings with linear scaling": (
+        config(model={"rope": {"scaling": {"type": "linear", "low_freq_factor": 2}}}),
+        1,
+        "model.rope.scaling.low_freq_factor: found 2.0, but it has no effect with type=linear; leave it at 1.0",
+    ),
+    "llama3 bands": (
+        config(model={"rope": {"scaling": {"type": "llama3", "low_freq_factor": 4}}}),
+        1,
+        "model.rope.scaling: low_freq_factor=4 must be below high_freq_factor=4; Llama 3.1 has 1 and 4",
+    ),
+    "FP8": (
+        config(precision={"fp8": {"backend": "te"}}),
+        1,
+        "precision.fp8: FP8 is not part of this version yet; use fp8=null with dtype=bf16",
+    ),
+    "ZeRO-0 in bf16": (
+        config(parallel={"zero_stage": 0}),
+        1,
+        "parallel.zero_stage: found 0 with dtype=bf16, where DeepSpeed applies wrong updates; use zero_stage=1 (right "
+        "with dp=1 too), or dtype=fp32",
+    ),
+    "fp16 on a CPU": (
+        config(precision={"dtype": "fp16"}, train={"steps": 1, "device": "cpu"}),
+        1,
+        "precision.dtype: DeepSpeed has no fp16 on CPUs; use bf16, or fp32, which is faster without bf16 units",
+    ),
+    "no length": (config(train={}), 1, "train.steps: null, and so is train.tokens; set one of them"),
+    "two lengths": (
+        config(train={"steps": 100, "tokens": 10**6}, batch={"seq_len": 512, "global_batch_size": 8}),
+        1,
+        "train.tokens: found 1000000, and train.steps=100 too; set one of them to null (these tokens are 245 steps)",
+    ),
+    "validation without data": (
+        config(train={"steps": 100, "eval_every": 10}),
+        1,
+        "train.eval_every: found 10, but data.valid is empty; add a source to it, or set null",
+    ),
+    "warmup beyond the run": (
+        config(schedule={"warmup_steps": 101}),
+        1,
+        "schedule.warmup_steps: 101 is more than the 100 steps of the run; use 100 or less",
+    ),
+    "warmup beyond the tokens": (
+        config(schedule={"warmup_steps": 300}, train={"tokens": 10**6}),
+        1,
+        "schedule.warmup_steps: 300 is more than the 245 steps of the run; use 245 or less",
+    ),
+    "last rate above the peak": (
+        config(schedule={"min_lr": 1e-3}),
+        1,
+        "schedule.min_lr: 0.001 is above optimizer.lr=0.0003; use 0.0003 or less",
+    ),
+    "last rate of a constant schedule": (
+        config(schedule={"name": "constant", "min_lr": 1e-5}),
+        1,
+        "schedule.min_lr: found 1e-05, but it has no effect with name=constant; leave it at 0.0",
+    ),
+    "decay of a cosine": (
+        config(schedule={"decay_steps": 10}),
+        1,
+        "schedule.decay_steps: found 10, but it has no effect with name=cosine; leave it at null",
+    ),
+    "decay beyond the run": (
+        config(schedule={"name": "wsd", "decay_steps": 200}),
+        1,
+        "schedule.decay_steps: 200 do not fit behind a warmup of 0 into the 100 steps of the run; use 100 or less",
+    ),
+    "warmup and decay beyond the run": (
+        config(schedule={"name": "wsd", "decay_steps": 60, "warmup_steps": 50}),
+        1,
+        "schedule.decay_steps: 60 do not fit behind a warmup of 50 into the 100 steps of the run; use 50 or less",
+    ),
+    "decay behind a warmup of the whole run": (
+        config(schedule={"name": "wsd", "decay_steps": 1, "warmup_steps": 100}),
+        1,
+        "schedule.decay_steps: 1 do not fit behind a warmup of 100 into the 100 steps of the run; use a shorter warmup",
+    ),
+    "keeping what is never saved": (
+        config(checkpoint={"every": 400, "keep_every": 1000}),
+        1,
+        "checkpoint.keep_every: 1000 is not a multiple of every=400, so most of those steps are never saved; use 800 "
+        "or 1200",
+    ),
+    "keeping without saving": (
+        config(checkpoint={"keep_every": 1000}),
+        1,
+        "checkpoint.keep_every: 1000 has no effect with every=null; set every too",
+    ),
+}
+
+
+@pytest.mark.parametrize(("checked", "world_size", "complaint"), CONFLICTS.values(), ids=CONFLICTS)
+def test_conflict(checked: Config, world_size: int, complaint: str):
+    """Each conflict alone gives this one sentence."""
+    assert complaints(checked, world_size) == (complaint,)
+
+
+def test_all_at_once():
+    """One error holds the conflicts of every section."""
+    broken = config(
+        model={"num_heads": 6, "hidden_size": 384, "num_layers": 2},
+        parallel={"tp": 4, "pp": 3, "zero_stage": 3},
+        batch={"global_batch_size": 7, "micro_batch_size": 2},
+        schedule={"warmup_steps": 1000},
+        train={"steps": 5, "eval_every": 1},
+    )
+    keys = [problem.partition(":")[0] for problem in complaints(broken, 12)]
+    assert keys == [
+        "parallel.tp",
+        "parallel.pp",
+        "parallel.zero_stage",
+        "batch.global_batch_size",
+        "train.eval_every",
+        "schedule.warmup_steps",
+    ]
+
+
+ALLOWED = {
+    "the defaults": config(),
+    "sequence parallelism over one rank does nothing": config(parallel={"sequence_parallel": True}),
+    "an odd stream over one rank": config(parallel={"sequence_parallel": True}, batch={"seq_len": 511}),
+    "ZeRO-0 in fp32": config(parallel={"zero_stage": 0}, precision={"dtype": "fp32"}),
+    "a pipeline with ZeRO-0 in fp32": config(parallel={"zero_stage": 0, "pp": 2}, precision={"dtype": "fp32"}),
+    "ZeRO-3 with tensor parallelism": config(parallel={"zero_stage": 3, "tp": 4}),
+    "fewer micro-batches than stages": config(parallel={"pp": 4}, batch={"global_batch_size": 1}),
+    "one kv head": config(model={"num_kv_heads": 1}),
+    "heads narrower than the width": config(model={"hidden_size": 100, "num_heads": 12, "head_dim": 16}),
+    "normalised heads with biases and LayerNorm": config(model={"qk_norm": True, "bias": "all", "norm": "layernorm"}),
+    "a window wider than the sequence": config(model={"sliding_window": 10**6}),
+    "learned positions beyond the sequence": config(model={"positions": "learned", "max_positions": 4096}),
+    "warmup over the whole run": config(schedule={"warmup_steps": 100}),
+    "decay over the whole run": config(schedule={"name": "wsd", "decay_steps": 100}),
+    "a short wsd run": config(schedule={"name": "wsd", "warmup_steps": 1}, train={"steps": 1}),
+    "a constant rate": config(schedule={"name": "constant", "warmup_steps": 10}),
+    "a validation of given data": config(data=VALID_SOURCE, train={"steps": 5, "eval_every": 100}),
+    "kept checkpoints": config(checkpoint={"every": 100, "keep_every": 1000}),
+    "fp16 on an unnamed device": config(precision={"dtype": "fp16"}),
+}
+
+
+@pytest.mark.parametrize("checked", ALLOWED.values(), ids=ALLOWED)
+def test_allowed(checked: Config):
+    """What looks odd but works is not refused."""
+    validate(checked, default_world_size(checked))
+
+
+def test_derived_dp():
+    """A world size that is a multiple of one model's ranks needs no dp."""
+    validate(config(parallel={"tp": 2, "pp": 2}, batch={"global_batch_size": 12}), 12)

@@ -1,0 +1,295 @@
+"""The planner's bytes: by hand, against a real block's saved tensors, and against a real ZeRO engine."""
+
+from __future__ import annotations
+
+import gc
+
+import pytest
+import torch
+
+from megalite.config.plan import make_plan
+from megalite.config.schema import Config, ModelConfig
+from megalite.engine.deepspeed_config import deepspeed_config
+from megalite.layers import cross_entropy
+from megalite.layers.parts import choose_parts
+from megalite.layers.rope import frequencies, rotation
+from megalite.model.block import Block
+from megalite.model.recompute import choose_recompute
+from megalite.model.transformer import documents_of
+from megalite.parallel.axes import SINGLE
+from megalite.planner import memory
+from megalite.planner.memory import block_activation_bytes, memory_by_stage, parameters_by_stage
+from tests.kit.spawn import run_ranks
+
+SMALL = {"hidden_size": 64, "num_layers": 4, "num_heads": 4, "ffn_hidden_size": 192, "vocab_size": 128}
+
+
+def planned(world_size: int = 1, **sections: dict):
+    """Config and plan of a small model."""
+    model = {**SMALL, **sections.pop("model", {})}
+    config = Config(**{"train": {"steps": 1}, "model": model, **sections})
+    return config, make_plan(config, world_size)
+
+
+class TestByHand:
+    def test_parameters(self):
+        """Two stages at tp 2: blocks of 4 x 64^2 + 3 x 64 x 192 halved, whole norms, 64 rows of the vocabulary."""
+        _, plan = planned(4, parallel={"tp": 2, "pp": 2}, model={"num_layers": 3})
+        block = (4 * 64 * 64 + 3 * 64 * 192) // 2 + 2 * 64
+        assert parameters_by_stage(plan) == (64 * 64 + 2 * block, block + 64 + 64 * 64)
+
+    def test_tied_head_is_a_copy_on_the_last_stage(self):
+        """Without a pipeline the head is the embedding itself."""
+        _, piped = planned(2, parallel={"pp": 2}, model={"tie_embeddings": True})
+        _, whole = planned(1, model={"tie_embeddings": True})
+        assert sum(parameters_by_stage(piped)) == parameters_by_stage(whole)[0] + 128 * 64
+
+    @pytest.mark.parametrize(
+        ("dtype", "stage", "dp", "expected"),
+        [
+            ("fp32", 0, 4, (4, 4, 8)),
+            ("fp32", 1, 4, (4, 4, 3)),
+            ("fp32", 2, 4, (4, 1, 3)),
+            ("fp32", 3, 4, (1, 1, 3)),
+            ("bf16", 1, 1, (2, 6, 12)),
+            ("bf16", 1, 4, (2, 6, 3)),
+            ("bf16", 2, 4, (2, 1, 3)),
+            ("bf16", 3, 4, (0.5, 1, 3)),
+            ("fp16", 2, 4, (2, 0.5, 3)),
+        ],
+    )
+    def test_model_state(self, dtype: str, stage: int, dp: int, expected: tuple):
+        """Bytes a parameter of weights, gradients and optimizer."""
+        config, plan = planned(dp, precision={"dtype": dtype}, parallel={"zero_stage": stage})
+        (found,) = memory_by_stage(config, plan)
+        parts = (found.weights, found.gradients, found.optimizer)
+        assert tuple(part / found.num_parameters for part in parts) == pytest.approx(expected, rel=1e-4)
+
+    def test_block(self):
+        """bf16 with h = q = kv = 64 and f = 192, tensor by tensor."""
+        config, plan = planned(precision={"dtype": "bf16"})
+        norms = 2 * (4 * 64 + 2 * 64 + 2 * 64)  # fp32 input, normalised, scaled
+        attention = 2 * (64 + 64 + 3 * 64 + 64)  # rotated q and k, v inside the fused projection, result
+        mlp = 2 * (2 * 192 + 192 + 192)  # gate and up, silu, product
+        assert block_activation_bytes(config, plan, "none") == norms + attention + mlp + 16
+        assert block_activation_bytes(config, plan, "selective") == 2 * (64 + 3 * 64 + 64 + 64 + 2 * 192 + 64) + 16
+        assert block_activation_bytes(config, plan, "full") == 2 * 64
+
+    def test_tensor_and_sequence_parallelism(self):
+        """tp divides what lies inside the layers; sequence parallelism also the stream and the norms."""
+        config, plan = planned(4, parallel={"tp": 4}, precision={"dtype": "fp32"})
+        inside = 4 * (6 * 64 + 4 * 192) // 4 + 4
+        assert block_activation_bytes(config, plan, "none") == 2 * 12 * 64 + inside
+        config, plan = planned(4, parallel={"tp": 4, "sequence_parallel": True}, precision={"dtype": "fp32"})
+        assert block_activation_bytes(config, plan, "none") == 2 * (2 * 64 + 4 * 64) + inside
+
+    def test_micro_batches_in_flight(self):
+        """1F1B: stage s of pp holds pp - s micro-batches, but never more than there are."""
+        batch = {"micro_batch_size": 1, "global_batch_size": 8, "seq_len": 32}
+        config, plan = planned(4, parallel={"pp": 4}, batch=batch)
+        one = 32 * block_activation_bytes(config, plan, "none")
+        assert [stage.activations for stage in memory_by_stage(config, plan)] == [4 * one, 3 * one, 2 * one, one]
+        config, plan = planned(4, parallel={"pp": 4}, batch={**batch, "global_batch_size": 2})
+        assert [stage.activations for stage in memory_by_stage(config, plan)] == [2 * one, 2 * one, 2 * one, one]
+
+    def test_full_recomputation_brings_one_block_back(self):
+        config, plan = planned(train={"steps": 1, "recompute": "full"}, batch={"seq_len": 32})
+        kept, whole = (block_activation_bytes(config, plan, kind) for kind in ("full", "none"))
+        (found,) = memory_by_stage(config, plan)
+        assert found.activations == 32 * (4 * kept + whole - kept)
+
+    def test_head(self):
+        """fp32: the norm's two [t, h] and two gradients of that shape; the matrix' gradient and its scaled copy."""
+        config, plan = planned(precision={"dtype": "fp32"}, batch={"seq_len": 32})
+        (found,) = memory_by_stage(config, plan)
+        assert found.head == 32 * (8 * 64 + 8 * 64) + 4 * 128 * 64 + max(32 * 128 * 4, 4 * 128 * 64)
+
+    def test_head_holds_one_chunk_of_logits(self):
+        """Doubling the tokens of a large vocabulary adds no logits."""
+        heads = []
+        for seq_len in (4096, 8192):
+            config, plan = planned(model={"vocab_size": 128_000}, batch={"seq_len": seq_len})
+            heads.append(memory_by_stage(config, plan)[0].head)
+        assert heads[1] - heads[0] == 4096 * (6 * 64 + 2 * 2 * 64)
+
+    def test_only_the_last_stage_has_a_head(self):
+        config, plan = planned(2, parallel={"pp": 2})
+        first, last = memory_by_stage(config, plan)
+        assert first.head == 0 < last.head
+
+    def test_total_and_json(self):
+        config, plan = planned()
+        found = memory_by_stage(config, plan)[0].to_dict()
+        parts = ("weights", "gradients", "optimizer", "activations", "head", "buffers")
+        assert found["total"] == sum(found[part] for part in parts)
+
+    def test_llama_70b_fits_80_gb(self):
+        """The layout of configs/llama-70b.yaml, with room for what the planner leaves out."""
+        config = Config(
+            model={"preset": "llama-70b"},
+            parallel={"tp": 8, "pp": 4, "sequence_parallel": True},
+            batch={"seq_len": 8192, "global_batch_size": 1024},
+            train={"steps": 1, "recompute": "selective"},
+        )
+        stages = memory_by_stage(config, make_plan(config, 512))
+        assert 40 * 2**30 < max(stage.total for stage in stages) < 65 * 2**30
+
+
+BLOCKS = {
+    "llama": {},
+    "grouped": {"num_kv_heads": 2},
+    "qk_norm": {"qk_norm": True},
+    "gpt": {"norm": "layernorm", "activation": "gelu", "positions": "learned", "bias": "all"},
+    "neox": {"norm": "layernorm", "activation": "gelu", "rope": {"fraction": 0.5}, "bias": "all"},
+    "dropout": {"dropout": 0.1},
+}
+
+STATISTICS_BYTES = 4 * (4 + 2 * 8)
+"""Left out by the formulas: fp32 means and deviations a token, four of the norms and two of each of 8 head norms."""
+
+
+@pytest.mark.parametrize("name", BLOCKS)
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+def test_block_keeps_what_is_planned(name: str, dtype: str):
+    """The storages that autograd saves in one block, beside its weights, are the planned bytes."""
+    num_tokens = 32
+    config, plan = planned(model=BLOCKS[name], precision={"dtype": dtype}, batch={"seq_len": num_tokens})
+    block, x, documents, shared = _block(plan.model, dtype, num_tokens)
+    saved: dict[int, torch.Tensor] = {}
+
+    def keep(tensor: torch.Tensor) -> torch.Tensor:
+        saved[tensor.untyped_storage().data_ptr()] = tensor
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        block(x, documents)
+    measured = sum(t.untyped_storage().nbytes() for where, t in saved.items() if where not in shared) / num_tokens
+    assert 0 <= measured - block_activation_bytes(config, plan, "none") <= STATISTICS_BYTES
+
+
+@pytest.mark.parametrize("recompute", ["selective", "full"])
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+def test_recomputation_keeps_what_is_planned(recompute: str, dtype: str):
+    """What a block leaves behind in memory, its output standing for the next block's input."""
+    num_tokens = 32
+    config, plan = planned(model={"num_kv_heads": 2}, precision={"dtype": dtype}, batch={"seq_len": num_tokens})
+    block, x, documents, _ = _block(plan.model, dtype, num_tokens)
+    x = x * 1  # what the block before would hand over
+    before = _storages()
+    y = choose_recompute(recompute)(block, x, documents)
+    left = {where: size for where, size in _storages().items() if where not in before}
+    assert y.requires_grad
+    assert sum(left.values()) / num_tokens == block_activation_bytes(config, plan, recompute)
+
+
+def _block(model: ModelConfig, dtype: str, num_tokens: int):
+    """A block with its input and documents, and the storages that are not its activations."""
+    torch.manual_seed(0)
+    torch_dtype = {"fp32": torch.float32, "bf16": torch.bfloat16}[dtype]
+    parts = choose_parts(model, "cpu", torch_dtype)
+    block = Block(model, 0, tp=SINGLE, sequence_parallel=False, parts=parts).to(torch_dtype)
+    for parameter in block.parameters():
+        torch.nn.init.normal_(parameter, std=0.02)
+    documents = documents_of(torch.zeros(1, num_tokens, dtype=torch.int64))
+    shared = list(block.parameters())
+    if model.positions == "rope":
+        documents.rotation = rotation(documents.positions, frequencies(model.rope, model.head_dim))
+        shared += documents.rotation
+    x = torch.randn(num_tokens, model.hidden_size, dtype=torch_dtype, requires_grad=True)
+    return block, x, documents, {tensor.untyped_storage().data_ptr() for tensor in shared}
+
+
+def _storages() -> dict[int, int]:
+    """Bytes of every living tensor's storage, gradients included."""
+    gc.collect()
+    tensors = [item for item in gc.get_objects() if type(item) in (torch.Tensor, torch.nn.Parameter)]
+    tensors += [tensor.grad for tensor in tensors if tensor.is_leaf and tensor.grad is not None]
+    return {tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes() for tensor in tensors}
+
+
+@pytest.mark.parametrize(("dtype", "stage"), [("bf16", 1), ("bf16", 3)])
+def test_engine_holds_the_planned_state(dtype: str, stage: int):
+    """Weights, gradients, optimizer state and gathered weights of a real engine on two ranks, between micro-batches."""
+    config, plan = _engine_config(dtype, stage)
+    (expected,) = memory_by_stage(config, plan)
+    planned_bytes = expected.weights + expected.gradients + expected.optimizer
+    if stage == 3:
+        planned_bytes += memory.ELEMENT_BYTES[dtype] * expected.num_parameters  # all are gathered: there are few
+    for measured in run_ranks(_engine_state_bytes, 2, dtype, stage):
+        assert measured == pytest.approx(planned_bytes, rel=0.03)  # padding of flat buffers, batches
+
+
+def _engine_config(dtype: str, stage: int):
+    return planned(
+        2,
+        model={"hidden_size": 128, "ffn_hidden_size": 512, "vocab_size": 64},
+        batch={"micro_batch_size": 1, "global_batch_size": 4, "seq_len": 8},
+        precision={"dtype": dtype},
+        parallel={"zero_stage": stage},
+        train={"steps": 4, "compile": "off"},
+    )
+
+
+def _engine_state_bytes(dtype: str, stage: int) -> int:
+    import torch.distributed as dist
+
+    from megalite.engine.build import build_engine
+    from megalite.model.initialize import FreshWeights
+    from megalite.parallel.axes import connect
+    from megalite.parallel.mesh import Mesh
+    from tests.kit.batches import step_batches
+
+    config, plan = _engine_config(dtype, stage)
+    rank, batch = dist.get_rank(), config.batch
+    before = _storages()
+    axes = connect(Mesh(dp=2), rank)
+    engine = build_engine(config, plan, axes, torch.device("cpu"), FreshWeights(plan.model, 1))
+    batches = step_batches(
+        0,
+        global_batch_size=batch.global_batch_size,
+        micro_batch_size=batch.micro_batch_size,
+        dp=2,
+        dp_rank=rank,
+        seq_len=batch.seq_len,
+        vocab_size=plan.model.vocab_size,
+    )
+    engine.train_step(batches, 1e-3)  # makes the moments
+    marks: list[int] = []
+
+    def measure(*_: object) -> None:
+        bucket = {size for size in _storages().values() if size >= 10**8}  # DeepSpeed's, larger than this model
+        now = {where: size for where, size in _storages().items() if where not in before and size not in bucket}
+        marks.append(sum(now.values()))
+
+    hook = engine.stage.blocks["0"].register_forward_pre_hook(measure)
+    engine.train_step(batches, 1e-3)
+    hook.remove()
+    engine.close()
+    return marks[1]  # the second micro-batch finds the first one's gradients
+
+
+class TestConstants:
+    def test_loss_chunks(self):
+        """The loss cannot be imported where the planner must run, so the planner repeats its two numbers."""
+        assert memory.HEAD_CHUNK_ELEMENTS == cross_entropy.CHUNK_ELEMENTS
+        assert memory.HEAD_CHUNK_MULTIPLE == cross_entropy.CHUNK_MULTIPLE
+
+    def test_deepspeed_defaults(self):
+        """What DeepSpeed does when its JSON leaves it open."""
+        from megalite.engine.runtime import prepare_deepspeed
+
+        prepare_deepspeed("cpu")
+        from deepspeed.runtime.engine import MEMORY_OPT_ALLREDUCE_SIZE
+        from deepspeed.runtime.zero.config import DeepSpeedZeroConfig
+
+        assert MEMORY_OPT_ALLREDUCE_SIZE == memory.ALLREDUCE_ELEMENTS
+        assert DeepSpeedZeroConfig().max_live_parameters == memory.ZERO3_LIVE_PARAMETERS
+
+
+def test_buffers_follow_the_json():
+    """The bucket of ZeRO-2 is the one DeepSpeed is told to make; a single rank without ZeRO sends nothing."""
+    config, plan = planned(2, parallel={"zero_stage": 2}, precision={"dtype": "bf16"})
+    bucket = deepspeed_config(config, plan)["zero_optimization"]["reduce_bucket_size"]
+    assert memory_by_stage(config, plan)[0].buffers == 2 * bucket
+    config, plan = planned(1, parallel={"zero_stage": 0}, precision={"dtype": "fp32"})
+    assert memory_by_stage(config, plan)[0].buffers == 0

@@ -1,0 +1,157 @@
+"""The walls of the house: imports run downward, optional packages stay in their one file, modules stay small, and the
+README's map is the tree."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+PACKAGE = ROOT / "megalite"
+
+FLOORS = (
+    ("errors",),
+    ("config",),
+    ("data",),
+    ("parallel",),
+    ("layers",),
+    ("model",),
+    ("optim",),
+    ("engine",),
+    ("checkpoint",),
+    ("planner", "monitor"),
+    ("train",),
+    ("cli",),
+)
+"""From the ground up. A module may import from its own room and from floors below it."""
+
+CONFINED = {
+    "deepspeed": ("engine", "checkpoint"),
+    "transformer_engine": ("layers/te.py",),
+    "transformers": ("checkpoint/hf", "data"),
+    "tensorboard": ("monitor",),
+}
+"""Packages that only some places may import."""
+
+TORCH_FREE = (
+    "megalite.cli.main",
+    "megalite.config.validate",
+    "megalite.model.weights",
+    "megalite.parallel.mesh",
+    "megalite.engine.deepspeed_config",
+    "megalite.train.local",
+    "megalite.data.samples",
+)
+"""Modules that a command needs before it knows that there is anything to compute."""
+
+MAX_MODULE_LINES = 400
+MAX_FUNCTION_LINES = 60
+
+
+def modules() -> list[Path]:
+    return sorted(PACKAGE.rglob("*.py"))
+
+
+def imports(path: Path) -> list[str]:
+    """Every module that a file imports, also inside functions; names under TYPE_CHECKING included."""
+    found = []
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            found += [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom) and node.module and node.level == 0:
+            found += [f"{node.module}.{alias.name}" for alias in node.names]
+    return found
+
+
+def room(path: Path) -> str:
+    return path.relative_to(PACKAGE).parts[0].removesuffix(".py")
+
+
+def test_imports_run_downward():
+    """No module imports from a floor above its own, nor from another room of its floor."""
+    floor = {name: number for number, names in enumerate(FLOORS) for name in names}
+    complaints = []
+    for path in modules():
+        here = room(path)
+        if here in ("__init__", "__main__"):
+            continue
+        assert here in floor, f"{path}: the room {here} has no floor in FLOORS"
+        for name in imports(path):
+            if not name.startswith("megalite."):
+                continue
+            there = name.split(".")[1]
+            if there in floor and there != here and floor[there] >= floor[here]:
+                complaints.append(f"{path.relative_to(ROOT)} imports {name}")
+    assert not complaints, "\n".join(complaints)
+
+
+def test_packages_stay_in_their_place():
+    """DeepSpeed, Transformer Engine and the like are imported only where the architecture says."""
+    complaints = []
+    for path in modules():
+        inside = path.relative_to(PACKAGE).as_posix()
+        for name in imports(path):
+            places = CONFINED.get(name.split(".")[0])
+            if places is not None and not inside.startswith(places):
+                complaints.append(f"megalite/{inside} imports {name}")
+    assert not complaints, "\n".join(complaints)
+
+
+@pytest.mark.parametrize("name", TORCH_FREE)
+def test_light_modules_do_not_import_torch(name):
+    """What runs before a process starts costs no torch import."""
+    code = f"import sys, {name}; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, timeout=60, check=False).returncode == 0
+
+
+def test_modules_and_functions_stay_small():
+    """A module over 400 lines, or a function over 60, holds two ideas."""
+    complaints = []
+    for path in modules():
+        text = path.read_text(encoding="utf-8")
+        if (lines := text.count("\n")) > MAX_MODULE_LINES:
+            complaints.append(f"{path.relative_to(ROOT)}: {lines} lines")
+        for node in ast.walk(ast.parse(text)):
+            if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+                length = node.end_lineno - node.lineno + 1
+                if length > MAX_FUNCTION_LINES:
+                    complaints.append(f"{path.relative_to(ROOT)}:{node.lineno} {node.name}: {length} lines")
+    assert not complaints, "\n".join(complaints)
+
+
+def test_every_module_says_what_it_is():
+    """Every module opens with a docstring, and so does every public class and function of the package."""
+    complaints = []
+    for path in modules():
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        if not ast.get_docstring(tree):
+            complaints.append(f"{path.relative_to(ROOT)}: no module docstring")
+        for node in tree.body:
+            public = isinstance(node, (ast.FunctionDef, ast.ClassDef)) and not node.name.startswith("_")
+            if public and not ast.get_docstring(node):
+                complaints.append(f"{path.relative_to(ROOT)}:{node.lineno} {node.name}: no docstring")
+    assert not complaints, "\n".join(complaints)
+
+
+def test_readme_map_is_the_tree():
+    """Every room of the package and every top-level folder stands in the README's map, and nothing else does."""
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    block = text.split("<!-- map -->")[1].split("```")[1]
+    named = {line.split()[0].rstrip("/") for line in block.splitlines() if line.strip()}
+    rooms = {f"megalite/{path.name}" for path in PACKAGE.iterdir() if (path / "__init__.py").exists()}
+    tracked = subprocess.run(
+        ["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True, timeout=60
+    ).stdout.splitlines()
+    folders = {name.split("/")[0] for name in tracked if "/" in name} - {"megalite", ".ci"}
+    assert named == rooms | folders
+
+
+def test_doors_are_small():
+    """A script in tools/ or launch/ is a door onto a verb, not a room."""
+    for path in [*(ROOT / "tools").glob("*.py"), *(ROOT / "launch").glob("*.py")]:
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        assert sum(not isinstance(node, ast.Expr) or node is not tree.body[0] for node in tree.body) <= 6, path

@@ -1,0 +1,231 @@
+"""One training set-up, timed: `python tools/benchmarks/cases.py '{"case": "megalite", ...}'` on each of its ranks.
+
+Every case trains the same model on random tokens with AdamW and clipping at 1.0, so that only the implementation
+differs. Prints one JSON line from rank 0: tokens a second over the timed steps, and the peak memory of the rank.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from plain_llama import Llama, Shape
+
+
+@dataclass(frozen=True)
+class Job:
+    """What a case is to do."""
+
+    case: str
+    vocab: int = 32000
+    micro_batch_size: int = 4
+    accum: int = 1
+    warmup: int = 3
+    steps: int = 8
+    compile: bool = False
+    tp: int = 1
+    pp: int = 1
+    zero_stage: int = 1
+
+    @property
+    def shape(self) -> Shape:
+        """W1: Llama style, tied."""
+        return Shape(hidden=384, layers=6, heads=6, ffn=1024, vocab=self.vocab, seq_len=512)
+
+
+Step = Callable[[int], None]
+
+
+def plain_step(job: Job) -> Step:
+    """Plain PyTorch, DistributedDataParallel when there are several ranks; compiled when asked."""
+    torch.manual_seed(0)
+    model = Llama(job.shape)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4, betas=(0.9, 0.95), weight_decay=0.1, fused=True)
+    run = torch.compile(model) if job.compile else model
+    if world_size() > 1:
+        run = torch.nn.parallel.DistributedDataParallel(model)
+
+    def step(number: int) -> None:
+        for micro in range(job.accum):
+            tokens, labels = random_tokens(job, number * job.accum + micro)
+            (run(tokens, labels) / job.accum).backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return step
+
+
+def torch_tp_step(job: Job) -> Step:
+    """Plain PyTorch cut by torch's own tensor parallelism (DTensor)."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import Replicate
+    from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+
+    torch.manual_seed(0)
+    model = Llama(job.shape)
+    mesh = init_device_mesh("cpu", (world_size(),))
+    for block in model.blocks:
+        plan = {f"attention.{name}": ColwiseParallel() for name in "qkv"}
+        plan |= {"attention.o": RowwiseParallel(), "down": RowwiseParallel()}
+        plan |= {"gate": ColwiseParallel(), "up": ColwiseParallel()}
+        parallelize_module(block, mesh, plan)
+    model.head.weight = torch.nn.Parameter(model.embedding.weight.detach().clone())  # tying is lost under DTensor
+    parallelize_module(model, mesh, {"head": ColwiseParallel(output_layouts=Replicate())})
+    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4, betas=(0.9, 0.95), weight_decay=0.1, foreach=False)
+
+    def step(number: int) -> None:
+        tokens, labels = random_tokens(job, number, rank=0)
+        model(tokens, labels).backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0, foreach=False)
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return step
+
+
+def litgpt_step(job: Job) -> Step:
+    """litgpt's model and loss, compiled, as its pretraining does."""
+    from litgpt.config import Config as LitConfig
+    from litgpt.model import GPT
+    from litgpt.utils import chunked_cross_entropy
+
+    shape = job.shape
+    torch.manual_seed(0)
+    config = LitConfig(
+        block_size=shape.seq_len,
+        n_layer=shape.layers,
+        n_head=shape.heads,
+        n_embd=shape.hidden,
+        padded_vocab_size=shape.vocab,
+        vocab_size=shape.vocab,
+        rotary_percentage=1.0,
+        parallel_residual=False,
+        bias=False,
+        norm_class_name="RMSNorm",
+        mlp_class_name="LLaMAMLP",
+        intermediate_size=shape.ffn,
+    )
+    model = GPT(config)
+    model.lm_head.weight = model.transformer.wte.weight
+    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4, betas=(0.9, 0.95), weight_decay=0.1, fused=True)
+    run = torch.compile(model)
+
+    def step(number: int) -> None:
+        tokens, labels = random_tokens(job, number)
+        chunked_cross_entropy(run(tokens), labels, chunk_size=0).backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return step
+
+
+def megalite_step(job: Job) -> Step:
+    """megalite's engine, as `megalite train` runs it."""
+    from megalite.config.plan import make_plan
+    from megalite.config.schema import Config
+    from megalite.data.loader import Batch
+    from megalite.engine.build import build_engine
+    from megalite.engine.runtime import prepare_deepspeed
+    from megalite.model.initialize import FreshWeights
+    from megalite.parallel.axes import connect
+    from megalite.parallel.mesh import Mesh
+
+    prepare_deepspeed("cpu")
+    import deepspeed
+
+    deepspeed.init_distributed("gloo", verbose=False, dist_init_required=False)
+    shape, dp = job.shape, world_size() // (job.tp * job.pp)
+    config = Config(
+        model={
+            "hidden_size": shape.hidden,
+            "num_layers": shape.layers,
+            "num_heads": shape.heads,
+            "ffn_hidden_size": shape.ffn,
+            "vocab_size": shape.vocab,
+            "tie_embeddings": True,
+        },
+        parallel={"tp": job.tp, "pp": job.pp, "zero_stage": job.zero_stage},
+        batch={
+            "micro_batch_size": job.micro_batch_size,
+            "global_batch_size": job.micro_batch_size * job.accum * dp,
+            "seq_len": shape.seq_len,
+        },
+        precision={"dtype": "fp32"},
+        train={"steps": 100, "compile": "on" if job.compile else "off"},
+    )
+    plan = make_plan(config, world_size())
+    axes = connect(Mesh(plan.pp, plan.dp, plan.cp, plan.tp), rank())
+    engine = build_engine(config, plan, axes, torch.device("cpu"), FreshWeights(plan.model, 0))
+    num_tokens = job.micro_batch_size * shape.seq_len
+
+    def batch(number: int) -> Batch:
+        tokens, labels = random_tokens(job, number, rank=axes.dp.rank)
+        borders = torch.arange(0, num_tokens + 1, shape.seq_len, dtype=torch.int32)
+        return Batch(
+            tokens=tokens.flatten(),
+            labels=labels.flatten(),
+            loss_mask=torch.ones(num_tokens, dtype=torch.bool),
+            positions=torch.arange(shape.seq_len).repeat(job.micro_batch_size),
+            cu_seqlens=borders,
+            max_seqlen=shape.seq_len,
+            keys=torch.arange(num_tokens),
+        )
+
+    return lambda number: engine.train_step([batch(number * job.accum + m) for m in range(job.accum)], 3e-4)
+
+
+CASES: dict[str, Callable[[Job], Step]] = {
+    "plain": plain_step,
+    "torch-tp": torch_tp_step,
+    "litgpt": litgpt_step,
+    "megalite": megalite_step,
+}
+
+
+def random_tokens(job: Job, number: int, rank: int | None = None) -> tuple[torch.Tensor, torch.Tensor]:
+    """Tokens and labels of a micro-batch, other ones on every rank."""
+    generator = torch.Generator().manual_seed(number * 1000 + (globals()["rank"]() if rank is None else rank))
+    size = (job.micro_batch_size, job.shape.seq_len + 1)
+    stream = torch.randint(0, job.vocab, size, generator=generator)
+    return stream[:, :-1].contiguous(), stream[:, 1:].contiguous()
+
+
+def rank() -> int:
+    return int(os.environ["RANK"])
+
+
+def world_size() -> int:
+    return int(os.environ["WORLD_SIZE"])
+
+
+def main() -> None:
+    job = Job(**json.loads(sys.argv[1]))
+    torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
+    dist.init_process_group("gloo", init_method=os.environ["RENDEZVOUS"], rank=rank(), world_size=world_size())
+    step = CASES[job.case](job)
+    for number in range(job.warmup):
+        step(number)
+    start = time.perf_counter()
+    for number in range(job.warmup, job.warmup + job.steps):
+        step(number)
+    seconds = time.perf_counter() - start
+    replicas = world_size() if job.case == "plain" else world_size() // (job.tp * job.pp)
+    replicas = 1 if job.case == "torch-tp" else replicas
+    num_tokens = job.steps * job.accum * job.micro_batch_size * job.shape.seq_len * replicas
+    if rank() == 0:
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+        print(json.dumps({"tokens_per_second": num_tokens / seconds, "peak_rss_mb": peak}), flush=True)
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()
