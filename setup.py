@@ -28,6 +28,7 @@ setup(
         "datasets>=3.0",
         "pyarrow>=17",
         "sentencepiece>=0.2.0",
+        "protobuf>=4",
         "tokenizers>=0.21",
         "transformers>=4.57",
         "safetensors>=0.4.5",

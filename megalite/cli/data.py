@@ -169,7 +169,7 @@ def show(
     out: Annotated[Path | None, typer.Option(help="Write arrays to this .npz file instead of text.")] = None,
     overrides: Annotated[list[str] | None, typer.Argument(help="section.key=value ...")] = None,
 ) -> None:
-    """Show the batches that training will see, as text or as arrays [steps, global_batch_size, seq_len]."""
+    """Show the batches that training will see: some as text, or all of them as arrays in a file."""
     from megalite.config.load import load_config
     from megalite.data import show as showing
 

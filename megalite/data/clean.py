@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from megalite.data.corpus import Corpus
-from megalite.data.documents import Document, Record, Rejected, ShardWriter, batched
+from megalite.data.documents import Document, Record, Rejected, RejectedPile, ShardWriter, batched
 from megalite.data.manifest import StationResult, run_station
 from megalite.data.progress import Progress, Silent
 from megalite.data.recipe import CleanConfig
@@ -60,20 +60,16 @@ def clean(
     def build(folder: Path) -> dict[str, Any]:
         progress.start("clean", corpus.text_mb, "MB")
         counts: Counter[str] = Counter()
-        reasons: Counter[str] = Counter()
         batches = batched(corpus.read())
-        with ShardWriter(folder, Document) as kept, ShardWriter(folder / "rejected", Rejected) as rejected:
+        with ShardWriter(folder, Document) as kept, RejectedPile(folder) as rejected:
             for batch in ordered_map(partial(clean_batch, config=config), batches, num_workers=num_workers):
-                good = [record for record in batch if isinstance(record, Document)]
-                bad = [record for record in batch if isinstance(record, Rejected)]
+                good = list(rejected.sift(batch))
                 kept.write(good)
-                rejected.write(bad)
-                num_bytes = sum(len(record.text.encode()) for record in good)
+                num_bytes = sum(len(document.text.encode()) for document in good)
                 counts.update(documents_in=len(batch), documents=len(good), text_bytes=num_bytes)
-                reasons.update(record.reason for record in bad)
                 progress.advance(sum(len(record.text) for record in batch) / 1e6)
         progress.finish(f"{counts['documents']:,} of {counts['documents_in']:,} documents kept")
-        return {**counts, "rejected": dict(sorted(reasons.items()))}
+        return {**counts, "rejected": rejected.counts}
 
     return run_station("clean", out, inputs=corpus.inputs, settings=config.model_dump(mode="json"), build=build)
 

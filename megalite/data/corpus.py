@@ -89,7 +89,7 @@ class Corpus:
             yield from _capped(_checked(_read_source(source), source), source.config.max_mb)
 
     def documents(self) -> Iterator[Document]:
-        """Yield the readable records only."""
+        """Yield the records that could be read, and leave out the others."""
         return (record for record in self.read() if isinstance(record, Document))
 
 
@@ -165,9 +165,7 @@ def _station_source(config: DocumentSource, root: Path) -> _Source:
     shards = [output.path for output in manifest.outputs if output.path.startswith("part-")]
     files = tuple(SourceFile(root / shard, shard) for shard in shards)
     text_mb = manifest.counts["text_bytes"] / 1e6
-    return _Source(
-        config, config.name or root.absolute().name, root, files, manifest.fingerprint, text_mb, is_station=True
-    )
+    return _Source(config, _name(config, root), root, files, manifest.fingerprint, text_mb, is_station=True)
 
 
 def _plain_source(config: DocumentSource, root: Path, files: tuple[SourceFile, ...]) -> _Source:
@@ -175,8 +173,11 @@ def _plain_source(config: DocumentSource, root: Path, files: tuple[SourceFile, .
     if all(file.path.suffix not in (".gz", ".zst", ".parquet", ".arrow") for file in files):
         text_mb = sum(file.path.stat().st_size for file in files) / 1e6
         text_mb = min(text_mb, config.max_mb or text_mb)
-    name = config.name or ("python" if config.kind == "python" else root.absolute().name)
-    return _Source(config, name, root, files, _fingerprint(files, config), text_mb)
+    return _Source(config, _name(config, root), root, files, _fingerprint(files, config), text_mb)
+
+
+def _name(config: DocumentSource, root: Path) -> str:
+    return config.name or ("python" if config.kind == "python" else root.absolute().name)
 
 
 def _matching_files(root: Path, include: Sequence[str]) -> list[Path]:

@@ -21,7 +21,7 @@ import pyarrow.parquet as pq
 import xxhash
 
 from megalite.data.corpus import Corpus
-from megalite.data.documents import Document, ShardWriter
+from megalite.data.documents import Document, RejectedPile, ShardWriter
 from megalite.data.manifest import StationResult, run_station
 from megalite.data.progress import Progress, Silent
 from megalite.data.recipe import DedupConfig
@@ -55,10 +55,12 @@ def dedup(corpus: Corpus, out: Path, config: DedupConfig, *, progress: Progress 
     def build(folder: Path) -> dict[str, Any]:
         progress.start("dedup", corpus.text_mb and 2 * corpus.text_mb, "MB")
         first_of = first_occurrences(_hash_documents(_counting(corpus.documents(), progress), config))
-        num_bytes, removed = _write_kept(_counting(corpus.documents(), progress), folder, first_of)
+        with RejectedPile(folder) as rejected:
+            documents = rejected.sift(corpus.read())
+            num_bytes, removed = _write_kept(_counting(documents, progress), folder, first_of)
         _write_clusters(folder / CLUSTERS_FILE, removed)
         num_kept = int(first_of.size) - len(removed)
-        sizes = np.bincount(first_of) if first_of.size else np.zeros(0, np.int64)
+        sizes = np.bincount(first_of)
         progress.finish(f"{num_kept:,} of {first_of.size:,} documents kept")
         return {
             "documents_in": int(first_of.size),
@@ -66,6 +68,7 @@ def dedup(corpus: Corpus, out: Path, config: DedupConfig, *, progress: Progress 
             "text_bytes": num_bytes,
             "clusters": int((sizes > 1).sum()),
             "largest_cluster": int(sizes.max(initial=0)),
+            "rejected": rejected.counts,
             "removed_by_source": dict(sorted(Counter(row.removed_source for row in removed).items())),
         }
 

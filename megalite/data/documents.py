@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -39,10 +40,12 @@ class Rejected(NamedTuple):
 Record = Document | Rejected
 """What reading yields: most files have a few records that are broken."""
 
+RecordType = TypeVar("RecordType", bound=Record)
 
-def batched(records: Iterable[Record]) -> Iterator[list[Record]]:
+
+def batched(records: Iterable[RecordType]) -> Iterator[list[RecordType]]:
     """Group records into lists of about BATCH_CHARS of text, in order."""
-    batch: list[Record] = []
+    batch: list[RecordType] = []
     num_chars = 0
     for record in records:
         batch.append(record)
@@ -103,3 +106,35 @@ class ShardWriter:
         if self._chars_in_shard >= SHARD_CHARS:
             self._file.close()
             self._file, self._chars_in_shard = None, 0
+
+
+class RejectedPile:
+    """Where a station puts documents that it cannot use: `rejected/` in its folder; use as a context manager.
+
+    Args:
+        folder: the station's folder.
+    """
+
+    def __init__(self, folder: Path):
+        self._writer = ShardWriter(folder / "rejected", Rejected)
+        self._reasons: Counter[str] = Counter()
+
+    def __enter__(self) -> RejectedPile:
+        return self
+
+    def sift(self, records: Iterable[Record]) -> Iterator[Document]:
+        """Pass the documents on, and put the rejected ones on the pile."""
+        for record in records:
+            if isinstance(record, Document):
+                yield record
+            else:
+                self._writer.write([record])
+                self._reasons[record.reason] += 1
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """Documents put aside, by reason."""
+        return dict(sorted(self._reasons.items()))
+
+    def __exit__(self, *error: object) -> None:
+        self._writer.__exit__(*error)

@@ -21,6 +21,7 @@ from typing import Any
 
 import xxhash
 
+from megalite import __version__
 from megalite.errors import DataError
 
 FORMAT = 1
@@ -58,6 +59,8 @@ class Manifest:
     counts: dict[str, Any]
     outputs: tuple[Output, ...] = ()
     format: int = FORMAT
+    version: str = __version__
+    """The megalite that made it, for people: folders of one format are the same to every version."""
     folder: Path = field(default=Path(), compare=False)
     """Where it was read from; not written."""
 

@@ -17,7 +17,7 @@ import numpy as np
 import xxhash
 
 from megalite.config.schema import SourceConfig
-from megalite.data.mix import InTurn, ShuffledMixture
+from megalite.data.mix import BLOCK, InTurn, ShuffledMixture, round_to_quotas
 from megalite.data.sample import NO_DOCUMENT, Sample, assemble
 from megalite.data.sources import TokenizerRecord, TokenSource, largest_token, open_source
 from megalite.data.tokenizer import Tokenizer
@@ -151,7 +151,8 @@ def open_samples(sources: Sequence[SourceConfig], *, seq_len: int, seed: int, do
     weights = [config.weight for config in sources]
     names = [source.name for source in opened]
     order = ShuffledMixture(sizes=sizes, weights=weights, names=names, seed=seed)
-    fingerprint = _fingerprint(opened, f"shuffled/{seed}/{weights}/{document_masks}")
+    turns = round_to_quotas(weights, BLOCK).tolist()
+    fingerprint = _fingerprint(opened, f"shuffled/{seed}/{turns}/{document_masks}")
     return Samples(opened, order, seq_len=seq_len, document_masks=document_masks, fingerprint=fingerprint)
 
 

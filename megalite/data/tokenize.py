@@ -6,7 +6,6 @@ same for any number of workers.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Iterator
 from functools import lru_cache, partial
 from pathlib import Path
@@ -15,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from megalite.data.corpus import Corpus
-from megalite.data.documents import Document, Record, Rejected, ShardWriter, batched
+from megalite.data.documents import Document, Record, Rejected, RejectedPile, batched
 from megalite.data.indexed import IndexedWriter, token_dtype
 from megalite.data.manifest import StationResult, run_station
 from megalite.data.progress import Progress, Silent
@@ -60,36 +59,36 @@ def tokenize(
     def build(folder: Path) -> dict[str, Any]:
         title = "tokenize" if split.part == "all" else f"tokenize {split.part}"
         progress.start(title, split.share_of(corpus.text_mb), "MB")
-        counts: Counter[str] = Counter()
-        reasons: Counter[str] = Counter()
+        num_bytes = 0
         encode = partial(encode_documents, tokenizer_folder=tokenizer_folder)
         with (
             IndexedWriter(folder / TOKENS_NAME, token_dtype(tokenizer.vocab_size)) as writer,
-            ShardWriter(folder / "rejected", Rejected) as rejected,
+            RejectedPile(folder) as rejected,
         ):
-            batches = _put_rejected_aside(batched(_wanted(corpus.read(), split)), rejected, reasons)
-            for tokens, lengths, num_bytes in ordered_map(encode, batches, num_workers=num_workers):
+            batches = batched(rejected.sift(_wanted(corpus.read(), split)))
+            for tokens, lengths, batch_bytes in ordered_map(encode, batches, num_workers=num_workers):
                 writer.add(tokens, lengths)
-                counts["text_bytes"] += num_bytes
-                progress.advance(num_bytes / 1e6)
+                num_bytes += batch_bytes
+                progress.advance(batch_bytes / 1e6)
         progress.finish(f"{writer.num_tokens:,} tokens in {writer.num_documents:,} documents")
         return {
             "documents": writer.num_documents,
             "tokens": writer.num_tokens,
-            "text_bytes": counts["text_bytes"],
-            "rejected": dict(sorted(reasons.items())),
+            "text_bytes": num_bytes,
+            "rejected": rejected.counts,
         }
 
     return run_station("tokenize", out, inputs=inputs, settings=settings, build=build)
 
 
-def encode_documents(texts: list[str], tokenizer_folder: Path) -> tuple[np.ndarray, np.ndarray, int]:
-    """Encode texts in a worker.
+def encode_documents(documents: list[Document], tokenizer_folder: Path) -> tuple[np.ndarray, np.ndarray, int]:
+    """Encode a batch in a worker.
 
     Returns:
         All tokens end to end, end-of-text tokens included; the length of each document; bytes of text.
     """
     tokenizer = _load_once(tokenizer_folder)
+    texts = [document.text for document in documents]
     encoded = tokenizer.encode_batch(texts)
     lengths = np.array([len(ids) + 1 for ids in encoded], dtype=np.int32)
     tokens = np.empty(int(lengths.sum()), dtype=token_dtype(tokenizer.vocab_size))
@@ -114,14 +113,3 @@ def _wanted(records: Iterable[Record], split: Split) -> Iterator[Record]:
             yield Rejected(*record, reason="empty")
         elif isinstance(record, Rejected) or split.keeps(record.text):
             yield record
-
-
-def _put_rejected_aside(
-    batches: Iterable[list[Record]], rejected: ShardWriter, reasons: Counter[str]
-) -> Iterator[list[str]]:
-    """Pass on the texts of each batch, after writing away what cannot be encoded."""
-    for batch in batches:
-        bad = [record for record in batch if isinstance(record, Rejected)]
-        rejected.write(bad)
-        reasons.update(record.reason for record in bad)
-        yield [record.text for record in batch if isinstance(record, Document)]

@@ -12,7 +12,8 @@ from megalite.config.plan import RunPlan
 from megalite.config.schema import Config
 
 BUCKET_ELEMENTS = 200_000_000
-"""Gradient elements reduced at once under ZeRO: 400 MB in bf16, enough to fill a link, small beside the weights."""
+"""Gradient elements reduced at once under ZeRO: 400 MB in bf16, enough to fill a link, small beside the weights. DeepSpeed
+allocates all of it, so a smaller model gets no more than it has parameters."""
 
 
 def deepspeed_config(config: Config, plan: RunPlan) -> dict[str, Any]:
@@ -29,7 +30,7 @@ def deepspeed_config(config: Config, plan: RunPlan) -> dict[str, Any]:
         "gradient_clipping": (config.optimizer.clip_grad_norm or 0.0) if stage else 0.0,
         "steps_per_print": 10**9,
         "zero_allow_untested_optimizer": True,
-        "zero_optimization": {"stage": stage, **(_zero_buckets() if stage else {})},
+        "zero_optimization": {"stage": stage, **(_zero_buckets(plan) if stage else {})},
     }
     if config.precision.dtype == "bf16":
         json["bf16"] = {"enabled": True}
@@ -41,10 +42,11 @@ def deepspeed_config(config: Config, plan: RunPlan) -> dict[str, Any]:
     return {**json, **config.engine.deepspeed_extra}
 
 
-def _zero_buckets() -> dict[str, Any]:
+def _zero_buckets(plan: RunPlan) -> dict[str, Any]:
+    elements = min(BUCKET_ELEMENTS, plan.num_parameters)
     return {
-        "reduce_bucket_size": BUCKET_ELEMENTS,
-        "allgather_bucket_size": BUCKET_ELEMENTS,
+        "reduce_bucket_size": elements,
+        "allgather_bucket_size": elements,
         "overlap_comm": False,
         "contiguous_gradients": True,
         "memory_efficient_linear": False,

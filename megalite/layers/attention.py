@@ -10,6 +10,8 @@ Legend: t tokens, n query heads, m key and value heads, d head_dim; all of the l
 
 from __future__ import annotations
 
+import functools
+import inspect
 from collections.abc import Callable
 
 import torch
@@ -60,12 +62,23 @@ def attend_varlen(q: Tensor, k: Tensor, v: Tensor, documents: Documents, window:
     """Attention over the whole stream by torch's variable-length flash kernel; arguments as in `attend_by_document`."""
     from torch.nn.attention.varlen import varlen_attn
 
+    options: dict[str, bool] = {}
     groups = q.shape[1] // k.shape[1]
-    if groups > 1:
+    if groups > 1 and _takes_grouped_heads():
+        options["enable_gqa"] = True
+    elif groups > 1:
         k, v = (x.repeat_interleave(groups, dim=1) for x in (k, v))
     borders, longest = documents.cu_seqlens, documents.max_seqlen
     left = -1 if window is None else window - 1
-    return varlen_attn(q, k, v, borders, borders, longest, longest, window_size=(left, 0))
+    return varlen_attn(q, k, v, borders, borders, longest, longest, window_size=(left, 0), **options)
+
+
+@functools.cache
+def _takes_grouped_heads() -> bool:
+    """Whether this torch's kernel repeats key and value heads by itself (added after torch 2.10)."""
+    from torch.nn.attention.varlen import varlen_attn
+
+    return "enable_gqa" in inspect.signature(varlen_attn).parameters
 
 
 def _attend_batch(q: Tensor, k: Tensor, v: Tensor, window: int | None) -> Tensor:

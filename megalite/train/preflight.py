@@ -12,6 +12,7 @@ from megalite.config.plan import RunPlan, make_plan
 from megalite.config.schema import Config
 from megalite.config.validate import validate
 from megalite.data.samples import Samples, open_samples, open_validation_samples
+from megalite.data.tokenizer import Tokenizer
 from megalite.errors import ConfigError, UserError
 from megalite.train.run_folder import check_run_folder
 
@@ -24,13 +25,15 @@ def preflight(config: Config, world_size: int) -> tuple[RunPlan, Samples, Sample
     """
     validate(config, world_size)
     samples, valid_samples = open_data(config)
-    plan = make_plan(config, world_size, samples.vocab_size)
+    tokenizer = Tokenizer.load(config.data.tokenizer) if config.data.tokenizer is not None else None
+    plan = make_plan(config, world_size, tokenizer.vocab_size if tokenizer else samples.vocab_size)
     problems: list[str] = []
+    if tokenizer is not None:
+        _gather(problems, lambda: samples.check_tokenizer(tokenizer))
     _gather(problems, lambda: samples.check_vocab_size(plan.model.vocab_size))
     if valid_samples is not None:
         _gather(problems, lambda: valid_samples.check_vocab_size(plan.model.vocab_size))
-    _gather(problems, lambda: check_run_folder(config))
-    _gather(problems, lambda: check_disk(config.run.dir / CHECKPOINTS, plan.num_parameters))
+    _gather(problems, lambda: _check_folder(config, plan))
     _gather(problems, lambda: _check_device(config))
     _gather(problems, lambda: _check_init_from(config))
     if problems:
@@ -61,6 +64,11 @@ def _gather(problems: list[str], check: Callable[[], None]) -> None:
         problems += error.problems
     except UserError as error:
         problems.append(str(error))
+
+
+def _check_folder(config: Config, plan: RunPlan) -> None:
+    check_run_folder(config)
+    check_disk(config.run.dir / CHECKPOINTS, plan.num_parameters)
 
 
 def _check_device(config: Config) -> None:

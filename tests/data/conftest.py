@@ -9,8 +9,7 @@ import pytest
 from megalite.data.corpus import Corpus
 from megalite.data.recipe import DocumentSource, TokenizerConfig
 from megalite.data.train_tokenizer import train_tokenizer
-
-KINDS = ("sentencepiece-bpe", "sentencepiece-unigram", "byte-bpe")
+from tests.data.factory import KINDS
 
 
 @pytest.fixture(scope="session")

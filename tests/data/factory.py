@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 
@@ -13,10 +13,12 @@ from megalite.data.corpus import Corpus
 from megalite.data.indexed import IndexedWriter, token_dtype
 from megalite.data.manifest import run_station
 from megalite.data.pack import pack
-from megalite.data.recipe import DocumentSource, PackConfig
+from megalite.data.recipe import DocumentSource, PackConfig, TokenizerKind
 from megalite.data.sources import TOKENS_NAME
 
 WORDS = ("model", "reads", "a", "stream", "of", "tokens", "learns", "what", "follows", "every", "word", "before", "it")
+
+KINDS = get_args(TokenizerKind)
 
 VOCAB_SIZE = 1000
 EOS = 2

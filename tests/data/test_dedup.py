@@ -56,8 +56,18 @@ def test_the_first_of_each_cluster_stays(tmp_path):
         "text_bytes": 15,
         "clusters": 2,
         "largest_cluster": 3,
+        "rejected": {},
         "removed_by_source": {"a.jsonl": 1, "b.jsonl": 2},
     }
+
+
+def test_records_that_cannot_be_read_are_put_aside(tmp_path):
+    """Raw input without a cleaning station loses nothing silently."""
+    path = tmp_path / "a.jsonl"
+    path.write_text('{"text": "one"}\nbad\n{"text": "one"}\n')
+    counts = dedup(corpus_of(path), tmp_path / "out", DedupConfig()).manifest.counts
+    assert (counts["documents"], counts["rejected"]) == (1, {"not a JSON object": 1})
+    assert pq.read_table(tmp_path / "out" / "rejected" / "part-00000.parquet").num_rows == 1
 
 
 def test_nothing_in_nothing_out(tmp_path):

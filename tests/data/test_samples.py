@@ -158,24 +158,25 @@ def test_sources_of_one_name_are_told_apart(tmp_path):
 
 
 def test_fingerprint_follows_data_order_and_cut(tmp_path):
-    """Equal for equal data, also elsewhere on disk; different for another seed, weight, length, mask or document."""
+    """Equal for equal data, also elsewhere on disk; different for another seed, share, length, mask or document."""
 
-    def fingerprint(folder: str, documents=DOCUMENTS, *, seq_len=SEQ_LEN, seed=1, masks=True, weight=1.0) -> str:
+    def fingerprint(folder: str, documents=DOCUMENTS, *, seq_len=SEQ_LEN, seed=1, masks=True, weights=(1, 1)) -> str:
         path = write_tokens_folder(tmp_path / folder / "tokens", documents)
-        source = SourceConfig(path=path, weight=weight)
-        return open_samples([source], seq_len=seq_len, seed=seed, document_masks=masks).fingerprint
+        sources = [SourceConfig(path=path, weight=weight) for weight in weights]
+        return open_samples(sources, seq_len=seq_len, seed=seed, document_masks=masks).fingerprint
 
     base = fingerprint("a")
-    assert fingerprint("b") == base
+    assert fingerprint("b") == fingerprint("a", weights=(2, 2)) == base
     changed = [*DOCUMENTS[:-1], DOCUMENTS[-1] + 1]
     others = [
         fingerprint("a", seed=2),
         fingerprint("a", masks=False),
         fingerprint("a", seq_len=8),
-        fingerprint("a", weight=2.0),
+        fingerprint("a", weights=(1, 2)),
+        fingerprint("a", weights=(1,)),
         fingerprint("c", changed),
     ]
-    assert len({base, *others}) == 6
+    assert len({base, *others}) == 7
 
 
 def test_moved_data_still_opens(tmp_path):
@@ -272,7 +273,7 @@ def test_another_tokenizer_than_the_datas_is_refused(tmp_path, tokenizer_folder)
     path = write_tokens_folder(tmp_path / "own", [np.array([5, 2])], tokenizer=tokenizer.fingerprint, vocab_size=800)
     open_one(path).check_tokenizer(tokenizer)
     other = open_one(write_tokens_folder(tmp_path / "other", DOCUMENTS, tokenizer="another"))
-    with pytest.raises(DataError, match="other: tokenized with .*, not with .*; set data.tokenizer to null"):
+    with pytest.raises(DataError, match=r"other: tokenized with .*, not with .*; set data\.tokenizer to null"):
         other.check_tokenizer(tokenizer)
     with pytest.raises(DataError, match="the vocabulary ends at 799"):
         open_one(write_pair(tmp_path / "pair", DOCUMENTS)).check_tokenizer(tokenizer)

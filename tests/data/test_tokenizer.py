@@ -15,8 +15,7 @@ from megalite.data.recipe import DocumentSource, TokenizerConfig
 from megalite.data.tokenizer import Tokenizer
 from megalite.data.train_tokenizer import CHUNK_CHARS, cut_in_chunks, train_tokenizer
 from megalite.errors import DataError
-from tests.data.conftest import KINDS
-from tests.data.factory import corpus_of, prose, write_json_lines
+from tests.data.factory import KINDS, corpus_of, prose, write_json_lines
 
 CONTROL_SPELLINGS = ["<s>", "</s>", "<unk>", "<pad>", "<0x0A>", "x<s>y</s>", "</s></s>", "<s", "s>", "< s >"]
 

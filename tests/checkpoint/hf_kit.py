@@ -1,0 +1,137 @@
+"""Tiny models of every family, checkpoints of them without training, and transformers in this process."""
+
+from __future__ import annotations
+
+import itertools
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from megalite.checkpoint.format import (
+    Manifest,
+    Piece,
+    Progress,
+    TensorRecord,
+    folder_name,
+    hash_file,
+    tensor_name,
+    write_manifest,
+)
+from megalite.checkpoint.hf import reload
+from megalite.config.plan import fill_model, split_blocks
+from megalite.config.schema import BatchConfig, ModelConfig
+from megalite.model.initialize import WeightSource
+from megalite.model.weights import Rectangle, Weight, weight_table
+from megalite.parallel.random import name_seed
+
+TP, PP = 2, 2
+
+TINY = {
+    "hidden_size": 48,
+    "num_layers": 3,
+    "num_heads": 4,
+    "ffn_hidden_size": 80,
+    "vocab_size": 101,
+    "max_positions": 40,
+}
+"""The vocabulary is no multiple of 64, so every layout pads it."""
+
+GPT = {"norm": "layernorm", "activation": "gelu", "bias": "all"}
+LLAMA3 = {"theta": 5e5, "scaling": {"type": "llama3", "factor": 8.0, "original_max_positions": 64}}
+LONG = {"max_positions": 600}
+"""Beyond the longest plain sequence of the verification."""
+
+FAMILIES: dict[str, dict[str, Any]] = {
+    "llama": {"num_kv_heads": 2},
+    "llama, tied, llama3 scaling": {"tie_embeddings": True, "rope": LLAMA3, **LONG},
+    "llama, linear scaling": {"rope": {"scaling": {"type": "linear", "factor": 4.0}}},
+    "llama, wide heads": {"num_kv_heads": 2, "head_dim": 20},
+    "llama, biases": {"bias": "all", "num_kv_heads": 2},
+    "mistral, window": {"num_kv_heads": 2, "sliding_window": 7},
+    "mistral, heads that do not divide": {"num_heads": 10, "num_kv_heads": 2, "head_dim": 8},
+    "qwen2": {"num_kv_heads": 2, "bias": "qkv"},
+    "qwen2, window": {"num_kv_heads": 2, "bias": "qkv", "sliding_window": 9, "tie_embeddings": True},
+    "qwen3": {"num_kv_heads": 2, "qk_norm": True, "head_dim": 16},
+    "qwen3, tied, window": {"num_kv_heads": 2, "qk_norm": True, "sliding_window": 5, "tie_embeddings": True},
+    "gpt_neox": {**GPT, "rope": {"theta": 2e4, "fraction": 0.5}},
+    "gpt_neox, tied, llama3 scaling": {**GPT, "tie_embeddings": True, "rope": LLAMA3, **LONG},
+    "gpt_neox, tanh": {**GPT, "activation": "gelu_tanh", "rope": {"fraction": 0.5}},
+    "gpt2": {**GPT, "activation": "gelu_tanh", "positions": "learned", "tie_embeddings": True, **LONG},
+    "gpt2, untied": {**GPT, "positions": "learned"},
+}
+"""One model for each thing that a class of transformers can represent; the family's name comes first."""
+
+
+def tiny_model(**fields: Any) -> ModelConfig:
+    """`TINY` with some fields replaced, filled."""
+    return fill_model(ModelConfig(**{**TINY, **fields}), BatchConfig())
+
+
+class RandomWeights:
+    """Large random numbers in every weight: no norm is 1 and no bias 0, so nothing can be left out unseen."""
+
+    def read(self, weight: Weight, rectangle: Rectangle) -> Tensor:
+        generator = torch.Generator().manual_seed(name_seed(1, weight.name))
+        numbers = torch.empty(weight.shape).normal_(0.0, 0.1, generator=generator)
+        return (numbers + (weight.init == "ones"))[rectangle.slices]
+
+
+def write_checkpoint(
+    run: Path,
+    model: ModelConfig,
+    *,
+    source: WeightSource | None = None,
+    step: int = 7,
+    data: dict[str, Any] | None = None,
+) -> Path:
+    """A complete checkpoint of a run, as tp 2 x pp 2 would have cut it: one file a rank."""
+    source = source or RandomWeights()
+    folder = run / "checkpoints" / folder_name(step)
+    folder.mkdir(parents=True)
+    progress = Progress(step=step, num_updates=step, num_tokens=1000 * step)
+    manifest = Manifest(progress, model.model_dump(mode="json"), {"pp": PP, "tp": TP}, {}, {}, data=data or {})
+    stages = split_blocks(model.num_layers, PP)
+    for stage, tp_rank in itertools.product(range(PP), range(TP)):
+        file, tensors = f"rank-{stage * TP + tp_rank:05d}.safetensors", {}
+        for weight in weight_table(model).values():
+            if _stage_of(weight, stages) != stage or (weight.cut is None and tp_rank > 0):
+                continue
+            rectangle, name = weight.local(TP, tp_rank), tensor_name("weight", weight.name)
+            tensors[name] = source.read(weight, rectangle).contiguous()
+            record = manifest.tensors.setdefault(name, TensorRecord(weight.shape))
+            record.pieces.append(Piece(file, name, rectangle.start, rectangle.shape))
+        save_file(tensors, folder / file)
+        manifest.files[file] = hash_file(folder / file)
+    write_manifest(folder, manifest)
+    return folder
+
+
+def _stage_of(weight: Weight, stages: tuple[tuple[int, int], ...]) -> int:
+    if not weight.layer.startswith("blocks."):
+        return 0 if weight.layer == "embedding" else PP - 1
+    index = int(weight.layer.split(".")[1])
+    return next(stage for stage, (start, stop) in enumerate(stages) if start <= index < stop)
+
+
+def assert_same_weights(first: WeightSource, second: WeightSource, model: ModelConfig) -> None:
+    """Every canonical weight is equal bit by bit."""
+    for weight in weight_table(model).values():
+        everything = weight.local(1, 0)
+        assert torch.equal(first.read(weight, everything), second.read(weight, everything)), weight.name
+
+
+@pytest.fixture
+def reload_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The verification's reload in this process: the same code without seconds of imports."""
+
+    def run(command: list[str], **_: Any) -> subprocess.CompletedProcess:
+        assert command[1:3] == ["-m", reload.__name__]
+        reload.main(*map(Path, command[3:]))
+        return subprocess.CompletedProcess(command, 0, "", "")
+
+    monkeypatch.setattr("megalite.checkpoint.hf.verify.subprocess.run", run)

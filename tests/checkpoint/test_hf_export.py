@@ -1,0 +1,280 @@
+"""Checkpoints to Hugging Face folders: every family, every option, and what is refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+from transformers import AutoModelForCausalLM
+
+from megalite.checkpoint.hf import exporter, verify
+from megalite.checkpoint.hf.exporter import to_hugging_face
+from megalite.checkpoint.hf.families import choose_family
+from megalite.checkpoint.hf.to_checkpoint import from_hugging_face
+from megalite.checkpoint.reader import CheckpointReader
+from megalite.errors import CheckpointError, ConversionError
+from megalite.model.weights import Rectangle, Weight
+from tests.checkpoint.hf_kit import (
+    FAMILIES,
+    RandomWeights,
+    assert_same_weights,
+    reload_here,  # noqa: F401 (a fixture)
+    tiny_model,
+    write_checkpoint,
+)
+
+ROUNDING = {"bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.usefixtures("reload_here")
+def test_round_trip_of_every_family(name: str, tmp_path: Path):
+    """A checkpoint cut four ways becomes the right class with equal logits, and comes back with equal bits."""
+    model = tiny_model(**FAMILIES[name])
+    write_checkpoint(tmp_path / "run", model)
+    done = to_hugging_face(tmp_path / "run", tmp_path / "hf")
+    assert done.verdict.max_difference <= verify.LOGIT_TOLERANCE
+    assert done.verdict.num_blocks == model.num_layers
+    config = json.loads((tmp_path / "hf" / "config.json").read_text())
+    assert config["model_type"] == name.split(",")[0]
+    assert config["dtype"] == config["torch_dtype"] == "float32"
+
+    back = from_hugging_face(tmp_path / "hf", tmp_path / "back")
+    assert back.model == model.model_copy(update={"dropout": 0.0})
+    assert_same_weights(CheckpointReader(back.checkpoint).source("weight"), RandomWeights(), model)
+
+
+def test_in_a_fresh_process_from_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture):
+    """The command verifies in a real subprocess, takes the newest checkpoint of a run, and says what it checked."""
+    from megalite.cli.main import main
+
+    model = tiny_model(num_kv_heads=2)
+    write_checkpoint(tmp_path / "run", model, step=3)
+    write_checkpoint(tmp_path / "run", model, step=11)
+    with pytest.raises(SystemExit) as left:
+        main(["convert", "to-hf", str(tmp_path / "run"), str(tmp_path / "hf"), "--dtype", "bf16"])
+    assert left.value.code == 0
+    said = capsys.readouterr().out
+    assert "step-0000011" in said
+    assert "LlamaForCausalLM" in said
+    assert "fresh process" in said
+    assert "without a tokenizer" in said
+    assert "| training step | 11 |" in (tmp_path / "hf" / "README.md").read_text()
+
+
+@pytest.mark.parametrize("dtype", ROUNDING)
+@pytest.mark.usefixtures("reload_here")
+def test_smaller_formats_are_rounded_once(dtype: str, tmp_path: Path):
+    """A bf16 or fp16 export holds the rounded master weights, and passes against megalite's weights rounded alike."""
+    model = tiny_model(num_kv_heads=2)
+    write_checkpoint(tmp_path, model)
+    done = to_hugging_face(tmp_path, tmp_path / "hf", dtype=dtype)
+    assert done.verdict.max_difference <= verify.LOGIT_TOLERANCE
+    stored = load_file(tmp_path / "hf" / "model.safetensors")
+    assert {tensor.dtype for tensor in stored.values()} == {ROUNDING[dtype]}
+
+
+@pytest.mark.usefixtures("reload_here")
+def test_shards_and_index(tmp_path: Path):
+    """Shards keep to the size asked for, the index names every tensor in order, and the sum is that of one file."""
+    model = tiny_model(num_kv_heads=2)
+    write_checkpoint(tmp_path, model)
+    limit = 30_000
+    done = to_hugging_face(tmp_path, tmp_path / "hf", max_shard_bytes=limit)
+    index = json.loads((tmp_path / "hf" / "model.safetensors.index.json").read_text())
+    names = list(index["weight_map"])
+    assert names == sorted(names)
+    assert index["metadata"] == {
+        "total_parameters": done.written.num_parameters,
+        "total_size": 4 * done.written.num_parameters,
+    }
+    assert len(done.written.files) > 2
+    for file in done.written.files:
+        with safe_open(tmp_path / "hf" / file, framework="pt") as shard:
+            tensors = [shard.get_tensor(name) for name in shard.keys()]
+            assert shard.metadata() == {"format": "pt"}
+        assert sum(tensor.nbytes for tensor in tensors) <= limit
+    assert done.written.files[0] == f"model-00001-of-{len(done.written.files):05d}.safetensors"
+
+
+@pytest.mark.usefixtures("reload_here")
+def test_tied_head_is_left_out_and_vocabulary_is_true(tmp_path: Path):
+    """A tied export has no head, and no row of the padding that tensor parallelism adds."""
+    model = tiny_model(tie_embeddings=True)
+    write_checkpoint(tmp_path, model)
+    to_hugging_face(tmp_path, tmp_path / "hf")
+    stored = load_file(tmp_path / "hf" / "model.safetensors")
+    assert "lm_head.weight" not in stored
+    assert stored["model.embed_tokens.weight"].shape == (101, 48)
+
+
+@pytest.mark.usefixtures("reload_here")
+def test_first_blocks_only(tmp_path: Path):
+    """For models larger than memory fewer blocks are run, and that is what the verdict says."""
+    write_checkpoint(tmp_path, tiny_model(**FAMILIES["qwen2, window"]))
+    done = to_hugging_face(tmp_path, tmp_path / "hf", verify_blocks=1)
+    assert done.verdict.num_blocks == 1
+
+
+def test_too_large_to_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """A model that does not fit into memory is refused with the number of blocks that would fit."""
+    monkeypatch.setattr(verify, "_available_bytes", lambda: 400_000)
+    write_checkpoint(tmp_path, tiny_model())
+    with pytest.raises(ConversionError, match=r"--verify-blocks 2$"):
+        to_hugging_face(tmp_path, tmp_path / "hf")
+
+
+class _Damaged(RandomWeights):
+    """One number of one weight replaced."""
+
+    def __init__(self, name: str, number: float):
+        self.name, self.number = name, number
+
+    def read(self, weight: Weight, rectangle: Rectangle) -> Tensor:
+        part = super().read(weight, rectangle).clone()
+        if weight.name == self.name:
+            part.view(-1)[0] = self.number
+        return part
+
+
+@pytest.mark.parametrize(("number", "dtype"), [(float("nan"), "fp32"), (float("inf"), "bf16"), (1e5, "fp16")])
+def test_numbers_that_are_not_finite(number: float, dtype: str, tmp_path: Path):
+    """NaN, infinity and what overflows the format asked for are refused with the weight's name, nothing left behind."""
+    name = "blocks.1.mlp.up.weight"
+    write_checkpoint(tmp_path, tiny_model(), source=_Damaged(name, number))
+    with pytest.raises(ConversionError, match=name):
+        to_hugging_face(tmp_path, tmp_path / "hf", dtype=dtype)
+    assert not list(tmp_path.glob("hf*"))
+
+
+def _flip_lowest_bit(folder: Path) -> None:
+    """Damage one number by one part in ten million."""
+    path = folder / "model.safetensors"
+    tensors = load_file(path)
+    tensors["model.layers.1.mlp.up_proj.weight"].view(torch.int32)[3, 5] ^= 1
+    save_file(tensors, path, metadata={"format": "pt"})
+
+
+def _edit_config(**changes: object):
+    def edit(folder: Path) -> None:
+        path = folder / "config.json"
+        path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+
+    return edit
+
+
+def _drop_tensor(folder: Path) -> None:
+    path = folder / "model.safetensors"
+    tensors = load_file(path)
+    del tensors["model.norm.weight"]
+    save_file(tensors, path, metadata={"format": "pt"})
+
+
+NEW_ROPE = {"rope_parameters": {"rope_type": "default", "rope_theta": 5e5}, "rope_theta": 5e5}
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (_flip_lowest_bit, "blocks.1.mlp.up.weight reads back"),
+        (_drop_tensor, "model.norm.weight"),
+        (_edit_config(**NEW_ROPE), "rope"),
+        (_edit_config(rms_norm_eps=1e-3), "norm_eps"),
+    ],
+)
+@pytest.mark.usefixtures("reload_here")
+def test_damage_after_writing(damage, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """A flipped low bit, a lost tensor or a changed setting is caught before the folder gets its name."""
+    write_checkpoint(tmp_path, tiny_model())
+
+    def verify_damaged(folder: Path, *args, **options):
+        damage(folder)
+        return verify.verify(folder, *args, **options)
+
+    monkeypatch.setattr(exporter, "verify", verify_damaged)
+    with pytest.raises((ConversionError, CheckpointError), match=message):
+        to_hugging_face(tmp_path, tmp_path / "hf")
+    assert not list(tmp_path.glob("hf*"))
+
+
+@pytest.mark.usefixtures("reload_here")
+def test_transformers_meaning_something_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """When all bits and settings agree and transformers still computes another model, the logits tell."""
+    write_checkpoint(tmp_path, tiny_model(num_kv_heads=2))
+    rotate = "transformers.models.llama.modeling_llama.rotate_half"
+    monkeypatch.setattr(rotate, lambda x: torch.cat((x[..., x.shape[-1] // 2 :], x[..., : x.shape[-1] // 2]), dim=-1))
+    with pytest.raises(ConversionError, match="transformers computes another model"):
+        to_hugging_face(tmp_path, tmp_path / "hf")
+    assert not list(tmp_path.glob("hf*"))
+
+
+@pytest.mark.parametrize(
+    ("fields", "nearest", "reason"),
+    [
+        ({"rope": {"fraction": 0.5}}, "LlamaForCausalLM", "model.rope.fraction is 0.5, it needs 1.0"),
+        ({"norm": "layernorm"}, "LlamaForCausalLM", "model.norm is layernorm, it needs rmsnorm"),
+        ({"qk_norm": True, "bias": "all"}, "LlamaForCausalLM", "model.qk_norm is True, it needs False"),
+        ({**FAMILIES["gpt2"], "num_kv_heads": 2}, "GPT2LMHeadModel", "model.num_kv_heads is 2, it needs num_heads"),
+        ({**FAMILIES["gpt_neox"], "bias": "none"}, "GPTNeoXForCausalLM", "model.bias is none, it needs all"),
+    ],
+)
+def test_models_without_a_class(fields: dict, nearest: str, reason: str):
+    """A combination that no class represents is refused with the nearest class and the settings in the way."""
+    with pytest.raises(ConversionError, match=f"nearest is {nearest}") as refused:
+        choose_family(tiny_model(**fields))
+    assert reason in str(refused.value)
+
+
+@pytest.mark.usefixtures("reload_here")
+def test_output_folders(tmp_path: Path):
+    """A folder with something in it is kept; --overwrite replaces an older model, and nothing but a model."""
+    write_checkpoint(tmp_path, tiny_model())
+    out = tmp_path / "hf"
+    to_hugging_face(tmp_path, out)
+    (out / "mark").touch()
+    with pytest.raises(ConversionError, match="--overwrite"):
+        to_hugging_face(tmp_path, out)
+    assert (out / "mark").exists()
+    to_hugging_face(tmp_path, out, overwrite=True)
+    assert not (out / "mark").exists()
+    assert [path.name for path in tmp_path.iterdir() if path.name.startswith("hf")] == ["hf"]
+    with pytest.raises(ConversionError, match="not a model's folder"):
+        to_hugging_face(tmp_path, tmp_path / "checkpoints", overwrite=True)
+
+
+def test_broken_checkpoints(tmp_path: Path):
+    """No checkpoint at all, and one whose file was damaged, are named."""
+    with pytest.raises(CheckpointError, match="no complete checkpoint"):
+        to_hugging_face(tmp_path, tmp_path / "hf")
+    folder = write_checkpoint(tmp_path, tiny_model())
+    path = folder / "rank-00002.safetensors"
+    raw = bytearray(path.read_bytes())
+    raw[-1] ^= 1
+    path.write_bytes(raw)
+    with pytest.raises(CheckpointError, match=r"rank-00002.safetensors: its checksum"):
+        to_hugging_face(tmp_path, tmp_path / "hf")
+
+
+@pytest.mark.usefixtures("reload_here")
+def test_untrained_models_say_so(tmp_path: Path):
+    """An export of step 0 is marked in its result and at the top of its card."""
+    write_checkpoint(tmp_path, tiny_model(), step=0)
+    done = to_hugging_face(tmp_path, tmp_path / "hf")
+    assert any("not been trained" in note for note in done.notes)
+    assert "**This model has not been trained" in (tmp_path / "hf" / "README.md").read_text()
+
+
+@pytest.mark.usefixtures("reload_here")
+def test_transformers_alone_reads_the_folder(tmp_path: Path):
+    """Without megalite, `from_pretrained` finds the class, the number format and no token ids of another vocabulary."""
+    write_checkpoint(tmp_path, tiny_model(num_kv_heads=2))
+    to_hugging_face(tmp_path, tmp_path / "hf", dtype="bf16")
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "hf")
+    assert type(loaded).__name__ == "LlamaForCausalLM"
+    assert loaded.dtype == torch.bfloat16
+    assert loaded.config.bos_token_id is loaded.config.eos_token_id is None

@@ -1,0 +1,267 @@
+"""Hugging Face folders as transformers writes them, read into checkpoints and into any rank's part; and refusals."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import (
+    GPT2Config,
+    GPT2LMHeadModel,
+    GPTNeoXConfig,
+    GPTNeoXForCausalLM,
+    LlamaConfig,
+    LlamaForCausalLM,
+    MistralConfig,
+    MistralForCausalLM,
+    PreTrainedModel,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+)
+
+from megalite.checkpoint.hf.importer import HuggingFaceWeights, model_config
+from megalite.checkpoint.hf.to_checkpoint import from_hugging_face
+from megalite.checkpoint.reader import CheckpointReader
+from megalite.errors import CheckpointError, ConversionError
+from megalite.model.weights import Rectangle, weight_table
+from tests.checkpoint.hf_kit import (
+    assert_same_weights,
+    reload_here,  # noqa: F401 (a fixture)
+    tiny_model,
+)
+
+SIZES = {
+    "vocab_size": 101,
+    "hidden_size": 48,
+    "intermediate_size": 80,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "max_position_embeddings": 40,
+}
+GATED = {**SIZES, "num_key_value_heads": 2}
+GPT2 = {"vocab_size": 101, "n_embd": 48, "n_layer": 2, "n_head": 4, "n_positions": 40}
+LLAMA3 = {
+    "rope_type": "llama3",
+    "rope_theta": 5e5,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 16,
+}
+
+FOREIGN = {
+    "llama": (LlamaForCausalLM, LlamaConfig(**GATED)),
+    "llama 3.1": (LlamaForCausalLM, LlamaConfig(**GATED, rope_parameters=LLAMA3, tie_word_embeddings=True)),
+    "llama, linear": (LlamaForCausalLM, LlamaConfig(**GATED, rope_scaling={"type": "linear", "factor": 2.0})),
+    "llama, attention_bias": (LlamaForCausalLM, LlamaConfig(**GATED, attention_bias=True)),
+    "llama, all biases": (LlamaForCausalLM, LlamaConfig(**GATED, attention_bias=True, mlp_bias=True)),
+    "mistral": (MistralForCausalLM, MistralConfig(**GATED, sliding_window=6, head_dim=16)),
+    "mistral, no window": (MistralForCausalLM, MistralConfig(**GATED, sliding_window=None)),
+    "qwen2": (Qwen2ForCausalLM, Qwen2Config(**GATED)),
+    "qwen3": (Qwen3ForCausalLM, Qwen3Config(**GATED, head_dim=16, rope_theta=1e6)),
+    "gpt_neox": (GPTNeoXForCausalLM, GPTNeoXConfig(**SIZES, rotary_pct=0.5, use_parallel_residual=False)),
+    "gpt2": (GPT2LMHeadModel, GPT2Config(**GPT2)),
+}
+"""Models made by transformers itself, saved by it, never seen by megalite."""
+
+
+def save_foreign(folder: Path, name: str = "llama", **options: object) -> PreTrainedModel:
+    """Save one of `FOREIGN`, with numbers in every weight."""
+    kind, config = FOREIGN[name]
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model = kind(config)
+        for weight in model.parameters():
+            weight.data.normal_(0.0, 0.1)
+    model.save_pretrained(folder, **options)
+    return model
+
+
+def edit_config(folder: Path, *removed: str, **changes: object) -> None:
+    """Change some keys of config.json."""
+    path = folder / "config.json"
+    config = {**json.loads(path.read_text()), **changes}
+    path.write_text(json.dumps({key: value for key, value in config.items() if key not in removed}))
+
+
+def edit_tensors(folder: Path, *removed: str, **changes: torch.Tensor) -> None:
+    """Change some tensors of model.safetensors; a `/` in a name stands for a dot."""
+    path = folder / "model.safetensors"
+    tensors = {**load_file(path), **{name.replace("/", "."): tensor for name, tensor in changes.items()}}
+    kept = {name: tensor for name, tensor in tensors.items() if name not in removed}
+    save_file(kept, path, metadata={"format": "pt"})
+
+
+@pytest.mark.parametrize("name", FOREIGN)
+@pytest.mark.usefixtures("reload_here")
+def test_models_saved_by_transformers(name: str, tmp_path: Path):
+    """A folder that transformers wrote becomes a checkpoint with equal logits, told from its own config alone."""
+    save_foreign(tmp_path / "hf", name, max_shard_size="50KB")
+    assert (tmp_path / "hf" / "model.safetensors.index.json").is_file()
+    done = from_hugging_face(tmp_path / "hf", tmp_path / "out")
+    assert done.checkpoint == tmp_path / "out" / "step-0000000"
+    assert CheckpointReader(done.checkpoint).verify() == []
+    assert_same_weights(
+        HuggingFaceWeights(tmp_path / "hf"), CheckpointReader(done.checkpoint).source("weight"), done.model
+    )
+
+
+@pytest.mark.parametrize("name", ["llama", "llama, all biases", "gpt_neox", "gpt2"])
+def test_any_rectangle(name: str, tmp_path: Path):
+    """Each rank's part, and odd ones besides, equal the same part of the whole weight, however it is fused."""
+    save_foreign(tmp_path, name)
+    source = HuggingFaceWeights(tmp_path)
+    for weight in weight_table(source.model).values():
+        everything = source.read(weight, weight.local(1, 0))
+        rectangles = [weight.local(tp, rank) for tp in (2, 4) for rank in range(tp)]
+        rectangles.append(Rectangle(tuple(size // 3 for size in weight.shape), tuple(size // 2 for size in weight.shape)))
+        for rectangle in rectangles:
+            assert torch.equal(source.read(weight, rectangle), everything[rectangle.slices]), (weight.name, rectangle)
+
+
+@pytest.mark.usefixtures("reload_here")
+def test_folders_of_older_versions(tmp_path: Path):
+    """Only the keys of transformers 4, buffers that it saved, a tied head stored twice: all read as today's."""
+    model = save_foreign(tmp_path / "hf", "llama 3.1")
+    old = {key: value for key, value in LLAMA3.items() if key != "rope_theta"}
+    edit_config(tmp_path / "hf", "rope_parameters", "dtype", torch_dtype="float32", rope_theta=5e5, rope_scaling=old)
+    embedding = model.model.embed_tokens.weight.detach().clone()
+    buffer = {"model/layers/0/self_attn/rotary_emb/inv_freq": torch.ones(6), "lm_head/weight": embedding}
+    edit_tensors(tmp_path / "hf", **buffer)
+    done = from_hugging_face(tmp_path / "hf", tmp_path / "out")
+    assert done.model.rope.scaling.type == "llama3"
+    assert done.model.rope.theta == 5e5
+
+
+@pytest.mark.usefixtures("reload_here")
+def test_names_without_the_base_prefix(tmp_path: Path):
+    """GPT-2 as published names its tensors without `transformer.`, and stores its masks."""
+    save_foreign(tmp_path / "hf", "gpt2")
+    path = tmp_path / "hf" / "model.safetensors"
+    bare = {name.removeprefix("transformer."): tensor for name, tensor in load_file(path).items()}
+    save_file({**bare, "h.0.attn.bias": torch.ones(1, 1, 40, 40)}, path, metadata={"format": "pt"})
+    assert from_hugging_face(tmp_path / "hf", tmp_path / "out").architecture == "GPT2LMHeadModel"
+
+
+@pytest.mark.usefixtures("reload_here")
+def test_smaller_formats_are_read_exactly(tmp_path: Path):
+    """bf16 weights become fp32 master weights of the same value."""
+    model = save_foreign(tmp_path / "hf").to(torch.bfloat16)
+    model.save_pretrained(tmp_path / "hf")
+    from_hugging_face(tmp_path / "hf", tmp_path / "out")
+    source = HuggingFaceWeights(tmp_path / "hf")
+    row = weight_table(source.model)["blocks.1.mlp.gate.weight"]
+    assert torch.equal(source.read(row, row.local(1, 0)), model.model.layers[1].mlp.gate_proj.weight.detach().float())
+
+
+CONFIG_REFUSALS = [
+    ("llama", {"model_type": "mixtral"}, "model_type is 'mixtral'"),
+    ("llama", {"hidden_act": "gelu"}, "hidden_act is 'gelu'"),
+    ("llama", {"rope_parameters": {"rope_type": "yarn", "factor": 4.0}}, "rope_type is 'yarn'"),
+    ("llama", {"rope_theta": 7.0}, "disagree"),
+    ("llama 3.1", {"rope_theta": 5e5}, "disagree"),
+    ("llama", {"partial_rotary_factor": 0.5}, "partial_rotary_factor is 0.5"),
+    ("llama", {"mlp_bias": True}, "mlp_bias is true"),
+    ("llama", {"quantization_config": {"bits": 4}}, "quantized"),
+    ("llama", {"hidden_size": None}, "hidden_size: missing"),
+    ("llama", {"num_hidden_layers": -1}, "num_layers"),
+    ("llama", {"rope_parameters": 3}, "wrong kind"),
+    ("qwen3", {"attention_bias": True}, "attention_bias is True"),
+    ("qwen2", {"use_sliding_window": True, "layer_types": ["full_attention", "sliding_attention"]}, "mixes"),
+    ("gpt_neox", {"use_parallel_residual": True}, "use_parallel_residual"),
+    ("gpt2", {"scale_attn_by_inverse_layer_idx": True}, "scale_attn_by_inverse_layer_idx"),
+]
+
+
+@pytest.mark.parametrize(("name", "changes", "message"), CONFIG_REFUSALS)
+def test_models_that_megalite_has_not(name: str, changes: dict, message: str, tmp_path: Path):
+    """What changes the function and has no counterpart is refused by its key."""
+    save_foreign(tmp_path, name)
+    edit_config(tmp_path, **changes)
+    with pytest.raises(ConversionError, match=message):
+        model_config(tmp_path)
+
+
+def test_all_problems_of_a_config_at_once(tmp_path: Path):
+    """One message names every setting in the way."""
+    save_foreign(tmp_path, "gpt_neox")
+    edit_config(tmp_path, "vocab_size", hidden_act="relu", use_parallel_residual=True)
+    with pytest.raises(ConversionError, match=r"(?s)vocab_size.*hidden_act.*use_parallel_residual"):
+        model_config(tmp_path)
+
+
+def _pickle_only(folder: Path) -> None:
+    (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
+
+
+def _no_weights(folder: Path) -> None:
+    (folder / "model.safetensors").unlink()
+
+
+def _truncated(folder: Path) -> None:
+    path = folder / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:-100])
+
+
+def _shard_gone(folder: Path) -> None:
+    weight_map = {"model.norm.weight": "model-00002-of-00002.safetensors"}
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
+
+
+WEIGHT_REFUSALS = [
+    (_pickle_only, "pickle"),
+    (_no_weights, "neither model.safetensors nor"),
+    (_truncated, "cannot be read"),
+    (_shard_gone, "model-00002-of-00002.safetensors"),
+    (lambda folder: edit_tensors(folder, "lm_head.weight"), "missing: lm_head.weight"),
+    (lambda folder: edit_tensors(folder, **{"vision/weight": torch.ones(2)}), "no place for vision.weight"),
+    (lambda folder: edit_config(folder, tie_word_embeddings=True), "transformers 4 ignores"),
+    (lambda folder: (folder / "config.json").unlink(), "no config.json"),
+    (lambda folder: (folder / "config.json").write_text("{"), "cannot be read"),
+]
+
+
+@pytest.mark.parametrize(("damage", "message"), WEIGHT_REFUSALS)
+def test_folders_that_are_not_whole(damage, message: str, tmp_path: Path):
+    """Pickles, missing, damaged, ambiguous or unknown parts of a folder are named when it is opened."""
+    save_foreign(tmp_path)
+    damage(tmp_path)
+    with pytest.raises((ConversionError, CheckpointError), match=message):
+        HuggingFaceWeights(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("tensor", "message"),
+    [(torch.ones(47), r"model.norm.weight is \[47\], final_norm.weight needs \[48\]"), (torch.ones(48).byte(), "U8")],
+)
+def test_tensors_of_another_shape_or_kind(tensor: torch.Tensor, message: str, tmp_path: Path):
+    """A tensor that is not what the config says is named with both shapes, and nothing is left behind."""
+    save_foreign(tmp_path / "hf")
+    edit_tensors(tmp_path / "hf", **{"model/norm/weight": tensor})
+    with pytest.raises(CheckpointError, match=message):
+        from_hugging_face(tmp_path / "hf", tmp_path / "out")
+    assert not list(tmp_path.glob("out*"))
+
+
+def test_weights_for_another_model(tmp_path: Path):
+    """A run whose config computes something else from the same weights is refused with every difference."""
+    save_foreign(tmp_path)
+    ours = tiny_model(num_layers=2, num_kv_heads=2, norm_eps=1e-6)
+    HuggingFaceWeights(tmp_path, ours.model_copy(update={"dropout": 0.1, "max_positions": 80}))
+    with pytest.raises(ConversionError, match=r"(?s)model.norm_eps is 1e-05, the folder has 1e-06.*model.rope"):
+        HuggingFaceWeights(tmp_path, tiny_model(num_layers=2, num_kv_heads=2, rope={"theta": 500000.0}))
+
+
+def test_moments_are_refused(tmp_path: Path, request: pytest.FixtureRequest):
+    """An imported checkpoint has weights only: whoever asks it for moments is told, not given zeros."""
+    request.getfixturevalue("reload_here")
+    save_foreign(tmp_path / "hf")
+    done = from_hugging_face(tmp_path / "hf", tmp_path / "out")
+    row = weight_table(done.model)["final_norm.weight"]
+    with pytest.raises(CheckpointError, match="exp_avg/final_norm.weight"):
+        CheckpointReader(done.checkpoint).source("exp_avg").read(row, row.local(1, 0))

@@ -1,0 +1,152 @@
+"""Tokenizers of exported models: ids as in training, whoever made the tokenizer."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from transformers import AutoTokenizer
+
+from megalite.checkpoint.hf.exporter import to_hugging_face
+from megalite.checkpoint.hf.generate import generate
+from megalite.checkpoint.hf.to_checkpoint import from_hugging_face
+from megalite.data.corpus import Corpus
+from megalite.data.recipe import DocumentSource, TokenizerConfig
+from megalite.data.tokenizer import HUGGING_FACE, Tokenizer, TokenizerInfo, write_info
+from megalite.data.train_tokenizer import train_tokenizer
+from megalite.errors import ConversionError, DataError
+from tests.checkpoint.hf_kit import (
+    reload_here,  # noqa: F401 (a fixture)
+    tiny_model,
+    write_checkpoint,
+)
+
+KINDS = ("sentencepiece-bpe", "sentencepiece-unigram", "byte-bpe")
+VOCAB_SIZE = 420
+
+
+@pytest.fixture(scope="module")
+def tokenizers(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with one small tokenizer of each kind, trained on this project's own text."""
+    root = tmp_path_factory.mktemp("tokenizers")
+    corpus = Corpus([DocumentSource(path=Path(__file__).parent, include=("*.py",))])
+    for kind in KINDS:
+        train_tokenizer(corpus, root / kind, TokenizerConfig(kind=kind, vocab_size=VOCAB_SIZE))
+    return root
+
+
+def _checkpoint(run: Path, vocab_size: int = VOCAB_SIZE, tokenizer: Path | None = None, **fields: object) -> None:
+    data = {"tokenizer": str(tokenizer)} if tokenizer else None
+    write_checkpoint(run, tiny_model(vocab_size=vocab_size, **fields), data=data)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.usefixtures("reload_here")
+def test_own_tokenizers_keep_their_ids(kind: str, tokenizers: Path, tmp_path: Path):
+    """The recorded tokenizer travels along, plain AutoTokenizer gives its ids, and its special ids are the config's."""
+    _checkpoint(tmp_path, tokenizer=tokenizers / kind, num_kv_heads=2, sliding_window=8)
+    done = to_hugging_face(tmp_path, tmp_path / "hf")
+    assert done.verdict.num_texts > 40
+    assert done.notes == ()
+    assert (tmp_path / "hf" / "tokenizer.model").is_file() == kind.startswith("sentencepiece")
+    assert json.loads((tmp_path / "hf" / "tokenizer_config.json").read_text())["tokenizer_class"] == (
+        "PreTrainedTokenizerFast"
+    )
+    own, config = Tokenizer.load(tokenizers / kind), json.loads((tmp_path / "hf" / "config.json").read_text())
+    ids = {f"{role}_token_id": getattr(own, f"{role}_id") for role in ("bos", "eos", "pad")}
+    assert {key: config[key] for key in ids} == ids
+    assert json.loads((tmp_path / "hf" / "generation_config.json").read_text()) == ids
+    assert Tokenizer.load(tmp_path / "hf").kind == kind
+
+
+@pytest.mark.usefixtures("reload_here")
+def test_tokenizer_saved_by_transformers(tokenizers: Path, tmp_path: Path):
+    """A folder in the style of transformers 5 is accepted, and rewritten so that version 4 can read it too."""
+    saved = tmp_path / "saved"
+    AutoTokenizer.from_pretrained(tokenizers / "byte-bpe").save_pretrained(saved)
+    config = json.loads((saved / "tokenizer_config.json").read_text())
+    assert config["tokenizer_class"] == "TokenizersBackend"
+    (saved / "tokenizer_config.json").write_text(json.dumps({**config, "extra_special_tokens": ["<pad>"]}))
+
+    _checkpoint(tmp_path)
+    to_hugging_face(tmp_path, tmp_path / "hf", tokenizer=saved)
+    written = json.loads((tmp_path / "hf" / "tokenizer_config.json").read_text())
+    assert written["tokenizer_class"] == "PreTrainedTokenizerFast"
+    assert written["additional_special_tokens"] == ["<pad>"]
+    assert "extra_special_tokens" not in written
+    assert Tokenizer.load(tmp_path / "hf").kind == HUGGING_FACE
+
+
+@pytest.mark.usefixtures("reload_here")
+def test_tokenizer_that_transformers_reads_otherwise(tokenizers: Path, tmp_path: Path):
+    """When tokenizer.json is not the SentencePiece model that training used, the first differing text is shown."""
+    forged = tmp_path / "forged"
+    forged.mkdir()
+    for name in ("tokenizer.model", "tokenizer_config.json"):
+        (forged / name).write_bytes((tokenizers / "sentencepiece-bpe" / name).read_bytes())
+    (forged / "tokenizer.json").write_bytes((tokenizers / "sentencepiece-unigram" / "tokenizer.json").read_bytes())
+    write_info(forged, TokenizerInfo("sentencepiece-bpe", VOCAB_SIZE, eos_id=2, bos_id=1, pad_id=3))
+
+    _checkpoint(tmp_path)
+    with pytest.raises(ConversionError, match="transformers tokenizes '.*' as .*, training as"):
+        to_hugging_face(tmp_path, tmp_path / "hf", tokenizer=forged)
+    assert not (tmp_path / "hf").exists()
+
+
+def test_vocabulary_that_does_not_fit(tokenizers: Path, tmp_path: Path):
+    """A tokenizer with more tokens than the model has rows is refused before anything is written."""
+    _checkpoint(tmp_path, vocab_size=VOCAB_SIZE - 1)
+    with pytest.raises(ConversionError, match=rf"{VOCAB_SIZE} tokens, the model has vocab_size={VOCAB_SIZE - 1}"):
+        to_hugging_face(tmp_path, tmp_path / "hf", tokenizer=tokenizers / "byte-bpe")
+    assert not list(tmp_path.glob("hf*"))
+
+
+@pytest.mark.usefixtures("reload_here")
+def test_spare_rows_are_noted(tokenizers: Path, tmp_path: Path):
+    """A model with more rows than the tokenizer has tokens is exported whole, and that is said."""
+    _checkpoint(tmp_path, vocab_size=VOCAB_SIZE + 28, tokenizer=tokenizers / "byte-bpe")
+    assert to_hugging_face(tmp_path, tmp_path / "hf").notes == (
+        "28 rows of the vocabulary have no token in the tokenizer.",
+    )
+
+
+@pytest.mark.usefixtures("reload_here")
+def test_recorded_tokenizer_that_is_gone(tmp_path: Path):
+    """A recorded tokenizer that is not there any more is asked for; `none` exports without, loudly."""
+    _checkpoint(tmp_path, tokenizer=tmp_path / "gone")
+    with pytest.raises(ConversionError, match="--tokenizer"):
+        to_hugging_face(tmp_path, tmp_path / "hf")
+    done = to_hugging_face(tmp_path, tmp_path / "hf", tokenizer="none")
+    assert any("without a tokenizer" in note for note in done.notes)
+    with pytest.raises(DataError, match="no such folder"):
+        to_hugging_face(tmp_path, tmp_path / "other", tokenizer=tmp_path / "nowhere")
+
+
+@pytest.mark.usefixtures("reload_here")
+def test_there_and_back_with_tokenizer(tokenizers: Path, tmp_path: Path):
+    """An import keeps the tokenizer beside the checkpoint, finds it again when moved, and exports the same ids."""
+    _checkpoint(tmp_path, tokenizer=tokenizers / "sentencepiece-bpe")
+    to_hugging_face(tmp_path, tmp_path / "hf")
+    from_hugging_face(tmp_path / "hf", tmp_path / "back")
+    (tmp_path / "back").rename(tmp_path / "moved")
+    again = to_hugging_face(tmp_path / "moved", tmp_path / "again")
+    assert again.notes == ()  # imported, so step 0 does not mean untrained
+    first, second = Tokenizer.load(tmp_path / "hf"), Tokenizer.load(tmp_path / "again")
+    assert first.fingerprint == second.fingerprint
+    assert "| began as | hf |" in (tmp_path / "again" / "README.md").read_text()
+
+
+@pytest.mark.usefixtures("reload_here")
+def test_generate(tokenizers: Path, tmp_path: Path):
+    """Text goes on from the prompt, the same for the same seed; too long a text is refused with what would fit."""
+    _checkpoint(tmp_path, tokenizer=tokenizers / "byte-bpe")
+    to_hugging_face(tmp_path, tmp_path / "hf")
+    text = generate(tmp_path / "hf", "def f", max_new_tokens=8, seed=3)
+    assert text.startswith("def f")
+    assert text == generate(tmp_path / "hf", "def f", max_new_tokens=8, seed=3)
+    assert isinstance(generate(tmp_path / "hf", "", max_new_tokens=4, temperature=0.0), str)
+    with pytest.raises(ConversionError, match=r"use --max-new-tokens \d+"):
+        generate(tmp_path / "hf", "def f", max_new_tokens=40)
+    with pytest.raises(ConversionError, match=r"no config\.json"):
+        generate(tmp_path, "def f")
