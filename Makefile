@@ -25,8 +25,22 @@ $(INSTALLED): setup.py pyproject.toml Makefile
 	DS_BUILD_OPS=0 $(BIN)/python -m pip install -q --no-build-isolation -e ".[dev]"
 	touch $@
 
+# The demo's layout is two ranks on the CPU; on a machine with GPUs it is one rank in bf16.
+DEMO_LAYOUT := $(if $(shell nvidia-smi -L 2>/dev/null),parallel.tp=1 precision.dtype=bf16,)
+
 demo: $(INSTALLED)  ## from raw text to a Hugging Face model, in a few minutes
-	$(BIN)/megalite demo
+	$(BIN)/megalite doctor
+	$(BIN)/megalite data prepare configs/data/demo.yaml
+	$(BIN)/megalite train configs/demo.yaml $(DEMO_LAYOUT)
+	$(BIN)/megalite convert to-hf runs/demo runs/demo/hf --overwrite
+	$(BIN)/megalite generate runs/demo/hf --prompt "def main("
+	@echo
+	@echo "The data is in data/demo, the run in runs/demo (metrics.jsonl, events.jsonl, checkpoints), the model in runs/demo/hf."
+	@echo "Next: tensorboard --logdir runs/demo          the curves"
+	@echo "      megalite train configs/demo.yaml train.steps=600   go on; then convert again"
+	@echo "      megalite train configs/demo.yaml run.dir=runs/pp parallel.tp=1 parallel.pp=2   a pipeline instead"
+	@echo "      megalite config check configs/llama-70b.yaml --world-size 512   plan something larger"
+	@echo "(megalite is in $(BIN); activate it with: source $(BIN)/activate)"
 
 test: $(INSTALLED)  ## all tests
 	$(BIN)/python -m pytest

@@ -5,9 +5,9 @@
         config.yaml            the run's resolved config
         rank-00000.safetensors one file for each rank that had something to write
 
-A tensor is named `weight/NAME`, `exp_avg/NAME` or `exp_avg_sq/NAME` after its canonical weight: unfused, without padding,
-fp32. Nothing says how the run was cut except the rectangles themselves, so any layout reads what any layout wrote, and
-a reader needs neither torch.distributed nor DeepSpeed. Nothing is pickled: reading a checkpoint cannot run code.
+A tensor is named `weight/NAME`, `exp_avg/NAME` or `exp_avg_sq/NAME` after its canonical weight: unfused, without
+padding, fp32. Nothing says how the run was cut except the rectangles themselves, so any layout reads what any layout
+wrote, and a reader needs neither torch.distributed nor DeepSpeed. Nothing is pickled: reading cannot run code.
 
 The folder is written under another name and renamed when whole; a `step-` folder without manifest does not exist.
 """

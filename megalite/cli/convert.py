@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager
 from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -53,15 +54,17 @@ def to_hf(
     from megalite.checkpoint.hf.exporter import to_hugging_face
     from megalite.checkpoint.hf.shards import parse_size
 
-    done = to_hugging_face(
-        checkpoint,
-        out,
-        dtype=dtype.value,
-        max_shard_bytes=parse_size(max_shard_size),
-        tokenizer=tokenizer,
-        overwrite=overwrite,
-        verify_blocks=verify_blocks,
-    )
+    max_shard_bytes = parse_size(max_shard_size)
+    with _working(f"Writing {out} and reading it back"):
+        done = to_hugging_face(
+            checkpoint,
+            out,
+            dtype=dtype.value,
+            max_shard_bytes=max_shard_bytes,
+            tokenizer=tokenizer,
+            overwrite=overwrite,
+            verify_blocks=verify_blocks,
+        )
     written, num_files = done.written, len(done.written.files)
     typer.echo(f"{done.checkpoint} -> {done.folder}")
     typer.echo(
@@ -83,12 +86,20 @@ def from_hf(
     from megalite.checkpoint.hf.to_checkpoint import from_hugging_face
     from megalite.config.plan import count_parameters
 
-    done = from_hugging_face(folder, out, overwrite=overwrite, verify_blocks=verify_blocks)
+    with _working(f"Reading {folder} and comparing what both compute"):
+        done = from_hugging_face(folder, out, overwrite=overwrite, verify_blocks=verify_blocks)
     typer.echo(f"{folder} -> {done.checkpoint}")
     typer.echo(f"  {done.architecture}: {count_parameters(done.model):,} parameters, fp32, no optimizer state")
     _print_verdict(done.verdict)
     typer.echo(f"  its model section is in {done.checkpoint / 'config.yaml'}")
     _print_notes(done.notes)
+
+
+def _working(what: str) -> AbstractContextManager:
+    """A sign of life on a terminal; nothing in a log."""
+    from rich.console import Console
+
+    return Console(stderr=True).status(f"{what} ...")
 
 
 def _print_verdict(verdict: Verdict) -> None:

@@ -12,8 +12,8 @@ from megalite.config.plan import RunPlan
 from megalite.config.schema import Config
 
 BUCKET_ELEMENTS = 200_000_000
-"""Gradient elements reduced at once under ZeRO: 400 MB in bf16, enough to fill a link, small beside the weights. DeepSpeed
-allocates all of it, so a smaller model gets no more than it has parameters."""
+"""Gradient elements reduced at once under ZeRO: 400 MB in bf16, enough to fill a link, small beside the weights.
+DeepSpeed allocates all of it, so a smaller model gets no more than it has parameters."""
 
 
 def deepspeed_config(config: Config, plan: RunPlan) -> dict[str, Any]:

@@ -10,8 +10,6 @@ The borders are padded to t+1 entries because shapes may not change from one mic
 
 from __future__ import annotations
 
-import contextlib
-import io
 import math
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -32,6 +30,7 @@ from megalite.data.loader import Batch
 from megalite.engine import grad_norm
 from megalite.engine.deepspeed_config import deepspeed_config
 from megalite.engine.protocol import LocalState, NonFiniteLossError, StepResult
+from megalite.engine.runtime import quiet
 from megalite.engine.steps import StageState, count_valid_tokens, set_learning_rate, targets_of_batch
 from megalite.layers.documents import Documents, Targets
 from megalite.model.initialize import WeightSource
@@ -52,7 +51,7 @@ class PipelineEngine:
         groups.mpu = None  # a former engine of this process leaves its own behind
         self.stage = stage
         self._axes = axes
-        with contextlib.redirect_stdout(io.StringIO()):  # DeepSpeed prints its layer table on every start
+        with quiet():
             module = _StagedModule(stage, axes, seq_len=config.batch.seq_len)
             json = deepspeed_config(config, plan)
             self._engine = _SteppingEngine(

@@ -13,6 +13,7 @@ from megalite.data.loader import Batch
 from megalite.engine import grad_norm
 from megalite.engine.deepspeed_config import deepspeed_config
 from megalite.engine.protocol import LocalState, NonFiniteLossError, StepResult
+from megalite.engine.runtime import quiet
 from megalite.engine.steps import (
     StageState,
     count_valid_tokens,
@@ -68,13 +69,14 @@ class PlainEngine:
         self._config, self._plan, self._axes = config, plan, axes
         self._parameters = list(stage.parameters())
         self._clip_here = config.parallel.zero_stage == 0
-        self._engine, *_ = deepspeed.initialize(
-            model=stage,
-            optimizer=build_optimizer(stage, config.optimizer),
-            config=deepspeed_config(config, plan),
-            mpu=ModelParallelUnit(axes) if axes.tp.size > 1 else None,
-            dist_init_required=False,
-        )
+        with quiet():
+            self._engine, *_ = deepspeed.initialize(
+                model=stage,
+                optimizer=build_optimizer(stage, config.optimizer),
+                config=deepspeed_config(config, plan),
+                mpu=ModelParallelUnit(axes) if axes.tp.size > 1 else None,
+                dist_init_required=False,
+            )
         self._state = StageState(self._engine, stage, config.parallel.zero_stage)
 
     def train_step(self, batches: Sequence[Batch], lr: float) -> StepResult:

@@ -5,9 +5,12 @@ Everything here happens once a process, before any model exists.
 
 from __future__ import annotations
 
+import contextlib
+import io
 import logging
 import os
 import warnings
+from collections.abc import Iterator
 from datetime import timedelta
 
 import torch
@@ -29,6 +32,13 @@ def prepare_deepspeed(device_type: str) -> None:
     warnings.filterwarnings("ignore", category=FutureWarning, module=r"torch\.distributed")  # DeepSpeed's old names
     if device_type == "cpu":
         deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
+
+
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """Keep DeepSpeed's tables and memory reports, which it prints on every start, off standard output."""
+    with contextlib.redirect_stdout(io.StringIO()):
+        yield
 
 
 def connect_processes(

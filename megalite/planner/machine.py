@@ -70,7 +70,7 @@ def _communication() -> Iterator[Finding]:
 
 
 def _transformer_engine() -> Finding:
-    """Whether FP8 through Transformer Engine could run. Importing it proves nothing without a device, so none is tried."""
+    """Whether FP8 through Transformer Engine could run. Importing it proves nothing, so that is not tried."""
     name, needs = "Transformer Engine", 'a CUDA device and `pip install "megalite[te]"`'
     try:
         version = importlib.metadata.version("transformer-engine")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -126,8 +127,8 @@ def assert_same_weights(first: WeightSource, second: WeightSource, model: ModelC
 
 
 @pytest.fixture
-def reload_here(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The verification's reload in this process: the same code without seconds of imports."""
+def reload_here(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """The verification's reload in this process: the same code without seconds of imports, on one thread."""
 
     def run(command: list[str], **_: Any) -> subprocess.CompletedProcess:
         assert command[1:3] == ["-m", reload.__name__]
@@ -135,3 +136,7 @@ def reload_here(monkeypatch: pytest.MonkeyPatch) -> None:
         return subprocess.CompletedProcess(command, 0, "", "")
 
     monkeypatch.setattr("megalite.checkpoint.hf.verify.subprocess.run", run)
+    num_threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(num_threads)

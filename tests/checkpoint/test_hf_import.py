@@ -27,6 +27,7 @@ from transformers import (
 from megalite.checkpoint.hf.importer import HuggingFaceWeights, model_config
 from megalite.checkpoint.hf.to_checkpoint import from_hugging_face
 from megalite.checkpoint.reader import CheckpointReader
+from megalite.cli.main import main
 from megalite.errors import CheckpointError, ConversionError
 from megalite.model.weights import Rectangle, weight_table
 from tests.checkpoint.hf_kit import (
@@ -119,7 +120,9 @@ def test_any_rectangle(name: str, tmp_path: Path):
     for weight in weight_table(source.model).values():
         everything = source.read(weight, weight.local(1, 0))
         rectangles = [weight.local(tp, rank) for tp in (2, 4) for rank in range(tp)]
-        rectangles.append(Rectangle(tuple(size // 3 for size in weight.shape), tuple(size // 2 for size in weight.shape)))
+        rectangles.append(
+            Rectangle(tuple(size // 3 for size in weight.shape), tuple(size // 2 for size in weight.shape))
+        )
         for rectangle in rectangles:
             assert torch.equal(source.read(weight, rectangle), everything[rectangle.slices]), (weight.name, rectangle)
 
@@ -257,11 +260,24 @@ def test_weights_for_another_model(tmp_path: Path):
         HuggingFaceWeights(tmp_path, tiny_model(num_layers=2, num_kv_heads=2, rope={"theta": 500000.0}))
 
 
-def test_moments_are_refused(tmp_path: Path, request: pytest.FixtureRequest):
+@pytest.mark.usefixtures("reload_here")
+def test_command_line(tmp_path: Path, capsys: pytest.CaptureFixture):
+    """The command says what it checked and where the model section is, and leaves with 2 when it refuses."""
+    save_foreign(tmp_path / "hf")
+    command = ["convert", "from-hf", str(tmp_path / "hf"), str(tmp_path / "out")]
+    for expected_code, expected_text in ((0, "config.yaml"), (2, "--overwrite")):
+        with pytest.raises(SystemExit) as left:
+            main(command)
+        assert left.value.code == expected_code
+        said = capsys.readouterr()
+        assert expected_text in said.out + said.err
+
+
+@pytest.mark.usefixtures("reload_here")
+def test_moments_are_refused(tmp_path: Path):
     """An imported checkpoint has weights only: whoever asks it for moments is told, not given zeros."""
-    request.getfixturevalue("reload_here")
     save_foreign(tmp_path / "hf")
     done = from_hugging_face(tmp_path / "hf", tmp_path / "out")
     row = weight_table(done.model)["final_norm.weight"]
-    with pytest.raises(CheckpointError, match="exp_avg/final_norm.weight"):
+    with pytest.raises(CheckpointError, match=r"exp_avg/final_norm\.weight"):
         CheckpointReader(done.checkpoint).source("exp_avg").read(row, row.local(1, 0))

@@ -89,7 +89,7 @@ def test_tokenizer_that_transformers_reads_otherwise(tokenizers: Path, tmp_path:
     write_info(forged, TokenizerInfo("sentencepiece-bpe", VOCAB_SIZE, eos_id=2, bos_id=1, pad_id=3))
 
     _checkpoint(tmp_path)
-    with pytest.raises(ConversionError, match="transformers tokenizes '.*' as .*, training as"):
+    with pytest.raises(ConversionError, match=r"transformers tokenizes '.*' as .*, training as"):
         to_hugging_face(tmp_path, tmp_path / "hf", tokenizer=forged)
     assert not (tmp_path / "hf").exists()
 

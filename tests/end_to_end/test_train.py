@@ -89,7 +89,9 @@ def test_resume_on_another_layout(undisturbed, tmp_path):
     """The run goes on as pp 2 with the same losses to float tolerance."""
     shutil.copytree(undisturbed / "run", tmp_path / "run")
     shutil.rmtree(tmp_path / "run" / "checkpoints" / "step-0000006")
-    done = megalite("train", undisturbed / "config.yaml", f"run.dir={tmp_path / 'run'}", "parallel.tp=1", "parallel.pp=2")
+    done = megalite(
+        "train", undisturbed / "config.yaml", f"run.dir={tmp_path / 'run'}", "parallel.tp=1", "parallel.pp=2"
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     want, got = ([record["loss"] for record in metrics(folder)] for folder in (undisturbed / "run", tmp_path / "run"))
     np.testing.assert_allclose(got, want, atol=1e-5)

@@ -44,7 +44,12 @@ def write_run(folder: Path, **sections: dict) -> Path:
 def megalite(*arguments: str | Path, timeout: float = RUN_TIMEOUT_SECONDS, **options) -> subprocess.CompletedProcess:
     """Run a command to its end and capture what it says."""
     return subprocess.run(
-        [*COMMAND, *map(str, arguments)], capture_output=True, text=True, timeout=timeout, env=clean_environment(), **options
+        [*COMMAND, *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+        env=clean_environment(),
+        **options,
     )
 
 

@@ -33,10 +33,8 @@ class Attention(nn.Module):
             setattr(self, name, nn.Linear(shape.hidden, shape.hidden, bias=False))
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        batch, length, hidden = x.shape
-        q, k, v = (
-            proj(x).view(batch, length, -1, self.head_dim).transpose(1, 2) for proj in (self.q, self.k, self.v)
-        )
+        batch, length, _ = x.shape
+        q, k, v = (proj(x).view(batch, length, -1, self.head_dim).transpose(1, 2) for proj in (self.q, self.k, self.v))
         q, k = rotate(q, cos, sin), rotate(k, cos, sin)
         mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True)
         return self.o(mixed.transpose(1, 2).reshape(batch, length, -1))

@@ -99,7 +99,7 @@ def _qwen3(model: ModelConfig) -> dict[str, Any]:
 
 
 def _gpt_neox(model: ModelConfig) -> dict[str, Any]:
-    rope = write_rope(model.rope)
+    rope = write_rope(model.rope, with_fraction=True)
     return {
         "hidden_act": ACTIVATION_NAMES[model.activation],
         "attention_bias": True,

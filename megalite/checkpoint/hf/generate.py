@@ -55,7 +55,9 @@ def generate(folder: Path, prompt: str, *, max_new_tokens: int = 64, temperature
 def _load(folder: Path) -> tuple[Any, Any]:
     """Model and tokenizer."""
     from transformers import AutoModelForCausalLM, AutoTokenizer
+    from transformers.utils import logging
 
+    logging.disable_progress_bar()
     try:
         model = AutoModelForCausalLM.from_pretrained(folder, local_files_only=True)
         return model.eval(), AutoTokenizer.from_pretrained(folder, local_files_only=True)

@@ -21,14 +21,14 @@ SEED = 20240229
 
 
 @dataclass(frozen=True)
-class Sequence:
+class Probe:
     """Tokens and the position of each."""
 
     tokens: tuple[int, ...]
     positions: tuple[int, ...]
 
 
-def make_sequences(model: ModelConfig) -> list[Sequence]:
+def make_probes(model: ModelConfig) -> list[Probe]:
     """Random sequences for a filled model.
 
     Short and long ones, one longer than a sliding window where the model has one, one whose positions are spread to the
@@ -44,7 +44,7 @@ def make_sequences(model: ModelConfig) -> list[Sequence]:
     if model.max_positions > longest:
         last = model.max_positions - 1
         spread = tuple(index * last // (STRETCHED - 1) for index in range(STRETCHED))
-        sequences.append(Sequence(_draw(model, STRETCHED, generator), spread))
+        sequences.append(Probe(_draw(model, STRETCHED, generator), spread))
     if model.vocab_size <= EVERY_ID_UP_TO:
         ids = torch.randperm(model.vocab_size, generator=generator)
         sequences += [_plain(tuple(part.tolist())) for part in ids.split(longest)]
@@ -55,8 +55,8 @@ def _draw(model: ModelConfig, length: int, generator: torch.Generator) -> tuple[
     return tuple(torch.randint(model.vocab_size, (length,), generator=generator).tolist())
 
 
-def _plain(tokens: tuple[int, ...]) -> Sequence:
-    return Sequence(tokens, tuple(range(len(tokens))))
+def _plain(tokens: tuple[int, ...]) -> Probe:
+    return Probe(tokens, tuple(range(len(tokens))))
 
 
 TEXTS = (

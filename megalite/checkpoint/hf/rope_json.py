@@ -19,8 +19,8 @@ THETA_KEYS = ("rope_theta", "rotary_emb_base")
 FRACTION_KEYS = ("rotary_pct", "partial_rotary_factor")
 
 
-def write_rope(rope: RopeConfig) -> dict[str, Any]:
-    """Both forms: rope_theta, rope_scaling and rope_parameters."""
+def write_rope(rope: RopeConfig, *, with_fraction: bool = False) -> dict[str, Any]:
+    """Both forms: rope_theta, rope_scaling and rope_parameters; the latter with the fraction if the class has one."""
     scaling = rope.scaling
     stretch: dict[str, Any] = {}
     if scaling is not None:
@@ -32,7 +32,7 @@ def write_rope(rope: RopeConfig) -> dict[str, Any]:
             "original_max_position_embeddings": scaling.original_max_positions,
         }
     parameters = {"rope_type": "default", **stretch, "rope_theta": rope.theta}
-    if rope.fraction != 1.0:
+    if with_fraction:
         parameters["partial_rotary_factor"] = rope.fraction
     return {"rope_theta": rope.theta, "rope_scaling": stretch or None, "rope_parameters": parameters}
 

@@ -86,7 +86,7 @@ def write_weights(
     weight_map: dict[str, str] = {}
     for file, names in zip(files, shards, strict=True):
         shard = {name: make_tensor(source, tensors[name], DTYPES[dtype]) for name in names}
-        save_file(shard, folder / file, metadata={"format": "pt"})
+        save_tensors(shard, folder / file)
         weight_map |= dict.fromkeys(names, file)
     num_parameters = sum(tensor.num_elements for tensor in tensors.values())
     if len(files) > 1:
@@ -106,6 +106,14 @@ def make_tensor(source: WeightSource, tensor: StoredTensor, dtype: torch.dtype) 
             raise ConversionError(_why_not_finite(weight, part, dtype))
         parts.append(rounded)
     return join(parts, tensor.place)
+
+
+def save_tensors(tensors: dict[str, Tensor], path: Path) -> None:
+    """Write a safetensors file that others may read as they may any new file."""
+    path.touch()
+    mode = path.stat().st_mode
+    save_file(tensors, path, metadata={"format": "pt"})
+    path.chmod(mode)  # safetensors 0.8 makes it 0600 (safetensors/safetensors#782); not needed once that is closed
 
 
 def group_by_size(sizes: Mapping[str, int], max_bytes: int) -> list[list[str]]:

@@ -16,8 +16,6 @@ from dataclasses import dataclass
 from math import prod
 from pathlib import Path
 
-from safetensors.torch import save_file
-
 from megalite import __version__
 from megalite.checkpoint.format import (
     CONFIG,
@@ -34,7 +32,7 @@ from megalite.checkpoint.hf.folders import building, require_room
 from megalite.checkpoint.hf.importer import HuggingFaceWeights
 from megalite.checkpoint.hf.layout import whole
 from megalite.checkpoint.hf.model_card import IMPORTED_FROM
-from megalite.checkpoint.hf.shards import group_by_size
+from megalite.checkpoint.hf.shards import group_by_size, save_tensors
 from megalite.checkpoint.hf.tokenizer_files import copy_tokenizer
 from megalite.checkpoint.hf.verify import Verdict, verify
 from megalite.checkpoint.reader import CheckpointReader
@@ -120,7 +118,7 @@ def _write_checkpoint(step: Path, source: WeightSource, model: ModelConfig, *, d
             key, all_of_it = tensor_name("weight", name), whole(table[name])
             tensors[key] = source.read(table[name], all_of_it)
             manifest.tensors[key] = TensorRecord(all_of_it.shape, [Piece(file, key, all_of_it.start, all_of_it.shape)])
-        save_file(tensors, step / file, metadata={"format": "pt"})
+        save_tensors(tensors, step / file)
         manifest.files[file] = hash_file(step / file)
     (step / CONFIG).write_text(dump_yaml({"model": manifest.model}), encoding="utf-8")
     manifest.files[CONFIG] = hash_file(step / CONFIG)

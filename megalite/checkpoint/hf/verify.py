@@ -29,8 +29,7 @@ import megalite
 from megalite.checkpoint.hf import reload
 from megalite.checkpoint.hf.importer import DERIVABLE, HuggingFaceWeights
 from megalite.checkpoint.hf.layout import whole
-from megalite.checkpoint.hf.probes import TEXTS, make_sequences
-from megalite.checkpoint.hf.probes import Sequence as Probe
+from megalite.checkpoint.hf.probes import TEXTS, Probe, make_probes
 from megalite.checkpoint.hf.shards import DTYPES
 from megalite.config.plan import count_parameters
 from megalite.config.schema import ModelConfig
@@ -117,7 +116,7 @@ def verify(
     _require_memory(shallow)
     rounded = Rounded(source, dtype)
     num_weights = _compare_weights(folder, rounded, model)
-    probes = make_sequences(model)
+    probes = make_probes(model)
     with tempfile.TemporaryDirectory(prefix="megalite-reload-") as work:
         report = _reload(folder, Path(work), probes, num_blocks, tokenizer, python)
         _check_loading(report, num_blocks)
@@ -238,8 +237,8 @@ def _compare_logits(path: Path, expected: Iterator[Tensor]) -> float:
             num_other_best = int((ours.amax(1) - at_their_best > TIE).sum())
             if not difference <= LOGIT_TOLERANCE or num_other_best:
                 raise ConversionError(
-                    f"transformers computes another model: in sequence {number} logits differ by up to {difference:.3g} "
-                    f"(at most {LOGIT_TOLERANCE:g} is allowed), and {num_other_best} of {len(ours)} predictions"
+                    f"transformers computes another model: logits differ by up to {difference:.3g} (at most "
+                    f"{LOGIT_TOLERANCE:g} is allowed) and {num_other_best} of {len(ours)} predictions, in probe {number}"
                 )
             largest = max(largest, difference)
     return largest

@@ -1,0 +1,226 @@
+"""First checks on a GPU, one call each.
+
+    python tools/benchmarks/gpu_smoke.py parity|engines|speed [--tiny] [--device cpu]
+
+    parity   the model on the device in bf16 against the CPU in fp32: loss, gradients, and no leak between documents
+    engines  a few steps at ZeRO 0-3, with recomputation and compilation, all from the same start
+    speed    tokens/s and MFU of two models in bf16, against plain PyTorch with compile in the same run
+
+Prints one JSON line a check and exits 1 when one fails. With `--device cpu --tiny` all of it rehearses on a laptop.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+
+import torch
+from plain_llama import Llama, Shape
+
+from megalite.config.plan import fill_model, flops_per_token, make_plan
+from megalite.config.schema import BatchConfig, Config, ModelConfig
+from megalite.data.loader import Batch
+from megalite.engine.build import DTYPES, build_engine
+from megalite.engine.protocol import Engine
+from megalite.engine.runtime import connect_processes, prepare_deepspeed
+from megalite.layers.documents import Documents, Targets
+from megalite.layers.parts import choose_parts
+from megalite.model.initialize import FreshWeights, fill
+from megalite.model.transformer import Stage, StageSpec
+from megalite.parallel.axes import connect
+from megalite.parallel.mesh import Mesh
+from megalite.train.device import peak_flops
+
+BF16_LOSS_TOLERANCE = 2e-2
+"""bf16 keeps 8 bits: a mean loss near 7 moves by about a hundredth."""
+BF16_GRADIENT_TOLERANCE = 5e-2
+"""Relative, of a whole weight's gradient."""
+SIZES = {
+    "125m": {"hidden_size": 768, "num_layers": 12, "num_heads": 12, "ffn_hidden_size": 2048},
+    "1b3": {"hidden_size": 2048, "num_layers": 24, "num_heads": 16, "ffn_hidden_size": 5632},
+}
+TINY = {"hidden_size": 64, "num_layers": 2, "num_heads": 4, "ffn_hidden_size": 128}
+
+
+def report(check: str, passed: bool, **figures: object) -> bool:
+    """Print the outcome of a check as a JSON line."""
+    print(json.dumps({"check": check, "passed": passed, **figures}), flush=True)
+    return passed
+
+
+def random_batch(num_sequences: int, seq_len: int, vocab_size: int, documents: int, seed: int = 0) -> Batch:
+    """Random tokens, each sequence holding `documents` documents of equal length."""
+    generator = torch.Generator().manual_seed(seed)
+    num_tokens, length = num_sequences * seq_len, seq_len // documents
+    stream = torch.randint(0, vocab_size, (num_tokens + 1,), generator=generator)
+    return Batch(
+        tokens=stream[:-1],
+        labels=stream[1:],
+        loss_mask=torch.ones(num_tokens, dtype=torch.bool),
+        positions=torch.arange(length).repeat(num_tokens // length),
+        cu_seqlens=torch.arange(0, num_tokens + 1, length, dtype=torch.int32),
+        max_seqlen=length,
+        keys=torch.arange(num_tokens),
+    )
+
+
+def parity(device: torch.device, tiny: bool) -> bool:
+    """The same weights and tokens on the device in bf16 and on the CPU in fp32."""
+    sizes = {**TINY, "num_kv_heads": 2, "qk_norm": True}
+    model = fill_model(ModelConfig(vocab_size=1000, **sizes), BatchConfig(seq_len=256))
+    batch = random_batch(4, 256, 1000, documents=4)
+
+    def build(where: torch.device, dtype: torch.dtype) -> Stage:
+        spec = StageSpec(model, (0, model.num_layers), parts=choose_parts(model, where.type, dtype))
+        stage = Stage(spec)
+        fill(stage, FreshWeights(model, 0))
+        return stage.to(where, dtype)
+
+    def loss_of(stage: Stage, where: torch.device) -> torch.Tensor:
+        on = batch.to(where)
+        documents = Documents(on.positions, on.cu_seqlens, on.max_seqlen, on.keys)
+        weights = torch.full(on.tokens.shape, 1 / len(on.tokens), device=where)
+        return stage(on.tokens, documents, Targets(on.labels, weights))
+
+    truth, tested = build(torch.device("cpu"), torch.float32), build(device, torch.bfloat16)
+    losses = [loss_of(truth, torch.device("cpu")), loss_of(tested, device)]
+    for loss in losses:
+        loss.backward()
+    worst = 0.0
+    for want, got in zip(truth.parameters(), tested.parameters(), strict=True):
+        difference = (got.grad.float().cpu() - want.grad).norm() / want.grad.norm()
+        worst = max(worst, difference.item())
+    gap = abs(losses[0].item() - losses[1].item())
+    ok = report("loss", gap < BF16_LOSS_TOLERANCE, difference=gap)
+    ok &= report("gradients", worst < BF16_GRADIENT_TOLERANCE, worst_relative_difference=worst)
+
+    on = batch.to(device)
+    changed = on.tokens.clone()
+    changed[:64] = (changed[:64] + 1) % 1000
+    logits = [
+        tested.logits(tokens, Documents(on.positions, on.cu_seqlens, on.max_seqlen, on.keys)).detach()
+        for tokens in (on.tokens, changed)
+    ]
+    leak = (logits[0][64:] != logits[1][64:]).sum().item()
+    return ok & report("no leak between documents", leak == 0, changed_logits=leak)
+
+
+def make_engine(device: torch.device, sizes: dict, seq_len: int, micro: int, **sections: dict) -> tuple[Engine, Config]:
+    """An engine on one rank."""
+    config = Config(
+        model={"vocab_size": 32000, "tie_embeddings": False, **sizes},
+        parallel={"zero_stage": 1, **sections.get("parallel", {})},
+        batch={"micro_batch_size": micro, "global_batch_size": micro, "seq_len": seq_len},
+        precision={"dtype": "bf16", **sections.get("precision", {})},
+        train={"steps": 1000, "compile": "off", **sections.get("train", {})},
+    )
+    plan = make_plan(config, 1)
+    return build_engine(config, plan, connect(Mesh(), 0), device, FreshWeights(plan.model, 0)), config
+
+
+def engines(device: torch.device, tiny: bool) -> bool:
+    """Three steps in every way that one rank can train; all losses agree to bf16 noise."""
+    sizes = TINY if tiny else SIZES["125m"]
+    ways = {
+        "zero 0 fp32": {"parallel": {"zero_stage": 0}, "precision": {"dtype": "fp32"}},
+        "zero 1": {},
+        "zero 2": {"parallel": {"zero_stage": 2}},
+        "zero 3": {"parallel": {"zero_stage": 3}},
+        "selective": {"train": {"recompute": "selective"}},
+        "full": {"train": {"recompute": "full"}},
+        "compiled": {"train": {"compile": "on"}},
+    }
+    curves = {}
+    for name, sections in ways.items():
+        engine, _ = make_engine(device, sizes, 256, 2, **sections)
+        batches = [random_batch(2, 256, 32000, documents=2, seed=step).to(device) for step in range(3)]
+        curves[name] = [engine.train_step([batch], 1e-3).loss for batch in batches]
+        engine.close()
+    worst = max(abs(a - b) for curve in curves.values() for a, b in zip(curve, curves["zero 0 fp32"], strict=True))
+    return report("engines agree", worst < BF16_LOSS_TOLERANCE, worst_difference=worst, curves=curves)
+
+
+def timed(step: Callable[[int], None], device: torch.device, steps: int, warmup: int = 5) -> float:
+    """Seconds a step."""
+
+    def wait() -> None:
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+
+    for number in range(warmup):
+        step(number)
+    wait()
+    start = time.perf_counter()
+    for number in range(steps):
+        step(number)
+    wait()
+    return (time.perf_counter() - start) / steps
+
+
+def plain_step(shape: Shape, micro: int, device: torch.device) -> Callable[[int], None]:
+    """Plain PyTorch with compile and autocast to bf16 over fp32 weights."""
+    model = Llama(shape).to(device)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4, fused=True)
+    run = torch.compile(model)
+    stream = torch.randint(0, shape.vocab, (micro, shape.seq_len + 1), device=device)
+
+    def step(number: int) -> None:
+        with torch.autocast(device.type, torch.bfloat16):
+            loss = run(stream[:, :-1], stream[:, 1:])
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return step
+
+
+def speed(device: torch.device, tiny: bool) -> bool:
+    """Tokens a second and MFU of megalite and of plain PyTorch, the same model in the same run."""
+    runs = [("tiny", TINY, 128, 2)] if tiny else [("125m", SIZES["125m"], 2048, 16), ("1b3", SIZES["1b3"], 2048, 8)]
+    ceiling = peak_flops(device, DTYPES["bf16"])
+    for name, sizes, seq_len, micro in runs:
+        tokens, steps = seq_len * micro, 3 if tiny else 20
+        engine, config = make_engine(device, sizes, seq_len, micro, train={"compile": "on"})
+        batch = random_batch(micro, seq_len, 32000, documents=1).to(device)
+        ours = timed(lambda number, engine=engine, batch=batch: engine.train_step([batch], 3e-4), device, steps)
+        engine.close()
+        del engine
+        shape = Shape(
+            sizes["hidden_size"], sizes["num_layers"], sizes["num_heads"], sizes["ffn_hidden_size"], 32000, seq_len
+        )
+        peer = timed(plain_step(shape, micro, device), device, steps)
+        flops = flops_per_token(fill_model(config.model, config.batch), seq_len) * tokens
+        report(
+            f"speed {name}",
+            True,
+            tokens_per_second=round(tokens / ours),
+            mfu=round(flops / ours / ceiling, 4),
+            plain_compiled_tokens_per_second=round(tokens / peer),
+            ratio=round(peer / ours, 3),
+        )
+    return True
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("check", choices=("parity", "engines", "speed"))
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--tiny", action="store_true", help="sizes for a rehearsal")
+    arguments = parser.parse_args()
+    device = torch.device(arguments.device)
+    name = torch.cuda.get_device_name() if device.type == "cuda" else "cpu"
+    print(json.dumps({"date": time.strftime("%Y-%m-%d"), "device": name, "torch": torch.__version__}), flush=True)
+    prepare_deepspeed(device.type)
+    with tempfile.TemporaryDirectory() as folder:
+        connect_processes(rank=0, world_size=1, device_type=device.type, init_method=f"file://{folder}/store")
+        passed = {"parity": parity, "engines": engines, "speed": speed}[arguments.check](device, arguments.tiny)
+    sys.exit(0 if passed else 1)
+
+
+if __name__ == "__main__":
+    main()
