@@ -33,6 +33,9 @@ class CheckpointReader:
         """
         record = self.manifest.tensors.get(name)
         if record is None:
+            only_weights = not any(key.startswith("exp_avg/") for key in self.manifest.tensors)
+            if only_weights and not name.startswith("weight/"):
+                raise CheckpointError(f"{self.folder}: has weights only; use it with train.init_from in a new run.dir")
             raise CheckpointError(f"{self.folder}: has no {name}; it is of another model")
         out, num_filled = torch.empty(rectangle.shape), 0
         for piece in record.pieces:

@@ -68,7 +68,7 @@ def choose_start(config: Config, plan: RunPlan, samples: Samples, axes: Axes, de
             + f"\nremove {config.run.dir / catalog.CHECKPOINTS} to start anew, or set run.dir to a new folder"
         )
     if config.train.init_from is not None:
-        return Start(_open_weights(config.train.init_from), zeros, origin=f"weights of {config.train.init_from}")
+        return Start(_open_weights(config.train.init_from, plan), zeros, origin=f"weights of {config.train.init_from}")
     return Start(FreshWeights(plan.model, config.run.seed), zeros, origin=f"fresh weights, seed {config.run.seed}")
 
 
@@ -97,7 +97,7 @@ def _check_data(reader: CheckpointReader, samples: Samples) -> None:
         )
 
 
-def _open_weights(folder: Path) -> WeightSource:
+def _open_weights(folder: Path, plan: RunPlan) -> WeightSource:
     if (folder / MANIFEST).is_file():
         return CheckpointReader(folder).source("weight")
     newest = catalog.latest(folder)
@@ -105,4 +105,4 @@ def _open_weights(folder: Path) -> WeightSource:
         return CheckpointReader(newest).source("weight")
     from megalite.checkpoint.hf.importer import HuggingFaceWeights
 
-    return HuggingFaceWeights(folder)
+    return HuggingFaceWeights(folder, plan.model)

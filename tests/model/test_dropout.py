@@ -8,7 +8,12 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from megalite.parallel.axes import SINGLE, Axis
+from megalite.config.plan import make_plan
+from megalite.engine.build import build_engine
+from megalite.model.initialize import FreshWeights
+from megalite.model.weights import weight_table
+from megalite.parallel.axes import SINGLE, Axis, connect
+from megalite.parallel.mesh import Mesh
 from tests.kit.spawn import run_ranks
 from tests.kit.train import tiny_config, train
 from tests.layers.parity import difference
@@ -46,25 +51,17 @@ def compare_layouts() -> list[str]:
         truth = loss_and_gradients(settings, SINGLE, SPLITS[0])
         plain = loss_and_gradients({**settings, "dropout": 0.0}, SINGLE, SPLITS[0])
         assert abs(truth["loss"] - plain["loss"]) > 1.0, "dropout did nothing"
-        rows = dict(_rectangles(settings, tp))
+        own = {row.name: row.local(tp.size, tp.rank).slices for row in weight_table(tiny_model(**settings)).values()}
         for split in SPLITS if tp.size == 1 else SPLITS[:2]:
             for recompute in ("none", "selective", "full"):
                 for sequence_parallel in (False, True) if tp.size > 1 else (False,):
                     options = {"recompute": recompute, "sequence_parallel": sequence_parallel}
                     found = loss_and_gradients(settings, tp, split, **options)
                     for key, value in found.items():
-                        error = difference(value, truth[key][rows[key]] if key in rows else truth[key])
+                        error = difference(value, truth[key][own[key]] if key in own else truth[key])
                         if error > FLOAT64_TOLERANCE:
                             wrong.append(f"{name}, {split}, {options}, rank {tp.rank} of {tp.size}: {key} {error:.1e}")
     return wrong
-
-
-def _rectangles(settings: dict[str, Any], tp: Axis):
-    """Where this rank's part of each canonical weight is."""
-    from megalite.model.weights import weight_table
-
-    for row in weight_table(tiny_model(**settings)).values():
-        yield row.name, row.local(tp.size, tp.rank).slices
 
 
 def test_splits_into_micro_batches_agree():
@@ -87,6 +84,30 @@ def test_evaluation_drops_nothing():
         stage = make_stage(tiny_model(**settings)).eval()
         losses.append(run_stage(stage, make_batch()).item())
     assert losses[0] == losses[1]
+
+
+def evaluate_layouts(layouts: list[dict[str, Any]]) -> list[list[float]]:
+    """Losses of an evaluation with a dropout rate and without, each after a training step without learning."""
+    losses = []
+    for layout in layouts:
+        pair = []
+        for rate in (0.2, 0.0):
+            config = tiny_config(**layout, model={"dropout": rate}, optimizer={"weight_decay": 0.0})
+            plan = make_plan(config, dist.get_world_size())
+            axes = connect(Mesh(plan.pp, plan.dp, plan.cp, plan.tp), dist.get_rank())
+            engine = build_engine(config, plan, axes, torch.device("cpu"), FreshWeights(plan.model, 1))
+            batches = [make_batch(2 * number) for number in range(plan.grad_accum_steps)]
+            engine.train_step(batches, lr=0.0)
+            pair.append(engine.eval_step(batches)[0])
+            engine.close()
+        losses.append(pair)
+    return losses
+
+
+def test_engines_drop_nothing_in_evaluation():
+    """An evaluation between training steps has the loss of a model without dropout, without and with a pipeline."""
+    for losses in run_ranks(evaluate_layouts, 2, [{"parallel": {"dp": 2}}, {"parallel": {"pp": 2}}]):
+        assert all(dropped == plain for dropped, plain in losses), losses
 
 
 def test_seeds_drop_other_channels():

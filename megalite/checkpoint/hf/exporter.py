@@ -19,7 +19,7 @@ from megalite.checkpoint.hf.folders import building, find_checkpoint, require_ro
 from megalite.checkpoint.hf.model_card import UNTRAINED, is_untrained, write_card
 from megalite.checkpoint.hf.shards import DTYPES, Written, write_weights
 from megalite.checkpoint.hf.tokenizer_files import copy_tokenizer, special_ids
-from megalite.checkpoint.hf.verify import Verdict, verify
+from megalite.checkpoint.hf.verify import Verdict, require_memory, verify
 from megalite.checkpoint.reader import CheckpointReader
 from megalite.config.plan import count_parameters
 from megalite.config.schema import ModelConfig
@@ -30,7 +30,7 @@ GENERATION_FILE = "generation_config.json"
 CARD_FILE = "README.md"
 
 DEFAULT_SHARD_BYTES = 5 * 10**9
-"""What the hub recommends at most for comfortable downloads."""
+"""Small enough to fetch again after a broken download."""
 
 NO_TOKENIZER = "none"
 """Value of the tokenizer option for an export without one."""
@@ -81,6 +81,7 @@ def to_hugging_face(
     family = choose_family(model)
     source = reader.source("weight")
     tokenizer_folder, notes = _choose_tokenizer(tokenizer, reader.folder, manifest)
+    require_memory(model, verify_blocks)
     require_room(out, count_parameters(model) * DTYPES[dtype].itemsize)
     with building(out, overwrite=overwrite) as partial:
         own_tokenizer = None

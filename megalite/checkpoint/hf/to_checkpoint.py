@@ -34,7 +34,7 @@ from megalite.checkpoint.hf.layout import whole
 from megalite.checkpoint.hf.model_card import IMPORTED_FROM
 from megalite.checkpoint.hf.shards import group_by_size, save_tensors
 from megalite.checkpoint.hf.tokenizer_files import copy_tokenizer
-from megalite.checkpoint.hf.verify import Verdict, verify
+from megalite.checkpoint.hf.verify import Verdict, require_memory, verify
 from megalite.checkpoint.reader import CheckpointReader
 from megalite.config.plan import count_parameters
 from megalite.config.schema import ModelConfig
@@ -80,6 +80,7 @@ def from_hugging_face(
     """
     source = HuggingFaceWeights(folder)
     model = source.model
+    require_memory(model, verify_blocks)
     require_room(out, count_parameters(model) * BYTES_PER_PARAMETER)
     with building(out, overwrite=overwrite) as partial:
         tokenizer, notes = _take_tokenizer(Path(folder), partial)

@@ -48,7 +48,9 @@ TIE = 1e-5
 """Logits nearer than this are equally large in fp32, and either may be the largest."""
 
 BYTES_PER_PARAMETER = 6
-"""fp32, and half of that again for the files mapped into memory, activations and logits."""
+"""fp32, and half of that again for the files mapped into memory and activations."""
+
+BYTES_PER_LOGIT = 4
 
 BLOCK_NUMBER = re.compile(r"\b(?:layers|h)\.(\d+)\.")
 
@@ -109,11 +111,11 @@ def verify(
         python: interpreter that has transformers.
 
     Raises:
-        ConversionError: at the first thing that differs.
+        ConversionError: at the first thing that differs, or when transformers cannot read the folder.
+        CheckpointError: tensors are missing, too many, or of another shape.
     """
     num_blocks = min(num_blocks or model.num_layers, model.num_layers)
     shallow = model.model_copy(update={"num_layers": num_blocks})
-    _require_memory(shallow)
     rounded = Rounded(source, dtype)
     num_weights = _compare_weights(folder, rounded, model)
     probes = make_probes(model)
@@ -133,6 +135,36 @@ def verify(
     )
 
 
+def require_memory(model: ModelConfig, num_blocks: int | None = None) -> None:
+    """Refuse, before anything is written, what would end in the kernel's killing one of the two processes.
+
+    Args:
+        model: filled.
+        num_blocks: as for `verify`.
+
+    Raises:
+        ConversionError: with the number of blocks that would fit.
+    """
+    available = _available_bytes()
+    wanted = min(num_blocks or model.num_layers, model.num_layers)
+    needed, with_one, with_two = (_bytes_to_run(model, number) for number in (wanted, 1, 2))
+    if needed <= available:
+        return
+    fitting = (available - with_one) // (with_two - with_one) + 1
+    advice = f", or run only the first blocks: --verify-blocks {fitting}" if fitting >= 1 else ""
+    raise ConversionError(
+        f"running the model to compare its logits takes about {needed / 1e9:.1f} GB of memory, and "
+        f"{available / 1e9:.1f} GB are available; use a machine with more{advice}"
+    )
+
+
+def _bytes_to_run(model: ModelConfig, num_blocks: int) -> int:
+    """Memory that either process takes: the weights of some blocks, and all logits."""
+    num_parameters = count_parameters(model.model_copy(update={"num_layers": num_blocks}))
+    num_logits = model.vocab_size * sum(len(probe.tokens) for probe in make_probes(model))
+    return num_parameters * BYTES_PER_PARAMETER + num_logits * BYTES_PER_LOGIT
+
+
 @torch.inference_mode()
 def compute_logits(source: WeightSource, model: ModelConfig, probes: Sequence[Probe]) -> Iterator[Tensor]:
     """Megalite's own logits `[t, v]` of each sequence, fp32 in this process."""
@@ -144,20 +176,6 @@ def compute_logits(source: WeightSource, model: ModelConfig, probes: Sequence[Pr
         borders = torch.tensor([0, length], dtype=torch.int32)
         documents = Documents(torch.tensor(probe.positions), borders, length, keys=torch.arange(length))
         yield stage.logits(torch.tensor(probe.tokens), documents)
-
-
-def _require_memory(model: ModelConfig) -> None:
-    """Refuse what would end in the kernel's killing one of the two processes."""
-    needed, available = count_parameters(model) * BYTES_PER_PARAMETER, _available_bytes()
-    if needed <= available:
-        return
-    one, two = (count_parameters(model.model_copy(update={"num_layers": n})) * BYTES_PER_PARAMETER for n in (1, 2))
-    fitting = (available - one) // (two - one) + 1
-    advice = f", or run only the first blocks: --verify-blocks {fitting}" if fitting >= 1 else ""
-    raise ConversionError(
-        f"running the model to compare its logits takes about {needed / 1e9:.1f} GB of memory, and "
-        f"{available / 1e9:.1f} GB are available; use a machine with more{advice}"
-    )
 
 
 def _available_bytes() -> int:
@@ -234,11 +252,11 @@ def _compare_logits(path: Path, expected: Iterator[Tensor]) -> float:
                 raise ConversionError(f"logits are {list(theirs.shape)} in transformers, expected {list(ours.shape)}")
             difference = (theirs - ours).abs().max().item()
             at_their_best = ours.gather(1, theirs.argmax(1, keepdim=True)).squeeze(1)
-            num_other_best = int((ours.amax(1) - at_their_best > TIE).sum())
-            if not difference <= LOGIT_TOLERANCE or num_other_best:
+            num_wrong = int((ours.amax(1) - at_their_best > TIE).sum())
+            if not difference <= LOGIT_TOLERANCE or num_wrong:
                 raise ConversionError(
                     f"transformers computes another model: logits differ by up to {difference:.3g} (at most "
-                    f"{LOGIT_TOLERANCE:g} is allowed) and {num_other_best} of {len(ours)} predictions, in probe {number}"
+                    f"{LOGIT_TOLERANCE:g} is allowed) and {num_wrong} of {len(ours)} predictions, in sequence {number}"
                 )
             largest = max(largest, difference)
     return largest
