@@ -186,6 +186,8 @@ def compile_pays(config: Config, plan: RunPlan, device: str) -> bool:
     """Whether torch.compile is on: the user's word, or under `auto` whether the run is long enough to repay it."""
     if config.train.compile != "auto":
         return config.train.compile == "on"
+    if config.parallel.zero_stage == 3:
+        return False  # the compiler would trace DeepSpeed's gathering hooks, and give up on each
     if device == "cuda":
         return plan.total_steps >= COMPILE_PAYS_FROM_STEPS_CUDA
     flops_per_rank = plan.flops_per_token * plan.tokens_per_step * plan.total_steps / plan.world_size

@@ -37,6 +37,7 @@ def validate(config: Config, world_size: int) -> None:
         *_heads(config.model, model),
         *_positions(config, model),
         *_precision(config),
+        *_compile(config),
         *_length(config),
         *_schedule(config),
         *_periods(config),
@@ -177,6 +178,14 @@ def _precision(config: Config) -> Iterator[str]:
         )
     if precision.dtype == "fp16" and config.train.device == "cpu":
         yield "precision.dtype: DeepSpeed has no fp16 on CPUs; use bf16, or fp32, which is faster without bf16 units"
+
+
+def _compile(config: Config) -> Iterator[str]:
+    if config.train.compile == "on" and config.parallel.zero_stage == 3:
+        yield (
+            "train.compile: on gains nothing with zero_stage=3, whose gathering hooks the compiler cannot follow; use "
+            "compile=auto, or a zero_stage of 2 or less"
+        )
 
 
 def _length(config: Config) -> Iterator[str]:

@@ -35,7 +35,19 @@ def clip(parameters: Iterable[nn.Parameter], norm: torch.Tensor, max_norm: float
     """Scale gradients in place so that their global norm is at most `max_norm`."""
     scale = (max_norm / (norm + 1e-6)).clamp(max=1.0)
     gradients = [p.grad for p in parameters if p.grad is not None]
-    torch._foreach_mul_(gradients, scale)
+    if gradients:
+        torch._foreach_mul_(gradients, scale)
+
+
+def drop_nonfinite(optimizer: torch.optim.Optimizer, parameters: Iterable[nn.Parameter], norm: torch.Tensor) -> None:
+    """Make the coming step a skipped one when the norm is not finite, as ZeRO does from stage 1 on.
+
+    Without gradients torch leaves a weight and its moments alone; `overflow` is where DeepSpeed looks for a skip.
+    """
+    optimizer.overflow = not bool(norm.isfinite())  # a sync; the norm is read on the host anyway
+    if optimizer.overflow:
+        for parameter in parameters:
+            parameter.grad = None
 
 
 def _counts_here(parameter: nn.Parameter, axes: Axes) -> bool:

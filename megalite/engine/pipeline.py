@@ -20,7 +20,7 @@ import torch.nn.functional as F
 from deepspeed.runtime.config import DeepSpeedConfig
 from deepspeed.runtime.pipe.engine import PipelineEngine as DeepSpeedPipelineEngine
 from deepspeed.runtime.pipe.module import LayerSpec, PipelineModule
-from deepspeed.runtime.pipe.schedule import OptimizerStep
+from deepspeed.runtime.pipe.schedule import ForwardPass, OptimizerStep
 from deepspeed.runtime.pipe.topology import PipeModelDataParallelTopology
 from torch import Tensor, nn
 
@@ -111,14 +111,15 @@ class _StageLayer(nn.Module):
         super().__init__()
         self.stage = stage
         self.seq_len = seq_len
+        self.targets: tuple[Tensor, ...] = ()
+        """Labels and weights of the micro-batch at hand, on the last stage; set by the engine."""
 
     def forward(self, inputs: StageInput) -> StageInput | Tensor:
         x, positions, borders, keys = inputs
-        stream = self.stage(x, Documents(positions, borders, self.seq_len, keys))
-        return stream if self.stage.spec.is_last else (stream, positions, borders, keys)
-
-    def loss(self, stream: Tensor, targets: tuple[Tensor, Tensor]) -> Tensor:
-        return self.stage.head(stream, Targets(*targets))
+        documents = Documents(positions, borders, self.seq_len, keys)
+        if self.stage.spec.is_last:
+            return self.stage(x, documents, Targets(*self.targets))
+        return self.stage(x, documents), positions, borders, keys
 
 
 class _BuiltLayer(LayerSpec):
@@ -142,7 +143,7 @@ class _StagedModule(PipelineModule):
             layers=[_BuiltLayer(layer)] * mesh.pp,
             topology=PipeModelDataParallelTopology(num_pp=mesh.pp, num_dp=mesh.dp, num_mp=mesh.tp),
             partition_method="uniform",
-            loss_fn=layer.loss,
+            loss_fn=lambda loss, targets: loss,
         )
 
     def _index_tied_modules(self) -> dict[str, dict[str, Any]]:
@@ -181,6 +182,16 @@ class _SteppingEngine(DeepSpeedPipelineEngine):
         """Norm of the last step's gradients before clipping, the same on all ranks."""
         return float(self._own_norm if self._clip_here else self.get_global_grad_norm())
 
+    def _exec_forward_pass(self, buffer_id: int) -> None:
+        """Hand the targets to the last stage, which makes the loss inside its forward pass.
+
+        DeepSpeed's own way is a `loss_fn` after the module. Its bf16 optimizer clears gradients when the backward pass
+        enters the module, and by then the head's would be there already: the head would never learn.
+        """
+        if self.is_last_stage():
+            self.module.forward_funcs[0].targets = self.pipe_buffers["labels"][buffer_id]
+        super()._exec_forward_pass(buffer_id)
+
     def _exec_optimizer_step(self, lr_kwargs: dict | None = None) -> None:
         loss = float(self.total_loss) if self.is_last_stage() else 0.0
         broken = all_reduce(torch.tensor(0.0 if math.isfinite(loss) else 1.0, device=self.device), self._axes.world)
@@ -188,11 +199,13 @@ class _SteppingEngine(DeepSpeedPipelineEngine):
             raise NonFiniteLossError("the loss is not finite")
         if self._clip_here:
             self._own_norm = grad_norm.global_grad_norm(self._parameters, self._axes)
+            grad_norm.drop_nonfinite(self.optimizer, self._parameters, self._own_norm)
             if self._clip_norm is not None:
                 grad_norm.clip(self._parameters, self._own_norm, self._clip_norm)
         super()._exec_optimizer_step(lr_kwargs)
 
     _INSTRUCTION_MAP = {  # noqa: RUF012  (DeepSpeed looks an instruction's method up here, not by name)
         **DeepSpeedPipelineEngine._INSTRUCTION_MAP,
+        ForwardPass: _exec_forward_pass,
         OptimizerStep: _exec_optimizer_step,
     }

@@ -106,6 +106,7 @@ class PlainEngine:
             self._engine.step()
             return float(self._engine.get_global_grad_norm())
         norm = grad_norm.global_grad_norm(self._parameters, self._axes)
+        grad_norm.drop_nonfinite(self._engine.optimizer, self._parameters, norm)
         if self._config.optimizer.clip_grad_norm is not None:
             grad_norm.clip(self._parameters, norm, self._config.optimizer.clip_grad_norm)
         self._engine.step()

@@ -19,16 +19,17 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from megalite.config.plan import vocab_rows_per_rank
 from megalite.layers.documents import Targets
+from megalite.layers.gemm import PLAIN, Gemm
 from megalite.parallel.axes import Axis
 from megalite.parallel.collectives import all_reduce, copy_to, gather_rows
 
-CHUNK_ELEMENTS = 8 * 2**20
-"""Logits in a chunk: 32 MB in fp32, which still fills the matrix units."""
+CHUNK_ELEMENTS = 16 * 2**20
+"""Logits in a chunk: 64 MB in fp32. Smaller chunks are slower: each pass over the weight gradient is shared by fewer
+tokens."""
 
 CHUNK_MULTIPLE = 64
 """Tokens in a chunk are a multiple of this."""
@@ -43,6 +44,7 @@ class Head(nn.Module):
         tp: the tensor-parallel axis.
         tied_to: the embedding's parameter when the two are one; None for a matrix of its own.
         sequence_parallel: the input is cut over tokens.
+        gemm: how to multiply.
     """
 
     def __init__(
@@ -53,8 +55,10 @@ class Head(nn.Module):
         tp: Axis,
         tied_to: nn.Parameter | None = None,
         sequence_parallel: bool = False,
+        gemm: Gemm = PLAIN,
     ):
         super().__init__()
+        self.gemm = gemm
         rows = vocab_rows_per_rank(vocab_size, tp.size)
         self.weight = nn.Parameter(torch.empty(rows, hidden_size)) if tied_to is None else tied_to
         self.first_row = rows * tp.rank
@@ -76,7 +80,7 @@ class Head(nn.Module):
 
     def logits(self, hidden: Tensor) -> Tensor:
         """This rank's true columns of the logits, `[t, v]`. For evaluation; needs the weight whole, so not ZeRO-3."""
-        return F.linear(self.enter(hidden, self.tp), self.weight[: self.num_true_rows])
+        return self.gemm.linear(self.enter(hidden, self.tp), self.weight[: self.num_true_rows])
 
 
 @torch.compiler.disable
@@ -87,24 +91,24 @@ def _loss(hidden: Tensor, weight: Tensor, targets: Targets, head: Head) -> Tenso
 class _LinearCrossEntropy(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, hidden: Tensor, weight: Tensor, targets: Targets, head: Head, want_grad: bool) -> Tensor:
-        num_rows = head.num_true_rows
+        gemm, num_rows = head.gemm, head.num_true_rows
         matrix = weight[:num_rows]
         accumulate = torch.promote_types(weight.dtype, torch.float32)
         grad_hidden = torch.empty_like(hidden) if want_grad else None
-        grad_weight = torch.zeros_like(weight, dtype=accumulate) if want_grad else None
+        grad_weight = gemm.new_total(*weight.shape, like=weight, dtype=accumulate) if want_grad else None
         loss = torch.zeros((), dtype=accumulate, device=hidden.device)
         local_labels = targets.labels - head.first_row
 
-        for rows in _chunks(hidden.shape[0], num_rows):
+        for rows in _chunks(hidden.shape[0], weight.shape[0]):  # padding counted: ranks must make the same chunks
             chunk = hidden[rows]
-            logits = torch.mm(chunk, matrix.t()).to(accumulate)
-            nll, softmax = _softmax(logits, local_labels[rows], head.tp)
+            logits = gemm.multiply(chunk, matrix).to(accumulate)
+            nll, total = _exponentiate(logits, local_labels[rows], head.tp)
             chunk_weights = targets.weights[rows].to(accumulate)
             loss += torch.dot(nll, chunk_weights)
             if want_grad:
-                grad_logits = _grad_logits(softmax, local_labels[rows], chunk_weights).to(chunk.dtype)
-                torch.mm(grad_logits, matrix, out=grad_hidden[rows])
-                _add_product(grad_weight[:num_rows], grad_logits.t(), chunk)
+                grad_logits = _grad_logits(logits, total, local_labels[rows], chunk_weights).to(chunk.dtype)
+                grad_hidden[rows] = gemm.multiply(grad_logits, matrix.t())
+                gemm.add_product(grad_weight[:num_rows], grad_logits, chunk)
 
         ctx.weight_dtype = weight.dtype
         if want_grad:
@@ -118,13 +122,17 @@ class _LinearCrossEntropy(torch.autograd.Function):
 
 
 def _chunks(num_tokens: int, num_columns: int) -> list[slice]:
-    size = CHUNK_ELEMENTS // max(1, num_columns) // CHUNK_MULTIPLE * CHUNK_MULTIPLE
+    size = CHUNK_ELEMENTS // num_columns // CHUNK_MULTIPLE * CHUNK_MULTIPLE
     size = max(CHUNK_MULTIPLE, size)
     return [slice(start, min(start + size, num_tokens)) for start in range(0, num_tokens, size)]
 
 
-def _softmax(logits: Tensor, local_labels: Tensor, tp: Axis) -> tuple[Tensor, Tensor]:
-    """Negative log-likelihood `[c]` and softmax `[c, v]` (in place of the logits) over the whole vocabulary."""
+def _exponentiate(logits: Tensor, local_labels: Tensor, tp: Axis) -> tuple[Tensor, Tensor]:
+    """Turn logits `[c, v]` into exponentials in place.
+
+    Returns:
+        The negative log-likelihood `[c]`, and the sum of exponentials `[c]` over the whole vocabulary.
+    """
     num_columns = logits.shape[1]
     maximum = logits.amax(dim=1) if num_columns else logits.new_full((logits.shape[0],), float("-inf"))
     maximum = all_reduce(maximum, tp, dist.ReduceOp.MAX)
@@ -138,23 +146,15 @@ def _softmax(logits: Tensor, local_labels: Tensor, tp: Axis) -> tuple[Tensor, Te
     total = logits.exp_().sum(dim=1)
     sums = all_reduce(torch.stack((total, target)), tp)
     total, target = sums[0], sums[1]
-    return total.log() - target, logits.div_(total.unsqueeze(1))
+    return total.log() - target, total
 
 
-def _grad_logits(softmax: Tensor, local_labels: Tensor, weights: Tensor) -> Tensor:
-    """`(softmax - one_hot) * weights`, in place."""
-    num_columns = softmax.shape[1]
+def _grad_logits(exponentials: Tensor, total: Tensor, local_labels: Tensor, weights: Tensor) -> Tensor:
+    """`(exponentials / total - one_hot) * weights`, in place of the exponentials `[c, v]`."""
+    num_columns = exponentials.shape[1]
     if not num_columns:
-        return softmax
+        return exponentials
     here = (local_labels >= 0) & (local_labels < num_columns)
     columns = torch.where(here, local_labels, 0).unsqueeze(1)
-    softmax.scatter_add_(1, columns, -here.to(softmax.dtype).unsqueeze(1))
-    return softmax.mul_(weights.unsqueeze(1))
-
-
-def _add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
-    """`total += left @ right`, accumulated in the format of `total`."""
-    if total.dtype == left.dtype:
-        total.addmm_(left, right)
-    else:
-        total += torch.mm(left, right)
+    exponentials.mul_((weights / total).unsqueeze(1))
+    return exponentials.scatter_add_(1, columns, -(weights * here).unsqueeze(1))

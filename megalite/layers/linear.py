@@ -16,7 +16,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from megalite.layers.gemm import Gemm, plain
+from megalite.layers.gemm import PLAIN, Gemm
 from megalite.parallel.axes import Axis
 from megalite.parallel.collectives import copy_to, gather_rows, reduce_from, replicated, scatter_rows
 
@@ -43,7 +43,7 @@ class ColumnParallelLinear(nn.Module):
         tp: Axis,
         bias: bool = False,
         sequence_parallel: bool = False,
-        gemm: Gemm = plain,
+        gemm: Gemm = PLAIN,
     ):
         super().__init__()
         self.weight = nn.Parameter(torch.empty(out_features, in_features))
@@ -53,7 +53,7 @@ class ColumnParallelLinear(nn.Module):
         self.gemm = gemm
 
     def forward(self, x: Tensor) -> Tensor:
-        y = self.gemm(self.enter(x, self.tp), self.weight)
+        y = self.gemm.linear(self.enter(x, self.tp), self.weight)
         return y if self.bias is None else y + self.bias
 
 
@@ -79,7 +79,7 @@ class RowParallelLinear(nn.Module):
         tp: Axis,
         bias: bool = False,
         sequence_parallel: bool = False,
-        gemm: Gemm = plain,
+        gemm: Gemm = PLAIN,
     ):
         super().__init__()
         self.weight = nn.Parameter(torch.empty(out_features, in_features))
@@ -90,5 +90,5 @@ class RowParallelLinear(nn.Module):
         self.gemm = gemm
 
     def forward(self, x: Tensor) -> Tensor:
-        y = self.leave(self.gemm(x, self.weight), self.tp)
+        y = self.leave(self.gemm.linear(x, self.weight), self.tp)
         return y if self.bias is None else y + self.share(self.bias, self.tp)

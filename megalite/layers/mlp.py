@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from megalite.config.schema import ModelConfig
-from megalite.layers.gemm import Gemm, plain
+from megalite.layers.gemm import PLAIN, Gemm
 from megalite.layers.linear import ColumnParallelLinear, RowParallelLinear
 from megalite.parallel.axes import Axis
 
@@ -31,7 +31,7 @@ ACTIVATIONS = {"swiglu": swiglu, "gelu": F.gelu, "gelu_tanh": gelu_tanh}
 class MLP(nn.Module):
     """`down(activation(up(x)))`, or with a gate `down(silu(gate(x)) * up(x))`. Shape: as the linear layers'."""
 
-    def __init__(self, model: ModelConfig, *, tp: Axis, sequence_parallel: bool, gemm: Gemm = plain):
+    def __init__(self, model: ModelConfig, *, tp: Axis, sequence_parallel: bool, gemm: Gemm = PLAIN):
         super().__init__()
         width = model.ffn_hidden_size // tp.size
         bias = model.bias == "all"

@@ -11,7 +11,7 @@ import torch
 
 from megalite.config.schema import ModelConfig
 from megalite.layers.attention import Attend, attend_by_document, choose_attention
-from megalite.layers.gemm import Gemm, plain
+from megalite.layers.gemm import PLAIN, Gemm, choose_gemm
 from megalite.layers.norm import LayerNorm, RMSNorm
 
 
@@ -20,11 +20,11 @@ class Parts:
     """The choices that a model is built from. The defaults are exact in any format on any device."""
 
     attend: Attend = attend_by_document
-    gemm: Gemm = plain
+    gemm: Gemm = PLAIN
     norm: type[RMSNorm] | type[LayerNorm] = RMSNorm
 
 
 def choose_parts(model: ModelConfig, device_type: str, dtype: torch.dtype) -> Parts:
     """The best parts for a device and number format."""
     norm = LayerNorm if model.norm == "layernorm" else RMSNorm
-    return Parts(attend=choose_attention(device_type, dtype), gemm=plain, norm=norm)
+    return Parts(attend=choose_attention(device_type, dtype), gemm=choose_gemm(device_type, dtype), norm=norm)

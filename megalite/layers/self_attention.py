@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from megalite.config.schema import ModelConfig
 from megalite.layers.attention import Attend
 from megalite.layers.documents import Documents
-from megalite.layers.gemm import Gemm, plain
+from megalite.layers.gemm import PLAIN, Gemm
 from megalite.layers.linear import ColumnParallelLinear, RowParallelLinear
 from megalite.layers.norm import HeadNorm
 from megalite.layers.rope import rotate
@@ -23,7 +23,7 @@ class SelfAttention(nn.Module):
     tp divides the key and value heads; `config.validate` refuses what does not.
     """
 
-    def __init__(self, model: ModelConfig, *, tp: Axis, sequence_parallel: bool, attend: Attend, gemm: Gemm = plain):
+    def __init__(self, model: ModelConfig, *, tp: Axis, sequence_parallel: bool, attend: Attend, gemm: Gemm = PLAIN):
         super().__init__()
         self.head_dim = model.head_dim
         self.num_heads = model.num_heads // tp.size

@@ -66,7 +66,7 @@ def _run_selective(block: torch.nn.Module, x: Tensor, documents: Documents) -> T
 _KEPT_NAMESPACE = "_c10d_functional"
 """Our collectives. Not `c10d`: those are in place, so a kept result would be wrong, and ZeRO-3 gathers with them."""
 
-_KEPT_WORDS = ("mm", "attention", "varlen_attn")
+_KEPT_WORDS = ("mm", "product", "attention", "varlen_attn")
 
 
 def _keep_products(context: Any, op: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:

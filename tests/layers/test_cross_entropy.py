@@ -32,8 +32,8 @@ BF16_RELATIVE = 2.0**-7
 
 
 def chunks_of(num_tokens: int):
-    """Make chunks of so many tokens, whatever the vocabulary."""
-    return mock.patch.multiple(cross_entropy, CHUNK_ELEMENTS=0, CHUNK_MULTIPLE=num_tokens)
+    """Make chunks of so many tokens where a rank holds 64 rows of the vocabulary, padding included."""
+    return mock.patch.multiple(cross_entropy, CHUNK_ELEMENTS=64 * num_tokens, CHUNK_MULTIPLE=1)
 
 
 def make_targets(num_tokens: int = NUM_TOKENS, seed: int = 5) -> Targets:
@@ -109,7 +109,8 @@ def compare_all() -> list[str]:
 def test_parallel_loss_equals_dense_cross_entropy(world_size):
     """Loss, gradients of the stream and of the matrix, and logits are those of one process with whole logits: for
     labels on every rank, ignored labels out of range, ranks that hold padding only (NaN here, so it is never read),
-    any chunk border, with and without sequence parallelism, and with gradients off."""
+    any chunk border (the same on ranks with other numbers of true rows, else their reductions would not meet), with
+    and without sequence parallelism, and with gradients off."""
     wrong = [line for lines in run_ranks(compare_all, world_size) for line in lines]
     assert not wrong, "\n".join(wrong)
 

@@ -6,6 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from megalite.layers.gemm import PlainGemm
 from megalite.layers.linear import ColumnParallelLinear, RowParallelLinear
 from megalite.parallel.axes import SINGLE
 from tests.layers.parity import NUM_TOKENS, Case, assert_equal_to_one_process, columns, complaints, rows, whole
@@ -72,10 +73,11 @@ def test_the_product_goes_through_the_gemm_that_is_passed(kind):
     """The precision seam is used: the layer multiplies by the given gemm alone, with its own input and weight."""
     seen = []
 
-    def gemm(x, weight):
-        seen.append((tuple(x.shape), tuple(weight.shape)))
-        return torch.zeros(x.shape[0], weight.shape[0])
+    class Spy(PlainGemm):
+        def linear(self, x, weight):
+            seen.append((tuple(x.shape), tuple(weight.shape)))
+            return torch.zeros(x.shape[0], weight.shape[0])
 
-    layer = kind(NARROW, WIDE, tp=SINGLE, gemm=gemm)
+    layer = kind(NARROW, WIDE, tp=SINGLE, gemm=Spy())
     assert layer(torch.ones(NUM_TOKENS, NARROW)).count_nonzero() == 0
     assert seen == [((NUM_TOKENS, NARROW), (WIDE, NARROW))]

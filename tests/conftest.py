@@ -1,4 +1,4 @@
-"""Settings of the tests of layers."""
+"""Settings of all tests."""
 
 from __future__ import annotations
 
