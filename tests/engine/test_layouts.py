@@ -8,9 +8,14 @@ import pytest
 import torch
 
 from megalite.config.plan import make_plan
+from megalite.engine.build import build_stage
+from megalite.engine.pipeline import PipelineEngine
+from megalite.model.initialize import FreshWeights
+from megalite.parallel.axes import connect
+from megalite.parallel.mesh import Mesh
 from tests.kit.reference import reference_training
 from tests.kit.spawn import run_ranks
-from tests.kit.train import tiny_config, train
+from tests.kit.train import Rank, tiny_config, train
 
 STEPS = 20
 LINEAR = torch.nn.functional.linear
@@ -112,3 +117,24 @@ def test_layouts_equal_plain_pytorch(world_size):
                     complaints.append(f"{case} rank {rank} step {step}: {off}")
                     break
     assert not complaints, "\n".join(complaints)
+
+
+def one_stage_curves(tied: bool) -> list[list[tuple[float, float]]]:
+    """The same run on the plain engine, and on the pipeline engine with a pipeline of one stage."""
+    config = tiny_config(**layout(more=TIED if tied else {}))
+    curves = [train(config, STEPS)]
+    plan = make_plan(config, 1)
+    axes = connect(Mesh(), 0)
+    stage = build_stage(config, plan, axes, torch.device("cpu"), FreshWeights(plan.model, config.run.seed))
+    rank = Rank(config, plan, axes, PipelineEngine(config, plan, axes, stage))
+    curves.append(rank.train(0, STEPS))
+    return curves
+
+
+@pytest.mark.parametrize("tied", [False, True], ids=["untied", "tied"])
+def test_one_stage_of_pipeline_equals_plain(tied):
+    """The pipeline engine with a single stage computes what the plain engine does, to a rounding."""
+    plain, pipeline = run_ranks(one_stage_curves, 1, tied)[0]
+    for (loss, norm), (want_loss, want_norm) in zip(pipeline, plain, strict=True):
+        assert loss == pytest.approx(want_loss, abs=1e-6)
+        assert norm == pytest.approx(want_norm, rel=1e-6)

@@ -1,0 +1,41 @@
+"""A live line on a terminal, plain lines in a file."""
+
+from __future__ import annotations
+
+import io
+
+from megalite.engine.protocol import StepResult
+from megalite.monitor.display import Display
+
+RESULT = StepResult(loss=2.5, grad_norm=0.75, lr=1e-3, num_tokens=100)
+
+
+def test_plain_lines_every_so_often():
+    """First, every tenth and last step; with loss, speed and time left, and no control characters."""
+    out = io.StringIO()
+    display = Display(total_steps=25, first_step=0, log_every=10, stream=out)
+    for step in range(1, 26):
+        display.step(step, RESULT, tokens_per_second=12345.6, mfu=0.4)
+    display.close()
+    lines = out.getvalue().splitlines()
+    assert [line.split()[1] for line in lines] == ["1/25", "10/25", "20/25", "25/25"]
+    assert "loss 2.5000" in lines[0]
+    assert "12,346 tok/s" in lines[0]
+    assert "left 0:00:00" in lines[-1]
+    assert "\x1b" not in out.getvalue()
+
+
+def test_live_line_on_a_terminal():
+    """A terminal gets one line that is drawn anew, and still shows what is said in between."""
+
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    out = Terminal()
+    display = Display(total_steps=5, first_step=2, log_every=1, stream=out)
+    display.step(3, RESULT, tokens_per_second=10.0, mfu=0.1)
+    display.say("saved [a] checkpoint")
+    display.close()
+    assert "saved [a] checkpoint" in out.getvalue()
+    assert "3/5" in out.getvalue()

@@ -1,0 +1,54 @@
+"""A rank learns who it is from whoever started it."""
+
+from __future__ import annotations
+
+import pytest
+
+from megalite.train import worker
+from megalite.train.worker import given_place
+
+NAMES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT", worker.RENDEZVOUS_VARIABLE)
+SLURM = ("SLURM_PROCID", "SLURM_STEP_ID", "SLURM_NTASKS", "SLURM_LOCALID", "SLURM_LAUNCH_NODE_IPADDR", "SLURM_JOB_ID")
+
+
+@pytest.fixture(autouse=True)
+def nobody(monkeypatch):
+    """An environment in which nobody has started a rank."""
+    for name in (*NAMES, *SLURM):
+        monkeypatch.delenv(name, raising=False)
+
+
+def given(monkeypatch, **env: str) -> worker.Place | None:
+    for name, value in env.items():
+        monkeypatch.setenv(name, value)
+    return given_place()
+
+
+def test_nobody():
+    """Without a launcher `megalite train` starts the ranks itself."""
+    assert given_place() is None
+
+
+def test_torchrun(monkeypatch):
+    """torchrun's variables."""
+    place = given(monkeypatch, RANK="3", WORLD_SIZE="8", LOCAL_RANK="1", MASTER_ADDR="node1", MASTER_PORT="29500")
+    assert place == worker.Place(3, 8, 1, "tcp://node1:29500")
+
+
+def test_srun(monkeypatch):
+    """Slurm's variables: the port follows from the job, so that two jobs on a node do not meet."""
+    env = {"SLURM_PROCID": "5", "SLURM_NTASKS": "8", "SLURM_LOCALID": "1", "SLURM_STEP_ID": "0"}
+    place = given(monkeypatch, **env, SLURM_LAUNCH_NODE_IPADDR="10.0.0.1", SLURM_JOB_ID="123456")
+    assert place == worker.Place(5, 8, 1, "tcp://10.0.0.1:23456")
+
+
+def test_batch_script_is_not_a_rank(monkeypatch):
+    """Inside an allocation but outside a step, as in a batch script, there is no rank to be."""
+    assert given(monkeypatch, SLURM_JOB_ID="7", SLURM_NTASKS="8", SLURM_PROCID="0") is None
+
+
+def test_local_ranks(monkeypatch):
+    """Ranks of one machine meet through a file."""
+    env = {worker.RENDEZVOUS_VARIABLE: "file:///tmp/x/rendezvous"}
+    place = given(monkeypatch, RANK="0", WORLD_SIZE="2", **env)
+    assert place == worker.Place(0, 2, 0, "file:///tmp/x/rendezvous")
