@@ -7,9 +7,12 @@ import time
 from typing import TextIO
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from megalite.engine.protocol import StepResult
+
+WIDE_TERMINAL = 110
+"""Columns from which the live line has room for a bar and all figures."""
 
 
 class Display:
@@ -29,25 +32,19 @@ class Display:
         self._start, self._first_step = time.monotonic(), first_step
         self._bar: Progress | None = None
         if self._console.is_terminal:
-            self._bar = Progress(
-                TextColumn("[bold]step"),
-                MofNCompleteColumn(),
-                BarColumn(bar_width=None),
-                TextColumn("{task.fields[figures]}"),
-                TimeElapsedColumn(),
-                TextColumn("left"),
-                TimeRemainingColumn(elapsed_when_finished=False),
-                console=self._console,
-            )
+            bar = [BarColumn(bar_width=None)] if self._is_wide() else []
+            columns = (TextColumn("step"), MofNCompleteColumn(), *bar, TextColumn("{task.fields[figures]}"))
+            self._bar = Progress(*columns, TextColumn("left"), TimeRemainingColumn(), console=self._console)
             self._task = self._bar.add_task("train", total=total_steps, completed=first_step, figures="")
             self._bar.start()
 
     def step(self, step: int, result: StepResult, tokens_per_second: float, mfu: float) -> None:
         """Show a finished step."""
-        figures = f"loss {result.loss:.4f}  norm {result.grad_norm:.3f}  lr {result.lr:.2e}"
-        figures += f"  {tokens_per_second:,.0f} tok/s  mfu {mfu:.0%}"
+        loss, speed = f"loss {result.loss:.4f}", f"{tokens_per_second:,.0f} tok/s  mfu {mfu:.0%}"
+        figures = f"{loss}  norm {result.grad_norm:.3f}  lr {result.lr:.2e}  {speed}"
         if self._bar is not None:
-            self._bar.update(self._task, completed=step, figures=figures)
+            short = f"{loss}  {speed}"
+            self._bar.update(self._task, completed=step, figures=figures if self._is_wide() else short)
         elif step % self._log_every == 0 or step in (self._first_step + 1, self._total):
             self._console.print(f"step {step}/{self._total}  {figures}  left {_clock(self._seconds_left(step))}")
 
@@ -59,6 +56,9 @@ class Display:
         if self._bar is not None:
             self._bar.stop()
             self._bar = None
+
+    def _is_wide(self) -> bool:
+        return self._console.width >= WIDE_TERMINAL
 
     def _seconds_left(self, step: int) -> float:
         done = max(1, step - self._first_step)

@@ -279,5 +279,5 @@ def test_moments_are_refused(tmp_path: Path):
     save_foreign(tmp_path / "hf")
     done = from_hugging_face(tmp_path / "hf", tmp_path / "out")
     row = weight_table(done.model)["final_norm.weight"]
-    with pytest.raises(CheckpointError, match=r"exp_avg/final_norm\.weight"):
+    with pytest.raises(CheckpointError, match="weights only"):
         CheckpointReader(done.checkpoint).source("exp_avg").read(row, row.local(1, 0))
