@@ -40,7 +40,7 @@ ZERO3_LIVE_PARAMETERS = 10**9
 ALLREDUCE_ELEMENTS = 5 * 10**8
 """DeepSpeed's MEMORY_OPT_ALLREDUCE_SIZE: gradient elements copied into one message where ZeRO has no bucket."""
 
-HEAD_CHUNK_ELEMENTS, HEAD_CHUNK_MULTIPLE = 8 * 2**20, 64
+HEAD_CHUNK_ELEMENTS, HEAD_CHUNK_MULTIPLE = 16 * 2**20, 64
 """CHUNK_ELEMENTS and CHUNK_MULTIPLE of layers.cross_entropy, which cannot be imported without torch."""
 
 

@@ -255,10 +255,11 @@ def _engine_state_bytes(dtype: str, stage: int) -> int:
     )
     engine.train_step(batches, 1e-3)  # makes the moments
     marks: list[int] = []
+    elements = deepspeed_config(config, plan)["zero_optimization"]["reduce_bucket_size"]
+    bucket_bytes = elements * memory.ELEMENT_BYTES[dtype]  # planned as a buffer, not as state
 
     def measure(*_: object) -> None:
-        bucket = {size for size in _storages().values() if size >= 10**8}  # DeepSpeed's, larger than this model
-        now = {where: size for where, size in _storages().items() if where not in before and size not in bucket}
+        now = {where: size for where, size in _storages().items() if where not in before and size != bucket_bytes}
         marks.append(sum(now.values()))
 
     hook = engine.stage.blocks["0"].register_forward_pre_hook(measure)
