@@ -7,6 +7,7 @@ import time
 import torch
 
 from megalite.errors import UnavailableError
+from megalite.layers.gemm import choose_gemm
 
 DENSE_BF16_FLOPS = {
     "H200": 989e12,
@@ -60,12 +61,13 @@ def peak_flops(device: torch.device, dtype: torch.dtype) -> float:
 
 
 def measure_gemm_flops(device: torch.device, dtype: torch.dtype) -> float:
-    """FLOP/s of the fastest of a few square products: an upper bound for a training step on this device."""
+    """FLOP/s of the fastest of a few square products, by the backend that training uses: a ceiling for a step."""
+    gemm = choose_gemm(device.type, dtype)
     left, right = (torch.randn(CEILING_SIZE, CEILING_SIZE, device=device, dtype=dtype) for _ in range(2))
     best = float("inf")
     for _ in range(CEILING_TRIES):
         start = time.perf_counter()
-        left @ right
+        gemm.multiply(left, right)
         if device.type == "cuda":
             torch.cuda.synchronize(device)
         best = min(best, time.perf_counter() - start)

@@ -26,6 +26,7 @@ from megalite.config.schema import Config
 from megalite.errors import EXIT_BAD_INPUT, EXIT_DONE, EXIT_FAULT, EXIT_REQUEUE, UserError
 from megalite.train.preflight import preflight
 from megalite.train.run_folder import LOGS
+from megalite.train.signals import STOP_SIGNALS
 from megalite.train.worker import RENDEZVOUS_VARIABLE, error_path
 
 ALLOCATOR = {
@@ -109,7 +110,7 @@ def _start(config: Config, config_path: Path, rank: int, world_size: int) -> Ran
 
 
 def _forward_signals(ranks: list[Rank]) -> dict[int, signal.Handlers]:
-    """Pass SIGINT, SIGTERM and SIGUSR1 on to every rank. A second SIGINT ends them at once."""
+    """Pass requests to stop on to every rank. A second SIGINT ends them at once."""
     interrupts = 0
 
     def forward(number: int, frame: FrameType | None) -> None:
@@ -121,7 +122,7 @@ def _forward_signals(ranks: list[Rank]) -> dict[int, signal.Handlers]:
         if interrupts == 1:
             print("\nstopping after this step and saving; press Ctrl-C again to end at once", file=sys.stderr)
 
-    return {number: signal.signal(number, forward) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)}
+    return {number: signal.signal(number, forward) for number in STOP_SIGNALS}
 
 
 def _watch(ranks: list[Rank]) -> list[int]:
@@ -143,6 +144,9 @@ def _verdict(run_dir: Path, codes: list[int]) -> int:
     """The run's exit code; for a failure, say which rank failed first and how."""
     if all(code == codes[0] for code in codes) and codes[0] in (EXIT_DONE, EXIT_REQUEUE):
         return codes[0]
+    if all(-code in STOP_SIGNALS for code in codes):
+        print("megalite: stopped before the first step; there was nothing to save", file=sys.stderr)
+        return EXIT_REQUEUE
     paths = [error_path(run_dir, rank) for rank in range(len(codes))]
     errors = [json.loads(path.read_text(encoding="utf-8")) for path in paths if path.exists()]
     user_errors = [error for error in errors if error["is_user_error"]]

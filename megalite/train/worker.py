@@ -16,6 +16,7 @@ from pathlib import Path
 
 from megalite.config.schema import Config
 from megalite.errors import EXIT_BAD_INPUT, EXIT_FAULT, UserError
+from megalite.train.signals import StopRequest
 
 RENDEZVOUS_VARIABLE = "MEGALITE_RENDEZVOUS"
 """Where local ranks meet, set by `train.local`; without it, MASTER_ADDR and MASTER_PORT."""
@@ -55,8 +56,10 @@ def _init_method() -> str:
 
 def run_rank(config: Config, place: Place) -> int:
     """Train as this rank and return the exit code. Errors are written to the run's logs."""
+    stop = StopRequest()
+    stop.install()
     try:
-        return _train(config, place)
+        return _train(config, place, stop)
     except UserError as error:
         _leave_word(config.run.dir, place.rank, str(error), is_user_error=True)
         return EXIT_BAD_INPUT
@@ -65,7 +68,7 @@ def run_rank(config: Config, place: Place) -> int:
         return EXIT_FAULT
 
 
-def _train(config: Config, place: Place) -> int:
+def _train(config: Config, place: Place, stop: StopRequest) -> int:
     from megalite.train.preflight import preflight
 
     plan, samples, valid_samples = preflight(config, place.world_size)
@@ -80,12 +83,9 @@ def _train(config: Config, place: Place) -> int:
     from megalite.parallel.mesh import Mesh
     from megalite.train.device import choose_device, peak_flops
     from megalite.train.run_folder import write_run_folder
-    from megalite.train.signals import StopRequest
     from megalite.train.start import choose_start
     from megalite.train.trainer import Run, Trainer
 
-    stop = StopRequest()
-    stop.install()
     device = choose_device(config.train.device, place.local_rank)
     os.environ["LOCAL_RANK"] = str(place.local_rank)
     prepare_deepspeed(device.type)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import signal
+import time
 from pathlib import Path
 
 import numpy as np
@@ -137,6 +138,19 @@ def test_signal_saves_and_stops(tmp_path, number):
     last = metrics(tmp_path / "run")[-1]["step"]
     assert (tmp_path / "run" / "checkpoints" / f"step-{last:07d}" / "manifest.json").exists()
     assert events(tmp_path / "run")[-1] == {**events(tmp_path / "run")[-1], "event": "stop", "step": last}
+
+
+def test_stop_during_start(tmp_path):
+    """Ctrl-C while the ranks are still importing is not lost: the run ends with exit code 3 and no traceback."""
+    process = start("train", write_run(tmp_path, train={"steps": 2000}))
+    while len(children(process.pid)) < 2:
+        assert process.poll() is None
+        time.sleep(0.01)
+    time.sleep(1.0)
+    process.send_signal(signal.SIGINT)
+    output, _ = process.communicate(timeout=120)
+    assert process.returncode == 3, output
+    assert "Traceback" not in output
 
 
 def test_kill_9_loses_nothing_saved(tmp_path):
