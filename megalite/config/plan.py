@@ -7,9 +7,10 @@ what `dp: null` or `tokens: 1e9` became. Pure arithmetic, no torch: a laptop pla
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from dataclasses import dataclass
 
-from megalite.config.schema import BatchConfig, Config, ModelConfig
+from megalite.config.schema import BatchConfig, Config, ModelConfig, ParallelConfig
 from megalite.errors import ConfigError
 
 VOCAB_MULTIPLE = 64
@@ -17,6 +18,10 @@ VOCAB_MULTIPLE = 64
 
 FFN_MULTIPLE = 64
 """A derived swiglu width is rounded up to this: divisible by every usual tp, and whole tiles."""
+
+HEAD_TIME_PER_FLOP = 0.75
+"""Time of the head's FLOPs over that of a block's: the head is one large product, a block is many small ones with norms
+and attention between. Measured on a CPU: 0.74 to 0.83 at a width of 384, 1.0 at 1024."""
 
 COMPILE_PAYS_FROM_FLOPS_CPU = 1.2e14
 """Training FLOPs a rank from which compilation repays itself on a CPU: it costs 15-40 s and saves about a tenth of
@@ -83,7 +88,7 @@ def make_plan(config: Config, world_size: int, tokenizer_vocab_size: int | None 
         grad_accum_steps=batch.global_batch_size // (batch.micro_batch_size * dp),
         tokens_per_step=tokens_per_step,
         total_steps=derive_steps(config),
-        stage_blocks=split_blocks(model.num_layers, parallel.pp),
+        stage_blocks=stage_blocks(parallel, model, batch.seq_len),
         num_parameters=count_parameters(model),
         flops_per_token=flops_per_token(model, batch.seq_len),
     )
@@ -137,15 +142,41 @@ def vocab_rows_per_rank(vocab_size: int, tp: int) -> int:
     return -(-vocab_size // (tp * VOCAB_MULTIPLE)) * VOCAB_MULTIPLE
 
 
-def split_blocks(num_layers: int, pp: int) -> tuple[tuple[int, int], ...]:
-    """Cut the blocks into pp runs, as even as can be; what is over goes to the first stages, the head being last."""
-    each, extra = divmod(num_layers, pp)
-    bounds, start = [], 0
-    for stage in range(pp):
-        stop = start + each + (stage < extra)
-        bounds.append((start, stop))
-        start = stop
-    return tuple(bounds)
+def stage_blocks(parallel: ParallelConfig, model: ModelConfig, seq_len: int) -> tuple[tuple[int, int], ...]:
+    """The range of blocks of each pipeline stage: as configured, or so that the slowest stage is as fast as can be.
+
+    Args:
+        model: a filled model.
+    """
+    if parallel.blocks_per_stage is None:
+        head = HEAD_TIME_PER_FLOP * model.vocab_size * model.hidden_size
+        return split_blocks(model.num_layers, parallel.pp, head / block_multiply_adds(model, seq_len))
+    stops = list(itertools.accumulate(parallel.blocks_per_stage))
+    return tuple(zip([0, *stops[:-1]], stops, strict=True))
+
+
+def split_blocks(num_layers: int, pp: int, head_cost: float) -> tuple[tuple[int, int], ...]:
+    """Cut the blocks into pp runs such that the slowest stage is as fast as can be.
+
+    The last stage has the head and its loss too, which in a small model with a large vocabulary outweigh several
+    blocks: it takes fewer blocks for it, even none. The others are even, what is over going to the first of them.
+
+    Args:
+        num_layers: blocks of the model, at least pp.
+        pp: pipeline stages.
+        head_cost: time of the head over that of one block.
+    """
+    others = pp - 1
+    if others == 0:
+        return ((0, num_layers),)
+
+    def slowest(in_last: int) -> float:
+        return max(-(-(num_layers - in_last) // others), in_last + head_cost)
+
+    in_last = min(range(num_layers - others, -1, -1), key=slowest)  # of equals the fullest: it relieves the others
+    each, extra = divmod(num_layers - in_last, others)
+    stops = [each * (stage + 1) + min(stage + 1, extra) for stage in range(others)]
+    return tuple(zip([0, *stops], [*stops, num_layers], strict=True))
 
 
 def count_parameters(model: ModelConfig) -> int:
@@ -172,14 +203,18 @@ def flops_per_token(model: ModelConfig, seq_len: int) -> float:
 
     The convention of PaLM (Chowdhery et al. 2022, appendix B) with attention counted causal, i.e. half.
     """
+    head = model.vocab_size * model.hidden_size
+    return 6.0 * (model.num_layers * block_multiply_adds(model, seq_len) + head)
+
+
+def block_multiply_adds(model: ModelConfig, seq_len: int) -> float:
+    """Multiply-adds of one token's forward pass through one block: its matrices, and attention over the mean span."""
     hidden, head_dim = model.hidden_size, model.head_dim
     q, kv = model.num_heads * head_dim, model.num_kv_heads * head_dim
     gates = 2 if model.activation == "swiglu" else 1
-    matrices = model.num_layers * (hidden * (2 * q + 2 * kv) + (gates + 1) * hidden * model.ffn_hidden_size)
-    matrices += model.vocab_size * hidden
     window = min(seq_len, model.sliding_window or seq_len)
     mean_span = window - window * window / (2 * seq_len)
-    return 6.0 * matrices + 12.0 * model.num_layers * q * mean_span
+    return hidden * (2 * q + 2 * kv) + (gates + 1) * hidden * model.ffn_hidden_size + 2 * q * mean_span
 
 
 def compile_pays(config: Config, plan: RunPlan, device: str) -> bool:

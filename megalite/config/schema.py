@@ -170,6 +170,9 @@ class ParallelConfig(Section):
     """Tensor-parallel ranks: each matrix is cut into this many. Keep within a node."""
     pp: PositiveInt = 1
     """Pipeline stages: the list of layers is cut into this many."""
+    blocks_per_stage: tuple[NonNegativeInt, ...] | None = None
+    """Transformer blocks of each stage, as in [9, 9, 8, 6]; null balances the stages, counting the head that the last
+    one has too."""
     dp: PositiveInt | None = None
     """Data-parallel ranks; null derives it from the world size, which is pp x tp when `megalite train` starts the
     ranks itself."""

@@ -96,8 +96,14 @@ def _tensor_parallel(config: Config, model: ModelConfig) -> Iterator[str]:
 
 def _pipeline(config: Config, world_size: int) -> Iterator[str]:
     pp, stage, num_layers = config.parallel.pp, config.parallel.zero_stage, config.model.num_layers
+    blocks = config.parallel.blocks_per_stage
     if pp > num_layers:
         yield f"parallel.pp: num_layers={num_layers} cannot fill pp={pp} stages; use pp={num_layers} or less"
+    if blocks is not None and (len(blocks) != pp or sum(blocks) != num_layers or 0 in blocks[:-1]):
+        yield (
+            f"parallel.blocks_per_stage: found {list(blocks)}, expected pp={pp} numbers whose sum is "
+            f"num_layers={num_layers}, of which only the last may be 0; correct it, or use null"
+        )
     if pp > 1 and stage >= 2:
         dp = world_size // (config.parallel.cp * config.parallel.tp)
         yield (

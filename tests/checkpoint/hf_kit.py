@@ -96,7 +96,7 @@ def write_checkpoint(
     folder.mkdir(parents=True)
     progress = Progress(step=step, num_updates=step, num_tokens=1000 * step)
     manifest = Manifest(progress, model.model_dump(mode="json"), {"pp": PP, "tp": TP}, {}, {}, data=data or {})
-    stages = split_blocks(model.num_layers, PP)
+    stages = split_blocks(model.num_layers, PP, head_cost=0)
     for stage, tp_rank in itertools.product(range(PP), range(TP)):
         file, tensors = f"rank-{stage * TP + tp_rank:05d}.safetensors", {}
         for weight in weight_table(model).values():

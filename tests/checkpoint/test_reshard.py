@@ -31,7 +31,7 @@ LAYOUTS = {
         "dp2-zero2": layout(dp=2, zero_stage=2),
         "dp2-zero0": layout(dp=2, zero_stage=0),
         "pp2-zero1": layout(pp=2),
-        "pp2-zero0": layout(pp=2, zero_stage=0),
+        "pp2-zero0": layout(pp=2, zero_stage=0, blocks_per_stage=[4, 0]),
     },
     4: {
         "tp4-zero1-sp": layout(tp=4, sequence_parallel=True),

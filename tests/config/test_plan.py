@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 
 import pytest
@@ -78,26 +79,45 @@ class TestLayout:
         assert plan.tokens_per_step == 4800
 
     @pytest.mark.parametrize(
-        ("num_layers", "pp", "expected"),
+        ("num_layers", "pp", "head_cost", "expected"),
         [
-            (4, 1, ((0, 4),)),
-            (4, 4, ((0, 1), (1, 2), (2, 3), (3, 4))),
-            (7, 3, ((0, 3), (3, 5), (5, 7))),
-            (80, 4, ((0, 20), (20, 40), (40, 60), (60, 80))),
+            (4, 1, 9.0, [4]),
+            (4, 4, 0.5, [1, 1, 1, 1]),
+            (7, 3, 0.1, [3, 2, 2]),
+            (80, 4, 0.3, [20, 20, 20, 20]),
+            (32, 4, 2.4, [9, 9, 8, 6]),  # 8 each would make the last stage 10.4
+            (6, 2, 4.7, [5, 1]),
+            (6, 2, 30.0, [6, 0]),  # a head that outweighs all blocks stands alone
         ],
     )
-    def test_split_blocks(self, num_layers: int, pp: int, expected: tuple):
-        assert split_blocks(num_layers, pp) == expected
+    def test_split_blocks(self, num_layers: int, pp: int, head_cost: float, expected: list[int]):
+        assert [stop - first for first, stop in split_blocks(num_layers, pp, head_cost)] == expected
 
-    @pytest.mark.parametrize("num_layers", range(1, 20))
-    def test_split_covers_all_evenly(self, num_layers: int):
-        """No block is lost or doubled, no stage is empty or more than one block above another."""
+    @pytest.mark.parametrize("head_cost", [0.0, 0.7, 3.0, 100.0])
+    @pytest.mark.parametrize("num_layers", range(1, 10))
+    def test_split_is_the_best(self, num_layers: int, head_cost: float):
+        """No block is lost or doubled, and no other way to cut has a faster slowest stage."""
         for pp in range(1, num_layers + 1):
-            bounds = split_blocks(num_layers, pp)
+            bounds = split_blocks(num_layers, pp, head_cost)
             assert [index for first, stop in bounds for index in range(first, stop)] == list(range(num_layers))
             sizes = [stop - first for first, stop in bounds]
-            assert max(sizes) - min(sizes) <= 1
-            assert min(sizes) >= 1
+            assert min(sizes[:-1], default=1) >= 1
+            ways = (
+                (*others, num_layers - sum(others))
+                for others in itertools.product(range(1, num_layers + 1), repeat=min(pp - 1, 3))
+                if sum(others) <= num_layers
+            )
+            if pp <= 4:
+                assert max(*sizes[:-1], sizes[-1] + head_cost, 0) == min(
+                    max(*way[:-1], way[-1] + head_cost, 0) for way in ways
+                )
+
+    def test_blocks_per_stage(self):
+        """The user's word goes before the balance; null weighs a head of 32000 rows as several of these blocks."""
+        batch = {"seq_len": 512}
+        assert plan_of(2, parallel={"pp": 2}, batch=batch).stage_blocks == ((0, 5), (5, 6))
+        given = {"pp": 3, "blocks_per_stage": [1, 5, 0]}
+        assert plan_of(3, parallel=given, batch=batch).stage_blocks == ((0, 1), (1, 6), (6, 6))
 
 
 class TestModel:

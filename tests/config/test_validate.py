@@ -90,6 +90,18 @@ CONFLICTS = {
         5,
         "parallel.pp: num_layers=4 cannot fill pp=5 stages; use pp=4 or less",
     ),
+    "blocks that are not the model's": (
+        config(parallel={"pp": 2, "blocks_per_stage": [4, 1]}),
+        2,
+        "parallel.blocks_per_stage: found [4, 1], expected pp=2 numbers whose sum is num_layers=4, of which only the "
+        "last may be 0; correct it, or use null",
+    ),
+    "a stage without blocks before the last": (
+        config(parallel={"pp": 3, "blocks_per_stage": [4, 0, 0]}),
+        3,
+        "parallel.blocks_per_stage: found [4, 0, 0], expected pp=3 numbers whose sum is num_layers=4, of which only "
+        "the last may be 0; correct it, or use null",
+    ),
     "pipeline with ZeRO-2": (
         config(parallel={"pp": 2, "tp": 2, "zero_stage": 2}),
         8,

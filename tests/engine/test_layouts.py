@@ -61,6 +61,8 @@ CASES = {
         layout(pp=2, more=TIED),
         layout(pp=2, zero_stage=0, more=TIED),
         layout(pp=2, more={**ACCUM, "train": {"recompute": "full"}}),
+        layout(pp=2, blocks_per_stage=[4, 0]),
+        layout(pp=2, blocks_per_stage=[1, 3], more=TIED),
     ],
     4: [
         layout(tp=4),
@@ -68,7 +70,7 @@ CASES = {
         layout(dp=4, zero_stage=2, more=ACCUM),
         layout(dp=4, zero_stage=3),
         layout(pp=4),
-        layout(pp=4, more={**TIED, **ACCUM}),
+        layout(pp=4, blocks_per_stage=[1, 2, 1, 0], more={**TIED, **ACCUM}),
         layout(tp=2, dp=2, zero_stage=3, sequence_parallel=True),
         layout(tp=2, dp=2, zero_stage=2, more=TIED),
         layout(pp=2, tp=2, sequence_parallel=True, more=TIED),

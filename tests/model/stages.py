@@ -59,7 +59,7 @@ def make_stage(
     stage = Stage(
         StageSpec(
             model,
-            split_blocks(model.num_layers, pp)[pp_rank],
+            split_blocks(model.num_layers, pp, head_cost=0)[pp_rank],
             is_first=pp_rank == 0,
             is_last=pp_rank == pp - 1,
             tp=tp,

@@ -33,6 +33,8 @@ class Job:
     tp: int = 1
     pp: int = 1
     zero_stage: int = 1
+    blocks: tuple[int, ...] | None = None
+    """Blocks of each pipeline stage; None leaves it to megalite."""
 
     @property
     def shape(self) -> Shape:
@@ -152,7 +154,7 @@ def megalite_step(job: Job) -> Step:
             "vocab_size": shape.vocab,
             "tie_embeddings": True,
         },
-        parallel={"tp": job.tp, "pp": job.pp, "zero_stage": job.zero_stage},
+        parallel={"tp": job.tp, "pp": job.pp, "zero_stage": job.zero_stage, "blocks_per_stage": job.blocks},
         batch={
             "micro_batch_size": job.micro_batch_size,
             "global_batch_size": job.micro_batch_size * job.accum * dp,
