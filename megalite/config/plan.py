@@ -23,6 +23,11 @@ HEAD_TIME_PER_FLOP = 0.75
 """Time of the head's FLOPs over that of a block's: the head is one large product, a block is many small ones with norms
 and attention between. Measured on a CPU: 0.74 to 0.83 at a width of 384, 1.0 at 1024."""
 
+LOSS_CHUNK_TOKENS = {"cpu": 512, "cuda": 2048}
+"""Tokens whose logits exist at once in the loss. Each chunk passes once over the fp32 gradient of the head: 8 bytes a
+weight against 6 x tokens FLOPs, so a tenth of the products' time at most where a byte costs 15 FLOPs (a CPU's core) or
+170 (an H200)."""
+
 COMPILE_PAYS_FROM_FLOPS_CPU = 1.2e14
 """Training FLOPs a rank from which compilation repays itself on a CPU: it costs 15-40 s and saves about a tenth of
 the step, at some 1e11 FLOP/s a core."""

@@ -294,7 +294,8 @@ class TrainConfig(Section):
     compile: Literal["auto", "on", "off"] = "auto"
     """torch.compile for the blocks; auto turns it on when the run is long enough to repay the compilation."""
     recompute: Literal["none", "selective", "full"] = "none"
-    """Activations recomputed in the backward pass: none, those inside the MLP and norms, or whole blocks."""
+    """Activations recomputed in the backward pass: none, those inside the MLP and norms, or whole blocks. Compiled
+    blocks redo under `none` what `selective` does, since it costs them nothing."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Where to train; auto takes CUDA when it is there."""
 

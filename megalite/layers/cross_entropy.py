@@ -21,18 +21,11 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from megalite.config.plan import vocab_rows_per_rank
+from megalite.config.plan import LOSS_CHUNK_TOKENS, vocab_rows_per_rank
 from megalite.layers.documents import Targets
 from megalite.layers.gemm import PLAIN, Gemm
 from megalite.parallel.axes import Axis
 from megalite.parallel.collectives import all_reduce, copy_to, gather_rows
-
-CHUNK_ELEMENTS = 16 * 2**20
-"""Logits in a chunk: 64 MB in fp32. Smaller chunks are slower: each pass over the weight gradient is shared by fewer
-tokens."""
-
-CHUNK_MULTIPLE = 64
-"""Tokens in a chunk are a multiple of this."""
 
 
 class Head(nn.Module):
@@ -45,6 +38,7 @@ class Head(nn.Module):
         tied_to: the embedding's parameter when the two are one; None for a matrix of its own.
         sequence_parallel: the input is cut over tokens.
         gemm: how to multiply.
+        chunk_tokens: tokens whose logits exist at once.
     """
 
     def __init__(
@@ -56,9 +50,11 @@ class Head(nn.Module):
         tied_to: nn.Parameter | None = None,
         sequence_parallel: bool = False,
         gemm: Gemm = PLAIN,
+        chunk_tokens: int = LOSS_CHUNK_TOKENS["cpu"],
     ):
         super().__init__()
         self.gemm = gemm
+        self.chunk_tokens = chunk_tokens
         rows = vocab_rows_per_rank(vocab_size, tp.size)
         self.weight = nn.Parameter(torch.empty(rows, hidden_size)) if tied_to is None else tied_to
         self.first_row = rows * tp.rank
@@ -99,7 +95,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
         loss = torch.zeros((), dtype=accumulate, device=hidden.device)
         local_labels = targets.labels - head.first_row
 
-        for rows in _chunks(hidden.shape[0], weight.shape[0]):  # padding counted: ranks must make the same chunks
+        for rows in _chunks(hidden.shape[0], head.chunk_tokens):
             chunk = hidden[rows]
             logits = gemm.multiply(chunk, matrix).to(accumulate)
             nll, total = _exponentiate(logits, local_labels[rows], head.tp)
@@ -121,9 +117,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
         return grad_hidden * grad, (grad_weight * grad).to(ctx.weight_dtype), None, None, None
 
 
-def _chunks(num_tokens: int, num_columns: int) -> list[slice]:
-    size = CHUNK_ELEMENTS // num_columns // CHUNK_MULTIPLE * CHUNK_MULTIPLE
-    size = max(CHUNK_MULTIPLE, size)
+def _chunks(num_tokens: int, size: int) -> list[slice]:
     return [slice(start, min(start + size, num_tokens)) for start in range(0, num_tokens, size)]
 
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 import torch
 
+from megalite.config.plan import LOSS_CHUNK_TOKENS
 from megalite.config.schema import ModelConfig
 from megalite.layers.attention import Attend, attend_by_document, choose_attention
 from megalite.layers.gemm import PLAIN, Gemm, choose_gemm
@@ -22,9 +23,15 @@ class Parts:
     attend: Attend = attend_by_document
     gemm: Gemm = PLAIN
     norm: type[RMSNorm] | type[LayerNorm] = RMSNorm
+    loss_chunk_tokens: int = LOSS_CHUNK_TOKENS["cpu"]
 
 
 def choose_parts(model: ModelConfig, device_type: str, dtype: torch.dtype) -> Parts:
     """The best parts for a device and number format."""
     norm = LayerNorm if model.norm == "layernorm" else RMSNorm
-    return Parts(attend=choose_attention(device_type, dtype), gemm=choose_gemm(device_type, dtype), norm=norm)
+    return Parts(
+        attend=choose_attention(device_type, dtype),
+        gemm=choose_gemm(device_type, dtype),
+        norm=norm,
+        loss_chunk_tokens=LOSS_CHUNK_TOKENS[device_type],
+    )

@@ -56,4 +56,6 @@ class SelfAttention(nn.Module):
             q, k = self.q_norm(q), self.k_norm(k)
         if self.rotary:
             q, k = rotate(q, documents.rotation), rotate(k, documents.rotation)
+            if self.q_norm is None:
+                v = v.contiguous()  # else the view would keep the whole projection until the backward pass
         return q, k, v

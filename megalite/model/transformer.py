@@ -72,7 +72,14 @@ class Stage(nn.Module):
         if spec.is_last:
             self.final_norm = spec.parts.norm(model.hidden_size, model.norm_eps, **shared)
             tied_to = self.embedding.weight if model.tie_embeddings and self.embedding is not None else None
-            self.head = Head(model.vocab_size, model.hidden_size, tied_to=tied_to, gemm=spec.parts.gemm, **shared)
+            self.head = Head(
+                model.vocab_size,
+                model.hidden_size,
+                tied_to=tied_to,
+                gemm=spec.parts.gemm,
+                chunk_tokens=spec.parts.loss_chunk_tokens,
+                **shared,
+            )
         self.run_block = choose_recompute(spec.recompute)
         self._inv_freq = frequencies(model.rope, model.head_dim) if model.positions == "rope" else None
 

@@ -19,7 +19,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from math import prod
 
-from megalite.config.plan import RunPlan, vocab_rows_per_rank
+from megalite.config.plan import LOSS_CHUNK_TOKENS, RunPlan, vocab_rows_per_rank
 from megalite.config.schema import Config
 from megalite.engine.deepspeed_config import deepspeed_config
 from megalite.model.weights import weight_table
@@ -39,9 +39,6 @@ ZERO3_LIVE_PARAMETERS = 10**9
 
 ALLREDUCE_ELEMENTS = 5 * 10**8
 """DeepSpeed's MEMORY_OPT_ALLREDUCE_SIZE: gradient elements copied into one message where ZeRO has no bucket."""
-
-HEAD_CHUNK_ELEMENTS, HEAD_CHUNK_MULTIPLE = 16 * 2**20, 64
-"""CHUNK_ELEMENTS and CHUNK_MULTIPLE of layers.cross_entropy, which cannot be imported without torch."""
 
 
 @dataclass(frozen=True)
@@ -111,9 +108,9 @@ def block_activation_bytes(config: Config, plan: RunPlan, recompute: str) -> int
     norm = a * (stream + h)  # normalised input (the input itself for layernorm), and what the column layer multiplies
     if model.norm == "rmsnorm":
         norm += FP32_BYTES * stream  # the input in fp32
-    attention = a * (q + 2 * kv + q) + softmax_sums
-    if model.positions == "rope":
-        attention += a * (q + kv)
+    attention = a * (q + 2 * kv + q) + softmax_sums  # queries, keys and values, rotated or not, and the result
+    if model.positions == "rope" and model.qk_norm:
+        attention += a * (q + kv)  # unrotated ones too, for the norms' backward pass
     if model.qk_norm:
         attention += (a if a == FP32_BYTES else a + FP32_BYTES) * (q + kv)
     mlp = a * (4 if gates == 2 else 2) * f  # products, the gated form's silu, and what the row layer multiplies
@@ -155,7 +152,7 @@ def _head(config: Config, plan: RunPlan) -> int:
     tokens, stream = _micro_batch_tokens(config), _stream_width(config, plan)
     rows = min(vocab_rows_per_rank(plan.model.vocab_size, plan.tp), plan.model.vocab_size)
     matrix = rows * plan.model.hidden_size
-    chunk = max(HEAD_CHUNK_ELEMENTS // rows // HEAD_CHUNK_MULTIPLE, 1) * HEAD_CHUNK_MULTIPLE
+    chunk = LOSS_CHUNK_TOKENS["cpu" if config.train.device == "cpu" else "cuda"]
     logits = min(chunk, tokens) * rows * (FP32_BYTES + (a if half else 0))
     norm = tokens * (FP32_BYTES + a) * stream
     gradients = tokens * 2 * a * plan.model.hidden_size + FP32_BYTES * matrix

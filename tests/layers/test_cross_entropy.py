@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from unittest import mock
-
 import pytest
 import torch
 import torch.distributed as dist
@@ -11,7 +9,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from megalite.config.plan import vocab_rows_per_rank
-from megalite.layers import cross_entropy
 from megalite.layers.cross_entropy import Head
 from megalite.layers.documents import Documents, Targets
 from megalite.layers.embedding import VocabParallelEmbedding
@@ -29,11 +26,6 @@ CHUNKS = {"one chunk": 1000, "chunks of 8": 8, "a last chunk of one": 13}
 
 BF16_RELATIVE = 2.0**-7
 """Two roundings to bf16, of 2^-8 each: of the product of a chunk and of the result."""
-
-
-def chunks_of(num_tokens: int):
-    """Make chunks of so many tokens where a rank holds 64 rows of the vocabulary, padding included."""
-    return mock.patch.multiple(cross_entropy, CHUNK_ELEMENTS=64 * num_tokens, CHUNK_MULTIPLE=1)
 
 
 def make_targets(num_tokens: int = NUM_TOKENS, seed: int = 5) -> Targets:
@@ -59,9 +51,10 @@ def vocab_part(whole: Tensor, axis: Axis) -> Tensor:
     return F.pad(whole, (0, 0, 0, count * axis.size - VOCAB))[axis.rank * count : (axis.rank + 1) * count]
 
 
-def make_head(axis: Axis, weight: Tensor, sequence_parallel: bool = False) -> Head:
+def make_head(axis: Axis, weight: Tensor, sequence_parallel: bool = False, chunk_tokens: int = 1000) -> Head:
     """A head whose padded rows are NaN, so that any use of them shows."""
-    head = Head(VOCAB, weight.shape[1], tp=axis, sequence_parallel=sequence_parallel).to(weight.dtype)
+    options = {"tp": axis, "sequence_parallel": sequence_parallel, "chunk_tokens": chunk_tokens}
+    head = Head(VOCAB, weight.shape[1], **options).to(weight.dtype)
     with torch.no_grad():
         head.weight.copy_(vocab_part(weight, axis))
         head.weight[head.num_true_rows :] = float("nan")
@@ -75,13 +68,12 @@ def compare(axis: Axis, dtype: torch.dtype, sequence_parallel: bool, tokens_per_
     truth = dense_loss(true_hidden, true_weight, targets)
     (truth * 0.7).backward()
 
-    head = make_head(axis, weight, sequence_parallel)
+    head = make_head(axis, weight, sequence_parallel, tokens_per_chunk)
     own = (rows(hidden, axis) if sequence_parallel else hidden).clone().requires_grad_()
-    with chunks_of(tokens_per_chunk):
-        loss = head(own, targets)
-        (loss * 0.7).backward()
-        with torch.no_grad():
-            silent = head(own, targets)
+    loss = head(own, targets)
+    (loss * 0.7).backward()
+    with torch.no_grad():
+        silent = head(own, targets)
     first = min(head.first_row, VOCAB)
     logits = true_hidden @ true_weight[first : first + head.num_true_rows].t()
     return {
@@ -185,8 +177,9 @@ def test_zero_weights_give_zero():
 
 
 def bf16_stream(num_tokens: int) -> tuple[Head, Tensor, Targets]:
-    """A stream of equal tokens in bf16, whose contributions a bf16 sum would soon lose: 256 + 1 = 256 there."""
-    head = make_head(SINGLE, draw((VOCAB, WIDTH), torch.bfloat16, 1))
+    """A stream of equal tokens in bf16, in chunks of one, whose contributions a bf16 sum would soon lose: 256 + 1 = 256
+    there."""
+    head = make_head(SINGLE, draw((VOCAB, WIDTH), torch.bfloat16, 1), chunk_tokens=1)
     hidden = torch.full((num_tokens, WIDTH), 0.5, dtype=torch.bfloat16).requires_grad_()
     return head, hidden, Targets(torch.full((num_tokens,), 3), torch.ones(num_tokens))
 
@@ -196,8 +189,7 @@ def test_bf16_accumulates_in_fp32():
     The gradients come back in bf16."""
     num_tokens = 2048
     head, hidden, targets = bf16_stream(num_tokens)
-    with chunks_of(1):
-        loss = head(hidden, targets)
+    loss = head(hidden, targets)
     loss.backward()
     one_head, one_hidden, one_targets = bf16_stream(1)
     one = one_head(one_hidden, one_targets)
@@ -221,13 +213,13 @@ def test_bf16_softmax_is_fp32():
 
 def test_logits_are_never_larger_than_a_chunk():
     """Neither the forward nor the backward pass makes a tensor larger than the logits of one chunk, where the whole
-    logits would be 32 times that; a chunk is a multiple of CHUNK_MULTIPLE tokens and fits CHUNK_ELEMENTS."""
+    logits would be 32 times that."""
     vocab, width, num_tokens = 512, 4, 64 * 64
-    head = Head(vocab, width, tp=SINGLE)
+    head = Head(vocab, width, tp=SINGLE, chunk_tokens=128)
     nn.init.normal_(head.weight)
     hidden = draw((num_tokens, width), torch.float32, 0).requires_grad_()
     targets = Targets(torch.zeros(num_tokens, dtype=torch.int64), torch.ones(num_tokens))
-    with mock.patch.object(cross_entropy, "CHUNK_ELEMENTS", 130 * vocab), LargestTensor() as largest:
+    with LargestTensor() as largest:
         head(hidden, targets).backward()
     assert largest.num_elements == 128 * vocab, largest.operation
 

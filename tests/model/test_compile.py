@@ -49,7 +49,7 @@ def compare_compiled(folder: str, kinds: tuple[str, ...]) -> tuple[list[str], di
     with torch._inductor.utils.fresh_cache(dir=folder):
         for kind in kinds:
             spec = {"tp": tp, "sequence_parallel": tp.size > 1, "recompute": kind}
-            eager, _ = train_stage(False, 2, **spec)
+            eager, saved[f"{kind}, eager"] = train_stage(False, 2, **spec)
             found, saved[kind] = train_stage(True, 2, **spec)
             bad = {key: difference(found[key], eager[key]) for key in eager}
             wrong += [f"{kind}, rank {tp.rank}: {key} {error:.1e}" for key, error in bad.items() if error > TOLERANCE]
@@ -59,10 +59,11 @@ def compare_compiled(folder: str, kinds: tuple[str, ...]) -> tuple[list[str], di
 @pytest.mark.slow
 def test_compiled_blocks_equal_eager_ones(tmp_path):
     """Loss and all gradients of two accumulated micro-batches are those of eager blocks for every kind of
-    recomputation, with dropout on; selective and full save less than none, in compiled blocks too."""
+    recomputation, with dropout on. The compiler redoes by itself what selective recomputation does, whatever was
+    asked for; full recomputation saves less than that."""
     ((wrong, saved),) = run_ranks(compare_compiled, 1, str(tmp_path), ("none", "selective", "full"))
     assert not wrong, "\n".join(wrong)
-    assert saved["full"] < saved["selective"] < saved["none"], saved
+    assert saved["full"] < saved["selective"] == saved["none"] < 0.75 * saved["none, eager"], saved
 
 
 @pytest.mark.slow

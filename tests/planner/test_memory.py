@@ -10,7 +10,6 @@ import torch
 from megalite.config.plan import make_plan
 from megalite.config.schema import Config, ModelConfig
 from megalite.engine.deepspeed_config import deepspeed_config
-from megalite.layers import cross_entropy
 from megalite.layers.parts import choose_parts
 from megalite.layers.rope import frequencies, rotation
 from megalite.model.block import Block
@@ -69,7 +68,7 @@ class TestByHand:
         """bf16 with h = q = kv = 64 and f = 192, tensor by tensor."""
         config, plan = planned(precision={"dtype": "bf16"})
         norms = 2 * (4 * 64 + 2 * 64 + 2 * 64)  # fp32 input, normalised, scaled
-        attention = 2 * (64 + 64 + 3 * 64 + 64)  # rotated q and k, v inside the fused projection, result
+        attention = 2 * (3 * 64 + 64)  # rotated q and k, v, result
         mlp = 2 * (2 * 192 + 192 + 192)  # gate and up, silu, product
         assert block_activation_bytes(config, plan, "none") == norms + attention + mlp + 16
         assert block_activation_bytes(config, plan, "selective") == 2 * (64 + 3 * 64 + 64 + 64 + 2 * 192 + 64) + 16
@@ -78,7 +77,7 @@ class TestByHand:
     def test_tensor_and_sequence_parallelism(self):
         """tp divides what lies inside the layers; sequence parallelism also the stream and the norms."""
         config, plan = planned(4, parallel={"tp": 4}, precision={"dtype": "fp32"})
-        inside = 4 * (6 * 64 + 4 * 192) // 4 + 4
+        inside = 4 * (4 * 64 + 4 * 192) // 4 + 4
         assert block_activation_bytes(config, plan, "none") == 2 * 12 * 64 + inside
         config, plan = planned(4, parallel={"tp": 4, "sequence_parallel": True}, precision={"dtype": "fp32"})
         assert block_activation_bytes(config, plan, "none") == 2 * (2 * 64 + 4 * 64) + inside
@@ -270,11 +269,6 @@ def _engine_state_bytes(dtype: str, stage: int) -> int:
 
 
 class TestConstants:
-    def test_loss_chunks(self):
-        """The loss cannot be imported where the planner must run, so the planner repeats its two numbers."""
-        assert memory.HEAD_CHUNK_ELEMENTS == cross_entropy.CHUNK_ELEMENTS
-        assert memory.HEAD_CHUNK_MULTIPLE == cross_entropy.CHUNK_MULTIPLE
-
     def test_deepspeed_defaults(self):
         """What DeepSpeed does when its JSON leaves it open."""
         from megalite.engine.runtime import prepare_deepspeed
