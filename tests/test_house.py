@@ -34,6 +34,11 @@ CONFINED = {
     "transformer_engine": ("layers/te.py",),
     "transformers": ("checkpoint/hf", "data"),
     "tensorboard": ("monitor",),
+    "ftfy": ("data/repair/mojibake.py",),
+    "py3langid": ("data/language.py",),
+    "resiliparse": ("data/html.py",),
+    "warcio": ("data/warc.py",),
+    "ray": ("data/runners/ray.py",),
 }
 """Packages that only some places may import."""
 

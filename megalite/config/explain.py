@@ -27,8 +27,15 @@ LONGEST_FOUND = 60
 def explain(error: ValidationError, kind: type[Section]) -> Iterator[tuple[tuple[str, ...], str]]:
     """Yield, for each complaint about data for `kind`, the keys that lead to the setting and a sentence about it."""
     settings = _Settings(kind)
-    for details in error.errors():
+    errors = error.errors()
+    for details in errors:
+        if details["type"] == "too_short" and any(_is_inside(other["loc"], details["loc"]) for other in errors):
+            continue  # of a list whose wrong values do not count: they have their own complaints
         yield tuple(str(key) for key in details["loc"]), _sentence(details, settings)
+
+
+def _is_inside(keys: tuple[int | str, ...], outer: tuple[int | str, ...]) -> bool:
+    return len(keys) > len(outer) and keys[: len(outer)] == outer
 
 
 def _sentence(details: ErrorDetails, settings: _Settings) -> str:
@@ -123,8 +130,10 @@ def _words(setting: Node) -> str:
     if kind in ("integer", "number"):
         return ("a whole number" if kind == "integer" else "a number") + _bounds(setting)
     if kind == "array":
-        length = setting.get("minItems")
-        return f"a list of {length} values" if length else "a list"
+        least, most = setting.get("minItems"), setting.get("maxItems")
+        if least and least == most:
+            return f"a list of {least} values"
+        return f"a list of at least {least} value{'s' * (least > 1)}" if least else "a list"
     if kind == "object":
         return "a group of settings (lines of `key: value`)"
     if setting.get("format") == "path":

@@ -7,7 +7,7 @@ and `2024-01-01` are text. A key given twice is an error, as are tags and aliase
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -140,6 +140,14 @@ def read_source(path: Path) -> Source:
         found = "is empty" if data is None else f"holds {_kind(data)}"
         raise ConfigError([f"{path}: {found}; a config is a mapping of sections, such as `train:` with `steps: 100`"])
     return Source(data, places, problems)
+
+
+def command_line_source(assignments: Sequence[str]) -> Source:
+    """Settings given as `key=value` alone; keys may be `section.key`."""
+    source = Source({}, {(): COMMAND_LINE})
+    for assignment in assignments:
+        source.override(assignment)
+    return source
 
 
 def dump_yaml(data: dict[str, Any]) -> str:

@@ -1,47 +1,36 @@
-"""Station 1: repair each document's text, then keep or reject it by rules.
+"""Station 1: repair each document's text, redact what is private, then keep or reject it by rules.
 
-    records -> repair -> rules, the first that fires names the reason -> part-*.parquet
-                                                        \\-> rejected/part-*.parquet, with the reason
+    shard -> repair -> redact -> language -> rules -> part-*.parquet
+                                     \\----------\\---> rejected/part-*.parquet, with the reason
 
-A rule is a function from text to None (keep) or a reason. Nothing is thrown away: what is rejected lies beside what is
-kept, and the manifest counts each reason.
+Nothing is thrown away: what is rejected lies beside what is kept, as it came, and the manifest counts each reason.
+Every step takes a batch of texts as bytes (`texts.py`), so a document that needs nothing costs next to nothing.
 """
 
 from __future__ import annotations
 
-import re
-import unicodedata
 from collections import Counter
-from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import pyarrow as pa
+
 from megalite.data.corpus import Corpus
-from megalite.data.documents import Document, Record, Rejected, RejectedPile, ShardWriter, batched
+from megalite.data.documents import DocumentBatch, Rejected, Sorted
 from megalite.data.manifest import StationResult, run_station
 from megalite.data.progress import Progress, Silent
-from megalite.data.recipe import CleanConfig
-from megalite.data.workers import ordered_map
+from megalite.data.recipe import CleanConfig, LanguageConfig
+from megalite.data.repair.repair import repair
+from megalite.data.runners import InProcess
+from megalite.data.shards import ShardReading, refuse_unreadable
+from megalite.data.tasks import Report, Runner, Task, add_counts, run_tasks
+from megalite.data.texts import Texts
 from megalite.errors import DataError
-
-Rule = Callable[[str], str | None]
-
-CONTROL_CHARACTERS = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x84\x86-\x9f\u200b\u2060\ufeff\ufff9-\ufffc]")
-"""C0 and C1 controls other than tab and line ends, and characters without width that carry no meaning."""
-
-LINE_ENDS = re.compile("\r\n?|\x85|\u2028|\u2029")
-
-TRAILING_BLANKS = " \t\u00a0"
-
-MANY_EMPTY_LINES = re.compile(r"\n{4,}")
-
-MIN_LINES_FOR_REPETITION = 5
-"""In fewer lines a repetition says nothing."""
 
 
 def clean(
-    corpus: Corpus, out: Path, config: CleanConfig, *, num_workers: int = 1, progress: Progress | None = None
+    corpus: Corpus, out: Path, config: CleanConfig, *, runner: Runner | None = None, progress: Progress | None = None
 ) -> StationResult:
     """Run the station.
 
@@ -49,91 +38,97 @@ def clean(
         corpus: what to read.
         out: folder to make.
         config: repair and rules.
-        num_workers: processes; the result does not depend on it.
-        progress: told of every batch.
+        runner: where the tasks run; the result does not depend on it. None is this process.
+        progress: told of every shard.
 
     Raises:
         DataError: a record cannot be read and config.on_error is `fail`; a source cannot be read at all.
     """
-    progress = progress or Silent()
+    progress, runner = progress or Silent(), runner or InProcess()
+    settings = config.model_dump(mode="json")
+    shards = corpus.shards()
 
     def build(folder: Path) -> dict[str, Any]:
         progress.start("clean", corpus.text_mb, "MB")
-        counts: Counter[str] = Counter()
-        batches = batched(corpus.read())
-        with ShardWriter(folder, Document) as kept, RejectedPile(folder) as rejected:
-            for batch in ordered_map(partial(clean_batch, config=config), batches, num_workers=num_workers):
-                good = list(rejected.sift(batch))
-                kept.write(good)
-                num_bytes = sum(len(document.text.encode()) for document in good)
-                counts.update(documents_in=len(batch), documents=len(good), text_bytes=num_bytes)
-                progress.advance(sum(len(record.text) for record in batch) / 1e6)
+        tasks = [{"shard": shard, "config": settings} for shard in shards]
+        reports = run_tasks(folder, "clean", clean_shard, tasks, runner=runner, progress=progress)
+        refuse_unreadable([(shard, report["reading"]) for shard, report in zip(shards, reports, strict=True)])
+        names = ("documents_in", "documents", "text_bytes", "rejected", "redacted")
+        counts = {name: add_counts(reports, name) for name in names}
         progress.finish(f"{counts['documents']:,} of {counts['documents_in']:,} documents kept")
-        return {**counts, "rejected": rejected.counts}
+        return counts
 
-    return run_station("clean", out, inputs=corpus.inputs, settings=config.model_dump(mode="json"), build=build)
-
-
-def clean_batch(records: list[Record], config: CleanConfig) -> list[Record]:
-    """Repair and judge a batch; records that reading refused pass through, or stop the station."""
-    rules = make_rules(config)
-    return [_clean_one(record, rules, config) for record in records]
+    return run_station("clean", out, inputs=corpus.inputs, settings=settings, build=build, resumable=True)
 
 
-def repair(text: str, *, unicode_nfc: bool) -> str:
-    """One kind of line end, no control characters, no blanks at line ends, at most two empty lines on end."""
-    text = LINE_ENDS.sub("\n", text)
-    text = CONTROL_CHARACTERS.sub("", text)
-    text = "\n".join(line.rstrip(TRAILING_BLANKS) for line in text.split("\n"))
-    text = MANY_EMPTY_LINES.sub("\n\n\n", text)
-    text = text.strip("\n")
-    return unicodedata.normalize("NFC", text) if unicode_nfc else text
+def clean_shard(task: Task, number: int, folder: Path) -> Report:
+    """Task: repair, redact and judge the documents of one shard."""
+    config = CleanConfig.model_validate(task["config"])
+    reading = ShardReading(task["shard"])
+    redacted: Counter[str] = Counter()
+    num_bytes = 0
+    with Sorted(folder, number) as result:
+        for batch in reading:
+            if batch.rejected and config.on_error == "fail":
+                first = batch.rejected[0]
+                raise DataError(f"{first.source}: {first.id}: {first.reason}; set on_error: reject to put it aside")
+            result.reject(batch.rejected)
+            num_bytes += batch.texts.num_bytes
+            texts, reasons = clean_texts(batch.texts, config, redacted)
+            kept = reasons == ""
+            result.keep(_with_texts(batch.documents, texts).filter(pa.array(kept)))
+            result.reject(_refused(batch, reasons))
+    return {
+        **result.counts(),
+        "redacted": dict(sorted(redacted.items())),
+        "reading": reading.report(),
+        "megabytes": num_bytes / 1e6,
+    }
 
 
-def make_rules(config: CleanConfig) -> list[Rule]:
-    """The rules that are on, cheapest first."""
-    rules: list[Rule] = [_not_empty]
-    if config.min_chars is not None:
-        rules.append(partial(_long_enough, min_chars=config.min_chars))
-    if config.max_chars is not None:
-        rules.append(partial(_short_enough, max_chars=config.max_chars))
-    if config.min_alphanumeric_share is not None:
-        rules.append(partial(_alphanumeric, min_share=config.min_alphanumeric_share))
-    if config.max_repeated_line_share is not None:
-        rules.append(partial(_few_repeated_lines, max_share=config.max_repeated_line_share))
-    return rules
+def clean_texts(texts: Texts, config: CleanConfig, redacted: Counter[str]) -> tuple[Texts, np.ndarray]:
+    """Repair, redact and judge a batch.
+
+    Args:
+        texts: the documents.
+        config: what to do.
+        redacted: gets the numbers of what was redacted, by kind.
+
+    Returns:
+        The texts, and for each why it is refused: str [documents], "" for one that is kept.
+    """
+    from megalite.data.rules.judge import judge  # brings numba, which takes a second to import
+
+    texts = repair(texts, unicode_nfc=config.unicode_nfc, fix_encoding=config.fix_encoding)
+    if config.privacy is not None:
+        from megalite.data.privacy.redact import redact
+
+        texts, found = redact(texts, config.privacy)
+        redacted.update(found)
+    judgement = judge(texts, config)
+    reasons = np.array([*judgement.reason_names, ""], dtype=object)[judgement.reason_codes]
+    if config.language is not None:
+        reasons[(reasons == "") & _wrong_language(judgement.texts, config.language)] = "language"
+    return judgement.texts, reasons
 
 
-def _clean_one(record: Record, rules: list[Rule], config: CleanConfig) -> Record:
-    if isinstance(record, Rejected):
-        if config.on_error == "fail":
-            raise DataError(f"{record.source}: {record.id}: {record.reason}; set on_error: reject to put it aside")
-        return record
-    text = repair(record.text, unicode_nfc=config.unicode_nfc)
-    reason = next((reason for rule in rules if (reason := rule(text)) is not None), None)
-    if reason is not None:
-        return Rejected(record.id, record.source, record.text, reason)
-    return record._replace(text=text)
+def _wrong_language(texts: Texts, config: LanguageConfig) -> np.ndarray:
+    """Which texts are surely in none of the wanted languages, or in none for sure: bool [documents]."""
+    from megalite.data.language import identify
+
+    codes, scores = identify(texts)
+    return ~np.isin(codes, config.keep) | (scores < config.min_score)
 
 
-def _not_empty(text: str) -> str | None:
-    return None if text and not text.isspace() else "empty"
+def _with_texts(documents: pa.RecordBatch, texts: Texts) -> pa.RecordBatch:
+    """The documents with other texts."""
+    position = documents.schema.get_field_index("text")
+    return documents.set_column(position, documents.schema.field(position), texts.to_arrow())
 
 
-def _long_enough(text: str, min_chars: int) -> str | None:
-    return None if len(text) >= min_chars else "too short"
-
-
-def _short_enough(text: str, max_chars: int) -> str | None:
-    return None if len(text) <= max_chars else "too long"
-
-
-def _alphanumeric(text: str, min_share: float) -> str | None:
-    return None if sum(map(str.isalnum, text)) >= min_share * len(text) else "few letters and digits"
-
-
-def _few_repeated_lines(text: str, max_share: float) -> str | None:
-    lines = [stripped for line in text.split("\n") if (stripped := line.strip())]
-    if len(lines) < MIN_LINES_FOR_REPETITION:
-        return None
-    return None if len(lines) - len(set(lines)) <= max_share * len(lines) else "repeated lines"
+def _refused(batch: DocumentBatch, reasons: np.ndarray) -> list[Rejected]:
+    """The refused documents as they came."""
+    places = np.flatnonzero(reasons != "")
+    chosen = batch.documents.take(pa.array(places)) if places.size else batch.documents.slice(0, 0)
+    columns = (chosen.column(name).to_pylist() for name in ("id", "source", "text"))
+    return [Rejected(*row) for row in zip(*columns, reasons[places].tolist(), strict=True)]

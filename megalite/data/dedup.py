@@ -1,19 +1,20 @@
 """Station 2: exact deduplication. Of documents with the same normalised text the first is kept.
 
-    pass 1   text -> normalise -> xxh3_128, 16 bytes a document
-    sort     equal hashes side by side; the first of each run stays
-    pass 2   kept -> part-*.parquet; removed -> clusters.parquet with the id of the document it repeats
+    hash     a shard      text -> normalise -> xxh3_128, 16 bytes a document     .work/hashes/
+    match    a partition  equal hashes side by side; all but the first go        .work/removed/
+    keep     a shard      kept -> part-*.parquet; removed -> clusters/part-*.parquet, with what each repeats
 
-Memory is some 60 bytes a document, whatever their length, and the names of the removed ones. Among n documents two that
-differ get one hash with probability n^2 / 2^129: about 1e-19 for ten billion.
+Hashes are shared out by their first byte, so no task holds more than its partition of them: some 60 bytes a document.
+Among n documents two that differ get one hash with probability n^2 / 2^129: about 1e-19 for ten billion.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -21,65 +22,81 @@ import pyarrow.parquet as pq
 import xxhash
 
 from megalite.data.corpus import Corpus
-from megalite.data.documents import Document, RejectedPile, ShardWriter
+from megalite.data.documents import ShardWriter, Sorted, shard_name
 from megalite.data.manifest import StationResult, run_station
 from megalite.data.progress import Progress, Silent
 from megalite.data.recipe import DedupConfig
+from megalite.data.runners import InProcess
+from megalite.data.shards import ShardReading, refuse_unreadable
+from megalite.data.tasks import WORK_FOLDER, Report, Runner, Task, add_counts, replacing, run_tasks
+from megalite.data.texts import ARROW_TYPE, Texts
 
-CLUSTERS_FILE = "clusters.parquet"
+CLUSTERS_FOLDER = "clusters"
 
-REPORT_CHARS = 10_000_000
-"""Text between two reports of progress."""
+CLUSTERS_SCHEMA = pa.schema([(name, ARROW_TYPE) for name in ("removed_id", "removed_source", "kept_id", "kept_source")])
+
+NAMES_SCHEMA = pa.schema([("id", ARROW_TYPE), ("source", ARROW_TYPE)])
+
+NUM_SLICES = 256
+"""A shard's hashes are sorted by their first byte; a partition is a run of such slices of all shards."""
+
+DOCUMENTS_PER_PARTITION = 1 << 24
+"""Hashes that one task compares: about a gigabyte of memory."""
+
+SHARD_SHIFT = 40
+"""A document's number is its shard, shifted so far, plus its row: numbers grow in the order of the corpus."""
 
 
-class Removed(NamedTuple):
-    """A document that was removed, and the one it repeats: a row of clusters.parquet."""
-
-    removed_id: str
-    removed_source: str
-    kept_id: str
-    kept_source: str
-
-
-def dedup(corpus: Corpus, out: Path, config: DedupConfig, *, progress: Progress | None = None) -> StationResult:
+def dedup(
+    corpus: Corpus, out: Path, config: DedupConfig, *, runner: Runner | None = None, progress: Progress | None = None
+) -> StationResult:
     """Run the station.
 
     Args:
         corpus: what to read.
         out: folder to make.
         config: what counts as the same.
+        runner: where the tasks run; the result does not depend on it. None is this process.
         progress: told of both passes.
+
+    Raises:
+        DataError: a source cannot be read at all.
     """
-    progress = progress or Silent()
+    progress, runner = progress or Silent(), runner or InProcess()
+    settings = config.model_dump(mode="json")
+    shards = corpus.shards()
 
     def build(folder: Path) -> dict[str, Any]:
-        progress.start("dedup", corpus.text_mb and 2 * corpus.text_mb, "MB")
-        first_of = first_occurrences(_hash_documents(_counting(corpus.documents(), progress), config))
-        with RejectedPile(folder) as rejected:
-            documents = rejected.sift(corpus.read())
-            num_bytes, removed = _write_kept(_counting(documents, progress), folder, first_of)
-        _write_clusters(folder / CLUSTERS_FILE, removed)
-        num_kept = int(first_of.size) - len(removed)
-        sizes = np.bincount(first_of)
-        progress.finish(f"{num_kept:,} of {first_of.size:,} documents kept")
-        return {
-            "documents_in": int(first_of.size),
-            "documents": num_kept,
-            "text_bytes": num_bytes,
-            "clusters": int((sizes > 1).sum()),
-            "largest_cluster": int(sizes.max(initial=0)),
-            "rejected": rejected.counts,
-            "removed_by_source": dict(sorted(Counter(row.removed_source for row in removed).items())),
-        }
+        progress.start("dedup", 2 * corpus.text_mb, "MB")
+        tasks: list[Task] = [{"shard": shard, "config": settings} for shard in shards]
+        hashed = run_tasks(folder, "hash", hash_shard, tasks, runner=runner, progress=progress)
+        refuse_unreadable([(shard, report["reading"]) for shard, report in zip(shards, hashed, strict=True)])
+        tasks = _partitions(add_counts(hashed, "documents"), len(shards))
+        matched = run_tasks(folder, "match", match_partition, tasks, runner=runner, progress=progress)
+        tasks = [{"shard": shard, "partitions": len(tasks)} for shard in shards]
+        kept = run_tasks(folder, "keep", keep_shard, tasks, runner=runner, progress=progress)
+        counts = {name: add_counts(kept, name) for name in ("documents_in", "documents", "text_bytes", "rejected")}
+        counts["clusters"] = add_counts(matched, "clusters")
+        counts["largest_cluster"] = max((report["largest_cluster"] for report in matched), default=0)
+        counts["removed_by_source"] = add_counts(kept, "removed_by_source")
+        progress.finish(f"{counts['documents']:,} of {add_counts(hashed, 'documents'):,} documents kept")
+        return counts
 
-    return run_station("dedup", out, inputs=corpus.inputs, settings=config.model_dump(mode="json"), build=build)
+    return run_station("dedup", out, inputs=corpus.inputs, settings=settings, build=build, resumable=True)
 
 
-def normalise(text: str, config: DedupConfig) -> str:
-    """The form of a text that is compared."""
+def hash_texts(texts: Texts, config: DedupConfig) -> np.ndarray:
+    """xxh3_128 of each text in the form that is compared, uint64 [documents, 2]."""
+    if config.ignore_case:
+        texts = Texts.of(text.casefold() for text in texts)
     if config.ignore_whitespace:
-        text = " ".join(text.split())
-    return text.casefold() if config.ignore_case else text
+        from megalite.data.blanks import squeeze  # brings numba, which takes a second to import
+
+        texts = squeeze(texts)
+    memory = memoryview(np.ascontiguousarray(texts.buffer))
+    ends = texts.offsets.tolist()
+    digests = b"".join(xxhash.xxh3_128_digest(memory[a:b]) for a, b in itertools.pairwise(ends))
+    return np.frombuffer(digests, np.uint64).reshape(-1, 2)
 
 
 def first_occurrences(hashes: np.ndarray) -> np.ndarray:
@@ -98,45 +115,112 @@ def first_occurrences(hashes: np.ndarray) -> np.ndarray:
     return first_of
 
 
-def _hash_documents(documents: Iterable[Document], config: DedupConfig) -> np.ndarray:
-    """uint64 [documents, 2]"""
-    digests = bytearray()
-    for document in documents:
-        digests += xxhash.xxh3_128_digest(normalise(document.text, config).encode())
-    return np.frombuffer(bytes(digests), dtype=np.uint64).reshape(-1, 2)
-
-
-def _write_kept(documents: Iterable[Document], folder: Path, first_of: np.ndarray) -> tuple[int, list[Removed]]:
-    """Second pass: write what is kept; returns its bytes of text, and what is removed."""
-    heads_with_copies = set(first_of[first_of != np.arange(first_of.size)].tolist())
-    names: dict[int, tuple[str, str]] = {}
-    removed: list[Removed] = []
+def hash_shard(task: Task, number: int, folder: Path) -> Report:
+    """Task: hash the documents of a shard, and note their names."""
+    config = DedupConfig.model_validate(task["config"])
+    reading = ShardReading(task["shard"])
+    hashes, names = [np.zeros((0, 2), np.uint64)], []
     num_bytes = 0
-    with ShardWriter(folder, Document) as kept:
-        for number, (document, first) in enumerate(zip(documents, first_of.tolist(), strict=True)):
-            if number in heads_with_copies:
-                names[number] = document.id, document.source
-            if number == first:
-                kept.write([document])
-                num_bytes += len(document.text.encode())
-            else:
-                removed.append(Removed(document.id, document.source, *names[first]))
-    return num_bytes, removed
+    for batch in reading:
+        hashes.append(hash_texts(batch.texts, config))
+        names.append(batch.documents.select(["id", "source"]))
+        num_bytes += batch.texts.num_bytes
+    joined = np.concatenate(hashes)
+    slices = (joined[:, 0] & 0xFF).astype(np.uint8)
+    order = np.argsort(slices, kind="stable")
+    with replacing(_work_file(folder, "hashes", number, "npz")) as path:
+        borders = np.searchsorted(slices[order], np.arange(NUM_SLICES + 1))
+        with open(path, "wb") as file:
+            np.savez(file, hashes=joined[order], rows=order, borders=borders)
+    with ShardWriter(_work_file(folder, "names", number, "parquet"), NAMES_SCHEMA) as writer:
+        for batch in names:
+            writer.write(batch)
+    return {"documents": len(joined), "reading": reading.report(), "megabytes": num_bytes / 1e6}
 
 
-def _write_clusters(path: Path, removed: list[Removed]) -> None:
-    schema = pa.schema([(name, pa.large_string()) for name in Removed._fields])
-    rows = [row._asdict() for row in removed]
-    pq.write_table(pa.Table.from_pylist(rows, schema=schema), path, compression="zstd")
+def match_partition(task: Task, number: int, folder: Path) -> Report:
+    """Task: find the documents of a partition that repeat an earlier one.
+
+    Writes int64 [removed, 2]: numbers of the removed document and of the first one like it, sorted.
+    """
+    first, last = task["slices"]
+    hashes, numbers = [np.zeros((0, 2), np.uint64)], [np.zeros(0, np.int64)]
+    for shard in range(task["num_shards"]):
+        with np.load(_work_file(folder, "hashes", shard, "npz")) as saved:
+            begin, end = saved["borders"][[first, last]]
+            hashes.append(saved["hashes"][begin:end])
+            numbers.append((shard << SHARD_SHIFT) + saved["rows"][begin:end])
+    of_all = np.concatenate(numbers)
+    in_order = np.argsort(of_all)  # the earliest document of a cluster is then its first
+    of_all = of_all[in_order]
+    first_of = first_occurrences(np.concatenate(hashes)[in_order])
+    repeats = first_of != np.arange(first_of.size)
+    with replacing(_work_file(folder, "removed", number, "npy")) as path, open(path, "wb") as file:
+        np.save(file, np.stack([of_all[repeats], of_all[first_of[repeats]]], axis=1))
+    sizes = np.bincount(first_of, minlength=1)
+    return {"clusters": int((sizes > 1).sum()), "largest_cluster": int(sizes.max())}
 
 
-def _counting(documents: Iterable[Document], progress: Progress) -> Iterator[Document]:
-    """Pass documents on, telling of their text now and then."""
-    num_chars = 0
-    for document in documents:
-        yield document
-        num_chars += len(document.text)
-        if num_chars >= REPORT_CHARS:
-            progress.advance(num_chars / 1e6)
-            num_chars = 0
-    progress.advance(num_chars / 1e6)
+def keep_shard(task: Task, number: int, folder: Path) -> Report:
+    """Task: write the documents of a shard that stay, and the names of those that do not."""
+    removed = _removed_of(folder, number, task["partitions"])
+    rows = removed[:, 0] - (number << SHARD_SHIFT)
+    sources: Counter[str] = Counter()
+    num_bytes = 0
+    start = 0
+    with Sorted(folder, number) as result:
+        for batch in ShardReading(task["shard"]):
+            stop = start + len(batch.documents)
+            keep = np.ones(len(batch.documents), bool)
+            keep[rows[np.searchsorted(rows, start) : np.searchsorted(rows, stop)] - start] = False
+            result.reject(batch.rejected)
+            result.keep(batch.documents.filter(pa.array(keep)))
+            result.count_removed(int((~keep).sum()))
+            sources.update(batch.documents.column("source").filter(pa.array(~keep)).to_pylist())
+            num_bytes += batch.texts.num_bytes
+            start = stop
+    _write_clusters(folder, number, removed)
+    by_source = dict(sorted(sources.items()))
+    return {**result.counts(), "removed_by_source": by_source, "megabytes": num_bytes / 1e6}
+
+
+def _partitions(num_documents: int, num_shards: int) -> list[Task]:
+    """Runs of slices of about DOCUMENTS_PER_PARTITION documents."""
+    count = min(max(1, -(-num_documents // DOCUMENTS_PER_PARTITION)), NUM_SLICES)
+    borders = np.linspace(0, NUM_SLICES, count + 1).astype(int).tolist()
+    return [{"slices": [a, b], "num_shards": num_shards} for a, b in itertools.pairwise(borders)]
+
+
+def _removed_of(folder: Path, shard: int, num_partitions: int) -> np.ndarray:
+    """The removed documents of a shard with the first like them, sorted: int64 [removed, 2]."""
+    found = []
+    for partition in range(num_partitions):
+        pairs = np.load(_work_file(folder, "removed", partition, "npy"), mmap_mode="r")
+        begin, end = np.searchsorted(pairs[:, 0], [shard << SHARD_SHIFT, (shard + 1) << SHARD_SHIFT])
+        found.append(pairs[begin:end])
+    pairs = np.concatenate(found)
+    return pairs[np.argsort(pairs[:, 0])]
+
+
+def _write_clusters(folder: Path, number: int, removed: np.ndarray) -> None:
+    """The names of removed documents beside those they repeat."""
+    with ShardWriter(folder / CLUSTERS_FOLDER / shard_name(number), CLUSTERS_SCHEMA) as writer:
+        if len(removed):
+            columns = [*_names(folder, removed[:, 0]), *_names(folder, removed[:, 1])]
+            writer.write(pa.RecordBatch.from_arrays(columns, schema=CLUSTERS_SCHEMA))
+
+
+def _names(folder: Path, numbers: np.ndarray) -> Iterator[pa.Array]:
+    """Ids and sources of documents, by their numbers."""
+    shards, rows = numbers >> SHARD_SHIFT, numbers & ((1 << SHARD_SHIFT) - 1)
+    order = np.argsort(shards, kind="stable")
+    tables = []
+    for shard in np.unique(shards).tolist():
+        names = pq.read_table(_work_file(folder, "names", shard, "parquet"))
+        tables.append(names.take(pa.array(rows[order][shards[order] == shard])))
+    table = pa.concat_tables(tables).take(pa.array(np.argsort(order)))
+    return (column.combine_chunks() for column in table.columns)
+
+
+def _work_file(folder: Path, kind: str, number: int, suffix: str) -> Path:
+    return folder / WORK_FOLDER / kind / f"{number:05d}.{suffix}"

@@ -1,23 +1,31 @@
-"""Documents on their way through the stations: the record, and the Parquet shards they rest in between."""
+"""Documents on their way through the stations: batches in memory, and the Parquet shards they rest in between.
+
+Documents travel as Arrow record batches, never one by one: a column of texts is two arrays (`texts.Texts`), which the
+kernels take as they are. Only what cannot be read is a Python object each.
+"""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-SHARD_CHARS = 256_000_000
-"""Text in one Parquet file."""
+from megalite.data.tasks import replacing
+from megalite.data.texts import ARROW_TYPE, Texts
 
-ROW_GROUP_CHARS = 8_000_000
-"""Text in one row group: what a reader holds in memory at once."""
+BATCH_BYTES = 8_000_000
+"""Text in one batch, and in one row group of a shard: what a worker holds in memory at once."""
 
-BATCH_CHARS = 2_000_000
-"""Text handed to a worker at once."""
+SCHEMA = pa.schema([("id", ARROW_TYPE), ("source", ARROW_TYPE), ("text", ARROW_TYPE), ("metadata", ARROW_TYPE)])
+"""Columns of a document. `metadata` is a JSON object of the fields that a source was asked to keep, or empty."""
+
+REJECTED_SCHEMA = pa.schema([("id", ARROW_TYPE), ("source", ARROW_TYPE), ("text", ARROW_TYPE), ("reason", ARROW_TYPE)])
+
+REJECTED_FOLDER = "rejected"
 
 
 class Document(NamedTuple):
@@ -26,6 +34,7 @@ class Document(NamedTuple):
     id: str
     source: str
     text: str
+    metadata: str = ""
 
 
 class Rejected(NamedTuple):
@@ -37,104 +46,187 @@ class Rejected(NamedTuple):
     reason: str
 
 
-Record = Document | Rejected
-"""What reading yields: most files have a few records that are broken."""
+class DocumentBatch(NamedTuple):
+    """Some documents of one shard, and the records among them that could not be read."""
 
-RecordType = TypeVar("RecordType", bound=Record)
+    documents: pa.RecordBatch
+    """Columns of SCHEMA."""
+    rejected: list[Rejected]
+
+    @property
+    def texts(self) -> Texts:
+        """The texts of the documents, not copied."""
+        return Texts.from_arrow(self.documents.column("text"))
+
+    def records(self) -> Iterator[Document | Rejected]:
+        """The documents, then what could not be read, as objects: for small work and for people."""
+        yield from map(Document, *(column.to_pylist() for column in self.documents.columns))
+        yield from self.rejected
 
 
-def batched(records: Iterable[RecordType]) -> Iterator[list[RecordType]]:
-    """Group records into lists of about BATCH_CHARS of text, in order."""
-    batch: list[RecordType] = []
-    num_chars = 0
-    for record in records:
-        batch.append(record)
-        num_chars += len(record.text)
-        if num_chars >= BATCH_CHARS:
-            yield batch
-            batch, num_chars = [], 0
-    if batch:
-        yield batch
+class BatchBuilder:
+    """Gathers records one by one into batches.
+
+    Args:
+        source: name of the source they come from.
+    """
+
+    def __init__(self, source: str):
+        self.source = source
+        self._clear()
+
+    def _clear(self) -> None:
+        self._ids: list[str] = []
+        self._texts: list[bytes] = []
+        self._metadata: list[str] = []
+        self._rejected: list[Rejected] = []
+        self._num_bytes = 0
+
+    def add(self, id: str, text: bytes, metadata: str = "") -> None:
+        """Append a document, its text UTF-8."""
+        self._ids.append(id)
+        self._texts.append(text)
+        self._metadata.append(metadata)
+        self._num_bytes += len(text)
+
+    def reject(self, id: str, text: str, reason: str) -> None:
+        """Append a record that cannot be read."""
+        self._rejected.append(Rejected(id, self.source, text, reason))
+        self._num_bytes += len(text)
+
+    def full(self) -> bool:
+        """Whether it is time to `take`."""
+        return self._num_bytes >= BATCH_BYTES
+
+    def take(self) -> Iterator[DocumentBatch]:
+        """Yield what was gathered as a batch, if there is anything, and begin anew."""
+        if self._ids or self._rejected:
+            texts = Texts.of(self._texts).to_arrow()
+            batch = make_documents(self._ids, self.source, texts, self._metadata)
+            rejected = self._rejected
+            self._clear()
+            yield DocumentBatch(batch, rejected)
+
+
+def make_documents(
+    ids: Sequence[str] | pa.Array, source: str, texts: pa.Array, metadata: Sequence[str] | None = None
+) -> pa.RecordBatch:
+    """Columns of SCHEMA from ids and texts of one source; no metadata means empty ones."""
+    count = len(texts)
+    columns = [
+        ids if isinstance(ids, pa.Array) else pa.array(ids, ARROW_TYPE),
+        pa.array([source], ARROW_TYPE).take(pa.array([0] * count, pa.int64())),
+        texts,
+        pa.array([""] * count if metadata is None else metadata, ARROW_TYPE),
+    ]
+    return pa.RecordBatch.from_arrays(columns, schema=SCHEMA)
+
+
+def no_documents() -> pa.RecordBatch:
+    """A batch of nothing."""
+    return pa.RecordBatch.from_pylist([], schema=SCHEMA)
 
 
 class ShardWriter:
-    """Writes records of one type as part-00000.parquet, part-00001.parquet, ... ; use as a context manager.
+    """Writes one Parquet file, row group by row group; use as a context manager.
 
     Args:
-        folder: made when the first record comes; no record, no file.
-        record_type: Document or Rejected; its fields are the columns, all text.
+        path: the file, which appears when the block ends well; with no rows written there is none.
+        schema: its columns.
     """
 
-    def __init__(self, folder: Path, record_type: type[Document] | type[Rejected]):
-        self._folder = folder
-        self._schema = pa.schema([(name, pa.large_string()) for name in record_type._fields])
-        self._rows: list[Record] = []
-        self._chars_waiting = 0
-        self._chars_in_shard = 0
-        self._num_shards = 0
+    def __init__(self, path: Path, schema: pa.Schema = SCHEMA):
+        self._replacing = replacing(path)
+        self._schema = schema
+        self._waiting: list[pa.RecordBatch] = []
+        self._bytes_waiting = 0
         self._file: pq.ParquetWriter | None = None
 
     def __enter__(self) -> ShardWriter:
         return self
 
-    def write(self, records: Iterable[Record]) -> None:
-        """Append records."""
-        for record in records:
-            self._rows.append(record)
-            self._chars_waiting += len(record.text)
-            if self._chars_waiting >= ROW_GROUP_CHARS:
+    def write(self, batch: pa.RecordBatch) -> None:
+        """Append rows."""
+        if batch.num_rows:
+            self._waiting.append(batch)
+            self._bytes_waiting += batch.nbytes
+            if self._bytes_waiting >= BATCH_BYTES:
                 self._flush()
 
-    def __exit__(self, error_type: type[BaseException] | None, *_: object) -> None:
+    def write_rejected(self, records: Iterable[Rejected]) -> None:
+        """Append rejected records."""
+        columns = zip(*records, strict=True)
+        arrays = [pa.array(column, ARROW_TYPE) for column in columns]
+        if arrays:
+            self.write(pa.RecordBatch.from_arrays(arrays, schema=REJECTED_SCHEMA))
+
+    def __exit__(self, error_type: type[BaseException] | None, *error: object) -> None:
         if error_type is None:
             self._flush()
         if self._file is not None:
             self._file.close()
+            self._replacing.__exit__(error_type, *error)
 
     def _flush(self) -> None:
-        if not self._rows:
+        if not self._waiting:
             return
         if self._file is None:
-            self._folder.mkdir(parents=True, exist_ok=True)
-            path = self._folder / f"part-{self._num_shards:05d}.parquet"
-            self._file = pq.ParquetWriter(path, self._schema, compression="zstd")
-            self._num_shards += 1
-        columns = [pa.array(column, pa.large_string()) for column in zip(*self._rows, strict=True)]
-        self._file.write_table(pa.Table.from_arrays(columns, schema=self._schema), row_group_size=len(self._rows))
-        self._chars_in_shard += self._chars_waiting
-        self._rows, self._chars_waiting = [], 0
-        if self._chars_in_shard >= SHARD_CHARS:
-            self._file.close()
-            self._file, self._chars_in_shard = None, 0
+            self._file = pq.ParquetWriter(
+                self._replacing.__enter__(),
+                self._schema,
+                compression="zstd",
+                compression_level=1,
+                use_dictionary=[name for name in self._schema.names if name.endswith("source")],
+                write_statistics=False,
+            )
+        rows = pa.Table.from_batches(self._waiting, self._schema)
+        self._file.write_table(rows, row_group_size=max(1, rows.num_rows))
+        self._waiting, self._bytes_waiting = [], 0
 
 
-class RejectedPile:
-    """Where a station puts documents that it cannot use: `rejected/` in its folder; use as a context manager.
+class Sorted:
+    """Where one task of a station puts its documents: kept ones and rejected ones, each in a shard, and their counts.
 
     Args:
         folder: the station's folder.
+        number: of the task, and so of the shards.
     """
 
-    def __init__(self, folder: Path):
-        self._writer = ShardWriter(folder / "rejected", Rejected)
+    def __init__(self, folder: Path, number: int):
+        name = shard_name(number)
+        self._kept = ShardWriter(folder / name)
+        self._rejected = ShardWriter(folder / REJECTED_FOLDER / name, REJECTED_SCHEMA)
         self._reasons: Counter[str] = Counter()
+        self._counts: Counter[str] = Counter(documents_in=0, documents=0, text_bytes=0)
 
-    def __enter__(self) -> RejectedPile:
+    def __enter__(self) -> Sorted:
         return self
 
-    def sift(self, records: Iterable[Record]) -> Iterator[Document]:
-        """Pass the documents on, and put the rejected ones on the pile."""
-        for record in records:
-            if isinstance(record, Document):
-                yield record
-            else:
-                self._writer.write([record])
-                self._reasons[record.reason] += 1
+    def keep(self, documents: pa.RecordBatch) -> None:
+        """Write documents that go on."""
+        self._kept.write(documents)
+        num_bytes = Texts.from_arrow(documents.column("text")).num_bytes
+        self._counts.update(documents_in=len(documents), documents=len(documents), text_bytes=num_bytes)
 
-    @property
-    def counts(self) -> dict[str, int]:
-        """Documents put aside, by reason."""
-        return dict(sorted(self._reasons.items()))
+    def reject(self, records: Sequence[Rejected]) -> None:
+        """Write records that do not."""
+        self._rejected.write_rejected(records)
+        self._reasons.update(record.reason for record in records)
+        self._counts.update(documents_in=len(records))
+
+    def count_removed(self, num_documents: int) -> None:
+        """Count documents that are neither kept nor rejected."""
+        self._counts.update(documents_in=num_documents)
+
+    def counts(self) -> dict:
+        """JSON-ready: documents_in, documents, text_bytes, and the rejected by reason."""
+        return {**self._counts, "rejected": dict(sorted(self._reasons.items()))}
 
     def __exit__(self, *error: object) -> None:
-        self._writer.__exit__(*error)
+        self._kept.__exit__(*error)
+        self._rejected.__exit__(*error)
+
+
+def shard_name(number: int) -> str:
+    """Name of the Parquet file that task `number` writes."""
+    return f"part-{number:05d}.parquet"

@@ -18,7 +18,8 @@ from pathlib import Path
 from sentencepiece import SentencePieceProcessor, sentencepiece_model_pb2
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers
 
-BLANK = "\u2581"
+from megalite.data.encoders.reference import BLANK
+from megalite.errors import DataError
 
 SCORE_STEP = 2.0**-6
 """Unigram scores are rounded to this. SentencePiece adds them up in float32, Hugging Face in float64: rounded, both are
@@ -33,6 +34,23 @@ def round_scores(model: bytes) -> bytes:
     proto = sentencepiece_model_pb2.ModelProto.FromString(model)
     for piece in proto.pieces:
         piece.score = round(piece.score / SCORE_STEP) * SCORE_STEP
+    return proto.SerializeToString()
+
+
+def add_control_pieces(model: bytes, tokens: list[str]) -> bytes:
+    """A model with control pieces at its end.
+
+    Raises:
+        DataError: one of them is a piece already.
+    """
+    proto = sentencepiece_model_pb2.ModelProto.FromString(model)
+    known = {piece.piece for piece in proto.pieces}
+    for token in tokens:
+        if token in known:
+            raise DataError(f"special token {token!r} is also a piece of this text; spell it otherwise, as <|user|>")
+        proto.pieces.add(piece=token, score=0.0, type=proto.SentencePiece.CONTROL)
+    proto.trainer_spec.control_symbols.extend(tokens)
+    proto.trainer_spec.vocab_size = len(proto.pieces)
     return proto.SerializeToString()
 
 

@@ -7,14 +7,22 @@
 A document is a run of sequences, borders[d] to borders[d + 1]; we write one sequence a document and read any number.
 The offsets grow, so the document of a token is found by bisection in the mapped file: nothing is built or held in
 memory, however many documents there are.
+
+Reading a mapped file that someone has shortened in the meantime kills the process (SIGBUS), and so does a network disk
+that loses the file; no program can turn that into an error afterwards. So sizes are compared when a pair is opened, and
+`check_unchanged` compares them again: the loader calls it before every stretch of samples. What is cut off between that
+look and the read is not caught.
 """
 
 from __future__ import annotations
 
+import mmap
 import os
+import shutil
 import struct
 from bisect import bisect_right
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
@@ -38,6 +46,9 @@ CODES = {dtype: code for code, dtype in DTYPES.items()}
 
 UINT16_BELOW_VOCAB = 65_500
 """Megatron stores vocabularies smaller than this in uint16."""
+
+
+COPY_BYTES = 1 << 24
 
 
 def token_dtype(vocab_size: int) -> np.dtype:
@@ -93,6 +104,20 @@ class IndexedWriter:
         self.num_documents += lengths.size
         self.num_tokens += tokens.size
 
+    def add_file(self, path: Path, lengths: np.ndarray) -> None:
+        """Append documents whose tokens lie end to end in a file, in this writer's type.
+
+        Args:
+            path: the file of tokens.
+            lengths: [documents] tokens of each.
+        """
+        assert path.stat().st_size == int(lengths.sum(dtype=np.int64)) * self.dtype.itemsize, path
+        with open(path, "rb") as file:
+            shutil.copyfileobj(file, self._file, COPY_BYTES)
+        self._lengths.append(lengths.astype(np.int32))
+        self.num_documents += lengths.size
+        self.num_tokens += int(lengths.sum(dtype=np.int64))
+
     def __exit__(self, error_type: type[BaseException] | None, *_: object) -> None:
         try:
             self._file.close()
@@ -114,6 +139,17 @@ class IndexedWriter:
         os.replace(self._idx_partial, idx_path(self.prefix))
 
 
+class Stream(NamedTuple):
+    """The mapped arrays of a pair, as the compiled kernels take them."""
+
+    tokens: np.ndarray
+    """[tokens], of the file's type."""
+    offsets: np.ndarray
+    """int64 [sequences]: where each begins in the token file, in bytes."""
+    borders: np.ndarray
+    """int64 [documents + 1]: first sequence of each document."""
+
+
 class IndexedTokens:
     """A pair opened for reading: one long stream of tokens, and where its documents begin.
 
@@ -131,12 +167,37 @@ class IndexedTokens:
             if not path.is_file():
                 raise DataError(f"{path}: no such file; a token pair is {prefix.name}.bin and {prefix.name}.idx")
         self.dtype, num_sequences, num_borders = _read_header(index)
-        self._lengths = _map(index, np.int32, num_sequences, HEADER.size)
-        self._offsets = _map(index, np.int64, num_sequences, HEADER.size + 4 * num_sequences)
-        self._borders = _map(index, np.int64, num_borders, HEADER.size + 12 * num_sequences)
+        self._maps = {index: _map(index)}
+        columns = self._maps[index]
+        self._lengths = np.frombuffer(columns, np.int32, num_sequences, HEADER.size)
+        self._offsets = np.frombuffer(columns, np.int64, num_sequences, HEADER.size + 4 * num_sequences)
+        self._borders = np.frombuffer(columns, np.int64, num_borders, HEADER.size + 12 * num_sequences)
         self.num_documents = num_borders - 1
         self.num_tokens = self._check_tokens(tokens)
-        self._tokens = _map(tokens, self.dtype, self.num_tokens, 0)
+        self._tokens = np.zeros(0, self.dtype)
+        if self.num_tokens:
+            self._maps[tokens] = _map(tokens)
+            self._tokens = np.frombuffer(self._maps[tokens], self.dtype, self.num_tokens)
+        self.stream = Stream(self._tokens, self._offsets, self._borders)
+
+    def check_unchanged(self) -> None:
+        """Compare the sizes of both files with those at opening, as far as the disk tells.
+
+        A pair that was renamed, or replaced by another of its name, is still whole under our hands and passes.
+
+        Raises:
+            DataError: one was shortened or lost.
+        """
+        for path, mapped in self._maps.items():
+            try:
+                found = mapped.size()  # of the file, not of the map
+            except OSError as error:
+                raise DataError(f"{path}: lost while it was read: {error.strerror}; see to the disk") from error
+            if found != len(mapped):
+                raise DataError(
+                    f"{path}: changed while it was read: {found} bytes now, {len(mapped)} when it was opened; copy or "
+                    "make the pair again, and leave data alone that a run reads"
+                )
 
     def _check_tokens(self, path: Path) -> int:
         """Number of tokens, after comparing the index with the size of the token file."""
@@ -203,8 +264,7 @@ def _read_header(path: Path) -> tuple[np.dtype, int, int]:
     return DTYPES[code], num_sequences, num_borders
 
 
-def _map(path: Path, dtype: np.dtype | type, count: int, offset: int) -> np.ndarray:
-    """Map part of a file as a plain array (np.memmap's own indexing is slow); an empty one needs no map."""
-    if count == 0:
-        return np.zeros(0, dtype)
-    return np.memmap(path, dtype=dtype, mode="r", offset=offset, shape=(count,)).view(np.ndarray)
+def _map(path: Path) -> mmap.mmap:
+    """Map a file that is not empty."""
+    with open(path, "rb") as file:
+        return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)

@@ -10,12 +10,15 @@ reports is padding.
 
 from __future__ import annotations
 
+from functools import cache
 from pathlib import Path
+from types import ModuleType
 from typing import NamedTuple, Protocol
 
 import numpy as np
 
 from megalite.data.indexed import IndexedTokens
+from megalite.data.sample import Rows
 from megalite.errors import DataError
 
 BORDERS_FILE = "sample_borders.npy"
@@ -35,15 +38,43 @@ class Pieces(NamedTuple):
     """Document in the stream."""
 
 
+class Cut(NamedTuple):
+    """Pieces of many samples: those of sample s are borders[s] to borders[s + 1] of the other columns."""
+
+    borders: np.ndarray
+    """int64 [samples + 1]"""
+    starts: np.ndarray
+    """int64 [pieces]: place in the stream."""
+    lengths: np.ndarray
+    """[pieces] tokens; int32 on disk."""
+    documents: np.ndarray
+    """int64 [pieces]: document in the stream."""
+
+
 class Layout(Protocol):
     """A cut of a stream into samples."""
 
     num_samples: int
-    stream_goes_on: bool
-    """The token after a sample's last is the next one of the text the model reads, even in another document."""
 
     def pieces(self, sample: int) -> Pieces:
         """What sample number `sample` is made of; at most seq_len tokens."""
+        ...
+
+    def stretch(self, first: int, stop: int) -> Cut:
+        """What samples first..stop-1 are made of; the borders begin at 0."""
+        ...
+
+    def fill(
+        self, tokens: IndexedTokens, samples: np.ndarray, places: np.ndarray, rows: Rows, *, document_masks: bool
+    ) -> int:
+        """Fill row places[n] with sample samples[n], for all n.
+
+        Returns:
+            The largest token among them.
+
+        Raises:
+            DataError: the pieces do not fit the tokens.
+        """
         ...
 
 
@@ -55,21 +86,29 @@ class ConcatLayout:
         seq_len: tokens in a sample.
     """
 
-    stream_goes_on = True
-
     def __init__(self, tokens: IndexedTokens, seq_len: int):
         self._tokens = tokens
         self._seq_len = seq_len
         self.num_samples = -(-tokens.num_tokens // seq_len)
 
     def pieces(self, sample: int) -> Pieces:
-        start = sample * self._seq_len
-        stop = min(start + self._seq_len, self._tokens.num_tokens)
-        first, last = self._tokens.document_at(start), self._tokens.document_at(stop - 1)
-        borders = np.clip(self._tokens.document_starts(first, last + 2), start, stop)
-        lengths = np.diff(borders)
-        filled = lengths > 0
-        return Pieces(borders[:-1][filled], lengths[filled], np.arange(first, last + 1)[filled])
+        return Pieces(*self.stretch(sample, sample + 1)[1:])
+
+    def stretch(self, first: int, stop: int) -> Cut:
+        begin, end = first * self._seq_len, min(stop * self._seq_len, self._tokens.num_tokens)
+        document = self._tokens.document_at(begin)
+        inside = self._tokens.document_starts(document, self._tokens.document_at(end - 1) + 1)
+        cuts = np.arange(begin, end, self._seq_len)
+        starts = np.unique(np.concatenate([cuts, inside[1:]]))
+        borders = np.append(np.searchsorted(starts, cuts), starts.size)
+        documents = document + np.searchsorted(inside, starts, side="right") - 1
+        return Cut(borders, starts, np.diff(np.append(starts, end)), documents)
+
+    def fill(
+        self, tokens: IndexedTokens, samples: np.ndarray, places: np.ndarray, rows: Rows, *, document_masks: bool
+    ) -> int:
+        largest = _kernels().fill_concat(tokens.stream, samples, places, rows, document_masks)
+        return _refuse_damage(largest, tokens, samples)
 
 
 class PackedLayout:
@@ -79,19 +118,43 @@ class PackedLayout:
         folder: the station's folder.
     """
 
-    stream_goes_on = False
-
     def __init__(self, folder: Path):
-        self._borders = _load(folder / BORDERS_FILE)
-        self._starts = _load(folder / STARTS_FILE)
-        self._lengths = _load(folder / LENGTHS_FILE)
-        self._documents = _load(folder / DOCUMENTS_FILE)
-        self.num_samples = self._borders.size - 1
+        self._cut = Cut(*(_load(folder / name) for name in (BORDERS_FILE, STARTS_FILE, LENGTHS_FILE, DOCUMENTS_FILE)))
+        self.num_samples = self._cut.borders.size - 1
 
     def pieces(self, sample: int) -> Pieces:
-        chosen = slice(self._borders[sample], self._borders[sample + 1])
-        lengths = self._lengths[chosen].astype(np.int64)
-        return Pieces(self._starts[chosen], lengths, self._documents[chosen])
+        return Pieces(*self.stretch(sample, sample + 1)[1:])
+
+    def stretch(self, first: int, stop: int) -> Cut:
+        borders = self._cut.borders[first : stop + 1]
+        chosen = slice(borders[0], borders[-1])
+        lengths = self._cut.lengths[chosen].astype(np.int64)
+        return Cut(borders - borders[0], self._cut.starts[chosen], lengths, self._cut.documents[chosen])
+
+    def fill(
+        self, tokens: IndexedTokens, samples: np.ndarray, places: np.ndarray, rows: Rows, *, document_masks: bool
+    ) -> int:
+        largest = _kernels().fill_packed(tokens.stream, self._cut, samples, places, rows, document_masks)
+        return _refuse_damage(largest, tokens, samples)
+
+
+@cache
+def _kernels() -> ModuleType:
+    """The compiled readers; importing numba takes a second, which opening data should not."""
+    from megalite.data import gather
+
+    return gather
+
+
+def _refuse_damage(largest: int, tokens: IndexedTokens, samples: np.ndarray) -> int:
+    """The kernel's answer, or what it means when it found the index damaged."""
+    if largest == _kernels().DAMAGED:
+        raise DataError(
+            f"{tokens.prefix}: damaged index: a piece of sample {samples.tolist()} lies outside its "
+            f"{tokens.num_tokens} tokens and {tokens.num_documents} documents, or is longer than a sequence; make the "
+            "data again"
+        )
+    return largest
 
 
 def _load(path: Path) -> np.ndarray:

@@ -22,12 +22,16 @@ from typing import Any
 import xxhash
 
 from megalite import __version__
+from megalite.data.tasks import WORK_FOLDER
 from megalite.errors import DataError
 
 FORMAT = 1
 """Version of the manifest and of the folders it describes."""
 
 FILE_NAME = "manifest.json"
+
+PLAN_FILE = "plan.json"
+"""In the work folder of an unfinished station: its manifest as far as it is known before the work."""
 
 HASH_CHUNK_BYTES = 1 << 22
 
@@ -105,6 +109,7 @@ def run_station(
     inputs: Sequence[tuple[Path, str]],
     settings: dict[str, Any],
     build: Callable[[Path], dict[str, Any]],
+    resumable: bool = False,
 ) -> StationResult:
     """Run one station into its folder, or find that it has been run.
 
@@ -114,6 +119,7 @@ def run_station(
         inputs: (path, fingerprint) of what is read.
         settings: JSON-ready settings that decide the result. The number of workers is none of them.
         build: writes the files into the folder it is given and returns the counts.
+        resumable: `build` goes on with what it finds in the folder (`tasks.py`), so an interrupted one is kept.
 
     Raises:
         DataError: `out` holds something else, or the disk is full; what was half written is removed.
@@ -127,10 +133,15 @@ def run_station(
     _refuse_foreign_folder(out, station, found)
 
     partial = out.with_name(out.name + ".partial")
-    _remove_tree(partial)
-    _make_folder(partial)
+    if not (resumable and _same_plan(partial, planned)):
+        _remove_tree(partial)
+        _make_folder(partial)
+        _write_plan(partial, planned)
     try:
         counts = build(partial)
+        _remove_tree(partial / WORK_FOLDER)
+        for leftover in partial.rglob(".*.tmp"):  # of tasks that were killed
+            leftover.unlink()
         manifest = Manifest(station, relative, planned.settings, counts, _list_outputs(partial), folder=out)
         write_text(partial / FILE_NAME, manifest.dumps())
         _replace_folder(partial, out)
@@ -142,8 +153,9 @@ def run_station(
                 "Free some space or choose another folder"
             ) from error
         raise
-    except BaseException:
-        _remove_tree(partial)
+    except BaseException as error:
+        if not resumable or isinstance(error, DataError):
+            _remove_tree(partial)
         raise
     return StationResult(manifest, reused=False)
 
@@ -230,6 +242,17 @@ def write_text(path: Path, text: str) -> None:
         file.flush()
         os.fsync(file.fileno())
     os.replace(partial, path)
+
+
+def _same_plan(partial: Path, planned: Manifest) -> bool:
+    """Whether an interrupted run in this folder was about the same work."""
+    path = partial / WORK_FOLDER / PLAN_FILE
+    return path.is_file() and path.read_text(encoding="utf-8") == planned.dumps()
+
+
+def _write_plan(partial: Path, planned: Manifest) -> None:
+    (partial / WORK_FOLDER).mkdir()
+    write_text(partial / WORK_FOLDER / PLAN_FILE, planned.dumps())
 
 
 def _make_folder(folder: Path) -> None:

@@ -3,42 +3,118 @@
     global index g --Mixture--> source, n-th sample drawn from it --> epoch = n // size, place n % size in that epoch
                                                           --KeyedPermutation(seed, source, epoch)--> position
 
-Weights are met exactly in every block of BLOCK samples and within about one sample in any shorter run, because a
-source's turns are spread evenly over the block. The same block pattern repeats, so a table of BLOCK entries serves any
-number of samples. Turns need no randomness of their own: samples are shuffled within each source.
+Weights are met exactly in every block of BLOCK samples. The same block pattern repeats, so a table of BLOCK entries
+serves any number of samples. Turns need no randomness of their own: samples are shuffled within each source. Inside a
+block, two patterns:
+
+    spread   a source's turns lie evenly in the block. Where many sources have equal weights their turns coincide and
+             follow each other in a row, so a heavy one beside them may run some samples late (weight x sources / 2).
+             It is the order of every mixture without stages, and stays so that old runs can go on
+    exact    no source is ever a whole sample early or late: turn k of a source of share w lies in
+             [(k - 1) / w, k / w), rounded outward, and of the turns that may come now the one that must come first
+             does (Baruah et al. 1996, "Proportionate progress"). It is the order inside stages
+
+Stages change the weights at given samples. What a source has given in earlier stages is counted once, when the order is
+made, so a sample of any stage is found as fast as one of the first, and an epoch runs on through the border.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import heapq
+from collections.abc import Mapping, Sequence
+from typing import Literal, NamedTuple
 
 import numpy as np
 
-from megalite.data.order import IntOrArray, KeyedPermutation
+from megalite.data.order import IntOrArray, KeyedPermutation, permute_each
+from megalite.data.rank import RankedOrder
 
 BLOCK = 100_000
 """Weights are rounded to this fraction; no source gets less than one sample a block."""
+
+
+Pattern = Literal["spread", "exact"]
+
+
+class Stage(NamedTuple):
+    """A stretch of the run with weights of its own."""
+
+    stop: int | None
+    """Global sample at which the next stage begins; None for the last one, which has no end."""
+    weights: tuple[float, ...]
+    """Of each source; 0 leaves it out of this stage."""
 
 
 class Mixture:
     """Turns of several sources by weight, in O(1) memory.
 
     Args:
-        weights: positive and finite; only their ratios count.
+        weights: finite and not negative, at least one positive; only their ratios count.
+        pattern: order of the turns inside a block.
     """
 
-    def __init__(self, weights: Sequence[float]):
+    stops: tuple[int, ...] = ()
+    """Global samples at which the weights change."""
+
+    def __init__(self, weights: Sequence[float], pattern: Pattern = "spread"):
         self.quotas = round_to_quotas(weights, BLOCK)
-        times = np.concatenate([(np.arange(quota) + 0.5) / quota for quota in self.quotas])
-        turns = np.argsort(times, kind="stable")
-        self._source_of_slot = np.repeat(np.arange(len(self.quotas)), self.quotas)[turns]
-        self._rank_of_slot = np.concatenate([np.arange(quota) for quota in self.quotas])[turns]
+        self._source_of_slot = _spread_turns(self.quotas) if pattern == "spread" else _exact_turns(self.quotas)
+        order = np.argsort(self._source_of_slot, kind="stable")
+        first = np.cumsum(self.quotas) - self.quotas
+        self._rank_of_slot = np.empty(BLOCK, np.int64)
+        self._rank_of_slot[order] = np.arange(BLOCK) - np.repeat(first, self.quotas)
 
     def draw(self, index: IntOrArray) -> tuple[IntOrArray, IntOrArray]:
         """The source of global sample `index`, and how many samples of that source came before it."""
         block, slot = index // BLOCK, index % BLOCK
         source = self._source_of_slot[slot]
         return source, block * self.quotas[source] + self._rank_of_slot[slot]
+
+    def count(self, num_samples: int) -> np.ndarray:
+        """How many of the first `num_samples` each source gives, int64 [sources]."""
+        blocks, slots = divmod(num_samples, BLOCK)
+        return blocks * self.quotas + np.bincount(self._source_of_slot[:slots], minlength=self.quotas.size)
+
+
+class StagedMixture:
+    """Mixtures one after the other, addressed as one.
+
+    Args:
+        stages: at least one; their stops grow, and only the last is None.
+    """
+
+    def __init__(self, stages: Sequence[Stage]):
+        stops = [stage.stop for stage in stages[:-1]]
+        assert stages[-1].stop is None, stages
+        assert all(start < stop for start, stop in zip([0, *stops], stops, strict=False)), stages
+        self._mixtures = [Mixture(stage.weights, "exact") for stage in stages]
+        self.stops = tuple(stops)
+        self._starts = np.array([0, *stops], np.int64)
+        lengths = np.diff(self._starts).tolist()
+        counts = [mixture.count(length) for mixture, length in zip(self._mixtures, lengths, strict=False)]
+        self._before = np.cumsum([np.zeros(len(stages[0].weights), np.int64), *counts], axis=0)
+
+    def draw(self, index: IntOrArray) -> tuple[IntOrArray, IntOrArray]:
+        """The source of global sample `index`, and how many samples of that source came before it."""
+        if isinstance(index, np.ndarray):
+            return self._draw_many(index)
+        stage = int(np.searchsorted(self._starts, index, side="right")) - 1
+        source, number = self._mixtures[stage].draw(index - int(self._starts[stage]))
+        return source, self._before[stage, source] + number
+
+    def count(self, num_samples: int) -> np.ndarray:
+        """How many of the first `num_samples` each source gives, int64 [sources]."""
+        stage = max(0, int(np.searchsorted(self._starts, num_samples, side="left")) - 1)
+        return self._before[stage] + self._mixtures[stage].count(num_samples - int(self._starts[stage]))
+
+    def _draw_many(self, indices: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        stages = np.searchsorted(self._starts, indices, side="right") - 1
+        sources, numbers = np.empty_like(indices), np.empty_like(indices)
+        for stage in np.unique(stages).tolist():
+            chosen = stages == stage
+            sources[chosen], drawn = self._mixtures[stage].draw(indices[chosen] - self._starts[stage])
+            numbers[chosen] = self._before[stage, sources[chosen]] + drawn
+        return sources, numbers
 
 
 class ShuffledMixture:
@@ -49,36 +125,65 @@ class ShuffledMixture:
         weights: share of each source.
         names: what the shuffles are keyed by, so that adding a source leaves the others' orders alone.
         seed: seed of all shuffles.
+        stages: weights that change during the run, in place of `weights`; empty for none.
+        ranks: sources, by number, whose samples come in an order of their own: int64 [size] each.
+        num_stretches: of such an order; samples are shuffled within each.
     """
 
-    def __init__(self, *, sizes: Sequence[int], weights: Sequence[float], names: Sequence[str], seed: int):
+    def __init__(
+        self,
+        *,
+        sizes: Sequence[int],
+        weights: Sequence[float],
+        names: Sequence[str],
+        seed: int,
+        stages: Sequence[Stage] = (),
+        ranks: Mapping[int, np.ndarray] | None = None,
+        num_stretches: int = 1,
+    ):
         self._sizes = np.asarray(sizes, dtype=np.int64)
-        self._mixture = Mixture(weights)
+        self.mixture = StagedMixture(stages) if stages else Mixture(weights)
         self._names = tuple(names)
         self._seed = seed
-        self._latest: dict[int, tuple[int, KeyedPermutation]] = {}
+        self._ranks = ranks or {}
+        self._num_stretches = num_stretches
+        self._latest: dict[int, tuple[int, KeyedPermutation | RankedOrder]] = {}
 
     def locate(self, index: int) -> tuple[int, int, int]:
         """(source, epoch, position) of a global sample."""
-        source, number = (int(value) for value in self._mixture.draw(index))
+        source, number = (int(value) for value in self.mixture.draw(index))
         epoch, place = divmod(number, int(self._sizes[source]))
         return source, epoch, self._permutation(source, epoch)(place)
 
-    def locate_range(self, start: int, stop: int) -> np.ndarray:
-        """`locate` of start..stop-1 at once: int64 [stop - start, 3]."""
-        sources, numbers = self._mixture.draw(np.arange(start, stop, dtype=np.int64))
+    def locate_many(self, indices: np.ndarray) -> np.ndarray:
+        """`locate` of int64 [n] indices at once: int64 [n, 3]."""
+        if indices.size == 0:
+            return np.empty((0, 3), np.int64)
+        num_sources = self._sizes.size
+        sources, numbers = self.mixture.draw(indices)
         epochs, places = np.divmod(numbers, self._sizes[sources])
+        passes, which = np.unique(epochs * num_sources + sources, return_inverse=True)
+        orders = [self._permutation(number % num_sources, number // num_sources) for number in passes.tolist()]
+        if not self._ranks:
+            return np.stack([sources, epochs, permute_each(orders, which, places)], axis=1)
         positions = np.empty_like(places)
-        for source, epoch in np.unique(np.stack([sources, epochs], axis=1), axis=0).tolist():
-            chosen = (sources == source) & (epochs == epoch)
-            positions[chosen] = self._permutation(source, epoch).many(places[chosen])
+        for number, order in enumerate(orders):
+            positions[which == number] = order.many(places[which == number])
         return np.stack([sources, epochs, positions], axis=1)
 
-    def _permutation(self, source: int, epoch: int) -> KeyedPermutation:
+    def locate_range(self, start: int, stop: int) -> np.ndarray:
+        """`locate` of start..stop-1 at once: int64 [stop - start, 3]."""
+        return self.locate_many(np.arange(start, stop, dtype=np.int64))
+
+    def _permutation(self, source: int, epoch: int) -> KeyedPermutation | RankedOrder:
         cached = self._latest.get(source)
         if cached is None or cached[0] != epoch:
             key = f"{self._seed}/{self._names[source]}/{epoch}"
-            cached = epoch, KeyedPermutation(int(self._sizes[source]), key)
+            ranks = self._ranks.get(source)
+            if ranks is None:
+                cached = epoch, KeyedPermutation(int(self._sizes[source]), key)
+            else:
+                cached = epoch, RankedOrder(ranks, key, self._num_stretches)
             self._latest[source] = cached
         return cached[1]
 
@@ -100,17 +205,24 @@ class InTurn:
         source = int(np.searchsorted(self._stops, place, side="right"))
         return source, epoch, place - int(self._starts[source])
 
-    def locate_range(self, start: int, stop: int) -> np.ndarray:
-        """`locate` of start..stop-1 at once: int64 [stop - start, 3]."""
-        epochs, places = np.divmod(np.arange(start, stop, dtype=np.int64), self._stops[-1])
+    def locate_many(self, indices: np.ndarray) -> np.ndarray:
+        """`locate` of int64 [n] indices at once: int64 [n, 3]."""
+        epochs, places = np.divmod(indices, self._stops[-1])
         sources = np.searchsorted(self._stops, places, side="right")
         return np.stack([sources, epochs, places - self._starts[sources]], axis=1)
 
+    def locate_range(self, start: int, stop: int) -> np.ndarray:
+        """`locate` of start..stop-1 at once: int64 [stop - start, 3]."""
+        return self.locate_many(np.arange(start, stop, dtype=np.int64))
+
 
 def round_to_quotas(weights: Sequence[float], total: int) -> np.ndarray:
-    """Integers in the ratio of `weights` that sum to `total`, each at least 1 (largest remainders are rounded up)."""
+    """Integers in the ratio of `weights` that sum to `total` (largest remainders are rounded up).
+
+    A positive weight gets 1 at least, and 0 gets none.
+    """
     shares = np.asarray(weights, dtype=np.float64) / np.sum(weights) * total
-    quotas = np.maximum(1, np.floor(shares)).astype(np.int64)
+    quotas = np.maximum(shares > 0, np.floor(shares)).astype(np.int64)
     missing = total - int(quotas.sum())
     if missing > 0:
         quotas[np.argsort(quotas - shares, kind="stable")[:missing]] += 1
@@ -118,3 +230,34 @@ def round_to_quotas(weights: Sequence[float], total: int) -> np.ndarray:
         quotas[np.argmax(quotas)] -= 1
         missing += 1
     return quotas
+
+
+def _spread_turns(quotas: np.ndarray) -> np.ndarray:
+    """The source of each turn of a block: turn k of a source stands at (k + 1/2) / quota of the block."""
+    times = np.concatenate([(np.arange(quota) + 0.5) / quota for quota in quotas.tolist()])
+    return np.repeat(np.arange(quotas.size), quotas)[np.argsort(times, kind="stable")]
+
+
+def _exact_turns(quotas: np.ndarray) -> np.ndarray:
+    """The source of each turn of a block: among the turns that may come, the one with the earliest deadline.
+
+    Such a schedule exists because the shares sum to one, and on one machine earliest-deadline-first finds it.
+    """
+    total = int(quotas.sum())
+    coming = [(0, source) for source, quota in enumerate(quotas.tolist()) if quota]  # (turn from which it may come, ..)
+    waiting: list[tuple[int, int]] = []  # (turn before which it must come, source)
+    given = [0] * quotas.size
+    quota_of = quotas.tolist()
+    turns = np.empty(total, np.int64)
+    for turn in range(total):
+        while coming and coming[0][0] <= turn:
+            _, source = heapq.heappop(coming)
+            deadline = -(-(given[source] + 1) * total // quota_of[source])
+            heapq.heappush(waiting, (deadline, source))
+        deadline, source = heapq.heappop(waiting)
+        assert turn < deadline, (turn, deadline, source)
+        turns[turn] = source
+        given[source] += 1
+        if given[source] < quota_of[source]:
+            heapq.heappush(coming, (given[source] * total // quota_of[source], source))
+    return turns

@@ -10,7 +10,8 @@ The trade-off: statistical shuffling, not cryptography, and about a microsecond 
 
 from __future__ import annotations
 
-from typing import TypeVar
+from collections.abc import Sequence
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 import xxhash
@@ -26,6 +27,16 @@ WORD = (1 << 64) - 1
 IntOrArray = TypeVar("IntOrArray", int, np.ndarray)
 
 
+class Network(NamedTuple):
+    """A Feistel network over the numbers of a few bits: ints, or uint64 [n] where every number has its own."""
+
+    low_bits: int | np.ndarray
+    low_mask: int | np.ndarray
+    high_mask: int | np.ndarray
+    round_keys: list[int] | np.ndarray
+    """NUM_ROUNDS of them, or [NUM_ROUNDS, n]."""
+
+
 class KeyedPermutation:
     """A bijection of [0, size) chosen by `key`.
 
@@ -38,34 +49,53 @@ class KeyedPermutation:
         assert 1 <= size <= 1 << 62, size
         num_bits = max(2, (size - 1).bit_length())
         self.size = size
-        self._low_bits = num_bits // 2
-        self._low_mask = (1 << self._low_bits) - 1
-        self._high_mask = (1 << (num_bits - self._low_bits)) - 1
-        self._round_keys = [xxhash.xxh3_64_intdigest(f"{key}/{number}".encode()) for number in range(NUM_ROUNDS)]
+        round_keys = [xxhash.xxh3_64_intdigest(f"{key}/{number}".encode()) for number in range(NUM_ROUNDS)]
+        low, high = num_bits // 2, num_bits - num_bits // 2
+        self.network = Network(low, (1 << low) - 1, (1 << high) - 1, round_keys)
 
     def __call__(self, index: int) -> int:
         """Where `index` goes."""
-        value = self._permute_domain(index)
+        value = _permute(index, self.network)
         while value >= self.size:
-            value = self._permute_domain(value)
+            value = _permute(value, self.network)
         return value
 
     def many(self, indices: np.ndarray) -> np.ndarray:
         """Where each of `indices` (integers, any shape) goes, as int64 of the same shape."""
-        values = self._permute_domain(indices.astype(np.uint64).ravel())
-        outside = np.flatnonzero(values >= self.size)
-        while outside.size:
-            values[outside] = self._permute_domain(values[outside])
-            outside = outside[values[outside] >= self.size]
-        return values.astype(np.int64).reshape(indices.shape)
+        return permute_each([self], np.zeros(indices.size, np.int64), indices.ravel()).reshape(indices.shape)
 
-    def _permute_domain(self, value: IntOrArray) -> IntOrArray:
-        """Permute the power of two around `size`; the same code serves Python ints and uint64 arrays."""
-        high, low = value >> self._low_bits, value & self._low_mask
-        for even, odd in zip(self._round_keys[::2], self._round_keys[1::2], strict=True):
-            high = high ^ (_scramble(low, even) & self._high_mask)
-            low = low ^ (_scramble(high, odd) & self._low_mask)
-        return (high << self._low_bits) | low
+
+def permute_each(permutations: Sequence[KeyedPermutation], which: np.ndarray, indices: np.ndarray) -> np.ndarray:
+    """Where each index goes in a permutation of its own; as fast for hundreds of permutations as for one.
+
+    Args:
+        permutations: at least one.
+        which: int64 [n] number of the permutation of each index.
+        indices: int64 [n].
+
+    Returns:
+        int64 [n].
+    """
+    sizes = np.array([each.size for each in permutations], np.uint64)[which]
+    networks = [each.network for each in permutations]
+    bits, lows, highs = (np.array(column, np.uint64)[which] for column in list(zip(*networks, strict=True))[:3])
+    keys = np.array([network.round_keys for network in networks], np.uint64)[which].T
+    values = _permute(indices.astype(np.uint64), Network(bits, lows, highs, keys))
+    outside = np.flatnonzero(values >= sizes)
+    while outside.size:
+        own = Network(bits[outside], lows[outside], highs[outside], keys[:, outside])
+        values[outside] = _permute(values[outside], own)
+        outside = outside[values[outside] >= sizes[outside]]
+    return values.astype(np.int64)
+
+
+def _permute(value: IntOrArray, network: Network) -> IntOrArray:
+    """Permute a power of two; the same code serves Python ints and uint64 arrays."""
+    high, low = value >> network.low_bits, value & network.low_mask
+    for even, odd in zip(network.round_keys[::2], network.round_keys[1::2], strict=True):
+        high = high ^ (_scramble(low, even) & network.high_mask)
+        low = low ^ (_scramble(high, odd) & network.low_mask)
+    return (high << network.low_bits) | low
 
 
 def _scramble(half: IntOrArray, round_key: int) -> IntOrArray:

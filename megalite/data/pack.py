@@ -5,23 +5,32 @@
     best_fit   only documents longer than a sequence are cut; some hundredths of a percent are padding. The folder
                holds the list of pieces of each sequence, 20 bytes a piece
 
-Both drop nothing. No tokens are copied: the folder refers to the tokenized one.
+Both drop nothing. No tokens are copied: the folder refers to the tokenized one, and another seq_len means another
+folder, not other tokens.
+
+best_fit looks at all documents at once, which takes about 70 bytes of memory for each. With windows it takes that for
+one window only: every window fills its own sequences, so each may leave some room at its end, which the report counts.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from megalite.data.indexed import IndexedTokens
-from megalite.data.layout import BORDERS_FILE, DOCUMENTS_FILE, LENGTHS_FILE, STARTS_FILE
+from megalite.data.layout import BORDERS_FILE, DOCUMENTS_FILE, LENGTHS_FILE, STARTS_FILE, ConcatLayout
 from megalite.data.manifest import StationResult, run_station
+from megalite.data.pack_report import PackStatistics
 from megalite.data.progress import Progress, Silent
 from megalite.data.recipe import PackConfig
 from megalite.data.sources import open_tokens
 from megalite.errors import DataError
+
+WALK_DOCUMENTS = 1 << 18
+"""Documents, or sequences, counted at a time where nothing else sets a window: some tens of megabytes."""
 
 
 def pack(tokens_path: Path, out: Path, config: PackConfig, *, progress: Progress | None = None) -> StationResult:
@@ -30,7 +39,7 @@ def pack(tokens_path: Path, out: Path, config: PackConfig, *, progress: Progress
     Args:
         tokens_path: a tokenized folder, or the prefix of a Megatron pair.
         out: folder to make.
-        config: sequence length and method.
+        config: sequence length, method, and how many documents are packed together.
         progress: told of the result.
 
     Raises:
@@ -38,49 +47,120 @@ def pack(tokens_path: Path, out: Path, config: PackConfig, *, progress: Progress
     """
     progress = progress or Silent()
     opened = open_tokens(tokens_path, contents=True)
-    if opened.tokens.num_tokens == 0:
+    tokens = opened.tokens
+    if tokens.num_tokens == 0:
         raise DataError(f"{tokens_path}: empty: there is no token to pack")
 
     def build(folder: Path) -> dict[str, Any]:
-        progress.start("pack", opened.tokens.num_tokens / 1e6, "M tokens")
-        lengths = opened.tokens.document_lengths()
-        write = _pack_best_fit if config.method == "best_fit" else _pack_concat
-        counts = write(opened.tokens, lengths, config.seq_len, folder)
-        num_slots = counts["samples"] * config.seq_len
-        counts["tokens"] = opened.tokens.num_tokens
-        counts["documents"] = int(lengths.size)
-        counts["padding_percent"] = round(100 * (1 - opened.tokens.num_tokens / num_slots), 4)
-        counts["documents_longer_than_seq_len"] = int((lengths > config.seq_len).sum())
-        progress.advance(opened.tokens.num_tokens / 1e6)
+        progress.start("pack", tokens.num_tokens / 1e6, "M tokens")
+        statistics = PackStatistics(config.seq_len)
+        if config.method == "best_fit":
+            windowing = _pack_best_fit(tokens, config.window_documents, statistics, folder)
+        else:
+            windowing = {}
+            _count_concat(tokens, statistics)
+        counts = _counts(tokens, statistics, config.method)
+        counts["report"].update(windowing)
+        progress.advance(tokens.num_tokens / 1e6)
         progress.finish(
             f"{counts['samples']:,} sequences of {config.seq_len}, {counts['padding_percent']:.3f} % padding, "
-            f"{counts['documents_split']:,} of {lengths.size:,} documents cut"
+            f"{counts['documents_split']:,} of {tokens.num_documents:,} documents cut"
         )
         return counts
 
-    settings = config.model_dump(mode="json")
+    settings = config.model_dump(mode="json", exclude_none=True)  # a field that is null leaves old folders as they are
     return run_station("pack", out, inputs=[(opened.path, opened.fingerprint)], settings=settings, build=build)
 
 
-def _pack_best_fit(tokens: IndexedTokens, lengths: np.ndarray, seq_len: int, folder: Path) -> dict[str, Any]:
+class _Column:
+    """A one-dimensional .npy file that grows; the bytes are those of np.save."""
+
+    def __init__(self, path: Path, dtype: type):
+        self._file = open(path, "wb")  # noqa: SIM115  closed by __exit__
+        self._descr = np.lib.format.dtype_to_descr(np.dtype(dtype))
+        self._dtype = dtype
+        self._size = 0
+        self._begin = self._write_header()
+
+    def __enter__(self) -> _Column:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._file.seek(0)
+        assert self._write_header() == self._begin  # numpy leaves room for the number to grow
+        self._file.close()
+
+    def add(self, values: np.ndarray) -> None:
+        self._file.write(np.ascontiguousarray(values, self._dtype).data)
+        self._size += values.size
+
+    def _write_header(self) -> int:
+        header = {"descr": self._descr, "fortran_order": False, "shape": (self._size,)}
+        np.lib.format.write_array_header_1_0(self._file, header)
+        return self._file.tell()
+
+
+def _pack_best_fit(
+    tokens: IndexedTokens, window_documents: int | None, statistics: PackStatistics, folder: Path
+) -> dict[str, int]:
+    """Write the pieces; returns what the report says of the windows."""
     from megalite.data.best_fit import assign_pieces, cut_documents, group_pieces  # numba takes a second to import
 
-    starts, sizes, documents = cut_documents(lengths, seq_len)
-    sequence_of, num_sequences = assign_pieces(sizes, seq_len)
-    order, borders = group_pieces(sequence_of, num_sequences)
-    np.save(folder / BORDERS_FILE, borders)
-    np.save(folder / STARTS_FILE, starts[order])
-    np.save(folder / LENGTHS_FILE, sizes[order])
-    np.save(folder / DOCUMENTS_FILE, documents[order])
+    seq_len, num_windows, num_pieces = statistics.seq_len, 0, 0
+    with (
+        _Column(folder / BORDERS_FILE, np.int64) as all_borders,
+        _Column(folder / STARTS_FILE, np.int64) as all_starts,
+        _Column(folder / LENGTHS_FILE, np.int32) as all_lengths,
+        _Column(folder / DOCUMENTS_FILE, np.int64) as all_documents,
+    ):
+        all_borders.add(np.zeros(1, np.int64))
+        for first, begins in _windows(tokens, window_documents or tokens.num_documents):
+            starts, sizes, documents = cut_documents(np.diff(begins), seq_len)
+            sequence_of, num_sequences = assign_pieces(sizes, seq_len)
+            order, borders = group_pieces(sequence_of, num_sequences)
+            sizes = sizes[order]
+            statistics.add(sizes, borders)
+            all_borders.add(borders[1:] + num_pieces)
+            all_starts.add(starts[order] + begins[0])
+            all_lengths.add(sizes)
+            all_documents.add(documents[order] + first)
+            num_windows, num_pieces = num_windows + 1, num_pieces + sizes.size
+    return {} if window_documents is None else {"windows": num_windows, "window_documents": window_documents}
+
+
+def _count_concat(tokens: IndexedTokens, statistics: PackStatistics) -> None:
+    """Add up the sequences of the stream; nothing is written, for where they begin follows from seq_len."""
+    layout = ConcatLayout(tokens, statistics.seq_len)
+    for first in range(0, layout.num_samples, WALK_DOCUMENTS):
+        cut = layout.stretch(first, first + WALK_DOCUMENTS)
+        statistics.add(cut.lengths, cut.borders)
+
+
+def _counts(tokens: IndexedTokens, statistics: PackStatistics, method: str) -> dict[str, Any]:
+    """What the manifest says."""
+    seq_len = statistics.seq_len
+    num_split, num_longer, num_filled = 0, 0, 0
+    for _, begins in _windows(tokens, WALK_DOCUMENTS):
+        lengths = np.diff(begins)
+        longer = lengths > seq_len
+        across = (begins[:-1] // seq_len != (begins[1:] - 1) // seq_len) & (lengths > 0)
+        num_split += int((longer if method == "best_fit" else across).sum())
+        num_longer += int(longer.sum())
+        num_filled += int((lengths > 0).sum())
+    counts = {"samples": statistics.num_sequences, "documents_split": num_split, "tokens": tokens.num_tokens}
+    if method == "best_fit":
+        counts["pieces"] = statistics.num_pieces
     return {
-        "samples": num_sequences,
-        "pieces": int(sizes.size),
-        "documents_split": int((lengths > seq_len).sum()),
+        **counts,
+        "documents": tokens.num_documents,
+        "padding_percent": round(statistics.padding_percent, 4),
+        "documents_longer_than_seq_len": num_longer,
+        "report": statistics.report(num_filled),
     }
 
 
-def _pack_concat(tokens: IndexedTokens, lengths: np.ndarray, seq_len: int, folder: Path) -> dict[str, Any]:
-    stops = np.cumsum(lengths)
-    first, last = (stops - lengths) // seq_len, (stops - 1) // seq_len
-    cut = (first != last) & (lengths > 0)
-    return {"samples": -(-tokens.num_tokens // seq_len), "documents_split": int(cut.sum())}
+def _windows(tokens: IndexedTokens, num_documents: int) -> Iterator[tuple[int, np.ndarray]]:
+    """First document of each window, and where its documents begin and the last one ends: int64 [documents + 1]."""
+    for first in range(0, tokens.num_documents, num_documents):
+        stop = min(first + num_documents, tokens.num_documents)
+        yield first, tokens.document_starts(first, stop + 1)

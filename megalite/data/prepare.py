@@ -1,6 +1,7 @@
 """A recipe from raw documents to packed training data, station by station.
 
-    sources -> clean -> dedup -> tokenizer -> tokens/train, tokens/valid -> packed/train, packed/valid
+    sources -> clean -> url-dedup, dedup, near-dedup, line-dedup, substring-dedup, decontaminate
+            -> perplexity, classifier -> tokenizer -> tokens/train, tokens/valid -> packed/train, packed/valid
 
 Every station leaves its folder below the recipe's `out`. One that is finished, with the same settings and the same
 input, is not run again: an interrupted recipe goes on where it was, and a changed setting redoes only what follows it.
@@ -8,30 +9,32 @@ input, is not run again: an interrupted recipe goes on where it was, and a chang
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
-from pydantic import ValidationError
-
-from megalite.config.yaml_source import Source, read_source
+from megalite.config.load import build
+from megalite.config.yaml_source import read_source
 from megalite.data.clean import clean
 from megalite.data.corpus import Corpus
 from megalite.data.dedup import dedup
 from megalite.data.manifest import StationResult
+from megalite.data.near.settings import NearDedupConfig
 from megalite.data.pack import pack
 from megalite.data.progress import Progress, Silent
-from megalite.data.recipe import (
-    CleanConfig,
-    DedupConfig,
-    DocumentSource,
-    PackConfig,
-    Recipe,
-    TokenizerConfig,
-)
+from megalite.data.recipe import DocumentSource, Recipe
 from megalite.data.split import ALL, Part, Split
+from megalite.data.stations.contamination import decontaminate
+from megalite.data.stations.lines import line_dedup
+from megalite.data.stations.near import near_dedup
+from megalite.data.stations.select import select
+from megalite.data.stations.substring import substring_dedup
+from megalite.data.stations.urls import url_dedup
+from megalite.data.tasks import Runner
 from megalite.data.tokenize import tokenize
 from megalite.data.train_tokenizer import train_tokenizer
-from megalite.errors import ConfigError, DataError, did_you_mean
+from megalite.errors import DataError
 
 
 @dataclass(frozen=True)
@@ -43,12 +46,12 @@ class Finished:
     result: StationResult
 
 
-def prepare(recipe: Recipe, *, num_workers: int = 1, progress: Progress | None = None) -> list[Finished]:
+def prepare(recipe: Recipe, *, runner: Runner | None = None, progress: Progress | None = None) -> list[Finished]:
     """Run all stations of a recipe that are not finished yet.
 
     Args:
         recipe: what to do.
-        num_workers: processes for cleaning and encoding; the result does not depend on it.
+        runner: where the stations' tasks run; the result does not depend on it. None is this process.
         progress: told of every station.
 
     Returns:
@@ -66,12 +69,14 @@ def prepare(recipe: Recipe, *, num_workers: int = 1, progress: Progress | None =
         return out / name
 
     raw = Corpus(recipe.sources)
-    result = clean(raw, out / "clean", recipe.clean, num_workers=num_workers, progress=progress)
+    result = clean(raw, out / "clean", recipe.clean, runner=runner, progress=progress)
     cleaned = finish("clean", result)
     _refuse_empty(done[-1], "its rejected/ folder says why each one was refused")
 
-    result = dedup(_station(cleaned), out / "dedup", recipe.dedup, progress=progress)
-    documents = _station(finish("dedup", result))
+    documents = _station(cleaned)
+    for name, station in _filters(recipe):
+        documents = _station(finish(name, station(documents, out / name, runner=runner, progress=progress)))
+        _refuse_empty(done[-1], "its removed/ folder says why each one went")
 
     tokenizer = recipe.tokenizer.path
     if tokenizer is None:
@@ -82,7 +87,7 @@ def prepare(recipe: Recipe, *, num_workers: int = 1, progress: Progress | None =
     parts: list[Part] = ["train", "valid"] if recipe.valid_fraction > 0 else ["train"]
     for part in parts:
         name, split = f"tokens/{part}", _split(recipe, part)
-        result = tokenize(documents, tokenizer, out / name, split=split, num_workers=num_workers, progress=progress)
+        result = tokenize(documents, tokenizer, out / name, split=split, runner=runner, progress=progress)
         tokens = finish(name, result)
         _refuse_empty(done[-1], f"valid_fraction={recipe.valid_fraction} leaves nothing for {part}: change it")
         name = f"packed/{part}"
@@ -90,34 +95,41 @@ def prepare(recipe: Recipe, *, num_workers: int = 1, progress: Progress | None =
     return done
 
 
-def load_recipe(path: Path) -> Recipe:
+def _filters(recipe: Recipe) -> Iterator[tuple[str, Callable[..., StationResult]]]:
+    """The stations that take documents away, in their order: cheap and sure ones first."""
+    if recipe.url_dedup is not None:
+        yield "url-dedup", partial(url_dedup, config=recipe.url_dedup)
+    yield "dedup", partial(dedup, config=recipe.dedup)
+    if recipe.near_dedup is not None:
+        older, keep_index = recipe.near_dedup.older, recipe.near_dedup.keep_index
+        config = NearDedupConfig(**recipe.near_dedup.model_dump(exclude={"older", "keep_index"}))
+        yield "near-dedup", partial(near_dedup, config=config, older=older, keep_index=keep_index)
+    if recipe.line_dedup is not None:
+        yield "line-dedup", partial(line_dedup, config=recipe.line_dedup)
+    if recipe.substring_dedup is not None:
+        yield "substring-dedup", partial(substring_dedup, config=recipe.substring_dedup)
+    if recipe.decontaminate is not None:
+        yield "decontaminate", partial(decontaminate, config=recipe.decontaminate)
+    if recipe.perplexity is not None:
+        yield "perplexity", partial(select, config=recipe.perplexity)
+    if recipe.classifier is not None:
+        yield "classifier", partial(select, config=recipe.classifier)
+
+
+def load_recipe(path: Path, overrides: Sequence[str] = ()) -> Recipe:
     """Read a recipe from a YAML file.
+
+    Args:
+        path: the file.
+        overrides: `key=value` or `section.key=value`, applied in order.
 
     Raises:
         ConfigError: everything that is wrong with it, each complaint with `file:line`.
     """
     source = read_source(path)
-    problems = list(source.problems)
-    try:
-        recipe = Recipe.model_validate(source.data)
-    except ValidationError as error:
-        problems += [_sentence(source, details) for details in error.errors()]
-    if problems:
-        raise ConfigError(problems)
-    return recipe
-
-
-def _sentence(source: Source, details: dict) -> str:
-    """One complaint of pydantic's, with its place."""
-    keys = tuple(str(key) for key in details["loc"])
-    message = details["msg"].removeprefix("Value error, ")
-    if details["type"] == "extra_forbidden":
-        sections = (Recipe, DocumentSource, CleanConfig, DedupConfig, TokenizerConfig, PackConfig)
-        known = {name for section in sections for name in section.model_fields}
-        message = f"unknown key{did_you_mean(keys[-1], known)}"
-    elif details["type"] != "missing":
-        message = f"found {details['input']!r}: {message}"
-    return f"{source.place(keys)}: {'.'.join(keys)}: {message}"
+    for assignment in overrides:
+        source.override(assignment)
+    return build(Recipe, source)
 
 
 def _station(folder: Path) -> Corpus:

@@ -8,6 +8,11 @@ from typing import Literal
 from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
 
 from megalite.config.schema import Section
+from megalite.data.near.settings import NearDedupConfig
+from megalite.data.privacy.settings import PrivacyConfig
+from megalite.data.rules.settings import RulesConfig
+from megalite.data.scoring.settings import ClassifierConfig, PerplexityConfig
+from megalite.data.spans.settings import DecontaminateConfig, LineDedupConfig, SubstringConfig, UrlDedupConfig
 
 TokenizerKind = Literal["sentencepiece-bpe", "sentencepiece-unigram", "byte-bpe"]
 
@@ -29,6 +34,8 @@ class DocumentSource(Section):
     """Field or column that holds the text, in .jsonl, .parquet and .arrow files."""
     id_field: str = "id"
     """Field or column that names the document; where it is missing, the file and line do."""
+    keep_fields: tuple[str, ...] = ()
+    """Further fields or columns to carry along, as a JSON object in the column `metadata` (a URL, a date, a score)."""
     max_mb: PositiveFloat | None = None
     """Stop after this many million bytes of text; null for all."""
     name: str | None = None
@@ -43,22 +50,28 @@ class DocumentSource(Section):
         return self
 
 
-class CleanConfig(Section):
-    """Repair of each document, then rules that keep or reject it. null turns a rule off."""
+class LanguageConfig(Section):
+    """Which languages to keep."""
+
+    keep: tuple[str, ...] = Field(min_length=1)
+    """ISO 639-1 codes, as in [en, de]."""
+    min_score: float = Field(0.5, ge=0.0, le=1.0)
+    """Least probability of the language that is found; short and mixed texts score low."""
+
+
+class CleanConfig(RulesConfig):
+    """Repair of each document, redaction, then rules that keep or reject it. null turns a rule off."""
 
     on_error: Literal["reject", "fail"] = "reject"
     """What to do with a record that cannot be read: put it aside with the reason, or stop."""
     unicode_nfc: bool = True
     """Compose characters (Unicode NFC), so that one text has one form."""
-    min_chars: PositiveInt | None = 50
-    """Shortest document, in characters after the repair."""
-    max_chars: PositiveInt | None = 10_000_000
-    """Longest document, in characters after the repair."""
-    min_alphanumeric_share: float | None = Field(0.25, ge=0.0, le=1.0)
-    """Least share of letters and digits among the characters: below it are tables, encoded data and line noise."""
-    max_repeated_line_share: float | None = Field(0.3, ge=0.0, le=1.0)
-    """Largest share of lines that repeat an earlier line of the document (Gopher, Rae et al. 2021). Program text needs
-    about 0.6."""
+    fix_encoding: bool = False
+    """Set text right that was decoded with the wrong table (`cafÃ©`); needs ftfy, and is slow."""
+    privacy: PrivacyConfig | None = None
+    """Replace personal data and secrets; {} takes the usual kinds."""
+    language: LanguageConfig | None = None
+    """Keep some languages only; needs py3langid."""
 
 
 class DedupConfig(Section):
@@ -68,6 +81,15 @@ class DedupConfig(Section):
     """Any run of blanks and line ends equals one blank."""
     ignore_case: bool = False
     """Upper and lower case are equal."""
+
+
+class NearDedupStationConfig(NearDedupConfig):
+    """Near-duplicates within the corpus, and against earlier data."""
+
+    older: tuple[Path, ...] = ()
+    """`index` folders that this station left beside earlier data; their documents always win."""
+    keep_index: bool = False
+    """Leave `index/`, about 1.3 kB a document, so that later data can be compared with this one."""
 
 
 class TokenizerConfig(Section):
@@ -93,6 +115,9 @@ class PackConfig(Section):
     method: PackMethod = "best_fit"
     """`best_fit` keeps every document whole that fits in a sequence, with a little padding; `concat` cuts the stream
     of documents every seq_len tokens, with none."""
+    window_documents: PositiveInt | None = None
+    """Documents that `best_fit` looks at together; null for all, which takes 60 bytes a document and pads least. 10,000
+    pad half as much again."""
 
 
 class Recipe(Section):
@@ -105,7 +130,21 @@ class Recipe(Section):
     valid_fraction: float = Field(0.01, ge=0.0, lt=1.0)
     """Share of the documents held out for validation, chosen by a hash of their text; 0 for none."""
     clean: CleanConfig = CleanConfig()
+    url_dedup: UrlDedupConfig | None = None
+    """Keep one document of each address. The sources must keep it: `keep_fields: [url]`."""
     dedup: DedupConfig = DedupConfig()
+    near_dedup: NearDedupStationConfig | None = None
+    """Remove near-duplicates (MinHash); {} takes Jaccard 0.7 of 5-word shingles."""
+    line_dedup: LineDedupConfig | None = None
+    """Remove lines that stand in many documents."""
+    substring_dedup: SubstringConfig | None = None
+    """Remove passages that stood earlier in the corpus."""
+    decontaminate: DecontaminateConfig | None = None
+    """Remove documents that share runs of words with evaluation sets."""
+    perplexity: PerplexityConfig | None = None
+    """Keep the documents that an n-gram model finds least surprising."""
+    classifier: ClassifierConfig | None = None
+    """Keep the documents that look more like a good sample than like a bad one."""
     tokenizer: TokenizerConfig = TokenizerConfig()
     pack: PackConfig = PackConfig()
     seed: NonNegativeInt = 0

@@ -1,13 +1,21 @@
-"""One training sample as arrays: pieces of documents laid end to end, with their labels, borders and positions."""
+"""What training samples hold: pieces of documents laid end to end, with their labels, borders and positions.
+
+The rules, which `gather.py` follows for many samples at once:
+
+    tokens      the pieces, then NO_TOKEN
+    labels      the next token of the row; NO_TOKEN where the mask is False. The last label is read ahead from the
+                stream, so that a cut inside a document loses no label
+    loss_mask   with document masks no label crosses a border; without them only padding has none, and the last token
+                of the row where the text does not go on
+    positions   with document masks they count from 0 in each piece, and in the padding; without, through the row
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
-
-from megalite.data.indexed import IndexedTokens
-from megalite.data.layout import Pieces
 
 NO_TOKEN = 0
 """Stands where there is no token or no label. It is never learned from: the loss mask is False there."""
@@ -33,44 +41,30 @@ class Sample:
     masks. A document cut by a sample's start begins at 0 there. 0 always begins a span of attention."""
 
 
-def assemble(
-    tokens: IndexedTokens, pieces: Pieces, seq_len: int, *, document_masks: bool, stream_goes_on: bool
-) -> Sample:
-    """Build the arrays of one sample.
+class Rows(NamedTuple):
+    """Samples one below the other; every array is [rows, seq_len]."""
 
-    The label of the last token is read ahead from the stream, so that a cut inside a document loses no label.
+    tokens: np.ndarray
+    """int64, as in `Sample`."""
+    labels: np.ndarray
+    """int64"""
+    positions: np.ndarray
+    """int64"""
+    loss_mask: np.ndarray
+    """bool"""
+    document_ids: np.ndarray
+    """int64, counted within the row's source; [0, 0] when they are not wanted."""
+
+
+def empty_rows(num_rows: int, seq_len: int, *, document_ids: bool) -> Rows:
+    """Rows to be filled, in memory as it comes.
 
     Args:
-        tokens: the stream the pieces point into.
-        pieces: what the sample is made of, at most seq_len tokens.
-        seq_len: length of the arrays; what the pieces leave free is padding.
-        document_masks: documents do not see each other: positions restart, and no label crosses a border.
-        stream_goes_on: without masks, the token behind the last one is its label even in another document.
+        num_rows: how many.
+        seq_len: tokens in each.
+        document_ids: whether they are wanted too; training does not need them.
     """
-    filled = int(pieces.lengths.sum())
-    ids = np.full(seq_len + 1, NO_TOKEN, dtype=np.int64)
-    document_ids = np.full(seq_len, NO_DOCUMENT, dtype=np.int64)
-    positions = np.arange(seq_len, dtype=np.int64)
-    loss_mask = np.zeros(seq_len, dtype=np.bool_)
-    loss_mask[: filled - 1] = True
-
-    place = 0
-    for start, length, document in zip(*(column.tolist() for column in pieces), strict=True):
-        ids[place : place + length] = tokens.read(start, start + length)
-        document_ids[place : place + length] = document
-        if document_masks:
-            positions[place : place + length] = np.arange(length)
-            loss_mask[place + length - 1] = False
-        place += length
-    if document_masks:
-        positions[filled:] -= filled
-
-    labels = ids[1:].copy()
-    following = int(pieces.starts[-1] + pieces.lengths[-1])
-    if following < tokens.num_tokens:
-        same_document = tokens.document_at(following) == pieces.documents[-1]
-        if same_document or (stream_goes_on and not document_masks):
-            labels[filled - 1] = tokens.read(following, following + 1)[0]
-            loss_mask[filled - 1] = True
-    labels[~loss_mask] = NO_TOKEN
-    return Sample(ids[:-1], labels, loss_mask, document_ids, positions)
+    tokens, labels, positions = np.empty((3, num_rows, seq_len), np.int64)
+    loss_mask = np.empty((num_rows, seq_len), np.bool_)
+    of_documents = np.empty((num_rows, seq_len) if document_ids else (0, 0), np.int64)
+    return Rows(tokens, labels, positions, loss_mask, of_documents)

@@ -1,6 +1,6 @@
 """What training reads: a mixture of sources as one endless sequence of samples, addressed by a global index.
 
-    global index --mix--> source, epoch, position --layout--> pieces of documents --sample--> arrays
+    global index --mix--> source, epoch, position --layout--> pieces of documents --gather--> arrays
 
 Everything is a pure function of the index, so any rank can read any sample, at any time, after any restart: neither
 the number of data-parallel ranks nor the step at which a run began can change what step n learns from.
@@ -16,9 +16,13 @@ from typing import NamedTuple, Protocol
 import numpy as np
 import xxhash
 
-from megalite.config.schema import SourceConfig
+from megalite.config.plan import derive_steps
+from megalite.config.schema import Config, SourceConfig
+from megalite.data.indexed import bin_path
 from megalite.data.mix import BLOCK, InTurn, ShuffledMixture, round_to_quotas
-from megalite.data.sample import NO_DOCUMENT, Sample, assemble
+from megalite.data.mix_plan import PLAIN, MixPlan, MixSettings, SourceSize, StageSettings, plan_mix, resolve_stages
+from megalite.data.rank import open_ranks
+from megalite.data.sample import NO_DOCUMENT, Rows, Sample, empty_rows
 from megalite.data.sources import TokenizerRecord, TokenSource, largest_token, open_source
 from megalite.data.tokenizer import Tokenizer
 from megalite.errors import DataError
@@ -38,7 +42,7 @@ class Order(Protocol):
 
     def locate(self, index: int) -> tuple[int, int, int]: ...
 
-    def locate_range(self, start: int, stop: int) -> np.ndarray: ...
+    def locate_many(self, indices: np.ndarray) -> np.ndarray: ...
 
 
 class Samples:
@@ -79,32 +83,64 @@ class Samples:
         source, epoch, position = self._order.locate(global_index)
         return Identity(self.sources[source].name, epoch, position)
 
+    def plan(self, total_samples: int) -> MixPlan:
+        """What the first `total_samples` samples of a training mixture hold of each source."""
+        assert isinstance(self._order, ShuffledMixture), "validation data has no mixture"
+        sizes = [SourceSize(each.name, each.layout.num_samples, each.tokens.num_tokens) for each in self.sources]
+        return plan_mix(self._order.mixture, sizes, seq_len=self.seq_len, total_samples=total_samples)
+
     def identities(self, start: int, stop: int) -> np.ndarray:
         """Source number, epoch and position of global samples start..stop-1: int64 [stop - start, 3]."""
-        return self._order.locate_range(start, stop)
+        return self.locate(np.arange(start, stop, dtype=np.int64))
+
+    def locate(self, global_indices: np.ndarray) -> np.ndarray:
+        """Source number, epoch and position of any global samples, int64 [n]: int64 [n, 3]."""
+        return self._order.locate_many(global_indices)
 
     def sample(self, global_index: int) -> Sample:
         """The arrays of one sample. Document ids are unique over all sources.
 
         Raises:
-            DataError: it holds a token beyond the vocabulary.
+            DataError: it holds a token beyond the vocabulary, or its index is damaged.
         """
-        number, _, position = self._order.locate(global_index)
-        source = self.sources[number]
-        sample = assemble(
-            source.tokens,
-            source.layout.pieces(position),
-            self.seq_len,
-            document_masks=self.document_masks,
-            stream_goes_on=source.layout.stream_goes_on,
-        )
-        largest = max(int(sample.tokens.max()), int(sample.labels.max()))
-        if self._vocab_size is not None and largest >= self._vocab_size:
-            raise DataError(_beyond_vocabulary(source, largest, self._vocab_size))
-        if self._first_document[number]:
-            ids = sample.document_ids
-            ids[ids != NO_DOCUMENT] += self._first_document[number]
-        return sample
+        place = self._order.locate(global_index)
+        rows = self.read(np.array([place], np.int64), document_ids=True)
+        ids = rows.document_ids[0]
+        ids[ids != NO_DOCUMENT] += self._first_document[place[0]]
+        return Sample(rows.tokens[0], rows.labels[0], rows.loss_mask[0], ids, rows.positions[0])
+
+    def read(self, places: np.ndarray, *, document_ids: bool = False) -> Rows:
+        """The arrays of several samples at once, one compiled call for each source among them.
+
+        Args:
+            places: int64 [n, 3] from `locate`.
+            document_ids: fill these too, counted within each source.
+
+        Raises:
+            DataError: one holds a token beyond the vocabulary, or its index is damaged.
+        """
+        rows = empty_rows(len(places), self.seq_len, document_ids=document_ids)
+        of_source: dict[int, tuple[list[int], list[int]]] = {}
+        for row, (number, _, position) in enumerate(places.tolist()):
+            positions, targets = of_source.setdefault(number, ([], []))
+            positions.append(position)
+            targets.append(row)
+        for number, (positions, targets) in of_source.items():
+            source = self.sources[number]
+            chosen = np.array(positions, np.int64), np.array(targets, np.int64)
+            largest = source.layout.fill(source.tokens, *chosen, rows, document_masks=self.document_masks)
+            if self._vocab_size is not None and largest >= self._vocab_size:
+                raise DataError(_beyond_vocabulary(source, largest, self._vocab_size, positions))
+        return rows
+
+    def check_unchanged(self) -> None:
+        """Look whether the files are as they were when they were opened.
+
+        Raises:
+            DataError: one was shortened or lost.
+        """
+        for source in self.sources:
+            source.tokens.check_unchanged()
 
     def check_vocab_size(self, vocab_size: int) -> None:
         """Refuse data with tokens that a model of `vocab_size` does not know; from here on every sample is checked.
@@ -134,7 +170,15 @@ class Samples:
         self.check_vocab_size(tokenizer.vocab_size)
 
 
-def open_samples(sources: Sequence[SourceConfig], *, seq_len: int, seed: int, document_masks: bool) -> Samples:
+def open_samples(
+    sources: Sequence[SourceConfig],
+    *,
+    seq_len: int,
+    seed: int,
+    document_masks: bool,
+    mix: MixSettings = PLAIN,
+    total_samples: int | None = None,
+) -> Samples:
     """Open the training mixture: sources by weight, each shuffled anew every epoch.
 
     Args:
@@ -142,18 +186,49 @@ def open_samples(sources: Sequence[SourceConfig], *, seq_len: int, seed: int, do
         seq_len: tokens in a sample.
         seed: seed of the shuffles.
         document_masks: packed documents do not see each other.
+        mix: what else decides the shares: sizes, epochs, stages.
+        total_samples: samples of the whole run, where `mix` needs it.
 
     Raises:
-        DataError: every complaint about every source.
+        DataError: every complaint about every source, or about the mixture.
     """
     opened = _open_all(sources, seq_len, "data.train")
-    sizes = [source.layout.num_samples for source in opened]
+    sizes = [SourceSize(each.name, each.layout.num_samples, each.tokens.num_tokens) for each in opened]
     weights = [config.weight for config in sources]
-    names = [source.name for source in opened]
-    order = ShuffledMixture(sizes=sizes, weights=weights, names=names, seed=seed)
-    turns = round_to_quotas(weights, BLOCK).tolist()
-    fingerprint = _fingerprint(opened, f"shuffled/{seed}/{turns}/{document_masks}")
+    stages = resolve_stages(sizes, weights, mix, seq_len=seq_len, total_samples=total_samples)
+    order = ShuffledMixture(
+        sizes=[size.num_samples for size in sizes],
+        weights=weights,
+        names=[size.name for size in sizes],
+        seed=seed,
+        stages=stages,
+        ranks=(ranks := open_ranks(sizes, mix)),
+        num_stretches=mix.rank_stretches,
+    )
+    turns = [[stage.stop, round_to_quotas(stage.weights, BLOCK).tolist()] for stage in stages]
+    turns = turns or round_to_quotas(weights, BLOCK).tolist()
+    ranked = "".join(f"/{sizes[number].name} ranked {xxhash.xxh3_128_hexdigest(own)}" for number, own in ranks.items())
+    ranked += f"/{mix.rank_stretches}" if ranked else ""
+    fingerprint = _fingerprint(opened, f"shuffled/{seed}/{turns}/{document_masks}{ranked}")
     return Samples(opened, order, seq_len=seq_len, document_masks=document_masks, fingerprint=fingerprint)
+
+
+def open_training_samples(config: Config) -> Samples:
+    """Open the training mixture of a config.
+
+    Raises:
+        DataError: every complaint about every source, or about the mixture.
+    """
+    given = config.data.mix
+    stages = tuple(StageSettings(stage.until_tokens, stage.share, stage.weights) for stage in given.stages)
+    return open_samples(
+        config.data.train,
+        seq_len=config.batch.seq_len,
+        seed=config.run.seed,
+        document_masks=config.data.document_masks,
+        mix=MixSettings(given.temperature, given.epochs, stages, given.ranks, given.rank_stretches),
+        total_samples=derive_steps(config) * config.batch.global_batch_size,
+    )
 
 
 def open_validation_samples(sources: Sequence[SourceConfig], *, seq_len: int, document_masks: bool) -> Samples:
@@ -208,11 +283,24 @@ def _check_vocabularies(sources: Sequence[TokenSource], vocab_size: int) -> list
     return problems
 
 
-def _beyond_vocabulary(source: TokenSource, largest: int, vocab_size: int) -> str:
+def _beyond_vocabulary(source: TokenSource, largest: int, vocab_size: int, samples: Sequence[int] = ()) -> str:
+    where = next((text for text in (_find_token(source, largest, sample) for sample in samples) if text), "")
     return (
-        f"{source.name} ({source.tokens.prefix}): token id {largest} found, the vocabulary ends at {vocab_size - 1}; "
-        "the data was made with another tokenizer"
+        f"{source.name} ({source.tokens.prefix}): token id {largest} found{where}, the vocabulary ends at "
+        f"{vocab_size - 1}; the data was made with another tokenizer"
     )
+
+
+def _find_token(source: TokenSource, token: int, sample: int) -> str:
+    """Where a sample, or the label behind it, has a token, in words for the owner of the files."""
+    tokens, pieces = source.tokens, source.layout.pieces(sample)
+    for start, length in zip(pieces.starts.tolist(), pieces.lengths.tolist(), strict=True):
+        found = np.flatnonzero(tokens.read(start, start + length + 1) == token)
+        if found.size:
+            position = start + int(found[0])
+            at = position * tokens.dtype.itemsize
+            return f" in document {tokens.document_at(position)}, byte {at} of {bin_path(tokens.prefix).name}"
+    return ""
 
 
 def _data_error(problems: Sequence[str]) -> DataError:

@@ -13,7 +13,7 @@ import numpy as np
 
 from megalite.config.schema import Config
 from megalite.data.sample import Sample
-from megalite.data.samples import Samples, open_samples
+from megalite.data.samples import Samples, open_training_samples
 from megalite.data.tokenizer import Tokenizer
 from megalite.errors import DataError
 
@@ -45,12 +45,7 @@ def open_training_data(config: Config) -> Samples:
     Raises:
         DataError: the data is missing, damaged or does not fit.
     """
-    samples = open_samples(
-        config.data.train,
-        seq_len=config.batch.seq_len,
-        seed=config.run.seed,
-        document_masks=config.data.document_masks,
-    )
+    samples = open_training_samples(config)
     if config.data.tokenizer is not None:
         samples.check_tokenizer(Tokenizer.load(config.data.tokenizer))
     if config.model.vocab_size is not None:

@@ -5,11 +5,14 @@ The choice needs no list, does not move when documents are added or reordered, a
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import asdict, dataclass
 from typing import Any, Literal, get_args
 
+import numpy as np
 import xxhash
 
+from megalite.data.texts import Texts
 from megalite.errors import DataError, did_you_mean
 
 Part = Literal["all", "train", "valid"]
@@ -33,6 +36,15 @@ class Split:
         """Whether a document is on the wanted side."""
         return self.part == "all" or (self.part == "valid") == chosen(text, self.valid_fraction, self.seed)
 
+    def mask(self, texts: Texts) -> np.ndarray:
+        """Which texts are on the wanted side: bool [documents]."""
+        if self.part == "all":
+            return np.ones(len(texts), bool)
+        memory = memoryview(np.ascontiguousarray(texts.buffer))
+        ends = texts.offsets.tolist()
+        held_out = [_chosen(memory[a:b], self.valid_fraction, self.seed) for a, b in itertools.pairwise(ends)]
+        return np.array(held_out, bool) == (self.part == "valid")
+
     def share_of(self, amount: float | None) -> float | None:
         """About how much of an amount of text is on the wanted side; None of an unknown amount."""
         if amount is None or self.part == "all":
@@ -50,7 +62,11 @@ ALL = Split()
 
 def chosen(text: str, fraction: float, seed: int) -> bool:
     """Whether a text falls into a random `fraction` of all texts."""
-    return xxhash.xxh3_64_intdigest(text.encode(), seed) < fraction * 2.0**64
+    return _chosen(text.encode(), fraction, seed)
+
+
+def _chosen(utf8: bytes | memoryview, fraction: float, seed: int) -> bool:
+    return xxhash.xxh3_64_intdigest(utf8, seed) < fraction * 2.0**64
 
 
 def parse_split(part: str, valid_fraction: float) -> Split:

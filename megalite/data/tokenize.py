@@ -1,27 +1,32 @@
-"""Station 4: documents to a Megatron-compatible pair of token files, one end-of-text token behind each document.
+"""Station: documents to a Megatron-compatible pair of token files, one end-of-text token behind each document.
 
-The documents are read here, encoded by the workers batch by batch, and written here in their order: the bytes are the
-same for any number of workers.
+    encode   a shard   texts -> .work/tokens/00000.bin and the length of each document
+    join               the shards' tokens one behind the other: tokens.bin, tokens.idx
+
+The shards are joined in their order, so the bytes are the same for any number of workers.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from functools import lru_cache, partial
+from collections import Counter
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 
 from megalite.data.corpus import Corpus
-from megalite.data.documents import Document, Record, Rejected, RejectedPile, batched
+from megalite.data.documents import REJECTED_FOLDER, REJECTED_SCHEMA, DocumentBatch, Rejected, ShardWriter, shard_name
 from megalite.data.indexed import IndexedWriter, token_dtype
 from megalite.data.manifest import StationResult, run_station
 from megalite.data.progress import Progress, Silent
+from megalite.data.runners import InProcess
+from megalite.data.shards import ShardReading, refuse_unreadable
 from megalite.data.sources import TOKENS_NAME
 from megalite.data.split import ALL, Split
+from megalite.data.tasks import WORK_FOLDER, Report, Runner, Task, add_counts, replacing, run_tasks
 from megalite.data.tokenizer import Tokenizer
-from megalite.data.workers import ordered_map
 
 
 def tokenize(
@@ -30,7 +35,7 @@ def tokenize(
     out: Path,
     *,
     split: Split = ALL,
-    num_workers: int = 1,
+    runner: Runner | None = None,
     progress: Progress | None = None,
 ) -> StationResult:
     """Run the station.
@@ -40,13 +45,13 @@ def tokenize(
         tokenizer_folder: a tokenizer's folder.
         out: folder to make.
         split: the side of the hold-out that is wanted.
-        num_workers: processes; the result does not depend on it.
-        progress: told of every batch.
+        runner: where the tasks run; the result does not depend on it. None is this process.
+        progress: told of every shard.
 
     Raises:
-        DataError: the tokenizer cannot be loaded.
+        DataError: the tokenizer cannot be loaded, or a source cannot be read at all.
     """
-    progress = progress or Silent()
+    progress, runner = progress or Silent(), runner or InProcess()
     tokenizer = Tokenizer.load(tokenizer_folder)
     inputs = [*corpus.inputs, (tokenizer_folder, tokenizer.fingerprint)]
     settings = {
@@ -55,61 +60,79 @@ def tokenize(
         "eos_id": tokenizer.eos_id,
         "split": split.settings(),
     }
+    shards = corpus.shards()
 
     def build(folder: Path) -> dict[str, Any]:
         title = "tokenize" if split.part == "all" else f"tokenize {split.part}"
         progress.start(title, split.share_of(corpus.text_mb), "MB")
-        num_bytes = 0
-        encode = partial(encode_documents, tokenizer_folder=tokenizer_folder)
-        with (
-            IndexedWriter(folder / TOKENS_NAME, token_dtype(tokenizer.vocab_size)) as writer,
-            RejectedPile(folder) as rejected,
-        ):
-            batches = batched(rejected.sift(_wanted(corpus.read(), split)))
-            for tokens, lengths, batch_bytes in ordered_map(encode, batches, num_workers=num_workers):
-                writer.add(tokens, lengths)
-                num_bytes += batch_bytes
-                progress.advance(batch_bytes / 1e6)
+        common = {"tokenizer": str(tokenizer_folder.absolute()), "split": split.settings()}
+        tasks = [{**common, "shard": shard} for shard in shards]
+        reports = run_tasks(folder, "encode", encode_shard, tasks, runner=runner, progress=progress)
+        refuse_unreadable([(shard, report["reading"]) for shard, report in zip(shards, reports, strict=True)])
+        with IndexedWriter(folder / TOKENS_NAME, token_dtype(tokenizer.vocab_size)) as writer:
+            for number in range(len(shards)):
+                writer.add_file(_tokens_file(folder, number), np.load(_lengths_file(folder, number)))
         progress.finish(f"{writer.num_tokens:,} tokens in {writer.num_documents:,} documents")
         return {
             "documents": writer.num_documents,
             "tokens": writer.num_tokens,
-            "text_bytes": num_bytes,
-            "rejected": rejected.counts,
+            "text_bytes": add_counts(reports, "text_bytes"),
+            "rejected": add_counts(reports, "rejected"),
         }
 
-    return run_station("tokenize", out, inputs=inputs, settings=settings, build=build)
+    return run_station("tokenize", out, inputs=inputs, settings=settings, build=build, resumable=True)
 
 
-def encode_documents(documents: list[Document], tokenizer_folder: Path) -> tuple[np.ndarray, np.ndarray, int]:
-    """Encode a batch in a worker.
-
-    Returns:
-        All tokens end to end, end-of-text tokens included; the length of each document; bytes of text.
-    """
-    tokenizer = _load_once(tokenizer_folder)
-    texts = [document.text for document in documents]
-    encoded = tokenizer.encode_batch(texts)
-    lengths = np.array([len(ids) + 1 for ids in encoded], dtype=np.int32)
-    tokens = np.empty(int(lengths.sum()), dtype=token_dtype(tokenizer.vocab_size))
-    start = 0
-    for ids, length in zip(encoded, lengths.tolist(), strict=True):
-        tokens[start : start + length - 1] = ids
-        tokens[start + length - 1] = tokenizer.eos_id
-        start += length
-    return tokens, lengths, sum(len(text.encode()) for text in texts)
+def encode_shard(task: Task, number: int, folder: Path) -> Report:
+    """Task: encode the wanted documents of a shard."""
+    tokenizer, split = _load_once(Path(task["tokenizer"])), Split(**task["split"])
+    reading = ShardReading(task["shard"])
+    lengths = [np.zeros(0, np.int32)]
+    reasons: Counter[str] = Counter()
+    num_bytes = 0
+    with (
+        replacing(_tokens_file(folder, number)) as path,
+        open(path, "wb") as file,
+        ShardWriter(folder / REJECTED_FOLDER / shard_name(number), REJECTED_SCHEMA) as rejects,
+    ):
+        for batch in reading:
+            empty = batch.texts.lengths == 0
+            rejected = [*batch.rejected, *_empty_documents(batch, empty)]
+            rejects.write_rejected(rejected)
+            reasons.update(record.reason for record in rejected)
+            wanted = split.mask(batch.texts) & ~empty
+            texts = batch.texts if wanted.all() else batch.texts.take(wanted)
+            tokens, sizes = tokenizer.encode_texts(texts, with_eos=True)
+            file.write(np.ascontiguousarray(tokens, token_dtype(tokenizer.vocab_size)).data)
+            lengths.append(sizes.astype(np.int32))
+            num_bytes += texts.num_bytes
+    with replacing(_lengths_file(folder, number)) as path, open(path, "wb") as file:
+        np.save(file, np.concatenate(lengths))
+    return {
+        "text_bytes": num_bytes,
+        "rejected": dict(sorted(reasons.items())),
+        "reading": reading.report(),
+        "megabytes": num_bytes / 1e6,
+    }
 
 
 @lru_cache(maxsize=1)
 def _load_once(folder: Path) -> Tokenizer:
-    """A worker keeps its tokenizer from batch to batch."""
+    """A worker keeps its tokenizer from shard to shard."""
     return Tokenizer.load(folder)
 
 
-def _wanted(records: Iterable[Record], split: Split) -> Iterator[Record]:
-    """Documents of the wanted side, empty ones turned into rejects; what could not be read stays."""
-    for record in records:
-        if isinstance(record, Document) and not record.text:
-            yield Rejected(*record, reason="empty")
-        elif isinstance(record, Rejected) or split.keeps(record.text):
-            yield record
+def _empty_documents(batch: DocumentBatch, empty: np.ndarray) -> list[Rejected]:
+    if not empty.any():
+        return []
+    chosen = batch.documents.filter(pa.array(empty))
+    names = zip(chosen.column("id").to_pylist(), chosen.column("source").to_pylist(), strict=True)
+    return [Rejected(id, source, "", "empty") for id, source in names]
+
+
+def _tokens_file(folder: Path, number: int) -> Path:
+    return folder / WORK_FOLDER / "tokens" / f"{number:05d}.bin"
+
+
+def _lengths_file(folder: Path, number: int) -> Path:
+    return folder / WORK_FOLDER / "tokens" / f"{number:05d}.npy"

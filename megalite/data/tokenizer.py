@@ -1,6 +1,6 @@
 """A tokenizer as a folder: text to ids and back, whichever library is behind it.
 
-    megalite_tokenizer.json   kind, vocab_size, bos_id, eos_id, pad_id
+    megalite_tokenizer.json   kind, vocab_size, bos_id, eos_id, pad_id, special_tokens
     tokenizer.model           SentencePiece's own file, for the sentencepiece kinds: it is what encodes
     tokenizer.json            the same tokenizer for Hugging Face `tokenizers`: equal ids
     tokenizer_config.json     lets transformers load the folder
@@ -13,13 +13,17 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
-from functools import partial
+from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
-from typing import Protocol
 
+import numpy as np
 import xxhash
 
+from megalite.data.encoders.choose import choose_encoder
+from megalite.data.encoders.reference import Encoder, FastEncoder, Reference, SentencePieceEncoder, Stopgaps
+from megalite.data.indexed import token_dtype
+from megalite.data.texts import Texts
 from megalite.errors import DataError
 
 RECORD_FILE = "megalite_tokenizer.json"
@@ -40,31 +44,24 @@ class TokenizerInfo:
     eos_id: int
     bos_id: int | None
     pad_id: int | None
-
-
-class Encoder(Protocol):
-    """The library behind a tokenizer."""
-
-    vocab_size: int
-
-    def encode_batch(self, texts: Sequence[str]) -> list[list[int]]: ...
-
-    def decode(self, ids: Sequence[int]) -> str: ...
+    special_tokens: dict[str, int] = field(default_factory=dict)
+    """Ids of the user's own control tokens."""
 
 
 class Tokenizer:
     """Encodes documents and decodes ids; make one with `Tokenizer.load`."""
 
-    def __init__(self, folder: Path, info: TokenizerInfo, encoder: Encoder, fingerprint: str):
+    def __init__(self, folder: Path, info: TokenizerInfo, reference: Reference, fingerprint: str):
         self.folder = folder
         self.kind = info.kind
         self.vocab_size = info.vocab_size
         self.eos_id = info.eos_id
         self.bos_id = info.bos_id
         self.pad_id = info.pad_id
+        self.special_tokens = info.special_tokens
         self.fingerprint = fingerprint
         """Hash of the vocabulary files: two tokenizers with equal ones give equal ids."""
-        self._encoder = encoder
+        self._reference = reference
 
     @classmethod
     def load(cls, folder: Path) -> Tokenizer:
@@ -78,30 +75,66 @@ class Tokenizer:
             raise DataError(f"{folder}: no such folder; a tokenizer is a folder with {FAST_FILE} or {MODEL_FILE}")
         try:
             info = _read_info(folder)
-            encoder = _make_encoder(folder, info)
-            info = info or _guess_info(folder, encoder)
+            reference = _make_reference(folder, info)
+            info = info or _guess_info(folder, reference)
         except DataError:
             raise
         except Exception as error:  # the libraries raise bare Exception and RuntimeError for damaged files
             raise DataError(f"{folder}: the tokenizer cannot be loaded: {error}") from error
-        if encoder.vocab_size != info.vocab_size:
+        if reference.vocab_size != info.vocab_size:
             raise DataError(
-                f"{folder}: {RECORD_FILE} says vocab_size={info.vocab_size}, the vocabulary has {encoder.vocab_size} "
+                f"{folder}: {RECORD_FILE} says vocab_size={info.vocab_size}, the vocabulary has {reference.vocab_size} "
                 "entries; train or copy the tokenizer again"
             )
-        return cls(folder, info, encoder, fingerprint_files(folder))
+        return cls(folder, info, reference, fingerprint_files(folder))
 
     def encode(self, text: str) -> list[int]:
         """Ids of a text: no control tokens, neither added nor found in it."""
-        return self._encoder.encode_batch([text])[0]
+        return self._reference.encode_batch([text])[0]
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
         """`encode` of each text."""
-        return self._encoder.encode_batch(texts)
+        return self._reference.encode_batch(texts)
 
     def decode(self, ids: Sequence[int]) -> str:
         """Text of ids; control tokens decode to nothing."""
-        return self._encoder.decode(ids)
+        return self._reference.decode(ids)
+
+    def encode_texts(self, texts: Texts, *, with_eos: bool = False) -> tuple[np.ndarray, np.ndarray]:
+        """`encode` of many texts, as one array and by the fastest encoder whose ids are equal; one thread at a time.
+
+        Args:
+            texts: what to encode.
+            with_eos: put `eos_id` behind each text and count it in its length.
+
+        Returns:
+            All ids end to end, in `token_dtype(vocab_size)`, and the number of each text's, int64 [texts].
+        """
+        encoder, _ = self._choice
+        return encoder.encode_texts(texts, self._dtype, self.eos_id if with_eos else None)
+
+    def stopgaps(self) -> Stopgaps:
+        """The tokens of characters that the vocabulary lacks."""
+        return self._reference.stopgaps()
+
+    @property
+    def backend(self) -> str:
+        """Name of the encoder behind `encode_texts`."""
+        return self._choice[0].name
+
+    @property
+    def refused_backends(self) -> dict[str, str]:
+        """Why each faster encoder is not used."""
+        return self._choice[1]
+
+    @property
+    def _dtype(self) -> np.dtype:
+        return token_dtype(self.vocab_size)
+
+    @cached_property
+    def _choice(self) -> tuple[Encoder, dict[str, str]]:
+        """Made when first needed: most commands load a tokenizer and encode little or nothing."""
+        return choose_encoder(self._reference, _vocabulary_path(self.folder, self.kind), self._dtype)
 
 
 def fingerprint_files(folder: Path) -> str:
@@ -121,60 +154,10 @@ def write_info(folder: Path, info: TokenizerInfo) -> None:
         "bos_id": info.bos_id,
         "eos_id": info.eos_id,
         "pad_id": info.pad_id,
+        "special_tokens": info.special_tokens,
         "hash": fingerprint_files(folder),
     }
     (folder / RECORD_FILE).write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
-
-
-class SentencePieceEncoder:
-    """SentencePiece's own library: the reference for its models.
-
-    Args:
-        path: a `tokenizer.model`.
-    """
-
-    def __init__(self, path: Path):
-        from sentencepiece import SentencePieceProcessor
-
-        self._processor = SentencePieceProcessor(model_file=str(path))
-        self.vocab_size = self._processor.vocab_size()
-        self.eos_id = self._processor.eos_id()
-        self.bos_id = self._processor.bos_id()
-
-    def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
-        return self._processor.encode(list(texts), num_threads=1)
-
-    def decode(self, ids: Sequence[int]) -> str:
-        return self._processor.decode(list(ids))
-
-
-class FastEncoder:
-    """Hugging Face `tokenizers`.
-
-    Args:
-        path: a `tokenizer.json`.
-    """
-
-    def __init__(self, path: Path):
-        from tokenizers import Tokenizer as FastTokenizer
-
-        self._tokenizer = FastTokenizer.from_file(str(path))
-        self._tokenizer.no_truncation()
-        self._tokenizer.no_padding()
-        self._tokenizer.encode_special_tokens = True  # their word for: special tokens in a text are plain text
-        self.vocab_size = max(self._tokenizer.get_vocab(with_added_tokens=True).values()) + 1
-
-    def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
-        # One by one: a batch would start threads of its own inside each of our processes.
-        encode = partial(self._tokenizer.encode_batch_fast, add_special_tokens=False)
-        return [encode([text])[0].ids for text in texts]
-
-    def decode(self, ids: Sequence[int]) -> str:
-        return self._tokenizer.decode(list(ids), skip_special_tokens=True)
-
-    def id_of(self, token: str | None) -> int | None:
-        """Id of a token by its spelling."""
-        return None if token is None else self._tokenizer.token_to_id(token)
 
 
 def _read_info(folder: Path) -> TokenizerInfo | None:
@@ -188,28 +171,33 @@ def _read_info(folder: Path) -> TokenizerInfo | None:
     return TokenizerInfo(**record)
 
 
-def _make_encoder(folder: Path, info: TokenizerInfo | None) -> SentencePieceEncoder | FastEncoder:
-    is_sentencepiece = info is not None and info.kind.startswith("sentencepiece")
-    if (folder / FAST_FILE).is_file() and not is_sentencepiece:
-        return FastEncoder(folder / FAST_FILE)
-    if (folder / MODEL_FILE).is_file():
-        return SentencePieceEncoder(folder / MODEL_FILE)
+def _make_reference(folder: Path, info: TokenizerInfo | None) -> SentencePieceEncoder | FastEncoder:
+    path = _vocabulary_path(folder, HUGGING_FACE if info is None else info.kind)
+    return FastEncoder(path) if path.name == FAST_FILE else SentencePieceEncoder(path)
+
+
+def _vocabulary_path(folder: Path, kind: str) -> Path:
+    """The file that says what the ids of a text are."""
+    preferred = (MODEL_FILE,) if kind.startswith("sentencepiece") else (FAST_FILE, MODEL_FILE)
+    for name in preferred:
+        if (folder / name).is_file():
+            return folder / name
     raise DataError(f"{folder}: neither {FAST_FILE} nor {MODEL_FILE} is there; is it a tokenizer's folder?")
 
 
-def _guess_info(folder: Path, encoder: SentencePieceEncoder | FastEncoder) -> TokenizerInfo:
+def _guess_info(folder: Path, reference: SentencePieceEncoder | FastEncoder) -> TokenizerInfo:
     """What a foreign folder leaves to be found out."""
-    if isinstance(encoder, SentencePieceEncoder):
-        eos_id, bos_id, pad_id = encoder.eos_id, encoder.bos_id, None
+    if isinstance(reference, SentencePieceEncoder):
+        eos_id, bos_id, pad_id = reference.eos_id, reference.bos_id, None
     else:
         config_path = folder / CONFIG_FILE
         config = json.loads(config_path.read_text(encoding="utf-8")) if config_path.is_file() else {}
         eos_id, bos_id, pad_id = (
-            encoder.id_of(_spelling(config.get(role))) for role in ("eos_token", "bos_token", "pad_token")
+            reference.id_of(_spelling(config.get(role))) for role in ("eos_token", "bos_token", "pad_token")
         )
     if eos_id is None or eos_id < 0:
         raise DataError(f"{folder}: no end-of-text token: {CONFIG_FILE} must name a known eos_token")
-    return TokenizerInfo(HUGGING_FACE, encoder.vocab_size, eos_id, bos_id, pad_id)
+    return TokenizerInfo(HUGGING_FACE, reference.vocab_size, eos_id, bos_id, pad_id)
 
 
 def _spelling(token: str | dict | None) -> str | None:

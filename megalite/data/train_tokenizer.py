@@ -3,6 +3,9 @@
 SentencePiece learns from the text as it is: no normalisation, no dummy blank in front, all blanks kept, bytes for rare
 characters. Every text then decodes to itself, and Hugging Face's readers give the same ids; with SentencePiece's own
 defaults half of all texts come out different there.
+
+    ids   <unk> <s> </s> <pad> | bytes, pieces | special tokens | reserved ones      (byte-bpe has no <unk>)
+                                               | at the end, so the others keep their ids when there are more
 """
 
 from __future__ import annotations
@@ -11,11 +14,13 @@ import io
 import json
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 from typing import Any
 
 from megalite.data.corpus import Corpus
+from megalite.data.encoders.reference import BLANK
 from megalite.data.manifest import StationResult, run_station
 from megalite.data.progress import Progress, Silent
 from megalite.data.recipe import TokenizerConfig
@@ -24,6 +29,12 @@ from megalite.data.tokenizer import CONFIG_FILE, FAST_FILE, MODEL_FILE, Tokenize
 from megalite.errors import DataError
 
 UNKNOWN, BOS, EOS, PAD = "<unk>", "<s>", "</s>", "<pad>"
+
+RESERVED = "<|reserved_{}|>"
+"""Control tokens without a meaning yet: chat formats and tools can take them without a new vocabulary."""
+
+LONGEST_SPECIAL = 64
+"""Characters of a special token."""
 
 CHUNK_CHARS = 1000
 """SentencePiece skips sentences over 4192 bytes, so documents are cut at line ends into chunks below that."""
@@ -44,7 +55,14 @@ SAMPLE_SEED = 1
 
 
 def train_tokenizer(
-    corpus: Corpus, out: Path, config: TokenizerConfig, *, split: Split = ALL, progress: Progress | None = None
+    corpus: Corpus,
+    out: Path,
+    config: TokenizerConfig,
+    *,
+    special_tokens: tuple[str, ...] = (),
+    vocab_multiple: int = 1,
+    split: Split = ALL,
+    progress: Progress | None = None,
 ) -> StationResult:
     """Run the station.
 
@@ -52,27 +70,53 @@ def train_tokenizer(
         corpus: what to learn from.
         out: folder to make.
         config: kind and size.
+        special_tokens: control tokens of the user, part of `config.vocab_size`; text never becomes one.
+        vocab_multiple: round the vocabulary up to a multiple of this with reserved control tokens.
         split: documents to leave out.
         progress: told of the text as it is read.
 
     Raises:
-        DataError: there is too little text for the vocabulary.
+        DataError: there is too little text for the vocabulary, or a special token cannot be one.
     """
     progress = progress or Silent()
+    added = added_tokens(config.vocab_size, special_tokens, vocab_multiple)
+    learned = config.model_copy(update={"vocab_size": config.vocab_size - len(special_tokens)})
 
     def build(folder: Path) -> dict[str, Any]:
         available = split.share_of(corpus.text_mb)
         progress.start("train-tokenizer", available and min(available, config.train_mb), "MB")
         sample = _Sample(corpus, split, config.train_mb, progress)
         train = _train_byte_bpe if config.kind == "byte-bpe" else _train_sentencepiece
-        info = train(iter(sample), folder, config)
-        _write_config(folder, has_unknown=config.kind != "byte-bpe")
+        info = train(iter(sample), folder, learned, added)
+        ids = range(info.vocab_size - len(added), info.vocab_size)
+        info = replace(info, special_tokens=dict(zip(special_tokens, ids, strict=False)))
+        _write_config(folder, has_unknown=config.kind != "byte-bpe", special_tokens=special_tokens)
         write_info(folder, info)
         progress.finish(f"{info.vocab_size:,} tokens from {sample.num_bytes / 1e6:,.1f} MB of text")
         return {"documents": sample.num_documents, "text_bytes": sample.num_bytes, "vocab_size": info.vocab_size}
 
     settings = config.model_dump(mode="json", exclude={"path"}) | {"split": split.settings()}
+    settings |= {"special_tokens": list(special_tokens), "vocab_multiple": vocab_multiple}
     return run_station("train-tokenizer", out, inputs=corpus.inputs, settings=settings, build=build)
+
+
+def added_tokens(vocab_size: int, special_tokens: tuple[str, ...], vocab_multiple: int) -> list[str]:
+    """The control tokens at the end of a vocabulary: the user's, then reserved ones up to the multiple.
+
+    Raises:
+        DataError: a special token is empty, has blanks, is too long, or is there twice.
+    """
+    seen = {UNKNOWN, BOS, EOS, PAD}
+    for token in special_tokens:
+        if not re.fullmatch(rf"[^\s{BLANK}]{{1,{LONGEST_SPECIAL}}}", token):
+            raise DataError(
+                f"special token {token!r}: expected 1 to {LONGEST_SPECIAL} characters without blanks, such as <|user|>"
+            )
+        if token in seen:
+            raise DataError(f"special token {token!r} is there already; each is named once, and {BOS} {EOS} {PAD} not")
+        seen.add(token)
+    num_reserved = -vocab_size % vocab_multiple
+    return [*special_tokens, *(RESERVED.format(number) for number in range(num_reserved))]
 
 
 class _Sample:
@@ -102,10 +146,12 @@ class _Sample:
                 yield text
 
 
-def _train_sentencepiece(texts: Iterator[str], folder: Path, config: TokenizerConfig) -> TokenizerInfo:
+def _train_sentencepiece(
+    texts: Iterator[str], folder: Path, config: TokenizerConfig, added: list[str]
+) -> TokenizerInfo:
     from sentencepiece import SentencePieceTrainer
 
-    from megalite.data.fast_tokenizer import round_scores, write_fast_tokenizer
+    from megalite.data.fast_tokenizer import add_control_pieces, round_scores, write_fast_tokenizer
 
     buffer = io.BytesIO()
     chunks = (chunk for text in texts for chunk in cut_in_chunks(text))
@@ -139,13 +185,14 @@ def _train_sentencepiece(texts: Iterator[str], folder: Path, config: TokenizerCo
     model = buffer.getvalue()
     if config.kind == "sentencepiece-unigram":
         model = round_scores(model)
+    model = add_control_pieces(model, added)
     (folder / MODEL_FILE).write_bytes(model)
     write_fast_tokenizer(model, folder / FAST_FILE)
-    return TokenizerInfo(config.kind, config.vocab_size, eos_id=2, bos_id=1, pad_id=3)
+    return TokenizerInfo(config.kind, config.vocab_size + len(added), eos_id=2, bos_id=1, pad_id=3)
 
 
-def _train_byte_bpe(texts: Iterator[str], folder: Path, config: TokenizerConfig) -> TokenizerInfo:
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+def _train_byte_bpe(texts: Iterator[str], folder: Path, config: TokenizerConfig, added: list[str]) -> TokenizerInfo:
+    from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 
     tokenizer = Tokenizer(models.BPE())
     byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
@@ -165,9 +212,13 @@ def _train_byte_bpe(texts: Iterator[str], folder: Path, config: TokenizerConfig)
             f"byte-bpe found {found} tokens in this text, vocab_size={config.vocab_size} is asked for; "
             f"set it to {found} or less, or give more text"
         )
+    for token in added:
+        if tokenizer.token_to_id(token) is not None:
+            raise DataError(f"special token {token!r} is also a token of this text; spell it otherwise, as <|user|>")
+    tokenizer.add_special_tokens([AddedToken(token, normalized=False, special=True) for token in added])
     tokenizer.save(str(folder / FAST_FILE))
     eos_id, bos_id, pad_id = (tokenizer.token_to_id(token) for token in (EOS, BOS, PAD))
-    return TokenizerInfo(config.kind, found, eos_id=eos_id, bos_id=bos_id, pad_id=pad_id)
+    return TokenizerInfo(config.kind, found + len(added), eos_id=eos_id, bos_id=bos_id, pad_id=pad_id)
 
 
 def cut_in_chunks(text: str) -> Iterator[str]:
@@ -185,7 +236,7 @@ def cut_in_chunks(text: str) -> Iterator[str]:
     yield text[start:]
 
 
-def _write_config(folder: Path, *, has_unknown: bool) -> None:
+def _write_config(folder: Path, *, has_unknown: bool, special_tokens: tuple[str, ...]) -> None:
     """What transformers needs beside tokenizer.json.
 
     `split_special_tokens` makes it read a text that spells a control token as text, as SentencePiece does.
@@ -200,6 +251,8 @@ def _write_config(folder: Path, *, has_unknown: bool) -> None:
     }
     if has_unknown:
         config["unk_token"] = UNKNOWN
+    if special_tokens:
+        config["additional_special_tokens"] = list(special_tokens)
     (folder / CONFIG_FILE).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
 
 

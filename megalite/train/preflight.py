@@ -11,7 +11,7 @@ from megalite.checkpoint.catalog import CHECKPOINTS, check_disk
 from megalite.config.plan import RunPlan, make_plan
 from megalite.config.schema import Config
 from megalite.config.validate import validate
-from megalite.data.samples import Samples, open_samples, open_validation_samples
+from megalite.data.samples import Samples, open_training_samples, open_validation_samples
 from megalite.data.tokenizer import Tokenizer
 from megalite.errors import ConfigError, UserError
 from megalite.train.run_folder import check_run_folder
@@ -52,7 +52,7 @@ def open_data(config: Config) -> tuple[Samples, Samples | None]:
             ["data.train: empty; list at least one source, e.g. `data: {train: [{path: data/demo/packed}]}`"]
         )
     options = {"seq_len": config.batch.seq_len, "document_masks": config.data.document_masks}
-    samples = open_samples(config.data.train, seed=config.run.seed, **options)
+    samples = open_training_samples(config)
     valid_samples = open_validation_samples(config.data.valid, **options) if config.data.valid else None
     return samples, valid_samples
 

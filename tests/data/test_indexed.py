@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import struct
 from pathlib import Path
 
@@ -94,6 +96,39 @@ def test_no_documents_is_a_pair_too(tmp_path):
     tokens = IndexedTokens(write_pair(tmp_path / "pair", []))
     assert (tokens.num_documents, tokens.num_tokens) == (0, 0)
     assert tokens.document_lengths().tolist() == []
+
+
+@pytest.mark.parametrize("suffix", [".bin", ".idx"])
+def test_a_file_that_changes_under_the_reader_is_found(tmp_path, suffix):
+    """Shorter and longer; a pair that was renamed or replaced by its like is still whole in our hands."""
+    prefix = write_pair(tmp_path / "pair", random_documents(5))
+    path = Path(f"{prefix}{suffix}")
+    tokens = IndexedTokens(prefix)
+    tokens.check_unchanged()
+    path.rename(f"{path}.old")
+    path.write_bytes(b"another")
+    tokens.check_unchanged()
+    opened = Path(f"{path}.old")
+    whole = opened.stat().st_size
+    for size in (whole - 1, whole + 1):
+        os.truncate(opened, size)
+        with pytest.raises(DataError, match=rf"{suffix}: changed while it was read: {size} bytes now, {whole} when"):
+            tokens.check_unchanged()
+    os.truncate(opened, whole)
+    tokens.check_unchanged()
+
+
+def test_a_file_that_the_disk_has_lost_is_named(tmp_path):
+    """A network disk answers ESTALE for a file that its server no longer has."""
+
+    class LostMap:
+        def size(self) -> int:
+            raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
+
+    tokens = IndexedTokens(write_pair(tmp_path / "pair", random_documents(5)))
+    tokens._maps = {tmp_path / "pair.bin": LostMap()}
+    with pytest.raises(DataError, match=r"pair\.bin: lost while it was read: Stale file handle"):
+        tokens.check_unchanged()
 
 
 def cut(path: Path, num_bytes: int) -> None:

@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+import os
 import threading
+import time
 
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from megalite.config.schema import SourceConfig
 from megalite.data.audit import EMPTY_CHAIN, chain
+from megalite.data.gather import count_up, span_borders
 from megalite.data.loader import Batch, Loader
+from megalite.data.mix_plan import MixSettings, StageSettings
 from megalite.data.samples import Samples, open_samples
 from megalite.errors import DataError
 from tests.data.factory import random_documents, write_packed_folder, write_pair
+from tests.data.golden import fixed_documents, hash_of
 
 SEQ_LEN = 16
 GLOBAL_BATCH_SIZE = 8
@@ -113,6 +120,27 @@ def test_reading_ahead_changes_nothing(samples):
         assert by_key(batches) == by_key(steps[step]) == by_key(loader.step_batches(step))
 
 
+@pytest.mark.parametrize("dp_size", [1, 2, 4])
+def test_stages_begin_at_their_sample_and_resume(tmp_path, dp_size):
+    """A border inside step 4: all ranks together read what one does, and a restart on either side goes on the same."""
+    sources = [SourceConfig(path=write_pair(tmp_path / name, random_documents(50))) for name in ("a", "b", "c")]
+    stages = (
+        StageSettings(until_tokens=(3 * GLOBAL_BATCH_SIZE + 3) * SEQ_LEN, weights={"a": 3, "b": 1}),
+        StageSettings(weights={"c": 1}),
+    )
+    samples = open_samples(sources, seq_len=SEQ_LEN, seed=3, document_masks=True, mix=MixSettings(stages=stages))
+    border = 3 * GLOBAL_BATCH_SIZE + 3
+    drawn = samples.identities(0, 6 * GLOBAL_BATCH_SIZE)[:, 0]
+    assert (drawn[:border] != 2).all()
+    assert (drawn[border:] == 2).all()
+    whole = {step: by_key(batches) for step, batches in make_loader(samples).steps(1, 6)}
+    for first in (1, 4, 5):
+        ranks = [dict(make_loader(samples, dp_size=dp_size, dp_rank=rank).steps(first, 6)) for rank in range(dp_size)]
+        for step in range(first, 7):
+            together = {key: value for rank in ranks for key, value in by_key(rank[step]).items()}
+            assert together == whole[step]
+
+
 def test_every_sample_of_an_epoch_is_used_once(tmp_path):
     """Over the steps of one epoch, on four ranks."""
     folder = write_packed_folder(tmp_path / "a", random_documents(200), seq_len=SEQ_LEN)
@@ -151,18 +179,39 @@ def test_the_thread_ends(samples):
     assert loader_threads() == 0
 
 
+@pytest.mark.parametrize(("tokens_at_once", "group"), [(1, 1), (4 * SEQ_LEN, 2), (1 << 17, 4096)])
+def test_the_thread_reads_no_further_than_it_may(samples, monkeypatch, tokens_at_once, group):
+    """Three batches, or a group of them, wait; one group is in the thread's hands, and one is taken."""
+    monkeypatch.setattr("megalite.data.loader.TOKENS_AT_ONCE", tokens_at_once)
+    read, calls = samples.read, []
+
+    def counted(places: np.ndarray, **options: bool):
+        calls.append(len(places) // 2)
+        return read(places, **options)
+
+    monkeypatch.setattr(samples, "read", counted)
+    steps = make_loader(samples).steps(1, 10_000)
+    next(steps)
+    time.sleep(0.2)
+    assert max(calls) == min(group, 2048)
+    taken = -(-4 // group)
+    assert sum(calls) <= (taken + max(1, 3 // group) + 1) * group
+    steps.close()
+
+
 def test_errors_of_the_thread_reach_the_consumer(samples, monkeypatch):
     """They name the global sample, the source and its place, after the steps before it were delivered."""
-    read = samples.sample
+    read = samples.read
     bad = 2 * GLOBAL_BATCH_SIZE + 1
-
-    def fail(index: int):
-        if index == bad:
-            raise OSError(5, "Input/output error")
-        return read(index)
-
-    monkeypatch.setattr(samples, "sample", fail)
     source, epoch, position = samples.identity(bad)
+    place = samples.identities(bad, bad + 1)[0].tolist()
+
+    def fail(places: np.ndarray, **options: bool):
+        if place in places.tolist():
+            raise OSError(5, "Input/output error")
+        return read(places, **options)
+
+    monkeypatch.setattr(samples, "read", fail)
     delivered = []
     with pytest.raises(DataError) as caught:
         delivered.extend(step for step, _ in make_loader(samples).steps(1, 5))
@@ -171,6 +220,115 @@ def test_errors_of_the_thread_reach_the_consumer(samples, monkeypatch):
     assert expected in str(caught.value)
     assert "Input/output error" in str(caught.value)
     assert loader_threads() == 0
+
+
+def test_a_bad_token_is_named_by_its_document_and_byte(tmp_path, monkeypatch):
+    """What the owner of the files needs: the sample, the document in its source, and the byte of the token file."""
+    monkeypatch.setattr("megalite.data.samples.largest_token", lambda tokens: 0)
+    documents = [np.full(size, 5) for size in (20, 9, 30, 40)]
+    documents[2][7] = 1500
+    folder = write_packed_folder(tmp_path / "a", documents, seq_len=SEQ_LEN)
+    samples = open_samples([SourceConfig(path=folder)], seq_len=SEQ_LEN, seed=3, document_masks=True)
+    with pytest.raises(DataError) as caught:
+        list(make_loader(samples).steps(1, 2))
+    message = str(caught.value)
+    assert "token id 1500 found in document 2, byte 72 of tokens.bin, the vocabulary ends at 999" in message
+    named = int(message.split("global sample ")[1].split()[0])
+    monkeypatch.setattr(samples, "_vocab_size", 2000)
+    assert 1500 in samples.sample(named).tokens
+
+
+def test_a_bad_label_behind_the_sample_is_named_too(tmp_path, monkeypatch):
+    """The last label is read ahead: its token belongs to the next sample of the document."""
+    monkeypatch.setattr("megalite.data.samples.largest_token", lambda tokens: 0)
+    document = np.full(3 * SEQ_LEN, 5)
+    document[2 * SEQ_LEN] = 1500
+    folder = write_packed_folder(tmp_path / "a", [document], seq_len=SEQ_LEN)
+    samples = open_samples([SourceConfig(path=folder)], seq_len=SEQ_LEN, seed=3, document_masks=True)
+    behind = samples.identities(0, 3)[:, 2].tolist().index(1)
+    with pytest.raises(DataError, match=f"token id 1500 found in document 0, byte {2 * 2 * SEQ_LEN} of"):
+        samples.sample(behind)
+
+
+def test_a_file_cut_during_the_run_stops_it(tmp_path, monkeypatch):
+    """Before each stretch of samples the sizes are compared, so the run ends with an error and not with SIGBUS."""
+    monkeypatch.setattr("megalite.data.loader.SAMPLES_AHEAD", GLOBAL_BATCH_SIZE)
+    samples = open_mixture(tmp_path)
+    steps = make_loader(samples).steps(1, 1000)
+    next(steps)
+    path = tmp_path / "b.bin"
+    os.truncate(path, path.stat().st_size - 2)
+    with pytest.raises(DataError, match=r"b\.bin: changed while it was read: \d+ bytes now, \d+ when it was opened"):
+        list(steps)
+    assert loader_threads() == 0
+
+
+@pytest.mark.parametrize("tokens_at_once", [1, 2 * SEQ_LEN, 5 * SEQ_LEN, 1 << 17])
+def test_reading_in_groups_changes_nothing(samples, monkeypatch, tokens_at_once):
+    """Micro-batches read one by one, a few at once or all at once are the same, and come in the same order."""
+    expected = [batch for step in range(1, 8) for batch in make_loader(samples).step_batches(step)]
+    monkeypatch.setattr("megalite.data.loader.TOKENS_AT_ONCE", tokens_at_once)
+    found = [batch for _, batches in make_loader(samples).steps(1, 7) for batch in batches]
+    assert len(found) == len(expected) == 28
+    for one, other in zip(found, expected, strict=True):
+        for name, value in vars(one).items():
+            same = getattr(other, name)
+            assert value == same if isinstance(value, int) else value.tolist() == same.tolist()
+
+
+@given(
+    lengths=st.lists(st.integers(1, 9), min_size=1, max_size=30),
+    rows=st.integers(1, 3),
+    first=st.integers(0, 2**62),
+)
+@settings(max_examples=100, deadline=None)
+def test_spans_and_keys_equal_numpy(lengths, rows, first):
+    """The walk from the end against a search for zeros, and counting up against arange."""
+    positions = np.concatenate([np.arange(length) for length in lengths])
+    borders, longest = span_borders(positions)
+    assert borders.dtype == np.int32
+    assert borders.tolist() == [*np.flatnonzero(positions == 0).tolist(), positions.size]
+    assert longest == max(lengths)
+    keys = np.empty((rows, 5), np.int64)
+    firsts = np.arange(rows) * 1000 + first
+    count_up(keys, firsts)
+    assert keys.tolist() == [list(range(number, number + 5)) for number in firsts.tolist()]
+
+
+GOLDEN = {
+    ("best_fit", True, 1): "c389828a15dc5b9f",
+    ("best_fit", True, 2): "ac43795ee9314e51",
+    ("best_fit", True, 1234): "c28f05b029c4ba3b",
+    ("best_fit", False, 1): "7ff001631c6b460d",
+    ("best_fit", False, 2): "448e7b01248c2c90",
+    ("best_fit", False, 1234): "a7a053f5d29fe302",
+    ("concat", True, 1): "3a5aa38496f20491",
+    ("concat", True, 2): "ecae6e394ec847e7",
+    ("concat", True, 1234): "5249be7c4e957cb7",
+    ("concat", False, 1): "7dc3190968ece36a",
+    ("concat", False, 2): "dc65a721300d1d15",
+    ("concat", False, 1234): "f0d260554730e5f3",
+}
+"""Hash of every field of the batches of steps 3 to 20 on rank 1 of 2, taken before there was a compiled reader."""
+
+
+@pytest.mark.parametrize(("method", "masks", "seed"), GOLDEN)
+def test_golden_batches(tmp_path, method, masks, seed):
+    """Runs from before go on with the batches that they would have had, bit for bit."""
+    packed = write_packed_folder(tmp_path / f"{method}16", fixed_documents(300), seq_len=16, method=method)
+    sources = [
+        SourceConfig(path=packed, weight=3),
+        SourceConfig(path=write_pair(tmp_path / "pair", fixed_documents(100, 5))),
+        SourceConfig(path=write_pair(tmp_path / "wide", fixed_documents(40, 9), vocab_size=70_000), weight=0.3),
+    ]
+    samples = open_samples(sources, seq_len=16, seed=seed, document_masks=masks)
+    loader = Loader(samples, seq_len=16, micro_batch_size=4, global_batch_size=16, dp_size=2, dp_rank=1, prefetch=2)
+    names = ("tokens", "labels", "loss_mask", "positions", "cu_seqlens", "keys")
+    arrays = []
+    for _, batches in loader.steps(3, 20):
+        for batch in batches:
+            arrays += [getattr(batch, name).numpy() for name in names] + [np.array([batch.max_seqlen])]
+    assert hash_of(*arrays) == GOLDEN[method, masks, seed]
 
 
 def test_to_moves_every_tensor(samples):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from collections import Counter
 
 import numpy as np
@@ -9,7 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from megalite.data.mix import BLOCK, InTurn, Mixture, ShuffledMixture, round_to_quotas
+from megalite.data.mix import BLOCK, InTurn, Mixture, ShuffledMixture, Stage, StagedMixture, round_to_quotas
+from tests.data.golden import hash_of
 
 WEIGHTS = st.lists(st.floats(1e-6, 1e6), min_size=1, max_size=6)
 
@@ -44,6 +46,114 @@ def test_any_prefix_keeps_the_shares(weights, length):
     sources, _ = Mixture(weights).draw(np.arange(length))
     counts = np.bincount(sources, minlength=len(weights))
     assert np.abs(counts - np.array(weights) / np.sum(weights) * length).max() < len(weights)
+
+
+@given(weights=st.lists(st.floats(0, 1), min_size=1, max_size=8).filter(any))
+@settings(max_examples=15, deadline=None)
+def test_exact_turns_are_never_a_sample_early_or_late(weights):
+    """At every point of a block, each source has given less than one sample more or less than its share."""
+    mixture = Mixture(weights, "exact")
+    sources, numbers = mixture.draw(np.arange(2 * BLOCK))
+    assert (sources[:BLOCK] == sources[BLOCK:]).all()
+    for source, quota in enumerate(mixture.quotas.tolist()):
+        own = sources[:BLOCK] == source
+        assert own.sum() == quota
+        assert (numbers[sources == source] == np.arange(2 * quota)).all()
+        late = np.cumsum(own) * BLOCK - quota * np.arange(1, BLOCK + 1)
+        assert np.abs(late).max() < BLOCK
+
+
+def test_a_heavy_source_beside_many_light_ones():
+    """Where turns of equal sources coincide, `spread` is some samples late; `exact` is what stages use instead."""
+    weights = [0.5] + [0.01] * 50
+    for pattern, least, most in (("spread", 10, 13), ("exact", 0, 1)):
+        sources, _ = Mixture(weights, pattern).draw(np.arange(1000))
+        late = np.abs(np.cumsum(sources == 0) - 0.5 * np.arange(1, 1001)).max()
+        assert least <= late < most
+
+
+STAGES = st.lists(
+    st.tuples(st.integers(1, 3000), st.lists(st.floats(0, 1), min_size=3, max_size=3).filter(any)),
+    min_size=1,
+    max_size=4,
+)
+
+
+@given(stages=STAGES)
+@settings(max_examples=12, deadline=None)
+def test_stages_follow_each_other_exactly(stages):
+    """Drawn one by one: each stage holds its own sources in their shares, and a source's numbers run on through all."""
+    stops = np.cumsum([length for length, _ in stages])
+    plan = [Stage(int(stop), tuple(weights)) for stop, (_, weights) in zip(stops, stages, strict=True)]
+    plan[-1] = plan[-1]._replace(stop=None)
+    mixture = StagedMixture(plan)
+    total = int(stops[-1])
+    sources, numbers = mixture.draw(np.arange(total))
+    for source in range(3):
+        assert numbers[sources == source].tolist() == list(range((sources == source).sum()))
+    begin = 0
+    for stop, stage in zip(stops.tolist(), plan, strict=True):
+        share = round_to_quotas(stage.weights, BLOCK) / BLOCK
+        counts = np.bincount(sources[begin:stop], minlength=3)
+        assert np.abs(counts - share * (stop - begin)).max() < 1
+        assert mixture.count(stop).tolist() == np.bincount(sources[:stop], minlength=3).tolist()
+        begin = stop
+    assert [mixture.draw(index) for index in range(0, total, 97)] == [
+        (sources[index], numbers[index]) for index in range(0, total, 97)
+    ]
+
+
+def test_one_stage_equals_its_mixture():
+    """A stage adds nothing of its own."""
+    indices = np.arange(3000)
+    alone = Mixture((0.2, 0.5), "exact").draw(indices)
+    staged = StagedMixture([Stage(None, (0.2, 0.5))]).draw(indices)
+    assert all((one == other).all() for one, other in zip(alone, staged, strict=True))
+
+
+def test_a_trillion_samples_need_no_memory():
+    """Random access at 10^12, across a border of stages there, in a few kilobytes, and counted right up to it."""
+    border = 10**12 + 12_345
+    stages = [Stage(border, (0.6, 0.4, 0)), Stage(None, (0, 0.5, 0.5))]
+    order = ShuffledMixture(sizes=[10**9, 3 * 10**8, 10**8], weights=[], names="abc", seed=1, stages=stages)
+    indices = np.arange(border - 500, border + 500)
+    order.locate_many(indices)
+    tracemalloc.start()
+    located = order.locate_many(indices)
+    one_by_one = [order.locate(index) for index in indices.tolist()]
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 1_000_000
+    assert located.tolist() == [list(place) for place in one_by_one]
+    assert set(located[:500, 0].tolist()) == {0, 1}
+    assert set(located[500:, 0].tolist()) == {1, 2}
+    before = order.mixture.count(border)
+    assert before.sum() == border
+    assert np.abs(before - np.array([0.6, 0.4, 0]) * border).max() < 1
+    sources, numbers = order.mixture.draw(indices)
+    assert numbers[500:][sources[500:] == 1][0] == before[1]
+    assert numbers[500:][sources[500:] == 2][0] == 0
+    assert np.unique(located, axis=0).shape == located.shape
+
+
+def test_epochs_run_on_through_stages():
+    """A source read half in one stage is read on in the next: nothing twice before everything once."""
+    stages = [Stage(40, (1, 1)), Stage(50, (0, 1)), Stage(None, (1, 0))]
+    order = ShuffledMixture(sizes=[30, 30], weights=[], names=["a", "b"], seed=4, stages=stages)
+    located = order.locate_range(0, 60)
+    for source in (0, 1):
+        own = located[located[:, 0] == source]
+        assert own[:, 1].tolist() == [0] * 30
+        assert sorted(own[:, 2].tolist()) == list(range(30))
+
+
+@pytest.mark.parametrize(
+    ("seed", "expected"), [(0, "beaedc5f5962ba3d"), (1, "b1b5a21f756d9546"), (77, "4fb28491f8879942")]
+)
+def test_golden_order_without_stages(seed, expected):
+    """The order of runs from before there were stages, at the start and at 10^12."""
+    order = ShuffledMixture(sizes=[1000, 33, 250_000], weights=[0.5, 0.01, 3], names=["a", "b", "c"], seed=seed)
+    assert hash_of(order.locate_range(0, 5000), order.locate_range(10**12 - 7, 10**12 + 200_000)) == expected
 
 
 def test_scalar_draws_equal_array_draws():

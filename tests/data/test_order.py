@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from megalite.data.order import KeyedPermutation
+from megalite.data.order import KeyedPermutation, permute_each
+from tests.data.golden import hash_of
 
 SIZES = st.one_of(st.integers(1, 3000), st.sampled_from([2**k + d for k in range(2, 12) for d in (-1, 0, 1)]))
 
@@ -62,3 +63,29 @@ def test_keys_decide():
     first, again, other = (KeyedPermutation(1000, key).many(np.arange(1000)) for key in ("a", "a", "b"))
     assert (first == again).all()
     assert (first == other).mean() < 0.02
+
+
+@given(sizes=st.lists(st.integers(1, 2**62), min_size=1, max_size=8), data=st.data())
+@settings(max_examples=100, deadline=None)
+def test_many_permutations_at_once(sizes, data):
+    """Each index in its own permutation, sizes from 1 to 2^62 mixed, against one by one."""
+    permutations = [KeyedPermutation(size, f"{number}") for number, size in enumerate(sizes)]
+    which = data.draw(st.lists(st.integers(0, len(sizes) - 1), min_size=1, max_size=40))
+    indices = [data.draw(st.integers(0, sizes[number] - 1)) for number in which]
+    found = permute_each(permutations, np.array(which), np.array(indices))
+    assert found.dtype == np.int64
+    assert found.tolist() == [permutations[number](index) for number, index in zip(which, indices, strict=True)]
+
+
+def test_golden_order():
+    """The orders of runs that exist. They must never change, or no run could go on."""
+    found = {}
+    for size, key in ((1, "a"), (1000, "7/books/3"), (4097, "x"), (10**12, "1/web/0")):
+        values = KeyedPermutation(size, key).many(np.arange(0, size, max(1, size // 1000)))
+        found[size, key] = hash_of(values)
+    assert found == {
+        (1, "a"): "ba553f9413e2fef9",
+        (1000, "7/books/3"): "3bd7b1c7e57352d8",
+        (4097, "x"): "0841a6aaccc9fd14",
+        (10**12, "1/web/0"): "e8981e787bfb8f00",
+    }

@@ -14,6 +14,7 @@ import pytest
 from megalite.config.schema import SourceConfig
 from megalite.data.prepare import load_recipe, prepare
 from megalite.data.recipe import Recipe
+from megalite.data.runners import LocalPool
 from megalite.data.samples import open_samples, open_validation_samples
 from megalite.data.tokenizer import Tokenizer
 from megalite.errors import ConfigError, DataError
@@ -110,7 +111,8 @@ def test_changed_raw_files_redo_what_they_change(tmp_path):
 def test_workers_change_no_byte(tmp_path):
     """The whole folder is the same from one process and from two."""
     for num_workers in (1, 2):
-        prepare(recipe_for(tmp_path, out=tmp_path / f"out{num_workers}"), num_workers=num_workers)
+        with LocalPool(num_workers) as runner:
+            prepare(recipe_for(tmp_path, out=tmp_path / f"out{num_workers}"), runner=runner)
     assert all_bytes(tmp_path / "out1") == all_bytes(tmp_path / "out2")
 
 
@@ -187,7 +189,7 @@ def test_all_mistakes_of_a_recipe_at_once(tmp_path):
         f"{path}:4: sources.1: ",
         f"{path}:6: claen: unknown key (did you mean 'clean'?)",
         f"{path}:8: tokenizer.vocab_size: found -5",
-        f"{path}:9: tokenizer.kind: found 'sentencepice-bpe'",
+        f"{path}:9: tokenizer.kind: found \"sentencepice-bpe\" (did you mean 'sentencepiece-bpe'?)",
         f"{path}:11: pack.seq_length: unknown key (did you mean 'seq_len'?)",
     ):
         assert part in problems
@@ -197,7 +199,7 @@ def test_a_recipe_needs_a_source(tmp_path):
     """And says which key is missing."""
     path = tmp_path / "recipe.yaml"
     path.write_text("out: data\n")
-    with pytest.raises(ConfigError, match="sources: Field required"):
+    with pytest.raises(ConfigError, match="sources: missing; expected a list of at least 1 value"):
         load_recipe(path)
 
 

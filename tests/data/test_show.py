@@ -135,11 +135,11 @@ def test_each_verb_by_itself(tmp_path):
     ("arguments", "message"),
     [
         (("clean", "nowhere", "--out", "o"), "nowhere: no such file or folder"),
-        (("clean", "nowhere", "--out", "o", "--on-error", "stop"), "--on-error: found 'stop'"),
+        (("clean", "nowhere", "--out", "o", "--on-error", "stop"), "--on-error: on_error: found"),
         (("tokenize", "nowhere", "--tokenizer", "t", "--out", "o"), "nowhere: no such file or folder"),
         (("tokenize", __file__, "--tokenizer", "t", "--out", "o"), "t: no such folder; a tokenizer is a folder"),
         (("pack", "nowhere", "--out", "o", "--seq-len", "8"), "nowhere: no such folder, and no pair nowhere.bin"),
-        (("pack", "nowhere", "--out", "o", "--seq-len", "0"), "--seq-len: found 0"),
+        (("pack", "nowhere", "--out", "o", "--seq-len", "0"), "--seq-len: seq_len: found 0"),
         (("prepare", "nowhere.yaml"), "nowhere.yaml: no such file"),
         (("show", "nowhere.yaml"), "nowhere.yaml: no such file"),
     ],

@@ -10,6 +10,7 @@ import pytest
 
 from megalite.config.schema import SourceConfig
 from megalite.data.indexed import IndexedTokens
+from megalite.data.runners import LocalPool
 from megalite.data.samples import open_samples
 from megalite.data.split import Split, parse_split
 from megalite.data.tokenize import tokenize
@@ -43,11 +44,13 @@ def test_each_document_is_its_ids_and_one_eos(tmp_path, texts, tokenizer_folder)
 
 
 def test_workers_change_no_byte(tmp_path, texts, tokenizer_folder, monkeypatch):
-    """One process and three, over many batches."""
-    monkeypatch.setattr("megalite.data.documents.BATCH_CHARS", 1_000)
+    """This process and three others, over many shards."""
+    monkeypatch.setattr("megalite.data.shards.SMALLEST_SHARD", 5_000)
     corpus = corpus_of(write_json_lines(tmp_path / "a.jsonl", texts))
-    for num_workers in (1, 3):
-        tokenize(corpus, tokenizer_folder, tmp_path / str(num_workers), num_workers=num_workers)
+    assert len(corpus.shards()) > 3
+    tokenize(corpus, tokenizer_folder, tmp_path / "1")
+    with LocalPool(3) as runner:
+        tokenize(corpus, tokenizer_folder, tmp_path / "3", runner=runner)
     assert all_bytes(tmp_path / "1") == all_bytes(tmp_path / "3")
 
 

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from megalite.data.corpus import Corpus
 from megalite.data.fast_tokenizer import SCORE_STEP
 from megalite.data.recipe import DocumentSource, TokenizerConfig
+from megalite.data.texts import Texts
 from megalite.data.tokenizer import Tokenizer
 from megalite.data.train_tokenizer import CHUNK_CHARS, cut_in_chunks, train_tokenizer
 from megalite.errors import DataError
@@ -239,3 +240,73 @@ def test_bad_folders_are_refused(tmp_path, tokenizer_folders, damage):
     apply(folder)
     with pytest.raises(DataError, match=message):
         Tokenizer.load(folder)
+
+
+SPECIAL = ("<|user|>", "<|assistant|>")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_special_tokens_end_the_vocabulary(tmp_path, library_texts, kind):
+    """The user's control tokens and reserved ones have the last ids; text that spells one is text, in all readers."""
+    import transformers
+
+    corpus = corpus_of(write_json_lines(tmp_path / "a.jsonl", [*library_texts, " ".join(SPECIAL) * 500]))
+    config = TokenizerConfig(kind=kind, vocab_size=700)
+    train_tokenizer(corpus, tmp_path / "out", config, special_tokens=SPECIAL, vocab_multiple=64)
+    tokenizer = Tokenizer.load(tmp_path / "out")
+    assert tokenizer.vocab_size == 704
+    assert tokenizer.special_tokens == {"<|user|>": 698, "<|assistant|>": 699}
+    reloaded = transformers.AutoTokenizer.from_pretrained(tmp_path / "out")
+    assert len(reloaded) == 704
+    assert [reloaded.convert_tokens_to_ids(token) for token in (*SPECIAL, "<|reserved_3|>")] == [698, 699, 703]
+    for text in [*SPECIAL, "a<|user|>b <|reserved_0|>", *TORTURE]:
+        ids = tokenizer.encode(text)
+        assert reloaded(text)["input_ids"] == ids
+        assert max(ids, default=0) < 698
+        assert tokenizer.decode(ids) == text
+    texts = Texts.of([*SPECIAL, *library_texts])
+    tokens, _ = tokenizer.encode_texts(texts)
+    assert tokens.tolist() == [id for text in texts for id in tokenizer.encode(text)]
+    assert tokenizer.decode([698, *tokenizer.encode("hello"), 703]) == "hello"
+
+
+def test_more_special_tokens_leave_the_other_ids_alone(tmp_path, library_texts):
+    """Room is reserved at the end: the same text gives the same ids with one more token of one's own."""
+    corpus = corpus_of(write_json_lines(tmp_path / "a.jsonl", library_texts))
+    folders = []
+    for size, special in ((698, ()), (700, SPECIAL)):
+        folders.append(tmp_path / str(size))
+        config = TokenizerConfig(vocab_size=size)
+        train_tokenizer(corpus, folders[-1], config, special_tokens=special)
+    plain, special = map(Tokenizer.load, folders)
+    assert plain.encode_batch(library_texts) == special.encode_batch(library_texts)
+    assert plain.special_tokens == {}
+
+
+@pytest.mark.parametrize(
+    ("tokens", "message"),
+    [
+        (("<|a b|>",), "without blanks"),
+        (("",), "1 to 64 characters"),
+        (("x" * 65,), "1 to 64 characters"),
+        (("<|a|>", "<|a|>"), "is there already"),
+        (("</s>",), "is there already"),
+    ],
+)
+def test_bad_special_tokens_are_refused(tmp_path, tokens, message):
+    """Each with what is wrong, before any text is read."""
+    corpus = corpus_of(write_json_lines(tmp_path / "a.jsonl", [""]))
+    with pytest.raises(DataError, match=message):
+        train_tokenizer(corpus, tmp_path / "out", TokenizerConfig(), special_tokens=tokens)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_special_token_that_text_has_learned_is_refused(tmp_path, kind):
+    """A spelling that is a token of the text as well would let text become a control token."""
+    corpus = corpus_of(write_json_lines(tmp_path / "a.jsonl", ["stop to stop the stops\n" * 50]))
+    config = TokenizerConfig(kind=kind, vocab_size=365 if kind == "sentencepiece-bpe" else 361)
+    if kind == "byte-bpe":
+        config = TokenizerConfig(kind=kind, vocab_size=268)
+    with pytest.raises(DataError, match="special token 'stop' is also"):
+        train_tokenizer(corpus, tmp_path / "out", config, special_tokens=("stop",))
+    assert not list(tmp_path.glob("out*"))

@@ -24,7 +24,13 @@ def first_step(config: str, overrides: list[str]) -> float:
     """Start training and wait for its first step; seconds."""
     with tempfile.TemporaryDirectory() as folder:
         metrics = Path(folder, "run", "metrics.jsonl")
-        settings = [*overrides, f"run.dir={folder}/run", "train.steps=1", "train.tokens=null", "schedule.warmup_steps=1"]
+        settings = [
+            *overrides,
+            f"run.dir={folder}/run",
+            "train.steps=1",
+            "train.tokens=null",
+            "schedule.warmup_steps=1",
+        ]
         started = time.monotonic()
         command = [sys.executable, "-m", "megalite", "train", config, *settings]
         process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)

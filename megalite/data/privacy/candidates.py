@@ -1,0 +1,376 @@
+"""One pass over the bytes that finds every place where personal data or a secret could stand.
+
+    "... mail bob@corp.com or call 212-555-1234 ..."
+                 ^ AT                 ^ PHONE: digits in groups of 3, 3, 4
+
+What decides is cheap and never misses: a sign (`@`, `:`, `+`, `=`), the sizes of groups of digits, the first letters
+of a word. The exact and slow checks (`personal`, `payment`, `network`, `credentials`) look at these places only; in
+ordinary text there are some tens of them in a megabyte.
+
+This module needs numba at import; import it where a station begins.
+"""
+
+from __future__ import annotations
+
+import numba
+import numpy as np
+
+from megalite.data.privacy.places import (
+    ASSIGNED_NAMES,
+    ASSIGNMENT,
+    AT,
+    CARD,
+    COLONS,
+    DOTTED,
+    IBAN,
+    PHONE,
+    PLUS,
+    PREFIXES,
+    SSN,
+)
+
+OTHER, SIGN, LETTER, INITIAL, DIGIT = range(5)
+"""Kinds of bytes. INITIAL is a letter with which something could begin that the scan looks for."""
+
+KIND_BITS = 3
+
+SIZE_BITS = 5
+
+MAX_SIZE = (1 << SIZE_BITS) - 1
+
+
+def _pack(*sizes: int) -> int:
+    return sum(size << SIZE_BITS * number for number, size in enumerate(sizes))
+
+
+MASK_1, MASK_3, MASK_4 = (_pack(*[MAX_SIZE] * num_groups) for num_groups in (1, 3, 4))
+
+SIZES_3_2_4 = _pack(3, 2, 4)
+SIZES_3_3_4 = _pack(3, 3, 4)
+SIZES_1_3_3_4 = _pack(1, 3, 3, 4)
+SIZES_4_4_4_4 = _pack(4, 4, 4, 4)
+SIZES_4_6_5 = _pack(4, 6, 5)
+SIZES_4_6_4 = _pack(4, 6, 4)
+
+MAX_GROUPS = 6
+"""Groups of digits looked at from the first one of a number."""
+
+MAX_DOMAIN = 255
+"""Bytes of an e-mail address behind the @."""
+
+MAX_INTERNATIONAL = 24
+"""Bytes behind a plus sign within which there must be MIN_INTERNATIONAL digits."""
+
+MIN_INTERNATIONAL = 8
+
+
+def _byte_kinds() -> np.ndarray:
+    kinds = np.full(256, OTHER, np.uint8)
+    kinds[0x80:] = LETTER
+    kinds[[*b"abcdefghijklmnopqrstuvwxyz_"]] = LETTER
+    kinds[[*b"ABCDEFGHIJKLMNOPQRSTUVWXYZ"]] = INITIAL  # of an account, perhaps
+    kinds[[prefix[0] for prefix, _ in PREFIXES]] = INITIAL
+    kinds[[*b"0123456789"]] = DIGIT
+    kinds[[*b"@:=+"]] = SIGN
+    return kinds
+
+
+def _stops() -> np.ndarray:
+    """bool [kind before << KIND_BITS | kind]: whether to look closer: at signs, and where a word begins."""
+    stops = np.zeros(1 << 2 * KIND_BITS, np.bool_)
+    for before in (OTHER, SIGN, LETTER, INITIAL, DIGIT):
+        stops[before << KIND_BITS | SIGN] = True
+        stops[before << KIND_BITS | INITIAL] = stops[before << KIND_BITS | DIGIT] = before in (OTHER, SIGN)
+    return stops
+
+
+def _table_of(words: list[bytes]) -> np.ndarray:
+    """uint8 [words, longest + 1]; a zero ends each."""
+    table = np.zeros((len(words), max(map(len, words)) + 1), np.uint8)
+    for row, word in zip(table, words, strict=True):
+        row[: len(word)] = np.frombuffer(word, np.uint8)
+    return table
+
+
+def _pairs(words: list[bytes]) -> np.ndarray:
+    """bool [65536]: the first two bytes of some word."""
+    pairs = np.zeros(1 << 16, np.bool_)
+    pairs[[word[0] << 8 | word[1] for word in words]] = True
+    return pairs
+
+
+BYTE_KINDS = _byte_kinds()
+STOPS = _stops()
+PREFIX_TABLE = _table_of([prefix for prefix, _ in PREFIXES])
+PREFIX_CODES = np.array([code for _, code in PREFIXES], np.uint8)
+PREFIX_PAIRS = _pairs([prefix for prefix, _ in PREFIXES])
+NAME_TABLE = _table_of([name[::-1] for name in ASSIGNED_NAMES])
+NAME_PAIRS = _pairs([name[::-1] for name in ASSIGNED_NAMES])
+
+
+@numba.njit(cache=True, nogil=True)
+def find_candidates(buffer: np.ndarray, offsets: np.ndarray, wanted: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Find the places to look at.
+
+    Args:
+        buffer: uint8 [bytes].
+        offsets: int64 [documents + 1].
+        wanted: the codes of `places` to look for, bit by bit.
+
+    Returns:
+        Of each candidate, in order of place: its code (uint8), its place in the buffer and its document (int64).
+    """
+    found = (np.empty(64, np.uint8), np.empty(64, np.int64), np.empty(64, np.int64))
+    count = 0
+    for document in range(offsets.size - 1):
+        start, end = offsets[document], offsets[document + 1]
+        before = OTHER
+        for place in range(start, end):
+            kind = BYTE_KINDS[buffer[place]]
+            stop = STOPS[before << KIND_BITS | kind]
+            before = kind
+            if not stop:
+                continue
+            if kind == SIGN:
+                codes = _codes_of_sign(buffer, start, place, end)
+            elif kind == DIGIT:
+                codes = _codes_of_number(buffer, start, place, end)
+            else:
+                codes = _codes_of_word(buffer, place, end)
+            codes &= wanted
+            while codes:
+                if count == found[0].size:
+                    found = (_doubled(found[0]), _doubled(found[1]), _doubled(found[2]))
+                code = _lowest_bit(codes)
+                found[0][count], found[1][count], found[2][count] = code, place, document
+                count += 1
+                codes ^= _bit(code)
+    return found[0][:count], found[1][:count], found[2][:count]
+
+
+@numba.njit(cache=True, nogil=True)
+def _doubled(array: np.ndarray) -> np.ndarray:
+    larger = np.empty(2 * array.size, array.dtype)
+    larger[: array.size] = array
+    return larger
+
+
+@numba.njit(cache=True, nogil=True)
+def _bit(code: int) -> int:
+    return np.int64(1) << np.int64(code)
+
+
+@numba.njit(cache=True, nogil=True)
+def _lowest_bit(codes: int) -> int:
+    code = 0
+    while not codes >> code & 1:
+        code += 1
+    return code
+
+
+@numba.njit(cache=True, nogil=True)
+def _is_digit(byte: int) -> bool:
+    return 48 <= byte <= 57
+
+
+@numba.njit(cache=True, nogil=True)
+def _is_letter(byte: int) -> bool:
+    return 97 <= byte | 32 <= 122
+
+
+@numba.njit(cache=True, nogil=True)
+def _is_hex(byte: int) -> bool:
+    return _is_digit(byte) or 97 <= byte | 32 <= 102
+
+
+@numba.njit(cache=True, nogil=True)
+def _codes_of_sign(buffer: np.ndarray, start: int, place: int, end: int) -> int:
+    """What a sign may be part of."""
+    sign = buffer[place]
+    codes = np.int64(0)
+    if place + 1 >= end:
+        return codes
+    if sign == 64:  # @
+        if place > start and _may_be_domain(buffer, place + 1, end):
+            codes |= _bit(AT)
+    elif sign == 43:  # +
+        if 49 <= buffer[place + 1] <= 57 and _has_international_digits(buffer, place + 1, end):
+            codes |= _bit(PLUS)
+    else:
+        then = buffer[place + 1]
+        if sign == 58 and (then == 58 or _is_hex(then)) and _may_be_ipv6(buffer, start, place, end):
+            codes |= _bit(COLONS)
+        if _ends_in_name(buffer, start, place):
+            codes |= _bit(ASSIGNMENT)
+    return codes
+
+
+@numba.njit(cache=True, nogil=True)
+def _codes_of_word(buffer: np.ndarray, place: int, end: int) -> int:
+    """What a word may be by its first letters."""
+    codes = np.int64(0)
+    if place + 4 >= end:
+        return codes
+    if PREFIX_PAIRS[np.int64(buffer[place]) << 8 | buffer[place + 1]]:
+        for number in range(PREFIX_CODES.size):
+            if _matches(buffer, place, end, PREFIX_TABLE[number]):
+                codes |= _bit(PREFIX_CODES[number])
+    letters = 65 <= buffer[place] <= 90 and 65 <= buffer[place + 1] <= 90
+    if letters and _is_digit(buffer[place + 2]) and _is_digit(buffer[place + 3]):
+        codes |= _bit(IBAN)
+    return codes
+
+
+@numba.njit(cache=True, nogil=True)
+def _codes_of_number(buffer: np.ndarray, start: int, place: int, end: int) -> int:
+    """What a number may be by the sizes of its groups of digits and by what stands between them."""
+    codes = np.int64(0)
+    if place - 2 >= start and _is_digit(buffer[place - 2]) and buffer[place - 1] in (44, 45, 46, 47, 58):  # , - . / :
+        return codes  # in the middle of a number
+    first = buffer[place]
+    sizes, signs, num_groups, num_digits = _read_groups(buffer, place, end)
+    if num_groups >= 4 and signs & 0xFFFFFF == 0x2E2E2E and _at_most(sizes, 4, 3):
+        codes |= _bit(DOTTED)
+    if sizes & MASK_3 == SIZES_3_2_4 and signs & 0xFFFF == 0x2D2D:
+        codes |= _bit(SSN)
+    unbroken = sizes & MASK_1
+    if (
+        13 <= unbroken <= 19
+        or sizes & MASK_4 == SIZES_4_4_4_4
+        or sizes & MASK_3 == SIZES_4_6_5
+        or sizes & MASK_3 == SIZES_4_6_4
+    ):
+        codes |= _bit(CARD)
+    first_sign = signs & 0xFF
+    if (
+        (first == 48 and num_groups >= 2 and num_digits >= 9)  # a national number with its leading 0
+        or (sizes & MASK_3 == SIZES_3_3_4 and first_sign in (0x29, 0x2D, 0x2E))  # ) - .
+        or (first == 49 and sizes & MASK_4 == SIZES_1_3_3_4 and first_sign in (0x2D, 0x2E))
+    ):
+        codes |= _bit(PHONE)
+    return codes
+
+
+@numba.njit(cache=True, nogil=True)
+def _read_groups(buffer: np.ndarray, place: int, end: int) -> tuple[int, int, int, int]:
+    """Read up to MAX_GROUPS groups of digits.
+
+    Returns:
+        Their sizes, SIZE_BITS each; the signs behind them, 8 bits each; how many groups; how many digits.
+    """
+    sizes, signs, num_groups, num_digits = np.int64(0), np.int64(0), 0, 0
+    while True:
+        group = place
+        while place < end and _is_digit(buffer[place]):
+            place += 1
+        sizes |= min(place - group, MAX_SIZE) << (SIZE_BITS * num_groups)
+        num_digits += place - group
+        num_groups += 1
+        sign, skip = _sign_between(buffer, place, end)
+        if skip == 0 or num_groups == MAX_GROUPS:
+            return sizes, signs, num_groups, num_digits
+        signs |= np.int64(sign) << (8 * (num_groups - 1))
+        place += skip
+
+
+@numba.njit(cache=True, nogil=True)
+def _sign_between(buffer: np.ndarray, place: int, end: int) -> tuple[int, int]:
+    """The sign at a place if a digit follows it, and the bytes up to that digit; else zeros."""
+    if place + 1 >= end:
+        return np.uint8(0), 0
+    sign, then = buffer[place], buffer[place + 1]
+    if sign not in (32, 41, 45, 46, 47):  # blank ) - . /
+        return np.uint8(0), 0
+    if _is_digit(then):
+        return sign, 1
+    if sign == 41 and then in (32, 45, 46) and place + 2 < end and _is_digit(buffer[place + 2]):
+        return sign, 2
+    if sign == 32 and then == 47 and place + 3 < end and buffer[place + 2] == 32 and _is_digit(buffer[place + 3]):
+        return then, 3
+    return np.uint8(0), 0
+
+
+@numba.njit(cache=True, nogil=True)
+def _at_most(sizes: int, num_groups: int, largest: int) -> bool:
+    """Whether the first groups have at most so many digits."""
+    for _ in range(num_groups):
+        if sizes & MAX_SIZE > largest:
+            return False
+        sizes >>= SIZE_BITS
+    return True
+
+
+@numba.njit(cache=True, nogil=True)
+def _may_be_domain(buffer: np.ndarray, place: int, end: int) -> bool:
+    """Whether letters, digits, hyphens and dots follow, with a letter behind some dot."""
+    if not (_is_digit(buffer[place]) or _is_letter(buffer[place])):
+        return False
+    for at in range(place + 1, min(end - 1, place + MAX_DOMAIN)):
+        byte = buffer[at]
+        if byte == 46 and _is_letter(buffer[at + 1]):
+            return True
+        if not (_is_digit(byte) or _is_letter(byte) or byte == 45 or byte == 46):
+            return False
+    return False
+
+
+@numba.njit(cache=True, nogil=True)
+def _has_international_digits(buffer: np.ndarray, place: int, end: int) -> bool:
+    """Whether enough digits follow, with nothing but blanks and ( ) - . / between them."""
+    num_digits = 0
+    for at in range(place, min(end, place + MAX_INTERNATIONAL)):
+        byte = buffer[at]
+        if _is_digit(byte):
+            num_digits += 1
+        elif byte not in (32, 40, 41, 45, 46, 47):
+            break
+    return num_digits >= MIN_INTERNATIONAL
+
+
+@numba.njit(cache=True, nogil=True)
+def _may_be_ipv6(buffer: np.ndarray, start: int, place: int, end: int) -> bool:
+    """Whether the colon is the first of a run of hexadecimal groups that has `::` or at least six colons."""
+    first = place
+    while first > start and place - first <= 4 and _is_hex(buffer[first - 1]):
+        first -= 1
+    if first > start:
+        before = buffer[first - 1]
+        if before == 58 or before == 46 or BYTE_KINDS[before] >= LETTER:
+            return False
+    num_colons, shortened = 0, False
+    while place < end and (_is_hex(buffer[place]) or buffer[place] == 58):
+        if buffer[place] == 58:
+            num_colons += 1
+            shortened |= buffer[place - 1] == 58 and place > first
+        place += 1
+    return num_colons >= 6 or (shortened and num_colons >= 2)
+
+
+@numba.njit(cache=True, nogil=True)
+def _matches(buffer: np.ndarray, place: int, end: int, word: np.ndarray) -> bool:
+    """Whether the bytes at a place are a word, which ends in a zero."""
+    for number in range(word.size):
+        if word[number] == 0:
+            return True
+        if place + number >= end or buffer[place + number] != word[number]:
+            return False
+    return True
+
+
+@numba.njit(cache=True, nogil=True)
+def _ends_in_name(buffer: np.ndarray, start: int, place: int) -> bool:
+    """Whether the name before a sign, perhaps in quotes or with blanks behind it, ends like a secret's."""
+    last = place - 1
+    while last >= start and place - last <= 4 and buffer[last] in (32, 34, 39):  # blank " '
+        last -= 1
+    if last - 2 < start or not NAME_PAIRS[(np.int64(buffer[last]) | 32) << 8 | buffer[last - 1] | 32]:
+        return False
+    for number in range(NAME_TABLE.shape[0]):
+        for offset in range(NAME_TABLE.shape[1]):
+            letter = NAME_TABLE[number, offset]
+            if letter == 0:
+                return True
+            byte = buffer[last - offset] if last - offset >= start else np.uint8(0)
+            if byte != letter and (not _is_letter(byte) or byte | 32 != letter):
+                break
+    return False

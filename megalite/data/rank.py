@@ -1,0 +1,114 @@
+"""Samples of a source in the order of a score: a curriculum inside the source.
+
+    a score for each document --write_ranks--> sample numbers, lowest score first, in a file
+                                               --RankedOrder--> each epoch in that order, shuffled in stretches
+
+The score of a sample is the mean over its tokens of their documents' scores. Scores rise through the epoch: give a
+difficulty, to begin with easy text, or a quality, to end with the best. The order takes 8 bytes of disk for each
+sample, mapped and shared by all ranks of a machine; a plain shuffle takes none.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from megalite.data.layout import Layout
+from megalite.data.order import KeyedPermutation
+from megalite.errors import DataError
+
+if TYPE_CHECKING:
+    from megalite.data.mix_plan import MixSettings, SourceSize
+
+SAMPLES_AT_ONCE = 1 << 16
+
+
+class RankedOrder:
+    """An epoch in rising order of a score, shuffled within stretches: a bijection of [0, size).
+
+    A curriculum reads easy text first and the best text last, but neighbours of equal score often come from one place,
+    and a batch of them is a poor sample. So the ranking is cut into stretches of equal size, and each is shuffled.
+
+    Args:
+        ranks: int64 [size], mapped or in memory: the elements in their order.
+        key: as for `order.KeyedPermutation`.
+        num_stretches: 1 shuffles everything; as many as there are elements, nothing.
+    """
+
+    def __init__(self, ranks: np.ndarray, key: str, num_stretches: int):
+        num_stretches = min(num_stretches, ranks.size)
+        self._ranks = ranks
+        self._starts = np.array([ranks.size * number // num_stretches for number in range(num_stretches)])
+        self._sizes = np.diff(np.append(self._starts, ranks.size)).tolist()
+        self._key = key
+
+    def __call__(self, index: int) -> int:
+        """Where `index` goes."""
+        return int(self.many(np.array([index]))[0])
+
+    def many(self, indices: np.ndarray) -> np.ndarray:
+        """Where each of `indices`, int64 [n], goes."""
+        stretches = np.searchsorted(self._starts, indices, side="right") - 1
+        places = np.empty(indices.size, np.int64)
+        for stretch in np.unique(stretches).tolist():
+            own = stretches == stretch
+            start = self._starts[stretch]
+            shuffle = KeyedPermutation(self._sizes[stretch], f"{self._key}/stretch {stretch}")
+            places[own] = start + shuffle.many(indices[own] - start)
+        return self._ranks[places]
+
+
+def write_ranks(layout: Layout, document_scores: np.ndarray, out: Path) -> None:
+    """Write the order of a source's samples to a .npy file.
+
+    Args:
+        layout: of the source.
+        document_scores: a finite number for each document of the stream.
+        out: the file.
+
+    Raises:
+        DataError: a score is not a finite number, or a document has none.
+    """
+    if not np.isfinite(document_scores).all():
+        bad = int(np.flatnonzero(~np.isfinite(document_scores))[0])
+        raise DataError(f"scores: document {bad} has {document_scores[bad]}; give every document a finite number")
+    scores = np.empty(layout.num_samples, np.float64)
+    for first in range(0, layout.num_samples, SAMPLES_AT_ONCE):
+        stop = min(first + SAMPLES_AT_ONCE, layout.num_samples)
+        cut = layout.stretch(first, stop)
+        if cut.documents.max() >= document_scores.size:
+            raise DataError(
+                f"scores: {document_scores.size} found, but there is a document {cut.documents.max()}; give one for "
+                "each document of the tokens, in their order"
+            )
+        weighted = np.add.reduceat(document_scores[cut.documents] * cut.lengths, cut.borders[:-1])
+        scores[first:stop] = weighted / np.add.reduceat(cut.lengths, cut.borders[:-1])
+    with open(out, "wb") as file:
+        np.save(file, np.argsort(scores, kind="stable").astype(np.int64))
+
+
+def open_ranks(sources: list[SourceSize], mix: MixSettings) -> dict[int, np.ndarray]:
+    """The orders that a mixture asks for, by number of the source, mapped.
+
+    Raises:
+        DataError: a name is unknown, or a file is missing or made for other samples.
+    """
+    numbers = {source.name: number for number, source in enumerate(sources)}
+    opened = {}
+    for name, path in mix.ranks.items():
+        if name not in numbers:
+            raise DataError(f"data.mix.ranks.{name}: no such source; there are {', '.join(numbers)}")
+        try:
+            ranks = np.load(path, mmap_mode="r").view(np.ndarray)
+        except (OSError, ValueError) as error:
+            raise DataError(f"data.mix.ranks.{name}: {path} cannot be read: {error}") from error
+        size = sources[numbers[name]].num_samples
+        if ranks.dtype != np.int64 or ranks.shape != (size,):
+            raise DataError(
+                f"data.mix.ranks.{name}: {path} holds {ranks.dtype} {list(ranks.shape)}, int64 [{size}] expected: one "
+                "for each sample; rank the source again as it is now packed"
+            )
+        opened[numbers[name]] = ranks
+    return opened

@@ -1,0 +1,1 @@
+"""Repair of texts: encoding, line ends, control characters, blanks, Unicode form."""

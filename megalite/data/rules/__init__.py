@@ -1,0 +1,12 @@
+"""Quality rules: measure every document in one pass over its bytes, then compare the measures with thresholds.
+
+    settings.py     what a recipe may say: thresholds, with the paper each comes from
+    rule.py         a rule is one line: a reason, a statistic, a threshold
+    basic.py  gopher.py  c4.py  fineweb.py  bad_words.py      the rules themselves, and C4's repair of the text
+    judge.py        the one door: judge(texts, config) -> texts, reasons
+    statistics.py   the measures of a batch, of which columns.py has the names
+    scan.py  duplicates.py  repetition.py  c4_lines.py  phrases.py  characters.py  kernel.py
+                    the compiled kernels
+
+`settings` is light; the rest needs numba, which takes a second to import.
+"""

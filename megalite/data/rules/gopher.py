@@ -1,0 +1,97 @@
+"""Gopher's rules (Rae et al. 2021, appendix A.1): quality, then repetition.
+
+They mean what they mean in datatrove 0.10, the filters that made FineWeb, with these differences:
+
+1.  Words. datatrove runs a tokenizer for each language; its English one parts "don't" into "do" and "n't", and every
+    comma is a word. Here blanks part chunks, and a word is a chunk without the punctuation at its ends. So there are
+    fewer words (about a fifth in prose, more in program text), they are a little longer, and ratios to the number of
+    words come out larger. Lengths and symbols have their thresholds from the paper, which counts words as we do.
+2.  Punctuation is Unicode's P and S; datatrove lists characters. An emoji or an arrow is no word here.
+3.  Letter share: datatrove counts each punctuation token as a word without a letter, which fails prose with many
+    commas; here only chunks without any letter do.
+4.  Lines end at "\\n" alone, and a document that ends with one has an empty last line. Repaired text has neither
+    other line ends nor empty lines at its end, where this changes nothing.
+5.  Duplicate lines: blank lines are neither counted nor compared. Paragraphs are parted by blank lines, not only by
+    empty ones. Equal on repaired text but for blanks before the first word.
+6.  N-grams of words: their chunks of pure punctuation take part as they are. "ab c" and "a bc" are different.
+7.  A document without words fails the rules on words; datatrove divides by zero.
+
+Scripts without blanks have chunks as long as a clause: leave out the rules on words for Chinese, Japanese, Thai.
+"""
+
+from __future__ import annotations
+
+from megalite.data.rules.columns import (
+    BULLET_LINES,
+    CHUNKS,
+    CODE_POINTS,
+    DUPLICATE_5GRAM_CHARS,
+    DUPLICATE_LINE_CHARS,
+    DUPLICATE_LINES,
+    DUPLICATE_PARAGRAPH_CHARS,
+    DUPLICATE_PARAGRAPHS,
+    ELLIPSES,
+    ELLIPSIS_LINES,
+    FILLED_LINES,
+    HASH_SIGNS,
+    LETTER_CHUNKS,
+    LINES,
+    PARAGRAPHS,
+    STOP_WORDS,
+    TOP_2GRAM_CHARS,
+    WORD_CHARS,
+    WORDS,
+)
+from megalite.data.rules.rule import Rule, rules_that_are_on
+from megalite.data.rules.settings import GopherQualityConfig, GopherRepetitionConfig
+
+
+def quality_rules(config: GopherQualityConfig) -> list[Rule]:
+    """Gopher's quality rules that are on."""
+    return rules_that_are_on(
+        ("gopher: too few words", WORDS, None, ">=", config.min_words),
+        ("gopher: too many words", WORDS, None, "<=", config.max_words),
+        ("gopher: short words", WORD_CHARS, WORDS, ">=", config.min_mean_word_length),
+        ("gopher: long words", WORD_CHARS, WORDS, "<=", config.max_mean_word_length),
+        ("gopher: many hash signs", HASH_SIGNS, CHUNKS, "<=", config.max_hash_signs_per_chunk),
+        ("gopher: many ellipses", ELLIPSES, CHUNKS, "<=", config.max_ellipses_per_chunk),
+        ("gopher: many bullet lines", BULLET_LINES, LINES, "<=", config.max_bullet_line_share),
+        ("gopher: many lines end in an ellipsis", ELLIPSIS_LINES, LINES, "<=", config.max_ellipsis_line_share),
+        ("gopher: few words with letters", LETTER_CHUNKS, CHUNKS, ">=", config.min_letter_chunk_share),
+        ("gopher: few stop words", STOP_WORDS, None, ">=", config.min_stop_words),
+    )
+
+
+def repetition_rules(config: GopherRepetitionConfig) -> list[Rule]:
+    """Gopher's repetition rules that are on."""
+    lines, paragraphs = config.max_duplicate_line_share, config.max_duplicate_paragraph_share
+    line_chars, paragraph_chars = config.max_duplicate_line_char_share, config.max_duplicate_paragraph_char_share
+    top = (config.max_top_2gram_char_share, config.max_top_3gram_char_share, config.max_top_4gram_char_share)
+    duplicate = (
+        config.max_duplicate_5gram_char_share,
+        config.max_duplicate_6gram_char_share,
+        config.max_duplicate_7gram_char_share,
+        config.max_duplicate_8gram_char_share,
+        config.max_duplicate_9gram_char_share,
+        config.max_duplicate_10gram_char_share,
+    )
+    return rules_that_are_on(
+        ("gopher: duplicate paragraphs", DUPLICATE_PARAGRAPHS, PARAGRAPHS, "<=", paragraphs),
+        (
+            "gopher: characters in duplicate paragraphs",
+            DUPLICATE_PARAGRAPH_CHARS,
+            CODE_POINTS,
+            "<=",
+            paragraph_chars,
+        ),
+        ("gopher: duplicate lines", DUPLICATE_LINES, FILLED_LINES, "<=", lines),
+        ("gopher: characters in duplicate lines", DUPLICATE_LINE_CHARS, CODE_POINTS, "<=", line_chars),
+        *(
+            (f"gopher: top {length}-gram", TOP_2GRAM_CHARS + length - 2, CODE_POINTS, "<=", share)
+            for length, share in enumerate(top, 2)
+        ),
+        *(
+            (f"gopher: duplicate {length}-grams", DUPLICATE_5GRAM_CHARS + length - 5, CODE_POINTS, "<=", share)
+            for length, share in enumerate(duplicate, 5)
+        ),
+    )

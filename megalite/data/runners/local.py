@@ -1,0 +1,77 @@
+"""Where a station's tasks run: in this process, or in a pool of processes on this machine."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import threading
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed, wait
+from multiprocessing import connection
+from pathlib import Path
+
+from megalite.data.tasks import perform
+
+
+def default_workers() -> int:
+    """The cores this process may use."""
+    return len(os.sched_getaffinity(0))
+
+
+class InProcess:
+    """One task after the other, here."""
+
+    def run(self, folder: Path, phase: str, numbers: Sequence[int]) -> Iterator[int]:
+        for number in numbers:
+            perform(folder, phase, number)
+            yield number
+
+
+class LocalPool:
+    """Processes of this machine, started with the first tasks and kept for later ones; use as a context manager.
+
+    They are spawned, not forked: Arrow and the tokenizers hold threads, whose locks do not survive a fork.
+
+    Args:
+        num_workers: processes; 1 does the work in this one.
+    """
+
+    def __init__(self, num_workers: int):
+        self._num_workers = num_workers
+        self._pool: ProcessPoolExecutor | None = None
+
+    def __enter__(self) -> LocalPool:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._pool is not None:
+            self._pool.shutdown(wait=True, cancel_futures=True)
+
+    def run(self, folder: Path, phase: str, numbers: Sequence[int]) -> Iterator[int]:
+        if self._num_workers == 1 or len(numbers) == 1:
+            yield from InProcess().run(folder, phase, numbers)
+            return
+        if self._pool is None:
+            context = multiprocessing.get_context("spawn")
+            self._pool = ProcessPoolExecutor(self._num_workers, mp_context=context, initializer=_follow_parent)
+        waiting = {self._pool.submit(perform, folder, phase, number): number for number in numbers}
+        try:
+            for future in as_completed(waiting):
+                future.result()
+                yield waiting[future]
+        finally:
+            for future in waiting:
+                future.cancel()
+            wait(waiting)  # a task that still runs would write into a folder that is being removed
+
+
+def _follow_parent() -> None:
+    """Leave Ctrl-C to the parent, and end when it is gone: a worker would wait for work for ever."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    threading.Thread(target=_exit_after_parent, daemon=True).start()
+
+
+def _exit_after_parent() -> None:
+    connection.wait([multiprocessing.parent_process().sentinel])
+    os._exit(1)

@@ -1,0 +1,217 @@
+"""Shards: parts of a corpus of about equal size, each of which one task reads.
+
+The cut depends on the files alone, not on who will work: many small files make one shard, a large file of JSON lines or
+Parquet makes several. A shard is JSON-ready, so it travels in a task (`tasks.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow.parquet as pq
+
+from megalite.data.documents import BatchBuilder, DocumentBatch, Rejected
+from megalite.data.readers import READ_ERRORS, Piece, data_suffix, read_piece, read_station_shard
+from megalite.data.recipe import DocumentSource
+from megalite.errors import DataError
+
+SMALLEST_SHARD = 4_000_000
+LARGEST_SHARD = 256_000_000
+"""Bytes of text in a shard: small enough that a lost one is soon redone, large enough that a file is worth its name."""
+
+SHARDS_OF_A_CORPUS = 64
+"""How many shards a corpus between these sizes has: enough to keep many workers evenly busy."""
+
+COMPRESSION = 4
+"""About how many times as large a compressed text is when unpacked."""
+
+SCAN_BYTES = 1 << 24
+
+SHOWN_CHARS = 200
+"""How much of a bad record an error message shows."""
+
+Shard = dict[str, Any]
+"""JSON-ready: what to read, and how."""
+
+
+def shard_size(text_bytes: float) -> int:
+    """Bytes of text that one shard of a corpus should hold."""
+    return int(min(max(text_bytes / SHARDS_OF_A_CORPUS, SMALLEST_SHARD), LARGEST_SHARD))
+
+
+def text_bytes(path: Path) -> int:
+    """About how many bytes of text a file holds."""
+    size = path.stat().st_size
+    return size * COMPRESSION if path.suffix in (".gz", ".zst", ".parquet") else size
+
+
+def cut_in_shards(pieces: Sequence[Piece], source: str, config: DocumentSource, root: Path, size: int) -> list[Shard]:
+    """Group the files of one source into shards of about `size` bytes of text, in their order.
+
+    Args:
+        pieces: the files.
+        source: name of the source.
+        config: its settings.
+        root: where it lies, for messages.
+        size: from `shard_size`.
+    """
+    common = {"source": source, "root": str(root), "config": config.model_dump(mode="json")}
+    if config.max_mb is not None and config.kind == "files":
+        return [_shard(pieces, common)]  # the cap counts documents in order, so one task reads them
+    shards: list[Shard] = []
+    group: list[Piece] = []
+    held = 0
+    for piece in pieces:
+        for part in _cut_file(piece, size):
+            group.append(part)
+            held += size if part.stop is not None else text_bytes(Path(part.path))
+            if held >= size:
+                shards.append(_shard(group, common))
+                group, held = [], 0
+    if group:
+        shards.append(_shard(group, common))
+    return shards
+
+
+def station_shard(path: Path) -> Shard:
+    """One file that a station wrote."""
+    return {"station": str(path)}
+
+
+class ShardReading:
+    """The documents of a shard, batch by batch, and an account of how many records could be read.
+
+    Args:
+        shard: what to read.
+
+    Raises:
+        DataError: while iterating: a table without the column that is to hold the text.
+    """
+
+    def __init__(self, shard: Shard):
+        self.shard = shard
+        self._num_readable = 0
+        self._num_unreadable = 0
+        self._first_unreadable: Rejected | None = None
+
+    def __iter__(self) -> Iterator[DocumentBatch]:
+        for batch in _read(self.shard):
+            self._num_readable += len(batch.documents)
+            self._num_unreadable += len(batch.rejected)
+            if batch.rejected and self._first_unreadable is None:
+                self._first_unreadable = batch.rejected[0]
+            yield batch
+
+    def report(self) -> dict[str, Any]:
+        """JSON-ready account, for `refuse_unreadable`."""
+        first = self._first_unreadable
+        return {
+            "readable": self._num_readable,
+            "unreadable": self._num_unreadable,
+            "first_unreadable": first and [first.id, first.reason, first.text[:SHOWN_CHARS]],
+        }
+
+
+def refuse_unreadable(read: Sequence[tuple[Shard, dict[str, Any]]]) -> None:
+    """A source of which nothing can be read is a mistake, not bad luck.
+
+    Args:
+        read: shards with the reports of their `ShardReading`.
+
+    Raises:
+        DataError: naming the first such source and its first record.
+    """
+    by_source: dict[str, list[tuple[Shard, dict[str, Any]]]] = {}
+    for shard, report in read:
+        by_source.setdefault(shard.get("root", ""), []).append((shard, report))
+    for root, reports in by_source.items():
+        unreadable = [(shard, report) for shard, report in reports if report["unreadable"]]
+        if unreadable and not any(report["readable"] for _, report in reports):
+            shard, report = unreadable[0]
+            id, reason, text = report["first_unreadable"]
+            raise DataError(
+                f"{root}: no document could be read; the first record, {id}, was refused ({reason}): {text!r}; "
+                f"is text_field={shard['config']['text_field']!r} right?"
+            )
+
+
+def _read(shard: Shard) -> Iterator[DocumentBatch]:
+    if "station" in shard:
+        yield from read_station_shard(Path(shard["station"]))
+        return
+    config = DocumentSource.model_validate(shard["config"])
+    batches = _read_pieces(shard, config)
+    yield from batches if config.max_mb is None else _capped(batches, config.max_mb * 1e6)
+
+
+def _read_pieces(shard: Shard, config: DocumentSource) -> Iterator[DocumentBatch]:
+    builder = BatchBuilder(shard["source"])
+    for piece in shard["pieces"]:
+        yield from read_piece(Piece(**piece), config, builder)
+    yield from builder.take()
+
+
+def _shard(pieces: Sequence[Piece], common: dict[str, Any]) -> Shard:
+    return {**common, "pieces": [asdict(piece) for piece in pieces]}
+
+
+def _capped(batches: Iterator[DocumentBatch], max_bytes: float) -> Iterator[DocumentBatch]:
+    """Whole documents up to a number of bytes of text."""
+    left = max_bytes
+    for batch in batches:
+        fitting = int(np.searchsorted(np.cumsum(batch.texts.lengths), left, side="right"))
+        left -= batch.texts.num_bytes
+        yield DocumentBatch(batch.documents.slice(0, fitting), batch.rejected)
+        if fitting < len(batch.texts):
+            return
+
+
+def _cut_file(piece: Piece, size: int) -> Iterator[Piece]:
+    """The parts of a file that is much larger than a shard, or the file."""
+    path = Path(piece.path)
+    if text_bytes(path) < 2 * size:
+        yield piece
+    elif path.suffix == ".parquet":
+        yield from _cut_parquet(piece, size)
+    elif path.suffix == data_suffix(path) and path.suffix in (".jsonl", ".ndjson", ".json"):
+        yield from _cut_lines(piece, size)
+    else:
+        yield piece
+
+
+def _cut_parquet(piece: Piece, size: int) -> Iterator[Piece]:
+    try:
+        metadata = pq.read_metadata(piece.path)
+    except READ_ERRORS:
+        yield piece  # the reader says what is wrong with it
+        return
+    start, row, held = 0, 1, 0
+    first = row
+    for group in range(metadata.num_row_groups):
+        held += metadata.row_group(group).total_byte_size
+        row += metadata.row_group(group).num_rows
+        if held >= size or group == metadata.num_row_groups - 1:
+            yield Piece(piece.path, piece.id, start, group + 1, first)
+            start, first, held = group + 1, row, 0
+
+
+def _cut_lines(piece: Piece, size: int) -> Iterator[Piece]:
+    """Parts that begin after a line end, with the number of their first line: the file is looked through once."""
+    start, first, line = 0, 1, 1
+    position = 0
+    with open(piece.path, "rb") as file:
+        while chunk := file.read(SCAN_BYTES):
+            ends = np.flatnonzero(np.frombuffer(chunk, np.uint8) == ord("\n"))
+            begins = position + ends + 1
+            while (after := int(np.searchsorted(begins, start + size))) < begins.size:
+                stop = int(begins[after])
+                yield Piece(piece.path, piece.id, start, stop, first)
+                start, first = stop, line + after + 1
+            line += ends.size
+            position += len(chunk)
+    if start < position:
+        yield Piece(piece.path, piece.id, start, position, first)

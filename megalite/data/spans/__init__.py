@@ -1,0 +1,1 @@
+"""Parts of documents that should not be trained on: repeated passages, boilerplate lines, repeated pages, test sets."""

@@ -1,0 +1,75 @@
+"""Station: documents that share runs of words with an evaluation set. How they match: `spans/contamination.py`."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from megalite.data.corpus import Corpus
+from megalite.data.manifest import StationResult, hash_file, run_station
+from megalite.data.progress import Progress, Silent
+from megalite.data.runners import InProcess
+from megalite.data.spans.contamination import ExampleIndex, find_overlaps, index_files
+from megalite.data.spans.removal import remove_overlaps
+from megalite.data.spans.settings import DecontaminateConfig
+from megalite.data.stations.filtering import Decision, station_paths, write_shard, write_shards
+from megalite.data.tasks import Report, Runner, Task
+from megalite.data.texts import Texts
+
+
+def decontaminate(
+    corpus: Corpus,
+    out: Path,
+    config: DecontaminateConfig,
+    *,
+    runner: Runner | None = None,
+    progress: Progress | None = None,
+) -> StationResult:
+    """Run the station.
+
+    Args:
+        corpus: documents of an earlier station.
+        out: folder to make.
+        config: the evaluation sets, and what counts as a match.
+        runner: where the tasks run; the result does not depend on it. None is this process.
+        progress: told of the text as it is written.
+
+    Raises:
+        DataError: the input is raw, or an evaluation set cannot be read.
+    """
+    progress, runner = progress or Silent(), runner or InProcess()
+    paths = station_paths(corpus, "decontaminate")
+    index = index_files(config)
+    settings = config.model_dump(mode="json")
+    inputs = [*corpus.inputs, *((path, hash_file(path)) for path in config.paths)]
+
+    def build(folder: Path) -> dict[str, Any]:
+        progress.start("decontaminate", corpus.text_mb, "MB")
+        tasks = [{"path": path, "config": config.model_dump_json()} for path in paths]
+        counts = write_shards(folder, clear_shard, tasks, runner=runner, progress=progress)
+        counts |= {"examples": len(index.ids), "examples_too_short": index.num_too_short}
+        progress.finish(f"{counts['documents']:,} of {counts['documents_in']:,} documents kept")
+        return counts
+
+    return run_station("decontaminate", out, inputs=inputs, settings=settings, build=build, resumable=True)
+
+
+def clear_shard(task: Task, number: int, folder: Path) -> Report:
+    """Task: drop the contaminated documents of a shard, or cut the matching words out of them."""
+    config = DecontaminateConfig.model_validate_json(task["config"])
+    index = _index_once(task["config"])
+
+    def decide(documents: object, texts: Texts, row: int) -> Decision:
+        overlaps = find_overlaps(texts, index)
+        removal = remove_overlaps(texts, overlaps, config)
+        examples = [index.ids[example] if example >= 0 else "" for example in overlaps.first_example.tolist()]
+        return Decision(removal.is_kept, "contaminated", removal.texts, examples)
+
+    return write_shard(task["path"], number, folder, decide)
+
+
+@lru_cache(maxsize=1)
+def _index_once(config: str) -> ExampleIndex:
+    """A worker keeps the index from shard to shard."""
+    return index_files(DecontaminateConfig.model_validate_json(config))

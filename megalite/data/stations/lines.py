@@ -1,0 +1,65 @@
+"""Station: lines that stand in many documents. How they are counted: `spans/lines.py`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from megalite.data.corpus import Corpus
+from megalite.data.manifest import StationResult, run_station
+from megalite.data.progress import Progress, Silent
+from megalite.data.runners import InProcess
+from megalite.data.spans.lines import count_lines_in_shards, find_lines, frequent_lines
+from megalite.data.spans.removal import remove_lines
+from megalite.data.spans.settings import LineDedupConfig
+from megalite.data.stations.filtering import Decision, station_paths, write_shard, write_shards
+from megalite.data.tasks import Report, Runner, Task
+from megalite.data.texts import Texts
+
+
+def line_dedup(
+    corpus: Corpus,
+    out: Path,
+    config: LineDedupConfig,
+    *,
+    runner: Runner | None = None,
+    progress: Progress | None = None,
+) -> StationResult:
+    """Run the station.
+
+    Args:
+        corpus: documents of an earlier station.
+        out: folder to make.
+        config: which lines go.
+        runner: where the tasks run; the result does not depend on it. None is this process.
+        progress: told of the text as it is read and written.
+
+    Raises:
+        DataError: the input is raw.
+    """
+    progress, runner = progress or Silent(), runner or InProcess()
+    paths = station_paths(corpus, "line-dedup")
+    settings = config.model_dump(mode="json")
+
+    def build(folder: Path) -> dict[str, Any]:
+        progress.start("line-dedup", 2 * corpus.text_mb, "MB")
+        count_lines_in_shards(folder, paths, config, runner=runner, progress=progress)
+        tasks = [{"path": path, "config": settings} for path in paths]
+        counts = write_shards(folder, cut_shard, tasks, runner=runner, progress=progress)
+        lost = counts["text_bytes_in"] - counts["text_bytes"]
+        progress.finish(f"{lost / 1e6:,.1f} of {counts['text_bytes_in'] / 1e6:,.1f} MB removed")
+        return counts
+
+    return run_station("line-dedup", out, inputs=corpus.inputs, settings=settings, build=build, resumable=True)
+
+
+def cut_shard(task: Task, number: int, folder: Path) -> Report:
+    """Task: cut the frequent lines out of a shard."""
+    config = LineDedupConfig.model_validate(task["config"])
+    frequent = frequent_lines(folder, number, config)
+
+    def decide(documents: object, texts: Texts, row: int) -> Decision:
+        removal = remove_lines(texts, find_lines(texts, frequent, config))
+        return Decision(removal.is_kept, "frequent lines alone", removal.texts)
+
+    return write_shard(task["path"], number, folder, decide)

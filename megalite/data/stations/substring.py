@@ -1,0 +1,69 @@
+"""Station: passages that stood earlier in the corpus (Lee et al. 2022). How they are found: `spans/substring.py`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from megalite.data.corpus import Corpus
+from megalite.data.manifest import StationResult, run_station
+from megalite.data.progress import Progress, Silent
+from megalite.data.runners import InProcess
+from megalite.data.spans.removal import remove_repeats
+from megalite.data.spans.settings import SubstringConfig
+from megalite.data.spans.substring import find_repeats_in_shards, load_spans
+from megalite.data.stations.filtering import Decision, station_paths, write_shard, write_shards
+from megalite.data.tasks import Report, Runner, Task, add_counts
+from megalite.data.texts import Texts
+
+
+def substring_dedup(
+    corpus: Corpus,
+    out: Path,
+    config: SubstringConfig,
+    *,
+    runner: Runner | None = None,
+    progress: Progress | None = None,
+) -> StationResult:
+    """Run the station.
+
+    Args:
+        corpus: documents of an earlier station.
+        out: folder to make.
+        config: how long a passage must be, and what becomes of it.
+        runner: where the tasks run; the result does not depend on it. None is this process.
+        progress: told of the text as it is read and written.
+
+    Raises:
+        DataError: the input is raw.
+    """
+    progress, runner = progress or Silent(), runner or InProcess()
+    paths = station_paths(corpus, "substring-dedup")
+    settings = config.model_dump(mode="json")
+
+    def build(folder: Path) -> dict[str, Any]:
+        progress.start("substring-dedup", 2 * corpus.text_mb, "MB")
+        found = find_repeats_in_shards(folder, paths, config, runner=runner, progress=progress)
+        tasks = [{"path": path, "config": settings} for path in paths]
+        counts = write_shards(folder, cut_shard, tasks, runner=runner, progress=progress)
+        counts["repeated_bytes"] = add_counts(found, "repeated_bytes")
+        lost = counts["text_bytes_in"] - counts["text_bytes"]
+        progress.finish(f"{lost / 1e6:,.1f} of {counts['text_bytes_in'] / 1e6:,.1f} MB removed")
+        return counts
+
+    return run_station("substring-dedup", out, inputs=corpus.inputs, settings=settings, build=build, resumable=True)
+
+
+def cut_shard(task: Task, number: int, folder: Path) -> Report:
+    """Task: cut the repeated passages out of a shard, or drop the documents that have too many."""
+    config = SubstringConfig.model_validate(task["config"])
+    spans = load_spans(folder, number)
+
+    def decide(documents: object, texts: Texts, row: int) -> Decision:
+        own = spans[np.searchsorted(spans[:, 0], row) : np.searchsorted(spans[:, 0], row + len(texts))] - [row, 0, 0]
+        removal = remove_repeats(texts, own, config)
+        return Decision(removal.is_kept, "repeated passages", removal.texts)
+
+    return write_shard(task["path"], number, folder, decide)

@@ -1,0 +1,64 @@
+"""Station: documents from one page. How addresses are compared: `spans/urls.py`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from megalite.data.corpus import Corpus
+from megalite.data.manifest import StationResult, run_station
+from megalite.data.progress import Progress, Silent
+from megalite.data.runners import InProcess
+from megalite.data.spans.settings import UrlDedupConfig
+from megalite.data.spans.urls import find_repeated_urls_in_shards, load_repeats
+from megalite.data.stations.filtering import Decision, station_paths, write_shard, write_shards
+from megalite.data.tasks import Report, Runner, Task
+from megalite.data.texts import Texts
+
+
+def url_dedup(
+    corpus: Corpus,
+    out: Path,
+    config: UrlDedupConfig,
+    *,
+    runner: Runner | None = None,
+    progress: Progress | None = None,
+) -> StationResult:
+    """Run the station.
+
+    Args:
+        corpus: documents of an earlier station whose sources kept the address (`keep_fields: [url]`).
+        out: folder to make.
+        config: when two addresses are one.
+        runner: where the tasks run; the result does not depend on it. None is this process.
+        progress: told of the text as it is written.
+
+    Raises:
+        DataError: the input is raw.
+    """
+    progress, runner = progress or Silent(), runner or InProcess()
+    paths = station_paths(corpus, "url-dedup")
+
+    def build(folder: Path) -> dict[str, Any]:
+        progress.start("url-dedup", corpus.text_mb, "MB")
+        find_repeated_urls_in_shards(folder, paths, config, runner=runner, progress=Silent())
+        counts = write_shards(folder, keep_shard, [{"path": path} for path in paths], runner=runner, progress=progress)
+        progress.finish(f"{counts['documents']:,} of {counts['documents_in']:,} documents kept")
+        return counts
+
+    settings = config.model_dump(mode="json")
+    return run_station("url-dedup", out, inputs=corpus.inputs, settings=settings, build=build, resumable=True)
+
+
+def keep_shard(task: Task, number: int, folder: Path) -> Report:
+    """Task: write the documents of a shard that stay."""
+    repeats = load_repeats(folder, number)
+
+    def decide(documents: object, texts: Texts, row: int) -> Decision:
+        keep = np.ones(len(texts), bool)
+        keep[repeats[np.searchsorted(repeats, row) : np.searchsorted(repeats, row + len(texts))] - row] = False
+        return Decision(keep, "same address")
+
+    return write_shard(task["path"], number, folder, decide)

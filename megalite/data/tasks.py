@@ -1,0 +1,170 @@
+"""A station's work as many small tasks, each of which leaves its files and one report behind.
+
+    run_tasks(function, tasks)                    in STATION.partial/
+        .work/PHASE/tasks.jsonl                   what is to do, one JSON object a task
+        part-00000.parquet ...                    what task 0 wrote
+        .work/PHASE/00000.json                    its report: written last, so a task with a report is done
+
+Who runs a task does not matter: this process, a pool of processes, an array job, a Ray cluster (`runners.py`). All of
+them call `perform`, which needs no more than the folder and the number of the task, and finds a task that has its
+report done. So a station that was killed goes on where it was, and a task that was lost is given out again; nothing is
+done twice, and the bytes are the same however the tasks were shared out.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+from collections.abc import Callable, Iterator, Sequence
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, Protocol
+
+from megalite.data.progress import Progress
+from megalite.errors import DataError
+
+WORK_FOLDER = ".work"
+
+TASKS_FILE = "tasks.jsonl"
+
+Task = dict[str, Any]
+"""JSON-ready settings of one task. Paths are strings."""
+
+Report = dict[str, Any]
+"""JSON-ready outcome of one task: counts, and under `megabytes` how far it brought the progress."""
+
+TaskFunction = Callable[[Task, int, Path], Report]
+"""Does one task: its settings, its number, the station's folder. It may be called again after it was killed, and then
+writes the same files; two calls at once must not harm each other (`replacing`)."""
+
+
+class Runner(Protocol):
+    """Where tasks run."""
+
+    def run(self, folder: Path, phase: str, numbers: Sequence[int]) -> Iterator[int]:
+        """Perform the given tasks of a phase, in any order; yield each one's number when its report is there."""
+        ...
+
+
+def run_tasks(
+    folder: Path,
+    phase: str,
+    function: TaskFunction,
+    tasks: Sequence[Task],
+    *,
+    runner: Runner,
+    progress: Progress,
+) -> list[Report]:
+    """Perform all tasks of a phase that have no report yet.
+
+    Args:
+        folder: the station's folder, on a disk that all workers see.
+        phase: name of this part of the station's work.
+        function: a function of a module of `megalite.data`.
+        tasks: settings of each; the same ones as before when this goes on after an interruption.
+        runner: where they run.
+        progress: told of the megabytes in each report.
+
+    Returns:
+        The reports, in the order of the tasks.
+
+    Raises:
+        DataError: a task raised it.
+    """
+    work = folder / WORK_FOLDER / phase
+    work.mkdir(parents=True, exist_ok=True)
+    name = f"{function.__module__}:{function.__qualname__}"
+    lines = [json.dumps({"function": name, "count": len(tasks)}), *(json.dumps(task) for task in tasks)]
+    with replacing(work / TASKS_FILE) as path:
+        path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    done = [number for number in range(len(tasks)) if _report_path(work, number).is_file()]
+    for number in done:
+        progress.advance(_read_report(work, number).get("megabytes", 0.0))
+    missing = sorted(set(range(len(tasks))) - set(done))
+    if missing:
+        for number in runner.run(folder, phase, missing):
+            progress.advance(_read_report(work, number).get("megabytes", 0.0))
+    return [_read_report(work, number) for number in range(len(tasks))]
+
+
+def perform(folder: Path, phase: str, number: int) -> None:
+    """Do one task, unless its report is there."""
+    work = folder / WORK_FOLDER / phase
+    if _report_path(work, number).is_file():
+        return
+    path = work / TASKS_FILE
+    header, *tasks = _read_lines(path, path.stat().st_mtime_ns)
+    function = _find_function(json.loads(header)["function"])
+    report = function(json.loads(tasks[number]), number, folder)
+    with replacing(_report_path(work, number)) as path:
+        path.write_text(json.dumps(report) + "\n", encoding="utf-8")
+
+
+def missing_tasks(folder: Path, phase: str) -> list[int]:
+    """Numbers of the tasks of a phase that have no report.
+
+    Raises:
+        DataError: there is no such phase.
+    """
+    work = folder / WORK_FOLDER / phase
+    if not (work / TASKS_FILE).is_file():
+        raise DataError(f"{work}: no tasks here; the station that plans them makes this folder")
+    with open(work / TASKS_FILE, encoding="utf-8") as file:
+        count = json.loads(file.readline())["count"]
+    return [number for number in range(count) if not _report_path(work, number).is_file()]
+
+
+def add_counts(reports: Sequence[Report], name: str) -> Any:
+    """One count summed over reports: a number, or numbers by key, sorted."""
+    values = [report[name] for report in reports]
+    if not values or not isinstance(values[0], dict):
+        return sum(values)
+    total: dict[str, Any] = {}
+    for value in values:
+        for key, number in value.items():
+            total[key] = total.get(key, 0) + number
+    return dict(sorted(total.items()))
+
+
+class replacing:
+    """Write a file under a name of one's own, and put it in its place when the block ends well.
+
+        with replacing(folder / "part-00000.parquet") as path: ...
+
+    A reader sees the old file, the new one or none; two processes that write the same file do not meet.
+    """
+
+    def __init__(self, path: Path):
+        self._path = path
+        self._partial = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+
+    def __enter__(self) -> Path:
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        return self._partial
+
+    def __exit__(self, error_type: type[BaseException] | None, *_: object) -> None:
+        if error_type is None:
+            os.replace(self._partial, self._path)
+        else:
+            self._partial.unlink(missing_ok=True)
+
+
+@lru_cache(maxsize=1)
+def _read_lines(path: Path, _changed: int) -> list[str]:
+    """The list of tasks, read once for all tasks of a phase that one worker does."""
+    return path.read_text(encoding="utf-8").splitlines()
+
+
+def _report_path(work: Path, number: int) -> Path:
+    return work / f"{number:05d}.json"
+
+
+def _read_report(work: Path, number: int) -> Report:
+    return json.loads(_report_path(work, number).read_text(encoding="utf-8"))
+
+
+def _find_function(name: str) -> TaskFunction:
+    module, _, function = name.partition(":")
+    assert module.startswith("megalite.data."), module
+    return getattr(importlib.import_module(module), function)
