@@ -46,6 +46,7 @@ setup(
     extras_require={
         "te": ["transformer-engine[pytorch]>=2.8"],
         "data": ["ftfy>=6.3", "py3langid>=0.4,<0.5", "resiliparse>=0.15", "warcio>=1.7"],
+        "fast": ["gigatoken>=0.10"],
         "ray": ["ray>=2.30"],
         "eval": ["lm-eval>=0.4.9"],
         "dev": ["pytest>=8", "pytest-timeout>=2.3", "hypothesis>=6.100", "ruff>=0.9"],

@@ -39,6 +39,7 @@ CONFINED = {
     "resiliparse": ("data/html.py",),
     "warcio": ("data/warc.py",),
     "ray": ("data/runners/ray.py",),
+    "gigatoken": ("data/encoders/giga.py",),
 }
 """Packages that only some places may import."""
 

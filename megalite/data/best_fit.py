@@ -5,16 +5,17 @@ Then the pieces go, longest first, into the fullest sequence that still has room
 Ding et al. 2024, "Fewer truncations improve language modeling"). Free space is a small integer, so the sequences are
 kept in one stack for each amount of it, and a tree of booleans over the amounts finds the smallest that suffices.
 
-This is the one module that needs numba at import; import it where packing begins.
+Needs numba at import; import it where packing begins.
 """
 
 from __future__ import annotations
 
-import numba
 import numpy as np
 
+from megalite.data.kernel import kernel
 
-@numba.njit(cache=True)
+
+@kernel
 def cut_documents(lengths: np.ndarray, seq_len: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Cut documents into pieces of at most seq_len tokens, in stream order.
 
@@ -41,7 +42,7 @@ def cut_documents(lengths: np.ndarray, seq_len: int) -> tuple[np.ndarray, np.nda
     return starts, sizes, documents
 
 
-@numba.njit(cache=True)
+@kernel
 def assign_pieces(sizes: np.ndarray, seq_len: int) -> tuple[np.ndarray, int]:
     """Give each piece a sequence by best-fit-decreasing.
 
@@ -82,7 +83,7 @@ def assign_pieces(sizes: np.ndarray, seq_len: int) -> tuple[np.ndarray, int]:
     return _number_by_first_piece(sequence_of, num_sequences), num_sequences
 
 
-@numba.njit(cache=True)
+@kernel
 def group_pieces(sequence_of: np.ndarray, num_sequences: int) -> tuple[np.ndarray, np.ndarray]:
     """Sort pieces by sequence, keeping stream order inside each.
 
@@ -101,7 +102,7 @@ def group_pieces(sequence_of: np.ndarray, num_sequences: int) -> tuple[np.ndarra
     return order, borders
 
 
-@numba.njit(cache=True)
+@kernel
 def _longest_first(sizes: np.ndarray, seq_len: int) -> np.ndarray:
     """Counting sort, stable, descending."""
     place = np.zeros(seq_len + 1, np.int64)
@@ -116,7 +117,7 @@ def _longest_first(sizes: np.ndarray, seq_len: int) -> np.ndarray:
     return order
 
 
-@numba.njit(cache=True)
+@kernel
 def _smallest_occupied(occupied: np.ndarray, num_leaves: int, at_least: int) -> int:
     """The smallest occupied amount >= at_least, or -1: climb until a right neighbour is occupied, then descend."""
     node = num_leaves + at_least
@@ -133,7 +134,7 @@ def _smallest_occupied(occupied: np.ndarray, num_leaves: int, at_least: int) -> 
     return node - num_leaves
 
 
-@numba.njit(cache=True)
+@kernel
 def _set_leaf(occupied: np.ndarray, node: int, value: bool) -> None:
     """Set a leaf, then make each parent the `or` of its children."""
     occupied[node] = value
@@ -143,7 +144,7 @@ def _set_leaf(occupied: np.ndarray, node: int, value: bool) -> None:
         node >>= 1
 
 
-@numba.njit(cache=True)
+@kernel
 def _number_by_first_piece(sequence_of: np.ndarray, num_sequences: int) -> np.ndarray:
     """Renumber sequences in the order in which the stream first meets them, so that neighbours lie close on disk."""
     number = np.full(num_sequences, -1, np.int64)

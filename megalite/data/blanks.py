@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import numba
 import numpy as np
 
+from megalite.data.kernel import kernel
 from megalite.data.texts import Texts
 
 
@@ -13,7 +13,7 @@ def squeeze(texts: Texts) -> Texts:
     return Texts(*_squeeze(texts.buffer, texts.offsets))
 
 
-@numba.njit(cache=True, nogil=True)
+@kernel
 def _squeeze(buffer: np.ndarray, offsets: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     out = np.empty(offsets[-1] - offsets[0], np.uint8)
     borders = np.zeros(offsets.size, np.int64)
@@ -39,7 +39,7 @@ def _squeeze(buffer: np.ndarray, offsets: np.ndarray) -> tuple[np.ndarray, np.nd
     return out[:filled], borders
 
 
-@numba.njit(cache=True, nogil=True, inline="always")
+@kernel
 def _blank_size(buffer: np.ndarray, place: int, end: int) -> int:
     """Bytes of the blank (as str.isspace has it) that begins at a place, or 0."""
     byte = buffer[place]

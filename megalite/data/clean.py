@@ -53,7 +53,7 @@ def clean(
         tasks = [{"shard": shard, "config": settings} for shard in shards]
         reports = run_tasks(folder, "clean", clean_shard, tasks, runner=runner, progress=progress)
         refuse_unreadable([(shard, report["reading"]) for shard, report in zip(shards, reports, strict=True)])
-        names = ("documents_in", "documents", "text_bytes", "rejected", "redacted")
+        names = ("documents_in", "documents", "text_bytes_in", "text_bytes", "rejected", "redacted")
         counts = {name: add_counts(reports, name) for name in names}
         progress.finish(f"{counts['documents']:,} of {counts['documents_in']:,} documents kept")
         return counts
@@ -80,6 +80,7 @@ def clean_shard(task: Task, number: int, folder: Path) -> Report:
             result.reject(_refused(batch, reasons))
     return {
         **result.counts(),
+        "text_bytes_in": num_bytes,
         "redacted": dict(sorted(redacted.items())),
         "reading": reading.report(),
         "megabytes": num_bytes / 1e6,

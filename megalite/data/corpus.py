@@ -46,6 +46,10 @@ DOCUMENT_STATIONS = (
 """Stations that leave documents behind."""
 
 
+NOT_CONTENT = {"path", "description", "license", "url"}
+"""Settings of a source that do not change its documents."""
+
+
 @dataclass(frozen=True)
 class _Source:
     config: DocumentSource
@@ -186,7 +190,7 @@ def _dataset_files(root: Path) -> list[Path]:
 
 def _fingerprint(pieces: Sequence[Piece], config: DocumentSource) -> str:
     """A hash over names, sizes and times of change: cheap, and different whenever the contents may be."""
-    digest = xxhash.xxh3_128(config.model_dump_json(exclude={"path"}).encode())
+    digest = xxhash.xxh3_128(config.model_dump_json(exclude=NOT_CONTENT).encode())
     for piece in pieces:
         stat = os.stat(piece.path)
         digest.update(f"{piece.id}\0{stat.st_size}\0{stat.st_mtime_ns}\n".encode(errors="surrogateescape"))

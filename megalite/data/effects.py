@@ -1,6 +1,6 @@
 """What each quality rule would do to a corpus: how one chooses thresholds before a rule is set loose.
 
-    sample -> repair -> every rule's statistic of every document -> rejected by it, by it alone, quantiles, histogram
+    sample -> repair, redact -> every rule's statistic of every document -> rejected, rejected alone, histogram
 
         fewer words than 50          keep >= 50     rejected 21 %, alone 3 %
         ▁▁▂▂▃▅▆|█▇▆▅▃▂▁▁▁▁           left of the bar is rejected
@@ -31,13 +31,13 @@ from megalite.errors import DataError
 QUANTILES = (0.01, 0.10, 0.50, 0.90, 0.99)
 
 EXPLANATION = (
-    "Each rule sees every document; `alone` counts those that no other rule rejects. Histograms reach over the quantiles "
-    "of 1 and 99 % and the threshold; what grows large is drawn by its logarithm."
+    "Each rule sees every document; `alone` counts those that no other rule rejects. Histograms reach over the "
+    "quantiles of 1 and 99 % and the threshold; what grows large is drawn by its logarithm."
 )
 
 NUM_BINS = 32
 
-MIN_SHARD_BYTES = 1e6
+MIN_SHARD_BYTES = 500_000
 """Read at least this much of a shard that is read at all: the first batch of each has to be read whole."""
 
 MOST_ON_A_LINEAR_SCALE = 20.0
@@ -92,7 +92,7 @@ class Effects:
 
     documents: int
     text_bytes: int
-    """After the repair."""
+    """After repair and redaction."""
     unreadable: int
     """Records left out because they could not be read."""
     rejected: int
@@ -107,14 +107,14 @@ def measure_effects(corpus: Corpus, config: CleanConfig, *, max_mb: float = 20.0
 
     Args:
         corpus: what to look at; the sample is the same each time.
-        config: the rules. The language and what is private are not looked at.
+        config: the rules, and how texts are repaired and redacted before. The language is not looked at.
         max_mb: about how many million bytes of text to read.
 
     Raises:
         DataError: there is no document to read.
     """
     from megalite.data.repair.repair import repair  # these bring numba, which takes a second to import
-    from megalite.data.rules.judge import _edit_and_measure, make_rules
+    from megalite.data.rules.judge import edit_and_measure, make_rules
 
     rules = make_rules(config)
     lengths, values, rejects = [], [], []
@@ -122,8 +122,12 @@ def measure_effects(corpus: Corpus, config: CleanConfig, *, max_mb: float = 20.0
     for batch in _sample(corpus.shards(), max_mb * 1e6):
         unreadable += len(batch.rejected)
         texts = repair(batch.texts, unicode_nfc=config.unicode_nfc, fix_encoding=config.fix_encoding)
+        if config.privacy is not None:
+            from megalite.data.privacy.redact import redact
+
+            texts, _ = redact(texts, config.privacy)
         lengths.append(texts.lengths)
-        _, statistics = _edit_and_measure(texts, config)
+        _, statistics = edit_and_measure(texts, config)
         values.append(np.stack([rule.values(statistics) for rule in rules]))
         rejects.append(np.stack([rule.rejects(statistics) for rule in rules]))
     if not sum(map(len, lengths)):
@@ -213,7 +217,9 @@ def make_histogram(values: np.ndarray, keep: str, threshold: float) -> Histogram
     edges = np.concatenate([below, np.linspace(ends[1], ends[2], NUM_BINS - num_below + 1)[1:]])
     if logarithmic:
         edges = np.expm1(edges)
-    edges[num_below] = threshold  # to the last bit, so that no document falls on the wrong side
+    edges[num_below] = threshold  # to the last bit: rounding must put no document on the wrong side
+    edges[:num_below] = np.minimum(edges[:num_below], threshold)
+    edges[num_below:] = np.maximum(edges[num_below:], threshold)
     side = "right" if keep in (">=", "<") else "left"  # with >= a value on the threshold stays, so it is above
     bins = np.clip(np.searchsorted(edges, values, side) - 1, 0, NUM_BINS - 1)
     return Histogram(edges, np.bincount(bins, minlength=NUM_BINS), num_below, keep in (">", ">="))

@@ -18,10 +18,10 @@ module needs numba at import; import it where reading begins.
 
 from __future__ import annotations
 
-import numba
 import numpy as np
 
 from megalite.data.indexed import Stream
+from megalite.data.kernel import kernel
 from megalite.data.layout import Cut
 from megalite.data.sample import NO_DOCUMENT, NO_TOKEN, Rows
 
@@ -29,7 +29,7 @@ DAMAGED = -1
 """Returned in place of the largest token when a piece points outside the stream or does not fit in its row."""
 
 
-@numba.njit(cache=True, nogil=True)
+@kernel
 def fill_packed(
     stream: Stream, cut: Cut, samples: np.ndarray, places: np.ndarray, rows: Rows, document_masks: bool
 ) -> int:
@@ -68,7 +68,7 @@ def fill_packed(
     return largest
 
 
-@numba.njit(cache=True, nogil=True)
+@kernel
 def fill_concat(stream: Stream, samples: np.ndarray, places: np.ndarray, rows: Rows, document_masks: bool) -> int:
     """Fill rows with samples of the documents laid end to end; otherwise as `fill_packed`."""
     seq_len = rows.tokens.shape[1]
@@ -98,7 +98,7 @@ def fill_concat(stream: Stream, samples: np.ndarray, places: np.ndarray, rows: R
     return largest
 
 
-@numba.njit(cache=True, nogil=True)
+@kernel
 def span_borders(positions: np.ndarray) -> tuple[np.ndarray, int]:
     """Where the spans of attention of a stream begin and end.
 
@@ -125,7 +125,7 @@ def span_borders(positions: np.ndarray) -> tuple[np.ndarray, int]:
     return borders, longest
 
 
-@numba.njit(cache=True, nogil=True)
+@kernel
 def count_up(values: np.ndarray, firsts: np.ndarray) -> None:
     """Row n of values, int64 [rows, t], counts up from firsts[n]; in half the time that arange takes."""
     for row in range(values.shape[0]):
@@ -134,7 +134,7 @@ def count_up(values: np.ndarray, firsts: np.ndarray) -> None:
             column[index] = first + index
 
 
-@numba.njit(cache=True, nogil=True)
+@kernel
 def _fill_piece(
     stream: Stream, start: int, length: int, document: int, row: int, place: int, rows: Rows, document_masks: bool
 ) -> int:
@@ -169,7 +169,7 @@ def _fill_piece(
     return max(np.int64(largest), 0)
 
 
-@numba.njit(cache=True, nogil=True)
+@kernel
 def _finish_row(
     stream: Stream, following: int, goes_on: bool, row: int, filled: int, rows: Rows, document_masks: bool
 ) -> int:
@@ -191,14 +191,14 @@ def _finish_row(
     return np.int64(stream.tokens[following])
 
 
-@numba.njit(cache=True, nogil=True)
+@kernel
 def _document_at(stream: Stream, position: int) -> int:
     """The document that holds a token: the last sequence that begins at or before it, then the document of that."""
     sequence = _last_at_most(stream.offsets, position * stream.tokens.itemsize)
     return _last_at_most(stream.borders, sequence)
 
 
-@numba.njit(cache=True, nogil=True)
+@kernel
 def _document_start(stream: Stream, document: int) -> int:
     """Where a document begins; the one behind the last begins at the end of the stream."""
     sequence = stream.borders[document]
@@ -207,7 +207,7 @@ def _document_start(stream: Stream, document: int) -> int:
     return min(stream.offsets[sequence] // stream.tokens.itemsize, stream.tokens.size)
 
 
-@numba.njit(cache=True, nogil=True)
+@kernel
 def _last_at_most(values: np.ndarray, limit: int) -> int:
     """Index of the last of some growing values that is <= limit, by bisection."""
     low, high = 0, values.size

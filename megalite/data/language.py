@@ -21,6 +21,7 @@ from typing import NamedTuple
 import numba
 import numpy as np
 
+from megalite.data.kernel import kernel
 from megalite.data.texts import Texts
 from megalite.errors import UnavailableError
 
@@ -143,7 +144,7 @@ def _score(
     return labels, best
 
 
-@numba.njit(cache=True, nogil=True)
+@kernel
 def _most_probable(scores: np.ndarray, num_bytes: int, label_of: np.ndarray) -> tuple[int, float]:
     """The most probable label, and its probability; scripts of one language added up."""
     scale = 1.0 / np.sqrt(num_bytes)

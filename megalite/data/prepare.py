@@ -16,6 +16,7 @@ from pathlib import Path
 
 from megalite.config.load import build
 from megalite.config.yaml_source import read_source
+from megalite.data.card.make import JSON_FILE, make_card, write_card
 from megalite.data.clean import clean
 from megalite.data.corpus import Corpus
 from megalite.data.dedup import dedup
@@ -92,6 +93,8 @@ def prepare(recipe: Recipe, *, runner: Runner | None = None, progress: Progress 
         _refuse_empty(done[-1], f"valid_fraction={recipe.valid_fraction} leaves nothing for {part}: change it")
         name = f"packed/{part}"
         finish(name, pack(tokens, out / name, recipe.pack, progress=progress))
+    if not all(station.result.reused for station in done) or not (out / JSON_FILE).is_file():
+        write_card(out, make_card(out, recipe))
     return done
 
 

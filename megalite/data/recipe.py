@@ -40,6 +40,12 @@ class DocumentSource(Section):
     """Stop after this many million bytes of text; null for all."""
     name: str | None = None
     """Name in counts and reports; null takes the last part of the path."""
+    description: str | None = None
+    """What it is, for the data card."""
+    license: str | None = None
+    """Terms of use, for the data card."""
+    url: str | None = None
+    """Where it came from, for the data card."""
 
     @model_validator(mode="after")
     def _path_fits_kind(self) -> DocumentSource:
@@ -105,6 +111,10 @@ class TokenizerConfig(Section):
     """Train on about this many million bytes of text, chosen evenly over the documents."""
     split_digits: bool = True
     """Every digit is a token of its own."""
+    special_tokens: tuple[str, ...] = ()
+    """Further control tokens, as in ["<|user|>"]: the last ids of the vocabulary, never made from text."""
+    vocab_multiple: PositiveInt = 1
+    """Round the vocabulary up to a multiple of this with reserved tokens `<|reserved_0|>` ..., to be used later."""
 
 
 class PackConfig(Section):

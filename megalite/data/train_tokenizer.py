@@ -59,8 +59,6 @@ def train_tokenizer(
     out: Path,
     config: TokenizerConfig,
     *,
-    special_tokens: tuple[str, ...] = (),
-    vocab_multiple: int = 1,
     split: Split = ALL,
     progress: Progress | None = None,
 ) -> StationResult:
@@ -70,8 +68,6 @@ def train_tokenizer(
         corpus: what to learn from.
         out: folder to make.
         config: kind and size.
-        special_tokens: control tokens of the user, part of `config.vocab_size`; text never becomes one.
-        vocab_multiple: round the vocabulary up to a multiple of this with reserved control tokens.
         split: documents to leave out.
         progress: told of the text as it is read.
 
@@ -79,7 +75,8 @@ def train_tokenizer(
         DataError: there is too little text for the vocabulary, or a special token cannot be one.
     """
     progress = progress or Silent()
-    added = added_tokens(config.vocab_size, special_tokens, vocab_multiple)
+    special_tokens = config.special_tokens
+    added = added_tokens(config.vocab_size, special_tokens, config.vocab_multiple)
     learned = config.model_copy(update={"vocab_size": config.vocab_size - len(special_tokens)})
 
     def build(folder: Path) -> dict[str, Any]:
@@ -96,7 +93,6 @@ def train_tokenizer(
         return {"documents": sample.num_documents, "text_bytes": sample.num_bytes, "vocab_size": info.vocab_size}
 
     settings = config.model_dump(mode="json", exclude={"path"}) | {"split": split.settings()}
-    settings |= {"special_tokens": list(special_tokens), "vocab_multiple": vocab_multiple}
     return run_station("train-tokenizer", out, inputs=corpus.inputs, settings=settings, build=build)
 
 

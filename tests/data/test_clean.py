@@ -33,6 +33,7 @@ def test_the_station_keeps_counts_and_rejects(tmp_path):
     assert result.manifest.counts == {
         "documents_in": 6,
         "documents": 1,
+        "text_bytes_in": sum(map(len, texts)),
         "text_bytes": 27,
         "rejected": {row["reason"]: 1 for row in sorted(rejected, key=lambda row: row["reason"])},
         "redacted": {},

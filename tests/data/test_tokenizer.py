@@ -251,8 +251,8 @@ def test_special_tokens_end_the_vocabulary(tmp_path, library_texts, kind):
     import transformers
 
     corpus = corpus_of(write_json_lines(tmp_path / "a.jsonl", [*library_texts, " ".join(SPECIAL) * 500]))
-    config = TokenizerConfig(kind=kind, vocab_size=700)
-    train_tokenizer(corpus, tmp_path / "out", config, special_tokens=SPECIAL, vocab_multiple=64)
+    config = TokenizerConfig(kind=kind, vocab_size=700, special_tokens=SPECIAL, vocab_multiple=64)
+    train_tokenizer(corpus, tmp_path / "out", config)
     tokenizer = Tokenizer.load(tmp_path / "out")
     assert tokenizer.vocab_size == 704
     assert tokenizer.special_tokens == {"<|user|>": 698, "<|assistant|>": 699}
@@ -276,8 +276,8 @@ def test_more_special_tokens_leave_the_other_ids_alone(tmp_path, library_texts):
     folders = []
     for size, special in ((698, ()), (700, SPECIAL)):
         folders.append(tmp_path / str(size))
-        config = TokenizerConfig(vocab_size=size)
-        train_tokenizer(corpus, folders[-1], config, special_tokens=special)
+        config = TokenizerConfig(vocab_size=size, special_tokens=special)
+        train_tokenizer(corpus, folders[-1], config)
     plain, special = map(Tokenizer.load, folders)
     assert plain.encode_batch(library_texts) == special.encode_batch(library_texts)
     assert plain.special_tokens == {}
@@ -297,7 +297,7 @@ def test_bad_special_tokens_are_refused(tmp_path, tokens, message):
     """Each with what is wrong, before any text is read."""
     corpus = corpus_of(write_json_lines(tmp_path / "a.jsonl", [""]))
     with pytest.raises(DataError, match=message):
-        train_tokenizer(corpus, tmp_path / "out", TokenizerConfig(), special_tokens=tokens)
+        train_tokenizer(corpus, tmp_path / "out", TokenizerConfig(special_tokens=tokens))
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -308,5 +308,5 @@ def test_a_special_token_that_text_has_learned_is_refused(tmp_path, kind):
     if kind == "byte-bpe":
         config = TokenizerConfig(kind=kind, vocab_size=268)
     with pytest.raises(DataError, match="special token 'stop' is also"):
-        train_tokenizer(corpus, tmp_path / "out", config, special_tokens=("stop",))
+        train_tokenizer(corpus, tmp_path / "out", config.model_copy(update={"special_tokens": ("stop",)}))
     assert not list(tmp_path.glob("out*"))

@@ -17,7 +17,8 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-from data_measure import Inputs, Job, Outcome, Run, SetUp, measure
+from data_inputs import Inputs
+from data_measure import Job, Outcome, Run, SetUp, measure
 
 from megalite.data.corpus import Corpus
 from megalite.data.progress import Silent
@@ -26,6 +27,9 @@ from megalite.data.runners import InProcess, LocalPool
 from megalite.data.texts import Texts
 
 MICRO_BATCH_SIZE = 8
+TOKENS_AT_ONCE = 1 << 16
+"""In one call that reads sequences."""
+
 NUM_EPOCHS = 3
 """Passes over the tokens that the cases of loading make."""
 
@@ -211,6 +215,26 @@ def pack(inputs: Inputs, setting: str) -> Run:
     return run
 
 
+def pack_and_read(inputs: Inputs, setting: str) -> Run:
+    """The same, and then every sequence read once: trl's packing copies the tokens, ours refers to them."""
+    from megalite.config.schema import SourceConfig
+    from megalite.data.samples import open_validation_samples
+
+    pack_only, seq_len = pack(inputs, setting), int(setting)
+
+    def run(out: Path) -> Outcome:
+        outcome = pack_only(out)
+        sources = [SourceConfig(path=out / "packed")]
+        samples = open_validation_samples(sources, seq_len=seq_len, document_masks=True)
+        at_once = TOKENS_AT_ONCE // seq_len
+        for first in range(0, samples.num_samples_per_epoch, at_once):
+            last = min(first + at_once, samples.num_samples_per_epoch)
+            samples.read(samples.identities(first, last))
+        return outcome
+
+    return run
+
+
 def load(inputs: Inputs, setting: str) -> Run:
     """Every micro-batch of some epochs, shuffled: tokens, labels, masks, positions, borders. Setting: packed or concat,
     and seq_len."""
@@ -242,6 +266,7 @@ CASES: dict[str, SetUp] = {
     "substring": substring,
     "tokenize": tokenize,
     "pack": pack,
+    "pack-and-read": pack_and_read,
     "load": load,
 }
 

@@ -1,4 +1,4 @@
-"""How a case of the data benchmark is measured, and what it is given.
+"""How a case of the data benchmark is measured.
 
     set up on a tiny corpus, run      compiles the kernels, starts the workers: not counted
     set up on the corpus              imports, tokenizers, open files: not counted
@@ -12,72 +12,20 @@ memory is its own too.
 from __future__ import annotations
 
 import gc
-import json
 import multiprocessing
 import os
 import resource
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
-import pyarrow.parquet as pq
-
-from megalite.data.documents import ShardWriter, make_documents, shard_name
-from megalite.data.manifest import find_manifest, run_station
-from megalite.data.texts import Texts
+from data_inputs import Inputs
 
 NUM_WARM_UPS = 2
 """The first starts the workers of a pool, and may find only one of them up; the second reaches all."""
-
-
-@dataclass(frozen=True)
-class Inputs:
-    """What a case reads: a folder made by `write_documents`, and what was made of it."""
-
-    folder: Path
-    num_shards: int | None = None
-    """Read only so many shards: for tools that would take minutes."""
-
-    @property
-    def documents(self) -> Path:
-        """Folder of the documents, as a station leaves it."""
-        return self.folder / "documents"
-
-    @property
-    def shards(self) -> list[Path]:
-        """Its Parquet files."""
-        return sorted(self.documents.glob("part-*.parquet"))[: self.num_shards]
-
-    @property
-    def megabytes(self) -> float:
-        """Million bytes of text in them."""
-        return sum(find_manifest(self.documents).counts["shard_bytes"][: self.num_shards]) / 1e6
-
-    def tokenizer(self, kind: str) -> Path:
-        """Folder of the tokenizer of a kind."""
-        return self.folder / "tokenizers" / kind
-
-    @property
-    def tokens(self) -> Path:
-        """Folder of token files."""
-        return self.folder / "tokens"
-
-    def packed(self, seq_len: int) -> Path:
-        """Folder of the packed tokens."""
-        return self.folder / f"packed-{seq_len}"
-
-    def column(self, name: str) -> list[str]:
-        """A column of all documents, in order."""
-        return [value for path in self.shards for value in pq.read_table(path, columns=[name])[name].to_pylist()]
-
-    def truth(self) -> list[dict[str, Any]]:
-        """What was planted."""
-        with open(self.folder / "truth.jsonl", encoding="utf-8") as file:
-            return list(map(json.loads, file))
 
 
 @dataclass(frozen=True)
@@ -112,40 +60,6 @@ class Job:
     """Where to write."""
     num_shards: int | None = None
     is_judged: bool = False
-
-
-def write_documents(rows: Iterable[tuple[str, str]], folder: Path, shard_bytes: float) -> None:
-    """Lay documents out as a station leaves them; where they lie already, nothing is done.
-
-    Args:
-        rows: id and text of each.
-        folder: gets documents/.
-        shard_bytes: text in a Parquet file.
-    """
-
-    def build(partial: Path) -> dict[str, Any]:
-        num_documents, sizes = 0, []
-        for number, shard in enumerate(_cut(rows, shard_bytes)):
-            texts = Texts.of(text for _, text in shard)
-            with ShardWriter(partial / shard_name(number)) as writer:
-                writer.write(make_documents([id for id, _ in shard], "corpus", texts.to_arrow()))
-            sizes.append(texts.num_bytes)
-            num_documents += len(shard)
-        return {"documents": num_documents, "text_bytes": sum(sizes), "shard_bytes": sizes}
-
-    run_station("clean", folder / "documents", inputs=[], settings={"shard_bytes": shard_bytes}, build=build)
-
-
-def _cut(rows: Iterable[tuple[str, str]], shard_bytes: float) -> Iterator[list[tuple[str, str]]]:
-    shard, held = [], 0
-    for row in rows:
-        shard.append(row)
-        held += len(row[1].encode())
-        if held >= shard_bytes:
-            yield shard
-            shard, held = [], 0
-    if shard:
-        yield shard
 
 
 def measure(job: Job, set_up: SetUp) -> dict[str, float]:

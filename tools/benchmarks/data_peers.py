@@ -7,15 +7,19 @@ job (rensa, datasketch), the few lines that users write around it are written he
 
 from __future__ import annotations
 
+import json
 import re
+import tempfile
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from itertools import chain
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
 
 import numpy as np
 from data_cases import MICRO_BATCH_SIZE, NUM_EPOCHS, judge_clusters
-from data_measure import Inputs, Outcome, Run, SetUp
+from data_inputs import Inputs
+from data_measure import Outcome, Run, SetUp
 
 NUM_HASHES = 256
 BANDS = 32
@@ -33,7 +37,8 @@ TEXTS_AT_ONCE = 1000
 
 
 def datatrove_rules(inputs: Inputs, setting: str) -> Run:
-    """datatrove's filters one after the other; a document that one refuses does not reach the next."""
+    """datatrove's filters one after the other; a document that one refuses does not reach the next. Its words are those
+    of spaCy, punctuation too, so on a corpus with program text the first filter refuses much and spares the rest."""
     from datatrove.data import Document
     from datatrove.pipeline import filters
 
@@ -207,24 +212,19 @@ def text_dedup_near(inputs: Inputs, setting: str) -> Run:
     return run
 
 
-def _to_file(inputs: Inputs, encode: Callable[[list[str]], Sequence[Sequence[int]]]) -> Run:
+def _to_file(inputs: Inputs, encode: Callable[[list[str]], np.ndarray]) -> Run:
     """Read texts, encode them, write their tokens to a file as uint16."""
 
     def run(out: Path) -> Outcome:
-        num_tokens = 0
+        texts, num_tokens = inputs.column("text"), 0
         with open(out / "tokens.bin", "wb") as file:
-            for texts in _batches(inputs.column("text")):
-                rows = encode(texts)
-                for row in rows:
-                    np.array(row, np.uint16).tofile(file)
-                    num_tokens += len(row)
+            for first in range(0, len(texts), TEXTS_AT_ONCE):
+                tokens = encode(texts[first : first + TEXTS_AT_ONCE])
+                tokens.tofile(file)
+                num_tokens += tokens.size
         return Outcome(inputs.megabytes, {"tokens": num_tokens})
 
     return run
-
-
-def _batches(texts: list[str]) -> Iterator[list[str]]:
-    return (texts[first : first + TEXTS_AT_ONCE] for first in range(0, len(texts), TEXTS_AT_ONCE))
 
 
 def tokenizers_encode(inputs: Inputs, setting: str) -> Run:
@@ -232,7 +232,7 @@ def tokenizers_encode(inputs: Inputs, setting: str) -> Run:
     from tokenizers import Tokenizer
 
     tokenizer = Tokenizer.from_file(str(inputs.tokenizer(setting) / "tokenizer.json"))
-    return _to_file(inputs, lambda texts: [row.ids for row in tokenizer.encode_batch_fast(texts)])
+    return _to_file(inputs, lambda texts: _join(row.ids for row in tokenizer.encode_batch_fast(texts)))
 
 
 def sentencepiece_encode(inputs: Inputs, setting: str) -> Run:
@@ -240,28 +240,27 @@ def sentencepiece_encode(inputs: Inputs, setting: str) -> Run:
     from sentencepiece import SentencePieceProcessor
 
     processor = SentencePieceProcessor(model_file=str(inputs.tokenizer(setting) / "tokenizer.model"))
-    return _to_file(inputs, lambda texts: processor.encode(texts, num_threads=1))
+    return _to_file(inputs, lambda texts: _join(processor.encode(texts, num_threads=1)))
 
 
 def gigatoken_encode(inputs: Inputs, setting: str) -> Run:
-    """gigatoken with its own file of texts and array of tokens. Setting: kind of tokenizer."""
+    """gigatoken itself. Setting: kind of tokenizer."""
     import awkward
     import gigatoken
 
-    path = inputs.tokenizer(setting) / "tokenizer.json"
-    tokenizer = gigatoken.Tokenizer.from_json(path.read_text(encoding="utf-8"))
+    content = json.loads((inputs.tokenizer(setting) / "tokenizer.json").read_text(encoding="utf-8"))
+    (content["pre_tokenizer"],) = content["pre_tokenizer"]["pretokenizers"]  # it knows the step, not a sequence of one
+    tokenizer = gigatoken.Tokenizer.from_json(json.dumps(content))
 
-    def run(out: Path) -> Outcome:
-        num_tokens = 0
-        with open(out / "tokens.bin", "wb") as file:
-            for texts in _batches(inputs.column("text")):
-                rows = tokenizer.encode_batch(texts, parallel=False)
-                tokens = awkward.to_numpy(awkward.flatten(rows)).astype(np.uint16)
-                tokens.tofile(file)
-                num_tokens += tokens.size
-        return Outcome(inputs.megabytes, {"tokens": num_tokens})
+    def encode(texts: list[str]) -> np.ndarray:
+        rows = tokenizer.encode_batch(texts, parallel=False)
+        return awkward.to_numpy(awkward.flatten(rows)).astype(np.uint16)
 
-    return run
+    return _to_file(inputs, encode)
+
+
+def _join(rows: Iterable[Sequence[int]]) -> np.ndarray:
+    return np.fromiter(chain.from_iterable(rows), np.uint16)
 
 
 def _stream(inputs: Inputs) -> tuple[np.ndarray, np.ndarray]:
@@ -323,7 +322,7 @@ def _packing(num_sequences: int, borders: np.ndarray, seq_len: int) -> Outcome:
 
 
 def memmap_load(inputs: Inputs, setting: str) -> Run:
-    """A gather by hand: shuffled windows of the stream as tokens and labels, micro-batches of them. Setting: seq_len."""
+    """A gather by hand: shuffled windows of the stream, stacked, as tokens and labels. Setting: seq_len."""
     stream, _ = _stream(inputs)
     seq_len = int(setting)
     num_samples = (stream.size - 1) // seq_len
@@ -344,8 +343,6 @@ def memmap_load(inputs: Inputs, setting: str) -> Run:
 
 def megatron_load(inputs: Inputs, setting: str) -> Run:
     """Megatron-core's GPTDataset over the same pair of files, micro-batches stacked by torch. Setting: seq_len."""
-    import tempfile
-
     import torch
     from megatron.core.datasets.gpt_dataset import GPTDataset, GPTDatasetConfig
     from megatron.core.datasets.indexed_dataset import IndexedDataset
@@ -364,7 +361,7 @@ def megatron_load(inputs: Inputs, setting: str) -> Run:
         reset_attention_mask=False,
         eod_mask_loss=False,
         create_attention_mask=False,
-        tokenizer=_EndOfDocument(),
+        tokenizer=SimpleNamespace(eod=1, pad=0, vocab_size=1 << 16, unique_identifiers={}),
     )
     stream = IndexedDataset(prefix)
     num_samples = NUM_EPOCHS * int(stream.sequence_lengths.sum(dtype=np.int64)) // seq_len
@@ -380,14 +377,6 @@ def megatron_load(inputs: Inputs, setting: str) -> Run:
         return Outcome(num_tokens / 1e6)
 
     return run
-
-
-class _EndOfDocument:
-    """What GPTDataset asks of a tokenizer."""
-
-    eod = 1
-    pad = 0
-    unique_identifiers: dict[str, Any] = {"class": "none"}  # noqa: RUF012  the name is Megatron's
 
 
 PEERS: dict[str, SetUp] = {

@@ -31,6 +31,9 @@ BAR_ROW = 24
 
 HISTOGRAM_HEIGHT = 170
 
+MAX_TICKS = 12
+"""Classes of lengths that are named; with more of them every second one is."""
+
 MAX_LABEL = 46
 """Characters of a label; the whole of it shows under the pointer."""
 
@@ -64,16 +67,17 @@ def funnel(stages: Sequence[Stage], titles: Mapping[str, str]) -> Markup:
     return _svg(len(stages) * FUNNEL_ROW, "Documents and text after each station", rows)
 
 
-def bars(counts: Mapping[str, int], whole: int, what: str) -> Markup:
+def bars(counts: Mapping[str, int], whole: int, what: str, *, most: int = 0) -> Markup:
     """A bar for each count.
 
     Args:
         counts: by label.
         whole: what a percentage is of; 0 for none.
         what: is counted, for people who cannot see the drawing.
+        most: the count of the longest bar, if another drawing has it.
     """
     room = WIDTH - BAR_LABEL_WIDTH - 150
-    most = max(counts.values(), default=0) or 1
+    most = max(most, *counts.values(), 1)
     rows = []
     for number, (label, amount) in enumerate(counts.items()):
         y = number * BAR_ROW
@@ -96,6 +100,7 @@ def histogram(lengths: Lengths, unit: str) -> Markup:
     """
     bottom = HISTOGRAM_HEIGHT
     step = WIDTH / max(len(lengths.bins), 8)
+    every = -(-len(lengths.bins) // MAX_TICKS)
     whole, total = lengths.documents or 1, lengths.total or 1
     highest = max((max(each.documents / whole, each.total / total) for each in lengths.bins), default=0) or 1
     parts = [tag("line", x1=0, x2=WIDTH, y1=bottom + 0.5, y2=bottom + 0.5, class_="axis")]
@@ -111,7 +116,8 @@ def histogram(lengths: Lengths, unit: str) -> Markup:
             for side, height in enumerate(heights)
         ]
         parts.append(tag("g", tag("title", told), *columns))
-        parts.append(_label(short(each.least), x + step * 0.1, bottom + 17, class_="faint small"))
+        if number % every == 0:
+            parts.append(_label(short(each.least), x + step * 0.1, bottom + 17, class_="faint small"))
     return _svg(HISTOGRAM_HEIGHT + 24, f"Lengths of documents in {unit}", parts)
 
 

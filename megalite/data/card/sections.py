@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from megalite.data.card.card import Card, Stage
+from megalite.data.card.card import Amount, Card, Stage
 from megalite.data.card.drawing import bars, funnel, histogram
 from megalite.data.card.markup import Child, Markup, details, join, link, table, tag
 from megalite.data.card.numbers import count, share, size
@@ -14,8 +14,8 @@ TITLES = {
     "read": "as it came",
     "clean": "repair, redaction, rules",
     "url-dedup": "one document an address",
-    "dedup": "one document of equal texts",
-    "near-dedup": "one document of near-equal texts",
+    "dedup": "exact duplicates",
+    "near-dedup": "near-duplicates (MinHash)",
     "line-dedup": "lines that repeat",
     "substring-dedup": "passages that repeat",
     "decontaminate": "overlap with evaluation sets",
@@ -64,6 +64,7 @@ def stations(card: Card) -> Markup:
 def reasons(card: Card) -> Markup | None:
     """Why documents went, station by station."""
     parts = []
+    most = max((number for stage in card.stages for number in stage.reasons.values()), default=0)
     for before, stage in _steps(card):
         if not stage.reasons:
             continue
@@ -72,9 +73,9 @@ def reasons(card: Card) -> Markup | None:
         rest = sum(stage.reasons.values()) - sum(shown.values())
         if rest:
             shown["all other reasons"] = rest
-        drawing = bars(shown, before.kept.documents, f"Documents that {stage.name} removed, by reason")
+        drawing = bars(shown, before.kept.documents, f"Documents that {stage.name} removed, by reason", most=most)
         parts += [tag("h3", f"{stage.name}: {gone}"), drawing]
-    said = "A document counts once, by the first rule that it broke."
+    said = "A document counts once, by the first rule that it broke. All bars have one scale."
     return _section("Why documents went", tag("p", said), *parts) if parts else None
 
 
@@ -150,8 +151,8 @@ def tokens(card: Card) -> Markup:
     }
     optional = {
         "cuts": "cuts",
-        "documents in a sequence": "documents_per_sequence",
-        "at most": "most_documents_in_a_sequence",
+        "documents in a sequence, on average": "documents_per_sequence",
+        "most documents in a sequence": "most_documents_in_a_sequence",
     }
     for title, name in optional.items():
         if all(name in each.report for each in card.splits):
@@ -166,10 +167,9 @@ def sources_by_station(card: Card) -> Markup | None:
         return None
     rows: list[list[Child]] = []
     for source in card.sources[:MAX_SOURCES]:
-        amounts = [stage.by_source.get(source.name) for stage in card.stages]
-        rows.append([source.name, *(count(each.documents) if each else "0" for each in amounts)])
-        texts = (size(each.text_bytes) if each else "–" for each in amounts)
-        rows.append(["", *(tag("span", text, class_="faint") for text in texts)])
+        amounts = (stage.by_source.get(source.name, Amount(0)) for stage in card.stages)
+        cells = (join(count(each.documents), tag("div", size(each.text_bytes), class_="faint")) for each in amounts)
+        rows.append([source.name, *cells])
     head = ["source", *(stage.name for stage in card.stages)]
     return _section("Sources, station by station", table(head, rows))
 
@@ -187,8 +187,8 @@ def settings(card: Card) -> Markup:
 def provenance(card: Card) -> Markup:
     """Versions and fingerprints."""
     said = (
-        "Equal sources and settings give folders with equal fingerprints on any machine. A fingerprint is a hash of "
-        "a station's settings and of every byte that it left."
+        "A fingerprint is a hash of a station's settings and of every byte that it left: the same work done again has "
+        "the same one. That of a raw source is a hash of the names, sizes and times of its files."
     )
     rows: list[list[Child]] = []
     for station in card.stations:

@@ -17,7 +17,8 @@ h2 { font-size: 19px; margin: 44px 0 8px; padding-top: 18px; border-top: 1px sol
 h3 { font-size: 15px; margin: 22px 0 6px; }
 p { margin: 6px 0 12px; max-width: 44em; }
 .faint, caption { color: var(--faint); }
-.tiles { display: grid; grid-template-columns: repeat(auto-fit, minmax(180px, 1fr)); gap: 12px; margin: 24px 0 0; }
+.tiles { display: grid; gap: 12px; margin: 24px 0 0;
+         grid-template-columns: repeat(auto-fit, minmax(min(230px, 42%), 1fr)); }
 .tile { background: var(--box); border-radius: 10px; padding: 14px 16px; }
 .tile b { display: block; font-size: 24px; line-height: 1.25; font-variant-numeric: tabular-nums; }
 .tile span { display: block; color: var(--faint); font-size: 13px; }
@@ -26,6 +27,7 @@ table { border-collapse: collapse; width: 100%; font-size: 14px; margin: 8px 0; 
 th { text-align: left; font-weight: 600; color: var(--faint); font-size: 13px; }
 th, td { padding: 6px 12px 6px 0; border-bottom: 1px solid var(--line); vertical-align: top; }
 td { overflow-wrap: anywhere; unicode-bidi: isolate; }
+td:first-child { min-width: 10em; }
 .num { text-align: right; white-space: nowrap; font-variant-numeric: tabular-nums; }
 svg { display: block; width: 100%; height: auto; margin: 12px 0; }
 svg text { fill: var(--ink); font-size: 13px; font-variant-numeric: tabular-nums; unicode-bidi: isolate; }

@@ -12,12 +12,12 @@ is alive and its rank is that of the pair which stands there now.
 
 from __future__ import annotations
 
-import numba
 import numpy as np
 
 from megalite.data.encoders.pieces import NO_PIECE, Pieces
 from megalite.data.encoders.tables import find
 from megalite.data.encoders.utf8 import char_size, code_point
+from megalite.data.kernel import kernel
 
 SHORT = 48
 """Symbols; beyond, looking through all of them takes longer than the heap."""
@@ -31,7 +31,7 @@ GONE = -(2**62)
 LOW_32 = 0xFFFFFFFF
 
 
-@numba.njit(cache=True, nogil=True)
+@kernel
 def encode_bpe(buffer: np.ndarray, start: int, stop: int, pieces: Pieces, out: np.ndarray, at: int) -> int:
     """Encode bytes start..stop-1 into out[at:], from characters up.
 
@@ -58,7 +58,7 @@ def encode_bpe(buffer: np.ndarray, start: int, stop: int, pieces: Pieces, out: n
     return at
 
 
-@numba.njit(cache=True, nogil=True)
+@kernel
 def encode_byte_bpe(buffer: np.ndarray, start: int, stop: int, pieces: Pieces, out: np.ndarray, at: int) -> int:
     """`encode_bpe` from bytes up: none of them is without a piece."""
     byte_ids = pieces.byte_ids
@@ -71,13 +71,13 @@ def encode_byte_bpe(buffer: np.ndarray, start: int, stop: int, pieces: Pieces, o
     return at
 
 
-@numba.njit(cache=True, nogil=True)
+@kernel
 def _join(symbols: np.ndarray, size: int, merges: np.ndarray) -> int:
     """Join the first `size` symbols in place; how many are left."""
     return _join_short(symbols, size, merges) if size <= SHORT else _join_long(symbols, size, merges)
 
 
-@numba.njit(cache=True, nogil=True)
+@kernel
 def _joint(left: int, right: int, merges: np.ndarray) -> int:
     """rank << 32 | id of two symbols together, or NONE."""
     if left < 0 or right < 0:
@@ -86,7 +86,7 @@ def _joint(left: int, right: int, merges: np.ndarray) -> int:
     return joint if joint >= 0 else NONE
 
 
-@numba.njit(cache=True, nogil=True)
+@kernel
 def _join_short(symbols: np.ndarray, size: int, merges: np.ndarray) -> int:
     joints = np.empty(size, np.int64)
     for place in range(size - 1):
@@ -110,7 +110,7 @@ def _join_short(symbols: np.ndarray, size: int, merges: np.ndarray) -> int:
     return size
 
 
-@numba.njit(cache=True, nogil=True)
+@kernel
 def _join_long(symbols: np.ndarray, size: int, merges: np.ndarray) -> int:
     following = np.arange(1, size + 1)
     preceding = np.arange(-1, size - 1)
@@ -143,7 +143,7 @@ def _join_long(symbols: np.ndarray, size: int, merges: np.ndarray) -> int:
     return left
 
 
-@numba.njit(cache=True, nogil=True)
+@kernel
 def _wait(waiting: np.ndarray, size: int, symbols: np.ndarray, left: int, right: int, merges: np.ndarray) -> int:
     """Put a pair on the heap if it can be joined; the new size."""
     joint = _joint(symbols[left], symbols[right], merges)
@@ -158,7 +158,7 @@ def _wait(waiting: np.ndarray, size: int, symbols: np.ndarray, left: int, right:
     return size + 1
 
 
-@numba.njit(cache=True, nogil=True)
+@kernel
 def _pop(waiting: np.ndarray, size: int) -> tuple[int, int]:
     """Take the smallest key off the heap; it and the new size."""
     smallest = waiting[0]

@@ -5,8 +5,9 @@ table   int64 [slots, 2]   key | value      a power of two of slots, at most hal
 
 from __future__ import annotations
 
-import numba
 import numpy as np
+
+from megalite.data.kernel import kernel
 
 EMPTY = -1
 """Key of an unused slot; keys are not negative."""
@@ -30,7 +31,7 @@ def make_table(keys: np.ndarray, values: np.ndarray) -> np.ndarray:
     return table
 
 
-@numba.njit(cache=True, nogil=True)
+@kernel
 def _fill(table: np.ndarray, keys: np.ndarray, values: np.ndarray) -> None:
     for entry in range(keys.size):
         slot = first_slot(keys[entry], table.shape[0])
@@ -40,7 +41,7 @@ def _fill(table: np.ndarray, keys: np.ndarray, values: np.ndarray) -> None:
         table[slot, 1] = values[entry]
 
 
-@numba.njit(cache=True, nogil=True)
+@kernel
 def find(table: np.ndarray, key: int) -> int:
     """The value of a key, or -1."""
     slot = first_slot(key, table.shape[0])
@@ -51,7 +52,7 @@ def find(table: np.ndarray, key: int) -> int:
     return EMPTY
 
 
-@numba.njit(cache=True, nogil=True)
+@kernel
 def first_slot(key: int, num_slots: int) -> int:
     """Where the search for a key begins, in a table of a power of two of slots."""
     mixed = np.int64(key) * np.int64(MIXER)

@@ -10,19 +10,19 @@ the word stands.
 
 from __future__ import annotations
 
-import numba
 import numpy as np
 
 from megalite.data.encoders.pieces import NO_PIECE, Pieces
 from megalite.data.encoders.tables import find
 from megalite.data.encoders.utf8 import char_size
 from megalite.data.fast_tokenizer import SCORE_STEP
+from megalite.data.kernel import kernel
 
 EXACT_SUM = 2**24 * SCORE_STEP
 """float32 has 24 bits: up to here it adds multiples of SCORE_STEP without rounding."""
 
 
-@numba.njit(cache=True, nogil=True)
+@kernel
 def encode_unigram(buffer: np.ndarray, start: int, stop: int, pieces: Pieces, out: np.ndarray, at: int) -> int:
     """Encode bytes start..stop-1 into out[at:].
 
@@ -58,7 +58,7 @@ def encode_unigram(buffer: np.ndarray, start: int, stop: int, pieces: Pieces, ou
     return _write_path(buffer, start, best_start, best_piece, pieces, out, at)
 
 
-@numba.njit(cache=True, nogil=True)
+@kernel
 def _write_path(
     buffer: np.ndarray,
     start: int,

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import numba
 import numpy as np
 
+from megalite.data.kernel import kernel
 
-@numba.njit(cache=True, nogil=True)
+
+@kernel
 def char_size(first: int) -> int:
     """Bytes of the character that begins with this byte."""
     if first < 0x80:
@@ -16,7 +17,7 @@ def char_size(first: int) -> int:
     return 3 if first < 0xF0 else 4
 
 
-@numba.njit(cache=True, nogil=True)
+@kernel
 def code_point(buffer: np.ndarray, at: int) -> int:
     """The character that begins there."""
     first = np.int64(buffer[at])

@@ -21,7 +21,6 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-import numba
 import numpy as np
 
 from megalite.data.encoders.bpe import encode_bpe, encode_byte_bpe
@@ -29,6 +28,7 @@ from megalite.data.encoders.byte_level import next_hard_word
 from megalite.data.encoders.pieces import BYTE_BPE, HARD, JOIN, UNIGRAM, Pieces
 from megalite.data.encoders.reference import Reference, splice
 from megalite.data.encoders.unigram import EXACT_SUM, encode_unigram
+from megalite.data.kernel import kernel
 from megalite.data.texts import Texts
 
 FRONT_ROWS = 2**14
@@ -128,7 +128,7 @@ class WordCacheEncoder:
         return long[np.array(sums, np.float64) > EXACT_SUM - SLACK]
 
 
-@numba.njit(cache=True, nogil=True)
+@kernel
 def encode_words(
     buffer: np.ndarray,
     offsets: np.ndarray,
@@ -163,7 +163,7 @@ def encode_words(
     return at
 
 
-@numba.njit(cache=True, nogil=True)
+@kernel
 def _encode_text(
     buffer: np.ndarray, start: int, stop: int, pieces: Pieces, cache: Cache, out: np.ndarray, at: int
 ) -> int:
@@ -204,7 +204,7 @@ def _encode_text(
     return at
 
 
-@numba.njit(cache=True, nogil=True)
+@kernel
 def _key(buffer: np.ndarray, start: int, size: int) -> int:
     """The bytes of a short word, a hash of a long one."""
     key = np.int64(0)
@@ -218,12 +218,12 @@ def _key(buffer: np.ndarray, start: int, size: int) -> int:
     return key
 
 
-@numba.njit(cache=True, nogil=True)
+@kernel
 def _mix(key: int, size: int) -> int:
     return (key + size) * np.int64(HASH_FACTOR)
 
 
-@numba.njit(cache=True, nogil=True)
+@kernel
 def _find(slots: np.ndarray, texts: np.ndarray, buffer: np.ndarray, start: int, size: int, key: int) -> int:
     """The slot of a word, or the free one where it belongs."""
     mask = slots.shape[0] - 1
@@ -240,7 +240,7 @@ def _find(slots: np.ndarray, texts: np.ndarray, buffer: np.ndarray, start: int, 
     return slot
 
 
-@numba.njit(cache=True, nogil=True)
+@kernel
 def _copy_ids(num_ids: int, place: int, first_two: int, known_ids: np.ndarray, out: np.ndarray, at: int) -> int:
     """Write the ids of a known word; the place behind them.
 
@@ -253,7 +253,7 @@ def _copy_ids(num_ids: int, place: int, first_two: int, known_ids: np.ndarray, o
     return at + num_ids
 
 
-@numba.njit(cache=True, nogil=True)
+@kernel
 def _encode_word(buffer: np.ndarray, start: int, stop: int, pieces: Pieces, out: np.ndarray, at: int) -> int:
     if pieces.algorithm == BYTE_BPE:
         return encode_byte_bpe(buffer, start, stop, pieces, out, at)
@@ -262,7 +262,7 @@ def _encode_word(buffer: np.ndarray, start: int, stop: int, pieces: Pieces, out:
     return encode_bpe(buffer, start, stop, pieces, out, at)
 
 
-@numba.njit(cache=True, nogil=True)
+@kernel
 def _learn(
     buffer: np.ndarray,
     start: int,
@@ -285,7 +285,7 @@ def _learn(
     return slot
 
 
-@numba.njit(cache=True, nogil=True)
+@kernel
 def _same(buffer: np.ndarray, start: int, texts: np.ndarray, place: int, size: int) -> bool:
     for number in range(size):  # noqa: SIM110 - compiled code has no generators
         if buffer[start + number] != texts[place + number]:
@@ -293,7 +293,7 @@ def _same(buffer: np.ndarray, start: int, texts: np.ndarray, place: int, size: i
     return True
 
 
-@numba.njit(cache=True, nogil=True)
+@kernel
 def _has_room(cache: Cache) -> bool:
     """Whether one more word fits, however long."""
     return (
@@ -303,7 +303,7 @@ def _has_room(cache: Cache) -> bool:
     )
 
 
-@numba.njit(cache=True, nogil=True)
+@kernel
 def _keep(buffer: np.ndarray, start: int, size: int, key: int, slot: int, cache: Cache, ids: np.ndarray) -> None:
     """Write a word into a free slot."""
     slots, texts, known_ids, used = cache.slots, cache.texts, cache.ids, cache.used

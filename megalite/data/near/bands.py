@@ -9,9 +9,9 @@ partitions can be cut from the same files by bisection: whoever groups them choo
 
 from __future__ import annotations
 
-import numba
 import numpy as np
 
+from megalite.data.kernel import kernel
 from megalite.data.near.minhash import EMPTY, mix
 from megalite.data.near.settings import Banding
 
@@ -48,7 +48,7 @@ def slice_of_partition(keys: np.ndarray, partition: int, num_partitions: int) ->
     return slice(begin, end)
 
 
-@numba.njit(cache=True, nogil=True)
+@kernel
 def _band_keys(signatures: np.ndarray, documents: np.ndarray, bands: int, rows: int) -> np.ndarray:
     """uint64 [documents, bands]"""
     keys = np.empty((documents.size, bands), np.uint64)

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-import numba
 import numpy as np
+
+from megalite.data.kernel import kernel
 
 CHUNK = 1 << 20
 """Edges read at once."""
@@ -67,7 +68,7 @@ def _chunks(edges: Iterable[np.ndarray]) -> Iterator[np.ndarray]:
             yield np.asarray(pairs[begin : begin + CHUNK])
 
 
-@numba.njit(cache=True, nogil=True)
+@kernel
 def _find(parents: np.ndarray, place: int) -> int:
     """The root, with each step's path halved."""
     while parents[place] != place:
@@ -76,7 +77,7 @@ def _find(parents: np.ndarray, place: int) -> int:
     return place
 
 
-@numba.njit(cache=True, nogil=True)
+@kernel
 def _unite(parents: np.ndarray, pairs: np.ndarray) -> None:
     for pair in pairs:
         first, second = _find(parents, pair[0]), _find(parents, pair[1])
@@ -86,14 +87,14 @@ def _unite(parents: np.ndarray, pairs: np.ndarray) -> None:
             parents[first] = second
 
 
-@numba.njit(cache=True, nogil=True)
+@kernel
 def _flatten(parents: np.ndarray) -> None:
     """Parents come before their children, so one pass brings all to the roots."""
     for place in range(parents.size):
         parents[place] = parents[parents[place]]
 
 
-@numba.njit(cache=True, nogil=True)
+@kernel
 def _winners(roots: np.ndarray, scores: np.ndarray) -> np.ndarray:
     best = np.arange(roots.size)
     for place in range(roots.size):

@@ -24,9 +24,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
-import numba
 import numpy as np
 
+from megalite.data.kernel import kernel
 from megalite.data.near.bands import slice_of_partition
 from megalite.data.near.curve import agreements_needed
 from megalite.data.near.index import Index, Items
@@ -159,7 +159,7 @@ def _blocks(index: Index, documents: np.ndarray) -> Iterator[slice]:
         begin = end
 
 
-@numba.njit(cache=True, nogil=True)
+@kernel
 def _match_block(
     keys: np.ndarray, documents: np.ndarray, places: np.ndarray, items: Items, rule: Rule, others: Representatives
 ) -> np.ndarray:
@@ -196,14 +196,14 @@ def _match_block(
     return edges[:num_edges]
 
 
-@numba.njit(cache=True, nogil=True)
+@kernel
 def _rename(clusters: np.ndarray, old: int, new: int) -> None:
     for place in range(clusters.size):
         if clusters[place] == old:
             clusters[place] = new
 
 
-@numba.njit(cache=True, nogil=True)
+@kernel
 def _alike(items: Items, first: int, second: int, rule: Rule) -> bool:
     """The check of one pair."""
     if rule.verify == 0:
@@ -218,7 +218,7 @@ def _alike(items: Items, first: int, second: int, rule: Rule) -> bool:
     return _jaccard_reaches(a, b, rule.threshold)
 
 
-@numba.njit(cache=True, nogil=True)
+@kernel
 def _jaccard_reaches(a: np.ndarray, b: np.ndarray, threshold: float) -> bool:
     """Whether two sorted sets are at least so similar."""
     if min(a.size, b.size) < threshold * max(a.size, b.size) - ROUNDING:

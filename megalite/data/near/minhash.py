@@ -28,9 +28,9 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-import numba
 import numpy as np
 
+from megalite.data.kernel import kernel
 from megalite.data.texts import Texts
 
 EMPTY = np.uint32(0xFFFFFFFF)
@@ -101,7 +101,7 @@ def _frozen(texts: Texts) -> tuple[np.ndarray, np.ndarray]:
     return views
 
 
-@numba.njit(cache=True, nogil=True)
+@kernel
 def mix(value: np.uint64) -> np.uint64:
     """A bijection in which every bit of the value changes every bit of the result (Steele et al. 2014, SplitMix)."""
     value ^= value >> np.uint64(30)
@@ -111,7 +111,7 @@ def mix(value: np.uint64) -> np.uint64:
     return value ^ (value >> np.uint64(31))
 
 
-@numba.njit(cache=True, nogil=True)
+@kernel
 def _hash_words(text: np.ndarray, words: np.ndarray) -> int:
     """Hash each word of a text (FNV-1a with a final shuffle); returns their number."""
     num_words = 0
@@ -133,7 +133,7 @@ def _hash_words(text: np.ndarray, words: np.ndarray) -> int:
     return num_words
 
 
-@numba.njit(cache=True, nogil=True)
+@kernel
 def _hash_shingles(words: np.ndarray, num_words: int, ngram: int, seed: np.uint64, shingles: np.ndarray) -> int:
     """Hash every `ngram` words in a row; returns their number.
 
@@ -155,7 +155,7 @@ def _hash_shingles(words: np.ndarray, num_words: int, ngram: int, seed: np.uint6
     return num_words - width + 1
 
 
-@numba.njit(cache=True, nogil=True)
+@kernel
 def _fill_bins(shingles: np.ndarray, bins: np.ndarray) -> None:
     """Throw the shingles until no bin is empty.
 
@@ -183,7 +183,7 @@ def _fill_bins(shingles: np.ndarray, bins: np.ndarray) -> None:
             break
 
 
-@numba.njit(cache=True, nogil=True)
+@kernel
 def _most_words(offsets: np.ndarray) -> int:
     """Room for the words of the longest text: a word takes a letter and a blank."""
     longest = 0
@@ -192,7 +192,7 @@ def _most_words(offsets: np.ndarray) -> int:
     return longest // 2 + 1
 
 
-@numba.njit(cache=True, nogil=True)
+@kernel
 def _sign(buffer: np.ndarray, offsets: np.ndarray, ngram: int, seed: np.uint64, num_hashes: int) -> np.ndarray:
     """Signatures of all texts, uint32 [texts, num_hashes]."""
     num_texts = offsets.size - 1
@@ -210,7 +210,7 @@ def _sign(buffer: np.ndarray, offsets: np.ndarray, ngram: int, seed: np.uint64, 
     return signatures
 
 
-@numba.njit(cache=True, nogil=True)
+@kernel
 def _tag_shingles(buffer: np.ndarray, offsets: np.ndarray, ngram: int, seed: np.uint64) -> np.ndarray:
     """The shingles of all texts, uint64: the number of the text in the high 32 bits, the hash in the low ones."""
     num_texts = offsets.size - 1

@@ -12,9 +12,9 @@ This module needs numba at import; import it where a station begins.
 
 from __future__ import annotations
 
-import numba
 import numpy as np
 
+from megalite.data.kernel import kernel
 from megalite.data.privacy.places import (
     ASSIGNED_NAMES,
     ASSIGNMENT,
@@ -108,7 +108,7 @@ NAME_TABLE = _table_of([name[::-1] for name in ASSIGNED_NAMES])
 NAME_PAIRS = _pairs([name[::-1] for name in ASSIGNED_NAMES])
 
 
-@numba.njit(cache=True, nogil=True)
+@kernel
 def find_candidates(buffer: np.ndarray, offsets: np.ndarray, wanted: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Find the places to look at.
 
@@ -148,19 +148,19 @@ def find_candidates(buffer: np.ndarray, offsets: np.ndarray, wanted: int) -> tup
     return found[0][:count], found[1][:count], found[2][:count]
 
 
-@numba.njit(cache=True, nogil=True)
+@kernel
 def _doubled(array: np.ndarray) -> np.ndarray:
     larger = np.empty(2 * array.size, array.dtype)
     larger[: array.size] = array
     return larger
 
 
-@numba.njit(cache=True, nogil=True)
+@kernel
 def _bit(code: int) -> int:
     return np.int64(1) << np.int64(code)
 
 
-@numba.njit(cache=True, nogil=True)
+@kernel
 def _lowest_bit(codes: int) -> int:
     code = 0
     while not codes >> code & 1:
@@ -168,22 +168,22 @@ def _lowest_bit(codes: int) -> int:
     return code
 
 
-@numba.njit(cache=True, nogil=True)
+@kernel
 def _is_digit(byte: int) -> bool:
     return 48 <= byte <= 57
 
 
-@numba.njit(cache=True, nogil=True)
+@kernel
 def _is_letter(byte: int) -> bool:
     return 97 <= byte | 32 <= 122
 
 
-@numba.njit(cache=True, nogil=True)
+@kernel
 def _is_hex(byte: int) -> bool:
     return _is_digit(byte) or 97 <= byte | 32 <= 102
 
 
-@numba.njit(cache=True, nogil=True)
+@kernel
 def _codes_of_sign(buffer: np.ndarray, start: int, place: int, end: int) -> int:
     """What a sign may be part of."""
     sign = buffer[place]
@@ -205,7 +205,7 @@ def _codes_of_sign(buffer: np.ndarray, start: int, place: int, end: int) -> int:
     return codes
 
 
-@numba.njit(cache=True, nogil=True)
+@kernel
 def _codes_of_word(buffer: np.ndarray, place: int, end: int) -> int:
     """What a word may be by its first letters."""
     codes = np.int64(0)
@@ -221,7 +221,7 @@ def _codes_of_word(buffer: np.ndarray, place: int, end: int) -> int:
     return codes
 
 
-@numba.njit(cache=True, nogil=True)
+@kernel
 def _codes_of_number(buffer: np.ndarray, start: int, place: int, end: int) -> int:
     """What a number may be by the sizes of its groups of digits and by what stands between them."""
     codes = np.int64(0)
@@ -251,7 +251,7 @@ def _codes_of_number(buffer: np.ndarray, start: int, place: int, end: int) -> in
     return codes
 
 
-@numba.njit(cache=True, nogil=True)
+@kernel
 def _read_groups(buffer: np.ndarray, place: int, end: int) -> tuple[int, int, int, int]:
     """Read up to MAX_GROUPS groups of digits.
 
@@ -273,7 +273,7 @@ def _read_groups(buffer: np.ndarray, place: int, end: int) -> tuple[int, int, in
         place += skip
 
 
-@numba.njit(cache=True, nogil=True)
+@kernel
 def _sign_between(buffer: np.ndarray, place: int, end: int) -> tuple[int, int]:
     """The sign at a place if a digit follows it, and the bytes up to that digit; else zeros."""
     if place + 1 >= end:
@@ -290,7 +290,7 @@ def _sign_between(buffer: np.ndarray, place: int, end: int) -> tuple[int, int]:
     return np.uint8(0), 0
 
 
-@numba.njit(cache=True, nogil=True)
+@kernel
 def _at_most(sizes: int, num_groups: int, largest: int) -> bool:
     """Whether the first groups have at most so many digits."""
     for _ in range(num_groups):
@@ -300,7 +300,7 @@ def _at_most(sizes: int, num_groups: int, largest: int) -> bool:
     return True
 
 
-@numba.njit(cache=True, nogil=True)
+@kernel
 def _may_be_domain(buffer: np.ndarray, place: int, end: int) -> bool:
     """Whether letters, digits, hyphens and dots follow, with a letter behind some dot."""
     if not (_is_digit(buffer[place]) or _is_letter(buffer[place])):
@@ -314,7 +314,7 @@ def _may_be_domain(buffer: np.ndarray, place: int, end: int) -> bool:
     return False
 
 
-@numba.njit(cache=True, nogil=True)
+@kernel
 def _has_international_digits(buffer: np.ndarray, place: int, end: int) -> bool:
     """Whether enough digits follow, with nothing but blanks and ( ) - . / between them."""
     num_digits = 0
@@ -327,7 +327,7 @@ def _has_international_digits(buffer: np.ndarray, place: int, end: int) -> bool:
     return num_digits >= MIN_INTERNATIONAL
 
 
-@numba.njit(cache=True, nogil=True)
+@kernel
 def _may_be_ipv6(buffer: np.ndarray, start: int, place: int, end: int) -> bool:
     """Whether the colon is the first of a run of hexadecimal groups that has `::` or at least six colons."""
     first = place
@@ -346,7 +346,7 @@ def _may_be_ipv6(buffer: np.ndarray, start: int, place: int, end: int) -> bool:
     return num_colons >= 6 or (shortened and num_colons >= 2)
 
 
-@numba.njit(cache=True, nogil=True)
+@kernel
 def _matches(buffer: np.ndarray, place: int, end: int, word: np.ndarray) -> bool:
     """Whether the bytes at a place are a word, which ends in a zero."""
     for number in range(word.size):
@@ -357,7 +357,7 @@ def _matches(buffer: np.ndarray, place: int, end: int, word: np.ndarray) -> bool
     return True
 
 
-@numba.njit(cache=True, nogil=True)
+@kernel
 def _ends_in_name(buffer: np.ndarray, start: int, place: int) -> bool:
     """Whether the name before a sign, perhaps in quotes or with blanks behind it, ends like a secret's."""
     last = place - 1

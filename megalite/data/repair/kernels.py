@@ -17,9 +17,9 @@ This module needs numba at import; import it where a station begins.
 
 from __future__ import annotations
 
-import numba
 import numpy as np
 
+from megalite.data.kernel import kernel
 from megalite.data.repair.normal_form import END_OF_MARKS, FIRST_MARK, UNSTABLE
 
 UNTIDY = np.uint8(1)
@@ -50,7 +50,7 @@ def _byte_classes() -> np.ndarray:
 BYTE_CLASSES = _byte_classes()
 
 
-@numba.njit(cache=True, nogil=True)
+@kernel
 def scan(buffer: np.ndarray, offsets: np.ndarray, marks: np.ndarray, check_form: bool) -> np.ndarray:
     """Mark the documents that need anything.
 
@@ -104,7 +104,7 @@ def scan(buffer: np.ndarray, offsets: np.ndarray, marks: np.ndarray, check_form:
     return flags
 
 
-@numba.njit(cache=True, nogil=True)
+@kernel
 def rewrite(buffer: np.ndarray, offsets: np.ndarray, flags: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Tidy the documents that have the flag UNTIDY, and copy the others.
 
@@ -125,7 +125,7 @@ def rewrite(buffer: np.ndarray, offsets: np.ndarray, flags: np.ndarray) -> tuple
     return out[:filled], out_offsets
 
 
-@numba.njit(cache=True, nogil=True)
+@kernel
 def _rewrite_one(buffer: np.ndarray, start: int, end: int, out: np.ndarray, first: int) -> int:
     """Write a tidy document from out[first] on; returns where it ends."""
     filled = first
@@ -161,7 +161,7 @@ def _rewrite_one(buffer: np.ndarray, start: int, end: int, out: np.ndarray, firs
     return filled
 
 
-@numba.njit(cache=True, nogil=True)
+@kernel
 def _judge(buffer: np.ndarray, place: int) -> tuple[int, int]:
     """What becomes of the character of several bytes at a place, and how many bytes it has."""
     lead = buffer[place]
@@ -184,7 +184,7 @@ def _judge(buffer: np.ndarray, place: int) -> tuple[int, int]:
     return KEEP, 3
 
 
-@numba.njit(cache=True, nogil=True)
+@kernel
 def _code(buffer: np.ndarray, place: int, size: int) -> int:
     """The number of the character at a place, which has `size` bytes."""
     code = np.int64(buffer[place]) & (0x7F >> size)
@@ -193,7 +193,7 @@ def _code(buffer: np.ndarray, place: int, size: int) -> int:
     return code
 
 
-@numba.njit(cache=True, nogil=True)
+@kernel
 def _ends_blank(buffer: np.ndarray, start: int, end: int) -> bool:
     """Whether buffer[start:end] ends in a blank, a tab or a no-break space."""
     if end == start:
@@ -202,7 +202,7 @@ def _ends_blank(buffer: np.ndarray, start: int, end: int) -> bool:
     return last == 32 or last == 9 or (last == 0xA0 and end - 2 >= start and buffer[end - 2] == 0xC2)
 
 
-@numba.njit(cache=True, nogil=True)
+@kernel
 def _trim(buffer: np.ndarray, start: int, end: int) -> int:
     """Where buffer[start:end] ends without its last blanks."""
     while _ends_blank(buffer, start, end):
@@ -210,7 +210,7 @@ def _trim(buffer: np.ndarray, start: int, end: int) -> int:
     return end
 
 
-@numba.njit(cache=True, nogil=True)
+@kernel
 def _count_line_feeds(buffer: np.ndarray, start: int, end: int) -> int:
     """Line feeds at the end of buffer[start:end], up to MAX_LINE_ENDS."""
     count = 0

@@ -76,7 +76,7 @@ def judge(texts: Texts, config: RulesConfig) -> Judgement:
     Raises:
         DataError: the list of bad words cannot be used.
     """
-    texts, statistics = _edit_and_measure(texts, config)
+    texts, statistics = edit_and_measure(texts, config)
     rules = make_rules(config)
     codes = np.full(len(texts), KEEP, np.int16)
     for code, rule in enumerate(rules):
@@ -89,11 +89,12 @@ def statistics_table(texts: Texts, config: RulesConfig) -> dict[str, Measured]:
 
     Unlike `judge` this shows each rule all documents, also those that another one rejects.
     """
-    texts, statistics = _edit_and_measure(texts, config)
+    texts, statistics = edit_and_measure(texts, config)
     return {rule.reason: Measured(rule.values(statistics), rule.keep, rule.threshold) for rule in make_rules(config)}
 
 
-def _edit_and_measure(texts: Texts, config: RulesConfig) -> tuple[Texts, np.ndarray]:
+def edit_and_measure(texts: Texts, config: RulesConfig) -> tuple[Texts, np.ndarray]:
+    """The texts as C4's rules leave them, and the statistics that the other rules compare (see `columns.py`)."""
     statistics = no_statistics(len(texts))
     if config.c4:
         texts = edit_lines(texts, config.c4, statistics)

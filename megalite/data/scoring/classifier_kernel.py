@@ -11,16 +11,16 @@ A training set is in compressed rows: text i has buckets[borders[i] : borders[i 
 
 from __future__ import annotations
 
-import numba
 import numpy as np
 
+from megalite.data.kernel import kernel
 from megalite.data.scoring.words import UNKNOWN
 
 _PAIR_FACTOR = np.uint64(0x9E3779B97F4A7C15)
 _HALF = np.uint64(32)
 
 
-@numba.njit(cache=True, nogil=True)
+@kernel
 def logits(stream: np.ndarray, borders: np.ndarray, weights: np.ndarray, bias: float) -> np.ndarray:
     """The classifier's output before the sigmoid.
 
@@ -49,7 +49,7 @@ def logits(stream: np.ndarray, borders: np.ndarray, weights: np.ndarray, bias: f
     return result
 
 
-@numba.njit(cache=True, nogil=True)
+@kernel
 def extract(stream: np.ndarray, borders: np.ndarray, num_buckets: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """The features of texts, in compressed rows.
 
@@ -87,7 +87,7 @@ def extract(stream: np.ndarray, borders: np.ndarray, num_buckets: int) -> tuple[
     return rows, buckets[:size].copy(), shares[:size].copy()
 
 
-@numba.njit(cache=True, nogil=True)
+@kernel
 def row_logits(borders: np.ndarray, buckets: np.ndarray, shares: np.ndarray, weights: np.ndarray) -> np.ndarray:
     """Mean weight of each text of a training set, float64 [texts]; no bias."""
     result = np.zeros(borders.size - 1, np.float64)
@@ -97,7 +97,7 @@ def row_logits(borders: np.ndarray, buckets: np.ndarray, shares: np.ndarray, wei
     return result
 
 
-@numba.njit(cache=True, nogil=True)
+@kernel
 def spread(
     borders: np.ndarray, buckets: np.ndarray, shares: np.ndarray, slopes: np.ndarray, num_buckets: int
 ) -> np.ndarray:
@@ -109,7 +109,7 @@ def spread(
     return gradient
 
 
-@numba.njit(cache=True, nogil=True)
+@kernel
 def _pair(left: np.uint64, right: np.uint64) -> np.uint64:
     """Hash of two neighbours: other bits of the left one than those that choose its own bucket."""
     return (left >> _HALF) * _PAIR_FACTOR + right

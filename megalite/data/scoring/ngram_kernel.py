@@ -24,9 +24,9 @@ Many misses are then under way at once.
 
 from __future__ import annotations
 
-import numba
 import numpy as np
 
+from megalite.data.kernel import kernel
 from megalite.data.scoring.words import LINE_START, UNKNOWN
 
 EMPTY = np.uint64(0)
@@ -44,7 +44,7 @@ _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _SLOT_BITS = np.uint64(32)
 
 
-@numba.njit(cache=True, nogil=True)
+@kernel
 def insert(table: np.ndarray, keys: np.ndarray, values: np.ndarray) -> np.ndarray:
     """Add entries to a table.
 
@@ -68,7 +68,7 @@ def insert(table: np.ndarray, keys: np.ndarray, values: np.ndarray) -> np.ndarra
     return slots
 
 
-@numba.njit(cache=True, nogil=True)
+@kernel
 def pair_keys(suffix_slots: np.ndarray, left_slots: np.ndarray) -> np.ndarray:
     """Keys of n-grams of two words or more, uint64 [entries]."""
     keys = np.empty(suffix_slots.size, np.uint64)
@@ -77,7 +77,7 @@ def pair_keys(suffix_slots: np.ndarray, left_slots: np.ndarray) -> np.ndarray:
     return keys
 
 
-@numba.njit(cache=True, nogil=True)
+@kernel
 def log_likelihoods(
     stream: np.ndarray, borders: np.ndarray, table: np.ndarray, order: int
 ) -> tuple[np.ndarray, np.ndarray]:
@@ -111,7 +111,7 @@ def log_likelihoods(
     return total, num_words
 
 
-@numba.njit(cache=True, nogil=True)
+@kernel
 def _score_block(block: np.ndarray, table: np.ndarray, slots: np.ndarray, backoffs: np.ndarray) -> np.ndarray:
     """Log probability of each word of a block, float64 [words].
 
@@ -157,7 +157,7 @@ def _score_block(block: np.ndarray, table: np.ndarray, slots: np.ndarray, backof
     return scores
 
 
-@numba.njit(cache=True, nogil=True)
+@kernel
 def _find_all(table: np.ndarray, keys: np.ndarray) -> np.ndarray:
     """The slot of each key or MISSING, int64 [keys]."""
     slots = np.empty(keys.size, np.int64)
@@ -171,7 +171,7 @@ def _find_all(table: np.ndarray, keys: np.ndarray) -> np.ndarray:
     return slots
 
 
-@numba.njit(cache=True, nogil=True)
+@kernel
 def _search(table: np.ndarray, key: np.uint64, slot: int) -> int:
     """The slot of a key, from its home on, or MISSING."""
     while table[slot, 0] != key:
@@ -181,12 +181,12 @@ def _search(table: np.ndarray, key: np.uint64, slot: int) -> int:
     return slot
 
 
-@numba.njit(cache=True, nogil=True)
+@kernel
 def _pair_key(suffix_slot: int, left_slot: int) -> np.uint64:
     return (np.uint64(suffix_slot + 1) << _SLOT_BITS) | np.uint64(left_slot)
 
 
-@numba.njit(cache=True, nogil=True)
+@kernel
 def _home(table: np.ndarray, key: np.uint64) -> int:
     """Where the search for a key begins: the middle bits of a product (Knuth's multiplicative hashing)."""
     product = key * _GOLDEN

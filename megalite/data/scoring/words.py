@@ -19,9 +19,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-import numba
 import numpy as np
 
+from megalite.data.kernel import kernel
 from megalite.data.texts import Texts
 
 LINE_END = np.uint64(1)
@@ -65,7 +65,7 @@ def _folded_bytes() -> np.ndarray:
 _FOLDED = _folded_bytes()
 
 
-@numba.njit(cache=True, nogil=True)
+@kernel
 def hash_words(buffer: np.ndarray, offsets: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """The words of texts: LINE_START, words, LINE_END, LINE_START, ...
 
@@ -115,7 +115,7 @@ def hash_words(buffer: np.ndarray, offsets: np.ndarray) -> tuple[np.ndarray, np.
     return stream[:size], borders
 
 
-@numba.njit(cache=True, nogil=True)
+@kernel
 def _put_word(stream: np.ndarray, size: int, inside_line: bool, hash_: np.uint64) -> tuple[int, bool]:
     """Write a word, and the start of a line before its first; the bits are mixed as MurmurHash3 does (Appleby 2011)."""
     if not inside_line:

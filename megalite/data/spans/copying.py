@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import numba
 import numpy as np
 
+from megalite.data.kernel import kernel
 
-@numba.njit(cache=True, nogil=True)
+
+@kernel
 def copy_ranges(
     source: np.ndarray, starts: np.ndarray, lengths: np.ndarray, target: np.ndarray, places: np.ndarray
 ) -> None:

@@ -18,9 +18,9 @@ Imports numba at import; import it where the cutting begins.
 
 from __future__ import annotations
 
-import numba
 import numpy as np
 
+from megalite.data.kernel import kernel
 from megalite.data.texts import Texts
 
 LONGEST_WORD = 48
@@ -84,7 +84,7 @@ def trim_to_words(texts: Texts, spans: Spans) -> Spans:
     return trimmed[trimmed[:, 1] < trimmed[:, 2]]
 
 
-@numba.njit(cache=True, nogil=True)
+@kernel
 def has_ink(buffer: np.ndarray, offsets: np.ndarray) -> np.ndarray:
     """Which texts hold more than ASCII blanks, bool [texts]."""
     ink = np.zeros(offsets.size - 1, np.bool_)
@@ -96,7 +96,7 @@ def has_ink(buffer: np.ndarray, offsets: np.ndarray) -> np.ndarray:
     return ink
 
 
-@numba.njit(cache=True, nogil=True)
+@kernel
 def _trim(buffer: np.ndarray, offsets: np.ndarray, spans: np.ndarray) -> np.ndarray:
     trimmed = spans.copy()
     for row in range(spans.shape[0]):
@@ -111,7 +111,7 @@ def _trim(buffer: np.ndarray, offsets: np.ndarray, spans: np.ndarray) -> np.ndar
     return trimmed
 
 
-@numba.njit(cache=True, nogil=True)
+@kernel
 def _is_word(byte: int) -> bool:
     """ASCII letters and digits, and every byte of a character of two; the last byte of a longer one does not differ
     from that of a character of two, so a word next to Chinese text may count as longer than it is."""
@@ -119,14 +119,14 @@ def _is_word(byte: int) -> bool:
     return (97 <= lower <= 122) or (48 <= byte <= 57) or (128 <= byte < 224)
 
 
-@numba.njit(cache=True, nogil=True)
+@kernel
 def _next_character(buffer: np.ndarray, place: int, end: int) -> int:
     while place < end and buffer[place] & 0xC0 == 0x80:
         place += 1
     return place
 
 
-@numba.njit(cache=True, nogil=True)
+@kernel
 def _is_border(buffer: np.ndarray, begin: int, end: int, place: int) -> bool:
     """Whether a text may be cut before this byte."""
     if place <= begin or place >= end:
@@ -134,7 +134,7 @@ def _is_border(buffer: np.ndarray, begin: int, end: int, place: int) -> bool:
     return not (_is_word(buffer[place - 1]) and _is_word(buffer[place]))
 
 
-@numba.njit(cache=True, nogil=True)
+@kernel
 def _next_border(buffer: np.ndarray, begin: int, end: int, place: int) -> int:
     """The first border at or behind a byte; the next character where a long word hides it."""
     place = _next_character(buffer, place, end)
@@ -146,7 +146,7 @@ def _next_border(buffer: np.ndarray, begin: int, end: int, place: int) -> int:
     return border
 
 
-@numba.njit(cache=True, nogil=True)
+@kernel
 def _previous_border(buffer: np.ndarray, begin: int, end: int, place: int) -> int:
     """The last border at or before a byte; the character before where a long word hides it."""
     while begin < place < end and buffer[place] & 0xC0 == 0x80:
@@ -161,7 +161,7 @@ def _previous_border(buffer: np.ndarray, begin: int, end: int, place: int) -> in
     return border
 
 
-@numba.njit(cache=True, nogil=True)
+@kernel
 def _cut(buffer: np.ndarray, offsets: np.ndarray, spans: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     kept = np.empty(offsets[-1] - offsets[0], np.uint8)
     new_offsets = np.zeros(offsets.size, np.int64)

@@ -5,15 +5,15 @@ Imports numba at import; import it where the work begins.
 
 from __future__ import annotations
 
-import numba
 import numpy as np
 
+from megalite.data.kernel import kernel
 from megalite.data.spans.windows import BASE, mixed
 
 NEWLINE = 10
 
 
-@numba.njit(cache=True, nogil=True)
+@kernel
 def line_keys(
     buffer: np.ndarray, offsets: np.ndarray, min_chars: int, fold_digits: bool
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
@@ -55,12 +55,12 @@ def line_keys(
     return keys[:num_lines], texts[:num_lines], starts[:num_lines], ends[:num_lines]
 
 
-@numba.njit(cache=True, nogil=True)
+@kernel
 def _is_blank(byte: int) -> bool:
     return byte == 32 or 9 <= byte <= 13
 
 
-@numba.njit(cache=True, nogil=True)
+@kernel
 def _stripped(buffer: np.ndarray, left: int, right: int) -> tuple[int, int]:
     while left < right and _is_blank(buffer[left]):
         left += 1
@@ -69,7 +69,7 @@ def _stripped(buffer: np.ndarray, left: int, right: int) -> tuple[int, int]:
     return left, right
 
 
-@numba.njit(cache=True, nogil=True)
+@kernel
 def _key(buffer: np.ndarray, left: int, right: int, fold_digits: bool) -> np.uint64:
     key = np.uint64(right - left)
     for place in range(left, right):

@@ -18,9 +18,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import numba
 import numpy as np
 
+from megalite.data.kernel import kernel
 from megalite.data.spans.windows import LONGEST_RUN, doubled, hash_of, mixed, power, rolled
 
 CopyBytes = Callable[[np.ndarray, np.ndarray, np.ndarray, np.ndarray], None]
@@ -75,7 +75,7 @@ def spans_of_passages(passages: np.ndarray, offsets: np.ndarray) -> np.ndarray:
     return _merge(passages[order, 0], passages[order, 1], offsets)
 
 
-@numba.njit(cache=True, nogil=True)
+@kernel
 def _merge(starts: np.ndarray, ends: np.ndarray, offsets: np.ndarray) -> np.ndarray:
     """Join the passages, which are sorted, in place; then say which text each lies in."""
     num_spans, text = 0, 0
@@ -96,7 +96,7 @@ def _merge(starts: np.ndarray, ends: np.ndarray, offsets: np.ndarray) -> np.ndar
     return spans
 
 
-@numba.njit(cache=True, nogil=True)
+@kernel
 def _may_repeat(keys: np.ndarray, counts: np.ndarray, min_bytes: int) -> np.ndarray:
     """Drop nearly all runs that are alone with their key, without sorting: two sets of bits say which keys (or others
     with the same 24 bits or so) were met once and twice. A run longer than a window may repeat within itself."""
@@ -116,7 +116,7 @@ def _may_repeat(keys: np.ndarray, counts: np.ndarray, min_bytes: int) -> np.ndar
     return may
 
 
-@numba.njit(cache=True, nogil=True)
+@kernel
 def _compare(
     buffer: np.ndarray, borders: np.ndarray, firsts: np.ndarray, keys: np.ndarray, min_bytes: int
 ) -> np.ndarray:
@@ -153,7 +153,7 @@ def _compare(
     return np.stack((starts[:num_passages], ends[:num_passages]), axis=1)
 
 
-@numba.njit(cache=True, nogil=True)
+@kernel
 def _compare_run(
     buffer: np.ndarray,
     borders: np.ndarray,
@@ -210,7 +210,7 @@ def _compare_run(
     return num_new, num_passages
 
 
-@numba.njit(cache=True, nogil=True)
+@kernel
 def _find(
     hashes: np.ndarray,
     places: np.ndarray,
@@ -230,7 +230,7 @@ def _find(
     return slot
 
 
-@numba.njit(cache=True, nogil=True)
+@kernel
 def _equal(buffer: np.ndarray, left: int, right: int, size: int) -> bool:
     byte = 0
     while byte < size and buffer[left + byte] == buffer[right + byte]:
@@ -238,7 +238,7 @@ def _equal(buffer: np.ndarray, left: int, right: int, size: int) -> bool:
     return byte == size
 
 
-@numba.njit(cache=True, nogil=True)
+@kernel
 def _grown(
     hashes: np.ndarray, places: np.ndarray, owners: np.ndarray, group: int
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

@@ -27,9 +27,9 @@ Imports numba at import; import it where the work begins.
 
 from __future__ import annotations
 
-import numba
 import numpy as np
 
+from megalite.data.kernel import kernel
 from megalite.data.texts import Texts
 
 RUN = np.dtype([("key", np.uint64), ("first", np.int64), ("count", np.int32)])
@@ -70,7 +70,7 @@ def window_runs(texts: Texts, min_bytes: int, first_byte: int = 0) -> np.ndarray
     return runs
 
 
-@numba.njit(cache=True, nogil=True)
+@kernel
 def doubled(array: np.ndarray) -> np.ndarray:
     """A copy with as much room again behind it."""
     larger = np.empty(2 * array.size, array.dtype)
@@ -78,7 +78,7 @@ def doubled(array: np.ndarray) -> np.ndarray:
     return larger
 
 
-@numba.njit(cache=True, nogil=True)
+@kernel
 def mixed(value: np.uint64) -> np.uint64:
     """Spread a hash over all bits: a polynomial's low bits depend on few of the bytes."""
     value ^= value >> _HALF
@@ -86,7 +86,7 @@ def mixed(value: np.uint64) -> np.uint64:
     return value ^ (value >> _HALF)
 
 
-@numba.njit(cache=True, nogil=True)
+@kernel
 def power(exponent: int) -> np.uint64:
     """BASE to a power, modulo 2^64."""
     result = _ONE
@@ -95,7 +95,7 @@ def power(exponent: int) -> np.uint64:
     return result
 
 
-@numba.njit(cache=True, nogil=True)
+@kernel
 def hash_of(buffer: np.ndarray, place: int, size: int) -> np.uint64:
     """Hash of the bytes at a place."""
     value = np.uint64(0)
@@ -104,13 +104,13 @@ def hash_of(buffer: np.ndarray, place: int, size: int) -> np.uint64:
     return value
 
 
-@numba.njit(cache=True, nogil=True)
+@kernel
 def rolled(value: np.uint64, leaving: int, entering: int, weight: np.uint64) -> np.uint64:
     """Hash of the bytes one further on, where weight is `power(size)`."""
     return value * BASE + (np.uint64(entering) + _ONE) - (np.uint64(leaving) + _ONE) * weight
 
 
-@numba.njit(cache=True, nogil=True)
+@kernel
 def _window_runs(
     buffer: np.ndarray, offsets: np.ndarray, min_bytes: int, block_bytes: int
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -133,7 +133,7 @@ def _window_runs(
     return keys[:num_runs], firsts[:num_runs], counts[:num_runs]
 
 
-@numba.njit(cache=True, nogil=True)
+@kernel
 def _scan(
     buffer: np.ndarray,
     first: int,
@@ -173,7 +173,7 @@ def _scan(
     return num_runs
 
 
-@numba.njit(cache=True, nogil=True)
+@kernel
 def _smallest(recent: np.ndarray, first: int, last: int) -> tuple[np.uint64, int]:
     """The smallest hash of the blocks first to last, and the last of those that have it."""
     smallest, holder = recent[first & (recent.size - 1)], first

@@ -11,9 +11,9 @@ Imports numba at import; import it where the work begins.
 
 from __future__ import annotations
 
-import numba
 import numpy as np
 
+from megalite.data.kernel import kernel
 from megalite.data.spans.windows import BASE, mixed, power
 
 _WORD_BASE = np.uint64(0xD6E8FEB86659FD93)
@@ -35,7 +35,7 @@ def _lower_words() -> np.ndarray:
 LOWER = _lower_words()
 
 
-@numba.njit(cache=True, nogil=True)
+@kernel
 def list_ngrams(
     buffer: np.ndarray, offsets: np.ndarray, ngram: int, lower: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
@@ -85,7 +85,7 @@ def list_ngrams(
     return hashes[:found], starts[:found], ends[:found], borders
 
 
-@numba.njit(cache=True, nogil=True)
+@kernel
 def build_table(hashes: np.ndarray, owners: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """An open-addressing table of hashes with the first owner of each, and a filter of bits before it.
 
@@ -112,7 +112,7 @@ def build_table(hashes: np.ndarray, owners: np.ndarray) -> tuple[np.ndarray, np.
     return slot_hashes, slot_owners, bits
 
 
-@numba.njit(cache=True, nogil=True)
+@kernel
 def look_up(hashes: np.ndarray, slot_hashes: np.ndarray, slot_owners: np.ndarray, bits: np.ndarray) -> np.ndarray:
     """The owner of each hash, int32 [runs]; -1 where it is not in the table."""
     owners = np.full(hashes.size, -1, np.int32)
@@ -125,7 +125,7 @@ def look_up(hashes: np.ndarray, slot_hashes: np.ndarray, slot_owners: np.ndarray
     return owners
 
 
-@numba.njit(cache=True, nogil=True)
+@kernel
 def _slot_of(slot_hashes: np.ndarray, slot_owners: np.ndarray, value: np.uint64) -> int:
     """The slot that holds a hash, or the free one where it belongs."""
     slot = np.int64(value & np.uint64(slot_owners.size - 1))

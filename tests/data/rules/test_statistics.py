@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from megalite.data.kernel import hash_of_sources
 from megalite.data.rules.characters import (
     ALPHANUMERIC,
     BLANK,
@@ -25,7 +26,6 @@ from megalite.data.rules.characters import (
 )
 from megalite.data.rules.columns import COLUMNS
 from megalite.data.rules.duplicates import count_duplicates, make_table
-from megalite.data.rules.kernel import hash_of_sources
 from megalite.data.rules.repetition import make_grams, measure_repetition
 from megalite.data.rules.settings import FineWebConfig, GopherQualityConfig
 from megalite.data.rules.statistics import measure, no_statistics
