@@ -1,0 +1,195 @@
+"""The verbs that read documents and leave documents."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from megalite.cli.data.options import (
+    Documents,
+    Include,
+    Out,
+    Set,
+    StationFolders,
+    TextField,
+    Workers,
+    make_settings,
+    open_corpus,
+    print_result,
+    working,
+)
+
+
+def clean(
+    inputs: Documents,
+    out: Out,
+    text_field: TextField = "text",
+    include: Include = None,
+    min_chars: Annotated[int | None, typer.Option(help="Shortest document.")] = None,
+    max_chars: Annotated[int | None, typer.Option(help="Longest document.")] = None,
+    on_error: Annotated[str | None, typer.Option(help="reject or fail: what to do with unreadable records.")] = None,
+    settings: Set = None,
+    workers: Workers = None,
+) -> None:
+    """Repair and redact documents, and put aside those that break a rule."""
+    from megalite.data import clean as station
+    from megalite.data.recipe import CleanConfig
+
+    config = make_settings(CleanConfig, settings, min_chars=min_chars, max_chars=max_chars, on_error=on_error)
+    corpus = open_corpus(inputs, text_field, include)
+    with working(workers) as (progress, runner):
+        result = station.clean(corpus, out, config, runner=runner, progress=progress)
+    print_result(out, result)
+
+
+def dedup(
+    inputs: Documents,
+    out: Out,
+    text_field: TextField = "text",
+    include: Include = None,
+    ignore_case: Annotated[bool, typer.Option(help="Upper and lower case are equal.")] = False,
+    settings: Set = None,
+    workers: Workers = None,
+) -> None:
+    """Keep the first of all documents with the same text."""
+    from megalite.data import dedup as station
+    from megalite.data.recipe import DedupConfig
+
+    config = make_settings(DedupConfig, settings, ignore_case=ignore_case or None)
+    corpus = open_corpus(inputs, text_field, include)
+    with working(workers) as (progress, runner):
+        result = station.dedup(corpus, out, config, runner=runner, progress=progress)
+    print_result(out, result)
+
+
+def url_dedup(inputs: StationFolders, out: Out, settings: Set = None, workers: Workers = None) -> None:
+    """Keep the first of all documents from the same address."""
+    from megalite.data.spans.settings import UrlDedupConfig
+    from megalite.data.stations import urls as station
+
+    config = make_settings(UrlDedupConfig, settings)
+    with working(workers) as (progress, runner):
+        result = station.url_dedup(open_corpus(inputs), out, config, runner=runner, progress=progress)
+    print_result(out, result)
+
+
+def near_dedup(
+    inputs: StationFolders,
+    out: Out,
+    threshold: Annotated[float | None, typer.Option(help="Jaccard similarity of word 5-grams. [default: 0.7]")] = None,
+    older: Annotated[list[Path] | None, typer.Option(help="`index` folder of earlier data; may be repeated.")] = None,
+    keep_index: Annotated[bool, typer.Option(help="Leave `index` for data to come.")] = False,
+    curve: Annotated[bool, typer.Option(help="Print which pairs these settings find, and do nothing.")] = False,
+    settings: Set = None,
+    workers: Workers = None,
+) -> None:
+    """Keep one of each cluster of near-duplicates (MinHash, verified)."""
+    from megalite.data.near.settings import NearDedupConfig
+    from megalite.data.stations import near as station
+
+    config = make_settings(NearDedupConfig, settings, threshold=threshold)
+    if curve:
+        typer.echo(config.draw())
+        return
+    with working(workers) as (progress, runner):
+        result = station.near_dedup(
+            open_corpus(inputs),
+            out,
+            config,
+            older=older or (),
+            keep_index=keep_index,
+            runner=runner,
+            progress=progress,
+        )
+    print_result(out, result)
+
+
+def line_dedup(inputs: StationFolders, out: Out, settings: Set = None, workers: Workers = None) -> None:
+    """Remove lines that stand in many documents."""
+    from megalite.data.spans.settings import LineDedupConfig
+    from megalite.data.stations import lines as station
+
+    config = make_settings(LineDedupConfig, settings)
+    with working(workers) as (progress, runner):
+        result = station.line_dedup(open_corpus(inputs), out, config, runner=runner, progress=progress)
+    print_result(out, result)
+
+
+def substring_dedup(
+    inputs: StationFolders,
+    out: Out,
+    min_bytes: Annotated[int | None, typer.Option(help="Shortest passage that counts. [default: 100]")] = None,
+    settings: Set = None,
+    workers: Workers = None,
+) -> None:
+    """Remove passages that stood earlier in the corpus."""
+    from megalite.data.spans.settings import SubstringConfig
+    from megalite.data.stations import substring as station
+
+    config = make_settings(SubstringConfig, settings, min_bytes=min_bytes)
+    with working(workers) as (progress, runner):
+        result = station.substring_dedup(open_corpus(inputs), out, config, runner=runner, progress=progress)
+    print_result(out, result)
+
+
+def decontaminate(
+    inputs: StationFolders,
+    out: Out,
+    against: Annotated[list[Path] | None, typer.Option(help="File of an evaluation set; may be repeated.")] = None,
+    settings: Set = None,
+    workers: Workers = None,
+) -> None:
+    """Remove documents that share runs of words with evaluation sets."""
+    from megalite.data.spans.settings import DecontaminateConfig
+    from megalite.data.stations import contamination as station
+
+    config = make_settings(DecontaminateConfig, settings, paths=_strings(against))
+    with working(workers) as (progress, runner):
+        result = station.decontaminate(open_corpus(inputs), out, config, runner=runner, progress=progress)
+    print_result(out, result)
+
+
+def perplexity(
+    inputs: StationFolders,
+    out: Out,
+    train_on: Annotated[list[Path] | None, typer.Option(help="Texts of the kind that is wanted.")] = None,
+    keep_fraction: Annotated[float | None, typer.Option(help="Share of the documents to keep.")] = None,
+    settings: Set = None,
+    workers: Workers = None,
+) -> None:
+    """Keep the documents that an n-gram model, trained on a sample, finds least surprising."""
+    from megalite.data.scoring.settings import PerplexityConfig
+    from megalite.data.stations import select as station
+
+    given = {"train_on": _strings(train_on), "keep_fraction": keep_fraction}
+    config = make_settings(PerplexityConfig, settings, **given)
+    with working(workers) as (progress, runner):
+        result = station.select(open_corpus(inputs), out, config, runner=runner, progress=progress)
+    print_result(out, result)
+
+
+def classifier(
+    inputs: StationFolders,
+    out: Out,
+    good: Annotated[list[Path] | None, typer.Option(help="Documents as they should be.")] = None,
+    bad: Annotated[list[Path] | None, typer.Option(help="Documents as they should not be.")] = None,
+    keep_fraction: Annotated[float | None, typer.Option(help="Share of the documents to keep.")] = None,
+    min_score: Annotated[float | None, typer.Option(help="Least probability of being good.")] = None,
+    settings: Set = None,
+    workers: Workers = None,
+) -> None:
+    """Keep the documents that look more like a good sample than like a bad one."""
+    from megalite.data.scoring.settings import ClassifierConfig
+    from megalite.data.stations import select as station
+
+    given = {"good": _strings(good), "bad": _strings(bad), "keep_fraction": keep_fraction, "min_score": min_score}
+    config = make_settings(ClassifierConfig, settings, **given)
+    with working(workers) as (progress, runner):
+        result = station.select(open_corpus(inputs), out, config, runner=runner, progress=progress)
+    print_result(out, result)
+
+
+def _strings(paths: list[Path] | None) -> list[str] | None:
+    return [str(path) for path in paths] if paths else None

@@ -1,0 +1,150 @@
+"""The verbs that look at data."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from megalite.cli.data.options import Include, Set, TextField, make_settings, open_corpus, report_console
+
+if TYPE_CHECKING:
+    from rich.text import Text
+
+    from megalite.data.effects import Effect, Effects
+    from megalite.data.inspection import Example, Group, Inspection
+
+
+def show(
+    config: Annotated[Path, typer.Argument(help="A training config.")],
+    steps: Annotated[str, typer.Option(help="A:B for steps A to B - 1, counted from 1.")] = "1:4",
+    out: Annotated[Path | None, typer.Option(help="Write arrays to this .npz file instead of text.")] = None,
+    overrides: Annotated[list[str] | None, typer.Argument(help="section.key=value ...")] = None,
+) -> None:
+    """Show the batches that training will see: some as text, or all of them as arrays in a file."""
+    from megalite.config.load import load_config
+    from megalite.data import show as showing
+
+    wanted = showing.parse_steps(steps)
+    settings = load_config(config, overrides or [])
+    samples = showing.open_training_data(settings)
+    batch_size = settings.batch.global_batch_size
+    if out is None:
+        for line in showing.describe(samples, wanted, batch_size):
+            typer.echo(line)
+        return
+    showing.save_arrays(out, showing.collect_arrays(samples, wanted, batch_size))
+    shape = f"[{len(wanted)}, {batch_size}, {samples.seq_len}]"
+    typer.echo(f"{out}: steps {wanted.start} to {wanted.stop - 1}: {', '.join(showing.ARRAYS)} of shape {shape}")
+
+
+def inspect(
+    folder: Annotated[Path, typer.Argument(help="Of a station of documents, or the `out` folder of a recipe.")],
+    reason: Annotated[str | None, typer.Option(help="Show only reasons with this in them; `kept` for kept.")] = None,
+    num: Annotated[int, typer.Option(min=0, help="Examples of each reason.")] = 3,
+    seed: Annotated[int, typer.Option(min=0, help="Another seed shows other examples.")] = 0,
+    chars: Annotated[int, typer.Option(min=1, help="Text shown of each example.")] = 300,
+    source: Annotated[str | None, typer.Option(help="Look at documents of this source only.")] = None,
+) -> None:
+    """Show what stations kept and what they put aside: counts by reason, and random examples of each."""
+    from megalite.data import inspection
+
+    wanted = inspection.Wanted(num=num, seed=seed, reason=reason, source=source)
+    for station in inspection.inspect(folder, wanted):
+        _print_counts(station)
+        for group in station.groups:
+            _print_examples(group, chars)
+
+
+def effects(
+    inputs: Annotated[list[Path] | None, typer.Argument(help="Files or folders; none for the recipe's.")] = None,
+    settings: Set = None,
+    recipe: Annotated[Path | None, typer.Option(help="A recipe; its `clean` section has the rules.")] = None,
+    mb: Annotated[float, typer.Option(min=0.001, help="Read about this many MB of text.")] = 20.0,
+    out: Annotated[Path | None, typer.Option(help="Write a page with drawings to this .html file too.")] = None,
+    text_field: TextField = "text",
+    include: Include = None,
+) -> None:
+    """Show what each quality rule would reject of a sample, and how its statistic lies around the threshold."""
+    from megalite.data import effects as measuring
+    from megalite.data.corpus import Corpus
+    from megalite.data.prepare import load_recipe
+    from megalite.data.recipe import CleanConfig
+    from megalite.errors import UserError
+
+    given = load_recipe(recipe, [f"clean.{each}" for each in settings or ()]) if recipe else None
+    if not inputs and given is None:
+        raise UserError("nothing to read: name files or folders, or a recipe with --recipe")
+    config = given.clean if given else make_settings(CleanConfig, settings)
+    corpus = open_corpus(inputs, text_field, include) if inputs else Corpus(given.sources)
+    found = measuring.measure_effects(corpus, measuring.with_rule_sets(config), max_mb=mb)
+    _print_effects(found)
+    if out is not None:
+        measuring.write_page(out, found)
+        typer.echo(f"{out}: written")
+
+
+def _print_counts(station: Inspection) -> None:
+    from rich.markup import escape
+    from rich.table import Table
+
+    megabytes_in = "" if station.text_bytes_in is None else f" of {station.text_bytes_in / 1e6:,.1f} MB"
+    typer.echo(f"{station.folder}: {station.station} read {station.documents_in:,} documents{megabytes_in}")
+    table = Table("", "reason")
+    for head in ("documents", "share", "text MB"):
+        table.add_column(head, justify="right")
+    for group in station.groups:
+        share = f"{group.documents / max(station.documents_in, 1):.2%}"
+        megabytes = "" if group.text_bytes is None else f"{group.text_bytes / 1e6:,.1f}"
+        reason = "" if group.fate == "kept" else escape(group.reason)
+        table.add_row(group.fate, reason, f"{group.documents:,}", share, megabytes)
+    report_console().print(table)
+
+
+def _print_examples(group: Group, chars: int) -> None:
+    for example in group.examples:
+        fate = group.fate if group.fate == "kept" else f"{group.fate}: {group.reason}"
+        detail = f" ({example.detail})" if example.detail else ""
+        typer.echo(f"\n{_printable(fate + detail)}")
+        typer.echo(f"  {_printable(f'{example.id}, source {example.source}')}, {_length(example)}")
+        for line in _printable((example.text or "")[:chars]).splitlines():
+            typer.echo(f"    {line}")
+    if group.examples:
+        typer.echo("")
+
+
+def _length(example: Example) -> str:
+    if example.text is None:
+        return "its text is not in the folder of the station before any more"
+    return f"{len(example.text):,} characters"
+
+
+def _printable(text: str) -> str:
+    """Raw documents may hold control characters, which are orders to a terminal."""
+    return "".join(char if char.isprintable() or char in "\n\t" else "\N{REPLACEMENT CHARACTER}" for char in text)
+
+
+def _print_effects(found: Effects) -> None:
+    from rich.table import Table
+
+    from megalite.data.effects import EXPLANATION, QUANTILES, compact, headline
+
+    typer.echo(headline(found))
+    table = Table("rule", "keeps", caption=EXPLANATION, caption_justify="left")
+    for head in ("rejected", "alone", *(f"{share:.0%}" for share in QUANTILES)):
+        table.add_column(head, justify="right")
+    for effect in found.rules:
+        shares = (f"{count / found.documents:.1%}" for count in (effect.rejected, effect.rejected_alone))
+        keeps = f"{effect.keep} {compact(effect.threshold)}"
+        table.add_row(_rule_cell(effect), keeps, *shares, *map(compact, effect.quantiles))
+    report_console().print(table)
+
+
+def _rule_cell(effect: Effect) -> Text:
+    """The rule's name over its histogram: a bar where the threshold lies, red what is rejected."""
+    from rich.text import Text
+
+    below, above = effect.histogram.bars
+    styles = ("red", "green") if effect.histogram.rejects_below else ("green", "red")
+    return Text.assemble(f"{effect.reason}\n", (below, styles[0]), "|", (above, styles[1]))

@@ -1,0 +1,95 @@
+"""What the verbs of `megalite data` share: options, settings from the command line, where tasks run, what is printed."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, TypeVar
+
+import typer
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from megalite.config.schema import Section
+    from megalite.data.corpus import Corpus
+    from megalite.data.manifest import StationResult
+    from megalite.data.progress import Progress
+    from megalite.data.tasks import Runner
+
+REPORT_WIDTH = 160
+"""Columns of a report that does not go to a terminal."""
+
+SectionT = TypeVar("SectionT", bound="Section")
+
+Documents = Annotated[
+    list[Path],
+    typer.Argument(help="Files or folders: jsonl, parquet, arrow, plain text (.gz, .zst), or a station's folder."),
+]
+StationFolders = Annotated[list[Path], typer.Argument(help="Folders of earlier stations, as `clean` leaves them.")]
+Out = Annotated[Path, typer.Option("--out", help="Folder to make.")]
+Workers = Annotated[int | None, typer.Option(min=1, help="Processes. [default: all cores]", show_default=False)]
+TextField = Annotated[str, typer.Option(help="Field or column that holds the text.")]
+Include = Annotated[list[str] | None, typer.Option(help="File-name pattern to read from folders; may be repeated.")]
+ValidFraction = Annotated[float, typer.Option(min=0.0, max=1.0, help="Share of documents held out for validation.")]
+Set = Annotated[
+    list[str] | None,
+    typer.Option("--set", "-s", metavar="KEY=VALUE", help="Any setting of the station; may be repeated."),
+]
+
+
+class Working(NamedTuple):
+    """What a station is run with."""
+
+    progress: Progress
+    runner: Runner
+
+
+@contextmanager
+def working(workers: int | None) -> Iterator[Working]:
+    """Progress on this terminal, and a pool of processes."""
+    from megalite.data.progress import progress_on
+    from megalite.data.runners import LocalPool, default_workers
+
+    with progress_on() as progress, LocalPool(workers or default_workers()) as runner:
+        yield Working(progress, runner)
+
+
+def make_settings(kind: type[SectionT], assignments: list[str] | None, /, **given: Any) -> SectionT:
+    """Settings from `--set` and from the options that were given; the others keep their defaults.
+
+    Raises:
+        ConfigError: everything that is wrong with them.
+    """
+    from megalite.config.load import build
+    from megalite.config.yaml_source import command_line_source
+
+    options = {name: value for name, value in given.items() if value is not None}
+    source = command_line_source(assignments or ())
+    source.places |= {(name,): f"--{name.replace('_', '-')}" for name in options}
+    source.data = {**options, **source.data}
+    return build(kind, source)
+
+
+def open_corpus(inputs: list[Path], text_field: str = "text", include: list[str] | None = None) -> Corpus:
+    """The documents of some files and folders."""
+    from megalite.data.corpus import Corpus
+    from megalite.data.recipe import DocumentSource
+
+    return Corpus([DocumentSource(path=path, text_field=text_field, include=tuple(include or ())) for path in inputs])
+
+
+def report_console() -> Console:
+    """Where wide tables go: as wide as the terminal, or REPORT_WIDTH in a file."""
+    from rich.console import Console
+
+    return Console(width=None if sys.stdout.isatty() else REPORT_WIDTH)
+
+
+def print_result(out: Path, result: StationResult) -> None:
+    """One line of counts."""
+    state = "already there" if result.reused else "done"
+    counts = ", ".join(f"{name} {value}" for name, value in result.manifest.counts.items() if value not in ({}, []))
+    typer.echo(f"{out}: {state}: {counts}")

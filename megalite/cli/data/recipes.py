@@ -1,0 +1,114 @@
+"""The verbs that run whole recipes: here, on a Slurm cluster or on a Ray cluster."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from enum import Enum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from megalite.cli.data.options import Working, Workers, working
+
+if TYPE_CHECKING:
+    from megalite.data.prepare import Finished
+
+
+class RunnerKind(str, Enum):
+    """Where the tasks of the stations run."""
+
+    local = "local"
+    ray = "ray"
+    slurm = "slurm"
+
+
+def prepare(
+    recipe: Annotated[Path, typer.Argument(help="A YAML file as in configs/data/.")],
+    overrides: Annotated[list[str] | None, typer.Argument(help="key=value or section.key=value ...")] = None,
+    workers: Workers = None,
+    runner: Annotated[RunnerKind, typer.Option(help="Where the tasks run.")] = RunnerKind.local,
+    ray_address: Annotated[str, typer.Option(help="Of a running Ray cluster.")] = "auto",
+    slurm_jobs: Annotated[int, typer.Option(min=1, help="Elements of a Slurm array at most.")] = 16,
+    sbatch: Annotated[list[str] | None, typer.Option(help="Option for sbatch, as --sbatch=--time=4:00:00.")] = None,
+) -> None:
+    """Run all stations of a recipe; finished ones are kept."""
+    from megalite.data import prepare as stations
+
+    settings = stations.load_recipe(recipe, overrides or ())
+    with _running(runner, workers, ray_address, slurm_jobs, sbatch or [], settings.out) as (progress, chosen):
+        done = stations.prepare(settings, runner=chosen, progress=progress)
+    _print_table(settings.out, done)
+
+
+def work(
+    folder: Annotated[Path, typer.Argument(help="The unfinished folder of a station, NAME.partial.")],
+    phase: Annotated[str, typer.Argument(help="Part of the station's work: a folder in NAME.partial/.work.")],
+    share: Annotated[str, typer.Option(envvar="MEGALITE_SHARE", help="I/N: every N-th task, from the I-th on.")] = "0/1",
+) -> None:
+    """Do the tasks of a station that wait for a worker: what each element of a Slurm array calls."""
+    from megalite.data.tasks import missing_tasks, perform
+    from megalite.errors import UserError
+
+    first, slash, count = share.partition("/")
+    if not (slash and first.isdecimal() and count.isdecimal() and int(first) < int(count)):
+        raise UserError(f"--share: found {share!r}, expected I/N with I from 0 to N - 1, as in 0/16")
+    for number in missing_tasks(folder, phase):
+        if number % int(count) == int(first):
+            perform(folder, phase, number)
+
+
+def mix_plan(
+    config: Annotated[Path, typer.Argument(help="A training config.")],
+    overrides: Annotated[list[str] | None, typer.Argument(help="section.key=value ...")] = None,
+) -> None:
+    """Show how many tokens of each source a run will read, stage by stage, and how often each source is repeated."""
+    from rich.console import Console
+
+    from megalite.config.load import load_config
+    from megalite.config.plan import derive_steps
+    from megalite.data.mix_plan import render
+    from megalite.data.samples import open_training_samples
+
+    settings = load_config(config, overrides or [])
+    plan = open_training_samples(settings).plan(derive_steps(settings) * settings.batch.global_batch_size)
+    Console().print(render(plan))
+
+
+@contextmanager
+def _running(
+    kind: RunnerKind, workers: int | None, ray_address: str, slurm_jobs: int, sbatch: list[str], out: Path
+) -> Iterator[Working]:
+    """Progress on this terminal, and the runner that was asked for."""
+    from megalite.data.progress import progress_on
+
+    if kind is RunnerKind.local:
+        with working(workers) as chosen:
+            yield chosen
+    elif kind is RunnerKind.ray:
+        from megalite.data.runners.ray import RayCluster
+
+        with RayCluster(ray_address) as cluster, progress_on() as progress:
+            yield Working(progress, cluster)
+    else:
+        from megalite.data.runners.slurm import SlurmArray
+
+        with progress_on() as progress:
+            yield Working(progress, SlurmArray(slurm_jobs, sbatch, out / "logs"))
+
+
+def _print_table(folder: Path, done: list[Finished]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table("station", "documents", "text MB", "tokens", "sequences", "", title=f"{folder}", title_justify="left")
+    for station in done:
+        counts = station.result.manifest.counts
+        documents, tokens, samples = (
+            f"{counts[n]:,}" if n in counts else "" for n in ("documents", "tokens", "samples")
+        )
+        megabytes = f"{counts['text_bytes'] / 1e6:,.1f}" if "text_bytes" in counts else ""
+        state = "kept" if station.result.reused else "made"
+        table.add_row(station.name, documents, megabytes, tokens, samples, state)
+    Console().print(table)

@@ -1,0 +1,128 @@
+"""The verbs that make tokens of documents, and sequences of tokens."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from megalite.cli.data.options import (
+    Documents,
+    Include,
+    Out,
+    Set,
+    TextField,
+    ValidFraction,
+    Workers,
+    make_settings,
+    open_corpus,
+    print_result,
+    report_console,
+    working,
+)
+
+def train_tokenizer(
+    inputs: Documents,
+    out: Out,
+    kind: Annotated[str | None, typer.Option(help="sentencepiece-bpe, sentencepiece-unigram or byte-bpe.")] = None,
+    vocab_size: Annotated[int | None, typer.Option(help="Number of tokens, special ones included.")] = None,
+    train_mb: Annotated[float | None, typer.Option(help="Text to learn from, in million bytes.")] = None,
+    split_digits: Annotated[bool | None, typer.Option(help="Every digit is a token.", show_default=False)] = None,
+    valid_fraction: ValidFraction = 0.0,
+    text_field: TextField = "text",
+    include: Include = None,
+    settings: Set = None,
+) -> None:
+    """Train a SentencePiece or byte-level BPE tokenizer."""
+    from megalite.data import train_tokenizer as station
+    from megalite.data.progress import progress_on
+    from megalite.data.recipe import TokenizerConfig
+    from megalite.data.split import ALL, Split
+
+    given = {"kind": kind, "vocab_size": vocab_size, "train_mb": train_mb, "split_digits": split_digits}
+    config = make_settings(TokenizerConfig, settings, **given)
+    split = Split("train", valid_fraction) if valid_fraction else ALL
+    corpus = open_corpus(inputs, text_field, include)
+    with progress_on() as progress:
+        result = station.train_tokenizer(corpus, out, config, split=split, progress=progress)
+    print_result(out, result)
+
+
+def compare_tokenizers(
+    inputs: Documents,
+    tokenizer: Annotated[list[Path], typer.Option(help="Folder of a tokenizer; may be repeated.")],
+    text_field: TextField = "text",
+    include: Include = None,
+    mb: Annotated[float, typer.Option(min=0.01, help="Text of each source to look at, in million bytes.")] = 5.0,
+) -> None:
+    """Compare tokenizers on documents: bytes a token, unknowns, round trip, speed, by source."""
+    from megalite.data.tokenizer import Tokenizer
+    from megalite.data.tokenizer_report import bar_plot, compare_tokenizers, report_table, texts_by_source
+
+    sources = texts_by_source(open_corpus(inputs, text_field, include).documents(), mb)
+    scores = compare_tokenizers({str(folder): Tokenizer.load(folder) for folder in tokenizer}, sources)
+    report_console().print(report_table(scores))
+    typer.echo(bar_plot(scores))
+
+
+def tokenize(
+    inputs: Documents,
+    tokenizer: Annotated[Path, typer.Option(help="Folder of a tokenizer, ours or a Hugging Face one.")],
+    out: Out,
+    valid_fraction: ValidFraction = 0.0,
+    part: Annotated[str, typer.Option(help="all, train or valid: the side of the hold-out to write.")] = "all",
+    text_field: TextField = "text",
+    include: Include = None,
+    workers: Workers = None,
+) -> None:
+    """Encode documents into a .bin/.idx pair that Megatron-LM reads too."""
+    from megalite.data import tokenize as station
+    from megalite.data.split import parse_split
+
+    split = parse_split(part, valid_fraction)
+    corpus = open_corpus(inputs, text_field, include)
+    with working(workers) as (progress, runner):
+        result = station.tokenize(corpus, tokenizer, out, split=split, runner=runner, progress=progress)
+    print_result(out, result)
+
+
+def pack(
+    tokens: Annotated[Path, typer.Argument(help="Folder made by `tokenize`, or the prefix of a Megatron pair.")],
+    out: Out,
+    seq_len: Annotated[int | None, typer.Option(help="Tokens in a sequence.")] = None,
+    method: Annotated[str | None, typer.Option(help="best_fit or concat.")] = None,
+    settings: Set = None,
+) -> None:
+    """Fit documents into sequences."""
+    from megalite.data import pack as station
+    from megalite.data.progress import progress_on
+    from megalite.data.recipe import PackConfig
+
+    config = make_settings(PackConfig, settings, seq_len=seq_len, method=method)
+    with progress_on() as progress:
+        result = station.pack(tokens, out, config, progress=progress)
+    print_result(out, result)
+
+
+def rank(
+    source: Annotated[Path, typer.Argument(help="A folder to train on, or the prefix of a Megatron pair.")],
+    scores: Annotated[Path, typer.Option(help="A .npy file with a number for each document of the source.")],
+    seq_len: Annotated[int, typer.Option(min=1, help="batch.seq_len of the training.")],
+    out: Annotated[Path, typer.Option("--out", help="File to make, for data.mix.ranks.")],
+) -> None:
+    """Order a source's samples by the scores of their documents, lowest first."""
+    import numpy as np
+
+    from megalite.config.schema import SourceConfig
+    from megalite.data.rank import write_ranks
+    from megalite.data.sources import open_source
+    from megalite.errors import DataError
+
+    opened = open_source(SourceConfig(path=source), name=source.name, seq_len=seq_len)
+    try:
+        numbers = np.load(scores, allow_pickle=False)
+    except (OSError, ValueError) as error:
+        raise DataError(f"{scores}: no array of scores ({error}); write one with numpy.save") from error
+    write_ranks(opened.layout, numbers, out)
+    typer.echo(f"{out}: {opened.layout.num_samples} samples in rising order")
