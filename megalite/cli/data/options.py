@@ -1,4 +1,4 @@
-"""What the verbs of `megalite data` share: options, settings from the command line, where tasks run, what is printed."""
+"""What the verbs of `megalite data` share: options, settings from the command line, where tasks run, what is shown."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from megalite.cli.data.options import Working, Workers, working
+from megalite.cli.data.options import Workers, Working, working
 
 if TYPE_CHECKING:
     from megalite.data.prepare import Finished
@@ -45,7 +45,7 @@ def prepare(
 def work(
     folder: Annotated[Path, typer.Argument(help="The unfinished folder of a station, NAME.partial.")],
     phase: Annotated[str, typer.Argument(help="Part of the station's work: a folder in NAME.partial/.work.")],
-    share: Annotated[str, typer.Option(envvar="MEGALITE_SHARE", help="I/N: every N-th task, from the I-th on.")] = "0/1",
+    share: Annotated[str, typer.Option(help="I/N: every N-th task, from the I-th on.")] = "0/1",
 ) -> None:
     """Do the tasks of a station that wait for a worker: what each element of a Slurm array calls."""
     from megalite.data.tasks import missing_tasks, perform

@@ -22,6 +22,7 @@ from megalite.cli.data.options import (
     working,
 )
 
+
 def train_tokenizer(
     inputs: Documents,
     out: Out,
