@@ -55,7 +55,10 @@ def build(kind: type[SectionT], source: Source) -> SectionT:
     try:
         built = kind.model_validate(data)
     except ValidationError as error:
-        problems += [f"{source.place(keys)}: {'.'.join(keys)}: {sentence}" for keys, sentence in explain(error, kind)]
+        problems += [
+            ": ".join(filter(None, [source.place(keys), ".".join(keys), sentence]))
+            for keys, sentence in explain(error, kind)
+        ]
     if built is None or problems:
         raise ConfigError(problems)
     return built

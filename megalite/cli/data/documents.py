@@ -17,8 +17,7 @@ from megalite.cli.data.options import (
     Workers,
     make_settings,
     open_corpus,
-    print_result,
-    working,
+    run_station,
 )
 
 
@@ -39,9 +38,7 @@ def clean(
 
     config = make_settings(CleanConfig, settings, min_chars=min_chars, max_chars=max_chars, on_error=on_error)
     corpus = open_corpus(inputs, text_field, include)
-    with working(workers) as (progress, runner):
-        result = station.clean(corpus, out, config, runner=runner, progress=progress)
-    print_result(out, result)
+    run_station(station.clean, corpus, out, config, workers)
 
 
 def dedup(
@@ -59,9 +56,7 @@ def dedup(
 
     config = make_settings(DedupConfig, settings, ignore_case=ignore_case or None)
     corpus = open_corpus(inputs, text_field, include)
-    with working(workers) as (progress, runner):
-        result = station.dedup(corpus, out, config, runner=runner, progress=progress)
-    print_result(out, result)
+    run_station(station.dedup, corpus, out, config, workers)
 
 
 def url_dedup(inputs: StationFolders, out: Out, settings: Set = None, workers: Workers = None) -> None:
@@ -70,9 +65,7 @@ def url_dedup(inputs: StationFolders, out: Out, settings: Set = None, workers: W
     from megalite.data.stations import urls as station
 
     config = make_settings(UrlDedupConfig, settings)
-    with working(workers) as (progress, runner):
-        result = station.url_dedup(open_corpus(inputs), out, config, runner=runner, progress=progress)
-    print_result(out, result)
+    run_station(station.url_dedup, open_corpus(inputs), out, config, workers)
 
 
 def near_dedup(
@@ -93,17 +86,8 @@ def near_dedup(
     if curve:
         typer.echo(config.draw())
         return
-    with working(workers) as (progress, runner):
-        result = station.near_dedup(
-            open_corpus(inputs),
-            out,
-            config,
-            older=older or (),
-            keep_index=keep_index,
-            runner=runner,
-            progress=progress,
-        )
-    print_result(out, result)
+    options = {"older": older or (), "keep_index": keep_index}
+    run_station(station.near_dedup, open_corpus(inputs), out, config, workers, **options)
 
 
 def line_dedup(inputs: StationFolders, out: Out, settings: Set = None, workers: Workers = None) -> None:
@@ -112,9 +96,7 @@ def line_dedup(inputs: StationFolders, out: Out, settings: Set = None, workers: 
     from megalite.data.stations import lines as station
 
     config = make_settings(LineDedupConfig, settings)
-    with working(workers) as (progress, runner):
-        result = station.line_dedup(open_corpus(inputs), out, config, runner=runner, progress=progress)
-    print_result(out, result)
+    run_station(station.line_dedup, open_corpus(inputs), out, config, workers)
 
 
 def substring_dedup(
@@ -129,9 +111,7 @@ def substring_dedup(
     from megalite.data.stations import substring as station
 
     config = make_settings(SubstringConfig, settings, min_bytes=min_bytes)
-    with working(workers) as (progress, runner):
-        result = station.substring_dedup(open_corpus(inputs), out, config, runner=runner, progress=progress)
-    print_result(out, result)
+    run_station(station.substring_dedup, open_corpus(inputs), out, config, workers)
 
 
 def decontaminate(
@@ -146,9 +126,7 @@ def decontaminate(
     from megalite.data.stations import contamination as station
 
     config = make_settings(DecontaminateConfig, settings, paths=_strings(against))
-    with working(workers) as (progress, runner):
-        result = station.decontaminate(open_corpus(inputs), out, config, runner=runner, progress=progress)
-    print_result(out, result)
+    run_station(station.decontaminate, open_corpus(inputs), out, config, workers)
 
 
 def perplexity(
@@ -165,9 +143,7 @@ def perplexity(
 
     given = {"train_on": _strings(train_on), "keep_fraction": keep_fraction}
     config = make_settings(PerplexityConfig, settings, **given)
-    with working(workers) as (progress, runner):
-        result = station.select(open_corpus(inputs), out, config, runner=runner, progress=progress)
-    print_result(out, result)
+    run_station(station.select, open_corpus(inputs), out, config, workers)
 
 
 def classifier(
@@ -186,9 +162,7 @@ def classifier(
 
     given = {"good": _strings(good), "bad": _strings(bad), "keep_fraction": keep_fraction, "min_score": min_score}
     config = make_settings(ClassifierConfig, settings, **given)
-    with working(workers) as (progress, runner):
-        result = station.select(open_corpus(inputs), out, config, runner=runner, progress=progress)
-    print_result(out, result)
+    run_station(station.select, open_corpus(inputs), out, config, workers)
 
 
 def _strings(paths: list[Path] | None) -> list[str] | None:

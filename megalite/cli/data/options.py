@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, TypeVar
@@ -79,6 +79,20 @@ def open_corpus(inputs: list[Path], text_field: str = "text", include: list[str]
     from megalite.data.recipe import DocumentSource
 
     return Corpus([DocumentSource(path=path, text_field=text_field, include=tuple(include or ())) for path in inputs])
+
+
+def run_station(
+    station: Callable[..., StationResult],
+    corpus: Corpus,
+    out: Path,
+    config: Section,
+    workers: int | None,
+    **options: Any,
+) -> None:
+    """Run a station of documents over a pool of processes, and say what came of it."""
+    with working(workers) as (progress, runner):
+        result = station(corpus, out, config, runner=runner, progress=progress, **options)
+    print_result(out, result)
 
 
 def report_console() -> Console:
