@@ -23,7 +23,13 @@ def _squeeze(buffer: np.ndarray, offsets: np.ndarray) -> tuple[np.ndarray, np.nd
         place, end = offsets[text], offsets[text + 1]
         gap = False
         while place < end:
-            size = _blank_size(buffer, place, end)
+            byte = buffer[place]
+            if byte < 0x80:
+                size = 1 if byte == 32 or 9 <= byte <= 13 or 0x1C <= byte <= 0x1F else 0
+            elif byte == 0xC2 or 0xE1 <= byte <= 0xE3:
+                size = _wide_blank_size(buffer, place)
+            else:
+                size = 0
             if size:
                 gap = True
                 place += size
@@ -32,7 +38,7 @@ def _squeeze(buffer: np.ndarray, offsets: np.ndarray) -> tuple[np.ndarray, np.nd
                 out[filled] = 32
                 filled += 1
             gap = False
-            out[filled] = buffer[place]
+            out[filled] = byte
             filled += 1
             place += 1
         borders[text + 1] = filled
@@ -40,16 +46,16 @@ def _squeeze(buffer: np.ndarray, offsets: np.ndarray) -> tuple[np.ndarray, np.nd
 
 
 @kernel
-def _blank_size(buffer: np.ndarray, place: int, end: int) -> int:
-    """Bytes of the blank (as str.isspace has it) that begins at a place, or 0."""
-    byte = buffer[place]
-    if byte < 0x80:
-        return 1 if byte == 32 or 9 <= byte <= 13 or 0x1C <= byte <= 0x1F else 0
+def _wide_blank_size(buffer: np.ndarray, place: int) -> int:
+    """Bytes of the blank (as str.isspace has it) of several bytes that begins at a place, or 0.
+
+    Called for the few bytes that may begin one: numba counts references at every call, which takes longer than the rest
+    of the loop.
+    """
+    byte, second = buffer[place], buffer[place + 1]
     if byte == 0xC2:
-        return 2 if buffer[place + 1] == 0x85 or buffer[place + 1] == 0xA0 else 0
-    if byte < 0xE1 or byte > 0xE3:
-        return 0
-    second, third = buffer[place + 1], buffer[place + 2]
+        return 2 if second == 0x85 or second == 0xA0 else 0
+    third = buffer[place + 2]
     if byte == 0xE1:
         return 3 if second == 0x9A and third == 0x80 else 0  # U+1680
     if byte == 0xE3:

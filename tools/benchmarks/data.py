@@ -5,11 +5,12 @@
 Text is made by `corpus.py`, with planted duplicates and the truth about them. Every case runs in a process of its own,
 in one thread, and reads and writes files in a local folder; cases are interleaved, round by round, because the speed of
 a shared machine drifts, and the figure of a case is its median. Speed is million bytes of text, or million tokens, a
-CPU second: it does not depend on who else uses the machine. Each process warms up on a tiny corpus first, so neither
-imports nor the compiling of kernels count (`data_measure.py`).
+CPU second, which depends little on who else uses the machine. Each process warms up on a tiny corpus first, so neither
+imports nor the compiling of kernels count (`data_measure.py`), and the words of that corpus are in a tokenizer's cache.
 
 Other tools run where they are installed; PYTHONPATH may point at a folder made by `pip install --target`. Those that
-would take minutes read a part of the corpus.
+would take minutes read a part of the corpus: the column `read` says how much. Packing and loading work on the tokens
+laid end to end several times, see `data_inputs.py`; the fewer documents, the more padding.
 """
 
 from __future__ import annotations
@@ -194,7 +195,8 @@ def run(entry: Entry, folder: Path, is_judged: bool) -> dict[str, float] | None:
         return None
     figures = json.loads(lines[-1])
     figures["speed"] = figures["amount"] / figures["cpu_seconds"]
-    figures["bytes_a_byte"] = figures["extra_mb"] / figures["amount"]
+    if _unit(entry) == "MB":
+        figures["bytes_a_byte"] = figures["extra_mb"] / figures["amount"]
     return figures
 
 
@@ -203,7 +205,7 @@ def measure(chosen: Sequence[Entry], folder_of: Callable[[Entry], Path], rounds:
     results: dict[str, list[dict]] = {entry.name: [] for entry in chosen}
     for number in range(rounds):
         for entry in chosen:
-            figures = run(entry, folder_of(entry), is_judged=number == 0)
+            figures = run(entry, folder_of(entry), is_judged=number == 0 and entry.mb is None)
             if figures is not None:
                 results[entry.name].append(figures)
                 speed, unit = figures["speed"], _unit(entry)
@@ -244,19 +246,30 @@ def verdicts(rows: Sequence[dict]) -> list[dict]:
 
 def show(rows: Sequence[dict], asked: Sequence[dict]) -> None:
     """Print the figures of all cases, then what was asked beside what was measured."""
-    print(f"\n{'case':34} {'speed':>9} a CPU second   CPU s  wall s  peak MB  in the run   further figures")
+    print(
+        f"\n{'case':34} {'speed':>9} a CPU s {'read':>6} {'CPU s':>7} {'wall s':>7} {'peak MB':>8} {'of the run':>10}"
+    )
     for row in rows:
         further = {name: value for name, value in row.items() if name not in SHOWN and not isinstance(value, str)}
         print(
-            f"{row['case']:34} {row['speed']:9.2f} {row['unit']:12} "
-            f"{row['cpu_seconds']:7.2f} {row['wall_seconds']:7.2f} {row['peak_mb']:8.0f} {row['extra_mb']:8.0f} MB   "
+            f"{row['case']:34} {row['speed']:9.2f} {row['unit']:7} {row['amount']:6.0f} {row['cpu_seconds']:7.2f} "
+            f"{row['wall_seconds']:7.2f} {row['peak_mb']:8.0f} {row['extra_mb']:10.0f}   "
             + ", ".join(f"{name} {value:.4g}" for name, value in further.items())
         )
+    show_memory(rows)
     print(f"\n{'case':34} {'figure':16} {'asked':>9} {'measured':>9}")
     for each in asked:
         sign = "<=" if each["at_most"] else ">="
         verdict = "met" if each["met"] else "missed"
         print(f"{each['entry']:34} {each['figure']:16} {sign} {each['limit']:6g} {each['value']:9.3f}  {verdict}")
+
+
+def show_memory(rows: Sequence[dict]) -> None:
+    """Print what the peak of memory lies above the start, by the size of the corpus. Files that are mapped count."""
+    for group in dict.fromkeys(row["group"] for row in rows if row["group"].startswith("memory-")):
+        own = [row for row in rows if row["group"] == group]
+        figures = "   ".join(f"{row['amount']:.0f} MB: {row['extra_mb']:.0f}" for row in own)
+        print(f"{group:34} {figures}")
 
 
 def main() -> None:

@@ -24,7 +24,6 @@ from megalite.data.corpus import Corpus
 from megalite.data.progress import Silent
 from megalite.data.recipe import CleanConfig, DedupConfig, DocumentSource, PackConfig
 from megalite.data.runners import InProcess, LocalPool
-from megalite.data.texts import Texts
 
 MICRO_BATCH_SIZE = 8
 TOKENS_AT_ONCE = 1 << 16
@@ -146,7 +145,7 @@ def substring(inputs: Inputs, setting: str) -> Run:
     from megalite.data.stations.substring import substring_dedup
 
     config, paths = SubstringConfig(), [str(path) for path in inputs.shards]
-    texts = Texts.of(inputs.column("text")) if setting == "memory" else None
+    texts = inputs.texts() if setting == "memory" else None
 
     def run(out: Path) -> Outcome:
         if setting == "station":

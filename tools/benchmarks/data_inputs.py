@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.parquet as pq
 
 from megalite.data.corpus import Corpus
@@ -100,6 +101,11 @@ class Inputs:
     def column(self, name: str) -> list[str]:
         """A column of all documents, in order."""
         return [value for path in self.shards for value in pq.read_table(path, columns=[name])[name].to_pylist()]
+
+    def texts(self) -> Texts:
+        """The texts of all documents, in memory."""
+        tables = [pq.read_table(path, columns=["text"]) for path in self.shards]
+        return Texts.from_arrow(pa.concat_tables(tables)["text"])
 
     def truth(self) -> list[dict[str, Any]]:
         """What was planted."""
