@@ -39,6 +39,7 @@ setup(
         "numpy>=1.26",
         "numba>=0.60",
         "orjson>=3.9",
+        "fsspec>=2023.1",
         "xxhash>=3.4",
         "zstandard>=0.22",
         "tensorboard>=2.15",
@@ -46,6 +47,7 @@ setup(
     extras_require={
         "te": ["transformer-engine[pytorch]>=2.8"],
         "data": ["ftfy>=6.3", "py3langid>=0.4,<0.5", "resiliparse>=0.15", "warcio>=1.7"],
+        "cloud": ["s3fs", "gcsfs", "aiohttp"],
         "fast": ["gigatoken>=0.10"],
         "ray": ["ray>=2.30"],
         "eval": ["lm-eval>=0.4.9"],

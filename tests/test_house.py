@@ -40,6 +40,8 @@ CONFINED = {
     "warcio": ("data/warc.py",),
     "ray": ("data/runners/ray.py",),
     "gigatoken": ("data/encoders/giga.py",),
+    "datasets": ("data/hub.py",),
+    "fsspec": ("data/remote.py",),
 }
 """Packages that only some places may import."""
 

@@ -7,18 +7,21 @@ from __future__ import annotations
 
 import fnmatch
 import json
+import math
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 import xxhash
 
 from megalite.data.documents import Document, Rejected
-from megalite.data.manifest import check_input, find_manifest
+from megalite.data.hub import local_files, located, num_parts, plan_dataset
+from megalite.data.manifest import FILE_NAME, check_input, find_manifest
 from megalite.data.python_library import list_python_files
 from megalite.data.readers import READERS, Piece, data_suffix
-from megalite.data.recipe import DocumentSource
+from megalite.data.recipe import DATASET_SETTINGS, DocumentSource
+from megalite.data.remote import FoundFile, list_remote
 from megalite.data.shards import (
     Shard,
     ShardReading,
@@ -54,7 +57,7 @@ NOT_CONTENT = {"path", "description", "license", "url"}
 class _Source:
     config: DocumentSource
     name: str
-    root: Path
+    root: Path | str
     pieces: tuple[Piece, ...]
     fingerprint: str
     text_mb: float
@@ -82,15 +85,15 @@ class Corpus:
         self._sources: list[_Source] = []
         for config in sources:
             try:
-                self._sources.append(_find_files(config))
+                self._sources.append(_find_source(config))
             except DataError as error:
                 problems.append(str(error))
         if problems:
             raise DataError("\n".join(problems))
 
     @property
-    def inputs(self) -> list[tuple[Path, str]]:
-        """Path and fingerprint of each source, for the manifest."""
+    def inputs(self) -> list[tuple[Path | str, str]]:
+        """Path or URL of each source with its fingerprint, for the manifest."""
         return [(source.root, source.fingerprint) for source in self._sources]
 
     @property
@@ -122,22 +125,59 @@ class Corpus:
         return (record for record in self.read() if isinstance(record, Document))
 
 
-def _find_files(config: DocumentSource) -> _Source:
+def _find_source(config: DocumentSource) -> _Source:
+    if config.kind == "datasets":
+        return _dataset_source(config)
     if config.kind == "python":
         root, found = list_python_files(config.max_mb)
-        return _plain_source(config, root, found)
+        return _plain_source(config, root, [_local_file(path, id) for path, id in found])
     root = config.path
+    if isinstance(root, str):
+        return _plain_source(config, root, _remote_files(config, root))
     if root.is_file():
-        return _plain_source(config, root, [(root, root.name)])
+        return _plain_source(config, root, [_local_file(root, root.name)])
     if not root.is_dir():
         raise DataError(f"{root}: no such file or folder")
     if find_manifest(root) is not None:
         return _station_source(config, root)
     paths = _dataset_files(root) or _matching_files(root, config.include)
     if not paths:
-        patterns = ", ".join(config.include or [f"*{suffix}" for suffix in (*READERS, *PLAIN_TEXT_SUFFIXES)])
-        raise DataError(f"{root}: no file to read; looked for {patterns}, also with .gz and .zst: set include")
-    return _plain_source(config, root, [(path, path.relative_to(root).as_posix()) for path in paths])
+        raise _nothing_to_read(config)
+    return _plain_source(config, root, [_local_file(path, path.relative_to(root).as_posix()) for path in paths])
+
+
+def _remote_files(config: DocumentSource, url: str) -> list[FoundFile]:
+    """The files of a URL that are wanted; a single file always is."""
+    files = list_remote(url)
+    if [file.path for file in files] == [url]:
+        return files
+    if any(file.id == FILE_NAME for file in files):
+        raise DataError(f"{url}: the folder of a station, which is read from this machine's disks: copy it here first")
+    files = [file for file in files if _is_wanted(PurePosixPath(file.id).name, config.include)]
+    if not files:
+        raise _nothing_to_read(config)
+    return files
+
+
+def _local_file(path: Path, id: str) -> FoundFile:
+    stat = os.stat(path)
+    return FoundFile(str(path.absolute()), id, stat.st_size, str(stat.st_mtime_ns))
+
+
+def _nothing_to_read(config: DocumentSource) -> DataError:
+    patterns = ", ".join(config.include or [f"*{suffix}" for suffix in (*READERS, *PLAIN_TEXT_SUFFIXES)])
+    return DataError(f"{config.root}: no file to read; looked for {patterns}, also with .gz and .zst: set include")
+
+
+def _dataset_source(config: DocumentSource) -> _Source:
+    """What Hugging Face `datasets` loads, a piece for each of its shards."""
+    found = located(config)
+    plan = plan_dataset(found)
+    files = local_files(found)
+    num_bytes = plan.num_bytes or sum(text_bytes(file.path, file.num_bytes) for file in files)
+    count = num_parts(plan, shard_size(num_bytes))
+    pieces = tuple(Piece(found.dataset, f"{config.split}-{index:05d}", index, count) for index in range(count))
+    return _Source(found, config.label, config.root, pieces, _fingerprint(files, config), _capped_mb(num_bytes, config))
 
 
 def _station_source(config: DocumentSource, root: Path) -> _Source:
@@ -149,32 +189,36 @@ def _station_source(config: DocumentSource, root: Path) -> _Source:
     shards = [output.path for output in manifest.outputs if output.path.startswith("part-")]
     pieces = tuple(Piece(str(root / shard), shard) for shard in shards)
     text_mb = manifest.counts["text_bytes"] / 1e6
-    return _Source(config, _name(config, root), root, pieces, manifest.fingerprint, text_mb, is_station=True)
+    return _Source(config, config.label, root, pieces, manifest.fingerprint, text_mb, is_station=True)
 
 
-def _plain_source(config: DocumentSource, root: Path, files: Sequence[tuple[Path, str]]) -> _Source:
-    """A source of files with their names in ids."""
-    text_mb = sum(text_bytes(path) for path, _ in files) / 1e6
-    text_mb = min(text_mb, config.max_mb or text_mb)
-    pieces = tuple(Piece(str(path.absolute()), id) for path, id in files)
-    return _Source(config, _name(config, root), root, pieces, _fingerprint(pieces, config), text_mb)
+def _plain_source(config: DocumentSource, root: Path | str, files: Sequence[FoundFile]) -> _Source:
+    """A source of files."""
+    pieces = tuple(Piece(file.path, file.id, num_bytes=file.num_bytes) for file in files)
+    text_mb = _capped_mb(sum(text_bytes(file.path, file.num_bytes) for file in files), config)
+    return _Source(config, config.label, root, pieces, _fingerprint(files, config), text_mb)
 
 
-def _name(config: DocumentSource, root: Path) -> str:
-    return config.name or ("python" if config.kind == "python" else root.absolute().name)
+def _capped_mb(num_bytes: float, config: DocumentSource) -> float:
+    """Million bytes of text that will be read: of as many bytes, or of nobody knows how many (0)."""
+    if not num_bytes:
+        return config.max_mb or 0.0
+    return min(num_bytes / 1e6, config.max_mb or math.inf)
 
 
 def _matching_files(root: Path, include: Sequence[str]) -> list[Path]:
     """Files below `root` that match a pattern or, without patterns, have a known suffix; hidden ones are left out."""
-    known = {*READERS, *PLAIN_TEXT_SUFFIXES}
     found = []
     for folder, subfolders, names in os.walk(root):
         subfolders[:] = sorted(name for name in subfolders if not name.startswith("."))
-        for name in names:
-            wanted = any(fnmatch.fnmatch(name, pattern) for pattern in include)
-            if wanted or (not include and not name.startswith(".") and data_suffix(Path(name)) in known):
-                found.append(Path(folder, name))
+        found += [Path(folder, name) for name in names if _is_wanted(name, include)]
     return sorted(found)
+
+
+def _is_wanted(name: str, include: Sequence[str]) -> bool:
+    if include:
+        return any(fnmatch.fnmatch(name, pattern) for pattern in include)
+    return not name.startswith(".") and data_suffix(name) in {*READERS, *PLAIN_TEXT_SUFFIXES}
 
 
 def _dataset_files(root: Path) -> list[Path]:
@@ -188,10 +232,13 @@ def _dataset_files(root: Path) -> list[Path]:
     return [root / file["filename"] for file in state["_data_files"]]
 
 
-def _fingerprint(pieces: Sequence[Piece], config: DocumentSource) -> str:
-    """A hash over names, sizes and times of change: cheap, and different whenever the contents may be."""
-    digest = xxhash.xxh3_128(config.model_dump_json(exclude=NOT_CONTENT).encode())
-    for piece in pieces:
-        stat = os.stat(piece.path)
-        digest.update(f"{piece.id}\0{stat.st_size}\0{stat.st_mtime_ns}\n".encode(errors="surrogateescape"))
+def _fingerprint(files: Sequence[FoundFile], config: DocumentSource) -> str:
+    """A hash over names, sizes and versions (times of change, ETags): cheap, and another one if contents may differ.
+
+    What only belongs to data sets stays out for files, whose fingerprints are older than these settings.
+    """
+    left_out = NOT_CONTENT if config.kind == "datasets" else NOT_CONTENT.union(DATASET_SETTINGS)
+    digest = xxhash.xxh3_128(config.model_dump_json(exclude=left_out).encode())
+    for file in files:
+        digest.update(f"{file.id}\0{file.num_bytes}\0{file.version}\n".encode(errors="surrogateescape"))
     return digest.hexdigest()

@@ -38,7 +38,7 @@ HASH_CHUNK_BYTES = 1 << 22
 
 @dataclass(frozen=True)
 class Input:
-    """Something a station read: where it lies, seen from the station's folder, and a hash that changes with it."""
+    """Something a station read: where it lies, seen from the station's folder, or its URL; a hash that changes with it."""
 
     path: str
     fingerprint: str
@@ -106,7 +106,7 @@ def run_station(
     station: str,
     out: Path,
     *,
-    inputs: Sequence[tuple[Path, str]],
+    inputs: Sequence[tuple[Path | str, str]],
     settings: dict[str, Any],
     build: Callable[[Path], dict[str, Any]],
     resumable: bool = False,
@@ -116,7 +116,7 @@ def run_station(
     Args:
         station: name of the station.
         out: folder to make. An older result of the same station there is replaced; anything else is refused.
-        inputs: (path, fingerprint) of what is read.
+        inputs: (path or URL, fingerprint) of what is read.
         settings: JSON-ready settings that decide the result. The number of workers is none of them.
         build: writes the files into the folder it is given and returns the counts.
         resumable: `build` goes on with what it finds in the folder (`tasks.py`), so an interrupted one is kept.
@@ -125,7 +125,7 @@ def run_station(
         DataError: `out` holds something else, or the disk is full; what was half written is removed.
     """
     here = out.absolute()
-    relative = tuple(Input(os.path.relpath(Path(path).absolute(), here), hash_) for path, hash_ in inputs)
+    relative = tuple(Input(_seen_from(here, path), hash_) for path, hash_ in inputs)
     planned = Manifest(station, relative, json.loads(json.dumps(settings)), counts={})
     found = find_manifest(out)
     if found is not None and found.same_work(planned) and not missing_outputs(found):
@@ -242,6 +242,11 @@ def write_text(path: Path, text: str) -> None:
         file.flush()
         os.fsync(file.fileno())
     os.replace(partial, path)
+
+
+def _seen_from(here: Path, path: Path | str) -> str:
+    """A path relative to a folder; a URL as it is."""
+    return str(path) if "://" in str(path) else os.path.relpath(Path(path).absolute(), here)
 
 
 def _same_plan(partial: Path, planned: Manifest) -> bool:

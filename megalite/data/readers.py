@@ -1,4 +1,5 @@
-"""Reading documents out of a piece of one file: JSON lines, tables, web archives or text, each possibly compressed.
+"""Reading documents out of a piece of one source: JSON lines, tables, web archives or text, each possibly compressed
+and perhaps behind a URL (`remote.py`), or a shard of a Hugging Face data set (`hub.py`).
 
 Every reader streams, and never stops at a bad record: it goes to the builder's rejects with a reason. A reader yields a
 batch whenever one is full; what is left over stays in the builder for the next file.
@@ -10,8 +11,9 @@ import io
 import json
 from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any, BinaryIO
 
 import numpy as np
@@ -22,7 +24,9 @@ import pyarrow.parquet as pq
 from pyarrow import csv
 
 from megalite.data.documents import SCHEMA, BatchBuilder, DocumentBatch, Rejected, make_documents
+from megalite.data.hub import read_dataset
 from megalite.data.recipe import DocumentSource
+from megalite.data.remote import file_name, is_url, local_copy, open_remote
 from megalite.data.texts import ARROW_TYPE
 from megalite.errors import DataError, did_you_mean
 
@@ -40,19 +44,26 @@ NOTHING = pa.scalar("", ARROW_TYPE)
 COLUMN_BATCH_ROWS = 1024
 """Rows of a foreign Parquet or Arrow file taken at once."""
 
+COMPRESSIONS = {".gz": "gzip", ".zst": "zstd"}
+"""Arrow's names of them."""
+
 
 @dataclass(frozen=True)
 class Piece:
     """A file of a source, or a part of a large one."""
 
     path: str
+    """Absolute, or a URL; the name of a data set."""
     id: str
     """What the file is called in ids."""
     start: int = 0
     stop: int | None = None
-    """Bytes of JSON lines, or row groups of a Parquet file; None is the end."""
+    """Bytes of JSON lines, or row groups of a Parquet file, None being the end; of a data set, which shard out of how
+    many."""
     first: int = 1
     """Number of the first line or row, for ids."""
+    num_bytes: int = 0
+    """Of the whole file, as it lies there; 0 when that is not known."""
 
 
 Reader = Callable[[Piece, DocumentSource, BatchBuilder], Iterator[DocumentBatch]]
@@ -63,8 +74,9 @@ def read_piece(piece: Piece, config: DocumentSource, builder: BatchBuilder) -> I
 
     Raises:
         DataError: a table without the column that is to hold the text.
+        UnavailableError: what is not on this machine cannot be reached.
     """
-    reader = READERS.get(data_suffix(Path(piece.path)), _read_text)
+    reader = _read_dataset if config.kind == "datasets" else READERS.get(data_suffix(piece.path), _read_text)
     try:
         yield from reader(piece, config, builder)
     except READ_ERRORS as error:
@@ -73,10 +85,16 @@ def read_piece(piece: Piece, config: DocumentSource, builder: BatchBuilder) -> I
         yield from builder.take()
 
 
-def data_suffix(path: Path) -> str:
-    """The suffix that tells the format, `.gz` and `.zst` taken off."""
-    inner = path.with_suffix("") if path.suffix in (".gz", ".zst") else path
+def data_suffix(path: str) -> str:
+    """The suffix of a path or URL that tells the format, `.gz` and `.zst` taken off."""
+    name = PurePosixPath(file_name(path))
+    inner = name.with_suffix("") if name.suffix in COMPRESSIONS else name
     return inner.suffix.lower()
+
+
+def is_compressed(path: str) -> bool:
+    """Whether a path or URL ends in `.gz` or `.zst`."""
+    return PurePosixPath(file_name(path)).suffix in COMPRESSIONS
 
 
 def read_station_shard(path: Path) -> Iterator[DocumentBatch]:
@@ -92,7 +110,17 @@ def _open(path: str) -> BinaryIO:
 
     Arrow's readers refuse a stream that ends early; zstandard's own takes it for the end of the file.
     """
-    return io.BufferedReader(pa.input_stream(path, compression="detect"), buffer_size=1 << 20)
+    if is_url(path) and not is_compressed(path):
+        return open_remote(path)
+    return io.BufferedReader(_open_arrow(path), buffer_size=1 << 20)
+
+
+def _open_arrow(path: str) -> pa.NativeFile:
+    """The same as a stream of Arrow's."""
+    if not is_url(path):
+        return pa.input_stream(path, compression="detect")
+    suffix = PurePosixPath(file_name(path)).suffix
+    return pa.input_stream(open_remote(path), compression=COMPRESSIONS.get(suffix))
 
 
 def _read_text(piece: Piece, config: DocumentSource, builder: BatchBuilder) -> Iterator[DocumentBatch]:
@@ -170,8 +198,13 @@ def _is_utf8(content: bytes) -> bool:
     return True
 
 
+def open_parquet(path: str) -> pq.ParquetFile:
+    """A Parquet file; of one behind a URL only the columns and row groups that are read are fetched."""
+    return pq.ParquetFile(open_remote(path, in_ranges=True) if is_url(path) else path)
+
+
 def _read_parquet(piece: Piece, config: DocumentSource, builder: BatchBuilder) -> Iterator[DocumentBatch]:
-    with pq.ParquetFile(piece.path) as file:
+    with open_parquet(piece.path) as file:
         columns = _columns(file.schema_arrow, piece.path, config)
         groups = range(piece.start, file.num_row_groups if piece.stop is None else piece.stop)
         batches = file.iter_batches(batch_size=COLUMN_BATCH_ROWS, columns=columns, row_groups=list(groups))
@@ -179,7 +212,7 @@ def _read_parquet(piece: Piece, config: DocumentSource, builder: BatchBuilder) -
 
 
 def _read_arrow(piece: Piece, config: DocumentSource, builder: BatchBuilder) -> Iterator[DocumentBatch]:
-    with pa.memory_map(piece.path) as file:
+    with open_remote(piece.path, in_ranges=True) if is_url(piece.path) else pa.memory_map(piece.path) as file:
         try:
             reader = pa.ipc.open_file(file)
             batches = (reader.get_batch(number) for number in range(reader.num_record_batches))
@@ -255,13 +288,13 @@ def _what_is_wrong(text: pa.Scalar) -> tuple[str, str]:
 
 
 def _read_csv(piece: Piece, config: DocumentSource, builder: BatchBuilder) -> Iterator[DocumentBatch]:
-    delimiter = "\t" if data_suffix(Path(piece.path)) == ".tsv" else ","
+    delimiter = "\t" if data_suffix(piece.path) == ".tsv" else ","
 
     def refuse(row: csv.InvalidRow) -> str:
         builder.reject(f"{piece.id}:{row.number}", row.text or "", BAD_ROW)
         return "skip"
 
-    with pa.input_stream(piece.path, compression="detect") as file:
+    with _open_arrow(piece.path) as file:
         reader = csv.open_csv(
             file,
             read_options=csv.ReadOptions(use_threads=False),  # else rows have no numbers
@@ -290,13 +323,20 @@ def _read_archive(piece: Piece, config: DocumentSource, builder: BatchBuilder) -
     from megalite.data.warc import read_archive
 
     skipped: Counter[str] = Counter()
-    for number, page in enumerate(read_archive(Path(piece.path), skipped), start=1):
-        fields = {"url": page.url, "date": page.date, "content_type": page.content_type}
-        builder.add(f"{piece.id}:{number}", page.text.encode(errors="replace"), _kept_fields(fields, config))
-        if builder.full():
-            yield from builder.take()
+    with local_copy(piece.path) if is_url(piece.path) else nullcontext(Path(piece.path)) as path:
+        for number, page in enumerate(read_archive(path, skipped), start=1):
+            fields = {"url": page.url, "date": page.date, "content_type": page.content_type}
+            builder.add(f"{piece.id}:{number}", page.text.encode(errors="replace"), _kept_fields(fields, config))
+            if builder.full():
+                yield from builder.take()
     for reason, count in skipped.items():
         builder.reject(piece.id, f"{count} records", f"archive: {reason}")
+
+
+def _read_dataset(piece: Piece, config: DocumentSource, builder: BatchBuilder) -> Iterator[DocumentBatch]:
+    batches = read_dataset(config, piece.start, piece.stop)
+    chosen = (batch.select(_columns(batch.schema, config.root, config)) for batch in batches)
+    yield from _read_columns(chosen, piece, config, builder)
 
 
 READERS: dict[str, Reader] = {

@@ -7,16 +7,24 @@ Parquet makes several. A shard is JSON-ready, so it travels in a task (`tasks.py
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow.parquet as pq
 
 from megalite.data.documents import BatchBuilder, DocumentBatch, Rejected
-from megalite.data.readers import READ_ERRORS, Piece, data_suffix, read_piece, read_station_shard
+from megalite.data.readers import (
+    READ_ERRORS,
+    Piece,
+    data_suffix,
+    is_compressed,
+    open_parquet,
+    read_piece,
+    read_station_shard,
+)
 from megalite.data.recipe import DocumentSource
+from megalite.data.remote import is_url, open_remote
 from megalite.errors import DataError
 
 SMALLEST_SHARD = 4_000_000
@@ -43,13 +51,14 @@ def shard_size(text_bytes: float) -> int:
     return int(min(max(text_bytes / SHARDS_OF_A_CORPUS, SMALLEST_SHARD), LARGEST_SHARD))
 
 
-def text_bytes(path: Path) -> int:
-    """About how many bytes of text a file holds."""
-    size = path.stat().st_size
-    return size * COMPRESSION if path.suffix in (".gz", ".zst", ".parquet") else size
+def text_bytes(path: str, num_bytes: int) -> int:
+    """About how many bytes of text a file of `num_bytes` holds."""
+    return num_bytes * COMPRESSION if is_compressed(path) or data_suffix(path) == ".parquet" else num_bytes
 
 
-def cut_in_shards(pieces: Sequence[Piece], source: str, config: DocumentSource, root: Path, size: int) -> list[Shard]:
+def cut_in_shards(
+    pieces: Sequence[Piece], source: str, config: DocumentSource, root: str | Path, size: int
+) -> list[Shard]:
     """Group the files of one source into shards of about `size` bytes of text, in their order.
 
     Args:
@@ -60,15 +69,17 @@ def cut_in_shards(pieces: Sequence[Piece], source: str, config: DocumentSource, 
         size: from `shard_size`.
     """
     common = {"source": source, "root": str(root), "config": config.model_dump(mode="json")}
-    if config.max_mb is not None and config.kind == "files":
+    if config.max_mb is not None and config.kind != "python":
         return [_shard(pieces, common)]  # the cap counts documents in order, so one task reads them
+    if config.kind == "datasets":
+        return [_shard([piece], common) for piece in pieces]
     shards: list[Shard] = []
     group: list[Piece] = []
     held = 0
     for piece in pieces:
         for part in _cut_file(piece, size):
             group.append(part)
-            held += size if part.stop is not None else text_bytes(Path(part.path))
+            held += size if part.stop is not None else text_bytes(part.path, part.num_bytes)
             if held >= size:
                 shards.append(_shard(group, common))
                 group, held = [], 0
@@ -172,20 +183,21 @@ def _capped(batches: Iterator[DocumentBatch], max_bytes: float) -> Iterator[Docu
 
 def _cut_file(piece: Piece, size: int) -> Iterator[Piece]:
     """The parts of a file that is much larger than a shard, or the file."""
-    path = Path(piece.path)
-    if text_bytes(path) < 2 * size:
+    suffix = data_suffix(piece.path)
+    if is_compressed(piece.path) or text_bytes(piece.path, piece.num_bytes) < 2 * size:
         yield piece
-    elif path.suffix == ".parquet":
+    elif suffix == ".parquet":
         yield from _cut_parquet(piece, size)
-    elif path.suffix == data_suffix(path) and path.suffix in (".jsonl", ".ndjson", ".json"):
-        yield from _cut_lines(piece, size)
+    elif suffix in (".jsonl", ".ndjson", ".json"):
+        yield from (_cut_remote_lines if is_url(piece.path) else _cut_lines)(piece, size)
     else:
         yield piece
 
 
 def _cut_parquet(piece: Piece, size: int) -> Iterator[Piece]:
     try:
-        metadata = pq.read_metadata(piece.path)
+        with open_parquet(piece.path) as file:
+            metadata = file.metadata
     except READ_ERRORS:
         yield piece  # the reader says what is wrong with it
         return
@@ -215,3 +227,19 @@ def _cut_lines(piece: Piece, size: int) -> Iterator[Piece]:
             position += len(chunk)
     if start < position:
         yield Piece(piece.path, piece.id, start, position, first)
+
+
+def _cut_remote_lines(piece: Piece, size: int) -> Iterator[Piece]:
+    """Parts that begin after a line end, found by looking only around the cuts.
+
+    Nobody has counted the lines before a part, so its ids say at which byte it begins: `a.jsonl@256000117:1`.
+    """
+    with open_remote(piece.path) as file:
+        start, id = 0, piece.id
+        while file.seekable() and start + size < piece.num_bytes:
+            file.seek(start + size)
+            stop = start + size + len(file.readline())
+            yield replace(piece, id=id, start=start, stop=stop)
+            start, id = stop, f"{piece.id}@{stop}"
+    if start < piece.num_bytes:
+        yield replace(piece, id=id, start=start, stop=piece.num_bytes if start else None)

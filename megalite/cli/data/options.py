@@ -25,10 +25,10 @@ REPORT_WIDTH = 160
 SectionT = TypeVar("SectionT", bound="Section")
 
 Documents = Annotated[
-    list[Path],
-    typer.Argument(help="Files or folders: jsonl, parquet, arrow, plain text (.gz, .zst), or a station's folder."),
+    list[str],
+    typer.Argument(help="Files, folders or URLs: jsonl, parquet, csv, warc, text (.gz, .zst), or a station's folder."),
 ]
-StationFolders = Annotated[list[Path], typer.Argument(help="Folders of earlier stations, as `clean` leaves them.")]
+StationFolders = Annotated[list[str], typer.Argument(help="Folders of earlier stations, as `clean` leaves them.")]
 Out = Annotated[Path, typer.Option("--out", help="Folder to make.")]
 Workers = Annotated[int | None, typer.Option(min=1, help="Processes. [default: all cores]", show_default=False)]
 TextField = Annotated[str, typer.Option(help="Field or column that holds the text.")]
@@ -73,7 +73,7 @@ def make_settings(kind: type[SectionT], assignments: list[str] | None, /, **give
     return build(kind, source)
 
 
-def open_corpus(inputs: list[Path], text_field: str = "text", include: list[str] | None = None) -> Corpus:
+def open_corpus(inputs: list[str], text_field: str = "text", include: list[str] | None = None) -> Corpus:
     """The documents of some files and folders."""
     from megalite.data.corpus import Corpus
     from megalite.data.recipe import DocumentSource

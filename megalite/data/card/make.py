@@ -131,8 +131,7 @@ def _describe(recipe: Recipe) -> dict[str, dict[str, str | None]]:
     """What the recipe says of its sources, by the names that they have in the data."""
     described: dict[str, dict[str, str | None]] = {}
     for source in recipe.sources:
-        name = source.name or ("python" if source.path is None else source.path.absolute().name)
-        described.setdefault(name, {field: getattr(source, field, None) for field in DESCRIBING})
+        described.setdefault(source.label, {field: getattr(source, field, None) for field in DESCRIBING})
     return described
 
 

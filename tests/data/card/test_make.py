@@ -18,6 +18,7 @@ from megalite.data.card.measure import Tally
 from megalite.data.indexed import IndexedTokens
 from megalite.data.manifest import Manifest, find_manifest
 from megalite.data.prepare import prepare
+from megalite.data.recipe import DocumentSource
 from megalite.errors import DataError
 from tests.data.card.conftest import HOSTILE, small_recipe
 from tests.data.factory import write_json_lines
@@ -190,7 +191,7 @@ def test_absolute_paths_in_settings_lose_their_folders(tmp_path):
 def test_sources_are_described(recipe, copied):
     """What the recipe says of a source is on the card, and stays there when it is made again without the recipe."""
     words = {"description": "Stories.", "license": "CC0", "url": "https://example.org/"}
-    sources = [SimpleNamespace(name=HOSTILE, path=Path("a"), **words), SimpleNamespace(name=None, path=Path("b.jsonl"))]
+    sources = [DocumentSource(name=HOSTILE, path="a", **words), DocumentSource(path="b.jsonl")]
     card = make_card(copied, SimpleNamespace(sources=sources))
     [told, bare] = sorted(card.sources, key=lambda source: source.name)
     assert (told.description, told.license, told.url) == tuple(words.values())
