@@ -1,4 +1,4 @@
-"""Packaging of megalite. Pure Python: nothing is compiled at install, nor at first run."""
+"""Packaging of megalite. Pure Python: no compiler is needed; numba compiles the data kernels at their first use."""
 
 from pathlib import Path
 

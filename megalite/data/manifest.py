@@ -38,7 +38,7 @@ HASH_CHUNK_BYTES = 1 << 22
 
 @dataclass(frozen=True)
 class Input:
-    """Something a station read: its URL, or where it lies seen from the station's folder; a hash that changes with it."""
+    """Something a station read: its URL, or where it lies seen from its folder, and a hash that changes with it."""
 
     path: str
     fingerprint: str
