@@ -92,6 +92,22 @@ def torch_tp_step(job: Job) -> Step:
     return step
 
 
+def megatron_tp_step(job: Job) -> Step:
+    """Megatron-core's model and tensor parallelism, brought to run without CUDA."""
+    from megatron_case import megatron_model
+
+    model = megatron_model(job, world_size())
+    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4, betas=(0.9, 0.95), weight_decay=0.1, fused=True)
+
+    def step(number: int) -> None:
+        model(*random_tokens(job, number, rank=0)).backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return step
+
+
 def litgpt_step(job: Job) -> Step:
     """litgpt's model and loss, compiled, as its pretraining does."""
     from litgpt.config import Config as LitConfig
@@ -187,6 +203,7 @@ def megalite_step(job: Job) -> Step:
 CASES: dict[str, Callable[[Job], Step]] = {
     "plain": plain_step,
     "torch-tp": torch_tp_step,
+    "megatron-tp": megatron_tp_step,
     "litgpt": litgpt_step,
     "megalite": megalite_step,
 }
@@ -220,7 +237,7 @@ def main() -> None:
         step(number)
     seconds = time.perf_counter() - start
     replicas = world_size() if job.case == "plain" else world_size() // (job.tp * job.pp)
-    replicas = 1 if job.case == "torch-tp" else replicas
+    replicas = 1 if job.case in ("torch-tp", "megatron-tp") else replicas
     num_tokens = job.steps * job.accum * job.micro_batch_size * job.shape.seq_len * replicas
     if rank() == 0:
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024

@@ -1,4 +1,4 @@
-"""Training speed on this CPU: megalite against plain PyTorch, DDP, torch's tensor parallelism and litgpt.
+"""Training speed on this CPU: megalite against plain PyTorch, DDP, litgpt, torch's and Megatron's tensor parallelism.
 
     python tools/benchmarks/train_cpu.py [--rounds 3] [--vocab 32000] [--only one,dp2] [--out FILE.json]
 
@@ -28,6 +28,7 @@ from megalite.train.local import ALLOCATOR
 HERE = Path(__file__).parent
 TIMEOUT_SECONDS = 600.0
 NUM_CORES = 2
+INSTALL = {"litgpt": "pip install litgpt", "megatron": "pip install megatron-core"}
 
 
 @dataclass(frozen=True)
@@ -60,7 +61,8 @@ def entries(vocab: int) -> list[Entry]:
         Entry("DDP eager", dp2, 2, {"case": "plain", "vocab": vocab}),
         Entry("megalite dp2", dp2, 2, {"case": "megalite", "vocab": vocab, **compiled}, "DDP eager", 1.15),
         Entry("torch tp2", tp2, 2, {"case": "torch-tp", "vocab": vocab, "tp": 2}),
-        Entry("megalite tp2", tp2, 2, {"case": "megalite", "vocab": vocab, "tp": 2, **compiled}, "torch tp2", 1.1),
+        Entry("megatron tp2", tp2, 2, {"case": "megatron-tp", "vocab": vocab, "tp": 2}),
+        Entry("megalite tp2", tp2, 2, {"case": "megalite", "vocab": vocab, "tp": 2, **compiled}, "megatron tp2", 1.1),
         Entry("megalite pp2", pp2, 2, {"case": "megalite", "vocab": vocab, **pipeline}, "megalite dp2", 0.85),
     ]
 
@@ -138,9 +140,10 @@ def main() -> None:
     parser.add_argument("--out", type=Path, help="write the figures to this JSON file")
     arguments = parser.parse_args()
     chosen = [entry for entry in entries(arguments.vocab) if entry.group in arguments.only.split(",")]
-    if importlib.util.find_spec("litgpt") is None:
-        print("litgpt is not installed and left out; pip install litgpt to have it")
-        chosen = [entry for entry in chosen if entry.name != "litgpt"]
+    for package, entry_name in (("litgpt", "litgpt"), ("megatron", "megatron tp2")):
+        if importlib.util.find_spec(package) is None:
+            print(f"{entry_name}: {package} is not installed and left out; {INSTALL[package]} to have it")
+            chosen = [entry for entry in chosen if entry.name != entry_name]
     rows = summarise(chosen, measure(chosen, arguments.rounds))
     for row in rows:
         ratio = f"{row['tokens_per_second_ratio']:.2f}x {row['against']}" if "against" in row else ""
