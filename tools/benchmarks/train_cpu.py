@@ -1,6 +1,6 @@
 """Training speed on this CPU: megalite against plain PyTorch, DDP, litgpt, torch's and Megatron's tensor parallelism.
 
-    python tools/benchmarks/train_cpu.py [--rounds 3] [--vocab 32000] [--only one,dp2] [--out FILE.json]
+    python tools/benchmarks/train_cpu.py [--rounds 3] [--vocab 32000] [--only one,dp2] [--cases megalite] [--out F.json]
 
 Workload W1: Llama style, hidden 384, 6 layers, 6 heads, ffn 1024, tied, sequences of 512, micro-batches of 4, fp32,
 AdamW, clipping. Two cores: one process with two threads, or two with one. All cases get the same allocator settings and
@@ -137,9 +137,12 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--vocab", type=int, default=32000)
     parser.add_argument("--only", default="one,dp2,tp2,pp2", help="groups of cases, comma-separated")
+    parser.add_argument("--cases", help="names of cases, comma-separated; all of the groups by default")
     parser.add_argument("--out", type=Path, help="write the figures to this JSON file")
     arguments = parser.parse_args()
     chosen = [entry for entry in entries(arguments.vocab) if entry.group in arguments.only.split(",")]
+    if arguments.cases:
+        chosen = [entry for entry in chosen if entry.name in arguments.cases.split(",")]
     for package, entry_name in (("litgpt", "litgpt"), ("megatron", "megatron tp2")):
         if importlib.util.find_spec(package) is None:
             print(f"{entry_name}: {package} is not installed and left out; {INSTALL[package]} to have it")
