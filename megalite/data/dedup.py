@@ -22,14 +22,14 @@ import pyarrow.parquet as pq
 import xxhash
 
 from megalite.data.corpus import Corpus
-from megalite.data.documents import ShardWriter, Sorted, shard_name
+from megalite.data.documents import ARROW_TYPE, ShardWriter, Sorted, shard_name
 from megalite.data.manifest import StationResult, run_station
 from megalite.data.progress import Progress, Silent
 from megalite.data.recipe import DedupConfig
 from megalite.data.runners import InProcess
 from megalite.data.shards import ShardReading, refuse_unreadable
 from megalite.data.tasks import WORK_FOLDER, Report, Runner, Task, add_counts, replacing, run_tasks
-from megalite.data.texts import ARROW_TYPE, Texts
+from megalite.data.texts import Texts
 
 CLUSTERS_FOLDER = "clusters"
 

@@ -15,10 +15,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from megalite.data.tasks import replacing
-from megalite.data.texts import ARROW_TYPE, Texts
+from megalite.data.texts import Texts
 
 BATCH_BYTES = 8_000_000
 """Text in one batch, and in one row group of a shard: what a worker holds in memory at once."""
+
+ARROW_TYPE = pa.large_string()
+"""Of a column of text: offsets of 64 bits."""
 
 SCHEMA = pa.schema([("id", ARROW_TYPE), ("source", ARROW_TYPE), ("text", ARROW_TYPE), ("metadata", ARROW_TYPE)])
 """Columns of a document. `metadata` is a JSON object of the fields that a source was asked to keep, or empty."""

@@ -28,10 +28,9 @@ import pyarrow.parquet as pq
 
 from megalite.data.corpus import DOCUMENT_STATIONS
 from megalite.data.dedup import CLUSTERS_FOLDER
-from megalite.data.documents import REJECTED_FOLDER
+from megalite.data.documents import ARROW_TYPE, REJECTED_FOLDER
 from megalite.data.manifest import Manifest, find_manifest, missing_outputs
 from megalite.data.stations.filtering import REMOVED_FOLDER
-from megalite.data.texts import ARROW_TYPE
 from megalite.errors import DataError, did_you_mean
 
 Fate = Literal["kept", "rejected", "removed"]

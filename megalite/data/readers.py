@@ -23,11 +23,10 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from pyarrow import csv
 
-from megalite.data.documents import SCHEMA, BatchBuilder, DocumentBatch, Rejected, make_documents
+from megalite.data.documents import ARROW_TYPE, SCHEMA, BatchBuilder, DocumentBatch, Rejected, make_documents
 from megalite.data.hub import read_dataset
 from megalite.data.recipe import DocumentSource
 from megalite.data.remote import file_name, is_url, local_copy, open_remote
-from megalite.data.texts import ARROW_TYPE
 from megalite.errors import DataError, did_you_mean
 
 NOT_UTF8 = "not UTF-8"

@@ -10,11 +10,12 @@ compiled kernels take: they run over bytes and never make a Python object for ea
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING
 
 import numpy as np
-import pyarrow as pa
 
-ARROW_TYPE = pa.large_string()
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 
 class Texts:
@@ -42,9 +43,11 @@ class Texts:
     @classmethod
     def from_arrow(cls, column: pa.Array | pa.ChunkedArray) -> Texts:
         """Texts of a string column without nulls; no copy when it is one chunk of large_string."""
+        import pyarrow as pa  # here, because training ranks open tokens and need no Arrow: 25 MB each
+
         if isinstance(column, pa.ChunkedArray):
             column = column.combine_chunks() if column.num_chunks != 1 else column.chunk(0)
-        column = column.cast(ARROW_TYPE)
+        column = column.cast(pa.large_string())
         assert column.null_count == 0
         _, offsets, buffer = column.buffers()
         ends = np.frombuffer(offsets, np.int64)[column.offset : column.offset + len(column) + 1]
@@ -53,8 +56,10 @@ class Texts:
 
     def to_arrow(self) -> pa.Array:
         """The texts as a large_string column that shares this memory."""
+        import pyarrow as pa
+
         buffers = [None, pa.py_buffer(np.ascontiguousarray(self.offsets)), pa.py_buffer(self.buffer)]
-        return pa.Array.from_buffers(ARROW_TYPE, len(self), buffers)
+        return pa.Array.from_buffers(pa.large_string(), len(self), buffers)
 
     def __len__(self) -> int:
         return self.offsets.size - 1
@@ -85,6 +90,8 @@ class Texts:
         Args:
             indices: int64 [chosen] positions, or a bool [texts] mask.
         """
+        import pyarrow as pa
+
         column = self.to_arrow()
         chosen = column.filter(pa.array(indices)) if indices.dtype == bool else column.take(pa.array(indices))
         return Texts.from_arrow(chosen)

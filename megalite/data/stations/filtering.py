@@ -15,11 +15,11 @@ import numpy as np
 import pyarrow as pa
 
 from megalite.data.corpus import Corpus
-from megalite.data.documents import ShardWriter, Sorted, shard_name
+from megalite.data.documents import ARROW_TYPE, ShardWriter, Sorted, shard_name
 from megalite.data.progress import Progress
 from megalite.data.shards import ShardReading
 from megalite.data.tasks import Report, Runner, Task, TaskFunction, add_counts, run_tasks
-from megalite.data.texts import ARROW_TYPE, Texts
+from megalite.data.texts import Texts
 from megalite.errors import DataError
 
 REMOVED_FOLDER = "removed"
