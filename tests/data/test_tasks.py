@@ -199,6 +199,8 @@ def test_a_ray_cluster_leaves_the_same_bytes(planned, tmp_path):
         (tmp_path / "raw" / "bad.jsonl").write_text("broken\n")
         with pytest.raises(DataError, match=r"bad\.jsonl:1: not a JSON object"):
             clean(corpus_of(tmp_path / "raw"), tmp_path / "bad", CleanConfig(on_error="fail"), runner=runner)
+        time.sleep(1)  # a task that was still under way would have written by now
+        assert not list(tmp_path.glob("bad*"))
     assert all_bytes(tmp_path / "out") == all_bytes(tmp_path / "truth")
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 from megalite.data.tasks import perform
 from megalite.errors import DataError, UnavailableError
@@ -56,13 +57,24 @@ class RayCluster:
         ray = self._ray
         ahead = max(1, WAITING_PER_CPU * int(ray.cluster_resources().get("CPU", 1)))
         left, running = list(reversed(numbers)), {}
-        while left or running:
-            while left and len(running) < ahead:
-                number = left.pop()
-                running[self._perform.remote(folder.absolute(), phase, number)] = number
-            (done, *_), _ = ray.wait(list(running))
-            try:
-                ray.get(done)
-            except ray.exceptions.RayTaskError as error:
-                raise (error.cause if isinstance(error.cause, DataError) else error) from None  # as elsewhere
-            yield running.pop(done)
+        try:
+            while left or running:
+                while left and len(running) < ahead:
+                    number = left.pop()
+                    running[self._perform.remote(folder.absolute(), phase, number)] = number
+                (done, *_), _ = ray.wait(list(running))
+                number = running.pop(done)
+                try:
+                    ray.get(done)
+                except ray.exceptions.RayTaskError as error:
+                    raise (error.cause if isinstance(error.cause, DataError) else error) from None  # as elsewhere
+                yield number
+        finally:
+            self._call_off(list(running))
+
+    def _call_off(self, running: list[Any]) -> None:
+        """Drop what has not begun and wait for the rest: it would write into a folder that is being removed."""
+        for task in running:
+            self._ray.cancel(task, force=False, recursive=False)
+        if running:
+            self._ray.wait(running, num_returns=len(running))
