@@ -9,40 +9,33 @@ A crash at any moment leaves the previous checkpoints untouched and a `.partial-
 
 from __future__ import annotations
 
-import json
 import math
-import os
 import shutil
 from collections.abc import Callable
-from dataclasses import asdict
 from pathlib import Path
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import save_file
 from torch import Tensor
 
 from megalite import __version__
 from megalite.checkpoint import catalog
 from megalite.checkpoint.format import (
     CONFIG,
-    FileRecord,
     Manifest,
     Piece,
     Progress,
-    TensorRecord,
     folder_name,
     hash_file,
     tensor_name,
     write_manifest,
 )
+from megalite.checkpoint.shares import file_name, sync, take_shares, write_share
 from megalite.config.plan import RunPlan
 from megalite.engine.protocol import Engine, LocalState
 from megalite.errors import CheckpointError
 from megalite.parallel.axes import Axes
 from megalite.parallel.collectives import any_rank
-
-READABLE = 0o644
 
 
 def save(
@@ -78,7 +71,7 @@ def save(
 
     agree(lambda: _begin(root, partial, plan.num_parameters) if axes.global_rank == 0 else None)
     tensors, pieces = _collect(engine, axes)
-    agree(lambda: _write_share(partial, axes.global_rank, tensors, pieces))
+    agree(lambda: write_share(partial, axes.global_rank, tensors, pieces))
     if axes.global_rank == 0:
         layout = {"pp": axes.pp.size, "dp": axes.dp.size, "cp": axes.cp.size, "tp": axes.tp.size}
         manifest = Manifest(
@@ -122,7 +115,7 @@ def _collect(engine: Engine, axes: Axes) -> tuple[dict[str, Tensor], dict[str, l
     """Copies of the tensors that this rank writes, by key, and the pieces that describe them, by tensor name."""
     tensors: dict[str, Tensor] = {}
     pieces: dict[str, list[Piece]] = {}
-    file = _file_name(axes.global_rank)
+    file = file_name(axes.global_rank)
     for number, state in enumerate(engine.local_weights()):
         if not _writes(number, state, axes):
             continue
@@ -144,62 +137,14 @@ def _writes(number: int, state: LocalState, axes: Axes) -> bool:
     return number % axes.dp.size == axes.dp.rank and not (is_tied_copy or is_replica or is_empty)
 
 
-def _write_share(partial: Path, rank: int, tensors: dict[str, Tensor], pieces: dict[str, list[Piece]]) -> None:
-    if not tensors:
-        return
-    path = partial / _file_name(rank)
-    save_file(tensors, path, metadata={"format": "pt"})
-    path.chmod(READABLE)  # safetensors makes it the owner's alone; a converter may be someone else
-    _sync(path)
-    share = {
-        "file": path.name,
-        "record": asdict(hash_file(path)),
-        "pieces": {name: [asdict(piece) for piece in parts] for name, parts in pieces.items()},
-    }
-    _share_path(partial, rank).write_text(json.dumps(share), encoding="utf-8")
-
-
 def _commit(partial: Path, final: Path, manifest: Manifest, config_text: str) -> None:
     """Merge the shares into the manifest, check that nothing is missing, and give the folder its name."""
-    for path in sorted(partial.glob("share-*.json")):
-        share = json.loads(path.read_text(encoding="utf-8"))
-        manifest.files[share["file"]] = FileRecord(**share["record"])
-        for name, parts in share["pieces"].items():
-            record = manifest.tensors.setdefault(name, TensorRecord(()))
-            record.pieces += [Piece(p["file"], p["key"], tuple(p["start"]), tuple(p["shape"])) for p in parts]
-        path.unlink()
-    for name, record in manifest.tensors.items():
-        record.shape = _tiled_shape(name, record.pieces)
+    manifest.files, manifest.tensors = take_shares(partial)
     (partial / CONFIG).write_text(config_text, encoding="utf-8")
     manifest.files[CONFIG] = hash_file(partial / CONFIG)
     write_manifest(partial, manifest)
-    _sync(partial)
+    sync(partial)
     if final.exists():  # the same step saved again, after a resume that did not get further
         catalog.delete(final)
     partial.rename(final)
-    _sync(final.parent)
-
-
-def _tiled_shape(name: str, pieces: list[Piece]) -> tuple[int, ...]:
-    """Shape of the tensor that the pieces tile."""
-    corners = [[start + size for start, size in zip(p.start, p.shape, strict=True)] for p in pieces]
-    shape = tuple(max(ends) for ends in zip(*corners, strict=True))
-    assert sum(math.prod(p.shape) for p in pieces) == math.prod(shape), f"{name}: its pieces leave holes: {pieces}"
-    return shape
-
-
-def _file_name(rank: int) -> str:
-    return f"rank-{rank:05d}.safetensors"
-
-
-def _share_path(partial: Path, rank: int) -> Path:
-    return partial / f"share-{rank:05d}.json"
-
-
-def _sync(path: Path) -> None:
-    """Make a file or folder survive a power cut."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+    sync(final.parent)
