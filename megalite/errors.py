@@ -13,6 +13,8 @@ EXIT_DONE = 0
 EXIT_FAULT = 1
 EXIT_BAD_INPUT = 2
 EXIT_REQUEUE = 3
+EXIT_INTERRUPTED = 130
+"""As shells report Ctrl-C."""
 
 
 class UserError(ValueError):

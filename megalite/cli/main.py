@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import sys
 
-import click
 import typer
 
 from megalite import __version__
 from megalite.cli import config, convert, data, doctor, generate, train
-from megalite.errors import EXIT_BAD_INPUT, UserError
+from megalite.errors import EXIT_BAD_INPUT, EXIT_INTERRUPTED, UserError
+
+UsageError = next(base for base in typer.BadParameter.__mro__ if base.__name__ == "ClickException")
+"""What a mistyped command raises: click's own class in older Typers, that of a copy inside Typer in newer ones."""
 
 app = typer.Typer(
     name="megalite",
@@ -40,13 +42,15 @@ def root(version: bool = typer.Option(False, "--version", help="Print the versio
 def main(arguments: list[str] | None = None) -> None:
     """Run the command line and exit: 0 done, 2 bad input (message on stderr), 3 stopped to be requeued."""
     try:
-        code = app(args=arguments, standalone_mode=False)
+        code = app(args=arguments, prog_name="megalite", standalone_mode=False)
     except UserError as error:
         print(f"megalite: {error}", file=sys.stderr)
-        sys.exit(EXIT_BAD_INPUT)
-    except click.ClickException as error:
+        code = EXIT_BAD_INPUT
+    except UsageError as error:
         error.show()
-        sys.exit(EXIT_BAD_INPUT)
-    except click.exceptions.Abort:
-        sys.exit(130)
+        code = EXIT_BAD_INPUT
+    except typer.Abort:  # how older Typers report Ctrl-C; newer ones return 130
+        code = EXIT_INTERRUPTED
+    if code == EXIT_INTERRUPTED:
+        print("megalite: interrupted; run the same command again to go on", file=sys.stderr)
     sys.exit(code if isinstance(code, int) else 0)
