@@ -17,7 +17,7 @@ import numpy as np
 import pyarrow as pa
 
 from megalite.data.corpus import Corpus
-from megalite.data.documents import DocumentBatch, Rejected, Sorted
+from megalite.data.documents import DocumentBatch, Outcome, Rejected, with_texts
 from megalite.data.manifest import StationResult, run_station
 from megalite.data.progress import Progress, Silent
 from megalite.data.recipe import CleanConfig, LanguageConfig
@@ -67,19 +67,19 @@ def clean_shard(task: Task, number: int, folder: Path) -> Report:
     reading = ShardReading(task["shard"])
     redacted: Counter[str] = Counter()
     num_bytes = 0
-    with Sorted(folder, number) as result:
+    with Outcome(folder, number) as outcome:
         for batch in reading:
             if batch.rejected and config.on_error == "fail":
                 first = batch.rejected[0]
                 raise DataError(f"{first.source}: {first.id}: {first.reason}; set on_error: reject to put it aside")
-            result.reject(batch.rejected)
+            outcome.reject(batch.rejected)
             num_bytes += batch.texts.num_bytes
             texts, reasons = clean_texts(batch.texts, config, redacted)
             kept = reasons == ""
-            result.keep(_with_texts(batch.documents, texts).filter(pa.array(kept)))
-            result.reject(_refused(batch, reasons))
+            outcome.keep(with_texts(batch.documents, texts).filter(pa.array(kept)))
+            outcome.reject(_refused(batch, reasons))
     return {
-        **result.counts(),
+        **outcome.counts(),
         "text_bytes_in": num_bytes,
         "redacted": dict(sorted(redacted.items())),
         "reading": reading.report(),
@@ -119,12 +119,6 @@ def _wrong_language(texts: Texts, config: LanguageConfig) -> np.ndarray:
 
     codes, scores = identify(texts)
     return ~np.isin(codes, config.keep) | (scores < config.min_score)
-
-
-def _with_texts(documents: pa.RecordBatch, texts: Texts) -> pa.RecordBatch:
-    """The documents with other texts."""
-    position = documents.schema.get_field_index("text")
-    return documents.set_column(position, documents.schema.field(position), texts.to_arrow())
 
 
 def _refused(batch: DocumentBatch, reasons: np.ndarray) -> list[Rejected]:

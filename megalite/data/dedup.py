@@ -22,7 +22,7 @@ import pyarrow.parquet as pq
 import xxhash
 
 from megalite.data.corpus import Corpus
-from megalite.data.documents import ARROW_TYPE, ShardWriter, Sorted, shard_name
+from megalite.data.documents import ARROW_TYPE, Outcome, ShardWriter, shard_name
 from megalite.data.manifest import StationResult, run_station
 from megalite.data.progress import Progress, Silent
 from megalite.data.recipe import DedupConfig
@@ -168,20 +168,20 @@ def keep_shard(task: Task, number: int, folder: Path) -> Report:
     sources: Counter[str] = Counter()
     num_bytes = 0
     start = 0
-    with Sorted(folder, number) as result:
+    with Outcome(folder, number) as outcome:
         for batch in ShardReading(task["shard"]):
             stop = start + len(batch.documents)
             keep = np.ones(len(batch.documents), bool)
             keep[rows[np.searchsorted(rows, start) : np.searchsorted(rows, stop)] - start] = False
-            result.reject(batch.rejected)
-            result.keep(batch.documents.filter(pa.array(keep)))
-            result.count_removed(int((~keep).sum()))
+            outcome.reject(batch.rejected)
+            outcome.keep(batch.documents.filter(pa.array(keep)))
+            outcome.count_removed(int((~keep).sum()))
             sources.update(batch.documents.column("source").filter(pa.array(~keep)).to_pylist())
             num_bytes += batch.texts.num_bytes
             start = stop
     _write_clusters(folder, number, removed)
     by_source = dict(sorted(sources.items()))
-    return {**result.counts(), "removed_by_source": by_source, "megabytes": num_bytes / 1e6}
+    return {**outcome.counts(), "removed_by_source": by_source, "megabytes": num_bytes / 1e6}
 
 
 def _partitions(num_documents: int, num_shards: int) -> list[Task]:

@@ -125,9 +125,10 @@ def make_documents(
     return pa.RecordBatch.from_arrays(columns, schema=SCHEMA)
 
 
-def no_documents() -> pa.RecordBatch:
-    """A batch of nothing."""
-    return pa.RecordBatch.from_pylist([], schema=SCHEMA)
+def with_texts(documents: pa.RecordBatch, texts: Texts) -> pa.RecordBatch:
+    """The documents with other texts."""
+    position = documents.schema.get_field_index("text")
+    return documents.set_column(position, documents.schema.field(position), texts.to_arrow())
 
 
 class ShardWriter:
@@ -187,7 +188,7 @@ class ShardWriter:
         self._waiting, self._bytes_waiting = [], 0
 
 
-class Sorted:
+class Outcome:
     """Where one task of a station puts its documents: kept ones and rejected ones, each in a shard, and their counts.
 
     Args:
@@ -202,7 +203,7 @@ class Sorted:
         self._reasons: Counter[str] = Counter()
         self._counts: Counter[str] = Counter(documents_in=0, documents=0, text_bytes=0)
 
-    def __enter__(self) -> Sorted:
+    def __enter__(self) -> Outcome:
         return self
 
     def keep(self, documents: pa.RecordBatch) -> None:

@@ -7,13 +7,12 @@ from pathlib import Path
 from typing import Any
 
 from megalite.data.corpus import Corpus
-from megalite.data.manifest import StationResult, hash_file, run_station
-from megalite.data.progress import Progress, Silent
-from megalite.data.runners import InProcess
+from megalite.data.manifest import StationResult, hash_file
+from megalite.data.progress import Progress
 from megalite.data.spans.contamination import ExampleIndex, find_overlaps, index_files
 from megalite.data.spans.removal import remove_overlaps
 from megalite.data.spans.settings import DecontaminateConfig
-from megalite.data.stations.filtering import Decision, station_paths, write_shard, write_shards
+from megalite.data.stations.filtering import Decision, Filtering, write_shard
 from megalite.data.tasks import Report, Runner, Task
 from megalite.data.texts import Texts
 
@@ -38,21 +37,15 @@ def decontaminate(
     Raises:
         DataError: the input is raw, or an evaluation set cannot be read.
     """
-    progress, runner = progress or Silent(), runner or InProcess()
-    paths = station_paths(corpus, "decontaminate")
+    filtering = Filtering("decontaminate", corpus, runner, progress)
     index = index_files(config)
-    settings = config.model_dump(mode="json")
-    inputs = [*corpus.inputs, *((path, hash_file(path)) for path in config.paths)]
 
     def build(folder: Path) -> dict[str, Any]:
-        progress.start("decontaminate", corpus.text_mb, "MB")
-        tasks = [{"path": path, "config": config.model_dump_json()} for path in paths]
-        counts = write_shards(folder, clear_shard, tasks, runner=runner, progress=progress)
-        counts |= {"examples": len(index.ids), "examples_too_short": index.num_too_short}
-        progress.finish(f"{counts['documents']:,} of {counts['documents_in']:,} documents kept")
-        return counts
+        counts = filtering.write(folder, clear_shard, config=config.model_dump_json())
+        return {**counts, "examples": len(index.ids), "examples_too_short": index.num_too_short}
 
-    return run_station("decontaminate", out, inputs=inputs, settings=settings, build=build, resumable=True)
+    inputs = [(path, hash_file(path)) for path in config.paths]
+    return filtering.run(out, build, settings=config.model_dump(mode="json"), num_passes=1, inputs=inputs)
 
 
 def clear_shard(task: Task, number: int, folder: Path) -> Report:

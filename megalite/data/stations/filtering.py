@@ -1,4 +1,7 @@
-"""The second half of every station that takes documents away: write what stays, and name what goes.
+"""What all stations that take documents away share: their frame, and writing what stays and naming what goes.
+
+    find    the station's own tasks            over the shards of an earlier station
+    write   a shard                            what stays -> part-*.parquet, what goes by name -> removed/part-*.parquet
 
 The text of a removed document stays where it was, in the folder of the station before; `removed/` has its name, why it
 went, and a detail (what it repeats, its score).
@@ -7,16 +10,18 @@ went, and a detail (what it repeats, its score).
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypedDict
 
 import numpy as np
 import pyarrow as pa
 
 from megalite.data.corpus import Corpus
-from megalite.data.documents import ARROW_TYPE, ShardWriter, Sorted, shard_name
-from megalite.data.progress import Progress
+from megalite.data.documents import ARROW_TYPE, Outcome, ShardWriter, shard_name, with_texts
+from megalite.data.manifest import StationResult, run_station
+from megalite.data.progress import Progress, Silent
+from megalite.data.runners import InProcess
 from megalite.data.shards import ShardReading
 from megalite.data.tasks import Report, Runner, Task, TaskFunction, add_counts, run_tasks
 from megalite.data.texts import Texts
@@ -44,28 +49,94 @@ Decide = Callable[[pa.RecordBatch, Texts, int], Decision]
 """Decides about a batch: its documents, their texts, and the row of the first of them in the shard."""
 
 
-def station_paths(corpus: Corpus, station: str) -> list[str]:
-    """The Parquet files of a corpus that earlier stations wrote.
+class Where(TypedDict):
+    """Where tasks run, and who is told how far they are: keyword arguments of `run_tasks`."""
+
+    runner: Runner
+    progress: Progress
+
+
+class Filtering:
+    """One run of such a station.
+
+    Args:
+        station: its name.
+        corpus: documents of an earlier station.
+        runner: where the tasks run; the result does not depend on it. None is this process.
+        progress: told of the text in each pass.
 
     Raises:
-        DataError: some of it is raw.
+        DataError: some of the corpus is raw.
     """
-    shards = corpus.shards()
-    for shard in shards:
-        if "station" not in shard:
-            raise DataError(
-                f"{shard['root']}: raw files, and station {station!r} reads documents that a station wrote; run "
-                "`megalite data clean` or `megalite data dedup` first, and give it their folder"
-            )
-    return [shard["station"] for shard in shards]
+
+    def __init__(self, station: str, corpus: Corpus, runner: Runner | None, progress: Progress | None):
+        self.station = station
+        self.corpus = corpus
+        self.paths = [_station_path(shard, station) for shard in corpus.shards()]
+        self.where: Where = {"runner": runner or InProcess(), "progress": progress or Silent()}
+
+    def run(
+        self,
+        out: Path,
+        build: Callable[[Path], dict[str, Any]],
+        *,
+        settings: dict[str, Any],
+        num_passes: int,
+        inputs: Sequence[tuple[Path, str]] = (),
+        summary: Callable[[dict[str, Any]], str] | None = None,
+    ) -> StationResult:
+        """Run `build`, which finds what goes and calls `write`, in the station's folder; see `run_station`.
+
+        Args:
+            out: folder to make.
+            build: gets the folder and returns the counts.
+            settings: JSON-ready settings that decide the outcome.
+            num_passes: times that the whole text is read, for the progress.
+            inputs: (path, fingerprint) of what is read besides the corpus.
+            summary: a line for people, from the counts; None is `documents_kept`.
+        """
+        progress = self.where["progress"]
+
+        def shown(folder: Path) -> dict[str, Any]:
+            progress.start(self.station, num_passes * self.corpus.text_mb, "MB")
+            counts = build(folder)
+            progress.finish((summary or documents_kept)(counts))
+            return counts
+
+        inputs = [*self.corpus.inputs, *inputs]
+        return run_station(self.station, out, inputs=inputs, settings=settings, build=shown, resumable=True)
+
+    def write(self, folder: Path, function: TaskFunction, **common: Any) -> dict[str, Any]:
+        """Run the writing tasks, one a shard, and add up what they report.
+
+        Args:
+            folder: the station's folder.
+            function: calls `write_shard`; its task has the shard's `path` and what is in `common`.
+        """
+        tasks: list[Task] = [{"path": path, **common} for path in self.paths]
+        reports = run_tasks(folder, "write", function, tasks, **self.where)
+        return {name: add_counts(reports, name) for name in reports[0] if name != "megabytes"} if reports else {}
 
 
-def write_shards(
-    folder: Path, function: TaskFunction, tasks: list[Task], *, runner: Runner, progress: Progress
-) -> dict[str, Any]:
-    """Run the writing tasks, and add up what they report."""
-    reports = run_tasks(folder, "write", function, tasks, runner=runner, progress=progress)
-    return {name: add_counts(reports, name) for name in reports[0] if name != "megabytes"} if reports else {}
+def documents_kept(counts: dict[str, Any]) -> str:
+    """Summary of a station that drops documents."""
+    return f"{counts['documents']:,} of {counts['documents_in']:,} documents kept"
+
+
+def text_removed(counts: dict[str, Any]) -> str:
+    """Summary of a station that cuts passages."""
+    lost = counts["text_bytes_in"] - counts["text_bytes"]
+    return f"{lost / 1e6:,.1f} of {counts['text_bytes_in'] / 1e6:,.1f} MB removed"
+
+
+def _station_path(shard: dict[str, Any], station: str) -> str:
+    """The Parquet file of a shard that an earlier station wrote."""
+    if "station" not in shard:
+        raise DataError(
+            f"{shard['root']}: raw files, and station {station!r} reads documents that a station wrote; run "
+            "`megalite data clean` or `megalite data dedup` first, and give it their folder"
+        )
+    return shard["station"]
 
 
 def write_shard(path: str, number: int, folder: Path, decide: Decide) -> Report:
@@ -81,16 +152,17 @@ def write_shard(path: str, number: int, folder: Path, decide: Decide) -> Report:
     reasons: Counter[str] = Counter()
     num_bytes, row = 0, 0
     removed = ShardWriter(folder / REMOVED_FOLDER / shard_name(number), REMOVED_SCHEMA)
-    with Sorted(folder, number) as result, removed:
-        for documents, texts in _batches(path):
+    with Outcome(folder, number) as outcome, removed:
+        for batch in ShardReading({"station": path}):
+            documents, texts = batch.documents, batch.texts
             decision = decide(documents, texts, row)
             if decision.texts is not None:
-                documents = _with_texts(documents, decision.texts)
+                documents = with_texts(documents, decision.texts)
             empty = (decision.texts or texts).lengths == 0
             keep = decision.keep & ~empty
             gone = pa.array(~keep)
-            result.keep(documents.filter(pa.array(keep)))
-            result.count_removed(int((~keep).sum()))
+            outcome.keep(documents.filter(pa.array(keep)))
+            outcome.count_removed(int((~keep).sum()))
             why = np.where(decision.keep, "nothing is left", decision.reason)[~keep].tolist()
             details = np.array(decision.details or [""] * len(keep), dtype=object)[~keep].tolist()
             names = [documents.column(name).filter(gone) for name in ("id", "source")]
@@ -100,7 +172,7 @@ def write_shard(path: str, number: int, folder: Path, decide: Decide) -> Report:
             sources.update(names[1].to_pylist())
             num_bytes += texts.num_bytes
             row += len(texts)
-    counts = result.counts()
+    counts = outcome.counts()
     del counts["rejected"]  # nothing is unreadable in what a station wrote
     return {
         **counts,
@@ -109,13 +181,3 @@ def write_shard(path: str, number: int, folder: Path, decide: Decide) -> Report:
         "removed_by_source": dict(sorted(sources.items())),
         "megabytes": num_bytes / 1e6,
     }
-
-
-def _batches(path: str):
-    for batch in ShardReading({"station": path}):
-        yield batch.documents, batch.texts
-
-
-def _with_texts(documents: pa.RecordBatch, texts: Texts) -> pa.RecordBatch:
-    position = documents.schema.get_field_index("text")
-    return documents.set_column(position, documents.schema.field(position), texts.to_arrow())

@@ -6,13 +6,12 @@ from pathlib import Path
 from typing import Any
 
 from megalite.data.corpus import Corpus
-from megalite.data.manifest import StationResult, run_station
-from megalite.data.progress import Progress, Silent
-from megalite.data.runners import InProcess
+from megalite.data.manifest import StationResult
+from megalite.data.progress import Progress
 from megalite.data.spans.lines import count_lines_in_shards, find_lines, frequent_lines
 from megalite.data.spans.removal import remove_lines
 from megalite.data.spans.settings import LineDedupConfig
-from megalite.data.stations.filtering import Decision, station_paths, write_shard, write_shards
+from megalite.data.stations.filtering import Decision, Filtering, text_removed, write_shard
 from megalite.data.tasks import Report, Runner, Task
 from megalite.data.texts import Texts
 
@@ -37,20 +36,14 @@ def line_dedup(
     Raises:
         DataError: the input is raw.
     """
-    progress, runner = progress or Silent(), runner or InProcess()
-    paths = station_paths(corpus, "line-dedup")
+    filtering = Filtering("line-dedup", corpus, runner, progress)
     settings = config.model_dump(mode="json")
 
     def build(folder: Path) -> dict[str, Any]:
-        progress.start("line-dedup", 2 * corpus.text_mb, "MB")
-        count_lines_in_shards(folder, paths, config, runner=runner, progress=progress)
-        tasks = [{"path": path, "config": settings} for path in paths]
-        counts = write_shards(folder, cut_shard, tasks, runner=runner, progress=progress)
-        lost = counts["text_bytes_in"] - counts["text_bytes"]
-        progress.finish(f"{lost / 1e6:,.1f} of {counts['text_bytes_in'] / 1e6:,.1f} MB removed")
-        return counts
+        count_lines_in_shards(folder, filtering.paths, config, **filtering.where)
+        return filtering.write(folder, cut_shard, config=settings)
 
-    return run_station("line-dedup", out, inputs=corpus.inputs, settings=settings, build=build, resumable=True)
+    return filtering.run(out, build, settings=settings, num_passes=2, summary=text_removed)
 
 
 def cut_shard(task: Task, number: int, folder: Path) -> Report:

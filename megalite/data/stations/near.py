@@ -11,14 +11,16 @@ from typing import Any
 import numpy as np
 
 from megalite.data.corpus import Corpus
-from megalite.data.manifest import StationResult, run_station
+from megalite.data.manifest import StationResult
 from megalite.data.near.phases import INDEX_FOLDER, MASKS_FOLDER
 from megalite.data.near.settings import NearDedupConfig
 from megalite.data.near.station import find_near_duplicates, read_mask
-from megalite.data.progress import Progress, Silent
-from megalite.data.runners import InProcess
-from megalite.data.stations.filtering import Decision, station_paths, write_shard, write_shards
+from megalite.data.progress import Progress
+from megalite.data.stations.filtering import Decision, Filtering, documents_kept, write_shard
 from megalite.data.tasks import Report, Runner, Task
+
+REPORTED = ("clusters", "largest_cluster", "cluster_sizes", "examples", "comparisons", "without_words")
+"""Of what was found, the counts of the station."""
 
 
 def near_dedup(
@@ -45,26 +47,25 @@ def near_dedup(
     Raises:
         DataError: the input is raw, or an index was made with other settings.
     """
-    progress, runner = progress or Silent(), runner or InProcess()
-    paths = station_paths(corpus, "near-dedup")
-    settings = {**config.model_dump(mode="json"), "keep_index": keep_index}
-    inputs = [*corpus.inputs, *((index, _fingerprint(index)) for index in older)]
+    filtering = Filtering("near-dedup", corpus, runner, progress)
 
     def build(folder: Path) -> dict[str, Any]:
-        progress.start("near-dedup", 2 * corpus.text_mb, "MB")
-        shards = [{"path": path} for path in paths]
-        report = find_near_duplicates(shards, folder, config, runner=runner, progress=progress, older=older)
-        tasks = [{"path": path} for path in paths]
-        counts = write_shards(folder, keep_shard, tasks, runner=runner, progress=progress)
+        shards = [{"path": path} for path in filtering.paths]
+        found = asdict(find_near_duplicates(shards, folder, config, older=older, **filtering.where))
+        counts = filtering.write(folder, keep_shard)
         shutil.rmtree(folder / MASKS_FOLDER, ignore_errors=True)
         if not keep_index:
             shutil.rmtree(folder / INDEX_FOLDER, ignore_errors=True)
-        progress.finish(f"{report.kept:,} of {report.documents:,} documents kept, {report.clusters:,} clusters")
-        found = asdict(report)
-        shown = ("clusters", "largest_cluster", "cluster_sizes", "examples", "comparisons", "without_words")
-        return {**counts, **{name: found[name] for name in shown}}
+        return {**counts, **{name: found[name] for name in REPORTED}}
 
-    return run_station("near-dedup", out, inputs=inputs, settings=settings, build=build, resumable=True)
+    return filtering.run(
+        out,
+        build,
+        settings={**config.model_dump(mode="json"), "keep_index": keep_index},
+        num_passes=2,
+        inputs=[(index, _fingerprint(index)) for index in older],
+        summary=lambda counts: f"{documents_kept(counts)}, {counts['clusters']:,} clusters",
+    )
 
 
 def keep_shard(task: Task, number: int, folder: Path) -> Report:

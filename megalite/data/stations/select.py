@@ -21,14 +21,13 @@ import numpy as np
 import pyarrow as pa
 
 from megalite.data.corpus import Corpus
-from megalite.data.manifest import StationResult, run_station
-from megalite.data.progress import Progress, Silent
+from megalite.data.manifest import StationResult
+from megalite.data.progress import Progress
 from megalite.data.recipe import DocumentSource
-from megalite.data.runners import InProcess
 from megalite.data.scoring.settings import ClassifierConfig, PerplexityConfig
 from megalite.data.scoring.threshold import Scorer, Threshold, best_fraction, pareto_keeps, write_scores
 from megalite.data.shards import ShardReading
-from megalite.data.stations.filtering import Decision, station_paths, write_shard, write_shards
+from megalite.data.stations.filtering import Decision, Filtering, write_shard
 from megalite.data.tasks import Report, Runner, Task, run_tasks
 from megalite.data.texts import Texts
 
@@ -57,31 +56,26 @@ def select(
     Raises:
         DataError: the input is raw, or the model cannot be trained or loaded.
     """
-    progress, runner = progress or Silent(), runner or InProcess()
     station = "perplexity" if isinstance(config, PerplexityConfig) else "classifier"
-    paths = station_paths(corpus, station)
-    settings = config.model_dump(mode="json")
+    filtering = Filtering(station, corpus, runner, progress)
     samples = _samples(config)
-    inputs = [*corpus.inputs, *(each for sample in samples for each in sample.inputs)]
 
     def build(folder: Path) -> dict[str, Any]:
-        progress.start(station, 2 * corpus.text_mb, "MB")
         model = config.model
         if model is None:
             model = folder / MODEL_NAMES[station]
             if not model.exists():
                 _train(config, samples, model)
         common = {"kind": station, "model": str(model.absolute()), "config": config.model_dump_json()}
-        tasks: list[Task] = [{**common, "path": path} for path in paths]
-        run_tasks(folder, "score", score_shard, tasks, runner=runner, progress=progress)
-        threshold = _threshold(config, [_scores_file(folder, number) for number in range(len(paths))])
-        tasks = [{**common, "path": path, "threshold": threshold and threshold.value} for path in paths]
-        counts = write_shards(folder, keep_shard, tasks, runner=runner, progress=progress)
-        counts |= {"threshold": threshold and threshold.value, **_model_facts(station, model)}
-        progress.finish(f"{counts['documents']:,} of {counts['documents_in']:,} documents kept")
-        return counts
+        tasks: list[Task] = [{**common, "path": path} for path in filtering.paths]
+        run_tasks(folder, "score", score_shard, tasks, **filtering.where)
+        threshold = _threshold(config, [_scores_file(folder, number) for number in range(len(tasks))])
+        value = threshold and threshold.value
+        counts = filtering.write(folder, keep_shard, **common, threshold=value)
+        return {**counts, "threshold": value, **_model_facts(station, model)}
 
-    return run_station(station, out, inputs=inputs, settings=settings, build=build, resumable=True)
+    inputs = [each for sample in samples for each in sample.inputs]
+    return filtering.run(out, build, settings=config.model_dump(mode="json"), num_passes=2, inputs=inputs)
 
 
 def score_shard(task: Task, number: int, folder: Path) -> Report:

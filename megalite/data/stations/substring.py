@@ -8,13 +8,12 @@ from typing import Any
 import numpy as np
 
 from megalite.data.corpus import Corpus
-from megalite.data.manifest import StationResult, run_station
-from megalite.data.progress import Progress, Silent
-from megalite.data.runners import InProcess
+from megalite.data.manifest import StationResult
+from megalite.data.progress import Progress
 from megalite.data.spans.removal import remove_repeats
 from megalite.data.spans.settings import SubstringConfig
 from megalite.data.spans.substring import find_repeats_in_shards, load_spans
-from megalite.data.stations.filtering import Decision, station_paths, write_shard, write_shards
+from megalite.data.stations.filtering import Decision, Filtering, text_removed, write_shard
 from megalite.data.tasks import Report, Runner, Task, add_counts
 from megalite.data.texts import Texts
 
@@ -39,21 +38,15 @@ def substring_dedup(
     Raises:
         DataError: the input is raw.
     """
-    progress, runner = progress or Silent(), runner or InProcess()
-    paths = station_paths(corpus, "substring-dedup")
+    filtering = Filtering("substring-dedup", corpus, runner, progress)
     settings = config.model_dump(mode="json")
 
     def build(folder: Path) -> dict[str, Any]:
-        progress.start("substring-dedup", 2 * corpus.text_mb, "MB")
-        found = find_repeats_in_shards(folder, paths, config, runner=runner, progress=progress)
-        tasks = [{"path": path, "config": settings} for path in paths]
-        counts = write_shards(folder, cut_shard, tasks, runner=runner, progress=progress)
-        counts["repeated_bytes"] = add_counts(found, "repeated_bytes")
-        lost = counts["text_bytes_in"] - counts["text_bytes"]
-        progress.finish(f"{lost / 1e6:,.1f} of {counts['text_bytes_in'] / 1e6:,.1f} MB removed")
-        return counts
+        found = find_repeats_in_shards(folder, filtering.paths, config, **filtering.where)
+        counts = filtering.write(folder, cut_shard, config=settings)
+        return {**counts, "repeated_bytes": add_counts(found, "repeated_bytes")}
 
-    return run_station("substring-dedup", out, inputs=corpus.inputs, settings=settings, build=build, resumable=True)
+    return filtering.run(out, build, settings=settings, num_passes=2, summary=text_removed)
 
 
 def cut_shard(task: Task, number: int, folder: Path) -> Report:

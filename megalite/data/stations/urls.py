@@ -8,12 +8,11 @@ from typing import Any
 import numpy as np
 
 from megalite.data.corpus import Corpus
-from megalite.data.manifest import StationResult, run_station
+from megalite.data.manifest import StationResult
 from megalite.data.progress import Progress, Silent
-from megalite.data.runners import InProcess
 from megalite.data.spans.settings import UrlDedupConfig
 from megalite.data.spans.urls import find_repeated_urls_in_shards, load_repeats
-from megalite.data.stations.filtering import Decision, station_paths, write_shard, write_shards
+from megalite.data.stations.filtering import Decision, Filtering, write_shard
 from megalite.data.tasks import Report, Runner, Task
 from megalite.data.texts import Texts
 
@@ -38,18 +37,14 @@ def url_dedup(
     Raises:
         DataError: the input is raw.
     """
-    progress, runner = progress or Silent(), runner or InProcess()
-    paths = station_paths(corpus, "url-dedup")
+    filtering = Filtering("url-dedup", corpus, runner, progress)
 
     def build(folder: Path) -> dict[str, Any]:
-        progress.start("url-dedup", corpus.text_mb, "MB")
-        find_repeated_urls_in_shards(folder, paths, config, runner=runner, progress=Silent())
-        counts = write_shards(folder, keep_shard, [{"path": path} for path in paths], runner=runner, progress=progress)
-        progress.finish(f"{counts['documents']:,} of {counts['documents_in']:,} documents kept")
-        return counts
+        runner = filtering.where["runner"]
+        find_repeated_urls_in_shards(folder, filtering.paths, config, runner=runner, progress=Silent())
+        return filtering.write(folder, keep_shard)
 
-    settings = config.model_dump(mode="json")
-    return run_station("url-dedup", out, inputs=corpus.inputs, settings=settings, build=build, resumable=True)
+    return filtering.run(out, build, settings=config.model_dump(mode="json"), num_passes=1)
 
 
 def keep_shard(task: Task, number: int, folder: Path) -> Report:
