@@ -22,8 +22,9 @@ from megalite.data.encoders.reference import BLANK
 from megalite.errors import DataError
 
 SCORE_STEP = 2.0**-6
-"""Unigram scores are rounded to this. SentencePiece adds them up in float32, Hugging Face in float64: rounded, both are
-exact up to a sum of 2^24 x 2^-6 = 262144, some 100 kB of text, and equally good paths tie in both alike."""
+"""Unigram scores are rounded to this, so that their sums are exact: equally good paths then tie wherever the adding
+begins. In float64 that holds for any text; SentencePiece before 0.2.2 added in float32, exact up to a sum of
+2^24 x 2^-6 = 262144, some 100 kB of text."""
 
 NEVER = -1e4
 """Score of pieces that no text may match: below the sum over any spelling of them, letter by letter."""

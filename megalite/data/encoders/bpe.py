@@ -6,6 +6,8 @@
     short words   look through all joints for the best each time: most words, and faster than anything clever
     long words    a heap of rank << 32 | position; symbols linked both ways, as joining two leaves the right one GONE
 
+All three lie in the room that the caller gives.
+
 A pair in the heap may have changed since it was put there. Symbols only grow, so it is still what it was if its symbol
 is alive and its rank is that of the pair which stands there now.
 """
@@ -17,7 +19,7 @@ import numpy as np
 from megalite.data.encoders.pieces import NO_PIECE, Pieces
 from megalite.data.encoders.tables import find
 from megalite.data.encoders.utf8 import char_size, code_point
-from megalite.data.kernel import kernel
+from megalite.data.rules.kernel import kernel
 
 SHORT = 48
 """Symbols; beyond, looking through all of them takes longer than the heap."""
@@ -30,24 +32,33 @@ GONE = -(2**62)
 
 LOW_32 = 0xFFFFFFFF
 
+BPE_ROOM = 6
+"""Numbers of room for each byte of a word: symbols, their neighbours on both sides, and a heap that holds three pairs
+a symbol at most, as every join adds two."""
+
 
 @kernel
-def encode_bpe(buffer: np.ndarray, start: int, stop: int, pieces: Pieces, out: np.ndarray, at: int) -> int:
+def encode_bpe(
+    buffer: np.ndarray, start: int, stop: int, pieces: Pieces, room: np.ndarray, out: np.ndarray, at: int
+) -> int:
     """Encode bytes start..stop-1 into out[at:], from characters up.
+
+    Args:
+        room: int64 [BPE_ROOM * bytes], to work in.
 
     Returns:
         The place behind the last id.
     """
     char_ids, byte_ids = pieces.char_ids, pieces.byte_ids
-    symbols = np.empty(stop - start, np.int64)
     size, place = 0, start
     while place < stop:
         char = code_point(buffer, place)
         id = char_ids[char] if char < char_ids.size else NO_PIECE
-        symbols[size] = ~place if id == NO_PIECE else id
+        room[size] = ~place if id == NO_PIECE else id
         size += 1
         place += char_size(buffer[place])
-    for symbol in symbols[: _join(symbols, size, pieces.merges)]:
+    for number in range(_join(room, size, pieces.merges)):
+        symbol = room[number]
         if symbol >= 0:
             out[at] = symbol
             at += 1
@@ -59,22 +70,24 @@ def encode_bpe(buffer: np.ndarray, start: int, stop: int, pieces: Pieces, out: n
 
 
 @kernel
-def encode_byte_bpe(buffer: np.ndarray, start: int, stop: int, pieces: Pieces, out: np.ndarray, at: int) -> int:
+def encode_byte_bpe(
+    buffer: np.ndarray, start: int, stop: int, pieces: Pieces, room: np.ndarray, out: np.ndarray, at: int
+) -> int:
     """`encode_bpe` from bytes up: none of them is without a piece."""
     byte_ids = pieces.byte_ids
-    symbols = np.empty(stop - start, np.int64)
     for place in range(start, stop):
-        symbols[place - start] = byte_ids[buffer[place]]
-    for symbol in symbols[: _join(symbols, symbols.size, pieces.merges)]:
-        out[at] = symbol
-        at += 1
-    return at
+        room[place - start] = byte_ids[buffer[place]]
+    num_ids = _join(room, stop - start, pieces.merges)
+    for number in range(num_ids):
+        out[at + number] = room[number]
+    return at + num_ids
 
 
 @kernel
-def _join(symbols: np.ndarray, size: int, merges: np.ndarray) -> int:
-    """Join the first `size` symbols in place; how many are left."""
-    return _join_short(symbols, size, merges) if size <= SHORT else _join_long(symbols, size, merges)
+def _join(room: np.ndarray, size: int, merges: np.ndarray) -> int:
+    """Join the first `size` numbers of the room, symbols, in place; how many are left."""
+    symbols, rest = room[:size], room[size:]
+    return _join_short(symbols, rest, size, merges) if size <= SHORT else _join_long(symbols, rest, size, merges)
 
 
 @kernel
@@ -87,8 +100,7 @@ def _joint(left: int, right: int, merges: np.ndarray) -> int:
 
 
 @kernel
-def _join_short(symbols: np.ndarray, size: int, merges: np.ndarray) -> int:
-    joints = np.empty(size, np.int64)
+def _join_short(symbols: np.ndarray, joints: np.ndarray, size: int, merges: np.ndarray) -> int:
     for place in range(size - 1):
         joints[place] = _joint(symbols[place], symbols[place + 1], merges)
     while size > 1:
@@ -111,10 +123,10 @@ def _join_short(symbols: np.ndarray, size: int, merges: np.ndarray) -> int:
 
 
 @kernel
-def _join_long(symbols: np.ndarray, size: int, merges: np.ndarray) -> int:
-    following = np.arange(1, size + 1)
-    preceding = np.arange(-1, size - 1)
-    waiting = np.empty(3 * size, np.int64)  # every join adds two pairs at most
+def _join_long(symbols: np.ndarray, room: np.ndarray, size: int, merges: np.ndarray) -> int:
+    following, preceding, waiting = room[:size], room[size : 2 * size], room[2 * size :]
+    for place in range(size):
+        following[place], preceding[place] = place + 1, place - 1
     num_waiting = 0
     for place in range(size - 1):
         num_waiting = _wait(waiting, num_waiting, symbols, place, place + 1, merges)

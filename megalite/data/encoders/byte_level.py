@@ -15,7 +15,7 @@ import numpy as np
 
 from megalite.data.encoders.pieces import CUT, HARD, JOIN
 from megalite.data.encoders.utf8 import char_size, code_point
-from megalite.data.kernel import kernel
+from megalite.data.rules.kernel import kernel
 
 OTHER, LETTER, NUMBER, SPACE, ALONE = range(5)
 """Classes of characters; ALONE is a word of its own."""

@@ -36,12 +36,12 @@ class Pieces(NamedTuple):
     piece_at: np.ndarray
     """UNIGRAM: int32 [nodes]: the piece that ends there, or NO_PIECE."""
     scores: np.ndarray
-    """UNIGRAM: float64 [vocab]."""
-    unknown_score: float
+    """UNIGRAM: int64 [vocab], in units of SCORE_STEP."""
+    unknown_score: int
     """UNIGRAM: that of a character without a piece."""
 
 
-def make_pieces(algorithm: int, rules: np.ndarray, byte_ids: np.ndarray, **arrays: np.ndarray | float) -> Pieces:
+def make_pieces(algorithm: int, rules: np.ndarray, byte_ids: np.ndarray, **arrays: np.ndarray | int) -> Pieces:
     """Pieces, with empty arrays for what is not given."""
     no_table = make_table(*np.zeros((2, 0), np.int64))
     absent = {
@@ -50,7 +50,7 @@ def make_pieces(algorithm: int, rules: np.ndarray, byte_ids: np.ndarray, **array
         "merges": no_table,
         "edges": no_table,
         "piece_at": np.zeros(0, np.int32),
-        "scores": np.zeros(0),
-        "unknown_score": 0.0,
+        "scores": np.zeros(0, np.int64),
+        "unknown_score": 0,
     }
     return Pieces(algorithm=algorithm, rules=rules, byte_ids=byte_ids.astype(np.int32), **absent | arrays)

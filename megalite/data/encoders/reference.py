@@ -166,28 +166,6 @@ def lay_out(encoded: Iterable[list[int]], dtype: np.dtype, eos_id: int | None) -
     return np.concatenate([np.zeros(0, dtype), *arrays]), lengths
 
 
-def splice(
-    tokens: np.ndarray, lengths: np.ndarray, chosen: np.ndarray, new_tokens: np.ndarray, new_lengths: np.ndarray
-) -> tuple[np.ndarray, np.ndarray]:
-    """Put other ids in the place of those of some texts.
-
-    Args:
-        tokens: [sum(lengths)] ids of all texts.
-        lengths: int64 [texts].
-        chosen: int64 [chosen] numbers of texts, growing.
-        new_tokens: [sum(new_lengths)] their new ids.
-        new_lengths: int64 [chosen].
-    """
-    stops, new_stops = np.cumsum(lengths), np.cumsum(new_lengths)
-    parts, kept_to = [], 0
-    for text, new_length, new_stop in zip(chosen, new_lengths, new_stops, strict=True):
-        parts += [tokens[kept_to : stops[text] - lengths[text]], new_tokens[new_stop - new_length : new_stop]]
-        kept_to = stops[text]
-    lengths = lengths.copy()
-    lengths[chosen] = new_lengths
-    return np.concatenate([*parts, tokens[kept_to:]]), lengths
-
-
 def end_texts(tokens: np.ndarray, lengths: np.ndarray, eos_id: int | None) -> tuple[np.ndarray, np.ndarray]:
     """Put `eos_id` behind the ids of each text, if there is one."""
     if eos_id is None:

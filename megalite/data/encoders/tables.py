@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from megalite.data.kernel import kernel
+from megalite.data.rules.kernel import kernel
 
 EMPTY = -1
 """Key of an unused slot; keys are not negative."""

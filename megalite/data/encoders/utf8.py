@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from megalite.data.kernel import kernel
+from megalite.data.rules.kernel import kernel
 
 
 @kernel

@@ -12,9 +12,6 @@ Text repeats itself: of a hundred words one or two are new. The cache never forg
 emptied, which costs less than choosing. Ids do not depend on what it remembers.
 
 Speed against memory: up to 65 MB a process.
-
-Numba keeps the compiled code of `encode_words` with that of bpe.py, unigram.py, byte_level.py and tables.py inside, but
-only looks at the date of this file: who edits those removes `__pycache__/*.nb?`, or tests the old code.
 """
 
 from __future__ import annotations
@@ -23,12 +20,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from megalite.data.encoders.bpe import encode_bpe, encode_byte_bpe
+from megalite.data.encoders.bpe import BPE_ROOM, encode_bpe, encode_byte_bpe
 from megalite.data.encoders.byte_level import next_hard_word
 from megalite.data.encoders.pieces import BYTE_BPE, HARD, JOIN, UNIGRAM, Pieces
-from megalite.data.encoders.reference import Reference, splice
-from megalite.data.encoders.unigram import EXACT_SUM, encode_unigram
-from megalite.data.kernel import kernel
+from megalite.data.encoders.unigram import UNIGRAM_ROOM, encode_unigram
+from megalite.data.rules.kernel import kernel
 from megalite.data.texts import Texts
 
 FRONT_ROWS = 2**14
@@ -51,6 +47,11 @@ ARENA_IDS = 2**22
 
 INLINE_IDS = 2
 
+SHORT_TEXT = 2**16
+"""Texts up to here may be one word, as far as room goes."""
+
+ROOM = max(BPE_ROOM, UNIGRAM_ROOM)
+
 KEY, LENGTHS, PLACES, IDS = range(4)
 """Columns of a slot."""
 
@@ -58,10 +59,6 @@ LOW_32 = 0xFFFFFFFF
 
 HASH_FACTOR = 0xFF51AFD7ED558CCD - 2**64
 """An odd number whose products spread well: from the finaliser of MurmurHash3."""
-
-SLACK = 2.0**11
-"""How much worse than the best path one may be that SentencePiece compares on the way: it leaves the best path inside
-one piece, so by less than the characters of a piece, all unknown."""
 
 
 class Cache(NamedTuple):
@@ -95,37 +92,22 @@ class WordCacheEncoder:
 
     Args:
         pieces: the vocabulary.
-        reference: the library; it encodes texts so long that its own sums of scores are rounded.
     """
 
     name = "word-cache"
 
-    def __init__(self, pieces: Pieces, reference: Reference):
+    def __init__(self, pieces: Pieces):
         self._pieces = pieces
-        self._reference = reference
         self._cache = empty_cache()
 
     def encode_texts(self, texts: Texts, dtype: np.dtype, eos_id: int | None) -> tuple[np.ndarray, np.ndarray]:
         """See `Encoder`."""
         out = np.empty(texts.num_bytes + len(texts) + 1, dtype)  # a token has a byte at least; unused memory is free
         lengths = np.empty(len(texts), np.int64)
-        size = encode_words(
-            texts.buffer, texts.offsets, self._pieces, self._cache, -1 if eos_id is None else eos_id, out, lengths
-        )
-        tokens = out[:size]
-        if self._pieces.algorithm == UNIGRAM and (rounded := self._rounded(texts, tokens, lengths)).size:
-            again = self._reference.encode_texts(texts.take(rounded), dtype, eos_id)
-            return splice(tokens, lengths, rounded, *again)
-        return tokens, lengths
-
-    def _rounded(self, texts: Texts, tokens: np.ndarray, lengths: np.ndarray) -> np.ndarray:
-        """Texts for which SentencePiece's float32 sums may leave the exact range."""
-        costs = np.maximum(-self._pieces.scores, 0)
-        costs[self._pieces.byte_ids] = -self._pieces.unknown_score  # counted once a byte: more than it is
-        long = np.flatnonzero(texts.lengths * -self._pieces.unknown_score > EXACT_SUM - SLACK)
-        stops = np.cumsum(lengths)
-        sums = [costs[tokens[stops[text] - lengths[text] : stops[text]]].sum() for text in long]
-        return long[np.array(sums, np.float64) > EXACT_SUM - SLACK]
+        room = np.empty(ROOM * (longest_word(texts.buffer, texts.offsets, self._pieces) + 1), np.int64)
+        eos = -1 if eos_id is None else eos_id
+        size = encode_words(texts.buffer, texts.offsets, self._pieces, self._cache, eos, room, out, lengths)
+        return out[:size], lengths
 
 
 @kernel
@@ -135,6 +117,7 @@ def encode_words(
     pieces: Pieces,
     cache: Cache,
     eos_id: int,
+    room: np.ndarray,
     out: np.ndarray,
     lengths_of: np.ndarray,
 ) -> int:
@@ -146,6 +129,7 @@ def encode_words(
         pieces: the model.
         cache: words met so far; grows.
         eos_id: id behind each text, or -1 for none.
+        room: int64 [ROOM * (bytes of the longest word + 1)], to work in.
         out: [bytes + texts + 1] filled with ids.
         lengths_of: int64 [texts] filled with the number of ids of each.
 
@@ -155,7 +139,7 @@ def encode_words(
     at = 0
     for text in range(offsets.size - 1):
         first_id = at
-        at = _encode_text(buffer, offsets[text], offsets[text + 1], pieces, cache, out, at)
+        at = _encode_text(buffer, offsets[text], offsets[text + 1], pieces, cache, room, out, at)
         if eos_id >= 0:
             out[at] = eos_id
             at += 1
@@ -165,26 +149,22 @@ def encode_words(
 
 @kernel
 def _encode_text(
-    buffer: np.ndarray, start: int, stop: int, pieces: Pieces, cache: Cache, out: np.ndarray, at: int
+    buffer: np.ndarray,
+    start: int,
+    stop: int,
+    pieces: Pieces,
+    cache: Cache,
+    room: np.ndarray,
+    out: np.ndarray,
+    at: int,
 ) -> int:
     """Encode bytes start..stop-1 into out[at:]; the place behind the last id."""
-    # Fields are taken out of their tuples here: in the loop each access would count a reference up and down.
-    rules, classes = pieces.rules, pieces.classes
     front, slots, known_texts, known_ids = cache.front, cache.slots, cache.texts, cache.ids
     while start < stop:
-        last, end, rule = np.int64(buffer[start]), start, JOIN
-        while rule == JOIN:
-            end += 1
-            if end == stop:
-                break
-            byte = np.int64(buffer[end])
-            rule = np.int64(rules[last << 8 | byte])
-            last = byte
-        if rule == HARD:
-            end = next_hard_word(buffer, start, stop, classes)
+        end = _word_end(buffer, start, stop, pieces)
         size = end - start
         if size > LONGEST_WORD:
-            at = _encode_word(buffer, start, end, pieces, out, at)
+            at = _encode_word(buffer, start, end, pieces, room, out, at)
             start = end
             continue
         key = _key(buffer, start, size)
@@ -194,7 +174,7 @@ def _encode_text(
         else:
             slot = _find(slots, known_texts, buffer, start, size, key)
             if slots[slot, LENGTHS] == 0:
-                slot = _learn(buffer, start, end, key, slot, pieces, cache, out, at)
+                slot = _learn(buffer, start, end, key, slot, pieces, cache, room, out, at)
             lengths, places, ids = slots[slot, LENGTHS], slots[slot, PLACES], slots[slot, IDS]
             if size <= PACKED_BYTES:
                 front[row, KEY], front[row, LENGTHS] = key, lengths
@@ -202,6 +182,36 @@ def _encode_text(
         at = _copy_ids(lengths & LOW_32, places & LOW_32, ids, known_ids, out, at)
         start = end
     return at
+
+
+@kernel
+def _word_end(buffer: np.ndarray, start: int, stop: int, pieces: Pieces) -> int:
+    """Where the word that begins at start ends; stop is the end of the text."""
+    last, end, rule = np.int64(buffer[start]), start, JOIN
+    while rule == JOIN:
+        end += 1
+        if end == stop:
+            return end
+        byte = np.int64(buffer[end])
+        rule = np.int64(pieces.rules[last << 8 | byte])
+        last = byte
+    return next_hard_word(buffer, start, stop, pieces.classes) if rule == HARD else end
+
+
+@kernel
+def longest_word(buffer: np.ndarray, offsets: np.ndarray, pieces: Pieces) -> int:
+    """A bound of the bytes of the longest word: only texts that could hold a very long one are searched for it."""
+    longest = 0
+    for text in range(offsets.size - 1):
+        start, stop = offsets[text], offsets[text + 1]
+        if stop - start <= SHORT_TEXT:
+            longest = max(longest, stop - start)
+            continue
+        while start < stop:
+            end = _word_end(buffer, start, stop, pieces)
+            longest = max(longest, end - start)
+            start = end
+    return longest
 
 
 @kernel
@@ -254,12 +264,14 @@ def _copy_ids(num_ids: int, place: int, first_two: int, known_ids: np.ndarray, o
 
 
 @kernel
-def _encode_word(buffer: np.ndarray, start: int, stop: int, pieces: Pieces, out: np.ndarray, at: int) -> int:
+def _encode_word(
+    buffer: np.ndarray, start: int, stop: int, pieces: Pieces, room: np.ndarray, out: np.ndarray, at: int
+) -> int:
     if pieces.algorithm == BYTE_BPE:
-        return encode_byte_bpe(buffer, start, stop, pieces, out, at)
+        return encode_byte_bpe(buffer, start, stop, pieces, room, out, at)
     if pieces.algorithm == UNIGRAM:
-        return encode_unigram(buffer, start, stop, pieces, out, at)
-    return encode_bpe(buffer, start, stop, pieces, out, at)
+        return encode_unigram(buffer, start, stop, pieces, room, out, at)
+    return encode_bpe(buffer, start, stop, pieces, room, out, at)
 
 
 @kernel
@@ -271,17 +283,18 @@ def _learn(
     slot: int,
     pieces: Pieces,
     cache: Cache,
+    room: np.ndarray,
     out: np.ndarray,
     at: int,
 ) -> int:
     """Encode a word, with out[at:] to work in, and keep it in a free slot; which that was in the end."""
-    end = _encode_word(buffer, start, stop, pieces, out, at)
+    num_ids = _encode_word(buffer, start, stop, pieces, room, out, at) - at
     if not _has_room(cache):
         cache.front[:] = 0
         cache.slots[:] = 0
         cache.used[:] = 0
         slot = _find(cache.slots, cache.texts, buffer, start, stop - start, key)
-    _keep(buffer, start, stop - start, key, slot, cache, out[at:end])
+    _keep(buffer, start, stop - start, key, slot, cache, out[at : at + num_ids])
     return slot
 
 

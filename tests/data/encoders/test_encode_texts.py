@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 
 from megalite.data.encoders import choose, word_cache
 from megalite.data.encoders.check import TRICKY_TEXTS, first_difference
-from megalite.data.encoders.unigram import EXACT_SUM
 from megalite.data.indexed import token_dtype
 from megalite.data.recipe import TokenizerConfig
 from megalite.data.texts import Texts
@@ -48,7 +47,7 @@ def compiled(tokenizer: Tokenizer):
     """The word cache of a tokenizer, whatever it would choose itself."""
     path = tokenizer.folder / ("tokenizer.json" if tokenizer.kind == "byte-bpe" else "tokenizer.model")
     make = choose._word_cache_of_json if tokenizer.kind == "byte-bpe" else choose._word_cache_of_model
-    return make(path, tokenizer._reference)
+    return make(path)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -107,6 +106,14 @@ def test_a_full_cache_starts_over(tokenizers, name, monkeypatch):
     assert 0 < encoder._cache.used[0] <= 32
 
 
+@pytest.mark.parametrize("name", NAMES)
+def test_words_longer_than_most_texts(tokenizers, name):
+    """One run of letters beyond every bound of the cache, before and behind ordinary words."""
+    texts = ["short", "before " + "ab" * (word_cache.SHORT_TEXT // 2 + 1000) + " behind", "x" * 70_000, "end"]
+    found = rows(*compiled(tokenizers[name]).encode_texts(Texts.of(texts), np.dtype(np.uint16), None))
+    assert found == tokenizers[name].encode_batch(texts)
+
+
 def test_texts_in_the_middle_of_a_buffer(tokenizers):
     """Offsets need not begin at 0, nor end with the buffer."""
     texts = library_texts()[:50]
@@ -116,16 +123,24 @@ def test_texts_in_the_middle_of_a_buffer(tokenizers):
         assert rows(tokens, lengths) == tokenizer.encode_batch(texts[10:39])
 
 
-def test_long_unigram_texts_keep_the_librarys_rounding(tokenizers):
-    """Where SentencePiece's float32 sums are no longer exact, the library itself encodes."""
+def test_long_unigram_texts_are_exact(tokenizers):
+    """Sums of scores far beyond what float32 holds: the library's ids, and those of the same words in short texts."""
     tokenizer = tokenizers["sentencepiece-unigram"]
-    long = "".join(library_texts())[: int(EXACT_SUM / 2)]
+    long = "".join(library_texts())
+    long *= -(-1_500_000 // len(long))
     texts = ["short", long, long[:1000], long[5:], "end"]
     tokens, lengths = tokenizer.encode_texts(Texts.of(texts), with_eos=True)
+    assert tokenizer.backend == "word-cache"
     assert rows(tokens, lengths) == [[*ids, tokenizer.eos_id] for ids in tokenizer.encode_batch(texts)]
-    encoder = tokenizer._choice[0]
-    plain, plain_lengths = compiled(tokenizer).encode_texts(Texts.of(texts), np.dtype(np.uint16), None)
-    assert encoder._rounded(Texts.of(texts), plain, plain_lengths).tolist() == [1, 3]
+
+
+def test_a_library_that_rounds_encodes_by_itself(tokenizers, monkeypatch):
+    """SentencePiece before 0.2.2: its ids in long texts are its own."""
+    monkeypatch.setattr("sentencepiece.__version__", "0.2.1")
+    tokenizer = Tokenizer.load(tokenizers["sentencepiece-unigram"].folder)
+    tokenizer.encode_texts(Texts.of(["a text"]))
+    assert tokenizer.backend == "sentencepiece"
+    assert "sentencepiece 0.2.1 rounds" in tokenizer.refused_backends["word-cache"]
 
 
 @pytest.mark.parametrize("name", NAMES)

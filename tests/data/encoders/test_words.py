@@ -13,7 +13,7 @@ from megalite.data.encoders.byte_level import character_classes, next_hard_word,
 from megalite.data.encoders.check import TRICKY_TEXTS
 from megalite.data.encoders.cuts import cuts_between
 from megalite.data.encoders.pieces import CUT, HARD, JOIN
-from megalite.data.encoders.reference import end_texts, lay_out, splice
+from megalite.data.encoders.reference import end_texts, lay_out
 from megalite.data.encoders.tables import find, make_table
 from megalite.data.encoders.utf8 import char_size, code_point
 from tests.data.encoders.real_texts import library_texts, scrambled_texts
@@ -128,10 +128,10 @@ def test_tables_are_dictionaries(entries, others):
         assert find(table, key) == entries.get(key, -1)
 
 
-@given(st.lists(st.lists(st.integers(0, 9), max_size=4), max_size=8), st.data())
+@given(st.lists(st.lists(st.integers(0, 9), max_size=4), max_size=8))
 @settings(max_examples=100, deadline=None)
-def test_arrays_of_ids(rows, data):
-    """Laying out, ending and replacing rows, against lists."""
+def test_arrays_of_ids(rows):
+    """Laying out and ending rows, against lists."""
     dtype = np.dtype(np.uint16)
     tokens, lengths = lay_out(rows, dtype, None)
     assert tokens.tolist() == [id for row in rows for id in row]
@@ -140,9 +140,3 @@ def test_arrays_of_ids(rows, data):
         assert found[0].tolist() == [id for row in rows for id in [*row, 7]]
         assert found[1].tolist() == [len(row) + 1 for row in rows]
         assert found[0].dtype == dtype
-    chosen = sorted(data.draw(st.sets(st.sampled_from(range(len(rows))))) if rows else [])
-    new = [data.draw(st.lists(st.integers(10, 19), max_size=4)) for _ in chosen]
-    expected = [new[chosen.index(number)] if number in chosen else row for number, row in enumerate(rows)]
-    spliced, new_lengths = splice(tokens, lengths, np.array(chosen, np.int64), *lay_out(new, dtype, None))
-    assert spliced.tolist() == [id for row in expected for id in row]
-    assert new_lengths.tolist() == [len(row) for row in expected]
