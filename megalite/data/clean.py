@@ -10,8 +10,9 @@ Every step takes a batch of texts as bytes (`texts.py`), so a document that need
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -53,7 +54,7 @@ def clean(
         tasks = [{"shard": shard, "config": settings} for shard in shards]
         reports = run_tasks(folder, "clean", clean_shard, tasks, runner=runner, progress=progress)
         refuse_unreadable([(shard, report["reading"]) for shard, report in zip(shards, reports, strict=True)])
-        names = ("documents_in", "documents", "text_bytes_in", "text_bytes", "rejected", "redacted")
+        names = ("documents_in", "documents", "text_bytes_in", "text_bytes", "rejected", "redacted", "languages")
         counts = {name: add_counts(reports, name) for name in names}
         progress.finish(f"{counts['documents']:,} of {counts['documents_in']:,} documents kept")
         return counts
@@ -66,6 +67,7 @@ def clean_shard(task: Task, number: int, folder: Path) -> Report:
     config = CleanConfig.model_validate(task["config"])
     reading = ShardReading(task["shard"])
     redacted: Counter[str] = Counter()
+    languages: Counter[str] = Counter()
     num_bytes = 0
     with Outcome(folder, number) as outcome:
         for batch in reading:
@@ -74,51 +76,62 @@ def clean_shard(task: Task, number: int, folder: Path) -> Report:
                 raise DataError(f"{first.source}: {first.id}: {first.reason}; set on_error: reject to put it aside")
             outcome.reject(batch.rejected)
             num_bytes += batch.texts.num_bytes
-            texts, reasons = clean_texts(batch.texts, config, redacted)
-            kept = reasons == ""
-            outcome.keep(with_texts(batch.documents, texts).filter(pa.array(kept)))
-            outcome.reject(_refused(batch, reasons))
+            cleaned = clean_texts(batch.texts, config)
+            redacted.update(cleaned.redacted)
+            languages.update(cleaned.languages)
+            kept = cleaned.reasons == ""
+            outcome.keep(with_texts(batch.documents, cleaned.texts).filter(pa.array(kept)))
+            outcome.reject(_refused(batch, cleaned.reasons))
     return {
         **outcome.counts(),
         "text_bytes_in": num_bytes,
         "redacted": dict(sorted(redacted.items())),
+        "languages": dict(sorted(languages.items())),
         "reading": reading.report(),
         "megabytes": num_bytes / 1e6,
     }
 
 
-def clean_texts(texts: Texts, config: CleanConfig, redacted: Counter[str]) -> tuple[Texts, np.ndarray]:
-    """Repair, redact and judge a batch.
+class Cleaned(NamedTuple):
+    """What became of a batch."""
 
-    Args:
-        texts: the documents.
-        config: what to do.
-        redacted: gets the numbers of what was redacted, by kind.
+    texts: Texts
+    """Repaired and redacted."""
+    reasons: np.ndarray
+    """Why each is refused: str [documents], "" for one that is kept."""
+    redacted: Mapping[str, int]
+    """What was replaced, by kind."""
+    languages: Mapping[str, int]
+    """Documents that no rule refused, by language; empty where it is not asked for."""
 
-    Returns:
-        The texts, and for each why it is refused: str [documents], "" for one that is kept.
-    """
+
+def clean_texts(texts: Texts, config: CleanConfig) -> Cleaned:
+    """Repair, redact and judge a batch."""
     from megalite.data.rules.judge import judge  # brings numba, which takes a second to import
 
+    redacted: Mapping[str, int] = {}
     texts = repair(texts, unicode_nfc=config.unicode_nfc, fix_encoding=config.fix_encoding)
     if config.privacy is not None:
         from megalite.data.privacy.redact import redact
 
-        texts, found = redact(texts, config.privacy)
-        redacted.update(found)
+        texts, redacted = redact(texts, config.privacy)
     judgement = judge(texts, config)
     reasons = np.array([*judgement.reason_names, ""], dtype=object)[judgement.reason_codes]
+    languages: Mapping[str, int] = {}
     if config.language is not None:
-        reasons[(reasons == "") & _wrong_language(judgement.texts, config.language)] = "language"
-    return judgement.texts, reasons
+        languages = _judge_languages(judgement.texts, reasons, config.language)
+    return Cleaned(judgement.texts, reasons, redacted, languages)
 
 
-def _wrong_language(texts: Texts, config: LanguageConfig) -> np.ndarray:
-    """Which texts are surely in none of the wanted languages, or in none for sure: bool [documents]."""
+def _judge_languages(texts: Texts, reasons: np.ndarray, config: LanguageConfig) -> Mapping[str, int]:
+    """Refuse what is in none of the wanted languages, or in none for sure; count the documents that rules keep."""
     from megalite.data.language import identify
 
     codes, scores = identify(texts)
-    return ~np.isin(codes, config.keep) | (scores < config.min_score)
+    good = reasons == ""
+    if config.keep:
+        reasons[good & (~np.isin(codes, config.keep) | (scores < config.min_score))] = "language"
+    return Counter(np.array(codes, object)[good].tolist())
 
 
 def _refused(batch: DocumentBatch, reasons: np.ndarray) -> list[Rejected]:

@@ -24,6 +24,7 @@ import xxhash
 from megalite.data.corpus import Corpus
 from megalite.data.documents import ARROW_TYPE, Outcome, ShardWriter, shard_name
 from megalite.data.manifest import StationResult, run_station
+from megalite.data.near.report import size_histogram
 from megalite.data.progress import Progress, Silent
 from megalite.data.recipe import DedupConfig
 from megalite.data.runners import InProcess
@@ -78,6 +79,7 @@ def dedup(
         counts = {name: add_counts(kept, name) for name in ("documents_in", "documents", "text_bytes", "rejected")}
         counts["clusters"] = add_counts(matched, "clusters")
         counts["largest_cluster"] = max((report["largest_cluster"] for report in matched), default=0)
+        counts["cluster_sizes"] = add_counts(matched, "cluster_sizes")
         counts["removed_by_source"] = add_counts(kept, "removed_by_source")
         progress.finish(f"{counts['documents']:,} of {add_counts(hashed, 'documents'):,} documents kept")
         return counts
@@ -158,7 +160,11 @@ def match_partition(task: Task, number: int, folder: Path) -> Report:
     with replacing(_work_file(folder, "removed", number, "npy")) as path, open(path, "wb") as file:
         np.save(file, np.stack([of_all[repeats], of_all[first_of[repeats]]], axis=1))
     sizes = np.bincount(first_of, minlength=1)
-    return {"clusters": int((sizes > 1).sum()), "largest_cluster": int(sizes.max())}
+    return {
+        "clusters": int((sizes > 1).sum()),
+        "largest_cluster": int(sizes.max()),
+        "cluster_sizes": size_histogram(sizes[sizes > 1]),
+    }
 
 
 def keep_shard(task: Task, number: int, folder: Path) -> Report:

@@ -127,8 +127,13 @@ def make_documents(
 
 def with_texts(documents: pa.RecordBatch, texts: Texts) -> pa.RecordBatch:
     """The documents with other texts."""
-    position = documents.schema.get_field_index("text")
-    return documents.set_column(position, documents.schema.field(position), texts.to_arrow())
+    return with_column(documents, "text", texts.to_arrow())
+
+
+def with_column(documents: pa.RecordBatch, name: str, values: pa.Array) -> pa.RecordBatch:
+    """The documents with other values in one column."""
+    position = documents.schema.get_field_index(name)
+    return documents.set_column(position, documents.schema.field(position), values)
 
 
 class ShardWriter:

@@ -88,7 +88,10 @@ def prepare(recipe: Recipe, *, runner: Runner | None = None, progress: Progress 
     parts: list[Part] = ["train", "valid"] if recipe.valid_fraction > 0 else ["train"]
     for part in parts:
         name, split = f"tokens/{part}", _split(recipe, part)
-        result = tokenize(documents, tokenizer, out / name, split=split, runner=runner, progress=progress)
+        describe = recipe.describe_tokens
+        result = tokenize(
+            documents, tokenizer, out / name, split=split, describe=describe, runner=runner, progress=progress
+        )
         tokens = finish(name, result)
         _refuse_empty(done[-1], f"valid_fraction={recipe.valid_fraction} leaves nothing for {part}: change it")
         name = f"packed/{part}"

@@ -60,6 +60,18 @@ class RankedOrder:
         return self._ranks[places]
 
 
+def load_scores(path: Path) -> np.ndarray:
+    """A .npy file of scores.
+
+    Raises:
+        DataError: it cannot be read.
+    """
+    try:
+        return np.load(path, allow_pickle=False)
+    except (OSError, ValueError) as error:
+        raise DataError(f"{path}: no array of scores ({error}); write one with numpy.save") from error
+
+
 def write_ranks(layout: Layout, document_scores: np.ndarray, out: Path) -> None:
     """Write the order of a source's samples to a .npy file.
 

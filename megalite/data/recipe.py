@@ -119,10 +119,10 @@ class DocumentSource(Section):
 
 
 class LanguageConfig(Section):
-    """Which languages to keep."""
+    """Which languages to keep; they are counted too."""
 
-    keep: tuple[str, ...] = Field(min_length=1)
-    """ISO 639-1 codes, as in [en, de]."""
+    keep: tuple[str, ...] = ()
+    """ISO 639-1 codes, as in [en, de]. None: languages are only counted."""
     min_score: float = Field(0.5, ge=0.0, le=1.0)
     """Least probability of the language that is found; short and mixed texts score low."""
 
@@ -218,6 +218,9 @@ class Recipe(Section):
     classifier: ClassifierConfig | None = None
     """Keep the documents that look more like a good sample than like a bad one."""
     tokenizer: TokenizerConfig = TokenizerConfig()
+    describe_tokens: bool = False
+    """Keep documents.parquet beside the tokens: id, source and metadata of each document (`megalite data rank` can then
+    order samples by a field of it)."""
     pack: PackConfig = PackConfig()
     seed: NonNegativeInt = 0
     """Seed of the hold-out choice."""

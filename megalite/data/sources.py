@@ -95,6 +95,12 @@ def open_tokens(path: Path, *, contents: bool = False) -> TokenStream:
     raise DataError(_what_is_wrong_with(path))
 
 
+def tokens_folder(path: Path) -> Path:
+    """The tokenized folder behind a source: itself, or what was packed."""
+    packed = find_manifest(path) if path.is_dir() else None
+    return packed.input_path() if packed is not None and packed.station == "pack" else path
+
+
 def largest_token(tokens: IndexedTokens) -> int:
     """The largest id among SCAN_TOKENS tokens spread evenly over the stream (all of them when there are fewer)."""
     if tokens.num_tokens <= SCAN_TOKENS:

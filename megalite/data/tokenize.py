@@ -1,7 +1,7 @@
 """Station: documents to a Megatron-compatible pair of token files, one end-of-text token behind each document.
 
-    encode   a shard   texts -> .work/tokens/00000.bin and the length of each document
-    join               the shards' tokens one behind the other: tokens.bin, tokens.idx
+    encode   a shard   texts -> .work/tokens/00000.bin, the length of each document, and its name and metadata if asked
+    join               the shards' tokens one behind the other: tokens.bin, tokens.idx (and documents.parquet)
 
 The shards are joined in their order, so the bytes are the same for any number of workers.
 """
@@ -15,11 +15,21 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 
 from megalite.data.corpus import Corpus
-from megalite.data.documents import REJECTED_FOLDER, REJECTED_SCHEMA, DocumentBatch, Rejected, ShardWriter, shard_name
+from megalite.data.documents import (
+    ARROW_TYPE,
+    REJECTED_FOLDER,
+    REJECTED_SCHEMA,
+    DocumentBatch,
+    Rejected,
+    ShardWriter,
+    shard_name,
+)
 from megalite.data.indexed import IndexedWriter, token_dtype
 from megalite.data.manifest import StationResult, run_station
+from megalite.data.metadata import read_numbers
 from megalite.data.progress import Progress, Silent
 from megalite.data.runners import InProcess
 from megalite.data.shards import ShardReading, refuse_unreadable
@@ -27,6 +37,11 @@ from megalite.data.sources import TOKENS_NAME
 from megalite.data.split import ALL, Split
 from megalite.data.tasks import WORK_FOLDER, Report, Runner, Task, add_counts, replacing, run_tasks
 from megalite.data.tokenizer import Tokenizer
+from megalite.errors import DataError
+
+DESCRIPTIONS_NAME = "documents.parquet"
+
+DESCRIPTION_SCHEMA = pa.schema([(name, ARROW_TYPE) for name in ("id", "source", "metadata")])
 
 
 def tokenize(
@@ -35,6 +50,7 @@ def tokenize(
     out: Path,
     *,
     split: Split = ALL,
+    describe: bool = False,
     runner: Runner | None = None,
     progress: Progress | None = None,
 ) -> StationResult:
@@ -45,6 +61,7 @@ def tokenize(
         tokenizer_folder: a tokenizer's folder.
         out: folder to make.
         split: the side of the hold-out that is wanted.
+        describe: also write documents.parquet: id, source and metadata of each document, in the order of the index.
         runner: where the tasks run; the result does not depend on it. None is this process.
         progress: told of every shard.
 
@@ -60,18 +77,22 @@ def tokenize(
         "eos_id": tokenizer.eos_id,
         "split": split.settings(),
     }
+    if describe:
+        settings["describe"] = True
     shards = corpus.shards()
 
     def build(folder: Path) -> dict[str, Any]:
         title = "tokenize" if split.part == "all" else f"tokenize {split.part}"
         progress.start(title, split.share_of(corpus.text_mb), "MB")
-        common = {"tokenizer": str(tokenizer_folder.absolute()), "split": split.settings()}
+        common = {"tokenizer": str(tokenizer_folder.absolute()), "split": split.settings(), "describe": describe}
         tasks = [{**common, "shard": shard} for shard in shards]
         reports = run_tasks(folder, "encode", encode_shard, tasks, runner=runner, progress=progress)
         refuse_unreadable([(shard, report["reading"]) for shard, report in zip(shards, reports, strict=True)])
         with IndexedWriter(folder / TOKENS_NAME, token_dtype(tokenizer.vocab_size)) as writer:
             for number in range(len(shards)):
                 writer.add_file(_tokens_file(folder, number), np.load(_lengths_file(folder, number)))
+        if describe:
+            _join_descriptions(folder, len(shards))
         progress.finish(f"{writer.num_tokens:,} tokens in {writer.num_documents:,} documents")
         return {
             "documents": writer.num_documents,
@@ -94,6 +115,7 @@ def encode_shard(task: Task, number: int, folder: Path) -> Report:
         replacing(_tokens_file(folder, number)) as path,
         open(path, "wb") as file,
         ShardWriter(folder / REJECTED_FOLDER / shard_name(number), REJECTED_SCHEMA) as rejects,
+        ShardWriter(_descriptions_file(folder, number), DESCRIPTION_SCHEMA) as descriptions,
     ):
         for batch in reading:
             empty = batch.texts.lengths == 0
@@ -105,6 +127,9 @@ def encode_shard(task: Task, number: int, folder: Path) -> Report:
             tokens, sizes = tokenizer.encode_texts(texts, with_eos=True)
             file.write(np.ascontiguousarray(tokens, token_dtype(tokenizer.vocab_size)).data)
             lengths.append(sizes.astype(np.int32))
+            if task["describe"]:
+                chosen = batch.documents.filter(pa.array(wanted))
+                descriptions.write(chosen.select(DESCRIPTION_SCHEMA.names))
             num_bytes += texts.num_bytes
     with replacing(_lengths_file(folder, number)) as path, open(path, "wb") as file:
         np.save(file, np.concatenate(lengths))
@@ -128,6 +153,41 @@ def _empty_documents(batch: DocumentBatch, empty: np.ndarray) -> list[Rejected]:
     chosen = batch.documents.filter(pa.array(empty))
     names = zip(chosen.column("id").to_pylist(), chosen.column("source").to_pylist(), strict=True)
     return [Rejected(id, source, "", "empty") for id, source in names]
+
+
+def read_scores(folder: Path, field: str) -> np.ndarray:
+    """A number of each document's metadata, in the order of the index; NaN where it is missing.
+
+    Args:
+        folder: a tokenized folder.
+        field: its name.
+
+    Raises:
+        DataError: the folder was tokenized without descriptions, or no document has the field.
+    """
+    path = folder / DESCRIPTIONS_NAME
+    if not path.is_file():
+        raise DataError(f"{folder}: no {DESCRIPTIONS_NAME}; tokenize again with --describe, which keeps the metadata")
+    scores = read_numbers(pq.read_table(path, columns=["metadata"]).column(0), field)
+    if scores.size and np.isnan(scores).all():
+        raise DataError(
+            f"{path}: none of {scores.size:,} documents has a number {field!r} in its metadata; carry it along with "
+            "keep_fields where the documents are read, or add it with `megalite data classifier` or `perplexity`"
+        )
+    return scores
+
+
+def _join_descriptions(folder: Path, num_shards: int) -> None:
+    with ShardWriter(folder / DESCRIPTIONS_NAME, DESCRIPTION_SCHEMA) as writer:
+        for number in range(num_shards):
+            path = _descriptions_file(folder, number)
+            if path.exists():  # a shard without documents has none
+                for batch in pq.ParquetFile(path).iter_batches():
+                    writer.write(batch.cast(DESCRIPTION_SCHEMA))
+
+
+def _descriptions_file(folder: Path, number: int) -> Path:
+    return folder / WORK_FOLDER / "tokens" / f"{number:05d}.parquet"
 
 
 def _tokens_file(folder: Path, number: int) -> Path:

@@ -37,6 +37,7 @@ def test_the_station_keeps_counts_and_rejects(tmp_path):
         "text_bytes": 27,
         "rejected": {row["reason"]: 1 for row in sorted(rejected, key=lambda row: row["reason"])},
         "redacted": {},
+        "languages": {},
     }
 
 

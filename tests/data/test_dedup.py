@@ -58,6 +58,7 @@ def test_the_first_of_each_cluster_stays(tmp_path):
         "text_bytes": 15,
         "clusters": 2,
         "largest_cluster": 3,
+        "cluster_sizes": {"2": 1, "3-4": 1},
         "rejected": {},
         "removed_by_source": {"a.jsonl": 1, "b.jsonl": 2},
     }

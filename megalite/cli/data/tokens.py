@@ -73,6 +73,7 @@ def tokenize(
     out: Out,
     valid_fraction: ValidFraction = 0.0,
     part: Annotated[str, typer.Option(help="all, train or valid: the side of the hold-out to write.")] = "all",
+    describe: Annotated[bool, typer.Option("--describe", help="Keep ids, sources and metadata beside.")] = False,
     text_field: TextField = "text",
     include: Include = None,
     workers: Workers = None,
@@ -84,7 +85,9 @@ def tokenize(
     split = parse_split(part, valid_fraction)
     corpus = open_corpus(inputs, text_field, include)
     with working(workers) as (progress, runner):
-        result = station.tokenize(corpus, tokenizer, out, split=split, runner=runner, progress=progress)
+        result = station.tokenize(
+            corpus, tokenizer, out, split=split, describe=describe, runner=runner, progress=progress
+        )
     print_result(out, result)
 
 
@@ -108,22 +111,20 @@ def pack(
 
 def rank(
     source: Annotated[Path, typer.Argument(help="A folder to train on, or the prefix of a Megatron pair.")],
-    scores: Annotated[Path, typer.Option(help="A .npy file with a number for each document of the source.")],
+    scores: Annotated[
+        str, typer.Option(help="A field of the documents' metadata, or a .npy file with a number for each document.")
+    ],
     seq_len: Annotated[int, typer.Option(min=1, help="batch.seq_len of the training.")],
     out: Annotated[Path, typer.Option("--out", help="File to make, for data.mix.ranks.")],
 ) -> None:
     """Order a source's samples by the scores of their documents, lowest first."""
-    import numpy as np
-
     from megalite.config.schema import SourceConfig
-    from megalite.data.rank import write_ranks
-    from megalite.data.sources import open_source
-    from megalite.errors import DataError
+    from megalite.data.rank import load_scores, write_ranks
+    from megalite.data.sources import open_source, tokens_folder
+    from megalite.data.tokenize import read_scores
 
     opened = open_source(SourceConfig(path=source), name=source.name, seq_len=seq_len)
-    try:
-        numbers = np.load(scores, allow_pickle=False)
-    except (OSError, ValueError) as error:
-        raise DataError(f"{scores}: no array of scores ({error}); write one with numpy.save") from error
+    is_file = scores.endswith(".npy")
+    numbers = load_scores(Path(scores)) if is_file else read_scores(tokens_folder(source), scores)
     write_ranks(opened.layout, numbers, out)
     typer.echo(f"{out}: {opened.layout.num_samples} samples in rising order")

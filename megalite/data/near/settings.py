@@ -46,8 +46,12 @@ class NearDedupConfig(Section):
     similarity does; it is exact, takes twice the time, and half of the text's size on disk. `none`: nothing, as most
     tools do it; about a third of what it removes is less similar than the threshold."""
     keep: Keep = "first"
-    """Who stays of a cluster: the first document, the longest in bytes, or the one with the best score (an array of
-    numbers given with the documents). The earlier one wins a tie."""
+    """Who stays of a cluster: the first document, the longest in bytes, or the one with the best score. The earlier one
+    wins a tie."""
+    score_field: str = "score"
+    """With keep=best: the field of the documents' metadata that holds the score (`keep_fields` of a source brings it,
+    `classifier` and `perplexity` add theirs). The highest is best; with a minus in front, as in -perplexity, the
+    lowest. A document without it is worse than all others."""
     seed: NonNegativeInt = Field(0, lt=2**63)
     """Seed of the hash functions. Signatures can be compared only under one seed."""
 

@@ -18,7 +18,7 @@ import numpy as np
 import pyarrow as pa
 
 from megalite.data.corpus import Corpus
-from megalite.data.documents import ARROW_TYPE, Outcome, ShardWriter, shard_name, with_texts
+from megalite.data.documents import ARROW_TYPE, Outcome, ShardWriter, shard_name, with_column, with_texts
 from megalite.data.manifest import StationResult, run_station
 from megalite.data.progress import Progress, Silent
 from megalite.data.runners import InProcess
@@ -43,6 +43,8 @@ class Decision(NamedTuple):
     """The texts of all, if any was changed."""
     details: list[str] | None = None
     """Of all documents; shown for those that go."""
+    metadata: pa.Array | None = None
+    """That of all, if any was changed."""
 
 
 Decide = Callable[[pa.RecordBatch, Texts, int], Decision]
@@ -158,6 +160,8 @@ def write_shard(path: str, number: int, folder: Path, decide: Decide) -> Report:
             decision = decide(documents, texts, row)
             if decision.texts is not None:
                 documents = with_texts(documents, decision.texts)
+            if decision.metadata is not None:
+                documents = with_column(documents, "metadata", decision.metadata)
             empty = (decision.texts or texts).lengths == 0
             keep = decision.keep & ~empty
             gone = pa.array(~keep)

@@ -9,15 +9,18 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow.parquet as pq
 
 from megalite.data.corpus import Corpus
 from megalite.data.manifest import StationResult
+from megalite.data.metadata import read_numbers
 from megalite.data.near.phases import INDEX_FOLDER, MASKS_FOLDER
 from megalite.data.near.settings import NearDedupConfig
 from megalite.data.near.station import find_near_duplicates, read_mask
-from megalite.data.progress import Progress
+from megalite.data.progress import Progress, Silent
 from megalite.data.stations.filtering import Decision, Filtering, documents_kept, write_shard
-from megalite.data.tasks import Report, Runner, Task
+from megalite.data.tasks import WORK_FOLDER, Report, Runner, Task, add_counts, replacing, run_tasks
+from megalite.errors import DataError
 
 REPORTED = ("clusters", "largest_cluster", "cluster_sizes", "examples", "comparisons", "without_words")
 """Of what was found, the counts of the station."""
@@ -45,12 +48,17 @@ def near_dedup(
         progress: told of the text as it is signed and written.
 
     Raises:
-        DataError: the input is raw, or an index was made with other settings.
+        DataError: the input is raw, an index was made with other settings, or no document has a score to go by.
     """
     filtering = Filtering("near-dedup", corpus, runner, progress)
 
     def build(folder: Path) -> dict[str, Any]:
         shards = [{"path": path} for path in filtering.paths]
+        if config.keep == "best":
+            tasks = [{"path": path, "field": config.score_field} for path in filtering.paths]
+            scored = run_tasks(folder, "score", score_shard, tasks, runner=filtering.where["runner"], progress=Silent())
+            _refuse_unscored(add_counts(scored, "documents"), add_counts(scored, "scored"), config.score_field)
+            shards = [{**shard, "scores": _scores_file(folder, number)} for number, shard in enumerate(shards)]
         found = asdict(find_near_duplicates(shards, folder, config, older=older, **filtering.where))
         counts = filtering.write(folder, keep_shard)
         shutil.rmtree(folder / MASKS_FOLDER, ignore_errors=True)
@@ -68,6 +76,16 @@ def near_dedup(
     )
 
 
+def score_shard(task: Task, number: int, folder: Path) -> Report:
+    """Task: take the scores of a shard's documents out of their metadata."""
+    field, sign = task["field"].removeprefix("-"), -1.0 if task["field"].startswith("-") else 1.0
+    column = pq.read_table(task["path"], columns=["metadata"]).column(0)
+    scores = sign * read_numbers(column, field)
+    with replacing(Path(_scores_file(folder, number))) as path, open(path, "wb") as file:
+        np.save(file, scores)
+    return {"documents": scores.size, "scored": int(np.isfinite(scores).sum())}
+
+
 def keep_shard(task: Task, number: int, folder: Path) -> Report:
     """Task: write the documents of a shard that stay."""
     mask = read_mask(folder, number)
@@ -78,6 +96,19 @@ def keep_shard(task: Task, number: int, folder: Path) -> Report:
         return Decision(np.asarray(mask.keep[rows]), "near-duplicate", details=details)
 
     return write_shard(task["path"], number, folder, decide)
+
+
+def _refuse_unscored(num_documents: int, num_scored: int, field: str) -> None:
+    if num_documents and not num_scored:
+        raise DataError(
+            f"keep=best goes by score_field={field!r}, and none of {num_documents:,} documents has that in its "
+            "metadata; carry it along with keep_fields where the documents are read, add it with `megalite data "
+            "classifier` or `perplexity`, or set keep=longest"
+        )
+
+
+def _scores_file(folder: Path, number: int) -> str:
+    return str(folder / WORK_FOLDER / "scores" / f"{number:05d}.npy")
 
 
 def _fingerprint(index: Path) -> str:

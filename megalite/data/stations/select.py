@@ -5,8 +5,8 @@
     threshold               as set, or where the wanted fraction of all documents ends
     write     a shard       what stays
 
-Scores stay beside the documents: `near-dedup` can keep the best of a cluster by them, and a person can look where the
-threshold falls.
+Scores stay beside the documents, where a person can look how the threshold falls, and in the metadata of those that are
+kept: `near-dedup` can keep the best of a cluster by them, and `rank` order the samples.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ import pyarrow as pa
 
 from megalite.data.corpus import Corpus
 from megalite.data.manifest import StationResult
+from megalite.data.metadata import add_numbers
 from megalite.data.progress import Progress
 from megalite.data.recipe import DocumentSource
 from megalite.data.scoring.settings import ClassifierConfig, PerplexityConfig
@@ -103,7 +104,8 @@ def keep_shard(task: Task, number: int, folder: Path) -> Report:
             keep = pareto_keeps(scores, texts, alpha=alpha, seed=seed)
         else:
             keep = Threshold(task["threshold"], not lower_is_better).keeps(scores)
-        return Decision(keep, task["kind"], details=[f"{score:.6g}" for score in scores.tolist()])
+        metadata = add_numbers(documents.column("metadata"), task["kind"], scores)
+        return Decision(keep, task["kind"], details=[f"{score:.6g}" for score in scores.tolist()], metadata=metadata)
 
     return write_shard(task["path"], number, folder, decide)
 
