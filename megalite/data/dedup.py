@@ -4,7 +4,7 @@
     match    a partition  equal hashes side by side; all but the first go        .work/removed/
     keep     a shard      kept -> part-*.parquet; removed -> clusters/part-*.parquet, with what each repeats
 
-Hashes are shared out by their first byte, so no task holds more than its partition of them: some 60 bytes a document.
+Hashes are shared out by their first bits, so no task holds more than its partition of them: some 60 bytes a document.
 Among n documents two that differ get one hash with probability n^2 / 2^129: about 1e-19 for ten billion.
 """
 
@@ -38,8 +38,8 @@ CLUSTERS_SCHEMA = pa.schema([(name, ARROW_TYPE) for name in ("removed_id", "remo
 
 NAMES_SCHEMA = pa.schema([("id", ARROW_TYPE), ("source", ARROW_TYPE)])
 
-NUM_SLICES = 256
-"""A shard's hashes are sorted by their first byte; a partition is a run of such slices of all shards."""
+NUM_SLICES = 4096
+"""A shard's hashes are sorted by their first 12 bits; a partition is a run of such slices of all shards."""
 
 DOCUMENTS_PER_PARTITION = 1 << 24
 """Hashes that one task compares: about a gigabyte of memory."""
@@ -128,7 +128,7 @@ def hash_shard(task: Task, number: int, folder: Path) -> Report:
         names.append(batch.documents.select(["id", "source"]))
         num_bytes += batch.texts.num_bytes
     joined = np.concatenate(hashes)
-    slices = (joined[:, 0] & 0xFF).astype(np.uint8)
+    slices = (joined[:, 0] % NUM_SLICES).astype(np.uint16)
     order = np.argsort(slices, kind="stable")
     with replacing(_work_file(folder, "hashes", number, "npz")) as path:
         borders = np.searchsorted(slices[order], np.arange(NUM_SLICES + 1))

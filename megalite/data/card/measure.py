@@ -21,11 +21,12 @@ import pyarrow.parquet as pq
 from megalite.data.documents import REJECTED_FOLDER
 from megalite.data.indexed import IndexedTokens
 from megalite.data.manifest import Manifest
+from megalite.data.runners import default_workers
 from megalite.data.sources import TOKENS_NAME
 from megalite.data.texts import Texts
 from megalite.errors import DataError
 
-NUM_THREADS = 8
+MOST_THREADS = 8
 
 NUM_CLASSES = 64
 """Every length that fits in 63 bits has its class."""
@@ -157,7 +158,7 @@ def merge(parts: Iterator[BySource] | list[BySource]) -> BySource:
 
 def _measure(manifest: Manifest, prefix: str) -> BySource:
     paths = [manifest.folder / output.path for output in manifest.outputs if output.path.startswith(prefix)]
-    with ThreadPoolExecutor(NUM_THREADS) as threads:
+    with ThreadPoolExecutor(min(MOST_THREADS, default_workers())) as threads:
         return merge(threads.map(_measure_shard, paths))
 
 
@@ -172,6 +173,8 @@ def _measure_shard(path: Path) -> BySource:
                 codes = sources.indices.to_numpy()
                 for code, source in enumerate(sources.dictionary.to_pylist()):
                     found.setdefault(source, Tally()).add(lengths[codes == code])
+    except pa.ArrowMemoryError:  # nothing is wrong with the file
+        raise
     except (pa.ArrowException, OSError) as error:
         raise DataError(f"{path}: cannot be read: {error}; remove its folder and run the recipe again") from error
     return found

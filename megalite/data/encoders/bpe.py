@@ -19,7 +19,7 @@ import numpy as np
 from megalite.data.encoders.pieces import NO_PIECE, Pieces
 from megalite.data.encoders.tables import find
 from megalite.data.encoders.utf8 import char_size, code_point
-from megalite.data.rules.kernel import kernel
+from megalite.data.kernel import bare_kernel
 
 SHORT = 48
 """Symbols; beyond, looking through all of them takes longer than the heap."""
@@ -37,7 +37,7 @@ BPE_ROOM = 6
 a symbol at most, as every join adds two."""
 
 
-@kernel
+@bare_kernel
 def encode_bpe(
     buffer: np.ndarray, start: int, stop: int, pieces: Pieces, room: np.ndarray, out: np.ndarray, at: int
 ) -> int:
@@ -69,7 +69,7 @@ def encode_bpe(
     return at
 
 
-@kernel
+@bare_kernel
 def encode_byte_bpe(
     buffer: np.ndarray, start: int, stop: int, pieces: Pieces, room: np.ndarray, out: np.ndarray, at: int
 ) -> int:
@@ -83,14 +83,14 @@ def encode_byte_bpe(
     return at + num_ids
 
 
-@kernel
+@bare_kernel
 def _join(room: np.ndarray, size: int, merges: np.ndarray) -> int:
     """Join the first `size` numbers of the room, symbols, in place; how many are left."""
     symbols, rest = room[:size], room[size:]
     return _join_short(symbols, rest, size, merges) if size <= SHORT else _join_long(symbols, rest, size, merges)
 
 
-@kernel
+@bare_kernel
 def _joint(left: int, right: int, merges: np.ndarray) -> int:
     """rank << 32 | id of two symbols together, or NONE."""
     if left < 0 or right < 0:
@@ -99,7 +99,7 @@ def _joint(left: int, right: int, merges: np.ndarray) -> int:
     return joint if joint >= 0 else NONE
 
 
-@kernel
+@bare_kernel
 def _join_short(symbols: np.ndarray, joints: np.ndarray, size: int, merges: np.ndarray) -> int:
     for place in range(size - 1):
         joints[place] = _joint(symbols[place], symbols[place + 1], merges)
@@ -122,7 +122,7 @@ def _join_short(symbols: np.ndarray, joints: np.ndarray, size: int, merges: np.n
     return size
 
 
-@kernel
+@bare_kernel
 def _join_long(symbols: np.ndarray, room: np.ndarray, size: int, merges: np.ndarray) -> int:
     following, preceding, waiting = room[:size], room[size : 2 * size], room[2 * size :]
     for place in range(size):
@@ -155,7 +155,7 @@ def _join_long(symbols: np.ndarray, room: np.ndarray, size: int, merges: np.ndar
     return left
 
 
-@kernel
+@bare_kernel
 def _wait(waiting: np.ndarray, size: int, symbols: np.ndarray, left: int, right: int, merges: np.ndarray) -> int:
     """Put a pair on the heap if it can be joined; the new size."""
     joint = _joint(symbols[left], symbols[right], merges)
@@ -170,7 +170,7 @@ def _wait(waiting: np.ndarray, size: int, symbols: np.ndarray, left: int, right:
     return size + 1
 
 
-@kernel
+@bare_kernel
 def _pop(waiting: np.ndarray, size: int) -> tuple[int, int]:
     """Take the smallest key off the heap; it and the new size."""
     smallest = waiting[0]

@@ -15,7 +15,7 @@ import numpy as np
 
 from megalite.data.encoders.pieces import CUT, HARD, JOIN
 from megalite.data.encoders.utf8 import char_size, code_point
-from megalite.data.rules.kernel import kernel
+from megalite.data.kernel import bare_kernel
 
 OTHER, LETTER, NUMBER, SPACE, ALONE = range(5)
 """Classes of characters; ALONE is a word of its own."""
@@ -73,7 +73,7 @@ def pair_rules(classes: np.ndarray) -> np.ndarray:
     return rules.reshape(-1)
 
 
-@kernel
+@bare_kernel
 def next_hard_word(buffer: np.ndarray, start: int, stop: int, classes: np.ndarray) -> int:
     """Where the word that begins at start ends, by the pattern itself; stop is the end of the text."""
     first = buffer[start]
@@ -103,7 +103,7 @@ def next_hard_word(buffer: np.ndarray, start: int, stop: int, classes: np.ndarra
     return at
 
 
-@kernel
+@bare_kernel
 def _class_at(buffer: np.ndarray, at: int, classes: np.ndarray) -> int:
     if buffer[at] < ASCII_END:
         return np.int64(classes[buffer[at]])
@@ -111,7 +111,7 @@ def _class_at(buffer: np.ndarray, at: int, classes: np.ndarray) -> int:
     return np.int64(classes[char]) if char < NUM_CODE_POINTS else OTHER
 
 
-@kernel
+@bare_kernel
 def _clitic(buffer: np.ndarray, start: int, stop: int) -> int:
     """Bytes of the English ending behind an apostrophe, or 0."""
     if start < stop:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from megalite.data.rules.kernel import kernel
+from megalite.data.kernel import bare_kernel
 
 EMPTY = -1
 """Key of an unused slot; keys are not negative."""
@@ -31,7 +31,7 @@ def make_table(keys: np.ndarray, values: np.ndarray) -> np.ndarray:
     return table
 
 
-@kernel
+@bare_kernel
 def _fill(table: np.ndarray, keys: np.ndarray, values: np.ndarray) -> None:
     for entry in range(keys.size):
         slot = first_slot(keys[entry], table.shape[0])
@@ -41,7 +41,7 @@ def _fill(table: np.ndarray, keys: np.ndarray, values: np.ndarray) -> None:
         table[slot, 1] = values[entry]
 
 
-@kernel
+@bare_kernel
 def find(table: np.ndarray, key: int) -> int:
     """The value of a key, or -1."""
     slot = first_slot(key, table.shape[0])
@@ -52,7 +52,7 @@ def find(table: np.ndarray, key: int) -> int:
     return EMPTY
 
 
-@kernel
+@bare_kernel
 def first_slot(key: int, num_slots: int) -> int:
     """Where the search for a key begins, in a table of a power of two of slots."""
     mixed = np.int64(key) * np.int64(MIXER)

@@ -14,7 +14,7 @@ import numpy as np
 from megalite.data.encoders.pieces import NO_PIECE, Pieces
 from megalite.data.encoders.tables import find
 from megalite.data.encoders.utf8 import char_size
-from megalite.data.rules.kernel import kernel
+from megalite.data.kernel import bare_kernel
 
 UNIGRAM_ROOM = 4
 """Numbers of room for each place of a word; there is one more than bytes."""
@@ -23,7 +23,7 @@ UNSEEN = -1
 """The start of a way to a place that none leads to yet."""
 
 
-@kernel
+@bare_kernel
 def encode_unigram(
     buffer: np.ndarray, start: int, stop: int, pieces: Pieces, room: np.ndarray, out: np.ndarray, at: int
 ) -> int:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from megalite.data.rules.kernel import kernel
+from megalite.data.kernel import bare_kernel
 
 
-@kernel
+@bare_kernel
 def char_size(first: int) -> int:
     """Bytes of the character that begins with this byte."""
     if first < 0x80:
@@ -17,7 +17,7 @@ def char_size(first: int) -> int:
     return 3 if first < 0xF0 else 4
 
 
-@kernel
+@bare_kernel
 def code_point(buffer: np.ndarray, at: int) -> int:
     """The character that begins there."""
     first = np.int64(buffer[at])

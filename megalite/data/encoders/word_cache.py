@@ -24,7 +24,7 @@ from megalite.data.encoders.bpe import BPE_ROOM, encode_bpe, encode_byte_bpe
 from megalite.data.encoders.byte_level import next_hard_word
 from megalite.data.encoders.pieces import BYTE_BPE, HARD, JOIN, UNIGRAM, Pieces
 from megalite.data.encoders.unigram import UNIGRAM_ROOM, encode_unigram
-from megalite.data.rules.kernel import kernel
+from megalite.data.kernel import bare_kernel, read_only
 from megalite.data.texts import Texts
 
 FRONT_ROWS = 2**14
@@ -102,15 +102,16 @@ class WordCacheEncoder:
 
     def encode_texts(self, texts: Texts, dtype: np.dtype, eos_id: int | None) -> tuple[np.ndarray, np.ndarray]:
         """See `Encoder`."""
+        buffer = read_only(texts.buffer)
         out = np.empty(texts.num_bytes + len(texts) + 1, dtype)  # a token has a byte at least; unused memory is free
         lengths = np.empty(len(texts), np.int64)
-        room = np.empty(ROOM * (longest_word(texts.buffer, texts.offsets, self._pieces) + 1), np.int64)
+        room = np.empty(ROOM * (longest_word(buffer, texts.offsets, self._pieces) + 1), np.int64)
         eos = -1 if eos_id is None else eos_id
-        size = encode_words(texts.buffer, texts.offsets, self._pieces, self._cache, eos, room, out, lengths)
+        size = encode_words(buffer, texts.offsets, self._pieces, self._cache, eos, room, out, lengths)
         return out[:size], lengths
 
 
-@kernel
+@bare_kernel
 def encode_words(
     buffer: np.ndarray,
     offsets: np.ndarray,
@@ -147,7 +148,7 @@ def encode_words(
     return at
 
 
-@kernel
+@bare_kernel
 def _encode_text(
     buffer: np.ndarray,
     start: int,
@@ -184,7 +185,7 @@ def _encode_text(
     return at
 
 
-@kernel
+@bare_kernel
 def _word_end(buffer: np.ndarray, start: int, stop: int, pieces: Pieces) -> int:
     """Where the word that begins at start ends; stop is the end of the text."""
     last, end, rule = np.int64(buffer[start]), start, JOIN
@@ -198,7 +199,7 @@ def _word_end(buffer: np.ndarray, start: int, stop: int, pieces: Pieces) -> int:
     return next_hard_word(buffer, start, stop, pieces.classes) if rule == HARD else end
 
 
-@kernel
+@bare_kernel
 def longest_word(buffer: np.ndarray, offsets: np.ndarray, pieces: Pieces) -> int:
     """A bound of the bytes of the longest word: only texts that could hold a very long one are searched for it."""
     longest = 0
@@ -214,7 +215,7 @@ def longest_word(buffer: np.ndarray, offsets: np.ndarray, pieces: Pieces) -> int
     return longest
 
 
-@kernel
+@bare_kernel
 def _key(buffer: np.ndarray, start: int, size: int) -> int:
     """The bytes of a short word, a hash of a long one."""
     key = np.int64(0)
@@ -228,12 +229,12 @@ def _key(buffer: np.ndarray, start: int, size: int) -> int:
     return key
 
 
-@kernel
+@bare_kernel
 def _mix(key: int, size: int) -> int:
     return (key + size) * np.int64(HASH_FACTOR)
 
 
-@kernel
+@bare_kernel
 def _find(slots: np.ndarray, texts: np.ndarray, buffer: np.ndarray, start: int, size: int, key: int) -> int:
     """The slot of a word, or the free one where it belongs."""
     mask = slots.shape[0] - 1
@@ -250,7 +251,7 @@ def _find(slots: np.ndarray, texts: np.ndarray, buffer: np.ndarray, start: int, 
     return slot
 
 
-@kernel
+@bare_kernel
 def _copy_ids(num_ids: int, place: int, first_two: int, known_ids: np.ndarray, out: np.ndarray, at: int) -> int:
     """Write the ids of a known word; the place behind them.
 
@@ -263,7 +264,7 @@ def _copy_ids(num_ids: int, place: int, first_two: int, known_ids: np.ndarray, o
     return at + num_ids
 
 
-@kernel
+@bare_kernel
 def _encode_word(
     buffer: np.ndarray, start: int, stop: int, pieces: Pieces, room: np.ndarray, out: np.ndarray, at: int
 ) -> int:
@@ -274,7 +275,7 @@ def _encode_word(
     return encode_bpe(buffer, start, stop, pieces, room, out, at)
 
 
-@kernel
+@bare_kernel
 def _learn(
     buffer: np.ndarray,
     start: int,
@@ -298,7 +299,7 @@ def _learn(
     return slot
 
 
-@kernel
+@bare_kernel
 def _same(buffer: np.ndarray, start: int, texts: np.ndarray, place: int, size: int) -> bool:
     for number in range(size):  # noqa: SIM110 - compiled code has no generators
         if buffer[start + number] != texts[place + number]:
@@ -306,7 +307,7 @@ def _same(buffer: np.ndarray, start: int, texts: np.ndarray, place: int, size: i
     return True
 
 
-@kernel
+@bare_kernel
 def _has_room(cache: Cache) -> bool:
     """Whether one more word fits, however long."""
     return (
@@ -316,7 +317,7 @@ def _has_room(cache: Cache) -> bool:
     )
 
 
-@kernel
+@bare_kernel
 def _keep(buffer: np.ndarray, start: int, size: int, key: int, slot: int, cache: Cache, ids: np.ndarray) -> None:
     """Write a word into a free slot."""
     slots, texts, known_ids, used = cache.slots, cache.texts, cache.ids, cache.used

@@ -4,11 +4,11 @@ They mean what they mean in C4's code, with these differences:
 
 1.  Lines end at "\\n" alone; repaired text has no other line ends.
 2.  Where a citation was cut from the end of a line, the blank before it goes too, so that "So he said. [3]" ends with
-    a full stop.
+    a full stop. Where one was cut from the beginning of the text, the blank behind it stays.
 3.  Sentences are counted by their marks: . ! ? before a blank or the line's end, quotes and brackets between them
     allowed, and the full-width marks anywhere; a line has at least one. C4 runs NLTK's trained model, which knows that
     "Mr. Bell" is no end. Only the least number of sentences depends on it.
-4.  Letters A to Z are compared without regard to case; C4 lowers all of Unicode. The phrases are ASCII.
+4.  Letters A to Z are compared without regard to case; C4 lowers all of Unicode, in which the Kelvin sign is a k.
 5.  C4 stops at the first "lorem ipsum" or "{"; here both are looked for, and the reason names the first of this list.
 """
 
@@ -18,10 +18,10 @@ from functools import lru_cache
 
 import numpy as np
 
+from megalite.data.kernel import read_only
 from megalite.data.rules.c4_lines import LineRules, edit_documents
 from megalite.data.rules.characters import character_classes
 from megalite.data.rules.columns import CURLY_BRACKET_LINES, LOREM_IPSUM_LINES, SENTENCES
-from megalite.data.rules.kernel import read_only
 from megalite.data.rules.phrases import make_phrases
 from megalite.data.rules.rule import Rule, rules_that_are_on
 from megalite.data.rules.settings import C4Config
@@ -47,7 +47,8 @@ def edit_lines(texts: Texts, config: C4Config, statistics: np.ndarray) -> Texts:
     """
     out = np.empty(texts.num_bytes, np.uint8)
     offsets = np.empty(texts.offsets.size, np.int64)
-    edit_documents(read_only(texts.buffer), read_only(texts.offsets), _line_rules(config), out, offsets, statistics)
+    buffer, begins = read_only(texts.buffer), read_only(texts.offsets)
+    edit_documents(buffer, begins, _line_rules(config), out, read_only(out), offsets, statistics)
     return Texts(out[: offsets[-1]], offsets)
 
 

@@ -1,6 +1,6 @@
 """C4's work on lines, compiled: write each as it shall be, look at what was written, and take it back if it fails.
 
-    line -> strip -> ends a sentence? enough words? -> write without citations -> phrases? -> keep | take back
+    line -> strip -> ends a sentence? enough words? -> write without citations -> read: phrases? -> keep | take back
                      (cheap tests first: most lines of a web page fail here)
 
 Lines that fail are dropped whatever else is in them, so the order of tests among these does not matter; but "lorem
@@ -13,24 +13,36 @@ from typing import NamedTuple
 
 import numpy as np
 
+from megalite.data.kernel import bare_kernel
 from megalite.data.rules.characters import BLANK, DIGIT, TERMINAL, decode, start_of_last
 from megalite.data.rules.columns import CURLY_BRACKET_LINES, LOREM_IPSUM_LINES, SENTENCES
-from megalite.data.rules.kernel import kernel
 from megalite.data.rules.phrases import Phrases
 
-LOREM_IPSUM, JAVASCRIPT, POLICY, CITATION = 1, 2, 4, 8
+LOREM_IPSUM, JAVASCRIPT, POLICY = 1, 2, 4
 """Groups of phrases."""
 
-NEWLINE, SPACE, TAB, CURLY_BRACKET, OPENING, CLOSING, DOT = 0x0A, 0x20, 0x09, 0x7B, 0x5B, 0x5D, 0x2E
+NEWLINE, SPACE, TAB, OPENING, CLOSING, DOT = 0x0A, 0x20, 0x09, 0x5B, 0x5D, 0x2E
 
 EDIT, CITATION_NEEDED = (np.frombuffer(note, np.uint8) for note in (b"[edit]", b"[citation needed]"))
 
-END_MARKS = (0x2E, 0x21, 0x3F)
-"""Full stop, exclamation and question mark: the end of a sentence when a blank follows, or the line ends."""
+PLAIN, END, BRACKET, LEAD = range(4)
 FULL_WIDTH_END_MARKS = (0x3002, 0xFF01, 0xFF1F)
-"""The same of Chinese and Japanese, where no blank follows."""
+"""The ends of sentences of Chinese and Japanese, where no blank follows. Their bytes begin with E3 and EF."""
 CLOSERS = (0x22, 0x27, 0x29, 0x5D, 0x7D, 0xBB, 0x2019, 0x201D)
 """Quotes and brackets that may stand between the mark and the blank."""
+
+
+def _marks() -> np.ndarray:
+    """What each byte may be: END for a full stop, exclamation or question mark, which ends a sentence when a blank
+    follows, or the line ends."""
+    marks = np.full(256, PLAIN, np.uint8)
+    marks[[ord(mark) for mark in ".!?"]] = END
+    marks[ord("{")] = BRACKET
+    marks[[0xE3, 0xEF]] = LEAD
+    return marks
+
+
+MARKS = _marks()
 
 
 class LineRules(NamedTuple):
@@ -44,12 +56,13 @@ class LineRules(NamedTuple):
     citations: bool
 
 
-@kernel
+@bare_kernel
 def edit_documents(
     buffer: np.ndarray,
     offsets: np.ndarray,
     rules: LineRules,
     out: np.ndarray,
+    written: np.ndarray,
     new_offsets: np.ndarray,
     statistics: np.ndarray,
 ) -> None:
@@ -60,6 +73,7 @@ def edit_documents(
         offsets: int64 [documents + 1].
         rules: what to keep.
         out: uint8 with room for as many bytes as the texts have.
+        written: the same memory, to read what was written: what reads is compiled for one type.
         new_offsets: int64 [documents + 1], of the texts in `out`.
         statistics: int64 [documents, columns], whose columns of C4 are filled.
     """
@@ -67,82 +81,90 @@ def edit_documents(
     for document in range(offsets.size - 1):
         start = new_offsets[document]
         at, end = offsets[document], offsets[document + 1]
-        to = start
+        to, row = start, statistics[document]
         while at <= end:
-            stop = at
+            stop, has_opening = at, False
             while stop < end and buffer[stop] != NEWLINE:
+                has_opening |= buffer[stop] == OPENING
                 stop += 1
-            to = _edit_line(buffer, at, stop, rules, out, start, to, statistics[document])
+            begin = _skip_blanks(buffer, at, stop, rules.classes)
+            last = _drop_blanks(buffer, begin, stop, rules.classes)
             at = stop + 1
-        while to > start and out[to - 1] == NEWLINE:
+            if _may_stay(buffer, begin, last, has_opening, rules):
+                to = _add_line(buffer, begin, last, has_opening, rules, out, written, start, to, row)
+        while to > start and written[to - 1] == NEWLINE:
             to -= 1
         new_offsets[document + 1] = to
 
 
-@kernel
-def _edit_line(
+@bare_kernel
+def _may_stay(buffer: np.ndarray, begin: int, stop: int, has_opening: bool, rules: LineRules) -> bool:
+    """The tests that need no look at what is written; a line that ends in "]" may end a sentence without it."""
+    classes = rules.classes
+    may_be_cut = rules.citations and has_opening and stop > begin and buffer[stop - 1] == CLOSING
+    if rules.terminal and not may_be_cut and not _ends_a_sentence(buffer, begin, stop, classes):
+        return False
+    if not _has_words(buffer, begin, stop, rules.min_words, classes):
+        return False
+    return not _has_long_word(buffer, begin, stop, rules.max_word_length, classes)
+
+
+@bare_kernel
+def _add_line(
     buffer: np.ndarray,
     begin: int,
     stop: int,
+    has_opening: bool,
     rules: LineRules,
     out: np.ndarray,
+    written: np.ndarray,
     start: int,
     to: int,
     row: np.ndarray,
 ) -> int:
-    """Append a line behind a "\\n" if it is kept; returns the new end of the document."""
-    begin = _skip_blanks(buffer, begin, stop, rules.classes)
-    stop = _drop_blanks(buffer, begin, stop, rules.classes)
-    may_be_cut = rules.citations and stop > begin and buffer[stop - 1] == CLOSING
-    if rules.terminal and not may_be_cut and not _ends_a_sentence(buffer, begin, stop, rules.classes):
-        return to
-    if not _has_words(buffer, begin, stop, rules.min_words, rules.classes):
-        return to
-    if _has_long_word(buffer, begin, stop, rules.max_word_length, rules.classes):
-        return to
+    """Write a line behind a "\\n", and look whether it stays; returns the new end of the document."""
     line = to + (to > start)
-    line_end, groups = _write(buffer, begin, stop, rules, out, line)
-    if groups & CITATION:
-        line_end = _drop_blanks(out, line, line_end, rules.classes)
-    if rules.terminal and may_be_cut and not _ends_a_sentence(out, line, line_end, rules.classes):
-        return to
+    if rules.citations and has_opening:
+        end = _write_without_citations(buffer, begin, stop, rules.classes, out, line)
+        if end < line + stop - begin:
+            end = _drop_blanks(written, line, end, rules.classes)
+        if rules.terminal and not _ends_a_sentence(written, line, end, rules.classes):
+            return to
+    else:
+        end = line + stop - begin
+        for offset in range(stop - begin):
+            out[line + offset] = buffer[begin + offset]
+    groups, sentences, has_bracket = _read(written, line, end, rules.phrases)
     if groups & LOREM_IPSUM:
         row[LOREM_IPSUM_LINES] += 1
     if groups & JAVASCRIPT:
         return to
-    sentences, brackets = _count_marks(out, line, line_end)
-    row[CURLY_BRACKET_LINES] += brackets > 0
-    if groups & POLICY:
+    row[CURLY_BRACKET_LINES] += has_bracket
+    if groups & POLICY or (line == start and end == line):  # an empty line has no place at the top
         return to
-    if line == start and line_end == line:
-        return to  # an empty line has no place at the top
-    row[SENTENCES] += max(sentences, line_end > line)
+    row[SENTENCES] += max(sentences, end > line)
     if line > to:
         out[to] = NEWLINE
-    return line_end
+    return end
 
 
-@kernel
-def _write(buffer: np.ndarray, at: int, stop: int, rules: LineRules, out: np.ndarray, to: int) -> tuple[int, int]:
-    """Copy a line without its citations; returns its end, and the groups of phrases in what was written."""
-    steps, columns, phrase_groups = rules.phrases.steps, rules.phrases.columns, rules.phrases.groups
-    groups, state = 0, 0
+@bare_kernel
+def _write_without_citations(
+    buffer: np.ndarray, at: int, stop: int, classes: np.ndarray, out: np.ndarray, to: int
+) -> int:
+    """Copy a line without its citations; returns the end of the copy."""
     while at < stop:
-        byte = buffer[at]
-        if byte == OPENING and rules.citations:
-            behind = _end_of_citation(buffer, at, stop, rules.classes)
+        if buffer[at] == OPENING:
+            behind = _end_of_citation(buffer, at, stop, classes)
             if behind > at:
-                groups |= CITATION
                 at = behind
                 continue
-        state = steps[state, columns[byte]]
-        groups |= phrase_groups[state]
-        out[to] = byte
+        out[to] = buffer[at]
         at, to = at + 1, to + 1
-    return to, groups
+    return to
 
 
-@kernel
+@bare_kernel
 def _end_of_citation(buffer: np.ndarray, at: int, stop: int, classes: np.ndarray) -> int:
     """Where the citation that begins at "[" ends, or `at` if none does."""
     for note in (EDIT, CITATION_NEEDED):
@@ -161,7 +183,7 @@ def _end_of_citation(buffer: np.ndarray, at: int, stop: int, classes: np.ndarray
     return behind + 1 if behind < stop and buffer[behind] == CLOSING else at
 
 
-@kernel
+@bare_kernel
 def _ends_a_sentence(buffer: np.ndarray, begin: int, stop: int, classes: np.ndarray) -> bool:
     """Whether a line ends in a terminal character and not in "..."."""
     if stop == begin or not classes[decode(buffer, start_of_last(buffer, stop))[0]] & TERMINAL:
@@ -169,21 +191,19 @@ def _ends_a_sentence(buffer: np.ndarray, begin: int, stop: int, classes: np.ndar
     return stop - begin < 3 or not (buffer[stop - 1] == DOT and buffer[stop - 2] == DOT and buffer[stop - 3] == DOT)
 
 
-@kernel
+@bare_kernel
 def _has_words(buffer: np.ndarray, at: int, stop: int, least: int, classes: np.ndarray) -> bool:
     """Whether there are so many chunks between blanks; reads no further than it must."""
-    in_word, words = False, 0
+    words, was_blank = 0, 1
     while words < least and at < stop:
         point, at = decode(buffer, at)
-        if classes[point] & BLANK:
-            in_word = False
-        elif not in_word:
-            in_word = True
-            words += 1
+        is_blank = classes[point] & BLANK
+        words += was_blank & ~is_blank  # a branch here would be guessed wrong at every second word
+        was_blank = is_blank
     return words >= least
 
 
-@kernel
+@bare_kernel
 def _has_long_word(buffer: np.ndarray, at: int, stop: int, most: int, classes: np.ndarray) -> bool:
     """Whether a chunk has more characters than `most`; a line of no more bytes is not read."""
     length = 0
@@ -195,29 +215,42 @@ def _has_long_word(buffer: np.ndarray, at: int, stop: int, most: int, classes: n
     return False
 
 
-@kernel
-def _count_marks(buffer: np.ndarray, at: int, stop: int) -> tuple[int, int]:
-    """Ends of sentences, and curly brackets."""
-    sentences, brackets = 0, 0
+@bare_kernel
+def _read(text: np.ndarray, at: int, stop: int, phrases: Phrases) -> tuple[int, int, bool]:
+    """Groups of the phrases in a line, its ends of sentences, and whether it has a curly bracket."""
+    columns, steps, phrase_groups = phrases.columns, phrases.steps, phrases.groups
+    state, first_end = np.uint64(0), np.uint64(phrases.first_end)
+    groups, sentences, has_bracket = 0, 0, False
     while at < stop:
-        byte = buffer[at]
+        byte = text[at]
         at += 1
-        if byte in END_MARKS:
-            behind = at
-            while behind < stop:
-                point, after = decode(buffer, behind)
-                if point not in CLOSERS:
-                    break
-                behind = after
-            sentences += behind == stop or buffer[behind] == SPACE or buffer[behind] == TAB
-        elif byte == CURLY_BRACKET:
-            brackets += 1
-        elif byte >= 0xE3:
-            sentences += decode(buffer, at - 1)[0] in FULL_WIDTH_END_MARKS
-    return sentences, brackets
+        state = np.uint64(steps[state + columns[byte]])
+        if state >= first_end:
+            groups |= phrase_groups[np.int64(state) // phrases.num_columns]
+        mark = MARKS[byte]
+        if mark == PLAIN:
+            continue
+        if mark == END:
+            sentences += _ends_behind(text, at, stop)
+        elif mark == BRACKET:
+            has_bracket = True
+        else:
+            sentences += decode(text, at - 1)[0] in FULL_WIDTH_END_MARKS
+    return groups, sentences, has_bracket
 
 
-@kernel
+@bare_kernel
+def _ends_behind(text: np.ndarray, at: int, stop: int) -> bool:
+    """Whether a blank or the line's end follows, behind quotes and brackets."""
+    while at < stop:
+        point, after = decode(text, at)
+        if point not in CLOSERS:
+            return point in (SPACE, TAB)
+        at = after
+    return True
+
+
+@bare_kernel
 def _skip_blanks(buffer: np.ndarray, begin: int, stop: int, classes: np.ndarray) -> int:
     """Where the line begins without the blanks at its beginning."""
     while begin < stop:
@@ -228,7 +261,7 @@ def _skip_blanks(buffer: np.ndarray, begin: int, stop: int, classes: np.ndarray)
     return begin
 
 
-@kernel
+@bare_kernel
 def _drop_blanks(buffer: np.ndarray, begin: int, stop: int, classes: np.ndarray) -> int:
     """Where the line ends without the blanks at its end."""
     while begin < stop:

@@ -12,7 +12,7 @@ from functools import lru_cache
 
 import numpy as np
 
-from megalite.data.rules.kernel import kernel
+from megalite.data.kernel import bare_kernel
 
 NUM_CODE_POINTS = 0x110000
 
@@ -63,7 +63,7 @@ def _plain_classes() -> np.ndarray:
     return classes
 
 
-@kernel
+@bare_kernel
 def decode(buffer: np.ndarray, at: int) -> tuple[int, int]:
     """The code point that begins at a byte of valid UTF-8, and the byte after it."""
     lead = np.int64(buffer[at])
@@ -77,7 +77,7 @@ def decode(buffer: np.ndarray, at: int) -> tuple[int, int]:
     return high | _tail(buffer, at + 2) << 6 | _tail(buffer, at + 3), at + 4
 
 
-@kernel
+@bare_kernel
 def start_of_last(buffer: np.ndarray, end: int) -> int:
     """Where the character begins that ends before the byte `end`."""
     end -= 1
@@ -86,6 +86,6 @@ def start_of_last(buffer: np.ndarray, end: int) -> int:
     return end
 
 
-@kernel
+@bare_kernel
 def _tail(buffer: np.ndarray, at: int) -> int:
     return np.int64(buffer[at]) & 0x3F

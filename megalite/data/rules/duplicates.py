@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from megalite.data.rules.kernel import kernel
+from megalite.data.kernel import bare_kernel
 
 SPREAD = np.uint64(0x9E3779B97F4A7C15)
 """2**64 over the golden ratio (Knuth, vol. 3, 6.4): its product's upper bits are spread evenly."""
@@ -36,7 +36,7 @@ def make_table(most_keys: int) -> Table:
     return Table(np.zeros(1 << (2 * max(most_keys, 1) - 1).bit_length(), np.int64), np.zeros(1, np.int64))
 
 
-@kernel
+@bare_kernel
 def start_use(table: Table, num_keys: int) -> tuple[int, np.uint64]:
     """Begin anew, for at most num_keys keys; returns the generation and the shift that `find_first` wants."""
     table.generation[0] += 1
@@ -46,7 +46,7 @@ def start_use(table: Table, num_keys: int) -> tuple[int, np.uint64]:
     return table.generation[0], np.uint64(64 - bits)
 
 
-@kernel
+@bare_kernel
 def find_first(slots: np.ndarray, generation: int, shift: np.uint64, keys: np.ndarray, index: int) -> int:
     """The index of the first of keys[: index + 1] that equals keys[index]; earlier ones have been asked for before."""
     key = keys[index]
@@ -63,7 +63,7 @@ def find_first(slots: np.ndarray, generation: int, shift: np.uint64, keys: np.nd
         slot = (slot + 1) & mask
 
 
-@kernel
+@bare_kernel
 def count_duplicates(keys: np.ndarray, num_chars: np.ndarray, num_keys: int, table: Table) -> tuple[int, int]:
     """How many keys equal an earlier one, and how many characters these have."""
     generation, shift = start_use(table, num_keys)

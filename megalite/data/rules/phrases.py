@@ -6,8 +6,11 @@
       \\--s-> . -h-> . -e-> SHE     shorter    = the next shorter phrase that ends here too: SHE -> HE
 
 Thousands of phrases cost no more time than one. Bytes that no phrase holds share a column of `step`, so the table stays
-small. Letters are compared without regard to case: A to Z exactly, letters beyond ASCII in the forms that the list's
-spelling, lower, upper and capitalised case give.
+small. It is flat, and a state is the place where its row begins: a step, for which the next one waits, is one addition
+and one load. States in which phrases end come last, so that one comparison tells them.
+
+Letters are compared without regard to case: A to Z exactly, letters beyond ASCII in the forms that the list's spelling,
+lower, upper and capitalised case give.
 """
 
 from __future__ import annotations
@@ -18,23 +21,26 @@ from typing import NamedTuple
 
 import numpy as np
 
+from megalite.data.kernel import bare_kernel
 from megalite.data.rules.characters import WORD, decode, start_of_last
-from megalite.data.rules.kernel import kernel
 
 
 class Phrases(NamedTuple):
-    """The automaton. State 0 is the root."""
+    """The automaton. A state is a multiple of num_columns; 0 is the root."""
 
+    num_columns: int
+    first_end: int
+    """From this state on phrases end."""
     columns: np.ndarray
     """uint8 [256]: the column of `steps` of each byte."""
     steps: np.ndarray
-    """int32 [states, columns]: the next state."""
+    """uint32 [states * num_columns]: the next state."""
     groups: np.ndarray
-    """int32 [states]: flags of all phrases that end here, 0 for none."""
+    """int32 [states]: flags of all phrases that end here, 0 for none. Here and below by state / num_columns."""
     lengths: np.ndarray
     """int32 [states]: bytes of the phrase that the state spells in full, 0 for none."""
     shorter: np.ndarray
-    """int32 [states]: the state of the next shorter phrase that ends here, 0 for none."""
+    """uint32 [states]: the state of the next shorter phrase that ends here, 0 for none."""
 
 
 def make_phrases(groups: Sequence[Sequence[str]]) -> Phrases:
@@ -67,7 +73,7 @@ def make_phrases(groups: Sequence[Sequence[str]]) -> Phrases:
     return _link(children, columns, group_of, length_of, len(used) + 1)
 
 
-@kernel
+@bare_kernel
 def count_phrases(
     buffer: np.ndarray, start: int, end: int, phrases: Phrases, classes: np.ndarray, whole_words: bool
 ) -> int:
@@ -79,31 +85,32 @@ def count_phrases(
         classes: `character_classes`.
         whole_words: count only where no character of a word touches the phrase.
     """
-    columns, steps, groups = phrases.columns, phrases.steps, phrases.groups
-    count, state = 0, 0
+    columns, steps = phrases.columns, phrases.steps
+    count, state, first_end = 0, np.uint64(0), np.uint64(phrases.first_end)
     for at in range(start, end):
-        state = steps[state, columns[buffer[at]]]
-        if groups[state] and (
+        state = np.uint64(steps[state + columns[buffer[at]]])
+        if state >= first_end and (
             not whole_words or _a_whole_word_ends(buffer, start, at + 1, end, state, phrases, classes)
         ):
             count += 1
     return count
 
 
-@kernel
+@bare_kernel
 def _a_whole_word_ends(
-    buffer: np.ndarray, start: int, at: int, end: int, state: int, phrases: Phrases, classes: np.ndarray
+    buffer: np.ndarray, start: int, at: int, end: int, state: np.uint64, phrases: Phrases, classes: np.ndarray
 ) -> bool:
     """Whether one of the phrases that end before the byte `at` has no character of a word beside it."""
     if at < end and classes[decode(buffer, at)[0]] & WORD:
         return False
     while state:
-        length = phrases.lengths[state]
+        number = np.int64(state) // phrases.num_columns
+        length = phrases.lengths[number]
         if length:
             begin = at - length
             if begin == start or not classes[decode(buffer, start_of_last(buffer, begin))[0]] & WORD:
                 return True
-        state = phrases.shorter[state]
+        state = np.uint64(phrases.shorter[number])
     return False
 
 
@@ -125,4 +132,15 @@ def _link(
             waiting.append(child)
         for byte, child in children[state].items():
             steps[state, columns[byte]] = child
-    return Phrases(columns, steps, np.array(groups, np.int32), np.array(lengths, np.int32), np.array(shorter, np.int32))
+    order = np.argsort(np.array(groups) != 0, kind="stable")
+    places = np.empty(len(order), np.uint32)
+    places[order] = np.arange(len(order)) * num_columns
+    return Phrases(
+        num_columns=num_columns,
+        first_end=num_columns * groups.count(0),
+        columns=columns,
+        steps=places[steps[order]].reshape(-1),
+        groups=np.array(groups, np.int32)[order],
+        lengths=np.array(lengths, np.int32)[order],
+        shorter=places[np.array(shorter)[order]],
+    )

@@ -23,9 +23,9 @@ from typing import NamedTuple
 
 import numpy as np
 
+from megalite.data.kernel import bare_kernel
 from megalite.data.rules.columns import DUPLICATE_5GRAM_CHARS, TOP_2GRAM_CHARS
 from megalite.data.rules.duplicates import Table, find_first, start_use
-from megalite.data.rules.kernel import kernel
 
 TOP_LENGTHS = (2, 3, 4)
 DUPLICATE_LENGTHS = (5, 6, 7, 8, 9, 10)
@@ -60,7 +60,7 @@ def make_grams(most_words: int) -> Grams:
     )
 
 
-@kernel
+@bare_kernel
 def measure_repetition(
     words: np.ndarray, word_chars: np.ndarray, num_words: int, grams: Grams, table: Table, row: np.ndarray
 ) -> None:
@@ -93,7 +93,7 @@ def measure_repetition(
             row[DUPLICATE_5GRAM_CHARS + length - 5] = _duplicate_chars(grams, num_grams, length)
 
 
-@kernel
+@bare_kernel
 def _lengthen(grams: Grams, num_grams: int) -> int:
     """Make the keys of the n-grams whose both (n-1)-grams are repeated."""
     made = 0
@@ -106,7 +106,7 @@ def _lengthen(grams: Grams, num_grams: int) -> int:
     return made
 
 
-@kernel
+@bare_kernel
 def _name(grams: Grams, num_grams: int, table: Table) -> None:
     """Name each n-gram by the index of its first occurrence, and count each name."""
     generation, shift = start_use(table, num_grams)
@@ -119,7 +119,7 @@ def _name(grams: Grams, num_grams: int, table: Table) -> None:
             grams.counts[name] += 1
 
 
-@kernel
+@bare_kernel
 def _keep_repeated(grams: Grams, num_grams: int) -> int:
     """Move the n-grams that occur twice to the front. Names and counts stay as they are."""
     kept = 0
@@ -132,7 +132,7 @@ def _keep_repeated(grams: Grams, num_grams: int) -> int:
     return kept
 
 
-@kernel
+@bare_kernel
 def _top_chars(grams: Grams, num_grams: int, length: int) -> int:
     """Characters of all occurrences of the most frequent n-gram, a blank between words counted."""
     most, position = 1, np.int32(0)  # when nothing is repeated, the first n-gram of the text
@@ -142,7 +142,7 @@ def _top_chars(grams: Grams, num_grams: int, length: int) -> int:
     return most * (grams.borders[position + length] - grams.borders[position] + length - 1)
 
 
-@kernel
+@bare_kernel
 def _duplicate_chars(grams: Grams, num_grams: int, length: int) -> int:
     """Characters of words in n-grams that were read before, reading on behind each. Marks names by their counts."""
     chars, next_position = 0, 0

@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from megalite.data.kernel import bare_kernel
 from megalite.data.rules.characters import (
     ALPHANUMERIC,
     BLANK,
@@ -53,7 +54,6 @@ from megalite.data.rules.columns import (
     WORDS,
 )
 from megalite.data.rules.duplicates import SPREAD, Table, count_duplicates
-from megalite.data.rules.kernel import kernel
 
 SEED = np.uint64(0xCBF29CE484222325)
 """Where a hash begins; then, character by character, hash = (hash xor character) * FACTOR."""
@@ -103,7 +103,7 @@ def make_word_set(words: tuple[str, ...]) -> np.ndarray:
     return slots
 
 
-@kernel
+@bare_kernel
 def scan_document(
     buffer: np.ndarray, at: int, end: int, meaning: Meaning, units: Units, table: Table, row: np.ndarray
 ) -> None:
@@ -144,7 +144,7 @@ def scan_document(
     row[DUPLICATE_PARAGRAPHS], row[DUPLICATE_PARAGRAPH_CHARS] = found
 
 
-@kernel
+@bare_kernel
 def _scan_line(
     buffer: np.ndarray,
     at: int,
@@ -212,7 +212,7 @@ class Chunk(NamedTuple):
     ends_in_ellipsis: bool
 
 
-@kernel
+@bare_kernel
 def _scan_chunk(buffer: np.ndarray, at: int, end: int, classes: np.ndarray) -> Chunk:
     """Read to the next blank."""
     chars, dots, kind, kinds = 0, 0, 0, 0
@@ -250,7 +250,7 @@ def _scan_chunk(buffer: np.ndarray, at: int, end: int, classes: np.ndarray) -> C
     return Chunk(at, hashed, chars, word, word_chars, kinds, kind, alphanumerics, digits, hash_signs, ellipses, ends)
 
 
-@kernel
+@bare_kernel
 def _count_chunk(
     chunk: Chunk, stop_words: np.ndarray, hashes: np.ndarray, num_chars: np.ndarray, row: np.ndarray
 ) -> None:
@@ -270,13 +270,13 @@ def _count_chunk(
     num_chars[WORD, index] = chunk.word_chars if chunk.word_chars > 0 else chunk.chars
 
 
-@kernel
+@bare_kernel
 def _ends_with_ellipsis_sign(buffer: np.ndarray, end: int) -> bool:
     """Whether U+2026, which is E2 80 A6, stands before `end`; a character does."""
     return buffer[end - 1] == 0xA6 and buffer[end - 2] == 0x80 and buffer[end - 3] == 0xE2
 
 
-@kernel
+@bare_kernel
 def _flag_of_word(slots: np.ndarray, word: np.uint64) -> int:
     """The flag of a word of the set, 0 for other words."""
     mask = slots.shape[1] - 1
@@ -288,7 +288,7 @@ def _flag_of_word(slots: np.ndarray, word: np.uint64) -> int:
     return 0
 
 
-@kernel
+@bare_kernel
 def _count_flags(flags: int) -> int:
     count = 0
     while flags:
@@ -297,7 +297,7 @@ def _count_flags(flags: int) -> int:
     return count
 
 
-@kernel
+@bare_kernel
 def _add_word(slots: np.ndarray, points: np.ndarray, number: int) -> None:
     hashed = SEED
     for point in points:

@@ -11,10 +11,10 @@ from __future__ import annotations
 
 import numpy as np
 
+from megalite.data.kernel import bare_kernel, read_only
 from megalite.data.rules.characters import character_classes
 from megalite.data.rules.columns import BAD_WORDS, CHUNKS, NUM_COLUMNS
 from megalite.data.rules.duplicates import Table, make_table
-from megalite.data.rules.kernel import kernel, read_only
 from megalite.data.rules.phrases import Phrases, count_phrases
 from megalite.data.rules.repetition import Grams, make_grams, measure_repetition
 from megalite.data.rules.scan import WORD, Meaning, Units, make_units, make_word_set, scan_document
@@ -60,7 +60,7 @@ def measure(
         _count_bad_words(buffer, offsets, bad_words, classes, whole_words, statistics)
 
 
-@kernel
+@bare_kernel
 def _measure(
     buffer: np.ndarray,
     offsets: np.ndarray,
@@ -77,7 +77,7 @@ def _measure(
             measure_repetition(units.hashes[WORD], units.num_chars[WORD], row[CHUNKS], grams, table, row)
 
 
-@kernel
+@bare_kernel
 def _count_bad_words(
     buffer: np.ndarray,
     offsets: np.ndarray,

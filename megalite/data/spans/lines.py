@@ -21,7 +21,7 @@ import numpy as np
 from megalite.data.progress import Progress
 from megalite.data.spans.partitioned import Partitions, read_partition, save_array
 from megalite.data.spans.reading import Shard, read_texts
-from megalite.data.spans.settings import LineDedupConfig
+from megalite.data.spans.settings import LineDedupConfig, with_partitions
 from megalite.data.tasks import WORK_FOLDER, Report, Runner, Task, run_tasks
 from megalite.data.texts import Texts
 
@@ -73,10 +73,11 @@ def count_lines_in_shards(
     Args:
         folder: the station's folder.
         shards: files that `read_texts` reads.
-        config: settings.
+        config: settings, their number of partitions filled in (`with_partitions`) by the size of the corpus.
         runner: where the tasks run.
         progress: told of the megabytes read.
     """
+    config = with_partitions(config, 0)
     settings = config.model_dump(mode="json")
     tasks = [{"shard": shard, "settings": settings} for shard in shards]
     run_tasks(folder, COUNT_PHASE, count_shard, tasks, runner=runner, progress=progress)
@@ -90,6 +91,7 @@ def frequent_lines(folder: Path, shard: int, config: LineDedupConfig) -> np.ndar
     if config.scope == "shard":
         counts = np.fromfile(_work(folder, COUNT_PHASE) / f"{shard:05d}.rows", LINE_COUNT)
         return np.sort(counts["key"][counts["documents"] >= config.min_occurrences])
+    config = with_partitions(config, 0)
     work = _work(folder, FREQUENT_PHASE)
     return np.sort(np.concatenate([np.load(work / f"{part:05d}.npy") for part in range(config.num_partitions)]))
 

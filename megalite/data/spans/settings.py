@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal, TypeVar
 
 from pydantic import Field, PositiveInt
 
 from megalite.config.schema import Section
 
-NumPartitions = Field(16, ge=1, le=65_536)
+MAX_PARTITIONS = 65_536
+
+NumPartitions = Annotated[int | None, Field(ge=1, le=MAX_PARTITIONS)]
+"""Parts of a shuffle; null derives them from the corpus, see `with_partitions`."""
+
+FEWEST_PARTITIONS = 16
+
+SMALL_PARTITION_BYTES, MANY_PARTITIONS = 16 * 10**6, 1024
+LARGE_PARTITION_BYTES = 256 * 10**6
+"""Text in a part: few megabytes as long as there are not too many parts, since each part is a read of every shard."""
 
 
 class SubstringConfig(Section):
@@ -21,9 +31,10 @@ class SubstringConfig(Section):
     """`cut` removes the repeated passages; `drop` removes whole documents only, by `max_repeated_share`."""
     max_repeated_share: float = Field(0.5, ge=0.0, le=1.0)
     """A document of whose bytes a larger share is repeated is removed whole, whatever the action; 1 keeps all."""
-    num_partitions: int = NumPartitions
-    """Parts in which passages are compared. More parts take less memory and never change the result: a part needs
-    about 1 byte for each byte of text in the corpus, and 5 for each repeated byte, divided by this number."""
+    num_partitions: NumPartitions = None
+    """Parts in which passages are compared; null takes as many as keep a part between 16 and 256 MB of text. More parts
+    take less memory and never change the result: a part needs about 1 byte for each byte of text in the corpus, and 5
+    for each repeated byte, divided by this number."""
 
 
 class LineDedupConfig(Section):
@@ -37,8 +48,9 @@ class LineDedupConfig(Section):
     """Any digit equals any other, so that "page 3 of 7" is the same line as "page 4 of 7"."""
     scope: Literal["corpus", "shard"] = "corpus"
     """Count over the whole corpus, or over each shard by itself (as CCNet does), which needs one pass less."""
-    num_partitions: int = NumPartitions
-    """Parts in which lines are counted. More parts take less memory and never change the result."""
+    num_partitions: NumPartitions = None
+    """Parts in which lines are counted; null derives them from the corpus. More parts take less memory and never
+    change the result."""
 
 
 class UrlDedupConfig(Section):
@@ -63,8 +75,9 @@ class UrlDedupConfig(Section):
         "ref_src",
     )
     """Parameters of the query that name the visitor, not the page; `*` stands for any ending."""
-    num_partitions: int = NumPartitions
-    """Parts in which addresses are compared. More parts take less memory and never change the result."""
+    num_partitions: NumPartitions = None
+    """Parts in which addresses are compared; null derives them from the corpus. More parts take less memory and never
+    change the result."""
 
 
 class DecontaminateConfig(Section):
@@ -82,3 +95,20 @@ class DecontaminateConfig(Section):
     a long document quotes one example, so raise it with care."""
     action: Literal["drop", "cut"] = "drop"
     """`drop` removes the document; `cut` only the matching runs of words."""
+
+
+ShuffleConfig = TypeVar("ShuffleConfig", SubstringConfig, LineDedupConfig, UrlDedupConfig)
+
+
+def with_partitions(config: ShuffleConfig, num_bytes: float) -> ShuffleConfig:
+    """The settings with the number of partitions filled in.
+
+    Args:
+        config: settings, which may have one.
+        num_bytes: text of the corpus; equal at every start of a station, or it could not go on where it was.
+    """
+    if config.num_partitions is not None:
+        return config
+    few = min(MANY_PARTITIONS, math.ceil(num_bytes / SMALL_PARTITION_BYTES))
+    count = max(FEWEST_PARTITIONS, few, math.ceil(num_bytes / LARGE_PARTITION_BYTES))
+    return config.model_copy(update={"num_partitions": min(count, MAX_PARTITIONS)})

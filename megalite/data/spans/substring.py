@@ -24,7 +24,7 @@ import numpy as np
 from megalite.data.progress import Progress
 from megalite.data.spans.partitioned import Partitions, read_partition, save_array
 from megalite.data.spans.reading import Shard, read_texts, slices
-from megalite.data.spans.settings import SubstringConfig
+from megalite.data.spans.settings import SubstringConfig, with_partitions
 from megalite.data.tasks import WORK_FOLDER, Report, Runner, Task, replacing, run_tasks
 from megalite.data.texts import Texts
 
@@ -52,6 +52,7 @@ def find_repeats(texts: Texts, config: SubstringConfig) -> np.ndarray:
     from megalite.data.spans.repeats import repeated_passages, spans_of_passages
     from megalite.data.spans.windows import RUN, window_runs
 
+    config = with_partitions(config, texts.num_bytes)
     begin = texts.offsets[0]
     parts = Partitions(RUN, config.num_partitions)
     for _, part in slices(texts, SLICE_BYTES):
@@ -74,13 +75,14 @@ def find_repeats_in_shards(
     Args:
         folder: the station's folder; `load_spans` finds the result there.
         shards: files that `read_texts` reads, in the order of the corpus.
-        config: settings.
+        config: settings, their number of partitions filled in (`with_partitions`) by the size of the corpus.
         runner: where the tasks run.
         progress: told of the megabytes read.
 
     Returns:
         A report for each shard: `documents`, `bytes`, `repeated_bytes`.
     """
+    config = with_partitions(config, 0)
     windows = [
         {"shard": shard, "min_bytes": config.min_bytes, "num_partitions": config.num_partitions} for shard in shards
     ]

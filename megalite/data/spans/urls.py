@@ -23,7 +23,7 @@ import xxhash
 from megalite.data.progress import Progress
 from megalite.data.spans.partitioned import Partitions, read_partition, save_array
 from megalite.data.spans.reading import Shard, read_field
-from megalite.data.spans.settings import UrlDedupConfig
+from megalite.data.spans.settings import UrlDedupConfig, with_partitions
 from megalite.data.tasks import WORK_FOLDER, Report, Runner, Task, run_tasks
 
 KEYS_PHASE = "urls-keys"
@@ -86,13 +86,14 @@ def find_repeated_urls_in_shards(
     Args:
         folder: the station's folder; `load_repeats` finds the result there.
         shards: files that `read_field` reads, in the order of the corpus.
-        config: settings.
+        config: settings, their number of partitions filled in (`with_partitions`) by the size of the corpus.
         runner: where the tasks run.
         progress: told of the tasks done.
 
     Returns:
         A report for each shard: `repeats`.
     """
+    config = with_partitions(config, 0)
     settings = config.model_dump(mode="json")
     tasks = [{"shard": shard, "settings": settings} for shard in shards]
     run_tasks(folder, KEYS_PHASE, hash_urls, tasks, runner=runner, progress=progress)

@@ -10,7 +10,7 @@ from megalite.data.manifest import StationResult
 from megalite.data.progress import Progress
 from megalite.data.spans.lines import count_lines_in_shards, find_lines, frequent_lines
 from megalite.data.spans.removal import remove_lines
-from megalite.data.spans.settings import LineDedupConfig
+from megalite.data.spans.settings import LineDedupConfig, with_partitions
 from megalite.data.stations.filtering import Decision, Filtering, text_removed, write_shard
 from megalite.data.tasks import Report, Runner, Task
 from megalite.data.texts import Texts
@@ -40,8 +40,9 @@ def line_dedup(
     settings = config.model_dump(mode="json")
 
     def build(folder: Path) -> dict[str, Any]:
-        count_lines_in_shards(folder, filtering.paths, config, **filtering.where)
-        return filtering.write(folder, cut_shard, config=settings)
+        sized = with_partitions(config, corpus.text_mb * 1e6)
+        count_lines_in_shards(folder, filtering.paths, sized, **filtering.where)
+        return filtering.write(folder, cut_shard, config=sized.model_dump(mode="json"))
 
     return filtering.run(out, build, settings=settings, num_passes=2, summary=text_removed)
 

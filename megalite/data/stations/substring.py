@@ -11,7 +11,7 @@ from megalite.data.corpus import Corpus
 from megalite.data.manifest import StationResult
 from megalite.data.progress import Progress
 from megalite.data.spans.removal import remove_repeats
-from megalite.data.spans.settings import SubstringConfig
+from megalite.data.spans.settings import SubstringConfig, with_partitions
 from megalite.data.spans.substring import find_repeats_in_shards, load_spans
 from megalite.data.stations.filtering import Decision, Filtering, text_removed, write_shard
 from megalite.data.tasks import Report, Runner, Task, add_counts
@@ -42,7 +42,8 @@ def substring_dedup(
     settings = config.model_dump(mode="json")
 
     def build(folder: Path) -> dict[str, Any]:
-        found = find_repeats_in_shards(folder, filtering.paths, config, **filtering.where)
+        sized = with_partitions(config, corpus.text_mb * 1e6)
+        found = find_repeats_in_shards(folder, filtering.paths, sized, **filtering.where)
         counts = filtering.write(folder, cut_shard, config=settings)
         return {**counts, "repeated_bytes": add_counts(found, "repeated_bytes")}
 

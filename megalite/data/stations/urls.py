@@ -10,7 +10,7 @@ import numpy as np
 from megalite.data.corpus import Corpus
 from megalite.data.manifest import StationResult
 from megalite.data.progress import Progress, Silent
-from megalite.data.spans.settings import UrlDedupConfig
+from megalite.data.spans.settings import UrlDedupConfig, with_partitions
 from megalite.data.spans.urls import find_repeated_urls_in_shards, load_repeats
 from megalite.data.stations.filtering import Decision, Filtering, write_shard
 from megalite.data.tasks import Report, Runner, Task
@@ -41,7 +41,8 @@ def url_dedup(
 
     def build(folder: Path) -> dict[str, Any]:
         runner = filtering.where["runner"]
-        find_repeated_urls_in_shards(folder, filtering.paths, config, runner=runner, progress=Silent())
+        sized = with_partitions(config, corpus.text_mb * 1e6)
+        find_repeated_urls_in_shards(folder, filtering.paths, sized, runner=runner, progress=Silent())
         return filtering.write(folder, keep_shard)
 
     return filtering.run(out, build, settings=config.model_dump(mode="json"), num_passes=1)

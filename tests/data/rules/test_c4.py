@@ -162,8 +162,9 @@ def test_groups_of_phrases():
     for text in (b"she", b"he", b"x", b"sh"):
         state = 0
         for byte in text:
-            state = automaton.steps[state, automaton.columns[byte]]
-        flags.append(int(automaton.groups[state]))
+            state = int(automaton.steps[state + automaton.columns[byte]])
+        flags.append(int(automaton.groups[state // automaton.num_columns]))
+        assert (state >= automaton.first_end) == (flags[-1] > 0)
     assert flags == [3, 2, 3, 0]
 
 
