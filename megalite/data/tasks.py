@@ -137,7 +137,7 @@ class replacing:
 
     def __init__(self, path: Path):
         self._path = path
-        self._partial = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+        self._partial = path.with_name(f".{path.name}.{os.uname().nodename}.{os.getpid()}.tmp")
 
     def __enter__(self) -> Path:
         self._path.parent.mkdir(parents=True, exist_ok=True)

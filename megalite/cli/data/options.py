@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from megalite.data.corpus import Corpus
     from megalite.data.manifest import StationResult
     from megalite.data.progress import Progress
+    from megalite.data.runners.slurm import SlurmArray
     from megalite.data.tasks import Runner
 
 REPORT_WIDTH = 160
@@ -38,6 +40,34 @@ Set = Annotated[
     list[str] | None,
     typer.Option("--set", "-s", metavar="KEY=VALUE", help="Any setting of the station; may be repeated."),
 ]
+
+SlurmJobs = Annotated[int, typer.Option(min=1, help="Workers on a Slurm cluster at most: elements of array jobs.")]
+SlurmCommand = Annotated[
+    str | None,
+    typer.Option(
+        help='Starts megalite on a node, as "apptainer exec image.sif megalite". [default: this Python]',
+        show_default=False,
+    ),
+]
+Sbatch = Annotated[
+    list[str] | None,
+    typer.Option(metavar="OPTION", help="Option of sbatch, as --sbatch=--time=4:00:00; may be repeated."),
+]
+
+
+class SlurmOptions(NamedTuple):
+    """What was said about workers on a Slurm cluster."""
+
+    jobs: int
+    command: str | None
+    sbatch: list[str] | None
+    home: Path
+
+    def runner(self) -> SlurmArray:
+        """The workers, to be used as a context manager."""
+        from megalite.data.runners.slurm import SlurmArray
+
+        return SlurmArray(self.jobs, self.home, self.sbatch or (), shlex.split(self.command or ""))
 
 
 class Working(NamedTuple):

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from megalite.cli.data.options import Workers, Working, working
+from megalite.cli.data.options import Sbatch, SlurmCommand, SlurmJobs, SlurmOptions, Workers, Working, working
 
 if TYPE_CHECKING:
     from megalite.data.prepare import Finished
@@ -30,33 +30,29 @@ def prepare(
     workers: Workers = None,
     runner: Annotated[RunnerKind, typer.Option(help="Where the tasks run.")] = RunnerKind.local,
     ray_address: Annotated[str, typer.Option(help="Of a running Ray cluster.")] = "auto",
-    slurm_jobs: Annotated[int, typer.Option(min=1, help="Elements of a Slurm array at most.")] = 16,
-    sbatch: Annotated[list[str] | None, typer.Option(help="Option for sbatch, as --sbatch=--time=4:00:00.")] = None,
+    slurm_jobs: SlurmJobs = 16,
+    slurm_command: SlurmCommand = None,
+    sbatch: Sbatch = None,
 ) -> None:
     """Run all stations of a recipe; finished ones are kept."""
     from megalite.data import prepare as stations
 
     settings = stations.load_recipe(recipe, overrides or ())
-    with _running(runner, workers, ray_address, slurm_jobs, sbatch or [], settings.out) as (progress, chosen):
+    slurm = SlurmOptions(slurm_jobs, slurm_command, sbatch, settings.out / "slurm")
+    with _running(runner, workers, ray_address, slurm) as (progress, chosen):
         done = stations.prepare(settings, runner=chosen, progress=progress)
     _print_table(settings.out, done)
 
 
 def work(
-    folder: Annotated[Path, typer.Argument(help="The unfinished folder of a station, NAME.partial.")],
-    phase: Annotated[str, typer.Argument(help="Part of the station's work: a folder in NAME.partial/.work.")],
-    share: Annotated[str, typer.Option(help="I/N: every N-th task, from the I-th on.")] = "0/1",
+    home: Annotated[Path, typer.Argument(help="Folder in which the driver says what is to do: OUT/slurm.")],
+    name: Annotated[str, typer.Option(help="Of this worker; never used before in this folder.")],
+    processes: Annotated[int, typer.Option(min=1, help="Tasks to do at a time.")] = 1,
 ) -> None:
-    """Do the tasks of a station that wait for a worker: what each element of a Slurm array calls."""
-    from megalite.data.tasks import missing_tasks, perform
-    from megalite.errors import UserError
+    """Do tasks for a driver elsewhere: what each element of a Slurm array runs."""
+    from megalite.data.runners.worker import work
 
-    first, slash, count = share.partition("/")
-    if not (slash and first.isdecimal() and count.isdecimal() and int(first) < int(count)):
-        raise UserError(f"--share: found {share!r}, expected I/N with I from 0 to N - 1, as in 0/16")
-    for number in missing_tasks(folder, phase):
-        if number % int(count) == int(first):
-            perform(folder, phase, number)
+    work(home, name, processes)
 
 
 def mix_plan(
@@ -77,9 +73,7 @@ def mix_plan(
 
 
 @contextmanager
-def _running(
-    kind: RunnerKind, workers: int | None, ray_address: str, slurm_jobs: int, sbatch: list[str], out: Path
-) -> Iterator[Working]:
+def _running(kind: RunnerKind, workers: int | None, ray_address: str, slurm: SlurmOptions) -> Iterator[Working]:
     """Progress on this terminal, and the runner that was asked for."""
     from megalite.data.progress import progress_on
 
@@ -92,10 +86,8 @@ def _running(
         with RayCluster(ray_address) as cluster, progress_on() as progress:
             yield Working(progress, cluster)
     else:
-        from megalite.data.runners.slurm import SlurmArray
-
-        with progress_on() as progress:
-            yield Working(progress, SlurmArray(slurm_jobs, sbatch, out / "logs"))
+        with slurm.runner() as array, progress_on() as progress:
+            yield Working(progress, array)
 
 
 def _print_table(folder: Path, done: list[Finished]) -> None:
