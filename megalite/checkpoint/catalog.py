@@ -6,6 +6,8 @@ swept away when the next checkpoint is written.
 
 from __future__ import annotations
 
+import json
+import math
 import re
 import shutil
 from pathlib import Path
@@ -16,12 +18,25 @@ from megalite.errors import CheckpointError
 CHECKPOINTS = "checkpoints"
 """Folder of a run that holds its checkpoints."""
 
+VALIDATION = "validation.json"
+"""In a checkpoint: the validation loss of its step, where there was one."""
+
 _STEP = re.compile(r"step-(\d{7,})")
+_ATTEMPT = re.compile(r".*-a(\d+)")
 PARTIAL = ".partial-"
+"""Being written: `.partial-step-0000123-a00002`, by attempt 2."""
 DELETED = ".deleted-"
+REPLACED = ".replaced-"
+"""Was there already when the same step was saved again."""
 
 DISK_MARGIN = 1.05
 """A checkpoint takes a little more than its numbers."""
+
+
+def named(folder: Path) -> list[Path]:
+    """Folders called like a checkpoint in a `checkpoints` folder, oldest first. One without manifest was damaged after
+    it had got its name."""
+    return sorted((path for path in folder.glob("step-*") if _STEP.fullmatch(path.name)), key=step_of)
 
 
 def complete(folder: Path) -> list[Path]:
@@ -29,8 +44,7 @@ def complete(folder: Path) -> list[Path]:
     if (folder / MANIFEST).is_file() and _STEP.fullmatch(folder.resolve().name):
         return [folder]
     base = folder / CHECKPOINTS if (folder / CHECKPOINTS).is_dir() else folder
-    found = [path for path in base.glob("step-*") if _STEP.fullmatch(path.name) and (path / MANIFEST).is_file()]
-    return sorted(found, key=step_of)
+    return [path for path in named(base) if (path / MANIFEST).is_file()]
 
 
 def latest(folder: Path) -> Path | None:
@@ -46,23 +60,46 @@ def step_of(folder: Path) -> int:
     return int(match.group(1))
 
 
-def prune(folder: Path, *, keep_last: int, keep_every: int | None) -> list[Path]:
-    """Delete checkpoints that are neither among the newest `keep_last` nor at a multiple of `keep_every`.
+def validation_loss(folder: Path) -> float | None:
+    """Validation loss at a checkpoint's step; None where it was not measured at this very step."""
+    try:
+        loss = float(json.loads((folder / VALIDATION).read_text(encoding="utf-8"))["loss"])
+        return loss if math.isfinite(loss) else None
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
 
-    Returns:
-        The folders that went.
+
+def commit(partial: Path, final: Path) -> None:
+    """Give a finished folder its name. One of the same step, from before a resume, steps aside first: at every moment
+    one of the two is there, or `sweep` brings it back."""
+    if not final.exists():
+        partial.rename(final)
+        return
+    former = final.with_name(REPLACED + final.name)
+    remove(former)
+    final.rename(former)
+    partial.rename(final)
+    remove(former)
+
+
+def sweep(folder: Path, attempt: int | None = None) -> None:
+    """Remove what interrupted saves and deletions left behind, and bring back what was about to be replaced.
+
+    Args:
+        attempt: of the caller; what a newer attempt is writing is left alone.
     """
-    old = [path for path in complete(folder)[:-keep_last] if not (keep_every and step_of(path) % keep_every == 0)]
-    for path in old:
-        delete(path)
-    return old
-
-
-def sweep(folder: Path) -> None:
-    """Remove what interrupted saves and deletions left behind."""
-    for pattern in (f"{PARTIAL}*", f"{DELETED}*"):
-        for path in folder.glob(pattern):
-            shutil.rmtree(path, ignore_errors=True)
+    for path in folder.glob(f"{REPLACED}*"):
+        final = path.with_name(path.name.removeprefix(REPLACED))
+        if final.exists():
+            remove(path)
+        else:
+            path.rename(final)
+    for path in folder.glob(f"{PARTIAL}*"):
+        match = _ATTEMPT.fullmatch(path.name)
+        if attempt is None or match is None or int(match.group(1)) <= attempt:
+            remove(path)
+    for path in folder.glob(f"{DELETED}*"):
+        shutil.rmtree(path, ignore_errors=True)
 
 
 def check_disk(folder: Path, num_parameters: int) -> None:
@@ -83,6 +120,15 @@ def check_disk(folder: Path, num_parameters: int) -> None:
 
 def delete(path: Path) -> None:
     """Remove a checkpoint in two moves, so that it is never half there under its name."""
+    remove(path)
+
+
+def remove(path: Path) -> None:
+    """Remove a folder, if it is there, in two moves: whoever would rename or read it finds it whole or not at all."""
     doomed = path.with_name(DELETED + path.name)
-    path.rename(doomed)
+    shutil.rmtree(doomed, ignore_errors=True)
+    try:
+        path.rename(doomed)
+    except FileNotFoundError:
+        return
     shutil.rmtree(doomed, ignore_errors=True)

@@ -4,18 +4,23 @@
         manifest.json          which rectangle of which tensor lies in which file; checksums; progress; layout
         config.yaml            the run's resolved config
         rank-00000.safetensors one file for each rank that had something to write
+        from-…                 differential only: hard links to files of older checkpoints (`differential.py`)
 
 A tensor is named `weight/NAME`, `exp_avg/NAME` or `exp_avg_sq/NAME` after its canonical weight: unfused, without
 padding, fp32. Nothing says how the run was cut except the rectangles themselves, so any layout reads what any layout
 wrote, and a reader needs neither torch.distributed nor DeepSpeed. Nothing is pickled: reading cannot run code.
 
 The folder is written under another name and renamed when whole; a `step-` folder without manifest does not exist.
+Every file has its checksum in the manifest, and the manifest one of itself, so a flipped byte anywhere is found.
+
+Version 2 added the manifest's own checksum, and extents. Version 1 is read as before.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import re
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -25,24 +30,53 @@ import xxhash
 from megalite.errors import CheckpointError
 
 FORMAT = "megalite-checkpoint"
-VERSION = 1
+VERSION = 2
 MANIFEST = "manifest.json"
 CONFIG = "config.yaml"
 KINDS = ("weight", "exp_avg", "exp_avg_sq")
 BYTES_PER_PARAMETER = 12
 """fp32 weight and two moments."""
 
-HASH_CHUNK_BYTES = 16 * 2**20
+HASH_BLOCK_BYTES = 4 * 2**20
+
+_NO_CHECKSUM = "0" * 32
+_CHECKSUM = re.compile(r'"checksum": "([0-9a-f]{32})"')
+
+
+@dataclass(frozen=True)
+class Extent:
+    """Consecutive bytes of a piece, and where in a file they lie."""
+
+    file: str
+    offset: int
+    """First byte in the file."""
+    num_bytes: int
+    """Bytes of the piece."""
+    stored_bytes: int
+    """Bytes in the file."""
+    codec: str = ""
+    """How the stored bytes were made of the piece's: empty for as they are, else a name that `codec.py` knows."""
 
 
 @dataclass(frozen=True)
 class Piece:
-    """A rectangle of a tensor, stored under `key` in `file`."""
+    """A rectangle of a tensor: stored whole under `key` in `file`, or, with both empty, as `extents` in order."""
 
     file: str
     key: str
     start: tuple[int, ...]
     shape: tuple[int, ...]
+    extents: tuple[Extent, ...] = ()
+    """fp32, row by row, little-endian."""
+    chunk_bytes: int = 0
+    """Size of what `chunks` hashes; the last chunk may be smaller."""
+    chunks: tuple[str, ...] = ()
+    """xxh3_128 of each chunk of its fp32 bytes, for a later differential save; empty when none was wanted."""
+
+    @property
+    def files(self) -> tuple[str, ...]:
+        """Every file that holds some of it."""
+        return (self.file,) if self.file else tuple(dict.fromkeys(extent.file for extent in self.extents))
 
 
 @dataclass
@@ -59,6 +93,8 @@ class FileRecord:
 
     bytes: int
     xxh3_128: str
+    age: int = field(default=0, compare=False)
+    """How many saves have carried it on, as a hard link, since it was written."""
 
 
 @dataclass(frozen=True)
@@ -104,11 +140,22 @@ def folder_name(step: int) -> str:
     return f"step-{step:07d}"
 
 
+def step_of_name(name: str) -> int | None:
+    """The step in a folder's name, or None if it is not a checkpoint's."""
+    match = re.fullmatch(r"step-(\d{7,})", name)
+    return int(match[1]) if match else None
+
+
 def write_manifest(folder: Path, manifest: Manifest) -> None:
-    """Write and sync `manifest.json`."""
-    text = json.dumps({"format": FORMAT, "version": VERSION, **asdict(manifest)}, indent=1)
+    """Write and sync `manifest.json`, with a checksum of itself."""
+    head = {"format": FORMAT, "version": VERSION, "checksum": _NO_CHECKSUM}
+    content = asdict(manifest)
+    for record in content["tensors"].values():
+        record["pieces"] = [_without_defaults(piece) for piece in record["pieces"]]
+    text = json.dumps({**head, **content}, indent=1)
+    checksum = xxhash.xxh3_128_hexdigest(text.encode("utf-8"))
     with open(folder / MANIFEST, "w", encoding="utf-8") as file:
-        file.write(text)
+        file.write(text.replace(_NO_CHECKSUM, checksum, 1))
         file.flush()
         os.fsync(file.fileno())
 
@@ -117,44 +164,92 @@ def read_manifest(folder: Path) -> Manifest:
     """Read `manifest.json`.
 
     Raises:
-        CheckpointError: there is none, it is not ours, or of a newer version.
+        CheckpointError: there is none, it is not ours, of a newer version, or damaged.
     """
     path = folder / MANIFEST
     if not path.is_file():
         raise CheckpointError(f"{folder}: no {MANIFEST}, so this is not a complete checkpoint; give a step-… folder")
     try:
-        raw = json.loads(path.read_text(encoding="utf-8"))
-        if raw["format"] != FORMAT:
-            raise CheckpointError(f"{path}: format {raw['format']!r}, expected {FORMAT!r}")
-        if raw["version"] > VERSION:
-            raise CheckpointError(
-                f"{path}: written by format version {raw['version']}, this megalite reads up to {VERSION}; upgrade it"
-            )
-        tensors = {name: _tensor_record(record) for name, record in raw["tensors"].items()}
-        files = {name: FileRecord(**record) for name, record in raw["files"].items()}
-        return Manifest(
+        text = path.read_bytes().decode("utf-8")
+        raw = json.loads(text)
+        _check_head(path, raw, text)
+        manifest = Manifest(
             progress=Progress(**raw["progress"]),
             model=raw["model"],
             layout=raw["layout"],
-            tensors=tensors,
-            files=files,
+            tensors={name: _tensor_record(record) for name, record in raw["tensors"].items()},
+            files={name: FileRecord(**record) for name, record in raw["files"].items()},
             megalite=raw["megalite"],
             data=raw["data"],
         )
-    except (json.JSONDecodeError, KeyError, TypeError) as error:
+        _check_names(path, manifest)
+        return manifest
+    except CheckpointError:
+        raise
+    except (ValueError, KeyError, TypeError, AttributeError) as error:  # JSON and UTF-8 errors are ValueErrors
         raise CheckpointError(f"{path}: damaged ({error!r}); use an older checkpoint of the run") from error
 
 
+def piece_from_json(raw: dict[str, Any]) -> Piece:
+    """A piece from its JSON form."""
+    extents = tuple(Extent(**extent) for extent in raw.get("extents", ()))
+    return Piece(
+        raw["file"],
+        raw["key"],
+        tuple(raw["start"]),
+        tuple(raw["shape"]),
+        extents,
+        raw.get("chunk_bytes", 0),
+        tuple(raw.get("chunks", ())),
+    )
+
+
+def _check_head(path: Path, raw: dict[str, Any], text: str) -> None:
+    """Refuse what is not ours, too new, or not what was written."""
+    if raw["format"] != FORMAT:
+        raise CheckpointError(f"{path}: format {raw['format']!r}, expected {FORMAT!r}")
+    if raw["version"] > VERSION:
+        raise CheckpointError(
+            f"{path}: written by format version {raw['version']}, this megalite reads up to {VERSION}; upgrade it"
+        )
+    found = _CHECKSUM.search(text)
+    if found is None and raw["version"] == 1:
+        return
+    start, stop = found.span(1) if found else (0, 0)
+    checksum = xxhash.xxh3_128_hexdigest((text[:start] + _NO_CHECKSUM + text[stop:]).encode("utf-8"))
+    if found is None or checksum != found[1]:
+        raise CheckpointError(
+            f"{path}: damaged (it does not match its own checksum; if it was edited by hand, take the edit back); "
+            f"use an older checkpoint of the run"
+        )
+
+
+def _check_names(path: Path, manifest: Manifest) -> None:
+    """Refuse files outside the folder, and pieces in files that nothing is known of."""
+    for name in manifest.files:
+        if name != os.path.basename(name) or name in ("", ".", ".."):
+            raise CheckpointError(f"{path}: damaged (a file is called {name!r}, expected a name without a folder)")
+    for name, record in manifest.tensors.items():
+        unknown = {file for piece in record.pieces for file in piece.files} - manifest.files.keys()
+        if unknown:
+            raise CheckpointError(f"{path}: damaged ({name} lies in {min(unknown)!r}, which has no checksum)")
+
+
 def _tensor_record(raw: dict[str, Any]) -> TensorRecord:
-    pieces = [Piece(p["file"], p["key"], tuple(p["start"]), tuple(p["shape"])) for p in raw["pieces"]]
-    return TensorRecord(tuple(raw["shape"]), pieces)
+    return TensorRecord(tuple(raw["shape"]), [piece_from_json(piece) for piece in raw["pieces"]])
+
+
+def _without_defaults(piece: dict[str, Any]) -> dict[str, Any]:
+    """A piece's JSON form without what a plain piece does not have: manifests of large models stay readable."""
+    return {key: value for key, value in piece.items() if value or key in ("file", "key", "start", "shape")}
 
 
 def hash_file(path: Path) -> FileRecord:
     """Size and checksum of a file."""
     digest, size = xxhash.xxh3_128(), 0
-    with open(path, "rb") as file:
-        while chunk := file.read(HASH_CHUNK_BYTES):
-            digest.update(chunk)
-            size += len(chunk)
+    block = memoryview(bytearray(HASH_BLOCK_BYTES))
+    with open(path, "rb", buffering=0) as file:
+        while count := file.readinto(block):
+            digest.update(block[:count])
+            size += count
     return FileRecord(size, digest.hexdigest())

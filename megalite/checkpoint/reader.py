@@ -1,16 +1,29 @@
-"""Reading rectangles of a checkpoint: any rectangle of any tensor, whoever wrote it."""
+"""Reading rectangles of a checkpoint: any rectangle of any tensor, whoever wrote it.
+
+A plain piece is read through safetensors. A piece in extents is put together slab by slab, a slab being some rows: one
+that lies in a single extent is a view of the memory-mapped file, others are copied, so no more than a slab is in memory
+beside the result. Nothing is unpickled, whatever lies in the folder.
+"""
 
 from __future__ import annotations
 
+import math
+import mmap
+from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from megalite.checkpoint.format import FileRecord, Manifest, Piece, hash_file, read_manifest, tensor_name
+from megalite.checkpoint.codec import PLAIN, unpack
+from megalite.checkpoint.format import Extent, FileRecord, Manifest, Piece, hash_file, read_manifest, tensor_name
 from megalite.errors import CheckpointError
 from megalite.model.weights import Rectangle, Weight
+
+SLAB_BYTES = 16 * 2**20
+"""Of rows that are put together at once."""
 
 
 class CheckpointReader:
@@ -20,6 +33,8 @@ class CheckpointReader:
         self.folder = folder
         self.manifest: Manifest = read_manifest(folder)
         self._open: dict[str, safe_open] = {}
+        self._mapped: dict[str, np.ndarray] = {}
+        self._unpacked: tuple[Extent, np.ndarray] | None = None
 
     def source(self, kind: str) -> CheckpointSource:
         """The weights (`weight`) or moments (`exp_avg`, `exp_avg_sq`) as a weight source."""
@@ -29,7 +44,7 @@ class CheckpointReader:
         """A rectangle of a tensor, fp32 on the CPU, put together from the pieces that it overlaps.
 
         Raises:
-            CheckpointError: there is no such tensor, or the pieces do not cover the rectangle.
+            CheckpointError: there is no such tensor, a file is damaged, or the pieces do not cover the rectangle.
         """
         record = self.manifest.tensors.get(name)
         if record is None:
@@ -43,8 +58,14 @@ class CheckpointReader:
             if overlap is None:
                 continue
             in_piece, in_out = overlap
-            part = self._file(piece.file).get_slice(piece.key)[in_piece]
-            out[in_out] = part
+            if piece.extents:
+                num_filled += self._read_extents(piece, in_piece, out[in_out].numpy())
+                continue
+            part = self._read_plain(piece, in_piece)  # a view of the mapped file, so it must be copied
+            if part.dtype == torch.float32:
+                np.copyto(out[in_out].numpy(), part.numpy())  # torch's own copy would start threads
+            else:
+                out[in_out] = part
             num_filled += part.numel()
         if num_filled != out.numel():
             raise CheckpointError(
@@ -52,22 +73,88 @@ class CheckpointReader:
             )
         return out
 
+    def slabs(self, name: str, max_bytes: int = SLAB_BYTES) -> Iterator[Tensor]:
+        """A whole tensor in runs of rows of at most `max_bytes`, or of one row, in order."""
+        shape = self.manifest.tensors[name].shape
+        rows = max(1, max_bytes // (4 * math.prod(shape[1:])))
+        for first in range(0, shape[0], rows):
+            size = min(rows, shape[0] - first)
+            yield self.read(name, Rectangle((first, *(0 for _ in shape[1:])), (size, *shape[1:])))
+
     def verify(self, first: int = 0, stride: int = 1) -> list[str]:
         """Check sizes and checksums of every `stride`-th file and return what is wrong, one sentence a file."""
         problems = []
         for name, expected in sorted(self.manifest.files.items())[first::stride]:
-            problem = _damage(self.folder / name, expected)
+            problem = damage(self.folder / name, expected)
             if problem:
                 problems.append(problem)
         return problems
 
-    def _file(self, name: str) -> safe_open:
-        if name not in self._open:
+    def _read_plain(self, piece: Piece, slices: tuple[slice, ...]) -> Tensor:
+        path = self.folder / piece.file
+        try:
+            if piece.file not in self._open:
+                self._open[piece.file] = safe_open(path, framework="pt")
+            stored = self._open[piece.file].get_slice(piece.key)
+            if tuple(stored.get_shape()) != piece.shape:
+                raise CheckpointError(f"{path}: {piece.key} has shape {stored.get_shape()}, expected {piece.shape}")
+            return stored[slices]
+        except (OSError, SafetensorError) as error:
+            raise CheckpointError(f"{path}: cannot be read ({error})") from error
+
+    def _read_extents(self, piece: Piece, slices: tuple[slice, ...], out: np.ndarray) -> int:
+        """Fill `out` with part of a piece, slab by slab; returns how many numbers that were."""
+        rows, others = slices[0], slices[1:]
+        row_bytes = 4 * math.prod(piece.shape[1:])
+        step = max(1, SLAB_BYTES // row_bytes)
+        num_filled = 0
+        for first in range(rows.start, rows.stop, step):
+            last = min(first + step, rows.stop)
+            slab = self._bytes(piece, first * row_bytes, last * row_bytes).view("<f4")
+            part = slab.reshape(last - first, *piece.shape[1:])[(slice(None), *others)]
+            out[first - rows.start : last - rows.start] = part
+            num_filled += part.size
+        return num_filled
+
+    def _bytes(self, piece: Piece, start: int, stop: int) -> np.ndarray:
+        """Bytes `start` to `stop` of a piece: a view if they lie in one extent, else a copy."""
+        joined: np.ndarray | None = None
+        position = 0
+        for extent in piece.extents:
+            first, last = max(start, position), min(stop, position + extent.num_bytes)
+            if first < last:
+                part = self._extent(extent)[first - position : last - position]
+                if last - first == stop - start:
+                    return part
+                joined = np.empty(stop - start, np.uint8) if joined is None else joined
+                joined[first - start : last - start] = part
+            position += extent.num_bytes
+        if joined is None or position < stop:
+            raise CheckpointError(f"{self.folder}: the piece at {piece.start} has {position} bytes, expected {stop}")
+        return joined
+
+    def _extent(self, extent: Extent) -> np.ndarray:
+        """The bytes of an extent; the last one unpacked is kept, since slabs and chunks do not end together."""
+        stored = self._map(extent.file)[extent.offset : extent.offset + extent.stored_bytes]
+        if len(stored) != extent.stored_bytes:
+            raise CheckpointError(
+                f"{self.folder / extent.file}: ends before byte {extent.offset + extent.stored_bytes}"
+            )
+        if extent.codec == PLAIN:
+            return stored
+        if self._unpacked is None or self._unpacked[0] != extent:
+            self._unpacked = extent, unpack(stored, extent.num_bytes, extent.codec, self.folder / extent.file)
+        return self._unpacked[1]
+
+    def _map(self, name: str) -> np.ndarray:
+        if name not in self._mapped:
             try:
-                self._open[name] = safe_open(self.folder / name, framework="pt")
-            except (OSError, SafetensorError) as error:
+                with open(self.folder / name, "rb") as file:
+                    mapping = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+            except (OSError, ValueError) as error:  # ValueError: an empty file
                 raise CheckpointError(f"{self.folder / name}: cannot be read ({error})") from error
-        return self._open[name]
+            self._mapped[name] = np.frombuffer(mapping, np.uint8)
+        return self._mapped[name]
 
 
 class CheckpointSource:
@@ -88,14 +175,17 @@ class CheckpointSource:
         return self._reader.read(name, rectangle)
 
 
-def _damage(path: Path, expected: FileRecord) -> str | None:
-    if not path.is_file():
-        return f"{path}: missing"
-    size = path.stat().st_size
-    if size != expected.bytes:
-        return f"{path}: {size} bytes, expected {expected.bytes}"
-    if hash_file(path) != expected:
-        return f"{path}: its checksum differs from the manifest's"
+def damage(path: Path, expected: FileRecord, *, quick: bool = False) -> str | None:
+    """What is wrong with a file, as a sentence, or None; `quick` looks at its size only."""
+    try:
+        if not path.is_file():
+            return f"{path}: missing"
+        if (size := path.stat().st_size) != expected.bytes:
+            return f"{path}: {size} bytes, expected {expected.bytes}"
+        if not quick and hash_file(path) != expected:
+            return f"{path}: its checksum differs from the manifest's"
+    except OSError as error:  # a bad block, or no permission
+        return f"{path}: cannot be read ({error})"
     return None
 
 

@@ -7,23 +7,21 @@ in `config.validate`, what is derived from them in `config.plan`. No default dep
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Any, Literal
 
 from pydantic import (
-    BaseModel,
-    ConfigDict,
     Field,
     NonNegativeFloat,
     NonNegativeInt,
     PositiveFloat,
     PositiveInt,
-    ValidationInfo,
     field_validator,
     model_validator,
 )
-from pydantic_core import PydanticCustomError
 
+from megalite.config.checkpoint import CheckpointConfig
 from megalite.config.presets import PRESETS, with_preset
+from megalite.config.section import Section
 from megalite.errors import did_you_mean
 
 Decay = Annotated[float, Field(ge=0.0, lt=1.0)]
@@ -45,23 +43,6 @@ DEEPSPEED_OWNED_KEYS = {
     "activation_checkpointing": "set train.recompute",
 }
 """Keys of DeepSpeed's JSON that megalite generates, and what to do instead of setting them."""
-
-
-class Section(BaseModel):
-    """A group of settings: frozen, unknown keys refused, defaults validated, docstrings kept as descriptions."""
-
-    model_config = ConfigDict(
-        frozen=True, extra="forbid", validate_default=True, use_attribute_docstrings=True, allow_inf_nan=False
-    )
-
-    @field_validator("*", mode="before")
-    @classmethod
-    def _refuse_bool_as_number(cls, value: Any, info: ValidationInfo) -> Any:
-        """`tp: true` would quietly become 1."""
-        annotation = cls.model_fields[info.field_name].annotation
-        if isinstance(value, bool) and bool not in (annotation, *get_args(annotation)):
-            raise PydanticCustomError("bool_as_number", "true and false are not numbers")
-        return value
 
 
 class RunConfig(Section):
@@ -224,11 +205,11 @@ class MixConfig(Section):
 
     temperature: PositiveFloat | None = None
     """T in p ~ weight x tokens^(1/T): 1 follows the sizes, more evens them out; null takes the weights as shares."""
-    epochs: dict[str, PositiveFloat] = {}
+    epochs: dict[str, PositiveFloat] = {}  # noqa: RUF012  (pydantic copies it)
     """Passes over a source in the whole run, by name; the others share what is left by their weights."""
     stages: tuple[MixStageConfig, ...] = ()
     """The run in parts (a curriculum, or annealing on good data at the end); empty for one."""
-    ranks: dict[str, Path] = {}
+    ranks: dict[str, Path] = {}  # noqa: RUF012
     """Files made by `megalite data rank`, by source: its samples come in rising order of their score in each epoch."""
     rank_stretches: PositiveInt = 100
     """Parts of such an order that are shuffled within themselves."""
@@ -328,17 +309,6 @@ class TrainConfig(Section):
     """Where to train; auto takes CUDA when it is there."""
 
 
-class CheckpointConfig(Section):
-    """When to save and what to keep."""
-
-    every: PositiveInt | None = None
-    """Steps between checkpoints (there is always one at the end); null for only that one."""
-    keep_last: PositiveInt = 2
-    """The newest ones that are kept."""
-    keep_every: PositiveInt | None = None
-    """Checkpoints whose step is a multiple of this are kept for ever; null for none."""
-
-
 class MonitorConfig(Section):
     """What a run shows of itself. metrics.jsonl always gets every step."""
 
@@ -356,13 +326,24 @@ class HealthConfig(Section):
 
 
 class SlurmConfig(Section):
-    """Settings of a Slurm job. There are none yet: submit launch/pretrain.sbatch and give the options to sbatch."""
+    """How `megalite launch` watches over a run. What belongs to the cluster is in its profile (`configs/clusters/`)."""
+
+    beat_seconds: PositiveFloat = 30.0
+    """A rank without a heartbeat for so long is frozen, or its node is: the attempt is ended, and another started."""
+    start_seconds: PositiveFloat = 1800.0
+    """Longest way from the start to the first step: imports, compilation, reading a large checkpoint."""
+    step_seconds: PositiveFloat = 600.0
+    """Longest stay of all ranks in one phase of a step; raise it when a step, a validation or a save takes longer."""
+    max_failures: PositiveInt = 3
+    """Failures in a row without a new checkpoint after which the chain of jobs ends and says why."""
+    check_nodes: bool = True
+    """Measure every node before an attempt, and leave out those that are broken or slow."""
 
 
 class EngineConfig(Section):
     """A door to DeepSpeed for what megalite does not set itself."""
 
-    deepspeed_extra: dict[str, Any] = {}
+    deepspeed_extra: dict[str, Any] = {}  # noqa: RUF012
     """Keys merged into DeepSpeed's JSON. Keys that megalite generates are refused."""
 
     @field_validator("deepspeed_extra")

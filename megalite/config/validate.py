@@ -230,16 +230,23 @@ def _schedule(config: Config) -> Iterator[str]:
 
 
 def _periods(config: Config) -> Iterator[str]:
-    every, keep_every = config.checkpoint.every, config.checkpoint.keep_every
-    if keep_every is None:
-        return
-    if every is None:
+    checkpoint, eval_every = config.checkpoint, config.train.eval_every
+    every, keep_every = checkpoint.every, checkpoint.keep_every
+    if keep_every is not None and every is None:
         yield f"checkpoint.keep_every: {keep_every} has no effect with every=null; set every too"
-    elif keep_every % every:
+    elif keep_every is not None and keep_every % every:
         yield (
             f"checkpoint.keep_every: {keep_every} is not a multiple of every={every}, so most of those steps are never "
             f"saved; use {_or(_near(keep_every, every))}"
         )
+    missing = [name for name, value in (("every", every), ("train.eval_every", eval_every)) if value is None]
+    if checkpoint.keep_best is not None and missing:
+        yield (
+            f"checkpoint.keep_best: {checkpoint.keep_best} has no effect without {' and '.join(missing)}; set "
+            f"{'both' if len(missing) == 2 else 'it'} too"
+        )
+    if not checkpoint.asynchronous:
+        yield from _unused(checkpoint, ("if_busy",), "checkpoint", "asynchronous=false")
 
 
 def _unused(section: Section, keys: Iterable[str], name: str, because: str) -> Iterator[str]:

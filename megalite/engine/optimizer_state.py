@@ -1,8 +1,8 @@
 """The weights and moments inside a DeepSpeed engine, whole and in fp32, whatever the ZeRO stage.
 
 ZeRO keeps master weights and moments as slices of flat buffers, spread over dp. DeepSpeed's fragment functions gather
-and scatter one parameter at a time; ZeRO-0 in fp32 has plain torch tensors. This module hides the difference, and makes
-the moments exist before the first step, which torch and DeepSpeed do only during it.
+one parameter at a time; ZeRO-0 in fp32 has plain torch tensors. This module hides the difference, and makes the moments
+exist before the first step, which torch and DeepSpeed do only during it. What lies on this rank alone: `slices`.
 """
 
 from __future__ import annotations
@@ -27,23 +27,6 @@ def read_parameter(engine: Any, parameter: nn.Parameter, zero_stage: int) -> dic
         tensors[key] = safe_get_full_optimizer_state(parameter, key)
     shape = getattr(parameter, "ds_shape", parameter.shape)
     return {key: tensor.detach().reshape(shape) for key, tensor in tensors.items()}
-
-
-def write_parameter(engine: Any, parameter: nn.Parameter, zero_stage: int, tensors: dict[str, Tensor]) -> None:
-    """Set the fp32 weight and moments of a parameter; the inverse of `read_parameter`."""
-    if zero_stage == 0:
-        state = engine.optimizer.state[parameter]
-        with torch.no_grad():
-            parameter.copy_(tensors["weight"])
-            for key in MOMENTS:
-                state[key].copy_(tensors[key])
-        return
-    from deepspeed.utils import safe_set_full_fp32_param, safe_set_full_optimizer_state
-
-    device = parameter.device
-    safe_set_full_fp32_param(parameter, tensors["weight"].to(device))
-    for key in MOMENTS:
-        safe_set_full_optimizer_state(parameter, tensors[key].to(device), key)
 
 
 def create_moments(engine: Any) -> None:

@@ -11,7 +11,7 @@ The borders are padded to t+1 entries because shapes may not change from one mic
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -29,7 +29,7 @@ from megalite.config.schema import Config
 from megalite.data.loader import Batch
 from megalite.engine import grad_norm
 from megalite.engine.deepspeed_config import deepspeed_config
-from megalite.engine.protocol import LocalState, NonFiniteLossError, StepResult
+from megalite.engine.protocol import LocalState, NonFiniteLossError, StepResult, nothing
 from megalite.engine.runtime import quiet
 from megalite.engine.steps import StageState, count_valid_tokens, set_learning_rate, targets_of_batch
 from megalite.layers.documents import Documents, Targets
@@ -50,6 +50,7 @@ class PipelineEngine:
 
         groups.mpu = None  # a former engine of this process leaves its own behind
         self.stage = stage
+        self.before_update = nothing
         self._axes = axes
         with quiet():
             module = _StagedModule(stage, axes, seq_len=config.batch.seq_len)
@@ -63,7 +64,7 @@ class PipelineEngine:
                 config_class=DeepSpeedConfig(json, module.mpu()),
                 dist_init_required=False,
             )
-        self._engine.prepare(config, axes)
+        self._engine.prepare(config, axes, before_update=lambda: self.before_update())
         self._state = StageState(self._engine, stage, config.parallel.zero_stage)
 
     def train_step(self, batches: Sequence[Batch], lr: float) -> StepResult:
@@ -170,8 +171,9 @@ class _StagedModule(PipelineModule):
 class _SteppingEngine(DeepSpeedPipelineEngine):
     """DeepSpeed's pipeline engine with a check of the loss before the update, and our norm where ZeRO has none."""
 
-    def prepare(self, config: Config, axes: Axes) -> None:
+    def prepare(self, config: Config, axes: Axes, *, before_update: Callable[[], None]) -> None:
         self._axes = axes
+        self._before_update = before_update
         self._parameters = list(self.module.parameters())
         self._stop_on_nonfinite = config.health.stop_on_nonfinite
         self._clip_norm = config.optimizer.clip_grad_norm
@@ -197,6 +199,7 @@ class _SteppingEngine(DeepSpeedPipelineEngine):
         broken = all_reduce(torch.tensor(0.0 if math.isfinite(loss) else 1.0, device=self.device), self._axes.world)
         if broken.item() and self._stop_on_nonfinite:
             raise NonFiniteLossError("the loss is not finite")
+        self._before_update()
         if self._clip_here:
             self._own_norm = grad_norm.global_grad_norm(self._parameters, self._axes)
             grad_norm.drop_nonfinite(self.optimizer, self._parameters, self._own_norm)

@@ -12,7 +12,7 @@ from megalite.config.schema import Config
 from megalite.data.loader import Batch
 from megalite.engine import grad_norm
 from megalite.engine.deepspeed_config import deepspeed_config
-from megalite.engine.protocol import LocalState, NonFiniteLossError, StepResult
+from megalite.engine.protocol import LocalState, NonFiniteLossError, StepResult, nothing
 from megalite.engine.runtime import quiet
 from megalite.engine.steps import (
     StageState,
@@ -66,6 +66,7 @@ class PlainEngine:
 
         groups.mpu = None  # a former engine of this process leaves its own behind
         self.stage = stage
+        self.before_update = nothing
         self._config, self._plan, self._axes = config, plan, axes
         self._parameters = list(stage.parameters())
         self._clip_here = config.parallel.zero_stage == 0
@@ -95,6 +96,7 @@ class PlainEngine:
         loss = all_reduce(total / (len(batches) * self._axes.dp.size), self._axes.dp).item()  # the step's one sync
         if not math.isfinite(loss) and self._config.health.stop_on_nonfinite:
             raise NonFiniteLossError(f"the loss is {loss}")
+        self.before_update()
         norm = self._update()
         applied = self._engine.was_step_applied()
         why = "" if applied else f"gradient norm is {norm}"

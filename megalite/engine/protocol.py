@@ -6,7 +6,7 @@ the whole global batch divided by their number, and the gradient norm is that of
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -50,10 +50,17 @@ class LocalState:
     """`weight` and each of `MOMENTS`."""
 
 
+def nothing() -> None:
+    """What `Engine.before_update` does at first."""
+
+
 class Engine(Protocol):
     """Runs training steps on this rank's share of the model and of the batch."""
 
     stage: Stage
+    before_update: Callable[[], None]
+    """Called in every step once the gradients are there, when weights and moments are about to change. Whoever still
+    reads them, as a save in the background does, sets it and lets the update wait."""
 
     def train_step(self, batches: Sequence[Batch], lr: float) -> StepResult:
         """Run one optimizer step over this rank's micro-batches of the global batch. All ranks call it together.

@@ -7,6 +7,7 @@ come out as the exact sum.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -14,11 +15,13 @@ import torch
 from torch import nn
 
 from megalite.data.loader import Batch
-from megalite.engine.optimizer_state import create_moments, read_parameter, set_num_updates, write_parameter
+from megalite.engine.optimizer_state import create_moments, read_parameter, set_num_updates
 from megalite.engine.protocol import MOMENTS, LocalState
+from megalite.engine.slices import Slice, copy_numbers, local_slices
 from megalite.layers.documents import Documents, Targets
 from megalite.model.initialize import LocalWeight, WeightSource, local_weights
 from megalite.model.transformer import Stage
+from megalite.model.weights import Rectangle
 from megalite.parallel.axes import Axis
 from megalite.parallel.collectives import all_reduce
 
@@ -50,6 +53,7 @@ class StageState:
 
     def __init__(self, engine: Any, stage: Stage, zero_stage: int):
         self._engine = engine
+        self._stage = stage
         self._zero_stage = zero_stage
         self._parameters: dict[str, nn.Parameter] = dict(stage.named_parameters())
         self._rows: dict[str, list[LocalWeight]] = {name: [] for name in self._parameters}
@@ -65,14 +69,27 @@ class StageState:
                 yield LocalState(local, {key: local.view(tensor) for key, tensor in tensors.items()})
 
     def write(self, weights: WeightSource, moments: dict[str, WeightSource], num_updates: int) -> None:
-        """Set every weight and moment from sources; padding stays zero. Collective over dp."""
+        """Set every weight and moment from sources, each rank what it keeps; padding stays zero."""
         set_num_updates(self._engine, num_updates)
         sources = {"weight": weights, **moments}
         assert set(sources) == {"weight", *MOMENTS}
-        for name, parameter in self._parameters.items():
-            shape = getattr(parameter, "ds_shape", parameter.shape)
-            tensors = {key: torch.zeros(shape) for key in sources}
-            for local in self._rows[name]:
-                for key, source in sources.items():
-                    local.view(tensors[key]).copy_(source.read(local.weight, local.rectangle))
-            write_parameter(self._engine, parameter, self._zero_stage, tensors)
+        if self._zero_stage == 0:
+            for name, parameter in self._parameters.items():
+                whole = read_parameter(self._engine, parameter, 0)
+                for local in self._rows[name]:
+                    for key, source in sources.items():
+                        copy_numbers(local.view(whole[key]), source.read(local.weight, local.rectangle))
+            return
+        for part in local_slices(self._stage, self._zero_stage):
+            rows, skipped = _rows_of(part)
+            for key, source in sources.items():
+                numbers = source.read(part.local.weight, rows).reshape(-1)
+                copy_numbers(part.tensors[key], numbers[skipped : skipped + part.tensors[key].numel()])
+
+
+def _rows_of(part: Slice) -> tuple[Rectangle, int]:
+    """The rows of the whole weight that a slice touches, and how many numbers of the first come before it."""
+    start, shape = part.local.rectangle.start, part.local.rectangle.shape
+    row_size = math.prod(shape[1:])
+    first, last = part.start // row_size, -(-part.stop // row_size)
+    return Rectangle((start[0] + first, *start[1:]), (last - first, *shape[1:])), part.start - first * row_size

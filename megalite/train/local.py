@@ -36,6 +36,9 @@ ALLOCATOR = {
 }
 """glibc keeps freed memory up to these sizes instead of giving it back."""
 
+RANK_ENVIRONMENT = {**ALLOCATOR, "CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
+"""What every rank gets, wherever it runs, unless the user has set it. The second makes matrix products repeatable."""
+
 POLL_SECONDS = 0.05
 GRACE_SECONDS = 10.0
 """Ranks get this long to fail by themselves once one has, and to obey SIGTERM."""
@@ -49,8 +52,11 @@ class Rank:
     process: subprocess.Popen
 
 
-def train_locally(config: Config, world_size: int) -> int:
+def train_locally(config: Config, world_size: int, *, stop_after: int | None = None) -> int:
     """Run a whole training on this machine and return its exit code.
+
+    Args:
+        stop_after: stop after this step as if asked to.
 
     Raises:
         UserError: the run cannot start, or its ranks found what the user must change.
@@ -64,7 +70,9 @@ def train_locally(config: Config, world_size: int) -> int:
     with tempfile.TemporaryDirectory(prefix="megalite-") as folder:
         config_path = Path(folder) / "config.yaml"
         config_path.write_text(dump_config(config), encoding="utf-8")
-        ranks = [_start(config, config_path, number, world_size) for number in range(world_size)]
+        command = [sys.executable, "-m", "megalite.train.worker", str(config_path)]
+        command += [str(stop_after)] if stop_after is not None else []
+        ranks = [_start(command, config, Path(folder), number, world_size) for number in range(world_size)]
         previous = _forward_signals(ranks)
         try:
             codes = _watch(ranks)
@@ -78,10 +86,9 @@ def rank_environment(rank: int, world_size: int, folder: Path) -> dict[str, str]
     """Environment of a local rank: who it is, its share of the cores, the allocator."""
     threads = max(1, len(os.sched_getaffinity(0)) // world_size)
     return {
-        **ALLOCATOR,
+        **RANK_ENVIRONMENT,
         "OMP_NUM_THREADS": str(threads),
         "GLOO_SOCKET_IFNAME": "lo",
-        "CUBLAS_WORKSPACE_CONFIG": ":4096:8",
         **os.environ,
         "RANK": str(rank),
         "LOCAL_RANK": str(rank),
@@ -90,15 +97,15 @@ def rank_environment(rank: int, world_size: int, folder: Path) -> dict[str, str]
     }
 
 
-def _start(config: Config, config_path: Path, rank: int, world_size: int) -> Rank:
+def _start(command: list[str], config: Config, folder: Path, rank: int, world_size: int) -> Rank:
     """Start a rank; the first shares our terminal, the others write to the run's logs."""
     log = None
     if rank > 0:
         log_path = config.run.dir / LOGS / f"rank-{rank}.log"
         log = open(log_path, "ab")  # noqa: SIM115  (the child keeps it)
     process = subprocess.Popen(
-        [sys.executable, "-m", "megalite.train.worker", str(config_path)],
-        env=rank_environment(rank, world_size, config_path.parent),
+        command,
+        env=rank_environment(rank, world_size, folder),
         stdout=log,
         stderr=log if rank > 0 else None,
         stdin=subprocess.DEVNULL,

@@ -1,38 +1,67 @@
-"""Stop requests: SIGTERM and SIGINT ask for a clean end, which all ranks take at the same step.
+"""Requests: SIGTERM, SIGINT or a file RUN/STOP ask for a clean end, a file RUN/SAVE for a checkpoint.
 
-Torch is imported only when ranks talk, so that a rank can listen before its imports are done.
+All ranks follow at the same step: the trainer lets them vote. No torch here, so that a rank can listen before its
+imports are done.
 """
 
 from __future__ import annotations
 
 import signal
+from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    import torch
-
-    from megalite.parallel.axes import Axis
 
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
 """SIGUSR1 is how Slurm warns of the end of a job's time (`sbatch --signal=USR1@60`)."""
 
+STOP_FILE = "STOP"
+"""A file of this name in the run's folder asks for the end, for as long as it is there."""
+
+SAVE_FILE = "SAVE"
+"""One of this name asks for a checkpoint, and goes when it is seen."""
+
 
 class StopRequest:
-    """Remembers that a signal asked for the end. Installed in each rank before anything else."""
+    """Remembers that a signal asked for the end. Installed in each rank before anything else.
 
-    def __init__(self) -> None:
+    Args:
+        after_step: ask for the end after this step even without a signal; None for never.
+    """
+
+    def __init__(self, after_step: int | None = None) -> None:
         self.signal_name = ""
+        self._after_step = after_step
+        self._folder: Path | None = None
 
     def install(self) -> None:
         for number in STOP_SIGNALS:
             signal.signal(number, self._remember)
 
-    def agreed(self, world: Axis, device: torch.device) -> bool:
-        """Whether any rank was asked to stop. Collective."""
-        from megalite.parallel.collectives import any_rank
+    def watch(self, folder: Path) -> None:
+        """Look for the files too; one rank does, for all."""
+        self._folder = folder
 
-        return any_rank(bool(self.signal_name), world, device)
+    def is_asked(self, step: int) -> bool:
+        """Whether this rank was asked to stop by the end of a step; the others may not have been yet."""
+        return bool(self.signal_name) or self._is_due(step) or self._has_stop_file()
+
+    def takes_save(self) -> bool:
+        """Whether a checkpoint was asked for since the last time."""
+        if self._folder is None or not (self._folder / SAVE_FILE).exists():
+            return False
+        (self._folder / SAVE_FILE).unlink(missing_ok=True)
+        return True
+
+    def why(self, step: int) -> str:
+        """For people."""
+        if self._has_stop_file():
+            return f"the file {STOP_FILE}"
+        return self.signal_name or ("the step to stop after" if self._is_due(step) else "asked on another rank")
+
+    def _is_due(self, step: int) -> bool:
+        return self._after_step is not None and step >= self._after_step
+
+    def _has_stop_file(self) -> bool:
+        return self._folder is not None and (self._folder / STOP_FILE).exists()
 
     def _remember(self, number: int, frame: FrameType | None) -> None:
         self.signal_name = signal.Signals(number).name

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from megalite.checkpoint import catalog
@@ -49,9 +50,8 @@ def choose_start(config: Config, plan: RunPlan, samples: Samples, axes: Axes, de
         CheckpointError: every checkpoint of the run is damaged, or the data is not what the run was trained on.
     """
     zeros: dict[str, WeightSource] = {key: ZeroMoments() for key in MOMENTS}
-    found = catalog.complete(config.run.dir / catalog.CHECKPOINTS)
     damaged: list[str] = []
-    for folder in reversed(found):
+    for folder in _newest_first(config.run.dir / catalog.CHECKPOINTS, axes):
         problems = _verify(folder, axes, device)
         if problems is None:
             reader = CheckpointReader(folder)
@@ -67,9 +67,23 @@ def choose_start(config: Config, plan: RunPlan, samples: Samples, axes: Axes, de
             + "\n  ".join(damaged)
             + f"\nremove {config.run.dir / catalog.CHECKPOINTS} to start anew, or set run.dir to a new folder"
         )
-    if config.train.init_from is not None:
-        return Start(_open_weights(config.train.init_from, plan), zeros, origin=f"weights of {config.train.init_from}")
+    init_from = config.train.init_from
+    if init_from is not None:
+        return Start(_open_weights(init_from, plan, axes, device), zeros, origin=f"weights of {init_from}")
     return Start(FreshWeights(plan.model, config.run.seed), zeros, origin=f"fresh weights, seed {config.run.seed}")
+
+
+def _newest_first(root: Path, axes: Axes) -> list[Path]:
+    """The run's checkpoints as the first rank sees them: on a network other nodes may see them a while later.
+
+    A folder without manifest is among them, to be named: it was whole when it got its name. Collective.
+    """
+    names = [path.name for path in reversed(catalog.named(root))]
+    if axes.world.size > 1:
+        shared = [names]
+        dist.broadcast_object_list(shared, src=0, group=axes.world.group)
+        names = shared[0]
+    return [root / name for name in names]
 
 
 def _verify(folder: Path, axes: Axes, device: torch.device) -> list[str] | None:
@@ -97,12 +111,14 @@ def _check_data(reader: CheckpointReader, samples: Samples) -> None:
         )
 
 
-def _open_weights(folder: Path, plan: RunPlan) -> WeightSource:
-    if (folder / MANIFEST).is_file():
-        return CheckpointReader(folder).source("weight")
-    newest = catalog.latest(folder)
-    if newest is not None:
-        return CheckpointReader(newest).source("weight")
-    from megalite.checkpoint.hf.importer import HuggingFaceWeights
+def _open_weights(folder: Path, plan: RunPlan, axes: Axes, device: torch.device) -> WeightSource:
+    """The weights of a checkpoint, of a run's newest one, or of a Hugging Face folder. Collective."""
+    checkpoint = folder if (folder / MANIFEST).is_file() else catalog.latest(folder)
+    if checkpoint is None:
+        from megalite.checkpoint.hf.importer import HuggingFaceWeights
 
-    return HuggingFaceWeights(folder, plan.model)
+        return HuggingFaceWeights(folder, plan.model)
+    problems = _verify(checkpoint, axes, device)
+    if problems is not None:
+        raise CheckpointError(f"train.init_from: {checkpoint} is damaged:\n  " + "\n  ".join(problems))
+    return CheckpointReader(checkpoint).source("weight")

@@ -11,13 +11,12 @@ from __future__ import annotations
 import math
 import time
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 import torch
 
-from megalite.checkpoint import catalog, writer
+from megalite.checkpoint.background import agree
+from megalite.checkpoint.fence import Fence
 from megalite.checkpoint.format import Progress
-from megalite.config.load import dump_config
 from megalite.config.plan import RunPlan
 from megalite.config.schema import Config
 from megalite.data import audit
@@ -28,6 +27,8 @@ from megalite.errors import EXIT_DONE, EXIT_REQUEUE
 from megalite.monitor.recorder import Recorder
 from megalite.optim.schedules import learning_rate
 from megalite.parallel.axes import Axes
+from megalite.train.checkpoints import open_checkpoints
+from megalite.train.heartbeat import Heart
 from megalite.train.signals import StopRequest
 
 
@@ -43,7 +44,9 @@ class Run:
     samples: Samples
     valid_samples: Samples | None
     recorder: Recorder
+    fence: Fence
     stop: StopRequest
+    heart: Heart
 
 
 class Trainer:
@@ -52,7 +55,8 @@ class Trainer:
     def __init__(self, run: Run, progress: Progress):
         self.run = run
         self.progress = progress
-        self._saved_step = progress.step if progress.step else None
+        self._checkpoints = open_checkpoints(run, saved_step=progress.step or None)
+        self._validation: tuple[int, float] | None = None
 
     def train(self) -> int:
         """Train to the end or to a stop request; return the exit code."""
@@ -66,15 +70,18 @@ class Trainer:
                 run.recorder.step(step, result, num_tokens_total=self.progress.num_tokens, seconds=now - clock)
                 if self._due(run.config.train.eval_every, step):
                     self.validate()
-                if self._due(run.config.checkpoint.every, step):
-                    self.save()
-                if step < run.plan.total_steps and run.stop.agreed(run.axes.world, run.device):
+                is_asked_to_stop, is_asked_to_save = self._vote(step)
+                if is_asked_to_save or self._due(run.config.checkpoint.every, step):
+                    self._checkpoints.save(self.progress, self._validation_loss())
+                if is_asked_to_stop and step < run.plan.total_steps:
                     return self._stop(step)
                 clock = time.perf_counter()
+                run.heart.enter("data", step + 1)
+            self.validate()
+            self._finish()
         finally:
             loader.close()
-        self.validate()
-        self.save()
+            self._checkpoints.close()
         run.recorder.event("done", self.progress.step)
         return EXIT_DONE
 
@@ -82,6 +89,7 @@ class Trainer:
         run = self.run
         config = run.config
         lr = learning_rate(step, run.plan.total_steps, config.optimizer, config.schedule)
+        run.heart.enter("train", step)
         try:
             result = run.engine.train_step([batch.to(run.device, non_blocking=True) for batch in batches], lr)
         except NonFiniteLossError as error:
@@ -104,6 +112,7 @@ class Trainer:
         if run.valid_samples is None:
             return
         available = max(1, run.valid_samples.num_samples_per_epoch // run.config.batch.global_batch_size)
+        run.heart.enter("validate", self.progress.step)
         loader = self._loader(run.valid_samples)
         total, num_tokens = 0.0, 0
         try:
@@ -113,41 +122,38 @@ class Trainer:
         finally:
             loader.close()
         mean = total / max(1, num_tokens)
+        self._validation = (self.progress.step, mean)
         run.recorder.validation(self.progress.step, mean, math.exp(min(mean, 700.0)), num_tokens)
 
-    def save(self) -> None:
-        """Write a checkpoint of the current step and drop those that are no longer kept."""
-        run, step = self.run, self.progress.step
-        if step == self._saved_step:
-            return
-        start = time.perf_counter()
-        root: Path = run.config.run.dir / catalog.CHECKPOINTS
-        tokenizer = run.config.data.tokenizer or run.samples.tokenizer_path
-        folder = writer.save(
-            root,
-            run.engine,
-            run.axes,
-            plan=run.plan,
-            progress=self.progress,
-            config_text=dump_config(run.config),
-            zero_stage=run.config.parallel.zero_stage,
-            data={"fingerprint": run.samples.fingerprint, "tokenizer": str(tokenizer) if tokenizer else None},
-            device=run.device,
-        )
-        self._saved_step = step
-        if run.axes.global_rank == 0:
-            keep = run.config.checkpoint
-            dropped = catalog.prune(root, keep_last=keep.keep_last, keep_every=keep.keep_every)
-            seconds = round(time.perf_counter() - start, 3)
-            run.recorder.event("save", step, folder=folder.name, seconds=seconds, dropped=[d.name for d in dropped])
-            run.recorder.say(f"saved {folder} in {seconds:.1f} s")
+    def _vote(self, step: int) -> tuple[bool, bool]:
+        """All ranks tell each other, in one collective a step, what they were asked and how the pending save goes.
+
+        Returns:
+            Whether to stop, and whether to save, after this step.
+        """
+        run = self.run
+        run.heart.enter("save", step)
+        flags = (run.stop.is_asked(step), run.stop.takes_save(), *self._checkpoints.saver.flags())
+        is_asked_to_stop, is_asked_to_save, is_busy, has_failed = agree(flags, run.axes.world, run.device)
+        self._checkpoints.settle(is_busy=is_busy, has_failed=has_failed)
+        return is_asked_to_stop, is_asked_to_save
 
     def _stop(self, step: int) -> int:
         """End cleanly on request, to be continued."""
-        self.save()
-        self.run.recorder.event("stop", step, why=self.run.stop.signal_name or "asked on another rank")
+        self._finish()
+        self.run.recorder.event("stop", step, why=self.run.stop.why(step))
         self.run.recorder.say(f"stopped at step {step} as asked; the same command goes on from here")
         return EXIT_REQUEUE
+
+    def _finish(self) -> None:
+        """See to it that the last step is saved."""
+        self.run.heart.enter("save", self.progress.step)
+        self._checkpoints.finish(self.progress, self._validation_loss())
+        self.run.heart.enter("done", self.progress.step)
+
+    def _validation_loss(self) -> float | None:
+        """The validation loss of this very step."""
+        return self._validation[1] if self._validation and self._validation[0] == self.progress.step else None
 
     def _loader(self, samples: Samples) -> Loader:
         batch = self.run.config.batch

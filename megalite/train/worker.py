@@ -13,13 +13,21 @@ import time
 import traceback
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from megalite.config.schema import Config
 from megalite.errors import EXIT_BAD_INPUT, EXIT_FAULT, UserError
+from megalite.train.heartbeat import Heart
 from megalite.train.signals import StopRequest
+
+if TYPE_CHECKING:
+    from megalite.monitor.recorder import Recorder
+    from megalite.train.start import Start
 
 RENDEZVOUS_VARIABLE = "MEGALITE_RENDEZVOUS"
 """Where local ranks meet, set by `train.local`; without it, MASTER_ADDR and MASTER_PORT."""
+ATTEMPT_VARIABLE = "MEGALITE_ATTEMPT"
+"""Which attempt of the run this is, set by a supervisor who counts them; without it, the next one."""
 
 
 @dataclass(frozen=True)
@@ -30,6 +38,8 @@ class Place:
     world_size: int
     local_rank: int
     init_method: str
+    attempt: int | None = None
+    """As a supervisor counts; None for the next."""
 
 
 def given_place() -> Place | None:
@@ -42,7 +52,8 @@ def given_place() -> Place | None:
         local_rank = int(env.get("SLURM_LOCALID", 0))
     else:
         return None
-    return Place(rank, world_size, local_rank, _init_method())
+    attempt = int(env[ATTEMPT_VARIABLE]) if ATTEMPT_VARIABLE in env else None
+    return Place(rank, world_size, local_rank, _init_method(), attempt)
 
 
 def _init_method() -> str:
@@ -54,12 +65,17 @@ def _init_method() -> str:
     return f"tcp://{host}:{port}"
 
 
-def run_rank(config: Config, place: Place) -> int:
-    """Train as this rank and return the exit code. Errors are written to the run's logs."""
-    stop = StopRequest()
+def run_rank(config: Config, place: Place, stop_after: int | None = None, heart: Heart | None = None) -> int:
+    """Train as this rank and return the exit code. Errors are written to the run's logs.
+
+    Args:
+        stop_after: stop after this step as if asked to.
+        heart: is told what the rank does, for a supervisor.
+    """
+    stop = StopRequest(stop_after)
     stop.install()
     try:
-        return _train(config, place, stop)
+        return _train(config, place, stop, heart or Heart())
     except UserError as error:
         _leave_word(config.run.dir, place.rank, str(error), is_user_error=True)
         return EXIT_BAD_INPUT
@@ -68,19 +84,19 @@ def run_rank(config: Config, place: Place) -> int:
         return EXIT_FAULT
 
 
-def _train(config: Config, place: Place, stop: StopRequest) -> int:
+def _train(config: Config, place: Place, stop: StopRequest, heart: Heart) -> int:
     from megalite.train.preflight import preflight
 
     plan, samples, valid_samples = preflight(config, place.world_size)
 
     import torch
 
-    from megalite.checkpoint.catalog import CHECKPOINTS, sweep
     from megalite.engine.build import DTYPES, build_engine
     from megalite.engine.runtime import connect_processes, disconnect_processes, prepare_deepspeed
     from megalite.monitor.recorder import Recorder
     from megalite.parallel.axes import connect
     from megalite.parallel.mesh import Mesh
+    from megalite.train.attempt import join_attempt
     from megalite.train.device import choose_device, peak_flops
     from megalite.train.run_folder import write_run_folder
     from megalite.train.start import choose_start
@@ -96,8 +112,10 @@ def _train(config: Config, place: Place, stop: StopRequest) -> int:
     axes = connect(Mesh(plan.pp, plan.dp, plan.cp, plan.tp), place.rank)
     is_writer = place.rank == 0
     if is_writer:
+        stop.watch(config.run.dir)
+    fence = join_attempt(config.run.dir, place.attempt, axes, device)
+    if is_writer:
         write_run_folder(config, plan)
-        sweep(config.run.dir / CHECKPOINTS)
     start = choose_start(config, plan, samples, axes, device)
     engine = build_engine(config, plan, axes, device, start.weights)
     if start.progress.num_updates or config.precision.dtype != "fp32":
@@ -109,12 +127,9 @@ def _train(config: Config, place: Place, stop: StopRequest) -> int:
         peak_flops=peak_flops(device, DTYPES[config.precision.dtype]),
         is_writer=is_writer,
     )
-    for problem in start.damaged:
-        recorder.event("damaged checkpoint", start.progress.step, why=problem)
-        recorder.say(f"passed over a damaged checkpoint: {problem}")
-    recorder.event("start", start.progress.step, origin=start.origin, world_size=place.world_size, device=str(device))
-    recorder.say(f"starting from {start.origin}, step {start.progress.step} of {plan.total_steps}")
-    run = Run(config, plan, axes, device, engine, samples, valid_samples, recorder, stop)
+    about = {"world_size": place.world_size, "device": str(device), "attempt": fence.attempt}
+    _record_start(recorder, start, plan.total_steps, about)
+    run = Run(config, plan, axes, device, engine, samples, valid_samples, recorder, fence, stop, heart)
     try:
         code = Trainer(run, start.progress).train()
     finally:
@@ -123,6 +138,16 @@ def _train(config: Config, place: Place, stop: StopRequest) -> int:
     disconnect_processes()
     torch.use_deterministic_algorithms(False)
     return code
+
+
+def _record_start(recorder: Recorder, start: Start, total_steps: int, about: dict[str, Any]) -> None:
+    """Write down and say where the run goes on from, and what it had to pass over."""
+    step = start.progress.step
+    for problem in start.damaged:
+        recorder.event("damaged checkpoint", step, why=problem)
+        recorder.say(f"passed over a damaged checkpoint: {problem}")
+    recorder.event("start", step, origin=start.origin, **about)
+    recorder.say(f"starting from {start.origin}, step {step} of {total_steps}")
 
 
 def _set_determinism(deterministic: bool) -> None:
@@ -151,12 +176,12 @@ def error_path(run_dir: Path, rank: int) -> Path:
 
 
 def main() -> None:
-    """Entry of a rank that `train.local` started: `python -m megalite.train.worker CONFIG.yaml`."""
+    """Entry of a rank that `train.local` started: `python -m megalite.train.worker CONFIG.yaml [STOP_AFTER]`."""
     from megalite.config.load import load_config
 
     place = given_place()
     assert place is not None, "a worker is started by megalite train"
-    code = run_rank(load_config(sys.argv[1]), place)
+    code = run_rank(load_config(sys.argv[1]), place, *map(int, sys.argv[2:]))
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)  # a peer that died may have left collectives behind that a normal exit would wait for

@@ -43,16 +43,31 @@ def test_sweep_removes_what_was_interrupted(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["step-0000001"]
 
 
-@pytest.mark.parametrize(
-    ("keep_last", "keep_every", "kept"),
-    [(2, None, [40, 50]), (1, 20, [20, 40, 50]), (3, 25, [30, 40, 50]), (9, None, [10, 20, 30, 40, 50])],
-)
-def test_retention(tmp_path, keep_last, keep_every, kept):
-    """The newest stay, and multiples of keep_every for ever; the newest is never deleted."""
-    for step in (10, 20, 30, 40, 50):
-        make(tmp_path, step)
-    catalog.prune(tmp_path, keep_last=keep_last, keep_every=keep_every)
-    assert [catalog.step_of(path) for path in catalog.complete(tmp_path)] == kept
+def test_the_same_step_again(tmp_path):
+    """A checkpoint that is replaced is there until the new one is, and comes back when the replacing was cut short."""
+    final, partial = make(tmp_path, 5), tmp_path / f"{catalog.PARTIAL}step-0000005-a00001"
+    (final / "old").touch()
+    partial.mkdir()
+    catalog.commit(partial, final)
+    assert [path.name for path in tmp_path.iterdir()] == ["step-0000005"]
+    assert not (final / "old").exists()
+
+    (final / "old").touch()
+    final.rename(tmp_path / f"{catalog.REPLACED}step-0000005")  # and then the process was killed
+    catalog.sweep(tmp_path)
+    assert (final / "old").exists()
+    (tmp_path / f"{catalog.REPLACED}step-0000005").mkdir()  # killed a moment later
+    catalog.sweep(tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["step-0000005"]
+
+
+def test_a_folder_without_manifest_is_named(tmp_path):
+    """It is no checkpoint, but a run is told of it: it once was one."""
+    make(tmp_path, 5)
+    broken = make(tmp_path, 7, whole=False)
+    (tmp_path / f"{catalog.PARTIAL}step-0000009-a00001").mkdir()
+    assert [catalog.step_of(path) for path in catalog.named(tmp_path)] == [5, 7]
+    assert broken not in catalog.complete(tmp_path)
 
 
 def test_disk_without_room_is_refused(tmp_path):

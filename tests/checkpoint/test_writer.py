@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from megalite.checkpoint import catalog, writer
+from megalite.checkpoint import catalog, saving
 from megalite.checkpoint.reader import CheckpointReader
 from megalite.errors import CheckpointError
 from tests.kit.spawn import run_ranks
@@ -27,7 +27,7 @@ def save_with_a_full_disk(root: Path, failing_rank: int, failing_call: str) -> s
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     if rank.axes.global_rank == failing_rank:
-        setattr(writer, failing_call, no_space)
+        setattr(saving, failing_call, no_space)
     try:
         rank.save(root, 2)
     except CheckpointError as error:
@@ -35,12 +35,15 @@ def save_with_a_full_disk(root: Path, failing_rank: int, failing_call: str) -> s
     return "saved"
 
 
-@pytest.mark.parametrize(("failing_rank", "failing_call"), [(0, "save_file"), (1, "save_file"), (0, "write_manifest")])
+@pytest.mark.parametrize(
+    ("failing_rank", "failing_call"), [(0, "write_share"), (1, "write_share"), (0, "write_manifest")]
+)
 def test_full_disk_on_one_rank(tmp_path, failing_rank, failing_call):
     """Every rank is told, the former checkpoint is whole, and no half-written folder is left."""
     words = run_ranks(save_with_a_full_disk, 2, tmp_path, failing_rank, failing_call)
-    assert all("not saved" in word for word in words), words
-    assert "No space left" in words[failing_rank]
+    assert words[0] == words[1]
+    assert f"rank {failing_rank}" in words[0]
+    assert "not saved: [Errno 28] No space left" in words[0]
     assert [path.name for path in tmp_path.iterdir()] == ["step-0000001"]
     assert CheckpointReader(tmp_path / "step-0000001").verify() == []
 

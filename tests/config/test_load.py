@@ -159,7 +159,7 @@ class TestSettings:
             ("train: {lr: 1}", "1: train.lr: unknown key (did you mean optimizer.lr?)"),
             ("warmup: 5", "1: warmup: unknown key (did you mean schedule.warmup_steps?)"),
             ("health: {zzz: 1}", "1: health.zzz: unknown key; known here: stop_on_nonfinite"),
-            ("slurm: {zzz: 1}", "1: slurm.zzz: unknown key; there are no settings here"),
+            ("slurm: {max_failure: 1}", "1: slurm.max_failure: unknown key (did you mean 'max_failures'?)"),
             ("train: {<<: {steps: 1}}", "1: train.<<: unknown key; known here: steps, tokens, init_from, eval_every, "),
         ],
     )

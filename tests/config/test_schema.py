@@ -15,7 +15,7 @@ from megalite.engine.deepspeed_config import deepspeed_config
 
 def sections(root: type[Section] = Section) -> Iterator[type[Section]]:
     for section in root.__subclasses__():
-        if section.__module__ == Config.__module__:
+        if section.__module__.startswith("megalite.config."):
             yield section
             yield from sections(section)
 

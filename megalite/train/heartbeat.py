@@ -1,0 +1,111 @@
+"""Signs of life of a rank: a file that a thread of it writes anew each second, and a supervisor on any node reads.
+
+The thread is stopped with the process and starves with the node, so a missing beat means a frozen rank; a beat whose
+step does not change means a rank that waits or is stuck. Times in the file are ages, and the file's modification is by
+the clock of the file server, so clocks of nodes need not agree.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+SECONDS_BETWEEN_BEATS = 1.0
+
+START = -1
+"""Step of a rank that has not begun its first one: it imports, compiles or loads."""
+
+PHASES = ("start", "data", "train", "validate", "save", "done")
+"""What a rank does, in the order of a step."""
+
+
+@dataclass(frozen=True)
+class Beat:
+    """What a rank said last."""
+
+    time: float
+    """When it said so: the file's modification, by the file server's clock."""
+    step: int
+    phase: str
+    """One of PHASES."""
+    since: float
+    """When it entered the phase, by the same clock."""
+    step_seconds: float = 0.0
+    """How long its last training step took, waiting for others included."""
+
+
+class Heart:
+    """Beats for one rank.
+
+    Args:
+        path: the file to write; None does nothing.
+    """
+
+    def __init__(self, path: Path | None = None):
+        self._path = path
+        self._step, self._phase, self._entered, self._step_seconds = START, "start", time.monotonic(), 0.0
+        self._ended = threading.Event()
+        if path is not None:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._beat()
+            threading.Thread(target=self._go_on, name="heart", daemon=True).start()
+
+    def enter(self, phase: str, step: int) -> None:
+        """Say what this rank does from now on. Costs nothing: the thread writes."""
+        now = time.monotonic()
+        if self._phase == "train":
+            self._step_seconds = now - self._entered
+        self._step, self._phase, self._entered = step, phase, now
+
+    def stop(self) -> None:
+        """Leave a last beat, and no more."""
+        self._ended.set()
+        if self._path is not None:
+            self._beat()
+
+    def _go_on(self) -> None:
+        while not self._ended.wait(SECONDS_BETWEEN_BEATS):
+            try:
+                self._beat()
+            except OSError:  # a full or absent disk stops no training; the supervisor will look for the beat
+                continue
+
+    def _beat(self) -> None:
+        content = {
+            "step": self._step,
+            "phase": self._phase,
+            "age": round(time.monotonic() - self._entered, 3),
+            "step_seconds": round(self._step_seconds, 4),
+        }
+        partial = self._path.with_name(f".{self._path.name}.{os.getpid()}")
+        partial.write_text(json.dumps(content), encoding="utf-8")
+        os.replace(partial, self._path)
+
+
+def beat_path(folder: Path, rank: int) -> Path:
+    """The file of a rank."""
+    return folder / f"{rank:05d}.json"
+
+
+def read_beats(folder: Path) -> dict[int, Beat]:
+    """The last beat of every rank that has left one."""
+    beats = {}
+    for path in folder.glob("[0-9]*.json"):
+        try:
+            said, written = json.loads(path.read_text(encoding="utf-8")), path.stat().st_mtime
+        except (OSError, ValueError):  # being replaced at this moment, on a file system that shows it
+            continue
+        since = written - said["age"]
+        beats[int(path.stem)] = Beat(written, said["step"], said["phase"], since, said["step_seconds"])
+    return beats
+
+
+def clock_of(folder: Path) -> float:
+    """The time by the clock of the file system that holds a folder."""
+    probe = folder / f".clock-{os.getpid()}"
+    probe.write_bytes(b"")
+    return probe.stat().st_mtime
