@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -55,7 +56,7 @@ def to_hf(
     from megalite.checkpoint.hf.shards import parse_size
 
     max_shard_bytes = parse_size(max_shard_size)
-    with _working(f"Writing {out} and reading it back"):
+    with _working(out) as say:
         done = to_hugging_face(
             checkpoint,
             out,
@@ -64,6 +65,7 @@ def to_hf(
             tokenizer=tokenizer,
             overwrite=overwrite,
             verify_blocks=verify_blocks,
+            say=say,
         )
     written, num_files = done.written, len(done.written.files)
     typer.echo(f"{done.checkpoint} -> {done.folder}")
@@ -72,6 +74,7 @@ def to_hf(
         f"{dtype.value}, {written.num_bytes / 1e6:,.1f} MB in {num_files} file{'s' if num_files > 1 else ''}"
     )
     _print_verdict(done.verdict)
+    _print_notes(done.alarms, "WARNING")
     _print_notes(done.notes)
 
 
@@ -86,8 +89,8 @@ def from_hf(
     from megalite.checkpoint.hf.to_checkpoint import from_hugging_face
     from megalite.config.plan import count_parameters
 
-    with _working(f"Reading {folder} and comparing what both compute"):
-        done = from_hugging_face(folder, out, overwrite=overwrite, verify_blocks=verify_blocks)
+    with _working(out) as say:
+        done = from_hugging_face(folder, out, overwrite=overwrite, verify_blocks=verify_blocks, say=say)
     typer.echo(f"{folder} -> {done.checkpoint}")
     typer.echo(f"  {done.architecture}: {count_parameters(done.model):,} parameters, fp32, no optimizer state")
     _print_verdict(done.verdict)
@@ -95,11 +98,13 @@ def from_hf(
     _print_notes(done.notes)
 
 
-def _working(what: str) -> AbstractContextManager:
-    """A sign of life on a terminal; nothing in a log."""
+@contextmanager
+def _working(out: Path) -> Iterator[Callable[[str], None]]:
+    """A sign of life on a terminal, which says what is being done; nothing in a log."""
     from rich.console import Console
 
-    return Console(stderr=True).status(f"{what} ...")
+    with Console(stderr=True, markup=False).status(f"{out} ...") as status:
+        yield lambda what: status.update(f"{out}: {what} ...")
 
 
 def _print_verdict(verdict: Verdict) -> None:
@@ -113,6 +118,6 @@ def _print_verdict(verdict: Verdict) -> None:
         typer.echo(f"    {verdict.num_texts} texts with equal ids")
 
 
-def _print_notes(notes: tuple[str, ...]) -> None:
+def _print_notes(notes: tuple[str, ...], title: str = "NOTE") -> None:
     for note in notes:
-        typer.secho(f"  NOTE: {note}", bold=True)
+        typer.secho(f"  {title}: {note}", bold=True, fg="red" if title == "WARNING" else None)

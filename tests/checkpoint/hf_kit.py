@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import subprocess
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -26,11 +27,17 @@ from megalite.checkpoint.format import (
 from megalite.checkpoint.hf import reload
 from megalite.config.plan import fill_model, split_blocks
 from megalite.config.schema import BatchConfig, ModelConfig
+from megalite.data.corpus import Corpus
+from megalite.data.recipe import DocumentSource, TokenizerConfig
+from megalite.data.train_tokenizer import train_tokenizer
 from megalite.model.initialize import WeightSource
 from megalite.model.weights import Rectangle, Weight, weight_table
 from megalite.parallel.random import name_seed
 
 TP, PP = 2, 2
+
+TOKENIZER_KINDS = ("sentencepiece-bpe", "sentencepiece-unigram", "byte-bpe")
+TOKENIZER_SIZE = 420
 
 TINY = {
     "hidden_size": 48,
@@ -88,13 +95,15 @@ def write_checkpoint(
     *,
     source: WeightSource | None = None,
     step: int = 7,
+    num_updates: int | None = None,
     data: dict[str, Any] | None = None,
 ) -> Path:
     """A complete checkpoint of a run, as tp 2 x pp 2 would have cut it: one file a rank."""
     source = source or RandomWeights()
     folder = run / "checkpoints" / folder_name(step)
     folder.mkdir(parents=True)
-    progress = Progress(step=step, num_updates=step, num_tokens=1000 * step)
+    updates = step if num_updates is None else num_updates
+    progress = Progress(step=step, num_updates=updates, num_tokens=1000 * step)
     manifest = Manifest(progress, model.model_dump(mode="json"), {"pp": PP, "tp": TP}, {}, {}, data=data or {})
     stages = split_blocks(model.num_layers, PP, head_cost=0)
     for stage, tp_rank in itertools.product(range(PP), range(TP)):
@@ -126,8 +135,16 @@ def assert_same_weights(first: WeightSource, second: WeightSource, model: ModelC
         assert torch.equal(first.read(weight, everything), second.read(weight, everything)), weight.name
 
 
-@pytest.fixture
-def reload_here(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def train_tokenizers(root: Path) -> Path:
+    """A small tokenizer of each kind in a folder of its name, trained on this project's own text."""
+    corpus = Corpus([DocumentSource(path=Path(__file__).parent, include=("*.py",))])
+    for kind in TOKENIZER_KINDS:
+        train_tokenizer(corpus, root / kind, TokenizerConfig(kind=kind, vocab_size=TOKENIZER_SIZE))
+    return root
+
+
+@contextmanager
+def reloading_here() -> Iterator[None]:
     """The verification's reload in this process: the same code without seconds of imports, on one thread."""
 
     def run(command: list[str], **_: Any) -> subprocess.CompletedProcess:
@@ -135,8 +152,16 @@ def reload_here(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         reload.main(*map(Path, command[3:]))
         return subprocess.CompletedProcess(command, 0, "", "")
 
-    monkeypatch.setattr("megalite.checkpoint.hf.verify.subprocess.run", run)
     num_threads = torch.get_num_threads()
     torch.set_num_threads(1)
-    yield
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("megalite.checkpoint.hf.verify.subprocess.run", run)
+        yield
     torch.set_num_threads(num_threads)
+
+
+@pytest.fixture
+def reload_here() -> Iterator[None]:
+    """`reloading_here` for one test."""
+    with reloading_here():
+        yield

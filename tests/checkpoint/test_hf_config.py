@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import pytest
-import torch
 from transformers import AutoConfig
 
 from megalite.checkpoint.hf.config_json import write_config
 from megalite.checkpoint.hf.families import choose_family
 from megalite.checkpoint.hf.rope_json import read_rope, write_rope
-from megalite.checkpoint.hf.shards import group_by_size, parse_size, save_tensors
+from megalite.checkpoint.hf.shards import group_by_size, parse_size
 from megalite.config.schema import RopeConfig
 from megalite.errors import ConversionError
 from tests.checkpoint.hf_kit import FAMILIES, tiny_model
@@ -66,10 +65,3 @@ def test_grouping_by_size():
     """Groups keep the order and the limit; what is too large by itself is a group of its own."""
     sizes = {"a": 3, "b": 3, "c": 9, "d": 1, "e": 4, "f": 2}
     assert group_by_size(sizes, 6) == [["a", "b"], ["c"], ["d", "e"], ["f"]]
-
-
-def test_files_have_the_permissions_of_any_new_file(tmp_path):
-    """Safetensors files are not private to whoever made them (safetensors/safetensors#782)."""
-    (tmp_path / "ordinary").touch()
-    save_tensors({"a": torch.ones(3)}, tmp_path / "a.safetensors")
-    assert (tmp_path / "a.safetensors").stat().st_mode == (tmp_path / "ordinary").stat().st_mode

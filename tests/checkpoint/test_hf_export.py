@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 from pathlib import Path
 
@@ -12,12 +13,14 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
-from megalite.checkpoint.hf import exporter, verify
+from megalite.checkpoint.hf import exporter, memory, verify
 from megalite.checkpoint.hf.exporter import to_hugging_face
 from megalite.checkpoint.hf.families import choose_family
 from megalite.checkpoint.hf.to_checkpoint import from_hugging_face
 from megalite.checkpoint.reader import CheckpointReader
 from megalite.cli.main import main
+from megalite.config.load import dump_config
+from megalite.config.schema import Config
 from megalite.errors import CheckpointError, ConversionError
 from megalite.model.weights import Rectangle, Weight
 from tests.checkpoint.hf_kit import (
@@ -54,7 +57,8 @@ def test_in_a_fresh_process_from_the_command_line(tmp_path: Path, capsys: pytest
     """The command verifies in a real subprocess, takes the newest checkpoint of a run, and says what it checked."""
     model = tiny_model(num_kv_heads=2)
     write_checkpoint(tmp_path / "run", model, step=3)
-    write_checkpoint(tmp_path / "run", model, step=11)
+    newest = write_checkpoint(tmp_path / "run", model, step=11)
+    (newest / "config.yaml").write_text(dump_config(Config.model_validate({"train": {"steps": 20}})))
     with pytest.raises(SystemExit) as left:
         main(["convert", "to-hf", str(tmp_path / "run"), str(tmp_path / "hf"), "--dtype", "bf16"])
     assert left.value.code == 0
@@ -62,8 +66,9 @@ def test_in_a_fresh_process_from_the_command_line(tmp_path: Path, capsys: pytest
     assert "step-0000011" in said
     assert "LlamaForCausalLM" in said
     assert "fresh process" in said
-    assert "without a tokenizer" in said
-    assert "| training step | 11 |" in (tmp_path / "hf" / "README.md").read_text()
+    assert "NOTE: Exported without a tokenizer" in said
+    assert "WARNING: This is step 11 of a run that goes to step 20" in said
+    assert "| training step | 11 of 20 |" in (tmp_path / "hf" / "README.md").read_text()
 
 
 @pytest.mark.parametrize("dtype", ROUNDING)
@@ -122,7 +127,7 @@ def test_first_blocks_only(tmp_path: Path):
 
 def test_too_large_to_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """A model that does not fit into memory is refused with the number of blocks that would fit."""
-    monkeypatch.setattr(verify, "_available_bytes", lambda: 400_000)
+    monkeypatch.setattr(memory, "available_bytes", lambda: 400_000)
     write_checkpoint(tmp_path, tiny_model())
     with pytest.raises(ConversionError, match=r"--verify-blocks 2$"):
         to_hugging_face(tmp_path, tmp_path / "hf")
@@ -246,6 +251,19 @@ def test_output_folders(tmp_path: Path):
         to_hugging_face(tmp_path, tmp_path / "checkpoints", overwrite=True)
 
 
+def test_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """A disk that becomes full in the middle is named, and nothing is left on it."""
+
+    def full(*_: object) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    write_checkpoint(tmp_path, tiny_model())
+    monkeypatch.setattr("megalite.checkpoint.hf.stream.os.write", full)
+    with pytest.raises(ConversionError, match="disk is full"):
+        to_hugging_face(tmp_path, tmp_path / "hf")
+    assert not list(tmp_path.glob("hf*"))
+
+
 def test_broken_checkpoints(tmp_path: Path):
     """No checkpoint at all, and one whose file was damaged, are named."""
     with pytest.raises(CheckpointError, match="no complete checkpoint"):
@@ -264,7 +282,7 @@ def test_untrained_models_say_so(tmp_path: Path):
     """An export of step 0 is marked in its result and at the top of its card."""
     write_checkpoint(tmp_path, tiny_model(), step=0)
     done = to_hugging_face(tmp_path, tmp_path / "hf")
-    assert any("not been trained" in note for note in done.notes)
+    assert any("not been trained" in alarm for alarm in done.alarms)
     assert "**This model has not been trained" in (tmp_path / "hf" / "README.md").read_text()
 
 

@@ -11,37 +11,30 @@ from transformers import AutoTokenizer
 from megalite.checkpoint.hf.exporter import to_hugging_face
 from megalite.checkpoint.hf.generate import generate
 from megalite.checkpoint.hf.to_checkpoint import from_hugging_face
-from megalite.data.corpus import Corpus
-from megalite.data.recipe import DocumentSource, TokenizerConfig
 from megalite.data.tokenizer import HUGGING_FACE, Tokenizer, TokenizerInfo, write_info
-from megalite.data.train_tokenizer import train_tokenizer
 from megalite.errors import ConversionError, DataError
 from tests.checkpoint.hf_kit import (
+    TOKENIZER_KINDS,
+    TOKENIZER_SIZE,
     reload_here,  # noqa: F401 (a fixture)
     tiny_model,
+    train_tokenizers,
     write_checkpoint,
 )
-
-KINDS = ("sentencepiece-bpe", "sentencepiece-unigram", "byte-bpe")
-VOCAB_SIZE = 420
 
 
 @pytest.fixture(scope="module")
 def tokenizers(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with one small tokenizer of each kind, trained on this project's own text."""
-    root = tmp_path_factory.mktemp("tokenizers")
-    corpus = Corpus([DocumentSource(path=Path(__file__).parent, include=("*.py",))])
-    for kind in KINDS:
-        train_tokenizer(corpus, root / kind, TokenizerConfig(kind=kind, vocab_size=VOCAB_SIZE))
-    return root
+    return train_tokenizers(tmp_path_factory.mktemp("tokenizers"))
 
 
-def _checkpoint(run: Path, vocab_size: int = VOCAB_SIZE, tokenizer: Path | None = None, **fields: object) -> None:
+def _checkpoint(run: Path, vocab_size: int = TOKENIZER_SIZE, tokenizer: Path | None = None, **fields: object) -> None:
     data = {"tokenizer": str(tokenizer)} if tokenizer else None
     write_checkpoint(run, tiny_model(vocab_size=vocab_size, **fields), data=data)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", TOKENIZER_KINDS)
 @pytest.mark.usefixtures("reload_here")
 def test_own_tokenizers_keep_their_ids(kind: str, tokenizers: Path, tmp_path: Path):
     """The recorded tokenizer travels along, plain AutoTokenizer gives its ids, and its special ids are the config's."""
@@ -79,6 +72,22 @@ def test_tokenizer_saved_by_transformers(tokenizers: Path, tmp_path: Path):
 
 
 @pytest.mark.usefixtures("reload_here")
+def test_class_that_adds_of_its_own(tokenizers: Path, tmp_path: Path):
+    """A class that reads tokenizer.json otherwise is noted on import; an export means what the file says."""
+    _checkpoint(tmp_path, tokenizer=tokenizers / "sentencepiece-bpe")
+    to_hugging_face(tmp_path, tmp_path / "hf")
+    for name in ("megalite_tokenizer.json", "tokenizer.model"):
+        (tmp_path / "hf" / name).unlink()
+    path = tmp_path / "hf" / "tokenizer_config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "tokenizer_class": "LlamaTokenizer"}))
+    done = from_hugging_face(tmp_path / "hf", tmp_path / "base")
+    assert done.verdict.num_texts == 0
+    assert "by its tokenizer.json: find out which" in done.notes[0]
+    again = to_hugging_face(tmp_path / "base", tmp_path / "again")
+    assert again.verdict.num_texts > 40
+
+
+@pytest.mark.usefixtures("reload_here")
 def test_tokenizer_that_transformers_reads_otherwise(tokenizers: Path, tmp_path: Path):
     """When tokenizer.json is not the SentencePiece model that training used, the first differing text is shown."""
     forged = tmp_path / "forged"
@@ -86,7 +95,7 @@ def test_tokenizer_that_transformers_reads_otherwise(tokenizers: Path, tmp_path:
     for name in ("tokenizer.model", "tokenizer_config.json"):
         (forged / name).write_bytes((tokenizers / "sentencepiece-bpe" / name).read_bytes())
     (forged / "tokenizer.json").write_bytes((tokenizers / "sentencepiece-unigram" / "tokenizer.json").read_bytes())
-    write_info(forged, TokenizerInfo("sentencepiece-bpe", VOCAB_SIZE, eos_id=2, bos_id=1, pad_id=3))
+    write_info(forged, TokenizerInfo("sentencepiece-bpe", TOKENIZER_SIZE, eos_id=2, bos_id=1, pad_id=3))
 
     _checkpoint(tmp_path)
     with pytest.raises(ConversionError, match=r"transformers tokenizes '.*' as .*, training as"):
@@ -96,8 +105,10 @@ def test_tokenizer_that_transformers_reads_otherwise(tokenizers: Path, tmp_path:
 
 def test_vocabulary_that_does_not_fit(tokenizers: Path, tmp_path: Path):
     """A tokenizer with more tokens than the model has rows is refused before anything is written."""
-    _checkpoint(tmp_path, vocab_size=VOCAB_SIZE - 1)
-    with pytest.raises(ConversionError, match=rf"{VOCAB_SIZE} tokens, the model has vocab_size={VOCAB_SIZE - 1}"):
+    _checkpoint(tmp_path, vocab_size=TOKENIZER_SIZE - 1)
+    with pytest.raises(
+        ConversionError, match=rf"{TOKENIZER_SIZE} tokens, the model has vocab_size={TOKENIZER_SIZE - 1}"
+    ):
         to_hugging_face(tmp_path, tmp_path / "hf", tokenizer=tokenizers / "byte-bpe")
     assert not list(tmp_path.glob("hf*"))
 
@@ -105,7 +116,7 @@ def test_vocabulary_that_does_not_fit(tokenizers: Path, tmp_path: Path):
 @pytest.mark.usefixtures("reload_here")
 def test_spare_rows_are_noted(tokenizers: Path, tmp_path: Path):
     """A model with more rows than the tokenizer has tokens is exported whole, and that is said."""
-    _checkpoint(tmp_path, vocab_size=VOCAB_SIZE + 28, tokenizer=tokenizers / "byte-bpe")
+    _checkpoint(tmp_path, vocab_size=TOKENIZER_SIZE + 28, tokenizer=tokenizers / "byte-bpe")
     assert to_hugging_face(tmp_path, tmp_path / "hf").notes == (
         "28 rows of the vocabulary have no token in the tokenizer.",
     )

@@ -8,18 +8,26 @@ OUT either is a folder that transformers reads as the same model, or does not ex
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from megalite.checkpoint.format import Manifest
+from megalite.checkpoint import catalog
+from megalite.checkpoint.hf.alarms import find_alarms
 from megalite.checkpoint.hf.config_json import FILE_NAME as CONFIG_FILE
 from megalite.checkpoint.hf.config_json import write_config
 from megalite.checkpoint.hf.families import Family, choose_family
 from megalite.checkpoint.hf.folders import building, find_checkpoint, require_room
-from megalite.checkpoint.hf.model_card import UNTRAINED, is_untrained, write_card
+from megalite.checkpoint.hf.memory import require_memory
+from megalite.checkpoint.hf.model_card import write_card
+from megalite.checkpoint.hf.provenance import trace
 from megalite.checkpoint.hf.shards import DTYPES, Written, write_weights
+from megalite.checkpoint.hf.stages import CHECKING_AND_WRITING, Say, silent
+from megalite.checkpoint.hf.tokenizer_choice import check_tokenizer, choose_tokenizer
 from megalite.checkpoint.hf.tokenizer_files import copy_tokenizer, special_ids
-from megalite.checkpoint.hf.verify import Verdict, require_memory, verify
+from megalite.checkpoint.hf.verify import Verdict, verify
 from megalite.checkpoint.reader import CheckpointReader
 from megalite.config.plan import count_parameters
 from megalite.config.schema import ModelConfig
@@ -32,9 +40,6 @@ CARD_FILE = "README.md"
 DEFAULT_SHARD_BYTES = 5 * 10**9
 """Small enough to fetch again after a broken download."""
 
-NO_TOKENIZER = "none"
-"""Value of the tokenizer option for an export without one."""
-
 
 @dataclass(frozen=True)
 class Exported:
@@ -45,8 +50,10 @@ class Exported:
     architecture: str
     written: Written
     verdict: Verdict
+    alarms: tuple[str, ...]
+    """What is wrong with the model; at the top of its card too."""
     notes: tuple[str, ...]
-    """What the user must not overlook."""
+    """What else the user must not overlook."""
 
 
 def to_hugging_face(
@@ -58,6 +65,7 @@ def to_hugging_face(
     tokenizer: str | Path | None = None,
     overwrite: bool = False,
     verify_blocks: int | None = None,
+    say: Say = silent,
 ) -> Exported:
     """Export a checkpoint.
 
@@ -69,6 +77,7 @@ def to_hugging_face(
         tokenizer: a tokenizer's folder, or `none`; None takes the one that the checkpoint records.
         overwrite: replace an older model in `out`.
         verify_blocks: compare logits with only the first blocks; None for all of them.
+        say: is told what begins.
 
     Raises:
         CheckpointError: there is no complete checkpoint, or it is damaged.
@@ -80,58 +89,74 @@ def to_hugging_face(
     model = ModelConfig.model_validate(manifest.model)
     family = choose_family(model)
     source = reader.source("weight")
-    tokenizer_folder, notes = _choose_tokenizer(tokenizer, reader.folder, manifest)
+    provenance = trace(reader.folder, manifest)
+    alarms = find_alarms(manifest, model, provenance)
+    tokenizer_folder, notes = choose_tokenizer(tokenizer, reader.folder, manifest)
     require_memory(model, verify_blocks)
     require_room(out, count_parameters(model) * DTYPES[dtype].itemsize)
-    with building(out, overwrite=overwrite) as partial:
+    with building(out, overwrite=overwrite) as partial, _still_there(reader.folder):
         own_tokenizer = None
         if tokenizer_folder is not None:
             own_tokenizer = copy_tokenizer(tokenizer_folder, partial)
-            notes += _check_vocabulary(own_tokenizer, model)
-        written = write_weights(source, model, family, partial, dtype=dtype, max_shard_bytes=max_shard_bytes)
+            notes += check_tokenizer(own_tokenizer, model, provenance.tokenizers, given=tokenizer is not None)
+        say(CHECKING_AND_WRITING)
+        with _checking(reader.folder):
+            written = write_weights(source, model, family, partial, dtype=dtype, max_shard_bytes=max_shard_bytes)
         _write_configs(partial, model, family, dtype, own_tokenizer)
-        verdict = verify(partial, source, model, dtype=dtype, tokenizer=own_tokenizer, num_blocks=verify_blocks)
-        card = write_card(out.name, model, manifest, verdict, dtype=dtype)
+        verdict = verify(
+            partial, source, model, dtype=dtype, tokenizer=own_tokenizer, num_blocks=verify_blocks, say=say
+        )
+        if verdict.tokenizer_problem:
+            raise ConversionError(
+                f"{verdict.tokenizer_problem}; the tokenizer in {tokenizer_folder} cannot be exported"
+            )
+        card = write_card(out.name, model, manifest, provenance, verdict, dtype=dtype, alarms=alarms)
         (partial / CARD_FILE).write_text(card, encoding="utf-8")
-    if is_untrained(manifest):
-        notes.append(UNTRAINED)
-    return Exported(reader.folder, out, family.architecture, written, verdict, tuple(notes))
+    return Exported(reader.folder, out, family.architecture, written, verdict, tuple(alarms), tuple(notes))
 
 
 def _open_checkpoint(checkpoint: Path) -> CheckpointReader:
-    reader = CheckpointReader(find_checkpoint(checkpoint))
-    damage = reader.verify()
+    folder = find_checkpoint(checkpoint)
+    with _still_there(folder):
+        return CheckpointReader(folder)
+
+
+@contextmanager
+def _checking(folder: Path) -> Iterator[None]:
+    """Check the checksums of a checkpoint's files meanwhile: both read the same bytes, the disk gives them once.
+
+    Raises:
+        CheckpointError: a file is damaged, whatever else went wrong because of it.
+    """
+    with ThreadPoolExecutor(1) as thread:
+        damage = thread.submit(CheckpointReader(folder).verify)
+        try:
+            yield
+        except (CheckpointError, ConversionError):
+            _refuse_damaged(folder, damage.result())
+            raise
+        _refuse_damaged(folder, damage.result())
+
+
+def _refuse_damaged(folder: Path, damage: list[str]) -> None:
     if damage:
-        raise CheckpointError(f"{'; '.join(damage)}; export an older checkpoint of the run")
-    return reader
+        older = [path.name for path in catalog.complete(folder.parent) if path.name < folder.name]
+        advice = f"an older checkpoint, {older[-1]}," if older else "another checkpoint"
+        raise CheckpointError(f"{'; '.join(damage)}; export {advice} of the run")
 
 
-def _choose_tokenizer(given: str | Path | None, folder: Path, manifest: Manifest) -> tuple[Path | None, list[str]]:
-    """The tokenizer's folder and notes: the one given, else the one recorded, beside the checkpoint or from here."""
-    recorded = manifest.data.get("tokenizer")
-    if given is not None and str(given) != NO_TOKENIZER:
-        return Path(given), []
-    if given is not None or recorded is None:
-        why = "as asked" if given is not None else "the checkpoint records none; --tokenizer FOLDER adds it"
-        return None, [f"Exported without a tokenizer ({why})."]
-    for candidate in (folder.parent / recorded, Path(recorded)):
-        if candidate.is_dir():
-            return candidate, []
-    raise ConversionError(
-        f"{folder}: records the tokenizer {recorded}, which is not there; give its folder with --tokenizer, or "
-        f"--tokenizer {NO_TOKENIZER} to export without"
-    )
-
-
-def _check_vocabulary(tokenizer: Tokenizer, model: ModelConfig) -> list[str]:
-    """Refuse ids that the model has no row for; note rows that no id reaches."""
-    if tokenizer.vocab_size > model.vocab_size:
-        raise ConversionError(
-            f"{tokenizer.folder}: {tokenizer.vocab_size} tokens, the model has vocab_size={model.vocab_size}; this is "
-            "not the tokenizer it was trained with"
-        )
-    spare = model.vocab_size - tokenizer.vocab_size
-    return [f"{spare} rows of the vocabulary have no token in the tokenizer."] if spare else []
+@contextmanager
+def _still_there(folder: Path) -> Iterator[None]:
+    """Say so when a run that goes on has removed the checkpoint in the meantime, not that a file is damaged."""
+    try:
+        yield
+    except (CheckpointError, OSError) as error:
+        if folder.is_dir():
+            raise
+        raise CheckpointError(
+            f"{folder}: the run has removed it in the meantime (checkpoint.keep_last); export its newest one, or stop "
+            "the run first"
+        ) from error
 
 
 def _write_configs(folder: Path, model: ModelConfig, family: Family, dtype: str, tokenizer: Tokenizer | None) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -56,7 +57,7 @@ def building(out: Path, *, overwrite: bool) -> Iterator[Path]:
         overwrite: an older result may be replaced, once the new one is whole.
 
     Raises:
-        ConversionError: `out` is taken.
+        ConversionError: `out` is taken, or the disk became full.
     """
     _refuse_taken(out, overwrite)
     partial, old = out.with_name(f"{out.name}.partial"), out.with_name(f"{out.name}.old")
@@ -64,8 +65,10 @@ def building(out: Path, *, overwrite: bool) -> Iterator[Path]:
     partial.mkdir(parents=True)
     try:
         yield partial
-    except BaseException:
+    except BaseException as error:
         shutil.rmtree(partial, ignore_errors=True)
+        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise ConversionError(f"{out}: the disk is full; make room, or choose another disk") from error
         raise
     if out.exists():
         shutil.rmtree(old, ignore_errors=True)

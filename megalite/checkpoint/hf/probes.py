@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from dataclasses import dataclass
 
 import torch
@@ -59,7 +60,7 @@ def _plain(tokens: tuple[int, ...]) -> Probe:
     return Probe(tokens, tuple(range(len(tokens))))
 
 
-TEXTS = (
+KNOWN_TEXTS = (
     "",
     " ",
     "  ",
@@ -112,3 +113,41 @@ TEXTS = (
     "s>",
 )
 """Texts on which tokenizers have been seen to differ, those that spell control tokens included."""
+
+ALPHABETS = (
+    (0x20, 0x7F),  # ASCII
+    (0x00, 0x20),  # control characters, line breaks
+    (0x80, 0x250),  # Latin with accents, no-break space, soft hyphen
+    (0x300, 0x370),  # accents that combine with what is before them
+    (0x370, 0x700),  # Greek, Cyrillic, Armenian, Hebrew, Arabic
+    (0x900, 0x980),  # Devanagari
+    (0x2000, 0x2070),  # blanks of all widths, joiners, direction marks
+    (0x3000, 0x3100),  # Japanese
+    (0x4E00, 0x9FFF),  # Chinese
+    (0xAC00, 0xD7A4),  # Korean
+    (0xE000, 0xE100),  # private use
+    (0xFE00, 0xFE10),  # variation selectors
+    (0xFF00, 0xFFF0),  # wide and narrow forms
+    (0x1F300, 0x1F700),  # emoji
+    (0x10000, 0x110000),  # everything beyond 16 bits
+)
+"""Ranges of code points that random texts are drawn from; none has a surrogate."""
+
+NUM_RANDOM_TEXTS = 250
+LONGEST_RANDOM_TEXT = 40
+
+
+def _random_texts() -> tuple[str, ...]:
+    """Texts that mix some alphabets."""
+    choose = random.Random(SEED)
+
+    def text() -> str:
+        ranges = choose.sample(ALPHABETS, choose.randint(1, 3))
+        length = choose.randint(1, LONGEST_RANDOM_TEXT)
+        return "".join(chr(choose.randrange(*choose.choice(ranges))) for _ in range(length))
+
+    return tuple(text() for _ in range(NUM_RANDOM_TEXTS))
+
+
+TEXTS = (*KNOWN_TEXTS, *_random_texts())
+"""What a tokenizer is asked."""

@@ -33,12 +33,14 @@ def main(folder: Path, work: Path) -> None:
     model, loading = _load(folder, request["num_blocks"])
     logits = {str(number): _run(model, **sequence) for number, sequence in enumerate(request["sequences"])}
     save_file(logits, work / LOGITS)
+    ids, decoded = _tokenize(folder, request["texts"], request["add_nothing"]) if request["texts"] else ([], [])
     report = {
         "transformers": transformers.__version__,
         "missing": sorted(map(str, loading["missing_keys"])),
         "unexpected": sorted(map(str, loading["unexpected_keys"])),
         "mismatched": sorted(map(str, loading["mismatched_keys"])),
-        "ids": _encode(folder, request["texts"], request["add_nothing"]) if request["texts"] else [],
+        "ids": ids,
+        "decoded": decoded,
     }
     (work / REPORT).write_text(json.dumps(report), encoding="utf-8")
 
@@ -47,13 +49,13 @@ def _load(folder: Path, num_blocks: int) -> tuple[torch.nn.Module, dict[str, Any
     """The model with its first blocks, in fp32, and what transformers says of the loading."""
     import transformers
 
-    config = transformers.AutoConfig.from_pretrained(folder)
+    config = transformers.AutoConfig.from_pretrained(folder, trust_remote_code=False)
     if num_blocks < config.num_hidden_layers:
         config.num_hidden_layers = num_blocks
         if getattr(config, "layer_types", None):
             config.layer_types = config.layer_types[:num_blocks]
     model, loading = transformers.AutoModelForCausalLM.from_pretrained(
-        folder, config=config, dtype=torch.float32, output_loading_info=True
+        folder, config=config, dtype=torch.float32, output_loading_info=True, trust_remote_code=False
     )
     return model.eval(), loading
 
@@ -66,13 +68,17 @@ def _run(model: torch.nn.Module, tokens: list[int], positions: list[int]) -> Ten
     return out.logits[0].contiguous()
 
 
-def _encode(folder: Path, texts: list[str], add_nothing: bool) -> list[list[int]]:
-    """Ids of texts; with `add_nothing` control tokens are neither added nor found in them, whatever the folder says."""
+def _tokenize(folder: Path, texts: list[str], add_nothing: bool) -> tuple[list[list[int]], list[str]]:
+    """Ids of texts, and texts of ids.
+
+    With `add_nothing` control tokens are neither added nor found in them, whatever the folder says.
+    """
     import transformers
 
-    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
     options = {"add_special_tokens": False, "split_special_tokens": True} if add_nothing else {}
-    return [tokenizer(text, **options)["input_ids"] for text in texts]
+    ids = [tokenizer(text, **options)["input_ids"] for text in texts]
+    return ids, [tokenizer.decode(each, skip_special_tokens=True) for each in ids]
 
 
 if __name__ == "__main__":

@@ -1,25 +1,30 @@
-"""Weights streamed into safetensors files of limited size, one file in memory at a time."""
+"""Weights streamed into safetensors files of limited size.
+
+    canonical weights --block of rows--> join --> round --> refuse what is not finite --> file
+
+Memory holds a few blocks, never a file; a tensor whose rows cannot be taken apart is one block.
+"""
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
 
 import torch
-from safetensors.torch import save_file
 from torch import Tensor
 
 from megalite.checkpoint.hf.families import Family, places
 from megalite.checkpoint.hf.importer import INDEX_FILE, SINGLE_FILE
-from megalite.checkpoint.hf.layout import Place, join, whole
+from megalite.checkpoint.hf.layout import Place, join, row_blocks
+from megalite.checkpoint.hf.stream import Entry, is_finite, write_stream
 from megalite.config.schema import ModelConfig
 from megalite.errors import ConversionError
 from megalite.model.initialize import WeightSource
-from megalite.model.weights import Weight, weight_table
+from megalite.model.weights import Rectangle, Weight, weight_table
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -38,6 +43,10 @@ class StoredTensor:
     @property
     def num_elements(self) -> int:
         return sum(prod(weight.shape) for weight in self.weights)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.place.stored_shape(self.weights[0].shape)
 
 
 @dataclass(frozen=True)
@@ -85,8 +94,8 @@ def write_weights(
     files = _file_names(len(shards))
     weight_map: dict[str, str] = {}
     for file, names in zip(files, shards, strict=True):
-        shard = {name: make_tensor(source, tensors[name], DTYPES[dtype]) for name in names}
-        save_tensors(shard, folder / file)
+        entries = [Entry(name, tensors[name].shape, DTYPES[dtype]) for name in names]
+        write_stream(folder / file, entries, lambda name: tensor_blocks(source, tensors[name], DTYPES[dtype]))
         weight_map |= dict.fromkeys(names, file)
     num_parameters = sum(tensor.num_elements for tensor in tensors.values())
     if len(files) > 1:
@@ -96,24 +105,18 @@ def write_weights(
     return Written(len(tensors), num_parameters, sum(sizes.values()), tuple(files))
 
 
-def make_tensor(source: WeightSource, tensor: StoredTensor, dtype: torch.dtype) -> Tensor:
-    """Read the parts of a tensor, refuse what is not finite, lay them out and round them."""
-    parts = []
-    for weight in tensor.weights:
-        part = source.read(weight, whole(weight))
-        rounded = part.to(dtype)
-        if not torch.isfinite(rounded).all():
-            raise ConversionError(_why_not_finite(weight, part, dtype))
-        parts.append(rounded)
-    return join(parts, tensor.place)
-
-
-def save_tensors(tensors: dict[str, Tensor], path: Path) -> None:
-    """Write a safetensors file that others may read as they may any new file."""
-    path.touch()
-    mode = path.stat().st_mode
-    save_file(tensors, path, metadata={"format": "pt"})
-    path.chmod(mode)  # safetensors 0.8 makes it 0600 (safetensors/safetensors#782); not needed once that is closed
+def tensor_blocks(source: WeightSource, tensor: StoredTensor, dtype: torch.dtype) -> Iterator[Tensor]:
+    """A tensor from its first row to its last: read the parts, round, refuse what is not finite, lay them out."""
+    place, shape = tensor.place, tensor.weights[0].shape
+    for rectangle in row_blocks(shape, multiple=place.rows_together(shape[0]), num_parts=place.num_parts):
+        parts = []
+        for weight in tensor.weights:
+            part = source.read(weight, rectangle)
+            rounded = part.to(dtype)
+            if not is_finite(rounded):
+                raise ConversionError(_why_not_finite(weight, rectangle, part, dtype))
+            parts.append(rounded)
+        yield join(parts, place)
 
 
 def group_by_size(sizes: Mapping[str, int], max_bytes: int) -> list[list[str]]:
@@ -149,12 +152,14 @@ def _file_names(count: int) -> list[str]:
     return [f"{stem}-{number:05d}-of-{count:05d}.{ending}" for number in range(1, count + 1)]
 
 
-def _why_not_finite(weight: Weight, part: Tensor, dtype: torch.dtype) -> str:
+def _why_not_finite(weight: Weight, rectangle: Rectangle, part: Tensor, dtype: torch.dtype) -> str:
     num_bad = part.numel() - int(torch.isfinite(part).sum())
     if num_bad:
+        first = rectangle.start[0]
         return (
-            f"{weight.name}: {num_bad} of its {part.numel()} numbers are NaN or infinite, so this model is broken; "
-            "export an older checkpoint of the run"
+            f"{weight.name}: {num_bad} of the {part.numel()} numbers in its rows {first} to "
+            f"{first + rectangle.shape[0] - 1} are NaN or infinite, so this model is broken; export an older "
+            "checkpoint of the run"
         )
     largest = part.abs().max().item()
     return f"{weight.name}: its largest number, {largest:g}, does not fit into {dtype}; export as bf16 or fp32"

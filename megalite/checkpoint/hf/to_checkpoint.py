@@ -12,13 +12,18 @@ then needs neither transformers nor the folder.
 from __future__ import annotations
 
 import shutil
+from collections.abc import Iterator
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
 
+import torch
+from torch import Tensor
+
 from megalite import __version__
 from megalite.checkpoint.format import (
     CONFIG,
+    FileRecord,
     Manifest,
     Piece,
     Progress,
@@ -30,22 +35,26 @@ from megalite.checkpoint.format import (
 )
 from megalite.checkpoint.hf.folders import building, require_room
 from megalite.checkpoint.hf.importer import HuggingFaceWeights
-from megalite.checkpoint.hf.layout import whole
-from megalite.checkpoint.hf.model_card import IMPORTED_FROM
-from megalite.checkpoint.hf.shards import group_by_size, save_tensors
+from megalite.checkpoint.hf.layout import row_blocks
+from megalite.checkpoint.hf.memory import require_memory
+from megalite.checkpoint.hf.provenance import IMPORTED_FROM, LICENCE, licence_of
+from megalite.checkpoint.hf.shards import group_by_size
+from megalite.checkpoint.hf.stages import WRITING, Say, silent
+from megalite.checkpoint.hf.stream import Entry, write_stream
 from megalite.checkpoint.hf.tokenizer_files import copy_tokenizer
-from megalite.checkpoint.hf.verify import Verdict, require_memory, verify
+from megalite.checkpoint.hf.verify import Verdict, verify
 from megalite.checkpoint.reader import CheckpointReader
 from megalite.config.plan import count_parameters
 from megalite.config.schema import ModelConfig
 from megalite.config.yaml_source import dump_yaml
+from megalite.data.tokenizer import FAST_FILE, Tokenizer
 from megalite.errors import ConversionError, DataError
 from megalite.model.initialize import WeightSource
-from megalite.model.weights import weight_table
+from megalite.model.weights import Weight, weight_table
 
 TOKENIZER_FOLDER = "tokenizer"
 FILE_BYTES = 2 * 10**9
-"""Weights in a file; one file is in memory at a time."""
+"""Weights in a file."""
 
 BYTES_PER_PARAMETER = 4
 
@@ -63,7 +72,7 @@ class Imported:
 
 
 def from_hugging_face(
-    folder: Path, out: Path, *, overwrite: bool = False, verify_blocks: int | None = None
+    folder: Path, out: Path, *, overwrite: bool = False, verify_blocks: int | None = None, say: Say = silent
 ) -> Imported:
     """Import a Hugging Face folder.
 
@@ -72,6 +81,7 @@ def from_hugging_face(
         out: folder to make.
         overwrite: replace an older checkpoint in `out`.
         verify_blocks: compare logits with only the first blocks; None for all of them.
+        say: is told what begins.
 
     Raises:
         ConversionError: megalite has no such model, there are only pickles, `out` is taken, or megalite computes other
@@ -84,28 +94,43 @@ def from_hugging_face(
     require_room(out, count_parameters(model) * BYTES_PER_PARAMETER)
     with building(out, overwrite=overwrite) as partial:
         tokenizer, notes = _take_tokenizer(Path(folder), partial)
+        recorded = {"tokenizer": TOKENIZER_FOLDER} if tokenizer else {}
         step = partial / folder_name(0)
         step.mkdir()
-        _write_checkpoint(step, source, model, data={IMPORTED_FROM: Path(folder).resolve().name, **tokenizer})
-        verdict = verify(Path(folder), CheckpointReader(step).source("weight"), model, num_blocks=verify_blocks)
+        origin = {IMPORTED_FROM: Path(folder).resolve().name, LICENCE: licence_of(Path(folder))}
+        say(WRITING)
+        write_weights_only(step, source, model, data={**origin, **recorded})
+        written = CheckpointReader(step).source("weight")
+        verdict = verify(Path(folder), written, model, tokenizer=tokenizer, num_blocks=verify_blocks, say=say)
+        if verdict.tokenizer_problem:
+            notes.append(
+                f"{verdict.tokenizer_problem} by its {FAST_FILE}: find out which of them the model learned before you "
+                f"tokenize data with {out / TOKENIZER_FOLDER}."
+            )
     architecture = source.description.family.architecture
     return Imported(out, out / folder_name(0), architecture, model, verdict, tuple(notes))
 
 
-def _take_tokenizer(folder: Path, partial: Path) -> tuple[dict[str, str], list[str]]:
-    """Copy the tokenizer when there is a usable one; what the manifest records of it, relative to OUT, and notes."""
+def _take_tokenizer(folder: Path, partial: Path) -> tuple[Tokenizer | None, list[str]]:
+    """Copy the tokenizer when there is a usable one; the one of the folder, and notes."""
     target = partial / TOKENIZER_FOLDER
     target.mkdir()
     try:
-        copy_tokenizer(folder, target)
+        return copy_tokenizer(folder, target), []
     except (DataError, ConversionError) as error:
         shutil.rmtree(target)
-        return {}, [f"Imported without a tokenizer: {error}"]
-    return {"tokenizer": TOKENIZER_FOLDER}, []
+        return None, [f"Imported without a tokenizer: {error}"]
 
 
-def _write_checkpoint(step: Path, source: WeightSource, model: ModelConfig, *, data: dict[str, str]) -> None:
-    """Write the files of a checkpoint that has weights only."""
+def write_weights_only(step: Path, source: WeightSource, model: ModelConfig, *, data: dict[str, str | None]) -> None:
+    """Write the files of a checkpoint that has weights and no moments.
+
+    Args:
+        step: an existing folder.
+        source: of the canonical weights.
+        model: filled.
+        data: what the manifest's `data` records.
+    """
     table = weight_table(model)
     sizes = {name: BYTES_PER_PARAMETER * prod(weight.shape) for name, weight in table.items()}
     manifest = Manifest(
@@ -114,13 +139,20 @@ def _write_checkpoint(step: Path, source: WeightSource, model: ModelConfig, *, d
     manifest.megalite = __version__
     for number, names in enumerate(group_by_size(sizes, FILE_BYTES)):
         file = f"weights-{number:05d}.safetensors"
-        tensors = {}
-        for name in names:
-            key, all_of_it = tensor_name("weight", name), whole(table[name])
-            tensors[key] = source.read(table[name], all_of_it)
-            manifest.tensors[key] = TensorRecord(all_of_it.shape, [Piece(file, key, all_of_it.start, all_of_it.shape)])
-        save_tensors(tensors, step / file)
-        manifest.files[file] = hash_file(step / file)
+        weights = {tensor_name("weight", name): table[name] for name in names}
+        manifest.files[file] = _write_file(step / file, source, weights)
+        for key, weight in weights.items():
+            start = (0,) * len(weight.shape)
+            manifest.tensors[key] = TensorRecord(weight.shape, [Piece(file, key, start, weight.shape)])
     (step / CONFIG).write_text(dump_yaml({"model": manifest.model}), encoding="utf-8")
     manifest.files[CONFIG] = hash_file(step / CONFIG)
     write_manifest(step, manifest)
+
+
+def _write_file(path: Path, source: WeightSource, weights: dict[str, Weight]) -> FileRecord:
+    """Write whole weights in fp32, block by block."""
+
+    def read(key: str) -> Iterator[Tensor]:
+        return (source.read(weights[key], rows) for rows in row_blocks(weights[key].shape))
+
+    return write_stream(path, [Entry(key, weight.shape, torch.float32) for key, weight in weights.items()], read)

@@ -22,10 +22,8 @@ COPIED = (
 """Files taken as they are; tokenizer_config.json is rewritten."""
 
 FAST_CLASS = "PreTrainedTokenizerFast"
-"""The class that both versions read a tokenizer.json with, adding nothing of their own."""
-
-VERSION_5_CLASS = "TokenizersBackend"
-"""What version 5 saves in its place, which version 4 does not know."""
+"""The class that both versions read a tokenizer.json with, adding nothing of their own. A class of a model may: version
+5 gives `LlamaTokenizer` a leading blank whatever the file says, and saves a class that version 4 does not know."""
 
 
 def copy_tokenizer(source: Path, folder: Path) -> Tokenizer:
@@ -62,10 +60,9 @@ def special_ids(tokenizer: Tokenizer | None) -> dict[str, int | None]:
 
 
 def _readable_by_both(path: Path) -> dict:
-    """A tokenizer_config.json without what only version 5 understands."""
+    """A tokenizer_config.json that both versions understand, and take to mean what tokenizer.json says."""
     config = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
-    if config.get("tokenizer_class") in (None, VERSION_5_CLASS):
-        config["tokenizer_class"] = FAST_CLASS
+    config["tokenizer_class"] = FAST_CLASS
     if isinstance(config.get("extra_special_tokens"), list):
         config["additional_special_tokens"] = config.pop("extra_special_tokens")
     return config

@@ -28,10 +28,10 @@ from torch import Tensor
 import megalite
 from megalite.checkpoint.hf import reload
 from megalite.checkpoint.hf.importer import DERIVABLE, HuggingFaceWeights
-from megalite.checkpoint.hf.layout import whole
+from megalite.checkpoint.hf.layout import one_thread, row_blocks
 from megalite.checkpoint.hf.probes import TEXTS, Probe, make_probes
 from megalite.checkpoint.hf.shards import DTYPES
-from megalite.config.plan import count_parameters
+from megalite.checkpoint.hf.stages import COMPARING, COMPUTING, RELOADING, Say, silent
 from megalite.config.schema import ModelConfig
 from megalite.data.tokenizer import HUGGING_FACE, Tokenizer
 from megalite.errors import ConversionError
@@ -46,11 +46,6 @@ LOGIT_TOLERANCE = 1e-4
 
 TIE = 1e-5
 """Logits nearer than this are equally large in fp32, and either may be the largest."""
-
-BYTES_PER_PARAMETER = 6
-"""fp32, and half of that again for the files mapped into memory and activations."""
-
-BYTES_PER_LOGIT = 4
 
 BLOCK_NUMBER = re.compile(r"\b(?:layers|h)\.(\d+)\.")
 
@@ -75,7 +70,18 @@ class Verdict:
     max_difference: float
     """Largest absolute difference of two logits."""
     num_texts: int
-    """0 without a tokenizer."""
+    """With equal ids; 0 without a tokenizer."""
+    tokenizer_problem: str | None = None
+    """How transformers reads the folder's tokenizer otherwise than training did."""
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What `judge` found."""
+
+    transformers: str
+    max_difference: float
+    tokenizer_problem: str | None
 
 
 class Rounded:
@@ -97,7 +103,7 @@ def verify(
     dtype: str = "fp32",
     tokenizer: Tokenizer | None = None,
     num_blocks: int | None = None,
-    python: str = sys.executable,
+    say: Say = silent,
 ) -> Verdict:
     """Compare a Hugging Face folder with the weights it stands for.
 
@@ -108,61 +114,88 @@ def verify(
         dtype: number format that the folder was written in.
         tokenizer: what training used; None when the folder has none.
         num_blocks: run only the first blocks through both, when the whole model does not fit into memory.
-        python: interpreter that has transformers.
+        say: is told what begins.
 
     Raises:
-        ConversionError: at the first thing that differs, or when transformers cannot read the folder.
+        ConversionError: at the first number that differs, or when transformers cannot read the folder. What differs in
+            the tokenizer is told in the verdict.
         CheckpointError: tensors are missing, too many, or of another shape.
     """
     num_blocks = min(num_blocks or model.num_layers, model.num_layers)
     shallow = model.model_copy(update={"num_layers": num_blocks})
     rounded = Rounded(source, dtype)
-    num_weights = _compare_weights(folder, rounded, model)
-    probes = make_probes(model)
-    with tempfile.TemporaryDirectory(prefix="megalite-reload-") as work:
-        report = _reload(folder, Path(work), probes, num_blocks, tokenizer, python)
-        _check_loading(report, num_blocks)
-        _compare_ids(report["ids"], tokenizer)
-        difference = _compare_logits(Path(work) / reload.LOGITS, compute_logits(rounded, shallow, probes))
+    say(COMPARING)
+    with one_thread():
+        num_weights = _compare_weights(folder, rounded, model)
+    with tempfile.TemporaryDirectory(prefix="megalite-reload-") as name:
+        work = Path(name)
+        probes = ask(work, model, num_blocks=num_blocks, tokenizer=tokenizer)
+        say(RELOADING)
+        _reload(folder, work)
+        say(COMPUTING)
+        answer = judge(work, rounded, shallow, probes, tokenizer=tokenizer)
     return Verdict(
-        transformers=report["transformers"],
+        transformers=answer.transformers,
         num_weights=num_weights,
         num_blocks=num_blocks,
         num_sequences=len(probes),
         num_tokens=sum(len(probe.tokens) for probe in probes),
-        max_difference=difference,
-        num_texts=len(report["ids"]),
+        max_difference=answer.max_difference,
+        num_texts=len(TEXTS) if tokenizer and not answer.tokenizer_problem else 0,
+        tokenizer_problem=answer.tokenizer_problem,
     )
 
 
-def require_memory(model: ModelConfig, num_blocks: int | None = None) -> None:
-    """Refuse, before anything is written, what would end in the kernel's killing one of the two processes.
+def ask(
+    work: Path, model: ModelConfig, *, num_blocks: int | None = None, tokenizer: Tokenizer | None = None
+) -> list[Probe]:
+    """Leave the question of a verification in a folder, for `reload` to answer.
 
     Args:
+        work: an existing folder.
         model: filled.
-        num_blocks: as for `verify`.
+        num_blocks: to run; None for all.
+        tokenizer: what training used; None when the folder to read has none.
+
+    Returns:
+        The sequences that are asked about.
+    """
+    probes = make_probes(model)
+    request = {
+        "sequences": [asdict(probe) for probe in probes],
+        "num_blocks": num_blocks or model.num_layers,
+        "texts": TEXTS if tokenizer else (),
+        "add_nothing": tokenizer is not None and tokenizer.kind == HUGGING_FACE,
+    }
+    (work / reload.REQUEST).write_text(json.dumps(request), encoding="utf-8")
+    return probes
+
+
+def judge(
+    work: Path,
+    source: WeightSource,
+    model: ModelConfig,
+    probes: Sequence[Probe],
+    *,
+    tokenizer: Tokenizer | None = None,
+) -> Answer:
+    """Compare the answer to a question with what megalite computes.
+
+    Args:
+        work: where `ask` left the question and `reload` the answer.
+        source: the canonical weights, rounded as they were written.
+        model: with the blocks that were run.
+        probes: from `ask`.
+        tokenizer: as for `ask`.
 
     Raises:
-        ConversionError: with the number of blocks that would fit.
+        ConversionError: transformers does not find all weights, or computes other logits.
     """
-    available = _available_bytes()
-    wanted = min(num_blocks or model.num_layers, model.num_layers)
-    needed, with_one, with_two = (_bytes_to_run(model, number) for number in (wanted, 1, 2))
-    if needed <= available:
-        return
-    fitting = (available - with_one) // (with_two - with_one) + 1
-    advice = f", or run only the first blocks: --verify-blocks {fitting}" if fitting >= 1 else ""
-    raise ConversionError(
-        f"running the model to compare its logits takes about {needed / 1e9:.1f} GB of memory, and "
-        f"{available / 1e9:.1f} GB are available; use a machine with more{advice}"
-    )
-
-
-def _bytes_to_run(model: ModelConfig, num_blocks: int) -> int:
-    """Memory that either process takes: the weights of some blocks, and all logits."""
-    num_parameters = count_parameters(model.model_copy(update={"num_layers": num_blocks}))
-    num_logits = model.vocab_size * sum(len(probe.tokens) for probe in make_probes(model))
-    return num_parameters * BYTES_PER_PARAMETER + num_logits * BYTES_PER_LOGIT
+    report = json.loads((work / reload.REPORT).read_text(encoding="utf-8"))
+    _check_loading(report, model.num_layers)
+    difference = _compare_logits(work / reload.LOGITS, compute_logits(source, model, probes))
+    problem = _compare_texts(report, tokenizer) if tokenizer is not None else None
+    return Answer(report["transformers"], difference, problem)
 
 
 @torch.inference_mode()
@@ -178,43 +211,28 @@ def compute_logits(source: WeightSource, model: ModelConfig, probes: Sequence[Pr
         yield stage.logits(torch.tensor(probe.tokens), documents)
 
 
-def _available_bytes() -> int:
-    """Memory that Linux would give without swapping."""
-    for line in Path("/proc/meminfo").read_text().splitlines():
-        if line.startswith("MemAvailable:"):
-            return int(line.split()[1]) * 1024
-    raise AssertionError("/proc/meminfo has no MemAvailable")
-
-
 def _compare_weights(folder: Path, expected: WeightSource, model: ModelConfig) -> int:
-    """Read every tensor back, whole, and return their number."""
+    """Read every tensor back, block by block, and return their number."""
     stored = HuggingFaceWeights(folder, model)
     table = weight_table(model)
     for weight in table.values():
-        if not torch.equal(stored.read(weight, whole(weight)), expected.read(weight, whole(weight))):
-            raise ConversionError(f"{weight.name} reads back from {folder.name} with other numbers: damaged on the way")
+        for rows in row_blocks(weight.shape):
+            if not torch.equal(stored.read(weight, rows), expected.read(weight, rows)):
+                raise ConversionError(
+                    f"{weight.name} reads back from {folder.name} with other numbers: damaged on the way"
+                )
     return len(table)
 
 
-def _reload(
-    folder: Path, work: Path, probes: Sequence[Probe], num_blocks: int, tokenizer: Tokenizer | None, python: str
-) -> dict:
-    """Have a fresh process read the folder; its report."""
-    request = {
-        "sequences": [asdict(probe) for probe in probes],
-        "num_blocks": num_blocks,
-        "texts": TEXTS if tokenizer else (),
-        "add_nothing": tokenizer is not None and tokenizer.kind == HUGGING_FACE,
-    }
-    (work / reload.REQUEST).write_text(json.dumps(request), encoding="utf-8")
-    command = [python, "-m", reload.__name__, str(folder.absolute()), str(work)]
+def _reload(folder: Path, work: Path) -> None:
+    """Have a fresh process answer."""
+    command = [sys.executable, "-m", reload.__name__, str(folder.absolute()), str(work)]
     paths = os.pathsep.join(filter(None, (str(PACKAGE_ROOT), os.environ.get("PYTHONPATH"))))
     environment = {**os.environ, **OFFLINE, "PYTHONPATH": paths}
     done = subprocess.run(command, cwd=work, env=environment, capture_output=True, text=True, check=False)
     if done.returncode != 0:
         last = "\n".join(done.stderr.strip().splitlines()[-STDERR_LINES:])
         raise ConversionError(f"transformers cannot read {folder.name} in a fresh process:\n{last}")
-    return json.loads((work / reload.REPORT).read_text(encoding="utf-8"))
 
 
 def _check_loading(report: dict, num_blocks: int) -> None:
@@ -230,16 +248,22 @@ def _is_beyond(key: str, num_blocks: int) -> bool:
     return match is not None and int(match[1]) >= num_blocks
 
 
-def _compare_ids(found: list[list[int]], tokenizer: Tokenizer | None) -> None:
-    if tokenizer is None:
-        return
-    for text, theirs, ours in zip(TEXTS, found, tokenizer.encode_batch(TEXTS), strict=True):
+def _compare_texts(report: dict, tokenizer: Tokenizer) -> str | None:
+    """Equal ids, and for our own tokenizers equal texts from them; how others tidy up a text is their own affair."""
+    for text, theirs, ours in zip(TEXTS, report["ids"], tokenizer.encode_batch(TEXTS), strict=True):
         if theirs != ours:
-            shown = repr(text[:40]) + ("..." if len(text) > 40 else "")
-            raise ConversionError(
-                f"transformers tokenizes {shown} as {theirs[:12]}, training as {ours[:12]}; the tokenizer in "
-                f"{tokenizer.folder} cannot be exported"
-            )
+            return f"transformers tokenizes {_shown(text)} as {theirs[:12]}, training as {ours[:12]}"
+    if tokenizer.kind == HUGGING_FACE:
+        return None
+    for ids, theirs in zip(report["ids"], report["decoded"], strict=True):
+        ours = tokenizer.decode(ids)
+        if theirs != ours:
+            return f"transformers decodes {ids[:12]} to {_shown(theirs)}, megalite to {_shown(ours)}"
+    return None
+
+
+def _shown(text: str) -> str:
+    return repr(text[:40]) + ("..." if len(text) > 40 else "")
 
 
 def _compare_logits(path: Path, expected: Iterator[Tensor]) -> float:

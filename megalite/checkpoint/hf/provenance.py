@@ -1,0 +1,235 @@
+"""What a run wrote down that belongs on a model's card: settings, losses, the data and its licences, where it began.
+
+    step-…/manifest.json, config.yaml     the checkpoint itself
+    RUN/metrics.jsonl, events.jsonl       two folders up, when the checkpoint still lies in its run
+    DATA/card.json                        beside the packed data that config.yaml names, when it is here
+    INIT_FROM/manifest.json, README.md    of the model that the run began with
+
+A checkpoint may have been copied away from all of them, so every part may be missing, and then nothing is said of it.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from megalite.checkpoint import catalog
+from megalite.checkpoint.format import CONFIG, MANIFEST, Manifest, read_manifest
+from megalite.data.manifest import find_manifest
+from megalite.errors import CheckpointError, DataError
+
+IMPORTED_FROM = "imported_from"
+"""Key of a manifest's `data` in a checkpoint that `from-hf` made: name of the Hugging Face folder."""
+
+LICENCE = "license"
+"""Key beside it: the licence that the folder's README.md names."""
+
+TOKENIZER_FINGERPRINT = "tokenizer_fingerprint"
+"""Key of a manifest's `data`: the tokenizer that the training data was made with."""
+
+DATA_CARD = "card.json"
+"""As `megalite.data.card` calls it; importing that would load Arrow for a name."""
+
+WINDOW = 20
+"""Steps that a loss is averaged over: one batch alone may be easy or hard."""
+
+
+@dataclass(frozen=True)
+class Losses:
+    """The training loss up to a checkpoint."""
+
+    last: float
+    """Of the last step."""
+    mean: float
+    """Of the last WINDOW steps."""
+    best: float
+    """The lowest mean of WINDOW steps so far."""
+    best_step: int
+    """The last of those."""
+    num_skipped: int
+
+
+@dataclass(frozen=True)
+class DataSource:
+    """A source of the training data, as its data card describes it."""
+
+    name: str
+    description: str | None
+    license: str | None
+    url: str | None
+    documents: int
+    text_bytes: int | None
+
+
+@dataclass(frozen=True)
+class DataSet:
+    """One entry of `data.train`."""
+
+    name: str
+    weight: float
+    sources: tuple[DataSource, ...]
+    """Empty without a data card."""
+
+
+@dataclass(frozen=True)
+class Origin:
+    """The model that a run began with."""
+
+    name: str
+    license: str | None
+
+
+@dataclass(frozen=True)
+class Provenance:
+    """What is known of how a checkpoint came about."""
+
+    config: dict[str, Any]
+    """The run's resolved config; empty when there was no run."""
+    losses: Losses | None
+    validation: tuple[int, float] | None
+    """Step and loss of the newest one up to the checkpoint."""
+    total_steps: int | None
+    """Where the run was to end."""
+    origin: Origin | None
+    """None for fresh weights."""
+    data: tuple[DataSet, ...]
+    tokenizers: frozenset[str]
+    """Fingerprints of the tokenizers that the training data was made with."""
+
+
+def trace(folder: Path, manifest: Manifest) -> Provenance:
+    """Gather what is known of a checkpoint, from its folder and what lies around."""
+    config = _read_config(folder)
+    run = folder.absolute().parent.parent if folder.absolute().parent.name == catalog.CHECKPOINTS else None
+    step = manifest.progress.step
+    train_data = [Path(each["path"]) for each in _at(config, "data", "train") or ()]
+    recorded = manifest.data.get(TOKENIZER_FINGERPRINT)
+    return Provenance(
+        config=config,
+        losses=_read_losses(run / "metrics.jsonl", step) if run else None,
+        validation=_read_validation(run / "events.jsonl", step) if run else None,
+        total_steps=_total_steps(config),
+        origin=_origin(manifest, _at(config, "train", "init_from")),
+        data=tuple(_data_set(each) for each in _at(config, "data", "train") or ()),
+        tokenizers=frozenset([recorded]) if recorded else frozenset(filter(None, map(_tokenizer_of, train_data))),
+    )
+
+
+def licence_of(folder: Path) -> str | None:
+    """The licence that the README.md of a Hugging Face folder names."""
+    try:
+        _, front, _ = (folder / "README.md").read_text(encoding="utf-8").split("---\n", 2)
+        fields = yaml.safe_load(front)
+    except (OSError, ValueError, yaml.YAMLError):
+        return None
+    if not isinstance(fields, dict):
+        return None
+    found = fields.get("license_name") or fields.get("license")
+    return found if isinstance(found, str) else None
+
+
+def _read_config(folder: Path) -> dict[str, Any]:
+    """The resolved config of a run; an imported checkpoint's, which is only a model, is none."""
+    try:
+        found = yaml.safe_load((folder / CONFIG).read_text(encoding="utf-8"))
+    except (OSError, yaml.YAMLError):
+        return {}
+    return found if isinstance(found, dict) and "optimizer" in found else {}
+
+
+def _at(config: dict[str, Any], *keys: str) -> Any:
+    value: Any = config
+    for key in keys:
+        value = value.get(key) if isinstance(value, dict) else None
+    return value
+
+
+def _total_steps(config: dict[str, Any]) -> int | None:
+    steps, tokens = _at(config, "train", "steps"), _at(config, "train", "tokens")
+    if steps or not tokens:
+        return steps
+    return math.ceil(tokens / (config["batch"]["global_batch_size"] * config["batch"]["seq_len"]))
+
+
+def _read_losses(path: Path, last_step: int) -> Losses | None:
+    window: deque[float] = deque(maxlen=WINDOW)
+    best, best_step, num_skipped = math.inf, 0, 0
+    for record in _lines(path, last_step):
+        num_skipped += bool(record.get("skipped"))
+        window.append(record["loss"])
+        mean = sum(window) / len(window)
+        if mean < best:
+            best, best_step = mean, record["step"]
+    if not window:
+        return None
+    return Losses(window[-1], sum(window) / len(window), best, best_step, num_skipped)
+
+
+def _read_validation(path: Path, last_step: int) -> tuple[int, float] | None:
+    found = [record for record in _lines(path, last_step) if record.get("event") == "validation"]
+    return (found[-1]["step"], found[-1]["loss"]) if found else None
+
+
+def _lines(path: Path, last_step: int) -> Iterator[dict[str, Any]]:
+    """The records of steps up to one; a line that a crash cut short is passed over."""
+    if not path.is_file():
+        return
+    with open(path, encoding="utf-8") as file:
+        for line in file:
+            try:
+                record = json.loads(line)
+            except json.JSONDecodeError:
+                continue
+            if record["step"] <= last_step:
+                yield record
+
+
+def _origin(manifest: Manifest, init_from: str | None) -> Origin | None:
+    """Where the weights came from: what the checkpoint was imported from, or what its run began with."""
+    if IMPORTED_FROM in manifest.data:
+        return Origin(manifest.data[IMPORTED_FROM], manifest.data.get(LICENCE))
+    if init_from is None:
+        return None
+    folder = Path(init_from)
+    began = folder if (folder / MANIFEST).is_file() else catalog.latest(folder) if folder.is_dir() else None
+    if began is None:
+        return Origin(folder.name, licence_of(folder))
+    try:
+        before = _origin(read_manifest(began), None)
+    except CheckpointError:
+        before = None
+    return before or Origin(folder.name, None)
+
+
+def _data_set(source: dict[str, Any]) -> DataSet:
+    path = Path(source["path"])
+    name = source.get("name") or path.name
+    for folder in path.absolute().parents[:2]:  # OUT/packed/train, OUT/tokens/train
+        try:
+            raw = json.loads((folder / DATA_CARD).read_text(encoding="utf-8"))
+            fields = DataSource.__dataclass_fields__.keys() - {"documents", "text_bytes"}
+            sources = tuple(
+                DataSource(**{field: each[field] for field in fields}, **each["kept"]) for each in raw["sources"]
+            )
+            return DataSet(source.get("name") or raw["name"], source.get("weight", 1.0), sources)
+        except (OSError, ValueError, KeyError, TypeError):
+            continue
+    return DataSet(name, source.get("weight", 1.0), ())
+
+
+def _tokenizer_of(path: Path) -> str | None:
+    """Fingerprint of the tokenizer that a packed or tokenized folder was made with, where it still says."""
+    try:
+        found = find_manifest(path) if path.is_dir() else None
+        if found is not None and found.station == "pack":
+            found = find_manifest(found.input_path())
+        return found.settings["tokenizer"]["fingerprint"] if found is not None else None
+    except (DataError, OSError, KeyError, TypeError):
+        return None
