@@ -15,6 +15,7 @@ PACKAGE = ROOT / "megalite"
 
 FLOORS = (
     ("errors",),
+    ("slurm_commands",),
     ("config",),
     ("data",),
     ("parallel",),
@@ -25,6 +26,7 @@ FLOORS = (
     ("checkpoint",),
     ("planner", "monitor"),
     ("train",),
+    ("slurm",),
     ("cli",),
 )
 """From the ground up. A module may import from its own room and from floors below it."""

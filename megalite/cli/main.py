@@ -11,7 +11,7 @@ import sys
 import typer
 
 from megalite import __version__
-from megalite.cli import config, convert, data, doctor, generate, train
+from megalite.cli import checkpoint, config, convert, data, doctor, generate, launch, train, verify_resume
 from megalite.errors import EXIT_BAD_INPUT, EXIT_INTERRUPTED, UserError
 
 UsageError = next(base for base in typer.BadParameter.__mro__ if base.__name__ == "ClickException")
@@ -24,11 +24,14 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.command("train")(train.train)
+app.command("verify-resume")(verify_resume.verify_resume)
 app.command("generate")(generate.generate)
 app.command("doctor")(doctor.doctor)
 app.add_typer(config.app, name="config")
 app.add_typer(data.app, name="data")
+app.add_typer(launch.app, name="launch")
 app.add_typer(convert.app, name="convert")
+app.add_typer(checkpoint.app, name="checkpoint")
 
 
 @app.callback(invoke_without_command=True)

@@ -1,0 +1,121 @@
+"""The cluster profile: what a job has to know of the machines it runs on, written once a cluster.
+
+`configs/clusters/` has examples, and `megalite launch --cluster auto` fills one in from what Slurm says of itself.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Literal
+
+from pydantic import NonNegativeInt, PositiveInt, field_validator
+
+from megalite.config.load import build
+from megalite.config.section import Section
+from megalite.config.yaml_source import dump_yaml, read_source
+
+_TIME = re.compile(r"(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?")
+
+
+class ContainerConfig(Section):
+    """The container that ranks run in."""
+
+    runtime: Literal["apptainer", "pyxis"] = "apptainer"
+    """`apptainer` runs each rank as `apptainer exec`; `pyxis` hands the image to srun (enroot)."""
+    image: str
+    """Path or address of the image. megalite must be installed in it."""
+    mounts: tuple[str, ...] = ()
+    """Folders to show inside, as in /scratch or /data:/data."""
+
+
+class ClusterConfig(Section):
+    """A cluster's nodes, and how jobs are submitted to it."""
+
+    name: str = "cluster"
+    """For people."""
+    partition: str | None = None
+    """--partition of sbatch; null for the cluster's default."""
+    account: str | None = None
+    """--account of sbatch."""
+    qos: str | None = None
+    """--qos of sbatch."""
+    constraint: str | None = None
+    """--constraint of sbatch: features that nodes must have."""
+    gpus_per_node: NonNegativeInt = 8
+    """GPUs of a node; 0 for nodes without."""
+    ranks_per_node: PositiveInt | None = None
+    """Ranks on a node; null is one a GPU, or one on a node without GPUs."""
+    cpus_per_rank: PositiveInt | None = None
+    """--cpus-per-task: cores of a rank, its data loading included; null for the cluster's default."""
+    network_interface: str | None = None
+    """Interface that ranks talk through, for gloo and NCCL's bootstrap; null finds the one with the node's address."""
+    time_limit: str = "24:00:00"
+    """--time of a job: minutes, h:m:s or d-h:m:s. A run goes on over as many jobs as it takes."""
+    save_seconds: PositiveInt = 120
+    """How long before the time limit the run is asked to save and stop: two steps and a save should fit."""
+    spares: NonNegativeInt = 0
+    """Further nodes in the allocation, one of which steps in for a node that fails. 5 % of many nodes is usual."""
+    max_jobs: PositiveInt = 100
+    """Jobs that a run may take one after the other."""
+    tp_across_nodes: bool = False
+    """Allow tensor-parallel groups that span nodes: their collectives are then as slow as the network."""
+    setup: tuple[str, ...] = ()
+    """Shell lines before the ranks start on each node: `module load cuda/12.8`, `source .venv/bin/activate`."""
+    environment: dict[str, str] = {}  # noqa: RUF012  (pydantic copies it)
+    """Variables of the ranks, as in NCCL_IB_HCA: mlx5."""
+    container: ContainerConfig | None = None
+    """Run the ranks in a container."""
+    sbatch: tuple[str, ...] = ()
+    """Further options of sbatch, as in ["--exclusive", "--mem=0"]."""
+
+    @field_validator("time_limit")
+    @classmethod
+    def _time_is_slurms(cls, text: str) -> str:
+        seconds_of(text)
+        return text
+
+    @property
+    def num_ranks_per_node(self) -> int:
+        """Ranks that a full node runs."""
+        return self.ranks_per_node or self.gpus_per_node or 1
+
+
+def load_cluster(path: Path, overrides: Sequence[str] = ()) -> ClusterConfig:
+    """Read a cluster profile.
+
+    Raises:
+        ConfigError: everything that is wrong with it, with `file:line`.
+    """
+    source = read_source(path)
+    for assignment in overrides:
+        source.override(assignment)
+    return build(ClusterConfig, source)
+
+
+def dump_cluster(cluster: ClusterConfig) -> str:
+    """The profile as YAML, all defaults filled in."""
+    return dump_yaml(cluster.model_dump(mode="json"))
+
+
+def seconds_of(limit: str) -> int:
+    """A time limit as Slurm writes it, in seconds.
+
+        90  90:30  12:00:00  7-0  7-12:30  7-12:30:15        minutes, m:s, h:m:s, d-h, d-h:m, d-h:m:s
+
+    Raises:
+        ValueError: it is none of these.
+    """
+    match = _TIME.fullmatch(limit)
+    if match is None:
+        raise ValueError(f"{limit!r} is no time limit; write minutes, h:m:s or d-h:m:s, as in 12:00:00")
+    days, *rest = match.groups()
+    numbers = [int(part) for part in rest if part is not None]
+    if days is not None:
+        hours, minutes, seconds = (*numbers, 0, 0)[:3]
+    elif len(numbers) == 3:
+        hours, minutes, seconds = numbers
+    else:
+        hours, (minutes, seconds) = 0, (*numbers, 0)[:2]
+    return ((int(days or 0) * 24 + hours) * 60 + minutes) * 60 + seconds

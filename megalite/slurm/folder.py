@@ -1,0 +1,102 @@
+"""What the launcher keeps in a run's folder.
+
+RUN/STOP                  made by a person: save, stop, and end the chain of jobs
+RUN/SAVE                  made by a person: save at the next step and go on
+RUN/slurm/config.yaml     the run's config as it was launched
+RUN/slurm/cluster.yaml    the cluster profile
+RUN/slurm/job.sbatch      what was submitted
+RUN/slurm/state.json      where the supervisor stands, replaced at every change
+RUN/slurm/alive           touched by the supervisor all the time
+RUN/slurm/events.jsonl    every attempt, restart and end, with why
+RUN/slurm/jobs/JOB.log    output of a job's supervisor
+RUN/slurm/attempts/00003/ ranks' output, heartbeats, stacks, and the order of the hosts, of one attempt
+RUN/slurm/finished        the run has reached its last step: later jobs of the chain end at once
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+
+@dataclass(frozen=True)
+class LaunchFolder:
+    """Paths of one run."""
+
+    run_dir: Path
+
+    @property
+    def path(self) -> Path:
+        return self.run_dir / "slurm"
+
+    @property
+    def config(self) -> Path:
+        return self.path / "config.yaml"
+
+    @property
+    def cluster(self) -> Path:
+        return self.path / "cluster.yaml"
+
+    @property
+    def script(self) -> Path:
+        return self.path / "job.sbatch"
+
+    @property
+    def state(self) -> Path:
+        return self.path / "state.json"
+
+    @property
+    def events(self) -> Path:
+        return self.path / "events.jsonl"
+
+    @property
+    def jobs(self) -> Path:
+        return self.path / "jobs"
+
+    @property
+    def alive(self) -> Path:
+        return self.path / "alive"
+
+    @property
+    def finished(self) -> Path:
+        return self.path / "finished"
+
+    @property
+    def stop(self) -> Path:
+        return self.run_dir / "STOP"
+
+    def attempt(self, number: int) -> Path:
+        """Folder of one attempt."""
+        return self.path / "attempts" / f"{number:05d}"
+
+    def read_state(self) -> dict[str, Any]:
+        """What the supervisor wrote last; empty before the first launch."""
+        try:
+            return json.loads(self.state.read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            return {}
+
+    def write_state(self, **changes: Any) -> dict[str, Any]:
+        """Change some keys of the state; a reader sees the old one or the new one."""
+        state = {**self.read_state(), **changes, "time": round(time.time(), 3)}
+        self.path.mkdir(parents=True, exist_ok=True)
+        partial = self.state.with_name(f".state-{os.getpid()}.tmp")
+        partial.write_text(json.dumps(state, indent=1) + "\n", encoding="utf-8")
+        os.replace(partial, self.state)
+        return state
+
+    def add_event(self, kind: str, **details: Any) -> None:
+        """Append one event. Only supervisors write here, and only one of a run lives."""
+        event = {"time": round(time.time(), 3), "event": kind, **details}
+        with open(self.events, "a", encoding="utf-8") as file:
+            file.write(json.dumps(event) + "\n")
+
+    def read_events(self) -> list[dict[str, Any]]:
+        """All events, oldest first."""
+        if not self.events.is_file():
+            return []
+        return [json.loads(line) for line in self.events.read_text(encoding="utf-8").splitlines()]

@@ -1,0 +1,90 @@
+"""Slurm's commands as the launcher uses them: one method each, in words of what they are for.
+
+Their answers are short lines, never parsed out of tables for people. How a controller that is away is asked again:
+`slurm_commands.py`.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+
+from megalite.errors import UserError
+from megalite.slurm_commands import ask, insist
+
+LIVE_STATES = "PENDING,CONFIGURING,RUNNING,COMPLETING,SUSPENDED,REQUEUED,STOPPED,SIGNALING"
+
+BAD_NODE_WORDS = ("down", "drain", "fail", "maint", "power", "unk", "*", "$")
+"""Parts of a node's state that keep ranks off it; `*` is Slurm's sign for a node that does not answer."""
+
+
+class SlurmQueue:
+    """The controller of this cluster.
+
+    Args:
+        notify: told when it does not answer, and is asked again.
+
+    Raises:
+        UnavailableError: there is no Slurm here, or it does not answer.
+    """
+
+    def __init__(self, notify: Callable[[str], None] = print):
+        self._notify = notify
+
+    def submit(self, script: str, *options: str) -> str:
+        """sbatch a script; its job's number."""
+        return self._ask(["sbatch", "--parsable", *options, script]).split(";")[0].strip()
+
+    def live_jobs(self, name: str) -> list[str]:
+        """This user's jobs of a name that wait or run, oldest first."""
+        options = ("--noheader", f"--name={name}", f"--users={os.getuid()}", f"--states={LIVE_STATES}", "--format=%i")
+        return sorted(self._ask(["squeue", *options]).split(), key=lambda job: (len(job), job))
+
+    def cancel(self, *jobs: str) -> None:
+        """scancel jobs or steps, those that have ended included."""
+        for job in jobs:
+            with suppress(UserError):
+                self._ask(["scancel", "--quiet", job])
+
+    def signal_step(self, step: str, name: str) -> None:
+        """Send a signal to every process of a step, if it is still there."""
+        with suppress(UserError):  # it may have ended since it was looked up
+            self._ask(["scancel", "--quiet", f"--signal={name}", step])
+
+    def job_state(self, job: str) -> str:
+        """As in RUNNING or CANCELLED; empty for a job that Slurm has forgotten."""
+        return self._fields(["squeue", "--noheader", "--states=all", f"--jobs={job}", "--format=%T"])
+
+    def nodes_of(self, job: str) -> list[str]:
+        """Nodes that a job holds now; SLURM_JOB_NODELIST still has those that it lost."""
+        names = self._fields(["squeue", "--noheader", f"--jobs={job}", "--format=%N"])
+        return self._ask(["scontrol", "show", "hostnames", names]).split() if names else []
+
+    def good_nodes(self, nodes: Sequence[str]) -> list[str]:
+        """Those of some nodes that Slurm finds in order."""
+        if not nodes:
+            return []
+        lines = self._ask(["sinfo", "--noheader", "--Node", f"--nodes={','.join(nodes)}", "--format=%N %t"])
+        states = dict(line.split() for line in lines.splitlines())
+        return [node for node in nodes if not any(word in states.get(node, "unk") for word in BAD_NODE_WORDS)]
+
+    def step_of(self, job: str, name: str) -> str | None:
+        """The step of a name in a job, as in 17.3; None before it begins and after its end."""
+        lines = self._ask(["squeue", "--noheader", "--steps", f"--jobs={job}", "--format=%i|%j"]).splitlines()
+        return next((step for step, _, found in (line.partition("|") for line in lines) if found == name), None)
+
+    def exclude_nodes(self, job: str, nodes: Sequence[str]) -> None:
+        """Keep a waiting job off some nodes."""
+        self._ask(["scontrol", "update", f"JobId={job}", f"ExcNodeList={','.join(nodes)}"])
+
+    def _fields(self, command: list[str]) -> str:
+        try:
+            return self._ask(command).strip()
+        except UserError as error:
+            if "Invalid job id" in str(error):
+                return ""
+            raise
+
+    def _ask(self, command: list[str]) -> str:
+        return insist(lambda: ask(command), self._notify)
