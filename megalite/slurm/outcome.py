@@ -18,6 +18,7 @@ from megalite.errors import EXIT_BAD_INPUT, EXIT_DONE, EXIT_REQUEUE
 
 _TASK = re.compile(r"srun: error: (?P<node>[\w.-]+): tasks? (?P<tasks>[\d,\-]+): (?P<how>.+)")
 _NODE = re.compile(r"srun: error: Node failure on (?P<nodes>\S+)")
+_ENDING_THE_REST = re.compile(r"srun: .*_step_signal: Terminating")
 _COLLATERAL = ("Terminated", "Exited with exit code 143")
 """How ranks end that Slurm ended because another one had failed."""
 
@@ -71,15 +72,20 @@ def judge(exit_code: int, srun_words: str, errors: Sequence[dict]) -> Outcome:
     lost = lost_nodes(srun_words)
     if lost:
         return Outcome(Next.RESTART, f"node failure: {', '.join(lost)}", nodes=lost)
-    ends = [end for end in rank_ends(srun_words) if end.how not in _COLLATERAL]
-    killed = [end for end in ends if not end.how.startswith("Exited")]
-    if killed:
-        return Outcome(Next.RESTART, _sentence(killed[0]), nodes=(killed[0].node,))
+    ends = [end for end in rank_ends(_before_the_rest_was_ended(srun_words)) if end.how not in _COLLATERAL]
+    if ends and not ends[0].how.startswith("Exited"):
+        return Outcome(Next.RESTART, _sentence(ends[0]), nodes=(ends[0].node,))
     if first is not None:
         last_line = first["message"].strip().splitlines()[-1]
         return Outcome(Next.RESTART, f"rank {first['rank']} failed first: {last_line}", first["message"])
     why = _sentence(ends[0]) if ends else f"srun ended with exit code {exit_code}"
     return Outcome(Next.RESTART, why, nodes=(ends[0].node,) if ends else ())
+
+
+def _before_the_rest_was_ended(srun_words: str) -> str:
+    """What srun said up to the moment when it ended all other ranks because of one."""
+    ending = _ENDING_THE_REST.search(srun_words)
+    return srun_words[: ending.start()] if ending and rank_ends(srun_words[: ending.start()]) else srun_words
 
 
 def rank_ends(srun_words: str) -> list[RankEnd]:

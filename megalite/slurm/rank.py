@@ -17,6 +17,8 @@ from megalite.slurm.network import interface_towards
 from megalite.train.heartbeat import Heart, beat_path
 from megalite.train.worker import given_place, run_rank
 
+LOOPBACK = "lo"
+
 INTERFACE_VARIABLES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
 
 
@@ -33,7 +35,8 @@ def main() -> None:
         os.environ.setdefault("OMP_NUM_THREADS", str(threads_per_rank()))
         interface = interface_towards(os.environ["MASTER_ADDR"])
         for name in INTERFACE_VARIABLES if interface is not None else ():
-            os.environ.setdefault(name, interface)
+            if os.environ.get(name, LOOPBACK) == LOOPBACK:  # which was right for ranks of one machine
+                os.environ[name] = interface
         code = run_rank(load_config(folder.config), place, heart=heart)
         heart.stop()
     sys.stdout.flush()

@@ -20,6 +20,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.kit.runs import clean_environment
+
 TESTBED = Path(__file__).parents[2] / "tools" / "slurm_testbed.sh"
 
 NUM_NODES = 3
@@ -45,7 +47,7 @@ class Cluster:
     def environment(self) -> dict[str, str]:
         """In which Slurm's commands work from this machine, as on a login node."""
         return {
-            **os.environ,
+            **clean_environment(),
             "SLURM_TB_DIR": str(self.folder),
             "TB_EXTRA": f"MaxArraySize={MAX_ARRAY_SIZE}",
             "PATH": f"{self.folder}/bin:{os.environ['PATH']}",

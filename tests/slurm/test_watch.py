@@ -114,6 +114,13 @@ def test_a_heart_beats(tmp_path):
             (Next.RESTART, "node failure: n2", ("n2",)),
         ),
         (
+            1,
+            "srun: error: n3: task 1: Exited with exit code 1\n"
+            "srun: launch/slurm: _step_signal: Terminating StepId=4.2\nsrun: error: n1: task 0: Killed\n",
+            [{"rank": 1, "time": 4, "is_user_error": False, "message": "Traceback\nRuntimeError: no route"}],
+            (Next.RESTART, "rank 1 failed first: RuntimeError: no route", ()),
+        ),
+        (
             7,
             "srun: error: n1: task 1: Exited with exit code 7\n",
             [],

@@ -43,7 +43,7 @@ TINY_SHARDS = 8
 TRAIN_MB = 15.0
 """Text that the tokenizers are trained on."""
 
-NUM_TOKENS = 60_000_000
+NUM_TOKENS = 120_000_000
 """For packing and loading. A corpus with fewer tokens is laid end to end until there are as many."""
 
 SEQ_LENS = (2048, 8192)

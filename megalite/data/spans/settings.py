@@ -17,7 +17,7 @@ NumPartitions = Annotated[int | None, Field(ge=1, le=MAX_PARTITIONS)]
 
 FEWEST_PARTITIONS = 16
 
-SMALL_PARTITION_BYTES, MANY_PARTITIONS = 16 * 10**6, 1024
+SMALL_PARTITION_BYTES, MANY_PARTITIONS = 8 * 10**6, 1024
 LARGE_PARTITION_BYTES = 256 * 10**6
 """Text in a part: few megabytes as long as there are not too many parts, since each part is a read of every shard."""
 
@@ -32,7 +32,7 @@ class SubstringConfig(Section):
     max_repeated_share: float = Field(0.5, ge=0.0, le=1.0)
     """A document of whose bytes a larger share is repeated is removed whole, whatever the action; 1 keeps all."""
     num_partitions: NumPartitions = None
-    """Parts in which passages are compared; null takes as many as keep a part between 16 and 256 MB of text. More parts
+    """Parts in which passages are compared; null takes as many as keep a part between 8 and 256 MB of text. More parts
     take less memory and never change the result: a part needs about 1 byte for each byte of text in the corpus, and 5
     for each repeated byte, divided by this number."""
 
