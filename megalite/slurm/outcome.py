@@ -17,6 +17,7 @@ from pathlib import Path
 from megalite.errors import EXIT_BAD_INPUT, EXIT_DONE, EXIT_REQUEUE
 
 _TASK = re.compile(r"srun: error: (?P<node>[\w.-]+): tasks? (?P<tasks>[\d,\-]+): (?P<how>.+)")
+_LAUNCH = re.compile(r"srun: error: Task launch for \S+ failed on node (?P<node>[\w.-]+): (?P<how>.+)")
 _NODE = re.compile(r"srun: error: Node failure on (?P<nodes>\S+)")
 _ENDING_THE_REST = re.compile(r"srun: .*_step_signal: Terminating")
 _COLLATERAL = ("Terminated", "Exited with exit code 143")
@@ -72,6 +73,10 @@ def judge(exit_code: int, srun_words: str, errors: Sequence[dict]) -> Outcome:
     lost = lost_nodes(srun_words)
     if lost:
         return Outcome(Next.RESTART, f"node failure: {', '.join(lost)}", nodes=lost)
+    launch = _LAUNCH.search(srun_words)
+    if launch:
+        node = launch["node"]
+        return Outcome(Next.RESTART, f"tasks could not be started on {node}: {launch['how'].strip()}", nodes=(node,))
     ends = [end for end in rank_ends(_before_the_rest_was_ended(srun_words)) if end.how not in _COLLATERAL]
     if ends and not ends[0].how.startswith("Exited"):
         return Outcome(Next.RESTART, _sentence(ends[0]), nodes=(ends[0].node,))

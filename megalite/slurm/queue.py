@@ -74,9 +74,15 @@ class SlurmQueue:
         lines = self._ask(["squeue", "--noheader", "--steps", f"--jobs={job}", "--format=%i|%j"]).splitlines()
         return next((step for step, _, found in (line.partition("|") for line in lines) if found == name), None)
 
-    def exclude_nodes(self, job: str, nodes: Sequence[str]) -> None:
-        """Keep a waiting job off some nodes."""
+    def exclude_nodes(self, job: str, nodes: Sequence[str]) -> bool:
+        """Keep a waiting job off some nodes, if its partition has enough others; whether it has."""
+        partition, needed = self._fields(["squeue", "--noheader", f"--jobs={job}", "--format=%P|%D"]).split("|")
+        options = ("--noheader", "--Node", f"--partition={partition}", "--format=%N")
+        others = set(self._ask(["sinfo", *options]).split()) - set(nodes)
+        if len(others) < int(needed):
+            return False  # it would wait for ever
         self._ask(["scontrol", "update", f"JobId={job}", f"ExcNodeList={','.join(nodes)}"])
+        return True
 
     def _fields(self, command: list[str]) -> str:
         try:

@@ -243,9 +243,10 @@ class Supervisor:
             return self._end_chain(
                 "gave up", f"{why}; and max_jobs in the cluster profile allows no further job", EXIT_FAULT
             )
-        if self._bad:
-            self._queue.exclude_nodes(next_job, sorted(self._bad))
-        self._event("handed on", why=why, next_job=next_job, excluded=sorted(self._bad))
+        excluded = sorted(self._bad)
+        if excluded and not self._queue.exclude_nodes(next_job, excluded):
+            excluded = []
+        self._event("handed on", why=why, next_job=next_job, excluded=excluded)
         self._folder.write_state(status="waiting")
         return EXIT_DONE
 

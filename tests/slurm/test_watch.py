@@ -121,6 +121,14 @@ def test_a_heart_beats(tmp_path):
             (Next.RESTART, "rank 1 failed first: RuntimeError: no route", ()),
         ),
         (
+            1,
+            "srun: error: Task launch for StepId=58.1 failed on node n3: Zero Bytes were transmitted or received\n"
+            "srun: error: Application launch failed: Zero Bytes were transmitted or received\n"
+            "srun: error: n1: task 0: Killed\nsrun: launch/slurm: _step_signal: Terminating StepId=58.1\n",
+            [],
+            (Next.RESTART, "tasks could not be started on n3: Zero Bytes were transmitted or received", ("n3",)),
+        ),
+        (
             7,
             "srun: error: n1: task 1: Exited with exit code 7\n",
             [],
