@@ -14,13 +14,12 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 
 from megalite.slurm.cluster import ClusterConfig, ContainerConfig
+from megalite.slurm.controller import Controller
 from megalite.slurm.folder import LaunchFolder
 from megalite.slurm.hosts import Hosts, write_hostfile
 from megalite.slurm.outcome import Next, Outcome, judge, read_errors
-from megalite.slurm.queue import SlurmQueue
 from megalite.slurm.watch import Patience, find_trouble
 from megalite.train.heartbeat import clock_of, read_beats
 from megalite.train.local import RANK_ENVIRONMENT
@@ -58,13 +57,13 @@ class Attempt:
         job: in which it runs.
         number: of the attempt, higher than all before.
         hosts: nodes in the order of their ranks.
-        queue: the cluster's controller.
+        controller: the cluster's controller.
     """
 
-    def __init__(self, job: Job, number: int, hosts: Hosts, queue: SlurmQueue):
+    def __init__(self, job: Job, number: int, hosts: Hosts, controller: Controller):
         self.number = number
         self.hosts = hosts
-        self._job, self._queue = job, queue
+        self._job, self._controller = job, controller
         self.folder = job.folder.attempt(number)
         self.world_size = len(hosts.used) * job.ranks_per_node
         (self.folder / "beats").mkdir(parents=True, exist_ok=True)
@@ -151,11 +150,11 @@ class Attempt:
 
     def _end(self) -> None:
         """Ask all ranks for their stacks, then cancel the step."""
-        step = self._queue.step_of(self._job.number, self.step_name)
+        step = self._controller.step_of(self._job.number, self.step_name)
         if step is not None:
-            self._queue.signal_step(step, "USR2")
+            self._controller.signal_step(step, "USR2")
             time.sleep(SECONDS_FOR_STACKS)
-            self._queue.cancel(step)
+            self._controller.cancel(step)
         try:
             self._process.wait(SECONDS_TO_END)
         except subprocess.TimeoutExpired:  # a node that is cut off keeps its task: the fence keeps it from harm
@@ -175,10 +174,3 @@ def _in_container(container: ContainerConfig, command: list[str]) -> list[str]:
         return ["python", *command[1:]]  # the image's own
     binds = [option for mount in container.mounts for option in ("--bind", mount)]
     return ["apptainer", "exec", "--nv", *binds, container.image, "python", *command[1:]]
-
-
-def read_tail(path: Path, num_lines: int = 20) -> str:
-    """The last lines of a log."""
-    if not path.is_file():
-        return ""
-    return "\n".join(path.read_text(encoding="utf-8", errors="replace").splitlines()[-num_lines:])

@@ -14,9 +14,9 @@ import sys
 import time
 from pathlib import Path
 
+from megalite.slurm.controller import Controller
 from megalite.slurm.folder import LaunchFolder
 from megalite.slurm.hosts import Hosts
-from megalite.slurm.queue import SlurmQueue
 from megalite.train.heartbeat import clock_of
 
 SECONDS_BETWEEN_LOOKS = 1.0
@@ -62,7 +62,7 @@ def keep_watch(folder: LaunchFolder, job: str) -> None:
         silence = clock_of(folder.path) - folder.alive.stat().st_mtime
         if silence > LONGEST_SILENCE_SECONDS:
             folder.add_event("supervisor lost", job=job, why=f"no sign of it for {silence:.0f} s; the job is cancelled")
-            SlurmQueue().cancel(job)
+            Controller().cancel(job)
             return
 
 

@@ -22,6 +22,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from megalite.train.signals import STOP_FILE
+
 
 @dataclass(frozen=True)
 class LaunchFolder:
@@ -67,7 +69,7 @@ class LaunchFolder:
 
     @property
     def stop(self) -> Path:
-        return self.run_dir / "STOP"
+        return self.run_dir / STOP_FILE
 
     def attempt(self, number: int) -> Path:
         """Folder of one attempt."""

@@ -9,9 +9,9 @@ from megalite.config.load import dump_config
 from megalite.config.schema import Config
 from megalite.errors import ConfigError, UserError
 from megalite.slurm.cluster import ClusterConfig, dump_cluster, seconds_of
+from megalite.slurm.controller import Controller
 from megalite.slurm.folder import LaunchFolder
 from megalite.slurm.placement import Placement, place
-from megalite.slurm.queue import SlurmQueue
 from megalite.slurm.render import job_name, render
 from megalite.train.preflight import preflight
 
@@ -62,8 +62,8 @@ def launch(config: Config, cluster: ClusterConfig, num_nodes: int | None = None)
         UserError: something is wrong with the config, the data, the folder or the cluster, or the run is live already.
     """
     planned = plan_launch(config, cluster, num_nodes)
-    queue, folder = SlurmQueue(), planned.folder
-    _refuse_second(queue, folder)
+    controller, folder = Controller(), planned.folder
+    _refuse_second(controller, folder)
     absolute = config.model_copy(update={"run": config.run.model_copy(update={"dir": folder.run_dir})})
     preflight(absolute, planned.placement.mesh.world_size)
     folder.finished.unlink(missing_ok=True)  # more steps may have been asked for
@@ -80,14 +80,14 @@ def launch(config: Config, cluster: ClusterConfig, num_nodes: int | None = None)
         num_jobs=1,
         next_job=None,
     )
-    job = queue.submit(str(folder.script), f"--chdir={os.getcwd()}")
+    job = controller.submit(str(folder.script), f"--chdir={os.getcwd()}")
     folder.write_state(job=job)
     folder.add_event("launched", job=job)
     return planned, job
 
 
-def _refuse_second(queue: SlurmQueue, folder: LaunchFolder) -> None:
-    live = queue.live_jobs(job_name(folder.run_dir))
+def _refuse_second(controller: Controller, folder: LaunchFolder) -> None:
+    live = controller.live_jobs(job_name(folder.run_dir))
     if live:
         raise UserError(
             f"{folder.run_dir} is live: job {', '.join(live)}; see `megalite launch status`, or end it with "

@@ -10,9 +10,9 @@ from typing import Any
 
 from megalite.checkpoint.catalog import CHECKPOINTS, latest
 from megalite.errors import UnavailableError, UserError
+from megalite.slurm.controller import Controller
 from megalite.slurm.folder import LaunchFolder
 from megalite.slurm.goodput import Goodput, measure
-from megalite.slurm.queue import SlurmQueue
 from megalite.slurm.render import job_name
 from megalite.train.run_folder import METRICS, PLAN
 
@@ -64,9 +64,9 @@ def ask_to_stop(run_dir: Path, *, at_once: bool) -> str:
     folder.stop.touch()
     if not at_once:
         return f"{folder.stop} made: the run saves at its next step and ends; remove it before the next launch"
-    queue = SlurmQueue()
-    jobs = queue.live_jobs(job_name(folder.run_dir))
-    queue.cancel(*reversed(jobs))  # the waiting one first, or it would start
+    controller = Controller()
+    jobs = controller.live_jobs(job_name(folder.run_dir))
+    controller.cancel(*reversed(jobs))  # the waiting one first, or it would start
     return f"cancelled: job {', '.join(jobs)}" if jobs else "no job of it was in the queue"
 
 
@@ -101,13 +101,16 @@ def read_tail(path: Path, num_lines: int) -> str:
 def _open(run_dir: Path) -> LaunchFolder:
     folder = LaunchFolder(run_dir.absolute())
     if not folder.state.is_file():
-        raise UserError(f"{run_dir}: not launched by `megalite launch` (there is no {folder.state.name} in slurm/)")
+        raise UserError(
+            f"{run_dir}: no launched run (there is no slurm/{folder.state.name}); give the folder that run.dir names, "
+            "or start it with `megalite launch CONFIG --cluster PROFILE`"
+        )
     return folder
 
 
 def _jobs(folder: LaunchFolder, state: dict[str, Any]) -> str:
     try:
-        live = SlurmQueue().live_jobs(job_name(folder.run_dir))
+        live = Controller().live_jobs(job_name(folder.run_dir))
     except UnavailableError:
         return f"job {state.get('job')}, when last heard of (no Slurm here to ask)"
     waiting = f", then {', '.join(live[1:])}" if len(live) > 1 else ""

@@ -29,12 +29,12 @@ from megalite.config.schema import Config, SlurmConfig
 from megalite.errors import EXIT_DONE, EXIT_FAULT, EXIT_REQUEUE, UserError
 from megalite.slurm.attempt import Attempt, Job
 from megalite.slurm.cluster import ClusterConfig, load_cluster
+from megalite.slurm.controller import Controller
 from megalite.slurm.deputy import Deputy
 from megalite.slurm.folder import LaunchFolder
 from megalite.slurm.hosts import Hosts, choose
 from megalite.slurm.node_check import read_reports, unfit
 from megalite.slurm.outcome import Next, Outcome
-from megalite.slurm.queue import SlurmQueue
 from megalite.slurm.render import job_name
 from megalite.slurm.watch import Patience
 
@@ -85,7 +85,7 @@ class Supervisor:
 
     def __init__(self, folder: LaunchFolder, config: Config, cluster: ClusterConfig, job: str):
         self._folder, self._config, self._cluster = folder, config, cluster
-        self._queue = SlurmQueue()
+        self._controller = Controller()
         self._signals = Signals()
         settings: SlurmConfig = config.slurm
         patience = Patience(settings.beat_seconds, settings.start_seconds, settings.step_seconds)
@@ -115,7 +115,7 @@ class Supervisor:
                 "stopped", f"{folder.stop} is there; remove it and launch again to go on", EXIT_REQUEUE
             )
         self._submit_next()
-        self._event("job", nodes=self._queue.nodes_of(self._job.number))
+        self._event("job", nodes=self._controller.nodes_of(self._job.number))
         while True:
             try:
                 hosts = self._prepare_hosts()
@@ -125,7 +125,7 @@ class Supervisor:
             self._event("attempt", attempt=number, nodes=list(hosts.used), spares=list(hosts.spares))
             folder.write_state(attempt=number, nodes=list(hosts.used), status="running")
             self._deputy.post(hosts, os.environ.get("SLURMD_NODENAME", ""))
-            attempt = Attempt(self._job, number, hosts, self._queue)
+            attempt = Attempt(self._job, number, hosts, self._controller)
             outcome = attempt.run(self._look)
             end = {"next": outcome.next.name, "why": outcome.why, "nodes": list(outcome.nodes)}
             self._event("end", attempt=number, last_step=attempt.last_step(), **end)
@@ -151,10 +151,8 @@ class Supervisor:
         if outcome.next is Next.GIVE_UP:
             print(outcome.detail, flush=True)
             return self._end_chain("gave up", f"{outcome.why}: {outcome.detail}", EXIT_FAULT)
-        if outcome.next is Next.STOPPED:
-            return self._after_stop()
-        if self._signals.terminated or self._signals.time_limit:
-            return self._leave_to_next(f"asked to stop, and then: {outcome.why}")
+        if outcome.next is Next.STOPPED or self._signals.terminated or self._signals.time_limit:
+            return self._after_stop(outcome)
         print(f"{outcome.why}\n{outcome.detail}", flush=True)
         if self._is_stuck():
             number = self._counts.failures_without_progress
@@ -164,16 +162,18 @@ class Supervisor:
         time.sleep(SECONDS_AFTER_NODE_FAILURE)
         return None
 
-    def _after_stop(self) -> int:
+    def _after_stop(self, outcome: Outcome) -> int:
+        """End the chain if a person asked for the end, else leave the run to the next job; well saved or not."""
         if self._folder.stop.exists():
-            return self._end_chain("stopped", f"{self._folder.stop.name} was found", EXIT_REQUEUE)
+            return self._end_chain("stopped", f"{self._folder.stop.name} was found; {outcome.why}", EXIT_REQUEUE)
         if self._signals.terminated and not self._signals.time_limit and self._was_cancelled():
-            return self._end_chain("cancelled", "scancel", EXIT_REQUEUE)
-        return self._leave_to_next("the time limit is near")
+            return self._end_chain("cancelled", f"scancel; {outcome.why}", EXIT_REQUEUE)
+        reason = "the time limit is near" if self._signals.time_limit else "asked to stop"
+        return self._leave_to_next(f"{reason}; {outcome.why}")
 
     def _was_cancelled(self) -> bool:
         """Whether a person ended this job; a preempted one goes on."""
-        return self._queue.job_state(self._job.number).startswith(("CANCELLED", "COMPLETING"))
+        return self._controller.job_state(self._job.number).startswith(("CANCELLED", "COMPLETING"))
 
     def _is_stuck(self) -> bool:
         """Count a failure; whether there have been too many since the run last got anywhere."""
@@ -191,7 +191,7 @@ class Supervisor:
         Raises:
             UserError: too few are left.
         """
-        nodes = self._queue.good_nodes(self._queue.nodes_of(self._job.number))
+        nodes = self._controller.good_nodes(self._controller.nodes_of(self._job.number))
         trusted = [node for node in nodes if node not in self._bad]
         if len(trusted) >= self._num_nodes:
             nodes = trusted  # a node that failed gets another chance only where there is no other
@@ -221,8 +221,8 @@ class Supervisor:
             try:
                 process.wait(NODE_CHECK_SECONDS)
             except subprocess.TimeoutExpired:
-                step = self._queue.step_of(self._job.number, "node-check")
-                self._queue.cancel(*([step] if step else []))
+                step = self._controller.step_of(self._job.number, "node-check")
+                self._controller.cancel(*([step] if step else []))
                 process.kill()
                 process.wait()
         return folder
@@ -230,10 +230,10 @@ class Supervisor:
     def _submit_next(self) -> None:
         """Put the next job of the chain behind this one, unless it is there already."""
         name = job_name(self._folder.run_dir)
-        waiting = [job for job in self._queue.live_jobs(name) if job != self._job.number]
+        waiting = [job for job in self._controller.live_jobs(name) if job != self._job.number]
         jobs = self._folder.read_state().get("num_jobs", 1)
         if not waiting and jobs < self._cluster.max_jobs:
-            waiting = [self._queue.submit(str(self._folder.script))]
+            waiting = [self._controller.submit(str(self._folder.script))]
         self._folder.write_state(job=self._job.number, next_job=waiting[0] if waiting else None, num_jobs=jobs + 1)
 
     def _leave_to_next(self, why: str) -> int:
@@ -244,7 +244,7 @@ class Supervisor:
                 "gave up", f"{why}; and max_jobs in the cluster profile allows no further job", EXIT_FAULT
             )
         excluded = sorted(self._bad)
-        if excluded and not self._queue.exclude_nodes(next_job, excluded):
+        if excluded and not self._controller.exclude_nodes(next_job, excluded):
             excluded = []
         self._event("handed on", why=why, next_job=next_job, excluded=excluded)
         self._folder.write_state(status="waiting")
@@ -253,7 +253,7 @@ class Supervisor:
     def _end_chain(self, status: str, why: str, code: int) -> int:
         """End the run's jobs for now or for good."""
         name = job_name(self._folder.run_dir)
-        self._queue.cancel(*(job for job in self._queue.live_jobs(name) if job != self._job.number))
+        self._controller.cancel(*(job for job in self._controller.live_jobs(name) if job != self._job.number))
         self._event(status, why=why)
         self._folder.write_state(status=status, why=why, next_job=None)
         return code

@@ -258,7 +258,7 @@ def test_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
         raise OSError(errno.ENOSPC, "No space left on device")
 
     write_checkpoint(tmp_path, tiny_model())
-    monkeypatch.setattr("megalite.checkpoint.hf.stream.os.write", full)
+    monkeypatch.setattr("megalite.checkpoint.tensor_file.HashedFile.write", full)
     with pytest.raises(ConversionError, match="disk is full"):
         to_hugging_face(tmp_path, tmp_path / "hf")
     assert not list(tmp_path.glob("hf*"))

@@ -13,7 +13,8 @@ from safetensors.torch import load_file, save_file
 from megalite.checkpoint.format import hash_file
 from megalite.checkpoint.hf import layout
 from megalite.checkpoint.hf.layout import Place, join, row_blocks
-from megalite.checkpoint.hf.stream import Entry, is_finite, write_stream
+from megalite.checkpoint.hf.stream import is_finite, write_stream
+from megalite.checkpoint.tensor_file import Entry
 
 SHAPES = {"a": (7, 5), "b.weight": (3,), "long name with ü": (130, 4), "wide": (2, 3000)}
 

@@ -20,7 +20,8 @@ from torch import Tensor
 from megalite.checkpoint.hf.families import Family, places
 from megalite.checkpoint.hf.importer import INDEX_FILE, SINGLE_FILE
 from megalite.checkpoint.hf.layout import Place, join, row_blocks
-from megalite.checkpoint.hf.stream import Entry, is_finite, write_stream
+from megalite.checkpoint.hf.stream import is_finite, write_stream
+from megalite.checkpoint.tensor_file import Entry
 from megalite.config.schema import ModelConfig
 from megalite.errors import ConversionError
 from megalite.model.initialize import WeightSource

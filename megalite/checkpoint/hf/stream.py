@@ -1,49 +1,21 @@
 """Safetensors files written as a stream, so that a file may be larger than memory.
 
-    8 bytes        length of the header
-    header         JSON: name, number format, shape and place of every tensor; known before the first number is read
-    numbers        tensor after tensor, each in blocks of rows
-
-`safetensors.torch.save_file` wants all tensors of a file at once. Here the largest thing in memory is a block of some
-MB, whatever the size of the file, and the checksum of the file is made on the way. While a thread writes a block the
-next one is read and converted, so that neither the disk nor the conversion waits for the other.
+The largest thing in memory is a block of some MB, whatever the size of the file. While a thread writes a block
+(`tensor_file.py`) the next one is read and converted, so that neither the disk nor the conversion waits for the other.
 """
 
 from __future__ import annotations
 
-import json
-import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
-from math import prod
 from pathlib import Path
 
 import torch
-import xxhash
 from torch import Tensor
 
 from megalite.checkpoint.format import FileRecord
 from megalite.checkpoint.hf.layout import one_thread
-
-CODES = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16"}
-"""Safetensors' names of number formats."""
-
-ALIGNMENT = 8
-"""The numbers begin at a multiple of this."""
-
-
-@dataclass(frozen=True)
-class Entry:
-    """A tensor of a file to be."""
-
-    name: str
-    shape: tuple[int, ...]
-    dtype: torch.dtype
-
-    @property
-    def num_bytes(self) -> int:
-        return prod(self.shape) * self.dtype.itemsize
+from megalite.checkpoint.tensor_file import Entry, TensorFile
 
 
 def write_stream(path: Path, entries: Sequence[Entry], read: Callable[[str], Iterable[Tensor]]) -> FileRecord:
@@ -55,25 +27,17 @@ def write_stream(path: Path, entries: Sequence[Entry], read: Callable[[str], Ite
         read: yields a tensor, by name, in blocks that lie one behind the other in memory's order.
 
     Returns:
-        Size and checksum of what was meant to be written.
+        Size and checksum of what was written.
     """
-    digest, size = xxhash.xxh3_128(), 0
-    with open(path, "wb", buffering=0) as file, ThreadPoolExecutor(1) as thread, one_thread():
-
-        def put(part: memoryview) -> None:
-            _write_whole(file.fileno(), part)
-            digest.update(part)
-
+    with TensorFile(path, list(entries)) as file, ThreadPoolExecutor(1) as thread, one_thread():
         last: Future[None] | None = None
         for part in _parts(entries, read):
             if last is not None:
                 last.result()
-            last = thread.submit(put, part)
-            size += part.nbytes
+            last = thread.submit(file.write, part)
         if last is not None:
             last.result()
-        os.fsync(file.fileno())
-    return FileRecord(size, digest.hexdigest())
+    return file.record
 
 
 def is_finite(numbers: Tensor) -> bool:
@@ -83,34 +47,11 @@ def is_finite(numbers: Tensor) -> bool:
 
 
 def _parts(entries: Sequence[Entry], read: Callable[[str], Iterable[Tensor]]) -> Iterator[memoryview]:
-    """The bytes of a file, in order."""
-    yield memoryview(_header(entries))
+    """The bytes of a file behind its header, in order."""
     for entry in entries:
         left = entry.num_bytes
-        for block in read(entry.name):
-            assert block.dtype == entry.dtype, entry.name
+        for block in read(entry.key):
+            assert block.dtype == entry.dtype, entry.key
             yield memoryview(block.contiguous().view(torch.uint8).numpy()).cast("B")
             left -= block.nbytes
-        assert left == 0, f"{entry.name}: {left} bytes were not yielded"
-
-
-def _header(entries: Sequence[Entry]) -> bytes:
-    fields: dict[str, object] = {"__metadata__": {"format": "pt"}}
-    offset = 0
-    for entry in entries:
-        end = offset + entry.num_bytes
-        fields[entry.name] = {
-            "dtype": CODES[entry.dtype],
-            "shape": list(entry.shape),
-            "data_offsets": [offset, end],
-        }
-        offset = end
-    text = json.dumps(fields, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % ALIGNMENT)
-    return len(text).to_bytes(8, "little") + text
-
-
-def _write_whole(descriptor: int, part: memoryview) -> None:
-    """A write may take less than it was given."""
-    while part:
-        part = part[os.write(descriptor, part) :]
+        assert left == 0, f"{entry.key}: {left} bytes were not yielded"

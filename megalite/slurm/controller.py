@@ -19,7 +19,7 @@ BAD_NODE_WORDS = ("down", "drain", "fail", "maint", "power", "unk", "*", "$")
 """Parts of a node's state that keep ranks off it; `*` is Slurm's sign for a node that does not answer."""
 
 
-class SlurmQueue:
+class Controller:
     """The controller of this cluster.
 
     Args:
