@@ -5,7 +5,7 @@
         part-00000.parquet ...                    what task 0 wrote
         .work/PHASE/00000.json                    its report: written last, so a task with a report is done
 
-Who runs a task does not matter: this process, a pool of processes, an array job, a Ray cluster (`runners.py`). All of
+Who runs a task does not matter: this process, a pool of processes, workers on a cluster, Ray (`runners/`). All of
 them call `perform`, which needs no more than the folder and the number of the task, and finds a task that has its
 report done. So a station that was killed goes on where it was, and a task that was lost is given out again; nothing is
 done twice, and the bytes are the same however the tasks were shared out.
