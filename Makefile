@@ -9,7 +9,7 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help install oracles transformers-4 demo test test-fast lint bench clean
+.PHONY: help install oracles transformers-4 lm-eval demo test test-fast lint bench clean
 
 help:  ## say what can be made
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -32,8 +32,8 @@ oracles: $(ORACLES)/.installed  ## other people's programs, which some tests ask
 
 $(ORACLES)/.installed: $(INSTALLED) Makefile
 	$(BIN)/python -m pip install -q --no-deps --upgrade --target $(ORACLES) \
-		datatrove==0.10.1 loguru==0.7.3 humanize==4.17.0 megatron-core==0.16.1 && touch $@ \
-		|| echo "datatrove and Megatron-core could not be fetched: their tests will be skipped"
+		datatrove==0.10.1 loguru==0.7.3 humanize==4.17.0 megatron-core==0.16.1 torchao==0.18.0 && touch $@ \
+		|| echo "datatrove, Megatron-core and torchao could not be fetched: their tests will be skipped"
 
 # transformers 4.57 beside the one in .venv, for the tests that read exported models with both
 TRANSFORMERS_4 := $(VENV)/transformers-4
@@ -45,6 +45,17 @@ $(TRANSFORMERS_4)/.installed: $(INSTALLED) Makefile
 	$(BIN)/python -m pip install -q --no-deps --target $(@D) \
 		transformers==4.57.6 tokenizers==0.22.2 huggingface-hub==0.36.2 && touch $@ \
 		|| echo "transformers 4.57 could not be fetched: its tests will be skipped"
+
+# lm-evaluation-harness with the little that a local task needs of what it depends on (100 MB), for one test
+LM_EVAL := $(VENV)/lm-eval
+
+lm-eval: $(LM_EVAL)/.installed  ## the evaluation harness, which one test asks
+
+$(LM_EVAL)/.installed: $(INSTALLED) Makefile
+	$(BIN)/python -m pip install -q --no-deps --upgrade --target $(LM_EVAL) \
+		lm-eval==0.4.13 accelerate==1.15.0 evaluate==0.4.6 sacrebleu==2.6.0 portalocker==4.4.2 tabulate==0.10.0 \
+		colorama==0.4.6 lxml==6.1.3 more-itertools==11.2.1 && touch $@ \
+		|| echo "lm-evaluation-harness could not be fetched: its tests will be skipped"
 
 # The demo's layout is two ranks on the CPU; on a machine with GPUs it is one rank in bf16.
 DEMO_LAYOUT := $(if $(shell nvidia-smi -L 2>/dev/null),parallel.tp=1 precision.dtype=bf16,)
@@ -63,7 +74,7 @@ demo: $(INSTALLED)  ## from raw text to a Hugging Face model, in a few minutes
 	@echo "      megalite config check configs/llama-70b.yaml --world-size 512   plan something larger"
 	@echo "(megalite is in $(BIN); activate it with: source $(BIN)/activate)"
 
-test: $(INSTALLED) oracles transformers-4  ## all tests
+test: $(INSTALLED) oracles transformers-4 lm-eval  ## all tests
 	@tools/slurm_testbed.sh install || true
 	$(BIN)/python -m pytest
 

@@ -20,7 +20,7 @@ setup(
     license="Apache-2.0",
     python_requires=">=3.10",
     packages=find_packages(include=["megalite", "megalite.*"]),
-    package_data={"megalite": ["py.typed"]},
+    package_data={"megalite": ["py.typed", "report/charts.js", "report/report.css"]},
     entry_points={"console_scripts": ["megalite = megalite.cli.main:main"]},
     install_requires=[
         "torch>=2.9",
@@ -43,6 +43,7 @@ setup(
         "xxhash>=3.4",
         "zstandard>=0.22",
         "tensorboard>=2.15",
+        "matplotlib>=3.8",
     ],
     extras_require={
         "te": ["transformer-engine[pytorch]>=2.8"],
@@ -50,6 +51,7 @@ setup(
         "cloud": ["s3fs", "gcsfs", "aiohttp"],
         "fast": ["gigatoken>=0.10"],
         "ray": ["ray>=2.30"],
+        "wandb": ["wandb>=0.18"],
         "eval": ["lm-eval>=0.4.9"],
         "dev": ["pytest>=8", "pytest-timeout>=2.3", "hypothesis>=6.100", "ruff>=0.9"],
     },

@@ -15,7 +15,7 @@ PACKAGE = ROOT / "megalite"
 
 FLOORS = (
     ("errors",),
-    ("slurm_commands",),
+    ("slurm_commands", "page"),
     ("config",),
     ("data",),
     ("parallel",),
@@ -24,7 +24,7 @@ FLOORS = (
     ("optim",),
     ("engine",),
     ("checkpoint",),
-    ("planner", "monitor"),
+    ("planner", "monitor", "report"),
     ("train",),
     ("slurm",),
     ("cli",),
@@ -36,6 +36,8 @@ CONFINED = {
     "transformer_engine": ("layers/te.py",),
     "transformers": ("checkpoint/hf", "data"),
     "tensorboard": ("monitor",),
+    "wandb": ("monitor/wandb.py",),
+    "matplotlib": ("monitor",),
     "ftfy": ("data/repair/mojibake.py",),
     "py3langid": ("data/language.py",),
     "resiliparse": ("data/html.py",),
@@ -43,18 +45,21 @@ CONFINED = {
     "ray": ("data/runners/ray.py",),
     "gigatoken": ("data/encoders/giga.py",),
     "datasets": ("data/hub.py",),
+    "lm_eval": ("train/evaluation/harness.py",),
     "fsspec": ("data/remote.py",),
 }
 """Packages that only some places may import."""
 
 TORCH_FREE = (
     "megalite.cli.main",
+    "megalite.monitor.schedule_curves",
     "megalite.config.validate",
     "megalite.model.weights",
     "megalite.parallel.mesh",
     "megalite.engine.deepspeed_config",
     "megalite.train.local",
     "megalite.data.samples",
+    "megalite.report.write",
 )
 """Modules that a command needs before it knows that there is anything to compute."""
 

@@ -24,8 +24,9 @@
 #   daemon NODE|ctl stop|kill|start    slurmd or slurmctld alone; jobs and the machine go on
 #
 # Settings (environment): SLURM_TB_DIR (/tmp/slurm-testbed), TB_CPUS a node (8), TB_GPUS a node (2), TB_MEM MB a node
-# (8000), TB_SUBNET (10.77.0), TB_EXTRA (more lines of slurm.conf), TB_OWNER (a PID: the cluster goes down with it),
-# TB_NORESUME (leave a booted node to Slurm's own rules). Made for Debian 12's Slurm 22.05 and later ones.
+# (8000), TB_SUBNET (10.77.0), TB_DISK MB of a small disk SLURM_TB_DIR/small that all nodes see (0: none), TB_EXTRA (more
+# lines of slurm.conf), TB_OWNER (a PID: the cluster goes down with it), TB_NORESUME (leave a booted node to Slurm's own
+# rules). Made for Debian 12's Slurm 22.05 and later ones.
 set -u
 umask 022
 
@@ -35,6 +36,7 @@ CPUS=${TB_CPUS:-8}
 GPUS=${TB_GPUS:-2}
 MEMORY=${TB_MEM:-8000}
 SUBNET=${TB_SUBNET:-10.77.0}
+DISK=${TB_DISK:-0}
 NETNS_PREFIX="sl$(cksum <<<"$TB" | cut -c1-4)-" # a folder of its own gives network namespaces of its own
 PACKAGES="slurmctld slurmd slurm-client munge iproute2 procps"
 APT_OPTIONS="-y -o Acquire::Retries=1 -o Acquire::http::Timeout=20 -o DPkg::Lock::Timeout=60"
@@ -179,6 +181,7 @@ E
 write_files() { # NUM_NODES
   local number name
   mkdir -p "$TB"/{etc,run,log,state,spool,dev,bin}
+  [ "$DISK" = 0 ] || { mkdir -p "$TB/small" && mount -t tmpfs -o "size=${DISK}m" small "$TB/small"; }
   : >"$TB/nodes"
   printf '127.0.0.1 localhost\n%s.1 ctl\n' "$SUBNET" >"$TB/etc/hosts"
   for number in $(seq 1 "$1"); do
@@ -309,7 +312,7 @@ up() { # NUM_NODES
   local num_nodes=$1 name wanted
   check
   lock
-  wanted="$num_nodes $CPUS $GPUS $MEMORY $SUBNET ${TB_EXTRA:-}"
+  wanted="$num_nodes $CPUS $GPUS $MEMORY $SUBNET $DISK ${TB_EXTRA:-}"
   if [ "$(cat "$TB/config" 2>/dev/null)" != "$wanted" ]; then
     [ ! -e "$TB/config" ] || down
     write_files "$num_nodes"
@@ -347,6 +350,7 @@ down() { # with the lock held
     power_off "$name"
     [ ! -e "/run/netns/$NETNS_PREFIX$name" ] || ip netns del "$NETNS_PREFIX$name"
   done
+  ! mountpoint -q "$TB/small" || umount --lazy "$TB/small"
   rm -rf "$TB/state" "$TB/spool" "$TB/config" "$TB/log/jobcomp.txt" "$TB"/run/*.pid "$TB"/run/*.sock*
 }
 

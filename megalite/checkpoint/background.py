@@ -33,8 +33,8 @@ from megalite.checkpoint.shares import Written
 from megalite.checkpoint.snapshot import Share, Snapshots, live_share
 from megalite.engine.protocol import Engine
 from megalite.errors import CheckpointError
-from megalite.parallel.axes import Axes, Axis
-from megalite.parallel.collectives import all_reduce, any_rank
+from megalite.parallel.axes import Axes
+from megalite.parallel.collectives import agree, any_rank
 
 CLOSE_SECONDS = 8.0
 """What is being written when training breaks gets this long to be committed."""
@@ -256,9 +256,3 @@ class _Job(threading.Thread):
             self.dropped = self._after_commit(self.saving.final)
         except (OSError, CheckpointError) as error:  # the new checkpoint is there; old ones can be removed next time
             self.trouble = str(error)
-
-
-def agree(flags: Sequence[bool], world: Axis, device: torch.device) -> list[bool]:
-    """Which flags are set on any rank. Collective, and a sync."""
-    votes = torch.tensor([int(flag) for flag in flags], device=device)
-    return [count > 0 for count in all_reduce(votes, world).tolist()]

@@ -12,16 +12,18 @@ import re
 import shutil
 from pathlib import Path
 
-from megalite.checkpoint.format import BYTES_PER_PARAMETER, MANIFEST
+from megalite.checkpoint.format import BYTES_PER_PARAMETER, MANIFEST, step_of_name
 from megalite.errors import CheckpointError
 
 CHECKPOINTS = "checkpoints"
 """Folder of a run that holds its checkpoints."""
 
+BEST = "best"
+"""Link in a run's folder to its checkpoint with the lowest validation loss."""
+
 VALIDATION = "validation.json"
 """In a checkpoint: the validation loss of its step, where there was one."""
 
-_STEP = re.compile(r"step-(\d{7,})")
 _ATTEMPT = re.compile(r".*-a(\d+)")
 PARTIAL = ".partial-"
 """Being written: `.partial-step-0000123-a00002`, by attempt 2."""
@@ -36,12 +38,12 @@ DISK_MARGIN = 1.05
 def named(folder: Path) -> list[Path]:
     """Folders called like a checkpoint in a `checkpoints` folder, oldest first. One without manifest was damaged after
     it had got its name."""
-    return sorted((path for path in folder.glob("step-*") if _STEP.fullmatch(path.name)), key=step_of)
+    return sorted((path for path in folder.glob("step-*") if step_of_name(path.name) is not None), key=step_of)
 
 
 def complete(folder: Path) -> list[Path]:
     """Complete checkpoints below a run folder or its `checkpoints` folder, oldest first; a checkpoint is its own."""
-    if (folder / MANIFEST).is_file() and _STEP.fullmatch(folder.resolve().name):
+    if (folder / MANIFEST).is_file() and step_of_name(folder.resolve().name) is not None:
         return [folder]
     base = folder / CHECKPOINTS if (folder / CHECKPOINTS).is_dir() else folder
     return [path for path in named(base) if (path / MANIFEST).is_file()]
@@ -55,9 +57,9 @@ def latest(folder: Path) -> Path | None:
 
 def step_of(folder: Path) -> int:
     """Step of a checkpoint folder, from its name."""
-    match = _STEP.fullmatch(folder.resolve().name)
-    assert match is not None, folder
-    return int(match.group(1))
+    step = step_of_name(folder.resolve().name)
+    assert step is not None, folder
+    return step
 
 
 def validation_loss(folder: Path) -> float | None:

@@ -6,14 +6,16 @@
         rank-00000.safetensors one file for each rank that had something to write
         from-…                 differential only: hard links to files of older checkpoints (`differential.py`)
 
-A tensor is named `weight/NAME`, `exp_avg/NAME` or `exp_avg_sq/NAME` after its canonical weight: unfused, without
-padding, fp32. Nothing says how the run was cut except the rectangles themselves, so any layout reads what any layout
-wrote, and a reader needs neither torch.distributed nor DeepSpeed. Nothing is pickled: reading cannot run code.
+A tensor is named `weight/NAME`, `exp_avg/NAME`, `exp_avg_sq/NAME` and so on (`optim.rules`) after its canonical weight:
+unfused, without padding, fp32. Nothing says how the run was cut except the rectangles themselves, so any layout reads
+what any layout wrote, and a reader needs neither torch.distributed nor DeepSpeed. Nothing is pickled: reading cannot
+run code.
 
 The folder is written under another name and renamed when whole; a `step-` folder without manifest does not exist.
 Every file has its checksum in the manifest, and the manifest one of itself, so a flipped byte anywhere is found.
 
-Version 2 added the manifest's own checksum, and extents. Version 1 is read as before.
+Version 2 added the manifest's own checksum, and extents; version 3 the account of the data and the state of the health
+checks. Older ones are read as before.
 """
 
 from __future__ import annotations
@@ -27,15 +29,15 @@ from typing import Any
 
 import xxhash
 
+from megalite.data.account import Account
 from megalite.errors import CheckpointError
 
 FORMAT = "megalite-checkpoint"
-VERSION = 2
+VERSION = 3
 MANIFEST = "manifest.json"
 CONFIG = "config.yaml"
-KINDS = ("weight", "exp_avg", "exp_avg_sq")
 BYTES_PER_PARAMETER = 12
-"""fp32 weight and two moments."""
+"""fp32 weight and two moments; most optimizers keep less."""
 
 HASH_BLOCK_BYTES = 4 * 2**20
 
@@ -111,6 +113,22 @@ class Progress:
     """Tokens consumed, padding included."""
     data_chain: str = ""
     """Running hash over the identity of every sample consumed (`data.audit`)."""
+    steering: dict[str, Any] = field(default_factory=dict)
+    """State of what goes by measurements (`train.steering`); empty where everything is a function of the step."""
+    consumed: dict[str, int] = field(default_factory=dict)
+    """Samples consumed, by source."""
+    account: Account = field(default_factory=Account)
+    """What was left out of the data, and what was drawn under earlier mixtures."""
+    health: dict[str, Any] = field(default_factory=dict)
+    """State of the health checks (`train.spikes`)."""
+    evaluation: dict[str, Any] = field(default_factory=dict)
+    """The best so far and the wait for progress (`train.evaluation.standing`); empty before the first validation."""
+
+    @classmethod
+    def from_json(cls, raw: dict[str, Any]) -> Progress:
+        """As a manifest of any version has it."""
+        account = {"account": Account.from_json(raw["account"])} if "account" in raw else {}
+        return cls(**{**raw, **account})
 
 
 @dataclass
@@ -174,7 +192,7 @@ def read_manifest(folder: Path) -> Manifest:
         raw = json.loads(text)
         _check_head(path, raw, text)
         manifest = Manifest(
-            progress=Progress(**raw["progress"]),
+            progress=Progress.from_json(raw["progress"]),
             model=raw["model"],
             layout=raw["layout"],
             tensors={name: _tensor_record(record) for name, record in raw["tensors"].items()},

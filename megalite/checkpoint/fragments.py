@@ -20,10 +20,12 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from megalite.checkpoint.stage_state import owned_state
 from megalite.engine.protocol import Engine
-from megalite.engine.slices import Slice, local_slices
 from megalite.model.initialize import LocalWeight
 from megalite.model.weights import Rectangle
+from megalite.optim.optimizer import OwnedState
+from megalite.optim.slices import Slice
 from megalite.parallel.axes import Axes
 
 MAX_SLICES = 64
@@ -32,13 +34,15 @@ MAX_SLICES = 64
 
 @dataclass(frozen=True)
 class Part:
-    """A rectangle of a canonical weight that this rank writes, with its moments."""
+    """A rectangle of a canonical weight that this rank writes, with its optimizer state, or state alone."""
 
     weight_name: str
     rectangle: Rectangle
-    """In the whole weight."""
+    """In the whole weight, or in the whole tensor of a state that has another shape."""
     tensors: dict[str, Tensor]
-    """By kind, fp32, of the rectangle's shape, on the device of training: see `is_live`."""
+    """By kind, fp32, of the rectangle's shape, on the device of training."""
+    is_live: bool = True
+    """The tensors are views of memory that lasts, not made for the moment."""
 
 
 def owned_parts(engine: Engine, axes: Axes, zero_stage: int) -> Iterator[Part]:
@@ -46,17 +50,18 @@ def owned_parts(engine: Engine, axes: Axes, zero_stage: int) -> Iterator[Part]:
 
     Collective over dp: all ranks walk it to the end.
     """
-    if zero_stage == 0 or not is_live(axes, zero_stage):
-        yield from _taking_turns(engine, axes)
-        return
-    for found in local_slices(engine.stage, zero_stage):
-        if _is_ours(found.local, axes):
-            yield from _cut(found)
-
-
-def is_live(axes: Axes, zero_stage: int) -> bool:
-    """Whether the parts are views of memory that lasts, not gathered for the moment."""
-    return zero_stage < 3 or axes.dp.size <= MAX_SLICES
+    for kind, name, tensor in owned_state(engine, axes):
+        yield Part(name, Rectangle((0,) * tensor.dim(), tuple(tensor.shape)), {kind: tensor}, is_live=False)
+    if zero_stage == 0 or (zero_stage == 3 and axes.dp.size > MAX_SLICES):
+        yield from _taking_turns(engine, axes, is_live=zero_stage == 0)
+    else:
+        for found in engine.slices():
+            if _is_ours(found.local, axes):
+                yield from _cut(found)
+    for state in engine.owned_states():
+        if _is_ours_to_write(state, axes, zero_stage):
+            for kind, (rectangle, tensor) in state.tensors.items():
+                yield Part(state.unit.weight.name, rectangle, {kind: tensor}, state.is_live)
 
 
 def rectangles_of_slice(shape: tuple[int, ...], start: int, stop: int) -> Iterator[Rectangle]:
@@ -95,11 +100,11 @@ def _cut(found: Slice) -> Iterator[Part]:
         done += count
 
 
-def _taking_turns(engine: Engine, axes: Axes) -> Iterator[Part]:
+def _taking_turns(engine: Engine, axes: Axes, *, is_live: bool) -> Iterator[Part]:
     """Whole weights, each from one of the dp ranks."""
     for number, state in enumerate(engine.local_weights()):
         if number % axes.dp.size == axes.dp.rank and _is_ours(state.local, axes):
-            yield Part(state.local.weight.name, state.local.rectangle, state.tensors)
+            yield Part(state.local.weight.name, state.local.rectangle, state.tensors, is_live)
 
 
 def _is_ours(local: LocalWeight, axes: Axes) -> bool:
@@ -108,3 +113,10 @@ def _is_ours(local: LocalWeight, axes: Axes) -> bool:
     is_replica = local.weight.cut is None and axes.tp.rank != 0
     is_empty = math.prod(local.rectangle.shape) == 0
     return not (is_tied_copy or is_replica or is_empty)
+
+
+def _is_ours_to_write(state: OwnedState, axes: Axes, zero_stage: int) -> bool:
+    """The same of state that this rank keeps whole: the other copies are those of dp ranks without ZeRO."""
+    is_tied_copy = axes.pp.rank > 0 and state.unit.weight.layer == "embedding"
+    is_copy = zero_stage == 0 and axes.dp.rank != 0
+    return not (is_tied_copy or is_copy or state.unit.replica != 0)

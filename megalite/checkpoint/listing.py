@@ -47,6 +47,8 @@ class Listed:
     shared_bytes: int
     """Of files that one has."""
     validation_loss: float | None
+    is_best: bool = False
+    """The run's link `best` points at it."""
 
     @property
     def logical_bytes(self) -> int:
@@ -76,6 +78,7 @@ def list_checkpoints(folder: Path, *, full: bool = False) -> Listing:
     """
     found = find(folder)
     losses = _validation_losses(found[0].absolute().parent.parent / EVENTS)
+    best = (found[0].absolute().parent.parent / catalog.BEST).resolve()
     seen: set[tuple[int, int]] = set()
     rows = []
     for path in found:
@@ -85,7 +88,8 @@ def list_checkpoints(folder: Path, *, full: bool = False) -> Listing:
         loss = catalog.validation_loss(path)
         saved_at = datetime.fromtimestamp(_modified(path), timezone.utc)
         loss = losses.get(step) if loss is None else loss
-        rows.append(Listed(path, step, saved_at, manifest, problems, disk_bytes, shared_bytes, loss))
+        is_best = path.resolve() == best
+        rows.append(Listed(path, step, saved_at, manifest, problems, disk_bytes, shared_bytes, loss, is_best))
     return Listing(tuple(rows), _leftovers(found[0].parent))
 
 

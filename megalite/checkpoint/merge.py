@@ -25,10 +25,9 @@ import torch
 from megalite import __version__
 from megalite.checkpoint.catalog import DISK_MARGIN, commit
 from megalite.checkpoint.format import MANIFEST, FileRecord, Piece, TensorRecord, write_manifest
-from megalite.checkpoint.hf.shards import group_by_size
 from megalite.checkpoint.reader import CheckpointReader
 from megalite.checkpoint.shares import sync
-from megalite.checkpoint.tensor_file import Entry, TensorFile, as_bytes
+from megalite.checkpoint.tensor_file import Entry, TensorFile, as_bytes, group_by_size
 from megalite.errors import CheckpointError
 
 MERGING = ".merging-"

@@ -25,6 +25,9 @@ from megalite.model.weights import Rectangle, Weight
 SLAB_BYTES = 16 * 2**20
 """Of rows that are put together at once."""
 
+Overlap = tuple[Piece, tuple[slice, ...], tuple[slice, ...]]
+"""A piece, and the slices into it and into what is asked for that mark what both have in common."""
+
 
 class CheckpointReader:
     """An open checkpoint. Files are memory-mapped: only what is asked for is read."""
@@ -35,10 +38,15 @@ class CheckpointReader:
         self._open: dict[str, safe_open] = {}
         self._mapped: dict[str, np.ndarray] = {}
         self._unpacked: tuple[Extent, np.ndarray] | None = None
+        self._joined = np.empty(0, np.uint8)
 
     def source(self, kind: str) -> CheckpointSource:
-        """The weights (`weight`) or moments (`exp_avg`, `exp_avg_sq`) as a weight source."""
+        """The weights (`weight`) or one kind of optimizer state (`exp_avg`, ...) as a weight source."""
         return CheckpointSource(self, kind)
+
+    def kinds(self) -> tuple[str, ...]:
+        """`weight`, and the kinds of optimizer state that it has."""
+        return tuple(dict.fromkeys(name.split("/", 1)[0] for name in self.manifest.tensors))
 
     def read(self, name: str, rectangle: Rectangle) -> Tensor:
         """A rectangle of a tensor, fp32 on the CPU, put together from the pieces that it overlaps.
@@ -46,22 +54,50 @@ class CheckpointReader:
         Raises:
             CheckpointError: there is no such tensor, a file is damaged, or the pieces do not cover the rectangle.
         """
+        out = torch.empty(rectangle.shape)
+        self._put_together(name, rectangle, self._overlaps(name, rectangle), out)
+        return out
+
+    def view(self, name: str, rectangle: Rectangle) -> Tensor:
+        """The same without a copy where it lies in a single piece: then it is the memory-mapped file itself, not to be
+        written to.
+
+        Raises:
+            CheckpointError: as `read`.
+        """
+        overlaps = self._overlaps(name, rectangle)
+        if len(overlaps) == 1 and not overlaps[0][0].extents:
+            part = self._read_plain(overlaps[0][0], overlaps[0][1])
+            if part.dtype == torch.float32 and part.shape == rectangle.shape:
+                return part
+        out = torch.empty(rectangle.shape)
+        self._put_together(name, rectangle, overlaps, out)
+        return out
+
+    def _overlaps(self, name: str, rectangle: Rectangle) -> list[Overlap]:
+        """The pieces that a rectangle overlaps, each with the slices into the piece and into the rectangle."""
         record = self.manifest.tensors.get(name)
         if record is None:
-            only_weights = not any(key.startswith("exp_avg/") for key in self.manifest.tensors)
-            if only_weights and not name.startswith("weight/"):
+            kinds = self.kinds()
+            if kinds == ("weight",) and not name.startswith("weight/"):
                 raise CheckpointError(f"{self.folder}: has weights only; use it with train.init_from in a new run.dir")
+            if name.split("/", 1)[0] not in kinds:
+                raise CheckpointError(
+                    f"{self.folder}: has no {name}, but {', '.join(kinds)}: it is of another optimizer; put "
+                    f"optimizer.name back, or start a new run from these weights: run.dir=NEW "
+                    f"train.init_from={self.folder}"
+                )
             raise CheckpointError(f"{self.folder}: has no {name}; it is of another model")
-        out, num_filled = torch.empty(rectangle.shape), 0
-        for piece in record.pieces:
-            overlap = _overlap(piece, rectangle)
-            if overlap is None:
-                continue
-            in_piece, in_out = overlap
+        found = ((piece, _overlap(piece, rectangle)) for piece in record.pieces)
+        return [(piece, *slices) for piece, slices in found if slices is not None]
+
+    def _put_together(self, name: str, rectangle: Rectangle, overlaps: list[Overlap], out: Tensor) -> None:
+        num_filled = 0
+        for piece, in_piece, in_out in overlaps:
             if piece.extents:
                 num_filled += self._read_extents(piece, in_piece, out[in_out].numpy())
                 continue
-            part = self._read_plain(piece, in_piece)  # a view of the mapped file, so it must be copied
+            part = self._read_plain(piece, in_piece)
             if part.dtype == torch.float32:
                 np.copyto(out[in_out].numpy(), part.numpy())  # torch's own copy would start threads
             else:
@@ -71,15 +107,20 @@ class CheckpointReader:
             raise CheckpointError(
                 f"{self.folder}: {name} has {num_filled} of the {out.numel()} numbers asked for at {rectangle}"
             )
-        return out
 
     def slabs(self, name: str, max_bytes: int = SLAB_BYTES) -> Iterator[Tensor]:
-        """A whole tensor in runs of rows of at most `max_bytes`, or of one row, in order."""
+        """A whole tensor in runs of rows of at most `max_bytes`, or of one row, in order.
+
+        All are in the same memory, so each is lost when the next is asked for: new memory for each would leave the heap
+        full of holes, as large together as several slabs.
+        """
         shape = self.manifest.tensors[name].shape
-        rows = max(1, max_bytes // (4 * math.prod(shape[1:])))
-        for first in range(0, shape[0], rows):
-            size = min(rows, shape[0] - first)
-            yield self.read(name, Rectangle((first, *(0 for _ in shape[1:])), (size, *shape[1:])))
+        num_rows = max(1, max_bytes // (4 * math.prod(shape[1:])))
+        slab = torch.empty(min(num_rows, shape[0]), *shape[1:])
+        for first in range(0, shape[0], num_rows):
+            rows = Rectangle((first, *(0 for _ in shape[1:])), (min(num_rows, shape[0] - first), *shape[1:]))
+            self._put_together(name, rows, self._overlaps(name, rows), slab[: rows.shape[0]])
+            yield slab[: rows.shape[0]]
 
     def verify(self, first: int = 0, stride: int = 1) -> list[str]:
         """Check sizes and checksums of every `stride`-th file and return what is wrong, one sentence a file."""
@@ -91,6 +132,7 @@ class CheckpointReader:
         return problems
 
     def _read_plain(self, piece: Piece, slices: tuple[slice, ...]) -> Tensor:
+        """Part of a piece, as a view of the mapped file."""
         path = self.folder / piece.file
         try:
             if piece.file not in self._open:
@@ -117,19 +159,19 @@ class CheckpointReader:
         return num_filled
 
     def _bytes(self, piece: Piece, start: int, stop: int) -> np.ndarray:
-        """Bytes `start` to `stop` of a piece: a view if they lie in one extent, else a copy."""
-        joined: np.ndarray | None = None
-        position = 0
+        """Bytes `start` to `stop` of a piece: a view if they lie in one extent, else a copy, lost at the next call."""
+        if len(self._joined) < stop - start:
+            self._joined = np.empty(stop - start, np.uint8)
+        joined, position = self._joined[: stop - start], 0
         for extent in piece.extents:
             first, last = max(start, position), min(stop, position + extent.num_bytes)
             if first < last:
                 part = self._extent(extent)[first - position : last - position]
                 if last - first == stop - start:
                     return part
-                joined = np.empty(stop - start, np.uint8) if joined is None else joined
                 joined[first - start : last - start] = part
             position += extent.num_bytes
-        if joined is None or position < stop:
+        if position < stop:
             raise CheckpointError(f"{self.folder}: the piece at {piece.start} has {position} bytes, expected {stop}")
         return joined
 
@@ -172,7 +214,7 @@ class CheckpointSource:
                 f"{self._reader.folder}: {weight.name} is {list(record.shape)} there and {list(weight.shape)} in the "
                 f"config; it is of another model"
             )
-        return self._reader.read(name, rectangle)
+        return self._reader.view(name, rectangle)
 
 
 def damage(path: Path, expected: FileRecord, *, quick: bool = False) -> str | None:

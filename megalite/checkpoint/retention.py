@@ -10,10 +10,11 @@ which then stays.
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from megalite.checkpoint.catalog import complete, remove, step_of, validation_loss
+from megalite.checkpoint.catalog import BEST, complete, remove, step_of, validation_loss
 from megalite.checkpoint.format import read_manifest
 from megalite.checkpoint.reader import CheckpointReader
 from megalite.errors import CheckpointError
@@ -55,6 +56,28 @@ def prune(folder: Path, keep: Keep, just_written: Path | None = None) -> list[Pa
     for path in doomed:
         remove(path)
     return doomed
+
+
+def point_at_best(folder: Path) -> Path | None:
+    """Let the link `best` of a run point at its checkpoint with the lowest validation loss, of those that are there.
+
+    Args:
+        folder: the run's `checkpoints` folder.
+
+    Returns:
+        That checkpoint; None when none was validated.
+    """
+    losses = {path: loss for path in complete(folder) if (loss := validation_loss(path)) is not None}
+    if not losses:
+        return None
+    best = min(losses, key=lambda path: (losses[path], -step_of(path)))
+    link, partial = folder.parent / BEST, folder.parent / f".{BEST}.partial"
+    if link.exists() and not link.is_symlink():
+        return best  # a copy of the run that followed the link has a folder there
+    partial.unlink(missing_ok=True)
+    partial.symlink_to(best.relative_to(folder.parent), target_is_directory=True)
+    os.replace(partial, link)
+    return best
 
 
 def has_all_files(folder: Path) -> bool:

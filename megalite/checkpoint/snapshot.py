@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from megalite.checkpoint.format import Piece, tensor_name
-from megalite.checkpoint.fragments import Part, is_live, owned_parts
+from megalite.checkpoint.fragments import Part, owned_parts
 from megalite.checkpoint.shares import file_name
 from megalite.engine.protocol import Engine
 from megalite.engine.slices import copy_numbers
@@ -77,12 +77,15 @@ class Snapshots:
         """The share of now, to be copied before the next update. Collective over dp."""
         if self._buffer is None:
             self._buffer = self._allocate()
-        share, may_wait = Share(), is_live(self._axes, self._zero_stage)
+        share = Share()
         for part, tensors in self._places(self._buffer):
             _add(share, self._axes.global_rank, part, tensors)
-            share.pending += [(tensors[kind], source) for kind, source in part.tensors.items()]
-            if not may_wait:
-                share.copy()  # it was gathered for this moment
+            copies = [(tensors[kind], source) for kind, source in part.tensors.items()]
+            if part.is_live:
+                share.pending += copies
+                continue
+            for target, source in copies:  # made for this moment
+                copy_numbers(target, source)
         if self._is_cuda and share.pending:
             share.is_final = torch.cuda.Event()
             share.is_final.record()

@@ -14,6 +14,7 @@ from __future__ import annotations
 import json
 import math
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -31,6 +32,10 @@ DTYPE_NAMES = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16
 
 BLOCK_BYTES = 4 * 2**20
 """Written at once: small enough that the checksum finds it in the cache, large enough that calls cost nothing."""
+
+WRITEBACK_BYTES = 32 * 2**20
+"""Every so many bytes the kernel is asked to begin writing them to the disk. Otherwise it begins when the file is
+synced, and the disk, idle until then, doubles the time of a save."""
 
 HEADER_ALIGNMENT = 8
 """The header is padded with blanks, so that the tensors' bytes begin at a multiple of this."""
@@ -57,6 +62,7 @@ class HashedFile:
     def __init__(self, path: Path):
         self._file = open(path, "xb", buffering=0)  # noqa: SIM115  (closed by __exit__)
         self._digest = xxhash.xxh3_128()
+        self._num_handed_over = 0
         self.num_bytes = 0
 
     def write(self, data: np.ndarray | bytes) -> None:
@@ -66,8 +72,19 @@ class HashedFile:
             block = view[start : start + BLOCK_BYTES]
             self._digest.update(block)
             while block:  # a write may take less than it was given
-                block = block[self._file.write(block) :]
-        self.num_bytes += len(view)
+                num_written = self._file.write(block)
+                self.num_bytes += num_written
+                block = block[num_written:]
+            if self.num_bytes - self._num_handed_over >= WRITEBACK_BYTES:
+                self._begin_writeback()
+
+    def _begin_writeback(self) -> None:
+        """Have the disk begin with what was written since the last time. Linux takes this advice so; pages that are
+        still dirty, as all of these are, stay in the cache."""
+        if hasattr(os, "posix_fadvise"):  # not on macOS
+            length = self.num_bytes - self._num_handed_over
+            os.posix_fadvise(self._file.fileno(), self._num_handed_over, length, os.POSIX_FADV_DONTNEED)
+        self._num_handed_over = self.num_bytes
 
     @property
     def record(self) -> FileRecord:
@@ -109,6 +126,19 @@ class TensorFile(HashedFile):
     ) -> None:
         super().__exit__(kind, error, trace)
         assert kind is not None or self.num_bytes == self._expected_bytes, "not what the header promises"
+
+
+def group_by_size(sizes: Mapping[str, int], max_bytes: int) -> list[list[str]]:
+    """Cut a sequence of named things into runs of at most `max_bytes`; what is larger by itself is a run of its own."""
+    groups: list[list[str]] = []
+    room = 0
+    for name, size in sizes.items():
+        if not groups or size > room:
+            groups.append([])
+            room = max_bytes
+        groups[-1].append(name)
+        room -= size
+    return groups
 
 
 def as_bytes(tensor: Tensor) -> np.ndarray:

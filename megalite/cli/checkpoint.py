@@ -147,7 +147,7 @@ def _print_listing(listing: Listing, full: bool) -> None:
     for row in listing.checkpoints:
         facts = _row_facts(row, full)
         tokens = f"{row.manifest.progress.num_tokens:,}" if row.manifest is not None else ""
-        loss = "" if row.validation_loss is None else f"{row.validation_loss:.4f}"
+        loss = "" if row.validation_loss is None else f"{row.validation_loss:.4f}{' best' if row.is_best else ''}"
         sizes = (_size(row.logical_bytes), _size(row.disk_bytes))
         cells = row.folder.name, f"{row.saved_at:%Y-%m-%d %H:%M}", facts["written_by"], facts["storage"]
         table.add_row(*cells, facts["health"], tokens, loss, *sizes)
@@ -173,6 +173,7 @@ def _row_facts(row: Listed, full: bool) -> dict[str, Any]:
         "saved_at": row.saved_at.isoformat(),
         "tokens": manifest.progress.num_tokens if manifest else None,
         "validation_loss": row.validation_loss,
+        "best": row.is_best,
         "written_by": _layout(manifest.layout) if manifest else "",
         "storage": storage(manifest) if manifest else "",
         "size_bytes": row.logical_bytes,
@@ -215,7 +216,16 @@ def _print_checkpoint(row: Listed, manifest: Manifest) -> None:
     _print_damage(row.problems)
 
 
-KINDS = {"weight": "master weights", "exp_avg": "first moments", "exp_avg_sq": "second moments"}
+KINDS = {
+    "weight": "master weights",
+    "exp_avg": "first moments",
+    "exp_avg_sq": "second moments",
+    "exp_avg_sq_row": "second moments, means of rows",
+    "exp_avg_sq_col": "second moments, means of columns",
+    "momentum": "momentum",
+    "fp8_amax": "maxima that FP8 scales come from",
+    "fp8_retired": "layers that went back from FP8",
+}
 
 
 def _tensor_table(manifest: Manifest) -> Table:

@@ -47,7 +47,7 @@ def check(
     from megalite.config.plan import default_world_size, make_plan
     from megalite.config.validate import validate
     from megalite.engine.deepspeed_config import deepspeed_config
-    from megalite.planner.memory import memory_by_stage
+    from megalite.planner.memory import memory_by_stage, state_bytes_per_parameter
 
     loaded = load_config(config, overrides or ())
     num_ranks = world_size or default_world_size(loaded)
@@ -61,9 +61,13 @@ def check(
     json_config = deepspeed_config(loaded, plan)
     if as_json:
         stages = [stage.to_dict() for stage in memory]
-        typer.echo(json.dumps({"plan": plan.to_dict(), "memory": stages, "deepspeed": json_config, "notes": notes}))
+        report = {"plan": plan.to_dict(), "memory": stages, "deepspeed": json_config, "notes": notes}
+        typer.echo(json.dumps({**report, "optimizer_bytes_per_parameter": state_bytes_per_parameter(loaded, plan)}))
         return
-    _print_report(f"{config} on {num_ranks} rank{'s' if num_ranks > 1 else ''}", plan, memory, json_config, notes)
+    title = f"{config} on {num_ranks} rank{'s' if num_ranks > 1 else ''}"
+    state = f"{loaded.optimizer.name}, {state_bytes_per_parameter(loaded, plan):.2f} bytes of state a parameter"
+    tables = _plan_table(plan, optimizer=state), _memory_table(plan, memory)
+    _print_report(title, tables, json_config, notes)
 
 
 @app.command()
@@ -88,21 +92,19 @@ def show(config: ConfigFile, overrides: Overrides = None) -> None:
     typer.echo(dump_config(load_config(config, overrides or ())), nl=False)
 
 
-def _print_report(
-    title: str, plan: RunPlan, memory: tuple[StageMemory, ...], json_config: dict[str, Any], notes: list[str]
-) -> None:
+def _print_report(title: str, tables: tuple[Table, ...], json_config: dict[str, Any], notes: list[str]) -> None:
     console = _console()
     console.print(f"[bold]{title}: valid[/bold]")
     for note in notes:
         console.print(f"[yellow]note:[/yellow] {note}", highlight=False)
-    for table in (_plan_table(plan), _memory_table(plan, memory)):
+    for table in tables:
         console.print()
         console.print(table)
     console.print("\n[bold]DeepSpeed's JSON[/bold]")
     console.print_json(data=json_config)
 
 
-def _plan_table(plan: RunPlan) -> Table:
+def _plan_table(plan: RunPlan, *, optimizer: str) -> Table:
     model = plan.model
     ranks = f"pp {plan.pp} x dp {plan.dp} x cp {plan.cp} x tp {plan.tp}"
     heads = f"{model.num_heads} query, {model.num_kv_heads} key and value, {model.head_dim} wide"
@@ -112,10 +114,10 @@ def _plan_table(plan: RunPlan) -> Table:
         "model": f"hidden {model.hidden_size}, {model.num_layers} layers, MLP {model.ffn_hidden_size}",
         "heads": heads,
         "vocabulary": f"{model.vocab_size:,}, padded to {plan.padded_vocab_size:,}",
+        "optimizer": optimizer,
         "step": f"{plan.tokens_per_step:,} tokens, {plan.grad_accum_steps} micro-batches a rank",
-        "run": f"{plan.total_steps:,} steps, {plan.total_steps * plan.tokens_per_step:,} tokens",
-        "work": f"{plan.flops_per_token:.4g} FLOP a token, "
-        f"{plan.flops_per_token * plan.total_steps * plan.tokens_per_step:.4g} FLOP in all",
+        "run": f"{plan.total_steps:,} steps, {plan.total_tokens:,} tokens",
+        "work": f"{plan.flops_per_token:.4g} FLOP a token, {plan.flops_per_token * plan.total_tokens:.4g} FLOP in all",
     }
     table = _table("plan", "")
     for name, value in rows.items():

@@ -11,7 +11,22 @@ import sys
 import typer
 
 from megalite import __version__
-from megalite.cli import checkpoint, config, convert, data, doctor, generate, launch, train, verify_resume
+from megalite.cli import (
+    checkpoint,
+    config,
+    convert,
+    data,
+    doctor,
+    eval,
+    generate,
+    launch,
+    lr_find,
+    mup,
+    report,
+    schedule,
+    train,
+    verify_resume,
+)
 from megalite.errors import EXIT_BAD_INPUT, EXIT_INTERRUPTED, UserError
 
 UsageError = next(base for base in typer.BadParameter.__mro__ if base.__name__ == "ClickException")
@@ -24,10 +39,15 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.command("train")(train.train)
+app.command("lr-find")(lr_find.lr_find)
 app.command("verify-resume")(verify_resume.verify_resume)
+app.command("eval")(eval.evaluate)
+app.command("report")(report.report)
 app.command("generate")(generate.generate)
 app.command("doctor")(doctor.doctor)
 app.add_typer(config.app, name="config")
+app.add_typer(schedule.app, name="schedule")
+app.add_typer(mup.app, name="mup")
 app.add_typer(data.app, name="data")
 app.add_typer(launch.app, name="launch")
 app.add_typer(convert.app, name="convert")

@@ -10,10 +10,17 @@ import typer
 def train(
     config: Path = typer.Argument(..., help="The run's YAML file."),
     overrides: list[str] = typer.Argument(None, help="Settings that replace the file's: section.key=value ..."),
+    max_failures: int = typer.Option(
+        0,
+        "--max-failures",
+        min=0,
+        help="Watch the ranks and start again after a fault or a hang, until so many have happened in a row without a "
+        "new checkpoint.",
+    ),
 ) -> int:
     """Train a model, or go on with a run that was stopped.
 
-    Starts pp x dp x tp ranks on this machine; under srun or torchrun it is one of the ranks given.
+    Starts pp x dp x tp ranks on this machine; under srun, torchrun or mpirun it is one of the ranks given.
     """
     from megalite.config.load import load_config
     from megalite.config.plan import default_world_size
@@ -24,4 +31,4 @@ def train(
     place = given_place()
     if place is not None:
         return run_rank(loaded, place)
-    return train_locally(loaded, default_world_size(loaded))
+    return train_locally(loaded, default_world_size(loaded), max_failures=max_failures)

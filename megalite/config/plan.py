@@ -10,7 +10,8 @@ import dataclasses
 import itertools
 from dataclasses import dataclass
 
-from megalite.config.schema import BatchConfig, Config, ModelConfig, ParallelConfig
+from megalite.config.batch_sizes import BatchSizes, batch_sizes
+from megalite.config.schema import BatchConfig, Config, ModelConfig, ParallelConfig, ScheduleConfig
 from megalite.errors import ConfigError
 
 VOCAB_MULTIPLE = 64
@@ -49,9 +50,16 @@ class RunPlan:
     """The model with every null filled in."""
     padded_vocab_size: int
     grad_accum_steps: int
-    """Micro-batches a rank runs in one step."""
+    """Micro-batches a rank runs in one step, once the batch has its full size."""
     tokens_per_step: int
+    """Of a step of the full batch size."""
     total_steps: int
+    total_tokens: int
+    """Tokens of all steps."""
+    batch_sizes: BatchSizes
+    """Sequences of each step, and which."""
+    schedule: ScheduleConfig
+    """The schedule with its warmup in steps."""
     stage_blocks: tuple[tuple[int, int], ...]
     """For each pipeline stage the half-open range of blocks it holds."""
     num_parameters: int
@@ -63,6 +71,8 @@ class RunPlan:
         """A JSON-ready form, as written to plan.json."""
         plain = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
         plain["model"] = self.model.model_dump(mode="json")
+        plain["schedule"] = self.schedule.model_dump(mode="json")
+        plain["batch_sizes"] = [dataclasses.asdict(span) for span in self.batch_sizes.spans]
         plain["stage_blocks"] = [list(bounds) for bounds in self.stage_blocks]
         return plain
 
@@ -81,7 +91,7 @@ def make_plan(config: Config, world_size: int, tokenizer_vocab_size: int | None 
     model = fill_model(config.model, config.batch, tokenizer_vocab_size)
     parallel, batch = config.parallel, config.batch
     dp = derive_dp(config, world_size)
-    tokens_per_step = batch.global_batch_size * batch.seq_len
+    sizes, total_steps = batch_sizes(batch), derive_steps(config)
     return RunPlan(
         world_size=world_size,
         pp=parallel.pp,
@@ -91,8 +101,11 @@ def make_plan(config: Config, world_size: int, tokenizer_vocab_size: int | None 
         model=model,
         padded_vocab_size=vocab_rows_per_rank(model.vocab_size, parallel.tp) * parallel.tp,
         grad_accum_steps=batch.global_batch_size // (batch.micro_batch_size * dp),
-        tokens_per_step=tokens_per_step,
-        total_steps=derive_steps(config),
+        tokens_per_step=batch.global_batch_size * batch.seq_len,
+        total_steps=total_steps,
+        total_tokens=sizes.first_sample(total_steps + 1) * batch.seq_len,
+        batch_sizes=sizes,
+        schedule=fill_schedule(config),
         stage_blocks=stage_blocks(parallel, model, batch.seq_len),
         num_parameters=count_parameters(model),
         flops_per_token=flops_per_token(model, batch.seq_len),
@@ -107,8 +120,26 @@ def derive_dp(config: Config, world_size: int) -> int:
 
 def derive_steps(config: Config) -> int:
     """Optimizer steps of the run: as configured, or the configured tokens rounded up to whole steps."""
-    tokens_per_step = config.batch.global_batch_size * config.batch.seq_len
-    return config.train.steps or -(-(config.train.tokens or 0) // tokens_per_step)
+    return config.train.steps or _steps_for_tokens(config, config.train.tokens or 0)
+
+
+def derive_samples(config: Config) -> int:
+    """Sequences that the run reads."""
+    return batch_sizes(config.batch).first_sample(derive_steps(config) + 1)
+
+
+def fill_schedule(config: Config) -> ScheduleConfig:
+    """The schedule with its warmup in steps, whatever it was given in."""
+    schedule, steps = config.schedule, config.schedule.warmup_steps
+    if schedule.warmup_tokens is not None:
+        steps = _steps_for_tokens(config, schedule.warmup_tokens)
+    if schedule.warmup_fraction is not None:
+        steps = round(schedule.warmup_fraction * derive_steps(config))
+    return schedule.model_copy(update={"warmup_steps": steps, "warmup_tokens": None, "warmup_fraction": None})
+
+
+def _steps_for_tokens(config: Config, num_tokens: int) -> int:
+    return batch_sizes(config.batch).steps_for(-(-num_tokens // config.batch.seq_len))
 
 
 def default_world_size(config: Config) -> int:
@@ -230,5 +261,5 @@ def compile_pays(config: Config, plan: RunPlan, device: str) -> bool:
         return False  # the compiler would trace DeepSpeed's gathering hooks, and give up on each
     if device == "cuda":
         return plan.total_steps >= COMPILE_PAYS_FROM_STEPS_CUDA
-    flops_per_rank = plan.flops_per_token * plan.tokens_per_step * plan.total_steps / plan.world_size
+    flops_per_rank = plan.flops_per_token * plan.total_tokens / plan.world_size
     return flops_per_rank >= COMPILE_PAYS_FROM_FLOPS_CPU

@@ -7,11 +7,18 @@ refused too, because who sets them expects one.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from math import gcd
 
-from megalite.config.plan import default_world_size, derive_dp, derive_steps, fill_model
-from megalite.config.schema import Config, ModelConfig, RopeConfig, RopeScaling, Section
+from megalite.config.batch_sizes import batch_sizes
+from megalite.config.checks_batch import check_batch
+from megalite.config.checks_evaluation import check_evaluation
+from megalite.config.checks_fp8 import check_fp8
+from megalite.config.checks_schedule import check_schedule
+from megalite.config.mup import RATE_EXPONENTS
+from megalite.config.plan import default_world_size, fill_model
+from megalite.config.schema import Config, ModelConfig, RopeConfig, RopeScaling
+from megalite.config.wording import divisors, near, or_, unused
 from megalite.errors import ConfigError
 
 ANY_VOCAB_SIZE = 1
@@ -33,14 +40,19 @@ def validate(config: Config, world_size: int) -> None:
         *_world(config, world_size),
         *_tensor_parallel(config, model),
         *_pipeline(config, world_size),
-        *_batch(config, world_size),
+        *check_batch(config, world_size),
         *_heads(config.model, model),
         *_positions(config, model),
         *_precision(config),
+        *check_fp8(config, model),
         *_compile(config),
+        *_mup(config),
         *_length(config),
-        *_schedule(config),
+        *check_evaluation(config),
+        *_optimizer(config),
+        *check_schedule(config),
         *_periods(config),
+        *_health(config, model, world_size),
     ]
     if problems:
         raise ConfigError(problems)
@@ -57,7 +69,7 @@ def _world(config: Config, world_size: int) -> Iterator[str]:
     if dp is None and world_size % shard:
         yield (
             f"parallel.dp: null cannot be derived: {world_size} ranks are not a multiple of pp x cp x tp = {pp} x {cp} "
-            f"x {tp} = {shard}; use {_or(_near(world_size, shard))} ranks, or change pp or tp"
+            f"x {tp} = {shard}; use {or_(near(world_size, shard))} ranks, or change pp or tp"
         )
     if dp is not None and world_size != needed:
         fitting = f", or set dp={world_size // shard}" if world_size % shard == 0 else ""
@@ -70,7 +82,7 @@ def _world(config: Config, world_size: int) -> Iterator[str]:
 def _tensor_parallel(config: Config, model: ModelConfig) -> Iterator[str]:
     tp = config.parallel.tp
     heads, kv_heads, ffn = model.num_heads, model.num_kv_heads, model.ffn_hidden_size
-    use = f"use tp={_or(_divisors(gcd(heads, kv_heads, ffn)))}"
+    use = f"use tp={or_(divisors(gcd(heads, kv_heads, ffn)))}"
     if heads % tp:
         yield f"parallel.tp: num_heads={heads} is not divisible by tp={tp}; {use}"
     if kv_heads != heads and kv_heads < tp:
@@ -83,14 +95,14 @@ def _tensor_parallel(config: Config, model: ModelConfig) -> Iterator[str]:
     if ffn % tp:
         yield (
             f"parallel.tp: ffn_hidden_size={ffn} is not divisible by tp={tp}; {use}, "
-            f"or ffn_hidden_size={_or(_near(ffn, tp))}"
+            f"or ffn_hidden_size={or_(near(ffn, tp))}"
         )
     tokens = config.batch.micro_batch_size * config.batch.seq_len
     if config.parallel.sequence_parallel and tokens % tp:
-        legal = _near(config.batch.seq_len, tp // gcd(tp, config.batch.micro_batch_size))
+        legal = near(config.batch.seq_len, tp // gcd(tp, config.batch.micro_batch_size))
         yield (
             f"parallel.sequence_parallel: micro_batch_size x seq_len = {tokens} tokens are not divisible by tp={tp}; "
-            f"use seq_len={_or(legal)}"
+            f"use seq_len={or_(legal)}"
         )
 
 
@@ -112,29 +124,16 @@ def _pipeline(config: Config, world_size: int) -> Iterator[str]:
         )
 
 
-def _batch(config: Config, world_size: int) -> Iterator[str]:
-    parallel, batch = config.parallel, config.batch
-    if parallel.dp is None and world_size % (parallel.pp * parallel.cp * parallel.tp):
-        return  # dp is unknown, which `_world` says
-    dp = derive_dp(config, world_size)
-    unit = batch.micro_batch_size * dp
-    if batch.global_batch_size % unit:
-        yield (
-            f"batch.global_batch_size: {batch.global_batch_size} is not a multiple of micro_batch_size x dp = "
-            f"{batch.micro_batch_size} x {dp} = {unit}; use {_or(_near(batch.global_batch_size, unit))}"
-        )
-
-
 def _heads(given: ModelConfig, model: ModelConfig) -> Iterator[str]:
     if given.head_dim is None and given.hidden_size % given.num_heads:
         yield (
             f"model.head_dim: null stands for hidden_size / num_heads, but {given.hidden_size} / {given.num_heads} is "
-            f"not whole; use hidden_size={_or(_near(given.hidden_size, given.num_heads))}, or set head_dim"
+            f"not whole; use hidden_size={or_(near(given.hidden_size, given.num_heads))}, or set head_dim"
         )
     if model.num_heads % model.num_kv_heads:
         yield (
             f"model.num_kv_heads: num_heads={model.num_heads} is not a multiple of num_kv_heads={model.num_kv_heads}; "
-            f"use {_or(_divisors(model.num_heads))}"
+            f"use {or_(divisors(model.num_heads))}"
         )
 
 
@@ -146,7 +145,7 @@ def _positions(config: Config, model: ModelConfig) -> Iterator[str]:
             "sequence or more positions"
         )
     if model.positions == "learned":
-        yield from _unused(model.rope, RopeConfig.model_fields, "model.rope", "positions=learned")
+        yield from unused(model.rope, RopeConfig.model_fields, "model.rope", "positions=learned")
         return
     yield from _rotary(model, model.head_dim)
 
@@ -155,7 +154,7 @@ def _rotary(model: ModelConfig, head_dim: int) -> Iterator[str]:
     rotated = int(head_dim * model.rope.fraction)
     if head_dim and (rotated % 2 or not rotated):
         legal = [n / head_dim for n in (rotated - 1, rotated + 1, rotated + 2) if n % 2 == 0 and 0 < n <= head_dim]
-        advice = f"use fraction={_or(legal)}" if legal else "use head_dim=2 or more"
+        advice = f"use fraction={or_(legal)}" if legal else "use head_dim=2 or more"
         yield (
             f"model.rope.fraction: {model.rope.fraction} of head_dim={head_dim} rotates {rotated} channels, and they "
             f"turn in pairs; {advice}"
@@ -163,7 +162,7 @@ def _rotary(model: ModelConfig, head_dim: int) -> Iterator[str]:
     scaling = model.rope.scaling
     if scaling is not None and scaling.type == "linear":
         keys = ("low_freq_factor", "high_freq_factor", "original_max_positions")
-        yield from _unused(scaling, keys, "model.rope.scaling", "type=linear")
+        yield from unused(scaling, keys, "model.rope.scaling", "type=linear")
     if scaling is not None and scaling.type == "llama3" and scaling.low_freq_factor >= scaling.high_freq_factor:
         default = RopeScaling(type="llama3")
         yield (
@@ -175,13 +174,13 @@ def _rotary(model: ModelConfig, head_dim: int) -> Iterator[str]:
 
 def _precision(config: Config) -> Iterator[str]:
     precision = config.precision
-    if precision.fp8 is not None:
-        yield "precision.fp8: FP8 is not part of this version yet; use fp8=null with dtype=bf16"
     if precision.dtype != "fp32" and config.parallel.zero_stage == 0:
         yield (
             f"parallel.zero_stage: found 0 with dtype={precision.dtype}, where DeepSpeed applies wrong updates; use "
             "zero_stage=1 (right with dp=1 too), or dtype=fp32"
         )
+    if precision.dtype != "bf16":
+        yield from unused(precision, ("reduce_dtype",), "precision", f"dtype={precision.dtype}")
     if precision.dtype == "fp16" and config.train.device == "cpu":
         yield "precision.dtype: DeepSpeed has no fp16 on CPUs; use bf16, or fp32, which is faster without bf16 units"
 
@@ -194,38 +193,70 @@ def _compile(config: Config) -> Iterator[str]:
         )
 
 
+def _mup(config: Config) -> Iterator[str]:
+    name = config.optimizer.name
+    if config.model.mup is not None and name not in RATE_EXPONENTS:
+        yield (
+            f"model.mup: how {name} scales with the width is not known here; use optimizer.name="
+            f"{or_(RATE_EXPONENTS)}, or mup=null"
+        )
+
+
 def _length(config: Config) -> Iterator[str]:
     train = config.train
     if train.steps is None and train.tokens is None:
         yield "train.steps: null, and so is train.tokens; set one of them"
     if train.steps is not None and train.tokens is not None:
-        equal = -(-train.tokens // (config.batch.global_batch_size * config.batch.seq_len))
+        equal = batch_sizes(config.batch).steps_for(-(-train.tokens // config.batch.seq_len))
         yield (
             f"train.tokens: found {train.tokens}, and train.steps={train.steps} too; set one of them to null "
             f"(these tokens are {equal} steps)"
         )
-    if train.eval_every is not None and not config.data.valid:
-        yield f"train.eval_every: found {train.eval_every}, but data.valid is empty; add a source to it, or set null"
-
-
-def _schedule(config: Config) -> Iterator[str]:
-    schedule, lr = config.schedule, config.optimizer.lr
-    if schedule.name != "wsd":
-        yield from _unused(schedule, ("decay_steps", "decay_shape"), "schedule", f"name={schedule.name}")
-    if schedule.name == "constant":
-        yield from _unused(schedule, ("min_lr",), "schedule", "name=constant")
-    elif schedule.min_lr > lr:
-        yield f"schedule.min_lr: {schedule.min_lr:g} is above optimizer.lr={lr:g}; use {lr:g} or less"
-    if (config.train.steps is None) == (config.train.tokens is None):
-        return
-    steps, warmup = derive_steps(config), schedule.warmup_steps
-    if warmup > steps:
-        yield f"schedule.warmup_steps: {warmup} is more than the {steps} steps of the run; use {steps} or less"
-    elif schedule.name == "wsd" and warmup + (schedule.decay_steps or 0) > steps:
-        legal = f"use {steps - warmup} or less" if steps > warmup else "use a shorter warmup"
+    if train.branch_from is not None and train.init_from is not None:
         yield (
-            f"schedule.decay_steps: {schedule.decay_steps} do not fit behind a warmup of {warmup} into the {steps} "
-            f"steps of the run; {legal}"
+            "train.branch_from: found beside train.init_from; a branch has its checkpoint's weights, so set one of "
+            "them to null"
+        )
+
+
+def _health(config: Config, model: ModelConfig, world_size: int) -> Iterator[str]:
+    parallel, every = config.parallel, config.health.check_replicas_every
+    dp = world_size // (parallel.pp * parallel.cp * parallel.tp)
+    is_held_twice = (
+        parallel.tp > 1 or (dp > 1 and parallel.zero_stage < 3) or (parallel.pp > 1 and model.tie_embeddings)
+    )
+    if every is not None and not is_held_twice:
+        yield (
+            f"health.check_replicas_every: found {every}, but no weight is held by two ranks of this layout; leave it "
+            "at null"
+        )
+
+
+OPTIMIZER_SETTINGS = {
+    "betas": ("adamw", "adamw8bit", "lion", "muon"),
+    "eps": ("adamw", "adamw8bit", "muon"),
+    "momentum": ("muon", "sgd"),
+    "nesterov": ("muon", "sgd"),
+    "newton_schulz_steps": ("muon",),
+    "factored_decay": ("adafactor",),
+    "update_clip": ("adafactor",),
+}
+"""Settings of the section `optimizer` that only some optimizers have."""
+
+
+def _optimizer(config: Config) -> Iterator[str]:
+    optimizer = config.optimizer
+    others = [key for key, names in OPTIMIZER_SETTINGS.items() if optimizer.name not in names]
+    yield from unused(optimizer, others, "optimizer", f"name={optimizer.name}")
+    if not optimizer.noise:
+        yield from unused(optimizer, ("noise_decay",), "optimizer", "noise=0")
+    clip = optimizer.clip
+    if clip is not None and clip.by != "percentile":
+        yield from unused(clip, ("window",), "optimizer.clip", f"by={clip.by}")
+    elif clip is not None and clip.threshold >= 100:
+        yield (
+            f"optimizer.clip.threshold: found {clip.threshold:g}, expected a percentile with by=percentile; use a "
+            "number below 100, such as 90"
         )
 
 
@@ -237,7 +268,7 @@ def _periods(config: Config) -> Iterator[str]:
     elif keep_every is not None and keep_every % every:
         yield (
             f"checkpoint.keep_every: {keep_every} is not a multiple of every={every}, so most of those steps are never "
-            f"saved; use {_or(_near(keep_every, every))}"
+            f"saved; use {or_(near(keep_every, every))}"
         )
     missing = [name for name, value in (("every", every), ("train.eval_every", eval_every)) if value is None]
     if checkpoint.keep_best is not None and missing:
@@ -246,29 +277,4 @@ def _periods(config: Config) -> Iterator[str]:
             f"{'both' if len(missing) == 2 else 'it'} too"
         )
     if not checkpoint.asynchronous:
-        yield from _unused(checkpoint, ("if_busy",), "checkpoint", "asynchronous=false")
-
-
-def _unused(section: Section, keys: Iterable[str], name: str, because: str) -> Iterator[str]:
-    """Complain about each key that is not at its default."""
-    for key in keys:
-        value, default = getattr(section, key), type(section).model_fields[key].default
-        if value != default:
-            found = "a group" if isinstance(value, Section) else value
-            null = "null" if default is None else default
-            yield f"{name}.{key}: found {found}, but it has no effect with {because}; leave it at {null}"
-
-
-def _near(value: int, step: int) -> list[int]:
-    """The multiples of `step` next to a value, below and above."""
-    below = value // step * step
-    return [multiple for multiple in (below, below + step) if multiple]
-
-
-def _divisors(number: int) -> list[int]:
-    return [divisor for divisor in range(1, number + 1) if number % divisor == 0]
-
-
-def _or(values: Iterable[float]) -> str:
-    *most, last = map(str, values)
-    return f"{', '.join(most)} or {last}" if most else last
+        yield from unused(checkpoint, ("if_busy",), "checkpoint", "asynchronous=false")

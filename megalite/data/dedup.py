@@ -12,13 +12,12 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 import xxhash
 
 from megalite.data.corpus import Corpus
@@ -39,7 +38,10 @@ CLUSTERS_SCHEMA = pa.schema([(name, ARROW_TYPE) for name in ("removed_id", "remo
 NAMES_SCHEMA = pa.schema([("id", ARROW_TYPE), ("source", ARROW_TYPE)])
 
 NUM_SLICES = 4096
-"""A shard's hashes are sorted by their first 12 bits; a partition is a run of such slices of all shards."""
+"""A shard's hashes are sorted; those with the same first 12 bits are a slice. A partition is a run of slices of all
+shards."""
+
+SLICE_SHIFT = 64 - 12
 
 DOCUMENTS_PER_PARTITION = 1 << 24
 """Hashes that one task compares: about a gigabyte of memory."""
@@ -128,15 +130,11 @@ def hash_shard(task: Task, number: int, folder: Path) -> Report:
         names.append(batch.documents.select(["id", "source"]))
         num_bytes += batch.texts.num_bytes
     joined = np.concatenate(hashes)
-    slices = (joined[:, 0] % NUM_SLICES).astype(np.uint16)
-    order = np.argsort(slices, kind="stable")
-    with replacing(_work_file(folder, "hashes", number, "npz")) as path:
-        borders = np.searchsorted(slices[order], np.arange(NUM_SLICES + 1))
-        with open(path, "wb") as file:
-            np.savez(file, hashes=joined[order], rows=order, borders=borders)
-    with ShardWriter(_work_file(folder, "names", number, "parquet"), NAMES_SCHEMA) as writer:
-        for batch in names:
-            writer.write(batch)
+    order = np.argsort(joined[:, 0])
+    numbered = np.concatenate([joined, np.arange(len(joined), dtype=np.uint64)[:, None]], axis=1)[order]
+    with replacing(_work_file(folder, "hashes", number, "npy")) as path, open(path, "wb") as file:
+        np.save(file, numbered)
+    _write_names(_work_file(folder, "names", number, "arrow"), names)
     return {"documents": len(joined), "reading": reading.report(), "megabytes": num_bytes / 1e6}
 
 
@@ -145,13 +143,14 @@ def match_partition(task: Task, number: int, folder: Path) -> Report:
 
     Writes int64 [removed, 2]: numbers of the removed document and of the first one like it, sorted.
     """
-    first, last = task["slices"]
+    first, last = (slice_ << SLICE_SHIFT for slice_ in task["slices"])
     hashes, numbers = [np.zeros((0, 2), np.uint64)], [np.zeros(0, np.int64)]
     for shard in range(task["num_shards"]):
-        with np.load(_work_file(folder, "hashes", shard, "npz")) as saved:
-            begin, end = saved["borders"][[first, last]]
-            hashes.append(saved["hashes"][begin:end])
-            numbers.append((shard << SHARD_SHIFT) + saved["rows"][begin:end])
+        saved = np.load(_work_file(folder, "hashes", shard, "npy"), mmap_mode="r")
+        begin = np.searchsorted(saved[:, 0], np.uint64(first))
+        end = len(saved) if last >> 64 else np.searchsorted(saved[:, 0], np.uint64(last))
+        hashes.append(saved[begin:end, :2])
+        numbers.append((shard << SHARD_SHIFT) + saved[begin:end, 2].astype(np.int64))
     of_all = np.concatenate(numbers)
     in_order = np.argsort(of_all)  # the earliest document of a cluster is then its first
     of_all = of_all[in_order]
@@ -216,14 +215,24 @@ def _write_clusters(folder: Path, number: int, removed: np.ndarray) -> None:
             writer.write(pa.RecordBatch.from_arrays(columns, schema=CLUSTERS_SCHEMA))
 
 
+def _write_names(path: Path, names: Sequence[pa.RecordBatch]) -> None:
+    """Ids and sources of a shard, uncompressed: they are mapped, and few of them are looked up."""
+    table = pa.Table.from_batches(names, NAMES_SCHEMA)
+    sources = table.column("source").combine_chunks().dictionary_encode()
+    table = table.set_column(1, "source", sources)
+    with replacing(path) as partial, pa.ipc.new_file(str(partial), table.schema) as writer:
+        writer.write_table(table)
+
+
 def _names(folder: Path, numbers: np.ndarray) -> Iterator[pa.Array]:
     """Ids and sources of documents, by their numbers."""
     shards, rows = numbers >> SHARD_SHIFT, numbers & ((1 << SHARD_SHIFT) - 1)
     order = np.argsort(shards, kind="stable")
     tables = []
     for shard in np.unique(shards).tolist():
-        names = pq.read_table(_work_file(folder, "names", shard, "parquet"))
-        tables.append(names.take(pa.array(rows[order][shards[order] == shard])))
+        with pa.memory_map(str(_work_file(folder, "names", shard, "arrow"))) as file:
+            names = pa.ipc.open_file(file).read_all()
+            tables.append(names.take(pa.array(rows[order][shards[order] == shard])).cast(NAMES_SCHEMA))
     table = pa.concat_tables(tables).take(pa.array(np.argsort(order)))
     return (column.combine_chunks() for column in table.columns)
 

@@ -1,6 +1,6 @@
 """Batches for one data-parallel rank: samples laid end to end as one stream of tokens, read ahead by a thread.
 
-    step s uses global samples [(s - 1) x G, s x G)
+    step s uses the G global samples from `BatchSizes.first_sample(s)` on
     micro-batch a of dp rank r holds offsets (a x dp + r) x m + [0, m) of those       (G = a x dp x m)
 
 The thread finds the places of some thousand samples at once and then fills batch after batch in compiled code, which
@@ -18,6 +18,8 @@ from itertools import chain, islice
 import numpy as np
 import torch
 
+from megalite.config.batch_sizes import BatchSizes
+from megalite.config.schema import Config
 from megalite.data.samples import Samples
 from megalite.errors import DataError
 
@@ -127,7 +129,7 @@ class Loader:
         samples: what is read.
         seq_len: tokens in a sequence.
         micro_batch_size: sequences in a micro-batch.
-        global_batch_size: sequences in a step over all ranks; a multiple of micro_batch_size x dp_size.
+        batch_sizes: sequences of each step over all ranks; multiples of micro_batch_size x dp_size.
         dp_size: number of data-parallel ranks.
         dp_rank: which of them this is.
         prefetch: micro-batches read ahead; more where several are read at once because they are small.
@@ -139,22 +141,37 @@ class Loader:
         *,
         seq_len: int,
         micro_batch_size: int,
-        global_batch_size: int,
+        batch_sizes: BatchSizes,
         dp_size: int,
         dp_rank: int,
         prefetch: int,
     ):
         assert samples.seq_len == seq_len, (samples.seq_len, seq_len)
-        assert global_batch_size % (micro_batch_size * dp_size) == 0, (global_batch_size, micro_batch_size, dp_size)
+        for span in batch_sizes.spans:
+            assert span.size % (micro_batch_size * dp_size) == 0, (span, micro_batch_size, dp_size)
         assert 0 <= dp_rank < dp_size, (dp_rank, dp_size)
         self._samples = samples
         self._micro_batch_size = micro_batch_size
-        self._global_batch_size = global_batch_size
+        self._batch_sizes = batch_sizes
         self._dp_size = dp_size
         self._dp_rank = dp_rank
         self._prefetch = prefetch
         self._reader: _ReadAhead | None = None
-        self.grad_accum_steps = global_batch_size // (micro_batch_size * dp_size)
+
+    @classmethod
+    def for_run(
+        cls, samples: Samples, config: Config, batch_sizes: BatchSizes, *, dp_size: int, dp_rank: int
+    ) -> Loader:
+        """The loader of one data-parallel rank with the micro-batches of a config."""
+        return cls(
+            samples,
+            seq_len=config.batch.seq_len,
+            micro_batch_size=config.batch.micro_batch_size,
+            batch_sizes=batch_sizes,
+            dp_size=dp_size,
+            dp_rank=dp_rank,
+            prefetch=config.data.prefetch,
+        )
 
     def step_batches(self, step: int) -> list[Batch]:
         """The rank's micro-batches of one step, counted from 1, read here and now."""
@@ -173,7 +190,7 @@ class Loader:
         reader = self._reader = _ReadAhead(self._samples, starts, self._micro_batch_size, self._prefetch)
         try:
             for step in range(first, last + 1):
-                yield step, [reader.next() for _ in range(self.grad_accum_steps)]
+                yield step, [reader.next() for _ in self._starts(step)]
         finally:
             reader.close()
 
@@ -185,12 +202,9 @@ class Loader:
 
     def _starts(self, step: int) -> list[int]:
         """First global sample of each micro-batch of a step."""
-        assert step >= 1, step
-        first = (step - 1) * self._global_batch_size
-        return [
-            first + (number * self._dp_size + self._dp_rank) * self._micro_batch_size
-            for number in range(self.grad_accum_steps)
-        ]
+        first, size = self._batch_sizes.first_sample(step), self._batch_sizes.size(step)
+        stride = self._dp_size * self._micro_batch_size
+        return list(range(first + self._dp_rank * self._micro_batch_size, first + size, stride))
 
 
 class _ReadAhead:

@@ -128,6 +128,8 @@ class ShuffledMixture:
         stages: weights that change during the run, in place of `weights`; empty for none.
         ranks: sources, by number, whose samples come in an order of their own: int64 [size] each.
         num_stretches: of such an order; samples are shuffled within each.
+
+    `shift` moves each source's count of samples drawn, int64 [sources]: see `data.account`.
     """
 
     def __init__(
@@ -147,12 +149,13 @@ class ShuffledMixture:
         self._seed = seed
         self._ranks = ranks or {}
         self._num_stretches = num_stretches
+        self.shift = np.zeros(self._sizes.size, np.int64)
         self._latest: dict[int, tuple[int, KeyedPermutation | RankedOrder]] = {}
 
     def locate(self, index: int) -> tuple[int, int, int]:
         """(source, epoch, position) of a global sample."""
         source, number = (int(value) for value in self.mixture.draw(index))
-        epoch, place = divmod(number, int(self._sizes[source]))
+        epoch, place = divmod(number + int(self.shift[source]), int(self._sizes[source]))
         return source, epoch, self._permutation(source, epoch)(place)
 
     def locate_many(self, indices: np.ndarray) -> np.ndarray:
@@ -161,7 +164,7 @@ class ShuffledMixture:
             return np.empty((0, 3), np.int64)
         num_sources = self._sizes.size
         sources, numbers = self.mixture.draw(indices)
-        epochs, places = np.divmod(numbers, self._sizes[sources])
+        epochs, places = np.divmod(numbers + self.shift[sources], self._sizes[sources])
         passes, which = np.unique(epochs * num_sources + sources, return_inverse=True)
         orders = [self._permutation(number % num_sources, number // num_sources) for number in passes.tolist()]
         if not self._ranks:

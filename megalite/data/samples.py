@@ -8,6 +8,7 @@ the number of data-parallel ranks nor the step at which a run began can change w
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -16,8 +17,10 @@ from typing import NamedTuple, Protocol
 import numpy as np
 import xxhash
 
-from megalite.config.plan import derive_steps
+from megalite.config.evaluation_names import validation_sets
+from megalite.config.plan import derive_samples
 from megalite.config.schema import Config, SourceConfig
+from megalite.data.account import Account
 from megalite.data.indexed import bin_path
 from megalite.data.mix import BLOCK, InTurn, ShuffledMixture, round_to_quotas
 from megalite.data.mix_plan import PLAIN, MixPlan, MixSettings, SourceSize, StageSettings, plan_mix, resolve_stages
@@ -58,6 +61,8 @@ class Samples:
         """Hash of the data, of its order and of how it is cut. A run may go on only with an equal one."""
         self.num_samples_per_epoch = sum(source.layout.num_samples for source in sources)
         """Samples of all sources together."""
+        self.account = Account()
+        """What the run has left out; global indices are its run indices."""
         self._order = order
         documents = [source.tokens.num_documents for source in sources]
         self._first_document = np.cumsum([0, *documents]).tolist()
@@ -80,8 +85,32 @@ class Samples:
 
     def identity(self, global_index: int) -> Identity:
         """Which sample of the data `global_index` means."""
-        source, epoch, position = self._order.locate(global_index)
+        source, epoch, position = self._place(global_index)
         return Identity(self.sources[source].name, epoch, position)
+
+    def following(self, account: Account) -> Samples:
+        """The same data in the order of a run with an account of its own."""
+        assert isinstance(self._order, ShuffledMixture), "validation data has no mixture"
+        other = copy.copy(self)
+        other.account, other._order = account, copy.copy(self._order)
+        other._order.shift = np.array([account.shift.get(source.name, 0) for source in self.sources], np.int64)
+        return other
+
+    def drawn(self, run_index: int) -> dict[str, int]:
+        """Samples of each source that come before a run index in the order, those left out included."""
+        assert isinstance(self._order, ShuffledMixture), "validation data has no mixture"
+        counts = self._order.mixture.count(self.account.data_index(run_index)) + self._order.shift
+        return {source.name: int(count) for source, count in zip(self.sources, counts, strict=True)}
+
+    def count(self, start: int, stop: int) -> dict[str, int]:
+        """Samples of each source among global samples start..stop-1."""
+        counts = np.bincount(self.identities(start, stop)[:, 0], minlength=len(self.sources))
+        return {source.name: int(count) for source, count in zip(self.sources, counts, strict=True)}
+
+    def document_ids(self, start: int, stop: int) -> list[int]:
+        """The documents in global samples start..stop-1, as `data show` numbers them."""
+        ids = np.unique(np.concatenate([self.sample(index).document_ids for index in range(start, stop)]))
+        return ids[ids != NO_DOCUMENT].tolist()
 
     def plan(self, total_samples: int) -> MixPlan:
         """What the first `total_samples` samples of a training mixture hold of each source."""
@@ -94,8 +123,18 @@ class Samples:
         return self.locate(np.arange(start, stop, dtype=np.int64))
 
     def locate(self, global_indices: np.ndarray) -> np.ndarray:
-        """Source number, epoch and position of any global samples, int64 [n]: int64 [n, 3]."""
-        return self._order.locate_many(global_indices)
+        """Source number, epoch and position of any global samples, int64 [n]: int64 [n, 3].
+
+        Raises:
+            DataError: one was read under an earlier mixture, which the present one knows nothing of.
+        """
+        indices = self.account.data_indices(global_indices)
+        if self.account.shift and indices.size and int(indices.min()) < self.account.shift_from:
+            raise DataError(
+                f"global sample {int(indices.min())} was read before the mixture changed at {self.account.shift_from}; "
+                "look at it with the config of that time, and a run.dir without checkpoints"
+            )
+        return self._order.locate_many(indices)
 
     def sample(self, global_index: int) -> Sample:
         """The arrays of one sample. Document ids are unique over all sources.
@@ -103,11 +142,15 @@ class Samples:
         Raises:
             DataError: it holds a token beyond the vocabulary, or its index is damaged.
         """
-        place = self._order.locate(global_index)
+        place = self._place(global_index)
         rows = self.read(np.array([place], np.int64), document_ids=True)
         ids = rows.document_ids[0]
         ids[ids != NO_DOCUMENT] += self._first_document[place[0]]
         return Sample(rows.tokens[0], rows.labels[0], rows.loss_mask[0], ids, rows.positions[0])
+
+    def _place(self, global_index: int) -> tuple[int, int, int]:
+        source, epoch, position = self.locate(np.array([global_index], np.int64))[0].tolist()
+        return source, epoch, position
 
     def read(self, places: np.ndarray, *, document_ids: bool = False) -> Rows:
         """The arrays of several samples at once, one compiled call for each source among them.
@@ -227,7 +270,7 @@ def open_training_samples(config: Config) -> Samples:
         seed=config.run.seed,
         document_masks=config.data.document_masks,
         mix=MixSettings(given.temperature, given.epochs, stages, given.ranks, given.rank_stretches),
-        total_samples=derive_steps(config) * config.batch.global_batch_size,
+        total_samples=derive_samples(config),
     )
 
 
@@ -239,7 +282,24 @@ def open_validation_samples(sources: Sequence[SourceConfig], *, seq_len: int, do
     Raises:
         DataError: every complaint about every source.
     """
-    opened = _open_all(sources, seq_len, "data.valid")
+    return _in_turn(_open_all(sources, seq_len, "data.valid"), seq_len, document_masks)
+
+
+def open_validation_sets(sources: Sequence[SourceConfig], *, seq_len: int, document_masks: bool) -> dict[str, Samples]:
+    """Open every validation set of a config, by name; see `config.evaluation_names.validation_sets`.
+
+    Raises:
+        DataError: every complaint about every source.
+    """
+    opened = _open_all(sources, seq_len, "data.valid") if sources else []
+    return {
+        name: _in_turn([opened[number] for number in numbers], seq_len, document_masks)
+        for name, numbers in validation_sets(sources).items()
+    }
+
+
+def _in_turn(opened: Sequence[TokenSource], seq_len: int, document_masks: bool) -> Samples:
+    """Sources one behind the other, from their starts."""
     order = InTurn(sizes=[source.layout.num_samples for source in opened])
     fingerprint = _fingerprint(opened, f"in turn/{document_masks}")
     return Samples(opened, order, seq_len=seq_len, document_masks=document_masks, fingerprint=fingerprint)

@@ -6,11 +6,13 @@ The trainer cuts the same global samples over its ranks, so what is shown here i
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 
+from megalite.config.batch_sizes import BatchSizes
 from megalite.config.schema import Config
 from megalite.data.sample import Sample
 from megalite.data.samples import Samples, open_training_samples
@@ -39,6 +41,19 @@ def parse_steps(text: str) -> range:
     return steps
 
 
+def parse_samples(text: str) -> range:
+    """`A:B` as a range of sample numbers: A, A + 1, ..., B - 1, counted from 0 as in events.jsonl.
+
+    Raises:
+        DataError: it is written otherwise or is empty.
+    """
+    match = re.fullmatch(r"(\d+):(\d+)", text)
+    numbers = range(int(match[1]), int(match[2])) if match else range(0)
+    if not numbers:
+        raise DataError(f"--samples {text}: write A:B for the samples A to B - 1, with A < B, as events.jsonl has them")
+    return numbers
+
+
 def open_training_data(config: Config) -> Samples:
     """The samples that a config trains on.
 
@@ -53,15 +68,24 @@ def open_training_data(config: Config) -> Samples:
     return samples
 
 
-def collect_arrays(samples: Samples, steps: range, global_batch_size: int) -> dict[str, np.ndarray]:
-    """The batches of some steps.
+def collect_arrays(samples: Samples, steps: range, sizes: BatchSizes) -> dict[str, np.ndarray]:
+    """The batches of some steps, all of one size.
 
     Returns:
         tokens, labels, loss_mask and document_ids, each [steps, global_batch_size, seq_len].
+
+    Raises:
+        DataError: the batch grows between the steps.
     """
-    shape = (len(steps), global_batch_size, samples.seq_len)
-    first = (steps.start - 1) * global_batch_size
-    rows = [samples.sample(first + number) for number in range(len(steps) * global_batch_size)]
+    size, last = sizes.size(steps.start), sizes.size(steps.stop - 1)
+    if size != last:
+        same = next(step for step in steps if sizes.size(step) != size)
+        raise DataError(
+            f"--steps {steps.start}:{steps.stop}: batches of {size} and of {last} sequences do not fit into one array; "
+            f"use {steps.start}:{same}, and {same} on for the next"
+        )
+    shape = (len(steps), size, samples.seq_len)
+    rows = [samples.sample(index) for index in range(sizes.first_sample(steps.start), sizes.first_sample(steps.stop))]
     return {name: np.stack([getattr(row, name) for row in rows]).reshape(shape) for name in ARRAYS}
 
 
@@ -79,17 +103,27 @@ def save_arrays(path: Path, arrays: dict[str, np.ndarray]) -> None:
         raise DataError(f"{path}: cannot be written: {error.strerror or error}") from error
 
 
-def describe(samples: Samples, steps: range, global_batch_size: int) -> Iterator[str]:
+def describe(samples: Samples, steps: range, sizes: BatchSizes) -> Iterator[str]:
     """Lines that show the first sample of each step as text, document by document."""
+    yield from _describe_samples(samples, {sizes.first_sample(step): f"step {step}, " for step in steps})
+
+
+def describe_samples(samples: Samples, numbers: range) -> Iterator[str]:
+    """Lines that show samples as text, by their numbers in the data, as events have them: those that a run has left out
+    among them."""
+    whole = samples.following(replace(samples.account, gaps=()))
+    yield from _describe_samples(whole, dict.fromkeys(numbers, ""))
+
+
+def _describe_samples(samples: Samples, titles: Mapping[int, str]) -> Iterator[str]:
     tokenizer = Tokenizer.load(samples.tokenizer_path) if samples.tokenizer_path else None
-    for step in steps:
-        index = (step - 1) * global_batch_size
+    for index, title in titles.items():
         source, epoch, position = samples.identity(index)
         sample = samples.sample(index)
         num_labels = int(sample.loss_mask.sum())
         yield (
-            f"step {step}, global sample {index}: source {source}, epoch {epoch}, sample {position}; "
-            f"{num_labels} of {samples.seq_len} labels count"
+            f"{title}global sample {samples.account.data_index(index)}: source {source}, epoch {epoch}, "
+            f"sample {position}; {num_labels} of {samples.seq_len} labels count"
         )
         yield from _describe_documents(sample, tokenizer)
 

@@ -36,7 +36,7 @@ from megalite.data.shards import ShardReading, refuse_unreadable
 from megalite.data.sources import TOKENS_NAME
 from megalite.data.split import ALL, Split
 from megalite.data.tasks import WORK_FOLDER, Report, Runner, Task, add_counts, replacing, run_tasks
-from megalite.data.tokenizer import Tokenizer
+from megalite.data.tokenizer import Tokenizer, fingerprint_files
 from megalite.errors import DataError
 
 DESCRIPTIONS_NAME = "documents.parquet"
@@ -69,7 +69,7 @@ def tokenize(
         DataError: the tokenizer cannot be loaded, or a source cannot be read at all.
     """
     progress, runner = progress or Silent(), runner or InProcess()
-    tokenizer = Tokenizer.load(tokenizer_folder)
+    tokenizer = _load_once(tokenizer_folder.absolute(), fingerprint_files(tokenizer_folder))
     inputs = [*corpus.inputs, (tokenizer_folder, tokenizer.fingerprint)]
     settings = {
         "tokenizer": {"fingerprint": tokenizer.fingerprint, "vocab_size": tokenizer.vocab_size},
@@ -84,7 +84,8 @@ def tokenize(
     def build(folder: Path) -> dict[str, Any]:
         title = "tokenize" if split.part == "all" else f"tokenize {split.part}"
         progress.start(title, split.share_of(corpus.text_mb), "MB")
-        common = {"tokenizer": str(tokenizer_folder.absolute()), "split": split.settings(), "describe": describe}
+        names = {"tokenizer": str(tokenizer_folder.absolute()), "fingerprint": tokenizer.fingerprint}
+        common = {**names, "split": split.settings(), "describe": describe}
         tasks = [{**common, "shard": shard} for shard in shards]
         reports = run_tasks(folder, "encode", encode_shard, tasks, runner=runner, progress=progress)
         refuse_unreadable([(shard, report["reading"]) for shard, report in zip(shards, reports, strict=True)])
@@ -106,7 +107,8 @@ def tokenize(
 
 def encode_shard(task: Task, number: int, folder: Path) -> Report:
     """Task: encode the wanted documents of a shard."""
-    tokenizer, split = _load_once(Path(task["tokenizer"])), Split(**task["split"])
+    tokenizer = _load_once(Path(task["tokenizer"]), task["fingerprint"])
+    split = Split(**task["split"])
     reading = ShardReading(task["shard"])
     lengths = [np.zeros(0, np.int32)]
     reasons: Counter[str] = Counter()
@@ -142,8 +144,8 @@ def encode_shard(task: Task, number: int, folder: Path) -> Report:
 
 
 @lru_cache(maxsize=1)
-def _load_once(folder: Path) -> Tokenizer:
-    """A worker keeps its tokenizer from shard to shard."""
+def _load_once(folder: Path, _fingerprint: str) -> Tokenizer:
+    """A process keeps its tokenizer from shard to shard, as long as it is the same one."""
     return Tokenizer.load(folder)
 
 

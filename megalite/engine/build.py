@@ -8,6 +8,7 @@ from megalite.config.plan import RunPlan, compile_pays
 from megalite.config.schema import Config
 from megalite.engine.protocol import Engine
 from megalite.layers.parts import choose_parts
+from megalite.layers.precision import ONE_FORMAT, Precision
 from megalite.model.initialize import WeightSource, fill
 from megalite.model.transformer import Stage, StageSpec
 from megalite.parallel.axes import Axes
@@ -25,7 +26,9 @@ def build_stage(config: Config, plan: RunPlan, axes: Axes, device: torch.device,
         tp=axes.tp,
         sequence_parallel=config.parallel.sequence_parallel and axes.tp.size > 1,
         recompute=config.train.recompute,
-        parts=choose_parts(plan.model, device.type, DTYPES[config.precision.dtype]),
+        parts=choose_parts(
+            plan.model, device.type, DTYPES[config.precision.dtype], choose_precision(config, plan, axes, device)
+        ),
         seed=config.run.seed,
     )
     stage = Stage(spec)
@@ -33,11 +36,25 @@ def build_stage(config: Config, plan: RunPlan, axes: Axes, device: torch.device,
     return stage.to(device)
 
 
+def choose_precision(config: Config, plan: RunPlan, axes: Axes, device: torch.device) -> Precision:
+    """The precision of a stage's linear layers."""
+    fp8 = config.precision.fp8
+    if fp8 is None:
+        return ONE_FORMAT
+    from megalite.layers.fp8.backends import choose_backend
+    from megalite.layers.fp8.precision import Fp8
+
+    keep_weights = config.parallel.zero_stage < 3
+    backend = choose_backend(fp8, tp=axes.tp, dp=axes.dp, device=device, keep_weights=keep_weights)
+    return Fp8(fp8, plan.model.num_layers, backend)
+
+
 def build_engine(config: Config, plan: RunPlan, axes: Axes, device: torch.device, source: WeightSource) -> Engine:
     """Build the engine that a config asks for. Collective.
 
     Args:
-        source: where the initial weights come from; half-precision masters are set from it unrounded.
+        source: where the initial weights come from. Half-precision masters are made of them rounded, and are to be set
+            by `Engine.load`.
     """
     stage = build_stage(config, plan, axes, device, source)
     if axes.pp.size > 1:

@@ -15,6 +15,9 @@ BUCKET_ELEMENTS = 200_000_000
 """Gradient elements reduced at once under ZeRO: 400 MB in bf16, enough to fill a link, small beside the weights.
 DeepSpeed allocates all of it, so a smaller model gets no more than it has parameters."""
 
+ONE_SUB_GROUP = 10**15
+"""Elements that ZeRO-3 steps at once: all, because the optimizer compares gradients of different weights."""
+
 
 def deepspeed_config(config: Config, plan: RunPlan) -> dict[str, Any]:
     """Return the dict that `deepspeed.initialize` takes.
@@ -30,11 +33,16 @@ def deepspeed_config(config: Config, plan: RunPlan) -> dict[str, Any]:
         "gradient_clipping": (config.optimizer.clip_grad_norm or 0.0) if stage else 0.0,
         "steps_per_print": 10**9,
         "zero_allow_untested_optimizer": True,
-        "zero_optimization": {"stage": stage, **(_zero_buckets(plan) if stage else {})},
+        "zero_optimization": {
+            "stage": stage,
+            **(_zero_buckets(plan) if stage else {}),
+            **({"sub_group_size": ONE_SUB_GROUP} if stage == 3 else {}),
+        },
     }
     if config.precision.dtype == "bf16":
         json["bf16"] = {"enabled": True}
         json["data_types"] = {"grad_accum_dtype": "fp32"}
+        json["communication_data_type"] = config.precision.reduce_dtype or ("fp32" if stage == 1 else "bf16")
     if config.precision.dtype == "fp16":
         json["fp16"] = {"enabled": True, "loss_scale": 0, "initial_scale_power": 16}
     if plan.pp > 1:

@@ -25,7 +25,7 @@ def global_grad_norm(parameters: Iterable[nn.Parameter], axes: Axes) -> torch.Te
     squares = [
         torch.linalg.vector_norm(p.grad, dtype=torch.promote_types(p.grad.dtype, torch.float32)).square()
         for p in parameters
-        if p.grad is not None and _counts_here(p, axes)
+        if p.grad is not None and counts_here(p, axes)
     ]
     total = torch.stack(squares).sum() if squares else torch.zeros(())
     return all_reduce(total, axes.model).sqrt()
@@ -50,7 +50,8 @@ def drop_nonfinite(optimizer: torch.optim.Optimizer, parameters: Iterable[nn.Par
             parameter.grad = None
 
 
-def _counts_here(parameter: nn.Parameter, axes: Axes) -> bool:
+def counts_here(parameter: nn.Parameter, axes: Axes) -> bool:
+    """Whether this rank is the one of its model replica that counts a parameter, or its part of it, in a norm."""
     if getattr(parameter, "ds_pipe_replicated", False):
         return False
     return axes.tp.rank == 0 or getattr(parameter, "tensor_model_parallel", False)

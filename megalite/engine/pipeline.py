@@ -29,13 +29,24 @@ from megalite.config.schema import Config
 from megalite.data.loader import Batch
 from megalite.engine import grad_norm
 from megalite.engine.deepspeed_config import deepspeed_config
-from megalite.engine.protocol import LocalState, NonFiniteLossError, StepResult, nothing
+from megalite.engine.gate import UpdateGate
+from megalite.engine.protocol import LocalState, NonFiniteLossError, StepResult, accept, make_update, nothing
 from megalite.engine.runtime import quiet
-from megalite.engine.steps import StageState, count_valid_tokens, set_learning_rate, targets_of_batch
+from megalite.engine.stage_state import StageState
+from megalite.engine.steps import (
+    PRODUCT_DTYPES,
+    count_valid_tokens,
+    set_accumulation,
+    set_clipping,
+    set_learning_rate,
+    targets_of_batch,
+)
 from megalite.layers.documents import Documents, Targets
 from megalite.model.initialize import WeightSource
 from megalite.model.transformer import Stage
+from megalite.optim.optimizer import OwnedState
 from megalite.optim.optimizers import build_optimizer
+from megalite.optim.slices import Slice
 from megalite.parallel.axes import Axes
 from megalite.parallel.collectives import all_reduce
 
@@ -50,43 +61,74 @@ class PipelineEngine:
 
         groups.mpu = None  # a former engine of this process leaves its own behind
         self.stage = stage
-        self.before_update = nothing
-        self._axes = axes
+        self.before_update, self.judge, self.around_update = nothing, accept, make_update
+        self.clip_norm = config.optimizer.clip_grad_norm
+        self._axes, self._zero_stage = axes, config.parallel.zero_stage
         with quiet():
             module = _StagedModule(stage, axes, seq_len=config.batch.seq_len)
             json = deepspeed_config(config, plan)
             self._engine = _SteppingEngine(
                 args=None,
                 model=module,
-                optimizer=build_optimizer(stage, config.optimizer),
+                optimizer=build_optimizer(stage, config.optimizer, PRODUCT_DTYPES[config.precision.dtype]),
                 mpu=module.mpu(),
                 config=json,
                 config_class=DeepSpeedConfig(json, module.mpu()),
                 dist_init_required=False,
             )
-        self._engine.prepare(config, axes, before_update=lambda: self.before_update())
-        self._state = StageState(self._engine, stage, config.parallel.zero_stage)
+        self._engine.prepare(
+            config,
+            axes,
+            before_update=self._end_gradients,
+            judge=lambda loss, norm: self.judge(loss, norm),
+            around_update=lambda update: self.around_update(update),
+        )
+        self._state = StageState(self._engine, stage, axes, config.parallel.zero_stage)
 
     def train_step(self, batches: Sequence[Batch], lr: float) -> StepResult:
         set_learning_rate(self._engine.optimizer, lr)
+        set_clipping(self._engine, self.clip_norm, zero_stage=self._zero_stage)
+        self._engine.clip_norm = self.clip_norm
+        set_accumulation(self._engine, len(batches))
         num_tokens = count_valid_tokens(batches, self._axes.dp)
         scale = len(batches) * self._axes.dp.size / max(1, num_tokens)
         loss = self._engine.train_batch(_feed(batches, scale)).item()
         norm = self._engine.last_grad_norm()
-        applied = self._engine.was_step_applied()
-        why = "" if applied else f"gradient norm is {norm}"
-        return StepResult(loss, norm, lr, num_tokens, skipped=not applied, why=why)
+        why = self._engine.gate.why if self._engine.was_step_applied() else f"gradient norm is {norm}"
+        return StepResult(loss, norm, lr, num_tokens, skipped=bool(why), why=why)
+
+    def _end_gradients(self) -> None:
+        self.before_update()
+        self.stage.precision.end_step()
 
     def eval_step(self, batches: Sequence[Batch]) -> tuple[float, int]:
         num_tokens = count_valid_tokens(batches, self._axes.dp)
         mean = self._engine.eval_batch(_feed(batches, 1.0), num_micro_batches=len(batches)).item()
         return mean * len(batches) * self._axes.dp.size, num_tokens
 
+    def token_losses(self, batches: Sequence[Batch]) -> list[Tensor]:
+        layer: _StageLayer = self._engine.module.forward_funcs[0]
+        layer.token_losses = []
+        self._engine.eval_batch(_feed(batches, 1.0), num_micro_batches=len(batches))
+        found, layer.token_losses = layer.token_losses, None
+        if not self.stage.spec.is_last:
+            found = [torch.zeros(batch.tokens.shape[0], device=batch.tokens.device) for batch in batches]
+        return list(all_reduce(torch.stack(found), self._axes.pp))
+
+    def slices(self) -> Sequence[Slice]:
+        return self._state.slices
+
+    def gradients(self) -> Sequence[Tensor]:
+        return self._state.optimizer.gradients()
+
+    def owned_states(self) -> Iterator[OwnedState]:
+        return self._state.owned_states()
+
     def local_weights(self) -> Iterator[LocalState]:
         return self._state.read()
 
-    def load(self, source: WeightSource, moments: dict[str, WeightSource], num_updates: int) -> None:
-        self._state.write(source, moments, num_updates)
+    def load(self, source: WeightSource, state: dict[str, WeightSource], num_updates: int) -> None:
+        self._state.write(source, state, num_updates)
 
     def close(self) -> None:
         from deepspeed.utils import groups
@@ -114,12 +156,18 @@ class _StageLayer(nn.Module):
         self.seq_len = seq_len
         self.targets: tuple[Tensor, ...] = ()
         """Labels and weights of the micro-batch at hand, on the last stage; set by the engine."""
+        self.token_losses: list[Tensor] | None = None
+        """Gathers each micro-batch's `Targets.losses`, when set."""
 
     def forward(self, inputs: StageInput) -> StageInput | Tensor:
         x, positions, borders, keys = inputs
         documents = Documents(positions, borders, self.seq_len, keys)
         if self.stage.spec.is_last:
-            return self.stage(x, documents, Targets(*self.targets))
+            targets = Targets(*self.targets)
+            if self.token_losses is not None:
+                targets.losses = torch.zeros_like(targets.weights)
+                self.token_losses.append(targets.losses)
+            return self.stage(x, documents, targets)
         return self.stage(x, documents), positions, borders, keys
 
 
@@ -171,12 +219,21 @@ class _StagedModule(PipelineModule):
 class _SteppingEngine(DeepSpeedPipelineEngine):
     """DeepSpeed's pipeline engine with a check of the loss before the update, and our norm where ZeRO has none."""
 
-    def prepare(self, config: Config, axes: Axes, *, before_update: Callable[[], None]) -> None:
+    def prepare(
+        self,
+        config: Config,
+        axes: Axes,
+        *,
+        before_update: Callable[[], None],
+        judge: Callable[[float, float], str],
+        around_update: Callable[[Callable[[], None]], None],
+    ) -> None:
         self._axes = axes
-        self._before_update = before_update
+        self._before_update, self._judge, self._around_update = before_update, judge, around_update
+        self.gate = UpdateGate(self.optimizer)
         self._parameters = list(self.module.parameters())
         self._stop_on_nonfinite = config.health.stop_on_nonfinite
-        self._clip_norm = config.optimizer.clip_grad_norm
+        self.clip_norm = config.optimizer.clip_grad_norm
         self._clip_here = config.parallel.zero_stage == 0
         self._own_norm: Tensor | None = None
 
@@ -195,17 +252,27 @@ class _SteppingEngine(DeepSpeedPipelineEngine):
         super()._exec_forward_pass(buffer_id)
 
     def _exec_optimizer_step(self, lr_kwargs: dict | None = None) -> None:
-        loss = float(self.total_loss) if self.is_last_stage() else 0.0
-        broken = all_reduce(torch.tensor(0.0 if math.isfinite(loss) else 1.0, device=self.device), self._axes.world)
-        if broken.item() and self._stop_on_nonfinite:
-            raise NonFiniteLossError("the loss is not finite")
+        loss = self._loss_of_all_ranks()
+        if not math.isfinite(loss) and self._stop_on_nonfinite:
+            raise NonFiniteLossError(f"the loss is {loss}")
         self._before_update()
         if self._clip_here:
             self._own_norm = grad_norm.global_grad_norm(self._parameters, self._axes)
             grad_norm.drop_nonfinite(self.optimizer, self._parameters, self._own_norm)
-            if self._clip_norm is not None:
-                grad_norm.clip(self._parameters, self._own_norm, self._clip_norm)
+            if self.clip_norm is not None:
+                grad_norm.clip(self._parameters, self._own_norm, self.clip_norm)
+        self.gate.prepare(lambda: self._judge_unless_dropped(loss), self._around_update)
         super()._exec_optimizer_step(lr_kwargs)
+
+    def _judge_unless_dropped(self, loss: float) -> str:
+        norm = float(self._own_norm if self._clip_here else self.optimizer._global_grad_norm)
+        return self._judge(loss, norm) if math.isfinite(norm) else ""
+
+    def _loss_of_all_ranks(self) -> float:
+        """The step's loss, which the last stages have in parts. A sync, the same on all ranks."""
+        counts = self.is_last_stage() and self._axes.tp.rank == 0
+        mine = float(self.total_loss) / (self.gradient_accumulation_steps() * self._axes.dp.size) if counts else 0.0
+        return all_reduce(torch.tensor(mine, device=self.device, dtype=torch.float64), self._axes.world).item()
 
     _INSTRUCTION_MAP = {  # noqa: RUF012  (DeepSpeed looks an instruction's method up here, not by name)
         **DeepSpeedPipelineEngine._INSTRUCTION_MAP,

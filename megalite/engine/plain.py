@@ -12,18 +12,24 @@ from megalite.config.schema import Config
 from megalite.data.loader import Batch
 from megalite.engine import grad_norm
 from megalite.engine.deepspeed_config import deepspeed_config
-from megalite.engine.protocol import LocalState, NonFiniteLossError, StepResult, nothing
+from megalite.engine.gate import UpdateGate
+from megalite.engine.protocol import LocalState, NonFiniteLossError, StepResult, accept, make_update, nothing
 from megalite.engine.runtime import quiet
+from megalite.engine.stage_state import StageState
 from megalite.engine.steps import (
-    StageState,
+    PRODUCT_DTYPES,
     count_valid_tokens,
     documents_of_batch,
+    set_accumulation,
+    set_clipping,
     set_learning_rate,
     targets_of_batch,
 )
 from megalite.model.initialize import WeightSource
 from megalite.model.transformer import Stage
+from megalite.optim.optimizer import OwnedState
 from megalite.optim.optimizers import build_optimizer
+from megalite.optim.slices import Slice
 from megalite.parallel.axes import Axes
 from megalite.parallel.collectives import all_reduce
 
@@ -66,23 +72,27 @@ class PlainEngine:
 
         groups.mpu = None  # a former engine of this process leaves its own behind
         self.stage = stage
-        self.before_update = nothing
+        self.before_update, self.judge, self.around_update = nothing, accept, make_update
+        self.clip_norm = config.optimizer.clip_grad_norm
         self._config, self._plan, self._axes = config, plan, axes
         self._parameters = list(stage.parameters())
         self._clip_here = config.parallel.zero_stage == 0
         with quiet():
             self._engine, *_ = deepspeed.initialize(
                 model=stage,
-                optimizer=build_optimizer(stage, config.optimizer),
+                optimizer=build_optimizer(stage, config.optimizer, PRODUCT_DTYPES[config.precision.dtype]),
                 config=deepspeed_config(config, plan),
                 mpu=ModelParallelUnit(axes) if axes.tp.size > 1 else None,
                 dist_init_required=False,
             )
-        self._state = StageState(self._engine, stage, config.parallel.zero_stage)
+        self._gate = UpdateGate(self._engine.optimizer)
+        self._state = StageState(self._engine, stage, axes, config.parallel.zero_stage)
 
     def train_step(self, batches: Sequence[Batch], lr: float) -> StepResult:
         self._engine.train()
         set_learning_rate(self._engine.optimizer, lr)
+        set_clipping(self._engine, self.clip_norm, zero_stage=self._config.parallel.zero_stage)
+        set_accumulation(self._engine, len(batches))
         num_tokens = count_valid_tokens(batches, self._axes.dp)
         scale = len(batches) * self._axes.dp.size / max(1, num_tokens)
         total = torch.zeros((), dtype=torch.float32, device=self._engine.device)
@@ -97,20 +107,24 @@ class PlainEngine:
         if not math.isfinite(loss) and self._config.health.stop_on_nonfinite:
             raise NonFiniteLossError(f"the loss is {loss}")
         self.before_update()
-        norm = self._update()
-        applied = self._engine.was_step_applied()
-        why = "" if applied else f"gradient norm is {norm}"
-        return StepResult(loss, norm, lr, num_tokens, skipped=not applied, why=why)
+        self.stage.precision.end_step()
+        norm = self._update(loss)
+        why = self._gate.why if self._engine.was_step_applied() else f"gradient norm is {norm}"
+        return StepResult(loss, norm, lr, num_tokens, skipped=bool(why), why=why)
 
-    def _update(self) -> float:
-        """Clip and apply the accumulated gradients; return their norm."""
+    def _update(self, loss: float) -> float:
+        """Clip and apply the accumulated gradients, unless the step is refused; return their norm."""
         if not self._clip_here:
+            self._gate.prepare(
+                lambda: self.judge(loss, float(self._engine.optimizer._global_grad_norm)), self.around_update
+            )
             self._engine.step()
             return float(self._engine.get_global_grad_norm())
         norm = grad_norm.global_grad_norm(self._parameters, self._axes)
         grad_norm.drop_nonfinite(self._engine.optimizer, self._parameters, norm)
-        if self._config.optimizer.clip_grad_norm is not None:
-            grad_norm.clip(self._parameters, norm, self._config.optimizer.clip_grad_norm)
+        if self.clip_norm is not None:
+            grad_norm.clip(self._parameters, norm, self.clip_norm)
+        self._gate.prepare(lambda: self.judge(loss, norm.item()) if norm.isfinite() else "", self.around_update)
         self._engine.step()
         return norm.item()
 
@@ -123,11 +137,31 @@ class PlainEngine:
             total += self._engine(batch.tokens, documents_of_batch(batch), targets_of_batch(batch))
         return all_reduce(total, self._axes.dp).item(), num_tokens
 
+    @torch.no_grad()
+    def token_losses(self, batches: Sequence[Batch]) -> list[torch.Tensor]:
+        self._engine.eval()
+        found = []
+        for batch in batches:
+            targets = targets_of_batch(batch)
+            targets.losses = torch.zeros_like(targets.weights)
+            self._engine(batch.tokens, documents_of_batch(batch), targets)
+            found.append(targets.losses)
+        return found
+
+    def slices(self) -> Sequence[Slice]:
+        return self._state.slices
+
+    def gradients(self) -> Sequence[torch.Tensor]:
+        return self._state.optimizer.gradients()
+
+    def owned_states(self) -> Iterator[OwnedState]:
+        return self._state.owned_states()
+
     def local_weights(self) -> Iterator[LocalState]:
         return self._state.read()
 
-    def load(self, source: WeightSource, moments: dict[str, WeightSource], num_updates: int) -> None:
-        self._state.write(source, moments, num_updates)
+    def load(self, source: WeightSource, state: dict[str, WeightSource], num_updates: int) -> None:
+        self._state.write(source, state, num_updates)
 
     def close(self) -> None:
         from deepspeed.utils import groups

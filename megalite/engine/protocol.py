@@ -15,9 +15,8 @@ from torch import Tensor
 from megalite.data.loader import Batch
 from megalite.model.initialize import LocalWeight, WeightSource
 from megalite.model.transformer import Stage
-
-MOMENTS = ("exp_avg", "exp_avg_sq")
-"""Optimizer state kept for every weight, by its name in torch's AdamW."""
+from megalite.optim.optimizer import OwnedState
+from megalite.optim.slices import Slice
 
 
 @dataclass(frozen=True)
@@ -43,15 +42,25 @@ class NonFiniteLossError(RuntimeError):
 
 @dataclass(frozen=True)
 class LocalState:
-    """One canonical weight of this rank with its optimizer state, in fp32: tensors of the rectangle's shape."""
+    """One canonical weight of this rank with its elementwise state, in fp32: tensors of the rectangle's shape."""
 
     local: LocalWeight
     tensors: dict[str, Tensor]
-    """`weight` and each of `MOMENTS`."""
+    """`weight`, and by kind the state that has a number for each of its numbers."""
 
 
 def nothing() -> None:
     """What `Engine.before_update` does at first."""
+
+
+def accept(loss: float, grad_norm: float) -> str:
+    """What `Engine.judge` says at first: every update is made."""
+    return ""
+
+
+def make_update(update: Callable[[], None]) -> None:
+    """What `Engine.around_update` does at first: the update, and nothing else."""
+    update()
 
 
 class Engine(Protocol):
@@ -61,6 +70,16 @@ class Engine(Protocol):
     before_update: Callable[[], None]
     """Called in every step once the gradients are there, when weights and moments are about to change. Whoever still
     reads them, as a save in the background does, sets it and lets the update wait."""
+    judge: Callable[[float, float], str]
+    """Called in every step once, on all ranks, with the step's loss and gradient norm (before clipping, finite), when
+    nothing has changed yet. Returns why the update is to be left out, empty to make it; all ranks must say the same."""
+    clip_norm: float | None
+    """The largest gradient norm of the coming step, the same on all ranks; None for no clipping. At first
+    `optimizer.clip_grad_norm`."""
+
+    around_update: Callable[[Callable[[], None]], None]
+    """Makes the update, which it is given. Whoever looks at weights before and after it, and at `gradients`, sets it
+    for a step."""
 
     def train_step(self, batches: Sequence[Batch], lr: float) -> StepResult:
         """Run one optimizer step over this rank's micro-batches of the global batch. All ranks call it together.
@@ -74,15 +93,38 @@ class Engine(Protocol):
         """Sum of the cross-entropies, and number of valid tokens, of one global batch without touching anything."""
         ...
 
+    def token_losses(self, batches: Sequence[Batch]) -> list[Tensor]:
+        """The cross-entropy of every token of this dp rank's micro-batches, fp32 `[t]` each, on all its ranks.
+
+        Touches nothing. All ranks call it together, with equally many micro-batches; tokens that the loss mask leaves
+        out have a value that means nothing.
+        """
+        ...
+
+    def slices(self) -> Sequence[Slice]:
+        """What this rank alone keeps of weights and elementwise state: live memory, without communication."""
+        ...
+
+    def gradients(self) -> Sequence[Tensor]:
+        """The gradient of each of `slices` as it enters the update, clipped: only within `around_update`."""
+        ...
+
+    def owned_states(self) -> Iterator[OwnedState]:
+        """Optimizer state that this rank keeps for whole rows or weights. Without ZeRO every dp rank keeps the same."""
+        ...
+
     def local_weights(self) -> Iterator[LocalState]:
-        """This rank's weights and moments, one at a time. Collective over dp: all ranks walk it to the end.
+        """This rank's weights and elementwise state, one at a time. Collective over dp: all ranks walk it to the end.
 
         A tensor is yielded on every dp rank; which of them writes it is the caller's choice.
         """
         ...
 
-    def load(self, source: WeightSource, moments: dict[str, WeightSource], num_updates: int) -> None:
-        """Set master weights, moments and the optimizer's step counter. Collective."""
+    def load(self, source: WeightSource, state: dict[str, WeightSource], num_updates: int) -> None:
+        """Set the weights, their masters, optimizer state by kind, and the optimizer's step counter, at any time.
+
+        Collective.
+        """
         ...
 
     def close(self) -> None:

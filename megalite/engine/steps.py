@@ -7,23 +7,18 @@ come out as the exact sum.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch import nn
 
 from megalite.data.loader import Batch
-from megalite.engine.optimizer_state import create_moments, read_parameter, set_num_updates
-from megalite.engine.protocol import MOMENTS, LocalState
-from megalite.engine.slices import Slice, copy_numbers, local_slices
 from megalite.layers.documents import Documents, Targets
-from megalite.model.initialize import LocalWeight, WeightSource, local_weights
-from megalite.model.transformer import Stage
-from megalite.model.weights import Rectangle
 from megalite.parallel.axes import Axis
 from megalite.parallel.collectives import all_reduce
+
+PRODUCT_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.bfloat16}
+"""Format of the matrix products inside an optimizer, by `precision.dtype`; fp16 has too few exponents for them."""
 
 
 def documents_of_batch(batch: Batch) -> Documents:
@@ -48,48 +43,18 @@ def set_learning_rate(optimizer: Any, lr: float) -> None:
         group["lr"] = lr
 
 
-class StageState:
-    """The weights and moments of a stage inside a DeepSpeed engine, by canonical name."""
-
-    def __init__(self, engine: Any, stage: Stage, zero_stage: int):
-        self._engine = engine
-        self._stage = stage
-        self._zero_stage = zero_stage
-        self._parameters: dict[str, nn.Parameter] = dict(stage.named_parameters())
-        self._rows: dict[str, list[LocalWeight]] = {name: [] for name in self._parameters}
-        for local in local_weights(stage):
-            self._rows[local.parameter_name].append(local)
-        create_moments(engine)
-
-    def read(self) -> Iterator[LocalState]:
-        """Yield every canonical weight with its moments, one parameter in memory at a time. Collective over dp."""
-        for name, parameter in self._parameters.items():
-            tensors = read_parameter(self._engine, parameter, self._zero_stage)
-            for local in self._rows[name]:
-                yield LocalState(local, {key: local.view(tensor) for key, tensor in tensors.items()})
-
-    def write(self, weights: WeightSource, moments: dict[str, WeightSource], num_updates: int) -> None:
-        """Set every weight and moment from sources, each rank what it keeps; padding stays zero."""
-        set_num_updates(self._engine, num_updates)
-        sources = {"weight": weights, **moments}
-        assert set(sources) == {"weight", *MOMENTS}
-        if self._zero_stage == 0:
-            for name, parameter in self._parameters.items():
-                whole = read_parameter(self._engine, parameter, 0)
-                for local in self._rows[name]:
-                    for key, source in sources.items():
-                        copy_numbers(local.view(whole[key]), source.read(local.weight, local.rectangle))
-            return
-        for part in local_slices(self._stage, self._zero_stage):
-            rows, skipped = _rows_of(part)
-            for key, source in sources.items():
-                numbers = source.read(part.local.weight, rows).reshape(-1)
-                copy_numbers(part.tensors[key], numbers[skipped : skipped + part.tensors[key].numel()])
+def set_clipping(engine: Any, max_norm: float | None, *, zero_stage: int) -> None:
+    """Set the largest gradient norm of the coming step where DeepSpeed clips: from ZeRO-1 on."""
+    if zero_stage:
+        engine.optimizer.clip_grad = max_norm or 0.0
 
 
-def _rows_of(part: Slice) -> tuple[Rectangle, int]:
-    """The rows of the whole weight that a slice touches, and how many numbers of the first come before it."""
-    start, shape = part.local.rectangle.start, part.local.rectangle.shape
-    row_size = math.prod(shape[1:])
-    first, last = part.start // row_size, -(-part.stop // row_size)
-    return Rectangle((start[0] + first, *start[1:]), (last - first, *shape[1:])), part.start - first * row_size
+def set_accumulation(engine: Any, num_micro_batches: int) -> None:
+    """Tell a DeepSpeed engine how many micro-batches the coming step has; between steps only.
+
+    It finds the last one by counting from the first step on, so the count starts anew when their number changes.
+    """
+    if num_micro_batches != engine.gradient_accumulation_steps():
+        unit = engine.train_micro_batch_size_per_gpu() * engine.dp_world_size
+        engine.set_train_batch_size(num_micro_batches * unit)
+        engine.micro_steps = 0

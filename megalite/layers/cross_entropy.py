@@ -8,6 +8,10 @@ tokens at a time, and no rank ever sees another's part of the vocabulary. For ea
     d logits = (softmax - one-hot) * w    [c, v]     in place of the logits
     d hidden, d weight                    two products, accumulated
 
+With a z-loss of coefficient z (PaLM, Chowdhery et al. 2022, section 5) training minimises nll + z log(Z)^2, Z being the
+sum of exponentials of the logits as they are, which keeps them from drifting: d logits gets 2 z log(Z) softmax w more.
+The loss that is returned stays the cross-entropy, so that curves with and without it compare.
+
 The gradients are made in the forward pass, while the chunk is at hand (as in Liger Kernel, Hsu et al. 2024), and scaled
 by the incoming gradient in the backward pass, so nothing is computed twice. Softmax is fp32 whatever the stream's
 format.
@@ -39,6 +43,7 @@ class Head(nn.Module):
         sequence_parallel: the input is cut over tokens.
         gemm: how to multiply.
         chunk_tokens: tokens whose logits exist at once.
+        z_loss: coefficient of the z-loss.
     """
 
     def __init__(
@@ -51,10 +56,12 @@ class Head(nn.Module):
         sequence_parallel: bool = False,
         gemm: Gemm = PLAIN,
         chunk_tokens: int = LOSS_CHUNK_TOKENS["cpu"],
+        z_loss: float = 0.0,
     ):
         super().__init__()
         self.gemm = gemm
         self.chunk_tokens = chunk_tokens
+        self.z_loss = z_loss
         rows = vocab_rows_per_rank(vocab_size, tp.size)
         self.weight = nn.Parameter(torch.empty(rows, hidden_size)) if tied_to is None else tied_to
         self.first_row = rows * tp.rank
@@ -98,11 +105,19 @@ class _LinearCrossEntropy(torch.autograd.Function):
         for rows in _chunks(hidden.shape[0], head.chunk_tokens):
             chunk = hidden[rows]
             logits = gemm.multiply(chunk, matrix).to(accumulate)
-            nll, total = _exponentiate(logits, local_labels[rows], head.tp)
+            nll, total, log_z = _exponentiate(logits, local_labels[rows], head.tp)
             chunk_weights = targets.weights[rows].to(accumulate)
             loss += torch.dot(nll, chunk_weights)
+            if targets.losses is not None:
+                targets.losses[rows] = nll
             if want_grad:
-                grad_logits = _grad_logits(logits, total, local_labels[rows], chunk_weights).to(chunk.dtype)
+                grad_logits = _grad_logits(
+                    logits,
+                    total,
+                    local_labels[rows],
+                    chunk_weights,
+                    softmax_weights=chunk_weights * (1.0 + 2.0 * head.z_loss * log_z),
+                ).to(chunk.dtype)
                 grad_hidden[rows] = gemm.multiply(grad_logits, matrix.t())
                 gemm.add_product(grad_weight[:num_rows], grad_logits, chunk)
 
@@ -121,11 +136,12 @@ def _chunks(num_tokens: int, size: int) -> list[slice]:
     return [slice(start, min(start + size, num_tokens)) for start in range(0, num_tokens, size)]
 
 
-def _exponentiate(logits: Tensor, local_labels: Tensor, tp: Axis) -> tuple[Tensor, Tensor]:
+def _exponentiate(logits: Tensor, local_labels: Tensor, tp: Axis) -> tuple[Tensor, Tensor, Tensor]:
     """Turn logits `[c, v]` into exponentials in place.
 
     Returns:
-        The negative log-likelihood `[c]`, and the sum of exponentials `[c]` over the whole vocabulary.
+        The negative log-likelihood `[c]`; over the whole vocabulary the sum of these exponentials `[c]`, and the
+        logarithm `[c]` of the sum of those of the logits as they were.
     """
     num_columns = logits.shape[1]
     maximum = logits.amax(dim=1) if num_columns else logits.new_full((logits.shape[0],), float("-inf"))
@@ -140,15 +156,18 @@ def _exponentiate(logits: Tensor, local_labels: Tensor, tp: Axis) -> tuple[Tenso
     total = logits.exp_().sum(dim=1)
     sums = all_reduce(torch.stack((total, target)), tp)
     total, target = sums[0], sums[1]
-    return total.log() - target, total
+    log_total = total.log()
+    return log_total - target, total, log_total + maximum
 
 
-def _grad_logits(exponentials: Tensor, total: Tensor, local_labels: Tensor, weights: Tensor) -> Tensor:
-    """`(exponentials / total - one_hot) * weights`, in place of the exponentials `[c, v]`."""
+def _grad_logits(
+    exponentials: Tensor, total: Tensor, local_labels: Tensor, weights: Tensor, *, softmax_weights: Tensor
+) -> Tensor:
+    """`exponentials / total * softmax_weights - one_hot * weights`, in place of the exponentials `[c, v]`."""
     num_columns = exponentials.shape[1]
     if not num_columns:
         return exponentials
     here = (local_labels >= 0) & (local_labels < num_columns)
     columns = torch.where(here, local_labels, 0).unsqueeze(1)
-    exponentials.mul_((weights / total).unsqueeze(1))
+    exponentials.mul_((softmax_weights / total).unsqueeze(1))
     return exponentials.scatter_add_(1, columns, -(weights * here).unsqueeze(1))

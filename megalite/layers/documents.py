@@ -41,3 +41,5 @@ class Targets:
     """`[t]` int64, the next token; anything where the weight is 0."""
     weights: Tensor
     """`[t]` fp32, weight of each token in the loss."""
+    losses: Tensor | None = None
+    """`[t]` fp32, to be filled with each token's own cross-entropy, unweighted; None when nobody asks."""

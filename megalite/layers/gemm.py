@@ -2,7 +2,8 @@
 
 A `Gemm` is a backend: `linear` is what a linear layer calls, with gradients; `multiply` and `add_product` are the bare
 products for code that makes its own gradients. Parameters and communication stay with the layer, so every backend has
-the same parameter names, the same cuts and the same checkpoints.
+the same parameter names, the same cuts and the same checkpoints. A `LinearGemm` has `linear` alone: in FP8 each layer
+has one of its own (`layers.fp8`), since scales belong to a layer.
 
     plain    torch's own products
     onednn   the same, by oneDNN: on CPUs that are not Intel's, MKL (which torch calls for fp32) takes a slow path;
@@ -23,12 +24,16 @@ import torch.nn.functional as F
 from torch import Tensor
 
 
-class Gemm(Protocol):
-    """A backend of matrix products."""
+class LinearGemm(Protocol):
+    """What a linear layer multiplies with."""
 
     def linear(self, x: Tensor, weight: Tensor) -> Tensor:
         """`x [t, in]` and `weight [out, in]` -> `[t, out]`, with gradients."""
         ...
+
+
+class Gemm(LinearGemm, Protocol):
+    """A backend of matrix products."""
 
     def multiply(self, left: Tensor, right: Tensor) -> Tensor:
         """`[m, k]` and `[n, k]` -> `[m, n]`; no gradient."""

@@ -16,7 +16,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from megalite.layers.gemm import PLAIN, Gemm
+from megalite.layers.gemm import PLAIN, LinearGemm
 from megalite.parallel.axes import Axis
 from megalite.parallel.collectives import copy_to, gather_rows, reduce_from, replicated, scatter_rows
 
@@ -35,6 +35,9 @@ class ColumnParallelLinear(nn.Module):
     Shape: `[t, in]` (or `[t/tp, in]` when sequence parallel) -> `[t, out/tp]`.
     """
 
+    weight_cut = 0
+    """The dim of the weight that tp divides."""
+
     def __init__(
         self,
         in_features: int,
@@ -43,14 +46,14 @@ class ColumnParallelLinear(nn.Module):
         tp: Axis,
         bias: bool = False,
         sequence_parallel: bool = False,
-        gemm: Gemm = PLAIN,
+        gemm: LinearGemm = PLAIN,
     ):
         super().__init__()
         self.weight = nn.Parameter(torch.empty(out_features, in_features))
         self.bias = nn.Parameter(torch.empty(out_features)) if bias else None
         self.tp = tp
         self.enter = gather_rows if sequence_parallel else copy_to
-        self.gemm = gemm
+        self.gemm: LinearGemm = gemm
 
     def forward(self, x: Tensor) -> Tensor:
         y = self.gemm.linear(self.enter(x, self.tp), self.weight)
@@ -71,6 +74,9 @@ class RowParallelLinear(nn.Module):
     Shape: `[t, in/tp]` -> `[t, out]` (or `[t/tp, out]` when sequence parallel).
     """
 
+    weight_cut = 1
+    """The dim of the weight that tp divides."""
+
     def __init__(
         self,
         in_features: int,
@@ -79,7 +85,7 @@ class RowParallelLinear(nn.Module):
         tp: Axis,
         bias: bool = False,
         sequence_parallel: bool = False,
-        gemm: Gemm = PLAIN,
+        gemm: LinearGemm = PLAIN,
     ):
         super().__init__()
         self.weight = nn.Parameter(torch.empty(out_features, in_features))
@@ -87,7 +93,7 @@ class RowParallelLinear(nn.Module):
         self.tp = tp
         self.share = replicated(sequence_parallel)
         self.leave = scatter_rows if sequence_parallel else reduce_from
-        self.gemm = gemm
+        self.gemm: LinearGemm = gemm
 
     def forward(self, x: Tensor) -> Tensor:
         y = self.leave(self.gemm.linear(x, self.weight), self.tp)

@@ -14,6 +14,7 @@ from megalite.config.schema import ModelConfig
 from megalite.layers.attention import Attend, attend_by_document, choose_attention
 from megalite.layers.gemm import PLAIN, Gemm, choose_gemm
 from megalite.layers.norm import LayerNorm, RMSNorm
+from megalite.layers.precision import ONE_FORMAT, Precision
 
 
 @dataclass(frozen=True)
@@ -24,9 +25,11 @@ class Parts:
     gemm: Gemm = PLAIN
     norm: type[RMSNorm] | type[LayerNorm] = RMSNorm
     loss_chunk_tokens: int = LOSS_CHUNK_TOKENS["cpu"]
+    precision: Precision = ONE_FORMAT
+    """Of the linear layers in the blocks; keeps state, so each stage has its own."""
 
 
-def choose_parts(model: ModelConfig, device_type: str, dtype: torch.dtype) -> Parts:
+def choose_parts(model: ModelConfig, device_type: str, dtype: torch.dtype, precision: Precision = ONE_FORMAT) -> Parts:
     """The best parts for a device and number format."""
     norm = LayerNorm if model.norm == "layernorm" else RMSNorm
     return Parts(
@@ -34,4 +37,5 @@ def choose_parts(model: ModelConfig, device_type: str, dtype: torch.dtype) -> Pa
         gemm=choose_gemm(device_type, dtype),
         norm=norm,
         loss_chunk_tokens=LOSS_CHUNK_TOKENS[device_type],
+        precision=precision,
     )

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
+from megalite.config.mup import query_scale
 from megalite.config.schema import ModelConfig
 from megalite.layers.attention import Attend
 from megalite.layers.documents import Documents
@@ -14,6 +15,7 @@ from megalite.layers.gemm import PLAIN, Gemm
 from megalite.layers.linear import ColumnParallelLinear, RowParallelLinear
 from megalite.layers.norm import HeadNorm
 from megalite.layers.rope import rotate
+from megalite.layers.scale import scaled_by
 from megalite.parallel.axes import Axis
 
 
@@ -31,6 +33,7 @@ class SelfAttention(nn.Module):
         self.window = model.sliding_window
         self.rotary = model.positions == "rope"
         self.attend = attend
+        self.scale_query = scaled_by(query_scale(model))
         q_width = self.num_heads * model.head_dim
         options = {"tp": tp, "sequence_parallel": sequence_parallel, "gemm": gemm}
         self.qkv = ColumnParallelLinear(
@@ -49,7 +52,7 @@ class SelfAttention(nn.Module):
         return self.o(mixed.flatten(1))
 
     def project(self, x: Tensor, documents: Documents) -> tuple[Tensor, Tensor, Tensor]:
-        """Normalised and rotated queries `[t, n, d]` and keys `[t, m, d]`, and values `[t, m, d]`."""
+        """Normalised, rotated and scaled queries `[t, n, d]`, keys `[t, m, d]`, and values `[t, m, d]`."""
         heads = self.qkv(x).unflatten(1, (-1, self.head_dim))
         q, k, v = heads.split((self.num_heads, self.num_kv_heads, self.num_kv_heads), dim=1)
         if self.q_norm is not None:
@@ -58,4 +61,4 @@ class SelfAttention(nn.Module):
             q, k = rotate(q, documents.rotation), rotate(k, documents.rotation)
             if self.q_norm is None:
                 v = v.contiguous()  # else the view would keep the whole projection until the backward pass
-        return q, k, v
+        return self.scale_query(q), k, v

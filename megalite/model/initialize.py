@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from megalite.config.schema import ModelConfig
+from megalite.model.mup import input_multiplier
 from megalite.model.transformer import Stage
 from megalite.model.weights import Rectangle, Weight, by_parameter, weight_table
 from megalite.parallel.random import name_seed
@@ -23,25 +24,27 @@ class WeightSource(Protocol):
     """Yields parts of canonical weights."""
 
     def read(self, weight: Weight, rectangle: Rectangle) -> Tensor:
-        """The rectangle of the weight, of `rectangle.shape`, on the CPU."""
+        """The rectangle of the weight, of `rectangle.shape`, on the CPU; not to be written to."""
         ...
 
 
 class FreshWeights:
     """Initial weights: N(0, init_std), residual projections narrower by sqrt(2 x num_layers), norms 1, biases 0.
 
+    Under muP, matrices of the blocks are narrower by the root of the width multiplier.
     The scaled residual initialisation is GPT-2's (Radford et al. 2019, section 2.3) and Megatron-LM's.
     """
 
     def __init__(self, model: ModelConfig, seed: int):
         self.std = {"normal": model.init_std, "residual": model.init_std / (2 * model.num_layers) ** 0.5}
-        self.seed = seed
+        self.model, self.seed = model, seed
 
     def read(self, weight: Weight, rectangle: Rectangle) -> Tensor:
         if weight.init in ("ones", "zeros"):
             return torch.full(rectangle.shape, 1.0 if weight.init == "ones" else 0.0)
         generator = torch.Generator().manual_seed(name_seed(self.seed, weight.name))
-        whole = torch.empty(weight.shape).normal_(0.0, self.std[weight.init], generator=generator)
+        std = self.std[weight.init] / input_multiplier(weight, self.model) ** 0.5
+        whole = torch.empty(weight.shape).normal_(0.0, std, generator=generator)
         return whole[rectangle.slices]
 
 
@@ -81,9 +84,11 @@ def fill(stage: Stage, source: WeightSource) -> None:
     The mark `tensor_model_parallel` is how DeepSpeed tells cut parameters from replicated ones in a gradient norm.
     """
     parameters = dict(stage.named_parameters())
-    for parameter in parameters.values():
-        parameter.zero_()
+    num_filled = dict.fromkeys(parameters, 0)
     for local in local_weights(stage):
         parameter = parameters[local.parameter_name]
         parameter.tensor_model_parallel = local.weight.cut is not None and stage.spec.tp.size > 1
         local.view(parameter).copy_(source.read(local.weight, local.rectangle))
+        num_filled[local.parameter_name] += local.rectangle.shape[0]
+    for name, num_rows in num_filled.items():
+        parameters[name][num_rows:].zero_()

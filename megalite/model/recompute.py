@@ -4,7 +4,8 @@
     selective  results of matrix products, attention and collectives; norms, activations and rotations are redone
     full       the block's input only; the forward pass runs twice (Chen et al. 2016)
 
-Dropout needs no saved random state: its masks are functions of the token (`parallel.random`).
+Dropout needs no saved random state: its masks are functions of the token (`parallel.random`). What is done again runs
+inside the stage's precision context, as it did at first.
 
 A compiled block multiplies into buffers of its own, which torch's selective checkpointing refuses ("Tensor cached
 during selective activation checkpoint has been mutated"). There the compiler does the choosing, by its memory budget.
@@ -12,7 +13,8 @@ during selective activation checkpoint has been mutated"). There the compiler do
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from typing import Any
 
@@ -23,6 +25,7 @@ from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selectiv
 from megalite.layers.documents import Documents
 
 RunBlock = Callable[[torch.nn.Module, Tensor, Documents], Tensor]
+Context = Callable[[], AbstractContextManager]
 
 COMPILED_BUDGET = 0.9
 """Share of the activations that a compiled block may keep. From 0.95 down to 0.6 the compiler redoes everything but
@@ -30,19 +33,20 @@ products: 0.64 of eager's bytes (0.80 at 1), in no more time, because what is re
 it redoes products too."""
 
 
-def choose_recompute(kind: str) -> RunBlock:
-    """How to run a block under `train.recompute`."""
-    return {"none": _run, "selective": _run_selective, "full": _run_full}[kind]
+def choose_recompute(kind: str, context: Context = nullcontext) -> RunBlock:
+    """How to run a block under `train.recompute`; `context` is entered around what runs again."""
+    runs = {"none": _run, "selective": partial(_run_selective, context), "full": partial(_run_full, context)}
+    return runs[kind]
 
 
-def compile_blocks(blocks: Iterable[torch.nn.Module], kind: str) -> RunBlock:
+def compile_blocks(blocks: Iterable[torch.nn.Module], kind: str, context: Context = nullcontext) -> RunBlock:
     """Compile blocks in place and return how to run them under `train.recompute`.
 
     The compiler itself decides what to keep, so `none` is as frugal as `selective`.
     """
     for block in blocks:
         block.compile(dynamic=False, backend=_compile_within_budget)
-    return _run_full if kind == "full" else _run
+    return choose_recompute("full" if kind == "full" else "none", context)
 
 
 def _compile_within_budget(graph: torch.fx.GraphModule, inputs: list[Any]) -> Callable[..., Any]:
@@ -57,13 +61,25 @@ def _run(block: torch.nn.Module, x: Tensor, documents: Documents) -> Tensor:
     return block(x, documents)
 
 
-def _run_full(block: torch.nn.Module, x: Tensor, documents: Documents) -> Tensor:
-    return checkpoint(block, x, documents, use_reentrant=False, preserve_rng_state=False)
+def _run_full(context: Context, block: torch.nn.Module, x: Tensor, documents: Documents) -> Tensor:
+    def contexts() -> tuple[AbstractContextManager, AbstractContextManager]:
+        return nullcontext(), context()
 
-
-def _run_selective(block: torch.nn.Module, x: Tensor, documents: Documents) -> Tensor:
-    contexts = partial(create_selective_checkpoint_contexts, _keep_products)
     return checkpoint(block, x, documents, use_reentrant=False, preserve_rng_state=False, context_fn=contexts)
+
+
+def _run_selective(context: Context, block: torch.nn.Module, x: Tensor, documents: Documents) -> Tensor:
+    def contexts() -> tuple[AbstractContextManager, AbstractContextManager]:
+        first, again = create_selective_checkpoint_contexts(_keep_products)
+        return first, _both(again, context())
+
+    return checkpoint(block, x, documents, use_reentrant=False, preserve_rng_state=False, context_fn=contexts)
+
+
+@contextmanager
+def _both(outer: AbstractContextManager, inner: AbstractContextManager) -> Iterator[None]:
+    with outer, inner:
+        yield
 
 
 _KEPT_NAMESPACE = "_c10d_functional"

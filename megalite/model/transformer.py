@@ -16,12 +16,14 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
 
+from megalite.config.mup import embedding_scale, output_scale
 from megalite.config.schema import ModelConfig
 from megalite.layers.cross_entropy import Head
 from megalite.layers.documents import Documents, Targets
 from megalite.layers.embedding import VocabParallelEmbedding
 from megalite.layers.parts import Parts
 from megalite.layers.rope import frequencies, rotation
+from megalite.layers.scale import scaled_by
 from megalite.model.block import Block, Dropout
 from megalite.model.recompute import choose_recompute, compile_blocks
 from megalite.parallel.axes import SINGLE, Axis
@@ -78,9 +80,13 @@ class Stage(nn.Module):
                 tied_to=tied_to,
                 gemm=spec.parts.gemm,
                 chunk_tokens=spec.parts.loss_chunk_tokens,
+                z_loss=model.z_loss,
                 **shared,
             )
-        self.run_block = choose_recompute(spec.recompute)
+        self.scale_embedding, self.scale_output = scaled_by(embedding_scale(model)), scaled_by(output_scale(model))
+        self.precision = spec.parts.precision
+        self.precision.attach(self.blocks)
+        self.run_block = choose_recompute(spec.recompute, self.precision.context)
         self._inv_freq = frequencies(model.rope, model.head_dim) if model.positions == "rope" else None
 
     def forward(self, x: Tensor, documents: Documents, targets: Targets | None = None) -> Tensor:
@@ -98,11 +104,12 @@ class Stage(nn.Module):
             self._inv_freq = self._inv_freq.to(documents.positions.device)
             documents.rotation = rotation(documents.positions, self._inv_freq)
         if self.embedding is not None:
-            x = self.embedding_dropout(self.embedding(x, documents), documents)
-        for block in self.blocks.values():
-            x = self.run_block(block, x, documents)
+            x = self.embedding_dropout(self.scale_embedding(self.embedding(x, documents)), documents)
+        with self.precision.context():
+            for block in self.blocks.values():
+                x = self.run_block(block, x, documents)
         if self.final_norm is not None:
-            x = self.final_norm(x)
+            x = self.scale_output(self.final_norm(x))
         return x if targets is None else self.head(x, targets)
 
     def logits(self, tokens: Tensor, documents: Documents) -> Tensor:
@@ -111,7 +118,7 @@ class Stage(nn.Module):
 
     def compile_blocks(self) -> None:
         """Compile each block; graphs split at attention and at collectives, and all blocks share them."""
-        self.run_block = compile_blocks(self.blocks.values(), self.spec.recompute)
+        self.run_block = compile_blocks(self.blocks.values(), self.spec.recompute, self.precision.context)
 
 
 def documents_of(sequences: Tensor) -> Documents:

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import resource
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
+
+import torch
 
 from megalite.config.plan import RunPlan
 from megalite.config.schema import Config
 from megalite.engine.protocol import StepResult
+from megalite.monitor.boards import Board, open_boards
 from megalite.monitor.display import Display, Silence
 from megalite.monitor.records import Events, JsonLines, drop_steps_after
 
@@ -24,30 +30,40 @@ class Recorder:
     """
 
     def __init__(self, config: Config, plan: RunPlan, *, first_step: int, peak_flops: float, is_writer: bool):
-        self._plan, self._peak_flops, self._is_writer = plan, peak_flops, is_writer
+        self._plan, self._peak_flops, self.is_writer = plan, peak_flops, is_writer
         self.display: Display | Silence = Silence()
-        self._tensorboard: Any = None
+        self._boards: list[Board] = []
         if not is_writer:
             return
         folder: Path = config.run.dir
-        drop_steps_after(folder / "metrics.jsonl", first_step)
-        self._metrics, self._events = JsonLines(folder / "metrics.jsonl"), Events(folder / "events.jsonl")
+        for name in ("metrics.jsonl", "layers.jsonl"):
+            drop_steps_after(folder / name, first_step)
+        self._metrics, self._layers = JsonLines(folder / "metrics.jsonl"), JsonLines(folder / "layers.jsonl")
+        self._events = Events(folder / "events.jsonl")
         self.display = Display(total_steps=plan.total_steps, first_step=first_step, log_every=config.monitor.log_every)
-        if config.monitor.tensorboard:
-            from torch.utils.tensorboard import SummaryWriter
+        self._boards = list(open_boards(config, first_step))
 
-            self._tensorboard = SummaryWriter(str(folder / "tensorboard"), purge_step=first_step + 1)
-
-    def step(self, step: int, result: StepResult, *, num_tokens_total: int, seconds: float) -> None:
+    def step(
+        self,
+        step: int,
+        result: StepResult,
+        *,
+        num_tokens: int,
+        num_tokens_total: int,
+        seconds: float,
+        figures: Mapping[str, float] = MappingProxyType({}),
+    ) -> None:
         """Record a finished step.
 
         Args:
+            num_tokens: tokens of its global batch, padding included.
             num_tokens_total: tokens consumed by the run so far, this step included.
             seconds: wall time of the step, waiting for data included.
+            figures: more to write down of this step, by name.
         """
-        if not self._is_writer:
+        if not self.is_writer:
             return
-        tokens_per_second = self._plan.tokens_per_step / seconds
+        tokens_per_second = num_tokens / seconds
         mfu = tokens_per_second * self._plan.flops_per_token / (self._peak_flops * self._plan.world_size)
         record = {
             "step": step,
@@ -59,22 +75,53 @@ class Recorder:
             "mfu": round(mfu, 4),
             "skipped": result.skipped,
             "seconds": round(seconds, 4),
+            "memory_bytes": peak_memory_bytes(),
+            **figures,
         }
         self._metrics.write(record)
-        self._scalars(step, record, "train")
+        self.scalars(step, record, "train")
         self.display.step(step, result, tokens_per_second, mfu)
-        if result.skipped:
-            self.event("skip", step, why=result.why)
 
-    def validation(self, step: int, loss: float, perplexity: float, num_tokens: int) -> None:
-        """Record a validation."""
-        self.event("validation", step, loss=loss, perplexity=perplexity, num_tokens=num_tokens)
-        self._scalars(step, {"loss": loss, "perplexity": perplexity}, "valid")
-        self.say(f"validation at step {step}: loss {loss:.4f}, perplexity {perplexity:.2f}")
+    def rewind(self, step: int) -> None:
+        """Drop what was recorded of later steps, which will be done again; events stay."""
+        if not self.is_writer:
+            return
+        for lines in (self._metrics, self._layers):
+            lines.drop_after(step)
+        for board in self._boards:
+            board.rewind(step)
+
+    def layers(self, step: int, record: dict[str, dict[str, dict[str, float]]]) -> None:
+        """Record a look into the layers: `layers` and `weights` by name. Boards get the layers only."""
+        if not self.is_writer:
+            return
+        self._layers.write({"step": step, **record})
+        for name, statistics in record["layers"].items():
+            self.scalars(step, statistics, f"layers/{name}")
+
+    def validation(self, step: int, record: dict[str, Any]) -> None:
+        """Record a validation.
+
+        Args:
+            record: `loss`, `perplexity` and `num_tokens` of what is watched, where there are sets; `sets` with the same
+                of each; `tasks` with the scores of each; `seconds`.
+        """
+        self.event("validation", step, **record)
+        sets, tasks = record.get("sets", {}), record.get("tasks", {})
+        if "loss" in record:
+            self.scalars(step, {key: record[key] for key in ("loss", "perplexity")}, "valid")
+            others = ", ".join(f"{name} {each['loss']:.4f}" for name, each in sets.items()) if len(sets) > 1 else ""
+            said = f"loss {record['loss']:.4f}, perplexity {record['perplexity']:.2f}"
+            self.say(f"validation at step {step}: {said}{f' ({others})' if others else ''}")
+        for name, each in sets.items() if len(sets) > 1 else ():
+            self.scalars(step, {key: each[key] for key in ("loss", "perplexity")}, f"valid/{name}")
+        for name, each in tasks.items():
+            self.scalars(step, {key: each[key] for key in ("acc", "acc_norm")}, f"tasks/{name}")
+            self.say(f"  {name}: acc {each['acc']:.4f}, acc_norm {each['acc_norm']:.4f} ({each['num']:,} questions)")
 
     def event(self, event: str, step: int, **details: Any) -> None:
         """Record something out of the ordinary in events.jsonl."""
-        if self._is_writer:
+        if self.is_writer:
             self._events.add(event, step, **details)
 
     def say(self, text: str) -> None:
@@ -83,16 +130,22 @@ class Recorder:
 
     def close(self) -> None:
         self.display.close()
-        if not self._is_writer:
+        if not self.is_writer:
             return
-        self._metrics.close()
-        self._events.close()
-        if self._tensorboard is not None:
-            self._tensorboard.close()
+        for lines in (self._metrics, self._layers, self._events):
+            lines.close()
+        for board in self._boards:
+            board.close()
 
-    def _scalars(self, step: int, record: dict[str, Any], group: str) -> None:
-        if self._tensorboard is None:
-            return
-        for name, value in record.items():
-            if name != "step":
-                self._tensorboard.add_scalar(f"{group}/{name}", float(value), step)
+    def scalars(self, step: int, record: dict[str, Any], group: str) -> None:
+        """Show numbers on the boards, as curves of a group."""
+        scalars = {f"{group}/{name}": float(value) for name, value in record.items() if name != "step"}
+        for board in self._boards:
+            board.add(step, scalars)
+
+
+def peak_memory_bytes() -> int:
+    """The most memory that this rank has held: what torch has allocated on its GPU, or the process on a CPU."""
+    if torch.cuda.is_initialized():
+        return torch.cuda.max_memory_allocated()
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024

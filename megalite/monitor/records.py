@@ -18,11 +18,18 @@ class JsonLines:
 
     def __init__(self, path: Path):
         self.path = path
+        drop_cut_line(path)
         self._file = open(path, "a", encoding="utf-8")  # noqa: SIM115  (open for the whole run)
 
     def write(self, record: dict[str, Any]) -> None:
         self._file.write(json.dumps(record) + "\n")
         self._file.flush()
+
+    def drop_after(self, step: int) -> None:
+        """Remove the lines of later steps."""
+        self._file.close()
+        drop_steps_after(self.path, step)
+        self._file = open(self.path, "a", encoding="utf-8")  # noqa: SIM115
 
     def close(self) -> None:
         self._file.close()
@@ -35,8 +42,22 @@ class Events(JsonLines):
         self.write({"time": round(time.time(), 3), "event": event, "step": step, **details})
 
 
+def drop_cut_line(path: Path) -> None:
+    """Remove what stands after the last whole line: a crash, or a full disk, cut it short."""
+    if not path.is_file() or path.stat().st_size == 0:
+        return
+    with open(path, "rb+") as file:
+        file.seek(-1, os.SEEK_END)
+        if file.read(1) != b"\n":
+            file.seek(0)
+            file.truncate(file.read().rfind(b"\n") + 1)
+
+
 def drop_steps_after(path: Path, step: int) -> int:
-    """Remove the lines of later steps, and a line cut short by a crash. Returns how many went."""
+    """Remove the lines of later steps, and a line cut short by a crash. Returns how many went.
+
+    The file is a new one in any case: a stale attempt that still holds the old one writes into nothing.
+    """
     if not path.is_file():
         return 0
     kept, dropped = [], 0
@@ -50,8 +71,7 @@ def drop_steps_after(path: Path, step: int) -> int:
             kept.append(line)
         else:
             dropped += 1
-    if dropped:
-        partial = path.with_name(f".{path.name}.partial")
-        partial.write_text("".join(f"{line}\n" for line in kept), encoding="utf-8")
-        os.replace(partial, path)
+    partial = path.with_name(f".{path.name}.partial")
+    partial.write_text("".join(f"{line}\n" for line in kept), encoding="utf-8")
+    os.replace(partial, path)
     return dropped

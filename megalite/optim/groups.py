@@ -1,30 +1,40 @@
-"""Parameter groups: which weights decay."""
+"""How fast each weight moves: factors on the learning rate, and decay."""
 
 from __future__ import annotations
 
-from typing import Any
+from dataclasses import dataclass
 
-from megalite.config.schema import OptimizerConfig
-from megalite.model.initialize import local_weights
-from megalite.model.transformer import Stage
+from megalite.config.schema import ModelConfig, OptimizerConfig
+from megalite.model.weights import Weight
+from megalite.optim.mup import rate_factor
+from megalite.optim.rules import rule_of
 
 
-def parameter_groups(stage: Stage, optimizer: OptimizerConfig) -> list[dict[str, Any]]:
-    """Torch parameter groups of a stage: decayed matrices, and norms and biases that are not.
+@dataclass(frozen=True)
+class Rates:
+    """How fast a weight moves."""
 
-    Embedding tables and the head are decayed unless `optimizer.decay_embeddings` is off. Empty groups are left out.
+    lr_scale: float
+    """Factor on the learning rate of the step."""
+    weight_decay: float
+    """Decoupled: the weight shrinks by this times its own learning rate."""
+
+
+def rates_of(weight: Weight, optimizer: OptimizerConfig, model: ModelConfig) -> Rates:
+    """Learning-rate factor and decay of a weight: matrices decay, norms and biases do not; under muP, by width.
+
+    With `layer_decay` d, block i of n has the factor d^(n - 1 - i), embedding tables that of the lowest block times d.
     """
-    decays = {
-        local.parameter_name: local.weight.decay and (optimizer.decay_embeddings or _is_inner(local.weight.layer))
-        for local in local_weights(stage)
-    }
-    groups = []
-    for decay in (True, False):
-        parameters = [p for name, p in stage.named_parameters() if decays[name] == decay]
-        if parameters:
-            groups.append({"params": parameters, "weight_decay": optimizer.weight_decay if decay else 0.0})
-    return groups
-
-
-def _is_inner(layer: str) -> bool:
-    return layer.startswith("blocks.")
+    scales, is_inner = optimizer.lr_scales, weight.layer.startswith("blocks.")
+    scale = 1.0
+    if weight.layer == "embedding":
+        scale = scales.embedding * scales.layer_decay**model.num_layers
+    elif weight.layer == "head":
+        scale = scales.head
+    elif is_inner:
+        scale = scales.layer_decay ** (model.num_layers - 1 - int(weight.layer.split(".")[1]))
+    if not weight.decay:
+        scale *= scales.vectors
+    decays = weight.decay and (optimizer.decay_embeddings or is_inner)
+    by_width = rate_factor(weight, model, rule_of(weight, optimizer))
+    return Rates(scale * by_width, optimizer.weight_decay / by_width if decays else 0.0)

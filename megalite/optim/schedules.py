@@ -1,35 +1,42 @@
 """Learning-rate schedules: pure functions of the step, so a resumed run needs no state.
 
-Steps count from 1. Warmup rises linearly and reaches the peak at step `warmup_steps`; every decay reaches `min_lr` at
-the last step.
+Steps count from 1. Warmup rises linearly and reaches the peak at step `warmup_steps`; what comes after it is a function
+of k, the steps since then, and n, the steps from there to the last one. A decay to the end reaches `min_lr` at k = n.
 
-    lr |      ________           wsd: hold, then decay over the last decay_steps
+    lr |      ________           wsd, constant: hold, then decay over the last decay_steps
        |    /         \\
-       |  /             \\       cosine, linear: decay over all steps after warmup
-       |/                 \\
+       |  /             \\       cosine, linear, polynomial, one_cycle: decay over all n steps
+       |/                 \\     others: by k alone
        +------------------------ step
+
+Only `plateau` depends on more than the step: on how often the validation loss has stalled (`optim.plateau`).
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 from megalite.config.schema import OptimizerConfig, ScheduleConfig
 
 
-def learning_rate(step: int, total_steps: int, optimizer: OptimizerConfig, schedule: ScheduleConfig) -> float:
-    """Learning rate of the update number `step`, from 1 to `total_steps`."""
+def learning_rate(
+    step: int, total_steps: int, optimizer: OptimizerConfig, schedule: ScheduleConfig, num_cuts: int = 0
+) -> float:
+    """Learning rate of the update number `step`, from 1 to `total_steps`.
+
+    Args:
+        schedule: with its warmup in steps (`config.plan.fill_schedule`).
+        num_cuts: how often `plateau` has lowered the rate.
+    """
     peak, warmup = optimizer.lr, schedule.warmup_steps
     if step <= warmup:
-        return peak * step / warmup
-    if schedule.name == "constant":
-        return peak
-    decay_from = warmup
-    if schedule.name == "wsd":
-        decay_from = max(warmup, total_steps - wsd_decay_steps(total_steps, schedule))
-    progress = (step - decay_from) / max(1, total_steps - decay_from)
-    shape = schedule.decay_shape if schedule.name == "wsd" else schedule.name
-    return schedule.min_lr + (peak - schedule.min_lr) * _remaining(shape, min(max(progress, 0.0), 1.0))
+        rise = step / warmup
+        risen = 1.0 - _cosine(rise) if schedule.name == "one_cycle" else rise
+        return schedule.start_lr + (peak - schedule.start_lr) * risen
+    if schedule.name == "plateau":
+        return max(schedule.min_lr, peak * schedule.gamma**num_cuts)
+    return _AFTER_WARMUP[schedule.name](step - warmup, max(1, total_steps - warmup), peak, schedule)
 
 
 def wsd_decay_steps(total_steps: int, schedule: ScheduleConfig) -> int:
@@ -37,10 +44,82 @@ def wsd_decay_steps(total_steps: int, schedule: ScheduleConfig) -> int:
     return schedule.decay_steps or max(1, total_steps // 10)
 
 
-def _remaining(shape: str, progress: float) -> float:
-    """Share of the way from min_lr to the peak that is left, 1 at progress 0 and 0 at progress 1."""
-    if shape == "cosine":
-        return 0.5 * (1.0 + math.cos(math.pi * progress))
-    if shape == "sqrt":
-        return 1.0 - math.sqrt(progress)
-    return 1.0 - progress
+def _cosine(progress: float) -> float:
+    """From 1 at progress 0 to 0 at progress 1, by half a cosine."""
+    return 0.5 * (1.0 + math.cos(math.pi * progress))
+
+
+_REMAINING: dict[str, Callable[[float], float]] = {
+    "linear": lambda progress: 1.0 - progress,
+    "cosine": _cosine,
+    "sqrt": lambda progress: 1.0 - math.sqrt(progress),
+}
+"""Share of the way from min_lr to the peak that is left at a progress from 0 to 1."""
+
+
+def _above_min(share: float, peak: float, schedule: ScheduleConfig) -> float:
+    return schedule.min_lr + (peak - schedule.min_lr) * share
+
+
+def _linear(k: int, n: int, peak: float, schedule: ScheduleConfig) -> float:
+    return _above_min(1.0 - k / n, peak, schedule)
+
+
+def _to_the_end_by_cosine(k: int, n: int, peak: float, schedule: ScheduleConfig) -> float:
+    return _above_min(_cosine(k / n), peak, schedule)
+
+
+def _polynomial(k: int, n: int, peak: float, schedule: ScheduleConfig) -> float:
+    return _above_min((1.0 - k / n) ** schedule.power, peak, schedule)
+
+
+def _hold_then_decay(k: int, n: int, peak: float, schedule: ScheduleConfig) -> float:
+    """The peak until `decay_steps` before the last step, or until warmup when the run is shorter."""
+    decay = min(n, wsd_decay_steps(n + schedule.warmup_steps, schedule))
+    progress = max(0.0, (k - (n - decay)) / decay)
+    return _above_min(_REMAINING[schedule.decay_shape](progress), peak, schedule)
+
+
+def _constant(k: int, n: int, peak: float, schedule: ScheduleConfig) -> float:
+    return peak if schedule.decay_steps is None else _hold_then_decay(k, n, peak, schedule)
+
+
+def _exponential(k: int, n: int, peak: float, schedule: ScheduleConfig) -> float:
+    return max(schedule.min_lr, peak * schedule.gamma ** (k / (schedule.period_steps or 1)))
+
+
+def _step(k: int, n: int, peak: float, schedule: ScheduleConfig) -> float:
+    """The first `period_steps` steps after warmup use the peak, the next as many peak x gamma, and so on."""
+    if schedule.milestones:
+        num_drops = sum(k + schedule.warmup_steps > milestone for milestone in schedule.milestones)
+    else:
+        num_drops = (k - 1) // (schedule.period_steps or 1)
+    return max(schedule.min_lr, peak * schedule.gamma**num_drops)
+
+
+def _inverse_sqrt(k: int, n: int, peak: float, schedule: ScheduleConfig) -> float:
+    timescale = schedule.timescale_steps or max(1, schedule.warmup_steps)
+    return max(schedule.min_lr, peak * math.sqrt(timescale / (timescale + k)))
+
+
+def _cyclical(k: int, n: int, peak: float, schedule: ScheduleConfig) -> float:
+    """Cycles of `period_steps`: a triangle begins and ends at min_lr, a cosine begins at the peak."""
+    number, place = divmod(k, schedule.period_steps or 1)
+    progress = place / (schedule.period_steps or 1)
+    height = _cosine(progress) if schedule.cycle_shape == "cosine" else 1.0 - abs(2.0 * progress - 1.0)
+    return _above_min(height * schedule.gamma**number, peak, schedule)
+
+
+_AFTER_WARMUP: dict[str, Callable[[int, int, float, ScheduleConfig], float]] = {
+    "constant": _constant,
+    "linear": _linear,
+    "cosine": _to_the_end_by_cosine,
+    "polynomial": _polynomial,
+    "exponential": _exponential,
+    "step": _step,
+    "inverse_sqrt": _inverse_sqrt,
+    "wsd": _hold_then_decay,
+    "cyclical": _cyclical,
+    "one_cycle": _to_the_end_by_cosine,
+}
+"""By name: `(k, n, peak, schedule)` to the rate of the k-th step after warmup, of n."""

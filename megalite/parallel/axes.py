@@ -45,6 +45,12 @@ class Axes:
     model: Axis
     """The ranks that together hold one replica of the weights: every pp and tp of this dp and cp. Gradient norms are
     summed over it."""
+    stage: Axis
+    """The ranks that together update one pipeline stage under ZeRO: every dp, cp and tp of this pp."""
+
+
+PLANES: dict[str, tuple[AxisName, ...]] = {"model": ("dp", "cp"), "stage": ("pp",)}
+"""Groups over several axes: by name, the axes whose place all ranks of a group share."""
 
 
 def connect(mesh: Mesh, global_rank: int) -> Axes:
@@ -57,19 +63,20 @@ def connect(mesh: Mesh, global_rank: int) -> Axes:
     everyone = tuple(range(mesh.world_size))
     world_group = dist.group.WORLD if mesh.world_size > 1 else None
     world = Axis("world", mesh.world_size, global_rank, world_group, everyone)
-    return Axes(mesh, global_rank, **axes, world=world, model=_connect_model(mesh, global_rank))
+    model, stage = (_connect_plane(mesh, name, keys, global_rank) for name, keys in PLANES.items())
+    return Axes(mesh, global_rank, **axes, world=world, model=model, stage=stage)
 
 
 def _connect_axis(mesh: Mesh, name: AxisName, global_rank: int) -> Axis:
     return _join(name, mesh.groups(name), global_rank)
 
 
-def _connect_model(mesh: Mesh, global_rank: int) -> Axis:
-    replicas: dict[tuple[int, int], list[int]] = {}
+def _connect_plane(mesh: Mesh, name: str, fixed: tuple[AxisName, ...], global_rank: int) -> Axis:
+    groups: dict[tuple[int, ...], list[int]] = {}
     for rank in range(mesh.world_size):
         place = mesh.coords(rank)
-        replicas.setdefault((place.dp, place.cp), []).append(rank)
-    return _join("model", tuple(tuple(ranks) for ranks in replicas.values()), global_rank)
+        groups.setdefault(tuple(getattr(place, axis) for axis in fixed), []).append(rank)
+    return _join(name, tuple(tuple(ranks) for ranks in groups.values()), global_rank)
 
 
 def _join(name: str, groups: tuple[tuple[int, ...], ...], global_rank: int) -> Axis:

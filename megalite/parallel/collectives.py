@@ -16,7 +16,7 @@ splits its graphs around them.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -82,8 +82,13 @@ def all_reduce(x: Tensor, axis: Axis, op: dist.ReduceOp.RedOpType = dist.ReduceO
 
 def any_rank(flag: bool, axis: Axis, device: torch.device) -> bool:
     """Whether the flag is set on any rank of the axis. Collective, and a sync."""
-    votes = torch.tensor(int(flag), device=device)
-    return bool(all_reduce(votes, axis, dist.ReduceOp.MAX).item())
+    return agree((flag,), axis, device)[0]
+
+
+def agree(flags: Sequence[bool], axis: Axis, device: torch.device) -> list[bool]:
+    """Which of the flags are set on any rank of the axis. Collective, and a sync."""
+    votes = torch.tensor([int(flag) for flag in flags], device=device)
+    return [vote > 0 for vote in all_reduce(votes, axis, dist.ReduceOp.MAX).tolist()]
 
 
 @torch.compiler.disable

@@ -12,6 +12,7 @@ which a compiler fuses.
 from __future__ import annotations
 
 import hashlib
+import math
 
 import torch
 from torch import Tensor
@@ -41,6 +42,19 @@ def dropout(x: Tensor, keys: Tensor, *, rate: float, seed: int, first_channel: i
     bits = _mix(_mix(keys + seed).unsqueeze(1) + channels * _GOLDEN)
     uniform = _shift(bits, 40).to(torch.float32) * 2.0**-24
     return x * (uniform >= rate) / (1.0 - rate)
+
+
+def normal(keys: Tensor, seed: int) -> Tensor:
+    """Standard normal numbers, fp32: a function of (seed, key) alone, by the Box-Muller transform.
+
+    Args:
+        keys: int64, of any shape.
+        seed: from `name_seed`.
+    """
+    bits = _mix(_mix(keys + seed))
+    radius = ((_shift(bits, 40) + 1).to(torch.float32) * 2.0**-24).log_().mul_(-2.0).sqrt_()
+    angle = _shift(bits << 24, 40).to(torch.float32) * (2.0 * math.pi * 2.0**-24)
+    return radius * angle.cos_()
 
 
 def _mix(z: Tensor) -> Tensor:

@@ -16,19 +16,21 @@ heads, f MLP width; q, kv and f divided by tp.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from math import prod
 
 from megalite.config.plan import LOSS_CHUNK_TOKENS, RunPlan, vocab_rows_per_rank
 from megalite.config.schema import Config
 from megalite.engine.deepspeed_config import deepspeed_config
-from megalite.model.weights import weight_table
+from megalite.model.weights import Weight, weight_table
+from megalite.optim.rules import state_bytes
 
 FP32_BYTES = 4
 ELEMENT_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2}
 
-MASTER_BYTES, MOMENTS_BYTES = 4, 8
-"""Of a parameter: the fp32 weight that is updated, and Adam's two fp32 moments."""
+MASTER_BYTES = 4
+"""Of a parameter: the fp32 weight that is updated."""
 
 GRADIENT_BYTES = {"fp32": (4, 4, 4, 4), "bf16": (2, 4 + 2, 4, 4), "fp16": (2, 2, 2, 2)}
 """Of a parameter's gradient, by ZeRO stage; stages 2 and 3 divide it by dp. bf16 accumulates in fp32, at stage 1
@@ -51,7 +53,7 @@ class StageMemory:
     weights: int
     gradients: int
     optimizer: int
-    """Master weights and moments."""
+    """Master weights and the optimizer's state."""
     activations: int
     head: int
     buffers: int
@@ -75,14 +77,33 @@ def memory_by_stage(config: Config, plan: RunPlan) -> tuple[StageMemory, ...]:
 
 def parameters_by_stage(plan: RunPlan) -> tuple[int, ...]:
     """Parameters that one rank of each stage allocates, before ZeRO: exact, from the table of weights."""
+    return _sum_by_stage(plan, lambda weight: prod(weight.local_shape(plan.tp)))
+
+
+def state_bytes_by_stage(config: Config, plan: RunPlan) -> tuple[int, ...]:
+    """Bytes of optimizer state that one tp rank of each stage has, before ZeRO cuts them over dp."""
+    return _sum_by_stage(
+        plan, lambda weight: state_bytes(weight, config.optimizer) // (1 if weight.cut is None else plan.tp)
+    )
+
+
+def state_bytes_per_parameter(config: Config, plan: RunPlan) -> float:
+    """Bytes of optimizer state over the whole model, for each of its parameters; master weights not counted."""
+    table = weight_table(plan.model).values()
+    return sum(state_bytes(weight, config.optimizer) for weight in table) / sum(prod(row.shape) for row in table)
+
+
+def _sum_by_stage(plan: RunPlan, measure: Callable[[Weight], int]) -> tuple[int, ...]:
+    """Sums over the weights that each pipeline stage holds."""
+    table = weight_table(plan.model)
     sizes: dict[str, int] = {}
-    for weight in weight_table(plan.model).values():
-        sizes[weight.layer] = sizes.get(weight.layer, 0) + prod(weight.local_shape(plan.tp))
+    for weight in table.values():
+        sizes[weight.layer] = sizes.get(weight.layer, 0) + measure(weight)
     stages = [sum(sizes[f"blocks.{index}"] for index in range(*blocks)) for blocks in plan.stage_blocks]
     stages[0] += sizes["embedding"]
     stages[-1] += sizes["final_norm"] + sizes.get("head", 0)
     if plan.model.tie_embeddings and plan.pp > 1:
-        stages[-1] += plan.padded_vocab_size // plan.tp * plan.model.hidden_size  # a copy of the embedding
+        stages[-1] += measure(table["embedding.weight"])  # a copy of the embedding
     return tuple(stages)
 
 
@@ -120,14 +141,14 @@ def block_activation_bytes(config: Config, plan: RunPlan, recompute: str) -> int
 
 def _stage_memory(config: Config, plan: RunPlan, stage: int, num_parameters: int) -> StageMemory:
     dtype, zero = config.precision.dtype, config.parallel.zero_stage
-    cut = plan.dp if zero else 1
+    cut, state = plan.dp if zero else 1, state_bytes_by_stage(config, plan)[stage]
     first, stop = plan.stage_blocks[stage]
     return StageMemory(
         stage=stage,
         num_parameters=num_parameters,
         weights=num_parameters * ELEMENT_BYTES[dtype] // (plan.dp if zero == 3 else 1),
         gradients=num_parameters * GRADIENT_BYTES[dtype][zero] // (plan.dp if zero >= 2 else 1),
-        optimizer=num_parameters * (MOMENTS_BYTES + (MASTER_BYTES if zero else 0)) // cut,
+        optimizer=(state + num_parameters * (MASTER_BYTES if zero else 0)) // cut,
         activations=_activations(config, plan, stage, stop - first),
         head=_head(config, plan) if stage == plan.pp - 1 else 0,
         buffers=_buffers(config, plan, stage, num_parameters),

@@ -11,26 +11,28 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 from megalite.slurm.cluster import ClusterConfig, ContainerConfig
 from megalite.slurm.controller import Controller
 from megalite.slurm.folder import LaunchFolder
 from megalite.slurm.hosts import Hosts, write_hostfile
 from megalite.slurm.outcome import Next, Outcome, judge, read_errors
-from megalite.slurm.watch import Patience, find_trouble
-from megalite.train.heartbeat import clock_of, read_beats
+from megalite.train.heartbeat import DONE, Beat, clock_of, read_beats
 from megalite.train.local import RANK_ENVIRONMENT
 from megalite.train.run_folder import LOGS
+from megalite.train.watch import Patience, find_trouble
 from megalite.train.worker import ATTEMPT_VARIABLE
 
 SECONDS_BETWEEN_LOOKS = 0.5
 
 SECONDS_FOR_STACKS = 2.0
 
-SECONDS_TO_END = 10.0
+SECONDS_TO_END = 3.0
 """What a cancelled step gets before the attempt is left as it is: its node may never answer again."""
 
 FIRST_PORT, NUM_PORTS = 20000, 20000
@@ -78,14 +80,17 @@ class Attempt:
             )
 
     @property
+    def is_running(self) -> bool:
+        """Whether ranks are left."""
+        return self._process.poll() is None
+
+    @property
     def step_name(self) -> str:
         """Name of the srun step."""
         return f"attempt-{self.number}"
 
     def command(self) -> list[str]:
         """The srun command."""
-        cluster = self._job.cluster
-        rank = [sys.executable, "-m", "megalite.slurm.rank", str(self._job.folder.run_dir)]
         return [
             "srun",
             f"--job-name={self.step_name}",
@@ -98,8 +103,7 @@ class Attempt:
             "--export=ALL",
             f"--output={self.folder}/rank-%t.log",
             f"--error={self.folder}/rank-%t.log",
-            *(_pyxis_options(cluster.container) if cluster.container else ()),
-            *(_in_container(cluster.container, rank) if cluster.container else rank),
+            *rank_command(self._job.cluster.container, sys.executable, self._job.folder.run_dir),
         ]
 
     def environment(self) -> dict[str, str]:
@@ -114,31 +118,42 @@ class Attempt:
             ATTEMPT_VARIABLE: str(self.number),
         }
 
-    def run(self, pending_signal: Callable[[], int | None]) -> Outcome:
-        """Watch until the end.
+    def run(self, look: Callable[[Attempt, Mapping[int, Beat]], int | None]) -> Outcome:
+        """Watch until the end, or until there is trouble that only an end can mend.
 
         Args:
-            pending_signal: a signal that ranks should get, once; None for none.
+            look: is called twice a second with the ranks' last beats; a signal that ranks should get, or None.
         """
-        while self._process.poll() is None:
-            number = pending_signal()
+        while self.is_running:
+            beats = read_beats(self.folder / "beats")
+            number = look(self, beats)
             if number is not None:
                 self._process.send_signal(number)  # srun hands it on to every rank
             trouble = find_trouble(
-                read_beats(self.folder / "beats"),
+                beats,
                 self.world_size,
                 started=self._started,
                 now=clock_of(self.folder),
                 patience=self._job.patience,
             )
             if trouble is not None:
-                self._end()
                 nodes = tuple(dict.fromkeys(self.node_of(rank) for rank in trouble.ranks))
                 ranks = ", ".join(f"rank {rank} on {self.node_of(rank)}" for rank in trouble.ranks[:8])
                 return Outcome(Next.RESTART, f"{ranks}: {trouble.why}", nodes=nodes if len(nodes) == 1 else ())
             time.sleep(SECONDS_BETWEEN_LOOKS)
+        return self._judge()
+
+    def _judge(self) -> Outcome:
+        """How it ended by itself."""
         words = self._stderr.read_text(encoding="utf-8", errors="replace")
-        return judge(self._process.returncode, words, read_errors(self._job.folder.run_dir / LOGS))
+        errors = read_errors(self._job.folder.run_dir / LOGS, self.number)
+        return judge(self._process.returncode, words, errors, self._unfinished())
+
+    def _unfinished(self) -> dict[int, str]:
+        """Ranks that have begun and are not done, and their nodes; the first to fall silent comes first."""
+        beats = read_beats(self.folder / "beats")
+        left = sorted((beat.time, rank) for rank, beat in beats.items() if beat.phase != DONE)
+        return {rank: self.node_of(rank) for _, rank in left}
 
     def node_of(self, rank: int) -> str:
         """The node of a rank."""
@@ -148,29 +163,31 @@ class Attempt:
         """The last step that a rank has been in."""
         return max((beat.step for beat in read_beats(self.folder / "beats").values()), default=0)
 
-    def _end(self) -> None:
-        """Ask all ranks for their stacks, then cancel the step."""
+    def end(self) -> None:
+        """Ask the ranks that are left for their stacks, then end them."""
         step = self._controller.step_of(self._job.number, self.step_name)
         if step is not None:
-            self._controller.signal_step(step, "USR2")
+            self._signal(step, "USR2")
             time.sleep(SECONDS_FOR_STACKS)
-            self._controller.cancel(step)
+            self._signal(step, "KILL")  # a rank that hangs would take TERM for a request
         try:
             self._process.wait(SECONDS_TO_END)
         except subprocess.TimeoutExpired:  # a node that is cut off keeps its task: the fence keeps it from harm
             self._process.send_signal(signal.SIGKILL)
             self._process.wait()
 
-
-def _pyxis_options(container: ContainerConfig) -> list[str]:
-    if container.runtime != "pyxis":
-        return []
-    mounts = [f"--container-mounts={','.join(container.mounts)}"] if container.mounts else []
-    return [f"--container-image={container.image}", *mounts]
+    def _signal(self, step: str, name: str) -> None:
+        """Signal all ranks. Not waited for: scancel talks to every node itself, and waits long for one that is gone."""
+        threading.Thread(target=self._controller.signal_step, args=(step, name), daemon=True).start()
 
 
-def _in_container(container: ContainerConfig, command: list[str]) -> list[str]:
-    if container.runtime != "apptainer":
-        return ["python", *command[1:]]  # the image's own
+def rank_command(container: ContainerConfig | None, python: str, run_dir: Path) -> list[str]:
+    """What srun is to run for each rank, after its own options: in a container with the image's own Python."""
+    module = ["-m", "megalite.slurm.rank", str(run_dir)]
+    if container is None:
+        return [python, *module]
+    if container.runtime == "pyxis":
+        mounts = [f"--container-mounts={','.join(container.mounts)}"] if container.mounts else []
+        return [f"--container-image={container.image}", *mounts, "python", *module]
     binds = [option for mount in container.mounts for option in ("--bind", mount)]
-    return ["apptainer", "exec", "--nv", *binds, container.image, "python", *command[1:]]
+    return ["apptainer", "exec", "--nv", *binds, container.image, "python", *module]

@@ -30,6 +30,32 @@ class ContainerConfig(Section):
     """Folders to show inside, as in /scratch or /data:/data."""
 
 
+class EvaluationConfig(Section):
+    """A job for every new checkpoint, beside the training."""
+
+    command: str
+    """Shell line; {checkpoint} is the checkpoint's folder, {step} its step, {run} the run's folder."""
+    every_steps: PositiveInt = 1
+    """Checkpoints at multiples of so many steps are evaluated; `checkpoint.keep_every` keeps them until then."""
+    gpus: NonNegativeInt = 0
+    """GPUs of the job."""
+    time_limit: str = "1:00:00"
+    """--time of the job."""
+    sbatch: tuple[str, ...] = ()
+    """Further options of sbatch."""
+
+    @field_validator("command")
+    @classmethod
+    def _names_are_known(cls, text: str) -> str:
+        try:
+            text.format(checkpoint="", step="", run="")
+        except (KeyError, IndexError, ValueError) as error:
+            raise ValueError(
+                f"{text!r}: {error}; use {{checkpoint}}, {{step}} and {{run}}, and write {{{{ for {{"
+            ) from None
+        return text
+
+
 class ClusterConfig(Section):
     """A cluster's nodes, and how jobs are submitted to it."""
 
@@ -67,6 +93,8 @@ class ClusterConfig(Section):
     """Variables of the ranks, as in NCCL_IB_HCA: mlx5."""
     container: ContainerConfig | None = None
     """Run the ranks in a container."""
+    evaluation: EvaluationConfig | None = None
+    """Evaluate every new checkpoint in a job of its own."""
     sbatch: tuple[str, ...] = ()
     """Further options of sbatch, as in ["--exclusive", "--mem=0"]."""
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 
 from megalite.errors import UserError
-from megalite.slurm_commands import ask, insist
+from megalite.slurm_commands import NoAnswer, ask, insist
 
 LIVE_STATES = "PENDING,CONFIGURING,RUNNING,COMPLETING,SUSPENDED,REQUEUED,STOPPED,SIGNALING"
 
@@ -36,6 +36,12 @@ class Controller:
         """sbatch a script; its job's number."""
         return self._ask(["sbatch", "--parsable", *options, script]).split(";")[0].strip()
 
+    def try_submit(self, *arguments: str) -> str | None:
+        """sbatch once; None when the controller is away or refuses."""
+        with suppress(UserError, NoAnswer):
+            return ask(["sbatch", "--parsable", *arguments]).split(";")[0].strip()
+        return None
+
     def live_jobs(self, name: str) -> list[str]:
         """This user's jobs of a name that wait or run, oldest first."""
         options = ("--noheader", f"--name={name}", f"--users={os.getuid()}", f"--states={LIVE_STATES}", "--format=%i")
@@ -48,9 +54,9 @@ class Controller:
                 self._ask(["scancel", "--quiet", job])
 
     def signal_step(self, step: str, name: str) -> None:
-        """Send a signal to every process of a step, if it is still there."""
-        with suppress(UserError):  # it may have ended since it was looked up
-            self._ask(["scancel", "--quiet", f"--signal={name}", step])
+        """Send a signal to every process of a step that can be reached, once."""
+        with suppress(UserError, NoAnswer):  # it may have ended since it was looked up, or its node has
+            ask(["scancel", "--quiet", f"--signal={name}", step])
 
     def job_state(self, job: str) -> str:
         """As in RUNNING or CANCELLED; empty for a job that Slurm has forgotten."""
@@ -75,13 +81,16 @@ class Controller:
         return next((step for step, _, found in (line.partition("|") for line in lines) if found == name), None)
 
     def exclude_nodes(self, job: str, nodes: Sequence[str]) -> bool:
-        """Keep a waiting job off some nodes, if its partition has enough others; whether it has."""
-        partition, needed = self._fields(["squeue", "--noheader", f"--jobs={job}", "--format=%P|%D"]).split("|")
+        """Keep a waiting job off some nodes, if its partition has enough others in order; whether it has."""
+        fields = self._fields(["squeue", "--noheader", f"--jobs={job}", "--format=%P|%D|%x"])
+        partition, needed, excluded = fields.split("|")
+        former = self._ask(["scontrol", "show", "hostnames", excluded]).split() if excluded else []
+        wanted = sorted({*former, *nodes})
         options = ("--noheader", "--Node", f"--partition={partition}", "--format=%N")
-        others = set(self._ask(["sinfo", *options]).split()) - set(nodes)
-        if len(others) < int(needed):
+        others = sorted(set(self._ask(["sinfo", *options]).split()) - set(wanted))
+        if len(self.good_nodes(others)) < int(needed):
             return False  # it would wait for ever
-        self._ask(["scontrol", "update", f"JobId={job}", f"ExcNodeList={','.join(nodes)}"])
+        self._ask(["scontrol", "update", f"JobId={job}", f"ExcNodeList={','.join(wanted)}"])
         return True
 
     def _fields(self, command: list[str]) -> str:

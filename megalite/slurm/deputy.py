@@ -21,8 +21,8 @@ from megalite.train.heartbeat import clock_of
 
 SECONDS_BETWEEN_LOOKS = 1.0
 
-LONGEST_SILENCE_SECONDS = 20.0
-"""Of the supervisor, which gives a sign at every look, and may wait for one of Slurm's commands in between."""
+LONGEST_SILENCE_SECONDS = 10.0
+"""Of the supervisor, of which a thread gives a sign each second."""
 
 
 class Deputy:

@@ -9,6 +9,8 @@ RUN/slurm/state.json      where the supervisor stands, replaced at every change
 RUN/slurm/alive           touched by the supervisor all the time
 RUN/slurm/events.jsonl    every attempt, restart and end, with why
 RUN/slurm/jobs/JOB.log    output of a job's supervisor
+RUN/slurm/evaluate.sbatch a job for each new checkpoint, if the profile asks for it
+RUN/slurm/evaluations/    output of those jobs
 RUN/slurm/attempts/00003/ ranks' output, heartbeats, stacks, and the order of the hosts, of one attempt
 RUN/slurm/finished        the run has reached its last step: later jobs of the chain end at once
 """
@@ -60,6 +62,14 @@ class LaunchFolder:
         return self.path / "jobs"
 
     @property
+    def evaluation_script(self) -> Path:
+        return self.path / "evaluate.sbatch"
+
+    @property
+    def evaluations(self) -> Path:
+        return self.path / "evaluations"
+
+    @property
     def alive(self) -> Path:
         return self.path / "alive"
 
@@ -92,10 +102,15 @@ class LaunchFolder:
         return state
 
     def add_event(self, kind: str, **details: Any) -> None:
-        """Append one event. Only supervisors write here, and only one of a run lives."""
+        """Append one event, or nothing where the disk is full. Only supervisors write here, and one of a run lives."""
         event = {"time": round(time.time(), 3), "event": kind, **details}
-        with open(self.events, "a", encoding="utf-8") as file:
-            file.write(json.dumps(event) + "\n")
+        size = self.events.stat().st_size if self.events.is_file() else 0
+        try:
+            with open(self.events, "a", encoding="utf-8") as file:
+                file.write(json.dumps(event) + "\n")
+        except OSError:
+            os.truncate(self.events, size)
+            raise
 
     def read_events(self) -> list[dict[str, Any]]:
         """All events, oldest first."""

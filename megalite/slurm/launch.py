@@ -10,6 +10,8 @@ from megalite.config.schema import Config
 from megalite.errors import ConfigError, UserError
 from megalite.slurm.cluster import ClusterConfig, dump_cluster, seconds_of
 from megalite.slurm.controller import Controller
+from megalite.slurm.detect import check_cluster
+from megalite.slurm.evaluate import render_evaluation
 from megalite.slurm.folder import LaunchFolder
 from megalite.slurm.placement import Placement, place
 from megalite.slurm.render import job_name, render
@@ -64,6 +66,7 @@ def launch(config: Config, cluster: ClusterConfig, num_nodes: int | None = None)
     planned = plan_launch(config, cluster, num_nodes)
     controller, folder = Controller(), planned.folder
     _refuse_second(controller, folder)
+    check_cluster(cluster, planned.placement.num_nodes + cluster.spares)
     absolute = config.model_copy(update={"run": config.run.model_copy(update={"dir": folder.run_dir})})
     preflight(absolute, planned.placement.mesh.world_size)
     folder.finished.unlink(missing_ok=True)  # more steps may have been asked for
@@ -72,8 +75,14 @@ def launch(config: Config, cluster: ClusterConfig, num_nodes: int | None = None)
     folder.cluster.write_text(dump_cluster(cluster), encoding="utf-8")
     folder.script.write_text(planned.script, encoding="utf-8")
     folder.script.chmod(0o755)
+    if cluster.evaluation is not None:
+        folder.evaluations.mkdir(exist_ok=True)
+        script = render_evaluation(folder.run_dir, cluster, cluster.evaluation)
+        folder.evaluation_script.write_text(script, encoding="utf-8")
     folder.write_state(
         status="submitted",
+        why=None,  # a former launch may have left one
+        stragglers=[],
         num_nodes=planned.placement.num_nodes,
         ranks_per_node=planned.placement.ranks_per_node,
         failures_without_progress=0,

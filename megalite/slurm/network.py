@@ -7,11 +7,24 @@ for it). The one that leads to the first rank's node is right wherever ranks can
 from __future__ import annotations
 
 import fcntl
+import os
 import socket
 import struct
 
+LOOPBACK = "lo"
+
+INTERFACE_VARIABLES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
+
 SIOCGIFADDR = 0x8915
 """ioctl: the address of an interface."""
+
+
+def choose_interface(host: str) -> None:
+    """Let gloo and NCCL take the interface that leads to a host, unless the user has named one for them."""
+    interface = interface_towards(host)
+    for name in INTERFACE_VARIABLES if interface is not None else ():
+        if os.environ.get(name, LOOPBACK) == LOOPBACK:  # which was right for ranks of one machine
+            os.environ[name] = interface
 
 
 def interface_towards(host: str) -> str | None:

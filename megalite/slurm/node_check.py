@@ -1,6 +1,8 @@
 """Is this node fit to train? A minute at most before each attempt, one task a node.
 
-    python -m megalite.slurm.node_check FOLDER        leaves FOLDER/NODE.json
+    python -m megalite.slurm.node_check FOLDER JOB NODE...      leaves FOLDER/NODE.json and FOLDER/NODE.links
+
+A node first measures itself and says so, then the links to two others (`link_check.py`), which may be slow to answer.
 
 New hardware fails early, and one slow node slows all: each is measured on what training needs (matrix products, memory,
 the run's disk, the clock), and `unfit` names the ones that fall behind the others, with the figures.
@@ -14,11 +16,16 @@ import socket
 import statistics
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from megalite.slurm.link_check import measure
+from megalite.slurm.network import choose_interface
 from megalite.train.heartbeat import clock_of
+from megalite.train.run_folder import write_atomically
+
+LINKS = ".links"
 
 MATMUL_SIZE = {"cpu": 768, "cuda": 8192}
 MATMUL_ROUNDS = 8
@@ -89,7 +96,7 @@ def unfit(reports: Mapping[str, NodeReport | None], gpus_per_node: int) -> dict[
     return problems
 
 
-def read_reports(folder: Path, nodes: list[str]) -> dict[str, NodeReport | None]:
+def read_reports(folder: Path, nodes: Sequence[str]) -> dict[str, NodeReport | None]:
     """What nodes have left in a folder."""
     reports: dict[str, NodeReport | None] = dict.fromkeys(nodes)
     for node in nodes:
@@ -155,12 +162,14 @@ def _disk_speed(folder: Path) -> float:
 
 
 def main() -> None:
-    """Measure this node and leave the report."""
-    folder = Path(sys.argv[1])
+    """Measure this node and its links, and leave the reports."""
+    folder, job, nodes = Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3:]
     report = examine_node(folder)
-    partial = folder / f".{report.node}.tmp"
-    partial.write_text(json.dumps(asdict(report)), encoding="utf-8")
-    os.replace(partial, folder / f"{report.node}.json")
+    write_atomically(folder / f"{report.node}.json", json.dumps(asdict(report)))
+    if len(nodes) > 1:
+        choose_interface(next(node for node in nodes if node != report.node))
+        speeds = measure(nodes, report.node, "nccl" if report.num_gpus else "gloo", job)
+        write_atomically(folder / f"{report.node}{LINKS}", json.dumps(speeds))
 
 
 if __name__ == "__main__":

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
+from types import MappingProxyType
 
 from megalite.errors import EXIT_BAD_INPUT, EXIT_DONE, EXIT_REQUEUE
 
@@ -22,6 +23,16 @@ _NODE = re.compile(r"srun: error: Node failure on (?P<nodes>\S+)")
 _ENDING_THE_REST = re.compile(r"srun: .*_step_signal: Terminating")
 _COLLATERAL = ("Terminated", "Exited with exit code 143")
 """How ranks end that Slurm ended because another one had failed."""
+
+_LOST_PEER = (
+    "Connection closed by peer",
+    "Connection reset by peer",
+    "Broken pipe",
+    "Read error",
+    "ncclRemoteError",
+    "ncclSystemError",
+)
+"""What gloo and NCCL say of a peer that is gone."""
 
 
 class Next(Enum):
@@ -55,15 +66,18 @@ class Outcome:
     """Nodes that failed, or whose rank was killed."""
 
 
-def judge(exit_code: int, srun_words: str, errors: Sequence[dict]) -> Outcome:
+def judge(
+    exit_code: int, srun_words: str, errors: Sequence[dict], unfinished: Mapping[int, str] = MappingProxyType({})
+) -> Outcome:
     """The outcome of an attempt that has ended by itself.
 
     Args:
         exit_code: of srun.
         srun_words: its stderr.
         errors: what ranks left in their error files: rank, time, is_user_error, message.
+        unfinished: ranks that have begun and are not done, and their nodes; the first to fall silent comes first.
     """
-    if exit_code == EXIT_DONE and not errors:
+    if exit_code == EXIT_DONE and not errors and not unfinished:
         return Outcome(Next.FINISHED, "all ranks are done")
     if exit_code == EXIT_REQUEUE and not errors:
         return Outcome(Next.STOPPED, "all ranks have stopped as asked")
@@ -80,11 +94,29 @@ def judge(exit_code: int, srun_words: str, errors: Sequence[dict]) -> Outcome:
     ends = [end for end in rank_ends(_before_the_rest_was_ended(srun_words)) if end.how not in _COLLATERAL]
     if ends and not ends[0].how.startswith("Exited"):
         return Outcome(Next.RESTART, _sentence(ends[0]), nodes=(ends[0].node,))
+    silent = _first_silent(srun_words, errors, unfinished)
+    if silent is not None:
+        return Outcome(Next.RESTART, _sentence(silent), nodes=(silent.node,))
     if first is not None:
         last_line = first["message"].strip().splitlines()[-1]
         return Outcome(Next.RESTART, f"rank {first['rank']} failed first: {last_line}", first["message"])
     why = _sentence(ends[0]) if ends else f"srun ended with exit code {exit_code}"
     return Outcome(Next.RESTART, why, nodes=(ends[0].node,) if ends else ())
+
+
+def _first_silent(srun_words: str, errors: Sequence[dict], unfinished: Mapping[int, str]) -> RankEnd | None:
+    """The rank that ended first and without a word, if that is what the others' errors come from."""
+    first = min(errors, key=lambda error: error["time"], default=None)
+    if first is not None and not any(words in first["message"] for words in _LOST_PEER):
+        return None
+    told = {error["rank"] for error in errors}
+    hows = {rank: end.how for end in rank_ends(srun_words) for rank in end.ranks}
+    for rank, node in unfinished.items():
+        if rank not in told and rank not in hows:  # srun has no words for exit code 0
+            return RankEnd(node, (rank,), "ended too early, with exit code 0")
+        if rank not in told and first is not None and hows[rank] not in _COLLATERAL:
+            return RankEnd(node, (rank,), hows[rank])
+    return None
 
 
 def _before_the_rest_was_ended(srun_words: str) -> str:
@@ -106,15 +138,15 @@ def lost_nodes(srun_words: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys(match["nodes"] for match in _NODE.finditer(srun_words)))
 
 
-def read_errors(logs: Path) -> list[dict]:
-    """What ranks left in a run's logs (`train.worker`)."""
+def read_errors(logs: Path, attempt: int) -> list[dict]:
+    """What ranks of an attempt left in a run's logs (`train.worker`); a stale one may have written there since."""
     errors = []
     for path in sorted(logs.glob("error-*.json")):
         try:
             errors.append(json.loads(path.read_text(encoding="utf-8")))
         except (OSError, ValueError):  # its rank was killed while it wrote
             continue
-    return errors
+    return [error for error in errors if error["attempt"] == attempt]
 
 
 def _sentence(end: RankEnd) -> str:

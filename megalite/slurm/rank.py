@@ -13,13 +13,9 @@ from pathlib import Path
 
 from megalite.config.load import load_config
 from megalite.slurm.folder import LaunchFolder
-from megalite.slurm.network import interface_towards
+from megalite.slurm.network import choose_interface
 from megalite.train.heartbeat import Heart, beat_path
-from megalite.train.worker import given_place, run_rank
-
-LOOPBACK = "lo"
-
-INTERFACE_VARIABLES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
+from megalite.train.worker import given_place, leave, run_rank
 
 
 def main() -> None:
@@ -33,15 +29,10 @@ def main() -> None:
         faulthandler.register(signal.SIGUSR2, file=stacks, all_threads=True)
         heart = Heart(beat_path(attempt / "beats", place.rank))
         os.environ.setdefault("OMP_NUM_THREADS", str(threads_per_rank()))
-        interface = interface_towards(os.environ["MASTER_ADDR"])
-        for name in INTERFACE_VARIABLES if interface is not None else ():
-            if os.environ.get(name, LOOPBACK) == LOOPBACK:  # which was right for ranks of one machine
-                os.environ[name] = interface
+        choose_interface(os.environ["MASTER_ADDR"])
         code = run_rank(load_config(folder.config), place, heart=heart)
         heart.stop()
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(code)  # a peer that died may have left collectives behind that a normal exit would wait for
+    leave(code)
 
 
 def threads_per_rank() -> int:

@@ -33,10 +33,14 @@ def render(run_dir: Path, cluster: ClusterConfig, placement: Placement) -> str:
     folder = LaunchFolder(run_dir.absolute())
     lines = ["#!/bin/bash", f"# {placement.mesh.world_size} ranks of {run_dir}, by `megalite launch`"]
     lines += [f"#SBATCH {option}" for option in sbatch_options(folder, cluster, placement)]
-    lines += [*cluster.setup]
-    lines += [f"export {name}={shlex.quote(value)}" for name, value in cluster.environment.items()]
+    lines += environment_lines(cluster)
     command = [sys.executable, "-m", "megalite.slurm.supervise", str(folder.run_dir)]
     return "\n".join([*lines, f"exec {shlex.join(command)}", ""])
+
+
+def environment_lines(cluster: ClusterConfig) -> list[str]:
+    """Shell lines that make a node ready for megalite."""
+    return [*cluster.setup, *(f"export {name}={shlex.quote(value)}" for name, value in cluster.environment.items())]
 
 
 def sbatch_options(folder: LaunchFolder, cluster: ClusterConfig, placement: Placement) -> list[str]:

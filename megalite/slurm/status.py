@@ -35,6 +35,7 @@ def describe(run_dir: Path, *, now: float) -> list[str]:
     lines.append(_jobs(folder, state))
     if state.get("attempt"):
         lines.append(f"attempt {state['attempt']} on {', '.join(state.get('nodes', []))}")
+    lines += [f"slow: {straggler}" for straggler in state.get("stragglers", [])]
     lines += _progress(folder)
     newest = latest(folder.run_dir / CHECKPOINTS)
     lines.append(f"last checkpoint: {newest.name if newest else 'none yet'}")

@@ -15,14 +15,13 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
 import sys
 import time
-from dataclasses import dataclass
+from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from types import FrameType
 
-from megalite.checkpoint.catalog import CHECKPOINTS, latest, step_of
 from megalite.checkpoint.fence import ATTEMPTS, newest_attempt
 from megalite.config.load import load_config
 from megalite.config.schema import Config, SlurmConfig
@@ -31,14 +30,16 @@ from megalite.slurm.attempt import Attempt, Job
 from megalite.slurm.cluster import ClusterConfig, load_cluster
 from megalite.slurm.controller import Controller
 from megalite.slurm.deputy import Deputy
+from megalite.slurm.evaluate import Evaluations
+from megalite.slurm.fitness import check_nodes
 from megalite.slurm.folder import LaunchFolder
 from megalite.slurm.hosts import Hosts, choose
-from megalite.slurm.node_check import read_reports, unfit
 from megalite.slurm.outcome import Next, Outcome
 from megalite.slurm.render import job_name
-from megalite.slurm.watch import Patience
-
-NODE_CHECK_SECONDS = 120.0
+from megalite.slurm.room import SECONDS_BETWEEN_LOOKS, lack_of_room, note
+from megalite.train.failures import Failures
+from megalite.train.heartbeat import Beat, Heart
+from megalite.train.watch import Patience, find_stragglers
 
 SECONDS_AFTER_NODE_FAILURE = 1.0
 """Slurm needs a moment to take a lost node out of the job."""
@@ -65,14 +66,6 @@ class Signals:
         self._to_pass_on = signal.SIGUSR1  # to ranks both mean: finish the step, save, stop
 
 
-@dataclass
-class Counts:
-    """What has gone wrong so far, over all jobs of the chain."""
-
-    failures_without_progress: int = 0
-    last_step: int = 0
-
-
 class Supervisor:
     """Runs attempts until the run is finished, stopped or beyond help.
 
@@ -89,26 +82,31 @@ class Supervisor:
         self._signals = Signals()
         settings: SlurmConfig = config.slurm
         patience = Patience(settings.beat_seconds, settings.start_seconds, settings.step_seconds)
+        self._patience_seconds = settings.start_seconds
         state = folder.read_state()
         self._job = Job(job, folder, cluster, state["ranks_per_node"], patience)
         self._num_nodes: int = state["num_nodes"]
-        self._counts = Counts(state.get("failures_without_progress", 0), state.get("last_step", 0))
+        self._failures = Failures(state.get("failures_without_progress", 0), state.get("last_step", 0))
         self._deputy = Deputy(folder, job)
+        self._evaluations = Evaluations(folder, cluster.evaluation, self._controller)
+        self._stragglers: dict[int, str] = {}
+        """Slow ranks of the attempt, and what is known of them."""
         self._bad: dict[str, str] = {}
         """Nodes that failed in this job, and why."""
 
     def run(self) -> int:
         """Run to the end of this job; its exit code."""
-        self._folder.alive.touch()
+        heart = Heart(self._folder.alive)  # beats while this process waits for Slurm, too
         try:
             return self._run()
         finally:
             self._deputy.dismiss()
+            heart.stop()
 
     def _run(self) -> int:
         folder = self._folder
         if folder.finished.exists():
-            print("the run is finished already", flush=True)
+            say("the run is finished already")
             return EXIT_DONE
         if folder.stop.exists():
             return self._end_chain(
@@ -123,43 +121,93 @@ class Supervisor:
                 return self._leave_to_next(str(error))
             number = self._next_attempt()
             self._event("attempt", attempt=number, nodes=list(hosts.used), spares=list(hosts.spares))
-            folder.write_state(attempt=number, nodes=list(hosts.used), status="running")
+            self._write_state(attempt=number, nodes=list(hosts.used), status="running", stragglers=[])
             self._deputy.post(hosts, os.environ.get("SLURMD_NODENAME", ""))
-            attempt = Attempt(self._job, number, hosts, self._controller)
-            outcome = attempt.run(self._look)
-            end = {"next": outcome.next.name, "why": outcome.why, "nodes": list(outcome.nodes)}
-            self._event("end", attempt=number, last_step=attempt.last_step(), **end)
+            outcome = self._train(Attempt(self._job, number, hosts, self._controller))
             code = self._after(outcome)
             if code is not None:
                 return code
+
+    def _train(self, attempt: Attempt) -> Outcome:
+        """Watch an attempt to its end."""
+        self._stragglers = {}
+        outcome = attempt.run(self._look)
+        if attempt.is_running:
+            self._event("trouble", attempt=attempt.number, why=outcome.why)
+            attempt.end()
+        self._evaluate(at_once=True)
+        outcome = self._judge_room(outcome)
+        end = {"next": outcome.next.name, "why": outcome.why, "nodes": list(outcome.nodes)}
+        self._event("end", attempt=attempt.number, last_step=attempt.last_step(), **end)
+        return outcome
+
+    def _look(self, attempt: Attempt, beats: Mapping[int, Beat]) -> int | None:
+        """Name slow ranks, have new checkpoints evaluated; a signal that ranks should get."""
+        for rank, why in find_stragglers(beats).items():
+            if rank not in self._stragglers:
+                self._stragglers[rank] = f"rank {rank} on {attempt.node_of(rank)}: {why}"
+                self._event("straggler", attempt=attempt.number, rank=rank, node=attempt.node_of(rank), why=why)
+                self._write_state(stragglers=list(self._stragglers.values()))
+        self._evaluate()
+        return self._signals.take()
+
+    def _evaluate(self, *, at_once: bool = False) -> None:
+        """Submit a job for each new checkpoint."""
+        for step, job in self._evaluations.submit_new(at_once=at_once):
+            self._event("evaluation", step=step, evaluation_job=job)
+            self._write_state(evaluated_step=step)
 
     def _next_attempt(self) -> int:
         """A number above all that ranks have taken and all that they were given."""
         given = self._folder.read_state().get("attempt", 0)
         return max(given, newest_attempt(self._folder.run_dir / ATTEMPTS)) + 1
 
-    def _look(self) -> int | None:
-        """Give a sign of life; a signal that ranks should get."""
-        self._folder.alive.touch()
-        return self._signals.take()
-
     def _after(self, outcome: Outcome) -> int | None:
         """What an attempt's end means for this job: its exit code, or None for another attempt."""
+        if self._folder.read_state().get("job") != self._job.number:  # Slurm lost sight of this node, and started it
+            say("another job has taken the run over")
+            return EXIT_FAULT
         if outcome.next is Next.FINISHED:
             self._folder.finished.touch()
             return self._end_chain("finished", outcome.why, EXIT_DONE)
         if outcome.next is Next.GIVE_UP:
-            print(outcome.detail, flush=True)
+            say(outcome.detail)
             return self._end_chain("gave up", f"{outcome.why}: {outcome.detail}", EXIT_FAULT)
         if outcome.next is Next.STOPPED or self._signals.terminated or self._signals.time_limit:
             return self._after_stop(outcome)
-        print(f"{outcome.why}\n{outcome.detail}", flush=True)
+        say(f"{outcome.why}\n{outcome.detail}")
+        code = self._wait_for_room()
+        if code is not None:
+            return code
         if self._is_stuck():
-            number = self._counts.failures_without_progress
+            number = self._failures.in_a_row
             why = f"{number} failures without a new checkpoint, the last one: {outcome.why}"
             return self._end_chain("gave up", why, EXIT_FAULT)
         self._bad |= dict.fromkeys(outcome.nodes, outcome.why)
         time.sleep(SECONDS_AFTER_NODE_FAILURE)
+        return None
+
+    def _judge_room(self, outcome: Outcome) -> Outcome:
+        """An attempt that failed while the disk was full failed because of that; what else is written down of it may be
+        cut short, and no node is to blame."""
+        missing = lack_of_room(self._folder.run_dir)
+        if missing is None or outcome.next not in (Next.RESTART, Next.GIVE_UP):
+            return outcome
+        return Outcome(Next.RESTART, missing, f"{outcome.why}\n{outcome.detail}")
+
+    def _wait_for_room(self) -> int | None:
+        """Wait until the disk has room for a checkpoint; this job's exit code if that was in vain."""
+        began = time.monotonic()
+        missing = why = lack_of_room(self._folder.run_dir)
+        while missing is not None:
+            if self._signals.time_limit or self._signals.terminated:
+                return self._after_stop(Outcome(Next.RESTART, missing))
+            if time.monotonic() - began > self._patience_seconds:
+                return self._end_chain("gave up", missing, EXIT_FAULT)
+            time.sleep(SECONDS_BETWEEN_LOOKS)
+            missing = lack_of_room(self._folder.run_dir)
+        if why is not None:
+            self._event("waited for room", why=why, seconds=round(time.monotonic() - began, 1))
         return None
 
     def _after_stop(self, outcome: Outcome) -> int:
@@ -177,13 +225,9 @@ class Supervisor:
 
     def _is_stuck(self) -> bool:
         """Count a failure; whether there have been too many since the run last got anywhere."""
-        newest = latest(self._folder.run_dir / CHECKPOINTS)
-        step = step_of(newest) if newest is not None else 0
-        counts = self._counts
-        counts.failures_without_progress = 1 if step > counts.last_step else counts.failures_without_progress + 1
-        counts.last_step = step
-        self._folder.write_state(failures_without_progress=counts.failures_without_progress, last_step=step)
-        return counts.failures_without_progress >= self._config.slurm.max_failures
+        number = self._failures.add(self._folder.run_dir)
+        self._write_state(failures_without_progress=number, last_step=self._failures.last_step)
+        return number >= self._config.slurm.max_failures
 
     def _prepare_hosts(self) -> Hosts:
         """Nodes for the next attempt: in order by Slurm, fit by their own measurements, not the ones that failed.
@@ -197,35 +241,15 @@ class Supervisor:
             nodes = trusted  # a node that failed gets another chance only where there is no other
         if not self._config.slurm.check_nodes:
             return choose(nodes, {}, self._num_nodes)
-        reports = read_reports(self._check_nodes(nodes), nodes)
-        problems = unfit(reports, self._cluster.gpus_per_node if self._config.train.device != "cpu" else 0)
-        for node, why in problems.items():
+        gpus = self._cluster.gpus_per_node if self._config.train.device != "cpu" else 0
+        reports = self._folder.path / "nodes" / self._job.number
+        verdict = check_nodes(reports, nodes, gpus, self._controller, self._job.number)
+        for node, why in verdict.unfit.items():
             self._event("unfit", node=node, why=why)
-        self._bad |= problems
-        fit = [node for node in nodes if node not in problems]
-        return choose(fit, {node: report.address for node, report in reports.items() if report}, self._num_nodes)
-
-    def _check_nodes(self, nodes: list[str]) -> Path:
-        """Run the check on each node; the folder of the reports."""
-        folder = self._folder.path / "nodes" / self._job.number
-        folder.mkdir(parents=True, exist_ok=True)
-        for path in folder.glob("*.json"):
-            path.unlink()
-        command = [
-            *("srun", "--job-name=node-check", f"--nodelist={','.join(nodes)}", f"--nodes={len(nodes)}"),
-            *(f"--ntasks={len(nodes)}", "--ntasks-per-node=1", "--overlap", "--export=ALL"),
-            *(sys.executable, "-m", "megalite.slurm.node_check", str(folder)),
-        ]
-        with open(folder / "srun.log", "ab") as log:
-            process = subprocess.Popen(command, stdout=log, stderr=log, stdin=subprocess.DEVNULL)
-            try:
-                process.wait(NODE_CHECK_SECONDS)
-            except subprocess.TimeoutExpired:
-                step = self._controller.step_of(self._job.number, "node-check")
-                self._controller.cancel(*([step] if step else []))
-                process.kill()
-                process.wait()
-        return folder
+        for pair, why in verdict.slow_pairs.items():
+            self._event("slow link", nodes=list(pair), why=why)
+        self._bad |= verdict.unfit
+        return choose([node for node in nodes if node not in verdict.unfit], verdict.addresses, self._num_nodes)
 
     def _submit_next(self) -> None:
         """Put the next job of the chain behind this one, unless it is there already."""
@@ -234,7 +258,7 @@ class Supervisor:
         jobs = self._folder.read_state().get("num_jobs", 1)
         if not waiting and jobs < self._cluster.max_jobs:
             waiting = [self._controller.submit(str(self._folder.script))]
-        self._folder.write_state(job=self._job.number, next_job=waiting[0] if waiting else None, num_jobs=jobs + 1)
+        self._write_state(job=self._job.number, next_job=waiting[0] if waiting else None, num_jobs=jobs + 1)
 
     def _leave_to_next(self, why: str) -> int:
         """End this job; the next one of the chain goes on, on other nodes than those that failed."""
@@ -247,7 +271,7 @@ class Supervisor:
         if excluded and not self._controller.exclude_nodes(next_job, excluded):
             excluded = []
         self._event("handed on", why=why, next_job=next_job, excluded=excluded)
-        self._folder.write_state(status="waiting")
+        self._write_state(status="waiting")
         return EXIT_DONE
 
     def _end_chain(self, status: str, why: str, code: int) -> int:
@@ -255,12 +279,21 @@ class Supervisor:
         name = job_name(self._folder.run_dir)
         self._controller.cancel(*(job for job in self._controller.live_jobs(name) if job != self._job.number))
         self._event(status, why=why)
-        self._folder.write_state(status=status, why=why, next_job=None)
+        self._write_state(status=status, why=why, next_job=None)
         return code
 
     def _event(self, kind: str, **details: object) -> None:
-        self._folder.add_event(kind, job=self._job.number, **details)
-        print(time.strftime("%F %T"), kind, *(f"{name}={value}" for name, value in details.items()), flush=True)
+        note(lambda: self._folder.add_event(kind, job=self._job.number, **details), self._patience_seconds)
+        say(" ".join([time.strftime("%F %T"), kind, *(f"{name}={value}" for name, value in details.items())]))
+
+    def _write_state(self, **changes: object) -> None:
+        note(lambda: self._folder.write_state(**changes), self._patience_seconds)
+
+
+def say(text: str) -> None:
+    """Print to the job's log, which may be on a disk that is full."""
+    with suppress(OSError):
+        print(text, flush=True)
 
 
 def main() -> None:

@@ -19,7 +19,7 @@ from megalite.checkpoint.background import Outcome, Saver
 from megalite.checkpoint.differential import Storage
 from megalite.checkpoint.fence import SupersededError
 from megalite.checkpoint.format import Progress
-from megalite.checkpoint.retention import Keep, prune
+from megalite.checkpoint.retention import Keep, point_at_best, prune
 from megalite.checkpoint.saving import Target
 from megalite.config.load import dump_config
 from megalite.config.schema import Config
@@ -74,6 +74,14 @@ class Checkpoints:
             self._begin(progress, validation_loss)
             self._note(self.saver.finish())
 
+    def settle_pending(self) -> None:
+        """Wait for the pending save, if there is one."""
+        self._note(self.saver.finish())
+
+    def went_back_to(self, step: int) -> None:
+        """The run goes on from this step's checkpoint, or from its beginning at step 0."""
+        self._saved_step = step or None
+
     def close(self) -> None:
         """Let what is being written end, for a while: training has ended, well or badly. Not collective."""
         self._note(self.saver.close())
@@ -123,8 +131,8 @@ class Checkpoints:
         self._recorder.say(f"save failed, training goes on: {error}")
 
 
-def open_checkpoints(run: Run, saved_step: int | None) -> Checkpoints:
-    """Make a run's `Checkpoints` of its settings."""
+def open_checkpoints(run: Run, saved_step: int | None, is_in_trouble: Callable[[], bool]) -> Checkpoints:
+    """Make a run's `Checkpoints` of its settings. While it is in trouble no old one goes: it may have to go back."""
     config = run.config
     settings = config.checkpoint
     root = config.run.dir / catalog.CHECKPOINTS
@@ -136,6 +144,7 @@ def open_checkpoints(run: Run, saved_step: int | None) -> Checkpoints:
         config.parallel.zero_stage,
         data={
             "fingerprint": run.samples.fingerprint,
+            "sources": {source.name: source.fingerprint for source in run.samples.sources},
             "tokenizer": str(tokenizer) if tokenizer else None,
             "tokenizer_fingerprint": run.samples.tokenizer and run.samples.tokenizer.fingerprint,
         },
@@ -149,10 +158,17 @@ def open_checkpoints(run: Run, saved_step: int | None) -> Checkpoints:
         run.axes,
         run.device,
         asynchronous=settings.asynchronous,
-        after_commit=_pruner(root, Keep(settings.keep_last, settings.keep_every, settings.keep_best)),
+        after_commit=_tidier(root, Keep(settings.keep_last, settings.keep_every, settings.keep_best), is_in_trouble),
     )
     return Checkpoints(saver, run.recorder, config, saved_step)
 
 
-def _pruner(root: Path, keep: Keep) -> Callable[[Path], list[str]]:
-    return lambda just_written: [path.name for path in prune(root, keep, just_written)]
+def _tidier(root: Path, keep: Keep, is_in_trouble: Callable[[], bool]) -> Callable[[Path], list[str]]:
+    """Removes what need not stay behind a new checkpoint, and says what went; then `best` points at the best left."""
+
+    def tidy(just_written: Path) -> list[str]:
+        removed = [] if is_in_trouble() else [path.name for path in prune(root, keep, just_written)]
+        point_at_best(root)
+        return removed
+
+    return tidy

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import platform
 import time
+from importlib import metadata
+from typing import Any
 
 import torch
 
+from megalite import __version__
 from megalite.errors import UnavailableError
 from megalite.layers.gemm import choose_gemm
 
@@ -48,6 +52,17 @@ def choose_device(wanted: str, local_rank: int) -> torch.device:
         )
     torch.cuda.set_device(local_rank)
     return torch.device("cuda", local_rank)
+
+
+def describe_machine(device: torch.device) -> dict[str, Any]:
+    """What a rank runs on: device, host, versions of what computes."""
+    name = f" {torch.cuda.get_device_name(device)}" if device.type == "cuda" else ""
+    software = {package: metadata.version(package) for package in ("torch", "deepspeed")}
+    return {
+        "device": f"{device}{name}",
+        "host": platform.node(),
+        "software": {"megalite": __version__, "python": platform.python_version(), **software},
+    }
 
 
 def peak_flops(device: torch.device, dtype: torch.dtype) -> float:

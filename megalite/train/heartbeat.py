@@ -2,7 +2,8 @@
 
 The thread is stopped with the process and starves with the node, so a missing beat means a frozen rank; a beat whose
 step does not change means a rank that waits or is stuck. Times in the file are ages, and the file's modification is by
-the clock of the file server, so clocks of nodes need not agree.
+the clock of the file server, so clocks of nodes need not agree. The file keeps its length and is written in place: a
+beat needs no room, so a full disk does not look like a frozen rank.
 """
 
 from __future__ import annotations
@@ -11,15 +12,28 @@ import json
 import os
 import threading
 import time
+from collections import deque
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 SECONDS_BETWEEN_BEATS = 1.0
+
+BEAT_BYTES = 192
+"""Length of the file: what is said, and blanks."""
+
+NUM_READS = 3
+
+NUM_PRODUCTS = 4
+"""How many products are kept: a rank that is slow in all of them is slow."""
 
 START = -1
 """Step of a rank that has not begun its first one: it imports, compiles or loads."""
 
-PHASES = ("start", "data", "train", "validate", "save", "done")
+DONE = "done"
+
+PHASES = ("start", "data", "train", "validate", "save", DONE)
 """What a rank does, in the order of a step."""
 
 
@@ -36,6 +50,8 @@ class Beat:
     """When it entered the phase, by the same clock."""
     step_seconds: float = 0.0
     """How long its last training step took, waiting for others included."""
+    product_seconds: float = 0.0
+    """The shortest of its last timed products (`train.probe`); 0 before there are some."""
 
 
 class Heart:
@@ -48,11 +64,21 @@ class Heart:
     def __init__(self, path: Path | None = None):
         self._path = path
         self._step, self._phase, self._entered, self._step_seconds = START, "start", time.monotonic(), 0.0
+        self._products: deque[float] = deque(maxlen=NUM_PRODUCTS)
         self._ended = threading.Event()
         if path is not None:
             path.parent.mkdir(parents=True, exist_ok=True)
             self._beat()
             threading.Thread(target=self._go_on, name="heart", daemon=True).start()
+
+    @property
+    def is_watched(self) -> bool:
+        """Whether there is anyone to read."""
+        return self._path is not None
+
+    def note_product(self, seconds: float) -> None:
+        """Say how long a timed product took."""
+        self._products.append(seconds)
 
     def enter(self, phase: str, step: int) -> None:
         """Say what this rank does from now on. Costs nothing: the thread writes."""
@@ -65,14 +91,13 @@ class Heart:
         """Leave a last beat, and no more."""
         self._ended.set()
         if self._path is not None:
-            self._beat()
+            with suppress(OSError):
+                self._beat()
 
     def _go_on(self) -> None:
         while not self._ended.wait(SECONDS_BETWEEN_BEATS):
-            try:
+            with suppress(OSError):  # an absent disk stops no training; the supervisor will look for the beat
                 self._beat()
-            except OSError:  # a full or absent disk stops no training; the supervisor will look for the beat
-                continue
 
     def _beat(self) -> None:
         content = {
@@ -80,10 +105,14 @@ class Heart:
             "phase": self._phase,
             "age": round(time.monotonic() - self._entered, 3),
             "step_seconds": round(self._step_seconds, 4),
+            "product_seconds": round(min(self._products), 6) if len(self._products) == NUM_PRODUCTS else 0.0,
         }
-        partial = self._path.with_name(f".{self._path.name}.{os.getpid()}")
-        partial.write_text(json.dumps(content), encoding="utf-8")
-        os.replace(partial, self._path)
+        line = json.dumps(content).ljust(BEAT_BYTES - 1) + "\n"
+        file = os.open(self._path, os.O_WRONLY | os.O_CREAT, 0o644)
+        try:
+            os.write(file, line.encode())
+        finally:
+            os.close(file)
 
 
 def beat_path(folder: Path, rank: int) -> Path:
@@ -95,13 +124,24 @@ def read_beats(folder: Path) -> dict[int, Beat]:
     """The last beat of every rank that has left one."""
     beats = {}
     for path in folder.glob("[0-9]*.json"):
-        try:
-            said, written = json.loads(path.read_text(encoding="utf-8")), path.stat().st_mtime
-        except (OSError, ValueError):  # being replaced at this moment, on a file system that shows it
+        said, written = _read_beat(path)
+        if said is None:
             continue
         since = written - said["age"]
-        beats[int(path.stem)] = Beat(written, said["step"], said["phase"], since, said["step_seconds"])
+        beats[int(path.stem)] = Beat(
+            written, said["step"], said["phase"], since, said["step_seconds"], said["product_seconds"]
+        )
     return beats
+
+
+def _read_beat(path: Path) -> tuple[dict[str, Any] | None, float]:
+    """What a file says, and when it was written; None for a file that says nothing yet."""
+    for _ in range(NUM_READS):
+        try:
+            return json.loads(path.read_text(encoding="utf-8")), path.stat().st_mtime
+        except (OSError, ValueError):  # being written at this moment, on a file system that shows it
+            continue
+    return None, 0.0
 
 
 def clock_of(folder: Path) -> float:

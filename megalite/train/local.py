@@ -16,18 +16,22 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 
 from megalite.checkpoint.catalog import CHECKPOINTS, latest, step_of
 from megalite.config.load import dump_config
-from megalite.config.schema import Config
+from megalite.config.schema import Config, SlurmConfig
 from megalite.errors import EXIT_BAD_INPUT, EXIT_DONE, EXIT_FAULT, EXIT_REQUEUE, UserError
+from megalite.train.failures import Failures
+from megalite.train.heartbeat import clock_of, read_beats
 from megalite.train.preflight import preflight
 from megalite.train.run_folder import LOGS
 from megalite.train.signals import STOP_SIGNALS
-from megalite.train.worker import RENDEZVOUS_VARIABLE, error_path
+from megalite.train.watch import Patience, Trouble, find_trouble
+from megalite.train.worker import BEATS_VARIABLE, RENDEZVOUS_VARIABLE, error_path
 
 ALLOCATOR = {
     "MALLOC_MMAP_THRESHOLD_": str(8 * 2**30),
@@ -39,7 +43,11 @@ ALLOCATOR = {
 RANK_ENVIRONMENT = {**ALLOCATOR, "CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
 """What every rank gets, wherever it runs, unless the user has set it. The second makes matrix products repeatable."""
 
+WORKER = "megalite.train.worker"
+
 POLL_SECONDS = 0.05
+SECONDS_BETWEEN_LOOKS = 0.5
+SECONDS_FOR_STACKS = 1.0
 GRACE_SECONDS = 10.0
 """Ranks get this long to fail by themselves once one has, and to obey SIGTERM."""
 
@@ -52,11 +60,13 @@ class Rank:
     process: subprocess.Popen
 
 
-def train_locally(config: Config, world_size: int, *, stop_after: int | None = None) -> int:
+def train_locally(config: Config, world_size: int, *, stop_after: int | None = None, max_failures: int = 0) -> int:
     """Run a whole training on this machine and return its exit code.
 
     Args:
         stop_after: stop after this step as if asked to.
+        max_failures: start again after a fault or a hang, until so many have happened in a row without a new
+            checkpoint; 0 ends with the first, and leaves a hang to itself.
 
     Raises:
         UserError: the run cannot start, or its ranks found what the user must change.
@@ -66,20 +76,49 @@ def train_locally(config: Config, world_size: int, *, stop_after: int | None = N
     if newest is not None and step_of(newest) >= plan.total_steps:
         print(f"{config.run.dir} is at step {step_of(newest)} of {plan.total_steps}: done; raise train.steps to go on")
         return EXIT_DONE
+    arguments = [str(stop_after)] if stop_after is not None else []
+    failures = Failures()
+    while True:
+        code, is_asked_to_stop = _attempt(config, world_size, WORKER, arguments, is_watched=max_failures > 0)
+        if code != EXIT_FAULT or is_asked_to_stop or max_failures == 0:
+            return code
+        number = failures.add(config.run.dir)
+        if number >= max_failures:
+            print(f"megalite: {number} failures without a new checkpoint, the last one above", file=sys.stderr)
+            return code
+        print(f"megalite: starting again from step {failures.last_step}", file=sys.stderr)
+
+
+def run_local_ranks(config: Config, world_size: int, module: str, arguments: Sequence[str]) -> int:
+    """Start `python -m MODULE CONFIG.yaml ARGUMENTS...` once a rank and wait for all; returns the exit code.
+
+    Raises:
+        UserError: the ranks found what the user must change.
+    """
+    return _attempt(config, world_size, module, arguments, is_watched=False)[0]
+
+
+def _attempt(
+    config: Config, world_size: int, module: str, arguments: Sequence[str], *, is_watched: bool
+) -> tuple[int, bool]:
+    """Start all ranks and wait for their end; the exit code, and whether the user asked for the end."""
     _clear_errors(config.run.dir, world_size)
-    with tempfile.TemporaryDirectory(prefix="megalite-") as folder:
-        config_path = Path(folder) / "config.yaml"
-        config_path.write_text(dump_config(config), encoding="utf-8")
-        command = [sys.executable, "-m", "megalite.train.worker", str(config_path)]
-        command += [str(stop_after)] if stop_after is not None else []
-        ranks = [_start(command, config, Path(folder), number, world_size) for number in range(world_size)]
-        previous = _forward_signals(ranks)
+    with tempfile.TemporaryDirectory(prefix="megalite-") as name:
+        folder = Path(name)
+        (folder / "config.yaml").write_text(dump_config(config), encoding="utf-8")
+        command = [sys.executable, "-m", module, str(folder / "config.yaml"), *arguments]
+        environments = [rank_environment(number, world_size, folder) for number in range(world_size)]
+        if is_watched:
+            environments = [{**environment, BEATS_VARIABLE: name} for environment in environments]
+        ranks = [_start(command, config, number, environment) for number, environment in enumerate(environments)]
+        requests: list[int] = []
+        previous = _forward_signals(ranks, requests)
         try:
-            codes = _watch(ranks)
+            codes = _watch(ranks, _trouble_finder(folder, world_size, config.slurm) if is_watched else None)
         finally:
             for number, handler in previous.items():
                 signal.signal(number, handler)
-    return _verdict(config.run.dir, codes)
+    return _verdict(config.run.dir, codes), bool(requests)
 
 
 def rank_environment(rank: int, world_size: int, folder: Path) -> dict[str, str]:
@@ -97,7 +136,7 @@ def rank_environment(rank: int, world_size: int, folder: Path) -> dict[str, str]
     }
 
 
-def _start(command: list[str], config: Config, folder: Path, rank: int, world_size: int) -> Rank:
+def _start(command: list[str], config: Config, rank: int, environment: dict[str, str]) -> Rank:
     """Start a rank; the first shares our terminal, the others write to the run's logs."""
     log = None
     if rank > 0:
@@ -105,7 +144,7 @@ def _start(command: list[str], config: Config, folder: Path, rank: int, world_si
         log = open(log_path, "ab")  # noqa: SIM115  (the child keeps it)
     process = subprocess.Popen(
         command,
-        env=rank_environment(rank, world_size, folder),
+        env=environment,
         stdout=log,
         stderr=log if rank > 0 else None,
         stdin=subprocess.DEVNULL,
@@ -116,13 +155,12 @@ def _start(command: list[str], config: Config, folder: Path, rank: int, world_si
     return Rank(rank, process)
 
 
-def _forward_signals(ranks: list[Rank]) -> dict[int, signal.Handlers]:
-    """Pass requests to stop on to every rank. A second SIGINT ends them at once."""
-    interrupts = 0
+def _forward_signals(ranks: list[Rank], requests: list[int]) -> dict[int, signal.Handlers]:
+    """Pass requests to stop on to every rank, and note them. A second SIGINT ends them at once."""
 
     def forward(number: int, frame: FrameType | None) -> None:
-        nonlocal interrupts
-        interrupts += number == signal.SIGINT
+        requests.append(number)
+        interrupts = requests.count(signal.SIGINT)
         for rank in ranks:
             if rank.process.poll() is None:
                 rank.process.send_signal(signal.SIGKILL if interrupts > 1 else number)
@@ -132,10 +170,36 @@ def _forward_signals(ranks: list[Rank]) -> dict[int, signal.Handlers]:
     return {number: signal.signal(number, forward) for number in STOP_SIGNALS}
 
 
-def _watch(ranks: list[Rank]) -> list[int]:
-    """Wait for all ranks; a while after one has failed, end the rest. Returns their exit codes."""
+def _trouble_finder(folder: Path, world_size: int, settings: SlurmConfig) -> Callable[[], Trouble | None]:
+    """What asks the ranks' heartbeats, twice a second, whether one of them holds the others up."""
+    started, due = clock_of(folder), time.monotonic()
+    patience = Patience(settings.beat_seconds, settings.start_seconds, settings.step_seconds)
+
+    def find() -> Trouble | None:
+        nonlocal due
+        if time.monotonic() < due:
+            return None
+        due = time.monotonic() + SECONDS_BETWEEN_LOOKS
+        now = clock_of(folder)
+        return find_trouble(read_beats(folder), world_size, started=started, now=now, patience=patience)
+
+    return find
+
+
+def _watch(ranks: list[Rank], find: Callable[[], Trouble | None] | None) -> list[int]:
+    """Wait for all ranks; a while after one has failed, end the rest. Returns their exit codes.
+
+    Args:
+        ranks: that have been started.
+        find: finds ranks that hang, which ends all; None for no one who looks.
+    """
     deadline: float | None = None
     while any(rank.process.poll() is None for rank in ranks):
+        trouble = find() if find is not None else None
+        if trouble is not None:
+            named = ", ".join(f"rank {rank}" for rank in trouble.ranks)
+            print(f"megalite: {named}: {trouble.why}; the stacks are in the run's logs", file=sys.stderr)
+            _end_with_stacks(ranks)
         failed = any(rank.process.poll() not in (None, EXIT_DONE, EXIT_REQUEUE) for rank in ranks)
         if failed and deadline is None:
             deadline = time.monotonic() + GRACE_SECONDS
@@ -145,6 +209,17 @@ def _watch(ranks: list[Rank]) -> list[int]:
                     rank.process.kill()
         time.sleep(POLL_SECONDS)
     return [rank.process.returncode for rank in ranks]
+
+
+def _end_with_stacks(ranks: list[Rank]) -> None:
+    """Ask all ranks for their stacks, then kill them."""
+    living = [rank for rank in ranks if rank.process.poll() is None]
+    for rank in living:
+        rank.process.send_signal(signal.SIGUSR2)
+    time.sleep(SECONDS_FOR_STACKS)
+    for rank in living:
+        rank.process.kill()
+        rank.process.wait()
 
 
 def _verdict(run_dir: Path, codes: list[int]) -> int:

@@ -6,43 +6,51 @@ No torch is imported unless a device must be asked, so a mistake is told within 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
-from megalite.checkpoint.catalog import CHECKPOINTS, check_disk
+from megalite.checkpoint.catalog import CHECKPOINTS, check_disk, latest, step_of
 from megalite.config.plan import RunPlan, make_plan
 from megalite.config.schema import Config
 from megalite.config.validate import validate
-from megalite.data.samples import Samples, open_training_samples, open_validation_samples
+from megalite.data.samples import Samples, open_training_samples, open_validation_sets
 from megalite.data.tokenizer import Tokenizer
 from megalite.errors import ConfigError, UserError
-from megalite.train.run_folder import check_run_folder
+from megalite.monitor.wandb import check_wandb
+from megalite.train.evaluation.tasks import Task, open_tasks
+from megalite.train.run_folder import CONFIG, changed_settings, check_run_folder
 
 
-def preflight(config: Config, world_size: int) -> tuple[RunPlan, Samples, Samples | None]:
-    """Check a run and return its plan and its open data.
+def preflight(config: Config, world_size: int) -> tuple[RunPlan, Samples, dict[str, Samples]]:
+    """Check a run and return its plan, its open data and its validation sets by name.
 
     Raises:
         UserError: one error with every complaint found.
     """
     validate(config, world_size)
-    samples, valid_samples = open_data(config)
+    samples, valid_sets = open_data(config)
     tokenizer = Tokenizer.load(config.data.tokenizer) if config.data.tokenizer is not None else None
     plan = make_plan(config, world_size, tokenizer.vocab_size if tokenizer else samples.vocab_size)
     problems: list[str] = []
     if tokenizer is not None:
         _gather(problems, lambda: samples.check_tokenizer(tokenizer))
     _gather(problems, lambda: samples.check_vocab_size(plan.model.vocab_size))
-    if valid_samples is not None:
-        _gather(problems, lambda: valid_samples.check_vocab_size(plan.model.vocab_size))
+    for valid_samples in valid_sets.values():
+        _gather(problems, partial(valid_samples.check_vocab_size, plan.model.vocab_size))
+    _gather(problems, lambda: open_run_tasks(config, plan, samples))
     _gather(problems, lambda: _check_folder(config, plan))
     _gather(problems, lambda: _check_device(config))
+    _gather(problems, lambda: _check_fp8(config))
     _gather(problems, lambda: _check_init_from(config))
+    if config.monitor.wandb is not None:
+        _gather(problems, check_wandb)
+    _gather(problems, lambda: _check_branch(config, plan))
     if problems:
         raise ConfigError(problems)
-    return plan, samples, valid_samples
+    return plan, samples, valid_sets
 
 
-def open_data(config: Config) -> tuple[Samples, Samples | None]:
-    """Open the training mixture and the validation data of a config.
+def open_data(config: Config) -> tuple[Samples, dict[str, Samples]]:
+    """Open the training mixture and the validation sets of a config.
 
     Raises:
         UserError: there is none, or it is damaged or does not fit.
@@ -53,8 +61,17 @@ def open_data(config: Config) -> tuple[Samples, Samples | None]:
         )
     options = {"seq_len": config.batch.seq_len, "document_masks": config.data.document_masks}
     samples = open_training_samples(config)
-    valid_samples = open_validation_samples(config.data.valid, **options) if config.data.valid else None
-    return samples, valid_samples
+    return samples, open_validation_sets(config.data.valid, **options)
+
+
+def open_run_tasks(config: Config, plan: RunPlan, samples: Samples) -> list[Task]:
+    """Open the tasks of a config with the tokenizer of its data.
+
+    Raises:
+        DataError: a file is not one of questions, or no tokenizer is known.
+    """
+    folder = config.data.tokenizer or samples.tokenizer_path
+    return open_tasks(config.train.tasks, folder, seq_len=config.batch.seq_len, vocab_size=plan.model.vocab_size)
 
 
 def _gather(problems: list[str], check: Callable[[], None]) -> None:
@@ -76,6 +93,43 @@ def _check_device(config: Config) -> None:
         from megalite.train.device import choose_device
 
         choose_device("cuda", 0)
+
+
+def _check_branch(config: Config, plan: RunPlan) -> None:
+    """That a checkpoint to branch off is there, is of this run's kind, and lies before its end."""
+    path = config.train.branch_from
+    if path is None:
+        return
+    checkpoint = latest(path)
+    if checkpoint is None:
+        raise UserError(f"train.branch_from: {path} is no checkpoint; give a step-… folder, or a run for its newest")
+    changed = changed_settings(checkpoint / CONFIG, config)
+    if changed:
+        advice = (
+            "a branch goes on with its run's model, data and batches; take these settings back, or start a new run "
+            f"from the weights alone: train.branch_from=null train.init_from={checkpoint}"
+        )
+        raise ConfigError([*changed, advice])
+    if step_of(checkpoint) >= plan.total_steps:
+        raise UserError(
+            f"train.branch_from: {checkpoint} is at step {step_of(checkpoint)}, and the run ends at {plan.total_steps}"
+            f"; steps count on: raise train.steps above {step_of(checkpoint)}, by the length of the branch"
+        )
+
+
+def _check_fp8(config: Config) -> None:
+    fp8 = config.precision.fp8
+    if fp8 is None or fp8.backend == "emulate":
+        return
+    from megalite.layers.fp8.available import why_unavailable
+    from megalite.train.device import choose_device
+
+    reason = why_unavailable(fp8, choose_device(config.train.device, 0).type)
+    if reason:
+        raise UserError(
+            f"precision.fp8: backend={fp8.backend} with recipe={fp8.recipe} cannot run here: {reason}; use "
+            "precision.fp8=null for bf16, or backend=emulate to study FP8 on any device"
+        )
 
 
 def _check_init_from(config: Config) -> None:

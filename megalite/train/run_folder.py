@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -27,13 +28,17 @@ FIXED_KEYS = (
     "model",
     "run.seed",
     "batch.global_batch_size",
+    "batch.ramp",
     "batch.seq_len",
-    "data.train",
     "data.document_masks",
     "optimizer.name",
 )
-"""What may not change between the attempts of one run: the model, and which samples come in which order. The layout,
-the length, rates and everything else may."""
+"""What may not change between the attempts of one run: the model, and how samples are made. The layout, the length,
+rates and everything else may; so may the mixture, which then is another one from there on."""
+
+
+INTERCHANGEABLE = {"optimizer.name": {"adamw", "adamw8bit"}}
+"""Values of fixed keys that may take each other's place: these two have the same moments in checkpoints."""
 
 
 def check_run_folder(config: Config) -> None:
@@ -53,15 +58,35 @@ def check_run_folder(config: Config) -> None:
         raise UserError(f"run.dir: {folder} cannot be written ({error}); set run.dir to a folder of yours") from error
     if not (folder / CONFIG).is_file():
         return
-    former, now = (c.model_dump(mode="json") for c in (load_config(folder / CONFIG), config))
-    changed = [
-        f"{key}: {_at(former, key)!r} in {folder / CONFIG}, {_at(now, key)!r} now"
-        for key in _leaves(FIXED_KEYS, now)
-        if _at(former, key) != _at(now, key)
-    ]
+    changed = changed_settings(folder / CONFIG, config)
     if changed:
         advice = f"{folder} holds another run; set run.dir to a new folder, or take these settings back"
         raise ConfigError([*changed, advice])
+
+
+def changed_settings(former_config: Path, config: Config) -> list[str]:
+    """Each of `FIXED_KEYS` that differs from a former config's, and how."""
+    former, now = (c.model_dump(mode="json") for c in (load_config(former_config), config))
+    changed = [
+        f"{key}: {_at(former, key)!r} in {former_config}, {_at(now, key)!r} now"
+        for key in _leaves(FIXED_KEYS, now)
+        if _at(former, key) != _at(now, key)
+        and not {_at(former, key), _at(now, key)} <= INTERCHANGEABLE.get(key, set())
+    ]
+    return [*changed, *_moved_sources(former_config, former["data"]["train"], now["data"]["train"])]
+
+
+def _moved_sources(former_config: Path, former: list[dict[str, Any]], now: list[dict[str, Any]]) -> Iterator[str]:
+    """Complain about sources that have a former one's name and another path."""
+    paths = {_source_name(source): source["path"] for source in former}
+    for index, source in enumerate(now):
+        path = paths.get(_source_name(source), source["path"])
+        if path != source["path"]:
+            yield f"data.train.{index}.path: {path!r} in {former_config}, {source['path']!r} now"
+
+
+def _source_name(source: dict[str, Any]) -> str:
+    return source["name"] or Path(source["path"]).name
 
 
 def write_run_folder(config: Config, plan: RunPlan) -> None:

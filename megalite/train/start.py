@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import torch
@@ -13,18 +13,20 @@ from megalite.checkpoint import catalog
 from megalite.checkpoint.format import MANIFEST, Progress
 from megalite.checkpoint.reader import CheckpointReader
 from megalite.config.plan import RunPlan
-from megalite.config.schema import Config
+from megalite.config.schema import Config, ModelConfig
+from megalite.data.account import Account, add_counts
 from megalite.data.samples import Samples
-from megalite.engine.protocol import MOMENTS
 from megalite.errors import CheckpointError
 from megalite.model.initialize import FreshWeights, WeightSource
+from megalite.model.mup import without_mup
 from megalite.model.weights import Rectangle, Weight
+from megalite.optim.rules import STATE_KINDS
 from megalite.parallel.axes import Axes
 from megalite.parallel.collectives import any_rank
 
 
-class ZeroMoments:
-    """Moments of an optimizer that has not stepped yet."""
+class Zeros:
+    """State of an optimizer that has not stepped yet, or weights that are about to be loaded."""
 
     def read(self, weight: Weight, rectangle: Rectangle) -> Tensor:
         return torch.zeros(rectangle.shape)
@@ -39,8 +41,12 @@ class Start:
     progress: Progress = field(default_factory=Progress)
     origin: str = ""
     """For people: where the weights come from."""
+    remixed: bool = False
+    """The sources' shares are others from here on."""
     damaged: tuple[str, ...] = ()
     """What is wrong with newer checkpoints that had to be passed over."""
+    reader: CheckpointReader | None = None
+    """The checkpoint that the run goes on from, with what it has besides weights and moments; None for a new run."""
 
 
 def choose_start(config: Config, plan: RunPlan, samples: Samples, axes: Axes, device: torch.device) -> Start:
@@ -49,17 +55,11 @@ def choose_start(config: Config, plan: RunPlan, samples: Samples, axes: Axes, de
     Raises:
         CheckpointError: every checkpoint of the run is damaged, or the data is not what the run was trained on.
     """
-    zeros: dict[str, WeightSource] = {key: ZeroMoments() for key in MOMENTS}
     damaged: list[str] = []
-    for folder in _newest_first(config.run.dir / catalog.CHECKPOINTS, axes):
-        problems = _verify(folder, axes, device)
+    for folder in newest_first(config.run.dir / catalog.CHECKPOINTS, axes):
+        problems = verify(folder, axes, device)
         if problems is None:
-            reader = CheckpointReader(folder)
-            _check_data(reader, samples)
-            moments: dict[str, WeightSource] = {key: reader.source(key) for key in MOMENTS}
-            return Start(
-                reader.source("weight"), moments, reader.manifest.progress, f"checkpoint {folder}", tuple(damaged)
-            )
+            return open_checkpoint(folder, samples, f"checkpoint {folder}", tuple(damaged))
         damaged += problems
     if damaged:
         raise CheckpointError(
@@ -67,13 +67,40 @@ def choose_start(config: Config, plan: RunPlan, samples: Samples, axes: Axes, de
             + "\n  ".join(damaged)
             + f"\nremove {config.run.dir / catalog.CHECKPOINTS} to start anew, or set run.dir to a new folder"
         )
-    init_from = config.train.init_from
+    return first_start(config, plan, samples, axes, device)
+
+
+def first_start(config: Config, plan: RunPlan, samples: Samples, axes: Axes, device: torch.device) -> Start:
+    """What a run without checkpoints begins with. Collective.
+
+    Raises:
+        CheckpointError: it is damaged, or the data is not what a branch's trunk was trained on.
+    """
+    zeros: dict[str, WeightSource] = {key: Zeros() for key in STATE_KINDS}
+    branch_from, init_from = config.train.branch_from, config.train.init_from
+    if branch_from is not None:
+        trunk = _open_whole(branch_from, "train.branch_from", axes, device)
+        if trunk is None:
+            raise CheckpointError(f"train.branch_from: {branch_from} is no complete checkpoint; give a step-… folder")
+        return open_checkpoint(trunk, samples, f"checkpoint {trunk}, as a branch")
     if init_from is not None:
         return Start(_open_weights(init_from, plan, axes, device), zeros, origin=f"weights of {init_from}")
     return Start(FreshWeights(plan.model, config.run.seed), zeros, origin=f"fresh weights, seed {config.run.seed}")
 
 
-def _newest_first(root: Path, axes: Axes) -> list[Path]:
+def open_checkpoint(folder: Path, samples: Samples, origin: str, damaged: tuple[str, ...] = ()) -> Start:
+    """The whole state of a checkpoint.
+
+    Raises:
+        CheckpointError: it was trained on other data.
+    """
+    reader = CheckpointReader(folder)
+    progress, remixed = _go_on_with_data(reader, samples)
+    moments: dict[str, WeightSource] = {key: reader.source(key) for key in STATE_KINDS}
+    return Start(reader.source("weight"), moments, progress, origin, remixed, damaged, reader)
+
+
+def newest_first(root: Path, axes: Axes) -> list[Path]:
     """The run's checkpoints as the first rank sees them: on a network other nodes may see them a while later.
 
     A folder without manifest is among them, to be named: it was whole when it got its name. Collective.
@@ -86,7 +113,7 @@ def _newest_first(root: Path, axes: Axes) -> list[Path]:
     return [root / name for name in names]
 
 
-def _verify(folder: Path, axes: Axes, device: torch.device) -> list[str] | None:
+def verify(folder: Path, axes: Axes, device: torch.device) -> list[str] | None:
     """What is wrong with a checkpoint, or None. Each rank checks its share of the files."""
     problems = _damage(folder, axes.global_rank, axes.world.size)
     if not any_rank(bool(problems), axes.world, device):
@@ -101,24 +128,67 @@ def _damage(folder: Path, first: int, stride: int) -> list[str]:
         return [str(error)]
 
 
-def _check_data(reader: CheckpointReader, samples: Samples) -> None:
-    trained_on = reader.manifest.data.get("fingerprint")
-    if trained_on is not None and trained_on != samples.fingerprint:
+def _go_on_with_data(reader: CheckpointReader, samples: Samples) -> tuple[Progress, bool]:
+    """How far a run has come with its data, and whether the mixture is another from here on.
+
+    Raises:
+        CheckpointError: the data itself is not what the run was trained on.
+    """
+    progress, data = reader.manifest.progress, reader.manifest.data
+    trained_on = data.get("fingerprint")
+    if trained_on in (None, samples.fingerprint):
+        if sum(progress.consumed.values()) != progress.num_samples:  # written before there were accounts
+            progress = replace(progress, consumed=samples.following(Account()).drawn(progress.num_samples))
+        return progress, False
+    former = data.get("sources", {})
+    changed = [each.name for each in samples.sources if former.get(each.name, each.fingerprint) != each.fingerprint]
+    if changed or not former:
         raise CheckpointError(
             f"{reader.folder}: trained on data with fingerprint {trained_on}, data.train now has "
-            f"{samples.fingerprint}; put the data back, or start a new run from these weights: run.dir=NEW "
-            f"train.init_from={reader.folder}"
+            f"{samples.fingerprint}{f' (another {changed[0]})' if changed else ''}; put the data back, or start a new "
+            f"run from these weights: run.dir=NEW train.init_from={reader.folder}"
         )
+    drawn = add_counts(progress.consumed, progress.account.left_out)
+    at = progress.num_samples
+    unshifted = samples.following(replace(progress.account, shift={}))
+    return replace(progress, account=progress.account.remix(at, drawn, unshifted.drawn(at))), True
 
 
 def _open_weights(folder: Path, plan: RunPlan, axes: Axes, device: torch.device) -> WeightSource:
     """The weights of a checkpoint, of a run's newest one, or of a Hugging Face folder. Collective."""
-    checkpoint = folder if (folder / MANIFEST).is_file() else catalog.latest(folder)
+    checkpoint = _open_whole(folder, "train.init_from", axes, device)
     if checkpoint is None:
         from megalite.checkpoint.hf.importer import HuggingFaceWeights
 
+        _check_mup(folder, without_mup(plan.model), plan.model)
         return HuggingFaceWeights(folder, plan.model)
-    problems = _verify(checkpoint, axes, device)
+    reader = CheckpointReader(checkpoint)
+    _check_mup(checkpoint, ModelConfig.model_validate(reader.manifest.model), plan.model)
+    return reader.source("weight")
+
+
+def _check_mup(folder: Path, theirs: ModelConfig, ours: ModelConfig) -> None:
+    """Refuse weights that mean something else here: muP multiplies in the model what others have in the weights."""
+    if theirs.mup != ours.mup:
+        raise CheckpointError(
+            f"train.init_from: the weights in {folder} are of a model with model.mup={_yaml(theirs)}, here it is "
+            f"{_yaml(ours)}, and would compute something else; use theirs, or export the checkpoint with `megalite "
+            "convert to-hf`, which multiplies the factors into the weights, and set mup=null"
+        )
+
+
+def _yaml(model: ModelConfig) -> str:
+    return "null" if model.mup is None else str(model.mup.model_dump(exclude_none=True))
+
+
+def _open_whole(folder: Path, setting: str, axes: Axes, device: torch.device) -> Path | None:
+    """A checkpoint's folder, or that of a run's newest one; None where there is none. Collective.
+
+    Raises:
+        CheckpointError: it is damaged.
+    """
+    checkpoint = folder if (folder / MANIFEST).is_file() else catalog.latest(folder)
+    problems = None if checkpoint is None else verify(checkpoint, axes, device)
     if problems is not None:
-        raise CheckpointError(f"train.init_from: {checkpoint} is damaged:\n  " + "\n  ".join(problems))
-    return CheckpointReader(checkpoint).source("weight")
+        raise CheckpointError(f"{setting}: {checkpoint} is damaged:\n  " + "\n  ".join(problems))
+    return checkpoint

@@ -18,7 +18,7 @@ from pathlib import Path
 import torch
 
 from megalite.checkpoint.catalog import CHECKPOINTS
-from megalite.checkpoint.format import KINDS, Progress, folder_name
+from megalite.checkpoint.format import Progress, folder_name
 from megalite.checkpoint.reader import CheckpointReader
 from megalite.config.load import load_config
 from megalite.config.plan import default_world_size, derive_steps
@@ -33,8 +33,9 @@ Launch = Callable[..., int]
 METRIC_KEYS = ("loss", "grad_norm", "lr", "tokens", "skipped")
 """What a step's record says that is no matter of time."""
 
-FORCED = ("checkpoint.keep_last=2", "checkpoint.keep_every=null", "checkpoint.keep_best=null", "train.eval_every=null")
-"""Validation changes nothing and takes time."""
+FORCED = ("checkpoint.keep_last=2", "checkpoint.keep_every=null", "checkpoint.keep_best=null")
+NO_VALIDATION = "train.eval_every=null"
+"""It changes nothing and takes time, but for a schedule that goes by it."""
 
 
 @dataclass(frozen=True)
@@ -93,7 +94,9 @@ def verify_resume(
     Raises:
         UserError: the run is shorter than 2 N steps, or cannot start.
     """
-    forced = [*overrides, *FORCED, f"checkpoint.every={num_steps}", "monitor.tensorboard=false"]
+    goes_by_validation = load_config(path, overrides).schedule.name == "plateau"
+    forced = [*overrides, *FORCED, *([] if goes_by_validation else [NO_VALIDATION])]
+    forced += [f"checkpoint.every={num_steps}", "monitor.tensorboard=false"]
     whole, halves = (load_config(path, [*forced, f"run.dir={folder / name}"]) for name in ("whole", "halves"))
     total = derive_steps(whole)
     if 2 * num_steps > total:
@@ -115,7 +118,9 @@ def compare(whole: Path, halves: Path, num_steps: int) -> Report:
         [CheckpointReader(run / CHECKPOINTS / folder_name(step)) for run in (whole, halves)]
         for step in (num_steps, 2 * num_steps)
     ]
-    findings += [Finding(kind, *(_tensor_differences(kind, *pair) for pair in readers)) for kind in KINDS]
+    findings += [
+        Finding(kind, *(_tensor_differences(kind, *pair) for pair in readers)) for kind in readers[0][0].kinds()
+    ]
     findings += [
         Finding(field.name, *(_progress_difference(field.name, *pair) for pair in readers))
         for field in fields(Progress)

@@ -11,12 +11,13 @@ from pathlib import Path
 import torch
 
 from megalite.checkpoint import fragments, saving
-from megalite.checkpoint.background import Outcome, Saver, agree
+from megalite.checkpoint.background import Outcome, Saver
 from megalite.checkpoint.format import Progress
 from megalite.checkpoint.reader import CheckpointReader
 from megalite.checkpoint.saving import Target
 from megalite.checkpoint.shares import write_share
 from megalite.checkpoint.snapshot import Share
+from megalite.parallel.collectives import agree
 from tests.kit.spawn import run_ranks
 from tests.kit.train import Rank, start_rank, tiny_config
 

@@ -8,7 +8,8 @@ from transformers import AutoConfig
 from megalite.checkpoint.hf.config_json import write_config
 from megalite.checkpoint.hf.families import choose_family
 from megalite.checkpoint.hf.rope_json import read_rope, write_rope
-from megalite.checkpoint.hf.shards import group_by_size, parse_size
+from megalite.checkpoint.hf.shards import parse_size
+from megalite.checkpoint.tensor_file import group_by_size
 from megalite.config.schema import RopeConfig
 from megalite.errors import ConversionError
 from tests.checkpoint.hf_kit import FAMILIES, tiny_model

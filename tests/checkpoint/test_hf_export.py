@@ -22,6 +22,8 @@ from megalite.cli.main import main
 from megalite.config.load import dump_config
 from megalite.config.schema import Config
 from megalite.errors import CheckpointError, ConversionError
+from megalite.model.initialize import fill
+from megalite.model.transformer import Stage, StageSpec, documents_of
 from megalite.model.weights import Rectangle, Weight
 from tests.checkpoint.hf_kit import (
     FAMILIES,
@@ -51,6 +53,23 @@ def test_round_trip_of_every_family(name: str, tmp_path: Path):
     back = from_hugging_face(tmp_path / "hf", tmp_path / "back")
     assert back.model == model.model_copy(update={"dropout": 0.0})
     assert_same_weights(CheckpointReader(back.checkpoint).source("weight"), RandomWeights(), model)
+
+
+@pytest.mark.usefixtures("reload_here")
+def test_mup_is_multiplied_into_the_weights(tmp_path: Path):
+    """What is exported is the usual model; its logits in transformers are those of the muP model, tied table or not."""
+    mup = {"base_hidden_size": 12, "base_head_dim": 3, "embedding_multiplier": 3.0, "output_multiplier": 2.0}
+    for tied in (False, True):
+        model = tiny_model(num_kv_heads=2, tie_embeddings=tied, mup=mup)
+        write_checkpoint(tmp_path / f"run-{tied}", model)
+        to_hugging_face(tmp_path / f"run-{tied}", tmp_path / f"hf-{tied}")
+        stage = Stage(StageSpec(model, (0, model.num_layers)))
+        fill(stage, RandomWeights())
+        tokens = torch.arange(20).reshape(2, 10)
+        with torch.no_grad():
+            theirs = AutoModelForCausalLM.from_pretrained(tmp_path / f"hf-{tied}")(tokens).logits.flatten(0, 1)
+            ours = stage.logits(tokens.flatten(), documents_of(tokens))
+        assert (theirs - ours).abs().max() < verify.LOGIT_TOLERANCE
 
 
 def test_in_a_fresh_process_from_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture):

@@ -90,7 +90,8 @@ class TestCheck:
     def test_json(self):
         """One object that a program can read."""
         found = json.loads(run("check", str(ROOT / "configs/debug.yaml"), "--json", "--vocab-size", "500"))
-        assert set(found) == {"plan", "memory", "deepspeed", "notes"}
+        assert set(found) == {"plan", "memory", "deepspeed", "notes", "optimizer_bytes_per_parameter"}
+        assert found["optimizer_bytes_per_parameter"] == 8  # AdamW's two moments
         assert found["plan"]["model"]["vocab_size"] == 500
         assert found["memory"][0]["num_parameters"] == found["plan"]["num_parameters"] + 2 * 12 * 64  # 512 rows
         assert found["deepspeed"]["train_batch_size"] == 8

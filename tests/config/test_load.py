@@ -157,10 +157,13 @@ class TestSettings:
             ("model:\n  hiden_size: 8", "2: model.hiden_size: unknown key (did you mean 'hidden_size'?)"),
             ("model: {rope: {thetta: 1}}", "1: model.rope.thetta: unknown key (did you mean 'theta'?)"),
             ("train: {lr: 1}", "1: train.lr: unknown key (did you mean optimizer.lr?)"),
-            ("warmup: 5", "1: warmup: unknown key (did you mean schedule.warmup_steps?)"),
+            ("warmup: 5", "1: warmup: unknown key (did you mean schedule.warmup_steps or schedule.warmup_tokens?)"),
             ("health: {zzz: 1}", "1: health.zzz: unknown key; known here: stop_on_nonfinite"),
             ("slurm: {max_failure: 1}", "1: slurm.max_failure: unknown key (did you mean 'max_failures'?)"),
-            ("train: {<<: {steps: 1}}", "1: train.<<: unknown key; known here: steps, tokens, init_from, eval_every, "),
+            (
+                "train: {<<: {steps: 1}}",
+                "1: train.<<: unknown key; known here: steps, tokens, init_from, ",
+            ),
         ],
     )
     def test_unknown_keys(self, write, text: str, complaint: str):
@@ -191,8 +194,7 @@ class TestSettings:
             ("model: {rope: {scaling: {type: x}}}", 'model.rope.scaling.type: found "x", expected linear or llama3 - '),
             (
                 "schedule: {name: cosin}",
-                "schedule.name: found \"cosin\" (did you mean 'cosine'?), expected cosine, linear, constant or wsd - "
-                "Shape after warmup",
+                "schedule.name: found \"cosin\" (did you mean 'cosine'?), expected constant, linear, ",
             ),
             ("parallel: {zero_stage: 4}", "parallel.zero_stage: found 4, expected 0, 1, 2 or 3 - DeepSpeed ZeRO: "),
             (
@@ -278,7 +280,7 @@ class TestOverrides:
             ("data.train.x.weight=1", "data.train.x.weight: data.train has 2 items, numbered from 0"),
             ("run.dir=[", "run.dir: '[' is not YAML: expected the node content, but found '<stream end>'"),
             ("batch={seq_len: 1, seq_len: 2}", "batch.seq_len: given twice, first in line 1; remove one"),
-            ("data.valid.0.path=a", 'data.valid: found {"0": {"path": "a"}}, expected a list - Sources of the valid'),
+            ("data.valid.0.path=a", 'data.valid: found {"0": {"path": "a"}}, expected a list - Validation sets, read'),
         ],
     )
     def test_wrong_ones(self, path: Path, override: str, complaint: str):

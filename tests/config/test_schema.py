@@ -39,6 +39,9 @@ def test_defaults_build(section: type[Section]):
         "SourceConfig": {"path": "data/a"},
         "RopeScaling": {"type": "llama3"},
         "Fp8Config": {"backend": "te"},
+        "RampConfig": {"start_size": 1},
+        "ClipConfig": {"by": "unit", "threshold": 0.01},
+        "TaskConfig": {"path": "data/qa.jsonl"},
     }
     built = section(**required.get(section.__name__, {}))
     assert section(**built.model_dump(mode="json")) == built

@@ -181,11 +181,6 @@ CONFLICTS = {
         1,
         "model.rope.scaling: low_freq_factor=4 must be below high_freq_factor=4; Llama 3.1 has 1 and 4",
     ),
-    "FP8": (
-        config(precision={"fp8": {"backend": "te"}}),
-        1,
-        "precision.fp8: FP8 is not part of this version yet; use fp8=null with dtype=bf16",
-    ),
     "ZeRO-0 in bf16": (
         config(parallel={"zero_stage": 0}),
         1,
@@ -207,6 +202,28 @@ CONFLICTS = {
         config(train={"steps": 100, "eval_every": 10}),
         1,
         "train.eval_every: found 10, but data.valid is empty; add a source to it, or set null",
+    ),
+    "a watched set that is not there": (
+        config(data={"valid": [{"path": "a/prose"}, {"path": "b", "name": "code"}]}, train={"steps": 1, "watch": "x"}),
+        1,
+        "train.watch: found 'x', but data.valid has prose or code; name one of its sets, or use null",
+    ),
+    "early stopping without validations": (
+        config(train={"steps": 100, "early_stopping": {}}),
+        1,
+        "train.early_stopping: it has no effect without train.eval_every and data.valid; set both too, or use null",
+    ),
+    "two tasks of one name": (
+        config(train={"steps": 100, "tasks": [{"path": "a/qa.jsonl"}, {"path": "b/qa.jsonl"}]}),
+        1,
+        "train.tasks: 2 tasks are called 'qa'; give each a name of its own",
+    ),
+    "the best by no loss": (
+        config(
+            train={"steps": 100, "eval_every": 3, "tasks": [{"path": "a"}]}, checkpoint={"every": 3, "keep_best": 1}
+        ),
+        1,
+        "checkpoint.keep_best: 1 has no effect without data.valid; add a source to it, or use null",
     ),
     "warmup beyond the run": (
         config(schedule={"warmup_steps": 101}),

@@ -12,6 +12,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from megalite.config.batch_sizes import BatchSizes
 from megalite.config.schema import SourceConfig
 from megalite.data.audit import EMPTY_CHAIN, chain
 from megalite.data.gather import count_up, span_borders
@@ -45,7 +46,7 @@ def make_loader(samples: Samples, *, dp_size: int = 1, dp_rank: int = 0, micro_b
         samples,
         seq_len=SEQ_LEN,
         micro_batch_size=micro_batch_size,
-        global_batch_size=GLOBAL_BATCH_SIZE,
+        batch_sizes=BatchSizes.fixed(GLOBAL_BATCH_SIZE),
         dp_size=dp_size,
         dp_rank=dp_rank,
         prefetch=3,
@@ -322,7 +323,9 @@ def test_golden_batches(tmp_path, method, masks, seed):
         SourceConfig(path=write_pair(tmp_path / "wide", fixed_documents(40, 9), vocab_size=70_000), weight=0.3),
     ]
     samples = open_samples(sources, seq_len=16, seed=seed, document_masks=masks)
-    loader = Loader(samples, seq_len=16, micro_batch_size=4, global_batch_size=16, dp_size=2, dp_rank=1, prefetch=2)
+    loader = Loader(
+        samples, seq_len=16, micro_batch_size=4, batch_sizes=BatchSizes.fixed(16), dp_size=2, dp_rank=1, prefetch=2
+    )
     names = ("tokens", "labels", "loss_mask", "positions", "cu_seqlens", "keys")
     arrays = []
     for _, batches in loader.steps(3, 20):

@@ -10,6 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 from megalite.cli.data import app
+from megalite.config.batch_sizes import BatchSizes
 from megalite.config.schema import Config
 from megalite.data.loader import Loader
 from megalite.data.show import collect_arrays, describe, open_training_data, parse_steps
@@ -65,7 +66,7 @@ def test_the_file_holds_what_every_rank_sees(config_file, tmp_path):
                 samples,
                 seq_len=SEQ_LEN,
                 micro_batch_size=micro_batch_size,
-                global_batch_size=4,
+                batch_sizes=BatchSizes.fixed(4),
                 dp_size=dp_size,
                 dp_rank=rank,
                 prefetch=2,
@@ -92,8 +93,8 @@ def test_text_without_a_tokenizer_shows_ids(config_file):
     config = Config(data={"train": [{"path": config_file.parent / "packed"}]}, batch={"seq_len": SEQ_LEN})
     samples = open_training_data(config)
     with pytest.raises(DataError, match="no such folder; a tokenizer is a folder"):
-        list(describe(samples, range(1, 2), 4))
-    arrays = collect_arrays(samples, range(1, 2), 4)
+        list(describe(samples, range(1, 2), BatchSizes.fixed(4)))
+    arrays = collect_arrays(samples, range(1, 2), BatchSizes.fixed(4))
     assert arrays["document_ids"].dtype == np.int64
 
 

@@ -72,6 +72,17 @@ def test_each_task_alone_in_any_order(planned, tmp_path):
     assert not (tmp_path / "out" / WORK_FOLDER).exists()
 
 
+def test_workers_where_temporary_files_have_a_long_name(planned, tmp_path, monkeypatch):
+    """A socket there would have a longer name than the kernel takes; the workers are then started another way."""
+    corpus, _ = planned
+    long = tmp_path / ("long" * 25)
+    long.mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(long))
+    with LocalPool(2) as pool:
+        clean(corpus, tmp_path / "out", CleanConfig(), runner=pool)
+    assert all_bytes(tmp_path / "out") == all_bytes(tmp_path / "truth")
+
+
 def test_a_done_task_is_not_done_again(planned):
     """Its files are not touched."""
     _, folder = planned

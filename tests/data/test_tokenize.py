@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from itertools import pairwise
 
 import numpy as np
@@ -52,6 +53,17 @@ def test_workers_change_no_byte(tmp_path, texts, tokenizer_folder, monkeypatch):
     with LocalPool(3) as runner:
         tokenize(corpus, tokenizer_folder, tmp_path / "3", runner=runner)
     assert all_bytes(tmp_path / "1") == all_bytes(tmp_path / "3")
+
+
+def test_a_tokenizer_that_was_trained_again(tmp_path, texts, tokenizer_folders):
+    """Another tokenizer in the same folder: its ids, not those that this process had loaded."""
+    corpus, folder = corpus_of(write_json_lines(tmp_path / "a.jsonl", texts[:5])), tmp_path / "tokenizer"
+    for kind in ("byte-bpe", "sentencepiece-unigram"):
+        shutil.rmtree(folder, ignore_errors=True)
+        shutil.copytree(tokenizer_folders[kind], folder)
+        tokenize(corpus, folder, tmp_path / kind)
+        tokenizer = Tokenizer.load(folder)
+        assert documents_of(tmp_path / kind) == [[*tokenizer.encode(text), tokenizer.eos_id] for text in texts[:5]]
 
 
 def test_what_cannot_be_encoded_is_put_aside(tmp_path, tokenizer_folder):

@@ -39,7 +39,7 @@ SETTINGS = {
     "more stages than blocks": (["parallel.pp=4"], ["pp=4", "num_layers=2"]),
     "context parallel": (["parallel.cp=2"], ["cp", "1"]),
     "no length": (["train.steps=null"], ["train.steps", "train.tokens"]),
-    "fp8": (["precision.fp8={backend: te}"], ["fp8", "bf16"]),
+    "fp8": (["precision.fp8={backend: te}"], ["fp8.backend", "train.device=cpu", "emulate"]),
     "cuda": (["train.device=cuda"], ["cuda", "train.device=cpu"]),
     "ZeRO-0 in bf16": (["precision.dtype=bf16", "parallel.zero_stage=0"], ["zero_stage", "1"]),
     "owned DeepSpeed key": (["engine.deepspeed_extra={gradient_clipping: 1}"], ["gradient_clipping"]),

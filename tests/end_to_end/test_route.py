@@ -80,6 +80,7 @@ def test_second_prepare_reuses_everything(exported, workplace):
 
 def test_show_is_what_training_reads(exported, workplace):
     """`data show` of two steps equals the tokens that two data-parallel ranks load."""
+    from megalite.config.batch_sizes import BatchSizes
     from megalite.config.schema import SourceConfig
     from megalite.data.loader import Loader
     from megalite.data.samples import open_samples
@@ -98,7 +99,7 @@ def test_show_is_what_training_reads(exported, workplace):
             samples,
             seq_len=SEQ_LEN,
             micro_batch_size=4,
-            global_batch_size=8,
+            batch_sizes=BatchSizes.fixed(8),
             dp_size=2,
             dp_rank=rank,
             prefetch=2,

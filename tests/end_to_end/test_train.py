@@ -25,6 +25,7 @@ METRIC_KEYS = {
     "mfu",
     "skipped",
     "seconds",
+    "memory_bytes",
 }
 
 
@@ -45,7 +46,15 @@ def checkpoint_tensors(folder: Path) -> dict[str, torch.Tensor]:
 def test_run_folder_has_everything(undisturbed):
     """The files that users and tools rely on, with the keys they rely on."""
     run = undisturbed / "run"
-    for name in ("config.yaml", "plan.json", "metrics.jsonl", "events.jsonl", "tensorboard", "logs/rank-1.log"):
+    for name in (
+        "config.yaml",
+        "plan.json",
+        "report.html",
+        "metrics.jsonl",
+        "events.jsonl",
+        "tensorboard",
+        "logs/rank-1.log",
+    ):
         assert (run / name).exists(), name
     records = metrics(run)
     assert [record["step"] for record in records] == [1, 2, 3, 4, 5, 6]

@@ -173,6 +173,29 @@ def test_bf16_accumulates_in_fp32(stage):
         assert many == pytest.approx(one, rel=BF16_NORM)
 
 
+def masters_after_a_step(reduce_dtypes: list[str | None]) -> list[dict[str, Tensor]]:
+    """Master weights after one step of SGD, from two micro-batches: of one rank, or of two ranks one each."""
+    batch = {"micro_batch_size": 1, "global_batch_size": 2}
+    sgd = {"name": "sgd", "lr": 1.0, "momentum": 0.0, "nesterov": False, "weight_decay": 0.0, "clip_grad_norm": None}
+    found = []
+    for reduce_dtype in reduce_dtypes:
+        precision = {"dtype": "bf16", "reduce_dtype": reduce_dtype}
+        with running(batch=batch, precision=precision, optimizer=sgd, parallel={"zero_stage": 1}) as run:
+            run.engine.train_step(run.batches(0), 1.0)
+            found.append({key: tensor for key, tensor in run.state().items() if key.endswith("weight")})
+    return found
+
+
+def test_bf16_gradients_are_added_over_dp_in_fp32():
+    """DeepSpeed's default rounds sums of micro-batches to bf16 and adds ranks up in bf16. With ZeRO-1, two ranks with
+    a micro-batch each have the masters of one rank with both, to fp32's rounding; in bf16 they have not."""
+    (alone,) = run_ranks(masters_after_a_step, 1, [None])[0]
+    in_fp32, in_bf16 = run_ranks(masters_after_a_step, 2, [None, "bf16"])[0]
+    off = [max(float((alone[key] - each[key]).abs().max()) for key in alone) for each in (in_fp32, in_bf16)]
+    assert off[0] < 1e-6
+    assert off[1] > 10 * off[0]
+
+
 def train_in_a_row() -> list[Curve]:
     """Curves of dp 2 after engines of other kinds in the same process, one of them never closed."""
     dp = {"parallel": {"dp": 2, "zero_stage": 2}}

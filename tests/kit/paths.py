@@ -3,3 +3,6 @@
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
+
+LM_EVAL = ROOT / ".venv" / "lm-eval"
+"""lm-evaluation-harness, as `make lm-eval` fetches it."""

@@ -1,6 +1,6 @@
 """A real Slurm cluster on this machine for the tests that need one: nodes to crash, cables to pull, daemons to stop.
 
-    cluster          fixture: three nodes, all in service and without jobs when a test begins
+    cluster          fixture: six nodes, all in service and without jobs when a test begins
 
 It is brought up by the first test that asks for it (about a second) and taken down with the session, also when that is
 interrupted or killed. Where it cannot run, its tests are skipped and say why. How it works: `tools/slurm_testbed.sh`.
@@ -24,10 +24,23 @@ from tests.kit.runs import clean_environment
 
 TESTBED = Path(__file__).parents[2] / "tools" / "slurm_testbed.sh"
 
-NUM_NODES = 3
+NUM_NODES = 6
 
 MAX_ARRAY_SIZE = 20
 """Of the cluster: small, so that a test can go beyond it."""
+
+URGENT = "urgent"
+"""A partition whose jobs take the nodes of others, which get GRACE_SECONDS."""
+
+GRACE_SECONDS = 15
+
+EXTRA_LINES = f"""MaxArraySize={MAX_ARRAY_SIZE}
+PreemptType=preempt/partition_prio
+PreemptMode=REQUEUE
+PartitionName={URGENT} Nodes=ALL PriorityTier=10
+PartitionName=DEFAULT GraceTime={GRACE_SECONDS}"""
+
+SMALL_DISK_MB = 48
 
 TIMEOUT_SECONDS = 120.0
 
@@ -53,9 +66,15 @@ class Cluster:
         return {
             **clean_environment(),
             "SLURM_TB_DIR": str(self.folder),
-            "TB_EXTRA": f"MaxArraySize={MAX_ARRAY_SIZE}",
+            "TB_DISK": str(SMALL_DISK_MB),
+            "TB_EXTRA": EXTRA_LINES,
             "PATH": f"{self.folder}/bin:{os.environ['PATH']}",
         }
+
+    @property
+    def small_disk(self) -> Path:
+        """A disk that all nodes see, which is easily filled."""
+        return self.folder / "small"
 
     def testbed(self, *arguments: str | Path, **options) -> subprocess.CompletedProcess:
         """Run the testbed's script; it must succeed."""
@@ -80,9 +99,13 @@ class Cluster:
         """Send a signal to the processes of a node whose command lines hold some words (a regular expression)."""
         self.on(node, "pkill", f"-{number.value}", "-f", words)
 
-    def slurm(self, *command: str | Path, check: bool = True) -> str:
-        """What one of Slurm's commands prints."""
-        return self._run(command, check=check).stdout.strip()
+    def slurm(self, *command: str | Path) -> str:
+        """What one of Slurm's commands prints; it must succeed."""
+        return self._run(command).stdout.strip()
+
+    def run(self, *command: str | Path) -> subprocess.CompletedProcess:
+        """Run one of Slurm's commands, which may be refused."""
+        return self._run(command, check=False)
 
     def sbatch(self, *arguments: str | Path) -> str:
         """Submit a job; returns its number."""

@@ -11,12 +11,14 @@ import torch.distributed as dist
 
 from megalite.checkpoint.format import Progress
 from megalite.checkpoint.reader import CheckpointReader
+from megalite.checkpoint.stage_state import load_state
 from megalite.checkpoint.writer import save
 from megalite.config.plan import RunPlan, make_plan
 from megalite.config.schema import Config
 from megalite.engine.build import build_engine
-from megalite.engine.protocol import MOMENTS, Engine
+from megalite.engine.protocol import Engine
 from megalite.model.initialize import FreshWeights
+from megalite.optim.rules import STATE_KINDS
 from megalite.optim.schedules import learning_rate
 from megalite.parallel.axes import Axes, connect
 from megalite.parallel.mesh import Mesh
@@ -97,8 +99,9 @@ def start_rank(config: Config, checkpoint: Path | None = None) -> Rank:
         return Rank(config, plan, axes, build_engine(config, plan, axes, torch.device("cpu"), source))
     reader = CheckpointReader(checkpoint)
     engine = build_engine(config, plan, axes, torch.device("cpu"), reader.source("weight"))
-    moments = {key: reader.source(key) for key in MOMENTS}
+    moments = {key: reader.source(key) for key in STATE_KINDS}
     engine.load(reader.source("weight"), moments, reader.manifest.progress.num_updates)
+    load_state(engine, reader)
     return Rank(config, plan, axes, engine)
 
 

@@ -130,3 +130,22 @@ def test_choice_of_attention_on_a_cpu():
     """A CPU, and CUDA in fp32, attend document by document, the one form that every format has."""
     assert choose_attention("cpu", torch.bfloat16) is attend_by_document
     assert choose_attention("cuda", torch.float32) is attend_by_document
+
+
+BF16_OUTPUT = 2.0**-7
+"""Relative: a rounding of the probabilities to bf16 and one of the result, of up to 2^-9 each, with room for sums."""
+
+
+def test_a_bf16_softmax_is_fp32():
+    """Sums over 2000 keys with logits up to 100: attention in bf16 is that of float64 on the same numbers but for two
+    roundings, where a softmax in bf16 would lose most of the sum (256 + 1 = 256)."""
+    torch.manual_seed(0)
+    length = 2000
+    q, k, v = (torch.randn(length, 2, 16).to(torch.bfloat16) for _ in range(3))
+    q = 4 * q
+    found = attend_by_document(q, k, v, documents([length]), None)
+    expected = dense_attention(*(x.double() for x in (q, k, v)), [length], None)
+    assert found.dtype == torch.bfloat16
+    assert float((found.double() - expected).abs().max() / expected.abs().max()) <= BF16_OUTPUT
+    flat = attend_by_document(torch.zeros_like(q), k, torch.ones_like(v), documents([length]), None)
+    assert float((flat.float() - 1).abs().max()) <= BF16_OUTPUT  # 2000 equal probabilities add up to one

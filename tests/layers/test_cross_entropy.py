@@ -237,3 +237,38 @@ def test_evaluation_makes_no_gradients():
     with LargestTensor() as largest:
         head(hidden.requires_grad_(), targets)
     assert largest.num_elements == vocab * width
+
+
+Z_LOSS = 0.03
+
+
+def z_loss_differences() -> dict[str, float]:
+    """How far loss and gradients of a head with a z-loss are from the formula over whole logits, on this rank."""
+    axis = connect(Mesh(tp=dist.get_world_size()), dist.get_rank()).tp if dist.is_initialized() else SINGLE
+    whole, hidden = (
+        2 * draw(shape, torch.float64, seed) for shape, seed in (((VOCAB, WIDTH), 1), ((NUM_TOKENS, WIDTH), 0))
+    )
+    targets = make_targets()
+    dense_weight, dense_hidden = whole.clone().requires_grad_(), hidden.clone().requires_grad_()
+    log_z = (dense_hidden @ dense_weight.t()).logsumexp(dim=1)
+    plain = dense_loss(dense_hidden, dense_weight, targets)
+    (plain + Z_LOSS * (log_z.square() * targets.weights).sum()).backward()
+    head, mine = make_head(axis, whole, chunk_tokens=13), hidden.clone().requires_grad_()
+    head.z_loss = Z_LOSS
+    loss = head(mine, targets)
+    loss.backward()
+    rows_here = slice(head.first_row, head.first_row + head.num_true_rows)
+    return {
+        "loss": float((loss - plain).abs()),
+        "hidden": difference(mine.grad, dense_hidden.grad),
+        "weight": difference(head.weight.grad[: head.num_true_rows], dense_weight.grad[rows_here])
+        if head.num_true_rows
+        else 0.0,
+    }
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 4])
+def test_z_loss_equals_its_formula(world_size):
+    """Gradients are those of nll + z log(Z)^2 over whole logits, on every rank; the loss is the nll alone."""
+    for differences in run_ranks(z_loss_differences, world_size):
+        assert max(differences.values()) <= 1e-10, differences  # float64

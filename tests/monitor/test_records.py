@@ -22,6 +22,23 @@ def test_lines_of_redone_steps_go(tmp_path):
     assert drop_steps_after(tmp_path / "none.jsonl", 3) == 0
 
 
+def test_a_cut_line_is_removed_before_the_next(tmp_path):
+    """After a full disk the file goes on with whole lines; a stale writer of the steps' file writes into nothing."""
+    path = tmp_path / "events.jsonl"
+    path.write_text('{"a": 1}\n{"b": 2, "c')
+    lines = JsonLines(path)
+    lines.write({"d": 3})
+    assert path.read_text() == '{"a": 1}\n{"d": 3}\n'
+    path.write_text('{"step": 1}\n')
+    stale = JsonLines(path)
+    assert drop_steps_after(path, 1) == 0
+    stale.write({"step": 2})
+    assert path.read_text() == '{"step": 1}\n'
+    (tmp_path / "cut.jsonl").write_text('{"a')
+    JsonLines(tmp_path / "cut.jsonl").close()
+    assert (tmp_path / "cut.jsonl").read_text() == ""
+
+
 def test_events_carry_time_step_and_reason(tmp_path):
     """Every event can be placed and explained."""
     events = Events(tmp_path / "events.jsonl")

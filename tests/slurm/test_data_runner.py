@@ -342,7 +342,7 @@ def test_the_controller_is_restarted(work, capfd):
 def test_slurm_is_away_when_workers_are_submitted(work, capfd):
     """The submission is repeated until it is taken."""
     work.cluster.testbed("daemon", "ctl", "stop")
-    until(lambda: "DOWN" in work.cluster.slurm("scontrol", "ping", check=False), "the controller to stop")
+    until(lambda: "DOWN" in work.cluster.run("scontrol", "ping").stdout, "the controller to stop")
 
     def start() -> None:
         time.sleep(5)

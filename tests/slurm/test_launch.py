@@ -1,218 +1,272 @@
-"""`megalite launch` on a real Slurm cluster: whatever fails, the run ends with the losses of an undisturbed one."""
+"""`megalite launch` on a real Slurm cluster: whatever fails, the run ends with the losses of an undisturbed one.
+
+Most of a fault's time is waiting, so each test has two runs at once, on nodes of their own.
+"""
 
 from __future__ import annotations
 
-import json
+import math
 import os
 import signal
-import subprocess
+import sys
 import time
 from pathlib import Path
 
 import pytest
-import yaml
 
 from megalite.checkpoint.catalog import latest
-from megalite.checkpoint.format import read_manifest
-from megalite.slurm.folder import LaunchFolder
-from megalite.slurm.goodput import measure
-from tests.kit.runs import COMMAND, megalite, metrics, write_run
-from tests.kit.slurm import Cluster, until
+from tests.kit.runs import megalite, metrics, write_run
+from tests.kit.slurm import URGENT, Cluster, until
+from tests.slurm.inject.sitecustomize import SLOW_RANK_VARIABLE
+from tests.slurm.launched import LAYOUT_TOLERANCE, LONGEST_WAIT_SECONDS, NUM_STEPS, SECTIONS, Launched, at_once
 
-NUM_STEPS = 150
+LONGEST_TEST_SECONDS = 1500
+"""One or two minutes on a free machine."""
 
-RUN_SECTIONS = {
-    "parallel": {"tp": 1, "dp": 2, "zero_stage": 1},
-    "batch": {"micro_batch_size": 2, "global_batch_size": 48, "seq_len": 32},
-    "train": {"steps": NUM_STEPS, "device": "cpu"},
-    "checkpoint": {"every": 10},
-    "monitor": {"log_every": 50, "tensorboard": False},
-    "slurm": {"beat_seconds": 10, "start_seconds": 120, "step_seconds": 60, "max_failures": 4},
-}
+SLOW_LINK = "20mbit"
 
-PROFILE = {
-    "gpus_per_node": 0,
-    "ranks_per_node": 1,
-    "time_limit": "20:00",
-    "save_seconds": 60,
-    "spares": 1,
-    "environment": {"OMP_NUM_THREADS": "1"},  # as two ranks of one machine have: another number rounds otherwise
-}
+SECONDS_TO_SAVE = 20.0
 
-ENDED = ("finished", "stopped", "gave up", "cancelled")
+SECONDS_WITHOUT_ROOM = 3.0
 
-
-class Launched:
-    """A run on the cluster."""
-
-    def __init__(self, folder: Path, cluster: Cluster, **profile):
-        self.cluster = cluster
-        self.config = write_run(folder, **RUN_SECTIONS)
-        self.profile = folder / "cluster.yaml"
-        self.profile.write_text(yaml.safe_dump({**PROFILE, **profile}))
-        self.folder = LaunchFolder(folder / "run")
-        self.launch()
-
-    def launch(self) -> None:
-        """Submit its first job."""
-        done = self.megalite("launch", self.config, "--cluster", self.profile)
-        assert done.returncode == 0, done.stdout + done.stderr
-
-    def megalite(self, *arguments: str | Path) -> subprocess.CompletedProcess:
-        """A command on the login node."""
-        command = [*COMMAND, *map(str, arguments)]
-        return subprocess.run(
-            command, capture_output=True, text=True, timeout=120, env=self.cluster.environment, check=False
-        )
-
-    def wait_for_step(self, step: int, attempt: int) -> None:
-        """Wait until an attempt has done a step."""
-
-        def is_there() -> bool:
-            path = self.folder.run_dir / "metrics.jsonl"
-            state = self.folder.read_state()
-            assert state["status"] not in ENDED, self.log()
-            return state.get("attempt") == attempt and path.exists() and self._last_step(path) >= step
-
-        until(is_there, f"step {step} in attempt {attempt}", 180)
-
-    def wait_for_end(self) -> str:
-        """Wait until the run has ended; its status."""
-        until(lambda: self.folder.read_state()["status"] in ENDED, "the end of the run", 240)
-        until(lambda: not self.cluster.live_jobs(), "an empty queue")
-        return self.folder.read_state()["status"]
-
-    def rank_process(self, rank: int) -> int:
-        """A rank's process number on this machine."""
-        for entry in Path("/proc").iterdir():
-            if not entry.name.isdecimal():
-                continue
-            try:
-                command, environment = (entry / "cmdline").read_bytes(), (entry / "environ").read_bytes()
-            except OSError:
-                continue
-            variables = dict(line.partition(b"=")[::2] for line in environment.split(b"\0"))
-            is_rank = b"megalite.slurm.rank" in command and str(self.folder.run_dir).encode() in command
-            if is_rank and b"srun" not in command and variables.get(b"SLURM_PROCID") == str(rank).encode():
-                return int(entry.name)
-        raise AssertionError(f"rank {rank} has no process\n{self.log()}")
-
-    def ends(self) -> list[str]:
-        """Why each attempt ended."""
-        return [event["why"] for event in self.folder.read_events() if event["event"] == "end"]
-
-    def log(self) -> str:
-        """What the supervisors said."""
-        return "\n".join(path.read_text() for path in sorted(self.folder.jobs.glob("*.log")))
-
-    @staticmethod
-    def _last_step(path: Path) -> int:
-        lines = path.read_text().splitlines()
-        return json.loads(lines[-1])["step"] if lines else 0
+NUM_STEPS_OF_EIGHT = 30
+"""Steps of eight ranks on two cores: enough for three checkpoints."""
 
 
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory) -> Path:
     """The same run without a cluster."""
     folder = tmp_path_factory.mktemp("undisturbed")
-    done = megalite("train", write_run(folder, **RUN_SECTIONS))
+    done = megalite("train", write_run(folder, **SECTIONS))
     assert done.returncode == 0, done.stdout + done.stderr
     return folder / "run"
 
 
-def assert_as_undisturbed(run_dir: Path, undisturbed: Path) -> None:
-    """Every step's loss and norm, bit for bit, and every sample consumed once, in order."""
-    found, expected = metrics(run_dir), metrics(undisturbed)
-    for key in ("step", "loss", "grad_norm", "tokens"):
-        assert [row[key] for row in found] == [row[key] for row in expected]
-    progress, wanted = (read_manifest(latest(folder)).progress for folder in (run_dir, undisturbed))
-    assert progress == wanted
+@pytest.mark.slow
+@pytest.mark.timeout(LONGEST_TEST_SECONDS)
+def test_ranks_and_nodes_fail(tmp_path, cluster, undisturbed):
+    """A rank killed, one that ends with code 0 too early, one that raises, one that is stopped, and a whole run cut off
+    with its supervisor; beside it Slurm's controller away, a node powered off, and a slurmd killed."""
+
+    def ranks() -> None:
+        run = Launched(tmp_path / "ranks", cluster, ranks_per_node=2, spares=0)
+        run.wait_for_step(12, attempt=1)
+        run.strike("a rank killed", lambda: run.signal_rank(1, signal.SIGKILL))
+        run.wait_for_step(32, attempt=2)
+        run.strike("a rank that exits 0 early", lambda: run.inject(1, "exit"))
+        run.wait_for_step(52, attempt=3)
+        run.strike("a rank that raises", lambda: run.inject(0, "raise"))
+        run.wait_for_step(72, attempt=4)
+        run.strike("a rank stopped", lambda: run.signal_rank(0, signal.SIGSTOP))
+        run.wait_for_step(92, attempt=5)
+        cut_off, stale_job = run.state["nodes"][0], run.state["job"]
+        stale = [run.rank_process(rank) for rank in range(2)]
+        for process in stale:
+            os.kill(process, signal.SIGSTOP)
+        cluster.testbed("link", cut_off, "down")
+        run.wait_for_step(102, attempt=6)
+        for process in stale:
+            os.kill(process, signal.SIGCONT)  # they go on, beside their successors
+        assert run.wait_for_end() == "finished", run.log()
+        until(lambda: "attempt 6 has started since" in run.rank_log(0, attempt=5), "the stale ranks to give up")
+        killed, left, raised, stopped, *_ = run.ends()
+        assert "rank 1 on" in killed
+        assert "Killed" in killed
+        assert "rank 1 on" in left
+        assert "ended too early" in left
+        assert "rank 0 failed first: ArithmeticError" in raised
+        assert "rank 0 on" in stopped
+        assert "no heartbeat for" in stopped
+        assert "trainer.py" in (run.folder.attempt(4) / "stacks-00001.txt").read_text()  # of the rank that waited
+        assert run.state["job"] != stale_job
+        assert run.state["nodes"] != [cut_off]
+        run.assert_quick()
+        run.assert_as(undisturbed)
+
+    def nodes() -> None:
+        run = Launched(tmp_path / "nodes", cluster, spares=2)
+        run.wait_for_step(5, attempt=1)
+        cluster.testbed("daemon", "ctl", "stop")
+        run.wait_for_step(15, attempt=1)
+        cluster.testbed("daemon", "ctl", "start")
+        run.wait_for_step(25, attempt=1)
+        powered_off = run.worker
+        run.strike("a node powered off", lambda: cluster.testbed("crash", powered_off))
+        run.wait_for_step(55, attempt=2)
+        without_slurmd = run.worker
+        cluster.testbed("daemon", without_slurmd, "kill")
+        run.inject(0, "hold")  # or the run is over before Slurm notices
+        assert run.wait_for_end() == "finished", run.log()
+        crashed, lost, done = run.ends()
+        assert powered_off in crashed
+        assert without_slurmd in lost
+        assert done == "all ranks are done"
+        assert not {powered_off, without_slurmd} & set(run.state["nodes"])
+        run.assert_quick()
+        run.assert_as(undisturbed)
+
+    at_once(ranks, nodes)
 
 
 @pytest.mark.slow
-def test_a_bad_day(tmp_path, cluster, undisturbed):
-    """A rank killed, a rank frozen, a node powered off: each is named, and the run goes on, at last on a spare; its
-    losses are those of a run that nothing happened to."""
-    run = Launched(tmp_path, cluster)
-    run.wait_for_step(15, attempt=1)
-    os.kill(run.rank_process(1), signal.SIGKILL)
-    run.wait_for_step(45, attempt=2)
-    os.kill(run.rank_process(0), signal.SIGSTOP)
-    run.wait_for_step(75, attempt=3)
-    batch_host = run.cluster.slurm("squeue", "--noheader", f"--jobs={run.folder.read_state()['job']}", "--format=%B")
-    victim = next(node for node in run.folder.read_state()["nodes"] if node != batch_host)
-    run.cluster.testbed("crash", victim)
-    assert run.wait_for_end() == "finished", run.log()
-    killed, frozen, crashed, done = run.ends()
-    assert "rank 1 on" in killed
-    assert "Killed" in killed
-    assert "rank 0 on" in frozen
-    assert "no heartbeat for" in frozen
-    assert victim in crashed
-    assert done == "all ranks are done"
-    assert victim not in run.folder.read_state()["nodes"]
-    assert "train_step" in (run.folder.attempt(2) / "stacks-00001.txt").read_text()  # of the rank that waited
-    assert_as_undisturbed(run.folder.run_dir, undisturbed)
-    for each in measure(run.folder, time.time()).attempts:
-        print(f"attempt {each.attempt}: {each.total:.0f} s, starting {each.starting:.0f}, lost {each.lost:.0f}")
+@pytest.mark.timeout(LONGEST_TEST_SECONDS)
+def test_jobs_and_disks_fail(tmp_path, cluster, undisturbed):
+    """The first job's own node is powered off, the second one's other node reboots before Slurm sees it, the next job
+    reaches its time limit; beside it a node with a slow network is left out, and the disk is full for a while."""
+
+    def jobs() -> None:
+        run = Launched(tmp_path / "jobs", cluster, spares=0, sbatch=["--exclusive", "--exclude=node[04-06]"])
+        run.wait_for_step(12, attempt=1)
+        powered_off = run.batch_host
+        run.strike("the batch host powered off", lambda: cluster.testbed("crash", powered_off))
+        run.wait_for_step(32, attempt=2)
+        cluster.testbed("boot", powered_off)  # as good as new
+        run.strike("a node rebooted fast", lambda: _reboot(cluster, run.worker))
+        run.wait_for_step(52, attempt=3)
+        job = run.state["job"]
+        refused = cluster.run("scontrol", "requeue", job)
+        assert "disabled" in refused.stderr  # the next job is there already, and need not wait two minutes
+        started = next(event["time"] for event in run.folder.read_events() if event.get("job") == job)
+        minutes = math.ceil((time.time() - started + SECONDS_TO_SAVE) / 60)
+        cluster.slurm("scontrol", "update", f"JobId={job}", f"TimeLimit={minutes}")
+        assert run.wait_for_end() == "finished", run.log()
+        handed_on = [event["why"] for event in run.folder.read_events() if event["event"] == "handed on"]
+        assert any("the time limit is near" in why for why in handed_on)
+        run.assert_quick()
+        run.assert_as(undisturbed)
+
+    def disks() -> None:
+        slow = "node05"
+        cluster.on(slow, "tc", *f"qdisc add dev eth0 root tbf rate {SLOW_LINK} burst 64kbit latency 400ms".split())
+        run = Launched(
+            cluster.small_disk / "disks",
+            cluster,
+            {"slurm": {"check_nodes": True}},
+            spares=1,
+            sbatch=["--exclusive", "--nodelist=node[04-06]"],
+        )
+        run.wait_for_step(12, attempt=1)
+        filler = cluster.small_disk / "filler"
+        _fill(filler)
+        until(lambda: "No space left" in run.rank_log(0, attempt=1), "the disk to be full")
+        time.sleep(SECONDS_WITHOUT_ROOM)
+        assert "attempt=2" not in run.log()
+        filler.unlink()
+        assert run.wait_for_end() == "finished", run.log()
+        (unfit,) = (event for event in run.folder.read_events() if event["event"] == "unfit")
+        assert unfit["node"] == slow
+        assert "MB/s at best with its neighbours" in unfit["why"]
+        assert slow not in run.state["nodes"]
+        assert "the next checkpoint needs" in run.ends()[0]
+        assert "waited for room" in [event["event"] for event in run.folder.read_events()]
+        run.assert_as(undisturbed)
+
+    at_once(jobs, disks)
 
 
 @pytest.mark.slow
-def test_the_chain_goes_on(tmp_path, cluster, undisturbed):
-    """The first job's own node is powered off; the next one is warned of its time limit; both hand the run on."""
-    run = Launched(tmp_path, cluster, spares=0)
-    run.wait_for_step(15, attempt=1)
-    first_job = run.folder.read_state()["job"]
-    cluster.testbed("crash", cluster.slurm("squeue", "--noheader", f"--jobs={first_job}", "--format=%B"))
-    run.wait_for_step(45, attempt=2)
-    second_job = run.folder.read_state()["job"]
-    assert second_job != first_job
-    cluster.slurm("scancel", "--batch", "--signal=USR1", second_job)  # as Slurm does before the limit
-    assert run.wait_for_end() == "finished", run.log()
-    assert len({event["job"] for event in run.folder.read_events() if event["event"] == "job"}) == 3
-    assert_as_undisturbed(run.folder.run_dir, undisturbed)
+@pytest.mark.timeout(LONGEST_TEST_SECONDS)
+def test_three_axes_and_a_person(tmp_path, cluster, undisturbed):
+    """Eight ranks on four nodes, tp 2 x pp 2 x dp 2, in the order of switches, to the end. Beside it a person: SAVE; a
+    second launch, refused; `stop`; a job that is preempted; scancel; and a launch after each that goes on. One of that
+    run's ranks is slow, which is said, and its last checkpoint is evaluated."""
+
+    def three_axes() -> None:
+        sections = {
+            "parallel": {"tp": 2, "pp": 2, "dp": 2, "zero_stage": 1},
+            "train": {"steps": NUM_STEPS_OF_EIGHT},
+            "slurm": {"check_nodes": True},
+        }
+        run = Launched(tmp_path / "axes", cluster, sections, ranks_per_node=2, spares=1)
+        run.wait_for_step(1, attempt=1)
+        nodes = [run.node_of_rank(rank) for rank in range(8)]
+        assert nodes == [node for node in run.state["nodes"] for _ in range(2)]
+        leaves = [int(node[-2:]) % 2 for node in nodes]
+        assert leaves in (sorted(leaves), sorted(leaves, reverse=True)), nodes
+        assert len(set(nodes)) == 4
+        assert run.wait_for_end() == "finished", run.log()
+        found, expected = metrics(run.folder.run_dir), metrics(undisturbed)[:NUM_STEPS_OF_EIGHT]
+        assert [row["tokens"] for row in found] == [row["tokens"] for row in expected]
+        for key in ("loss", "grad_norm"):
+            assert [row[key] for row in found] == pytest.approx([row[key] for row in expected], rel=LAYOUT_TOLERANCE)
+
+    def person() -> None:
+        run = Launched(
+            tmp_path / "person",
+            cluster,
+            {"slurm": {"probe_seconds": 0.2}},
+            ranks_per_node=2,
+            environment={SLOW_RANK_VARIABLE: "1"},
+            evaluation={
+                "command": f"{sys.executable} -m megalite checkpoint verify {{checkpoint}} && echo {{step}} in {{run}}",
+                "every_steps": NUM_STEPS,
+            },
+        )
+        run.wait_for_step(3, attempt=1)
+        (run.folder.run_dir / "SAVE").touch()
+        until(lambda: not (run.folder.run_dir / "SAVE").exists(), "the request to save to be seen")
+        until(lambda: latest(run.folder.run_dir) is not None, "a checkpoint")
+        refused = run.megalite("launch", run.config, "--cluster", run.profile)
+        assert refused.returncode == 2
+        assert "is live: job" in refused.stderr
+        assert run.megalite("launch", "stop", run.folder.run_dir).returncode == 0
+        assert run.wait_for_end() == "stopped"
+        refused = run.megalite("launch", run.config, "--cluster", run.profile)
+        assert (refused.returncode, "asks the run to stop; remove that file" in refused.stderr) == (2, True)
+        run.folder.stop.unlink()
+
+        run.launch()
+        run.wait_for_step(40, attempt=2)
+        until(lambda: "straggler" in [event["event"] for event in run.folder.read_events()], "the slow rank's name")
+        shown = run.megalite("launch", "status", run.folder.run_dir).stdout
+        assert shown.splitlines()[0].endswith(": running")
+        assert f"slow: rank 1 on {run.state['nodes'][0]}: " in shown
+        preempted = run.state["job"]
+        node = run.state["nodes"][0]
+        cluster.sbatch(
+            f"--partition={URGENT}", "--exclusive", f"--nodelist={node}", "--output=/dev/null", "--wrap=sleep 3"
+        )
+        run.wait_for_step(60, attempt=3)
+        assert run.state["job"] != preempted
+        assert "all ranks have stopped as asked" in run.ends()[1]
+        run.cluster.slurm("scancel", run.state["job"])
+        assert run.wait_for_end() == "cancelled", run.log()
+        run.launch()
+        assert run.wait_for_end() == "finished", run.log()
+        shown = run.megalite("launch", "status", run.folder.run_dir).stdout
+        assert f"step {NUM_STEPS} of {NUM_STEPS}" in shown
+        assert "attempt 4" in shown
+        run.assert_as(undisturbed)
+        evaluation = run.folder.evaluations / f"step-{NUM_STEPS}.log"
+        asked = f"{NUM_STEPS} in {run.folder.run_dir}"
+        until(lambda: evaluation.is_file() and asked in evaluation.read_text(), "the evaluation", LONGEST_WAIT_SECONDS)
+
+    at_once(three_axes, person)
 
 
 @pytest.mark.slow
-def test_a_person_ends_it(tmp_path, cluster, undisturbed):
-    """SAVE saves and goes on; a second launch is refused; `stop` ends the chain; scancel does; a launch goes on."""
-    run = Launched(tmp_path, cluster, spares=0)
-    run.wait_for_step(3, attempt=1)
-    (run.folder.run_dir / "SAVE").touch()
-    until(lambda: not (run.folder.run_dir / "SAVE").exists(), "the request to save to be seen")
-    until(lambda: latest(run.folder.run_dir) is not None, "a checkpoint")
-    refused = run.megalite("launch", run.config, "--cluster", run.profile)
-    assert refused.returncode == 2
-    assert "is live: job" in refused.stderr
-
-    assert run.megalite("launch", "stop", run.folder.run_dir).returncode == 0
-    assert run.wait_for_end() == "stopped"
-    refused = run.megalite("launch", run.config, "--cluster", run.profile)
-    assert (refused.returncode, "asks the run to stop; remove that file" in refused.stderr) == (2, True)
-    run.folder.stop.unlink()
-
-    run.launch()
-    run.wait_for_step(40, attempt=2)
-    run.cluster.slurm("scancel", run.folder.read_state()["job"])
-    assert run.wait_for_end() == "cancelled", run.log()
-    run.launch()
-    assert run.wait_for_end() == "finished", run.log()
-    shown = run.megalite("launch", "status", run.folder.run_dir).stdout
-    assert f"step {NUM_STEPS} of {NUM_STEPS}" in shown
-    assert "attempt 3" in shown
-    assert_as_undisturbed(run.folder.run_dir, undisturbed)
-
-
-@pytest.mark.slow
+@pytest.mark.timeout(LONGEST_TEST_SECONDS)
 def test_a_run_beyond_help_says_so(tmp_path, cluster):
     """Bad input that only ranks can find ends the chain at once, with the message."""
-    run_sections = {**RUN_SECTIONS, "checkpoint": {"every": 10, "max_failures": 1}}
-    config = write_run(tmp_path, **run_sections)
-    (tmp_path / "run" / "checkpoints").mkdir(parents=True)
-    (tmp_path / "run" / "checkpoints" / "step-0000005").mkdir()
-    (tmp_path / "run" / "checkpoints" / "step-0000005" / "manifest.json").write_text("{}")
-    run = Launched(tmp_path, cluster, spares=0)
-    assert config == run.config
+    damaged = tmp_path / "run" / "checkpoints" / "step-0000005"
+    damaged.mkdir(parents=True)
+    (damaged / "manifest.json").write_text("{}")
+    run = Launched(tmp_path, cluster, {"checkpoint": {"every": 10, "max_failures": 1}})
     assert run.wait_for_end() == "gave up"
-    assert "no checkpoint of this run is whole" in run.folder.read_state()["why"]
+    assert "no checkpoint of this run is whole" in run.state["why"]
     assert len(run.ends()) == 1
+
+
+def _reboot(cluster: Cluster, node: str) -> None:
+    cluster.testbed("crash", node)
+    cluster.testbed("boot", node, env={**cluster.environment, "TB_NORESUME": "1"})
+
+
+def _fill(path: Path) -> None:
+    """Take all that a disk has left."""
+    with open(path, "wb", buffering=0) as file:
+        try:
+            while True:
+                file.write(bytes(1 << 16))
+        except OSError:
+            return

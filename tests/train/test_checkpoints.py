@@ -9,8 +9,8 @@ import pytest
 from megalite.checkpoint.background import Outcome
 from megalite.checkpoint.fence import SupersededError
 from megalite.checkpoint.format import Progress
-from megalite.config.checkpoint import CheckpointConfig
 from megalite.config.schema import Config
+from megalite.config.sections.checkpoint import CheckpointConfig
 from megalite.errors import CheckpointError
 from megalite.train.checkpoints import Checkpoints
 

@@ -14,7 +14,7 @@ SLURM = ("SLURM_PROCID", "SLURM_STEP_ID", "SLURM_NTASKS", "SLURM_LOCALID", "SLUR
 @pytest.fixture(autouse=True)
 def nobody(monkeypatch):
     """An environment in which nobody has started a rank."""
-    for name in (*NAMES, *SLURM):
+    for name in (*NAMES, *SLURM, *(name for names in worker.MPI_VARIABLES for name in names)):
         monkeypatch.delenv(name, raising=False)
 
 
@@ -40,6 +40,14 @@ def test_srun(monkeypatch):
     env = {"SLURM_PROCID": "5", "SLURM_NTASKS": "8", "SLURM_LOCALID": "1", "SLURM_STEP_ID": "0"}
     place = given(monkeypatch, **env, SLURM_LAUNCH_NODE_IPADDR="10.0.0.1", SLURM_JOB_ID="123456")
     assert place == worker.Place(5, 8, 1, "tcp://10.0.0.1:23456")
+
+
+@pytest.mark.parametrize("names", worker.MPI_VARIABLES, ids=["Open MPI", "MVAPICH", "MPICH"])
+def test_mpirun(monkeypatch, names):
+    """The variables of three kinds of mpirun; where ranks meet is said by MASTER_ADDR and MASTER_PORT."""
+    env = dict(zip(names, ("5", "8", "1"), strict=True))
+    place = given(monkeypatch, **env, MASTER_ADDR="node1", MASTER_PORT="29500")
+    assert place == worker.Place(5, 8, 1, "tcp://node1:29500")
 
 
 def test_batch_script_is_not_a_rank(monkeypatch):

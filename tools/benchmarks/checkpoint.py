@@ -5,12 +5,13 @@
 One state for all: a Llama of 120 million parameters in fp32, weights and two moments, 1.4 GB, on one rank, and on two
 with ZeRO-1. Each case runs in processes of its own, interleaved round by round, because a shared machine's disk drifts;
 figures are medians, and what counts is the ratio in one run. Loading reads what has just been written, from the page
-cache, in all cases.
+cache, in all cases. Before each save a file of WARM_BYTES is written and removed: a virtual machine gives free memory
+back to its host, and whoever is the first to fill it again would pay up to 3 s of CPU for it.
 
     megalite    `save` and wait; load: all checksums, then weights into the module, weights and moments into ZeRO
     behind      the same state saved while training goes on: for how long the loop stood still, the second time
     dcp         torch.distributed.checkpoint.save and load of the same tensors, cut over the ranks as FSDP does; synced
-    deepspeed   the same engine's save_checkpoint and load_checkpoint; it writes the weights twice and syncs nothing
+    deepspeed   its save_checkpoint and load_checkpoint of the same model; it writes the weights twice and syncs nothing
     deepspeed + sync   its files synced to the disk too, as the others' are
 """
 
@@ -35,6 +36,7 @@ from megalite.train.local import ALLOCATOR
 CASES = ("megalite", "behind", "dcp", "deepspeed", "deepspeed + sync")
 TIMEOUT_SECONDS = 600.0
 NUM_CORES = 2
+WARM_BYTES = 3 * 10**9
 
 
 @dataclass(frozen=True)
@@ -77,7 +79,6 @@ class Rank:
 
         from megalite.config.plan import make_plan
         from megalite.engine.build import build_engine
-        from megalite.engine.slices import local_slices
         from megalite.model.initialize import FreshWeights
         from megalite.parallel.axes import connect
         from megalite.parallel.mesh import Mesh
@@ -87,7 +88,7 @@ class Rank:
         self.axes = connect(Mesh(1, dist.get_world_size(), 1, 1), dist.get_rank())
         source = FreshWeights(self.plan.model, seed=1)
         self.engine = build_engine(self.config, self.plan, self.axes, self.device, source)
-        for part in local_slices(self.engine.stage, 1):
+        for part in self.engine.slices():
             for kind, tensor in part.tensors.items():
                 tensor.uniform_(0.0, 1e-4) if kind != "weight" else None
 
@@ -112,8 +113,7 @@ def run_megalite(job: Job) -> dict[str, float]:
     from megalite.checkpoint.format import Progress
     from megalite.checkpoint.reader import CheckpointReader
     from megalite.checkpoint.writer import save
-    from megalite.engine.protocol import MOMENTS
-    from megalite.model.initialize import fill
+    from megalite.optim.rules import STATE_KINDS
 
     rank = Rank(job)
     options = {"plan": rank.plan, "config_text": "", "zero_stage": 1, "data": {}, "device": rank.device}
@@ -128,10 +128,9 @@ def run_megalite(job: Job) -> dict[str, float]:
 
     def read_it() -> None:
         reader = CheckpointReader(root / "step-0000001")
-        fill(rank.engine.stage, reader.source("weight"))
-        rank.engine.load(reader.source("weight"), {key: reader.source(key) for key in MOMENTS}, 1)
+        rank.engine.load(reader.source("weight"), {kind: reader.source(kind) for kind in STATE_KINDS}, 1)
 
-    figures = timed(save=save_it, verify=verify_it, read=read_it)
+    figures = timed(job, save=save_it, verify=verify_it, read=read_it)
     for unit in ("seconds", "cpu_seconds"):
         figures[f"load_{unit}"] = figures[f"verify_{unit}"] + figures[f"read_{unit}"]
     return figures
@@ -139,9 +138,10 @@ def run_megalite(job: Job) -> dict[str, float]:
 
 def run_behind(job: Job) -> dict[str, float]:
     """Train, save behind the training twice, and see what it costs."""
-    from megalite.checkpoint.background import Saver, agree
+    from megalite.checkpoint.background import Saver
     from megalite.checkpoint.format import Progress
     from megalite.checkpoint.saving import Target
+    from megalite.parallel.collectives import agree
 
     rank = Rank(job)
     target = Target(Path(job.folder), rank.plan, "", 1, {})
@@ -176,9 +176,9 @@ def run_dcp(job: Job) -> dict[str, float]:
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.tensor import DTensor, Shard
 
-    from megalite.checkpoint.format import KINDS
     from megalite.config.plan import make_plan
     from megalite.model.weights import weight_table
+    from megalite.optim.rules import ELEMENTWISE_KINDS
 
     size = dist.get_world_size()
     plan = make_plan(config_of(job), size)
@@ -188,28 +188,49 @@ def run_dcp(job: Job) -> dict[str, float]:
         local = torch.rand(shape[0] // size, *shape[1:])
         return DTensor.from_local(local, mesh, [Shard(0)]) if mesh is not None else local
 
-    state = {f"{kind}/{row.name}": tensor(row.shape) for kind in KINDS for row in weight_table(plan.model).values()}
+    kinds = ("weight", *ELEMENTWISE_KINDS["adamw"])
+    state = {f"{kind}/{row.name}": tensor(row.shape) for kind in kinds for row in weight_table(plan.model).values()}
     folder = Path(job.folder) / "dcp"
-    return timed(save=lambda: dcp.save(state, checkpoint_id=folder), load=lambda: dcp.load(state, checkpoint_id=folder))
+    return timed(
+        job, save=lambda: dcp.save(state, checkpoint_id=folder), load=lambda: dcp.load(state, checkpoint_id=folder)
+    )
 
 
 def run_deepspeed(job: Job) -> dict[str, float]:
-    """DeepSpeed's own, on the engine that megalite trains with."""
-    engine = Rank(job).engine._engine
+    """DeepSpeed's own, of the same model, with torch's AdamW, whose moments it knows how to save."""
+    import deepspeed
+    import torch
+    import torch.distributed as dist
+
+    from megalite.config.plan import make_plan
+    from megalite.engine.build import build_stage
+    from megalite.engine.deepspeed_config import deepspeed_config
+    from megalite.model.initialize import FreshWeights
+    from megalite.parallel.axes import connect
+    from megalite.parallel.mesh import Mesh
+
+    config = config_of(job)
+    plan = make_plan(config, dist.get_world_size())
+    axes = connect(Mesh(1, dist.get_world_size(), 1, 1), dist.get_rank())
+    stage = build_stage(config, plan, axes, torch.device("cpu"), FreshWeights(plan.model, seed=1))
+    optimizer = torch.optim.AdamW(stage.parameters(), fused=True)
+    json_config = deepspeed_config(config, plan)
+    engine, *_ = deepspeed.initialize(model=stage, optimizer=optimizer, config=json_config, dist_init_required=False)
+    for weight in engine.optimizer.fp32_groups_flat_partition:
+        moments = {kind: torch.rand_like(weight) for kind in ("exp_avg", "exp_avg_sq")}
+        optimizer.state[weight] = {"step": torch.tensor(1.0), **moments}
 
     def save_it() -> None:
         engine.save_checkpoint(job.folder, tag="it")
         if job.case.endswith("sync"):
-            import torch.distributed as dist
-
             for path in sorted(Path(job.folder).rglob("*.pt"))[dist.get_rank() :: dist.get_world_size()]:
                 with open(path, "rb") as file:
                     os.fsync(file.fileno())
 
-    return timed(save=save_it, load=lambda: engine.load_checkpoint(job.folder, tag="it"))
+    return timed(job, save=save_it, load=lambda: engine.load_checkpoint(job.folder, tag="it"))
 
 
-def timed(**actions: Callable[[], Any]) -> dict[str, float]:
+def timed(job: Job, **actions: Callable[[], Any]) -> dict[str, float]:
     """Seconds of each, until the last rank is done, and how far the save's peak of memory lay above the memory before.
 
     Of loading, memory says little: where files are mapped, the page cache counts as the process's own.
@@ -219,6 +240,8 @@ def timed(**actions: Callable[[], Any]) -> dict[str, float]:
     figures: dict[str, float] = {}
     for name, action in actions.items():
         before = forget_peak()
+        if name == "save" and dist.get_rank() == 0:
+            warm_memory(Path(job.folder))
         dist.barrier()
         cpu, start = time.process_time(), time.perf_counter()
         action()
@@ -228,6 +251,15 @@ def timed(**actions: Callable[[], Any]) -> dict[str, float]:
         if name == "save":
             figures["save_extra_mb"] = memory_mb("VmHWM") - before
     return figures
+
+
+def warm_memory(folder: Path) -> None:
+    """Have as much free memory in this machine's own hands as the page cache is about to take."""
+    path, block = folder / "warm", bytes(2**22)
+    with open(path, "wb", buffering=0) as file:
+        for _ in range(WARM_BYTES // len(block)):
+            file.write(block)
+    path.unlink()
 
 
 def forget_peak() -> float:

@@ -25,9 +25,12 @@ import zstandard
 from megalite.checkpoint.catalog import complete
 from megalite.checkpoint.codec import CHUNK_BYTES, ITEM_BYTES, hash_chunks, pack
 from megalite.checkpoint.differential import Storage
-from megalite.checkpoint.format import KINDS, Manifest, Piece, Progress, folder_name, write_manifest
+from megalite.checkpoint.format import Manifest, Piece, Progress, folder_name, write_manifest
 from megalite.checkpoint.reader import CheckpointReader
 from megalite.checkpoint.shares import Written, file_name, take_shares, write_share
+from megalite.optim.rules import ELEMENTWISE_KINDS
+
+KINDS = ("weight", *ELEMENTWISE_KINDS["adamw"])
 
 CHUNK_SIZES = {"4 KiB": 2**12, "64 KiB": 2**16, "4 MiB": CHUNK_BYTES}
 TENSORS = 24

@@ -78,19 +78,19 @@ def clean(inputs: Inputs, setting: str) -> Run:
 
 
 def exact(inputs: Inputs, setting: str) -> Run:
-    """Find equal documents. Setting: bytes for equal texts, blanks for texts equal but for their blanks, station for
-    the latter with what stays written."""
+    """Find equal documents. Setting: bytes for equal texts, blanks for texts equal but for their blanks; station before
+    either to have what stays written."""
     from megalite.data.dedup import NUM_SLICES, dedup, hash_shard, match_partition
     from megalite.data.shards import station_shard
     from megalite.data.tasks import WORK_FOLDER, run_tasks
 
-    config = DedupConfig(ignore_whitespace=setting != "bytes")
+    config = DedupConfig(ignore_whitespace=setting.endswith("blanks"))
     shards = [station_shard(path) for path in inputs.shards]
     to_hash = [{"shard": shard, "config": config.model_dump(mode="json")} for shard in shards]
     to_match = [{"slices": [0, NUM_SLICES], "num_shards": len(shards)}]
 
     def run(out: Path) -> Outcome:
-        if setting == "station":
+        if setting.startswith("station"):
             counts = dedup(_corpus(inputs), out / "dedup", config).manifest.counts
             return Outcome(inputs.megabytes, {"removed": counts["documents_in"] - counts["documents"]})
         for phase, function, tasks in (("hash", hash_shard, to_hash), ("match", match_partition, to_match)):
@@ -237,6 +237,7 @@ def pack_and_read(inputs: Inputs, setting: str) -> Run:
 def load(inputs: Inputs, setting: str) -> Run:
     """Every micro-batch of some epochs, shuffled: tokens, labels, masks, positions, borders. Setting: packed or concat,
     and seq_len."""
+    from megalite.config.batch_sizes import BatchSizes
     from megalite.config.schema import SourceConfig
     from megalite.data.loader import Loader
     from megalite.data.samples import open_samples
@@ -245,7 +246,7 @@ def load(inputs: Inputs, setting: str) -> Run:
     path = inputs.packed(int(seq_len)) if layout == "packed" else inputs.tokens
     samples = open_samples([SourceConfig(path=path)], seq_len=int(seq_len), seed=0, document_masks=True)
     num_steps = NUM_EPOCHS * samples.num_samples_per_epoch // MICRO_BATCH_SIZE
-    sizes = {"micro_batch_size": MICRO_BATCH_SIZE, "global_batch_size": MICRO_BATCH_SIZE}
+    sizes = {"micro_batch_size": MICRO_BATCH_SIZE, "batch_sizes": BatchSizes.fixed(MICRO_BATCH_SIZE)}
 
     def run(_: Path) -> Outcome:
         loader = Loader(samples, seq_len=int(seq_len), **sizes, dp_size=1, dp_rank=0, prefetch=2)

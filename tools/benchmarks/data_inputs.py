@@ -36,7 +36,9 @@ HERE = Path(__file__).parent
 
 TIMEOUT_SECONDS = 900.0
 
-SHARD_BYTES = 2e6
+SHARD_BYTES = 4e6
+"""As a station cuts a corpus of this size."""
+
 TINY_BYTES = 4e5
 TINY_SHARDS = 8
 

@@ -18,6 +18,7 @@ from types import SimpleNamespace
 
 import numpy as np
 from data_cases import MICRO_BATCH_SIZE, NUM_EPOCHS, judge_clusters
+from data_exact_peers import EXACT_PEERS
 from data_inputs import Inputs
 from data_measure import Outcome, Run, SetUp
 
@@ -58,49 +59,6 @@ def datatrove_rules(inputs: Inputs, setting: str) -> Run:
     def run(_: Path) -> Outcome:
         documents = map(Document, inputs.column("text"), inputs.column("id"))
         return Outcome(inputs.megabytes, {"kept": sum(map(keeps, documents))})
-
-    return run
-
-
-def polars_exact(inputs: Inputs, setting: str) -> Run:
-    """The first of each text. Setting: bytes for the ids of those that stay, station to write them whole."""
-    import polars
-
-    def run(out: Path) -> Outcome:
-        first = polars.scan_parquet([str(path) for path in inputs.shards])
-        first = first.unique(subset="text", keep="first", maintain_order=True)
-        if setting == "bytes":
-            first.select("id").collect()
-        else:
-            first.collect().write_parquet(out / "kept.parquet", compression="zstd", compression_level=1)
-        return Outcome(inputs.megabytes)
-
-    return run
-
-
-def duckdb_exact(inputs: Inputs, setting: str) -> Run:
-    """The least id of each text."""
-    import duckdb
-
-    def run(_: Path) -> Outcome:
-        connection = duckdb.connect()
-        connection.execute("SET threads = 1")
-        paths = [str(path) for path in inputs.shards]
-        connection.execute("SELECT min(id) FROM read_parquet(?) GROUP BY text", [paths]).fetchnumpy()
-        return Outcome(inputs.megabytes)
-
-    return run
-
-
-def pyarrow_exact(inputs: Inputs, setting: str) -> Run:
-    """The least id of each text."""
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    def run(_: Path) -> Outcome:
-        table = pa.concat_tables(pq.read_table(path, columns=["id", "text"]) for path in inputs.shards)
-        table.group_by("text", use_threads=False).aggregate([("id", "min")])
-        return Outcome(inputs.megabytes)
 
     return run
 
@@ -381,9 +339,7 @@ def megatron_load(inputs: Inputs, setting: str) -> Run:
 
 PEERS: dict[str, SetUp] = {
     "datatrove": datatrove_rules,
-    "polars": polars_exact,
-    "duckdb": duckdb_exact,
-    "pyarrow": pyarrow_exact,
+    **EXACT_PEERS,
     "datasketch": datasketch_near,
     "rensa": rensa_near,
     "text-dedup": text_dedup_near,

@@ -33,6 +33,8 @@ from megalite.config.plan import count_parameters
 from megalite.config.schema import ModelConfig
 from megalite.data.tokenizer import Tokenizer
 from megalite.errors import CheckpointError, ConversionError
+from megalite.model.initialize import WeightSource
+from megalite.model.mup import Folded, without_mup
 
 GENERATION_FILE = "generation_config.json"
 CARD_FILE = "README.md"
@@ -87,8 +89,10 @@ def to_hugging_face(
     reader = _open_checkpoint(checkpoint)
     manifest = reader.manifest
     model = ModelConfig.model_validate(manifest.model)
+    source: WeightSource = reader.source("weight")
+    if model.mup is not None:
+        source, model = Folded(source, model), without_mup(model)
     family = choose_family(model)
-    source = reader.source("weight")
     provenance = trace(reader.folder, manifest)
     alarms = find_alarms(manifest, model, provenance)
     tokenizer_folder, notes = choose_tokenizer(tokenizer, reader.folder, manifest)

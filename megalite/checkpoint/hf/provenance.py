@@ -22,6 +22,8 @@ import yaml
 
 from megalite.checkpoint import catalog
 from megalite.checkpoint.format import CONFIG, MANIFEST, Manifest, read_manifest
+from megalite.config.batch_sizes import batch_sizes
+from megalite.config.schema import BatchConfig
 from megalite.data.manifest import find_manifest
 from megalite.errors import CheckpointError, DataError
 
@@ -155,7 +157,8 @@ def _total_steps(config: dict[str, Any]) -> int | None:
     steps, tokens = _at(config, "train", "steps"), _at(config, "train", "tokens")
     if steps or not tokens:
         return steps
-    return math.ceil(tokens / (config["batch"]["global_batch_size"] * config["batch"]["seq_len"]))
+    batch = BatchConfig.model_validate(config["batch"])
+    return batch_sizes(batch).steps_for(math.ceil(tokens / batch.seq_len))
 
 
 def _read_losses(path: Path, last_step: int) -> Losses | None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
@@ -21,7 +21,7 @@ from megalite.checkpoint.hf.families import Family, places
 from megalite.checkpoint.hf.importer import INDEX_FILE, SINGLE_FILE
 from megalite.checkpoint.hf.layout import Place, join, row_blocks
 from megalite.checkpoint.hf.stream import is_finite, write_stream
-from megalite.checkpoint.tensor_file import Entry
+from megalite.checkpoint.tensor_file import Entry, group_by_size
 from megalite.config.schema import ModelConfig
 from megalite.errors import ConversionError
 from megalite.model.initialize import WeightSource
@@ -118,19 +118,6 @@ def tensor_blocks(source: WeightSource, tensor: StoredTensor, dtype: torch.dtype
                 raise ConversionError(_why_not_finite(weight, rectangle, part, dtype))
             parts.append(rounded)
         yield join(parts, place)
-
-
-def group_by_size(sizes: Mapping[str, int], max_bytes: int) -> list[list[str]]:
-    """Cut a sequence of named things into runs of at most `max_bytes`; what is larger by itself is a run of its own."""
-    groups: list[list[str]] = []
-    room = 0
-    for name, size in sizes.items():
-        if not groups or size > room:
-            groups.append([])
-            room = max_bytes
-        groups[-1].append(name)
-        room -= size
-    return groups
 
 
 def parse_size(text: str) -> int:

@@ -38,13 +38,12 @@ from megalite.checkpoint.hf.importer import HuggingFaceWeights
 from megalite.checkpoint.hf.layout import row_blocks
 from megalite.checkpoint.hf.memory import require_memory
 from megalite.checkpoint.hf.provenance import IMPORTED_FROM, LICENCE, licence_of
-from megalite.checkpoint.hf.shards import group_by_size
 from megalite.checkpoint.hf.stages import WRITING, Say, silent
 from megalite.checkpoint.hf.stream import write_stream
 from megalite.checkpoint.hf.tokenizer_files import copy_tokenizer
 from megalite.checkpoint.hf.verify import Verdict, verify
 from megalite.checkpoint.reader import CheckpointReader
-from megalite.checkpoint.tensor_file import Entry
+from megalite.checkpoint.tensor_file import Entry, group_by_size
 from megalite.config.plan import count_parameters
 from megalite.config.schema import ModelConfig
 from megalite.config.yaml_source import dump_yaml

@@ -14,29 +14,60 @@ if TYPE_CHECKING:
 
     from megalite.data.effects import Effect, Effects
     from megalite.data.inspection import Example, Group, Inspection
+    from megalite.data.samples import Samples
 
 
 def show(
     config: Annotated[Path, typer.Argument(help="A training config.")],
     steps: Annotated[str, typer.Option(help="A:B for steps A to B - 1, counted from 1.")] = "1:4",
+    numbers: Annotated[
+        str | None, typer.Option("--samples", help="A:B for these samples as text, as events.jsonl has them.")
+    ] = None,
     out: Annotated[Path | None, typer.Option(help="Write arrays to this .npz file instead of text.")] = None,
     overrides: Annotated[list[str] | None, typer.Argument(help="section.key=value ...")] = None,
 ) -> None:
     """Show the batches that training will see: some as text, or all of them as arrays in a file."""
     from megalite.config.load import load_config
     from megalite.data import show as showing
+    from megalite.train.sizes_so_far import batch_sizes_of
 
     wanted = showing.parse_steps(steps)
     settings = load_config(config, overrides or [])
-    samples = showing.open_training_data(settings)
-    batch_size = settings.batch.global_batch_size
-    if out is None:
-        for line in showing.describe(samples, wanted, batch_size):
+    samples = follow_run(showing.open_training_data(settings), settings.run.dir)
+    if numbers is not None:
+        for line in showing.describe_samples(samples, showing.parse_samples(numbers)):
             typer.echo(line)
         return
-    showing.save_arrays(out, showing.collect_arrays(samples, wanted, batch_size))
-    shape = f"[{len(wanted)}, {batch_size}, {samples.seq_len}]"
+    sizes = batch_sizes_of(settings)
+    if out is None:
+        for line in showing.describe(samples, wanted, sizes):
+            typer.echo(line)
+        return
+    arrays = showing.collect_arrays(samples, wanted, sizes)
+    showing.save_arrays(out, arrays)
+    shape = list(arrays["tokens"].shape)
     typer.echo(f"{out}: steps {wanted.start} to {wanted.stop - 1}: {', '.join(showing.ARRAYS)} of shape {shape}")
+
+
+def follow_run(samples: Samples, run_dir: Path) -> Samples:
+    """The samples as the run in a folder reads them: what it has left out is left out.
+
+    Raises:
+        CheckpointError: its newest checkpoint is damaged.
+    """
+    from megalite.checkpoint import catalog
+    from megalite.checkpoint.format import read_manifest
+
+    newest = catalog.latest(run_dir)
+    if newest is None:
+        return samples
+    manifest = read_manifest(newest)
+    if manifest.data.get("fingerprint") == samples.fingerprint:
+        return samples.following(manifest.progress.account)
+    typer.echo(
+        f"{run_dir} holds a run over other data, or in another order; shown is a new run of this config", err=True
+    )
+    return samples
 
 
 def inspect(

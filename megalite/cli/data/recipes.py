@@ -63,12 +63,12 @@ def mix_plan(
     from rich.console import Console
 
     from megalite.config.load import load_config
-    from megalite.config.plan import derive_steps
+    from megalite.config.plan import derive_samples
     from megalite.data.mix_plan import render
     from megalite.data.samples import open_training_samples
 
     settings = load_config(config, overrides or [])
-    plan = open_training_samples(settings).plan(derive_steps(settings) * settings.batch.global_batch_size)
+    plan = open_training_samples(settings).plan(derive_samples(settings))
     Console().print(render(plan))
 
 

@@ -11,9 +11,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from megalite.data.card.card import Stage
-from megalite.data.card.markup import Markup, tag
 from megalite.data.card.measure import Lengths
-from megalite.data.card.numbers import count, share, short, size
+from megalite.page.markup import Markup, tag
+from megalite.page.numbers import count, share, short, size
 
 WIDTH = 760
 """Of every drawing, in units that a narrow window scales down."""

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from megalite.data.card import sections
 from megalite.data.card.card import Card
-from megalite.data.card.markup import Markup, join, tag
-from megalite.data.card.numbers import share, short, size
-from megalite.data.card.style import CSS
+from megalite.page.markup import Markup, join, tag
+from megalite.page.numbers import share, short, size
+from megalite.page.style import CSS
 
 POLICY = "default-src 'none'; style-src 'unsafe-inline'"
 """Even a script that got past the escaping would not run."""

@@ -7,8 +7,9 @@ from typing import Any
 
 from megalite.data.card.card import Amount, Card, Stage
 from megalite.data.card.drawing import bars, funnel, histogram
-from megalite.data.card.markup import Child, Markup, details, join, link, table, tag
-from megalite.data.card.numbers import count, share, size
+from megalite.page.markup import Child, Markup, details, join, link, table, tag
+from megalite.page.numbers import count, share, size
+from megalite.page.settings import flatten
 
 TITLES = {
     "read": "as it came",
@@ -178,7 +179,7 @@ def settings(card: Card) -> Markup:
     """Every setting of every station, folded."""
     folded = []
     for station in card.stations:
-        flat = _flatten(station.settings)
+        flat = dict(sorted(flatten(station.settings).items()))
         rows: list[list[Child]] = [[tag("code", name), tag("code", _said(value))] for name, value in flat.items()]
         folded.append(details(station.folder, table(["setting", "value"], rows, numbers_from=2)))
     return _section("Settings", *folded)
@@ -211,14 +212,6 @@ def _key(first: str, second: str) -> Markup:
 def _steps(card: Card) -> list[tuple[Stage, Stage]]:
     """Each station's stage behind the one before."""
     return list(zip(card.stages, card.stages[1:], strict=False))
-
-
-def _flatten(value: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Nested settings by their dotted names."""
-    flat: dict[str, Any] = {}
-    for name, each in sorted(value.items()):
-        flat |= _flatten(each, f"{prefix}{name}.") if isinstance(each, dict) and each else {f"{prefix}{name}": each}
-    return flat
 
 
 def _said(value: Any) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from megalite.data.card.card import Card
-from megalite.data.card.numbers import count, share, short, size
+from megalite.page.numbers import count, share, short, size
 
 if TYPE_CHECKING:
     from rich.console import RenderableType

@@ -23,6 +23,7 @@ import numpy as np
 from megalite.data.encoders.bpe import BPE_ROOM, encode_bpe, encode_byte_bpe
 from megalite.data.encoders.byte_level import next_hard_word
 from megalite.data.encoders.pieces import BYTE_BPE, HARD, JOIN, UNIGRAM, Pieces
+from megalite.data.encoders.short_words import WORD_BYTES, eight_bytes, first_bytes, letters_size
 from megalite.data.encoders.unigram import UNIGRAM_ROOM, encode_unigram
 from megalite.data.kernel import bare_kernel, read_only
 from megalite.data.texts import Texts
@@ -47,8 +48,8 @@ ARENA_IDS = 2**22
 
 INLINE_IDS = 2
 
-SHORT_TEXT = 2**16
-"""Texts up to here may be one word, as far as room goes."""
+USUAL_WORD = 2**16
+"""Longer ones get their room when they come: it is used by pages, and three times as large as their text."""
 
 ROOM = max(BPE_ROOM, UNIGRAM_ROOM)
 
@@ -105,9 +106,11 @@ class WordCacheEncoder:
         buffer = read_only(texts.buffer)
         out = np.empty(texts.num_bytes + len(texts) + 1, dtype)  # a token has a byte at least; unused memory is free
         lengths = np.empty(len(texts), np.int64)
-        room = np.empty(ROOM * (longest_word(buffer, texts.offsets, self._pieces) + 1), np.int64)
         eos = -1 if eos_id is None else eos_id
-        size = encode_words(buffer, texts.offsets, self._pieces, self._cache, eos, room, out, lengths)
+        size = -USUAL_WORD
+        while size < 0:  # the length of a word that did not fit into the room
+            room = np.empty(ROOM * (1 - size), np.int64)
+            size = encode_words(buffer, texts.offsets, self._pieces, self._cache, eos, room, out, lengths)
         return out[:size], lengths
 
 
@@ -135,12 +138,14 @@ def encode_words(
         lengths_of: int64 [texts] filled with the number of ids of each.
 
     Returns:
-        The number of all ids.
+        The number of all ids; or minus the bytes of a word that takes more room.
     """
     at = 0
     for text in range(offsets.size - 1):
         first_id = at
         at = _encode_text(buffer, offsets[text], offsets[text + 1], pieces, cache, room, out, at)
+        if at < 0:
+            return at
         if eos_id >= 0:
             out[at] = eos_id
             at += 1
@@ -159,29 +164,43 @@ def _encode_text(
     out: np.ndarray,
     at: int,
 ) -> int:
-    """Encode bytes start..stop-1 into out[at:]; the place behind the last id."""
+    """Encode bytes start..stop-1 into out[at:]; the place behind the last id, or minus the bytes of too long a word."""
     front, slots, known_texts, known_ids = cache.front, cache.slots, cache.texts, cache.ids
+    byte_ids, has_letters = pieces.byte_ids, pieces.algorithm == BYTE_BPE
     while start < stop:
-        end = _word_end(buffer, start, stop, pieces)
-        size = end - start
-        if size > LONGEST_WORD:
-            at = _encode_word(buffer, start, end, pieces, room, out, at)
-            start = end
-            continue
-        key = _key(buffer, start, size)
-        row = _mix(key, size) >> FRONT_SHIFT & (front.shape[0] - 1)
+        size = 0
+        if has_letters and start + WORD_BYTES <= stop:
+            word = eight_bytes(buffer, start)
+            size = letters_size(word)
+        if size > 0:
+            key = np.int64(first_bytes(word, size))
+        else:
+            size = _word_end(buffer, start, stop, pieces) - start
+            if size == 1 and has_letters:
+                out[at] = byte_ids[buffer[start]]
+                at += 1
+                start += 1
+                continue
+            if size > LONGEST_WORD:
+                if ROOM * (size + 1) > room.size:
+                    return -size
+                at = _encode_word(buffer, start, start + size, pieces, room, out, at)
+                start += size
+                continue
+            key = _key(buffer, start, size)
+        row = np.uint64(_mix(key, size) >> FRONT_SHIFT & (front.shape[0] - 1))
         if front[row, KEY] == key and front[row, LENGTHS] >> 32 == size:
             lengths, places, ids = front[row, LENGTHS], front[row, PLACES], front[row, IDS]
         else:
             slot = _find(slots, known_texts, buffer, start, size, key)
             if slots[slot, LENGTHS] == 0:
-                slot = _learn(buffer, start, end, key, slot, pieces, cache, room, out, at)
+                slot = _learn(buffer, start, start + size, key, slot, pieces, cache, room, out, at)
             lengths, places, ids = slots[slot, LENGTHS], slots[slot, PLACES], slots[slot, IDS]
             if size <= PACKED_BYTES:
                 front[row, KEY], front[row, LENGTHS] = key, lengths
                 front[row, PLACES], front[row, IDS] = places, ids
         at = _copy_ids(lengths & LOW_32, places & LOW_32, ids, known_ids, out, at)
-        start = end
+        start += size
     return at
 
 
@@ -200,28 +219,14 @@ def _word_end(buffer: np.ndarray, start: int, stop: int, pieces: Pieces) -> int:
 
 
 @bare_kernel
-def longest_word(buffer: np.ndarray, offsets: np.ndarray, pieces: Pieces) -> int:
-    """A bound of the bytes of the longest word: only texts that could hold a very long one are searched for it."""
-    longest = 0
-    for text in range(offsets.size - 1):
-        start, stop = offsets[text], offsets[text + 1]
-        if stop - start <= SHORT_TEXT:
-            longest = max(longest, stop - start)
-            continue
-        while start < stop:
-            end = _word_end(buffer, start, stop, pieces)
-            longest = max(longest, end - start)
-            start = end
-    return longest
-
-
-@bare_kernel
 def _key(buffer: np.ndarray, start: int, size: int) -> int:
-    """The bytes of a short word, a hash of a long one."""
+    """The bytes of a short word, the first one lowest; a hash of a long one."""
+    if size <= PACKED_BYTES and start + WORD_BYTES <= buffer.size:
+        return np.int64(first_bytes(eight_bytes(buffer, start), size))
     key = np.int64(0)
     if size <= PACKED_BYTES:
-        for place in range(start, start + size):
-            key = key << 8 | np.int64(buffer[place])
+        for place in range(size):
+            key |= np.int64(buffer[start + place]) << 8 * place
         return key
     for place in range(start, start + size):
         key = (key ^ np.int64(buffer[place])) * np.int64(HASH_FACTOR)

@@ -5,13 +5,20 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
+import tempfile
 import threading
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed, wait
 from multiprocessing import connection
+from multiprocessing.context import BaseContext
 from pathlib import Path
 
 from megalite.data.tasks import perform
+
+PRELOADED = "megalite.data.runners.preload"
+
+MAX_SOCKET_FOLDER_BYTES = 70
+"""A Unix socket's name has 107 bytes at most; multiprocessing adds a folder and a name of its own."""
 
 
 def default_workers() -> int:
@@ -31,7 +38,8 @@ class InProcess:
 class LocalPool:
     """Processes of this machine, started with the first tasks and kept for later ones; use as a context manager.
 
-    They are spawned, not forked: Arrow and the tokenizers hold threads, whose locks do not survive a fork.
+    They are not forked from this one, for Arrow and the tokenizers hold threads, whose locks do not survive a fork, but
+    from one that only loads what all need (`preload.py`).
 
     Args:
         num_workers: processes; 1 does the work in this one.
@@ -53,7 +61,7 @@ class LocalPool:
             yield from InProcess().run(folder, phase, numbers)
             return
         if self._pool is None:
-            context = multiprocessing.get_context("spawn")
+            context = preloaded_processes()
             self._pool = ProcessPoolExecutor(self._num_workers, mp_context=context, initializer=_follow_parent)
         waiting = {self._pool.submit(perform, folder, phase, number): number for number in numbers}
         try:
@@ -64,6 +72,19 @@ class LocalPool:
             for future in waiting:
                 future.cancel()
             wait(waiting)  # a task that still runs would write into a folder that is being removed
+
+
+def preloaded_processes() -> BaseContext:
+    """What starts processes that have the libraries and the stations loaded.
+
+    They are forked by a server with a socket among the temporary files; where its name would be too long, each process
+    loads for itself.
+    """
+    if len(os.fsencode(tempfile.gettempdir())) > MAX_SOCKET_FOLDER_BYTES:
+        return multiprocessing.get_context("spawn")
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload([PRELOADED])
+    return context
 
 
 def _follow_parent() -> None:

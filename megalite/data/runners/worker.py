@@ -7,7 +7,6 @@ it leaves when nothing has been asked of it for some minutes, or when the board 
 from __future__ import annotations
 
 import errno
-import multiprocessing
 import os
 import sys
 import threading
@@ -18,6 +17,7 @@ from multiprocessing import connection
 from pathlib import Path
 
 from megalite.data.runners.board import Board, Failure, Order, Sign
+from megalite.data.runners.local import preloaded_processes
 from megalite.data.tasks import perform
 from megalite.errors import DataError, UserError
 
@@ -45,7 +45,7 @@ def work(home: Path, name: str, num_processes: int = 1) -> None:
     if num_processes == 1:
         serve(home, f"{name}.0")
         return
-    context = multiprocessing.get_context("spawn")
+    context = preloaded_processes()
     processes = [context.Process(target=serve, args=(home, f"{name}.{index}")) for index in range(num_processes)]
     for process in processes:
         process.start()

@@ -4,44 +4,18 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
-from html.parser import HTMLParser
 
 import pytest
 from rich.console import Console
 
 from megalite.data.card.card import Amount, Card, SourceCard
 from megalite.data.card.make import make_card
-from megalite.data.card.markup import join, link, tag
-from megalite.data.card.numbers import share, short, size
 from megalite.data.card.page import render
 from megalite.data.card.terminal import summary
+from megalite.page.markup import join, link, tag
+from megalite.page.numbers import share, short, size
 from tests.data.card.conftest import HOSTILE
-
-VOID = {"meta"}
-
-
-class Reader(HTMLParser):
-    """Checks that tags balance, and gathers what there is."""
-
-    def __init__(self, page: str):
-        super().__init__(convert_charrefs=True)
-        self.open: list[str] = []
-        self.tags: list[tuple[str, dict[str, str | None]]] = []
-        self.text = ""
-        self.feed(page)
-        self.close()
-        assert self.open == []
-
-    def handle_starttag(self, tag, attrs):
-        self.tags.append((tag, dict(attrs)))
-        if tag not in VOID:
-            self.open.append(tag)
-
-    def handle_endtag(self, tag):
-        assert self.open.pop() == tag
-
-    def handle_data(self, data):
-        self.text += data
+from tests.kit.html import Reader
 
 
 @pytest.fixture(scope="module")

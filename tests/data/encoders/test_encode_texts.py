@@ -109,7 +109,7 @@ def test_a_full_cache_starts_over(tokenizers, name, monkeypatch):
 @pytest.mark.parametrize("name", NAMES)
 def test_words_longer_than_most_texts(tokenizers, name):
     """One run of letters beyond every bound of the cache, before and behind ordinary words."""
-    texts = ["short", "before " + "ab" * (word_cache.SHORT_TEXT // 2 + 1000) + " behind", "x" * 70_000, "end"]
+    texts = ["short", "before " + "ab" * (word_cache.USUAL_WORD // 2 + 1000) + " behind", "x" * 70_000, "end"]
     found = rows(*compiled(tokenizers[name]).encode_texts(Texts.of(texts), np.dtype(np.uint16), None))
     assert found == tokenizers[name].encode_batch(texts)
 

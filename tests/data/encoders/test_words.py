@@ -9,11 +9,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from megalite.data.encoders.byte_level import character_classes, next_hard_word, pair_rules
+from megalite.data.encoders.byte_level import ASCII_END, character_classes, next_hard_word, pair_rules
 from megalite.data.encoders.check import TRICKY_TEXTS
 from megalite.data.encoders.cuts import cuts_between
 from megalite.data.encoders.pieces import CUT, HARD, JOIN
 from megalite.data.encoders.reference import end_texts, lay_out
+from megalite.data.encoders.short_words import eight_bytes, first_bytes, letters_size
 from megalite.data.encoders.tables import find, make_table
 from megalite.data.encoders.utf8 import char_size, code_point
 from tests.data.encoders.real_texts import library_texts, scrambled_texts
@@ -107,6 +108,25 @@ def test_all_short_texts_of_the_difficult_characters(pattern):
         expected = library_words(splitter, text)
         assert hard_words(text, classes) == expected, text
         assert ruled_words(text, classes) == expected, text
+
+
+def test_short_words_without_a_loop(pattern):
+    """Every byte of ASCII and some beyond, at every place of eight bytes of letters: the pattern's word, or none."""
+    _, classes = pattern
+    others = [*map(chr, range(ASCII_END)), "é", "漢", "\u00a0"]
+    texts = [lead + "Zabyz" * 2 for lead in ("", " ", "  ", "'")]
+    texts = [text[:place] + other + text[place:] for text in texts for place in range(9) for other in others]
+    num_found = 0
+    for text in texts:
+        buffer = np.frombuffer(text.encode(), np.uint8)
+        word = np.uint64(eight_bytes(buffer, 0))
+        assert int(word) == int.from_bytes(buffer[:8].tobytes(), "little")
+        size = letters_size(word)
+        num_found += size > 0
+        assert size in (0, next_hard_word(buffer, 0, buffer.size, classes)), text
+        for length in range(1, 9):
+            assert int(first_bytes(word, length)) == int.from_bytes(buffer[:length].tobytes(), "little")
+    assert num_found > len(texts) / 4
 
 
 def test_characters_in_a_buffer():

@@ -28,9 +28,10 @@ def need(package: str) -> None:
         pytest.skip(f"no {package} in {FOLDER}: make oracles")
 
 
-def ask(module: str, question: dict[str, Any]) -> Any:
-    """Run a module of this folder as a program: JSON to its standard input, JSON from its last line of output."""
-    command = [sys.executable, "-W", "ignore", "-m", f"{__package__}.{module}"]
+def ask(module: str, question: dict[str, Any], package: str = __package__) -> Any:
+    """Run a module of this folder, or of another package, as a program: JSON to its standard input, JSON from its last
+    line of output."""
+    command = [sys.executable, "-W", "ignore", "-m", f"{package}.{module}"]
     environment = {**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{FOLDER}", "CUDA_VISIBLE_DEVICES": ""}
     outcome = subprocess.run(
         command,

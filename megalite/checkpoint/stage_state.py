@@ -1,0 +1,36 @@
+"""What a stage remembers besides weights and moments: small tensors of its precision, such as FP8's maxima.
+
+They have names that no layout changes and are equal on all tp and dp ranks of a stage, so one rank of each stage writes
+them, whole, and any layout reads them. A checkpoint that has none, of a run in bf16, is read as well: what is missing
+starts anew.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from torch import Tensor
+
+from megalite.checkpoint.reader import CheckpointReader
+from megalite.engine.protocol import Engine
+from megalite.model.weights import Rectangle
+from megalite.parallel.axes import Axes
+
+
+def owned_state(engine: Engine, axes: Axes) -> Iterator[tuple[str, str, Tensor]]:
+    """Kind, name and tensor of what this rank writes."""
+    if axes.tp.rank or axes.dp.rank or axes.cp.rank:
+        return
+    for full_name, tensor in engine.stage.precision.state().items():
+        kind, _, name = full_name.partition("/")
+        yield kind, name, tensor
+
+
+def load_state(engine: Engine, reader: CheckpointReader | None) -> list[str]:
+    """Let a stage take up what a checkpoint has for it, or begin anew without one; returns what was not there."""
+    return engine.stage.precision.load(lambda name: _read(reader, name))
+
+
+def _read(reader: CheckpointReader | None, name: str) -> Tensor | None:
+    record = reader.manifest.tensors.get(name) if reader is not None else None
+    return None if record is None else reader.read(name, Rectangle((0,) * len(record.shape), record.shape))

@@ -1,0 +1,34 @@
+"""`megalite report`: runs as one HTML file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def report(
+    runs: Annotated[list[Path], typer.Argument(help="Folders of runs, still going or ended in any way.")],
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            "--out",
+            "-o",
+            help="File to write. [default: report.html in the run's folder, here for several]",
+            show_default=False,
+        ),
+    ] = None,
+) -> None:
+    """Draw runs as one HTML file: curves, events, where the time went, settings. No network is needed to read it."""
+    import time
+
+    from megalite.report.sections import status
+    from megalite.report.write import write_report
+
+    path, found = write_report(runs, out)
+    for run in found:
+        typer.echo(f"{run.name}: {status(run, time.time())[0]}")
+        for problem in run.problems:
+            typer.echo(f"  {problem}")
+    typer.echo(f"{path} ({path.stat().st_size / 1000:,.0f} kB)")

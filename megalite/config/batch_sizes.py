@@ -1,0 +1,83 @@
+"""How many sequences each step takes, and which: the one place where a step becomes a range of global samples.
+
+    step      1   2   3   4   5 ...
+    size      4   4   8   8   8          spans: (from step 1, sample 0, size 4), (from step 3, sample 8, size 8)
+    samples   0   4   8  16  24 ...      first global sample of the step
+
+Sizes depend on the step alone, never on the layout, so every rank knows the same ranges without asking.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from dataclasses import dataclass
+
+from megalite.config.sections.batch import BatchConfig, RampConfig
+
+
+@dataclass(frozen=True)
+class Span:
+    """Steps of one batch size, until the next span begins."""
+
+    first_step: int
+    first_sample: int
+    """Global samples used before `first_step`."""
+    size: int
+
+
+@dataclass(frozen=True)
+class BatchSizes:
+    """The batch size of every step, counted from 1."""
+
+    spans: tuple[Span, ...]
+    """In order; the first begins at step 1, the last never ends."""
+
+    @classmethod
+    def fixed(cls, size: int) -> BatchSizes:
+        """One size for all steps."""
+        return cls((Span(1, 0, size),))
+
+    def size(self, step: int) -> int:
+        """Sequences of a step."""
+        return self._span(step).size
+
+    def first_sample(self, step: int) -> int:
+        """The first global sample of a step: the number of those used before it."""
+        span = self._span(step)
+        return span.first_sample + (step - span.first_step) * span.size
+
+    def steps_for(self, num_samples: int) -> int:
+        """Steps that use at least `num_samples` sequences, at least 0."""
+        span = [span for span in self.spans if span.first_sample < num_samples or span is self.spans[0]][-1]
+        return span.first_step - 1 - (span.first_sample - num_samples) // span.size
+
+    def changed(self, first_step: int, size: int) -> BatchSizes:
+        """The same sizes before a step, another one from it on."""
+        spans = tuple(span for span in self.spans if span.first_step < first_step)
+        return BatchSizes((*spans, Span(first_step, self.first_sample(first_step), size)))
+
+    def _span(self, step: int) -> Span:
+        assert step >= 1, step
+        return self.spans[bisect_right(self.spans, step, key=lambda span: span.first_step) - 1]
+
+
+def batch_sizes(batch: BatchConfig) -> BatchSizes:
+    """The sizes that a config asks for: global_batch_size, or a ramp to it."""
+    if batch.ramp is None:
+        return BatchSizes.fixed(batch.global_batch_size)
+    ramp, increment = batch.ramp, ramp_increment(batch.ramp)
+    num_increments = (batch.global_batch_size - ramp.start_size) // increment
+    length = ramp.samples or (ramp.tokens or 0) // batch.seq_len
+    spans, step, sample = [Span(1, 0, ramp.start_size)], 1, 0
+    for number in range(1, num_increments + 1):
+        missing = -(-number * length // num_increments) - sample
+        steps = max(0, -(-missing // spans[-1].size))
+        step, sample = step + steps, sample + steps * spans[-1].size
+        size = ramp.start_size + number * increment
+        spans = [*(spans if steps else spans[:-1]), Span(step, sample, size)]
+    return BatchSizes(tuple(spans))
+
+
+def ramp_increment(ramp: RampConfig) -> int:
+    """By how much a ramp grows each time."""
+    return ramp.increment or ramp.start_size

@@ -1,0 +1,83 @@
+"""What must hold between the settings of `batch`, and the layout."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from megalite.config.batch_sizes import ramp_increment
+from megalite.config.plan import derive_dp
+from megalite.config.schema import BatchConfig, Config
+from megalite.config.wording import divisors, near, or_
+
+
+def check_batch(config: Config, world_size: int) -> Iterator[str]:
+    """Complaints about batch sizes: every one must be whole micro-batches on every rank."""
+    parallel, batch = config.parallel, config.batch
+    if batch.ramp is not None:
+        yield from _ramp(batch)
+    if batch.noise_scale is not None:
+        yield from _noise_scale(config)
+    if parallel.dp is None and world_size % (parallel.pp * parallel.cp * parallel.tp):
+        return  # dp is unknown, which is said elsewhere
+    dp = derive_dp(config, world_size)
+    unit = batch.micro_batch_size * dp
+    sizes = {"global_batch_size": batch.global_batch_size}
+    if batch.ramp is not None:
+        sizes |= {"ramp.start_size": batch.ramp.start_size, "ramp.increment": ramp_increment(batch.ramp)}
+    for name, size in sizes.items():
+        if size % unit:
+            yield (
+                f"batch.{name}: {size} is not a multiple of micro_batch_size x dp = {batch.micro_batch_size} x {dp} = "
+                f"{unit}; use {or_(near(size, unit))}"
+            )
+    least = batch.ramp.start_size if batch.ramp is not None else batch.global_batch_size
+    if batch.noise_scale is not None and least == unit == batch.micro_batch_size:
+        yield (
+            f"batch.noise_scale: a step of {least} sequences is one micro-batch, and it takes two to compare; use "
+            "a smaller micro_batch_size"
+        )
+
+
+def _noise_scale(config: Config) -> Iterator[str]:
+    batch, mix = config.batch, config.data.mix
+    if config.precision.dtype == "fp16":
+        yield "batch.noise_scale: gradients are scaled in fp16, and by changing factors; use dtype=bf16, or null"
+    if config.model.tie_embeddings and config.parallel.pp > 1:
+        yield (
+            "batch.noise_scale: a tied table under a pipeline has its gradient in two parts, which are never whole for "
+            "a single micro-batch; use tie_embeddings=false, pp=1 or null"
+        )
+    most, size = batch.noise_scale.max_batch_size, batch.global_batch_size
+    if most is None:
+        return
+    if most < 2 * size:
+        yield f"batch.noise_scale.max_batch_size: {most} leaves no room to double {size}; use {2 * size} or more"
+    if batch.ramp is not None:
+        yield "batch.noise_scale.max_batch_size: found beside batch.ramp; let one of them decide the batch size"
+    if config.train.tokens is not None:
+        yield (
+            "batch.noise_scale.max_batch_size: with growing batches train.tokens does not say how many steps there "
+            "are, which the schedule must know; set train.steps"
+        )
+    if mix.epochs or any(stage.share is not None for stage in mix.stages):
+        yield (
+            "batch.noise_scale.max_batch_size: data.mix asks for epochs or shares of the run, whose samples are not "
+            "known beforehand; use weights and until_tokens"
+        )
+
+
+def _ramp(batch: BatchConfig) -> Iterator[str]:
+    ramp, size = batch.ramp, batch.global_batch_size
+    if (ramp.samples is None) == (ramp.tokens is None):
+        found = "both samples and tokens" if ramp.samples else "neither samples nor tokens"
+        yield f"batch.ramp: found {found}; give one of them, the data over which the batch grows"
+    if ramp.start_size >= size:
+        yield (
+            f"batch.ramp.start_size: {ramp.start_size} is not below global_batch_size={size}; use a smaller one, or "
+            "ramp=null"
+        )
+    elif (size - ramp.start_size) % ramp_increment(ramp):
+        yield (
+            f"batch.ramp.increment: steps of {ramp_increment(ramp)} do not lead from {ramp.start_size} to "
+            f"global_batch_size={size}; use {or_(divisors(size - ramp.start_size)[-4:])}"
+        )

@@ -1,0 +1,52 @@
+"""The factors of the maximal update parametrization (muP), as plain arithmetic on a filled model.
+
+With m = hidden_size / base_hidden_size (Yang et al. 2022, table 8; Dey et al. 2024, "The practitioner's guide"):
+
+                        usual                muP
+    embedding           E                    embedding_multiplier x E
+    attention           q k' / sqrt(d)       q k' sqrt(d_base) / d
+    logits              h W'                 h W' x output_multiplier / m
+    matrices in blocks  N(0, s^2), rate lr   N(0, s^2 / m), rate lr / m for Adam
+    tables, head, norms, biases              as usual
+
+Each is 1 for a model without muP, and at the base width unless a multiplier is set.
+"""
+
+from __future__ import annotations
+
+from math import sqrt
+
+from megalite.config.schema import ModelConfig
+
+RATE_EXPONENTS = {"adamw": 1.0, "adamw8bit": 1.0, "lion": 1.0, "muon": 0.5}
+"""By optimizer, which muP knows these of: a matrix's rate is divided by its width multiplier to this power
+(`optim.mup` says why)."""
+
+
+def width_multiplier(model: ModelConfig) -> float:
+    """m, by which the inputs of most matrices have grown."""
+    return 1.0 if model.mup is None else model.hidden_size / model.mup.base_hidden_size
+
+
+def ffn_multiplier(model: ModelConfig) -> float:
+    """The same for the matrix that leads out of the MLP."""
+    if model.mup is None or model.mup.base_ffn_hidden_size is None:
+        return width_multiplier(model)
+    return model.ffn_hidden_size / model.mup.base_ffn_hidden_size
+
+
+def query_scale(model: ModelConfig) -> float:
+    """Factor on the queries, whose products attention divides by sqrt(head_dim)."""
+    if model.mup is None or model.mup.base_head_dim is None:
+        return 1.0
+    return sqrt(model.mup.base_head_dim / model.head_dim)
+
+
+def embedding_scale(model: ModelConfig) -> float:
+    """Factor on the output of the embedding."""
+    return 1.0 if model.mup is None else model.mup.embedding_multiplier
+
+
+def output_scale(model: ModelConfig) -> float:
+    """Factor on the logits, applied to the normalised stream before the head."""
+    return 1.0 if model.mup is None else model.mup.output_multiplier / width_multiplier(model)

@@ -1,0 +1,1 @@
+"""One module a section of the config; `config.schema` puts them together."""

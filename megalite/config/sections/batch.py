@@ -1,0 +1,49 @@
+"""The section `batch`: sizes of a step's batch."""
+
+from __future__ import annotations
+
+from pydantic import Field, PositiveInt
+
+from megalite.config.section import Section
+
+
+class RampConfig(Section):
+    """Batches that grow at the start of a run, in equal increments over equal amounts of data."""
+
+    start_size: PositiveInt
+    """Sequences in the first step; a multiple of micro_batch_size x dp."""
+    increment: PositiveInt | None = None
+    """Sequences by which the batch grows each time; null takes start_size."""
+    samples: PositiveInt | None = None
+    """Sequences after which global_batch_size is reached. Give this or tokens."""
+    tokens: PositiveInt | None = None
+    """The same in tokens."""
+
+
+class NoiseScaleConfig(Section):
+    """The gradient noise scale (McCandlish et al. 2018), measured from a step's micro-batches against its whole batch,
+    and written to metrics.jsonl as `noise_scale`, in tokens."""
+
+    every: PositiveInt = 10
+    """Steps between measurements; one costs a pass over the gradients of each micro-batch."""
+    smoothing: float = Field(0.9, ge=0.0, lt=1.0)
+    """Weight of former measurements in the running means; single ones are very noisy."""
+    max_batch_size: PositiveInt | None = None
+    """Let the batch double when the noise scale is above it, up to this many sequences; null only measures."""
+    min_measurements: PositiveInt = 10
+    """Measurements before the batch doubles for the first time, and between two times."""
+
+
+class BatchConfig(Section):
+    """Sizes of a step's batch."""
+
+    micro_batch_size: PositiveInt = 1
+    """Sequences a rank sends through the model at once."""
+    global_batch_size: PositiveInt = 8
+    """Sequences in one optimizer step, over all ranks and accumulation steps."""
+    seq_len: PositiveInt = 512
+    """Tokens in a sequence."""
+    ramp: RampConfig | None = None
+    """Start with smaller batches; null for global_batch_size from the first step on."""
+    noise_scale: NoiseScaleConfig | None = None
+    """Measure how large a batch pays, and let it grow by that; null does neither."""

@@ -1,0 +1,36 @@
+"""The section `monitor`: what a run shows of itself."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import PositiveInt
+
+from megalite.config.section import Section
+
+
+class WandbConfig(Section):
+    """A run on Weights & Biases; needs `pip install 'megalite[wandb]'`."""
+
+    project: str = "megalite"
+    """Where it is listed."""
+    mode: Literal["offline", "online"] = "offline"
+    """Offline writes below the run's folder, for `wandb sync` later; compute nodes often have no network."""
+    name: str | None = None
+    """Null takes that of the run's folder."""
+    id: str | None = None
+    """Of a run to go on with after a restart; null begins another one at every start."""
+
+
+class MonitorConfig(Section):
+    """What a run shows of itself. metrics.jsonl always gets every step."""
+
+    log_every: PositiveInt = 10
+    """Steps between lines in the log when the output is not a terminal."""
+    tensorboard: bool = True
+    """Write TensorBoard event files beside metrics.jsonl."""
+    wandb: WandbConfig | None = None
+    """Send the same curves to Weights & Biases; null does not."""
+    layers_every: PositiveInt | None = 100
+    """Steps between looks into the layers, which go to layers.jsonl: norms of gradients, weights and updates, sizes of
+    the stream, attention's entropy and logits, dead units. A look costs about a third of a step; null for none."""

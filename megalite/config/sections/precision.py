@@ -1,0 +1,60 @@
+"""The section `precision`: number formats."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt
+
+from megalite.config.section import Section
+
+Fp8Backend = Literal["te", "scaled_mm", "emulate"]
+Fp8Recipe = Literal["current", "delayed", "rowwise", "block", "mxfp8", "nvfp4"]
+
+
+class Fp8Config(Section):
+    """FP8 matrix products of the linear layers inside the blocks. Head, embedding, norms and attention keep `dtype`."""
+
+    backend: Fp8Backend
+    """`te` uses Transformer Engine on a GPU; `scaled_mm` torch's own FP8 products, which need no other package;
+    `emulate` rounds to FP8 and multiplies in fp32 on any device, to study a recipe."""
+    recipe: Fp8Recipe = "current"
+    """Where scales come from: the tensor at hand (`current`), its maxima in former steps (`delayed`: scaled_mm,
+    emulate), its rows (`rowwise`: scaled_mm, emulate), its blocks of 128 (`block`: te, emulate) or of 32 (`mxfp8`: te,
+    emulate). `nvfp4` has 4 bits (te). mxfp8 and nvfp4 need a Blackwell GPU with te."""
+    format: Literal["hybrid", "e4m3"] | None = None
+    """`hybrid` gives gradients range (e5m2) in place of precision; null takes hybrid for current and delayed. The
+    other recipes are e4m3 throughout."""
+    amax_history_len: PositiveInt = 1024
+    """delayed: steps whose maxima are remembered."""
+    amax_compute: Literal["max", "most_recent"] = "max"
+    """delayed: the largest of the remembered maxima, or the last one."""
+    margin: NonNegativeInt = 0
+    """delayed: powers of two kept free above the remembered maximum. Raise it when the watch reports saturation."""
+    bf16_first_blocks: NonNegativeInt = 0
+    """Blocks at the start of the model that keep `dtype`."""
+    bf16_last_blocks: NonNegativeInt = 0
+    """Blocks at the end of the model that keep `dtype`."""
+    watch_every: PositiveInt | None = 100
+    """Steps between looks at what FP8 does to each layer (fp8.jsonl); null for none. A look costs about a step."""
+    fallback_error: PositiveFloat | None = Field(None, lt=1.0)
+    """A layer goes back to `dtype` for good when its product in FP8, or its rounded gradient, differs by more than this
+    from the unrounded one, relative and at two looks in a row. Healthy layers are at 0.03 to 0.06. null for never."""
+
+    @property
+    def number_format(self) -> str:
+        """The format with null replaced by the recipe's own."""
+        return self.format or ("hybrid" if self.recipe in ("current", "delayed") else "e4m3")
+
+
+class PrecisionConfig(Section):
+    """Number formats."""
+
+    dtype: Literal["fp32", "bf16", "fp16"] = "bf16"
+    """Format of weights and activations in the forward and backward pass. Master weights and optimizer state are
+    always fp32. fp32 is the fast one on CPUs without bf16 units."""
+    reduce_dtype: Literal["fp32", "bf16"] | None = None
+    """Format in which dp ranks add up bf16's gradients. null means fp32 with ZeRO-1, where it happens once a step, and
+    bf16 with ZeRO-2 and 3, where it happens with every micro-batch; those round the sum to bf16 in either case."""
+    fp8: Fp8Config | None = None
+    """FP8 for the linear layers inside the blocks; null for none."""

@@ -1,0 +1,74 @@
+"""The section `schedule`: the learning rate over the run."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
+
+from megalite.config.section import Section
+
+Share = Annotated[float, Field(gt=0.0, lt=1.0)]
+
+
+class PlateauConfig(Section):
+    """When `plateau` lowers the rate: as torch's ReduceLROnPlateau, on the validation loss."""
+
+    patience: NonNegativeInt = 3
+    """Validations without a new best that are borne; the next one lowers the rate."""
+    threshold: float = Field(1e-3, ge=0.0, lt=1.0)
+    """A loss is a new best when it is below best x (1 - threshold)."""
+    cooldown: NonNegativeInt = 0
+    """Validations after a cut that are not judged."""
+
+
+class ScheduleConfig(Section):
+    """The learning rate of each step. The first update is step 1."""
+
+    name: Literal[
+        "constant",
+        "linear",
+        "cosine",
+        "polynomial",
+        "exponential",
+        "step",
+        "inverse_sqrt",
+        "wsd",
+        "cyclical",
+        "one_cycle",
+        "plateau",
+    ] = "cosine"
+    """Shape after warmup (docs/recipe.md says when to use which). linear, cosine and polynomial fall to min_lr at the
+    last step; wsd holds the peak and falls at the end (Hu et al. 2024)."""
+    warmup_steps: NonNegativeInt = 0
+    """Steps of linear warmup: step s uses start_lr + (lr - start_lr) x s / warmup_steps. one_cycle rises by half a
+    cosine."""
+    warmup_tokens: PositiveInt | None = None
+    """The same in tokens, rounded up to whole steps. Give one of the three."""
+    warmup_fraction: Share | None = None
+    """The same as a fraction of the run's steps, rounded."""
+    start_lr: NonNegativeFloat = 0.0
+    """Where warmup rises from."""
+    min_lr: NonNegativeFloat = 0.0
+    """Learning rate of the last step, of the end of a decay, and the least of any schedule; the foot of a cycle."""
+    decay_steps: PositiveInt | None = None
+    """Length of the final decay. wsd: null means a tenth of the run. constant: null means none; with it, this is
+    constant with cooldown."""
+    decay_shape: Literal["linear", "cosine", "sqrt"] = "linear"
+    """Form of the final decay of wsd and constant; sqrt is 1 - sqrt(x) (Hägele et al. 2024)."""
+    power: PositiveFloat = 2.0
+    """polynomial: exponent of the remaining share of the run; 1 is linear."""
+    gamma: float = Field(0.5, gt=0.0, le=1.0)
+    """step: factor at each drop. exponential: factor over period_steps. cyclical: factor on the height of each further
+    cycle. plateau: factor at each cut."""
+    period_steps: PositiveInt | None = None
+    """step: steps between drops. exponential: steps in which the rate falls by gamma. cyclical: steps of a cycle."""
+    milestones: tuple[PositiveInt, ...] = ()
+    """step: the last step before each drop, in place of period_steps."""
+    cycle_shape: Literal["triangle", "cosine"] = "triangle"
+    """cyclical: up and down in straight lines (Smith 2017), or down by half a cosine and restarted (Loshchilov &
+    Hutter 2017)."""
+    timescale_steps: PositiveInt | None = None
+    """inverse_sqrt: the rate is lr x sqrt(t / (t + steps since warmup)); null takes t = the steps of warmup."""
+    plateau: PlateauConfig = PlateauConfig()
+    """plateau: when the rate is lowered."""

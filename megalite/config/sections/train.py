@@ -1,0 +1,46 @@
+"""The section `train`: how long, from where and how the loop runs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal
+
+from pydantic import PositiveInt
+
+from megalite.config.section import Section
+from megalite.config.sections.evaluation import EarlyStoppingConfig, TaskConfig
+
+
+class TrainConfig(Section):
+    """How long, from where and how the loop runs."""
+
+    steps: PositiveInt | None = None
+    """Number of optimizer steps. Give this or tokens."""
+    tokens: PositiveInt | None = None
+    """Number of training tokens, rounded up to whole steps. Give this or steps."""
+    init_from: Path | None = None
+    """Weights to start from: a checkpoint folder or a Hugging Face folder. Step count and optimizer start anew.
+    A run folder with checkpoints of its own is always resumed instead."""
+    branch_from: Path | None = None
+    """A checkpoint to go on from in a run folder of its own, with its optimizer, step and place in the data: a decay
+    off a stable phase, another rate from there on. Steps count on, so `steps` must be above the checkpoint's. The
+    model, the data and the batch must be its run's."""
+    eval_every: PositiveInt | None = None
+    """Steps between validations (there is one at the end too when data.valid or tasks are given); null for only that
+    one."""
+    eval_batches: PositiveInt = 16
+    """Global batches in one validation of each set."""
+    watch: str | None = None
+    """The validation set whose loss decides which checkpoint is best and when to stop early; null takes the mean over
+    the tokens of all sets."""
+    early_stopping: EarlyStoppingConfig | None = None
+    """End the run when the watched loss no longer falls; null to train to the last step."""
+    tasks: tuple[TaskConfig, ...] = ()
+    """Multiple-choice questions that are answered at every validation."""
+    compile: Literal["auto", "on", "off"] = "auto"
+    """torch.compile for the blocks; auto turns it on when the run is long enough to repay the compilation."""
+    recompute: Literal["none", "selective", "full"] = "none"
+    """Activations recomputed in the backward pass: none, those inside the MLP and norms, or whole blocks. Compiled
+    blocks redo under `none` what `selective` does, since it costs them nothing."""
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """Where to train; auto takes CUDA when it is there."""

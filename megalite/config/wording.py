@@ -1,0 +1,36 @@
+"""Words that complaints about settings are made of: what has no effect, the nearest legal values."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from megalite.config.section import Section
+
+
+def unused(section: Section, keys: Iterable[str], name: str, because: str) -> Iterator[str]:
+    """Complain about each key that is not at its default."""
+    for key in keys:
+        value, default = getattr(section, key), type(section).model_fields[key].default
+        if value != default:
+            found = "a group" if isinstance(value, Section) else value
+            advice = "leave it out" if isinstance(default, Section) else f"leave it at {default}"
+            if default is None:
+                advice = "leave it at null"
+            yield f"{name}.{key}: found {found}, but it has no effect with {because}; {advice}"
+
+
+def near(value: int, step: int) -> list[int]:
+    """The multiples of `step` next to a value, below and above."""
+    below = value // step * step
+    return [multiple for multiple in (below, below + step) if multiple]
+
+
+def divisors(number: int) -> list[int]:
+    """All of them, from 1 up."""
+    return [divisor for divisor in range(1, number + 1) if number % divisor == 0]
+
+
+def or_(values: Iterable[float]) -> str:
+    """`1, 2 or 3`."""
+    *most, last = map(str, values)
+    return f"{', '.join(most)} or {last}" if most else last

@@ -1,0 +1,114 @@
+"""The weights and optimizer state of a stage inside a DeepSpeed engine, by canonical name, whatever the ZeRO stage.
+
+DeepSpeed owns the master weights, as flat tensors; the optimizer's state is ours, bound to slices of them
+(`optim.optimizer`). Binding happens once, when DeepSpeed has laid everything out and before the first step.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from megalite.engine.protocol import LocalState
+from megalite.engine.slices import copy_numbers, weight_slices
+from megalite.model.initialize import LocalWeight, WeightSource, fill, local_weights
+from megalite.model.transformer import Stage
+from megalite.model.weights import Rectangle, Weight
+from megalite.optim.optimizer import OwnedState, SlicedOptimizer
+from megalite.optim.slices import Slice
+from megalite.parallel.axes import Axes
+from megalite.parallel.collectives import all_reduce
+
+
+class StageState:
+    """Reads and writes what the optimizer works on. Building it binds the optimizer; collective."""
+
+    def __init__(self, engine: Any, stage: Stage, axes: Axes, zero_stage: int):
+        self._engine, self._stage, self._axes, self._zero_stage = engine, stage, axes, zero_stage
+        self._parameters: dict[str, nn.Parameter] = dict(stage.named_parameters())
+        self.optimizer: SlicedOptimizer = getattr(engine.optimizer, "optimizer", engine.optimizer)
+        self.optimizer.bind(
+            weight_slices(stage, zero_stage),
+            _flat_weights(engine),
+            axes.stage if zero_stage else axes.tp,
+            axes.tp.rank,
+        )
+
+    @property
+    def slices(self) -> list[Slice]:
+        """What this rank updates."""
+        return self.optimizer.slices
+
+    def owned_states(self) -> Iterator[OwnedState]:
+        """What this rank keeps whole; without ZeRO every dp rank keeps the same."""
+        return self.optimizer.owned_states()
+
+    def read(self) -> Iterator[LocalState]:
+        """Yield every canonical weight with its elementwise state, one in memory at a time. Collective over dp."""
+        slices: dict[tuple[str, str], list[Slice]] = {}
+        for part in self.slices:
+            slices.setdefault((part.local.parameter_name, part.local.weight.name), []).append(part)
+        for local in local_weights(self._stage):
+            mine = slices.get((local.parameter_name, local.weight.name), [])
+            kinds = ("weight", *self.optimizer.elementwise_kinds(local.weight))
+            yield LocalState(local, {kind: self._whole(local, mine, kind) for kind in kinds})
+
+    def write(self, weights: WeightSource, state: dict[str, WeightSource], num_updates: int) -> None:
+        """Set every weight and all state from sources by kind, each rank what it keeps; padding stays zero."""
+        self.optimizer.num_updates = num_updates
+        self._stage.precision.forget_weights()
+        sources = {"weight": weights, **state}
+        for part in self.slices:
+            rows, skipped = _rows_of(part)
+            for kind, tensor in part.tensors.items():
+                numbers = sources[kind].read(part.local.weight, rows).reshape(-1)
+                copy_numbers(tensor, numbers[skipped : skipped + tensor.numel()])
+
+        def read(weight: Weight, kind: str, rectangle: Rectangle, shape: tuple[int, ...]) -> Tensor:
+            return sources[kind].read(replace(weight, shape=shape), rectangle)
+
+        self.optimizer.load_owned_states(read)
+        if self._zero_stage == 3:
+            _gather_anew(self._engine.optimizer)
+        elif self._zero_stage:
+            fill(self._stage, weights)  # from the page cache by now: sooner there than gathered from the other ranks
+
+    def _whole(self, local: LocalWeight, slices: list[Slice], kind: str) -> Tensor:
+        """All numbers of a local weight: a view without ZeRO, else gathered."""
+        shape = local.rectangle.shape
+        if self._zero_stage == 0 and slices:
+            return slices[0].tensors[kind].view(shape)
+        device = next(iter(self._parameters.values())).device
+        whole = torch.zeros(math.prod(shape), device=device)
+        for part in slices:
+            whole[part.start : part.stop] = part.tensors[kind]
+        return all_reduce(whole, self._axes.dp).view(shape)
+
+
+def _rows_of(part: Slice) -> tuple[Rectangle, int]:
+    """The rows of the whole weight that a slice touches, and how many numbers of the first come before it."""
+    start, shape = part.local.rectangle.start, part.local.rectangle.shape
+    row_size = math.prod(shape[1:])
+    first, last = part.start // row_size, -(-part.stop // row_size)
+    return Rectangle((start[0] + first, *start[1:]), (last - first, *shape[1:])), part.start - first * row_size
+
+
+def _flat_weights(engine: Any) -> list[Tensor]:
+    """The fp32 tensors that the inner optimizer really steps on this rank."""
+    for name in ("fp32_partitioned_groups_flat", "single_partition_of_fp32_groups", "fp32_groups_flat_partition"):
+        if hasattr(engine.optimizer, name):
+            return list(getattr(engine.optimizer, name))
+    return [weight for group in engine.optimizer.param_groups for weight in group["params"]]
+
+
+def _gather_anew(optimizer: Any) -> None:
+    """Under stage 3, make the module compute with master weights that were set from outside. Collective over dp."""
+    optimizer.checkpoint_event_prologue()  # frees weights that are gathered at the moment
+    for number in range(len(optimizer.fp16_groups)):
+        optimizer._reassign_or_swap_out_partitioned_parameters(number)
+    optimizer.checkpoint_event_epilogue()  # gathers again what is always kept whole

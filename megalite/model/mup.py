@@ -1,0 +1,54 @@
+"""muP weight by weight: how much a weight's inputs have grown, and the same model without muP for those who know none.
+
+Which weights are matrix-like, with both dims growing with the width, follows from the table: matrices of the blocks.
+Tables and the head grow in one dim, norms and biases too; these are vector-like and treated as usual.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from megalite.config.mup import embedding_scale, ffn_multiplier, output_scale, query_scale, width_multiplier
+from megalite.config.schema import ModelConfig
+from megalite.model.weights import Rectangle, Weight
+
+
+def input_multiplier(weight: Weight, model: ModelConfig) -> float:
+    """How many times more inputs a matrix-like weight has than in the base model; 1 for vector-like ones."""
+    if len(weight.shape) < 2 or not weight.layer.startswith("blocks."):
+        return 1.0
+    return ffn_multiplier(model) if weight.name.endswith("mlp.down.weight") else width_multiplier(model)
+
+
+def without_mup(model: ModelConfig) -> ModelConfig:
+    """The usual model that computes the same from the weights of `Folded`."""
+    return model.model_copy(update={"mup": None})
+
+
+class Folded:
+    """Weights of a muP model with its factors multiplied in, for the usual model of the same shape.
+
+    The factor on the logits goes into the final norm, which works for tied tables too; there the norm also takes back
+    what the embedding has been multiplied by, since the table is the head as well.
+
+    Args:
+        source: of the muP model's canonical weights, a `WeightSource`.
+        model: filled, with muP.
+    """
+
+    def __init__(self, source, model: ModelConfig):
+        self._source, self._model = source, model
+
+    def read(self, weight: Weight, rectangle: Rectangle) -> Tensor:
+        part, factor = self._source.read(weight, rectangle), self._factor(weight)
+        return part if factor == 1.0 else part.to(torch.float32) * factor
+
+    def _factor(self, weight: Weight) -> float:
+        model = self._model
+        if weight.layer == "embedding":
+            return embedding_scale(model)
+        if weight.layer == "final_norm":
+            return output_scale(model) / (embedding_scale(model) if model.tie_embeddings else 1.0)
+        part = "attention.q_norm." if model.qk_norm else "attention.q."
+        return query_scale(model) if part in weight.name else 1.0

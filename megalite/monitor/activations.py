@@ -1,0 +1,176 @@
+"""What happens inside the blocks: the stream's size, attention's sharpness, units of the MLP that never fire.
+
+    stream      rms, max and kurtosis of a block's output: outliers that low precision cannot hold come up here
+    attention   entropy in nats, the mean and the lowest head's: attention that collapses onto one token goes to 0
+                (Zhai et al. 2023); the largest logit, which grows before a run diverges (Dehghani et al. 2023)
+    dead units  share of the MLP's units that stay below a hundredth of the layer's rms for every token
+
+One forward pass over a step's whole global batch, without gradients and dropout, is watched; the training step itself
+runs as it is, compiled, recomputed or not. So the numbers belong to the batch and the weights, not to the layout, and
+looking changes nothing. Of the queries every sixteenth is looked at, since attention's kernels never show their scores.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from megalite.layers.documents import Documents
+from megalite.model.transformer import Stage
+from megalite.parallel.axes import Axes
+from megalite.parallel.collectives import all_reduce
+
+QUERY_STRIDE = 16
+"""Of how many queries one is looked at, by the token's number in the run."""
+
+SCORES_AT_ONCE = 1 << 22
+"""Attention scores that are made at once: 16 MB."""
+
+DEAD = 0.01
+"""Of the layer's rms."""
+
+SUMS = ("count", "square", "fourth", "queries", "unit_count", "unit_square")
+
+Statistics = dict[str, dict[str, float]]
+"""By block."""
+
+
+class Activations:
+    """Looks into the blocks of a stage while a forward pass runs."""
+
+    def __init__(self, stage: Stage, axes: Axes):
+        self._stage, self._axes = stage, axes
+        self._model = stage.spec.model
+        self._device = next(stage.parameters()).device
+
+    @torch.no_grad()
+    def look(self, forward: Callable[[], Any]) -> Statistics:
+        """Run a forward pass over the global batch and return what it shows. Collective."""
+        self._start()
+        with self._watching(), torch.compiler.set_stance("force_eager"):
+            forward()
+        return self._collect()
+
+    def _start(self) -> None:
+        num_blocks, width = self._model.num_layers, self._model.ffn_hidden_size // self._axes.tp.size
+        new = partial(torch.zeros, dtype=torch.float64, device=self._device)
+        self._sums = {name: new(num_blocks) for name in SUMS}
+        self._entropy = new(num_blocks, self._model.num_heads)
+        self._largest = new(num_blocks)
+        self._largest_logit = torch.full_like(self._largest, -torch.inf)
+        self._unit_largest = {int(name): torch.zeros(width, device=self._device) for name in self._stage.blocks}
+
+    @contextmanager
+    def _watching(self) -> Iterator[None]:
+        """The blocks with an eye in each seam; as they were afterwards."""
+        hooks, seams = [], []
+        for name, block in self._stage.blocks.items():
+            index = int(name)
+            hooks.append(block.register_forward_hook(partial(self._see_stream, index)))
+            for module, seam, see in (
+                (block.attention, "attend", partial(self._see_attention, index)),
+                (block.mlp, "activation", partial(self._see_units, index)),
+            ):
+                seams.append((module, seam, getattr(module, seam)))
+                setattr(module, seam, partial(see, getattr(module, seam)))
+        try:
+            yield
+        finally:
+            for hook in hooks:
+                hook.remove()
+            for module, seam, former in seams:
+                setattr(module, seam, former)
+
+    def _see_stream(self, index: int, block: nn.Module, inputs: Any, stream: Tensor) -> None:
+        if not self._stage.spec.sequence_parallel and self._axes.tp.rank:
+            return  # the first tp rank has the same
+        x = stream.float()
+        squares = x.square()
+        self._sums["count"][index] += x.numel()
+        self._sums["square"][index] += squares.sum(dtype=torch.float64)
+        self._sums["fourth"][index] += squares.square().sum(dtype=torch.float64)
+        self._largest[index] = torch.maximum(self._largest[index], x.abs().max().double())
+
+    def _see_units(self, index: int, activation: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+        units = activation(x)
+        sizes = units.float().abs()
+        self._sums["unit_count"][index] += sizes.numel()
+        self._sums["unit_square"][index] += sizes.square().sum(dtype=torch.float64)
+        self._unit_largest[index] = torch.maximum(self._unit_largest[index], sizes.amax(0))
+        return units
+
+    def _see_attention(
+        self,
+        index: int,
+        attend: Callable[..., Tensor],
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        documents: Documents,
+        window: int | None,
+    ) -> Tensor:
+        chosen = (documents.keys % QUERY_STRIDE == QUERY_STRIDE - 1).nonzero().squeeze(1)
+        first_head = self._axes.tp.rank * q.shape[1]
+        heads = slice(first_head, first_head + q.shape[1])
+        size = max(1, SCORES_AT_ONCE // (q.shape[1] * k.shape[0]))
+        for queries in chosen.split(size) if chosen.numel() else ():
+            entropy, largest = scores_of(q, k, queries, documents.positions, window)
+            self._entropy[index, heads] += entropy.sum(1, dtype=torch.float64)
+            self._largest_logit[index] = torch.maximum(self._largest_logit[index], largest.double())
+        if self._axes.tp.rank == 0:
+            self._sums["queries"][index] += chosen.numel()
+        return attend(q, k, v, documents, window)
+
+    def _collect(self) -> Statistics:
+        axes = self._axes
+        sums = all_reduce(torch.stack([*self._sums.values()]), axes.world)
+        count, square, fourth, queries, unit_count, unit_square = sums
+        entropy = all_reduce(self._entropy, axes.world) / queries.clamp(min=1.0).unsqueeze(1)
+        bounds = all_reduce(torch.stack([self._largest, self._largest_logit]), axes.world, dist.ReduceOp.MAX)
+        dead = torch.zeros_like(count)
+        for index, largest in self._unit_largest.items():
+            over_dp = all_reduce(largest, axes.dp, dist.ReduceOp.MAX)
+            if axes.dp.rank == 0:
+                dead[index] = (over_dp < DEAD * (unit_square[index] / unit_count[index]).sqrt()).sum()
+        dead = all_reduce(dead, axes.world) / self._model.ffn_hidden_size
+        columns = {
+            "rms": (square / count).sqrt(),
+            "max": bounds[0],
+            "kurtosis": fourth * count / square.square(),
+            "attention_entropy": entropy.mean(1),
+            "attention_entropy_min": entropy.amin(1),
+            "attention_logit_max": bounds[1],
+            "dead_units": dead,
+        }
+        rows = zip(*(column.tolist() for column in columns.values()), strict=True)
+        return {f"blocks.{index}": dict(zip(columns, row, strict=True)) for index, row in enumerate(rows)}
+
+
+def scores_of(q: Tensor, k: Tensor, queries: Tensor, positions: Tensor, window: int | None) -> tuple[Tensor, Tensor]:
+    """Entropy of some queries' attention, and their largest logit.
+
+    Args:
+        q: `[t, n, d]`.
+        k: `[t, m, d]`, n a multiple of m.
+        queries: `[c]` int64, which of the t tokens.
+        positions: `[t]`, of each token in its document.
+        window: tokens that a query sees, itself included; None for all before it.
+
+    Returns:
+        entropy `[n, c]` in nats, and a scalar.
+    """
+    group = q.shape[1] // k.shape[1]
+    chosen = q[queries].float().unflatten(1, (-1, group))
+    logits = torch.einsum("cmgd,kmd->mgck", chosen, k.float()).flatten(0, 1) / q.shape[-1] ** 0.5
+    seen_back = positions[queries] if window is None else positions[queries].clamp(max=window - 1)
+    place = torch.arange(k.shape[0], device=k.device)
+    seen = (place <= queries.unsqueeze(1)) & (place >= (queries - seen_back).unsqueeze(1))
+    logits = logits.masked_fill(~seen, -torch.inf)
+    log_p = logits.log_softmax(-1)
+    return -(log_p.exp() * log_p.masked_fill(~seen, 0.0)).sum(-1), logits.max()

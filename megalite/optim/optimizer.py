@@ -1,0 +1,204 @@
+"""The optimizer that DeepSpeed steps: it knows which numbers of which weight it holds.
+
+DeepSpeed shows an optimizer flat tensors, in which the weights of a group lie one after the other and end anywhere.
+Here all weights are in one group, so that a step sees all gradients at once, and `bind` tells which run of each flat
+tensor belongs to which canonical weight. Everything that differs between weights (rule, rate, decay, clipping) follows
+from that, and is the same in every layout.
+
+    flat gradient of DeepSpeed -> slices by canonical weight -> rules -> the same memory
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from megalite.model.weights import Rectangle, Weight
+from megalite.optim.elementwise import ElementwiseRule, shrink_and_add
+from megalite.optim.exchange import Exchange, Unit
+from megalite.optim.gradients import GradientChanges
+from megalite.optim.groups import Rates
+from megalite.optim.rules import ELEMENTWISE_KINDS
+from megalite.optim.slices import Slice
+from megalite.optim.whole import Placed, WholeRule
+from megalite.parallel.axes import Axis
+
+Rule = ElementwiseRule | WholeRule
+
+
+@dataclass(frozen=True)
+class OwnedState:
+    """State of some rows of a weight that one rank keeps whole."""
+
+    unit: Unit
+    tensors: Placed
+    """fp32."""
+    is_live: bool
+    """The tensors are the memory that is worked on, not made for the moment."""
+
+
+class SlicedOptimizer(torch.optim.Optimizer):
+    """Updates slices of weights by the rule that each weight has.
+
+    Args:
+        parameters: of the stage, in order.
+        rules: by name.
+        rule_of: name of a weight's rule.
+        rates_of: a weight's factor on the learning rate and its decay.
+        changes: makes what changes the gradients first, given slices, axis, `tp_rank` and `device`.
+    """
+
+    def __init__(
+        self,
+        parameters: Iterable[torch.nn.Parameter],
+        *,
+        lr: float,
+        rules: dict[str, Rule],
+        rule_of: Callable[[Weight], str],
+        rates_of: Callable[[Weight], Rates],
+        changes: Callable[..., GradientChanges],
+    ):
+        super().__init__(list(parameters), {"lr": lr})
+        self._rules, self._rule_of, self._rates_of, self._make_changes = rules, rule_of, rates_of, changes
+        self._changes: GradientChanges | None = None
+        self._exchanges: dict[str, Exchange] = {}
+        self._members: dict[str, dict[Rates, list[int]]] = {}
+        self._places: list[tuple[Tensor, int, int]] = []
+        self.slices: list[Slice] = []
+        """What this rank updates, with its state."""
+        self.num_updates = 0
+        """Steps that changed the weights."""
+
+    def bind(self, slices: Iterable[Slice], flat_weights: Sequence[Tensor], axis: Axis, tp_rank: int) -> None:
+        """Tell what lies where, and make the state. Collective over the axis.
+
+        Args:
+            slices: this rank's parts of the weights: views of `flat_weights`.
+            flat_weights: the tensors that DeepSpeed hands over with gradients.
+            axis: ranks that share these weights: dp x tp under ZeRO, tp without.
+            tp_rank: this rank's place in tensor parallelism.
+        """
+        self.slices = [replace(part, tensors=self._with_state(part)) for part in slices]
+        self._places = [_find(part.tensors["weight"], flat_weights) for part in self.slices]
+        device = flat_weights[0].device
+        self._changes = self._make_changes(self.slices, axis, tp_rank=tp_rank, device=device)
+        self._members = {name: {} for name in self._rules}
+        for index, part in enumerate(self.slices):
+            weight = part.local.weight
+            self._members[self._rule_of(weight)].setdefault(self._rates_of(weight), []).append(index)
+        for name, rule in self._rules.items():
+            if isinstance(rule, WholeRule):
+                self._exchanges[name] = self._start(name, rule, axis, tp_rank, device)
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        """Update the weights; nothing happens when the gradients have been taken away, as a skipped step does."""
+        gradients = [_gradient(*place) for place in self._places]
+        present = [gradient for gradient in gradients if gradient is not None]
+        if len(present) < len(gradients):
+            assert not present, "some gradients are missing"
+            return
+        self.num_updates += 1
+        assert self._changes is not None, "not bound"
+        self._changes.apply(present, self.num_updates)
+        for name, rule in self._rules.items():
+            if isinstance(rule, WholeRule):
+                self._step_whole(name, rule, present)
+            else:
+                self._step_elementwise(name, rule, present)
+
+    def gradients(self) -> list[Tensor]:
+        """The gradient of each slice, flat: only where a step is about to be made."""
+        return [gradient for place in self._places if (gradient := _gradient(*place)) is not None]
+
+    def owned_states(self) -> Iterator[OwnedState]:
+        """State that this rank keeps whole."""
+        for name, exchange in self._exchanges.items():
+            rule = self._rules[name]
+            assert isinstance(rule, WholeRule)
+            for unit in exchange.units:
+                tensors = rule.state(unit)
+                if tensors:
+                    yield OwnedState(unit, tensors, rule.is_state_live)
+
+    def load_owned_states(self, read: Callable[[Weight, str, Rectangle, tuple[int, ...]], Tensor]) -> None:
+        """Set the state that this rank keeps whole; `read` yields a rectangle of a kind, given its whole shape."""
+        for name, exchange in self._exchanges.items():
+            rule = self._rules[name]
+            assert isinstance(rule, WholeRule)
+            for unit in exchange.units:
+                rule.load(unit, partial(read, unit.weight))
+
+    def elementwise_kinds(self, weight: Weight) -> tuple[str, ...]:
+        """The state that has a number for each number of a weight."""
+        return ELEMENTWISE_KINDS[self._rule_of(weight)]
+
+    def _with_state(self, part: Slice) -> dict[str, Tensor]:
+        weight, kinds = part.tensors["weight"], self.elementwise_kinds(part.local.weight)
+        return {"weight": weight, **{kind: torch.zeros_like(weight) for kind in kinds}}
+
+    def _start(self, name: str, rule: WholeRule, axis: Axis, tp_rank: int, device: torch.device) -> Exchange:
+        exchange = Exchange(
+            [self.slices[index] for index in self._indices(name)],
+            axis,
+            tp_rank,
+            like=torch.empty(0, dtype=rule.wire_dtype, device=device),
+            rows_of_units=rule.rows_of_units,
+            cost_of_unit=rule.cost,
+        )
+        for unit in exchange.units:
+            rule.start(unit, device)
+        return exchange
+
+    def _indices(self, name: str) -> list[int]:
+        """The slices that a rule updates, those of one rate together."""
+        return [index for members in self._members[name].values() for index in members]
+
+    def _states(self, name: str, indices: list[int]) -> dict[str, list[Tensor]]:
+        kinds = ELEMENTWISE_KINDS[name]
+        return {kind: [self.slices[index].tensors[kind] for index in indices] for kind in kinds}
+
+    def _step_elementwise(self, name: str, rule: ElementwiseRule, gradients: list[Tensor]) -> None:
+        for rates, members in self._members[name].items():
+            rule.update(
+                [self.slices[index].tensors["weight"] for index in members],
+                [gradients[index] for index in members],
+                self._states(name, members),
+                lr=self.param_groups[0]["lr"] * rates.lr_scale,
+                decay=rates.weight_decay,
+                step=self.num_updates,
+            )
+
+    def _step_whole(self, name: str, rule: WholeRule, gradients: list[Tensor]) -> None:
+        indices, step = self._indices(name), self.num_updates
+        mine = [gradients[index] for index in indices]
+        outgoing = rule.outgoing(mine, self._states(name, indices)) if mine else []
+        arrived = self._exchanges[name].map(outgoing, lambda unit, whole: rule.direction(unit, whole, step))
+        weights = [self.slices[index].local.weight for index in indices]
+        directions = dict(zip(indices, map(rule.incoming, weights, arrived), strict=True))
+        for rates, members in self._members[name].items():
+            shrink_and_add(
+                [self.slices[index].tensors["weight"] for index in members],
+                [directions[index] for index in members],
+                lr=self.param_groups[0]["lr"] * rates.lr_scale,
+                decay=rates.weight_decay,
+            )
+
+
+def _find(weight: Tensor, flat_weights: Sequence[Tensor]) -> tuple[Tensor, int, int]:
+    """The flat tensor that a slice is part of, where in it the slice begins, and its length."""
+    for flat in flat_weights:
+        offset, remainder = divmod(weight.data_ptr() - flat.data_ptr(), flat.element_size())
+        if 0 <= offset < flat.numel():
+            assert remainder == 0
+            return flat, offset, weight.numel()
+    raise AssertionError("a slice lies in none of the optimizer's tensors")
+
+
+def _gradient(flat: Tensor, start: int, length: int) -> Tensor | None:
+    return None if flat.grad is None else flat.grad.view(-1).narrow(0, start, length)

@@ -1,0 +1,36 @@
+"""The numbers that an optimizer updates on this rank: parts of canonical weights, as views of live memory."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from megalite.model.initialize import LocalWeight, local_weights
+from megalite.model.transformer import Stage
+
+
+@dataclass(frozen=True)
+class Slice:
+    """Consecutive numbers of a weight's local part, read row by row."""
+
+    local: LocalWeight
+    start: int
+    """The first number, counted in the flattened local part."""
+    tensors: dict[str, Tensor]
+    """`weight`, and once an optimizer is bound its state by kind: flat, fp32, the memory that it works on."""
+
+    @property
+    def stop(self) -> int:
+        """One past the last number."""
+        return self.start + self.tensors["weight"].numel()
+
+
+def whole_slices(stage: Stage) -> Iterator[Slice]:
+    """All that this rank holds of a stage, one slice a weight: what an optimizer updates without ZeRO."""
+    parameters = dict(stage.named_parameters())
+    for local in local_weights(stage):
+        if math.prod(local.rectangle.shape):
+            yield Slice(local, 0, {"weight": local.view(parameters[local.parameter_name].detach()).view(-1)})

@@ -1,0 +1,84 @@
+"""An evaluation of every new checkpoint, as a job of its own beside the training.
+
+The supervisor sees a checkpoint appear and submits `slurm/evaluate.sbatch` for it. These jobs run one after the other
+(dependency=singleton) and hold up nobody; what they print is in `slurm/evaluations/`.
+"""
+
+from __future__ import annotations
+
+import shlex
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from megalite.checkpoint.catalog import complete, step_of
+from megalite.slurm.cluster import ClusterConfig, EvaluationConfig
+from megalite.slurm.controller import Controller
+from megalite.slurm.folder import LaunchFolder
+from megalite.slurm.render import environment_lines, job_name
+
+SECONDS_BETWEEN_LOOKS = 2.0
+
+GONE = "checkpoint {step} is gone; raise checkpoint.keep_last, or set checkpoint.keep_every"
+
+
+def render_evaluation(run_dir: Path, cluster: ClusterConfig, evaluation: EvaluationConfig) -> str:
+    """The batch script, which takes a checkpoint's folder and its step."""
+    given = {"partition": cluster.partition, "account": cluster.account, "qos": cluster.qos}
+    options = [
+        f"--job-name={evaluation_name(run_dir)}",
+        "--nodes=1",
+        "--ntasks=1",
+        *(f"--{name}={value}" for name, value in given.items() if value is not None),
+        *([f"--gpus-per-node={evaluation.gpus}"] if evaluation.gpus else []),
+        f"--time={evaluation.time_limit}",
+        "--dependency=singleton",
+        *evaluation.sbatch,
+    ]
+    command = evaluation.command.format(checkpoint='"$1"', step='"$2"', run=shlex.quote(str(run_dir)))
+    gone = GONE.format(step="$2")
+    lines = ["#!/bin/bash", *(f"#SBATCH {option}" for option in options), *environment_lines(cluster)]
+    return "\n".join([*lines, f'[ -d "$1" ] || {{ echo "{gone}" >&2; exit 1; }}', command, ""])
+
+
+def evaluation_name(run_dir: Path) -> str:
+    """Name of a run's evaluation jobs."""
+    return f"{job_name(run_dir)}-eval"
+
+
+class Evaluations:
+    """Submits what is due.
+
+    Args:
+        folder: of the run.
+        evaluation: None for none.
+        controller: the cluster's controller.
+    """
+
+    def __init__(self, folder: LaunchFolder, evaluation: EvaluationConfig | None, controller: Controller):
+        self._folder, self._evaluation, self._controller = folder, evaluation, controller
+        self._due = 0.0
+        self._last_step: int = folder.read_state().get("evaluated_step", 0)
+
+    def submit_new(self, *, at_once: bool = False) -> Iterator[tuple[int, str]]:
+        """Submit a job for each checkpoint that is new; their steps and jobs. What Slurm does not take now is tried
+        again later.
+
+        Args:
+            at_once: look now, however short ago the last look was.
+        """
+        if self._evaluation is None or (time.monotonic() < self._due and not at_once):
+            return
+        self._due = time.monotonic() + SECONDS_BETWEEN_LOOKS
+        for checkpoint in complete(self._folder.run_dir):
+            step = step_of(checkpoint)
+            if step <= self._last_step or step % self._evaluation.every_steps:
+                continue
+            output = self._folder.evaluations / f"step-{step}.log"
+            job = self._controller.try_submit(
+                f"--output={output}", str(self._folder.evaluation_script), str(checkpoint), str(step)
+            )
+            if job is None:
+                return
+            self._last_step = step
+            yield step, job

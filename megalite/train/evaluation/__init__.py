@@ -1,0 +1,1 @@
+"""How good the model is: validation sets, multiple-choice questions, and what a run makes of them."""

@@ -1,0 +1,219 @@
+"""The learning-rate finder: a short training whose rate rises exponentially until the loss blows up (Smith 2017).
+
+    rate   first, first x r, first x r^2, ... last        loss   smoothed; ends at 4 x the lowest, or when not finite
+
+It starts where training would, from the run's newest checkpoint with its optimizer if there is one, on the same ranks,
+and reads the data that comes next. Nothing stays: it works in a folder of its own, which goes away, and saves nothing.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+import sys
+import tempfile
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from megalite.checkpoint.catalog import latest
+from megalite.config.load import load_config
+from megalite.config.plan import RunPlan
+from megalite.config.schema import Config
+from megalite.data.samples import Samples
+from megalite.errors import EXIT_DONE, UserError
+from megalite.train.local import run_local_ranks
+from megalite.train.preflight import preflight
+from megalite.train.worker import Place, connect_rank, given_place, leave, run_guarded
+
+if TYPE_CHECKING:
+    import torch
+
+    from megalite.data.loader import Batch
+    from megalite.engine.protocol import Engine
+    from megalite.parallel.axes import Axes
+
+SMOOTHING = 0.9
+"""Weight of the former losses in the running mean."""
+
+BLOWN_UP = 4.0
+"""Times the lowest smoothed loss, at which the sweep ends."""
+
+MARGIN = 10.0
+"""The rate suggested is this many times below that of the lowest smoothed loss: past the lowest point, updates already
+undo each other, and a run of many steps is less forgiving than a sweep."""
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """The rates that are tried."""
+
+    first: float = 1e-6
+    last: float = 1.0
+    num_steps: int = 100
+
+    def rate(self, number: int) -> float:
+        """The rate of an update, counted from 0."""
+        return self.first * (self.last / self.first) ** (number / max(1, self.num_steps - 1))
+
+
+@dataclass(frozen=True)
+class Found:
+    """What a sweep has seen."""
+
+    rates: list[float]
+    losses: list[float]
+    """Smoothed, before the update with the rate beside."""
+    origin: str
+    """What it started from."""
+
+    @property
+    def lowest(self) -> float:
+        """The rate of the lowest smoothed loss."""
+        return self.rates[min(range(len(self.losses)), key=self.losses.__getitem__)]
+
+    @property
+    def steepest(self) -> float:
+        """The rate at which the smoothed loss falls fastest over the logarithm of the rate."""
+        if len(self.losses) < 2:
+            return self.rates[0]
+        falls = [after - before for before, after in zip(self.losses, self.losses[1:], strict=False)]
+        return self.rates[min(range(len(falls)), key=falls.__getitem__)]
+
+    @property
+    def suggestion(self) -> float:
+        """The peak rate to begin with, to two digits."""
+        return float(f"{self.lowest / MARGIN:.1e}")
+
+
+class SmoothedLoss:
+    """A running mean of losses, free of its start as Adam's moments are."""
+
+    def __init__(self) -> None:
+        self._sum, self._weight = 0.0, 0.0
+        self.lowest = math.inf
+
+    def add(self, loss: float) -> float:
+        """The mean with one more loss."""
+        self._sum = SMOOTHING * self._sum + (1.0 - SMOOTHING) * loss
+        self._weight = SMOOTHING * self._weight + (1.0 - SMOOTHING)
+        mean = self._sum / self._weight
+        self.lowest = min(self.lowest, mean)
+        return mean
+
+
+def find_rate(config: Config, world_size: int, sweep: Sweep) -> Found | None:
+    """Sweep on ranks of this machine, or as the rank that this process is. None on all ranks but the first.
+
+    Raises:
+        UserError: the run cannot start, or the loss was never finite.
+    """
+    if not 0.0 < sweep.first < sweep.last:
+        raise UserError(f"--from {sweep.first:g} --to {sweep.last:g}: expected two rates above 0, the first the lower")
+    place = given_place()
+    with tempfile.TemporaryDirectory(prefix="megalite-") as name:
+        folder = Path(name)
+        copied = _aside(config, folder / "run")
+        out = folder / "sweep.json"
+        if place is not None:
+            code = run_guarded(copied, place, lambda: _sweep(copied, place, sweep, out))
+        else:
+            preflight(copied, world_size)
+            arguments = [str(out), *(str(value) for value in asdict(sweep).values())]
+            code = run_local_ranks(copied, world_size, "megalite.train.lr_finder", arguments)
+        if code != EXIT_DONE:
+            raise UserError("the sweep ended early; what its ranks said stands above")
+        return Found(**json.loads(out.read_text(encoding="utf-8"))) if out.exists() else None
+
+
+def _aside(config: Config, folder: Path) -> Config:
+    """The same run in another folder, going on from the run's newest checkpoint as a branch."""
+    newest = latest(config.run.dir)
+    train = config.train
+    if newest is not None:
+        train = train.model_copy(update={"branch_from": newest.absolute(), "init_from": None})
+    run = config.run.model_copy(update={"dir": folder})
+    monitor = config.monitor.model_copy(update={"tensorboard": False})
+    return config.model_copy(update={"run": run, "train": train, "monitor": monitor})
+
+
+def _sweep(config: Config, place: Place, sweep: Sweep, out: Path) -> int:
+    """What each rank does; the first writes down what was seen."""
+    from megalite.checkpoint.stage_state import load_state
+    from megalite.engine.build import build_engine
+    from megalite.engine.runtime import disconnect_processes
+    from megalite.train.start import first_start
+
+    plan, samples, _ = preflight(config, place.world_size)
+    axes, device = connect_rank(config, plan, place)
+    start = first_start(config, plan, samples, axes, device)
+    engine = build_engine(config, plan, axes, device, start.weights)
+    if start.progress.num_updates or config.precision.dtype != "fp32":
+        engine.load(start.weights, start.moments, start.progress.num_updates)
+    load_state(engine, start.reader)
+    batches = _batches(config, plan, axes, samples.following(start.progress.account), start.progress.step)
+    rates, losses = _raise_rate(engine, batches, sweep, axes, device)
+    engine.close()
+    disconnect_processes()
+    if not losses:
+        raise UserError("the first loss is not finite, so there is nothing to find; look for the reason in the model")
+    if place.rank == 0:
+        out.write_text(json.dumps(asdict(Found(rates, losses, start.origin))), encoding="utf-8")
+    return EXIT_DONE
+
+
+def _batches(config: Config, plan: RunPlan, axes: Axes, samples: Samples, step: int) -> Iterator[list[Batch]]:
+    """The micro-batches of the steps behind one."""
+    from megalite.data.loader import Loader
+
+    loader = Loader(
+        samples,
+        seq_len=config.batch.seq_len,
+        micro_batch_size=config.batch.micro_batch_size,
+        batch_sizes=plan.batch_sizes,
+        dp_size=axes.dp.size,
+        dp_rank=axes.dp.rank,
+        prefetch=config.data.prefetch,
+    )
+    for number in itertools.count(step + 1):
+        yield loader.step_batches(number)
+
+
+def _raise_rate(
+    engine: Engine, batches: Iterator[list[Batch]], sweep: Sweep, axes: Axes, device: torch.device
+) -> tuple[list[float], list[float]]:
+    """Train until the last rate, or until the loss has blown up on some rank."""
+    from megalite.engine.protocol import NonFiniteLossError
+    from megalite.parallel.collectives import any_rank
+
+    rates: list[float] = []
+    losses: list[float] = []
+    smoothed = SmoothedLoss()
+    for number in range(sweep.num_steps):
+        rate = sweep.rate(number)
+        try:
+            result = engine.train_step([batch.to(device) for batch in next(batches)], rate)
+        except NonFiniteLossError:
+            break
+        is_over = not math.isfinite(result.loss)
+        mean = math.inf if is_over else smoothed.add(result.loss)
+        if any_rank(is_over or mean > BLOWN_UP * smoothed.lowest, axes.world, device):
+            break
+        rates.append(rate)
+        losses.append(mean)
+    return rates, losses
+
+
+def main() -> None:
+    """Entry of a rank: `python -m megalite.train.lr_finder CONFIG.yaml OUT.json FIRST LAST STEPS`."""
+    config_path, out, first, last, num_steps = sys.argv[1:]
+    config, place = load_config(config_path), given_place()
+    assert place is not None, "a rank is started by megalite lr-find"
+    sweep = Sweep(float(first), float(last), int(num_steps))
+    leave(run_guarded(config, place, lambda: _sweep(config, place, sweep, Path(out))))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,218 @@
+"""The coordinate check of muP: do updates change every layer's output by as much at any width?
+
+    for each width, with muP and without:
+        a few steps on one batch, the same tokens for all
+        mean |output after - output before|, for each kind of layer and the logits
+
+Under muP the change does not depend on the width, so a rate tuned on a narrow model suits a wide one; in the usual
+parametrization it grows (Yang et al. 2022, section 5 and figure 5). The slope of log change over log width says so in
+one number. Runs in this process, on one rank, through the engine that trains.
+"""
+
+from __future__ import annotations
+
+import math
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from megalite.config.plan import make_plan
+from megalite.config.schema import Config, ModelConfig, MupConfig
+from megalite.data.loader import Batch
+from megalite.engine.steps import documents_of_batch
+from megalite.errors import UserError
+from megalite.model.transformer import Stage
+from megalite.monitor.curves import Curve
+
+FLAT_SLOPE = 0.4
+"""A slope between minus and plus this is called flat: without muP, layers of small Transformers grow with 0.8 to 1.7.
+Narrow models fall a little, the logits by up to -0.33: what the first weights of the head make of a changed stream
+fades with the root of the width."""
+
+SEQUENCES, SEQ_LEN = 4, 64
+"""The batch. Small: a check of a few widths takes seconds on a CPU."""
+
+
+@dataclass(frozen=True)
+class Coordinates:
+    """How far the outputs of a model moved, by layer."""
+
+    width: int
+    changes: dict[str, float]
+
+
+@dataclass(frozen=True)
+class Check:
+    """The changes at every width, with muP and without."""
+
+    with_mup: list[Coordinates]
+    without: list[Coordinates]
+
+    def slopes(self, runs: Sequence[Coordinates]) -> dict[str, float]:
+        """By layer: the exponent of the width that its change grows with."""
+        widths = [math.log(run.width) for run in runs]
+        return {layer: _slope(widths, [math.log(run.changes[layer]) for run in runs]) for layer in runs[0].changes}
+
+    def curves(self) -> list[Curve]:
+        """The changes over the width, for a figure."""
+        return [
+            Curve(layer, [run.width for run in runs], [run.changes[layer] for run in runs], panel=panel)
+            for panel, runs in (("mean change, with muP", self.with_mup), ("mean change, without", self.without))
+            for layer in runs[0].changes
+        ]
+
+    @property
+    def is_flat(self) -> bool:
+        """Whether no layer's change depends on the width under muP."""
+        return all(abs(slope) < FLAT_SLOPE for slope in self.slopes(self.with_mup).values())
+
+
+def parse_widths(text: str) -> list[int]:
+    """`64,128,256`, in rising order.
+
+    Raises:
+        UserError: it is written otherwise, or names fewer than two widths.
+    """
+    parts = text.split(",")
+    widths = sorted({int(part) for part in parts if part.strip().isdecimal() and int(part)})
+    if len(widths) < 2 or len(widths) < len(parts):
+        raise UserError(f"--widths: found {text}, expected two or more different hidden sizes; write 64,128,256")
+    return widths
+
+
+def check_mup(
+    config: Config, widths: Sequence[int], *, num_steps: int, lr: float, vocab_size: int, is_connected: bool = False
+) -> Check:
+    """Train a config's model at several widths for a few steps, with muP and without.
+
+    Args:
+        widths: hidden sizes; heads and the MLP grow in proportion.
+        num_steps: updates between the two looks.
+        lr: rate of the updates; small, so that none of the models leaves the neighbourhood of its start.
+        vocab_size: of the models; a small one suffices.
+        is_connected: this process is a world of one rank already.
+
+    Raises:
+        UserError: a width cannot have whole heads.
+    """
+    mup = config.model.mup or MupConfig(base_hidden_size=min(widths))
+    models = [widened(config.model, width).model_copy(update={"vocab_size": vocab_size}) for width in widths]
+    runs = []
+    with nullcontext() if is_connected else _one_rank():
+        for chosen in (mup, None):
+            versions = [model.model_copy(update={"mup": chosen}) for model in models]
+            runs.append([Coordinates(model.hidden_size, _changes(config, model, num_steps, lr)) for model in versions])
+    return Check(*runs)
+
+
+def widened(model: ModelConfig, width: int) -> ModelConfig:
+    """The model at another width: as many channels a head, more heads, the MLP in proportion.
+
+    Raises:
+        UserError: that would need parts of heads.
+    """
+    sizes: dict[str, int] = {"head_dim": model.head_dim or model.hidden_size // model.num_heads}
+    for key in ("num_heads", "num_kv_heads", "ffn_hidden_size"):
+        value = getattr(model, key)
+        if value is None:
+            continue
+        sizes[key], rest = divmod(value * width, model.hidden_size)
+        if rest:
+            raise UserError(
+                f"--widths: at width {width}, {key}={value} of width {model.hidden_size} would be "
+                f"{value * width / model.hidden_size:g}; use widths that are multiples of "
+                f"{model.hidden_size // math.gcd(model.hidden_size, value)}"
+            )
+    return model.model_copy(update={**sizes, "hidden_size": width, "preset": None})
+
+
+def _changes(config: Config, model: ModelConfig, num_steps: int, lr: float) -> dict[str, float]:
+    from megalite.engine.build import build_engine
+    from megalite.model.initialize import FreshWeights
+    from megalite.parallel.axes import connect
+    from megalite.parallel.mesh import Mesh
+
+    changed = {
+        "model": model.model_dump(),
+        "parallel": {"zero_stage": 0},
+        "batch": {"micro_batch_size": SEQUENCES, "global_batch_size": SEQUENCES, "seq_len": SEQ_LEN},
+        "precision": {"dtype": "fp32"},
+        "optimizer": config.optimizer.model_dump(),
+        "train": {"steps": num_steps, "compile": "off", "device": "cpu"},
+    }
+    small = Config.model_validate(changed)
+    plan = make_plan(small, 1)
+    source = FreshWeights(plan.model, config.run.seed)
+    engine = build_engine(small, plan, connect(Mesh(), 0), torch.device("cpu"), source)
+    batch = _random_batch(model.vocab_size, config.run.seed)
+    before = _outputs(engine.stage, batch)
+    for _ in range(num_steps):
+        engine.train_step([batch], lr)
+    after = _outputs(engine.stage, batch)
+    engine.close()
+    return {layer: (after[layer] - output).abs().mean().item() for layer, output in before.items()}
+
+
+@torch.no_grad()
+def _outputs(stage: Stage, batch: Batch) -> dict[str, Tensor]:
+    """What each kind of layer puts out: of the first block and the last, and the logits."""
+    found: dict[str, Tensor] = {}
+    indices = sorted(stage.blocks, key=int)
+    layers: dict[str, nn.Module] = {"embedding": stage.embedding}
+    for index in dict.fromkeys((indices[0], indices[-1])):
+        block = stage.blocks[index]
+        layers |= {f"attention {index}": block.attention, f"mlp {index}": block.mlp}
+    handles = [layer.register_forward_hook(_keep_output(found, name)) for name, layer in layers.items()]
+    found["logits"] = stage.eval().logits(batch.tokens, documents_of_batch(batch))
+    for handle in handles:
+        handle.remove()
+    return {name: found[name] for name in (*layers, "logits")}
+
+
+def _keep_output(found: dict[str, Tensor], name: str) -> Any:
+    def keep(module: nn.Module, inputs: Any, output: Tensor) -> None:
+        found[name] = output.clone()
+
+    return keep
+
+
+def _random_batch(vocab_size: int, seed: int) -> Batch:
+    """Random tokens, a document a sequence; every label counts."""
+    generator = torch.Generator().manual_seed(seed)
+    tokens = torch.randint(vocab_size, (SEQUENCES, SEQ_LEN), generator=generator)
+    size = SEQUENCES * SEQ_LEN
+    return Batch(
+        tokens=tokens.flatten(),
+        labels=tokens.roll(-1, dims=1).flatten(),
+        loss_mask=torch.ones(size, dtype=torch.bool),
+        positions=torch.arange(SEQ_LEN).repeat(SEQUENCES),
+        cu_seqlens=torch.arange(0, size + 1, SEQ_LEN, dtype=torch.int32),
+        max_seqlen=SEQ_LEN,
+        keys=torch.arange(size),
+    )
+
+
+@contextmanager
+def _one_rank() -> Iterator[None]:
+    """A world of this process alone."""
+    from megalite.engine.runtime import connect_processes, disconnect_processes, prepare_deepspeed
+
+    prepare_deepspeed("cpu")
+    with tempfile.TemporaryDirectory(prefix="megalite-") as folder:
+        connect_processes(rank=0, world_size=1, device_type="cpu", init_method=f"file://{folder}/rendezvous")
+        try:
+            yield
+        finally:
+            disconnect_processes()
+
+
+def _slope(x: Sequence[float], y: Sequence[float]) -> float:
+    """Least squares."""
+    mean_x, mean_y = sum(x) / len(x), sum(y) / len(y)
+    spread = sum((a - mean_x) ** 2 for a in x)
+    return sum((a - mean_x) * (b - mean_y) for a, b in zip(x, y, strict=True)) / spread

@@ -1,0 +1,54 @@
+"""Slow ranks, found by the same small piece of work on every one of them.
+
+In a step all ranks wait for the slowest one, so their step times are equal and say nothing. Now and then each rank
+therefore times a product of its own, which waits for no one: some milliseconds in half a minute. `train.watch`
+compares.
+"""
+
+from __future__ import annotations
+
+import time
+
+import torch
+
+from megalite.train.heartbeat import Heart
+
+PRODUCT_SIZE = {"cpu": 384, "cuda": 4096}
+
+NUM_TRIES = 3
+"""The fastest counts: what else a core was doing is not the rank's fault."""
+
+
+class Probe:
+    """Times a product on this rank's device, when it is due.
+
+    Args:
+        heart: is told; without a supervisor nothing is done.
+        device: of this rank.
+        every_seconds: how often.
+    """
+
+    def __init__(self, heart: Heart, device: torch.device, every_seconds: float):
+        self._heart, self._every_seconds, self._device = heart, every_seconds, device
+        self._due = time.monotonic() + every_seconds
+        if heart.is_watched:
+            size, dtype = PRODUCT_SIZE[device.type], torch.float32 if device.type == "cpu" else torch.bfloat16
+            self._left, self._right = torch.ones(2, size, size, device=device, dtype=dtype)
+
+    def take(self) -> None:
+        """Take the time, if it is due. Waits for the device."""
+        if not self._heart.is_watched or time.monotonic() < self._due:
+            return
+        self._synchronize()
+        best = float("inf")
+        for _ in range(NUM_TRIES):
+            start = time.perf_counter()
+            self._left @ self._right
+            self._synchronize()
+            best = min(best, time.perf_counter() - start)
+        self._heart.note_product(best)
+        self._due = time.monotonic() + self._every_seconds
+
+    def _synchronize(self) -> None:
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)

@@ -1,0 +1,151 @@
+"""Whether the weights that several ranks hold are still the same on all of them, to the last bit.
+
+    every weight               over dp, where ZeRO does not cut it (stages 0 to 2)
+    norms, row biases, ...     over tp as well: what tensor parallelism leaves whole
+    a tied embedding           on the first and on the last stage of a pipeline
+
+Copies drift when a gradient is not summed, a collective is lost or a memory cell flips, and nothing shows it until the
+loss does; BLOOM's norms drifted apart over tp unseen (its training chronicles). Each weight becomes one 64-bit number,
+and one reduction of the largest and the smallest over each axis tells whether all are equal. Only when they are not do
+ranks exchange what they have, so that the ones in the minority can be named.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from megalite.model.transformer import Stage
+from megalite.parallel.axes import Axes, Axis
+from megalite.parallel.collectives import all_reduce, any_rank
+
+PRIME = 0x9E3779B97F4A7C15 - (1 << 64)
+"""Odd, so that multiplying with it loses nothing; the golden ratio's, as in `data.order`."""
+
+WORDS_AT_ONCE = 1 << 22
+"""Of a tensor that is hashed: 100 MB of numbers on the way."""
+
+TIED = "embedding.weight"
+"""Whose copy is the head of the last stage."""
+
+
+@dataclass(frozen=True)
+class Drift:
+    """A weight whose copies differ."""
+
+    name: str
+    """Of the parameter."""
+    ranks: tuple[int, ...]
+    """Global ranks whose copy is not what most others have; all holders when no value has a majority."""
+    holders: tuple[int, ...]
+
+    def __str__(self) -> str:
+        if self.ranks == self.holders:
+            return f"{self.name} differs between ranks {_listed(self.holders)}"
+        others = [rank for rank in self.holders if rank not in self.ranks]
+        return f"{self.name} on rank {_listed(self.ranks)} differs from ranks {_listed(others)}"
+
+
+class Replicas:
+    """The weights of a stage that other ranks hold too. Made on all ranks together."""
+
+    def __init__(self, stage: Stage, axes: Axes, zero_stage: int):
+        self._axes = axes
+        self._parameters = dict(stage.named_parameters())
+        self._is_cut_by_zero = zero_stage == 3
+        self._tied = _tied_parameter(stage, self._parameters, axes)
+
+    def find_drift(self) -> list[Drift]:
+        """Compare now. Collective; returns the same on all ranks, empty when every copy is equal."""
+        hashes = {name: hash_tensor(self._local(parameter)) for name, parameter in self._parameters.items()}
+        whole_on_tp = [name for name, p in self._parameters.items() if not getattr(p, "tensor_model_parallel", False)]
+        over_dp = [] if self._is_cut_by_zero else list(hashes)
+        differs = not _all_equal([hashes[name] for name in over_dp], self._axes.dp)
+        differs |= not _all_equal([hashes[name] for name in whole_on_tp], self._axes.tp)
+        differs |= not self._tied_are_equal(hashes)
+        device = next(iter(hashes.values())).device
+        return self._name_them(hashes) if any_rank(differs, self._axes.world, device) else []
+
+    def _local(self, parameter: nn.Parameter) -> Tensor:
+        return parameter.ds_tensor if self._is_cut_by_zero else parameter
+
+    def _tied_are_equal(self, hashes: dict[str, Tensor]) -> bool:
+        if self._tied is None:
+            return True
+        mine = hashes.get(self._tied)  # stages in the middle have no copy, and no say
+        low = next(iter(hashes.values())).new_full((), torch.iinfo(torch.int64).min)
+        bounds = torch.stack([low, low] if mine is None else [mine, ~mine])
+        bounds = all_reduce(bounds, self._axes.pp, dist.ReduceOp.MAX)
+        return bool(bounds[0] == ~bounds[1])
+
+    def _name_them(self, hashes: dict[str, Tensor]) -> list[Drift]:
+        """Every rank tells every other what it has: only after a drift, so what it costs does not matter."""
+        place = self._axes.mesh.coords(self._axes.global_rank)
+        mine = {}
+        for name, value in hashes.items():
+            is_cut = getattr(self._parameters[name], "tensor_model_parallel", False)
+            shard = (place.tp if is_cut else 0, place.dp if self._is_cut_by_zero else 0)
+            stage = -1 if name == self._tied else place.pp
+            mine[(TIED if name == self._tied else name, stage, *shard)] = value.item()
+        everyone: list[dict[tuple, int]] = [mine]
+        if self._axes.world.size > 1:
+            everyone = [{} for _ in range(self._axes.world.size)]
+            dist.all_gather_object(everyone, mine, group=self._axes.world.group)
+        return list(find_odd_ones(everyone))
+
+
+def find_odd_ones(copies: list[dict[tuple, int]]) -> Iterator[Drift]:
+    """The weights whose copies differ.
+
+    Args:
+        copies: for each rank, the hash of each part of a weight that it holds; the first of a key is its name.
+    """
+    for key in sorted({key for mine in copies for key in mine}, key=str):
+        held = {rank: mine[key] for rank, mine in enumerate(copies) if key in mine}
+        counts = Counter(held.values()).most_common(2)
+        if len(counts) == 1:
+            continue
+        has_majority = counts[0][1] > counts[1][1]
+        odd = tuple(rank for rank, value in held.items() if not has_majority or value != counts[0][0])
+        yield Drift(key[0], odd, tuple(held))
+
+
+@torch.no_grad()
+def hash_tensor(tensor: Tensor) -> Tensor:
+    """A 64-bit number of a tensor's bits: scalar int64, on its device. One changed bit always changes it."""
+    flat = tensor.detach().contiguous().flatten()
+    words = flat.view({2: torch.int16, 4: torch.int32, 8: torch.int64}[flat.element_size()])
+    total = torch.zeros((), dtype=torch.int64, device=words.device)
+    for start in range(0, words.numel(), WORDS_AT_ONCE):
+        part = words[start : start + WORDS_AT_ONCE].to(torch.int64)
+        first = 2 * start + 1
+        factors = torch.arange(first, first + 2 * part.numel(), 2, device=words.device) * PRIME  # odd: no bit is lost
+        total += (part * factors).sum()
+    return total
+
+
+def _all_equal(hashes: list[Tensor], axis: Axis) -> bool:
+    """Whether each number is the same along an axis. Collective."""
+    if axis.size == 1 or not hashes:
+        return True
+    mine = torch.stack(hashes)
+    largest = all_reduce(torch.cat([mine, ~mine]), axis, dist.ReduceOp.MAX)  # ~ turns the order around
+    return torch.equal(largest[: len(hashes)], ~largest[len(hashes) :])
+
+
+def _tied_parameter(stage: Stage, parameters: Iterable[str], axes: Axes) -> str | None:
+    """This rank's name of the copy that first and last stage share; empty on stages between; None when none is."""
+    if not stage.spec.model.tie_embeddings or axes.pp.size == 1:
+        return None
+    if stage.spec.is_first:
+        return TIED
+    return "head.weight" if "head.weight" in set(parameters) else ""
+
+
+def _listed(ranks: Iterable[int]) -> str:
+    return ", ".join(map(str, ranks))

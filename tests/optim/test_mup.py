@@ -1,0 +1,129 @@
+"""muP: factors against the table of the paper, layouts against one process, folded weights against the model, and the
+coordinate check itself."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+import torch
+
+from megalite.config.mup import RATE_EXPONENTS, embedding_scale, output_scale, query_scale, width_multiplier
+from megalite.config.schema import Config
+from megalite.model.initialize import FreshWeights, fill
+from megalite.model.mup import Folded, without_mup
+from megalite.model.weights import weight_table
+from megalite.optim.mup import rate_factor
+from megalite.train.mup_check import FLAT_SLOPE, check_mup, parse_widths, widened
+from tests.kit.spawn import run_ranks
+from tests.kit.train import tiny_config, train
+from tests.model.stages import GPT_STYLE, make_batch, make_stage, run_stage, tiny_model
+
+MUP = {"base_hidden_size": 8, "base_head_dim": 2, "embedding_multiplier": 3.0, "output_multiplier": 5.0}
+"""At a width of 32 with heads of 8: m = 4, heads four times as wide."""
+
+LOSS_TOLERANCE, NORM_TOLERANCE = 1e-5, 1e-4
+"""fp32 sums in another order; the norm's is relative."""
+
+EXACT = 1e-12
+"""float64."""
+
+
+def test_factors():
+    """Yang et al. 2022, table 8, with m = 4: deviations, rates and multipliers of each kind of weight."""
+    model, base = tiny_model(mup=MUP), tiny_model()
+    assert width_multiplier(model) == 4.0
+    assert (embedding_scale(model), output_scale(model), query_scale(model)) == (3.0, 5.0 / 4, 0.5)
+    table = weight_table(model)
+    for name, row in table.items():
+        is_matrix = name.startswith("blocks.") and len(row.shape) == 2
+        for rule, exponent in RATE_EXPONENTS.items():
+            assert rate_factor(row, model, rule) == (4.0**-exponent if is_matrix else 1.0), name
+            assert rate_factor(row, base, rule) == 1.0
+        mine, usual = (FreshWeights(m, 1).read(row, row.local(1, 0)) for m in (model, base))
+        torch.testing.assert_close(mine, usual / 2 if is_matrix else usual)
+
+
+def test_the_mlp_may_grow_otherwise():
+    """With a base width of its own, the matrix out of the MLP goes by that."""
+    model = tiny_model(mup={"base_hidden_size": 8, "base_ffn_hidden_size": 24})
+    table = weight_table(model)
+    assert rate_factor(table["blocks.0.mlp.down.weight"], model, "adamw") == 24 / 48
+    assert rate_factor(table["blocks.0.mlp.up.weight"], model, "adamw") == 1 / 4
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"tie_embeddings": True, "qk_norm": True},
+        {**GPT_STYLE, "tie_embeddings": True},
+        {"bias": "qkv", "num_kv_heads": 2},
+    ],
+    ids=lambda settings: "-".join(settings) or "plain",
+)
+def test_folded_weights_are_the_model_without_mup(settings: dict[str, Any]):
+    """The usual model with folded weights has the same loss and logits."""
+    model = tiny_model(mup=MUP, **settings)
+    ours, usual = make_stage(model), make_stage(without_mup(model))
+    fill(usual, Folded(FreshWeights(model, 1), model))
+    batch = make_batch()
+    found, expected = run_stage(usual, batch), run_stage(ours, batch)
+    torch.testing.assert_close(found, expected, rtol=1e-6, atol=0.0)  # folded in fp32
+    plain = make_stage(without_mup(model))
+    assert abs(run_stage(plain, batch) - expected) > 1e-3
+
+
+def curves(layouts: list[dict[str, Any]]) -> list[list[tuple[float, float]]]:
+    return [train(tiny_config(model={"mup": MUP, "tie_embeddings": True}, parallel=layout), 5) for layout in layouts]
+
+
+def test_layouts_agree():
+    """tp, a pipeline with a tied head, and ZeRO 1 to 3 train as one process: each weight has its factor."""
+    (truth,) = run_ranks(curves, 1, [{"zero_stage": 0}])[0]
+    layouts = [{"tp": 2, "zero_stage": 1, "sequence_parallel": True}, {"pp": 2, "zero_stage": 1}]
+    layouts += [{"dp": 2, "zero_stage": stage} for stage in (1, 2, 3)]
+    for found in run_ranks(curves, 2, layouts):
+        for layout, curve in zip(layouts, found, strict=True):
+            for (loss, norm), (true_loss, true_norm) in zip(curve, truth, strict=True):
+                assert loss == pytest.approx(true_loss, abs=LOSS_TOLERANCE), layout
+                assert norm == pytest.approx(true_norm, rel=NORM_TOLERANCE), layout
+    (usual,) = run_ranks(usual_curve, 1)
+    assert abs(usual[-1][0] - truth[-1][0]) > 100 * LOSS_TOLERANCE
+
+
+def usual_curve() -> list[tuple[float, float]]:
+    return train(tiny_config(model={"tie_embeddings": True}, parallel={"zero_stage": 0}), 5)
+
+
+def coordinates(optimizer: str, widths: list[int]) -> str:
+    config = Config(
+        model={"hidden_size": 64, "num_heads": 4, "num_layers": 2, "ffn_hidden_size": 128},
+        optimizer={"name": optimizer},
+        train={"steps": 4},
+    )
+    found = check_mup(config, widths, num_steps=4, lr=1e-3, vocab_size=128, is_connected=True)
+    return json.dumps([found.slopes(found.with_mup), found.slopes(found.without), found.is_flat])
+
+
+@pytest.mark.parametrize(("optimizer", "widths"), [("adamw", [64, 128, 256]), ("muon", [64, 192])])
+def test_coordinates_are_flat_with_mup_and_not_without(optimizer, widths):
+    """No layer's change depends on the width under muP; without, every layer's grows."""
+    flat, growing, is_flat = json.loads(run_ranks(coordinates, 1, optimizer, widths)[0])
+    assert is_flat
+    assert all(abs(slope) < FLAT_SLOPE for slope in flat.values()), flat
+    assert all(slope > 1.5 * FLAT_SLOPE for layer, slope in growing.items() if layer != "embedding"), growing
+
+
+def test_widened():
+    """Heads and MLP in proportion, the width of a head kept; parts of heads are refused."""
+    model = Config(model={"hidden_size": 256, "num_heads": 8, "num_kv_heads": 2}).model
+    wide = widened(model, 1024)
+    assert (wide.hidden_size, wide.num_heads, wide.num_kv_heads, wide.head_dim) == (1024, 32, 8, 32)
+    with pytest.raises(
+        ValueError, match=r"num_kv_heads=2 of width 256 would be 0\.5; use widths that are multiples of"
+    ):
+        widened(model, 64)
+    with pytest.raises(ValueError, match="--widths: found 64,x"):
+        parse_widths("64,x")

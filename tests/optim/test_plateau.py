@@ -1,0 +1,37 @@
+"""The plateau rule against torch's ReduceLROnPlateau."""
+
+from __future__ import annotations
+
+import math
+import random
+
+import pytest
+import torch
+
+from megalite.config.schema import PlateauConfig
+from megalite.optim.plateau import Plateau, judge
+
+
+@pytest.mark.parametrize("cooldown", [0, 3])
+@pytest.mark.parametrize("patience", [0, 2])
+@pytest.mark.parametrize("threshold", [0.0, 0.02])
+def test_cuts_as_torch_does(patience, threshold, cooldown):
+    """Over noisy falling losses, the rate is cut after the very same validations."""
+    draw = random.Random(patience + 10 * cooldown)
+    losses = [3.0 * math.exp(-step / 40) + draw.gauss(0.0, 0.05) for step in range(200)]
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1.0)
+    theirs = torch.optim.lr_scheduler.ReduceLROnPlateau(
+        optimizer, factor=0.5, patience=patience, threshold=threshold, cooldown=cooldown, eps=0.0
+    )
+    settings, state = PlateauConfig(patience=patience, threshold=threshold, cooldown=cooldown), Plateau()
+    for loss in losses:
+        theirs.step(loss)
+        state = judge(state, loss, settings)
+        assert 0.5**state.num_cuts == optimizer.param_groups[0]["lr"]
+    assert state.num_cuts > 2
+
+
+def test_a_loss_that_is_not_a_number_is_no_best():
+    """It counts as a validation that did not help."""
+    state = judge(Plateau(best=1.0), math.nan, PlateauConfig(patience=0))
+    assert (state.num_cuts, state.best) == (1, 1.0)

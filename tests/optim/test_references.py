@@ -1,0 +1,208 @@
+"""Fifty updates of each optimizer are those of a reference implementation."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from torch import Tensor
+
+from megalite.config.schema import OptimizerConfig
+from megalite.optim.optimizers import build_optimizer
+from megalite.optim.slices import whole_slices
+from megalite.parallel.axes import SINGLE
+from tests.model.stages import GPT_STYLE, make_stage, tiny_model
+
+STEPS, LR, DECAY = 50, 1e-2, 0.1
+
+ROUNDING = 2e-6
+"""fp32, absolute, on weights near 1: 50 updates of 1e-2, each rounded in another order."""
+
+BF16_ROUNDING = 5e-4
+"""Muon's products are rounded to bf16 in both; a sum in another order may round the last bit the other way."""
+
+Weights = dict[str, Tensor]
+Step = Callable[[int], None]
+
+
+def gradients(weights: Weights, step: int) -> Weights:
+    """Gradients that depend on the weights and on the step: a valley with noise."""
+    generator = torch.Generator().manual_seed(step)
+    return {name: 0.3 * w + torch.randn(w.shape, generator=generator) for name, w in weights.items()}
+
+
+def trained(product_dtype: torch.dtype = torch.float32, **settings: Any) -> Weights:
+    """A stage's canonical weights after all steps."""
+    stage = make_stage(tiny_model(**GPT_STYLE), dtype=torch.float32)
+    optimizer = build_optimizer(stage, OptimizerConfig(lr=LR, weight_decay=DECAY, **settings), product_dtype)
+    parameters = list(stage.parameters())
+    optimizer.bind(whole_slices(stage), parameters, SINGLE, 0)
+    named = dict(stage.named_parameters())
+    for parameter in parameters:
+        parameter.grad = torch.zeros_like(parameter)
+    for step in range(1, STEPS + 1):
+        found = gradients(canonical(optimizer.slices), step)
+        for part in optimizer.slices:
+            parameter = named[part.local.parameter_name]
+            part.local.view(parameter.grad).copy_(found[part.local.weight.name])
+        optimizer.step()
+    return canonical(optimizer.slices)
+
+
+def canonical(slices: list) -> Weights:
+    return {part.local.weight.name: part.tensors["weight"].view(part.local.rectangle.shape).clone() for part in slices}
+
+
+def start() -> Weights:
+    """The same weights as parameters of their own, each canonical one by itself."""
+    stage = make_stage(tiny_model(**GPT_STYLE), dtype=torch.float32)
+    whole = {part.local.weight.name: part for part in whole_slices(stage)}
+    return {
+        name: torch.nn.Parameter(part.tensors["weight"].view(part.local.rectangle.shape).clone())
+        for name, part in whole.items()
+    }
+
+
+def groups(weights: Weights) -> list[dict[str, Any]]:
+    """Matrices, which decay, and vectors, which do not."""
+    return [
+        {"params": [w for w in weights.values() if w.dim() > 1], "weight_decay": DECAY},
+        {"params": [w for w in weights.values() if w.dim() == 1], "weight_decay": 0.0},
+    ]
+
+
+def run_reference(weights: Weights, *optimizers: torch.optim.Optimizer) -> Weights:
+    with torch.no_grad():
+        for step in range(1, STEPS + 1):
+            for name, gradient in gradients(weights, step).items():
+                weights[name].grad = gradient
+            for optimizer in optimizers:
+                optimizer.step()
+    return weights
+
+
+def assert_close(found: Weights, expected: Weights, tolerance: float) -> None:
+    assert found.keys() == expected.keys()
+    off = {name: float((weight - expected[name]).detach().abs().max()) for name, weight in found.items()}
+    assert max(off.values()) <= tolerance, off
+
+
+def test_adamw():
+    """torch's AdamW."""
+    weights = start()
+    run_reference(weights, torch.optim.AdamW(groups(weights), lr=LR, betas=(0.9, 0.95), eps=1e-8))
+    assert_close(trained(name="adamw"), weights, ROUNDING)
+
+
+class DecoupledSgd(torch.optim.SGD):
+    """torch's SGD, whose own decay goes through the momentum, with decoupled decay."""
+
+    def step(self, closure: Any = None) -> None:
+        for group in self.param_groups:
+            for weight in group["params"]:
+                weight.mul_(1.0 - group["lr"] * group["decoupled"])
+        super().step()
+
+
+@pytest.mark.parametrize("nesterov", [True, False])
+def test_sgd(nesterov):
+    """torch's SGD with momentum."""
+    weights = start()
+    apart = [{"params": group["params"], "decoupled": group["weight_decay"]} for group in groups(weights)]
+    run_reference(weights, DecoupledSgd(apart, lr=LR, momentum=0.9, nesterov=nesterov))
+    assert_close(trained(name="sgd", momentum=0.9, nesterov=nesterov), weights, 10 * ROUNDING)  # steps of 10 lr
+
+
+def test_lion():
+    """Algorithm 2 of Chen et al. 2023, written out."""
+    weights = {name: weight.detach() for name, weight in start().items()}
+    momenta = {name: torch.zeros_like(weight) for name, weight in weights.items()}
+    for step in range(1, STEPS + 1):
+        for name, gradient in gradients(weights, step).items():
+            decay = DECAY if weights[name].dim() > 1 else 0.0
+            update = (0.9 * momenta[name] + 0.1 * gradient).sign()
+            weights[name] = weights[name] - LR * (update + decay * weights[name])
+            momenta[name] = 0.99 * momenta[name] + 0.01 * gradient
+    assert_close(trained(name="lion", betas=(0.9, 0.99)), weights, ROUNDING)
+
+
+def test_adafactor():
+    """transformers' Adafactor without relative steps."""
+    weights = start()
+    options = {"scale_parameter": False, "relative_step": False, "warmup_init": False, "decay_rate": -0.8}
+    run_reference(weights, transformers.Adafactor(groups(weights), lr=LR, **options))
+    assert_close(trained(name="adafactor"), weights, ROUNDING)
+
+
+def test_muon():
+    """torch's Muon on the matrices of the blocks, query, key and value each for itself, and its AdamW on the rest."""
+    weights = start()
+    inner = [w for name, w in weights.items() if name.startswith("blocks.") and w.dim() == 2]
+    tables = [w for name, w in weights.items() if not name.startswith("blocks.") and w.dim() == 2]
+    vectors = [w for w in weights.values() if w.dim() == 1]
+    muon = torch.optim.Muon(inner, lr=LR, weight_decay=DECAY, momentum=0.95, adjust_lr_fn="match_rms_adamw")
+    rest = [{"params": tables, "weight_decay": DECAY}, {"params": vectors, "weight_decay": 0.0}]
+    run_reference(weights, muon, torch.optim.AdamW(rest, lr=LR, betas=(0.9, 0.95), eps=1e-8))
+    assert_close(trained(torch.bfloat16, name="muon"), weights, BF16_ROUNDING)
+
+
+def dynamic_table(signed: bool) -> Tensor:
+    """The 8-bit table of Dettmers et al. 2022, written down anew: seven decades, each with twice as many entries."""
+    magnitudes = []
+    for decade in range(7):
+        count = 2**decade if signed else 2 ** (decade + 1)
+        magnitudes += [(0.1 + 0.9 * (i + 0.5) / count) * 10.0 ** (decade - 6) for i in range(count)]
+    positive = torch.tensor([*magnitudes[:-1], 1.0] if signed else [*magnitudes, 1.0], dtype=torch.float64)
+    zero = torch.zeros(1, dtype=torch.float64)
+    return torch.cat([-positive.flip(0), zero, positive]) if signed else torch.cat([zero, positive])
+
+
+def rounded(numbers: Tensor, table: Tensor) -> Tensor:
+    """Each number of each block of 256 as the nearest entry times the block's largest magnitude: by trying them all."""
+    flat, result = numbers.reshape(-1), []
+    for block in flat.split(256):
+        scale = block.abs().max()
+        nearest = (block.unsqueeze(1) - table * scale).abs().argmin(dim=1)
+        if table[0] == 0:
+            nearest = torch.where(block > 0, nearest.clamp(min=1), nearest)
+        result.append(table[nearest] * scale)
+    return torch.cat(result).view(numbers.shape)
+
+
+def slow_adamw8bit(weights: Weights) -> Iterator[None]:
+    """AdamW in fp64 that rounds its moments after each step."""
+    moments = {name: (torch.zeros_like(w), torch.zeros_like(w)) for name, w in weights.items()}
+    tables = dynamic_table(True), dynamic_table(False)
+    for step in range(1, STEPS + 1):
+        for name, gradient in gradients({name: w.float() for name, w in weights.items()}, step).items():
+            weight, (mean, root), g = weights[name], moments[name], gradient.double()
+            mean, square = 0.9 * mean + 0.1 * g, 0.95 * root**2 + 0.05 * g**2
+            decay = DECAY if weight.dim() > 1 else 0.0
+            update = mean / (1 - 0.9**step) / ((square / (1 - 0.95**step)).sqrt() + 1e-8)
+            weights[name] = weight * (1 - LR * decay) - LR * update
+            moments[name] = mean, square.sqrt()
+            if weight.dim() > 1:
+                moments[name] = rounded(mean, tables[0]), rounded(square.sqrt(), tables[1])
+        yield
+
+
+FLIPS = 0.02
+"""Share of weights that may differ: a number on the border of two codes falls to one side in fp32, to the other in
+fp64. Codes are about 1e-2 apart and fp32 is wrong by 1e-6, so of 100 roundings a weight one in a hundred does."""
+
+ONE_CODE = 2e-3
+"""How far such a weight may be off: a few updates of 1e-2 that differ by a code."""
+
+
+def test_adamw8bit():
+    """AdamW in fp64 with moments rounded by trying all 256 codes."""
+    weights = {name: weight.detach().double() for name, weight in start().items()}
+    for _ in slow_adamw8bit(weights):
+        pass
+    found = trained(name="adamw8bit")
+    off = torch.cat([(found[name] - weights[name]).abs().view(-1) for name in found])
+    assert (off > 10 * ROUNDING).sum() <= FLIPS * off.numel()
+    assert off.max() < ONE_CODE

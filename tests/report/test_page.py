@@ -1,0 +1,84 @@
+"""The page is whole, fetches nothing, and shows what runs say as text."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import re
+
+import pytest
+
+from megalite.cli.main import main
+from megalite.report.page import render
+from megalite.report.run_data import read_runs
+from tests.kit.html import Reader
+from tests.report.conftest import START, make_run
+
+HOSTILE = '</script><script>alert("1")</script>'
+
+
+def test_page_is_whole_and_fetches_nothing(finished):
+    """Tags balance, nothing is loaded from anywhere, and the policy allows the one script by its hash."""
+    page = render(read_runs([finished]), START)
+    reader = Reader(page)
+    names = [name for name, _ in reader.tags]
+    assert names.count("script") == 2
+    assert not {"link", "img", "iframe", "object"} & set(names)
+    for name, attributes in reader.tags:
+        assert not [key for key in attributes if key.startswith("on") or key in ("src", "href", "style")], name
+    assert "@import" not in page
+    assert "http://" not in page.replace("http://www.w3.org/2000/svg", "")
+    policy = next(attributes["content"] for name, attributes in reader.tags if "http-equiv" in attributes)
+    script = re.search(r"<script>(.*)</script></body>", page, re.DOTALL)[1]
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    assert f"script-src 'sha256-{digest}'" in policy
+    assert "default-src 'none'" in policy
+
+
+def test_what_runs_say_is_text(tmp_path):
+    """Reasons, names and settings that look like markup are shown as they are written."""
+    folder = make_run(tmp_path / f"<i>{HOSTILE.replace('/', '')}", 200, sets=(HOSTILE.replace("/", ""), "b"))
+    page = render(read_runs([folder]), START)
+    assert "alert" in page
+    assert "<script>alert" not in page
+    assert "<b>its</b>" not in page
+    numbers = json.loads(re.search(r'id="numbers">(.*?)</script>', page, re.DOTALL)[1])
+    assert "<b>its</b> mean" in numbers["runs"][0]["marks"][0]["text"]
+
+
+def test_several_runs(finished, tmp_path):
+    """Side by side: how each stands, and only the settings that differ."""
+    other = make_run(tmp_path / "faster", 200, lr=6e-4, end="stop")
+    runs = read_runs([finished, other])
+    page = render(runs, START)
+    text = Reader(page).text
+    assert "finished at step 3,000 of 3,000" in text
+    assert "stopped at step 200 of 200, ready to go on" in text
+    differences = page.split("Differences")[1].split("</section>")[0]
+    assert "optimizer.lr" in differences
+    assert "0.0006" in differences
+    assert "optimizer.name" not in differences
+
+
+def test_verb(finished, tmp_path, capsys):
+    """`megalite report RUN` writes beside the run, -o elsewhere; bad input is told without a traceback."""
+
+    def run(*arguments) -> tuple[int, str, str]:
+        with pytest.raises(SystemExit) as caught:
+            main(["report", *map(str, arguments)])
+        output = capsys.readouterr()
+        return int(caught.value.code or 0), output.out, output.err
+
+    code, said, _ = run(finished)
+    assert code == 0
+    assert "base: finished at step 3,000 of 3,000" in said
+    assert (finished / "report.html").read_text().startswith("<!doctype html>")
+    code, said, _ = run(finished, finished, "-o", tmp_path / "two.html")
+    assert code == 0
+    assert (tmp_path / "two.html").is_file()
+    for arguments in ((tmp_path / "nowhere",), (tmp_path,), (finished, "-o", tmp_path / "no" / "such.html")):
+        code, _, error = run(*arguments)
+        assert code == 2
+        assert "Traceback" not in error
+        assert "give the folder" in error or "name another file with -o" in error

@@ -1,0 +1,54 @@
+"""Faults on request, in every Python that finds this folder on PYTHONPATH: a file FOLDER/fault-RANK says which.
+
+exit    the process ends at once, with exit code 0, as if all were well
+raise   the training loop gets an exception
+hold    the training loop stands still for a while; the heart goes on beating
+
+The rank that SLOW_RANK_VARIABLE names has a slow device, as far as its timed products tell.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import threading
+import time
+from pathlib import Path
+
+FOLDER_VARIABLE = "MEGALITE_TEST_FAULTS"
+
+SLOW_RANK_VARIABLE = "MEGALITE_TEST_SLOW_RANK"
+
+LARGE_PRODUCT = 768
+
+SECONDS_BETWEEN_LOOKS = 0.1
+
+SECONDS_HELD = 45
+"""Longer than this cluster takes to miss a node, shorter than `slurm.step_seconds` of the tests' runs."""
+
+HOLD = signal.SIGRTMIN + 1
+"""A handler runs in the main thread, which is the training loop's."""
+
+
+def _wait_for_fault(path: Path, main_thread: int) -> None:
+    while not path.exists():
+        time.sleep(SECONDS_BETWEEN_LOOKS)
+    fault = path.read_text()
+    path.unlink()
+    if fault == "exit":
+        os._exit(0)
+    if fault == "hold":
+        signal.pthread_kill(main_thread, HOLD)
+        return
+    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(main_thread), ctypes.py_object(ArithmeticError))
+
+
+if FOLDER_VARIABLE in os.environ and "SLURM_PROCID" in os.environ and "MEGALITE_ATTEMPT" in os.environ:
+    _path = Path(os.environ[FOLDER_VARIABLE]) / f"fault-{os.environ['SLURM_PROCID']}"
+    signal.signal(HOLD, lambda *_: time.sleep(SECONDS_HELD))
+    threading.Thread(target=_wait_for_fault, args=(_path, threading.get_ident()), daemon=True).start()
+    if os.environ.get(SLOW_RANK_VARIABLE) == os.environ["SLURM_PROCID"]:
+        from megalite.train import probe
+
+        probe.PRODUCT_SIZE = {"cpu": LARGE_PRODUCT}

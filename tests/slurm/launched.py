@@ -1,0 +1,229 @@
+"""A tiny run that was launched on the test's cluster: what happens to it, and what becomes of it."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import yaml
+
+from megalite.checkpoint.catalog import latest
+from megalite.checkpoint.format import read_manifest
+from megalite.slurm.folder import LaunchFolder
+from megalite.slurm.goodput import measure
+from tests.kit.runs import COMMAND, metrics, write_run
+from tests.kit.slurm import Cluster, until
+
+INJECT = Path(__file__).parent / "inject"
+
+NUM_STEPS = 150
+
+SECTIONS = {
+    "parallel": {"tp": 1, "dp": 2, "zero_stage": 1},
+    "batch": {"micro_batch_size": 2, "global_batch_size": 48, "seq_len": 32},
+    "schedule": {"name": "constant", "warmup_steps": 2},  # a shorter run then has the same first steps
+    "train": {"steps": NUM_STEPS, "device": "cpu"},
+    "checkpoint": {"every": 10},
+    "monitor": {"log_every": 50, "tensorboard": False},
+    "slurm": {
+        "beat_seconds": 8,
+        "start_seconds": 300,
+        "step_seconds": 60,
+        "max_failures": 4,
+        "check_nodes": False,  # imports again; one test has it on
+    },
+}
+
+PROFILE = {
+    "gpus_per_node": 0,
+    "ranks_per_node": 1,
+    "time_limit": "20:00",
+    "save_seconds": 60,
+    "environment": {"OMP_NUM_THREADS": "1"},  # as two ranks of one machine have: another number rounds otherwise
+    "sbatch": ["--exclusive"],
+}
+
+ENDED = ("finished", "stopped", "gave up", "cancelled")
+
+LONGEST_WAIT_SECONDS = 400.0
+"""For what takes some ten seconds on a free machine."""
+
+NOTICED = ("trouble", "end", "supervisor lost")
+
+LONGEST_DETECTION_SECONDS = 15.0
+LONGEST_RETURN_SECONDS = 30.0
+"""From a fault to the moment when the run says so, and from there to the ranks of the next attempt: what the project
+promises with the time-outs of this cluster."""
+
+LAYOUT_TOLERANCE = 1e-4
+"""Between losses of two layouts, over some tens of steps: float32 sums in another order (`test_layouts.py`)."""
+
+
+class Launched:
+    """A run on the cluster.
+
+    Args:
+        folder: of its files.
+        cluster: where it runs.
+        sections: of its config, that differ from SECTIONS.
+        profile: keys of the cluster profile that differ from PROFILE.
+    """
+
+    def __init__(self, folder: Path, cluster: Cluster, sections: dict[str, dict] | None = None, **profile):
+        self.cluster = cluster
+        names = {*SECTIONS, *(sections or {})}
+        self.config = write_run(
+            folder, **{name: {**SECTIONS.get(name, {}), **(sections or {}).get(name, {})} for name in names}
+        )
+        self.profile = folder / "cluster.yaml"
+        environment = {
+            **PROFILE["environment"],
+            **profile.pop("environment", {}),
+            "PYTHONPATH": f"{INJECT}:{os.environ.get('PYTHONPATH', '')}",
+            "MEGALITE_TEST_FAULTS": str(folder),
+        }
+        self.profile.write_text(yaml.safe_dump({**PROFILE, "environment": environment, **profile}))
+        self._faults = folder
+        self._struck: list[tuple[str, float]] = []
+        self.folder = LaunchFolder(folder / "run")
+        self.launch()
+
+    def launch(self) -> None:
+        """Submit its first job."""
+        done = self.megalite("launch", self.config, "--cluster", self.profile)
+        assert done.returncode == 0, done.stdout + done.stderr
+
+    def megalite(self, *arguments: str | Path) -> subprocess.CompletedProcess:
+        """A command on the login node."""
+        command = [*COMMAND, *map(str, arguments)]
+        return subprocess.run(
+            command, capture_output=True, text=True, timeout=120, env=self.cluster.environment, check=False
+        )
+
+    @property
+    def state(self) -> dict:
+        """What the supervisor wrote last."""
+        return self.folder.read_state()
+
+    @property
+    def batch_host(self) -> str:
+        """Where its supervisor runs."""
+        return self.cluster.slurm("squeue", "--noheader", f"--jobs={self.state['job']}", "--format=%B")
+
+    @property
+    def worker(self) -> str:
+        """A node that runs ranks and not the supervisor."""
+        host = self.batch_host
+        return next(node for node in self.state["nodes"] if node != host)
+
+    def strike(self, what: str, action: Callable[[], object]) -> None:
+        """Do something to the run, and remember when."""
+        self._struck.append((what, time.time()))
+        action()
+
+    def signal_rank(self, rank: int, number: signal.Signals) -> None:
+        """Send a signal to a rank's process."""
+        os.kill(self.rank_process(rank), number)
+
+    def inject(self, rank: int, fault: str) -> None:
+        """Let a rank do something by itself: `tests/slurm/inject`."""
+        partial = self._faults / f".fault-{rank}"
+        partial.write_text(fault)
+        os.replace(partial, self._faults / f"fault-{rank}")
+
+    def wait_for_step(self, step: int, attempt: int) -> None:
+        """Wait until an attempt has done a step."""
+
+        def is_there() -> bool:
+            path = self.folder.run_dir / "metrics.jsonl"
+            assert self.state["status"] not in ENDED, self.log()
+            return self.state.get("attempt") == attempt and path.exists() and _last_step(path) >= step
+
+        try:
+            until(is_there, f"step {step} in attempt {attempt}", LONGEST_WAIT_SECONDS)
+        except AssertionError as error:
+            raise AssertionError(f"{error}\n{self.log()}") from error
+
+    def wait_for_end(self) -> str:
+        """Wait until the run has ended; its status."""
+        try:
+            until(lambda: self.state["status"] in ENDED, "the end of the run", LONGEST_WAIT_SECONDS)
+        except AssertionError as error:
+            raise AssertionError(f"{error}\n{self.log()}") from error
+        jobs = [event["job"] for event in self.folder.read_events() if event["event"] == "job"]
+        until(lambda: not set(self.cluster.live_jobs()) & set(jobs), "the end of its jobs")
+        return self.state["status"]
+
+    def rank_process(self, rank: int) -> int:
+        """A rank's process number on this machine."""
+        return self._find_rank(rank)[0]
+
+    def node_of_rank(self, rank: int) -> str:
+        """Where Slurm has put a rank."""
+        return self._find_rank(rank)[1]
+
+    def rank_log(self, rank: int, attempt: int) -> str:
+        """What a rank has said."""
+        return (self.folder.attempt(attempt) / f"rank-{rank}.log").read_text()
+
+    def _find_rank(self, rank: int) -> tuple[int, str]:
+        for entry in Path("/proc").iterdir():
+            if not entry.name.isdecimal():
+                continue
+            try:
+                command, environment = (entry / "cmdline").read_bytes(), (entry / "environ").read_bytes()
+            except OSError:
+                continue
+            variables = dict(line.partition(b"=")[::2] for line in environment.split(b"\0"))
+            is_rank = b"megalite.slurm.rank" in command and str(self.folder.run_dir).encode() in command
+            if is_rank and b"srun" not in command and variables.get(b"SLURM_PROCID") == str(rank).encode():
+                return int(entry.name), variables[b"SLURMD_NODENAME"].decode()
+        raise AssertionError(f"rank {rank} has no process\n{self.log()}")
+
+    def ends(self) -> list[str]:
+        """Why each attempt ended."""
+        return [event["why"] for event in self.folder.read_events() if event["event"] == "end"]
+
+    def log(self) -> str:
+        """What the supervisors said."""
+        return "\n".join(path.read_text() for path in sorted(self.folder.jobs.glob("*.log")))
+
+    def assert_quick(self) -> None:
+        """Every fault was noticed in time, and followed by ranks in time; the seconds are printed."""
+        events = self.folder.read_events()
+        starts = [event for event in events if event["event"] == "attempt"]
+        for what, struck in self._struck:
+            noticed = next(e for e in events if e["time"] > struck and e["event"] in NOTICED)
+            again = next(event for event in starts if event["time"] > noticed["time"])
+            detection, back = noticed["time"] - struck, again["time"] - noticed["time"]
+            print(f"{what}: noticed after {detection:.1f} s, next attempt after {back:.1f} s")
+            assert detection < LONGEST_DETECTION_SECONDS, what
+            assert back < LONGEST_RETURN_SECONDS, what
+        for each in measure(self.folder, time.time()).attempts:
+            print(f"  attempt {each.attempt}: {each.total:.0f} s, starting {each.starting:.0f}, lost {each.lost:.0f}")
+
+    def assert_as(self, undisturbed: Path) -> None:
+        """Every step's loss and norm as those of another run, bit for bit, and every sample consumed once, in order."""
+        found, expected = metrics(self.folder.run_dir), metrics(undisturbed)
+        for key in ("step", "loss", "grad_norm", "tokens"):
+            assert [row[key] for row in found] == [row[key] for row in expected]
+        own, other = (read_manifest(latest(folder)).progress for folder in (self.folder.run_dir, undisturbed))
+        assert own == other
+
+
+def at_once(*scenarios: Callable[[], object]) -> None:
+    """Run scenarios at the same time, each with nodes of its own: most of them wait most of the time."""
+    with ThreadPoolExecutor(len(scenarios)) as pool:
+        for future in [pool.submit(scenario) for scenario in scenarios]:
+            future.result()
+
+
+def _last_step(path: Path) -> int:
+    lines = path.read_text().splitlines()
+    return json.loads(lines[-1])["step"] if lines else 0

@@ -1,0 +1,76 @@
+"""The learning-rate finder: what it reads off a sweep, and that a run never notices it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from megalite.config.load import load_config
+from megalite.errors import EXIT_DONE, EXIT_REQUEUE, UserError
+from megalite.train.lr_finder import Found, SmoothedLoss, Sweep, find_rate
+from tests.kit.runs import megalite, metrics, write_run
+from tests.train.forked import launch
+from tests.train.test_schedules import assert_equal_checkpoints, numbers
+
+DP2 = {"tp": 1, "dp": 2, "zero_stage": 1}
+
+
+def files(folder: Path) -> dict[Path, tuple[int, bytes]]:
+    """Every file below a folder, and when it was written."""
+    return {path: (path.stat().st_mtime_ns, path.read_bytes()) for path in folder.rglob("*") if path.is_file()}
+
+
+def test_a_run_does_not_notice(tmp_path):
+    """A sweep in the middle of a run starts from its checkpoint, shows rates until the loss has blown up, and leaves
+    the folder untouched; the run then goes on to the same last bit as one that was never looked at."""
+    config_file = write_run(tmp_path, parallel=DP2, checkpoint={"every": 2}, train={"steps": 6})
+    config = load_config(config_file)
+    assert launch(config, 2, stop_after=4) == EXIT_REQUEUE
+    before = files(config.run.dir)
+    out = tmp_path / "sweep.svg"
+    done = megalite("lr-find", config_file, "--from", "1e-4", "--to", "1e3", "--steps", "30", "--out", out)
+    assert done.returncode == 0, done.stderr
+    assert files(config.run.dir) == before
+    assert "step-0000004, as a branch" in done.stdout
+    assert "suggestion: optimizer.lr=" in done.stdout
+    num_updates = int(done.stdout.split(" updates")[0].split()[-1])
+    assert 10 < num_updates < 30
+    assert out.read_text().startswith("<?xml")
+    assert launch(config, 2) == EXIT_DONE
+    other = load_config(config_file, [f"run.dir={tmp_path / 'other'}"])
+    assert launch(other, 2) == EXIT_DONE
+    assert numbers(config.run.dir) == numbers(other.run.dir)
+    assert [record["step"] for record in metrics(config.run.dir)] == [1, 2, 3, 4, 5, 6]
+    assert_equal_checkpoints(*(c.run.dir / "checkpoints/step-0000006" for c in (config, other)))
+
+
+def test_rates_rise_by_equal_factors():
+    sweep = Sweep(1e-5, 1e-1, 5)
+    assert [sweep.rate(number) for number in range(5)] == pytest.approx([1e-5, 1e-4, 1e-3, 1e-2, 1e-1])
+
+
+def test_smoothing_has_no_bias_from_its_start():
+    """A constant is its own mean from the first on; after a jump the weights are those of a geometric series."""
+    smoothed = SmoothedLoss()
+    assert [smoothed.add(3.0) for _ in range(3)] == pytest.approx([3.0] * 3)
+    weights = [0.1 * 0.9**age for age in range(4)]
+    assert smoothed.add(7.0) == pytest.approx((weights[0] * 7.0 + sum(weights[1:]) * 3.0) / sum(weights))
+    assert smoothed.lowest == pytest.approx(3.0)
+
+
+def test_what_is_read_off():
+    """The lowest point, the steepest fall, and a suggestion a tenth below the lowest."""
+    found = Found([1e-4, 1e-3, 1e-2, 1e-1, 1.0], [5.0, 4.9, 4.0, 3.9, 8.0], "")
+    assert (found.lowest, found.steepest) == (1e-1, 1e-3)
+    assert found.suggestion == pytest.approx(1e-2)
+
+
+def test_refused_before_it_starts(tmp_path):
+    """Rates that do not rise, and whatever a training would be refused for."""
+    config = load_config(write_run(tmp_path))
+    with pytest.raises(UserError, match=r"--from 1 --to 0\.1: expected two rates above 0, the first the lower"):
+        find_rate(config, 2, Sweep(1.0, 0.1))
+    with pytest.raises(UserError, match=r"data\.train"):
+        find_rate(config.model_copy(update={"data": config.data.model_copy(update={"train": ()})}), 2, Sweep())
+    assert not config.run.dir.exists()

@@ -1,0 +1,63 @@
+"""A mixture that changes in mid-run: a new config on resume, with the account of every source exact."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+from megalite.checkpoint.reader import CheckpointReader
+from megalite.config.load import load_config
+from megalite.config.schema import Config
+from megalite.data import audit
+from megalite.data.samples import open_training_samples
+from megalite.errors import EXIT_BAD_INPUT, EXIT_DONE, EXIT_REQUEUE
+from tests.data.factory import random_documents, write_packed_folder
+from tests.kit.runs import events, write_run
+from tests.train.forked import launch
+
+BATCH = 4
+
+
+def config_of(folder: Path, **weights: float) -> Config:
+    """A run of eight steps over sources with these weights."""
+    sources = []
+    for number, (name, weight) in enumerate(weights.items()):
+        if not (folder / name).exists():
+            write_packed_folder(folder / name, random_documents(100, longest=40, seed=number), seq_len=32)
+        sources.append({"path": str(folder / name), "weight": weight})
+    data = {"train": sources, "valid": []}
+    return load_config(write_run(folder, data=data, parallel={"tp": 1, "zero_stage": 0}, train={"steps": 8}))
+
+
+def test_every_source_goes_on_where_it_stood(tmp_path):
+    """Weights change and a source is added behind step 4: the run says so, what was consumed stays consumed, every
+    source's own samples go on without a repetition, and the chain over all samples is that of this very history."""
+    former = config_of(tmp_path, web=1, books=1)
+    assert launch(former, 1, stop_after=4) == EXIT_REQUEUE
+    now = config_of(tmp_path, web=1, books=4, code=3)
+    assert launch(now, 1) == EXIT_DONE
+
+    (event,) = (event for event in events(now.run.dir) if event["event"] == "mixture")
+    assert (event["step"], event["consumed"]) == (4, {"web": 8, "books": 8})
+    progress = CheckpointReader(now.run.dir / "checkpoints/step-0000008").manifest.progress
+    assert sum(progress.consumed.values()) == progress.num_samples == 8 * BATCH
+    assert progress.consumed["code"] == 6
+
+    old, new = open_training_samples(former), open_training_samples(now).following(progress.account)
+    chain = audit.chain(audit.EMPTY_CHAIN, old, 0, 4 * BATCH)
+    assert progress.data_chain == audit.chain(chain, new, 4 * BATCH, 8 * BATCH)
+    history = [old.identity(index) for index in range(4 * BATCH)]
+    history += [new.identity(index) for index in range(4 * BATCH, 8 * BATCH)]
+    for name, count in progress.consumed.items():
+        alone = open_training_samples(config_of(tmp_path, **{name: 1}))
+        own = [identity for identity in history if identity.source == name]
+        assert own == [alone.identity(index) for index in range(count)], name
+
+
+def test_a_source_with_other_contents_is_refused(tmp_path):
+    """Same name and path, packed in another way: not a change of mixture."""
+    config = config_of(tmp_path, web=1, books=1)
+    assert launch(config, 1, stop_after=4) == EXIT_REQUEUE
+    shutil.rmtree(tmp_path / "books")
+    write_packed_folder(tmp_path / "books", random_documents(100, longest=40, seed=1), seq_len=32, method="concat")
+    assert launch(config, 1) == EXIT_BAD_INPUT

@@ -1,0 +1,355 @@
+"""FP8 and speed on one GPU, a section a call; each prints JSON lines to record under docs/benchmarks/.
+
+    python tools/benchmarks/gpu.py parity|gemm|steps|curve|profile|all [--models 125m,1b3] [--device cpu --tiny]
+
+    parity   one linear layer by each recipe: Transformer Engine and torch's products against emulation
+    gemm     FLOP/s of square products in bf16 and FP8: the ceiling of everything else
+    steps    training steps of 125M to 8B parameters (of 8B as many layers as fit) in bf16 and FP8, against plain
+             PyTorch with compile and Hugging Face's Llama on the same model in the same run: tokens/s, TFLOP/s, MFU
+             over the data sheet's and the measured ceiling, memory
+    curve    200 steps in bf16 and by each recipe from the same start: losses and their distance
+    profile  where the time of a step goes, by kernel
+
+What cannot run on a machine is said with its reason, not left out. With `--device cpu --tiny` all of it rehearses on a
+laptop. FP8 MFU counts against the bf16 peak, as everybody's does.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import torch
+from gpu_smoke import make_engine, plain_step, random_batch, timed
+from plain_llama import Shape
+
+from megalite.config.plan import fill_model, flops_per_token
+from megalite.config.schema import Fp8Config
+from megalite.engine.build import DTYPES
+from megalite.engine.runtime import connect_processes, prepare_deepspeed
+from megalite.layers.fp8.available import why_unavailable
+from megalite.layers.fp8.backends import choose_backend
+from megalite.layers.gemm import choose_gemm
+from megalite.layers.linear import ColumnParallelLinear
+from megalite.parallel.axes import SINGLE
+from megalite.train.device import peak_flops
+
+VOCAB = 32000
+
+
+@dataclass(frozen=True)
+class Case:
+    """A model and how it is fed."""
+
+    sizes: dict[str, int]
+    seq_len: int
+    micro_batch_size: int
+    fits: tuple[int, ...] = ()
+    """Fewer layers to try where memory runs out."""
+
+
+MODELS = {
+    "125m": Case({"hidden_size": 768, "num_layers": 12, "num_heads": 12, "ffn_hidden_size": 2048}, 2048, 32),
+    "1b3": Case({"hidden_size": 2048, "num_layers": 24, "num_heads": 16, "ffn_hidden_size": 5632}, 2048, 16),
+    "3b": Case({"hidden_size": 2560, "num_layers": 32, "num_heads": 20, "ffn_hidden_size": 8704}, 2048, 8),
+    "8b": Case(
+        {"hidden_size": 4096, "num_layers": 32, "num_heads": 32, "ffn_hidden_size": 14336}, 4096, 2, (28, 24, 20, 16)
+    ),
+}
+TINY = Case({"hidden_size": 64, "num_layers": 2, "num_heads": 4, "ffn_hidden_size": 128}, 128, 2)
+
+RECIPES: dict[str, Fp8Config | None] = {
+    "bf16": None,
+    "te current": Fp8Config(backend="te", recipe="current", watch_every=None),
+    "te block": Fp8Config(backend="te", recipe="block", watch_every=None),
+    "scaled_mm current": Fp8Config(backend="scaled_mm", recipe="current", watch_every=None),
+    "scaled_mm delayed": Fp8Config(backend="scaled_mm", recipe="delayed", watch_every=None),
+    "scaled_mm rowwise": Fp8Config(backend="scaled_mm", recipe="rowwise", watch_every=None),
+}
+"""What is timed. Emulation is no contender."""
+
+PARITY_TOLERANCE = 0.02
+"""Relative norm of the difference from emulation: two bf16 roundings and tensor cores' shorter sums; rounding by
+another scale would be at 0.04 and more."""
+CURVE_TOLERANCE = 0.01
+"""Relative, of the mean loss over the last tenth of the steps."""
+
+
+def say(section: str, name: str, **figures: object) -> None:
+    """Print one result."""
+    print(json.dumps({"section": section, "name": name, **figures}), flush=True)
+
+
+def able(section: str, device: torch.device) -> Iterator[tuple[str, Fp8Config | None]]:
+    """The recipes that can run here; the others are said with their reason."""
+    for name, fp8 in RECIPES.items():
+        reason = why_unavailable(fp8, device.type) if fp8 is not None else ""
+        if reason:
+            say(section, name, left_out=reason)
+        else:
+            yield name, fp8
+
+
+def parity(device: torch.device, tiny: bool, models: list[str]) -> bool:
+    """Result and gradients of a linear layer by each backend, as distances from emulation of the same recipe."""
+    tokens, width = (128, 64) if tiny else (4096, 2048)
+    passed = True
+    for name, fp8 in able("parity", device):
+        if fp8 is None:
+            continue
+        settings = {"backend": "emulate", "recipe": fp8.recipe, "watch_every": None}
+        truth, found = (_linear(config, tokens, width, device) for config in (Fp8Config(**settings), fp8))
+        plain = _linear(None, tokens, width, device)
+        figures = {}
+        for key, value in found.items():
+            norm = truth[key].norm()
+            figures[key] = ((value - truth[key]).norm() / norm).item()
+            figures[f"{key} from bf16"] = ((value - plain[key]).norm() / norm).item()
+        ok = all(figures[key] < PARITY_TOLERANCE for key in found)
+        say("parity", name, passed=ok, **figures)
+        passed &= ok
+    return passed
+
+
+def _linear(fp8: Fp8Config | None, tokens: int, width: int, device: torch.device) -> dict[str, torch.Tensor]:
+    """Result and gradients of one linear layer on the same numbers, fp32."""
+    torch.manual_seed(0)
+    x, weight, grad = (torch.randn(n, width).to(device, torch.bfloat16) for n in (tokens, width, tokens))
+    layer = ColumnParallelLinear(width, width, tp=SINGLE).to(device, torch.bfloat16)
+    with torch.no_grad():
+        layer.weight.copy_(weight)
+    backend = None
+    if fp8 is not None:
+        backend = choose_backend(fp8, tp=SINGLE, dp=SINGLE, device=device, keep_weights=True)
+        layer.gemm = backend.make_layers({"layer": layer})["layer"]
+    if fp8 is not None and fp8.recipe == "delayed":  # a first step to have a history
+        layer(x).backward(grad)
+        backend.end_step()
+        layer.gemm.forget_weights()
+        layer.weight.grad = None
+    x.requires_grad_()
+    with torch.autocast("cpu", enabled=False) if backend is None else backend.context():
+        y = layer(x)
+    y.backward(grad)
+    return {"y": y.detach().float(), "dx": x.grad.float(), "dw": layer.weight.grad.float()}
+
+
+def gemm(device: torch.device, tiny: bool, models: list[str]) -> bool:
+    """FLOP/s of square products, with and without rounding the operands."""
+    for size in (64, 128) if tiny else (2048, 4096, 8192):
+        left, right = (torch.randn(size, size, device=device, dtype=torch.bfloat16) for _ in range(2))
+        plain = choose_gemm(device.type, torch.bfloat16)
+        flops = 2.0 * size**3
+        runs: dict[str, Callable[[int], object]] = {"bf16": lambda _, p=plain, a=left, b=right: p.multiply(a, b)}
+        eights = [x.to(torch.float8_e4m3fn) for x in (left, right)]
+        one = torch.ones((), device=device)
+        if not why_unavailable(Fp8Config(backend="scaled_mm"), device.type):
+            runs["fp8"] = lambda _, a=eights[0], b=eights[1], s=one: torch._scaled_mm(
+                a, b.t(), s, s, out_dtype=torch.bfloat16, use_fast_accum=True
+            )
+            runs["fp8, careful sums"] = lambda _, a=eights[0], b=eights[1], s=one: torch._scaled_mm(
+                a, b.t(), s, s, out_dtype=torch.bfloat16, use_fast_accum=False
+            )
+        for name, run in runs.items():
+            seconds = timed(run, device, 3 if tiny else 50)
+            say("gemm", f"{name} {size}", tflops=float(f"{flops / seconds / 1e12:.4g}"))
+    return True
+
+
+def steps(device: torch.device, tiny: bool, models: list[str]) -> bool:
+    """Tokens/s and memory of training steps, each model by each recipe and by the peers."""
+    ceiling = measured_ceiling(device, tiny)
+    for name, case in {"tiny": TINY}.items() if tiny else [(name, MODELS[name]) for name in models]:
+        for num_layers in (case.sizes["num_layers"], *case.fits):
+            sizes = {**case.sizes, "num_layers": num_layers}
+            try:
+                _time_model(f"{name}, {num_layers} layers", sizes, case, device, tiny, ceiling)
+                break
+            except torch.OutOfMemoryError:
+                say("steps", f"{name}, {num_layers} layers", left_out="out of memory")
+                free(device)
+    return True
+
+
+def _time_model(name: str, sizes: dict[str, int], case: Case, device: torch.device, tiny: bool, ceiling: float) -> None:
+    tokens, count = case.seq_len * case.micro_batch_size, 3 if tiny else 20
+    shape = Shape(
+        sizes["hidden_size"], sizes["num_layers"], sizes["num_heads"], sizes["ffn_hidden_size"], VOCAB, case.seq_len
+    )
+
+    def measure(who: str, make: Callable[[], Callable[[int], object]], flops: float) -> None:
+        free(device)
+        run = make()
+        seconds = timed(run, device, count)
+        rate = flops * tokens / seconds
+        say(
+            "steps",
+            f"{name}: {who}",
+            tokens_per_second=round(tokens / seconds),
+            tflops=float(f"{rate / 1e12:.4g}"),
+            mfu_datasheet=round(rate / peak_flops(device, torch.bfloat16), 4),
+            mfu_measured=round(rate / ceiling, 4),
+            peak_gib=round(torch.cuda.max_memory_allocated() / 2**30, 2) if device.type == "cuda" else None,
+        )
+
+    for recipe, fp8 in able("steps", device):
+        precision = {"fp8": None if fp8 is None else fp8.model_dump()}
+        engine, config = make_engine(
+            device,
+            {**sizes, "tie_embeddings": True},
+            case.seq_len,
+            case.micro_batch_size,
+            precision=precision,
+            train={"compile": "off" if tiny else "on"},
+        )
+        batch = random_batch(case.micro_batch_size, case.seq_len, VOCAB, documents=1).to(device)
+        flops = flops_per_token(fill_model(config.model, config.batch), case.seq_len)
+        try:
+            measure(f"megalite, {recipe}", lambda e=engine, b=batch: lambda _: e.train_step([b], 3e-4), flops)
+        finally:
+            engine.close()
+            del engine
+    peers = {"plain PyTorch, compiled": plain_step, "Hugging Face, compiled": hugging_face_step}
+    for who, make in peers.items():
+        try:
+            measure(who, lambda make=make: make(shape, case.micro_batch_size, device), flops)
+        except torch.OutOfMemoryError:
+            say("steps", f"{name}: {who}", left_out="out of memory")
+            free(device)
+
+
+def hugging_face_step(shape: Shape, micro: int, device: torch.device) -> Callable[[int], None]:
+    """transformers' Llama in bf16 with compile, its own fused attention, and torch's fused AdamW."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    config = LlamaConfig(
+        vocab_size=shape.vocab,
+        hidden_size=shape.hidden,
+        intermediate_size=shape.ffn,
+        num_hidden_layers=shape.layers,
+        num_attention_heads=shape.heads,
+        max_position_embeddings=shape.seq_len,
+        tie_word_embeddings=True,
+        attn_implementation="sdpa",
+        use_cache=False,
+    )
+    model = LlamaForCausalLM(config).to(device)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4, fused=True)
+    run = torch.compile(model)
+    tokens = torch.randint(0, shape.vocab, (micro, shape.seq_len), device=device)
+
+    def step(_: int) -> None:
+        with torch.autocast(device.type, torch.bfloat16):
+            loss = run(input_ids=tokens, labels=tokens).loss
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return step
+
+
+def curve(device: torch.device, tiny: bool, models: list[str]) -> bool:
+    """Losses of the same model on the same tokens, by each recipe: text-like tokens, so that there is much to learn."""
+    case, count = (TINY, 10) if tiny else (MODELS["125m"], 200)
+    curves: dict[str, list[float]] = {}
+    for name, fp8 in able("curve", device):
+        precision = {"fp8": None if fp8 is None else fp8.model_dump()}
+        engine, _ = make_engine(device, case.sizes, case.seq_len, case.micro_batch_size, precision=precision)
+        curves[name] = []
+        for number in range(count):
+            batch = random_batch(case.micro_batch_size, case.seq_len, VOCAB, documents=1, seed=number)
+            batch.tokens.remainder_(97 + number % 7)
+            batch.labels.copy_((batch.tokens * 31 + 7) % 1009)  # a rule to be learned
+            curves[name].append(engine.train_step([batch.to(device)], 1e-3).loss)
+        engine.close()
+        free(device)
+    tail = max(1, count // 10)
+    means = {name: sum(losses[-tail:]) / tail for name, losses in curves.items()}
+    passed = True
+    for name, losses in curves.items():
+        distance = abs(means[name] - means["bf16"]) / means["bf16"]
+        passed &= tiny or distance < CURVE_TOLERANCE
+        say("curve", name, last=means[name], from_bf16=distance, losses=[round(loss, 4) for loss in losses])
+    return passed
+
+
+def profile(device: torch.device, tiny: bool, models: list[str]) -> bool:
+    """The kernels that a step spends its time in, in bf16 and in FP8."""
+    from torch.profiler import ProfilerActivity
+    from torch.profiler import profile as torch_profile
+
+    case = TINY if tiny else MODELS["1b3"]
+    kinds = [ProfilerActivity.CPU] + [ProfilerActivity.CUDA] * (device.type == "cuda")
+    key = "self_cuda_time_total" if device.type == "cuda" else "self_cpu_time_total"
+    for name, fp8 in able("profile", device):
+        precision = {"fp8": None if fp8 is None else fp8.model_dump()}
+        engine, _ = make_engine(
+            device,
+            case.sizes,
+            case.seq_len,
+            case.micro_batch_size,
+            precision=precision,
+            train={"compile": "off" if tiny else "on"},
+        )
+        batch = random_batch(case.micro_batch_size, case.seq_len, VOCAB, documents=1).to(device)
+        timed(lambda _, e=engine, b=batch: e.train_step([b], 3e-4), device, 1)
+        with torch_profile(activities=kinds) as found:
+            engine.train_step([batch], 3e-4)
+        say("profile", name, table=found.key_averages().table(sort_by=key, row_limit=25).splitlines())
+        engine.close()
+        free(device)
+    return True
+
+
+def measured_ceiling(device: torch.device, tiny: bool) -> float:
+    """FLOP/s of a large bf16 product."""
+    size = 128 if tiny else 8192
+    left, right = (torch.randn(size, size, device=device, dtype=torch.bfloat16) for _ in range(2))
+    return 2.0 * size**3 / timed(lambda _: torch.mm(left, right), device, 3 if tiny else 50)
+
+
+def free(device: torch.device) -> None:
+    """Give back what the last case held."""
+    gc.collect()
+    torch.compiler.reset()
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
+
+
+SECTIONS = {"parity": parity, "gemm": gemm, "steps": steps, "curve": curve, "profile": profile}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("section", choices=(*SECTIONS, "all"))
+    parser.add_argument("--models", default=",".join(MODELS), help="for steps: which of " + ", ".join(MODELS))
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--tiny", action="store_true", help="sizes for a rehearsal")
+    arguments = parser.parse_args()
+    device = torch.device(arguments.device)
+    name = torch.cuda.get_device_name() if device.type == "cuda" else "cpu"
+    about = {
+        "date": time.strftime("%Y-%m-%d"),
+        "device": name,
+        "torch": torch.__version__,
+        "dtype": str(DTYPES["bf16"]),
+    }
+    print(json.dumps(about), flush=True)
+    prepare_deepspeed(device.type)
+    chosen = SECTIONS if arguments.section == "all" else {arguments.section: SECTIONS[arguments.section]}
+    with tempfile.TemporaryDirectory() as folder:
+        connect_processes(rank=0, world_size=1, device_type=device.type, init_method=f"file://{folder}/store")
+        passed = [section(device, arguments.tiny, arguments.models.split(",")) for section in chosen.values()]
+    sys.exit(0 if all(passed) else 1)
+
+
+if __name__ == "__main__":
+    main()
