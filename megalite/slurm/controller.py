@@ -42,10 +42,14 @@ class Controller:
             return ask(["sbatch", "--parsable", *arguments]).split(";")[0].strip()
         return None
 
-    def live_jobs(self, name: str) -> list[str]:
-        """This user's jobs of a name that wait or run, oldest first."""
-        options = ("--noheader", f"--name={name}", f"--users={os.getuid()}", f"--states={LIVE_STATES}", "--format=%i")
+    def live_jobs(self, name: str, states: str = LIVE_STATES) -> list[str]:
+        """This user's jobs of a name that wait or run or are being cleaned up, oldest first."""
+        options = ("--noheader", f"--name={name}", f"--users={os.getuid()}", f"--states={states}", "--format=%i")
         return sorted(self._ask(["squeue", *options]).split(), key=lambda job: (len(job), job))
+
+    def waiting_jobs(self, name: str) -> list[str]:
+        """Those of them that have not begun, oldest first."""
+        return self.live_jobs(name, "PENDING")
 
     def cancel(self, *jobs: str) -> None:
         """scancel jobs or steps, those that have ended included."""
@@ -82,7 +86,9 @@ class Controller:
 
     def exclude_nodes(self, job: str, nodes: Sequence[str]) -> bool:
         """Keep a waiting job off some nodes, if its partition has enough others in order; whether it has."""
-        fields = self._fields(["squeue", "--noheader", f"--jobs={job}", "--format=%P|%D|%x"])
+        fields = self._fields(["squeue", "--noheader", "--states=PENDING", f"--jobs={job}", "--format=%P|%D|%x"])
+        if not fields:
+            return False
         partition, needed, excluded = fields.split("|")
         former = self._ask(["scontrol", "show", "hostnames", excluded]).split() if excluded else []
         wanted = sorted({*former, *nodes})
@@ -90,7 +96,10 @@ class Controller:
         others = sorted(set(self._ask(["sinfo", *options]).split()) - set(wanted))
         if len(self.good_nodes(others)) < int(needed):
             return False  # it would wait for ever
-        self._ask(["scontrol", "update", f"JobId={job}", f"ExcNodeList={','.join(wanted)}"])
+        try:
+            self._ask(["scontrol", "update", f"JobId={job}", f"ExcNodeList={','.join(wanted)}"])
+        except UserError:
+            return False  # it has begun meanwhile
         return True
 
     def _fields(self, command: list[str]) -> str:

@@ -164,8 +164,7 @@ class Supervisor:
 
     def _after(self, outcome: Outcome) -> int | None:
         """What an attempt's end means for this job: its exit code, or None for another attempt."""
-        if self._folder.read_state().get("job") != self._job.number:  # Slurm lost sight of this node, and started it
-            say("another job has taken the run over")
+        if self._is_replaced():
             return EXIT_FAULT
         if outcome.next is Next.FINISHED:
             self._folder.finished.touch()
@@ -254,18 +253,31 @@ class Supervisor:
     def _submit_next(self) -> None:
         """Put the next job of the chain behind this one, unless it is there already."""
         name = job_name(self._folder.run_dir)
-        waiting = [job for job in self._controller.live_jobs(name) if job != self._job.number]
+        waiting = self._controller.waiting_jobs(name)  # not one that Slurm still cleans up after, on a dead node
         jobs = self._folder.read_state().get("num_jobs", 1)
         if not waiting and jobs < self._cluster.max_jobs:
             waiting = [self._controller.submit(str(self._folder.script))]
         self._write_state(job=self._job.number, next_job=waiting[0] if waiting else None, num_jobs=jobs + 1)
 
+    def _is_replaced(self) -> bool:
+        """Whether the next job runs already: Slurm lost sight of this node, and believes that this job has ended."""
+        if self._folder.read_state().get("job") == self._job.number:
+            return False
+        say("another job has taken the run over")
+        return True
+
     def _leave_to_next(self, why: str) -> int:
         """End this job; the next one of the chain goes on, on other nodes than those that failed."""
+        if self._is_replaced():
+            return EXIT_FAULT
         next_job = self._folder.read_state().get("next_job")
         if next_job is None:
             return self._end_chain(
                 "gave up", f"{why}; and max_jobs in the cluster profile allows no further job", EXIT_FAULT
+            )
+        if next_job not in self._controller.live_jobs(job_name(self._folder.run_dir)):
+            return self._end_chain(
+                "stopped", f"{why}; the next job, {next_job}, was cancelled; launch again to go on", EXIT_REQUEUE
             )
         excluded = sorted(self._bad)
         if excluded and not self._controller.exclude_nodes(next_job, excluded):

@@ -120,6 +120,7 @@ def test_jobs_and_disks_fail(tmp_path, cluster, undisturbed):
         powered_off = run.batch_host
         run.strike("the batch host powered off", lambda: cluster.testbed("crash", powered_off))
         run.wait_for_step(32, attempt=2)
+        assert cluster.states()[run.state["next_job"]] == "PENDING"  # not the first job, which may still be cleaned up
         cluster.testbed("boot", powered_off)  # as good as new
         run.strike("a node rebooted fast", lambda: _reboot(cluster, run.worker))
         run.wait_for_step(52, attempt=3)
