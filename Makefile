@@ -9,7 +9,7 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help install oracles transformers-4 lm-eval demo test test-fast lint bench clean
+.PHONY: help install oracles transformers-4 lm-eval browser demo test test-fast lint bench clean
 
 help:  ## say what can be made
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -74,7 +74,15 @@ demo: $(INSTALLED)  ## from raw text to a Hugging Face model, in a few minutes
 	@echo "      megalite config check configs/llama-70b.yaml --world-size 512   plan something larger"
 	@echo "(megalite is in $(BIN); activate it with: source $(BIN)/activate)"
 
-test: $(INSTALLED) oracles transformers-4 lm-eval  ## all tests
+# A browser, where root may install one with apt; elsewhere the tests that look at pages take one from PATH, or are skipped
+APT_INSTALL := DEBIAN_FRONTEND=noninteractive timeout 300 apt-get -qq -y -o DPkg::Lock::Timeout=60 install --no-install-recommends
+
+browser:  ## chromium, with which some tests look at pages
+	@command -v chromium chromium-browser google-chrome google-chrome-stable chrome >/dev/null \
+		|| { test "$$(id -u)" = 0 && { apt-get -qq update || true; $(APT_INSTALL) chromium >/dev/null; }; } \
+		|| echo "there is no browser, and none could be installed: the tests that look at pages will be skipped"
+
+test: $(INSTALLED) oracles transformers-4 lm-eval browser  ## all tests
 	@tools/slurm_testbed.sh install || true
 	$(BIN)/python -m pytest
 

@@ -19,6 +19,7 @@ format.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -62,6 +63,8 @@ class Head(nn.Module):
         self.gemm = gemm
         self.chunk_tokens = chunk_tokens
         self.z_loss = z_loss
+        self.see_log_z: Callable[[Tensor, Tensor], None] | None = None
+        """Whoever looks at log(Z) sets it for a while; called with log(Z) `[c]` and the tokens' weights `[c]`."""
         rows = vocab_rows_per_rank(vocab_size, tp.size)
         self.weight = nn.Parameter(torch.empty(rows, hidden_size)) if tied_to is None else tied_to
         self.first_row = rows * tp.rank
@@ -108,6 +111,8 @@ class _LinearCrossEntropy(torch.autograd.Function):
             nll, total, log_z = _exponentiate(logits, local_labels[rows], head.tp)
             chunk_weights = targets.weights[rows].to(accumulate)
             loss += torch.dot(nll, chunk_weights)
+            if head.see_log_z is not None:
+                head.see_log_z(log_z, chunk_weights)
             if targets.losses is not None:
                 targets.losses[rows] = nll
             if want_grad:

@@ -1,8 +1,9 @@
-"""What happens inside the blocks: the stream's size, attention's sharpness, units of the MLP that never fire.
+"""What happens inside the model: the stream's size, attention's sharpness, units that never fire, the head's logits.
 
     stream      rms, max and kurtosis of a block's output: outliers that low precision cannot hold come up here
     attention   entropy in nats, the mean and the lowest head's: attention that collapses onto one token goes to 0
                 (Zhai et al. 2023); the largest logit, which grows before a run diverges (Dehghani et al. 2023)
+    log Z       of the sum that the head's softmax divides by: it drifts before bf16 logits lose their meaning (PaLM)
     dead units  share of the MLP's units that stay below a hundredth of the layer's rms for every token
 
 One forward pass over a step's whole global batch, without gradients and dropout, is watched; the training step itself
@@ -35,14 +36,16 @@ SCORES_AT_ONCE = 1 << 22
 DEAD = 0.01
 """Of the layer's rms."""
 
+HEAD = "head"
+
 SUMS = ("count", "square", "fourth", "queries", "unit_count", "unit_square")
 
 Statistics = dict[str, dict[str, float]]
-"""By block."""
+"""By block, and of the head."""
 
 
 class Activations:
-    """Looks into the blocks of a stage while a forward pass runs."""
+    """Looks into the blocks and the head of a stage while a forward pass runs."""
 
     def __init__(self, stage: Stage, axes: Axes):
         self._stage, self._axes = stage, axes
@@ -64,12 +67,16 @@ class Activations:
         self._entropy = new(num_blocks, self._model.num_heads)
         self._largest = new(num_blocks)
         self._largest_logit = torch.full_like(self._largest, -torch.inf)
+        self._log_z, self._largest_log_z = new(2), new(1)  # sum of squares and number of tokens; largest size
         self._unit_largest = {int(name): torch.zeros(width, device=self._device) for name in self._stage.blocks}
 
     @contextmanager
     def _watching(self) -> Iterator[None]:
-        """The blocks with an eye in each seam; as they were afterwards."""
+        """The stage with an eye in each seam; as it was afterwards."""
         hooks, seams = [], []
+        if self._stage.head is not None and self._axes.tp.rank == 0:  # all tp ranks have the same
+            seams.append((self._stage.head, "see_log_z", None))
+            self._stage.head.see_log_z = self._see_log_z
         for name, block in self._stage.blocks.items():
             index = int(name)
             hooks.append(block.register_forward_hook(partial(self._see_stream, index)))
@@ -96,6 +103,12 @@ class Activations:
         self._sums["square"][index] += squares.sum(dtype=torch.float64)
         self._sums["fourth"][index] += squares.square().sum(dtype=torch.float64)
         self._largest[index] = torch.maximum(self._largest[index], x.abs().max().double())
+
+    def _see_log_z(self, log_z: Tensor, weights: Tensor) -> None:
+        sizes = log_z[weights > 0].double().abs()
+        if sizes.numel():
+            self._log_z += torch.stack((sizes.square().sum(), torch.tensor(float(sizes.numel())).to(sizes)))
+            self._largest_log_z = torch.maximum(self._largest_log_z, sizes.max())
 
     def _see_units(self, index: int, activation: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
         units = activation(x)
@@ -149,7 +162,15 @@ class Activations:
             "dead_units": dead,
         }
         rows = zip(*(column.tolist() for column in columns.values()), strict=True)
-        return {f"blocks.{index}": dict(zip(columns, row, strict=True)) for index, row in enumerate(rows)}
+        found = {f"blocks.{index}": dict(zip(columns, row, strict=True)) for index, row in enumerate(rows)}
+        return {**found, HEAD: self._collect_head()}
+
+    def _collect_head(self) -> dict[str, float]:
+        square, count = all_reduce(self._log_z, self._axes.world).tolist()
+        largest = all_reduce(self._largest_log_z, self._axes.world, dist.ReduceOp.MAX).item()
+        mean_square = square / max(count, 1.0)
+        found = {"log_z_rms": mean_square**0.5, "log_z_max": largest}
+        return {**found, "z_loss": self._model.z_loss * mean_square} if self._model.z_loss else found
 
 
 def scores_of(q: Tensor, k: Tensor, queries: Tensor, positions: Tensor, window: int | None) -> tuple[Tensor, Tensor]:

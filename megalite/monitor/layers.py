@@ -41,6 +41,6 @@ class LayerWatch:
             return result, {"layers": layers, "weights": {}}
         weights, of_layers = norms
         return result, {
-            "layers": {name: {**of_layers[name], **layers.get(name, {})} for name in of_layers},
+            "layers": {name: {**of_layers.get(name, {}), **layers.get(name, {})} for name in {**of_layers, **layers}},
             "weights": weights,
         }

@@ -80,7 +80,7 @@ def truth(model: dict) -> Record:
     parameters = dict(stage.named_parameters())
     gradients = {name: p.grad.clone() for name, p in parameters.items()}
     before = {name: p.detach().clone() for name, p in parameters.items()}
-    layers = blocks_of(stage, batch, documents)
+    layers, head = blocks_of(stage, batch, documents), head_of(stage, batch, documents)
     torch.nn.utils.clip_grad_norm_(stage.parameters(), config.optimizer.clip_grad_norm)
     torch.optim.AdamW(
         stage.parameters(), lr=LR, betas=config.optimizer.betas, eps=config.optimizer.eps, weight_decay=0
@@ -94,7 +94,7 @@ def truth(model: dict) -> Record:
             "weight_norm": weight.norm().item(),
             "update_ratio": ((after - weight).norm() / weight.norm()).item() if weight.norm() > 0 else 0.0,
         }
-    return {"weights": found, "layers": layers}
+    return {"weights": found, "layers": {**layers, "head": head}}
 
 
 @torch.no_grad()
@@ -128,8 +128,18 @@ def blocks_of(stage, batch, documents) -> dict[str, dict[str, float]]:
     return found
 
 
+@torch.no_grad()
+def head_of(stage, batch, documents) -> dict[str, float]:
+    """The logarithm of softmax's sum on every token that counts."""
+    log_z = stage.logits(batch.tokens, documents).logsumexp(-1)[batch.loss_mask]
+    square = log_z.square().mean().item()
+    z_loss = stage.spec.model.z_loss
+    found = {"log_z_rms": square**0.5, "log_z_max": log_z.abs().max().item()}
+    return {**found, "z_loss": z_loss * square} if z_loss else found
+
+
 MODELS = {
-    "llama": {"num_kv_heads": 2},
+    "llama": {"num_kv_heads": 2, "z_loss": 1e-3},
     "gpt": {"norm": "layernorm", "activation": "gelu", "bias": "all", "positions": "learned", "tie_embeddings": True},
 }
 
@@ -149,7 +159,7 @@ def test_every_layout_shows_the_truth(world_size, name):
             for weight, values in wanted["weights"].items():
                 assert record["weights"][weight] == pytest.approx(values, rel=SAME, abs=1e-6), f"{where} {weight}"
             for block, values in wanted["layers"].items():
-                shown = {key: record["layers"][block][key] for key in values}
+                shown = {key: record["layers"][block].get(key) for key in values}
                 assert shown == pytest.approx(values, rel=SAME, abs=1e-6), f"{where} {block}"
             of_block = [v["grad_norm"] for key, v in wanted["weights"].items() if key.startswith("blocks.1.")]
             norm = sum(value**2 for value in of_block) ** 0.5

@@ -33,6 +33,7 @@ SECTIONS = {
     "monitor": {"log_every": 50, "tensorboard": False},
     "slurm": {
         "beat_seconds": 8,
+        "node_seconds": 2,
         "start_seconds": 300,
         "step_seconds": 60,
         "max_failures": 4,
@@ -54,12 +55,15 @@ ENDED = ("finished", "stopped", "gave up", "cancelled")
 LONGEST_WAIT_SECONDS = 400.0
 """For what takes some ten seconds on a free machine."""
 
-NOTICED = ("trouble", "end", "supervisor lost")
+NOTICED = ("trouble", "end", "supervisor lost", "unreached")
 
 LONGEST_DETECTION_SECONDS = 15.0
 LONGEST_RETURN_SECONDS = 30.0
 """From a fault to the moment when the run says so, and from there to the ranks of the next attempt: what the project
 promises with the time-outs of this cluster."""
+
+LONGEST_LOSS_BY_SLURM_SECONDS = 40.0
+"""Until the next job runs, where nothing of the run is left that could notice: Slurm's time-outs alone."""
 
 LAYOUT_TOLERANCE = 1e-4
 """Between losses of two layouts, over some tens of steps: float32 sums in another order (`test_layouts.py`)."""
@@ -91,6 +95,7 @@ class Launched:
         self.profile.write_text(yaml.safe_dump({**PROFILE, "environment": environment, **profile}))
         self._faults = folder
         self._struck: list[tuple[str, float]] = []
+        self._cut_off: list[tuple[str, float]] = []
         self.folder = LaunchFolder(folder / "run")
         self.launch()
 
@@ -125,6 +130,11 @@ class Launched:
     def strike(self, what: str, action: Callable[[], object]) -> None:
         """Do something to the run, and remember when."""
         self._struck.append((what, time.time()))
+        action()
+
+    def cut_off(self, what: str, action: Callable[[], object]) -> None:
+        """Take away a job's last node, and remember when: only Slurm can notice."""
+        self._cut_off.append((what, time.time()))
         action()
 
     def signal_rank(self, rank: int, number: signal.Signals) -> None:
@@ -205,6 +215,10 @@ class Launched:
             print(f"{what}: noticed after {detection:.1f} s, next attempt after {back:.1f} s")
             assert detection < LONGEST_DETECTION_SECONDS, what
             assert back < LONGEST_RETURN_SECONDS, what
+        for what, struck in self._cut_off:
+            again = next(event["time"] for event in events if event["time"] > struck and event["event"] == "job")
+            print(f"{what}: Slurm started the next job after {again - struck:.1f} s")
+            assert again - struck < LONGEST_LOSS_BY_SLURM_SECONDS, what
         for each in measure(self.folder, time.time()).attempts:
             print(f"  attempt {each.attempt}: {each.total:.0f} s, starting {each.starting:.0f}, lost {each.lost:.0f}")
 

@@ -63,7 +63,7 @@ def test_ranks_and_nodes_fail(tmp_path, cluster, undisturbed):
         stale = [run.rank_process(rank) for rank in range(2)]
         for process in stale:
             os.kill(process, signal.SIGSTOP)
-        cluster.testbed("link", cut_off, "down")
+        run.cut_off("a run cut off with its supervisor", lambda: cluster.testbed("link", cut_off, "down"))
         run.wait_for_step(102, attempt=6)
         for process in stale:
             os.kill(process, signal.SIGCONT)  # they go on, beside their successors
@@ -94,9 +94,11 @@ def test_ranks_and_nodes_fail(tmp_path, cluster, undisturbed):
         run.strike("a node powered off", lambda: cluster.testbed("crash", powered_off))
         run.wait_for_step(55, attempt=2)
         without_slurmd = run.worker
-        cluster.testbed("daemon", without_slurmd, "kill")
+        run.strike("a slurmd killed", lambda: cluster.testbed("daemon", without_slurmd, "kill"))
         run.inject(0, "hold")  # or the run is over before Slurm notices
         assert run.wait_for_end() == "finished", run.log()
+        unreached = [event["node"] for event in run.folder.read_events() if event["event"] == "unreached"]
+        assert unreached[-1] == without_slurmd
         crashed, lost, done = run.ends()
         assert powered_off in crashed
         assert without_slurmd in lost

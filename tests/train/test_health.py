@@ -12,8 +12,11 @@ from typer.testing import CliRunner
 from megalite.checkpoint.reader import CheckpointReader
 from megalite.cli.data import app
 from megalite.config.schema import Config
+from megalite.data.loader import Batch
 from megalite.data.samples import open_training_samples
+from megalite.engine.protocol import StepResult
 from megalite.errors import EXIT_BAD_INPUT, EXIT_DONE, EXIT_REQUEUE
+from megalite.train.trainer import Trainer
 from tests.kit.runs import events, metrics
 from tests.train.forked import launch
 from tests.train.planted import BATCH, planted_config
@@ -23,6 +26,8 @@ HEALTH = {"health": {"spikes": SPIKES}}
 
 NOISE = 0.15
 """Final losses of runs that read other batches on the way differ by up to 0.05 here."""
+
+NAN_STEP = 31
 
 FROM_TO = (30, 34)
 """Batches of garbage, counted from 0: steps 31 to 34."""
@@ -70,6 +75,36 @@ def test_one_spike_is_skipped(quiet, tmp_path):
     assert [record["step"] for record in metrics(config.run.dir) if record["skipped"]] == [31]
     assert not of_kind(config, "rate cut")
     assert final_loss(config) == pytest.approx(final_loss(quiet), abs=NOISE)
+
+
+def test_a_gradient_of_one_rank_that_is_not_a_number_is_skipped(quiet, tmp_path):
+    """A loss that is finite everywhere, a NaN in one gradient of one rank: no rank updates, and the run goes on."""
+    config = planted_config(tmp_path, range(0), **HEALTH)
+    assert launch(config, 2, prepare=plant_nan) == EXIT_DONE
+    (skip,) = of_kind(config, "skip")
+    assert skip["step"] == NAN_STEP
+    assert skip["why"] == "gradient norm is inf"  # as DeepSpeed says of both
+    assert skip["documents"] == open_training_samples(config).document_ids(30 * BATCH, 31 * BATCH)
+    found = metrics(config.run.dir)
+    assert [record["step"] for record in found if record["skipped"]] == [NAN_STEP]
+    assert all(np.isfinite(record["loss"]) for record in found)
+    assert final_loss(config) == pytest.approx(final_loss(quiet), abs=NOISE)
+
+
+def plant_nan() -> None:
+    """Let a gradient of the last rank be NaN in one step."""
+    step_as_usual = Trainer._step
+
+    def step_with_nan(trainer: Trainer, step: int, batches: list[Batch]) -> StepResult:
+        if step != NAN_STEP or trainer.run.axes.global_rank == 0:
+            return step_as_usual(trainer, step, batches)
+        weight = next(trainer.run.engine.stage.parameters())
+        hook = weight.register_hook(lambda gradient: torch.full_like(gradient, torch.nan))
+        result = step_as_usual(trainer, step, batches)
+        hook.remove()
+        return result
+
+    Trainer._step = step_with_nan
 
 
 def test_repeated_spikes_cut_the_rate_and_roll_back(quiet, garbage):

@@ -9,6 +9,7 @@ cache, in all cases. Before each save a file of WARM_BYTES is written and remove
 back to its host, and whoever is the first to fill it again would pay up to 3 s of CPU for it.
 
     megalite    `save` and wait; load: all checksums, then weights into the module, weights and moments into ZeRO
+    megalite - sync   the same without waiting for the disk, as DeepSpeed saves: not an option, for comparison only
     behind      the same state saved while training goes on: for how long the loop stood still, the second time
     dcp         torch.distributed.checkpoint.save and load of the same tensors, cut over the ranks as FSDP does; synced
     deepspeed   its save_checkpoint and load_checkpoint of the same model; it writes the weights twice and syncs nothing
@@ -33,7 +34,7 @@ from typing import Any
 
 from megalite.train.local import ALLOCATOR
 
-CASES = ("megalite", "behind", "dcp", "deepspeed", "deepspeed + sync")
+CASES = ("megalite", "megalite - sync", "behind", "dcp", "deepspeed", "deepspeed + sync")
 TIMEOUT_SECONDS = 600.0
 NUM_CORES = 2
 WARM_BYTES = 3 * 10**9
@@ -116,6 +117,9 @@ def run_megalite(job: Job) -> dict[str, float]:
     from megalite.optim.rules import STATE_KINDS
 
     rank = Rank(job)
+    if job.case.endswith("- sync"):
+        os.fsync = lambda file: None
+        os.posix_fadvise = lambda *extent: None  # which begins with the disk early
     options = {"plan": rank.plan, "config_text": "", "zero_stage": 1, "data": {}, "device": rank.device}
     root = Path(job.folder)
 
@@ -150,7 +154,10 @@ def run_behind(job: Job) -> dict[str, float]:
     forget_peak()
     normal = statistics.median(rank.step() for _ in range(3))
     peak = memory_mb("VmHWM")
-    figures: dict[str, float] = {"step_seconds": normal}
+    forget_peak()
+    for _ in range(3):
+        rank.step()
+    figures: dict[str, float] = {"step_seconds": normal, "steps_extra_mb": memory_mb("VmHWM") - peak}
     for name, step in (("first", 1), ("second", 2)):
         forget_peak()
         saver.start(Progress(step=step))
@@ -284,7 +291,7 @@ def rank_main(job: Job) -> None:
     prepare_deepspeed("cpu")
     rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     connect_processes(rank=rank, world_size=size, device_type="cpu", init_method=os.environ["RENDEZVOUS"])
-    runs = {"megalite": run_megalite, "behind": run_behind, "dcp": run_dcp}
+    runs = {"megalite": run_megalite, "megalite - sync": run_megalite, "behind": run_behind, "dcp": run_dcp}
     figures = runs.get(job.case, run_deepspeed)(job)
     if rank == 0:
         print(json.dumps(figures), flush=True)
@@ -355,6 +362,7 @@ def show(rows: list[dict]) -> None:
             text += f" ({stalls[1] / ours['save_seconds']:.1%} of a save)" if ours else ""
             text += f"; lost {row['second_lost_seconds']:.2f} s, a step is {row['step_seconds']:.2f} s"
             text += f"; peak memory + {row['second_extra_mb']:,.0f} MB, its share is {row['share_mb']:,.0f} MB"
+            text += f", of steps without a save {row['steps_extra_mb']:+,.0f} MB"
         else:
             for what in ("save", "load"):
                 text += f"  {what} {row[f'{what}_seconds']:.2f} s, CPU {row[f'{what}_cpu_seconds']:.2f} s"
