@@ -33,11 +33,13 @@ def train(folder: Path, *overrides: str) -> Path:
     return config.run.dir
 
 
-@pytest.fixture(scope="module", params=["tp", "pp"])
+LAYOUTS = {"tp": ["parallel.tp=2"], "pp": ["parallel.tp=1", "parallel.pp=2"]}
+
+
+@pytest.fixture(scope="module", params=list(LAYOUTS))
 def run(request, tmp_path_factory) -> Path:
     """A run on two ranks, of each kind."""
-    layout = {"tp": ["parallel.tp=2"], "pp": ["parallel.tp=1", "parallel.pp=2"]}[request.param]
-    return train(tmp_path_factory.mktemp(f"fp8-{request.param}"), *layout)
+    return train(tmp_path_factory.mktemp(f"fp8-{request.param}"), *LAYOUTS[request.param])
 
 
 def test_every_layer_is_looked_at(run):
@@ -52,6 +54,14 @@ def test_every_layer_is_looked_at(run):
             assert set(layer) == {"error", "activation", "weight", "gradient"}
             assert all(layer[role]["amax"] > 0 and layer[role]["error"] < 0.1 for role in list(layer)[1:])
     assert looks[2]["shadow"]["error"] == 0
+
+
+def test_looks_of_other_kinds_do_not_count(run, tmp_path):
+    """A look into the layers in the same step, which runs the model forward once more, changes nothing that is seen."""
+    kind = next(kind for kind in LAYOUTS if run.parent.name.startswith(f"fp8-{kind}"))
+    beside = train(tmp_path, *LAYOUTS[kind], "monitor.layers_every=2")
+    assert len(lines(beside / "layers.jsonl")) == 3
+    assert lines(beside / "fp8.jsonl") == lines(run / "fp8.jsonl")
 
 
 def test_layers_that_go_back_are_events_and_are_kept(run):

@@ -106,6 +106,9 @@ class Site:
         self.use_fp8()
 
     def _measured(self, gauge: Gauge, x: Tensor, weight: Tensor) -> Tensor:
+        if not torch.is_grad_enabled():  # a forward pass beside the step's own
+            return self.fp8.linear(x, weight)
+
         def measure(role: Role, operand: Tensor) -> None:
             rounded = self.fp8.quantise(role, operand.detach())
             if rounded is not None:
