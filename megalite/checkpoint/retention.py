@@ -65,13 +65,15 @@ def point_at_best(folder: Path) -> Path | None:
         folder: the run's `checkpoints` folder.
 
     Returns:
-        That checkpoint; None when none was validated.
+        That checkpoint; None when none was validated, and then there is no link.
     """
+    link, partial = folder.parent / BEST, folder.parent / f".{BEST}.partial"
     losses = {path: loss for path in complete(folder) if (loss := validation_loss(path)) is not None}
     if not losses:
+        if link.is_symlink():
+            link.unlink()
         return None
     best = min(losses, key=lambda path: (losses[path], -step_of(path)))
-    link, partial = folder.parent / BEST, folder.parent / f".{BEST}.partial"
     if link.exists() and not link.is_symlink():
         return best  # a copy of the run that followed the link has a folder there
     partial.unlink(missing_ok=True)

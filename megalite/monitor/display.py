@@ -48,6 +48,10 @@ class Display:
         elif step % self._log_every == 0 or step in (self._first_step + 1, self._total):
             self._console.print(f"step {step}/{self._total}  {figures}  left {_clock(self._seconds_left(step))}")
 
+    def rewind(self, step: int) -> None:
+        """Go on from an earlier step: what it took to come so far before says nothing of what is left."""
+        self._start, self._first_step = time.monotonic(), step
+
     def say(self, text: str) -> None:
         """Print a line of its own."""
         self._console.print(text, markup=False)
@@ -69,6 +73,9 @@ class Silence:
     """The display of every rank but the first."""
 
     def step(self, step: int, result: StepResult, tokens_per_second: float, mfu: float) -> None:
+        """Nothing."""
+
+    def rewind(self, step: int) -> None:
         """Nothing."""
 
     def say(self, text: str) -> None:

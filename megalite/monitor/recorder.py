@@ -17,6 +17,9 @@ from megalite.monitor.boards import Board, open_boards
 from megalite.monitor.display import Display, Silence
 from megalite.monitor.records import Events, JsonLines, drop_steps_after
 
+LARGE_PERPLEXITY = 1e6
+"""From which on its digits say nothing."""
+
 
 class Recorder:
     """Writes down steps, validations and events.
@@ -88,6 +91,7 @@ class Recorder:
             return
         for lines in (self._metrics, self._layers):
             lines.drop_after(step)
+        self.display.rewind(step)
         for board in self._boards:
             board.rewind(step)
 
@@ -111,7 +115,8 @@ class Recorder:
         if "loss" in record:
             self.scalars(step, {key: record[key] for key in ("loss", "perplexity")}, "valid")
             others = ", ".join(f"{name} {each['loss']:.4f}" for name, each in sets.items()) if len(sets) > 1 else ""
-            said = f"loss {record['loss']:.4f}, perplexity {record['perplexity']:.2f}"
+            perplexity = f"{record['perplexity']:{'.2f' if record['perplexity'] < LARGE_PERPLEXITY else '.3g'}}"
+            said = f"loss {record['loss']:.4f}, perplexity {perplexity}"
             self.say(f"validation at step {step}: {said}{f' ({others})' if others else ''}")
         for name, each in sets.items() if len(sets) > 1 else ():
             self.scalars(step, {key: each[key] for key in ("loss", "perplexity")}, f"valid/{name}")

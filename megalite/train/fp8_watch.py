@@ -34,7 +34,7 @@ class NoWatch:
     def before(self, step: int) -> None:
         pass
 
-    def after(self, step: int, batches: Sequence[Batch]) -> None:
+    def after(self, step: int, batches: Sequence[Batch], *, is_skipped: bool) -> None:
         pass
 
     def rewind(self, step: int) -> None:
@@ -73,8 +73,8 @@ class Fp8Watch:
         if step % self._every == 0:
             self._precision.begin_look(self._run.device)
 
-    def after(self, step: int, batches: Sequence[Batch]) -> None:
-        """End the look, write it down, and let layers go back."""
+    def after(self, step: int, batches: Sequence[Batch], *, is_skipped: bool) -> None:
+        """End the look, write it down, and let layers go back; a step that was left out says nothing of them."""
         if step % self._every:
             return
         run = self._run
@@ -82,6 +82,8 @@ class Fp8Watch:
         for of_stage in _gather(self._precision.end_look(run.axes.tp, run.axes.dp), run.axes.pp):
             looks |= of_stage
         self._write(step, looks, self._shadow(batches[0].to(run.device)))
+        if is_skipped:
+            return
         for gone in _gather(self._precision.retire_worst(looks, step), run.axes.pp):
             for name in gone:
                 allowed = run.config.precision.fp8.fallback_error

@@ -18,14 +18,16 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from megalite.checkpoint.catalog import latest
+from megalite.checkpoint.catalog import latest, step_of
+from megalite.config.batch_sizes import BatchSizes
 from megalite.config.load import load_config
-from megalite.config.plan import RunPlan
+from megalite.config.plan import derive_steps
 from megalite.config.schema import Config
 from megalite.data.samples import Samples
 from megalite.errors import EXIT_DONE, UserError
 from megalite.train.local import run_local_ranks
 from megalite.train.preflight import preflight
+from megalite.train.sizes_so_far import sizes_in
 from megalite.train.worker import Place, connect_rank, given_place, leave, run_guarded
 
 if TYPE_CHECKING:
@@ -129,10 +131,19 @@ def find_rate(config: Config, world_size: int, sweep: Sweep) -> Found | None:
 
 
 def _aside(config: Config, folder: Path) -> Config:
-    """The same run in another folder, going on from the run's newest checkpoint as a branch."""
+    """The same run in another folder, going on from the run's newest checkpoint as a branch.
+
+    Raises:
+        UserError: the run has no step left.
+    """
     newest = latest(config.run.dir)
     train = config.train
     if newest is not None:
+        if step_of(newest) >= (derive_steps(config) or math.inf):
+            raise UserError(
+                f"the run in {config.run.dir} has done its {step_of(newest)} steps; raise train.steps to find a rate "
+                "for more, or set run.dir to a new folder to find one for a new run"
+            )
         train = train.model_copy(update={"branch_from": newest.absolute(), "init_from": None})
     run = config.run.model_copy(update={"dir": folder})
     monitor = config.monitor.model_copy(update={"tensorboard": False})
@@ -153,7 +164,9 @@ def _sweep(config: Config, place: Place, sweep: Sweep, out: Path) -> int:
     if start.progress.num_updates or config.precision.dtype != "fp32":
         engine.load(start.weights, start.moments, start.progress.num_updates)
     load_state(engine, start.reader)
-    batches = _batches(config, plan, axes, samples.following(start.progress.account), start.progress.step)
+    samples = samples.following(start.progress.account)
+    sizes = sizes_in(start.progress.steering) or plan.batch_sizes
+    batches = _batches(config, sizes, axes, samples, start.progress.step)
     rates, losses = _raise_rate(engine, batches, sweep, axes, device)
     engine.close()
     disconnect_processes()
@@ -164,7 +177,7 @@ def _sweep(config: Config, place: Place, sweep: Sweep, out: Path) -> int:
     return EXIT_DONE
 
 
-def _batches(config: Config, plan: RunPlan, axes: Axes, samples: Samples, step: int) -> Iterator[list[Batch]]:
+def _batches(config: Config, sizes: BatchSizes, axes: Axes, samples: Samples, step: int) -> Iterator[list[Batch]]:
     """The micro-batches of the steps behind one."""
     from megalite.data.loader import Loader
 
@@ -172,7 +185,7 @@ def _batches(config: Config, plan: RunPlan, axes: Axes, samples: Samples, step: 
         samples,
         seq_len=config.batch.seq_len,
         micro_batch_size=config.batch.micro_batch_size,
-        batch_sizes=plan.batch_sizes,
+        batch_sizes=sizes,
         dp_size=axes.dp.size,
         dp_rank=axes.dp.rank,
         prefetch=config.data.prefetch,

@@ -21,8 +21,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from megalite.config.mup import RATE_EXPONENTS
 from megalite.config.plan import make_plan
 from megalite.config.schema import Config, ModelConfig, MupConfig
+from megalite.config.wording import or_
 from megalite.data.loader import Batch
 from megalite.engine.steps import documents_of_batch
 from megalite.errors import UserError
@@ -98,10 +100,18 @@ def check_mup(
         is_connected: this process is a world of one rank already.
 
     Raises:
-        UserError: a width cannot have whole heads.
+        UserError: a width cannot have whole heads, the optimizer's scaling is not known, or a layer does not move.
     """
+    if config.optimizer.name not in RATE_EXPONENTS:
+        raise UserError(
+            f"optimizer.name: how {config.optimizer.name} scales with the width is not known here; use "
+            f"{or_(RATE_EXPONENTS)}"
+        )
+    if not lr > 0.0:
+        raise UserError(f"--lr: found {lr:g}, expected a rate above 0")
     mup = config.model.mup or MupConfig(base_hidden_size=min(widths))
-    models = [widened(config.model, width).model_copy(update={"vocab_size": vocab_size}) for width in widths]
+    changed = {"vocab_size": vocab_size, "max_positions": None}  # as many positions as the batch here needs
+    models = [widened(config.model, width).model_copy(update=changed) for width in widths]
     runs = []
     with nullcontext() if is_connected else _one_rank():
         for chosen in (mup, None):
@@ -155,7 +165,14 @@ def _changes(config: Config, model: ModelConfig, num_steps: int, lr: float) -> d
         engine.train_step([batch], lr)
     after = _outputs(engine.stage, batch)
     engine.close()
-    return {layer: (after[layer] - output).abs().mean().item() for layer, output in before.items()}
+    changes = {layer: (after[layer] - output).abs().mean().item() for layer, output in before.items()}
+    for layer, change in changes.items():
+        if not (math.isfinite(change) and change > 0.0):
+            raise UserError(
+                f"at width {model.hidden_size}, the output of {layer} moved by {change:g} in {num_steps} steps at rate "
+                f"{lr:g}; use another --lr, and optimizer.lr_scales that let every layer learn"
+            )
+    return changes
 
 
 @torch.no_grad()

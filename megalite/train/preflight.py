@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 
-from megalite.checkpoint.catalog import CHECKPOINTS, check_disk, latest, step_of
+from megalite.checkpoint.catalog import CHECKPOINTS, check_disk, latest
+from megalite.checkpoint.format import MANIFEST, read_manifest
 from megalite.config.plan import RunPlan, make_plan
 from megalite.config.schema import Config
 from megalite.config.validate import validate
@@ -100,7 +101,7 @@ def _check_branch(config: Config, plan: RunPlan) -> None:
     path = config.train.branch_from
     if path is None:
         return
-    checkpoint = latest(path)
+    checkpoint = path if (path / MANIFEST).is_file() else latest(path)
     if checkpoint is None:
         raise UserError(f"train.branch_from: {path} is no checkpoint; give a step-… folder, or a run for its newest")
     changed = changed_settings(checkpoint / CONFIG, config)
@@ -110,10 +111,11 @@ def _check_branch(config: Config, plan: RunPlan) -> None:
             f"from the weights alone: train.branch_from=null train.init_from={checkpoint}"
         )
         raise ConfigError([*changed, advice])
-    if step_of(checkpoint) >= plan.total_steps:
+    step = read_manifest(checkpoint).progress.step
+    if step >= plan.total_steps:
         raise UserError(
-            f"train.branch_from: {checkpoint} is at step {step_of(checkpoint)}, and the run ends at {plan.total_steps}"
-            f"; steps count on: raise train.steps above {step_of(checkpoint)}, by the length of the branch"
+            f"train.branch_from: {checkpoint} is at step {step}, and the run ends at {plan.total_steps}; steps count "
+            f"on: raise train.steps above {step}, by the length of the branch"
         )
 
 

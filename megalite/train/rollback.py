@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from megalite.checkpoint import catalog
 from megalite.checkpoint.format import Progress
+from megalite.checkpoint.retention import point_at_best
 from megalite.checkpoint.stage_state import load_state
 from megalite.train.start import Start, first_start, newest_first, open_checkpoint, verify
 
@@ -27,6 +28,8 @@ def load_before(run: Run, step: int) -> Start:
             chosen = open_checkpoint(folder, run.samples, f"checkpoint {folder}")
         elif chosen is None and run.recorder.is_writer:
             catalog.remove(folder)
+    if run.recorder.is_writer:
+        point_at_best(root)
     if chosen is None:
         chosen = first_start(run.config, run.plan, run.samples, run.axes, run.device)
     run.engine.load(chosen.weights, chosen.moments, chosen.progress.num_updates)

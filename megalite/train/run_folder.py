@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -71,7 +71,7 @@ def changed_settings(former_config: Path, config: Config) -> list[str]:
         f"{key}: {_at(former, key)!r} in {former_config}, {_at(now, key)!r} now"
         for key in _leaves(FIXED_KEYS, now)
         if _at(former, key) != _at(now, key)
-        and not {_at(former, key), _at(now, key)} <= INTERCHANGEABLE.get(key, set())
+        and not (key in INTERCHANGEABLE and {_at(former, key), _at(now, key)} <= INTERCHANGEABLE[key])
     ]
     return [*changed, *_moved_sources(former_config, former["data"]["train"], now["data"]["train"])]
 
@@ -103,12 +103,12 @@ def write_atomically(path: Path, text: str) -> None:
     os.replace(partial, path)
 
 
-def _leaves(keys: tuple[str, ...], config: dict[str, Any]) -> list[str]:
-    """The keys themselves, a section among them replaced by its settings."""
+def _leaves(keys: Sequence[str], config: dict[str, Any]) -> list[str]:
+    """The keys themselves, a section among them replaced by its settings, and a section within that by its own."""
     leaves = []
     for key in keys:
         value = _at(config, key)
-        leaves += [f"{key}.{name}" for name in value] if isinstance(value, dict) else [key]
+        leaves += _leaves([f"{key}.{name}" for name in value], config) if isinstance(value, dict) else [key]
     return leaves
 
 

@@ -161,7 +161,7 @@ class Trainer:
             raise
         first, stop = (self._steering.batch_sizes.first_sample(each) for each in (step, step + 1))
         self._steering.note_step(step, batches, result)
-        self._watch.after(step, batches)
+        self._watch.after(step, batches, is_skipped=result.skipped)
         if layers:
             run.recorder.layers(step, layers)
         self.progress = replace(

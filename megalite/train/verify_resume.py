@@ -34,6 +34,7 @@ METRIC_KEYS = ("loss", "grad_norm", "lr", "tokens", "skipped")
 """What a step's record says that is no matter of time."""
 
 FORCED = ("checkpoint.keep_last=2", "checkpoint.keep_every=null", "checkpoint.keep_best=null")
+FORCED += ("train.early_stopping=null",)  # both runs go to their ends
 NO_VALIDATION = "train.eval_every=null"
 """It changes nothing and takes time, but for a schedule that goes by it."""
 

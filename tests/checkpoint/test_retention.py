@@ -9,7 +9,7 @@ import pytest
 
 from megalite.checkpoint import catalog
 from megalite.checkpoint.format import Manifest, Progress, hash_file, write_manifest
-from megalite.checkpoint.retention import Keep, prune
+from megalite.checkpoint.retention import Keep, point_at_best, prune
 from megalite.config.schema import Config
 from megalite.config.validate import validate
 from megalite.errors import ConfigError
@@ -75,6 +75,20 @@ def test_of_equal_losses_the_newest_is_best(tmp_path):
         make(tmp_path, step, 2.0)
     prune(tmp_path, Keep(1, best=2), tmp_path / "step-0000050")
     assert steps(tmp_path) == [40, 50]
+
+
+def test_best_points_at_what_is_there(tmp_path):
+    """And is gone when the last validated checkpoint is."""
+    root = tmp_path / "checkpoints"
+    make(root, 10, 2.0)
+    make(root, 20, 1.0)
+    make(root, 30)
+    assert point_at_best(root) == root / "step-0000020" == (tmp_path / "best").resolve()
+    catalog.remove(root / "step-0000020")
+    assert point_at_best(root) == root / "step-0000010" == (tmp_path / "best").resolve()
+    catalog.remove(root / "step-0000010")
+    assert point_at_best(root) is None
+    assert not (tmp_path / "best").is_symlink()
 
 
 def test_damaged_ones_do_not_count(tmp_path):

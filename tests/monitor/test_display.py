@@ -25,6 +25,20 @@ def test_plain_lines_every_so_often():
     assert "\x1b" not in out.getvalue()
 
 
+def test_time_left_after_going_back(monkeypatch):
+    """Counted from where the run went back to: a second a step, however long it had taken before."""
+    clock = [0.0]
+    monkeypatch.setattr("time.monotonic", lambda: clock[0])
+    out = io.StringIO()
+    display = Display(total_steps=100, first_step=0, log_every=10, stream=out)
+    clock[0] = 5000.0
+    display.rewind(10)
+    for step in range(11, 21):
+        clock[0] += 1.0
+        display.step(step, RESULT, tokens_per_second=1.0, mfu=0.0)
+    assert out.getvalue().splitlines()[-1].endswith("left 0:01:20")
+
+
 def test_live_line_on_a_terminal():
     """A terminal gets one line that is drawn anew, and still shows what is said in between."""
 

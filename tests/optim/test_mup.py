@@ -11,6 +11,7 @@ import torch
 
 from megalite.config.mup import RATE_EXPONENTS, embedding_scale, output_scale, query_scale, width_multiplier
 from megalite.config.schema import Config
+from megalite.errors import UserError
 from megalite.model.initialize import FreshWeights, fill
 from megalite.model.mup import Folded, without_mup
 from megalite.model.weights import weight_table
@@ -114,6 +115,28 @@ def test_coordinates_are_flat_with_mup_and_not_without(optimizer, widths):
     assert is_flat
     assert all(abs(slope) < FLAT_SLOPE for slope in flat.values()), flat
     assert all(slope > 1.5 * FLAT_SLOPE for layer, slope in growing.items() if layer != "embedding"), growing
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "lr", "words"),
+    [
+        ({"name": "sgd"}, 1e-3, "how sgd scales with the width is not known here; use adamw"),
+        ({}, 0.0, "--lr: found 0, expected a rate above 0"),
+        ({"lr_scales": {"embedding": 1e-30}}, 1e-30, "moved by 0 in 1 steps at rate 1e-30"),
+    ],
+)
+def test_a_check_that_cannot_tell_is_refused(optimizer, lr, words):
+    """Before it starts, or by the layer that does not move."""
+    assert words in run_ranks(refusal, 1, optimizer, lr)[0]
+
+
+def refusal(optimizer: dict, lr: float) -> str:
+    """Positions are learned here, fewer than the check's batch has."""
+    model = {"hidden_size": 64, "num_heads": 4, "num_layers": 1, "positions": "learned", "max_positions": 8}
+    config = Config(model={**model, "ffn_hidden_size": 128}, optimizer=optimizer, train={"steps": 1})
+    with pytest.raises(UserError) as error:
+        check_mup(config, [32, 64], num_steps=1, lr=lr, vocab_size=32, is_connected=True)
+    return str(error.value)
 
 
 def test_widened():

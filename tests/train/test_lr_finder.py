@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
+from megalite.checkpoint.format import read_manifest
 from megalite.config.load import load_config
+from megalite.config.schema import Config
+from megalite.data.loader import Loader
 from megalite.errors import EXIT_DONE, EXIT_REQUEUE, UserError
-from megalite.train.lr_finder import Found, SmoothedLoss, Sweep, find_rate
+from megalite.train.lr_finder import Found, SmoothedLoss, Sweep, _aside, _sweep, find_rate
+from megalite.train.sizes_so_far import sizes_in
+from megalite.train.worker import Place
 from tests.kit.runs import megalite, metrics, write_run
+from tests.kit.spawn import run_ranks
 from tests.train.forked import launch
 from tests.train.test_schedules import assert_equal_checkpoints, numbers
 
@@ -43,6 +50,41 @@ def test_a_run_does_not_notice(tmp_path):
     assert numbers(config.run.dir) == numbers(other.run.dir)
     assert [record["step"] for record in metrics(config.run.dir)] == [1, 2, 3, 4, 5, 6]
     assert_equal_checkpoints(*(c.run.dir / "checkpoints/step-0000006" for c in (config, other)))
+    with pytest.raises(UserError, match=r"has done its 6 steps; raise train\.steps"):
+        find_rate(config, 2, Sweep())
+
+
+def test_reads_on_where_a_grown_batch_ended(tmp_path):
+    """A run whose batch has grown by itself is swept with the batch that it has, over samples that it has not read."""
+    growing = {"every": 1, "min_measurements": 2, "max_batch_size": 16}
+    config = load_config(
+        write_run(
+            tmp_path,
+            parallel={"tp": 1, "zero_stage": 0},
+            batch={"micro_batch_size": 2, "global_batch_size": 4, "noise_scale": growing},
+            train={"steps": 12},
+            checkpoint={"every": 8},
+        )
+    )
+    assert launch(config, 1, stop_after=8) == EXIT_REQUEUE
+    progress = read_manifest(config.run.dir / "checkpoints/step-0000008").progress
+    sizes = sizes_in(progress.steering)
+    assert sizes.size(9) > 4  # or this shows nothing
+    assert run_ranks(first_positions, 1, config)[0] == list(range(progress.num_samples, sizes.first_sample(10)))
+
+
+def first_positions(config: Config) -> list[int]:
+    """The samples that the first step of a sweep would read."""
+    seen = []
+
+    def note(self, step: int) -> list:
+        seen.append(list(range(self._batch_sizes.first_sample(step), self._batch_sizes.first_sample(step + 1))))
+        raise KeyboardInterrupt
+
+    Loader.step_batches = note
+    with suppress(KeyboardInterrupt):
+        _sweep(_aside(config, config.run.dir / "aside"), Place(0, 1, 0, ""), Sweep(), config.run.dir / "sweep.json")
+    return seen[0]
 
 
 def test_rates_rise_by_equal_factors():

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from megalite.checkpoint.format import folder_name
+from megalite.checkpoint.merge import merge
 from megalite.checkpoint.reader import CheckpointReader
 from megalite.cli.main import app
 from megalite.config.load import load_config
@@ -103,11 +104,21 @@ class TestBranch:
         assert [record["step"] for record in metrics(branch)] == [5, 6]
         assert metrics(branch)[0]["lr"] == pytest.approx(1e-4 * (1 - 0.5**0.5))
 
+    def test_a_branch_off_a_merged_checkpoint(self, folder):
+        """Which may be called anything: the same losses as off the original."""
+        merge(folder / "run/checkpoints/step-0000004", folder / "archive")
+        merged = self.branch(folder, 4, 1, f"train.branch_from={folder / 'archive'}")
+        original = self.branch(folder, 4, 1, f"run.dir={folder / 'off-the-original'}")
+        assert numbers(merged)[5] == numbers(original)[5]
+
     @pytest.mark.parametrize(
         ("overrides", "words"),
         [
             (("train.steps=4", "schedule.decay_steps=1"), "at step 4, and the run ends at 4"),
             (("batch.global_batch_size=8", "model.num_layers=1"), "model.num_layers: 2 in"),
+            (("model.rope.theta=5",), r"model\.rope\.theta: 10000\.0 in .*, 5\.0 now"),
+            (("model.mup={base_hidden_size: 16}",), r"model\.mup\.base_hidden_size: None in .*, 16 now"),
+            (("batch.global_batch_size=8", "batch.ramp={start_size: 4, samples: 8}"), r"batch\.ramp\.start_size: None in"),
             (("train.branch_from=no/such",), "no/such is no checkpoint"),
             (("train.init_from=.",), "train.branch_from: found beside train.init_from"),
         ],

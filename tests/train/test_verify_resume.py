@@ -103,6 +103,16 @@ def test_a_run_that_is_too_short(tmp_path):
         verify(tmp_path, {"tp": 1, "zero_stage": 1}, steps=4)
 
 
+def test_a_run_that_may_stop_early(tmp_path):
+    """Both runs go to their ends."""
+    config = write_run(
+        tmp_path,
+        parallel={"tp": 1, "zero_stage": 1},
+        train={"eval_every": 1, "early_stopping": {"patience": 1, "min_delta": 9.0}},
+    )
+    assert verify_resume(config, (), 2, tmp_path, launch=launch).is_equal
+
+
 def test_command(tmp_path):
     """The table, the verdict and the exit code, on real processes; and a mistake in the config is exit code 2."""
     config = write_run(tmp_path, parallel={"tp": 1, "zero_stage": 1})
