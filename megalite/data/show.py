@@ -6,7 +6,7 @@ The trainer cuts the same global samples over its ranks, so what is shown here i
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -105,19 +105,19 @@ def save_arrays(path: Path, arrays: dict[str, np.ndarray]) -> None:
 
 def describe(samples: Samples, steps: range, sizes: BatchSizes) -> Iterator[str]:
     """Lines that show the first sample of each step as text, document by document."""
-    yield from _describe_samples(samples, {sizes.first_sample(step): f"step {step}, " for step in steps})
+    yield from _describe_samples(samples, ((sizes.first_sample(step), f"step {step}, ") for step in steps))
 
 
 def describe_samples(samples: Samples, numbers: range) -> Iterator[str]:
     """Lines that show samples as text, by their numbers in the data, as events have them: those that a run has left out
     among them."""
     whole = samples.following(replace(samples.account, gaps=()))
-    yield from _describe_samples(whole, dict.fromkeys(numbers, ""))
+    yield from _describe_samples(whole, ((number, "") for number in numbers))
 
 
-def _describe_samples(samples: Samples, titles: Mapping[int, str]) -> Iterator[str]:
+def _describe_samples(samples: Samples, titled: Iterable[tuple[int, str]]) -> Iterator[str]:
     tokenizer = Tokenizer.load(samples.tokenizer_path) if samples.tokenizer_path else None
-    for index, title in titles.items():
+    for index, title in titled:
         source, epoch, position = samples.identity(index)
         sample = samples.sample(index)
         num_labels = int(sample.loss_mask.sum())
