@@ -85,7 +85,7 @@ class Source:
         name, equals, text = assignment.partition("=")
         keys = tuple(name.strip().split("."))
         if not equals or not all(keys):
-            self._complain(f"{assignment!r} is not an override; write section.key=value, for instance train.steps=100")
+            self._complain(f"{assignment!r} is not an override; write key=value or section.key=value: train.steps=100")
             return
         places: dict[Keys, str] = {keys: COMMAND_LINE}
         try:

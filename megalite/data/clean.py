@@ -43,13 +43,15 @@ def clean(
         progress: told of every shard.
 
     Raises:
-        DataError: a record cannot be read and config.on_error is `fail`; a source cannot be read at all.
+        DataError: a record cannot be read and config.on_error is `fail`; a source cannot be read at all; a language
+            to keep is none that can be told.
     """
     progress, runner = progress or Silent(), runner or InProcess()
     settings = config.model_dump(mode="json")
     shards = corpus.shards()
 
     def build(folder: Path) -> dict[str, Any]:
+        _refuse_unknown_languages(config.language)
         progress.start("clean", corpus.text_mb, "MB")
         tasks = [{"shard": shard, "config": settings} for shard in shards]
         reports = run_tasks(folder, "clean", clean_shard, tasks, runner=runner, progress=progress)
@@ -60,6 +62,20 @@ def clean(
         return counts
 
     return run_station("clean", out, inputs=corpus.inputs, settings=settings, build=build, resumable=True)
+
+
+def _refuse_unknown_languages(config: LanguageConfig | None) -> None:
+    if config is None or not config.keep:
+        return
+    from megalite.data.language import UNDETERMINED, load_model
+
+    known = {*load_model().codes, UNDETERMINED}
+    unknown = [code for code in config.keep if code not in known]
+    if unknown:
+        raise DataError(
+            f"language.keep: no language is called {', '.join(unknown)}; codes are of two letters (ISO 639-1): "
+            f"{', '.join(sorted(known))}"
+        )
 
 
 def clean_shard(task: Task, number: int, folder: Path) -> Report:

@@ -166,7 +166,7 @@ def _local_file(path: Path, id: str) -> FoundFile:
 
 def _nothing_to_read(config: DocumentSource) -> DataError:
     patterns = ", ".join(config.include or [f"*{suffix}" for suffix in (*READERS, *PLAIN_TEXT_SUFFIXES)])
-    return DataError(f"{config.root}: no file to read; looked for {patterns}, also with .gz and .zst: set include")
+    return DataError(f"{config.root}: no file to read; looked for {patterns}, also with .gz and .zst")
 
 
 def _dataset_source(config: DocumentSource) -> _Source:

@@ -122,7 +122,8 @@ def run_station(
         resumable: `build` goes on with what it finds in the folder (`tasks.py`), so an interrupted one is kept.
 
     Raises:
-        DataError: `out` holds something else, or the disk is full; what was half written is removed.
+        DataError: `out` holds something else, lies within what is read, or the disk is full; what was half written is
+            removed.
     """
     here = out.absolute()
     relative = tuple(Input(_seen_from(here, path), hash_) for path, hash_ in inputs)
@@ -131,6 +132,7 @@ def run_station(
     if found is not None and found.same_work(planned) and not missing_outputs(found):
         return StationResult(found, reused=True)
     _refuse_foreign_folder(out, station, found)
+    _refuse_own_input(out, [path for path, _ in inputs])
 
     partial = out.with_name(out.name + ".partial")
     if not (resumable and _same_plan(partial, planned)):
@@ -283,6 +285,14 @@ def _refuse_foreign_folder(out: Path, station: str, found: Manifest | None) -> N
         raise DataError(f"{out}: made by station {found.station!r}; choose another folder for {station!r}")
     if found is None and out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise DataError(f"{out}: already there and not made by megalite; choose another folder or remove it yourself")
+
+
+def _refuse_own_input(out: Path, inputs: Sequence[Path | str]) -> None:
+    """A folder that is read can hold no result: the next run would read that too, and replacing it would remove it."""
+    for path in inputs:
+        if "://" not in str(path) and Path(path).is_dir() and out.resolve().is_relative_to(Path(path).resolve()):
+            where = "is" if out.resolve() == Path(path).resolve() else "lies within"
+            raise DataError(f"{out}: {where} {path}, which is read; choose a folder beside it")
 
 
 def _replace_folder(new: Path, out: Path) -> None:

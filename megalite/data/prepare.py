@@ -62,6 +62,7 @@ def prepare(recipe: Recipe, *, runner: Runner | None = None, progress: Progress 
         DataError: an input is missing or damaged, or a station has nothing to work on.
     """
     progress = progress or Silent()
+    _refuse_missing_files(recipe)
     out = recipe.out
     done: list[Finished] = []
 
@@ -136,6 +137,30 @@ def load_recipe(path: Path, overrides: Sequence[str] = ()) -> Recipe:
     for assignment in overrides:
         source.override(assignment)
     return build(Recipe, source)
+
+
+def _refuse_missing_files(recipe: Recipe) -> None:
+    """What later stations need besides the documents should be missed before the first one runs for hours."""
+    wanted: dict[str, Sequence[Path | None]] = {"tokenizer.path": [recipe.tokenizer.path]}
+    if recipe.near_dedup is not None:
+        wanted["near_dedup.older"] = recipe.near_dedup.older
+    if recipe.decontaminate is not None:
+        wanted["decontaminate.paths"] = recipe.decontaminate.paths
+    if recipe.perplexity is not None:
+        wanted["perplexity.model"] = [recipe.perplexity.model]
+        wanted["perplexity.train_on"] = recipe.perplexity.train_on
+    if recipe.classifier is not None:
+        wanted["classifier.model"] = [recipe.classifier.model]
+        wanted["classifier.good"] = recipe.classifier.good
+        wanted["classifier.bad"] = recipe.classifier.bad
+    missing = [
+        f"{key}: {path}: no such file or folder"
+        for key, paths in wanted.items()
+        for path in paths
+        if path is not None and not path.exists()
+    ]
+    if missing:
+        raise DataError("\n".join(missing))
 
 
 def _station(folder: Path) -> Corpus:

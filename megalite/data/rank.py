@@ -17,6 +17,7 @@ import numpy as np
 
 from megalite.data.layout import Layout
 from megalite.data.order import KeyedPermutation
+from megalite.data.tasks import replacing
 from megalite.errors import DataError
 
 if TYPE_CHECKING:
@@ -81,7 +82,7 @@ def write_ranks(layout: Layout, document_scores: np.ndarray, out: Path) -> None:
         out: the file.
 
     Raises:
-        DataError: a score is not a finite number, or a document has none.
+        DataError: a score is not a finite number, a document has none, or the file cannot be written.
     """
     if not np.isfinite(document_scores).all():
         bad = int(np.flatnonzero(~np.isfinite(document_scores))[0])
@@ -97,8 +98,11 @@ def write_ranks(layout: Layout, document_scores: np.ndarray, out: Path) -> None:
             )
         weighted = np.add.reduceat(document_scores[cut.documents] * cut.lengths, cut.borders[:-1])
         scores[first:stop] = weighted / np.add.reduceat(cut.lengths, cut.borders[:-1])
-    with open(out, "wb") as file:
-        np.save(file, np.argsort(scores, kind="stable").astype(np.int64))
+    try:
+        with replacing(out) as partial, open(partial, "wb") as file:
+            np.save(file, np.argsort(scores, kind="stable").astype(np.int64))
+    except OSError as error:
+        raise DataError(f"{out}: cannot be written: {error.strerror or error}") from error
 
 
 def open_ranks(sources: list[SourceSize], mix: MixSettings) -> dict[int, np.ndarray]:

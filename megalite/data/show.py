@@ -16,6 +16,7 @@ from megalite.config.batch_sizes import BatchSizes
 from megalite.config.schema import Config
 from megalite.data.sample import Sample
 from megalite.data.samples import Samples, open_training_samples
+from megalite.data.tasks import replacing
 from megalite.data.tokenizer import Tokenizer
 from megalite.errors import DataError
 
@@ -96,10 +97,9 @@ def save_arrays(path: Path, arrays: dict[str, np.ndarray]) -> None:
         DataError: the file cannot be written.
     """
     try:
-        with open(path, "wb") as file:
+        with replacing(path) as partial, open(partial, "wb") as file:
             np.savez_compressed(file, **arrays)
     except OSError as error:
-        path.unlink(missing_ok=True)
         raise DataError(f"{path}: cannot be written: {error.strerror or error}") from error
 
 

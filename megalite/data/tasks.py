@@ -144,9 +144,10 @@ class replacing:
         return self._partial
 
     def __exit__(self, error_type: type[BaseException] | None, *_: object) -> None:
-        if error_type is None:
-            os.replace(self._partial, self._path)
-        else:
+        try:
+            if error_type is None:
+                os.replace(self._partial, self._path)
+        finally:
             self._partial.unlink(missing_ok=True)
 
 

@@ -66,7 +66,7 @@ def tokenize(
         progress: told of every shard.
 
     Raises:
-        DataError: the tokenizer cannot be loaded, or a source cannot be read at all.
+        DataError: the tokenizer cannot be loaded, a source cannot be read at all, or all is empty.
     """
     progress, runner = progress or Silent(), runner or InProcess()
     tokenizer = _load_once(tokenizer_folder.absolute(), fingerprint_files(tokenizer_folder))
@@ -89,6 +89,8 @@ def tokenize(
         tasks = [{**common, "shard": shard} for shard in shards]
         reports = run_tasks(folder, "encode", encode_shard, tasks, runner=runner, progress=progress)
         refuse_unreadable([(shard, report["reading"]) for shard, report in zip(shards, reports, strict=True)])
+        if split.part == "all" and not any(np.load(_lengths_file(folder, each)).size for each in range(len(shards))):
+            raise DataError("there is no document with text to encode; name files with text")
         with IndexedWriter(folder / TOKENS_NAME, token_dtype(tokenizer.vocab_size)) as writer:
             for number in range(len(shards)):
                 writer.add_file(_tokens_file(folder, number), np.load(_lengths_file(folder, number)))

@@ -23,6 +23,7 @@ from megalite.data.documents import Document
 from megalite.data.encoders.reference import Stopgaps
 from megalite.data.texts import Texts
 from megalite.data.tokenizer import Tokenizer
+from megalite.errors import DataError
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -93,6 +94,9 @@ def texts_by_source(documents: Iterable[Document], most_mb: float) -> dict[str, 
     Args:
         documents: those of one source behind each other, as a corpus gives them.
         most_mb: the document that reaches it is the last one of its source.
+
+    Raises:
+        DataError: there is none.
     """
     gathered: dict[str, list[bytes]] = {}
     for source, group in groupby(documents, key=lambda document: document.source):
@@ -102,6 +106,8 @@ def texts_by_source(documents: Iterable[Document], most_mb: float) -> dict[str, 
             if left > 0:
                 texts.append(document.text.encode())
                 left -= len(texts[-1])
+    if not any(gathered.values()):
+        raise DataError("there is no document to compare on; name files with text")
     return {source: Texts.of(texts) for source, texts in gathered.items()}
 
 

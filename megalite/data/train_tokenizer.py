@@ -253,5 +253,5 @@ def _write_config(folder: Path, *, has_unknown: bool, special_tokens: tuple[str,
 
 
 def _gist(error: RuntimeError) -> str:
-    """SentencePiece's message without its source line and check expression."""
-    return re.sub(r"^.*\[.*?\]\s*", "", str(error).strip())
+    """SentencePiece's message without its source line and check expression, and without advice on its own options."""
+    return re.sub(r" or decrease character_coverage.*", "", re.sub(r"^.*\[.*?\]\s*", "", str(error).strip()))

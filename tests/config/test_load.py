@@ -221,7 +221,7 @@ class TestSettings:
         path = write("train:\n  steps: 0\n  steps: x\nmodle: {}\nbatch: {seq_len: 0}\n")
         assert complaints(path, "nonsense", "parallel.tp=0", "run.seed=-1") == [
             "run.yaml:3: train.steps: given twice, first in line 2; remove one",
-            "command line: 'nonsense' is not an override; write section.key=value, for instance train.steps=100",
+            "command line: 'nonsense' is not an override; write key=value or section.key=value: train.steps=100",
             "command line: run.seed: found -1, expected a whole number of at least 0 - "
             "Seed of the weights, of the data order and of dropout",
             "command line: parallel.tp: found 0, expected a whole number above 0 - "
@@ -271,9 +271,9 @@ class TestOverrides:
     @pytest.mark.parametrize(
         ("override", "complaint"),
         [
-            ("train.steps", "'train.steps' is not an override; write section.key=value, for instance train.steps=100"),
-            ("train..x=1", "'train..x=1' is not an override; write section.key=value, for instance train.steps=100"),
-            ("=1", "'=1' is not an override; write section.key=value, for instance train.steps=100"),
+            ("train.steps", "'train.steps' is not an override; write key=value or section.key=value: train.steps=100"),
+            ("train..x=1", "'train..x=1' is not an override; write key=value or section.key=value: train.steps=100"),
+            ("=1", "'=1' is not an override; write key=value or section.key=value: train.steps=100"),
             ("train.stepz=1", "train.stepz: unknown key (did you mean 'steps'?)"),
             ("train.steps.x=1", "train.steps.x: train.steps is 5, which has no keys of its own"),
             ("data.train.2.weight=1", "data.train.2.weight: data.train has 2 items, numbered from 0"),

@@ -12,6 +12,14 @@ from megalite.errors import DataError
 from tests.data.factory import all_bytes, corpus_of, prose, write_json_lines
 
 
+def test_unknown_languages_are_refused(tmp_path):
+    """Three letters, or none of this world: nothing would be kept."""
+    path = write_json_lines(tmp_path / "a.jsonl", prose(5))
+    with pytest.raises(DataError, match=r"language\.keep: no language is called eng, xx; codes are of two letters"):
+        clean(corpus_of(path), tmp_path / "out", CleanConfig(language={"keep": ["eng", "de", "xx"]}))
+    assert not list(tmp_path.glob("out*"))
+
+
 def test_the_station_keeps_counts_and_rejects(tmp_path):
     """Kept documents are repaired, rejected ones as they came, and every reason is counted."""
     texts = ["a good and long enough text  ", "short", "!" * 60, "", "\n".join(["the same line again"] * 9)]

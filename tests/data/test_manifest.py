@@ -120,6 +120,16 @@ def test_foreign_folders_are_never_replaced(tmp_path):
     assert (thesis / "thesis.tex").read_text() == "years of work"
 
 
+@pytest.mark.parametrize(("out", "words"), [("raw", "is .*raw, which is read"), ("raw/out", "lies within .*raw")])
+def test_what_is_read_is_not_written_into(tmp_path, out, words):
+    """A second run would read the first one's result, or have nothing left to read."""
+    raw = tmp_path / "raw"
+    raw.mkdir()
+    with pytest.raises(DataError, match=words):
+        run_station("demo", tmp_path / out, inputs=[(raw, "1")], settings={}, build=write("hello"))
+    assert list(raw.iterdir()) == []
+
+
 def test_a_folder_that_cannot_be_made(tmp_path):
     """A file stands in the way."""
     (tmp_path / "file").write_text("")

@@ -178,6 +178,24 @@ def test_a_station_that_leaves_nothing_stops_the_recipe(tmp_path, changes, messa
         prepare(recipe_for(tmp_path, **changes))
 
 
+def test_files_of_later_stations_are_missed_at_once(tmp_path):
+    """Before the first station has begun."""
+    recipe = recipe_for(
+        tmp_path,
+        tokenizer={"path": tmp_path / "no-tokenizer"},
+        decontaminate={"paths": [tmp_path / "no-exam.jsonl"]},
+        near_dedup={"older": [tmp_path / "no-index"]},
+        perplexity={"train_on": [tmp_path / "no-sample"], "keep_fraction": 0.5},
+        classifier={"good": [tmp_path / "no-good"], "bad": [tmp_path / "no-bad"], "min_score": 0.5},
+    )
+    with pytest.raises(DataError) as error:
+        prepare(recipe)
+    lines = str(error.value).splitlines()
+    assert len(lines) == 6
+    assert all(line.endswith(": no such file or folder") for line in lines)
+    assert not (tmp_path / "out").exists()
+
+
 def test_all_mistakes_of_a_recipe_at_once(tmp_path):
     """Each with file and line."""
     path = tmp_path / "recipe.yaml"

@@ -62,6 +62,10 @@ def test_bad_scores_and_ranks_are_refused(tmp_path):
     scores = np.zeros(len(DOCUMENTS))
     with pytest.raises(DataError, match=r"scores: 59 found, but there is a document 59; give one for each"):
         write_ranks(layout, scores[:-1], tmp_path / "ranks.npy")
+    (tmp_path / "folder").mkdir()
+    with pytest.raises(DataError, match=r"folder: cannot be written: Is a directory"):
+        write_ranks(layout, scores, tmp_path / "folder")
+    assert list(tmp_path.glob(".*.tmp")) == []
     scores[7] = np.nan
     with pytest.raises(DataError, match=r"scores: document 7 has nan"):
         write_ranks(layout, scores, tmp_path / "ranks.npy")

@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -128,6 +129,34 @@ def test_errors_of_a_task_are_raised_here(tmp_path, monkeypatch, num_workers):
     with LocalPool(num_workers) as runner, pytest.raises(DataError, match=r"bb\.jsonl:1: not a JSON object"):
         clean(corpus_of(raw), tmp_path / "out", CleanConfig(on_error="fail"), runner=runner)
     assert not list(tmp_path.glob("out*"))
+
+
+def sleep_long(folder: Path, phase: str, number: int) -> None:
+    """In the place of `perform`."""
+    time.sleep(120)
+
+
+@pytest.mark.timeout(100)
+def test_dead_workers_are_not_waited_for(monkeypatch):
+    """Killed just after Ctrl-C, as by the kernel that lacks memory: the pool is left, and no process stays."""
+    monkeypatch.setattr("megalite.data.runners.local.perform", sleep_long)
+    pool = LocalPool(2)
+    workers: list[int] = []
+
+    def interrupt_and_kill() -> None:
+        while pool._pool is None or len(pool._pool._processes) < 2:
+            time.sleep(0.1)
+        workers.extend(pool._pool._processes)
+        time.sleep(1)
+        os.kill(os.getpid(), signal.SIGINT)
+        time.sleep(0.5)
+        for worker in workers:
+            os.kill(worker, signal.SIGKILL)
+
+    threading.Thread(target=interrupt_and_kill, daemon=True).start()
+    with pytest.raises(KeyboardInterrupt), pool:
+        list(pool.run(Path(), "phase", range(8)))
+    assert len(workers) == 2
 
 
 def test_missing_tasks_of_no_phase(tmp_path):

@@ -11,6 +11,7 @@ from megalite.data.documents import Document
 from megalite.data.texts import Texts
 from megalite.data.tokenizer import Tokenizer
 from megalite.data.tokenizer_report import bar_plot, compare_tokenizers, report_table, texts_by_source
+from megalite.errors import DataError
 from tests.data.factory import KINDS
 
 SOURCES = {"prose": ["the model  reads\nthe text", "", "日本 ☃"], "numbers": ["1 22 333"]}
@@ -116,3 +117,9 @@ def test_table_and_bars(tokenizers):
     assert lengths[round(best.bytes_per_token, 3)] == 20
     for value, length in lengths.items():
         assert abs(length - 20 * value / best.bytes_per_token) <= 1
+
+
+def test_nothing_to_compare_on():
+    """A table without rows would say nothing."""
+    with pytest.raises(DataError, match="there is no document to compare on"):
+        texts_by_source([], 1.0)

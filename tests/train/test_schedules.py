@@ -118,7 +118,10 @@ class TestBranch:
             (("batch.global_batch_size=8", "model.num_layers=1"), "model.num_layers: 2 in"),
             (("model.rope.theta=5",), r"model\.rope\.theta: 10000\.0 in .*, 5\.0 now"),
             (("model.mup={base_hidden_size: 16}",), r"model\.mup\.base_hidden_size: None in .*, 16 now"),
-            (("batch.global_batch_size=8", "batch.ramp={start_size: 4, samples: 8}"), r"batch\.ramp\.start_size: None in"),
+            (
+                ("batch.global_batch_size=8", "batch.ramp={start_size: 4, samples: 8}"),
+                r"batch\.ramp\.start_size: None in",
+            ),
             (("train.branch_from=no/such",), "no/such is no checkpoint"),
             (("train.init_from=.",), "train.branch_from: found beside train.init_from"),
         ],

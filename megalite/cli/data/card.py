@@ -8,6 +8,8 @@ from typing import Annotated
 
 import typer
 
+from megalite.cli.data.options import report_console
+
 
 def card(
     out: Annotated[Path, typer.Argument(help="Folder of a recipe that `prepare` has finished.")],
@@ -15,15 +17,13 @@ def card(
     open_nothing: Annotated[bool, typer.Option("--open-nothing", help="Do not show the page in a browser.")] = False,
 ) -> None:
     """Describe a prepared set: card.json and card.html in its folder, and a summary here."""
-    from rich.console import Console
-
     from megalite.data.card.make import HTML_FILE, make_card, write_card
     from megalite.data.card.terminal import summary
     from megalite.data.prepare import load_recipe
 
     made = make_card(out, load_recipe(recipe) if recipe is not None else None)
     write_card(out, made)
-    Console().print(summary(made))
+    report_console().print(summary(made))
     page = out.absolute() / HTML_FILE
     typer.echo(str(page))
     if not open_nothing and sys.stdout.isatty():

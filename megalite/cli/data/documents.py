@@ -10,6 +10,7 @@ import typer
 from megalite.cli.data.options import (
     Documents,
     Include,
+    KeepFields,
     Out,
     Set,
     StationFolders,
@@ -26,6 +27,7 @@ def clean(
     out: Out,
     text_field: TextField = "text",
     include: Include = None,
+    keep_fields: KeepFields = None,
     min_chars: Annotated[int | None, typer.Option(help="Shortest document.")] = None,
     max_chars: Annotated[int | None, typer.Option(help="Longest document.")] = None,
     on_error: Annotated[str | None, typer.Option(help="reject or fail: what to do with unreadable records.")] = None,
@@ -37,7 +39,7 @@ def clean(
     from megalite.data.recipe import CleanConfig
 
     config = make_settings(CleanConfig, settings, min_chars=min_chars, max_chars=max_chars, on_error=on_error)
-    corpus = open_corpus(inputs, text_field, include)
+    corpus = open_corpus(inputs, text_field, include, keep_fields)
     run_station(station.clean, corpus, out, config, workers)
 
 
@@ -46,6 +48,7 @@ def dedup(
     out: Out,
     text_field: TextField = "text",
     include: Include = None,
+    keep_fields: KeepFields = None,
     ignore_case: Annotated[bool, typer.Option(help="Upper and lower case are equal.")] = False,
     settings: Set = None,
     workers: Workers = None,
@@ -55,7 +58,7 @@ def dedup(
     from megalite.data.recipe import DedupConfig
 
     config = make_settings(DedupConfig, settings, ignore_case=ignore_case or None)
-    corpus = open_corpus(inputs, text_field, include)
+    corpus = open_corpus(inputs, text_field, include, keep_fields)
     run_station(station.dedup, corpus, out, config, workers)
 
 

@@ -35,6 +35,10 @@ Out = Annotated[Path, typer.Option("--out", help="Folder to make.")]
 Workers = Annotated[int | None, typer.Option(min=1, help="Processes. [default: all cores]", show_default=False)]
 TextField = Annotated[str, typer.Option(help="Field or column that holds the text.")]
 Include = Annotated[list[str] | None, typer.Option(help="File-name pattern to read from folders; may be repeated.")]
+KeepFields = Annotated[
+    list[str] | None,
+    typer.Option("--keep-field", help="Field to carry along as metadata, as url or a score; may be repeated."),
+]
 ValidFraction = Annotated[float, typer.Option(min=0.0, max=1.0, help="Share of documents held out for validation.")]
 Set = Annotated[
     list[str] | None,
@@ -103,12 +107,18 @@ def make_settings(kind: type[SectionT], assignments: list[str] | None, /, **give
     return build(kind, source)
 
 
-def open_corpus(inputs: list[str], text_field: str = "text", include: list[str] | None = None) -> Corpus:
+def open_corpus(
+    inputs: list[str],
+    text_field: str = "text",
+    include: list[str] | None = None,
+    keep_fields: list[str] | None = None,
+) -> Corpus:
     """The documents of some files and folders."""
     from megalite.data.corpus import Corpus
     from megalite.data.recipe import DocumentSource
 
-    return Corpus([DocumentSource(path=path, text_field=text_field, include=tuple(include or ())) for path in inputs])
+    given = {"text_field": text_field, "include": tuple(include or ()), "keep_fields": tuple(keep_fields or ())}
+    return Corpus([DocumentSource(path=path, **given) for path in inputs])
 
 
 def run_station(

@@ -10,7 +10,16 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from megalite.cli.data.options import Sbatch, SlurmCommand, SlurmJobs, SlurmOptions, Workers, Working, working
+from megalite.cli.data.options import (
+    Sbatch,
+    SlurmCommand,
+    SlurmJobs,
+    SlurmOptions,
+    Workers,
+    Working,
+    report_console,
+    working,
+)
 
 if TYPE_CHECKING:
     from megalite.data.prepare import Finished
@@ -60,8 +69,6 @@ def mix_plan(
     overrides: Annotated[list[str] | None, typer.Argument(help="section.key=value ...")] = None,
 ) -> None:
     """Show how many tokens of each source a run will read, stage by stage, and how often each source is repeated."""
-    from rich.console import Console
-
     from megalite.config.load import load_config
     from megalite.config.plan import derive_samples
     from megalite.data.mix_plan import render
@@ -69,7 +76,7 @@ def mix_plan(
 
     settings = load_config(config, overrides or [])
     plan = open_training_samples(settings).plan(derive_samples(settings))
-    Console().print(render(plan))
+    report_console().print(render(plan))
 
 
 @contextmanager
@@ -91,7 +98,6 @@ def _running(kind: RunnerKind, workers: int | None, ray_address: str, slurm: Slu
 
 
 def _print_table(folder: Path, done: list[Finished]) -> None:
-    from rich.console import Console
     from rich.table import Table
 
     table = Table("station", "documents", "text MB", "tokens", "sequences", "", title=f"{folder}", title_justify="left")
@@ -103,4 +109,4 @@ def _print_table(folder: Path, done: list[Finished]) -> None:
         megabytes = f"{counts['text_bytes'] / 1e6:,.1f}" if "text_bytes" in counts else ""
         state = "kept" if station.result.reused else "made"
         table.add_row(station.name, documents, megabytes, tokens, samples, state)
-    Console().print(table)
+    report_console().print(table)

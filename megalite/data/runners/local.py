@@ -8,12 +8,15 @@ import signal
 import tempfile
 import threading
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed, wait
-from multiprocessing import connection
+from concurrent.futures import Future, ProcessPoolExecutor, as_completed, wait
+from contextlib import contextmanager
+from multiprocessing import connection, forkserver
 from multiprocessing.context import BaseContext
 from pathlib import Path
 
 from megalite.data.tasks import perform
+
+SECONDS_BETWEEN_LOOKS = 1.0
 
 PRELOADED = "megalite.data.runners.preload"
 
@@ -69,9 +72,17 @@ class LocalPool:
                 future.result()
                 yield waiting[future]
         finally:
-            for future in waiting:
-                future.cancel()
-            wait(waiting)  # a task that still runs would write into a folder that is being removed
+            self._settle([future for future in waiting if not future.cancel()])
+
+    def _settle(self, running: Sequence[Future]) -> None:
+        """Wait for tasks that still run: they would write into a folder that is being removed. Nobody tells how those
+        of dead workers ended, once the pool's own thread has given up on them."""
+        manager, workers = self._pool._executor_manager_thread, list(self._pool._processes.values())
+        while wait(running, SECONDS_BETWEEN_LOOKS).not_done and manager is not None and manager.is_alive():
+            pass
+        if manager is not None and not manager.is_alive():
+            for worker in workers:
+                worker.kill()
 
 
 def preloaded_processes() -> BaseContext:
@@ -84,7 +95,22 @@ def preloaded_processes() -> BaseContext:
         return multiprocessing.get_context("spawn")
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload([PRELOADED])
+    with _uninterrupted():
+        forkserver.ensure_running()  # while it loads, Ctrl-C is the parent's
     return context
+
+
+@contextmanager
+def _uninterrupted() -> Iterator[None]:
+    """Processes that are started within it ignore Ctrl-C, and so do those that they start."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    former = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, former)
 
 
 def _follow_parent() -> None:

@@ -57,8 +57,9 @@ class ClassifierReport:
     """Probability that a good document scores above a bad one (area under the ROC curve)."""
     log_loss: float
     """Mean -log of the probability given to the right class, in nats; 0.693 is guessing."""
-    num_good: int
-    num_bad: int
+    test_good: int
+    """Of the good sample, held out."""
+    test_bad: int
 
 
 @dataclass(frozen=True)
@@ -214,7 +215,7 @@ def _read_sample(batches: Iterable[Texts], name: str, num_buckets: int) -> tuple
     if order.size < MIN_DOCUMENTS:
         raise DataError(
             f"the {name} sample has {order.size} documents with a word in them; at least {MIN_DOCUMENTS} are needed, "
-            "and some thousands are better"
+            f"and some thousands are better; is text_field right for its files?"
         )
     num_calibration, num_test = int(CALIBRATION_SHARE * order.size), int(TEST_SHARE * order.size)
     parts = np.split(order, [num_calibration, num_calibration + num_test])
@@ -255,6 +256,6 @@ def _report(logits: np.ndarray, labels: np.ndarray) -> ClassifierReport:
         accuracy=float(right[labels == 1].mean() + right[labels == 0].mean()) / 2,
         auc=area_under_curve(logits, labels),
         log_loss=dot(class_weights(labels), log_losses(logits, labels)),
-        num_good=int(labels.sum()),
-        num_bad=int((1 - labels).sum()),
+        test_good=int(labels.sum()),
+        test_bad=int((1 - labels).sum()),
     )

@@ -134,7 +134,7 @@ def train_ngram(
     streams = [stream.copy() for texts in samples for stream, _ in hash_batches(texts)]
     stream = np.concatenate(streams) if streams else np.zeros(0, np.uint64)
     if stream.size == 0:
-        raise DataError("the samples to train the n-gram model on have no word in them; name files with text")
+        raise DataError("the samples for the n-gram model have no word in them; is text_field right for their files?")
     estimates = estimate(stream, order=order, min_word_count=min_word_count, prune=prune)
     settings = NgramSettings(
         order=order,

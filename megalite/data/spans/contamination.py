@@ -78,7 +78,8 @@ def read_examples(path: Path, text_field: str) -> Iterator[Example]:
     from megalite.data.recipe import DocumentSource
 
     if not path.is_file():
-        raise DataError(f"{path}: no such file; decontaminate.paths names the files of the evaluation sets")
+        what = "a folder" if path.is_dir() else "no such file"
+        raise DataError(f"{path}: {what}; decontaminate.paths (--against) names the files of the evaluation sets")
     builder = BatchBuilder(path.name)
     piece = Piece(str(path), path.name)
     for batch in (*read_piece(piece, DocumentSource(path=path, text_field=text_field), builder), *builder.take()):

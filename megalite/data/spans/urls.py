@@ -24,7 +24,8 @@ from megalite.data.progress import Progress
 from megalite.data.spans.partitioned import Partitions, read_partition, save_array
 from megalite.data.spans.reading import Shard, read_field
 from megalite.data.spans.settings import UrlDedupConfig, with_partitions
-from megalite.data.tasks import WORK_FOLDER, Report, Runner, Task, run_tasks
+from megalite.data.tasks import WORK_FOLDER, Report, Runner, Task, add_counts, run_tasks
+from megalite.errors import DataError
 
 KEYS_PHASE = "urls-keys"
 REPEATS_PHASE = "urls-repeats"
@@ -96,7 +97,13 @@ def find_repeated_urls_in_shards(
     config = with_partitions(config, 0)
     settings = config.model_dump(mode="json")
     tasks = [{"shard": shard, "settings": settings} for shard in shards]
-    run_tasks(folder, KEYS_PHASE, hash_urls, tasks, runner=runner, progress=progress)
+    hashed = run_tasks(folder, KEYS_PHASE, hash_urls, tasks, runner=runner, progress=progress)
+    if add_counts(hashed, "documents") and not add_counts(hashed, "addresses"):
+        raise DataError(
+            f"url_field={config.url_field!r}: none of {add_counts(hashed, 'documents'):,} documents has that in its "
+            "metadata; carry it along where the documents are read: `keep_fields: [url]` of a source, or `clean "
+            "--keep-field url`"
+        )
     tasks = [{"num_shards": len(shards)}] * config.num_partitions
     run_tasks(folder, REPEATS_PHASE, compare_urls, tasks, runner=runner, progress=progress)
     tasks = [{"num_partitions": config.num_partitions}] * len(shards)
@@ -111,13 +118,14 @@ def load_repeats(folder: Path, shard: int) -> np.ndarray:
 def hash_urls(task: Task, number: int, folder: Path) -> Report:
     """Task: hash the addresses of one shard."""
     config = UrlDedupConfig.model_validate(task["settings"])
-    parts, row = Partitions(URL_KEY, config.num_partitions), 0
+    parts, row, num_addresses = Partitions(URL_KEY, config.num_partitions), 0, 0
     for urls in read_field(task["shard"], config.url_field):
         keys = _keys(urls, number, row, config)
         parts.add(keys, keys["low"])
         row += len(urls)
+        num_addresses += len(keys)
     parts.save(_work(folder, KEYS_PHASE) / f"{number:05d}.rows")
-    return {"documents": row}
+    return {"documents": row, "addresses": num_addresses}
 
 
 def compare_urls(task: Task, number: int, folder: Path) -> Report:

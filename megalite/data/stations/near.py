@@ -14,6 +14,7 @@ import pyarrow.parquet as pq
 from megalite.data.corpus import Corpus
 from megalite.data.manifest import StationResult
 from megalite.data.metadata import read_numbers
+from megalite.data.near.index import INDEX_FILE
 from megalite.data.near.phases import INDEX_FOLDER, MASKS_FOLDER
 from megalite.data.near.settings import NearDedupConfig
 from megalite.data.near.station import find_near_duplicates, read_mask
@@ -115,5 +116,7 @@ def _fingerprint(index: Path) -> str:
     """Sizes and times of the files of an index."""
     import xxhash
 
+    if not (index / INDEX_FILE).is_file():
+        raise DataError(f"{index}: {INDEX_FILE} is missing; name the index folder that an earlier near-dedup has left")
     files = sorted(path for path in index.iterdir() if path.is_file())
     return xxhash.xxh3_128_hexdigest(str([(p.name, p.stat().st_size, p.stat().st_mtime_ns) for p in files]).encode())

@@ -35,7 +35,7 @@ def url_dedup(
         progress: told of the text as it is written.
 
     Raises:
-        DataError: the input is raw.
+        DataError: the input is raw, or no document has an address.
     """
     filtering = Filtering("url-dedup", corpus, runner, progress)
 

@@ -119,7 +119,7 @@ def test_held_out_documents_are_told_apart():
     that the labels allow."""
     classifier = trained(2000)
     report = classifier.settings.report
-    assert (report.num_good, report.num_bad) == (200, 200)
+    assert (report.test_good, report.test_bad) == (200, 200)
     good, bad = (mixed_words(1000, share=share, seed=seed) for share, seed in ((0.6, 11), (0.4, 12)))
     scores = classifier.score(Texts.of(good + bad))
     accuracy = ((scores[:1000] > 0.5).mean() + (scores[1000:] <= 0.5).mean()) / 2

@@ -212,3 +212,20 @@ def test_all_of_them_in_one_recipe(tmp_path):
     assert done["decontaminate"]["documents"] == 57
     changed = recipe.model_copy(update={"line_dedup": LineDedupConfig(min_occurrences=7)})
     assert [station.name for station in prepare(changed) if station.result.reused] == filters[:4]
+
+
+def test_documents_without_addresses_are_refused(tmp_path):
+    """The field was not carried along, and nothing would be removed."""
+    corpus = cleaned(tmp_path, [{"text": sentence(number), "link": "https://a.b/c"} for number in range(6)])
+    with pytest.raises(DataError, match=r"url_field='url': none of 6 documents has that in its metadata"):
+        urls(corpus, tmp_path / "out")
+    assert not list(tmp_path.glob("out*"))
+
+
+@pytest.mark.parametrize("name", ["missing", "a file"])
+def test_an_older_index_that_is_none(tmp_path, name):
+    """A path that leads nowhere, and one to a file."""
+    (tmp_path / "a file").write_text("")
+    corpus = cleaned(tmp_path, [{"text": sentence(number)} for number in range(6)])
+    with pytest.raises(DataError, match=r"index\.json is missing; name the index folder"):
+        near_dedup(corpus, tmp_path / "out", NearDedupConfig(), older=[tmp_path / name])
