@@ -93,9 +93,8 @@ def main() -> None:
     folder = arguments.dir.resolve()
     if not (folder / "demo" / "packed" / "train").is_dir():
         megalite("data", "prepare", "configs/data/demo.yaml", f"out={folder / 'demo'}")
-    print(
-        f"{time.strftime('%Y-%m-%d')}, {arguments.steps} steps at rate {arguments.lr:g}, loss of the last {TAIL_STEPS} steps\n"
-    )
+    what = f"{arguments.steps} steps at rate {arguments.lr:g}, loss of the last {TAIL_STEPS} steps"
+    print(f"{time.strftime('%Y-%m-%d')}, {what}\n")
     print("| layout | format | loss | from bf16 | validation | from bf16 | largest shadow error |")
     print("|---|---|---|---|---|---|---|", flush=True)
     too_far = False
