@@ -99,7 +99,7 @@ def write_ranks(layout: Layout, document_scores: np.ndarray, out: Path) -> None:
         weighted = np.add.reduceat(document_scores[cut.documents] * cut.lengths, cut.borders[:-1])
         scores[first:stop] = weighted / np.add.reduceat(cut.lengths, cut.borders[:-1])
     try:
-        with replacing(out) as partial, open(partial, "wb") as file:
+        with replacing(out, make_folder=False) as partial, open(partial, "wb") as file:
             np.save(file, np.argsort(scores, kind="stable").astype(np.int64))
     except OSError as error:
         raise DataError(f"{out}: cannot be written: {error.strerror or error}") from error

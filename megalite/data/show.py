@@ -97,7 +97,7 @@ def save_arrays(path: Path, arrays: dict[str, np.ndarray]) -> None:
         DataError: the file cannot be written.
     """
     try:
-        with replacing(path) as partial, open(partial, "wb") as file:
+        with replacing(path, make_folder=False) as partial, open(partial, "wb") as file:
             np.savez_compressed(file, **arrays)
     except OSError as error:
         raise DataError(f"{path}: cannot be written: {error.strerror or error}") from error

@@ -132,15 +132,17 @@ class replacing:
 
         with replacing(folder / "part-00000.parquet") as path: ...
 
-    A reader sees the old file, the new one or none; two processes that write the same file do not meet.
+    A reader sees the old file, the new one or none; two processes that write the same file do not meet. Its folder is
+    made, unless that is to be there already.
     """
 
-    def __init__(self, path: Path):
-        self._path = path
+    def __init__(self, path: Path, *, make_folder: bool = True):
+        self._path, self._make_folder = path, make_folder
         self._partial = path.with_name(f".{path.name}.{os.uname().nodename}.{os.getpid()}.tmp")
 
     def __enter__(self) -> Path:
-        self._path.parent.mkdir(parents=True, exist_ok=True)
+        if self._make_folder:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
         return self._partial
 
     def __exit__(self, error_type: type[BaseException] | None, *_: object) -> None:

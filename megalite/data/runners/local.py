@@ -8,15 +8,13 @@ import signal
 import tempfile
 import threading
 from collections.abc import Iterator, Sequence
-from concurrent.futures import Future, ProcessPoolExecutor, as_completed, wait
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from contextlib import contextmanager
 from multiprocessing import connection, forkserver
 from multiprocessing.context import BaseContext
 from pathlib import Path
 
 from megalite.data.tasks import perform
-
-SECONDS_BETWEEN_LOOKS = 1.0
 
 PRELOADED = "megalite.data.runners.preload"
 
@@ -56,8 +54,7 @@ class LocalPool:
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._pool is not None:
-            self._pool.shutdown(wait=True, cancel_futures=True)
+        self._close()
 
     def run(self, folder: Path, phase: str, numbers: Sequence[int]) -> Iterator[int]:
         if self._num_workers == 1 or len(numbers) == 1:
@@ -72,17 +69,15 @@ class LocalPool:
                 future.result()
                 yield waiting[future]
         finally:
-            self._settle([future for future in waiting if not future.cancel()])
+            if not all(future.done() for future in waiting):
+                self._close()  # a task that still runs would write into a folder that is being removed
 
-    def _settle(self, running: Sequence[Future]) -> None:
-        """Wait for tasks that still run: they would write into a folder that is being removed. Nobody tells how those
-        of dead workers ended, once the pool's own thread has given up on them."""
-        manager, workers = self._pool._executor_manager_thread, list(self._pool._processes.values())
-        while wait(running, SECONDS_BETWEEN_LOOKS).not_done and manager is not None and manager.is_alive():
-            pass
-        if manager is not None and not manager.is_alive():
-            for worker in workers:
-                worker.kill()
+    def _close(self) -> None:
+        """Give up what has not begun, and wait for what has. The pool itself does it: it takes futures that others have
+        cancelled ill when its workers are dead, and nobody would tell how those that ran ended."""
+        pool, self._pool = self._pool, None
+        if pool is not None:
+            pool.shutdown(wait=True, cancel_futures=True)
 
 
 def preloaded_processes() -> BaseContext:
