@@ -15,13 +15,8 @@ from megalite.slurm_commands import NoAnswer, ask, insist
 
 LIVE_STATES = "PENDING,CONFIGURING,RUNNING,COMPLETING,SUSPENDED,REQUEUED,STOPPED,SIGNALING"
 
-NODE_STATES = ("sinfo", "--noheader", "--Node", "--format=%N %t")
-
-NO_ANSWER_SIGN = "*"
-"""Behind the state of a node that does not answer Slurm."""
-
-BAD_NODE_WORDS = ("down", "drain", "fail", "maint", "power", "unk", NO_ANSWER_SIGN, "$")
-"""Parts of a node's state that keep ranks off it."""
+BAD_NODE_WORDS = ("down", "drain", "fail", "maint", "power", "unk", "*", "$")
+"""Parts of a node's state that keep ranks off it; `*` is Slurm's sign for a node that does not answer."""
 
 
 class Controller:
@@ -76,18 +71,11 @@ class Controller:
         names = self._fields(["squeue", "--noheader", f"--jobs={job}", "--format=%N"])
         return self._ask(["scontrol", "show", "hostnames", names]).split() if names else []
 
-    def unreached_nodes(self, nodes: Sequence[str]) -> list[str]:
-        """Those of some nodes that did not answer Slurm's last ping; none when the controller is away itself."""
-        with suppress(UserError, NoAnswer):
-            lines = ask([*NODE_STATES, f"--nodes={','.join(nodes)}"]).splitlines()
-            return [node for node, state in map(str.split, lines) if NO_ANSWER_SIGN in state]
-        return []
-
     def good_nodes(self, nodes: Sequence[str]) -> list[str]:
         """Those of some nodes that Slurm finds in order."""
         if not nodes:
             return []
-        lines = self._ask([*NODE_STATES, f"--nodes={','.join(nodes)}"])
+        lines = self._ask(["sinfo", "--noheader", "--Node", f"--nodes={','.join(nodes)}", "--format=%N %t"])
         states = dict(line.split() for line in lines.splitlines())
         return [node for node in nodes if not any(word in states.get(node, "unk") for word in BAD_NODE_WORDS)]
 

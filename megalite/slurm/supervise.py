@@ -37,12 +37,9 @@ from megalite.slurm.hosts import Hosts, choose
 from megalite.slurm.outcome import Next, Outcome
 from megalite.slurm.render import job_name
 from megalite.slurm.room import SECONDS_BETWEEN_LOOKS, lack_of_room, note
-from megalite.slurm.unreached import UnreachedNodes
 from megalite.train.failures import Failures
 from megalite.train.heartbeat import Beat, Heart
 from megalite.train.watch import Patience, find_stragglers
-
-UNREACHED = "Slurm does not reach it, and will end its ranks when that goes on; saving before"
 
 SECONDS_AFTER_NODE_FAILURE = 1.0
 """Slurm needs a moment to take a lost node out of the job."""
@@ -92,7 +89,6 @@ class Supervisor:
         self._failures = Failures(state.get("failures_without_progress", 0), state.get("last_step", 0))
         self._deputy = Deputy(folder, job)
         self._evaluations = Evaluations(folder, cluster.evaluation, self._controller)
-        self._unreached = UnreachedNodes(self._controller, settings.node_seconds)
         self._stragglers: dict[int, str] = {}
         """Slow ranks of the attempt, and what is known of them."""
         self._bad: dict[str, str] = {}
@@ -146,10 +142,7 @@ class Supervisor:
         return outcome
 
     def _look(self, attempt: Attempt, beats: Mapping[int, Beat]) -> int | None:
-        """Name slow ranks, save before Slurm ends any, have checkpoints evaluated; a signal that ranks should get."""
-        for node in self._unreached.look(attempt.hosts.used):
-            self._event("unreached", attempt=attempt.number, node=node, why=UNREACHED)
-            note(self._folder.save.touch, self._patience_seconds)
+        """Name slow ranks, have new checkpoints evaluated; a signal that ranks should get."""
         for rank, why in find_stragglers(beats).items():
             if rank not in self._stragglers:
                 self._stragglers[rank] = f"rank {rank} on {attempt.node_of(rank)}: {why}"

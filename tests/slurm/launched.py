@@ -33,7 +33,6 @@ SECTIONS = {
     "monitor": {"log_every": 50, "tensorboard": False},
     "slurm": {
         "beat_seconds": 8,
-        "node_seconds": 2,
         "start_seconds": 300,
         "step_seconds": 60,
         "max_failures": 4,
@@ -55,7 +54,7 @@ ENDED = ("finished", "stopped", "gave up", "cancelled")
 LONGEST_WAIT_SECONDS = 400.0
 """For what takes some ten seconds on a free machine."""
 
-NOTICED = ("trouble", "end", "supervisor lost", "unreached")
+NOTICED = ("trouble", "end", "supervisor lost")
 
 LONGEST_DETECTION_SECONDS = 15.0
 LONGEST_RETURN_SECONDS = 30.0

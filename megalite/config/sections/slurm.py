@@ -20,8 +20,5 @@ class SlurmConfig(Section):
     """Failures in a row without a new checkpoint after which the chain of jobs ends and says why."""
     probe_seconds: PositiveFloat = 30.0
     """How often each rank times a small product of its own, by which slow ranks are found."""
-    node_seconds: PositiveFloat = 30.0
-    """How often Slurm is asked whether it still reaches the run's nodes. Of one that it does not, Slurm will kill the
-    ranks after its SlurmdTimeout, so the run saves at once."""
     check_nodes: bool = True
     """Measure every node and the network between them before an attempt, and leave out what is broken or slow."""
