@@ -2,7 +2,7 @@
 
 exit    the process ends at once, with exit code 0, as if all were well
 raise   the training loop gets an exception
-hold    the training loop stands still for a while; the heart goes on beating
+hold    the training loop stands still for a while, or until it is asked to stop; the heart goes on beating
 
 The rank that SLOW_RANK_VARIABLE names has a slow device, as far as its timed products tell.
 """
@@ -31,6 +31,21 @@ HOLD = signal.SIGRTMIN + 1
 """A handler runs in the main thread, which is the training loop's."""
 
 
+def _hold(*_: object) -> None:
+    """Stand still. A request to stop ends it, and is then handled as ever."""
+    handle, asked = signal.getsignal(signal.SIGUSR1), []
+
+    def note(number: int, frame: object) -> None:
+        asked.append(number)
+        handle(number, frame)
+
+    signal.signal(signal.SIGUSR1, note)
+    deadline = time.monotonic() + SECONDS_HELD
+    while not asked and time.monotonic() < deadline:
+        time.sleep(SECONDS_BETWEEN_LOOKS)
+    signal.signal(signal.SIGUSR1, handle)
+
+
 def _wait_for_fault(path: Path, main_thread: int) -> None:
     while not path.exists():
         time.sleep(SECONDS_BETWEEN_LOOKS)
@@ -46,7 +61,7 @@ def _wait_for_fault(path: Path, main_thread: int) -> None:
 
 if FOLDER_VARIABLE in os.environ and "SLURM_PROCID" in os.environ and "MEGALITE_ATTEMPT" in os.environ:
     _path = Path(os.environ[FOLDER_VARIABLE]) / f"fault-{os.environ['SLURM_PROCID']}"
-    signal.signal(HOLD, lambda *_: time.sleep(SECONDS_HELD))
+    signal.signal(HOLD, _hold)
     threading.Thread(target=_wait_for_fault, args=(_path, threading.get_ident()), daemon=True).start()
     if os.environ.get(SLOW_RANK_VARIABLE) == os.environ["SLURM_PROCID"]:
         from megalite.train import probe
