@@ -77,8 +77,7 @@ def tokenize(
         "eos_id": tokenizer.eos_id,
         "split": split.settings(),
     }
-    if describe:
-        settings["describe"] = True
+    settings |= {"describe": True} if describe else {}
     shards = corpus.shards()
 
     def build(folder: Path) -> dict[str, Any]:
@@ -89,7 +88,7 @@ def tokenize(
         tasks = [{**common, "shard": shard} for shard in shards]
         reports = run_tasks(folder, "encode", encode_shard, tasks, runner=runner, progress=progress)
         refuse_unreadable([(shard, report["reading"]) for shard, report in zip(shards, reports, strict=True)])
-        if split.part == "all" and not any(np.load(_lengths_file(folder, each)).size for each in range(len(shards))):
+        if split.part == "all" and not add_counts(reports, "text_bytes"):
             raise DataError("there is no document with text to encode; name files with text")
         with IndexedWriter(folder / TOKENS_NAME, token_dtype(tokenizer.vocab_size)) as writer:
             for number in range(len(shards)):

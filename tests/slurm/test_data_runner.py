@@ -139,10 +139,13 @@ def everything(folder: Path) -> dict:
         "good": prose(60, seed=2),
         "bad": [text[::-1] for text in prose(60, seed=3)],
     }.items():
-        write_json_lines(folder / f"{name}.jsonl", documents)
+        path = write_json_lines(folder / f"{name}.jsonl", documents)
+        if path.parent.name == "raw":  # some pages twice
+            records = [{"text": text, "url": f"https://{name}/{page % 70}"} for page, text in enumerate(documents)]
+            path.write_text("".join(json.dumps(record) + "\n" for record in records), encoding="utf-8")
     return {
         "out": str(folder / "out"),
-        "sources": [{"path": str(folder / "raw")}],
+        "sources": [{"path": str(folder / "raw"), "keep_fields": ["url"]}],
         "valid_fraction": 0.1,
         "url_dedup": {},
         "near_dedup": {},
