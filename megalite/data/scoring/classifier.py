@@ -215,7 +215,7 @@ def _read_sample(batches: Iterable[Texts], name: str, num_buckets: int) -> tuple
     if order.size < MIN_DOCUMENTS:
         raise DataError(
             f"the {name} sample has {order.size} documents with a word in them; at least {MIN_DOCUMENTS} are needed, "
-            f"and some thousands are better; is text_field right for its files?"
+            "and some thousands are better; is text_field right for its files?"
         )
     num_calibration, num_test = int(CALIBRATION_SHARE * order.size), int(TEST_SHARE * order.size)
     parts = np.split(order, [num_calibration, num_calibration + num_test])
