@@ -159,6 +159,46 @@ def test_dead_workers_are_not_waited_for(monkeypatch):
     assert len(workers) == 2
 
 
+@pytest.mark.parametrize("seconds", [0.2, 0.8, 1.6])
+def test_interrupted_while_workers_load(tmp_path, seconds):
+    """Ctrl-C to the whole group, as a terminal sends it: the parent's own word, and no traceback of a worker."""
+    script = """
+import sys
+from pathlib import Path
+from megalite.data.runners import LocalPool
+import tests.data.test_tasks as here
+import megalite.data.runners.local as local
+if __name__ == "__main__":
+    local.perform = here.sleep_shortly
+    print("begins", flush=True)
+    try:
+        with LocalPool(2) as pool:
+            list(pool.run(Path(), "phase", range(50)))
+    except KeyboardInterrupt:
+        print("interrupted", flush=True)
+"""
+    path = tmp_path / "script.py"
+    path.write_text(script)
+    process = subprocess.Popen(
+        [sys.executable, str(path)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
+        start_new_session=True,
+    )
+    assert process.stdout.readline() == "begins\n"
+    time.sleep(seconds)
+    os.killpg(process.pid, signal.SIGINT)
+    out, error = process.communicate(timeout=60)
+    assert (out, error) == ("interrupted\n", "")
+
+
+def sleep_shortly(folder: Path, phase: str, number: int) -> None:
+    """In the place of `perform`."""
+    time.sleep(0.5)
+
+
 def test_missing_tasks_of_no_phase(tmp_path):
     """A folder without tasks is said to be one."""
     with pytest.raises(DataError, match="no tasks here"):

@@ -8,11 +8,12 @@ import signal
 import tempfile
 import threading
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 from contextlib import contextmanager
 from multiprocessing import connection, forkserver
 from multiprocessing.context import BaseContext
 from pathlib import Path
+from types import FrameType
 
 from megalite.data.tasks import perform
 
@@ -60,11 +61,13 @@ class LocalPool:
         if self._num_workers == 1 or len(numbers) == 1:
             yield from InProcess().run(folder, phase, numbers)
             return
-        if self._pool is None:
-            context = preloaded_processes()
-            self._pool = ProcessPoolExecutor(self._num_workers, mp_context=context, initializer=_follow_parent)
-        waiting = {self._pool.submit(perform, folder, phase, number): number for number in numbers}
+        waiting: dict[Future, int] = {}
         try:
+            with _interrupted_later():  # workers that start lose what they start from when their parent ends
+                if self._pool is None:
+                    context = preloaded_processes()
+                    self._pool = ProcessPoolExecutor(self._num_workers, mp_context=context, initializer=_follow_parent)
+                waiting |= {self._pool.submit(perform, folder, phase, number): number for number in numbers}
             for future in as_completed(waiting):
                 future.result()
                 yield waiting[future]
@@ -106,6 +109,22 @@ def _uninterrupted() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGINT, former)
+
+
+@contextmanager
+def _interrupted_later() -> Iterator[None]:
+    """Ctrl-C within it is held back until its end."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    held: list[tuple[int, FrameType | None]] = []
+    former = signal.signal(signal.SIGINT, lambda number, frame: held.append((number, frame)))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, former)
+        if held and callable(former):
+            former(*held[0])
 
 
 def _follow_parent() -> None:
