@@ -65,6 +65,7 @@ def train(name: str, lr: float, steps: int, overrides: list[str]) -> dict[str, A
         "loss": statistics.mean(record["loss"] for record in records[-LAST_STEPS:]),
         "tokens": records[-1]["tokens"],
         "seconds": statistics.median(record["seconds"] for record in records[WARM_STEPS:]),
+        "memory_bytes": max(record["memory_bytes"] for record in records),
     }
 
 
@@ -81,7 +82,7 @@ def main() -> None:
     parser.add_argument("overrides", nargs="*", help="settings of all runs")
     parser.add_argument("--steps", type=int, default=300)
     parser.add_argument("--only", action="append", choices=CASES, help="this optimizer; may be given several times")
-    parser.add_argument("--out", type=Path, help="JSON of all runs")
+    parser.add_argument("--out", type=Path, help="JSON of all runs, written after each optimizer")
     arguments = parser.parse_args()
     if arguments.steps <= WARM_STEPS:
         parser.error(
@@ -99,8 +100,8 @@ def main() -> None:
         print(
             f"{name:10} {best['lr']:8.1e} {best['loss']:7.4f} {ratio:6.2f} {runs[name]['state_bytes']:6.2f}", flush=True
         )
-    if arguments.out:
-        arguments.out.write_text(json.dumps(runs, indent=1) + "\n", encoding="utf-8")
+        if arguments.out:
+            arguments.out.write_text(json.dumps(runs, indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":
