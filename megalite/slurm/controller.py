@@ -15,8 +15,11 @@ from megalite.slurm_commands import NoAnswer, ask, insist
 
 LIVE_STATES = "PENDING,CONFIGURING,RUNNING,COMPLETING,SUSPENDED,REQUEUED,STOPPED,SIGNALING"
 
-BAD_NODE_WORDS = ("down", "drain", "fail", "maint", "power", "unk", "*", "$")
-"""Parts of a node's state that keep ranks off it; `*` is Slurm's sign for a node that does not answer."""
+NO_ANSWER_SIGN = "*"
+"""In the state of a node that does not answer Slurm."""
+
+BAD_NODE_WORDS = ("down", "drain", "fail", "maint", "power", "unk", NO_ANSWER_SIGN, "$")
+"""Parts of a node's state that keep ranks off it."""
 
 
 class Controller:
@@ -75,9 +78,17 @@ class Controller:
         """Those of some nodes that Slurm finds in order."""
         if not nodes:
             return []
-        lines = self._ask(["sinfo", "--noheader", "--Node", f"--nodes={','.join(nodes)}", "--format=%N %t"])
-        states = dict(line.split() for line in lines.splitlines())
+        states = _node_states(self._ask(_states_command(nodes)))
         return [node for node in nodes if not any(word in states.get(node, "unk") for word in BAD_NODE_WORDS)]
+
+    def unseen_nodes(self, nodes: Sequence[str]) -> list[str]:
+        """Those of some nodes that do not answer Slurm, asked once.
+
+        Raises:
+            NoAnswer: the controller is away.
+        """
+        states = _node_states(ask(_states_command(nodes)))
+        return [node for node in nodes if NO_ANSWER_SIGN in states.get(node, "")]
 
     def step_of(self, job: str, name: str) -> str | None:
         """The step of a name in a job, as in 17.3; None before it begins and after its end."""
@@ -112,3 +123,11 @@ class Controller:
 
     def _ask(self, command: list[str]) -> str:
         return insist(lambda: ask(command), self._notify)
+
+
+def _states_command(nodes: Sequence[str]) -> list[str]:
+    return ["sinfo", "--noheader", "--Node", f"--nodes={','.join(nodes)}", "--format=%N %t"]
+
+
+def _node_states(lines: str) -> dict[str, str]:
+    return dict(line.split() for line in lines.splitlines())

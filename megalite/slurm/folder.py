@@ -1,7 +1,7 @@
 """What the launcher keeps in a run's folder.
 
 RUN/STOP                  made by a person: save, stop, and end the chain of jobs
-RUN/SAVE                  made by a person: save at the next step and go on
+RUN/SAVE                  made by a person or the supervisor: save at the next step and go on
 RUN/slurm/config.yaml     the run's config as it was launched
 RUN/slurm/cluster.yaml    the cluster profile
 RUN/slurm/job.sbatch      what was submitted
@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from megalite.train.signals import STOP_FILE
+from megalite.train.signals import SAVE_FILE, STOP_FILE
 
 
 @dataclass(frozen=True)
@@ -80,6 +80,10 @@ class LaunchFolder:
     @property
     def stop(self) -> Path:
         return self.run_dir / STOP_FILE
+
+    @property
+    def save(self) -> Path:
+        return self.run_dir / SAVE_FILE
 
     def attempt(self, number: int) -> Path:
         """Folder of one attempt."""

@@ -35,6 +35,7 @@ from megalite.slurm.fitness import check_nodes
 from megalite.slurm.folder import LaunchFolder
 from megalite.slurm.hosts import Hosts, choose
 from megalite.slurm.outcome import Next, Outcome
+from megalite.slurm.reach import Reach
 from megalite.slurm.render import job_name
 from megalite.slurm.room import SECONDS_BETWEEN_LOOKS, lack_of_room, note
 from megalite.train.failures import Failures
@@ -89,6 +90,7 @@ class Supervisor:
         self._failures = Failures(state.get("failures_without_progress", 0), state.get("last_step", 0))
         self._deputy = Deputy(folder, job)
         self._evaluations = Evaluations(folder, cluster.evaluation, self._controller)
+        self._reach = Reach(self._controller, settings.node_seconds)
         self._stragglers: dict[int, str] = {}
         """Slow ranks of the attempt, and what is known of them."""
         self._bad: dict[str, str] = {}
@@ -142,12 +144,16 @@ class Supervisor:
         return outcome
 
     def _look(self, attempt: Attempt, beats: Mapping[int, Beat]) -> int | None:
-        """Name slow ranks, have new checkpoints evaluated; a signal that ranks should get."""
+        """Name slow ranks and lost nodes, have new checkpoints evaluated; a signal that ranks should get."""
         for rank, why in find_stragglers(beats).items():
             if rank not in self._stragglers:
                 self._stragglers[rank] = f"rank {rank} on {attempt.node_of(rank)}: {why}"
                 self._event("straggler", attempt=attempt.number, rank=rank, node=attempt.node_of(rank), why=why)
                 self._write_state(stragglers=list(self._stragglers.values()))
+        lost = self._reach.newly_lost(attempt.hosts.used)
+        if lost:
+            note(self._folder.save.touch, self._patience_seconds)
+            self._event("unreached", attempt=attempt.number, nodes=lost, why="no answer to Slurm; saving")
         self._evaluate()
         return self._signals.take()
 

@@ -121,6 +121,10 @@ class Cluster:
         """Jobs that wait or run."""
         return [job for job, state in self.states(**filters).items() if state in LIVE_STATES]
 
+    def node_state(self, node: str) -> str:
+        """As in alloc or down*."""
+        return self.slurm("sinfo", "--noheader", "--partition=main", f"--nodes={node}", "--format=%t")
+
     def wait_for_end(self, job: str) -> str:
         """Wait until a job has ended; returns its last state."""
         until(lambda: self.states(jobs=job)[job] not in LIVE_STATES, f"the end of job {job}")

@@ -36,6 +36,7 @@ SECTIONS = {
         "start_seconds": 300,
         "step_seconds": 60,
         "max_failures": 4,
+        "node_seconds": 1,
         "check_nodes": False,  # imports again; one test has it on
     },
 }
@@ -54,7 +55,7 @@ ENDED = ("finished", "stopped", "gave up", "cancelled")
 LONGEST_WAIT_SECONDS = 400.0
 """For what takes some ten seconds on a free machine."""
 
-NOTICED = ("trouble", "end", "supervisor lost")
+NOTICED = ("trouble", "end", "unreached", "supervisor lost")
 
 LONGEST_DETECTION_SECONDS = 15.0
 LONGEST_RETURN_SECONDS = 30.0
@@ -194,6 +195,15 @@ class Launched:
             if is_rank and b"srun" not in command and variables.get(b"SLURM_PROCID") == str(rank).encode():
                 return int(entry.name), variables[b"SLURMD_NODENAME"].decode()
         raise AssertionError(f"rank {rank} has no process\n{self.log()}")
+
+    def wait_for_save(self, node: str) -> None:
+        """Wait until the supervisor has noticed that Slurm cannot reach a node, and the ranks have begun to save."""
+
+        def is_saved() -> bool:
+            lost = [event["nodes"] for event in self.folder.read_events() if event["event"] == "unreached"]
+            return any(node in nodes for nodes in lost) and not self.folder.save.exists()
+
+        until(is_saved, f"a checkpoint as Slurm lost sight of {node}")
 
     def ends(self) -> list[str]:
         """Why each attempt ended."""

@@ -46,7 +46,7 @@ def undisturbed(tmp_path_factory) -> Path:
 @pytest.mark.timeout(LONGEST_TEST_SECONDS)
 def test_ranks_and_nodes_fail(tmp_path, cluster, undisturbed):
     """A rank killed, one that ends with code 0 too early, one that raises, one that is stopped, and a whole run cut off
-    with its supervisor; beside it Slurm's controller away, a node powered off, and a slurmd killed."""
+    with its supervisor; beside it Slurm's controller away, a slurmd killed, and a node powered off."""
 
     def ranks() -> None:
         run = Launched(tmp_path / "ranks", cluster, ranks_per_node=2, spares=0)
@@ -90,16 +90,20 @@ def test_ranks_and_nodes_fail(tmp_path, cluster, undisturbed):
         run.wait_for_step(15, attempt=1)
         cluster.testbed("daemon", "ctl", "start")
         run.wait_for_step(25, attempt=1)
+        without_slurmd = run.worker
+        cluster.slurm("scontrol", "update", f"nodename={without_slurmd}", "state=NoResp")  # until the next ping
+        run.wait_for_save(without_slurmd)
+        until(lambda: "*" not in cluster.node_state(without_slurmd), "Slurm to see the node again")
+        run.wait_for_step(35, attempt=1)
+        run.inject(0, "hold")  # or the run is over before Slurm notices
+        run.strike("a slurmd killed", lambda: cluster.testbed("daemon", without_slurmd, "kill"))
+        run.wait_for_step(75, attempt=2)
         powered_off = run.worker
         run.strike("a node powered off", lambda: cluster.testbed("crash", powered_off))
-        run.wait_for_step(55, attempt=2)
-        without_slurmd = run.worker
-        cluster.testbed("daemon", without_slurmd, "kill")
-        run.inject(0, "hold")  # or the run is over before Slurm notices
         assert run.wait_for_end() == "finished", run.log()
-        crashed, lost, done = run.ends()
-        assert powered_off in crashed
+        lost, crashed, done = run.ends()
         assert without_slurmd in lost
+        assert powered_off in crashed
         assert done == "all ranks are done"
         assert not {powered_off, without_slurmd} & set(run.state["nodes"])
         run.assert_quick()

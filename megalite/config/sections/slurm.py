@@ -20,5 +20,7 @@ class SlurmConfig(Section):
     """Failures in a row without a new checkpoint after which the chain of jobs ends and says why."""
     probe_seconds: PositiveFloat = 30.0
     """How often each rank times a small product of its own, by which slow ranks are found."""
+    node_seconds: PositiveFloat = 15.0
+    """How often Slurm is asked which nodes of the run it has lost sight of; the run saves before they are taken out."""
     check_nodes: bool = True
     """Measure every node and the network between them before an attempt, and leave out what is broken or slow."""
