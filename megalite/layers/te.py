@@ -7,8 +7,8 @@ Every forward pass of a stage, and every one that is run again for the backward 
 Engine's autocast; outside of it a `te.Linear` would quietly multiply in bf16. Importing the package proves nothing on a
 machine without a GPU, so `why_unavailable` asks for the device first, and then asks the package itself.
 
-Its scales are those of one rank's part of a weight, not of the whole weight, and of the tensor that is the same on all
-ranks elsewhere; ours (`fp8.sites`) are of the whole. Both are right, but here another tp rounds differently.
+Its scales are those of what one rank multiplies: its part of a weight, and of an input or gradient that tensor
+parallelism cuts; ours (`fp8.sites`) are of the whole. Both are right, but here another tp rounds differently.
 """
 
 from __future__ import annotations
