@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields
 from itertools import chain, islice
 
@@ -53,12 +53,16 @@ class Batch:
 
     def to(self, device: torch.device | str, non_blocking: bool = False) -> Batch:
         """A copy on `device`."""
+        return self._map(lambda tensor: tensor.to(device, non_blocking=non_blocking))
+
+    def pin_memory(self) -> Batch:
+        """A copy that a GPU reads by itself, so that `to` need not wait for it."""
+        return self._map(torch.Tensor.pin_memory)
+
+    def _map(self, change: Callable[[torch.Tensor], torch.Tensor]) -> Batch:
         values = {field.name: getattr(self, field.name) for field in fields(self)}
         return Batch(
-            **{
-                name: value.to(device, non_blocking=non_blocking) if isinstance(value, torch.Tensor) else value
-                for name, value in values.items()
-            }
+            **{name: change(value) if isinstance(value, torch.Tensor) else value for name, value in values.items()}
         )
 
 
@@ -133,6 +137,7 @@ class Loader:
         dp_size: number of data-parallel ranks.
         dp_rank: which of them this is.
         prefetch: micro-batches read ahead; more where several are read at once because they are small.
+        pin_memory: hand out what `steps` reads in page-locked memory, for ranks that train on a GPU.
     """
 
     def __init__(
@@ -145,6 +150,7 @@ class Loader:
         dp_size: int,
         dp_rank: int,
         prefetch: int,
+        pin_memory: bool = False,
     ):
         assert samples.seq_len == seq_len, (samples.seq_len, seq_len)
         for span in batch_sizes.spans:
@@ -156,11 +162,19 @@ class Loader:
         self._dp_size = dp_size
         self._dp_rank = dp_rank
         self._prefetch = prefetch
+        self._pin_memory = pin_memory
         self._reader: _ReadAhead | None = None
 
     @classmethod
     def for_run(
-        cls, samples: Samples, config: Config, batch_sizes: BatchSizes, *, dp_size: int, dp_rank: int
+        cls,
+        samples: Samples,
+        config: Config,
+        batch_sizes: BatchSizes,
+        *,
+        dp_size: int,
+        dp_rank: int,
+        pin_memory: bool = False,
     ) -> Loader:
         """The loader of one data-parallel rank with the micro-batches of a config."""
         return cls(
@@ -171,6 +185,7 @@ class Loader:
             dp_size=dp_size,
             dp_rank=dp_rank,
             prefetch=config.data.prefetch,
+            pin_memory=pin_memory,
         )
 
     def step_batches(self, step: int) -> list[Batch]:
@@ -187,7 +202,9 @@ class Loader:
         """
         self.close()
         starts = (start for step in range(first, last + 1) for start in self._starts(step))
-        reader = self._reader = _ReadAhead(self._samples, starts, self._micro_batch_size, self._prefetch)
+        reader = self._reader = _ReadAhead(
+            self._samples, starts, self._micro_batch_size, self._prefetch, pin_memory=self._pin_memory
+        )
         try:
             for step in range(first, last + 1):
                 yield step, [reader.next() for _ in self._starts(step)]
@@ -214,7 +231,8 @@ class _ReadAhead:
     than `depth` batches wait, or one group if that is more, beside the one in the thread's hands.
     """
 
-    def __init__(self, samples: Samples, starts: Iterator[int], micro_batch_size: int, depth: int):
+    def __init__(self, samples: Samples, starts: Iterator[int], micro_batch_size: int, depth: int, *, pin_memory: bool):
+        self._gpu = torch.cuda.current_device() if pin_memory else None
         self._ready: queue.SimpleQueue[list[Batch] | BaseException] = queue.SimpleQueue()
         self._slots: queue.SimpleQueue[None] = queue.SimpleQueue()
         self._taken: list[Batch] = []
@@ -245,9 +263,12 @@ class _ReadAhead:
 
     def _run(self, samples: Samples, starts: Iterator[int], micro_batch_size: int) -> None:
         try:
+            if self._gpu is not None:
+                torch.cuda.set_device(self._gpu)  # of this thread: it would take memory of the first one otherwise
             while stretch := list(islice(starts, max(1, SAMPLES_AHEAD // micro_batch_size))):
                 samples.check_unchanged()
-                for group in make_batches(samples, stretch, micro_batch_size):
+                for batches in make_batches(samples, stretch, micro_batch_size):
+                    group = [batch.pin_memory() for batch in batches] if self._gpu is not None else batches
                     self._slots.get()
                     if self._stop.is_set():
                         return

@@ -103,7 +103,8 @@ class Trainer:
             run.recorder.say(f"stopped early before: {self._reason_to_stop_early()}; raise the patience to go on")
             return EXIT_DONE
         dp, sizes = run.axes.dp, self._steering.batch_sizes
-        loader = Loader.for_run(run.samples, run.config, sizes, dp_size=dp.size, dp_rank=dp.rank)
+        pin = run.device.type == "cuda"
+        loader = Loader.for_run(run.samples, run.config, sizes, dp_size=dp.size, dp_rank=dp.rank, pin_memory=pin)
         clock = time.perf_counter()
         try:
             for step, batches in loader.steps(self.progress.step + 1, run.plan.total_steps):

@@ -26,6 +26,9 @@ from tests.data.golden import fixed_documents, hash_of
 SEQ_LEN = 16
 GLOBAL_BATCH_SIZE = 8
 
+TENSORS = ("tokens", "labels", "loss_mask", "positions", "cu_seqlens", "keys")
+"""Of a batch."""
+
 
 @pytest.fixture
 def samples(tmp_path) -> Samples:
@@ -41,7 +44,9 @@ def open_mixture(folder, *, masks: bool = True) -> Samples:
     return open_samples(sources, seq_len=SEQ_LEN, seed=3, document_masks=masks)
 
 
-def make_loader(samples: Samples, *, dp_size: int = 1, dp_rank: int = 0, micro_batch_size: int = 2) -> Loader:
+def make_loader(
+    samples: Samples, *, dp_size: int = 1, dp_rank: int = 0, micro_batch_size: int = 2, pin_memory: bool = False
+) -> Loader:
     return Loader(
         samples,
         seq_len=SEQ_LEN,
@@ -50,6 +55,7 @@ def make_loader(samples: Samples, *, dp_size: int = 1, dp_rank: int = 0, micro_b
         dp_size=dp_size,
         dp_rank=dp_rank,
         prefetch=3,
+        pin_memory=pin_memory,
     )
 
 
@@ -363,3 +369,28 @@ def test_chain_follows_the_order(tmp_path):
         for seed in (1, 2, 3)
     }
     assert len(chains) == 3
+
+
+def test_batches_for_a_gpu_are_pinned_by_the_reading_thread(samples, monkeypatch):
+    """With a stand-in for CUDA: the thread takes the rank's own device, and pins every tensor of what it hands out."""
+    pinned, devices = [], []
+
+    def pin(tensor: torch.Tensor) -> torch.Tensor:
+        assert threading.current_thread() is not threading.main_thread()
+        pinned.append(tensor.clone())
+        return pinned[-1]
+
+    monkeypatch.setattr(torch.Tensor, "pin_memory", pin)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 3)
+    monkeypatch.setattr(torch.cuda, "set_device", devices.append)
+    loader = make_loader(samples, pin_memory=True)
+    found = [batch for _, batches in loader.steps(1, 3) for batch in batches]
+    assert devices == [3]
+    handed_out = {id(tensor) for tensor in pinned}
+    for batch in found:
+        assert all(id(getattr(batch, name)) in handed_out for name in TENSORS)
+    expected = [batch for step in (1, 2, 3) for batch in make_loader(samples).step_batches(step)]
+    assert len(found) == len(expected)
+    for batch, other in zip(found, expected, strict=True):
+        assert all(torch.equal(getattr(batch, name), getattr(other, name)) for name in TENSORS)
+        assert batch.max_seqlen == other.max_seqlen
