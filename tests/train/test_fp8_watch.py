@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +13,9 @@ import pytest
 
 from megalite.checkpoint.reader import CheckpointReader
 from megalite.config.load import load_config
+from megalite.data.loader import Batch
+from megalite.engine.plain import PlainEngine
+from megalite.engine.protocol import StepResult
 from megalite.train.verify_resume import verify_resume
 from tests.kit.runs import write_run
 from tests.train.forked import launch
@@ -25,11 +31,11 @@ def lines(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
 
 
-def train(folder: Path, *overrides: str) -> Path:
-    """Train six steps and return the run's folder."""
+def train(folder: Path, *overrides: str, prepare: Callable[[], None] | None = None) -> Path:
+    """Train six steps and return the run's folder. `prepare` is called on every rank first."""
     settings = [f"precision.fp8={{{SETTINGS}}}", "checkpoint.every=4", "monitor.tensorboard=false", *overrides]
     config = load_config(write_run(folder), settings)
-    assert launch(config, config.parallel.tp * config.parallel.pp) == 0
+    assert launch(config, config.parallel.tp * config.parallel.pp, prepare=prepare) == 0
     return config.run.dir
 
 
@@ -72,6 +78,24 @@ def test_layers_that_go_back_are_events_and_are_kept(run):
     reader = CheckpointReader(run / "checkpoints" / "step-0000004")
     kept = {name: next(iter(reader.slabs(name))).item() for name in reader.manifest.tensors if "fp8_retired/" in name}
     assert kept == {f"fp8_retired/{event['layer']}": 4.0 for event in gone}
+
+
+def leave_out_step_four() -> None:
+    """On every rank: the fourth step says that it was skipped."""
+    train_step, steps = PlainEngine.train_step, itertools.count(1)
+
+    def step(self: PlainEngine, batches: list[Batch], lr: float) -> StepResult:
+        return replace(train_step(self, batches, lr), skipped=next(steps) == 4)
+
+    PlainEngine.train_step = step
+
+
+def test_a_step_that_was_left_out_says_nothing_of_layers(tmp_path):
+    """Its look is written down, but layers go back at the next one: a gradient of NaN is not FP8's doing."""
+    folder = train(tmp_path, "parallel.tp=1", prepare=leave_out_step_four)
+    assert [len(look["layers"]) for look in lines(folder / "fp8.jsonl")] == [NUM_LAYERS] * 3
+    gone = [event for event in lines(folder / "events.jsonl") if event["event"] == "fp8 given up"]
+    assert [event["step"] for event in gone] == [6] * NUM_LAYERS
 
 
 def test_layouts_see_the_same(tmp_path):
