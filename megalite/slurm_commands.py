@@ -78,6 +78,8 @@ def ask(command: Sequence[str]) -> str:
         raise UnavailableError(
             f"{command[0]} is here, but finds no cluster; run this on a login node of a Slurm cluster"
         )
+    if done.returncode < 0:
+        raise UserError(f"{command[0]} was ended by signal {-done.returncode}")
     raise UserError(f"{command[0]} refused: {said}")
 
 

@@ -120,6 +120,8 @@ class Supervisor:
             try:
                 hosts = self._prepare_hosts()
             except UserError as error:
+                if self._signals.terminated:  # scancel also ends the question that is being asked
+                    return self._after_stop(Outcome(Next.STOPPED, str(error)))
                 return self._leave_to_next(str(error))
             number = self._next_attempt()
             self._event("attempt", attempt=number, nodes=list(hosts.used), spares=list(hosts.spares))

@@ -174,8 +174,8 @@ def test_jobs_and_disks_fail(tmp_path, cluster, undisturbed):
 @pytest.mark.timeout(LONGEST_TEST_SECONDS)
 def test_three_axes_and_a_person(tmp_path, cluster, undisturbed):
     """Eight ranks on four nodes, tp 2 x pp 2 x dp 2, in the order of switches, to the end. Beside it a person: SAVE; a
-    second launch, refused; `stop`; a job that is preempted; scancel; and a launch after each that goes on. One of that
-    run's ranks is slow, which is said, and its last checkpoint is evaluated."""
+    second launch, refused; `stop`; a job that is preempted; scancel; scancel of the next job; and a launch after each
+    that goes on. One of that run's ranks is slow, which is said, and its last checkpoint is evaluated."""
 
     def three_axes() -> None:
         sections = {
@@ -237,11 +237,18 @@ def test_three_axes_and_a_person(tmp_path, cluster, undisturbed):
         assert "all ranks have stopped as asked" in run.ends()[1]
         run.cluster.slurm("scancel", run.state["job"])
         assert run.wait_for_end() == "cancelled", run.log()
+
+        run.launch()
+        run.wait_for_step(80, attempt=4)
+        cluster.slurm("scancel", run.state["next_job"])
+        cluster.slurm("scancel", "--batch", "--signal=USR1", run.state["job"])  # as Slurm does before the time limit
+        assert run.wait_for_end() == "stopped", run.log()
+        assert "was cancelled; launch again to go on" in run.state["why"]
         run.launch()
         assert run.wait_for_end() == "finished", run.log()
         shown = run.megalite("launch", "status", run.folder.run_dir).stdout
         assert f"step {NUM_STEPS} of {NUM_STEPS}" in shown
-        assert "attempt 4" in shown
+        assert "attempt 5" in shown
         run.assert_as(undisturbed)
         evaluation = run.folder.evaluations / f"step-{NUM_STEPS}.log"
         asked = f"{NUM_STEPS} in {run.folder.run_dir}"
