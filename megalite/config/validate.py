@@ -181,8 +181,17 @@ def _precision(config: Config) -> Iterator[str]:
         )
     if precision.dtype != "bf16":
         yield from unused(precision, ("reduce_dtype",), "precision", f"dtype={precision.dtype}")
+    if precision.master_dtype == "bf16":
+        if precision.dtype != "bf16":
+            yield f"precision.master_dtype: bf16 does not go with dtype={precision.dtype}; use dtype=bf16, or fp32 here"
+        if config.parallel.zero_stage < 2:
+            advice = "use pp=1 and zero_stage=2 or 3" if config.parallel.pp > 1 else "use zero_stage=2 or 3"
+            yield (
+                f"precision.master_dtype: with zero_stage={config.parallel.zero_stage} DeepSpeed keeps masters in fp32 "
+                f"by itself; {advice} (right with dp=1 too), or master_dtype=fp32"
+            )
     if precision.dtype == "fp16" and config.train.device == "cpu":
-        yield "precision.dtype: DeepSpeed has no fp16 on CPUs; use bf16, or fp32, which is faster without bf16 units"
+        yield "precision.dtype: fp16 is for GPUs; use bf16, or fp32, which is faster without bf16 units"
 
 
 def _compile(config: Config) -> Iterator[str]:

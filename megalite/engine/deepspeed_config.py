@@ -41,6 +41,8 @@ def deepspeed_config(config: Config, plan: RunPlan) -> dict[str, Any]:
     }
     if config.precision.dtype == "bf16":
         json["bf16"] = {"enabled": True}
+        if config.precision.master_dtype == "bf16":  # states stay fp32: they are our optimizer's
+            json["bf16"] |= {"bf16_master_weights_and_grads": True, "bf16_optimizer_states": True}
         json["data_types"] = {"grad_accum_dtype": "fp32"}
         json["communication_data_type"] = config.precision.reduce_dtype or ("fp32" if stage == 1 else "bf16")
     if config.precision.dtype == "fp16":

@@ -13,6 +13,7 @@ from megalite.data.loader import Batch
 from megalite.engine import grad_norm
 from megalite.engine.deepspeed_config import deepspeed_config
 from megalite.engine.gate import UpdateGate
+from megalite.engine.loss_scaling import LossScaling, loss_scaling, set_loss_scaling
 from megalite.engine.protocol import LocalState, NonFiniteLossError, StepResult, accept, make_update, nothing
 from megalite.engine.runtime import quiet
 from megalite.engine.stage_state import StageState
@@ -159,6 +160,12 @@ class PlainEngine:
 
     def local_weights(self) -> Iterator[LocalState]:
         return self._state.read()
+
+    def loss_scaling(self) -> LossScaling:
+        return loss_scaling(self._engine.optimizer)
+
+    def set_loss_scaling(self, state: LossScaling) -> None:
+        set_loss_scaling(self._engine.optimizer, state)
 
     def load(self, source: WeightSource, state: dict[str, WeightSource], num_updates: int) -> None:
         self._state.write(source, state, num_updates)

@@ -13,6 +13,7 @@ from typing import Protocol
 from torch import Tensor
 
 from megalite.data.loader import Batch
+from megalite.engine.loss_scaling import LossScaling
 from megalite.model.initialize import LocalWeight, WeightSource
 from megalite.model.transformer import Stage
 from megalite.optim.optimizer import OwnedState
@@ -118,6 +119,14 @@ class Engine(Protocol):
 
         A tensor is yielded on every dp rank; which of them writes it is the caller's choice.
         """
+        ...
+
+    def loss_scaling(self) -> LossScaling:
+        """The state of fp16's dynamic loss scaling, equal on all ranks; empty for other formats."""
+        ...
+
+    def set_loss_scaling(self, state: LossScaling) -> None:
+        """Go on from such a state."""
         ...
 
     def load(self, source: WeightSource, state: dict[str, WeightSource], num_updates: int) -> None:

@@ -16,6 +16,8 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 
+from megalite.errors import UnavailableError
+
 
 def prepare_deepspeed(device_type: str) -> None:
     """Import DeepSpeed for a device, quietly, without its compile step at first use.
@@ -39,6 +41,21 @@ def quiet() -> Iterator[None]:
     """Keep DeepSpeed's tables and memory reports, which it prints on every start, off standard output."""
     with contextlib.redirect_stdout(io.StringIO()):
         yield
+
+
+def check_dtype(dtype: str, device_type: str) -> None:
+    """See whether the device that DeepSpeed was prepared for has the format of a run.
+
+    Raises:
+        UnavailableError: fp16 on a CPU without units for it.
+    """
+    from deepspeed.accelerator import get_accelerator
+
+    if dtype == "fp16" and not get_accelerator().is_fp16_supported():
+        raise UnavailableError(
+            f"precision.dtype=fp16: this {device_type.upper()} has no units for it; set precision.dtype=bf16, or fp32, "
+            "which is faster without bf16 units"
+        )
 
 
 def connect_processes(

@@ -18,6 +18,7 @@ import math
 from collections.abc import Iterator
 
 import numpy as np
+import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
@@ -49,12 +50,12 @@ def weight_slices(stage: Stage, zero_stage: int) -> Iterator[Slice]:
 
 
 def copy_numbers(target: Tensor, source: Tensor) -> None:
-    """Copy fp32 numbers into a tensor of the same shape; on the CPU with the calling thread alone.
+    """Copy numbers into a tensor of the same shape; fp32 ones on the CPU with the calling thread alone.
 
     Torch would share the work out to a team of OpenMP threads, which gains little, memory being the limit, and waits
     at every tensor for the slowest: beside training, or other processes, that takes up to ten times as long.
     """
-    if target.device.type == "cpu" and source.device.type == "cpu":
+    if target.device.type == source.device.type == "cpu" and target.dtype == source.dtype == torch.float32:
         np.copyto(target.detach().numpy(), source.detach().numpy())
     else:
         target.copy_(source, non_blocking=True)

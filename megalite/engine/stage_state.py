@@ -32,6 +32,8 @@ class StageState:
         self._engine, self._stage, self._axes, self._zero_stage = engine, stage, axes, zero_stage
         self._parameters: dict[str, nn.Parameter] = dict(stage.named_parameters())
         self.optimizer: SlicedOptimizer = getattr(engine.optimizer, "optimizer", engine.optimizer)
+        if zero_stage == 3:
+            _share_bf16_masters(engine.optimizer)
         self.optimizer.bind(
             weight_slices(stage, zero_stage),
             _flat_weights(engine),
@@ -99,11 +101,19 @@ def _rows_of(part: Slice) -> tuple[Rectangle, int]:
 
 
 def _flat_weights(engine: Any) -> list[Tensor]:
-    """The fp32 tensors that the inner optimizer really steps on this rank."""
+    """The tensors that the inner optimizer really steps on this rank: fp32, or bf16 where weights live in it alone."""
     for name in ("fp32_partitioned_groups_flat", "single_partition_of_fp32_groups", "fp32_groups_flat_partition"):
         if hasattr(engine.optimizer, name):
             return list(getattr(engine.optimizer, name))
     return [weight for group in engine.optimizer.param_groups for weight in group["params"]]
+
+
+def _share_bf16_masters(optimizer: Any) -> None:
+    """Let masters in bf16 be the very memory of stage 3's weights. DeepSpeed means to, but compares a device with a
+    string (stage3.py:1156)."""
+    for number, master in enumerate(optimizer.fp32_partitioned_groups_flat):
+        if master.dtype == torch.bfloat16:
+            master.data = optimizer.fp16_partitioned_groups_flat[number].data
 
 
 def _gather_anew(optimizer: Any) -> None:

@@ -38,7 +38,7 @@ class WeightNorms:
 
     def around(self, update: Callable[[], None]) -> None:
         """Make an update and measure it: for `Engine.around_update`. Keeps a copy of this rank's slices meanwhile, in
-        host memory: 4 bytes a number."""
+        host memory."""
         gradients = self._engine.gradients()
         if not gradients:  # dropped, since they were not finite
             update()
@@ -49,7 +49,7 @@ class WeightNorms:
         former = [weight.detach().to("cpu", copy=True) for weight in weights]
         weight_norms = self._norms(weights)
         update()
-        changes = (weight.detach().cpu() - old for weight, old in zip(weights, former, strict=True))
+        changes = (weight.detach().cpu().float() - old.float() for weight, old in zip(weights, former, strict=True))
         update_norms = self._norms([torch.linalg.vector_norm(change) for change in changes])
         names = [self._engine.slices()[number].local.weight.name for number in chosen]
         self._squares = self._gather(names, (gradient_norms, weight_norms, update_norms))
@@ -72,8 +72,8 @@ class WeightNorms:
 
     def _norms(self, tensors: list[Tensor]) -> Tensor:
         """L2 norms, fp32 [n]."""
-        norms = torch._foreach_norm(tensors) if tensors else []
-        return torch.tensor([], device=self._device) if not norms else torch.stack(norms).float().to(self._device)
+        norms = torch._foreach_norm(tensors, dtype=torch.float32) if tensors else []
+        return torch.tensor([], device=self._device) if not norms else torch.stack(norms).to(self._device)
 
     def _counts(self, part: Slice) -> bool:
         """Whether these numbers are counted on this rank: those that several hold are on one of them."""

@@ -26,7 +26,7 @@ from torch import Tensor
 
 from megalite.config.schema import OptimizerConfig
 from megalite.model.weights import Weight
-from megalite.optim.slices import Slice
+from megalite.optim.slices import Slice, places_in_whole
 from megalite.parallel.axes import Axis
 from megalite.parallel.collectives import all_reduce
 from megalite.parallel.random import name_seed, normal
@@ -117,9 +117,11 @@ class GradientChanges:
         by = clip.by if clip is not None and clip.by in ("parameter", "layer", "unit") else None
         self._clipped = Groups(weights, slices, axis, tp_rank, by) if by else None
         self._clips_values = clip is not None and clip.by == "value"
+        self.are_any = any((self._centred, self._clipped, self._clips_values, optimizer.noise))
+        """Whether anything is asked for."""
 
     def apply(self, gradients: Sequence[Tensor], step: int) -> None:
-        """Change the gradients of all slices in place; steps count from 1."""
+        """Change the gradients of all slices, fp32, in place; steps count from 1."""
         if self._centred is not None:
             self._centralize(self._centred, gradients)
         if self._clipped is not None:
@@ -156,7 +158,8 @@ class GradientChanges:
         deviation = (self._optimizer.noise / (1 + step) ** self._optimizer.noise_decay) ** 0.5
         for part, gradient in zip(self._slices, gradients, strict=True):
             seed = name_seed(self._seed, f"gradient noise/{part.local.weight.name}/{step}")
-            gradient.add_(normal(_places_in_whole(part, gradient.device), seed), alpha=deviation)
+            places = places_in_whole(part, 0, gradient.numel(), gradient.device)
+            gradient.add_(normal(places, seed), alpha=deviation)
 
 
 def _runs(part: Slice, first: int, grouping: Grouping) -> Iterator[_Run]:
@@ -174,14 +177,3 @@ def _runs(part: Slice, first: int, grouping: Grouping) -> Iterator[_Run]:
         yield _Run(first + begin, whole - begin, begin * row_size - part.start, (whole - begin) * row_size)
     if begin <= whole and whole * row_size < part.stop:
         yield _Run(first + whole, 1, whole * row_size - part.start, part.stop - whole * row_size)
-
-
-def _places_in_whole(part: Slice, device: torch.device) -> Tensor:
-    """The place of each number of a slice in its whole weight, read row by row."""
-    rectangle, weight = part.local.rectangle, part.local.weight
-    places = torch.arange(part.start, part.stop, device=device)
-    if len(weight.shape) == 1:
-        return places + rectangle.start[0]
-    row_size = prod(rectangle.shape[1:])
-    rows, columns = places // row_size + rectangle.start[0], places % row_size + rectangle.start[1]
-    return rows * weight.shape[1] + columns

@@ -23,6 +23,7 @@ from megalite.optim.elementwise import ElementwiseRule, shrink_and_add
 from megalite.optim.exchange import Exchange, Unit
 from megalite.optim.gradients import GradientChanges
 from megalite.optim.groups import Rates
+from megalite.optim.rounding import update_and_round, update_in_place
 from megalite.optim.rules import ELEMENTWISE_KINDS
 from megalite.optim.slices import Slice
 from megalite.optim.whole import Placed, WholeRule
@@ -50,6 +51,7 @@ class SlicedOptimizer(torch.optim.Optimizer):
         rules: by name.
         rule_of: name of a weight's rule.
         rates_of: a weight's factor on the learning rate and its decay.
+        seed: of the rounding of weights that live in bf16.
         changes: makes what changes the gradients first, given slices, axis, `tp_rank` and `device`.
     """
 
@@ -61,10 +63,12 @@ class SlicedOptimizer(torch.optim.Optimizer):
         rules: dict[str, Rule],
         rule_of: Callable[[Weight], str],
         rates_of: Callable[[Weight], Rates],
+        seed: int,
         changes: Callable[..., GradientChanges],
     ):
         super().__init__(list(parameters), {"lr": lr})
         self._rules, self._rule_of, self._rates_of, self._make_changes = rules, rule_of, rates_of, changes
+        self._seed, self._rounds = seed, False  # rounds by chance: weights in bf16
         self._changes: GradientChanges | None = None
         self._exchanges: dict[str, Exchange] = {}
         self._members: dict[str, dict[Rates, list[int]]] = {}
@@ -86,6 +90,7 @@ class SlicedOptimizer(torch.optim.Optimizer):
         self.slices = [replace(part, tensors=self._with_state(part)) for part in slices]
         self._places = [_find(part.tensors["weight"], flat_weights) for part in self.slices]
         device = flat_weights[0].device
+        self._rounds = flat_weights[0].dtype == torch.bfloat16
         self._changes = self._make_changes(self.slices, axis, tp_rank=tp_rank, device=device)
         self._members = {name: {} for name in self._rules}
         for index, part in enumerate(self.slices):
@@ -105,7 +110,9 @@ class SlicedOptimizer(torch.optim.Optimizer):
             return
         self.num_updates += 1
         assert self._changes is not None, "not bound"
-        self._changes.apply(present, self.num_updates)
+        if self._changes.are_any:
+            present = [gradient.float() for gradient in present]  # no copy where they are fp32
+            self._changes.apply(present, self.num_updates)
         for name, rule in self._rules.items():
             if isinstance(rule, WholeRule):
                 self._step_whole(name, rule, present)
@@ -140,7 +147,7 @@ class SlicedOptimizer(torch.optim.Optimizer):
 
     def _with_state(self, part: Slice) -> dict[str, Tensor]:
         weight, kinds = part.tensors["weight"], self.elementwise_kinds(part.local.weight)
-        return {"weight": weight, **{kind: torch.zeros_like(weight) for kind in kinds}}
+        return {"weight": weight, **{kind: torch.zeros_like(weight, dtype=torch.float32) for kind in kinds}}
 
     def _start(self, name: str, rule: WholeRule, axis: Axis, tp_rank: int, device: torch.device) -> Exchange:
         exchange = Exchange(
@@ -159,35 +166,40 @@ class SlicedOptimizer(torch.optim.Optimizer):
         """The slices that a rule updates, those of one rate together."""
         return [index for members in self._members[name].values() for index in members]
 
-    def _states(self, name: str, indices: list[int]) -> dict[str, list[Tensor]]:
-        kinds = ELEMENTWISE_KINDS[name]
-        return {kind: [self.slices[index].tensors[kind] for index in indices] for kind in kinds}
+    def _states(self, name: str) -> dict[str, dict[int, Tensor]]:
+        """The state of a rule's slices, by kind and slice."""
+        indices = self._indices(name)
+        return {kind: {i: self.slices[i].tensors[kind] for i in indices} for kind in ELEMENTWISE_KINDS[name]}
 
     def _step_elementwise(self, name: str, rule: ElementwiseRule, gradients: list[Tensor]) -> None:
-        for rates, members in self._members[name].items():
-            rule.update(
-                [self.slices[index].tensors["weight"] for index in members],
-                [gradients[index] for index in members],
-                self._states(name, members),
-                lr=self.param_groups[0]["lr"] * rates.lr_scale,
-                decay=rates.weight_decay,
-                step=self.num_updates,
-            )
+        def update(weights: list[Tensor], columns: dict[str, list[Tensor]], *, lr: float, decay: float) -> None:
+            rule.update(weights, columns["gradient"], columns, lr=lr, decay=decay, step=self.num_updates)
+
+        self._update(name, {"gradient": dict(enumerate(gradients)), **self._states(name)}, update)
 
     def _step_whole(self, name: str, rule: WholeRule, gradients: list[Tensor]) -> None:
+        def update(weights: list[Tensor], columns: dict[str, list[Tensor]], *, lr: float, decay: float) -> None:
+            shrink_and_add(weights, columns["direction"], lr=lr, decay=decay)
+
         indices, step = self._indices(name), self.num_updates
-        mine = [gradients[index] for index in indices]
-        outgoing = rule.outgoing(mine, self._states(name, indices)) if mine else []
+        states = {kind: list(state.values()) for kind, state in self._states(name).items()}
+        mine = [gradients[index].float() for index in indices]
+        outgoing = rule.outgoing(mine, states) if mine else []
         arrived = self._exchanges[name].map(outgoing, lambda unit, whole: rule.direction(unit, whole, step))
         weights = [self.slices[index].local.weight for index in indices]
         directions = dict(zip(indices, map(rule.incoming, weights, arrived), strict=True))
+        self._update(name, {"direction": directions}, update)
+
+    def _update(self, name: str, columns: dict[str, dict[int, Tensor]], update: Callable[..., None]) -> None:
+        """Update the weights of a rule, those of one rate together, given columns by slice; see `rounding.Update`."""
         for rates, members in self._members[name].items():
-            shrink_and_add(
-                [self.slices[index].tensors["weight"] for index in members],
-                [directions[index] for index in members],
-                lr=self.param_groups[0]["lr"] * rates.lr_scale,
-                decay=rates.weight_decay,
-            )
+            parts = [self.slices[index] for index in members]
+            of_parts = {kind: [column[index] for index in members] for kind, column in columns.items()}
+            step = partial(update, lr=self.param_groups[0]["lr"] * rates.lr_scale, decay=rates.weight_decay)
+            if self._rounds:
+                update_and_round(parts, of_parts, step, seed=self._seed, step=self.num_updates)
+            else:
+                update_in_place(parts, of_parts, step)
 
 
 def _find(weight: Tensor, flat_weights: Sequence[Tensor]) -> tuple[Tensor, int, int]:

@@ -41,6 +41,7 @@ def build_optimizer(
         rules=rules,
         rule_of=partial(rule_of, optimizer=optimizer),
         rates_of=partial(rates_of, optimizer=optimizer, model=stage.spec.model),
+        seed=stage.spec.seed,
         changes=partial(
             GradientChanges, optimizer, [local.weight for local in local_weights(stage)], seed=stage.spec.seed
         ),

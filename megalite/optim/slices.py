@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from megalite.model.initialize import LocalWeight, local_weights
@@ -20,12 +21,26 @@ class Slice:
     start: int
     """The first number, counted in the flattened local part."""
     tensors: dict[str, Tensor]
-    """`weight`, and once an optimizer is bound its state by kind: flat, fp32, the memory that it works on."""
+    """`weight`, and once an optimizer is bound its state by kind: flat, the memory that it works on. fp32, but for
+    weights that live in bf16."""
 
     @property
     def stop(self) -> int:
         """One past the last number."""
         return self.start + self.tensors["weight"].numel()
+
+
+def places_in_whole(part: Slice, start: int, length: int, device: torch.device) -> Tensor:
+    """The places of some numbers of a slice in its whole weight, read row by row: int64."""
+    rectangle, weight = part.local.rectangle, part.local.weight
+    places = torch.arange(part.start + start, part.start + start + length, device=device)
+    if len(weight.shape) == 1:
+        return places + rectangle.start[0]
+    row_size = math.prod(rectangle.shape[1:])
+    if row_size == weight.shape[1]:
+        return places + rectangle.start[0] * row_size
+    rows, columns = places // row_size + rectangle.start[0], places % row_size + rectangle.start[1]
+    return rows * weight.shape[1] + columns
 
 
 def whole_slices(stage: Stage) -> Iterator[Slice]:

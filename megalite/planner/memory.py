@@ -29,8 +29,9 @@ from megalite.optim.rules import state_bytes
 FP32_BYTES = 4
 ELEMENT_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2}
 
-MASTER_BYTES = 4
-"""Of a parameter: the fp32 weight that is updated."""
+MASTER_BYTES = {"fp32": (0, 4, 4, 4), "bf16": (0, 4, 2, 0)}
+"""Of a parameter, by ZeRO stage: the weight that is updated, beside the one that computes. Without ZeRO, and in bf16 at
+stage 3, they are the same."""
 
 GRADIENT_BYTES = {"fp32": (4, 4, 4, 4), "bf16": (2, 4 + 2, 4, 4), "fp16": (2, 2, 2, 2)}
 """Of a parameter's gradient, by ZeRO stage; stages 2 and 3 divide it by dp. bf16 accumulates in fp32, at stage 1
@@ -142,13 +143,14 @@ def block_activation_bytes(config: Config, plan: RunPlan, recompute: str) -> int
 def _stage_memory(config: Config, plan: RunPlan, stage: int, num_parameters: int) -> StageMemory:
     dtype, zero = config.precision.dtype, config.parallel.zero_stage
     cut, state = plan.dp if zero else 1, state_bytes_by_stage(config, plan)[stage]
+    masters = num_parameters * MASTER_BYTES[config.precision.master_dtype][zero]
     first, stop = plan.stage_blocks[stage]
     return StageMemory(
         stage=stage,
         num_parameters=num_parameters,
         weights=num_parameters * ELEMENT_BYTES[dtype] // (plan.dp if zero == 3 else 1),
         gradients=num_parameters * GRADIENT_BYTES[dtype][zero] // (plan.dp if zero >= 2 else 1),
-        optimizer=(state + num_parameters * (MASTER_BYTES if zero else 0)) // cut,
+        optimizer=(state + masters) // cut,
         activations=_activations(config, plan, stage, stop - first),
         head=_head(config, plan) if stage == plan.pp - 1 else 0,
         buffers=_buffers(config, plan, stage, num_parameters),

@@ -29,10 +29,12 @@ class MicroGradients:
         self._parameters = [parameter for parameter in stage.parameters() if counts_here(parameter, axes)]
         self._axes = axes
         self._squares: list[list[Tensor]] = []
+        self._loss_scale = 1.0
         self._handles: list[RemovableHandle] = []
 
-    def start(self) -> None:
-        """Begin to listen."""
+    def start(self, loss_scale: float = 1.0) -> None:
+        """Begin to listen to a step whose loss is scaled so."""
+        self._loss_scale = loss_scale
         self._squares = [[] for _ in self._parameters]
         self._handles = [
             parameter.register_hook(_collect(squares))
@@ -62,7 +64,7 @@ class MicroGradients:
         counts = torch.stack([batch.loss_mask.sum() for batch in batches]).to(torch.float64)
         has_tokens = counts > 0
         counts = counts.clamp(min=1.0)
-        means = totals * (result.num_tokens / (self._axes.dp.size * counts)) ** 2
+        means = totals * (result.num_tokens / (self._axes.dp.size * counts * self._loss_scale)) ** 2
         sums = torch.stack([(means * has_tokens).sum(), (has_tokens / counts).sum(), has_tokens.sum()])
         small, inverse, number = all_reduce(sums, self._axes.dp).tolist()
         return Squares(small / number, inverse / number, result.grad_norm**2, 1.0 / result.num_tokens)

@@ -3,6 +3,7 @@
     validation loss          -> the rate, under the schedule `plateau`
     norms of the gradients   -> where they are clipped, under `optimizer.clip`
     noise in the gradients   -> the batch size, under `batch.noise_scale.max_batch_size`
+    gradients that overflow  -> the scale of the loss, in fp16; DeepSpeed decides, here it is remembered
 
 Its state is part of the progress that checkpoints hold, and all ranks decide alike.
 """
@@ -39,6 +40,7 @@ class Steering:
         self._plateau = Plateau(**state.get("plateau", {}))
         self._norms: list[float] = list(state.get("norms", ()))
         self._noise = NoiseScale(**state.get("noise_scale", {}))
+        run.engine.set_loss_scaling(state.get("loss_scaling", {}))
         self.batch_sizes = sizes_in(state) or run.plan.batch_sizes
         """Of all steps, as far as is known."""
         self.figures: dict[str, float] = {}
@@ -55,12 +57,13 @@ class Steering:
     def watch(self, step: int) -> None:
         """Listen to the coming step, if it is to be measured."""
         if self._is_measured(step):
-            self._meter.start()
+            self._meter.start(self._run.engine.loss_scaling().get("cur_scale", 1.0))
 
     def note_step(self, step: int, batches: Sequence[Batch], result: StepResult) -> None:
         """Take a step's gradients into account, and let the batch grow when they say so. Collective."""
         self._norms = remember(self._norms, result.grad_norm, self._run.config.optimizer)
-        self.figures = {}
+        scaling = self._run.engine.loss_scaling()
+        self.figures = {"loss_scale": scaling["cur_scale"]} if scaling else {}
         if not self._is_measured(step):
             return
         if result.skipped:
@@ -70,7 +73,7 @@ class Steering:
         squares = self._meter.finish(batches, result)
         self._noise = updated(self._noise, squares, settings.smoothing)
         if self._noise.tokens is not None:
-            self.figures = {"noise_scale": self._noise.tokens}
+            self.figures["noise_scale"] = self._noise.tokens
         if settings.max_batch_size is not None:
             self._grow(step)
 
@@ -95,6 +98,8 @@ class Steering:
             state["plateau"] = asdict(self._plateau)
         if self._norms:
             state["norms"] = self._norms
+        if scaling := self._run.engine.loss_scaling():
+            state["loss_scaling"] = scaling
         if config.batch.noise_scale is not None:
             state["noise_scale"] = asdict(self._noise)
         if self.batch_sizes != self._run.plan.batch_sizes:

@@ -112,7 +112,7 @@ def run_guarded(config: Config, place: Place, work: Callable[[], int]) -> int:
 
 def connect_rank(config: Config, plan: RunPlan, place: Place) -> tuple[Axes, torch.device]:
     """Join the other ranks: the axes of the mesh, and this rank's device. Collective."""
-    from megalite.engine.runtime import connect_processes, prepare_deepspeed
+    from megalite.engine.runtime import check_dtype, connect_processes, prepare_deepspeed
     from megalite.parallel.axes import connect
     from megalite.parallel.mesh import Mesh
     from megalite.train.device import choose_device
@@ -120,6 +120,7 @@ def connect_rank(config: Config, plan: RunPlan, place: Place) -> tuple[Axes, tor
     device = choose_device(config.train.device, place.local_rank)
     os.environ["LOCAL_RANK"] = str(place.local_rank)
     prepare_deepspeed(device.type)
+    check_dtype(config.precision.dtype, device.type)
     _set_determinism(config.run.deterministic)
     connect_processes(
         rank=place.rank, world_size=place.world_size, device_type=device.type, init_method=place.init_method

@@ -187,10 +187,27 @@ CONFLICTS = {
         "parallel.zero_stage: found 0 with dtype=bf16, where DeepSpeed applies wrong updates; use zero_stage=1 (right "
         "with dp=1 too), or dtype=fp32",
     ),
+    "bf16 masters in fp32": (
+        config(precision={"dtype": "fp32", "master_dtype": "bf16"}, parallel={"zero_stage": 2}),
+        1,
+        "precision.master_dtype: bf16 does not go with dtype=fp32; use dtype=bf16, or fp32 here",
+    ),
+    "bf16 masters with ZeRO-1": (
+        config(precision={"master_dtype": "bf16"}),
+        1,
+        "precision.master_dtype: with zero_stage=1 DeepSpeed keeps masters in fp32 by itself; use zero_stage=2 or 3 "
+        "(right with dp=1 too), or master_dtype=fp32",
+    ),
+    "bf16 masters in a pipeline": (
+        config(precision={"master_dtype": "bf16"}, parallel={"pp": 2}),
+        2,
+        "precision.master_dtype: with zero_stage=1 DeepSpeed keeps masters in fp32 by itself; use pp=1 and "
+        "zero_stage=2 or 3 (right with dp=1 too), or master_dtype=fp32",
+    ),
     "fp16 on a CPU": (
         config(precision={"dtype": "fp16"}, train={"steps": 1, "device": "cpu"}),
         1,
-        "precision.dtype: DeepSpeed has no fp16 on CPUs; use bf16, or fp32, which is faster without bf16 units",
+        "precision.dtype: fp16 is for GPUs; use bf16, or fp32, which is faster without bf16 units",
     ),
     "no length": (config(train={}), 1, "train.steps: null, and so is train.tokens; set one of them"),
     "two lengths": (

@@ -203,7 +203,8 @@ def test_recent_norms_survive_a_restart():
     """The norms are in the state that checkpoints hold: the bound of the next step is the same after a restart."""
     clip = {"by": "percentile", "threshold": 50, "window": 16}
     config = tiny_config(optimizer={"clip": clip, "clip_grad_norm": None})
-    run = SimpleNamespace(config=config, plan=make_plan(config, 1))
+    engine = SimpleNamespace(loss_scaling=dict, set_loss_scaling=lambda state: None)
+    run = SimpleNamespace(config=config, plan=make_plan(config, 1), engine=engine)
     steering = Steering(run, {})
     for number in range(20):
         steering.note_step(number, [], StepResult(loss=1.0, grad_norm=float(number), lr=0.1, num_tokens=1))

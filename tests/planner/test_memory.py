@@ -23,6 +23,12 @@ from tests.kit.spawn import run_ranks
 SMALL = {"hidden_size": 64, "num_layers": 4, "num_heads": 4, "ffn_hidden_size": 192, "vocab_size": 128}
 
 
+PRECISIONS = {
+    **{dtype: {"dtype": dtype} for dtype in ("fp32", "bf16", "fp16")},
+    "bf16 masters": {"dtype": "bf16", "master_dtype": "bf16"},
+}
+
+
 def planned(world_size: int = 1, **sections: dict):
     """Config and plan of a small model."""
     model = {**SMALL, **sections.pop("model", {})}
@@ -55,11 +61,13 @@ class TestByHand:
             ("bf16", 2, 4, (2, 1, 3)),
             ("bf16", 3, 4, (0.5, 1, 3)),
             ("fp16", 2, 4, (2, 0.5, 3)),
+            ("bf16 masters", 2, 4, (2, 1, 2.5)),
+            ("bf16 masters", 3, 4, (0.5, 1, 2)),
         ],
     )
     def test_model_state(self, dtype: str, stage: int, dp: int, expected: tuple):
         """Bytes a parameter of weights, gradients and optimizer."""
-        config, plan = planned(dp, precision={"dtype": dtype}, parallel={"zero_stage": stage})
+        config, plan = planned(dp, precision=PRECISIONS[dtype], parallel={"zero_stage": stage})
         (found,) = memory_by_stage(config, plan)
         parts = (found.weights, found.gradients, found.optimizer)
         assert tuple(part / found.num_parameters for part in parts) == pytest.approx(expected, rel=1e-4)
@@ -206,16 +214,17 @@ def _storages() -> dict[int, int]:
     return {tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes() for tensor in tensors}
 
 
-@pytest.mark.parametrize(("dtype", "stage"), [("bf16", 1), ("bf16", 3)])
+@pytest.mark.parametrize(("dtype", "stage"), [("bf16", 1), ("bf16", 3), ("bf16 masters", 2), ("bf16 masters", 3)])
 def test_engine_holds_the_planned_state(dtype: str, stage: int):
     """Weights, gradients, optimizer state and gathered weights of a real engine on two ranks, between micro-batches."""
     config, plan = _engine_config(dtype, stage)
     (expected,) = memory_by_stage(config, plan)
     planned_bytes = expected.weights + expected.gradients + expected.optimizer
+    element = memory.ELEMENT_BYTES["bf16"]
     if stage == 3:
-        planned_bytes += memory.ELEMENT_BYTES[dtype] * expected.num_parameters  # all are gathered: there are few
+        planned_bytes += element * expected.num_parameters  # all are gathered: there are few
         bucket = deepspeed_config(config, plan)["zero_optimization"]["reduce_bucket_size"]
-        planned_bytes += memory.ELEMENT_BYTES[dtype] * bucket  # planned as a buffer, and there between steps
+        planned_bytes += element * bucket  # planned as a buffer, and there between steps
     for measured in run_ranks(_engine_state_bytes, 2, dtype, stage):
         assert measured == pytest.approx(planned_bytes, rel=0.03)  # padding of flat buffers, batches
 
@@ -225,7 +234,7 @@ def _engine_config(dtype: str, stage: int):
         2,
         model={"hidden_size": 128, "ffn_hidden_size": 512, "vocab_size": 64},
         batch={"micro_batch_size": 1, "global_batch_size": 4, "seq_len": 8},
-        precision={"dtype": dtype},
+        precision=PRECISIONS[dtype],
         parallel={"zero_stage": stage},
         train={"steps": 4, "compile": "off"},
     )

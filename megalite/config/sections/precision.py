@@ -51,8 +51,12 @@ class PrecisionConfig(Section):
     """Number formats."""
 
     dtype: Literal["fp32", "bf16", "fp16"] = "bf16"
-    """Format of weights and activations in the forward and backward pass. Master weights and optimizer state are
-    always fp32. fp32 is the fast one on CPUs without bf16 units."""
+    """Format of weights and activations in the forward and backward pass. Optimizer state is fp32 whatever it is.
+    fp32 is the fast one on CPUs without bf16 units."""
+    master_dtype: Literal["fp32", "bf16"] = "fp32"
+    """Format of the weights that updates are added to. `bf16` keeps no copy in fp32: updates are computed in fp32 and
+    rounded stochastically. Saves 4 bytes a parameter with ZeRO-3 and 2 with ZeRO-2, divided by dp; needs dtype=bf16
+    and one of these stages."""
     reduce_dtype: Literal["fp32", "bf16"] | None = None
     """Format in which dp ranks add up bf16's gradients. null means fp32 with ZeRO-1, where it happens once a step, and
     bf16 with ZeRO-2 and 3, where it happens with every micro-batch; those round the sum to bf16 in either case."""
