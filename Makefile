@@ -22,7 +22,7 @@ $(INSTALLED): setup.py pyproject.toml Makefile
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -c 'import torch' 2>/dev/null || $(BIN)/python -m pip install -q "$(TORCH)"
 	$(BIN)/python -m pip install -q "setuptools>=68" wheel
-	DS_BUILD_OPS=0 $(BIN)/python -m pip install -q --no-build-isolation -e ".[dev,data,fast,ray]"
+	DS_BUILD_OPS=0 $(BIN)/python -m pip install -q --no-build-isolation -e ".[dev,data,fast,ray,wandb]"
 	touch $@
 
 # Programs that some tests compare with, each without what it depends on, so that they touch nothing of .venv

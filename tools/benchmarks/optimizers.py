@@ -4,8 +4,10 @@
     python tools/benchmarks/optimizers.py [section.key=value ...] [--steps 300] [--out FILE.json]
 
 Every optimizer trains the model of configs/demo.yaml from the same weights on the same batches, on one rank without
-ZeRO, once for each of its learning rates, and the best counts: rates that suit AdamW say nothing of SGD. Seconds a step
-are medians, and are given against AdamW's, so run this on a quiet machine. Overrides hold for all runs.
+ZeRO, at several learning rates, and the best counts: rates that suit AdamW say nothing of SGD. While the best rate is
+the lowest or highest that was tried, half or twice of it is tried too. Runs that FILE has are not done again, so a
+broken sweep goes on. Seconds a step are medians, and are given against AdamW's: for those the machine must be quiet,
+and `--steps 40 --middle` is enough. Overrides hold for all runs.
 """
 
 from __future__ import annotations
@@ -30,7 +32,10 @@ CASES: dict[str, tuple[list[str], tuple[float, ...]]] = {
     "adafactor": (["optimizer.clip_grad_norm=null"], (1e-3, 2e-3, 4e-3)),
     "sgd": (["optimizer.momentum=0.9"], (0.1, 0.3, 1.0)),
 }
-"""Settings and learning rates by optimizer."""
+"""Settings and first learning rates by optimizer, the likeliest in the middle."""
+
+MOST_RATES = 8
+"""Tried of an optimizer at most."""
 
 LAST_STEPS = 20
 """Of which the mean training loss is given."""
@@ -69,6 +74,29 @@ def train(name: str, lr: float, steps: int, overrides: list[str]) -> dict[str, A
     }
 
 
+def next_rate(rates: tuple[float, ...], tried: list[dict[str, Any]]) -> float | None:
+    """The rate to try next: one of the first, or one beyond the best while that is at an end; None when it is found."""
+    done = sorted(run["lr"] for run in tried)
+    left = [rate for rate in rates if rate not in done]
+    if left:
+        return left[0]
+    best = min(tried, key=lambda run: run["loss"])["lr"]
+    if len(rates) == 1 or len(done) >= MOST_RATES or done[0] < best < done[-1]:
+        return None
+    return best / 2 if best == done[0] else best * 2
+
+
+def sweep(name: str, rates: tuple[float, ...], runs: dict[str, Any], arguments: argparse.Namespace) -> None:
+    """All runs of an optimizer, those that `runs` has left out; each is written down as soon as it has ended."""
+    tried = runs.get(name, {}).get("tried", [])
+    while (rate := next_rate(rates, tried)) is not None:
+        tried.append(train(name, rate, arguments.steps, arguments.overrides))
+        best = min(tried, key=lambda run: run["loss"])
+        runs[name] = {**best, "state_bytes": state_bytes(name, arguments.overrides), "tried": tried}
+        if arguments.out:
+            arguments.out.write_text(json.dumps(runs, indent=1) + "\n", encoding="utf-8")
+
+
 def state_bytes(name: str, overrides: list[str]) -> float:
     """Bytes of optimizer state a parameter, as `config check` says."""
     command = [sys.executable, "-m", "megalite", "config", "check", str(CONFIG), "--vocab-size", "8192", "--json"]
@@ -81,27 +109,33 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("overrides", nargs="*", help="settings of all runs")
     parser.add_argument("--steps", type=int, default=300)
+    parser.add_argument("--middle", action="store_true", help="of the first rates, only the middle one")
     parser.add_argument("--only", action="append", choices=CASES, help="this optimizer; may be given several times")
-    parser.add_argument("--out", type=Path, help="JSON of all runs, written after each optimizer")
+    parser.add_argument("--out", type=Path, help="JSON of all runs; goes on with those it has")
     arguments = parser.parse_args()
     if arguments.steps <= WARM_STEPS:
         parser.error(
             f"--steps: found {arguments.steps}, and the first {WARM_STEPS} are left out of the times; use more"
         )
-    runs: dict[str, Any] = {}
+    settings = {"steps": arguments.steps, "overrides": arguments.overrides}
+    runs: dict[str, Any] = {"settings": settings}
+    if arguments.out and arguments.out.exists():
+        runs = json.loads(arguments.out.read_text(encoding="utf-8"))
+        if runs["settings"] != settings:
+            parser.error(
+                f"--out: {arguments.out} has runs of {runs['settings']}, asked for are {settings}; use another"
+            )
     names = arguments.only or list(CASES)
     for name in names:
-        tried = [train(name, lr, arguments.steps, arguments.overrides) for lr in CASES[name][1]]
-        best = min(tried, key=lambda run: run["loss"])
-        runs[name] = {**best, "state_bytes": state_bytes(name, arguments.overrides), "tried": tried}
+        rates = CASES[name][1]
+        sweep(name, rates[1:2] if arguments.middle else rates, runs, arguments)
+        best = runs[name]
         if name == names[0]:
             print(f"{'':10} {'lr':>8} {'loss':>7} {'step':>6} {'bytes':>6}   (step against {name}'s)")
         ratio = best["seconds"] / runs[names[0]]["seconds"]
         print(
             f"{name:10} {best['lr']:8.1e} {best['loss']:7.4f} {ratio:6.2f} {runs[name]['state_bytes']:6.2f}", flush=True
         )
-        if arguments.out:
-            arguments.out.write_text(json.dumps(runs, indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":
