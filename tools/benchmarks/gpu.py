@@ -256,12 +256,18 @@ def hugging_face_step(shape: Shape, micro: int, device: torch.device) -> Callabl
 
 
 def curve(device: torch.device, tiny: bool, models: list[str]) -> bool:
-    """Losses of the same model on the same tokens, by each recipe: text-like tokens, so that there is much to learn."""
+    """Losses of the same model on the same tokens, by each recipe and in other formats: text-like tokens, so that there
+    is much to learn."""
     case, count = (TINY, 10) if tiny else (MODELS["125m"], 200)
     curves: dict[str, list[float]] = {}
-    for name, fp8 in able("curve", device):
-        precision = {"fp8": None if fp8 is None else fp8.model_dump()}
-        engine, _ = make_engine(device, case.sizes, case.seq_len, case.micro_batch_size, precision=precision)
+    ways: dict[str, dict] = {
+        name: {"precision": {"fp8": None if fp8 is None else fp8.model_dump()}} for name, fp8 in able("curve", device)
+    }
+    ways["masters in bf16"] = {"precision": {"master_dtype": "bf16"}, "parallel": {"zero_stage": 3}}
+    if device.type == "cuda":
+        ways["fp16"] = {"precision": {"dtype": "fp16"}}
+    for name, sections in ways.items():
+        engine, _ = make_engine(device, case.sizes, case.seq_len, case.micro_batch_size, **sections)
         curves[name] = []
         for number in range(count):
             batch = random_batch(case.micro_batch_size, case.seq_len, VOCAB, documents=1, seed=number)

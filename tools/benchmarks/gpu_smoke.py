@@ -130,10 +130,13 @@ def engines(device: torch.device, tiny: bool) -> bool:
         "zero 1": {},
         "zero 2": {"parallel": {"zero_stage": 2}},
         "zero 3": {"parallel": {"zero_stage": 3}},
+        "masters in bf16": {"parallel": {"zero_stage": 3}, "precision": {"master_dtype": "bf16"}},
         "selective": {"train": {"recompute": "selective"}},
         "full": {"train": {"recompute": "full"}},
         "compiled": {"train": {"compile": "on"}},
     }
+    if device.type == "cuda":
+        ways["fp16"] = {"precision": {"dtype": "fp16"}}
     curves = {}
     for name, sections in ways.items():
         engine, _ = make_engine(device, sizes, 256, 2, **sections)
