@@ -71,11 +71,12 @@ def runs(cases: list[dict[str, Any]], seed: int | None = None) -> list[tuple[Cur
 
 
 def whole(ranks: list[Parts]) -> Tensor:
-    """All numbers of the model, weight by weight, from the parts of all ranks."""
+    """All numbers of the model, weight by weight, from the parts of all ranks; what several have is equal."""
     pieces: dict[str, dict[tuple[int, ...], Tensor]] = {}
     for rank in ranks:
         for (name, start), tensor in rank.items():
-            pieces.setdefault(name, {})[start] = tensor
+            former = pieces.setdefault(name, {}).setdefault(start, tensor)
+            assert torch.equal(former, tensor), f"copies of {name} differ"
     joined = []
     for by_start in pieces.values():
         starts = sorted(by_start)
