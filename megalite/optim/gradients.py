@@ -26,7 +26,7 @@ from torch import Tensor
 
 from megalite.config.schema import OptimizerConfig
 from megalite.model.weights import Weight
-from megalite.optim.slices import Slice, places_in_whole
+from megalite.optim.slices import Slice, chunks, places_in_whole
 from megalite.parallel.axes import Axis
 from megalite.parallel.collectives import all_reduce
 from megalite.parallel.random import name_seed, normal
@@ -158,8 +158,9 @@ class GradientChanges:
         deviation = (self._optimizer.noise / (1 + step) ** self._optimizer.noise_decay) ** 0.5
         for part, gradient in zip(self._slices, gradients, strict=True):
             seed = name_seed(self._seed, f"gradient noise/{part.local.weight.name}/{step}")
-            places = places_in_whole(part, 0, gradient.numel(), gradient.device)
-            gradient.add_(normal(places, seed), alpha=deviation)
+            for chunk in chunks(gradient):
+                places = places_in_whole(part, chunk, gradient.device)
+                gradient[chunk].add_(normal(places, seed), alpha=deviation)
 
 
 def _runs(part: Slice, first: int, grouping: Grouping) -> Iterator[_Run]:

@@ -37,6 +37,32 @@ class Packed:
     signed: bool
 
 
+class Table:
+    """What codes stand for.
+
+    The nearest entry is found by the upper half of a number's bits: entries lie so far apart that among all numbers
+    with one upper half the code changes once at most, and one comparison tells. The binary search of `torch.bucketize`
+    takes eight of them, and on a CPU eight times as long.
+    """
+
+    def __init__(self, entries: Tensor, device: torch.device):
+        borders = ((entries[1:] + entries[:-1]) / 2).float()
+        halves = torch.arange(2**16, dtype=torch.int32) << 16
+        ends = torch.stack([halves, halves | 0xFFFF]).view(torch.float32)
+        ends = torch.where(ends.isfinite().all(dim=0), ends, 0.0)
+        first, last = torch.bucketize(ends, borders).aminmax(dim=0)
+        assert int((last - first).max()) == 1
+        self.entries = entries.float().to(device)
+        """In rising order, fp32."""
+        self._first = first.int().to(device)
+        self._borders = torch.cat([borders, torch.tensor([torch.inf])]).to(device)
+
+    def nearest(self, numbers: Tensor) -> Tensor:
+        """The code of the nearest entry of each flat, finite fp32 number: int32."""
+        codes = self._first.index_select(0, (numbers.view(torch.int32) >> 16) & 0xFFFF)
+        return codes + (numbers > self._borders.index_select(0, codes))
+
+
 def zeros(size: int, *, signed: bool, device: torch.device) -> Packed:
     """Packed zeros."""
     codes = torch.full((size,), _zero_code(signed), dtype=torch.uint8, device=device)
@@ -48,20 +74,20 @@ def pack(numbers: Tensor, packed: Packed) -> None:
     blocks = _blocks(numbers)
     scales = blocks.abs().amax(dim=1)
     divisors = torch.where(scales > 0, scales, 1.0).unsqueeze(1)
-    table, borders = _table(packed.signed, numbers.device)
-    codes = torch.bucketize(blocks / divisors, borders, out_int32=True)
+    table = _table(packed.signed, numbers.device)
+    codes = table.nearest((blocks / divisors).view(-1))
     if not packed.signed:
-        codes = torch.where(blocks > 0, codes.clamp(min=1), 0)
-    is_tiny = (table[codes] * scales.unsqueeze(1)).abs() < FLOOR
-    codes = torch.where(is_tiny, _zero_code(packed.signed), codes)
-    packed.codes.copy_(codes.view(-1)[: numbers.numel()])
+        codes.clamp_(min=1).masked_fill_(blocks.view(-1) <= 0, 0)
+    results = table.entries.index_select(0, codes).view(blocks.shape).mul_(scales.unsqueeze(1))
+    codes.masked_fill_(results.view(-1).abs_() < FLOOR, _zero_code(packed.signed))
+    packed.codes.copy_(codes[: numbers.numel()])
     packed.scales.copy_(scales)
 
 
 def unpack(packed: Packed) -> Tensor:
     """The numbers, flat and fp32."""
-    table, _ = _table(packed.signed, packed.codes.device)
-    blocks = _blocks(table[packed.codes.int()])
+    table = _table(packed.signed, packed.codes.device)
+    blocks = _blocks(table.entries.index_select(0, packed.codes.int()))
     return (blocks * packed.scales.unsqueeze(1)).view(-1)[: packed.codes.numel()]
 
 
@@ -76,8 +102,7 @@ def _zero_code(signed: bool) -> int:
 
 
 @cache
-def _table(signed: bool, device: torch.device) -> tuple[Tensor, Tensor]:
-    """All entries in order, and the borders between neighbours."""
+def _table(signed: bool, device: torch.device) -> Table:
     magnitudes: list[float] = []
     for decade in range(DECADES):
         count = 2**decade * (1 if signed else 2)
@@ -86,6 +111,4 @@ def _table(signed: bool, device: torch.device) -> tuple[Tensor, Tensor]:
         magnitudes += [10.0 ** (decade - DECADES + 1) * middle for middle in middles]
     magnitudes = [*magnitudes[:-1], 1.0] if signed else [*magnitudes, 1.0]
     entries = [*(-value for value in reversed(magnitudes)), 0.0, *magnitudes] if signed else [0.0, *magnitudes]
-    table = torch.tensor(entries, dtype=torch.float64)
-    borders = (table[1:] + table[:-1]) / 2
-    return table.float().to(device), borders.float().to(device)
+    return Table(torch.tensor(entries, dtype=torch.float64), device)

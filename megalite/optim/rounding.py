@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from megalite.optim.slices import Slice, places_in_whole
+from megalite.optim.slices import Slice, chunks, places_in_whole
 from megalite.parallel.random import name_seed, random_bits
 
 Columns = dict[str, list[Tensor]]
@@ -22,9 +22,6 @@ Columns = dict[str, list[Tensor]]
 Update = Callable[[list[Tensor], Columns], None]
 """Changes fp32 weights in place, given columns for them."""
 
-CHUNK = 2**20
-"""Numbers of which there are fp32 copies at a time."""
-
 
 def update_in_place(parts: Sequence[Slice], columns: Columns, update: Update) -> None:
     """Update fp32 weights, all at once."""
@@ -32,16 +29,14 @@ def update_in_place(parts: Sequence[Slice], columns: Columns, update: Update) ->
 
 
 def update_and_round(parts: Sequence[Slice], columns: Columns, update: Update, *, seed: int, step: int) -> None:
-    """Update bf16 weights, some numbers after the other."""
+    """Update bf16 weights, chunk after chunk: no more than that is ever there in fp32."""
     for number, part in enumerate(parts):
         weight, seed_of_step = part.tensors["weight"], name_seed(seed, f"rounding/{part.local.weight.name}/{step}")
-        for start in range(0, weight.numel(), CHUNK):
-            target = weight[start : start + CHUNK]
-            exact = target.float()
-            some = {name: [column[number][start : start + CHUNK].float()] for name, column in columns.items()}
-            update([exact], some)
-            places = places_in_whole(part, start, target.numel(), target.device)
-            target.copy_(round_by_chance(exact, places, seed_of_step))
+        for chunk in chunks(weight):
+            exact = weight[chunk].float()
+            update([exact], {name: [column[number][chunk].float()] for name, column in columns.items()})
+            places = places_in_whole(part, chunk, weight.device)
+            weight[chunk] = round_by_chance(exact, places, seed_of_step)
 
 
 def round_by_chance(x: Tensor, keys: Tensor, seed: int) -> Tensor:

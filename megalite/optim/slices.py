@@ -12,6 +12,9 @@ from torch import Tensor
 from megalite.model.initialize import LocalWeight, local_weights
 from megalite.model.transformer import Stage
 
+CHUNK = {"cpu": 2**16, "cuda": 2**22}
+"""Numbers that are hashed at a time, by device: as many as stay in a core's cache, or fill a GPU."""
+
 
 @dataclass(frozen=True)
 class Slice:
@@ -30,10 +33,17 @@ class Slice:
         return self.start + self.tensors["weight"].numel()
 
 
-def places_in_whole(part: Slice, start: int, length: int, device: torch.device) -> Tensor:
-    """The places of some numbers of a slice in its whole weight, read row by row: int64."""
+def chunks(tensor: Tensor) -> Iterator[slice]:
+    """Cut a flat tensor for work with large intermediate results."""
+    size = CHUNK[tensor.device.type]
+    for start in range(0, tensor.numel(), size):
+        yield slice(start, min(start + size, tensor.numel()))
+
+
+def places_in_whole(part: Slice, chunk: slice, device: torch.device) -> Tensor:
+    """The places of a chunk of a slice's numbers in its whole weight, read row by row: int64."""
     rectangle, weight = part.local.rectangle, part.local.weight
-    places = torch.arange(part.start + start, part.start + start + length, device=device)
+    places = torch.arange(part.start + chunk.start, part.start + chunk.stop, device=device)
     if len(weight.shape) == 1:
         return places + rectangle.start[0]
     row_size = math.prod(rectangle.shape[1:])

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from megalite.model.initialize import LocalWeight
 from megalite.model.weights import Rectangle, Weight
-from megalite.optim import rounding
+from megalite.optim import slices
 from megalite.optim.rounding import round_by_chance, update_and_round
 from megalite.optim.slices import Slice, places_in_whole
 from megalite.parallel.random import name_seed
@@ -101,7 +101,7 @@ def test_cuts_and_chunks_change_nothing(monkeypatch, chunk):
         return flat.view(matrix.shape)
 
     whole = update(before, change, local_weight((12, 10)), (0, 120))
-    monkeypatch.setattr(rounding, "CHUNK", chunk)
+    monkeypatch.setitem(slices.CHUNK, "cpu", chunk)
     halves = [
         update(
             before[:, first : first + 5].contiguous(),
@@ -121,5 +121,5 @@ def test_places():
     local = local_weight((12, 10), start=(4, 5), part=(6, 5))
     part = Slice(local, 7, {"weight": torch.zeros(20)})
     expected = whole[4:10, 5:].reshape(-1)[7:27]
-    assert torch.equal(places_in_whole(part, 0, 20, torch.device("cpu")), expected)
-    assert torch.equal(places_in_whole(part, 3, 6, torch.device("cpu")), expected[3:9])
+    assert torch.equal(places_in_whole(part, slice(0, 20), torch.device("cpu")), expected)
+    assert torch.equal(places_in_whole(part, slice(3, 9), torch.device("cpu")), expected[3:9])
