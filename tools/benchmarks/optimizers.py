@@ -24,6 +24,9 @@ from typing import Any
 ROOT = Path(__file__).parents[2]
 CONFIG = ROOT / "configs" / "demo.yaml"
 
+VOCAB = "4096"
+"""Of the demo's tokenizer."""
+
 CASES: dict[str, tuple[list[str], tuple[float, ...]]] = {
     "adamw": ([], (1e-3, 2e-3, 4e-3)),
     "muon": ([], (1e-3, 2e-3, 4e-3)),
@@ -99,7 +102,7 @@ def sweep(name: str, rates: tuple[float, ...], runs: dict[str, Any], arguments: 
 
 def state_bytes(name: str, overrides: list[str]) -> float:
     """Bytes of optimizer state a parameter, as `config check` says."""
-    command = [sys.executable, "-m", "megalite", "config", "check", str(CONFIG), "--vocab-size", "8192", "--json"]
+    command = [sys.executable, "-m", "megalite", "config", "check", str(CONFIG), "--vocab-size", VOCAB, "--json"]
     settings = [f"optimizer.name={name}", *CASES[name][0], *overrides]
     done = subprocess.run([*command, *settings], cwd=ROOT, capture_output=True, text=True, check=True)
     return json.loads(done.stdout)["optimizer_bytes_per_parameter"]
