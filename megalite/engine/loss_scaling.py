@@ -10,18 +10,26 @@ from typing import Any
 LossScaling = dict[str, float]
 """What a scaler remembers, equal on all ranks; empty where nothing is scaled."""
 
-FIELDS = ("cur_scale", "cur_iter", "last_overflow_iter", "cur_hysteresis")
-"""Of DeepSpeed's `DynamicLossScaler`."""
+FIELDS = {
+    "scale": "cur_scale",
+    "num_steps": "cur_iter",
+    "last_overflow": "last_overflow_iter",
+    "overflows_to_bear": "cur_hysteresis",
+}
+"""Our names of what DeepSpeed's `DynamicLossScaler` has: the factor on the loss, steps so far, the last of them that
+overflowed (-1 for none), and overflows left, this one counted, until the scale is halved."""
 
 
 def loss_scaling(optimizer: Any) -> LossScaling:
     """The state of a DeepSpeed optimizer's scaler."""
     scaler = getattr(optimizer, "loss_scaler", None)
-    return {name: getattr(scaler, name) for name in FIELDS} if getattr(scaler, "dynamic", False) else {}
+    if not getattr(scaler, "dynamic", False):
+        return {}
+    return {name: getattr(scaler, theirs) for name, theirs in FIELDS.items()}
 
 
 def set_loss_scaling(optimizer: Any, state: LossScaling) -> None:
     """Go on from a state; nothing happens where nothing is scaled, as when a run in fp16 goes on in bf16."""
     if loss_scaling(optimizer):
         for name, value in state.items():
-            setattr(optimizer.loss_scaler, name, value)
+            setattr(optimizer.loss_scaler, FIELDS[name], value)

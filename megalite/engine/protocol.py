@@ -122,7 +122,7 @@ class Engine(Protocol):
         ...
 
     def loss_scaling(self) -> LossScaling:
-        """The state of fp16's dynamic loss scaling, equal on all ranks; empty for other formats."""
+        """The state of fp16's dynamic loss scaling, `scale` among it, equal on all ranks; empty for other formats."""
         ...
 
     def set_loss_scaling(self, state: LossScaling) -> None:

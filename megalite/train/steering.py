@@ -57,13 +57,13 @@ class Steering:
     def watch(self, step: int) -> None:
         """Listen to the coming step, if it is to be measured."""
         if self._is_measured(step):
-            self._meter.start(self._run.engine.loss_scaling().get("cur_scale", 1.0))
+            self._meter.start(self._run.engine.loss_scaling().get("scale", 1.0))
 
     def note_step(self, step: int, batches: Sequence[Batch], result: StepResult) -> None:
         """Take a step's gradients into account, and let the batch grow when they say so. Collective."""
         self._norms = remember(self._norms, result.grad_norm, self._run.config.optimizer)
         scaling = self._run.engine.loss_scaling()
-        self.figures = {"loss_scale": scaling["cur_scale"]} if scaling else {}
+        self.figures = {"loss_scale": scaling["scale"]} if scaling else {}
         if not self._is_measured(step):
             return
         if result.skipped:

@@ -67,7 +67,7 @@ def overflows(layouts: list[dict[str, Any]]) -> list[tuple[list[tuple[bool, str,
     for layout in layouts:
         rank = start_rank(tiny_config(**case(**layout)))
         engine, axes = rank.engine, rank.axes
-        engine.set_loss_scaling({**engine.loss_scaling(), "cur_scale": LARGE})
+        engine.set_loss_scaling({**engine.loss_scaling(), "scale": LARGE})
 
         def state(engine: Any = engine) -> list[torch.Tensor]:
             return [tensor.clone() for part in engine.slices() for tensor in part.tensors.values()]
@@ -84,7 +84,7 @@ def overflows(layouts: list[dict[str, Any]]) -> list[tuple[list[tuple[bool, str,
                 vocab_size=101,
             )
             result = engine.train_step(batches, 1e-3)
-            steps.append((result.skipped, result.why, engine.loss_scaling()["cur_scale"]))
+            steps.append((result.skipped, result.why, engine.loss_scaling()["scale"]))
             if step == 0:
                 stayed = all(torch.equal(a, b) for a, b in zip(before, state(), strict=True))
         moved = any(not torch.equal(a, b) for a, b in zip(before, state(), strict=True))
@@ -116,7 +116,7 @@ def noise_squares(dtypes: list[str]) -> list[float]:
         rank = start_rank(tiny_config(**case(dtype)))
         meter = MicroGradients(rank.engine.stage, rank.axes)
         batches = step_batches(0, global_batch_size=8, micro_batch_size=2, dp=1, dp_rank=0, seq_len=16, vocab_size=101)
-        meter.start(rank.engine.loss_scaling().get("cur_scale", 1.0))
+        meter.start(rank.engine.loss_scaling().get("scale", 1.0))
         found.append(meter.finish(batches, rank.engine.train_step(batches, 0.0)).small)
         rank.engine.close()
     return found

@@ -23,7 +23,7 @@ def begin_too_large() -> None:
     def with_large_scale(self: Trainer) -> int:
         engine = self.run.engine
         if self.progress.step == 0:
-            engine.set_loss_scaling({**engine.loss_scaling(), "cur_scale": LARGE})
+            engine.set_loss_scaling({**engine.loss_scaling(), "scale": LARGE})
         return train(self)
 
     Trainer.train = with_large_scale

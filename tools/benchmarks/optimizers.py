@@ -124,10 +124,8 @@ def main() -> None:
     runs: dict[str, Any] = {"settings": settings}
     if arguments.out and arguments.out.exists():
         runs = json.loads(arguments.out.read_text(encoding="utf-8"))
-        if runs["settings"] != settings:
-            parser.error(
-                f"--out: {arguments.out} has runs of {runs['settings']}, asked for are {settings}; use another"
-            )
+        if (found := runs.get("settings")) != settings:
+            parser.error(f"--out: {arguments.out} has runs of {found}, asked for are {settings}; use another file")
     names = arguments.only or list(CASES)
     for name in names:
         rates = CASES[name][1]

@@ -51,8 +51,8 @@ class PrecisionConfig(Section):
     """Number formats."""
 
     dtype: Literal["fp32", "bf16", "fp16"] = "bf16"
-    """Format of weights and activations in the forward and backward pass. Optimizer state is fp32 whatever it is.
-    fp32 is the fast one on CPUs without bf16 units."""
+    """Format of weights and activations in the forward and backward pass. The optimizer's state does not depend
+    on it. fp32 is the fast one on CPUs without bf16 units."""
     master_dtype: Literal["fp32", "bf16"] = "fp32"
     """Format of the weights that updates are added to. `bf16` keeps no copy in fp32: updates are computed in fp32 and
     rounded stochastically. Saves 4 bytes a parameter with ZeRO-3 and 2 with ZeRO-2, divided by dp; needs dtype=bf16
