@@ -31,8 +31,10 @@ def size(num_bytes: int | None) -> str:
 
 
 def share(part: int, whole: int) -> str:
-    """A part in percent; small ones are not rounded away."""
+    """A part in percent; small ones are not rounded away, nor is what is missing to the whole."""
     if not whole:
         return "–"
     percent = 100 * part / whole
-    return "under 0.1 %" if 0 < percent < 0.1 else f"{percent:.1f} %"
+    if 0 < percent < 0.1:
+        return "under 0.1 %"
+    return "over 99.9 %" if 99.95 <= percent < 100 else f"{percent:.1f} %"

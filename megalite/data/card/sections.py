@@ -7,7 +7,7 @@ from typing import Any
 
 from megalite.data.card.card import Amount, Card, Stage
 from megalite.data.card.drawing import bars, funnel, histogram
-from megalite.page.markup import Child, Markup, details, join, link, table, tag
+from megalite.page.markup import Child, Markup, details, join, link, soft, table, tag
 from megalite.page.numbers import count, share, size
 from megalite.page.settings import flatten
 
@@ -36,8 +36,8 @@ def sources(card: Card) -> Markup:
     rows: list[list[Child]] = []
     for source in card.sources[:MAX_SOURCES]:
         about = join(
-            tag("b", source.name),
-            tag("div", source.description) if source.description else None,
+            tag("b", soft(source.name)),
+            tag("div", soft(source.description)) if source.description else None,
             tag("div", link(source.url)) if source.url else None,
         )
         licence = source.license or tag("span", "not stated", class_="faint")
@@ -103,7 +103,7 @@ def duplicates(card: Card) -> Markup | None:
             labels = {f"{members} documents": number for members, number in each.sizes.items()}
             parts += [tag("h3", f"{stage.name}: clusters by size"), bars(labels, each.clusters, "Clusters by size")]
         if each.examples:
-            items = (tag("li", tag("code", ", ".join(example))) for example in each.examples)
+            items = (tag("li", _code(", ".join(example))) for example in each.examples)
             parts.append(details("Some clusters, by the ids of their documents", tag("ul", *items)))
     return _section("Duplicates", *parts)
 
@@ -159,7 +159,8 @@ def tokens(card: Card) -> Markup:
         if all(name in each.report for each in card.splits):
             columns[title] = [f"{each.report[name]:,}" for each in card.splits]
     rows: list[list[Child]] = [[title, *cells] for title, cells in columns.items()]
-    return _section("Tokens and sequences", tag("p", said), table(["", *(s.part for s in card.splits)], rows))
+    found = table(["", *(each.part for each in card.splits)], rows, stacked=False)
+    return _section("Tokens and sequences", tag("p", said), found)
 
 
 def sources_by_station(card: Card) -> Markup | None:
@@ -180,8 +181,8 @@ def settings(card: Card) -> Markup:
     folded = []
     for station in card.stations:
         flat = dict(sorted(flatten(station.settings).items()))
-        rows: list[list[Child]] = [[tag("code", name), tag("code", _said(value))] for name, value in flat.items()]
-        folded.append(details(station.folder, table(["setting", "value"], rows, numbers_from=2)))
+        rows: list[list[Child]] = [[_code(name), _code(_said(value))] for name, value in flat.items()]
+        folded.append(details(station.folder, table(["setting", "value"], rows, numbers_from=2, stacked=False)))
     return _section("Settings", *folded)
 
 
@@ -193,16 +194,20 @@ def provenance(card: Card) -> Markup:
     )
     rows: list[list[Child]] = []
     for station in card.stations:
-        inputs = (tag("div", name, " ", tag("code", mark)) for name, mark in station.inputs)
+        inputs = (tag("div", soft(name), " ", _code(mark)) for name, mark in station.inputs)
         made = f"{station.version}, format {station.format}"
         files = f"{count(station.num_files)} files, {size(station.num_bytes)}"
-        rows.append([tag("b", station.folder), made, tag("code", station.fingerprint), join(*inputs), files])
+        rows.append([tag("b", soft(station.folder)), made, _code(station.fingerprint), join(*inputs), files])
     head = ["folder", "megalite", "fingerprint", "made of", "holds"]
     return _section("To make it again", tag("p", said), table(head, rows, numbers_from=4))
 
 
 def _section(title: str, *children: Child) -> Markup:
     return tag("section", tag("h2", title), *children)
+
+
+def _code(text: str) -> Markup:
+    return tag("code", soft(text))
 
 
 def _key(first: str, second: str) -> Markup:

@@ -79,13 +79,14 @@ def test_numbers_are_on_the_page(card):
 def test_bars_are_to_scale(card):
     """In the funnel, widths of bars stand in the ratio of the documents."""
     page = render(card)
-    funnel = re.search(r'<svg[^>]*aria-label="Documents and text after each station">.*?</svg>', page, re.DOTALL)
+    funnel = re.search(r"<div[^>]*Documents and text after each station\">.*?</section>", page, re.DOTALL)
     assert funnel is not None
-    widths = [float(attributes["width"]) for _, attributes in Reader(funnel[0]).tags if attributes.get("class") == "a"]
+    tags = Reader(funnel[0].removesuffix("</section>")).tags
+    widths = [float(attributes["width"]) for _, attributes in tags if attributes.get("class") == "a"]
     documents = [stage.kept.documents for stage in card.stages]
     assert len(widths) == len(documents)
     for width, number in zip(widths, documents, strict=True):
-        assert width / widths[0] == pytest.approx(number / documents[0], abs=0.001)  # widths are written to 0.1 of 360
+        assert width / widths[0] == pytest.approx(number / documents[0], abs=0.001)  # widths are written to 0.1 of 1000
 
 
 def test_many_sources_are_added_up(card):
@@ -127,6 +128,7 @@ def test_numbers_for_people():
         "10.0 TB",
     ]
     assert [share(*pair) for pair in ((0, 5), (1, 5), (1, 10**6), (1, 0))] == ["0.0 %", "20.0 %", "under 0.1 %", "–"]
+    assert [share(*pair) for pair in ((5, 5), (9994, 10**4), (9999, 10**4))] == ["100.0 %", "99.9 %", "over 99.9 %"]
 
 
 def test_summary_fits_on_a_screen(card):
