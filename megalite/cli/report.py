@@ -7,6 +7,9 @@ from typing import Annotated
 
 import typer
 
+LONG_READ_BYTES = 20_000_000
+"""Of metrics: what is read in under a second says nothing of its progress."""
+
 
 def report(
     runs: Annotated[list[Path], typer.Argument(help="Folders of runs, still going or ended in any way.")],
@@ -21,12 +24,16 @@ def report(
     ] = None,
 ) -> None:
     """Draw runs as one HTML file: curves, events, where the time went, settings. No network is needed to read it."""
+    import sys
     import time
+    from contextlib import nullcontext
 
+    from megalite.data.progress import progress_on
     from megalite.report.sections import status
-    from megalite.report.write import write_report
+    from megalite.report.write import metrics_bytes, write_report
 
-    path, found = write_report(runs, out)
+    with progress_on(sys.stderr) if metrics_bytes(runs) > LONG_READ_BYTES else nullcontext() as progress:
+        path, found = write_report(runs, out, progress=progress)
     for run in found:
         typer.echo(f"{run.name}: {status(run, time.time())[0]}")
         for problem in run.problems:

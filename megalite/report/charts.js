@@ -8,10 +8,12 @@
 
 const page = JSON.parse(document.getElementById("numbers").textContent);
 const state = { axis: "step", smoothing: 0, range: null, hidden: new Set(), log: new Set(), marks: true };
+const several = page.runs.length > 1;
 const AXES = { step: "step", tokens: "tokens", hours: "hours of training" };
 const SUFFIXES = [[1e12, "T"], [1e9, "G"], [1e6, "M"], [1e3, "k"]];
 const PRINT_WIDTH = 680;
 const SETTLED = 0.04;
+const NUM_COLOURS = 8;
 const charts = [];
 let printing = false;
 
@@ -24,7 +26,7 @@ function trim(text) {
 function label(value, step) {
   const size = Math.abs(value);
   if (size === 0) return "0";
-  if (size < 1e-3) return trim(value.toExponential(2).replace(/\.?0+e/, "e")).replace("e-", "e−");
+  if (size < 1e-3 && !(step >= 1e-4)) return trim(value.toExponential(2).replace(/\.?0+e/, "e")).replace("e-", "e−");
   for (const [scale, suffix] of SUFFIXES)
     if (size >= scale * 0.9999 && (suffix !== "k" || size >= 9999.5))
       return trim((value / scale).toFixed(decimals(step / scale))) + suffix;
@@ -108,8 +110,18 @@ function numbersOf(line) {
   return { x, y, raw: found.y, low: found.low, high: found.high };
 }
 
+function keysOf(lines) {
+  // What a legend names: the lines of one run; of several, each run by its colour and each kind of line by its dashes.
+  const kinds = [...new Map(lines.map((line) => [line.key, line])).values()];
+  if (!several) return kinds.map((line) => ({ id: line.key, text: line.label, style: `c${line.color} d${line.dash}` }));
+  const runs = [...new Map(lines.map((line) => [line.run, line])).values()];
+  const found = runs.map((line) => ({ id: `run ${line.run}`, text: page.runs[line.run].name, style: `c${line.color}` }));
+  if (kinds.length === 1) return found;
+  return [...found, ...kinds.map((line) => ({ id: line.key, text: line.what, style: `plain d${line.dash}` }))];
+}
+
 function isHidden(line) {
-  return state.hidden.has(line.label);
+  return state.hidden.has(line.key) || state.hidden.has(`run ${line.run}`);
 }
 
 // ---- SVG
@@ -164,7 +176,7 @@ function valueRange(lines, range, usable) {
   let low = Infinity, high = -Infinity;
   for (const line of lines) {
     for (let n = 0; n < line.x.length; n++) {
-      if (line.x[n] < range[0] || line.x[n] > range[1]) continue;
+      if (line.x.length > 1 && (line.x[n] < range[0] || line.x[n] > range[1])) continue;
       for (const value of [line.y[n], line.raw[n]])
         if (usable(value)) { low = Math.min(low, value); high = Math.max(high, value); }
     }
@@ -211,21 +223,24 @@ class Chart {
   addLegend() {
     const legend = this.figure.querySelector(".legend");
     if (this.spec.lines.length < 2) return;
-    for (const line of this.spec.lines) {
+    for (const { id, text, style } of keysOf(this.spec.lines)) {
       const button = make2("button", "key", legend);
       button.type = "button";
+      button.dataset.key = id;
       const swatch = make("svg", { width: 24, height: 10, viewBox: "0 0 24 10", "aria-hidden": "true" }, button);
-      make("line", { x1: 1, x2: 23, y1: 5, y2: 5, class: `line c${line.color} d${line.dash}` }, swatch);
-      button.appendChild(document.createTextNode(line.label));
+      make("line", { x1: 1, x2: 23, y1: 5, y2: 5, class: `line ${style}` }, swatch);
+      make2("span", "", button).textContent = text;
       button.addEventListener("click", () => {
-        if (!state.hidden.delete(line.label)) state.hidden.add(line.label);
+        if (!state.hidden.delete(id)) state.hidden.add(id);
         drawAll();
       });
     }
   }
 
   draw() {
-    const [width, height] = [printing ? PRINT_WIDTH : this.holder.clientWidth, this.spec.height];
+    const width = printing ? PRINT_WIDTH : this.holder.clientWidth;
+    const [least, most] = this.spec.main ? [270, 360] : [200, 240];
+    const height = Math.round(Math.max(least, Math.min(most, 0.6 * width)));
     const log = state.log.has(this);
     const usable = (value) => value !== null && value !== undefined && (!log || value > 0);
     const lines = this.spec.lines.filter((line) => !isHidden(line)).map((line) => ({ ...line, ...numbersOf(line) }));
@@ -248,7 +263,9 @@ class Chart {
     this.drawAxes(svg, box, toX, toY, range, yTicks.ticks, yLabels);
     const inside = make("g", { "clip-path": `url(#${clip})` }, svg);
     if (state.marks) this.drawMarks(inside, box, toX, range);
-    for (const line of lines) this.drawLine(inside, line, toX, toY, usable, range);
+    for (const line of lines) this.drawLine(inside, line, toX, toY, usable);
+    for (const line of lines) this.drawDots(svg, box, line, toX, toY, usable, range);
+    if (state.marks && this.spec.main) this.drawSpikes(svg, box, lines, toX, toY, range);
     if (!values) make("text", { x: (box.left + box.right) / 2, y: (box.top + box.bottom) / 2, class: "none" }, svg,
       lines.length ? "nothing here" : "all lines are switched off");
     this.hover = make("g", {}, svg);
@@ -256,8 +273,8 @@ class Chart {
     this.svg?.remove();
     this.svg = svg;
     this.holder.prepend(svg);
-    for (const [n, key] of [...this.figure.querySelectorAll(".key")].entries())
-      key.setAttribute("aria-pressed", String(!isHidden(this.spec.lines[n])));
+    for (const key of this.figure.querySelectorAll(".key"))
+      key.setAttribute("aria-pressed", String(!state.hidden.has(key.dataset.key)));
   }
 
   drawAxes(svg, box, toX, toY, range, yTicks, yLabels) {
@@ -277,34 +294,59 @@ class Chart {
   }
 
   drawMarks(group, box, toX, range) {
-    page.runs.forEach((run) => {
+    page.runs.forEach((run, number) => {
+      if (state.hidden.has(`run ${number}`)) return;
+      const whose = several ? `own c${number % NUM_COLOURS}` : "";
       for (const mark of run.marks) {
         const at = mark[state.axis];
         if (at === null || at < range[0] || at > range[1]) continue;
         const x = toX(at);
-        make("line", { x1: x, x2: x, y1: box.top, y2: box.bottom, class: `mark ${mark.kind}` }, group);
+        make("line", { x1: x, x2: x, y1: box.top, y2: box.bottom, class: `mark ${mark.kind} ${whose}` }, group);
         if (this.spec.main)
-          make("path", { d: `M${x - 5} ${box.top}h10l-5 8z`, class: `flag ${mark.kind}` }, group);
+          make("path", { d: `M${x - 5} ${box.top}h10l-5 8z`, class: `flag ${mark.kind} ${whose}` }, group);
       }
     });
   }
 
-  drawLine(group, line, toX, toY, usable, range) {
+  drawSpikes(svg, box, lines, toX, toY, range) {
+    // A point may be the mean of many steps: the spike stands on it as a stem, up to where it went or the chart ends.
+    for (const line of lines.filter((each) => each.key === "loss")) {
+      const spikes = page.runs[line.run].spikes;
+      spikes.y.forEach((value, n) => {
+        const at = spikes[state.axis][n];
+        const foot = toY(line.y[nearest(line.x, at)]);
+        if (at < range[0] || at > range[1] || !(foot >= box.top && foot <= box.bottom)) return;
+        const x = toX(at), y = Math.max(box.top + 9, toY(value));
+        make("line", { x1: x, x2: x, y1: y, y2: foot, class: `stem c${line.color}` }, svg);
+        make("path", { d: `M${x - 5} ${y}h10l-5 -9z`, class: `spike c${line.color}` }, svg);
+      });
+    }
+  }
+
+  drawLine(group, line, toX, toY, usable) {
     if (line.low && page.runs.length < 4)
       make("path", { d: area(line.x, line.low, line.high, toX, toY, usable), class: `band c${line.color}` }, group);
     if (state.smoothing && !line.points)
       make("path", { d: path(line.x, line.raw, toX, toY, usable), class: `line raw c${line.color}` }, group);
     make("path", { d: path(line.x, line.y, toX, toY, usable), class: `line c${line.color} d${line.dash}` }, group);
-    const seen = line.x.filter((x) => x >= range[0] && x <= range[1]).length;
-    if (line.points ? seen <= 60 : seen <= 2)
-      line.x.forEach((x, n) => {
-        if (usable(line.y[n])) make("circle", { cx: toX(x), cy: toY(line.y[n]), r: 2.6, class: `dot c${line.color}` }, group);
-      });
+  }
+
+  drawDots(svg, box, line, toX, toY, usable, range) {
+    // Where a line has so few points that each can be told, most of all where it is only one; also at the very edge.
+    const seen = [...line.x.keys()].filter((n) => usable(line.y[n]) && line.x[n] >= range[0] && line.x[n] <= range[1]);
+    if (seen.length > (line.points ? (box.right - box.left) / 12 : 2)) return;
+    for (const n of seen) {
+      const y = toY(line.y[n]);
+      if (y < box.top - 1 || y > box.bottom + 1) continue;
+      const style = `dot c${line.color}${seen.length === 1 ? " lone" : ""}`;
+      make("circle", { cx: toX(line.x[n]), cy: y, r: seen.length === 1 ? 6 : 3, class: style }, svg);
+    }
   }
 
   // ---- pointing and choosing
 
   listen() {
+    // A mouse chooses a range by dragging. A finger reads values; what it read last stays until it taps elsewhere.
     let start = null;
     const within = (event) => {
       const bounds = this.svg.getBoundingClientRect();
@@ -312,7 +354,8 @@ class Chart {
       return Math.max(box.left, Math.min(box.right, event.clientX - bounds.left));
     };
     this.holder.addEventListener("pointerdown", (event) => {
-      if (event.button === 0) start = within(event);
+      if (event.pointerType === "touch") point(this.place.toX.invert(within(event)), this);
+      else if (event.button === 0) start = within(event);
     });
     this.holder.addEventListener("pointermove", (event) => {
       const x = within(event);
@@ -328,7 +371,9 @@ class Chart {
       start = null;
       if (to - from > 4) zoom([this.place.toX.invert(from), this.place.toX.invert(to)]);
     });
-    this.holder.addEventListener("pointerleave", () => point(null, this));
+    this.holder.addEventListener("pointerleave", (event) => {
+      if (event.pointerType !== "touch") point(null, this);
+    });
     this.holder.addEventListener("dblclick", () => zoom(null));
   }
 
@@ -388,8 +433,12 @@ function nearest(sorted, at) {
 }
 
 function near(at, toX) {
-  const marks = page.runs.flatMap((run) => run.marks);
-  return marks.filter((mark) => Math.abs(toX(mark[state.axis]) - toX(at)) < 6).slice(0, 4);
+  // What is said of the marks and spikes here.
+  const isNear = (place) => Math.abs(toX(place) - toX(at)) < 6;
+  const shown = page.runs.filter((run, number) => !state.hidden.has(`run ${number}`));
+  const marks = shown.flatMap((run) => run.marks).filter((mark) => isNear(mark[state.axis]));
+  const spikes = shown.flatMap((run) => run.spikes.text.filter((text, n) => isNear(run.spikes[state.axis][n])));
+  return [...marks, ...spikes.map((text) => ({ kind: "plain", text }))].slice(0, 6);
 }
 
 // ---- all of them
@@ -404,7 +453,13 @@ function point(at, under) {
 
 function zoom(range) {
   state.range = range;
-  document.getElementById("whole").hidden = range === null;
+  for (const input of document.querySelectorAll('input[name="span"]')) input.checked = !range && input.value === "1";
+  drawAll();
+}
+
+function showLast(share) {
+  const [low, high] = wholeRange();
+  state.range = share < 1 ? [high - share * (high - low), high] : null;
   drawAll();
 }
 
@@ -415,6 +470,10 @@ function start() {
   document.querySelectorAll('input[name="axis"]').forEach((input) => {
     input.addEventListener("change", () => { state.axis = input.value; zoom(null); });
   });
+  document.querySelectorAll('input[name="span"]').forEach((input) => {
+    input.addEventListener("change", () => showLast(Number(input.value)));
+  });
+  document.addEventListener("pointerdown", (event) => { if (!event.target.closest(".plot")) point(null, null); });
   document.getElementById("smoothing").addEventListener("input", (event) => {
     state.smoothing = Number(event.target.value) / 100;
     drawAll();
@@ -423,7 +482,6 @@ function start() {
     state.marks = event.target.checked;
     drawAll();
   });
-  document.getElementById("whole").addEventListener("click", () => zoom(null));
   let waiting = 0;
   window.addEventListener("resize", () => { cancelAnimationFrame(waiting); waiting = requestAnimationFrame(drawAll); });
   window.addEventListener("beforeprint", () => { printing = true; drawAll(); });

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from megalite.page.numbers import count
 from megalite.report.run_data import Event, RunData
 
 MAX_POINTS = 1200
@@ -26,6 +27,9 @@ MAX_LAYERS = 6
 
 LOG_STATISTICS = {"grad_norm", "update_ratio", "max", "kurtosis"}
 """Of layers, that span decades."""
+
+NUM_DIGITS = 6
+"""Of the numbers in the page."""
 
 X_AXES = ("step", "tokens", "hours")
 
@@ -84,6 +88,8 @@ class Line:
     dash: int = 0
     points: bool = False
     """Measured now and then, not at every step."""
+    what: str = ""
+    """Its name without the run's."""
 
 
 @dataclass(frozen=True)
@@ -102,10 +108,7 @@ class Chart:
     def numbers(self) -> dict[str, Any]:
         """As the page's script reads it."""
         lines = [vars(line) for line in self.lines]
-        height = 360 if self.main else 240
-        return {"title": self.title, "unit": self.unit, "log": self.log, "main": self.main, "lines": lines} | {
-            "height": height
-        }
+        return {"title": self.title, "unit": self.unit, "log": self.log, "main": self.main, "lines": lines}
 
 
 def charts_of(runs: Sequence[RunData]) -> list[Chart]:
@@ -138,6 +141,7 @@ def numbers_of(run: RunData) -> dict[str, Any]:
         "x": {axis: _rounded(run.columns[axis][np.array(cuts[1:]) - 1]) for axis in X_AXES},
         "series": {key: _thinned(column, cuts) for key, column in scaled.items()},
         "points": _points(run),
+        "spikes": _spikes(run),
         "marks": [_mark(run, event) for event in run.events if event["event"] not in QUIET and "step" in event],
     }
 
@@ -205,7 +209,7 @@ def _lines(runs: Sequence[tuple[RunData, set[str]]], keys: dict[str, str], *, po
             label = name if alone else run.name if len(keys) == 1 else f"{run.name}, {name}"
             own_points = key != "loss" if points is None else points
             color, dash = (place, 0) if alone else (number, place % NUM_DASHES)
-            lines.append(Line(number, key, label, color % NUM_COLOURS, dash, own_points))
+            lines.append(Line(number, key, label, color % NUM_COLOURS, dash, own_points, name))
     return tuple(lines)
 
 
@@ -241,10 +245,22 @@ def _places(run: RunData, steps: Sequence[int]) -> dict[str, list[float | None]]
     }
 
 
+def _spikes(run: RunData) -> dict[str, list[Any]]:
+    """Steps whose loss stands out, with what is said of them."""
+    spikes = run.spikes
+    steps = [int(run.columns["step"][spike.index]) for spike in spikes]
+    told = [
+        f"{run.name}, step {count(step)}: loss {spike.loss:.4f} after {spike.before:.4f}"
+        for step, spike in zip(steps, spikes, strict=True)
+    ]
+    return {**_places(run, steps), "y": _rounded([spike.loss for spike in spikes]), "text": told}
+
+
 def _mark(run: RunData, event: Event) -> dict[str, Any]:
     places = {axis: values[0] for axis, values in _places(run, [event["step"]]).items()}
     why = f": {event['why']}" if event.get("why") else ""
-    return {**places, "kind": severity(event), "text": f"{run.name}, step {event['step']}, {event['event']}{why}"}
+    text = f"{run.name}, step {count(event['step'])}, {event['event']}{why}"
+    return {**places, "kind": severity(event), "text": text}
 
 
 def _cuts(length: int) -> list[int]:
@@ -269,4 +285,11 @@ def _thinned(column: np.ndarray, cuts: list[int]) -> dict[str, list[float | None
 
 def _rounded(values: Sequence[float] | np.ndarray) -> list[float | None]:
     """Six digits are more than a screen shows; what is not finite is nothing."""
-    return [float(f"{value:.6g}") if math.isfinite(value) else None for value in values]
+    numbers = np.asarray(values, np.float64)
+    finite = np.isfinite(numbers)
+    size = np.abs(np.where(finite & (numbers != 0), numbers, 1.0))
+    with np.errstate(over="ignore", invalid="ignore"):
+        scale = 10.0 ** (NUM_DIGITS - 1 - np.floor(np.log10(size)))
+        scaled = np.round(numbers * scale) / scale
+    rounded = np.where(np.isfinite(scaled), scaled, numbers)  # what is so small that its scale has no number
+    return [value if known else None for value, known in zip(rounded.tolist(), finite.tolist(), strict=True)]

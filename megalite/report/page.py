@@ -21,6 +21,9 @@ from megalite.report.curves import Chart, charts_of, numbers_of
 from megalite.report.run_data import RunData
 
 SCRIPT = Path(__file__).with_name("charts.js")
+MAX_BANDS = 4
+"""From so many runs on there are no shades behind lines; charts.js draws none either."""
+
 STYLE = Path(__file__).with_name("report.css")
 
 
@@ -90,19 +93,28 @@ def _standing(runs: Sequence[RunData], now: float) -> Markup:
 
 
 def _controls() -> Markup:
-    axes = (
-        tag("label", Markup(f'<input type="radio" name="axis" value="{value}"{" checked" if not n else ""}>'), name)
-        for n, (value, name) in enumerate((("step", "steps"), ("tokens", "tokens"), ("hours", "hours")))
-    )
+    axes = (("step", "steps"), ("tokens", "tokens"), ("hours", "hours"))
+    spans = (("1", "all"), ("0.5", "last half"), ("0.1", "last tenth"))
     return tag(
         "div",
-        tag("fieldset", tag("legend", "across"), *axes),
+        _choice("across", "axis", axes),
+        _choice("show", "span", spans),
         tag("label", "smoothing", Markup('<input type="range" id="smoothing" min="0" max="99" value="0">')),
-        tag("label", Markup('<input type="checkbox" id="marks" checked>'), "events"),
-        Markup('<button type="button" id="whole" hidden>whole run</button>'),
-        tag("span", "drag across a chart to look closer, double-click to go back"),
+        tag("label", Markup('<input type="checkbox" id="marks" checked>'), "events and spikes"),
+        tag("span", "drag across a chart to look closer, double-click to go back", class_="mouse"),
+        tag("span", "slide a finger along a chart to read it", class_="finger"),
         class_="controls",
     )
+
+
+def _choice(title: str, name: str, values: Sequence[tuple[str, str]]) -> Markup:
+    """Buttons of which one is pressed, the first at the start."""
+
+    def button(number: int, value: str, said: str) -> Markup:
+        checked = "" if number else " checked"
+        return tag("label", Markup(f'<input type="radio" name="{name}" value="{value}"{checked}>'), tag("span", said))
+
+    return tag("fieldset", tag("legend", title), *(button(n, *each) for n, each in enumerate(values)))
 
 
 def _figure(number: int, chart: Chart) -> Markup:
@@ -116,5 +128,7 @@ def _thinning(runs: Sequence[dict]) -> Markup | None:
     most = max(run["steps_a_point"] for run in runs)
     if most == 1:
         return None
-    said = f"A point is the mean of up to {most} steps; the shade behind a line reaches from the least to the largest."
+    said = f"A point is the mean of up to {most} steps; "
+    said += "the shade behind a line reaches from the least to the largest, and " if len(runs) < MAX_BANDS else ""
+    said += "a triangle marks a spike of the loss where it was."
     return tag("p", said, class_="faint")

@@ -6,19 +6,22 @@ What could not be read is said in the report; only a folder without a single ste
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
-from array import array
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import orjson
 import yaml
 
 from megalite.errors import UserError
+from megalite.report.columns import columns_of
+from megalite.report.json_lines import read_records
+from megalite.report.spikes import Spike, find_spikes
 
 METRICS, EVENTS, CONFIG, PLAN = "metrics.jsonl", "events.jsonl", "config.yaml", "plan.json"
 LAYERS = "layers.jsonl"
@@ -26,8 +29,6 @@ LAYERS = "layers.jsonl"
 
 LAUNCHER_EVENTS = Path("slurm/events.jsonl")
 """Of a run under `megalite launch`."""
-
-NAN = float("nan")
 
 Event = dict[str, Any]
 
@@ -62,25 +63,35 @@ class RunData:
         """Steps that the run was to take."""
         return self.plan.get("total_steps")
 
+    @cached_property
+    def spikes(self) -> list[Spike]:
+        """Steps whose loss stands out."""
+        return find_spikes(self.columns.get("loss", np.empty(0)))
+
     def of_kind(self, kind: str) -> list[Event]:
         """Its events of one kind."""
         return [event for event in self.events if event["event"] == kind]
 
 
-def read_runs(folders: Iterable[Path]) -> list[RunData]:
+def read_runs(folders: Iterable[Path], told: Callable[[int], None] | None = None) -> list[RunData]:
     """Read runs and give each a name of its own.
+
+    Args:
+        folders: of the runs.
+        told: called with the number of bytes whenever some of their metrics have been read.
 
     Raises:
         UserError: a folder is not there, is no run's, or has no step yet.
     """
     folders = list(folders)
-    return [_read(folder, name) for folder, name in zip(folders, _names(folders), strict=True)]
+    for folder in folders:
+        _refuse(folder)
+    return [_read(folder, name, told) for folder, name in zip(folders, _names(folders), strict=True)]
 
 
-def _read(folder: Path, name: str) -> RunData:
-    _refuse(folder)
+def _read(folder: Path, name: str, told: Callable[[int], None] | None) -> RunData:
     problems: list[str] = []
-    columns = _columns(_lines(folder / METRICS, problems))
+    columns = columns_of(read_records(folder / METRICS, problems, told))
     if not columns:
         raise UserError(f"{folder}: {METRICS} holds no step yet; wait for the run's first step, or look into logs/")
     launched = (event for event in _lines(folder / LAUNCHER_EVENTS, []) if event.get("event") == "launched")
@@ -111,37 +122,13 @@ def _refuse(folder: Path) -> None:
         raise UserError(f"{folder}: not a run's folder (there is no {METRICS}){runs}; {advice}")
 
 
-def _lines(path: Path, problems: list[str]) -> Iterator[dict[str, Any]]:
-    """The objects of a jsonl file; lines that are none are counted, not raised."""
-    num_wrong = 0
-    try:
-        with open(path, "rb") as file:
-            for line in file:
-                record = _parse(line)
-                if isinstance(record, dict):
-                    yield record
-                else:
-                    num_wrong += 1
-    except OSError as error:
-        problems.append(f"{path.name}: {'not there' if not path.exists() else f'cannot be read ({error})'}")
-    if num_wrong:
-        lines = "1 line" if num_wrong == 1 else f"{num_wrong} lines"
-        problems.append(f"{path.name}: {lines} left out, cut off or damaged")
+def _lines(path: Path, problems: list[str]) -> Iterator[Event]:
+    """The objects of a jsonl file one by one."""
+    return itertools.chain.from_iterable(read_records(path, problems))
 
 
 def _looks(folder: Path, problems: list[str]) -> Iterator[dict[str, Any]]:
     return _lines(folder / LAYERS, problems) if (folder / LAYERS).is_file() else iter(())
-
-
-def _parse(line: bytes) -> Any:
-    """What a line holds, also with the NaN and Infinity that JSON proper does not have; None for nothing at all."""
-    try:
-        return orjson.loads(line) if line.strip() else {}
-    except orjson.JSONDecodeError:
-        try:
-            return json.loads(line)
-        except ValueError:
-            return None
 
 
 def _mapping(path: Path, parse: Any, problems: list[str]) -> dict[str, Any]:
@@ -153,32 +140,6 @@ def _mapping(path: Path, parse: Any, problems: list[str]) -> dict[str, Any]:
     except (OSError, ValueError, yaml.YAMLError) as error:
         problems.append(f"{path.name}: {'not there' if not path.exists() else f'cannot be read ({error})'}")
     return {}
-
-
-def _columns(records: Iterable[dict[str, Any]]) -> dict[str, np.ndarray]:
-    """The numbers of each key by rising step; a step that was done again counts as the last attempt did it.
-
-    Eight bytes a number: a million steps are some ten megabytes a key, in the process that has just trained.
-    """
-    found: dict[str, array] = {}
-    places: dict[int, int] = {}
-    for record in records:
-        if not isinstance(record.get("step"), int):
-            continue
-        place = places.setdefault(record["step"], len(places))
-        for key, value in record.items():
-            if isinstance(value, int | float):
-                column = found.setdefault(key, array("d"))
-                column.extend([NAN] * (place + 1 - len(column)))
-                column[place] = value
-    for column in found.values():
-        column.extend([NAN] * (len(places) - len(column)))
-    order = np.argsort(found["step"]) if places else []
-    columns = {key: np.array(column)[order] for key, column in found.items()}
-    if places:
-        columns["tokens"] = np.fmax.accumulate(np.nan_to_num(columns.get("tokens", columns["step"])))
-        columns["hours"] = np.cumsum(np.nan_to_num(columns.get("seconds", np.zeros(len(places))))) / 3600
-    return columns
 
 
 def _names(folders: list[Path]) -> list[str]:

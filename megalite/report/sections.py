@@ -10,26 +10,24 @@ import numpy as np
 import yaml
 
 from megalite.config.schema import Config
-from megalite.page.markup import Child, Markup, details, join, table, tag
+from megalite.page.markup import Child, Markup, details, join, soft, strip, table, tag
 from megalite.page.numbers import count, short
 from megalite.page.settings import flatten
-from megalite.report.curves import QUIET, event_losses, event_tasks, severity
+from megalite.report.curves import NUM_COLOURS, QUIET, event_losses, event_tasks, severity
 from megalite.report.run_data import Event, RunData
 from megalite.report.time_use import TimeUse, time_use
 
-WIDTH = 760
-"""Of the bars, in units that a narrow window scales down."""
-
-BAR_ROW = 34
-
-RECENT = 50
-"""Steps over which a last value is averaged."""
+MAX_WINDOW = 50
+"""Steps over which a last value is averaged, at most; a tenth of a short run."""
 
 ALIVE_SECONDS = 900.0
 """A run without a last word that wrote something this recently is taken to be running."""
 
 MAX_EVENTS = 400
-"""Rows of the table of events; the last ones."""
+"""Rows of a table of events; the last ones."""
+
+MAX_ATTEMPTS = 8
+"""That are shown without a click."""
 
 SHARES = ("steps that count", "validation", "standing still for saves", "starting, waiting, steps done again")
 
@@ -52,7 +50,8 @@ def status(run: RunData, now: float) -> tuple[str, str]:
 def tiles(run: RunData) -> Markup:
     """The numbers of one run that most readers came for."""
     used = time_use(run)
-    found = [("training loss", _loss(run), f"mean of the last {min(RECENT, len(run.columns['step']))} steps")]
+    loss, window = last_loss(run)
+    found = [("training loss", loss, f"mean of {window}")]
     best = best_validation(run)
     if best is not None:
         found.append(("lowest validation loss", f"{best[1]:.4f}", f"at step {count(best[0])}"))
@@ -62,65 +61,68 @@ def tiles(run: RunData) -> Markup:
         note = f"{100 * mfu:.1f} % MFU" if mfu is not None else "median of the last steps"
         found.append(("tokens a second", short(round(speed)), note))
     found.append(("goodput", f"{100 * used.goodput:.1f} %", f"of {clock(used.total)} went into steps that count"))
+    found.append(("spikes of the loss", *_spikes(run)))
     return tag("div", *(_tile(*each) for each in found), class_="tiles")
 
 
 def summary(runs: Sequence[RunData], now: float) -> Markup:
     """Several runs beside each other."""
     rows: list[list[Child]] = []
-    for run in runs:
+    for number, run in enumerate(runs):
         best, used, (said, how) = best_validation(run), time_use(run), status(run, now)
         speed = recent(run, "tokens_per_second")
+        loss, window = last_loss(run)
         rows.append(
             [
-                tag("b", run.name),
+                tag("b", tag("i", class_=f"swatch c{number % NUM_COLOURS}"), soft(run.name)),
                 tag("span", said, class_=f"status {how}"),
                 short(int(run.columns["tokens"][-1])),
-                _loss(run),
-                "–" if best is None else f"{best[1]:.4f} at {count(best[0])}",
+                _over(loss, window),
+                "–" if best is None else _over(f"{best[1]:.4f}", f"step {count(best[0])}"),
+                _over(*_spikes(run)),
                 "–" if speed is None else short(round(speed)),
                 f"{100 * used.goodput:.1f} %",
                 clock(used.total),
             ]
         )
-    head = ["run", "status", "tokens", "loss", "lowest validation", "tokens/s", "goodput", "time"]
+    head = ["run", "status", "tokens", "training loss", "lowest validation", "spikes", "tokens/s", "goodput", "time"]
     return table(head, rows, numbers_from=2)
 
 
 def time_bars(runs: Sequence[RunData]) -> Markup:
     """Where the time of each run went."""
     rows = []
-    for number, run in enumerate(runs):
-        used, y, x = time_use(run), number * BAR_ROW, 0.0
-        for part, (name, seconds) in enumerate(zip(SHARES, _parts(used), strict=True)):
-            width = WIDTH * seconds / (used.total or 1)
-            told = tag("title", f"{run.name}: {name}, {clock(seconds)}, {100 * seconds / (used.total or 1):.1f} %")
-            place = {"x": f"{x:.2f}", "y": y + 16, "width": f"{width:.2f}", "height": 12}
-            rows.append(tag("rect", told, **place, class_=f"f{part}"))
-            x += width
-        said = f"{run.name}: {clock(used.total)}, {100 * used.goodput:.1f} % of it steps that count"
-        rows.append(tag("text", said, x=0, y=y + 11, class_="small"))
-    keys = (tag("span", tag("i", class_=f"f{part}"), name) for part, name in enumerate(SHARES))
-    drawing = tag("svg", *rows, viewBox=f"0 0 {WIDTH} {len(runs) * BAR_ROW}", role="img", aria_label="Use of time")
-    return section("Where the time went", tag("div", *keys, class_="key"), drawing, class_="shares share")
+    for run in runs:
+        used = time_use(run)
+        whole = used.total or 1
+        parts = [
+            (seconds / whole, f"f{part}", f"{run.name}: {name}, {clock(seconds)}, {100 * seconds / whole:.1f} %")
+            for part, (name, seconds) in enumerate(zip(SHARES, _parts(used), strict=True))
+        ]
+        said = f": {clock(used.total)}, {100 * used.goodput:.1f} % of it steps that count"
+        rows.append(tag("div", tag("small", tag("b", soft(run.name)), said), strip(parts)))
+    if len(runs) == 1:
+        used = time_use(runs[0])
+        spent = [f"{name}: {clock(seconds)}" for name, seconds in zip(SHARES, _parts(used), strict=True)]
+    else:
+        spent = list(SHARES)
+    keys = (tag("span", tag("i", class_=f"f{part}"), said) for part, said in enumerate(spent))
+    return section("Where the time went", tag("div", *keys, class_="key"), *rows, class_="shares")
 
 
 def events_table(runs: Sequence[RunData]) -> Markup:
-    """Everything out of the ordinary, and validations, the newest last."""
-    rows: list[list[Child]] = []
-    for run in runs:
-        rows += [
-            _event_row(run, event, len(runs) > 1) for event in run.events if event["event"] not in ("save started",)
-        ]
-    shown = rows[-MAX_EVENTS:]
-    left_out = (
-        f"The last {MAX_EVENTS} of {count(len(rows))}; all are in events.jsonl." if len(rows) > MAX_EVENTS else None
-    )
-    out_of_the_ordinary = sum(event["event"] not in QUIET for run in runs for event in run.events)
-    said = f"{count(len(rows))} events, {count(out_of_the_ordinary)} of them out of the ordinary"
-    head = [*(["run"] if len(runs) > 1 else []), "step", "event", "what", "time (UTC)"]
-    body = details(said, tag("p", left_out) if left_out else None, table(head, shown, numbers_from=9))
-    return section("Events", body, class_="events")
+    """What was out of the ordinary, the newest last, and everything else folded."""
+    kept = [(run, event) for run in runs for event in run.events if event["event"] != "save started"]
+    loud = [(run, event) for run, event in kept if event["event"] not in QUIET]
+    parts: list[Markup] = [_events(loud, len(runs) > 1)] if loud else [tag("p", "Nothing was out of the ordinary.")]
+    return section("Events", *parts, details(f"All {count(len(kept))} events", _events(kept, len(runs) > 1)))
+
+
+def _events(events: list[tuple[RunData, Event]], with_run: bool) -> Markup:
+    left_out = f"The last {MAX_EVENTS} of {count(len(events))}; all are in events.jsonl."
+    head = ["event", *(["run"] if with_run else []), "step", "time (UTC)", "what"]
+    found = table(head, [_event_row(run, event, with_run) for run, event in events[-MAX_EVENTS:]], numbers_from=9)
+    return join(tag("p", left_out) if len(events) > MAX_EVENTS else None, found)
 
 
 def settings(runs: Sequence[RunData]) -> Markup | None:
@@ -132,13 +134,14 @@ def settings(runs: Sequence[RunData]) -> Markup | None:
         defaults = flatten(Config().model_dump(mode="json"))
         changed = {key: value for key, value in flat[0].items() if defaults.get(key) != value}
         rows: list[list[Child]] = [
-            [tag("code", key), code(value), code(defaults.get(key))] for key, value in changed.items()
+            [tag("code", soft(key)), code(value), code(defaults.get(key))] for key, value in changed.items()
         ]
         said = tag("p", "Settings that are not at their defaults; config.yaml has all of them.")
-        return section("Settings", said, table(["setting", "value", "default"], rows, numbers_from=9))
+        found = table(["setting", "value", "default"], rows, numbers_from=9)
+        return section("Settings", said, found, class_="settings")
     keys = sorted({key for each in flat for key in each})
     different = [key for key in keys if len({repr(each.get(key)) for each in flat}) > 1]
-    rows = [[tag("code", key), *(code(each.get(key)) for each in flat)] for key in different]
+    rows = [[tag("code", soft(key)), *(code(each.get(key)) for each in flat)] for key in different]
     said = tag("p", f"{count(len(different))} of {count(len(keys))} settings differ between these runs.")
     return section("Differences", said, table(["setting", *(run.name for run in runs)], rows, numbers_from=99))
 
@@ -149,8 +152,13 @@ def layout(runs: Sequence[RunData]) -> Markup | None:
         return None
     facts = [_facts(run) for run in runs]
     names = list(dict.fromkeys(name for each in facts for name in each))
-    rows: list[list[Child]] = [[name, *(each.get(name, "–") for each in facts)] for name in names]
-    return section("Model and layout", table(["", *(run.name for run in runs)], rows, numbers_from=9))
+    of_all = [name for name in names if len({each.get(name) for each in facts}) == 1]
+    shared: list[list[Child]] = [[name, facts[0][name]] for name in of_all]
+    own: list[list[Child]] = [[name, *(each.get(name, "–") for each in facts)] for name in names if name not in of_all]
+    head = "" if len(runs) == 1 else "of all runs"
+    parts = [table([head, ""], shared, numbers_from=9, stacked=False)] if shared else []
+    parts += [table(["", *(run.name for run in runs)], own, numbers_from=99)] if own else []
+    return section("Model and layout", *parts)
 
 
 def attempts(runs: Sequence[RunData]) -> Markup | None:
@@ -164,12 +172,15 @@ def attempts(runs: Sequence[RunData]) -> Markup | None:
             ranks = count(event["world_size"]) if "world_size" in event else "–"
             rows.append([run.name, event.get("attempt", "–"), *started, ranks, machine, software])
     head = ["run", "attempt", "started (UTC)", "from", "ranks", "on", "software"]
-    return section("Environment", table(head, rows, numbers_from=9)) if rows else None
+    if not rows:
+        return None
+    found = table(head, rows, numbers_from=9)
+    return section("Environment", found if len(rows) <= MAX_ATTEMPTS else details(f"{len(rows)} attempts", found))
 
 
 def sources(runs: Sequence[RunData]) -> Markup | None:
-    """What the runs read."""
-    rows: list[list[Child]] = []
+    """What the runs read; what several read alike is one row."""
+    read: dict[tuple[str, str, str, str], list[tuple[str, int | None]]] = {}
     for run in runs:
         consumed = next((event["consumed"] for event in reversed(run.events) if event.get("consumed")), {})
         for part in ("train", "valid"):
@@ -178,9 +189,15 @@ def sources(runs: Sequence[RunData]) -> Markup | None:
                 name = source.get("name") or path.rstrip("/").rsplit("/", 1)[-1]
                 weight = f"{source.get('weight', 1.0):g}" if part == "train" else "–"
                 tokens = consumed.get(name, {}).get("tokens") if part == "train" else None
-                rows.append([run.name, part, name, tag("code", path), weight, "–" if tokens is None else short(tokens)])
-    head = ["run", "part", "source", "path", "weight", "tokens read"]
-    return section("Data", table(head, rows, numbers_from=4)) if rows else None
+                read.setdefault((name, part, path, weight), []).append((run.name, tokens))
+    rows: list[list[Child]] = []
+    for (name, part, path, weight), by_run in read.items():
+        who = "all" if len(by_run) == len(runs) else ", ".join(run for run, _ in by_run)
+        amounts = sorted({tokens for _, tokens in by_run if tokens is not None})
+        tokens = " to ".join(short(amount) for amount in dict.fromkeys((amounts[0], amounts[-1]))) if amounts else "–"
+        rows.append([name, part, *([who] if len(runs) > 1 else []), tag("code", soft(path)), weight, tokens])
+    head = ["source", "part", *(["runs"] if len(runs) > 1 else []), "path", "weight", "tokens read"]
+    return section("Data", table(head, rows, numbers_from=len(head) - 2)) if rows else None
 
 
 def problems(runs: Sequence[RunData]) -> Markup | None:
@@ -203,9 +220,19 @@ def best_validation(run: RunData) -> tuple[int, float] | None:
     return (min(found)[1], min(found)[0]) if found else None
 
 
+def last_loss(run: RunData) -> tuple[str, str]:
+    """The loss of training over the last steps, and which those are."""
+    window = _window(run)
+    losses, steps = run.columns.get("loss", np.full(1, np.nan))[-window:], run.columns["step"][-window:]
+    finite = losses[np.isfinite(losses)]
+    first, last = count(int(steps[0])), count(int(steps[-1]))
+    which = f"step {last}" if window == 1 else f"steps {first} to {last}"
+    return f"{finite.mean():.4f}" if finite.size else "–", which
+
+
 def recent(run: RunData, key: str) -> float | None:
     """Median of the last steps' values."""
-    values = run.columns.get(key, np.empty(0))[-RECENT:]
+    values = run.columns.get(key, np.empty(0))[-_window(run) :]
     values = values[np.isfinite(values)]
     return float(np.median(values)) if values.size else None
 
@@ -225,7 +252,7 @@ def time_of(event: Event) -> str:
 def code(value: Any) -> Markup:
     """A setting's value, as YAML in a line; what is null inside of it is left out."""
     text = yaml.safe_dump(_without_nulls(value), default_flow_style=True, width=10**6, sort_keys=False)
-    return tag("code", text.removesuffix("...\n").strip())
+    return tag("code", soft(text.removesuffix("...\n").strip()))
 
 
 def _without_nulls(value: Any) -> Any:
@@ -234,10 +261,23 @@ def _without_nulls(value: Any) -> Any:
     return [_without_nulls(each) for each in value] if isinstance(value, list) else value
 
 
-def _loss(run: RunData) -> str:
-    losses = run.columns.get("loss", np.empty(0))[-RECENT:]
-    losses = losses[np.isfinite(losses)]
-    return f"{losses.mean():.4f}" if losses.size else "–"
+def _window(run: RunData) -> int:
+    """How many steps at the end stand for what a number is now."""
+    return max(1, min(MAX_WINDOW, len(run.columns["step"]) // 10))
+
+
+def _spikes(run: RunData) -> tuple[str, str]:
+    """How many spikes there are, and where the largest is."""
+    if not run.spikes:
+        return "0", "none"
+    largest = max(run.spikes, key=lambda spike: spike.loss - spike.before)
+    at = count(int(run.columns["step"][largest.index]))
+    return str(len(run.spikes)), f"largest +{largest.loss - largest.before:.3g} at {at}"
+
+
+def _over(number: str, note: str) -> Markup:
+    """A number in a cell, with what it is of under it."""
+    return join(number, tag("small", note, class_="faint"))
 
 
 def _of_total(run: RunData) -> str:
@@ -256,7 +296,7 @@ def _event_row(run: RunData, event: Event, with_run: bool) -> list[Child]:
     kind = severity(event) if event["event"] not in QUIET else None
     name = tag("span", event["event"], class_=kind)
     step = count(event["step"]) if isinstance(event.get("step"), int) else "–"
-    return [*([run.name] if with_run else []), step, name, _said(event), time_of(event)]
+    return [name, *([run.name] if with_run else []), step, time_of(event), _said(event)]
 
 
 def _said(event: Event) -> str:
@@ -268,6 +308,10 @@ def _said(event: Event) -> str:
         return str(event["why"])
     shown = ("origin", "folder", "seconds")
     return ", ".join(f"{key} {event[key]}" for key in shown if event.get(key) is not None)
+
+
+def _ranks(number: int) -> str:
+    return "1 rank" if number == 1 else f"{count(number)} ranks"
 
 
 def _facts(run: RunData) -> dict[str, str]:
@@ -283,7 +327,7 @@ def _facts(run: RunData) -> dict[str, str]:
         )
     if "world_size" in plan:
         axes = " x ".join(f"{axis} {plan[axis]}" for axis in ("pp", "dp", "cp", "tp") if plan.get(axis, 1) > 1)
-        facts["layout"] = f"{count(plan['world_size'])} ranks: {axes or 'one'}, ZeRO {parallel.get('zero_stage', '?')}"
+        facts["layout"] = f"{_ranks(plan['world_size'])}{axes and ': '}{axes}, ZeRO {parallel.get('zero_stage', '?')}"
     batch = config.get("batch") or {}
     if batch:
         facts["batch"] = (

@@ -7,8 +7,10 @@ import hashlib
 import json
 import re
 
+import numpy as np
 import pytest
 
+from megalite.cli import report as cli_report
 from megalite.cli.main import main
 from megalite.report.page import render
 from megalite.report.run_data import read_runs
@@ -47,6 +49,29 @@ def test_what_runs_say_is_text(tmp_path):
     assert "<b>its</b> mean" in numbers["runs"][0]["marks"][0]["text"]
 
 
+@pytest.mark.parametrize(("num_steps", "first"), [(3000, 2951), (120, 109), (60, 55), (9, 9)])
+def test_headline_loss_is_of_the_last_steps(tmp_path, num_steps, first):
+    """A tenth of a short run, fifty steps of a long one, and the page says which: never the mean of the whole run."""
+    (run,) = read_runs([make_run(tmp_path / "run", num_steps)])
+    mean = np.mean([10 / step**0.5 for step in range(first, num_steps + 1)])
+    which = f"steps {first:,} to {num_steps:,}" if first < num_steps else f"step {num_steps}"
+    text = Reader(render([run], START)).text
+    assert f"training loss{mean:.4f}mean of {which}" in text
+    two = read_runs([run.folder, run.folder])
+    assert Reader(render(two, START)).text.count(f"{mean:.4f}{which}") == 2
+
+
+def test_what_was_out_of_the_ordinary_is_in_sight(tmp_path):
+    """It is not among hundreds of validations behind a click; a run without anything says so."""
+    page = render(read_runs([make_run(tmp_path / "run", 200)]), START)
+    events = page.split("<h2>Events</h2>")[1].split("</section>")[0]
+    assert "12 sigma above" in events.split("<details>")[0]
+    assert events.count("12 sigma above") == 2
+    assert "All 8 events" in events
+    quiet = render(read_runs([make_run(tmp_path / "quiet", 40)]), START)
+    assert "Nothing was out of the ordinary." in quiet
+
+
 def test_several_runs(finished, tmp_path):
     """Side by side: how each stands, and only the settings that differ."""
     other = make_run(tmp_path / "faster", 200, lr=6e-4, end="stop")
@@ -59,6 +84,17 @@ def test_several_runs(finished, tmp_path):
     assert "optimizer.lr" in differences
     assert "0.0006" in differences
     assert "optimizer.name" not in differences
+
+
+def test_says_what_it_does(finished, tmp_path, capsys, monkeypatch):
+    """Where there is much to read: what is read and drawn, on the error stream; nothing where it takes no time."""
+    for least, said in ((10**9, False), (0, True)):
+        monkeypatch.setattr(cli_report, "LONG_READ_BYTES", least)
+        with pytest.raises(SystemExit):
+            main(["report", str(finished), "-o", str(tmp_path / "report.html")])
+        err = capsys.readouterr().err
+        assert ("reading: 3,000 steps of 1 run" in err) == said
+        assert ("drawing: ..." in err) == said
 
 
 def test_verb(finished, tmp_path, capsys):
