@@ -345,7 +345,6 @@ def _console() -> Any:
 
 
 def _table(*columns: str) -> Table:
-    from rich import box
-    from rich.table import Table
+    from megalite.page.terminal import figures
 
-    return Table(*columns, box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
+    return figures(*columns)

@@ -133,8 +133,6 @@ def _memory_table(plan: RunPlan, memory: tuple[StageMemory, ...]) -> Table:
     table = _table(
         "stage", "blocks", "parameters", *parts.values(), title=f"{unit} on each rank, at the peak of a step"
     )
-    for column in table.columns:
-        column.no_wrap = True
     for column in table.columns[2:]:
         column.justify = "right"
     for stage, (first, stop) in zip(memory, plan.stage_blocks, strict=True):
@@ -145,15 +143,12 @@ def _memory_table(plan: RunPlan, memory: tuple[StageMemory, ...]) -> Table:
 
 
 def _console() -> Console:
-    from rich.console import Console
+    from megalite.cli.data.options import report_console
 
-    return Console()
+    return report_console()
 
 
 def _table(*columns: str, title: str | None = None) -> Table:
-    from rich import box
-    from rich.table import Table
+    from megalite.page.terminal import figures
 
-    return Table(
-        *columns, title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True
-    )
+    return figures(*columns, title=title)

@@ -13,13 +13,13 @@ def doctor(
     """Say what this machine offers, and what each missing piece would need."""
     from rich.console import Console
     from rich.markup import escape
-    from rich.table import Table
 
     from megalite.errors import EXIT_BAD_INPUT, EXIT_DONE
+    from megalite.page.terminal import FittingTable
     from megalite.planner.machine import examine
 
     findings = examine(folder)
-    table = Table("", "", "found", "to get it", box=None, pad_edge=False)
+    table = FittingTable("", "", "found", "to get it", box=None, pad_edge=False)
     for finding in findings:
         mark = "[green]yes[/]" if finding.present else "[red]no[/]" if finding.required else "[yellow]no[/]"
         needs = "" if finding.present else finding.needs

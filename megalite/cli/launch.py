@@ -117,9 +117,9 @@ def _profile(cluster: str, settings: list[str]) -> ClusterConfig:
 
 
 def _print_placement(placement: Placement, cluster: ClusterConfig) -> None:
-    from rich import box
     from rich.console import Console
-    from rich.table import Table
+
+    from megalite.page.terminal import figures
 
     mesh, console = placement.mesh, Console()
     spares = f" and {cluster.spares} spare" if cluster.spares else ""
@@ -127,7 +127,7 @@ def _print_placement(placement: Placement, cluster: ClusterConfig) -> None:
         f"[bold]{mesh.world_size} ranks on {placement.num_nodes} nodes{spares}[/bold] of {cluster.name}: "
         f"pp {mesh.pp} x dp {mesh.dp} x cp {mesh.cp} x tp {mesh.tp}, {cluster.time_limit} a job"
     )
-    table = Table("node", "ranks", "stage", "dp", "tp", box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
+    table = figures("node", "ranks", "stage", "dp", "tp")
     shown = range(placement.num_nodes)
     if placement.num_nodes > NODES_SHOWN:
         shown = [*range(NODES_SHOWN - 1), placement.num_nodes - 1]

@@ -55,11 +55,12 @@ def check(
 def _print(found: Check) -> None:
     from rich import box
     from rich.console import Console
-    from rich.table import Table
+
+    from megalite.page.terminal import FittingTable
 
     widths = [str(run.width) for run in found.with_mup]
     for title, runs in (("with muP", found.with_mup), ("without", found.without)):
-        table = Table(title=f"mean change of an output, {title}", title_justify="left", box=box.SIMPLE_HEAD)
+        table = FittingTable(title=f"mean change of an output, {title}", title_justify="left", box=box.SIMPLE_HEAD)
         for column in ("layer", *widths, "slope"):
             table.add_column(column, justify="left" if column == "layer" else "right")
         for layer, slope in found.slopes(runs).items():

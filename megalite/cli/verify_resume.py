@@ -19,9 +19,9 @@ def verify_resume(
     import tempfile
 
     from rich.console import Console
-    from rich.table import Table
 
     from megalite.errors import EXIT_DONE, EXIT_FAULT, UserError
+    from megalite.page.terminal import FittingTable
     from megalite.train.verify_resume import verify_resume
     from megalite.train.worker import given_place
 
@@ -29,7 +29,7 @@ def verify_resume(
         raise UserError("verify-resume starts its own ranks; run it by itself, not under srun or torchrun")
     with tempfile.TemporaryDirectory(prefix="megalite-resume-") as folder:
         report = verify_resume(config, overrides or (), steps, Path(folder))
-    table = Table("compared", f"steps 1-{steps}", f"after the restart, {steps + 1}-{2 * steps}", box=None)
+    table = FittingTable("compared", f"steps 1-{steps}", f"after the restart, {steps + 1}-{2 * steps}", box=None)
     for finding in report.findings:
         cells = (finding.until_restart, finding.after_restart)
         table.add_row(finding.what, *(f"[red]differs[/]: {cell}" if cell else "[green]equal[/]" for cell in cells))

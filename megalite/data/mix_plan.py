@@ -214,11 +214,11 @@ def plan_mix(
 
 def render(plan: MixPlan) -> Table:
     """A plan as a table: a row for each source, a column for each stage."""
-    from rich.table import Table
+    from megalite.page.terminal import FittingTable
 
     total = sum(plan.tokens)
     title = f"{total:,} tokens in {sum(plan.samples):,} sequences of {plan.seq_len}"
-    table = Table(title=title, title_justify="left")
+    table = FittingTable(title=title, title_justify="left")
     table.add_column("source")
     table.add_column("has tokens", justify="right")
     for number, stage in enumerate(plan.stages, start=1):

@@ -93,10 +93,10 @@ def render(counts: dict[str, Any], title: str) -> Table:
         counts: of its manifest.
         title: above the table.
     """
-    from rich.table import Table
+    from megalite.page.terminal import FittingTable
 
     report = counts["report"]
-    table = Table("", "", title=title, title_justify="left", show_header=False)
+    table = FittingTable("", "", title=title, title_justify="left", show_header=False)
     samples = counts["samples"]
     sequences = f"{samples:,}, {report['sequences_above_least']:,} above the least possible"
     if "windows" in report:

@@ -137,9 +137,9 @@ def compare_tokenizers(tokenizers: Mapping[str, Tokenizer], sources: Mapping[str
 
 def report_table(scores: Iterable[TokenizerScores]) -> Table:
     """The scores for a terminal."""
-    from rich.table import Table
+    from megalite.page.terminal import FittingTable
 
-    table = Table(title="tokenizers")
+    table = FittingTable(title="tokenizers")
     for column in ("tokenizer", "source"):
         table.add_column(column)
     for column in ("MB", "bytes/token", "tokens/word", "unknown", "byte tokens", "wrong documents", "vocabulary used"):

@@ -1,4 +1,10 @@
-"""What a person sees while a run goes: a live line on a terminal, plain lines everywhere else."""
+"""What a person sees while a run goes: a live line on a terminal, plain lines everywhere else.
+
+wide     step 120/300 ━━━━━━━━━━━━━━╸━━━━━━━━  loss 5.8885  norm 0.878  lr 2.00e-04  1,179 tok/s  mfu 17%  left 0:02:40
+narrow   step 120/300 ━━━━━━━━━╸━━━━━━━━━━━━━━  left 0:02:40
+         loss 5.8885  norm 0.878  lr 2.00e-04  1,179 tok/s
+         mfu 17%
+"""
 
 from __future__ import annotations
 
@@ -6,13 +12,20 @@ import sys
 import time
 from typing import TextIO
 
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.console import Console, ConsoleOptions, RenderResult
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
 
 from megalite.engine.protocol import StepResult
 
-WIDE_TERMINAL = 110
-"""Columns from which the live line has room for a bar and all figures."""
+SHORTEST_BAR = 10
+"""Columns; with less room than that left, the figures get lines of their own."""
+
+REFRESHES_PER_SECOND = 4
+
+GAP = "  "
 
 
 class Display:
@@ -30,23 +43,26 @@ class Display:
         self._total, self._log_every = total_steps, log_every
         self._console = Console(file=stream, highlight=False, soft_wrap=True)
         self._start, self._first_step = time.monotonic(), first_step
-        self._bar: Progress | None = None
+        self._live: Live | None = None
         if self._console.is_terminal:
-            bar = [BarColumn(bar_width=None)] if self._is_wide() else []
-            columns = (TextColumn("step"), MofNCompleteColumn(), *bar, TextColumn("{task.fields[figures]}"))
-            self._bar = Progress(*columns, TextColumn("left"), TimeRemainingColumn(), console=self._console)
-            self._task = self._bar.add_task("train", total=total_steps, completed=first_step, figures="")
-            self._bar.start()
+            self._line = LiveLine(first_step, total_steps)
+            self._live = Live(self._line, console=self._console, refresh_per_second=REFRESHES_PER_SECOND)
+            self._live.start()
 
     def step(self, step: int, result: StepResult, tokens_per_second: float, mfu: float) -> None:
         """Show a finished step."""
-        loss, speed = f"loss {result.loss:.4f}", f"{tokens_per_second:,.0f} tok/s  mfu {mfu:.0%}"
-        figures = f"{loss}  norm {result.grad_norm:.3f}  lr {result.lr:.2e}  {speed}"
-        if self._bar is not None:
-            short = f"{loss}  {speed}"
-            self._bar.update(self._task, completed=step, figures=figures if self._is_wide() else short)
+        figures = (
+            f"loss {result.loss:.4f}",
+            f"norm {result.grad_norm:.3f}",
+            f"lr {result.lr:.2e}",
+            f"{tokens_per_second:,.0f} tok/s",
+            f"mfu {mfu:.0%}",
+        )
+        left = f"left {_clock(self._seconds_left(step))}"
+        if self._live is not None:
+            self._line.show(step, figures, left)
         elif step % self._log_every == 0 or step in (self._first_step + 1, self._total):
-            self._console.print(f"step {step}/{self._total}  {figures}  left {_clock(self._seconds_left(step))}")
+            self._console.print(GAP.join((f"step {step}/{self._total}", *figures, left)))
 
     def rewind(self, step: int) -> None:
         """Go on from an earlier step: what it took to come so far before says nothing of what is left."""
@@ -57,16 +73,51 @@ class Display:
         self._console.print(text, markup=False)
 
     def close(self) -> None:
-        if self._bar is not None:
-            self._bar.stop()
-            self._bar = None
-
-    def _is_wide(self) -> bool:
-        return self._console.width >= WIDE_TERMINAL
+        if self._live is not None:
+            self._live.stop()
+            self._live = None
 
     def _seconds_left(self, step: int) -> float:
         done = max(1, step - self._first_step)
         return (time.monotonic() - self._start) / done * (self._total - step)
+
+
+class LiveLine:
+    """The last step, drawn anew for whatever width the terminal has: nothing is left out, it takes more lines."""
+
+    def __init__(self, step: int, total_steps: int):
+        self._step, self._total = step, total_steps
+        self._figures: tuple[str, ...] = ()
+        self._left = ""
+
+    def show(self, step: int, figures: tuple[str, ...], left: str) -> None:
+        """Take over a step's figures, and the time left."""
+        self._step, self._figures, self._left = step, figures, left
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        where = f"step {self._step}/{self._total}"
+        whole = GAP.join(each for each in (*self._figures, self._left) if each)
+        if len(where) + len(whole) + SHORTEST_BAR + 2 * len(GAP) <= options.max_width:
+            yield self._with_bar(where, whole)
+            return
+        has_room = len(where) + len(self._left) + 2 * len(GAP) <= options.max_width
+        yield self._with_bar(where, self._left if has_room else "")
+        line = ""
+        for figure in (*self._figures, *([] if has_room else [self._left])):
+            longer = f"{line}{GAP if line else ''}{figure}"
+            if line and len(longer) > options.max_width:
+                yield Text(line)
+                longer = figure
+            line = longer
+        yield Text(line)
+
+    def _with_bar(self, before: str, behind: str) -> Table:
+        row = Table.grid(expand=True, padding=(0, 1))
+        row.add_column(no_wrap=True)
+        row.add_column(ratio=1)
+        row.add_column(no_wrap=True)
+        row.add_row(before, ProgressBar(total=self._total, completed=self._step), behind)
+        return row
 
 
 class Silence:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from rich.console import Console
 
 from megalite.checkpoint.reader import CheckpointReader
 from megalite.cli.main import main
@@ -63,6 +64,24 @@ def test_ls(run, capsys):
     inodes = {p.stat().st_ino: p.stat().st_size for p in (run / "checkpoints").rglob("*") if p.is_file()}
     assert sum(row["disk_bytes"] for row in rows) == sum(inodes.values())
     assert rows[2]["shared_bytes"] > 4 * 2 * 1800
+
+
+@pytest.mark.parametrize("width", [50, 80, 120])
+def test_ls_and_show_fit_the_terminal(run, capsys, monkeypatch, width):
+    """Every name, date and figure in one piece at any width; at 50 columns they were `st…` and `va…`."""
+    monkeypatch.setattr("megalite.cli.data.options.report_console", lambda: Console(width=width))
+    _, text, _ = megalite(capsys, "ls", run)
+    told = json.loads(megalite(capsys, "ls", run, "--json")[1])["checkpoints"]
+    for row in told:
+        assert f"step-{row['step']:07d}" in text
+        assert f"{row['saved_at'][:10]} {row['saved_at'][11:16]}" in text
+    assert text.count("dp 2 x tp 2, zero 1") == 3
+    for word in ("saved (UTC)", "valid. loss", "on disk", "2.5000", "differential", "complete"):
+        assert word in text
+    shown = megalite(capsys, "show", run)[1]
+    for each in (text, shown):
+        assert "…" not in each
+        assert max(len(line) for line in each.splitlines() if "on disk in all" not in line) <= width
 
 
 def test_ls_of_one_and_of_none(run, capsys, tmp_path):

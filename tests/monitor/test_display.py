@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import io
 
+import pytest
+from rich.console import Console
+
 from megalite.engine.protocol import StepResult
-from megalite.monitor.display import Display
+from megalite.monitor.display import Display, LiveLine
 
 RESULT = StepResult(loss=2.5, grad_norm=0.75, lr=1e-3, num_tokens=100)
 
@@ -53,3 +56,36 @@ def test_live_line_on_a_terminal():
     display.close()
     assert "saved [a] checkpoint" in out.getvalue()
     assert "3/5" in out.getvalue()
+
+
+@pytest.mark.parametrize(("width", "num_lines"), [(24, 5), (50, 3), (80, 2), (120, 1)])
+def test_live_line_drops_nothing_at_any_width(width, num_lines):
+    """Every figure is there in one piece, in as few lines as the terminal allows."""
+    figures = ("loss 2.5000", "norm 0.750", "lr 1.00e-03", "1,234,567 tok/s", "mfu 41%")
+    line = LiveLine(0, 120_000)
+    line.show(41_000, figures, "left 12:02:40")
+    console = Console(width=width, file=io.StringIO())
+    console.print(line)
+    lines = console.file.getvalue().splitlines()
+    assert len(lines) == num_lines
+    assert max(map(len, lines)) <= width
+    for figure in (*figures, "left 12:02:40"):
+        assert any(figure in each for each in lines), figure
+    assert "━" in lines[0]
+
+
+def test_live_line_shows_what_the_step_was(monkeypatch):
+    """Norm and rate too, on a terminal of 80 columns."""
+
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setenv("TERM", "xterm")
+    out = Terminal()
+    display = Display(total_steps=5, first_step=0, log_every=1, stream=out)
+    display.step(1, RESULT, tokens_per_second=10.0, mfu=0.1)
+    display.close()
+    for figure in ("loss 2.5000", "norm 0.750", "lr 1.00e-03", "10 tok/s", "mfu 10%"):
+        assert figure in out.getvalue()

@@ -118,11 +118,12 @@ def effects(
 
 def _print_counts(station: Inspection) -> None:
     from rich.markup import escape
-    from rich.table import Table
+
+    from megalite.page.terminal import FittingTable
 
     megabytes_in = "" if station.text_bytes_in is None else f" of {station.text_bytes_in / 1e6:,.1f} MB"
     typer.echo(f"{station.folder}: {station.station} read {station.documents_in:,} documents{megabytes_in}")
-    table = Table("", "reason")
+    table = FittingTable("", "reason")
     for head in ("documents", "share", "text MB"):
         table.add_column(head, justify="right")
     for group in station.groups:
@@ -157,12 +158,11 @@ def _printable(text: str) -> str:
 
 
 def _print_effects(found: Effects) -> None:
-    from rich.table import Table
-
     from megalite.data.effects import EXPLANATION, QUANTILES, compact, headline
+    from megalite.page.terminal import FittingTable
 
     typer.echo(headline(found))
-    table = Table("rule", "keeps", caption=EXPLANATION, caption_justify="left")
+    table = FittingTable("rule", "keeps", caption=EXPLANATION, caption_justify="left")
     for head in ("rejected", "alone", *(f"{share:.0%}" for share in QUANTILES)):
         table.add_column(head, justify="right")
     for effect in found.rules:

@@ -98,9 +98,11 @@ def _running(kind: RunnerKind, workers: int | None, ray_address: str, slurm: Slu
 
 
 def _print_table(folder: Path, done: list[Finished]) -> None:
-    from rich.table import Table
+    from megalite.page.terminal import FittingTable
 
-    table = Table("station", "documents", "text MB", "tokens", "sequences", "", title=f"{folder}", title_justify="left")
+    table = FittingTable(
+        "station", "documents", "text MB", "tokens", "sequences", "", title=f"{folder}", title_justify="left"
+    )
     for station in done:
         counts = station.result.manifest.counts
         documents, tokens, samples = (

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 MAX_SOURCES = 3
 MAX_REASONS = 2
 
-BAR_WIDTH = 20
+BAR_WIDTH = 14
 
 
 def summary(card: Card) -> RenderableType:
@@ -30,10 +30,11 @@ def summary(card: Card) -> RenderableType:
 
 def _stages(card: Card) -> RenderableType:
     from rich import box
-    from rich.table import Table
     from rich.text import Text
 
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    from megalite.page.terminal import FittingTable
+
+    table = FittingTable(box=box.SIMPLE_HEAD, pad_edge=False)
     for title, side in (("station", "left"), ("documents", "right"), ("text", "right"), ("", "left")):
         table.add_column(title, justify=side, no_wrap=True)
     table.add_column("why")  # the one that gets narrow on a narrow screen
@@ -45,15 +46,16 @@ def _stages(card: Card) -> RenderableType:
             why.append(f"{len(reasons) - MAX_REASONS} more")
         cells = (stage.name, count(stage.kept.documents), size(stage.kept.text_bytes), bar, ", ".join(why))
         # Text, for a name with [brackets] is no style
-        table.add_row(*(Text(cell, no_wrap=True, overflow="ellipsis") for cell in cells))
+        table.add_row(*map(Text, cells))
     return table
 
 
 def _splits(card: Card) -> RenderableType:
     from rich import box
-    from rich.table import Table
 
-    table = Table("split", box=box.SIMPLE_HEAD, pad_edge=False)
+    from megalite.page.terminal import FittingTable
+
+    table = FittingTable("split", box=box.SIMPLE_HEAD, pad_edge=False)
     for title in ("documents", "tokens", "sequences", "of", "padding", "cut"):
         table.add_column(title, justify="right")
     for each in card.splits:
@@ -74,4 +76,4 @@ def _sources(card: Card) -> list[RenderableType]:
     ]
     if len(card.sources) > MAX_SOURCES:
         lines.append(f"{len(card.sources) - MAX_SOURCES:,} sources more")
-    return [Text(line, no_wrap=True, overflow="ellipsis") for line in lines]
+    return [Text(line) for line in lines]
