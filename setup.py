@@ -1,8 +1,10 @@
 """Packaging of megalite. Pure Python: no compiler is needed; numba compiles the data kernels at their first use."""
 
+import shutil
 from pathlib import Path
 
 from setuptools import find_packages, setup
+from setuptools.command.build_py import build_py
 
 here = Path(__file__).parent
 version = next(
@@ -10,6 +12,27 @@ version = next(
     for line in (here / "megalite" / "__init__.py").read_text(encoding="utf-8").splitlines()
     if line.startswith("__version__")
 )
+
+STARTER = ("configs", "launch", "docs", "CHANGELOG.md", "LICENSE")
+"""What `megalite init` lays out; megalite/starter.py names the same."""
+
+
+class BuildWithStarterFiles(build_py):
+    """Also puts the starter files into the package, from their one place at the top of the repository."""
+
+    def run(self):
+        super().run()
+        if self.editable_mode:
+            return  # an editable installation reads them where they are
+        target = Path(self.build_lib) / "megalite" / "starter_files"
+        shutil.rmtree(target, ignore_errors=True)
+        target.mkdir(parents=True)
+        for name in STARTER:
+            if (here / name).is_dir():
+                shutil.copytree(here / name, target / name, ignore=shutil.ignore_patterns("__pycache__"))
+            else:
+                shutil.copyfile(here / name, target / name)
+
 
 setup(
     name="megalite",
@@ -21,6 +44,7 @@ setup(
     license_files=["LICENSE"],
     python_requires=">=3.10",
     packages=find_packages(include=["megalite", "megalite.*"]),
+    cmdclass={"build_py": BuildWithStarterFiles},
     package_data={"megalite": ["py.typed", "report/charts.js", "report/report.css"]},
     entry_points={"console_scripts": ["megalite = megalite.cli.main:main"]},
     install_requires=[

@@ -15,7 +15,7 @@ PACKAGE = ROOT / "megalite"
 
 FLOORS = (
     ("errors",),
-    ("slurm_commands", "page"),
+    ("slurm_commands", "page", "starter"),
     ("config",),
     ("data",),
     ("parallel",),

@@ -19,6 +19,7 @@ from megalite.cli import (
     doctor,
     eval,
     generate,
+    init,
     launch,
     lr_find,
     mup,
@@ -38,6 +39,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+app.command("init")(init.init)
 app.command("train")(train.train)
 app.command("lr-find")(lr_find.lr_find)
 app.command("verify-resume")(verify_resume.verify_resume)
