@@ -4,26 +4,44 @@ PYTHON ?= python3
 # The torch that is installed when .venv has none. On a GPU machine: make demo TORCH="torch>=2.9"
 TORCH ?= torch==2.13.0
 
+# LOCKED=1 installs the tested version of everything else, and nothing whose hash is not in requirements.lock.
+LOCKED ?=
+
 VENV := .venv
 BIN := $(VENV)/bin
-INSTALLED := $(VENV)/.installed
+INSTALLED := $(VENV)/.installed$(if $(LOCKED),-locked)
 
 .DEFAULT_GOAL := help
-.PHONY: help install oracles transformers-4 lm-eval browser demo test test-fast lint bench clean
+.PHONY: help install lock oracles transformers-4 lm-eval browser demo test test-fast lint bench clean
 
 help:  ## say what can be made
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-install: $(INSTALLED)  ## make .venv with megalite and what it needs
+install: $(INSTALLED)  ## make .venv with megalite and what it needs; LOCKED=1: tested versions, checked by their hashes
+
+# Over what torch brought along too, which was not checked by a hash
+FROM_LOCK := --force-reinstall --no-deps --require-hashes --requirement
 
 # torch first, so that no other package pulls a build of its own choice
-$(INSTALLED): setup.py pyproject.toml Makefile
+$(INSTALLED): setup.py pyproject.toml Makefile $(if $(LOCKED),requirements.lock)
 	$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 10) else "megalite needs Python 3.10 or newer; make PYTHON=python3.x")'
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -c 'import torch' 2>/dev/null || $(BIN)/python -m pip install -q "$(TORCH)"
+ifdef LOCKED
+	sed '/^# To run with/q' requirements.lock > $(VENV)/build.lock
+	$(BIN)/python -m pip install -q $(FROM_LOCK) $(VENV)/build.lock
+	DS_BUILD_OPS=0 $(BIN)/python -m pip install -q --no-build-isolation $(FROM_LOCK) requirements.lock
+	$(BIN)/python -m pip install -q --no-build-isolation --no-deps -e .
+	$(BIN)/python -m pip check
+else
 	$(BIN)/python -m pip install -q "setuptools>=68" wheel
 	DS_BUILD_OPS=0 $(BIN)/python -m pip install -q --no-build-isolation -e ".[dev,data,fast,ray,wandb]"
-	touch $@
+endif
+	touch $@ $(VENV)/.installed
+
+lock: $(INSTALLED)  ## write requirements.lock anew, from what is in .venv
+	$(BIN)/python -m pip install -q --target $(VENV)/uv "uv>=0.8"
+	$(BIN)/python tools/packaging/lock.py --uv $(VENV)/uv/bin/uv
 
 # Programs that some tests compare with, each without what it depends on, so that they touch nothing of .venv
 ORACLES := $(VENV)/oracles
