@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -95,3 +96,15 @@ def test_init_from_the_wheel(built, tmp_path):
         if name.startswith(("configs/", "launch/", "docs/")):
             assert (tmp_path / "demo" / name).read_bytes() == (ROOT / name).read_bytes()
     assert (tmp_path / "demo/docs/CHANGELOG.md").is_file()
+
+
+def test_the_time_of_the_demo_is_said_alike():
+    """By `make help`, and in the docs as in the Makefile, where it is measured anew."""
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    said = re.search(r"^DEMO_TIME := (.+)$", makefile, re.MULTILINE)[1]
+    assert said in (ROOT / "docs/install.md").read_text(encoding="utf-8")
+    help_text = subprocess.run(
+        ["make", "help"], cwd=ROOT, capture_output=True, text=True, timeout=60, check=True
+    ).stdout
+    assert f"from raw text to a Hugging Face model: {said}" in help_text
+    assert "transformers-4" in help_text
