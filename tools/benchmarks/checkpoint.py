@@ -32,6 +32,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from arguments import count, folder, listed, names_of, out_file
+
 from megalite.train.local import ALLOCATOR
 
 CASES = ("megalite", "megalite - sync", "behind", "dcp", "deepspeed", "deepspeed + sync")
@@ -332,9 +334,8 @@ def run_case(job: Job, world_size: int) -> dict[str, float] | None:
 
 def measure(arguments: argparse.Namespace) -> list[dict]:
     """Run all cases round by round; medians over the rounds."""
-    worlds = [int(size) for size in arguments.worlds.split(",")]
-    cases = arguments.cases.split(",")
-    results: dict[tuple[int, str], list[dict]] = {(size, case): [] for size in worlds for case in cases}
+    chosen = [(size, case) for size in arguments.worlds for case in arguments.cases]
+    results: dict[tuple[int, str], list[dict]] = {each: [] for each in chosen}
     for number in range(arguments.rounds):
         for size, case in results:
             folder = tempfile.mkdtemp(dir=arguments.scratch)
@@ -377,12 +378,12 @@ def show(rows: list[dict]) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--worlds", default="1,2", help="numbers of ranks, comma-separated")
-    parser.add_argument("--cases", default=",".join(CASES), help="names of cases, comma-separated")
-    parser.add_argument("--layers", type=int, default=8)
-    parser.add_argument("--scratch", type=Path, help="where checkpoints are written; the system's temporary folder")
-    parser.add_argument("--out", type=Path, help="write the figures to this JSON file")
+    parser.add_argument("--rounds", type=count, default=3)
+    parser.add_argument("--worlds", type=listed(count), default=[1, 2], help="numbers of ranks, comma-separated")
+    parser.add_argument("--cases", type=names_of(CASES), default=CASES, help="some of " + ", ".join(CASES))
+    parser.add_argument("--layers", type=count, default=8)
+    parser.add_argument("--scratch", type=folder, help="where checkpoints are written; the system's temporary folder")
+    parser.add_argument("--out", type=out_file, help="write the figures to this JSON file")
     parser.add_argument("--rank", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.rank:

@@ -21,6 +21,7 @@ from pathlib import Path
 import numpy as np
 import torch
 import zstandard
+from arguments import count, existing, folder
 
 from megalite.checkpoint.catalog import complete
 from megalite.checkpoint.codec import CHUNK_BYTES, ITEM_BYTES, hash_chunks, pack
@@ -132,10 +133,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     commands = parser.add_subparsers(dest="command", required=True)
     for name in ("changes", "packing"):
-        commands.add_parser(name).add_argument("run", type=Path)
+        commands.add_parser(name).add_argument("run", type=existing)
     options = commands.add_parser("saving")
-    options.add_argument("--mb", type=int, default=600)
-    options.add_argument("--folder", type=Path, help="where to write; the disk to measure")
+    options.add_argument("--mb", type=count, default=600)
+    options.add_argument("--folder", type=folder, help="where to write; the disk to measure")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     if arguments.command == "saving":

@@ -26,6 +26,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from arguments import amount, new_folder, share
 from corpus_duplicates import Record, Truth, plant
 from corpus_text import is_text_file, read_text
 
@@ -68,14 +69,14 @@ def main() -> None:
 def parse_options() -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--out", type=Path, required=True, help="folder to make")
-    parser.add_argument("--mb", type=float, default=250, help="million bytes of text")
+    parser.add_argument("--out", type=new_folder, required=True, help="folder to make")
+    parser.add_argument("--mb", type=amount, default=250, help="million bytes of text")
     parser.add_argument("--seed", type=int, default=1, help="another seed takes other files")
     parser.add_argument("--root", action="append", help="take files from here instead; a glob, may be repeated")
-    parser.add_argument("--max-share", type=float, default=0.15, help="largest share of the text from one source")
+    parser.add_argument("--max-share", type=share, default=0.15, help="largest share of the text from one source")
     parser.add_argument("--dups", action="store_true", help="plant duplicates and write the truth about them")
     parser.add_argument(
-        "--per-kind", type=float, default=0.01, help="documents planted of each kind, as a share of all"
+        "--per-kind", type=share, default=0.01, help="documents planted of each kind, as a share of all"
     )
     return parser.parse_args()
 

@@ -23,6 +23,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from arguments import existing
 from corpus_duplicates import Truth, jaccard, shingles
 
 Clusters = Mapping[str, Any]
@@ -42,8 +43,8 @@ NO_WORD = re.compile(r"\W+")
 def main() -> None:
     """Print the verdict."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("folder", type=Path, help="what corpus.py --dups made")
-    parser.add_argument("clusters", type=Path, help='JSON: {"id": label}')
+    parser.add_argument("folder", type=existing, help="what corpus.py --dups made")
+    parser.add_argument("clusters", type=existing, help='JSON: {"id": label}')
     parser.add_argument("name", help="name of what is judged")
     options = parser.parse_args()
     clusters = json.loads(options.clusters.read_text(encoding="utf-8"))

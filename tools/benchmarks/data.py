@@ -28,6 +28,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from arguments import amount, count, names_of, new_folder, out_file
 from data_inputs import KINDS, SEQ_LENS, TIMEOUT_SECONDS, prepare
 from data_measure import Job
 
@@ -307,22 +308,25 @@ def main() -> None:
         options.out.write_text(json.dumps({**record, "rows": rows, "asked": asked}, indent=1) + "\n")
 
 
-def is_wanted(entry: Entry, only: str | None) -> bool:
+GROUPS = ("clean", "exact", "near", "substring", "tokenize", "pack", "load", "memory")
+
+
+def is_wanted(entry: Entry, only: list[str] | None) -> bool:
     """Whether a group is asked for: by its name, or by its first words."""
-    return only is None or any(entry.group == each or entry.group.startswith(f"{each}-") for each in only.split(","))
+    return only is None or any(entry.group == each or entry.group.startswith(f"{each}-") for each in only)
 
 
 def parse_options() -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--mb", type=float, default=50, help="million bytes of text")
+    parser.add_argument("--mb", type=amount, default=50, help="million bytes of text")
     parser.add_argument("--seed", type=int, default=2, help="another seed takes other text")
-    parser.add_argument("--vocab", type=int, default=32000, help="vocabulary of the tokenizers")
-    parser.add_argument("--rounds", type=int, default=2)
-    parser.add_argument("--only", help="some of clean,exact,near,substring,tokenize,pack,load,memory")
+    parser.add_argument("--vocab", type=count, default=32000, help="vocabulary of the tokenizers")
+    parser.add_argument("--rounds", type=count, default=2)
+    parser.add_argument("--only", type=names_of(GROUPS), help="some of " + ", ".join(GROUPS))
     parser.add_argument("--large", action="store_true", help="measure memory at 250 MB too")
-    parser.add_argument("--work", type=Path, default=Path("data/benchmark"), help="folder to keep the corpora in")
-    parser.add_argument("--out", type=Path, help="write the figures to this JSON file")
+    parser.add_argument("--work", type=new_folder, default=Path("data/benchmark"), help="folder to keep the corpora in")
+    parser.add_argument("--out", type=out_file, help="write the figures to this JSON file")
     return parser.parse_args()
 
 

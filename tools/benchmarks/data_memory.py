@@ -32,6 +32,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from arguments import amount, count, listed, new_folder, out_file
+
 HERE = Path(__file__).parent
 
 STATIONS = ("clean", "dedup", "near-dedup", "line-dedup", "substring-dedup", "tokens/train", "packed/train")
@@ -313,12 +315,14 @@ def main() -> None:
 def parse_options() -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    sizes = {"type": lambda text: [float(mb) for mb in text.split(",")], "default": [25.0, 50.0, 100.0, 250.0]}
+    sizes = {"type": listed(amount), "default": [25.0, 50.0, 100.0, 250.0]}
     parser.add_argument("--mb", help="sizes of the corpora, million bytes of text", **sizes)
     parser.add_argument("--seed", type=int, default=2, help="another seed takes other text")
-    parser.add_argument("--vocab", type=int, default=8000, help="vocabulary of the tokenizer")
-    parser.add_argument("--work", type=Path, default=Path("runs/benchmark-data-memory"), help="for corpora and outputs")
-    parser.add_argument("--out", type=Path, help="write this name with .json and .svg")
+    parser.add_argument("--vocab", type=count, default=8000, help="vocabulary of the tokenizer")
+    parser.add_argument(
+        "--work", type=new_folder, default=Path("runs/benchmark-data-memory"), help="for corpora and outputs"
+    )
+    parser.add_argument("--out", type=out_file, help="write this name with .json and .svg")
     parser.add_argument("--job", help=argparse.SUPPRESS)
     return parser.parse_args()
 

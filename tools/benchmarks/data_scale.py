@@ -22,6 +22,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from arguments import amount, count, existing, listed, share
 from data_scale_simulation import GB, HOUR, Cluster, Phase, Trouble, simulate
 
 RATES = Path(__file__).parents[2] / "docs/benchmarks/2026-11-21-data-memory.json"
@@ -243,24 +244,24 @@ def parse_options() -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     cluster, trouble = Cluster(), Trouble(0.2, 0.02, 2.0, 2000.0)
-    several = {"type": lambda text: [float(tb) for tb in text.split(",")], "default": [1.0, 100.0]}
+    several = {"type": listed(amount), "default": [1.0, 100.0]}
     parser.add_argument("--tb", help="sizes of the corpora, 10^12 bytes of text", **several)
-    parser.add_argument("--document-bytes", type=float, default=5000.0, help="of text in a document")
-    parser.add_argument("--nodes", type=int, default=cluster.nodes)
-    parser.add_argument("--cores", type=int, default=cluster.cores, help="of a node; one worker each")
-    parser.add_argument("--disk-gbs", type=float, default=cluster.disk_gbs, help="GB/s of the shared disk")
-    parser.add_argument("--node-gbs", type=float, default=cluster.node_gbs, help="GB/s of a node's network")
+    parser.add_argument("--document-bytes", type=amount, default=5000.0, help="of text in a document")
+    parser.add_argument("--nodes", type=count, default=cluster.nodes)
+    parser.add_argument("--cores", type=count, default=cluster.cores, help="of a node; one worker each")
+    parser.add_argument("--disk-gbs", type=amount, default=cluster.disk_gbs, help="GB/s of the shared disk")
+    parser.add_argument("--node-gbs", type=amount, default=cluster.node_gbs, help="GB/s of a node's network")
     parser.add_argument(
-        "--reads-per-second", type=float, default=cluster.reads_per_second, help="small ones, of the disk"
+        "--reads-per-second", type=amount, default=cluster.reads_per_second, help="small ones, of the disk"
     )
-    parser.add_argument("--task-gb", type=float, default=2.0, help="memory of a task that compares passages")
+    parser.add_argument("--task-gb", type=amount, default=2.0, help="memory of a task that compares passages")
     parser.add_argument("--spread", type=float, default=trouble.spread, help="of the logarithm of a task's length")
-    parser.add_argument("--slow-share", type=float, default=trouble.slow_share, help="of nodes")
-    parser.add_argument("--slow-factor", type=float, default=trouble.slow_factor)
+    parser.add_argument("--slow-share", type=share, default=trouble.slow_share, help="of nodes")
+    parser.add_argument("--slow-factor", type=amount, default=trouble.slow_factor)
     parser.add_argument(
-        "--hours-between-failures", type=float, default=trouble.hours_between_failures, help="of a node"
+        "--hours-between-failures", type=amount, default=trouble.hours_between_failures, help="of a node"
     )
-    parser.add_argument("--rates", type=Path, default=RATES, help="what data_memory.py wrote")
+    parser.add_argument("--rates", type=existing, default=RATES, help="what data_memory.py wrote")
     parser.add_argument("--seed", type=int, default=0)
     return parser.parse_args()
 

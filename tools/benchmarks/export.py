@@ -29,6 +29,8 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from arguments import count, folder, out_file
+
 SIZES = {
     "1b3": {"hidden_size": 2048, "num_layers": 24, "num_heads": 16, "ffn_hidden_size": 5504, "vocab_size": 32000},
     "tiny": {"hidden_size": 64, "num_layers": 4, "num_heads": 4, "ffn_hidden_size": 192, "vocab_size": 500},
@@ -240,10 +242,10 @@ def main(arguments: argparse.Namespace, own: Callable[[str], dict]) -> None:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--size", choices=SIZES, default="1b3")
-    parser.add_argument("--rounds", type=int, default=1)
-    parser.add_argument("--verify-blocks", type=int, help="blocks to compute logits with; all by default")
-    parser.add_argument("--folder", type=Path, help="where to work; needs 20 bytes a parameter")
-    parser.add_argument("--json", type=Path, help="file for all figures")
+    parser.add_argument("--rounds", type=count, default=1)
+    parser.add_argument("--verify-blocks", type=count, help="blocks to compute logits with; all by default")
+    parser.add_argument("--folder", type=folder, help="where to work; needs 20 bytes a parameter")
+    parser.add_argument("--json", type=out_file, help="file for all figures")
     parser.add_argument("--one", choices=CASES, help=argparse.SUPPRESS)
     given = parser.parse_args()
     main(given, lambda case: convert(case, given.folder, given.verify_blocks))

@@ -22,6 +22,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+from arguments import amount, count, names_of, new_folder
+
 ROOT = Path(__file__).parents[2]
 
 LAYOUTS = {
@@ -84,11 +86,13 @@ def lines(path: Path) -> list[dict[str, Any]]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--steps", type=int, default=300)
-    parser.add_argument("--layouts", default="tp2,pp2", help="of " + ", ".join(LAYOUTS))
-    parser.add_argument("--recipes", default="bf16,current,block", help="of " + ", ".join(RECIPES))
-    parser.add_argument("--lr", type=float, default=5e-4, help="peak learning rate")
-    parser.add_argument("--dir", type=Path, default=Path("runs/fp8-loss"))
+    parser.add_argument("--steps", type=count, default=300)
+    parser.add_argument("--layouts", type=names_of(LAYOUTS), default=["tp2", "pp2"], help="of " + ", ".join(LAYOUTS))
+    parser.add_argument(
+        "--recipes", type=names_of(RECIPES), default=["bf16", "current", "block"], help="of " + ", ".join(RECIPES)
+    )
+    parser.add_argument("--lr", type=amount, default=5e-4, help="peak learning rate")
+    parser.add_argument("--dir", type=new_folder, default=Path("runs/fp8-loss"))
     arguments = parser.parse_args()
     folder = arguments.dir.resolve()
     if not (folder / "demo" / "packed" / "train").is_dir():
@@ -98,9 +102,9 @@ def main() -> None:
     print("| layout | format | loss | from bf16 | validation | from bf16 | largest shadow error |")
     print("|---|---|---|---|---|---|---|", flush=True)
     too_far = False
-    for layout in arguments.layouts.split(","):
+    for layout in arguments.layouts:
         truth = train(folder, layout, "bf16", arguments.steps, arguments.lr)
-        for recipe in arguments.recipes.split(","):
+        for recipe in arguments.recipes:
             found = train(folder, layout, recipe, arguments.steps, arguments.lr)
             gaps = [found[key] / truth[key] - 1 for key in ("train", "valid")]
             too_far |= any(abs(gap) >= ALLOWED for gap in gaps)

@@ -26,6 +26,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import torch
+from arguments import device_name, names_of
 from gpu_smoke import make_engine, plain_step, random_batch, timed
 from plain_llama import Shape
 
@@ -336,8 +337,10 @@ SECTIONS = {"parity": parity, "gemm": gemm, "steps": steps, "curve": curve, "pro
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("section", choices=(*SECTIONS, "all"))
-    parser.add_argument("--models", default=",".join(MODELS), help="for steps: which of " + ", ".join(MODELS))
-    parser.add_argument("--device", default="cuda")
+    parser.add_argument(
+        "--models", type=names_of(MODELS), default=list(MODELS), help="for steps: which of " + ", ".join(MODELS)
+    )
+    parser.add_argument("--device", type=device_name, default="cuda")
     parser.add_argument("--tiny", action="store_true", help="sizes for a rehearsal")
     arguments = parser.parse_args()
     device = torch.device(arguments.device)
@@ -353,7 +356,7 @@ def main() -> None:
     chosen = SECTIONS if arguments.section == "all" else {arguments.section: SECTIONS[arguments.section]}
     with tempfile.TemporaryDirectory() as folder:
         connect_processes(rank=0, world_size=1, device_type=device.type, init_method=f"file://{folder}/store")
-        passed = [section(device, arguments.tiny, arguments.models.split(",")) for section in chosen.values()]
+        passed = [section(device, arguments.tiny, arguments.models) for section in chosen.values()]
     sys.exit(0 if all(passed) else 1)
 
 

@@ -19,6 +19,7 @@ import time
 from collections.abc import Callable
 
 import torch
+from arguments import device_name
 from plain_llama import Llama, Shape
 
 from megalite.config.plan import fill_model, flops_per_token, make_plan
@@ -212,7 +213,7 @@ def speed(device: torch.device, tiny: bool) -> bool:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("check", choices=("parity", "engines", "speed"))
-    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--device", type=device_name, default="cuda")
     parser.add_argument("--tiny", action="store_true", help="sizes for a rehearsal")
     arguments = parser.parse_args()
     device = torch.device(arguments.device)

@@ -17,9 +17,9 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable
-from pathlib import Path
 
 import torch
+from arguments import count, out_file
 
 from megalite.config.plan import RunPlan, make_plan
 from megalite.config.schema import Config
@@ -125,9 +125,9 @@ def overheads(found: dict[str, float]) -> dict[str, float]:
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--steps", type=int, default=8)
+    parser.add_argument("--steps", type=count, default=8)
     parser.add_argument("--compile", choices=("off", "on"), default="off")
-    parser.add_argument("--out", type=Path)
+    parser.add_argument("--out", type=out_file)
     options = parser.parse_args()
     prepare_deepspeed("cpu")
     torch.set_num_threads(1)

@@ -21,6 +21,8 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from arguments import count, out_file
+
 ROOT = Path(__file__).parents[2]
 CONFIG = ROOT / "configs" / "demo.yaml"
 
@@ -111,10 +113,10 @@ def state_bytes(name: str, overrides: list[str]) -> float:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("overrides", nargs="*", help="settings of all runs")
-    parser.add_argument("--steps", type=int, default=300)
+    parser.add_argument("--steps", type=count, default=300)
     parser.add_argument("--middle", action="store_true", help="of the first rates, only the middle one")
     parser.add_argument("--only", action="append", choices=CASES, help="this optimizer; may be given several times")
-    parser.add_argument("--out", type=Path, help="JSON of all runs; goes on with those it has")
+    parser.add_argument("--out", type=out_file, help="JSON of all runs; goes on with those it has")
     arguments = parser.parse_args()
     if arguments.steps <= WARM_STEPS:
         parser.error(
@@ -123,7 +125,10 @@ def main() -> None:
     settings = {"steps": arguments.steps, "overrides": arguments.overrides}
     runs: dict[str, Any] = {"settings": settings}
     if arguments.out and arguments.out.exists():
-        runs = json.loads(arguments.out.read_text(encoding="utf-8"))
+        try:
+            runs = json.loads(arguments.out.read_text(encoding="utf-8"))
+        except ValueError as error:
+            parser.error(f"--out: {arguments.out} is there and no file of runs ({error}); use another file")
         if (found := runs.get("settings")) != settings:
             parser.error(f"--out: {arguments.out} has runs of {found}, asked for are {settings}; use another file")
     names = arguments.only or list(CASES)

@@ -13,10 +13,10 @@ import argparse
 import json
 import statistics
 import tempfile
-from pathlib import Path
 from typing import Any
 
 import torch
+from arguments import count, out_file
 from monitoring import cpu_seconds, make_batch, make_config
 
 from megalite.config.plan import make_plan
@@ -82,9 +82,9 @@ def compare(reference: dict[str, Any], setting: dict[str, Any], num_steps: int) 
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--steps", type=int, default=6)
+    parser.add_argument("--steps", type=count, default=6)
     parser.add_argument("--only", action="append", choices=CASES, help="this setting; may be given several times")
-    parser.add_argument("--out", type=Path)
+    parser.add_argument("--out", type=out_file)
     options = parser.parse_args()
     prepare_deepspeed("cpu")
     torch.set_num_threads(1)

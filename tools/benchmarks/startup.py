@@ -16,6 +16,8 @@ import tempfile
 import time
 from pathlib import Path
 
+from arguments import count, existing
+
 TIMEOUT_SECONDS = 300.0
 POLL_SECONDS = 0.02
 
@@ -48,11 +50,11 @@ def first_step(config: str, overrides: list[str]) -> float:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("config")
+    parser.add_argument("config", type=existing)
     parser.add_argument("overrides", nargs="*")
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--rounds", type=count, default=3)
     arguments = parser.parse_args()
-    seconds = [first_step(arguments.config, arguments.overrides) for _ in range(arguments.rounds)]
+    seconds = [first_step(str(arguments.config), arguments.overrides) for _ in range(arguments.rounds)]
     rounds = ", ".join(f"{each:.1f}" for each in seconds)
     print(f"command to first step: {statistics.median(seconds):.1f} s (median of {rounds})")
 

@@ -23,6 +23,8 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
+from arguments import count, names_of, out_file
+
 from megalite.train.local import ALLOCATOR
 
 HERE = Path(__file__).parent
@@ -65,6 +67,10 @@ def entries(vocab: int) -> list[Entry]:
         Entry("megalite tp2", tp2, 2, {"case": "megalite", "vocab": vocab, "tp": 2, **compiled}, "megatron tp2", 1.1),
         Entry("megalite pp2", pp2, 2, {"case": "megalite", "vocab": vocab, **pipeline}, "megalite dp2", 0.85),
     ]
+
+
+GROUPS = tuple(dict.fromkeys(entry.group for entry in entries(0)))
+CASES = tuple(entry.name for entry in entries(0))
 
 
 def run(entry: Entry) -> dict | None:
@@ -134,15 +140,17 @@ def summarise(chosen: list[Entry], results: dict[str, list[dict]]) -> list[dict]
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--vocab", type=int, default=32000)
-    parser.add_argument("--only", default="one,dp2,tp2,pp2", help="groups of cases, comma-separated")
-    parser.add_argument("--cases", help="names of cases, comma-separated; all of the groups by default")
-    parser.add_argument("--out", type=Path, help="write the figures to this JSON file")
+    parser.add_argument("--rounds", type=count, default=3)
+    parser.add_argument("--vocab", type=count, default=32000)
+    parser.add_argument("--only", type=names_of(GROUPS), default=list(GROUPS), help="some of " + ", ".join(GROUPS))
+    parser.add_argument(
+        "--cases", type=names_of(CASES), help="some of " + ", ".join(CASES) + "; all of the groups by default"
+    )
+    parser.add_argument("--out", type=out_file, help="write the figures to this JSON file")
     arguments = parser.parse_args()
-    chosen = [entry for entry in entries(arguments.vocab) if entry.group in arguments.only.split(",")]
+    chosen = [entry for entry in entries(arguments.vocab) if entry.group in arguments.only]
     if arguments.cases:
-        chosen = [entry for entry in chosen if entry.name in arguments.cases.split(",")]
+        chosen = [entry for entry in chosen if entry.name in arguments.cases]
     for package, entry_name in (("litgpt", "litgpt"), ("megatron", "megatron tp2")):
         if importlib.util.find_spec(package) is None:
             print(f"{entry_name}: {package} is not installed and left out; {INSTALL[package]} to have it")

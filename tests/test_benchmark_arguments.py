@@ -1,0 +1,111 @@
+"""The benchmarks say what is wrong with their options before they measure anything: exit code 2, and no traceback."""
+
+from __future__ import annotations
+
+import runpy
+import sys
+
+import pytest
+import torch
+
+from tests.kit.paths import ROOT
+
+TOOLS = ROOT / "tools" / "benchmarks"
+
+NO_FOLDER, NO_FILE = "nowhere is not there; make it", "is not there, or cannot be read"
+WHOLE, POSITIVE = "a whole number from 1 on was expected", "a number larger than 0 was expected"
+
+WRONG = {
+    "checkpoint": {
+        "--scratch nowhere": NO_FOLDER,
+        "--scratch file": "file is no folder",
+        "--out nowhere/x.json": NO_FOLDER,
+        "--out folder": "folder is a folder; name a file",
+        "--cases megalite,dpc": "found 'dpc', there are megalite, ",
+        "--worlds 1,0": WHOLE,
+        "--rounds 0": WHOLE,
+        "--layers x": WHOLE,
+    },
+    "checkpoint_storage": {
+        "saving --folder nowhere": NO_FOLDER,
+        "saving --mb 0": WHOLE,
+        "changes nowhere": NO_FILE,
+        "packing nowhere": NO_FILE,
+    },
+    "corpus": {
+        "--out file": "file is no folder",
+        "--out folder --mb 0": POSITIVE,
+        "--out folder --max-share 2": "a number from 0 to 1 was expected",
+        "--out folder --per-kind nan": "a number from 0 to 1 was expected",
+    },
+    "corpus_score": {"nowhere file x": NO_FILE, "folder nowhere x": NO_FILE},
+    "data": {
+        "--only clean,neer": "found 'neer', there are clean, ",
+        "--out nowhere/x.json": NO_FOLDER,
+        "--work file/below": "file is no folder",
+        "--mb inf": POSITIVE,
+        "--vocab 0": WHOLE,
+    },
+    "data_memory": {"--mb 25,0": POSITIVE, "--out nowhere/x": NO_FOLDER, "--work file": "file is no folder"},
+    "data_scale": {"--tb x": POSITIVE, "--nodes 0": WHOLE, "--rates nowhere": NO_FILE, "--disk-gbs 0": POSITIVE},
+    "export": {"--folder nowhere": NO_FOLDER, "--json nowhere/x": NO_FOLDER, "--rounds 0": WHOLE},
+    "fp8_loss": {
+        "--layouts tp2,dp": "found 'dp', there are tp2, ",
+        "--recipes bf17": "found 'bf17', there are bf16, ",
+        "--dir file": "file is no folder",
+        "--lr 0": POSITIVE,
+    },
+    "gpu": {
+        "steps --device cpu --models 7b": "found '7b', there are 125m, ",
+        "steps --device nonsense": "found 'nonsense'; ",
+        **({} if torch.cuda.is_available() else {"steps": "found 'cuda', which is not here"}),
+    },
+    "gpu_smoke": {"speed --device nonsense": "found 'nonsense'; ", "speed --device meta": "which is not here"},
+    "monitoring": {"--steps 0": WHOLE, "--out nowhere/x": NO_FOLDER},
+    "optimizers": {"--steps 0": WHOLE, "--out nowhere/x": NO_FOLDER, "--out file": "file is there and no file of runs"},
+    "recipe_costs": {"--steps 0": WHOLE, "--out nowhere/x": NO_FOLDER},
+    "startup": {"nowhere.yaml": NO_FILE, "file --rounds 0": WHOLE},
+    "train_cpu": {
+        "--only one,dp4": "found 'dp4', there are one, ",
+        "--cases megatlite": "found 'megatlite', there are plain eager, ",
+        "--out nowhere/x": NO_FOLDER,
+        "--vocab 0": WHOLE,
+    },
+}
+
+WITHOUT_OPTIONS = {"cases", "data_cases"}
+"""They are started by the others."""
+
+
+@pytest.fixture(autouse=True)
+def as_scripts(monkeypatch, tmp_path):
+    """They import each other by bare names, in a folder with a file and a folder; what was imported goes again."""
+    monkeypatch.syspath_prepend(str(TOOLS))
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "file").write_text("")
+    (tmp_path / "folder").mkdir()
+    before = set(sys.modules)
+    yield
+    for name in set(sys.modules) - before:
+        if (getattr(sys.modules[name], "__file__", None) or "").startswith(str(TOOLS)):
+            del sys.modules[name]
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_wrong_options_are_told(name, monkeypatch, capsys, tmp_path):
+    """Folders that are not there, names of no case, counts of none; and nothing was made."""
+    for arguments, said in WRONG[name].items():
+        monkeypatch.setattr(sys, "argv", [f"{name}.py", *arguments.split()])
+        with pytest.raises(SystemExit) as ended:
+            runpy.run_path(str(TOOLS / f"{name}.py"), run_name="__main__")
+        error = capsys.readouterr().err
+        assert ended.value.code == 2, (arguments, error)
+        assert said in error, (arguments, error)
+        assert "Traceback" not in error
+    assert sorted(path.name for path in tmp_path.rglob("*")) == ["file", "folder"]
+
+
+def test_every_benchmark_is_here():
+    """A new one has its options looked at too."""
+    with_options = {path.stem for path in TOOLS.glob("*.py") if '__name__ == "__main__"' in path.read_text("utf-8")}
+    assert with_options - WITHOUT_OPTIONS == WRONG.keys()
