@@ -24,6 +24,8 @@ from megalite.optim.rules import STATE_KINDS
 from megalite.parallel.axes import Axes
 from megalite.parallel.collectives import any_rank
 
+NOT_COMPARED = "not compared with transformers, as asked"
+
 
 class Zeros:
     """State of an optimizer that has not stepped yet, or weights that are about to be loaded."""
@@ -45,12 +47,14 @@ class Start:
     """The sources' shares are others from here on."""
     damaged: tuple[str, ...] = ()
     """What is wrong with newer checkpoints that had to be passed over."""
+    reader: CheckpointReader | None = None
+    """The checkpoint that the run goes on from, with what it has besides weights and moments; None for a new run."""
+    set_aside: tuple[Path, ...] = ()
+    """Where damaged checkpoints are now; on the first rank."""
     choices: tuple[str, ...] = ()
     """Where the run's model computes something else from these weights than the one they are of, on purpose."""
     proof: str = ""
     """What was compared of a Hugging Face folder before its weights were taken."""
-    reader: CheckpointReader | None = None
-    """The checkpoint that the run goes on from, with what it has besides weights and moments; None for a new run."""
 
 
 def choose_start(config: Config, plan: RunPlan, samples: Samples, axes: Axes, device: torch.device) -> Start:
@@ -60,10 +64,13 @@ def choose_start(config: Config, plan: RunPlan, samples: Samples, axes: Axes, de
         CheckpointError: every checkpoint of the run is damaged, or the data is not what the run was trained on.
     """
     damaged: list[str] = []
+    passed_over: list[Path] = []
     for folder in newest_first(config.run.dir / catalog.CHECKPOINTS, axes):
         problems = verify(folder, axes, device)
         if problems is None:
-            return open_checkpoint(folder, samples, f"checkpoint {folder}", tuple(damaged))
+            start = open_checkpoint(folder, samples, f"checkpoint {folder}", tuple(damaged))
+            return replace(start, set_aside=set_aside(passed_over, axes))
+        passed_over.append(folder)
         damaged += problems
     if damaged:
         raise CheckpointError(
@@ -74,8 +81,13 @@ def choose_start(config: Config, plan: RunPlan, samples: Samples, axes: Axes, de
     return first_start(config, plan, samples, axes, device)
 
 
-def first_start(config: Config, plan: RunPlan, samples: Samples, axes: Axes, device: torch.device) -> Start:
+def first_start(
+    config: Config, plan: RunPlan, samples: Samples, axes: Axes, device: torch.device, *, again: bool = False
+) -> Start:
     """What a run without checkpoints begins with. Collective.
+
+    Args:
+        again: it did so before, so nothing is compared.
 
     Raises:
         CheckpointError: it is damaged, or the data is not what a branch's trunk was trained on.
@@ -88,7 +100,7 @@ def first_start(config: Config, plan: RunPlan, samples: Samples, axes: Axes, dev
             raise CheckpointError(f"train.branch_from: {branch_from} is no complete checkpoint; give a step-… folder")
         return open_checkpoint(trunk, samples, f"checkpoint {trunk}, as a branch")
     if init_from is not None:
-        found = _open_weights(config, plan, axes, device)
+        found = _open_weights(config, plan, axes, device, is_compared=config.train.verify_init_from and not again)
         return replace(found, moments=zeros, origin=f"weights of {init_from}")
     return Start(FreshWeights(plan.model, config.run.seed), zeros, origin=f"fresh weights, seed {config.run.seed}")
 
@@ -103,6 +115,17 @@ def open_checkpoint(folder: Path, samples: Samples, origin: str, damaged: tuple[
     progress, remixed = _go_on_with_data(reader, samples)
     moments: dict[str, WeightSource] = {key: reader.source(key) for key in STATE_KINDS}
     return Start(reader.source("weight"), moments, progress, origin, remixed, damaged, reader)
+
+
+def set_aside(folders: list[Path], axes: Axes) -> tuple[Path, ...]:
+    """Take damaged checkpoints out of the way of the run, whose saves would else replace them. The first rank does it.
+
+    Returns:
+        Where they are now, on the first rank.
+    """
+    if axes.global_rank != 0:
+        return ()
+    return tuple(catalog.set_aside(folder) for folder in reversed(folders))
 
 
 def newest_first(root: Path, axes: Axes) -> list[Path]:
@@ -159,7 +182,7 @@ def _go_on_with_data(reader: CheckpointReader, samples: Samples) -> tuple[Progre
     return replace(progress, account=progress.account.remix(at, drawn, unshifted.drawn(at))), True
 
 
-def _open_weights(config: Config, plan: RunPlan, axes: Axes, device: torch.device) -> Start:
+def _open_weights(config: Config, plan: RunPlan, axes: Axes, device: torch.device, *, is_compared: bool) -> Start:
     """The weights of a checkpoint, of a run's newest one, or of a Hugging Face folder. Collective."""
     folder = config.train.init_from
     checkpoint = _open_whole(folder, "train.init_from", axes, device)
@@ -171,7 +194,7 @@ def _open_weights(config: Config, plan: RunPlan, axes: Axes, device: torch.devic
 
     weights = HuggingFaceWeights(folder)
     choices = _compare(folder, weights.model, plan.model)
-    return Start(weights, {}, choices=choices, proof=_prove(folder, config.train.verify_init_from, axes))
+    return Start(weights, {}, choices=choices, proof=_prove(folder, axes) if is_compared else NOT_COMPARED)
 
 
 def _compare(folder: Path, theirs: ModelConfig, ours: ModelConfig) -> tuple[str, ...]:
@@ -194,14 +217,12 @@ def _compare(folder: Path, theirs: ModelConfig, ours: ModelConfig) -> tuple[str,
     return found.changed
 
 
-def _prove(folder: Path, is_wanted: bool, axes: Axes) -> str:
+def _prove(folder: Path, axes: Axes) -> str:
     """Let the first rank compare what transformers computes from a folder with what megalite does. Collective.
 
     Raises:
         ConversionError: on all ranks, when they differ.
     """
-    if not is_wanted:
-        return "not compared with transformers, as asked"
     said: list[str | None] = ["", None]
     if axes.global_rank == 0:
         from megalite.checkpoint.hf.proof import prove

@@ -193,6 +193,9 @@ def _record_start(recorder: Recorder, start: Start, plan: RunPlan, about: dict[s
     for problem in start.damaged:
         recorder.event("damaged checkpoint", step, why=problem)
         recorder.say(f"passed over a damaged checkpoint: {problem}")
+    for folder in start.set_aside:
+        recorder.event("checkpoint set aside", step, folder=folder.name)
+        recorder.say(f"it is kept as {folder}; mended, it takes part again under its old name")
     recorder.event("start", step, origin=start.origin, **about)
     if start.proof:
         recorder.event("weights compared", step, why=start.proof)
