@@ -19,11 +19,14 @@ from megalite.engine.runtime import quiet
 from megalite.engine.stage_state import StageState
 from megalite.engine.steps import (
     PRODUCT_DTYPES,
+    Judge,
     count_valid_tokens,
     documents_of_batch,
+    judged,
     set_accumulation,
     set_clipping,
     set_learning_rate,
+    step_result,
     targets_of_batch,
 )
 from megalite.model.initialize import WeightSource
@@ -109,23 +112,21 @@ class PlainEngine:
             raise NonFiniteLossError(f"the loss is {loss}")
         self.before_update()
         self.stage.precision.end_step()
-        norm = self._update(loss)
+        norm = self._update(loss, judged(self.judge, num_tokens))
         why = self._gate.why if self._engine.was_step_applied() else f"gradient norm is {norm}"
-        return StepResult(loss, norm, lr, num_tokens, skipped=bool(why), why=why)
+        return step_result(loss, norm, lr, num_tokens, why)
 
-    def _update(self, loss: float) -> float:
+    def _update(self, loss: float, judge: Judge) -> float:
         """Clip and apply the accumulated gradients, unless the step is refused; return their norm."""
         if not self._clip_here:
-            self._gate.prepare(
-                lambda: self.judge(loss, float(self._engine.optimizer._global_grad_norm)), self.around_update
-            )
+            self._gate.prepare(lambda: judge(loss, float(self._engine.optimizer._global_grad_norm)), self.around_update)
             self._engine.step()
             return float(self._engine.get_global_grad_norm())
         norm = grad_norm.global_grad_norm(self._parameters, self._axes)
         grad_norm.drop_nonfinite(self._engine.optimizer, self._parameters, norm)
         if self.clip_norm is not None:
             grad_norm.clip(self._parameters, norm, self.clip_norm)
-        self._gate.prepare(lambda: self.judge(loss, norm.item()) if norm.isfinite() else "", self.around_update)
+        self._gate.prepare(lambda: judge(loss, norm.item()) if norm.isfinite() else "", self.around_update)
         self._engine.step()
         return norm.item()
 

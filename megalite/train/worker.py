@@ -194,21 +194,21 @@ def _record_start(recorder: Recorder, start: Start, plan: RunPlan, about: dict[s
         recorder.event("damaged checkpoint", step, why=problem)
         recorder.say(f"passed over a damaged checkpoint: {problem}")
     for folder in start.set_aside:
-        recorder.event("checkpoint set aside", step, folder=folder.name)
+        recorder.event("checkpoint_set_aside", step, folder=folder.name)
         recorder.say(f"it is kept as {folder}; mended, it takes part again under its old name")
     recorder.event("start", step, origin=start.origin, **about)
     if start.proof:
-        recorder.event("weights compared", step, why=start.proof)
+        recorder.event("weights_compared", step, why=start.proof)
         recorder.say(f"{start.origin}: {start.proof}")
     for choice in start.choices:
-        recorder.event("model choice changed", step, why=choice)
+        recorder.event("model_choice_changed", step, why=choice)
         recorder.say(f"on purpose: {choice}")
     if start.remixed:
         why = "data.train or data.mix has changed; every source goes on where it stood"
         recorder.event("mixture", step, why=why, consumed=start.progress.consumed)
         recorder.say(f"from step {step + 1} on another mixture: {why}")
     if why_not_exportable and step == 0:
-        recorder.event("not exportable", step, why=why_not_exportable)
+        recorder.event("not_exportable", step, why=why_not_exportable)
         recorder.say(f"this model cannot be exported to Hugging Face: {why_not_exportable}")
     recorder.say(f"starting from {start.origin}, step {step} of {total_steps}")
 

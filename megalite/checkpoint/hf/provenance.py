@@ -166,6 +166,8 @@ def _read_losses(path: Path, last_step: int) -> Losses | None:
     best, best_step, num_skipped = math.inf, 0, 0
     for record in _lines(path, last_step):
         num_skipped += bool(record.get("skipped"))
+        if record["loss"] is None:  # no token of the batch counted
+            continue
         window.append(record["loss"])
         mean = sum(window) / len(window)
         if mean < best:
