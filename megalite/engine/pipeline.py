@@ -31,7 +31,7 @@ from megalite.engine import grad_norm
 from megalite.engine.deepspeed_config import deepspeed_config
 from megalite.engine.gate import UpdateGate
 from megalite.engine.loss_scaling import LossScaling, loss_scaling, set_loss_scaling
-from megalite.engine.protocol import LocalState, NonFiniteLossError, StepResult, accept, make_update, nothing
+from megalite.engine.protocol import LocalState, NonFiniteLossError, StepResult, accept, make_update
 from megalite.engine.runtime import quiet
 from megalite.engine.stage_state import StageState
 from megalite.engine.steps import (
@@ -64,7 +64,8 @@ class PipelineEngine:
 
         groups.mpu = None  # a former engine of this process leaves its own behind
         self.stage = stage
-        self.before_update, self.judge, self.around_update = nothing, accept, make_update
+        self.before_update: list[Callable[[], None]] = []
+        self.judge, self.around_update = accept, make_update
         self.clip_norm = config.optimizer.clip_grad_norm
         self._axes, self._zero_stage = axes, config.parallel.zero_stage
         self._num_tokens = 0
@@ -102,7 +103,8 @@ class PipelineEngine:
         return step_result(loss, norm, lr, num_tokens, why)
 
     def _end_gradients(self) -> None:
-        self.before_update()
+        for hook in self.before_update:
+            hook()
         self.stage.precision.end_step()
 
     def eval_step(self, batches: Sequence[Batch]) -> tuple[float, int]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 
@@ -14,7 +14,7 @@ from megalite.engine import grad_norm
 from megalite.engine.deepspeed_config import deepspeed_config
 from megalite.engine.gate import UpdateGate
 from megalite.engine.loss_scaling import LossScaling, loss_scaling, set_loss_scaling
-from megalite.engine.protocol import LocalState, NonFiniteLossError, StepResult, accept, make_update, nothing
+from megalite.engine.protocol import LocalState, NonFiniteLossError, StepResult, accept, make_update
 from megalite.engine.runtime import quiet
 from megalite.engine.stage_state import StageState
 from megalite.engine.steps import (
@@ -76,7 +76,8 @@ class PlainEngine:
 
         groups.mpu = None  # a former engine of this process leaves its own behind
         self.stage = stage
-        self.before_update, self.judge, self.around_update = nothing, accept, make_update
+        self.before_update: list[Callable[[], None]] = []
+        self.judge, self.around_update = accept, make_update
         self.clip_norm = config.optimizer.clip_grad_norm
         self._config, self._plan, self._axes = config, plan, axes
         self._parameters = list(stage.parameters())
@@ -110,7 +111,8 @@ class PlainEngine:
         loss = all_reduce(total / (len(batches) * self._axes.dp.size), self._axes.dp).item()  # the step's one sync
         if not math.isfinite(loss) and self._config.health.stop_on_nonfinite:
             raise NonFiniteLossError(f"the loss is {loss}")
-        self.before_update()
+        for hook in self.before_update:
+            hook()
         self.stage.precision.end_step()
         norm = self._update(loss, judged(self.judge, num_tokens))
         why = self._gate.why if self._engine.was_step_applied() else f"gradient norm is {norm}"

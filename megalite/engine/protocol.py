@@ -50,10 +50,6 @@ class LocalState:
     """`weight`, and by kind the state that has a number for each of its numbers."""
 
 
-def nothing() -> None:
-    """What `Engine.before_update` does at first."""
-
-
 def accept(loss: float, grad_norm: float) -> str:
     """What `Engine.judge` says at first: every update is made."""
     return ""
@@ -68,9 +64,9 @@ class Engine(Protocol):
     """Runs training steps on this rank's share of the model and of the batch."""
 
     stage: Stage
-    before_update: Callable[[], None]
-    """Called in every step once the gradients are there, when weights and moments are about to change. Whoever still
-    reads them, as a save in the background does, sets it and lets the update wait."""
+    before_update: list[Callable[[], None]]
+    """Called in every step, in order, once the gradients are there, when weights and moments are about to change.
+    Whoever still reads them, as a save in the background does, adds a function that lets the update wait."""
     judge: Callable[[float, float], str]
     """Called in every step that has a valid token once, on all ranks, with the step's loss and gradient norm (before
     clipping, finite), when nothing has changed yet. Returns why the update is to be left out, empty to make it; all
