@@ -15,6 +15,7 @@ from megalite.slurm.evaluate import render_evaluation
 from megalite.slurm.folder import LaunchFolder
 from megalite.slurm.placement import Placement, place
 from megalite.slurm.render import job_name, render
+from megalite.slurm_words import option
 from megalite.train.preflight import preflight
 
 SHORTEST_WORK_SECONDS = 60
@@ -89,7 +90,7 @@ def launch(config: Config, cluster: ClusterConfig, num_nodes: int | None = None)
         num_jobs=1,
         next_job=None,
     )
-    job = controller.submit(str(folder.script), f"--chdir={os.getcwd()}")
+    job = controller.submit(str(folder.script), option("chdir", os.getcwd()))
     folder.write_state(job=job)
     folder.add_event("launched", job=job)
     return planned, job

@@ -1,7 +1,7 @@
 """Small JSON files that are overwritten where they stand, for what is said again and again and read by other nodes.
 
-They keep their length, so writing needs no room: a full disk silences nobody. Reading opens them anew, so that a network
-file system shows what was written last; a file that is caught half-written is read again.
+They keep their length, so writing needs no room: a full disk silences nobody. Reading opens them anew, so that a
+network file system shows what was written last; a file that is caught half-written is read again.
 """
 
 from __future__ import annotations
