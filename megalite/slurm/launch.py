@@ -69,7 +69,7 @@ def launch(config: Config, cluster: ClusterConfig, num_nodes: int | None = None)
     _refuse_second(controller, folder)
     check_cluster(cluster, planned.placement.num_nodes + cluster.spares)
     absolute = config.model_copy(update={"run": config.run.model_copy(update={"dir": folder.run_dir})})
-    preflight(absolute, planned.placement.mesh.world_size)
+    preflight(absolute, planned.placement.mesh.world_size, has_device=False)  # which the nodes say (`node_check`)
     folder.finished.unlink(missing_ok=True)  # more steps may have been asked for
     folder.jobs.mkdir(parents=True, exist_ok=True)
     folder.config.write_text(dump_config(absolute), encoding="utf-8")
