@@ -15,7 +15,7 @@ PACKAGE = ROOT / "megalite"
 
 FLOORS = (
     ("errors",),
-    ("slurm_commands", "page"),
+    ("slurm_commands", "slurm_words", "page"),
     ("config",),
     ("data",),
     ("parallel",),

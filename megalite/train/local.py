@@ -26,7 +26,8 @@ from megalite.config.load import dump_config
 from megalite.config.schema import Config, SlurmConfig
 from megalite.errors import EXIT_BAD_INPUT, EXIT_DONE, EXIT_FAULT, EXIT_REQUEUE, UserError
 from megalite.train.failures import Failures
-from megalite.train.heartbeat import clock_of, read_beats
+from megalite.train.heartbeat import read_beats
+from megalite.train.in_place import clock_of
 from megalite.train.preflight import preflight
 from megalite.train.run_folder import LOGS
 from megalite.train.signals import STOP_SIGNALS

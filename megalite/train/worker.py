@@ -37,6 +37,9 @@ RENDEZVOUS_VARIABLE = "MEGALITE_RENDEZVOUS"
 ATTEMPT_VARIABLE = "MEGALITE_ATTEMPT"
 """Which attempt of the run this is, set by a supervisor who counts them; without it, the next one."""
 
+TOKEN_VARIABLE = "MEGALITE_TOKEN"
+"""A secret of the attempt, by which its ranks know each other, set by who starts them; none is well, too."""
+
 BEATS_VARIABLE = "MEGALITE_BEATS"
 """Folder for the heartbeats of local ranks, set by `train.local` where it watches over them."""
 
@@ -58,6 +61,8 @@ class Place:
     init_method: str
     attempt: int | None = None
     """As a supervisor counts; None for the next."""
+    token: str = ""
+    """By which the ranks of an attempt know each other."""
 
 
 def given_place() -> Place | None:
@@ -74,7 +79,7 @@ def given_place() -> Place | None:
             return None
         rank, world_size, local_rank = int(env[mpi[0]]), int(env[mpi[1]]), int(env.get(mpi[2], 0))
     attempt = int(env[ATTEMPT_VARIABLE]) if ATTEMPT_VARIABLE in env else None
-    return Place(rank, world_size, local_rank, _init_method(), attempt)
+    return Place(rank, world_size, local_rank, _init_method(), attempt, env.get(TOKEN_VARIABLE, ""))
 
 
 def _init_method() -> str:
@@ -123,7 +128,11 @@ def connect_rank(config: Config, plan: RunPlan, place: Place) -> tuple[Axes, tor
     check_dtype(config.precision.dtype, device.type)
     _set_determinism(config.run.deterministic)
     connect_processes(
-        rank=place.rank, world_size=place.world_size, device_type=device.type, init_method=place.init_method
+        rank=place.rank,
+        world_size=place.world_size,
+        device_type=device.type,
+        init_method=place.init_method,
+        token=place.token,
     )
     return connect(Mesh(plan.pp, plan.dp, plan.cp, plan.tp), place.rank), device
 
