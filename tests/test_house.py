@@ -14,8 +14,8 @@ ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "megalite"
 
 FLOORS = (
-    ("errors",),
-    ("slurm_commands", "page", "starter"),
+    ("errors", "host"),
+    ("slurm_commands", "slurm_words", "page", "starter"),
     ("config",),
     ("data",),
     ("parallel",),

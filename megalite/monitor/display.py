@@ -52,7 +52,7 @@ class Display:
     def step(self, step: int, result: StepResult, tokens_per_second: float, mfu: float) -> None:
         """Show a finished step."""
         figures = (
-            f"loss {result.loss:.4f}",
+            f"loss {result.loss:.4f}" if result.num_tokens else "no labels",
             f"norm {result.grad_norm:.3f}",
             f"lr {result.lr:.2e}",
             f"{tokens_per_second:,.0f} tok/s",
