@@ -61,9 +61,15 @@ WRONG = {
         **({} if torch.cuda.is_available() else {"steps": "found 'cuda', which is not here"}),
     },
     "gpu_smoke": {"speed --device nonsense": "found 'nonsense'; ", "speed --device meta": "which is not here"},
+    "lr_find": {
+        "--out nowhere/x": NO_FOLDER,
+        "--out x --data nowhere": NO_FILE,
+        "--out x --data folder --steps 0": WHOLE,
+    },
     "monitoring": {"--steps 0": WHOLE, "--out nowhere/x": NO_FOLDER},
     "optimizers": {"--steps 0": WHOLE, "--out nowhere/x": NO_FOLDER, "--out file": "file is there and no file of runs"},
     "recipe_costs": {"--steps 0": WHOLE, "--out nowhere/x": NO_FOLDER},
+    "spikes": {"nowhere": NO_FILE, "file --sigma 0": POSITIVE, "file --window x": WHOLE},
     "startup": {"nowhere.yaml": NO_FILE, "file --rounds 0": WHOLE},
     "train_cpu": {
         "--only one,dp4": "found 'dp4', there are one, ",

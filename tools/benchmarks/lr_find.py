@@ -21,6 +21,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from arguments import count, existing, out_file
 
 from megalite.config.plan import RunPlan, make_plan
 from megalite.config.schema import Config
@@ -175,10 +176,10 @@ def judge(found: dict[str, Any]) -> None:
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--data", type=Path, default=Path("data/demo/packed"))
-    parser.add_argument("--steps", type=int, default=200)
+    parser.add_argument("--data", type=existing, default=Path("data/demo/packed"))
+    parser.add_argument("--steps", type=count, default=200)
     parser.add_argument("--only", action="append", choices=CASES)
-    parser.add_argument("--out", type=Path, required=True, help="read too: what it has is not done again")
+    parser.add_argument("--out", type=out_file, required=True, help="read too: what it has is not done again")
     options = parser.parse_args()
     found = json.loads(options.out.read_text(encoding="utf-8")) if options.out.exists() else {}
     prepare_deepspeed("cpu")

@@ -13,6 +13,8 @@ import json
 from collections.abc import Iterator
 from pathlib import Path
 
+from arguments import amount, count, existing
+
 from megalite.config.sections.health import SpikesConfig
 from megalite.train.spikes import SpikeWatch
 
@@ -33,9 +35,9 @@ def replay(metrics: Path, settings: SpikesConfig) -> Iterator[tuple[int, str]]:
 def main() -> None:
     """Count, for each threshold; say which for the last."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("metrics", type=Path, nargs="+")
-    parser.add_argument("--sigma", type=float, action="append")
-    parser.add_argument("--window", type=int, default=SpikesConfig().window)
+    parser.add_argument("metrics", type=existing, nargs="+")
+    parser.add_argument("--sigma", type=amount, action="append")
+    parser.add_argument("--window", type=count, default=SpikesConfig().window)
     options = parser.parse_args()
     num_steps = sum(len(path.read_text(encoding="utf-8").splitlines()) for path in options.metrics)
     print(f"{len(options.metrics)} runs, {num_steps} steps, a window of {options.window}")
