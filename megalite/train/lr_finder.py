@@ -3,7 +3,8 @@
     rate   first, first x r, first x r^2, ... last        loss   smoothed; ends at 4 x the lowest, or when not finite
 
 It starts where training would, from the run's newest checkpoint with its optimizer if there is one, on the same ranks,
-and reads the data that comes next. Nothing stays: it works in a folder of its own, which goes away, and saves nothing.
+and reads the data that comes next; for a run that has done its steps, where a new one would begin. Nothing stays: it
+works in a folder of its own, which goes away, and saves nothing.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import math
 import sys
 import tempfile
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -127,27 +128,27 @@ def find_rate(config: Config, world_size: int, sweep: Sweep) -> Found | None:
             code = run_local_ranks(copied, world_size, "megalite.train.lr_finder", arguments)
         if code != EXIT_DONE:
             raise UserError("the sweep ended early; what its ranks said stands above")
-        return Found(**json.loads(out.read_text(encoding="utf-8"))) if out.exists() else None
+        if not out.exists():
+            return None
+        found = Found(**json.loads(out.read_text(encoding="utf-8")))
+        anew = f" (the run in {config.run.dir} has done all its steps; this is where a new one would begin)"
+        return replace(found, origin=found.origin + anew) if _is_finished(config) else found
 
 
 def _aside(config: Config, folder: Path) -> Config:
-    """The same run in another folder, going on from the run's newest checkpoint as a branch.
-
-    Raises:
-        UserError: the run has no step left.
-    """
+    """The same run in another folder, on from its newest checkpoint as a branch; anew where it has done its steps."""
     newest = latest(config.run.dir)
     train = config.train
-    if newest is not None:
-        if step_of(newest) >= (derive_steps(config) or math.inf):
-            raise UserError(
-                f"the run in {config.run.dir} has done its {step_of(newest)} steps; raise train.steps to find a rate "
-                "for more, or set run.dir to a new folder to find one for a new run"
-            )
+    if newest is not None and not _is_finished(config):
         train = train.model_copy(update={"branch_from": newest.absolute(), "init_from": None})
     run = config.run.model_copy(update={"dir": folder})
     monitor = config.monitor.model_copy(update={"tensorboard": False})
     return config.model_copy(update={"run": run, "train": train, "monitor": monitor})
+
+
+def _is_finished(config: Config) -> bool:
+    newest = latest(config.run.dir)
+    return newest is not None and step_of(newest) >= (derive_steps(config) or math.inf)
 
 
 def _sweep(config: Config, place: Place, sweep: Sweep, out: Path) -> int:

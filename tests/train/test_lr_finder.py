@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from contextlib import suppress
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -12,6 +14,7 @@ from megalite.config.load import load_config
 from megalite.config.schema import Config
 from megalite.data.loader import Loader
 from megalite.errors import EXIT_DONE, EXIT_REQUEUE, UserError
+from megalite.train import lr_finder
 from megalite.train.lr_finder import Found, SmoothedLoss, Sweep, _aside, _sweep, find_rate
 from megalite.train.sizes_so_far import sizes_in
 from megalite.train.worker import Place
@@ -28,9 +31,27 @@ def files(folder: Path) -> dict[Path, tuple[int, bytes]]:
     return {path: (path.stat().st_mtime_ns, path.read_bytes()) for path in folder.rglob("*") if path.is_file()}
 
 
-def test_a_run_does_not_notice(tmp_path):
+def assert_swept_anew(config: Config, monkeypatch):
+    """A finished run is swept where a new one would begin, its folder untouched, and it is said."""
+    asked, finished = [], files(config.run.dir)
+
+    def pretend(config, world_size, module, arguments):
+        asked.append(config.train.branch_from)
+        Path(arguments[0]).write_text(json.dumps(asdict(Found([1e-3], [5.0], "fresh weights"))))
+        return EXIT_DONE
+
+    with monkeypatch.context() as patch:
+        patch.setattr(lr_finder, "run_local_ranks", pretend)
+        found = find_rate(config, 2, Sweep())
+    assert asked == [None]
+    assert found.origin.startswith(f"fresh weights (the run in {config.run.dir} has done all its steps")
+    assert files(config.run.dir) == finished
+
+
+def test_a_run_does_not_notice(tmp_path, monkeypatch):
     """A sweep in the middle of a run starts from its checkpoint, shows rates until the loss has blown up, and leaves
-    the folder untouched; the run then goes on to the same last bit as one that was never looked at."""
+    the folder untouched; the run then goes on to the same last bit as one that was never looked at, and a finished
+    run is swept anew."""
     config_file = write_run(tmp_path, parallel=DP2, checkpoint={"every": 2}, train={"steps": 6})
     config = load_config(config_file)
     assert launch(config, 2, stop_after=4) == EXIT_REQUEUE
@@ -50,8 +71,7 @@ def test_a_run_does_not_notice(tmp_path):
     assert numbers(config.run.dir) == numbers(other.run.dir)
     assert [record["step"] for record in metrics(config.run.dir)] == [1, 2, 3, 4, 5, 6]
     assert_equal_checkpoints(*(c.run.dir / "checkpoints/step-0000006" for c in (config, other)))
-    with pytest.raises(UserError, match=r"has done its 6 steps; raise train\.steps"):
-        find_rate(config, 2, Sweep())
+    assert_swept_anew(config, monkeypatch)
 
 
 def test_reads_on_where_a_grown_batch_ended(tmp_path):
