@@ -106,7 +106,7 @@ class Browser:
     """A headless browser; commands go in and answers come out over two pipes, JSON with a zero byte behind."""
 
     def __init__(self, path: str):
-        self._folder = tempfile.TemporaryDirectory(prefix="browser-")
+        self._folder = tempfile.TemporaryDirectory(prefix="browser-", ignore_cleanup_errors=True)  # it may still write
         (commands, self._in), (self._out, answers) = _pipe(), _pipe()
         flags = ["--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", "--no-first-run"]
 
