@@ -30,6 +30,10 @@ class Job:
     warmup: int = 3
     steps: int = 8
     compile: bool = False
+    matmul: str = "highest"
+    """For `torch.set_float32_matmul_precision`; with "medium" fp32 products may go through bf16."""
+    bf16: bool = False
+    """Autocast of a peer; of megalite, bf16 weights over fp32 masters."""
     tp: int = 1
     pp: int = 1
     zero_stage: int = 1
@@ -50,14 +54,15 @@ def plain_step(job: Job) -> Step:
     torch.manual_seed(0)
     model = Llama(job.shape)
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4, betas=(0.9, 0.95), weight_decay=0.1, fused=True)
-    run = torch.compile(model) if job.compile else model
-    if world_size() > 1:
-        run = torch.nn.parallel.DistributedDataParallel(model)
+    run = torch.nn.parallel.DistributedDataParallel(model) if world_size() > 1 else model
+    run = torch.compile(run) if job.compile else run
 
     def step(number: int) -> None:
         for micro in range(job.accum):
             tokens, labels = random_tokens(job, number * job.accum + micro)
-            (run(tokens, labels) / job.accum).backward()
+            with autocast(job):
+                loss = run(tokens, labels) / job.accum
+            loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         optimizer.zero_grad()
@@ -137,7 +142,9 @@ def litgpt_step(job: Job) -> Step:
 
     def step(number: int) -> None:
         tokens, labels = random_tokens(job, number)
-        chunked_cross_entropy(run(tokens), labels, chunk_size=0).backward()
+        with autocast(job):
+            loss = chunked_cross_entropy(run(tokens), labels, chunk_size=0)
+        loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         optimizer.zero_grad()
@@ -176,7 +183,7 @@ def megalite_step(job: Job) -> Step:
             "global_batch_size": job.micro_batch_size * job.accum * dp,
             "seq_len": shape.seq_len,
         },
-        precision={"dtype": "fp32"},
+        precision={"dtype": "bf16" if job.bf16 else "fp32"},
         train={"steps": 100, "compile": "on" if job.compile else "off"},
     )
     plan = make_plan(config, world_size())
@@ -209,6 +216,11 @@ CASES: dict[str, Callable[[Job], Step]] = {
 }
 
 
+def autocast(job: Job) -> torch.autocast:
+    """bf16 products for a peer, where asked for."""
+    return torch.autocast("cpu", torch.bfloat16, enabled=job.bf16)
+
+
 def random_tokens(job: Job, number: int, rank: int | None = None) -> tuple[torch.Tensor, torch.Tensor]:
     """Tokens and labels of a micro-batch, other ones on every rank."""
     generator = torch.Generator().manual_seed(number * 1000 + (globals()["rank"]() if rank is None else rank))
@@ -228,6 +240,7 @@ def world_size() -> int:
 def main() -> None:
     job = Job(**json.loads(sys.argv[1]))
     torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
+    torch.set_float32_matmul_precision(job.matmul)
     dist.init_process_group("gloo", init_method=os.environ["RENDEZVOUS"], rank=rank(), world_size=world_size())
     step = CASES[job.case](job)
     for number in range(job.warmup):

@@ -4,8 +4,10 @@
 
 Workload W1: Llama style, hidden 384, 6 layers, 6 heads, ffn 1024, tied, sequences of 512, micro-batches of 4, fp32,
 AdamW, clipping. Two cores: one process with two threads, or two with one. All cases get the same allocator settings and
-are interleaved, round by round, because the speed of a shared machine drifts; the figure of a case is its median over
-the rounds, and what counts is the ratio to the named peer in the same run. litgpt runs where it is installed.
+are interleaved, round by round, because the speed of a shared machine drifts: a ratio is the median over the rounds of
+what the two cases did in the same round. Peers run by each of their lines: eager, compiled, with "medium" products
+(`torch.set_float32_matmul_precision`), under bf16 autocast; ours against every one of them, and the fastest is named.
+litgpt and Megatron-core run where they are installed.
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -41,31 +44,61 @@ class Entry:
     group: str
     world_size: int
     job: dict
-    against: str = ""
-    """The case that the ratio is taken to."""
-    at_least: float = 0.0
-    """The ratio asked for."""
+    against: tuple[str, ...] = ()
+    """The cases that ratios are taken to."""
+    asked: tuple[str, float] | None = None
+    """One of them, and the ratio asked for."""
+
+
+COMPILED = {"compile": True, "warmup": 5}
+MEDIUM, BF16 = {"matmul": "medium"}, {"bf16": True}
 
 
 def entries(vocab: int) -> list[Entry]:
     """The cases, peers before those compared with them."""
-    compiled = {"compile": True, "warmup": 5}
-    pipeline = {"pp": 2, "accum": 8, **compiled, "steps": 3}
-    one, dp2, tp2, pp2 = "one", "dp2", "tp2", "pp2"
+    plain, litgpt = {"case": "plain", "vocab": vocab}, {"case": "litgpt", "vocab": vocab, **COMPILED}
+    megatron = {"case": "megatron-tp", "vocab": vocab, "tp": 2}
+    one = [
+        Entry("plain eager", "one", 1, plain),
+        Entry("plain compiled", "one", 1, plain | COMPILED),
+        Entry("plain compiled medium", "one", 1, plain | COMPILED | MEDIUM),
+        Entry("plain compiled bf16", "one", 1, plain | COMPILED | BF16),
+        Entry("litgpt", "one", 1, litgpt),
+        Entry("litgpt medium", "one", 1, litgpt | MEDIUM),
+        Entry("litgpt bf16", "one", 1, litgpt | BF16),
+    ]
+    dp2 = [
+        Entry("DDP eager", "dp2", 2, plain),
+        Entry("DDP compiled", "dp2", 2, plain | COMPILED),
+        Entry("DDP compiled medium", "dp2", 2, plain | COMPILED | MEDIUM),
+        Entry("DDP compiled bf16", "dp2", 2, plain | COMPILED | BF16),
+    ]
+    tp2 = [
+        Entry("torch tp2", "tp2", 2, {"case": "torch-tp", "vocab": vocab, "tp": 2}),
+        Entry("megatron tp2", "tp2", 2, megatron),
+        Entry("megatron tp2 medium", "tp2", 2, megatron | MEDIUM),
+    ]
+    ours = {"case": "megalite", "vocab": vocab, **COMPILED}
+    alone = ours | {"zero_stage": 0}
+    in_one, in_dp2, in_tp2 = (tuple(entry.name for entry in group) for group in (one, dp2, tp2))
     return [
-        Entry("plain eager", one, 1, {"case": "plain", "vocab": vocab}),
-        Entry("plain compiled", one, 1, {"case": "plain", "vocab": vocab, **compiled}),
-        Entry("litgpt", one, 1, {"case": "litgpt", "vocab": vocab, **compiled}),
-        Entry("megalite eager", one, 1, {"case": "megalite", "vocab": vocab, "zero_stage": 0}, "plain eager"),
+        *one,
+        Entry("megalite eager", "one", 1, alone | {"compile": False, "warmup": 3}, in_one),
+        Entry("megalite", "one", 1, alone, in_one, ("plain eager", 1.2)),
+        Entry("megalite bf16", "one", 1, alone | BF16, in_one),
+        *dp2,
+        Entry("megalite dp2", "dp2", 2, ours, in_dp2, ("DDP eager", 1.15)),
+        Entry("megalite dp2 bf16", "dp2", 2, ours | BF16, in_dp2),
+        *tp2,
+        Entry("megalite tp2", "tp2", 2, ours | {"tp": 2}, in_tp2, ("megatron tp2", 1.1)),
         Entry(
-            "megalite", one, 1, {"case": "megalite", "vocab": vocab, "zero_stage": 0, **compiled}, "plain eager", 1.2
+            "megalite pp2",
+            "pp2",
+            2,
+            ours | {"pp": 2, "accum": 8, "steps": 3},
+            ("megalite dp2",),
+            ("megalite dp2", 0.85),
         ),
-        Entry("DDP eager", dp2, 2, {"case": "plain", "vocab": vocab}),
-        Entry("megalite dp2", dp2, 2, {"case": "megalite", "vocab": vocab, **compiled}, "DDP eager", 1.15),
-        Entry("torch tp2", tp2, 2, {"case": "torch-tp", "vocab": vocab, "tp": 2}),
-        Entry("megatron tp2", tp2, 2, {"case": "megatron-tp", "vocab": vocab, "tp": 2}),
-        Entry("megalite tp2", tp2, 2, {"case": "megalite", "vocab": vocab, "tp": 2, **compiled}, "megatron tp2", 1.1),
-        Entry("megalite pp2", pp2, 2, {"case": "megalite", "vocab": vocab, **pipeline}, "megalite dp2", 0.85),
     ]
 
 
@@ -105,37 +138,56 @@ def _start(entry: Entry, rank: int, folder: str) -> subprocess.Popen:
     return subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
-def measure(chosen: list[Entry], rounds: int) -> dict[str, list[dict]]:
+Results = dict[str, dict[int, dict]]
+"""Of each case, what it did in each round that it came through."""
+
+
+def measure(chosen: list[Entry], rounds: int) -> Results:
     """Run all cases round by round."""
-    results: dict[str, list[dict]] = {entry.name: [] for entry in chosen}
+    results: Results = {entry.name: {} for entry in chosen}
     for number in range(rounds):
         for entry in chosen:
             result = run(entry)
             if result is not None:
-                results[entry.name].append(result)
+                results[entry.name][number] = result
                 speed, memory = result["tokens_per_second"], result["peak_rss_mb"]
-                print(f"round {number + 1}  {entry.name:16} {speed:8,.0f} tok/s  {memory:6,.0f} MB", flush=True)
+                print(f"round {number + 1}  {entry.name:22} {speed:8,.0f} tok/s  {memory:6,.0f} MB", flush=True)
     return results
 
 
-def summarise(chosen: list[Entry], results: dict[str, list[dict]]) -> list[dict]:
-    """Median figures of each case, and its ratio to the case it is compared with."""
-
-    def median(name: str, key: str) -> float:
-        return statistics.median(result[key] for result in results[name])
-
+def summarise(chosen: list[Entry], results: Results) -> list[dict]:
+    """Median figures of each case, and its ratios to the cases it is compared with, each taken within a round."""
     rows = []
     for entry in chosen:
-        if not results[entry.name]:
+        own = results[entry.name]
+        if not own:
             continue
         row = {"case": entry.name, "group": entry.group}
-        row |= {key: round(median(entry.name, key), 1) for key in ("tokens_per_second", "peak_rss_mb")}
-        if results.get(entry.against):
-            for key in ("tokens_per_second", "peak_rss_mb"):
-                row[f"{key}_ratio"] = round(median(entry.name, key) / median(entry.against, key), 3)
-            row |= {"against": entry.against, "asked": entry.at_least}
-        rows.append(row)
+        row |= {key: round(_median(each[key] for each in own.values()), 1) for key in MEASURED}
+        ratios = {}
+        for name in entry.against:
+            pairs = [(own[number], peer) for number, peer in results.get(name, {}).items() if number in own]
+            if pairs:
+                ratios[name] = {key: round(_median(a[key] / b[key] for a, b in pairs), 3) for key in MEASURED}
+        rows.append(row | ({"ratios": ratios} if ratios else {}) | ({"asked": entry.asked} if entry.asked else {}))
     return rows
+
+
+MEASURED = ("tokens_per_second", "peak_rss_mb")
+
+
+def _median(values: Iterable[float]) -> float:
+    return statistics.median(list(values))
+
+
+def show(rows: list[dict]) -> None:
+    """A line a case, below it its ratios, the fastest peer first."""
+    for row in rows:
+        print(f"{row['case']:22} {row['tokens_per_second']:8,.0f} tok/s  {row['peak_rss_mb']:6,.0f} MB")
+        asked_of, asked = row.get("asked", ("", 0.0))
+        for name, ratio in sorted(row.get("ratios", {}).items(), key=lambda item: item[1]["tokens_per_second"]):
+            said = f"  (asked {asked})" if name == asked_of else ""
+            print(f"  {ratio['tokens_per_second']:5.2f} x {name}, {ratio['peak_rss_mb']:.2f} of its memory{said}")
 
 
 def main() -> None:
@@ -151,16 +203,12 @@ def main() -> None:
     chosen = [entry for entry in entries(arguments.vocab) if entry.group in arguments.only]
     if arguments.cases:
         chosen = [entry for entry in chosen if entry.name in arguments.cases]
-    for package, entry_name in (("litgpt", "litgpt"), ("megatron", "megatron tp2")):
+    for package, install in INSTALL.items():
         if importlib.util.find_spec(package) is None:
-            print(f"{entry_name}: {package} is not installed and left out; {INSTALL[package]} to have it")
-            chosen = [entry for entry in chosen if entry.name != entry_name]
+            print(f"{package} is not installed and left out; {install} to have it")
+            chosen = [entry for entry in chosen if not entry.name.startswith(package)]
     rows = summarise(chosen, measure(chosen, arguments.rounds))
-    for row in rows:
-        ratio = f"{row['tokens_per_second_ratio']:.2f}x {row['against']}" if "against" in row else ""
-        asked = f"(asked {row['asked']})" if row.get("asked") else ""
-        speed, memory = row["tokens_per_second"], row["peak_rss_mb"]
-        print(f"{row['case']:16} {speed:8,.0f} tok/s  {memory:6,.0f} MB  {ratio} {asked}")
+    show(rows)
     if arguments.out:
         import torch
 
