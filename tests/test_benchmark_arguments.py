@@ -62,14 +62,15 @@ WRONG = {
     },
     "gpu_smoke": {"speed --device nonsense": "found 'nonsense'; ", "speed --device meta": "which is not here"},
     "lr_find": {
-        "--out nowhere/x": NO_FOLDER,
-        "--out x --data nowhere": NO_FILE,
+        "--out x": "data/demo/packed is not there",
+        "--out nowhere/x --data folder": NO_FOLDER,
+        "--out file --data folder": "file is there and no file of runs",
         "--out x --data folder --steps 0": WHOLE,
     },
     "monitoring": {"--steps 0": WHOLE, "--out nowhere/x": NO_FOLDER},
     "optimizers": {"--steps 0": WHOLE, "--out nowhere/x": NO_FOLDER, "--out file": "file is there and no file of runs"},
     "recipe_costs": {"--steps 0": WHOLE, "--out nowhere/x": NO_FOLDER},
-    "spikes": {"nowhere": NO_FILE, "file --sigma 0": POSITIVE, "file --window x": WHOLE},
+    "spikes": {"nowhere": NO_FILE, "file --sigma 0": POSITIVE, "file --window 0": WHOLE},
     "startup": {"nowhere.yaml": NO_FILE, "file --rounds 0": WHOLE},
     "train_cpu": {
         "--only one,dp4": "found 'dp4', there are one, ",

@@ -176,12 +176,15 @@ def judge(found: dict[str, Any]) -> None:
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--data", type=existing, default=Path("data/demo/packed"))
+    parser.add_argument("--data", type=existing, default="data/demo/packed")
     parser.add_argument("--steps", type=count, default=200)
     parser.add_argument("--only", action="append", choices=CASES)
     parser.add_argument("--out", type=out_file, required=True, help="read too: what it has is not done again")
     options = parser.parse_args()
-    found = json.loads(options.out.read_text(encoding="utf-8")) if options.out.exists() else {}
+    try:
+        found = json.loads(options.out.read_text(encoding="utf-8")) if options.out.exists() else {}
+    except ValueError as error:
+        parser.error(f"--out: {options.out} is there and no file of runs ({error}); use another file")
     prepare_deepspeed("cpu")
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as folder:
