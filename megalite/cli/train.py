@@ -17,6 +17,11 @@ def train(
         help="Watch the ranks and start again after a fault or a hang, until so many have happened in a row without a "
         "new checkpoint.",
     ),
+    no_verify: bool = typer.Option(
+        False,
+        "--no-verify",
+        help="Do not compare the Hugging Face folder of train.init_from with transformers before the first step.",
+    ),
 ) -> int:
     """Train a model, or go on with a run that was stopped.
 
@@ -27,7 +32,8 @@ def train(
     from megalite.train.local import train_locally
     from megalite.train.worker import given_place, run_rank
 
-    loaded = load_config(config, overrides or ())
+    overrides = [*(overrides or ()), *(["train.verify_init_from=false"] if no_verify else [])]
+    loaded = load_config(config, overrides)
     place = given_place()
     if place is not None:
         return run_rank(loaded, place)

@@ -224,10 +224,12 @@ def count_parameters(model: ModelConfig) -> int:
     block = hidden * (q + 2 * kv) + q * hidden + (gates + 1) * hidden * ffn + 2 * norm
     if model.qk_norm:
         block += 2 * head_dim
-    if model.bias != "none":
+    if model.has_qkv_bias:
         block += q + 2 * kv
-    if model.bias == "all":
-        block += hidden + gates * ffn + hidden
+    if model.has_output_bias:
+        block += hidden
+    if model.has_mlp_bias:
+        block += gates * ffn + hidden
     embeddings = model.vocab_size * hidden * (1 if model.tie_embeddings else 2)
     if model.positions == "learned":
         embeddings += model.max_positions * hidden

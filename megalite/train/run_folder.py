@@ -5,12 +5,14 @@ config.yaml  plan.json  metrics.jsonl  events.jsonl  checkpoints/  tensorboard/ 
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from megalite.checkpoint.hf.families.registry import exportable
 from megalite.config.load import dump_config, load_config
 from megalite.config.plan import RunPlan
 from megalite.config.schema import Config
@@ -90,10 +92,11 @@ def _source_name(source: dict[str, Any]) -> str:
 
 
 def write_run_folder(config: Config, plan: RunPlan) -> None:
-    """Write the resolved config and the plan. One rank only."""
+    """Write the resolved config and the plan, with what the model can be exported as. One rank only."""
     folder = config.run.dir
     write_atomically(folder / CONFIG, dump_config(config))
-    write_atomically(folder / PLAN, json.dumps(plan.to_dict(), indent=1))
+    described = {**plan.to_dict(), "export": dataclasses.asdict(exportable(plan.model))}
+    write_atomically(folder / PLAN, json.dumps(described, indent=1))
 
 
 def write_atomically(path: Path, text: str) -> None:

@@ -26,6 +26,7 @@ from megalite.engine.protocol import Engine, NonFiniteLossError, StepResult
 from megalite.errors import EXIT_DONE, EXIT_REQUEUE
 from megalite.monitor.layers import LayerWatch
 from megalite.monitor.recorder import Recorder
+from megalite.optim.schedules import last_stable_step
 from megalite.parallel.axes import Axes
 from megalite.parallel.collectives import agree, all_reduce
 from megalite.train.checkpoints import open_checkpoints
@@ -78,6 +79,7 @@ class Trainer:
         if run.config.health.check_replicas_every is not None:
             self._replicas = Replicas(run.engine.stage, run.axes, run.config.parallel.zero_stage)
         self._equal_at = progress.step
+        self._trunk = last_stable_step(run.plan.total_steps, run.plan.schedule)
         self._watch = choose_watch(run, progress.step)
         self._probe = Probe(run.heart, run.device, run.config.slurm.probe_seconds)
         self._steering = Steering(run, progress.steering)
@@ -125,7 +127,7 @@ class Trainer:
                 if self._due(run.config.train.eval_every, step):
                     self.validate()
                 is_asked_to_stop, is_asked_to_save, is_finished_early = self._vote(step)
-                saves = is_asked_to_save or self._due(run.config.checkpoint.every, step)
+                saves = is_asked_to_save or self._due(run.config.checkpoint.every, step) or step == self._trunk
                 ends = is_asked_to_stop or is_finished_early or step == run.plan.total_steps
                 if self._has_drifted(step, is_saved=saves or ends):
                     return None

@@ -166,7 +166,7 @@ def _train(config: Config, place: Place, stop: StopRequest, heart: Heart) -> int
         is_writer=is_writer,
     )
     about = {"world_size": place.world_size, "attempt": fence.attempt, **describe_machine(device)}
-    _record_start(recorder, start, plan.total_steps, about)
+    _record_start(recorder, start, plan, about)
     tasks = open_run_tasks(config, plan, samples)
     samples = samples.following(start.progress.account)
     if anew and start.reader is not None:
@@ -184,17 +184,32 @@ def _train(config: Config, place: Place, stop: StopRequest, heart: Heart) -> int
     return code
 
 
-def _record_start(recorder: Recorder, start: Start, total_steps: int, about: dict[str, Any]) -> None:
+def _record_start(recorder: Recorder, start: Start, plan: RunPlan, about: dict[str, Any]) -> None:
     """Write down and say where the run goes on from, and what it had to pass over."""
+    from megalite.checkpoint.hf.families.registry import exportable
+
+    total_steps, why_not_exportable = plan.total_steps, exportable(plan.model).why_not
     step = start.progress.step
     for problem in start.damaged:
         recorder.event("damaged checkpoint", step, why=problem)
         recorder.say(f"passed over a damaged checkpoint: {problem}")
+    for folder in start.set_aside:
+        recorder.event("checkpoint set aside", step, folder=folder.name)
+        recorder.say(f"it is kept as {folder}; mended, it takes part again under its old name")
     recorder.event("start", step, origin=start.origin, **about)
+    if start.proof:
+        recorder.event("weights compared", step, why=start.proof)
+        recorder.say(f"{start.origin}: {start.proof}")
+    for choice in start.choices:
+        recorder.event("model choice changed", step, why=choice)
+        recorder.say(f"on purpose: {choice}")
     if start.remixed:
         why = "data.train or data.mix has changed; every source goes on where it stood"
         recorder.event("mixture", step, why=why, consumed=start.progress.consumed)
         recorder.say(f"from step {step + 1} on another mixture: {why}")
+    if why_not_exportable and step == 0:
+        recorder.event("not exportable", step, why=why_not_exportable)
+        recorder.say(f"this model cannot be exported to Hugging Face: {why_not_exportable}")
     recorder.say(f"starting from {start.origin}, step {step} of {total_steps}")
 
 

@@ -37,16 +37,34 @@ def require_memory(model: ModelConfig, num_blocks: int | None = None) -> None:
     Raises:
         ConversionError: with the number of blocks that would fit.
     """
-    available = available_bytes()
     wanted = min(num_blocks or model.num_layers, model.num_layers)
-    needed, with_one, with_two = (_bytes_to_run(model, number) for number in (wanted, 1, 2))
-    if needed <= available:
-        return
-    fitting = (available - with_one) // (with_two - with_one) + 1
-    advice = f", or run only the first blocks: --verify-blocks {fitting}" if fitting >= 1 else ""
-    raise ConversionError(
-        f"running the model to compare its logits takes about {needed / 1e9:.1f} GB of memory, and "
-        f"{available / 1e9:.1f} GB are available; use a machine with more{advice}"
+    fitting = _num_fitting(model)
+    if wanted > fitting:
+        raise _too_little(model, wanted, f", or run only the first blocks: --verify-blocks {fitting}" * (fitting > 0))
+
+
+def fitting_blocks(model: ModelConfig) -> int:
+    """How many of a filled model's blocks can be run to compare logits; all of them where they fit.
+
+    Raises:
+        ConversionError: not even one.
+    """
+    fitting = _num_fitting(model)
+    if fitting < 1:
+        raise _too_little(model, 1, "")
+    return min(fitting, model.num_layers)
+
+
+def _num_fitting(model: ModelConfig) -> int:
+    with_one, with_two = (_bytes_to_run(model, number) for number in (1, 2))
+    return max(0, (available_bytes() - with_one) // (with_two - with_one) + 1)
+
+
+def _too_little(model: ModelConfig, num_blocks: int, advice: str) -> ConversionError:
+    blocks = "the model" if num_blocks == model.num_layers else f"{num_blocks} block{'s' * (num_blocks > 1)} of it"
+    return ConversionError(
+        f"running {blocks} to compare logits takes about {_bytes_to_run(model, num_blocks) / 1e9:.1f} GB of memory, "
+        f"and {available_bytes() / 1e9:.1f} GB are available; use a machine with more{advice}"
     )
 
 
