@@ -24,7 +24,7 @@ from megalite.data.rules.characters import character_classes
 from megalite.data.rules.columns import CURLY_BRACKET_LINES, LOREM_IPSUM_LINES, SENTENCES
 from megalite.data.rules.phrases import make_phrases
 from megalite.data.rules.rule import Rule, rules_that_are_on
-from megalite.data.rules.settings import C4Config
+from megalite.data.rules.settings import DATATROVE, C4Config
 from megalite.data.texts import Texts
 
 
@@ -63,4 +63,5 @@ def _line_rules(config: C4Config) -> LineRules:
         min_words=config.min_words_per_line or 0,
         max_word_length=config.max_word_length or 0,
         citations=config.remove_citations,
+        keeps_blanks=config.compat == DATATROVE,
     )

@@ -30,6 +30,8 @@ from megalite.data.rules.columns import (
     DUPLICATE_LINES,
     DUPLICATE_PARAGRAPH_CHARS,
     DUPLICATE_PARAGRAPHS,
+    DUPLICATE_SPLIT_LINE_CHARS,
+    DUPLICATE_SPLIT_LINES,
     ELLIPSES,
     ELLIPSIS_LINES,
     FILLED_LINES,
@@ -37,33 +39,46 @@ from megalite.data.rules.columns import (
     LETTER_CHUNKS,
     LINES,
     PARAGRAPHS,
+    SPLIT_LINES,
     STOP_WORDS,
+    TOKENS,
+    TOKENS_WITH_LETTER,
     TOP_2GRAM_CHARS,
     WORD_CHARS,
+    WORD_TOKEN_CHARS,
+    WORD_TOKEN_STOP_WORDS,
+    WORD_TOKENS,
     WORDS,
 )
 from megalite.data.rules.rule import Rule, rules_that_are_on
-from megalite.data.rules.settings import GopherQualityConfig, GopherRepetitionConfig
+from megalite.data.rules.settings import DATATROVE, GopherQualityConfig, GopherRepetitionConfig
 
 
 def quality_rules(config: GopherQualityConfig) -> list[Rule]:
     """Gopher's quality rules that are on."""
+    chunks, letters, words, word_chars, stop_words = CHUNKS, LETTER_CHUNKS, WORDS, WORD_CHARS, STOP_WORDS
+    if config.compat == DATATROVE:
+        chunks, letters, words, word_chars = TOKENS, TOKENS_WITH_LETTER, WORD_TOKENS, WORD_TOKEN_CHARS
+        stop_words = WORD_TOKEN_STOP_WORDS
     return rules_that_are_on(
-        ("gopher: too few words", WORDS, None, ">=", config.min_words),
-        ("gopher: too many words", WORDS, None, "<=", config.max_words),
-        ("gopher: short words", WORD_CHARS, WORDS, ">=", config.min_mean_word_length),
-        ("gopher: long words", WORD_CHARS, WORDS, "<=", config.max_mean_word_length),
-        ("gopher: many hash signs", HASH_SIGNS, CHUNKS, "<=", config.max_hash_signs_per_chunk),
-        ("gopher: many ellipses", ELLIPSES, CHUNKS, "<=", config.max_ellipses_per_chunk),
+        ("gopher: too few words", words, None, ">=", config.min_words),
+        ("gopher: too many words", words, None, "<=", config.max_words),
+        ("gopher: short words", word_chars, words, ">=", config.min_mean_word_length),
+        ("gopher: long words", word_chars, words, "<=", config.max_mean_word_length),
+        ("gopher: many hash signs", HASH_SIGNS, chunks, "<=", config.max_hash_signs_per_chunk),
+        ("gopher: many ellipses", ELLIPSES, chunks, "<=", config.max_ellipses_per_chunk),
         ("gopher: many bullet lines", BULLET_LINES, LINES, "<=", config.max_bullet_line_share),
         ("gopher: many lines end in an ellipsis", ELLIPSIS_LINES, LINES, "<=", config.max_ellipsis_line_share),
-        ("gopher: few words with letters", LETTER_CHUNKS, CHUNKS, ">=", config.min_letter_chunk_share),
-        ("gopher: few stop words", STOP_WORDS, None, ">=", config.min_stop_words),
+        ("gopher: few words with letters", letters, chunks, ">=", config.min_letter_chunk_share),
+        ("gopher: few stop words", stop_words, None, ">=", config.min_stop_words),
     )
 
 
 def repetition_rules(config: GopherRepetitionConfig) -> list[Rule]:
     """Gopher's repetition rules that are on."""
+    all_lines, repeated, repeated_chars = FILLED_LINES, DUPLICATE_LINES, DUPLICATE_LINE_CHARS
+    if config.compat == DATATROVE:
+        all_lines, repeated, repeated_chars = SPLIT_LINES, DUPLICATE_SPLIT_LINES, DUPLICATE_SPLIT_LINE_CHARS
     lines, paragraphs = config.max_duplicate_line_share, config.max_duplicate_paragraph_share
     line_chars, paragraph_chars = config.max_duplicate_line_char_share, config.max_duplicate_paragraph_char_share
     top = (config.max_top_2gram_char_share, config.max_top_3gram_char_share, config.max_top_4gram_char_share)
@@ -84,8 +99,8 @@ def repetition_rules(config: GopherRepetitionConfig) -> list[Rule]:
             "<=",
             paragraph_chars,
         ),
-        ("gopher: duplicate lines", DUPLICATE_LINES, FILLED_LINES, "<=", lines),
-        ("gopher: characters in duplicate lines", DUPLICATE_LINE_CHARS, CODE_POINTS, "<=", line_chars),
+        ("gopher: duplicate lines", repeated, all_lines, "<=", lines),
+        ("gopher: characters in duplicate lines", repeated_chars, CODE_POINTS, "<=", line_chars),
         *(
             (f"gopher: top {length}-gram", TOP_2GRAM_CHARS + length - 2, CODE_POINTS, "<=", share)
             for length, share in enumerate(top, 2)
