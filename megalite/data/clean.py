@@ -24,6 +24,8 @@ from megalite.data.manifest import StationResult, run_station
 from megalite.data.progress import Progress, Silent
 from megalite.data.recipe import CleanConfig, LanguageConfig
 from megalite.data.repair.repair import repair
+from megalite.data.rules.english import refuse_without_spacy
+from megalite.data.rules.settings import counts_as_datatrove
 from megalite.data.runners import InProcess
 from megalite.data.shards import ShardReading, refuse_unreadable
 from megalite.data.tasks import Report, Runner, Task, add_counts, run_tasks
@@ -46,7 +48,10 @@ def clean(
     Raises:
         DataError: a record cannot be read and config.on_error is `fail`; a source cannot be read at all; a language
             to keep is none that can be told.
+        UnavailableError: rules count as datatrove does, and spaCy is not installed.
     """
+    if counts_as_datatrove(config):
+        refuse_without_spacy()
     progress, runner = progress or Silent(), runner or InProcess()
     settings = config.model_dump(mode="json")
     shards = corpus.shards()

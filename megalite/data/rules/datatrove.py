@@ -19,7 +19,7 @@ from megalite.data.rules.duplicates import make_table
 from megalite.data.rules.lexicon import Lexicon, hash_of_word
 from megalite.data.rules.repetition import make_grams
 from megalite.data.rules.scan import make_hash_set
-from megalite.data.rules.settings import RulesConfig
+from megalite.data.rules.settings import DATATROVE, RulesConfig
 from megalite.data.texts import Texts
 
 
@@ -34,12 +34,6 @@ def english() -> Lexicon:
 
     language = English()
     return Lexicon(language.cut, list(language.cases), language.end_marks)
-
-
-def counts_as_datatrove(config: RulesConfig) -> bool:
-    """Whether some rules of a config say so."""
-    families = (config.c4, config.gopher_quality, config.gopher_repetition, config.fineweb)
-    return any(family is not None and family.compat == "datatrove" for family in families)
 
 
 def measure_as_datatrove(
@@ -59,7 +53,7 @@ def measure_as_datatrove(
         (LINE_ENDS, fineweb),
         (SENTENCES_OF_LINES, config.c4),
     )
-    wanted = sum(flag for flag, family in asked if family is not None and family.compat == "datatrove")
+    wanted = sum(flag for flag, family in asked if family is not None and family.compat == DATATROVE)
     most = int(texts.lengths.max(initial=0)) + 1  # each byte may be a word, or part two lines
     scan_documents(
         read_only(texts.buffer),

@@ -109,7 +109,7 @@ def _read_words(buffer: np.ndarray, at: int, end: int, classes: np.ndarray, entr
     """Put the words of a document into the room; returns their number."""
     num_words = 0
     while at < end:
-        start, at, key, chars, is_letters = next_chunk(buffer, at, end, classes)
+        start, at, key, chars, _ = next_chunk(buffer, at, end, classes)
         if start == at:
             break
         number = entries.slots[find_slot(entries.slots, entries.keys, key)]

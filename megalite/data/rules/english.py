@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from importlib.util import find_spec
 
 from megalite.errors import UnavailableError
 
@@ -37,6 +38,18 @@ SINGLE_SUFFIXES = ',;:!?)]}>"*'
 Cases = Mapping[str, Sequence[str]]
 
 
+def refuse_without_spacy() -> None:
+    """Look for the package without importing it, which takes three seconds.
+
+    Raises:
+        UnavailableError: it is not installed.
+    """
+    if find_spec("spacy") is None:
+        raise UnavailableError(
+            "compat: datatrove counts words as spaCy cuts them: pip install 'megalite[spacy]', or leave compat out"
+        )
+
+
 class English:
     """spaCy's tables, and how they cut a chunk.
 
@@ -45,15 +58,12 @@ class English:
     """
 
     def __init__(self) -> None:
-        try:
-            from spacy.lang.en import English as Language
-            from spacy.pipeline import Sentencizer
-            from spacy.symbols import ORTH
-            from spacy.util import compile_infix_regex, compile_suffix_regex
-        except ImportError as error:
-            raise UnavailableError(
-                "compat: datatrove counts words as spaCy cuts them: pip install 'megalite[spacy]', or leave compat out"
-            ) from error
+        refuse_without_spacy()
+        from spacy.lang.en import English as Language
+        from spacy.pipeline import Sentencizer
+        from spacy.symbols import ORTH
+        from spacy.util import compile_infix_regex, compile_suffix_regex
+
         tables = Language.Defaults
         self._prefix = re.compile("|".join(each for each in tables.prefixes if each.strip()))
         self._suffix: re.Pattern[str] = compile_suffix_regex(tables.suffixes)
@@ -83,18 +93,19 @@ class English:
         """Take affixes off both ends, as long as there are any; cut the rest at its infixes."""
         before: list[str] = []
         behind: list[str] = []
-        start, end, bare, no_currency = 0, len(chunk), -1, CURRENCY not in chunk
+        start, end = 0, len(chunk)
+        has_currency, bare_end = CURRENCY in chunk, -1
         while start < end and not self._is_case(chunk, start, end, cases):
-            is_letter = no_currency and chunk[start].isascii() and chunk[start].isalnum()
-            prefix = None if is_letter else self._prefix.match(chunk, start, end)
+            may_begin = has_currency or not (chunk[start].isascii() and chunk[start].isalnum())
+            prefix = self._prefix.match(chunk, start, end) if may_begin else None
             inner = prefix.end() if prefix else start
             if prefix and self._is_case(chunk, inner, end, cases):
                 before.append(chunk[start:inner])
                 start = inner
                 break
-            outer = self._start_of_suffix(chunk, inner, end) if bare != end or inner > end - TAIL else end
-            if outer == end and inner <= end - TAIL:
-                bare = end  # the same tail need not be searched for each prefix
+            is_same_tail = end == bare_end and inner <= end - TAIL  # as for the prefix before: no suffix
+            outer = end if is_same_tail else self._start_of_suffix(chunk, inner, end)
+            bare_end = end if outer == end and inner <= end - TAIL else -1
             if outer < end and self._is_case(chunk, start, outer, cases):
                 behind.append(chunk[outer:end])
                 end = outer

@@ -17,12 +17,12 @@ import numpy as np
 from megalite.data.rules.bad_words import bad_word_rules, read_bad_words
 from megalite.data.rules.basic import basic_rules
 from megalite.data.rules.c4 import c4_rules, edit_lines
-from megalite.data.rules.datatrove import counts_as_datatrove, measure_as_datatrove
+from megalite.data.rules.datatrove import measure_as_datatrove
 from megalite.data.rules.fineweb import fineweb_rules
 from megalite.data.rules.gopher import quality_rules, repetition_rules
 from megalite.data.rules.repetition import DUPLICATE_LENGTHS, TOP_LENGTHS
 from megalite.data.rules.rule import Rule
-from megalite.data.rules.settings import GopherRepetitionConfig, RulesConfig
+from megalite.data.rules.settings import GopherRepetitionConfig, RulesConfig, counts_as_datatrove
 from megalite.data.rules.statistics import measure, no_statistics
 from megalite.data.texts import Texts
 

@@ -156,7 +156,7 @@ class FineWebConfig(Section):
 
     compat: Compat | None = None
     """`datatrove` compares line ends with spaCy's words, punctuation marks among them, and takes its default of
-    `terminal_characters`, the full stops of all scripts without quotes. Needs spaCy (`pip install 'megalite[spacy]'`)."""
+    `terminal_characters`: the full stops of all scripts, no quotes. Needs spaCy (`pip install 'megalite[spacy]'`)."""
     min_terminal_line_share: Share | None = 0.12
     """Least share of lines that end in one of `terminal_characters`. Blank lines do not count, here and below."""
     terminal_characters: str = Field(".?!\"'", min_length=1)
@@ -214,3 +214,9 @@ class RulesConfig(Section):
     """FineWeb's own rules."""
     bad_words: BadWordsConfig | None = None
     """A list of words that documents must not hold."""
+
+
+def counts_as_datatrove(config: RulesConfig) -> bool:
+    """Whether some rules of a config say so."""
+    families = (config.c4, config.gopher_quality, config.gopher_repetition, config.fineweb)
+    return any(family is not None and family.compat == DATATROVE for family in families)
