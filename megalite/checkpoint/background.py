@@ -93,7 +93,7 @@ class Saver:
         self._snapshots = Snapshots(engine, axes, target.zero_stage)
         self._job: _Job | None = None
         if asynchronous:
-            engine.before_update = self._wait_for_copy
+            engine.before_update.append(self._wait_for_copy)
 
     def start(self, progress: Progress, validation_loss: float | None = None) -> None:
         """Begin to save the current step. Collective; nothing may be pending.

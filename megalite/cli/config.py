@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from megalite.config.plan import RunPlan
+    from megalite.config.schema import Config
     from megalite.planner.memory import StageMemory
 
 app = typer.Typer(help="Check configs, list presets, show what a config resolves to.", no_args_is_help=True)
@@ -64,6 +65,8 @@ def check(
     export = exportable(plan.model)
     if export.why_not:
         notes.append(f"it trains, but cannot be exported to Hugging Face: {export.why_not}")
+    if world_size is None:
+        notes += _fit_notes(loaded, plan)
     if as_json:
         stages = [stage.to_dict() for stage in memory]
         report = {"plan": plan.to_dict(), "memory": stages, "deepspeed": json_config, "notes": notes}
@@ -97,6 +100,18 @@ def show(config: ConfigFile, overrides: Overrides = None) -> None:
     from megalite.config.load import dump_config, load_config
 
     typer.echo(dump_config(load_config(config, overrides or ())), nl=False)
+
+
+def _fit_notes(config: Config, plan: RunPlan) -> list[str]:
+    """Why `megalite train` would refuse to start the run here; nothing when it would not."""
+    from megalite.errors import UserError
+    from megalite.train.fit import check_fit
+
+    try:
+        check_fit(config, plan, range(plan.world_size))
+    except UserError as error:
+        return [f"not on this machine: {error}"]
+    return []
 
 
 def _print_report(title: str, tables: tuple[Table, ...], json_config: dict[str, Any], notes: list[str]) -> None:

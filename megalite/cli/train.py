@@ -17,6 +17,7 @@ def train(
         help="Watch the ranks and start again after a fault or a hang, until so many have happened in a row without a "
         "new checkpoint.",
     ),
+    force: bool = typer.Option(False, "--force", help="Start also what does not fit this machine's memory and cores."),
     no_verify: bool = typer.Option(
         False,
         "--no-verify",
@@ -36,5 +37,5 @@ def train(
     loaded = load_config(config, overrides)
     place = given_place()
     if place is not None:
-        return run_rank(loaded, place)
-    return train_locally(loaded, default_world_size(loaded), max_failures=max_failures)
+        return run_rank(loaded, place, is_forced=force)
+    return train_locally(loaded, default_world_size(loaded), max_failures=max_failures, is_forced=force)

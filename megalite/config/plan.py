@@ -118,6 +118,11 @@ def derive_dp(config: Config, world_size: int) -> int:
     return parallel.dp or max(1, world_size // (parallel.pp * parallel.cp * parallel.tp))
 
 
+def has_copies(parallel: ParallelConfig, model: ModelConfig, dp: int) -> bool:
+    """Whether any weight is held by two ranks of a layout."""
+    return parallel.tp > 1 or (dp > 1 and parallel.zero_stage < 3) or (parallel.pp > 1 and model.tie_embeddings)
+
+
 def derive_steps(config: Config) -> int:
     """Optimizer steps of the run: as configured, or the configured tokens rounded up to whole steps."""
     return config.train.steps or _steps_for_tokens(config, config.train.tokens or 0)

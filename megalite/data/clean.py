@@ -20,7 +20,6 @@ import pyarrow as pa
 
 from megalite.data.corpus import Corpus
 from megalite.data.documents import DocumentBatch, Outcome, Rejected, what_is_kept, with_texts
-from megalite.data.manifest import StationResult, run_station
 from megalite.data.progress import Progress, Silent
 from megalite.data.recipe import CleanConfig, LanguageConfig
 from megalite.data.repair.repair import repair
@@ -28,6 +27,7 @@ from megalite.data.rules.english import refuse_without_spacy
 from megalite.data.rules.settings import counts_as_datatrove
 from megalite.data.runners import InProcess
 from megalite.data.shards import ShardReading, refuse_unreadable
+from megalite.data.station import StationResult, run_station
 from megalite.data.tasks import Report, Runner, Task, add_counts, run_tasks
 from megalite.data.texts import Texts
 from megalite.errors import DataError

@@ -58,12 +58,18 @@ def check_run_folder(config: Config) -> None:
         probe.unlink()
     except OSError as error:
         raise UserError(f"run.dir: {folder} cannot be written ({error}); set run.dir to a folder of yours") from error
-    if not (folder / CONFIG).is_file():
+    if not (folder / CONFIG).is_file() or not holds_steps(folder):
         return
     changed = changed_settings(folder / CONFIG, config)
     if changed:
         advice = f"{folder} holds another run; set run.dir to a new folder, or take these settings back"
         raise ConfigError([*changed, advice])
+
+
+def holds_steps(folder: Path) -> bool:
+    """Whether a run in a folder has done anything: before its first step it has no claim to the folder."""
+    metrics = folder / METRICS
+    return (metrics.is_file() and metrics.stat().st_size > 0) or any((folder / CHECKPOINTS).glob("step-*"))
 
 
 def changed_settings(former_config: Path, config: Config) -> list[str]:

@@ -68,20 +68,20 @@ def test_logits_are_compared_before_the_first_step(llama, tmp_path):
     """The first rank lets transformers compute the same, and the events say what was equal."""
     code, folder = train(tmp_path, llama)
     assert code == EXIT_DONE
-    (compared,) = said(folder, "weights compared")
+    (compared,) = said(folder, "weights_compared")
     assert compared.startswith("logits through all 2 blocks equal those of transformers")
-    assert said(folder, "model choice changed") == []
+    assert said(folder, "model_choice_changed") == []
 
 
 def test_choices_are_said_and_taken(llama, tmp_path):
     """Another theta, window and z-loss are no other model: the run trains with its own, and says so."""
     code, plain = train(tmp_path / "plain", llama, 1, verify_init_from=False)
     assert code == EXIT_DONE
-    assert said(plain, "weights compared") == ["not compared with transformers, as asked"]
+    assert said(plain, "weights_compared") == ["not compared with transformers, as asked"]
     chosen = {"rope": {"theta": 100.0}, "sliding_window": 5, "z_loss": 1e-4}
     code, folder = train(tmp_path / "chosen", llama, 1, chosen, verify_init_from=False)
     assert code == EXIT_DONE
-    changed = said(folder, "model choice changed")
+    changed = said(folder, "model_choice_changed")
     assert changed == [
         "model.sliding_window is 5, the weights have None",
         "model.rope.theta is 100.0, the weights have 10000.0",
