@@ -54,6 +54,8 @@ FAMILIES: dict[str, dict[str, Any]] = {
 }
 """With datatrove's thresholds, where they are others than ours by default."""
 
+COMPAT = {"compat": "datatrove"}
+
 ROWS, MARKS, INSIDE = (
     "marks are words: each of a row of them (=====)",
     "marks are words: commas, brackets, operators",
@@ -61,6 +63,7 @@ ROWS, MARKS, INSIDE = (
 )
 QUOTES = "a quote ends a line here, as in the paper; full stops of all scripts do there"
 SENTENCES = "sentences: counted by their marks here, by spaCy's words there"
+CITATIONS = "a blank before a citation that was cut hides the full stop there"
 UNNAMED = "not explained"
 
 Cutter = Callable[[English], Cut]
@@ -124,7 +127,7 @@ def compare(texts: Sequence[str]) -> dict[str, list[Verdict]]:
     found = {}
     for family, thresholds in FAMILIES.items():
         ours = reasons(texts, family, thresholds)
-        compat = reasons(texts, family, {"compat": "datatrove"})
+        compat = reasons(texts, family, COMPAT)
         classes = [KEPT] * len(texts)
         differ = [place for place in range(len(texts)) if bool(ours[place]) != bool(theirs[family][place])]
         if differ:
@@ -139,7 +142,7 @@ def rates(texts: Sequence[str]) -> Iterator[tuple[str, float]]:
     """MB a second of each way, code compiled; spaCy's words with an empty lexicon, and with one that knows them all."""
     megabytes = sum(len(text.encode()) for text in texts) / 1e6
     ours = RulesConfig(**{family: {} for family in FAMILIES})
-    compat = RulesConfig(**{family: {"compat": "datatrove"} for family in FAMILIES})
+    compat = RulesConfig(**dict.fromkeys(FAMILIES, COMPAT))
     given = Texts.of(texts)
     english().learn(given)
     steps: list[tuple[str, Callable[[], Any]]] = [
@@ -192,7 +195,8 @@ def _first_reasons(config: RulesConfig, statistics: np.ndarray) -> list[str]:
 def name_classes(texts: Sequence[str], family: str, ours: Sequence[str]) -> list[str]:
     """Why datatrove decides otherwise, of each text."""
     if family == "c4":
-        return [SENTENCES] * len(texts)
+        edited = [edit_and_measure(Texts.of(texts), RulesConfig(c4=each))[0] for each in (FAMILIES["c4"], COMPAT)]
+        return [SENTENCES if one == other else CITATIONS for one, other in zip(*edited, strict=True)]
     variants = [(ROWS, _rows_once, {}), (MARKS, _no_marks, {}), (INSIDE, _our_words, {})]
     if family == "fineweb":
         variants = [(QUOTES, _as_spacy, {"terminal_characters": ".?!\"'"}), *variants]
@@ -205,7 +209,7 @@ def name_classes(texts: Sequence[str], family: str, ours: Sequence[str]) -> list
 
 def _as_varied(texts: Sequence[str], family: str, cutter: Cutter, settings: dict[str, Any]) -> list[str]:
     """What datatrove's way would decide with other words."""
-    config = RulesConfig(**OWN_RULES_OFF, **{family: {"compat": "datatrove", **settings}})
+    config = RulesConfig(**OWN_RULES_OFF, **{family: {**COMPAT, **settings}})
     statistics, given = no_statistics(len(texts)), Texts.of(texts)
     measure(given, statistics, quality=config.gopher_quality, fineweb=config.fineweb)
     language = _english()

@@ -10,7 +10,7 @@ They mean what they mean in datatrove 0.10, the filters that made FineWeb, with 
 2.  Punctuation is Unicode's P and S; datatrove lists characters. An emoji or an arrow is no word here.
 3.  Letter share: datatrove counts each punctuation token as a word without a letter, which fails three in four
     technical documents; here only chunks without any letter count.
-4.  Lines end at "\n" alone, and a document that ends with one has an empty last line. Repaired text has neither
+4.  Lines end at "\\n" alone, and a document that ends with one has an empty last line. Repaired text has neither
     other line ends nor empty lines at its end, where this changes nothing.
 5.  Duplicate lines: blank lines are neither counted nor compared. Paragraphs are parted by blank lines, not only by
     empty ones. Equal on repaired text but for blanks before the first word.

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from megalite.data.rules.english import English
 
-NUM_MIXED = 6000
+NUM_MIXED = 5000
 
 LONGEST = 200
 """Characters of a chunk that spaCy is asked about: it takes the cube of the length."""
@@ -44,12 +44,12 @@ def wrong_cuts(texts: Iterable[str]) -> tuple[int, list[tuple[str, list[str], li
 
 
 def seconds_of_cuts() -> list[tuple[str, float, float]]:
-    """What bad chunks of 50,000 and 100,000 characters take: the piece that they are made of, and the best of three."""
+    """What bad chunks of 3,000 and 12,000 characters take: the piece that they are made of, and the best of three."""
     from megalite.data.rules.english import English
 
     ours, found = English(), []
     for piece in BAD:
-        sizes = [piece * (size // len(piece)) for size in (50_000, 100_000)]
+        sizes = [piece * (size // len(piece)) for size in (3_000, 12_000)]
         tries = [[_seconds(ours, chunk) for chunk in sizes] for _ in range(3)]
         found.append((piece, min(few for few, _ in tries), min(many for _, many in tries)))
     return found
