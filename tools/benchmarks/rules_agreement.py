@@ -278,6 +278,9 @@ def tables(found: dict[str, list[Verdict]], kinds: Sequence[str]) -> str:
     for family, verdicts in found.items():
         reasons = Counter(each.theirs for each in verdicts if each.theirs and not each.ours)
         lines += [f"| {family} | {reason} | {count} |" for reason, count in reasons.most_common()]
+    pairs = [(bool(each.compat), bool(each.theirs)) for verdicts in found.values() for each in verdicts]
+    wrong = sum(one != other for one, other in pairs)
+    lines += ["", f"with compat {wrong} of {len(pairs):,} decisions differ"]
     return "\n".join(lines)
 
 
