@@ -239,3 +239,9 @@ class Outcome:
 def shard_name(number: int) -> str:
     """Name of the Parquet file that task `number` writes."""
     return f"part-{number:05d}.parquet"
+
+
+def what_is_kept(counts: dict) -> str:
+    """For people: how many documents and how much of the text a station has kept; it may drop some and cut others."""
+    text, text_in = (f"{counts[name] / 1e6:,.1f}" for name in ("text_bytes", "text_bytes_in"))
+    return f"{counts['documents']:,} of {counts['documents_in']:,} documents kept, {text} of {text_in} MB"

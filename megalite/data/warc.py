@@ -38,6 +38,10 @@ BUFFER_BYTES = 1 << 20
 MAX_DAMAGED_PLACES = 100
 """In one stretch of records, after which the rest of it is given up: each costs a layer of reading."""
 
+MAX_READ_AGAIN = 4
+"""Times the bytes up to here that may be read again: a member that is damaged is found out some time behind the place
+where the next one begins, so the search begins right behind its first byte."""
+
 PAGE_TYPES = ("text/html", "application/xhtml+xml")
 
 PLAIN_TYPE = "text/plain"
@@ -193,7 +197,7 @@ def _members(file: BinaryIO, skipped: Counter[str]) -> Iterator[BinaryIO]:
     if start != GZIP_MAGIC:
         yield file
         return
-    place = 0
+    place = read_again = 0
     while True:
         member = _Member(file, place)
         yield member
@@ -202,6 +206,9 @@ def _members(file: BinaryIO, skipped: Counter[str]) -> Iterator[BinaryIO]:
             place = member.end
         else:
             skipped[DAMAGED_GZIP] += 1
+            read_again += member.end - place
+            if read_again > MAX_READ_AGAIN * (place + BUFFER_BYTES):
+                place = member.end  # bytes made so that each of them begins a member that never ends
             place = _next_member(file, place + 1)
         file.seek(place)
         if not file.read(1):

@@ -55,6 +55,7 @@ def test_the_first_of_each_cluster_stays(tmp_path):
     assert result.manifest.counts == {
         "documents": 4,
         "documents_in": 7,
+        "text_bytes_in": 25,
         "text_bytes": 15,
         "clusters": 2,
         "largest_cluster": 3,
