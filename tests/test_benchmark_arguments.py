@@ -70,6 +70,7 @@ WRONG = {
     "monitoring": {"--steps 0": WHOLE, "--out nowhere/x": NO_FOLDER},
     "optimizers": {"--steps 0": WHOLE, "--out nowhere/x": NO_FOLDER, "--out file": "file is there and no file of runs"},
     "recipe_costs": {"--steps 0": WHOLE, "--out nowhere/x": NO_FOLDER},
+    "rules_agreement": {"--documents 0": WHOLE},
     "spikes": {"nowhere": NO_FILE, "file --sigma 0": POSITIVE, "file --window 0": WHOLE},
     "startup": {"nowhere.yaml": NO_FILE, "file --rounds 0": WHOLE},
     "train_cpu": {

@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+from arguments import count
 
 from megalite.data.repair.repair import repair
 from megalite.data.rules.datatrove import english, measure_as_datatrove
@@ -72,7 +73,7 @@ Cutter = Callable[[English], Cut]
 def main() -> None:
     """Print the tables."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--documents", type=int, default=300, help="of each kind at most")
+    parser.add_argument("--documents", type=count, default=300, help="of each kind at most")
     options = parser.parse_args()
     texts, kinds = [], []
     for kind, found in real_documents(options.documents):
