@@ -38,10 +38,8 @@ ALLOCATOR = {
     "MALLOC_TRIM_THRESHOLD_": str(16 * 2**30),
     "MALLOC_TOP_PAD_": str(256 * 2**20),
 }
-"""glibc keeps freed memory up to these sizes instead of giving it back."""
-
-RANK_ENVIRONMENT = {**ALLOCATOR, "CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
-"""What every rank gets, wherever it runs, unless the user has set it. The second makes matrix products repeatable."""
+"""What every rank gets, wherever it runs, unless the user has set it: glibc keeps freed memory up to these sizes
+instead of giving it back."""
 
 WORKER = "megalite.train.worker"
 
@@ -125,7 +123,7 @@ def rank_environment(rank: int, world_size: int, folder: Path) -> dict[str, str]
     """Environment of a local rank: who it is, its share of the cores, the allocator."""
     threads = max(1, len(os.sched_getaffinity(0)) // world_size)
     return {
-        **RANK_ENVIRONMENT,
+        **ALLOCATOR,
         "OMP_NUM_THREADS": str(threads),
         "GLOO_SOCKET_IFNAME": "lo",
         **os.environ,
