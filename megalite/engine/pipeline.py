@@ -32,16 +32,18 @@ from megalite.engine.deepspeed_config import deepspeed_config
 from megalite.engine.gate import UpdateGate
 from megalite.engine.loss_scaling import LossScaling, loss_scaling, set_loss_scaling
 from megalite.engine.one_look import OneLook
-from megalite.engine.protocol import LocalState, NonFiniteLossError, StepResult, accept, make_update, nothing
+from megalite.engine.protocol import LocalState, NonFiniteLossError, StepResult, accept, make_update
 from megalite.engine.runtime import quiet
 from megalite.engine.stage_state import StageState
 from megalite.engine.steps import (
     PRODUCT_DTYPES,
     count_valid_tokens,
     documents_of_batch,
+    judged,
     set_accumulation,
     set_clipping,
     set_learning_rate,
+    step_result,
     sums_on_host,
     targets_of_batch,
     token_weight,
@@ -64,7 +66,8 @@ class PipelineEngine:
 
         groups.mpu = None  # a former engine of this process leaves its own behind
         self.stage = stage
-        self.before_update, self.judge, self.around_update = nothing, accept, make_update
+        self.before_update: list[Callable[[], None]] = []
+        self.judge, self.around_update = accept, make_update
         self.clip_norm = config.optimizer.clip_grad_norm
         self._axes, self._zero_stage = axes, config.parallel.zero_stage
         with quiet():
@@ -83,7 +86,7 @@ class PipelineEngine:
             config,
             axes,
             before_update=self._end_gradients,
-            judge=lambda loss, norm: self.judge(loss, norm),
+            judge=lambda loss, norm: judged(self.judge, self._engine.look.num_tokens)(loss, norm),
             around_update=lambda update: self.around_update(update),
         )
         self._state = StageState(self._engine, stage, axes, config.parallel.zero_stage)
@@ -98,7 +101,7 @@ class PipelineEngine:
         self._engine.train_batch(self._feed(batches, token_weight(len(batches), self._axes.dp, num_tokens)))
         look, norm = self._engine.look, self._engine.last_grad_norm()
         why = self._engine.gate.why if self._engine.was_step_applied() else f"gradient norm is {norm}"
-        return StepResult(look.loss, norm, lr, look.num_tokens, skipped=bool(why), why=why)
+        return step_result(look.loss, norm, lr, look.num_tokens, why)
 
     def _feed(self, batches: Sequence[Batch], scale: Tensor | float) -> Iterator[tuple[Tensor, tuple[Tensor, Tensor]]]:
         """Micro-batches as the pipeline takes them: inputs for the first stage, targets for the last. Every stage is
@@ -112,7 +115,8 @@ class PipelineEngine:
         return self._engine.module.forward_funcs[0]
 
     def _end_gradients(self) -> None:
-        self.before_update()
+        for hook in self.before_update:
+            hook()
         self.stage.precision.end_step()
 
     def eval_step(self, batches: Sequence[Batch]) -> tuple[float, int]:

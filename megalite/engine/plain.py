@@ -15,16 +15,18 @@ from megalite.engine.deepspeed_config import deepspeed_config
 from megalite.engine.gate import UpdateGate
 from megalite.engine.loss_scaling import LossScaling, loss_scaling, set_loss_scaling
 from megalite.engine.one_look import OneLook
-from megalite.engine.protocol import LocalState, NonFiniteLossError, StepResult, accept, make_update, nothing
+from megalite.engine.protocol import LocalState, NonFiniteLossError, StepResult, accept, make_update
 from megalite.engine.runtime import quiet
 from megalite.engine.stage_state import StageState
 from megalite.engine.steps import (
     PRODUCT_DTYPES,
     count_valid_tokens,
     documents_of_batch,
+    judged,
     set_accumulation,
     set_clipping,
     set_learning_rate,
+    step_result,
     sums_on_host,
     targets_of_batch,
     token_weight,
@@ -76,7 +78,8 @@ class PlainEngine:
 
         groups.mpu = None  # a former engine of this process leaves its own behind
         self.stage = stage
-        self.before_update, self.judge, self.around_update = nothing, accept, make_update
+        self.before_update: list[Callable[[], None]] = []
+        self.judge, self.around_update = accept, make_update
         self.clip_norm = config.optimizer.clip_grad_norm
         self._config, self._plan, self._axes = config, plan, axes
         self._parameters = list(stage.parameters())
@@ -109,31 +112,30 @@ class PlainEngine:
                 self._engine.step()
 
         loss = all_reduce(total / (len(batches) * self._axes.dp.size), self._axes.dp)
-        self.before_update()
+        for hook in self.before_update:
+            hook()
         self.stage.precision.end_step()
         self._look.expect(loss, num_tokens)
         norm = self._update()
         why = self._gate.why if self._engine.was_step_applied() else f"gradient norm is {norm}"
-        return StepResult(self._look.loss, norm, lr, self._look.num_tokens, skipped=bool(why), why=why)
+        return step_result(self._look.loss, norm, lr, self._look.num_tokens, why)
 
     def _update(self) -> float:
         """Clip and apply the accumulated gradients, unless the step is refused; return their norm."""
         if not self._clip_here:
-            self._gate.prepare(
-                lambda: self.judge(self._look.loss, float(self._engine.optimizer._global_grad_norm)),
-                self.around_update,
-            )
+            self._gate.prepare(lambda: self._judge(float(self._engine.optimizer._global_grad_norm)), self.around_update)
             self._engine.step()
             return float(self._engine.get_global_grad_norm())
         norm = self._look.fetch(grad_norm.global_grad_norm(self._parameters, self._axes, self._engine.device))
         grad_norm.drop_nonfinite(self._engine.optimizer, self._parameters, norm)
         if self.clip_norm is not None:
             grad_norm.clip(self._parameters, norm, self.clip_norm)
-        self._gate.prepare(
-            lambda: self.judge(self._look.loss, norm.item()) if norm.isfinite() else "", self.around_update
-        )
+        self._gate.prepare(lambda: self._judge(norm.item()) if norm.isfinite() else "", self.around_update)
         self._engine.step()
         return norm.item()
+
+    def _judge(self, norm: float) -> str:
+        return judged(self.judge, self._look.num_tokens)(self._look.loss, norm)
 
     def _see_loss(self, loss: float) -> None:
         if not math.isfinite(loss) and self._config.health.stop_on_nonfinite:

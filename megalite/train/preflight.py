@@ -9,7 +9,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING
 
-from megalite.checkpoint.catalog import CHECKPOINTS, check_disk, latest
+from megalite.checkpoint.catalog import CHECKPOINTS, check_disk, latest, named
 from megalite.checkpoint.format import MANIFEST, read_manifest
 from megalite.config.plan import RunPlan, make_plan
 from megalite.config.schema import Config
@@ -26,12 +26,13 @@ if TYPE_CHECKING:
 
 
 def preflight(
-    config: Config, world_size: int, *, local_rank: int | None = None
+    config: Config, world_size: int, *, local_rank: int | None = None, has_device: bool = True
 ) -> tuple[RunPlan, Samples, dict[str, Samples]]:
     """Check a run and return its plan, its open data and its validation sets by name.
 
     Args:
         local_rank: of the rank that this process is; None for one that starts others, and must not touch a device.
+        has_device: whether this is a machine that will train; a login node says nothing about the nodes' devices.
 
     Raises:
         UserError: one error with every complaint found.
@@ -48,8 +49,8 @@ def preflight(
         _gather(problems, partial(valid_samples.check_vocab_size, plan.model.vocab_size))
     _gather(problems, lambda: open_run_tasks(config, plan, samples))
     _gather(problems, lambda: _check_folder(config, plan))
-    _gather(problems, lambda: _check_device(config, local_rank))
-    _gather(problems, lambda: _check_fp8(config, local_rank))
+    if has_device:
+        _gather(problems, lambda: _check_device(config, local_rank))
     _gather(problems, lambda: _check_init_from(config))
     if config.monitor.wandb is not None:
         _gather(problems, check_wandb)
@@ -99,8 +100,10 @@ def _check_folder(config: Config, plan: RunPlan) -> None:
 
 
 def _check_device(config: Config, local_rank: int | None) -> None:
+    """Refuse a device or a format that this machine does not have."""
     if config.train.device == "cuda":
         _device(config, local_rank)
+    _check_fp8(config, local_rank)
 
 
 def _device(config: Config, local_rank: int | None) -> torch.device:
@@ -118,7 +121,11 @@ def _check_branch(config: Config, plan: RunPlan) -> None:
         return
     checkpoint = path if (path / MANIFEST).is_file() else latest(path)
     if checkpoint is None:
-        raise UserError(f"train.branch_from: {path} is no checkpoint; give a step-… folder, or a run for its newest")
+        left = ", ".join(folder.name for folder in named(path.parent)) if path.parent.is_dir() else ""
+        raise UserError(
+            f"train.branch_from: {path} is no checkpoint; give a step-… folder, or a run for its newest"
+            + (f" (of this run there are {left})" if left else "")
+        )
     changed = changed_settings(checkpoint / CONFIG, config)
     if changed:
         advice = (

@@ -19,12 +19,13 @@ from megalite.data.clean import clean
 from megalite.data.recipe import CleanConfig
 from megalite.data.runners import worker as worker_module
 from megalite.data.runners.board import Board, Failure, Sign
-from megalite.data.runners.driving import only_driver, stopping_in_order
+from megalite.data.runners.driving import stopping_in_order
 from megalite.data.runners.slurm import SlurmArray
-from megalite.data.runners.slurm_queue import Element, check_options
+from megalite.data.runners.slurm_queue import OWNED, Element
 from megalite.data.runners.worker import serve
 from megalite.data.tasks import missing_tasks
 from megalite.errors import EXIT_REQUEUE, DataError, UnavailableError, UserError
+from megalite.slurm_words import check_options
 from tests.data.factory import all_bytes, corpus_of, prose, write_json_lines
 
 NUM_TASKS = 6
@@ -165,21 +166,25 @@ def test_signs_of_life(board):
 @pytest.mark.parametrize(
     ("option", "message"),
     [
-        ("partition=cpu", "expected an option of sbatch"),
+        ("partition=cpu", "expected one option of sbatch"),
         ("--array=0-3", "--array is set by megalite"),
         ("-Jname", "is set by megalite"),
         ("--wrap=true", "--wrap is set by megalite"),
+        ("--out=x", "--out is set by megalite"),
+        ("--exclusive --mem=1G", "expected one option of sbatch a string"),
+        ("-p cpu", "expected one option of sbatch a string"),
+        ("--comment=a\nb", "no line of text can hold"),
     ],
 )
 def test_options_that_cannot_be(option, message):
     """Found before anything is submitted."""
     with pytest.raises(UserError, match=message):
-        check_options(["--time=1:00:00", option])
+        check_options(["--time=1:00:00", option], OWNED, "--sbatch")
 
 
 def test_options_that_can_be():
     """Long and short ones."""
-    check_options(["--time=1:00:00", "-pcpu", "--exclusive", "--account=a"])
+    check_options(["--time=1:00:00", "-pcpu", "--exclusive", "--account=a", "--comment=a b"], OWNED)
 
 
 def test_waiting_for_ever():
@@ -218,25 +223,6 @@ def test_slurm_without_a_cluster(tmp_path, monkeypatch):
     advice = "run this on a login node of a Slurm cluster"
     assert done.stderr == f"megalite: squeue is here, but finds no cluster; {advice}\n"
     assert not (tmp_path / "out").exists()
-
-
-def test_one_driver_in_a_folder(tmp_path):
-    """The second one is refused with the first one's name; after kill -9 there is nothing to clear away."""
-    code = "import sys; from megalite.data.runners.driving import only_driver; from pathlib import Path\n"
-    code += "with only_driver(Path(sys.argv[1])):\n    print('mine', flush=True)\n    sys.stdin.read()"
-    path = tmp_path / "lock"
-    process = subprocess.Popen(
-        [sys.executable, "-c", code, str(path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    )
-    try:
-        assert process.stdout.readline() == "mine\n"
-        with pytest.raises(UserError, match=f"process {process.pid} on .* is at work here"), only_driver(path):
-            pass
-    finally:
-        process.kill()
-        process.wait()
-    with only_driver(path):
-        assert f"process {os.getpid()} on" in path.read_text()
 
 
 def test_a_signal_leaves_blocks_in_order(capfd):

@@ -7,7 +7,9 @@ safetensors: a `pytorch_model.bin` is a pickle, and unpickling what someone else
 from __future__ import annotations
 
 import json
+import os
 import re
+import reprlib
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +18,8 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from megalite.checkpoint.hf.config_read import Description, read_config
-from megalite.checkpoint.hf.families import places
-from megalite.checkpoint.hf.layout import Place
+from megalite.checkpoint.hf.layout import Place, places
+from megalite.config.model_match import match
 from megalite.config.schema import ModelConfig
 from megalite.errors import CheckpointError, ConversionError
 from megalite.model.weights import Rectangle, Weight
@@ -25,9 +27,6 @@ from megalite.model.weights import Rectangle, Weight
 SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
 FLOAT_TYPES = ("F64", "F32", "BF16", "F16")
-
-TRAINING_ONLY = frozenset({"preset", "dropout", "init_std", "init_depth_scaling"})
-"""Fields of a model that do not change what its weights compute."""
 
 DERIVABLE = re.compile(r"\.(rotary_emb\.inv_freq|attn\.(masked_)?bias|attention\.(masked_)?bias)$")
 """Buffers that older versions of transformers saved beside the weights."""
@@ -57,7 +56,7 @@ class HuggingFaceWeights:
             self.model = model
         self._open: dict[str, safe_open] = {}
         self._files = _locate(self.folder)
-        self._places = self._present_places()
+        self._places = self._find_places()
         self._refuse_strangers()
         self._refuse_second_head()
 
@@ -67,9 +66,7 @@ class HuggingFaceWeights:
         Raises:
             CheckpointError: the tensor there is missing, of another shape or no float.
         """
-        out = torch.zeros(rectangle.shape)
-        if self._is_absent(weight.name):
-            return out
+        out = torch.empty(rectangle.shape)
         place = self._places.get(weight.name)
         if place is None:
             raise CheckpointError(f"{self.folder}: has no {weight.name}; it is of another model")
@@ -91,18 +88,13 @@ class HuggingFaceWeights:
             row += size
         return out
 
-    def _present_places(self) -> dict[str, Place]:
-        """Places of all weights but the absent ones; names lose the base model's prefix where the folder has none."""
+    def _find_places(self) -> dict[str, Place]:
+        """Places of all weights; names lose the base model's prefix where the folder has none."""
         family = self.description.family
         found = places(self.model, family)
-        present = {name: place for name, place in found.items() if not self._is_absent(name)}
-        if not any(name.startswith(family.base) for name in self._files):
-            return {name: place.renamed(place.tensor.removeprefix(family.base)) for name, place in present.items()}
-        return present
-
-    def _is_absent(self, name: str) -> bool:
-        """Whether this is a weight that the folder's class has not, and that is therefore zero."""
-        return name.endswith(tuple(self.description.absent))
+        if any(name.startswith(family.base) for name in self._files):
+            return found
+        return {name: place.renamed(place.tensor.removeprefix(family.base)) for name, place in found.items()}
 
     def _refuse_strangers(self) -> None:
         """Every tensor has a weight and every weight a tensor."""
@@ -135,12 +127,12 @@ class HuggingFaceWeights:
     def _slice(self, name: str) -> Any:
         """A tensor as safetensors' lazy slice, whose type it does not export."""
         file = self._files[name]
-        if file not in self._open:
-            try:
+        try:
+            if file not in self._open:
                 self._open[file] = safe_open(self.folder / file, framework="pt")
-            except (OSError, SafetensorError) as error:
-                raise CheckpointError(f"{self.folder / file}: cannot be read ({error})") from error
-        return self._open[file].get_slice(name)
+            return self._open[file].get_slice(name)
+        except (OSError, SafetensorError) as error:
+            raise CheckpointError(f"{self.folder / file}: {name} cannot be read ({error})") from error
 
 
 def model_config(folder: Path) -> ModelConfig:
@@ -158,33 +150,20 @@ def require_same_model(folder: Path, theirs: ModelConfig, ours: ModelConfig) -> 
     Raises:
         ConversionError: with every field that differs.
     """
-    differing = [
-        f"model.{field} is {getattr(ours, field)}, the folder has {getattr(theirs, field)}"
-        for field in ModelConfig.model_fields
-        if field not in TRAINING_ONLY and not _same(field, theirs, ours)
-    ]
+    found = match(theirs, ours)
+    differing = (*found.refused, *found.changed)
     if differing:
         raise ConversionError(
             "\n".join([f"{folder}: of another model than the config:", *(f"  - {each}" for each in differing)])
         )
 
 
-def _same(field: str, theirs: ModelConfig, ours: ModelConfig) -> bool:
-    """Rotary positions have no last one, so their number may differ."""
-    if field == "max_positions" and ours.positions == "rope":
-        return True
-    return getattr(theirs, field) == getattr(ours, field)
-
-
 def _locate(folder: Path) -> dict[str, str]:
     """The file of every tensor."""
     index = folder / INDEX_FILE
     if index.is_file():
-        try:
-            files = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
-        except (ValueError, KeyError, OSError) as error:
-            raise CheckpointError(f"{index}: cannot be read ({error!r})") from error
-        missing = sorted({file for file in files.values() if not (folder / file).is_file()})
+        files = _read_index(index)
+        missing = sorted({file for file in files.values() if not os.path.isfile(folder / file)})
         if missing:
             raise CheckpointError(f"{folder}: shards named by {INDEX_FILE} are missing: {_some(missing)}")
         return files
@@ -200,6 +179,22 @@ def _locate(folder: Path) -> dict[str, str]:
             "If you trust its maker, convert it: AutoModelForCausalLM.from_pretrained(...).save_pretrained(...)"
         )
     raise ConversionError(f"{folder}: neither {SINGLE_FILE} nor {INDEX_FILE} is there")
+
+
+def _read_index(path: Path) -> dict[str, str]:
+    """Which file each tensor is in."""
+    try:
+        files = json.loads(path.read_text(encoding="utf-8"))["weight_map"]
+    except (ValueError, KeyError, TypeError, RecursionError, OSError) as error:
+        raise CheckpointError(f"{path}: cannot be read ({error!r})") from error
+    if not isinstance(files, dict):
+        raise CheckpointError(f"{path}: weight_map is {reprlib.repr(files)}, expected a file for each tensor")
+    for name, file in files.items():
+        if not isinstance(file, str) or file != os.path.basename(file) or file in ("", ".", ".."):
+            raise CheckpointError(
+                f"{path}: {name} lies in {reprlib.repr(file)}, expected the name of a file in the same folder"
+            )
+    return files
 
 
 def _some(names: list[str]) -> str:

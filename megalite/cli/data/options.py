@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -11,14 +10,16 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, TypeVar
 
 import typer
 
+from megalite.cli.paths import named
+
 if TYPE_CHECKING:
     from rich.console import Console
 
     from megalite.config.schema import Section
     from megalite.data.corpus import Corpus
-    from megalite.data.manifest import StationResult
     from megalite.data.progress import Progress
     from megalite.data.runners.slurm import SlurmArray
+    from megalite.data.station import StationResult
     from megalite.data.tasks import Runner
 
 REPORT_WIDTH = 160
@@ -31,7 +32,7 @@ Documents = Annotated[
     typer.Argument(help="Files, folders or URLs: jsonl, parquet, csv, warc, text (.gz, .zst), or a station's folder."),
 ]
 StationFolders = Annotated[list[str], typer.Argument(help="Folders of earlier stations, as `clean` leaves them.")]
-Out = Annotated[Path, typer.Option("--out", help="Folder to make.")]
+Out = Annotated[Path, typer.Option("--out", callback=named, help="Folder to make.")]
 Workers = Annotated[int | None, typer.Option(min=1, help="Processes. [default: all cores]", show_default=False)]
 TextField = Annotated[str, typer.Option(help="Field or column that holds the text.")]
 Include = Annotated[list[str] | None, typer.Option(help="File-name pattern to read from folders; may be repeated.")]
@@ -70,8 +71,10 @@ class SlurmOptions(NamedTuple):
     def runner(self) -> SlurmArray:
         """The workers, to be used as a context manager."""
         from megalite.data.runners.slurm import SlurmArray
+        from megalite.slurm_words import split_command
 
-        return SlurmArray(self.jobs, self.home, self.sbatch or (), shlex.split(self.command or ""))
+        command = split_command(self.command or "", "--slurm-command")
+        return SlurmArray(self.jobs, self.home, self.sbatch or (), command)
 
 
 class Working(NamedTuple):
