@@ -122,7 +122,7 @@ class PipelineEngine:
     def eval_step(self, batches: Sequence[Batch]) -> tuple[float, int]:
         num_tokens = count_valid_tokens(batches, self._axes.dp)
         mean = self._engine.eval_batch(self._feed(batches, 1.0), num_micro_batches=len(batches))
-        loss, tokens = sums_on_host(mean, num_tokens)
+        loss, tokens = sums_on_host(mean.reshape(()), num_tokens)  # DeepSpeed's mean has one dim on some stages
         return loss * len(batches) * self._axes.dp.size, tokens
 
     def token_losses(self, batches: Sequence[Batch]) -> list[Tensor]:

@@ -53,6 +53,12 @@ class Seen:
         else:
             self.calls[what] += 1
 
+    def clear(self) -> None:
+        """Forget everything."""
+        self.syncs.clear()
+        self.calls.clear()
+        self.devices = []
+
     @contextlib.contextmanager
     def aside(self):
         """Within it nothing is noted: the stand-in's own doing."""
