@@ -24,7 +24,7 @@ from megalite.slurm.hosts import Hosts, write_hostfile
 from megalite.slurm.outcome import Next, Outcome, judge, read_errors
 from megalite.train.heartbeat import DONE, Beat, read_beats
 from megalite.train.in_place import clock_of
-from megalite.train.local import RANK_ENVIRONMENT
+from megalite.train.local import ALLOCATOR
 from megalite.train.run_folder import LOGS
 from megalite.train.watch import Patience, find_trouble
 from megalite.train.worker import ATTEMPT_VARIABLE
@@ -111,7 +111,7 @@ class Attempt:
         """Where ranks meet, and which attempt they are."""
         port = FIRST_PORT + (int(self._job.number) * 31 + self.number) % NUM_PORTS
         return {
-            **RANK_ENVIRONMENT,
+            **ALLOCATOR,
             **os.environ,
             "SLURM_HOSTFILE": str(self.folder / "hosts"),
             "MASTER_ADDR": self.hosts.used[0],

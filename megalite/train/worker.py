@@ -169,7 +169,7 @@ def connect_rank(
         UserError: it does not, or the device has not the run's format.
         StartError: the ranks could not meet.
     """
-    from megalite.engine.runtime import check_dtype, connect_processes, prepare_deepspeed
+    from megalite.engine.runtime import check_dtype, connect_processes, prepare_deepspeed, set_determinism
     from megalite.parallel.axes import connect
     from megalite.parallel.mesh import Mesh
     from megalite.train.device import choose_device, free_bytes
@@ -182,7 +182,7 @@ def connect_rank(
     os.environ["LOCAL_RANK"] = str(place.local_rank)
     prepare_deepspeed(device.type)
     check_dtype(config.precision.dtype, device.type)
-    _set_determinism(config.run.deterministic)
+    set_determinism(config.run.deterministic, device.type)
     connect_processes(
         rank=place.rank,
         world_size=place.world_size,
@@ -199,19 +199,17 @@ def _train(config: Config, place: Place, stop: StopRequest, heart: Heart, *, is_
     from megalite.train.preflight import open_run_tasks, preflight
 
     start_up = StartUp(is_heard=place.rank == 0)
-    plan, samples, valid_sets = preflight(config, place.world_size)
+    plan, samples, valid_sets = preflight(config, place.world_size, local_rank=place.local_rank)
     if place.local_ranks is not None and place.local_rank == 0 and not is_forced:
         check_fit(config, plan, place.local_ranks)
     start_up.say(IMPORTING)
 
-    import torch
-
     from megalite.checkpoint.stage_state import load_state
     from megalite.engine.build import DTYPES
-    from megalite.engine.runtime import disconnect_processes
+    from megalite.engine.runtime import disconnect_processes, set_determinism
     from megalite.monitor.recorder import Recorder
     from megalite.train.attempt import join_attempt
-    from megalite.train.device import describe_machine, peak_flops
+    from megalite.train.device import describe_machine, find_peak
     from megalite.train.run_folder import write_run_folder
     from megalite.train.start import choose_start
     from megalite.train.trainer import Run, Trainer
@@ -229,15 +227,12 @@ def _train(config: Config, place: Place, stop: StopRequest, heart: Heart, *, is_
     start_up.say(BUILDING)
     engine = _build_engine(config, plan, axes, device, start)
     anew = load_state(engine, start.reader)
-    recorder = Recorder(
-        config,
-        plan,
-        first_step=start.progress.step,
-        peak_flops=peak_flops(device, DTYPES[config.precision.dtype]),
-        is_writer=is_writer,
-    )
+    peak = find_peak(device, DTYPES[config.precision.dtype])
+    first_step = start.progress.step
+    recorder = Recorder(config, plan, first_step=first_step, peak_flops=peak.flops, is_writer=is_writer)
     about = {"world_size": place.world_size, "attempt": fence.attempt, **describe_machine(device)}
-    _record_start(recorder, start, plan, about, anew)
+    _record_start(recorder, start, plan, {**about, "peak_flops": peak.flops, "peak_is": peak.origin}, anew)
+    recorder.say(f"mfu is a share of {peak}")
     tasks = open_run_tasks(config, plan, samples)
     samples = samples.following(start.progress.account)
     run = Run(config, plan, axes, device, engine, samples, valid_sets, tasks, recorder, fence, stop, heart)
@@ -252,7 +247,7 @@ def _train(config: Config, place: Place, stop: StopRequest, heart: Heart, *, is_
             _leave_report(config.run.dir)
     engine.close()
     disconnect_processes()
-    torch.use_deterministic_algorithms(False)
+    set_determinism(False, device.type)
     return code
 
 
@@ -314,13 +309,6 @@ def _leave_report(run_dir: Path) -> None:
         print(f"no report: {error}", file=sys.stderr)
     except Exception:  # whatever it is, the run has ended as it did
         print(f"no report:\n{traceback.format_exc()}", file=sys.stderr)
-
-
-def _set_determinism(deterministic: bool) -> None:
-    import torch
-
-    torch.use_deterministic_algorithms(deterministic)
-    torch.utils.deterministic.fill_uninitialized_memory = False  # costs a pass over every new buffer
 
 
 def _leave_word(run_dir: Path, place: Place, message: str, *, is_user_error: bool) -> None:

@@ -24,8 +24,8 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import arguments
 import numpy as np
-from arguments import count
 
 from megalite.data.repair.repair import repair
 from megalite.data.rules.datatrove import english, measure_as_datatrove
@@ -73,7 +73,7 @@ Cutter = Callable[[English], Cut]
 def main() -> None:
     """Print the tables."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--documents", type=count, default=300, help="of each kind at most")
+    parser.add_argument("--documents", type=arguments.count, default=300, help="of each kind at most")
     options = parser.parse_args()
     texts, kinds = [], []
     for kind, found in real_documents(options.documents):
