@@ -49,7 +49,7 @@ def open_store(init_method: str, *, rank: int, world_size: int, token: str, time
         timeout_seconds: to wait for the others.
 
     Raises:
-        RendezvousError: the port is taken, the store is another attempt's, a rank's proof is wrong, or some have not come.
+        RendezvousError: the port is taken, the store is another attempt's, a proof is wrong, or some have not come.
     """
     host, port = _parts(init_method)
     deadline = time.monotonic() + timeout_seconds
@@ -74,7 +74,9 @@ def open_store(init_method: str, *, rank: int, world_size: int, token: str, time
         _check_all(store, world_size, token, deadline)
         store.set("welcome", _proof(token, "welcome"))
     elif not _wait_for(store, ["welcome"], deadline):
-        raise RendezvousError(f"{init_method}: the first rank is there, and others are missing; its own error names them")
+        raise RendezvousError(
+            f"{init_method}: the first rank is there, and others are missing; its own error names them"
+        )
     if store.get("welcome").decode() != _proof(token, "welcome"):
         raise RendezvousError(f"{init_method}: the first rank has not got this attempt's token")
     return store

@@ -12,6 +12,7 @@ RUN/slurm/jobs/JOB.log    output of a job's supervisor
 RUN/slurm/evaluate.sbatch a job for each new checkpoint, if the profile asks for it
 RUN/slurm/evaluations/    output of those jobs
 RUN/slurm/attempts/00003/ ranks' output, heartbeats, stacks, and the order of the hosts, of one attempt
+RUN/slurm/agents/JOB-1/   orders to the agents of a job's nodes, and their reports
 RUN/slurm/finished        the run has reached its last step: later jobs of the chain end at once
 """
 
@@ -84,6 +85,10 @@ class LaunchFolder:
     @property
     def save(self) -> Path:
         return self.run_dir / SAVE_FILE
+
+    def agents(self, job: str, generation: int) -> Path:
+        """Folder in which a job's supervisor meets the agents of its nodes; they may be started again."""
+        return self.path / "agents" / f"{job}-{generation}"
 
     def attempt(self, number: int) -> Path:
         """Folder of one attempt."""

@@ -46,7 +46,9 @@ def meet(*ranks: tuple[int, int, str], timeout_seconds: float = TIMEOUT_SECONDS)
 
 def listening(is_ours: Callable[[int], bool]) -> set[str]:
     """Addresses on which this machine listens, of ports that count."""
-    lines = [line.split() for name in ("tcp", "tcp6") for line in Path(f"/proc/net/{name}").read_text().splitlines()[1:]]
+    lines = [
+        line.split() for name in ("tcp", "tcp6") for line in Path(f"/proc/net/{name}").read_text().splitlines()[1:]
+    ]
     places = [line[1].split(":") for line in lines if line[3] == "0A"]
     return {address for address, port in places if is_ours(int(port, 16))}
 
@@ -106,9 +108,10 @@ def test_a_rank_that_counts_otherwise_is_named():
 
 def test_a_port_that_is_taken():
     """By another program: said with the port, not as a time-out."""
-    with socket.create_server(("127.0.0.1", 0)) as other, pytest.raises(RendezvousError, match="is taken by another"):
-        port = other.getsockname()[1]
-        open_store(f"tcp://127.0.0.1:{port}", rank=0, world_size=1, token="", timeout_seconds=TIMEOUT_SECONDS)
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        address = f"tcp://127.0.0.1:{other.getsockname()[1]}"
+        with pytest.raises(RendezvousError, match="is taken by another"):
+            open_store(address, rank=0, world_size=1, token="", timeout_seconds=TIMEOUT_SECONDS)
 
 
 def test_signals_are_heard_while_ranks_are_missing():
@@ -125,8 +128,9 @@ def test_signals_are_heard_while_ranks_are_missing():
     began = time.monotonic()
     try:
         with pytest.raises(Asked):
-            port = free_port()
-            open_store(f"tcp://127.0.0.1:{port}", rank=0, world_size=2, token="t", timeout_seconds=TIMEOUT_SECONDS)
+            open_store(
+                f"tcp://127.0.0.1:{free_port()}", rank=0, world_size=2, token="t", timeout_seconds=TIMEOUT_SECONDS
+            )
     finally:
         signal.signal(signal.SIGALRM, before)
     assert time.monotonic() - began < 5

@@ -192,7 +192,7 @@ class Launched:
                 continue
             variables = dict(line.partition(b"=")[::2] for line in environment.split(b"\0"))
             is_rank = b"megalite.slurm.rank" in command and str(self.folder.run_dir).encode() in command
-            if is_rank and b"srun" not in command and variables.get(b"SLURM_PROCID") == str(rank).encode():
+            if is_rank and variables.get(b"RANK") == str(rank).encode():
                 return int(entry.name), variables[b"SLURMD_NODENAME"].decode()
         raise AssertionError(f"rank {rank} has no process\n{self.log()}")
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 import os
 import signal
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -15,10 +16,10 @@ from pathlib import Path
 import pytest
 
 from megalite.checkpoint.catalog import latest
-from tests.kit.runs import megalite, metrics, write_run
+from tests.kit.runs import COMMAND, clean_environment, metrics, write_run
 from tests.kit.slurm import URGENT, Cluster, until
 from tests.slurm.inject.sitecustomize import SLOW_RANK_VARIABLE
-from tests.slurm.launched import LAYOUT_TOLERANCE, LONGEST_WAIT_SECONDS, NUM_STEPS, SECTIONS, Launched, at_once
+from tests.slurm.launched import LAYOUT_TOLERANCE, LONGEST_WAIT_SECONDS, NUM_STEPS, PROFILE, SECTIONS, Launched, at_once
 
 LONGEST_TEST_SECONDS = 1500
 """One or two minutes on a free machine."""
@@ -37,7 +38,9 @@ NUM_STEPS_OF_EIGHT = 30
 def undisturbed(tmp_path_factory) -> Path:
     """The same run without a cluster."""
     folder = tmp_path_factory.mktemp("undisturbed")
-    done = megalite("train", write_run(folder, **SECTIONS))
+    environment = {**clean_environment(), **PROFILE["environment"]}
+    command = [*COMMAND, "train", str(write_run(folder, **SECTIONS))]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=400, env=environment, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     return folder / "run"
 
@@ -164,7 +167,7 @@ def test_jobs_and_disks_fail(tmp_path, cluster, undisturbed):
         assert "MB/s at best with its neighbours" in unfit["why"]
         assert slow not in run.state["nodes"]
         assert "the next checkpoint needs" in run.ends()[0]
-        assert "waited for room" in [event["event"] for event in run.folder.read_events()]
+        assert "waited for disk" in [event["event"] for event in run.folder.read_events()]
         run.assert_as(undisturbed)
 
     at_once(jobs, disks)

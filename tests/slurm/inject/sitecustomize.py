@@ -59,11 +59,11 @@ def _wait_for_fault(path: Path, main_thread: int) -> None:
     ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(main_thread), ctypes.py_object(ArithmeticError))
 
 
-if FOLDER_VARIABLE in os.environ and "SLURM_PROCID" in os.environ and "MEGALITE_ATTEMPT" in os.environ:
-    _path = Path(os.environ[FOLDER_VARIABLE]) / f"fault-{os.environ['SLURM_PROCID']}"
+if FOLDER_VARIABLE in os.environ and "RANK" in os.environ and "MEGALITE_ATTEMPT" in os.environ:
+    _path = Path(os.environ[FOLDER_VARIABLE]) / f"fault-{os.environ['RANK']}"
     signal.signal(HOLD, _hold)
     threading.Thread(target=_wait_for_fault, args=(_path, threading.get_ident()), daemon=True).start()
-    if os.environ.get(SLOW_RANK_VARIABLE) == os.environ["SLURM_PROCID"]:
+    if os.environ.get(SLOW_RANK_VARIABLE) == os.environ["RANK"]:
         from megalite.train import probe
 
         probe.PRODUCT_SIZE = {"cpu": LARGE_PRODUCT}
