@@ -21,8 +21,11 @@ LIVE_STATES = "PENDING,CONFIGURING,RUNNING,COMPLETING,SUSPENDED,REQUEUED,STOPPED
 NO_ANSWER_SIGN = "*"
 """In the state of a node that does not answer Slurm."""
 
-BAD_NODE_WORDS = ("down", "drain", "fail", "maint", "power", "unk", NO_ANSWER_SIGN, "$")
-"""Parts of a node's state that keep ranks off it."""
+BAD_NODE_WORDS = (
+    *("boot", "down", "drain", "drng", "fail", "futr", "inval", "maint", "pow", "unk"),
+    *(NO_ANSWER_SIGN, "$"),
+)
+"""Parts of a node's short state (sinfo's %t) that keep ranks off it."""
 
 
 class Controller:

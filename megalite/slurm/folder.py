@@ -6,6 +6,7 @@ RUN/slurm/config.yaml     the run's config as it was launched
 RUN/slurm/cluster.yaml    the cluster profile
 RUN/slurm/job.sbatch      what was submitted
 RUN/slurm/state.json      where the supervisor stands, replaced at every change
+RUN/slurm/waiting.json    what the run waits for, overwritten in place: a full disk may be what that is
 RUN/slurm/alive           touched by the supervisor all the time
 RUN/slurm/events.jsonl    every attempt, restart and end, with why
 RUN/slurm/jobs/JOB.log    output of a job's supervisor
@@ -25,7 +26,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from megalite.train.in_place import read_in_place, write_in_place
 from megalite.train.signals import SAVE_FILE, STOP_FILE
+
+WAITING_BYTES, LONGEST_WAITING = 4096, 600
+"""Of the file, and characters of what is waited for; each may take six bytes."""
 
 
 @dataclass(frozen=True)
@@ -75,6 +80,10 @@ class LaunchFolder:
         return self.path / "alive"
 
     @property
+    def waiting(self) -> Path:
+        return self.path / "waiting.json"
+
+    @property
     def finished(self) -> Path:
         return self.path / "finished"
 
@@ -109,6 +118,15 @@ class LaunchFolder:
         partial.write_text(json.dumps(state, indent=1) + "\n", encoding="utf-8")
         os.replace(partial, self.state)
         return state
+
+    def say_waiting(self, what: str, since: float) -> None:
+        """Say what the run waits for; nothing, when that is empty."""
+        write_in_place(self.waiting, {"for": what[:LONGEST_WAITING], "since": round(since, 3)}, WAITING_BYTES)
+
+    def read_waiting(self) -> dict[str, Any] | None:
+        """What it waits for, and since when; None for nothing."""
+        said, _ = read_in_place(self.waiting)
+        return said if said is not None and said["for"] else None
 
     def add_event(self, kind: str, **details: Any) -> None:
         """Append one event, or nothing where the disk is full. Only supervisors write here, and one of a run lives."""

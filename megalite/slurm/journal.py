@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 
 from megalite.slurm.folder import LaunchFolder
 from megalite.slurm.storage import bear_with_disk
@@ -24,33 +23,28 @@ class Journal:
         self._waits = False
 
     def event(self, kind: str, **details: object) -> None:
-        """Write down an event, for programs and for people."""
+        """Write down an event, for programs and for people; what was waited for until then is not any more."""
+        self.waits_no_more()
         bear_with_disk(lambda: self._folder.add_event(kind, job=self._job, **details), self._patience_seconds)
         say(" ".join([time.strftime("%F %T"), kind, *(f"{name}={value}" for name, value in details.items())]))
-        if self._waits:
-            self._waits = False
-            self.state(waiting=None)
 
     def state(self, **changes: object) -> None:
         """Write down where the run stands."""
         bear_with_disk(lambda: self._folder.write_state(**changes), self._patience_seconds)
 
-    def waits_for(self, what: str) -> None:
-        """Say what the run waits for, until the next event; the disk may be what it waits for."""
+    def waits_for(self, what: str, since: float | None = None) -> None:
+        """Say what the run waits for, until the next event."""
         self._waits = True
         say(f"{time.strftime('%F %T')} waiting for {what}")
-        with suppress(OSError):
-            self._folder.write_state(waiting={"for": what, "since": round(time.time(), 3)})
+        with suppress(OSError):  # the disk may be what it waits for
+            self._folder.say_waiting(what, since or time.time())
 
-    @contextmanager
-    def waiting_for(self, what: str) -> Iterator[None]:
-        """Say what the run waits for in a block."""
-        self.waits_for(what)
-        try:
-            yield
-        finally:
+    def waits_no_more(self) -> None:
+        """What was waited for is there."""
+        if self._waits:
+            self._waits = False
             with suppress(OSError):
-                self._folder.write_state(waiting=None)
+                self._folder.say_waiting("", time.time())
 
 
 def say(text: str) -> None:

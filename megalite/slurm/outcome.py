@@ -120,8 +120,11 @@ def judge(
             return Outcome(Next.FINISHED, "all ranks are done")
         if codes == {EXIT_REQUEUE}:
             return Outcome(Next.STOPPED, "all ranks have stopped as asked")
-    if first_error is not None and first_error["is_user_error"] and EXIT_BAD_INPUT in {end.how for end in ends}:
-        return Outcome(Next.GIVE_UP, f"rank {first_error['rank']} found bad input", first_error["message"])
+    if first_error is not None and first_error["is_user_error"]:
+        if EXIT_BAD_INPUT in {end.how for end in ends}:
+            return Outcome(Next.GIVE_UP, f"rank {first_error['rank']} found bad input", first_error["message"])
+        if not is_final:
+            return None  # it is about to end with that code
     in_order = sorted(ends, key=lambda end: end.time)
     for end in in_order:
         if end.is_conclusive or (end.how == EXIT_DONE and end.rank in unfinished):

@@ -137,6 +137,7 @@ def _waiting(folder: LaunchFolder, state: dict[str, Any], jobs: list[QueuedJob] 
     attempts = [event for event in folder.read_events() if event["event"] == "attempt"]
     return find_waiting(
         state,
+        folder.read_waiting(),
         jobs,
         read_beats(folder.attempt(state.get("attempt", 0)) / "beats"),
         world_size=state["num_nodes"] * state["ranks_per_node"],

@@ -146,18 +146,19 @@ class Supervisor:
         self._submit_next()
         nodes = self._controller.nodes_of(self._job.number)
         self._journal.event("job", nodes=nodes)
-        while True:
+        while not self._is_replaced():
             try:
                 hosts = self._choose_hosts(nodes)
             except UserError as error:
                 return self._without_hosts(error)
             number = self._next_attempt()
             self._journal.event("attempt", attempt=number, nodes=list(hosts.used), spares=list(hosts.spares))
-            self._journal.state(attempt=number, nodes=list(hosts.used), status="running", stragglers=[], waiting=None)
+            self._journal.state(attempt=number, nodes=list(hosts.used), status="running", stragglers=[])
             self._has_trained = True
             code = self._after(self._train(Attempt(self._job, number, hosts, self._agents)))
             if code is not None:
                 return code
+        return EXIT_FAULT
 
     def _choose_hosts(self, nodes: Sequence[str]) -> Hosts:
         """Nodes for the next attempt. Agents are started, if they do not run already, and deputies posted."""
@@ -166,10 +167,10 @@ class Supervisor:
             if not self._agents.is_running:
                 self._agents.start(nodes)
             self._deputies.post(self._agents.nodes, self._own_node, self._agents.desk.home)
-            with self._journal.waiting_for("nodes: the agents on them, and the check of each"):
-                there = self._choice.gather(lambda: not self._signals.any)
-                if self._agents.is_running or self._signals.any:
-                    return self._choice.hosts(there, lambda: not self._signals.any)
+            self._journal.waits_for("nodes: the agents on them, and the check of each")
+            there = self._choice.gather(lambda: not self._signals.any)
+            if self._agents.is_running or self._signals.any:
+                return self._choice.hosts(there, lambda: not self._signals.any)
             why = self._agents.words().strip().rpartition("\n")[2]
             if time.monotonic() - began > self._config.slurm.start_seconds:
                 raise UserError(f"agents could not be started on {', '.join(self._agents.nodes)}: {why}")
@@ -212,10 +213,9 @@ class Supervisor:
                 self._journal.state(stragglers=list(self._stragglers.values()))
         still, was_still = self._tracker.look(beats, self._agents.desk.clock())
         if still is not None:
-            self._journal.state(waiting={"for": still.why, "since": still.since})
+            self._journal.waits_for(still.why, still.since)
         if was_still is not None:
             self._journal.event("standstill", attempt=attempt.number, **was_still)
-            self._journal.state(waiting=None)
         lost = self._reach.newly_lost(self._agents.nodes)
         used = [node for node in lost if node in attempt.hosts.used]
         if used:
@@ -326,7 +326,7 @@ class Supervisor:
         if not waiting and jobs < self._cluster.max_jobs:
             waiting = [self._controller.submit(str(self._folder.script))]
         next_job = waiting[0] if waiting else None
-        self._journal.state(job=self._job.number, next_job=next_job, num_jobs=jobs + 1, waiting=None)
+        self._journal.state(job=self._job.number, next_job=next_job, num_jobs=jobs + 1)
 
     def _is_replaced(self) -> bool:
         """Whether the next job runs already: Slurm lost sight of this node, and believes that this job has ended."""
@@ -361,7 +361,7 @@ class Supervisor:
         """End the run's jobs for now or for good."""
         self._cancel_others()
         self._journal.event(status, why=why)
-        self._journal.state(status=status, why=why, next_job=None, waiting=None)
+        self._journal.state(status=status, why=why, next_job=None)
         return code
 
     def _cancel_others(self) -> None:

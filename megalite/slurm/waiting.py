@@ -43,6 +43,7 @@ class Waiting:
 
 def find_waiting(
     state: Mapping[str, Any],
+    said: Mapping[str, Any] | None,
     jobs: Sequence[QueuedJob] | None,
     beats: Mapping[int, Beat],
     *,
@@ -55,6 +56,7 @@ def find_waiting(
 
     Args:
         state: as the supervisor wrote it last.
+        said: by the supervisor, of what it waits for.
         jobs: of the run, that wait or run, oldest first; None where Slurm cannot be asked.
         beats: of the last attempt.
         world_size: number of ranks.
@@ -69,7 +71,6 @@ def find_waiting(
         return Waiting(f"nodes for job {job.number} ({job.reason})", state.get("time"))
     if alive is not None and now - alive > LONGEST_SILENCE_SECONDS:
         return Waiting(f"a sign of life of the supervisor, job {state.get('job')}", alive)
-    said = state.get("waiting")
     if said:
         return Waiting(said["for"], said["since"])
     if attempt_began is None:

@@ -123,14 +123,12 @@ def test_signals_are_heard_while_ranks_are_missing():
     def end(*_: object) -> None:
         raise Asked
 
-    before = signal.signal(signal.SIGALRM, end)
+    address, before = f"tcp://127.0.0.1:{free_port()}", signal.signal(signal.SIGALRM, end)
     signal.setitimer(signal.ITIMER_REAL, 0.3)
     began = time.monotonic()
     try:
         with pytest.raises(Asked):
-            open_store(
-                f"tcp://127.0.0.1:{free_port()}", rank=0, world_size=2, token="t", timeout_seconds=TIMEOUT_SECONDS
-            )
+            open_store(address, rank=0, world_size=2, token="t", timeout_seconds=TIMEOUT_SECONDS)
     finally:
         signal.signal(signal.SIGALRM, before)
     assert time.monotonic() - began < 5

@@ -55,7 +55,7 @@ ENDED = ("finished", "stopped", "gave up", "cancelled")
 LONGEST_WAIT_SECONDS = 400.0
 """For what takes some ten seconds on a free machine."""
 
-NOTICED = ("trouble", "end", "unreached", "supervisor lost")
+NOTICED = ("trouble", "end", "unreached", "supervisor lost", "supervisor cut off", "cut off")
 
 LONGEST_DETECTION_SECONDS = 15.0
 LONGEST_RETURN_SECONDS = 30.0
@@ -141,11 +141,24 @@ class Launched:
         """Send a signal to a rank's process."""
         os.kill(self.rank_process(rank), number)
 
+    def kill_rank_on(self, node: str) -> None:
+        """End a rank of a node by SIGKILL."""
+        rank = next(rank for rank in range(len(self.state["nodes"])) if self.node_of_rank(rank) == node)
+        self.signal_rank(rank, signal.SIGKILL)
+
+    def status(self) -> str:
+        """What a person is told of it."""
+        return self.megalite("launch", "status", self.folder.run_dir).stdout
+
     def inject(self, rank: int, fault: str) -> None:
         """Let a rank do something by itself: `tests/slurm/inject`."""
         partial = self._faults / f".fault-{rank}"
         partial.write_text(fault)
         os.replace(partial, self._faults / f"fault-{rank}")
+
+    def release(self) -> None:
+        """Let held ranks go on."""
+        (self._faults / "release").touch()
 
     def wait_for_step(self, step: int, attempt: int) -> None:
         """Wait until an attempt has done a step."""
@@ -228,8 +241,10 @@ class Launched:
             again = next(event["time"] for event in events if event["time"] > struck and event["event"] == "job")
             print(f"{what}: Slurm started the next job after {again - struck:.1f} s")
             assert again - struck < LONGEST_LOSS_BY_SLURM_SECONDS, what
-        for each in measure(self.folder, time.time()).attempts:
-            print(f"  attempt {each.attempt}: {each.total:.0f} s, starting {each.starting:.0f}, lost {each.lost:.0f}")
+        goodput = measure(self.folder, time.time())
+        print(f"{100 * goodput.share:.0f} % of {goodput.total:.0f} s went into steps that count")
+        for each in goodput.attempts:
+            print(f"  attempt {each.attempt}:", ", ".join(f"{name} {part:.0f}" for name, part in each.parts().items()))
 
     def assert_as(self, undisturbed: Path) -> None:
         """Every step's loss and norm as those of another run, bit for bit, and every sample consumed once, in order."""

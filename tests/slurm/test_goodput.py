@@ -161,7 +161,7 @@ RUNNING, PENDING = QueuedJob("4", "RUNNING", "None"), QueuedJob("5", "PENDING", 
         ({"jobs": [PENDING]}, ("nodes for job 5 (Resources)", 50)),
         ({"jobs": [QueuedJob("4", "COMPLETING", "None"), PENDING]}, ("nodes for job 5 (Resources)", 50)),
         ({"alive": 60}, ("a sign of life of the supervisor, job 4", 60)),
-        ({"state": {"waiting": {"for": "the disk: full", "since": 70}}}, ("the disk: full", 70)),
+        ({"said": {"for": "the disk: full", "since": 70}}, ("the disk: full", 70)),
         ({"state": {"status": "waiting"}}, ("the next job to begin", 50)),
         ({"state": {"status": "submitted"}, "attempt_began": None, "beats": {}}, ("job 4 to begin", 50)),
         ({"beats": {0: WELL[0]}}, ("rank 1 to start", 40)),
@@ -174,8 +174,9 @@ def test_what_a_run_waits_for(changes, expected):
     """Asked from the outside in, with since when; a supervisor's last words do not count when it is dead."""
     state = {"status": "running", "job": "4", "time": 50, **changes.pop("state", {})}
     settings = {"jobs": [RUNNING, PENDING], "beats": WELL, "world_size": 2, "alive": 100, "attempt_began": 40}
-    settings |= changes
-    found = find_waiting(state, settings.pop("jobs"), settings.pop("beats"), now=101.0, **settings)
+    settings |= {"said": None, **changes}
+    said, jobs, beats = (settings.pop(name) for name in ("said", "jobs", "beats"))
+    found = find_waiting(state, said, jobs, beats, now=101.0, **settings)
     if expected is None:
         assert found is None
     else:

@@ -6,7 +6,6 @@ Most of a fault's time is waiting, so each test has two runs at once, on nodes o
 from __future__ import annotations
 
 import math
-import os
 import signal
 import subprocess
 import sys
@@ -28,7 +27,8 @@ SLOW_LINK = "20mbit"
 
 SECONDS_TO_SAVE = 20.0
 
-SECONDS_WITHOUT_ROOM = 3.0
+HOSTILE = "no %des $(touch CANARY);'\"ü"
+"""Name of a run's folder."""
 
 NUM_STEPS_OF_EIGHT = 30
 """Steps of eight ranks on two cores: enough for three checkpoints."""
@@ -49,10 +49,14 @@ def undisturbed(tmp_path_factory) -> Path:
 @pytest.mark.timeout(LONGEST_TEST_SECONDS)
 def test_ranks_and_nodes_fail(tmp_path, cluster, undisturbed):
     """A rank killed, one that ends with code 0 too early, one that raises, one that is stopped, and a whole run cut off
-    with its supervisor; beside it Slurm's controller away, a slurmd killed, and a node powered off."""
+    with its supervisor. Beside it, in a folder with a name for shells and Slurm to stumble over, a rank killed while
+    Slurm's controller is away, a slurmd killed, and two of four nodes powered off at once, the supervisor's among
+    them."""
 
     def ranks() -> None:
-        run = Launched(tmp_path / "ranks", cluster, ranks_per_node=2, spares=0)
+        run = Launched(
+            tmp_path / "ranks", cluster, ranks_per_node=2, spares=0, sbatch=["--exclusive", "--exclude=node[01-04]"]
+        )
         run.wait_for_step(12, attempt=1)
         run.strike("a rank killed", lambda: run.signal_rank(1, signal.SIGKILL))
         run.wait_for_step(32, attempt=2)
@@ -63,13 +67,11 @@ def test_ranks_and_nodes_fail(tmp_path, cluster, undisturbed):
         run.strike("a rank stopped", lambda: run.signal_rank(0, signal.SIGSTOP))
         run.wait_for_step(92, attempt=5)
         cut_off, stale_job = run.state["nodes"][0], run.state["job"]
-        stale = [run.rank_process(rank) for rank in range(2)]
-        for process in stale:
-            os.kill(process, signal.SIGSTOP)
+        for rank in range(2):
+            run.inject(rank, "hold")  # they give signs of life, and go on beside their successors
         run.cut_off("a run cut off with its supervisor", lambda: cluster.testbed("link", cut_off, "down"))
         run.wait_for_step(102, attempt=6)
-        for process in stale:
-            os.kill(process, signal.SIGCONT)  # they go on, beside their successors
+        run.release()
         assert run.wait_for_end() == "finished", run.log()
         until(lambda: "attempt 6 has started since" in run.rank_log(0, attempt=5), "the stale ranks to give up")
         killed, left, raised, stopped, *_ = run.ends()
@@ -87,30 +89,35 @@ def test_ranks_and_nodes_fail(tmp_path, cluster, undisturbed):
         run.assert_as(undisturbed)
 
     def nodes() -> None:
-        run = Launched(tmp_path / "nodes", cluster, spares=2)
+        run = Launched(tmp_path / HOSTILE, cluster, spares=2, sbatch=["--exclusive", "--exclude=node[05-06]"])
         run.wait_for_step(5, attempt=1)
+        without_rank = run.worker
         cluster.testbed("daemon", "ctl", "stop")
-        run.wait_for_step(15, attempt=1)
+        run.strike("a rank killed while the controller is away", lambda: run.kill_rank_on(without_rank))
+        run.wait_for_step(15, attempt=2)
+        assert without_rank not in run.state["nodes"]
         cluster.testbed("daemon", "ctl", "start")
-        run.wait_for_step(25, attempt=1)
         without_slurmd = run.worker
         cluster.slurm("scontrol", "update", f"nodename={without_slurmd}", "state=NoResp")  # until the next ping
         run.wait_for_save(without_slurmd)
         until(lambda: "*" not in cluster.node_state(without_slurmd), "Slurm to see the node again")
-        run.wait_for_step(35, attempt=1)
         run.inject(0, "hold")  # or the run is over before Slurm notices
         run.strike("a slurmd killed", lambda: cluster.testbed("daemon", without_slurmd, "kill"))
-        run.wait_for_step(75, attempt=2)
-        powered_off = run.worker
-        run.strike("a node powered off", lambda: cluster.testbed("crash", powered_off))
+        run.wait_for_step(45, attempt=3)
+        cluster.testbed("daemon", without_slurmd, "start")
+        until(lambda: cluster.node_state(without_slurmd) == "idle", "the node to be in service")
+        two = (run.worker, run.batch_host)  # what is left are two nodes for a job that asked for four
+        run.strike("two nodes powered off at once", lambda: [cluster.testbed("crash", node) for node in two])
         assert run.wait_for_end() == "finished", run.log()
-        lost, crashed, done = run.ends()
+        killed, lost, done = run.ends()
+        assert "Killed" in killed
         assert without_slurmd in lost
-        assert powered_off in crashed
         assert done == "all ranks are done"
-        assert not {powered_off, without_slurmd} & set(run.state["nodes"])
+        assert without_slurmd in run.state["nodes"]
+        assert not set(two) & set(run.state["nodes"])
         run.assert_quick()
         run.assert_as(undisturbed)
+        assert not list(tmp_path.rglob("CANARY"))
 
     at_once(ranks, nodes)
 
@@ -118,17 +125,23 @@ def test_ranks_and_nodes_fail(tmp_path, cluster, undisturbed):
 @pytest.mark.slow
 @pytest.mark.timeout(LONGEST_TEST_SECONDS)
 def test_jobs_and_disks_fail(tmp_path, cluster, undisturbed):
-    """The first job's own node is powered off, the second one's other node reboots before Slurm sees it, the next job
-    reaches its time limit; beside it a node with a slow network is left out, and the disk is full for a while."""
+    """The cable of the first job's own node is pulled, which is named although it is the one that complains; the second
+    one's other node reboots before Slurm sees it, the next job reaches its time limit. Beside it a node with a slow
+    network is left out, the disk is full for a while, and the run's folder is closed by chmod."""
 
     def jobs() -> None:
         run = Launched(tmp_path / "jobs", cluster, spares=0, sbatch=["--exclusive", "--exclude=node[04-06]"])
         run.wait_for_step(12, attempt=1)
-        powered_off = run.batch_host
-        run.strike("the batch host powered off", lambda: cluster.testbed("crash", powered_off))
+        cut_off, healthy = run.batch_host, run.worker
+        run.strike("the cable of the batch host", lambda: cluster.testbed("link", cut_off, "down"))
         run.wait_for_step(32, attempt=2)
+        (blamed,) = (event for event in run.folder.read_events() if event["event"] == "cut off")
+        assert blamed["node"] == cut_off
+        assert f"{cut_off} is cut off: no signal on the cable, and {healthy} is well" in run.ends()[0]
+        assert healthy in run.state["nodes"]
         assert cluster.states()[run.state["next_job"]] == "PENDING"  # not the first job, which may still be cleaned up
-        cluster.testbed("boot", powered_off)  # as good as new
+        cluster.testbed("link", cut_off, "up")
+        cluster.testbed("boot", cut_off)  # as good as new
         run.strike("a node rebooted fast", lambda: _reboot(cluster, run.worker))
         run.wait_for_step(52, attempt=3)
         job = run.state["job"]
@@ -156,18 +169,28 @@ def test_jobs_and_disks_fail(tmp_path, cluster, undisturbed):
         )
         run.wait_for_step(12, attempt=1)
         filler = cluster.small_disk / "filler"
-        _fill(filler)
-        until(lambda: "No space left" in run.rank_log(0, attempt=1), "the disk to be full")
-        time.sleep(SECONDS_WITHOUT_ROOM)
+        run.strike("a full disk", lambda: _fill(filler))
+        until(lambda: "the disk: " in run.status(), "the run to say what it waits for")
         assert "attempt=2" not in run.log()
         filler.unlink()
+        run.wait_for_step(32, attempt=2)
+        checkpoints = run.folder.run_dir / "checkpoints"
+        run.strike("a folder closed by chmod", lambda: checkpoints.chmod(0o555))
+        until(
+            lambda: f"waiting for the disk: {checkpoints} cannot be written (Permission denied)" in run.log(),
+            "the same",
+        )
+        assert "attempt=3" not in run.log()
+        checkpoints.chmod(0o755)
         assert run.wait_for_end() == "finished", run.log()
-        (unfit,) = (event for event in run.folder.read_events() if event["event"] == "unfit")
-        assert unfit["node"] == slow
+        (unfit,) = (event for event in run.folder.read_events() if event["event"] == "unfit" and event["node"] == slow)
         assert "MB/s at best with its neighbours" in unfit["why"]
         assert slow not in run.state["nodes"]
-        assert "the next checkpoint needs" in run.ends()[0]
-        assert "waited for disk" in [event["event"] for event in run.folder.read_events()]
+        full, closed, _ = run.ends()
+        assert "the next checkpoint needs" in full
+        assert "cannot be written (Permission denied)" in closed
+        assert [event["event"] for event in run.folder.read_events()].count("waited for disk") == 2
+        run.assert_quick()
         run.assert_as(undisturbed)
 
     at_once(jobs, disks)

@@ -91,6 +91,14 @@ def test_complaints_of_peers_wait_for_the_cause(ended, told, guess):
     assert found.nodes == guess[1]
 
 
+def test_a_word_comes_before_the_end():
+    """Of a rank that found bad input: an attempt is not tried again because its exit code has not been seen yet."""
+    told = errors(r1="bad: no checkpoint is whole")
+    assert judge([], told, {}, world_size=4) is None
+    assert judge(ends(None, 2), told, {}, world_size=4).next is Next.GIVE_UP
+    assert judge([], told, {}, world_size=4, is_final=True).next is Next.RESTART
+
+
 def test_an_attempt_that_goes_on():
     """Nothing has ended, or some have ended well before the others."""
     for ended in ([], ends(0), ends(3, None, 3)):

@@ -37,8 +37,8 @@ PYXIS = {"runtime": "pyxis", "image": "m.sqsh", "mounts": ["/data:/data", "/s:/s
     ],
 )
 def test_ranks_in_containers(container, options, agent, rank):
-    """What srun is told, and the Python of agents and of what they start: Apptainer is around each rank, pyxis around the
-    agent."""
+    """What srun is told, and the Python of agents and of what they start: Apptainer is around each rank, pyxis around
+    the agent."""
     settings = ContainerConfig(**container) if container else None
     assert shlex.join(step_options(settings)) == options
     assert shlex.join(python_command(settings, is_step=True)) == agent
@@ -48,7 +48,7 @@ def test_ranks_in_containers(container, options, agent, rank):
 def test_spares_are_asked_for_and_not_waited_for(tmp_path):
     """A range of nodes: two dead ones of four stopped a chain whose layout needs two. Slurm takes the least of a range
     when it is told a number of tasks."""
-    config = load_config(ROOT / "configs/debug.yaml", ["parallel.dp=4"])
+    config = load_config(ROOT / "configs/debug.yaml", ["parallel.dp=4", "batch.micro_batch_size=1"])
     for spares, nodes in ((0, "2"), (2, "2-4")):
         cluster = ClusterConfig(gpus_per_node=0, ranks_per_node=2, cpus_per_rank=3, spares=spares)
         options = sbatch_options(LaunchFolder(tmp_path), cluster, place(config, cluster))

@@ -2,7 +2,8 @@
 
 exit    the process ends at once, with exit code 0, as if all were well
 raise   the training loop gets an exception
-hold    the training loop stands still for a while, or until it is asked to stop; the heart goes on beating
+hold    the training loop stands still for a while, until it is asked to stop, or FOLDER/release is there; the heart
+        goes on beating
 
 The rank that SLOW_RANK_VARIABLE names has a slow device, as far as its timed products tell.
 """
@@ -41,7 +42,8 @@ def _hold(*_: object) -> None:
 
     signal.signal(signal.SIGUSR1, note)
     deadline = time.monotonic() + SECONDS_HELD
-    while not asked and time.monotonic() < deadline:
+    release = Path(os.environ[FOLDER_VARIABLE]) / "release"
+    while not (asked or release.exists()) and time.monotonic() < deadline:
         time.sleep(SECONDS_BETWEEN_LOOKS)
     signal.signal(signal.SIGUSR1, handle)
 
