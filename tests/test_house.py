@@ -14,7 +14,7 @@ ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "megalite"
 
 FLOORS = (
-    ("errors",),
+    ("errors", "host"),
     ("slurm_commands", "slurm_words", "page"),
     ("config",),
     ("data",),

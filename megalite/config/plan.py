@@ -118,6 +118,11 @@ def derive_dp(config: Config, world_size: int) -> int:
     return parallel.dp or max(1, world_size // (parallel.pp * parallel.cp * parallel.tp))
 
 
+def has_copies(parallel: ParallelConfig, model: ModelConfig, dp: int) -> bool:
+    """Whether any weight is held by two ranks of a layout."""
+    return parallel.tp > 1 or (dp > 1 and parallel.zero_stage < 3) or (parallel.pp > 1 and model.tie_embeddings)
+
+
 def derive_steps(config: Config) -> int:
     """Optimizer steps of the run: as configured, or the configured tokens rounded up to whole steps."""
     return config.train.steps or _steps_for_tokens(config, config.train.tokens or 0)
@@ -146,6 +151,10 @@ def default_world_size(config: Config) -> int:
     """Ranks that `megalite train` starts by itself: pp x dp x cp x tp with an underived dp of 1."""
     parallel = config.parallel
     return parallel.pp * (parallel.dp or 1) * parallel.cp * parallel.tp
+
+
+FILLED = ("num_kv_heads", "head_dim", "ffn_hidden_size", "vocab_size", "max_positions")
+"""What a filled model has a value for."""
 
 
 def fill_model(model: ModelConfig, batch: BatchConfig, tokenizer_vocab_size: int | None = None) -> ModelConfig:
@@ -224,10 +233,12 @@ def count_parameters(model: ModelConfig) -> int:
     block = hidden * (q + 2 * kv) + q * hidden + (gates + 1) * hidden * ffn + 2 * norm
     if model.qk_norm:
         block += 2 * head_dim
-    if model.bias != "none":
+    if model.has_qkv_bias:
         block += q + 2 * kv
-    if model.bias == "all":
-        block += hidden + gates * ffn + hidden
+    if model.has_output_bias:
+        block += hidden
+    if model.has_mlp_bias:
+        block += gates * ffn + hidden
     embeddings = model.vocab_size * hidden * (1 if model.tie_embeddings else 2)
     if model.positions == "learned":
         embeddings += model.max_positions * hidden

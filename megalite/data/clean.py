@@ -19,12 +19,12 @@ import pyarrow as pa
 
 from megalite.data.corpus import Corpus
 from megalite.data.documents import DocumentBatch, Outcome, Rejected, with_texts
-from megalite.data.manifest import StationResult, run_station
 from megalite.data.progress import Progress, Silent
 from megalite.data.recipe import CleanConfig, LanguageConfig
 from megalite.data.repair.repair import repair
 from megalite.data.runners import InProcess
 from megalite.data.shards import ShardReading, refuse_unreadable
+from megalite.data.station import StationResult, run_station
 from megalite.data.tasks import Report, Runner, Task, add_counts, run_tasks
 from megalite.data.texts import Texts
 from megalite.errors import DataError

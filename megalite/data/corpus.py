@@ -31,23 +31,10 @@ from megalite.data.shards import (
     station_shard,
     text_bytes,
 )
+from megalite.data.station_facts import DOCUMENT_STATIONS
 from megalite.errors import DataError
 
 PLAIN_TEXT_SUFFIXES = (".txt", ".text", ".md", ".rst", ".py")
-
-DOCUMENT_STATIONS = (
-    "clean",
-    "url-dedup",
-    "dedup",
-    "near-dedup",
-    "line-dedup",
-    "substring-dedup",
-    "decontaminate",
-    "perplexity",
-    "classifier",
-)
-"""Stations that leave documents behind."""
-
 
 NOT_CONTENT = {"path", "description", "license", "url"}
 """Settings of a source that do not change its documents."""

@@ -22,12 +22,12 @@ import xxhash
 
 from megalite.data.corpus import Corpus
 from megalite.data.documents import ARROW_TYPE, Outcome, ShardWriter, shard_name
-from megalite.data.manifest import StationResult, run_station
 from megalite.data.near.report import size_histogram
 from megalite.data.progress import Progress, Silent
 from megalite.data.recipe import DedupConfig
 from megalite.data.runners import InProcess
 from megalite.data.shards import ShardReading, refuse_unreadable
+from megalite.data.station import StationResult, run_station
 from megalite.data.tasks import WORK_FOLDER, Report, Runner, Task, add_counts, replacing, run_tasks
 from megalite.data.texts import Texts
 

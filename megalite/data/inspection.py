@@ -26,10 +26,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from megalite.data.corpus import DOCUMENT_STATIONS
 from megalite.data.dedup import CLUSTERS_FOLDER
 from megalite.data.documents import ARROW_TYPE, REJECTED_FOLDER
 from megalite.data.manifest import Manifest, find_manifest, missing_outputs
+from megalite.data.station_facts import DOCUMENT_STATIONS
 from megalite.data.stations.filtering import REMOVED_FOLDER
 from megalite.errors import DataError, did_you_mean
 

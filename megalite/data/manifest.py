@@ -1,39 +1,57 @@
 """manifest.json: what a data station read, how it was set, what it left behind.
 
-    run_station: same station, inputs and settings as in the folder's manifest?  yes -> nothing to do
-                 no -> build in OUT.partial -> hash every file -> manifest.json -> rename to OUT
+A folder with a manifest is whole (`station.py`), and the next station compares the files with it before it reads
+them. Manifests hold no times and no absolute paths, so equal work gives equal bytes and a data folder can be moved as a
+whole.
 
-A folder with a manifest is therefore whole: a killed station leaves only OUT.partial, which the next run clears. The
-next station checks the files against the manifest before it reads them. Manifests hold no times and no absolute
-paths, so equal work gives equal bytes and a data folder can be moved as a whole.
+    what is looked at                      when                                     reads
+    the manifest's own checksum            always                                   the manifest
+    sizes of the files                     before any use                           nothing
+    a hash of 64 places of a large file    before training, `data show`             1 MB a file
+    the hash of each file                  before a station, `data verify`          everything
+
+Format 2 added the manifest's own checksum and the hash of some places of a file. Folders of format 1 are read as
+before, and count as the same work.
 """
 
 from __future__ import annotations
 
-import errno
 import json
 import os
-import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
-from typing import Any
+from pathlib import Path, PurePosixPath
+from typing import Annotated, Any
 
 import xxhash
+from pydantic import AfterValidator, Field, NonNegativeInt
 
 from megalite import __version__
-from megalite.data.tasks import WORK_FOLDER
+from megalite.data.records import Record, explain, parse_json, parse_record
+from megalite.data.sealed import NO_CHECKSUM, is_sealed, seal
+from megalite.data.station_facts import FACTS, LEAST_INPUTS
 from megalite.errors import DataError
 
-FORMAT = 1
+FORMAT = 2
 """Version of the manifest and of the folders it describes."""
+
+READABLE_FORMATS = (1, 2)
+
+WORK_FORMAT = 1
+"""Version of what stations make: equal work of readable formats leaves equal files."""
 
 FILE_NAME = "manifest.json"
 
-PLAN_FILE = "plan.json"
-"""In the work folder of an unfinished station: its manifest as far as it is known before the work."""
+CARD_FILE = "README.md"
+"""For people and for Hugging Face `datasets`; says nothing about what was left behind."""
 
 HASH_CHUNK_BYTES = 1 << 22
+
+NUM_SPOTS, SPOT_BYTES = 64, 1 << 14
+"""Places of a file that are looked at before training, evenly spread, both ends among them, and the bytes of each. A
+file that is no larger than all of them together is looked at as a whole."""
+
+AGAIN = "run its station again"
 
 
 @dataclass(frozen=True)
@@ -51,6 +69,8 @@ class Output:
     path: str
     num_bytes: int
     xxh3: str
+    spots: str = ""
+    """Hash of some places of it; empty where it is small, or of format 1."""
 
 
 @dataclass(frozen=True)
@@ -72,12 +92,18 @@ class Manifest:
         """The manifest as JSON text, the same for the same content."""
         plain = asdict(self)
         del plain["folder"]
-        return json.dumps(plain, indent=2, sort_keys=True, ensure_ascii=False) + "\n"
+        plain["checksum"] = NO_CHECKSUM
+        return seal(json.dumps(plain, indent=2, sort_keys=True, ensure_ascii=False) + "\n")
 
     @property
     def fingerprint(self) -> str:
         """A hash of what was left behind: settings and contents. The same work redone elsewhere has the same."""
-        left_behind = [self.station, self.format, self.settings, [asdict(output) for output in self.outputs]]
+        files = [
+            {"path": output.path, "num_bytes": output.num_bytes, "xxh3": output.xxh3}
+            for output in self.outputs
+            if output.path != CARD_FILE
+        ]
+        left_behind = [self.station, WORK_FORMAT, self.settings, files]
         return xxhash.xxh3_128_hexdigest(json.dumps(left_behind, sort_keys=True).encode())
 
     def input_path(self, index: int = 0) -> Path:
@@ -88,78 +114,50 @@ class Manifest:
         """Whether both would leave the same behind: same station, inputs and settings."""
         return self._work() == other._work()
 
-    def _work(self) -> tuple[str, int, tuple[str, ...], str]:
+    def _work(self) -> tuple[str, tuple[str, ...], str]:
         settings = json.dumps(self.settings, sort_keys=True)
-        return self.station, self.format, tuple(each.fingerprint for each in self.inputs), settings
+        return self.station, tuple(each.fingerprint for each in self.inputs), settings
 
 
-@dataclass(frozen=True)
-class StationResult:
-    """What `run_station` did."""
-
-    manifest: Manifest
-    reused: bool
-    """The folder already held this very work."""
+def _possible(path: str) -> str:
+    if not path or "\0" in path or any(len(part.encode()) > 255 for part in path.split("/")) or len(path) > 4096:
+        raise ValueError("a path that can be")
+    return path
 
 
-def run_station(
-    station: str,
-    out: Path,
-    *,
-    inputs: Sequence[tuple[Path | str, str]],
-    settings: dict[str, Any],
-    build: Callable[[Path], dict[str, Any]],
-    resumable: bool = False,
-) -> StationResult:
-    """Run one station into its folder, or find that it has been run.
+def _inside(path: str) -> str:
+    pure = PurePosixPath(_possible(path))
+    if pure.is_absolute() or ".." in pure.parts or str(pure) != path or path in (".", FILE_NAME):
+        raise ValueError("a file inside of the folder")
+    return path
 
-    Args:
-        station: name of the station.
-        out: folder to make. An older result of the same station there is replaced; anything else is refused.
-        inputs: (path or URL, fingerprint) of what is read.
-        settings: JSON-ready settings that decide the result. The number of workers is none of them.
-        build: writes the files into the folder it is given and returns the counts.
-        resumable: `build` goes on with what it finds in the folder (`tasks.py`), so an interrupted one is kept.
 
-    Raises:
-        DataError: `out` holds something else, lies within what is read, or the disk is full; what was half written is
-            removed.
-    """
-    here = out.absolute()
-    relative = tuple(Input(_seen_from(here, path), hash_) for path, hash_ in inputs)
-    planned = Manifest(station, relative, json.loads(json.dumps(settings)), counts={})
-    found = find_manifest(out)
-    if found is not None and found.same_work(planned) and not missing_outputs(found):
-        return StationResult(found, reused=True)
-    _refuse_foreign_folder(out, station, found)
-    _refuse_own_input(out, [path for path, _ in inputs])
+Hash = Annotated[str, Field(pattern="^[0-9a-f]{32}$")]
 
-    partial = out.with_name(out.name + ".partial")
-    if not (resumable and _same_plan(partial, planned)):
-        _remove_tree(partial)
-        _make_folder(partial)
-        _write_plan(partial, planned)
-    try:
-        counts = build(partial)
-        _remove_tree(partial / WORK_FOLDER)
-        for leftover in partial.rglob(".*.tmp"):  # of tasks that were killed
-            leftover.unlink()
-        manifest = Manifest(station, relative, planned.settings, counts, _list_outputs(partial), folder=out)
-        write_text(partial / FILE_NAME, manifest.dumps())
-        _replace_folder(partial, out)
-    except OSError as error:
-        _remove_tree(partial)
-        if _is_full_disk(error):
-            raise DataError(
-                f"{out}: the disk is full (station {station}); what was half written has been removed. "
-                "Free some space or choose another folder"
-            ) from error
-        raise
-    except BaseException as error:
-        if not resumable or isinstance(error, DataError):
-            _remove_tree(partial)
-        raise
-    return StationResult(manifest, reused=False)
+
+class _InputRecord(Record):
+    path: Annotated[str, AfterValidator(_possible)]
+    fingerprint: str
+
+
+class _OutputRecord(Record):
+    path: Annotated[str, AfterValidator(_inside)]
+    num_bytes: NonNegativeInt
+    xxh3: Hash
+    spots: Annotated[str, Field(pattern="^([0-9a-f]{32})?$")] = ""
+
+
+class _ManifestRecord(Record):
+    """A manifest as it lies on the disk."""
+
+    station: str
+    inputs: tuple[_InputRecord, ...]
+    settings: dict[str, Any]
+    counts: dict[str, Any]
+    outputs: tuple[_OutputRecord, ...]
+    format: int
+    version: str
+    checksum: Hash | None = None
 
 
 def find_manifest(folder: Path) -> Manifest | None:
@@ -171,16 +169,37 @@ def find_manifest(folder: Path) -> Manifest | None:
     path = folder / FILE_NAME
     if not path.is_file():
         return None
+    advice = f"remove the folder and {AGAIN}"
     try:
-        plain = json.loads(path.read_text(encoding="utf-8"))
-        plain["inputs"] = tuple(Input(**each) for each in plain["inputs"])
-        plain["outputs"] = tuple(Output(**each) for each in plain["outputs"])
-        manifest = Manifest(**plain, folder=folder)
-    except (ValueError, TypeError, KeyError) as error:
-        raise DataError(f"{path}: damaged manifest ({error}); remove the folder and run its station again") from error
-    if manifest.format != FORMAT:
-        raise DataError(f"{path}: format {manifest.format}, made by another version; run its station again")
-    return manifest
+        content = path.read_bytes()
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read ({error.strerror}); see to the disk") from error
+    plain = parse_json(content, path, advice)
+    made_by = plain.get("format") if isinstance(plain, dict) else None
+    if made_by is not None and made_by not in READABLE_FORMATS:
+        raise DataError(f"{path}: format {made_by!r:.40}, made by another version; {AGAIN}")
+    record = parse_record(content, _ManifestRecord, path, advice)
+    if (record.checksum is None) != (record.format == 1):
+        raise DataError(f"{path}: damaged: format {record.format} and checksum {record.checksum}; {advice}")
+    if record.checksum is not None and not is_sealed(content.decode()):
+        raise DataError(
+            f"{path}: damaged: it does not match its own checksum (if it was edited by hand, take the edit back); "
+            f"{advice}"
+        )
+    _check_facts(record, path, advice)
+    names = [each.path for each in record.outputs]
+    if len(set(names)) != len(names):
+        raise DataError(f"{path}: damaged: a file is named twice; {advice}")
+    return Manifest(
+        record.station,
+        tuple(Input(each.path, each.fingerprint) for each in record.inputs),
+        record.settings,
+        record.counts,
+        tuple(Output(each.path, each.num_bytes, each.xxh3, each.spots) for each in record.outputs),
+        record.format,
+        record.version,
+        folder,
+    )
 
 
 def check_input(folder: Path, station: str, *, contents: bool = True) -> Manifest:
@@ -203,16 +222,30 @@ def check_input(folder: Path, station: str, *, contents: bool = True) -> Manifes
         raise DataError(f"{folder}: made by station {manifest.station!r}; a folder of {station!r} is needed here")
     problems = missing_outputs(manifest)
     if contents and not problems:
-        problems = [
-            f"{each.path}: its contents have changed"
-            for each in manifest.outputs
-            if hash_file(folder / each.path) != each.xxh3
-        ]
-    if problems:
-        raise DataError(
-            f"{folder}: does not agree with its manifest.json: {'; '.join(problems)}; run its station again"
-        )
+        problems = [problem for each in manifest.outputs if (problem := changed_output(manifest, each))]
+    refuse_damage(manifest, problems)
     return manifest
+
+
+def check_spots(manifest: Manifest, names: Sequence[str]) -> None:
+    """Compare some files with the manifest at the places that are looked at before training.
+
+    Raises:
+        DataError: one has changed there.
+    """
+    outputs = [output for output in manifest.outputs if output.path in names]
+    refuse_damage(manifest, [problem for each in outputs if (problem := changed_output(manifest, each, spots=True))])
+
+
+def refuse_damage(manifest: Manifest, problems: Sequence[str]) -> None:
+    """Raise an error that names all that is wrong with a station's folder, if anything is.
+
+    Raises:
+        DataError: there are problems.
+    """
+    if problems:
+        complaints = "; ".join(problems)
+        raise DataError(f"{manifest.folder}: does not agree with its {FILE_NAME}: {complaints}; {AGAIN}")
 
 
 def missing_outputs(manifest: Manifest) -> list[str]:
@@ -227,6 +260,30 @@ def missing_outputs(manifest: Manifest) -> list[str]:
     return problems
 
 
+def changed_output(manifest: Manifest, output: Output, *, spots: bool = False) -> str:
+    """A complaint about the contents of a file; empty when they are what was written.
+
+    Args:
+        manifest: of the station.
+        output: the file, of the right size.
+        spots: look at some places of a large file only, as far as they are known.
+    """
+    path = manifest.folder / output.path
+    try:
+        if not spots or is_small(output.num_bytes):
+            is_same = hash_file(path) == output.xxh3
+        else:
+            is_same = not output.spots or hash_spots(path) == output.spots
+    except OSError as error:
+        return f"{output.path}: cannot be read ({error.strerror})"
+    return "" if is_same else f"{output.path}: its contents have changed"
+
+
+def is_small(num_bytes: int) -> bool:
+    """Whether a file is looked at as a whole, where of larger ones some places are."""
+    return num_bytes <= NUM_SPOTS * SPOT_BYTES
+
+
 def hash_file(path: Path) -> str:
     """xxh3_128 of a file's bytes."""
     digest = xxhash.xxh3_128()
@@ -236,9 +293,31 @@ def hash_file(path: Path) -> str:
     return digest.hexdigest()
 
 
+def hash_spots(path: Path) -> str:
+    """xxh3_128 of NUM_SPOTS places of a file that is not small."""
+    digest = xxhash.xxh3_128()
+    last = path.stat().st_size - SPOT_BYTES
+    with open(path, "rb", buffering=0) as file:
+        for number in range(NUM_SPOTS):
+            file.seek(last * number // (NUM_SPOTS - 1))
+            digest.update(file.read(SPOT_BYTES))
+    return digest.hexdigest()
+
+
+def list_outputs(folder: Path, *, leave_out: Path) -> tuple[Output, ...]:
+    """The record of every file below a folder, but for those of one folder inside."""
+    files = sorted(path for path in folder.rglob("*") if path.is_file() and not path.is_relative_to(leave_out))
+    return tuple(_describe(path, path.relative_to(folder).as_posix()) for path in files)
+
+
+def _describe(path: Path, name: str) -> Output:
+    num_bytes = path.stat().st_size
+    return Output(name, num_bytes, hash_file(path), "" if is_small(num_bytes) else hash_spots(path))
+
+
 def write_text(path: Path, text: str) -> None:
     """Write a text file so that a reader sees the old one or the new one, never half of it."""
-    partial = path.with_name(path.name + ".tmp")
+    partial = path.with_name(f".{path.name}.tmp")  # a station clears such names away
     with open(partial, "w", encoding="utf-8") as file:
         file.write(text)
         file.flush()
@@ -246,67 +325,15 @@ def write_text(path: Path, text: str) -> None:
     os.replace(partial, path)
 
 
-def _seen_from(here: Path, path: Path | str) -> str:
-    """A path relative to a folder; a URL as it is."""
-    return str(path) if "://" in str(path) else os.path.relpath(Path(path).absolute(), here)
-
-
-def _same_plan(partial: Path, planned: Manifest) -> bool:
-    """Whether an interrupted run in this folder was about the same work."""
-    path = partial / WORK_FOLDER / PLAN_FILE
-    return path.is_file() and path.read_text(encoding="utf-8") == planned.dumps()
-
-
-def _write_plan(partial: Path, planned: Manifest) -> None:
-    (partial / WORK_FOLDER).mkdir()
-    write_text(partial / WORK_FOLDER / PLAN_FILE, planned.dumps())
-
-
-def _make_folder(folder: Path) -> None:
+def _check_facts(record: _ManifestRecord, path: Path, advice: str) -> None:
+    """Refuse a manifest without what other tools read out of it."""
+    facts = FACTS.get(record.station)
+    if facts is None:
+        return
     try:
-        folder.mkdir(parents=True)
-    except OSError as error:
-        raise DataError(f"{folder}: cannot be made: {error.strerror}; choose another folder") from error
-
-
-def _is_full_disk(error: OSError) -> bool:
-    """Also as numpy reports it: np.save reserves the space first and says so without a number."""
-    return error.errno in (errno.ENOSPC, errno.EDQUOT) or "Not enough free space" in str(error)
-
-
-def _list_outputs(folder: Path) -> tuple[Output, ...]:
-    files = sorted(path for path in folder.rglob("*") if path.is_file())
-    return tuple(Output(path.relative_to(folder).as_posix(), path.stat().st_size, hash_file(path)) for path in files)
-
-
-def _refuse_foreign_folder(out: Path, station: str, found: Manifest | None) -> None:
-    """Only a folder that this station made may be replaced."""
-    if found is not None and found.station != station:
-        raise DataError(f"{out}: made by station {found.station!r}; choose another folder for {station!r}")
-    if found is None and out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise DataError(f"{out}: already there and not made by megalite; choose another folder or remove it yourself")
-
-
-def _refuse_own_input(out: Path, inputs: Sequence[Path | str]) -> None:
-    """A folder that is read can hold no result: the next run would read that too, and replacing it would remove it."""
-    for path in inputs:
-        if "://" not in str(path) and Path(path).is_dir() and out.resolve().is_relative_to(Path(path).resolve()):
-            where = "is" if out.resolve() == Path(path).resolve() else "lies within"
-            raise DataError(f"{out}: {where} {path}, which is read; choose a folder beside it")
-
-
-def _replace_folder(new: Path, out: Path) -> None:
-    """Put `new` in the place of `out`. A kill in between leaves no `out`, never a mixed one."""
-    if out.exists():
-        old = out.with_name(out.name + ".old")
-        _remove_tree(old)
-        os.replace(out, old)
-        os.replace(new, out)
-        _remove_tree(old)
-    else:
-        os.replace(new, out)
-
-
-def _remove_tree(folder: Path) -> None:
-    if folder.exists():
-        shutil.rmtree(folder)
+        found = facts.model_validate({"settings": record.settings, "counts": record.counts}, strict=True)
+    except ValueError as error:
+        raise DataError(f"{path}: damaged: {explain(error)}; {advice}") from error
+    last = getattr(found.settings, "tokenizer_input", 0)
+    if len(record.inputs) < max(LEAST_INPUTS[record.station], last + 1):
+        raise DataError(f"{path}: damaged: {len(record.inputs)} inputs; {advice}")

@@ -22,11 +22,11 @@ import numpy as np
 
 from megalite.data.indexed import IndexedTokens
 from megalite.data.layout import BORDERS_FILE, DOCUMENTS_FILE, LENGTHS_FILE, STARTS_FILE, ConcatLayout
-from megalite.data.manifest import StationResult, run_station
 from megalite.data.pack_report import PackStatistics
 from megalite.data.progress import Progress, Silent
 from megalite.data.recipe import PackConfig
 from megalite.data.sources import open_tokens
+from megalite.data.station import StationResult, run_station
 from megalite.errors import DataError
 
 WALK_DOCUMENTS = 1 << 18

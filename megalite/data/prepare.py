@@ -20,12 +20,13 @@ from megalite.data.card.make import JSON_FILE, make_card, write_card
 from megalite.data.clean import clean
 from megalite.data.corpus import Corpus
 from megalite.data.dedup import dedup
-from megalite.data.manifest import StationResult
+from megalite.data.lease import Lease
 from megalite.data.near.settings import NearDedupConfig
 from megalite.data.pack import pack
 from megalite.data.progress import Progress, Silent
 from megalite.data.recipe import DocumentSource, Recipe
 from megalite.data.split import ALL, Part, Split
+from megalite.data.station import StationResult
 from megalite.data.stations.contamination import decontaminate
 from megalite.data.stations.lines import line_dedup
 from megalite.data.stations.near import near_dedup
@@ -36,6 +37,8 @@ from megalite.data.tasks import Runner
 from megalite.data.tokenize import tokenize
 from megalite.data.train_tokenizer import train_tokenizer
 from megalite.errors import DataError
+
+LOCK_FILE = ".lock"
 
 
 @dataclass(frozen=True)
@@ -60,9 +63,15 @@ def prepare(recipe: Recipe, *, runner: Runner | None = None, progress: Progress 
 
     Raises:
         DataError: an input is missing or damaged, or a station has nothing to work on.
+        UserError: another process prepares in this folder.
     """
-    progress = progress or Silent()
     _refuse_missing_files(recipe)
+    with Lease(recipe.out / LOCK_FILE, recipe.out):
+        return _prepare(recipe, runner, progress or Silent())
+
+
+def _prepare(recipe: Recipe, runner: Runner | None, progress: Progress) -> list[Finished]:
+    """The stations in their order."""
     out = recipe.out
     done: list[Finished] = []
 

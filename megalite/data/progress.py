@@ -66,8 +66,9 @@ class PlainLines:
         rate = self._done / (now - self._started)
         line = f"{self._done:,.1f} {self._unit}, {rate:,.1f} {self._unit}/s"
         if self._total:
-            left = max(0.0, self._total - self._done) / rate
-            line = f"{min(1.0, self._done / self._total):.0%}, {line}, {left:.0f} s left"
+            line = f"{min(1.0, self._done / self._total):.0%}, {line}"
+            if rate > 0:  # a first task may have nothing to show for itself, and then nobody knows
+                line += f", {max(0.0, self._total - self._done) / rate:.0f} s left"
         self._print(line)
 
     def finish(self, summary: str) -> None:

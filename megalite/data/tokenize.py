@@ -28,13 +28,13 @@ from megalite.data.documents import (
     shard_name,
 )
 from megalite.data.indexed import IndexedWriter, token_dtype
-from megalite.data.manifest import StationResult, run_station
 from megalite.data.metadata import read_numbers
 from megalite.data.progress import Progress, Silent
 from megalite.data.runners import InProcess
 from megalite.data.shards import ShardReading, refuse_unreadable
 from megalite.data.sources import TOKENS_NAME
 from megalite.data.split import ALL, Split
+from megalite.data.station import StationResult, run_station
 from megalite.data.tasks import WORK_FOLDER, Report, Runner, Task, add_counts, replacing, run_tasks
 from megalite.data.tokenizer import Tokenizer, fingerprint_files
 from megalite.errors import DataError

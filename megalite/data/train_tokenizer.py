@@ -21,10 +21,10 @@ from typing import Any
 
 from megalite.data.corpus import Corpus
 from megalite.data.encoders.reference import BLANK
-from megalite.data.manifest import StationResult, run_station
 from megalite.data.progress import Progress, Silent
 from megalite.data.recipe import TokenizerConfig
 from megalite.data.split import ALL, Split, chosen
+from megalite.data.station import StationResult, run_station
 from megalite.data.tokenizer import CONFIG_FILE, FAST_FILE, MODEL_FILE, TokenizerInfo, write_info
 from megalite.errors import DataError
 

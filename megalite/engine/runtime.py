@@ -10,7 +10,7 @@ import io
 import logging
 import os
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import timedelta
 
 import torch
@@ -69,6 +69,7 @@ def connect_processes(
     device_type: str,
     init_method: str,
     token: str = "",
+    say: Callable[[str], None] = lambda what: None,
     timeout_seconds: float = 1800.0,
 ) -> None:
     """Initialise torch.distributed and let DeepSpeed use it.
@@ -79,7 +80,11 @@ def connect_processes(
         device_type: `cpu` takes gloo, `cuda` takes NCCL.
         init_method: where ranks find each other, as torch takes it: `tcp://host:port` or `file:///path`.
         token: of the attempt, by which ranks know each other; empty for none.
-        timeout_seconds: to wait for the other ranks; later, a collective that takes longer is an error.
+        say: is told who is waited for.
+        timeout_seconds: a collective that takes longer is an error.
+
+    Raises:
+        StartError: the ranks could not meet.
     """
     import deepspeed
 
@@ -87,8 +92,7 @@ def connect_processes(
     if not dist.is_initialized():
         store = None
         if init_method.startswith("tcp://") and AGENT_STORE_VARIABLE not in os.environ:
-            place = {"rank": rank, "world_size": world_size, "timeout_seconds": timeout_seconds}
-            store = open_store(init_method, token=token, **place)
+            store = open_store(init_method, rank=rank, world_size=world_size, token=token, say=say)
         dist.init_process_group(
             backend,
             init_method=init_method if store is None else None,

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 
-from megalite.checkpoint.catalog import CHECKPOINTS, check_disk, latest
+from megalite.checkpoint.catalog import CHECKPOINTS, check_disk, latest, named
 from megalite.checkpoint.format import MANIFEST, read_manifest
 from megalite.config.plan import RunPlan, make_plan
 from megalite.config.schema import Config
@@ -115,7 +115,11 @@ def _check_branch(config: Config, plan: RunPlan) -> None:
         return
     checkpoint = path if (path / MANIFEST).is_file() else latest(path)
     if checkpoint is None:
-        raise UserError(f"train.branch_from: {path} is no checkpoint; give a step-… folder, or a run for its newest")
+        left = ", ".join(folder.name for folder in named(path.parent)) if path.parent.is_dir() else ""
+        raise UserError(
+            f"train.branch_from: {path} is no checkpoint; give a step-… folder, or a run for its newest"
+            + (f" (of this run there are {left})" if left else "")
+        )
     changed = changed_settings(checkpoint / CONFIG, config)
     if changed:
         advice = (

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, get_args
 
@@ -11,10 +11,11 @@ import numpy as np
 
 from megalite.data.corpus import Corpus
 from megalite.data.indexed import IndexedWriter, token_dtype
-from megalite.data.manifest import run_station
 from megalite.data.pack import pack
 from megalite.data.recipe import DocumentSource, PackConfig, TokenizerKind
 from megalite.data.sources import TOKENS_NAME
+from megalite.data.split import ALL
+from megalite.data.station import StationResult, run_station
 
 WORDS = ("model", "reads", "a", "stream", "of", "tokens", "learns", "what", "follows", "every", "word", "before", "it")
 
@@ -47,10 +48,17 @@ def write_tokens_folder(
 
     def build(partial: Path) -> dict[str, Any]:
         write_pair(partial / TOKENS_NAME, documents, vocab_size)
-        return {"documents": len(documents)}
+        num_tokens = sum(document.size for document in documents)
+        return {"documents": len(documents), "tokens": num_tokens, "text_bytes": 4 * num_tokens, "rejected": {}}
 
-    settings = {"tokenizer": {"fingerprint": tokenizer, "vocab_size": vocab_size}, "tokenizer_input": 0}
-    run_station("tokenize", folder, inputs=[(folder.parent / "tokenizer", tokenizer)], settings=settings, build=build)
+    settings = {
+        "tokenizer": {"fingerprint": tokenizer, "vocab_size": vocab_size},
+        "tokenizer_input": 1,
+        "eos_id": EOS,
+        "split": ALL.settings(),
+    }
+    inputs = [(folder.parent / "documents", "some documents"), (folder.parent / "tokenizer", tokenizer)]
+    run_station("tokenize", folder, inputs=inputs, settings=settings, build=build)
     return folder
 
 
@@ -61,6 +69,24 @@ def write_packed_folder(
     tokens = write_tokens_folder(folder.with_name(folder.name + "-tokens"), documents)
     pack(tokens, folder, PackConfig(seq_len=seq_len, method=method))
     return folder
+
+
+def run_demo_station(
+    out: Path, text: str = "hello", *, station: str = "demo", settings: dict | None = None, hash_: str = "1"
+) -> StationResult:
+    """A station that writes a text into a file."""
+    build = demo_build(text)
+    return run_station(station, out, inputs=[(out.parent / "input", hash_)], settings=settings or {}, build=build)
+
+
+def demo_build(text: str) -> Callable[[Path], dict[str, Any]]:
+    """The work of that station."""
+
+    def build(folder: Path) -> dict[str, Any]:
+        (folder / "result.txt").write_text(text)
+        return {"characters": len(text)}
+
+    return build
 
 
 def write_json_lines(path: Path, texts: Iterable[str]) -> Path:

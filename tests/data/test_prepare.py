@@ -14,10 +14,10 @@ import pytest
 from megalite.config.schema import SourceConfig
 from megalite.data.prepare import load_recipe, prepare
 from megalite.data.recipe import Recipe
-from megalite.data.runners import LocalPool
+from megalite.data.runners import InProcess, LocalPool
 from megalite.data.samples import open_samples, open_validation_samples
 from megalite.data.tokenizer import Tokenizer
-from megalite.errors import ConfigError, DataError
+from megalite.errors import ConfigError, DataError, UserError
 from tests.data.factory import all_bytes, prose, write_json_lines
 
 STATIONS = ["clean", "dedup", "tokenizer", "tokens/train", "packed/train", "tokens/valid", "packed/valid"]
@@ -232,3 +232,25 @@ def test_the_recipes_of_the_project_are_valid():
     assert paths
     for path in paths:
         assert load_recipe(path).sources
+
+
+def test_two_at_a_time_on_one_folder(tmp_path):
+    """The second is refused before it begins, whatever runs the tasks; a reader's look at what is done is not."""
+    recipe = recipe_for(tmp_path)
+    refused = []
+
+    class Meanwhile(InProcess):
+        def run(self, folder, phase, numbers):
+            before = all_bytes(tmp_path / "out")
+            with pytest.raises(
+                UserError, match=r"out: process \d+ on .* is at work here; let it end, or stop it first"
+            ):
+                prepare(recipe_for(tmp_path, pack={"seq_len": 64}))
+            assert all_bytes(tmp_path / "out").keys() == before.keys()
+            refused.append(phase)
+            return super().run(folder, phase, numbers)
+
+    prepare(recipe, runner=Meanwhile())
+    assert len(refused) >= 4
+    assert reused(recipe) == STATIONS
+    assert not list((tmp_path / "out").rglob("*.lock"))

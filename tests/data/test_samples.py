@@ -209,7 +209,7 @@ BAD_FOLDERS = {
     "truncated bin": (damage_length, r"tokens\.bin: \d+ bytes found, \d+ expected"),
     "other tokens": (repack_below, "has changed since it was packed"),
     "lost index": (lambda folder: (folder / "piece_starts.npy").unlink(), r"piece_starts\.npy: missing"),
-    "bad manifest": (lambda folder: (folder / "manifest.json").write_text("{"), "damaged manifest"),
+    "bad manifest": (lambda folder: (folder / "manifest.json").write_text("{"), r"manifest\.json: damaged"),
     "unfinished": (lambda folder: folder.rename(f"{folder}.partial"), "unfinished: its station was interrupted"),
 }
 

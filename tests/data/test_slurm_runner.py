@@ -19,7 +19,7 @@ from megalite.data.clean import clean
 from megalite.data.recipe import CleanConfig
 from megalite.data.runners import worker as worker_module
 from megalite.data.runners.board import Board, Failure, Sign
-from megalite.data.runners.driving import only_driver, stopping_in_order
+from megalite.data.runners.driving import stopping_in_order
 from megalite.data.runners.slurm import SlurmArray
 from megalite.data.runners.slurm_queue import OWNED, Element
 from megalite.data.runners.worker import serve
@@ -223,25 +223,6 @@ def test_slurm_without_a_cluster(tmp_path, monkeypatch):
     advice = "run this on a login node of a Slurm cluster"
     assert done.stderr == f"megalite: squeue is here, but finds no cluster; {advice}\n"
     assert not (tmp_path / "out").exists()
-
-
-def test_one_driver_in_a_folder(tmp_path):
-    """The second one is refused with the first one's name; after kill -9 there is nothing to clear away."""
-    code = "import sys; from megalite.data.runners.driving import only_driver; from pathlib import Path\n"
-    code += "with only_driver(Path(sys.argv[1])):\n    print('mine', flush=True)\n    sys.stdin.read()"
-    path = tmp_path / "lock"
-    process = subprocess.Popen(
-        [sys.executable, "-c", code, str(path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    )
-    try:
-        assert process.stdout.readline() == "mine\n"
-        with pytest.raises(UserError, match=f"process {process.pid} on .* is at work here"), only_driver(path):
-            pass
-    finally:
-        process.kill()
-        process.wait()
-    with only_driver(path):
-        assert f"process {os.getpid()} on" in path.read_text()
 
 
 def test_a_signal_leaves_blocks_in_order(capfd):

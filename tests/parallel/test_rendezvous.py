@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import torch.distributed as dist
 
+from megalite.parallel import rendezvous
 from megalite.parallel.rendezvous import RendezvousError, open_store
 
 TIMEOUT_SECONDS = 30.0
@@ -46,10 +47,8 @@ def meet(*ranks: tuple[int, int, str], timeout_seconds: float = TIMEOUT_SECONDS)
 
 def listening(is_ours: Callable[[int], bool]) -> set[str]:
     """Addresses on which this machine listens, of ports that count."""
-    lines = [
-        line.split() for name in ("tcp", "tcp6") for line in Path(f"/proc/net/{name}").read_text().splitlines()[1:]
-    ]
-    places = [line[1].split(":") for line in lines if line[3] == "0A"]
+    tables = [Path(f"/proc/net/{name}").read_text().splitlines()[1:] for name in ("tcp", "tcp6")]
+    places = [line.split()[1].split(":") for table in tables for line in table if line.split()[3] == "0A"]
     return {address for address, port in places if is_ours(int(port, 16))}
 
 
@@ -64,7 +63,8 @@ def test_ranks_of_an_attempt_meet():
 def test_the_store_listens_on_one_address():
     """Not on all of the node's, as torch's own does: who comes by another one finds no one."""
     port = free_port()
-    store = open_store(f"tcp://127.0.0.1:{port}", rank=0, world_size=1, token="secret", timeout_seconds=TIMEOUT_SECONDS)
+    place = f"tcp://127.0.0.1:{port}"
+    store = open_store(place, rank=0, world_size=1, token="secret", timeout_seconds=TIMEOUT_SECONDS)
     found = listening(lambda each: each == port)
     assert found
     assert not found & ANY_ADDRESS
@@ -96,8 +96,23 @@ def test_a_rank_of_another_attempt_is_refused_at_once():
 def test_who_is_missing_is_named():
     """By the first rank, when patience ends; the others say whom to ask."""
     first, second = meet((0, 4, "t"), (2, 4, "t"), timeout_seconds=2.5)
-    assert str(first) == "2 of 4 ranks have not come: 1, 3"
+    assert "there was no sign of 2 of 4 ranks: 1, 3" in str(first)
     assert "others are missing" in str(second) or isinstance(second, dist.DistError)  # its peer may be gone by then
+
+
+def test_who_waits_says_for_whom(monkeypatch):
+    """While they wait, not only at the end: the first rank names the others, a rank alone the place of the first."""
+    monkeypatch.setattr(rendezvous, "FIRST_WORD_SECONDS", 0.5)
+    monkeypatch.setattr(rendezvous, "CONNECT_SECONDS", 0.2)
+    for rank, whom in ((0, "2 of 3 ranks: 1, 2"), (1, "the first rank, at 127.0.0.1:")):
+        said: list[str] = []
+        place = {"rank": rank, "world_size": 3, "token": "", "say": said.append, "timeout_seconds": 2.0}
+        began = time.monotonic()
+        with pytest.raises(RendezvousError, match="unset RANK and WORLD_SIZE"):
+            open_store(f"tcp://127.0.0.1:{free_port()}", **place)
+        assert time.monotonic() - began < 10
+        assert len(said) == 1
+        assert said[0].startswith(f"waiting for {whom}")
 
 
 def test_a_rank_that_counts_otherwise_is_named():
@@ -109,9 +124,9 @@ def test_a_rank_that_counts_otherwise_is_named():
 def test_a_port_that_is_taken():
     """By another program: said with the port, not as a time-out."""
     with socket.create_server(("127.0.0.1", 0)) as other:
-        address = f"tcp://127.0.0.1:{other.getsockname()[1]}"
+        place = f"tcp://127.0.0.1:{other.getsockname()[1]}"
         with pytest.raises(RendezvousError, match="is taken by another"):
-            open_store(address, rank=0, world_size=1, token="", timeout_seconds=TIMEOUT_SECONDS)
+            open_store(place, rank=0, world_size=1, token="", timeout_seconds=TIMEOUT_SECONDS)
 
 
 def test_signals_are_heard_while_ranks_are_missing():
@@ -123,12 +138,12 @@ def test_signals_are_heard_while_ranks_are_missing():
     def end(*_: object) -> None:
         raise Asked
 
-    address, before = f"tcp://127.0.0.1:{free_port()}", signal.signal(signal.SIGALRM, end)
+    place, before = f"tcp://127.0.0.1:{free_port()}", signal.signal(signal.SIGALRM, end)
     signal.setitimer(signal.ITIMER_REAL, 0.3)
     began = time.monotonic()
     try:
         with pytest.raises(Asked):
-            open_store(address, rank=0, world_size=2, token="t", timeout_seconds=TIMEOUT_SECONDS)
+            open_store(place, rank=0, world_size=2, token="t", timeout_seconds=TIMEOUT_SECONDS)
     finally:
         signal.signal(signal.SIGALRM, before)
     assert time.monotonic() - began < 5

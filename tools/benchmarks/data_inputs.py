@@ -24,10 +24,11 @@ import pyarrow.parquet as pq
 from megalite.data.corpus import Corpus
 from megalite.data.documents import ShardWriter, make_documents, shard_name
 from megalite.data.indexed import IndexedWriter
-from megalite.data.manifest import find_manifest, run_station
+from megalite.data.manifest import find_manifest
 from megalite.data.pack import pack
 from megalite.data.recipe import DocumentSource, PackConfig, TokenizerConfig
 from megalite.data.sources import TOKENS_NAME, open_tokens
+from megalite.data.station import run_station
 from megalite.data.texts import Texts
 from megalite.data.tokenize import tokenize
 from megalite.data.train_tokenizer import train_tokenizer

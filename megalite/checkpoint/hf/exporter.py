@@ -15,10 +15,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from megalite.checkpoint import catalog
+from megalite.checkpoint.format import stored_model
 from megalite.checkpoint.hf.alarms import find_alarms
 from megalite.checkpoint.hf.config_json import FILE_NAME as CONFIG_FILE
 from megalite.checkpoint.hf.config_json import write_config
-from megalite.checkpoint.hf.families import Family, choose_family
+from megalite.checkpoint.hf.families.registry import choose_family
+from megalite.checkpoint.hf.family import Family
 from megalite.checkpoint.hf.folders import building, find_checkpoint, require_room
 from megalite.checkpoint.hf.memory import require_memory
 from megalite.checkpoint.hf.model_card import write_card
@@ -88,7 +90,7 @@ def to_hugging_face(
     """
     reader = _open_checkpoint(checkpoint)
     manifest = reader.manifest
-    model = ModelConfig.model_validate(manifest.model)
+    model = stored_model(reader.folder, manifest)
     source: WeightSource = reader.source("weight")
     if model.mup is not None:
         source, model = Folded(source, model), without_mup(model)

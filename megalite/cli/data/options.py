@@ -15,9 +15,9 @@ if TYPE_CHECKING:
 
     from megalite.config.schema import Section
     from megalite.data.corpus import Corpus
-    from megalite.data.manifest import StationResult
     from megalite.data.progress import Progress
     from megalite.data.runners.slurm import SlurmArray
+    from megalite.data.station import StationResult
     from megalite.data.tasks import Runner
 
 REPORT_WIDTH = 160

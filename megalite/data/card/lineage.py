@@ -11,9 +11,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from megalite.data.corpus import DOCUMENT_STATIONS
 from megalite.data.manifest import Manifest, check_input, find_manifest
 from megalite.data.split import Part
+from megalite.data.station_facts import DOCUMENT_STATIONS
 from megalite.errors import DataError
 
 

@@ -21,8 +21,9 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
+from megalite.data.lease import Lease
 from megalite.data.runners.board import Board, Sign
-from megalite.data.runners.driving import only_driver, stopping_in_order
+from megalite.data.runners.driving import stopping_in_order
 from megalite.data.runners.slurm_queue import OWNED, Element, SlurmQueue
 from megalite.data.tasks import missing_tasks
 from megalite.errors import DataError, UserError
@@ -87,7 +88,7 @@ class SlurmArray:
         self._queue.await_elements()  # Slurm answers: make no folder before
         (self._home / "logs").mkdir(parents=True, exist_ok=True)
         with ExitStack() as stack:
-            stack.enter_context(only_driver(self._home / "lock"))
+            stack.enter_context(Lease(self._home / ".lock", self._home))
             stack.enter_context(stopping_in_order())
             self._cancel_older()
             self._board.clear()

@@ -7,11 +7,12 @@ from pathlib import Path
 from typing import Any
 
 from megalite.data.corpus import Corpus
-from megalite.data.manifest import StationResult, hash_file
+from megalite.data.manifest import hash_file
 from megalite.data.progress import Progress
 from megalite.data.spans.contamination import ExampleIndex, find_overlaps, index_files
 from megalite.data.spans.removal import remove_overlaps
 from megalite.data.spans.settings import DecontaminateConfig
+from megalite.data.station import StationResult
 from megalite.data.stations.filtering import Decision, Filtering, write_shard
 from megalite.data.tasks import Report, Runner, Task
 from megalite.data.texts import Texts

@@ -19,10 +19,10 @@ import pyarrow as pa
 
 from megalite.data.corpus import Corpus
 from megalite.data.documents import ARROW_TYPE, Outcome, ShardWriter, shard_name, with_column, with_texts
-from megalite.data.manifest import StationResult, run_station
 from megalite.data.progress import Progress, Silent
 from megalite.data.runners import InProcess
 from megalite.data.shards import ShardReading
+from megalite.data.station import StationResult, run_station
 from megalite.data.tasks import Report, Runner, Task, TaskFunction, add_counts, run_tasks
 from megalite.data.texts import Texts
 from megalite.errors import DataError

@@ -6,11 +6,11 @@ from pathlib import Path
 from typing import Any
 
 from megalite.data.corpus import Corpus
-from megalite.data.manifest import StationResult
 from megalite.data.progress import Progress
 from megalite.data.spans.lines import count_lines_in_shards, find_lines, frequent_lines
 from megalite.data.spans.removal import remove_lines
 from megalite.data.spans.settings import LineDedupConfig, with_partitions
+from megalite.data.station import StationResult
 from megalite.data.stations.filtering import Decision, Filtering, text_removed, write_shard
 from megalite.data.tasks import Report, Runner, Task
 from megalite.data.texts import Texts

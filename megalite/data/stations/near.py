@@ -12,13 +12,13 @@ import numpy as np
 import pyarrow.parquet as pq
 
 from megalite.data.corpus import Corpus
-from megalite.data.manifest import StationResult
 from megalite.data.metadata import read_numbers
 from megalite.data.near.index import INDEX_FILE
 from megalite.data.near.phases import INDEX_FOLDER, MASKS_FOLDER
 from megalite.data.near.settings import NearDedupConfig
 from megalite.data.near.station import find_near_duplicates, read_mask
 from megalite.data.progress import Progress, Silent
+from megalite.data.station import StationResult
 from megalite.data.stations.filtering import Decision, Filtering, documents_kept, write_shard
 from megalite.data.tasks import WORK_FOLDER, Report, Runner, Task, add_counts, replacing, run_tasks
 from megalite.errors import DataError

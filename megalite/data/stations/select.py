@@ -21,13 +21,13 @@ import numpy as np
 import pyarrow as pa
 
 from megalite.data.corpus import Corpus
-from megalite.data.manifest import StationResult
 from megalite.data.metadata import add_numbers
 from megalite.data.progress import Progress
 from megalite.data.recipe import DocumentSource
 from megalite.data.scoring.settings import ClassifierConfig, PerplexityConfig
 from megalite.data.scoring.threshold import Scorer, Threshold, best_fraction, pareto_keeps, write_scores
 from megalite.data.shards import ShardReading
+from megalite.data.station import StationResult
 from megalite.data.stations.filtering import Decision, Filtering, write_shard
 from megalite.data.tasks import Report, Runner, Task, run_tasks
 from megalite.data.texts import Texts

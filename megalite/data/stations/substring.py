@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 
 from megalite.data.corpus import Corpus
-from megalite.data.manifest import StationResult
 from megalite.data.progress import Progress
 from megalite.data.spans.removal import remove_repeats
 from megalite.data.spans.settings import SubstringConfig, with_partitions
 from megalite.data.spans.substring import find_repeats_in_shards, load_spans
+from megalite.data.station import StationResult
 from megalite.data.stations.filtering import Decision, Filtering, text_removed, write_shard
 from megalite.data.tasks import Report, Runner, Task, add_counts
 from megalite.data.texts import Texts

@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 
 from megalite.data.corpus import Corpus
-from megalite.data.manifest import StationResult
 from megalite.data.progress import Progress, Silent
 from megalite.data.spans.settings import UrlDedupConfig, with_partitions
 from megalite.data.spans.urls import find_repeated_urls_in_shards, load_repeats
+from megalite.data.station import StationResult
 from megalite.data.stations.filtering import Decision, Filtering, write_shard
 from megalite.data.tasks import Report, Runner, Task
 from megalite.data.texts import Texts

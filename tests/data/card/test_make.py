@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -223,11 +224,11 @@ def test_no_recipe_here(tmp_path, copied):
 def test_changed_and_missing_stations(copied):
     """A station that is gone, damaged, or newer than what was made of it is refused: the numbers would not fit."""
     path = copied / "dedup/manifest.json"
-    text = path.read_text()
-    path.write_text(text.replace('"ignore_case": false', '"ignore_case": true'))
+    made = find_manifest(copied / "dedup")
+    path.write_text(replace(made, settings={**made.settings, "ignore_case": True}).dumps())
     with pytest.raises(DataError, match=r"dedup: has changed since .*near-dedup was made of it"):
         make_card(copied)
-    path.write_text(text.replace('"text_bytes": ', '"text_bytes": 1'))
+    path.write_text(replace(made, counts={**made.counts, "text_bytes": 1}).dumps())
     with pytest.raises(DataError, match=r"manifest\.json counts 1"):
         make_card(copied)
     path.unlink()

@@ -13,13 +13,13 @@ import pytest
 
 from megalite.data.clean import clean
 from megalite.data.corpus import Corpus
-from megalite.data.manifest import StationResult
 from megalite.data.near.settings import NearDedupConfig
 from megalite.data.prepare import prepare
 from megalite.data.recipe import CleanConfig, DocumentSource, Recipe
 from megalite.data.runners import LocalPool
 from megalite.data.scoring.settings import ClassifierConfig, PerplexityConfig
 from megalite.data.spans.settings import DecontaminateConfig, LineDedupConfig, SubstringConfig, UrlDedupConfig
+from megalite.data.station import StationResult
 from megalite.data.stations.contamination import decontaminate
 from megalite.data.stations.lines import line_dedup
 from megalite.data.stations.near import near_dedup
