@@ -44,7 +44,7 @@ def describe(run_dir: Path) -> list[str]:
     if state.get("attempt"):
         lines.append(f"attempt {state['attempt']} on {', '.join(state.get('nodes', []))}")
     lines += [f"slow: {straggler}" for straggler in state.get("stragglers", [])]
-    lines += _progress(folder, is_moving=waiting is None)
+    lines += _progress(folder, is_moving=status == "running")
     newest = latest(folder.run_dir / CHECKPOINTS)
     lines.append(f"last checkpoint: {newest.name if newest else 'none yet'}")
     return [*lines, *_goodput_lines(measure(folder, now))]
