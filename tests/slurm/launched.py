@@ -22,7 +22,7 @@ from tests.kit.slurm import Cluster, until
 
 INJECT = Path(__file__).parent / "inject"
 
-NUM_STEPS = 150
+NUM_STEPS = 110
 
 SECTIONS = {
     "parallel": {"tp": 1, "dp": 2, "zero_stage": 1},
@@ -241,10 +241,19 @@ class Launched:
             again = next(event["time"] for event in events if event["time"] > struck and event["event"] == "job")
             print(f"{what}: Slurm started the next job after {again - struck:.1f} s")
             assert again - struck < LONGEST_LOSS_BY_SLURM_SECONDS, what
+        self._print_costs(starts)
+
+    def _print_costs(self, starts: list[dict]) -> None:
+        """Seconds of each fault that did not go into steps that count; `starts` are the events of attempts."""
         goodput = measure(self.folder, time.time())
         print(f"{100 * goodput.share:.0f} % of {goodput.total:.0f} s went into steps that count")
-        for each in goodput.attempts:
-            print(f"  attempt {each.attempt}:", ", ".join(f"{name} {part:.0f}" for name, part in each.parts().items()))
+        for what, struck in (*self._struck, *self._cut_off):
+            place = max(place for place, start in enumerate(starts) if start["time"] < struck)
+            hit, following = goodput.attempts[place : place + 2]
+            between = starts[place + 1]["time"] - starts[place]["time"] - hit.total
+            parts = {"still": hit.still, "again": hit.lost, "between": between, "starting": following.starting}
+            seconds = ", ".join(f"{name} {part:.1f}" for name, part in parts.items())
+            print(f"{what}: {sum(parts.values()):.1f} s of goodput: {seconds}")
 
     def assert_as(self, undisturbed: Path) -> None:
         """Every step's loss and norm as those of another run, bit for bit, and every sample consumed once, in order."""
@@ -263,5 +272,5 @@ def at_once(*scenarios: Callable[[], object]) -> None:
 
 
 def _last_step(path: Path) -> int:
-    lines = path.read_text().splitlines()
-    return json.loads(lines[-1])["step"] if lines else 0
+    whole = path.read_text().rpartition("\n")[0].splitlines()  # a full disk leaves half a line, until it is rewound
+    return json.loads(whole[-1])["step"] if whole else 0

@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -35,14 +36,21 @@ NUM_STEPS_OF_EIGHT = 30
 
 
 @pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory) -> Path:
-    """The same run without a cluster."""
+def undisturbed(tmp_path_factory) -> Iterator[Callable[[], Path]]:
+    """The same run without a cluster, beside the first ones that have one: its folder, once it has ended."""
     folder = tmp_path_factory.mktemp("undisturbed")
     environment = {**clean_environment(), **PROFILE["environment"]}
     command = [*COMMAND, "train", str(write_run(folder, **SECTIONS))]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=400, env=environment, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return folder / "run"
+    with open(folder / "log", "wb") as log:
+        process = subprocess.Popen(command, stdout=log, stderr=log, env=environment)
+
+    def wait() -> Path:
+        assert process.wait(LONGEST_WAIT_SECONDS) == 0, (folder / "log").read_text()
+        return folder / "run"
+
+    yield wait
+    process.terminate()
+    process.wait(LONGEST_WAIT_SECONDS)
 
 
 @pytest.mark.slow
@@ -59,18 +67,18 @@ def test_ranks_and_nodes_fail(tmp_path, cluster, undisturbed):
         )
         run.wait_for_step(12, attempt=1)
         run.strike("a rank killed", lambda: run.signal_rank(1, signal.SIGKILL))
-        run.wait_for_step(32, attempt=2)
+        run.wait_for_step(22, attempt=2)
         run.strike("a rank that exits 0 early", lambda: run.inject(1, "exit"))
-        run.wait_for_step(52, attempt=3)
+        run.wait_for_step(32, attempt=3)
         run.strike("a rank that raises", lambda: run.inject(0, "raise"))
-        run.wait_for_step(72, attempt=4)
+        run.wait_for_step(42, attempt=4)
         run.strike("a rank stopped", lambda: run.signal_rank(0, signal.SIGSTOP))
-        run.wait_for_step(92, attempt=5)
+        run.wait_for_step(52, attempt=5)
         cut_off, stale_job = run.state["nodes"][0], run.state["job"]
         for rank in range(2):
             run.inject(rank, "hold")  # they give signs of life, and go on beside their successors
         run.cut_off("a run cut off with its supervisor", lambda: cluster.testbed("link", cut_off, "down"))
-        run.wait_for_step(102, attempt=6)
+        run.wait_for_step(62, attempt=6)
         run.release()
         assert run.wait_for_end() == "finished", run.log()
         until(lambda: "attempt 6 has started since" in run.rank_log(0, attempt=5), "the stale ranks to give up")
@@ -86,7 +94,7 @@ def test_ranks_and_nodes_fail(tmp_path, cluster, undisturbed):
         assert run.state["job"] != stale_job
         assert run.state["nodes"] != [cut_off]
         run.assert_quick()
-        run.assert_as(undisturbed)
+        run.assert_as(undisturbed())
 
     def nodes() -> None:
         run = Launched(tmp_path / HOSTILE, cluster, spares=2, sbatch=["--exclusive", "--exclude=node[05-06]"])
@@ -103,7 +111,7 @@ def test_ranks_and_nodes_fail(tmp_path, cluster, undisturbed):
         until(lambda: "*" not in cluster.node_state(without_slurmd), "Slurm to see the node again")
         run.inject(0, "hold")  # or the run is over before Slurm notices
         run.strike("a slurmd killed", lambda: cluster.testbed("daemon", without_slurmd, "kill"))
-        run.wait_for_step(45, attempt=3)
+        run.wait_for_step(25, attempt=3)
         cluster.testbed("daemon", without_slurmd, "start")
         until(lambda: cluster.node_state(without_slurmd) == "idle", "the node to be in service")
         two = (run.worker, run.batch_host)  # what is left are two nodes for a job that asked for four
@@ -116,7 +124,7 @@ def test_ranks_and_nodes_fail(tmp_path, cluster, undisturbed):
         assert without_slurmd in run.state["nodes"]
         assert not set(two) & set(run.state["nodes"])
         run.assert_quick()
-        run.assert_as(undisturbed)
+        run.assert_as(undisturbed())
         assert not list(tmp_path.rglob("CANARY"))
 
     at_once(ranks, nodes)
@@ -134,7 +142,7 @@ def test_jobs_and_disks_fail(tmp_path, cluster, undisturbed):
         run.wait_for_step(12, attempt=1)
         cut_off, healthy = run.batch_host, run.worker
         run.strike("the cable of the batch host", lambda: cluster.testbed("link", cut_off, "down"))
-        run.wait_for_step(32, attempt=2)
+        run.wait_for_step(22, attempt=2)
         (blamed,) = (event for event in run.folder.read_events() if event["event"] == "cut off")
         assert blamed["node"] == cut_off
         assert f"{cut_off} is cut off: no signal on the cable, and {healthy} is well" in run.ends()[0]
@@ -143,7 +151,7 @@ def test_jobs_and_disks_fail(tmp_path, cluster, undisturbed):
         cluster.testbed("link", cut_off, "up")
         cluster.testbed("boot", cut_off)  # as good as new
         run.strike("a node rebooted fast", lambda: _reboot(cluster, run.worker))
-        run.wait_for_step(52, attempt=3)
+        run.wait_for_step(32, attempt=3)
         job = run.state["job"]
         refused = cluster.run("scontrol", "requeue", job)
         assert "disabled" in refused.stderr  # the next job is there already, and need not wait two minutes
@@ -155,7 +163,7 @@ def test_jobs_and_disks_fail(tmp_path, cluster, undisturbed):
         handed_on = [event["why"] for event in run.folder.read_events() if event["event"] == "handed on"]
         assert any("the time limit is near" in why for why in handed_on)
         run.assert_quick()
-        run.assert_as(undisturbed)
+        run.assert_as(undisturbed())
 
     def disks() -> None:
         slow = "node05"
@@ -173,7 +181,7 @@ def test_jobs_and_disks_fail(tmp_path, cluster, undisturbed):
         until(lambda: "the disk: " in run.status(), "the run to say what it waits for")
         assert "attempt=2" not in run.log()
         filler.unlink()
-        run.wait_for_step(32, attempt=2)
+        run.wait_for_step(22, attempt=2)
         checkpoints = run.folder.run_dir / "checkpoints"
         run.strike("a folder closed by chmod", lambda: checkpoints.chmod(0o555))
         until(
@@ -191,7 +199,7 @@ def test_jobs_and_disks_fail(tmp_path, cluster, undisturbed):
         assert "cannot be written (Permission denied)" in closed
         assert [event["event"] for event in run.folder.read_events()].count("waited for disk") == 2
         run.assert_quick()
-        run.assert_as(undisturbed)
+        run.assert_as(undisturbed())
 
     at_once(jobs, disks)
 
@@ -217,7 +225,7 @@ def test_three_axes_and_a_person(tmp_path, cluster, undisturbed):
         assert leaves in (sorted(leaves), sorted(leaves, reverse=True)), nodes
         assert len(set(nodes)) == 4
         assert run.wait_for_end() == "finished", run.log()
-        found, expected = metrics(run.folder.run_dir), metrics(undisturbed)[:NUM_STEPS_OF_EIGHT]
+        found, expected = metrics(run.folder.run_dir), metrics(undisturbed())[:NUM_STEPS_OF_EIGHT]
         assert [row["tokens"] for row in found] == [row["tokens"] for row in expected]
         for key in ("loss", "grad_norm"):
             assert [row[key] for row in found] == pytest.approx([row[key] for row in expected], rel=LAYOUT_TOLERANCE)
@@ -248,7 +256,7 @@ def test_three_axes_and_a_person(tmp_path, cluster, undisturbed):
         run.folder.stop.unlink()
 
         run.launch()
-        run.wait_for_step(40, attempt=2)
+        run.wait_for_step(25, attempt=2)
         until(lambda: "straggler" in [event["event"] for event in run.folder.read_events()], "the slow rank's name")
         shown = run.megalite("launch", "status", run.folder.run_dir).stdout
         assert shown.splitlines()[0].endswith(": running")
@@ -258,14 +266,14 @@ def test_three_axes_and_a_person(tmp_path, cluster, undisturbed):
         cluster.sbatch(
             f"--partition={URGENT}", "--exclusive", f"--nodelist={node}", "--output=/dev/null", "--wrap=sleep 3"
         )
-        run.wait_for_step(60, attempt=3)
+        run.wait_for_step(45, attempt=3)
         assert run.state["job"] != preempted
         assert "all ranks have stopped as asked" in run.ends()[1]
         run.cluster.slurm("scancel", run.state["job"])
         assert run.wait_for_end() == "cancelled", run.log()
 
         run.launch()
-        run.wait_for_step(80, attempt=4)
+        run.wait_for_step(60, attempt=4)
         cluster.slurm("scancel", run.state["next_job"])
         cluster.slurm("scancel", "--batch", "--signal=USR1", run.state["job"])  # as Slurm does before the time limit
         assert run.wait_for_end() == "stopped", run.log()
@@ -275,7 +283,7 @@ def test_three_axes_and_a_person(tmp_path, cluster, undisturbed):
         shown = run.megalite("launch", "status", run.folder.run_dir).stdout
         assert f"step {NUM_STEPS} of {NUM_STEPS}" in shown
         assert "attempt 5" in shown
-        run.assert_as(undisturbed)
+        run.assert_as(undisturbed())
         evaluation = run.folder.evaluations / f"step-{NUM_STEPS}.log"
         asked = f"{NUM_STEPS} in {run.folder.run_dir}"
         until(lambda: evaluation.is_file() and asked in evaluation.read_text(), "the evaluation", LONGEST_WAIT_SECONDS)
