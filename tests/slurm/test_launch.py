@@ -6,11 +6,13 @@ Most of a fault's time is waiting, so each test has two runs at once, on nodes o
 from __future__ import annotations
 
 import math
+import os
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -30,6 +32,9 @@ SECONDS_TO_SAVE = 20.0
 
 HOSTILE = "no %des $(touch CANARY);'\"ü"
 """Name of a run's folder."""
+
+LISTENS = "0A"
+"""A socket's state in /proc/net/tcp."""
 
 NUM_STEPS_OF_EIGHT = 30
 """Steps of eight ranks on two cores: enough for three checkpoints."""
@@ -207,7 +212,8 @@ def test_jobs_and_disks_fail(tmp_path, cluster, undisturbed):
 @pytest.mark.slow
 @pytest.mark.timeout(LONGEST_TEST_SECONDS)
 def test_three_axes_and_a_person(tmp_path, cluster, undisturbed):
-    """Eight ranks on four nodes, tp 2 x pp 2 x dp 2, in the order of switches, to the end. Beside it a person: SAVE; a
+    """Eight ranks on four nodes, tp 2 x pp 2 x dp 2, in the order of switches, to the end; they listen on their nodes'
+    addresses in the cluster's network and on no other. Beside it a person: SAVE; a
     second launch, refused; `stop`; a job that is preempted; scancel; scancel of the next job; and a launch after each
     that goes on. One of that run's ranks is slow, which is said, and its last checkpoint is evaluated."""
 
@@ -224,6 +230,8 @@ def test_three_axes_and_a_person(tmp_path, cluster, undisturbed):
         leaves = [int(node[-2:]) % 2 for node in nodes]
         assert leaves in (sorted(leaves), sorted(leaves, reverse=True)), nodes
         assert len(set(nodes)) == 4
+        listening = {address for rank in range(8) for address in _listens_on(run.rank_process(rank))}
+        assert len(listening) == 4, listening  # one of each node: gloo's, and on the first one also the store's
         assert run.wait_for_end() == "finished", run.log()
         found, expected = metrics(run.folder.run_dir), metrics(undisturbed())[:NUM_STEPS_OF_EIGHT]
         assert [row["tokens"] for row in found] == [row["tokens"] for row in expected]
@@ -307,6 +315,18 @@ def test_a_run_beyond_help_says_so(tmp_path, cluster):
 def _reboot(cluster: Cluster, node: str) -> None:
     cluster.testbed("crash", node)
     cluster.testbed("boot", node, env={**cluster.environment, "TB_NORESUME": "1"})
+
+
+def _listens_on(process: int) -> set[str]:
+    """Addresses on which a process waits for connections, as the kernel writes them."""
+    home = Path("/proc") / str(process)
+    sockets = set()
+    for file in (home / "fd").iterdir():
+        with suppress(FileNotFoundError):  # closed meanwhile
+            sockets.add(os.readlink(file))
+    tables = [(home / "net" / name).read_text().splitlines()[1:] for name in ("tcp", "tcp6")]
+    lines = [line.split() for table in tables for line in table]
+    return {line[1].split(":")[0] for line in lines if line[3] == LISTENS and f"socket:[{line[9]}]" in sockets}
 
 
 def _fill(path: Path) -> None:
