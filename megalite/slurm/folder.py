@@ -29,6 +29,9 @@ from typing import Any
 from megalite.train.in_place import read_in_place, write_in_place
 from megalite.train.signals import SAVE_FILE, STOP_FILE
 
+ENDED = ("finished", "stopped", "gave up", "cancelled")
+"""Statuses of a run whose chain of jobs is over, and the events that say so."""
+
 WAITING_BYTES, LONGEST_WAITING = 4096, 600
 """Of the file, and characters of what is waited for; each may take six bytes."""
 

@@ -16,12 +16,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from megalite.slurm.folder import LaunchFolder
+from megalite.slurm.folder import ENDED, LaunchFolder
 from megalite.slurm.standstill import find_standstill, last_move
 from megalite.train.heartbeat import Beat, read_beats
 from megalite.train.run_folder import EVENTS
 
 Event = dict[str, Any]
+
+LAUNCHED = "launched"
+BORDERS = (LAUNCHED, *ENDED)
+"""Of the time that counts; a stale supervisor may write down more after an end."""
 
 
 @dataclass(frozen=True)
@@ -83,7 +87,7 @@ def measure(folder: LaunchFolder, now: float) -> Goodput:
         now: for an attempt that still runs.
     """
     own, run = folder.read_events(), _read(folder.run_dir / EVENTS)
-    launched = next((event["time"] for event in own if event["event"] == "launched"), now)
+    launched = next((event["time"] for event in own if event["event"] == LAUNCHED), now)
     begun = [event for event in own if event["event"] == "attempt"]
     ends = {event["attempt"]: event for event in own if event["event"] == "end"}
     starts = {event.get("attempt"): event for event in run if event["event"] == "start"}
@@ -97,11 +101,14 @@ def measure(folder: LaunchFolder, now: float) -> Goodput:
         end = ends.get(
             begin["attempt"], {"time": following, "why": "its supervisor ended first"} if following < now else None
         )
+        if end is not None and end["time"] > following:  # a stale one, that went on beside its successor
+            end = {**end, "time": following}
         stills = [each for each in own if each["event"] == "standstill" and each["attempt"] == begin["attempt"]]
         beats = read_beats(folder.attempt(begin["attempt"]) / "beats")
         attempts.append(_account(begin, end, starts.get(begin["attempt"]), resumed, run, _Moves(beats, stills), now))
-    is_over = bool(own) and own[-1]["event"] in ("finished", "stopped", "gave up", "cancelled")
-    return Goodput(tuple(attempts), (own[-1]["time"] if is_over else now) - launched)
+    last = next((event for event in reversed(own) if event["event"] in BORDERS), None)
+    is_over = last is not None and last["event"] != LAUNCHED
+    return Goodput(tuple(attempts), (last["time"] if is_over else now) - launched)
 
 
 @dataclass(frozen=True)

@@ -11,15 +11,13 @@ from typing import Any
 from megalite.checkpoint.catalog import CHECKPOINTS, latest
 from megalite.errors import UnavailableError, UserError
 from megalite.slurm.controller import Controller
-from megalite.slurm.folder import LaunchFolder
+from megalite.slurm.folder import ENDED, LaunchFolder
 from megalite.slurm.goodput import Goodput, measure
 from megalite.slurm.render import job_name
 from megalite.slurm.waiting import QueuedJob, Waiting, find_waiting
 from megalite.train.heartbeat import read_beats
 from megalite.train.in_place import clock_of
 from megalite.train.run_folder import METRICS, PLAN
-
-ENDED = ("finished", "stopped", "gave up", "cancelled")
 
 SECONDS_BETWEEN_LOOKS = 1.0
 

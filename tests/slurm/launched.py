@@ -15,7 +15,7 @@ import yaml
 
 from megalite.checkpoint.catalog import latest
 from megalite.checkpoint.format import read_manifest
-from megalite.slurm.folder import LaunchFolder
+from megalite.slurm.folder import ENDED, LaunchFolder
 from megalite.slurm.goodput import measure
 from tests.kit.runs import COMMAND, metrics, write_run
 from tests.kit.slurm import Cluster, until
@@ -49,8 +49,6 @@ PROFILE = {
     "environment": {"OMP_NUM_THREADS": "1"},  # as two ranks of one machine have: another number rounds otherwise
     "sbatch": ["--exclusive"],
 }
-
-ENDED = ("finished", "stopped", "gave up", "cancelled")
 
 LONGEST_WAIT_SECONDS = 400.0
 """For what takes some ten seconds on a free machine."""
@@ -94,7 +92,7 @@ class Launched:
         }
         self.profile.write_text(yaml.safe_dump({**PROFILE, "environment": environment, **profile}))
         self._faults = folder
-        self._struck: list[tuple[str, float]] = []
+        self._struck: list[tuple[str, float, float]] = []
         self._cut_off: list[tuple[str, float]] = []
         self.folder = LaunchFolder(folder / "run")
         self.launch()
@@ -127,9 +125,9 @@ class Launched:
         host = self.batch_host
         return next(node for node in self.state["nodes"] if node != host)
 
-    def strike(self, what: str, action: Callable[[], object]) -> None:
-        """Do something to the run, and remember when."""
-        self._struck.append((what, time.time()))
+    def strike(self, what: str, action: Callable[[], object], within: float = LONGEST_DETECTION_SECONDS) -> None:
+        """Do something to the run that it is to notice within some seconds, and remember when."""
+        self._struck.append((what, time.time(), within))
         action()
 
     def cut_off(self, what: str, action: Callable[[], object]) -> None:
@@ -230,12 +228,12 @@ class Launched:
         """Every fault was noticed in time, and followed by ranks in time; the seconds are printed."""
         events = self.folder.read_events()
         starts = [event for event in events if event["event"] == "attempt"]
-        for what, struck in self._struck:
+        for what, struck, within in self._struck:
             noticed = next(e for e in events if e["time"] > struck and e["event"] in NOTICED)
             again = next(event for event in starts if event["time"] > noticed["time"])
             detection, back = noticed["time"] - struck, again["time"] - noticed["time"]
             print(f"{what}: noticed after {detection:.1f} s, next attempt after {back:.1f} s")
-            assert detection < LONGEST_DETECTION_SECONDS, what
+            assert detection < within, what
             assert back < LONGEST_RETURN_SECONDS, what
         for what, struck in self._cut_off:
             again = next(event["time"] for event in events if event["time"] > struck and event["event"] == "job")
@@ -247,7 +245,7 @@ class Launched:
         """Seconds of each fault that did not go into steps that count; `starts` are the events of attempts."""
         goodput = measure(self.folder, time.time())
         print(f"{100 * goodput.share:.0f} % of {goodput.total:.0f} s went into steps that count")
-        for what, struck in (*self._struck, *self._cut_off):
+        for what, struck, *_ in (*self._struck, *self._cut_off):
             place = max(place for place, start in enumerate(starts) if start["time"] < struck)
             hit, following = goodput.attempts[place : place + 2]
             between = starts[place + 1]["time"] - starts[place]["time"] - hit.total

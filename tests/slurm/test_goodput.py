@@ -107,6 +107,13 @@ def test_an_attempt_whose_supervisor_ended_first(tmp_path):
     assert measure(folder, now=150.0).attempts[0].still == pytest.approx(40)
     os.utime(beat_path(folder.attempt(1) / "beats", 0), (140, 140))
     assert measure(folder, now=150.0).attempts[0].still == 0
+    folder.add_event("end", job="1", attempt=1, last_step=60, why="refused")
+    found = measure(folder, now=150.0)
+    assert (found.attempts[0].total, found.waiting) == (100, 0), "both at once are counted once"
+    with open(folder.events, "a") as file:
+        for event in ("finished", "end"):  # of the second job, and what a stale supervisor writes after that
+            file.write(json.dumps({"time": 190, "event": event, "attempt": 1, "why": ""}) + "\n")
+    assert measure(folder, now=500.0).total == 190
 
 
 WELL = {0: beat(100, 7, "train", 99), 1: beat(100, 7, "train", 99.5)}

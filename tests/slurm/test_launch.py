@@ -30,6 +30,9 @@ SLOW_LINK = "20mbit"
 
 SECONDS_TO_SAVE = 20.0
 
+SECONDS_TO_TWO_SAVES = 60.0
+"""A second save in a row that fails ends an attempt; some seconds on a free machine."""
+
 HOSTILE = "no %des $(touch CANARY);'\"ü"
 """Name of a run's folder."""
 
@@ -116,7 +119,7 @@ def test_ranks_and_nodes_fail(tmp_path, cluster, undisturbed):
         until(lambda: "*" not in cluster.node_state(without_slurmd), "Slurm to see the node again")
         run.inject(0, "hold")  # or the run is over before Slurm notices
         run.strike("a slurmd killed", lambda: cluster.testbed("daemon", without_slurmd, "kill"))
-        run.wait_for_step(25, attempt=3)
+        run.wait_for_step(40, attempt=3)
         cluster.testbed("daemon", without_slurmd, "start")
         until(lambda: cluster.node_state(without_slurmd) == "idle", "the node to be in service")
         two = (run.worker, run.batch_host)  # what is left are two nodes for a job that asked for four
@@ -182,13 +185,13 @@ def test_jobs_and_disks_fail(tmp_path, cluster, undisturbed):
         )
         run.wait_for_step(12, attempt=1)
         filler = cluster.small_disk / "filler"
-        run.strike("a full disk", lambda: _fill(filler))
+        run.strike("a full disk", lambda: _fill(filler), within=SECONDS_TO_TWO_SAVES)
         until(lambda: "the disk: " in run.status(), "the run to say what it waits for")
         assert "attempt=2" not in run.log()
         filler.unlink()
         run.wait_for_step(22, attempt=2)
         checkpoints = run.folder.run_dir / "checkpoints"
-        run.strike("a folder closed by chmod", lambda: checkpoints.chmod(0o555))
+        run.strike("a folder closed by chmod", lambda: checkpoints.chmod(0o555), within=SECONDS_TO_TWO_SAVES)
         until(
             lambda: f"waiting for the disk: {checkpoints} cannot be written (Permission denied)" in run.log(),
             "the same",
