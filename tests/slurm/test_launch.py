@@ -39,6 +39,9 @@ HOSTILE = "no %des $(touch CANARY);'\"ü"
 LISTENS = "0A"
 """A socket's state in /proc/net/tcp."""
 
+LONG_BEAT_SECONDS = 60
+"""Where no rank is stopped, but ten of them import at once on a few cores."""
+
 NUM_STEPS_OF_EIGHT = 30
 """Steps of eight ranks on two cores: enough for three checkpoints."""
 
@@ -224,7 +227,7 @@ def test_three_axes_and_a_person(tmp_path, cluster, undisturbed):
         sections = {
             "parallel": {"tp": 2, "pp": 2, "dp": 2, "zero_stage": 1},
             "train": {"steps": NUM_STEPS_OF_EIGHT},
-            "slurm": {"check_nodes": True},
+            "slurm": {"check_nodes": True, "beat_seconds": LONG_BEAT_SECONDS},
         }
         run = Launched(tmp_path / "axes", cluster, sections, ranks_per_node=2, spares=1)
         run.wait_for_step(1, attempt=1)
@@ -245,7 +248,7 @@ def test_three_axes_and_a_person(tmp_path, cluster, undisturbed):
         run = Launched(
             tmp_path / "person",
             cluster,
-            {"slurm": {"probe_seconds": 0.2}},
+            {"slurm": {"probe_seconds": 0.2, "beat_seconds": LONG_BEAT_SECONDS}},
             ranks_per_node=2,
             environment={SLOW_RANK_VARIABLE: "1"},
             evaluation={
