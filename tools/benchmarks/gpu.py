@@ -340,16 +340,11 @@ SECTIONS = {"parity": parity, "gemm": gemm, "steps": steps, "curve": curve, "pro
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("section", choices=(*SECTIONS, "all"))
-<<<<<<< HEAD
     parser.add_argument(
         "--models", type=names_of(MODELS), default=list(MODELS), help="for steps: which of " + ", ".join(MODELS)
     )
     parser.add_argument("--device", type=device_name, default="cuda")
-=======
-    parser.add_argument("--models", default=",".join(MODELS), help="for steps: which of " + ", ".join(MODELS))
-    parser.add_argument("--device", default="cuda")
     parser.add_argument("--deterministic", action="store_true", help="as with run.deterministic=true, to see its cost")
->>>>>>> w-cuda3
     parser.add_argument("--tiny", action="store_true", help="sizes for a rehearsal")
     arguments = parser.parse_args()
     device = torch.device(arguments.device)
