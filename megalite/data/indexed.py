@@ -26,6 +26,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from megalite.data.index_checks import index_damage
 from megalite.errors import DataError
 
 MAGIC = b"MMIDIDX\x00\x00"
@@ -199,14 +200,16 @@ class IndexedTokens:
                     "make the pair again, and leave data alone that a run reads"
                 )
 
+    def damage(self, *, everything: bool = True) -> str:
+        """What cannot be in the index; empty when nothing is wrong. See `index_checks.index_damage`."""
+        columns = (self._lengths, self._offsets, self._borders)
+        return index_damage(*columns, self.dtype.itemsize, everything=everything)
+
     def _check_tokens(self, path: Path) -> int:
-        """Number of tokens, after comparing the index with the size of the token file."""
+        """Number of tokens, after a look at the index and comparing it with the size of the token file."""
         num_sequences = self._lengths.size
-        if self._borders[0] != 0 or self._borders[-1] != num_sequences:
-            raise DataError(
-                f"{idx_path(self.prefix)}: damaged index: its documents end at sequence {self._borders[-1]} of "
-                f"{num_sequences}; make the pair again"
-            )
+        if problem := self.damage(everything=False):
+            raise DataError(f"{idx_path(self.prefix)}: damaged index: {problem}; make the pair again")
         expected = 0
         if num_sequences:
             expected = int(self._offsets[-1]) + int(self._lengths[-1]) * self.dtype.itemsize

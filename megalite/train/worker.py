@@ -140,12 +140,14 @@ def _train(config: Config, place: Place, stop: StopRequest, heart: Heart) -> int
     from megalite.engine.runtime import disconnect_processes
     from megalite.monitor.recorder import Recorder
     from megalite.train.attempt import join_attempt
+    from megalite.train.data_check import verify_data
     from megalite.train.device import describe_machine, peak_flops
     from megalite.train.run_folder import write_run_folder
     from megalite.train.start import Zeros, choose_start
     from megalite.train.trainer import Run, Trainer
 
     axes, device = connect_rank(config, plan, place)
+    verified = verify_data(config, plan, axes, device) if config.data.verify else None
     is_writer = place.rank == 0
     if is_writer:
         stop.watch(config.run.dir)
@@ -167,6 +169,8 @@ def _train(config: Config, place: Place, stop: StopRequest, heart: Heart) -> int
     )
     about = {"world_size": place.world_size, "attempt": fence.attempt, **describe_machine(device)}
     _record_start(recorder, start, plan.total_steps, about)
+    if verified is not None:
+        recorder.event("data_verified", start.progress.step, **verified)
     tasks = open_run_tasks(config, plan, samples)
     samples = samples.following(start.progress.account)
     if anew and start.reader is not None:
