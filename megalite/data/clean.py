@@ -23,7 +23,7 @@ from megalite.data.progress import Progress, Silent
 from megalite.data.recipe import CleanConfig, LanguageConfig
 from megalite.data.repair.repair import repair
 from megalite.data.runners import InProcess
-from megalite.data.shards import ShardReading, refuse_unreadable
+from megalite.data.shards import ShardReading, lost_counts, lost_in_words, refuse_unreadable
 from megalite.data.station import StationResult, run_station
 from megalite.data.tasks import Report, Runner, Task, add_counts, run_tasks
 from megalite.data.texts import Texts
@@ -57,8 +57,9 @@ def clean(
         reports = run_tasks(folder, "clean", clean_shard, tasks, runner=runner, progress=progress)
         refuse_unreadable([(shard, report["reading"]) for shard, report in zip(shards, reports, strict=True)])
         names = ("documents_in", "documents", "text_bytes_in", "text_bytes", "rejected", "redacted", "languages")
-        counts = {name: add_counts(reports, name) for name in names}
-        progress.finish(f"{counts['documents']:,} of {counts['documents_in']:,} documents kept")
+        counts = {name: add_counts(reports, name) for name in names} | lost_counts(reports)
+        kept = f"{counts['documents']:,} of {counts['documents_in']:,} documents kept"
+        progress.finish(kept + lost_in_words(counts))
         return counts
 
     return run_station("clean", out, inputs=corpus.inputs, settings=settings, build=build, resumable=True)

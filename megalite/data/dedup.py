@@ -26,7 +26,7 @@ from megalite.data.near.report import size_histogram
 from megalite.data.progress import Progress, Silent
 from megalite.data.recipe import DedupConfig
 from megalite.data.runners import InProcess
-from megalite.data.shards import ShardReading, refuse_unreadable
+from megalite.data.shards import ShardReading, lost_counts, lost_in_words, refuse_unreadable
 from megalite.data.station import StationResult, run_station
 from megalite.data.tasks import WORK_FOLDER, Report, Runner, Task, add_counts, replacing, run_tasks
 from megalite.data.texts import Texts
@@ -83,7 +83,9 @@ def dedup(
         counts["largest_cluster"] = max((report["largest_cluster"] for report in matched), default=0)
         counts["cluster_sizes"] = add_counts(matched, "cluster_sizes")
         counts["removed_by_source"] = add_counts(kept, "removed_by_source")
-        progress.finish(f"{counts['documents']:,} of {add_counts(hashed, 'documents'):,} documents kept")
+        counts |= lost_counts(hashed)
+        all_documents = add_counts(hashed, "documents")
+        progress.finish(f"{counts['documents']:,} of {all_documents:,} documents kept{lost_in_words(counts)}")
         return counts
 
     return run_station("dedup", out, inputs=corpus.inputs, settings=settings, build=build, resumable=True)

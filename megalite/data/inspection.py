@@ -28,6 +28,7 @@ import pyarrow.parquet as pq
 
 from megalite.data.dedup import CLUSTERS_FOLDER
 from megalite.data.documents import ARROW_TYPE, REJECTED_FOLDER
+from megalite.data.files import reading_station_file
 from megalite.data.manifest import Manifest, find_manifest, missing_outputs
 from megalite.data.station_facts import DOCUMENT_STATIONS
 from megalite.data.stations.filtering import REMOVED_FOLDER
@@ -247,7 +248,7 @@ class _Scan:
         self._wanted = wanted
         rng = np.random.default_rng(wanted.seed)
         for index, part in enumerate(self.parts):
-            with pq.ParquetFile(part.path) as file:
+            with reading_station_file(part.path), pq.ParquetFile(part.path) as file:
                 for group in range(file.num_row_groups):
                     lots = rng.random(file.metadata.row_group(group).num_rows)
                     self._count(index, file, group, lots)
@@ -288,7 +289,7 @@ class _Scan:
         for (index, group), together in itertools.groupby(sorted(places), key=lambda place: place[:2]):
             chosen = list(together)
             part = self.parts[index]
-            with pq.ParquetFile(part.path) as file:
+            with reading_station_file(part.path), pq.ParquetFile(part.path) as file:
                 table = part.read(file, group, ["id", "source", "text", "detail"])
             for place, row in zip(chosen, table.take([place.row for place in chosen]).to_pylist(), strict=True):
                 examples[place] = Example(**row)
@@ -346,7 +347,7 @@ def _texts_by_name(path: Path, names: Collection[tuple[str, str]]) -> Iterator[t
     """Texts of the documents with these sources and ids; row groups without any give only their ids."""
     left = set(names)
     ids = pa.array([id for _, id in names], ARROW_TYPE)
-    with pq.ParquetFile(path) as file:
+    with reading_station_file(path), pq.ParquetFile(path) as file:
         for group in range(file.num_row_groups):
             there = pc.is_in(file.read_row_group(group, columns=["id"], use_threads=False)["id"].cast(ARROW_TYPE), ids)
             if not left or not pc.any(there).as_py():
