@@ -27,6 +27,7 @@ import xxhash
 from pydantic import AfterValidator, Field, NonNegativeInt, model_validator
 
 from megalite import __version__
+from megalite.data.dataset_card import CARD_FILE
 from megalite.data.hashes import CHUNK_BYTES, hash_all, hash_file, hash_spots, is_small
 from megalite.data.records import Record, explain, parse_json, parse_record
 from megalite.data.sealed import NO_CHECKSUM, is_sealed, seal
@@ -42,9 +43,6 @@ WORK_FORMAT = 1
 """Version of what stations make: equal work of readable formats leaves equal files."""
 
 FILE_NAME = "manifest.json"
-
-CARD_FILE = "README.md"
-"""For people and for Hugging Face `datasets`; says nothing about what was left behind."""
 
 AGAIN = "run its station again"
 
@@ -99,7 +97,7 @@ class Manifest:
         files = [
             {"path": output.path, "num_bytes": output.num_bytes, "xxh3": output.xxh3}
             for output in self.outputs
-            if output.path != CARD_FILE
+            if output.path != CARD_FILE  # it describes the others, and older folders have none
         ]
         left_behind = [self.station, WORK_FORMAT, self.settings, files]
         return xxhash.xxh3_128_hexdigest(json.dumps(left_behind, sort_keys=True).encode())
