@@ -18,6 +18,7 @@ setup(
     long_description=(here / "README.md").read_text(encoding="utf-8"),
     long_description_content_type="text/markdown",
     license="Apache-2.0",
+    license_files=["LICENSE"],
     python_requires=">=3.10",
     packages=find_packages(include=["megalite", "megalite.*"]),
     package_data={"megalite": ["py.typed", "report/charts.js", "report/report.css"]},

@@ -51,6 +51,10 @@ class UnavailableError(UserError):
     """A device or optional package that was asked for and is not here; the reason and the alternative are named."""
 
 
+class StartError(RuntimeError):
+    """Ranks that could not begin together: a fault of the machines or of who started them. Told without a traceback."""
+
+
 def did_you_mean(word: str, candidates: Iterable[str]) -> str:
     """Return ` (did you mean 'x'?)` for the closest candidate, or an empty string when none is close."""
     close = difflib.get_close_matches(word, list(candidates), n=1, cutoff=0.6)

@@ -9,6 +9,11 @@ import pytest
 import torch
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--fuzz", type=int, default=200, help="cases of each kind in tests/fuzz")
+    parser.addoption("--fuzz-seed", type=int, default=None, help="their seed [default: of the commit]")
+
+
 def pytest_configure() -> None:
     """What a shell starts in the background ignores Ctrl-C, and so would all that tests start and interrupt."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:

@@ -14,8 +14,8 @@ ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "megalite"
 
 FLOORS = (
-    ("errors",),
-    ("slurm_commands", "page"),
+    ("errors", "host"),
+    ("slurm_commands", "slurm_words", "page"),
     ("config",),
     ("data",),
     ("parallel",),

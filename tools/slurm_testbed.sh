@@ -40,9 +40,13 @@ DISK=${TB_DISK:-0}
 NETNS_PREFIX="sl$(cksum <<<"$TB" | cut -c1-4)-" # a folder of its own gives network namespaces of its own
 PACKAGES="slurmctld slurmd slurm-client munge iproute2 procps"
 APT_OPTIONS="-y -o Acquire::Retries=1 -o Acquire::http::Timeout=20 -o DPkg::Lock::Timeout=60"
-PROGRAMS="slurmctld slurmd sbatch munged ip pgrep nsenter unshare flock"
+PROGRAMS="slurmctld slurmd sbatch munged ip pgrep nsenter unshare flock setpriv"
 NAMESPACES="--uts --mount --ipc --time --pid --fork --kill-child --mount-proc"
+# without root's right to pass over permissions, which jobs of ordinary users do not have either
+AS_OWNER="setpriv --bounding-set -dac_override,-dac_read_search"
 export PATH="$PATH:/usr/local/sbin:/usr/sbin:/sbin"
+# what is found on it goes into bin/: a command there that found itself would call itself for ever
+PATH=:$PATH: && while [[ $PATH == *:"$TB/bin":* ]]; do PATH=${PATH/:"$TB/bin":/:}; done && PATH=${PATH#:} && PATH=${PATH%:}
 
 die() { echo "slurm_testbed: $*" >&2; exit 1; }
 usage() { sed -n '/^#   check/,/^#   daemon/s/^# //p' "$SELF"; exit 2; }
@@ -290,7 +294,7 @@ start_daemons() { # NODE
     for _ in $(seq 100); do [ -S "$TB/run/munge.sock" ] && break; sleep .05; done
     slurmctld -D &
   else
-    slurmd -D -N "$1" &
+    $AS_OWNER slurmd -D -N "$1" &
   fi
 }
 
@@ -299,7 +303,7 @@ daemon() { # NODE stop|kill|start
   case ${2:-} in
     stop) enter "$1" kill -TERM "$pid" ;;
     kill) enter "$1" kill -KILL "$pid" ;;
-    start) if [ "$1" = ctl ]; then enter ctl slurmctld; else enter "$1" slurmd -N "$1"; fi ;;
+    start) if [ "$1" = ctl ]; then enter ctl slurmctld; else enter "$1" $AS_OWNER slurmd -N "$1"; fi ;;
     *) die "daemon NODE|ctl stop|kill|start" ;;
   esac
 }
@@ -380,7 +384,7 @@ status() {
 run_on() { # NODE COMMAND...: in this folder, with this environment
   local pid; pid=$(host_pid "$1") || die "$1 is not running"
   shift
-  PATH=${PATH//$TB\/bin:/} exec nsenter -t "$pid" -n -u -m -i -T -p --wd="$PWD" -- "$@"
+  exec nsenter -t "$pid" -n -u -m -i -T -p --wd="$PWD" -- "$@"
 }
 
 command=${1:-}
@@ -397,6 +401,7 @@ case $command in
   link) [ $# = 2 ] || usage; ip -n "${NETNS_PREFIX}ctl" link set "v-$1" "$2" ;;
   daemon) [ $# = 2 ] || usage; daemon "$@" ;;
   _init) init "$@" ;;
+  _commands) mkdir -p "$TB/bin" && write_commands ;;
   _follow) follow "$@" ;;
   *) usage ;;
 esac

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -28,6 +28,7 @@ import torch.distributed as dist
 
 from megalite.checkpoint.fence import SupersededError
 from megalite.checkpoint.format import Progress
+from megalite.checkpoint.retention import Pruned
 from megalite.checkpoint.saving import Saving, Target, not_saved
 from megalite.checkpoint.shares import Written
 from megalite.checkpoint.snapshot import Share, Snapshots, live_share
@@ -55,8 +56,8 @@ class Outcome:
     """From the start to the commit."""
     error: CheckpointError | None = None
     """Why there is no checkpoint."""
-    dropped: tuple[str, ...] = ()
-    """Former checkpoints that were removed after the commit; on rank 0."""
+    pruned: Pruned = field(default_factory=Pruned)
+    """What became of former checkpoints after the commit; on rank 0."""
     trouble: str = ""
     """What went wrong when they were removed; on rank 0."""
     written: Written = field(default_factory=Written)
@@ -73,7 +74,7 @@ class Saver:
         device: of this rank, for votes.
         asynchronous: copy and write behind the training, the engine's updates waiting for the copy; else live memory is
             written, and the caller is to `finish` before the next step.
-        after_commit: called with each new checkpoint, on rank 0, in the thread; returns the names of those it removed.
+        after_commit: called with each new checkpoint, on rank 0, in the thread; says what became of former ones.
     """
 
     def __init__(
@@ -84,7 +85,7 @@ class Saver:
         device: torch.device,
         *,
         asynchronous: bool,
-        after_commit: Callable[[Path], Sequence[str]] | None = None,
+        after_commit: Callable[[Path], Pruned] | None = None,
     ):
         self.asynchronous = asynchronous
         self._target, self._engine, self._axes, self._device = target, engine, axes, device
@@ -92,7 +93,7 @@ class Saver:
         self._snapshots = Snapshots(engine, axes, target.zero_stage)
         self._job: _Job | None = None
         if asynchronous:
-            engine.before_update = self._wait_for_copy
+            engine.before_update.append(self._wait_for_copy)
 
     def start(self, progress: Progress, validation_loss: float | None = None) -> None:
         """Begin to save the current step. Collective; nothing may be pending.
@@ -188,7 +189,7 @@ class Saver:
             job.stalled_seconds,
             job.seconds,
             error,
-            tuple(job.dropped),
+            job.pruned,
             job.trouble,
             job.saving.written,
         )
@@ -222,16 +223,14 @@ class Saver:
 class _Job(threading.Thread):
     """The thread of one save. Starts at once."""
 
-    def __init__(
-        self, saving: Saving, share: Share, after_commit: Callable[[Path], Sequence[str]] | None, clock: float
-    ):
+    def __init__(self, saving: Saving, share: Share, after_commit: Callable[[Path], Pruned] | None, clock: float):
         super().__init__(name=f"save-{saving.progress.step}", daemon=True)
         self.saving = saving
         self.is_copied = threading.Event()
         self.stalled_seconds = time.perf_counter() - clock
         self.seconds = 0.0
         self.error: Exception | None = None
-        self.dropped: Sequence[str] = ()
+        self.pruned = Pruned()
         self.trouble = ""
         self._share, self._after_commit, self._clock = share, after_commit, clock
         self.start()
@@ -253,6 +252,6 @@ class _Job(threading.Thread):
         if self._after_commit is None or self.saving.axes.global_rank != 0:
             return
         try:
-            self.dropped = self._after_commit(self.saving.final)
+            self.pruned = self._after_commit(self.saving.final)
         except (OSError, CheckpointError) as error:  # the new checkpoint is there; old ones can be removed next time
             self.trouble = str(error)

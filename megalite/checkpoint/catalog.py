@@ -30,6 +30,10 @@ PARTIAL = ".partial-"
 DELETED = ".deleted-"
 REPLACED = ".replaced-"
 """Was there already when the same step was saved again."""
+DAMAGED = "damaged-"
+"""Set aside, because what is wrong with it may be mended: `damaged-step-0000123`."""
+MOST_DAMAGED = 2
+"""As many stay; an older one goes when another is set aside."""
 
 DISK_MARGIN = 1.05
 """A checkpoint takes a little more than its numbers."""
@@ -104,6 +108,24 @@ def sweep(folder: Path, attempt: int | None = None) -> None:
         shutil.rmtree(path, ignore_errors=True)
 
 
+def set_aside(path: Path) -> Path:
+    """Take a damaged checkpoint out of the run's way without losing it; its new place.
+
+    Only the newest few stay. One that has been mended takes part again under its old name.
+    """
+    aside = path.with_name(DAMAGED + path.name)
+    remove(aside)
+    path.rename(aside)
+    for older in damaged(path.parent)[:-MOST_DAMAGED]:
+        remove(older)
+    return aside
+
+
+def damaged(folder: Path) -> list[Path]:
+    """Those that were set aside in a `checkpoints` folder, oldest step first."""
+    return sorted(folder.glob(f"{DAMAGED}step-*"))
+
+
 def check_disk(folder: Path, num_parameters: int) -> None:
     """Refuse to go on when the disk under `folder` has no room for one more checkpoint.
 
@@ -118,11 +140,6 @@ def check_disk(folder: Path, num_parameters: int) -> None:
             f"{folder}: the next checkpoint needs {needed / 1e9:.2f} GB and the disk has {free / 1e9:.2f} GB free; "
             f"make room, lower checkpoint.keep_last, or set run.dir to another disk"
         )
-
-
-def delete(path: Path) -> None:
-    """Remove a checkpoint in two moves, so that it is never half there under its name."""
-    remove(path)
 
 
 def remove(path: Path) -> None:

@@ -201,6 +201,7 @@ def read_manifest(folder: Path) -> Manifest:
             data=raw["data"],
         )
         _check_names(path, manifest)
+        _check_step(folder, manifest)
         return manifest
     except CheckpointError:
         raise
@@ -251,6 +252,15 @@ def _check_names(path: Path, manifest: Manifest) -> None:
         unknown = {file for piece in record.pieces for file in piece.files} - manifest.files.keys()
         if unknown:
             raise CheckpointError(f"{path}: damaged ({name} lies in {min(unknown)!r}, which has no checksum)")
+
+
+def _check_step(folder: Path, manifest: Manifest) -> None:
+    """Refuse a folder that was given another step's name."""
+    named, held = step_of_name(folder.resolve().name), manifest.progress.step
+    if named is not None and named != held:
+        raise CheckpointError(
+            f"{folder}: holds step {held}, though its name says {named}; give it its name back: {folder_name(held)}"
+        )
 
 
 def _tensor_record(raw: dict[str, Any]) -> TensorRecord:

@@ -26,6 +26,7 @@ LEFTOVERS = {
     catalog.PARTIAL: "an unfinished save",
     catalog.DELETED: "an unfinished deletion",
     catalog.REPLACED: "about to be replaced",
+    catalog.DAMAGED: "damaged, set aside to be mended",
 }
 EVENTS = "events.jsonl"
 

@@ -1,7 +1,8 @@
 """Retention: which checkpoints stay when a new one has been committed.
 
 Kept are the newest `keep_last`, those whose step is a multiple of `keep_every`, and the `keep_best` with the lowest
-validation loss. Damaged ones never count among these: two good ones and a broken one are not three.
+validation loss, and single steps such as the last one before a decay. Damaged ones never count among these: two good
+ones and a broken one are not three. A damaged one that would have stayed is set aside, since it may be mended.
 
 Nothing is removed unless a checkpoint that stays is known to be whole. The one just committed is, its checksums having
 been taken while it was written; otherwise the newest are read back until one is found, among those to be removed too,
@@ -14,7 +15,7 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from megalite.checkpoint.catalog import BEST, complete, remove, step_of, validation_loss
+from megalite.checkpoint.catalog import BEST, complete, remove, set_aside, step_of, validation_loss
 from megalite.checkpoint.format import read_manifest
 from megalite.checkpoint.reader import CheckpointReader
 from megalite.errors import CheckpointError
@@ -27,9 +28,20 @@ class Keep:
     last: int = 1
     every: int | None = None
     best: int | None = None
+    steps: frozenset[int] = frozenset()
+    """Kept for ever, whatever comes after."""
 
 
-def prune(folder: Path, keep: Keep, just_written: Path | None = None) -> list[Path]:
+@dataclass(frozen=True)
+class Pruned:
+    """What became of checkpoints that did not stay, oldest first."""
+
+    removed: tuple[Path, ...] = ()
+    set_aside: tuple[Path, ...] = ()
+    """Where damaged ones are now."""
+
+
+def prune(folder: Path, keep: Keep, just_written: Path | None = None) -> Pruned:
     """Remove the checkpoints of a run that need not stay.
 
     Args:
@@ -38,24 +50,25 @@ def prune(folder: Path, keep: Keep, just_written: Path | None = None) -> list[Pa
         just_written: a checkpoint known to be whole.
 
     Returns:
-        Those that went, oldest first.
+        Those that went.
     """
     found = complete(folder)
     sound = [path for path in found if has_all_files(path)]
     stay = set(_chosen(sound, keep))
     doomed = [path for path in found if path not in stay]
     if not doomed:
-        return []
+        return Pruned()
     if just_written not in stay:
         by_age = sorted(stay, key=step_of, reverse=True) + [path for path in reversed(sound) if path not in stay]
         good = next((path for path in by_age if is_whole(path)), None)
         if good is None:
-            return []  # nothing is known to be good: nothing may go
+            return Pruned()  # nothing is known to be good: nothing may go
         stay.add(good)
-    doomed = [path for path in doomed if path not in stay]
+    wanted = set(_chosen(found, keep)) - set(sound)
+    doomed = [path for path in doomed if path not in stay | wanted]
     for path in doomed:
         remove(path)
-    return doomed
+    return Pruned(tuple(doomed), tuple(set_aside(path) for path in sorted(wanted, key=step_of)))
 
 
 def point_at_best(folder: Path) -> Path | None:
@@ -101,6 +114,7 @@ def is_whole(folder: Path) -> bool:
 
 def _chosen(sound: list[Path], keep: Keep) -> list[Path]:
     chosen = sound[-keep.last :]
+    chosen += [path for path in sound if step_of(path) in keep.steps]
     if keep.every:
         chosen += [path for path in sound if step_of(path) % keep.every == 0]
     if keep.best:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -13,6 +14,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from megalite.config.plan import RunPlan
+    from megalite.config.schema import Config
     from megalite.planner.memory import StageMemory
 
 app = typer.Typer(help="Check configs, list presets, show what a config resolves to.", no_args_is_help=True)
@@ -43,6 +45,7 @@ def check(
 
     Needs neither the ranks nor their memory: a laptop checks 70B on 512 GPUs.
     """
+    from megalite.checkpoint.hf.families.registry import exportable
     from megalite.config.load import load_config
     from megalite.config.plan import default_world_size, make_plan
     from megalite.config.validate import validate
@@ -59,14 +62,21 @@ def check(
     plan = make_plan(loaded, num_ranks, vocab_size)
     memory = memory_by_stage(loaded, plan)
     json_config = deepspeed_config(loaded, plan)
+    export = exportable(plan.model)
+    if export.why_not:
+        notes.append(f"it trains, but cannot be exported to Hugging Face: {export.why_not}")
+    if world_size is None:
+        notes += _fit_notes(loaded, plan)
     if as_json:
         stages = [stage.to_dict() for stage in memory]
         report = {"plan": plan.to_dict(), "memory": stages, "deepspeed": json_config, "notes": notes}
+        report["export"] = asdict(export)
         typer.echo(json.dumps({**report, "optimizer_bytes_per_parameter": state_bytes_per_parameter(loaded, plan)}))
         return
     title = f"{config} on {num_ranks} rank{'s' if num_ranks > 1 else ''}"
     state = f"{loaded.optimizer.name}, {state_bytes_per_parameter(loaded, plan):.2f} bytes of state a parameter"
-    tables = _plan_table(plan, optimizer=state), _memory_table(plan, memory)
+    table = _plan_table(plan, optimizer=state, export=export.architecture or "no class of transformers")
+    tables = table, _memory_table(plan, memory)
     _print_report(title, tables, json_config, notes)
 
 
@@ -92,6 +102,18 @@ def show(config: ConfigFile, overrides: Overrides = None) -> None:
     typer.echo(dump_config(load_config(config, overrides or ())), nl=False)
 
 
+def _fit_notes(config: Config, plan: RunPlan) -> list[str]:
+    """Why `megalite train` would refuse to start the run here; nothing when it would not."""
+    from megalite.errors import UserError
+    from megalite.train.fit import check_fit
+
+    try:
+        check_fit(config, plan, range(plan.world_size))
+    except UserError as error:
+        return [f"not on this machine: {error}"]
+    return []
+
+
 def _print_report(title: str, tables: tuple[Table, ...], json_config: dict[str, Any], notes: list[str]) -> None:
     console = _console()
     console.print(f"[bold]{title}: valid[/bold]")
@@ -104,7 +126,7 @@ def _print_report(title: str, tables: tuple[Table, ...], json_config: dict[str, 
     console.print_json(data=json_config)
 
 
-def _plan_table(plan: RunPlan, *, optimizer: str) -> Table:
+def _plan_table(plan: RunPlan, *, optimizer: str, export: str) -> Table:
     model = plan.model
     ranks = f"pp {plan.pp} x dp {plan.dp} x cp {plan.cp} x tp {plan.tp}"
     heads = f"{model.num_heads} query, {model.num_kv_heads} key and value, {model.head_dim} wide"
@@ -118,6 +140,7 @@ def _plan_table(plan: RunPlan, *, optimizer: str) -> Table:
         "step": f"{plan.tokens_per_step:,} tokens, {plan.grad_accum_steps} micro-batches a rank",
         "run": f"{plan.total_steps:,} steps, {plan.total_tokens:,} tokens",
         "work": f"{plan.flops_per_token:.4g} FLOP a token, {plan.flops_per_token * plan.total_tokens:.4g} FLOP in all",
+        "exports as": export,
     }
     table = _table("plan", "")
     for name, value in rows.items():

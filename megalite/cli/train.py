@@ -17,6 +17,12 @@ def train(
         help="Watch the ranks and start again after a fault or a hang, until so many have happened in a row without a "
         "new checkpoint.",
     ),
+    force: bool = typer.Option(False, "--force", help="Start also what does not fit this machine's memory and cores."),
+    no_verify: bool = typer.Option(
+        False,
+        "--no-verify",
+        help="Do not compare the Hugging Face folder of train.init_from with transformers before the first step.",
+    ),
 ) -> int:
     """Train a model, or go on with a run that was stopped.
 
@@ -27,8 +33,9 @@ def train(
     from megalite.train.local import train_locally
     from megalite.train.worker import given_place, run_rank
 
-    loaded = load_config(config, overrides or ())
+    overrides = [*(overrides or ()), *(["train.verify_init_from=false"] if no_verify else [])]
+    loaded = load_config(config, overrides)
     place = given_place()
     if place is not None:
-        return run_rank(loaded, place)
-    return train_locally(loaded, default_world_size(loaded), max_failures=max_failures)
+        return run_rank(loaded, place, is_forced=force)
+    return train_locally(loaded, default_world_size(loaded), max_failures=max_failures, is_forced=force)

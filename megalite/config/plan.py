@@ -118,6 +118,11 @@ def derive_dp(config: Config, world_size: int) -> int:
     return parallel.dp or max(1, world_size // (parallel.pp * parallel.cp * parallel.tp))
 
 
+def has_copies(parallel: ParallelConfig, model: ModelConfig, dp: int) -> bool:
+    """Whether any weight is held by two ranks of a layout."""
+    return parallel.tp > 1 or (dp > 1 and parallel.zero_stage < 3) or (parallel.pp > 1 and model.tie_embeddings)
+
+
 def derive_steps(config: Config) -> int:
     """Optimizer steps of the run: as configured, or the configured tokens rounded up to whole steps."""
     return config.train.steps or _steps_for_tokens(config, config.train.tokens or 0)
@@ -224,10 +229,12 @@ def count_parameters(model: ModelConfig) -> int:
     block = hidden * (q + 2 * kv) + q * hidden + (gates + 1) * hidden * ffn + 2 * norm
     if model.qk_norm:
         block += 2 * head_dim
-    if model.bias != "none":
+    if model.has_qkv_bias:
         block += q + 2 * kv
-    if model.bias == "all":
-        block += hidden + gates * ffn + hidden
+    if model.has_output_bias:
+        block += hidden
+    if model.has_mlp_bias:
+        block += gates * ffn + hidden
     embeddings = model.vocab_size * hidden * (1 if model.tie_embeddings else 2)
     if model.positions == "learned":
         embeddings += model.max_positions * hidden

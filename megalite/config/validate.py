@@ -16,7 +16,7 @@ from megalite.config.checks_evaluation import check_evaluation
 from megalite.config.checks_fp8 import check_fp8
 from megalite.config.checks_schedule import check_schedule
 from megalite.config.mup import RATE_EXPONENTS
-from megalite.config.plan import default_world_size, fill_model
+from megalite.config.plan import default_world_size, derive_dp, fill_model, has_copies
 from megalite.config.schema import Config, ModelConfig, RopeConfig, RopeScaling
 from megalite.config.wording import divisors, near, or_, unused
 from megalite.errors import ConfigError
@@ -229,16 +229,11 @@ def _length(config: Config) -> Iterator[str]:
 
 
 def _health(config: Config, model: ModelConfig, world_size: int) -> Iterator[str]:
-    parallel, every = config.parallel, config.health.check_replicas_every
-    dp = world_size // (parallel.pp * parallel.cp * parallel.tp)
-    is_held_twice = (
-        parallel.tp > 1 or (dp > 1 and parallel.zero_stage < 3) or (parallel.pp > 1 and model.tie_embeddings)
-    )
-    if every is not None and not is_held_twice:
-        yield (
-            f"health.check_replicas_every: found {every}, but no weight is held by two ranks of this layout; leave it "
-            "at null"
-        )
+    if config.health.check_replicas_every is not None and not has_copies(
+        config.parallel, model, derive_dp(config, world_size)
+    ):
+        because = "a layout in which no weight is held by two ranks"
+        yield from unused(config.health, ("check_replicas_every",), "health", because)
 
 
 OPTIMIZER_SETTINGS = {

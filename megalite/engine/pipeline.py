@@ -31,15 +31,17 @@ from megalite.engine import grad_norm
 from megalite.engine.deepspeed_config import deepspeed_config
 from megalite.engine.gate import UpdateGate
 from megalite.engine.loss_scaling import LossScaling, loss_scaling, set_loss_scaling
-from megalite.engine.protocol import LocalState, NonFiniteLossError, StepResult, accept, make_update, nothing
+from megalite.engine.protocol import LocalState, NonFiniteLossError, StepResult, accept, make_update
 from megalite.engine.runtime import quiet
 from megalite.engine.stage_state import StageState
 from megalite.engine.steps import (
     PRODUCT_DTYPES,
     count_valid_tokens,
+    judged,
     set_accumulation,
     set_clipping,
     set_learning_rate,
+    step_result,
     targets_of_batch,
 )
 from megalite.layers.documents import Documents, Targets
@@ -62,9 +64,11 @@ class PipelineEngine:
 
         groups.mpu = None  # a former engine of this process leaves its own behind
         self.stage = stage
-        self.before_update, self.judge, self.around_update = nothing, accept, make_update
+        self.before_update: list[Callable[[], None]] = []
+        self.judge, self.around_update = accept, make_update
         self.clip_norm = config.optimizer.clip_grad_norm
         self._axes, self._zero_stage = axes, config.parallel.zero_stage
+        self._num_tokens = 0
         with quiet():
             module = _StagedModule(stage, axes, seq_len=config.batch.seq_len)
             json = deepspeed_config(config, plan)
@@ -81,7 +85,7 @@ class PipelineEngine:
             config,
             axes,
             before_update=self._end_gradients,
-            judge=lambda loss, norm: self.judge(loss, norm),
+            judge=lambda loss, norm: judged(self.judge, self._num_tokens)(loss, norm),
             around_update=lambda update: self.around_update(update),
         )
         self._state = StageState(self._engine, stage, axes, config.parallel.zero_stage)
@@ -91,15 +95,16 @@ class PipelineEngine:
         set_clipping(self._engine, self.clip_norm, zero_stage=self._zero_stage)
         self._engine.clip_norm = self.clip_norm
         set_accumulation(self._engine, len(batches))
-        num_tokens = count_valid_tokens(batches, self._axes.dp)
+        self._num_tokens = num_tokens = count_valid_tokens(batches, self._axes.dp)
         scale = len(batches) * self._axes.dp.size / max(1, num_tokens)
         loss = self._engine.train_batch(_feed(batches, scale)).item()
         norm = self._engine.last_grad_norm()
         why = self._engine.gate.why if self._engine.was_step_applied() else f"gradient norm is {norm}"
-        return StepResult(loss, norm, lr, num_tokens, skipped=bool(why), why=why)
+        return step_result(loss, norm, lr, num_tokens, why)
 
     def _end_gradients(self) -> None:
-        self.before_update()
+        for hook in self.before_update:
+            hook()
         self.stage.precision.end_step()
 
     def eval_step(self, batches: Sequence[Batch]) -> tuple[float, int]:

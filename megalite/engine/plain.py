@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 
@@ -14,16 +14,19 @@ from megalite.engine import grad_norm
 from megalite.engine.deepspeed_config import deepspeed_config
 from megalite.engine.gate import UpdateGate
 from megalite.engine.loss_scaling import LossScaling, loss_scaling, set_loss_scaling
-from megalite.engine.protocol import LocalState, NonFiniteLossError, StepResult, accept, make_update, nothing
+from megalite.engine.protocol import LocalState, NonFiniteLossError, StepResult, accept, make_update
 from megalite.engine.runtime import quiet
 from megalite.engine.stage_state import StageState
 from megalite.engine.steps import (
     PRODUCT_DTYPES,
+    Judge,
     count_valid_tokens,
     documents_of_batch,
+    judged,
     set_accumulation,
     set_clipping,
     set_learning_rate,
+    step_result,
     targets_of_batch,
 )
 from megalite.model.initialize import WeightSource
@@ -73,7 +76,8 @@ class PlainEngine:
 
         groups.mpu = None  # a former engine of this process leaves its own behind
         self.stage = stage
-        self.before_update, self.judge, self.around_update = nothing, accept, make_update
+        self.before_update: list[Callable[[], None]] = []
+        self.judge, self.around_update = accept, make_update
         self.clip_norm = config.optimizer.clip_grad_norm
         self._config, self._plan, self._axes = config, plan, axes
         self._parameters = list(stage.parameters())
@@ -107,25 +111,24 @@ class PlainEngine:
         loss = all_reduce(total / (len(batches) * self._axes.dp.size), self._axes.dp).item()  # the step's one sync
         if not math.isfinite(loss) and self._config.health.stop_on_nonfinite:
             raise NonFiniteLossError(f"the loss is {loss}")
-        self.before_update()
+        for hook in self.before_update:
+            hook()
         self.stage.precision.end_step()
-        norm = self._update(loss)
+        norm = self._update(loss, judged(self.judge, num_tokens))
         why = self._gate.why if self._engine.was_step_applied() else f"gradient norm is {norm}"
-        return StepResult(loss, norm, lr, num_tokens, skipped=bool(why), why=why)
+        return step_result(loss, norm, lr, num_tokens, why)
 
-    def _update(self, loss: float) -> float:
+    def _update(self, loss: float, judge: Judge) -> float:
         """Clip and apply the accumulated gradients, unless the step is refused; return their norm."""
         if not self._clip_here:
-            self._gate.prepare(
-                lambda: self.judge(loss, float(self._engine.optimizer._global_grad_norm)), self.around_update
-            )
+            self._gate.prepare(lambda: judge(loss, float(self._engine.optimizer._global_grad_norm)), self.around_update)
             self._engine.step()
             return float(self._engine.get_global_grad_norm())
         norm = grad_norm.global_grad_norm(self._parameters, self._axes)
         grad_norm.drop_nonfinite(self._engine.optimizer, self._parameters, norm)
         if self.clip_norm is not None:
             grad_norm.clip(self._parameters, norm, self.clip_norm)
-        self._gate.prepare(lambda: self.judge(loss, norm.item()) if norm.isfinite() else "", self.around_update)
+        self._gate.prepare(lambda: judge(loss, norm.item()) if norm.isfinite() else "", self.around_update)
         self._engine.step()
         return norm.item()
 

@@ -25,7 +25,7 @@ class StepResult:
     """What one optimizer step did."""
 
     loss: float
-    """Mean over the valid tokens of the global batch, before the update."""
+    """Mean over the valid tokens of the global batch, before the update; NaN where it has none."""
     grad_norm: float
     """Global L2 norm before clipping."""
     lr: float
@@ -50,10 +50,6 @@ class LocalState:
     """`weight`, and by kind the state that has a number for each of its numbers."""
 
 
-def nothing() -> None:
-    """What `Engine.before_update` does at first."""
-
-
 def accept(loss: float, grad_norm: float) -> str:
     """What `Engine.judge` says at first: every update is made."""
     return ""
@@ -68,12 +64,13 @@ class Engine(Protocol):
     """Runs training steps on this rank's share of the model and of the batch."""
 
     stage: Stage
-    before_update: Callable[[], None]
-    """Called in every step once the gradients are there, when weights and moments are about to change. Whoever still
-    reads them, as a save in the background does, sets it and lets the update wait."""
+    before_update: list[Callable[[], None]]
+    """Called in every step, in order, once the gradients are there, when weights and moments are about to change.
+    Whoever still reads them, as a save in the background does, adds a function that lets the update wait."""
     judge: Callable[[float, float], str]
-    """Called in every step once, on all ranks, with the step's loss and gradient norm (before clipping, finite), when
-    nothing has changed yet. Returns why the update is to be left out, empty to make it; all ranks must say the same."""
+    """Called in every step that has a valid token once, on all ranks, with the step's loss and gradient norm (before
+    clipping, finite), when nothing has changed yet. Returns why the update is to be left out, empty to make it; all
+    ranks must say the same."""
     clip_norm: float | None
     """The largest gradient norm of the coming step, the same on all ranks; None for no clipping. At first
     `optimizer.clip_grad_norm`."""

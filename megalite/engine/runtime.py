@@ -10,13 +10,17 @@ import io
 import logging
 import os
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import timedelta
 
 import torch
 import torch.distributed as dist
 
 from megalite.errors import UnavailableError
+from megalite.parallel.rendezvous import open_store
+
+AGENT_STORE_VARIABLE = "TORCHELASTIC_USE_AGENT_STORE"
+"""Set by torchrun, which has a store of its own at the address that it gives."""
 
 
 def prepare_deepspeed(device_type: str) -> None:
@@ -59,7 +63,14 @@ def check_dtype(dtype: str, device_type: str) -> None:
 
 
 def connect_processes(
-    *, rank: int, world_size: int, device_type: str, init_method: str, timeout_seconds: float = 1800.0
+    *,
+    rank: int,
+    world_size: int,
+    device_type: str,
+    init_method: str,
+    token: str = "",
+    say: Callable[[str], None] = lambda what: None,
+    timeout_seconds: float = 1800.0,
 ) -> None:
     """Initialise torch.distributed and let DeepSpeed use it.
 
@@ -68,15 +79,24 @@ def connect_processes(
         world_size: number of ranks.
         device_type: `cpu` takes gloo, `cuda` takes NCCL.
         init_method: where ranks find each other, as torch takes it: `tcp://host:port` or `file:///path`.
+        token: of the attempt, by which ranks know each other; empty for none.
+        say: is told who is waited for.
         timeout_seconds: a collective that takes longer is an error.
+
+    Raises:
+        StartError: the ranks could not meet.
     """
     import deepspeed
 
     backend = "nccl" if device_type == "cuda" else "gloo"
     if not dist.is_initialized():
+        store = None
+        if init_method.startswith("tcp://") and AGENT_STORE_VARIABLE not in os.environ:
+            store = open_store(init_method, rank=rank, world_size=world_size, token=token, say=say)
         dist.init_process_group(
             backend,
-            init_method=init_method,
+            init_method=init_method if store is None else None,
+            store=store,
             rank=rank,
             world_size=world_size,
             timeout=timedelta(seconds=timeout_seconds),

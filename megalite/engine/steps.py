@@ -7,15 +7,21 @@ come out as the exact sum.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
 from megalite.data.loader import Batch
+from megalite.engine.protocol import StepResult
 from megalite.layers.documents import Documents, Targets
 from megalite.parallel.axes import Axis
 from megalite.parallel.collectives import all_reduce
+
+Judge = Callable[[float, float], str]
+
+NO_TOKENS = "no token of the batch counts in the loss"
 
 PRODUCT_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.bfloat16}
 """Format of the matrix products inside an optimizer, by `precision.dtype`; fp16 has too few exponents for them."""
@@ -35,6 +41,16 @@ def count_valid_tokens(batches: Sequence[Batch], dp: Axis) -> int:
     """Tokens of the global batch that count in the loss. Collective over dp."""
     count = torch.stack([batch.loss_mask.sum() for batch in batches]).sum()
     return int(all_reduce(count, dp).item())  # a sync, before any work is queued
+
+
+def judged(judge: Judge, num_tokens: int) -> Judge:
+    """`Engine.judge` for a step of so many valid tokens: without any, nothing was learned and nothing may decay."""
+    return judge if num_tokens else lambda loss, grad_norm: NO_TOKENS
+
+
+def step_result(loss: float, grad_norm: float, lr: float, num_tokens: int, why: str) -> StepResult:
+    """What a step did, left out for a reason or, with none, not."""
+    return StepResult(loss if num_tokens else math.nan, grad_norm, lr, num_tokens, skipped=bool(why), why=why)
 
 
 def set_learning_rate(optimizer: Any, lr: float) -> None:

@@ -34,8 +34,7 @@ class MLP(nn.Module):
     def __init__(self, model: ModelConfig, *, tp: Axis, sequence_parallel: bool, gemm: Gemm = PLAIN):
         super().__init__()
         width = model.ffn_hidden_size // tp.size
-        bias = model.bias == "all"
-        options = {"tp": tp, "bias": bias, "sequence_parallel": sequence_parallel, "gemm": gemm}
+        options = {"tp": tp, "bias": model.has_mlp_bias, "sequence_parallel": sequence_parallel, "gemm": gemm}
         if model.activation == "swiglu":
             self.gate_up = ColumnParallelLinear(model.hidden_size, 2 * width, **options)
         else:

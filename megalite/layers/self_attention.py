@@ -39,10 +39,10 @@ class SelfAttention(nn.Module):
         self.qkv = ColumnParallelLinear(
             model.hidden_size,
             (self.num_heads + 2 * self.num_kv_heads) * model.head_dim,
-            bias=model.bias != "none",
+            bias=model.has_qkv_bias,
             **options,
         )
-        self.o = RowParallelLinear(q_width, model.hidden_size, bias=model.bias == "all", **options)
+        self.o = RowParallelLinear(q_width, model.hidden_size, bias=model.has_output_bias, **options)
         self.q_norm = HeadNorm(model.head_dim, model.norm_eps, tp=tp) if model.qk_norm else None
         self.k_norm = HeadNorm(model.head_dim, model.norm_eps, tp=tp) if model.qk_norm else None
 

@@ -132,21 +132,21 @@ def _linear(
 def _block(model: ModelConfig, layer: str) -> list[Weight]:
     hidden, ffn = model.hidden_size, model.ffn_hidden_size
     q, kv = model.num_heads * model.head_dim, model.num_kv_heads * model.head_dim
-    qkv_bias, all_bias = model.bias != "none", model.bias == "all"
     residual: Init = "residual" if model.init_depth_scaling else "normal"
 
     rows = _norm(model, layer, f"{layer}.attention_norm")
     for part, size in (("q", q), ("k", kv), ("v", kv)):
-        rows += _linear(layer, f"attention.{part}", "attention.qkv", (size, hidden), cut=0, bias=qkv_bias)
+        rows += _linear(layer, f"attention.{part}", "attention.qkv", (size, hidden), cut=0, bias=model.has_qkv_bias)
     if model.qk_norm:
         for part in ("q_norm", "k_norm"):
             name = f"{layer}.attention.{part}.weight"
             rows.append(Weight(name, (model.head_dim,), layer, name, init="ones", decay=False))
-    rows += _linear(layer, "attention.o", "attention.o", (hidden, q), cut=1, bias=all_bias, init=residual)
+    output = {"cut": 1, "bias": model.has_output_bias, "init": residual}
+    rows += _linear(layer, "attention.o", "attention.o", (hidden, q), **output)
 
     rows += _norm(model, layer, f"{layer}.mlp_norm")
     fused = "mlp.gate_up" if model.activation == "swiglu" else "mlp.up"
     for part in ("gate", "up") if model.activation == "swiglu" else ("up",):
-        rows += _linear(layer, f"mlp.{part}", fused, (ffn, hidden), cut=0, bias=all_bias)
-    rows += _linear(layer, "mlp.down", "mlp.down", (hidden, ffn), cut=1, bias=all_bias, init=residual)
+        rows += _linear(layer, f"mlp.{part}", fused, (ffn, hidden), cut=0, bias=model.has_mlp_bias)
+    rows += _linear(layer, "mlp.down", "mlp.down", (hidden, ffn), cut=1, bias=model.has_mlp_bias, init=residual)
     return rows

@@ -8,7 +8,9 @@
 
 One forward pass over a step's whole global batch, without gradients and dropout, is watched; the training step itself
 runs as it is, compiled, recomputed or not. So the numbers belong to the batch and the weights, not to the layout, and
-looking changes nothing. Of the queries every sixteenth is looked at, since attention's kernels never show their scores.
+looking changes nothing. Attention's kernels never show their scores, so they are made once more: for every query of
+sequences up to EXACT_UP_TO tokens, and of longer ones for a random sample, the same in every layout, such that a token
+costs no more. `attention_queries` says for what share: below 1, the entropies are a sample's.
 """
 
 from __future__ import annotations
@@ -27,8 +29,11 @@ from megalite.model.transformer import Stage
 from megalite.parallel.axes import Axes
 from megalite.parallel.collectives import all_reduce
 
-QUERY_STRIDE = 16
-"""Of how many queries one is looked at, by the token's number in the run."""
+EXACT_UP_TO = 512
+"""Tokens of a sequence of which every query is looked at; of one n times as long, one in n."""
+
+HASH_MULTIPLIER = 2654435761
+"""Prime, near 2^32 over the golden ratio (Knuth, The Art of Computer Programming, 6.4)."""
 
 SCORES_AT_ONCE = 1 << 22
 """Attention scores that are made at once: 16 MB."""
@@ -47,8 +52,9 @@ Statistics = dict[str, dict[str, float]]
 class Activations:
     """Looks into the blocks and the head of a stage while a forward pass runs."""
 
-    def __init__(self, stage: Stage, axes: Axes):
+    def __init__(self, stage: Stage, axes: Axes, seq_len: int):
         self._stage, self._axes = stage, axes
+        self._stride = -(-seq_len // EXACT_UP_TO)
         self._model = stage.spec.model
         self._device = next(stage.parameters()).device
 
@@ -128,7 +134,7 @@ class Activations:
         documents: Documents,
         window: int | None,
     ) -> Tensor:
-        chosen = (documents.keys % QUERY_STRIDE == QUERY_STRIDE - 1).nonzero().squeeze(1)
+        chosen = sample_queries(documents.keys, self._stride)
         first_head = self._axes.tp.rank * q.shape[1]
         heads = slice(first_head, first_head + q.shape[1])
         size = max(1, SCORES_AT_ONCE // (q.shape[1] * k.shape[0]))
@@ -156,6 +162,7 @@ class Activations:
             "rms": (square / count).sqrt(),
             "max": bounds[0],
             "kurtosis": fourth * count / square.square(),
+            "attention_queries": torch.full_like(count, 1.0 / self._stride),
             "attention_entropy": entropy.mean(1),
             "attention_entropy_min": entropy.amin(1),
             "attention_logit_max": bounds[1],
@@ -173,13 +180,29 @@ class Activations:
         return {**found, "z_loss": self._model.z_loss * mean_square} if self._model.z_loss else found
 
 
+def sample_queries(keys: Tensor, stride: int) -> Tensor:
+    """Which of `[t]` tokens are looked at: one of each `stride` in a row, at a place drawn by a hash of their number.
+
+    A fixed place would not do: queries further back in a document see more tokens, and their entropy is higher.
+
+    Args:
+        keys: `[t]` int64, of each token in the whole training.
+        stride: 1 for all of them.
+
+    Returns:
+        `[c]` int64, ascending.
+    """
+    drawn = ((keys // stride) * HASH_MULTIPLIER >> 15) % stride
+    return (keys % stride == drawn).nonzero().squeeze(1)
+
+
 def scores_of(q: Tensor, k: Tensor, queries: Tensor, positions: Tensor, window: int | None) -> tuple[Tensor, Tensor]:
     """Entropy of some queries' attention, and their largest logit.
 
     Args:
         q: `[t, n, d]`.
         k: `[t, m, d]`, n a multiple of m.
-        queries: `[c]` int64, which of the t tokens.
+        queries: `[c]` int64, which of the t tokens, ascending.
         positions: `[t]`, of each token in its document.
         window: tokens that a query sees, itself included; None for all before it.
 
@@ -188,9 +211,10 @@ def scores_of(q: Tensor, k: Tensor, queries: Tensor, positions: Tensor, window: 
     """
     group = q.shape[1] // k.shape[1]
     chosen = q[queries].float().unflatten(1, (-1, group))
-    logits = torch.einsum("cmgd,kmd->mgck", chosen, k.float()).flatten(0, 1) / q.shape[-1] ** 0.5
     seen_back = positions[queries] if window is None else positions[queries].clamp(max=window - 1)
-    place = torch.arange(k.shape[0], device=k.device)
+    first, last = int((queries - seen_back).min()), int(queries[-1])  # a sync; most keys are of other documents
+    logits = torch.einsum("cmgd,kmd->mgck", chosen, k[first : last + 1].float()).flatten(0, 1) / q.shape[-1] ** 0.5
+    place = torch.arange(first, last + 1, device=k.device)
     seen = (place <= queries.unsqueeze(1)) & (place >= (queries - seen_back).unsqueeze(1))
     logits = logits.masked_fill(~seen, -torch.inf)
     log_p = logits.log_softmax(-1)

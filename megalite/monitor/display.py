@@ -40,7 +40,8 @@ class Display:
 
     def step(self, step: int, result: StepResult, tokens_per_second: float, mfu: float) -> None:
         """Show a finished step."""
-        loss, speed = f"loss {result.loss:.4f}", f"{tokens_per_second:,.0f} tok/s  mfu {mfu:.0%}"
+        loss = f"loss {result.loss:.4f}" if result.num_tokens else "no labels"
+        speed = f"{tokens_per_second:,.0f} tok/s  mfu {mfu:.0%}"
         figures = f"{loss}  norm {result.grad_norm:.3f}  lr {result.lr:.2e}  {speed}"
         if self._bar is not None:
             short = f"{loss}  {speed}"

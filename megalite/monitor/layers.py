@@ -23,7 +23,7 @@ class LayerWatch:
     def __init__(self, engine: Engine, config: Config, plan: RunPlan, axes: Axes):
         self._engine, self._every = engine, config.monitor.layers_every
         self._norms = WeightNorms(engine, plan.model, axes, config.parallel.zero_stage)
-        self._activations = Activations(engine.stage, axes)
+        self._activations = Activations(engine.stage, axes, config.batch.seq_len)
 
     def watch(self, step: int, batches: Sequence[Batch], train: Callable[[], StepResult]) -> tuple[StepResult, Record]:
         """Run a training step, and look when its turn has come: at what the weights make of the batch, then at the

@@ -74,6 +74,7 @@ class Recorder:
             "grad_norm": result.grad_norm,
             "lr": result.lr,
             "tokens": num_tokens_total,
+            "valid_tokens": result.num_tokens,
             "tokens_per_second": round(tokens_per_second, 1),
             "mfu": round(mfu, 4),
             "skipped": result.skipped,

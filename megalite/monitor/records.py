@@ -7,6 +7,7 @@ on from its last checkpoint, so the lines of steps that will be done again are d
 from __future__ import annotations
 
 import json
+import math
 import os
 import time
 from pathlib import Path
@@ -22,7 +23,7 @@ class JsonLines:
         self._file = open(path, "a", encoding="utf-8")  # noqa: SIM115  (open for the whole run)
 
     def write(self, record: dict[str, Any]) -> None:
-        self._file.write(json.dumps(record) + "\n")
+        self._file.write(json.dumps(without_nonfinite(record), allow_nan=False) + "\n")
         self._file.flush()
 
     def drop_after(self, step: int) -> None:
@@ -40,6 +41,17 @@ class Events(JsonLines):
 
     def add(self, event: str, step: int, **details: Any) -> None:
         self.write({"time": round(time.time(), 3), "event": event, "step": step, **details})
+
+
+def without_nonfinite(value: Any) -> Any:
+    """The same, with null for NaN and infinities, which JSON has not: other programs could not read the line."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, dict):
+        return {key: without_nonfinite(each) for key, each in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [without_nonfinite(each) for each in value]
+    return value
 
 
 def drop_cut_line(path: Path) -> None:

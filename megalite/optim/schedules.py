@@ -44,6 +44,16 @@ def wsd_decay_steps(total_steps: int, schedule: ScheduleConfig) -> int:
     return schedule.decay_steps or max(1, total_steps // 10)
 
 
+def last_stable_step(total_steps: int, schedule: ScheduleConfig) -> int | None:
+    """The last step before the final decay of wsd and constant, from which other decays can branch off.
+
+    None where there is no such decay, or nothing before it.
+    """
+    has_decay = schedule.name == "wsd" or (schedule.name == "constant" and schedule.decay_steps is not None)
+    step = total_steps - wsd_decay_steps(total_steps, schedule)
+    return step if has_decay and step > schedule.warmup_steps else None
+
+
 def _cosine(progress: float) -> float:
     """From 1 at progress 0 to 0 at progress 1, by half a cosine."""
     return 0.5 * (1.0 + math.cos(math.pi * progress))

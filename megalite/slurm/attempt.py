@@ -22,7 +22,8 @@ from megalite.slurm.controller import Controller
 from megalite.slurm.folder import LaunchFolder
 from megalite.slurm.hosts import Hosts, write_hostfile
 from megalite.slurm.outcome import Next, Outcome, judge, read_errors
-from megalite.train.heartbeat import DONE, Beat, clock_of, read_beats
+from megalite.train.heartbeat import DONE, Beat, read_beats
+from megalite.train.in_place import clock_of
 from megalite.train.local import RANK_ENVIRONMENT
 from megalite.train.run_folder import LOGS
 from megalite.train.watch import Patience, find_trouble

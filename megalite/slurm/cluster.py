@@ -6,17 +6,59 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
-from pydantic import NonNegativeInt, PositiveInt, field_validator
+from pydantic import NonNegativeInt, PositiveInt, ValidationInfo, field_validator
 
 from megalite.config.load import build
 from megalite.config.section import Section
 from megalite.config.yaml_source import dump_yaml, read_source
+from megalite.slurm_words import check_options, check_printable, export_line
 
-_TIME = re.compile(r"(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?")
+_TIME = re.compile(r"(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?", re.ASCII)
+
+SHELL_LINES = ("setup", "command")
+"""Settings that are shell, as the user writes it: they go into scripts as they are."""
+
+OWNED_BY_EVALUATION = {
+    **dict.fromkeys(("--job-name", "-J", "--output", "-o", "--dependency", "-d", "--array", "-a", "--wrap"), ""),
+    **dict.fromkeys(("--parsable", "--wait", "-W"), ""),
+    **dict.fromkeys(("--time", "-t"), "set time_limit"),
+}
+"""Options of sbatch that cannot be given for evaluations, because they are set here; and what sets them."""
+
+OWNED = {
+    **OWNED_BY_EVALUATION,
+    **dict.fromkeys(("--nodes", "-N", "--ntasks", "-n", "--ntasks-per-node"), "the layout says how many"),
+    **dict.fromkeys(("--partition", "-p"), "set partition"),
+    **dict.fromkeys(("--account", "-A"), "set account"),
+    **dict.fromkeys(("--qos", "-q"), "set qos"),
+    **dict.fromkeys(("--constraint", "-C"), "set constraint"),
+    **dict.fromkeys(("--cpus-per-task", "-c"), "set cpus_per_rank"),
+    "--gpus-per-node": "set gpus_per_node",
+    "--signal": "set save_seconds",
+    **dict.fromkeys(("--chdir", "-D", "--error", "-e", "--open-mode", "--no-kill", "-k", "--requeue"), ""),
+    **dict.fromkeys(("--no-requeue", "--kill-on-invalid-dep"), ""),
+}
+"""The same for the jobs of a run."""
+
+
+def _in_one_line(value: Any, info: ValidationInfo) -> Any:
+    """Refuse control characters in every text of a section, but for shell lines."""
+    for text in _texts(value) if info.field_name not in SHELL_LINES else ():
+        check_printable(text)
+    return value
+
+
+def _texts(value: Any) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Mapping):
+        yield from (text for item in value.items() for text in item)
+    elif isinstance(value, Sequence):
+        yield from (text for each in value for text in _texts(each))
 
 
 class ContainerConfig(Section):
@@ -28,6 +70,16 @@ class ContainerConfig(Section):
     """Path or address of the image. megalite must be installed in it."""
     mounts: tuple[str, ...] = ()
     """Folders to show inside, as in /scratch or /data:/data."""
+
+    _in_one_line = field_validator("*")(_in_one_line)
+
+    @field_validator("mounts")
+    @classmethod
+    def _commas_part_mounts(cls, mounts: tuple[str, ...]) -> tuple[str, ...]:
+        for mount in mounts:
+            if "," in mount:
+                raise ValueError(f"{mount!r}: a comma parts mounts; give each as an entry of its own")
+        return mounts
 
 
 class EvaluationConfig(Section):
@@ -43,6 +95,20 @@ class EvaluationConfig(Section):
     """--time of the job."""
     sbatch: tuple[str, ...] = ()
     """Further options of sbatch."""
+
+    _in_one_line = field_validator("*")(_in_one_line)
+
+    @field_validator("time_limit")
+    @classmethod
+    def _time_is_slurms(cls, text: str) -> str:
+        seconds_of(text)
+        return text
+
+    @field_validator("sbatch")
+    @classmethod
+    def _options_are_free(cls, options: tuple[str, ...]) -> tuple[str, ...]:
+        check_options(options, OWNED_BY_EVALUATION)
+        return options
 
     @field_validator("command")
     @classmethod
@@ -98,11 +164,26 @@ class ClusterConfig(Section):
     sbatch: tuple[str, ...] = ()
     """Further options of sbatch, as in ["--exclusive", "--mem=0"]."""
 
+    _in_one_line = field_validator("*")(_in_one_line)
+
     @field_validator("time_limit")
     @classmethod
     def _time_is_slurms(cls, text: str) -> str:
         seconds_of(text)
         return text
+
+    @field_validator("environment")
+    @classmethod
+    def _variables_have_names(cls, environment: dict[str, str]) -> dict[str, str]:
+        for name, value in environment.items():
+            export_line(name, value)
+        return environment
+
+    @field_validator("sbatch")
+    @classmethod
+    def _options_are_free(cls, options: tuple[str, ...]) -> tuple[str, ...]:
+        check_options(options, OWNED)
+        return options
 
     @property
     def num_ranks_per_node(self) -> int:

@@ -12,6 +12,7 @@ from contextlib import suppress
 
 from megalite.errors import UserError
 from megalite.slurm_commands import NoAnswer, ask, insist
+from megalite.slurm_words import option
 
 LIVE_STATES = "PENDING,CONFIGURING,RUNNING,COMPLETING,SUSPENDED,REQUEUED,STOPPED,SIGNALING"
 
@@ -47,8 +48,8 @@ class Controller:
 
     def live_jobs(self, name: str, states: str = LIVE_STATES) -> list[str]:
         """This user's jobs of a name that wait or run or are being cleaned up, oldest first."""
-        options = ("--noheader", f"--name={name}", f"--users={os.getuid()}", f"--states={states}", "--format=%i")
-        return sorted(self._ask(["squeue", *options]).split(), key=lambda job: (len(job), job))
+        options = (option("name", name), option("users", os.getuid()), option("states", states), "--format=%i")
+        return sorted(self._ask(["squeue", "--noheader", *options]).split(), key=lambda job: (len(job), job))
 
     def waiting_jobs(self, name: str) -> list[str]:
         """Those of them that have not begun, oldest first."""
@@ -63,15 +64,15 @@ class Controller:
     def signal_step(self, step: str, name: str) -> None:
         """Send a signal to every process of a step that can be reached, once."""
         with suppress(UserError, NoAnswer):  # it may have ended since it was looked up, or its node has
-            ask(["scancel", "--quiet", f"--signal={name}", step])
+            ask(["scancel", "--quiet", option("signal", name), step])
 
     def job_state(self, job: str) -> str:
         """As in RUNNING or CANCELLED; empty for a job that Slurm has forgotten."""
-        return self._fields(["squeue", "--noheader", "--states=all", f"--jobs={job}", "--format=%T"])
+        return self._fields(["squeue", "--noheader", "--states=all", option("jobs", job), "--format=%T"])
 
     def nodes_of(self, job: str) -> list[str]:
         """Nodes that a job holds now; SLURM_JOB_NODELIST still has those that it lost."""
-        names = self._fields(["squeue", "--noheader", f"--jobs={job}", "--format=%N"])
+        names = self._fields(["squeue", "--noheader", option("jobs", job), "--format=%N"])
         return self._ask(["scontrol", "show", "hostnames", names]).split() if names else []
 
     def good_nodes(self, nodes: Sequence[str]) -> list[str]:
@@ -92,18 +93,18 @@ class Controller:
 
     def step_of(self, job: str, name: str) -> str | None:
         """The step of a name in a job, as in 17.3; None before it begins and after its end."""
-        lines = self._ask(["squeue", "--noheader", "--steps", f"--jobs={job}", "--format=%i|%j"]).splitlines()
+        lines = self._ask(["squeue", "--noheader", "--steps", option("jobs", job), "--format=%i|%j"]).splitlines()
         return next((step for step, _, found in (line.partition("|") for line in lines) if found == name), None)
 
     def exclude_nodes(self, job: str, nodes: Sequence[str]) -> bool:
         """Keep a waiting job off some nodes, if its partition has enough others in order; whether it has."""
-        fields = self._fields(["squeue", "--noheader", "--states=PENDING", f"--jobs={job}", "--format=%P|%D|%x"])
+        fields = self._fields(["squeue", "--noheader", "--states=PENDING", option("jobs", job), "--format=%P|%D|%x"])
         if not fields:
             return False
         partition, needed, excluded = fields.split("|")
         former = self._ask(["scontrol", "show", "hostnames", excluded]).split() if excluded else []
         wanted = sorted({*former, *nodes})
-        options = ("--noheader", "--Node", f"--partition={partition}", "--format=%N")
+        options = ("--noheader", "--Node", option("partition", partition), "--format=%N")
         others = sorted(set(self._ask(["sinfo", *options]).split()) - set(wanted))
         if len(self.good_nodes(others)) < int(needed):
             return False  # it would wait for ever
@@ -126,7 +127,7 @@ class Controller:
 
 
 def _states_command(nodes: Sequence[str]) -> list[str]:
-    return ["sinfo", "--noheader", "--Node", f"--nodes={','.join(nodes)}", "--format=%N %t"]
+    return ["sinfo", "--noheader", "--Node", option("nodes", ",".join(nodes)), "--format=%N %t"]
 
 
 def _node_states(lines: str) -> dict[str, str]:

@@ -17,7 +17,7 @@ from pathlib import Path
 from megalite.slurm.controller import Controller
 from megalite.slurm.folder import LaunchFolder
 from megalite.slurm.hosts import Hosts
-from megalite.train.heartbeat import clock_of
+from megalite.train.in_place import clock_of
 
 SECONDS_BETWEEN_LOOKS = 1.0
 

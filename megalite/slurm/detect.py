@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from megalite.errors import ConfigError, UserError
 from megalite.slurm.cluster import ClusterConfig, seconds_of
 from megalite.slurm_commands import ask, insist
+from megalite.slurm_words import option
 
 FORMAT = "%P|%a|%l|%c|%G|%D"
 """sinfo's fields: partition, up or down, time limit, cores, generic resources, nodes."""
@@ -101,7 +102,7 @@ def profile_from(lines: list[str], partition: str | None) -> ClusterConfig:
 
 
 def _ask_sinfo() -> list[str]:
-    return insist(lambda: ask(["sinfo", "--noheader", f"--format={FORMAT}"]), print).splitlines()
+    return insist(lambda: ask(["sinfo", "--noheader", option("format", FORMAT)]), print).splitlines()
 
 
 def _num_gpus(resources: str) -> int:

@@ -6,7 +6,6 @@ The supervisor sees a checkpoint appear and submits `slurm/evaluate.sbatch` for 
 
 from __future__ import annotations
 
-import shlex
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,7 +14,8 @@ from megalite.checkpoint.catalog import complete, step_of
 from megalite.slurm.cluster import ClusterConfig, EvaluationConfig
 from megalite.slurm.controller import Controller
 from megalite.slurm.folder import LaunchFolder
-from megalite.slurm.render import environment_lines, job_name
+from megalite.slurm.render import environment_lines, job_name, place_options, render_script
+from megalite.slurm_words import command_line, option, option_of_logs
 
 SECONDS_BETWEEN_LOOKS = 2.0
 
@@ -24,21 +24,20 @@ GONE = "checkpoint {step} is gone; raise checkpoint.keep_last, or set checkpoint
 
 def render_evaluation(run_dir: Path, cluster: ClusterConfig, evaluation: EvaluationConfig) -> str:
     """The batch script, which takes a checkpoint's folder and its step."""
-    given = {"partition": cluster.partition, "account": cluster.account, "qos": cluster.qos}
     options = [
-        f"--job-name={evaluation_name(run_dir)}",
+        option("job-name", evaluation_name(run_dir)),
         "--nodes=1",
         "--ntasks=1",
-        *(f"--{name}={value}" for name, value in given.items() if value is not None),
-        *([f"--gpus-per-node={evaluation.gpus}"] if evaluation.gpus else []),
-        f"--time={evaluation.time_limit}",
+        *place_options(cluster, "partition", "account", "qos"),
+        *([option("gpus-per-node", evaluation.gpus)] if evaluation.gpus else []),
+        option("time", evaluation.time_limit),
         "--dependency=singleton",
         *evaluation.sbatch,
     ]
-    command = evaluation.command.format(checkpoint='"$1"', step='"$2"', run=shlex.quote(str(run_dir)))
+    command = evaluation.command.format(checkpoint='"$1"', step='"$2"', run=command_line([str(run_dir)]))
     gone = GONE.format(step="$2")
-    lines = ["#!/bin/bash", *(f"#SBATCH {option}" for option in options), *environment_lines(cluster)]
-    return "\n".join([*lines, f'[ -d "$1" ] || {{ echo "{gone}" >&2; exit 1; }}', command, ""])
+    look = f'[ -d "$1" ] || {{ echo "{gone}" >&2; exit 1; }}'
+    return render_script(options, [], [*environment_lines(cluster), look, command])
 
 
 def evaluation_name(run_dir: Path) -> str:
@@ -74,10 +73,8 @@ class Evaluations:
             step = step_of(checkpoint)
             if step <= self._last_step or step % self._evaluation.every_steps:
                 continue
-            output = self._folder.evaluations / f"step-{step}.log"
-            job = self._controller.try_submit(
-                f"--output={output}", str(self._folder.evaluation_script), str(checkpoint), str(step)
-            )
+            output = option_of_logs(self._folder.evaluations, f"step-{step}.log")
+            job = self._controller.try_submit(output, str(self._folder.evaluation_script), str(checkpoint), str(step))
             if job is None:
                 return
             self._last_step = step

@@ -15,6 +15,7 @@ from megalite.slurm.evaluate import render_evaluation
 from megalite.slurm.folder import LaunchFolder
 from megalite.slurm.placement import Placement, place
 from megalite.slurm.render import job_name, render
+from megalite.slurm_words import option
 from megalite.train.preflight import preflight
 
 SHORTEST_WORK_SECONDS = 60
@@ -68,7 +69,7 @@ def launch(config: Config, cluster: ClusterConfig, num_nodes: int | None = None)
     _refuse_second(controller, folder)
     check_cluster(cluster, planned.placement.num_nodes + cluster.spares)
     absolute = config.model_copy(update={"run": config.run.model_copy(update={"dir": folder.run_dir})})
-    preflight(absolute, planned.placement.mesh.world_size)
+    preflight(absolute, planned.placement.mesh.world_size, has_device=False)  # which the nodes say (`node_check`)
     folder.finished.unlink(missing_ok=True)  # more steps may have been asked for
     folder.jobs.mkdir(parents=True, exist_ok=True)
     folder.config.write_text(dump_config(absolute), encoding="utf-8")
@@ -89,7 +90,7 @@ def launch(config: Config, cluster: ClusterConfig, num_nodes: int | None = None)
         num_jobs=1,
         next_job=None,
     )
-    job = controller.submit(str(folder.script), f"--chdir={os.getcwd()}")
+    job = controller.submit(str(folder.script), option("chdir", os.getcwd()))
     folder.write_state(job=job)
     folder.add_event("launched", job=job)
     return planned, job

@@ -22,7 +22,7 @@ from pathlib import Path
 
 from megalite.slurm.link_check import measure
 from megalite.slurm.network import choose_interface
-from megalite.train.heartbeat import clock_of
+from megalite.train.in_place import clock_of
 from megalite.train.run_folder import write_atomically
 
 LINKS = ".links"

@@ -19,12 +19,13 @@ from megalite.checkpoint.background import Outcome, Saver
 from megalite.checkpoint.differential import Storage
 from megalite.checkpoint.fence import SupersededError
 from megalite.checkpoint.format import Progress
-from megalite.checkpoint.retention import Keep, point_at_best, prune
+from megalite.checkpoint.retention import Keep, Pruned, point_at_best, prune
 from megalite.checkpoint.saving import Target
 from megalite.config.load import dump_config
 from megalite.config.schema import Config
 from megalite.errors import CheckpointError
 from megalite.monitor.recorder import Recorder
+from megalite.optim.schedules import last_stable_step
 
 if TYPE_CHECKING:
     from megalite.train.trainer import Run
@@ -107,10 +108,13 @@ class Checkpoints:
             folder=outcome.folder.name,
             seconds=round(outcome.seconds, 3),
             stalled_seconds=round(outcome.stalled_seconds, 4),
-            dropped=list(outcome.dropped),
+            dropped=[path.name for path in outcome.pruned.removed],
             **self._stored(outcome),
         )
         self._recorder.say(f"saved {outcome.folder} in {outcome.seconds:.1f} s")
+        for path in outcome.pruned.set_aside:
+            self._recorder.event("damaged checkpoint", outcome.step, why="files are cut or gone", folder=path.name)
+            self._recorder.say(f"a damaged checkpoint is set aside as {path}")
         if outcome.trouble:
             self._recorder.event("old checkpoints stay", outcome.step, why=outcome.trouble)
 
@@ -152,23 +156,26 @@ def open_checkpoints(run: Run, saved_step: int | None, is_in_trouble: Callable[[
         storage=Storage(differential=settings.differential, compress=settings.compress),
         timeout_seconds=settings.timeout_seconds,
     )
+    trunk = last_stable_step(run.plan.total_steps, run.plan.schedule)
+    steps = frozenset() if trunk is None else frozenset({trunk})
+    keep = Keep(settings.keep_last, settings.keep_every, settings.keep_best, steps)
     saver = Saver(
         target,
         run.engine,
         run.axes,
         run.device,
         asynchronous=settings.asynchronous,
-        after_commit=_tidier(root, Keep(settings.keep_last, settings.keep_every, settings.keep_best), is_in_trouble),
+        after_commit=_tidier(root, keep, is_in_trouble),
     )
     return Checkpoints(saver, run.recorder, config, saved_step)
 
 
-def _tidier(root: Path, keep: Keep, is_in_trouble: Callable[[], bool]) -> Callable[[Path], list[str]]:
+def _tidier(root: Path, keep: Keep, is_in_trouble: Callable[[], bool]) -> Callable[[Path], Pruned]:
     """Removes what need not stay behind a new checkpoint, and says what went; then `best` points at the best left."""
 
-    def tidy(just_written: Path) -> list[str]:
-        removed = [] if is_in_trouble() else [path.name for path in prune(root, keep, just_written)]
+    def tidy(just_written: Path) -> Pruned:
+        pruned = Pruned() if is_in_trouble() else prune(root, keep, just_written)
         point_at_best(root)
-        return removed
+        return pruned
 
     return tidy

@@ -54,6 +54,11 @@ def choose_device(wanted: str, local_rank: int) -> torch.device:
     return torch.device("cuda", local_rank)
 
 
+def free_bytes(device: torch.device) -> int:
+    """Memory of a CUDA device that nobody uses yet."""
+    return torch.cuda.mem_get_info(device)[0]
+
+
 def describe_machine(device: torch.device) -> dict[str, Any]:
     """What a rank runs on: device, host, versions of what computes."""
     name = f" {torch.cuda.get_device_name(device)}" if device.type == "cuda" else ""

@@ -57,6 +57,9 @@ class Health:
         """
         settings, config = self._settings.spikes, self._run.config
         was_refused, self._was_refused = self._was_refused, False
+        if not result.num_tokens:
+            self._record("empty_batch", step, result, samples)
+            return "none"
         if result.skipped:
             self._record("spike" if was_refused else "skip", step, result, samples)
         if step >= self._tried_at + self._quiet_steps:

@@ -8,22 +8,19 @@ beat needs no room, so a full disk does not look like a frozen rank.
 
 from __future__ import annotations
 
-import json
-import os
 import threading
 import time
 from collections import deque
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+
+from megalite.train.in_place import read_in_place, write_in_place
 
 SECONDS_BETWEEN_BEATS = 1.0
 
 BEAT_BYTES = 192
 """Length of the file: what is said, and blanks."""
-
-NUM_READS = 3
 
 NUM_PRODUCTS = 4
 """How many products are kept: a rank that is slow in all of them is slow."""
@@ -107,12 +104,7 @@ class Heart:
             "step_seconds": round(self._step_seconds, 4),
             "product_seconds": round(min(self._products), 6) if len(self._products) == NUM_PRODUCTS else 0.0,
         }
-        line = json.dumps(content).ljust(BEAT_BYTES - 1) + "\n"
-        file = os.open(self._path, os.O_WRONLY | os.O_CREAT, 0o644)
-        try:
-            os.write(file, line.encode())
-        finally:
-            os.close(file)
+        write_in_place(self._path, content, BEAT_BYTES)
 
 
 def beat_path(folder: Path, rank: int) -> Path:
@@ -124,7 +116,7 @@ def read_beats(folder: Path) -> dict[int, Beat]:
     """The last beat of every rank that has left one."""
     beats = {}
     for path in folder.glob("[0-9]*.json"):
-        said, written = _read_beat(path)
+        said, written = read_in_place(path)
         if said is None:
             continue
         since = written - said["age"]
@@ -132,20 +124,3 @@ def read_beats(folder: Path) -> dict[int, Beat]:
             written, said["step"], said["phase"], since, said["step_seconds"], said["product_seconds"]
         )
     return beats
-
-
-def _read_beat(path: Path) -> tuple[dict[str, Any] | None, float]:
-    """What a file says, and when it was written; None for a file that says nothing yet."""
-    for _ in range(NUM_READS):
-        try:
-            return json.loads(path.read_text(encoding="utf-8")), path.stat().st_mtime
-        except (OSError, ValueError):  # being written at this moment, on a file system that shows it
-            continue
-    return None, 0.0
-
-
-def clock_of(folder: Path) -> float:
-    """The time by the clock of the file system that holds a folder."""
-    probe = folder / f".clock-{os.getpid()}"
-    probe.write_bytes(b"")
-    return probe.stat().st_mtime

@@ -25,8 +25,11 @@ from megalite.checkpoint.catalog import CHECKPOINTS, latest, step_of
 from megalite.config.load import dump_config
 from megalite.config.schema import Config, SlurmConfig
 from megalite.errors import EXIT_BAD_INPUT, EXIT_DONE, EXIT_FAULT, EXIT_REQUEUE, UserError
+from megalite.host import num_cores, num_killed_for_memory
 from megalite.train.failures import Failures
-from megalite.train.heartbeat import clock_of, read_beats
+from megalite.train.fit import check_fit
+from megalite.train.heartbeat import read_beats
+from megalite.train.in_place import clock_of
 from megalite.train.preflight import preflight
 from megalite.train.run_folder import LOGS
 from megalite.train.signals import STOP_SIGNALS
@@ -52,6 +55,12 @@ GRACE_SECONDS = 10.0
 """Ranks get this long to fail by themselves once one has, and to obey SIGTERM."""
 
 
+OUT_OF_MEMORY = (
+    ": the kernel killed it because memory ran out; use a smaller batch.micro_batch_size, train.recompute=full, or a "
+    "larger machine"
+)
+
+
 @dataclass
 class Rank:
     """A started rank."""
@@ -60,13 +69,16 @@ class Rank:
     process: subprocess.Popen
 
 
-def train_locally(config: Config, world_size: int, *, stop_after: int | None = None, max_failures: int = 0) -> int:
+def train_locally(
+    config: Config, world_size: int, *, stop_after: int | None = None, max_failures: int = 0, is_forced: bool = False
+) -> int:
     """Run a whole training on this machine and return its exit code.
 
     Args:
         stop_after: stop after this step as if asked to.
         max_failures: start again after a fault or a hang, until so many have happened in a row without a new
             checkpoint; 0 ends with the first, and leaves a hang to itself.
+        is_forced: do not ask whether the run fits this machine.
 
     Raises:
         UserError: the run cannot start, or its ranks found what the user must change.
@@ -76,6 +88,9 @@ def train_locally(config: Config, world_size: int, *, stop_after: int | None = N
     if newest is not None and step_of(newest) >= plan.total_steps:
         print(f"{config.run.dir} is at step {step_of(newest)} of {plan.total_steps}: done; raise train.steps to go on")
         return EXIT_DONE
+    if not is_forced:
+        check_fit(config, plan, range(world_size))
+    print(_announcement(config, world_size), flush=True)
     arguments = [str(stop_after)] if stop_after is not None else []
     failures = Failures()
     while True:
@@ -87,6 +102,19 @@ def train_locally(config: Config, world_size: int, *, stop_after: int | None = N
             print(f"megalite: {number} failures without a new checkpoint, the last one above", file=sys.stderr)
             return code
         print(f"megalite: starting again from step {failures.last_step}", file=sys.stderr)
+
+
+def _announcement(config: Config, world_size: int) -> str:
+    """What is about to be started."""
+    ranks = f"{world_size} rank{'s' * (world_size > 1)} on this machine"
+    threads = _threads_a_rank(world_size)
+    crowd = f", more than its {num_cores()} cores: it will be slow" if world_size > num_cores() else ""
+    others = f"; the others' output is in {config.run.dir / LOGS}" if world_size > 1 else ""
+    return f"starting {ranks}, {threads} thread{'s' * (threads > 1)} each{crowd}{others}"
+
+
+def _threads_a_rank(world_size: int) -> int:
+    return max(1, num_cores() // world_size)
 
 
 def run_local_ranks(config: Config, world_size: int, module: str, arguments: Sequence[str]) -> int:
@@ -112,21 +140,21 @@ def _attempt(
             environments = [{**environment, BEATS_VARIABLE: name} for environment in environments]
         ranks = [_start(command, config, number, environment) for number, environment in enumerate(environments)]
         requests: list[int] = []
+        num_killed = num_killed_for_memory()
         previous = _forward_signals(ranks, requests)
         try:
             codes = _watch(ranks, _trouble_finder(folder, world_size, config.slurm) if is_watched else None)
         finally:
             for number, handler in previous.items():
                 signal.signal(number, handler)
-    return _verdict(config.run.dir, codes), bool(requests)
+    return _verdict(config.run.dir, codes, is_out_of_memory=num_killed_for_memory() > num_killed), bool(requests)
 
 
 def rank_environment(rank: int, world_size: int, folder: Path) -> dict[str, str]:
     """Environment of a local rank: who it is, its share of the cores, the allocator."""
-    threads = max(1, len(os.sched_getaffinity(0)) // world_size)
     return {
         **RANK_ENVIRONMENT,
-        "OMP_NUM_THREADS": str(threads),
+        "OMP_NUM_THREADS": str(_threads_a_rank(world_size)),
         "GLOO_SOCKET_IFNAME": "lo",
         **os.environ,
         "RANK": str(rank),
@@ -222,8 +250,12 @@ def _end_with_stacks(ranks: list[Rank]) -> None:
         rank.process.wait()
 
 
-def _verdict(run_dir: Path, codes: list[int]) -> int:
-    """The run's exit code; for a failure, say which rank failed first and how."""
+def _verdict(run_dir: Path, codes: list[int], *, is_out_of_memory: bool) -> int:
+    """The run's exit code; for a failure, say which rank failed first and how.
+
+    Args:
+        is_out_of_memory: the kernel has killed for want of memory meanwhile.
+    """
     if all(code == codes[0] for code in codes) and codes[0] in (EXIT_DONE, EXIT_REQUEUE):
         return codes[0]
     if all(-code in STOP_SIGNALS for code in codes):
@@ -237,7 +269,8 @@ def _verdict(run_dir: Path, codes: list[int]) -> int:
     for rank, code in enumerate(codes):
         if code not in (EXIT_DONE, EXIT_REQUEUE, EXIT_FAULT, EXIT_BAD_INPUT):
             reason = signal.Signals(-code).name if code < 0 else f"exit code {code}"
-            print(f"megalite: rank {rank} ended with {reason}", file=sys.stderr)
+            memory = OUT_OF_MEMORY if code == -signal.SIGKILL and is_out_of_memory else ""
+            print(f"megalite: rank {rank} ended with {reason}{memory}", file=sys.stderr)
     if errors:
         first = min(errors, key=lambda error: error["time"])
         print(f"megalite: rank {first['rank']} failed first:\n{first['message']}", file=sys.stderr)

@@ -210,6 +210,8 @@ def _raise_rate(
             result = engine.train_step([batch.to(device) for batch in next(batches)], rate)
         except NonFiniteLossError:
             break
+        if not result.num_tokens:
+            continue
         is_over = not math.isfinite(result.loss)
         mean = math.inf if is_over else smoothed.add(result.loss)
         if any_rank(is_over or mean > BLOWN_UP * smoothed.lowest, axes.world, device):

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 
-from megalite.checkpoint.catalog import CHECKPOINTS, check_disk, latest
+from megalite.checkpoint.catalog import CHECKPOINTS, check_disk, latest, named
 from megalite.checkpoint.format import MANIFEST, read_manifest
 from megalite.config.plan import RunPlan, make_plan
 from megalite.config.schema import Config
@@ -21,8 +21,13 @@ from megalite.train.evaluation.tasks import Task, open_tasks
 from megalite.train.run_folder import CONFIG, changed_settings, check_run_folder
 
 
-def preflight(config: Config, world_size: int) -> tuple[RunPlan, Samples, dict[str, Samples]]:
+def preflight(
+    config: Config, world_size: int, *, has_device: bool = True
+) -> tuple[RunPlan, Samples, dict[str, Samples]]:
     """Check a run and return its plan, its open data and its validation sets by name.
+
+    Args:
+        has_device: whether this is a machine that will train; a login node says nothing about the nodes' devices.
 
     Raises:
         UserError: one error with every complaint found.
@@ -39,8 +44,8 @@ def preflight(config: Config, world_size: int) -> tuple[RunPlan, Samples, dict[s
         _gather(problems, partial(valid_samples.check_vocab_size, plan.model.vocab_size))
     _gather(problems, lambda: open_run_tasks(config, plan, samples))
     _gather(problems, lambda: _check_folder(config, plan))
-    _gather(problems, lambda: _check_device(config))
-    _gather(problems, lambda: _check_fp8(config))
+    if has_device:
+        _gather(problems, lambda: check_device(config))
     _gather(problems, lambda: _check_init_from(config))
     if config.monitor.wandb is not None:
         _gather(problems, check_wandb)
@@ -89,11 +94,18 @@ def _check_folder(config: Config, plan: RunPlan) -> None:
     check_disk(config.run.dir / CHECKPOINTS, plan.num_parameters)
 
 
-def _check_device(config: Config) -> None:
+def check_device(config: Config) -> None:
+    """Refuse a device or a format that this machine does not have.
+
+    Raises:
+        UnavailableError: there is no CUDA device.
+        UserError: FP8 cannot run on the device.
+    """
     if config.train.device == "cuda":
         from megalite.train.device import choose_device
 
         choose_device("cuda", 0)
+    _check_fp8(config)
 
 
 def _check_branch(config: Config, plan: RunPlan) -> None:
@@ -103,7 +115,11 @@ def _check_branch(config: Config, plan: RunPlan) -> None:
         return
     checkpoint = path if (path / MANIFEST).is_file() else latest(path)
     if checkpoint is None:
-        raise UserError(f"train.branch_from: {path} is no checkpoint; give a step-… folder, or a run for its newest")
+        left = ", ".join(folder.name for folder in named(path.parent)) if path.parent.is_dir() else ""
+        raise UserError(
+            f"train.branch_from: {path} is no checkpoint; give a step-… folder, or a run for its newest"
+            + (f" (of this run there are {left})" if left else "")
+        )
     changed = changed_settings(checkpoint / CONFIG, config)
     if changed:
         advice = (

@@ -9,7 +9,7 @@ from megalite.checkpoint import catalog
 from megalite.checkpoint.format import Progress
 from megalite.checkpoint.retention import point_at_best
 from megalite.checkpoint.stage_state import load_state
-from megalite.train.start import Start, first_start, newest_first, open_checkpoint, verify
+from megalite.train.start import Start, first_start, newest_first, open_checkpoint, set_aside, verify
 
 if TYPE_CHECKING:
     from megalite.train.trainer import Run
@@ -18,20 +18,26 @@ if TYPE_CHECKING:
 def load_before(run: Run, step: int) -> Start:
     """Load the newest whole checkpoint of a step before `step`, or what the run began with, into the engine.
 
-    Later checkpoints are removed: after a crash the run must not go on from one that it has left. Collective; no save
-    may be pending.
+    Later checkpoints are removed: after a crash the run must not go on from one that it has left. Damaged ones on the
+    way back are set aside. Collective; no save may be pending.
     """
     root = run.config.run.dir / catalog.CHECKPOINTS
     chosen: Start | None = None
+    damaged = []
     for folder in newest_first(root, run.axes):
-        if chosen is None and catalog.step_of(folder) < step and verify(folder, run.axes, run.device) is None:
+        if catalog.step_of(folder) >= step:
+            if run.recorder.is_writer:
+                catalog.remove(folder)
+        elif verify(folder, run.axes, run.device) is None:
             chosen = open_checkpoint(folder, run.samples, f"checkpoint {folder}")
-        elif chosen is None and run.recorder.is_writer:
-            catalog.remove(folder)
+            break
+        else:
+            damaged.append(folder)
+    set_aside(damaged, run.axes)
     if run.recorder.is_writer:
         point_at_best(root)
     if chosen is None:
-        chosen = first_start(run.config, run.plan, run.samples, run.axes, run.device)
+        chosen = first_start(run.config, run.plan, run.samples, run.axes, run.device, again=True)
     run.engine.load(chosen.weights, chosen.moments, chosen.progress.num_updates)
     load_state(run.engine, chosen.reader)
     return chosen

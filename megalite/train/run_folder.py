@@ -5,12 +5,14 @@ config.yaml  plan.json  metrics.jsonl  events.jsonl  checkpoints/  tensorboard/ 
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from megalite.checkpoint.hf.families.registry import exportable
 from megalite.config.load import dump_config, load_config
 from megalite.config.plan import RunPlan
 from megalite.config.schema import Config
@@ -56,12 +58,18 @@ def check_run_folder(config: Config) -> None:
         probe.unlink()
     except OSError as error:
         raise UserError(f"run.dir: {folder} cannot be written ({error}); set run.dir to a folder of yours") from error
-    if not (folder / CONFIG).is_file():
+    if not (folder / CONFIG).is_file() or not holds_steps(folder):
         return
     changed = changed_settings(folder / CONFIG, config)
     if changed:
         advice = f"{folder} holds another run; set run.dir to a new folder, or take these settings back"
         raise ConfigError([*changed, advice])
+
+
+def holds_steps(folder: Path) -> bool:
+    """Whether a run in a folder has done anything: before its first step it has no claim to the folder."""
+    metrics = folder / METRICS
+    return (metrics.is_file() and metrics.stat().st_size > 0) or any((folder / CHECKPOINTS).glob("step-*"))
 
 
 def changed_settings(former_config: Path, config: Config) -> list[str]:
@@ -90,10 +98,11 @@ def _source_name(source: dict[str, Any]) -> str:
 
 
 def write_run_folder(config: Config, plan: RunPlan) -> None:
-    """Write the resolved config and the plan. One rank only."""
+    """Write the resolved config and the plan, with what the model can be exported as. One rank only."""
     folder = config.run.dir
     write_atomically(folder / CONFIG, dump_config(config))
-    write_atomically(folder / PLAN, json.dumps(plan.to_dict(), indent=1))
+    described = {**plan.to_dict(), "export": dataclasses.asdict(exportable(plan.model))}
+    write_atomically(folder / PLAN, json.dumps(described, indent=1))
 
 
 def write_atomically(path: Path, text: str) -> None:

@@ -1,14 +1,20 @@
 """Requests: SIGTERM, SIGINT or a file RUN/STOP ask for a clean end, a file RUN/SAVE for a checkpoint.
 
 All ranks follow at the same step: the trainer lets them vote. No torch here, so that a rank can listen before its
-imports are done.
+imports are done. Until the first step there is nothing to save, and a rank may sit in C++ waiting for others, where no
+handler of Python's runs: a thread then hears the signal, and ends the process.
 """
 
 from __future__ import annotations
 
+import os
 import signal
+import sys
+import threading
 from pathlib import Path
 from types import FrameType
+
+from megalite.errors import EXIT_REQUEUE
 
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
 """SIGUSR1 is how Slurm warns of the end of a job's time (`sbatch --signal=USR1@60`)."""
@@ -31,10 +37,20 @@ class StopRequest:
         self.signal_name = ""
         self._after_step = after_step
         self._folder: Path | None = None
+        self._has_begun = threading.Event()
 
     def install(self) -> None:
+        """Listen, in the main thread."""
         for number in STOP_SIGNALS:
             signal.signal(number, self._remember)
+        ear, mouth = os.pipe()
+        os.set_blocking(mouth, False)
+        signal.set_wakeup_fd(mouth, warn_on_full_buffer=False)
+        threading.Thread(target=self._end_before_the_first_step, args=(ear,), name="stop", daemon=True).start()
+
+    def begin(self) -> None:
+        """The first step is about to begin: from here on what was asked for waits for the end of a step."""
+        self._has_begun.set()
 
     def watch(self, folder: Path) -> None:
         """Look for the files too; one rank does, for all."""
@@ -62,6 +78,15 @@ class StopRequest:
 
     def _has_stop_file(self) -> bool:
         return self._folder is not None and (self._folder / STOP_FILE).exists()
+
+    def _end_before_the_first_step(self, ear: int) -> None:
+        """End the process at a signal, as long as nothing has begun. A thread of its own."""
+        while numbers := os.read(ear, 1):
+            if self._has_begun.is_set():
+                return
+            if numbers[0] in STOP_SIGNALS:
+                print("stopped before the first step; there was nothing to save", file=sys.stderr, flush=True)
+                os._exit(EXIT_REQUEUE)
 
     def _remember(self, number: int, frame: FrameType | None) -> None:
         self.signal_name = signal.Signals(number).name

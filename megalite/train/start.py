@@ -12,17 +12,19 @@ from torch import Tensor
 from megalite.checkpoint import catalog
 from megalite.checkpoint.format import MANIFEST, Progress
 from megalite.checkpoint.reader import CheckpointReader
+from megalite.config.model_match import match
 from megalite.config.plan import RunPlan
 from megalite.config.schema import Config, ModelConfig
 from megalite.data.account import Account, add_counts
 from megalite.data.samples import Samples
-from megalite.errors import CheckpointError
+from megalite.errors import CheckpointError, ConversionError, UserError
 from megalite.model.initialize import FreshWeights, WeightSource
-from megalite.model.mup import without_mup
 from megalite.model.weights import Rectangle, Weight
 from megalite.optim.rules import STATE_KINDS
 from megalite.parallel.axes import Axes
 from megalite.parallel.collectives import any_rank
+
+NOT_COMPARED = "not compared with transformers, as asked"
 
 
 class Zeros:
@@ -47,6 +49,12 @@ class Start:
     """What is wrong with newer checkpoints that had to be passed over."""
     reader: CheckpointReader | None = None
     """The checkpoint that the run goes on from, with what it has besides weights and moments; None for a new run."""
+    set_aside: tuple[Path, ...] = ()
+    """Where damaged checkpoints are now; on the first rank."""
+    choices: tuple[str, ...] = ()
+    """Where the run's model computes something else from these weights than the one they are of, on purpose."""
+    proof: str = ""
+    """What was compared of a Hugging Face folder before its weights were taken."""
 
 
 def choose_start(config: Config, plan: RunPlan, samples: Samples, axes: Axes, device: torch.device) -> Start:
@@ -56,10 +64,13 @@ def choose_start(config: Config, plan: RunPlan, samples: Samples, axes: Axes, de
         CheckpointError: every checkpoint of the run is damaged, or the data is not what the run was trained on.
     """
     damaged: list[str] = []
+    passed_over: list[Path] = []
     for folder in newest_first(config.run.dir / catalog.CHECKPOINTS, axes):
         problems = verify(folder, axes, device)
         if problems is None:
-            return open_checkpoint(folder, samples, f"checkpoint {folder}", tuple(damaged))
+            start = open_checkpoint(folder, samples, f"checkpoint {folder}", tuple(damaged))
+            return replace(start, set_aside=set_aside(passed_over, axes))
+        passed_over.append(folder)
         damaged += problems
     if damaged:
         raise CheckpointError(
@@ -70,8 +81,13 @@ def choose_start(config: Config, plan: RunPlan, samples: Samples, axes: Axes, de
     return first_start(config, plan, samples, axes, device)
 
 
-def first_start(config: Config, plan: RunPlan, samples: Samples, axes: Axes, device: torch.device) -> Start:
+def first_start(
+    config: Config, plan: RunPlan, samples: Samples, axes: Axes, device: torch.device, *, again: bool = False
+) -> Start:
     """What a run without checkpoints begins with. Collective.
+
+    Args:
+        again: it did so before, so nothing is compared.
 
     Raises:
         CheckpointError: it is damaged, or the data is not what a branch's trunk was trained on.
@@ -84,7 +100,8 @@ def first_start(config: Config, plan: RunPlan, samples: Samples, axes: Axes, dev
             raise CheckpointError(f"train.branch_from: {branch_from} is no complete checkpoint; give a step-… folder")
         return open_checkpoint(trunk, samples, f"checkpoint {trunk}, as a branch")
     if init_from is not None:
-        return Start(_open_weights(init_from, plan, axes, device), zeros, origin=f"weights of {init_from}")
+        found = _open_weights(config, plan, axes, device, is_compared=config.train.verify_init_from and not again)
+        return replace(found, moments=zeros, origin=f"weights of {init_from}")
     return Start(FreshWeights(plan.model, config.run.seed), zeros, origin=f"fresh weights, seed {config.run.seed}")
 
 
@@ -98,6 +115,17 @@ def open_checkpoint(folder: Path, samples: Samples, origin: str, damaged: tuple[
     progress, remixed = _go_on_with_data(reader, samples)
     moments: dict[str, WeightSource] = {key: reader.source(key) for key in STATE_KINDS}
     return Start(reader.source("weight"), moments, progress, origin, remixed, damaged, reader)
+
+
+def set_aside(folders: list[Path], axes: Axes) -> tuple[Path, ...]:
+    """Take damaged checkpoints out of the way of the run, whose saves would else replace them. The first rank does it.
+
+    Returns:
+        Where they are now, on the first rank.
+    """
+    if axes.global_rank != 0:
+        return ()
+    return tuple(catalog.set_aside(folder) for folder in reversed(folders))
 
 
 def newest_first(root: Path, axes: Axes) -> list[Path]:
@@ -154,31 +182,63 @@ def _go_on_with_data(reader: CheckpointReader, samples: Samples) -> tuple[Progre
     return replace(progress, account=progress.account.remix(at, drawn, unshifted.drawn(at))), True
 
 
-def _open_weights(folder: Path, plan: RunPlan, axes: Axes, device: torch.device) -> WeightSource:
+def _open_weights(config: Config, plan: RunPlan, axes: Axes, device: torch.device, *, is_compared: bool) -> Start:
     """The weights of a checkpoint, of a run's newest one, or of a Hugging Face folder. Collective."""
+    folder = config.train.init_from
     checkpoint = _open_whole(folder, "train.init_from", axes, device)
-    if checkpoint is None:
-        from megalite.checkpoint.hf.importer import HuggingFaceWeights
+    if checkpoint is not None:
+        reader = CheckpointReader(checkpoint)
+        choices = _compare(checkpoint, ModelConfig.model_validate(reader.manifest.model), plan.model)
+        return Start(reader.source("weight"), {}, choices=choices)
+    from megalite.checkpoint.hf.importer import HuggingFaceWeights
 
-        _check_mup(folder, without_mup(plan.model), plan.model)
-        return HuggingFaceWeights(folder, plan.model)
-    reader = CheckpointReader(checkpoint)
-    _check_mup(checkpoint, ModelConfig.model_validate(reader.manifest.model), plan.model)
-    return reader.source("weight")
+    weights = HuggingFaceWeights(folder)
+    choices = _compare(folder, weights.model, plan.model)
+    return Start(weights, {}, choices=choices, proof=_prove(folder, axes) if is_compared else NOT_COMPARED)
 
 
-def _check_mup(folder: Path, theirs: ModelConfig, ours: ModelConfig) -> None:
-    """Refuse weights that mean something else here: muP multiplies in the model what others have in the weights."""
-    if theirs.mup != ours.mup:
-        raise CheckpointError(
-            f"train.init_from: the weights in {folder} are of a model with model.mup={_yaml(theirs)}, here it is "
-            f"{_yaml(ours)}, and would compute something else; use theirs, or export the checkpoint with `megalite "
-            "convert to-hf`, which multiplies the factors into the weights, and set mup=null"
+def _compare(folder: Path, theirs: ModelConfig, ours: ModelConfig) -> tuple[str, ...]:
+    """Where a run's model makes other choices than the one its weights are of.
+
+    Raises:
+        CheckpointError: it has another architecture.
+    """
+    found = match(theirs, ours)
+    if found.refused:
+        sentences = "\n".join(f"  - {each}" for each in found.refused)
+        mup = (
+            "\nwhat muP multiplies in the model, others have in the weights: `megalite convert to-hf` exports the "
+            "checkpoint with the factors multiplied in, for mup=null"
         )
+        raise CheckpointError(
+            f"train.init_from: {folder} has weights of another architecture; put theirs into the section model:\n"
+            f"{sentences}{mup if theirs.mup != ours.mup else ''}"
+        )
+    return found.changed
 
 
-def _yaml(model: ModelConfig) -> str:
-    return "null" if model.mup is None else str(model.mup.model_dump(exclude_none=True))
+def _prove(folder: Path, axes: Axes) -> str:
+    """Let the first rank compare what transformers computes from a folder with what megalite does. Collective.
+
+    Raises:
+        ConversionError: on all ranks, when they differ.
+    """
+    said: list[str | None] = ["", None]
+    if axes.global_rank == 0:
+        from megalite.checkpoint.hf.proof import prove
+
+        try:
+            said = [prove(folder), None]
+        except UserError as error:
+            said = ["", str(error)]
+    if axes.world.size > 1:
+        dist.broadcast_object_list(said, src=0, group=axes.world.group)
+    proof, problem = said
+    if problem is not None:
+        raise ConversionError(
+            f"train.init_from: {problem}; --no-verify (train.verify_init_from=false) trains from it all the same"
+        )
+    return proof
 
 
 def _open_whole(folder: Path, setting: str, axes: Axes, device: torch.device) -> Path | None:

@@ -61,7 +61,8 @@ class Steering:
 
     def note_step(self, step: int, batches: Sequence[Batch], result: StepResult) -> None:
         """Take a step's gradients into account, and let the batch grow when they say so. Collective."""
-        self._norms = remember(self._norms, result.grad_norm, self._run.config.optimizer)
+        if result.num_tokens:
+            self._norms = remember(self._norms, result.grad_norm, self._run.config.optimizer)
         scaling = self._run.engine.loss_scaling()
         self.figures = {"loss_scale": scaling["scale"]} if scaling else {}
         if not self._is_measured(step):

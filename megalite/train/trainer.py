@@ -16,7 +16,7 @@ from torch.distributed import ReduceOp
 
 from megalite.checkpoint.fence import Fence
 from megalite.checkpoint.format import Progress
-from megalite.config.plan import RunPlan
+from megalite.config.plan import RunPlan, has_copies
 from megalite.config.schema import Config
 from megalite.data import audit
 from megalite.data.account import add_counts
@@ -26,6 +26,7 @@ from megalite.engine.protocol import Engine, NonFiniteLossError, StepResult
 from megalite.errors import EXIT_DONE, EXIT_REQUEUE
 from megalite.monitor.layers import LayerWatch
 from megalite.monitor.recorder import Recorder
+from megalite.optim.schedules import last_stable_step
 from megalite.parallel.axes import Axes
 from megalite.parallel.collectives import agree, all_reduce
 from megalite.train.checkpoints import open_checkpoints
@@ -35,6 +36,7 @@ from megalite.train.evaluation.tasks import Task
 from megalite.train.fp8_watch import choose_watch
 from megalite.train.health import Health
 from megalite.train.heartbeat import Heart
+from megalite.train.memory_check import MemoryCheck
 from megalite.train.probe import Probe
 from megalite.train.replicas import Replicas
 from megalite.train.rollback import go_back
@@ -75,9 +77,14 @@ class Trainer:
         )
         self._layers = LayerWatch(run.engine, run.config, run.plan, run.axes)
         self._replicas: Replicas | None = None
-        if run.config.health.check_replicas_every is not None:
+        has_checks = run.config.health.check_replicas_every is not None
+        if has_checks and has_copies(run.config.parallel, run.plan.model, run.axes.dp.size):
             self._replicas = Replicas(run.engine.stage, run.axes, run.config.parallel.zero_stage)
+        self._memory: MemoryCheck | None = None
+        if run.config.health.check_memory_every is not None:
+            self._memory = MemoryCheck(run.engine, run.axes, run.config.health.check_memory_every)
         self._equal_at = progress.step
+        self._trunk = last_stable_step(run.plan.total_steps, run.plan.schedule)
         self._watch = choose_watch(run, progress.step)
         self._probe = Probe(run.heart, run.device, run.config.slurm.probe_seconds)
         self._steering = Steering(run, progress.steering)
@@ -125,9 +132,9 @@ class Trainer:
                 if self._due(run.config.train.eval_every, step):
                     self.validate()
                 is_asked_to_stop, is_asked_to_save, is_finished_early = self._vote(step)
-                saves = is_asked_to_save or self._due(run.config.checkpoint.every, step)
+                saves = is_asked_to_save or self._due(run.config.checkpoint.every, step) or step == self._trunk
                 ends = is_asked_to_stop or is_finished_early or step == run.plan.total_steps
-                if self._has_drifted(step, is_saved=saves or ends):
+                if self._memory_has_changed(step) or self._has_drifted(step, is_saved=saves or ends):
                     return None
                 if saves:
                     self._checkpoints.save(self.progress, self._validation_loss())
@@ -177,6 +184,16 @@ class Trainer:
         )
         return result
 
+    def _memory_has_changed(self, step: int) -> bool:
+        """Go back when a rank's masters or optimizer state had changed by themselves before this step. Collective."""
+        found = self._memory.after_step(step) if self._memory is not None else []
+        if not found:
+            return False
+        why = f"memory has changed since the update before: {'; '.join(found)}"
+        self.run.recorder.event("memory_changed", step, why=why)
+        self._roll_back(step - 1, why, skip_samples=None)  # a checkpoint of the step before may have the wrong number
+        return True
+
     def _has_drifted(self, step: int, *, is_saved: bool) -> bool:
         """Compare replicated weights when that is due, and before every save; go back when they differ. Collective."""
         run = self.run
@@ -210,6 +227,8 @@ class Trainer:
         run, now = self.run, self.progress
         self._health.blame(now.step, why)
         self._checkpoints.settle_pending()
+        if self._memory is not None:
+            self._memory.forget()
         self.progress, origin = go_back(run, now, before, skip_samples=skip_samples)
         self._health.go_back(self.progress.health)
         self._steering = Steering(run, self.progress.steering)

@@ -142,7 +142,7 @@ def update_before_the_copy_is_done(folder: Path, cases: dict[str, dict]) -> None
         rank.train(0, 2)
         rank.save(folder / name / "waited", 2)
         saver = make_saver(rank, folder / name / "behind")
-        wait, is_due = rank.engine.before_update, threading.Event()
+        (wait,), is_due = rank.engine.before_update, threading.Event()
 
         def due(wait=wait, is_due=is_due) -> None:
             is_due.set()
@@ -153,7 +153,7 @@ def update_before_the_copy_is_done(folder: Path, cases: dict[str, dict]) -> None
             time.sleep(LATE_SECONDS)
             copy(share)
 
-        rank.engine.before_update = due
+        rank.engine.before_update = [due]
         Share.copy = copy if is_gathered else late_copy
         saver.start(Progress(step=2, num_updates=2))
         rank.train(2, 3)

@@ -6,8 +6,9 @@ import pytest
 from transformers import AutoConfig
 
 from megalite.checkpoint.hf.config_json import write_config
-from megalite.checkpoint.hf.families import choose_family
+from megalite.checkpoint.hf.families.registry import choose_family
 from megalite.checkpoint.hf.rope_json import read_rope, write_rope
+from megalite.checkpoint.hf.settings import Settings
 from megalite.checkpoint.hf.shards import parse_size
 from megalite.checkpoint.tensor_file import group_by_size
 from megalite.config.schema import RopeConfig
@@ -21,20 +22,19 @@ ROPES = {
     "llama3": {"theta": 5e5, "scaling": {"type": "llama3", "factor": 32.0, "low_freq_factor": 2.0}},
     "part of each head": {"theta": 2e4, "fraction": 0.5},
 }
-OLD_KEYS = ("rope_theta", "rope_scaling")
 
 
 @pytest.mark.parametrize("name", ROPES)
 def test_either_form_alone_means_the_same(name: str):
     """A reader that knows only the keys of transformers 4, or only those of 5, sees the same rotary settings."""
     rope = RopeConfig(**ROPES[name])
-    both = write_rope(rope, with_fraction=True)
-    old = {"rotary_pct": rope.fraction, **{key: both[key] for key in OLD_KEYS}}
+    both = {"partial_rotary_factor": rope.fraction, **write_rope(rope, with_fraction=True)}
+    old = {key: value for key, value in both.items() if key != "rope_parameters"}
     new = {"rope_parameters": both["rope_parameters"]}
     for raw in (both, old, new):
-        problems: list[str] = []
-        assert RopeConfig(**read_rope({"max_position_embeddings": 40, **raw}, problems)) == rope
-        assert problems == []
+        settings = Settings({"max_position_embeddings": 40, **raw}, [])
+        assert RopeConfig(**read_rope(settings)) == rope
+        assert settings.problems == []
 
 
 @pytest.mark.parametrize("name", FAMILIES)

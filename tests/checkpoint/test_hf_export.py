@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM
 
 from megalite.checkpoint.hf import exporter, memory, verify
 from megalite.checkpoint.hf.exporter import to_hugging_face
-from megalite.checkpoint.hf.families import choose_family
+from megalite.checkpoint.hf.families.registry import choose_family
 from megalite.checkpoint.hf.to_checkpoint import from_hugging_face
 from megalite.checkpoint.reader import CheckpointReader
 from megalite.cli.main import main

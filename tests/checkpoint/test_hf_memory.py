@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from megalite.checkpoint.hf import memory
+from megalite import host
 from megalite.config.plan import count_parameters
 from tests.checkpoint.hf_kit import tiny_model, write_checkpoint
 
@@ -45,16 +45,16 @@ GROUPS = {
 
 @pytest.mark.parametrize(
     ("line", "root", "names"),
-    [("0::/job/step/task", "", memory.VERSION_2), ("4:memory:/job/step/task", "memory", memory.VERSION_1)],
+    [("0::/job/step/task", "", host.VERSION_2), ("4:memory:/job/step/task", "memory", host.VERSION_1)],
 )
 def test_memory_of_a_job(line: str, root: str, names: tuple, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """What is available is the least of what the machine and each control group around the process have left."""
-    monkeypatch.setattr(memory, "PROC", tmp_path / "proc")
-    monkeypatch.setattr(memory, "CGROUPS", tmp_path / "groups")
+    monkeypatch.setattr(host, "PROC", tmp_path / "proc")
+    monkeypatch.setattr(host, "CGROUPS", tmp_path / "groups")
     (tmp_path / "proc" / "self").mkdir(parents=True)
     (tmp_path / "proc" / "meminfo").write_text("MemTotal: 9 kB\nMemAvailable:  2 kB\n")
     (tmp_path / "proc" / "self" / "cgroup").write_text(f"{line}\n3:cpuset:/\n")
-    assert memory.available_bytes() == 2048
+    assert host.available_bytes() == 2048
     limit_name, used_name, (cache_name, _) = names
     for path, (limit, used, cache) in GROUPS.items():
         folder = tmp_path / "groups" / root / path
@@ -62,7 +62,7 @@ def test_memory_of_a_job(line: str, root: str, names: tuple, tmp_path: Path, mon
         (folder / limit_name).write_text(f"{limit}\n")
         (folder / used_name).write_text(f"{used}\n")
         (folder / "memory.stat").write_text(f"anon 1\n{cache_name} {cache}\n")
-    assert memory.available_bytes() == 1000 - 700 + 200
+    assert host.available_bytes() == 1000 - 700 + 200
 
 
 @pytest.mark.slow

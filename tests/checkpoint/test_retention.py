@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from megalite.checkpoint import catalog
-from megalite.checkpoint.format import Manifest, Progress, hash_file, write_manifest
-from megalite.checkpoint.retention import Keep, point_at_best, prune
+from megalite.checkpoint.format import Manifest, Progress, hash_file, read_manifest, write_manifest
+from megalite.checkpoint.retention import Keep, Pruned, point_at_best, prune
 from megalite.config.schema import Config
 from megalite.config.validate import validate
-from megalite.errors import ConfigError
+from megalite.errors import CheckpointError, ConfigError
 
 STEPS = (10, 20, 30, 40, 50)
 
@@ -57,6 +57,7 @@ def steps(root: Path) -> list[int]:
         (Keep(1, best=2), [20, 40, 50]),
         (Keep(1, best=9), [20, 30, 40, 50]),
         (Keep(2, every=30, best=1), [20, 30, 40, 50]),
+        (Keep(1, steps=frozenset({10, 25})), [10, 50]),
     ],
 )
 def test_what_is_kept(tmp_path, keep, kept):
@@ -64,9 +65,9 @@ def test_what_is_kept(tmp_path, keep, kept):
     losses = {20: 1.5, 30: 1.9, 40: 1.7, 50: float("nan")}
     for step in STEPS:
         make(tmp_path, step, losses.get(step))
-    dropped = prune(tmp_path, keep, tmp_path / "step-0000050")
+    pruned = prune(tmp_path, keep, tmp_path / "step-0000050")
     assert steps(tmp_path) == kept
-    assert [catalog.step_of(path) for path in dropped] == [step for step in STEPS if step not in kept]
+    assert [catalog.step_of(path) for path in pruned.removed] == [step for step in STEPS if step not in kept]
 
 
 def test_of_equal_losses_the_newest_is_best(tmp_path):
@@ -92,12 +93,30 @@ def test_best_points_at_what_is_there(tmp_path):
 
 
 def test_damaged_ones_do_not_count(tmp_path):
-    """Two are to be kept, and the second newest is cut short: it goes, and the third stays."""
+    """Two are to be kept, and the second newest is cut short: it is set aside, and the third stays."""
     for step in STEPS:
         make(tmp_path, step)
-    cut(tmp_path / "step-0000040")
-    prune(tmp_path, Keep(2), tmp_path / "step-0000050")
+    for step in (10, 40):
+        cut(tmp_path / f"step-{step:07d}")
+    pruned = prune(tmp_path, Keep(2), tmp_path / "step-0000050")
     assert steps(tmp_path) == [30, 50]
+    assert pruned.set_aside == (tmp_path / "damaged-step-0000040",)
+    assert [path.name for path in pruned.removed] == ["step-0000010", "step-0000020"]
+
+
+def test_of_damaged_ones_the_newest_stay(tmp_path):
+    """What is set aside is bounded; one that is damaged again takes its own former place."""
+    for step in (*STEPS, 50):
+        catalog.set_aside(make(tmp_path, step))
+    assert [path.name for path in catalog.damaged(tmp_path)] == ["damaged-step-0000040", "damaged-step-0000050"]
+    assert catalog.named(tmp_path) == []
+
+
+def test_a_folder_of_another_step(tmp_path):
+    """A checkpoint under another step's name is damaged: what goes by the name would go on from the wrong step."""
+    make(tmp_path, 40).rename(tmp_path / "step-0000013")
+    with pytest.raises(CheckpointError, match=r"holds step 40, though its name says 13.*step-0000040"):
+        read_manifest(tmp_path / "step-0000013")
 
 
 @pytest.mark.parametrize("keep_last", [1, 2])
@@ -118,7 +137,7 @@ def test_nothing_goes_when_nothing_is_good(tmp_path, damage):
     """Five damaged checkpoints are still evidence, and perhaps half of one can be saved."""
     for step in STEPS:
         damage(make(tmp_path, step))
-    assert prune(tmp_path, Keep(1)) == []
+    assert prune(tmp_path, Keep(1)) == Pruned()
     assert steps(tmp_path) == list(STEPS)
 
 

@@ -21,10 +21,11 @@ from megalite.data.runners import worker as worker_module
 from megalite.data.runners.board import Board, Failure, Sign
 from megalite.data.runners.driving import stopping_in_order
 from megalite.data.runners.slurm import SlurmArray
-from megalite.data.runners.slurm_queue import Element, check_options
+from megalite.data.runners.slurm_queue import OWNED, Element
 from megalite.data.runners.worker import serve
 from megalite.data.tasks import missing_tasks
 from megalite.errors import EXIT_REQUEUE, DataError, UnavailableError, UserError
+from megalite.slurm_words import check_options
 from tests.data.factory import all_bytes, corpus_of, prose, write_json_lines
 
 NUM_TASKS = 6
@@ -165,21 +166,25 @@ def test_signs_of_life(board):
 @pytest.mark.parametrize(
     ("option", "message"),
     [
-        ("partition=cpu", "expected an option of sbatch"),
+        ("partition=cpu", "expected one option of sbatch"),
         ("--array=0-3", "--array is set by megalite"),
         ("-Jname", "is set by megalite"),
         ("--wrap=true", "--wrap is set by megalite"),
+        ("--out=x", "--out is set by megalite"),
+        ("--exclusive --mem=1G", "expected one option of sbatch a string"),
+        ("-p cpu", "expected one option of sbatch a string"),
+        ("--comment=a\nb", "no line of text can hold"),
     ],
 )
 def test_options_that_cannot_be(option, message):
     """Found before anything is submitted."""
     with pytest.raises(UserError, match=message):
-        check_options(["--time=1:00:00", option])
+        check_options(["--time=1:00:00", option], OWNED, "--sbatch")
 
 
 def test_options_that_can_be():
     """Long and short ones."""
-    check_options(["--time=1:00:00", "-pcpu", "--exclusive", "--account=a"])
+    check_options(["--time=1:00:00", "-pcpu", "--exclusive", "--account=a", "--comment=a b"], OWNED)
 
 
 def test_waiting_for_ever():

@@ -119,6 +119,16 @@ def test_damaged_checkpoint_is_passed_over(undisturbed, tmp_path):
     assert done.returncode == 0, done.stdout + done.stderr
     assert "rank-00001.safetensors: its checksum differs" in done.stdout
     assert any(event["event"] == "damaged checkpoint" for event in events(run))
+    aside = run / "checkpoints" / "damaged-step-0000006"
+    assert f"it is kept as {aside}" in done.stdout
+    mended = bytearray((aside / "rank-00001.safetensors").read_bytes())
+    mended[-5] ^= 1
+    (aside / "rank-00001.safetensors").write_bytes(mended)
+    for path in (run / "checkpoints").glob("step-*"):
+        shutil.rmtree(path)
+    aside.rename(run / "checkpoints/step-0000006")  # as docs/checkpoints.md says
+    done = megalite("train", undisturbed / "config.yaml", f"run.dir={run}", "train.steps=7")
+    assert "step-0000006, step 6 of 7" in done.stdout
     assert [record["step"] for record in metrics(run)] == [1, 2, 3, 4, 5, 6, 7]
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,6 +14,7 @@ from torch import Tensor
 from megalite.config.plan import make_plan
 from megalite.engine.build import build_engine
 from megalite.engine.protocol import StepResult
+from megalite.engine.steps import NO_TOKENS
 from megalite.model.initialize import FreshWeights
 from megalite.model.weights import Rectangle, Weight
 from megalite.parallel.axes import connect
@@ -43,7 +46,7 @@ def start(zero_stage: int, parallel: dict[str, Any], dtype: str) -> Rank:
     return Rank(config, plan, axes, build_engine(config, plan, axes, torch.device("cpu"), source))
 
 
-def step(rank: Rank, number: int) -> StepResult:
+def step(rank: Rank, number: int, *, is_empty: bool = False) -> StepResult:
     batch = rank.config.batch
     batches = step_batches(
         number,
@@ -54,6 +57,8 @@ def step(rank: Rank, number: int) -> StepResult:
         seq_len=batch.seq_len,
         vocab_size=rank.plan.model.vocab_size,
     )
+    if is_empty:
+        batches = [replace(each, loss_mask=torch.zeros_like(each.loss_mask)) for each in batches]
     return rank.engine.train_step(batches, LR)
 
 
@@ -72,12 +77,12 @@ def refuse_second_step(cases: list[tuple]) -> list[list[tuple[StepResult, list, 
     seen = []
     for case in cases:
         rank, told, steps = start(*case), [], []
-        for number in range(3):
+        for number in range(4):
             told.clear()
             reason = "planted" if number == 1 else ""
             rank.engine.judge = lambda loss, norm, told=told, reason=reason: (told.append((loss, norm)), reason)[1]
             before = state(rank)
-            result = step(rank, number)
+            result = step(rank, number, is_empty=number == 2)
             after = state(rank)
             steps.append((result, list(told), all(torch.equal(before[key], after[key]) for key in before)))
         rank.engine.close()
@@ -87,12 +92,15 @@ def refuse_second_step(cases: list[tuple]) -> list[list[tuple[StepResult, list, 
 
 def test_a_refused_step_changes_nothing():
     """Whatever the ZeRO stage, layout and format: the judge is asked once, on every rank, with the step's own loss and
-    norm; refused, no weight, master or moment changes by a bit, the reason is reported, and the next step is taken."""
+    norm; refused, no weight, master or moment changes by a bit, the reason is reported, and the next step is taken.
+    Nor does anything change in a step without a token that counts, about which nobody is asked: it has no loss."""
     for results in run_ranks(refuse_second_step, 2, CASES):
         for case, steps in zip(CASES, results, strict=True):
-            assert [unchanged for _, _, unchanged in steps] == [False, True, False], case
-            assert [result.why for result, _, _ in steps] == ["", "planted", ""], case
-            assert [result.skipped for result, _, _ in steps] == [False, True, False], case
+            assert [unchanged for _, _, unchanged in steps] == [False, True, True, False], case
+            assert [result.why for result, _, _ in steps] == ["", "planted", NO_TOKENS, ""], case
+            assert [result.skipped for result, _, _ in steps] == [False, True, True, False], case
+            empty, told, _ = steps.pop(2)
+            assert (math.isnan(empty.loss), empty.num_tokens, told) == (True, 0, []), case
             for result, told, _ in steps:
                 assert told == [(pytest.approx(result.loss, rel=1e-6), result.grad_norm)], case
 

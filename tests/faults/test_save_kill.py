@@ -55,7 +55,7 @@ def save_until_killed(run_dir: Path, asynchronous: bool, doomed: int, moment: fl
         rank.axes,
         torch.device("cpu"),
         asynchronous=asynchronous,
-        after_commit=lambda new: [path.name for path in prune(root, Keep(2), new)],
+        after_commit=lambda new: prune(root, Keep(2), new),
     )
     first, seconds = catalog.step_of(newest) if newest else 0, FIRST_SAVE_SECONDS
     for step in itertools.count(first + 1):

@@ -10,7 +10,7 @@ from megalite.engine.build import build_stage
 from megalite.engine.steps import documents_of_batch
 from megalite.layers.documents import Targets
 from megalite.model.initialize import FreshWeights, local_weights
-from megalite.monitor.activations import DEAD, QUERY_STRIDE
+from megalite.monitor.activations import DEAD, EXACT_UP_TO, Activations, sample_queries
 from megalite.monitor.layers import LayerWatch, Record
 from megalite.parallel.axes import connect
 from megalite.parallel.mesh import Mesh
@@ -104,13 +104,12 @@ def blocks_of(stage, batch, documents) -> dict[str, dict[str, float]]:
     place = torch.arange(x.shape[0])
     start = place - batch.positions
     seen = (start.unsqueeze(1) == start.unsqueeze(0)) & (place.unsqueeze(1) >= place.unsqueeze(0))
-    chosen = batch.keys % QUERY_STRIDE == QUERY_STRIDE - 1
     found = {}
     for name, block in stage.blocks.items():
         q, k, _ = block.attention.project(block.attention_norm(x), documents)
         k = k.repeat_interleave(q.shape[1] // k.shape[1], dim=1)
         scores = torch.einsum("qhd,khd->hqk", q, k) / q.shape[2] ** 0.5
-        scores = scores.masked_fill(~seen, -torch.inf)[:, chosen]
+        scores = scores.masked_fill(~seen, -torch.inf)
         p = scores.softmax(-1)
         entropy = torch.special.entr(p).sum(-1)
         middle = x + block.attention(block.attention_norm(x), documents)
@@ -120,6 +119,7 @@ def blocks_of(stage, batch, documents) -> dict[str, dict[str, float]]:
             "rms": x.square().mean().sqrt().item(),
             "max": x.abs().max().item(),
             "kurtosis": (x**4).mean().item() / x.square().mean().item() ** 2,
+            "attention_queries": 1.0,
             "attention_entropy": entropy.mean().item(),
             "attention_entropy_min": entropy.mean(1).min().item(),
             "attention_logit_max": scores.max().item(),
@@ -136,6 +136,33 @@ def head_of(stage, batch, documents) -> dict[str, float]:
     z_loss = stage.spec.model.z_loss
     found = {"log_z_rms": square**0.5, "log_z_max": log_z.abs().max().item()}
     return {**found, "z_loss": z_loss * square} if z_loss else found
+
+
+def test_a_sample_of_queries_is_a_fair_one():
+    """Of long sequences one query of each few is looked at, anywhere among them, so that the mean of what rises with
+    the position comes out as over all of them; of short ones every query is."""
+    keys = torch.arange(256 * 1024)
+    assert torch.equal(sample_queries(keys, 1), keys)
+    rising = torch.log1p((keys % 1024).double())
+    for stride in (2, 4, 16, 100):
+        chosen = sample_queries(keys, stride)
+        assert chosen.numel() == pytest.approx(keys.numel() / stride, abs=1)
+        assert torch.equal((chosen % stride).unique(), torch.arange(stride))
+        assert rising[chosen].mean().item() == pytest.approx(rising.mean().item(), rel=2e-3)
+        parts = [sample_queries(part, stride) + part[0] for part in keys.split(1000)]
+        assert torch.equal(torch.cat(parts), chosen), "it must not matter how ranks cut the batch"
+
+
+@pytest.mark.parametrize(("seq_len", "share"), [(16, 1.0), (EXACT_UP_TO, 1.0), (4 * EXACT_UP_TO, 0.25)])
+def test_what_share_of_the_queries_is_looked_at(seq_len, share):
+    """It stands beside the entropies, so that a sample is never taken for the whole."""
+    config = config_of({})
+    plan = make_plan(config, 1)
+    axes = connect(Mesh(), 0)
+    stage = build_stage(config, plan, axes, torch.device("cpu"), FreshWeights(plan.model, 1))
+    batch = micro_batch(range(2), seq_len=16, vocab_size=plan.model.vocab_size)
+    found = Activations(stage, axes, seq_len).look(lambda: stage.logits(batch.tokens, documents_of_batch(batch)))
+    assert found["blocks.0"]["attention_queries"] == share
 
 
 MODELS = {

@@ -9,6 +9,7 @@ import pytest
 from megalite.checkpoint.background import Outcome
 from megalite.checkpoint.fence import SupersededError
 from megalite.checkpoint.format import Progress
+from megalite.checkpoint.retention import Pruned
 from megalite.config.schema import Config
 from megalite.config.sections.checkpoint import CheckpointConfig
 from megalite.errors import CheckpointError
@@ -45,7 +46,7 @@ class ScriptedSaver:
         self.calls.append(f"finish {self.pending}")
         step, self.pending = self.pending, None
         error = None if self.fails_to_start else self.errors.pop(0)
-        return Outcome(step, Path(f"step-{step:07d}"), 0.25, 1.5, error, dropped=("step-0000001",))
+        return Outcome(step, Path(f"step-{step:07d}"), 0.25, 1.5, error, Pruned((Path("step-0000001"),)))
 
     def settle(self, *, is_busy: bool, has_failed: bool) -> Outcome | None:
         return None if is_busy and not has_failed else self.finish()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 import numpy as np
 import pytest
@@ -19,7 +20,7 @@ from megalite.errors import EXIT_BAD_INPUT, EXIT_DONE, EXIT_REQUEUE
 from megalite.train.trainer import Trainer
 from tests.kit.runs import events, metrics
 from tests.train.forked import launch
-from tests.train.planted import BATCH, planted_config
+from tests.train.planted import BATCH, SEQ_LEN, planted_config
 
 SPIKES = {"sigma": 6.0, "window": 8, "cut_after": 2, "cut_steps": 10, "cut_factor": 0.5, "roll_back_after": 2}
 HEALTH = {"health": {"spikes": SPIKES}}
@@ -75,6 +76,23 @@ def test_one_spike_is_skipped(quiet, tmp_path):
     assert [record["step"] for record in metrics(config.run.dir) if record["skipped"]] == [31]
     assert not of_kind(config, "rate cut")
     assert final_loss(config) == pytest.approx(final_loss(quiet), abs=NOISE)
+
+
+def test_a_batch_without_labels_is_left_out(tmp_path):
+    """A step in which no token has a next one: nothing is learned, nothing decays, its loss is null, it is no spike,
+    and every line that was written is JSON for any reader."""
+    config = planted_config(tmp_path, range(3, 4), steps=6, is_unlabelled=True, health={"spikes": SPIKES})
+    assert launch(config, 2) == EXIT_DONE
+    (empty,) = of_kind(config, "empty_batch")
+    assert (empty["step"], empty["why"]) == (4, "no token of the batch counts in the loss")
+    assert len(empty["documents"]) == BATCH * SEQ_LEN
+    records = metrics(config.run.dir)
+    assert [record["step"] for record in records if record["skipped"]] == [4]
+    assert [record["step"] for record in records if record["loss"] is None] == [4]
+    assert not of_kind(config, "spike")
+    for path in config.run.dir.glob("*.jsonl"):
+        assert not {"NaN", "Infinity"} & set(re.findall(r"\w+", path.read_text()))
+    assert CheckpointReader(config.run.dir / "checkpoints/step-0000006").manifest.progress.num_updates == 5
 
 
 def test_a_gradient_of_one_rank_that_is_not_a_number_is_skipped(quiet, tmp_path):

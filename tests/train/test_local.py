@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from megalite.host import num_cores
 from tests.kit.paths import ROOT
 from tests.kit.runs import clean_environment, megalite, metrics, start, wait_for_step, write_run
 
@@ -78,7 +79,9 @@ def test_a_run_is_started_again(tmp_path, undisturbed):
 def test_torchrun_gives_the_ranks(tmp_path, undisturbed):
     """`torchrun launch/launch.py CONFIG` trains as `megalite train CONFIG` does."""
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    threads = str(max(1, num_cores() // 2))  # as many as local ranks get: sums come out in another order with others
     environment = {**clean_environment(), "PYTHONPATH": str(ROOT), "GLOO_SOCKET_IFNAME": "lo"}
+    environment["OMP_NUM_THREADS"] = threads
     done = subprocess.run(
         [*command, ROOT / "launch" / "launch.py", write_run(tmp_path, **SECTIONS)],
         capture_output=True,

@@ -123,6 +123,7 @@ def test_a_checkpoint_that_lost_its_manifest_is_named(tmp_path):
     (passed_over,) = (event for event in events(folder) if event["event"] == "damaged checkpoint")
     assert "step-0000006: no manifest.json" in passed_over["why"]
     assert steps(folder) == [2, 4, 6]
+    assert [path.name for path in catalog.damaged(folder / "checkpoints")] == ["damaged-step-0000006"]
 
 
 def test_damaged_weights_to_start_from_are_refused(tmp_path):

@@ -80,6 +80,7 @@ class TestBranch:
             write_run(tmp_path, parallel=DP2, schedule={**WSD, "decay_steps": 3}, train={"steps": 7}),
             f"data.train=[{{path: {folder}/packed}}]",
         )
+        assert {"step-0000004", "step-0000007"} <= {path.name for path in (planned / "checkpoints").iterdir()}
         branch = self.branch(folder, 4, 3)
         assert numbers(branch) == {step: record for step, record in numbers(planned).items() if step > 4}
         assert numbers(branch)[7]["lr"] == 0.0

@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import time
 
-from megalite.train.heartbeat import BEAT_BYTES, START, Beat, Heart, beat_path, clock_of, read_beats
+from megalite.train.heartbeat import BEAT_BYTES, START, Beat, Heart, beat_path, read_beats
+from megalite.train.in_place import clock_of
 from megalite.train.watch import Patience, find_stragglers, find_trouble
 
 PATIENCE = Patience(beat=10, start=100, step=30)

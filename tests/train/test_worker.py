@@ -4,10 +4,19 @@ from __future__ import annotations
 
 import pytest
 
+from megalite.errors import UserError
 from megalite.train import worker
 from megalite.train.worker import given_place
 
-NAMES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT", worker.RENDEZVOUS_VARIABLE)
+NAMES = (
+    "RANK",
+    "WORLD_SIZE",
+    "LOCAL_RANK",
+    "LOCAL_WORLD_SIZE",
+    "MASTER_ADDR",
+    "MASTER_PORT",
+    worker.RENDEZVOUS_VARIABLE,
+)
 SLURM = ("SLURM_PROCID", "SLURM_STEP_ID", "SLURM_NTASKS", "SLURM_LOCALID", "SLURM_LAUNCH_NODE_IPADDR", "SLURM_JOB_ID")
 
 
@@ -45,9 +54,26 @@ def test_srun(monkeypatch):
 @pytest.mark.parametrize("names", worker.MPI_VARIABLES, ids=["Open MPI", "MVAPICH", "MPICH"])
 def test_mpirun(monkeypatch, names):
     """The variables of three kinds of mpirun; where ranks meet is said by MASTER_ADDR and MASTER_PORT."""
-    env = dict(zip(names, ("5", "8", "1"), strict=True))
+    env = dict(zip(names, ("5", "8", "1", "4"), strict=True))
     place = given(monkeypatch, **env, MASTER_ADDR="node1", MASTER_PORT="29500")
-    assert place == worker.Place(5, 8, 1, "tcp://node1:29500")
+    assert place == worker.Place(5, 8, 1, "tcp://node1:29500", local_world_size=4)
+    assert place.local_ranks == range(4, 8)
+
+
+@pytest.mark.parametrize(
+    ("env", "message"),
+    [
+        ({"RANK": "one", "WORLD_SIZE": "2"}, "RANK: found 'one' in the environment, expected a whole number"),
+        ({"RANK": "0", "WORLD_SIZE": "-1"}, "WORLD_SIZE: found '-1'"),
+        ({"RANK": "2", "WORLD_SIZE": "2"}, "RANK=2, WORLD_SIZE=2, LOCAL_RANK=0: ranks count from 0"),
+        ({"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "1"}, "LOCAL_RANK=1"),
+        ({"RANK": "0", "WORLD_SIZE": "1", "MASTER_PORT": "http"}, "MASTER_PORT: found 'http'"),
+    ],
+)
+def test_variables_that_make_no_sense(monkeypatch, env, message):
+    """What somebody left in the environment is named, and how to get rid of it."""
+    with pytest.raises(UserError, match=message):
+        given(monkeypatch, **env)
 
 
 def test_batch_script_is_not_a_rank(monkeypatch):

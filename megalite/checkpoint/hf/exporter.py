@@ -18,7 +18,8 @@ from megalite.checkpoint import catalog
 from megalite.checkpoint.hf.alarms import find_alarms
 from megalite.checkpoint.hf.config_json import FILE_NAME as CONFIG_FILE
 from megalite.checkpoint.hf.config_json import write_config
-from megalite.checkpoint.hf.families import Family, choose_family
+from megalite.checkpoint.hf.families.registry import choose_family
+from megalite.checkpoint.hf.family import Family
 from megalite.checkpoint.hf.folders import building, find_checkpoint, require_room
 from megalite.checkpoint.hf.memory import require_memory
 from megalite.checkpoint.hf.model_card import write_card

@@ -16,8 +16,8 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from megalite.checkpoint.hf.config_read import Description, read_config
-from megalite.checkpoint.hf.families import places
-from megalite.checkpoint.hf.layout import Place
+from megalite.checkpoint.hf.layout import Place, places
+from megalite.config.model_match import match
 from megalite.config.schema import ModelConfig
 from megalite.errors import CheckpointError, ConversionError
 from megalite.model.weights import Rectangle, Weight
@@ -25,9 +25,6 @@ from megalite.model.weights import Rectangle, Weight
 SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
 FLOAT_TYPES = ("F64", "F32", "BF16", "F16")
-
-TRAINING_ONLY = frozenset({"preset", "dropout", "init_std", "init_depth_scaling"})
-"""Fields of a model that do not change what its weights compute."""
 
 DERIVABLE = re.compile(r"\.(rotary_emb\.inv_freq|attn\.(masked_)?bias|attention\.(masked_)?bias)$")
 """Buffers that older versions of transformers saved beside the weights."""
@@ -57,7 +54,7 @@ class HuggingFaceWeights:
             self.model = model
         self._open: dict[str, safe_open] = {}
         self._files = _locate(self.folder)
-        self._places = self._present_places()
+        self._places = self._find_places()
         self._refuse_strangers()
         self._refuse_second_head()
 
@@ -67,9 +64,7 @@ class HuggingFaceWeights:
         Raises:
             CheckpointError: the tensor there is missing, of another shape or no float.
         """
-        out = torch.zeros(rectangle.shape)
-        if self._is_absent(weight.name):
-            return out
+        out = torch.empty(rectangle.shape)
         place = self._places.get(weight.name)
         if place is None:
             raise CheckpointError(f"{self.folder}: has no {weight.name}; it is of another model")
@@ -91,18 +86,13 @@ class HuggingFaceWeights:
             row += size
         return out
 
-    def _present_places(self) -> dict[str, Place]:
-        """Places of all weights but the absent ones; names lose the base model's prefix where the folder has none."""
+    def _find_places(self) -> dict[str, Place]:
+        """Places of all weights; names lose the base model's prefix where the folder has none."""
         family = self.description.family
         found = places(self.model, family)
-        present = {name: place for name, place in found.items() if not self._is_absent(name)}
-        if not any(name.startswith(family.base) for name in self._files):
-            return {name: place.renamed(place.tensor.removeprefix(family.base)) for name, place in present.items()}
-        return present
-
-    def _is_absent(self, name: str) -> bool:
-        """Whether this is a weight that the folder's class has not, and that is therefore zero."""
-        return name.endswith(tuple(self.description.absent))
+        if any(name.startswith(family.base) for name in self._files):
+            return found
+        return {name: place.renamed(place.tensor.removeprefix(family.base)) for name, place in found.items()}
 
     def _refuse_strangers(self) -> None:
         """Every tensor has a weight and every weight a tensor."""
@@ -158,22 +148,12 @@ def require_same_model(folder: Path, theirs: ModelConfig, ours: ModelConfig) -> 
     Raises:
         ConversionError: with every field that differs.
     """
-    differing = [
-        f"model.{field} is {getattr(ours, field)}, the folder has {getattr(theirs, field)}"
-        for field in ModelConfig.model_fields
-        if field not in TRAINING_ONLY and not _same(field, theirs, ours)
-    ]
+    found = match(theirs, ours)
+    differing = (*found.refused, *found.changed)
     if differing:
         raise ConversionError(
             "\n".join([f"{folder}: of another model than the config:", *(f"  - {each}" for each in differing)])
         )
-
-
-def _same(field: str, theirs: ModelConfig, ours: ModelConfig) -> bool:
-    """Rotary positions have no last one, so their number may differ."""
-    if field == "max_positions" and ours.positions == "rope":
-        return True
-    return getattr(theirs, field) == getattr(ours, field)
 
 
 def _locate(folder: Path) -> dict[str, str]:

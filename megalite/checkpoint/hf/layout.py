@@ -24,7 +24,9 @@ from math import prod
 import torch
 from torch import Tensor
 
-from megalite.model.weights import Rectangle, Weight
+from megalite.checkpoint.hf.family import QKV, Family
+from megalite.config.schema import ModelConfig
+from megalite.model.weights import Rectangle, Weight, weight_table
 
 BLOCK_BYTES = 2 * 2**20
 """Of fp32 in memory at a time: large against the cost of a call, small enough for a core's own cache."""
@@ -107,3 +109,21 @@ def join(parts: Sequence[Tensor], place: Place) -> Tensor:
     if place.num_parts > 1:
         stored = torch.stack([part.unflatten(0, (-1, place.group)) for part in parts], dim=1).flatten(0, 2)
     return (stored.t() if place.transposed else stored).contiguous()
+
+
+def places(model: ModelConfig, family: Family) -> dict[str, Place]:
+    """The place of every canonical weight of a filled model, by canonical name."""
+    return {weight.name: _place(weight, family, model.head_dim) for weight in weight_table(model).values()}
+
+
+def _place(weight: Weight, family: Family, head_dim: int) -> Place:
+    if weight.name in family.outer:
+        return Place(family.outer[weight.name], group=weight.shape[0])
+    _, index, inner = weight.name.split(".", 2)
+    stem, kind = inner.rsplit(".", 1)
+    tensor = f"{family.blocks}.{index}.{family.inner[stem]}.{kind}"
+    transposed = family.transposed and len(weight.shape) == 2
+    if stem not in QKV or family.qkv == "separate":
+        return Place(tensor, group=weight.shape[0], transposed=transposed)
+    group = head_dim if family.qkv == "per_head" else weight.shape[0]
+    return Place(tensor, group=group, part=QKV.index(stem), num_parts=len(QKV), transposed=transposed)

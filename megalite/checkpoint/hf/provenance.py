@@ -166,7 +166,9 @@ def _read_losses(path: Path, last_step: int) -> Losses | None:
     best, best_step, num_skipped = math.inf, 0, 0
     for record in _lines(path, last_step):
         num_skipped += bool(record.get("skipped"))
-        window.append(record["loss"])
+        if record.get("valid_tokens") == 0:  # nothing was learned from it
+            continue
+        window.append(math.nan if record["loss"] is None else record["loss"])
         mean = sum(window) / len(window)
         if mean < best:
             best, best_step = mean, record["step"]

@@ -64,7 +64,13 @@ def _load(folder: Path, num_blocks: int) -> tuple[torch.nn.Module, dict[str, Any
 def _run(model: torch.nn.Module, tokens: list[int], positions: list[int]) -> Tensor:
     """Logits `[t, v]` of one sequence. The mask keeps positions with gaps from being taken for packed documents."""
     ids = torch.tensor([tokens])
-    out = model(ids, position_ids=torch.tensor([positions]), attention_mask=torch.ones_like(ids), use_cache=False)
+    out = model(
+        ids,
+        position_ids=torch.tensor([positions]),
+        attention_mask=torch.ones_like(ids),
+        use_cache=False,
+        return_dict=True,
+    )
     return out.logits[0].contiguous()
 
 

@@ -17,9 +17,9 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from megalite.checkpoint.hf.families import Family, places
+from megalite.checkpoint.hf.family import Family
 from megalite.checkpoint.hf.importer import INDEX_FILE, SINGLE_FILE
-from megalite.checkpoint.hf.layout import Place, join, row_blocks
+from megalite.checkpoint.hf.layout import Place, join, places, row_blocks
 from megalite.checkpoint.hf.stream import is_finite, write_stream
 from megalite.checkpoint.tensor_file import Entry, group_by_size
 from megalite.config.schema import ModelConfig

@@ -33,6 +33,7 @@ from megalite.checkpoint.format import (
     tensor_name,
     write_manifest,
 )
+from megalite.checkpoint.hf.families.registry import exportable
 from megalite.checkpoint.hf.folders import building, require_room
 from megalite.checkpoint.hf.importer import HuggingFaceWeights
 from megalite.checkpoint.hf.layout import row_blocks
@@ -107,6 +108,9 @@ def from_hugging_face(
                 f"{verdict.tokenizer_problem} by its {FAST_FILE}: find out which of them the model learned before you "
                 f"tokenize data with {out / TOKENIZER_FOLDER}."
             )
+        why_not = exportable(model).why_not
+        if why_not:
+            notes.append(f"It trains, but cannot be exported again: {why_not}.")
     architecture = source.description.family.architecture
     return Imported(out, out / folder_name(0), architecture, model, verdict, tuple(notes))
 

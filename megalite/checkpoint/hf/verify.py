@@ -122,18 +122,12 @@ def verify(
         CheckpointError: tensors are missing, too many, or of another shape.
     """
     num_blocks = min(num_blocks or model.num_layers, model.num_layers)
-    shallow = model.model_copy(update={"num_layers": num_blocks})
     rounded = Rounded(source, dtype)
     say(COMPARING)
     with one_thread():
         num_weights = _compare_weights(folder, rounded, model)
-    with tempfile.TemporaryDirectory(prefix="megalite-reload-") as name:
-        work = Path(name)
-        probes = ask(work, model, num_blocks=num_blocks, tokenizer=tokenizer)
-        say(RELOADING)
-        _reload(folder, work)
-        say(COMPUTING)
-        answer = judge(work, rounded, shallow, probes, tokenizer=tokenizer)
+    answer = compare_logits(folder, rounded, model, num_blocks, tokenizer=tokenizer, say=say)
+    probes = make_probes(model)
     return Verdict(
         transformers=answer.transformers,
         num_weights=num_weights,
@@ -144,6 +138,38 @@ def verify(
         num_texts=len(TEXTS) if tokenizer and not answer.tokenizer_problem else 0,
         tokenizer_problem=answer.tokenizer_problem,
     )
+
+
+def compare_logits(
+    folder: Path,
+    source: WeightSource,
+    model: ModelConfig,
+    num_blocks: int,
+    *,
+    tokenizer: Tokenizer | None = None,
+    say: Say = silent,
+) -> Answer:
+    """Run a folder's first blocks through transformers, in a fresh process, and through megalite.
+
+    Args:
+        folder: to check.
+        source: the canonical weights, rounded as they were written.
+        model: filled; all of it.
+        num_blocks: at most as many as it has.
+        tokenizer: what training used; None when the folder has none.
+        say: is told what begins.
+
+    Raises:
+        ConversionError: transformers cannot read the folder, does not find all weights, or computes other logits.
+    """
+    shallow = model.model_copy(update={"num_layers": num_blocks})
+    with tempfile.TemporaryDirectory(prefix="megalite-reload-") as name:
+        work = Path(name)
+        probes = ask(work, model, num_blocks=num_blocks, tokenizer=tokenizer)
+        say(RELOADING)
+        _reload(folder, work)
+        say(COMPUTING)
+        return judge(work, source, shallow, probes, tokenizer=tokenizer)
 
 
 def ask(

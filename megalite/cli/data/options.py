@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -70,8 +69,10 @@ class SlurmOptions(NamedTuple):
     def runner(self) -> SlurmArray:
         """The workers, to be used as a context manager."""
         from megalite.data.runners.slurm import SlurmArray
+        from megalite.slurm_words import split_command
 
-        return SlurmArray(self.jobs, self.home, self.sbatch or (), shlex.split(self.command or ""))
+        command = split_command(self.command or "", "--slurm-command")
+        return SlurmArray(self.jobs, self.home, self.sbatch or (), command)
 
 
 class Working(NamedTuple):

@@ -40,8 +40,12 @@ class HealthConfig(Section):
     step is skipped, as one with a non-finite gradient norm always is, and counts as a spike where `spikes` is set."""
     spikes: SpikesConfig | None = None
     """Find spikes and act on them; null leaves every finite step alone. `spikes: {}` takes the defaults."""
-    check_replicas_every: PositiveInt | None = None
+    check_replicas_every: PositiveInt | None = 100
     """Steps between comparisons of the weights that several ranks hold; there is one before every save too. Null for
     none. A rank whose copy has drifted is named, and the run goes back to its last checkpoint."""
+    check_memory_every: PositiveInt | None = 100
+    """Steps behind which a rank hashes its masters and optimizer state, and again before the next update: nothing may
+    touch them in between. A rank whose memory has changed is named, and the run goes back. Null for none; 1 misses
+    nothing, and costs about as much as an AdamW update."""
     max_rollbacks: PositiveInt = 3
     """Rollbacks without progress between them after which the run ends, with exit code 2."""

@@ -90,8 +90,9 @@ class ModelConfig(Section):
     """Longest sequence the model is meant for, in tokens; null means batch.seq_len. Sizes the learned table."""
     qk_norm: bool = False
     """RMSNorm over each query and key head before the rotation (Qwen3)."""
-    bias: Literal["none", "qkv", "all"] = "none"
-    """Which linear layers have a bias: none (Llama), query, key and value (Qwen2), or all (GPT-2)."""
+    bias: Literal["none", "qkv", "attention", "all"] = "none"
+    """Which linear layers have a bias: none (Llama), query, key and value (Qwen2), these and attention's output, or all
+    (GPT-2)."""
     z_loss: NonNegativeFloat = 0.0
     """Coefficient of log(Z)^2 beside the cross-entropy of each token, Z being the sum that softmax divides by (PaLM:
     1e-4); keeps logits from drifting. Training alone minimises it: the loss in metrics stays the cross-entropy."""
@@ -108,6 +109,21 @@ class ModelConfig(Section):
     """Divide the deviation of the two projections that write to the residual stream by sqrt(2 x num_layers) (GPT-2)."""
     mup: MupConfig | None = None
     """Maximal update parametrization; null for the usual one."""
+
+    @property
+    def has_qkv_bias(self) -> bool:
+        """Whether the projections to query, key and value have a bias."""
+        return self.bias != "none"
+
+    @property
+    def has_output_bias(self) -> bool:
+        """Whether attention's output projection has a bias."""
+        return self.bias in ("attention", "all")
+
+    @property
+    def has_mlp_bias(self) -> bool:
+        """Whether the MLP's linear layers have biases."""
+        return self.bias == "all"
 
     @model_validator(mode="before")
     @classmethod

@@ -21,6 +21,10 @@ class TrainConfig(Section):
     init_from: Path | None = None
     """Weights to start from: a checkpoint folder or a Hugging Face folder. Step count and optimizer start anew.
     A run folder with checkpoints of its own is always resumed instead."""
+    verify_init_from: bool = True
+    """Before the first step of a run that starts from a Hugging Face folder, compare what transformers computes with it
+    and what megalite does, and refuse to train when they differ. Takes a second process on the CPU and memory for
+    the weights in fp32 (or for the first blocks of them)."""
     branch_from: Path | None = None
     """A checkpoint to go on from in a run folder of its own, with its optimizer, step and place in the data: a decay
     off a stable phase, another rate from there on. Steps count on, so `steps` must be above the checkpoint's. The

@@ -14,8 +14,6 @@ cancelling what it finds: two arrays never work on one folder.
 from __future__ import annotations
 
 import errno
-import hashlib
-import shlex
 import sys
 import time
 from collections import Counter
@@ -26,10 +24,11 @@ from pathlib import Path
 from megalite.data.lease import Lease
 from megalite.data.runners.board import Board, Sign
 from megalite.data.runners.driving import stopping_in_order
-from megalite.data.runners.slurm_queue import Element, SlurmQueue, check_options
+from megalite.data.runners.slurm_queue import OWNED, Element, SlurmQueue
 from megalite.data.tasks import missing_tasks
 from megalite.errors import DataError, UserError
 from megalite.slurm_commands import PATIENCE_SECONDS, NoAnswer, gone_too_long
+from megalite.slurm_words import check_log_folder, check_options, command_line, job_name
 
 SECONDS_BETWEEN_LOOKS = 0.2
 """At the reports, at least; looking takes no more than a sixth of the time."""
@@ -69,13 +68,13 @@ class SlurmArray:
     """
 
     def __init__(self, num_workers: int, home: Path, options: Sequence[str] = (), command: Sequence[str] = ()):
-        check_options(options)
+        check_options(options, OWNED, "--sbatch")
+        check_log_folder(home.absolute(), "out")
         self._num_workers = num_workers
         self._home = home.absolute()
         self._options = list(options)
         self._command = list(command or (sys.executable, "-m", "megalite"))
-        name = f"megalite-data-{hashlib.sha1(str(self._home).encode()).hexdigest()[:8]}"
-        self._queue = SlurmQueue(name, _notify)
+        self._queue = SlurmQueue(job_name("megalite-data", self._home), _notify)
         self._board = Board(self._home)
         self._signs: dict[str, tuple[Sign | None, float]] = {}
         self._written_off: set[str] = set()
@@ -205,7 +204,7 @@ class SlurmArray:
 
     def _worker_script(self) -> str:
         """The shell line of each element."""
-        command = shlex.join([*self._command, "data", "work", str(self._home)])
+        command = command_line([*self._command, "data", "work", str(self._home)])
         name = '"${SLURM_ARRAY_JOB_ID}_${SLURM_ARRAY_TASK_ID}"'
         return f'exec {command} --name {name} --processes "${{SLURM_CPUS_PER_TASK:-1}}"'
 

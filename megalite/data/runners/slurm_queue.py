@@ -17,6 +17,7 @@ from typing import NamedTuple
 
 from megalite.errors import UnavailableError, UserError
 from megalite.slurm_commands import NoAnswer, ask, insist
+from megalite.slurm_words import option, option_of_logs
 
 SECONDS_BETWEEN_LOOKS = 0.3
 """At jobs that are about to end."""
@@ -35,7 +36,13 @@ HOPELESS = (
 )
 """Reasons of a job that waits and will never run. Those with `PerJob` in them are limits on what one may ask for."""
 
-OWNED = ("--array", "-a", "--job-name", "-J", "--output", "-o", "--wrap", "--parsable", "--requeue", "--wait", "-W")
+OWNED = dict.fromkeys(
+    (
+        *("--array", "-a", "--job-name", "-J", "--output", "-o", "--wrap", "--parsable", "--requeue", "--no-requeue"),
+        *("--kill-on-invalid-dep", "--wait", "-W"),
+    ),
+    "",
+)
 """Options of sbatch that cannot be given, because they are set here."""
 
 
@@ -105,9 +112,10 @@ class SlurmQueue:
             size = min(count, largest)
             command = [
                 *("sbatch", "--parsable", *options),
-                *(f"--array=0-{size - 1}", f"--job-name={self.name}", f"--output={logs.absolute()}/%A_%a.log"),
+                *(option("array", f"0-{size - 1}"), option("job-name", self.name)),
+                option_of_logs(logs.absolute(), "%A_%a.log"),
                 # a lost element is for the driver to replace: Slurm waits two minutes before it starts one anew
-                *("--no-requeue", "--kill-on-invalid-dep=yes", f"--wrap={script}"),
+                *("--no-requeue", "--kill-on-invalid-dep=yes", option("wrap", script)),
             ]
             jobs.append(insist(partial(ask, command), self._notify).split(";")[0].strip())
             count -= size
@@ -120,7 +128,7 @@ class SlurmQueue:
             NoAnswer: the controller is away.
             UserError: Slurm refuses to say.
         """
-        options = ("--noheader", "--array", "--states=all", f"--name={self.name}", f"--users={os.getuid()}")
+        options = ("--noheader", "--array", "--states=all", option("name", self.name), option("users", os.getuid()))
         lines = ask(["squeue", *options, "--format=%F_%K|%T|%N|%r"]).splitlines()
         found = [Element(*(part.strip() for part in line.split("|"))) for line in lines]
         return {element.name: element for element in found}
@@ -146,7 +154,8 @@ class SlurmQueue:
             only: cancel elements in this state, and wait for the others to end by themselves.
         """
         deadline = time.monotonic() + patience_seconds
-        mine = [f"--jobname={self.name}", f"--user={os.getuid()}", *([f"--state={only}"] if only else [])]
+        mine = [option("jobname", self.name), option("user", os.getuid())]
+        mine += [option("state", only)] if only else []
         while time.monotonic() < deadline:
             with suppress(NoAnswer, UserError):
                 ask(["scancel", "--quiet", *mine])
@@ -160,16 +169,3 @@ class SlurmQueue:
             if line.startswith("MaxArraySize"):
                 return max(1, int(line.split("=")[1]))
         return 1001  # Slurm's own default
-
-
-def check_options(options: Sequence[str]) -> None:
-    """Refuse options of sbatch that cannot be.
-
-    Raises:
-        UserError: one of them.
-    """
-    for option in options:
-        if not option.startswith("-"):
-            raise UserError(f"--sbatch: found {option!r}, expected an option of sbatch, as in --sbatch=--time=4:00:00")
-        if option.split("=")[0] in OWNED or (option[:2] in OWNED and not option.startswith("--")):
-            raise UserError(f"--sbatch: {option.split('=')[0]} is set by megalite; leave it out")

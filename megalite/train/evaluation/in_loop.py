@@ -35,8 +35,8 @@ class SetLoss:
 
     @property
     def loss(self) -> float:
-        """Mean cross-entropy of its valid tokens, in nats."""
-        return self.total / max(1, self.num_tokens)
+        """Mean cross-entropy of its valid tokens, in nats; NaN where it has none."""
+        return self.total / self.num_tokens if self.num_tokens else math.nan
 
     @property
     def perplexity(self) -> float:
@@ -136,9 +136,7 @@ class Evaluator:
 
 
 def _watched(sets: dict[str, SetLoss], name: str | None) -> SetLoss | None:
-    """The set that is watched, or all of them together."""
-    if name is not None:
-        return sets[name]
-    if not sets:
-        return None
-    return SetLoss(sum(each.total for each in sets.values()), sum(each.num_tokens for each in sets.values()))
+    """The set that is watched, or all of them together; None where no token of it counted."""
+    chosen = list(sets.values()) if name is None else [sets[name]]
+    watched = SetLoss(sum(each.total for each in chosen), sum(each.num_tokens for each in chosen))
+    return watched if watched.num_tokens else None

@@ -1,0 +1,1 @@
+"""Classes of transformers, one a file; `registry` has them all."""

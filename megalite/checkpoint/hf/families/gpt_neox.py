@@ -1,0 +1,62 @@
+"""GPT-NeoX (Black et al. 2022) with attention and MLP one after the other: LayerNorm, GELU, partly rotated heads."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from megalite.checkpoint.hf.families.common import GPT_NEEDS, SIZES, gelu_name, read_gelu
+from megalite.checkpoint.hf.family import QKV, Family
+from megalite.checkpoint.hf.rope_json import RopeKeys, read_rope, write_rope
+from megalite.checkpoint.hf.settings import Key, Settings
+from megalite.config.schema import ModelConfig
+
+ROPE_KEYS = RopeKeys("rotary_emb_base", "rotary_pct", default_fraction=0.25)
+
+
+def _read(settings: Settings) -> dict[str, Any]:
+    settings.expect("attention_bias", True, True)
+    if settings.take(Key("use_parallel_residual", bool, True)):
+        settings.complain("use_parallel_residual", "found true, megalite runs attention and MLP one after the other")
+    rope = read_rope(settings, ROPE_KEYS)
+    return {**read_gelu(settings, "hidden_act", "gelu"), "positions": "rope", "rope": rope}
+
+
+def _write(model: ModelConfig) -> dict[str, Any]:
+    rope = write_rope(model.rope, with_fraction=True)
+    return {
+        "hidden_act": gelu_name(model),
+        "attention_bias": True,
+        "use_parallel_residual": False,
+        "hidden_dropout": model.dropout,
+        "attention_dropout": 0.0,
+        ROPE_KEYS.theta: rope.pop("rope_theta"),
+        ROPE_KEYS.fraction: model.rope.fraction,
+        **rope,
+    }
+
+
+FAMILY = Family(
+    "gpt_neox",
+    "GPTNeoXForCausalLM",
+    needs={**GPT_NEEDS, "positions": ("rope",)},
+    keys={**SIZES, "norm_eps": Key("layer_norm_eps", float, 1e-5)},
+    read=_read,
+    write=_write,
+    outer={
+        "embedding.weight": "gpt_neox.embed_in.weight",
+        "final_norm.weight": "gpt_neox.final_layer_norm.weight",
+        "final_norm.bias": "gpt_neox.final_layer_norm.bias",
+        "head.weight": "embed_out.weight",
+    },
+    blocks="gpt_neox.layers",
+    inner={
+        "attention_norm": "input_layernorm",
+        **dict.fromkeys(QKV, "attention.query_key_value"),
+        "attention.o": "attention.dense",
+        "mlp_norm": "post_attention_layernorm",
+        "mlp.up": "mlp.dense_h_to_4h",
+        "mlp.down": "mlp.dense_4h_to_h",
+    },
+    harmless=frozenset({"hidden_dropout", "is_decoder"}),
+    qkv="per_head",
+)

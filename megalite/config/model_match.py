@@ -1,0 +1,54 @@
+"""Whether weights of one model can go on as another: what their shapes and meaning fix, and what a run may choose.
+
+A run that continues a model takes its weights, and with them the architecture. How far positions reach, which tokens a
+window shows and what training alone looks at are choices; a changed one makes another function of the same weights, so
+it is said.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from megalite.config.schema import ModelConfig
+
+TRAINING_ONLY = frozenset({"preset", "dropout", "init_std", "init_depth_scaling", "z_loss"})
+"""Fields that do not change what the weights compute."""
+
+CHOICES = frozenset({"norm_eps", "rope.theta", "rope.scaling", "sliding_window", "max_positions"})
+"""Fields that change it, and that a run may choose anew for weights that were trained with others."""
+
+
+@dataclass(frozen=True)
+class Match:
+    """How a model differs from the one that weights were trained as; a sentence for each difference."""
+
+    refused: tuple[str, ...]
+    """In the architecture: the weights do not fit."""
+    changed: tuple[str, ...]
+    """In choices."""
+
+
+def match(theirs: ModelConfig, ours: ModelConfig) -> Match:
+    """Compare two filled models.
+
+    Args:
+        theirs: of the weights.
+        ours: of the run that takes them.
+    """
+    before, now = _fields(theirs), _fields(ours)
+    differing = [name for name in now if before[name] != now[name]]
+    if ours.positions == "rope" and ours.max_positions <= theirs.max_positions:
+        differing = [name for name in differing if name != "max_positions"]  # rotary positions have no last one
+    fixed = {"max_positions"} if ours.positions == "learned" else set()
+    refused = [name for name in differing if name not in CHOICES or name in fixed]
+    sentences = {name: f"model.{name} is {now[name]}, the weights have {before[name]}" for name in differing}
+    changed = [sentences[name] for name in differing if name not in refused]
+    return Match(tuple(sentences[name] for name in refused), tuple(changed))
+
+
+def _fields(model: ModelConfig) -> dict[str, Any]:
+    """The fields that change what the weights compute, those of `rope` by themselves."""
+    fields = {name: getattr(model, name) for name in ModelConfig.model_fields if name not in TRAINING_ONLY}
+    rope = fields.pop("rope")
+    return fields | {f"rope.{name}": getattr(rope, name) for name in type(rope).model_fields}

@@ -1,0 +1,77 @@
+"""What this machine lets a process have: memory, cores, and whether the kernel has killed for memory.
+
+A job is limited by its control group long before the machine is full, so both are asked.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+PROC = Path("/proc")
+CGROUPS = Path("/sys/fs/cgroup")
+
+VERSION_1 = ("memory.limit_in_bytes", "memory.usage_in_bytes", ("total_active_file", "total_inactive_file"))
+VERSION_2 = ("memory.max", "memory.current", ("active_file", "inactive_file"))
+"""Names of the limit, of what is used, and of the page cache in it, which is given back when it is needed."""
+
+KILLS = {"memory": "memory.oom_control", "": "memory.events"}
+"""Where a control group counts the processes that were killed for its limit, by version 1's controller and for 2."""
+
+
+def num_cores() -> int:
+    """Processors that this process may run on."""
+    return len(os.sched_getaffinity(0))
+
+
+def available_bytes() -> int:
+    """Memory that Linux would give this process without swapping."""
+    lines = (PROC / "meminfo").read_text().splitlines()
+    free = next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:"))
+    left = [amount for group, controllers in _groups() for amount in _left(group, *_names(controllers))]
+    return max(0, min([free, *left]))
+
+
+def num_killed_for_memory() -> int:
+    """Processes that the kernel has killed for want of memory so far: on this machine, and in our control groups.
+
+    Counts of another time are to be subtracted; where nothing is counted, it is 0.
+    """
+    files = [PROC / "vmstat", *(group / KILLS[controllers] for group, controllers in _groups())]
+    return sum(_counted(path) for path in files)
+
+
+def _counted(path: Path) -> int:
+    try:
+        lines = [line.split() for line in path.read_text().splitlines()]
+        return sum(int(line[1]) for line in lines if line[0] == "oom_kill")
+    except (OSError, ValueError, IndexError):
+        return 0
+
+
+def _groups() -> Iterator[tuple[Path, str]]:
+    """The control groups around this process that may limit its memory, with the name of version 1's controller."""
+    for line in (PROC / "self" / "cgroup").read_text().splitlines():
+        _, controllers, path = line.split(":", 2)
+        if controllers in ("", "memory"):
+            root = CGROUPS / "memory" if controllers else CGROUPS
+            group = root / path.lstrip("/")
+            for folder in (group, *group.parents):
+                if folder.is_relative_to(root):
+                    yield folder, controllers
+
+
+def _names(controllers: str) -> tuple[str, str, tuple[str, ...]]:
+    return VERSION_1 if controllers else VERSION_2
+
+
+def _left(group: Path, limit_name: str, used_name: str, cache_names: tuple[str, ...]) -> Iterator[int]:
+    """What is left in one group; nothing when it has no limit or is none of ours to see."""
+    try:
+        limit, used = ((group / name).read_text().strip() for name in (limit_name, used_name))
+        stat = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
+    except (OSError, ValueError):
+        return
+    if limit != "max":
+        yield int(limit) - int(used) + sum(int(stat.get(name, 0)) for name in cache_names)

@@ -1,0 +1,75 @@
+"""Whether masters and optimizer state are still what the last update left, to the last bit.
+
+Under ZeRO nobody else has a copy of them, so comparing copies (`replicas.py`) cannot see a memory cell that flips: the
+next update takes the wrong number, and hands it to all ranks alike. So a rank hashes what it keeps behind an update,
+and again before the next one; nothing may touch it in between. The rank whose memory changed is named.
+
+    update --hash--> forward and backward pass of the next step --hash, compare--> update
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch.distributed as dist
+from torch import Tensor
+
+from megalite.engine.protocol import Engine
+from megalite.parallel.axes import Axes
+from megalite.train.replicas import hash_tensor
+
+
+class MemoryCheck:
+    """Looks after an engine's state between chosen steps and the ones behind them.
+
+    Args:
+        engine: whose update asks this object first.
+        axes: of this rank.
+        every: steps between checks.
+    """
+
+    def __init__(self, engine: Engine, axes: Axes, every: int):
+        self._engine, self._axes, self._every = engine, axes, every
+        self._left: dict[str, Tensor] = {}
+        self._changed: list[str] = []
+        engine.before_update.append(self._compare)
+
+    def after_step(self, step: int) -> list[str]:
+        """Take note of a finished step; what was found before its update. Collective.
+
+        Returns:
+            A sentence for each rank whose state had changed, the same on all ranks.
+        """
+        found = self._share() if self._left else []
+        self._left, self._changed = {}, []
+        if step % self._every == 0:
+            self._left = dict(self._hashes())
+        return found
+
+    def forget(self) -> None:
+        """The state is about to be set from outside."""
+        self._left, self._changed = {}, []
+
+    def _compare(self) -> None:
+        """Before an update: note what is no longer what it was."""
+        if self._left:
+            now = dict(self._hashes())
+            self._changed = [name for name, before in self._left.items() if not now[name].equal(before)]
+
+    def _hashes(self) -> Iterator[tuple[str, Tensor]]:
+        """All that this rank alone keeps, by weight and kind. State that is packed is left out: it is made anew for
+        whoever asks."""
+        for part in self._engine.slices():
+            for kind, tensor in part.tensors.items():
+                yield f"{kind} of {part.local.weight.name}, from {part.start}", hash_tensor(tensor)
+        for owned in self._engine.owned_states():
+            if owned.is_live:
+                for kind, (place, tensor) in owned.tensors.items():
+                    yield f"{kind} of {owned.unit.weight.name}, from row {place.start[0]}", hash_tensor(tensor)
+
+    def _share(self) -> list[str]:
+        everyone: list[list[str]] = [self._changed]
+        if self._axes.world.size > 1:
+            everyone = [[] for _ in range(self._axes.world.size)]
+            dist.all_gather_object(everyone, self._changed, group=self._axes.world.group)
+        return [f"rank {rank}: {'; '.join(changed)}" for rank, changed in enumerate(everyone) if changed]

@@ -1,0 +1,83 @@
+"""Which differences between models their weights bear."""
+
+from __future__ import annotations
+
+import pytest
+
+from megalite.config.model_match import CHOICES, TRAINING_ONLY, match
+from megalite.config.plan import fill_model
+from megalite.config.schema import BatchConfig, ModelConfig, RopeConfig
+from megalite.model.weights import weight_table
+
+SCALED = {"scaling": {"type": "linear", "factor": 2.0}}
+
+OTHERS = {
+    "hidden_size": 80,
+    "num_layers": 3,
+    "num_heads": 2,
+    "num_kv_heads": 2,
+    "head_dim": 20,
+    "ffn_hidden_size": 96,
+    "vocab_size": 200,
+    "activation": "gelu",
+    "norm": "layernorm",
+    "norm_eps": 1e-6,
+    "positions": "learned",
+    "max_positions": 999,
+    "qk_norm": True,
+    "bias": "all",
+    "z_loss": 1e-4,
+    "tie_embeddings": True,
+    "sliding_window": 7,
+    "dropout": 0.1,
+    "init_std": 0.01,
+    "init_depth_scaling": False,
+    "mup": {"base_hidden_size": 32},
+    "rope": {"theta": 5e5},
+    "preset": None,
+}
+"""Another value of each field of a model."""
+
+
+def model(**fields) -> ModelConfig:
+    sizes = {"hidden_size": 64, "num_layers": 2, "num_heads": 4, "head_dim": 16, "ffn_hidden_size": 128}
+    return fill_model(ModelConfig(**{**sizes, "vocab_size": 101, **fields}), BatchConfig(seq_len=64))
+
+
+def test_every_field_is_of_one_kind():
+    """A field that is new here has to be told apart too, and what is named exists."""
+    assert set(OTHERS) == set(ModelConfig.model_fields)
+    names = {f"rope.{name}" for name in RopeConfig.model_fields} | set(ModelConfig.model_fields)
+    assert names >= CHOICES | TRAINING_ONLY
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_fields(name):
+    """What changes a weight's shape, or what the architecture computes from it, is refused; choices are said."""
+    theirs, ours = model(), model(**{name: OTHERS[name]})
+    found = match(theirs, ours)
+    if name in TRAINING_ONLY:
+        assert found == match(theirs, theirs)
+        return
+    is_choice = name in CHOICES or name == "rope"
+    assert bool(found.changed) == is_choice
+    assert bool(found.refused) != is_choice
+    assert f"model.{name}" in (*found.changed, *found.refused)[0]
+    if weight_table(theirs) != weight_table(ours):
+        assert found.refused
+
+
+@pytest.mark.parametrize(("rope", "is_refused"), [({"theta": 5e5}, False), (SCALED, False), ({"fraction": 0.5}, True)])
+def test_rotary_settings(rope, is_refused):
+    """How fast heads turn is a choice; how much of them turns is not."""
+    found = match(model(), model(rope=rope))
+    assert bool(found.refused) == is_refused
+    assert bool(found.changed) != is_refused
+
+
+def test_positions_that_a_shorter_run_does_not_reach():
+    """Rotary positions have no last one: a shorter run is no change, a longer one is; a learned table is a weight."""
+    assert match(model(), model(max_positions=32)).changed == ()
+    assert match(model(), model(max_positions=128)).changed == ("model.max_positions is 128, the weights have 64",)
+    learned = {"positions": "learned"}
+    assert match(model(**learned), model(**learned, max_positions=32)).refused

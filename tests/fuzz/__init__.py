@@ -1,0 +1,1 @@
+"""Inputs that nobody would write: hundreds of each kind in `make test`, thousands by `make fuzz`."""

@@ -1,0 +1,131 @@
+"""config.json of every supported class with any key set to anything: refused, or transformers computes the same.
+
+The truth is transformers itself, which is given the same folder. A folder that transformers cannot read either is none
+that anyone can start from: the comparison before training says so.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import random
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import AutoModelForCausalLM
+
+from megalite.checkpoint.hf.families.common import HARMLESS
+from megalite.checkpoint.hf.families.registry import FAMILIES
+from megalite.checkpoint.hf.importer import HuggingFaceWeights
+from megalite.checkpoint.hf.probes import Probe
+from megalite.checkpoint.hf.verify import LOGIT_TOLERANCE, compute_logits
+from megalite.errors import UserError
+from tests.checkpoint.test_hf_import import FOREIGN, LLAMA3, save_foreign
+
+ROPES = (
+    {"rope_type": "default", "rope_theta": 5e5},
+    {"rope_type": "default", "partial_rotary_factor": 0.5, "rope_theta": 1e4},
+    {"rope_type": "linear", "factor": 2.0},
+    {"type": "linear", "factor": 2.0, "rope_theta": 5e5},
+    {"rope_type": "linear", "factor": 2.0, "partial_rotary_factor": 0.5, "rope_theta": 1e4},
+    {key: value for key, value in LLAMA3.items() if key != "rope_theta"},
+    {key: value for key, value in LLAMA3.items() if key != "original_max_position_embeddings"},
+    {"rope_type": "dynamic", "factor": 2.0},
+    {"rope_type": "yarn", "factor": 2.0, "original_max_position_embeddings": 16},
+)
+LAYER_TYPES = tuple([first, second] for first in ("full", "sliding") for second in ("full", "sliding"))
+VALUES: tuple[Any, ...] = (
+    *(None, True, False, 0, 1, 2, 3, 5, 16, 40, 80, -1, 0.5, 1.5, 7.0, 1e4, "x", "", [], {}),
+    *("gelu", "gelu_new", "gelu_fast", "gelu_pytorch_tanh", "quick_gelu", "silu", "swish", "relu"),
+    *ROPES,
+    {"full_attention": ROPES[0]},
+    *([f"{kind}_attention" for kind in kinds] for kinds in LAYER_TYPES),
+)
+OTHER_KEYS = (
+    *("rope_theta", "rope_scaling", "rope_parameters", "partial_rotary_factor", "rotary_pct", "rotary_emb_base"),
+    *("original_max_position_embeddings", "layer_types", "is_causal", "sliding_window", "use_sliding_window"),
+    *("max_window_layers", "attention_chunk_size", "per_layer_config", "attention_bias", "mlp_bias", "head_dim"),
+    *("is_decoder", "is_encoder_decoder", "add_cross_attention", "cross_attention_hidden_size", "pruned_heads"),
+    *("tie_encoder_decoder", "tie_last_hidden_states", "use_bidirectional_attention", "logit_scale", "logits_scaling"),
+    *("embedding_multiplier", "residual_multiplier", "attention_multiplier", "query_pre_attn_scalar"),
+    *("final_logit_softcapping", "attn_logit_softcapping", "no_rope_layers", "num_experts", "num_local_experts"),
+    *("text_config", "return_dict", "auto_map", "quantization_config", "_attn_implementation", "hidden_size"),
+)
+"""Keys that some class of transformers computes something from, or that its own machinery knows."""
+
+TOKENS = tuple(torch.randint(101, (30,), generator=torch.Generator().manual_seed(1)).tolist())
+PROBES = (Probe(TOKENS, tuple(range(30))), Probe(TOKENS[:16], tuple(index * 39 // 15 for index in range(16))))
+
+REFUSED_BY_TRANSFORMERS = "transformers cannot read it"
+
+
+def cases(config: dict[str, Any], rng: random.Random, number: int) -> Iterator[dict[str, Any]]:
+    """The config with one key left out or set to something, `number` times; then the harmless keys all at once."""
+    keys = sorted({*config, *HARMLESS, *OTHER_KEYS} - {"model_type"})
+    changes = [(key, value) for key in keys for value in VALUES]
+    for key in config.keys() - {"model_type"}:
+        yield {name: value for name, value in config.items() if name != key}
+    for key, value in rng.sample(changes, min(number, len(changes))):
+        yield {**config, key: copy.deepcopy(value)}
+
+
+def by_transformers(folder: Path) -> list[Tensor]:
+    """Logits of the probes."""
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    found = []
+    for probe in PROBES:
+        ids = torch.tensor([probe.tokens])
+        mask = torch.ones_like(ids)
+        out = model(ids, position_ids=torch.tensor([probe.positions]), attention_mask=mask, use_cache=False)
+        found.append(out.logits[0])
+    return found
+
+
+def what_differs(folder: Path, known: dict[str, list[Tensor]]) -> str:
+    """Nothing, where the folder is refused or both compute the same from it; else what happens instead."""
+    try:
+        weights = HuggingFaceWeights(folder)
+        key = weights.model.model_dump_json()
+        if key not in known:
+            known[key] = list(compute_logits(weights, weights.model, PROBES))
+    except UserError:
+        return ""
+    try:
+        theirs = by_transformers(folder)
+    except Exception:  # whatever it is, transformers reads no model from this folder
+        return REFUSED_BY_TRANSFORMERS
+    worst = max((a - b).abs().max().item() for a, b in zip(known[key], theirs, strict=True))
+    return "" if worst <= LOGIT_TOLERANCE else f"logits differ by {worst:.2g}"
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", FOREIGN)
+@torch.inference_mode()
+def test_any_key_of_a_config(name: str, num_cases: int, rng: random.Random, tmp_path: Path):
+    """Whatever a key is set to, the folder is refused or means the same to transformers, for every supported class."""
+    save_foreign(tmp_path, name)
+    path = tmp_path / "config.json"
+    config = json.loads(path.read_text())
+    known: dict[str, list[Tensor]] = {}
+    family = next(each for each in FAMILIES if each.model_type == config["model_type"])
+    numbers = {key.name for key in family.keys.values() if key.kind is float}  # transformers 5 takes no 1 for 1.0
+    may_be_unreadable = HARMLESS | family.harmless | numbers | {"auto_map"}
+    complaints = []
+    for case in cases(config, rng, num_cases // 2):
+        path.write_text(json.dumps(case))
+        found = what_differs(tmp_path, known)
+        changed = {key for key in {**case, **config} if case.get(key, KeyError) != config.get(key, KeyError)}
+        if found and not (found == REFUSED_BY_TRANSFORMERS and changed <= may_be_unreadable):
+            complaints.append(f"{ {key: case.get(key, 'left out') for key in changed} }: {found}")
+    assert not complaints, "\n".join(complaints)
+
+
+def test_parameters_of_generation_are_harmless():
+    """What transformers keeps for `generate` and once wrote into config.json is read past, whatever its version."""
+    from transformers import GenerationConfig
+
+    assert set(GenerationConfig._get_default_generation_params()) - HARMLESS == set()
