@@ -105,7 +105,7 @@ def _find_same(out: Path, planned: Manifest) -> Manifest | None:
         return None
     for leftover in (out / WORK_FOLDER, out.with_name(out.name + ".old")):  # of a run that was killed at its very end
         shutil.rmtree(leftover, ignore_errors=True)
-    remove_dead(_lock(out))
+    remove_dead(_lock(out), out)
     return found
 
 
