@@ -15,21 +15,28 @@ The folder is written under another name and renamed when whole; a `step-` folde
 Every file has its checksum in the manifest, and the manifest one of itself, so a flipped byte anywhere is found.
 
 Version 2 added the manifest's own checksum, and extents; version 3 the account of the data and the state of the health
-checks. Older ones are read as before.
+checks. Older ones are read as before. What a manifest may hold is a closed world: the dataclasses below are all of it,
+and pieces must lie within their tensors.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 import xxhash
+from pydantic import ConfigDict, TypeAdapter, ValidationError
 
+from megalite.config.plan import FILLED
+from megalite.config.schema import ModelConfig
 from megalite.data.account import Account
+from megalite.data.records import explain
 from megalite.errors import CheckpointError
 
 FORMAT = "megalite-checkpoint"
@@ -41,6 +48,12 @@ BYTES_PER_PARAMETER = 12
 
 HASH_BLOCK_BYTES = 4 * 2**20
 
+LARGEST_TENSOR = 2**53
+"""Numbers in one; more than any disk holds, and few enough to count with."""
+
+CLOSED = ConfigDict(strict=True, extra="forbid")
+"""No other keys, no other types."""
+
 _NO_CHECKSUM = "0" * 32
 _CHECKSUM = re.compile(r'"checksum": "([0-9a-f]{32})"')
 
@@ -48,6 +61,8 @@ _CHECKSUM = re.compile(r'"checksum": "([0-9a-f]{32})"')
 @dataclass(frozen=True)
 class Extent:
     """Consecutive bytes of a piece, and where in a file they lie."""
+
+    __pydantic_config__ = CLOSED
 
     file: str
     offset: int
@@ -63,6 +78,8 @@ class Extent:
 @dataclass(frozen=True)
 class Piece:
     """A rectangle of a tensor: stored whole under `key` in `file`, or, with both empty, as `extents` in order."""
+
+    __pydantic_config__ = CLOSED
 
     file: str
     key: str
@@ -85,6 +102,8 @@ class Piece:
 class TensorRecord:
     """A whole tensor and the pieces that tile it."""
 
+    __pydantic_config__ = CLOSED
+
     shape: tuple[int, ...]
     pieces: list[Piece] = field(default_factory=list)
 
@@ -92,6 +111,8 @@ class TensorRecord:
 @dataclass(frozen=True)
 class FileRecord:
     """Size and xxh3_128 of a file, to tell a damaged one."""
+
+    __pydantic_config__ = CLOSED
 
     bytes: int
     xxh3_128: str
@@ -102,6 +123,8 @@ class FileRecord:
 @dataclass(frozen=True)
 class Progress:
     """How far a run has come: all there is to resume besides the tensors, since randomness here has no state."""
+
+    __pydantic_config__ = CLOSED
 
     step: int = 0
     """Steps done, skipped ones included."""
@@ -124,16 +147,12 @@ class Progress:
     evaluation: dict[str, Any] = field(default_factory=dict)
     """The best so far and the wait for progress (`train.evaluation.standing`); empty before the first validation."""
 
-    @classmethod
-    def from_json(cls, raw: dict[str, Any]) -> Progress:
-        """As a manifest of any version has it."""
-        account = {"account": Account.from_json(raw["account"])} if "account" in raw else {}
-        return cls(**{**raw, **account})
-
 
 @dataclass
 class Manifest:
     """All that a checkpoint says of itself."""
+
+    __pydantic_config__ = CLOSED
 
     progress: Progress
     model: dict[str, Any]
@@ -146,6 +165,29 @@ class Manifest:
     """Version of the writer."""
     data: dict[str, Any] = field(default_factory=dict)
     """Fingerprint of the training data and path of its tokenizer."""
+
+
+@dataclass
+class _Stored(Manifest):
+    """A manifest as its file has it."""
+
+    format: str = FORMAT
+    version: int = VERSION
+    checksum: str | None = None
+
+
+@dataclass
+class _Share:
+    """A rank's note of what it wrote."""
+
+    __pydantic_config__ = CLOSED
+
+    files: dict[str, FileRecord]
+    pieces: dict[str, list[Piece]]
+
+
+_STORED = TypeAdapter(_Stored)
+_SHARE = TypeAdapter(_Share)
 
 
 def tensor_name(kind: str, weight_name: str) -> str:
@@ -189,38 +231,71 @@ def read_manifest(folder: Path) -> Manifest:
         raise CheckpointError(f"{folder}: no {MANIFEST}, so this is not a complete checkpoint; give a step-… folder")
     try:
         text = path.read_bytes().decode("utf-8")
-        raw = json.loads(text)
-        _check_head(path, raw, text)
-        manifest = Manifest(
-            progress=Progress.from_json(raw["progress"]),
-            model=raw["model"],
-            layout=raw["layout"],
-            tensors={name: _tensor_record(record) for name, record in raw["tensors"].items()},
-            files={name: FileRecord(**record) for name, record in raw["files"].items()},
-            megalite=raw["megalite"],
-            data=raw["data"],
-        )
-        _check_names(path, manifest)
-        _check_step(folder, manifest)
-        return manifest
-    except CheckpointError:
-        raise
-    except (ValueError, KeyError, TypeError, AttributeError) as error:  # JSON and UTF-8 errors are ValueErrors
+        head = json.loads(text)
+        _check_head(path, head, text)
+        stored = _STORED.validate_json(text)
+    except ValidationError as error:
+        raise CheckpointError(f"{path}: damaged: {explain(error)}; use an older checkpoint of the run") from error
+    except (ValueError, KeyError, TypeError, AttributeError, OSError, RecursionError) as error:
         raise CheckpointError(f"{path}: damaged ({error!r}); use an older checkpoint of the run") from error
+    _check_names(path, stored)
+    _check_step(folder, stored)
+    problem = next(_impossible(stored), None)
+    if problem is not None:
+        raise CheckpointError(f"{path}: damaged ({problem}); use an older checkpoint of the run")
+    return Manifest(**{name: getattr(stored, name) for name in Manifest.__dataclass_fields__})
 
 
-def piece_from_json(raw: dict[str, Any]) -> Piece:
-    """A piece from its JSON form."""
-    extents = tuple(Extent(**extent) for extent in raw.get("extents", ()))
-    return Piece(
-        raw["file"],
-        raw["key"],
-        tuple(raw["start"]),
-        tuple(raw["shape"]),
-        extents,
-        raw.get("chunk_bytes", 0),
-        tuple(raw.get("chunks", ())),
-    )
+def stored_model(folder: Path, manifest: Manifest) -> ModelConfig:
+    """The filled model of a checkpoint.
+
+    Raises:
+        CheckpointError: its manifest describes none that this megalite knows.
+    """
+    try:
+        model = ModelConfig.model_validate(manifest.model)
+    except ValidationError as error:
+        raise CheckpointError(f"{folder}: its model is none that is known here: {explain(error)}") from error
+    missing = [name for name in FILLED if getattr(model, name) is None]
+    if missing:
+        raise CheckpointError(f"{folder}: its model has no {', '.join(missing)}; use an older checkpoint of the run")
+    return model
+
+
+def read_share(text: str) -> tuple[dict[str, FileRecord], dict[str, list[Piece]]]:
+    """What a rank's note says of its share: files, and pieces by tensor."""
+    share = _SHARE.validate_json(text)
+    return share.files, share.pieces
+
+
+def _impossible(manifest: Manifest) -> Iterator[str]:
+    """What no writer could have meant, though every value is of its type."""
+    for name, record in manifest.tensors.items():
+        if any(size < 0 for size in record.shape) or math.prod(record.shape) > LARGEST_TENSOR:
+            yield f"{name} has the shape {list(record.shape)}"
+        for piece in record.pieces:
+            yield from (f"a piece of {name} {fault}" for fault in _piece_faults(piece, record.shape))
+    for name, file in manifest.files.items():
+        if file.bytes < 0 or file.age < 0:
+            yield f"{name} has {file.bytes} bytes"
+    progress = manifest.progress
+    if min(progress.step, progress.num_updates, progress.num_samples, progress.num_tokens) < 0:
+        yield "its progress is negative"
+
+
+def _piece_faults(piece: Piece, whole: tuple[int, ...]) -> Iterator[str]:
+    """What is wrong with a piece of a tensor of the shape `whole`."""
+    if not len(piece.start) == len(piece.shape) == len(whole) or any(
+        start < 0 or size < 0 or start + size > length
+        for start, size, length in zip(piece.start, piece.shape, whole, strict=True)
+    ):
+        yield f"at {list(piece.start)} does not lie within it"
+    if bool(piece.file) != bool(piece.key) or bool(piece.file) == bool(piece.extents):
+        yield "is neither whole in a file nor in extents"
+    if piece.chunk_bytes < 0 or (piece.chunks and not piece.chunk_bytes):
+        yield f"has chunks of {piece.chunk_bytes} bytes"
+    if any(min(part.offset, part.num_bytes, part.stored_bytes) < 0 for part in piece.extents):
+        yield "has an extent of a negative size"
 
 
 def _check_head(path: Path, raw: dict[str, Any], text: str) -> None:
@@ -261,10 +336,6 @@ def _check_step(folder: Path, manifest: Manifest) -> None:
         raise CheckpointError(
             f"{folder}: holds step {held}, though its name says {named}; give it its name back: {folder_name(held)}"
         )
-
-
-def _tensor_record(raw: dict[str, Any]) -> TensorRecord:
-    return TensorRecord(tuple(raw["shape"]), [piece_from_json(piece) for piece in raw["pieces"]])
 
 
 def _without_defaults(piece: dict[str, Any]) -> dict[str, Any]:

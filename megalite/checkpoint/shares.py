@@ -24,7 +24,7 @@ from torch import Tensor
 from megalite.checkpoint.chunk_files import ChunkFiles
 from megalite.checkpoint.codec import hash_chunks
 from megalite.checkpoint.differential import Matches, Storage, match
-from megalite.checkpoint.format import FileRecord, Piece, TensorRecord, piece_from_json
+from megalite.checkpoint.format import FileRecord, Piece, TensorRecord, read_share
 from megalite.checkpoint.tensor_file import as_bytes
 
 FULL = Storage()
@@ -86,10 +86,10 @@ def take_shares(folder: Path) -> tuple[dict[str, FileRecord], dict[str, TensorRe
     files: dict[str, FileRecord] = {}
     tensors: dict[str, TensorRecord] = {}
     for path in sorted(folder.glob("share-*.json")):
-        share = json.loads(path.read_text(encoding="utf-8"))
-        files |= {name: FileRecord(**record) for name, record in share["files"].items()}
-        for name, parts in share["pieces"].items():
-            tensors.setdefault(name, TensorRecord(())).pieces += [piece_from_json(part) for part in parts]
+        own_files, own_pieces = read_share(path.read_text(encoding="utf-8"))
+        files |= own_files
+        for name, parts in own_pieces.items():
+            tensors.setdefault(name, TensorRecord(())).pieces += parts
         path.unlink()
     for name, record in tensors.items():
         record.shape = _tiled_shape(name, record.pieces)

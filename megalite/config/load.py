@@ -10,6 +10,7 @@ Relative paths in a config are relative to the working directory, not to the fil
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import islice
 from pathlib import Path
 from typing import TypeVar
 
@@ -18,7 +19,7 @@ from pydantic.fields import FieldInfo
 
 from megalite.config.explain import explain
 from megalite.config.schema import Config, Section
-from megalite.config.yaml_source import Source, dump_yaml, read_source
+from megalite.config.yaml_source import MAX_COMPLAINTS, Source, dump_yaml, read_source
 from megalite.errors import ConfigError
 
 SectionT = TypeVar("SectionT", bound=Section)
@@ -57,8 +58,10 @@ def build(kind: type[SectionT], source: Source) -> SectionT:
     except ValidationError as error:
         problems += [
             ": ".join(filter(None, [source.place(keys), ".".join(keys), sentence]))
-            for keys, sentence in explain(error, kind)
+            for keys, sentence in islice(explain(error, kind), MAX_COMPLAINTS + 1)
         ]
+    if len(problems) > MAX_COMPLAINTS:
+        problems[MAX_COMPLAINTS:] = ["and more; correct these first"]
     if built is None or problems:
         raise ConfigError(problems)
     return built

@@ -153,6 +153,10 @@ def default_world_size(config: Config) -> int:
     return parallel.pp * (parallel.dp or 1) * parallel.cp * parallel.tp
 
 
+FILLED = ("num_kv_heads", "head_dim", "ffn_hidden_size", "vocab_size", "max_positions")
+"""What a filled model has a value for."""
+
+
 def fill_model(model: ModelConfig, batch: BatchConfig, tokenizer_vocab_size: int | None = None) -> ModelConfig:
     """Return the model with every null replaced by the value it stands for.
 

@@ -25,9 +25,13 @@ def near(value: int, step: int) -> list[int]:
     return [multiple for multiple in (below, below + step) if multiple]
 
 
+LARGEST_DIVISOR = 4096
+"""Beyond which none is looked for: as a number of ranks or heads they would help nobody."""
+
+
 def divisors(number: int) -> list[int]:
-    """All of them, from 1 up."""
-    return [divisor for divisor in range(1, number + 1) if number % divisor == 0]
+    """Those up to `LARGEST_DIVISOR`, from 1 up."""
+    return [divisor for divisor in range(1, min(number, LARGEST_DIVISOR) + 1) if number % divisor == 0]
 
 
 def or_(values: Iterable[float]) -> str:

@@ -1,7 +1,8 @@
 """YAML read with the place of every value, so that an error can say `file.yaml:12`.
 
 Scalars follow YAML 1.2 rather than PyYAML's 1.1: `3e-4` and `1e9` are numbers, and `on`, `off`, `yes`, `no`, `12:30`
-and `2024-01-01` are text. A key given twice is an error, as are tags and aliases that contain themselves.
+and `2024-01-01` are text. A key given twice is an error, as are tags and aliases that contain themselves. What no
+person would write (a hundred levels, aliases of aliases that make a billion values) is refused before it costs much.
 """
 
 from __future__ import annotations
@@ -18,6 +19,21 @@ from megalite.errors import ConfigError, did_you_mean
 
 Keys = tuple[str, ...]
 """The way to a value: `("data", "train", "0", "path")`."""
+
+MAX_BYTES = 10**6
+"""Of a file."""
+
+MAX_DEPTH = 50
+"""Groups within groups."""
+
+MAX_VALUES = 20_000
+"""In a file, aliases counted as often as they are used."""
+
+MAX_DIGITS = 100
+"""Of a number: Python refuses to print one of some thousand."""
+
+MAX_COMPLAINTS = 50
+"""Of one file; then how many more there are."""
 
 COMMAND_LINE = "command line"
 """The place of a value that an override gave."""
@@ -43,6 +59,21 @@ class _Loader(yaml.SafeLoader):
     """PyYAML's safe loader with the scalars above."""
 
     yaml_implicit_resolvers: dict[str, list] = {}  # noqa: RUF012  (PyYAML's own way to hold them)
+    _depth, _num_nodes = 0, 0
+
+    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
+        """Refuse what is too deep before Python's stack is used up, and too long before it has cost its time."""
+        self._depth += 1
+        self._num_nodes += 1
+        mark = self.peek_event().start_mark
+        if self._depth > MAX_DEPTH:
+            raise yaml.composer.ComposerError(None, None, f"nested deeper than {MAX_DEPTH} levels", mark)
+        if self._num_nodes > MAX_VALUES:
+            raise yaml.composer.ComposerError(None, None, f"more than {MAX_VALUES:,} values", mark)
+        try:
+            return super().compose_node(parent, index)
+        finally:
+            self._depth -= 1
 
 
 class _Dumper(yaml.SafeDumper):
@@ -157,6 +188,9 @@ def dump_yaml(data: dict[str, Any]) -> str:
 
 def _read_text(path: Path) -> str:
     try:
+        if path.is_file() and path.stat().st_size > MAX_BYTES:
+            size = path.stat().st_size / 10**6
+            raise ConfigError([f"{path}: {size:.1f} MB, which is no config; at most {MAX_BYTES / 10**6:g} MB are read"])
         raw = path.read_bytes()
     except FileNotFoundError:
         near = [sibling.name for sibling in path.parent.glob("*.y*ml")]
@@ -192,8 +226,13 @@ class _Reader:
         self._source = source
         self._places = places
         self._open: list[yaml.Node] = []
+        self._num_values = 0
 
     def value(self, node: yaml.Node, keys: Keys) -> Any:
+        self._num_values += 1
+        if self._num_values > MAX_VALUES:
+            problem = f"more than {MAX_VALUES:,} values, aliases counted as often as they are used"
+            raise yaml.constructor.ConstructorError(None, None, problem, node.start_mark)
         if isinstance(node, yaml.ScalarNode):
             return self._scalar(node, keys)
         if node in self._open:
@@ -212,6 +251,9 @@ class _Reader:
     def _scalar(self, node: yaml.ScalarNode, keys: Keys) -> Any:
         if node.tag not in _SCALAR_TAGS:
             return self._refuse_tag(node, keys)
+        if node.tag != _TAG + "str" and len(node.value) > MAX_DIGITS:
+            self._complain(node, keys, f"found {_short(node.value)}, a number of {len(node.value):,} digits")
+            return None
         try:
             return self._construct(node)
         except (ValueError, KeyError):  # `!!int abc`
@@ -246,6 +288,8 @@ class _Reader:
         return COMMAND_LINE if self._source == COMMAND_LINE else f"{self._source}:{node.start_mark.line + 1}"
 
     def _complain(self, node: yaml.Node, keys: Keys, sentence: str) -> None:
+        if len(self.problems) > MAX_COMPLAINTS:
+            return
         name = f"{'.'.join(keys)}: " if keys else ""
         self.problems.append(f"{self._place(node)}: {name}{sentence}")
 
@@ -263,4 +307,8 @@ def _reason(error: yaml.YAMLError) -> str:
 
 
 def _kind(data: Any) -> str:
-    return "a list" if isinstance(data, list) else f"only {data!r}"
+    return "a list" if isinstance(data, list) else f"only {_short(repr(data))}"
+
+
+def _short(text: str, longest: int = 60) -> str:
+    return text if len(text) <= longest else text[: longest - 3] + "..."

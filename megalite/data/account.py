@@ -16,7 +16,7 @@ undisturbed run would have read.
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -42,11 +42,6 @@ class Account:
     """By source: samples drawn before the last change of the mixture, less those that the present one would have."""
     shift_from: int = 0
     """The data index of that change; what was before cannot be told from the present mixture."""
-
-    @classmethod
-    def from_json(cls, raw: dict[str, Any]) -> Account:
-        """As `dataclasses.asdict` and JSON leave it."""
-        return cls(tuple(Gap(*gap) for gap in raw["gaps"]), raw["left_out"], raw["shift"], raw["shift_from"])
 
     def data_index(self, run_index: int) -> int:
         """The data index of a run index."""

@@ -167,7 +167,7 @@ def _sweep(config: Config, place: Place, sweep: Sweep, out: Path) -> int:
     samples = samples.following(start.progress.account)
     sizes = sizes_in(start.progress.steering) or plan.batch_sizes
     batches = _batches(config, sizes, axes, samples, start.progress.step)
-    rates, losses = _raise_rate(engine, batches, sweep, axes, device)
+    rates, losses = raise_rate(engine, batches, sweep, axes, device)
     engine.close()
     disconnect_processes()
     if not losses:
@@ -194,7 +194,7 @@ def _batches(config: Config, sizes: BatchSizes, axes: Axes, samples: Samples, st
         yield loader.step_batches(number)
 
 
-def _raise_rate(
+def raise_rate(
     engine: Engine, batches: Iterator[list[Batch]], sweep: Sweep, axes: Axes, device: torch.device
 ) -> tuple[list[float], list[float]]:
     """Train until the last rate, or until the loss has blown up on some rank."""

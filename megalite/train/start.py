@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from megalite.checkpoint import catalog
-from megalite.checkpoint.format import MANIFEST, Progress
+from megalite.checkpoint.format import MANIFEST, Progress, stored_model
 from megalite.checkpoint.reader import CheckpointReader
 from megalite.config.model_match import match
 from megalite.config.plan import RunPlan
@@ -188,7 +188,7 @@ def _open_weights(config: Config, plan: RunPlan, axes: Axes, device: torch.devic
     checkpoint = _open_whole(folder, "train.init_from", axes, device)
     if checkpoint is not None:
         reader = CheckpointReader(checkpoint)
-        choices = _compare(checkpoint, ModelConfig.model_validate(reader.manifest.model), plan.model)
+        choices = _compare(checkpoint, stored_model(reader.folder, reader.manifest), plan.model)
         return Start(reader.source("weight"), {}, choices=choices)
     from megalite.checkpoint.hf.importer import HuggingFaceWeights
 

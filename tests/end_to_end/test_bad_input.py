@@ -10,6 +10,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from megalite.config.load import load_config
+from megalite.config.plan import fill_model
 from tests.data.factory import random_documents, write_json_lines, write_packed_folder, write_pair
 from tests.kit.runs import megalite, write_run
 
@@ -117,6 +119,7 @@ def test_run_folder_of_another_config(tmp_path):
     assert megalite("config", "show", config).returncode == 0
     shown = megalite("config", "show", config, "model.num_layers=3").stdout
     (tmp_path / "run" / "config.yaml").write_text(shown)
+    (tmp_path / "run" / "metrics.jsonl").write_text('{"step": 1}\n')
     message = refused("train", config)
     assert "model.num_layers: 3" in message
     assert "run.dir" in message
@@ -142,7 +145,9 @@ def test_checkpoint_of_another_model(config, tmp_path):
     folder = tmp_path / "step-0000001"
     folder.mkdir()
     record = TensorRecord((1000, 64), [])
-    manifest = Manifest(Progress(step=1), {}, {}, {"weight/embedding.weight": record}, {})
+    given = load_config(config)
+    model = fill_model(given.model, given.batch).model_dump(mode="json")
+    manifest = Manifest(Progress(step=1), model, {}, {"weight/embedding.weight": record}, {})
     write_manifest(folder, manifest)
     message = refused("train", config, f"train.init_from={folder}")
     assert "[1000, 64]" in message

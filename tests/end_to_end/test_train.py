@@ -21,6 +21,7 @@ METRIC_KEYS = {
     "grad_norm",
     "lr",
     "tokens",
+    "valid_tokens",
     "tokens_per_second",
     "mfu",
     "skipped",

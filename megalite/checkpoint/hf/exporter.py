@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from megalite.checkpoint import catalog
+from megalite.checkpoint.format import stored_model
 from megalite.checkpoint.hf.alarms import find_alarms
 from megalite.checkpoint.hf.config_json import FILE_NAME as CONFIG_FILE
 from megalite.checkpoint.hf.config_json import write_config
@@ -89,7 +90,7 @@ def to_hugging_face(
     """
     reader = _open_checkpoint(checkpoint)
     manifest = reader.manifest
-    model = ModelConfig.model_validate(manifest.model)
+    model = stored_model(reader.folder, manifest)
     source: WeightSource = reader.source("weight")
     if model.mup is not None:
         source, model = Folded(source, model), without_mup(model)

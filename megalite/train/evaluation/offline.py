@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from megalite.checkpoint.format import stored_model
 from megalite.checkpoint.hf.config_json import FILE_NAME as CONFIG_FILE
 from megalite.checkpoint.hf.exporter import to_hugging_face
 from megalite.checkpoint.hf.folders import find_checkpoint
@@ -68,7 +69,7 @@ def open_model(folder: Path, tokenizer: Path | None = None) -> SavedModel:
         return SavedModel(folder, model, HuggingFaceWeights(folder, model), tokenizer or folder, is_checkpoint=False)
     reader = CheckpointReader(find_checkpoint(folder))
     found, _ = choose_tokenizer(tokenizer, reader.folder, reader.manifest)
-    model = ModelConfig.model_validate(reader.manifest.model)
+    model = stored_model(reader.folder, reader.manifest)
     return SavedModel(reader.folder, model, reader.source("weight"), found, is_checkpoint=True)
 
 

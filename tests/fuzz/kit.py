@@ -1,0 +1,90 @@
+"""What a program may do with an input that nobody would write: refuse it in words, soon, in little memory, in passing.
+
+each case     in a process forked for the whole lot, so that a limit on memory holds and nothing else is touched
+allowed       to come to an end, or a `UserError`
+a failure     any other exception; more than SECONDS of CPU; more than BYTES of memory; a file left behind
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import signal
+import traceback
+from collections.abc import Callable, Iterable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from megalite.errors import UserError
+
+SECONDS = 5.0
+"""Of CPU for one case: another program on the machine must not fail a test."""
+
+BYTES = 10**9
+"""Of memory beyond what the process has when it begins."""
+
+NUM_SHOWN = 5
+"""Failures that a message shows, the shortest first."""
+
+
+class TooSlowError(Exception):
+    """A case took too long."""
+
+
+def survive(cases: Iterable[Any], run: Callable[[Any], object], folder: Path, *, may_write: bool = False) -> None:
+    """Run every case; fail with those that break a rule.
+
+    Args:
+        cases: inputs; shown by `repr`.
+        run: is given one. Its working directory is `folder`.
+        folder: empty, and to stay so unless `may_write`.
+    """
+    reader, writer = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.close(reader)
+        status = 1
+        try:
+            with os.fdopen(writer, "w") as out:
+                tell = partial(print, file=out, flush=True)
+                _run_all(cases, run, folder, may_write, lambda failure: tell(json.dumps(failure)))
+            status = 0
+        finally:
+            os._exit(status)
+    os.close(writer)
+    with os.fdopen(reader) as lines:
+        failures = [json.loads(line) for line in lines]
+    _, status = os.waitpid(child, 0)
+    failures.sort(key=lambda failure: len(failure[0]))
+    shown = "\n\n".join(f"{case}\n{what}" for case, what in failures[:NUM_SHOWN])
+    assert not failures, f"{len(failures)} cases:\n{shown}"
+    assert os.waitstatus_to_exitcode(status) == 0, "the process that ran the cases died"
+
+
+def _run_all(cases: Iterable[Any], run: Callable, folder: Path, may_write: bool, tell: Callable) -> None:
+    os.chdir(folder)
+    used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (used + BYTES, used + BYTES))
+    signal.signal(signal.SIGVTALRM, _too_slow)
+    for case in cases:
+        signal.setitimer(signal.ITIMER_VIRTUAL, SECONDS)
+        try:
+            run(case)
+        except UserError:
+            pass
+        except TooSlowError:
+            tell((repr(case)[:2000], f"took more than {SECONDS:g} s:\n{traceback.format_exc(limit=-6)}"))
+        except BaseException:
+            tell((repr(case)[:2000], traceback.format_exc(limit=-6)))
+        finally:
+            signal.setitimer(signal.ITIMER_VIRTUAL, 0)
+        left = [] if may_write else os.listdir(folder)
+        if left:
+            tell((repr(case)[:2000], f"left {left} behind"))
+            return
+
+
+def _too_slow(*_: object) -> None:
+    raise TooSlowError
