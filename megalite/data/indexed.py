@@ -51,6 +51,8 @@ UINT16_BELOW_VOCAB = 65_500
 
 COPY_BYTES = 1 << 24
 
+DOCUMENTS_AT_ONCE = 1 << 16
+
 
 def token_dtype(vocab_size: int) -> np.dtype:
     """The type Megatron picks for a vocabulary: uint16 where it fits, else int32."""
@@ -222,6 +224,12 @@ class IndexedTokens:
             )
         return expected // self.dtype.itemsize
 
+    def has_label(self) -> bool:
+        """Whether some document has two tokens, so that one of them has a next one. Looks until it finds one."""
+        starts = range(0, self.num_documents, DOCUMENTS_AT_ONCE)
+        stretches = (self.document_starts(first, first + DOCUMENTS_AT_ONCE + 1) for first in starts)
+        return any(bool((np.diff(stretch) > 1).any()) for stretch in stretches)
+
     def read(self, start: int, stop: int) -> np.ndarray:
         """Tokens start..stop-1 of the stream, in the file's own type and without a copy."""
         return self._tokens[start:stop]
@@ -232,11 +240,12 @@ class IndexedTokens:
         return bisect_right(self._borders, sequence) - 1
 
     def document_starts(self, first: int, stop: int) -> np.ndarray:
-        """Stream positions at which documents first..stop-1 begin, int64; `num_documents` itself begins at the end."""
+        """Stream positions at which documents first..stop-1 begin, int64; `num_documents` itself begins at the end, and
+        so does, as for the kernels, one of which a damaged index says what cannot be."""
         sequences = self._borders[first:stop]
-        ends = sequences == self._offsets.size
+        inside = (sequences >= 0) & (sequences < self._offsets.size)
         starts = np.full(sequences.size, self.num_tokens, dtype=np.int64)
-        starts[~ends] = self._offsets[sequences[~ends]] // self.dtype.itemsize
+        starts[inside] = self._offsets[sequences[inside]] // self.dtype.itemsize
         return starts
 
     def document_lengths(self) -> np.ndarray:

@@ -59,6 +59,22 @@ class TokenSource:
     fingerprint: str
     """Changes with the tokens and with their cut into samples."""
 
+    def check_labels(self, document_masks: bool) -> None:
+        """Refuse a source from which nothing can be learnt, since no token in it has a next one.
+
+        Args:
+            document_masks: what comes next in another document does not count.
+
+        Raises:
+            DataError: there is no label.
+        """
+        if self.tokens.has_label() or (not document_masks and self.tokens.num_tokens > self.layout.num_samples):
+            return
+        raise DataError(
+            f"{self.tokens.prefix}: no label: none of its {self.tokens.num_documents} documents has two tokens, so "
+            "there is no next token to predict; tokenize documents with text, or leave this source out"
+        )
+
 
 def open_source(config: SourceConfig, *, name: str, seq_len: int) -> TokenSource:
     """Open a source and check that it is whole.

@@ -231,17 +231,10 @@ def _train(config: Config, place: Place, stop: StopRequest, heart: Heart, *, is_
     start_up.say(BUILDING)
     engine = _build_engine(config, plan, axes, device, start)
     anew = load_state(engine, start.reader)
-    recorder = Recorder(
-        config,
-        plan,
-        first_step=start.progress.step,
-        peak_flops=peak_flops(device, DTYPES[config.precision.dtype]),
-        is_writer=is_writer,
-    )
+    peak = peak_flops(device, DTYPES[config.precision.dtype])
+    recorder = Recorder(config, plan, first_step=start.progress.step, peak_flops=peak, is_writer=is_writer)
     about = {"world_size": place.world_size, "attempt": fence.attempt, **describe_machine(device)}
-    _record_start(recorder, start, plan, about, anew)
-    if verified is not None:
-        recorder.event("data_verified", start.progress.step, **verified)
+    _record_start(recorder, start, plan, about, anew, verified)
     tasks = open_run_tasks(config, plan, samples)
     samples = samples.following(start.progress.account)
     run = Run(config, plan, axes, device, engine, samples, valid_sets, tasks, recorder, fence, stop, heart)
@@ -272,12 +265,20 @@ def _build_engine(config: Config, plan: RunPlan, axes: Axes, device: torch.devic
     return engine
 
 
-def _record_start(recorder: Recorder, start: Start, plan: RunPlan, about: dict[str, Any], anew: Sequence[str]) -> None:
+def _record_start(
+    recorder: Recorder,
+    start: Start,
+    plan: RunPlan,
+    about: dict[str, Any],
+    anew: Sequence[str],
+    verified: dict[str, float] | None,
+) -> None:
     """Write down and say where the run goes on from, and what it had to pass over.
 
     Args:
         about: the machine.
         anew: layers whose FP8 history begins anew.
+        verified: of `data_check.verify_data`; None where that was not asked for.
     """
     from megalite.checkpoint.hf.families.registry import exportable
 
@@ -290,6 +291,8 @@ def _record_start(recorder: Recorder, start: Start, plan: RunPlan, about: dict[s
         recorder.event("checkpoint_set_aside", step, folder=folder.name)
         recorder.say(f"it is kept as {folder}; mended, it takes part again under its old name")
     recorder.event("start", step, origin=start.origin, **about)
+    if verified is not None:
+        recorder.event("data_verified", step, **verified)
     if start.proof:
         recorder.event("weights_compared", step, why=start.proof)
         recorder.say(f"{start.origin}: {start.proof}")
