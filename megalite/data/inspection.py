@@ -29,7 +29,7 @@ import pyarrow.parquet as pq
 from megalite.data.dedup import CLUSTERS_FOLDER
 from megalite.data.documents import ARROW_TYPE, REJECTED_FOLDER
 from megalite.data.files import reading_station_file
-from megalite.data.manifest import Manifest, find_manifest, missing_outputs
+from megalite.data.manifest import Manifest, check_spots, find_manifest, missing_outputs
 from megalite.data.station_facts import DOCUMENT_STATIONS
 from megalite.data.stations.filtering import REMOVED_FOLDER
 from megalite.errors import DataError, did_you_mean
@@ -120,9 +120,12 @@ def inspect(folder: Path, wanted: Wanted) -> list[Inspection]:
         wanted: which examples.
 
     Raises:
-        DataError: it is neither, files are missing, or no document has such a source or reason.
+        DataError: it is neither, files are missing or damaged, or no document has such a source or reason.
     """
-    scans = [_Scan(manifest, wanted) for manifest in find_stations(folder)]
+    stations = find_stations(folder)
+    for manifest in stations:
+        check_spots(manifest, [part.path.relative_to(manifest.folder).as_posix() for part in _all_parts(manifest)])
+    scans = [_Scan(manifest, wanted) for manifest in stations]
     _refuse_unknown(folder, wanted, scans)
     return [scan.inspection() for scan in scans]
 
@@ -241,7 +244,7 @@ class _Scan:
 
     def __init__(self, manifest: Manifest, wanted: Wanted):
         self.manifest = manifest
-        self.parts = [part for fate in FOLDERS for part in _parts(manifest, fate)]
+        self.parts = _all_parts(manifest)
         self.tallies = {("kept", KEPT): _Tally("kept", KEPT, wanted.num)}
         self.sources: set[str] = set()
         """Names that were met; only with wanted.source."""
@@ -310,6 +313,10 @@ class _Scan:
             for name, text in _texts_by_name(inputs[number], places):
                 found[places[name]] = replace(examples[places[name]], text=text)
         return found
+
+
+def _all_parts(manifest: Manifest) -> list[_Part]:
+    return [part for fate in FOLDERS for part in _parts(manifest, fate)]
 
 
 def _parts(manifest: Manifest, fate: Fate) -> list[_Part]:

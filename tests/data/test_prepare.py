@@ -239,7 +239,7 @@ def test_a_station_that_keeps_nothing_says_so(tmp_path):
         done = CliRunner().invoke(app, command)
         assert isinstance(done.exception, DataError)
         assert "out: no document came out of this station" in str(done.exception)
-        assert "nothing is left: documents 0, documents_in 5" in done.stdout
+        assert "out: nothing is left: " in done.stdout
         assert list((tmp_path / "out" / "rejected").iterdir())
 
 
