@@ -54,6 +54,7 @@ NOT_FOUND = "HTTP status other than 200"
 BAD_HTTP = "payload that cannot be decoded"
 TOO_DEEP = "HTML nested too deeply"
 TOO_LARGE = "record too large"
+NO_LENGTH = "record without a length"
 
 
 class Page(NamedTuple):
@@ -140,6 +141,9 @@ def _content_type(header: str) -> tuple[str, str | None]:
 
 def _payload(record: ArcWarcRecord, skipped: Counter[str], max_bytes: int) -> bytes | None:
     """The bytes behind all headers, de-chunked and uncompressed."""
+    if not hasattr(record.raw_stream, "limit"):  # all that follows in the file, further records too
+        skipped[NO_LENGTH] += 1
+        return None
     payload = io.BytesIO()
     try:
         stream = record.content_stream()

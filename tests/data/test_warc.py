@@ -274,3 +274,13 @@ def test_a_page_that_grows_too_large(tmp_path, compress):
     skipped: Counter[str] = Counter()
     assert numbers(list(read_archive(path, skipped, 1_000_000))) == [1, 4]
     assert skipped == {warc.TOO_LARGE: 2}
+
+
+def test_a_record_without_a_length(tmp_path):
+    """Put aside: its text would be all that follows in the file, further records too."""
+    record = b"WARC/1.0\r\nWARC-Type: conversion\r\nContent-Type: text/plain\r\n%s\r\ntext\r\n\r\n"
+    path = tmp_path / "a.warc"
+    path.write_bytes(record % b"Content-Length: 4\r\n" + record % b"")
+    skipped = Counter()
+    assert [page.text for page in read_archive(path, skipped)] == ["text"]
+    assert skipped == {"record without a length": 1}
