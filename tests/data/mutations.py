@@ -1,4 +1,4 @@
-"""Damage as disks, copies and people do it: seeded changes of files, and of values in JSON files."""
+"""Damage as disks, copies and people do it: seeded changes of files."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ import random
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+
+from tests.fuzz.mutate import mutate
 
 Change = Callable[[bytes, random.Random, Sequence[bytes]], bytes]
 """New content of a file, from the old one and those of its neighbours."""
@@ -71,43 +72,10 @@ CHANGES: tuple[Change, ...] = (
     take_neighbour,
 )
 
-ODD_VALUES = (
-    *(None, True, False, 0, 1, -1, 2**31, 2**63, -(2**63), 2**64, 10**30, 0.5, -0.0, float("nan"), float("inf"), 1e308),
-    *("", " ", "x", "0", "..", "../..", "/", "/etc/passwd", "a\0b", "\N{ROCKET}", "x" * 5000, "0" * 32, "tokens.bin"),
-    *([], [[]], {}, {"x": {}}, [None], [[[[1]]]]),
-)
 
-
-def change_json(data: bytes, rng: random.Random, neighbours: Sequence[bytes] = ()) -> bytes:
+def change_json(data: bytes, rng: random.Random, _: Sequence[bytes] = ()) -> bytes:
     """One value of a JSON text taken away, doubled, renamed or replaced by an odd one."""
-    content = json.loads(data)
-    holder, key = rng.choice(list(_places(content)))
-    deed = rng.randrange(6)
-    if deed == 0:
-        del holder[key]
-    elif deed == 1 and isinstance(holder, dict):
-        holder[rng.choice(["x", "", "Format", "chunks", "spots"])] = holder.pop(key)
-    elif deed == 2 and isinstance(holder, list):
-        holder.insert(rng.randrange(len(holder) + 1), holder[key])
-    elif deed == 3:
-        _, other = rng.choice(list(_values(content)))
-        holder[key] = json.loads(json.dumps(other))
-    elif deed == 4 and isinstance(holder[key], int):
-        holder[key] += rng.choice([-1, 1, 1 << 40])
-    else:
-        holder[key] = rng.choice(ODD_VALUES)
-    return json.dumps(content, indent=2).encode()
-
-
-def _places(value: Any) -> Iterator[tuple[Any, Any]]:
-    for key in value if isinstance(value, dict) else range(len(value)):
-        yield value, key
-        if isinstance(value[key], dict | list):
-            yield from _places(value[key])
-
-
-def _values(value: Any) -> Iterator[tuple[Any, Any]]:
-    return ((key, holder[key]) for holder, key in _places(value))
+    return json.dumps(mutate(json.loads(data), rng), indent=2).encode()
 
 
 @contextmanager

@@ -29,7 +29,7 @@ from tests.data.mutations import CHANGES, change_json, flip_bit, mutated
 SEQ_LEN = 16
 DOCUMENTS = random_documents(100, longest=40)
 
-NUM_MUTATIONS = 600
+NUM_MUTATIONS = 200
 """Of each of two sets: of small files, and of files that count as large."""
 
 

@@ -152,7 +152,7 @@ def test_files_of_tokenizers(num_cases: int, rng: random.Random, tokenizers: Pat
             if is_foreign:
                 record.rename(aside)
             try:
-                use(path.parent, texts, fast=number % 8 == 0)
+                use(path.parent, texts, fast=number % 20 == 0)
             finally:
                 if is_foreign:
                     aside.rename(record)
