@@ -9,7 +9,7 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help install oracles transformers-4 lm-eval browser demo test test-fast lint bench clean
+.PHONY: help install oracles transformers-4 lm-eval browser demo test test-fast fuzz lint bench clean
 
 help:  ## say what can be made
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -88,6 +88,13 @@ test: $(INSTALLED) oracles transformers-4 lm-eval browser  ## all tests
 
 test-fast: $(INSTALLED)  ## the tests that take seconds
 	$(BIN)/python -m pytest -m "not slow"
+
+# Of every kind; configs take five times as many, and config.json is compared with both generations of transformers
+FUZZ ?= 2000
+
+fuzz: $(INSTALLED) transformers-4  ## thousands of inputs that nobody would write; make fuzz FUZZ=20000
+	$(BIN)/python -m pytest tests/fuzz --fuzz $(FUZZ) --timeout 7200
+	PYTHONPATH=$(TRANSFORMERS_4) $(BIN)/python -m pytest tests/fuzz/test_hf_config.py --fuzz $(FUZZ) --timeout 7200
 
 lint: $(INSTALLED)  ## style and formatting
 	$(BIN)/ruff check .

@@ -46,6 +46,9 @@ CONFIG = "config.yaml"
 BYTES_PER_PARAMETER = 12
 """fp32 weight and two moments; most optimizers keep less."""
 
+BYTES_PER_NUMBER = 4
+"""In a piece: fp32, whatever the run kept."""
+
 HASH_BLOCK_BYTES = 4 * 2**20
 
 LARGEST_TENSOR = 2**53
@@ -271,10 +274,12 @@ def read_share(text: str) -> tuple[dict[str, FileRecord], dict[str, list[Piece]]
 def _impossible(manifest: Manifest) -> Iterator[str]:
     """What no writer could have meant, though every value is of its type."""
     for name, record in manifest.tensors.items():
-        if any(size < 0 for size in record.shape) or math.prod(record.shape) > LARGEST_TENSOR:
+        if not record.shape or min(record.shape) < 1 or math.prod(record.shape) > LARGEST_TENSOR:
             yield f"{name} has the shape {list(record.shape)}"
         for piece in record.pieces:
-            yield from (f"a piece of {name} {fault}" for fault in _piece_faults(piece, record.shape))
+            yield from (f"a piece of {name} {fault}" for fault in _piece_faults(piece, record.shape, manifest.files))
+        if sum(math.prod(piece.shape) for piece in record.pieces) != math.prod(record.shape):
+            yield f"the pieces of {name} do not tile it"
     for name, file in manifest.files.items():
         if file.bytes < 0 or file.age < 0:
             yield f"{name} has {file.bytes} bytes"
@@ -283,10 +288,10 @@ def _impossible(manifest: Manifest) -> Iterator[str]:
         yield "its progress is negative"
 
 
-def _piece_faults(piece: Piece, whole: tuple[int, ...]) -> Iterator[str]:
+def _piece_faults(piece: Piece, whole: tuple[int, ...], files: dict[str, FileRecord]) -> Iterator[str]:
     """What is wrong with a piece of a tensor of the shape `whole`."""
     if not len(piece.start) == len(piece.shape) == len(whole) or any(
-        start < 0 or size < 0 or start + size > length
+        start < 0 or size < 1 or start + size > length
         for start, size, length in zip(piece.start, piece.shape, whole, strict=True)
     ):
         yield f"at {list(piece.start)} does not lie within it"
@@ -294,8 +299,16 @@ def _piece_faults(piece: Piece, whole: tuple[int, ...]) -> Iterator[str]:
         yield "is neither whole in a file nor in extents"
     if piece.chunk_bytes < 0 or (piece.chunks and not piece.chunk_bytes):
         yield f"has chunks of {piece.chunk_bytes} bytes"
-    if any(min(part.offset, part.num_bytes, part.stored_bytes) < 0 for part in piece.extents):
-        yield "has an extent of a negative size"
+    num_bytes = BYTES_PER_NUMBER * math.prod(piece.shape)
+    if piece.file and num_bytes > files[piece.file].bytes:
+        yield f"has {num_bytes} bytes, more than {piece.file}"
+    if piece.extents and sum(part.num_bytes for part in piece.extents) != num_bytes:
+        yield f"has {num_bytes} bytes, its extents another number"
+    for part in piece.extents:
+        if min(part.offset, part.num_bytes, part.stored_bytes) < 0 or (
+            part.offset + part.stored_bytes > files[part.file].bytes
+        ):
+            yield f"has an extent that does not lie within {part.file}"
 
 
 def _check_head(path: Path, raw: dict[str, Any], text: str) -> None:

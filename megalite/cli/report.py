@@ -7,6 +7,8 @@ from typing import Annotated
 
 import typer
 
+from megalite.cli.paths import named
+
 
 def report(
     runs: Annotated[list[Path], typer.Argument(help="Folders of runs, still going or ended in any way.")],
@@ -15,6 +17,7 @@ def report(
         typer.Option(
             "--out",
             "-o",
+            callback=named,
             help="File to write. [default: report.html in the run's folder, here for several]",
             show_default=False,
         ),

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
+from functools import cache
 from typing import Any
 
 from pydantic import ValidationError
@@ -69,6 +70,12 @@ def _unknown_key(keys: tuple[int | str, ...], settings: _Settings) -> str:
     return f"unknown key{hint}"
 
 
+@cache
+def _schema(kind: type[Section]) -> Node:
+    """Made once: it takes longer than everything else about a config."""
+    return kind.model_json_schema()
+
+
 class _Settings:
     """The JSON schema of a section and all below it, with references followed.
 
@@ -76,7 +83,7 @@ class _Settings:
     """
 
     def __init__(self, kind: type[Section]):
-        self._root = kind.model_json_schema()
+        self._root = _schema(kind)
 
     def at(self, keys: tuple[int | str, ...]) -> Node | None:
         """The setting that keys lead to; None for one that the schema leaves open."""

@@ -61,12 +61,12 @@ def token_dtype(vocab_size: int) -> np.dtype:
 
 def bin_path(prefix: Path) -> Path:
     """The file of tokens of a pair."""
-    return prefix.with_name(prefix.name + ".bin")
+    return prefix.parent / f"{prefix.name}.bin"
 
 
 def idx_path(prefix: Path) -> Path:
     """The index file of a pair."""
-    return prefix.with_name(prefix.name + ".idx")
+    return prefix.parent / f"{prefix.name}.idx"
 
 
 class IndexedWriter:

@@ -194,7 +194,7 @@ def _fingerprint_pair(prefix: Path) -> str:
 
 
 def _what_is_wrong_with(path: Path) -> str:
-    if path.with_name(path.name + ".partial").is_dir():
+    if Path(f"{path}.partial").is_dir():
         return f"{path}: unfinished: its station was interrupted; run it again"
     if not path.exists():
         return f"{path}: no such folder, and no pair {path.name}.bin and {path.name}.idx; run `megalite data prepare`"

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
+from safetensors.torch import save_file
 
 from megalite.config.load import load_config
 from megalite.config.plan import fill_model
@@ -148,14 +150,16 @@ def test_disk_too_small_for_a_checkpoint(config):
 
 def test_checkpoint_of_another_model(config, tmp_path):
     """Weights of another shape: both shapes are named."""
-    from megalite.checkpoint.format import Manifest, Progress, TensorRecord, write_manifest
+    from megalite.checkpoint.format import Manifest, Piece, Progress, TensorRecord, hash_file, write_manifest
 
     folder = tmp_path / "step-0000001"
     folder.mkdir()
-    record = TensorRecord((1000, 64), [])
+    save_file({"a": torch.zeros(1000, 64)}, folder / "rank-00000.safetensors")
+    files = {"rank-00000.safetensors": hash_file(folder / "rank-00000.safetensors")}
+    record = TensorRecord((1000, 64), [Piece(*files, "a", (0, 0), (1000, 64))])
     given = load_config(config)
     model = fill_model(given.model, given.batch).model_dump(mode="json")
-    manifest = Manifest(Progress(step=1), model, {}, {"weight/embedding.weight": record}, {})
+    manifest = Manifest(Progress(step=1), model, {}, {"weight/embedding.weight": record}, files)
     write_manifest(folder, manifest)
     message = refused("train", config, f"train.init_from={folder}")
     assert "[1000, 64]" in message

@@ -25,8 +25,12 @@ SECONDS = 5.0
 BYTES = 10**9
 """Of memory beyond what the process has when it begins."""
 
-NUM_SHOWN = 5
-"""Failures that a message shows, the shortest first."""
+NUM_SHOWN = 8
+"""Failures that a message shows, each of another kind."""
+
+
+SHOWN_CHARACTERS = 500
+"""Of a case that failed."""
 
 
 class TooSlowError(Exception):
@@ -57,9 +61,9 @@ def survive(cases: Iterable[Any], run: Callable[[Any], object], folder: Path, *,
     with os.fdopen(reader) as lines:
         failures = [json.loads(line) for line in lines]
     _, status = os.waitpid(child, 0)
-    failures.sort(key=lambda failure: len(failure[0]))
-    shown = "\n\n".join(f"{case}\n{what}" for case, what in failures[:NUM_SHOWN])
-    assert not failures, f"{len(failures)} cases:\n{shown}"
+    kinds = {what[-200:]: (case, what) for case, what in failures}
+    shown = "\n\n".join(f"{case}\n{what}" for case, what in list(kinds.values())[:NUM_SHOWN])
+    assert not failures, f"{len(failures)} cases of {len(kinds)} kinds:\n{shown}"
     assert os.waitstatus_to_exitcode(status) == 0, "the process that ran the cases died"
 
 
@@ -75,14 +79,14 @@ def _run_all(cases: Iterable[Any], run: Callable, folder: Path, may_write: bool,
         except UserError:
             pass
         except TooSlowError:
-            tell((repr(case)[:2000], f"took more than {SECONDS:g} s:\n{traceback.format_exc(limit=-6)}"))
+            tell((repr(case)[:SHOWN_CHARACTERS], f"took more than {SECONDS:g} s:\n{traceback.format_exc(limit=-6)}"))
         except BaseException:
-            tell((repr(case)[:2000], traceback.format_exc(limit=-6)))
+            tell((repr(case)[:SHOWN_CHARACTERS], traceback.format_exc(limit=-6)))
         finally:
             signal.setitimer(signal.ITIMER_VIRTUAL, 0)
         left = [] if may_write else os.listdir(folder)
         if left:
-            tell((repr(case)[:2000], f"left {left} behind"))
+            tell((repr(case)[:SHOWN_CHARACTERS], f"left {left} behind"))
             return
 
 

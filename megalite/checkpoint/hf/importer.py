@@ -7,7 +7,9 @@ safetensors: a `pytorch_model.bin` is a pickle, and unpickling what someone else
 from __future__ import annotations
 
 import json
+import os
 import re
+import reprlib
 from pathlib import Path
 from typing import Any
 
@@ -125,12 +127,12 @@ class HuggingFaceWeights:
     def _slice(self, name: str) -> Any:
         """A tensor as safetensors' lazy slice, whose type it does not export."""
         file = self._files[name]
-        if file not in self._open:
-            try:
+        try:
+            if file not in self._open:
                 self._open[file] = safe_open(self.folder / file, framework="pt")
-            except (OSError, SafetensorError) as error:
-                raise CheckpointError(f"{self.folder / file}: cannot be read ({error})") from error
-        return self._open[file].get_slice(name)
+            return self._open[file].get_slice(name)
+        except (OSError, SafetensorError) as error:
+            raise CheckpointError(f"{self.folder / file}: {name} cannot be read ({error})") from error
 
 
 def model_config(folder: Path) -> ModelConfig:
@@ -160,11 +162,8 @@ def _locate(folder: Path) -> dict[str, str]:
     """The file of every tensor."""
     index = folder / INDEX_FILE
     if index.is_file():
-        try:
-            files = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
-        except (ValueError, KeyError, OSError) as error:
-            raise CheckpointError(f"{index}: cannot be read ({error!r})") from error
-        missing = sorted({file for file in files.values() if not (folder / file).is_file()})
+        files = _read_index(index)
+        missing = sorted({file for file in files.values() if not os.path.isfile(folder / file)})
         if missing:
             raise CheckpointError(f"{folder}: shards named by {INDEX_FILE} are missing: {_some(missing)}")
         return files
@@ -180,6 +179,22 @@ def _locate(folder: Path) -> dict[str, str]:
             "If you trust its maker, convert it: AutoModelForCausalLM.from_pretrained(...).save_pretrained(...)"
         )
     raise ConversionError(f"{folder}: neither {SINGLE_FILE} nor {INDEX_FILE} is there")
+
+
+def _read_index(path: Path) -> dict[str, str]:
+    """Which file each tensor is in."""
+    try:
+        files = json.loads(path.read_text(encoding="utf-8"))["weight_map"]
+    except (ValueError, KeyError, TypeError, RecursionError, OSError) as error:
+        raise CheckpointError(f"{path}: cannot be read ({error!r})") from error
+    if not isinstance(files, dict):
+        raise CheckpointError(f"{path}: weight_map is {reprlib.repr(files)}, expected a file for each tensor")
+    for name, file in files.items():
+        if not isinstance(file, str) or file != os.path.basename(file) or file in ("", ".", ".."):
+            raise CheckpointError(
+                f"{path}: {name} lies in {reprlib.repr(file)}, expected the name of a file in the same folder"
+            )
+    return files
 
 
 def _some(names: list[str]) -> str:

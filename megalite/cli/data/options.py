@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, TypeVar
 
 import typer
 
+from megalite.cli.paths import named
 from megalite.errors import DataError
 
 if TYPE_CHECKING:
@@ -32,7 +33,7 @@ Documents = Annotated[
     typer.Argument(help="Files, folders or URLs: jsonl, parquet, csv, warc, text (.gz, .zst), or a station's folder."),
 ]
 StationFolders = Annotated[list[str], typer.Argument(help="Folders of earlier stations, as `clean` leaves them.")]
-Out = Annotated[Path, typer.Option("--out", help="Folder to make.")]
+Out = Annotated[Path, typer.Option("--out", callback=named, help="Folder to make.")]
 Workers = Annotated[int | None, typer.Option(min=1, help="Processes. [default: all cores]", show_default=False)]
 TextField = Annotated[str, typer.Option(help="Field or column that holds the text.")]
 Include = Annotated[list[str] | None, typer.Option(help="File-name pattern to read from folders; may be repeated.")]
