@@ -26,7 +26,7 @@ from megalite.data.repair.repair import repair
 from megalite.data.rules.english import refuse_without_spacy
 from megalite.data.rules.settings import counts_as_datatrove
 from megalite.data.runners import InProcess
-from megalite.data.shards import ShardReading, refuse_unreadable
+from megalite.data.shards import ShardReading, lost_counts, lost_in_words, refuse_unreadable
 from megalite.data.station import StationResult, run_station
 from megalite.data.tasks import Report, Runner, Task, add_counts, run_tasks
 from megalite.data.texts import Texts
@@ -63,8 +63,8 @@ def clean(
         reports = run_tasks(folder, "clean", clean_shard, tasks, runner=runner, progress=progress)
         refuse_unreadable([(shard, report["reading"]) for shard, report in zip(shards, reports, strict=True)])
         names = ("documents_in", "documents", "text_bytes_in", "text_bytes", "rejected", "redacted", "languages")
-        counts = {name: add_counts(reports, name) for name in names}
-        progress.finish(what_is_kept(counts))
+        counts = {name: add_counts(reports, name) for name in names} | lost_counts(reports)
+        progress.finish(what_is_kept(counts) + lost_in_words(counts))
         return counts
 
     return run_station("clean", out, inputs=corpus.inputs, settings=settings, build=build, resumable=True)

@@ -27,7 +27,7 @@ from megalite.data.near.report import size_histogram
 from megalite.data.progress import Progress, Silent
 from megalite.data.recipe import DedupConfig
 from megalite.data.runners import InProcess
-from megalite.data.shards import ShardReading, refuse_unreadable
+from megalite.data.shards import ShardReading, lost_counts, lost_in_words, refuse_unreadable
 from megalite.data.station import StationResult, run_station
 from megalite.data.tasks import WORK_FOLDER, Report, Runner, Task, add_counts, replacing, run_tasks
 from megalite.data.texts import Texts
@@ -83,7 +83,8 @@ def dedup(
         counts["largest_cluster"] = max((report["largest_cluster"] for report in matched), default=0)
         counts["cluster_sizes"] = add_counts(matched, "cluster_sizes")
         counts["removed_by_source"] = add_counts(kept, "removed_by_source")
-        progress.finish(what_is_kept(counts))
+        counts |= lost_counts(hashed)
+        progress.finish(what_is_kept(counts) + lost_in_words(counts))
         return counts
 
     return run_station("dedup", out, inputs=corpus.inputs, settings=settings, build=build, resumable=True)

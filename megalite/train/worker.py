@@ -209,6 +209,7 @@ def _train(config: Config, place: Place, stop: StopRequest, heart: Heart, *, is_
     from megalite.engine.runtime import disconnect_processes, set_determinism
     from megalite.monitor.recorder import Recorder
     from megalite.train.attempt import join_attempt
+    from megalite.train.data_check import verify_data
     from megalite.train.device import describe_machine, find_peak
     from megalite.train.run_folder import write_run_folder
     from megalite.train.start import choose_start
@@ -216,6 +217,7 @@ def _train(config: Config, place: Place, stop: StopRequest, heart: Heart, *, is_
 
     start_up.say(MEETING)
     axes, device = connect_rank(config, plan, place, say=start_up.say, is_forced=is_forced)
+    verified = verify_data(config, plan, axes, device, start_up.say) if config.data.verify else None
     is_writer = place.rank == 0
     if is_writer:
         stop.watch(config.run.dir)
@@ -231,7 +233,7 @@ def _train(config: Config, place: Place, stop: StopRequest, heart: Heart, *, is_
     first_step = start.progress.step
     recorder = Recorder(config, plan, first_step=first_step, peak_flops=peak.flops, is_writer=is_writer)
     about = {"world_size": place.world_size, "attempt": fence.attempt, **describe_machine(device)}
-    _record_start(recorder, start, plan, {**about, "peak_flops": peak.flops, "peak_is": peak.origin}, anew)
+    _record_start(recorder, start, plan, {**about, "peak_flops": peak.flops, "peak_is": peak.origin}, anew, verified)
     recorder.say(f"mfu is a share of {peak}")
     tasks = open_run_tasks(config, plan, samples)
     samples = samples.following(start.progress.account)
@@ -263,12 +265,20 @@ def _build_engine(config: Config, plan: RunPlan, axes: Axes, device: torch.devic
     return engine
 
 
-def _record_start(recorder: Recorder, start: Start, plan: RunPlan, about: dict[str, Any], anew: Sequence[str]) -> None:
+def _record_start(
+    recorder: Recorder,
+    start: Start,
+    plan: RunPlan,
+    about: dict[str, Any],
+    anew: Sequence[str],
+    verified: dict[str, float] | None,
+) -> None:
     """Write down and say where the run goes on from, and what it had to pass over.
 
     Args:
         about: the machine.
         anew: layers whose FP8 history begins anew.
+        verified: of `data_check.verify_data`; None where that was not asked for.
     """
     from megalite.checkpoint.hf.families.registry import exportable
 
@@ -281,6 +291,8 @@ def _record_start(recorder: Recorder, start: Start, plan: RunPlan, about: dict[s
         recorder.event("checkpoint_set_aside", step, folder=folder.name)
         recorder.say(f"it is kept as {folder}; mended, it takes part again under its old name")
     recorder.event("start", step, origin=start.origin, **about)
+    if verified is not None:
+        recorder.event("data_verified", step, **verified)
     if start.proof:
         recorder.event("weights_compared", step, why=start.proof)
         recorder.say(f"{start.origin}: {start.proof}")
