@@ -50,7 +50,7 @@ def preflight(
     _gather(problems, lambda: open_run_tasks(config, plan, samples))
     _gather(problems, lambda: _check_folder(config, plan))
     if has_device:
-        _gather(problems, lambda: _check_device(config, local_rank))
+        _gather(problems, lambda: check_device(config, local_rank))
     _gather(problems, lambda: _check_init_from(config))
     if config.monitor.wandb is not None:
         _gather(problems, check_wandb)
@@ -99,8 +99,16 @@ def _check_folder(config: Config, plan: RunPlan) -> None:
     check_disk(config.run.dir / CHECKPOINTS, plan.num_parameters)
 
 
-def _check_device(config: Config, local_rank: int | None) -> None:
-    """Refuse a device or a format that this machine does not have."""
+def check_device(config: Config, local_rank: int | None = None) -> None:
+    """Refuse a device or a format that this machine does not have.
+
+    Args:
+        local_rank: of the rank that this process is; None for one that must not touch a device.
+
+    Raises:
+        UnavailableError: there is no CUDA device.
+        UserError: FP8 cannot run on the device.
+    """
     if config.train.device == "cuda":
         _device(config, local_rank)
     _check_fp8(config, local_rank)
