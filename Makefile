@@ -12,7 +12,7 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed$(if $(LOCKED),-locked)
 
 .DEFAULT_GOAL := help
-.PHONY: help install lock oracles transformers-4 lm-eval browser demo test test-fast lint bench clean
+.PHONY: help install lock oracles transformers-4 lm-eval browser demo test test-fast fuzz lint bench clean
 
 help:  ## say what can be made
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {sub(/\$$\(DEMO_TIME\)/, "$(DEMO_TIME)"); printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -48,7 +48,13 @@ ORACLES := $(VENV)/oracles
 
 oracles: $(ORACLES)/.installed  ## other people's programs, which some tests ask
 
+# spaCy cuts words for datatrove; this is all of it that cutting needs
+SPACY := spacy==3.8.18 thinc==8.3.14 blis==1.3.4 cymem==2.0.16 preshed==3.0.15 murmurhash==1.0.16 srsly==2.5.6 \
+	catalogue==2.0.10 wasabi==1.1.3 confection==1.3.4 weasel==1.0.1 spacy-legacy==3.0.12 spacy-loggers==1.0.5
+
 $(ORACLES)/.installed: $(INSTALLED) Makefile
+	$(BIN)/python -m pip install -q --no-deps --upgrade --target $(ORACLES) $(SPACY) \
+		|| echo "spaCy could not be fetched: the tests that ask it will be skipped"
 	$(BIN)/python -m pip install -q --no-deps --upgrade --target $(ORACLES) \
 		datatrove==0.10.1 loguru==0.7.3 humanize==4.17.0 megatron-core==0.16.1 torchao==0.18.0 && touch $@ \
 		|| echo "datatrove, Megatron-core and torchao could not be fetched: their tests will be skipped"
@@ -110,6 +116,13 @@ test: $(INSTALLED) oracles transformers-4 lm-eval browser  ## all tests
 
 test-fast: $(INSTALLED)  ## the tests that take seconds
 	$(BIN)/python -m pytest -m "not slow"
+
+# Of every kind; configs take five times as many, and config.json is compared with both generations of transformers
+FUZZ ?= 2000
+
+fuzz: $(INSTALLED) transformers-4  ## thousands of inputs that nobody would write; make fuzz FUZZ=20000
+	$(BIN)/python -m pytest tests/fuzz --fuzz $(FUZZ) --timeout 7200
+	PYTHONPATH=$(TRANSFORMERS_4) $(BIN)/python -m pytest tests/fuzz/test_hf_config.py --fuzz $(FUZZ) --timeout 7200
 
 lint: $(INSTALLED)  ## style and formatting
 	$(BIN)/ruff check .

@@ -73,6 +73,7 @@ setup(
     extras_require={
         "te": ["transformer-engine[pytorch]>=2.8"],
         "data": ["ftfy>=6.3", "py3langid>=0.4,<0.5", "resiliparse>=0.15", "warcio>=1.7"],
+        "spacy": ["spacy>=3.8,<4"],
         "cloud": ["s3fs", "gcsfs", "aiohttp"],
         "fast": ["gigatoken>=0.10"],
         "ray": ["ray>=2.30"],

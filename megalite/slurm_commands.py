@@ -83,12 +83,15 @@ def ask(command: Sequence[str]) -> str:
     raise UserError(f"{command[0]} refused: {said}")
 
 
-def insist(question: Callable[[], AnswerT], notify: Callable[[str], None]) -> AnswerT:
+def insist(
+    question: Callable[[], AnswerT], notify: Callable[[str], None], patience_seconds: float = PATIENCE_SECONDS
+) -> AnswerT:
     """Ask until there is an answer.
 
     Args:
         question: raises NoAnswer while the controller is away.
         notify: told once that it is.
+        patience_seconds: how long to ask.
 
     Raises:
         UnavailableError: it is away for too long.
@@ -98,10 +101,10 @@ def insist(question: Callable[[], AnswerT], notify: Callable[[str], None]) -> An
         try:
             return question()
         except NoAnswer as error:
-            if time.monotonic() - began > PATIENCE_SECONDS:
+            if time.monotonic() - began >= patience_seconds:
                 raise gone_too_long(error) from error
             if not told:
-                notify(f"{error}; trying again for {PATIENCE_SECONDS:.0f} s")
+                notify(f"{error}; trying again for {patience_seconds:.0f} s")
                 told = True
             time.sleep(SECONDS_BETWEEN_TRIES)
 

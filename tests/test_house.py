@@ -40,6 +40,7 @@ CONFINED = {
     "matplotlib": ("monitor",),
     "ftfy": ("data/repair/mojibake.py",),
     "py3langid": ("data/language.py",),
+    "spacy": ("data/rules/english.py",),
     "resiliparse": ("data/html.py",),
     "warcio": ("data/warc.py",),
     "ray": ("data/runners/ray.py",),

@@ -11,6 +11,7 @@ in. On CUDA its pages are locked and a stream of its own does the copying, as fa
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 import torch
@@ -117,7 +118,16 @@ class Snapshots:
         if size and self._is_cuda:
             status = torch.cuda.cudart().cudaHostRegister(buffer.data_ptr(), buffer.nbytes, 0)
             self._is_locked = int(status) == 0  # without it the copy is right, and slower
+            if not self._is_locked:
+                _forget_last_error()
         return buffer
+
+
+def _forget_last_error() -> None:
+    """Take away CUDA's last error, which it keeps for a thread until somebody asks: the next kernel to be launched
+    would be blamed for it. Torch asks at every launch, and raises what it finds."""
+    with suppress(RuntimeError):
+        torch.zeros(1, device="cuda")
 
 
 def _add(share: Share, rank: int, part: Part, tensors: dict[str, Tensor]) -> None:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from megalite.cli.convert import Overwrite
+from megalite.cli.paths import named
 from megalite.errors import EXIT_DONE, EXIT_FAULT
 
 if TYPE_CHECKING:
@@ -88,7 +89,7 @@ def verify(
 @app.command("merge")
 def merge(
     checkpoint: Checkpoint,
-    out: Annotated[Path, typer.Argument(help="Folder to make.")],
+    out: Annotated[Path, typer.Argument(callback=named, help="Folder to make.")],
     weights_only: Annotated[
         bool, typer.Option("--weights-only", help="Leave the optimizer's moments out: to start from, not to resume.")
     ] = False,

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from megalite.cli.paths import named
+
 if TYPE_CHECKING:
     from megalite.checkpoint.hf.verify import Verdict
 
@@ -39,7 +41,7 @@ VerifyBlocks = Annotated[
 @app.command("to-hf")
 def to_hf(
     checkpoint: Annotated[Path, typer.Argument(help="A step-… folder, or a run's folder for its newest checkpoint.")],
-    out: Annotated[Path, typer.Argument(help="Folder to make.")],
+    out: Annotated[Path, typer.Argument(callback=named, help="Folder to make.")],
     dtype: Annotated[Dtype, typer.Option(help="Number format of the weights.")] = Dtype.fp32,
     max_shard_size: Annotated[str, typer.Option(help="Largest file of weights.")] = "5GB",
     tokenizer: Annotated[
@@ -81,7 +83,9 @@ def to_hf(
 @app.command("from-hf")
 def from_hf(
     folder: Annotated[Path, typer.Argument(help="Folder with config.json and safetensors.")],
-    out: Annotated[Path, typer.Argument(help="Folder to make; training starts from it with train.init_from=OUT.")],
+    out: Annotated[
+        Path, typer.Argument(callback=named, help="Folder to make; training starts from it with train.init_from=OUT.")
+    ],
     overwrite: Overwrite = False,
     verify_blocks: VerifyBlocks = None,
 ) -> None:

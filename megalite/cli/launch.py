@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -73,7 +72,7 @@ def status(folder: RunFolder) -> None:
     """Say where a run stands: jobs, nodes, step, speed, last checkpoint, and where its time went."""
     from megalite.slurm.status import describe
 
-    for line in describe(folder, now=time.time()):
+    for line in describe(folder):
         typer.echo(line)
 
 
@@ -118,13 +117,14 @@ def _profile(cluster: str, settings: list[str]) -> ClusterConfig:
 
 def _print_placement(placement: Placement, cluster: ClusterConfig) -> None:
     from rich.console import Console
+    from rich.markup import escape
 
     from megalite.page.terminal import figures
 
     mesh, console = placement.mesh, Console()
     spares = f" and {cluster.spares} spare" if cluster.spares else ""
     console.print(
-        f"[bold]{mesh.world_size} ranks on {placement.num_nodes} nodes{spares}[/bold] of {cluster.name}: "
+        f"[bold]{mesh.world_size} ranks on {placement.num_nodes} nodes{spares}[/bold] of {escape(cluster.name)}: "
         f"pp {mesh.pp} x dp {mesh.dp} x cp {mesh.cp} x tp {mesh.tp}, {cluster.time_limit} a job"
     )
     table = figures("node", "ranks", "stage", "dp", "tp")
@@ -140,10 +140,6 @@ def _print_placement(placement: Placement, cluster: ClusterConfig) -> None:
         ]
         table.add_row(str(node), f"{ranks.start}-{ranks.stop - 1}", *cells)
     console.print(table)
-
-
-def _span(first: int, last: int) -> str:
-    return str(first) if first == last else f"{first}-{last}"
 
 
 def _follow(run_dir: Path) -> None:

@@ -7,6 +7,8 @@ from typing import Annotated
 
 import typer
 
+from megalite.cli.paths import named
+
 
 def lr_find(
     config: Annotated[Path, typer.Argument(help="A run's YAML file.", show_default=False)],
@@ -18,7 +20,8 @@ def lr_find(
     last: Annotated[float, typer.Option("--to", help="The highest rate.")] = 1.0,
     steps: Annotated[int, typer.Option(min=2, help="Updates between them.")] = 100,
     out: Annotated[
-        Path | None, typer.Option("--out", "-o", help="Draw it into this file, .svg or .png.", show_default=False)
+        Path | None,
+        typer.Option("--out", "-o", callback=named, help="Draw it into this file, .svg or .png.", show_default=False),
     ] = None,
 ) -> None:
     """Raise the learning rate step by step until the loss blows up, and suggest a peak rate.

@@ -6,6 +6,8 @@ A verb lives in a module of its own and imports what it needs when it is called,
 
 from __future__ import annotations
 
+import errno
+import reprlib
 import sys
 
 import typer
@@ -32,6 +34,9 @@ from megalite.errors import EXIT_BAD_INPUT, EXIT_INTERRUPTED, UserError
 
 UsageError = next(base for base in typer.BadParameter.__mro__ if base.__name__ == "ClickException")
 """What a mistyped command raises: click's own class in older Typers, that of a copy inside Typer in newer ones."""
+
+IMPOSSIBLE_PATH = (errno.ENAMETOOLONG, errno.ELOOP, errno.EILSEQ)
+"""What the system answers to a name that no file could have; other faults of files are told where they arise."""
 
 app = typer.Typer(
     name="megalite",
@@ -70,6 +75,11 @@ def main(arguments: list[str] | None = None) -> None:
         code = app(args=arguments, prog_name="megalite", standalone_mode=False)
     except UserError as error:
         print(f"megalite: {error}", file=sys.stderr)
+        code = EXIT_BAD_INPUT
+    except OSError as error:
+        if error.errno not in IMPOSSIBLE_PATH:
+            raise
+        print(f"megalite: {reprlib.repr(error.filename)} cannot be a path: {error.strerror}", file=sys.stderr)
         code = EXIT_BAD_INPUT
     except UsageError as error:
         error.show()

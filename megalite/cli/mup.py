@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from megalite.cli.paths import named
+
 if TYPE_CHECKING:
     from megalite.train.mup_check import Check
 
@@ -30,7 +32,8 @@ def check(
     lr: Annotated[float, typer.Option(min=0.0, help="Rate of these updates.")] = 1e-3,
     vocab_size: Annotated[int, typer.Option(min=2, help="Vocabulary of the models.")] = 128,
     out: Annotated[
-        Path | None, typer.Option("--out", "-o", help="Draw it into this file, .svg or .png.", show_default=False)
+        Path | None,
+        typer.Option("--out", "-o", callback=named, help="Draw it into this file, .svg or .png.", show_default=False),
     ] = None,
 ) -> int:
     """Coordinate check: train the model at several widths for a few steps, with muP and without, and compare how far

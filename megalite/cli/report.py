@@ -7,6 +7,8 @@ from typing import Annotated
 
 import typer
 
+from megalite.cli.paths import named
+
 LONG_READ_BYTES = 20_000_000
 """Of metrics: what is read in under a second says nothing of its progress."""
 
@@ -18,6 +20,7 @@ def report(
         typer.Option(
             "--out",
             "-o",
+            callback=named,
             help="File to write. [default: report.html in the run's folder, here for several]",
             show_default=False,
         ),

@@ -7,6 +7,8 @@ from typing import Annotated
 
 import typer
 
+from megalite.cli.paths import named
+
 app = typer.Typer(help="Look at the schedule of a config.", no_args_is_help=True)
 
 
@@ -23,7 +25,8 @@ def plot(
         typer.Argument(help="Settings that replace the file's: section.key=value ...", show_default=False),
     ] = None,
     out: Annotated[
-        Path | None, typer.Option("--out", "-o", help="Draw it into this file, .svg or .png.", show_default=False)
+        Path | None,
+        typer.Option("--out", "-o", callback=named, help="Draw it into this file, .svg or .png.", show_default=False),
     ] = None,
 ) -> None:
     """Draw the learning rate over the steps, and the batch size where it grows: as text, and into a file if asked."""

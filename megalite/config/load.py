@@ -37,6 +37,10 @@ def load_config(path: str | Path, overrides: Sequence[str] = ()) -> Config:
             What is wrong between values is for `config.validate`.
     """
     source = read_source(Path(path))
+    if "sources" in source.data:
+        raise ConfigError(
+            [f"{path}: this is a recipe for data with sources, no training config: `megalite data prepare` reads it"]
+        )
     for assignment in overrides:
         source.override(assignment)
     return build(Config, source)

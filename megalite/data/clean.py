@@ -4,6 +4,7 @@
                                      \\----------\\---> rejected/part-*.parquet, with the reason
 
 Nothing is thrown away: what is rejected lies beside what is kept, as it came, and the manifest counts each reason.
+A page in another language is rejected for its language, and not for what rules made for the wanted ones find in it.
 Every step takes a batch of texts as bytes (`texts.py`), so a document that needs nothing costs next to nothing.
 """
 
@@ -18,12 +19,14 @@ import numpy as np
 import pyarrow as pa
 
 from megalite.data.corpus import Corpus
-from megalite.data.documents import DocumentBatch, Outcome, Rejected, with_texts
+from megalite.data.documents import DocumentBatch, Outcome, Rejected, what_is_kept, with_texts
 from megalite.data.progress import Progress, Silent
 from megalite.data.recipe import CleanConfig, LanguageConfig
 from megalite.data.repair.repair import repair
+from megalite.data.rules.english import refuse_without_spacy
+from megalite.data.rules.settings import counts_as_datatrove
 from megalite.data.runners import InProcess
-from megalite.data.shards import ShardReading, refuse_unreadable
+from megalite.data.shards import ShardReading, lost_counts, lost_in_words, refuse_unreadable
 from megalite.data.station import StationResult, run_station
 from megalite.data.tasks import Report, Runner, Task, add_counts, run_tasks
 from megalite.data.texts import Texts
@@ -45,7 +48,10 @@ def clean(
     Raises:
         DataError: a record cannot be read and config.on_error is `fail`; a source cannot be read at all; a language
             to keep is none that can be told.
+        UnavailableError: rules count as datatrove does, and spaCy is not installed.
     """
+    if counts_as_datatrove(config):
+        refuse_without_spacy()
     progress, runner = progress or Silent(), runner or InProcess()
     settings = config.model_dump(mode="json")
     shards = corpus.shards()
@@ -57,8 +63,8 @@ def clean(
         reports = run_tasks(folder, "clean", clean_shard, tasks, runner=runner, progress=progress)
         refuse_unreadable([(shard, report["reading"]) for shard, report in zip(shards, reports, strict=True)])
         names = ("documents_in", "documents", "text_bytes_in", "text_bytes", "rejected", "redacted", "languages")
-        counts = {name: add_counts(reports, name) for name in names}
-        progress.finish(f"{counts['documents']:,} of {counts['documents_in']:,} documents kept")
+        counts = {name: add_counts(reports, name) for name in names} | lost_counts(reports)
+        progress.finish(what_is_kept(counts) + lost_in_words(counts))
         return counts
 
     return run_station("clean", out, inputs=corpus.inputs, settings=settings, build=build, resumable=True)
@@ -118,36 +124,46 @@ class Cleaned(NamedTuple):
     redacted: Mapping[str, int]
     """What was replaced, by kind."""
     languages: Mapping[str, int]
-    """Documents that no rule refused, by language; empty where it is not asked for."""
+    """Documents by language, also of those that are refused; empty where it is not asked for."""
 
 
 def clean_texts(texts: Texts, config: CleanConfig) -> Cleaned:
     """Repair, redact and judge a batch."""
     from megalite.data.rules.judge import judge  # brings numba, which takes a second to import
 
-    redacted: Mapping[str, int] = {}
-    texts = repair(texts, unicode_nfc=config.unicode_nfc, fix_encoding=config.fix_encoding)
-    if config.privacy is not None:
-        from megalite.data.privacy.redact import redact
-
-        texts, redacted = redact(texts, config.privacy)
+    texts, redacted = tidy(texts, config)
     judgement = judge(texts, config)
     reasons = np.array([*judgement.reason_names, ""], dtype=object)[judgement.reason_codes]
     languages: Mapping[str, int] = {}
     if config.language is not None:
-        languages = _judge_languages(judgement.texts, reasons, config.language)
+        is_other, languages = judge_languages(texts, config.language)
+        reasons[is_other] = "language"
     return Cleaned(judgement.texts, reasons, redacted, languages)
 
 
-def _judge_languages(texts: Texts, reasons: np.ndarray, config: LanguageConfig) -> Mapping[str, int]:
-    """Refuse what is in none of the wanted languages, or in none for sure; count the documents that rules keep."""
+def tidy(texts: Texts, config: CleanConfig) -> tuple[Texts, Mapping[str, int]]:
+    """Repair and redact a batch; also what was replaced, by kind."""
+    texts = repair(texts, unicode_nfc=config.unicode_nfc, fix_encoding=config.fix_encoding)
+    if config.privacy is None:
+        return texts, {}
+    from megalite.data.privacy.redact import redact
+
+    return redact(texts, config.privacy)
+
+
+def judge_languages(texts: Texts, config: LanguageConfig) -> tuple[np.ndarray, Mapping[str, int]]:
+    """Which documents are in none of the wanted languages, or in none for sure: bool [documents]; and all by language.
+
+    An empty document has none; it is left to the rules, and not counted.
+    """
     from megalite.data.language import identify
 
     codes, scores = identify(texts)
-    good = reasons == ""
+    has_text = texts.lengths > 0
+    is_other = np.zeros(len(texts), bool)
     if config.keep:
-        reasons[good & (~np.isin(codes, config.keep) | (scores < config.min_score))] = "language"
-    return Counter(np.array(codes, object)[good].tolist())
+        is_other = has_text & (~np.isin(codes, config.keep) | (scores < config.min_score))
+    return is_other, Counter(np.array(codes, object)[has_text].tolist())
 
 
 def _refused(batch: DocumentBatch, reasons: np.ndarray) -> list[Rejected]:

@@ -16,11 +16,12 @@ from pathlib import Path, PurePosixPath
 import xxhash
 
 from megalite.data.documents import Document, Rejected
+from megalite.data.files import Piece, data_suffix
 from megalite.data.hub import local_files, located, num_parts, plan_dataset
 from megalite.data.manifest import FILE_NAME, check_input, find_manifest
 from megalite.data.python_library import list_python_files
-from megalite.data.readers import READERS, Piece, data_suffix
-from megalite.data.recipe import DATASET_SETTINGS, DocumentSource
+from megalite.data.readers import READERS
+from megalite.data.recipe import DATASET_SETTINGS, LIMITS, DocumentSource
 from megalite.data.remote import FoundFile, list_remote
 from megalite.data.shards import (
     Shard,
@@ -172,6 +173,11 @@ def _station_source(config: DocumentSource, root: Path) -> _Source:
     manifest = find_manifest(root)
     if manifest.station not in DOCUMENT_STATIONS:
         raise DataError(f"{root}: made by station {manifest.station!r}; documents are needed here")
+    if not manifest.counts["documents"]:
+        raise DataError(
+            f"{root}: empty: station {manifest.station!r} kept none of {manifest.counts['documents_in']:,} documents; "
+            f"`megalite data inspect {root}` shows why"
+        )
     check_input(root, manifest.station)
     shards = [output.path for output in manifest.outputs if output.path.startswith("part-")]
     pieces = tuple(Piece(str(root / shard), shard) for shard in shards)
@@ -225,6 +231,9 @@ def _fingerprint(files: Sequence[FoundFile], config: DocumentSource) -> str:
     What only belongs to data sets stays out for files, whose fingerprints are older than these settings.
     """
     left_out = NOT_CONTENT if config.kind == "datasets" else NOT_CONTENT.union(DATASET_SETTINGS)
+    left_out = left_out.union(
+        name for name in LIMITS if getattr(config, name) == DocumentSource.model_fields[name].default
+    )
     digest = xxhash.xxh3_128(config.model_dump_json(exclude=left_out).encode())
     for file in files:
         digest.update(f"{file.id}\0{file.num_bytes}\0{file.version}\n".encode(errors="surrogateescape"))

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,12 +21,13 @@ import pyarrow as pa
 import xxhash
 
 from megalite.data.corpus import Corpus
-from megalite.data.documents import ARROW_TYPE, Outcome, ShardWriter, shard_name
+from megalite.data.document_names import look_up, write_names
+from megalite.data.documents import ARROW_TYPE, Outcome, ShardWriter, shard_name, what_is_kept
 from megalite.data.near.report import size_histogram
 from megalite.data.progress import Progress, Silent
 from megalite.data.recipe import DedupConfig
 from megalite.data.runners import InProcess
-from megalite.data.shards import ShardReading, refuse_unreadable
+from megalite.data.shards import ShardReading, lost_counts, lost_in_words, refuse_unreadable
 from megalite.data.station import StationResult, run_station
 from megalite.data.tasks import WORK_FOLDER, Report, Runner, Task, add_counts, replacing, run_tasks
 from megalite.data.texts import Texts
@@ -34,8 +35,6 @@ from megalite.data.texts import Texts
 CLUSTERS_FOLDER = "clusters"
 
 CLUSTERS_SCHEMA = pa.schema([(name, ARROW_TYPE) for name in ("removed_id", "removed_source", "kept_id", "kept_source")])
-
-NAMES_SCHEMA = pa.schema([("id", ARROW_TYPE), ("source", ARROW_TYPE)])
 
 NUM_SLICES = 4096
 """A shard's hashes are sorted; those with the same first 12 bits are a slice. A partition is a run of slices of all
@@ -78,12 +77,14 @@ def dedup(
         matched = run_tasks(folder, "match", match_partition, tasks, runner=runner, progress=progress)
         tasks = [{"shard": shard, "partitions": len(tasks)} for shard in shards]
         kept = run_tasks(folder, "keep", keep_shard, tasks, runner=runner, progress=progress)
-        counts = {name: add_counts(kept, name) for name in ("documents_in", "documents", "text_bytes", "rejected")}
+        names = ("documents_in", "documents", "text_bytes_in", "text_bytes", "rejected")
+        counts = {name: add_counts(kept, name) for name in names}
         counts["clusters"] = add_counts(matched, "clusters")
         counts["largest_cluster"] = max((report["largest_cluster"] for report in matched), default=0)
         counts["cluster_sizes"] = add_counts(matched, "cluster_sizes")
         counts["removed_by_source"] = add_counts(kept, "removed_by_source")
-        progress.finish(f"{counts['documents']:,} of {add_counts(hashed, 'documents'):,} documents kept")
+        counts |= lost_counts(hashed)
+        progress.finish(what_is_kept(counts) + lost_in_words(counts))
         return counts
 
     return run_station("dedup", out, inputs=corpus.inputs, settings=settings, build=build, resumable=True)
@@ -134,7 +135,7 @@ def hash_shard(task: Task, number: int, folder: Path) -> Report:
     numbered = np.concatenate([joined, np.arange(len(joined), dtype=np.uint64)[:, None]], axis=1)[order]
     with replacing(_work_file(folder, "hashes", number, "npy")) as path, open(path, "wb") as file:
         np.save(file, numbered)
-    _write_names(_work_file(folder, "names", number, "arrow"), names)
+    write_names(_work_file(folder, "names", number, "arrow"), names)
     return {"documents": len(joined), "reading": reading.report(), "megabytes": num_bytes / 1e6}
 
 
@@ -186,7 +187,8 @@ def keep_shard(task: Task, number: int, folder: Path) -> Report:
             start = stop
     _write_clusters(folder, number, removed)
     by_source = dict(sorted(sources.items()))
-    return {**outcome.counts(), "removed_by_source": by_source, "megabytes": num_bytes / 1e6}
+    counts = {**outcome.counts(), "text_bytes_in": num_bytes}
+    return {**counts, "removed_by_source": by_source, "megabytes": num_bytes / 1e6}
 
 
 def _partitions(num_documents: int, num_shards: int) -> list[Task]:
@@ -215,25 +217,10 @@ def _write_clusters(folder: Path, number: int, removed: np.ndarray) -> None:
             writer.write(pa.RecordBatch.from_arrays(columns, schema=CLUSTERS_SCHEMA))
 
 
-def _write_names(path: Path, names: Sequence[pa.RecordBatch]) -> None:
-    """Ids and sources of a shard, uncompressed: they are mapped, and few of them are looked up."""
-    table = pa.Table.from_batches(names, NAMES_SCHEMA)
-    sources = table.column("source").combine_chunks().dictionary_encode()
-    table = table.set_column(1, "source", sources)
-    with replacing(path) as partial, pa.ipc.new_file(str(partial), table.schema) as writer:
-        writer.write_table(table)
-
-
 def _names(folder: Path, numbers: np.ndarray) -> Iterator[pa.Array]:
     """Ids and sources of documents, by their numbers."""
     shards, rows = numbers >> SHARD_SHIFT, numbers & ((1 << SHARD_SHIFT) - 1)
-    order = np.argsort(shards, kind="stable")
-    tables = []
-    for shard in np.unique(shards).tolist():
-        with pa.memory_map(str(_work_file(folder, "names", shard, "arrow"))) as file:
-            names = pa.ipc.open_file(file).read_all()
-            tables.append(names.take(pa.array(rows[order][shards[order] == shard])).cast(NAMES_SCHEMA))
-    table = pa.concat_tables(tables).take(pa.array(np.argsort(order)))
+    table = look_up(shards, rows, lambda shard: _work_file(folder, "names", shard, "arrow"))
     return (column.combine_chunks() for column in table.columns)
 
 

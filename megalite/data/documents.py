@@ -55,6 +55,8 @@ class DocumentBatch(NamedTuple):
     documents: pa.RecordBatch
     """Columns of SCHEMA."""
     rejected: list[Rejected]
+    lost: dict[str, int] = {}  # noqa: RUF012  (never changed)
+    """What could not even be put aside: damaged files, rows in them, bytes of compressed ones."""
 
     @property
     def texts(self) -> Texts:
@@ -83,7 +85,13 @@ class BatchBuilder:
         self._texts: list[bytes] = []
         self._metadata: list[str] = []
         self._rejected: list[Rejected] = []
+        self._lost: Counter[str] = Counter()
         self._num_bytes = 0
+        self._num_before = 0
+
+    def begin_file(self) -> None:
+        """What comes from here on is of another file."""
+        self._num_before = len(self._texts)
 
     def add(self, id: str, text: bytes, metadata: str = "") -> None:
         """Append a document, its text UTF-8."""
@@ -97,6 +105,21 @@ class BatchBuilder:
         self._rejected.append(Rejected(id, self.source, text, reason))
         self._num_bytes += len(text)
 
+    def lose(self, **counts: int) -> None:
+        """Count what is lost of a file that is in the rejects."""
+        self._lost.update(counts)
+
+    def take_back(self, num_bytes: int) -> int:
+        """Give up the last documents of this file that are still here, of about so many bytes; returns how many."""
+        num_documents = 0
+        while len(self._texts) > self._num_before and num_bytes > 0:
+            num_bytes -= len(self._texts[-1])
+            self._num_bytes -= len(self._texts[-1])
+            for column in (self._ids, self._texts, self._metadata):
+                column.pop()
+            num_documents += 1
+        return num_documents
+
     def full(self) -> bool:
         """Whether it is time to `take`."""
         return self._num_bytes >= BATCH_BYTES
@@ -106,9 +129,9 @@ class BatchBuilder:
         if self._ids or self._rejected:
             texts = Texts.of(self._texts).to_arrow()
             batch = make_documents(self._ids, self.source, texts, self._metadata)
-            rejected = self._rejected
+            rejected, lost = self._rejected, dict(self._lost)
             self._clear()
-            yield DocumentBatch(batch, rejected)
+            yield DocumentBatch(batch, rejected, lost)
 
 
 def make_documents(
@@ -239,3 +262,9 @@ class Outcome:
 def shard_name(number: int) -> str:
     """Name of the Parquet file that task `number` writes."""
     return f"part-{number:05d}.parquet"
+
+
+def what_is_kept(counts: dict) -> str:
+    """For people: how many documents and how much of the text a station has kept; it may drop some and cut others."""
+    text, text_in = (f"{counts[name] / 1e6:,.1f}" for name in ("text_bytes", "text_bytes_in"))
+    return f"{counts['documents']:,} of {counts['documents_in']:,} documents kept, {text} of {text_in} MB"

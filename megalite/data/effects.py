@@ -19,6 +19,7 @@ from pathlib import Path
 
 import numpy as np
 
+from megalite.data.clean import judge_languages, tidy
 from megalite.data.corpus import Corpus
 from megalite.data.documents import DocumentBatch
 from megalite.data.manifest import write_text
@@ -95,6 +96,8 @@ class Effects:
     """After repair and redaction."""
     unreadable: int
     """Records left out because they could not be read."""
+    other_languages: int
+    """Documents left out because of their language, which is looked at before the rules."""
     rejected: int
     """Documents that at least one rule rejects."""
     rejected_bytes: int
@@ -107,35 +110,35 @@ def measure_effects(corpus: Corpus, config: CleanConfig, *, max_mb: float = 20.0
 
     Args:
         corpus: what to look at; the sample is the same each time.
-        config: the rules, and how texts are repaired and redacted before. The language is not looked at.
+        config: the rules, how texts are repaired and redacted before, and the languages that the rules get to see.
         max_mb: about how many million bytes of text to read.
 
     Raises:
         DataError: there is no document to read.
     """
-    from megalite.data.repair.repair import repair  # these bring numba, which takes a second to import
-    from megalite.data.rules.judge import edit_and_measure, make_rules
+    from megalite.data.rules.judge import edit_and_measure, make_rules  # brings numba, which takes a second to import
 
     rules = make_rules(config)
     lengths, values, rejects = [], [], []
-    unreadable = 0
+    unreadable = other_languages = 0
     for batch in _sample(corpus.shards(), max_mb * 1e6):
         unreadable += len(batch.rejected)
-        texts = repair(batch.texts, unicode_nfc=config.unicode_nfc, fix_encoding=config.fix_encoding)
-        if config.privacy is not None:
-            from megalite.data.privacy.redact import redact
-
-            texts, _ = redact(texts, config.privacy)
+        texts, _ = tidy(batch.texts, config)
+        if config.language is not None and config.language.keep:
+            is_other, _ = judge_languages(texts, config.language)
+            other_languages += int(is_other.sum())
+            texts = texts.take(~is_other)
         lengths.append(texts.lengths)
         _, statistics = edit_and_measure(texts, config)
         values.append(np.stack([rule.values(statistics) for rule in rules]))
         rejects.append(np.stack([rule.rejects(statistics) for rule in rules]))
     if not sum(map(len, lengths)):
         raise DataError(
-            f"no document to look at: {unreadable} records in the sample, and none could be read; is the text field "
-            "the right one?"
+            f"no document to look at: {unreadable} records in the sample could not be read, and {other_languages} are "
+            "in other languages than language.keep names; are the text field and the languages the right ones?"
         )
-    return _add_up(rules, np.concatenate(lengths), np.hstack(values), np.hstack(rejects), unreadable)
+    left_out = unreadable, other_languages
+    return _add_up(rules, np.concatenate(lengths), np.hstack(values), np.hstack(rejects), *left_out)
 
 
 def with_rule_sets(config: CleanConfig) -> CleanConfig:
@@ -167,7 +170,12 @@ def _sample(shards: Sequence[Shard], max_bytes: float) -> Iterator[DocumentBatch
 
 
 def _add_up(
-    rules: Sequence[Rule], lengths: np.ndarray, values: np.ndarray, rejects: np.ndarray, unreadable: int
+    rules: Sequence[Rule],
+    lengths: np.ndarray,
+    values: np.ndarray,
+    rejects: np.ndarray,
+    unreadable: int,
+    other_languages: int,
 ) -> Effects:
     """Counts and histograms.
 
@@ -177,6 +185,7 @@ def _add_up(
         values: float64 [rules, documents].
         rejects: bool [rules, documents].
         unreadable: number of records.
+        other_languages: number of documents.
     """
     num_rejecting = rejects.sum(axis=0)
     effects = tuple(
@@ -192,7 +201,15 @@ def _add_up(
         for rule, of_rule, rejected in zip(rules, values, rejects, strict=True)
     )
     gone = num_rejecting > 0
-    return Effects(lengths.size, int(lengths.sum()), unreadable, int(gone.sum()), int(lengths[gone].sum()), effects)
+    return Effects(
+        documents=lengths.size,
+        text_bytes=int(lengths.sum()),
+        unreadable=unreadable,
+        other_languages=other_languages,
+        rejected=int(gone.sum()),
+        rejected_bytes=int(lengths[gone].sum()),
+        rules=effects,
+    )
 
 
 def make_histogram(values: np.ndarray, keep: str, threshold: float) -> Histogram:
@@ -280,9 +297,10 @@ def headline(effects: Effects) -> str:
     share = effects.rejected / effects.documents
     share_of_text = effects.rejected_bytes / max(effects.text_bytes, 1)
     unreadable = f", {effects.unreadable:,} records unreadable" if effects.unreadable else ""
+    others = f", {effects.other_languages:,} documents in other languages" if effects.other_languages else ""
     return (
-        f"sample: {effects.documents:,} documents, {effects.text_bytes / 1e6:,.1f} MB{unreadable}; all rules together "
-        f"reject {share:.1%} of the documents, {share_of_text:.1%} of the text"
+        f"sample: {effects.documents:,} documents, {effects.text_bytes / 1e6:,.1f} MB{unreadable}{others}; "
+        f"all rules together reject {share:.1%} of the documents, {share_of_text:.1%} of the text"
     )
 
 

@@ -28,6 +28,9 @@ from megalite.data.sample import NO_DOCUMENT, NO_TOKEN, Rows
 DAMAGED = -1
 """Returned in place of the largest token when a piece points outside the stream or does not fit in its row."""
 
+NEGATIVE = -2
+"""Returned in its place when a token is below 0: a flipped bit in a file of a type with a sign."""
+
 
 @kernel
 def fill_packed(
@@ -44,7 +47,7 @@ def fill_packed(
         document_masks: documents do not see each other.
 
     Returns:
-        The largest token read, or DAMAGED.
+        The largest token read, or DAMAGED, or NEGATIVE.
     """
     largest = 0
     for number in range(samples.size):
@@ -57,14 +60,17 @@ def fill_packed(
                 return DAMAGED
             start, length, document = cut.starts[piece], np.int64(cut.lengths[piece]), cut.documents[piece]
             found = _fill_piece(stream, start, length, document, row, place, rows, document_masks)
-            if found == DAMAGED:
-                return DAMAGED
+            if found < 0:
+                return found
             largest = max(largest, found)
             place += length
         if place == 0:
             return DAMAGED
         goes_on = start + length < _document_start(stream, document + 1)
-        largest = max(largest, _finish_row(stream, start + length, goes_on, row, place, rows, document_masks))
+        found = _finish_row(stream, start + length, goes_on, row, place, rows, document_masks)
+        if found < 0:
+            return NEGATIVE
+        largest = max(largest, found)
     return largest
 
 
@@ -88,13 +94,16 @@ def fill_concat(stream: Stream, samples: np.ndarray, places: np.ndarray, rows: R
             length = min(end, stop) - start
             if length > 0:
                 found = _fill_piece(stream, start, length, document, row, start - begin, rows, document_masks)
-                if found == DAMAGED:
-                    return DAMAGED
+                if found < 0:
+                    return found
                 largest = max(largest, found)
                 start += length
             document += 1
         goes_on = stop < end or (not document_masks and stop < stream.tokens.size)
-        largest = max(largest, _finish_row(stream, stop, goes_on, row, stop - begin, rows, document_masks))
+        found = _finish_row(stream, stop, goes_on, row, stop - begin, rows, document_masks)
+        if found < 0:
+            return NEGATIVE
+        largest = max(largest, found)
     return largest
 
 
@@ -149,9 +158,12 @@ def _fill_piece(
     labels = rows.labels[row, place : place + length]
     positions = rows.positions[row, place : place + length]
     first = 0 if document_masks else place
-    largest = source[0]
+    largest = smallest = source[0]
     for index in range(length):
         largest = max(largest, source[index])
+        smallest = min(smallest, source[index])
+    if smallest < 0:
+        return NEGATIVE
     for index in range(length):
         tokens[index] = source[index]
     for index in range(length - 1):
@@ -166,7 +178,7 @@ def _fill_piece(
         rows.loss_mask[row, place - 1] = True
     if rows.document_ids.size:
         rows.document_ids[row, place : place + length] = document
-    return max(np.int64(largest), 0)
+    return np.int64(largest)
 
 
 @kernel

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import codecs
 import re
-from itertools import accumulate
+from collections import Counter
 
 from megalite.errors import DataError, UnavailableError
 
@@ -17,14 +17,16 @@ MAX_DEPTH = 2000
 """Of elements in each other. By the rules of HTML5 a parser looks through all open elements at each new one, so that
 20,000 take four seconds; browsers stop at 512."""
 
-TAG = re.compile(
-    r"<(/?)(?!(?:area|base|br|col|embed|hr|img|input|link|meta|source|track|wbr|p|li|dt|dd|td|th|tr|tbody|thead|option)"
-    r"[\s/>])[a-zA-Z]",
-    re.IGNORECASE,
-)
-"""The beginning of a tag whose element may hold others, without those that have no end or may leave it out."""
+TAG = re.compile(r"<(/?)([a-zA-Z][^\s/>]*)")
+"""The beginning of a tag: the stroke of one that closes, and the name."""
 
-STEPS = {"": 1, "/": -1}
+ENDLESS = frozenset(
+    (
+        *("area", "base", "br", "col", "embed", "hr", "img", "input", "link", "meta", "source", "track", "wbr"),
+        *("p", "li", "dt", "dd", "td", "th", "tr", "tbody", "thead", "option"),
+    )
+)
+"""Elements that hold no others, or that the next of their kind closes."""
 
 MARKS = ((codecs.BOM_UTF8, "utf-8"), (codecs.BOM_UTF16_LE, "utf-16-le"), (codecs.BOM_UTF16_BE, "utf-16-be"))
 
@@ -80,5 +82,21 @@ def decode(page: bytes, encoding: str | None = None) -> str:
 
 
 def _depth(html: str) -> int:
-    """The most elements that are open at once, counted by tags; more rather than less where ends are missing."""
-    return max(accumulate(map(STEPS.get, TAG.findall(html)), lambda depth, step: max(depth + step, 0)), default=0)
+    """The most elements that are open at once, counted by tags; more rather than less where ends are missing.
+
+    The end of an element that is not open closes nothing: with ends of another name a page gets as deep as it likes.
+    """
+    open_elements: Counter[str] = Counter()
+    depth = deepest = 0
+    for stroke, name in TAG.findall(html):
+        name = name.lower()
+        if name in ENDLESS:
+            continue
+        if not stroke:
+            open_elements[name] += 1
+            depth += 1
+            deepest = max(deepest, depth)
+        elif open_elements[name]:
+            open_elements[name] -= 1
+            depth -= 1
+    return deepest

@@ -26,6 +26,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from megalite.data.index_checks import index_damage
 from megalite.errors import DataError
 
 MAGIC = b"MMIDIDX\x00\x00"
@@ -50,6 +51,8 @@ UINT16_BELOW_VOCAB = 65_500
 
 COPY_BYTES = 1 << 24
 
+DOCUMENTS_AT_ONCE = 1 << 16
+
 
 def token_dtype(vocab_size: int) -> np.dtype:
     """The type Megatron picks for a vocabulary: uint16 where it fits, else int32."""
@@ -58,12 +61,12 @@ def token_dtype(vocab_size: int) -> np.dtype:
 
 def bin_path(prefix: Path) -> Path:
     """The file of tokens of a pair."""
-    return prefix.with_name(prefix.name + ".bin")
+    return prefix.parent / f"{prefix.name}.bin"
 
 
 def idx_path(prefix: Path) -> Path:
     """The index file of a pair."""
-    return prefix.with_name(prefix.name + ".idx")
+    return prefix.parent / f"{prefix.name}.idx"
 
 
 class IndexedWriter:
@@ -199,14 +202,16 @@ class IndexedTokens:
                     "make the pair again, and leave data alone that a run reads"
                 )
 
+    def damage(self, *, everything: bool = True) -> str:
+        """What cannot be in the index; empty when nothing is wrong. See `index_checks.index_damage`."""
+        columns = (self._lengths, self._offsets, self._borders)
+        return index_damage(*columns, self.dtype.itemsize, everything=everything)
+
     def _check_tokens(self, path: Path) -> int:
-        """Number of tokens, after comparing the index with the size of the token file."""
+        """Number of tokens, after a look at the index and comparing it with the size of the token file."""
         num_sequences = self._lengths.size
-        if self._borders[0] != 0 or self._borders[-1] != num_sequences:
-            raise DataError(
-                f"{idx_path(self.prefix)}: damaged index: its documents end at sequence {self._borders[-1]} of "
-                f"{num_sequences}; make the pair again"
-            )
+        if problem := self.damage(everything=False):
+            raise DataError(f"{idx_path(self.prefix)}: damaged index: {problem}; make the pair again")
         expected = 0
         if num_sequences:
             expected = int(self._offsets[-1]) + int(self._lengths[-1]) * self.dtype.itemsize
@@ -219,6 +224,12 @@ class IndexedTokens:
             )
         return expected // self.dtype.itemsize
 
+    def has_label(self) -> bool:
+        """Whether some document has two tokens, so that one of them has a next one. Looks until it finds one."""
+        starts = range(0, self.num_documents, DOCUMENTS_AT_ONCE)
+        stretches = (self.document_starts(first, first + DOCUMENTS_AT_ONCE + 1) for first in starts)
+        return any(bool((np.diff(stretch) > 1).any()) for stretch in stretches)
+
     def read(self, start: int, stop: int) -> np.ndarray:
         """Tokens start..stop-1 of the stream, in the file's own type and without a copy."""
         return self._tokens[start:stop]
@@ -229,11 +240,12 @@ class IndexedTokens:
         return bisect_right(self._borders, sequence) - 1
 
     def document_starts(self, first: int, stop: int) -> np.ndarray:
-        """Stream positions at which documents first..stop-1 begin, int64; `num_documents` itself begins at the end."""
+        """Stream positions at which documents first..stop-1 begin, int64; `num_documents` itself begins at the end, and
+        so does, as for the kernels, one of which a damaged index says what cannot be."""
         sequences = self._borders[first:stop]
-        ends = sequences == self._offsets.size
+        inside = (sequences >= 0) & (sequences < self._offsets.size)
         starts = np.full(sequences.size, self.num_tokens, dtype=np.int64)
-        starts[~ends] = self._offsets[sequences[~ends]] // self.dtype.itemsize
+        starts[inside] = self._offsets[sequences[inside]] // self.dtype.itemsize
         return starts
 
     def document_lengths(self) -> np.ndarray:

@@ -28,7 +28,8 @@ import pyarrow.parquet as pq
 
 from megalite.data.dedup import CLUSTERS_FOLDER
 from megalite.data.documents import ARROW_TYPE, REJECTED_FOLDER
-from megalite.data.manifest import Manifest, find_manifest, missing_outputs
+from megalite.data.files import reading_station_file
+from megalite.data.manifest import Manifest, check_spots, find_manifest, missing_outputs
 from megalite.data.station_facts import DOCUMENT_STATIONS
 from megalite.data.stations.filtering import REMOVED_FOLDER
 from megalite.errors import DataError, did_you_mean
@@ -119,9 +120,12 @@ def inspect(folder: Path, wanted: Wanted) -> list[Inspection]:
         wanted: which examples.
 
     Raises:
-        DataError: it is neither, files are missing, or no document has such a source or reason.
+        DataError: it is neither, files are missing or damaged, or no document has such a source or reason.
     """
-    scans = [_Scan(manifest, wanted) for manifest in find_stations(folder)]
+    stations = find_stations(folder)
+    for manifest in stations:
+        check_spots(manifest, [part.path.relative_to(manifest.folder).as_posix() for part in _all_parts(manifest)])
+    scans = [_Scan(manifest, wanted) for manifest in stations]
     _refuse_unknown(folder, wanted, scans)
     return [scan.inspection() for scan in scans]
 
@@ -240,14 +244,14 @@ class _Scan:
 
     def __init__(self, manifest: Manifest, wanted: Wanted):
         self.manifest = manifest
-        self.parts = [part for fate in FOLDERS for part in _parts(manifest, fate)]
+        self.parts = _all_parts(manifest)
         self.tallies = {("kept", KEPT): _Tally("kept", KEPT, wanted.num)}
         self.sources: set[str] = set()
         """Names that were met; only with wanted.source."""
         self._wanted = wanted
         rng = np.random.default_rng(wanted.seed)
         for index, part in enumerate(self.parts):
-            with pq.ParquetFile(part.path) as file:
+            with reading_station_file(part.path), pq.ParquetFile(part.path) as file:
                 for group in range(file.num_row_groups):
                     lots = rng.random(file.metadata.row_group(group).num_rows)
                     self._count(index, file, group, lots)
@@ -288,7 +292,7 @@ class _Scan:
         for (index, group), together in itertools.groupby(sorted(places), key=lambda place: place[:2]):
             chosen = list(together)
             part = self.parts[index]
-            with pq.ParquetFile(part.path) as file:
+            with reading_station_file(part.path), pq.ParquetFile(part.path) as file:
                 table = part.read(file, group, ["id", "source", "text", "detail"])
             for place, row in zip(chosen, table.take([place.row for place in chosen]).to_pylist(), strict=True):
                 examples[place] = Example(**row)
@@ -309,6 +313,10 @@ class _Scan:
             for name, text in _texts_by_name(inputs[number], places):
                 found[places[name]] = replace(examples[places[name]], text=text)
         return found
+
+
+def _all_parts(manifest: Manifest) -> list[_Part]:
+    return [part for fate in FOLDERS for part in _parts(manifest, fate)]
 
 
 def _parts(manifest: Manifest, fate: Fate) -> list[_Part]:
@@ -346,7 +354,7 @@ def _texts_by_name(path: Path, names: Collection[tuple[str, str]]) -> Iterator[t
     """Texts of the documents with these sources and ids; row groups without any give only their ids."""
     left = set(names)
     ids = pa.array([id for _, id in names], ARROW_TYPE)
-    with pq.ParquetFile(path) as file:
+    with reading_station_file(path), pq.ParquetFile(path) as file:
         for group in range(file.num_row_groups):
             there = pc.is_in(file.read_row_group(group, columns=["id"], use_threads=False)["id"].cast(ARROW_TYPE), ids)
             if not left or not pc.any(there).as_py():

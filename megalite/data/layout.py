@@ -17,6 +17,8 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
+from megalite.data.columns import map_column
+from megalite.data.index_checks import cut_damage
 from megalite.data.indexed import IndexedTokens
 from megalite.data.sample import Rows
 from megalite.errors import DataError
@@ -25,6 +27,9 @@ BORDERS_FILE = "sample_borders.npy"
 STARTS_FILE = "piece_starts.npy"
 LENGTHS_FILE = "piece_lengths.npy"
 DOCUMENTS_FILE = "piece_documents.npy"
+
+COLUMNS = {BORDERS_FILE: np.int64, STARTS_FILE: np.int64, LENGTHS_FILE: np.int32, DOCUMENTS_FILE: np.int64}
+"""The files of a packed folder, in the order of `Cut`."""
 
 
 class Pieces(NamedTuple):
@@ -119,8 +124,14 @@ class PackedLayout:
     """
 
     def __init__(self, folder: Path):
-        self._cut = Cut(*(_load(folder / name) for name in (BORDERS_FILE, STARTS_FILE, LENGTHS_FILE, DOCUMENTS_FILE)))
+        again = "run `megalite data pack` again"
+        self._cut = Cut(*(map_column(folder / name, dtype, again) for name, dtype in COLUMNS.items()))
         self.num_samples = self._cut.borders.size - 1
+
+    def damage(self, tokens: IndexedTokens, seq_len: int, *, everything: bool = True) -> str:
+        """What cannot be in the cut; empty when nothing is wrong. See `index_checks.cut_damage`."""
+        sizes = {"num_tokens": tokens.num_tokens, "num_documents": tokens.num_documents}
+        return cut_damage(*self._cut, seq_len=seq_len, **sizes, everything=everything)
 
     def pieces(self, sample: int) -> Pieces:
         return Pieces(*self.stretch(sample, sample + 1)[1:])
@@ -148,6 +159,11 @@ def _kernels() -> ModuleType:
 
 def _refuse_damage(largest: int, tokens: IndexedTokens, samples: np.ndarray) -> int:
     """The kernel's answer, or what it means when it found the index damaged."""
+    if largest == _kernels().NEGATIVE:
+        raise DataError(
+            f"{tokens.prefix}: a token of sample {samples.tolist()} is below 0; its .bin file is damaged: copy or make "
+            "it again"
+        )
     if largest == _kernels().DAMAGED:
         raise DataError(
             f"{tokens.prefix}: damaged index: a piece of sample {samples.tolist()} lies outside its "
@@ -155,10 +171,3 @@ def _refuse_damage(largest: int, tokens: IndexedTokens, samples: np.ndarray) -> 
             "data again"
         )
     return largest
-
-
-def _load(path: Path) -> np.ndarray:
-    try:
-        return np.load(path, mmap_mode="r").view(np.ndarray)
-    except (OSError, ValueError) as error:
-        raise DataError(f"{path}: cannot be read ({error}); run `megalite data pack` again") from error

@@ -5,7 +5,8 @@
 
     found, and its owner is a process of this machine     the kernel says whether it lives
     found, and its owner is elsewhere                     it lives if its beat moves; clocks are never compared
-    found, and it is dead                                 moved aside, looked at once more, then made anew
+    found, and it is dead                                 OUT.lock.TOKEN, the right to follow the dead one, is made
+                                                          in the same way and renamed to OUT.lock: it is never missing
 
 Kernel locks (`fcntl`) would let go by themselves, but shared disks without a lock service grant them to everybody. The
 beat overwrites bytes that are there, so a full disk does not stop it. An owner that was stopped for longer than
@@ -23,8 +24,9 @@ import uuid
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
+from typing import Annotated
 
-from pydantic import NonNegativeInt, PositiveInt, ValidationError
+from pydantic import Field, NonNegativeInt, PositiveInt, ValidationError
 
 from megalite.data.records import Record
 from megalite.errors import DataError, UserError
@@ -36,7 +38,8 @@ SILENCE_SECONDS = 60.0
 
 SECONDS_BETWEEN_LOOKS = 0.2
 
-LOOKS_BEFORE_LOST = 5
+SHORT = 12
+"""Characters of a token in a file's name."""
 
 RECORD_BYTES = 512
 """Of the file, filled up with blanks: it never grows."""
@@ -45,7 +48,7 @@ RECORD_BYTES = 512
 class Owner(Record):
     """Who holds a lock."""
 
-    token: str
+    token: Annotated[str, Field(pattern="^[0-9a-f]*$")]
     """Of this very holding."""
     host: str
     pid: PositiveInt
@@ -101,11 +104,7 @@ class Lease:
         return self._owner.token
 
     def __enter__(self) -> Lease:
-        while not self._make():
-            other = _read(self._path)
-            if other is None or not self._has_died(other):
-                continue  # gone, or another's by now
-            _move_aside(self._path, other)
+        self._take(self._path)
         self._thread = threading.Thread(target=self._show_life, name="megalite-lease", daemon=True)
         self._thread.start()
         return self
@@ -119,11 +118,6 @@ class Lease:
 
     def is_lost(self) -> bool:
         """Whether another has taken the lock. A disk that does not answer has taken nothing."""
-        for _ in range(LOOKS_BEFORE_LOST):
-            with suppress(OSError):
-                if self._is_mine():
-                    return False
-            time.sleep(SECONDS_BETWEEN_LOOKS)  # it may lie aside for a moment, see `_move_aside`
         try:
             return not self._is_mine()
         except OSError:
@@ -139,15 +133,38 @@ class Lease:
             raise UserError(taken_over(self._folder))
 
     def _is_mine(self) -> bool:
-        found = _read(self._path)
-        return found is not None and found.token == self._owner.token
+        return _holds(self._path, self._owner)
 
-    def _make(self) -> bool:
-        """Try to make the file; False if it is there."""
+    def _take(self, path: Path) -> None:
+        """Make a file, or follow a dead one in it."""
+        while not self._make(path):
+            other = _read(path)
+            if other is not None and self._has_died(path, other) and self._follow(path, other):
+                return
+
+    def _follow(self, path: Path, dead: Owner) -> bool:
+        """Put this owner in the place of a dead one; False if another has done so.
+
+        Of all who found it dead, the one that makes a file of its token may do so. Who comes when that file has become
+        the lock can make it once more, but sees then that the lock is not the dead one's any longer.
+        """
+        right = path.with_name(f"{path.name}.{dead.token[:SHORT] or 'unknown'}")
+        self._take(right)
+        try:
+            if _holds(path, dead):
+                os.replace(right, path)
+            else:
+                right.unlink()
+        except FileNotFoundError:  # stopped in between for so long that another has taken the right
+            pass
+        return _holds(path, self._owner)
+
+    def _make(self, path: Path) -> bool:
+        """Try to make a file with this owner in it; False if it is there."""
         try:
             with suppress(FileExistsError):  # something that is no folder: the next line says so
-                self._path.parent.mkdir(parents=True, exist_ok=True)
-            descriptor = os.open(self._path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o644)
+                path.parent.mkdir(parents=True, exist_ok=True)
+            descriptor = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o644)
         except FileExistsError:
             return False
         except OSError as error:
@@ -156,14 +173,14 @@ class Lease:
             with open(descriptor, "wb") as file:
                 file.write(_record(self._owner))
         except OSError as error:
-            self._path.unlink(missing_ok=True)
+            path.unlink(missing_ok=True)
             raise DataError(
-                f"{self._path}: cannot be written: {error.strerror}; make room, or choose another folder"
+                f"{path}: cannot be written: {error.strerror}; make room, or choose another folder"
             ) from error
         return True
 
-    def _has_died(self, other: Owner) -> bool:
-        """Whether the owner is dead; False if the lock changed hands meanwhile.
+    def _has_died(self, path: Path, other: Owner) -> bool:
+        """Whether the owner in a file is dead; False if that changed hands meanwhile.
 
         Raises:
             UserError: it lives.
@@ -175,7 +192,7 @@ class Lease:
         began, is_told = time.monotonic(), False
         while time.monotonic() - began < SILENCE_SECONDS:
             time.sleep(SECONDS_BETWEEN_LOOKS)
-            found = _read(self._path)
+            found = _read(path)
             if found is None or found.token != other.token:
                 return False
             if found.beat != other.beat:
@@ -197,12 +214,13 @@ class Lease:
                         file.write(_record(owner))
 
 
-def remove_dead(path: Path) -> None:
+def remove_dead(path: Path, folder: Path) -> None:
     """Remove a lock that a dead process of this machine has left, where nobody wants to hold it."""
-    with suppress(OSError):
+    with suppress(OSError, UserError):
         owner = _read(path)
         if owner is not None and owner.machine == this_machine() and owner.is_dead():
-            _move_aside(path, owner)
+            with Lease(path, folder):
+                pass
 
 
 def taken_over(folder: Path) -> str:
@@ -259,15 +277,7 @@ def _read(path: Path) -> Owner | None:
         return Owner(token="", host="an unknown host", pid=1, machine="", started="")
 
 
-def _move_aside(path: Path, dead: Owner) -> None:
-    """Take a dead owner's lock away. If another was faster and it is its lock that was moved, put that back."""
-    aside = path.with_name(f"{path.name}.{uuid.uuid4().hex}")
-    try:
-        os.rename(path, aside)
-    except FileNotFoundError:
-        return
-    found = _read(aside)
-    if found is not None and found.token != dead.token:
-        with suppress(OSError):  # where that is not possible, the owner notices, and ends in order
-            os.link(aside, path)
-    aside.unlink(missing_ok=True)
+def _holds(path: Path, owner: Owner) -> bool:
+    """Whether a file is of this very holding."""
+    found = _read(path)
+    return found is not None and found.token == owner.token

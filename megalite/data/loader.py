@@ -50,6 +50,12 @@ class Batch:
     """Tokens in the longest span."""
     keys: torch.Tensor
     """[t] int64: global sample index x seq_len + place in the sequence; a token's name in every layout."""
+    borders: torch.Tensor | None = None
+    """`cu_seqlens` in host memory, wherever the batch is."""
+
+    def __post_init__(self) -> None:
+        if self.borders is None:
+            self.borders = self.cu_seqlens.cpu()
 
     def to(self, device: torch.device | str, non_blocking: bool = False) -> Batch:
         """A copy on `device`."""
@@ -61,9 +67,8 @@ class Batch:
 
     def _map(self, change: Callable[[torch.Tensor], torch.Tensor]) -> Batch:
         values = {field.name: getattr(self, field.name) for field in fields(self)}
-        return Batch(
-            **{name: change(value) if isinstance(value, torch.Tensor) else value for name, value in values.items()}
-        )
+        moved = {name: change(x) for name, x in values.items() if isinstance(x, torch.Tensor) and name != "borders"}
+        return Batch(**{**values, **moved})
 
 
 def make_batch(samples: Samples, start: int, micro_batch_size: int) -> Batch:

@@ -10,8 +10,8 @@ whole.
     a hash of 64 places of a large file    before training, `data show`             1 MB a file
     the hash of each file                  before a station, `data verify`          everything
 
-Format 2 added the manifest's own checksum and the hash of some places of a file. Folders of format 1 are read as
-before, and count as the same work.
+Format 2 added the manifest's own checksum, and for large files the hash of some places and of each stretch, so that
+many can share the checking of one. Folders of format 1 are read as before, and count as the same work.
 """
 
 from __future__ import annotations
@@ -24,9 +24,11 @@ from pathlib import Path, PurePosixPath
 from typing import Annotated, Any
 
 import xxhash
-from pydantic import AfterValidator, Field, NonNegativeInt
+from pydantic import AfterValidator, Field, NonNegativeInt, model_validator
 
 from megalite import __version__
+from megalite.data.dataset_card import CARD_FILE
+from megalite.data.hashes import CHUNK_BYTES, hash_all, hash_file, hash_spots, is_small
 from megalite.data.records import Record, explain, parse_json, parse_record
 from megalite.data.sealed import NO_CHECKSUM, is_sealed, seal
 from megalite.data.station_facts import FACTS, LEAST_INPUTS
@@ -41,15 +43,6 @@ WORK_FORMAT = 1
 """Version of what stations make: equal work of readable formats leaves equal files."""
 
 FILE_NAME = "manifest.json"
-
-CARD_FILE = "README.md"
-"""For people and for Hugging Face `datasets`; says nothing about what was left behind."""
-
-HASH_CHUNK_BYTES = 1 << 22
-
-NUM_SPOTS, SPOT_BYTES = 64, 1 << 14
-"""Places of a file that are looked at before training, evenly spread, both ends among them, and the bytes of each. A
-file that is no larger than all of them together is looked at as a whole."""
 
 AGAIN = "run its station again"
 
@@ -71,6 +64,8 @@ class Output:
     xxh3: str
     spots: str = ""
     """Hash of some places of it; empty where it is small, or of format 1."""
+    chunks: tuple[str, ...] = ()
+    """Hash of each CHUNK_BYTES of it; empty where it has no more than that, or of format 1."""
 
 
 @dataclass(frozen=True)
@@ -92,6 +87,7 @@ class Manifest:
         """The manifest as JSON text, the same for the same content."""
         plain = asdict(self)
         del plain["folder"]
+        plain["outputs"] = [{key: value for key, value in each.items() if value != ()} for each in plain["outputs"]]
         plain["checksum"] = NO_CHECKSUM
         return seal(json.dumps(plain, indent=2, sort_keys=True, ensure_ascii=False) + "\n")
 
@@ -101,7 +97,7 @@ class Manifest:
         files = [
             {"path": output.path, "num_bytes": output.num_bytes, "xxh3": output.xxh3}
             for output in self.outputs
-            if output.path != CARD_FILE
+            if output.path != CARD_FILE  # it describes the others, and older folders have none
         ]
         left_behind = [self.station, WORK_FORMAT, self.settings, files]
         return xxhash.xxh3_128_hexdigest(json.dumps(left_behind, sort_keys=True).encode())
@@ -145,6 +141,13 @@ class _OutputRecord(Record):
     num_bytes: NonNegativeInt
     xxh3: Hash
     spots: Annotated[str, Field(pattern="^([0-9a-f]{32})?$")] = ""
+    chunks: tuple[Hash, ...] = ()
+
+    @model_validator(mode="after")
+    def _chunks_are_all(self) -> _OutputRecord:
+        if self.chunks and len(self.chunks) != -(-self.num_bytes // CHUNK_BYTES):
+            raise ValueError(f"a hash for each {CHUNK_BYTES} of its {self.num_bytes} bytes")
+        return self
 
 
 class _ManifestRecord(Record):
@@ -195,7 +198,7 @@ def find_manifest(folder: Path) -> Manifest | None:
         tuple(Input(each.path, each.fingerprint) for each in record.inputs),
         record.settings,
         record.counts,
-        tuple(Output(each.path, each.num_bytes, each.xxh3, each.spots) for each in record.outputs),
+        tuple(Output(each.path, each.num_bytes, each.xxh3, each.spots, each.chunks) for each in record.outputs),
         record.format,
         record.version,
         folder,
@@ -279,40 +282,10 @@ def changed_output(manifest: Manifest, output: Output, *, spots: bool = False) -
     return "" if is_same else f"{output.path}: its contents have changed"
 
 
-def is_small(num_bytes: int) -> bool:
-    """Whether a file is looked at as a whole, where of larger ones some places are."""
-    return num_bytes <= NUM_SPOTS * SPOT_BYTES
-
-
-def hash_file(path: Path) -> str:
-    """xxh3_128 of a file's bytes."""
-    digest = xxhash.xxh3_128()
-    with open(path, "rb") as file:
-        while chunk := file.read(HASH_CHUNK_BYTES):
-            digest.update(chunk)
-    return digest.hexdigest()
-
-
-def hash_spots(path: Path) -> str:
-    """xxh3_128 of NUM_SPOTS places of a file that is not small."""
-    digest = xxhash.xxh3_128()
-    last = path.stat().st_size - SPOT_BYTES
-    with open(path, "rb", buffering=0) as file:
-        for number in range(NUM_SPOTS):
-            file.seek(last * number // (NUM_SPOTS - 1))
-            digest.update(file.read(SPOT_BYTES))
-    return digest.hexdigest()
-
-
 def list_outputs(folder: Path, *, leave_out: Path) -> tuple[Output, ...]:
     """The record of every file below a folder, but for those of one folder inside."""
     files = sorted(path for path in folder.rglob("*") if path.is_file() and not path.is_relative_to(leave_out))
-    return tuple(_describe(path, path.relative_to(folder).as_posix()) for path in files)
-
-
-def _describe(path: Path, name: str) -> Output:
-    num_bytes = path.stat().st_size
-    return Output(name, num_bytes, hash_file(path), "" if is_small(num_bytes) else hash_spots(path))
+    return tuple(Output(path.relative_to(folder).as_posix(), *hash_all(path)) for path in files)
 
 
 def write_text(path: Path, text: str) -> None:
@@ -334,6 +307,6 @@ def _check_facts(record: _ManifestRecord, path: Path, advice: str) -> None:
         found = facts.model_validate({"settings": record.settings, "counts": record.counts}, strict=True)
     except ValueError as error:
         raise DataError(f"{path}: damaged: {explain(error)}; {advice}") from error
-    last = getattr(found.settings, "tokenizer_input", 0)
+    last = getattr(found.settings, "tokenizer_input", -1)
     if len(record.inputs) < max(LEAST_INPUTS[record.station], last + 1):
         raise DataError(f"{path}: damaged: {len(record.inputs)} inputs; {advice}")

@@ -15,6 +15,7 @@ from functools import partial
 from pathlib import Path
 
 from megalite.config.load import build
+from megalite.config.schema import Config
 from megalite.config.yaml_source import read_source
 from megalite.data.card.make import JSON_FILE, make_card, write_card
 from megalite.data.clean import clean
@@ -36,9 +37,12 @@ from megalite.data.stations.urls import url_dedup
 from megalite.data.tasks import Runner
 from megalite.data.tokenize import tokenize
 from megalite.data.train_tokenizer import train_tokenizer
-from megalite.errors import DataError
+from megalite.errors import ConfigError, DataError
 
 LOCK_FILE = ".lock"
+
+TRAINING_SECTIONS = frozenset(Config.model_fields) - frozenset(Recipe.model_fields)
+"""By these a training config is told from a recipe with a mistake in it."""
 
 
 @dataclass(frozen=True)
@@ -143,6 +147,13 @@ def load_recipe(path: Path, overrides: Sequence[str] = ()) -> Recipe:
         ConfigError: everything that is wrong with it, each complaint with `file:line`.
     """
     source = read_source(path)
+    if "sources" not in source.data and (found := sorted(TRAINING_SECTIONS & source.data.keys())):
+        raise ConfigError(
+            [
+                f"{path}: this is a training config (with {', '.join(found)}), no recipe for data: give it to "
+                "`megalite train`; a recipe has sources, as configs/data/demo.yaml"
+            ]
+        )
     for assignment in overrides:
         source.override(assignment)
     return build(Recipe, source)

@@ -5,18 +5,25 @@
 
 The score of a sample is the mean over its tokens of their documents' scores. Scores rise through the epoch: give a
 difficulty, to begin with easy text, or a quality, to end with the best. The order takes 8 bytes of disk for each
-sample, mapped and shared by all ranks of a machine; a plain shuffle takes none.
+sample, mapped and shared by all ranks of a machine; a plain shuffle takes none. Its hash lies beside it, in
+FILE.npy.json: a damaged order is a good one to look at.
 """
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
+import xxhash
+from pydantic import NonNegativeInt
 
+from megalite.data.columns import map_column
 from megalite.data.layout import Layout
 from megalite.data.order import KeyedPermutation
+from megalite.data.records import Record, parse_record
+from megalite.data.sealed import NO_CHECKSUM, is_sealed, seal
 from megalite.data.tasks import replacing
 from megalite.errors import DataError
 
@@ -24,6 +31,9 @@ if TYPE_CHECKING:
     from megalite.data.mix_plan import MixSettings, SourceSize
 
 SAMPLES_AT_ONCE = 1 << 16
+
+MOST_COUNTED = 1 << 26
+"""Samples of an order of which every rank sees to it that each is named once; a byte of memory each, for a moment."""
 
 
 class RankedOrder:
@@ -98,9 +108,13 @@ def write_ranks(layout: Layout, document_scores: np.ndarray, out: Path) -> None:
             )
         weighted = np.add.reduceat(document_scores[cut.documents] * cut.lengths, cut.borders[:-1])
         scores[first:stop] = weighted / np.add.reduceat(cut.lengths, cut.borders[:-1])
+    order = np.argsort(scores, kind="stable").astype(np.int64)
+    record = {"checksum": NO_CHECKSUM, "samples": order.size, "xxh3": xxhash.xxh3_128_hexdigest(order)}
     try:
         with replacing(out, make_folder=False) as partial, open(partial, "wb") as file:
-            np.save(file, np.argsort(scores, kind="stable").astype(np.int64))
+            np.save(file, order)
+        with replacing(_record_path(out), make_folder=False) as partial:
+            partial.write_text(seal(json.dumps(record)), encoding="utf-8")
     except OSError as error:
         raise DataError(f"{out}: cannot be written: {error.strerror or error}") from error
 
@@ -116,15 +130,62 @@ def open_ranks(sources: list[SourceSize], mix: MixSettings) -> dict[int, np.ndar
     for name, path in mix.ranks.items():
         if name not in numbers:
             raise DataError(f"data.mix.ranks.{name}: no such source; there are {', '.join(numbers)}")
+        again = "rank the source again as it is now packed"
         try:
-            ranks = np.load(path, mmap_mode="r").view(np.ndarray)
-        except (OSError, ValueError) as error:
-            raise DataError(f"data.mix.ranks.{name}: {path} cannot be read: {error}") from error
+            ranks = map_column(path, np.int64, again)
+        except DataError as error:
+            raise DataError(f"data.mix.ranks.{name}: {error}") from error
         size = sources[numbers[name]].num_samples
-        if ranks.dtype != np.int64 or ranks.shape != (size,):
+        if ranks.size != size:
             raise DataError(
-                f"data.mix.ranks.{name}: {path} holds {ranks.dtype} {list(ranks.shape)}, int64 [{size}] expected: one "
-                "for each sample; rank the source again as it is now packed"
+                f"data.mix.ranks.{name}: {path} holds {ranks.size} numbers, {size} expected: one for each sample; "
+                f"{again}"
             )
+        if problem := _damage(path, ranks, everything=ranks.size <= MOST_COUNTED):
+            raise DataError(f"data.mix.ranks.{name}: {path} is damaged: {problem}; {again}")
         opened[numbers[name]] = ranks
     return opened
+
+
+def damage_of_ranks(path: Path) -> str:
+    """What is wrong with an order of samples; empty when nothing is."""
+    again = "rank its source again"
+    try:
+        problem = _damage(path, map_column(path, np.int64, again), everything=True)
+    except DataError as error:
+        return str(error)
+    return problem and f"{path}: damaged: {problem}; {again}"
+
+
+def has_record(path: Path) -> bool:
+    """Whether the hash of an order lies beside it; orders that were made before have none."""
+    return _record_path(path).is_file()
+
+
+class _Record(Record):
+    """What is written down of an order."""
+
+    checksum: str
+    samples: NonNegativeInt
+    xxh3: str
+
+
+def _record_path(path: Path) -> Path:
+    return path.with_name(f"{path.name}.json")
+
+
+def _damage(path: Path, ranks: np.ndarray, *, everything: bool) -> str:
+    """Whether an order is what was written, has each sample once, or at least no others."""
+    if has_record(path):
+        text = _record_path(path).read_text(encoding="utf-8", errors="replace")
+        record = parse_record(text, _Record, _record_path(path), "rank its source again")
+        if not is_sealed(text) or record.xxh3 != xxhash.xxh3_128_hexdigest(ranks):
+            return f"its contents are not those that {_record_path(path).name} was written for"
+    seen = np.zeros(ranks.size if everything else 0, bool)
+    for first in range(0, ranks.size, SAMPLES_AT_ONCE):
+        part = ranks[first : first + SAMPLES_AT_ONCE]
+        if part.min() < 0 or part.max() >= ranks.size:
+            return "it names a sample that is not there"
+        if everything:
+            seen[part] = True
+    return "" if seen.all() else "it names a sample twice and another one not at all"

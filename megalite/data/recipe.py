@@ -39,6 +39,9 @@ help it is a path; a union of both would complain of two types for one mistake."
 
 DATASET_SETTINGS = ("dataset", "subset", "data_files", "split", "revision", "streaming")
 
+LIMITS = ("max_record_mb", "max_expansion")
+"""Settings of a source that came later: at their defaults they leave fingerprints as they were."""
+
 
 class DocumentSource(Section):
     """Where raw documents come from."""
@@ -73,6 +76,12 @@ class DocumentSource(Section):
     """Further fields or columns to carry along, as a JSON object in the column `metadata` (a URL, a date, a score)."""
     max_mb: PositiveFloat | None = None
     """Stop after this many million bytes of text; null for all."""
+    max_record_mb: PositiveFloat = 64.0
+    """Longest record (a line, a text in a table, a file of text) in million bytes; a longer one is rejected as it comes
+    by, and never in memory as a whole."""
+    max_expansion: PositiveFloat = 200.0
+    """How many times its size a compressed file may grow to, beyond 256 MB; text stays below 50. The rest of one that
+    grows more is left out."""
     name: str | None = None
     """Name in counts and reports; null takes the last part of the path."""
     description: str | None = None

@@ -235,7 +235,7 @@ def open_samples(
     Raises:
         DataError: every complaint about every source, or about the mixture.
     """
-    opened = _open_all(sources, seq_len, "data.train")
+    opened = _open_all(sources, seq_len, "data.train", document_masks)
     sizes = [SourceSize(each.name, each.layout.num_samples, each.tokens.num_tokens) for each in opened]
     weights = [config.weight for config in sources]
     stages = resolve_stages(sizes, weights, mix, seq_len=seq_len, total_samples=total_samples)
@@ -282,7 +282,7 @@ def open_validation_samples(sources: Sequence[SourceConfig], *, seq_len: int, do
     Raises:
         DataError: every complaint about every source.
     """
-    return _in_turn(_open_all(sources, seq_len, "data.valid"), seq_len, document_masks)
+    return _in_turn(_open_all(sources, seq_len, "data.valid", document_masks), seq_len, document_masks)
 
 
 def open_validation_sets(sources: Sequence[SourceConfig], *, seq_len: int, document_masks: bool) -> dict[str, Samples]:
@@ -291,7 +291,7 @@ def open_validation_sets(sources: Sequence[SourceConfig], *, seq_len: int, docum
     Raises:
         DataError: every complaint about every source.
     """
-    opened = _open_all(sources, seq_len, "data.valid") if sources else []
+    opened = _open_all(sources, seq_len, "data.valid", document_masks) if sources else []
     return {
         name: _in_turn([opened[number] for number in numbers], seq_len, document_masks)
         for name, numbers in validation_sets(sources).items()
@@ -305,7 +305,7 @@ def _in_turn(opened: Sequence[TokenSource], seq_len: int, document_masks: bool) 
     return Samples(opened, order, seq_len=seq_len, document_masks=document_masks, fingerprint=fingerprint)
 
 
-def _open_all(configs: Sequence[SourceConfig], seq_len: int, key: str) -> list[TokenSource]:
+def _open_all(configs: Sequence[SourceConfig], seq_len: int, key: str, document_masks: bool) -> list[TokenSource]:
     """Open every source, or raise all complaints at once."""
     if not configs:
         raise DataError(f"{key}: no source is given; name a folder made by `megalite data prepare`")
@@ -313,7 +313,9 @@ def _open_all(configs: Sequence[SourceConfig], seq_len: int, key: str) -> list[T
     problems: list[str] = []
     for index, config in enumerate(configs):
         try:
-            opened.append(open_source(config, name=config.name or config.path.absolute().name, seq_len=seq_len))
+            source = open_source(config, name=config.name or config.path.absolute().name, seq_len=seq_len)
+            source.check_labels(document_masks)
+            opened.append(source)
         except DataError as error:
             problems.append(f"{key}.{index}: {error}")
     tokenizers = {source.tokenizer.fingerprint: source for source in opened if source.tokenizer}

@@ -6,6 +6,7 @@ Parquet makes several. A shard is JSON-ready, so it travels in a task (`tasks.py
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -13,16 +14,10 @@ from typing import Any
 
 import numpy as np
 
-from megalite.data.documents import BatchBuilder, DocumentBatch, Rejected
-from megalite.data.readers import (
-    READ_ERRORS,
-    Piece,
-    data_suffix,
-    is_compressed,
-    open_parquet,
-    read_piece,
-    read_station_shard,
-)
+from megalite.data.column_readers import open_parquet
+from megalite.data.documents import REJECTED_FOLDER, BatchBuilder, DocumentBatch, Rejected
+from megalite.data.files import READ_ERRORS, Piece, data_suffix, is_compressed, is_machine_fault
+from megalite.data.readers import read_piece, read_station_shard
 from megalite.data.recipe import DocumentSource
 from megalite.data.remote import is_url, open_remote
 from megalite.errors import DataError
@@ -108,11 +103,13 @@ class ShardReading:
         self._num_readable = 0
         self._num_unreadable = 0
         self._first_unreadable: Rejected | None = None
+        self._lost: Counter[str] = Counter()
 
     def __iter__(self) -> Iterator[DocumentBatch]:
         for batch in _read(self.shard):
             self._num_readable += len(batch.documents)
             self._num_unreadable += len(batch.rejected)
+            self._lost.update(batch.lost)
             if batch.rejected and self._first_unreadable is None:
                 self._first_unreadable = batch.rejected[0]
             yield batch
@@ -124,30 +121,54 @@ class ShardReading:
             "readable": self._num_readable,
             "unreadable": self._num_unreadable,
             "first_unreadable": first and [first.id, first.reason, first.text[:SHOWN_CHARS]],
+            "lost": dict(self._lost),
         }
 
 
 def refuse_unreadable(read: Sequence[tuple[Shard, dict[str, Any]]]) -> None:
-    """A source of which nothing can be read is a mistake, not bad luck.
+    """A source of which nothing can be read is a mistake, not bad luck; so is one without any document.
 
     Args:
         read: shards with the reports of their `ShardReading`.
 
     Raises:
-        DataError: naming the first such source and its first record.
+        DataError: naming the first such source and its first record, if it has one.
     """
     by_source: dict[str, list[tuple[Shard, dict[str, Any]]]] = {}
     for shard, report in read:
         by_source.setdefault(shard.get("root", ""), []).append((shard, report))
     for root, reports in by_source.items():
+        if any(report["readable"] for _, report in reports):
+            continue
         unreadable = [(shard, report) for shard, report in reports if report["unreadable"]]
-        if unreadable and not any(report["readable"] for _, report in reports):
+        if not unreadable and root:
+            raise DataError(f"{root}: empty: no document is in it; name files with text, or leave this source out")
+        if unreadable:
             shard, report = unreadable[0]
             id, reason, text = report["first_unreadable"]
             raise DataError(
                 f"{root}: no document could be read; the first record, {id}, was refused ({reason}): {text!r}; "
                 f"is text_field={shard['config']['text_field']!r} right?"
             )
+
+
+def lost_counts(reports: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """For the counts of a station: what was lost of its sources; nothing where nothing was.
+
+    Args:
+        reports: of its tasks, each with that of its `ShardReading` under `reading`.
+    """
+    lost: Counter[str] = Counter()
+    for report in reports:
+        lost.update(report["reading"].get("lost", {}))
+    return {"lost": dict(sorted((+lost).items()))} if +lost else {}
+
+
+def lost_in_words(counts: dict[str, Any]) -> str:
+    """What was lost, for the line that sums a station up; empty where nothing was."""
+    lost = counts.get("lost", {})
+    words = [f"{count:,} {name.replace('_', ' ')}" for name, count in lost.items() if count]
+    return f"; lost: {', '.join(words)} (see {REJECTED_FOLDER}/)" if words else ""
 
 
 def _read(shard: Shard) -> Iterator[DocumentBatch]:
@@ -176,7 +197,7 @@ def _capped(batches: Iterator[DocumentBatch], max_bytes: float) -> Iterator[Docu
     for batch in batches:
         fitting = int(np.searchsorted(np.cumsum(batch.texts.lengths), left, side="right"))
         left -= batch.texts.num_bytes
-        yield DocumentBatch(batch.documents.slice(0, fitting), batch.rejected)
+        yield DocumentBatch(batch.documents.slice(0, fitting), batch.rejected, batch.lost)
         if fitting < len(batch.texts):
             return
 
@@ -198,7 +219,9 @@ def _cut_parquet(piece: Piece, size: int) -> Iterator[Piece]:
     try:
         with open_parquet(piece.path) as file:
             metadata = file.metadata
-    except READ_ERRORS:
+    except READ_ERRORS as error:
+        if is_machine_fault(error):
+            raise
         yield piece  # the reader says what is wrong with it
         return
     start, row, held = 0, 1, 0

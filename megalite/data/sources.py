@@ -10,12 +10,14 @@ import xxhash
 
 from megalite.config.schema import SourceConfig
 from megalite.data.indexed import IndexedTokens, bin_path, idx_path
-from megalite.data.layout import ConcatLayout, Layout, PackedLayout
-from megalite.data.manifest import Manifest, check_input, find_manifest
+from megalite.data.layout import COLUMNS, ConcatLayout, Layout, PackedLayout
+from megalite.data.manifest import Manifest, check_input, check_spots, find_manifest, refuse_damage
 from megalite.errors import DataError
 
 TOKENS_NAME = "tokens"
 """Name of the pair inside a tokenized folder."""
+
+TOKEN_FILES = (f"{TOKENS_NAME}.bin", f"{TOKENS_NAME}.idx")
 
 SCAN_TOKENS = 1 << 20
 """Tokens looked at, spread over the stream, to find ids beyond the vocabulary before training does."""
@@ -57,6 +59,22 @@ class TokenSource:
     fingerprint: str
     """Changes with the tokens and with their cut into samples."""
 
+    def check_labels(self, document_masks: bool) -> None:
+        """Refuse a source from which nothing can be learnt, since no token in it has a next one.
+
+        Args:
+            document_masks: what comes next in another document does not count.
+
+        Raises:
+            DataError: there is no label.
+        """
+        if self.tokens.has_label() or (not document_masks and self.tokens.num_tokens > self.layout.num_samples):
+            return
+        raise DataError(
+            f"{self.tokens.prefix}: no label: none of its {self.tokens.num_documents} documents has two tokens, so "
+            "there is no next token to predict; tokenize documents with text, or leave this source out"
+        )
+
 
 def open_source(config: SourceConfig, *, name: str, seq_len: int) -> TokenSource:
     """Open a source and check that it is whole.
@@ -87,9 +105,12 @@ def open_tokens(path: Path, *, contents: bool = False) -> TokenStream:
     """
     if path.is_dir() and find_manifest(path) is not None:
         manifest = check_input(path, "tokenize", contents=contents)
+        if not contents:
+            check_spots(manifest, TOKEN_FILES)
         tokens = IndexedTokens(path / TOKENS_NAME)
-        return TokenStream(path, tokens, _tokenizer_of(manifest), manifest.fingerprint)
-    prefix = path.with_suffix("") if path.suffix in (".bin", ".idx") else path
+        _compare_counts(manifest, tokens=tokens.num_tokens, documents=tokens.num_documents)
+        return TokenStream(path, tokens, tokenizer_of(manifest), manifest.fingerprint)
+    prefix = pair_prefix(path)
     if idx_path(prefix).is_file() or bin_path(prefix).is_file():
         return TokenStream(prefix, IndexedTokens(prefix), None, _fingerprint_pair(prefix))
     raise DataError(_what_is_wrong_with(path))
@@ -101,17 +122,30 @@ def tokens_folder(path: Path) -> Path:
     return packed.input_path() if packed is not None and packed.station == "pack" else path
 
 
+def pair_prefix(path: Path) -> Path:
+    """The prefix of a Megatron pair that is named by it, or by one of its files."""
+    return path.with_suffix("") if path.suffix in (".bin", ".idx") else path
+
+
 def largest_token(tokens: IndexedTokens) -> int:
-    """The largest id among SCAN_TOKENS tokens spread evenly over the stream (all of them when there are fewer)."""
-    if tokens.num_tokens <= SCAN_TOKENS:
-        return int(tokens.read(0, tokens.num_tokens).max())
-    span = SCAN_TOKENS // SCAN_SPANS
+    """The largest id among SCAN_TOKENS tokens spread evenly over the stream (all of them when there are fewer).
+
+    Raises:
+        DataError: one of them is below 0.
+    """
+    span = min(SCAN_TOKENS // SCAN_SPANS, tokens.num_tokens)
     starts = np.linspace(0, tokens.num_tokens - span, SCAN_SPANS).astype(np.int64).tolist()
-    return max(int(tokens.read(start, start + span).max()) for start in starts)
+    if tokens.num_tokens <= SCAN_TOKENS:
+        starts, span = [0], tokens.num_tokens
+    found = [tokens.read(start, start + span) for start in starts]
+    if (smallest := min(int(part.min()) for part in found)) < 0:
+        raise DataError(f"{bin_path(tokens.prefix)}: damaged: token {smallest} found; copy or make the pair again")
+    return max(int(part.max()) for part in found)
 
 
 def _open_packed(path: Path, name: str, seq_len: int) -> TokenSource:
     packed = check_input(path, "pack", contents=False)
+    check_spots(packed, tuple(COLUMNS))
     if packed.settings["seq_len"] != seq_len:
         raise DataError(
             f"{path}: packed with seq_len={packed.settings['seq_len']}, batch.seq_len={seq_len} is asked for; set "
@@ -120,12 +154,25 @@ def _open_packed(path: Path, name: str, seq_len: int) -> TokenSource:
     stream = open_tokens(packed.input_path())
     if stream.fingerprint != packed.inputs[0].fingerprint:
         raise DataError(f"{path}: {stream.path} has changed since it was packed; run `megalite data pack` again")
-    layout = ConcatLayout(stream.tokens, seq_len) if packed.settings["method"] == "concat" else PackedLayout(path)
+    layout: Layout = ConcatLayout(stream.tokens, seq_len)
+    if packed.settings["method"] == "best_fit":
+        layout = PackedLayout(path)
+        if problem := layout.damage(stream.tokens, seq_len, everything=False):
+            raise DataError(f"{path}: damaged: {problem}; run `megalite data pack` again")
+    _compare_counts(packed, samples=layout.num_samples, tokens=stream.tokens.num_tokens)
     fingerprint = _combine(stream.fingerprint, packed.fingerprint)
     return TokenSource(name, stream.tokens, layout, stream.tokenizer, fingerprint)
 
 
-def _tokenizer_of(manifest: Manifest) -> TokenizerRecord:
+def _compare_counts(manifest: Manifest, **found: int) -> None:
+    """Refuse files that hold something else than their manifest counts."""
+    expected = {name: manifest.counts[name] for name in found}
+    if found != expected:
+        refuse_damage(manifest, [f"{found[name]} {name} found, {expected[name]} expected" for name in found])
+
+
+def tokenizer_of(manifest: Manifest) -> TokenizerRecord:
+    """What the manifest of a tokenized folder says about its tokenizer."""
     folder = manifest.input_path(manifest.settings["tokenizer_input"])
     return TokenizerRecord(folder, **manifest.settings["tokenizer"])
 
@@ -147,7 +194,7 @@ def _fingerprint_pair(prefix: Path) -> str:
 
 
 def _what_is_wrong_with(path: Path) -> str:
-    if path.with_name(path.name + ".partial").is_dir():
+    if Path(f"{path}.partial").is_dir():
         return f"{path}: unfinished: its station was interrupted; run it again"
     if not path.exists():
         return f"{path}: no such folder, and no pair {path.name}.bin and {path.name}.idx; run `megalite data prepare`"

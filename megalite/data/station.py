@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from megalite.data.dataset_card import write_dataset_card
 from megalite.data.lease import Lease, remove_dead
 from megalite.data.manifest import (
     FILE_NAME,
@@ -104,7 +105,7 @@ def _find_same(out: Path, planned: Manifest) -> Manifest | None:
         return None
     for leftover in (out / WORK_FOLDER, out.with_name(out.name + ".old")):  # of a run that was killed at its very end
         shutil.rmtree(leftover, ignore_errors=True)
-    remove_dead(_lock(out))
+    remove_dead(_lock(out), out)
     return found
 
 
@@ -134,6 +135,7 @@ def _complete(partial: Path, planned: Manifest, counts: dict[str, Any], out: Pat
     for leftover in partial.rglob(".*.tmp"):  # of tasks that were killed
         leftover.unlink(missing_ok=True)
     (partial / FILE_NAME).unlink(missing_ok=True)  # of a run that was stopped just behind this
+    write_dataset_card(partial, planned.station)
     outputs = list_outputs(partial, leave_out=partial / WORK_FOLDER)
     manifest = Manifest(planned.station, planned.inputs, planned.settings, counts, outputs, folder=out)
     write_text(partial / FILE_NAME, manifest.dumps())

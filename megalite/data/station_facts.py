@@ -61,7 +61,7 @@ class TokenizeSettings(OpenRecord):
 
     tokenizer: TokenizerFacts
     tokenizer_input: NonNegativeInt
-    split: SplitFacts
+    split: SplitFacts | None = None
 
 
 class TokenizeCounts(OpenRecord):
@@ -160,5 +160,5 @@ FACTS: dict[str, type[Facts]] = {
 }
 """By station."""
 
-LEAST_INPUTS = {**dict.fromkeys(DOCUMENT_STATIONS, 1), "tokenize": 2, "pack": 1, "train-tokenizer": 1}
-"""Inputs that a station has at least."""
+LEAST_INPUTS = {**dict.fromkeys(DOCUMENT_STATIONS, 1), "clean": 0, "tokenize": 1, "pack": 1, "train-tokenizer": 0}
+"""Inputs that a station has at least, as far as others follow them."""

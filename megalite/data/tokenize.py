@@ -31,7 +31,7 @@ from megalite.data.indexed import IndexedWriter, token_dtype
 from megalite.data.metadata import read_numbers
 from megalite.data.progress import Progress, Silent
 from megalite.data.runners import InProcess
-from megalite.data.shards import ShardReading, refuse_unreadable
+from megalite.data.shards import ShardReading, lost_counts, lost_in_words, refuse_unreadable
 from megalite.data.sources import TOKENS_NAME
 from megalite.data.split import ALL, Split
 from megalite.data.station import StationResult, run_station
@@ -83,25 +83,25 @@ def tokenize(
     def build(folder: Path) -> dict[str, Any]:
         title = "tokenize" if split.part == "all" else f"tokenize {split.part}"
         progress.start(title, split.share_of(corpus.text_mb), "MB")
-        names = {"tokenizer": str(tokenizer_folder.absolute()), "fingerprint": tokenizer.fingerprint}
-        common = {**names, "split": split.settings(), "describe": describe}
+        common = {"tokenizer": str(tokenizer_folder.absolute()), "fingerprint": tokenizer.fingerprint}
+        common |= {"split": split.settings(), "describe": describe}
         tasks = [{**common, "shard": shard} for shard in shards]
         reports = run_tasks(folder, "encode", encode_shard, tasks, runner=runner, progress=progress)
         refuse_unreadable([(shard, report["reading"]) for shard, report in zip(shards, reports, strict=True)])
         if split.part == "all" and not add_counts(reports, "text_bytes"):
             raise DataError("there is no document with text to encode; name files with text")
-        with IndexedWriter(folder / TOKENS_NAME, token_dtype(tokenizer.vocab_size)) as writer:
-            for number in range(len(shards)):
-                writer.add_file(_tokens_file(folder, number), np.load(_lengths_file(folder, number)))
+        writer = _join_tokens(folder, len(shards), token_dtype(tokenizer.vocab_size))
         if describe:
             _join_descriptions(folder, len(shards))
-        progress.finish(f"{writer.num_tokens:,} tokens in {writer.num_documents:,} documents")
-        return {
+        counts = {
             "documents": writer.num_documents,
             "tokens": writer.num_tokens,
             "text_bytes": add_counts(reports, "text_bytes"),
             "rejected": add_counts(reports, "rejected"),
+            **lost_counts(reports),
         }
+        progress.finish(f"{counts['tokens']:,} tokens in {counts['documents']:,} documents{lost_in_words(counts)}")
+        return counts
 
     return run_station("tokenize", out, inputs=inputs, settings=settings, build=build, resumable=True)
 
@@ -178,6 +178,14 @@ def read_scores(folder: Path, field: str) -> np.ndarray:
             "keep_fields where the documents are read, or add it with `megalite data classifier` or `perplexity`"
         )
     return scores
+
+
+def _join_tokens(folder: Path, num_shards: int, dtype: np.dtype) -> IndexedWriter:
+    """The shards' tokens one behind the other; returns what has written them."""
+    with IndexedWriter(folder / TOKENS_NAME, dtype) as writer:
+        for number in range(num_shards):
+            writer.add_file(_tokens_file(folder, number), np.load(_lengths_file(folder, number)))
+    return writer
 
 
 def _join_descriptions(folder: Path, num_shards: int) -> None:

@@ -32,11 +32,17 @@ ARC_BEGIN = b"filedesc://"
 
 BLOCK_BYTES = 1 << 14
 
+MAX_PAYLOAD_BYTES = 64_000_000
+
 BUFFER_BYTES = 1 << 20
 """Of the file: members are small, and each begins with a step back to where the one before has ended."""
 
 MAX_DAMAGED_PLACES = 100
 """In one stretch of records, after which the rest of it is given up: each costs a layer of reading."""
+
+MAX_READ_AGAIN = 4
+"""Times the bytes up to here that may be read again: a member that is damaged is found out some time behind the place
+where the next one begins, so the search begins right behind its first byte."""
 
 PAGE_TYPES = ("text/html", "application/xhtml+xml")
 
@@ -51,6 +57,8 @@ NOT_TEXT = "neither HTML nor plain text"
 NOT_FOUND = "HTTP status other than 200"
 BAD_HTTP = "payload that cannot be decoded"
 TOO_DEEP = "HTML nested too deeply"
+TOO_LARGE = "record too large"
+NO_LENGTH = "record without a length"
 
 
 class Page(NamedTuple):
@@ -64,7 +72,7 @@ class Page(NamedTuple):
     text: str
 
 
-def read_archive(path: Path, skipped: Counter[str]) -> Iterator[Page]:
+def read_archive(path: Path, skipped: Counter[str], max_bytes: int = MAX_PAYLOAD_BYTES) -> Iterator[Page]:
     """Yield the texts of an archive, in order.
 
     Responses are turned into text, WET records (conversion) are text; requests, metadata and the like are passed over.
@@ -73,6 +81,7 @@ def read_archive(path: Path, skipped: Counter[str]) -> Iterator[Page]:
     Args:
         path: .warc, .wet or .arc, with or without .gz.
         skipped: counts what was left out, by reason.
+        max_bytes: of a page, unpacked.
 
     Raises:
         UnavailableError: warcio or resiliparse is not installed.
@@ -87,12 +96,12 @@ def read_archive(path: Path, skipped: Counter[str]) -> Iterator[Page]:
             head = stream.read(len(ARC_BEGIN))
             is_arc = head == ARC_BEGIN if is_arc is None else is_arc
             for record in _records(_Rest(head, stream), skipped, is_arc):
-                page = _page_of(record, skipped)
+                page = _page_of(record, skipped, max_bytes)
                 if page is not None:
                     yield page
 
 
-def _page_of(record: ArcWarcRecord, skipped: Counter[str]) -> Page | None:
+def _page_of(record: ArcWarcRecord, skipped: Counter[str], max_bytes: int) -> Page | None:
     """The text of a record, or None with the reason counted."""
     if record.rec_type not in ("response", "resource", "conversion"):
         return None
@@ -107,7 +116,7 @@ def _page_of(record: ArcWarcRecord, skipped: Counter[str]) -> Page | None:
     if content_type not in (*PAGE_TYPES, PLAIN_TYPE):
         skipped[NOT_TEXT] += 1
         return None
-    payload = _payload(record, skipped)
+    payload = _payload(record, skipped, max_bytes)
     if payload is None:
         return None
     try:
@@ -134,19 +143,28 @@ def _content_type(header: str) -> tuple[str, str | None]:
     return kind.strip().lower(), None
 
 
-def _payload(record: ArcWarcRecord, skipped: Counter[str]) -> bytes | None:
+def _payload(record: ArcWarcRecord, skipped: Counter[str], max_bytes: int) -> bytes | None:
     """The bytes behind all headers, de-chunked and uncompressed."""
+    if not hasattr(record.raw_stream, "limit"):  # all that follows in the file, further records too
+        skipped[NO_LENGTH] += 1
+        return None
+    payload = io.BytesIO()
     try:
-        payload = record.content_stream().read()
+        stream = record.content_stream()
+        while payload.tell() <= max_bytes and (block := stream.read(BLOCK_BYTES)):
+            payload.write(block)
     except Exception:  # warcio and the decoders below it raise what comes
         skipped[BAD_HTTP] += 1
+        return None
+    if payload.tell() > max_bytes:
+        skipped[TOO_LARGE] += 1
         return None
     while record.raw_stream.read(BLOCK_BYTES):
         pass
     if record.raw_stream.limit > 0:
         skipped[CUT_SHORT] += 1
         return None
-    return payload
+    return payload.getvalue()
 
 
 def _records(stream: BinaryIO, skipped: Counter[str], is_arc: bool) -> Iterator[ArcWarcRecord]:
@@ -193,7 +211,7 @@ def _members(file: BinaryIO, skipped: Counter[str]) -> Iterator[BinaryIO]:
     if start != GZIP_MAGIC:
         yield file
         return
-    place = 0
+    place = read_again = 0
     while True:
         member = _Member(file, place)
         yield member
@@ -202,6 +220,9 @@ def _members(file: BinaryIO, skipped: Counter[str]) -> Iterator[BinaryIO]:
             place = member.end
         else:
             skipped[DAMAGED_GZIP] += 1
+            read_again += member.end - place
+            if read_again > MAX_READ_AGAIN * (place + BUFFER_BYTES):
+                place = member.end  # bytes made so that each of them begins a member that never ends
             place = _next_member(file, place + 1)
         file.seek(place)
         if not file.read(1):

@@ -32,6 +32,7 @@ def deepspeed_config(config: Config, plan: RunPlan) -> dict[str, Any]:
         "gradient_accumulation_steps": plan.grad_accum_steps,
         "gradient_clipping": (config.optimizer.clip_grad_norm or 0.0) if stage else 0.0,
         "steps_per_print": 10**9,
+        "timers": {"throughput": {"enabled": False}},  # it waits for the device twice a micro-batch
         "zero_allow_untested_optimizer": True,
         "zero_optimization": {
             "stage": stage,
@@ -57,7 +58,7 @@ def _zero_buckets(plan: RunPlan) -> dict[str, Any]:
     return {
         "reduce_bucket_size": elements,
         "allgather_bucket_size": elements,
-        "overlap_comm": False,
+        "overlap_comm": False,  # `runtime.prepare_deepspeed` builds on it
         "contiguous_gradients": True,
         "memory_efficient_linear": False,
     }

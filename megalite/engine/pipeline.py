@@ -1,22 +1,22 @@
 """The engine with a pipeline: one stage of the model a rank, on DeepSpeed's PipelineEngine (1F1B), ZeRO 0 or 1.
 
 DeepSpeed sees each stage as a single layer, so that everything inside it (recomputation, names, rotary tables) is ours.
-Between stages travels a tuple of tensors: the stream, and what every stage must know of its documents.
+Between stages travels the stream alone. What every stage must know of a micro-batch's documents, it takes from its own
+copy of the batch, which every rank has read: shapes may not change on the way from one micro-batch to the next, and
+borders do.
 
-    (tokens [t], positions [t], borders [t+1], keys [t]) -> stage 0 -> (stream [t, h], positions, borders, keys) -> ...
-
-The borders are padded to t+1 entries because shapes may not change from one micro-batch to the next.
+    tokens [t] -> stage 0 -> stream [t, h] -> stage 1 -> ... -> the last stage -> loss
 """
 
 from __future__ import annotations
 
 import math
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
 import torch.distributed as dist
-import torch.nn.functional as F
 from deepspeed.runtime.config import DeepSpeedConfig
 from deepspeed.runtime.pipe.engine import PipelineEngine as DeepSpeedPipelineEngine
 from deepspeed.runtime.pipe.module import LayerSpec, PipelineModule
@@ -31,18 +31,22 @@ from megalite.engine import grad_norm
 from megalite.engine.deepspeed_config import deepspeed_config
 from megalite.engine.gate import UpdateGate
 from megalite.engine.loss_scaling import LossScaling, loss_scaling, set_loss_scaling
+from megalite.engine.one_look import OneLook
 from megalite.engine.protocol import LocalState, NonFiniteLossError, StepResult, accept, make_update
 from megalite.engine.runtime import quiet
 from megalite.engine.stage_state import StageState
 from megalite.engine.steps import (
     PRODUCT_DTYPES,
     count_valid_tokens,
+    documents_of_batch,
     judged,
     set_accumulation,
     set_clipping,
     set_learning_rate,
     step_result,
+    sums_on_host,
     targets_of_batch,
+    token_weight,
 )
 from megalite.layers.documents import Documents, Targets
 from megalite.model.initialize import WeightSource
@@ -52,8 +56,6 @@ from megalite.optim.optimizers import build_optimizer
 from megalite.optim.slices import Slice
 from megalite.parallel.axes import Axes
 from megalite.parallel.collectives import all_reduce
-
-StageInput = tuple[Tensor, Tensor, Tensor, Tensor]
 
 
 class PipelineEngine:
@@ -68,9 +70,8 @@ class PipelineEngine:
         self.judge, self.around_update = accept, make_update
         self.clip_norm = config.optimizer.clip_grad_norm
         self._axes, self._zero_stage = axes, config.parallel.zero_stage
-        self._num_tokens = 0
         with quiet():
-            module = _StagedModule(stage, axes, seq_len=config.batch.seq_len)
+            module = _StagedModule(stage, axes)
             json = deepspeed_config(config, plan)
             self._engine = _SteppingEngine(
                 args=None,
@@ -85,7 +86,7 @@ class PipelineEngine:
             config,
             axes,
             before_update=self._end_gradients,
-            judge=lambda loss, norm: judged(self.judge, self._num_tokens)(loss, norm),
+            judge=lambda loss, norm: judged(self.judge, self._engine.look.num_tokens)(loss, norm),
             around_update=lambda update: self.around_update(update),
         )
         self._state = StageState(self._engine, stage, axes, config.parallel.zero_stage)
@@ -95,12 +96,23 @@ class PipelineEngine:
         set_clipping(self._engine, self.clip_norm, zero_stage=self._zero_stage)
         self._engine.clip_norm = self.clip_norm
         set_accumulation(self._engine, len(batches))
-        self._num_tokens = num_tokens = count_valid_tokens(batches, self._axes.dp)
-        scale = len(batches) * self._axes.dp.size / max(1, num_tokens)
-        loss = self._engine.train_batch(_feed(batches, scale)).item()
-        norm = self._engine.last_grad_norm()
+        num_tokens = count_valid_tokens(batches, self._axes.dp)
+        self._engine.num_tokens = num_tokens
+        self._engine.train_batch(self._feed(batches, token_weight(len(batches), self._axes.dp, num_tokens)))
+        look, norm = self._engine.look, self._engine.last_grad_norm()
         why = self._engine.gate.why if self._engine.was_step_applied() else f"gradient norm is {norm}"
-        return step_result(loss, norm, lr, num_tokens, why)
+        return step_result(look.loss, norm, lr, look.num_tokens, why)
+
+    def _feed(self, batches: Sequence[Batch], scale: Tensor | float) -> Iterator[tuple[Tensor, tuple[Tensor, Tensor]]]:
+        """Micro-batches as the pipeline takes them: inputs for the first stage, targets for the last. Every stage is
+        told of their documents."""
+        self._layer.documents = deque(map(documents_of_batch, batches))
+        targets = (targets_of_batch(batch, scale) for batch in batches)
+        return ((batch.tokens, (each.labels, each.weights)) for batch, each in zip(batches, targets, strict=True))
+
+    @property
+    def _layer(self) -> _StageLayer:
+        return self._engine.module.forward_funcs[0]
 
     def _end_gradients(self) -> None:
         for hook in self.before_update:
@@ -109,13 +121,14 @@ class PipelineEngine:
 
     def eval_step(self, batches: Sequence[Batch]) -> tuple[float, int]:
         num_tokens = count_valid_tokens(batches, self._axes.dp)
-        mean = self._engine.eval_batch(_feed(batches, 1.0), num_micro_batches=len(batches)).item()
-        return mean * len(batches) * self._axes.dp.size, num_tokens
+        mean = self._engine.eval_batch(self._feed(batches, 1.0), num_micro_batches=len(batches))
+        loss, tokens = sums_on_host(mean.reshape(()), num_tokens)  # DeepSpeed's mean has one dim on some stages
+        return loss * len(batches) * self._axes.dp.size, tokens
 
     def token_losses(self, batches: Sequence[Batch]) -> list[Tensor]:
-        layer: _StageLayer = self._engine.module.forward_funcs[0]
+        layer = self._layer
         layer.token_losses = []
-        self._engine.eval_batch(_feed(batches, 1.0), num_micro_batches=len(batches))
+        self._engine.eval_batch(self._feed(batches, 1.0), num_micro_batches=len(batches))
         found, layer.token_losses = layer.token_losses, None
         if not self.stage.spec.is_last:
             found = [torch.zeros(batch.tokens.shape[0], device=batch.tokens.device) for batch in batches]
@@ -149,38 +162,28 @@ class PipelineEngine:
         groups.mpu = None
 
 
-def _feed(batches: Sequence[Batch], scale: float) -> Iterator[tuple[StageInput, tuple[Tensor, Tensor]]]:
-    """Micro-batches as the pipeline takes them: inputs for the first stage, targets for the last."""
-    for batch in batches:
-        num_tokens = batch.tokens.shape[0]
-        padding = num_tokens + 1 - batch.cu_seqlens.shape[0]
-        borders = F.pad(batch.cu_seqlens, (0, padding), value=num_tokens)
-        targets = targets_of_batch(batch, scale)
-        yield (batch.tokens, batch.positions, borders, batch.keys), (targets.labels, targets.weights)
-
-
 class _StageLayer(nn.Module):
     """A stage as the one layer that DeepSpeed sees of it."""
 
-    def __init__(self, stage: Stage, seq_len: int):
+    def __init__(self, stage: Stage):
         super().__init__()
         self.stage = stage
-        self.seq_len = seq_len
+        self.documents: deque[Documents] = deque()
+        """Of the micro-batches to come, in the order in which every stage gets them; set by the engine."""
         self.targets: tuple[Tensor, ...] = ()
         """Labels and weights of the micro-batch at hand, on the last stage; set by the engine."""
         self.token_losses: list[Tensor] | None = None
         """Gathers each micro-batch's `Targets.losses`, when set."""
 
-    def forward(self, inputs: StageInput) -> StageInput | Tensor:
-        x, positions, borders, keys = inputs
-        documents = Documents(positions, borders, self.seq_len, keys)
-        if self.stage.spec.is_last:
-            targets = Targets(*self.targets)
-            if self.token_losses is not None:
-                targets.losses = torch.zeros_like(targets.weights)
-                self.token_losses.append(targets.losses)
-            return self.stage(x, documents, targets)
-        return self.stage(x, documents), positions, borders, keys
+    def forward(self, x: Tensor) -> Tensor:
+        documents = self.documents.popleft()
+        if not self.stage.spec.is_last:
+            return self.stage(x, documents)
+        targets = Targets(*self.targets)
+        if self.token_losses is not None:
+            targets.losses = torch.zeros_like(targets.weights)
+            self.token_losses.append(targets.losses)
+        return self.stage(x, documents, targets)
 
 
 class _BuiltLayer(LayerSpec):
@@ -197,8 +200,8 @@ class _BuiltLayer(LayerSpec):
 class _StagedModule(PipelineModule):
     """DeepSpeed's view of the pipeline: as many layers as stages, this rank's being ours."""
 
-    def __init__(self, stage: Stage, axes: Axes, *, seq_len: int):
-        layer = _StageLayer(stage, seq_len)
+    def __init__(self, stage: Stage, axes: Axes):
+        layer = _StageLayer(stage)
         mesh = axes.mesh
         super().__init__(
             layers=[_BuiltLayer(layer)] * mesh.pp,
@@ -243,6 +246,9 @@ class _SteppingEngine(DeepSpeedPipelineEngine):
         self._axes = axes
         self._before_update, self._judge, self._around_update = before_update, judge, around_update
         self.gate = UpdateGate(self.optimizer)
+        self.look = OneLook(self.optimizer, axes, config.parallel.zero_stage, self._see_loss)
+        self.num_tokens: Tensor | None = None
+        """Valid tokens of the global batch at hand."""
         self._parameters = list(self.module.parameters())
         self._stop_on_nonfinite = config.health.stop_on_nonfinite
         self.clip_norm = config.optimizer.clip_grad_norm
@@ -265,26 +271,34 @@ class _SteppingEngine(DeepSpeedPipelineEngine):
 
     def _exec_optimizer_step(self, lr_kwargs: dict | None = None) -> None:
         loss = self._loss_of_all_ranks()
-        if not math.isfinite(loss) and self._stop_on_nonfinite:
-            raise NonFiniteLossError(f"the loss is {loss}")
         self._before_update()
+        self.look.expect(loss, self.num_tokens)
         if self._clip_here:
-            self._own_norm = grad_norm.global_grad_norm(self._parameters, self._axes)
+            norm = grad_norm.global_grad_norm(self._parameters, self._axes, self.device)
+            self._own_norm = self.look.fetch(norm)
             grad_norm.drop_nonfinite(self.optimizer, self._parameters, self._own_norm)
             if self.clip_norm is not None:
                 grad_norm.clip(self._parameters, self._own_norm, self.clip_norm)
-        self.gate.prepare(lambda: self._judge_unless_dropped(loss), self._around_update)
+        self.gate.prepare(self._judge_unless_dropped, self._around_update)
         super()._exec_optimizer_step(lr_kwargs)
 
-    def _judge_unless_dropped(self, loss: float) -> str:
-        norm = float(self._own_norm if self._clip_here else self.optimizer._global_grad_norm)
-        return self._judge(loss, norm) if math.isfinite(norm) else ""
+    def _see_loss(self, loss: float) -> None:
+        if not math.isfinite(loss) and self._stop_on_nonfinite:
+            raise NonFiniteLossError(f"the loss is {loss}")
 
-    def _loss_of_all_ranks(self) -> float:
-        """The step's loss, which the last stages have in parts. A sync, the same on all ranks."""
-        counts = self.is_last_stage() and self._axes.tp.rank == 0
-        mine = float(self.total_loss) / (self.gradient_accumulation_steps() * self._axes.dp.size) if counts else 0.0
-        return all_reduce(torch.tensor(mine, device=self.device, dtype=torch.float64), self._axes.world).item()
+    def _judge_unless_dropped(self) -> str:
+        norm = float(self._own_norm if self._clip_here else self.optimizer._global_grad_norm)
+        return self._judge(self.look.loss, norm) if math.isfinite(norm) else ""
+
+    def _loss_of_all_ranks(self) -> Tensor:
+        """The step's loss, which the last stages have in parts, the same on all ranks."""
+        mine = torch.zeros((), dtype=torch.float64, device=self.device)
+        if self.is_last_stage() and self._axes.tp.rank == 0:
+            mine += self.total_loss.double() / (self.gradient_accumulation_steps() * self._axes.dp.size)
+        return all_reduce(mine, self._axes.world)
+
+    def _aggregate_total_loss(self) -> None:
+        """DeepSpeed's own mean of the losses, which nobody asks for: it sends zeros to the device first, and waits."""
 
     _INSTRUCTION_MAP = {  # noqa: RUF012  (DeepSpeed looks an instruction's method up here, not by name)
         **DeepSpeedPipelineEngine._INSTRUCTION_MAP,

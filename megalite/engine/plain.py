@@ -14,12 +14,12 @@ from megalite.engine import grad_norm
 from megalite.engine.deepspeed_config import deepspeed_config
 from megalite.engine.gate import UpdateGate
 from megalite.engine.loss_scaling import LossScaling, loss_scaling, set_loss_scaling
+from megalite.engine.one_look import OneLook
 from megalite.engine.protocol import LocalState, NonFiniteLossError, StepResult, accept, make_update
 from megalite.engine.runtime import quiet
 from megalite.engine.stage_state import StageState
 from megalite.engine.steps import (
     PRODUCT_DTYPES,
-    Judge,
     count_valid_tokens,
     documents_of_batch,
     judged,
@@ -27,7 +27,9 @@ from megalite.engine.steps import (
     set_clipping,
     set_learning_rate,
     step_result,
+    sums_on_host,
     targets_of_batch,
+    token_weight,
 )
 from megalite.model.initialize import WeightSource
 from megalite.model.transformer import Stage
@@ -92,6 +94,7 @@ class PlainEngine:
             )
         self._gate = UpdateGate(self._engine.optimizer)
         self._state = StageState(self._engine, stage, axes, config.parallel.zero_stage)
+        self._look = OneLook(self._engine.optimizer, axes, config.parallel.zero_stage, self._see_loss)
 
     def train_step(self, batches: Sequence[Batch], lr: float) -> StepResult:
         self._engine.train()
@@ -99,7 +102,7 @@ class PlainEngine:
         set_clipping(self._engine, self.clip_norm, zero_stage=self._config.parallel.zero_stage)
         set_accumulation(self._engine, len(batches))
         num_tokens = count_valid_tokens(batches, self._axes.dp)
-        scale = len(batches) * self._axes.dp.size / max(1, num_tokens)
+        scale = token_weight(len(batches), self._axes.dp, num_tokens)
         total = torch.zeros((), dtype=torch.float32, device=self._engine.device)
         for index, batch in enumerate(batches):
             loss = self._engine(batch.tokens, documents_of_batch(batch), targets_of_batch(batch, scale))
@@ -108,29 +111,35 @@ class PlainEngine:
             if index + 1 < len(batches):
                 self._engine.step()
 
-        loss = all_reduce(total / (len(batches) * self._axes.dp.size), self._axes.dp).item()  # the step's one sync
-        if not math.isfinite(loss) and self._config.health.stop_on_nonfinite:
-            raise NonFiniteLossError(f"the loss is {loss}")
+        loss = all_reduce(total / (len(batches) * self._axes.dp.size), self._axes.dp)
         for hook in self.before_update:
             hook()
         self.stage.precision.end_step()
-        norm = self._update(loss, judged(self.judge, num_tokens))
+        self._look.expect(loss, num_tokens)
+        norm = self._update()
         why = self._gate.why if self._engine.was_step_applied() else f"gradient norm is {norm}"
-        return step_result(loss, norm, lr, num_tokens, why)
+        return step_result(self._look.loss, norm, lr, self._look.num_tokens, why)
 
-    def _update(self, loss: float, judge: Judge) -> float:
+    def _update(self) -> float:
         """Clip and apply the accumulated gradients, unless the step is refused; return their norm."""
         if not self._clip_here:
-            self._gate.prepare(lambda: judge(loss, float(self._engine.optimizer._global_grad_norm)), self.around_update)
+            self._gate.prepare(lambda: self._judge(float(self._engine.optimizer._global_grad_norm)), self.around_update)
             self._engine.step()
             return float(self._engine.get_global_grad_norm())
-        norm = grad_norm.global_grad_norm(self._parameters, self._axes)
+        norm = self._look.fetch(grad_norm.global_grad_norm(self._parameters, self._axes, self._engine.device))
         grad_norm.drop_nonfinite(self._engine.optimizer, self._parameters, norm)
         if self.clip_norm is not None:
             grad_norm.clip(self._parameters, norm, self.clip_norm)
-        self._gate.prepare(lambda: judge(loss, norm.item()) if norm.isfinite() else "", self.around_update)
+        self._gate.prepare(lambda: self._judge(norm.item()) if norm.isfinite() else "", self.around_update)
         self._engine.step()
         return norm.item()
+
+    def _judge(self, norm: float) -> str:
+        return judged(self.judge, self._look.num_tokens)(self._look.loss, norm)
+
+    def _see_loss(self, loss: float) -> None:
+        if not math.isfinite(loss) and self._config.health.stop_on_nonfinite:
+            raise NonFiniteLossError(f"the loss is {loss}")
 
     @torch.no_grad()
     def eval_step(self, batches: Sequence[Batch]) -> tuple[float, int]:
@@ -139,7 +148,7 @@ class PlainEngine:
         total = torch.zeros((), dtype=torch.float32, device=self._engine.device)
         for batch in batches:
             total += self._engine(batch.tokens, documents_of_batch(batch), targets_of_batch(batch))
-        return all_reduce(total, self._axes.dp).item(), num_tokens
+        return sums_on_host(all_reduce(total, self._axes.dp), num_tokens)
 
     @torch.no_grad()
     def token_losses(self, batches: Sequence[Batch]) -> list[torch.Tensor]:

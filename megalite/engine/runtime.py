@@ -28,16 +28,23 @@ def prepare_deepspeed(device_type: str) -> None:
 
     On a CPU, `init_distributed` would build a shared-memory op with a compiler (a minute of CPU, and a build that was
     killed leaves a lock on which every later process hangs); only inference uses that op, so it is switched off.
+
+    On a GPU, ZeRO-3 waits for the device after every backward pass and every gather, in case its reductions and
+    gathers run on streams of their own. They do not: with `overlap_comm` off they are on the stream of everything else,
+    in order (stage3.py:340, parameter_offload.py:195), which is what a device is asked by `resolves_data_dependency`.
     """
     os.environ.setdefault("DS_ACCELERATOR", device_type)
     os.environ.setdefault("LOCAL_RANK", "0")
     import deepspeed
+    from deepspeed.accelerator import get_accelerator
     from deepspeed.utils import logger
 
     logger.setLevel(logging.ERROR)
     warnings.filterwarnings("ignore", category=FutureWarning, module=r"torch\.distributed")  # DeepSpeed's old names
     if device_type == "cpu":
         deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
+    else:
+        get_accelerator().resolves_data_dependency = lambda: True  # as long as deepspeed_config has overlap_comm off
 
 
 @contextlib.contextmanager
@@ -60,6 +67,19 @@ def check_dtype(dtype: str, device_type: str) -> None:
             f"precision.dtype=fp16: this {device_type.upper()} has no units for it; set precision.dtype=bf16, or fp32, "
             "which is faster without bf16 units"
         )
+
+
+def set_determinism(deterministic: bool | None, device_type: str) -> None:
+    """Have torch compute the same bits in every run, or not; None for a device's usual way, see `run.deterministic`.
+
+    On a GPU, before anything is computed there: cuBLAS is deterministic with workspaces of fixed sizes only.
+    """
+    if deterministic is None:
+        deterministic = device_type == "cpu"
+    if deterministic and device_type == "cuda":
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    torch.use_deterministic_algorithms(deterministic)
+    torch.utils.deterministic.fill_uninitialized_memory = False  # costs a pass over every new buffer
 
 
 def connect_processes(

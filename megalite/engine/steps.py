@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from megalite.data.loader import Batch
 from megalite.engine.protocol import StepResult
@@ -29,18 +30,28 @@ PRODUCT_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.b
 
 def documents_of_batch(batch: Batch) -> Documents:
     """The documents of a micro-batch."""
-    return Documents(batch.positions, batch.cu_seqlens, batch.max_seqlen, batch.keys)
+    return Documents(batch.positions, batch.cu_seqlens, batch.max_seqlen, batch.keys, borders=batch.borders)
 
 
-def targets_of_batch(batch: Batch, scale: float = 1.0) -> Targets:
+def targets_of_batch(batch: Batch, scale: Tensor | float = 1.0) -> Targets:
     """Labels of a micro-batch, valid tokens weighted by `scale` and the others by 0."""
     return Targets(batch.labels, batch.loss_mask.to(torch.float32) * scale)
 
 
-def count_valid_tokens(batches: Sequence[Batch], dp: Axis) -> int:
-    """Tokens of the global batch that count in the loss. Collective over dp."""
-    count = torch.stack([batch.loss_mask.sum() for batch in batches]).sum()
-    return int(all_reduce(count, dp).item())  # a sync, before any work is queued
+def count_valid_tokens(batches: Sequence[Batch], dp: Axis) -> Tensor:
+    """Tokens of the global batch that count in the loss, as a number on the device. Collective over dp."""
+    return all_reduce(torch.stack([batch.loss_mask.sum() for batch in batches]).sum(), dp)
+
+
+def token_weight(num_micro_batches: int, dp: Axis, num_tokens: Tensor) -> Tensor:
+    """The weight of a valid token in the loss of its micro-batch, fp32; without any valid token as if there was one."""
+    return (num_micro_batches * dp.size / num_tokens.clamp(min=1).double()).float()
+
+
+def sums_on_host(loss: Tensor, num_tokens: Tensor) -> tuple[float, int]:
+    """Two numbers of the device by one sync."""
+    numbers = torch.stack((loss.double(), num_tokens.double())).tolist()
+    return numbers[0], int(numbers[1])
 
 
 def judged(judge: Judge, num_tokens: int) -> Judge:

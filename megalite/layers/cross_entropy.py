@@ -19,7 +19,8 @@ format.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -175,4 +176,17 @@ def _grad_logits(
     here = (local_labels >= 0) & (local_labels < num_columns)
     columns = torch.where(here, local_labels, 0).unsqueeze(1)
     exponentials.mul_((softmax_weights / total).unsqueeze(1))
-    return exponentials.scatter_add_(1, columns, -(weights * here).unsqueeze(1))
+    with _one_place_a_row():
+        return exponentials.scatter_add_(1, columns, -(weights * here).unsqueeze(1))
+
+
+@contextmanager
+def _one_place_a_row() -> Iterator[None]:
+    """Scatter as fast as it goes though algorithms are to be deterministic: every row is added to in one place, so no
+    order matters. Torch's deterministic form on a GPU sorts the places, and waits for the device."""
+    mode = torch.get_deterministic_debug_mode()
+    torch.set_deterministic_debug_mode("default")
+    try:
+        yield
+    finally:
+        torch.set_deterministic_debug_mode(mode)

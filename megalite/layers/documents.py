@@ -25,11 +25,14 @@ class Documents:
     """`[t]` int64, unique for each token of the whole training; seeds dropout."""
     rotation: Rotation | None = None
     """Rotary cos and sin of the stream, made once a pass by the model."""
+    borders: Tensor | None = None
+    """`cu_seqlens` in host memory, for who walks from document to document; None to copy them there when asked, for
+    which a GPU would be waited for."""
 
     @cached_property
     def lengths(self) -> list[int]:
-        """Length of each document in tokens. Copies the borders to the host: a sync on CUDA, so for the CPU path."""
-        borders = self.cu_seqlens.tolist()
+        """Length of each document in tokens."""
+        borders = (self.cu_seqlens if self.borders is None else self.borders).tolist()
         return [stop - start for start, stop in itertools.pairwise(borders) if stop > start]
 
 

@@ -86,8 +86,10 @@ def any_rank(flag: bool, axis: Axis, device: torch.device) -> bool:
 
 
 def agree(flags: Sequence[bool], axis: Axis, device: torch.device) -> list[bool]:
-    """Which of the flags are set on any rank of the axis. Collective, and a sync."""
-    votes = torch.tensor([int(flag) for flag in flags], device=device)
+    """Which of the flags are set on any rank of the axis. Collective, and one sync: on a GPU, flags go there from pages
+    that it reads by itself."""
+    votes = torch.tensor([int(flag) for flag in flags], pin_memory=device.type == "cuda")
+    votes = votes.to(device, non_blocking=True)
     return [vote > 0 for vote in all_reduce(votes, axis, dist.ReduceOp.MAX).tolist()]
 
 

@@ -262,7 +262,7 @@ class Chart {
     make("rect", frame, make("clipPath", { id: clip }, make("defs", {}, svg)));
     this.drawAxes(svg, box, toX, toY, range, yTicks.ticks, yLabels);
     const inside = make("g", { "clip-path": `url(#${clip})` }, svg);
-    if (state.marks) this.drawMarks(inside, box, toX, range);
+    if (state.marks) this.drawMarks(svg, box, toX, range);
     for (const line of lines) this.drawLine(inside, line, toX, toY, usable);
     for (const line of lines) this.drawDots(svg, box, line, toX, toY, usable, range);
     if (state.marks && this.spec.main) this.drawSpikes(svg, box, lines, toX, toY, range);

@@ -1,45 +1,50 @@
-"""One attempt to train: an srun step of all ranks, watched until it ends or has to be ended.
+"""One attempt to train: ranks that agents start, watched until they end or have to be ended.
 
-start -> every half second: has it ended? is it asked to stop? does every rank live and go on?
-      -> ended by itself                       `outcome.judge`
-      -> a rank is frozen, or nothing moves    stacks of all ranks, then the step is cancelled
+start -> four times a second: have ranks ended? is it asked to stop? does every rank live and go on? does every node?
+      -> ended by itself                                       `outcome.judge`
+      -> a rank is frozen, nothing moves, a node is lost       stacks of all ranks, then SIGKILL
+
+Nothing here asks Slurm, so its controller may be away all the time.
 """
 
 from __future__ import annotations
 
 import os
-import signal
-import subprocess
-import sys
-import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
-from megalite.slurm.cluster import ClusterConfig, ContainerConfig
-from megalite.slurm.controller import Controller
+from megalite.slurm.agents import Agents, python_command
+from megalite.slurm.cluster import ClusterConfig
+from megalite.slurm.cut_off import find_split
+from megalite.slurm.desk import Report, Work
 from megalite.slurm.folder import LaunchFolder
-from megalite.slurm.hosts import Hosts, write_hostfile
-from megalite.slurm.outcome import Next, Outcome, judge, read_errors
+from megalite.slurm.hosts import Hosts
+from megalite.slurm.outcome import Next, Outcome, RankEnd, judge, read_errors
+from megalite.slurm.storage import STORAGE_FAULTS
 from megalite.train.heartbeat import DONE, Beat, read_beats
-from megalite.train.in_place import clock_of
-from megalite.train.local import RANK_ENVIRONMENT
+from megalite.train.local import ALLOCATOR
 from megalite.train.run_folder import LOGS
 from megalite.train.watch import Patience, find_trouble
 from megalite.train.worker import ATTEMPT_VARIABLE
 
-SECONDS_BETWEEN_LOOKS = 0.5
+SECONDS_BETWEEN_LOOKS = 0.25
 
-SECONDS_FOR_STACKS = 2.0
+RANKS_A_SECOND = 1000
+"""Heartbeats that are read in a second, at most: those of many ranks are looked at less often."""
 
-SECONDS_TO_END = 3.0
-"""What a cancelled step gets before the attempt is left as it is: its node may never answer again."""
+NUM_NAMED = 8
 
 FIRST_PORT, NUM_PORTS = 20000, 20000
 
-WAIT_SECONDS = 60
-"""After the first rank's end the others have so long; one that ended early would otherwise keep the step for ever."""
+GRACE_SECONDS = 2.0
+"""After a rank's end that tells no cause: who failed first may not have been seen yet."""
+
+SUSPECT_SECONDS, LOST_SECONDS = 2.5, 6.0
+"""Silence of a node when ranks have lost a connection: from which on it is waited for, and from which on it is lost."""
+
+WAIT_SECONDS = 60.0
+"""After the first rank's end, well as it may be, the others have so long."""
 
 
 @dataclass(frozen=True)
@@ -60,101 +65,135 @@ class Attempt:
         job: in which it runs.
         number: of the attempt, higher than all before.
         hosts: nodes in the order of their ranks.
-        controller: the cluster's controller.
+        agents: of the job's nodes.
     """
 
-    def __init__(self, job: Job, number: int, hosts: Hosts, controller: Controller):
+    def __init__(self, job: Job, number: int, hosts: Hosts, agents: Agents):
         self.number = number
         self.hosts = hosts
-        self._job, self._controller = job, controller
+        self._job, self._agents = job, agents
         self.folder = job.folder.attempt(number)
         self.world_size = len(hosts.used) * job.ranks_per_node
         (self.folder / "beats").mkdir(parents=True, exist_ok=True)
-        write_hostfile(self.folder / "hosts", hosts, job.ranks_per_node)
         for path in (job.folder.run_dir / LOGS).glob("error-*.json"):
             path.unlink(missing_ok=True)  # of former attempts
-        self._stderr = self.folder / "srun.log"
-        self._started = clock_of(self.folder)
-        with open(self._stderr, "wb") as log:
-            self._process = subprocess.Popen(
-                self.command(), env=self.environment(), stderr=log, stdin=subprocess.DEVNULL
-            )
+        self._started = agents.desk.clock()
+        self._first_end: float | None = None
+        agents.begin(self.work())
 
-    @property
-    def is_running(self) -> bool:
-        """Whether ranks are left."""
-        return self._process.poll() is None
-
-    @property
-    def step_name(self) -> str:
-        """Name of the srun step."""
-        return f"attempt-{self.number}"
-
-    def command(self) -> list[str]:
-        """The srun command."""
-        return [
-            "srun",
-            f"--job-name={self.step_name}",
-            f"--ntasks={self.world_size}",
-            f"--nodes={len(self.hosts.used)}",
-            "--distribution=arbitrary",
-            "--overlap",  # a former attempt's step may still be held up by a node that is gone
-            "--kill-on-bad-exit=1",
-            f"--wait={WAIT_SECONDS}",
-            "--export=ALL",
-            f"--output={self.folder}/rank-%t.log",
-            f"--error={self.folder}/rank-%t.log",
-            *rank_command(self._job.cluster.container, sys.executable, self._job.folder.run_dir),
-        ]
-
-    def environment(self) -> dict[str, str]:
-        """Where ranks meet, and which attempt they are."""
+    def work(self) -> Work:
+        """The ranks, and where they meet."""
         port = FIRST_PORT + (int(self._job.number) * 31 + self.number) % NUM_PORTS
-        return {
-            **RANK_ENVIRONMENT,
-            **os.environ,
-            "SLURM_HOSTFILE": str(self.folder / "hosts"),
-            "MASTER_ADDR": self.hosts.used[0],
-            "MASTER_PORT": str(port),
-            ATTEMPT_VARIABLE: str(self.number),
-        }
+        first = self._agents.desk.report(self.hosts.used[0]).endpoint
+        python = python_command(self._job.cluster.container, is_step=False)
+        return Work(
+            command=(*python, "-m", "megalite.slurm.rank", str(self._job.folder.run_dir)),
+            hosts=self.hosts.used,
+            processes_per_node=self._job.ranks_per_node,
+            environment={
+                **{name: os.environ.get(name, value) for name, value in ALLOCATOR.items()},
+                "MASTER_ADDR": first[0] if first is not None else self.hosts.used[0],
+                "MASTER_PORT": str(port),
+                ATTEMPT_VARIABLE: str(self.number),
+            },
+            logs=str(self.folder),
+        )
 
-    def run(self, look: Callable[[Attempt, Mapping[int, Beat]], int | None]) -> Outcome:
+    def run(self, look: Callable[[Attempt, Mapping[int, Beat]], bool]) -> Outcome:
         """Watch until the end, or until there is trouble that only an end can mend.
 
         Args:
-            look: is called twice a second with the ranks' last beats; a signal that ranks should get, or None.
+            look: is called all the time with the ranks' last beats; whether ranks are to save and stop.
         """
-        while self.is_running:
-            beats = read_beats(self.folder / "beats")
-            number = look(self, beats)
-            if number is not None:
-                self._process.send_signal(number)  # srun hands it on to every rank
-            trouble = find_trouble(
-                beats,
-                self.world_size,
-                started=self._started,
-                now=clock_of(self.folder),
-                patience=self._job.patience,
-            )
-            if trouble is not None:
-                nodes = tuple(dict.fromkeys(self.node_of(rank) for rank in trouble.ranks))
-                ranks = ", ".join(f"rank {rank} on {self.node_of(rank)}" for rank in trouble.ranks[:8])
-                return Outcome(Next.RESTART, f"{ranks}: {trouble.why}", nodes=nodes if len(nodes) == 1 else ())
-            time.sleep(SECONDS_BETWEEN_LOOKS)
-        return self._judge()
+        blind_since, blind_until = None, 0.0
+        while True:
+            try:
+                beats, reports, now = self.beats(), self._agents.reports, self._agents.desk.clock()
+                if look(self, beats):
+                    self._agents.ask_to_stop()
+                outcome = self._find_end(reports, beats, now)
+                if outcome is None and time.monotonic() > blind_until:
+                    outcome = self._find_trouble(reports, beats, now)
+                if outcome is not None:
+                    return outcome
+                blind_since = None
+            except OSError as error:
+                blind_since = blind_since or time.monotonic()
+                patience = self._job.patience
+                if error.errno not in STORAGE_FAULTS or time.monotonic() - blind_since > patience.start:
+                    raise
+                blind_until = time.monotonic() + patience.beat  # by then all have had time to say that they live
+            time.sleep(max(SECONDS_BETWEEN_LOOKS, self.world_size / RANKS_A_SECOND))
 
-    def _judge(self) -> Outcome:
-        """How it ended by itself."""
-        words = self._stderr.read_text(encoding="utf-8", errors="replace")
+    def _find_end(self, reports: Mapping[str, Report], beats: Mapping[int, Beat], now: float) -> Outcome | None:
+        """How it ended by itself, if it has."""
+        ends = [
+            RankEnd(end.rank, node, end.how, end.time)
+            for node in self.hosts.used
+            if self._agents.has_begun(reports[node])
+            for end in reports[node].ended
+        ]
         errors = read_errors(self._job.folder.run_dir / LOGS, self.number)
-        return judge(self._process.returncode, words, errors, self._unfinished())
+        if not ends and not errors:
+            return None
+        if self._first_end is None:
+            self._first_end = now
+        unfinished = {rank: self.node_of(rank) for rank, beat in beats.items() if beat.phase != DONE}
+        waited = now - self._first_end
+        if not errors and all(end.is_well for end in ends):
+            outcome = judge(ends, errors, unfinished, world_size=self.world_size)
+            return outcome or (self._laggards(ends) if waited > WAIT_SECONDS else None)
+        lost = self._find_lost(reports, now, LOST_SECONDS, is_moving=False) if waited > GRACE_SECONDS else None
+        if lost is not None:
+            return lost
+        ages = [now - reports[node].time for node in self.hosts.used]
+        is_suspect = waited < GRACE_SECONDS + LOST_SECONDS and any(SUSPECT_SECONDS < age < LOST_SECONDS for age in ages)
+        is_final = waited > GRACE_SECONDS and not is_suspect
+        return judge(ends, errors, unfinished, world_size=self.world_size, is_final=is_final)
 
-    def _unfinished(self) -> dict[int, str]:
-        """Ranks that have begun and are not done, and their nodes; the first to fall silent comes first."""
-        beats = read_beats(self.folder / "beats")
-        left = sorted((beat.time, rank) for rank, beat in beats.items() if beat.phase != DONE)
-        return {rank: self.node_of(rank) for _, rank in left}
+    def _laggards(self, ends: Sequence[RankEnd]) -> Outcome:
+        """Ranks that go on when the others have ended long ago."""
+        left = sorted(set(range(self.world_size)) - {end.rank for end in ends})
+        ranks = ", ".join(f"rank {rank} on {self.node_of(rank)}" for rank in left[:NUM_NAMED])
+        return Outcome(Next.RESTART, f"{ranks}: not at its end {WAIT_SECONDS:.0f} s after rank {ends[0].rank} was")
+
+    def _find_trouble(self, reports: Mapping[str, Report], beats: Mapping[int, Beat], now: float) -> Outcome | None:
+        """What only an end can mend."""
+        patience = self._job.patience
+        moved = max((beat.since for beat in beats.values()), default=self._started)
+        lost = self._find_lost(reports, now, patience.beat, is_moving=now - moved <= patience.beat)
+        if lost is not None:
+            return lost
+        trouble = find_trouble(beats, self.world_size, started=self._started, now=now, patience=patience)
+        if trouble is None:
+            return None
+        nodes = tuple(dict.fromkeys(self.node_of(rank) for rank in trouble.ranks))
+        ranks = ", ".join(f"rank {rank} on {self.node_of(rank)}" for rank in trouble.ranks[:NUM_NAMED])
+        return Outcome(Next.RESTART, f"{ranks}: {trouble.why}", nodes=nodes if len(nodes) == 1 else ())
+
+    def _find_lost(self, reports: Mapping[str, Report], now: float, limit: float, *, is_moving: bool) -> Outcome | None:
+        """Nodes that Slurm has taken out, that are cut off, or that give no sign."""
+        lost = tuple(node for node in self._agents.lost() if node in self.hosts.used)
+        if lost:
+            return Outcome(Next.RESTART, f"node failure: {', '.join(lost)}", nodes=lost)
+        if is_moving:  # what runs has a way that the agents do not see
+            return None
+        split = find_split(reports, now, limit=limit)
+        if split is not None and (not split.nodes or set(split.nodes) & set(self.hosts.used)):
+            return Outcome(Next.RESTART, split.why, nodes=split.nodes)
+        silent = tuple(node for node in self.hosts.used if reports[node].time and now - reports[node].time > limit)
+        if silent:
+            return Outcome(Next.RESTART, f"no sign of {', '.join(silent)} for {limit:.0f} s", nodes=silent)
+        return None
+
+    @property
+    def is_running(self) -> bool:
+        """Whether ranks are left, on nodes that answer."""
+        return not self._agents.is_done(self.hosts.used)
+
+    def beats(self) -> dict[int, Beat]:
+        """The last heartbeat of each rank."""
+        return read_beats(self.folder / "beats")
 
     def node_of(self, rank: int) -> str:
         """The node of a rank."""
@@ -162,33 +201,8 @@ class Attempt:
 
     def last_step(self) -> int:
         """The last step that a rank has been in."""
-        return max((beat.step for beat in read_beats(self.folder / "beats").values()), default=0)
+        return max((beat.step for beat in self.beats().values()), default=0)
 
     def end(self) -> None:
-        """Ask the ranks that are left for their stacks, then end them."""
-        step = self._controller.step_of(self._job.number, self.step_name)
-        if step is not None:
-            self._signal(step, "USR2")
-            time.sleep(SECONDS_FOR_STACKS)
-            self._signal(step, "KILL")  # a rank that hangs would take TERM for a request
-        try:
-            self._process.wait(SECONDS_TO_END)
-        except subprocess.TimeoutExpired:  # a node that is cut off keeps its task: the fence keeps it from harm
-            self._process.send_signal(signal.SIGKILL)
-            self._process.wait()
-
-    def _signal(self, step: str, name: str) -> None:
-        """Signal all ranks. Not waited for: scancel talks to every node itself, and waits long for one that is gone."""
-        threading.Thread(target=self._controller.signal_step, args=(step, name), daemon=True).start()
-
-
-def rank_command(container: ContainerConfig | None, python: str, run_dir: Path) -> list[str]:
-    """What srun is to run for each rank, after its own options: in a container with the image's own Python."""
-    module = ["-m", "megalite.slurm.rank", str(run_dir)]
-    if container is None:
-        return [python, *module]
-    if container.runtime == "pyxis":
-        mounts = [f"--container-mounts={','.join(container.mounts)}"] if container.mounts else []
-        return [f"--container-image={container.image}", *mounts, "python", *module]
-    binds = [option for mount in container.mounts for option in ("--bind", mount)]
-    return ["apptainer", "exec", "--nv", *binds, container.image, "python", *module]
+        """End those that are left; where none of them told what is wrong, they write down where they stand first."""
+        self._agents.end(self.hosts.used, wants_stacks=self._first_end is None)

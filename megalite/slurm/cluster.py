@@ -140,15 +140,16 @@ class ClusterConfig(Section):
     ranks_per_node: PositiveInt | None = None
     """Ranks on a node; null is one a GPU, or one on a node without GPUs."""
     cpus_per_rank: PositiveInt | None = None
-    """--cpus-per-task: cores of a rank, its data loading included; null for the cluster's default."""
+    """Cores of a rank, its data loading included; null for one, or for its share of all with `--exclusive`."""
     network_interface: str | None = None
-    """Interface that ranks talk through, for gloo and NCCL's bootstrap; null finds the one with the node's address."""
+    """Interface that ranks talk through, for gloo and NCCL's bootstrap; null finds the one to other nodes."""
     time_limit: str = "24:00:00"
     """--time of a job: minutes, h:m:s or d-h:m:s. A run goes on over as many jobs as it takes."""
     save_seconds: PositiveInt = 120
     """How long before the time limit the run is asked to save and stop: two steps and a save should fit."""
     spares: NonNegativeInt = 0
-    """Further nodes in the allocation, one of which steps in for a node that fails. 5 % of many nodes is usual."""
+    """Further nodes in the allocation, one of which steps in for a node that fails; a job begins without them where
+    there are none. 5 % of many nodes is usual."""
     max_jobs: PositiveInt = 100
     """Jobs that a run may take one after the other."""
     tp_across_nodes: bool = False

@@ -7,11 +7,13 @@ Their answers are short lines, never parsed out of tables for people. How a cont
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 
 from megalite.errors import UserError
-from megalite.slurm_commands import NoAnswer, ask, insist
+from megalite.slurm.waiting import QueuedJob
+from megalite.slurm_commands import PATIENCE_SECONDS, NoAnswer, ask, insist
 from megalite.slurm_words import option
 
 LIVE_STATES = "PENDING,CONFIGURING,RUNNING,COMPLETING,SUSPENDED,REQUEUED,STOPPED,SIGNALING"
@@ -19,8 +21,11 @@ LIVE_STATES = "PENDING,CONFIGURING,RUNNING,COMPLETING,SUSPENDED,REQUEUED,STOPPED
 NO_ANSWER_SIGN = "*"
 """In the state of a node that does not answer Slurm."""
 
-BAD_NODE_WORDS = ("down", "drain", "fail", "maint", "power", "unk", NO_ANSWER_SIGN, "$")
-"""Parts of a node's state that keep ranks off it."""
+BAD_NODE_WORDS = (
+    *("boot", "down", "drain", "drng", "fail", "futr", "inval", "maint", "pow", "unk"),
+    *(NO_ANSWER_SIGN, "$"),
+)
+"""Parts of a node's short state (sinfo's %t) that keep ranks off it."""
 
 
 class Controller:
@@ -28,13 +33,14 @@ class Controller:
 
     Args:
         notify: told when it does not answer, and is asked again.
+        patience_seconds: for how long.
 
     Raises:
         UnavailableError: there is no Slurm here, or it does not answer.
     """
 
-    def __init__(self, notify: Callable[[str], None] = print):
-        self._notify = notify
+    def __init__(self, notify: Callable[[str], None] = print, patience_seconds: float = PATIENCE_SECONDS):
+        self._notify, self._patience_seconds = notify, patience_seconds
 
     def submit(self, script: str, *options: str) -> str:
         """sbatch a script; its job's number."""
@@ -51,6 +57,13 @@ class Controller:
         options = (option("name", name), option("users", os.getuid()), option("states", states), "--format=%i")
         return sorted(self._ask(["squeue", "--noheader", *options]).split(), key=lambda job: (len(job), job))
 
+    def queue(self, name: str) -> list[QueuedJob]:
+        """The same, with what Slurm says of each."""
+        options = (option("name", name), option("users", os.getuid()), option("states", LIVE_STATES))
+        lines = self._ask(["squeue", "--noheader", *options, "--format=%i|%T|%r"]).splitlines()
+        jobs = [QueuedJob(*line.split("|")) for line in lines]
+        return sorted(jobs, key=lambda job: (len(job.number), job.number))
+
     def waiting_jobs(self, name: str) -> list[str]:
         """Those of them that have not begun, oldest first."""
         return self.live_jobs(name, "PENDING")
@@ -61,19 +74,28 @@ class Controller:
             with suppress(UserError):
                 self._ask(["scancel", "--quiet", job])
 
-    def signal_step(self, step: str, name: str) -> None:
-        """Send a signal to every process of a step that can be reached, once."""
-        with suppress(UserError, NoAnswer):  # it may have ended since it was looked up, or its node has
-            ask(["scancel", "--quiet", option("signal", name), step])
-
     def job_state(self, job: str) -> str:
         """As in RUNNING or CANCELLED; empty for a job that Slurm has forgotten."""
         return self._fields(["squeue", "--noheader", "--states=all", option("jobs", job), "--format=%T"])
 
     def nodes_of(self, job: str) -> list[str]:
         """Nodes that a job holds now; SLURM_JOB_NODELIST still has those that it lost."""
-        names = self._fields(["squeue", "--noheader", option("jobs", job), "--format=%N"])
+        return self.expand(self._fields(["squeue", "--noheader", option("jobs", job), "--format=%N"]))
+
+    def expand(self, names: str) -> list[str]:
+        """The names in a list as Slurm writes it, as in node[01-03,07]; also while the controller is away."""
         return self._ask(["scontrol", "show", "hostnames", names]).split() if names else []
+
+    def endpoint(self) -> tuple[str, int] | None:
+        """Address and port of the controller, if it answers now: whoever reaches them is not cut off."""
+        try:
+            lines = ask(["scontrol", "show", "config"]).splitlines()
+        except (UserError, NoAnswer):
+            return None
+        settings = {name.strip(): value.strip() for name, _, value in (line.partition("=") for line in lines)}
+        host = re.search(r"\(([^)]+)\)|^([\w.-]+)", settings.get("SlurmctldHost[0]", ""))
+        port = re.match(r"\d+", settings.get("SlurmctldPort", ""))
+        return (host[1] or host[2], int(port[0])) if host and port else None
 
     def good_nodes(self, nodes: Sequence[str]) -> list[str]:
         """Those of some nodes that Slurm finds in order."""
@@ -82,19 +104,14 @@ class Controller:
         states = _node_states(self._ask(_states_command(nodes)))
         return [node for node in nodes if not any(word in states.get(node, "unk") for word in BAD_NODE_WORDS)]
 
-    def unseen_nodes(self, nodes: Sequence[str]) -> list[str]:
-        """Those of some nodes that do not answer Slurm, asked once.
+    def states_of(self, nodes: Sequence[str]) -> dict[str, str]:
+        """Short states of some nodes, as in alloc* or down, asked once.
 
         Raises:
             NoAnswer: the controller is away.
+            UserError: it refuses to say.
         """
-        states = _node_states(ask(_states_command(nodes)))
-        return [node for node in nodes if NO_ANSWER_SIGN in states.get(node, "")]
-
-    def step_of(self, job: str, name: str) -> str | None:
-        """The step of a name in a job, as in 17.3; None before it begins and after its end."""
-        lines = self._ask(["squeue", "--noheader", "--steps", option("jobs", job), "--format=%i|%j"]).splitlines()
-        return next((step for step, _, found in (line.partition("|") for line in lines) if found == name), None)
+        return _node_states(ask(_states_command(nodes)))
 
     def exclude_nodes(self, job: str, nodes: Sequence[str]) -> bool:
         """Keep a waiting job off some nodes, if its partition has enough others in order; whether it has."""
@@ -102,7 +119,7 @@ class Controller:
         if not fields:
             return False
         partition, needed, excluded = fields.split("|")
-        former = self._ask(["scontrol", "show", "hostnames", excluded]).split() if excluded else []
+        former = self.expand(excluded)
         wanted = sorted({*former, *nodes})
         options = ("--noheader", "--Node", option("partition", partition), "--format=%N")
         others = sorted(set(self._ask(["sinfo", *options]).split()) - set(wanted))
@@ -123,7 +140,7 @@ class Controller:
             raise
 
     def _ask(self, command: list[str]) -> str:
-        return insist(lambda: ask(command), self._notify)
+        return insist(lambda: ask(command), self._notify, self._patience_seconds)
 
 
 def _states_command(nodes: Sequence[str]) -> list[str]:

@@ -6,8 +6,8 @@ The supervisor sees a checkpoint appear and submits `slurm/evaluate.sbatch` for 
 
 from __future__ import annotations
 
+import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 from megalite.checkpoint.catalog import complete, step_of
@@ -58,17 +58,32 @@ class Evaluations:
         self._folder, self._evaluation, self._controller = folder, evaluation, controller
         self._due = 0.0
         self._last_step: int = folder.read_state().get("evaluated_step", 0)
+        self._thread: threading.Thread | None = None
+        self._submitted: list[tuple[int, str]] = []
 
-    def submit_new(self, *, at_once: bool = False) -> Iterator[tuple[int, str]]:
-        """Submit a job for each checkpoint that is new; their steps and jobs. What Slurm does not take now is tried
-        again later.
+    def submit_new(self) -> list[tuple[int, str]]:
+        """See to it that a job is submitted for each checkpoint that is new; the steps and jobs of those that have been
+        since the last call. Never waits for Slurm: what it does not take now is tried again later."""
+        is_at_work = self._thread is not None and self._thread.is_alive()
+        if self._evaluation is not None and not is_at_work and time.monotonic() >= self._due:
+            self._due = time.monotonic() + SECONDS_BETWEEN_LOOKS
+            self._thread = threading.Thread(target=self._submit_due, daemon=True)
+            self._thread.start()
+        return self._take()
 
-        Args:
-            at_once: look now, however short ago the last look was.
-        """
-        if self._evaluation is None or (time.monotonic() < self._due and not at_once):
-            return
-        self._due = time.monotonic() + SECONDS_BETWEEN_LOOKS
+    def submit_last(self) -> list[tuple[int, str]]:
+        """The same, waited for: nothing will come after it."""
+        if self._thread is not None:
+            self._thread.join()
+        if self._evaluation is not None:
+            self._submit_due()
+        return self._take()
+
+    def _take(self) -> list[tuple[int, str]]:
+        taken, self._submitted = self._submitted, []
+        return taken
+
+    def _submit_due(self) -> None:
         for checkpoint in complete(self._folder.run_dir):
             step = step_of(checkpoint)
             if step <= self._last_step or step % self._evaluation.every_steps:
@@ -78,4 +93,4 @@ class Evaluations:
             if job is None:
                 return
             self._last_step = step
-            yield step, job
+            self._submitted.append((step, job))

@@ -1,21 +1,22 @@
-"""The check of a job's nodes before an attempt: one srun step (`node_check.py`, `link_check.py`), then a verdict."""
+"""The check of a job's nodes before an attempt: work for agents (`node_check.py`, `link_check.py`), then a verdict."""
 
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from megalite.slurm.controller import Controller
+from megalite.slurm.agents import Agents, python_command
+from megalite.slurm.cluster import ContainerConfig
+from megalite.slurm.desk import Work
 from megalite.slurm.link_check import Pair, blame
-from megalite.slurm.node_check import LINKS, read_reports, unfit
-
-STEP_NAME = "node-check"
+from megalite.slurm.node_check import LINKS, PARTIAL_FILES, NodeReport, read_reports, unfit
 
 LONGEST_SECONDS = 120.0
+
+SECONDS_BETWEEN_LOOKS = 0.2
 
 
 @dataclass(frozen=True)
@@ -26,44 +27,58 @@ class Verdict:
     """Nodes that should not train, and why."""
     slow_pairs: dict[Pair, str]
     """Pairs of nodes that are slow with each other and not with others; no node is left out for that."""
-    addresses: dict[str, str]
-    """Each node's path through the switches."""
+    refusal: str = ""
+    """What all nodes say against the config: no other node would help."""
 
 
-def check_nodes(folder: Path, nodes: Sequence[str], gpus_per_node: int, controller: Controller, job: str) -> Verdict:
+def check_nodes(
+    agents: Agents,
+    run_dir: Path,
+    folder: Path,
+    nodes: Sequence[str],
+    *,
+    gpus_per_node: int,
+    container: ContainerConfig | None,
+    seed: int,
+    goes_on: Callable[[], bool],
+) -> Verdict:
     """Let each node measure itself and its links.
 
     Args:
+        agents: of the job.
+        run_dir: of the run, whose config says what nodes must have.
         folder: for the reports; former ones go.
-        nodes: of the job.
+        nodes: to be checked.
         gpus_per_node: that ranks need.
-        controller: the cluster's controller.
-        job: number of the batch job.
+        container: in which ranks run.
+        seed: of the ports.
+        goes_on: whether to go on waiting.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    for path in folder.glob("*.json"):
-        path.unlink()
-    command = [
-        *("srun", f"--job-name={STEP_NAME}", f"--nodelist={','.join(nodes)}", f"--nodes={len(nodes)}"),
-        *(f"--ntasks={len(nodes)}", "--ntasks-per-node=1", "--overlap", "--export=ALL"),
-        *(sys.executable, "-m", "megalite.slurm.node_check", str(folder), job, *nodes),
-    ]
-    with open(folder / "srun.log", "ab") as log:
-        process = subprocess.Popen(command, stdout=log, stderr=log, stdin=subprocess.DEVNULL)
-        try:
-            process.wait(LONGEST_SECONDS)
-        except subprocess.TimeoutExpired:
-            step = controller.step_of(job, STEP_NAME)
-            controller.cancel(*([step] if step else []))
-            process.kill()
-            process.wait()
+    for path in (*folder.glob("*.json"), *folder.glob(f"*{LINKS}"), *folder.glob(PARTIAL_FILES)):
+        path.unlink(missing_ok=True)
+    python = python_command(container, is_step=False)
+    reports = agents.reports
+    addresses = [f"{node}={endpoint[0]}" if (endpoint := reports[node].endpoint) else node for node in nodes]
+    command = (*python, "-m", "megalite.slurm.node_check", str(run_dir), str(folder), str(seed), *addresses)
+    agents.begin(Work(command, tuple(nodes), 1, {}, str(folder)))
+    deadline = time.monotonic() + LONGEST_SECONDS
+    while time.monotonic() < deadline and goes_on() and not agents.is_done(nodes):
+        time.sleep(SECONDS_BETWEEN_LOOKS)
+    agents.end(nodes)
+    return _judge(folder, nodes, gpus_per_node)
+
+
+def _judge(folder: Path, nodes: Sequence[str], gpus_per_node: int) -> Verdict:
     reports = read_reports(folder, nodes)
     slow, pairs = blame(_read_links(folder, nodes))
-    return Verdict(
-        {**slow, **unfit(reports, gpus_per_node)},
-        pairs,
-        {node: report.address for node, report in reports.items() if report is not None},
-    )
+    return Verdict({**slow, **unfit(reports, gpus_per_node)}, pairs, _common_refusal(list(reports.values())))
+
+
+def _common_refusal(reports: Sequence[NodeReport | None]) -> str:
+    """What every node says, if all say the same."""
+    said = {report.refusal if report is not None else "" for report in reports}
+    return said.pop() if len(said) == 1 else ""
 
 
 def _read_links(folder: Path, nodes: Sequence[str]) -> dict[Pair, float]:

@@ -6,12 +6,14 @@ RUN/slurm/config.yaml     the run's config as it was launched
 RUN/slurm/cluster.yaml    the cluster profile
 RUN/slurm/job.sbatch      what was submitted
 RUN/slurm/state.json      where the supervisor stands, replaced at every change
+RUN/slurm/waiting.json    what the run waits for, overwritten in place: a full disk may be what that is
 RUN/slurm/alive           touched by the supervisor all the time
 RUN/slurm/events.jsonl    every attempt, restart and end, with why
 RUN/slurm/jobs/JOB.log    output of a job's supervisor
 RUN/slurm/evaluate.sbatch a job for each new checkpoint, if the profile asks for it
 RUN/slurm/evaluations/    output of those jobs
 RUN/slurm/attempts/00003/ ranks' output, heartbeats, stacks, and the order of the hosts, of one attempt
+RUN/slurm/agents/JOB-1/   orders to the agents of a job's nodes, and their reports
 RUN/slurm/finished        the run has reached its last step: later jobs of the chain end at once
 """
 
@@ -24,7 +26,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from megalite.train.in_place import read_in_place, write_in_place
 from megalite.train.signals import SAVE_FILE, STOP_FILE
+
+ENDED = ("finished", "stopped", "gave up", "cancelled")
+"""Statuses of a run whose chain of jobs is over, and the events that say so."""
+
+WAITING_BYTES, LONGEST_WAITING = 4096, 600
+"""Of the file, and characters of what is waited for; each may take six bytes."""
 
 
 @dataclass(frozen=True)
@@ -74,6 +83,10 @@ class LaunchFolder:
         return self.path / "alive"
 
     @property
+    def waiting(self) -> Path:
+        return self.path / "waiting.json"
+
+    @property
     def finished(self) -> Path:
         return self.path / "finished"
 
@@ -84,6 +97,10 @@ class LaunchFolder:
     @property
     def save(self) -> Path:
         return self.run_dir / SAVE_FILE
+
+    def agents(self, job: str, generation: int) -> Path:
+        """Folder in which a job's supervisor meets the agents of its nodes; they may be started again."""
+        return self.path / "agents" / f"{job}-{generation}"
 
     def attempt(self, number: int) -> Path:
         """Folder of one attempt."""
@@ -104,6 +121,15 @@ class LaunchFolder:
         partial.write_text(json.dumps(state, indent=1) + "\n", encoding="utf-8")
         os.replace(partial, self.state)
         return state
+
+    def say_waiting(self, what: str, since: float) -> None:
+        """Say what the run waits for; nothing, when that is empty."""
+        write_in_place(self.waiting, {"for": what[:LONGEST_WAITING], "since": round(since, 3)}, WAITING_BYTES)
+
+    def read_waiting(self) -> dict[str, Any] | None:
+        """What it waits for, and since when; None for nothing."""
+        said, _ = read_in_place(self.waiting)
+        return said if said is not None and said["for"] else None
 
     def add_event(self, kind: str, **details: Any) -> None:
         """Append one event, or nothing where the disk is full. Only supervisors write here, and one of a run lives."""

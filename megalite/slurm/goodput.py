@@ -1,23 +1,31 @@
-"""Where the time of a run went: computing, starting, saving, lost to failures, waiting for nodes.
+"""Where the time of a run went: computing, starting, saving, standing still, lost to failures, waiting for nodes.
 
-    attempt     |-- starting --|-- computing ---------- save -- computing --|x         the last checkpoint is at `save`:
-                                                             |--- lost ---|             what came after is done again
+    attempt     |-- starting --|-- computing ---------- save -- computing --|... still ...|x
+                                                             |--- lost ---|     the last checkpoint is at `save`
 
-From three files that a run leaves anyway: the supervisor's events, the run's events, and its steps.
+Time counts as computing while heartbeats move on, and no longer: from the last move to the end of an attempt, or to
+now, nothing was computed, whatever a supervisor says that may be dead itself. From files that a run leaves anyway: the
+supervisor's events, the run's events, and the last heartbeat of each rank.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from megalite.slurm.folder import LaunchFolder
+from megalite.slurm.folder import ENDED, LaunchFolder
+from megalite.slurm.standstill import find_standstill, last_move
+from megalite.train.heartbeat import Beat, read_beats
 from megalite.train.run_folder import EVENTS
 
 Event = dict[str, Any]
+
+LAUNCHED = "launched"
+BORDERS = (LAUNCHED, *ENDED)
+"""Of the time that counts; a stale supervisor may write down more after an end."""
 
 
 @dataclass(frozen=True)
@@ -31,6 +39,9 @@ class AttemptTime:
     starting: float
     saving: float
     """In which the loop stood still for a save."""
+    validating: float
+    still: float
+    """In which no rank moved on."""
     lost: float
     """Steps that a later attempt did again."""
     first_step: int
@@ -38,10 +49,16 @@ class AttemptTime:
     why: str
     """How it ended; empty while it runs."""
 
+    def parts(self) -> dict[str, float]:
+        """Its seconds, by what they went into."""
+        names = ("computing", "starting", "validating", "saving", "still", "lost")
+        return {"standing still" if name == "still" else name: getattr(self, name) for name in names}
+
     @property
     def computing(self) -> float:
         """On steps that count."""
-        return max(0.0, self.total - self.starting - self.saving - self.lost)
+        idle = self.starting + self.saving + self.validating + self.still
+        return max(0.0, self.total - idle - self.lost)
 
 
 @dataclass(frozen=True)
@@ -70,7 +87,7 @@ def measure(folder: LaunchFolder, now: float) -> Goodput:
         now: for an attempt that still runs.
     """
     own, run = folder.read_events(), _read(folder.run_dir / EVENTS)
-    launched = next((event["time"] for event in own if event["event"] == "launched"), now)
+    launched = next((event["time"] for event in own if event["event"] == LAUNCHED), now)
     begun = [event for event in own if event["event"] == "attempt"]
     ends = {event["attempt"]: event for event in own if event["event"] == "end"}
     starts = {event.get("attempt"): event for event in run if event["event"] == "start"}
@@ -84,13 +101,44 @@ def measure(folder: LaunchFolder, now: float) -> Goodput:
         end = ends.get(
             begin["attempt"], {"time": following, "why": "its supervisor ended first"} if following < now else None
         )
-        attempts.append(_account(begin, end, starts.get(begin["attempt"]), resumed, run, now))
-    is_over = bool(own) and own[-1]["event"] in ("finished", "stopped", "gave up", "cancelled")
-    return Goodput(tuple(attempts), (own[-1]["time"] if is_over else now) - launched)
+        if end is not None and end["time"] > following:  # a stale one, that went on beside its successor
+            end = {**end, "time": following}
+        stills = [each for each in own if each["event"] == "standstill" and each["attempt"] == begin["attempt"]]
+        beats = read_beats(folder.attempt(begin["attempt"]) / "beats")
+        attempts.append(_account(begin, end, starts.get(begin["attempt"]), resumed, run, _Moves(beats, stills), now))
+    last = next((event for event in reversed(own) if event["event"] in BORDERS), None)
+    is_over = last is not None and last["event"] != LAUNCHED
+    return Goodput(tuple(attempts), (last["time"] if is_over else now) - launched)
+
+
+@dataclass(frozen=True)
+class _Moves:
+    """What is known of when an attempt's ranks moved on."""
+
+    beats: Mapping[int, Beat]
+    stills: Sequence[Event]
+    """Standstills that came to an end."""
+
+    def still_seconds(self, begin: float, stop: float, *, is_over: bool) -> float:
+        """Seconds between two times in which nothing moved."""
+        seconds = 0.0
+        for each in self.stills:
+            seconds += max(0.0, min(stop, each["since"] + each["seconds"]) - max(begin, each["since"]))
+        if is_over:
+            moved = last_move(self.beats)
+            return seconds + max(0.0, stop - max(moved, begin)) if moved is not None else seconds
+        now = find_standstill(self.beats, stop)
+        return seconds + (max(0.0, stop - max(now.since, begin)) if now is not None else 0.0)
 
 
 def _account(
-    begin: Event, end: Event | None, start: Event | None, resumed: int | None, run: Sequence[Event], now: float
+    begin: Event,
+    end: Event | None,
+    start: Event | None,
+    resumed: int | None,
+    run: Sequence[Event],
+    moves: _Moves,
+    now: float,
 ) -> AttemptTime:
     """The seconds of an attempt; `resumed` is the step from which the next one went on."""
     stop = end["time"] if end else now
@@ -99,17 +147,26 @@ def _account(
     saving = sum(
         event.get("stalled_seconds", event.get("seconds", 0.0)) for event in inside if event["event"] == "save"
     )
+    validating = sum(event.get("seconds", 0.0) for event in inside if event["event"] == "validation")
+    still = moves.still_seconds(working, stop, is_over=end is not None)
     first = start["step"] if start else 0
     last = max([first, *(event["step"] for event in inside)])
     last = max(last, end.get("last_step", 0)) if end else last
     steps_lost = max(0, last - resumed) if resumed is not None else 0
-    at_work = max(0.0, stop - working - saving)
-    lost = at_work * steps_lost / (last - first) if last > first else 0.0
-    why = end["why"] if end else ""
-    nodes = len(begin["nodes"])
-    total = stop - begin["time"]
+    at_work = max(0.0, stop - working - saving - validating - still)
     return AttemptTime(
-        begin["attempt"], begin["job"], nodes, total, working - begin["time"], saving, lost, first, last, why
+        attempt=begin["attempt"],
+        job=begin["job"],
+        num_nodes=len(begin["nodes"]),
+        total=stop - begin["time"],
+        starting=working - begin["time"],
+        saving=saving,
+        validating=validating,
+        still=still,
+        lost=at_work * steps_lost / (last - first) if last > first else 0.0,
+        first_step=first,
+        last_step=last,
+        why=end["why"] if end else "",
     )
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from megalite.errors import UserError
 
@@ -37,15 +36,9 @@ def choose(good: Sequence[str], addresses: Mapping[str, str], num_nodes: int) ->
     if len(in_order) < num_nodes:
         raise UserError(
             f"{num_nodes} nodes are needed and {len(in_order)} of this job are good ({', '.join(in_order) or 'none'}); "
-            "raise `spares` in the cluster profile"
+            "more `spares` in the cluster profile would help"
         )
     return Hosts(tuple(in_order[:num_nodes]), tuple(in_order[num_nodes:]))
-
-
-def write_hostfile(path: Path, hosts: Hosts, ranks_per_node: int) -> None:
-    """A file for SLURM_HOSTFILE with --distribution=arbitrary: a line a rank, in the order of ranks."""
-    lines = [node for node in hosts.used for _ in range(ranks_per_node)]
-    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 
 def _natural(name: str) -> list[tuple[int, str]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from dataclasses import dataclass
 
 from megalite.config.load import dump_config
@@ -80,6 +81,7 @@ def launch(config: Config, cluster: ClusterConfig, num_nodes: int | None = None)
         folder.evaluations.mkdir(exist_ok=True)
         script = render_evaluation(folder.run_dir, cluster, cluster.evaluation)
         folder.evaluation_script.write_text(script, encoding="utf-8")
+    folder.say_waiting("", time.time())
     folder.write_state(
         status="submitted",
         why=None,  # a former launch may have left one

@@ -41,17 +41,18 @@ def rounds(nodes: Sequence[str]) -> list[list[Pair]]:
     return [found for found in (ring[0::2], ring[1::2], last) if found]
 
 
-def measure(nodes: Sequence[str], own: str, backend: str, seed: int) -> dict[str, float]:
+def measure(addresses: Mapping[str, str], own: str, backend: str, *, seed: int, token: str) -> dict[str, float]:
     """MB/s between this node and each of its partners; 0 with one that did not come.
 
     Args:
-        nodes: all that take part, in an order that all of them have.
+        addresses: of all nodes that take part, in an order that all of them have; an empty one is the node's name.
         own: this one.
         backend: gloo, or nccl, which takes the current device.
         seed: as all nodes have it; ports are chosen by it.
+        token: by which they know each other.
     """
     found = {}
-    for number, pairs in enumerate(rounds(nodes)):
+    for number, pairs in enumerate(rounds(list(addresses))):
         pair = next((pair for pair in pairs if own in pair), None)
         if pair is None:
             continue
@@ -59,7 +60,8 @@ def measure(nodes: Sequence[str], own: str, backend: str, seed: int) -> dict[str
         port = FIRST_PORT + (seed * 7 + number) % NUM_PORTS
         found[partner] = 0.0
         with suppress(RuntimeError):  # all that a lost partner makes of a collective
-            found[partner] = _measure_pair(pair, own, backend, port)
+            address = f"tcp://{addresses[pair[0]] or pair[0]}:{port}"
+            found[partner] = _measure_pair(address, pair.index(own), backend, token)
     return found
 
 
@@ -82,15 +84,17 @@ def blame(speeds: Mapping[Pair, float]) -> tuple[dict[str, str], dict[Pair, str]
     }
 
 
-def _measure_pair(pair: Pair, own: str, backend: str, port: int) -> float:
+def _measure_pair(address: str, rank: int, backend: str, token: str) -> float:
     import torch
     import torch.distributed as dist
+
+    from megalite.parallel.rendezvous import open_store
 
     device = torch.device("cuda" if backend == "nccl" else "cpu")
     dist.init_process_group(
         backend,
-        init_method=f"tcp://{pair[0]}:{port}",
-        rank=pair.index(own),
+        store=open_store(address, rank=rank, world_size=2, token=token, timeout_seconds=SECONDS_TO_MEET),
+        rank=rank,
         world_size=2,
         timeout=timedelta(seconds=SECONDS_TO_MEET),
     )

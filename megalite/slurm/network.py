@@ -19,12 +19,23 @@ SIOCGIFADDR = 0x8915
 """ioctl: the address of an interface."""
 
 
-def choose_interface(host: str) -> None:
-    """Let gloo and NCCL take the interface that leads to a host, unless the user has named one for them."""
-    interface = interface_towards(host)
-    for name in INTERFACE_VARIABLES if interface is not None else ():
+def choose_address(peer: str, interface: str | None = None) -> str | None:
+    """Let gloo and NCCL take one interface, unless the user has named others for them; its address.
+
+    Args:
+        peer: a host that ranks talk to.
+        interface: to take; None takes the one that leads to the peer.
+
+    Returns:
+        None where no interface could be told.
+    """
+    named = os.environ.get(INTERFACE_VARIABLES[0], LOOPBACK)
+    known = interfaces()
+    chosen = interface or (named if named != LOOPBACK and named in known else interface_towards(peer))
+    for name in INTERFACE_VARIABLES if chosen is not None else ():
         if os.environ.get(name, LOOPBACK) == LOOPBACK:  # which was right for ranks of one machine
-            os.environ[name] = interface
+            os.environ[name] = chosen
+    return known.get(chosen) if chosen is not None else None
 
 
 def interface_towards(host: str) -> str | None:

@@ -1,8 +1,10 @@
 """Is this node fit to train? A minute at most before each attempt, one task a node.
 
-    python -m megalite.slurm.node_check FOLDER JOB NODE...      leaves FOLDER/NODE.json and FOLDER/NODE.links
+    python -m megalite.slurm.node_check RUN FOLDER SEED NODE=ADDRESS...      leaves FOLDER/NODE.json and .links
 
 A node first measures itself and says so, then the links to two others (`link_check.py`), which may be slow to answer.
+
+Whether the config can run on the node's device is asked here too: a login node cannot tell.
 
 New hardware fails early, and one slow node slows all: each is measured on what training needs (matrix products, memory,
 the run's disk, the clock), and `unfit` names the ones that fall behind the others, with the figures.
@@ -20,12 +22,19 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from megalite.config.load import load_config
+from megalite.errors import UserError
+from megalite.slurm.folder import LaunchFolder
 from megalite.slurm.link_check import measure
-from megalite.slurm.network import choose_interface
 from megalite.train.in_place import clock_of
+from megalite.train.preflight import check_device
 from megalite.train.run_folder import write_atomically
+from megalite.train.worker import TOKEN_VARIABLE
 
 LINKS = ".links"
+
+PARTIAL_FILES = ".speed-*"
+"""Left by a check that was killed while it wrote."""
 
 MATMUL_SIZE = {"cpu": 768, "cuda": 8192}
 MATMUL_ROUNDS = 8
@@ -42,8 +51,6 @@ class NodeReport:
     """What was measured on a node."""
 
     node: str
-    address: str
-    """Its path through the switches; empty where Slurm does not say."""
     num_gpus: int
     memory_gb: float
     """Free now: of the GPU with least where there are GPUs, else of the node."""
@@ -53,19 +60,21 @@ class NodeReport:
     """Writing to the run's folder, synced."""
     clock_error_seconds: float
     """Against the file server's."""
+    refusal: str = ""
+    """Why the config cannot run on this node's device."""
 
 
-def examine_node(folder: Path) -> NodeReport:
+def examine_node(folder: Path, refusal: str = "") -> NodeReport:
     """Measure this node."""
     gpus = _examine_gpus()
     return NodeReport(
         node=os.environ.get("SLURMD_NODENAME", socket.gethostname()),
-        address=os.environ.get("SLURM_TOPOLOGY_ADDR", ""),
         num_gpus=len(gpus),
         memory_gb=min((memory for memory, _ in gpus), default=_free_memory_gb()),
         gflops=min((gflops for _, gflops in gpus), default=0.0) or _cpu_gflops(),
         disk_mb_per_second=_disk_speed(folder),
         clock_error_seconds=round(time.time() - clock_of(folder), 3),
+        refusal=refusal,
     )
 
 
@@ -85,6 +94,8 @@ def unfit(reports: Mapping[str, NodeReport | None], gpus_per_node: int) -> dict[
     for node, report in reports.items():
         if report is None:
             problems[node] = "did not answer"
+        elif report.refusal:
+            problems[node] = report.refusal
         elif report.num_gpus < gpus_per_node:
             problems[node] = f"{report.num_gpus} GPUs answer, {gpus_per_node} are needed"
         elif report.gflops < SLOWEST_SHARE * speed:
@@ -149,7 +160,7 @@ def _free_memory_gb() -> float:
 
 
 def _disk_speed(folder: Path) -> float:
-    path = folder / f".speed-{socket.gethostname()}-{os.getpid()}"
+    path = folder / PARTIAL_FILES.replace("*", f"{socket.gethostname()}-{os.getpid()}")
     start = time.perf_counter()
     try:
         with open(path, "wb") as file:
@@ -161,14 +172,24 @@ def _disk_speed(folder: Path) -> float:
     return round(DISK_BYTES / 1e6 / (time.perf_counter() - start), 1)
 
 
+def _refusal(run_dir: Path) -> str:
+    """Why the run's config cannot run here; empty when it can."""
+    try:
+        check_device(load_config(LaunchFolder(run_dir).config))
+    except UserError as error:
+        return str(error)
+    return ""
+
+
 def main() -> None:
     """Measure this node and its links, and leave the reports."""
-    folder, job, nodes = Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3:]
-    report = examine_node(folder)
+    run_dir, folder, seed = Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3])
+    addresses = dict(node.partition("=")[::2] for node in sys.argv[4:])
+    report = examine_node(folder, _refusal(run_dir))
     write_atomically(folder / f"{report.node}.json", json.dumps(asdict(report)))
-    if len(nodes) > 1:
-        choose_interface(next(node for node in nodes if node != report.node))
-        speeds = measure(nodes, report.node, "nccl" if report.num_gpus else "gloo", job)
+    if len(addresses) > 1:
+        backend, token = "nccl" if report.num_gpus else "gloo", os.environ.get(TOKEN_VARIABLE, "")
+        speeds = measure(addresses, report.node, backend, seed=seed, token=token)
         write_atomically(folder / f"{report.node}{LINKS}", json.dumps(speeds))
 
 

@@ -1,38 +1,41 @@
-"""How an attempt ended, and what follows: from exit codes, the words of srun, and the errors that ranks left behind.
+"""How an attempt ended, and what follows: from the ends that agents saw, and the errors that ranks left behind.
 
-srun: error: node02: task 3: Killed                     a rank was killed: by whom, the kernel's log may know
-srun: error: node02: tasks 2-3: Exited with exit code 1
-srun: error: Node failure on node02
+    killed by a signal, could not be started,      the cause, whatever the others say
+    ended with code 0 before it was done
+    an error of its own                            the cause
+    an error that speaks of a lost connection      what came of it: the cause is waited for, for a moment
+
+The rank that complains first is seldom the one that failed, so nobody is named while that cannot be told.
 """
 
 from __future__ import annotations
 
 import json
-import re
-from collections.abc import Mapping, Sequence
+import signal
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
-from types import MappingProxyType
 
 from megalite.errors import EXIT_BAD_INPUT, EXIT_DONE, EXIT_REQUEUE
 
-_TASK = re.compile(r"srun: error: (?P<node>[\w.-]+): tasks? (?P<tasks>[\d,\-]+): (?P<how>.+)")
-_LAUNCH = re.compile(r"srun: error: Task launch for \S+ failed on node (?P<node>[\w.-]+): (?P<how>.+)")
-_NODE = re.compile(r"srun: error: Node failure on (?P<nodes>\S+)")
-_ENDING_THE_REST = re.compile(r"srun: .*_step_signal: Terminating")
-_COLLATERAL = ("Terminated", "Exited with exit code 143")
-"""How ranks end that Slurm ended because another one had failed."""
+SHELL_SIGNAL = 128
+"""What shells, and programs that start others, add to the number of a signal."""
 
 _LOST_PEER = (
     "Connection closed by peer",
     "Connection reset by peer",
     "Broken pipe",
     "Read error",
+    "Timed out waiting",
+    "No route to host",
     "ncclRemoteError",
     "ncclSystemError",
 )
 """What gloo and NCCL say of a peer that is gone."""
+
+_OF_PEERS = (signal.SIGABRT, signal.SIGTERM)
+"""Signals by which a rank ends when another one has: NCCL's watchdog aborts, Slurm asks before it kills."""
 
 
 class Next(Enum):
@@ -46,11 +49,37 @@ class Next(Enum):
 
 @dataclass(frozen=True)
 class RankEnd:
-    """How srun says that some ranks ended."""
+    """The end of a rank, as its agent saw it."""
 
+    rank: int
     node: str
-    ranks: tuple[int, ...]
-    how: str
+    how: int | str
+    """Its exit code, negative for a signal; or why it could not be started."""
+    time: float
+
+    @property
+    def is_well(self) -> bool:
+        """Whether it says that it is done, or has stopped as asked."""
+        return self.how in (EXIT_DONE, EXIT_REQUEUE)
+
+    @property
+    def is_conclusive(self) -> bool:
+        """Whether it tells what failed by itself."""
+        return isinstance(self.how, str) or (self._signal is not None and self._signal not in _OF_PEERS)
+
+    @property
+    def _signal(self) -> signal.Signals | None:
+        number = -self.how if self.how < 0 else self.how - SHELL_SIGNAL
+        return signal.Signals(number) if number in {each.value for each in signal.Signals} else None
+
+    def __str__(self) -> str:
+        if isinstance(self.how, str):
+            how = self.how
+        elif self._signal is not None:
+            how = signal.strsignal(self._signal) or self._signal.name
+        else:
+            how = "ended too early, with exit code 0" if self.how == EXIT_DONE else f"Exited with exit code {self.how}"
+        return f"rank {self.rank} on {self.node}: {how}"
 
 
 @dataclass(frozen=True)
@@ -67,75 +96,61 @@ class Outcome:
 
 
 def judge(
-    exit_code: int, srun_words: str, errors: Sequence[dict], unfinished: Mapping[int, str] = MappingProxyType({})
-) -> Outcome:
-    """The outcome of an attempt that has ended by itself.
+    ends: Sequence[RankEnd],
+    errors: Sequence[dict],
+    unfinished: Mapping[int, str],
+    *,
+    world_size: int,
+    is_final: bool = False,
+) -> Outcome | None:
+    """The outcome of an attempt; None while it goes on, or while it cannot be told who failed first.
 
     Args:
-        exit_code: of srun.
-        srun_words: its stderr.
+        ends: of ranks.
         errors: what ranks left in their error files: rank, time, is_user_error, message.
         unfinished: ranks that have begun and are not done, and their nodes; the first to fall silent comes first.
+        world_size: number of ranks.
+        is_final: nothing more will come: say what is known.
     """
-    if exit_code == EXIT_DONE and not errors and not unfinished:
-        return Outcome(Next.FINISHED, "all ranks are done")
-    if exit_code == EXIT_REQUEUE and not errors:
-        return Outcome(Next.STOPPED, "all ranks have stopped as asked")
-    first = min(errors, key=lambda error: error["time"], default=None)
-    if first is not None and first["is_user_error"] and exit_code == EXIT_BAD_INPUT:
-        return Outcome(Next.GIVE_UP, f"rank {first['rank']} found bad input", first["message"])
-    lost = lost_nodes(srun_words)
-    if lost:
-        return Outcome(Next.RESTART, f"node failure: {', '.join(lost)}", nodes=lost)
-    launch = _LAUNCH.search(srun_words)
-    if launch:
-        node = launch["node"]
-        return Outcome(Next.RESTART, f"tasks could not be started on {node}: {launch['how'].strip()}", nodes=(node,))
-    ends = [end for end in rank_ends(_before_the_rest_was_ended(srun_words)) if end.how not in _COLLATERAL]
-    if ends and not ends[0].how.startswith("Exited"):
-        return Outcome(Next.RESTART, _sentence(ends[0]), nodes=(ends[0].node,))
-    silent = _first_silent(srun_words, errors, unfinished)
-    if silent is not None:
-        return Outcome(Next.RESTART, _sentence(silent), nodes=(silent.node,))
-    if first is not None:
-        last_line = first["message"].strip().splitlines()[-1]
-        return Outcome(Next.RESTART, f"rank {first['rank']} failed first: {last_line}", first["message"])
-    why = _sentence(ends[0]) if ends else f"srun ended with exit code {exit_code}"
-    return Outcome(Next.RESTART, why, nodes=(ends[0].node,) if ends else ())
-
-
-def _first_silent(srun_words: str, errors: Sequence[dict], unfinished: Mapping[int, str]) -> RankEnd | None:
-    """The rank that ended first and without a word, if that is what the others' errors come from."""
-    first = min(errors, key=lambda error: error["time"], default=None)
-    if first is not None and not any(words in first["message"] for words in _LOST_PEER):
+    ended = {end.rank: end for end in ends}
+    first_error = min(errors, key=lambda error: error["time"], default=None)
+    if len(ended) == world_size and not errors and all(end.is_well for end in ends):
+        codes = {end.how for end in ends}
+        if codes == {EXIT_DONE} and not unfinished:
+            return Outcome(Next.FINISHED, "all ranks are done")
+        if codes == {EXIT_REQUEUE}:
+            return Outcome(Next.STOPPED, "all ranks have stopped as asked")
+    if first_error is not None and first_error["is_user_error"]:
+        if EXIT_BAD_INPUT in {end.how for end in ends}:
+            return Outcome(Next.GIVE_UP, f"rank {first_error['rank']} found bad input", first_error["message"])
+        if not is_final:
+            return None  # it is about to end with that code
+    in_order = sorted(ends, key=lambda end: end.time)
+    for end in in_order:
+        if end.is_conclusive or (end.how == EXIT_DONE and end.rank in unfinished):
+            return Outcome(Next.RESTART, str(end), nodes=(end.node,))
+    if first_error is not None and not _speaks_of_a_peer(first_error):
+        last_line = first_error["message"].strip().splitlines()[-1]
+        return Outcome(Next.RESTART, f"rank {first_error['rank']} failed first: {last_line}", first_error["message"])
+    bad = [end for end in in_order if not end.is_well]
+    if not is_final or not (bad or errors or len(ended) == world_size):
         return None
-    told = {error["rank"] for error in errors}
-    hows = {rank: end.how for end in rank_ends(srun_words) for rank in end.ranks}
-    for rank, node in unfinished.items():
-        if rank not in told and rank not in hows:  # srun has no words for exit code 0
-            return RankEnd(node, (rank,), "ended too early, with exit code 0")
-        if rank not in told and first is not None and hows[rank] not in _COLLATERAL:
-            return RankEnd(node, (rank,), hows[rank])
-    return None
+    return _best_guess(bad or in_order, first_error, {error["rank"] for error in errors})
 
 
-def _before_the_rest_was_ended(srun_words: str) -> str:
-    """What srun said up to the moment when it ended all other ranks because of one."""
-    ending = _ENDING_THE_REST.search(srun_words)
-    return srun_words[: ending.start()] if ending and rank_ends(srun_words[: ending.start()]) else srun_words
+def _best_guess(ends: Sequence[RankEnd], first_error: dict | None, told: Set[int]) -> Outcome:
+    """What can be said when nobody left a cause: the first to end without a word, or else the first word, which blames
+    no node."""
+    wordless = next((end for end in ends if end.rank not in told), None)
+    if wordless is not None or first_error is None:
+        end = wordless or ends[0]
+        return Outcome(Next.RESTART, str(end), nodes=(end.node,))
+    last_line = first_error["message"].strip().splitlines()[-1]
+    return Outcome(Next.RESTART, f"rank {first_error['rank']} failed first: {last_line}", first_error["message"])
 
 
-def rank_ends(srun_words: str) -> list[RankEnd]:
-    """All that srun says of ranks that did not end well, in its order."""
-    found = []
-    for match in _TASK.finditer(srun_words):
-        found.append(RankEnd(match["node"], _numbers(match["tasks"]), match["how"].strip()))
-    return found
-
-
-def lost_nodes(srun_words: str) -> tuple[str, ...]:
-    """Nodes of whose failure srun speaks, as it names them."""
-    return tuple(dict.fromkeys(match["nodes"] for match in _NODE.finditer(srun_words)))
+def _speaks_of_a_peer(error: dict) -> bool:
+    return any(words in error["message"] for words in _LOST_PEER)
 
 
 def read_errors(logs: Path, attempt: int) -> list[dict]:
@@ -147,14 +162,3 @@ def read_errors(logs: Path, attempt: int) -> list[dict]:
         except (OSError, ValueError):  # its rank was killed while it wrote
             continue
     return [error for error in errors if error["attempt"] == attempt]
-
-
-def _sentence(end: RankEnd) -> str:
-    ranks = f"rank {end.ranks[0]}" if len(end.ranks) == 1 else f"ranks {', '.join(map(str, end.ranks))}"
-    return f"{ranks} on {end.node}: {end.how}"
-
-
-def _numbers(text: str) -> tuple[int, ...]:
-    """`0-2,5` as numbers."""
-    spans = (part.split("-") for part in text.split(","))
-    return tuple(number for span in spans for number in range(int(span[0]), int(span[-1]) + 1))

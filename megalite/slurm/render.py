@@ -62,10 +62,10 @@ def sbatch_options(folder: LaunchFolder, cluster: ClusterConfig, placement: Plac
     return [
         option("job-name", job_name(folder.run_dir)),
         option("nodes", num_nodes(placement, cluster)),
-        option("ntasks-per-node", placement.ranks_per_node),
         *place_options(cluster, "partition", "account", "qos", "constraint"),
         *([option("gpus-per-node", gpus)] if gpus else []),
-        *([option("cpus-per-task", cluster.cpus_per_rank)] if cluster.cpus_per_rank else []),
+        # one task a node, the agent: with a number of tasks Slurm takes the least of a range of nodes
+        option("cpus-per-task", placement.ranks_per_node * (cluster.cpus_per_rank or 1)),
         option("time", cluster.time_limit),
         option("signal", f"B:USR1@{cluster.save_seconds}"),  # to the supervisor alone
         "--no-kill",  # a lost node is ours to replace

@@ -11,32 +11,38 @@ from typing import Any
 from megalite.checkpoint.catalog import CHECKPOINTS, latest
 from megalite.errors import UnavailableError, UserError
 from megalite.slurm.controller import Controller
-from megalite.slurm.folder import LaunchFolder
+from megalite.slurm.folder import ENDED, LaunchFolder
 from megalite.slurm.goodput import Goodput, measure
 from megalite.slurm.render import job_name
+from megalite.slurm.waiting import QueuedJob, Waiting, find_waiting
+from megalite.train.heartbeat import read_beats
+from megalite.train.in_place import clock_of
 from megalite.train.run_folder import METRICS, PLAN
-
-ENDED = ("finished", "stopped", "gave up", "cancelled")
 
 SECONDS_BETWEEN_LOOKS = 1.0
 
 TAIL_BYTES = 1 << 16
 
 
-def describe(run_dir: Path, *, now: float) -> list[str]:
+def describe(run_dir: Path) -> list[str]:
     """Lines about a run.
 
     Raises:
         UserError: it was never launched.
     """
     folder = _open(run_dir)
-    state = folder.read_state()
-    lines = [f"{run_dir}: {state['status']}" + (f" ({state['why']})" if state.get("why") else "")]
-    lines.append(_jobs(folder, state))
+    state, now = folder.read_state(), _now(folder)
+    jobs = _queue(folder)
+    waiting = _waiting(folder, state, jobs, now) if state["status"] not in ENDED else None
+    status = "waiting" if waiting is not None else state["status"]
+    lines = [f"{run_dir}: {status}" + (f" ({state['why']})" if state.get("why") else "")]
+    if waiting is not None:
+        lines.append(f"waiting for {waiting.what}{_since(waiting.since, now)}")
+    lines.append(_jobs(jobs, state))
     if state.get("attempt"):
         lines.append(f"attempt {state['attempt']} on {', '.join(state.get('nodes', []))}")
     lines += [f"slow: {straggler}" for straggler in state.get("stragglers", [])]
-    lines += _progress(folder)
+    lines += _progress(folder, is_moving=status == "running")
     newest = latest(folder.run_dir / CHECKPOINTS)
     lines.append(f"last checkpoint: {newest.name if newest else 'none yet'}")
     return [*lines, *_goodput_lines(measure(folder, now))]
@@ -109,38 +115,83 @@ def _open(run_dir: Path) -> LaunchFolder:
     return folder
 
 
-def _jobs(folder: LaunchFolder, state: dict[str, Any]) -> str:
+def _now(folder: LaunchFolder) -> float:
+    """The time by the clock of heartbeats; who may only read the folder has none but their own."""
     try:
-        live = Controller().live_jobs(job_name(folder.run_dir))
+        return clock_of(folder.path)
+    except OSError:
+        return time.time()
+
+
+def _queue(folder: LaunchFolder) -> list[QueuedJob] | None:
+    """The run's jobs; None where there is no Slurm to ask, or it does not answer."""
+    try:
+        return Controller(notify=lambda why: None, patience_seconds=0.0).queue(job_name(folder.run_dir))
     except UnavailableError:
-        return f"job {state.get('job')}, when last heard of (no Slurm here to ask)"
-    waiting = f", then {', '.join(live[1:])}" if len(live) > 1 else ""
-    return f"job {live[0]}{waiting}" if live else "no job in the queue"
+        return None
 
 
-def _progress(folder: LaunchFolder) -> list[str]:
-    """The last step, its speed, and the time left."""
+def _waiting(folder: LaunchFolder, state: dict[str, Any], jobs: list[QueuedJob] | None, now: float) -> Waiting | None:
+    attempts = [event for event in folder.read_events() if event["event"] == "attempt"]
+    return find_waiting(
+        state,
+        folder.read_waiting(),
+        jobs,
+        read_beats(folder.attempt(state.get("attempt", 0)) / "beats"),
+        world_size=state["num_nodes"] * state["ranks_per_node"],
+        alive=folder.alive.stat().st_mtime if folder.alive.exists() else None,
+        attempt_began=attempts[-1]["time"] if attempts else None,
+        now=now,
+    )
+
+
+def _since(since: float | None, now: float) -> str:
+    if since is None:
+        return ""
+    return f", since {time.strftime('%F %T', time.localtime(since))} ({_clock(max(0.0, now - since))})"
+
+
+def _jobs(jobs: list[QueuedJob] | None, state: dict[str, Any]) -> str:
+    if jobs is None:
+        return f"job {state.get('job')}, when last heard of (no Slurm here to ask, or no answer)"
+    first, *others = [job.number for job in jobs] or [None]
+    waiting = f", then {', '.join(others)}" if others else ""
+    return f"job {first}{waiting}" if first is not None else "no job in the queue"
+
+
+def _progress(folder: LaunchFolder, *, is_moving: bool) -> list[str]:
+    """The last step, and while the run moves its speed and the time left."""
     path = folder.run_dir / METRICS
     if not path.is_file() or not path.stat().st_size:
         return ["no step yet"]
-    steps = [json.loads(line) for line in read_tail(path, 20).splitlines()]
+    steps = [step for line in read_tail(path, 20).splitlines() if (step := _parsed(line)) is not None]
+    if not steps:
+        return ["no step yet"]
     last, plan = steps[-1], json.loads((folder.run_dir / PLAN).read_text(encoding="utf-8"))
     seconds = sum(step["seconds"] for step in steps) / len(steps)
     left = (plan["total_steps"] - last["step"]) * seconds
-    return [
-        f"step {last['step']:,} of {plan['total_steps']:,}, loss {last['loss']:.4f}, "
-        f"{plan['tokens_per_step'] / seconds:,.0f} tokens/s, {_clock(left)} left at this speed"
-    ]
+    speed = f", {plan['tokens_per_step'] / seconds:,.0f} tokens/s, {_clock(left)} left at this speed"
+    loss = f"{last['loss']:.4f}" if last["loss"] is not None else "none"
+    where = f"step {last['step']:,} of {plan['total_steps']:,}, loss {loss}"
+    return [where + (speed if is_moving else "")]
+
+
+def _parsed(line: str) -> dict[str, Any] | None:
+    """A step; None for a line that is being written."""
+    try:
+        return json.loads(line)
+    except ValueError:
+        return None
 
 
 def _goodput_lines(found: Goodput) -> list[str]:
     share = f"{100 * found.share:.1f} % of {_clock(found.total)} went into steps that count"
     lines = [f"{share}; {_clock(found.waiting)} waiting"]
     for each in found.attempts:
-        parts = f"computing {_clock(each.computing)}, starting {_clock(each.starting)}, saving {_clock(each.saving)}"
+        parts = ", ".join(f"{name} {_clock(seconds)}" for name, seconds in each.parts().items() if round(seconds))
         steps = f"steps {each.first_step}-{each.last_step}"
         ending = f": {each.why}" if each.why else ""
-        lines.append(f"  attempt {each.attempt} (job {each.job}): {steps}, {parts}, lost {_clock(each.lost)}{ending}")
+        lines.append(f"  attempt {each.attempt} (job {each.job}): {steps}{', ' + parts if parts else ''}{ending}")
     return lines
 
 

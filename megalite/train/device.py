@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import platform
 import time
+from dataclasses import dataclass
 from importlib import metadata
 from typing import Any
 
@@ -14,28 +15,73 @@ from megalite.errors import UnavailableError
 from megalite.layers.gemm import choose_gemm
 
 DENSE_BF16_FLOPS = {
-    "H200": 989e12,
-    "H100 PCIe": 756e12,
-    "H100": 989e12,
-    "H800": 989e12,
-    "GH200": 989e12,
-    "B200": 2250e12,
-    "A100": 312e12,
-    "A800": 312e12,
-    "L40S": 362e12,
-    "L4": 121e12,
-    "RTX 4090": 165e12,
-    "V100": 125e12,
+    "NVIDIA A10": 125e12,
+    "NVIDIA A100 80GB PCIe": 312e12,
+    "NVIDIA A100-PCIE-40GB": 312e12,
+    "NVIDIA A100-SXM4-40GB": 312e12,
+    "NVIDIA A100-SXM4-80GB": 312e12,
+    "NVIDIA A30": 165e12,
+    "NVIDIA A40": 149.7e12,
+    "NVIDIA A800 80GB PCIe": 312e12,
+    "NVIDIA A800-SXM4-80GB": 312e12,
+    "NVIDIA B200": 2250e12,
+    "NVIDIA GB200": 2500e12,
+    "NVIDIA GH200 480GB": 989e12,
+    "NVIDIA GH200 144G HBM3e": 989e12,
+    "NVIDIA GeForce RTX 3090": 71e12,
+    "NVIDIA GeForce RTX 4090": 165.2e12,
+    "NVIDIA GeForce RTX 5090": 209.5e12,
+    "NVIDIA H100 80GB HBM3": 989e12,
+    "NVIDIA H100 NVL": 835.5e12,
+    "NVIDIA H100 PCIe": 756e12,
+    "NVIDIA H20": 148e12,
+    "NVIDIA H200": 989e12,
+    "NVIDIA H200 NVL": 835.5e12,
+    "NVIDIA H800": 989e12,
+    "NVIDIA L4": 121e12,
+    "NVIDIA L40": 181e12,
+    "NVIDIA L40S": 362e12,
+    "NVIDIA RTX 6000 Ada Generation": 364e12,
+    "NVIDIA RTX A6000": 154.8e12,
+    "Tesla V100-SXM2-16GB": 125e12,
+    "Tesla V100-SXM2-32GB": 125e12,
 }
-"""Dense bf16 (V100: fp16) peaks of the makers' data sheets, FLOP/s; matched by the first name that the device's
-contains."""
+"""Dense bf16 (V100: fp16) peaks of the makers' data sheets with fp32 sums, FLOP/s, by the whole name that CUDA reports:
+parts of names are shared by devices of quite different speed (L4 and L40, A10 and A100, H100 SXM and NVL)."""
 
-CEILING_SIZE = 1024
+CEILING_SIZE = {"cpu": 1024, "cuda": 8192}
+"""Of the product that is timed where the peak is not known: so large that starting it takes no part of the time."""
 CEILING_TRIES = 8
 
 
+@dataclass(frozen=True)
+class Peak:
+    """What MFU is a share of."""
+
+    flops: float
+    """FLOP/s of one device."""
+    origin: str
+    """Where the figure is from."""
+
+    def __str__(self) -> str:
+        return f"{self.flops / 1e12:,.{0 if self.flops >= 1e13 else 2}f} TFLOP/s a device, {self.origin}"
+
+
 def choose_device(wanted: str, local_rank: int) -> torch.device:
-    """The device of this rank under `train.device`.
+    """The device of this rank under `train.device`, from now on the one that this process uses.
+
+    Raises:
+        UnavailableError: as `find_device`.
+    """
+    device = find_device(wanted, local_rank)
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    return device
+
+
+def find_device(wanted: str, local_rank: int) -> torch.device:
+    """The device of a rank under `train.device`. Nothing is done on it: a process that as much as chooses a GPU takes
+    half a gigabyte there.
 
     Raises:
         UnavailableError: CUDA was asked for and is not here, or has fewer devices than local ranks.
@@ -50,7 +96,6 @@ def choose_device(wanted: str, local_rank: int) -> torch.device:
         raise UnavailableError(
             f"local rank {local_rank} has no GPU: this machine has {torch.cuda.device_count()}; start fewer ranks on it"
         )
-    torch.cuda.set_device(local_rank)
     return torch.device("cuda", local_rank)
 
 
@@ -70,20 +115,20 @@ def describe_machine(device: torch.device) -> dict[str, Any]:
     }
 
 
-def peak_flops(device: torch.device, dtype: torch.dtype) -> float:
-    """FLOP/s that MFU is counted against: the data sheet's bf16 peak for a known GPU, else a measured product."""
+def find_peak(device: torch.device, dtype: torch.dtype) -> Peak:
+    """What MFU is counted against: the data sheet's bf16 peak for a known GPU, else a measured product."""
     if device.type == "cuda":
-        name = torch.cuda.get_device_name(device)
-        for known, flops in DENSE_BF16_FLOPS.items():
-            if known in name:
-                return flops
-    return measure_gemm_flops(device, dtype)
+        known = DENSE_BF16_FLOPS.get(torch.cuda.get_device_name(device))
+        if known is not None:
+            return Peak(known, "its data sheet's dense bf16 peak")
+    size, name = CEILING_SIZE[device.type], str(dtype).removeprefix("torch.")
+    return Peak(measure_gemm_flops(device, dtype, size), f"measured here: a product of {size} x {size} in {name}")
 
 
-def measure_gemm_flops(device: torch.device, dtype: torch.dtype) -> float:
-    """FLOP/s of the fastest of a few square products, by the backend that training uses: a ceiling for a step."""
+def measure_gemm_flops(device: torch.device, dtype: torch.dtype, size: int) -> float:
+    """FLOP/s of the fastest of a few square products, by the backend that training uses."""
     gemm = choose_gemm(device.type, dtype)
-    left, right = (torch.randn(CEILING_SIZE, CEILING_SIZE, device=device, dtype=dtype) for _ in range(2))
+    left, right = (torch.randn(size, size, device=device, dtype=dtype) for _ in range(2))
     best = float("inf")
     for _ in range(CEILING_TRIES):
         start = time.perf_counter()
@@ -91,4 +136,4 @@ def measure_gemm_flops(device: torch.device, dtype: torch.dtype) -> float:
         if device.type == "cuda":
             torch.cuda.synchronize(device)
         best = min(best, time.perf_counter() - start)
-    return 2.0 * CEILING_SIZE**3 / best
+    return 2.0 * size**3 / best

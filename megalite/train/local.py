@@ -41,10 +41,8 @@ ALLOCATOR = {
     "MALLOC_TRIM_THRESHOLD_": str(16 * 2**30),
     "MALLOC_TOP_PAD_": str(256 * 2**20),
 }
-"""glibc keeps freed memory up to these sizes instead of giving it back."""
-
-RANK_ENVIRONMENT = {**ALLOCATOR, "CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
-"""What every rank gets, wherever it runs, unless the user has set it. The second makes matrix products repeatable."""
+"""What every rank gets, wherever it runs, unless the user has set it: glibc keeps freed memory up to these sizes
+instead of giving it back."""
 
 WORKER = "megalite.train.worker"
 
@@ -153,7 +151,7 @@ def _attempt(
 def rank_environment(rank: int, world_size: int, folder: Path) -> dict[str, str]:
     """Environment of a local rank: who it is, its share of the cores, the allocator."""
     return {
-        **RANK_ENVIRONMENT,
+        **ALLOCATOR,
         "OMP_NUM_THREADS": str(_threads_a_rank(world_size)),
         "GLOO_SOCKET_IFNAME": "lo",
         **os.environ,

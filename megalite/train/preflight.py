@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from typing import TYPE_CHECKING
 
 from megalite.checkpoint.catalog import CHECKPOINTS, check_disk, latest, named
 from megalite.checkpoint.format import MANIFEST, read_manifest
@@ -20,13 +21,17 @@ from megalite.monitor.wandb import check_wandb
 from megalite.train.evaluation.tasks import Task, open_tasks
 from megalite.train.run_folder import CONFIG, changed_settings, check_run_folder
 
+if TYPE_CHECKING:
+    import torch
+
 
 def preflight(
-    config: Config, world_size: int, *, has_device: bool = True
+    config: Config, world_size: int, *, local_rank: int | None = None, has_device: bool = True
 ) -> tuple[RunPlan, Samples, dict[str, Samples]]:
     """Check a run and return its plan, its open data and its validation sets by name.
 
     Args:
+        local_rank: of the rank that this process is; None for one that starts others, and must not touch a device.
         has_device: whether this is a machine that will train; a login node says nothing about the nodes' devices.
 
     Raises:
@@ -45,7 +50,7 @@ def preflight(
     _gather(problems, lambda: open_run_tasks(config, plan, samples))
     _gather(problems, lambda: _check_folder(config, plan))
     if has_device:
-        _gather(problems, lambda: check_device(config))
+        _gather(problems, lambda: check_device(config, local_rank))
     _gather(problems, lambda: _check_init_from(config))
     if config.monitor.wandb is not None:
         _gather(problems, check_wandb)
@@ -94,18 +99,27 @@ def _check_folder(config: Config, plan: RunPlan) -> None:
     check_disk(config.run.dir / CHECKPOINTS, plan.num_parameters)
 
 
-def check_device(config: Config) -> None:
+def check_device(config: Config, local_rank: int | None = None) -> None:
     """Refuse a device or a format that this machine does not have.
+
+    Args:
+        local_rank: of the rank that this process is; None for one that must not touch a device.
 
     Raises:
         UnavailableError: there is no CUDA device.
         UserError: FP8 cannot run on the device.
     """
     if config.train.device == "cuda":
-        from megalite.train.device import choose_device
+        _device(config, local_rank)
+    _check_fp8(config, local_rank)
 
-        choose_device("cuda", 0)
-    _check_fp8(config)
+
+def _device(config: Config, local_rank: int | None) -> torch.device:
+    """The device to ask what it can do: a rank's own, which it chooses first, or else the first one, untouched."""
+    from megalite.train.device import choose_device, find_device
+
+    wanted = config.train.device
+    return find_device(wanted, 0) if local_rank is None else choose_device(wanted, local_rank)
 
 
 def _check_branch(config: Config, plan: RunPlan) -> None:
@@ -135,14 +149,13 @@ def _check_branch(config: Config, plan: RunPlan) -> None:
         )
 
 
-def _check_fp8(config: Config) -> None:
+def _check_fp8(config: Config, local_rank: int | None) -> None:
     fp8 = config.precision.fp8
     if fp8 is None or fp8.backend == "emulate":
         return
     from megalite.layers.fp8.available import why_unavailable
-    from megalite.train.device import choose_device
 
-    reason = why_unavailable(fp8, choose_device(config.train.device, 0).type)
+    reason = why_unavailable(fp8, _device(config, local_rank))
     if reason:
         raise UserError(
             f"precision.fp8: backend={fp8.backend} with recipe={fp8.recipe} cannot run here: {reason}; use "

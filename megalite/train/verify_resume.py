@@ -95,8 +95,10 @@ def verify_resume(
     Raises:
         UserError: the run is shorter than 2 N steps, or cannot start.
     """
-    goes_by_validation = load_config(path, overrides).schedule.name == "plateau"
-    forced = [*overrides, *FORCED, *([] if goes_by_validation else [NO_VALIDATION])]
+    asked = load_config(path, overrides)
+    forced = [*overrides, *FORCED, *([] if asked.schedule.name == "plateau" else [NO_VALIDATION])]
+    if asked.run.deterministic is None:
+        forced.append("run.deterministic=true")
     forced += [f"checkpoint.every={num_steps}", "monitor.tensorboard=false"]
     whole, halves = (load_config(path, [*forced, f"run.dir={folder / name}"]) for name in ("whole", "halves"))
     total = derive_steps(whole)

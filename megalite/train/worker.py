@@ -169,7 +169,7 @@ def connect_rank(
         UserError: it does not, or the device has not the run's format.
         StartError: the ranks could not meet.
     """
-    from megalite.engine.runtime import check_dtype, connect_processes, prepare_deepspeed
+    from megalite.engine.runtime import check_dtype, connect_processes, prepare_deepspeed, set_determinism
     from megalite.parallel.axes import connect
     from megalite.parallel.mesh import Mesh
     from megalite.train.device import choose_device, free_bytes
@@ -182,7 +182,7 @@ def connect_rank(
     os.environ["LOCAL_RANK"] = str(place.local_rank)
     prepare_deepspeed(device.type)
     check_dtype(config.precision.dtype, device.type)
-    _set_determinism(config.run.deterministic)
+    set_determinism(config.run.deterministic, device.type)
     connect_processes(
         rank=place.rank,
         world_size=place.world_size,
@@ -199,25 +199,25 @@ def _train(config: Config, place: Place, stop: StopRequest, heart: Heart, *, is_
     from megalite.train.preflight import open_run_tasks, preflight
 
     start_up = StartUp(is_heard=place.rank == 0)
-    plan, samples, valid_sets = preflight(config, place.world_size)
+    plan, samples, valid_sets = preflight(config, place.world_size, local_rank=place.local_rank)
     if place.local_ranks is not None and place.local_rank == 0 and not is_forced:
         check_fit(config, plan, place.local_ranks)
     start_up.say(IMPORTING)
 
-    import torch
-
     from megalite.checkpoint.stage_state import load_state
     from megalite.engine.build import DTYPES
-    from megalite.engine.runtime import disconnect_processes
+    from megalite.engine.runtime import disconnect_processes, set_determinism
     from megalite.monitor.recorder import Recorder
     from megalite.train.attempt import join_attempt
-    from megalite.train.device import describe_machine, peak_flops
+    from megalite.train.data_check import verify_data
+    from megalite.train.device import describe_machine, find_peak
     from megalite.train.run_folder import write_run_folder
     from megalite.train.start import choose_start
     from megalite.train.trainer import Run, Trainer
 
     start_up.say(MEETING)
     axes, device = connect_rank(config, plan, place, say=start_up.say, is_forced=is_forced)
+    verified = verify_data(config, plan, axes, device, start_up.say) if config.data.verify else None
     is_writer = place.rank == 0
     if is_writer:
         stop.watch(config.run.dir)
@@ -229,15 +229,12 @@ def _train(config: Config, place: Place, stop: StopRequest, heart: Heart, *, is_
     start_up.say(BUILDING)
     engine = _build_engine(config, plan, axes, device, start)
     anew = load_state(engine, start.reader)
-    recorder = Recorder(
-        config,
-        plan,
-        first_step=start.progress.step,
-        peak_flops=peak_flops(device, DTYPES[config.precision.dtype]),
-        is_writer=is_writer,
-    )
+    peak = find_peak(device, DTYPES[config.precision.dtype])
+    first_step = start.progress.step
+    recorder = Recorder(config, plan, first_step=first_step, peak_flops=peak.flops, is_writer=is_writer)
     about = {"world_size": place.world_size, "attempt": fence.attempt, **describe_machine(device)}
-    _record_start(recorder, start, plan, about, anew)
+    _record_start(recorder, start, plan, {**about, "peak_flops": peak.flops, "peak_is": peak.origin}, anew, verified)
+    recorder.say(f"mfu is a share of {peak}")
     tasks = open_run_tasks(config, plan, samples)
     samples = samples.following(start.progress.account)
     run = Run(config, plan, axes, device, engine, samples, valid_sets, tasks, recorder, fence, stop, heart)
@@ -252,7 +249,7 @@ def _train(config: Config, place: Place, stop: StopRequest, heart: Heart, *, is_
             _leave_report(config.run.dir)
     engine.close()
     disconnect_processes()
-    torch.use_deterministic_algorithms(False)
+    set_determinism(False, device.type)
     return code
 
 
@@ -268,12 +265,20 @@ def _build_engine(config: Config, plan: RunPlan, axes: Axes, device: torch.devic
     return engine
 
 
-def _record_start(recorder: Recorder, start: Start, plan: RunPlan, about: dict[str, Any], anew: Sequence[str]) -> None:
+def _record_start(
+    recorder: Recorder,
+    start: Start,
+    plan: RunPlan,
+    about: dict[str, Any],
+    anew: Sequence[str],
+    verified: dict[str, float] | None,
+) -> None:
     """Write down and say where the run goes on from, and what it had to pass over.
 
     Args:
         about: the machine.
         anew: layers whose FP8 history begins anew.
+        verified: of `data_check.verify_data`; None where that was not asked for.
     """
     from megalite.checkpoint.hf.families.registry import exportable
 
@@ -286,6 +291,8 @@ def _record_start(recorder: Recorder, start: Start, plan: RunPlan, about: dict[s
         recorder.event("checkpoint_set_aside", step, folder=folder.name)
         recorder.say(f"it is kept as {folder}; mended, it takes part again under its old name")
     recorder.event("start", step, origin=start.origin, **about)
+    if verified is not None:
+        recorder.event("data_verified", step, **verified)
     if start.proof:
         recorder.event("weights_compared", step, why=start.proof)
         recorder.say(f"{start.origin}: {start.proof}")
@@ -314,13 +321,6 @@ def _leave_report(run_dir: Path) -> None:
         print(f"no report: {error}", file=sys.stderr)
     except Exception:  # whatever it is, the run has ended as it did
         print(f"no report:\n{traceback.format_exc()}", file=sys.stderr)
-
-
-def _set_determinism(deterministic: bool) -> None:
-    import torch
-
-    torch.use_deterministic_algorithms(deterministic)
-    torch.utils.deterministic.fill_uninitialized_memory = False  # costs a pass over every new buffer
 
 
 def _leave_word(run_dir: Path, place: Place, message: str, *, is_user_error: bool) -> None:

@@ -46,6 +46,7 @@ def test_own_tokenizers_keep_their_ids(kind: str, tokenizers: Path, tmp_path: Pa
     assert json.loads((tmp_path / "hf" / "tokenizer_config.json").read_text())["tokenizer_class"] == (
         "PreTrainedTokenizerFast"
     )
+    assert AutoTokenizer.from_pretrained(tmp_path / "hf").model_max_length == tiny_model().max_positions
     own, config = Tokenizer.load(tokenizers / kind), json.loads((tmp_path / "hf" / "config.json").read_text())
     ids = {f"{role}_token_id": getattr(own, f"{role}_id") for role in ("bos", "eos", "pad")}
     assert {key: config[key] for key in ids} == ids

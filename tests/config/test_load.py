@@ -189,7 +189,7 @@ class TestSettings:
             ("data: {train: a}", 'data.train: found "a", expected a list - Sources of the training mixture'),
             ("data: {train: [{}]}", "data.train.0.path: missing; expected a path (text; quote it if it looks like"),
             ("run: {dir: 2024}", "run.dir: found 2024, expected a path (text; quote it if it looks like something"),
-            ("run: {deterministic: 3}", "run.deterministic: found 3, expected true or false - Ask torch for"),
+            ("run: {deterministic: 3}", "run.deterministic: found 3, expected true or false, or null - Ask"),
             ("batch: 7", "batch: found 7, expected a group of settings (lines of `key: value`) - Sizes of a step's"),
             ("model: {rope: {scaling: {type: x}}}", 'model.rope.scaling.type: found "x", expected linear or llama3 - '),
             (

@@ -14,7 +14,6 @@ from megalite.data.indexed import IndexedWriter, token_dtype
 from megalite.data.pack import pack
 from megalite.data.recipe import DocumentSource, PackConfig, TokenizerKind
 from megalite.data.sources import TOKENS_NAME
-from megalite.data.split import ALL
 from megalite.data.station import StationResult, run_station
 
 WORDS = ("model", "reads", "a", "stream", "of", "tokens", "learns", "what", "follows", "every", "word", "before", "it")
@@ -51,14 +50,8 @@ def write_tokens_folder(
         num_tokens = sum(document.size for document in documents)
         return {"documents": len(documents), "tokens": num_tokens, "text_bytes": 4 * num_tokens, "rejected": {}}
 
-    settings = {
-        "tokenizer": {"fingerprint": tokenizer, "vocab_size": vocab_size},
-        "tokenizer_input": 1,
-        "eos_id": EOS,
-        "split": ALL.settings(),
-    }
-    inputs = [(folder.parent / "documents", "some documents"), (folder.parent / "tokenizer", tokenizer)]
-    run_station("tokenize", folder, inputs=inputs, settings=settings, build=build)
+    settings = {"tokenizer": {"fingerprint": tokenizer, "vocab_size": vocab_size}, "tokenizer_input": 0}
+    run_station("tokenize", folder, inputs=[(folder.parent / "tokenizer", tokenizer)], settings=settings, build=build)
     return folder
 
 

@@ -20,6 +20,23 @@ def test_unknown_languages_are_refused(tmp_path):
     assert not list(tmp_path.glob("out*"))
 
 
+def test_the_language_comes_before_the_rules(tmp_path):
+    """A German page is in another language, and has not "few stop words"; what C4 would cut counts for the language."""
+    pytest.importorskip("py3langid", reason="py3langid is not installed: pip install 'megalite[data]'")
+    german = "Der schnelle braune Fuchs springt über den faulen Hund und läuft dann in den dunklen Wald zurück. " * 9
+    english = "The quick brown fox jumps over the lazy dog and then runs back into the dark forest again. " * 9
+    texts = [german, english, german.replace(".", ""), ""]
+    config = CleanConfig(language={"keep": ["en"]}, gopher_quality={}, c4={})
+    result = clean(corpus_of(write_json_lines(tmp_path / "a.jsonl", texts)), tmp_path / "out", config)
+    rejected = pq.read_table(tmp_path / "out" / "rejected" / "part-00000.parquet").to_pylist()
+    assert [(row["text"][:3], row["reason"]) for row in rejected] == [
+        ("Der", "language"),
+        ("Der", "language"),
+        ("", "c4: too few sentences"),
+    ]
+    assert result.manifest.counts["documents"] == 1
+
+
 def test_the_station_keeps_counts_and_rejects(tmp_path):
     """Kept documents are repaired, rejected ones as they came, and every reason is counted."""
     texts = ["a good and long enough text  ", "short", "!" * 60, "", "\n".join(["the same line again"] * 9)]

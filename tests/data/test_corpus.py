@@ -212,7 +212,7 @@ def test_text_that_is_not_utf8(tmp_path):
 
 @pytest.mark.parametrize(("name", "damage"), [("b.jsonl.gz", gzip.compress), ("b.jsonl.zst", zstandard.compress)])
 def test_damaged_files_do_not_stop_the_others(tmp_path, name, damage):
-    """A compressed file cut in the middle counts as one bad record."""
+    """A compressed file cut in the middle, and one that is no table, count as one bad record each."""
     write_json_lines(tmp_path / "a.jsonl", ["before"])
     whole = damage(json.dumps({"text": "x" * 100}).encode())
     (tmp_path / name).write_bytes(whole[: len(whole) // 2])
@@ -220,7 +220,10 @@ def test_damaged_files_do_not_stop_the_others(tmp_path, name, damage):
     write_json_lines(tmp_path / "d.jsonl", ["after"])
     records = list(corpus_of(tmp_path).read())
     assert [record.text for record in records if isinstance(record, Document)] == ["before", "after"]
-    assert [record.reason for record in records if isinstance(record, Rejected)][-2:] == ["unreadable file"] * 2
+    assert [record.reason for record in records if isinstance(record, Rejected)][-2:] == [
+        "damaged file",
+        "unreadable file",
+    ]
 
 
 def test_nulls_in_a_table_are_put_aside(tmp_path):

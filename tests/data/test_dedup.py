@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from megalite.data.dedup import dedup, first_occurrences, hash_texts
 from megalite.data.recipe import DedupConfig
 from megalite.data.texts import Texts
+from megalite.errors import DataError
 from tests.data.factory import corpus_of, write_json_lines
 
 
@@ -55,6 +56,7 @@ def test_the_first_of_each_cluster_stays(tmp_path):
     assert result.manifest.counts == {
         "documents": 4,
         "documents_in": 7,
+        "text_bytes_in": 25,
         "text_bytes": 15,
         "clusters": 2,
         "largest_cluster": 3,
@@ -73,9 +75,10 @@ def test_records_that_cannot_be_read_are_put_aside(tmp_path):
     assert pq.read_table(tmp_path / "out" / "rejected" / "part-00000.parquet").num_rows == 1
 
 
-def test_nothing_in_nothing_out(tmp_path):
-    """An input without documents leaves an empty station, not an error."""
+def test_nothing_in_is_an_error(tmp_path):
+    """A source without documents is a mistake of the one who named it: an empty set would be the next one's riddle."""
     path = tmp_path / "a.jsonl"
     path.write_text("\n")
-    counts = dedup(corpus_of(path), tmp_path / "out", DedupConfig()).manifest.counts
-    assert (counts["documents"], counts["largest_cluster"]) == (0, 0)
+    with pytest.raises(DataError, match=r"a\.jsonl: empty: no document is in it"):
+        dedup(corpus_of(path), tmp_path / "out", DedupConfig())
+    assert not (tmp_path / "out").exists()

@@ -20,13 +20,14 @@ from megalite.data.effects import (
     QUANTILES,
     Effects,
     compact,
+    headline,
     make_histogram,
     measure_effects,
     with_rule_sets,
     write_page,
 )
 from megalite.data.privacy.settings import PrivacyConfig
-from megalite.data.recipe import CleanConfig
+from megalite.data.recipe import CleanConfig, LanguageConfig
 from megalite.data.rules.judge import judge
 from megalite.data.rules.settings import C4Config, FineWebConfig, GopherQualityConfig, GopherRepetitionConfig
 from megalite.data.texts import Texts
@@ -199,6 +200,21 @@ def test_measuring_twice_gives_the_same(tmp_path):
     assert [effect.quantiles for effect in first.rules] == [effect.quantiles for effect in second.rules]
 
 
+def test_rules_see_the_wanted_languages_only(tmp_path):
+    """As in the station, where the language is looked at before the rules."""
+    pytest.importorskip("py3langid", reason="py3langid is not installed: pip install 'megalite[data]'")
+    german = "Der schnelle braune Fuchs springt über den faulen Hund und läuft dann in den dunklen Wald zurück. " * 9
+    english = "The quick brown fox jumps over the lazy dog and then runs back into the dark forest again. " * 9
+    path = write_json_lines(tmp_path / "a.jsonl", [german, english, german + "Noch einmal."])
+    config = CleanConfig(language={"keep": ["en"]}, gopher_quality={})
+    found = measure_effects(corpus_of(path), config)
+    assert (found.documents, found.other_languages) == (1, 2)
+    assert {effect.reason: effect.rejected for effect in found.rules}["gopher: few stop words"] == 0
+    assert "2 documents in other languages" in headline(found)
+    with pytest.raises(DataError, match="and 3 are in other languages"):
+        measure_effects(corpus_of(path), config.model_copy(update={"language": LanguageConfig(keep=("fr",))}))
+
+
 def test_unreadable_records_are_counted_and_left_out(tmp_path):
     """And a sample of nothing else is refused."""
     path = write_json_lines(tmp_path / "a.jsonl", prose(5))
@@ -206,7 +222,7 @@ def test_unreadable_records_are_counted_and_left_out(tmp_path):
         file.write("broken\n[]\n")
     found = measure_effects(corpus_of(path), CleanConfig())
     assert (found.documents, found.unreadable) == (5, 2)
-    with pytest.raises(DataError, match="no document to look at: 7 records in the sample"):
+    with pytest.raises(DataError, match="no document to look at: 7 records in the sample could not be read"):
         measure_effects(corpus_of(path, text_field="txt"), CleanConfig())
 
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -17,6 +20,7 @@ from megalite.data.layout import (
     LENGTHS_FILE,
     STARTS_FILE,
     ConcatLayout,
+    PackedLayout,
     Pieces,
 )
 from megalite.data.pack import pack
@@ -88,6 +92,18 @@ def assert_rows_equal_the_reference(samples: Samples) -> None:
             assert found.tolist() == values.tolist(), (name, row)
 
 
+@contextmanager
+def unseen_at_opening() -> Iterator[None]:
+    """Open files of which nothing can be learnt; and damaged ones, as if that came later or lay where none looks."""
+    with (
+        patch("megalite.data.sources.check_spots", lambda *_: None),
+        patch.object(PackedLayout, "damage", lambda *_, **__: ""),
+        patch.object(IndexedTokens, "damage", lambda *_, **__: ""),
+        patch.object(IndexedTokens, "has_label", lambda _: True),
+    ):
+        yield
+
+
 @given(
     lengths=st.lists(st.integers(0, 40), min_size=1, max_size=40).filter(any),
     seq_len=st.integers(1, 24),
@@ -104,7 +120,9 @@ def test_kernel_equals_the_plain_reading(tmp_path_factory, lengths, seq_len, mas
     pair = write_pair(folder / "pair", documents, vocab_size=100_000 if wide else VOCAB_SIZE)
     pack(pair, folder / "packed", PackConfig(seq_len=seq_len))
     configs = [SourceConfig(path=folder / "packed", weight=2), SourceConfig(path=pair)]
-    assert_rows_equal_the_reference(open_samples(configs, seq_len=seq_len, seed=seed, document_masks=masks))
+    with unseen_at_opening():
+        samples = open_samples(configs, seq_len=seq_len, seed=seed, document_masks=masks)
+    assert_rows_equal_the_reference(samples)
 
 
 @pytest.mark.parametrize("masks", [True, False])
@@ -188,11 +206,14 @@ DAMAGED_INDEX = {
 
 @pytest.mark.parametrize("damage", DAMAGED_INDEX)
 def test_a_damaged_piece_is_refused_not_followed(tmp_path, damage):
-    """Sizes are as recorded, so opening passes; the kernel looks at every piece before it reads."""
+    """At opening; and where that did not see it, by the kernel, which looks at every piece before it reads."""
     folder = write_packed_folder(tmp_path / "packed", DOCUMENTS, seq_len=SEQ_LEN)
     name, value = DAMAGED_INDEX[damage]
     overwrite(folder / name, 0, value)
-    samples = open_validation_samples([SourceConfig(path=folder)], seq_len=SEQ_LEN, document_masks=True)
+    with pytest.raises(DataError, match=f"{name}: its contents have changed"):
+        open_validation_samples([SourceConfig(path=folder)], seq_len=SEQ_LEN, document_masks=True)
+    with unseen_at_opening():
+        samples = open_validation_samples([SourceConfig(path=folder)], seq_len=SEQ_LEN, document_masks=True)
     with pytest.raises(DataError, match=r"damaged index: a piece of sample \[0\] lies outside its"):
         samples.sample(0)
     assert samples.sample(5).tokens.any()
@@ -202,7 +223,8 @@ def test_a_sample_without_a_piece_is_refused(tmp_path):
     """Two equal borders; packing never leaves a sequence empty."""
     folder = write_packed_folder(tmp_path / "packed", DOCUMENTS, seq_len=SEQ_LEN)
     overwrite(folder / BORDERS_FILE, 1, 0)
-    samples = open_validation_samples([SourceConfig(path=folder)], seq_len=SEQ_LEN, document_masks=True)
+    with unseen_at_opening():
+        samples = open_validation_samples([SourceConfig(path=folder)], seq_len=SEQ_LEN, document_masks=True)
     with pytest.raises(DataError, match="damaged index"):
         samples.sample(0)
 
@@ -220,7 +242,8 @@ def test_a_damaged_index_of_documents_ends_in_an_error_or_in_tokens(tmp_path_fac
     data[34 + 16 : 34 + 40] = np.array(offsets, "<i8").tobytes()
     data[34 + 56 : 34 + 80] = np.array(borders, "<i8").tobytes()
     index.write_bytes(bytes(data))
-    samples = open_validation_samples([SourceConfig(path=prefix)], seq_len=3, document_masks=True)
+    with unseen_at_opening():
+        samples = open_validation_samples([SourceConfig(path=prefix)], seq_len=3, document_masks=True)
     complaints, tokens = [], set()
     for number in range(samples.num_samples_per_epoch):
         try:
@@ -229,3 +252,19 @@ def test_a_damaged_index_of_documents_ends_in_an_error_or_in_tokens(tmp_path_fac
             complaints.append(str(error))
     assert all("damaged index" in text for text in complaints)
     assert tokens <= {NO_TOKEN, 5}
+
+
+@pytest.mark.parametrize("method", ["best_fit", "concat"])
+def test_a_token_below_zero_is_refused(tmp_path, method):
+    """A flipped sign in a file of a signed type would be read as a row from the end of the embedding."""
+    documents = [np.arange(3, 40), np.arange(3, 20)]
+    pair = write_pair(tmp_path / "pair", documents, vocab_size=100_000)
+    pack(pair, tmp_path / "packed", PackConfig(seq_len=SEQ_LEN, method=method))
+    tokens = np.fromfile(f"{pair}.bin", np.int32)
+    tokens[5] = -7
+    tokens.tofile(f"{pair}.bin")
+    samples = open_validation_samples([SourceConfig(path=tmp_path / "packed")], seq_len=SEQ_LEN, document_masks=True)
+    with pytest.raises(DataError, match=r"pair\.bin: damaged: token -7 found"):
+        samples.check_vocab_size(100_000)
+    with pytest.raises(DataError, match=r"is below 0; its \.bin file is damaged"):
+        samples.read(np.array([[0, 0, number] for number in range(samples.num_samples_per_epoch)]))

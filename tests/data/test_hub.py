@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pyarrow as pa
@@ -12,9 +13,12 @@ from pydantic import ValidationError
 
 from megalite.data.clean import clean
 from megalite.data.corpus import Corpus
+from megalite.data.dedup import dedup
 from megalite.data.documents import Document, Rejected
-from megalite.data.recipe import CleanConfig, DocumentSource
+from megalite.data.near.settings import NearDedupConfig
+from megalite.data.recipe import CleanConfig, DedupConfig, DocumentSource
 from megalite.data.runners import LocalPool
+from megalite.data.stations.near import near_dedup
 from megalite.errors import DataError, UnavailableError
 from tests.data.factory import all_bytes, corpus_of, prose, write_json_lines
 
@@ -202,3 +206,24 @@ def test_settings_of_another_kind_are_refused(settings, message):
     """None is ignored in silence."""
     with pytest.raises(ValidationError, match=message):
         DocumentSource.model_validate(settings)
+
+
+def test_folders_of_stations_load_as_they_are(tmp_path):
+    """`load_dataset(FOLDER)` gives the documents; what was rejected or removed has its own name. Rejects of another
+    schema in a subfolder made it end in a CastError."""
+    from datasets import load_dataset
+
+    raw = write_json_lines(tmp_path / "raw.jsonl", [*TEXTS, *TEXTS[:5], "x", *(text + " end" for text in TEXTS[:3])])
+    cleaned = clean(corpus_of(raw), tmp_path / "clean", CleanConfig(min_chars=3)).manifest
+    once = dedup(corpus_of(tmp_path / "clean"), tmp_path / "dedup", DedupConfig()).manifest
+    near = near_dedup(corpus_of(tmp_path / "dedup"), tmp_path / "near", NearDedupConfig(), keep_index=True).manifest
+    for manifest, others in ((cleaned, ["rejected"]), (once, ["clusters"]), (near, ["removed"])):
+        loaded = load_dataset(str(manifest.folder))["train"]
+        assert loaded.num_rows == manifest.counts["documents"] > 0
+        assert loaded.column_names == ["id", "source", "text", "metadata"]
+        for name in others:
+            put_aside = load_dataset(str(manifest.folder), name)["train"]
+            assert put_aside.num_rows == manifest.counts["documents_in"] - manifest.counts["documents"] > 0
+    assert "README.md" in [output.path for output in cleaned.outputs]
+    without = replace(cleaned, outputs=tuple(each for each in cleaned.outputs if each.path != "README.md"))
+    assert without.fingerprint == cleaned.fingerprint

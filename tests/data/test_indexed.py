@@ -145,7 +145,12 @@ DAMAGES = {
     "no idx": (lambda p: (p / "pair.idx").unlink(), r"pair\.idx: no such file"),
     "version": (lambda p: patch(p / "pair.idx", 9, b"\x02"), "index version 2"),
     "floats": (lambda p: patch(p / "pair.idx", 17, b"\x07"), "dtype code 7 is no integer type"),
-    "other dtype": (lambda p: patch(p / "pair.idx", 17, b"\x04"), "bytes found"),
+    "other dtype": (lambda p: patch(p / "pair.idx", 17, b"\x04"), "sequence 0 ends at byte"),
+    "as long, other dtype": (lambda p: patch(p / "pair.idx", 17, b"\x05"), "sequence 0 ends at byte"),
+    "negative length": (lambda p: patch(p / "pair.idx", 34 + 3, b"\xff"), r"damaged index: sequence 0 has -\d+ tokens"),
+    "offset": (lambda p: patch(p / "pair.idx", 34 + 20 + 8, b"\x01"), "damaged index: sequence 0 ends at byte"),
+    "first offset": (lambda p: patch(p / "pair.idx", 34 + 20, b"\x02"), "its first sequence begins at byte 2"),
+    "falling borders": (lambda p: patch(p / "pair.idx", -16, b"\x09"), "document 4 ends before it begins"),
     "borders": (lambda p: patch(p / "pair.idx", -8, b"\x63"), "documents end at sequence 99 of 5"),
 }
 

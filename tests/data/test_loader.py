@@ -341,10 +341,13 @@ def test_golden_batches(tmp_path, method, masks, seed):
 
 
 def test_to_moves_every_tensor(samples):
-    """The copy on the meta device has all shapes and no data."""
+    """The copy on the meta device has all shapes and no data; the host keeps the borders that it knows."""
     (batch,) = make_loader(samples, micro_batch_size=8).step_batches(1)
     moved = batch.to("meta", non_blocking=True)
-    assert {value.device.type for value in vars(moved).values() if isinstance(value, torch.Tensor)} == {"meta"}
+    places = {name: value.device.type for name, value in vars(moved).items() if isinstance(value, torch.Tensor)}
+    assert places.pop("borders") == "cpu"
+    assert set(places.values()) == {"meta"}
+    assert torch.equal(moved.borders, batch.cu_seqlens)
     assert moved.max_seqlen == batch.max_seqlen
     assert moved.cu_seqlens.shape == batch.cu_seqlens.shape
 

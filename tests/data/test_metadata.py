@@ -113,12 +113,13 @@ def test_scores_of_a_station_order_samples(tmp_path, tokenizer_folder):
 
 
 def test_languages_are_counted(tmp_path):
-    """With a list of wanted ones or without; only documents that no rule refused."""
+    """With a list of wanted ones or without, also of documents that a rule refuses; what is empty has none."""
     pytest.importorskip("py3langid", reason="py3langid is not installed: pip install 'megalite[data]'")
     german = "Der schnelle braune Fuchs springt über den faulen Hund und läuft dann in den dunklen Wald zurück. " * 3
     english = "The quick brown fox jumps over the lazy dog and then runs back into the dark forest again. " * 3
-    path = write_json_lines(tmp_path / "a.jsonl", [german, english, english + "Again.", "short"])
+    path = write_json_lines(tmp_path / "a.jsonl", [german, english, english + "Again.", english[:40], ""])
     counted = clean(corpus_of(path), tmp_path / "all", CleanConfig(language={})).manifest.counts
-    assert (counted["languages"], counted["documents"]) == ({"de": 1, "en": 2}, 3)
+    assert (counted["languages"], counted["documents"]) == ({"de": 1, "en": 3}, 3)
     kept = clean(corpus_of(path), tmp_path / "de", CleanConfig(language={"keep": ["de"]})).manifest.counts
-    assert (kept["languages"], kept["documents"]) == ({"de": 1, "en": 2}, 1)
+    assert (kept["languages"], kept["documents"]) == ({"de": 1, "en": 3}, 1)
+    assert kept["rejected"] == {"empty": 1, "language": 3}

@@ -10,7 +10,10 @@ import time
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
+from megalite.cli.main import app
+from megalite.config.load import load_config
 from megalite.config.schema import SourceConfig
 from megalite.data.prepare import load_recipe, prepare
 from megalite.data.recipe import Recipe
@@ -216,6 +219,28 @@ def test_all_mistakes_of_a_recipe_at_once(tmp_path):
         f"{path}:11: pack.seq_length: unknown key (did you mean 'seq_len'?)",
     ):
         assert part in problems
+
+
+def test_a_training_config_is_no_recipe_and_the_other_way_round():
+    """Said as such, for every one that there is, and not as a list of unknown keys."""
+    for path in sorted((REPOSITORY / "configs").glob("*.yaml")):
+        with pytest.raises(ConfigError, match=r"this is a training config .* give it to `megalite train`"):
+            load_recipe(path)
+    for path in sorted((REPOSITORY / "configs" / "data").glob("*.yaml")):
+        with pytest.raises(ConfigError, match=r"this is a recipe for data .*`megalite data prepare` reads it"):
+            load_config(path)
+
+
+def test_a_station_that_keeps_nothing_says_so(tmp_path):
+    """By itself, too: exit code 2, the second time as well; its rejects are there to be looked at."""
+    write_json_lines(tmp_path / "raw.jsonl", ["short"] * 5)
+    for _ in range(2):
+        command = ["data", "clean", str(tmp_path / "raw.jsonl"), "--out", str(tmp_path / "out"), "--min-chars", "1000"]
+        done = CliRunner().invoke(app, command)
+        assert isinstance(done.exception, DataError)
+        assert "out: no document came out of this station" in str(done.exception)
+        assert "out: nothing is left: " in done.stdout
+        assert list((tmp_path / "out" / "rejected").iterdir())
 
 
 def test_a_recipe_needs_a_source(tmp_path):

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 
@@ -21,7 +23,7 @@ from megalite.data.mix_plan import MixSettings, StageSettings
 from megalite.data.pack import pack
 from megalite.data.recipe import PackConfig
 from megalite.data.sample import Sample
-from megalite.data.samples import Samples, open_samples, open_validation_samples
+from megalite.data.samples import Samples, open_samples, open_validation_samples, open_validation_sets
 from megalite.data.tokenizer import Tokenizer
 from megalite.errors import DataError
 from tests.data.factory import random_documents, write_packed_folder, write_pair, write_tokens_folder
@@ -248,6 +250,35 @@ def test_all_complaints_come_at_once(tmp_path):
         "data.train: its sources were tokenized by different tokenizers: one with",
     ):
         assert part in message
+
+
+@pytest.mark.parametrize("document_masks", [True, False])
+@pytest.mark.parametrize("kind", ["pair", "concat", "best_fit"])
+def test_a_source_without_any_label_is_refused(tmp_path, kind, document_masks):
+    """Documents of one token have no next one; seen by itself, a document's neighbour is none."""
+
+    def opened(sizes: Sequence[int]) -> list[Callable[[], object]]:
+        documents, path = [np.full(size, 7) for size in sizes], tmp_path / f"{len(sizes)}"
+        if kind == "pair":
+            write_pair(path, documents)
+        else:
+            write_packed_folder(path, documents, seq_len=8, method=kind)
+        sources, options = [SourceConfig(path=path)], {"seq_len": 8, "document_masks": document_masks}
+        training = partial(open_samples, sources, seed=1, **options)
+        validation = (partial(each, sources, **options) for each in (open_validation_samples, open_validation_sets))
+        return [training, *validation]
+
+    for open_it in opened([1] * 30):
+        if document_masks:
+            with pytest.raises(DataError, match=r"no label: none of its 30 documents has two tokens.*leave"):
+                open_it()
+        else:
+            open_it()
+    for open_it in opened([1]):
+        with pytest.raises(DataError, match="no label: none of its 1 documents"):
+            open_it()
+    for open_it in opened([1] * 100 + [0, 2, 1]):
+        open_it()
 
 
 def test_no_source_is_refused():

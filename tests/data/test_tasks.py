@@ -268,11 +268,12 @@ if __name__ == "__main__":
 
 
 @pytest.mark.slow
-def test_a_ray_cluster_leaves_the_same_bytes(planned, tmp_path):
-    """Two Ray workers; a mistake in the data is raised as here."""
+def test_a_ray_cluster_leaves_the_same_bytes(planned, tmp_path, monkeypatch):
+    """Two Ray workers, also where another cluster is said to run; a mistake in the data is raised as here."""
     pytest.importorskip("ray", reason="Ray is not installed: pip install ray")
     from megalite.data.runners.ray import RayCluster
 
+    monkeypatch.setenv("RAY_ADDRESS", "192.0.2.1:6379")
     corpus, _ = planned
     with RayCluster(num_cpus=2) as runner:
         clean(corpus, tmp_path / "out", CleanConfig(), runner=runner)

@@ -262,3 +262,25 @@ def test_without_warcio(tmp_path, monkeypatch):
     monkeypatch.setattr(builtins, "__import__", refuse)
     with pytest.raises(UnavailableError, match=r"need warcio: pip install 'megalite\[data\]'"):
         read(tmp_path / "a.warc", b"")
+
+
+@pytest.mark.parametrize("compress", [False, True])
+def test_a_page_that_grows_too_large(tmp_path, compress):
+    """However small it is on the way; the pages around it are read."""
+    bomb = response(2, gzip.compress(b"<p>" + bytes(3_000_000)), headers=("Content-Encoding: gzip",))
+    parts = [response(1), bomb, response(3, b"<p>" + b"x" * 2_000_000), response(4)]
+    path = tmp_path / "a.warc"
+    path.write_bytes(b"".join(map(gzip.compress, parts)) if compress else b"".join(parts))
+    skipped: Counter[str] = Counter()
+    assert numbers(list(read_archive(path, skipped, 1_000_000))) == [1, 4]
+    assert skipped == {warc.TOO_LARGE: 2}
+
+
+def test_a_record_without_a_length(tmp_path):
+    """Put aside: its text would be all that follows in the file, further records too."""
+    record = b"WARC/1.0\r\nWARC-Type: conversion\r\nContent-Type: text/plain\r\n%s\r\ntext\r\n\r\n"
+    path = tmp_path / "a.warc"
+    path.write_bytes(record % b"Content-Length: 4\r\n" + record % b"")
+    skipped = Counter()
+    assert [page.text for page in read_archive(path, skipped)] == ["text"]
+    assert skipped == {"record without a length": 1}

@@ -103,6 +103,14 @@ def test_empty_data(config, tmp_path):
     assert "empty" in refused("train", config, f"data.train=[{{path: {prefix}}}]")
 
 
+def test_data_without_any_label(config, tmp_path):
+    """No token of it has a next one: nothing would be learnt, or validated."""
+    prefix = write_pair(tmp_path / "single", [np.array([5])] * 40)
+    for key in ("train", "valid"):
+        message = refused("train", config, f"data.{key}=[{{path: {prefix}}}]")
+        assert f"{prefix}: no label: none of its 40 documents" in message
+
+
 def test_tokenizers_that_differ(config, tmp_path):
     """A mixture of sources made with other tokenizers."""
     other = write_packed_folder(tmp_path / "other", random_documents(50), seq_len=32)

@@ -25,11 +25,11 @@ SECONDS = 5.0
 BYTES = 10**9
 """Of memory beyond what the process has when it begins."""
 
-NUM_SHOWN = 5
+NUM_SHOWN = 8
 """Failures that a message shows, each of another kind."""
 
 
-SHOWN_CHARACTERS = 1500
+SHOWN_CHARACTERS = 500
 """Of a case that failed."""
 
 

@@ -170,6 +170,15 @@ def test_spikes_of_several_runs_are_marked(five):
         assert tab.evaluate(marks) == ["spike c1", "spike c2"]
 
 
+def test_a_flag_at_the_last_step_is_whole(five):
+    """A stop ends a run, so its mark stands at the chart's right end: nothing cuts half of it off."""
+    with show(five, width=1440) as tab:
+        cut = """[...document.querySelectorAll("figure.main path.flag")].map((each) => {
+            const flag = each.getBoundingClientRect(), frame = each.ownerSVGElement.getBoundingClientRect();
+            return each.closest("[clip-path]") !== null || flag.right > frame.right; })"""
+        assert tab.evaluate(cut) == [False] * 4  # three skipped steps and the stop
+
+
 def test_a_legend_of_several_runs_names_each_once(five):
     """Five colours and two kinds of validation are seven keys beside the one of training, not thirteen."""
     with show(five, width=1440) as tab:

@@ -53,6 +53,6 @@ def test_a_profile_from_the_cluster(tmp_path, cluster):
     command = [*COMMAND, "launch", str(config), "--cluster", "auto", "--dry-run", "-s", "spares=1"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, env=cluster.environment, check=False)
     assert done.returncode == 0, done.stderr
-    for option in ("--partition=main", "--nodes=2", "--gpus-per-node=2", "--ntasks-per-node=2", "--time=24:00:00"):
+    for option in ("--partition=main", "--nodes=1-2", "--gpus-per-node=2", "--time=24:00:00"):
         assert f"#SBATCH {option}\n" in done.stdout
     assert cluster.live_jobs() == []

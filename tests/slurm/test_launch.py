@@ -8,17 +8,20 @@ from __future__ import annotations
 import math
 import os
 import signal
+import subprocess
 import sys
 import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
 from megalite.checkpoint.catalog import latest
-from tests.kit.runs import megalite, metrics, write_run
+from tests.kit.runs import COMMAND, clean_environment, metrics, write_run
 from tests.kit.slurm import URGENT, Cluster, until
 from tests.slurm.inject.sitecustomize import SLOW_RANK_VARIABLE
-from tests.slurm.launched import LAYOUT_TOLERANCE, LONGEST_WAIT_SECONDS, NUM_STEPS, SECTIONS, Launched, at_once
+from tests.slurm.launched import LAYOUT_TOLERANCE, LONGEST_WAIT_SECONDS, NUM_STEPS, PROFILE, SECTIONS, Launched, at_once
 
 LONGEST_TEST_SECONDS = 1500
 """One or two minutes on a free machine."""
@@ -27,46 +30,67 @@ SLOW_LINK = "20mbit"
 
 SECONDS_TO_SAVE = 20.0
 
-SECONDS_WITHOUT_ROOM = 3.0
+SECONDS_TO_TWO_SAVES = 60.0
+"""A second save in a row that fails ends an attempt; some seconds on a free machine."""
+
+HOSTILE = "no %des $(touch CANARY);'\"ü"
+"""Name of a run's folder."""
+
+LISTENS = "0A"
+"""A socket's state in /proc/net/tcp."""
+
+LONG_BEAT_SECONDS = 60
+"""Where no rank is stopped, but ten of them import at once on a few cores."""
 
 NUM_STEPS_OF_EIGHT = 30
 """Steps of eight ranks on two cores: enough for three checkpoints."""
 
 
 @pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory) -> Path:
-    """The same run without a cluster."""
+def undisturbed(tmp_path_factory) -> Iterator[Callable[[], Path]]:
+    """The same run without a cluster, beside the first ones that have one: its folder, once it has ended."""
     folder = tmp_path_factory.mktemp("undisturbed")
-    done = megalite("train", write_run(folder, **SECTIONS))
-    assert done.returncode == 0, done.stdout + done.stderr
-    return folder / "run"
+    environment = {**clean_environment(), **PROFILE["environment"]}
+    command = [*COMMAND, "train", str(write_run(folder, **SECTIONS))]
+    with open(folder / "log", "wb") as log:
+        process = subprocess.Popen(command, stdout=log, stderr=log, env=environment)
+
+    def wait() -> Path:
+        assert process.wait(LONGEST_WAIT_SECONDS) == 0, (folder / "log").read_text()
+        return folder / "run"
+
+    yield wait
+    process.terminate()
+    process.wait(LONGEST_WAIT_SECONDS)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(LONGEST_TEST_SECONDS)
 def test_ranks_and_nodes_fail(tmp_path, cluster, undisturbed):
     """A rank killed, one that ends with code 0 too early, one that raises, one that is stopped, and a whole run cut off
-    with its supervisor; beside it Slurm's controller away, a slurmd killed, and a node powered off."""
+    with its supervisor. Beside it, in a folder with a name for shells and Slurm to stumble over, a rank killed while
+    Slurm's controller is away, a slurmd killed, and two of four nodes powered off at once, the supervisor's among
+    them."""
 
     def ranks() -> None:
-        run = Launched(tmp_path / "ranks", cluster, ranks_per_node=2, spares=0)
+        run = Launched(
+            tmp_path / "ranks", cluster, ranks_per_node=2, spares=0, sbatch=["--exclusive", "--exclude=node[01-04]"]
+        )
         run.wait_for_step(12, attempt=1)
         run.strike("a rank killed", lambda: run.signal_rank(1, signal.SIGKILL))
-        run.wait_for_step(32, attempt=2)
+        run.wait_for_step(22, attempt=2)
         run.strike("a rank that exits 0 early", lambda: run.inject(1, "exit"))
-        run.wait_for_step(52, attempt=3)
+        run.wait_for_step(32, attempt=3)
         run.strike("a rank that raises", lambda: run.inject(0, "raise"))
-        run.wait_for_step(72, attempt=4)
+        run.wait_for_step(42, attempt=4)
         run.strike("a rank stopped", lambda: run.signal_rank(0, signal.SIGSTOP))
-        run.wait_for_step(92, attempt=5)
+        run.wait_for_step(52, attempt=5)
         cut_off, stale_job = run.state["nodes"][0], run.state["job"]
-        stale = [run.rank_process(rank) for rank in range(2)]
-        for process in stale:
-            os.kill(process, signal.SIGSTOP)
+        for rank in range(2):
+            run.inject(rank, "hold")  # they give signs of life, and go on beside their successors
         run.cut_off("a run cut off with its supervisor", lambda: cluster.testbed("link", cut_off, "down"))
-        run.wait_for_step(102, attempt=6)
-        for process in stale:
-            os.kill(process, signal.SIGCONT)  # they go on, beside their successors
+        run.wait_for_step(62, attempt=6)
+        run.release()
         assert run.wait_for_end() == "finished", run.log()
         until(lambda: "attempt 6 has started since" in run.rank_log(0, attempt=5), "the stale ranks to give up")
         killed, left, raised, stopped, *_ = run.ends()
@@ -81,33 +105,38 @@ def test_ranks_and_nodes_fail(tmp_path, cluster, undisturbed):
         assert run.state["job"] != stale_job
         assert run.state["nodes"] != [cut_off]
         run.assert_quick()
-        run.assert_as(undisturbed)
+        run.assert_as(undisturbed())
 
     def nodes() -> None:
-        run = Launched(tmp_path / "nodes", cluster, spares=2)
+        run = Launched(tmp_path / HOSTILE, cluster, spares=2, sbatch=["--exclusive", "--exclude=node[05-06]"])
         run.wait_for_step(5, attempt=1)
+        without_rank = run.worker
         cluster.testbed("daemon", "ctl", "stop")
-        run.wait_for_step(15, attempt=1)
+        run.strike("a rank killed while the controller is away", lambda: run.kill_rank_on(without_rank))
+        run.wait_for_step(15, attempt=2)
+        assert without_rank not in run.state["nodes"]
         cluster.testbed("daemon", "ctl", "start")
-        run.wait_for_step(25, attempt=1)
         without_slurmd = run.worker
         cluster.slurm("scontrol", "update", f"nodename={without_slurmd}", "state=NoResp")  # until the next ping
         run.wait_for_save(without_slurmd)
         until(lambda: "*" not in cluster.node_state(without_slurmd), "Slurm to see the node again")
-        run.wait_for_step(35, attempt=1)
         run.inject(0, "hold")  # or the run is over before Slurm notices
         run.strike("a slurmd killed", lambda: cluster.testbed("daemon", without_slurmd, "kill"))
-        run.wait_for_step(75, attempt=2)
-        powered_off = run.worker
-        run.strike("a node powered off", lambda: cluster.testbed("crash", powered_off))
+        run.wait_for_step(40, attempt=3)
+        cluster.testbed("daemon", without_slurmd, "start")
+        until(lambda: cluster.node_state(without_slurmd) == "idle", "the node to be in service")
+        two = (run.worker, run.batch_host)  # what is left are two nodes for a job that asked for four
+        run.strike("two nodes powered off at once", lambda: [cluster.testbed("crash", node) for node in two])
         assert run.wait_for_end() == "finished", run.log()
-        lost, crashed, done = run.ends()
+        killed, lost, done = run.ends()
+        assert "Killed" in killed
         assert without_slurmd in lost
-        assert powered_off in crashed
         assert done == "all ranks are done"
-        assert not {powered_off, without_slurmd} & set(run.state["nodes"])
+        assert without_slurmd in run.state["nodes"]
+        assert not set(two) & set(run.state["nodes"])
         run.assert_quick()
-        run.assert_as(undisturbed)
+        run.assert_as(undisturbed())
+        assert not list(tmp_path.rglob("CANARY"))
 
     at_once(ranks, nodes)
 
@@ -115,19 +144,25 @@ def test_ranks_and_nodes_fail(tmp_path, cluster, undisturbed):
 @pytest.mark.slow
 @pytest.mark.timeout(LONGEST_TEST_SECONDS)
 def test_jobs_and_disks_fail(tmp_path, cluster, undisturbed):
-    """The first job's own node is powered off, the second one's other node reboots before Slurm sees it, the next job
-    reaches its time limit; beside it a node with a slow network is left out, and the disk is full for a while."""
+    """The cable of the first job's own node is pulled, which is named although it is the one that complains; the second
+    one's other node reboots before Slurm sees it, the next job reaches its time limit. Beside it a node with a slow
+    network is left out, the disk is full for a while, and the run's folder is closed by chmod."""
 
     def jobs() -> None:
         run = Launched(tmp_path / "jobs", cluster, spares=0, sbatch=["--exclusive", "--exclude=node[04-06]"])
         run.wait_for_step(12, attempt=1)
-        powered_off = run.batch_host
-        run.strike("the batch host powered off", lambda: cluster.testbed("crash", powered_off))
-        run.wait_for_step(32, attempt=2)
+        cut_off, healthy = run.batch_host, run.worker
+        run.strike("the cable of the batch host", lambda: cluster.testbed("link", cut_off, "down"))
+        run.wait_for_step(22, attempt=2)
+        (blamed,) = (event for event in run.folder.read_events() if event["event"] == "cut off")
+        assert blamed["node"] == cut_off
+        assert f"{cut_off} is cut off: no signal on the cable, and {healthy} is well" in run.ends()[0]
+        assert healthy in run.state["nodes"]
         assert cluster.states()[run.state["next_job"]] == "PENDING"  # not the first job, which may still be cleaned up
-        cluster.testbed("boot", powered_off)  # as good as new
+        cluster.testbed("link", cut_off, "up")
+        cluster.testbed("boot", cut_off)  # as good as new
         run.strike("a node rebooted fast", lambda: _reboot(cluster, run.worker))
-        run.wait_for_step(52, attempt=3)
+        run.wait_for_step(32, attempt=3)
         job = run.state["job"]
         refused = cluster.run("scontrol", "requeue", job)
         assert "disabled" in refused.stderr  # the next job is there already, and need not wait two minutes
@@ -139,7 +174,7 @@ def test_jobs_and_disks_fail(tmp_path, cluster, undisturbed):
         handed_on = [event["why"] for event in run.folder.read_events() if event["event"] == "handed on"]
         assert any("the time limit is near" in why for why in handed_on)
         run.assert_quick()
-        run.assert_as(undisturbed)
+        run.assert_as(undisturbed())
 
     def disks() -> None:
         slow = "node05"
@@ -153,19 +188,29 @@ def test_jobs_and_disks_fail(tmp_path, cluster, undisturbed):
         )
         run.wait_for_step(12, attempt=1)
         filler = cluster.small_disk / "filler"
-        _fill(filler)
-        until(lambda: "No space left" in run.rank_log(0, attempt=1), "the disk to be full")
-        time.sleep(SECONDS_WITHOUT_ROOM)
+        run.strike("a full disk", lambda: _fill(filler), within=SECONDS_TO_TWO_SAVES)
+        until(lambda: "the disk: " in run.status(), "the run to say what it waits for")
         assert "attempt=2" not in run.log()
         filler.unlink()
+        run.wait_for_step(22, attempt=2)
+        checkpoints = run.folder.run_dir / "checkpoints"
+        run.strike("a folder closed by chmod", lambda: checkpoints.chmod(0o555), within=SECONDS_TO_TWO_SAVES)
+        until(
+            lambda: f"waiting for the disk: {checkpoints} cannot be written (Permission denied)" in run.log(),
+            "the same",
+        )
+        assert "attempt=3" not in run.log()
+        checkpoints.chmod(0o755)
         assert run.wait_for_end() == "finished", run.log()
-        (unfit,) = (event for event in run.folder.read_events() if event["event"] == "unfit")
-        assert unfit["node"] == slow
+        (unfit,) = (event for event in run.folder.read_events() if event["event"] == "unfit" and event["node"] == slow)
         assert "MB/s at best with its neighbours" in unfit["why"]
         assert slow not in run.state["nodes"]
-        assert "the next checkpoint needs" in run.ends()[0]
-        assert "waited for room" in [event["event"] for event in run.folder.read_events()]
-        run.assert_as(undisturbed)
+        full, closed, _ = run.ends()
+        assert "the next checkpoint needs" in full
+        assert "cannot be written (Permission denied)" in closed
+        assert [event["event"] for event in run.folder.read_events()].count("waited for disk") == 2
+        run.assert_quick()
+        run.assert_as(undisturbed())
 
     at_once(jobs, disks)
 
@@ -173,7 +218,8 @@ def test_jobs_and_disks_fail(tmp_path, cluster, undisturbed):
 @pytest.mark.slow
 @pytest.mark.timeout(LONGEST_TEST_SECONDS)
 def test_three_axes_and_a_person(tmp_path, cluster, undisturbed):
-    """Eight ranks on four nodes, tp 2 x pp 2 x dp 2, in the order of switches, to the end. Beside it a person: SAVE; a
+    """Eight ranks on four nodes, tp 2 x pp 2 x dp 2, in the order of switches, to the end; they listen on their nodes'
+    addresses in the cluster's network and on no other. Beside it a person: SAVE; a
     second launch, refused; `stop`; a job that is preempted; scancel; scancel of the next job; and a launch after each
     that goes on. One of that run's ranks is slow, which is said, and its last checkpoint is evaluated."""
 
@@ -181,7 +227,7 @@ def test_three_axes_and_a_person(tmp_path, cluster, undisturbed):
         sections = {
             "parallel": {"tp": 2, "pp": 2, "dp": 2, "zero_stage": 1},
             "train": {"steps": NUM_STEPS_OF_EIGHT},
-            "slurm": {"check_nodes": True},
+            "slurm": {"check_nodes": True, "beat_seconds": LONG_BEAT_SECONDS},
         }
         run = Launched(tmp_path / "axes", cluster, sections, ranks_per_node=2, spares=1)
         run.wait_for_step(1, attempt=1)
@@ -190,8 +236,10 @@ def test_three_axes_and_a_person(tmp_path, cluster, undisturbed):
         leaves = [int(node[-2:]) % 2 for node in nodes]
         assert leaves in (sorted(leaves), sorted(leaves, reverse=True)), nodes
         assert len(set(nodes)) == 4
+        listening = {address for rank in range(8) for address in _listens_on(run.rank_process(rank))}
+        assert len(listening) == 4, listening  # one of each node: gloo's, and on the first one also the store's
         assert run.wait_for_end() == "finished", run.log()
-        found, expected = metrics(run.folder.run_dir), metrics(undisturbed)[:NUM_STEPS_OF_EIGHT]
+        found, expected = metrics(run.folder.run_dir), metrics(undisturbed())[:NUM_STEPS_OF_EIGHT]
         assert [row["tokens"] for row in found] == [row["tokens"] for row in expected]
         for key in ("loss", "grad_norm"):
             assert [row[key] for row in found] == pytest.approx([row[key] for row in expected], rel=LAYOUT_TOLERANCE)
@@ -200,7 +248,7 @@ def test_three_axes_and_a_person(tmp_path, cluster, undisturbed):
         run = Launched(
             tmp_path / "person",
             cluster,
-            {"slurm": {"probe_seconds": 0.2}},
+            {"slurm": {"probe_seconds": 0.2, "beat_seconds": LONG_BEAT_SECONDS}},
             ranks_per_node=2,
             environment={SLOW_RANK_VARIABLE: "1"},
             evaluation={
@@ -222,7 +270,7 @@ def test_three_axes_and_a_person(tmp_path, cluster, undisturbed):
         run.folder.stop.unlink()
 
         run.launch()
-        run.wait_for_step(40, attempt=2)
+        run.wait_for_step(25, attempt=2)
         until(lambda: "straggler" in [event["event"] for event in run.folder.read_events()], "the slow rank's name")
         shown = run.megalite("launch", "status", run.folder.run_dir).stdout
         assert shown.splitlines()[0].endswith(": running")
@@ -232,14 +280,14 @@ def test_three_axes_and_a_person(tmp_path, cluster, undisturbed):
         cluster.sbatch(
             f"--partition={URGENT}", "--exclusive", f"--nodelist={node}", "--output=/dev/null", "--wrap=sleep 3"
         )
-        run.wait_for_step(60, attempt=3)
+        run.wait_for_step(45, attempt=3)
         assert run.state["job"] != preempted
         assert "all ranks have stopped as asked" in run.ends()[1]
         run.cluster.slurm("scancel", run.state["job"])
         assert run.wait_for_end() == "cancelled", run.log()
 
         run.launch()
-        run.wait_for_step(80, attempt=4)
+        run.wait_for_step(60, attempt=4)
         cluster.slurm("scancel", run.state["next_job"])
         cluster.slurm("scancel", "--batch", "--signal=USR1", run.state["job"])  # as Slurm does before the time limit
         assert run.wait_for_end() == "stopped", run.log()
@@ -249,7 +297,7 @@ def test_three_axes_and_a_person(tmp_path, cluster, undisturbed):
         shown = run.megalite("launch", "status", run.folder.run_dir).stdout
         assert f"step {NUM_STEPS} of {NUM_STEPS}" in shown
         assert "attempt 5" in shown
-        run.assert_as(undisturbed)
+        run.assert_as(undisturbed())
         evaluation = run.folder.evaluations / f"step-{NUM_STEPS}.log"
         asked = f"{NUM_STEPS} in {run.folder.run_dir}"
         until(lambda: evaluation.is_file() and asked in evaluation.read_text(), "the evaluation", LONGEST_WAIT_SECONDS)
@@ -273,6 +321,18 @@ def test_a_run_beyond_help_says_so(tmp_path, cluster):
 def _reboot(cluster: Cluster, node: str) -> None:
     cluster.testbed("crash", node)
     cluster.testbed("boot", node, env={**cluster.environment, "TB_NORESUME": "1"})
+
+
+def _listens_on(process: int) -> set[str]:
+    """Addresses on which a process waits for connections, as the kernel writes them."""
+    home = Path("/proc") / str(process)
+    sockets = set()
+    for file in (home / "fd").iterdir():
+        with suppress(FileNotFoundError):  # closed meanwhile
+            sockets.add(os.readlink(file))
+    tables = [(home / "net" / name).read_text().splitlines()[1:] for name in ("tcp", "tcp6")]
+    lines = [line.split() for table in tables for line in table]
+    return {line[1].split(":")[0] for line in lines if line[3] == LISTENS and f"socket:[{line[9]}]" in sockets}
 
 
 def _fill(path: Path) -> None:

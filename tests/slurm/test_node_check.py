@@ -16,7 +16,7 @@ def report(node: str, **changes) -> NodeReport:
         "disk_mb_per_second": 900.0,
         "clock_error_seconds": 0.1,
     }
-    return NodeReport(node=node, address="", **{**values, **changes})
+    return NodeReport(node=node, **{**values, **changes})
 
 
 def test_nodes_that_fall_behind_are_named():
@@ -28,6 +28,7 @@ def test_nodes_that_fall_behind_are_named():
         "few": report("few", num_gpus=7),
         "disk": report("disk", disk_mb_per_second=50.0),
         "clock": report("clock", clock_error_seconds=-90.0),
+        "device": report("device", refusal="train.device=cuda, but torch finds no CUDA device here"),
         "silent": None,
     }
     assert unfit(reports, 8) == {
@@ -35,6 +36,7 @@ def test_nodes_that_fall_behind_are_named():
         "few": "7 GPUs answer, 8 are needed",
         "disk": "writes 50 MB/s, the median node 900",
         "clock": "its clock is -90 s off",
+        "device": "train.device=cuda, but torch finds no CUDA device here",
         "silent": "did not answer",
     }
     assert unfit({"n1": None}, 0) == {"n1": "did not answer"}

@@ -1,110 +1,106 @@
-"""How an attempt ended: from what Slurm and the ranks leave behind."""
+"""How an attempt ended: from what agents saw and ranks left behind."""
 
 from __future__ import annotations
 
 import pytest
 
-from megalite.slurm.outcome import Next, judge, rank_ends
+from megalite.slurm.outcome import Next, RankEnd, judge
+
+PEER_GONE = "Traceback\nRuntimeError: Connection closed by peer [10.0.0.1]:3806"
+MINE = "Traceback\nValueError: mine"
+
+NODES = ("n1", "n1", "n2", "n2")
+
+
+def ends(*hows: int | str | None) -> list[RankEnd]:
+    """Of ranks 0, 1, ... on two nodes, one after the other; None for one that goes on."""
+    return [RankEnd(rank, NODES[rank], how, 10.0 + rank) for rank, how in enumerate(hows) if how is not None]
+
+
+def errors(**messages: str) -> list[dict]:
+    """r1="..." is rank 1's, in that order."""
+    return [
+        {"rank": int(name[1:]), "time": 5.0 + place, "is_user_error": text.startswith("bad:"), "message": text}
+        for place, (name, text) in enumerate(messages.items())
+    ]
 
 
 @pytest.mark.parametrize(
-    ("code", "words", "errors", "expected"),
+    ("ended", "told", "unfinished", "expected"),
     [
-        (0, "", [], (Next.FINISHED, "all ranks are done", ())),
-        (3, "", [], (Next.STOPPED, "all ranks have stopped as asked", ())),
+        (ends(0, 0, 0, 0), [], (), (Next.FINISHED, "all ranks are done", ())),
+        (ends(3, 3, 3, 3), [], (), (Next.STOPPED, "all ranks have stopped as asked", ())),
+        (ends(None, -9), [], (0, 1), (Next.RESTART, "rank 1 on n1: Killed", ("n1",))),
+        (ends(None, None, 137), [], (), (Next.RESTART, "rank 2 on n2: Killed", ("n2",))),
         (
-            143,
-            "srun: error: n2: task 3: Killed\nsrun: error: n1: tasks 0-2: Terminated\n",
-            [{"rank": 0, "time": 2, "is_user_error": False, "message": "Traceback\nRuntimeError: reset by peer"}],
-            (Next.RESTART, "rank 3 on n2: Killed", ("n2",)),
+            ends(1, None, None, -11),
+            errors(r0=PEER_GONE),
+            (),
+            (Next.RESTART, "rank 3 on n2: Segmentation fault", ("n2",)),
         ),
         (
-            1,
-            "srun: error: n1: tasks 0-1: Exited with exit code 1\n",
-            [
-                {"rank": 1, "time": 5, "is_user_error": False, "message": "late"},
-                {"rank": 0, "time": 4, "is_user_error": False, "message": "Traceback\nValueError: first"},
-            ],
-            (Next.RESTART, "rank 0 failed first: ValueError: first", ()),
-        ),
-        (
-            2,
-            "srun: error: n1: task 0: Exited with exit code 2\n",
-            [{"rank": 0, "time": 4, "is_user_error": True, "message": "disk full"}],
-            (Next.GIVE_UP, "rank 0 found bad input", ()),
-        ),
-        (
-            143,
-            "srun: error: Node failure on n2\nsrun: error: n1: task 0: Terminated\n",
+            ends(None, None, 0),
             [],
-            (Next.RESTART, "node failure: n2", ("n2",)),
+            (0, 1, 2, 3),
+            (Next.RESTART, "rank 2 on n2: ended too early, with exit code 0", ("n2",)),
         ),
         (
-            1,
-            "srun: error: n3: task 1: Exited with exit code 1\n"
-            "srun: launch/slurm: _step_signal: Terminating StepId=4.2\nsrun: error: n1: task 0: Killed\n",
-            [{"rank": 1, "time": 4, "is_user_error": False, "message": "Traceback\nRuntimeError: no route"}],
-            (Next.RESTART, "rank 1 failed first: RuntimeError: no route", ()),
+            ends(1, 0),
+            errors(r0=PEER_GONE),
+            (1, 0),
+            (Next.RESTART, "rank 1 on n1: ended too early, with exit code 0", ("n1",)),
         ),
         (
-            1,
-            "srun: error: Task launch for StepId=58.1 failed on node n3: Zero Bytes were transmitted or received\n"
-            "srun: error: Application launch failed: Zero Bytes were transmitted or received\n"
-            "srun: error: n1: task 0: Killed\nsrun: launch/slurm: _step_signal: Terminating StepId=58.1\n",
+            ends(1, 1),
+            errors(r1=MINE, r0=PEER_GONE),
+            (),
+            (Next.RESTART, "rank 1 failed first: ValueError: mine", ()),
+        ),
+        (ends(2), errors(r0="bad: the disk"), (), (Next.GIVE_UP, "rank 0 found bad input", ())),
+        (
+            ends("could not be started: no such file"),
             [],
-            (Next.RESTART, "tasks could not be started on n3: Zero Bytes were transmitted or received", ("n3",)),
+            (),
+            (Next.RESTART, "rank 0 on n1: could not be started: no such file", ("n1",)),
         ),
-        (
-            7,
-            "srun: error: n1: task 1: Exited with exit code 7\n",
-            [],
-            (Next.RESTART, "rank 1 on n1: Exited with exit code 7", ("n1",)),
-        ),
-        (1, "srun: error: Unable to create step\n", [], (Next.RESTART, "srun ended with exit code 1", ())),
     ],
 )
-def test_how_an_attempt_ended(code, words, errors, expected):
-    """From srun's words as Slurm 22.05 writes them, and the ranks' own errors: the cause, not what it brought about."""
-    found = judge(code, words, errors)
+def test_how_an_attempt_ended(ended, told, unfinished, expected):
+    """The cause, not what it brought about, as soon as it is known: others may go on."""
+    found = judge(ended, told, {rank: NODES[rank] for rank in unfinished}, world_size=4)
     assert (found.next, found.why, found.nodes) == expected
 
 
-def test_lists_of_ranks():
-    assert rank_ends("srun: error: n1: tasks 0-2,5: Killed")[0].ranks == (0, 1, 2, 5)
-
-
-PEER_GONE = "Traceback\nRuntimeError: Connection closed by peer [10.0.0.1]:3806"
-
-ENDED_ONE = (
-    "srun: error: n1: task 0: Exited with exit code 1\nsrun: launch/slurm: _step_signal: Terminating StepId=1.0\n"
-)
-
-
 @pytest.mark.parametrize(
-    ("code", "words", "errors", "unfinished", "why"),
+    ("ended", "told", "guess"),
     [
-        (0, "", [], {1: "n2"}, "rank 1 on n2: ended too early, with exit code 0"),
-        (1, ENDED_ONE, [(0, PEER_GONE)], {1: "n2", 0: "n1"}, "rank 1 on n2: ended too early, with exit code 0"),
-        (
-            1,
-            ENDED_ONE + "srun: error: n2: tasks 1-2: Killed\n",
-            [(0, PEER_GONE)],
-            {2: "n2", 1: "n2", 0: "n1"},
-            "rank 2 on n2: Killed",
-        ),
-        (
-            1,
-            ENDED_ONE + "srun: error: n2: task 1: Killed\n",
-            [(0, "Traceback\nValueError: mine")],
-            {1: "n2", 0: "n1"},
-            "rank 0 failed first: ValueError: mine",
-        ),
-        (1, "srun: error: Unable to create step\n", [], {}, "srun ended with exit code 1"),
+        (ends(1), errors(r0=PEER_GONE), ("rank 0 failed first: RuntimeError: Connection closed by peer", ())),
+        (ends(1, 7), errors(r0=PEER_GONE), ("rank 1 on n1: Exited with exit code 7", ("n1",))),
+        (ends(1, None, -6), errors(r0=PEER_GONE), ("rank 2 on n2: Aborted", ("n2",))),
+        (ends(1), [], ("rank 0 on n1: Exited with exit code 1", ("n1",))),
+        (ends(-15, -15, -15, -15), [], ("rank 0 on n1: Terminated", ("n1",))),
+        ([], errors(r0=PEER_GONE), ("rank 0 failed first: RuntimeError: Connection closed", ())),
     ],
 )
-def test_a_rank_that_left_no_word(code, words, errors, unfinished, why):
-    """Peers complain of a lost connection, and of the ranks that said nothing the first to fall silent is to blame;
-    also one that ended with code 0, of which srun says nothing."""
-    left = [{"rank": rank, "time": 1.0, "is_user_error": False, "message": message} for rank, message in errors]
-    found = judge(code, words, left, unfinished)
-    assert (found.next, found.why) == (Next.RESTART, why)
+def test_complaints_of_peers_wait_for_the_cause(ended, told, guess):
+    """Nobody is named while another may have failed first; then one that left no word, and for the others' no node."""
+    assert judge(ended, told, {}, world_size=4) is None
+    found = judge(ended, told, {}, world_size=4, is_final=True)
+    assert found.next is Next.RESTART
+    assert found.why.startswith(guess[0])
+    assert found.nodes == guess[1]
+
+
+def test_a_word_comes_before_the_end():
+    """Of a rank that found bad input: an attempt is not tried again because its exit code has not been seen yet."""
+    told = errors(r1="bad: no checkpoint is whole")
+    assert judge([], told, {}, world_size=4) is None
+    assert judge(ends(None, 2), told, {}, world_size=4).next is Next.GIVE_UP
+    assert judge([], told, {}, world_size=4, is_final=True).next is Next.RESTART
+
+
+def test_an_attempt_that_goes_on():
+    """Nothing has ended, or some have ended well before the others."""
+    for ended in ([], ends(0), ends(3, None, 3)):
+        assert judge(ended, [], {}, world_size=4) is None
+        assert judge(ended, [], {}, world_size=4, is_final=True) is None

@@ -55,6 +55,17 @@ def test_a_node_is_named_once_and_again_when_it_was_back(sinfo):
     assert found(reach) == ["node01", "node02"]
 
 
+def test_the_last_answer_counts_while_slurm_is_away(sinfo):
+    """What was wrong with a node then is wrong now; nothing is before the first answer."""
+    reach = Reach(Controller(), every_seconds=0.02)
+    assert all(reach.is_good(node) for node in NODES)
+    sinfo("node01 mix\nnode02 drng\n")
+    found(reach)
+    sinfo(NoAnswer("Connection refused"))
+    found(reach)
+    assert [reach.is_good(node) for node in NODES] == [True, False]
+
+
 @pytest.mark.parametrize("error", [NoAnswer("Connection refused"), UserError("sinfo refused: not now")])
 def test_a_controller_that_is_away_is_asked_again(sinfo, error):
     reach = Reach(Controller(), every_seconds=0.02)

@@ -4,35 +4,57 @@ from __future__ import annotations
 
 import shlex
 import subprocess
-from pathlib import Path
+import sys
 
 import pytest
 
+from megalite.config.load import load_config
 from megalite.errors import ConfigError
-from megalite.slurm.attempt import rank_command
+from megalite.slurm.agents import python_command, step_options
 from megalite.slurm.cluster import ClusterConfig, ContainerConfig, EvaluationConfig, load_cluster
 from megalite.slurm.evaluate import render_evaluation
+from megalite.slurm.folder import LaunchFolder
+from megalite.slurm.placement import place
+from megalite.slurm.render import sbatch_options
+from tests.kit.paths import ROOT
+
+APPTAINER = {"image": "/images/m.sif", "mounts": ["/data", "/scratch:/s"]}
+PYXIS = {"runtime": "pyxis", "image": "m.sqsh", "mounts": ["/data:/data", "/s:/s"]}
 
 
 @pytest.mark.parametrize(
-    ("container", "expected"),
+    ("container", "options", "agent", "rank"),
     [
-        (None, "PYTHON -m megalite.slurm.rank /run"),
+        (None, "", sys.executable, sys.executable),
         (
-            {"image": "/images/m.sif", "mounts": ["/data", "/scratch:/s"]},
-            "apptainer exec --nv --bind /data --bind /scratch:/s /images/m.sif python -m megalite.slurm.rank /run",
+            APPTAINER,
+            "",
+            sys.executable,
+            "apptainer exec --nv --bind /data --bind /scratch:/s /images/m.sif python",
         ),
-        (
-            {"runtime": "pyxis", "image": "m.sqsh", "mounts": ["/data:/data", "/s:/s"]},
-            "--container-image=m.sqsh --container-mounts=/data:/data,/s:/s python -m megalite.slurm.rank /run",
-        ),
-        ({"runtime": "pyxis", "image": "m.sqsh"}, "--container-image=m.sqsh python -m megalite.slurm.rank /run"),
+        (PYXIS, "--container-image=m.sqsh --container-mounts=/data:/data,/s:/s", "python", "python"),
+        ({"runtime": "pyxis", "image": "m.sqsh"}, "--container-image=m.sqsh", "python", "python"),
     ],
 )
-def test_ranks_in_containers(container, expected):
-    """What follows srun's own options: nothing, Apptainer's command, or pyxis' options and the image's own Python."""
+def test_ranks_in_containers(container, options, agent, rank):
+    """What srun is told, and the Python of agents and of what they start: Apptainer is around each rank, pyxis around
+    the agent."""
     settings = ContainerConfig(**container) if container else None
-    assert shlex.join(rank_command(settings, "PYTHON", Path("/run"))) == expected
+    assert shlex.join(step_options(settings)) == options
+    assert shlex.join(python_command(settings, is_step=True)) == agent
+    assert shlex.join(python_command(settings, is_step=False)) == rank
+
+
+def test_spares_are_asked_for_and_not_waited_for(tmp_path):
+    """A range of nodes: two dead ones of four stopped a chain whose layout needs two. Slurm takes the least of a range
+    when it is told a number of tasks."""
+    config = load_config(ROOT / "configs/debug.yaml", ["parallel.dp=4", "batch.micro_batch_size=1"])
+    for spares, nodes in ((0, "2"), (2, "2-4")):
+        cluster = ClusterConfig(gpus_per_node=0, ranks_per_node=2, cpus_per_rank=3, spares=spares)
+        options = sbatch_options(LaunchFolder(tmp_path), cluster, place(config, cluster))
+        assert f"--nodes={nodes}" in options
+        assert "--cpus-per-task=6" in options
+        assert not [option for option in options if option.startswith("--ntasks")]
 
 
 def test_an_evaluation_job(tmp_path):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -251,7 +252,8 @@ def test_options_are_spelt_nowhere_else():
 def _by_hand(node: ast.AST) -> Iterator[str]:
     if isinstance(node, ast.JoinedStr) and node.values and isinstance(node.values[0], ast.Constant):
         start = str(node.values[0].value)
-        if start.startswith("-") or "#SBATCH" in start or "export " in start:
+        is_option = start.startswith("-") and not re.match(r"--[a-z-]+: ", start)  # a message about one
+        if is_option or "#SBATCH" in start or "export " in start:
             yield f"{ast.unparse(node)}: use slurm_words"
     if isinstance(node, ast.BinOp) and ast.unparse(node.left).startswith(("'-", "'#SBATCH", "'export ")):
         yield f"{ast.unparse(node)}: use slurm_words"

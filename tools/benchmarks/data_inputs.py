@@ -203,7 +203,8 @@ def write_documents(rows: Iterable[tuple[str, str]], folder: Path, shard_bytes: 
                 writer.write(make_documents([id for id, _ in shard], "corpus", texts.to_arrow()))
             sizes.append(texts.num_bytes)
             num_documents += len(shard)
-        return {"documents": num_documents, "text_bytes": sum(sizes), "shard_bytes": sizes}
+        counts = {"documents_in": num_documents, "documents": num_documents}
+        return {**counts, "text_bytes": sum(sizes), "shard_bytes": sizes}
 
     run_station("clean", folder / "documents", inputs=[], settings={"shard_bytes": shard_bytes}, build=build)
 

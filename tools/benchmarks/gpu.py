@@ -11,7 +11,8 @@
     profile  where the time of a step goes, by kernel
 
 What cannot run on a machine is said with its reason, not left out. With `--device cpu --tiny` all of it rehearses on a
-laptop. FP8 MFU counts against the bf16 peak, as everybody's does.
+laptop. FP8 MFU counts against the bf16 peak, as everybody's does. Kernels are those that runs take by default on the
+device; `--deterministic` takes those of run.deterministic=true, to compare.
 """
 
 from __future__ import annotations
@@ -33,13 +34,13 @@ from plain_llama import Shape
 from megalite.config.plan import fill_model, flops_per_token
 from megalite.config.schema import Fp8Config
 from megalite.engine.build import DTYPES
-from megalite.engine.runtime import connect_processes, prepare_deepspeed
+from megalite.engine.runtime import connect_processes, prepare_deepspeed, set_determinism
 from megalite.layers.fp8.available import why_unavailable
 from megalite.layers.fp8.backends import choose_backend
 from megalite.layers.gemm import choose_gemm
 from megalite.layers.linear import ColumnParallelLinear
 from megalite.parallel.axes import SINGLE
-from megalite.train.device import peak_flops
+from megalite.train.device import find_peak
 
 VOCAB = 32000
 
@@ -90,7 +91,7 @@ def say(section: str, name: str, **figures: object) -> None:
 def able(section: str, device: torch.device) -> Iterator[tuple[str, Fp8Config | None]]:
     """The recipes that can run here; the others are said with their reason."""
     for name, fp8 in RECIPES.items():
-        reason = why_unavailable(fp8, device.type) if fp8 is not None else ""
+        reason = why_unavailable(fp8, device) if fp8 is not None else ""
         if reason:
             say(section, name, left_out=reason)
         else:
@@ -150,7 +151,7 @@ def gemm(device: torch.device, tiny: bool, models: list[str]) -> bool:
         runs: dict[str, Callable[[int], object]] = {"bf16": lambda _, p=plain, a=left, b=right: p.multiply(a, b)}
         eights = [x.to(torch.float8_e4m3fn) for x in (left, right)]
         one = torch.ones((), device=device)
-        if not why_unavailable(Fp8Config(backend="scaled_mm"), device.type):
+        if not why_unavailable(Fp8Config(backend="scaled_mm"), device):
             runs["fp8"] = lambda _, a=eights[0], b=eights[1], s=one: torch._scaled_mm(
                 a, b.t(), s, s, out_dtype=torch.bfloat16, use_fast_accum=True
             )
@@ -183,6 +184,7 @@ def _time_model(name: str, sizes: dict[str, int], case: Case, device: torch.devi
     shape = Shape(
         sizes["hidden_size"], sizes["num_layers"], sizes["num_heads"], sizes["ffn_hidden_size"], VOCAB, case.seq_len
     )
+    peak = find_peak(device, torch.bfloat16)
 
     def measure(who: str, make: Callable[[], Callable[[int], object]], flops: float) -> None:
         free(device)
@@ -194,7 +196,8 @@ def _time_model(name: str, sizes: dict[str, int], case: Case, device: torch.devi
             f"{name}: {who}",
             tokens_per_second=round(tokens / seconds),
             tflops=float(f"{rate / 1e12:.4g}"),
-            mfu_datasheet=round(rate / peak_flops(device, torch.bfloat16), 4),
+            mfu=round(rate / peak.flops, 4),
+            mfu_is_of=str(peak),
             mfu_measured=round(rate / ceiling, 4),
             peak_gib=round(torch.cuda.max_memory_allocated() / 2**30, 2) if device.type == "cuda" else None,
         )
@@ -341,6 +344,7 @@ def main() -> None:
         "--models", type=names_of(MODELS), default=list(MODELS), help="for steps: which of " + ", ".join(MODELS)
     )
     parser.add_argument("--device", type=device_name, default="cuda")
+    parser.add_argument("--deterministic", action="store_true", help="as with run.deterministic=true, to see its cost")
     parser.add_argument("--tiny", action="store_true", help="sizes for a rehearsal")
     arguments = parser.parse_args()
     device = torch.device(arguments.device)
@@ -350,9 +354,11 @@ def main() -> None:
         "device": name,
         "torch": torch.__version__,
         "dtype": str(DTYPES["bf16"]),
+        "deterministic": arguments.deterministic,
     }
     print(json.dumps(about), flush=True)
     prepare_deepspeed(device.type)
+    set_determinism(arguments.deterministic or None, device.type)
     chosen = SECTIONS if arguments.section == "all" else {arguments.section: SECTIONS[arguments.section]}
     with tempfile.TemporaryDirectory() as folder:
         connect_processes(rank=0, world_size=1, device_type=device.type, init_method=f"file://{folder}/store")

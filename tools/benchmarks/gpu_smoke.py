@@ -1,9 +1,10 @@
 """First checks on a GPU, one call each.
 
-    python tools/benchmarks/gpu_smoke.py parity|engines|speed [--tiny] [--device cpu]
+    python tools/benchmarks/gpu_smoke.py parity|engines|waits|speed [--tiny] [--device cpu]
 
     parity   the model on the device in bf16 against the CPU in fp32: loss, gradients, and no leak between documents
     engines  a few steps at ZeRO 0-3, with recomputation and compilation, all from the same start
+    waits    how often the host waits for the device in a step of 1 and of 4 micro-batches, by torch's own count
     speed    tokens/s and MFU of two models in bf16, against plain PyTorch with compile in the same run
 
 Prints one JSON line a check and exits 1 when one fails. With `--device cpu --tiny` all of it rehearses on a laptop.
@@ -16,7 +17,9 @@ import json
 import sys
 import tempfile
 import time
+import warnings
 from collections.abc import Callable
+from pathlib import Path
 
 import torch
 from arguments import device_name
@@ -27,14 +30,14 @@ from megalite.config.schema import BatchConfig, Config, ModelConfig
 from megalite.data.loader import Batch
 from megalite.engine.build import DTYPES, build_engine
 from megalite.engine.protocol import Engine
-from megalite.engine.runtime import connect_processes, prepare_deepspeed
+from megalite.engine.runtime import connect_processes, prepare_deepspeed, set_determinism
 from megalite.layers.documents import Documents, Targets
 from megalite.layers.parts import choose_parts
 from megalite.model.initialize import FreshWeights, fill
 from megalite.model.transformer import Stage, StageSpec
 from megalite.parallel.axes import connect
 from megalite.parallel.mesh import Mesh
-from megalite.train.device import peak_flops
+from megalite.train.device import find_peak
 
 BF16_LOSS_TOLERANCE = 2e-2
 """bf16 keeps 8 bits: a mean loss near 7 moves by about a hundredth."""
@@ -110,12 +113,14 @@ def parity(device: torch.device, tiny: bool) -> bool:
     return ok & report("no leak between documents", leak == 0, changed_logits=leak)
 
 
-def make_engine(device: torch.device, sizes: dict, seq_len: int, micro: int, **sections: dict) -> tuple[Engine, Config]:
+def make_engine(
+    device: torch.device, sizes: dict, seq_len: int, micro: int, num_micro_batches: int = 1, **sections: dict
+) -> tuple[Engine, Config]:
     """An engine on one rank."""
     config = Config(
         model={"vocab_size": 32000, "tie_embeddings": False, **sizes},
         parallel={"zero_stage": 1, **sections.get("parallel", {})},
-        batch={"micro_batch_size": micro, "global_batch_size": micro, "seq_len": seq_len},
+        batch={"micro_batch_size": micro, "global_batch_size": micro * num_micro_batches, "seq_len": seq_len},
         precision={"dtype": "bf16", **sections.get("precision", {})},
         train={"steps": 1000, "compile": "off", **sections.get("train", {})},
     )
@@ -146,6 +151,39 @@ def engines(device: torch.device, tiny: bool) -> bool:
         engine.close()
     worst = max(abs(a - b) for curve in curves.values() for a, b in zip(curve, curves["zero 0 fp32"], strict=True))
     return report("engines agree", worst < BF16_LOSS_TOLERANCE, worst_difference=worst, curves=curves)
+
+
+def waits(device: torch.device, tiny: bool) -> bool:
+    """Synchronising calls of a step in steady state, as torch reports them: one, and none a micro-batch. (What NCCL or
+    events of DeepSpeed wait for is not among them.)"""
+    passed = True
+    for name, sections in {
+        "zero 1": {},
+        "zero 2": {"parallel": {"zero_stage": 2}},
+        "zero 3": {"parallel": {"zero_stage": 3}},
+        "deterministic": {},
+    }.items():
+        set_determinism(name == "deterministic", device.type)
+        counts = {}
+        for num_micro_batches in (1, 4):
+            engine, _ = make_engine(device, TINY, 64, 1, num_micro_batches=num_micro_batches, **sections)
+            batches = [random_batch(1, 64, 32000, documents=2).to(device) for _ in range(num_micro_batches)]
+            for _ in range(3):
+                engine.train_step(batches, 1e-3)
+            with warnings.catch_warnings(record=True) as found:
+                warnings.simplefilter("always")
+                if device.type == "cuda":
+                    torch.cuda.set_sync_debug_mode("warn")
+                engine.train_step(batches, 1e-3)
+                if device.type == "cuda":
+                    torch.cuda.set_sync_debug_mode("default")
+            where = [f"{Path(each.filename).name}:{each.lineno}" for each in found if "synchroniz" in str(each.message)]
+            counts[num_micro_batches] = where
+            engine.close()
+        ok = all(len(where) <= 1 for where in counts.values())
+        passed &= report(f"waits of a step, {name}", ok, by_micro_batches=counts)
+    set_determinism(None, device.type)
+    return passed
 
 
 def timed(step: Callable[[int], None], device: torch.device, steps: int, warmup: int = 5) -> float:
@@ -186,7 +224,7 @@ def plain_step(shape: Shape, micro: int, device: torch.device) -> Callable[[int]
 def speed(device: torch.device, tiny: bool) -> bool:
     """Tokens a second and MFU of megalite and of plain PyTorch, the same model in the same run."""
     runs = [("tiny", TINY, 128, 2)] if tiny else [("125m", SIZES["125m"], 2048, 16), ("1b3", SIZES["1b3"], 2048, 8)]
-    ceiling = peak_flops(device, DTYPES["bf16"])
+    peak = find_peak(device, DTYPES["bf16"])
     for name, sizes, seq_len, micro in runs:
         tokens, steps = seq_len * micro, 3 if tiny else 20
         engine, config = make_engine(device, sizes, seq_len, micro, train={"compile": "on"})
@@ -203,16 +241,20 @@ def speed(device: torch.device, tiny: bool) -> bool:
             f"speed {name}",
             True,
             tokens_per_second=round(tokens / ours),
-            mfu=round(flops / ours / ceiling, 4),
+            mfu=round(flops / ours / peak.flops, 4),
+            mfu_is_of=str(peak),
             plain_compiled_tokens_per_second=round(tokens / peer),
             ratio=round(peer / ours, 3),
         )
     return True
 
 
+CHECKS = {"parity": parity, "engines": engines, "waits": waits, "speed": speed}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("check", choices=("parity", "engines", "speed"))
+    parser.add_argument("check", choices=CHECKS)
     parser.add_argument("--device", type=device_name, default="cuda")
     parser.add_argument("--tiny", action="store_true", help="sizes for a rehearsal")
     arguments = parser.parse_args()
@@ -220,9 +262,10 @@ def main() -> None:
     name = torch.cuda.get_device_name() if device.type == "cuda" else "cpu"
     print(json.dumps({"date": time.strftime("%Y-%m-%d"), "device": name, "torch": torch.__version__}), flush=True)
     prepare_deepspeed(device.type)
+    set_determinism(None, device.type)
     with tempfile.TemporaryDirectory() as folder:
         connect_processes(rank=0, world_size=1, device_type=device.type, init_method=f"file://{folder}/store")
-        passed = {"parity": parity, "engines": engines, "speed": speed}[arguments.check](device, arguments.tiny)
+        passed = CHECKS[arguments.check](device, arguments.tiny)
     sys.exit(0 if passed else 1)
 
 

@@ -1,6 +1,6 @@
 """How good the rates are that `megalite lr-find` suggests: against the best of a grid, on a dozen small runs.
 
-    python tools/benchmarks/lr_find.py [--data data/demo/packed] [--steps 200] [--only NAME] --out F.json
+    python tools/benchmarks/lr_find.py [--data data/demo/packed] [--steps 120] [--only NAME] --out F.json
 
 For each case a short training is done at every rate of a grid, and the validation loss at its end noted; then the
 finder sweeps from three seeds. A rule reads a rate off a sweep; its regret is the loss at that rate (between the grid's
@@ -40,7 +40,7 @@ SEQ_LEN, VOCAB = 256, 4096
 GRID = [1e-4 * 10 ** (third / 3) for third in range(10)]
 """1e-4 to 1e-1, three a decade."""
 SEEDS = (1, 2, 3)
-EVAL_BATCHES = 8
+EVAL_BATCHES = 16
 
 BASE: dict[str, Any] = {
     "model": {
@@ -51,7 +51,7 @@ BASE: dict[str, Any] = {
         "vocab_size": VOCAB,
         "tie_embeddings": True,
     },
-    "batch": {"micro_batch_size": 8, "global_batch_size": 8, "seq_len": SEQ_LEN},
+    "batch": {"micro_batch_size": 4, "global_batch_size": 4, "seq_len": SEQ_LEN},
     "parallel": {"zero_stage": 0},
     "precision": {"dtype": "fp32"},
     "schedule": {"name": "cosine", "warmup_steps": 10},
@@ -59,13 +59,13 @@ BASE: dict[str, Any] = {
 }
 CASES: dict[str, dict[str, Any]] = {
     "small": {},
-    "wide": {"model": {"hidden_size": 192, "ffn_hidden_size": 512}},
+    "wide": {"model": {"hidden_size": 128, "ffn_hidden_size": 384}},
     "deep": {"model": {"num_layers": 8}},
     "untied": {"model": {"tie_embeddings": False}},
     "like GPT-2": {"model": {"norm": "layernorm", "activation": "gelu", "bias": "all", "positions": "learned"}},
     "muP": {"model": {"mup": {"base_hidden_size": 32}}},
-    "batch of 2": {"batch": {"micro_batch_size": 2, "global_batch_size": 2}},
-    "batch of 32": {"batch": {"micro_batch_size": 8, "global_batch_size": 32}},
+    "batch of 1": {"batch": {"micro_batch_size": 1, "global_batch_size": 1}},
+    "batch of 16": {"batch": {"micro_batch_size": 4, "global_batch_size": 16}},
     "no warmup": {"schedule": {"warmup_steps": 0}},
     "constant rate": {"schedule": {"name": "constant"}},
     "Lion": {"optimizer": {"name": "lion"}},
@@ -176,12 +176,15 @@ def judge(found: dict[str, Any]) -> None:
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--data", type=existing, default=Path("data/demo/packed"))
-    parser.add_argument("--steps", type=count, default=200)
+    parser.add_argument("--data", type=existing, default="data/demo/packed")
+    parser.add_argument("--steps", type=count, default=120)
     parser.add_argument("--only", action="append", choices=CASES)
     parser.add_argument("--out", type=out_file, required=True, help="read too: what it has is not done again")
     options = parser.parse_args()
-    found = json.loads(options.out.read_text(encoding="utf-8")) if options.out.exists() else {}
+    try:
+        found = json.loads(options.out.read_text(encoding="utf-8")) if options.out.exists() else {}
+    except ValueError as error:
+        parser.error(f"--out: {options.out} is there and no file of runs ({error}); use another file")
     prepare_deepspeed("cpu")
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as folder:

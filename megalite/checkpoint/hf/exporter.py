@@ -103,7 +103,7 @@ def to_hugging_face(
     with building(out, overwrite=overwrite) as partial, _still_there(reader.folder):
         own_tokenizer = None
         if tokenizer_folder is not None:
-            own_tokenizer = copy_tokenizer(tokenizer_folder, partial)
+            own_tokenizer = copy_tokenizer(tokenizer_folder, partial, max_length=model.max_positions)
             notes += check_tokenizer(own_tokenizer, model, provenance.tokenizers, given=tokenizer is not None)
         say(CHECKING_AND_WRITING)
         with _checking(reader.folder):

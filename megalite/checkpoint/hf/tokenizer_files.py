@@ -26,12 +26,14 @@ FAST_CLASS = "PreTrainedTokenizerFast"
 5 gives `LlamaTokenizer` a leading blank whatever the file says, and saves a class that version 4 does not know."""
 
 
-def copy_tokenizer(source: Path, folder: Path) -> Tokenizer:
+def copy_tokenizer(source: Path, folder: Path, *, max_length: int | None = None) -> Tokenizer:
     """Copy a tokenizer into a folder.
 
     Args:
         source: a folder that `Tokenizer.load` reads.
         folder: an existing one.
+        max_length: tokens that the model reads at once; None leaves what the source says. Where neither says it,
+            transformers takes 1e30, and truncates nothing.
 
     Returns:
         The tokenizer of `source`.
@@ -50,6 +52,8 @@ def copy_tokenizer(source: Path, folder: Path) -> Tokenizer:
         if (source / name).is_file():
             shutil.copyfile(source / name, folder / name)
     config = _readable_by_both(source / CONFIG_FILE)
+    if max_length is not None:
+        config["model_max_length"] = max_length
     (folder / CONFIG_FILE).write_text(json.dumps(config, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
     return tokenizer
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from megalite.cli.data import card, documents, looking, recipes, tokens
+from megalite.cli.data import card, documents, looking, recipes, tokens, verify
 
 app = typer.Typer(help="Clean, deduplicate, tokenize, pack, mix and look at training data.", no_args_is_help=True)
 
@@ -29,3 +29,4 @@ app.command("effects")(looking.effects)
 app.command("inspect")(looking.inspect)
 app.command("card")(card.card)
 app.command("show")(looking.show)
+app.command("verify")(verify.verify)

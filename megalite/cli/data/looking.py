@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from megalite.cli.data.options import Include, Set, TextField, make_settings, open_corpus, report_console
+from megalite.cli.paths import named
 
 if TYPE_CHECKING:
     from rich.text import Text
@@ -23,7 +24,9 @@ def show(
     numbers: Annotated[
         str | None, typer.Option("--samples", help="A:B for these samples as text, as events.jsonl has them.")
     ] = None,
-    out: Annotated[Path | None, typer.Option(help="Write arrays to this .npz file instead of text.")] = None,
+    out: Annotated[
+        Path | None, typer.Option(callback=named, help="Write arrays to this .npz file instead of text.")
+    ] = None,
     overrides: Annotated[list[str] | None, typer.Argument(help="section.key=value ...")] = None,
 ) -> None:
     """Show the batches that training will see: some as text, or all of them as arrays in a file."""
@@ -93,7 +96,9 @@ def effects(
     settings: Set = None,
     recipe: Annotated[Path | None, typer.Option(help="A recipe; its `clean` section has the rules.")] = None,
     mb: Annotated[float, typer.Option(min=0.001, help="Read about this many MB of text.")] = 20.0,
-    out: Annotated[Path | None, typer.Option(help="Write a page with drawings to this .html file too.")] = None,
+    out: Annotated[
+        Path | None, typer.Option(callback=named, help="Write a page with drawings to this .html file too.")
+    ] = None,
     text_field: TextField = "text",
     include: Include = None,
 ) -> None:

@@ -10,6 +10,9 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, TypeVar
 
 import typer
 
+from megalite.cli.paths import named
+from megalite.errors import DataError
+
 if TYPE_CHECKING:
     from rich.console import Console
 
@@ -30,7 +33,7 @@ Documents = Annotated[
     typer.Argument(help="Files, folders or URLs: jsonl, parquet, csv, warc, text (.gz, .zst), or a station's folder."),
 ]
 StationFolders = Annotated[list[str], typer.Argument(help="Folders of earlier stations, as `clean` leaves them.")]
-Out = Annotated[Path, typer.Option("--out", help="Folder to make.")]
+Out = Annotated[Path, typer.Option("--out", callback=named, help="Folder to make.")]
 Workers = Annotated[int | None, typer.Option(min=1, help="Processes. [default: all cores]", show_default=False)]
 TextField = Annotated[str, typer.Option(help="Field or column that holds the text.")]
 Include = Annotated[list[str] | None, typer.Option(help="File-name pattern to read from folders; may be repeated.")]
@@ -144,7 +147,19 @@ def report_console() -> Console:
 
 
 def print_result(out: Path, result: StationResult) -> None:
-    """One line of counts."""
+    """One line of counts.
+
+    Raises:
+        DataError: no document is left.
+    """
     state = "already there" if result.reused else "done"
+    is_empty = result.manifest.counts.get("documents") == 0
+    if is_empty:
+        state = "nothing is left"
     counts = ", ".join(f"{name} {value}" for name, value in result.manifest.counts.items() if value not in ({}, []))
     typer.echo(f"{out}: {state}: {counts}")
+    if is_empty:
+        raise DataError(
+            f"{out}: no document came out of this station, so there is nothing for the next one; its counts say why: "
+            "change its settings or its input"
+        )

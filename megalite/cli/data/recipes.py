@@ -38,7 +38,7 @@ def prepare(
     overrides: Annotated[list[str] | None, typer.Argument(help="key=value or section.key=value ...")] = None,
     workers: Workers = None,
     runner: Annotated[RunnerKind, typer.Option(help="Where the tasks run.")] = RunnerKind.local,
-    ray_address: Annotated[str, typer.Option(help="Of a running Ray cluster.")] = "auto",
+    ray_address: Annotated[str, typer.Option(help="Of a running Ray cluster; `local` starts one here.")] = "auto",
     slurm_jobs: SlurmJobs = 16,
     slurm_command: SlurmCommand = None,
     sbatch: Sbatch = None,
@@ -90,7 +90,7 @@ def _running(kind: RunnerKind, workers: int | None, ray_address: str, slurm: Slu
     elif kind is RunnerKind.ray:
         from megalite.data.runners.ray import RayCluster
 
-        with RayCluster(ray_address) as cluster, progress_on() as progress:
+        with RayCluster(ray_address, num_cpus=workers) as cluster, progress_on() as progress:
             yield Working(progress, cluster)
     else:
         with slurm.runner() as array, progress_on() as progress:

@@ -62,5 +62,9 @@ class DataConfig(Section):
     one recorded by the data."""
     document_masks: bool = True
     """Packed documents do not see each other, positions restart in each, and no label crosses a border."""
+    verify: bool = False
+    """Read all of the data before the first step of every start and compare it with its checksums, the ranks sharing
+    the files. Sizes, indices and some places of each file are always looked at. Set it where a disk is not to be
+    trusted; it costs the time that reading everything takes (`megalite data verify CONFIG` does it beforehand)."""
     prefetch: PositiveInt = 4
     """Micro-batches that the loader's thread reads ahead, at least; small ones are read together."""

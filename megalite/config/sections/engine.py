@@ -23,6 +23,7 @@ DEEPSPEED_OWNED_KEYS = {
     "optimizer": "use the section optimizer",
     "scheduler": "use the section schedule",
     "steps_per_print": "set monitor.log_every",
+    "timers": "see tokens_per_second in metrics.jsonl; DeepSpeed's timers wait for the device",
     "activation_checkpointing": "set train.recompute",
 }
 """Keys of DeepSpeed's JSON that megalite generates, and what to do instead of setting them."""

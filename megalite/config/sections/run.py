@@ -16,6 +16,7 @@ class RunConfig(Section):
     """Run folder: config, metrics, events, checkpoints and the report go there. One folder is one run."""
     seed: NonNegativeInt = 1234
     """Seed of the weights, of the data order and of dropout."""
-    deterministic: bool = True
-    """Ask torch for deterministic kernels, so that a resumed run is bit-equal. Turn off when a GPU kernel has no
-    deterministic form or to gain a little speed."""
+    deterministic: bool | None = None
+    """Ask torch for deterministic kernels, so that a resumed run is bit-equal. null does so on CPUs, where it costs
+    nothing. On a GPU it costs speed: attention's backward pass adds up in a fixed order, in more memory, compiled
+    kernels are not tuned, and the few kernels that have no such form are refused."""

@@ -48,7 +48,8 @@ def trace(out: Path) -> Lineage:
     """
     _refuse_unfinished(out)
     train = check_input(out / "tokens/train", "tokenize", contents=False)
-    parts: tuple[Part, ...] = ("train",) if train.settings["split"]["part"] == "all" else ("train", "valid")
+    split = train.settings.get("split")
+    parts: tuple[Part, ...] = ("train",) if split is None or split["part"] == "all" else ("train", "valid")
     tokens = {part: check_input(out / "tokens" / part, "tokenize", contents=False) for part in parts}
     packed = {part: check_input(out / "packed" / part, "pack", contents=False) for part in parts}
     for part in parts:

@@ -1,4 +1,4 @@
-"""What is kept of documents to find their near-duplicates later: a folder of plain arrays, five files a shard.
+"""What is kept of documents to find their near-duplicates later: a folder of plain arrays, some files a shard.
 
     index/index.json                settings, and how many documents each shard has
           00000.signatures.npy      uint32 [documents, num_hashes]      with verify: signature
@@ -7,6 +7,7 @@
           00000.band_keys.npy       uint64 [entries]                    sorted
           00000.band_rows.npy       uint32 [entries]                    the document of each key
           00000.lengths.npy         int64  [documents]                  bytes of text
+          00000.names.arrow         id and source                       where the station wrote them
 
 Documents of several folders are numbered through, folder by folder and shard by shard. The files are mapped into
 memory a shard at a time, so reading some documents of a large index takes neither its memory nor its open files.
@@ -91,6 +92,11 @@ def shard_file(folder: Path, shard: int, name: str) -> Path:
     return folder / f"{shard:05d}.{name}.npy"
 
 
+def names_file(folder: Path, shard: int) -> Path:
+    """Path of the names of a shard's documents."""
+    return folder / f"{shard:05d}.names.arrow"
+
+
 def save_array(path: Path, array: np.ndarray) -> None:
     """Write an array under a name of its own first, so that nobody sees half of it."""
     with replacing(path) as partial, open(partial, "wb") as file:
@@ -163,6 +169,10 @@ class Index:
             return np.load(path, mmap_mode="r")
         except FileNotFoundError as error:
             raise DataError(f"{path} is missing; the index beside it names it. Make the index anew") from error
+
+    def names_file(self, shard: int) -> Path:
+        """Path of the names of a shard's documents, which older indexes have not."""
+        return names_file(*self._shards[shard])
 
     def split(self, documents: np.ndarray) -> Iterator[tuple[int, slice]]:
         """Sorted numbers of documents, shard by shard.

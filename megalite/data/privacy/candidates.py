@@ -4,8 +4,11 @@
                  ^ AT                 ^ PHONE: digits in groups of 3, 3, 4
 
 What decides is cheap and never misses: a sign (`@`, `:`, `+`, `=`), the sizes of groups of digits, the first letters
-of a word. The exact and slow checks (`personal`, `payment`, `network`, `credentials`) look at these places only; in
+of a word. The exact and slow checks (`telephone`, `payment`, `network`, `credentials`) look at these places only; in
 ordinary text there are some tens of them in a megabyte.
+
+A text may be made of nothing else, so a check must not read far from each of its places: those that read to the end
+of a run of letters and hyphens get one place in a run (keys), or only places near its end (tokens).
 
 This module needs numba at import; import it where a station begins.
 """
@@ -15,18 +18,17 @@ from __future__ import annotations
 import numpy as np
 
 from megalite.data.kernel import kernel
+from megalite.data.privacy.digits import bit, codes_of_number, has_international_digits, is_digit
 from megalite.data.privacy.places import (
     ASSIGNED_NAMES,
     ASSIGNMENT,
     AT,
-    CARD,
     COLONS,
-    DOTTED,
     IBAN,
-    PHONE,
+    JWT,
+    KEY,
     PLUS,
     PREFIXES,
-    SSN,
 )
 
 OTHER, SIGN, LETTER, INITIAL, DIGIT = range(5)
@@ -34,34 +36,13 @@ OTHER, SIGN, LETTER, INITIAL, DIGIT = range(5)
 
 KIND_BITS = 3
 
-SIZE_BITS = 5
-
-MAX_SIZE = (1 << SIZE_BITS) - 1
-
-
-def _pack(*sizes: int) -> int:
-    return sum(size << SIZE_BITS * number for number, size in enumerate(sizes))
-
-
-MASK_1, MASK_3, MASK_4 = (_pack(*[MAX_SIZE] * num_groups) for num_groups in (1, 3, 4))
-
-SIZES_3_2_4 = _pack(3, 2, 4)
-SIZES_3_3_4 = _pack(3, 3, 4)
-SIZES_1_3_3_4 = _pack(1, 3, 3, 4)
-SIZES_4_4_4_4 = _pack(4, 4, 4, 4)
-SIZES_4_6_5 = _pack(4, 6, 5)
-SIZES_4_6_4 = _pack(4, 6, 4)
-
-MAX_GROUPS = 6
-"""Groups of digits looked at from the first one of a number."""
-
 MAX_DOMAIN = 255
 """Bytes of an e-mail address behind the @."""
 
-MAX_INTERNATIONAL = 24
-"""Bytes behind a plus sign within which there must be MIN_INTERNATIONAL digits."""
+HYPHEN = 45
 
-MIN_INTERNATIONAL = 8
+MAX_INNER_HEADER = 256
+"""Bytes of a JSON web token's header behind a hyphen, so behind something that may be part of another token."""
 
 
 def _byte_kinds() -> np.ndarray:
@@ -121,7 +102,7 @@ def find_candidates(buffer: np.ndarray, offsets: np.ndarray, wanted: int) -> tup
         Of each candidate, in order of place: its code (uint8), its place in the buffer and its document (int64).
     """
     found = (np.empty(64, np.uint8), np.empty(64, np.int64), np.empty(64, np.int64))
-    count = 0
+    count, token_end = 0, np.int64(0)
     for document in range(offsets.size - 1):
         start, end = offsets[document], offsets[document + 1]
         before = OTHER
@@ -134,9 +115,13 @@ def find_candidates(buffer: np.ndarray, offsets: np.ndarray, wanted: int) -> tup
             if kind == SIGN:
                 codes = _codes_of_sign(buffer, start, place, end)
             elif kind == DIGIT:
-                codes = _codes_of_number(buffer, start, place, end)
+                codes = codes_of_number(buffer, start, place, end)
             else:
-                codes = _codes_of_word(buffer, place, end)
+                codes = _codes_of_word(buffer, start, place, end)
+                if codes & bit(JWT):
+                    token_end = _end_of_token(buffer, max(place, token_end), end)
+                    if not _may_be_header(buffer, start, place, token_end, end):
+                        codes ^= bit(JWT)
             codes &= wanted
             while codes:
                 if count == found[0].size:
@@ -144,7 +129,7 @@ def find_candidates(buffer: np.ndarray, offsets: np.ndarray, wanted: int) -> tup
                 code = _lowest_bit(codes)
                 found[0][count], found[1][count], found[2][count] = code, place, document
                 count += 1
-                codes ^= _bit(code)
+                codes ^= bit(code)
     return found[0][:count], found[1][:count], found[2][:count]
 
 
@@ -156,21 +141,11 @@ def _doubled(array: np.ndarray) -> np.ndarray:
 
 
 @kernel
-def _bit(code: int) -> int:
-    return np.int64(1) << np.int64(code)
-
-
-@kernel
 def _lowest_bit(codes: int) -> int:
     code = 0
     while not codes >> code & 1:
         code += 1
     return code
-
-
-@kernel
-def _is_digit(byte: int) -> bool:
-    return 48 <= byte <= 57
 
 
 @kernel
@@ -180,7 +155,7 @@ def _is_letter(byte: int) -> bool:
 
 @kernel
 def _is_hex(byte: int) -> bool:
-    return _is_digit(byte) or 97 <= byte | 32 <= 102
+    return is_digit(byte) or 97 <= byte | 32 <= 102
 
 
 @kernel
@@ -192,139 +167,69 @@ def _codes_of_sign(buffer: np.ndarray, start: int, place: int, end: int) -> int:
         return codes
     if sign == 64:  # @
         if place > start and _may_be_domain(buffer, place + 1, end):
-            codes |= _bit(AT)
+            codes |= bit(AT)
     elif sign == 43:  # +
-        if 49 <= buffer[place + 1] <= 57 and _has_international_digits(buffer, place + 1, end):
-            codes |= _bit(PLUS)
+        if 49 <= buffer[place + 1] <= 57 and has_international_digits(buffer, place + 1, end):
+            codes |= bit(PLUS)
     else:
         then = buffer[place + 1]
         if sign == 58 and (then == 58 or _is_hex(then)) and _may_be_ipv6(buffer, start, place, end):
-            codes |= _bit(COLONS)
+            codes |= bit(COLONS)
         if _ends_in_name(buffer, start, place):
-            codes |= _bit(ASSIGNMENT)
+            codes |= bit(ASSIGNMENT)
     return codes
 
 
 @kernel
-def _codes_of_word(buffer: np.ndarray, place: int, end: int) -> int:
-    """What a word may be by its first letters."""
+def _codes_of_word(buffer: np.ndarray, start: int, place: int, end: int) -> int:
+    """What a word may be by its first letters. Behind a hyphen no key begins: it would be a piece of a longer name."""
     codes = np.int64(0)
     if place + 4 >= end:
         return codes
     if PREFIX_PAIRS[np.int64(buffer[place]) << 8 | buffer[place + 1]]:
+        is_inner = place > start and buffer[place - 1] == HYPHEN
         for number in range(PREFIX_CODES.size):
-            if _matches(buffer, place, end, PREFIX_TABLE[number]):
-                codes |= _bit(PREFIX_CODES[number])
+            code = PREFIX_CODES[number]
+            if not (is_inner and code == KEY) and _matches(buffer, place, end, PREFIX_TABLE[number]):
+                codes |= bit(code)
     letters = 65 <= buffer[place] <= 90 and 65 <= buffer[place + 1] <= 90
-    if letters and _is_digit(buffer[place + 2]) and _is_digit(buffer[place + 3]):
-        codes |= _bit(IBAN)
+    if letters and is_digit(buffer[place + 2]) and is_digit(buffer[place + 3]):
+        codes |= bit(IBAN)
     return codes
 
 
 @kernel
-def _codes_of_number(buffer: np.ndarray, start: int, place: int, end: int) -> int:
-    """What a number may be by the sizes of its groups of digits and by what stands between them."""
-    codes = np.int64(0)
-    if place - 2 >= start and _is_digit(buffer[place - 2]) and buffer[place - 1] in (44, 45, 46, 47, 58):  # , - . / :
-        return codes  # in the middle of a number
-    first = buffer[place]
-    sizes, signs, num_groups, num_digits = _read_groups(buffer, place, end)
-    if num_groups >= 4 and signs & 0xFFFFFF == 0x2E2E2E and _at_most(sizes, 4, 3):
-        codes |= _bit(DOTTED)
-    if sizes & MASK_3 == SIZES_3_2_4 and signs & 0xFFFF == 0x2D2D:
-        codes |= _bit(SSN)
-    unbroken = sizes & MASK_1
-    if (
-        13 <= unbroken <= 19
-        or sizes & MASK_4 == SIZES_4_4_4_4
-        or sizes & MASK_3 == SIZES_4_6_5
-        or sizes & MASK_3 == SIZES_4_6_4
+def _end_of_token(buffer: np.ndarray, place: int, end: int) -> int:
+    """Where the run of letters, digits, underscores and hyphens ends that goes on at a place."""
+    while place < end and (
+        _is_letter(buffer[place]) or is_digit(buffer[place]) or buffer[place] == 95 or buffer[place] == HYPHEN
     ):
-        codes |= _bit(CARD)
-    first_sign = signs & 0xFF
-    if (
-        (first == 48 and num_groups >= 2 and num_digits >= 9)  # a national number with its leading 0
-        or (sizes & MASK_3 == SIZES_3_3_4 and first_sign in (0x29, 0x2D, 0x2E))  # ) - .
-        or (first == 49 and sizes & MASK_4 == SIZES_1_3_3_4 and first_sign in (0x2D, 0x2E))
-    ):
-        codes |= _bit(PHONE)
-    return codes
+        place += 1
+    return place
 
 
 @kernel
-def _read_groups(buffer: np.ndarray, place: int, end: int) -> tuple[int, int, int, int]:
-    """Read up to MAX_GROUPS groups of digits.
-
-    Returns:
-        Their sizes, SIZE_BITS each; the signs behind them, 8 bits each; how many groups; how many digits.
-    """
-    sizes, signs, num_groups, num_digits = np.int64(0), np.int64(0), 0, 0
-    while True:
-        group = place
-        while place < end and _is_digit(buffer[place]):
-            place += 1
-        sizes |= min(place - group, MAX_SIZE) << (SIZE_BITS * num_groups)
-        num_digits += place - group
-        num_groups += 1
-        sign, skip = _sign_between(buffer, place, end)
-        if skip == 0 or num_groups == MAX_GROUPS:
-            return sizes, signs, num_groups, num_digits
-        signs |= np.int64(sign) << (8 * (num_groups - 1))
-        place += skip
-
-
-@kernel
-def _sign_between(buffer: np.ndarray, place: int, end: int) -> tuple[int, int]:
-    """The sign at a place if a digit follows it, and the bytes up to that digit; else zeros."""
-    if place + 1 >= end:
-        return np.uint8(0), 0
-    sign, then = buffer[place], buffer[place + 1]
-    if sign not in (32, 41, 45, 46, 47):  # blank ) - . /
-        return np.uint8(0), 0
-    if _is_digit(then):
-        return sign, 1
-    if sign == 41 and then in (32, 45, 46) and place + 2 < end and _is_digit(buffer[place + 2]):
-        return sign, 2
-    if sign == 32 and then == 47 and place + 3 < end and buffer[place + 2] == 32 and _is_digit(buffer[place + 3]):
-        return then, 3
-    return np.uint8(0), 0
-
-
-@kernel
-def _at_most(sizes: int, num_groups: int, largest: int) -> bool:
-    """Whether the first groups have at most so many digits."""
-    for _ in range(num_groups):
-        if sizes & MAX_SIZE > largest:
-            return False
-        sizes >>= SIZE_BITS
-    return True
+def _may_be_header(buffer: np.ndarray, start: int, place: int, token_end: int, end: int) -> bool:
+    """Whether a token's second part, which begins with eyJ too, follows the run that goes on at a place."""
+    if token_end + 3 >= end or buffer[token_end] != 46:
+        return False
+    if buffer[token_end + 1] != 101 or buffer[token_end + 2] != 121 or buffer[token_end + 3] != 74:
+        return False
+    return place == start or buffer[place - 1] != HYPHEN or token_end - place <= MAX_INNER_HEADER
 
 
 @kernel
 def _may_be_domain(buffer: np.ndarray, place: int, end: int) -> bool:
     """Whether letters, digits, hyphens and dots follow, with a letter behind some dot."""
-    if not (_is_digit(buffer[place]) or _is_letter(buffer[place])):
+    if not (is_digit(buffer[place]) or _is_letter(buffer[place])):
         return False
     for at in range(place + 1, min(end - 1, place + MAX_DOMAIN)):
         byte = buffer[at]
         if byte == 46 and _is_letter(buffer[at + 1]):
             return True
-        if not (_is_digit(byte) or _is_letter(byte) or byte == 45 or byte == 46):
+        if not (is_digit(byte) or _is_letter(byte) or byte == 45 or byte == 46):
             return False
     return False
-
-
-@kernel
-def _has_international_digits(buffer: np.ndarray, place: int, end: int) -> bool:
-    """Whether enough digits follow, with nothing but blanks and ( ) - . / between them."""
-    num_digits = 0
-    for at in range(place, min(end, place + MAX_INTERNATIONAL)):
-        byte = buffer[at]
-        if _is_digit(byte):
-            num_digits += 1
-        elif byte not in (32, 40, 41, 45, 46, 47):
-            break
-    return num_digits >= MIN_INTERNATIONAL
 
 
 @kernel

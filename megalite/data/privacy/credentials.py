@@ -25,13 +25,16 @@ PREFIX = re.compile(rb"AKIA|ASIA|AIza|github_pat_|[rs]k_live_|[a-z]+[_-]")
 MIN_DISTINCT = 10
 """Different characters in a key; `ghp_xxxx...` has fewer."""
 
-PEM_BLOCK = re.compile(
-    rb"-----BEGIN ((?:[A-Z0-9]+ ){0,3}PRIVATE KEY(?: BLOCK)?)-----.{0,16384}?-----END \1-----", re.DOTALL
-)
+PEM_BEGIN = re.compile(rb"BEGIN ((?:[A-Z0-9]+ ){0,3}PRIVATE KEY(?: BLOCK)?)-----")
 
 HYPHENS = b"-----"
 
-JWT = re.compile(rb"(eyJ[A-Za-z0-9_-]{10,})\.eyJ[A-Za-z0-9_-]{10,}\.[A-Za-z0-9_-]{10,}(?![A-Za-z0-9_])")
+MAX_PEM = 16384
+"""Bytes between the first and the last line of a private key."""
+
+JWT_HEADER = re.compile(rb"eyJ[A-Za-z0-9_-]{10,}(?=\.eyJ)")
+
+JWT_BODY = re.compile(rb"\.eyJ[A-Za-z0-9_-]{10,}\.[A-Za-z0-9_-]{10,}")
 
 VALUE = re.compile(
     rb"""=?>?\ {0,4}(?:
@@ -61,7 +64,7 @@ MIN_DISTINCT_OF_PASSWORD = 4
 def find_key(window: Window) -> Span | None:
     """The key that begins here, unless it is a placeholder or a word with hyphens."""
     match = window.match(KEY)
-    if match is None or window.before(1) == b"-":
+    if match is None:
         return None
     body = PREFIX.sub(b"", match[0], count=1)
     if len(set(body)) < MIN_DISTINCT:
@@ -73,22 +76,30 @@ def find_key(window: Window) -> Span | None:
 
 def find_jwt(window: Window) -> Span | None:
     """The token that begins here: three parts, of which the first is a JSON object that names an algorithm."""
-    match = window.match(JWT)
-    if match is None:
+    head = window.match(JWT_HEADER)
+    if head is None:
         return None
     try:
-        header = json.loads(base64.urlsafe_b64decode(match[1] + b"=" * (-len(match[1]) % 4)))
-    except (binascii.Error, ValueError):
+        header = json.loads(base64.urlsafe_b64decode(head[0] + b"=" * (-len(head[0]) % 4)))
+    except (binascii.Error, ValueError, RecursionError):
         return None
-    return match.span() if isinstance(header, dict) and "alg" in header else None
+    if not isinstance(header, dict) or "alg" not in header:
+        return None
+    body = window.match(JWT_BODY, shift=len(head[0]))
+    return None if body is None else (head.start(), body.end())
 
 
 def find_private_key(window: Window) -> Span | None:
     """The block whose first line has its BEGIN here, up to its last line."""
     if window.before(len(HYPHENS)) != HYPHENS:
         return None
-    match = window.match(PEM_BLOCK, shift=-len(HYPHENS))
-    return None if match is None else match.span()
+    first = window.match(PEM_BEGIN)
+    if first is None:
+        return None
+    last = HYPHENS + b"END " + first[1] + HYPHENS
+    rest = bytes(window.memory[first.end() : min(first.end() + MAX_PEM + len(last), window.end)])
+    found = rest.find(last)
+    return None if found < 0 else (window.place - len(HYPHENS), first.end() + found + len(last))
 
 
 def find_assigned_aws_secret(window: Window) -> Span | None:

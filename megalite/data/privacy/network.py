@@ -15,7 +15,8 @@ MAX_LOCAL = 64
 
 LABEL = rb"[A-Za-z0-9](?:[A-Za-z0-9-]{0,61}[A-Za-z0-9])?"
 
-DOMAIN = re.compile(rb"(?:%b\.)+([a-z]{2,18}|[A-Z]{2,18}|[A-Z][a-z]{2,17})(?!-?[A-Za-z0-9_(@])" % LABEL)
+DOMAIN = re.compile(rb"(?:%b\.){1,127}([a-z]{2,18}|[A-Z]{2,18}|[A-Z][a-z]{2,17})(?!-?[A-Za-z0-9_(@])" % LABEL)
+"""So many labels that no address of more fits in 255 bytes (RFC 1035)."""
 
 RESERVED_ENDS = (b".example.com", b".example.org", b".example.net", b".example", b".test", b".invalid", b".localhost")
 """Set aside for examples (RFC 2606)."""

@@ -21,8 +21,11 @@ COUNTRY_CODE = (
 """ITU-T E.164, annex: every code that is given out."""
 
 INTERNATIONAL = re.compile(
-    rb"\+%b[ .-]?(?:\(\d{1,5}\)[ .-]?)?\d{1,5}(?:[ .-]?\d{2,8}){1,5}%b" % (COUNTRY_CODE, NOT_LONGER)
+    rb"\+%b[ .-]?(?:\(\d{1,5}\)[ .-]?)?(?:\d{3,45}(?:[ .-]\d{2,40}){0,5}|\d{1,2}(?:[ .-]\d{2,40}){1,5})%b"
+    % (COUNTRY_CODE, NOT_LONGER)
 )
+"""Groups of digits with signs between them: no two ways to read one number, which would be tried one after the other.
+Groups may be longer than those of a number, so that a number is never taken out of a row of digits."""
 
 MIN_DIGITS, MAX_DIGITS = 8, 15
 """Of an international number, the country code included."""
@@ -48,7 +51,11 @@ NATIONAL = re.compile(
 
 NATIONAL_OPENED = re.compile(rb"0\d{2,4}\)[ -]?\d{3,8}(?:[ -]\d{3,4})?%b" % NOT_LONGER)
 
+DIGITS = b"0123456789"
+
 MIN_NATIONAL_DIGITS, MAX_NATIONAL_DIGITS = 9, 12
+
+PAIRS = re.compile(rb"\d\d(?:[ .-]\d\d)+")
 
 HEX_PAIR_BEFORE = re.compile(rb"(?<![0-9A-Za-z])[0-9A-Fa-f]{2}[ .-]\Z")
 
@@ -100,7 +107,7 @@ def find_ssn(window: Window) -> Span | None:
 
 
 def _count_digits(text: bytes) -> int:
-    return sum(48 <= character <= 57 for character in text)
+    return len(text) - len(text.translate(None, DIGITS))
 
 
 def _national_length(text: bytes) -> bool:
@@ -109,12 +116,12 @@ def _national_length(text: bytes) -> bool:
 
 def _is_row_of_pairs(window: Window, match: re.Match[bytes]) -> bool:
     """Whether it is a piece of a hex dump, or pairs that count up (01 02 03 04 05)."""
-    pairs = re.split(rb"[ .-]", match[0])
-    if any(len(pair) != 2 for pair in pairs):
+    if PAIRS.fullmatch(match[0]) is None:
         return False
     if HEX_PAIR_BEFORE.search(window.before(4)) or HEX_PAIR_BEHIND.match(window.memory, match.end(), window.end):
         return True
-    return len({int(second) - int(first) for first, second in itertools.pairwise(pairs)}) == 1
+    pairs = [int(match[0][place : place + 2]) for place in range(0, len(match[0]), 3)]
+    return len({second - first for first, second in itertools.pairwise(pairs)}) == 1
 
 
 def _in_diff(window: Window, end: int) -> bool:

@@ -29,6 +29,8 @@ class Window(NamedTuple):
     def match(self, pattern: re.Pattern[bytes], shift: int = 0) -> re.Match[bytes] | None:
         """Match a pattern at the place, or `shift` bytes from it; the match ends inside the document.
 
-        Patterns must not look behind their beginning: they would see the document before.
+        Patterns must not look behind their beginning: they would see the document before. And since every byte of a
+        text may be such a place, a pattern reads a bounded number of bytes, or, of a run in which the scan names one
+        place only, the whole run; and there is one way to read them.
         """
         return pattern.match(self.memory, self.place + shift, self.end)

@@ -10,6 +10,10 @@ They mean what they mean in C4's code, with these differences:
     "Mr. Bell" is no end. Only the least number of sentences depends on it.
 4.  Letters A to Z are compared without regard to case; C4 lowers all of Unicode, in which the Kelvin sign is a k.
 5.  C4 stops at the first "lorem ipsum" or "{"; here both are looked for, and the reason names the first of this list.
+
+`compat: datatrove` does 2 and 3 as datatrove's filter does: blanks beside a citation stay, so "So he said. [3]" ends
+with a blank and is dropped, and sentences are counted by spaCy's words. 4 stays, and lines of citations alone at the
+ends of a text count for no sentence.
 """
 
 from __future__ import annotations
@@ -24,7 +28,7 @@ from megalite.data.rules.characters import character_classes
 from megalite.data.rules.columns import CURLY_BRACKET_LINES, LOREM_IPSUM_LINES, SENTENCES
 from megalite.data.rules.phrases import make_phrases
 from megalite.data.rules.rule import Rule, rules_that_are_on
-from megalite.data.rules.settings import C4Config
+from megalite.data.rules.settings import DATATROVE, C4Config
 from megalite.data.texts import Texts
 
 
@@ -63,4 +67,5 @@ def _line_rules(config: C4Config) -> LineRules:
         min_words=config.min_words_per_line or 0,
         max_word_length=config.max_word_length or 0,
         citations=config.remove_citations,
+        keeps_blanks=config.compat == DATATROVE,
     )

@@ -54,6 +54,8 @@ class LineRules(NamedTuple):
     min_words: int
     max_word_length: int
     citations: bool
+    keeps_blanks: bool
+    """Those beside a citation that was cut stay in their line, but not at the ends of the text: as datatrove has it."""
 
 
 @bare_kernel
@@ -92,6 +94,8 @@ def edit_documents(
             at = stop + 1
             if _may_stay(buffer, begin, last, has_opening, rules):
                 to = _add_line(buffer, begin, last, has_opening, rules, out, written, start, to, row)
+        if rules.keeps_blanks:
+            to = _drop_blanks(written, start, to, rules.classes)
         while to > start and written[to - 1] == NEWLINE:
             to -= 1
         new_offsets[document + 1] = to
@@ -126,8 +130,10 @@ def _add_line(
     line = to + (to > start)
     if rules.citations and has_opening:
         end = _write_without_citations(buffer, begin, stop, rules.classes, out, line)
-        if end < line + stop - begin:
+        if end < line + stop - begin and not rules.keeps_blanks:
             end = _drop_blanks(written, line, end, rules.classes)
+        if rules.keeps_blanks and line == start:
+            end = _drop_blanks_before(written, out, line, end, rules.classes)
         if rules.terminal and not _ends_a_sentence(written, line, end, rules.classes):
             return to
     else:
@@ -146,6 +152,15 @@ def _add_line(
     if line > to:
         out[to] = NEWLINE
     return end
+
+
+@bare_kernel
+def _drop_blanks_before(written: np.ndarray, out: np.ndarray, begin: int, end: int, classes: np.ndarray) -> int:
+    """Move a line to its beginning, over the blanks there; returns its new end."""
+    skipped = _skip_blanks(written, begin, end, classes) - begin
+    for at in range(begin, end - skipped):
+        out[at] = written[at + skipped]
+    return end - skipped
 
 
 @bare_kernel

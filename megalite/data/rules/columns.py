@@ -2,6 +2,9 @@
 
 A *line* stands between "\\n"s, a *chunk* between blanks (what `str.split()` gives); a *word* is a chunk without the
 punctuation and symbols at its ends, if anything is left. A *paragraph* is a run of lines that are not blank.
+
+The columns of `compat: datatrove` count *tokens*: the words and marks that spaCy's English tokenizer cuts. They, and
+where these rules are on the paragraphs, are filled by `datatrove.py`.
 """
 
 from __future__ import annotations
@@ -44,6 +47,14 @@ COLUMNS = (
     "duplicate_8gram_chars",
     "duplicate_9gram_chars",
     "duplicate_10gram_chars",
+    "tokens",
+    "tokens_with_letter",
+    "word_tokens",
+    "word_token_chars",
+    "word_token_stop_words",
+    "split_lines",
+    "duplicate_split_lines",
+    "duplicate_split_line_chars",
 )
 NUM_COLUMNS = len(COLUMNS)
 
@@ -102,3 +113,15 @@ TOP_2GRAM_CHARS = COLUMNS.index("top_2gram_chars")
 """Characters of all occurrences of the most frequent 2-gram of words; 3 and 4 follow."""
 DUPLICATE_5GRAM_CHARS = COLUMNS.index("duplicate_5gram_chars")
 """Characters of words in repeated 5-grams; 6 to 10 follow."""
+
+TOKENS = COLUMNS.index("tokens")
+TOKENS_WITH_LETTER = COLUMNS.index("tokens_with_letter")
+WORD_TOKENS = COLUMNS.index("word_tokens")
+"""Tokens with anything but punctuation, by datatrove's list of it."""
+WORD_TOKEN_CHARS = COLUMNS.index("word_token_chars")
+WORD_TOKEN_STOP_WORDS = COLUMNS.index("word_token_stop_words")
+"""Different stop words among the tokens."""
+SPLIT_LINES = COLUMNS.index("split_lines")
+"""What stands between runs of line ends; of blanks too, and an empty one before the first and behind the last."""
+DUPLICATE_SPLIT_LINES = COLUMNS.index("duplicate_split_lines")
+DUPLICATE_SPLIT_LINE_CHARS = COLUMNS.index("duplicate_split_line_chars")

@@ -7,6 +7,8 @@ They mean what they mean in datatrove 0.10, which counts only lines that are not
     data set of the paper. datatrove takes the full stops of all scripts, and no quotes.
 3.  Line ends are compared with chunks between blanks, of which there are fewer than of datatrove's words, which count
     every punctuation mark: the rule is stricter here.
+
+`compat: datatrove` does all three as datatrove does.
 """
 
 from __future__ import annotations
@@ -19,17 +21,19 @@ from megalite.data.rules.columns import (
     NEWLINES,
     SHORT_LINES,
     TERMINAL_LINES,
+    TOKENS,
 )
 from megalite.data.rules.rule import Rule, rules_that_are_on
-from megalite.data.rules.settings import FineWebConfig
+from megalite.data.rules.settings import DATATROVE, FineWebConfig
 
 
 def fineweb_rules(config: FineWebConfig) -> list[Rule]:
     """FineWeb's rules that are on."""
     repeated = config.max_duplicate_line_char_share
+    words = TOKENS if config.compat == DATATROVE else CHUNKS
     return rules_that_are_on(
         ("fineweb: few lines end a sentence", TERMINAL_LINES, FILLED_LINES, ">=", config.min_terminal_line_share),
         ("fineweb: many short lines", SHORT_LINES, FILLED_LINES, "<=", config.max_short_line_share),
         ("fineweb: characters in duplicate lines", DUPLICATE_LINE_CHARS, LINE_CHARS, "<=", repeated),
-        ("fineweb: many line ends", NEWLINES, CHUNKS, "<=", config.max_newlines_per_chunk),
+        ("fineweb: many line ends", NEWLINES, words, "<=", config.max_newlines_per_chunk),
     )

@@ -1,7 +1,8 @@
 """Judge a batch of texts: edit, measure, and give each document that fails the reason.
 
     texts -> c4: edit lines -> measure -> rules in order, the first that fires names the reason
-             (only if on)                 c4, basic, gopher quality, gopher repetition, fineweb, bad words
+             (only if on)      (twice where some count as datatrove does)
+                                          c4, basic, gopher quality, gopher repetition, fineweb, bad words
 
 C4's rules come first because they edit: all other rules judge the text that would be kept, so a page that was mostly
 menus is judged by its sentences, and one that shrank to two lines is too short.
@@ -16,11 +17,12 @@ import numpy as np
 from megalite.data.rules.bad_words import bad_word_rules, read_bad_words
 from megalite.data.rules.basic import basic_rules
 from megalite.data.rules.c4 import c4_rules, edit_lines
+from megalite.data.rules.datatrove import measure_as_datatrove
 from megalite.data.rules.fineweb import fineweb_rules
 from megalite.data.rules.gopher import quality_rules, repetition_rules
 from megalite.data.rules.repetition import DUPLICATE_LENGTHS, TOP_LENGTHS
 from megalite.data.rules.rule import Rule
-from megalite.data.rules.settings import GopherRepetitionConfig, RulesConfig
+from megalite.data.rules.settings import GopherRepetitionConfig, RulesConfig, counts_as_datatrove
 from megalite.data.rules.statistics import measure, no_statistics
 from megalite.data.texts import Texts
 
@@ -107,10 +109,15 @@ def edit_and_measure(texts: Texts, config: RulesConfig) -> tuple[Texts, np.ndarr
         whole_words=config.bad_words is None or config.bad_words.whole_words,
         repetition=config.gopher_repetition is not None and _wants_grams(config.gopher_repetition),
     )
+    if counts_as_datatrove(config):
+        measure_as_datatrove(texts, statistics, config)
     return texts, statistics
 
 
 def _wants_grams(config: GopherRepetitionConfig) -> bool:
+    """Whether `measure` is to count n-grams: some rule on them is on, and they are of our words."""
+    if config.compat is not None:
+        return False
     names = [f"max_top_{length}gram_char_share" for length in TOP_LENGTHS]
     names += [f"max_duplicate_{length}gram_char_share" for length in DUPLICATE_LENGTHS]
     return any(getattr(config, name) is not None for name in names)

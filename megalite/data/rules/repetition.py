@@ -62,7 +62,7 @@ def make_grams(most_words: int) -> Grams:
 
 @bare_kernel
 def measure_repetition(
-    words: np.ndarray, word_chars: np.ndarray, num_words: int, grams: Grams, table: Table, row: np.ndarray
+    words: np.ndarray, word_chars: np.ndarray, num_words: int, grams: Grams, table: Table, row: np.ndarray, longest: int
 ) -> None:
     """Fill the n-gram columns of a document's row.
 
@@ -73,6 +73,7 @@ def measure_repetition(
         grams: room for at least as many.
         table: for looking up names.
         row: int64 [columns].
+        longest: LONGEST, or LONGEST_TOP for the most frequent n-grams alone.
     """
     grams.borders[0] = 0
     for word in range(num_words):
@@ -80,7 +81,7 @@ def measure_repetition(
         grams.positions[word] = word
         grams.keys[word] = words[word]
     num_grams = num_words
-    for length in range(1, LONGEST + 1):
+    for length in range(1, longest + 1):
         if length > 1:
             num_grams = _lengthen(grams, num_grams)
         _name(grams, num_grams, table)

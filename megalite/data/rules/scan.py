@@ -12,6 +12,7 @@ the last letter is the word's, at the blank the chunk's.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -93,13 +94,16 @@ def make_units(most_bytes: int) -> Units:
 
 
 def make_word_set(words: tuple[str, ...]) -> np.ndarray:
-    """An open hash table of at most 63 words, uint64 [2, a power of two]: the hash of each, and a flag of its own.
+    """`make_hash_set` of at most 63 words, by the hashes that this module makes."""
+    points = [np.array([ord(character) for character in word], np.int64) for word in sorted(set(words))]
+    return make_hash_set([int(_hash_word(each)) for each in points])
 
-    A hash of 0 is a free slot.
-    """
-    slots = np.zeros((2, 1 << max(4, (8 * len(words)).bit_length())), np.uint64)
-    for number, word in enumerate(sorted(set(words))):
-        _add_word(slots, np.array([ord(character) for character in word], np.int64), number)
+
+def make_hash_set(hashes: Sequence[int]) -> np.ndarray:
+    """An open hash table, uint64 [2, a power of two]: each hash, and a flag of its own. A hash of 0 is a free slot."""
+    slots = np.zeros((2, 1 << max(4, (8 * len(hashes)).bit_length())), np.uint64)
+    for number, hashed in enumerate(hashes):
+        _add_hash(slots, np.uint64(hashed), np.uint64(1 << number))
     return slots
 
 
@@ -134,7 +138,7 @@ def scan_document(
             break
         at += 1
         row[NEWLINES] += 1
-    row[STOP_WORDS] = _count_flags(row[STOP_WORDS])
+    row[STOP_WORDS] = count_flags(row[STOP_WORDS])
     row[CODE_POINTS] = row[LINE_CHARS] + row[NEWLINES]
     num_lines, num_paragraphs = row[FILLED_LINES], row[PARAGRAPHS]
     row[REPEATED_LINES] = count_duplicates(hashes[STRIPPED], num_chars[LINE], num_lines, table)[0]
@@ -265,7 +269,7 @@ def _count_chunk(
     row[WORDS] += chunk.word_chars > 0
     row[WORD_CHARS] += chunk.word_chars
     if chunk.word_chars > 0:
-        row[STOP_WORDS] |= _flag_of_word(stop_words, chunk.word)  # flags, until the document has been read
+        row[STOP_WORDS] |= flag_of_word(stop_words, chunk.word)  # flags, until the document has been read
     hashes[WORD, index] = chunk.word
     num_chars[WORD, index] = chunk.word_chars if chunk.word_chars > 0 else chunk.chars
 
@@ -277,7 +281,7 @@ def _ends_with_ellipsis_sign(buffer: np.ndarray, end: int) -> bool:
 
 
 @bare_kernel
-def _flag_of_word(slots: np.ndarray, word: np.uint64) -> int:
+def flag_of_word(slots: np.ndarray, word: np.uint64) -> int:
     """The flag of a word of the set, 0 for other words."""
     mask = slots.shape[1] - 1
     slot = np.int64((word * SPREAD) >> np.uint64(40)) & mask
@@ -289,7 +293,8 @@ def _flag_of_word(slots: np.ndarray, word: np.uint64) -> int:
 
 
 @bare_kernel
-def _count_flags(flags: int) -> int:
+def count_flags(flags: int) -> int:
+    """How many bits of a number are set."""
     count = 0
     while flags:
         flags &= flags - 1
@@ -298,13 +303,18 @@ def _count_flags(flags: int) -> int:
 
 
 @bare_kernel
-def _add_word(slots: np.ndarray, points: np.ndarray, number: int) -> None:
+def _hash_word(points: np.ndarray) -> np.uint64:
     hashed = SEED
     for point in points:
         hashed = (hashed ^ np.uint64(point)) * FACTOR
+    return hashed
+
+
+@bare_kernel
+def _add_hash(slots: np.ndarray, hashed: np.uint64, flag: np.uint64) -> None:
     mask = slots.shape[1] - 1
     slot = np.int64((hashed * SPREAD) >> np.uint64(40)) & mask
     while slots[0, slot] != 0:
         slot = (slot + 1) & mask
     slots[0, slot] = hashed
-    slots[1, slot] = np.uint64(1) << np.uint64(number)
+    slots[1, slot] = flag

@@ -7,6 +7,10 @@ The sets come from these papers, and the defaults are theirs:
               sec. 2.2, and the code of the data set where it differs from the text
     FineWeb   Penedo et al. 2024, "The FineWeb Datasets: Decanting the Web for the Finest Text Data at Scale", sec. 3.6
 
+Each of these sets has `compat: datatrove`, which counts as the filters of datatrove 0.10 count, whose judgement of
+words, lines and sentences is another one than the papers' and ours; with it, what these filters keep is kept (see
+`gopher.py`, `c4.py`, `fineweb.py`, and docs/benchmarks/rules.md for how often the two differ without it).
+
 They were tuned on English web pages. Program text, poems, tables and most other languages fail them in large numbers:
 look at a sample's histogram of a statistic before a rule is set loose on a corpus.
 """
@@ -14,13 +18,23 @@ look at a sample's histogram of a statistic before a rule is set loose on a corp
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveInt
+from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveInt, model_validator
 
 from megalite.config.schema import Section
+from megalite.data.rules.marks import TERMINAL_MARKS
 
 Share = Annotated[float, Field(ge=0.0, le=1.0)]
+
+Compat = Literal["datatrove"]
+
+DATATROVE = "datatrove"
+
+
+def _with_defaults(given: Any, defaults: dict[str, Any]) -> Any:
+    """What was given for a set of rules, with datatrove's defaults where it is to count as datatrove does."""
+    return {**defaults, **given} if isinstance(given, dict) and given.get("compat") == DATATROVE else given
 
 
 class GopherQualityConfig(Section):
@@ -29,6 +43,9 @@ class GopherQualityConfig(Section):
     A chunk stands between blanks; a word is a chunk without the punctuation at its ends.
     """
 
+    compat: Compat | None = None
+    """`datatrove` counts words as its filter does: spaCy's, punctuation marks among them, also for the share of words
+    with letters, which few programs and tables then pass. Needs spaCy (`pip install 'megalite[spacy]'`)."""
     min_words: NonNegativeInt | None = 50
     """Fewest words."""
     max_words: PositiveInt | None = 100_000
@@ -59,6 +76,9 @@ class GopherRepetitionConfig(Section):
     Shares of characters are of all characters of the document.
     """
 
+    compat: Compat | None = None
+    """`datatrove` takes spaCy's words, punctuation marks among them, for the n-grams, and parts lines and paragraphs as
+    its filter does. Needs spaCy (`pip install 'megalite[spacy]'`)."""
     max_duplicate_line_share: Share | None = 0.3
     """Largest share of lines that repeat an earlier line."""
     max_duplicate_paragraph_share: Share | None = 0.3
@@ -93,6 +113,9 @@ class C4Config(Section):
     It edits: blanks at both ends of each line go, dropped lines go, the rest is joined again.
     """
 
+    compat: Compat | None = None
+    """`datatrove` counts sentences as its filter does, by spaCy's words, leaves the blank before a citation where one
+    was cut, and takes its defaults: lines of 3 words, 5 sentences. Needs spaCy (`pip install 'megalite[spacy]'`)."""
     terminal_punctuation: bool = True
     """Drop lines that do not end in one of `terminal_characters`, or that end in "...". It is by far the harshest rule
     (it removes about 30 % of a web corpus); FineWeb leaves it out."""
@@ -122,10 +145,18 @@ class C4Config(Section):
     min_sentences: PositiveInt | None = 3
     """Reject documents with fewer sentences left."""
 
+    @model_validator(mode="before")
+    @classmethod
+    def _take_defaults(cls, given: Any) -> Any:
+        return _with_defaults(given, {"min_words_per_line": 3, "min_sentences": 5})
+
 
 class FineWebConfig(Section):
     """FineWeb's own rules (Penedo et al. 2024, 3.6), on top of Gopher's and C4's: is it a list?"""
 
+    compat: Compat | None = None
+    """`datatrove` compares line ends with spaCy's words, punctuation marks among them, and takes its default of
+    `terminal_characters`: the full stops of all scripts, no quotes. Needs spaCy (`pip install 'megalite[spacy]'`)."""
     min_terminal_line_share: Share | None = 0.12
     """Least share of lines that end in one of `terminal_characters`. Blank lines do not count, here and below."""
     terminal_characters: str = Field(".?!\"'", min_length=1)
@@ -138,6 +169,11 @@ class FineWebConfig(Section):
     """Largest share of characters in repeated lines, line ends not counted. The default is that of datatrove's code."""
     max_newlines_per_chunk: NonNegativeFloat | None = 0.3
     """Most line ends, as a ratio to the chunks between blanks."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _take_defaults(cls, given: Any) -> Any:
+        return _with_defaults(given, {"terminal_characters": "".join(sorted(TERMINAL_MARKS))})
 
 
 class BadWordsConfig(Section):
@@ -178,3 +214,9 @@ class RulesConfig(Section):
     """FineWeb's own rules."""
     bad_words: BadWordsConfig | None = None
     """A list of words that documents must not hold."""
+
+
+def counts_as_datatrove(config: RulesConfig) -> bool:
+    """Whether some rules of a config say so."""
+    families = (config.c4, config.gopher_quality, config.gopher_repetition, config.fineweb)
+    return any(family is not None and family.compat == DATATROVE for family in families)

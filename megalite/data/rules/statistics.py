@@ -16,7 +16,7 @@ from megalite.data.rules.characters import character_classes
 from megalite.data.rules.columns import BAD_WORDS, CHUNKS, NUM_COLUMNS
 from megalite.data.rules.duplicates import Table, make_table
 from megalite.data.rules.phrases import Phrases, count_phrases
-from megalite.data.rules.repetition import Grams, make_grams, measure_repetition
+from megalite.data.rules.repetition import LONGEST, Grams, make_grams, measure_repetition
 from megalite.data.rules.scan import WORD, Meaning, Units, make_units, make_word_set, scan_document
 from megalite.data.rules.settings import FineWebConfig, GopherQualityConfig
 from megalite.data.texts import Texts
@@ -74,7 +74,7 @@ def _measure(
         row = statistics[document]
         scan_document(buffer, offsets[document], offsets[document + 1], meaning, units, table, row)
         if grams.names.size:
-            measure_repetition(units.hashes[WORD], units.num_chars[WORD], row[CHUNKS], grams, table, row)
+            measure_repetition(units.hashes[WORD], units.num_chars[WORD], row[CHUNKS], grams, table, row, LONGEST)
 
 
 @bare_kernel

@@ -13,6 +13,9 @@ from typing import Any
 from megalite.data.tasks import perform
 from megalite.errors import DataError, UnavailableError
 
+LOCAL = "local"
+"""The address of a cluster of one's own; none at all would be that of any cluster that Ray finds traces of."""
+
 MAX_RETRIES = 3
 """Times a task is given out again after its worker died."""
 
@@ -24,7 +27,8 @@ class RayCluster:
     """Runs tasks as Ray tasks of one CPU each; use as a context manager.
 
     Args:
-        address: of a running cluster, `auto` for the one this machine belongs to; None starts one here.
+        address: of a running cluster, `auto` for the one this machine belongs to, `local` starts one here, whatever
+            other clusters run or once ran on this machine.
         num_cpus: processes of a cluster that is started here.
 
     Raises:
@@ -32,18 +36,19 @@ class RayCluster:
         DataError: there is no cluster at the address.
     """
 
-    def __init__(self, address: str | None = None, num_cpus: int | None = None):
+    def __init__(self, address: str = LOCAL, num_cpus: int | None = None):
         try:
             import ray
         except ImportError as error:
             raise UnavailableError("--runner ray needs Ray; run `pip install ray`, or use --runner local") from error
         self._ray = ray
         try:
-            ray.init(
-                address, num_cpus=num_cpus if address is None else None, log_to_driver=False, include_dashboard=False
-            )
+            own = {"num_cpus": num_cpus, "include_dashboard": False} if address == LOCAL else {}
+            ray.init(address, log_to_driver=False, **own)
         except ConnectionError as error:
-            raise DataError(f"no Ray cluster at {address!r} ({error}); start one with `ray start --head`") from error
+            raise DataError(
+                f"no Ray cluster at {address!r} ({error}); start one with `ray start --head`, or name another"
+            ) from error
         # a worker's own exception is final: only a dead worker's task is tried again
         self._perform = ray.remote(num_cpus=1, max_retries=MAX_RETRIES, retry_exceptions=False)(perform)
 

@@ -40,8 +40,13 @@ def work(home: Path, name: str, num_processes: int = 1) -> None:
         name: of this worker, never used before. Processes are called NAME.0, NAME.1 ...
 
     Raises:
+        DataError: there is no board, or the name is none for a file.
         Exception: what a task raised, other than the user's mistakes.
     """
+    if not (home / "workers").is_dir():
+        raise DataError(f"{home}: no driver has put up a board there; give the folder OUT/slurm of `megalite data`")
+    if name != os.path.basename(name) or name in ("", ".", ".."):
+        raise DataError(f"--name: {name!r} cannot be a file's name; use letters and digits")
     if num_processes == 1:
         serve(home, f"{name}.0")
         return

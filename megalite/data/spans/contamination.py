@@ -74,7 +74,8 @@ def read_examples(path: Path, text_field: str) -> Iterator[Example]:
         DataError: there is no such file, or a record in it cannot be read.
     """
     from megalite.data.documents import BatchBuilder
-    from megalite.data.readers import Piece, read_piece
+    from megalite.data.files import Piece
+    from megalite.data.readers import read_piece
     from megalite.data.recipe import DocumentSource
 
     if not path.is_file():

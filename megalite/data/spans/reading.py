@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import numpy as np
 import orjson
 import pyarrow.parquet as pq
 
+from megalite.data.files import reading_station_file
 from megalite.data.texts import Texts
 
 Shard = str
@@ -16,7 +18,7 @@ Shard = str
 
 def read_texts(shard: Shard) -> Iterator[Texts]:
     """The `text` column of one Parquet file, in order, one `Texts` a row group."""
-    with pq.ParquetFile(shard) as file:
+    with reading_station_file(Path(shard)), pq.ParquetFile(shard) as file:
         for number in range(file.num_row_groups):
             yield Texts.from_arrow(file.read_row_group(number, columns=["text"])["text"])
 
@@ -37,7 +39,7 @@ def slices(texts: Texts, num_bytes: int) -> Iterator[tuple[int, Texts]]:
 
 def read_field(shard: Shard, name: str) -> Iterator[list[str | None]]:
     """A field that the source was asked to keep, in order, one list a row group; None where a document has none."""
-    with pq.ParquetFile(shard) as file:
+    with reading_station_file(Path(shard)), pq.ParquetFile(shard) as file:
         for number in range(file.num_row_groups):
             kept = file.read_row_group(number, columns=["metadata"])["metadata"].to_pylist()
             yield [_field(fields, name) for fields in kept]

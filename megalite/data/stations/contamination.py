@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from megalite.data.corpus import Corpus
-from megalite.data.manifest import hash_file
+from megalite.data.hashes import hash_file
 from megalite.data.progress import Progress
 from megalite.data.spans.contamination import ExampleIndex, find_overlaps, index_files
 from megalite.data.spans.removal import remove_overlaps

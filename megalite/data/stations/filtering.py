@@ -4,7 +4,7 @@
     write   a shard                            what stays -> part-*.parquet, what goes by name -> removed/part-*.parquet
 
 The text of a removed document stays where it was, in the folder of the station before; `removed/` has its name, why it
-went, and a detail (what it repeats, its score).
+went, a detail (its score, say), and of a duplicate the name of the document that was kept.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import numpy as np
 import pyarrow as pa
 
 from megalite.data.corpus import Corpus
-from megalite.data.documents import ARROW_TYPE, Outcome, ShardWriter, shard_name, with_column, with_texts
+from megalite.data.documents import ARROW_TYPE, Outcome, ShardWriter, shard_name, what_is_kept, with_column, with_texts
 from megalite.data.progress import Progress, Silent
 from megalite.data.runners import InProcess
 from megalite.data.shards import ShardReading
@@ -30,6 +30,9 @@ from megalite.errors import DataError
 REMOVED_FOLDER = "removed"
 
 REMOVED_SCHEMA = pa.schema([(name, ARROW_TYPE) for name in ("id", "source", "reason", "detail")])
+
+TWINS_SCHEMA = pa.schema([*REMOVED_SCHEMA, *((name, ARROW_TYPE) for name in ("kept_id", "kept_source"))])
+"""Where each document went because of another one."""
 
 
 class Decision(NamedTuple):
@@ -45,6 +48,8 @@ class Decision(NamedTuple):
     """Of all documents; shown for those that go."""
     metadata: pa.Array | None = None
     """That of all, if any was changed."""
+    twins: pa.Table | None = None
+    """Of all documents, id and source of the one that each repeats; shown for those that go, with TWINS_SCHEMA."""
 
 
 Decide = Callable[[pa.RecordBatch, Texts, int], Decision]
@@ -95,14 +100,14 @@ class Filtering:
             settings: JSON-ready settings that decide the outcome.
             num_passes: times that the whole text is read, for the progress.
             inputs: (path, fingerprint) of what is read besides the corpus.
-            summary: a line for people, from the counts; None is `documents_kept`.
+            summary: a line for people, from the counts; None is `what_is_kept`.
         """
         progress = self.where["progress"]
 
         def shown(folder: Path) -> dict[str, Any]:
             progress.start(self.station, num_passes * self.corpus.text_mb, "MB")
             counts = build(folder)
-            progress.finish((summary or documents_kept)(counts))
+            progress.finish((summary or what_is_kept)(counts))
             return counts
 
         inputs = [*self.corpus.inputs, *inputs]
@@ -120,17 +125,6 @@ class Filtering:
         return {name: add_counts(reports, name) for name in reports[0] if name != "megabytes"} if reports else {}
 
 
-def documents_kept(counts: dict[str, Any]) -> str:
-    """Summary of a station that drops documents."""
-    return f"{counts['documents']:,} of {counts['documents_in']:,} documents kept"
-
-
-def text_removed(counts: dict[str, Any]) -> str:
-    """Summary of a station that cuts passages."""
-    lost = counts["text_bytes_in"] - counts["text_bytes"]
-    return f"{lost / 1e6:,.1f} of {counts['text_bytes_in'] / 1e6:,.1f} MB removed"
-
-
 def _station_path(shard: dict[str, Any], station: str) -> str:
     """The Parquet file of a shard that an earlier station wrote."""
     if "station" not in shard:
@@ -141,7 +135,7 @@ def _station_path(shard: dict[str, Any], station: str) -> str:
     return shard["station"]
 
 
-def write_shard(path: str, number: int, folder: Path, decide: Decide) -> Report:
+def write_shard(path: str, number: int, folder: Path, decide: Decide, *, schema: pa.Schema = REMOVED_SCHEMA) -> Report:
     """Write what stays of one shard.
 
     Args:
@@ -149,11 +143,12 @@ def write_shard(path: str, number: int, folder: Path, decide: Decide) -> Report:
         number: of the task.
         folder: the station's folder.
         decide: says what stays.
+        schema: of removed/: REMOVED_SCHEMA or TWINS_SCHEMA.
     """
     sources: Counter[str] = Counter()
     reasons: Counter[str] = Counter()
     num_bytes, row = 0, 0
-    removed = ShardWriter(folder / REMOVED_FOLDER / shard_name(number), REMOVED_SCHEMA)
+    removed = ShardWriter(folder / REMOVED_FOLDER / shard_name(number), schema)
     with Outcome(folder, number) as outcome, removed:
         for batch in ShardReading({"station": path}):
             documents, texts = batch.documents, batch.texts
@@ -171,7 +166,9 @@ def write_shard(path: str, number: int, folder: Path, decide: Decide) -> Report:
             details = np.array(decision.details or [""] * len(keep), dtype=object)[~keep].tolist()
             names = [documents.column(name).filter(gone) for name in ("id", "source")]
             columns = [*names, pa.array(why, ARROW_TYPE), pa.array(details, ARROW_TYPE)]
-            removed.write(pa.RecordBatch.from_arrays(columns, schema=REMOVED_SCHEMA))
+            if decision.twins is not None:
+                columns += [column.combine_chunks().filter(gone) for column in decision.twins.columns]
+            removed.write(pa.RecordBatch.from_arrays(columns, schema=schema))
             reasons.update(why)
             sources.update(names[1].to_pylist())
             num_bytes += texts.num_bytes

@@ -11,7 +11,7 @@ from megalite.data.spans.lines import count_lines_in_shards, find_lines, frequen
 from megalite.data.spans.removal import remove_lines
 from megalite.data.spans.settings import LineDedupConfig, with_partitions
 from megalite.data.station import StationResult
-from megalite.data.stations.filtering import Decision, Filtering, text_removed, write_shard
+from megalite.data.stations.filtering import Decision, Filtering, write_shard
 from megalite.data.tasks import Report, Runner, Task
 from megalite.data.texts import Texts
 
@@ -44,7 +44,7 @@ def line_dedup(
         count_lines_in_shards(folder, filtering.paths, sized, **filtering.where)
         return filtering.write(folder, cut_shard, config=sized.model_dump(mode="json"))
 
-    return filtering.run(out, build, settings=settings, num_passes=2, summary=text_removed)
+    return filtering.run(out, build, settings=settings, num_passes=2)
 
 
 def cut_shard(task: Task, number: int, folder: Path) -> Report:

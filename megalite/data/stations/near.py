@@ -9,17 +9,20 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.parquet as pq
 
 from megalite.data.corpus import Corpus
+from megalite.data.document_names import look_up, write_names
+from megalite.data.documents import what_is_kept
 from megalite.data.metadata import read_numbers
-from megalite.data.near.index import INDEX_FILE
+from megalite.data.near.index import INDEX_FILE, Index, names_file
 from megalite.data.near.phases import INDEX_FOLDER, MASKS_FOLDER
 from megalite.data.near.settings import NearDedupConfig
-from megalite.data.near.station import find_near_duplicates, read_mask
+from megalite.data.near.station import EARLIER_DATA, find_near_duplicates, read_mask
 from megalite.data.progress import Progress, Silent
 from megalite.data.station import StationResult
-from megalite.data.stations.filtering import Decision, Filtering, documents_kept, write_shard
+from megalite.data.stations.filtering import TWINS_SCHEMA, Decision, Filtering, write_shard
 from megalite.data.tasks import WORK_FOLDER, Report, Runner, Task, add_counts, replacing, run_tasks
 from megalite.errors import DataError
 
@@ -60,8 +63,10 @@ def near_dedup(
             scored = run_tasks(folder, "score", score_shard, tasks, runner=filtering.where["runner"], progress=Silent())
             _refuse_unscored(add_counts(scored, "documents"), add_counts(scored, "scored"), config.score_field)
             shards = [{**shard, "scores": _scores_file(folder, number)} for number, shard in enumerate(shards)]
+        run_tasks(folder, "names", name_shard, shards, runner=filtering.where["runner"], progress=Silent())
         found = asdict(find_near_duplicates(shards, folder, config, older=older, **filtering.where))
-        counts = filtering.write(folder, keep_shard)
+        settings = config.model_dump(mode="json")
+        counts = filtering.write(folder, keep_shard, config=settings, older=[str(path.resolve()) for path in older])
         shutil.rmtree(folder / MASKS_FOLDER, ignore_errors=True)
         if not keep_index:
             shutil.rmtree(folder / INDEX_FOLDER, ignore_errors=True)
@@ -73,7 +78,7 @@ def near_dedup(
         settings={**config.model_dump(mode="json"), "keep_index": keep_index},
         num_passes=2,
         inputs=[(index, _fingerprint(index)) for index in older],
-        summary=lambda counts: f"{documents_kept(counts)}, {counts['clusters']:,} clusters",
+        summary=lambda counts: f"{what_is_kept(counts)}, {counts['clusters']:,} clusters",
     )
 
 
@@ -87,16 +92,43 @@ def score_shard(task: Task, number: int, folder: Path) -> Report:
     return {"documents": scores.size, "scored": int(np.isfinite(scores).sum())}
 
 
+def name_shard(task: Task, number: int, folder: Path) -> Report:
+    """Task: note the names of a shard's documents beside its index."""
+    names = pq.read_table(task["path"], columns=["id", "source"], use_threads=False).to_batches()
+    write_names(names_file(folder / INDEX_FOLDER, number), names)
+    return {}
+
+
 def keep_shard(task: Task, number: int, folder: Path) -> Report:
-    """Task: write the documents of a shard that stay."""
+    """Task: write the documents of a shard that stay, and beside those that do not the one that stayed for them."""
     mask = read_mask(folder, number)
+    folders = [*map(Path, task["older"]), folder / INDEX_FOLDER]
+    index = Index(folders, NearDedupConfig(**task["config"]))
 
     def decide(documents: object, texts: object, row: int) -> Decision:
         rows = slice(row, row + len(documents))
-        details = [f"cluster {cluster}" for cluster in mask.cluster[rows].tolist()]
-        return Decision(np.asarray(mask.keep[rows]), "near-duplicate", details=details)
+        keep = np.asarray(mask.keep[rows])
+        twins = _names(index, np.where(keep, -1, mask.cluster[rows]))
+        details = [f"repeats {name or EARLIER_DATA}" for name in twins["id"].to_pylist()]
+        return Decision(keep, "near-duplicate", details=details, twins=twins)
 
-    return write_shard(task["path"], number, folder, decide)
+    return write_shard(task["path"], number, folder, decide, schema=TWINS_SCHEMA)
+
+
+def _names(index: Index, documents: np.ndarray) -> pa.Table:
+    """Ids and sources of documents; empty ones for -1, and where an index of earlier data has no names.
+
+    Args:
+        index: of earlier data and this one.
+        documents: int64 [documents], their numbers.
+    """
+    shards = np.searchsorted(index.starts, documents, side="right") - 1
+    with_names = [shard for shard in np.unique(shards).tolist() if shard >= 0 and index.names_file(shard).exists()]
+    known = np.isin(shards, with_names)
+    found = look_up(shards[known], (documents - index.starts[shards])[known], index.names_file)
+    nobody = pa.Table.from_pylist([{"id": "", "source": ""}], schema=found.schema)
+    places = np.where(known, np.cumsum(known) - 1, len(found))
+    return pa.concat_tables([found, nobody]).take(pa.array(places))
 
 
 def _refuse_unscored(num_documents: int, num_scored: int, field: str) -> None:

@@ -13,7 +13,7 @@ from megalite.data.spans.removal import remove_repeats
 from megalite.data.spans.settings import SubstringConfig, with_partitions
 from megalite.data.spans.substring import find_repeats_in_shards, load_spans
 from megalite.data.station import StationResult
-from megalite.data.stations.filtering import Decision, Filtering, text_removed, write_shard
+from megalite.data.stations.filtering import Decision, Filtering, write_shard
 from megalite.data.tasks import Report, Runner, Task, add_counts
 from megalite.data.texts import Texts
 
@@ -47,7 +47,7 @@ def substring_dedup(
         counts = filtering.write(folder, cut_shard, config=settings)
         return {**counts, "repeated_bytes": add_counts(found, "repeated_bytes")}
 
-    return filtering.run(out, build, settings=settings, num_passes=2, summary=text_removed)
+    return filtering.run(out, build, settings=settings, num_passes=2)
 
 
 def cut_shard(task: Task, number: int, folder: Path) -> Report:

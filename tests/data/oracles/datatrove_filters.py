@@ -1,8 +1,9 @@
 """The program that asks datatrove: every rule of its filters alone, on every document.
 
-Its filters take their words and sentences from a tokenizer of the language. Here that is one of ours, so that the rules
-are compared and not the tokenizers: a word is a chunk between blanks without the punctuation at its ends, or the chunk
-where nothing else is left, and C4's sentences are counted by their marks, as `rules/c4.py` says.
+Its filters take their words and sentences from a tokenizer of the language. Asked for `plain` words that is one of
+ours, so that the rules are compared and not the tokenizers: a word is a chunk between blanks without the punctuation at
+its ends, or the chunk where nothing else is left, and C4's sentences are counted by their marks, as `rules/c4.py` says.
+Asked for `spacy` words it is its own, and our rules with `compat: datatrove` are asked too, since they need spaCy.
 """
 
 from __future__ import annotations
@@ -11,11 +12,14 @@ import json
 import math
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 from tests.data.rules.reference import strip_punctuation
+
+TOOLS = Path(__file__).parents[3] / "tools" / "benchmarks"
 
 ERROR = "error"
 """In the place of a decision: the filter raised."""
@@ -42,7 +46,10 @@ QUALITY_OFF = {
     "min_stop_words": None,
 }
 SYMBOLS = {"gopher: many hash signs": r"\.\.\.|…", "gopher: many ellipses": "#"}
-"""One threshold for two rules: each is asked about texts in which a letter stands for the other's symbol."""
+"""One threshold for two rules: each is asked about texts in which a letter stands for the other's symbol. With spaCy's
+words that would be other words, so there they are compared as one rule."""
+
+EITHER_SYMBOL = "gopher: many hash signs or ellipses"
 
 REPETITION = {
     "gopher: duplicate paragraphs": {"dup_para_frac": 0.3},
@@ -107,8 +114,13 @@ def plain_tokenizer() -> Any:
     return PlainTokenizer()
 
 
-def make_filters() -> dict[str, Any]:
-    """A filter for each rule of ours, which has no other rule."""
+def make_filters(words: dict[str, Any], symbols: Iterable[str]) -> dict[str, Any]:
+    """A filter for each rule of ours, which has no other rule.
+
+    Args:
+        words: whose words: an argument of the filters, or none for datatrove's own.
+        symbols: names of the rules on symbols.
+    """
     from datatrove.pipeline.filters.c4_filters import C4QualityFilter
     from datatrove.pipeline.filters.fineweb_quality_filter import FineWebQualityFilter
     from datatrove.pipeline.filters.gopher_quality_filter import GopherQualityFilter
@@ -116,12 +128,11 @@ def make_filters() -> dict[str, Any]:
 
     tables = (
         (GopherQualityFilter, QUALITY_OFF, QUALITY),
-        (GopherQualityFilter, QUALITY_OFF, {rule: {"max_symbol_word_ratio": 0.1} for rule in SYMBOLS}),
+        (GopherQualityFilter, QUALITY_OFF, {rule: {"max_symbol_word_ratio": 0.1} for rule in symbols}),
         (GopherRepetitionFilter, REPETITION_OFF, REPETITION),
         (FineWebQualityFilter, FINEWEB_OFF, FINEWEB),
         (C4QualityFilter, C4_OFF, C4),
     )
-    words = {"language": plain_tokenizer()}
     return {rule: kind(**{**off, **on, **words}) for kind, off, rules in tables for rule, on in rules.items()}
 
 
@@ -137,23 +148,60 @@ def decide(rule: str, filter: Callable[[Any], Any], text: str) -> bool | str:
         return ERROR
 
 
-def edit(text: str) -> str:
+def edit(text: str, words: dict[str, Any]) -> str:
     """What datatrove's C4 filter leaves of the lines of a text."""
     from datatrove.data import Document
     from datatrove.pipeline.filters.c4_filters import C4QualityFilter
 
     document = Document(text=text, id="")
-    assert C4QualityFilter(**C4_OFF).filter(document) is True
+    assert C4QualityFilter(**C4_OFF, **words).filter(document) is True
     return document.text
 
 
-def main() -> None:
-    from datatrove.utils.text import PUNCTUATION
+def answer(texts: list[str], kind: str) -> dict[str, Any]:
+    """What datatrove decides and leaves; text by text, since it remembers the words of a few texts only."""
+    words = {"language": plain_tokenizer()} if kind == "plain" else {}
+    filters = make_filters(words, SYMBOLS if kind == "plain" else [EITHER_SYMBOL])
+    decisions: dict[str, list] = {rule: [] for rule in filters}
+    edited = []
+    for text in texts:
+        for rule, each in filters.items():
+            decisions[rule].append(decide(rule, each.filter, text))
+        edited.append(edit(text, words))
+    return {"decisions": decisions, "edited": edited}
 
-    texts = json.load(sys.stdin)["texts"]
-    filters = make_filters()
-    decisions = {rule: [decide(rule, each.filter, text) for text in texts] for rule, each in filters.items()}
-    print(json.dumps({"punctuation": PUNCTUATION, "decisions": decisions, "edited": list(map(edit, texts))}))
+
+def main() -> None:
+    from datatrove.utils.text import PUNCTUATION, PUNCTUATION_SET, TERMINAL_PUNCTUATION
+
+    question = json.load(sys.stdin)
+    sets = "".join(sorted(PUNCTUATION_SET)), "".join(sorted(TERMINAL_PUNCTUATION))
+    found = {"punctuation": PUNCTUATION, "sets": sets, **answer(question["texts"], question["words"])}
+    if question["words"] == "spacy":
+        found |= with_spacy(question["texts"], question["real"])
+    print(json.dumps(found))
+
+
+def with_spacy(texts: list[str], real: list[str]) -> dict[str, Any]:
+    """What only a process that has spaCy can tell of our side.
+
+    Args:
+        texts: to judge by each rule.
+        real: to judge by each family, with the thresholds of datatrove.
+    """
+    from megalite.data.rules.marks import PUNCTUATION_MARKS, TERMINAL_MARKS
+    from tests.data.oracles.our_rules import COMPAT, our_decisions
+    from tests.data.oracles.spacy_words import seconds_of_cuts, wrong_cuts
+
+    sys.path.insert(0, str(TOOLS))
+    from rules_agreement import compare
+
+    ours = our_decisions(texts, COMPAT)
+    pair = [ours.pop(rule) for rule in SYMBOLS]
+    ours[EITHER_SYMBOL] = [one or other for one, other in zip(*pair, strict=True)]
+    marks = "".join(sorted(PUNCTUATION_MARKS)), "".join(sorted(TERMINAL_MARKS))
+    cuts = {"cuts": wrong_cuts(texts), "seconds": seconds_of_cuts()}
+    return {"ours": ours, **cuts, "families": compare(real), "marks": marks}
 
 
 if __name__ == "__main__":

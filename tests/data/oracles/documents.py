@@ -12,7 +12,7 @@ from pathlib import Path
 
 Bend = Callable[[str, random.Random], str]
 
-MOST_CHARS = 12_000
+MOST_CHARS = 5_000
 
 NUM_FILES = 60
 """Of each kind."""

@@ -26,7 +26,7 @@ from megalite.data.rules.characters import (
 )
 from megalite.data.rules.columns import COLUMNS
 from megalite.data.rules.duplicates import count_duplicates, make_table
-from megalite.data.rules.repetition import make_grams, measure_repetition
+from megalite.data.rules.repetition import LONGEST, make_grams, measure_repetition
 from megalite.data.rules.settings import FineWebConfig, GopherQualityConfig
 from megalite.data.rules.statistics import measure, no_statistics
 from megalite.data.texts import Texts
@@ -111,7 +111,7 @@ def test_ngrams(names, seed):
     row = np.zeros(len(COLUMNS), np.int64)
     chars = np.array([name + 1 for name in names], np.int32)
     table, grams = make_table(len(names)), make_grams(len(names))
-    measure_repetition(keys, chars, len(names), grams, table, row)
+    measure_repetition(keys, chars, len(names), grams, table, row, LONGEST)
     truth = reference.ngram_statistics(["abcd"[name] * (name + 1) for name in names])
     assert {name: row[COLUMNS.index(name)] for name in truth} == truth
 

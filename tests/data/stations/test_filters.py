@@ -15,6 +15,7 @@ from megalite.data.clean import clean
 from megalite.data.corpus import Corpus
 from megalite.data.near.settings import NearDedupConfig
 from megalite.data.prepare import prepare
+from megalite.data.progress import Silent
 from megalite.data.recipe import CleanConfig, DocumentSource, Recipe
 from megalite.data.runners import LocalPool
 from megalite.data.scoring.settings import ClassifierConfig, PerplexityConfig
@@ -149,6 +150,52 @@ def test_near_duplicates(tmp_path):
     fresh = cleaned(tmp_path / "later", [given[5], {"text": sentence(5000)}])
     near(fresh, tmp_path / "later" / "out", older=[tmp_path / "out" / "index"])
     assert texts_of(tmp_path / "later" / "out") == {sentence(5000)}
+
+
+def test_near_duplicates_name_their_twins(tmp_path):
+    """Each with the document that stayed for it: of this corpus, of any shard, and of earlier data that has names."""
+    given = documents()
+    corpus = cleaned(tmp_path, [*given, *given[:7]])
+    near(corpus, tmp_path / "out", keep_index=True)
+    kept = {document.text: (document.id, document.source) for document in corpus_of(tmp_path / "out").documents()}
+    gone = removed_from(tmp_path / "out")
+    assert len(gone) == 8
+    assert {(row["kept_id"], row["kept_source"]) for row in gone} == {
+        *(kept[given[number]["text"]] for number in range(7)),
+        kept.get(given[20]["text"]) or kept[given[21]["text"]],
+    }
+    assert all(row["detail"] == f"repeats {row['kept_id']}" for row in gone)
+    assert not {(row["id"], row["source"]) for row in gone} & set(kept.values())
+
+    index = tmp_path / "out" / "index"
+    fresh = cleaned(tmp_path / "later", [given[5], {"text": sentence(5000)}])
+    near(fresh, tmp_path / "later" / "named", older=[index])
+    (row,) = removed_from(tmp_path / "later" / "named")
+    assert (row["kept_id"], row["kept_source"]) == kept[given[5]["text"]]
+    for path in index.glob("*.names.arrow"):
+        path.unlink()
+    near(fresh, tmp_path / "later" / "unnamed", older=[index])
+    (row,) = removed_from(tmp_path / "later" / "unnamed")
+    assert (row["kept_id"], row["kept_source"], row["detail"]) == ("", "", "repeats earlier data")
+
+
+class Summary(Silent):
+    """What a station says at its end."""
+
+    line = ""
+
+    def finish(self, summary: str) -> None:
+        self.line = summary
+
+
+@pytest.mark.parametrize("station", STATIONS)
+def test_the_summary_says_documents_and_text(tmp_path, station: Callable[..., StationResult]):
+    """A station that cuts passages drops documents too, and one that drops documents takes their text."""
+    said = Summary()
+    counts = station(cleaned(tmp_path, documents()), tmp_path / "out", progress=said).manifest.counts
+    megabytes = [f"{counts[name] / 1e6:,.1f}" for name in ("text_bytes", "text_bytes_in")]
+    line = f"{counts['documents']} of 60 documents kept, {megabytes[0]} of {megabytes[1]} MB"
+    assert said.line.startswith(line)
 
 
 def test_lines_and_passages(tmp_path):

@@ -2,7 +2,8 @@
 
 exit    the process ends at once, with exit code 0, as if all were well
 raise   the training loop gets an exception
-hold    the training loop stands still for a while, or until it is asked to stop; the heart goes on beating
+hold    the training loop stands still for a while, until it is asked to stop, or FOLDER/release is there; the heart
+        goes on beating
 
 The rank that SLOW_RANK_VARIABLE names has a slow device, as far as its timed products tell.
 """
@@ -41,7 +42,8 @@ def _hold(*_: object) -> None:
 
     signal.signal(signal.SIGUSR1, note)
     deadline = time.monotonic() + SECONDS_HELD
-    while not asked and time.monotonic() < deadline:
+    release = Path(os.environ[FOLDER_VARIABLE]) / "release"
+    while not (asked or release.exists()) and time.monotonic() < deadline:
         time.sleep(SECONDS_BETWEEN_LOOKS)
     signal.signal(signal.SIGUSR1, handle)
 
@@ -59,11 +61,11 @@ def _wait_for_fault(path: Path, main_thread: int) -> None:
     ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(main_thread), ctypes.py_object(ArithmeticError))
 
 
-if FOLDER_VARIABLE in os.environ and "SLURM_PROCID" in os.environ and "MEGALITE_ATTEMPT" in os.environ:
-    _path = Path(os.environ[FOLDER_VARIABLE]) / f"fault-{os.environ['SLURM_PROCID']}"
+if FOLDER_VARIABLE in os.environ and "RANK" in os.environ and "MEGALITE_ATTEMPT" in os.environ:
+    _path = Path(os.environ[FOLDER_VARIABLE]) / f"fault-{os.environ['RANK']}"
     signal.signal(HOLD, _hold)
     threading.Thread(target=_wait_for_fault, args=(_path, threading.get_ident()), daemon=True).start()
-    if os.environ.get(SLOW_RANK_VARIABLE) == os.environ["SLURM_PROCID"]:
+    if os.environ.get(SLOW_RANK_VARIABLE) == os.environ["RANK"]:
         from megalite.train import probe
 
         probe.PRODUCT_SIZE = {"cpu": LARGE_PRODUCT}

@@ -1,0 +1,201 @@
+"""The agent of a node: one Slurm task for the life of a job, which starts and ends the processes of every attempt.
+
+    python -m megalite.slurm.agent HOME
+
+    supervisor                      agent of node01                  agent of node02 ...
+        order.json: work 3     ->   starts ranks 0-7                 starts ranks 8-15
+                               <-   reports/node01.json: each second, and when a rank ends, with its exit code
+        order.json: it is over ->   stacks of all that live, then SIGKILL
+
+Slurm is asked once a job: attempts begin and end while its controller is away. What a rank died of is known from its
+parent. An agent also hears whether its neighbours are there (`neighbours.py`), on nodes that run no ranks as well.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import os
+import signal
+import subprocess
+import sys
+import time
+from contextlib import suppress
+from pathlib import Path
+from types import FrameType
+
+from megalite.errors import EXIT_DONE
+from megalite.slurm import cores
+from megalite.slurm.desk import Desk, Ended, Report, Work
+from megalite.slurm.neighbours import Neighbours
+from megalite.slurm.network import choose_address
+from megalite.train.worker import TOKEN_VARIABLE, leave
+
+SECONDS_BETWEEN_LOOKS = 0.2
+
+NODES_A_SECOND = 500
+"""All agents together open the order so often: those of many nodes look less often each."""
+
+SECONDS_BETWEEN_REPORTS = 1.0
+
+SECONDS_FOR_STACKS = 2.0
+
+NOTHING = Work((), (), 0, {}, "")
+
+
+class Processes:
+    """What a node runs of a work.
+
+    Args:
+        work: of all nodes.
+        node: this one.
+        token: by which the processes of the work know each other.
+    """
+
+    def __init__(self, work: Work, node: str, token: str):
+        self.ended: list[Ended] = []
+        self._running: dict[int, subprocess.Popen] = {}
+        self._num_stops = 0
+        self._kill_at: float | None = None
+        ranks = work.ranks_of(node)
+        shares = cores.shares(len(ranks)) if len(ranks) > 1 else None
+        before = os.sched_getaffinity(0)
+        for local_rank, rank in enumerate(ranks):
+            environment = {
+                "OMP_NUM_THREADS": str(cores.threads(len(ranks))),
+                **os.environ,
+                **work.environment,
+                "RANK": str(rank),
+                "LOCAL_RANK": str(local_rank),
+                "WORLD_SIZE": str(work.world_size),
+                TOKEN_VARIABLE: token,
+            }
+            try:
+                with open(Path(work.logs) / f"rank-{rank}.log", "ab") as log:
+                    if shares is not None:
+                        os.sched_setaffinity(0, shares[local_rank])  # a process has its parent's
+                    self._running[rank] = subprocess.Popen(
+                        work.command, env=environment, stdout=log, stderr=log, stdin=subprocess.DEVNULL
+                    )
+            except OSError as error:
+                self.ended.append(Ended(rank, f"could not be started: {error}", time.monotonic()))
+            finally:
+                os.sched_setaffinity(0, before)
+
+    @property
+    def num_running(self) -> int:
+        """How many have not ended."""
+        return len(self._running)
+
+    def reap(self) -> bool:
+        """See which have ended, and kill those whose time is up; whether there is news."""
+        if self._kill_at is not None and time.monotonic() >= self._kill_at:
+            self.signal(signal.SIGKILL)
+        codes = {rank: process.poll() for rank, process in self._running.items()}
+        for rank, code in codes.items():
+            if code is not None:
+                self.ended.append(Ended(rank, code, time.monotonic()))
+                del self._running[rank]
+        return any(code is not None for code in codes.values())
+
+    def ask_to_stop(self, num_times: int) -> None:
+        """Pass on requests to save and stop that are new."""
+        if num_times > self._num_stops:
+            self._num_stops = num_times
+            self.signal(signal.SIGUSR1)
+
+    def end(self, *, wants_stacks: bool = False) -> None:
+        """Kill those that live: one that hangs would take SIGTERM for a request. Ask for their stacks before."""
+        if self._kill_at is None:
+            self._kill_at = time.monotonic() + (SECONDS_FOR_STACKS if wants_stacks else 0.0)
+            if wants_stacks:
+                self.signal(signal.SIGUSR2)
+            self.reap()
+
+    def signal(self, number: signal.Signals) -> None:
+        """Send a signal to all that have not ended."""
+        for process in self._running.values():
+            process.send_signal(number)
+
+
+class Agent:
+    """The agent of one node.
+
+    Args:
+        desk: where orders are.
+        node: this one.
+        num_nodes: of the job.
+        neighbours: this node's ear; None where no address of it was found.
+    """
+
+    def __init__(self, desk: Desk, node: str, num_nodes: int, neighbours: Neighbours | None):
+        self._desk, self._node, self._neighbours = desk, node, neighbours
+        self._pause = max(SECONDS_BETWEEN_LOOKS, num_nodes / NODES_A_SECOND)
+        self._number, self._processes = 0, Processes(NOTHING, node, "")
+        self._is_asked_to_leave = False
+        self._reported = -SECONDS_BETWEEN_REPORTS
+        signal.signal(signal.SIGTERM, self._ask_to_leave)
+
+    def run(self) -> None:
+        """Do as is ordered until there is nothing more to come."""
+        is_closed = False
+        while not (is_closed or self._is_asked_to_leave) or self._processes.num_running:
+            order = self._desk.order()
+            is_closed = is_closed or order.is_closed
+            news = self._processes.reap()
+            if order.work == self._number:
+                self._processes.ask_to_stop(order.num_stops)
+            if is_closed or order.work > self._number or (order.work == self._number and order.is_over):
+                self._processes.end(wants_stacks=order.wants_stacks)
+            is_leaving = is_closed or self._is_asked_to_leave
+            if order.work > self._number and not (order.is_over or is_leaving or self._processes.num_running):
+                self._begin(order.work)
+                news = True
+            if news or time.monotonic() - self._reported >= SECONDS_BETWEEN_REPORTS:
+                self._report()
+            time.sleep(self._pause)
+        self._report()
+
+    def _begin(self, number: int) -> None:
+        self._number = number
+        token = hmac.new(self._desk.secret().encode(), f"work {number}".encode(), hashlib.sha256).hexdigest()
+        self._processes = Processes(self._desk.work(number), self._node, token)
+
+    def _report(self) -> None:
+        self._reported = now = time.monotonic()
+        ear = self._neighbours
+        report = Report(
+            time=now,
+            work=self._number,
+            num_running=self._processes.num_running,
+            ended=tuple(self._processes.ended),
+            address=os.environ.get("SLURM_TOPOLOGY_ADDR", ""),
+            endpoint=ear.endpoint if ear is not None else None,
+            heard=ear.heard() if ear is not None else {},
+            has_carrier=ear.has_carrier if ear is not None else None,
+            sees_controller=ear.sees_controller if ear is not None else None,
+        )
+        with suppress(OSError):  # an absent disk ends no rank; the supervisor looks for the report
+            self._desk.write_report(self._node, report)
+
+    def _ask_to_leave(self, number: int, frame: FrameType | None) -> None:
+        """scancel, or a job that ends: ranks save and stop, then this process has nothing more to do."""
+        self._is_asked_to_leave = True
+        self._processes.signal(signal.SIGTERM)
+
+
+def main() -> None:
+    """Serve until the job ends."""
+    desk, node = Desk(Path(sys.argv[1])), os.environ["SLURMD_NODENAME"]
+    setting = desk.setting()
+    peer = next((each for each in setting.nodes if each != node), node)
+    address, ear = choose_address(peer, setting.interface), None
+    if address is not None:
+        secret, find = desk.secret(), lambda each: desk.report(each).endpoint
+        ear = Neighbours(setting.nodes, node, address, secret, find, setting.controller)
+    Agent(desk, node, len(setting.nodes), ear).run()
+    leave(EXIT_DONE)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,148 @@
+"""Kernels of the stand-in device that a CPU does not have, or whose demands on their arguments differ from a GPU's.
+
+Written with torch's ops on host memory; `torch.ops.stand_in.host` is a device tensor as the host sees it.
+"""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+def register_kernels() -> torch.library.Library:
+    """Register all kernels; they are there as long as the result lives."""
+    library = torch.library.Library("aten", "IMPL")
+    library.impl("_flash_attention_forward", _flash_forward, "CUDA")
+    library.impl("_flash_attention_backward", _flash_backward, "CUDA")
+    library.impl("_scaled_mm", _scaled_mm, "CUDA")
+    return library
+
+
+def _host(*tensors: Tensor) -> list[Tensor]:
+    return [torch.ops.stand_in.host(x) for x in tensors]
+
+
+def _device(x: Tensor, like: Tensor) -> Tensor:
+    return torch.ops.stand_in.device(x, like)
+
+
+def _documents(borders: Tensor, longest: int) -> list[tuple[int, int]]:
+    """The documents between borders; the kernel visits no token beyond `longest` of any."""
+    (host,) = _host(borders)
+    spans = [(start, stop) for start, stop in itertools.pairwise(host.tolist()) if stop > start]
+    assert borders.dtype == torch.int32, borders.dtype
+    assert all(stop - start <= longest for start, stop in spans), "a document is longer than max_seqlen"
+    return spans
+
+
+def _probabilities(q: Tensor, k: Tensor, left: int) -> Tensor:
+    """Causal softmax of one document: `[n, length, d]` twice -> `[n, length, length]`."""
+    back = torch.arange(q.shape[1])[:, None] - torch.arange(k.shape[1])
+    is_hidden = (back < 0) | (back > left) if left >= 0 else back < 0
+    scores = (q @ k.transpose(1, 2)) * q.shape[-1] ** -0.5
+    return scores.masked_fill(is_hidden, float("-inf")).softmax(dim=-1)
+
+
+def _of_document(span: tuple[int, int], heads: int, *tensors: Tensor) -> list[Tensor]:
+    """A document's part of `[t, n or m, d]` tensors, as fp32 `[n, length, d]`."""
+    parts = (x[slice(*span)].float().transpose(0, 1) for x in tensors)
+    return [x.repeat_interleave(heads // x.shape[0], dim=0) for x in parts]
+
+
+def _check_flash(q: Tensor, k: Tensor, v: Tensor) -> None:
+    assert q.dtype == k.dtype == v.dtype, (q.dtype, k.dtype, v.dtype)
+    assert q.dtype in (torch.float16, torch.bfloat16), f"flash attention has no {q.dtype}"
+    assert q.stride(-1) == k.stride(-1) == v.stride(-1) == 1, "the last dim must be contiguous"
+    assert q.shape[-1] % 8 == 0, f"heads of {q.shape[-1]}"
+    assert q.shape[-1] <= 256, f"heads of {q.shape[-1]}"
+
+
+def _flash_forward(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    borders_q: Tensor,
+    borders_k: Tensor,
+    longest_q: int,
+    longest_k: int,
+    dropout: float,
+    causal: bool,
+    return_debug_mask: bool,
+    *,
+    scale: float | None = None,
+    window_size_left: int | None = None,
+    window_size_right: int | None = None,
+    **others: Any,
+) -> tuple[Tensor, ...]:
+    _check_flash(q, k, v)
+    assert causal or window_size_right == 0, "sees what comes later"
+    assert dropout == 0.0
+    assert scale is None
+    assert all(value is None for value in others.values()), others
+    spans = _documents(borders_q, longest_q)
+    left = -1 if window_size_left is None else window_size_left
+    pieces = []
+    for span in spans:
+        query, key, value = _of_document(span, q.shape[1], *_host(q, k, v))
+        pieces.append((_probabilities(query, key, left) @ value).transpose(0, 1))
+    out = torch.cat(pieces).to(q.dtype)
+    sums = torch.zeros(q.shape[1], q.shape[0], dtype=torch.float32)
+    unused = torch.zeros(2, dtype=torch.uint64)
+    return tuple(_device(x, q) for x in (out, sums, unused, unused, torch.zeros(0)))
+
+
+def _flash_backward(
+    grad: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    out: Tensor,
+    sums: Tensor,
+    borders_q: Tensor,
+    borders_k: Tensor,
+    longest_q: int,
+    longest_k: int,
+    dropout: float,
+    causal: bool,
+    *state: Any,
+    window_size_left: int | None = None,
+    **others: Any,
+) -> tuple[Tensor, Tensor, Tensor]:
+    _check_flash(q, k, v)
+    num_documents = borders_q.shape[0] - 1
+    assert num_documents <= q.shape[0], f"a scratch of {128 * num_documents} rows for {q.shape[0]} tokens"
+    left = -1 if window_size_left is None else window_size_left
+    found = [torch.zeros(x.shape) for x in (q, k, v)]
+    for span in _documents(borders_q, longest_q):
+        query, key, value, g = _of_document(span, q.shape[1], *_host(q, k, v, grad))
+        p = _probabilities(query, key, left)
+        dp = g @ value.transpose(1, 2)
+        ds = p * (dp - (dp * p).sum(-1, keepdim=True)) * q.shape[-1] ** -0.5
+        for total, part in zip(found, (ds @ key, ds.transpose(1, 2) @ query, p.transpose(1, 2) @ g), strict=True):
+            total[slice(*span)] = part.unflatten(0, (total.shape[1], -1)).sum(1).transpose(0, 1)
+    return tuple(_device(x.to(q.dtype), q) for x in found)
+
+
+def _scaled_mm(
+    left: Tensor,
+    right: Tensor,
+    scale_left: Tensor,
+    scale_right: Tensor,
+    bias: Tensor | None = None,
+    scale_result: Tensor | None = None,
+    out_dtype: torch.dtype | None = None,
+    use_fast_accum: bool = False,
+) -> Tensor:
+    """cuBLASLt's demands: dims are multiples of 16, rows of the left and columns of the right contiguous."""
+    assert left.stride(1) == 1, "the left matrix is not row-major"
+    assert right.stride(0) == 1, "the right matrix is not column-major"
+    assert left.shape[1] % 16 == 0, f"{tuple(left.shape)} x {tuple(right.shape)}"
+    assert right.shape[1] % 16 == 0, f"{tuple(left.shape)} x {tuple(right.shape)}"
+    e5m2 = torch.float8_e5m2
+    assert not (left.dtype == right.dtype == e5m2), "no product of two e5m2 matrices"
+    assert scale_left.dtype == scale_right.dtype == torch.float32
+    wide = [x.float() * scale for x, scale in zip(_host(left, right), _host(scale_left, scale_right), strict=True)]
+    return _device((wide[0] @ wide[1]).to(out_dtype or left.dtype), left)

@@ -1,0 +1,60 @@
+"""A rank that believes in GPUs and trains several whole runs, one after another; says what each asked of the device.
+
+    python -m tests.stand_in.rank JOB.json RANK
+
+The job: the library, the number of ranks, the folder, and for each run its name and what is set in its config. The
+answer is `NAME-RANK.json` in the folder.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+
+def main(job: dict[str, Any], rank: int) -> None:
+    """Do all runs of a job as one rank."""
+    os.environ.update(DS_ACCELERATOR="cuda", LOCAL_RANK=str(rank), OMP_NUM_THREADS="1", GLOO_SOCKET_IFNAME="lo")
+    from tests.stand_in.cuda import pretend, seen
+
+    device = pretend(Path(job["library"]), devices=2)
+    import torch
+
+    from megalite.config.load import load_config
+    from megalite.engine import runtime
+    from megalite.train.trainer import Trainer
+    from megalite.train.worker import Place, run_rank
+
+    torch.set_num_threads(1)
+    folder = Path(job["folder"])
+    runtime.disconnect_processes = lambda: None  # DeepSpeed remembers groups of a world that is gone
+    counts: list[int] = []
+    vote = Trainer._vote
+
+    def counted_vote(trainer: Trainer, step: int) -> Any:
+        """Every step ends with one vote of all ranks; behind it the host has waited for the step."""
+        try:
+            return vote(trainer, step)
+        finally:
+            counts.append(sum(count for (_, place), count in seen.syncs.items() if "(MainThread)" in place))
+
+    Trainer._vote = counted_vote
+    for name, overrides in job["runs"].items():
+        config = load_config(folder / "config.yaml", [f"run.dir={folder / name}", *overrides])
+        seen.clear()
+        counts.clear()
+        code = run_rank(config, Place(rank, job["world_size"], rank, f"file://{folder / 'meet'}"))
+        touched = [index for index in range(2) if device.stand_in_touched(index)]
+        answer = {"code": code, "devices": seen.devices, "touched": touched, "calls": dict(seen.calls)}
+        answer["syncs_by_step"] = counts
+        answer["syncs"] = [[what, place, count] for (what, place), count in seen.syncs.items()]
+        (folder / f"{name}-{rank}.json").write_text(json.dumps(answer))
+        if code:
+            sys.exit(f"{name}: exit code {code}")
+
+
+if __name__ == "__main__":
+    main(json.loads(Path(sys.argv[1]).read_text()), int(sys.argv[2]))

@@ -1,0 +1,119 @@
+"""Whole runs with `train.device=cuda` on the stand-in device: they end well, wait for the device twice a step and never
+for a micro-batch, and no rank touches another's device.
+
+Numbers come from kernels on the CPU: what is compared is that nothing is mixed up on the way, not what a GPU computes.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.kit.paths import ROOT
+from tests.kit.runs import clean_environment, metrics, write_run
+from tests.stand_in.build import build
+
+JOB_SECONDS = 300
+
+COMMON = ("train.device=cuda", "precision.dtype=bf16", "batch.global_batch_size=8", "checkpoint.every=3")
+"""Four micro-batches a step on one rank and under a pipeline, two on each of two."""
+
+ALONE = {
+    "zero1": ("parallel.tp=1", "parallel.zero_stage=1"),
+    "zero2": ("parallel.tp=1", "parallel.zero_stage=2"),
+    "zero3": ("parallel.tp=1", "parallel.zero_stage=3"),
+    "zero0": ("parallel.tp=1", "parallel.zero_stage=0", "precision.dtype=fp32"),
+    "fp16-zero1": ("parallel.tp=1", "precision.dtype=fp16", "parallel.zero_stage=1"),
+    "fp16-zero2": ("parallel.tp=1", "precision.dtype=fp16", "parallel.zero_stage=2"),
+    "fp16-zero3": ("parallel.tp=1", "precision.dtype=fp16", "parallel.zero_stage=3"),
+    "fp8-zero1": ("parallel.tp=1", "precision.fp8={backend: scaled_mm}", "parallel.zero_stage=1"),
+    "fp8-zero2": ("parallel.tp=1", "precision.fp8={backend: scaled_mm, recipe: delayed}", "parallel.zero_stage=2"),
+    "fp8-zero3": ("parallel.tp=1", "precision.fp8={backend: scaled_mm, recipe: rowwise}", "parallel.zero_stage=3"),
+}
+TOGETHER = {
+    "tp2": ("parallel.tp=2",),
+    "pp2": ("parallel.tp=1", "parallel.pp=2"),
+    "dp2-zero1": ("parallel.tp=1",),
+    "dp2-zero2": ("parallel.tp=1", "parallel.zero_stage=2"),
+    "dp2-zero3": ("parallel.tp=1", "parallel.zero_stage=3"),
+}
+PLAIN_STEPS = (1, 4)
+"""Steps, counted from 0, with no save, validation or first use behind the step before."""
+
+SYNCS_A_STEP = 2
+"""The loss, norm and tokens at once; the vote."""
+
+TOLERANCE = {"fp16": 2e-3, "fp8": 2e-2}
+OTHERS_TOLERANCE = 2e-3
+"""Of the loss; bf16 rounds to 4e-3 of each number, and the loss is a mean over hundreds."""
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Path, list[dict[str, Any]]]]:
+    """Each run's folder, and what its ranks asked of the device."""
+    library, why = build()
+    if library is None:
+        pytest.skip(why)
+    found = {}
+    for world_size, cases in ((1, ALONE), (2, TOGETHER)):
+        folder = tmp_path_factory.mktemp(f"world-{world_size}")
+        write_run(folder)
+        job = {"library": str(library), "world_size": world_size, "folder": str(folder)}
+        job["runs"] = {name: [*COMMON, *overrides] for name, overrides in cases.items()}
+        _start(folder, job)
+        for name in cases:
+            answers = [json.loads((folder / f"{name}-{rank}.json").read_text()) for rank in range(world_size)]
+            found[name] = (folder / name, answers)
+    return found
+
+
+def _start(folder: Path, job: dict[str, Any]) -> None:
+    (folder / "job.json").write_text(json.dumps(job))
+    command = [sys.executable, "-W", "ignore", "-m", "tests.stand_in.rank", str(folder / "job.json")]
+    outputs = [(folder / f"said-{rank}").open("w") for rank in range(job["world_size"])]
+    ranks = [
+        subprocess.Popen([*command, str(rank)], stdout=out, stderr=out, cwd=ROOT, env=clean_environment())
+        for rank, out in enumerate(outputs)
+    ]
+    try:
+        codes = [rank.wait(timeout=JOB_SECONDS) for rank in ranks]
+    finally:
+        for rank in ranks:
+            rank.kill()
+    said = "\n".join((folder / f"said-{rank}").read_text()[-3000:] for rank in range(len(ranks)))
+    assert codes == [0] * len(ranks), said
+
+
+@pytest.mark.parametrize("name", [*ALONE, *TOGETHER])
+def test_a_step_waits_for_the_device_once_for_its_numbers_and_once_for_the_vote(runs, name: str):
+    """More micro-batches than that pass by, so none of them is waited for."""
+    for answer in runs[name][1]:
+        counts = answer["syncs_by_step"]
+        found = [counts[step] - counts[step - 1] for step in PLAIN_STEPS]
+        assert max(found) <= SYNCS_A_STEP, (found, sorted(answer["syncs"], key=lambda each: -each[2])[:12])
+
+
+@pytest.mark.parametrize("name", TOGETHER)
+def test_a_rank_touches_its_own_device_alone(runs, name: str):
+    """A process that as much as chooses another's takes half a gigabyte there."""
+    for rank, answer in enumerate(runs[name][1]):
+        assert set(answer["devices"]) == {rank}
+        assert answer["touched"] == [rank]
+
+
+def losses(folder: Path) -> Iterator[float]:
+    """Of every step."""
+    return (record["loss"] for record in metrics(folder))
+
+
+@pytest.mark.parametrize("name", [*ALONE, *TOGETHER])
+def test_nothing_is_mixed_up_on_the_way(runs, name: str):
+    """Losses are those of the run in fp32, but for the rounding of the format."""
+    tolerance = TOLERANCE.get(name.split("-")[0], OTHERS_TOLERANCE)
+    assert list(losses(runs[name][0])) == pytest.approx(list(losses(runs["zero0"][0])), abs=tolerance)
