@@ -78,6 +78,7 @@ WRONG = {
         "--cases megatlite": "found 'megatlite', there are plain eager, ",
         "--out nowhere/x": NO_FOLDER,
         "--vocab 0": WHOLE,
+        "--steps 0": WHOLE,
     },
 }
 

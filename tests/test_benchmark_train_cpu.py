@@ -48,12 +48,12 @@ def test_ratios_are_of_one_round(benchmark):
         "ours": {number: figures(110.0 * pace, 400.0) for number, pace in enumerate((1, 9, 4))},
     }
     rows = train_cpu.summarise(pair, results)
-    assert rows[1]["ratios"] == {"peer": {"tokens_per_second": 1.1, "peak_rss_mb": 0.8}}
+    assert rows[1]["ratios"] == {"peer": {"tokens_per_second": 1.1, "tokens_per_cpu_second": 1.1, "peak_rss_mb": 0.8}}
     assert rows[1]["tokens_per_second"] == 440.0
 
 
 def figures(speed: float, memory: float) -> dict[str, float]:
-    return {"tokens_per_second": speed, "peak_rss_mb": memory}
+    return {"tokens_per_second": speed, "tokens_per_cpu_second": speed / 2.0, "peak_rss_mb": memory}
 
 
 def test_ranks_are_compiled_too(benchmark, monkeypatch):

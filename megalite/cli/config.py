@@ -154,7 +154,7 @@ def _memory_table(plan: RunPlan, memory: tuple[StageMemory, ...]) -> Table:
     parts = {"weights": "weights", "gradients": "grads", "optimizer": "optim", "activations": "activ"}
     parts |= {"head": "head", "buffers": "comm", "total": "total"}
     table = _table(
-        "stage", "blocks", "parameters", *parts.values(), title=f"{unit} on each rank, at the peak of a step"
+        "stage", "blocks", "parameters", *parts.values(), title=f"{unit} of tensors on each rank, at the peak of a step"
     )
     for column in table.columns[2:]:
         column.justify = "right"

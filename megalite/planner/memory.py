@@ -6,9 +6,10 @@
     buffers       gradient buckets, gathered weights, pipeline traffic
 
 The formulas count the tensors that this code and DeepSpeed 0.19 allocate; tests hold them against a real block and
-against the loss's own constants. Left out: the CUDA context and NCCL (1-2 GB together), the allocator's fragmentation
-(leave a tenth), and what torch.compile saves by fusing. Sources: ZeRO (Rajbhandari et al. 2020), activations and their
-recomputation (Korthikanti et al. 2022, section 4), 1F1B (Narayanan et al. 2021, section 2.2).
+against the loss's own constants. Left out: the CUDA context and NCCL (1-2 GB together), on a CPU the process itself
+(0.4 to 0.6 GB, docs/config.md), the allocator's fragmentation (leave a tenth), and what torch.compile saves by fusing.
+Sources: ZeRO (Rajbhandari et al. 2020), activations and their recomputation (Korthikanti et al. 2022, section 4), 1F1B
+(Narayanan et al. 2021, section 2.2).
 
 Legend: a bytes of an element, t tokens of a micro-batch, h hidden size, q and kv widths of all query and of all key
 heads, f MLP width; q, kv and f divided by tp.

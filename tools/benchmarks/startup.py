@@ -3,7 +3,8 @@
     python tools/benchmarks/startup.py CONFIG [section.key=value ...] [--rounds 3]
 
 Each round trains one step in a new folder; the clock stops when the step stands in metrics.jsonl. The first round may
-include compiled kernels that later ones find on disk, so all rounds are printed.
+include compiled kernels that later ones find on disk, so all rounds are printed. What a wait is worth depends on the
+machine and on who else uses it, so each round also times a bare `import deepspeed`, which no rank can do without.
 """
 
 from __future__ import annotations
@@ -48,15 +49,26 @@ def first_step(config: str, overrides: list[str]) -> float:
             process.communicate(timeout=TIMEOUT_SECONDS)
 
 
+def bare_import() -> float:
+    """Seconds of a Python that only imports PyTorch and DeepSpeed."""
+    started = time.monotonic()
+    subprocess.run([sys.executable, "-c", "import deepspeed"], check=True, capture_output=True, timeout=TIMEOUT_SECONDS)
+    return time.monotonic() - started
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("config", type=existing)
     parser.add_argument("overrides", nargs="*")
     parser.add_argument("--rounds", type=count, default=3)
     arguments = parser.parse_args()
-    seconds = [first_step(str(arguments.config), arguments.overrides) for _ in range(arguments.rounds)]
-    rounds = ", ".join(f"{each:.1f}" for each in seconds)
-    print(f"command to first step: {statistics.median(seconds):.1f} s (median of {rounds})")
+    config, overrides = str(arguments.config), arguments.overrides
+    rounds = [(first_step(config, overrides), bare_import()) for _ in range(arguments.rounds)]
+    seconds = [whole for whole, _ in rounds]
+    said = ", ".join(f"{each:.1f}" for each in seconds)
+    print(f"command to first step: {statistics.median(seconds):.1f} s (median of {said})")
+    ratio = statistics.median(whole / bare for whole, bare in rounds)
+    print(f"{ratio:.1f} x a bare `import deepspeed` in the same round")
 
 
 if __name__ == "__main__":
