@@ -71,7 +71,7 @@ setup(
         "matplotlib>=3.8",
     ],
     extras_require={
-        "te": ["transformer-engine[pytorch]>=2.8"],
+        "te": ["transformer-engine[pytorch]>=2.9"],  # the first with te.autocast and public is_..._available
         "data": ["ftfy>=6.3", "py3langid>=0.4,<0.5", "resiliparse>=0.15", "warcio>=1.7"],
         "spacy": ["spacy>=3.8,<4"],
         "cloud": ["s3fs", "gcsfs", "aiohttp"],

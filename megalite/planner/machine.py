@@ -71,7 +71,7 @@ def _communication() -> Iterator[Finding]:
 
 def _transformer_engine() -> Finding:
     """Whether FP8 through Transformer Engine could run. Importing it proves nothing, so that is not tried."""
-    name, needs = "Transformer Engine", 'a CUDA device and `pip install "megalite[te]"`'
+    name, needs = "Transformer Engine", 'a CUDA device and `pip install --no-build-isolation "megalite[te]"`'
     try:
         version = importlib.metadata.version("transformer-engine")
     except importlib.metadata.PackageNotFoundError:

@@ -3,15 +3,19 @@
 A fork costs milliseconds where a fresh interpreter costs seconds of imports on each rank, and a server that never
 computed has no threads that a fork would lose. Ranks meet through a file, so that parallel test runs never fight over
 ports. The error of every rank is collected and shown, oldest first, because the rank that fails first is rarely the
-one that complains loudest.
+one that complains loudest. A rank that a signal ends (an abort in a library, a bad address) leaves its Python and
+native stacks.
 """
 
 from __future__ import annotations
 
+import ctypes
+import faulthandler
 import functools
 import multiprocessing
 import os
 import pickle
+import signal
 import tempfile
 import time
 import traceback
@@ -57,7 +61,40 @@ def _fork_server() -> Any:
     return context
 
 
+_NATIVE_FRAMES = 64
+
+_FATAL = (signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGSEGV)
+
+
+_KEPT: list[Any] = []
+"""Handlers that C calls, which nothing else refers to."""
+
+
+def _show_stacks(path: Path) -> None:
+    """From now on a fatal signal writes the stacks of this process to a file before it ends it.
+
+    faulthandler writes those of Python, then calls the handler that was there before it: ours, of the C library alone,
+    since a handler in Python runs only once the interpreter gets its turn, which is never behind an abort.
+    """
+    file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    library = ctypes.CDLL(None)
+    frames = (ctypes.c_void_p * _NATIVE_FRAMES)()
+    library.backtrace(frames, 1)  # its first call loads a library, which a handler must not
+
+    @ctypes.CFUNCTYPE(None, ctypes.c_int)
+    def write(number: int) -> None:
+        library.signal(number, signal.SIG_DFL)
+        library.backtrace_symbols_fd(frames, library.backtrace(frames, _NATIVE_FRAMES), file)
+        os.kill(os.getpid(), number)
+
+    _KEPT.append(write)
+    for number in _FATAL:
+        library.signal(number, write)
+    faulthandler.enable(file, all_threads=True)
+
+
 def _rank_main(function: Callable[..., Any], rank: int, world_size: int, folder: Path, args: tuple) -> None:
+    _show_stacks(folder / f"stacks-{rank}")
     try:
         import torch
 
@@ -103,7 +140,8 @@ def _collect(ranks: list[Any], folder: Path) -> list[Any]:
         if error.exists():
             errors.append((error.stat().st_mtime_ns, f"--- rank {rank} ---\n{error.read_text()}"))
         elif process.exitcode != 0:
-            errors.append((0, f"--- rank {rank} ---\ndied with exit code {process.exitcode}\n"))
+            stacks = (folder / f"stacks-{rank}").read_text(errors="replace")
+            errors.append((0, f"--- rank {rank} ---\ndied with exit code {process.exitcode}\n{stacks}"))
     if errors:
         raise RanksFailed("\n" + "\n".join(text for _, text in sorted(errors)))
     return [pickle.loads((folder / f"result-{rank}").read_bytes()) for rank in range(len(ranks))]
