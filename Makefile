@@ -112,7 +112,7 @@ browser:  ## chromium, with which some tests look at pages
 
 test: $(INSTALLED) oracles transformers-4 lm-eval browser  ## all tests
 	@tools/slurm_testbed.sh install || true
-	$(BIN)/python -m pytest
+	tools/run_tests.sh $(BIN)/python
 
 test-fast: $(INSTALLED)  ## the tests that take seconds
 	$(BIN)/python -m pytest -m "not slow"

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 import re
+import resource
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -75,7 +75,7 @@ class TestCheck:
             "128,256, padded to 128,512",
             "8,388,608 tokens, 64 micro-batches a rank",
             "3 60-79 2,271,027,200",
-            "GiB on each rank",
+            "GiB of tensors on each rank",
             '"gradient_accumulation_steps": 64',
         ):
             assert expected in output
@@ -85,7 +85,7 @@ class TestCheck:
         """Without a tokenizer a size is assumed, and said."""
         output = run("check", str(ROOT / "configs/debug.yaml"))
         assert "model.vocab_size is left to the tokenizer; 32000 assumed here" in " ".join(output.split())
-        assert "MiB on each rank" in output
+        assert "MiB of tensors on each rank" in output
 
     def test_json(self):
         """One object that a program can read."""
@@ -110,13 +110,12 @@ class TestCheck:
     def test_takes_no_torch_and_no_time(self):
         """The command checks 70B on 512 ranks within two seconds, interpreter included, and never imports torch."""
         check = ("config", "check", "configs/llama-70b.yaml", "--world-size", "512")
-        seconds = []
-        for _ in range(3):  # the best of three: other tests may hold the cores
-            start = time.perf_counter()
-            result = megalite(*check)
-            seconds.append(time.perf_counter() - start)
-            assert result.returncode == 0, result.stderr
-        assert min(seconds) < MAX_CHECK_SECONDS
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
+        result = megalite(*check)
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        assert result.returncode == 0, result.stderr
+        seconds = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+        assert seconds < MAX_CHECK_SECONDS  # of a core: other tests may hold them all
         imports = megalite(*check, python_options=("-X", "importtime")).stderr
         imported = {line.rpartition("|")[2].strip() for line in imports.splitlines() if line.startswith("import time:")}
         assert "pydantic" in imported
