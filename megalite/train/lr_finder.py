@@ -44,9 +44,10 @@ SMOOTHING = 0.9
 BLOWN_UP = 4.0
 """Times the lowest smoothed loss, at which the sweep ends."""
 
-MARGIN = 10.0
-"""The rate suggested is this many times below that of the lowest smoothed loss: past the lowest point, updates already
-undo each other, and a run of many steps is less forgiving than a sweep."""
+SHARE_OF_FALL = 0.5
+"""The rate suggested is the one by which the smoothed loss has come so far down of all the way that it comes. Of ten rules
+tried on the same sweeps it came nearest to the best rate of a grid (docs/recipe.md): the lowest point wanders with the
+noise behind the fall, and the steepest one with the noise in it."""
 
 
 @dataclass(frozen=True)
@@ -88,7 +89,13 @@ class Found:
     @property
     def suggestion(self) -> float:
         """The peak rate to begin with, to two digits."""
-        return float(f"{self.lowest / MARGIN:.1e}")
+        return float(f"{self.rate_by(SHARE_OF_FALL):.1e}")
+
+    def rate_by(self, share: float) -> float:
+        """The rate by which the smoothed loss has come a share of its way from the first to the lowest."""
+        first, lowest = self.losses[0], min(self.losses)
+        pairs = zip(self.rates, self.losses, strict=True)
+        return next(rate for rate, loss in pairs if first - loss >= share * (first - lowest))
 
 
 class SmoothedLoss:

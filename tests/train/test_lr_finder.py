@@ -122,10 +122,12 @@ def test_smoothing_has_no_bias_from_its_start():
 
 
 def test_what_is_read_off():
-    """The lowest point, the steepest fall, and a suggestion a tenth below the lowest."""
+    """The lowest point, the steepest fall, and as suggestion the middle of the fall; no fall, no rate but the first."""
     found = Found([1e-4, 1e-3, 1e-2, 1e-1, 1.0], [5.0, 4.9, 4.0, 3.9, 8.0], "")
     assert (found.lowest, found.steepest) == (1e-1, 1e-3)
     assert found.suggestion == pytest.approx(1e-2)
+    assert [found.rate_by(share) for share in (0.05, 0.9, 1.0)] == [1e-3, 1e-2, 1e-1]
+    assert Found([1e-4, 1e-3], [5.0, 6.0], "").suggestion == pytest.approx(1e-4)
 
 
 def test_refused_before_it_starts(tmp_path):

@@ -75,13 +75,7 @@ CASES: dict[str, dict[str, Any]] = {
 
 def fall(share: float) -> Callable[[Found], float]:
     """The rate by which the smoothed loss has come a share of its way down."""
-
-    def read(found: Found) -> float:
-        first, lowest = found.losses[0], min(found.losses)
-        pairs = zip(found.rates, found.losses, strict=True)
-        return next(rate for rate, loss in pairs if first - loss >= share * (first - lowest))
-
-    return read
+    return lambda found: found.rate_by(share)
 
 
 RULES: dict[str, Callable[[Found], float]] = {
