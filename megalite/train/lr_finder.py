@@ -45,9 +45,9 @@ BLOWN_UP = 4.0
 """Times the lowest smoothed loss, at which the sweep ends."""
 
 SHARE_OF_FALL = 0.5
-"""The rate suggested is the one by which the smoothed loss has come so far down of all the way that it comes. Of ten rules
-tried on the same sweeps it came nearest to the best rate of a grid (docs/recipe.md): the lowest point wanders with the
-noise behind the fall, and the steepest one with the noise in it."""
+"""The rate suggested is the one by which the smoothed loss has come so far down of all the way that it comes. Of ten
+rules tried on the same sweeps it came nearest to the best rate of a grid (docs/recipe.md): the lowest point wanders
+with the noise behind the fall, and the steepest one with the noise in it."""
 
 
 @dataclass(frozen=True)
