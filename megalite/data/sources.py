@@ -111,15 +111,21 @@ def open_tokens(path: Path, *, contents: bool = False) -> TokenStream:
         _compare_counts(manifest, tokens=tokens.num_tokens, documents=tokens.num_documents)
         return TokenStream(path, tokens, tokenizer_of(manifest), manifest.fingerprint)
     prefix = pair_prefix(path)
-    if idx_path(prefix).is_file() or bin_path(prefix).is_file():
+    if is_pair(path):
         return TokenStream(prefix, IndexedTokens(prefix), None, _fingerprint_pair(prefix))
-    raise DataError(_what_is_wrong_with(path))
+    raise DataError(what_is_wrong_with(path))
 
 
 def tokens_folder(path: Path) -> Path:
     """The tokenized folder behind a source: itself, or what was packed."""
     packed = find_manifest(path) if path.is_dir() else None
     return packed.input_path() if packed is not None and packed.station == "pack" else path
+
+
+def is_pair(path: Path) -> bool:
+    """Whether a path names a Megatron pair, or what is left of one."""
+    prefix = pair_prefix(path)
+    return idx_path(prefix).is_file() or bin_path(prefix).is_file()
 
 
 def pair_prefix(path: Path) -> Path:
@@ -193,7 +199,8 @@ def _fingerprint_pair(prefix: Path) -> str:
     return digest.hexdigest()
 
 
-def _what_is_wrong_with(path: Path) -> str:
+def what_is_wrong_with(path: Path) -> str:
+    """Why a path leads to no data to train on."""
     if Path(f"{path}.partial").is_dir():
         return f"{path}: unfinished: its station was interrupted; run it again"
     if not path.exists():

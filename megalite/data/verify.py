@@ -23,7 +23,7 @@ from megalite.data.layout import COLUMNS, PackedLayout
 from megalite.data.manifest import FILE_NAME, Manifest, Output, find_manifest, missing_outputs
 from megalite.data.progress import Progress, Silent
 from megalite.data.rank import damage_of_ranks, has_record
-from megalite.data.sources import TOKEN_FILES, TOKENS_NAME, pair_prefix, tokenizer_of
+from megalite.data.sources import TOKEN_FILES, TOKENS_NAME, is_pair, pair_prefix, tokenizer_of, what_is_wrong_with
 from megalite.data.tasks import WORK_FOLDER
 from megalite.data.tokenizer import fingerprint_files
 from megalite.errors import DataError
@@ -80,7 +80,7 @@ def list_path(path: Path) -> Listing:
             raise DataError(f"{path}: nothing to verify: no {FILE_NAME} in it or below, as stations of data leave it")
         for folder in folders:
             lister.add_folder(folder, None)
-    elif idx_path(pair_prefix(path)).is_file() or bin_path(pair_prefix(path)).is_file():
+    elif is_pair(path):
         lister.add_pair(pair_prefix(path), None)
     else:
         raise DataError(
@@ -101,8 +101,10 @@ def list_run(config: Config, vocab_size: int | None = None) -> Listing:
     for source in (*config.data.train, *config.data.valid):
         if source.path.is_dir():
             lister.add_folder(source.path, vocab_size, only_read=True)
-        else:
+        elif is_pair(source.path):
             lister.add_pair(pair_prefix(source.path), vocab_size)
+        else:
+            lister.listing.problems.append(what_is_wrong_with(source.path))
     for path in config.data.mix.ranks.values():
         lister.add_ranks(path)
     return lister.listing
@@ -130,7 +132,7 @@ def refuse(problems: Iterable[str], listing: Listing) -> None:
     Raises:
         DataError: there are problems.
     """
-    problems = [*listing.problems, *problems]
+    problems = list(dict.fromkeys([*listing.problems, *problems]))  # several folders may need the same one
     if problems:
         title = f"{len(problems)} problem{'s' if len(problems) > 1 else ''} found by verifying the data:"
         raise DataError("\n".join([title, *(f"  - {problem}" for problem in problems)]))
