@@ -32,7 +32,7 @@ from megalite.train.heartbeat import read_beats
 from megalite.train.in_place import clock_of
 from megalite.train.preflight import preflight
 from megalite.train.run_folder import LOGS
-from megalite.train.signals import STOP_SIGNALS
+from megalite.train.signals import STOP_SIGNALS, held
 from megalite.train.watch import Patience, Trouble, find_trouble
 from megalite.train.worker import BEATS_VARIABLE, RENDEZVOUS_VARIABLE, error_path
 
@@ -136,11 +136,16 @@ def _attempt(
         environments = [rank_environment(number, world_size, folder) for number in range(world_size)]
         if is_watched:
             environments = [{**environment, BEATS_VARIABLE: name} for environment in environments]
-        ranks = [_start(command, config, number, environment) for number, environment in enumerate(environments)]
+        ranks: list[Rank] = []
         requests: list[int] = []
         num_killed = num_killed_for_memory()
         previous = _forward_signals(ranks, requests)
         try:
+            with held():
+                for number, environment in enumerate(environments):
+                    ranks.append(_start(command, config, number, environment))
+            for rank in ranks if requests else ():  # some may have been started after the request
+                rank.process.send_signal(requests[0])
             codes = _watch(ranks, _trouble_finder(folder, world_size, config.slurm) if is_watched else None)
         finally:
             for number, handler in previous.items():

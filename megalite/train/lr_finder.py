@@ -28,6 +28,7 @@ from megalite.data.samples import Samples
 from megalite.errors import EXIT_DONE, UserError
 from megalite.train.local import run_local_ranks
 from megalite.train.preflight import preflight
+from megalite.train.signals import hear
 from megalite.train.sizes_so_far import sizes_in
 from megalite.train.worker import Place, connect_rank, given_place, leave, run_guarded
 
@@ -231,6 +232,7 @@ def raise_rate(
 
 def main() -> None:
     """Entry of a rank: `python -m megalite.train.lr_finder CONFIG.yaml OUT.json FIRST LAST STEPS`."""
+    hear()
     config_path, out, first, last, num_steps = sys.argv[1:]
     config, place = load_config(config_path), given_place()
     assert place is not None, "a rank is started by megalite lr-find"

@@ -7,10 +7,12 @@ handler of Python's runs: a thread then hears the signal, and ends the process.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import sys
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 from types import FrameType
 
@@ -24,6 +26,22 @@ STOP_FILE = "STOP"
 
 SAVE_FILE = "SAVE"
 """One of this name asks for a checkpoint, and goes when it is seen."""
+
+
+@contextlib.contextmanager
+def held() -> Iterator[None]:
+    """Within it requests to stop wait, and whoever is started then has them wait until it calls `hear`: a signal that
+    comes before somebody listens would end a rank in the middle of an import, with a traceback."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def hear() -> None:
+    """Let requests in, those that have waited too."""
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
 
 
 class StopRequest:
@@ -47,6 +65,7 @@ class StopRequest:
         os.set_blocking(mouth, False)
         signal.set_wakeup_fd(mouth, warn_on_full_buffer=False)
         threading.Thread(target=self._end_before_the_first_step, args=(ear,), name="stop", daemon=True).start()
+        hear()
 
     def begin(self) -> None:
         """The first step is about to begin: from here on what was asked for waits for the end of a step."""

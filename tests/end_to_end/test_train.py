@@ -160,13 +160,14 @@ def test_signal_saves_and_stops(tmp_path, number):
     assert events(tmp_path / "run")[-1] == {**events(tmp_path / "run")[-1], "event": "stop", "step": last}
 
 
-def test_stop_during_start(tmp_path):
-    """Ctrl-C while the ranks are still importing is not lost: the run ends with exit code 3 and no traceback."""
+@pytest.mark.parametrize("seconds", [0.0, 0.15, 1.0])
+def test_stop_during_start(tmp_path, seconds: float):
+    """Ctrl-C before the ranks listen or while they import is not lost: the run ends with exit code 3, no traceback."""
     process = start("train", write_run(tmp_path, train={"steps": 2000}))
     while len(children(process.pid)) < 2:
         assert process.poll() is None
-        time.sleep(0.01)
-    time.sleep(1.0)
+        time.sleep(0.001)
+    time.sleep(seconds)
     process.send_signal(signal.SIGINT)
     output, _ = process.communicate(timeout=120)
     assert process.returncode == 3, output
