@@ -35,6 +35,9 @@ from megalite.data.remote import is_url, open_remote
 from megalite.errors import DataError, did_you_mean
 
 NOT_UTF8 = "not UTF-8"
+
+AS_BYTES = {pa.string(): pa.binary(), pa.large_string(): pa.large_binary()}
+"""What holds the same as a type of strings, which readers of Parquet and Arrow do not check."""
 NO_TEXT = "no text field, or not a string"
 BAD_ROW = "row with another number of columns"
 
@@ -146,7 +149,7 @@ def _refuse_broken(batch: pa.RecordBatch) -> pa.RecordBatch:
     """
     batch.validate()
     for column in batch.columns:
-        as_bytes = {pa.string(): pa.binary(), pa.large_string(): pa.large_binary()}.get(column.type)
+        as_bytes = AS_BYTES.get(column.type)
         (column if as_bytes is None else column.view(as_bytes)).validate(full=True)
     return batch
 
@@ -242,6 +245,7 @@ def read_columns(
     yield from builder.take()
     row = piece.first if first is None else first
     for batch in batches:
+        batch = _with_readable_names(batch, config.text_field)
         rows = pa.array(np.arange(row, row + batch.num_rows))
         row += batch.num_rows
         texts, rejected = batch.column(config.text_field), []
@@ -257,6 +261,22 @@ def read_columns(
             metadata = [kept_fields(fields, config) for fields in batch.to_pylist()]
         ids = _ids(batch, rows, piece, config)
         yield DocumentBatch(make_documents(ids, builder.source, texts.cast(ARROW_TYPE), metadata), rejected)
+
+
+def _with_readable_names(batch: pa.RecordBatch, text_field: str) -> pa.RecordBatch:
+    """The batch with bytes that are no UTF-8 spelt out in every column but the text, whose rows are judged singly."""
+    columns = dict(zip(batch.schema.names, batch.columns, strict=True))
+    for name, column in columns.items():
+        as_bytes = AS_BYTES.get(column.type)
+        if name == text_field or as_bytes is None:
+            continue
+        try:
+            column.validate(full=True)
+        except pa.ArrowInvalid:
+            values = (value.as_py() for value in column.view(as_bytes))
+            spelt = [None if value is None else value.decode(errors="backslashreplace") for value in values]
+            columns[name] = pa.array(spelt, column.type)
+    return pa.RecordBatch.from_pydict(columns)
 
 
 def kept_fields(fields: dict[str, Any], config: DocumentSource) -> str:

@@ -64,7 +64,7 @@ class ModelConfig(Section):
     """Name of a preset (`megalite config presets` lists them); keys given beside it win over the preset's."""
     hidden_size: PositiveInt = 256
     """Width of the residual stream."""
-    num_layers: PositiveInt = 4
+    num_layers: PositiveInt = Field(4, le=10_000)
     """Number of transformer blocks."""
     num_heads: PositiveInt = 4
     """Number of query heads; tp must divide it."""
