@@ -10,8 +10,8 @@ et al. 2022, section 4.2). `rows` are tokens, dim 0 of a stream `[tokens, hidden
     scatter_rows  reduce-scatter on dim 0     all-gather on dim 0
 
 Over an axis of size 1 each returns its input untouched. The collectives are torch's functional ones, which return their
-result instead of changing a buffer, as selective recomputation needs. The calls are hidden from torch.compile, which
-splits its graphs around them.
+result instead of changing a buffer, as selective recomputation needs; gloo's all-gather is our own. The calls are
+hidden from torch.compile, which splits its graphs around them.
 """
 
 from __future__ import annotations
@@ -23,13 +23,15 @@ import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as functional
 from torch import Tensor
+from torch.distributed.distributed_c10d import _resolve_process_group
 
 from megalite.parallel.axes import Axis
 
 Collective = Callable[[Tensor, Axis], Tensor]
 
-# torch 2.13 renamed both: the old names warn there, the new ones do not exist before.
+# torch 2.13 renamed these: the old names warn there, the new ones do not exist before.
 _all_gather = getattr(functional, "all_gather_single", None) or functional.all_gather_tensor
+_fill_all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 _reduce_scatter = getattr(functional, "reduce_scatter_single", None) or functional.reduce_scatter_tensor
 
 
@@ -103,11 +105,27 @@ def _sum(x: Tensor, axis: Axis) -> Tensor:
 
 
 def _gather(x: Tensor, axis: Axis) -> Tensor:
+    if x.device.type == "cpu":
+        return gather_by_gloo(x.contiguous(), axis.size, axis.group.group_name)
     return functional.wait_tensor(_all_gather(x.contiguous(), 0, axis.group))
 
 
 def _scatter_sum(x: Tensor, axis: Axis) -> Tensor:
     return functional.wait_tensor(_reduce_scatter(x.contiguous(), "sum", 0, axis.group))
+
+
+@torch.library.custom_op("megalite_gloo::all_gather", mutates_args=())
+def gather_by_gloo(x: Tensor, size: int, group_name: str) -> Tensor:
+    """All-gather on dim 0, `[t/n, ...]` -> `[t, ...]`, by a collective with a short name.
+
+    The two threads of a gloo group note the name of what each has done last in one string, without a lock (torch 2.13).
+    A name of 16 letters or more lies on the heap, and two threads that free it at once end the process with "malloc():
+    unaligned tcache chunk detected". The functional all-gather has such a name, `ALLGATHER_COALESCED`, and nothing else
+    in training has: `_ALLGATHER_BASE` takes 15.
+    """
+    whole = x.new_empty(x.shape[0] * size, *x.shape[1:])
+    _fill_all_gather(whole, x, group=_resolve_process_group(group_name))
+    return whole
 
 
 class _CopyTo(torch.autograd.Function):

@@ -1,4 +1,4 @@
-"""DeepSpeed's known traps, one test each: what it does wrong or silently, and that the engines do not."""
+"""Known traps of DeepSpeed and gloo, one test each: what they do wrong or silently, and that the engines do not."""
 
 from __future__ import annotations
 
@@ -419,3 +419,27 @@ def test_no_op_is_built_at_first_use():
     """On a CPU DeepSpeed compiles a shared-memory op when ranks connect: a minute, and a lock that a killed build
     leaves behind hangs every later process. It is off in every rank."""
     assert run_ranks(shm_op, 1) == [False]
+
+
+def names_of_collectives(cases: list[dict[str, Any]]) -> set[str]:
+    """All operations of torch.distributed in two steps of each case."""
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+        for case in cases:
+            train(tiny_config(**case), 2)
+    return {event.key for event in profile.key_averages() if event.key.startswith("c10d::")}
+
+
+def test_no_collective_over_gloo_has_a_long_name():
+    """Gloo's threads write the name of what they did last into one string without a lock: one of 16 letters or more
+    ends the process now and then. `ALLGATHER_COALESCED` is the functional all-gather's, and a coalesced one's."""
+    cases = [
+        *({"parallel": {"dp": 2, "zero_stage": stage}} for stage in range(4)),
+        {"parallel": {"tp": 2, "sequence_parallel": True}},
+        {"parallel": {"tp": 2, "sequence_parallel": True}, "train": {"recompute": "selective"}},
+        {"parallel": {"pp": 2}},
+        {"parallel": {"dp": 2}, "optimizer": {"name": "muon"}},
+        {"parallel": {"dp": 2, "zero_stage": 3}, **BF16},
+    ]
+    for found in run_ranks(names_of_collectives, 2, cases):
+        assert {"c10d::allreduce_", "c10d::_allgather_base_"} <= found
+        assert not [name for name in found if "gather" in name and "coalesced" in name], found

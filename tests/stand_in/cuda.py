@@ -244,3 +244,16 @@ def _meet_by_gloo(torch: Any) -> None:
         real("gloo", **options)
 
     dist.init_process_group = init_process_group
+    dist.distributed_c10d.ProcessGroupGloo = _one_thread(dist.ProcessGroupGloo)
+
+
+def _one_thread(gloo: type) -> type:
+    """Groups for all of NCCL's collectives, some of whose names two threads must not write: `gather_by_gloo`."""
+
+    class OneThread(gloo):
+        def __init__(self, store: Any, rank: int, size: int, *, timeout: Any) -> None:
+            options = gloo._Options()
+            options._threads, options._timeout, options._devices = 1, timeout, [gloo.create_default_device()]
+            super().__init__(store, rank, size, options)
+
+    return OneThread
