@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 PROC = Path("/proc")
@@ -27,10 +28,19 @@ def num_cores() -> int:
 
 def available_bytes() -> int:
     """Memory that Linux would give this process without swapping."""
-    lines = (PROC / "meminfo").read_text().splitlines()
-    free = next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:"))
     left = [amount for group, controllers in _groups() for amount in _left(group, *_names(controllers))]
-    return max(0, min([free, *left]))
+    return max(0, min([_meminfo("MemAvailable"), *left]))
+
+
+def total_bytes() -> int:
+    """Memory that this process could have if nobody else had any."""
+    limits = [amount for group, controllers in _groups() for amount in _limit(group, _names(controllers)[0])]
+    return min([_meminfo("MemTotal"), *limits])
+
+
+def _meminfo(name: str) -> int:
+    lines = (PROC / "meminfo").read_text().splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(f"{name}:"))
 
 
 def num_killed_for_memory() -> int:
@@ -66,12 +76,15 @@ def _names(controllers: str) -> tuple[str, str, tuple[str, ...]]:
     return VERSION_1 if controllers else VERSION_2
 
 
+def _limit(group: Path, limit_name: str) -> Iterator[int]:
+    """The limit of one group; nothing when it has none or is none of ours to see."""
+    with suppress(OSError, ValueError):
+        yield int((group / limit_name).read_text())
+
+
 def _left(group: Path, limit_name: str, used_name: str, cache_names: tuple[str, ...]) -> Iterator[int]:
     """What is left in one group; nothing when it has no limit or is none of ours to see."""
-    try:
-        limit, used = ((group / name).read_text().strip() for name in (limit_name, used_name))
+    with suppress(OSError, ValueError):
         stat = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
-    except (OSError, ValueError):
-        return
-    if limit != "max":
-        yield int(limit) - int(used) + sum(int(stat.get(name, 0)) for name in cache_names)
+        used = int((group / used_name).read_text()) - sum(int(stat.get(name, 0)) for name in cache_names)
+        yield from (limit - used for limit in _limit(group, limit_name))

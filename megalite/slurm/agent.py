@@ -67,6 +67,7 @@ class Processes:
                 **work.environment,
                 "RANK": str(rank),
                 "LOCAL_RANK": str(local_rank),
+                "LOCAL_WORLD_SIZE": str(len(ranks)),
                 "WORLD_SIZE": str(work.world_size),
                 TOKEN_VARIABLE: token,
             }

@@ -36,28 +36,34 @@ def trains_on_cpu(config: Config) -> bool:
     return config.train.device == "cpu" or not any(Path("/dev").glob("nvidia[0-9]*"))
 
 
-def check_fit(config: Config, plan: RunPlan, local_ranks: range) -> None:
+def check_fit(
+    config: Config, plan: RunPlan, local_ranks: range, *, memory: int | None = None, cores: int | None = None
+) -> None:
     """Refuse to start ranks for which this machine has too little memory or too few cores.
 
     Args:
         local_ranks: global ranks that will run here.
+        memory: bytes for all of them, which no force makes more; by default what is available now.
+        cores: for all of them; by default those that this process may run on.
 
     Raises:
         UserError: what is needed, what is here, and the nearest plan that fits.
     """
-    if len(local_ranks) > MOST_RANKS_A_CORE * num_cores():
+    hint = f"; {FORCE}" if memory is None else ""
+    cores = num_cores() if cores is None else cores
+    if len(local_ranks) > MOST_RANKS_A_CORE * cores:
         raise UserError(
-            f"{len(local_ranks)} ranks on {num_cores()} cores: use at most {MOST_RANKS_A_CORE} a core, or another "
-            f"machine; {FORCE}"
+            f"{len(local_ranks)} ranks on {cores} cores: use at most {MOST_RANKS_A_CORE} a core, or another "
+            f"machine{hint}"
         )
     if not trains_on_cpu(config):
         return
-    needed, available = needed_bytes(config, plan, local_ranks), available_bytes()
+    needed, available = needed_bytes(config, plan, local_ranks), available_bytes() if memory is None else memory
     if needed <= available:
         return
     raise UserError(
         f"the run needs about {_gib(needed)} of memory here, {len(local_ranks)} rank{'s' * (len(local_ranks) > 1)} "
-        f"together, and {_gib(available)} are available; {_advice(config, plan, available)}; {FORCE}"
+        f"together, and {_gib(available)} are available; {_advice(config, plan, available)}{hint}"
     )
 
 

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from megalite.config.plan import compile_pays
 from megalite.config.schema import Config
 from megalite.errors import EXIT_BAD_INPUT, EXIT_FAULT, StartError, UserError
+from megalite.host import total_bytes
 from megalite.train.heartbeat import Heart, beat_path
 from megalite.train.run_folder import LOGS
 from megalite.train.signals import StopRequest
@@ -201,7 +202,10 @@ def _train(config: Config, place: Place, stop: StopRequest, heart: Heart, *, is_
     start_up = StartUp(is_heard=place.rank == 0)
     plan, samples, valid_sets = preflight(config, place.world_size, local_rank=place.local_rank)
     if place.local_ranks is not None and place.local_rank == 0 and not is_forced:
-        check_fit(config, plan, place.local_ranks)
+        memory = None if place.attempt is None else total_bytes()  # a former attempt's may not be free yet
+        check_fit(
+            config, plan, place.local_ranks, memory=memory, cores=os.cpu_count()
+        )  # of ours, each may have a share
     start_up.say(IMPORTING)
 
     from megalite.checkpoint.stage_state import load_state

@@ -55,6 +55,7 @@ def test_memory_of_a_job(line: str, root: str, names: tuple, tmp_path: Path, mon
     (tmp_path / "proc" / "meminfo").write_text("MemTotal: 9 kB\nMemAvailable:  2 kB\n")
     (tmp_path / "proc" / "self" / "cgroup").write_text(f"{line}\n3:cpuset:/\n")
     assert host.available_bytes() == 2048
+    assert host.total_bytes() == 9 * 1024
     limit_name, used_name, (cache_name, _) = names
     for path, (limit, used, cache) in GROUPS.items():
         folder = tmp_path / "groups" / root / path
@@ -63,6 +64,7 @@ def test_memory_of_a_job(line: str, root: str, names: tuple, tmp_path: Path, mon
         (folder / used_name).write_text(f"{used}\n")
         (folder / "memory.stat").write_text(f"anon 1\n{cache_name} {cache}\n")
     assert host.available_bytes() == 1000 - 700 + 200
+    assert host.total_bytes() == 1000
 
 
 @pytest.mark.slow

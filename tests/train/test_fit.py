@@ -91,6 +91,20 @@ def test_more_ranks_than_cores_can_bear(machine):
     check_fit(*planned(parallel={"dp": 16}, batch={"micro_batch_size": 1}), range(16))
 
 
+def test_ranks_that_a_launcher_started(machine):
+    """They ask what their machine has at all, since a former attempt's memory may not be free yet, and all its cores,
+    since each rank may be bound to one; nobody can force them."""
+    machine(0.5, cores=1)
+    config, plan = planned()
+    needed = needed_bytes(config, plan, range(1))
+    check_fit(config, plan, range(1), memory=needed, cores=1)
+    with pytest.raises(UserError, match="needs about") as caught:
+        check_fit(config, plan, range(1), memory=needed - 1, cores=1)
+    assert "--force" not in str(caught.value)
+    many = planned(parallel={"dp": 16}, batch={"micro_batch_size": 1})
+    check_fit(*many, range(16), memory=1000 * GIB, cores=2)
+
+
 def test_a_device_that_is_too_small():
     """A rank on a GPU asks its own device for its own stage."""
     config, plan = planned(parallel={"pp": 2}, train={"device": "cuda"})
