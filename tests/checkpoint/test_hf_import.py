@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import transformers
 from safetensors.torch import load_file, save_file
 from transformers import (
     GPT2Config,
@@ -46,6 +47,8 @@ SIZES = {
 }
 GATED = {**SIZES, "num_key_value_heads": 2}
 GPT2 = {"vocab_size": 101, "n_embd": 48, "n_layer": 2, "n_head": 4, "n_positions": 40}
+IS_TRANSFORMERS_4 = transformers.__version__.startswith("4.")
+
 LLAMA3 = {
     "rope_type": "llama3",
     "rope_theta": 5e5,
@@ -55,9 +58,22 @@ LLAMA3 = {
     "original_max_position_embeddings": 16,
 }
 
+
+def llama3_rope() -> dict[str, object]:
+    """How the installed transformers is told of it; version 4 would read past version 5's key."""
+    if IS_TRANSFORMERS_4:
+        return {"rope_theta": LLAMA3["rope_theta"], "rope_scaling": without_theta(LLAMA3)}
+    return {"rope_parameters": LLAMA3}
+
+
+def without_theta(rope: dict[str, object]) -> dict[str, object]:
+    """Scaling of a rope as version 4 writes it, which has the base beside it."""
+    return {key: value for key, value in rope.items() if key != "rope_theta"}
+
+
 FOREIGN = {
     "llama": (LlamaForCausalLM, LlamaConfig(**GATED)),
-    "llama 3.1": (LlamaForCausalLM, LlamaConfig(**GATED, rope_parameters=LLAMA3, tie_word_embeddings=True)),
+    "llama 3.1": (LlamaForCausalLM, LlamaConfig(**GATED, **llama3_rope(), tie_word_embeddings=True)),
     "llama, linear": (LlamaForCausalLM, LlamaConfig(**GATED, rope_scaling={"type": "linear", "factor": 2.0})),
     "llama, attention_bias": (LlamaForCausalLM, LlamaConfig(**GATED, attention_bias=True)),
     "llama, all biases": (LlamaForCausalLM, LlamaConfig(**GATED, attention_bias=True, mlp_bias=True)),
@@ -131,8 +147,8 @@ def test_any_rectangle(name: str, tmp_path: Path):
 def test_folders_of_older_versions(tmp_path: Path):
     """Only the keys of transformers 4, buffers that it saved, a tied head stored twice: all read as today's."""
     model = save_foreign(tmp_path / "hf", "llama 3.1")
-    old = {key: value for key, value in LLAMA3.items() if key != "rope_theta"}
-    edit_config(tmp_path / "hf", "rope_parameters", "dtype", torch_dtype="float32", rope_theta=5e5, rope_scaling=old)
+    old = {"rope_theta": 5e5, "rope_scaling": without_theta(LLAMA3)}
+    edit_config(tmp_path / "hf", "rope_parameters", "dtype", torch_dtype="float32", **old)
     embedding = model.model.embed_tokens.weight.detach().clone()
     buffer = {"model/layers/0/self_attn/rotary_emb/inv_freq": torch.ones(6), "lm_head/weight": embedding}
     edit_tensors(tmp_path / "hf", **buffer)
