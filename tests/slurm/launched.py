@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import yaml
 
@@ -159,12 +160,15 @@ class Launched:
         (self._faults / "release").touch()
 
     def wait_for_step(self, step: int, attempt: int) -> None:
-        """Wait until an attempt has done a step."""
+        """Wait until an attempt has done a step, itself."""
 
         def is_there() -> bool:
-            path = self.folder.run_dir / "metrics.jsonl"
             assert self.state["status"] not in ENDED, self.log()
-            return self.state.get("attempt") == attempt and path.exists() and _last_step(path) >= step
+            starts = [event for event in _lines(self.folder.run_dir / "events.jsonl") if event["event"] == "start"]
+            if not starts or starts[-1]["attempt"] != attempt:
+                return False
+            last = [0, *(row["step"] for row in _lines(self.folder.run_dir / "metrics.jsonl"))][-1]
+            return last > starts[-1]["step"] and last >= step
 
         try:
             until(is_there, f"step {step} in attempt {attempt}", LONGEST_WAIT_SECONDS)
@@ -215,6 +219,10 @@ class Launched:
             return any(node in nodes for nodes in lost) and not self.folder.save.exists()
 
         until(is_saved, f"a checkpoint as Slurm lost sight of {node}")
+
+    def events(self) -> list[tuple[str, int | None]]:
+        """What has happened, and in which attempt."""
+        return [(event["event"], event.get("attempt")) for event in self.folder.read_events()]
 
     def ends(self) -> list[str]:
         """Why each attempt ended."""
@@ -269,6 +277,7 @@ def at_once(*scenarios: Callable[[], object]) -> None:
             future.result()
 
 
-def _last_step(path: Path) -> int:
-    whole = path.read_text().rpartition("\n")[0].splitlines()  # a full disk leaves half a line, until it is rewound
-    return json.loads(whole[-1])["step"] if whole else 0
+def _lines(path: Path) -> list[dict[str, Any]]:
+    """What a run has written so far. A full disk leaves half a line, until it is rewound."""
+    whole = path.read_text().rpartition("\n")[0].splitlines() if path.exists() else []
+    return [json.loads(line) for line in whole]

@@ -271,16 +271,18 @@ def test_three_axes_and_a_person(tmp_path, cluster, undisturbed):
 
         run.launch()
         run.wait_for_step(25, attempt=2)
-        until(lambda: "straggler" in [event["event"] for event in run.folder.read_events()], "the slow rank's name")
-        shown = run.megalite("launch", "status", run.folder.run_dir).stdout
+        until(lambda: ("straggler", 2) in run.events(), "the slow rank's name")
+        shown = run.status()
         assert shown.splitlines()[0].endswith(": running")
         assert f"slow: rank 1 on {run.state['nodes'][0]}: " in shown
+        run.inject(0, "hold")  # here and below: or the run is over before anyone has done anything
         preempted = run.state["job"]
         node = run.state["nodes"][0]
         cluster.sbatch(
             f"--partition={URGENT}", "--exclusive", f"--nodelist={node}", "--output=/dev/null", "--wrap=sleep 3"
         )
         run.wait_for_step(45, attempt=3)
+        run.inject(0, "hold")
         assert run.state["job"] != preempted
         assert "all ranks have stopped as asked" in run.ends()[1]
         run.cluster.slurm("scancel", run.state["job"])
@@ -288,6 +290,7 @@ def test_three_axes_and_a_person(tmp_path, cluster, undisturbed):
 
         run.launch()
         run.wait_for_step(60, attempt=4)
+        run.inject(0, "hold")
         cluster.slurm("scancel", run.state["next_job"])
         cluster.slurm("scancel", "--batch", "--signal=USR1", run.state["job"])  # as Slurm does before the time limit
         assert run.wait_for_end() == "stopped", run.log()
