@@ -41,7 +41,8 @@ def lr_find(
     typer.echo(f"{len(found.rates)} updates from {found.origin}")
     typer.echo(sketch(curve, log_x=True))
     typer.echo(f"lowest loss at {found.lowest:.2g}, steepest fall at {found.steepest:.2g}")
-    typer.echo(f"suggestion: optimizer.lr={found.suggestion:g}")
+    low, high = found.around
+    typer.echo(f"suggestion: optimizer.lr={found.suggestion:g}; the best lies between {low:.2g} and {high:.2g}")
     if out is not None:
         draw(out, [curve], x_label="learning rate", title=f"{config.stem}: {found.suggestion:g} suggested", log="x")
         typer.echo(f"drawn into {out}")

@@ -51,6 +51,10 @@ rules tried on the same sweeps it came nearest to the best rate of a grid (docs/
 with the noise behind the fall, and the steepest one with the noise in it."""
 
 
+SHARES_AROUND = (0.25, 0.9)
+"""Between the rates by which so much of the fall is done lay the best rate of the grid in every one of 36 sweeps."""
+
+
 @dataclass(frozen=True)
 class Sweep:
     """The rates that are tried."""
@@ -91,6 +95,12 @@ class Found:
     def suggestion(self) -> float:
         """The peak rate to begin with, to two digits."""
         return float(f"{self.rate_by(SHARE_OF_FALL):.1e}")
+
+    @property
+    def around(self) -> tuple[float, float]:
+        """The rates between which the best one is to be looked for."""
+        low, high = (self.rate_by(share) for share in SHARES_AROUND)
+        return low, high
 
     def rate_by(self, share: float) -> float:
         """The rate by which the smoothed loss has come a share of its way from the first to the lowest."""
