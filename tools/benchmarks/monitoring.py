@@ -23,7 +23,7 @@ from arguments import count, out_file
 
 from megalite.config.plan import RunPlan, make_plan
 from megalite.config.schema import Config
-from megalite.config.sections.health import SpikesConfig
+from megalite.config.sections.health import HealthConfig, SpikesConfig
 from megalite.config.sections.monitor import MonitorConfig
 from megalite.data.loader import Batch
 from megalite.engine.build import build_engine
@@ -32,6 +32,7 @@ from megalite.model.initialize import FreshWeights
 from megalite.monitor.layers import LayerWatch
 from megalite.parallel.axes import Axes, connect
 from megalite.parallel.mesh import Mesh
+from megalite.train.memory_check import MemoryCheck
 from megalite.train.replicas import hash_tensor
 from megalite.train.spikes import SpikeWatch
 
@@ -83,6 +84,7 @@ def measure(config: Config, plan: RunPlan, axes: Axes, num_steps: int) -> dict[s
     engine = build_engine(config, plan, axes, torch.device("cpu"), FreshWeights(plan.model, 1))
     watch = LayerWatch(engine, config, plan, axes)
     batches = [make_batch(0), make_batch(1)]
+    memory = MemoryCheck(engine, axes, 1)
     spikes = SpikeWatch(SpikesConfig(), {})
     for step in range(1000):
         spikes.note(step, 2.0 + step % 7 / 100, 1.0, is_spike=False)
@@ -94,6 +96,7 @@ def measure(config: Config, plan: RunPlan, axes: Axes, num_steps: int) -> dict[s
         "plain": train,
         "watched": lambda: watch.watch(1, batches, train),
         "replicas": lambda: [hash_tensor(parameter) for parameter in engine.stage.parameters()],
+        "memory": lambda: (memory.after_step(1), memory.forget()),  # the first of two hashes; the second costs the same
         "spikes": lambda: (spikes.judge(2.0, 1.0), spikes.note(2000, 2.0, 1.0, is_spike=False), spikes.state()),
     }
     seconds: dict[str, list[float]] = {name: [] for name in kinds}
@@ -110,15 +113,16 @@ def measure(config: Config, plan: RunPlan, axes: Axes, num_steps: int) -> dict[s
 def overheads(found: dict[str, float]) -> dict[str, float]:
     """Extra work over plain work, by setting."""
     step, every = found["plain"], MonitorConfig().layers_every
+    assert every == HealthConfig().check_replicas_every == HealthConfig().check_memory_every
+    looks_and_checks = found["look"] + found["replicas"] + 2 * found["memory"]
     return {
-        f"default: layers_every={every}": found["look"] / every / step,
+        "default": looks_and_checks / every / step,
+        f"layers_every={every}": found["look"] / every / step,
         "layers_every=10": found["look"] / 10 / step,
-        "check_replicas_every=100": found["replicas"] / 100 / step,
+        f"check_replicas_every={every}": found["replicas"] / every / step,
+        f"check_memory_every={every}": 2 * found["memory"] / every / step,
         "spikes": found["spikes"] / step,
-        "full: layers_every=10, check_replicas_every=10, spikes": (
-            (found["look"] + found["replicas"]) / 10 + found["spikes"]
-        )
-        / step,
+        "all, every 10 steps": (looks_and_checks / 10 + found["spikes"]) / step,
     }
 
 
@@ -137,7 +141,7 @@ def main() -> None:
         plan = make_plan(config, 1)
         found = measure(config, plan, connect(Mesh(), 0), options.steps)
         disconnect_processes()
-    for name in ("plain", "watched", "look", "replicas", "spikes"):
+    for name in ("plain", "watched", "look", "replicas", "memory", "spikes"):
         print(f"{name:>10}: {found[name] * 1e3:9.2f} ms of CPU")
     ratios = overheads(found)
     for name, ratio in ratios.items():
