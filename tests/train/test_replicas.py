@@ -9,7 +9,7 @@ import torch.distributed as dist
 from megalite.checkpoint.reader import CheckpointReader
 from megalite.config.validate import validate
 from megalite.errors import EXIT_DONE, ConfigError
-from megalite.train.replicas import Drift, Replicas, find_odd_ones, hash_tensor
+from megalite.train.replicas import PRIME, WORDS_AT_ONCE, Drift, Replicas, find_odd_ones, hash_tensor
 from tests.kit.runs import events, metrics
 from tests.kit.spawn import run_ranks
 from tests.kit.train import start_rank, tiny_config
@@ -34,6 +34,15 @@ def test_any_bit_changes_the_hash(dtype):
     turned = tensor.clone()
     turned[0, 0], turned[0, 1] = tensor[0, 1], tensor[0, 0]
     assert hash_tensor(turned).item() not in seen
+
+
+@pytest.mark.parametrize("size", [0, 1, 7, 8, 9, 40])
+def test_the_hash_of_many_words(size, monkeypatch):
+    """Taken block by block it is the sum of every word times its own odd number, modulo 2^64."""
+    monkeypatch.setitem(WORDS_AT_ONCE, "cpu", 8)
+    words = torch.randint(-(1 << 31), 1 << 31, (size,), generator=torch.Generator().manual_seed(size)).to(torch.int32)
+    expected = sum(word * (2 * index + 1) * PRIME for index, word in enumerate(words.tolist())) % (1 << 64)
+    assert hash_tensor(words.view(torch.float32)).item() % (1 << 64) == expected
 
 
 def test_the_minority_is_named():
