@@ -68,11 +68,13 @@ class OneLook:
         return torch.tensor(numbers[2], dtype=norm.dtype)
 
     def _norm_of_slices(self, parameters: Sequence[torch.nn.Parameter]) -> Tensor:
-        """The norm, fetched, of the slices of gradients that ZeRO has left on this rank: all weights are in one group,
-        and alignment stands behind the last of them."""
-        gradients = [g for g in self._optimizer.averaged_gradients[0] if not getattr(g, "_zero_padding", False)]
-        counted = [g for g, p in zip(gradients, parameters, strict=True) if counts_here(p, self._axes)]
-        norm = norm_over((self._axes.dp, self._axes.model), counted, gradients[0].device)
+        """The norm, fetched, of the slices of gradients that ZeRO has left on this rank: all weights are in one group.
+        Padding between them is marked; behind the last one it may be not, and is all there is on a rank without any."""
+        everything = self._optimizer.averaged_gradients[0]
+        gradients = [g for g in everything if not getattr(g, "_zero_padding", False)]
+        assert len(gradients) >= len(parameters), "a gradient is missing"
+        counted = [g for g, p in zip(gradients, parameters, strict=False) if counts_here(p, self._axes)]
+        norm = norm_over((self._axes.dp, self._axes.model), counted, everything[0].device)
         return _marked(self.fetch(norm))
 
     def _around_bf16_step(self, step: Callable[[], None]) -> Callable[[], None]:

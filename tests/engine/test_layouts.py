@@ -33,6 +33,7 @@ def layout(**parallel):
 
 TIED = {"model": {"tie_embeddings": True}}
 ACCUM = {"batch": {"micro_batch_size": 1}}
+SIX = {"batch": {"micro_batch_size": 1, "global_batch_size": 6}}
 GROUPED = {"model": {"num_kv_heads": 2, "qk_norm": True}}
 
 CASES = {
@@ -64,6 +65,7 @@ CASES = {
         layout(pp=2, blocks_per_stage=[4, 0]),
         layout(pp=2, blocks_per_stage=[1, 3], more=TIED),
     ],
+    3: [layout(dp=3, zero_stage=stage, more={**TIED, **SIX}) for stage in range(4)],  # which leaves padding behind
     4: [
         layout(tp=4),
         layout(tp=4, sequence_parallel=True, more=TIED),
@@ -90,9 +92,10 @@ def reference_curves(cases: list[dict]) -> list[list[tuple[float, float]]]:
     for case in cases:
         config = tiny_config(**case)
         model = make_plan(config, 64).model
-        if model not in known:
-            known[model] = reference_training(config, model, STEPS)
-        curves.append(known[model])
+        key = model, config.batch.global_batch_size
+        if key not in known:
+            known[key] = reference_training(config, model, STEPS)
+        curves.append(known[key])
     return curves
 
 
