@@ -43,6 +43,10 @@ class CheckpointError(UserError):
     """A checkpoint that is incomplete, damaged or of another model."""
 
 
+class MisnamedError(CheckpointError):
+    """A checkpoint that is whole, in a folder with another step's name."""
+
+
 class ConversionError(UserError):
     """A model that cannot be written to, or read from, a Hugging Face folder."""
 

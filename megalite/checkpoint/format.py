@@ -37,7 +37,7 @@ from megalite.config.plan import FILLED
 from megalite.config.schema import ModelConfig
 from megalite.data.account import Account
 from megalite.data.records import explain
-from megalite.errors import CheckpointError
+from megalite.errors import CheckpointError, MisnamedError
 
 FORMAT = "megalite-checkpoint"
 VERSION = 3
@@ -346,7 +346,7 @@ def _check_step(folder: Path, manifest: Manifest) -> None:
     """Refuse a folder that was given another step's name."""
     named, held = step_of_name(folder.resolve().name), manifest.progress.step
     if named is not None and named != held:
-        raise CheckpointError(
+        raise MisnamedError(
             f"{folder}: holds step {held}, though its name says {named}; give it its name back: {folder_name(held)}"
         )
 

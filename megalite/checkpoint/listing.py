@@ -23,10 +23,10 @@ ITEM_BYTES = 4
 """A number is read as fp32, however it is stored."""
 
 LEFTOVERS = {
-    catalog.PARTIAL: "an unfinished save",
-    catalog.DELETED: "an unfinished deletion",
-    catalog.REPLACED: "about to be replaced",
-    catalog.DAMAGED: "damaged, set aside to be mended",
+    catalog.PARTIAL: "an unfinished save; it goes with the next one",
+    catalog.DELETED: "an unfinished deletion; it goes with the next save",
+    catalog.REPLACED: "about to be replaced; it goes with the next save, or gets its name back",
+    catalog.DAMAGED: f"damaged, set aside to be mended; the newest {catalog.MOST_DAMAGED} stay",
 }
 EVENTS = "events.jsonl"
 

@@ -2,7 +2,8 @@
 
 Kept are the newest `keep_last`, those whose step is a multiple of `keep_every`, and the `keep_best` with the lowest
 validation loss, and single steps such as the last one before a decay. Damaged ones never count among these: two good
-ones and a broken one are not three. A damaged one that would have stayed is set aside, since it may be mended.
+ones and a broken one are not three. A damaged one that would have stayed is set aside, since it may be mended; one with
+another step's name is let be.
 
 Nothing is removed unless a checkpoint that stays is known to be whole. The one just committed is, its checksums having
 been taken while it was written; otherwise the newest are read back until one is found, among those to be removed too,
@@ -18,7 +19,7 @@ from pathlib import Path
 from megalite.checkpoint.catalog import BEST, complete, remove, set_aside, step_of, validation_loss
 from megalite.checkpoint.format import read_manifest
 from megalite.checkpoint.reader import CheckpointReader
-from megalite.errors import CheckpointError
+from megalite.errors import CheckpointError, MisnamedError
 
 
 @dataclass(frozen=True)
@@ -52,7 +53,7 @@ def prune(folder: Path, keep: Keep, just_written: Path | None = None) -> Pruned:
     Returns:
         Those that went.
     """
-    found = complete(folder)
+    found = [path for path in complete(folder) if name_problem(path) is None]
     sound = [path for path in found if has_all_files(path)]
     stay = set(_chosen(sound, keep))
     doomed = [path for path in found if path not in stay]
@@ -93,6 +94,17 @@ def point_at_best(folder: Path) -> Path | None:
     partial.symlink_to(best.relative_to(folder.parent), target_is_directory=True)
     os.replace(partial, link)
     return best
+
+
+def name_problem(folder: Path) -> str | None:
+    """What is wrong with a checkpoint that has another step's name; None where the name is its own."""
+    try:
+        read_manifest(folder)
+    except MisnamedError as error:
+        return str(error)
+    except CheckpointError:
+        pass
+    return None
 
 
 def has_all_files(folder: Path) -> bool:

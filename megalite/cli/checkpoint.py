@@ -160,7 +160,7 @@ def _print_listing(listing: Listing, full: bool) -> None:
     for row in listing.checkpoints:
         _print_damage(row.problems)
     for name, what in listing.leftovers.items():
-        typer.echo(f"  {name}: {what}; it goes with the next save")
+        typer.echo(f"  {name}: {what}")
 
 
 def _row_facts(row: Listed, full: bool) -> dict[str, Any]:

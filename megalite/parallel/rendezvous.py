@@ -19,7 +19,6 @@ import hmac
 import socket
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from datetime import timedelta
 from urllib.parse import urlsplit
 
@@ -29,8 +28,9 @@ from megalite.errors import StartError
 
 PUBLIC_KEY = "megalite/attempt"
 
-SECONDS_A_WAIT = 1.0
-"""In torch, where no signal is heard."""
+FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 0.02, 1.0
+"""Between two looks, each half as long again as the one before. Torch's own waits print its stack at each time-out, and
+no signal is heard in them."""
 
 NUM_NAMED = 8
 """Missing ranks that a message names."""
@@ -42,7 +42,7 @@ FIRST_WORD_SECONDS, SECONDS_BETWEEN_WORDS = 5.0, 30.0
 """After which whoever waits says for whom, and how often."""
 
 CONNECT_SECONDS = 5.0
-"""Of one try to reach the first rank, in torch."""
+"""Of one try to reach the first rank."""
 
 Say = Callable[[str], None]
 
@@ -100,6 +100,7 @@ class _Waiting:
     def __init__(self, timeout_seconds: float, say: Say):
         self._say, self._began = say, time.monotonic()
         self._deadline, self._next_word = self._began + timeout_seconds, FIRST_WORD_SECONDS
+        self._pause = FIRST_PAUSE_SECONDS
 
     @property
     def seconds(self) -> float:
@@ -111,6 +112,11 @@ class _Waiting:
             self._next_word = self.seconds + SECONDS_BETWEEN_WORDS
             self._say(f"waiting for {whom()}")
         return time.monotonic() < self._deadline
+
+    def pause(self) -> None:
+        """Let some time go by before the next look."""
+        time.sleep(self._pause)
+        self._pause = min(LONGEST_PAUSE_SECONDS, 1.5 * self._pause)
 
 
 def _serve(init_method: str, world_size: int) -> dist.TCPStore:
@@ -124,14 +130,21 @@ def _serve(init_method: str, world_size: int) -> dist.TCPStore:
 def _reach(init_method: str, rank: int, world_size: int, waiting: _Waiting) -> dist.TCPStore:
     """The first rank's store as another one reaches it."""
     host, port = _parts(init_method)
-    while waiting.may_go_on(lambda: f"the first rank, at {host}:{port}"):
-        with suppress(dist.DistError):
+    why = ["no answer yet"]
+    while waiting.may_go_on(lambda: f"the first rank, at {host}:{port} ({why[-1]})"):
+        try:
+            socket.create_connection((host, port), timeout=CONNECT_SECONDS).close()  # torch's own fails with its stack
             patience = timedelta(seconds=CONNECT_SECONDS)
             return dist.TCPStore(host, port, world_size, is_master=False, timeout=patience, wait_for_workers=False)
+        except OSError as error:
+            why.append(error.strerror or str(error))
+        except dist.DistError:
+            why.append("who listens there is no store of torch's")
+        waiting.pause()
     raise RendezvousError(
-        f"rank {rank} of {world_size}: nobody was at {host}:{port} for {waiting.seconds:.0f} s, where the first rank "
-        "listens; see whether it was started, and whether MASTER_ADDR and MASTER_PORT are the same on all nodes. To "
-        "let megalite start the ranks itself, unset RANK and WORLD_SIZE"
+        f"rank {rank} of {world_size}: the first rank was not at {host}:{port} for {waiting.seconds:.0f} s "
+        f"({why[-1]}); see whether it was started, and whether MASTER_ADDR and MASTER_PORT are the same on all nodes. "
+        "To let megalite start the ranks itself, unset RANK and WORLD_SIZE"
     )
 
 
@@ -144,7 +157,13 @@ def _parts(init_method: str) -> tuple[str, int]:
 
 def _listen(host: str, port: int) -> int | None:
     """A socket that listens on one address; None where the host's name is not that of an address here."""
-    for family, _, _, _, address in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM):
+    try:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    except OSError as error:
+        raise RendezvousError(
+            f"{host}, where the first rank is to listen: {error.strerror}; set MASTER_ADDR to an address of its node"
+        ) from error
+    for family, _, _, _, address in found:
         try:
             return socket.create_server(address[:2], family=family, backlog=socket.SOMAXCONN).detach()
         except OSError as error:
@@ -172,11 +191,11 @@ def _check_all(store: dist.Store, world_size: int, token: str, waiting: _Waiting
 
 
 def _wait_for(store: dist.Store, keys: Sequence[str], waiting: _Waiting, whom: Callable[[], str]) -> bool:
-    """Wait for keys; a second at a time, so that signals are heard in between."""
+    """Whether keys have come before patience ended."""
     while waiting.may_go_on(whom):
-        with suppress(dist.DistStoreError):
-            store.wait(keys, timedelta(seconds=SECONDS_A_WAIT))
+        if store.check(list(keys)):
             return True
+        waiting.pause()
     return False
 
 

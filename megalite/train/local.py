@@ -32,7 +32,7 @@ from megalite.train.heartbeat import read_beats
 from megalite.train.in_place import clock_of
 from megalite.train.preflight import preflight
 from megalite.train.run_folder import LOGS
-from megalite.train.signals import STOP_SIGNALS, held
+from megalite.train.signals import PARENT_VARIABLE, STOP_SIGNALS, held
 from megalite.train.watch import Patience, Trouble, find_trouble
 from megalite.train.worker import BEATS_VARIABLE, RENDEZVOUS_VARIABLE, error_path
 
@@ -163,6 +163,7 @@ def rank_environment(rank: int, world_size: int, folder: Path) -> dict[str, str]
         "RANK": str(rank),
         "LOCAL_RANK": str(rank),
         "WORLD_SIZE": str(world_size),
+        PARENT_VARIABLE: str(os.getpid()),
         RENDEZVOUS_VARIABLE: f"file://{folder}/rendezvous",
     }
 

@@ -8,6 +8,7 @@ handler of Python's runs: a thread then hears the signal, and ends the process.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 import signal
 import sys
@@ -23,6 +24,12 @@ STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
 
 STOP_FILE = "STOP"
 """A file of this name in the run's folder asks for the end, for as long as it is there."""
+
+PARENT_VARIABLE = "MEGALITE_PARENT"
+"""Process number of who started this one and forwards signals to it: killed, it cannot."""
+
+PR_SET_PDEATHSIG = 1
+"""Of prctl(2): the signal that a process gets when its parent ends."""
 
 SAVE_FILE = "SAVE"
 """One of this name asks for a checkpoint, and goes when it is seen."""
@@ -40,7 +47,11 @@ def held() -> Iterator[None]:
 
 
 def hear() -> None:
-    """Let requests in, those that have waited too."""
+    """Let requests in, those that have waited too; the end of the process that PARENT_VARIABLE names is one."""
+    if PARENT_VARIABLE in os.environ and sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+        if os.getppid() != int(os.environ[PARENT_VARIABLE]):
+            os.kill(os.getpid(), signal.SIGTERM)  # it had ended before
     signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
 
 

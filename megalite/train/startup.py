@@ -2,7 +2,8 @@
 
     importing PyTorch and DeepSpeed | meeting the other ranks | reading ... | building the model | the first step
 
-The first rank speaks. A phase is told when it begins, so the last line says what takes so long.
+The first rank speaks. A phase is told when it begins, so the last line says what takes so long. Who waits for other
+ranks says so on every node.
 """
 
 from __future__ import annotations
@@ -24,12 +25,25 @@ COMPILING = "the first step, which compiles the blocks: half a minute and more"
 
 @dataclass
 class StartUp:
-    """Tells the phases of one rank, if anyone is to hear them."""
+    """Tells the phases of one rank.
 
-    is_heard: bool
+    Args:
+        is_first: this is the first rank of all.
+        is_first_here: and this the first one of its machine.
+    """
+
+    is_first: bool
+    is_first_here: bool = True
     _began: float = field(default_factory=time.monotonic)
 
     def say(self, what: str) -> None:
         """Tell a phase that begins, or how it goes."""
-        if self.is_heard:
+        self._print(what, self.is_first)
+
+    def say_wait(self, what: str) -> None:
+        """Tell who is waited for."""
+        self._print(what, self.is_first_here)
+
+    def _print(self, what: str, is_heard: bool) -> None:
+        if is_heard:
             print(f"[{time.monotonic() - self._began:5.1f} s] {what}", flush=True)

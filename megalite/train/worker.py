@@ -119,6 +119,8 @@ def _init_method() -> str:
         return env[RENDEZVOUS_VARIABLE]
     host = env.get("MASTER_ADDR") or env.get("SLURM_LAUNCH_NODE_IPADDR") or "127.0.0.1"
     port = _number("MASTER_PORT") if env.get("MASTER_PORT") else 20000 + int(env.get("SLURM_JOB_ID", 0)) % 20000
+    if port >= 1 << 16:
+        raise UserError(f"MASTER_PORT: found {port} in the environment, expected 0 to 65535; correct or unset it")
     return f"tcp://{host}:{port}"
 
 
@@ -199,7 +201,7 @@ def _train(config: Config, place: Place, stop: StopRequest, heart: Heart, *, is_
     from megalite.train.fit import check_fit
     from megalite.train.preflight import open_run_tasks, preflight
 
-    start_up = StartUp(is_heard=place.rank == 0)
+    start_up = StartUp(is_first=place.rank == 0, is_first_here=place.local_rank == 0)
     plan, samples, valid_sets = preflight(config, place.world_size, local_rank=place.local_rank)
     if place.local_ranks is not None and place.local_rank == 0 and not is_forced:
         memory = None if place.attempt is None else total_bytes()  # a former attempt's may not be free yet
@@ -220,7 +222,7 @@ def _train(config: Config, place: Place, stop: StopRequest, heart: Heart, *, is_
     from megalite.train.trainer import Run, Trainer
 
     start_up.say(MEETING)
-    axes, device = connect_rank(config, plan, place, say=start_up.say, is_forced=is_forced)
+    axes, device = connect_rank(config, plan, place, say=start_up.say_wait, is_forced=is_forced)
     verified = verify_data(config, plan, axes, device, start_up.say) if config.data.verify else None
     is_writer = place.rank == 0
     if is_writer:

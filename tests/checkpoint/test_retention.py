@@ -119,6 +119,17 @@ def test_a_folder_of_another_step(tmp_path):
         read_manifest(tmp_path / "step-0000013")
 
 
+@pytest.mark.parametrize("name", [13, 60])
+def test_one_with_another_steps_name_is_let_be(name, tmp_path):
+    """All that is wrong with it is its name, so it is neither removed nor counted."""
+    for step in STEPS:
+        make(tmp_path, step)
+    (tmp_path / "step-0000040").rename(tmp_path / f"step-{name:07d}")
+    pruned = prune(tmp_path, Keep(2), tmp_path / "step-0000050")
+    assert steps(tmp_path) == sorted([30, 50, name])
+    assert pruned.set_aside == ()
+
+
 @pytest.mark.parametrize("keep_last", [1, 2])
 @pytest.mark.parametrize("damage", [cut, flip])
 @pytest.mark.parametrize("good", STEPS)

@@ -146,15 +146,16 @@ def test_no_whole_checkpoint_is_an_error(undisturbed, tmp_path):
     assert "Traceback" not in done.stderr.split("megalite: ")[-1]
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
 def test_signal_saves_and_stops(tmp_path, number):
-    """SIGTERM and SIGINT: the step is finished, a checkpoint written, exit code 3, and the run can go on."""
+    """SIGTERM and SIGINT: the step is finished, a checkpoint written, exit code 3, and the run can go on. Killed, the
+    parent cannot tell its ranks, which do the same and train no further as orphans."""
     config = write_run(tmp_path, train={"steps": 2000})
     process = start("train", config)
     wait_for_step(tmp_path / "run", 2, process)
     process.send_signal(number)
     output, _ = process.communicate(timeout=60)
-    assert process.returncode == 3, output
+    assert process.returncode == (-number if number == signal.SIGKILL else 3), output
     last = metrics(tmp_path / "run")[-1]["step"]
     assert (tmp_path / "run" / "checkpoints" / f"step-{last:07d}" / "manifest.json").exists()
     assert events(tmp_path / "run")[-1] == {**events(tmp_path / "run")[-1], "event": "stop", "step": last}

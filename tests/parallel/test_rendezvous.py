@@ -115,6 +115,17 @@ def test_who_waits_says_for_whom(monkeypatch):
         assert said[0].startswith(f"waiting for {whom}")
 
 
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_host_without_address_is_named(rank, monkeypatch):
+    """By the first rank at once, which cannot listen there; others wait, since names may come late, and say why."""
+    monkeypatch.setattr(rendezvous, "FIRST_WORD_SECONDS", 0.2)
+    said: list[str] = []
+    with pytest.raises(RendezvousError, match=r"host.invalid.*MASTER_ADDR"):
+        open_store("tcp://host.invalid:2345", rank=rank, world_size=2, token="", say=said.append, timeout_seconds=1.0)
+    assert len(said) == rank
+    assert all("host.invalid:2345 (" in each for each in said)
+
+
 def test_a_rank_that_counts_otherwise_is_named():
     """It would wait for ranks that never come."""
     first, _ = meet((0, 2, "t"), (1, 3, "t"), timeout_seconds=5)

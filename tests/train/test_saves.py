@@ -113,16 +113,18 @@ def test_a_disk_that_stays_full_ends_the_run(tmp_path):
     assert "No space left" in word["message"]
 
 
-def test_a_checkpoint_that_lost_its_manifest_is_named(tmp_path):
-    """It was whole when it got its name, so a run that passes over it says so."""
+def test_a_checkpoint_that_lost_its_manifest_or_its_name_is_named(tmp_path):
+    """It was whole when it got its name, so a run that passes over it says so; one with another's is told, and kept."""
     code, folder = run(tmp_path, {"every": 2, "keep_last": 9})
     assert code == EXIT_DONE
     (folder / "checkpoints/step-0000006/manifest.json").unlink()
-    code, _ = run(tmp_path, {"every": 2, "keep_last": 9})
+    (folder / "checkpoints/step-0000002").rename(folder / "checkpoints/step-0000001")
+    code, _ = run(tmp_path, {"every": 2, "keep_last": 1})
     assert code == EXIT_DONE
-    (passed_over,) = (event for event in events(folder) if event["event"] == "damaged checkpoint")
-    assert "step-0000006: no manifest.json" in passed_over["why"]
-    assert steps(folder) == [2, 4, 6]
+    passed_over, misnamed = (event["why"] for event in events(folder) if event["event"] == "damaged checkpoint")
+    assert "step-0000006: no manifest.json" in passed_over
+    assert "step-0000001: holds step 2" in misnamed
+    assert steps(folder) == [1, 6]
     assert [path.name for path in catalog.damaged(folder / "checkpoints")] == ["damaged-step-0000006"]
 
 

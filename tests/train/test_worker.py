@@ -63,6 +63,7 @@ def test_mpirun(monkeypatch, names):
 @pytest.mark.parametrize(
     ("env", "message"),
     [
+        ({"RANK": "1", "WORLD_SIZE": "2", "MASTER_PORT": "65536"}, "MASTER_PORT: found 65536 in the environment"),
         ({"RANK": "one", "WORLD_SIZE": "2"}, "RANK: found 'one' in the environment, expected a whole number"),
         ({"RANK": "0", "WORLD_SIZE": "-1"}, "WORLD_SIZE: found '-1'"),
         ({"RANK": "2", "WORLD_SIZE": "2"}, "RANK=2, WORLD_SIZE=2, LOCAL_RANK=0: ranks count from 0"),
