@@ -80,6 +80,8 @@ def list_path(path: Path) -> Listing:
             raise DataError(f"{path}: nothing to verify: no {FILE_NAME} in it or below, as stations of data leave it")
         for folder in folders:
             lister.add_folder(folder, None)
+        if folders != [path]:
+            lister.add_strangers(path, folders)
     elif is_pair(path):
         lister.add_pair(pair_prefix(path), None)
     else:
@@ -197,6 +199,28 @@ class _Lister:
                 self.listing.notes.append(f"{path}: no checksum beside it: another order cannot be told from it")
             self._check_later(path, partial(damage_of_ranks, path))
 
+    def add_strangers(self, root: Path, stations: Sequence[Path]) -> None:
+        """What lies in a recipe's folder, and in none of its stations: pairs, or a station that lost its manifest."""
+        lost: dict[Path, list[Path]] = {}
+        for path in sorted(_leaves_below(root)):
+            if any(path.is_relative_to(station) for station in stations):
+                continue
+            if path.is_dir():
+                lost[path] = []
+            elif path.suffix in (".bin", ".idx") and path.stem != TOKENS_NAME:
+                self.add_pair(pair_prefix(path), None)
+            else:
+                lost.setdefault(path.parent, []).append(path)
+        for folder, paths in lost.items():
+            names = _listed(path.name for path in paths) or "it is empty"
+            if folder == root:
+                self.listing.notes.append(f"{root}: of no station, and not checked: {names}")
+            else:
+                self.listing.problems.append(
+                    f"{folder}: no {FILE_NAME}, so it cannot be checked ({names}); run its station again, or move what "
+                    "no station has made elsewhere"
+                )
+
     def _is_new(self, path: Path) -> bool:
         known, path = path.resolve() in self._known, path.resolve()
         if not known:
@@ -225,8 +249,7 @@ class _Lister:
         strange = sorted(path.as_posix() for path in found if WORK_FOLDER not in path.parts)
         strange = [name for name in strange if name not in named]
         if strange:
-            shown = ", ".join(strange[:5]) + (f" and {len(strange) - 5} more" if len(strange) > 5 else "")
-            self.listing.notes.append(f"{manifest.folder}: not of this station, and not checked: {shown}")
+            self.listing.notes.append(f"{manifest.folder}: not of this station, and not checked: {_listed(strange)}")
 
     def _add_packed(self, manifest: Manifest, vocab_size: int | None, only_read: bool) -> None:
         """What a cut belongs to, and whether it fits."""
@@ -264,10 +287,22 @@ class _Lister:
 
 
 def _stations_below(folder: Path) -> Iterator[Path]:
-    for path in folder.rglob(FILE_NAME):
-        parts = path.parent.relative_to(folder).parts
-        if not any(part.endswith(UNFINISHED) or part == WORK_FOLDER for part in parts):
-            yield path.parent
+    return (path.parent for path in _leaves_below(folder) if path.name == FILE_NAME)
+
+
+def _leaves_below(folder: Path) -> Iterator[Path]:
+    """Files and empty folders that are no unfinished work, and not hidden."""
+    for path in folder.rglob("*"):
+        *parts, name = path.relative_to(folder).parts
+        is_ours = not any(part.endswith(UNFINISHED) or part == WORK_FOLDER for part in parts)
+        if is_ours and not name.startswith(".") and (path.is_file() or not any(path.iterdir())):
+            yield path
+
+
+def _listed(names: Iterable[str]) -> str:
+    """The first few of many."""
+    names = list(names)
+    return ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
 
 
 def _file_checks(path: Path, output: Output) -> Iterator[Check]:

@@ -255,3 +255,12 @@ def test_fingerprints_are_those_of_before(tmp_path):
     assert old.format == 1
     assert old.fingerprint == new.fingerprint
     assert old.same_work(new)
+
+
+@pytest.mark.parametrize("station", ["packed", "cut", "tokens", "wide-packed"])
+def test_a_station_without_its_manifest_is_missed(station: str, tmp_path: Path):
+    """Among others that are whole: none of its files can be checked, so the folder is not called whole."""
+    root = make_set(tmp_path / "set")
+    assert list_path(root).problems == []
+    (root / station / "manifest.json").unlink()
+    assert any(f"{root / station}: no manifest.json" in problem for problem in list_path(root).problems)
