@@ -65,6 +65,8 @@ def check(
     export = exportable(plan.model)
     if export.why_not:
         notes.append(f"it trains, but cannot be exported to Hugging Face: {export.why_not}")
+    if export.condition:
+        notes.append(f"to be exported as {export.architecture}, {export.condition}")
     if world_size is None:
         notes += _fit_notes(loaded, plan)
     if as_json:

@@ -20,6 +20,10 @@ if TYPE_CHECKING:
     from megalite.train.trainer import Run
 
 
+MOST_DOCUMENTS = 1000
+"""Of a step that was left out: an event names no more."""
+
+
 class Unstable(UserError):
     """Training goes wrong again and again at the same place."""
 
@@ -125,6 +129,7 @@ class Health:
         run = self._run
         if run.recorder.is_writer:
             account = run.samples.account
+            documents = run.samples.document_ids(samples.start, samples.stop)
             run.recorder.event(
                 kind,
                 step,
@@ -132,6 +137,7 @@ class Health:
                 loss=result.loss,
                 grad_norm=result.grad_norm,
                 samples=[account.data_index(samples[0]), account.data_index(samples[-1]) + 1],
-                documents=run.samples.document_ids(samples.start, samples.stop),
+                num_documents=len(documents),
+                documents=documents[:MOST_DOCUMENTS],
             )
         run.recorder.say(f"step {step} is left out: {result.why}")

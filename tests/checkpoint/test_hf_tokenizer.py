@@ -9,6 +9,7 @@ import pytest
 from transformers import AutoTokenizer
 
 from megalite.checkpoint.hf.exporter import to_hugging_face
+from megalite.checkpoint.hf.families.registry import exportable
 from megalite.checkpoint.hf.generate import generate
 from megalite.checkpoint.hf.to_checkpoint import from_hugging_face
 from megalite.data.tokenizer import HUGGING_FACE, Tokenizer, TokenizerInfo, write_info
@@ -102,6 +103,18 @@ def test_tokenizer_that_transformers_reads_otherwise(tokenizers: Path, tmp_path:
     with pytest.raises(ConversionError, match=r"transformers tokenizes '.*' as .*, training as"):
         to_hugging_face(tmp_path, tmp_path / "hf", tokenizer=forged)
     assert not (tmp_path / "hf").exists()
+
+
+@pytest.mark.parametrize("kind", TOKENIZER_KINDS)
+@pytest.mark.usefixtures("reload_here")
+def test_tokenizers_of_a_qwen2_model(kind: str, tokenizers: Path, tmp_path: Path):
+    """transformers 5 takes every tokenizer in a Qwen2 folder for Qwen2's. With one of ours the model can be exported
+    alone, which the refusal says, and `config check` beforehand."""
+    _checkpoint(tmp_path, tokenizer=tokenizers / kind, bias="qkv")
+    assert "has to be Qwen2's" in exportable(tiny_model(bias="qkv")).condition
+    with pytest.raises(ConversionError, match="in a folder of Qwen2ForCausalLM; export with --tokenizer none"):
+        to_hugging_face(tmp_path, tmp_path / "hf")
+    assert to_hugging_face(tmp_path, tmp_path / "hf", tokenizer="none").architecture == "Qwen2ForCausalLM"
 
 
 def test_vocabulary_that_does_not_fit(tokenizers: Path, tmp_path: Path):

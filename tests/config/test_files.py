@@ -96,7 +96,7 @@ class TestCheck:
         assert found["memory"][0]["num_parameters"] == found["plan"]["num_parameters"] + 2 * 12 * 64  # 512 rows
         assert found["deepspeed"]["train_batch_size"] == 8
         assert found["notes"] == []
-        assert found["export"] == {"architecture": "LlamaForCausalLM", "why_not": ""}
+        assert found["export"] == {"architecture": "LlamaForCausalLM", "why_not": "", "condition": ""}
 
     def test_overrides_and_default_world_size(self):
         found = json.loads(run("check", str(ROOT / "configs/debug.yaml"), "parallel.tp=2", "train.steps=7", "--json"))

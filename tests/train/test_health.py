@@ -17,6 +17,7 @@ from megalite.data.loader import Batch
 from megalite.data.samples import open_training_samples
 from megalite.engine.protocol import StepResult
 from megalite.errors import EXIT_BAD_INPUT, EXIT_DONE, EXIT_REQUEUE
+from megalite.train.health import MOST_DOCUMENTS
 from megalite.train.trainer import Trainer
 from tests.kit.runs import events, metrics
 from tests.train.forked import launch
@@ -85,7 +86,7 @@ def test_a_batch_without_labels_is_left_out(tmp_path):
     assert launch(config, 2) == EXIT_DONE
     (empty,) = of_kind(config, "empty_batch")
     assert (empty["step"], empty["why"]) == (4, "no token of the batch counts in the loss")
-    assert len(empty["documents"]) == BATCH * SEQ_LEN
+    assert (empty["num_documents"], len(empty["documents"])) == (BATCH * SEQ_LEN, min(BATCH * SEQ_LEN, MOST_DOCUMENTS))
     records = metrics(config.run.dir)
     assert [record["step"] for record in records if record["skipped"]] == [4]
     assert [record["step"] for record in records if record["loss"] is None] == [4]

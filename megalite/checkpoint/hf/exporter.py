@@ -114,7 +114,8 @@ def to_hugging_face(
         )
         if verdict.tokenizer_problem:
             raise ConversionError(
-                f"{verdict.tokenizer_problem}; the tokenizer in {tokenizer_folder} cannot be exported"
+                f"{verdict.tokenizer_problem}: transformers reads the tokenizer in {tokenizer_folder} otherwise in a "
+                f"folder of {family.architecture}; export with --tokenizer none, and load it from its own folder"
             )
         card = write_card(out.name, model, manifest, provenance, verdict, dtype=dtype, alarms=alarms)
         (partial / CARD_FILE).write_text(card, encoding="utf-8")

@@ -46,6 +46,8 @@ class Family:
     """separate; whole: fused q | k | v; per_head: fused q, k, v of each head."""
     transposed: bool = False
     """Whether the matrices inside the blocks are stored `[in, out]`."""
+    condition: str = ""
+    """What else an export depends on, for people."""
 
     @property
     def base(self) -> str:

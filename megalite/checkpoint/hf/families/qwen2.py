@@ -35,5 +35,7 @@ FAMILY = Family(
     ),
     read=_read,
     write=_write,
+    condition="its tokenizer has to be Qwen2's, since transformers 5 splits texts as Qwen2 does whatever lies in such "
+    "a folder; with another one, export with --tokenizer none",
     **LLAMA_NAMES,
 )

@@ -24,12 +24,15 @@ class Exportable:
     architecture: str | None
     """Its name; None when there is none."""
     why_not: str = ""
+    condition: str = ""
+    """What else an export depends on."""
 
 
 def exportable(model: ModelConfig) -> Exportable:
     """As what a filled model can be exported."""
     try:
-        return Exportable(choose_family(model).architecture)
+        family = choose_family(model)
+        return Exportable(family.architecture, condition=family.condition)
     except ConversionError as error:
         return Exportable(None, str(error))
 
