@@ -166,6 +166,8 @@ class Lease:
                 path.parent.mkdir(parents=True, exist_ok=True)
             descriptor = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o644)
         except FileExistsError:
+            if path.is_dir():
+                raise DataError(f"{path}: is a folder, where the lock of {self._folder} would lie; remove it") from None
             return False
         except OSError as error:
             raise DataError(f"{self._folder}: cannot be made: {error.strerror}; choose another folder") from error

@@ -194,6 +194,9 @@ def test_a_full_or_silent_disk_takes_nothing(tmp_path, monkeypatch):
 def test_a_folder_where_nothing_can_be_made(tmp_path):
     """Said as the user's matter."""
     (tmp_path / "file").write_text("")
+    (tmp_path / "out.lock").mkdir()
+    with pytest.raises(DataError, match=r"out.lock: is a folder, where the lock of .*out would lie"), lease(tmp_path):
+        pass
     with pytest.raises(DataError, match="out: cannot be made: Not a directory; choose another folder"):
         lease(tmp_path / "file").__enter__()
 
