@@ -9,6 +9,7 @@ import fnmatch
 import json
 import math
 import os
+import stat
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
@@ -148,8 +149,13 @@ def _remote_files(config: DocumentSource, url: str) -> list[FoundFile]:
 
 
 def _local_file(path: Path, id: str) -> FoundFile:
-    stat = os.stat(path)
-    return FoundFile(str(path.absolute()), id, stat.st_size, str(stat.st_mtime_ns))
+    try:
+        found = os.stat(path)
+    except OSError as error:
+        raise DataError(f"{path}: {error.strerror}; remove it from the source, or mend it") from error
+    if not stat.S_ISREG(found.st_mode):
+        raise DataError(f"{path}: not a file; a pipe, socket or device cannot be read twice, as a task may need to")
+    return FoundFile(str(path.absolute()), id, found.st_size, str(found.st_mtime_ns))
 
 
 def _nothing_to_read(config: DocumentSource) -> DataError:

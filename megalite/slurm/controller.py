@@ -18,6 +18,9 @@ from megalite.slurm_words import option
 
 LIVE_STATES = "PENDING,CONFIGURING,RUNNING,COMPLETING,SUSPENDED,REQUEUED,STOPPED,SIGNALING"
 
+ENDING = "State:32,PreemptTime:32"
+"""Fields that tell how a job ends."""
+
 NO_ANSWER_SIGN = "*"
 """In the state of a node that does not answer Slurm."""
 
@@ -74,9 +77,12 @@ class Controller:
             with suppress(UserError):
                 self._ask(["scancel", "--quiet", job])
 
-    def job_state(self, job: str) -> str:
-        """As in RUNNING or CANCELLED; empty for a job that Slurm has forgotten."""
-        return self._fields(["squeue", "--noheader", "--states=all", option("jobs", job), "--format=%T"])
+    def was_cancelled(self, job: str) -> bool:
+        """Whether a person ended a job, which Slurm has not forgotten yet. To a job that is preempted it does the same,
+        when its time of grace is over: such a job has a time of preemption."""
+        fields = self._fields(["squeue", "--noheader", "--states=all", option("jobs", job), f"--Format={ENDING}"])
+        state, _, preempted_at = fields.partition(" ")
+        return state in ("CANCELLED", "COMPLETING") and preempted_at.strip() == "N/A"
 
     def nodes_of(self, job: str) -> list[str]:
         """Nodes that a job holds now; SLURM_JOB_NODELIST still has those that it lost."""

@@ -303,14 +303,11 @@ class Supervisor:
         """End the chain if a person asked for the end, else leave the run to the next job; well saved or not."""
         if self._folder.stop.exists():
             return self._end_chain("stopped", f"{self._folder.stop.name} was found; {outcome.why}", EXIT_REQUEUE)
-        if self._signals.terminated and not self._signals.time_limit and self._was_cancelled():
+        is_ended = self._signals.terminated and not self._signals.time_limit
+        if is_ended and self._controller.was_cancelled(self._job.number):
             return self._end_chain("cancelled", f"scancel; {outcome.why}", EXIT_REQUEUE)
         reason = "the time limit is near" if self._signals.time_limit else "asked to stop"
         return self._leave_to_next(f"{reason}; {outcome.why}")
-
-    def _was_cancelled(self) -> bool:
-        """Whether a person ended this job; a preempted one goes on."""
-        return self._controller.job_state(self._job.number).startswith(("CANCELLED", "COMPLETING"))
 
     def _is_stuck(self) -> bool:
         """Count a failure; whether there have been too many since the run last got anywhere."""

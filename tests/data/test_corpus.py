@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
 from pathlib import Path
 
 import pyarrow as pa
@@ -266,6 +267,20 @@ def test_all_missing_sources_are_named(tmp_path):
     assert "gone: no such file or folder" in message
     assert "empty: no file to read; looked for *.jsonl" in message
     assert "lost: no such file or folder" in message
+
+
+def test_what_is_no_file_is_named(tmp_path):
+    """Below a folder or by itself: a pipe, which nobody may ever write to, and a link to nothing."""
+    (tmp_path / "text.txt").write_text("a")
+    pipe, link = tmp_path / "pipe.txt", tmp_path / "link.txt"
+    os.mkfifo(pipe)
+    for root in (tmp_path, pipe):
+        with pytest.raises(DataError, match=r"pipe\.txt: not a file; a pipe"):
+            corpus_of(root)
+    pipe.unlink()
+    link.symlink_to("nothing")
+    with pytest.raises(DataError, match=r"link\.txt: No such file or directory; remove it"):
+        corpus_of(tmp_path)
 
 
 def test_a_table_without_the_column_names_its_columns(tmp_path):

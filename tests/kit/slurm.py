@@ -34,10 +34,14 @@ URGENT = "urgent"
 
 GRACE_SECONDS = 15
 
+BRIEF = "brief"
+"""A partition whose jobs get a second."""
+
 EXTRA_LINES = f"""MaxArraySize={MAX_ARRAY_SIZE}
 PreemptType=preempt/partition_prio
 PreemptMode=REQUEUE
 PartitionName={URGENT} Nodes=ALL PriorityTier=10
+PartitionName={BRIEF} Nodes=ALL GraceTime=1
 PartitionName=DEFAULT GraceTime={GRACE_SECONDS}"""
 
 SMALL_DISK_MB = 48
