@@ -123,10 +123,10 @@ def _find_source(config: DocumentSource) -> _Source:
     root = config.path
     if isinstance(root, str):
         return _plain_source(config, root, _remote_files(config, root))
-    if root.is_file():
-        return _plain_source(config, root, [_local_file(root, root.name)])
-    if not root.is_dir():
+    if not root.exists():
         raise DataError(f"{root}: no such file or folder")
+    if not root.is_dir():
+        return _plain_source(config, root, [_local_file(root, root.name)])
     if find_manifest(root) is not None:
         return _station_source(config, root)
     paths = _dataset_files(root) or _matching_files(root, config.include)
