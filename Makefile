@@ -55,6 +55,8 @@ SPACY := spacy==3.8.18 thinc==8.3.14 blis==1.3.4 cymem==2.0.16 preshed==3.0.15 m
 $(ORACLES)/.installed: $(INSTALLED) Makefile
 	$(BIN)/python -m pip install -q --no-deps --upgrade --target $(ORACLES) $(SPACY) \
 		|| echo "spaCy could not be fetched: the tests that ask it will be skipped"
+	$(BIN)/python -m pip install -q --no-deps --upgrade --target $(ORACLES) transformer-engine==2.20.2 \
+		|| echo "the Python of Transformer Engine could not be fetched: the tests that ask it will be skipped"
 	$(BIN)/python -m pip install -q --no-deps --upgrade --target $(ORACLES) \
 		datatrove==0.10.1 loguru==0.7.3 humanize==4.17.0 megatron-core==0.16.1 torchao==0.18.0 && touch $@ \
 		|| echo "datatrove, Megatron-core and torchao could not be fetched: their tests will be skipped"

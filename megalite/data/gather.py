@@ -108,7 +108,7 @@ def fill_concat(stream: Stream, samples: np.ndarray, places: np.ndarray, rows: R
 
 
 @kernel
-def span_borders(positions: np.ndarray) -> tuple[np.ndarray, int]:
+def span_borders(positions: np.ndarray) -> np.ndarray:
     """Where the spans of attention of a stream begin and end.
 
     The last position of a span says how long it is, so the spans are walked from the end, without a look at the rest.
@@ -117,13 +117,11 @@ def span_borders(positions: np.ndarray) -> tuple[np.ndarray, int]:
         positions: int64 [t], counting up from 0 in each span.
 
     Returns:
-        int32 [spans + 1], the first 0 and the last t; and the tokens of the longest span.
+        int32 [spans + 1], the first 0 and the last t.
     """
-    num_spans, border, longest = 0, positions.size, 0
+    num_spans, border = 0, positions.size
     while border > 0:
-        length = positions[border - 1] + 1
-        longest = max(longest, length)
-        border -= length
+        border -= positions[border - 1] + 1
         num_spans += 1
     borders = np.empty(num_spans + 1, np.int32)
     border = positions.size
@@ -131,7 +129,7 @@ def span_borders(positions: np.ndarray) -> tuple[np.ndarray, int]:
         borders[span] = border
         border -= positions[border - 1] + 1
     borders[0] = 0
-    return borders, longest
+    return borders
 
 
 @kernel

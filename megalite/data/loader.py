@@ -47,7 +47,7 @@ class Batch:
     cu_seqlens: torch.Tensor
     """[n + 1] int32: borders of the n spans that attend within themselves: documents, or sequences without masks."""
     max_seqlen: int
-    """Tokens in the longest span."""
+    """Tokens in a sequence: no span is longer. The same for every batch, so that graphs compiled for one fit all."""
     keys: torch.Tensor
     """[t] int64: global sample index x seq_len + place in the sequence; a token's name in every layout."""
     borders: torch.Tensor | None = None
@@ -126,8 +126,8 @@ def _read_group(samples: Samples, starts: Sequence[int], places: np.ndarray) -> 
     tensors = (torch.from_numpy(column.reshape(shape)).unbind() for column in columns)
     group = []
     for number, (tokens, labels, loss_mask, positions, names) in enumerate(zip(*tensors, strict=True)):
-        borders, longest = span_borders(rows.positions.reshape(shape)[number])
-        group.append(Batch(tokens, labels, loss_mask, positions, torch.from_numpy(borders), longest, names))
+        borders = torch.from_numpy(span_borders(rows.positions.reshape(shape)[number]))
+        group.append(Batch(tokens, labels, loss_mask, positions, borders, samples.seq_len, names))
     yield group
 
 

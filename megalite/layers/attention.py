@@ -10,9 +10,10 @@ Legend: t tokens, n query heads, m key and value heads, d head_dim; all of the l
 
 from __future__ import annotations
 
-import functools
 import inspect
 from collections.abc import Callable
+from functools import partial
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -27,10 +28,11 @@ def choose_attention(device_type: str, dtype: torch.dtype) -> Attend:
     """The attention for a device and format: variable-length kernels where there are any, else document by document."""
     if device_type == "cuda" and dtype in (torch.bfloat16, torch.float16):
         try:
-            from torch.nn.attention.varlen import varlen_attn  # noqa: F401  (torch >= 2.10)
+            from torch.nn.attention.varlen import varlen_attn  # torch >= 2.10
         except ImportError:
             return attend_by_document
-        return attend_varlen
+        takes_groups = "enable_gqa" in inspect.signature(varlen_attn).parameters  # not in torch 2.10
+        return partial(attend_varlen, varlen_attn if takes_groups else _repeating(varlen_attn))
     return attend_by_document
 
 
@@ -57,28 +59,26 @@ def attend_by_document(q: Tensor, k: Tensor, v: Tensor, documents: Documents, wi
     return torch.cat([_attend_batch(*(x.unsqueeze(0) for x in piece), window).squeeze(0) for piece in pieces])
 
 
-@torch.compiler.disable
-def attend_varlen(q: Tensor, k: Tensor, v: Tensor, documents: Documents, window: int | None) -> Tensor:
-    """Attention over the whole stream by torch's variable-length flash kernel; arguments as in `attend_by_document`."""
-    from torch.nn.attention.varlen import varlen_attn
-
-    options: dict[str, bool] = {}
-    groups = q.shape[1] // k.shape[1]
-    if groups > 1 and _takes_grouped_heads():
-        options["enable_gqa"] = True
-    elif groups > 1:
-        k, v = (x.repeat_interleave(groups, dim=1) for x in (k, v))
+def attend_varlen(
+    kernel: Callable[..., Tensor], q: Tensor, k: Tensor, v: Tensor, documents: Documents, window: int | None
+) -> Tensor:
+    """Attention over the whole stream by torch's variable-length flash kernel, which a compiled block takes in as one
+    op; the other arguments are those of `attend_by_document`."""
     borders, longest = documents.cu_seqlens, documents.max_seqlen
     left = -1 if window is None else window - 1
-    return varlen_attn(q, k, v, borders, borders, longest, longest, window_size=(left, 0), **options)
+    options = {"enable_gqa": True} if q.shape[1] != k.shape[1] else {}
+    return kernel(q, k, v, borders, borders, longest, longest, window_size=(left, 0), **options)
 
 
-@functools.cache
-def _takes_grouped_heads() -> bool:
-    """Whether this torch's kernel repeats key and value heads by itself (added after torch 2.10)."""
-    from torch.nn.attention.varlen import varlen_attn
+def _repeating(kernel: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """A kernel that wants as many key and value heads as there are query heads, and gets them."""
 
-    return "enable_gqa" in inspect.signature(varlen_attn).parameters
+    def call(q: Tensor, k: Tensor, v: Tensor, *others: Any, enable_gqa: bool = False, **options: Any) -> Tensor:
+        if enable_gqa:
+            k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], dim=1) for x in (k, v))
+        return kernel(q, k, v, *others, **options)
+
+    return call
 
 
 def _attend_batch(q: Tensor, k: Tensor, v: Tensor, window: int | None) -> Tensor:

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import functools
 from contextlib import AbstractContextManager
+from functools import partial
 from typing import Any
 
 import torch
@@ -23,6 +24,7 @@ from torch import Tensor
 from megalite.config.schema import Fp8Config
 from megalite.layers.fp8.quantise import Quantised, cast, scale_of, tile_amax
 from megalite.layers.fp8.recipes import Recipe, Role, make_recipe
+from megalite.layers.kept_products import keep_product
 from megalite.layers.linear import ColumnParallelLinear, RowParallelLinear
 
 CHECKS = {
@@ -88,6 +90,8 @@ class TeLinear:
         keep_weights: as above.
     """
 
+    has_gradients = False
+
     def __init__(self, layer: ColumnParallelLinear | RowParallelLinear, rounding: Recipe | None, *, keep_weights: bool):
         import transformer_engine.pytorch as te
 
@@ -100,7 +104,12 @@ class TeLinear:
 
     def linear(self, x: Tensor, weight: Tensor) -> Tensor:
         """`x [t, in]` -> `[t, out]`, with gradients. The weight is known already."""
-        if not (self._keep_weights and torch.is_grad_enabled()):
+        if not torch.is_grad_enabled():
+            return self._linear(x)
+        return keep_product(partial(self._multiply, x))
+
+    def _multiply(self, x: Tensor) -> Tensor:
+        if not self._keep_weights:
             return self._linear(x)
         is_first, self._is_first = self._is_first, False
         return self._linear(x, is_first_microbatch=is_first)
@@ -108,6 +117,9 @@ class TeLinear:
     def forget_weights(self) -> None:
         """Round the weight anew at its next use."""
         self._is_first = True
+
+    def gradients(self, grad: Tensor, x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+        raise AssertionError("gradients are the library's own")
 
     def quantise(self, role: Role, x: Tensor) -> Quantised | None:
         """An operand as the library rounds it, by our formulas: scales of this rank's part."""

@@ -2,6 +2,7 @@
 
     none       everything
     selective  results of matrix products, attention and collectives; norms, activations and rotations are redone
+               (products that are not torch's: `layers.kept_products`)
     full       the block's input only; the forward pass runs twice (Chen et al. 2016)
 
 Dropout needs no saved random state: its masks are functions of the token (`parallel.random`). What is done again runs
@@ -14,7 +15,7 @@ during selective activation checkpoint has been mutated"). There the compiler do
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from functools import partial
 from typing import Any
 
@@ -23,6 +24,7 @@ from torch import Tensor
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 from megalite.layers.documents import Documents
+from megalite.layers.kept_products import Keeper
 
 RunBlock = Callable[[torch.nn.Module, Tensor, Documents], Tensor]
 Context = Callable[[], AbstractContextManager]
@@ -42,11 +44,18 @@ def choose_recompute(kind: str, context: Context = nullcontext) -> RunBlock:
 def compile_blocks(blocks: Iterable[torch.nn.Module], kind: str, context: Context = nullcontext) -> RunBlock:
     """Compile blocks in place and return how to run them under `train.recompute`.
 
-    The compiler itself decides what to keep, so `none` is as frugal as `selective`.
+    The compiler itself decides what to keep, so `none` is as frugal as `selective`. Shapes are compiled in, but for the
+    number of documents, which differs from batch to batch.
     """
     for block in blocks:
         block.compile(dynamic=False, backend=_compile_within_budget)
-    return choose_recompute("full" if kind == "full" else "none", context)
+    run = choose_recompute("full" if kind == "full" else "none", context)
+
+    def run_compiled(block: torch.nn.Module, x: Tensor, documents: Documents) -> Tensor:
+        torch._dynamo.maybe_mark_dynamic(documents.cu_seqlens, 0)
+        return run(block, x, documents)
+
+    return run_compiled
 
 
 def _compile_within_budget(graph: torch.fx.GraphModule, inputs: list[Any]) -> Callable[..., Any]:
@@ -71,14 +80,17 @@ def _run_full(context: Context, block: torch.nn.Module, x: Tensor, documents: Do
 def _run_selective(context: Context, block: torch.nn.Module, x: Tensor, documents: Documents) -> Tensor:
     def contexts() -> tuple[AbstractContextManager, AbstractContextManager]:
         first, again = create_selective_checkpoint_contexts(_keep_products)
-        return first, _both(again, context())
+        keeper = Keeper()
+        return _all(first, keeper.keeping()), _all(context(), again, keeper.handing_out())
 
     return checkpoint(block, x, documents, use_reentrant=False, preserve_rng_state=False, context_fn=contexts)
 
 
 @contextmanager
-def _both(outer: AbstractContextManager, inner: AbstractContextManager) -> Iterator[None]:
-    with outer, inner:
+def _all(*contexts: AbstractContextManager) -> Iterator[None]:
+    with ExitStack() as stack:
+        for context in contexts:
+            stack.enter_context(context)
         yield
 
 

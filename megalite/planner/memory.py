@@ -28,6 +28,7 @@ from megalite.model.weights import Weight, weight_table
 from megalite.optim.rules import state_bytes
 
 FP32_BYTES = 4
+FP8_BYTES = 1
 ELEMENT_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2}
 
 MASTER_BYTES = {"fp32": (0, 4, 4, 4), "bf16": (0, 4, 2, 0)}
@@ -126,7 +127,9 @@ def block_activation_bytes(config: Config, plan: RunPlan, recompute: str) -> int
     if recompute == "full":
         return a * stream
     if recompute == "selective":  # the block's input, and the results of its four products and of attention
-        return a * (stream + (q + 2 * kv) + q + h + gates * f + h) + softmax_sums
+        fp8 = config.precision.fp8
+        inputs = h + q + h + f if fp8 is not None and fp8.backend == "te" else 0  # `layers.kept_products`
+        return a * (stream + (q + 2 * kv) + q + h + gates * f + h) + softmax_sums + inputs * FP8_BYTES
 
     norm = a * (stream + h)  # normalised input (the input itself for layernorm), and what the column layer multiplies
     if model.norm == "rmsnorm":

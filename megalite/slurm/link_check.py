@@ -90,22 +90,23 @@ def _measure_pair(address: str, rank: int, backend: str, token: str) -> float:
 
     from megalite.parallel.rendezvous import open_store
 
-    device = torch.device("cuda" if backend == "nccl" else "cpu")
+    gpu = torch.device("cuda", 0) if backend == "nccl" else None
     dist.init_process_group(
         backend,
         store=open_store(address, rank=rank, world_size=2, token=token, timeout_seconds=SECONDS_TO_MEET),
         rank=rank,
         world_size=2,
         timeout=timedelta(seconds=SECONDS_TO_MEET),
+        device_id=gpu,
     )
     try:
-        data = torch.zeros(NUM_BYTES[backend], dtype=torch.uint8, device=device)
+        data = torch.zeros(NUM_BYTES[backend], dtype=torch.uint8, device=gpu)
         dist.all_reduce(data[: 1 << 16])  # connects
         best = float("inf")
         for _ in range(NUM_TRIES):
             start = time.perf_counter()
             dist.all_reduce(data)
-            if device.type == "cuda":
+            if gpu is not None:
                 torch.cuda.synchronize()
             best = min(best, time.perf_counter() - start)
     finally:

@@ -81,6 +81,9 @@ class TestByHand:
         assert block_activation_bytes(config, plan, "none") == norms + attention + mlp + 16
         assert block_activation_bytes(config, plan, "selective") == 2 * (64 + 3 * 64 + 64 + 64 + 2 * 192 + 64) + 16
         assert block_activation_bytes(config, plan, "full") == 2 * 64
+        config, plan = planned(precision={"dtype": "bf16", "fp8": {"backend": "te"}})
+        inputs = 3 * 64 + 192  # of the four products, in FP8
+        assert block_activation_bytes(config, plan, "selective") == 2 * (7 * 64 + 2 * 192) + 16 + inputs
 
     def test_tensor_and_sequence_parallelism(self):
         """tp divides what lies inside the layers; sequence parallelism also the stream and the norms."""

@@ -2,8 +2,9 @@
 
     python -m tests.stand_in.rank JOB.json RANK
 
-The job: the library, the number of ranks, the folder, and for each run its name and what is set in its config. The
-answer is `NAME-RANK.json` in the folder.
+The job: the library, the number of ranks, the folder, for each run its name and what is set in its config, and the name
+of a run that may lock no memory. The
+answer is `NAME-RANK.json` in the folder; `lines-RANK.json` says which lines for CUDA have run.
 """
 
 from __future__ import annotations
@@ -19,14 +20,17 @@ def main(job: dict[str, Any], rank: int) -> None:
     """Do all runs of a job as one rank."""
     os.environ.update(DS_ACCELERATOR="cuda", LOCAL_RANK=str(rank), OMP_NUM_THREADS="1", GLOO_SOCKET_IFNAME="lo")
     from tests.stand_in.cuda import pretend, seen
+    from tests.stand_in.lines import Lines, cuda_statements
 
     device = pretend(Path(job["library"]), devices=2)
     import torch
 
+    lines = Lines({file for file, _ in cuda_statements()})
     from megalite.config.load import load_config
     from megalite.engine import runtime
     from megalite.train.trainer import Trainer
     from megalite.train.worker import Place, run_rank
+    from tests.stand_in.questions import ask_all
 
     torch.set_num_threads(1)
     folder = Path(job["folder"])
@@ -44,6 +48,7 @@ def main(job: dict[str, Any], rank: int) -> None:
     Trainer._vote = counted_vote
     for name, overrides in job["runs"].items():
         config = load_config(folder / "config.yaml", [f"run.dir={folder / name}", *overrides])
+        torch.cuda.cudart().refuses = name == job.get("unlocked")
         seen.clear()
         counts.clear()
         code = run_rank(config, Place(rank, job["world_size"], rank, f"file://{folder / 'meet'}"))
@@ -54,6 +59,8 @@ def main(job: dict[str, Any], rank: int) -> None:
         (folder / f"{name}-{rank}.json").write_text(json.dumps(answer))
         if code:
             sys.exit(f"{name}: exit code {code}")
+    ask_all(folder, rank, job["world_size"])
+    (folder / f"lines-{rank}.json").write_text(json.dumps({file: sorted(run) for file, run in lines.run.items()}))
 
 
 if __name__ == "__main__":

@@ -1,25 +1,25 @@
 """FP8 for the linear layers of a stage: which of them, by which backend, and what is kept between steps.
 
 Each layer gets a `Site`, which multiplies in FP8 or, where FP8 did harm, in the stage's own format again. A site
-changes its way between steps, by one assignment; its forward pass asks nothing.
+changes its way between steps, unseen by compiled blocks (`fp8.opaque`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
-from functools import partial
-from typing import Protocol
+from typing import Protocol, cast
 
 import torch
 from torch import Tensor, nn
 
 from megalite.config.schema import Fp8Config
+from megalite.layers.fp8.opaque import linear, number_of
 from megalite.layers.fp8.quantise import Quantised
 from megalite.layers.fp8.recipes import Role
 from megalite.layers.fp8.watch import Gauge, LayerLook, read_gauges
-from megalite.layers.gemm import LinearGemm
+from megalite.layers.gemm import Gemm, LinearGemm
 from megalite.layers.linear import ColumnParallelLinear, RowParallelLinear
 from megalite.layers.precision import ReadState, linear_layers
 from megalite.parallel.axes import Axis
@@ -34,6 +34,14 @@ IN_FP8, WAS_OVER = -1, -2
 
 class Fp8Layer(LinearGemm, Protocol):
     """A linear layer's products in FP8, by some backend."""
+
+    has_gradients: bool
+    """Whether there is `gradients`, so that a compiled block may take the products in as ops; else its graph ends
+    before each of them."""
+
+    def gradients(self, grad: Tensor, x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+        """Of `x` and `weight`, from that of the product."""
+        ...
 
     def forget_weights(self) -> None:
         """Round the weight anew at its next use."""
@@ -69,35 +77,47 @@ class Backend(Protocol):
 
 
 class Site:
-    """One linear layer's way to multiply."""
+    """One linear layer's way to multiply. The layer's own gemm is one that makes bare products too."""
 
     def __init__(self, name: str, layer: ColumnParallelLinear | RowParallelLinear, fp8: Fp8Layer):
-        self.name, self.fp8, self.plain = name, fp8, layer.gemm
-        self._way: Callable[[Tensor, Tensor], Tensor] = fp8.linear
+        self.name, self.fp8, self.plain = name, fp8, cast("Gemm", layer.gemm)
+        self._gemm: LinearGemm = fp8
+        self._gauge: Gauge | None = None
+        self._number = number_of(self) if fp8.has_gradients else None
         self.retired_at: int | None = None
         """The step after which FP8 was given up here."""
         self.was_over = False
         """Whether the last look found more error than is allowed."""
 
-    @torch.compiler.disable
     def linear(self, x: Tensor, weight: Tensor) -> Tensor:
-        """`x [t, in]` and `weight [out, in]` -> `[t, out]`, with gradients, in the present way.
+        """`x [t, in]` and `weight [out, in]` -> `[t, out]`, with gradients, in the present way."""
+        if self._number is not None and torch.compiler.is_compiling():
+            return linear(x, weight, self._number)
+        return self._multiply(x, weight)
 
-        Outside compiled graphs: FP8 keeps weights and maxima, and a look would have every block compiled anew.
-        """
-        return self._way(x, weight)
+    def product(self, x: Tensor, weight: Tensor) -> Tensor:
+        """See `opaque.Products`."""
+        return self._multiply(x, weight)
+
+    def gradients(self, grad: Tensor, x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+        """See `opaque.Products`."""
+        if self._gemm is self.plain:
+            return self.plain.multiply(grad, weight.t()), self.plain.multiply(grad.t(), x.t())
+        if self._gauge is not None:
+            self._measure(self._gauge, "gradient", grad)
+        return self.fp8.gradients(grad, x, weight)
 
     def use_fp8(self) -> None:
         """Multiply in FP8, unless that was given up."""
-        self._way = self.fp8.linear if self.retired_at is None else self.plain.linear
+        self._gemm, self._gauge = (self.fp8 if self.retired_at is None else self.plain), None
 
     def use_gauge(self, gauge: Gauge) -> None:
         """Multiply in FP8 and measure what that does."""
-        self._way = partial(self._measured, gauge)
+        self._gemm, self._gauge = self.fp8, gauge
 
     def use_plain(self) -> None:
         """Multiply in the stage's own format."""
-        self._way = self.plain.linear
+        self._gemm, self._gauge = self.plain, None
 
     def retire(self, step: int) -> None:
         """Give FP8 up for good."""
@@ -105,22 +125,24 @@ class Site:
         self.fp8.forget_weights()
         self.use_fp8()
 
-    def _measured(self, gauge: Gauge, x: Tensor, weight: Tensor) -> Tensor:
-        if not torch.is_grad_enabled():  # a forward pass beside the step's own
-            return self.fp8.linear(x, weight)
-
-        def measure(role: Role, operand: Tensor) -> None:
-            rounded = self.fp8.quantise(role, operand.detach())
-            if rounded is not None:
-                gauge.operand(role, operand, rounded)
-
-        y = self.fp8.linear(x, weight)
+    @torch.compiler.disable
+    def _multiply(self, x: Tensor, weight: Tensor) -> Tensor:
+        gauge = self._gauge
+        y = self._gemm.linear(x, weight)
+        if gauge is None or not torch.is_grad_enabled():  # without gradients it is a pass beside the step's own
+            return y
         with torch.no_grad():
             gauge.product(y, self.plain.linear(x, weight))
-            measure("activation", x)
-            measure("weight", weight)
-        y.register_hook(lambda grad: measure("gradient", grad))
+            self._measure(gauge, "activation", x)
+            self._measure(gauge, "weight", weight)
+        if y.requires_grad:
+            y.register_hook(lambda grad: self._measure(gauge, "gradient", grad))
         return y
+
+    def _measure(self, gauge: Gauge, role: Role, operand: Tensor) -> None:
+        rounded = self.fp8.quantise(role, operand.detach())
+        if rounded is not None:
+            gauge.operand(role, operand, rounded)
 
 
 @dataclass

@@ -93,6 +93,8 @@ class Fp8Linear:
         keep_weights: keep the rounded weight until the step ends.
     """
 
+    has_gradients = True
+
     def __init__(self, recipe: Recipe, scales: Scales, multiply: Product, *, keep_weights: bool):
         self.recipe, self.multiply = recipe, multiply
         self._scales, self._keep_weights = scales, keep_weights
@@ -103,6 +105,21 @@ class Fp8Linear:
         activation = self.quantise("activation", x)
         rounded = self.quantised_weight(weight, transposed=False, keep=torch.is_grad_enabled())
         return _Fp8Product.apply(x, weight, self, activation, rounded)
+
+    def gradients(self, grad: Tensor, x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+        """Of `x` and `weight`, from that of the product `grad [t, out]`."""
+        rounded = self.quantise("gradient", grad)
+        kept = self.transpose("activation", x, self.quantise("activation", x))
+        return self.input_gradient(rounded, weight, x.dtype), self.weight_gradient(grad, rounded, kept, weight.dtype)
+
+    def input_gradient(self, rounded: Quantised, weight: Tensor, dtype: torch.dtype) -> Tensor:
+        """dx, from the rounded dy."""
+        right = self.quantised_weight(weight, transposed=True, keep=True)
+        return self.multiply(rounded, right, dtype, is_forward=False)
+
+    def weight_gradient(self, grad: Tensor, rounded: Quantised, kept: Quantised, dtype: torch.dtype) -> Tensor:
+        """dw, from dy, the same rounded, and the rounded x^T."""
+        return self.multiply(self.transpose("gradient", grad, rounded), kept, dtype, is_forward=False)
 
     def quantise(self, role: Role, x: Tensor, *, transposed: bool = False) -> Quantised:
         """Round a matrix `[m, k]` that is to be reduced over k."""
@@ -151,9 +168,7 @@ class _Fp8Product(torch.autograd.Function):
         rounded = layer.quantise("gradient", grad)
         grad_x = grad_weight = None
         if ctx.needs_input_grad[0]:
-            right = layer.quantised_weight(weight, transposed=True, keep=True)
-            grad_x = layer.multiply(rounded, right, ctx.x_dtype, is_forward=False)
+            grad_x = layer.input_gradient(rounded, weight, ctx.x_dtype)
         if ctx.needs_input_grad[1]:
-            left = layer.transpose("gradient", grad, rounded)
-            grad_weight = layer.multiply(left, Quantised(*kept, ctx.tile), weight.dtype, is_forward=False)
+            grad_weight = layer.weight_gradient(grad, rounded, Quantised(*kept, ctx.tile), weight.dtype)
         return grad_x, grad_weight, None, None, None

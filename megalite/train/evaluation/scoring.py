@@ -139,8 +139,7 @@ def _make_batch(requests: Sequence[Request], shape: Shape) -> Batch:
         positions[borders[-1] : stop] = np.arange(stop - borders[-1])
         borders.append(stop)
     arrays = (tokens, labels, scored, positions, np.array(borders, np.int32))
-    longest = int(np.diff(borders).max())
-    return Batch(*map(torch.from_numpy, arrays), longest, torch.arange(num_tokens))
+    return Batch(*map(torch.from_numpy, arrays), shape.seq_len, torch.arange(num_tokens))
 
 
 def _cut(start: int, stop: int, longest: int) -> Iterator[int]:
