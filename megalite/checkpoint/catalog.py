@@ -12,8 +12,9 @@ import re
 import shutil
 from pathlib import Path
 
-from megalite.checkpoint.format import BYTES_PER_PARAMETER, MANIFEST, step_of_name
-from megalite.errors import CheckpointError
+from megalite.checkpoint.format import BYTES_PER_PARAMETER, MANIFEST, read_manifest, step_of_name
+from megalite.errors import CheckpointError, MisnamedError
+from megalite.page.numbers import size
 
 CHECKPOINTS = "checkpoints"
 """Folder of a run that holds its checkpoints."""
@@ -54,16 +55,28 @@ def complete(folder: Path) -> list[Path]:
 
 
 def latest(folder: Path) -> Path | None:
-    """The newest complete checkpoint, or None."""
-    found = complete(folder)
-    return found[-1] if found else None
+    """The newest complete checkpoint that is not named after another step, or None."""
+    return next((path for path in reversed(complete(folder)) if name_problem(path) is None), None)
 
 
 def step_of(folder: Path) -> int:
     """Step of a checkpoint folder, from its name."""
-    step = step_of_name(folder.resolve().name)
+    step = step_of_name(folder.name)
+    if step is None:  # a link to a checkpoint, such as `best`
+        step = step_of_name(folder.resolve().name)
     assert step is not None, folder
     return step
+
+
+def name_problem(folder: Path) -> str | None:
+    """What is wrong with a checkpoint that has another step's name; None where the name is its own."""
+    try:
+        read_manifest(folder)
+    except MisnamedError as error:
+        return str(error)
+    except CheckpointError:
+        pass
+    return None
 
 
 def validation_loss(folder: Path) -> float | None:
@@ -105,7 +118,7 @@ def sweep(folder: Path, attempt: int | None = None) -> None:
         if attempt is None or match is None or int(match.group(1)) <= attempt:
             remove(path)
     for path in folder.glob(f"{DELETED}*"):
-        shutil.rmtree(path, ignore_errors=True)
+        _erase(path)
 
 
 def set_aside(path: Path) -> Path:
@@ -137,7 +150,7 @@ def check_disk(folder: Path, num_parameters: int) -> None:
     free = shutil.disk_usage(folder).free
     if free < needed:
         raise CheckpointError(
-            f"{folder}: the next checkpoint needs {needed / 1e9:.2f} GB and the disk has {free / 1e9:.2f} GB free; "
+            f"{folder}: the next checkpoint needs {size(needed)} and the disk has {size(free)} free; "
             f"make room, lower checkpoint.keep_last, or set run.dir to another disk"
         )
 
@@ -145,9 +158,17 @@ def check_disk(folder: Path, num_parameters: int) -> None:
 def remove(path: Path) -> None:
     """Remove a folder, if it is there, in two moves: whoever would rename or read it finds it whole or not at all."""
     doomed = path.with_name(DELETED + path.name)
-    shutil.rmtree(doomed, ignore_errors=True)
+    _erase(doomed)
     try:
         path.rename(doomed)
     except FileNotFoundError:
         return
-    shutil.rmtree(doomed, ignore_errors=True)
+    _erase(doomed)
+
+
+def _erase(path: Path) -> None:
+    """Remove a folder with all that is in it, or what bears the name of one: a link or a file."""
+    if path.is_symlink() or path.is_file():
+        path.unlink(missing_ok=True)
+    else:
+        shutil.rmtree(path, ignore_errors=True)

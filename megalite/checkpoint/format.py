@@ -223,6 +223,15 @@ def write_manifest(folder: Path, manifest: Manifest) -> None:
         os.fsync(file.fileno())
 
 
+def _why_no_manifest(folder: Path) -> str:
+    if folder.is_symlink() and not folder.exists():
+        target = os.readlink(folder)
+        return f"a link to {target}, which is not there; bring that back (is its disk mounted?), or remove the link"
+    if folder.exists() and not folder.is_dir():
+        return "no folder, so no checkpoint; rename or remove it"
+    return f"no {MANIFEST}, so this is not a complete checkpoint; give a step-… folder"
+
+
 def read_manifest(folder: Path) -> Manifest:
     """Read `manifest.json`.
 
@@ -231,7 +240,7 @@ def read_manifest(folder: Path) -> Manifest:
     """
     path = folder / MANIFEST
     if not path.is_file():
-        raise CheckpointError(f"{folder}: no {MANIFEST}, so this is not a complete checkpoint; give a step-… folder")
+        raise CheckpointError(f"{folder}: {_why_no_manifest(folder)}")
     try:
         text = path.read_bytes().decode("utf-8")
         head = json.loads(text)

@@ -151,7 +151,7 @@ def storage(manifest: Manifest) -> str:
 def _disk_bytes(folder: Path, seen: set[tuple[int, int]]) -> tuple[int, int]:
     """Bytes of a folder's files that are new to `seen`, and of those that are not; adds them to it."""
     new, shared = 0, 0
-    for path in folder.iterdir():
+    for path in folder.iterdir() if folder.is_dir() else ():
         status = path.stat()
         inode = status.st_dev, status.st_ino
         if inode in seen:
@@ -164,7 +164,7 @@ def _disk_bytes(folder: Path, seen: set[tuple[int, int]]) -> tuple[int, int]:
 
 def _modified(folder: Path) -> float:
     manifest = folder / MANIFEST
-    return (manifest if manifest.is_file() else folder).stat().st_mtime
+    return (manifest if manifest.is_file() else folder).lstat().st_mtime
 
 
 def _leftovers(base: Path) -> dict[str, str]:

@@ -29,6 +29,7 @@ from megalite.checkpoint.reader import CheckpointReader
 from megalite.checkpoint.shares import sync
 from megalite.checkpoint.tensor_file import Entry, TensorFile, as_bytes, group_by_size
 from megalite.errors import CheckpointError
+from megalite.page.numbers import size
 
 MERGING = ".merging-"
 DEFAULT_FILE_BYTES = 5 * 10**9
@@ -141,8 +142,7 @@ def _require_room(out: Path, num_bytes: int) -> None:
     free = shutil.disk_usage(out.parent).free
     if free < num_bytes * DISK_MARGIN:
         raise CheckpointError(
-            f"{out}: needs {num_bytes / 1e9:.2f} GB and the disk has {free / 1e9:.2f} GB free; make room, or choose "
-            "another disk"
+            f"{out}: needs {size(num_bytes)} and the disk has {size(free)} free; make room, or choose another disk"
         )
 
 

@@ -16,10 +16,10 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from megalite.checkpoint.catalog import BEST, complete, remove, set_aside, step_of, validation_loss
+from megalite.checkpoint.catalog import BEST, complete, name_problem, remove, set_aside, step_of, validation_loss
 from megalite.checkpoint.format import read_manifest
 from megalite.checkpoint.reader import CheckpointReader
-from megalite.errors import CheckpointError, MisnamedError
+from megalite.errors import CheckpointError
 
 
 @dataclass(frozen=True)
@@ -94,17 +94,6 @@ def point_at_best(folder: Path) -> Path | None:
     partial.symlink_to(best.relative_to(folder.parent), target_is_directory=True)
     os.replace(partial, link)
     return best
-
-
-def name_problem(folder: Path) -> str | None:
-    """What is wrong with a checkpoint that has another step's name; None where the name is its own."""
-    try:
-        read_manifest(folder)
-    except MisnamedError as error:
-        return str(error)
-    except CheckpointError:
-        pass
-    return None
 
 
 def has_all_files(folder: Path) -> bool:

@@ -16,6 +16,7 @@ from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from megalite.config.schema import Section
+from megalite.config.section import LARGEST_NUMBER
 from megalite.errors import did_you_mean
 
 Node = dict[str, Any]
@@ -48,7 +49,8 @@ def _sentence(details: ErrorDetails, settings: _Settings) -> str:
     setting = settings.at(keys)
     if setting is None:
         return f"found {_found(found)}: {details['msg']}"
-    expected = f"expected {_expected(setting)}{_meaning(setting)}"
+    bound = f", and at most {LARGEST_NUMBER:.2g}" if details["type"] in ("too_large", "finite_number") else ""
+    expected = f"expected {_expected(setting)}{bound}{_meaning(setting)}"
     if details["type"] == "missing":
         return f"missing; {expected}"
     hint = did_you_mean(found, _choices(setting)) if isinstance(found, str) else ""

@@ -36,11 +36,13 @@ class Recorder:
         self._plan, self._peak_flops, self.is_writer = plan, peak_flops, is_writer
         self.display: Display | Silence = Silence()
         self._boards: list[Board] = []
+        self.num_redone = 0
+        """Steps that an attempt before had recorded and that come again."""
         if not is_writer:
             return
         folder: Path = config.run.dir
-        for name in ("metrics.jsonl", "layers.jsonl"):
-            drop_steps_after(folder / name, first_step)
+        self.num_redone = drop_steps_after(folder / "metrics.jsonl", first_step)
+        drop_steps_after(folder / "layers.jsonl", first_step)
         self._metrics, self._layers = JsonLines(folder / "metrics.jsonl"), JsonLines(folder / "layers.jsonl")
         self._events = Events(folder / "events.jsonl")
         self.display = Display(total_steps=plan.total_steps, first_step=first_step, log_every=config.monitor.log_every)

@@ -10,7 +10,6 @@ The rank that complains first is seldom the one that failed, so nobody is named 
 
 from __future__ import annotations
 
-import json
 import signal
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
@@ -18,6 +17,7 @@ from enum import Enum
 from pathlib import Path
 
 from megalite.errors import EXIT_BAD_INPUT, EXIT_DONE, EXIT_REQUEUE
+from megalite.train.last_words import read_error
 
 SHELL_SIGNAL = 128
 """What shells, and programs that start others, add to the number of a signal."""
@@ -155,10 +155,5 @@ def _speaks_of_a_peer(error: dict) -> bool:
 
 def read_errors(logs: Path, attempt: int) -> list[dict]:
     """What ranks of an attempt left in a run's logs (`train.worker`); a stale one may have written there since."""
-    errors = []
-    for path in sorted(logs.glob("error-*.json")):
-        try:
-            errors.append(json.loads(path.read_text(encoding="utf-8")))
-        except (OSError, ValueError):  # its rank was killed while it wrote
-            continue
-    return [error for error in errors if error["attempt"] == attempt]
+    errors = map(read_error, sorted(logs.glob("error-*.json")))
+    return [error for error in errors if error is not None and error["attempt"] == attempt]

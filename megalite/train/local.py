@@ -9,7 +9,6 @@ a fifth of the time of a small model.
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import subprocess
@@ -30,11 +29,12 @@ from megalite.train.failures import Failures
 from megalite.train.fit import check_fit
 from megalite.train.heartbeat import read_beats
 from megalite.train.in_place import clock_of
+from megalite.train.last_words import error_path, read_error
 from megalite.train.preflight import preflight
 from megalite.train.run_folder import LOGS
 from megalite.train.signals import PARENT_VARIABLE, STOP_SIGNALS, held
 from megalite.train.watch import Patience, Trouble, find_trouble
-from megalite.train.worker import BEATS_VARIABLE, RENDEZVOUS_VARIABLE, error_path
+from megalite.train.worker import BEATS_VARIABLE, RENDEZVOUS_VARIABLE
 
 ALLOCATOR = {
     "MALLOC_MMAP_THRESHOLD_": str(8 * 2**30),
@@ -265,8 +265,8 @@ def _verdict(run_dir: Path, codes: list[int], *, is_out_of_memory: bool) -> int:
     if all(-code in STOP_SIGNALS for code in codes):
         print("megalite: stopped before the first step; there was nothing to save", file=sys.stderr)
         return EXIT_REQUEUE
-    paths = [error_path(run_dir, rank) for rank in range(len(codes))]
-    errors = [json.loads(path.read_text(encoding="utf-8")) for path in paths if path.exists()]
+    left = (read_error(error_path(run_dir, rank)) for rank in range(len(codes)))
+    errors = [error for error in left if error is not None]
     user_errors = [error for error in errors if error["is_user_error"]]
     if user_errors and EXIT_BAD_INPUT in codes:
         raise UserError(min(user_errors, key=lambda error: error["time"])["message"])

@@ -12,7 +12,6 @@ from torch import Tensor
 from megalite.checkpoint import catalog
 from megalite.checkpoint.format import MANIFEST, Progress, stored_model
 from megalite.checkpoint.reader import CheckpointReader
-from megalite.checkpoint.retention import name_problem
 from megalite.config.model_match import match
 from megalite.config.plan import RunPlan
 from megalite.config.schema import Config, ModelConfig
@@ -69,7 +68,7 @@ def choose_start(config: Config, plan: RunPlan, samples: Samples, axes: Axes, de
     for folder in newest_first(config.run.dir / catalog.CHECKPOINTS, axes):
         problems = verify(folder, axes, device)
         if problems is None:
-            misnamed = filter(None, map(name_problem, catalog.complete(folder.parent)))
+            misnamed = filter(None, map(catalog.name_problem, catalog.complete(folder.parent)))
             damaged += [problem for problem in misnamed if problem not in damaged]
             start = open_checkpoint(folder, samples, f"checkpoint {folder}", tuple(damaged))
             return replace(start, set_aside=set_aside(passed_over, axes))

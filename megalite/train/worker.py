@@ -7,7 +7,6 @@ for whoever started the rank, because the output of many ranks at once tells nob
 from __future__ import annotations
 
 import faulthandler
-import json
 import os
 import signal
 import sys
@@ -23,6 +22,7 @@ from megalite.config.schema import Config
 from megalite.errors import EXIT_BAD_INPUT, EXIT_FAULT, StartError, UserError
 from megalite.host import total_bytes
 from megalite.train.heartbeat import Heart, beat_path
+from megalite.train.last_words import error_path, leave_error
 from megalite.train.run_folder import LOGS
 from megalite.train.signals import StopRequest
 from megalite.train.startup import BUILDING, COMPILING, FIRST_STEP, IMPORTING, LOADING, MEETING, Say, StartUp
@@ -314,7 +314,8 @@ def _record_start(
     if why_not_exportable and step == 0:
         recorder.event("not_exportable", step, why=why_not_exportable)
         recorder.say(f"this model cannot be exported to Hugging Face: {why_not_exportable}")
-    recorder.say(f"starting from {start.origin}, step {step} of {total_steps}")
+    again = f"; {recorder.num_redone:,} steps that were done before come again" if recorder.num_redone else ""
+    recorder.say(f"starting from {start.origin}, step {step} of {total_steps}{again}")
 
 
 def _leave_report(run_dir: Path) -> None:
@@ -334,19 +335,11 @@ def _leave_word(run_dir: Path, place: Place, message: str, *, is_user_error: boo
     rank = place.rank
     record = {"rank": rank, "attempt": place.attempt, "time": time.time(), "is_user_error": is_user_error}
     record["message"] = message
-    path = error_path(run_dir, rank)
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(record), encoding="utf-8")
-    except OSError as error:  # a full disk must not hide the first error
-        print(f"rank {rank}: could not write {path}: {error}", file=sys.stderr)
-    if rank > 0 or RENDEZVOUS_VARIABLE not in os.environ:
+    failure = leave_error(run_dir, rank, record)
+    if failure is not None:
+        print(f"rank {rank}: could not write {error_path(run_dir, rank)}: {failure}", file=sys.stderr)
+    if failure is not None or rank > 0 or RENDEZVOUS_VARIABLE not in os.environ:
         print(f"rank {rank}: {message}", file=sys.stderr, flush=True)
-
-
-def error_path(run_dir: Path, rank: int) -> Path:
-    """Where a rank leaves its error."""
-    return run_dir / "logs" / f"error-{rank}.json"
 
 
 def main() -> None:

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from megalite.checkpoint import catalog
-from megalite.checkpoint.format import MANIFEST
+from megalite.checkpoint.format import MANIFEST, read_manifest
+from megalite.checkpoint.listing import list_checkpoints
 from megalite.errors import CheckpointError
 
 
@@ -70,7 +71,29 @@ def test_a_folder_without_manifest_is_named(tmp_path):
     assert broken not in catalog.complete(tmp_path)
 
 
+@pytest.mark.parametrize("kind", ["file", "dangling link", "link to a folder of another name"])
+def test_what_only_bears_a_checkpoints_name(tmp_path, kind):
+    """It is named by what it is, and it can be set aside and removed; the sound one beside it is the newest."""
+    make(tmp_path, 5)
+    stray, elsewhere = tmp_path / "step-0000009", tmp_path / "elsewhere"
+    if kind == "file":
+        stray.touch()
+    else:
+        stray.symlink_to(elsewhere)
+    if kind == "link to a folder of another name":
+        elsewhere.mkdir()
+    words = {"file": "no folder, so no checkpoint", "dangling link": "a link to .*elsewhere, which is not there"}
+    with pytest.raises(CheckpointError, match=words.get(kind, "no manifest.json")):
+        read_manifest(stray)
+    assert [row.step for row in list_checkpoints(tmp_path).checkpoints] == [5, 9]
+    assert [catalog.step_of(path) for path in catalog.named(tmp_path)] == [5, 9]
+    assert catalog.latest(tmp_path) == tmp_path / "step-0000005"
+    catalog.remove(catalog.set_aside(stray))
+    assert catalog.damaged(tmp_path) == []
+    assert not list(tmp_path.glob(f"{catalog.DELETED}*"))
+
+
 def test_disk_without_room_is_refused(tmp_path):
     """What is needed, what is free, and what to do."""
-    with pytest.raises(CheckpointError, match=r"needs .* GB and the disk has .* GB free; make room"):
+    with pytest.raises(CheckpointError, match=r"needs .* TB and the disk has .*B free; make room"):
         catalog.check_disk(tmp_path, num_parameters=10**15)

@@ -117,6 +117,9 @@ def test_a_folder_of_another_step(tmp_path):
     make(tmp_path, 40).rename(tmp_path / "step-0000013")
     with pytest.raises(CheckpointError, match=r"holds step 40, though its name says 13.*step-0000040"):
         read_manifest(tmp_path / "step-0000013")
+    assert catalog.latest(tmp_path) is None
+    make(tmp_path, 10)
+    assert catalog.latest(tmp_path) == tmp_path / "step-0000010"
 
 
 @pytest.mark.parametrize("name", [13, 60])

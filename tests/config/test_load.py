@@ -179,8 +179,15 @@ class TestSettings:
             ("batch: {seq_len: many}", 'batch.seq_len: found "many", expected a whole number above 0 - Tokens in a'),
             ("parallel: {tp: true}", "parallel.tp: found true, expected a whole number above 0 - Tensor-parallel"),
             ("train: {steps: -1}", "train.steps: found -1, expected a whole number above 0, or null - Number of"),
-            ("optimizer: {lr: .inf}", "optimizer.lr: found Infinity, expected a number above 0 - Peak learning rate"),
-            ("optimizer: {lr: .nan}", "optimizer.lr: found NaN, expected a number above 0 - Peak learning rate"),
+            (
+                "optimizer: {lr: .inf}",
+                "optimizer.lr: found Infinity, expected a number above 0, and at most 9.2e+18 - Peak",
+            ),
+            ("run: {seed: 99999999999999999999}", "run.seed: found 99999999999999999999, expected a whole number of at least 0, and at"),
+            (
+                "optimizer: {lr: .nan}",
+                "optimizer.lr: found NaN, expected a number above 0, and at most 9.2e+18 - P",
+            ),
             ("model: {dropout: 1}", "model.dropout: found 1, expected a number of at least 0 and below 1 - Dropout"),
             ("model: {rope: {fraction: 2}}", "model.rope.fraction: found 2, expected a number above 0 and at most 1 "),
             ("optimizer: {betas: [0.9, 1]}", "optimizer.betas.1: found 1, expected a number of at least 0 and below 1"),

@@ -60,7 +60,10 @@ def fill_the_disk(root: Path, looks_first: bool) -> list[str]:
 
 @pytest.mark.parametrize(
     ("looks_first", "reason"),
-    [(True, r"the next checkpoint needs .* GB and the disk has"), (False, r"\[Errno 28\] No space left on device")],
+    [
+        (True, r"the next checkpoint needs [\d.]+ MB and the disk has [\d.]+ [Mk]B free"),
+        (False, r"\[Errno 28\] No space left on device"),
+    ],
     ids=["told before", "found out while writing"],
 )
 def test_full_disk(small_disk, looks_first, reason):

@@ -11,6 +11,7 @@ from pathlib import Path
 from megalite.checkpoint import catalog
 from megalite.checkpoint.format import MANIFEST
 from megalite.errors import CheckpointError, ConversionError
+from megalite.page.numbers import size
 
 OURS = ("config.json", "step-0000000")
 """What a folder made by a conversion has; nothing else is ever replaced."""
@@ -43,8 +44,7 @@ def require_room(out: Path, num_bytes: int) -> None:
     free = shutil.disk_usage(place).free
     if free < num_bytes * catalog.DISK_MARGIN:
         raise ConversionError(
-            f"{out}: needs {num_bytes / 1e9:.2f} GB and the disk has {free / 1e9:.2f} GB free; make room, or choose "
-            "another disk"
+            f"{out}: needs {size(num_bytes)} and the disk has {size(free)} free; make room, or choose another disk"
         )
 
 
