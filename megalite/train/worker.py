@@ -6,6 +6,7 @@ for whoever started the rank, because the output of many ranks at once tells nob
 
 from __future__ import annotations
 
+import errno
 import faulthandler
 import os
 import signal
@@ -154,9 +155,15 @@ def run_guarded(config: Config, place: Place, work: Callable[[], int]) -> int:
     except StartError as error:
         _leave_word(config.run.dir, place, str(error), is_user_error=False)
         return EXIT_FAULT
-    except BaseException:
-        _leave_word(config.run.dir, place, traceback.format_exc(), is_user_error=False)
+    except BaseException as error:
+        is_full = isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
+        message = _full_disk(config.run.dir, error) if is_full else traceback.format_exc()
+        _leave_word(config.run.dir, place, message, is_user_error=False)
         return EXIT_FAULT
+
+
+def _full_disk(run_dir: Path, error: BaseException) -> str:
+    return f"{error}, with run.dir={run_dir}; make room and start again: the run goes on from its last checkpoint"
 
 
 def connect_rank(

@@ -32,6 +32,9 @@ def layout(**parallel):
 
 
 TIED = {"model": {"tie_embeddings": True}}
+FEW = {"batch": {"micro_batch_size": 4}}
+"""Two micro-batches a step in place of four: under tp each costs some twenty collectives, and these the time."""
+
 ACCUM = {"batch": {"micro_batch_size": 1}}
 SIX = {"batch": {"micro_batch_size": 1, "global_batch_size": 6}}
 GROUPED = {"model": {"num_kv_heads": 2, "qk_norm": True}}
@@ -50,11 +53,12 @@ CASES = {
     ],
     2: [
         *(layout(dp=2, zero_stage=stage) for stage in range(4)),
-        *(layout(tp=2, zero_stage=stage) for stage in range(4)),
-        layout(tp=2, sequence_parallel=True),
-        layout(tp=2, sequence_parallel=True, more={**TIED, "train": {"recompute": "selective"}}),
-        layout(tp=2, more={**GROUPED, "train": {"recompute": "full"}}),
-        layout(tp=2, sequence_parallel=True, more=GROUPED),
+        layout(tp=2, zero_stage=0),
+        *(layout(tp=2, zero_stage=stage, more=FEW) for stage in range(1, 4)),
+        layout(tp=2, sequence_parallel=True, more=FEW),
+        layout(tp=2, sequence_parallel=True, more={**TIED, **FEW, "train": {"recompute": "selective"}}),
+        layout(tp=2, more={**GROUPED, **FEW, "train": {"recompute": "full"}}),
+        layout(tp=2, sequence_parallel=True, more={**GROUPED, **FEW}),
         layout(dp=2, zero_stage=3, more={**TIED, "train": {"recompute": "selective"}}),
         layout(dp=2, zero_stage=3, more={"train": {"recompute": "full"}}),
         layout(pp=2, zero_stage=0),
@@ -67,8 +71,8 @@ CASES = {
     ],
     3: [layout(dp=3, zero_stage=stage, more={**TIED, **SIX}) for stage in range(4)],  # which leaves padding behind
     4: [
-        layout(tp=4),
-        layout(tp=4, sequence_parallel=True, more=TIED),
+        layout(tp=4, more=FEW),
+        layout(tp=4, sequence_parallel=True, more={**TIED, **FEW}),
         layout(dp=4, zero_stage=2, more=ACCUM),
         layout(dp=4, zero_stage=3),
         layout(pp=4),

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import errno
+import os
+
 import pytest
 
-from megalite.errors import UserError
+from megalite.config.schema import Config
+from megalite.errors import EXIT_FAULT, UserError
 from megalite.train import worker
+from megalite.train.last_words import error_path, read_error
 from megalite.train.worker import given_place
 
 NAMES = (
@@ -87,3 +92,17 @@ def test_local_ranks(monkeypatch):
     env = {worker.RENDEZVOUS_VARIABLE: "file:///tmp/x/rendezvous"}
     place = given(monkeypatch, RANK="0", WORLD_SIZE="2", **env)
     assert place == worker.Place(0, 2, 0, "file:///tmp/x/rendezvous")
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT])
+def test_a_full_disk_is_told_in_words(tmp_path, number):
+    """Whoever finds it full, be it a library: not where in the code that was, but what to do."""
+    config = Config(run={"dir": str(tmp_path)}, train={"steps": 1})
+
+    def write() -> int:
+        raise OSError(number, os.strerror(number))
+
+    assert worker.run_guarded(config, worker.Place(0, 1, 0, ""), write) == EXIT_FAULT
+    message = read_error(error_path(tmp_path, 0))["message"]
+    assert message.startswith(f"[Errno {number}] ")
+    assert f"run.dir={tmp_path}; make room and start again" in message
