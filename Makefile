@@ -52,10 +52,13 @@ oracles: $(ORACLES)/.installed  ## other people's programs, which some tests ask
 SPACY := spacy==3.8.18 thinc==8.3.14 blis==1.3.4 cymem==2.0.16 preshed==3.0.15 murmurhash==1.0.16 srsly==2.5.6 \
 	catalogue==2.0.10 wasabi==1.1.3 confection==1.3.4 weasel==1.0.1 spacy-legacy==3.0.12 spacy-loggers==1.0.5
 
+# Transformer Engine's Python alone, apart from the others: Megatron-core uses it where it finds it
+TE_PYTHON := $(VENV)/transformer-engine
+
 $(ORACLES)/.installed: $(INSTALLED) Makefile
 	$(BIN)/python -m pip install -q --no-deps --upgrade --target $(ORACLES) $(SPACY) \
 		|| echo "spaCy could not be fetched: the tests that ask it will be skipped"
-	$(BIN)/python -m pip install -q --no-deps --upgrade --target $(ORACLES) transformer-engine==2.20.2 \
+	$(BIN)/python -m pip install -q --no-deps --upgrade --target $(TE_PYTHON) transformer-engine==2.20.2 \
 		|| echo "the Python of Transformer Engine could not be fetched: the tests that ask it will be skipped"
 	$(BIN)/python -m pip install -q --no-deps --upgrade --target $(ORACLES) \
 		datatrove==0.10.1 loguru==0.7.3 humanize==4.17.0 megatron-core==0.16.1 torchao==0.18.0 && touch $@ \

@@ -75,11 +75,11 @@ def drop_steps_after(path: Path, step: int) -> int:
     kept, dropped = [], 0
     for line in path.read_text(encoding="utf-8").splitlines():
         try:
-            record = json.loads(line)
-        except json.JSONDecodeError:
+            number = json.loads(line)["step"]
+        except (ValueError, KeyError, TypeError):
             dropped += 1
             continue
-        if record["step"] <= step:
+        if number <= step:
             kept.append(line)
         else:
             dropped += 1

@@ -80,7 +80,7 @@ class Controller:
     def was_cancelled(self, job: str) -> bool:
         """Whether a person ended a job, which Slurm has not forgotten yet. To a job that is preempted it does the same,
         when its time of grace is over: such a job has a time of preemption."""
-        fields = self._fields(["squeue", "--noheader", "--states=all", option("jobs", job), f"--Format={ENDING}"])
+        fields = self._fields(["squeue", "--noheader", "--states=all", option("jobs", job), option("Format", ENDING)])
         state, _, preempted_at = fields.partition(" ")
         return state in ("CANCELLED", "COMPLETING") and preempted_at.strip() == "N/A"
 

@@ -18,7 +18,7 @@ from megalite.data.progress import Silent
 from megalite.data.recipe import CleanConfig
 from megalite.data.runners import InProcess, LocalPool
 from megalite.data.tasks import TASKS_FILE, WORK_FOLDER, add_counts, missing_tasks, perform, replacing, run_tasks
-from megalite.errors import DataError
+from megalite.errors import EXIT_REQUEUE, DataError
 from tests.data.factory import all_bytes, corpus_of, prose, write_json_lines
 
 REPOSITORY = Path(__file__).parents[2]
@@ -192,6 +192,35 @@ if __name__ == "__main__":
     os.killpg(process.pid, signal.SIGINT)
     out, error = process.communicate(timeout=60)
     assert (out, error) == ("interrupted\n", "")
+
+
+def test_stopped_by_the_system(tmp_path):
+    """SIGTERM, as a service manager or a batch system sends it: the station says so, and its tasks end in order."""
+    script = """
+from pathlib import Path
+from megalite.cli.data.options import working
+import tests.data.test_tasks as here
+import megalite.data.runners.local as local
+if __name__ == "__main__":
+    local.perform = here.sleep_shortly
+    with working(2) as (_, runner):
+        for number in runner.run(Path(), "phase", range(50)):
+            print("done", flush=True)
+"""
+    path = tmp_path / "script.py"
+    path.write_text(script)
+    process = subprocess.Popen(
+        [sys.executable, str(path)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
+    )
+    assert process.stdout.readline() == "done\n"
+    process.terminate()
+    _, error = process.communicate(timeout=60)
+    assert process.returncode == EXIT_REQUEUE
+    assert error.strip() == "stopped by SIGTERM; run the same command again to go on"
 
 
 def sleep_shortly(folder: Path, phase: str, number: int) -> None:

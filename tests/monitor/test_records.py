@@ -8,15 +8,15 @@ from megalite.monitor.records import Events, JsonLines, drop_steps_after
 
 
 def test_lines_of_redone_steps_go(tmp_path):
-    """Steps after the resumed one, and a line cut short by a crash, are dropped; the rest stays to the byte."""
+    """Steps after the resumed one, a line cut short by a crash and what is no record go; the rest stays to the byte."""
     path = tmp_path / "metrics.jsonl"
     lines = JsonLines(path)
     for step in range(1, 6):
         lines.write({"step": step, "loss": 0.1 * step})
     lines.close()
     whole = path.read_text().splitlines()
-    path.write_text(path.read_text() + '{"step": 6, "lo')
-    assert drop_steps_after(path, 3) == 3
+    path.write_text(path.read_text() + '[]\n5\n{"loss": 1}\n{"step": 6, "lo')
+    assert drop_steps_after(path, 3) == 6
     assert path.read_text().splitlines() == whole[:3]
     assert drop_steps_after(path, 3) == 0
     assert drop_steps_after(tmp_path / "none.jsonl", 3) == 0

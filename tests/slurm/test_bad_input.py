@@ -33,7 +33,7 @@ def test_refusals_on_a_cluster(tmp_path, cluster):
     cannot be written: each in a sentence, and nothing gets into the queue."""
     config = write_run(tmp_path, **SECTIONS)
     for arguments, profile, sentence in [
-        ((), {"partition": "gpu"}, "partition: sinfo shows no gpu; there are urgent, main"),
+        ((), {"partition": "gpu"}, "partition: sinfo shows no gpu; there are urgent, brief, main"),
         ((), {"gpus_per_node": 4}, "gpus_per_node: found 4, and nodes of main have at most 2; set it to 2"),
         ((), {"spares": 9}, "10 nodes are needed, spares included, and main has 6"),
         ((), {"time_limit": "2:00"}, "time_limit: 2:00 is 120 s, and 120 s of it are for saving"),

@@ -5,12 +5,16 @@ them is another question.
 
 from __future__ import annotations
 
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.data.oracles.child import ask, need
 from tests.stand_in.build import build
+
+FOLDER = Path(sys.prefix) / "transformer-engine"
 
 DELAYED_TOLERANCE = 1e-4
 """Theirs keeps 1/scale and ours multiplies with it, so that a bf16 number falls to the other side now and then."""
@@ -24,8 +28,8 @@ def answer() -> dict[str, Any]:
     library, why = build()
     if library is None:
         pytest.skip(why)
-    need("transformer_engine")
-    return ask("te_child", {"library": str(library)}, package=__package__)
+    need("transformer_engine", FOLDER)
+    return ask("te_child", {"library": str(library)}, package=__package__, folder=FOLDER)
 
 
 @pytest.mark.parametrize("recipe", ["current", "block"])

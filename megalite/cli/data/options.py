@@ -90,8 +90,9 @@ def working(workers: int | None) -> Iterator[Working]:
     """Progress on this terminal, and a pool of processes."""
     from megalite.data.progress import progress_on
     from megalite.data.runners import LocalPool, default_workers
+    from megalite.data.runners.driving import stopping_in_order
 
-    with progress_on() as progress, LocalPool(workers or default_workers()) as runner:
+    with progress_on() as progress, stopping_in_order(), LocalPool(workers or default_workers()) as runner:
         yield Working(progress, runner)
 
 

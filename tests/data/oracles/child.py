@@ -22,17 +22,17 @@ FOLDER = Path(sys.prefix) / "oracles"
 CHILD_SECONDS = 300
 
 
-def need(package: str) -> None:
+def need(package: str, folder: Path = FOLDER) -> None:
     """Skip the test where a package is not among the oracles."""
-    if not (FOLDER / package).is_dir():
-        pytest.skip(f"no {package} in {FOLDER}: make oracles")
+    if not (folder / package).is_dir():
+        pytest.skip(f"no {package} in {folder}: make oracles")
 
 
-def ask(module: str, question: dict[str, Any], package: str = __package__) -> Any:
+def ask(module: str, question: dict[str, Any], package: str = __package__, folder: Path = FOLDER) -> Any:
     """Run a module of this folder, or of another package, as a program: JSON to its standard input, JSON from its last
     line of output."""
     command = [sys.executable, "-W", "ignore", "-m", f"{package}.{module}"]
-    environment = {**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{FOLDER}", "CUDA_VISIBLE_DEVICES": ""}
+    environment = {**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{folder}", "CUDA_VISIBLE_DEVICES": ""}
     outcome = subprocess.run(
         command,
         input=json.dumps(question),
