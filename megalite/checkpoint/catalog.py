@@ -12,7 +12,7 @@ import re
 import shutil
 from pathlib import Path
 
-from megalite.checkpoint.format import BYTES_PER_PARAMETER, MANIFEST, read_manifest, step_of_name
+from megalite.checkpoint.format import BYTES_PER_PARAMETER, MANIFEST, read_manifest, step_of_folder, step_of_name
 from megalite.errors import CheckpointError, MisnamedError
 from megalite.page.numbers import size
 
@@ -48,7 +48,7 @@ def named(folder: Path) -> list[Path]:
 
 def complete(folder: Path) -> list[Path]:
     """Complete checkpoints below a run folder or its `checkpoints` folder, oldest first; a checkpoint is its own."""
-    if (folder / MANIFEST).is_file() and step_of_name(folder.resolve().name) is not None:
+    if (folder / MANIFEST).is_file() and step_of_folder(folder) is not None:
         return [folder]
     base = folder / CHECKPOINTS if (folder / CHECKPOINTS).is_dir() else folder
     return [path for path in named(base) if (path / MANIFEST).is_file()]
@@ -61,9 +61,7 @@ def latest(folder: Path) -> Path | None:
 
 def step_of(folder: Path) -> int:
     """Step of a checkpoint folder, from its name."""
-    step = step_of_name(folder.name)
-    if step is None:  # a link to a checkpoint, such as `best`
-        step = step_of_name(folder.resolve().name)
+    step = step_of_folder(folder)
     assert step is not None, folder
     return step
 

@@ -209,6 +209,12 @@ def step_of_name(name: str) -> int | None:
     return int(match[1]) if match else None
 
 
+def step_of_folder(folder: Path) -> int | None:
+    """The step in a folder's own name or, for a link such as `best`, in the name of what it leads to."""
+    step = step_of_name(folder.name)
+    return step_of_name(folder.resolve().name) if step is None else step
+
+
 def write_manifest(folder: Path, manifest: Manifest) -> None:
     """Write and sync `manifest.json`, with a checksum of itself."""
     head = {"format": FORMAT, "version": VERSION, "checksum": _NO_CHECKSUM}
@@ -353,7 +359,7 @@ def _check_names(path: Path, manifest: Manifest) -> None:
 
 def _check_step(folder: Path, manifest: Manifest) -> None:
     """Refuse a folder that was given another step's name."""
-    named, held = step_of_name(folder.resolve().name), manifest.progress.step
+    named, held = step_of_folder(folder), manifest.progress.step
     if named is not None and named != held:
         raise MisnamedError(
             f"{folder}: holds step {held}, though its name says {named}; give it its name back: {folder_name(held)}"

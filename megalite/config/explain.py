@@ -22,6 +22,9 @@ from megalite.errors import did_you_mean
 Node = dict[str, Any]
 """A node of the JSON schema."""
 
+UPPER_BOUNDS = {"maximum", "exclusiveMaximum"}
+"""What a setting has that is bounded more tightly than all numbers are."""
+
 LONGEST_FOUND = 60
 """Characters of a wrong value that a message shows."""
 
@@ -49,7 +52,8 @@ def _sentence(details: ErrorDetails, settings: _Settings) -> str:
     setting = settings.at(keys)
     if setting is None:
         return f"found {_found(found)}: {details['msg']}"
-    bound = f", and at most {LARGEST_NUMBER:.2g}" if details["type"] in ("too_large", "finite_number") else ""
+    is_beyond_all = details["type"] in ("too_large", "finite_number") and not setting.keys() & UPPER_BOUNDS
+    bound = f", and at most {LARGEST_NUMBER:.2g}" if is_beyond_all else ""
     expected = f"expected {_expected(setting)}{bound}{_meaning(setting)}"
     if details["type"] == "missing":
         return f"missing; {expected}"

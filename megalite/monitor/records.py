@@ -66,7 +66,7 @@ def drop_cut_line(path: Path) -> None:
 
 
 def drop_steps_after(path: Path, step: int) -> int:
-    """Remove the lines of later steps, and a line cut short by a crash. Returns how many went.
+    """Remove the lines of later steps, a line cut short by a crash and what is no record. Returns how many went.
 
     The file is a new one in any case: a stale attempt that still holds the old one writes into nothing.
     """

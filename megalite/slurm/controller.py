@@ -78,8 +78,8 @@ class Controller:
                 self._ask(["scancel", "--quiet", job])
 
     def was_cancelled(self, job: str) -> bool:
-        """Whether a person ended a job, which Slurm has not forgotten yet. To a job that is preempted it does the same,
-        when its time of grace is over: such a job has a time of preemption."""
+        """Whether a person ended a job; False for one that Slurm has forgotten. A preempted job that outlives its time
+        of grace is ended by Slurm in the same way, but has a time of preemption."""
         fields = self._fields(["squeue", "--noheader", "--states=all", option("jobs", job), option("Format", ENDING)])
         state, _, preempted_at = fields.partition(" ")
         return state in ("CANCELLED", "COMPLETING") and preempted_at.strip() == "N/A"

@@ -132,7 +132,9 @@ def find_rate(config: Config, world_size: int, sweep: Sweep) -> Found | None:
         UserError: the run cannot start, or the loss was never finite.
     """
     if not 0.0 < sweep.first < sweep.last < math.inf:
-        raise UserError(f"--from {sweep.first:g} --to {sweep.last:g}: expected two rates above 0, the first the lower")
+        raise UserError(
+            f"--from {sweep.first:g} --to {sweep.last:g}: expected two finite rates above 0, the first the lower"
+        )
     place = given_place()
     with tempfile.TemporaryDirectory(prefix="megalite-") as name:
         folder = Path(name)

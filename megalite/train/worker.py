@@ -321,7 +321,7 @@ def _record_start(
     if why_not_exportable and step == 0:
         recorder.event("not_exportable", step, why=why_not_exportable)
         recorder.say(f"this model cannot be exported to Hugging Face: {why_not_exportable}")
-    again = f"; {recorder.num_redone:,} steps that were done before come again" if recorder.num_redone else ""
+    again = f"; steps done before that come again: {recorder.num_redone:,}" if recorder.num_redone else ""
     recorder.say(f"starting from {start.origin}, step {step} of {total_steps}{again}")
 
 

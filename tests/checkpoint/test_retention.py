@@ -118,6 +118,11 @@ def test_a_folder_of_another_step(tmp_path):
     with pytest.raises(CheckpointError, match=r"holds step 40, though its name says 13.*step-0000040"):
         read_manifest(tmp_path / "step-0000013")
     assert catalog.latest(tmp_path) is None
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "step-0000060").symlink_to(make(tmp_path / "elsewhere", 40))
+    assert catalog.latest(tmp_path) is None, "a link's own name counts, where it has a step"
+    (tmp_path / "best").symlink_to(tmp_path / "elsewhere" / "step-0000040")
+    assert catalog.step_of(tmp_path / "best") == 40
     make(tmp_path, 10)
     assert catalog.latest(tmp_path) == tmp_path / "step-0000010"
 

@@ -159,6 +159,20 @@ def test_dead_workers_are_not_waited_for(monkeypatch):
     assert len(workers) == 2
 
 
+def start(script: str, folder: Path) -> subprocess.Popen:
+    """A script as a process in a session of its own."""
+    path = folder / "script.py"
+    path.write_text(script)
+    return subprocess.Popen(
+        [sys.executable, str(path)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
+        start_new_session=True,
+    )
+
+
 @pytest.mark.parametrize("seconds", [0.2, 0.8, 1.6])
 def test_interrupted_while_workers_load(tmp_path, seconds):
     """Ctrl-C to the whole group, as a terminal sends it: the parent's own word, and no traceback of a worker."""
@@ -177,16 +191,7 @@ if __name__ == "__main__":
     except KeyboardInterrupt:
         print("interrupted", flush=True)
 """
-    path = tmp_path / "script.py"
-    path.write_text(script)
-    process = subprocess.Popen(
-        [sys.executable, str(path)],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
-        start_new_session=True,
-    )
+    process = start(script, tmp_path)
     assert process.stdout.readline() == "begins\n"
     time.sleep(seconds)
     os.killpg(process.pid, signal.SIGINT)
@@ -207,15 +212,7 @@ if __name__ == "__main__":
         for number in runner.run(Path(), "phase", range(50)):
             print("done", flush=True)
 """
-    path = tmp_path / "script.py"
-    path.write_text(script)
-    process = subprocess.Popen(
-        [sys.executable, str(path)],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
-    )
+    process = start(script, tmp_path)
     assert process.stdout.readline() == "done\n"
     process.terminate()
     _, error = process.communicate(timeout=60)

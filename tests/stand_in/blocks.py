@@ -1,9 +1,7 @@
 """Blocks compiled for a device that is none: how many graphs they take, and what of them is multiplied again.
 
-    python -m tests.stand_in.blocks LIBRARY
-
-Prints a line of JSON. The compiler's own front and its cut into a forward and a backward pass are real; its kernels,
-which need Triton and a GPU, are torch's eager ones.
+Asked by `test_blocks`; the question is the library of the device. The compiler's own front and its cut into a forward
+and a backward pass are real; its kernels, which need Triton and a GPU, are torch's eager ones.
 """
 
 from __future__ import annotations
@@ -23,12 +21,14 @@ NUM_LAYERS, SEQ_LEN = 2, 64
 BATCHES = ((64,), (10, 54), (3, 1, 60), (20, 20, 24))
 """Lengths of documents: another number of them must not have a block compiled anew."""
 
+KINDS = ("none", "selective", "full")
+
 FORMATS = ("bf16", "current", "delayed", "rowwise")
 
 
-def main() -> None:
+def main(library: str) -> dict[str, Any]:
     """Try every format and every recomputation."""
-    device = pretend(Path(sys.argv[1]))
+    device = pretend(Path(library))
     import torch
 
     torch.set_num_threads(1)
@@ -37,11 +37,8 @@ def main() -> None:
         "compiled": {name: _compare(name, graphs) for name in FORMATS},
         "products": {f"{name} {kind}": _products(name, kind) for name in ("bf16", "current") for kind in KINDS},
     }
-    print(json.dumps(answer))
     del device
-
-
-KINDS = ("none", "selective", "full")
+    return answer
 
 
 def _count_graphs() -> list[Any]:
@@ -134,4 +131,4 @@ def _products(name: str, kind: str) -> dict[str, int]:
 
 
 if __name__ == "__main__":
-    main()
+    print(json.dumps(main(json.loads(sys.stdin.read())["library"])))

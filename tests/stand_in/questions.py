@@ -15,13 +15,11 @@ SMALL = 64
 
 OLD_GPU = "Tesla T4"
 
-LINK_PORT = 29873
 
-
-def ask_all(folder: Path, rank: int, world_size: int) -> None:
+def ask_all(folder: Path, rank: int, world_size: int, port: int) -> None:
     """Each question once; those about links need two ranks."""
     if world_size == 2:
-        _ask_link(rank)
+        _ask_link(rank, port)
         return
     device = torch.device("cuda", 0)
     _ask_machine(folder)
@@ -91,9 +89,9 @@ def _ask_fp8(device: torch.device) -> None:
         torch.cuda.get_device_capability, torch.cuda.get_device_name = found, name
 
 
-def _ask_link(rank: int) -> None:
+def _ask_link(rank: int, port: int) -> None:
     from megalite.slurm import link_check
 
     dist.destroy_process_group()  # of the runs before
     link_check.NUM_BYTES["nccl"] = 2**17
-    assert link_check._measure_pair(f"tcp://127.0.0.1:{LINK_PORT}", rank, "nccl", "token") > 0
+    assert link_check._measure_pair(f"tcp://127.0.0.1:{port}", rank, "nccl", "token") > 0

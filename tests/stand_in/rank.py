@@ -2,8 +2,8 @@
 
     python -m tests.stand_in.rank JOB.json RANK
 
-The job: the library, the number of ranks, the folder, for each run its name and what is set in its config, and the name
-of a run that may lock no memory. The
+The job: the library, the number of ranks, the folder, for each run its name and what is set in its config, the name of
+a run that may lock no memory, and a free port. The
 answer is `NAME-RANK.json` in the folder; `lines-RANK.json` says which lines for CUDA have run.
 """
 
@@ -59,7 +59,7 @@ def main(job: dict[str, Any], rank: int) -> None:
         (folder / f"{name}-{rank}.json").write_text(json.dumps(answer))
         if code:
             sys.exit(f"{name}: exit code {code}")
-    ask_all(folder, rank, job["world_size"])
+    ask_all(folder, rank, job["world_size"], job["port"])
     (folder / f"lines-{rank}.json").write_text(json.dumps({file: sorted(run) for file, run in lines.run.items()}))
 
 

@@ -2,18 +2,12 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
 from typing import Any
 
 import pytest
 
-from tests.kit.paths import ROOT
-from tests.kit.runs import clean_environment
+from tests.data.oracles.child import ask
 from tests.stand_in.build import build
-
-CHILD_SECONDS = 300
 
 
 @pytest.fixture(scope="module")
@@ -21,18 +15,7 @@ def answer() -> dict[str, Any]:
     library, why = build()
     if library is None:
         pytest.skip(why)
-    command = [sys.executable, "-W", "ignore", "-m", "tests.stand_in.blocks", str(library)]
-    done = subprocess.run(
-        command,
-        cwd=ROOT,
-        env=clean_environment(),
-        capture_output=True,
-        text=True,
-        timeout=CHILD_SECONDS,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    return json.loads(done.stdout.splitlines()[-1])
+    return ask("blocks", {"library": str(library)}, package=__package__)
 
 
 @pytest.mark.parametrize("name", ["bf16", "current", "delayed", "rowwise"])

@@ -7,6 +7,7 @@ Numbers come from kernels on the CPU: what is compared is that nothing is mixed 
 from __future__ import annotations
 
 import json
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -96,6 +97,9 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Path, list
         write_run(folder)
         job = {"library": str(library), "world_size": world_size, "folder": str(folder)}
         job["unlocked"] = UNLOCKED
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            job["port"] = free.getsockname()[1]
         job["runs"] = {name: [*COMMON, *overrides] for name, overrides in cases.items()}
         _start(folder, job)
         for name in cases:

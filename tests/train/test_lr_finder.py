@@ -134,9 +134,9 @@ def test_what_is_read_off():
 def test_refused_before_it_starts(tmp_path):
     """Rates that do not rise, and whatever a training would be refused for."""
     config = load_config(write_run(tmp_path))
-    with pytest.raises(UserError, match=r"--from 1 --to 0\.1: expected two rates above 0, the first the lower"):
+    with pytest.raises(UserError, match=r"--from 1 --to 0\.1: expected two finite rates above 0, the first the lower"):
         find_rate(config, 2, Sweep(1.0, 0.1))
-    with pytest.raises(UserError, match=r"--from 1 --to inf: expected two rates above 0"):
+    with pytest.raises(UserError, match=r"--from 1 --to inf: expected two finite rates above 0"):
         find_rate(config, 2, Sweep(1.0, float("inf")))
     with pytest.raises(UserError, match=r"data\.train"):
         find_rate(config.model_copy(update={"data": config.data.model_copy(update={"train": ()})}), 2, Sweep())
