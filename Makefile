@@ -129,7 +129,7 @@ fuzz: $(INSTALLED) transformers-4  ## thousands of inputs that nobody would writ
 	$(BIN)/python -m pytest tests/fuzz --fuzz $(FUZZ) --timeout 7200
 	PYTHONPATH=$(TRANSFORMERS_4) $(BIN)/python -m pytest tests/fuzz/test_hf_config.py --fuzz $(FUZZ) --timeout 7200
 
-lint: $(INSTALLED)  ## style and formatting
+lint: $(INSTALLED)  ## style, formatting and types
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import torch
@@ -27,3 +28,25 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="session")
+def tokenizer_folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """A small tokenizer of each kind, trained on half a megabyte of Python's library."""
+    from megalite.corpus.corpus import Corpus
+    from megalite.corpus.recipe import DocumentSource
+    from megalite.corpus.stations.train_tokenizer import train_tokenizer
+    from megalite.tokenizer.settings import TokenizerConfig
+    from tests.kit.data import KINDS
+
+    root = tmp_path_factory.mktemp("tokenizers")
+    corpus = Corpus([DocumentSource(kind="python", max_mb=0.5)])
+    for kind in KINDS:
+        train_tokenizer(corpus, root / kind, TokenizerConfig(kind=kind, vocab_size=800))
+    return {kind: root / kind for kind in KINDS}
+
+
+@pytest.fixture(scope="session")
+def tokenizer_folder(tokenizer_folders: dict[str, Path]) -> Path:
+    """A small SentencePiece BPE tokenizer."""
+    return tokenizer_folders["sentencepiece-bpe"]

@@ -15,8 +15,11 @@ PACKAGE = ROOT / "megalite"
 
 FLOORS = (
     ("errors", "host"),
-    ("slurm_commands", "slurm_words", "page", "starter"),
+    ("records", "kernel", "texts", "slurm_commands", "slurm_words", "page", "starter"),
+    ("progress",),
     ("config",),
+    ("stations",),
+    ("tokenizer",),
     ("data",),
     ("parallel",),
     ("layers",),
@@ -24,6 +27,7 @@ FLOORS = (
     ("optim",),
     ("engine",),
     ("checkpoint",),
+    ("corpus",),
     ("planner", "monitor", "report"),
     ("train",),
     ("slurm",),
@@ -31,23 +35,38 @@ FLOORS = (
 )
 """From the ground up. A module may import from its own room and from floors below it."""
 
+FLOORS_INSIDE: dict[str, tuple[tuple[str, ...], ...]] = {
+    "data": (
+        ("settings", "columns", "index_checks", "sample", "order"),
+        ("indexed",),
+        ("gather", "best_fit", "pack_report"),
+        ("layout",),
+        ("ranking", "sources"),
+        ("mix",),
+        ("mix_plan",),
+        ("account", "samples", "pack"),
+        ("audit", "loader", "show", "verify"),
+    ),
+}
+"""The same inside a room, by file or folder. On one floor files may import each other, but never in a circle."""
+
 CONFINED = {
     "deepspeed": ("engine", "checkpoint"),
     "transformer_engine": ("layers/te.py",),
-    "transformers": ("checkpoint/hf", "data"),
+    "transformers": ("checkpoint/hf", "tokenizer"),
     "tensorboard": ("monitor",),
     "wandb": ("monitor/wandb.py",),
     "matplotlib": ("monitor",),
-    "ftfy": ("data/repair/mojibake.py",),
-    "py3langid": ("data/language.py",),
-    "spacy": ("data/rules/english.py",),
-    "resiliparse": ("data/html.py",),
-    "warcio": ("data/warc.py",),
-    "ray": ("data/runners/ray.py",),
-    "gigatoken": ("data/encoders/giga.py",),
-    "datasets": ("data/hub.py",),
+    "ftfy": ("corpus/repair/mojibake.py",),
+    "py3langid": ("corpus/language.py",),
+    "spacy": ("corpus/rules/english.py",),
+    "resiliparse": ("corpus/reading/html.py",),
+    "warcio": ("corpus/reading/warc.py",),
+    "ray": ("stations/runners/ray.py",),
+    "gigatoken": ("tokenizer/encoders/giga.py",),
+    "datasets": ("corpus/reading/hub.py",),
     "lm_eval": ("train/evaluation/harness.py",),
-    "fsspec": ("data/remote.py",),
+    "fsspec": ("corpus/reading/remote.py",),
 }
 """Packages that only some places may import."""
 
@@ -83,6 +102,10 @@ def imports(path: Path) -> list[str]:
     return found
 
 
+def is_package(path: Path) -> bool:
+    return (path / "__init__.py").exists()
+
+
 def room(path: Path) -> str:
     return path.relative_to(PACKAGE).parts[0].removesuffix(".py")
 
@@ -101,6 +124,24 @@ def test_imports_run_downward():
                 continue
             there = name.split(".")[1]
             if there in floor and there != here and floor[there] >= floor[here]:
+                complaints.append(f"{path.relative_to(ROOT)} imports {name}")
+    assert not complaints, "\n".join(complaints)
+
+
+@pytest.mark.parametrize("room_name", FLOORS_INSIDE)
+def test_imports_run_downward_inside_a_room(room_name):
+    """The same inside a room, whose every file has a floor."""
+    floor = {name: number for number, names in enumerate(FLOORS_INSIDE[room_name]) for name in names}
+    there = {path.stem for path in (PACKAGE / room_name).iterdir() if path.suffix == ".py" or is_package(path)}
+    assert set(floor) == there - {"__init__"}
+    complaints = []
+    for path in (PACKAGE / room_name).rglob("*.py"):
+        here = Path(path.relative_to(PACKAGE).parts[1]).stem
+        for name in imports(path):
+            if not name.startswith(f"megalite.{room_name}.") or here == "__init__":
+                continue
+            other = name.split(".")[2]
+            if floor[other] > floor[here]:
                 complaints.append(f"{path.relative_to(ROOT)} imports {name}")
     assert not complaints, "\n".join(complaints)
 

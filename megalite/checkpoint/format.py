@@ -36,8 +36,8 @@ from pydantic import ConfigDict, TypeAdapter, ValidationError
 from megalite.config.plan import FILLED
 from megalite.config.schema import ModelConfig
 from megalite.data.account import Account
-from megalite.data.records import explain
 from megalite.errors import CheckpointError, MisnamedError
+from megalite.records import explain
 
 FORMAT = "megalite-checkpoint"
 VERSION = 3

@@ -31,7 +31,7 @@ def report(
     import time
     from contextlib import nullcontext
 
-    from megalite.data.progress import progress_on
+    from megalite.progress import progress_on
     from megalite.report.sections import status
     from megalite.report.write import metrics_bytes, write_report
 

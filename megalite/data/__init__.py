@@ -1,1 +1,1 @@
-"""From raw text to batches."""
+"""What training reads: token files, packed sequences, their mixture and order, batches."""

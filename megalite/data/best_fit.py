@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from megalite.data.kernel import kernel
+from megalite.kernel import kernel
 
 
 @kernel

@@ -21,9 +21,8 @@ from __future__ import annotations
 import numpy as np
 
 from megalite.data.indexed import Stream
-from megalite.data.kernel import kernel
-from megalite.data.layout import Cut
-from megalite.data.sample import NO_DOCUMENT, NO_TOKEN, Rows
+from megalite.data.sample import NO_DOCUMENT, NO_TOKEN, Cut, Rows
+from megalite.kernel import kernel
 
 DAMAGED = -1
 """Returned in place of the largest token when a piece points outside the stream or does not fit in its row."""

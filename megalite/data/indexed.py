@@ -45,18 +45,9 @@ DTYPES = {
 
 CODES = {dtype: code for code, dtype in DTYPES.items()}
 
-UINT16_BELOW_VOCAB = 65_500
-"""Megatron stores vocabularies smaller than this in uint16."""
-
-
 COPY_BYTES = 1 << 24
 
 DOCUMENTS_AT_ONCE = 1 << 16
-
-
-def token_dtype(vocab_size: int) -> np.dtype:
-    """The type Megatron picks for a vocabulary: uint16 where it fits, else int32."""
-    return np.dtype(np.uint16 if vocab_size < UINT16_BELOW_VOCAB else np.int32)
 
 
 def bin_path(prefix: Path) -> Path:

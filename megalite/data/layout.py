@@ -13,14 +13,14 @@ from __future__ import annotations
 from functools import cache
 from pathlib import Path
 from types import ModuleType
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 import numpy as np
 
 from megalite.data.columns import map_column
 from megalite.data.index_checks import cut_damage
 from megalite.data.indexed import IndexedTokens
-from megalite.data.sample import Rows
+from megalite.data.sample import Cut, Pieces, Rows
 from megalite.errors import DataError
 
 BORDERS_FILE = "sample_borders.npy"
@@ -30,30 +30,6 @@ DOCUMENTS_FILE = "piece_documents.npy"
 
 COLUMNS = {BORDERS_FILE: np.int64, STARTS_FILE: np.int64, LENGTHS_FILE: np.int32, DOCUMENTS_FILE: np.int64}
 """The files of a packed folder, in the order of `Cut`."""
-
-
-class Pieces(NamedTuple):
-    """The pieces of documents in one sample, in order: int64 [pieces] each."""
-
-    starts: np.ndarray
-    """Position in the stream of tokens."""
-    lengths: np.ndarray
-    """Tokens."""
-    documents: np.ndarray
-    """Document in the stream."""
-
-
-class Cut(NamedTuple):
-    """Pieces of many samples: those of sample s are borders[s] to borders[s + 1] of the other columns."""
-
-    borders: np.ndarray
-    """int64 [samples + 1]"""
-    starts: np.ndarray
-    """int64 [pieces]: place in the stream."""
-    lengths: np.ndarray
-    """[pieces] tokens; int32 on disk."""
-    documents: np.ndarray
-    """int64 [pieces]: document in the stream."""
 
 
 class Layout(Protocol):

@@ -27,7 +27,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 
 from megalite.data.order import IntOrArray, KeyedPermutation, permute_each
-from megalite.data.rank import RankedOrder
+from megalite.data.ranking import RankedOrder
 
 BLOCK = 100_000
 """Weights are rounded to this fraction; no source gets less than one sample a block."""

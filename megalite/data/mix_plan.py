@@ -70,7 +70,7 @@ class MixSettings:
     stages: tuple[StageSettings, ...] = ()
     """The run in parts; empty for one."""
     ranks: Mapping[str, Path] = field(default_factory=dict)
-    """Files written by `rank.write_ranks`, by source: its samples come in rising order of their score in each epoch."""
+    """Files of `ranking.write_ranks`, by source: its samples come in rising order of their score in each epoch."""
     rank_stretches: int = 100
     """Parts of such an order that are shuffled within themselves."""
 

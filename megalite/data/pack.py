@@ -23,11 +23,11 @@ import numpy as np
 from megalite.data.indexed import IndexedTokens
 from megalite.data.layout import BORDERS_FILE, DOCUMENTS_FILE, LENGTHS_FILE, STARTS_FILE, ConcatLayout
 from megalite.data.pack_report import PackStatistics
-from megalite.data.progress import Progress, Silent
-from megalite.data.recipe import PackConfig
+from megalite.data.settings import PackConfig
 from megalite.data.sources import open_tokens
-from megalite.data.station import StationResult, run_station
 from megalite.errors import DataError
+from megalite.progress import Progress, Silent
+from megalite.stations.station import StationResult, run_station
 
 WALK_DOCUMENTS = 1 << 18
 """Documents, or sequences, counted at a time where nothing else sets a window: some tens of megabytes."""

@@ -41,6 +41,30 @@ class Sample:
     masks. A document cut by a sample's start begins at 0 there. 0 always begins a span of attention."""
 
 
+class Pieces(NamedTuple):
+    """The pieces of documents in one sample, in order: int64 [pieces] each."""
+
+    starts: np.ndarray
+    """Position in the stream of tokens."""
+    lengths: np.ndarray
+    """Tokens."""
+    documents: np.ndarray
+    """Document in the stream."""
+
+
+class Cut(NamedTuple):
+    """Pieces of many samples: those of sample s are borders[s] to borders[s + 1] of the other columns."""
+
+    borders: np.ndarray
+    """int64 [samples + 1]"""
+    starts: np.ndarray
+    """int64 [pieces]: place in the stream."""
+    lengths: np.ndarray
+    """[pieces] tokens; int32 on disk."""
+    documents: np.ndarray
+    """int64 [pieces]: document in the stream."""
+
+
 class Rows(NamedTuple):
     """Samples one below the other; every array is [rows, seq_len]."""
 

@@ -24,11 +24,11 @@ from megalite.data.account import Account
 from megalite.data.indexed import bin_path
 from megalite.data.mix import BLOCK, InTurn, ShuffledMixture, round_to_quotas
 from megalite.data.mix_plan import PLAIN, MixPlan, MixSettings, SourceSize, StageSettings, plan_mix, resolve_stages
-from megalite.data.rank import open_ranks
+from megalite.data.ranking import open_ranks
 from megalite.data.sample import NO_DOCUMENT, Rows, Sample, empty_rows
 from megalite.data.sources import TokenizerRecord, TokenSource, largest_token, open_source
-from megalite.data.tokenizer import Tokenizer
 from megalite.errors import DataError
+from megalite.tokenizer.tokenizer import Tokenizer
 
 
 class Identity(NamedTuple):
@@ -245,7 +245,7 @@ def open_samples(
         names=[size.name for size in sizes],
         seed=seed,
         stages=stages,
-        ranks=(ranks := open_ranks(sizes, mix)),
+        ranks=(ranks := open_ranks(mix.ranks, {size.name: size.num_samples for size in sizes})),
         num_stretches=mix.rank_stretches,
     )
     turns = [[stage.stop, round_to_quotas(stage.weights, BLOCK).tolist()] for stage in stages]

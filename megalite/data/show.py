@@ -16,9 +16,9 @@ from megalite.config.batch_sizes import BatchSizes
 from megalite.config.schema import Config
 from megalite.data.sample import Sample
 from megalite.data.samples import Samples, open_training_samples
-from megalite.data.tasks import replacing
-from megalite.data.tokenizer import Tokenizer
 from megalite.errors import DataError
+from megalite.stations.tasks import replacing
+from megalite.tokenizer.tokenizer import Tokenizer
 
 ARRAYS = ("tokens", "labels", "loss_mask", "document_ids")
 

@@ -11,8 +11,8 @@ import xxhash
 from megalite.config.schema import SourceConfig
 from megalite.data.indexed import IndexedTokens, bin_path, idx_path
 from megalite.data.layout import COLUMNS, ConcatLayout, Layout, PackedLayout
-from megalite.data.manifest import Manifest, check_input, check_spots, find_manifest, refuse_damage
 from megalite.errors import DataError
+from megalite.stations.manifest import Manifest, check_input, check_spots, find_manifest, refuse_damage
 
 TOKENS_NAME = "tokens"
 """Name of the pair inside a tokenized folder."""

@@ -17,16 +17,16 @@ from functools import partial
 from pathlib import Path
 
 from megalite.config.schema import Config
-from megalite.data.hashes import CHUNK_BYTES, hash_file
 from megalite.data.indexed import IndexedTokens, bin_path, idx_path
 from megalite.data.layout import COLUMNS, PackedLayout
-from megalite.data.manifest import FILE_NAME, Manifest, Output, find_manifest, missing_outputs
-from megalite.data.progress import Progress, Silent
-from megalite.data.rank import damage_of_ranks, has_record
+from megalite.data.ranking import damage_of_ranks, has_record
 from megalite.data.sources import TOKEN_FILES, TOKENS_NAME, is_pair, pair_prefix, tokenizer_of, what_is_wrong_with
-from megalite.data.tasks import WORK_FOLDER
-from megalite.data.tokenizer import fingerprint_files
 from megalite.errors import DataError
+from megalite.progress import Progress, Silent
+from megalite.stations.hashes import CHUNK_BYTES, hash_file
+from megalite.stations.manifest import FILE_NAME, Manifest, Output, find_manifest, missing_outputs
+from megalite.stations.tasks import WORK_FOLDER
+from megalite.tokenizer.tokenizer import fingerprint_files
 
 MAX_THREADS = 8
 

@@ -7,9 +7,9 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from megalite.data.progress import Progress, Silent
 from megalite.errors import UserError
 from megalite.page.numbers import count
+from megalite.progress import Progress, Silent
 from megalite.report.page import render
 from megalite.report.run_data import METRICS, RunData, read_runs
 

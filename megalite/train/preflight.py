@@ -15,9 +15,9 @@ from megalite.config.plan import RunPlan, make_plan
 from megalite.config.schema import Config
 from megalite.config.validate import validate
 from megalite.data.samples import Samples, open_training_samples, open_validation_sets
-from megalite.data.tokenizer import Tokenizer
 from megalite.errors import ConfigError, UserError
 from megalite.monitor.wandb import check_wandb
+from megalite.tokenizer.tokenizer import Tokenizer
 from megalite.train.evaluation.tasks import Task, open_tasks
 from megalite.train.run_folder import CONFIG, changed_settings, check_run_folder
 

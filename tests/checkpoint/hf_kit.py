@@ -27,12 +27,13 @@ from megalite.checkpoint.format import (
 from megalite.checkpoint.hf import reload
 from megalite.config.plan import fill_model, split_blocks
 from megalite.config.schema import BatchConfig, ModelConfig
-from megalite.data.corpus import Corpus
-from megalite.data.recipe import DocumentSource, TokenizerConfig
-from megalite.data.train_tokenizer import train_tokenizer
+from megalite.corpus.corpus import Corpus
+from megalite.corpus.recipe import DocumentSource
+from megalite.corpus.stations.train_tokenizer import train_tokenizer
 from megalite.model.initialize import WeightSource
 from megalite.model.weights import Rectangle, Weight, weight_table
 from megalite.parallel.random import name_seed
+from megalite.tokenizer.settings import TokenizerConfig
 
 TP, PP = 2, 2
 

@@ -18,8 +18,8 @@ from megalite.checkpoint.hf.provenance import Losses, licence_of, trace
 from megalite.checkpoint.hf.to_checkpoint import from_hugging_face
 from megalite.config.load import dump_config
 from megalite.config.schema import Config
-from megalite.data.tokenizer import Tokenizer
 from megalite.errors import CheckpointError, ConversionError
+from megalite.tokenizer.tokenizer import Tokenizer
 from tests.checkpoint.hf_kit import (
     TOKENIZER_SIZE,
     reload_here,  # noqa: F401 (a fixture)
@@ -27,7 +27,7 @@ from tests.checkpoint.hf_kit import (
     train_tokenizers,
     write_checkpoint,
 )
-from tests.data.factory import random_documents, write_packed_folder
+from tests.kit.data import random_documents, write_packed_folder
 
 VOCAB_SIZE = 101
 CHANCE = math.log(VOCAB_SIZE)

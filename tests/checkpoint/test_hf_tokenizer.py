@@ -12,8 +12,8 @@ from megalite.checkpoint.hf.exporter import to_hugging_face
 from megalite.checkpoint.hf.families.registry import exportable
 from megalite.checkpoint.hf.generate import generate
 from megalite.checkpoint.hf.to_checkpoint import from_hugging_face
-from megalite.data.tokenizer import HUGGING_FACE, Tokenizer, TokenizerInfo, write_info
 from megalite.errors import ConversionError, DataError
+from megalite.tokenizer.tokenizer import HUGGING_FACE, Tokenizer, TokenizerInfo, write_info
 from tests.checkpoint.hf_kit import (
     TOKENIZER_KINDS,
     TOKENIZER_SIZE,

@@ -20,7 +20,7 @@ from megalite.checkpoint.hf import verify
 from megalite.checkpoint.hf.exporter import to_hugging_face
 from megalite.checkpoint.hf.to_checkpoint import from_hugging_face
 from megalite.config.schema import ModelConfig
-from megalite.data.tokenizer import Tokenizer
+from megalite.tokenizer.tokenizer import Tokenizer
 from tests.checkpoint.hf_kit import (
     FAMILIES,
     TOKENIZER_KINDS,

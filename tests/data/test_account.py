@@ -12,7 +12,7 @@ from pydantic import TypeAdapter
 from megalite.config.schema import SourceConfig
 from megalite.data.account import Account, Gap
 from megalite.data.samples import Samples, open_samples
-from tests.data.factory import random_documents, write_pair
+from tests.kit.data import random_documents, write_pair
 
 SEQ_LEN = 8
 

@@ -14,23 +14,15 @@ from hypothesis import strategies as st
 
 from megalite.config.schema import SourceConfig
 from megalite.data.indexed import IndexedTokens
-from megalite.data.layout import (
-    BORDERS_FILE,
-    DOCUMENTS_FILE,
-    LENGTHS_FILE,
-    STARTS_FILE,
-    ConcatLayout,
-    PackedLayout,
-    Pieces,
-)
+from megalite.data.layout import BORDERS_FILE, DOCUMENTS_FILE, LENGTHS_FILE, STARTS_FILE, ConcatLayout, PackedLayout
 from megalite.data.pack import pack
-from megalite.data.recipe import PackConfig
-from megalite.data.sample import NO_DOCUMENT, NO_TOKEN, Sample
+from megalite.data.sample import NO_DOCUMENT, NO_TOKEN, Pieces, Sample
 from megalite.data.samples import Samples, open_samples, open_validation_samples
+from megalite.data.settings import PackConfig
 from megalite.errors import DataError
-from tests.data.factory import VOCAB_SIZE, random_documents, write_packed_folder, write_pair
 from tests.data.golden import fixed_documents, hash_of
 from tests.data.test_indexed import write_megatron_pair
+from tests.kit.data import VOCAB_SIZE, random_documents, write_packed_folder, write_pair
 
 SEQ_LEN = 16
 DOCUMENTS = random_documents(60, longest=40)

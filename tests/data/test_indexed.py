@@ -10,9 +10,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from megalite.data.indexed import IndexedTokens, IndexedWriter, token_dtype
+from megalite.data.indexed import IndexedTokens, IndexedWriter
 from megalite.errors import DataError
-from tests.data.factory import random_documents, write_pair
+from megalite.tokenizer.tokenizer import token_dtype
+from tests.kit.data import random_documents, write_pair
 
 
 def parse_pair(prefix: Path) -> tuple[list[list[int]], list[int]]:

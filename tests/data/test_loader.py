@@ -20,8 +20,8 @@ from megalite.data.loader import Batch, Loader
 from megalite.data.mix_plan import MixSettings, StageSettings
 from megalite.data.samples import Samples, open_samples
 from megalite.errors import DataError
-from tests.data.factory import random_documents, write_packed_folder, write_pair
 from tests.data.golden import fixed_documents, hash_of
+from tests.kit.data import random_documents, write_packed_folder, write_pair
 
 SEQ_LEN = 16
 GLOBAL_BATCH_SIZE = 8

@@ -24,13 +24,13 @@ from megalite.data.layout import (
     Layout,
     PackedLayout,
 )
-from megalite.data.manifest import find_manifest
 from megalite.data.pack import pack
 from megalite.data.pack_report import render
-from megalite.data.recipe import PackConfig
+from megalite.data.settings import PackConfig
 from megalite.errors import DataError
-from tests.data.factory import all_bytes, random_documents, write_packed_folder, write_pair, write_tokens_folder
+from megalite.stations.manifest import find_manifest
 from tests.data.golden import fixed_documents
+from tests.kit.data import all_bytes, random_documents, write_packed_folder, write_pair, write_tokens_folder
 
 LENGTHS = st.lists(st.integers(0, 40), max_size=60)
 SEQ_LENS = st.integers(1, 20)

@@ -21,12 +21,12 @@ from megalite.data.layout import (
 )
 from megalite.data.mix_plan import MixSettings, StageSettings
 from megalite.data.pack import pack
-from megalite.data.recipe import PackConfig
 from megalite.data.sample import Sample
 from megalite.data.samples import Samples, open_samples, open_validation_samples, open_validation_sets
-from megalite.data.tokenizer import Tokenizer
+from megalite.data.settings import PackConfig
 from megalite.errors import DataError
-from tests.data.factory import random_documents, write_packed_folder, write_pair, write_tokens_folder
+from megalite.tokenizer.tokenizer import Tokenizer
+from tests.kit.data import random_documents, write_packed_folder, write_pair, write_tokens_folder
 
 SEQ_LEN = 16
 DOCUMENTS = random_documents(60, longest=40)

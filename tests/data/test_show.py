@@ -15,7 +15,7 @@ from megalite.config.schema import Config
 from megalite.data.loader import Loader
 from megalite.data.show import collect_arrays, describe, open_training_data, parse_steps
 from megalite.errors import DataError
-from tests.data.factory import prose, random_documents, write_json_lines, write_packed_folder
+from tests.kit.data import prose, random_documents, write_json_lines, write_packed_folder
 
 SEQ_LEN = 16
 

@@ -14,17 +14,18 @@ from typer.testing import CliRunner
 
 from megalite.cli.main import app
 from megalite.config.schema import Config, SourceConfig
-from megalite.data import hashes, index_checks
-from megalite.data.manifest import find_manifest
+from megalite.data import index_checks
 from megalite.data.mix_plan import MixSettings
 from megalite.data.pack import pack
-from megalite.data.rank import write_ranks
-from megalite.data.recipe import PackConfig
+from megalite.data.ranking import write_ranks
 from megalite.data.samples import Samples, open_samples
+from megalite.data.settings import PackConfig
 from megalite.data.verify import complaints, list_path, list_run
 from megalite.errors import DataError
-from tests.data.factory import VOCAB_SIZE, random_documents, write_packed_folder, write_pair, write_tokens_folder
-from tests.data.mutations import CHANGES, change_json, flip_bit, mutated
+from megalite.stations import hashes
+from megalite.stations.manifest import find_manifest
+from tests.kit.data import VOCAB_SIZE, random_documents, write_packed_folder, write_pair, write_tokens_folder
+from tests.kit.mutations import CHANGES, change_json, flip_bit, mutated
 
 SEQ_LEN = 16
 DOCUMENTS = random_documents(100, longest=40)
@@ -40,7 +41,7 @@ def prepared(request, tmp_path, monkeypatch) -> Path:
         monkeypatch.setattr(hashes, "NUM_SPOTS", 4)
         monkeypatch.setattr(hashes, "SPOT_BYTES", 32)
         monkeypatch.setattr(hashes, "CHUNK_BYTES", 512)
-        monkeypatch.setattr("megalite.data.manifest.CHUNK_BYTES", 512)
+        monkeypatch.setattr("megalite.stations.manifest.CHUNK_BYTES", 512)
         monkeypatch.setattr("megalite.data.verify.CHUNK_BYTES", 512)
         monkeypatch.setattr(index_checks, "SPAN", 8)
         monkeypatch.setattr(index_checks, "NUM_SPANS", 4)

@@ -14,7 +14,7 @@ from safetensors.torch import save_file
 
 from megalite.config.load import load_config
 from megalite.config.plan import fill_model
-from tests.data.factory import random_documents, write_json_lines, write_packed_folder, write_pair
+from tests.kit.data import random_documents, write_json_lines, write_packed_folder, write_pair
 from tests.kit.runs import megalite, write_run
 
 
@@ -179,7 +179,7 @@ def test_text_that_is_not_utf8(tmp_path):
 
 def test_document_longer_than_any_pack(tmp_path):
     """A document longer than the sequence is cut, counted and said; no token is lost."""
-    from tests.data.factory import write_tokens_folder
+    from tests.kit.data import write_tokens_folder
 
     long = [np.arange(3, 503), *random_documents(5, longest=20)]
     tokens = write_tokens_folder(tmp_path / "tokens", long)

@@ -15,20 +15,20 @@ from typing import NamedTuple
 
 import pytest
 
-from megalite.data.card.lineage import trace
-from megalite.data.corpus import Corpus
-from megalite.data.inspection import Wanted, inspect
-from megalite.data.prepare import prepare
-from megalite.data.recipe import DocumentSource, Recipe
-from megalite.data.sealed import NO_CHECKSUM, seal
-from megalite.data.tokenizer import Tokenizer
+from megalite.corpus.card.lineage import trace
+from megalite.corpus.corpus import Corpus
+from megalite.corpus.inspection import Wanted, inspect
+from megalite.corpus.prepare import prepare
+from megalite.corpus.recipe import DocumentSource, Recipe
 from megalite.data.verify import complaints, list_path
 from megalite.errors import UserError
-from tests.data.factory import prose, write_json_lines
-from tests.data.mutations import mutated
+from megalite.records import NO_CHECKSUM, seal
+from megalite.tokenizer.tokenizer import Tokenizer
 from tests.data.test_verify import make_set, open_set, read_everything, verified
 from tests.fuzz.kit import survive
 from tests.fuzz.mutate import mutate, mutate_bytes, mutate_text
+from tests.kit.data import prose, write_json_lines
+from tests.kit.mutations import mutated
 
 JSON_PIECES = ("{", "}", "[", "]", ",", ":", '"', "\\u", "\\ud800", "null", "1e999", "NaN", "-", "[" * 600, "9" * 5000)
 

@@ -14,18 +14,19 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from megalite.data.clean import clean_texts
-from megalite.data.corpus import Corpus
-from megalite.data.documents import Rejected
-from megalite.data.effects import with_rule_sets
-from megalite.data.recipe import CleanConfig, DocumentSource, TokenizerConfig
-from megalite.data.texts import Texts
-from megalite.data.tokenizer import Tokenizer
-from megalite.data.train_tokenizer import train_tokenizer
-from tests.data.factory import KINDS, prose
-from tests.data.mutations import mutated
+from megalite.corpus.corpus import Corpus
+from megalite.corpus.documents import Rejected
+from megalite.corpus.effects import with_rule_sets
+from megalite.corpus.recipe import CleanConfig, DocumentSource
+from megalite.corpus.stations.clean import clean_texts
+from megalite.corpus.stations.train_tokenizer import train_tokenizer
+from megalite.texts import Texts
+from megalite.tokenizer.settings import TokenizerConfig
+from megalite.tokenizer.tokenizer import Tokenizer
 from tests.fuzz.kit import survive
 from tests.fuzz.mutate import mutate, mutate_bytes, mutate_text
+from tests.kit.data import KINDS, prose
+from tests.kit.mutations import mutated
 from tests.kit.paths import ROOT
 
 PIECES = (

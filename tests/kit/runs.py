@@ -11,7 +11,7 @@ from pathlib import Path
 
 import yaml
 
-from tests.data.factory import VOCAB_SIZE, random_documents, write_packed_folder
+from tests.kit.data import VOCAB_SIZE, random_documents, write_packed_folder
 
 COMMAND = (sys.executable, "-m", "megalite")
 RUN_TIMEOUT_SECONDS = 240.0

@@ -13,8 +13,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from megalite.cli.main import main
-from megalite.data import shards
-from megalite.data.runners import worker
+from megalite.corpus import shards
+from megalite.stations.runners import worker
 
 SMALLEST_SHARD = 4_000
 

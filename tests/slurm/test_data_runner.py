@@ -17,14 +17,14 @@ from pathlib import Path
 import pytest
 import yaml
 
-from megalite.data.clean import clean
-from megalite.data.prepare import load_recipe, prepare
-from megalite.data.recipe import CleanConfig
-from megalite.data.runners import slurm as runner_module
-from megalite.data.runners.slurm import SlurmArray
-from megalite.data.runners.slurm_queue import SlurmQueue
+from megalite.corpus.prepare import load_recipe, prepare
+from megalite.corpus.recipe import CleanConfig
+from megalite.corpus.stations.clean import clean
 from megalite.errors import DataError, UserError
-from tests.data.factory import all_bytes, corpus_of, prose, write_json_lines
+from megalite.stations.runners import slurm as runner_module
+from megalite.stations.runners.slurm import SlurmArray
+from megalite.stations.runners.slurm_queue import SlurmQueue
+from tests.kit.data import all_bytes, corpus_of, prose, write_json_lines
 from tests.kit.slurm import MAX_ARRAY_SIZE, Cluster, until
 from tests.slurm import gated
 
@@ -102,7 +102,7 @@ def work(tmp_path, cluster, monkeypatch) -> Work:
     """Cleaning to be done, on a machine that knows the cluster."""
     for name in ("PATH", "SLURM_TB_DIR"):
         monkeypatch.setenv(name, cluster.environment[name])
-    monkeypatch.setattr("megalite.data.shards.SMALLEST_SHARD", gated.SMALLEST_SHARD)
+    monkeypatch.setattr("megalite.corpus.shards.SMALLEST_SHARD", gated.SMALLEST_SHARD)
     return Work(tmp_path, cluster)
 
 
@@ -178,7 +178,7 @@ def test_a_whole_recipe_from_a_node(tmp_path, cluster, monkeypatch):
     (tmp_path / "gate").mkdir()
     megalite = [sys.executable, gated.__file__, tmp_path / "gate"]
     command = f"--slurm-command={' '.join(map(str, megalite))}"
-    monkeypatch.setattr("megalite.data.shards.SMALLEST_SHARD", gated.SMALLEST_SHARD)
+    monkeypatch.setattr("megalite.corpus.shards.SMALLEST_SHARD", gated.SMALLEST_SHARD)
     prepare(load_recipe(recipe, [f"out={tmp_path / 'truth'}"]))
     done = cluster.on(
         *("node01", *megalite, "data", "prepare", recipe),

@@ -16,8 +16,6 @@ from pydantic import BaseModel
 
 from megalite.config.load import load_config
 from megalite.config.schema import Config
-from megalite.data.runners import slurm_queue
-from megalite.data.runners.slurm import SlurmArray
 from megalite.errors import UserError
 from megalite.slurm.cluster import SHELL_LINES, ClusterConfig, dump_cluster, load_cluster
 from megalite.slurm.evaluate import render_evaluation
@@ -26,6 +24,8 @@ from megalite.slurm.launch import plan_launch
 from megalite.slurm.placement import place
 from megalite.slurm.render import job_name, render, sbatch_options
 from megalite.slurm_words import check_options, directive, option_of_logs, split_command
+from megalite.stations.runners import slurm_queue
+from megalite.stations.runners.slurm import SlurmArray
 from tests.kit.paths import ROOT
 
 HOSTILE = (
@@ -48,7 +48,7 @@ UNSEEN = {
 }
 """Texts of the profile that are in no script."""
 
-PACKAGES = ("megalite/slurm", "megalite/data/runners")
+PACKAGES = ("megalite/slurm", "megalite/stations/runners")
 """Where Slurm's commands are put together."""
 
 

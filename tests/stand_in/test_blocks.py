@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.data.oracles.child import ask
+from tests.kit.child import ask
 from tests.stand_in.build import build
 
 
@@ -15,7 +15,7 @@ def answer() -> dict[str, Any]:
     library, why = build()
     if library is None:
         pytest.skip(why)
-    return ask("blocks", {"library": str(library)}, package=__package__)
+    return ask("tests.stand_in.blocks", {"library": str(library)})
 
 
 @pytest.mark.parametrize("name", ["bf16", "current", "delayed", "rowwise"])

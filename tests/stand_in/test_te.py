@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.data.oracles.child import ask, need
+from tests.kit.child import ask, need
 from tests.stand_in.build import build
 
 FOLDER = Path(sys.prefix) / "transformer-engine"
@@ -29,7 +29,7 @@ def answer() -> dict[str, Any]:
     if library is None:
         pytest.skip(why)
     need("transformer_engine", FOLDER)
-    return ask("te_child", {"library": str(library)}, package=__package__, folder=FOLDER)
+    return ask("tests.stand_in.te_child", {"library": str(library)}, folder=FOLDER)
 
 
 @pytest.mark.parametrize("recipe", ["current", "block"])

@@ -9,7 +9,7 @@ import numpy as np
 from megalite.config.load import load_config
 from megalite.config.schema import Config, SourceConfig
 from megalite.data.samples import open_samples
-from tests.data.factory import VOCAB_SIZE, write_pair
+from tests.kit.data import VOCAB_SIZE, write_pair
 from tests.kit.runs import write_run
 
 SEQ_LEN = 16

@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 
 from megalite.config.load import load_config
-from megalite.data.hashes import NUM_SPOTS, SPOT_BYTES
 from megalite.errors import EXIT_BAD_INPUT, EXIT_DONE
-from tests.data.factory import random_documents, write_packed_folder
+from megalite.stations.hashes import NUM_SPOTS, SPOT_BYTES
+from tests.kit.data import random_documents, write_packed_folder
 from tests.kit.runs import write_run
 from tests.train.forked import launch
 

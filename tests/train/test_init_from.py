@@ -13,7 +13,7 @@ from megalite.checkpoint.hf import proof
 from megalite.config.load import load_config
 from megalite.errors import EXIT_BAD_INPUT, EXIT_DONE, ConversionError
 from tests.checkpoint.hf_kit import reloading_here
-from tests.data.factory import VOCAB_SIZE
+from tests.kit.data import VOCAB_SIZE
 from tests.kit.runs import events, metrics, write_run
 from tests.train.forked import launch
 

@@ -11,7 +11,7 @@ from megalite.config.schema import Config
 from megalite.data import audit
 from megalite.data.samples import open_training_samples
 from megalite.errors import EXIT_BAD_INPUT, EXIT_DONE, EXIT_REQUEUE
-from tests.data.factory import random_documents, write_packed_folder
+from tests.kit.data import random_documents, write_packed_folder
 from tests.kit.runs import events, write_run
 from tests.train.forked import launch
 

@@ -12,13 +12,13 @@ from megalite.config.load import load_config
 from megalite.config.plan import default_world_size
 from megalite.config.schema import SourceConfig
 from megalite.config.validate import validate
-from megalite.data.rank import write_ranks
+from megalite.data.ranking import write_ranks
 from megalite.data.samples import open_training_samples
 from megalite.data.sources import open_source
 from megalite.errors import EXIT_DONE
 from megalite.optim.schedules import learning_rate
-from tests.data.factory import random_documents, write_packed_folder
 from tests.kit.batches import micro_batch
+from tests.kit.data import random_documents, write_packed_folder
 from tests.kit.paths import ROOT
 from tests.kit.runs import events, write_run
 from tests.kit.spawn import run_ranks

@@ -20,10 +20,11 @@ import pyarrow.parquet as pq
 from data_inputs import Inputs
 from data_measure import Job, Outcome, Run, SetUp, measure
 
-from megalite.data.corpus import Corpus
-from megalite.data.progress import Silent
-from megalite.data.recipe import CleanConfig, DedupConfig, DocumentSource, PackConfig
-from megalite.data.runners import InProcess, LocalPool
+from megalite.corpus.corpus import Corpus
+from megalite.corpus.recipe import CleanConfig, DedupConfig, DocumentSource
+from megalite.data.settings import PackConfig
+from megalite.progress import Silent
+from megalite.stations.runners import InProcess, LocalPool
 
 MICRO_BATCH_SIZE = 8
 TOKENS_AT_ONCE = 1 << 16
@@ -49,8 +50,8 @@ def rules_config(*, repetition: bool) -> CleanConfig:
 
 def rules(inputs: Inputs, setting: str) -> Run:
     """Read documents and judge them. Setting: plain or repetition."""
-    from megalite.data.readers import read_station_shard
-    from megalite.data.rules.judge import judge
+    from megalite.corpus.reading.readers import read_station_shard
+    from megalite.corpus.rules.judge import judge
 
     config = rules_config(repetition=setting == "repetition")
 
@@ -66,7 +67,7 @@ def rules(inputs: Inputs, setting: str) -> Run:
 def clean(inputs: Inputs, setting: str) -> Run:
     """The station with all it has: repair, redaction, all rules; kept and rejected documents are written.
     Setting: number of workers."""
-    from megalite.data.clean import clean as station
+    from megalite.corpus.stations.clean import clean as station
 
     config, runner = rules_config(repetition=True), _pool(int(setting))
 
@@ -80,9 +81,9 @@ def clean(inputs: Inputs, setting: str) -> Run:
 def exact(inputs: Inputs, setting: str) -> Run:
     """Find equal documents. Setting: bytes for equal texts, blanks for texts equal but for their blanks; station before
     either to have what stays written."""
-    from megalite.data.dedup import NUM_SLICES, dedup, hash_shard, match_partition
-    from megalite.data.shards import station_shard
-    from megalite.data.tasks import WORK_FOLDER, run_tasks
+    from megalite.corpus.shards import station_shard
+    from megalite.corpus.stations.dedup import NUM_SLICES, dedup, hash_shard, match_partition
+    from megalite.stations.tasks import WORK_FOLDER, run_tasks
 
     config = DedupConfig(ignore_whitespace=setting.endswith("blanks"))
     shards = [station_shard(path) for path in inputs.shards]
@@ -103,8 +104,8 @@ def exact(inputs: Inputs, setting: str) -> Run:
 
 def near(inputs: Inputs, setting: str) -> Run:
     """Near-duplicates with the defaults, from documents to masks."""
-    from megalite.data.near.settings import NearDedupConfig
-    from megalite.data.near.station import find_near_duplicates, read_mask
+    from megalite.corpus.near.settings import NearDedupConfig
+    from megalite.corpus.near.station import find_near_duplicates, read_mask
 
     shards = [{"path": str(path)} for path in inputs.shards]
 
@@ -140,9 +141,9 @@ def judge_clusters(inputs: Inputs, clusters: dict[str, Any]) -> dict[str, float]
 def substring(inputs: Inputs, setting: str) -> Run:
     """Passages of 100 bytes that stood earlier. Setting: find for their spans; station for the documents without them;
     memory for the spans of texts that are held in memory."""
-    from megalite.data.spans.settings import SubstringConfig
-    from megalite.data.spans.substring import find_repeats, find_repeats_in_shards, load_spans
-    from megalite.data.stations.substring import substring_dedup
+    from megalite.corpus.spans.settings import SubstringConfig
+    from megalite.corpus.spans.substring import find_repeats, find_repeats_in_shards, load_spans
+    from megalite.corpus.stations.substring import substring_dedup
 
     config, paths = SubstringConfig(), [str(path) for path in inputs.shards]
     texts = inputs.texts() if setting == "memory" else None
@@ -192,7 +193,7 @@ def judge_passages(inputs: Inputs, spans: np.ndarray) -> dict[str, float]:
 
 def tokenize(inputs: Inputs, setting: str) -> Run:
     """Documents to a pair of token files. Setting: kind of tokenizer."""
-    from megalite.data.tokenize import tokenize as station
+    from megalite.corpus.stations.tokenize import tokenize as station
 
     def run(out: Path) -> Outcome:
         counts = station(_corpus(inputs), inputs.tokenizer(setting), out / "tokens").manifest.counts

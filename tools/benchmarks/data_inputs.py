@@ -21,17 +21,19 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from megalite.data.corpus import Corpus
-from megalite.data.documents import ShardWriter, make_documents, shard_name
+from megalite.corpus.corpus import Corpus
+from megalite.corpus.documents import ShardWriter, make_documents, shard_name
+from megalite.corpus.recipe import DocumentSource
+from megalite.corpus.stations.tokenize import tokenize
+from megalite.corpus.stations.train_tokenizer import train_tokenizer
 from megalite.data.indexed import IndexedWriter
-from megalite.data.manifest import find_manifest
 from megalite.data.pack import pack
-from megalite.data.recipe import DocumentSource, PackConfig, TokenizerConfig
+from megalite.data.settings import PackConfig
 from megalite.data.sources import TOKENS_NAME, open_tokens
-from megalite.data.station import run_station
-from megalite.data.texts import Texts
-from megalite.data.tokenize import tokenize
-from megalite.data.train_tokenizer import train_tokenizer
+from megalite.stations.manifest import find_manifest
+from megalite.stations.station import run_station
+from megalite.texts import Texts
+from megalite.tokenizer.settings import TokenizerConfig
 
 HERE = Path(__file__).parent
 

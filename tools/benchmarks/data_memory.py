@@ -125,7 +125,7 @@ class Peak:
 
 def make_meter(phases: dict[str, Any]) -> Any:
     """A runner that does the tasks here, and notes what each phase took."""
-    from megalite.data.runners import InProcess
+    from megalite.stations.runners import InProcess
 
     class Meter(InProcess):
         def run(self, folder: Path, phase: str, numbers: Sequence[int]) -> Iterator[int]:
@@ -159,7 +159,7 @@ def work(job: Job) -> dict[str, Any]:
     """In a process of its own: run the recipe, or one station of it again."""
     import pyarrow as pa
 
-    from megalite.data.prepare import prepare
+    from megalite.corpus.prepare import prepare
 
     pa.set_cpu_count(1)
     pa.set_io_thread_count(1)
@@ -182,7 +182,7 @@ def work(job: Job) -> dict[str, Any]:
 
 def recipe(corpus: str, tokenizer: str, out: str) -> Any:
     """All rules, and every station that compares documents."""
-    from megalite.data.recipe import Recipe
+    from megalite.corpus.recipe import Recipe
 
     return Recipe.model_validate(
         {
@@ -231,9 +231,10 @@ def make_corpus(folder: Path, mb: float, seed: int) -> Path:
 
 def measure(options: argparse.Namespace) -> dict[str, dict[str, Any]]:
     """Figures of each station by size of the corpus."""
-    from megalite.data.corpus import Corpus
-    from megalite.data.recipe import DocumentSource, TokenizerConfig
-    from megalite.data.train_tokenizer import train_tokenizer
+    from megalite.corpus.corpus import Corpus
+    from megalite.corpus.recipe import DocumentSource
+    from megalite.corpus.stations.train_tokenizer import train_tokenizer
+    from megalite.tokenizer.settings import TokenizerConfig
 
     work_folder = options.work.absolute()
     tiny = make_corpus(work_folder / "tiny", TINY_MB, options.seed)

@@ -197,7 +197,7 @@ def stations(corpus: Corpus, costs: dict[str, Cost], *, task_memory: float) -> l
 
 
 def shard_size(text: float) -> float:
-    """Bytes of text in a shard: `megalite.data.shards.shard_size`."""
+    """Bytes of text in a shard: `megalite.corpus.shards.shard_size`."""
     return min(max(text / 64, 4e6), 256e6)
 
 

@@ -27,14 +27,14 @@ from typing import Any, NamedTuple
 import arguments
 import numpy as np
 
-from megalite.data.repair.repair import repair
-from megalite.data.rules.datatrove import english, measure_as_datatrove
-from megalite.data.rules.english import English
-from megalite.data.rules.judge import edit_and_measure, judge, make_rules
-from megalite.data.rules.lexicon import Cut, Lexicon
-from megalite.data.rules.settings import RulesConfig
-from megalite.data.rules.statistics import measure, no_statistics
-from megalite.data.texts import Texts
+from megalite.corpus.repair.repair import repair
+from megalite.corpus.rules.datatrove import english, measure_as_datatrove
+from megalite.corpus.rules.english import English
+from megalite.corpus.rules.judge import edit_and_measure, judge, make_rules
+from megalite.corpus.rules.lexicon import Cut, Lexicon
+from megalite.corpus.rules.settings import RulesConfig
+from megalite.corpus.rules.statistics import measure, no_statistics
+from megalite.texts import Texts
 
 CHARS = 30_000
 

@@ -33,10 +33,10 @@ from megalite.checkpoint.hf.verify import Verdict, verify
 from megalite.checkpoint.reader import CheckpointReader
 from megalite.config.plan import count_parameters
 from megalite.config.schema import ModelConfig
-from megalite.data.tokenizer import Tokenizer
 from megalite.errors import CheckpointError, ConversionError
 from megalite.model.initialize import WeightSource
 from megalite.model.mup import Folded, without_mup
+from megalite.tokenizer.tokenizer import Tokenizer
 
 GENERATION_FILE = "generation_config.json"
 CARD_FILE = "README.md"

@@ -24,8 +24,8 @@ from megalite.checkpoint import catalog
 from megalite.checkpoint.format import CONFIG, MANIFEST, Manifest, read_manifest
 from megalite.config.batch_sizes import batch_sizes
 from megalite.config.schema import BatchConfig
-from megalite.data.manifest import find_manifest
 from megalite.errors import CheckpointError, DataError
+from megalite.stations.manifest import find_manifest
 
 IMPORTED_FROM = "imported_from"
 """Key of a manifest's `data` in a checkpoint that `from-hf` made: name of the Hugging Face folder."""
@@ -37,7 +37,7 @@ TOKENIZER_FINGERPRINT = "tokenizer_fingerprint"
 """Key of a manifest's `data`: the tokenizer that the training data was made with."""
 
 DATA_CARD = "card.json"
-"""As `megalite.data.card` calls it; importing that would load Arrow for a name."""
+"""As `megalite.corpus.card` calls it; importing that would load Arrow for a name."""
 
 WINDOW = 20
 """Steps that a loss is averaged over: one batch alone may be easy or hard."""

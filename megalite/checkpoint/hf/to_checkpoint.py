@@ -48,10 +48,10 @@ from megalite.checkpoint.tensor_file import Entry, group_by_size
 from megalite.config.plan import count_parameters
 from megalite.config.schema import ModelConfig
 from megalite.config.yaml_source import dump_yaml
-from megalite.data.tokenizer import FAST_FILE, Tokenizer
 from megalite.errors import ConversionError, DataError
 from megalite.model.initialize import WeightSource
 from megalite.model.weights import Weight, weight_table
+from megalite.tokenizer.tokenizer import FAST_FILE, Tokenizer
 
 TOKENIZER_FOLDER = "tokenizer"
 FILE_BYTES = 2 * 10**9

@@ -10,8 +10,8 @@ from pathlib import Path
 
 from megalite.checkpoint.format import Manifest
 from megalite.config.schema import ModelConfig
-from megalite.data.tokenizer import Tokenizer
 from megalite.errors import ConversionError
+from megalite.tokenizer.tokenizer import Tokenizer
 
 NONE = "none"
 """Value of the option for an export without a tokenizer."""

@@ -6,8 +6,8 @@ import json
 import shutil
 from pathlib import Path
 
-from megalite.data.tokenizer import CONFIG_FILE, FAST_FILE, MODEL_FILE, RECORD_FILE, Tokenizer
 from megalite.errors import ConversionError
+from megalite.tokenizer.tokenizer import CONFIG_FILE, FAST_FILE, MODEL_FILE, RECORD_FILE, Tokenizer
 
 COPIED = (
     FAST_FILE,

@@ -33,13 +33,13 @@ from megalite.checkpoint.hf.probes import TEXTS, Probe, make_probes
 from megalite.checkpoint.hf.shards import DTYPES
 from megalite.checkpoint.hf.stages import COMPARING, COMPUTING, RELOADING, Say, silent
 from megalite.config.schema import ModelConfig
-from megalite.data.tokenizer import HUGGING_FACE, Tokenizer
 from megalite.errors import ConversionError
 from megalite.layers.documents import Documents
 from megalite.layers.parts import choose_parts
 from megalite.model.initialize import WeightSource, fill
 from megalite.model.transformer import Stage, StageSpec
 from megalite.model.weights import Rectangle, Weight, weight_table
+from megalite.tokenizer.tokenizer import HUGGING_FACE, Tokenizer
 
 LOGIT_TOLERANCE = 1e-4
 """Absolute, fp32. Sums in another order differ by some 1e-6; a wrong layout, rotation or norm by 0.01 and more."""

@@ -17,9 +17,9 @@ def card(
     open_nothing: Annotated[bool, typer.Option("--open-nothing", help="Do not show the page in a browser.")] = False,
 ) -> None:
     """Describe a prepared set: card.json and card.html in its folder, and a summary here."""
-    from megalite.data.card.make import HTML_FILE, make_card, write_card
-    from megalite.data.card.terminal import summary
-    from megalite.data.prepare import load_recipe
+    from megalite.corpus.card.make import HTML_FILE, make_card, write_card
+    from megalite.corpus.card.terminal import summary
+    from megalite.corpus.prepare import load_recipe
 
     made = make_card(out, load_recipe(recipe) if recipe is not None else None)
     write_card(out, made)

@@ -35,8 +35,8 @@ def clean(
     workers: Workers = None,
 ) -> None:
     """Repair and redact documents, and put aside those that break a rule."""
-    from megalite.data import clean as station
-    from megalite.data.recipe import CleanConfig
+    from megalite.corpus.recipe import CleanConfig
+    from megalite.corpus.stations import clean as station
 
     config = make_settings(CleanConfig, settings, min_chars=min_chars, max_chars=max_chars, on_error=on_error)
     corpus = open_corpus(inputs, text_field, include, keep_fields)
@@ -54,8 +54,8 @@ def dedup(
     workers: Workers = None,
 ) -> None:
     """Keep the first of all documents with the same text."""
-    from megalite.data import dedup as station
-    from megalite.data.recipe import DedupConfig
+    from megalite.corpus.recipe import DedupConfig
+    from megalite.corpus.stations import dedup as station
 
     config = make_settings(DedupConfig, settings, ignore_case=ignore_case or None)
     corpus = open_corpus(inputs, text_field, include, keep_fields)
@@ -64,8 +64,8 @@ def dedup(
 
 def url_dedup(inputs: StationFolders, out: Out, settings: Set = None, workers: Workers = None) -> None:
     """Keep the first of all documents from the same address."""
-    from megalite.data.spans.settings import UrlDedupConfig
-    from megalite.data.stations import urls as station
+    from megalite.corpus.spans.settings import UrlDedupConfig
+    from megalite.corpus.stations import urls as station
 
     config = make_settings(UrlDedupConfig, settings)
     run_station(station.url_dedup, open_corpus(inputs), out, config, workers)
@@ -82,8 +82,8 @@ def near_dedup(
     workers: Workers = None,
 ) -> None:
     """Keep one of each cluster of near-duplicates (MinHash, verified)."""
-    from megalite.data.near.settings import NearDedupConfig
-    from megalite.data.stations import near as station
+    from megalite.corpus.near.settings import NearDedupConfig
+    from megalite.corpus.stations import near as station
 
     config = make_settings(NearDedupConfig, settings, threshold=threshold)
     if curve:
@@ -95,8 +95,8 @@ def near_dedup(
 
 def line_dedup(inputs: StationFolders, out: Out, settings: Set = None, workers: Workers = None) -> None:
     """Remove lines that stand in many documents."""
-    from megalite.data.spans.settings import LineDedupConfig
-    from megalite.data.stations import lines as station
+    from megalite.corpus.spans.settings import LineDedupConfig
+    from megalite.corpus.stations import lines as station
 
     config = make_settings(LineDedupConfig, settings)
     run_station(station.line_dedup, open_corpus(inputs), out, config, workers)
@@ -110,8 +110,8 @@ def substring_dedup(
     workers: Workers = None,
 ) -> None:
     """Remove passages that stood earlier in the corpus."""
-    from megalite.data.spans.settings import SubstringConfig
-    from megalite.data.stations import substring as station
+    from megalite.corpus.spans.settings import SubstringConfig
+    from megalite.corpus.stations import substring as station
 
     config = make_settings(SubstringConfig, settings, min_bytes=min_bytes)
     run_station(station.substring_dedup, open_corpus(inputs), out, config, workers)
@@ -125,8 +125,8 @@ def decontaminate(
     workers: Workers = None,
 ) -> None:
     """Remove documents that share runs of words with evaluation sets."""
-    from megalite.data.spans.settings import DecontaminateConfig
-    from megalite.data.stations import contamination as station
+    from megalite.corpus.spans.settings import DecontaminateConfig
+    from megalite.corpus.stations import contamination as station
 
     config = make_settings(DecontaminateConfig, settings, paths=_strings(against))
     run_station(station.decontaminate, open_corpus(inputs), out, config, workers)
@@ -141,8 +141,8 @@ def perplexity(
     workers: Workers = None,
 ) -> None:
     """Keep the documents that an n-gram model, trained on a sample, finds least surprising."""
-    from megalite.data.scoring.settings import PerplexityConfig
-    from megalite.data.stations import select as station
+    from megalite.corpus.scoring.settings import PerplexityConfig
+    from megalite.corpus.stations import select as station
 
     given = {"train_on": _strings(train_on), "keep_fraction": keep_fraction}
     config = make_settings(PerplexityConfig, settings, **given)
@@ -160,8 +160,8 @@ def classifier(
     workers: Workers = None,
 ) -> None:
     """Keep the documents that look more like a good sample than like a bad one."""
-    from megalite.data.scoring.settings import ClassifierConfig
-    from megalite.data.stations import select as station
+    from megalite.corpus.scoring.settings import ClassifierConfig
+    from megalite.corpus.stations import select as station
 
     given = {"good": _strings(good), "bad": _strings(bad), "keep_fraction": keep_fraction, "min_score": min_score}
     config = make_settings(ClassifierConfig, settings, **given)

@@ -13,8 +13,8 @@ from megalite.cli.paths import named
 if TYPE_CHECKING:
     from rich.text import Text
 
-    from megalite.data.effects import Effect, Effects
-    from megalite.data.inspection import Example, Group, Inspection
+    from megalite.corpus.effects import Effect, Effects
+    from megalite.corpus.inspection import Example, Group, Inspection
     from megalite.data.samples import Samples
 
 
@@ -82,7 +82,7 @@ def inspect(
     source: Annotated[str | None, typer.Option(help="Look at documents of this source only.")] = None,
 ) -> None:
     """Show what stations kept and what they put aside: counts by reason, and random examples of each."""
-    from megalite.data import inspection
+    from megalite.corpus import inspection
 
     wanted = inspection.Wanted(num=num, seed=seed, reason=reason, source=source)
     for station in inspection.inspect(folder, wanted):
@@ -103,10 +103,10 @@ def effects(
     include: Include = None,
 ) -> None:
     """Show what each quality rule would reject of a sample, and how its statistic lies around the threshold."""
-    from megalite.data import effects as measuring
-    from megalite.data.corpus import Corpus
-    from megalite.data.prepare import load_recipe
-    from megalite.data.recipe import CleanConfig
+    from megalite.corpus import effects as measuring
+    from megalite.corpus.corpus import Corpus
+    from megalite.corpus.prepare import load_recipe
+    from megalite.corpus.recipe import CleanConfig
     from megalite.errors import UserError
 
     given = load_recipe(recipe, [f"clean.{each}" for each in settings or ()]) if recipe else None
@@ -163,7 +163,7 @@ def _printable(text: str) -> str:
 
 
 def _print_effects(found: Effects) -> None:
-    from megalite.data.effects import EXPLANATION, QUANTILES, compact, headline
+    from megalite.corpus.effects import EXPLANATION, QUANTILES, compact, headline
     from megalite.page.terminal import FittingTable
 
     typer.echo(headline(found))

@@ -17,11 +17,11 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from megalite.config.schema import Section
-    from megalite.data.corpus import Corpus
-    from megalite.data.progress import Progress
-    from megalite.data.runners.slurm import SlurmArray
-    from megalite.data.station import StationResult
-    from megalite.data.tasks import Runner
+    from megalite.corpus.corpus import Corpus
+    from megalite.progress import Progress
+    from megalite.stations.runners.slurm import SlurmArray
+    from megalite.stations.station import StationResult
+    from megalite.stations.tasks import Runner
 
 REPORT_WIDTH = 160
 """Columns of a report that does not go to a terminal."""
@@ -71,8 +71,8 @@ class SlurmOptions(NamedTuple):
 
     def runner(self) -> SlurmArray:
         """The workers, to be used as a context manager."""
-        from megalite.data.runners.slurm import SlurmArray
         from megalite.slurm_words import split_command
+        from megalite.stations.runners.slurm import SlurmArray
 
         command = split_command(self.command or "", "--slurm-command")
         return SlurmArray(self.jobs, self.home, self.sbatch or (), command)
@@ -88,9 +88,9 @@ class Working(NamedTuple):
 @contextmanager
 def working(workers: int | None) -> Iterator[Working]:
     """Progress on this terminal, and a pool of processes."""
-    from megalite.data.progress import progress_on
-    from megalite.data.runners import LocalPool, default_workers
-    from megalite.data.runners.driving import stopping_in_order
+    from megalite.progress import progress_on
+    from megalite.stations.runners import LocalPool, default_workers
+    from megalite.stations.runners.driving import stopping_in_order
 
     with progress_on() as progress, stopping_in_order(), LocalPool(workers or default_workers()) as runner:
         yield Working(progress, runner)
@@ -119,8 +119,8 @@ def open_corpus(
     keep_fields: list[str] | None = None,
 ) -> Corpus:
     """The documents of some files and folders."""
-    from megalite.data.corpus import Corpus
-    from megalite.data.recipe import DocumentSource
+    from megalite.corpus.corpus import Corpus
+    from megalite.corpus.recipe import DocumentSource
 
     given = {"text_field": text_field, "include": tuple(include or ()), "keep_fields": tuple(keep_fields or ())}
     return Corpus([DocumentSource(path=path, **given) for path in inputs])

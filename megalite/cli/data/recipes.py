@@ -22,7 +22,7 @@ from megalite.cli.data.options import (
 )
 
 if TYPE_CHECKING:
-    from megalite.data.prepare import Finished
+    from megalite.corpus.prepare import Finished
 
 
 class RunnerKind(str, Enum):
@@ -44,7 +44,7 @@ def prepare(
     sbatch: Sbatch = None,
 ) -> None:
     """Run all stations of a recipe; finished ones are kept."""
-    from megalite.data import prepare as stations
+    from megalite.corpus import prepare as stations
 
     settings = stations.load_recipe(recipe, overrides or ())
     slurm = SlurmOptions(slurm_jobs, slurm_command, sbatch, settings.out / "slurm")
@@ -59,7 +59,7 @@ def work(
     processes: Annotated[int, typer.Option(min=1, help="Tasks to do at a time.")] = 1,
 ) -> None:
     """Do tasks for a driver elsewhere: what each element of a Slurm array runs."""
-    from megalite.data.runners.worker import work
+    from megalite.stations.runners.worker import work
 
     work(home, name, processes)
 
@@ -82,13 +82,13 @@ def mix_plan(
 @contextmanager
 def _running(kind: RunnerKind, workers: int | None, ray_address: str, slurm: SlurmOptions) -> Iterator[Working]:
     """Progress on this terminal, and the runner that was asked for."""
-    from megalite.data.progress import progress_on
+    from megalite.progress import progress_on
 
     if kind is RunnerKind.local:
         with working(workers) as chosen:
             yield chosen
     elif kind is RunnerKind.ray:
-        from megalite.data.runners.ray import RayCluster
+        from megalite.stations.runners.ray import RayCluster
 
         with RayCluster(ray_address, num_cpus=workers) as cluster, progress_on() as progress:
             yield Working(progress, cluster)

@@ -37,10 +37,10 @@ def train_tokenizer(
     settings: Set = None,
 ) -> None:
     """Train a SentencePiece or byte-level BPE tokenizer."""
-    from megalite.data import train_tokenizer as station
-    from megalite.data.progress import progress_on
-    from megalite.data.recipe import TokenizerConfig
-    from megalite.data.split import ALL, Split
+    from megalite.corpus.split import ALL, Split
+    from megalite.corpus.stations import train_tokenizer as station
+    from megalite.progress import progress_on
+    from megalite.tokenizer.settings import TokenizerConfig
 
     given = {"kind": kind, "vocab_size": vocab_size, "train_mb": train_mb, "split_digits": split_digits}
     config = make_settings(TokenizerConfig, settings, **given)
@@ -59,10 +59,11 @@ def compare_tokenizers(
     mb: Annotated[float, typer.Option(min=0.01, help="Text of each source to look at, in million bytes.")] = 5.0,
 ) -> None:
     """Compare tokenizers on documents: bytes a token, unknowns, round trip, speed, by source."""
-    from megalite.data.tokenizer import Tokenizer
-    from megalite.data.tokenizer_report import bar_plot, compare_tokenizers, report_table, texts_by_source
+    from megalite.tokenizer.report import bar_plot, compare_tokenizers, report_table, texts_by_source
+    from megalite.tokenizer.tokenizer import Tokenizer
 
-    sources = texts_by_source(open_corpus(inputs, text_field, include).documents(), mb)
+    documents = open_corpus(inputs, text_field, include).documents()
+    sources = texts_by_source(((document.source, document.text) for document in documents), mb)
     scores = compare_tokenizers({str(folder): Tokenizer.load(folder) for folder in tokenizer}, sources)
     report_console().print(report_table(scores))
     typer.echo(bar_plot(scores))
@@ -80,8 +81,8 @@ def tokenize(
     workers: Workers = None,
 ) -> None:
     """Encode documents into a .bin/.idx pair that Megatron-LM reads too."""
-    from megalite.data import tokenize as station
-    from megalite.data.split import parse_split
+    from megalite.corpus.split import parse_split
+    from megalite.corpus.stations import tokenize as station
 
     split = parse_split(part, valid_fraction)
     corpus = open_corpus(inputs, text_field, include)
@@ -101,8 +102,8 @@ def pack(
 ) -> None:
     """Fit documents into sequences."""
     from megalite.data import pack as station
-    from megalite.data.progress import progress_on
-    from megalite.data.recipe import PackConfig
+    from megalite.data.settings import PackConfig
+    from megalite.progress import progress_on
 
     config = make_settings(PackConfig, settings, seq_len=seq_len, method=method)
     with progress_on() as progress:
@@ -120,9 +121,9 @@ def rank(
 ) -> None:
     """Order a source's samples by the scores of their documents, lowest first."""
     from megalite.config.schema import SourceConfig
-    from megalite.data.rank import load_scores, write_ranks
+    from megalite.corpus.stations.tokenize import read_scores
+    from megalite.data.ranking import load_scores, write_ranks
     from megalite.data.sources import open_source, tokens_folder
-    from megalite.data.tokenize import read_scores
 
     opened = open_source(SourceConfig(path=source), name=source.name, seq_len=seq_len)
     is_file = scores.endswith(".npy")

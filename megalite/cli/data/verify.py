@@ -23,9 +23,9 @@ def verify(
     workers: Workers = None,
 ) -> None:
     """Read all of some data and compare it with its checksums; exit code 2 names what is damaged."""
-    from megalite.data.progress import progress_on
-    from megalite.data.runners import default_workers
     from megalite.data.verify import complaints, refuse
+    from megalite.progress import progress_on
+    from megalite.stations.runners import default_workers
 
     listings = [_list(path) for path in paths]
     for listing in listings:

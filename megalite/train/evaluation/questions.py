@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from megalite.data.tokenizer import FAST_FILE, Tokenizer
 from megalite.errors import DataError
+from megalite.tokenizer.tokenizer import FAST_FILE, Tokenizer
 
 FORMAT = '{"context": "The capital of France is", "choices": ["Rome", "Paris"], "label": 1}'
 

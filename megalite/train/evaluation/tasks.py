@@ -8,8 +8,8 @@ from pathlib import Path
 
 from megalite.config.evaluation_names import task_name
 from megalite.config.schema import TaskConfig
-from megalite.data.tokenizer import Tokenizer
 from megalite.errors import DataError
+from megalite.tokenizer.tokenizer import Tokenizer
 from megalite.train.evaluation.questions import Question, Request, make_requests, read_questions, text_prefix
 
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from megalite.layers.fp8.quantise import E4M3, cast, scale_of, tile_amax
-from tests.data.oracles.child import ask, need
+from tests.kit.child import ask, need
 from tests.layers.fp8.kit import difference, draw, fp8_layer, run
 
 TENSORWISE_TOLERANCE = {torch.float32: 1e-6, torch.bfloat16: 2e-3}
@@ -43,7 +43,7 @@ def answers() -> list[dict]:
         for dtype in TENSORWISE_TOLERANCE
     ]
     cases.append({"kind": "mx", "x": draw(8, 96, seed=3).double().tolist()})
-    return ask("torchao_child", {"cases": cases}, package=__package__)
+    return ask("tests.layers.fp8.torchao_child", {"cases": cases})
 
 
 @pytest.mark.parametrize("dtype", TENSORWISE_TOLERANCE, ids=str)

@@ -8,9 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from megalite.data.prepare import prepare
-from megalite.data.recipe import Recipe
-from tests.data.factory import WORDS, prose, write_json_lines
+from megalite.corpus.prepare import prepare
+from megalite.corpus.recipe import Recipe
+from tests.kit.data import WORDS, prose, write_json_lines
 
 SEQ_LEN = 64
 

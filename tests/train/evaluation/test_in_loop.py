@@ -18,7 +18,7 @@ from megalite.data.samples import open_validation_sets
 from megalite.errors import EXIT_DONE, EXIT_REQUEUE, UserError
 from megalite.train.evaluation.offline import open_model, score_tasks
 from megalite.train.preflight import preflight
-from tests.data.factory import random_documents, write_packed_folder
+from tests.kit.data import random_documents, write_packed_folder
 from tests.kit.runs import events, write_run
 from tests.train.evaluation.conftest import SEQ_LEN, write_questions
 from tests.train.forked import launch

@@ -11,8 +11,8 @@ from transformers import AutoModelForCausalLM
 
 from megalite.checkpoint.hf.exporter import to_hugging_face
 from megalite.config.schema import TaskConfig
-from megalite.data.tokenizer import Tokenizer
 from megalite.errors import DataError
+from megalite.tokenizer.tokenizer import Tokenizer
 from megalite.train.evaluation.offline import build_stage, open_model, score_all, score_tasks, token_losses
 from megalite.train.evaluation.questions import Question, make_requests, read_questions
 from megalite.train.evaluation.scoring import Shape, log_likelihoods, score

@@ -1,0 +1,246 @@
+"""The documents of several sources: which files there are, in which order, and how they are cut into shards.
+
+The order is that of the recipe, then of the sorted file names, so equal files give an equal stream anywhere.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import json
+import math
+import os
+import stat
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+
+import xxhash
+
+from megalite.corpus.documents import Document, Rejected
+from megalite.corpus.reading.files import Piece, data_suffix
+from megalite.corpus.reading.hub import local_files, located, num_parts, plan_dataset
+from megalite.corpus.reading.python_library import list_python_files
+from megalite.corpus.reading.readers import READERS
+from megalite.corpus.reading.remote import FoundFile, list_remote
+from megalite.corpus.recipe import DATASET_SETTINGS, LIMITS, DocumentSource
+from megalite.corpus.shards import (
+    Shard,
+    ShardReading,
+    cut_in_shards,
+    refuse_unreadable,
+    shard_size,
+    station_shard,
+    text_bytes,
+)
+from megalite.errors import DataError
+from megalite.stations.facts import DOCUMENT_STATIONS
+from megalite.stations.manifest import FILE_NAME, check_input, find_manifest
+
+PLAIN_TEXT_SUFFIXES = (".txt", ".text", ".md", ".rst", ".py")
+
+NOT_CONTENT = {"path", "description", "license", "url"}
+"""Settings of a source that do not change its documents."""
+
+
+@dataclass(frozen=True)
+class _Source:
+    config: DocumentSource
+    name: str
+    root: Path | str
+    pieces: tuple[Piece, ...]
+    fingerprint: str
+    text_mb: float
+    """Million bytes of text; estimated where files are compressed."""
+    is_station: bool = False
+
+    def shards(self, size: int) -> list[Shard]:
+        if self.is_station:
+            return [station_shard(Path(piece.path)) for piece in self.pieces]
+        return cut_in_shards(self.pieces, self.name, self.config, self.root, size)
+
+
+class Corpus:
+    """Documents of several sources.
+
+    Args:
+        sources: at least one.
+
+    Raises:
+        DataError: every source that is missing or has nothing to read.
+    """
+
+    def __init__(self, sources: Sequence[DocumentSource]):
+        problems: list[str] = []
+        self._sources: list[_Source] = []
+        for config in sources:
+            try:
+                self._sources.append(_find_source(config))
+            except DataError as error:
+                problems.append(str(error))
+        if problems:
+            raise DataError("\n".join(problems))
+
+    @property
+    def inputs(self) -> list[tuple[Path | str, str]]:
+        """Path or URL of each source with its fingerprint, for the manifest."""
+        return [(source.root, source.fingerprint) for source in self._sources]
+
+    @property
+    def text_mb(self) -> float:
+        """About how many million bytes of text there are."""
+        return sum(source.text_mb for source in self._sources)
+
+    def shards(self) -> list[Shard]:
+        """The corpus in parts of about equal size, in order. One shard holds documents of one source."""
+        size = shard_size(self.text_mb * 1e6)
+        return [shard for source in self._sources for shard in source.shards(size)]
+
+    def read(self) -> Iterator[Document | Rejected]:
+        """Yield every record, one by one: for small work and for people.
+
+        Raises:
+            DataError: nothing in a source could be read.
+        """
+        size = shard_size(self.text_mb * 1e6)
+        for source in self._sources:
+            readings = [ShardReading(shard) for shard in source.shards(size)]
+            for reading in readings:
+                for batch in reading:
+                    yield from batch.records()
+            refuse_unreadable([(reading.shard, reading.report()) for reading in readings])
+
+    def documents(self) -> Iterator[Document]:
+        """Yield the records that could be read, and leave out the others."""
+        return (record for record in self.read() if isinstance(record, Document))
+
+
+def _find_source(config: DocumentSource) -> _Source:
+    if config.kind == "datasets":
+        return _dataset_source(config)
+    if config.kind == "python":
+        root, found = list_python_files(config.max_mb)
+        return _plain_source(config, root, [_local_file(path, id) for path, id in found])
+    root = config.path
+    if isinstance(root, str):
+        return _plain_source(config, root, _remote_files(config, root))
+    if not root.exists():
+        raise DataError(f"{root}: no such file or folder")
+    if not root.is_dir():
+        return _plain_source(config, root, [_local_file(root, root.name)])
+    if find_manifest(root) is not None:
+        return _station_source(config, root)
+    paths = _dataset_files(root) or _matching_files(root, config.include)
+    if not paths:
+        raise _nothing_to_read(config)
+    return _plain_source(config, root, [_local_file(path, path.relative_to(root).as_posix()) for path in paths])
+
+
+def _remote_files(config: DocumentSource, url: str) -> list[FoundFile]:
+    """The files of a URL that are wanted; a single file always is."""
+    files = list_remote(url)
+    if [file.path for file in files] == [url]:
+        return files
+    if any(file.id == FILE_NAME for file in files):
+        raise DataError(f"{url}: the folder of a station, which is read from this machine's disks: copy it here first")
+    files = [file for file in files if _is_wanted(PurePosixPath(file.id).name, config.include)]
+    if not files:
+        raise _nothing_to_read(config)
+    return files
+
+
+def _local_file(path: Path, id: str) -> FoundFile:
+    try:
+        found = os.stat(path)
+    except OSError as error:
+        raise DataError(f"{path}: {error.strerror}; remove it from the source, or mend it") from error
+    if not stat.S_ISREG(found.st_mode):
+        raise DataError(f"{path}: not a file; a pipe, socket or device cannot be read twice, as a task may need to")
+    return FoundFile(str(path.absolute()), id, found.st_size, str(found.st_mtime_ns))
+
+
+def _nothing_to_read(config: DocumentSource) -> DataError:
+    patterns = ", ".join(config.include or [f"*{suffix}" for suffix in (*READERS, *PLAIN_TEXT_SUFFIXES)])
+    return DataError(f"{config.root}: no file to read; looked for {patterns}, also with .gz and .zst")
+
+
+def _dataset_source(config: DocumentSource) -> _Source:
+    """What Hugging Face `datasets` loads, a piece for each of its shards."""
+    found = located(config)
+    plan = plan_dataset(found)
+    files = local_files(found)
+    num_bytes = plan.num_bytes or sum(text_bytes(file.path, file.num_bytes) for file in files)
+    count = num_parts(plan, shard_size(num_bytes))
+    pieces = tuple(Piece(found.dataset, f"{config.split}-{index:05d}", index, count) for index in range(count))
+    return _Source(found, config.label, config.root, pieces, _fingerprint(files, config), _capped_mb(num_bytes, config))
+
+
+def _station_source(config: DocumentSource, root: Path) -> _Source:
+    """What a station of documents left behind."""
+    manifest = find_manifest(root)
+    if manifest.station not in DOCUMENT_STATIONS:
+        raise DataError(f"{root}: made by station {manifest.station!r}; documents are needed here")
+    if not manifest.counts["documents"]:
+        raise DataError(
+            f"{root}: empty: station {manifest.station!r} kept none of {manifest.counts['documents_in']:,} documents; "
+            f"`megalite data inspect {root}` shows why"
+        )
+    check_input(root, manifest.station)
+    shards = [output.path for output in manifest.outputs if output.path.startswith("part-")]
+    pieces = tuple(Piece(str(root / shard), shard) for shard in shards)
+    text_mb = manifest.counts["text_bytes"] / 1e6
+    return _Source(config, config.label, root, pieces, manifest.fingerprint, text_mb, is_station=True)
+
+
+def _plain_source(config: DocumentSource, root: Path | str, files: Sequence[FoundFile]) -> _Source:
+    """A source of files."""
+    pieces = tuple(Piece(file.path, file.id, num_bytes=file.num_bytes) for file in files)
+    text_mb = _capped_mb(sum(text_bytes(file.path, file.num_bytes) for file in files), config)
+    return _Source(config, config.label, root, pieces, _fingerprint(files, config), text_mb)
+
+
+def _capped_mb(num_bytes: float, config: DocumentSource) -> float:
+    """Million bytes of text that will be read: of as many bytes, or of nobody knows how many (0)."""
+    if not num_bytes:
+        return config.max_mb or 0.0
+    return min(num_bytes / 1e6, config.max_mb or math.inf)
+
+
+def _matching_files(root: Path, include: Sequence[str]) -> list[Path]:
+    """Files below `root` that match a pattern or, without patterns, have a known suffix; hidden ones are left out."""
+    found = []
+    for folder, subfolders, names in os.walk(root):
+        subfolders[:] = sorted(name for name in subfolders if not name.startswith("."))
+        found += [Path(folder, name) for name in names if _is_wanted(name, include)]
+    return sorted(found)
+
+
+def _is_wanted(name: str, include: Sequence[str]) -> bool:
+    if include:
+        return any(fnmatch.fnmatch(name, pattern) for pattern in include)
+    return not name.startswith(".") and data_suffix(name) in {*READERS, *PLAIN_TEXT_SUFFIXES}
+
+
+def _dataset_files(root: Path) -> list[Path]:
+    """The Arrow files of a folder saved by Hugging Face `datasets`: a Dataset, or all splits of a DatasetDict."""
+    if (root / "dataset_dict.json").is_file():
+        splits = json.loads((root / "dataset_dict.json").read_text(encoding="utf-8"))["splits"]
+        return [path for split in splits for path in _dataset_files(root / split)]
+    if not (root / "state.json").is_file():
+        return []
+    state = json.loads((root / "state.json").read_text(encoding="utf-8"))
+    return [root / file["filename"] for file in state["_data_files"]]
+
+
+def _fingerprint(files: Sequence[FoundFile], config: DocumentSource) -> str:
+    """A hash over names, sizes and versions (times of change, ETags): cheap, and another one if contents may differ.
+
+    What only belongs to data sets stays out for files, whose fingerprints are older than these settings.
+    """
+    left_out = NOT_CONTENT if config.kind == "datasets" else NOT_CONTENT.union(DATASET_SETTINGS)
+    left_out = left_out.union(
+        name for name in LIMITS if getattr(config, name) == DocumentSource.model_fields[name].default
+    )
+    digest = xxhash.xxh3_128(config.model_dump_json(exclude=left_out).encode())
+    for file in files:
+        digest.update(f"{file.id}\0{file.num_bytes}\0{file.version}\n".encode(errors="surrogateescape"))
+    return digest.hexdigest()

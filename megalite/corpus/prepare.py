@@ -1,0 +1,196 @@
+"""A recipe from raw documents to packed training data, station by station.
+
+    sources -> clean -> url-dedup, dedup, near-dedup, line-dedup, substring-dedup, decontaminate
+            -> perplexity, classifier -> tokenizer -> tokens/train, tokens/valid -> packed/train, packed/valid
+
+Every station leaves its folder below the recipe's `out`. One that is finished, with the same settings and the same
+input, is not run again: an interrupted recipe goes on where it was, and a changed setting redoes only what follows it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from megalite.config.load import build
+from megalite.config.schema import Config
+from megalite.config.yaml_source import read_source
+from megalite.corpus.card.make import JSON_FILE, make_card, write_card
+from megalite.corpus.corpus import Corpus
+from megalite.corpus.near.settings import NearDedupConfig
+from megalite.corpus.recipe import DocumentSource, Recipe
+from megalite.corpus.split import ALL, Part, Split
+from megalite.corpus.stations.clean import clean
+from megalite.corpus.stations.contamination import decontaminate
+from megalite.corpus.stations.dedup import dedup
+from megalite.corpus.stations.lines import line_dedup
+from megalite.corpus.stations.near import near_dedup
+from megalite.corpus.stations.select import select
+from megalite.corpus.stations.substring import substring_dedup
+from megalite.corpus.stations.tokenize import tokenize
+from megalite.corpus.stations.train_tokenizer import train_tokenizer
+from megalite.corpus.stations.urls import url_dedup
+from megalite.data.pack import pack
+from megalite.errors import ConfigError, DataError
+from megalite.progress import Progress, Silent
+from megalite.stations.lease import Lease
+from megalite.stations.station import StationResult
+from megalite.stations.tasks import Runner
+
+LOCK_FILE = ".lock"
+
+TRAINING_SECTIONS = frozenset(Config.model_fields) - frozenset(Recipe.model_fields)
+"""By these a training config is told from a recipe with a mistake in it."""
+
+
+@dataclass(frozen=True)
+class Finished:
+    """One station of a recipe that is done."""
+
+    name: str
+    folder: Path
+    result: StationResult
+
+
+def prepare(recipe: Recipe, *, runner: Runner | None = None, progress: Progress | None = None) -> list[Finished]:
+    """Run all stations of a recipe that are not finished yet.
+
+    Args:
+        recipe: what to do.
+        runner: where the stations' tasks run; the result does not depend on it. None is this process.
+        progress: told of every station.
+
+    Returns:
+        All stations, in their order.
+
+    Raises:
+        DataError: an input is missing or damaged, or a station has nothing to work on.
+        UserError: another process prepares in this folder.
+    """
+    _refuse_missing_files(recipe)
+    with Lease(recipe.out / LOCK_FILE, recipe.out):
+        return _prepare(recipe, runner, progress or Silent())
+
+
+def _prepare(recipe: Recipe, runner: Runner | None, progress: Progress) -> list[Finished]:
+    """The stations in their order."""
+    out = recipe.out
+    done: list[Finished] = []
+
+    def finish(name: str, result: StationResult) -> Path:
+        done.append(Finished(name, out / name, result))
+        return out / name
+
+    raw = Corpus(recipe.sources)
+    result = clean(raw, out / "clean", recipe.clean, runner=runner, progress=progress)
+    cleaned = finish("clean", result)
+    _refuse_empty(done[-1], "its rejected/ folder says why each one was refused")
+
+    documents = _station(cleaned)
+    for name, station in _filters(recipe):
+        documents = _station(finish(name, station(documents, out / name, runner=runner, progress=progress)))
+        _refuse_empty(done[-1], "its removed/ folder says why each one went")
+
+    tokenizer = recipe.tokenizer.path
+    if tokenizer is None:
+        training = _split(recipe, "train")
+        result = train_tokenizer(documents, out / "tokenizer", recipe.tokenizer, split=training, progress=progress)
+        tokenizer = finish("tokenizer", result)
+
+    parts: list[Part] = ["train", "valid"] if recipe.valid_fraction > 0 else ["train"]
+    for part in parts:
+        name, split = f"tokens/{part}", _split(recipe, part)
+        describe = recipe.describe_tokens
+        result = tokenize(
+            documents, tokenizer, out / name, split=split, describe=describe, runner=runner, progress=progress
+        )
+        tokens = finish(name, result)
+        _refuse_empty(done[-1], f"valid_fraction={recipe.valid_fraction} leaves nothing for {part}: change it")
+        name = f"packed/{part}"
+        finish(name, pack(tokens, out / name, recipe.pack, progress=progress))
+    if not all(station.result.reused for station in done) or not (out / JSON_FILE).is_file():
+        write_card(out, make_card(out, recipe))
+    return done
+
+
+def _filters(recipe: Recipe) -> Iterator[tuple[str, Callable[..., StationResult]]]:
+    """The stations that take documents away, in their order: cheap and sure ones first."""
+    if recipe.url_dedup is not None:
+        yield "url-dedup", partial(url_dedup, config=recipe.url_dedup)
+    yield "dedup", partial(dedup, config=recipe.dedup)
+    if recipe.near_dedup is not None:
+        older, keep_index = recipe.near_dedup.older, recipe.near_dedup.keep_index
+        config = NearDedupConfig(**recipe.near_dedup.model_dump(exclude={"older", "keep_index"}))
+        yield "near-dedup", partial(near_dedup, config=config, older=older, keep_index=keep_index)
+    if recipe.line_dedup is not None:
+        yield "line-dedup", partial(line_dedup, config=recipe.line_dedup)
+    if recipe.substring_dedup is not None:
+        yield "substring-dedup", partial(substring_dedup, config=recipe.substring_dedup)
+    if recipe.decontaminate is not None:
+        yield "decontaminate", partial(decontaminate, config=recipe.decontaminate)
+    if recipe.perplexity is not None:
+        yield "perplexity", partial(select, config=recipe.perplexity)
+    if recipe.classifier is not None:
+        yield "classifier", partial(select, config=recipe.classifier)
+
+
+def load_recipe(path: Path, overrides: Sequence[str] = ()) -> Recipe:
+    """Read a recipe from a YAML file.
+
+    Args:
+        path: the file.
+        overrides: `key=value` or `section.key=value`, applied in order.
+
+    Raises:
+        ConfigError: everything that is wrong with it, each complaint with `file:line`.
+    """
+    source = read_source(path)
+    if "sources" not in source.data and (found := sorted(TRAINING_SECTIONS & source.data.keys())):
+        raise ConfigError(
+            [
+                f"{path}: this is a training config (with {', '.join(found)}), no recipe for data: give it to "
+                "`megalite train`; a recipe has sources, as configs/data/demo.yaml"
+            ]
+        )
+    for assignment in overrides:
+        source.override(assignment)
+    return build(Recipe, source)
+
+
+def _refuse_missing_files(recipe: Recipe) -> None:
+    """What later stations need besides the documents should be missed before the first one runs for hours."""
+    wanted: dict[str, Sequence[Path | None]] = {"tokenizer.path": [recipe.tokenizer.path]}
+    if recipe.near_dedup is not None:
+        wanted["near_dedup.older"] = recipe.near_dedup.older
+    if recipe.decontaminate is not None:
+        wanted["decontaminate.paths"] = recipe.decontaminate.paths
+    if recipe.perplexity is not None:
+        wanted["perplexity.model"] = [recipe.perplexity.model]
+        wanted["perplexity.train_on"] = recipe.perplexity.train_on
+    if recipe.classifier is not None:
+        wanted["classifier.model"] = [recipe.classifier.model]
+        wanted["classifier.good"] = recipe.classifier.good
+        wanted["classifier.bad"] = recipe.classifier.bad
+    missing = [
+        f"{key}: {path}: no such file or folder"
+        for key, paths in wanted.items()
+        for path in paths
+        if path is not None and not path.exists()
+    ]
+    if missing:
+        raise DataError("\n".join(missing))
+
+
+def _station(folder: Path) -> Corpus:
+    return Corpus([DocumentSource(path=folder)])
+
+
+def _split(recipe: Recipe, part: Part) -> Split:
+    return Split(part, recipe.valid_fraction, recipe.seed) if recipe.valid_fraction > 0 else ALL
+
+
+def _refuse_empty(station: Finished, advice: str) -> None:
+    if not station.result.manifest.counts["documents"]:
+        raise DataError(f"{station.folder}: no document came out of this station; {advice}")

@@ -1,0 +1,110 @@
+"""Redaction: personal data and secrets replaced, each kind counted.
+
+    bytes --scan--> candidates --exact checks--> spans --of two that overlap, the surer one--> patches --> texts
+
+The scan is compiled and sees every byte; the checks are Python and see some tens of places in a megabyte.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from functools import partial
+from operator import attrgetter
+from typing import NamedTuple
+
+import numpy as np
+
+from megalite.corpus.privacy import credentials, network, payment, places, telephone
+from megalite.corpus.privacy.settings import PrivacyConfig
+from megalite.corpus.privacy.window import Span, Window
+from megalite.corpus.repair.splice import Patch, splice
+from megalite.texts import Texts
+
+Check = Callable[[Window], Span | None]
+
+
+class Rule(NamedTuple):
+    """What to do at the candidates of one code."""
+
+    rank: int
+    code: int
+    kind: str
+    check: Check
+    replacement: bytes
+
+
+class Found(NamedTuple):
+    """Something to replace. In order of place, and of two at one place the surer kind first."""
+
+    start: int
+    rank: int
+    end: int
+    document: int
+    rule: Rule
+
+
+def redact(texts: Texts, config: PrivacyConfig) -> tuple[Texts, dict[str, int]]:
+    """Replace what the settings name.
+
+    Args:
+        texts: not changed; returned as they are when nothing is found.
+        config: what to replace by what.
+
+    Returns:
+        The texts, and how many of each kind were replaced; kinds that were not found are left out.
+    """
+    from megalite.corpus.privacy.candidates import find_candidates
+
+    rules: dict[int, list[Rule]] = {}
+    for rule in make_rules(config):
+        rules.setdefault(rule.code, []).append(rule)
+    wanted = sum(1 << code for code in rules)
+    memory = memoryview(np.ascontiguousarray(texts.buffer))
+    offsets = texts.offsets.tolist()
+    candidates = find_candidates(texts.buffer, texts.offsets, wanted)
+    found = []
+    for code, place, document in zip(*(column.tolist() for column in candidates), strict=True):
+        window = Window(memory, place, offsets[document], offsets[document + 1])
+        for rule in rules[code]:
+            if (span := rule.check(window)) is not None:
+                found.append(Found(span[0], rule.rank, span[1], document, rule))
+    chosen = _without_overlaps(found)
+    counts = Counter(item.rule.kind for item in chosen)
+    patches = [Patch(item.document, item.start, item.end, item.rule.replacement) for item in chosen]
+    return splice(texts, patches), dict(sorted(counts.items()))
+
+
+def make_rules(config: PrivacyConfig) -> list[Rule]:
+    """The rules that are on, the surest kind first."""
+    private = config.private_ip_addresses
+    table: list[tuple[int, str, Check]] = [
+        (places.PEM, "private_key", credentials.find_private_key),
+        (places.JWT, "jwt", credentials.find_jwt),
+        (places.KEY, "api_key", credentials.find_key),
+        (places.ASSIGNMENT, "api_key", credentials.find_assigned_aws_secret),
+        (places.AT, "email", network.find_email),
+        (places.IBAN, "iban", payment.find_iban),
+        (places.CARD, "card", payment.find_card),
+        (places.DOTTED, "ip_address", partial(network.find_ipv4, private=private)),
+        (places.COLONS, "ip_address", partial(network.find_ipv6, private=private)),
+        (places.SSN, "us_ssn", telephone.find_ssn),
+        (places.PLUS, "phone", telephone.find_international),
+        (places.PHONE, "phone", telephone.find_national),
+        (places.ASSIGNMENT, "password", credentials.find_assigned_password),
+    ]
+    rules = []
+    for code, kind, check in table:
+        replacement = getattr(config, kind)
+        if replacement is not None:
+            rules.append(Rule(len(rules), code, kind, check, replacement.encode()))
+    return rules
+
+
+def _without_overlaps(found: list[Found]) -> list[Found]:
+    """Of those that overlap, the one that begins first; of those that begin together, the surer one."""
+    chosen: list[Found] = []
+    for item in sorted(found, key=attrgetter("start", "rank")):
+        if not chosen or item.start >= chosen[-1].end:
+            chosen.append(item)
+    return chosen

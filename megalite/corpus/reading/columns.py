@@ -1,0 +1,334 @@
+"""Documents out of tables: Parquet, Arrow and CSV, as whole batches of columns where every text is good.
+
+A damaged row group of a Parquet file, or batch of an Arrow file, costs its own rows; they are counted, and the next
+one is read. A CSV file has no such parts: what comes behind the damage is lost.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, BinaryIO
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+from pyarrow import csv
+
+from megalite.corpus.documents import ARROW_TYPE, BATCH_BYTES, BatchBuilder, DocumentBatch, Rejected, make_documents
+from megalite.corpus.reading.decompression import EXPANSION_FROM
+from megalite.corpus.reading.files import (
+    DAMAGED_FILE,
+    READ_ERRORS,
+    TOO_LARGE,
+    Piece,
+    data_suffix,
+    is_compressed,
+    is_machine_fault,
+    open_content,
+    shown,
+)
+from megalite.corpus.reading.remote import is_url, open_remote
+from megalite.corpus.recipe import DocumentSource
+from megalite.errors import DataError, did_you_mean
+
+NOT_UTF8 = "not UTF-8"
+
+AS_BYTES = {pa.string(): pa.binary(), pa.large_string(): pa.large_binary()}
+"""What holds the same as a type of strings, which readers of Parquet and Arrow do not check."""
+NO_TEXT = "no text field, or not a string"
+BAD_ROW = "row with another number of columns"
+
+NOTHING = pa.scalar("", ARROW_TYPE)
+
+COLUMN_BATCH_ROWS = 1024
+"""Rows of a foreign Parquet or Arrow file taken at once, fewer where they are long."""
+
+CSV_BLOCK_BYTES = 1 << 24
+"""Arrow reads CSV in blocks, and a row must fit in one."""
+
+
+def open_parquet(path: str) -> pq.ParquetFile:
+    """A Parquet file; of one behind a URL only the columns and row groups that are read are fetched."""
+    file = open_remote(path, in_ranges=True) if is_url(path) else path
+    return pq.ParquetFile(file, page_checksum_verification=True)
+
+
+def read_parquet(piece: Piece, config: DocumentSource, builder: BatchBuilder) -> Iterator[DocumentBatch]:
+    """The documents of some row groups."""
+    with open_parquet(piece.path) as file:
+        columns = choose_columns(file.schema_arrow, piece.path, config)
+        row = piece.first
+        for group in range(piece.start, file.num_row_groups if piece.stop is None else piece.stop):
+            metadata = file.metadata.row_group(group)
+            batch_rows, problem = _look_at_sizes(metadata, config)
+            batches: Iterator[pa.RecordBatch] = iter(())
+            if not problem:
+                batches = file.iter_batches(batch_size=batch_rows, columns=columns, row_groups=[group])
+            rows = _Rows(piece, builder, row, metadata.num_rows)
+            yield from read_columns(rows.as_far_as_possible(batches, problem), piece, config, builder, first=row)
+            row += metadata.num_rows
+
+
+class _Rows:
+    """The rows of one part of a table, and an account of those that cannot be read.
+
+    Args:
+        piece: the table.
+        builder: is told of them.
+        first: number of the first row.
+        count: rows; None if that is not known.
+    """
+
+    def __init__(self, piece: Piece, builder: BatchBuilder, first: int, count: int | None):
+        self._piece = piece
+        self._builder = builder
+        self._first = first
+        self._count = count
+
+    def as_far_as_possible(self, batches: Iterator[pa.RecordBatch], problem: str = "") -> Iterator[pa.RecordBatch]:
+        """The batches up to the first one that cannot be read."""
+        num_read = 0
+        try:
+            for batch in batches:
+                yield batch
+                num_read += batch.num_rows
+        except READ_ERRORS as error:
+            if is_machine_fault(error):
+                raise
+            problem = str(error)
+        if problem:
+            first = self._first + num_read
+            lost = "the rest" if self._count is None else f"rows {first} to {self._first + self._count - 1}"
+            self._builder.reject(f"{self._piece.id}:{first}", f"{lost} lost: {problem}", DAMAGED_FILE)
+            self._builder.lose(damaged_files=1, rows=0 if self._count is None else self._count - num_read)
+
+
+def _look_at_sizes(metadata: pq.RowGroupMetaData, config: DocumentSource) -> tuple[int, str]:
+    """How many rows of a row group to take at once, and what is wrong with it before any is taken."""
+    chunks = [metadata.column(number) for number in range(metadata.num_columns)]
+    texts = next((chunk for chunk in chunks if chunk.path_in_schema == config.text_field), None)
+    if texts is None or not metadata.num_rows:
+        return COLUMN_BATCH_ROWS, ""
+    unpacked, packed = texts.total_uncompressed_size, texts.total_compressed_size
+    if unpacked > max(EXPANSION_FROM, packed * config.max_expansion):
+        return 0, f"its texts grow to more than {config.max_expansion:g} times their size"
+    rows = BATCH_BYTES * metadata.num_rows // max(unpacked, 1)
+    return min(max(rows, 1), COLUMN_BATCH_ROWS), ""
+
+
+def read_arrow(piece: Piece, config: DocumentSource, builder: BatchBuilder) -> Iterator[DocumentBatch]:
+    """The documents of an Arrow file or stream."""
+    with open_remote(piece.path, in_ranges=True) if is_url(piece.path) else pa.memory_map(piece.path) as file:
+        try:
+            reader = pa.ipc.open_file(file)
+        except pa.ArrowInvalid:
+            file.seek(0)
+            stream = pa.ipc.open_stream(file)
+            columns = choose_columns(stream.schema, piece.path, config)
+            sound = (_refuse_broken(batch.select(columns)) for batch in stream)
+            batches = _Rows(piece, builder, piece.first, None).as_far_as_possible(sound)
+            yield from read_columns(batches, piece, config, builder)
+            return
+        columns, row = choose_columns(reader.schema, piece.path, config), piece.first
+        for number in range(reader.num_record_batches):
+            one = (_refuse_broken(reader.get_batch(number).select(columns)) for number in (number,))
+            for batch in _Rows(piece, builder, row, None).as_far_as_possible(one):
+                yield from read_columns(iter([batch]), piece, config, builder, first=row)
+                row += batch.num_rows
+
+
+def _refuse_broken(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """Look at every offset before anyone follows one: Arrow maps files as they are, and kills the process over a wrong
+    one. Whether texts are UTF-8 is another matter, so they are looked at as bytes.
+
+    Raises:
+        ArrowInvalid: one leads elsewhere.
+    """
+    batch.validate()
+    for column in batch.columns:
+        as_bytes = AS_BYTES.get(column.type)
+        (column if as_bytes is None else column.view(as_bytes)).validate(full=True)
+    return batch
+
+
+def read_csv(piece: Piece, config: DocumentSource, builder: BatchBuilder) -> Iterator[DocumentBatch]:
+    """The documents of a file of comma- or tab-separated values."""
+
+    def refuse(row: csv.InvalidRow) -> str:
+        builder.reject(f"{piece.id}:{row.number}", row.text or "", BAD_ROW)
+        return "skip"
+
+    with _open_for_arrow(piece, config, builder) as (file, is_damaged):
+        reader = csv.open_csv(
+            file,
+            # threads would take the rows' numbers away
+            read_options=csv.ReadOptions(use_threads=False, block_size=CSV_BLOCK_BYTES),
+            parse_options=csv.ParseOptions(
+                delimiter="\t" if data_suffix(piece.path) == ".tsv" else ",",
+                newlines_in_values=True,
+                invalid_row_handler=refuse,
+            ),
+            convert_options=csv.ConvertOptions(
+                check_utf8=False, column_types={config.text_field: ARROW_TYPE, config.id_field: ARROW_TYPE}
+            ),
+        )
+        columns = choose_columns(reader.schema, piece.path, config)
+        batches = _Rows(piece, builder, piece.first, None).as_far_as_possible(reader)
+        chosen = (batch.select(columns) for batch in _without_cut_row(batches, is_damaged))
+        yield from read_columns(chosen, piece, config, builder)
+
+
+@contextmanager
+def _open_for_arrow(
+    piece: Piece, config: DocumentSource, builder: BatchBuilder
+) -> Iterator[tuple[BinaryIO | pa.NativeFile, Any]]:
+    """A file for one of Arrow's own readers, and what tells, at its end, whether it ended early."""
+    if not is_compressed(piece.path) and not is_url(piece.path):
+        with pa.OSFile(piece.path) as file:
+            yield file, lambda: False
+        return
+    with open_content(piece, config, builder) as reading:
+        yield reading.file, lambda: reading.is_damaged
+
+
+def _without_cut_row(batches: Iterator[pa.RecordBatch], is_damaged: Any) -> Iterator[pa.RecordBatch]:
+    """All rows; of a file that ended early all but the last one, which may be cut. Batches of usual size."""
+    last = None
+    for batch in batches:
+        if last is not None:
+            yield from _sliced(last)
+        last = batch
+    if last is not None:
+        yield from _sliced(last.slice(0, last.num_rows - 1) if is_damaged() else last)
+
+
+def _sliced(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+    step = max(1, BATCH_BYTES * batch.num_rows // max(batch.nbytes, 1))
+    yield from (batch.slice(first, step) for first in range(0, batch.num_rows, step))
+
+
+def choose_columns(schema: pa.Schema, path: str, config: DocumentSource) -> list[str]:
+    """The columns of a table that are read.
+
+    Raises:
+        DataError: the text's is not there.
+    """
+    if config.text_field not in schema.names:
+        hint = did_you_mean(config.text_field, schema.names)
+        raise DataError(
+            f"{path}: no column {config.text_field!r}{hint}; it has {', '.join(schema.names)}: set text_field"
+        )
+    wanted = dict.fromkeys([config.text_field, config.id_field, *config.keep_fields])
+    return [name for name in wanted if name in schema.names]
+
+
+def read_columns(
+    batches: Iterator[pa.RecordBatch],
+    piece: Piece,
+    config: DocumentSource,
+    builder: BatchBuilder,
+    *,
+    first: int | None = None,
+) -> Iterator[DocumentBatch]:
+    """Whole batches of columns, as they are where every text is good; what the builder holds goes before them.
+
+    Args:
+        batches: columns of a table.
+        piece: the table.
+        config: which columns.
+        builder: of what is read one by one.
+        first: number of the first row; None takes the piece's.
+    """
+    yield from builder.take()
+    row = piece.first if first is None else first
+    for batch in batches:
+        batch = _with_readable_names(batch, config.text_field)
+        rows = pa.array(np.arange(row, row + batch.num_rows))
+        row += batch.num_rows
+        texts, rejected = batch.column(config.text_field), []
+        good = _good_texts(texts, int(config.max_record_mb * 1e6))
+        if good is not None:
+            names = _ids(batch, rows, piece, config).to_pylist()
+            bad = [(names[i], texts[i]) for i in np.flatnonzero(~good).tolist()]
+            rejected = [Rejected(name, builder.source, *_what_is_wrong(text)) for name, text in bad]
+            batch, rows = batch.filter(pa.array(good)), rows.filter(pa.array(good))
+            texts = batch.column(config.text_field)
+        metadata = None
+        if config.keep_fields:
+            metadata = [kept_fields(fields, config) for fields in batch.to_pylist()]
+        ids = _ids(batch, rows, piece, config)
+        yield DocumentBatch(make_documents(ids, builder.source, texts.cast(ARROW_TYPE), metadata), rejected)
+
+
+def _with_readable_names(batch: pa.RecordBatch, text_field: str) -> pa.RecordBatch:
+    """The batch with bytes that are no UTF-8 spelt out in every column but the text, whose rows are judged singly."""
+    columns = dict(zip(batch.schema.names, batch.columns, strict=True))
+    for name, column in columns.items():
+        as_bytes = AS_BYTES.get(column.type)
+        if name == text_field or as_bytes is None:
+            continue
+        try:
+            column.validate(full=True)
+        except pa.ArrowInvalid:
+            values = (value.as_py() for value in column.view(as_bytes))
+            spelt = [None if value is None else value.decode(errors="backslashreplace") for value in values]
+            columns[name] = pa.array(spelt, column.type)
+    return pa.RecordBatch.from_pydict(columns)
+
+
+def kept_fields(fields: dict[str, Any], config: DocumentSource) -> str:
+    """The fields of a record that are carried along, as a JSON object."""
+    if not config.keep_fields:
+        return ""
+    kept = {name: fields[name] for name in config.keep_fields if name in fields}
+    return json.dumps(kept, ensure_ascii=False, default=str)
+
+
+def is_utf8(content: bytes) -> bool:
+    """Whether bytes are a text."""
+    try:
+        content.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
+def _ids(batch: pa.RecordBatch, rows: pa.Array, piece: Piece, config: DocumentSource) -> pa.Array:
+    """Given ids; file and row where there is none."""
+    places = pc.binary_join_element_wise(pa.scalar(f"{piece.id}:", ARROW_TYPE), rows.cast(ARROW_TYPE), NOTHING)
+    if config.id_field not in batch.schema.names:
+        return places
+    given = batch.column(config.id_field)
+    if not (pa.types.is_string(given.type) or pa.types.is_large_string(given.type) or pa.types.is_integer(given.type)):
+        given = pa.array([None if value is None else str(value) for value in given.to_pylist()], ARROW_TYPE)
+    return pc.coalesce(given.cast(ARROW_TYPE), places)
+
+
+def _good_texts(texts: pa.Array, max_bytes: int) -> np.ndarray | None:
+    """bool [rows]: which texts are there, are not too large and are UTF-8 (readers of Parquet do not check); None when
+    all are."""
+    if not _is_text(texts.type):
+        return np.zeros(len(texts), bool)
+    lengths = pc.fill_null(pc.binary_length(texts), 0).to_numpy(zero_copy_only=False)
+    good = (lengths <= max_bytes) & texts.is_valid().to_numpy(zero_copy_only=False)
+    try:
+        texts.validate(full=True)
+    except pa.ArrowInvalid:
+        values = texts.cast(pa.large_binary())
+        good = np.array([ok and is_utf8(value.as_py()) for ok, value in zip(good, values, strict=True)], bool)
+    return None if good.all() else good
+
+
+def _is_text(kind: pa.DataType) -> bool:
+    return pa.types.is_string(kind) or pa.types.is_large_string(kind)
+
+
+def _what_is_wrong(text: pa.Scalar) -> tuple[str, str]:
+    """How to show a bad text, and why it is bad."""
+    if not text.is_valid or not _is_text(text.type):
+        return repr(text.as_py()), NO_TEXT
+    content = text.as_buffer().to_pybytes()
+    return (shown(content), TOO_LARGE) if is_utf8(content) else (content.decode(errors="backslashreplace"), NOT_UTF8)

@@ -1,0 +1,212 @@
+"""Reading documents out of a piece of one source: JSON lines, tables, web archives or text, each possibly compressed
+and perhaps behind a URL (`remote.py`), or a shard of a Hugging Face data set (`hub.py`).
+
+Every reader streams, and never stops at a bad record: it goes to the builder's rejects with a reason. A reader yields a
+batch whenever one is full; what is left over stays in the builder for the next file.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import orjson
+import pyarrow.parquet as pq
+
+from megalite.corpus.documents import SCHEMA, BatchBuilder, DocumentBatch
+from megalite.corpus.reading.columns import (
+    NO_TEXT,
+    NOT_UTF8,
+    choose_columns,
+    is_utf8,
+    kept_fields,
+    read_arrow,
+    read_columns,
+    read_csv,
+    read_parquet,
+)
+from megalite.corpus.reading.files import (
+    READ_ERRORS,
+    TOO_LARGE,
+    UNREADABLE_FILE,
+    Piece,
+    data_suffix,
+    is_machine_fault,
+    open_content,
+    reading_station_file,
+    shown,
+)
+from megalite.corpus.reading.hub import read_dataset
+from megalite.corpus.reading.remote import is_url, local_copy
+from megalite.corpus.recipe import DocumentSource
+from megalite.errors import DataError
+
+NOT_JSON = "not a JSON object"
+LONE_SURROGATE = "half of a surrogate pair"
+
+Reader = Callable[[Piece, DocumentSource, BatchBuilder], Iterator[DocumentBatch]]
+
+
+def read_piece(piece: Piece, config: DocumentSource, builder: BatchBuilder) -> Iterator[DocumentBatch]:
+    """Read one piece into the builder; yield the batches that it fills.
+
+    Raises:
+        DataError: a table without the column that is to hold the text.
+        UnavailableError: what is not on this machine cannot be reached.
+        OSError: this machine cannot read.
+    """
+    builder.begin_file()
+    reader = _read_dataset if config.kind == "datasets" else READERS.get(data_suffix(piece.path), _read_text)
+    try:
+        yield from reader(piece, config, builder)
+    except READ_ERRORS as error:
+        if is_machine_fault(error):
+            raise
+        builder.reject(piece.id, str(error), UNREADABLE_FILE)
+        builder.lose(damaged_files=1)
+    if builder.full():
+        yield from builder.take()
+
+
+def read_station_shard(path: Path) -> Iterator[DocumentBatch]:
+    """The documents of one file that a station wrote, row group by row group.
+
+    Raises:
+        UserError: it is not what was written.
+    """
+    with reading_station_file(path), pq.ParquetFile(path) as file:
+        for group in range(file.num_row_groups):
+            for batch in file.read_row_group(group, columns=SCHEMA.names).cast(SCHEMA).to_batches():
+                yield DocumentBatch(batch, [])
+
+
+def _read_text(piece: Piece, config: DocumentSource, builder: BatchBuilder) -> Iterator[DocumentBatch]:
+    with open_content(piece, config, builder) as reading:
+        content = reading.whole()
+        if content is not None:
+            _add_text(content, piece, builder)
+        elif not reading.is_damaged:
+            builder.reject(piece.id, f"more than {config.max_record_mb:g} MB", TOO_LARGE)
+    return iter(())
+
+
+def _add_text(content: bytes, piece: Piece, builder: BatchBuilder) -> None:
+    if is_utf8(content):
+        builder.add(piece.id, content)
+    else:
+        builder.reject(piece.id, content.decode(errors="backslashreplace"), NOT_UTF8)
+
+
+def _read_json_lines(piece: Piece, config: DocumentSource, builder: BatchBuilder) -> Iterator[DocumentBatch]:
+    with open_content(piece, config, builder) as reading:
+        if piece.start:
+            reading.file.seek(piece.start)
+        left = float("inf") if piece.stop is None else piece.stop - piece.start
+        for number, (line, num_bytes) in enumerate(reading.lines(), start=piece.first):
+            if reading.is_damaged and not line.endswith(b"\n"):
+                return  # where the file is damaged; that is counted
+            if num_bytes > reading.max_bytes:
+                builder.reject(f"{piece.id}:{number}", f"{num_bytes} bytes: {shown(line)}", TOO_LARGE)
+            elif not line.isspace():
+                is_good = _add_line(line, f"{piece.id}:{number}", config, builder)
+                if not is_good and reading.ends_at_bad_record(f"line {number}", builder):
+                    return
+                if builder.full():
+                    yield from builder.take()
+            left -= num_bytes
+            if left <= 0:
+                return
+
+
+def _add_line(line: bytes, where: str, config: DocumentSource, builder: BatchBuilder) -> bool:
+    """Add the document in a line, or put the line aside; whether it was one."""
+    try:
+        fields = orjson.loads(line)
+    except ValueError:  # orjson is strict and fast; Python's own reader says what is wrong, or forgives a NaN
+        fields = _read_leniently(line, where, builder)
+        if fields is None:
+            return False
+    text = fields.get(config.text_field) if isinstance(fields, dict) else None
+    if not isinstance(text, str):
+        why = NO_TEXT if isinstance(fields, dict) else NOT_JSON
+        builder.reject(where, line.decode(errors="backslashreplace"), why)
+        return False
+    try:
+        encoded = text.encode()
+    except UnicodeEncodeError:
+        builder.reject(where, line.decode(errors="backslashreplace"), LONE_SURROGATE)
+        return False
+    given = fields.get(config.id_field)
+    builder.add(where if given is None else str(given), encoded, kept_fields(fields, config))
+    return True
+
+
+def _read_leniently(line: bytes, where: str, builder: BatchBuilder) -> Any:
+    """The content of a line that orjson refuses, or None when it is rejected."""
+    if not is_utf8(line):
+        builder.reject(where, line.decode(errors="backslashreplace"), NOT_UTF8)
+        return None
+    try:
+        return json.loads(line)
+    except (ValueError, RecursionError):
+        builder.reject(where, line.decode(errors="backslashreplace"), NOT_JSON)
+        return None
+
+
+def _read_html(piece: Piece, config: DocumentSource, builder: BatchBuilder) -> Iterator[DocumentBatch]:
+    from megalite.corpus.reading.html import decode, extract
+
+    with open_content(piece, config, builder) as reading:
+        content = reading.whole()
+        if content is None:
+            if not reading.is_damaged:
+                builder.reject(piece.id, f"more than {config.max_record_mb:g} MB", TOO_LARGE)
+            return iter(())
+    page = decode(content)
+    try:
+        builder.add(piece.id, extract(page).encode())
+    except DataError as error:
+        builder.reject(piece.id, page, f"no page: {error}")
+    return iter(())
+
+
+def _read_archive(piece: Piece, config: DocumentSource, builder: BatchBuilder) -> Iterator[DocumentBatch]:
+    from megalite.corpus.reading.warc import read_archive
+
+    skipped: Counter[str] = Counter()
+    with local_copy(piece.path) if is_url(piece.path) else nullcontext(Path(piece.path)) as path:
+        max_bytes = int(config.max_record_mb * 1e6)
+        for number, page in enumerate(read_archive(path, skipped, max_bytes), start=1):
+            fields = {"url": page.url, "date": page.date, "content_type": page.content_type}
+            builder.add(f"{piece.id}:{number}", page.text.encode(errors="replace"), kept_fields(fields, config))
+            if builder.full():
+                yield from builder.take()
+    for reason, count in skipped.items():
+        builder.reject(piece.id, f"{count} records", f"archive: {reason}")
+
+
+def _read_dataset(piece: Piece, config: DocumentSource, builder: BatchBuilder) -> Iterator[DocumentBatch]:
+    batches = read_dataset(config, piece.start, piece.stop)
+    chosen = (batch.select(choose_columns(batch.schema, config.root, config)) for batch in batches)
+    yield from read_columns(chosen, piece, config, builder)
+
+
+READERS: dict[str, Reader] = {
+    ".jsonl": _read_json_lines,
+    ".ndjson": _read_json_lines,
+    ".json": _read_json_lines,
+    ".parquet": read_parquet,
+    ".arrow": read_arrow,
+    ".csv": read_csv,
+    ".tsv": read_csv,
+    ".html": _read_html,
+    ".htm": _read_html,
+    ".warc": _read_archive,
+    ".wet": _read_archive,
+    ".arc": _read_archive,
+}
+"""By suffix; any other file is plain text, one document each."""

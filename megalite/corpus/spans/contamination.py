@@ -1,0 +1,154 @@
+"""Documents that quote an evaluation set: they share a run of n words with one of its examples.
+
+The examples are few (a million runs of words make a table of 24 MB), so one table is built from the files and every
+batch of documents is matched against it, with no exchange between the tasks. Runs of words are compared by a 64-bit
+hash: a corpus of 10^12 runs against 10^7 wanted ones gives about one false match by chance.
+
+An example shorter than n words has no run and cannot be found. `ExampleIndex.num_too_short` says how many there are;
+a smaller n finds them, along with common phrases.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from megalite.corpus.spans.reading import slices
+from megalite.corpus.spans.settings import DecontaminateConfig
+from megalite.errors import DataError
+from megalite.texts import Texts
+
+SLICE_BYTES = 2_000_000
+"""Text matched at once: its runs of words take about four times the memory, and should stay near the processor."""
+
+SHOWN_CHARS = 100
+"""How much of a bad record an error message shows."""
+
+Example = tuple[str, str]
+"""Id and text of an example."""
+
+
+class ExampleIndex(NamedTuple):
+    """The runs of words of all examples."""
+
+    ngram: int
+    """Words in a run."""
+    ids: tuple[str, ...]
+    """Id of each example."""
+    num_too_short: int
+    """Examples with fewer words than a run."""
+    slot_hashes: np.ndarray
+    slot_owners: np.ndarray
+    filter_bits: np.ndarray
+
+
+class Overlaps(NamedTuple):
+    """What documents share with the examples."""
+
+    num_matching: np.ndarray
+    """Runs of words that match, int64 [texts]."""
+    num_ngrams: np.ndarray
+    """Runs of words, int64 [texts]."""
+    first_example: np.ndarray
+    """Position of the example that the first match belongs to, int64 [texts]; -1 for none."""
+    spans: np.ndarray
+    """The matching words, merged, int64 [n, 3]: text, first byte, byte behind the last."""
+
+    @property
+    def share(self) -> np.ndarray:
+        """Share of the runs of words that match, float64 [texts]; 0 where a text has none."""
+        return self.num_matching / np.maximum(self.num_ngrams, 1)
+
+    def contaminated(self, config: DecontaminateConfig) -> np.ndarray:
+        """Which texts share enough to act upon, bool [texts]."""
+        return (self.num_matching > 0) & (self.share >= config.min_overlap)
+
+
+def read_examples(path: Path, text_field: str) -> Iterator[Example]:
+    """The examples of one file, named by the file and by their id or line.
+
+    Raises:
+        DataError: there is no such file, or a record in it cannot be read.
+    """
+    from megalite.corpus.documents import BatchBuilder
+    from megalite.corpus.reading.files import Piece
+    from megalite.corpus.reading.readers import read_piece
+    from megalite.corpus.recipe import DocumentSource
+
+    if not path.is_file():
+        what = "a folder" if path.is_dir() else "no such file"
+        raise DataError(f"{path}: {what}; decontaminate.paths (--against) names the files of the evaluation sets")
+    builder = BatchBuilder(path.name)
+    piece = Piece(str(path), path.name)
+    for batch in (*read_piece(piece, DocumentSource(path=path, text_field=text_field), builder), *builder.take()):
+        if batch.rejected:
+            record = batch.rejected[0]
+            raise DataError(
+                f"{path}: {record.id}: {record.reason} ({record.text[:SHOWN_CHARS]!r}); every example needs its text "
+                f"in the field {text_field!r}: set text_field, or repair the file"
+            )
+        for id, text in zip(batch.documents.column("id").to_pylist(), batch.texts, strict=True):
+            yield id if id.startswith(path.name) else f"{path.name}:{id}", text
+
+
+def index_files(
+    config: DecontaminateConfig, read: Callable[[Path, str], Iterable[Example]] = read_examples
+) -> ExampleIndex:
+    """Index the evaluation sets that the settings name.
+
+    Args:
+        config: settings.
+        read: yields the examples of one file, given its path and `text_field`.
+
+    Raises:
+        DataError: a file is missing or broken, or no example is long enough to be found.
+    """
+    examples = (example for path in config.paths for example in read(path, config.text_field))
+    index = index_examples(examples, config.ngram)
+    if index.num_too_short == len(index.ids):
+        names = ", ".join(str(path) for path in config.paths)
+        raise DataError(
+            f"{names}: none of the {len(index.ids)} examples has {config.ngram} words or more, so nothing could be "
+            "found; set a smaller ngram, or the right text_field"
+        )
+    return index
+
+
+def index_examples(examples: Iterable[Example], ngram: int) -> ExampleIndex:
+    """Index examples by their runs of `ngram` words."""
+    from megalite.corpus.spans.word_ngrams import LOWER, build_table, list_ngrams
+
+    ids, texts = [], []
+    for id, text in examples:
+        ids.append(id)
+        texts.append(text)
+    joined = Texts.of(texts)
+    hashes, _, _, borders = list_ngrams(joined.buffer, joined.offsets, ngram, LOWER)
+    counts = np.diff(borders)
+    owners = np.repeat(np.arange(len(ids), dtype=np.int32), counts)
+    return ExampleIndex(ngram, tuple(ids), int(np.count_nonzero(counts == 0)), *build_table(hashes, owners))
+
+
+def find_overlaps(texts: Texts, index: ExampleIndex) -> Overlaps:
+    """Match texts against the examples."""
+    parts = [_match(part, first, index) for first, part in slices(texts, SLICE_BYTES)]
+    return Overlaps(*(np.concatenate(column) for column in zip(*parts, strict=True)))
+
+
+def _match(texts: Texts, first: int, index: ExampleIndex) -> Overlaps:
+    """Match a slice that begins with text number `first`."""
+    from megalite.corpus.spans.cutting import merge_spans
+    from megalite.corpus.spans.word_ngrams import LOWER, list_ngrams, look_up
+
+    hashes, starts, ends, borders = list_ngrams(texts.buffer, texts.offsets, index.ngram, LOWER)
+    owners = look_up(hashes, index.slot_hashes, index.slot_owners, index.filter_bits)
+    matches = np.flatnonzero(owners >= 0)
+    documents = np.searchsorted(borders, matches, side="right") - 1
+    num_matching = np.bincount(documents, minlength=len(texts))
+    first_example = np.full(len(texts), -1, np.int64)
+    first_example[documents[::-1]] = owners[matches[::-1]]  # written last: the first match of a document
+    spans = merge_spans(np.stack([documents + first, starts[matches], ends[matches]], axis=1))
+    return Overlaps(num_matching, np.diff(borders), first_example, spans)

@@ -1,0 +1,174 @@
+"""Station 1: repair each document's text, redact what is private, then keep or reject it by rules.
+
+    shard -> repair -> redact -> language -> rules -> part-*.parquet
+                                     \\----------\\---> rejected/part-*.parquet, with the reason
+
+Nothing is thrown away: what is rejected lies beside what is kept, as it came, and the manifest counts each reason.
+A page in another language is rejected for its language, and not for what rules made for the wanted ones find in it.
+Every step takes a batch of texts as bytes (`texts.py`), so a document that needs nothing costs next to nothing.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+
+from megalite.corpus.corpus import Corpus
+from megalite.corpus.documents import DocumentBatch, Outcome, Rejected, what_is_kept, with_texts
+from megalite.corpus.recipe import CleanConfig, LanguageConfig
+from megalite.corpus.repair.repair import repair
+from megalite.corpus.rules.english import refuse_without_spacy
+from megalite.corpus.rules.settings import counts_as_datatrove
+from megalite.corpus.shards import ShardReading, lost_counts, lost_in_words, refuse_unreadable
+from megalite.errors import DataError
+from megalite.progress import Progress, Silent
+from megalite.stations.runners import InProcess
+from megalite.stations.station import StationResult, run_station
+from megalite.stations.tasks import Report, Runner, Task, add_counts, run_tasks
+from megalite.texts import Texts
+
+
+def clean(
+    corpus: Corpus, out: Path, config: CleanConfig, *, runner: Runner | None = None, progress: Progress | None = None
+) -> StationResult:
+    """Run the station.
+
+    Args:
+        corpus: what to read.
+        out: folder to make.
+        config: repair and rules.
+        runner: where the tasks run; the result does not depend on it. None is this process.
+        progress: told of every shard.
+
+    Raises:
+        DataError: a record cannot be read and config.on_error is `fail`; a source cannot be read at all; a language
+            to keep is none that can be told.
+        UnavailableError: rules count as datatrove does, and spaCy is not installed.
+    """
+    if counts_as_datatrove(config):
+        refuse_without_spacy()
+    progress, runner = progress or Silent(), runner or InProcess()
+    settings = config.model_dump(mode="json")
+    shards = corpus.shards()
+
+    def build(folder: Path) -> dict[str, Any]:
+        _refuse_unknown_languages(config.language)
+        progress.start("clean", corpus.text_mb, "MB")
+        tasks = [{"shard": shard, "config": settings} for shard in shards]
+        reports = run_tasks(folder, "clean", clean_shard, tasks, runner=runner, progress=progress)
+        refuse_unreadable([(shard, report["reading"]) for shard, report in zip(shards, reports, strict=True)])
+        names = ("documents_in", "documents", "text_bytes_in", "text_bytes", "rejected", "redacted", "languages")
+        counts = {name: add_counts(reports, name) for name in names} | lost_counts(reports)
+        progress.finish(what_is_kept(counts) + lost_in_words(counts))
+        return counts
+
+    return run_station("clean", out, inputs=corpus.inputs, settings=settings, build=build, resumable=True)
+
+
+def _refuse_unknown_languages(config: LanguageConfig | None) -> None:
+    if config is None or not config.keep:
+        return
+    from megalite.corpus.language import UNDETERMINED, load_model
+
+    known = {*load_model().codes, UNDETERMINED}
+    unknown = [code for code in config.keep if code not in known]
+    if unknown:
+        raise DataError(
+            f"language.keep: no language is called {', '.join(unknown)}; codes are of two letters (ISO 639-1): "
+            f"{', '.join(sorted(known))}"
+        )
+
+
+def clean_shard(task: Task, number: int, folder: Path) -> Report:
+    """Task: repair, redact and judge the documents of one shard."""
+    config = CleanConfig.model_validate(task["config"])
+    reading = ShardReading(task["shard"])
+    redacted: Counter[str] = Counter()
+    languages: Counter[str] = Counter()
+    num_bytes = 0
+    with Outcome(folder, number) as outcome:
+        for batch in reading:
+            if batch.rejected and config.on_error == "fail":
+                first = batch.rejected[0]
+                raise DataError(f"{first.source}: {first.id}: {first.reason}; set on_error: reject to put it aside")
+            outcome.reject(batch.rejected)
+            num_bytes += batch.texts.num_bytes
+            cleaned = clean_texts(batch.texts, config)
+            redacted.update(cleaned.redacted)
+            languages.update(cleaned.languages)
+            kept = cleaned.reasons == ""
+            outcome.keep(with_texts(batch.documents, cleaned.texts).filter(pa.array(kept)))
+            outcome.reject(_refused(batch, cleaned.reasons))
+    return {
+        **outcome.counts(),
+        "text_bytes_in": num_bytes,
+        "redacted": dict(sorted(redacted.items())),
+        "languages": dict(sorted(languages.items())),
+        "reading": reading.report(),
+        "megabytes": num_bytes / 1e6,
+    }
+
+
+class Cleaned(NamedTuple):
+    """What became of a batch."""
+
+    texts: Texts
+    """Repaired and redacted."""
+    reasons: np.ndarray
+    """Why each is refused: str [documents], "" for one that is kept."""
+    redacted: Mapping[str, int]
+    """What was replaced, by kind."""
+    languages: Mapping[str, int]
+    """Documents by language, also of those that are refused; empty where it is not asked for."""
+
+
+def clean_texts(texts: Texts, config: CleanConfig) -> Cleaned:
+    """Repair, redact and judge a batch."""
+    from megalite.corpus.rules.judge import judge  # brings numba, which takes a second to import
+
+    texts, redacted = tidy(texts, config)
+    judgement = judge(texts, config)
+    reasons = np.array([*judgement.reason_names, ""], dtype=object)[judgement.reason_codes]
+    languages: Mapping[str, int] = {}
+    if config.language is not None:
+        is_other, languages = judge_languages(texts, config.language)
+        reasons[is_other] = "language"
+    return Cleaned(judgement.texts, reasons, redacted, languages)
+
+
+def tidy(texts: Texts, config: CleanConfig) -> tuple[Texts, Mapping[str, int]]:
+    """Repair and redact a batch; also what was replaced, by kind."""
+    texts = repair(texts, unicode_nfc=config.unicode_nfc, fix_encoding=config.fix_encoding)
+    if config.privacy is None:
+        return texts, {}
+    from megalite.corpus.privacy.redact import redact
+
+    return redact(texts, config.privacy)
+
+
+def judge_languages(texts: Texts, config: LanguageConfig) -> tuple[np.ndarray, Mapping[str, int]]:
+    """Which documents are in none of the wanted languages, or in none for sure: bool [documents]; and all by language.
+
+    An empty document has none; it is left to the rules, and not counted.
+    """
+    from megalite.corpus.language import identify
+
+    codes, scores = identify(texts)
+    has_text = texts.lengths > 0
+    is_other = np.zeros(len(texts), bool)
+    if config.keep:
+        is_other = has_text & (~np.isin(codes, config.keep) | (scores < config.min_score))
+    return is_other, Counter(np.array(codes, object)[has_text].tolist())
+
+
+def _refused(batch: DocumentBatch, reasons: np.ndarray) -> list[Rejected]:
+    """The refused documents as they came."""
+    places = np.flatnonzero(reasons != "")
+    chosen = batch.documents.take(pa.array(places)) if places.size else batch.documents.slice(0, 0)
+    columns = (chosen.column(name).to_pylist() for name in ("id", "source", "text"))
+    return [Rejected(*row) for row in zip(*columns, reasons[places].tolist(), strict=True)]

@@ -1,0 +1,178 @@
+"""Stations: keep the documents that a model scores well: an n-gram model's perplexity, or a classifier.
+
+    train                   the model, on the samples that the settings name (or load one)        model/
+    score     a shard       one number a document                                                 scores/00000.npy
+    threshold               as set, or where the wanted fraction of all documents ends
+    write     a shard       what stays
+
+Scores stay beside the documents, where a person can look how the threshold falls, and in the metadata of those that are
+kept: `near-dedup` can keep the best of a cluster by them, and `rank` order the samples.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from megalite.corpus.corpus import Corpus
+from megalite.corpus.metadata import add_numbers
+from megalite.corpus.recipe import DocumentSource
+from megalite.corpus.scoring.settings import ClassifierConfig, PerplexityConfig
+from megalite.corpus.scoring.threshold import Scorer, Threshold, best_fraction, pareto_keeps, write_scores
+from megalite.corpus.shards import ShardReading
+from megalite.corpus.stations.filtering import Decision, Filtering, write_shard
+from megalite.progress import Progress
+from megalite.stations.station import StationResult
+from megalite.stations.tasks import Report, Runner, Task, run_tasks
+from megalite.texts import Texts
+
+SCORES_FOLDER = "scores"
+
+MODEL_NAMES = {"perplexity": "model", "classifier": "model.npz"}
+
+
+def select(
+    corpus: Corpus,
+    out: Path,
+    config: PerplexityConfig | ClassifierConfig,
+    *,
+    runner: Runner | None = None,
+    progress: Progress | None = None,
+) -> StationResult:
+    """Run the station, `perplexity` or `classifier` by its settings.
+
+    Args:
+        corpus: documents of an earlier station.
+        out: folder to make.
+        config: the model, and which scores are good enough.
+        runner: where the tasks run; the result does not depend on it. None is this process.
+        progress: told of the text as it is scored and written.
+
+    Raises:
+        DataError: the input is raw, or the model cannot be trained or loaded.
+    """
+    station = "perplexity" if isinstance(config, PerplexityConfig) else "classifier"
+    filtering = Filtering(station, corpus, runner, progress)
+    samples = _samples(config)
+
+    def build(folder: Path) -> dict[str, Any]:
+        model = config.model
+        if model is None:
+            model = folder / MODEL_NAMES[station]
+            if not model.exists():
+                _train(config, samples, model)
+        common = {"kind": station, "model": str(model.absolute()), "config": config.model_dump_json()}
+        tasks: list[Task] = [{**common, "path": path} for path in filtering.paths]
+        run_tasks(folder, "score", score_shard, tasks, **filtering.where)
+        threshold = _threshold(config, [_scores_file(folder, number) for number in range(len(tasks))])
+        value = threshold and threshold.value
+        counts = filtering.write(folder, keep_shard, **common, threshold=value)
+        return {**counts, "threshold": value, **_model_facts(station, model)}
+
+    inputs = [each for sample in samples for each in sample.inputs]
+    return filtering.run(out, build, settings=config.model_dump(mode="json"), num_passes=2, inputs=inputs)
+
+
+def score_shard(task: Task, number: int, folder: Path) -> Report:
+    """Task: score the documents of a shard."""
+    model = _load_once(task["kind"], task["model"])
+    scores, num_bytes = [], 0
+    for batch in ShardReading({"station": task["path"]}):
+        scores.append(model.score(batch.texts))
+        num_bytes += batch.texts.num_bytes
+    empty = np.zeros(0, np.float64 if task["kind"] == "perplexity" else np.float32)
+    write_scores(_scores_file(folder, number), np.concatenate([empty, *scores]))
+    return {"megabytes": num_bytes / 1e6}
+
+
+def keep_shard(task: Task, number: int, folder: Path) -> Report:
+    """Task: write the documents of a shard whose scores are good enough."""
+    all_scores = np.load(_scores_file(folder, number), mmap_mode="r")
+    lower_is_better = task["kind"] == "perplexity"
+    alpha = None if lower_is_better else ClassifierConfig.model_validate_json(task["config"]).pareto_alpha
+
+    def decide(documents: pa.RecordBatch, texts: Texts, row: int) -> Decision:
+        scores = np.asarray(all_scores[row : row + len(texts)])
+        if alpha is not None:
+            seed = ClassifierConfig.model_validate_json(task["config"]).seed
+            keep = pareto_keeps(scores, texts, alpha=alpha, seed=seed)
+        else:
+            keep = Threshold(task["threshold"], not lower_is_better).keeps(scores)
+        metadata = add_numbers(documents.column("metadata"), task["kind"], scores)
+        return Decision(keep, task["kind"], details=[f"{score:.6g}" for score in scores.tolist()], metadata=metadata)
+
+    return write_shard(task["path"], number, folder, decide)
+
+
+def _samples(config: PerplexityConfig | ClassifierConfig) -> list[Corpus]:
+    """The texts to train on, none for a model that exists."""
+    groups = [config.train_on] if isinstance(config, PerplexityConfig) else [config.good, config.bad]
+    return [Corpus([DocumentSource(path=path) for path in group]) for group in groups if group]
+
+
+def _train(config: PerplexityConfig | ClassifierConfig, samples: Sequence[Corpus], path: Path) -> None:
+    texts = [_first_texts(sample, config.train_mb) for sample in samples]
+    if isinstance(config, PerplexityConfig):
+        from megalite.corpus.scoring.ngram import train_ngram
+
+        model = train_ngram(texts[0], order=config.order, min_word_count=config.min_word_count, prune=config.prune)
+    else:
+        from megalite.corpus.scoring.classifier import train_classifier
+
+        model = train_classifier(*texts, hash_bits=config.hash_bits, l2=config.l2)
+    model.save(path)
+
+
+def _first_texts(corpus: Corpus, max_mb: float) -> Iterator[Texts]:
+    """Texts of a corpus, batch by batch, up to a number of million bytes."""
+    left = max_mb * 1e6
+    for shard in corpus.shards():
+        for batch in ShardReading(shard):
+            if left <= 0:
+                return
+            left -= batch.texts.num_bytes
+            yield batch.texts
+
+
+def _threshold(config: PerplexityConfig | ClassifierConfig, paths: Sequence[Path]) -> Threshold | None:
+    """The worst score that is kept; None under the Pareto rule, which has none."""
+    higher_is_better = isinstance(config, ClassifierConfig)
+    fixed = config.min_score if isinstance(config, ClassifierConfig) else config.max_perplexity
+    if fixed is not None:
+        return Threshold(fixed, higher_is_better)
+    if config.keep_fraction is None:
+        return None
+    return best_fraction(paths, config.keep_fraction, higher_is_better=higher_is_better)
+
+
+def _model_facts(kind: str, model: Path) -> dict[str, Any]:
+    """What there is to say about how well a classifier does on documents that were held out."""
+    if kind == "perplexity":
+        return {}
+    return {"model": json.loads(json.dumps(vars(_load(kind, model).settings.report)))}
+
+
+def _load(kind: str, path: Path) -> Scorer:
+    if kind == "perplexity":
+        from megalite.corpus.scoring.ngram import NgramModel
+
+        return NgramModel.load(path)
+    from megalite.corpus.scoring.classifier import Classifier
+
+    return Classifier.load(path)
+
+
+@lru_cache(maxsize=1)
+def _load_once(kind: str, path: str) -> Scorer:
+    """A worker keeps the model from shard to shard."""
+    return _load(kind, Path(path))
+
+
+def _scores_file(folder: Path, number: int) -> Path:
+    return folder / SCORES_FOLDER / f"{number:05d}.npy"

@@ -1,0 +1,209 @@
+"""Station: documents to a Megatron-compatible pair of token files, one end-of-text token behind each document.
+
+    encode   a shard   texts -> .work/tokens/00000.bin, the length of each document, and its name and metadata if asked
+    join               the shards' tokens one behind the other: tokens.bin, tokens.idx (and documents.parquet)
+
+The shards are joined in their order, so the bytes are the same for any number of workers.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from megalite.corpus.corpus import Corpus
+from megalite.corpus.documents import (
+    ARROW_TYPE,
+    REJECTED_FOLDER,
+    REJECTED_SCHEMA,
+    DocumentBatch,
+    Rejected,
+    ShardWriter,
+    shard_name,
+)
+from megalite.corpus.metadata import read_numbers
+from megalite.corpus.shards import ShardReading, lost_counts, lost_in_words, refuse_unreadable
+from megalite.corpus.split import ALL, Split
+from megalite.data.indexed import IndexedWriter
+from megalite.data.sources import TOKENS_NAME
+from megalite.errors import DataError
+from megalite.progress import Progress, Silent
+from megalite.stations.runners import InProcess
+from megalite.stations.station import StationResult, run_station
+from megalite.stations.tasks import WORK_FOLDER, Report, Runner, Task, add_counts, replacing, run_tasks
+from megalite.tokenizer.tokenizer import Tokenizer, fingerprint_files, token_dtype
+
+DESCRIPTIONS_NAME = "documents.parquet"
+
+DESCRIPTION_SCHEMA = pa.schema([(name, ARROW_TYPE) for name in ("id", "source", "metadata")])
+
+
+def tokenize(
+    corpus: Corpus,
+    tokenizer_folder: Path,
+    out: Path,
+    *,
+    split: Split = ALL,
+    describe: bool = False,
+    runner: Runner | None = None,
+    progress: Progress | None = None,
+) -> StationResult:
+    """Run the station.
+
+    Args:
+        corpus: what to read.
+        tokenizer_folder: a tokenizer's folder.
+        out: folder to make.
+        split: the side of the hold-out that is wanted.
+        describe: also write documents.parquet: id, source and metadata of each document, in the order of the index.
+        runner: where the tasks run; the result does not depend on it. None is this process.
+        progress: told of every shard.
+
+    Raises:
+        DataError: the tokenizer cannot be loaded, a source cannot be read at all, or all is empty.
+    """
+    progress, runner = progress or Silent(), runner or InProcess()
+    tokenizer = _load_once(tokenizer_folder.absolute(), fingerprint_files(tokenizer_folder))
+    inputs = [*corpus.inputs, (tokenizer_folder, tokenizer.fingerprint)]
+    settings = {
+        "tokenizer": {"fingerprint": tokenizer.fingerprint, "vocab_size": tokenizer.vocab_size},
+        "tokenizer_input": len(inputs) - 1,
+        "eos_id": tokenizer.eos_id,
+        "split": split.settings(),
+    }
+    settings |= {"describe": True} if describe else {}
+    shards = corpus.shards()
+
+    def build(folder: Path) -> dict[str, Any]:
+        title = "tokenize" if split.part == "all" else f"tokenize {split.part}"
+        progress.start(title, split.share_of(corpus.text_mb), "MB")
+        common = {"tokenizer": str(tokenizer_folder.absolute()), "fingerprint": tokenizer.fingerprint}
+        common |= {"split": split.settings(), "describe": describe}
+        tasks = [{**common, "shard": shard} for shard in shards]
+        reports = run_tasks(folder, "encode", encode_shard, tasks, runner=runner, progress=progress)
+        refuse_unreadable([(shard, report["reading"]) for shard, report in zip(shards, reports, strict=True)])
+        if split.part == "all" and not add_counts(reports, "text_bytes"):
+            raise DataError("there is no document with text to encode; name files with text")
+        writer = _join_tokens(folder, len(shards), token_dtype(tokenizer.vocab_size))
+        if describe:
+            _join_descriptions(folder, len(shards))
+        counts = {
+            "documents": writer.num_documents,
+            "tokens": writer.num_tokens,
+            "text_bytes": add_counts(reports, "text_bytes"),
+            "rejected": add_counts(reports, "rejected"),
+            **lost_counts(reports),
+        }
+        progress.finish(f"{counts['tokens']:,} tokens in {counts['documents']:,} documents{lost_in_words(counts)}")
+        return counts
+
+    return run_station("tokenize", out, inputs=inputs, settings=settings, build=build, resumable=True)
+
+
+def encode_shard(task: Task, number: int, folder: Path) -> Report:
+    """Task: encode the wanted documents of a shard."""
+    tokenizer = _load_once(Path(task["tokenizer"]), task["fingerprint"])
+    split = Split(**task["split"])
+    reading = ShardReading(task["shard"])
+    lengths = [np.zeros(0, np.int32)]
+    reasons: Counter[str] = Counter()
+    num_bytes = 0
+    with (
+        replacing(_tokens_file(folder, number)) as path,
+        open(path, "wb") as file,
+        ShardWriter(folder / REJECTED_FOLDER / shard_name(number), REJECTED_SCHEMA) as rejects,
+        ShardWriter(_descriptions_file(folder, number), DESCRIPTION_SCHEMA) as descriptions,
+    ):
+        for batch in reading:
+            empty = batch.texts.lengths == 0
+            rejected = [*batch.rejected, *_empty_documents(batch, empty)]
+            rejects.write_rejected(rejected)
+            reasons.update(record.reason for record in rejected)
+            wanted = split.mask(batch.texts) & ~empty
+            texts = batch.texts if wanted.all() else batch.texts.take(wanted)
+            tokens, sizes = tokenizer.encode_texts(texts, with_eos=True)
+            file.write(np.ascontiguousarray(tokens, token_dtype(tokenizer.vocab_size)).data)
+            lengths.append(sizes.astype(np.int32))
+            if task["describe"]:
+                chosen = batch.documents.filter(pa.array(wanted))
+                descriptions.write(chosen.select(DESCRIPTION_SCHEMA.names))
+            num_bytes += texts.num_bytes
+    with replacing(_lengths_file(folder, number)) as path, open(path, "wb") as file:
+        np.save(file, np.concatenate(lengths))
+    return {
+        "text_bytes": num_bytes,
+        "rejected": dict(sorted(reasons.items())),
+        "reading": reading.report(),
+        "megabytes": num_bytes / 1e6,
+    }
+
+
+@lru_cache(maxsize=1)
+def _load_once(folder: Path, _fingerprint: str) -> Tokenizer:
+    """A process keeps its tokenizer from shard to shard, as long as it is the same one."""
+    return Tokenizer.load(folder)
+
+
+def _empty_documents(batch: DocumentBatch, empty: np.ndarray) -> list[Rejected]:
+    if not empty.any():
+        return []
+    chosen = batch.documents.filter(pa.array(empty))
+    names = zip(chosen.column("id").to_pylist(), chosen.column("source").to_pylist(), strict=True)
+    return [Rejected(id, source, "", "empty") for id, source in names]
+
+
+def read_scores(folder: Path, field: str) -> np.ndarray:
+    """A number of each document's metadata, in the order of the index; NaN where it is missing.
+
+    Args:
+        folder: a tokenized folder.
+        field: its name.
+
+    Raises:
+        DataError: the folder was tokenized without descriptions, or no document has the field.
+    """
+    path = folder / DESCRIPTIONS_NAME
+    if not path.is_file():
+        raise DataError(f"{folder}: no {DESCRIPTIONS_NAME}; tokenize again with --describe, which keeps the metadata")
+    scores = read_numbers(pq.read_table(path, columns=["metadata"]).column(0), field)
+    if scores.size and np.isnan(scores).all():
+        raise DataError(
+            f"{path}: none of {scores.size:,} documents has a number {field!r} in its metadata; carry it along with "
+            "keep_fields where the documents are read, or add it with `megalite data classifier` or `perplexity`"
+        )
+    return scores
+
+
+def _join_tokens(folder: Path, num_shards: int, dtype: np.dtype) -> IndexedWriter:
+    """The shards' tokens one behind the other; returns what has written them."""
+    with IndexedWriter(folder / TOKENS_NAME, dtype) as writer:
+        for number in range(num_shards):
+            writer.add_file(_tokens_file(folder, number), np.load(_lengths_file(folder, number)))
+    return writer
+
+
+def _join_descriptions(folder: Path, num_shards: int) -> None:
+    with ShardWriter(folder / DESCRIPTIONS_NAME, DESCRIPTION_SCHEMA) as writer:
+        for number in range(num_shards):
+            path = _descriptions_file(folder, number)
+            if path.exists():  # a shard without documents has none
+                for batch in pq.ParquetFile(path).iter_batches():
+                    writer.write(batch.cast(DESCRIPTION_SCHEMA))
+
+
+def _descriptions_file(folder: Path, number: int) -> Path:
+    return folder / WORK_FOLDER / "tokens" / f"{number:05d}.parquet"
+
+
+def _tokens_file(folder: Path, number: int) -> Path:
+    return folder / WORK_FOLDER / "tokens" / f"{number:05d}.bin"
+
+
+def _lengths_file(folder: Path, number: int) -> Path:
+    return folder / WORK_FOLDER / "tokens" / f"{number:05d}.npy"

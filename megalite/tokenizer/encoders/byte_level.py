@@ -1,0 +1,125 @@
+"""Where GPT-2's pattern (Radford et al. 2019) splits a text into words, for compiled code.
+
+    's|'t|'re|'ve|'m|'ll|'d| ?\\p{L}+| ?\\p{N}+| ?[^\\s\\p{L}\\p{N}]+|\\s+(?!\\S)|\\s+
+
+    It's   two  lines\\n   ->   It|'s| | two| | lines|\\n
+
+Which characters are letters, numbers and blanks is asked of the reference library's own pattern engine, all of Unicode
+in one text, because it may know another version of Unicode than Python does. With split digits each numeric character
+stands alone, and what is before it ends there, as at the end of a text.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from megalite.kernel import bare_kernel
+from megalite.tokenizer.encoders.pieces import CUT, HARD, JOIN
+from megalite.tokenizer.encoders.utf8 import char_size, code_point
+
+OTHER, LETTER, NUMBER, SPACE, ALONE = range(5)
+"""Classes of characters; ALONE is a word of its own."""
+
+ASCII_END = 0x80
+
+APOSTROPHE, BLANK = b"' "
+D, E, L, M, R, S, T, V = b"delmrstv"
+"""Bytes; compiled code does not fold `ord` of a constant."""
+
+NUM_CODE_POINTS = 0x40000
+"""Unicode beyond has no letters, numbers or blanks: private use, tags, and planes that are empty."""
+
+FIRST_SURROGATE, NUM_SURROGATES = 0xD800, 0x800
+
+
+def character_classes(*, split_digits: bool) -> np.ndarray:
+    """The class of each code point, uint8 [NUM_CODE_POINTS]."""
+    from tokenizers import Regex, pre_tokenizers
+
+    splitters = {
+        LETTER: pre_tokenizers.Split(Regex(r"\p{L}+"), "isolated"),
+        NUMBER: pre_tokenizers.Split(Regex(r"\p{N}+"), "isolated"),
+        SPACE: pre_tokenizers.Split(Regex(r"\s+"), "isolated"),
+    }
+    members = {LETTER: "a", NUMBER: "0", SPACE: " "}
+    if split_digits:
+        splitters[ALONE], members[ALONE] = pre_tokenizers.Digits(individual_digits=False), "0"
+    surrogates = range(FIRST_SURROGATE, FIRST_SURROGATE + NUM_SURROGATES)
+    points = np.delete(np.arange(NUM_CODE_POINTS), surrogates)
+    everything = "".join(map(chr, points))
+    classes = np.full(NUM_CODE_POINTS, OTHER, np.uint8)
+    for name, splitter in splitters.items():
+        borders = np.zeros(points.size + 1, np.int8)
+        for _, (start, _stop) in splitter.pre_tokenize_str(everything):
+            borders[start] = 1
+        # Runs of members and of others take turns, so a run is of members when its distance to a known one is even.
+        run = np.cumsum(borders[:-1])
+        classes[points[(run - run[ord(members[name])]) % 2 == 0]] = name
+    return classes
+
+
+def pair_rules(classes: np.ndarray) -> np.ndarray:
+    """What two bytes of ASCII, one behind the other in a word, say about its end: uint8 [65536].
+
+    Two letters JOIN, a letter and a bracket CUT. A blank in front JOINs the letters behind it. What depends on more
+    than two bytes is HARD: several blanks, an apostrophe with the beginning of an ending, all that is not ASCII.
+    """
+    rules = np.full((256, 256), HARD, np.uint8)
+    kinds = classes[:ASCII_END]
+    rules[:ASCII_END, :ASCII_END] = np.where((kinds[:, None] == kinds) & (kinds != ALONE), JOIN, CUT)
+    rules[:ASCII_END, :ASCII_END][kinds == SPACE] = np.where(kinds == SPACE, HARD, CUT)
+    rules[BLANK, :ASCII_END][(kinds != SPACE) & (kinds != ALONE)] = JOIN
+    rules[APOSTROPHE, [S, T, R, V, M, L, D]] = HARD
+    return rules.reshape(-1)
+
+
+@bare_kernel
+def next_hard_word(buffer: np.ndarray, start: int, stop: int, classes: np.ndarray) -> int:
+    """Where the word that begins at start ends, by the pattern itself; stop is the end of the text."""
+    first = buffer[start]
+    if first == APOSTROPHE:
+        size = _clitic(buffer, start + 1, stop)
+        if size:
+            return start + 1 + size
+    at = start
+    kind = _class_at(buffer, start, classes)
+    if first == BLANK and start + 1 < stop:
+        following = _class_at(buffer, start + 1, classes)
+        if following != SPACE and following != ALONE:
+            at, kind = start + 1, following
+    last = at
+    at += char_size(buffer[at])
+    if kind == ALONE or at == stop:
+        return at
+    following = _class_at(buffer, at, classes)
+    while following == kind:
+        last = at
+        at += char_size(buffer[at])
+        if at == stop:
+            return at
+        following = _class_at(buffer, at, classes)
+    if kind == SPACE and following != ALONE and last > start:
+        return last  # the last blank goes to the word behind it
+    return at
+
+
+@bare_kernel
+def _class_at(buffer: np.ndarray, at: int, classes: np.ndarray) -> int:
+    if buffer[at] < ASCII_END:
+        return np.int64(classes[buffer[at]])
+    char = code_point(buffer, at)
+    return np.int64(classes[char]) if char < NUM_CODE_POINTS else OTHER
+
+
+@bare_kernel
+def _clitic(buffer: np.ndarray, start: int, stop: int) -> int:
+    """Bytes of the English ending behind an apostrophe, or 0."""
+    if start < stop:
+        first = buffer[start]
+        if first in (S, T, M, D):
+            return 1
+        if start + 1 < stop:
+            second = buffer[start + 1]
+            if (second == E and (first in (R, V))) or (second == L and first == L):
+                return 2
+    return 0

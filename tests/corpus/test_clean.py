@@ -1,0 +1,97 @@
+"""Cleaning: what is repaired, what is rejected and why, the same with any number of workers."""
+
+from __future__ import annotations
+
+import pyarrow.parquet as pq
+import pytest
+
+from megalite.corpus.recipe import CleanConfig
+from megalite.corpus.stations.clean import clean
+from megalite.errors import DataError
+from megalite.stations.runners import LocalPool
+from tests.kit.data import all_bytes, corpus_of, prose, write_json_lines
+
+
+def test_unknown_languages_are_refused(tmp_path):
+    """Three letters, or none of this world: nothing would be kept."""
+    path = write_json_lines(tmp_path / "a.jsonl", prose(5))
+    with pytest.raises(DataError, match=r"language\.keep: no language is called eng, xx; codes are of two letters"):
+        clean(corpus_of(path), tmp_path / "out", CleanConfig(language={"keep": ["eng", "de", "xx"]}))
+    assert not list(tmp_path.glob("out*"))
+
+
+def test_the_language_comes_before_the_rules(tmp_path):
+    """A German page is in another language, and has not "few stop words"; what C4 would cut counts for the language."""
+    pytest.importorskip("py3langid", reason="py3langid is not installed: pip install 'megalite[data]'")
+    german = "Der schnelle braune Fuchs springt über den faulen Hund und läuft dann in den dunklen Wald zurück. " * 9
+    english = "The quick brown fox jumps over the lazy dog and then runs back into the dark forest again. " * 9
+    texts = [german, english, german.replace(".", ""), ""]
+    config = CleanConfig(language={"keep": ["en"]}, gopher_quality={}, c4={})
+    result = clean(corpus_of(write_json_lines(tmp_path / "a.jsonl", texts)), tmp_path / "out", config)
+    rejected = pq.read_table(tmp_path / "out" / "rejected" / "part-00000.parquet").to_pylist()
+    assert [(row["text"][:3], row["reason"]) for row in rejected] == [
+        ("Der", "language"),
+        ("Der", "language"),
+        ("", "c4: too few sentences"),
+    ]
+    assert result.manifest.counts["documents"] == 1
+
+
+def test_the_station_keeps_counts_and_rejects(tmp_path):
+    """Kept documents are repaired, rejected ones as they came, and every reason is counted."""
+    texts = ["a good and long enough text  ", "short", "!" * 60, "", "\n".join(["the same line again"] * 9)]
+    path = write_json_lines(tmp_path / "a.jsonl", texts)
+    with open(path, "ab") as file:
+        file.write(b'{"text": "caf\xe9"}\n')
+    result = clean(corpus_of(path), tmp_path / "out", CleanConfig(min_chars=20))
+    kept = pq.read_table(tmp_path / "out" / "part-00000.parquet").to_pylist()
+    assert kept == [{"id": "a.jsonl:1", "source": "a.jsonl", "text": "a good and long enough text", "metadata": ""}]
+    rejected = pq.read_table(tmp_path / "out" / "rejected" / "part-00000.parquet").to_pylist()
+    assert [row["reason"] for row in rejected] == [
+        "not UTF-8",
+        "too short",
+        "few letters and digits",
+        "empty",
+        "repeated lines",
+    ]
+    assert [row["text"] for row in rejected[1:]] == texts[1:]
+    assert result.manifest.counts == {
+        "documents_in": 6,
+        "documents": 1,
+        "text_bytes_in": sum(map(len, texts)),
+        "text_bytes": 27,
+        "rejected": {row["reason"]: 1 for row in sorted(rejected, key=lambda row: row["reason"])},
+        "redacted": {},
+        "languages": {},
+    }
+
+
+def test_unreadable_records_stop_the_station_when_asked(tmp_path):
+    """`on_error: fail` names the record and leaves nothing behind."""
+    path = tmp_path / "a.jsonl"
+    path.write_text('{"text": "a good text"}\nbroken\n')
+    with pytest.raises(DataError, match=r"a\.jsonl:2: not a JSON object; set on_error: reject"):
+        clean(corpus_of(path), tmp_path / "out", CleanConfig(on_error="fail"))
+    assert not list(tmp_path.glob("out*"))
+
+
+def test_workers_change_nothing(tmp_path, monkeypatch):
+    """This process and three others leave equal bytes, over several shards."""
+    monkeypatch.setattr("megalite.corpus.shards.SMALLEST_SHARD", 20_000)
+    corpus = corpus_of(write_json_lines(tmp_path / "a.jsonl", [*prose(300), "short", "!" * 99]))
+    clean(corpus, tmp_path / "1", CleanConfig())
+    with LocalPool(3) as runner:
+        clean(corpus, tmp_path / "3", CleanConfig(), runner=runner)
+    assert all_bytes(tmp_path / "1") == all_bytes(tmp_path / "3")
+    assert len(list((tmp_path / "1").glob("part-*.parquet"))) > 2
+
+
+def test_a_stations_folder_is_read_back(tmp_path):
+    """Ids, sources and texts survive the Parquet shards; a second cleaning keeps everything."""
+    corpus = corpus_of(write_json_lines(tmp_path / "a.jsonl", prose(20)), name="shelf")
+    clean(corpus, tmp_path / "once", CleanConfig())
+    once = list(corpus_of(tmp_path / "once").read())
+    assert [document.text for document in once] == prose(20)
+    assert {document.source for document in once} == {"shelf"}
+    clean(corpus_of(tmp_path / "once"), tmp_path / "twice", CleanConfig())
+    assert list(corpus_of(tmp_path / "twice").read()) == once
