@@ -79,7 +79,15 @@ setup(
         "ray": ["ray>=2.30"],
         "wandb": ["wandb>=0.18"],
         "eval": ["lm-eval>=0.4.9"],
-        "dev": ["pytest>=8", "pytest-timeout>=2.3", "hypothesis>=6.100", "ruff>=0.9", "mypy>=1.15", "types-PyYAML", "aiohttp"],
+        "dev": [
+            "pytest>=8",
+            "pytest-timeout>=2.3",
+            "hypothesis>=6.100",
+            "ruff>=0.9",
+            "mypy>=1.15",
+            "types-PyYAML",
+            "aiohttp",
+        ],
     },
     classifiers=[
         "Programming Language :: Python :: 3",

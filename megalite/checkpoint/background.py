@@ -32,6 +32,7 @@ from megalite.checkpoint.retention import Pruned
 from megalite.checkpoint.saving import Saving, Target, not_saved
 from megalite.checkpoint.shares import Written
 from megalite.checkpoint.snapshot import Share, Snapshots, live_share
+from megalite.engine.hooks import FIRST
 from megalite.engine.protocol import Engine
 from megalite.errors import CheckpointError
 from megalite.parallel.axes import Axes
@@ -90,10 +91,10 @@ class Saver:
         self.asynchronous = asynchronous
         self._target, self._engine, self._axes, self._device = target, engine, axes, device
         self._after_commit = after_commit
-        self._snapshots = Snapshots(engine, axes, target.zero_stage)
+        self._snapshots = Snapshots(engine, axes)
         self._job: _Job | None = None
         if asynchronous:
-            engine.before_update.append(self._wait_for_copy)
+            engine.hooks.before_update.add(self._wait_for_copy, order=FIRST)
 
     def start(self, progress: Progress, validation_loss: float | None = None) -> None:
         """Begin to save the current step. Collective; nothing may be pending.
@@ -204,7 +205,7 @@ class Saver:
     def _share(self) -> Share:
         if self.asynchronous:
             return self._snapshots.take()
-        return live_share(self._engine, self._axes, self._target.zero_stage)
+        return live_share(self._engine, self._axes)
 
     def _shared_error(self, error: Exception | None) -> CheckpointError:
         """One error on all ranks, made of what each has to say. Collective."""

@@ -40,7 +40,7 @@ from megalite.errors import CheckpointError, MisnamedError
 from megalite.records import explain
 
 FORMAT = "megalite-checkpoint"
-VERSION = 3
+VERSION = 4
 MANIFEST = "manifest.json"
 CONFIG = "config.yaml"
 BYTES_PER_PARAMETER = 12
@@ -139,16 +139,12 @@ class Progress:
     """Tokens consumed, padding included."""
     data_chain: str = ""
     """Running hash over the identity of every sample consumed (`data.audit`)."""
-    steering: dict[str, Any] = field(default_factory=dict)
-    """State of what goes by measurements (`train.steering`); empty where everything is a function of the step."""
     consumed: dict[str, int] = field(default_factory=dict)
     """Samples consumed, by source."""
     account: Account = field(default_factory=Account)
     """What was left out of the data, and what was drawn under earlier mixtures."""
-    health: dict[str, Any] = field(default_factory=dict)
-    """State of the health checks (`train.spikes`)."""
-    evaluation: dict[str, Any] = field(default_factory=dict)
-    """The best so far and the wait for progress (`train.evaluation.standing`); empty before the first validation."""
+    components: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """What each part of the training loop must remember, by its name; those with nothing to remember are left out."""
 
 
 @dataclass
@@ -251,7 +247,7 @@ def read_manifest(folder: Path) -> Manifest:
         text = path.read_bytes().decode("utf-8")
         head = json.loads(text)
         _check_head(path, head, text)
-        stored = _STORED.validate_json(text)
+        stored = _STORED.validate_json(text if head["version"] > 3 else json.dumps(_with_components(head)))
     except ValidationError as error:
         raise CheckpointError(f"{path}: damaged: {explain(error)}; use an older checkpoint of the run") from error
     except (ValueError, KeyError, TypeError, AttributeError, OSError, RecursionError) as error:
@@ -262,6 +258,20 @@ def read_manifest(folder: Path) -> Manifest:
     if problem is not None:
         raise CheckpointError(f"{path}: damaged ({problem}); use an older checkpoint of the run")
     return Manifest(**{name: getattr(stored, name) for name in Manifest.__dataclass_fields__})
+
+
+def _with_components(stored: dict[str, Any]) -> dict[str, Any]:
+    """The manifest of a version up to 3, which had the state of the loop's parts in three fields of progress."""
+    progress = dict(stored["progress"])
+    health = progress.pop("health", {})
+    components = {
+        "adaptive_control": progress.pop("steering", {}),
+        "validation": progress.pop("evaluation", {}),
+        "spikes": health.pop("spikes", {}),
+        "rollback_limit": health,
+    }
+    progress["components"] = {name: state for name, state in components.items() if state}
+    return {**stored, "progress": progress}
 
 
 def stored_model(folder: Path, manifest: Manifest) -> ModelConfig:

@@ -51,7 +51,6 @@ class Target:
     plan: RunPlan
     config_text: str
     """The resolved config, kept beside the tensors."""
-    zero_stage: int
     data: dict
     """Fingerprint of the training data and path of its tokenizer."""
     fence: Fence | None = None
@@ -169,12 +168,10 @@ class Saving:
         sync(final.parent)
 
     def _manifest(self) -> Manifest:
-        axes = self.axes
-        layout = {"pp": axes.pp.size, "dp": axes.dp.size, "cp": axes.cp.size, "tp": axes.tp.size}
         return Manifest(
             progress=self.progress,
             model=self.target.plan.model.model_dump(mode="json"),
-            layout={**layout, "zero_stage": self.target.zero_stage},
+            layout=self.target.plan.layout,
             tensors={},
             files={},
             megalite=__version__,

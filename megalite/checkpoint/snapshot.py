@@ -2,7 +2,7 @@
 
 A save that training waits for writes live memory where it is on the CPU already. A save in the background needs a copy.
 Weights and moments change only at the end of a step, so there is time to make it while the next step runs forward and
-backward; only an update that comes earlier has to wait (`Engine.before_update`).
+backward; only an update that comes earlier has to wait (`Engine.hooks`).
 
 The copy goes into one buffer that is kept: from the second save on there is nothing to allocate and no page to fault
 in. On CUDA its pages are locked and a stream of its own does the copying, as fast as the bus and beside the kernels.
@@ -18,10 +18,11 @@ import torch
 from torch import Tensor
 
 from megalite.checkpoint.format import Piece, tensor_name
-from megalite.checkpoint.fragments import Part, owned_parts
+from megalite.checkpoint.precision_state import precision_parts
 from megalite.checkpoint.shares import file_name
+from megalite.engine.parts import Part
 from megalite.engine.protocol import Engine
-from megalite.engine.slices import copy_numbers
+from megalite.optim.slices import copy_numbers
 from megalite.parallel.axes import Axes
 
 
@@ -53,10 +54,17 @@ class Share:
         self.pending.clear()
 
 
-def live_share(engine: Engine, axes: Axes, zero_stage: int) -> Share:
+def saved_parts(engine: Engine, axes: Axes) -> Iterator[Part]:
+    """All that this rank writes: the parts of the model that it stands for, and what its stage's precision remembers.
+    Collective."""
+    yield from precision_parts(engine, axes)
+    yield from engine.owned_parts()
+
+
+def live_share(engine: Engine, axes: Axes) -> Share:
     """This rank's share as it lies in memory, to be written before the next step. Collective over dp."""
     share = Share()
-    for part in owned_parts(engine, axes, zero_stage):
+    for part in saved_parts(engine, axes):
         tensors = {kind: tensor.to("cpu", torch.float32).contiguous() for kind, tensor in part.tensors.items()}
         _add(share, axes.global_rank, part, tensors)
     return share
@@ -68,8 +76,8 @@ class Snapshots:
     At most one copy of the share exists; whoever takes the next must know that the last one has been written.
     """
 
-    def __init__(self, engine: Engine, axes: Axes, zero_stage: int):
-        self._engine, self._axes, self._zero_stage = engine, axes, zero_stage
+    def __init__(self, engine: Engine, axes: Axes):
+        self._engine, self._axes = engine, axes
         self._is_cuda = next(engine.stage.parameters()).is_cuda
         self._buffer: Tensor | None = None
         self._is_locked = False
@@ -103,7 +111,7 @@ class Snapshots:
     def _places(self, buffer: Tensor) -> Iterator[tuple[Part, dict[str, Tensor]]]:
         """Each part, and where in the buffer its tensors go."""
         offset = 0
-        for part in owned_parts(self._engine, self._axes, self._zero_stage):
+        for part in saved_parts(self._engine, self._axes):
             tensors = {}
             for kind, tensor in part.tensors.items():
                 tensors[kind] = buffer.narrow(0, offset, tensor.numel()).view(tensor.shape)
@@ -112,7 +120,7 @@ class Snapshots:
 
     def _allocate(self) -> Tensor:
         """A buffer for the whole share. Torch's own pinned memory would be rounded up to a power of two."""
-        parts = owned_parts(self._engine, self._axes, self._zero_stage)
+        parts = saved_parts(self._engine, self._axes)
         size = sum(tensor.numel() for part in parts for tensor in part.tensors.values())
         buffer = torch.empty(size, dtype=torch.float32)
         if size and self._is_cuda:

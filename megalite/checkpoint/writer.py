@@ -22,7 +22,6 @@ def save(
     plan: RunPlan,
     progress: Progress,
     config_text: str,
-    zero_stage: int,
     data: dict,
     device: torch.device,
 ) -> Path:
@@ -34,7 +33,7 @@ def save(
     Raises:
         CheckpointError: on all ranks, when any could not write; nothing is left behind.
     """
-    saver = Saver(Target(root, plan, config_text, zero_stage, data), engine, axes, device, asynchronous=False)
+    saver = Saver(Target(root, plan, config_text, data), engine, axes, device, asynchronous=False)
     saver.start(progress)
     outcome = saver.finish()
     if outcome.error is not None:

@@ -49,7 +49,7 @@ def check(
     from megalite.config.load import load_config
     from megalite.config.plan import default_world_size, make_plan
     from megalite.config.validate import validate
-    from megalite.engine.deepspeed_config import deepspeed_config
+    from megalite.engine.deepspeed.config import deepspeed_config
     from megalite.planner.memory import memory_by_stage, state_bytes_per_parameter
 
     loaded = load_config(config, overrides or ())

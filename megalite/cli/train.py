@@ -31,7 +31,8 @@ def train(
     from megalite.config.load import load_config
     from megalite.config.plan import default_world_size
     from megalite.train.local import train_locally
-    from megalite.train.worker import given_place, run_rank
+    from megalite.train.place import given_place
+    from megalite.train.worker import run_rank
 
     overrides = [*(overrides or ()), *(["train.verify_init_from=false"] if no_verify else [])]
     loaded = load_config(config, overrides)

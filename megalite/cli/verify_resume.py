@@ -22,8 +22,8 @@ def verify_resume(
 
     from megalite.errors import EXIT_DONE, EXIT_FAULT, UserError
     from megalite.page.terminal import FittingTable
+    from megalite.train.place import given_place
     from megalite.train.verify_resume import verify_resume
-    from megalite.train.worker import given_place
 
     if given_place() is not None:
         raise UserError("verify-resume starts its own ranks; run it by itself, not under srun or torchrun")

@@ -38,6 +38,22 @@ COMPILE_PAYS_FROM_STEPS_CUDA = 200
 
 
 @dataclass(frozen=True)
+class Sharding:
+    """What the data-parallel ranks of a run divide among them; each holds the rest whole."""
+
+    optimizer: bool
+    """Master weights and the optimizer's state."""
+    gradients: bool
+    weights: bool
+    """Those that compute."""
+
+    @property
+    def zero_stage(self) -> int:
+        """What ZeRO calls it (Rajbhandari et al. 2020, section 5)."""
+        return self.optimizer + self.gradients + self.weights
+
+
+@dataclass(frozen=True)
 class RunPlan:
     """All derived numbers of a run. Sizes are counts; `per_rank` is of the fullest rank."""
 
@@ -67,9 +83,18 @@ class RunPlan:
     flops_per_token: float
     """Floating-point operations of one token's forward and backward pass, causal attention counted half."""
 
+    sharding: Sharding
+    """What data-parallel ranks divide among them."""
+
+    @property
+    def layout(self) -> dict[str, int]:
+        """How the run is cut, as its checkpoints record it."""
+        return {"pp": self.pp, "dp": self.dp, "cp": self.cp, "tp": self.tp, "zero_stage": self.sharding.zero_stage}
+
     def to_dict(self) -> dict:
         """A JSON-ready form, as written to plan.json."""
         plain = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
+        plain["sharding"] = dataclasses.asdict(self.sharding)
         plain["model"] = self.model.model_dump(mode="json")
         plain["schedule"] = self.schedule.model_dump(mode="json")
         plain["batch_sizes"] = [dataclasses.asdict(span) for span in self.batch_sizes.spans]
@@ -109,6 +134,7 @@ def make_plan(config: Config, world_size: int, tokenizer_vocab_size: int | None 
         stage_blocks=stage_blocks(parallel, model, batch.seq_len),
         num_parameters=count_parameters(model),
         flops_per_token=flops_per_token(model, batch.seq_len),
+        sharding=Sharding(*(parallel.zero_stage >= stage for stage in (1, 2, 3))),
     )
 
 

@@ -44,8 +44,8 @@ def choose_precision(config: Config, plan: RunPlan, axes: Axes, device: torch.de
     from megalite.layers.fp8.backends import choose_backend
     from megalite.layers.fp8.precision import Fp8
 
-    keep_weights = config.parallel.zero_stage < 3
-    backend = choose_backend(fp8, tp=axes.tp, dp=axes.dp, device=device, keep_weights=keep_weights)
+    keep_weights = not plan.sharding.weights
+    backend = choose_backend(fp8, tp=axes.tp, replicas=axes.replicas, device=device, keep_weights=keep_weights)
     return Fp8(fp8, plan.model.num_layers, backend)
 
 
@@ -58,11 +58,11 @@ def build_engine(config: Config, plan: RunPlan, axes: Axes, device: torch.device
     """
     stage = build_stage(config, plan, axes, device, source)
     if axes.pp.size > 1:
-        from megalite.engine.pipeline import PipelineEngine
+        from megalite.engine.deepspeed.pipeline import PipelineEngine
 
         engine: Engine = PipelineEngine(config, plan, axes, stage)
     else:
-        from megalite.engine.plain import PlainEngine
+        from megalite.engine.deepspeed.plain import PlainEngine
 
         engine = PlainEngine(config, plan, axes, stage)
     if compile_pays(config, plan, device.type):

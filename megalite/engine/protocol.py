@@ -6,18 +6,23 @@ the whole global batch divided by their number, and the gradient norm is that of
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 from torch import Tensor
 
 from megalite.data.loader import Batch
-from megalite.engine.loss_scaling import LossScaling
+from megalite.engine.hooks import UpdateHooks
+from megalite.engine.parts import Part
 from megalite.model.initialize import LocalWeight, WeightSource
 from megalite.model.transformer import Stage
 from megalite.optim.optimizer import OwnedState
 from megalite.optim.slices import Slice
+from megalite.parallel.axes import Axis
+
+LossScaling = dict[str, float]
+"""What fp16's dynamic loss scaling remembers, equal on all ranks; empty where nothing is scaled."""
 
 
 @dataclass(frozen=True)
@@ -50,34 +55,27 @@ class LocalState:
     """`weight`, and by kind the state that has a number for each of its numbers."""
 
 
-def accept(loss: float, grad_norm: float) -> str:
-    """What `Engine.judge` says at first: every update is made."""
-    return ""
+@dataclass(frozen=True)
+class HeldWeight:
+    """What a rank holds of a parameter between steps, and where its copies are."""
 
-
-def make_update(update: Callable[[], None]) -> None:
-    """What `Engine.around_update` does at first: the update, and nothing else."""
-    update()
+    name: str
+    """Of the parameter."""
+    tensor: Tensor
+    """Live memory: the parameter, or this rank's part of it."""
+    copied_over: tuple[Axis, ...]
+    """Along these axes every rank holds the same bits."""
 
 
 class Engine(Protocol):
     """Runs training steps on this rank's share of the model and of the batch."""
 
     stage: Stage
-    before_update: list[Callable[[], None]]
-    """Called in every step, in order, once the gradients are there, when weights and moments are about to change.
-    Whoever still reads them, as a save in the background does, adds a function that lets the update wait."""
-    judge: Callable[[float, float], str]
-    """Called in every step that has a valid token once, on all ranks, with the step's loss and gradient norm (before
-    clipping, finite), when nothing has changed yet. Returns why the update is to be left out, empty to make it; all
-    ranks must say the same."""
+    hooks: UpdateHooks
+    """Who wants a say around the update."""
     clip_norm: float | None
     """The largest gradient norm of the coming step, the same on all ranks; None for no clipping. At first
     `optimizer.clip_grad_norm`."""
-
-    around_update: Callable[[Callable[[], None]], None]
-    """Makes the update, which it is given. Whoever looks at weights before and after it, and at `gradients`, sets it
-    for a step."""
 
     def train_step(self, batches: Sequence[Batch], lr: float) -> StepResult:
         """Run one optimizer step over this rank's micro-batches of the global batch. All ranks call it together.
@@ -100,15 +98,24 @@ class Engine(Protocol):
         ...
 
     def slices(self) -> Sequence[Slice]:
-        """What this rank alone keeps of weights and elementwise state: live memory, without communication."""
+        """What this rank updates of weights and elementwise state: live memory, without communication."""
         ...
 
     def gradients(self) -> Sequence[Tensor]:
-        """The gradient of each of `slices` as it enters the update, clipped: only within `around_update`."""
+        """The gradient of each of `slices` as it enters the update, clipped: only within `hooks.around_update`."""
         ...
 
     def owned_states(self) -> Iterator[OwnedState]:
-        """Optimizer state that this rank keeps for whole rows or weights. Without ZeRO every dp rank keeps the same."""
+        """Optimizer state that this rank keeps for whole rows or weights."""
+        ...
+
+    def owned_parts(self) -> Iterator[Part]:
+        """Weights and optimizer state that this rank stands for, as rectangles: those of all ranks tile every weight
+        once. Collective over the ranks of a stage, which all walk it to the end."""
+        ...
+
+    def held_weights(self) -> list[HeldWeight]:
+        """What this rank holds of every parameter, in an order that all ranks of its stage share."""
         ...
 
     def local_weights(self) -> Iterator[LocalState]:

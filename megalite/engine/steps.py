@@ -7,22 +7,16 @@ come out as the exact sum.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from megalite.data.loader import Batch
-from megalite.engine.protocol import StepResult
 from megalite.layers.documents import Documents, Targets
 from megalite.parallel.axes import Axis
 from megalite.parallel.collectives import all_reduce
-
-Judge = Callable[[float, float], str]
-
-NO_TOKENS = "no token of the batch counts in the loss"
 
 PRODUCT_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.bfloat16}
 """Format of the matrix products inside an optimizer, by `precision.dtype`; fp16 has too few exponents for them."""
@@ -38,14 +32,14 @@ def targets_of_batch(batch: Batch, scale: Tensor | float = 1.0) -> Targets:
     return Targets(batch.labels, batch.loss_mask.to(torch.float32) * scale)
 
 
-def count_valid_tokens(batches: Sequence[Batch], dp: Axis) -> Tensor:
-    """Tokens of the global batch that count in the loss, as a number on the device. Collective over dp."""
-    return all_reduce(torch.stack([batch.loss_mask.sum() for batch in batches]).sum(), dp)
+def count_valid_tokens(batches: Sequence[Batch], batch_axis: Axis) -> Tensor:
+    """Tokens of the global batch that count in the loss, as a number on the device. Collective."""
+    return all_reduce(torch.stack([batch.loss_mask.sum() for batch in batches]).sum(), batch_axis)
 
 
-def token_weight(num_micro_batches: int, dp: Axis, num_tokens: Tensor) -> Tensor:
+def token_weight(num_micro_batches: int, replicas: Axis, num_tokens: Tensor) -> Tensor:
     """The weight of a valid token in the loss of its micro-batch, fp32; without any valid token as if there was one."""
-    return (num_micro_batches * dp.size / num_tokens.clamp(min=1).double()).float()
+    return (num_micro_batches * replicas.size / num_tokens.clamp(min=1).double()).float()
 
 
 def sums_on_host(loss: Tensor, num_tokens: Tensor) -> tuple[float, int]:
@@ -54,26 +48,10 @@ def sums_on_host(loss: Tensor, num_tokens: Tensor) -> tuple[float, int]:
     return numbers[0], int(numbers[1])
 
 
-def judged(judge: Judge, num_tokens: int) -> Judge:
-    """`Engine.judge` for a step of so many valid tokens: without any, nothing was learned and nothing may decay."""
-    return judge if num_tokens else lambda loss, grad_norm: NO_TOKENS
-
-
-def step_result(loss: float, grad_norm: float, lr: float, num_tokens: int, why: str) -> StepResult:
-    """What a step did, left out for a reason or, with none, not."""
-    return StepResult(loss if num_tokens else math.nan, grad_norm, lr, num_tokens, skipped=bool(why), why=why)
-
-
 def set_learning_rate(optimizer: Any, lr: float) -> None:
     """Set the rate of every parameter group."""
     for group in optimizer.param_groups:
         group["lr"] = lr
-
-
-def set_clipping(engine: Any, max_norm: float | None, *, zero_stage: int) -> None:
-    """Set the largest gradient norm of the coming step where DeepSpeed clips: from ZeRO-1 on."""
-    if zero_stage:
-        engine.optimizer.clip_grad = max_norm or 0.0
 
 
 def set_accumulation(engine: Any, num_micro_batches: int) -> None:

@@ -154,8 +154,8 @@ class Activations:
         bounds = all_reduce(torch.stack([self._largest, self._largest_logit]), axes.world, dist.ReduceOp.MAX)
         dead = torch.zeros_like(count)
         for index, largest in self._unit_largest.items():
-            over_dp = all_reduce(largest, axes.dp, dist.ReduceOp.MAX)
-            if axes.dp.rank == 0:
+            over_dp = all_reduce(largest, axes.replicas, dist.ReduceOp.MAX)
+            if axes.replicas.rank == 0:
                 dead[index] = (over_dp < DEAD * (unit_square[index] / unit_count[index]).sqrt()).sum()
         dead = all_reduce(dead, axes.world) / self._model.ffn_hidden_size
         columns = {

@@ -1,14 +1,13 @@
-"""A look into the layers every so many steps: norms of weights, gradients and updates, and what the blocks do."""
+"""Statistics of one step's layers: norms of weights, gradients and updates, and what the blocks do."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from megalite.config.plan import RunPlan
-from megalite.config.schema import Config
+from megalite.config.schema import ModelConfig
 from megalite.data.loader import Batch
-from megalite.engine.protocol import Engine, StepResult, make_update
+from megalite.engine.protocol import Engine, StepResult
 from megalite.monitor.activations import Activations
 from megalite.monitor.weight_norms import WeightNorms
 from megalite.parallel.axes import Axes
@@ -17,30 +16,30 @@ Record = dict[str, dict[str, dict[str, float]]]
 """`layers` and `weights`, by name, by statistic."""
 
 
-class LayerWatch:
-    """Looks into an engine's layers at chosen steps. Every call is collective."""
+class LayerStatistics:
+    """Measures one step at a time: `begin`, the step, `end`. Both are collective."""
 
-    def __init__(self, engine: Engine, config: Config, plan: RunPlan, axes: Axes):
-        self._engine, self._every = engine, config.monitor.layers_every
-        self._norms = WeightNorms(engine, plan.model, axes, config.parallel.zero_stage)
-        self._activations = Activations(engine.stage, axes, config.batch.seq_len)
+    def __init__(self, engine: Engine, model: ModelConfig, axes: Axes, seq_len: int):
+        self._engine = engine
+        self._norms = WeightNorms(engine, model, axes)
+        self._activations = Activations(engine.stage, axes, seq_len)
+        self._layers: dict[str, dict[str, Any]] = {}
+        self._stop_watching: Callable[[], None] = lambda: None
 
-    def watch(self, step: int, batches: Sequence[Batch], train: Callable[[], StepResult]) -> tuple[StepResult, Record]:
-        """Run a training step, and look when its turn has come: at what the weights make of the batch, then at the
-        update. The record is empty otherwise."""
-        if self._every is None or step % self._every:
-            return train(), {}
-        layers: dict[str, dict[str, Any]] = self._activations.look(lambda: self._engine.eval_step(batches))
-        self._engine.around_update = self._norms.around
-        try:
-            result = train()
-        finally:
-            self._engine.around_update = make_update
+    def begin(self, batches: Sequence[Batch]) -> None:
+        """See what the weights make of the step's batch, and wait for its update."""
+        self._layers = self._activations.look(lambda: self._engine.eval_step(batches))
+        self._stop_watching = self._engine.hooks.around_update.add(self._norms.around)
+
+    def end(self, result: StepResult) -> Record:
+        """What was found; without weights where the step was left out."""
+        self._stop_watching()
         norms = self._norms.collect(result.grad_norm)
-        if norms is None:  # left out: there was no update
-            return result, {"layers": layers, "weights": {}}
+        if norms is None:  # there was no update
+            return {"layers": self._layers, "weights": {}}
         weights, of_layers = norms
-        return result, {
-            "layers": {name: {**of_layers.get(name, {}), **layers.get(name, {})} for name in {**of_layers, **layers}},
+        names = {**of_layers, **self._layers}
+        return {
+            "layers": {name: {**of_layers.get(name, {}), **self._layers.get(name, {})} for name in names},
             "weights": weights,
         }

@@ -15,7 +15,6 @@ from torch import Tensor
 from megalite.config.schema import ModelConfig
 from megalite.engine.protocol import Engine
 from megalite.model.weights import weight_table
-from megalite.optim.slices import Slice
 from megalite.parallel.axes import Axes
 from megalite.parallel.collectives import all_reduce
 
@@ -28,22 +27,21 @@ Norms = dict[str, dict[str, float]]
 class WeightNorms:
     """Watches single updates of an engine."""
 
-    def __init__(self, engine: Engine, model: ModelConfig, axes: Axes, zero_stage: int):
+    def __init__(self, engine: Engine, model: ModelConfig, axes: Axes):
         self._engine, self._axes = engine, axes
         self._layer_of = {name: weight.layer for name, weight in weight_table(model).items()}
         self._index_of = {name: number for number, name in enumerate(self._layer_of)}
-        self._counts_replicas = zero_stage > 0 or axes.dp.rank == 0
         self._device = next(engine.stage.parameters()).device
         self._squares: Tensor | None = None
 
     def around(self, update: Callable[[], None]) -> None:
-        """Make an update and measure it: for `Engine.around_update`. Keeps a copy of this rank's slices meanwhile, in
+        """Make an update and measure it: for `Engine.hooks`. Keeps a copy of this rank's slices meanwhile, in
         host memory."""
         gradients = self._engine.gradients()
         if not gradients:  # dropped, since they were not finite
             update()
             return
-        chosen = [number for number, part in enumerate(self._engine.slices()) if self._counts(part)]
+        chosen = [number for number, part in enumerate(self._engine.slices()) if not part.is_copy]
         weights = [self._engine.slices()[number].tensors["weight"] for number in chosen]
         gradient_norms = self._norms([gradients[number] for number in chosen])
         former = [weight.detach().to("cpu", copy=True) for weight in weights]
@@ -74,13 +72,6 @@ class WeightNorms:
         """L2 norms, fp32 [n]."""
         norms = torch._foreach_norm(tensors, dtype=torch.float32) if tensors else []
         return torch.tensor([], device=self._device) if not norms else torch.stack(norms).to(self._device)
-
-    def _counts(self, part: Slice) -> bool:
-        """Whether these numbers are counted on this rank: those that several hold are on one of them."""
-        local = part.local
-        is_tied_copy = local.parameter_name == "head.weight" and local.weight.layer == "embedding"
-        is_first = local.weight.cut is not None or self._axes.tp.rank == 0
-        return self._counts_replicas and is_first and not is_tied_copy
 
     def _gather(self, names: Sequence[str], columns: Sequence[Tensor]) -> Tensor:
         """Squares of this rank's norms: fp64 [weights, 3]."""

@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -26,6 +27,8 @@ class Slice:
     tensors: dict[str, Tensor]
     """`weight`, and once an optimizer is bound its state by kind: flat, the memory that it works on. fp32, but for
     weights that live in bf16."""
+    is_copy: bool = False
+    """Another rank has the same numbers, and stands for them where each counts once."""
 
     @property
     def stop(self) -> int:
@@ -59,3 +62,15 @@ def whole_slices(stage: Stage) -> Iterator[Slice]:
     for local in local_weights(stage):
         if math.prod(local.rectangle.shape):
             yield Slice(local, 0, {"weight": local.view(parameters[local.parameter_name].detach()).view(-1)})
+
+
+def copy_numbers(target: Tensor, source: Tensor) -> None:
+    """Copy numbers into a tensor of the same shape; fp32 ones on the CPU with the calling thread alone.
+
+    Torch would share the work out to a team of OpenMP threads, which gains little, memory being the limit, and waits
+    at every tensor for the slowest: beside training, or other processes, that takes up to ten times as long.
+    """
+    if target.device.type == source.device.type == "cpu" and target.dtype == source.dtype == torch.float32:
+        np.copyto(target.detach().numpy(), source.detach().numpy())
+    else:
+        target.copy_(source, non_blocking=True)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import torch.distributed as dist
 
-from megalite.parallel.mesh import AXIS_NAMES, AxisName, Mesh
+from megalite.parallel.mesh import AxisName, Mesh
 
 
 @dataclass(frozen=True)
@@ -33,14 +33,19 @@ SINGLE = Axis()
 
 @dataclass(frozen=True)
 class Axes:
-    """The four axes of one rank, and the whole world as a fifth."""
+    """The axes of one rank, each named by what its ranks share; the mesh's dp is in two of them."""
 
     mesh: Mesh
     global_rank: int
     pp: Axis
-    dp: Axis
     cp: Axis
     tp: Axis
+    batch: Axis
+    """The ranks that divide the global batch: every dp of this pp, cp and tp. Each reads samples of its own, and the
+    cp ranks of one read the same."""
+    replicas: Axis
+    """The ranks that hold the same part of the model and see other tokens: every dp and cp of this pp and tp.
+    Gradients and losses are summed over it, ZeRO divides its states over it."""
     world: Axis
     model: Axis
     """The ranks that together hold one replica of the weights: every pp and tp of this dp and cp. Gradient norms are
@@ -49,8 +54,16 @@ class Axes:
     """The ranks that together update one pipeline stage under ZeRO: every dp, cp and tp of this pp."""
 
 
-PLANES: dict[str, tuple[AxisName, ...]] = {"model": ("dp", "cp"), "stage": ("pp",)}
-"""Groups over several axes: by name, the axes whose place all ranks of a group share."""
+ALONG: dict[str, tuple[AxisName, ...]] = {
+    "pp": ("pp",),
+    "cp": ("cp",),
+    "tp": ("tp",),
+    "batch": ("dp",),
+    "replicas": ("dp", "cp"),
+    "model": ("pp", "tp"),
+    "stage": ("dp", "cp", "tp"),
+}
+"""By name of an axis, the axes of the mesh along which the ranks of one of its groups differ."""
 
 
 def connect(mesh: Mesh, global_rank: int) -> Axes:
@@ -59,32 +72,24 @@ def connect(mesh: Mesh, global_rank: int) -> Axes:
     Needs `torch.distributed` initialised with `mesh.world_size` ranks, unless that is 1.
     """
     assert mesh.world_size == 1 or dist.get_world_size() == mesh.world_size
-    axes = {name: _connect_axis(mesh, name, global_rank) for name in AXIS_NAMES}
     everyone = tuple(range(mesh.world_size))
-    world_group = dist.group.WORLD if mesh.world_size > 1 else None
-    world = Axis("world", mesh.world_size, global_rank, world_group, everyone)
-    model, stage = (_connect_plane(mesh, name, keys, global_rank) for name, keys in PLANES.items())
-    return Axes(mesh, global_rank, **axes, world=world, model=model, stage=stage)
+    made: dict[tuple[int, ...], dist.ProcessGroup | None] = {}
+    if mesh.world_size > 1:
+        made[everyone] = dist.group.WORLD
+    axes = {name: _join(name, mesh.groups(*along), global_rank, made) for name, along in ALONG.items()}
+    return Axes(mesh, global_rank, **axes, world=_join("world", (everyone,), global_rank, made))
 
 
-def _connect_axis(mesh: Mesh, name: AxisName, global_rank: int) -> Axis:
-    return _join(name, mesh.groups(name), global_rank)
-
-
-def _connect_plane(mesh: Mesh, name: str, fixed: tuple[AxisName, ...], global_rank: int) -> Axis:
-    groups: dict[tuple[int, ...], list[int]] = {}
-    for rank in range(mesh.world_size):
-        place = mesh.coords(rank)
-        groups.setdefault(tuple(getattr(place, axis) for axis in fixed), []).append(rank)
-    return _join(name, tuple(tuple(ranks) for ranks in groups.values()), global_rank)
-
-
-def _join(name: str, groups: tuple[tuple[int, ...], ...], global_rank: int) -> Axis:
-    """Make every group of an axis (a collective call, so all ranks make all of them) and return this rank's."""
-    mine: Axis | None = None
+def _join(
+    name: str,
+    groups: tuple[tuple[int, ...], ...],
+    global_rank: int,
+    made: dict[tuple[int, ...], dist.ProcessGroup | None],
+) -> Axis:
+    """Make every group of an axis that none has made (a collective call, so all ranks make all of them) and return
+    this rank's."""
     for ranks in groups:
-        group = dist.new_group(list(ranks)) if len(ranks) > 1 else None
-        if global_rank in ranks:
-            mine = Axis(name, len(ranks), ranks.index(global_rank), group, ranks)
-    assert mine is not None
-    return mine
+        if len(ranks) > 1 and ranks not in made:
+            made[ranks] = dist.new_group(list(ranks))
+    (mine,) = (ranks for ranks in groups if global_rank in ranks)
+    return Axis(name, len(mine), mine.index(global_rank), made.get(mine), mine)

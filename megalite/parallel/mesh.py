@@ -66,9 +66,13 @@ class Mesh:
         here = self.coords(rank)
         return tuple(self.rank_at(here._replace(**{axis: index})) for index in range(self.size(axis)))
 
-    def groups(self, axis: AxisName) -> tuple[tuple[int, ...], ...]:
-        """All groups of an axis, in order of their first rank: together they hold every rank once."""
-        return tuple(sorted({self.ranks_of(axis, rank) for rank in range(self.world_size)}))
+    def groups(self, *axes: AxisName) -> tuple[tuple[int, ...], ...]:
+        """The ranks that differ only along the given axes, in order of their first rank: together they hold every rank
+        once."""
+        found: dict[Coords, list[int]] = {}
+        for rank in range(self.world_size):
+            found.setdefault(self.coords(rank)._replace(**dict.fromkeys(axes, 0)), []).append(rank)
+        return tuple(sorted(map(tuple, found.values())))
 
     def _check(self, rank: int) -> None:
         if not 0 <= rank < self.world_size:

@@ -23,27 +23,11 @@ from math import prod
 
 from megalite.config.plan import LOSS_CHUNK_TOKENS, RunPlan, vocab_rows_per_rank
 from megalite.config.schema import Config
-from megalite.engine.deepspeed_config import deepspeed_config
+from megalite.engine.deepspeed.footprint import ELEMENT_BYTES, FP32_BYTES, footprint
 from megalite.model.weights import Weight, weight_table
 from megalite.optim.rules import state_bytes
 
-FP32_BYTES = 4
 FP8_BYTES = 1
-ELEMENT_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2}
-
-MASTER_BYTES = {"fp32": (0, 4, 4, 4), "bf16": (0, 4, 2, 0)}
-"""Of a parameter, by ZeRO stage: the weight that is updated, beside the one that computes. Without ZeRO, and in bf16 at
-stage 3, they are the same."""
-
-GRADIENT_BYTES = {"fp32": (4, 4, 4, 4), "bf16": (2, 4 + 2, 4, 4), "fp16": (2, 2, 2, 2)}
-"""Of a parameter's gradient, by ZeRO stage; stages 2 and 3 divide it by dp. bf16 accumulates in fp32, at stage 1
-beside the bf16 gradient of the micro-batch."""
-
-ZERO3_LIVE_PARAMETERS = 10**9
-"""DeepSpeed's stage3_max_live_parameters: weights that stage 3 keeps gathered at most."""
-
-ALLREDUCE_ELEMENTS = 5 * 10**8
-"""DeepSpeed's MEMORY_OPT_ALLREDUCE_SIZE: gradient elements copied into one message where ZeRO has no bucket."""
 
 
 @dataclass(frozen=True)
@@ -145,19 +129,17 @@ def block_activation_bytes(config: Config, plan: RunPlan, recompute: str) -> int
 
 
 def _stage_memory(config: Config, plan: RunPlan, stage: int, num_parameters: int) -> StageMemory:
-    dtype, zero = config.precision.dtype, config.parallel.zero_stage
-    cut, state = plan.dp if zero else 1, state_bytes_by_stage(config, plan)[stage]
-    masters = num_parameters * MASTER_BYTES[config.precision.master_dtype][zero]
+    kept = footprint(config, plan, num_parameters, state_bytes_by_stage(config, plan)[stage])
     first, stop = plan.stage_blocks[stage]
     return StageMemory(
         stage=stage,
         num_parameters=num_parameters,
-        weights=num_parameters * ELEMENT_BYTES[dtype] // (plan.dp if zero == 3 else 1),
-        gradients=num_parameters * GRADIENT_BYTES[dtype][zero] // (plan.dp if zero >= 2 else 1),
-        optimizer=(state + masters) // cut,
+        weights=kept.weights,
+        gradients=kept.gradients,
+        optimizer=kept.optimizer,
         activations=_activations(config, plan, stage, stop - first),
         head=_head(config, plan) if stage == plan.pp - 1 else 0,
-        buffers=_buffers(config, plan, stage, num_parameters),
+        buffers=kept.buffers + _traffic(config, plan, stage),
     )
 
 
@@ -186,19 +168,14 @@ def _head(config: Config, plan: RunPlan) -> int:
     return norm + gradients + max(logits + (a * matrix if half else 0), FP32_BYTES * matrix)
 
 
-def _buffers(config: Config, plan: RunPlan, stage: int, num_parameters: int) -> int:
-    a, dtype, zero = ELEMENT_BYTES[config.precision.dtype], config.precision.dtype, config.parallel.zero_stage
-    if zero == 0 or (zero == 1 and dtype == "bf16"):  # the gradients themselves are sent, copied message by message
-        sent = min(num_parameters, ALLREDUCE_ELEMENTS) * FP32_BYTES if plan.dp > 1 else 0
-    else:
-        sent = a * deepspeed_config(config, plan)["zero_optimization"]["reduce_bucket_size"]
-    gathered = a * min(num_parameters, ZERO3_LIVE_PARAMETERS) if zero == 3 and plan.dp > 1 else 0
-    tokens = _micro_batch_tokens(config)
+def _traffic(config: Config, plan: RunPlan, stage: int) -> int:
+    """Buffers of tensor-parallel collectives and of what pipeline stages hand on."""
+    a, tokens = ELEMENT_BYTES[config.precision.dtype], _micro_batch_tokens(config)
     collective = a * tokens * plan.model.hidden_size if plan.tp > 1 else 0
     edge = a * tokens * _stream_width(config, plan)
     received = edge * _in_flight(plan, stage) if stage > 0 else 0
     handed_on = edge * (_in_flight(plan, stage) + 1) if stage < plan.pp - 1 else 0  # outputs, and one's gradient
-    return sent + gathered + collective + received + handed_on
+    return collective + received + handed_on
 
 
 def _in_flight(plan: RunPlan, stage: int) -> int:

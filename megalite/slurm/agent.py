@@ -29,7 +29,8 @@ from megalite.slurm import cores
 from megalite.slurm.desk import Desk, Ended, Report, Work
 from megalite.slurm.neighbours import Neighbours
 from megalite.slurm.network import choose_address
-from megalite.train.worker import TOKEN_VARIABLE, leave
+from megalite.train.place import TOKEN_VARIABLE
+from megalite.train.worker import leave
 
 SECONDS_BETWEEN_LOOKS = 0.2
 

@@ -24,9 +24,9 @@ from megalite.slurm.outcome import Next, Outcome, RankEnd, judge, read_errors
 from megalite.slurm.storage import STORAGE_FAULTS
 from megalite.train.heartbeat import DONE, Beat, read_beats
 from megalite.train.local import ALLOCATOR
+from megalite.train.place import ATTEMPT_VARIABLE
 from megalite.train.run_folder import LOGS
 from megalite.train.watch import Patience, find_trouble
-from megalite.train.worker import ATTEMPT_VARIABLE
 
 SECONDS_BETWEEN_LOOKS = 0.25
 

@@ -27,9 +27,9 @@ from megalite.errors import UserError
 from megalite.slurm.folder import LaunchFolder
 from megalite.slurm.link_check import measure
 from megalite.train.in_place import clock_of
+from megalite.train.place import TOKEN_VARIABLE
 from megalite.train.preflight import check_device
 from megalite.train.run_folder import write_atomically
-from megalite.train.worker import TOKEN_VARIABLE
 
 LINKS = ".links"
 

@@ -12,8 +12,9 @@ from pathlib import Path
 
 from megalite.config.load import load_config
 from megalite.slurm.folder import LaunchFolder
-from megalite.train.heartbeat import Heart, beat_path
-from megalite.train.worker import given_place, leave, run_rank
+from megalite.train.heartbeat import Heartbeat, beat_path
+from megalite.train.place import given_place
+from megalite.train.worker import leave, run_rank
 
 
 def main() -> None:
@@ -25,8 +26,8 @@ def main() -> None:
     attempt = folder.attempt(place.attempt)
     with open(stacks_path(attempt, place.rank), "w", encoding="utf-8") as stacks:
         faulthandler.register(signal.SIGUSR2, file=stacks, all_threads=True)
-        heart = Heart(beat_path(attempt / "beats", place.rank))
-        code = run_rank(load_config(folder.config), place, heart=heart)
+        heart = Heartbeat(beat_path(attempt / "beats", place.rank))
+        code = run_rank(load_config(folder.config), place, heartbeat=heart)
         heart.stop()
     leave(code)
 

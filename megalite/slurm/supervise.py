@@ -44,7 +44,7 @@ from megalite.slurm.render import job_name
 from megalite.slurm.standstill import Tracker
 from megalite.slurm.storage import SECONDS_BETWEEN_LOOKS, bear_with_disk, find_fault
 from megalite.train.failures import Failures
-from megalite.train.heartbeat import Beat, Heart
+from megalite.train.heartbeat import Beat, Heartbeat
 from megalite.train.watch import Patience, find_stragglers
 
 SECONDS_BETWEEN_STARTS = 2.0
@@ -120,7 +120,7 @@ class Supervisor:
 
     def run(self) -> int:
         """Run to the end of this job; its exit code."""
-        heart = Heart(self._folder.alive)  # beats while this process waits for Slurm, too
+        heart = Heartbeat(self._folder.alive)  # beats while this process waits for Slurm, too
         try:
             code = self._run()
         except OSError as error:  # the disk, for longer than it is waited for

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from megalite.checkpoint import catalog
 from megalite.checkpoint.background import Outcome, Saver
@@ -26,9 +25,7 @@ from megalite.config.schema import Config
 from megalite.errors import CheckpointError
 from megalite.monitor.recorder import Recorder
 from megalite.optim.schedules import last_stable_step
-
-if TYPE_CHECKING:
-    from megalite.train.trainer import Run
+from megalite.train.run import Run
 
 
 class Checkpoints:
@@ -52,7 +49,7 @@ class Checkpoints:
         if progress.step == self._saved_step:
             return
         if self.saver.is_pending and self._settings.if_busy == "skip":
-            self._recorder.event("save skipped", progress.step, why="the last one is still being written")
+            self._recorder.event("save_skipped", progress.step, why="the last one is still being written")
             return
         self._note(self.saver.finish())
         self._begin(progress, validation_loss)
@@ -93,7 +90,7 @@ class Checkpoints:
         except CheckpointError as error:
             self._fail(progress.step, error)
             return
-        self._recorder.event("save started", progress.step)
+        self._recorder.event("save_started", progress.step)
 
     def _note(self, outcome: Outcome | None) -> None:
         if outcome is None:
@@ -113,10 +110,10 @@ class Checkpoints:
         )
         self._recorder.say(f"saved {outcome.folder} in {outcome.seconds:.1f} s")
         for path in outcome.pruned.set_aside:
-            self._recorder.event("damaged checkpoint", outcome.step, why="files are cut or gone", folder=path.name)
+            self._recorder.event("damaged_checkpoint", outcome.step, why="files are cut or gone", folder=path.name)
             self._recorder.say(f"a damaged checkpoint is set aside as {path}")
         if outcome.trouble:
-            self._recorder.event("old checkpoints stay", outcome.step, why=outcome.trouble)
+            self._recorder.event("old_checkpoints_stay", outcome.step, why=outcome.trouble)
 
     def _stored(self, outcome: Outcome) -> dict[str, int | str]:
         """What a differential save came to in this rank's share."""
@@ -129,7 +126,7 @@ class Checkpoints:
     def _fail(self, step: int, error: CheckpointError) -> None:
         """Note a failure, and raise it when it ends the run."""
         self._num_failures += 1
-        self._recorder.event("save failed", step, why=str(error), failures_in_a_row=self._num_failures)
+        self._recorder.event("save_failed", step, why=str(error), failures_in_a_row=self._num_failures)
         if isinstance(error, SupersededError) or self._num_failures >= self._settings.max_failures:
             raise error
         self._recorder.say(f"save failed, training goes on: {error}")
@@ -145,7 +142,6 @@ def open_checkpoints(run: Run, saved_step: int | None, is_in_trouble: Callable[[
         root,
         run.plan,
         dump_config(config),
-        config.parallel.zero_stage,
         data={
             "fingerprint": run.samples.fingerprint,
             "sources": {source.name: source.fingerprint for source in run.samples.sources},

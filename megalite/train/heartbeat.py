@@ -51,7 +51,7 @@ class Beat:
     """The shortest of its last timed products (`train.probe`); 0 before there are some."""
 
 
-class Heart:
+class Heartbeat:
     """Beats for one rank.
 
     Args:

@@ -30,11 +30,11 @@ from megalite.train.fit import check_fit
 from megalite.train.heartbeat import read_beats
 from megalite.train.in_place import clock_of
 from megalite.train.last_words import error_path, read_error
+from megalite.train.place import BEATS_VARIABLE, RENDEZVOUS_VARIABLE
 from megalite.train.preflight import preflight
 from megalite.train.run_folder import LOGS
 from megalite.train.signals import PARENT_VARIABLE, STOP_SIGNALS, held
 from megalite.train.watch import Patience, Trouble, find_trouble
-from megalite.train.worker import BEATS_VARIABLE, RENDEZVOUS_VARIABLE
 
 ALLOCATOR = {
     "MALLOC_MMAP_THRESHOLD_": str(8 * 2**30),

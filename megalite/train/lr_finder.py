@@ -27,10 +27,11 @@ from megalite.config.schema import Config
 from megalite.data.samples import Samples
 from megalite.errors import EXIT_DONE, UserError
 from megalite.train.local import run_local_ranks
+from megalite.train.place import Place, given_place
 from megalite.train.preflight import preflight
 from megalite.train.signals import hear
-from megalite.train.sizes_so_far import sizes_in
-from megalite.train.worker import Place, connect_rank, given_place, leave, run_guarded
+from megalite.train.sizes_so_far import sizes_at
+from megalite.train.worker import connect_rank, leave, run_guarded
 
 if TYPE_CHECKING:
     import torch
@@ -173,7 +174,7 @@ def _is_finished(config: Config) -> bool:
 
 def _sweep(config: Config, place: Place, sweep: Sweep, out: Path) -> int:
     """What each rank does; the first writes down what was seen."""
-    from megalite.checkpoint.stage_state import load_state
+    from megalite.checkpoint.precision_state import load_state
     from megalite.engine.build import build_engine
     from megalite.engine.runtime import disconnect_processes
     from megalite.train.start import first_start
@@ -186,7 +187,7 @@ def _sweep(config: Config, place: Place, sweep: Sweep, out: Path) -> int:
         engine.load(start.weights, start.moments, start.progress.num_updates)
     load_state(engine, start.reader)
     samples = samples.following(start.progress.account)
-    sizes = sizes_in(start.progress.steering) or plan.batch_sizes
+    sizes = sizes_at(start.progress) or plan.batch_sizes
     batches = _batches(config, sizes, axes, samples, start.progress.step)
     rates, losses = raise_rate(engine, batches, sweep, axes, device)
     engine.close()
@@ -207,8 +208,8 @@ def _batches(config: Config, sizes: BatchSizes, axes: Axes, samples: Samples, st
         seq_len=config.batch.seq_len,
         micro_batch_size=config.batch.micro_batch_size,
         batch_sizes=sizes,
-        dp_size=axes.dp.size,
-        dp_rank=axes.dp.rank,
+        dp_size=axes.batch.size,
+        dp_rank=axes.batch.rank,
         prefetch=config.data.prefetch,
     )
     for number in itertools.count(step + 1):

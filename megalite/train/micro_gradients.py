@@ -64,9 +64,9 @@ class MicroGradients:
         counts = torch.stack([batch.loss_mask.sum() for batch in batches]).to(torch.float64)
         has_tokens = counts > 0
         counts = counts.clamp(min=1.0)
-        means = totals * (result.num_tokens / (self._axes.dp.size * counts * self._loss_scale)) ** 2
+        means = totals * (result.num_tokens / (self._axes.replicas.size * counts * self._loss_scale)) ** 2
         sums = torch.stack([(means * has_tokens).sum(), (has_tokens / counts).sum(), has_tokens.sum()])
-        small, inverse, number = all_reduce(sums, self._axes.dp).tolist()
+        small, inverse, number = all_reduce(sums, self._axes.batch).tolist()
         return Squares(small / number, inverse / number, result.grad_norm**2, 1.0 / result.num_tokens)
 
 

@@ -18,8 +18,9 @@ from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import Tensor
 
+from megalite.engine.protocol import Engine, HeldWeight
 from megalite.model.transformer import Stage
 from megalite.parallel.axes import Axes, Axis
 from megalite.parallel.collectives import all_reduce, any_rank
@@ -54,25 +55,19 @@ class Drift:
 class Replicas:
     """The weights of a stage that other ranks hold too. Made on all ranks together."""
 
-    def __init__(self, stage: Stage, axes: Axes, zero_stage: int):
-        self._axes = axes
-        self._parameters = dict(stage.named_parameters())
-        self._is_cut_by_zero = zero_stage == 3
-        self._tied = _tied_parameter(stage, self._parameters, axes)
+    def __init__(self, engine: Engine, axes: Axes):
+        self._engine, self._axes = engine, axes
+        self._tied = _tied_parameter(engine.stage, axes)
 
     def find_drift(self) -> list[Drift]:
         """Compare now. Collective; returns the same on all ranks, empty when every copy is equal."""
-        hashes = {name: hash_tensor(self._local(parameter)) for name, parameter in self._parameters.items()}
-        whole_on_tp = [name for name, p in self._parameters.items() if not getattr(p, "tensor_model_parallel", False)]
-        over_dp = [] if self._is_cut_by_zero else list(hashes)
-        differs = not _all_equal([hashes[name] for name in over_dp], self._axes.dp)
-        differs |= not _all_equal([hashes[name] for name in whole_on_tp], self._axes.tp)
-        differs |= not self._tied_are_equal(hashes)
+        held = self._engine.held_weights()
+        hashes = {weight.name: hash_tensor(weight.tensor) for weight in held}
+        differs = not self._tied_are_equal(hashes)
+        for axis in (self._axes.replicas, self._axes.tp):
+            differs |= not _all_equal([hashes[weight.name] for weight in held if axis in weight.copied_over], axis)
         device = next(iter(hashes.values())).device
-        return self._name_them(hashes) if any_rank(differs, self._axes.world, device) else []
-
-    def _local(self, parameter: nn.Parameter) -> Tensor:
-        return parameter.ds_tensor if self._is_cut_by_zero else parameter
+        return self._name_them(held, hashes) if any_rank(differs, self._axes.world, device) else []
 
     def _tied_are_equal(self, hashes: dict[str, Tensor]) -> bool:
         if self._tied is None:
@@ -83,15 +78,13 @@ class Replicas:
         bounds = all_reduce(bounds, self._axes.pp, dist.ReduceOp.MAX)
         return bool(bounds[0] == ~bounds[1])
 
-    def _name_them(self, hashes: dict[str, Tensor]) -> list[Drift]:
+    def _name_them(self, held: list[HeldWeight], hashes: dict[str, Tensor]) -> list[Drift]:
         """Every rank tells every other what it has: only after a drift, so what it costs does not matter."""
-        place = self._axes.mesh.coords(self._axes.global_rank)
-        mine = {}
-        for name, value in hashes.items():
-            is_cut = getattr(self._parameters[name], "tensor_model_parallel", False)
-            shard = (place.tp if is_cut else 0, place.dp if self._is_cut_by_zero else 0)
-            stage = -1 if name == self._tied else place.pp
-            mine[(TIED if name == self._tied else name, stage, *shard)] = value.item()
+        axes, mine = self._axes, {}
+        for weight in held:
+            name, stage = (TIED, -1) if weight.name == self._tied else (weight.name, axes.pp.rank)
+            place = tuple(0 if axis in weight.copied_over else axis.rank for axis in (axes.tp, axes.replicas))
+            mine[(name, stage, place)] = hashes[weight.name].item()
         everyone: list[dict[tuple, int]] = [mine]
         if self._axes.world.size > 1:
             everyone = [{} for _ in range(self._axes.world.size)]
@@ -138,13 +131,13 @@ def _all_equal(hashes: list[Tensor], axis: Axis) -> bool:
     return torch.equal(largest[: len(hashes)], ~largest[len(hashes) :])
 
 
-def _tied_parameter(stage: Stage, parameters: Iterable[str], axes: Axes) -> str | None:
+def _tied_parameter(stage: Stage, axes: Axes) -> str | None:
     """This rank's name of the copy that first and last stage share; empty on stages between; None when none is."""
     if not stage.spec.model.tie_embeddings or axes.pp.size == 1:
         return None
     if stage.spec.is_first:
         return TIED
-    return "head.weight" if "head.weight" in set(parameters) else ""
+    return "head.weight" if stage.spec.is_last else ""
 
 
 def _listed(ranks: Iterable[int]) -> str:

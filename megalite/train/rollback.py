@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from megalite.checkpoint import catalog
 from megalite.checkpoint.format import Progress
+from megalite.checkpoint.precision_state import load_state
 from megalite.checkpoint.retention import point_at_best
-from megalite.checkpoint.stage_state import load_state
+from megalite.data.samples import Samples
+from megalite.train.run import Run
 from megalite.train.start import Start, first_start, newest_first, open_checkpoint, set_aside, verify
 
-if TYPE_CHECKING:
-    from megalite.train.trainer import Run
 
-
-def load_before(run: Run, step: int) -> Start:
+def load_before(run: Run, samples: Samples, step: int) -> Start:
     """Load the newest whole checkpoint of a step before `step`, or what the run began with, into the engine.
 
     Later checkpoints are removed: after a crash the run must not go on from one that it has left. Damaged ones on the
@@ -29,7 +27,7 @@ def load_before(run: Run, step: int) -> Start:
             if run.recorder.is_writer:
                 catalog.remove(folder)
         elif verify(folder, run.axes, run.device) is None:
-            chosen = open_checkpoint(folder, run.samples, f"checkpoint {folder}")
+            chosen = open_checkpoint(folder, samples, f"checkpoint {folder}")
             break
         else:
             damaged.append(folder)
@@ -37,33 +35,36 @@ def load_before(run: Run, step: int) -> Start:
     if run.recorder.is_writer:
         point_at_best(root)
     if chosen is None:
-        chosen = first_start(run.config, run.plan, run.samples, run.axes, run.device, again=True)
+        chosen = first_start(run.config, run.plan, samples, run.axes, run.device, again=True)
     run.engine.load(chosen.weights, chosen.moments, chosen.progress.num_updates)
     load_state(run.engine, chosen.reader)
     return chosen
 
 
-def go_back(run: Run, now: Progress, before: int, *, skip_samples: int | None) -> tuple[Progress, str]:
+def go_back(
+    run: Run, samples: Samples, now: Progress, before: int, skip_samples: int | None
+) -> tuple[Progress, Samples, str]:
     """Bring engine and data of a run back to before a step. Collective.
 
     Args:
+        samples: that the run reads.
         now: where the run stands.
         before: a step; the run goes on from an earlier one.
         skip_samples: leave out all data that was read since then, and so many samples more; None to read the same data
             again.
 
     Returns:
-        Where the run stands now, and where its weights are from.
+        Where the run stands now, the samples that it reads from there on, and where its weights are from.
     """
-    start = load_before(run, before)
+    start = load_before(run, samples, before)
     then = start.progress
     account = replace(then.account, gaps=tuple(gap for gap in now.account.gaps if gap.at <= then.num_samples))
     if skip_samples is not None:
         stop = now.account.data_index(now.num_samples - 1) + 1 + skip_samples
         account = account.leave_out(then.num_samples, stop)
-    run.samples = run.samples.following(account)
-    drawn = run.samples.drawn(then.num_samples)
+    samples = samples.following(account)
+    drawn = samples.drawn(then.num_samples)
     left_out = {name: count - then.consumed.get(name, 0) for name, count in drawn.items()}
     account = replace(account, left_out=left_out)
     run.recorder.rewind(then.step)
-    return replace(then, account=account), start.origin
+    return replace(then, account=account), samples, start.origin

@@ -10,13 +10,15 @@ from pathlib import Path
 
 import torch
 
-from megalite.checkpoint import fragments, saving
+from megalite.checkpoint import saving
 from megalite.checkpoint.background import Outcome, Saver
 from megalite.checkpoint.format import Progress
 from megalite.checkpoint.reader import CheckpointReader
 from megalite.checkpoint.saving import Target
 from megalite.checkpoint.shares import write_share
 from megalite.checkpoint.snapshot import Share
+from megalite.engine.deepspeed import stage_state
+from megalite.engine.hooks import FIRST
 from megalite.parallel.collectives import agree
 from tests.kit.spawn import run_ranks
 from tests.kit.train import Rank, start_rank, tiny_config
@@ -34,7 +36,7 @@ LAYOUTS = {
 
 def make_saver(rank: Rank, root: Path, **options) -> Saver:
     timeout = options.pop("timeout_seconds", 60.0)
-    target = Target(root, rank.plan, "", rank.config.parallel.zero_stage, {}, timeout_seconds=timeout)
+    target = Target(root, rank.plan, "", {}, timeout_seconds=timeout)
     return Saver(target, rank.engine, rank.axes, CPU, asynchronous=True, **options)
 
 
@@ -137,23 +139,19 @@ def update_before_the_copy_is_done(folder: Path, cases: dict[str, dict]) -> None
     copy = Share.copy
     for name, parallel in cases.items():
         is_gathered = name == "zero3-gathered"
-        fragments.MAX_SLICES = 1 if is_gathered else 64
+        stage_state.MAX_SLICES = 1 if is_gathered else 64
         rank = start_rank(tiny_config(parallel=parallel))
         rank.train(0, 2)
         rank.save(folder / name / "waited", 2)
         saver = make_saver(rank, folder / name / "behind")
-        (wait,), is_due = rank.engine.before_update, threading.Event()
-
-        def due(wait=wait, is_due=is_due) -> None:
-            is_due.set()
-            wait()
+        is_due = threading.Event()
 
         def late_copy(share: Share, is_due=is_due) -> None:
             assert is_due.wait(60)
             time.sleep(LATE_SECONDS)
             copy(share)
 
-        rank.engine.before_update = [due]
+        rank.engine.hooks.before_update.add(is_due.set, order=FIRST - 1)  # before the save's own
         Share.copy = copy if is_gathered else late_copy
         saver.start(Progress(step=2, num_updates=2))
         rank.train(2, 3)

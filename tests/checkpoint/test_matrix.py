@@ -15,9 +15,9 @@ import numpy as np
 import pytest
 import torch
 
-from megalite.checkpoint import fragments
-from megalite.checkpoint.fragments import rectangles_of_slice
 from megalite.checkpoint.reader import CheckpointReader
+from megalite.engine.deepspeed import stage_state
+from megalite.engine.parts import rectangles_of_slice
 from tests.kit.spawn import run_ranks
 from tests.kit.train import start_rank, tiny_config
 
@@ -86,10 +86,10 @@ def make_reference(folder: Path, sections: dict) -> list[tuple[float, float]]:
 
 
 def load_and_save(
-    folder: Path, cases: dict[str, dict], sections: dict, max_slices: int = fragments.MAX_SLICES, num_steps: int = 2
+    folder: Path, cases: dict[str, dict], sections: dict, max_slices: int = stage_state.MAX_SLICES, num_steps: int = 2
 ) -> dict[str, list[tuple[float, float]]]:
     """In every layout: load the reference, save it again, go on for some steps."""
-    fragments.MAX_SLICES = max_slices
+    stage_state.MAX_SLICES = max_slices
     curves = {}
     for name, case in cases.items():
         rank = start_rank(tiny_config(**case, **sections), folder / "reference" / f"step-{SAVED_STEP:07d}")
@@ -142,7 +142,7 @@ def test_uneven_slices(tmp_path):
     """Three dp ranks own slices that begin and end inside rows, three stages uneven runs of layers: still exact."""
     run_ranks(make_reference, 1, tmp_path, {})
     sections = {"batch": {"global_batch_size": 12}}
-    run_ranks(load_and_save, 3, tmp_path, UNEVEN, sections, fragments.MAX_SLICES, 0)
+    run_ranks(load_and_save, 3, tmp_path, UNEVEN, sections, stage_state.MAX_SLICES, 0)
     assert differences(tmp_path, list(UNEVEN)) == []
     pieces = CheckpointReader(tmp_path / "dp3-zero1" / f"step-{SAVED_STEP:07d}").manifest.tensors
     assert max(len(record.pieces) for record in pieces.values()) > 1, "no weight was cut: the case tests nothing"

@@ -10,7 +10,7 @@ from pydantic import ValidationError
 from megalite.config.load import dump_config, load_config
 from megalite.config.plan import make_plan
 from megalite.config.schema import DEEPSPEED_OWNED_KEYS, Config, EngineConfig, RopeScaling, Section
-from megalite.engine.deepspeed_config import deepspeed_config
+from megalite.engine.deepspeed.config import deepspeed_config
 
 
 def sections(root: type[Section] = Section) -> Iterator[type[Section]]:

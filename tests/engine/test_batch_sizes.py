@@ -25,7 +25,7 @@ def curve(layouts: list[dict], micro_batch_size: int) -> list[list[tuple[float, 
     curves = []
     for parallel in layouts:
         rank = start_rank(tiny_config(parallel={"zero_stage": 1, **parallel}))
-        dp, found = rank.axes.dp, []
+        dp, found = rank.axes.batch, []
         for step in range(1, STEPS + 1):
             starts = range(SIZES.first_sample(step), SIZES.first_sample(step + 1), micro_batch_size)
             batches = [

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from megalite.engine.stage_state import _flat_weights
+from megalite.engine.deepspeed.stage_state import _flat_weights
 from megalite.optim import rounding
 from tests.kit.spawn import run_ranks
 from tests.kit.train import Rank, start_rank, tiny_config

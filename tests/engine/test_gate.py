@@ -13,8 +13,8 @@ from torch import Tensor
 
 from megalite.config.plan import make_plan
 from megalite.engine.build import build_engine
+from megalite.engine.deepspeed.update import NO_TOKENS
 from megalite.engine.protocol import StepResult
-from megalite.engine.steps import NO_TOKENS
 from megalite.model.initialize import FreshWeights
 from megalite.model.weights import Rectangle, Weight
 from megalite.parallel.axes import connect
@@ -53,7 +53,7 @@ def step(rank: Rank, number: int, *, is_empty: bool = False) -> StepResult:
         global_batch_size=batch.global_batch_size,
         micro_batch_size=batch.micro_batch_size,
         dp=rank.plan.dp,
-        dp_rank=rank.axes.dp.rank,
+        dp_rank=rank.axes.batch.rank,
         seq_len=batch.seq_len,
         vocab_size=rank.plan.model.vocab_size,
     )
@@ -80,9 +80,12 @@ def refuse_second_step(cases: list[tuple]) -> list[list[tuple[StepResult, list, 
         for number in range(4):
             told.clear()
             reason = "planted" if number == 1 else ""
-            rank.engine.judge = lambda loss, norm, told=told, reason=reason: (told.append((loss, norm)), reason)[1]
+            remove = rank.engine.hooks.vetoes.add(
+                lambda loss, norm, told=told, reason=reason: (told.append((loss, norm)), reason)[1]
+            )
             before = state(rank)
             result = step(rank, number, is_empty=number == 2)
+            remove()
             after = state(rank)
             steps.append((result, list(told), all(torch.equal(before[key], after[key]) for key in before)))
         rank.engine.close()

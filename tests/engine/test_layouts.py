@@ -9,7 +9,7 @@ import torch
 
 from megalite.config.plan import make_plan
 from megalite.engine.build import build_stage
-from megalite.engine.pipeline import PipelineEngine
+from megalite.engine.deepspeed.pipeline import PipelineEngine
 from megalite.model.initialize import FreshWeights
 from megalite.parallel.axes import connect
 from megalite.parallel.mesh import Mesh

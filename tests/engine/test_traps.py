@@ -59,7 +59,7 @@ class Run:
             global_batch_size=batch.global_batch_size,
             micro_batch_size=batch.micro_batch_size,
             dp=self.plan.dp,
-            dp_rank=self.axes.dp.rank,
+            dp_rank=self.axes.batch.rank,
             seq_len=batch.seq_len,
             vocab_size=self.plan.model.vocab_size,
         )

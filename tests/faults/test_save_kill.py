@@ -48,7 +48,7 @@ def save_until_killed(run_dir: Path, asynchronous: bool, doomed: int, moment: fl
     newest = catalog.latest(root)
     rank = start_rank(tiny_config(**CONFIG), newest)
     fence = join_attempt(run_dir, None, rank.axes, torch.device("cpu"))
-    target = Target(root, rank.plan, "", 1, {}, fence)
+    target = Target(root, rank.plan, "", {}, fence)
     saver = Saver(
         target,
         rank.engine,

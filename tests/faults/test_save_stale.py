@@ -23,7 +23,7 @@ CONFIG = {"parallel": {"dp": 2, "zero_stage": 1}}
 
 
 def make_saver(rank: Rank, run_dir: Path, fence: Fence) -> Saver:
-    target = Target(run_dir / catalog.CHECKPOINTS, rank.plan, "", 1, {}, fence)
+    target = Target(run_dir / catalog.CHECKPOINTS, rank.plan, "", {}, fence)
     return Saver(target, rank.engine, rank.axes, CPU, asynchronous=True)
 
 

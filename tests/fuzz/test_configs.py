@@ -17,7 +17,7 @@ from megalite.config.schema import Config
 from megalite.config.validate import validate
 from megalite.config.yaml_source import Source
 from megalite.corpus.prepare import load_recipe
-from megalite.engine.deepspeed_config import deepspeed_config
+from megalite.engine.deepspeed.config import deepspeed_config
 from megalite.planner.memory import memory_by_stage, state_bytes_per_parameter
 from megalite.slurm.cluster import load_cluster
 from tests.fuzz.kit import survive

@@ -10,8 +10,8 @@ import torch
 import torch.distributed as dist
 
 from megalite.checkpoint.format import Progress
+from megalite.checkpoint.precision_state import load_state
 from megalite.checkpoint.reader import CheckpointReader
-from megalite.checkpoint.stage_state import load_state
 from megalite.checkpoint.writer import save
 from megalite.config.plan import RunPlan, make_plan
 from megalite.config.schema import Config
@@ -70,7 +70,6 @@ class Rank:
             plan=self.plan,
             progress=Progress(step=step, num_updates=step),
             config_text="",
-            zero_stage=self.config.parallel.zero_stage,
             data={},
             device=torch.device("cpu"),
         )
@@ -81,7 +80,7 @@ class Rank:
             global_batch_size=self.config.batch.global_batch_size,
             micro_batch_size=self.config.batch.micro_batch_size,
             dp=self.plan.dp,
-            dp_rank=self.axes.dp.rank,
+            dp_rank=self.axes.batch.rank,
             seq_len=self.config.batch.seq_len,
             vocab_size=self.plan.model.vocab_size,
         )

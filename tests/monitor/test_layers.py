@@ -11,7 +11,7 @@ from megalite.engine.steps import documents_of_batch
 from megalite.layers.documents import Targets
 from megalite.model.initialize import FreshWeights, local_weights
 from megalite.monitor.activations import DEAD, EXACT_UP_TO, Activations, sample_queries
-from megalite.monitor.layers import LayerWatch, Record
+from megalite.monitor.layers import LayerStatistics, Record
 from megalite.parallel.axes import connect
 from megalite.parallel.mesh import Mesh
 from tests.kit.batches import micro_batch
@@ -48,10 +48,14 @@ def own_batches(rank: Rank) -> list:
         global_batch_size=batch.global_batch_size,
         micro_batch_size=batch.micro_batch_size,
         dp=rank.plan.dp,
-        dp_rank=rank.axes.dp.rank,
+        dp_rank=rank.axes.batch.rank,
         seq_len=batch.seq_len,
         vocab_size=rank.plan.model.vocab_size,
     )
+
+
+def statistics_of(rank: Rank) -> LayerStatistics:
+    return LayerStatistics(rank.engine, rank.plan.model, rank.axes, rank.config.batch.seq_len)
 
 
 def looks(cases: list[dict], model: dict) -> list[Record]:
@@ -59,9 +63,9 @@ def looks(cases: list[dict], model: dict) -> list[Record]:
     records = []
     for parallel in cases:
         rank = start_rank(config_of(parallel, model=model))
-        watch = LayerWatch(rank.engine, rank.config, rank.plan, rank.axes)
-        batches = own_batches(rank)
-        _, record = watch.watch(1, batches, lambda rank=rank, batches=batches: rank.engine.train_step(batches, LR))
+        statistics, batches = statistics_of(rank), own_batches(rank)
+        statistics.begin(batches)
+        record = statistics.end(rank.engine.train_step(batches, LR))
         rank.engine.close()
         records.append(record)
     return records
@@ -195,12 +199,15 @@ def test_every_layout_shows_the_truth(world_size, name):
 
 def look_or_not(every: int | None) -> list[tuple[float, float]]:
     rank = start_rank(tiny_config(parallel={"dp": 2}, monitor={"layers_every": every}))
-    watch = LayerWatch(rank.engine, rank.config, rank.plan, rank.axes)
-    curve = []
+    statistics, curve = statistics_of(rank), []
     for step in (1, 2, 3):
         batches = own_batches(rank)
-        result, record = watch.watch(step, batches, lambda batches=batches: rank.engine.train_step(batches, LR))
-        assert bool(record) == (every is not None and step % every == 0)
+        is_measured = every is not None and step % every == 0
+        if is_measured:
+            statistics.begin(batches)
+        result = rank.engine.train_step(batches, LR)
+        if is_measured:
+            assert statistics.end(result)["weights"]
         curve.append((result.loss, result.grad_norm))
     rank.engine.close()
     return curve

@@ -20,7 +20,8 @@ from megalite.optim.recent_norms import clip_bound, remember
 from megalite.optim.slices import whole_slices
 from megalite.parallel.axes import SINGLE
 from megalite.parallel.random import normal
-from megalite.train.steering import Steering
+from megalite.train.components.adaptive_control import AdaptiveControl
+from megalite.train.components.component import Step
 from tests.kit.spawn import run_ranks
 from tests.kit.train import start_rank, tiny_config, train
 from tests.model.stages import GPT_STYLE, make_stage, tiny_model
@@ -204,9 +205,12 @@ def test_recent_norms_survive_a_restart():
     clip = {"by": "percentile", "threshold": 50, "window": 16}
     config = tiny_config(optimizer={"clip": clip, "clip_grad_norm": None})
     engine = SimpleNamespace(loss_scaling=dict, set_loss_scaling=lambda state: None)
-    run = SimpleNamespace(config=config, plan=make_plan(config, 1), engine=engine)
-    steering = Steering(run, {})
+    nobody = {"axes": None, "device": None, "recorder": None}
+    control, again = (AdaptiveControl(config, make_plan(config, 1), engine=engine, **nobody) for _ in range(2))
     for number in range(20):
-        steering.note_step(number, [], StepResult(loss=1.0, grad_norm=float(number), lr=0.1, num_tokens=1))
-    again = Steering(run, json.loads(json.dumps(steering.state())))
-    assert again.clip_norm() == steering.clip_norm() == 11.5
+        step = Step(number, [], range(0), None, 0, 0)
+        control.after_step(step, StepResult(loss=1.0, grad_norm=float(number), lr=0.1, num_tokens=1))
+    again.load_state(json.loads(json.dumps(control.state())))
+    for each in (control, again):
+        each.before_step(step)
+        assert step.clip_norm == 11.5

@@ -11,38 +11,56 @@ from megalite.parallel.collectives import all_reduce
 from megalite.parallel.mesh import Mesh
 from tests.kit.spawn import run_ranks
 
-AXES = ("pp", "dp", "cp", "tp", "world", "model")
+AXES = ("pp", "batch", "cp", "replicas", "tp", "world", "model", "stage")
 
 GROUPS = {
     Mesh(pp=2, tp=2): {
         "pp": [(0, 2), (1, 3)],
-        "dp": [(0,), (1,), (2,), (3,)],
+        "batch": [(0,), (1,), (2,), (3,)],
         "cp": [(0,), (1,), (2,), (3,)],
         "tp": [(0, 1), (2, 3)],
+        "replicas": [(0,), (1,), (2,), (3,)],
+        "stage": [(0, 1), (2, 3)],
         "world": [(0, 1, 2, 3)],
         "model": [(0, 1, 2, 3)],
     },
     Mesh(dp=2, tp=2): {
         "pp": [(0,), (1,), (2,), (3,)],
-        "dp": [(0, 2), (1, 3)],
+        "batch": [(0, 2), (1, 3)],
         "cp": [(0,), (1,), (2,), (3,)],
         "tp": [(0, 1), (2, 3)],
+        "replicas": [(0, 2), (1, 3)],
+        "stage": [(0, 1, 2, 3)],
         "world": [(0, 1, 2, 3)],
         "model": [(0, 1), (2, 3)],
     },
     Mesh(pp=2, dp=2): {
         "pp": [(0, 2), (1, 3)],
-        "dp": [(0, 1), (2, 3)],
+        "batch": [(0, 1), (2, 3)],
         "cp": [(0,), (1,), (2,), (3,)],
         "tp": [(0,), (1,), (2,), (3,)],
+        "replicas": [(0, 1), (2, 3)],
+        "stage": [(0, 1), (2, 3)],
         "world": [(0, 1, 2, 3)],
         "model": [(0, 2), (1, 3)],
     },
+    Mesh(dp=2, cp=2): {
+        "pp": [(0,), (1,), (2,), (3,)],
+        "batch": [(0, 2), (1, 3)],
+        "cp": [(0, 1), (2, 3)],
+        "tp": [(0,), (1,), (2,), (3,)],
+        "replicas": [(0, 1, 2, 3)],
+        "stage": [(0, 1, 2, 3)],
+        "world": [(0, 1, 2, 3)],
+        "model": [(0,), (1,), (2,), (3,)],
+    },
     Mesh(cp=2, tp=2): {
         "pp": [(0,), (1,), (2,), (3,)],
-        "dp": [(0,), (1,), (2,), (3,)],
+        "batch": [(0,), (1,), (2,), (3,)],
         "cp": [(0, 2), (1, 3)],
         "tp": [(0, 1), (2, 3)],
+        "replicas": [(0, 2), (1, 3)],
+        "stage": [(0, 1, 2, 3)],
         "world": [(0, 1, 2, 3)],
         "model": [(0, 1), (2, 3)],
     },
@@ -62,7 +80,7 @@ def connect_all(meshes: list[Mesh]) -> list[dict[str, tuple]]:
 
 
 def test_every_axis_reaches_exactly_its_ranks():
-    """For four meshes of 4 ranks, each axis has the ranks written out above, and a sum over it reaches exactly them."""
+    """For five meshes of 4 ranks, each axis has the ranks written out above, and a sum over it reaches exactly them."""
     meshes = list(GROUPS)
     for rank, results in enumerate(run_ranks(connect_all, 4, meshes)):
         for mesh, axes in zip(meshes, results, strict=True):

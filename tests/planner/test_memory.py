@@ -9,14 +9,14 @@ import torch
 
 from megalite.config.plan import make_plan
 from megalite.config.schema import Config, ModelConfig
-from megalite.engine.deepspeed_config import deepspeed_config
+from megalite.engine.deepspeed import footprint
+from megalite.engine.deepspeed.config import deepspeed_config
 from megalite.layers.parts import choose_parts
 from megalite.layers.rope import frequencies, rotation
 from megalite.model.block import Block
 from megalite.model.recompute import choose_recompute
 from megalite.model.transformer import documents_of
 from megalite.parallel.axes import SINGLE
-from megalite.planner import memory
 from megalite.planner.memory import block_activation_bytes, memory_by_stage, parameters_by_stage
 from tests.kit.spawn import run_ranks
 
@@ -223,7 +223,7 @@ def test_engine_holds_the_planned_state(dtype: str, stage: int):
     config, plan = _engine_config(dtype, stage)
     (expected,) = memory_by_stage(config, plan)
     planned_bytes = expected.weights + expected.gradients + expected.optimizer
-    element = memory.ELEMENT_BYTES["bf16"]
+    element = footprint.ELEMENT_BYTES["bf16"]
     if stage == 3:
         planned_bytes += element * expected.num_parameters  # all are gathered: there are few
         bucket = deepspeed_config(config, plan)["zero_optimization"]["reduce_bucket_size"]
@@ -289,8 +289,8 @@ class TestConstants:
         from deepspeed.runtime.engine import MEMORY_OPT_ALLREDUCE_SIZE
         from deepspeed.runtime.zero.config import DeepSpeedZeroConfig
 
-        assert MEMORY_OPT_ALLREDUCE_SIZE == memory.ALLREDUCE_ELEMENTS
-        assert DeepSpeedZeroConfig().max_live_parameters == memory.ZERO3_LIVE_PARAMETERS
+        assert MEMORY_OPT_ALLREDUCE_SIZE == footprint.ALLREDUCE_ELEMENTS
+        assert DeepSpeedZeroConfig().max_live_parameters == footprint.ZERO3_LIVE_PARAMETERS
 
 
 def test_buffers_follow_the_json():

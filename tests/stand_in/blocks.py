@@ -72,7 +72,7 @@ def _make(name: str, recompute: str = "none") -> Any:
     parts = choose_parts(model, "cuda", torch.bfloat16)
     if name != "bf16":
         config = Fp8Config(backend="scaled_mm", recipe=name)
-        backend = OwnBackend(config, tp=SINGLE, dp=SINGLE, device=device, keep_weights=True)
+        backend = OwnBackend(config, tp=SINGLE, replicas=SINGLE, device=device, keep_weights=True)
         parts = dataclasses.replace(parts, precision=Fp8(config, NUM_LAYERS, backend))
     stage = Stage(StageSpec(model, (0, NUM_LAYERS), recompute=recompute, parts=parts))
     fill(stage, FreshWeights(model, 1))

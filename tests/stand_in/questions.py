@@ -25,7 +25,7 @@ def ask_all(folder: Path, rank: int, world_size: int, port: int) -> None:
     _ask_machine(folder)
     _ask_node()
     _ask_device(device)
-    _ask_probe(device, folder)
+    _ask_straggler_timer(device, folder)
     _ask_fp8(device)
 
 
@@ -65,13 +65,13 @@ def _ask_device(device: torch.device) -> None:
         raise AssertionError("a third device was found")
 
 
-def _ask_probe(device: torch.device, folder: Path) -> None:
-    from megalite.train import probe
+def _ask_straggler_timer(device: torch.device, folder: Path) -> None:
+    from megalite.train.components import straggler_timer
 
-    probe.PRODUCT_SIZE["cuda"] = SMALL
+    straggler_timer.PRODUCT_SIZE["cuda"] = SMALL
     noted: list[float] = []
     heart = SimpleNamespace(is_watched=True, note_product=noted.append)
-    probe.Probe(heart, device, every_seconds=0.0).take()
+    straggler_timer.StragglerTimer(heart, device, every_seconds=0.0).take()
     assert len(noted) == 1
 
 

@@ -28,24 +28,25 @@ def main(job: dict[str, Any], rank: int) -> None:
     lines = Lines({file for file, _ in cuda_statements()})
     from megalite.config.load import load_config
     from megalite.engine import runtime
-    from megalite.train.trainer import Trainer
-    from megalite.train.worker import Place, run_rank
+    from megalite.train.loop import TrainingLoop
+    from megalite.train.place import Place
+    from megalite.train.worker import run_rank
     from tests.stand_in.questions import ask_all
 
     torch.set_num_threads(1)
     folder = Path(job["folder"])
     runtime.disconnect_processes = lambda: None  # DeepSpeed remembers groups of a world that is gone
     counts: list[int] = []
-    vote = Trainer._vote
+    vote = TrainingLoop._vote
 
-    def counted_vote(trainer: Trainer, step: int) -> Any:
+    def counted_vote(loop: TrainingLoop, step: int) -> Any:
         """Every step ends with one vote of all ranks; behind it the host has waited for the step."""
         try:
-            return vote(trainer, step)
+            return vote(loop, step)
         finally:
             counts.append(sum(count for (_, place), count in seen.syncs.items() if "(MainThread)" in place))
 
-    Trainer._vote = counted_vote
+    TrainingLoop._vote = counted_vote
     for name, overrides in job["runs"].items():
         config = load_config(folder / "config.yaml", [f"run.dir={folder / name}", *overrides])
         torch.cuda.cudart().refuses = name == job.get("unlocked")

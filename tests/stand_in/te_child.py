@@ -101,7 +101,7 @@ def _our_layer(name: str, options: dict[str, int]) -> tuple[Any, Callable[[], No
     from megalite.parallel.axes import SINGLE
 
     config = Fp8Config(backend="emulate", recipe=name, **options)
-    backend = OwnBackend(config, tp=SINGLE, dp=SINGLE, device=torch.device("cuda", 0), keep_weights=False)
+    backend = OwnBackend(config, tp=SINGLE, replicas=SINGLE, device=torch.device("cuda", 0), keep_weights=False)
     layer = ColumnParallelLinear(INPUTS, OUTPUTS, tp=SINGLE)
     return backend.make_layers({"layer": layer})["layer"], backend.end_step
 
@@ -144,7 +144,7 @@ def _make_stage(backend: str, name: str, kind: str) -> Any:
 
     model, device = small_model(hidden_size=128, ffn_hidden_size=256), torch.device("cuda", 0)
     config = Fp8Config(backend=backend, recipe=name)
-    made = choose_backend(config, tp=SINGLE, dp=SINGLE, device=device, keep_weights=True)
+    made = choose_backend(config, tp=SINGLE, replicas=SINGLE, device=device, keep_weights=True)
     parts = Parts(precision=Fp8(config, NUM_LAYERS, made))
     stage = Stage(StageSpec(model, (0, NUM_LAYERS), recompute=kind, parts=parts))
     fill(stage, FreshWeights(model, 1))

@@ -9,8 +9,9 @@ import torch
 
 from megalite.config.load import dump_config, load_config
 from megalite.config.schema import Config
+from megalite.train.place import Place
 from megalite.train.preflight import preflight
-from megalite.train.worker import Place, run_rank
+from megalite.train.worker import run_rank
 from tests.kit.spawn import run_ranks
 
 

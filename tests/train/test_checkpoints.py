@@ -84,7 +84,7 @@ def test_wait_for_the_last_one():
     checkpoints.settle(is_busy=True, has_failed=False)
     checkpoints.save(Progress(step=4), None)
     assert saver.calls == ["start 2", "finish 2", "start 4"]
-    assert notebook.kinds() == [("save started", 2), ("save", 2), ("save started", 4)]
+    assert notebook.kinds() == [("save_started", 2), ("save", 2), ("save_started", 4)]
 
 
 def test_leave_one_out():
@@ -96,7 +96,7 @@ def test_leave_one_out():
     assert saver.calls == ["start 2"]
     checkpoints.finish(Progress(step=5), None)
     assert saver.calls == ["start 2", "finish 2", "start 5", "finish 5"]
-    assert [kind for kind, _ in notebook.kinds()] == ["save started", "save skipped", "save", "save started", "save"]
+    assert [kind for kind, _ in notebook.kinds()] == ["save_started", "save_skipped", "save", "save_started", "save"]
 
 
 def test_what_events_say():
@@ -105,7 +105,7 @@ def test_what_events_say():
     checkpoints.save(Progress(step=2), None)
     checkpoints.settle(is_busy=False, has_failed=False)
     details = {"folder": "step-0000002", "seconds": 1.5, "stalled_seconds": 0.25, "dropped": ["step-0000001"]}
-    assert notebook.events == [("save started", 2, {}), ("save", 2, details)]
+    assert notebook.events == [("save_started", 2, {}), ("save", 2, details)]
 
 
 def test_a_synchronous_save_is_waited_for():
@@ -135,7 +135,7 @@ def test_failures_in_a_row_end_the_run(fails_to_start):
     with pytest.raises(CheckpointError, match="the disk is full"):
         save(6)
     failed = [
-        (step, details["failures_in_a_row"]) for event, step, details in notebook.events if event == "save failed"
+        (step, details["failures_in_a_row"]) for event, step, details in notebook.events if event == "save_failed"
     ]
     assert failed == [(1, 1), (2, 2), (4, 1), (5, 2), (6, 3)]
 
@@ -146,7 +146,7 @@ def test_the_last_save_has_one_try(fails_to_start):
     checkpoints, notebook = make(ScriptedSaver([FULL], fails_to_start=fails_to_start), max_failures=5)
     with pytest.raises(CheckpointError):
         checkpoints.finish(Progress(step=9), None)
-    assert notebook.kinds()[-1] == ("save failed", 9)
+    assert notebook.kinds()[-1] == ("save_failed", 9)
 
 
 @pytest.mark.parametrize("fails_to_start", [False, True], ids=["while writing", "at the start"])
@@ -161,7 +161,7 @@ def test_a_newer_attempt_ends_this_one_at_once(fails_to_start):
 
     with pytest.raises(SupersededError):
         save()
-    assert notebook.kinds()[-1] == ("save failed", 1)
+    assert notebook.kinds()[-1] == ("save_failed", 1)
 
 
 def test_a_save_that_ends_with_the_run_is_noted():
@@ -169,4 +169,4 @@ def test_a_save_that_ends_with_the_run_is_noted():
     checkpoints, notebook = make(ScriptedSaver([None]))
     checkpoints.save(Progress(step=3), None)
     checkpoints.close()
-    assert notebook.kinds() == [("save started", 3), ("save", 3)]
+    assert notebook.kinds() == [("save_started", 3), ("save", 3)]

@@ -7,7 +7,7 @@ from pathlib import Path
 from megalite.config.load import load_config
 from megalite.config.schema import Config
 from megalite.errors import EXIT_BAD_INPUT, EXIT_DONE, EXIT_REQUEUE
-from megalite.train.trainer import Trainer
+from megalite.train.loop import TrainingLoop
 from tests.engine.test_fp16 import LARGE, allow_fp16
 from tests.kit.runs import events, metrics, write_run
 from tests.train.forked import launch
@@ -18,15 +18,15 @@ STEPS = 16
 def begin_too_large() -> None:
     """On every rank: fp16 is allowed, and a new run begins with a scale that overflows."""
     allow_fp16()
-    train = Trainer.train
+    train = TrainingLoop.train
 
-    def with_large_scale(self: Trainer) -> int:
+    def with_large_scale(self: TrainingLoop) -> int:
         engine = self.run.engine
         if self.progress.step == 0:
             engine.set_loss_scaling({**engine.loss_scaling(), "scale": LARGE})
         return train(self)
 
-    Trainer.train = with_large_scale
+    TrainingLoop.train = with_large_scale
 
 
 def config_of(folder: Path) -> Config:

@@ -14,7 +14,7 @@ import pytest
 from megalite.checkpoint.reader import CheckpointReader
 from megalite.config.load import load_config
 from megalite.data.loader import Batch
-from megalite.engine.plain import PlainEngine
+from megalite.engine.deepspeed.plain import PlainEngine
 from megalite.engine.protocol import StepResult
 from megalite.train.verify_resume import verify_resume
 from tests.kit.runs import write_run
@@ -72,7 +72,7 @@ def test_looks_of_other_kinds_do_not_count(run, tmp_path):
 
 def test_layers_that_go_back_are_events_and_are_kept(run):
     """All ranks gave up the same layers at step 4; the events say why, and the checkpoint of that step knows them."""
-    gone = [event for event in lines(run / "events.jsonl") if event["event"] == "fp8 given up"]
+    gone = [event for event in lines(run / "events.jsonl") if event["event"] == "fp8_given_up"]
     assert [event["step"] for event in gone] == [4] * NUM_LAYERS
     assert all("allowed is 0.03" in event["why"] for event in gone)
     reader = CheckpointReader(run / "checkpoints" / "step-0000004")
@@ -94,7 +94,7 @@ def test_a_step_that_was_left_out_says_nothing_of_layers(tmp_path):
     """Its look is written down, but layers go back at the next one: a gradient of NaN is not FP8's doing."""
     folder = train(tmp_path, "parallel.tp=1", prepare=leave_out_step_four)
     assert [len(look["layers"]) for look in lines(folder / "fp8.jsonl")] == [NUM_LAYERS] * 3
-    gone = [event for event in lines(folder / "events.jsonl") if event["event"] == "fp8 given up"]
+    gone = [event for event in lines(folder / "events.jsonl") if event["event"] == "fp8_given_up"]
     assert [event["step"] for event in gone] == [6] * NUM_LAYERS
 
 

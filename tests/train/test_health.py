@@ -17,8 +17,9 @@ from megalite.data.loader import Batch
 from megalite.data.samples import open_training_samples
 from megalite.engine.protocol import StepResult
 from megalite.errors import EXIT_BAD_INPUT, EXIT_DONE, EXIT_REQUEUE
-from megalite.train.health import MOST_DOCUMENTS
-from megalite.train.trainer import Trainer
+from megalite.train.components.component import Step
+from megalite.train.components.spikes import MOST_DOCUMENTS
+from megalite.train.loop import TrainingLoop
 from tests.kit.runs import events, metrics
 from tests.train.forked import launch
 from tests.train.planted import BATCH, SEQ_LEN, planted_config
@@ -75,7 +76,7 @@ def test_one_spike_is_skipped(quiet, tmp_path):
     assert "sigma above the mean" in spike["why"]
     assert spike["documents"] == open_training_samples(config).document_ids(30 * BATCH, 31 * BATCH)
     assert [record["step"] for record in metrics(config.run.dir) if record["skipped"]] == [31]
-    assert not of_kind(config, "rate cut")
+    assert not of_kind(config, "rate_cut")
     assert final_loss(config) == pytest.approx(final_loss(quiet), abs=NOISE)
 
 
@@ -112,25 +113,25 @@ def test_a_gradient_of_one_rank_that_is_not_a_number_is_skipped(quiet, tmp_path)
 
 def plant_nan() -> None:
     """Let a gradient of the last rank be NaN in one step."""
-    step_as_usual = Trainer._step
+    step_as_usual = TrainingLoop._train_step
 
-    def step_with_nan(trainer: Trainer, step: int, batches: list[Batch]) -> StepResult:
-        if step != NAN_STEP or trainer.run.axes.global_rank == 0:
-            return step_as_usual(trainer, step, batches)
-        weight = next(trainer.run.engine.stage.parameters())
+    def step_with_nan(loop: TrainingLoop, step: int, batches: list[Batch]) -> tuple[Step, StepResult]:
+        if step != NAN_STEP or loop.run.axes.global_rank == 0:
+            return step_as_usual(loop, step, batches)
+        weight = next(loop.run.engine.stage.parameters())
         hook = weight.register_hook(lambda gradient: torch.full_like(gradient, torch.nan))
-        result = step_as_usual(trainer, step, batches)
+        result = step_as_usual(loop, step, batches)
         hook.remove()
         return result
 
-    Trainer._step = step_with_nan
+    TrainingLoop._train_step = step_with_nan
 
 
 def test_repeated_spikes_cut_the_rate_and_roll_back(quiet, garbage):
     """Two spikes halve the rate, two more take the run back to step 30 and leave the four batches out; it ends as well
     as the undisturbed run, and the account says what was read and what was not."""
     assert [event["step"] for event in of_kind(garbage, "spike")] == [31, 32, 33, 34]
-    (cut,) = of_kind(garbage, "rate cut")
+    (cut,) = of_kind(garbage, "rate_cut")
     assert (cut["step"], cut["until"]) == (32, 42)
     (rollback,) = of_kind(garbage, "rollback")
     assert (rollback["step"], rollback["to_step"]) == (34, 30)

@@ -16,8 +16,8 @@ from megalite.data.loader import Loader
 from megalite.errors import EXIT_DONE, EXIT_REQUEUE, UserError
 from megalite.train import lr_finder
 from megalite.train.lr_finder import Found, SmoothedLoss, Sweep, _aside, _sweep, find_rate
-from megalite.train.sizes_so_far import sizes_in
-from megalite.train.worker import Place
+from megalite.train.place import Place
+from megalite.train.sizes_so_far import sizes_at
 from tests.kit.runs import megalite, metrics, write_run
 from tests.kit.spawn import run_ranks
 from tests.train.forked import launch
@@ -88,7 +88,7 @@ def test_reads_on_where_a_grown_batch_ended(tmp_path):
     )
     assert launch(config, 1, stop_after=8) == EXIT_REQUEUE
     progress = read_manifest(config.run.dir / "checkpoints/step-0000008").progress
-    sizes = sizes_in(progress.steering)
+    sizes = sizes_at(progress)
     assert sizes.size(9) > 4  # or this shows nothing
     assert run_ranks(first_positions, 1, config)[0] == list(range(progress.num_samples, sizes.first_sample(10)))
 

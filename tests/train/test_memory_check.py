@@ -7,7 +7,7 @@ import torch.distributed as dist
 
 from megalite.checkpoint.reader import CheckpointReader
 from megalite.errors import EXIT_DONE
-from megalite.train.memory_check import MemoryCheck
+from megalite.train.components.memory_check import MemoryCheck
 from tests.kit.runs import events, metrics
 from tests.kit.spawn import run_ranks
 from tests.kit.train import Rank, start_rank, tiny_config
@@ -38,12 +38,12 @@ def watch(cases: list[dict]) -> list[list[tuple[str, list[str]]]]:
     seen = []
     for case in cases:
         rank = start_rank(tiny_config(**case))
-        check, found = MemoryCheck(rank.engine, rank.axes, every=1), []
+        check, found = MemoryCheck(rank.engine, rank.axes, None, every=1), []
         kinds = sorted({kind for part in rank.engine.slices() for kind in part.tensors})
         for step in range(1, 9):
             flipped = flip(rank, kinds[0] if step == 4 else "weight") if step in (4, 6) else ""
             rank.train(step - 1, step)
-            found.append((flipped, check.after_step(step)))
+            found.append((flipped, check.take_note(step)))
         rank.engine.close()
         seen.append(found)
     return seen
@@ -62,7 +62,7 @@ def test_a_changed_bit_is_found_and_named_in_every_layout():
 
 def flip_behind_step_25() -> None:
     """Rank 1's first master changes once, behind step 25."""
-    from megalite.engine.plain import PlainEngine
+    from megalite.engine.deepspeed.plain import PlainEngine
 
     train_step, state = PlainEngine.train_step, {"calls": 0}
 

@@ -31,7 +31,7 @@ def measured(layouts: list[dict]) -> list[dict[str, float]]:
     found = []
     for parallel in layouts:
         rank = start_rank(tiny_config(parallel=parallel))
-        dp, meter = rank.axes.dp, MicroGradients(rank.engine.stage, rank.axes)
+        dp, meter = rank.axes.batch, MicroGradients(rank.engine.stage, rank.axes)
         batches = step_batches(0, dp=dp.size, dp_rank=dp.rank, **SIZES)
         rank.engine.train_step(batches, 0.0)
         meter.start()

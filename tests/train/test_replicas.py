@@ -76,7 +76,7 @@ def nudge(names: list[str]) -> list[tuple[list[Drift], list[Drift]]]:
         parallel, weight, _ = CASES[name]
         rank = start_rank(tiny_config(parallel=parallel, model={"tie_embeddings": "tied" in name}))
         rank.train(0, 1)
-        replicas = Replicas(rank.engine.stage, rank.axes, parallel.get("zero_stage", 1))
+        replicas = Replicas(rank.engine, rank.axes)
         before = replicas.find_drift()
         if dist.get_rank() == dist.get_world_size() - 1:
             parameter = dict(rank.engine.stage.named_parameters())[weight]
@@ -102,7 +102,7 @@ def nudge_one_of_four() -> list[Drift]:
     rank = start_rank(tiny_config(parallel={"tp": 2, "dp": 2}))
     if dist.get_rank() == 3:
         dict(rank.engine.stage.named_parameters())[NORM].data[3] += 1e-3
-    found = Replicas(rank.engine.stage, rank.axes, 1).find_drift()
+    found = Replicas(rank.engine, rank.axes).find_drift()
     rank.engine.close()
     return found
 
@@ -114,7 +114,7 @@ def test_a_norm_on_one_tensor_parallel_rank_is_named():
 
 def nudge_after_step_25() -> None:
     """Rank 1's copy of a norm moves once, behind step 25."""
-    from megalite.engine.plain import PlainEngine
+    from megalite.engine.deepspeed.plain import PlainEngine
 
     train_step, state = PlainEngine.train_step, {"calls": 0}
 

@@ -57,7 +57,7 @@ def test_every_save_is_written_down(tmp_path):
         code, folder = run(tmp_path / name, {"every": 2, "keep_last": 1, "asynchronous": asynchronous})
         assert code == EXIT_DONE
         saves = [event for event in events(folder) if event["event"] == "save"]
-        assert [event["step"] for event in events(folder) if event["event"] == "save started"] == [2, 4, 6]
+        assert [event["step"] for event in events(folder) if event["event"] == "save_started"] == [2, 4, 6]
         assert [event["step"] for event in saves] == [2, 4, 6]
         assert [event["dropped"] for event in saves] == [[], ["step-0000002"], ["step-0000004"]]
         assert all(0 < event["stalled_seconds"] <= event["seconds"] for event in saves)
@@ -84,7 +84,7 @@ def test_a_disk_that_is_full_for_a_while(tmp_path):
     """Two saves fail, with why, and the run goes on: no step is lost, the next save is whole."""
     code, folder = run(tmp_path, {"every": 1, "keep_last": 9}, fail_at_steps_2_and_3)
     assert code == EXIT_DONE
-    failed = [event for event in events(folder) if event["event"] == "save failed"]
+    failed = [event for event in events(folder) if event["event"] == "save_failed"]
     assert [(event["step"], event["failures_in_a_row"]) for event in failed] == [(2, 1), (3, 2)]
     assert all("rank 1: " in event["why"] and "No space left" in event["why"] for event in failed)
     assert steps(folder) == [1, 4, 5, 6]
@@ -107,7 +107,7 @@ def test_a_disk_that_stays_full_ends_the_run(tmp_path):
     """After as many failures as are allowed, on all ranks together, with the reason and exit code 2."""
     code, folder = run(tmp_path, {"every": 1, "max_failures": 2}, fail_always)
     assert code == EXIT_BAD_INPUT
-    assert [event["step"] for event in events(folder) if event["event"] == "save failed"] == [1, 2]
+    assert [event["step"] for event in events(folder) if event["event"] == "save_failed"] == [1, 2]
     word = json.loads((folder / "logs/error-1.json").read_text())
     assert word["is_user_error"]
     assert "No space left" in word["message"]
@@ -121,7 +121,7 @@ def test_a_checkpoint_that_lost_its_manifest_or_its_name_is_named(tmp_path):
     (folder / "checkpoints/step-0000002").rename(folder / "checkpoints/step-0000001")
     code, _ = run(tmp_path, {"every": 2, "keep_last": 1})
     assert code == EXIT_DONE
-    passed_over, misnamed = (event["why"] for event in events(folder) if event["event"] == "damaged checkpoint")
+    passed_over, misnamed = (event["why"] for event in events(folder) if event["event"] == "damaged_checkpoint")
     assert "step-0000006: no manifest.json" in passed_over
     assert "step-0000001: holds step 2" in misnamed
     assert steps(folder) == [1, 6]

@@ -179,7 +179,7 @@ def test_plateau_lowers_the_rate_and_remembers(tmp_path):
     rates = [record["lr"] / 3e-4 for record in metrics(whole)]
     assert rates == pytest.approx([1, 1, 1, 0.5, 0.5, 0.25, 0.25, 0.125])
     assert numbers(whole) == numbers(parts.run.dir)
-    cuts = [event for event in events(parts.run.dir) if event["event"] == "rate lowered"]
+    cuts = [event for event in events(parts.run.dir) if event["event"] == "rate_lowered"]
     assert [(event["step"], event["lr"]) for event in cuts][:2] == [(3, 1.5e-4), (5, 7.5e-5)]
     assert "2 validations without a new best" in cuts[0]["why"]
     assert_equal_checkpoints(whole / "checkpoints/step-0000008", parts.run.dir / "checkpoints/step-0000008")
@@ -199,7 +199,7 @@ class TestNoiseScale:
         sizes = np.diff([0, *(record["tokens"] // 32 for record in metrics(whole))]).tolist()
         assert sizes == [4, 4, 8, 8, 8, 8, 8, 8]
         assert all(record.get("noise_scale", 1.0) > 0 for record in metrics(whole))
-        (grown,) = (event for event in events(whole) if event["event"] == "batch grown")
+        (grown,) = (event for event in events(whole) if event["event"] == "batch_grown")
         assert (grown["step"], grown["batch_size"]) == (2, 8)
         assert grown["noise_scale"] is None or grown["noise_scale"] > 4 * 32
         assert "above the batch of 128 tokens" in grown["why"]

@@ -8,14 +8,14 @@ import numpy as np
 import pytest
 
 from megalite.config.sections.health import SpikesConfig
-from megalite.train.spikes import SpikeWatch
+from megalite.train.spike_detector import SpikeDetector
 
 SETTINGS = SpikesConfig(sigma=3.0, window=8, cut_after=2, cut_steps=10, cut_factor=0.25, roll_back_after=3)
 
 
-def watch(num_good: int = 8) -> SpikeWatch:
+def watch(num_good: int = 8) -> SpikeDetector:
     """After some good steps around loss 2 and norm 1."""
-    one = SpikeWatch(SETTINGS, {})
+    one = SpikeDetector(SETTINGS, {})
     for step in range(1, num_good + 1):
         one.note(step, 2.0 + 0.1 * (step % 3), 1.0, is_spike=False)
     return one
@@ -39,7 +39,7 @@ def test_nothing_is_judged_before_the_window_is_full():
 
 def test_equal_values_do_not_make_a_spike_of_the_next():
     """A window without any spread takes a thousandth of its mean for one."""
-    one = SpikeWatch(SETTINGS, {})
+    one = SpikeDetector(SETTINGS, {})
     for step in range(8):
         one.note(step, 2.0, 1.0, is_spike=False)
     assert one.judge(2.005, 1.0) == ""
@@ -82,7 +82,7 @@ def test_the_state_is_all_there_is():
     one = watch()
     for step in (9, 10, 12):
         one.note(step, 9.0, 9.0, is_spike=True)
-    other = SpikeWatch(SETTINGS, json.loads(json.dumps(one.state())))
+    other = SpikeDetector(SETTINGS, json.loads(json.dumps(one.state())))
     rng = np.random.default_rng(0)
     for step in range(13, 60):
         loss = float(rng.choice([2.0, 2.1, 9.0], p=[0.5, 0.3, 0.2]))

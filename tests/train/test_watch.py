@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 
-from megalite.train.heartbeat import BEAT_BYTES, START, Beat, Heart, beat_path, read_beats
+from megalite.train.heartbeat import BEAT_BYTES, START, Beat, Heartbeat, beat_path, read_beats
 from megalite.train.in_place import clock_of
 from megalite.train.watch import Patience, find_stragglers, find_trouble
 
@@ -55,7 +55,7 @@ def test_the_start_takes_longer_than_a_step():
 
 def test_a_heart_beats(tmp_path):
     """A file each second by the file system's clock; what is said and since when; no path, no file."""
-    heart = Heart(beat_path(tmp_path, 3))
+    heart = Heartbeat(beat_path(tmp_path, 3))
     first = read_beats(tmp_path)[3]
     assert (first.step, first.phase) == (START, "start")
     heart.enter("train", 7)
@@ -70,13 +70,13 @@ def test_a_heart_beats(tmp_path):
     heart.stop()
     os.truncate(beat_path(tmp_path, 3), 5)
     assert read_beats(tmp_path) == {}
-    Heart().enter("train", 1)
+    Heartbeat().enter("train", 1)
 
 
 def test_a_beat_needs_no_room(tmp_path, monkeypatch):
     """The file keeps its place and its length, whatever is said: on a full disk a heart still beats."""
     path = beat_path(tmp_path, 0)
-    heart = Heart(path)
+    heart = Heartbeat(path)
     file = path.stat().st_ino
     heart.enter("validate", 10**9)
     heart.stop()

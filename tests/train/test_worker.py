@@ -11,7 +11,7 @@ from megalite.config.schema import Config
 from megalite.errors import EXIT_FAULT, UserError
 from megalite.train import worker
 from megalite.train.last_words import error_path, read_error
-from megalite.train.worker import given_place
+from megalite.train.place import MPI_VARIABLES, RENDEZVOUS_VARIABLE, Place, given_place
 
 NAMES = (
     "RANK",
@@ -20,7 +20,7 @@ NAMES = (
     "LOCAL_WORLD_SIZE",
     "MASTER_ADDR",
     "MASTER_PORT",
-    worker.RENDEZVOUS_VARIABLE,
+    RENDEZVOUS_VARIABLE,
 )
 SLURM = ("SLURM_PROCID", "SLURM_STEP_ID", "SLURM_NTASKS", "SLURM_LOCALID", "SLURM_LAUNCH_NODE_IPADDR", "SLURM_JOB_ID")
 
@@ -28,11 +28,11 @@ SLURM = ("SLURM_PROCID", "SLURM_STEP_ID", "SLURM_NTASKS", "SLURM_LOCALID", "SLUR
 @pytest.fixture(autouse=True)
 def nobody(monkeypatch):
     """An environment in which nobody has started a rank."""
-    for name in (*NAMES, *SLURM, *(name for names in worker.MPI_VARIABLES for name in names)):
+    for name in (*NAMES, *SLURM, *(name for names in MPI_VARIABLES for name in names)):
         monkeypatch.delenv(name, raising=False)
 
 
-def given(monkeypatch, **env: str) -> worker.Place | None:
+def given(monkeypatch, **env: str) -> Place | None:
     for name, value in env.items():
         monkeypatch.setenv(name, value)
     return given_place()
@@ -46,22 +46,22 @@ def test_nobody():
 def test_torchrun(monkeypatch):
     """torchrun's variables."""
     place = given(monkeypatch, RANK="3", WORLD_SIZE="8", LOCAL_RANK="1", MASTER_ADDR="node1", MASTER_PORT="29500")
-    assert place == worker.Place(3, 8, 1, "tcp://node1:29500")
+    assert place == Place(3, 8, 1, "tcp://node1:29500")
 
 
 def test_srun(monkeypatch):
     """Slurm's variables: the port follows from the job, so that two jobs on a node do not meet."""
     env = {"SLURM_PROCID": "5", "SLURM_NTASKS": "8", "SLURM_LOCALID": "1", "SLURM_STEP_ID": "0"}
     place = given(monkeypatch, **env, SLURM_LAUNCH_NODE_IPADDR="10.0.0.1", SLURM_JOB_ID="123456")
-    assert place == worker.Place(5, 8, 1, "tcp://10.0.0.1:23456")
+    assert place == Place(5, 8, 1, "tcp://10.0.0.1:23456")
 
 
-@pytest.mark.parametrize("names", worker.MPI_VARIABLES, ids=["Open MPI", "MVAPICH", "MPICH"])
+@pytest.mark.parametrize("names", MPI_VARIABLES, ids=["Open MPI", "MVAPICH", "MPICH"])
 def test_mpirun(monkeypatch, names):
     """The variables of three kinds of mpirun; where ranks meet is said by MASTER_ADDR and MASTER_PORT."""
     env = dict(zip(names, ("5", "8", "1", "4"), strict=True))
     place = given(monkeypatch, **env, MASTER_ADDR="node1", MASTER_PORT="29500")
-    assert place == worker.Place(5, 8, 1, "tcp://node1:29500", local_world_size=4)
+    assert place == Place(5, 8, 1, "tcp://node1:29500", local_world_size=4)
     assert place.local_ranks == range(4, 8)
 
 
@@ -89,9 +89,9 @@ def test_batch_script_is_not_a_rank(monkeypatch):
 
 def test_local_ranks(monkeypatch):
     """Ranks of one machine meet through a file."""
-    env = {worker.RENDEZVOUS_VARIABLE: "file:///tmp/x/rendezvous"}
+    env = {RENDEZVOUS_VARIABLE: "file:///tmp/x/rendezvous"}
     place = given(monkeypatch, RANK="0", WORLD_SIZE="2", **env)
-    assert place == worker.Place(0, 2, 0, "file:///tmp/x/rendezvous")
+    assert place == Place(0, 2, 0, "file:///tmp/x/rendezvous")
 
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT])
@@ -102,7 +102,7 @@ def test_a_full_disk_is_told_in_words(tmp_path, number):
     def write() -> int:
         raise OSError(number, os.strerror(number))
 
-    assert worker.run_guarded(config, worker.Place(0, 1, 0, ""), write) == EXIT_FAULT
+    assert worker.run_guarded(config, Place(0, 1, 0, ""), write) == EXIT_FAULT
     message = read_error(error_path(tmp_path, 0))["message"]
     assert message.startswith(f"[Errno {number}] ")
     assert f"run.dir={tmp_path}; make room and start again" in message

@@ -193,7 +193,7 @@ def megalite_step(job: Job) -> Step:
     num_tokens = job.micro_batch_size * shape.seq_len
 
     def batch(number: int) -> Batch:
-        tokens, labels = random_tokens(job, number, rank=axes.dp.rank)
+        tokens, labels = random_tokens(job, number, rank=axes.batch.rank)
         borders = torch.arange(0, num_tokens + 1, shape.seq_len, dtype=torch.int32)
         return Batch(
             tokens=tokens.flatten(),

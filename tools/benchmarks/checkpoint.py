@@ -151,7 +151,7 @@ def run_behind(job: Job) -> dict[str, float]:
     from megalite.parallel.collectives import agree
 
     rank = Rank(job)
-    target = Target(Path(job.folder), rank.plan, "", 1, {})
+    target = Target(Path(job.folder), rank.plan, "", {})
     saver = Saver(target, rank.engine, rank.axes, rank.device, asynchronous=True)
     rank.step()
     forget_peak()
@@ -214,7 +214,7 @@ def run_deepspeed(job: Job) -> dict[str, float]:
 
     from megalite.config.plan import make_plan
     from megalite.engine.build import build_stage
-    from megalite.engine.deepspeed_config import deepspeed_config
+    from megalite.engine.deepspeed.config import deepspeed_config
     from megalite.model.initialize import FreshWeights
     from megalite.parallel.axes import connect
     from megalite.parallel.mesh import Mesh

@@ -128,7 +128,7 @@ def _linear(fp8: Fp8Config | None, tokens: int, width: int, device: torch.device
         layer.weight.copy_(weight)
     backend = None
     if fp8 is not None:
-        backend = choose_backend(fp8, tp=SINGLE, dp=SINGLE, device=device, keep_weights=True)
+        backend = choose_backend(fp8, tp=SINGLE, replicas=SINGLE, device=device, keep_weights=True)
         layer.gemm = backend.make_layers({"layer": layer})["layer"]
     if fp8 is not None and fp8.recipe == "delayed":  # a first step to have a history
         layer(x).backward(grad)

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import statistics
 import tempfile
 import time
 from collections.abc import Callable
@@ -29,12 +28,12 @@ from megalite.data.loader import Batch
 from megalite.engine.build import build_engine
 from megalite.engine.runtime import connect_processes, disconnect_processes, prepare_deepspeed
 from megalite.model.initialize import FreshWeights
-from megalite.monitor.layers import LayerWatch
+from megalite.monitor.layers import LayerStatistics
 from megalite.parallel.axes import Axes, connect
 from megalite.parallel.mesh import Mesh
-from megalite.train.memory_check import MemoryCheck
+from megalite.train.components.memory_check import MemoryCheck
 from megalite.train.replicas import hash_tensor
-from megalite.train.spikes import SpikeWatch
+from megalite.train.spike_detector import SpikeDetector
 
 SEQ_LEN, MICRO_BATCH, VOCAB = 512, 2, 8192
 LIMIT = 0.02
@@ -82,10 +81,10 @@ def cpu_seconds(work: Callable[[], object]) -> float:
 def measure(config: Config, plan: RunPlan, axes: Axes, num_steps: int) -> dict[str, float]:
     """Median CPU seconds of a plain step, and of what each way of watching adds to one."""
     engine = build_engine(config, plan, axes, torch.device("cpu"), FreshWeights(plan.model, 1))
-    watch = LayerWatch(engine, config, plan, axes)
+    statistics = LayerStatistics(engine, plan.model, axes, config.batch.seq_len)
     batches = [make_batch(0), make_batch(1)]
-    memory = MemoryCheck(engine, axes, 1)
-    spikes = SpikeWatch(SpikesConfig(), {})
+    memory = MemoryCheck(engine, axes, recorder=None, every=1)
+    spikes = SpikeDetector(SpikesConfig(), {})
     for step in range(1000):
         spikes.note(step, 2.0 + step % 7 / 100, 1.0, is_spike=False)
 
@@ -94,9 +93,12 @@ def measure(config: Config, plan: RunPlan, axes: Axes, num_steps: int) -> dict[s
 
     kinds: dict[str, Callable[[], object]] = {
         "plain": train,
-        "watched": lambda: watch.watch(1, batches, train),
+        "watched": lambda: (statistics.begin(batches), statistics.end(train())),
         "replicas": lambda: [hash_tensor(parameter) for parameter in engine.stage.parameters()],
-        "memory": lambda: (memory.after_step(1), memory.forget()),  # the first of two hashes; the second costs the same
+        "memory": lambda: (
+            memory.take_note(1),
+            memory.rewind(1, {}),
+        ),  # the first of two hashes; the second costs the same
         "spikes": lambda: (spikes.judge(2.0, 1.0), spikes.note(2000, 2.0, 1.0, is_spike=False), spikes.state()),
     }
     seconds: dict[str, list[float]] = {name: [] for name in kinds}

@@ -16,12 +16,12 @@ from pathlib import Path
 from arguments import amount, count, existing
 
 from megalite.config.sections.health import SpikesConfig
-from megalite.train.spikes import SpikeWatch
+from megalite.train.spike_detector import SpikeDetector
 
 
 def replay(metrics: Path, settings: SpikesConfig) -> Iterator[tuple[int, str]]:
     """The steps of a run that are spikes, and why."""
-    watch = SpikeWatch(settings, {})
+    watch = SpikeDetector(settings, {})
     for line in metrics.read_text(encoding="utf-8").splitlines():
         record = json.loads(line)
         if record["skipped"] or record["loss"] is None:

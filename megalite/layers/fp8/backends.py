@@ -23,14 +23,14 @@ class OwnBackend:
 
     Args:
         config: names the product and the recipe.
-        tp, dp: the axes over which maxima are compared.
+        tp, replicas: the axes over which maxima are compared.
         device: of the stage.
         keep_weights: keep rounded weights until a step ends; not where ZeRO gathers them for each use.
     """
 
-    def __init__(self, config: Fp8Config, *, tp: Axis, dp: Axis, device: torch.device, keep_weights: bool):
+    def __init__(self, config: Fp8Config, *, tp: Axis, replicas: Axis, device: torch.device, keep_weights: bool):
         self._config, self._device, self._keep_weights = config, device, keep_weights
-        self._tp, self._dp = tp, dp
+        self._tp, self._replicas = tp, replicas
         self._recipe = make_recipe(config)
         self._histories: Histories | None = None
 
@@ -47,7 +47,7 @@ class OwnBackend:
 
     def end_step(self) -> None:
         if self._histories is not None:
-            self._histories.end_step(self._tp, self._dp)
+            self._histories.end_step(self._tp, self._replicas)
 
     def history(self, name: str) -> Tensor | None:
         if self._histories is None:
@@ -73,10 +73,10 @@ class OwnBackend:
         )
 
 
-def choose_backend(config: Fp8Config, *, tp: Axis, dp: Axis, device: torch.device, keep_weights: bool) -> Backend:
+def choose_backend(config: Fp8Config, *, tp: Axis, replicas: Axis, device: torch.device, keep_weights: bool) -> Backend:
     """The backend that a config names; whether it can run here was checked before."""
     if config.backend == "te":
         from megalite.layers.te import TransformerEngine
 
         return TransformerEngine(config, keep_weights=keep_weights)
-    return OwnBackend(config, tp=tp, dp=dp, device=device, keep_weights=keep_weights)
+    return OwnBackend(config, tp=tp, replicas=replicas, device=device, keep_weights=keep_weights)

@@ -1,7 +1,7 @@
 """Delayed scaling: scales from the maxima of former steps, so that a tensor is rounded without being looked at first.
 
     this step            recorded [layers, 3] <- maximum of every tensor, over micro-batches
-    end of the step      recorded <- maximum over tp and dp
+    end of the step      recorded <- maximum over tp and replicas
                          history [layers, 3, h] <- recorded, then the h - 1 before it
                          scale = largest number of the format / maximum of the history / 2^margin
 
@@ -63,9 +63,9 @@ class Histories:
         """A tensor's scale in this step, `[1, 1]`."""
         return self.scale[layer, ROLES.index(role)].reshape(1, 1)
 
-    def end_step(self, tp: Axis, dp: Axis) -> None:
+    def end_step(self, tp: Axis, replicas: Axis) -> None:
         """Take the step's maxima, of all ranks, into the history. Collective."""
-        for axis in (tp, dp):
+        for axis in (tp, replicas):
             all_reduce(self.recorded, axis, dist.ReduceOp.MAX)
         newest = torch.where(self.recorded.isfinite(), self.recorded, 0.0)
         self.history = torch.cat((newest.unsqueeze(2), self.history[:, :, :-1]), dim=2)

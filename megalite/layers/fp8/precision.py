@@ -188,11 +188,11 @@ class Fp8:
         for name, gauge in self._gauges.items():
             self.sites[name].use_gauge(gauge)
 
-    def end_look(self, tp: Axis, dp: Axis) -> dict[str, LayerLook]:
-        """What was found, over all ranks of the stage. Collective over tp and dp, and a sync."""
+    def end_look(self, tp: Axis, replicas: Axis) -> dict[str, LayerLook]:
+        """What was found, over all ranks of the stage. Collective over tp and replicas, and a sync."""
         for site in self.sites.values():
             site.use_fp8()
-        return read_gauges(self._gauges, tp, dp)
+        return read_gauges(self._gauges, tp, replicas)
 
     def retire_worst(self, looks: dict[str, LayerLook], step: int) -> list[str]:
         """Give up FP8 where a look found more error than is allowed for the second time in a row.

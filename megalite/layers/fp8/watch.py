@@ -83,13 +83,13 @@ class Gauge:
         self.sums[-1, WHOLE_SQUARE] += exact.square().sum().double()
 
 
-def read_gauges(gauges: dict[str, Gauge], tp: Axis, dp: Axis) -> dict[str, LayerLook]:
-    """The looks at all layers of a stage, over all its ranks. Collective over tp and dp, and a sync."""
+def read_gauges(gauges: dict[str, Gauge], tp: Axis, replicas: Axis) -> dict[str, LayerLook]:
+    """The looks at all layers of a stage, over all its ranks. Collective over tp and replicas, and a sync."""
     if not gauges:
         return {}
     sums = torch.stack([gauge.sums for gauge in gauges.values()])
     amax = torch.stack([gauge.amax for gauge in gauges.values()])
-    for axis in (tp, dp):
+    for axis in (tp, replicas):
         all_reduce(sums, axis)
         all_reduce(amax, axis, dist.ReduceOp.MAX)
     rows = zip(gauges, sums.tolist(), amax.tolist(), strict=True)

@@ -96,7 +96,7 @@ def make(fp8: bool, recompute: str = "none") -> Stage:
     parts = Parts()
     if fp8:
         config = Fp8Config(backend="te")
-        backend = choose_backend(config, tp=SINGLE, dp=SINGLE, device=torch.device("cpu"), keep_weights=True)
+        backend = choose_backend(config, tp=SINGLE, replicas=SINGLE, device=torch.device("cpu"), keep_weights=True)
         parts = Parts(precision=Fp8(config, NUM_LAYERS, backend))
     stage = Stage(StageSpec(model, (0, NUM_LAYERS), recompute=recompute, parts=parts))
     fill(stage, FreshWeights(model, 1))

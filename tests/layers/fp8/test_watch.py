@@ -22,7 +22,7 @@ def precision_of_one_layer(**settings) -> tuple[Fp8, ColumnParallelLinear]:
     layer = ColumnParallelLinear(32, 16, tp=SINGLE)
     with torch.no_grad():
         layer.weight.copy_(draw(16, 32, seed=0))
-    backend = choose_backend(config, tp=SINGLE, dp=SINGLE, device=CPU, keep_weights=True)
+    backend = choose_backend(config, tp=SINGLE, replicas=SINGLE, device=CPU, keep_weights=True)
     precision = Fp8(config, 1, backend)
     precision.attach(nn.ModuleDict({"0": nn.ModuleDict({"up": layer})}))
     return precision, layer

@@ -91,7 +91,7 @@ def test_early_stop_is_remembered(tmp_path):
     whole = config_in(tmp_path / "whole", train=train)
     assert launch(whole, 2) == EXIT_DONE
     assert validations(whole.run.dir)[-1]["step"] == 8  # 2 sets the mark, 4, 6 and 8 are no progress
-    stop = [event for event in events(whole.run.dir) if event["event"] == "early stop"]
+    stop = [event for event in events(whole.run.dir) if event["event"] == "early_stop"]
     assert [event["step"] for event in stop] == [8]
     assert "in 3 validations" in stop[0]["why"]
     assert events(whole.run.dir)[-1]["event"] == "done"
@@ -118,7 +118,7 @@ def test_best_is_a_link(tmp_path):
     link = config.run.dir / "best"
     assert link.is_symlink()
     assert read_manifest(link).progress.step == want.step
-    standing = read_manifest(rows[-1].folder).progress.evaluation
+    standing = read_manifest(rows[-1].folder).progress.components["validation"]
     assert standing["best_loss"] == min(event["loss"] for event in validations(config.run.dir))
 
 
@@ -148,11 +148,11 @@ def test_tasks_in_the_loop(tmp_path, prepared):
     assert event["tasks"]["ten"]["num"] == 10
     ((_, found),) = score_tasks(open_model(checkpoint, prepared / "out/tokenizer"), config.train.tasks[:1])
     assert event["tasks"]["qa"] == found.record()
-    assert read_manifest(checkpoint).progress.evaluation["best_scores"]["qa"] == found.accuracy
+    assert read_manifest(checkpoint).progress.components["validation"]["best_scores"]["qa"] == found.accuracy
 
     plant_best(checkpoint, 1.0)
     assert launch(config, 4) == EXIT_DONE
-    (alarm,) = [event for event in events(config.run.dir) if event["event"] == "score alarm"]
+    (alarm,) = [event for event in events(config.run.dir) if event["event"] == "score_alarm"]
     assert (alarm["task"], alarm["best"], alarm["step"]) == ("qa", 1.0, 4)
     assert "below its best, 1.0000" in alarm["why"]
 
@@ -160,8 +160,9 @@ def test_tasks_in_the_loop(tmp_path, prepared):
 def plant_best(checkpoint: Path, accuracy: float) -> None:
     """Make a checkpoint remember a higher accuracy than there was."""
     manifest = read_manifest(checkpoint)
-    evaluation = {**manifest.progress.evaluation, "best_scores": {"qa": accuracy}}
-    manifest.progress = replace(manifest.progress, evaluation=evaluation)
+    components = manifest.progress.components
+    validation = {**components["validation"], "best_scores": {"qa": accuracy}}
+    manifest.progress = replace(manifest.progress, components={**components, "validation": validation})
     write_manifest(checkpoint, manifest)
 
 

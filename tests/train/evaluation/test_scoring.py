@@ -58,8 +58,8 @@ def scores_on(parallel: dict, folder: Path, tokenizer: Path, save_to: Path | Non
     rank.train(0, 2)
     task = open_task(folder, tokenizer)
     shape = Shape(SEQ_LEN, config.batch.micro_batch_size, batches_at_once=rank.plan.grad_accum_steps)
-    found = log_likelihoods(task.requests, rank.engine.token_losses, shape, rank.axes.dp)
-    again = log_likelihoods(task.requests, rank.engine.token_losses, shape, rank.axes.dp)
+    found = log_likelihoods(task.requests, rank.engine.token_losses, shape, rank.axes.batch)
+    again = log_likelihoods(task.requests, rank.engine.token_losses, shape, rank.axes.batch)
     assert found == again
     if save_to is not None:
         rank.save(save_to, 2)

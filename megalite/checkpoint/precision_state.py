@@ -12,18 +12,19 @@ from collections.abc import Iterator
 from torch import Tensor
 
 from megalite.checkpoint.reader import CheckpointReader
+from megalite.engine.parts import Part
 from megalite.engine.protocol import Engine
 from megalite.model.weights import Rectangle
 from megalite.parallel.axes import Axes
 
 
-def owned_state(engine: Engine, axes: Axes) -> Iterator[tuple[str, str, Tensor]]:
-    """Kind, name and tensor of what this rank writes."""
-    if axes.tp.rank or axes.dp.rank or axes.cp.rank:
+def precision_parts(engine: Engine, axes: Axes) -> Iterator[Part]:
+    """What this rank writes."""
+    if axes.tp.rank or axes.replicas.rank:
         return
     for full_name, tensor in engine.stage.precision.state().items():
         kind, _, name = full_name.partition("/")
-        yield kind, name, tensor
+        yield Part(name, Rectangle((0,) * tensor.dim(), tuple(tensor.shape)), {kind: tensor}, is_live=False)
 
 
 def load_state(engine: Engine, reader: CheckpointReader | None) -> list[str]:

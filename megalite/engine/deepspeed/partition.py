@@ -16,22 +16,31 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from dataclasses import replace
 
-import numpy as np
-import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
 from megalite.model.initialize import LocalWeight, local_weights
 from megalite.model.transformer import Stage
 from megalite.optim.slices import Slice, whole_slices
+from megalite.parallel.axes import Axes
 
 
-def weight_slices(stage: Stage, zero_stage: int) -> Iterator[Slice]:
-    """What of the weights lies on this rank alone, vocabulary padding left out: everything, without ZeRO."""
-    if zero_stage == 0:
-        yield from whole_slices(stage)
-        return
+def weight_slices(stage: Stage, axes: Axes, zero_stage: int) -> Iterator[Slice]:
+    """What this rank updates of the weights, vocabulary padding left out: everything it holds, without ZeRO."""
+    found = whole_slices(stage) if zero_stage == 0 else _zero_slices(stage, zero_stage)
+    is_other_replica = zero_stage == 0 and axes.replicas.rank != 0
+    return (replace(part, is_copy=is_other_replica or is_copy_in_model(part.local, axes)) for part in found)
+
+
+def is_copy_in_model(local: LocalWeight, axes: Axes) -> bool:
+    """Whether another rank of the same model replica stands for a weight: replicated ones and tied pairs count once."""
+    is_tied_copy = local.parameter_name == "head.weight" and local.weight.layer == "embedding"
+    return is_tied_copy or (local.weight.cut is None and axes.tp.rank != 0)
+
+
+def _zero_slices(stage: Stage, zero_stage: int) -> Iterator[Slice]:
     rows: dict[str, list[LocalWeight]] = {}
     for local in local_weights(stage):
         rows.setdefault(local.parameter_name, []).append(local)
@@ -47,18 +56,6 @@ def weight_slices(stage: Stage, zero_stage: int) -> Iterator[Slice]:
             if start < stop:
                 yield Slice(local, start - first, {"weight": numbers.narrow(0, start - begin, stop - start)})
             first = last
-
-
-def copy_numbers(target: Tensor, source: Tensor) -> None:
-    """Copy numbers into a tensor of the same shape; fp32 ones on the CPU with the calling thread alone.
-
-    Torch would share the work out to a team of OpenMP threads, which gains little, memory being the limit, and waits
-    at every tensor for the slowest: beside training, or other processes, that takes up to ten times as long.
-    """
-    if target.device.type == source.device.type == "cpu" and target.dtype == source.dtype == torch.float32:
-        np.copyto(target.detach().numpy(), source.detach().numpy())
-    else:
-        target.copy_(source, non_blocking=True)
 
 
 def _of_stage_1_and_2(parameter: nn.Parameter) -> tuple[int, Tensor] | None:

@@ -7,8 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-LossScaling = dict[str, float]
-"""What a scaler remembers, equal on all ranks; empty where nothing is scaled."""
+from megalite.engine.protocol import LossScaling
 
 FIELDS = {
     "scale": "cur_scale",

@@ -74,7 +74,7 @@ class OneLook:
         gradients = [g for g in everything if not getattr(g, "_zero_padding", False)]
         assert len(gradients) >= len(parameters), "a gradient is missing"
         counted = [g for g, p in zip(gradients, parameters, strict=False) if counts_here(p, self._axes)]
-        norm = norm_over((self._axes.dp, self._axes.model), counted, everything[0].device)
+        norm = norm_over((self._axes.replicas, self._axes.model), counted, everything[0].device)
         return _marked(self.fetch(norm))
 
     def _around_bf16_step(self, step: Callable[[], None]) -> Callable[[], None]:

@@ -7,14 +7,14 @@ from dataclasses import asdict
 
 from megalite.checkpoint.format import Progress
 from megalite.config.schema import EarlyStoppingConfig
-from megalite.train.evaluation.standing import Standing
+from megalite.train.evaluation.tracker import ValidationTracker
 
 NAN = float("nan")
 
 
-def after(losses: list[float], min_delta: float = 0.0) -> Standing:
+def after(losses: list[float], min_delta: float = 0.0) -> ValidationTracker:
     """The standing after losses at steps 10, 20, ..."""
-    standing = Standing()
+    standing = ValidationTracker()
     for number, loss in enumerate(losses, start=1):
         standing = standing.after_loss(10 * number, loss, min_delta)
     return standing
@@ -51,7 +51,9 @@ def test_travels_in_a_checkpoint():
     """Through JSON and back it is the same; checkpoints without one, older ones among them, start empty."""
     standing = after([3.0, 2.5]).after_score("qa", 0.5).after_score("qa", 0.25)
     assert standing.best_scores == {"qa": 0.5}
-    progress = Progress(**json.loads(json.dumps(asdict(Progress(step=20, evaluation=standing.saved())))))
-    assert Standing.load(progress.evaluation) == standing
-    assert Standing.load(Progress().evaluation) == Standing()
-    assert Standing().saved() == {}
+    progress = Progress(
+        **json.loads(json.dumps(asdict(Progress(step=20, components={"validation": standing.saved()}))))
+    )
+    assert ValidationTracker.load(progress.components["validation"]) == standing
+    assert ValidationTracker.load({}) == ValidationTracker()
+    assert ValidationTracker().saved() == {}

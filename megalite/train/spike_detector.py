@@ -23,7 +23,7 @@ SMALLEST_DEVIATION = 1e-3
 """Of the mean: a window of nearly equal values must not make a spike of the next one."""
 
 
-class SpikeWatch:
+class SpikeDetector:
     """Judges each step by the good ones before it.
 
     Args:

@@ -10,86 +10,89 @@ in checkpoints.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import asdict
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import torch
 import torch.distributed as dist
 
 from megalite.data.loader import Batch
+from megalite.engine.protocol import Engine, StepResult
 from megalite.layers.fp8.watch import LayerLook
+from megalite.monitor.recorder import Recorder
 from megalite.monitor.records import JsonLines, drop_steps_after
-from megalite.parallel.axes import Axis
+from megalite.parallel.axes import Axes, Axis
+from megalite.train.components.component import Component, Step
 
 if TYPE_CHECKING:
     from megalite.layers.fp8.precision import Fp8
-    from megalite.train.trainer import Run
 
-LOOKS = "fp8.jsonl"
-
-
-class NoWatch:
-    """Looks at nothing."""
-
-    def before(self, step: int) -> None:
-        pass
-
-    def after(self, step: int, batches: Sequence[Batch], *, is_skipped: bool) -> None:
-        pass
-
-    def rewind(self, step: int) -> None:
-        pass
-
-    def close(self) -> None:
-        pass
+FP8_FILE = "fp8.jsonl"
 
 
-class Fp8Watch:
-    """Looks every `precision.fp8.watch_every` steps. Every method but `close` is collective.
+class Fp8Watch(Component):
+    """Measures every so many steps, and lets layers go back.
 
     Args:
-        run: with an engine whose stage is in FP8.
-        first_step: steps done before this attempt; later lines of `fp8.jsonl` are dropped.
+        engine: whose stage is in FP8.
+        fallback_error: beyond which a layer goes back.
+        dtype: to what.
+        path: of fp8.jsonl.
+        every: steps.
     """
 
-    def __init__(self, run: Run, first_step: int):
-        self._run = run
-        self._precision: Fp8 = run.engine.stage.precision
-        self._every = run.config.precision.fp8.watch_every
-        self._file: JsonLines | None = None
-        self.rewind(first_step)
+    name = "fp8_watch"
 
-    def rewind(self, step: int) -> None:
-        """Drop the looks at later steps, which will be done again."""
-        if self._run.axes.global_rank:
+    def __init__(
+        self,
+        engine: Engine,
+        *,
+        fallback_error: float,
+        dtype: str,
+        axes: Axes,
+        device: torch.device,
+        recorder: Recorder,
+        path: Path,
+        every: int,
+    ):
+        self._engine, self._axes, self._device = engine, axes, device
+        self._precision: Fp8 = engine.stage.precision
+        self._fallback_error, self._dtype = fallback_error, dtype
+        self._recorder, self._path, self._every = recorder, path, every
+        self._file: JsonLines | None = None
+
+    def start_at(self, step: int) -> None:
+        """Drop the lines of later steps, which will be done again."""
+        if self._axes.global_rank:
             return
         self.close()
-        path = self._run.config.run.dir / LOOKS
-        drop_steps_after(path, step)
-        self._file = JsonLines(path)
+        drop_steps_after(self._path, step)
+        self._file = JsonLines(self._path)
 
-    def before(self, step: int) -> None:
-        """Begin a look, if one is due at this step."""
-        if step % self._every == 0:
-            self._precision.begin_look(self._run.device)
+    def rewind(self, step: int, state: dict[str, Any]) -> None:
+        self.start_at(step)
 
-    def after(self, step: int, batches: Sequence[Batch], *, is_skipped: bool) -> None:
-        """End the look, write it down, and let layers go back; a step that was left out says nothing of them."""
-        if step % self._every:
+    def before_step(self, step: Step) -> None:
+        """Begin to measure, if that is due at this step."""
+        if step.number % self._every == 0:
+            self._precision.begin_look(self._device)
+
+    def after_step(self, step: Step, result: StepResult) -> None:
+        """Write down what was measured, and let layers go back; a step that was left out says nothing of them."""
+        if step.number % self._every:
             return
-        run = self._run
-        looks: dict[str, LayerLook] = {}
-        for of_stage in _gather(self._precision.end_look(run.axes.tp, run.axes.dp), run.axes.pp):
+        axes, looks = self._axes, dict[str, LayerLook]()
+        for of_stage in _gather(self._precision.end_look(axes.tp, axes.replicas), axes.pp):
             looks |= of_stage
-        self._write(step, looks, self._shadow(batches[0].to(run.device)))
-        if is_skipped:
+        self._write(step.number, looks, self._shadow(step.batches[0]))
+        if result.skipped:
             return
-        for gone in _gather(self._precision.retire_worst(looks, step), run.axes.pp):
+        for gone in _gather(self._precision.retire_worst(looks, step.number), axes.pp):
             for name in gone:
-                allowed = run.config.precision.fp8.fallback_error
-                why = f"error {looks[name].worst:.3g} at two looks in a row, allowed is {allowed:g}"
-                run.recorder.event("fp8 given up", step, layer=name, why=why)
-                run.recorder.say(f"{name} goes back to {run.config.precision.dtype}: {why}")
+                why = f"error {looks[name].worst:.3g} at two looks in a row, allowed is {self._fallback_error:g}"
+                self._recorder.event("fp8_given_up", step.number, layer=name, why=why)
+                self._recorder.say(f"{name} goes back to {self._dtype}: {why}")
 
     def _shadow(self, batch: Batch) -> dict[str, float]:
         """The loss of a micro-batch in FP8 and unrounded."""
@@ -100,7 +103,7 @@ class Fp8Watch:
         return {**losses, "error": abs(losses["loss"] - exact) / abs(exact) if exact else 0.0}
 
     def _loss(self, batch: Batch) -> float:
-        total, num_tokens = self._run.engine.eval_step([batch])
+        total, num_tokens = self._engine.eval_step([batch])
         return total / max(1, num_tokens)
 
     def _write(self, step: int, looks: dict[str, LayerLook], shadow: dict[str, float]) -> None:
@@ -117,18 +120,12 @@ class Fp8Watch:
             "most_underflow": max((operand.underflow for operand in every), default=0.0),
             "most_saturation": max((operand.saturation for operand in every), default=0.0),
         }
-        self._run.recorder.scalars(step, worst, "fp8")
+        self._recorder.scalars(step, worst, "fp8")
 
     def close(self) -> None:
         """Close the file."""
         if self._file is not None:
             self._file.close()
-
-
-def choose_watch(run: Run, first_step: int) -> Fp8Watch | NoWatch:
-    """The watch that a config asks for."""
-    fp8 = run.config.precision.fp8
-    return NoWatch() if fp8 is None or fp8.watch_every is None else Fp8Watch(run, first_step)
 
 
 def _operands(look: LayerLook) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from megalite.engine.protocol import make_update
+from megalite.engine.hooks import AroundUpdate, Update
 
 
 class UpdateGate:
@@ -23,11 +23,11 @@ class UpdateGate:
         self.why = ""
         """Why the last update was refused; empty when it was not."""
         self._ask: Callable[[], str] | None = None
-        self._around: Callable[[Callable[[], None]], None] = make_update
+        self._around: AroundUpdate = _just_make
         self._step = inner.step
         inner.step = self._step_unless_refused
 
-    def prepare(self, ask: Callable[[], str], around: Callable[[Callable[[], None]], None]) -> None:
+    def prepare(self, ask: Callable[[], str], around: AroundUpdate) -> None:
         """Set what is asked before the coming update: why it is to be left out, empty to go on. It is asked once, and
         not at all when the norm is not finite, since DeepSpeed then leaves the update out by itself. `around` makes
         the update."""
@@ -38,3 +38,7 @@ class UpdateGate:
             self.why, self._ask = self._ask(), None
         if not self.why:
             self._around(partial(self._step, *args, **kwargs))
+
+
+def _just_make(update: Update) -> None:
+    update()

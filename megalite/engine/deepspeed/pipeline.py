@@ -10,7 +10,6 @@ borders do.
 
 from __future__ import annotations
 
-import math
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -27,53 +26,34 @@ from torch import Tensor, nn
 from megalite.config.plan import RunPlan
 from megalite.config.schema import Config
 from megalite.data.loader import Batch
-from megalite.engine import grad_norm
-from megalite.engine.deepspeed_config import deepspeed_config
-from megalite.engine.gate import UpdateGate
-from megalite.engine.loss_scaling import LossScaling, loss_scaling, set_loss_scaling
-from megalite.engine.one_look import OneLook
-from megalite.engine.protocol import LocalState, NonFiniteLossError, StepResult, accept, make_update
+from megalite.engine.deepspeed.base import DeepSpeedEngine, forget_former_engine
+from megalite.engine.deepspeed.config import deepspeed_config
+from megalite.engine.protocol import StepResult
 from megalite.engine.runtime import quiet
-from megalite.engine.stage_state import StageState
 from megalite.engine.steps import (
     PRODUCT_DTYPES,
     count_valid_tokens,
     documents_of_batch,
-    judged,
-    set_accumulation,
-    set_clipping,
-    set_learning_rate,
-    step_result,
     sums_on_host,
     targets_of_batch,
     token_weight,
 )
 from megalite.layers.documents import Documents, Targets
-from megalite.model.initialize import WeightSource
 from megalite.model.transformer import Stage
-from megalite.optim.optimizer import OwnedState
 from megalite.optim.optimizers import build_optimizer
-from megalite.optim.slices import Slice
 from megalite.parallel.axes import Axes
 from megalite.parallel.collectives import all_reduce
 
 
-class PipelineEngine:
+class PipelineEngine(DeepSpeedEngine):
     """See `engine.protocol.Engine`. The stage is this rank's, already filled with weights."""
 
     def __init__(self, config: Config, plan: RunPlan, axes: Axes, stage: Stage):
-        from deepspeed.utils import groups
-
-        groups.mpu = None  # a former engine of this process leaves its own behind
-        self.stage = stage
-        self.before_update: list[Callable[[], None]] = []
-        self.judge, self.around_update = accept, make_update
-        self.clip_norm = config.optimizer.clip_grad_norm
-        self._axes, self._zero_stage = axes, config.parallel.zero_stage
+        forget_former_engine()
         with quiet():
             module = _StagedModule(stage, axes)
             json = deepspeed_config(config, plan)
-            self._engine = _SteppingEngine(
+            engine = _SteppingEngine(
                 args=None,
                 model=module,
                 optimizer=build_optimizer(stage, config.optimizer, PRODUCT_DTYPES[config.precision.dtype]),
@@ -82,26 +62,17 @@ class PipelineEngine:
                 config_class=DeepSpeedConfig(json, module.mpu()),
                 dist_init_required=False,
             )
-        self._engine.prepare(
-            config,
-            axes,
-            before_update=self._end_gradients,
-            judge=lambda loss, norm: judged(self.judge, self._engine.look.num_tokens)(loss, norm),
-            around_update=lambda update: self.around_update(update),
-        )
-        self._state = StageState(self._engine, stage, axes, config.parallel.zero_stage)
+        super().__init__(engine, stage, config, axes)
+        engine.before_update = self._end_losses
+        self._num_tokens: Tensor | None = None
+        """Valid tokens of the global batch at hand."""
 
     def train_step(self, batches: Sequence[Batch], lr: float) -> StepResult:
-        set_learning_rate(self._engine.optimizer, lr)
-        set_clipping(self._engine, self.clip_norm, zero_stage=self._zero_stage)
-        self._engine.clip_norm = self.clip_norm
-        set_accumulation(self._engine, len(batches))
-        num_tokens = count_valid_tokens(batches, self._axes.dp)
-        self._engine.num_tokens = num_tokens
-        self._engine.train_batch(self._feed(batches, token_weight(len(batches), self._axes.dp, num_tokens)))
-        look, norm = self._engine.look, self._engine.last_grad_norm()
-        why = self._engine.gate.why if self._engine.was_step_applied() else f"gradient norm is {norm}"
-        return step_result(look.loss, norm, lr, look.num_tokens, why)
+        self._begin_step(lr, len(batches))
+        self._num_tokens = count_valid_tokens(batches, self._axes.batch)
+        scale = token_weight(len(batches), self._axes.replicas, self._num_tokens)
+        self._engine.train_batch(self._feed(batches, scale))
+        return self._update.result(lr)
 
     def _feed(self, batches: Sequence[Batch], scale: Tensor | float) -> Iterator[tuple[Tensor, tuple[Tensor, Tensor]]]:
         """Micro-batches as the pipeline takes them: inputs for the first stage, targets for the last. Every stage is
@@ -114,16 +85,20 @@ class PipelineEngine:
     def _layer(self) -> _StageLayer:
         return self._engine.module.forward_funcs[0]
 
-    def _end_gradients(self) -> None:
-        for hook in self.before_update:
-            hook()
-        self.stage.precision.end_step()
+    def _end_losses(self, total_loss: Tensor | None) -> None:
+        """The step's loss, which the last stages have in parts, the same on all ranks; then what comes before an
+        update."""
+        loss = torch.zeros((), dtype=torch.float64, device=self._engine.device)
+        if total_loss is not None and self._axes.tp.rank == 0:
+            loss += total_loss.double() / (self._engine.gradient_accumulation_steps() * self._axes.replicas.size)
+        assert self._num_tokens is not None
+        self._end_gradients(all_reduce(loss, self._axes.world), self._num_tokens)
 
     def eval_step(self, batches: Sequence[Batch]) -> tuple[float, int]:
-        num_tokens = count_valid_tokens(batches, self._axes.dp)
+        num_tokens = count_valid_tokens(batches, self._axes.batch)
         mean = self._engine.eval_batch(self._feed(batches, 1.0), num_micro_batches=len(batches))
         loss, tokens = sums_on_host(mean.reshape(()), num_tokens)  # DeepSpeed's mean has one dim on some stages
-        return loss * len(batches) * self._axes.dp.size, tokens
+        return loss * len(batches) * self._axes.replicas.size, tokens
 
     def token_losses(self, batches: Sequence[Batch]) -> list[Tensor]:
         layer = self._layer
@@ -133,33 +108,6 @@ class PipelineEngine:
         if not self.stage.spec.is_last:
             found = [torch.zeros(batch.tokens.shape[0], device=batch.tokens.device) for batch in batches]
         return list(all_reduce(torch.stack(found), self._axes.pp))
-
-    def slices(self) -> Sequence[Slice]:
-        return self._state.slices
-
-    def gradients(self) -> Sequence[Tensor]:
-        return self._state.optimizer.gradients()
-
-    def owned_states(self) -> Iterator[OwnedState]:
-        return self._state.owned_states()
-
-    def local_weights(self) -> Iterator[LocalState]:
-        return self._state.read()
-
-    def loss_scaling(self) -> LossScaling:
-        return loss_scaling(self._engine.optimizer)
-
-    def set_loss_scaling(self, state: LossScaling) -> None:
-        set_loss_scaling(self._engine.optimizer, state)
-
-    def load(self, source: WeightSource, state: dict[str, WeightSource], num_updates: int) -> None:
-        self._state.write(source, state, num_updates)
-
-    def close(self) -> None:
-        from deepspeed.utils import groups
-
-        self._engine.destroy()
-        groups.mpu = None
 
 
 class _StageLayer(nn.Module):
@@ -232,32 +180,10 @@ class _StagedModule(PipelineModule):
 
 
 class _SteppingEngine(DeepSpeedPipelineEngine):
-    """DeepSpeed's pipeline engine with a check of the loss before the update, and our norm where ZeRO has none."""
+    """DeepSpeed's pipeline engine, which tells the loss before the update."""
 
-    def prepare(
-        self,
-        config: Config,
-        axes: Axes,
-        *,
-        before_update: Callable[[], None],
-        judge: Callable[[float, float], str],
-        around_update: Callable[[Callable[[], None]], None],
-    ) -> None:
-        self._axes = axes
-        self._before_update, self._judge, self._around_update = before_update, judge, around_update
-        self.gate = UpdateGate(self.optimizer)
-        self.look = OneLook(self.optimizer, axes, config.parallel.zero_stage, self._see_loss)
-        self.num_tokens: Tensor | None = None
-        """Valid tokens of the global batch at hand."""
-        self._parameters = list(self.module.parameters())
-        self._stop_on_nonfinite = config.health.stop_on_nonfinite
-        self.clip_norm = config.optimizer.clip_grad_norm
-        self._clip_here = config.parallel.zero_stage == 0
-        self._own_norm: Tensor | None = None
-
-    def last_grad_norm(self) -> float:
-        """Norm of the last step's gradients before clipping, the same on all ranks."""
-        return float(self._own_norm if self._clip_here else self.get_global_grad_norm())
+    before_update: Callable[[Tensor | None], None]
+    """Given the sum of the micro-batches' losses on the last stages, None on the others; set by our engine."""
 
     def _exec_forward_pass(self, buffer_id: int) -> None:
         """Hand the targets to the last stage, which makes the loss inside its forward pass.
@@ -270,32 +196,8 @@ class _SteppingEngine(DeepSpeedPipelineEngine):
         super()._exec_forward_pass(buffer_id)
 
     def _exec_optimizer_step(self, lr_kwargs: dict | None = None) -> None:
-        loss = self._loss_of_all_ranks()
-        self._before_update()
-        self.look.expect(loss, self.num_tokens)
-        if self._clip_here:
-            norm = grad_norm.global_grad_norm(self._parameters, self._axes, self.device)
-            self._own_norm = self.look.fetch(norm)
-            grad_norm.drop_nonfinite(self.optimizer, self._parameters, self._own_norm)
-            if self.clip_norm is not None:
-                grad_norm.clip(self._parameters, self._own_norm, self.clip_norm)
-        self.gate.prepare(self._judge_unless_dropped, self._around_update)
+        self.before_update(self.total_loss if self.is_last_stage() else None)
         super()._exec_optimizer_step(lr_kwargs)
-
-    def _see_loss(self, loss: float) -> None:
-        if not math.isfinite(loss) and self._stop_on_nonfinite:
-            raise NonFiniteLossError(f"the loss is {loss}")
-
-    def _judge_unless_dropped(self) -> str:
-        norm = float(self._own_norm if self._clip_here else self.optimizer._global_grad_norm)
-        return self._judge(self.look.loss, norm) if math.isfinite(norm) else ""
-
-    def _loss_of_all_ranks(self) -> Tensor:
-        """The step's loss, which the last stages have in parts, the same on all ranks."""
-        mine = torch.zeros((), dtype=torch.float64, device=self.device)
-        if self.is_last_stage() and self._axes.tp.rank == 0:
-            mine += self.total_loss.double() / (self.gradient_accumulation_steps() * self._axes.dp.size)
-        return all_reduce(mine, self._axes.world)
 
     def _aggregate_total_loss(self) -> None:
         """DeepSpeed's own mean of the losses, which nobody asks for: it sends zeros to the device first, and waits."""

@@ -13,7 +13,7 @@ from megalite.config.schema import EarlyStoppingConfig
 
 
 @dataclass(frozen=True)
-class Standing:
+class ValidationTracker:
     """How the validations so far went."""
 
     best_loss: float | None = None
@@ -27,16 +27,16 @@ class Standing:
     """The highest accuracy of each task."""
 
     @classmethod
-    def load(cls, saved: dict[str, Any]) -> Standing:
+    def load(cls, saved: dict[str, Any]) -> ValidationTracker:
         """From a checkpoint's progress; empty for one that has none."""
         return cls(**saved)
 
     def saved(self) -> dict[str, Any]:
         """As a checkpoint keeps it; nothing before the first validation."""
-        return {} if self == Standing() else asdict(self)
+        return {} if self == ValidationTracker() else asdict(self)
 
-    def after_loss(self, step: int, loss: float, min_delta: float) -> Standing:
-        """The standing after one more watched loss. A NaN is no progress."""
+    def after_loss(self, step: int, loss: float, min_delta: float) -> ValidationTracker:
+        """What is known after one more watched loss. A NaN is no progress."""
         is_finite = math.isfinite(loss)
         is_best = is_finite and (self.best_loss is None or loss < self.best_loss)
         is_progress = is_finite and (self.reference_loss is None or loss < self.reference_loss - min_delta)
@@ -48,8 +48,8 @@ class Standing:
             reference_loss=loss if is_progress else self.reference_loss,
         )
 
-    def after_score(self, task: str, accuracy: float) -> Standing:
-        """The standing after one more score of a task."""
+    def after_score(self, task: str, accuracy: float) -> ValidationTracker:
+        """What is known after one more score of a task."""
         best = max(accuracy, self.best_scores.get(task, accuracy))
         return replace(self, best_scores={**self.best_scores, task: best})
 

@@ -10,16 +10,19 @@ and again before the next one; nothing may touch it in between. The rank whose m
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import torch.distributed as dist
 from torch import Tensor
 
-from megalite.engine.protocol import Engine
+from megalite.engine.protocol import Engine, StepResult
+from megalite.monitor.recorder import Recorder
 from megalite.parallel.axes import Axes
+from megalite.train.components.component import Component, RollBack, Step
 from megalite.train.replicas import hash_tensor
 
 
-class MemoryCheck:
+class MemoryCheck(Component):
     """Looks after an engine's state between chosen steps and the ones behind them.
 
     Args:
@@ -28,14 +31,29 @@ class MemoryCheck:
         every: steps between checks.
     """
 
-    def __init__(self, engine: Engine, axes: Axes, every: int):
-        self._engine, self._axes, self._every = engine, axes, every
+    name = "memory_check"
+
+    def __init__(self, engine: Engine, axes: Axes, recorder: Recorder, every: int):
+        self._engine, self._axes, self._recorder, self._every = engine, axes, recorder, every
         self._left: dict[str, Tensor] = {}
         self._changed: list[str] = []
-        engine.before_update.append(self._compare)
+        engine.hooks.before_update.add(self._compare)
 
-    def after_step(self, step: int) -> list[str]:
-        """Take note of a finished step; what was found before its update. Collective.
+    def after_step(self, step: Step, result: StepResult) -> RollBack | None:
+        """Ask to go back when a rank's masters or optimizer state had changed by themselves before this step."""
+        found = self.take_note(step.number)
+        if not found:
+            return None
+        why = f"memory has changed since the update before: {'; '.join(found)}"
+        self._recorder.event("memory_changed", step.number, why=why)
+        return RollBack(step.number - 1, why)  # a checkpoint of the step before may have the wrong number
+
+    def rewind(self, step: int, state: dict[str, Any]) -> None:
+        """The state is set from outside."""
+        self._left, self._changed = {}, []
+
+    def take_note(self, step: int) -> list[str]:
+        """What was found before the update of a finished step. Collective.
 
         Returns:
             A sentence for each rank whose state had changed, the same on all ranks.
@@ -45,10 +63,6 @@ class MemoryCheck:
         if step % self._every == 0:
             self._left = dict(self._hashes())
         return found
-
-    def forget(self) -> None:
-        """The state is about to be set from outside."""
-        self._left, self._changed = {}, []
 
     def _compare(self) -> None:
         """Before an update: note what is no longer what it was."""

@@ -14,15 +14,19 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from megalite.engine.protocol import LocalState
-from megalite.engine.slices import copy_numbers, weight_slices
+from megalite.engine.deepspeed.partition import is_copy_in_model, weight_slices
+from megalite.engine.parts import Part, parts_of_slice
+from megalite.engine.protocol import HeldWeight, LocalState
 from megalite.model.initialize import LocalWeight, WeightSource, fill, local_weights
 from megalite.model.transformer import Stage
 from megalite.model.weights import Rectangle, Weight
 from megalite.optim.optimizer import OwnedState, SlicedOptimizer
-from megalite.optim.slices import Slice
+from megalite.optim.slices import Slice, copy_numbers
 from megalite.parallel.axes import Axes
 from megalite.parallel.collectives import all_reduce
+
+MAX_SLICES = 64
+"""Slices of one weight, under ZeRO-3: on more ranks than this, whole weights are gathered to be saved."""
 
 
 class StageState:
@@ -35,7 +39,7 @@ class StageState:
         if zero_stage == 3:
             _share_bf16_masters(engine.optimizer)
         self.optimizer.bind(
-            weight_slices(stage, zero_stage),
+            weight_slices(stage, axes, zero_stage),
             _flat_weights(engine),
             axes.stage if zero_stage else axes.tp,
             axes.tp.rank,
@@ -47,8 +51,31 @@ class StageState:
         return self.optimizer.slices
 
     def owned_states(self) -> Iterator[OwnedState]:
-        """What this rank keeps whole; without ZeRO every dp rank keeps the same."""
+        """What this rank keeps whole; without ZeRO every replica keeps the same."""
         return self.optimizer.owned_states()
+
+    def owned_parts(self) -> Iterator[Part]:
+        """What this rank stands for: under ZeRO what it alone keeps, else weights in turns with its replicas."""
+        is_crumbs = self._zero_stage == 3 and self._axes.replicas.size > MAX_SLICES
+        if self._zero_stage == 0 or is_crumbs:
+            yield from self._in_turns(is_live=not is_crumbs)
+        else:
+            for part in self.slices:
+                if not part.is_copy:
+                    yield from parts_of_slice(part)
+        for state in self.optimizer.owned_states():
+            if self._stands_for(state):
+                for kind, (rectangle, tensor) in state.tensors.items():
+                    yield Part(state.unit.weight.name, rectangle, {kind: tensor}, state.is_live)
+
+    def held_weights(self) -> list[HeldWeight]:
+        """Every parameter, or the part of it that stage 3 leaves here."""
+        found = []
+        for name, parameter in self._parameters.items():
+            is_cut_by_zero, is_cut_by_tp = self._zero_stage == 3, getattr(parameter, "tensor_model_parallel", False)
+            over = (() if is_cut_by_zero else (self._axes.replicas,)) + (() if is_cut_by_tp else (self._axes.tp,))
+            found.append(HeldWeight(name, parameter.ds_tensor if is_cut_by_zero else parameter, over))
+        return found
 
     def read(self) -> Iterator[LocalState]:
         """Yield every canonical weight with its elementwise state, one in memory at a time. Collective over dp."""
@@ -80,6 +107,20 @@ class StageState:
         elif self._zero_stage:
             fill(self._stage, weights)  # from the page cache by now: sooner there than gathered from the other ranks
 
+    def _in_turns(self, *, is_live: bool) -> Iterator[Part]:
+        """Whole weights, each from one of the replicas."""
+        replicas = self._axes.replicas
+        for number, state in enumerate(self.read()):
+            is_ours = number % replicas.size == replicas.rank and not is_copy_in_model(state.local, self._axes)
+            if is_ours and math.prod(state.local.rectangle.shape):
+                yield Part(state.local.weight.name, state.local.rectangle, state.tensors, is_live)
+
+    def _stands_for(self, state: OwnedState) -> bool:
+        """Whether no other rank with the same state comes first."""
+        is_tied_copy = self._axes.pp.rank > 0 and state.unit.weight.layer == "embedding"
+        is_other_replica = self._zero_stage == 0 and self._axes.replicas.rank != 0
+        return not (is_tied_copy or is_other_replica or state.unit.replica != 0)
+
     def _whole(self, local: LocalWeight, slices: list[Slice], kind: str) -> Tensor:
         """All numbers of a local weight: a view without ZeRO, else gathered."""
         shape = local.rectangle.shape
@@ -89,7 +130,7 @@ class StageState:
         whole = torch.zeros(math.prod(shape), device=device)
         for part in slices:
             whole[part.start : part.stop] = part.tensors[kind]
-        return all_reduce(whole, self._axes.dp).view(shape)
+        return all_reduce(whole, self._axes.replicas).view(shape)
 
 
 def _rows_of(part: Slice) -> tuple[Rectangle, int]:

@@ -11,7 +11,9 @@ import time
 
 import torch
 
-from megalite.train.heartbeat import Heart
+from megalite.engine.protocol import StepResult
+from megalite.train.components.component import Component, Step
+from megalite.train.heartbeat import Heartbeat
 
 PRODUCT_SIZE = {"cpu": 384, "cuda": 4096}
 
@@ -19,25 +21,30 @@ NUM_TRIES = 3
 """The fastest counts: what else a core was doing is not the rank's fault."""
 
 
-class Probe:
+class StragglerTimer(Component):
     """Times a product on this rank's device, when it is due.
 
     Args:
-        heart: is told; without a supervisor nothing is done.
+        heartbeat: is told; without a supervisor nothing is done.
         device: of this rank.
         every_seconds: how often.
     """
 
-    def __init__(self, heart: Heart, device: torch.device, every_seconds: float):
-        self._heart, self._every_seconds, self._device = heart, every_seconds, device
+    name = "straggler_timer"
+
+    def __init__(self, heartbeat: Heartbeat, device: torch.device, every_seconds: float):
+        self._heartbeat, self._every_seconds, self._device = heartbeat, every_seconds, device
         self._due = time.monotonic() + every_seconds
-        if heart.is_watched:
+        if heartbeat.is_watched:
             size, dtype = PRODUCT_SIZE[device.type], torch.float32 if device.type == "cpu" else torch.bfloat16
             self._left, self._right = torch.ones(2, size, size, device=device, dtype=dtype)
 
+    def after_step(self, step: Step, result: StepResult) -> None:
+        self.take()
+
     def take(self) -> None:
         """Take the time, if it is due. Waits for the device."""
-        if not self._heart.is_watched or time.monotonic() < self._due:
+        if not self._heartbeat.is_watched or time.monotonic() < self._due:
             return
         self._synchronize()
         best = float("inf")
@@ -46,7 +53,7 @@ class Probe:
             self._left @ self._right
             self._synchronize()
             best = min(best, time.perf_counter() - start)
-        self._heart.note_product(best)
+        self._heartbeat.note_product(best)
         self._due = time.monotonic() + self._every_seconds
 
     def _synchronize(self) -> None:

@@ -1,0 +1,64 @@
+"""What a DeepSpeed engine keeps of each parameter, and its buffers: arithmetic for the planner, without torch.
+
+(DeepSpeed 0.19; ZeRO, Rajbhandari et al. 2020, section 3.)
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from megalite.config.plan import RunPlan
+from megalite.config.schema import Config
+from megalite.engine.deepspeed.config import deepspeed_config
+
+FP32_BYTES = 4
+ELEMENT_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2}
+
+MASTER_BYTES = {"fp32": (0, 4, 4, 4), "bf16": (0, 4, 2, 0)}
+"""Of a parameter, by ZeRO stage: the weight that is updated, beside the one that computes. Without ZeRO, and in bf16 at
+stage 3, they are the same."""
+
+GRADIENT_BYTES = {"fp32": (4, 4, 4, 4), "bf16": (2, 4 + 2, 4, 4), "fp16": (2, 2, 2, 2)}
+"""Of a parameter's gradient, by ZeRO stage; stages 2 and 3 divide it by dp. bf16 accumulates in fp32, at stage 1
+beside the bf16 gradient of the micro-batch."""
+
+ZERO3_LIVE_PARAMETERS = 10**9
+"""DeepSpeed's stage3_max_live_parameters: weights that stage 3 keeps gathered at most."""
+
+ALLREDUCE_ELEMENTS = 5 * 10**8
+"""DeepSpeed's MEMORY_OPT_ALLREDUCE_SIZE: gradient elements copied into one message where ZeRO has no bucket."""
+
+
+@dataclass(frozen=True)
+class Footprint:
+    """Bytes on one rank of a pipeline stage."""
+
+    weights: int
+    """Those that compute."""
+    gradients: int
+    optimizer: int
+    """Master weights and the optimizer's state."""
+    buffers: int
+    """Gradients on their way, weights that are gathered."""
+
+
+def footprint(config: Config, plan: RunPlan, num_parameters: int, state_bytes: int) -> Footprint:
+    """What the engine of a config keeps on a rank.
+
+    Args:
+        num_parameters: of the rank before ZeRO cuts them.
+        state_bytes: of the optimizer's state, before ZeRO cuts it.
+    """
+    dtype, zero = config.precision.dtype, config.parallel.zero_stage
+    element, masters = ELEMENT_BYTES[dtype], MASTER_BYTES[config.precision.master_dtype][zero]
+    if zero == 0 or (zero == 1 and dtype == "bf16"):  # the gradients themselves are sent, copied message by message
+        sent = min(num_parameters, ALLREDUCE_ELEMENTS) * FP32_BYTES if plan.dp > 1 else 0
+    else:
+        sent = element * deepspeed_config(config, plan)["zero_optimization"]["reduce_bucket_size"]
+    gathers = plan.sharding.weights and plan.dp > 1
+    return Footprint(
+        weights=num_parameters * element // (plan.dp if plan.sharding.weights else 1),
+        gradients=num_parameters * GRADIENT_BYTES[dtype][zero] // (plan.dp if plan.sharding.gradients else 1),
+        optimizer=(state_bytes + num_parameters * masters) // (plan.dp if plan.sharding.optimizer else 1),
+        buffers=sent + (element * min(num_parameters, ZERO3_LIVE_PARAMETERS) if gathers else 0),
+    )

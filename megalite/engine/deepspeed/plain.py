@@ -1,0 +1,112 @@
+"""The engine without a pipeline: a whole model on each rank, on DeepSpeed ZeRO 0-3."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from megalite.config.plan import RunPlan
+from megalite.config.schema import Config
+from megalite.data.loader import Batch
+from megalite.engine.deepspeed.base import DeepSpeedEngine, forget_former_engine
+from megalite.engine.deepspeed.config import deepspeed_config
+from megalite.engine.protocol import StepResult
+from megalite.engine.runtime import quiet
+from megalite.engine.steps import (
+    PRODUCT_DTYPES,
+    count_valid_tokens,
+    documents_of_batch,
+    sums_on_host,
+    targets_of_batch,
+    token_weight,
+)
+from megalite.model.transformer import Stage
+from megalite.optim.optimizers import build_optimizer
+from megalite.parallel.axes import Axes
+from megalite.parallel.collectives import all_reduce
+
+
+class ModelParallelUnit:
+    """The names by which DeepSpeed asks for tensor- and data-parallel groups (its `mpu`). Collective."""
+
+    def __init__(self, axes: Axes):
+        self._tp, self._dp = axes.tp, axes.replicas
+        self._dp_group = axes.replicas.group
+        if axes.replicas.size == 1:  # DeepSpeed wants a group even for one rank
+            alone = [torch.distributed.new_group([rank]) for rank in range(axes.world.size)]
+            self._dp_group = alone[axes.global_rank]
+
+    def get_model_parallel_rank(self) -> int:
+        return self._tp.rank
+
+    def get_model_parallel_world_size(self) -> int:
+        return self._tp.size
+
+    def get_model_parallel_group(self) -> torch.distributed.ProcessGroup | None:
+        return self._tp.group
+
+    def get_data_parallel_rank(self) -> int:
+        return self._dp.rank
+
+    def get_data_parallel_world_size(self) -> int:
+        return self._dp.size
+
+    def get_data_parallel_group(self) -> torch.distributed.ProcessGroup | None:
+        return self._dp_group
+
+
+class PlainEngine(DeepSpeedEngine):
+    """See `engine.protocol.Engine`. The stage is the whole model, already filled with weights."""
+
+    def __init__(self, config: Config, plan: RunPlan, axes: Axes, stage: Stage):
+        import deepspeed
+
+        forget_former_engine()
+        with quiet():
+            engine, *_ = deepspeed.initialize(
+                model=stage,
+                optimizer=build_optimizer(stage, config.optimizer, PRODUCT_DTYPES[config.precision.dtype]),
+                config=deepspeed_config(config, plan),
+                mpu=ModelParallelUnit(axes) if axes.tp.size > 1 else None,
+                dist_init_required=False,
+            )
+        super().__init__(engine, stage, config, axes)
+
+    def train_step(self, batches: Sequence[Batch], lr: float) -> StepResult:
+        self._engine.train()
+        self._begin_step(lr, len(batches))
+        num_tokens = count_valid_tokens(batches, self._axes.batch)
+        scale = token_weight(len(batches), self._axes.replicas, num_tokens)
+        total = torch.zeros((), dtype=torch.float32, device=self._engine.device)
+        for index, batch in enumerate(batches):
+            loss = self._engine(batch.tokens, documents_of_batch(batch), targets_of_batch(batch, scale))
+            total += loss.detach()
+            self._engine.backward(loss)
+            if index + 1 < len(batches):
+                self._engine.step()
+
+        replicas = self._axes.replicas
+        self._end_gradients(all_reduce(total / (len(batches) * replicas.size), replicas), num_tokens)
+        self._engine.step()
+        return self._update.result(lr)
+
+    @torch.no_grad()
+    def eval_step(self, batches: Sequence[Batch]) -> tuple[float, int]:
+        self._engine.eval()
+        num_tokens = count_valid_tokens(batches, self._axes.batch)
+        total = torch.zeros((), dtype=torch.float32, device=self._engine.device)
+        for batch in batches:
+            total += self._engine(batch.tokens, documents_of_batch(batch), targets_of_batch(batch))
+        return sums_on_host(all_reduce(total, self._axes.replicas), num_tokens)
+
+    @torch.no_grad()
+    def token_losses(self, batches: Sequence[Batch]) -> list[torch.Tensor]:
+        self._engine.eval()
+        found = []
+        for batch in batches:
+            targets = targets_of_batch(batch)
+            targets.losses = torch.zeros_like(targets.weights)
+            self._engine(batch.tokens, documents_of_batch(batch), targets)
+            found.append(targets.losses)
+        return found

@@ -1,0 +1,130 @@
+"""Rate, clipping and batch size of the coming steps: functions of the step, and of what the run has measured.
+
+    validation loss          -> the rate, under the schedule `plateau`
+    norms of the gradients   -> where they are clipped, under `optimizer.clip`
+    noise in the gradients   -> the batch size, under `batch.noise_scale.max_batch_size`
+    gradients that overflow  -> the scale of the loss, in fp16; the engine decides, here it is remembered
+
+All ranks decide alike.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, replace
+from typing import Any
+
+import torch
+from torch.distributed import ReduceOp
+
+from megalite.config.plan import RunPlan
+from megalite.config.schema import Config
+from megalite.engine.protocol import Engine, StepResult
+from megalite.monitor.recorder import Recorder
+from megalite.optim.noise_scale import NoiseScale, updated
+from megalite.optim.plateau import Plateau, judge
+from megalite.optim.recent_norms import clip_bound, remember
+from megalite.optim.schedules import learning_rate
+from megalite.parallel.axes import Axes
+from megalite.parallel.collectives import all_reduce, any_rank
+from megalite.train.components.component import Component, Step
+from megalite.train.micro_gradients import MicroGradients
+from megalite.train.sizes_so_far import CONTROL, sizes_in
+
+
+class AdaptiveControl(Component):
+    """Sets the rate and the clipping of every step, and knows the batch sizes of all."""
+
+    name = CONTROL
+
+    def __init__(
+        self, config: Config, plan: RunPlan, *, engine: Engine, axes: Axes, device: torch.device, recorder: Recorder
+    ):
+        self._config, self._plan, self._engine, self._axes, self._device = config, plan, engine, axes, device
+        self._recorder = recorder
+        self._meter: MicroGradients | None = None
+        if config.batch.noise_scale is not None:
+            self._meter = MicroGradients(engine.stage, axes)
+        self.load_state({})
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        self._plateau = Plateau(**state.get("plateau", {}))
+        self._norms: list[float] = list(state.get("norms", ()))
+        self._noise = NoiseScale(**state.get("noise_scale", {}))
+        self._engine.set_loss_scaling(state.get("loss_scaling", {}))
+        self.batch_sizes = sizes_in(state) or self._plan.batch_sizes
+        """Of all steps, as far as is known."""
+
+    def state(self) -> dict[str, Any]:
+        state: dict[str, Any] = {}
+        if self._config.schedule.name == "plateau":
+            state["plateau"] = asdict(self._plateau)
+        if self._norms:
+            state["norms"] = self._norms
+        if scaling := self._engine.loss_scaling():
+            state["loss_scaling"] = scaling
+        if self._config.batch.noise_scale is not None:
+            state["noise_scale"] = asdict(self._noise)
+        if self.batch_sizes != self._plan.batch_sizes:
+            state["batch_sizes"] = [asdict(span) for span in self.batch_sizes.spans]
+        return state
+
+    def before_step(self, step: Step) -> None:
+        step.lr = self.learning_rate(step.number)
+        step.clip_norm = clip_bound(self._norms, self._config.optimizer)
+        if self._meter is not None and self._is_measured(step):
+            self._meter.start(self._engine.loss_scaling().get("scale", 1.0))
+
+    def after_step(self, step: Step, result: StepResult) -> None:
+        """Take a step's gradients into account, and let the batch grow when they say so. Collective."""
+        if result.num_tokens:
+            self._norms = remember(self._norms, result.grad_norm, self._config.optimizer)
+        if scaling := self._engine.loss_scaling():
+            step.figures["loss_scale"] = scaling["scale"]
+        if self._meter is not None and self._is_measured(step):
+            self._measure(self._meter, step, result)
+
+    def learning_rate(self, step: int) -> float:
+        """The rate of an update."""
+        plan = self._plan
+        return learning_rate(step, plan.total_steps, self._config.optimizer, plan.schedule, self._plateau.num_cuts)
+
+    def note_validation(self, step: int, loss: float) -> None:
+        """Let a validation loss have its say on the rate; one rank's, so that none decides by another last bit.
+        Collective."""
+        if self._config.schedule.name != "plateau":
+            return
+        settings = self._config.schedule.plateau
+        one = torch.tensor(loss, dtype=torch.float64, device=self._device)
+        loss = all_reduce(one, self._axes.world, ReduceOp.MAX).item()
+        former, self._plateau = self._plateau, judge(self._plateau, loss, settings)
+        if self._plateau.num_cuts > former.num_cuts:
+            why = f"{settings.patience + 1} validations without a new best below {former.best:.4f}"
+            self._recorder.event("rate_lowered", step, why=why, lr=self.learning_rate(step + 1))
+
+    def _is_measured(self, step: Step) -> bool:
+        settings = self._config.batch.noise_scale
+        return settings is not None and step.number % settings.every == 0
+
+    def _measure(self, meter: MicroGradients, step: Step, result: StepResult) -> None:
+        if result.skipped:
+            meter.stop()
+            return
+        settings = self._config.batch.noise_scale
+        assert settings is not None
+        self._noise = updated(self._noise, meter.finish(step.batches, result), settings.smoothing)
+        if self._noise.tokens is not None:
+            step.figures["noise_scale"] = self._noise.tokens
+        if settings.max_batch_size is not None:
+            self._grow(step.number, settings.max_batch_size, settings.min_measurements)
+
+    def _grow(self, step: int, max_batch_size: int, min_measurements: int) -> None:
+        """Double the batch when the noise scale is above it; never beyond its bound, and never back."""
+        size = self.batch_sizes.size(step + 1)
+        num_tokens = size * self._config.batch.seq_len
+        is_due = self._noise.num_since_growth >= min_measurements and 2 * size <= max_batch_size
+        if any_rank(is_due and self._noise.exceeds(num_tokens), self._axes.world, self._device):
+            self.batch_sizes = self.batch_sizes.changed(step + 1, 2 * size)
+            self._noise = replace(self._noise, num_since_growth=0)
+            why = f"the noise scale is above the batch of {num_tokens} tokens"
+            noise_scale = self._noise.tokens  # none when the gradient drowns in it
+            self._recorder.event("batch_grown", step, why=why, noise_scale=noise_scale, batch_size=2 * size)

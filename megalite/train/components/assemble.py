@@ -1,0 +1,138 @@
+"""The components of a run: one line each. The order is that in which they are called."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from megalite.config.plan import has_copies
+from megalite.monitor.layers import LayerStatistics
+from megalite.train.components.adaptive_control import AdaptiveControl
+from megalite.train.components.component import Component
+from megalite.train.components.fp8_watch import FP8_FILE, Fp8Watch
+from megalite.train.components.layer_statistics import LayerStatisticsEvery
+from megalite.train.components.memory_check import MemoryCheck
+from megalite.train.components.metrics import Metrics
+from megalite.train.components.replica_check import ReplicaCheck
+from megalite.train.components.rollback_limit import RollbackLimit
+from megalite.train.components.spikes import SkippedSteps, SpikeGuard
+from megalite.train.components.straggler_timer import StragglerTimer
+from megalite.train.components.validation import ValidateEvery
+from megalite.train.evaluation.evaluator import Evaluator
+from megalite.train.replicas import Replicas
+from megalite.train.run import Run
+
+
+@dataclass(frozen=True)
+class Components:
+    """All of a run, and those that the loop itself asks."""
+
+    control: AdaptiveControl
+    rollbacks: RollbackLimit
+    spikes: SpikeGuard | None
+    validation: ValidateEvery | None
+    everything: tuple[Component, ...]
+
+    def __iter__(self) -> Iterator[Component]:
+        return iter(self.everything)
+
+
+def assemble(run: Run, first_step: int) -> Components:
+    """Make the components that a config asks for.
+
+    Args:
+        first_step: steps done before this attempt.
+    """
+    config, recorder = run.config, run.recorder
+    control = AdaptiveControl(config, run.plan, engine=run.engine, axes=run.axes, device=run.device, recorder=recorder)
+    spikes, rollbacks = _spikes(run), RollbackLimit(config, recorder)
+    validation = _validation(run, control)
+    found = (
+        control,
+        _layer_statistics(run),
+        _fp8_watch(run, first_step),
+        Metrics(recorder),
+        SkippedSteps(recorder, spikes),
+        rollbacks,
+        spikes,
+        _memory_check(run),
+        _replica_check(run, first_step),
+        validation,
+        StragglerTimer(run.heartbeat, run.device, config.slurm.probe_seconds),
+    )
+    return Components(control, rollbacks, spikes, validation, tuple(each for each in found if each is not None))
+
+
+def _spikes(run: Run) -> SpikeGuard | None:
+    settings = run.config.health.spikes
+    if settings is None:
+        return None
+    return SpikeGuard(
+        settings,
+        engine=run.engine,
+        axes=run.axes,
+        device=run.device,
+        recorder=run.recorder,
+        adapts_scale=run.config.precision.dtype == "fp16",
+    )
+
+
+def _layer_statistics(run: Run) -> LayerStatisticsEvery | None:
+    every = run.config.monitor.layers_every
+    if every is None:
+        return None
+    statistics = LayerStatistics(run.engine, run.plan.model, run.axes, run.config.batch.seq_len)
+    return LayerStatisticsEvery(statistics, run.recorder, every)
+
+
+def _fp8_watch(run: Run, first_step: int) -> Fp8Watch | None:
+    fp8 = run.config.precision.fp8
+    if fp8 is None or fp8.watch_every is None:
+        return None
+    watch = Fp8Watch(
+        run.engine,
+        fallback_error=fp8.fallback_error,
+        dtype=run.config.precision.dtype,
+        axes=run.axes,
+        device=run.device,
+        recorder=run.recorder,
+        path=run.config.run.dir / FP8_FILE,
+        every=fp8.watch_every,
+    )
+    watch.start_at(first_step)
+    return watch
+
+
+def _memory_check(run: Run) -> MemoryCheck | None:
+    every = run.config.health.check_memory_every
+    return None if every is None else MemoryCheck(run.engine, run.axes, run.recorder, every)
+
+
+def _replica_check(run: Run, first_step: int) -> ReplicaCheck | None:
+    every = run.config.health.check_replicas_every
+    if every is None or not has_copies(run.config.parallel, run.plan.model, run.plan.dp):
+        return None
+    return ReplicaCheck(Replicas(run.engine, run.axes), run.recorder, every, first_step)
+
+
+def _validation(run: Run, control: AdaptiveControl) -> ValidateEvery | None:
+    if not run.valid_sets and not run.tasks:
+        return None
+    settings = run.config.train
+    evaluator = Evaluator(
+        run.config,
+        run.plan,
+        sets=run.valid_sets,
+        tasks=run.tasks,
+        engine=run.engine,
+        axes=run.axes,
+        device=run.device,
+    )
+    return ValidateEvery(
+        evaluator,
+        every=settings.eval_every,
+        early_stopping=settings.early_stopping,
+        recorder=run.recorder,
+        heartbeat=run.heartbeat,
+        listeners=(control.note_validation,),
+    )

@@ -1,0 +1,119 @@
+"""What a part of the training loop may do, and what it is told.
+
+    before_step -> [the engine trains] -> after_step -> before_save, where a checkpoint follows -> finish, at the end
+    state -> checkpoint -> load_state                     rewind, where the run goes back to an earlier step
+
+A component is the same on all ranks and is called on all of them at the same points, so its methods may be collective.
+What it asks for must follow from numbers that all ranks share.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from megalite.config.plan import RunPlan
+from megalite.config.schema import Config
+from megalite.data.loader import Batch
+from megalite.data.samples import Samples
+from megalite.engine.protocol import Engine, StepResult
+from megalite.monitor.recorder import Recorder
+from megalite.parallel.axes import Axes
+
+
+@dataclass
+class Step:
+    """A step as components see it; what stands under `lr` may be set before it."""
+
+    number: int
+    """From 1."""
+    batches: list[Batch]
+    """This rank's micro-batches, on its device."""
+    samples: range
+    """The run's samples that all ranks read."""
+    data: Samples
+    num_tokens: int
+    """Of the global batch, padding included."""
+    num_tokens_total: int
+    """That the run has read, this step included."""
+    lr: float = 0.0
+    clip_norm: float | None = None
+    """The largest gradient norm; None for no clipping."""
+    seconds: float = 0.0
+    """Wall time, waiting for data included; known after the step."""
+    figures: dict[str, float] = field(default_factory=dict)
+    """More numbers for this step's line of metrics.jsonl, by name."""
+
+
+@dataclass(frozen=True)
+class RollBack:
+    """A component asks to go back to an earlier checkpoint."""
+
+    before: int
+    """The first step that is not to be trusted."""
+    why: str
+    skip_samples: int | None = None
+    """Leave out the data that was read since then, and so many samples more; None reads the same data again."""
+
+
+class Component:
+    """A part of the loop; what a class does not define does nothing."""
+
+    name = ""
+    """By which checkpoints keep its state, and errors name it; no two of a run have the same."""
+
+    def before_step(self, step: Step) -> None:
+        """The step's batches are on the device; rate and clipping can still be set."""
+
+    def after_step(self, step: Step, result: StepResult) -> RollBack | None:
+        """The weights are updated, or the step was left out, as `result` says. Who asks to go back ends the step: the
+        components behind are not called."""
+
+    def before_save(self, step: int) -> RollBack | None:
+        """A checkpoint of a step is about to be made."""
+
+    def stop_reason(self) -> str:
+        """Why the run should end after the step, for good; empty to go on. One rank's is enough."""
+        return ""
+
+    def finish(self, step: int) -> None:
+        """The run has come to its end, which may be an early one; not called when it only stops for a while."""
+
+    def state(self) -> dict[str, Any]:
+        """What a checkpoint must hold to go on from, ready for JSON; empty for nothing."""
+        return {}
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        """Take up a state that `state` returned, empty at the start of a run. Called once, before the first step.
+
+        Raises:
+            UserError: it is none of this component's.
+        """
+
+    def rewind(self, step: int, state: dict[str, Any]) -> None:
+        """The run goes on behind an earlier step, whose checkpoint had this state."""
+        self.load_state(state)
+
+    def close(self) -> None:
+        """Training has ended, well or badly. Not collective."""
+
+
+@dataclass(frozen=True)
+class Context:
+    """What a component from outside may build on."""
+
+    config: Config
+    plan: RunPlan
+    axes: Axes
+    device: torch.device
+    engine: Engine
+    recorder: Recorder
+
+
+ComponentFactory = Callable[..., Component]
+"""Makes a component: `factory(context, **settings)`, with the settings that a config gives it."""
+
+Settings = Mapping[str, Any]

@@ -1,0 +1,271 @@
+"""The training loop.
+
+    for each step: read -> components before it -> train -> components after it -> all ranks vote -> save when due
+
+The loop knows nothing of parallelism or of what components do: an `Engine` does the step, a `Loader` reads this rank's
+share, and every decision that changes what happens next is taken by all ranks together. A *stretch* is a run of steps
+that are read in one go; it ends as `Ended` says.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from enum import Enum, auto
+
+from megalite.checkpoint.format import Progress
+from megalite.data import audit
+from megalite.data.account import add_counts
+from megalite.data.loader import Batch, Loader
+from megalite.engine.protocol import NonFiniteLossError, StepResult
+from megalite.errors import EXIT_DONE, EXIT_REQUEUE, StartError, UserError
+from megalite.optim.schedules import last_stable_step
+from megalite.parallel.collectives import agree
+from megalite.train.checkpoints import open_checkpoints
+from megalite.train.components.assemble import assemble
+from megalite.train.components.component import Component, RollBack, Step
+from megalite.train.rollback import go_back
+from megalite.train.run import Run
+
+
+class Ended(Enum):
+    """What ended a stretch of steps."""
+
+    LAST_STEP = auto()
+    EARLY = auto()
+    """A component has found that there is nothing more to gain."""
+    STOPPED = auto()
+    """As asked; the run is to be continued."""
+    ROLLED_BACK = auto()
+    """The run stands at an earlier step, and other data may come next."""
+    BATCH_GROWN = auto()
+    """Other samples make the next step than were being read ahead."""
+
+
+EXIT_CODES = {Ended.LAST_STEP: EXIT_DONE, Ended.EARLY: EXIT_DONE, Ended.STOPPED: EXIT_REQUEUE}
+"""Where training is over; from the others it goes on."""
+
+
+class ComponentError(RuntimeError):
+    """A component has failed in the middle of training."""
+
+
+@dataclass(frozen=True)
+class Wishes:
+    """What any rank was asked, as all ranks know after a vote."""
+
+    stop: bool
+    save: bool
+    end_early: bool
+
+
+class TrainingLoop:
+    """Trains from where `progress` stands to the plan's last step."""
+
+    def __init__(self, run: Run, progress: Progress):
+        self.run, self.progress = run, progress
+        self.samples = run.samples
+        self._components = assemble(run, progress.step)
+        self._control, spikes = self._components.control, self._components.spikes
+        for component in self._components:
+            component.load_state(progress.components.get(component.name, {}))
+        self._checkpoints = open_checkpoints(
+            run,
+            saved_step=progress.step or None,
+            is_in_trouble=lambda: spikes is not None and spikes.is_in_trouble,
+        )
+        self._trunk = last_stable_step(run.plan.total_steps, run.plan.schedule)
+
+    def train(self) -> int:
+        """Train to the end or to a stop request; return the exit code."""
+        if why := self._stop_reason():
+            self.run.recorder.say(f"stopped early before: {why}; raise the patience to go on")
+            return EXIT_DONE
+        try:
+            while True:
+                ended = self._stretch()
+                if ended in EXIT_CODES:
+                    self._end(ended)
+                    return EXIT_CODES[ended]
+        finally:
+            self._checkpoints.close()
+            for component in self._components:
+                component.close()
+
+    def _stretch(self) -> Ended:
+        """Train for as long as the data goes on as planned."""
+        run, sizes = self.run, self._control.batch_sizes
+        loader = Loader.for_run(
+            self.samples,
+            run.config,
+            sizes,
+            dp_size=run.axes.batch.size,
+            dp_rank=run.axes.batch.rank,
+            pin_memory=run.device.type == "cuda",
+        )
+        clock = time.perf_counter()
+        try:
+            for number, batches in loader.steps(self.progress.step + 1, run.plan.total_steps):
+                step, result = self._train_step(number, batches)
+                step.seconds = time.perf_counter() - clock
+                ended = self._after_step(step, result)
+                if ended is not None:
+                    return ended
+                if self._control.batch_sizes != sizes:
+                    return Ended.BATCH_GROWN
+                clock = time.perf_counter()
+                run.heartbeat.enter("data", number + 1)
+        finally:
+            loader.close()
+        return Ended.LAST_STEP
+
+    def _train_step(self, number: int, batches: list[Batch]) -> tuple[Step, StepResult]:
+        run, step = self.run, self._step(number, batches)
+        run.heartbeat.enter("train", number)
+        for component in self._components:
+            with _naming(component, "before_step"):
+                component.before_step(step)
+        run.engine.clip_norm = step.clip_norm
+        try:
+            result = run.engine.train_step(step.batches, step.lr)
+        except NonFiniteLossError as error:
+            run.recorder.event("nonfinite", number, why=str(error))
+            raise
+        first, stop = step.samples.start, step.samples.stop
+        self.progress = replace(
+            self.progress,
+            step=number,
+            num_updates=self.progress.num_updates + (not result.skipped),
+            num_samples=stop,
+            num_tokens=step.num_tokens_total,
+            data_chain=audit.chain(self.progress.data_chain, self.samples, first, stop),
+            consumed=add_counts(self.progress.consumed, self.samples.count(first, stop)),
+        )
+        return step, result
+
+    def _step(self, number: int, batches: list[Batch]) -> Step:
+        sizes, run = self._control.batch_sizes, self.run
+        samples = range(sizes.first_sample(number), sizes.first_sample(number + 1))
+        num_tokens = len(samples) * run.config.batch.seq_len
+        return Step(
+            number,
+            [batch.to(run.device, non_blocking=True) for batch in batches],
+            samples,
+            self.samples,
+            num_tokens=num_tokens,
+            num_tokens_total=self.progress.num_tokens + num_tokens,
+        )
+
+    def _after_step(self, step: Step, result: StepResult) -> Ended | None:
+        """All that follows a step; what ended the stretch, None when it goes on."""
+        if self._rolls_back("after_step", lambda component: component.after_step(step, result)):
+            return Ended.ROLLED_BACK
+        number, wishes = step.number, self._vote(step.number)
+        is_last = number == self.run.plan.total_steps
+        is_due = wishes.save or number == self._trunk or self._is_due(self.run.config.checkpoint.every, number)
+        is_saved = is_due or wishes.stop or wishes.end_early or is_last
+        if is_saved and self._rolls_back("before_save", lambda component: component.before_save(number)):
+            return Ended.ROLLED_BACK
+        if is_due:
+            self._checkpoints.save(self._whole_progress(), self._validation_loss())
+        if wishes.end_early:
+            return Ended.EARLY
+        return Ended.STOPPED if wishes.stop and not is_last else None
+
+    def _vote(self, step: int) -> Wishes:
+        """All ranks tell each other, in one collective a step, what they were asked and how the pending save goes."""
+        run = self.run
+        run.heartbeat.enter("save", step)
+        asked = (run.stop.is_asked(step), run.stop.takes_save(), bool(self._stop_reason()))
+        *wishes, is_busy, has_failed = agree((*asked, *self._checkpoints.saver.flags()), run.axes.world, run.device)
+        self._checkpoints.settle(is_busy=is_busy, has_failed=has_failed)
+        return Wishes(*wishes)
+
+    def _rolls_back(self, moment: str, ask: Callable[[Component], RollBack | None]) -> bool:
+        """Ask every component at some moment; go back when one wants to, which ends the asking."""
+        for component in self._components:
+            with _naming(component, moment):
+                wish = ask(component)
+            if wish is not None:
+                self._roll_back(wish)
+                return True
+        return False
+
+    def _roll_back(self, wish: RollBack) -> None:
+        """Go back to the last checkpoint from before a step. Collective.
+
+        Raises:
+            Unstable: that has been tried too often.
+        """
+        run, now = self.run, self.progress
+        self._components.rollbacks.count(now.step, wish.why)
+        self._checkpoints.settle_pending()
+        self.progress, self.samples, origin = go_back(run, self.samples, now, wish.before, wish.skip_samples)
+        step = self.progress.step
+        for component in self._components:
+            with _naming(component, "rewind"):
+                component.rewind(step, self.progress.components.get(component.name, {}))
+        self._checkpoints.went_back_to(step)
+        left_out = [list(gap) for gap in self.progress.account.gaps]
+        run.recorder.event("rollback", now.step, why=wish.why, to_step=step, origin=origin, left_out=left_out)
+        run.recorder.say(f"step {now.step}: {wish.why}; back to {origin}, step {step}")
+
+    def _end(self, ended: Ended) -> None:
+        """See to it that the last step is saved, and say how the run ended."""
+        run, step = self.run, self.progress.step
+        if ended is not Ended.STOPPED:
+            for component in self._components:
+                with _naming(component, "finish"):
+                    component.finish(step)
+        run.heartbeat.enter("save", step)
+        self._checkpoints.finish(self._whole_progress(), self._validation_loss())
+        run.heartbeat.enter("done", step)
+        if ended is Ended.STOPPED:
+            run.recorder.event("stop", step, why=run.stop.why(step))
+            run.recorder.say(f"stopped at step {step} as asked; the same command goes on from here")
+            return
+        if ended is Ended.EARLY and step < run.plan.total_steps:
+            run.recorder.event("early_stop", step, why=self._stop_reason())
+            run.recorder.say(f"stopped early at step {step}: {self._stop_reason()}")
+        run.recorder.event("done", step, consumed=self._consumed())
+
+    def _whole_progress(self) -> Progress:
+        """Where the run stands, with the state of its components."""
+        states = {}
+        for component in self._components:
+            with _naming(component, "state"):
+                states[component.name] = component.state()
+        return replace(self.progress, components={name: state for name, state in states.items() if state})
+
+    def _consumed(self) -> dict[str, dict[str, int]]:
+        """What the run has read of each source."""
+        seq_len = self.run.config.batch.seq_len
+        return {name: {"samples": count, "tokens": count * seq_len} for name, count in self.progress.consumed.items()}
+
+    def _stop_reason(self) -> str:
+        """Why this rank finds that the run should end; empty when it should go on."""
+        return next((why for component in self._components if (why := component.stop_reason())), "")
+
+    def _validation_loss(self) -> float | None:
+        """The watched validation loss of this very step."""
+        validation = self._components.validation
+        return validation.loss_at(self.progress.step) if validation is not None else None
+
+    def _is_due(self, every: int | None, step: int) -> bool:
+        return every is not None and step % every == 0 and step < self.run.plan.total_steps
+
+
+@contextmanager
+def _naming(component: Component, method: str) -> Iterator[None]:
+    """Name the component that fails, where the error does not say what is to be done by itself."""
+    try:
+        yield
+    except (UserError, StartError):
+        raise
+    except Exception as error:
+        where = f"{type(component).__module__}.{type(component).__qualname__}"
+        raise ComponentError(
+            f"component {component.name} ({where}) failed in {method}: {type(error).__name__}: {error}"
+        ) from error

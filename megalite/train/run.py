@@ -1,0 +1,37 @@
+"""What a rank trains with."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from megalite.checkpoint.fence import Fence
+from megalite.config.plan import RunPlan
+from megalite.config.schema import Config
+from megalite.data.samples import Samples
+from megalite.engine.protocol import Engine
+from megalite.monitor.recorder import Recorder
+from megalite.parallel.axes import Axes
+from megalite.train.evaluation.tasks import Task
+from megalite.train.heartbeat import Heartbeat
+from megalite.train.signals import StopRequest
+
+
+@dataclass(frozen=True)
+class Run:
+    """What a rank trains with; only the loop and what assembles it see all of it."""
+
+    config: Config
+    plan: RunPlan
+    axes: Axes
+    device: torch.device
+    engine: Engine
+    samples: Samples
+    """Of the training mixture, as the run began; after a rollback the loop has others."""
+    valid_sets: dict[str, Samples]
+    tasks: list[Task]
+    recorder: Recorder
+    fence: Fence
+    stop: StopRequest
+    heartbeat: Heartbeat
