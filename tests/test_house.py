@@ -15,8 +15,8 @@ PACKAGE = ROOT / "megalite"
 
 FLOORS = (
     ("errors", "host"),
-    ("records", "kernel", "texts", "slurm_commands", "slurm_words", "page", "starter"),
-    ("progress",),
+    ("records", "kernel", "texts", "section", "slurm_commands", "slurm_words", "page", "starter"),
+    ("progress", "architecture"),
     ("config",),
     ("stations",),
     ("tokenizer",),
@@ -74,7 +74,7 @@ TORCH_FREE = (
     "megalite.cli.main",
     "megalite.monitor.schedule_curves",
     "megalite.config.validate",
-    "megalite.model.weights",
+    "megalite.architecture.weights",
     "megalite.parallel.mesh",
     "megalite.engine.deepspeed.config",
     "megalite.train.local",

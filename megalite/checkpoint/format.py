@@ -33,8 +33,9 @@ from typing import Any
 import xxhash
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
-from megalite.config.plan import FILLED
-from megalite.config.schema import ModelConfig
+from megalite.architecture.architecture import Architecture
+from megalite.config.fill import FILLED
+from megalite.config.sections.model import ModelConfig
 from megalite.data.account import Account
 from megalite.errors import CheckpointError, MisnamedError
 from megalite.records import explain
@@ -274,7 +275,7 @@ def _with_components(stored: dict[str, Any]) -> dict[str, Any]:
     return {**stored, "progress": progress}
 
 
-def stored_model(folder: Path, manifest: Manifest) -> ModelConfig:
+def stored_model(folder: Path, manifest: Manifest) -> Architecture:
     """The filled model of a checkpoint.
 
     Raises:
@@ -287,7 +288,7 @@ def stored_model(folder: Path, manifest: Manifest) -> ModelConfig:
     missing = [name for name in FILLED if getattr(model, name) is None]
     if missing:
         raise CheckpointError(f"{folder}: its model has no {', '.join(missing)}; use an older checkpoint of the run")
-    return model
+    return Architecture(**{name: getattr(model, name) for name in Architecture.model_fields})
 
 
 def read_share(text: str) -> tuple[dict[str, FileRecord], dict[str, list[Piece]]]:

@@ -11,10 +11,10 @@ from collections.abc import Iterator
 
 from torch import Tensor
 
+from megalite.architecture.weights import Rectangle
 from megalite.checkpoint.reader import CheckpointReader
 from megalite.engine.parts import Part
 from megalite.engine.protocol import Engine
-from megalite.model.weights import Rectangle
 from megalite.parallel.axes import Axes
 
 

@@ -17,10 +17,10 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from megalite.architecture.weights import Rectangle, Weight
 from megalite.checkpoint.codec import PLAIN, unpack
 from megalite.checkpoint.format import Extent, FileRecord, Manifest, Piece, hash_file, read_manifest, tensor_name
 from megalite.errors import CheckpointError
-from megalite.model.weights import Rectangle, Weight
 
 SLAB_BYTES = 16 * 2**20
 """Of rows that are put together at once."""

@@ -90,8 +90,8 @@ def from_hf(
     verify_blocks: VerifyBlocks = None,
 ) -> None:
     """Import a Hugging Face folder as a checkpoint to continue from; refused unless both compute equal logits."""
+    from megalite.architecture.costs import count_parameters
     from megalite.checkpoint.hf.to_checkpoint import from_hugging_face
-    from megalite.config.plan import count_parameters
 
     with _working(out) as say:
         done = from_hugging_face(folder, out, overwrite=overwrite, verify_blocks=verify_blocks, say=say)

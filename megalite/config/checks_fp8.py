@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from megalite.config.schema import Config, Fp8Config, ModelConfig
+from megalite.architecture.architecture import Architecture
+from megalite.config.schema import Config, Fp8Config
 from megalite.config.wording import near, or_, unused
 
 RECIPES_OF = {
@@ -19,7 +20,7 @@ WIDTH_MULTIPLE = {"current": 16, "delayed": 16, "rowwise": 16, "block": 16, "mxf
 """Both dims of an FP8 product, and its tokens, are multiples of this on tensor cores."""
 
 
-def check_fp8(config: Config, model: ModelConfig) -> Iterator[str]:
+def check_fp8(config: Config, model: Architecture) -> Iterator[str]:
     """Complaints about FP8.
 
     Args:
@@ -75,7 +76,7 @@ def _recipe(fp8: Fp8Config) -> Iterator[str]:
         yield from unused(fp8, ("format",), "precision.fp8", "recipe=nvfp4")
 
 
-def _sizes(config: Config, model: ModelConfig, multiple: int) -> Iterator[str]:
+def _sizes(config: Config, model: Architecture, multiple: int) -> Iterator[str]:
     """Widths as one rank holds them, and tokens of a micro-batch."""
     tp = config.parallel.tp
     widths = {

@@ -16,8 +16,8 @@ from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from megalite.config.schema import Section
-from megalite.config.section import LARGEST_NUMBER
 from megalite.errors import did_you_mean
+from megalite.section import LARGEST_NUMBER
 
 Node = dict[str, Any]
 """A node of the JSON schema."""

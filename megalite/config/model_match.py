@@ -10,12 +10,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from megalite.config.schema import ModelConfig
+from megalite.architecture.architecture import Architecture
 
-TRAINING_ONLY = frozenset({"preset", "dropout", "init_std", "init_depth_scaling", "z_loss"})
+TRAINING_ONLY = frozenset({"dropout", "init_std", "init_depth_scaling", "z_loss"})
 """Fields that do not change what the weights compute."""
 
-CHOICES = frozenset({"norm_eps", "rope.theta", "rope.scaling", "sliding_window", "max_positions"})
+CHOICES = frozenset(
+    {"norm_eps", "rope.theta", "rope.scaling", "sliding_rope", "sliding_window", "layer_types", "max_positions"}
+)
 """Fields that change it, and that a run may choose anew for weights that were trained with others."""
 
 
@@ -29,7 +31,7 @@ class Match:
     """In choices."""
 
 
-def match(theirs: ModelConfig, ours: ModelConfig) -> Match:
+def match(theirs: Architecture, ours: Architecture) -> Match:
     """Compare two filled models.
 
     Args:
@@ -47,8 +49,8 @@ def match(theirs: ModelConfig, ours: ModelConfig) -> Match:
     return Match(tuple(sentences[name] for name in refused), tuple(changed))
 
 
-def _fields(model: ModelConfig) -> dict[str, Any]:
+def _fields(model: Architecture) -> dict[str, Any]:
     """The fields that change what the weights compute, those of `rope` by themselves."""
-    fields = {name: getattr(model, name) for name in ModelConfig.model_fields if name not in TRAINING_ONLY}
+    fields = {name: getattr(model, name) for name in Architecture.model_fields if name not in TRAINING_ONLY}
     rope = fields.pop("rope")
     return fields | {f"rope.{name}": getattr(rope, name) for name in type(rope).model_fields}

@@ -8,17 +8,15 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+from collections.abc import Sequence
 from dataclasses import dataclass
 
+from megalite.architecture.architecture import Architecture
+from megalite.architecture.costs import block_multiply_adds, count_parameters, flops_per_token
+from megalite.architecture.weights import vocab_rows_per_rank
 from megalite.config.batch_sizes import BatchSizes, batch_sizes
-from megalite.config.schema import BatchConfig, Config, ModelConfig, ParallelConfig, ScheduleConfig
-from megalite.errors import ConfigError
-
-VOCAB_MULTIPLE = 64
-"""Each tensor-parallel rank holds a multiple of this many vocabulary rows: whole tiles for the matrix units."""
-
-FFN_MULTIPLE = 64
-"""A derived swiglu width is rounded up to this: divisible by every usual tp, and whole tiles."""
+from megalite.config.fill import fill_model
+from megalite.config.schema import Config, ParallelConfig, ScheduleConfig
 
 HEAD_TIME_PER_FLOP = 0.75
 """Time of the head's FLOPs over that of a block's: the head is one large product, a block is many small ones with norms
@@ -28,6 +26,9 @@ LOSS_CHUNK_TOKENS = {"cpu": 512, "cuda": 2048}
 """Tokens whose logits exist at once in the loss. Each chunk passes once over the fp32 gradient of the head: 8 bytes a
 weight against 6 x tokens FLOPs, so a tenth of the products' time at most where a byte costs 15 FLOPs (a CPU's core) or
 170 (an H200)."""
+
+SPLIT_HALVINGS = 60
+"""Of the span in which the fastest cut is looked for: to the last bit of a float."""
 
 COMPILE_PAYS_FROM_FLOPS_CPU = 1.2e14
 """Training FLOPs a rank from which compilation repays itself on a CPU: it costs 15-40 s and saves about a tenth of
@@ -62,7 +63,7 @@ class RunPlan:
     dp: int
     cp: int
     tp: int
-    model: ModelConfig
+    model: Architecture
     """The model with every null filled in."""
     padded_vocab_size: int
     grad_accum_steps: int
@@ -144,7 +145,7 @@ def derive_dp(config: Config, world_size: int) -> int:
     return parallel.dp or max(1, world_size // (parallel.pp * parallel.cp * parallel.tp))
 
 
-def has_copies(parallel: ParallelConfig, model: ModelConfig, dp: int) -> bool:
+def has_copies(parallel: ParallelConfig, model: Architecture, dp: int) -> bool:
     """Whether any weight is held by two ranks of a layout."""
     return parallel.tp > 1 or (dp > 1 and parallel.zero_stage < 3) or (parallel.pp > 1 and model.tie_embeddings)
 
@@ -179,41 +180,7 @@ def default_world_size(config: Config) -> int:
     return parallel.pp * (parallel.dp or 1) * parallel.cp * parallel.tp
 
 
-FILLED = ("num_kv_heads", "head_dim", "ffn_hidden_size", "vocab_size", "max_positions")
-"""What a filled model has a value for."""
-
-
-def fill_model(model: ModelConfig, batch: BatchConfig, tokenizer_vocab_size: int | None = None) -> ModelConfig:
-    """Return the model with every null replaced by the value it stands for.
-
-    Raises:
-        ConfigError: no vocabulary size is known.
-    """
-    vocab_size = model.vocab_size or tokenizer_vocab_size
-    if vocab_size is None:
-        raise ConfigError(
-            ["model.vocab_size: null, and there is no tokenizer to take it from; set it, or set data.tokenizer"]
-        )
-    ffn = 4 * model.hidden_size
-    if model.activation == "swiglu":
-        ffn = -(-8 * model.hidden_size // 3 // FFN_MULTIPLE) * FFN_MULTIPLE
-    return model.model_copy(
-        update={
-            "num_kv_heads": model.num_kv_heads or model.num_heads,
-            "head_dim": model.head_dim or model.hidden_size // model.num_heads,
-            "ffn_hidden_size": model.ffn_hidden_size or ffn,
-            "vocab_size": vocab_size,
-            "max_positions": model.max_positions or batch.seq_len,
-        }
-    )
-
-
-def vocab_rows_per_rank(vocab_size: int, tp: int) -> int:
-    """Rows of the padded vocabulary that one tensor-parallel rank holds."""
-    return -(-vocab_size // (tp * VOCAB_MULTIPLE)) * VOCAB_MULTIPLE
-
-
-def stage_blocks(parallel: ParallelConfig, model: ModelConfig, seq_len: int) -> tuple[tuple[int, int], ...]:
+def stage_blocks(parallel: ParallelConfig, model: Architecture, seq_len: int) -> tuple[tuple[int, int], ...]:
     """The range of blocks of each pipeline stage: as configured, or so that the slowest stage is as fast as can be.
 
     Args:
@@ -221,25 +188,39 @@ def stage_blocks(parallel: ParallelConfig, model: ModelConfig, seq_len: int) -> 
     """
     if parallel.blocks_per_stage is None:
         head = HEAD_TIME_PER_FLOP * model.vocab_size * model.hidden_size
-        return split_blocks(model.num_layers, parallel.pp, head / block_multiply_adds(model, seq_len))
+        costs = [block_multiply_adds(block, model.hidden_size, seq_len) for block in model.blocks]
+        return split_blocks(costs, parallel.pp, head)
     stops = list(itertools.accumulate(parallel.blocks_per_stage))
     return tuple(zip([0, *stops[:-1]], stops, strict=True))
 
 
-def split_blocks(num_layers: int, pp: int, head_cost: float) -> tuple[tuple[int, int], ...]:
+def split_blocks(costs: Sequence[float], pp: int, head_cost: float) -> tuple[tuple[int, int], ...]:
     """Cut the blocks into pp runs such that the slowest stage is as fast as can be.
 
     The last stage has the head and its loss too, which in a small model with a large vocabulary outweigh several
-    blocks: it takes fewer blocks for it, even none. The others are even, what is over going to the first of them.
+    blocks: it takes fewer blocks for it, even none.
 
     Args:
-        num_layers: blocks of the model, at least pp.
+        costs: time of each block, at least pp of them.
         pp: pipeline stages.
-        head_cost: time of the head over that of one block.
+        head_cost: time of the head.
     """
     others = pp - 1
     if others == 0:
-        return ((0, num_layers),)
+        return ((0, len(costs)),)
+    if len(set(costs)) == 1:
+        return _split_equal(len(costs), others, head_cost / costs[0])
+    low, high = max(costs), sum(costs) + head_cost
+    for _ in range(SPLIT_HALVINGS):
+        limit = (low + high) / 2
+        low, high = (low, limit) if _split_within(costs, others, head_cost, limit) else (limit, high)
+    found = _split_within(costs, others, head_cost, high)
+    assert found is not None
+    return found
+
+
+def _split_equal(num_layers: int, others: int, head_cost: float) -> tuple[tuple[int, int], ...]:
+    """The same for blocks that cost 1 each: the first stages are even, what is over going to the first of them."""
 
     def slowest(in_last: int) -> float:
         return max(-(-(num_layers - in_last) // others), in_last + head_cost)
@@ -250,44 +231,21 @@ def split_blocks(num_layers: int, pp: int, head_cost: float) -> tuple[tuple[int,
     return tuple(zip([0, *stops], [*stops, num_layers], strict=True))
 
 
-def count_parameters(model: ModelConfig) -> int:
-    """Parameters of a filled model, tied weights counted once."""
-    hidden, head_dim = model.hidden_size, model.head_dim
-    q, kv, ffn = model.num_heads * head_dim, model.num_kv_heads * head_dim, model.ffn_hidden_size
-    gates = 2 if model.activation == "swiglu" else 1
-    norm = hidden * (2 if model.norm == "layernorm" else 1)
-    block = hidden * (q + 2 * kv) + q * hidden + (gates + 1) * hidden * ffn + 2 * norm
-    if model.qk_norm:
-        block += 2 * head_dim
-    if model.has_qkv_bias:
-        block += q + 2 * kv
-    if model.has_output_bias:
-        block += hidden
-    if model.has_mlp_bias:
-        block += gates * ffn + hidden
-    embeddings = model.vocab_size * hidden * (1 if model.tie_embeddings else 2)
-    if model.positions == "learned":
-        embeddings += model.max_positions * hidden
-    return embeddings + model.num_layers * block + norm
-
-
-def flops_per_token(model: ModelConfig, seq_len: int) -> float:
-    """Forward and backward FLOPs of one token: 6 a matrix weight, and causal attention over the mean span it sees.
-
-    The convention of PaLM (Chowdhery et al. 2022, appendix B) with attention counted causal, i.e. half.
-    """
-    head = model.vocab_size * model.hidden_size
-    return 6.0 * (model.num_layers * block_multiply_adds(model, seq_len) + head)
-
-
-def block_multiply_adds(model: ModelConfig, seq_len: int) -> float:
-    """Multiply-adds of one token's forward pass through one block: its matrices, and attention over the mean span."""
-    hidden, head_dim = model.hidden_size, model.head_dim
-    q, kv = model.num_heads * head_dim, model.num_kv_heads * head_dim
-    gates = 2 if model.activation == "swiglu" else 1
-    window = min(seq_len, model.sliding_window or seq_len)
-    mean_span = window - window * window / (2 * seq_len)
-    return hidden * (2 * q + 2 * kv) + (gates + 1) * hidden * model.ffn_hidden_size + 2 * q * mean_span
+def _split_within(
+    costs: Sequence[float], others: int, head_cost: float, limit: float
+) -> tuple[tuple[int, int], ...] | None:
+    """Runs none of which takes longer than a limit: each of the first as full as it may be, with a block left for every
+    other one; None where there are no such."""
+    stops, place = [], 0
+    for stage in range(others):
+        used, left_for_others = 0.0, others - stage - 1
+        while place < len(costs) - left_for_others and used + costs[place] <= limit:
+            used += costs[place]
+            place += 1
+        stops.append(place)
+    runs = tuple(zip([0, *stops], [*stops, len(costs)], strict=True))
+    fits = sum(costs[place:]) + head_cost <= limit and all(start < stop for start, stop in runs[:-1])
+    return runs if fits else None
 
 
 def compile_pays(config: Config, plan: RunPlan, device: str) -> bool:

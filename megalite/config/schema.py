@@ -7,7 +7,6 @@ on the machine.
 
 from __future__ import annotations
 
-from megalite.config.section import Section
 from megalite.config.sections.batch import BatchConfig, NoiseScaleConfig, RampConfig
 from megalite.config.sections.checkpoint import CheckpointConfig
 from megalite.config.sections.data import DataConfig, MixConfig, MixStageConfig, SourceConfig
@@ -23,6 +22,7 @@ from megalite.config.sections.run import RunConfig
 from megalite.config.sections.schedule import PlateauConfig, ScheduleConfig
 from megalite.config.sections.slurm import SlurmConfig
 from megalite.config.sections.train import TrainConfig
+from megalite.section import Section
 
 __all__ = [
     "DEEPSPEED_OWNED_KEYS",

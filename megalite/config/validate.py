@@ -10,14 +10,17 @@ from __future__ import annotations
 from collections.abc import Iterator
 from math import gcd
 
+from megalite.architecture.architecture import Architecture
+from megalite.architecture.mup import RATE_EXPONENTS
 from megalite.config.batch_sizes import batch_sizes
 from megalite.config.checks_batch import check_batch
 from megalite.config.checks_evaluation import check_evaluation
 from megalite.config.checks_fp8 import check_fp8
+from megalite.config.checks_model import check_model
 from megalite.config.checks_schedule import check_schedule
-from megalite.config.mup import RATE_EXPONENTS
-from megalite.config.plan import default_world_size, derive_dp, fill_model, has_copies
-from megalite.config.schema import Config, ModelConfig, RopeConfig, RopeScaling
+from megalite.config.fill import fill_model
+from megalite.config.plan import default_world_size, derive_dp, has_copies
+from megalite.config.schema import Config
 from megalite.config.wording import divisors, near, or_, unused
 from megalite.errors import ConfigError
 
@@ -41,8 +44,7 @@ def validate(config: Config, world_size: int) -> None:
         *_tensor_parallel(config, model),
         *_pipeline(config, world_size),
         *check_batch(config, world_size),
-        *_heads(config.model, model),
-        *_positions(config, model),
+        *check_model(config, model),
         *_precision(config),
         *check_fp8(config, model),
         *_compile(config),
@@ -79,7 +81,7 @@ def _world(config: Config, world_size: int) -> Iterator[str]:
         )
 
 
-def _tensor_parallel(config: Config, model: ModelConfig) -> Iterator[str]:
+def _tensor_parallel(config: Config, model: Architecture) -> Iterator[str]:
     tp = config.parallel.tp
     heads, kv_heads, ffn = model.num_heads, model.num_kv_heads, model.ffn_hidden_size
     use = f"use tp={or_(divisors(gcd(heads, kv_heads, ffn)))}"
@@ -121,54 +123,6 @@ def _pipeline(config: Config, world_size: int) -> Iterator[str]:
         yield (
             f"parallel.zero_stage: found {stage} with pp={pp}, but a pipeline keeps gradients and weights whole over "
             f"dp; use zero_stage=1, or pp=1 (then dp={dp})"
-        )
-
-
-def _heads(given: ModelConfig, model: ModelConfig) -> Iterator[str]:
-    if given.head_dim is None and given.hidden_size % given.num_heads:
-        yield (
-            f"model.head_dim: null stands for hidden_size / num_heads, but {given.hidden_size} / {given.num_heads} is "
-            f"not whole; use hidden_size={or_(near(given.hidden_size, given.num_heads))}, or set head_dim"
-        )
-    if model.num_heads % model.num_kv_heads:
-        yield (
-            f"model.num_kv_heads: num_heads={model.num_heads} is not a multiple of num_kv_heads={model.num_kv_heads}; "
-            f"use {or_(divisors(model.num_heads))}"
-        )
-
-
-def _positions(config: Config, model: ModelConfig) -> Iterator[str]:
-    seq_len = config.batch.seq_len
-    if seq_len > model.max_positions:
-        yield (
-            f"batch.seq_len: {seq_len} is longer than model.max_positions={model.max_positions}; use a shorter "
-            "sequence or more positions"
-        )
-    if model.positions == "learned":
-        yield from unused(model.rope, RopeConfig.model_fields, "model.rope", "positions=learned")
-        return
-    yield from _rotary(model, model.head_dim)
-
-
-def _rotary(model: ModelConfig, head_dim: int) -> Iterator[str]:
-    rotated = int(head_dim * model.rope.fraction)
-    if head_dim and (rotated % 2 or not rotated):
-        legal = [n / head_dim for n in (rotated - 1, rotated + 1, rotated + 2) if n % 2 == 0 and 0 < n <= head_dim]
-        advice = f"use fraction={or_(legal)}" if legal else "use head_dim=2 or more"
-        yield (
-            f"model.rope.fraction: {model.rope.fraction} of head_dim={head_dim} rotates {rotated} channels, and they "
-            f"turn in pairs; {advice}"
-        )
-    scaling = model.rope.scaling
-    if scaling is not None and scaling.type == "linear":
-        keys = ("low_freq_factor", "high_freq_factor", "original_max_positions")
-        yield from unused(scaling, keys, "model.rope.scaling", "type=linear")
-    if scaling is not None and scaling.type == "llama3" and scaling.low_freq_factor >= scaling.high_freq_factor:
-        default = RopeScaling(type="llama3")
-        yield (
-            f"model.rope.scaling: low_freq_factor={scaling.low_freq_factor:g} must be below "
-            f"high_freq_factor={scaling.high_freq_factor:g}; Llama 3.1 has {default.low_freq_factor:g} and "
-            f"{default.high_freq_factor:g}"
         )
 
 
@@ -228,7 +182,7 @@ def _length(config: Config) -> Iterator[str]:
         )
 
 
-def _health(config: Config, model: ModelConfig, world_size: int) -> Iterator[str]:
+def _health(config: Config, model: Architecture, world_size: int) -> Iterator[str]:
     if config.health.check_replicas_every is not None and not has_copies(
         config.parallel, model, derive_dp(config, world_size)
     ):

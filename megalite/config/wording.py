@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from megalite.config.section import Section
+from megalite.section import Section
 
 
 def unused(section: Section, keys: Iterable[str], name: str, because: str) -> Iterator[str]:

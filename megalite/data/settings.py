@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import PositiveInt
 
-from megalite.config.section import Section
+from megalite.section import Section
 
 PackMethod = Literal["concat", "best_fit"]
 

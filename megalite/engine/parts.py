@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from megalite.model.weights import Rectangle
+from megalite.architecture.weights import Rectangle
 from megalite.optim.slices import Slice
 
 

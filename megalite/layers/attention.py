@@ -18,8 +18,12 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.utils.checkpoint import checkpoint
 
 from megalite.layers.documents import Documents
+
+CAPPED_QUERIES = 256
+"""Queries whose scores exist at once where they are bounded."""
 
 Attend = Callable[[Tensor, Tensor, Tensor, Documents, "int | None"], Tensor]
 
@@ -57,6 +61,46 @@ def attend_by_document(q: Tensor, k: Tensor, v: Tensor, documents: Documents, wi
         return out.flatten(0, 1)
     pieces = zip(*(torch.split(x, lengths) for x in (q, k, v)), strict=True)
     return torch.cat([_attend_batch(*(x.unsqueeze(0) for x in piece), window).squeeze(0) for piece in pieces])
+
+
+@torch.compiler.disable
+def attend_capped(soft_cap: float, q: Tensor, k: Tensor, v: Tensor, documents: Documents, window: int | None) -> Tensor:
+    """Attention whose scores s are bounded as `c tanh(s / c)` (Gemma 2); the other arguments are those of
+    `attend_by_document`.
+
+    No kernel of torch's has it, so scores are spelled out, for a block of queries at a time, and made again in the
+    backward pass.
+    """
+    pieces = zip(*(torch.split(x, documents.lengths) for x in (q, k, v)), strict=True)
+    return torch.cat([_attend_document_capped(soft_cap, *piece, window) for piece in pieces])
+
+
+def _attend_document_capped(soft_cap: float, q: Tensor, k: Tensor, v: Tensor, window: int | None) -> Tensor:
+    """One document: `[length, n, d]`, and `[length, m, d]` for keys and values."""
+    outputs = []
+    for start in range(0, q.shape[0], CAPPED_QUERIES):
+        stop = min(start + CAPPED_QUERIES, q.shape[0])
+        first_key = 0 if window is None else max(0, start - window + 1)
+        rows = torch.arange(start, stop, device=q.device).unsqueeze(1)
+        columns = torch.arange(first_key, stop, device=q.device)
+        hidden = columns > rows if window is None else (columns > rows) | (columns <= rows - window)
+        block = (q[start:stop], k[first_key:stop], v[first_key:stop], hidden)
+        outputs.append(
+            checkpoint(_capped_block, soft_cap, *block, use_reentrant=False, preserve_rng_state=False)
+            if torch.is_grad_enabled()
+            else _capped_block(soft_cap, *block)
+        )
+    return torch.cat(outputs)
+
+
+def _capped_block(soft_cap: float, q: Tensor, k: Tensor, v: Tensor, hidden: Tensor) -> Tensor:
+    """Queries `[r, n, d]` against keys and values `[c, m, d]`; softmax is at least fp32."""
+    groups = q.shape[1] // k.shape[1]
+    scores = torch.einsum("rmgd,cmd->mgrc", q.unflatten(1, (-1, groups)), k) / q.shape[2] ** 0.5
+    scores = soft_cap * torch.tanh(scores / soft_cap)
+    wide = torch.promote_types(scores.dtype, torch.float32)
+    weights = scores.masked_fill(hidden, float("-inf")).softmax(-1, dtype=wide).to(v.dtype)
+    return torch.einsum("mgrc,cmd->rmgd", weights, v).flatten(1, 2)
 
 
 def attend_varlen(

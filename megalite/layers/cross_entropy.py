@@ -27,7 +27,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from megalite.config.plan import LOSS_CHUNK_TOKENS, vocab_rows_per_rank
+from megalite.architecture.weights import vocab_rows_per_rank
+from megalite.config.plan import LOSS_CHUNK_TOKENS
 from megalite.layers.documents import Targets
 from megalite.layers.gemm import PLAIN, Gemm
 from megalite.parallel.axes import Axis
@@ -46,6 +47,7 @@ class Head(nn.Module):
         gemm: how to multiply.
         chunk_tokens: tokens whose logits exist at once.
         z_loss: coefficient of the z-loss.
+        soft_cap: bound c of the logits, as c tanh(x / c); None for none.
     """
 
     def __init__(
@@ -59,11 +61,13 @@ class Head(nn.Module):
         gemm: Gemm = PLAIN,
         chunk_tokens: int = LOSS_CHUNK_TOKENS["cpu"],
         z_loss: float = 0.0,
+        soft_cap: float | None = None,
     ):
         super().__init__()
         self.gemm = gemm
         self.chunk_tokens = chunk_tokens
         self.z_loss = z_loss
+        self.soft_cap = soft_cap
         self.see_log_z: Callable[[Tensor, Tensor], None] | None = None
         """Whoever looks at log(Z) sets it for a while; called with log(Z) `[c]` and the tokens' weights `[c]`."""
         rows = vocab_rows_per_rank(vocab_size, tp.size)
@@ -87,7 +91,8 @@ class Head(nn.Module):
 
     def logits(self, hidden: Tensor) -> Tensor:
         """This rank's true columns of the logits, `[t, v]`. For evaluation; needs the weight whole, so not ZeRO-3."""
-        return self.gemm.linear(self.enter(hidden, self.tp), self.weight[: self.num_true_rows])
+        logits = self.gemm.linear(self.enter(hidden, self.tp), self.weight[: self.num_true_rows])
+        return logits if self.soft_cap is None else self.soft_cap * torch.tanh(logits / self.soft_cap)
 
 
 @torch.compiler.disable
@@ -109,6 +114,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
         for rows in _chunks(hidden.shape[0], head.chunk_tokens):
             chunk = hidden[rows]
             logits = gemm.multiply(chunk, matrix).to(accumulate)
+            slope = _bound(logits, head.soft_cap) if head.soft_cap is not None else None
             nll, total, log_z = _exponentiate(logits, local_labels[rows], head.tp)
             chunk_weights = targets.weights[rows].to(accumulate)
             loss += torch.dot(nll, chunk_weights)
@@ -123,7 +129,8 @@ class _LinearCrossEntropy(torch.autograd.Function):
                     local_labels[rows],
                     chunk_weights,
                     softmax_weights=chunk_weights * (1.0 + 2.0 * head.z_loss * log_z),
-                ).to(chunk.dtype)
+                )
+                grad_logits = (grad_logits if slope is None else grad_logits.mul_(slope)).to(chunk.dtype)
                 grad_hidden[rows] = gemm.multiply(grad_logits, matrix.t())
                 gemm.add_product(grad_weight[:num_rows], grad_logits, chunk)
 
@@ -140,6 +147,14 @@ class _LinearCrossEntropy(torch.autograd.Function):
 
 def _chunks(num_tokens: int, size: int) -> list[slice]:
     return [slice(start, min(start + size, num_tokens)) for start in range(0, num_tokens, size)]
+
+
+def _bound(logits: Tensor, soft_cap: float) -> Tensor:
+    """Turn logits `[c, v]` into `soft_cap x tanh(logits / soft_cap)` in place; returns the slope there."""
+    bounded = logits.div_(soft_cap).tanh_()
+    slope = 1.0 - bounded.square()
+    bounded.mul_(soft_cap)
+    return slope
 
 
 def _exponentiate(logits: Tensor, local_labels: Tensor, tp: Axis) -> tuple[Tensor, Tensor, Tensor]:

@@ -6,6 +6,7 @@ import itertools
 from dataclasses import dataclass
 from functools import cached_property
 
+import torch
 from torch import Tensor
 
 from megalite.layers.rope import Rotation
@@ -25,6 +26,8 @@ class Documents:
     """`[t]` int64, unique for each token of the whole training; seeds dropout."""
     rotation: Rotation | None = None
     """Rotary cos and sin of the stream, made once a pass by the model."""
+    sliding_rotation: Rotation | None = None
+    """That of blocks with a window, where it is another one."""
     borders: Tensor | None = None
     """`cu_seqlens` in host memory, for who walks from document to document; None to copy them there when asked, for
     which a GPU would be waited for."""
@@ -34,6 +37,14 @@ class Documents:
         """Length of each document in tokens."""
         borders = (self.cu_seqlens if self.borders is None else self.borders).tolist()
         return [stop - start for start, stop in itertools.pairwise(borders) if stop > start]
+
+    @cached_property
+    def reach_of_tokens(self) -> Tensor:
+        """`[t]` int64, for each token how far the positions of its document reach, as a number of tokens. Nothing waits
+        for it."""
+        places = torch.arange(self.positions.shape[0], device=self.cu_seqlens.device, dtype=self.cu_seqlens.dtype)
+        ends = self.cu_seqlens[torch.searchsorted(self.cu_seqlens, places, right=True)]
+        return self.positions[ends - 1] + 1
 
 
 @dataclass

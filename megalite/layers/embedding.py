@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from megalite.config.plan import vocab_rows_per_rank
+from megalite.architecture.weights import vocab_rows_per_rank
 from megalite.layers.documents import Documents
 from megalite.parallel.axes import Axis
 from megalite.parallel.collectives import keep, own_rows, reduce_from, replicated, scatter_rows

@@ -5,19 +5,43 @@ The gated form keeps gate and up in one matrix, cut per half (see `model.weights
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
+
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from megalite.config.schema import ModelConfig
+from megalite.architecture.activations import ACTIVATIONS
+from megalite.architecture.architecture import FeedForwardSpec
 from megalite.layers.gemm import PLAIN, Gemm
 from megalite.layers.linear import ColumnParallelLinear, RowParallelLinear
+from megalite.layers.load import load
 from megalite.parallel.axes import Axis
 
 
-def swiglu(x: Tensor) -> Tensor:
-    """`silu(gate) * up` of `[t, 2f]` holding gate then up (Shazeer 2020)."""
-    gate, up = x.chunk(2, dim=-1)
+def swiglu(gate: Tensor, up: Tensor) -> Tensor:
+    """`silu(gate) * up` (Shazeer 2020)."""
     return F.silu(gate) * up
+
+
+def geglu(gate: Tensor, up: Tensor) -> Tensor:
+    """`gelu(gate) * up` (Shazeer 2020)."""
+    return F.gelu(gate) * up
+
+
+def geglu_tanh(gate: Tensor, up: Tensor) -> Tensor:
+    """The same with GELU's tanh approximation, as Gemma has it."""
+    return gelu_tanh(gate) * up
+
+
+def reglu(gate: Tensor, up: Tensor) -> Tensor:
+    """`relu(gate) * up` (Shazeer 2020)."""
+    return F.relu(gate) * up
+
+
+def relu2(x: Tensor) -> Tensor:
+    """`relu(x)` squared (So et al. 2021, Primer)."""
+    return F.relu(x).square()
 
 
 def gelu_tanh(x: Tensor) -> Tensor:
@@ -25,23 +49,33 @@ def gelu_tanh(x: Tensor) -> Tensor:
     return F.gelu(x, approximate="tanh")
 
 
-ACTIVATIONS = {"swiglu": swiglu, "gelu": F.gelu, "gelu_tanh": gelu_tanh}
-
-
 class MLP(nn.Module):
     """`down(activation(up(x)))`, or with a gate `down(silu(gate(x)) * up(x))`. Shape: as the linear layers'."""
 
-    def __init__(self, model: ModelConfig, *, tp: Axis, sequence_parallel: bool, gemm: Gemm = PLAIN):
+    def __init__(
+        self, hidden_size: int, spec: FeedForwardSpec, *, tp: Axis, sequence_parallel: bool, gemm: Gemm = PLAIN
+    ):
         super().__init__()
-        width = model.ffn_hidden_size // tp.size
-        options = {"tp": tp, "bias": model.has_mlp_bias, "sequence_parallel": sequence_parallel, "gemm": gemm}
-        if model.activation == "swiglu":
-            self.gate_up = ColumnParallelLinear(model.hidden_size, 2 * width, **options)
+        width = spec.width // tp.size
+        options = {"tp": tp, "bias": spec.bias, "sequence_parallel": sequence_parallel, "gemm": gemm}
+        if spec.is_gated:
+            self.gate_up = ColumnParallelLinear(hidden_size, 2 * width, **options)
         else:
-            self.up = ColumnParallelLinear(model.hidden_size, width, **options)
-        self.expand = self.gate_up if model.activation == "swiglu" else self.up
-        self.activation = ACTIVATIONS[model.activation]
-        self.down = RowParallelLinear(width, model.hidden_size, **options)
+            self.up = ColumnParallelLinear(hidden_size, width, **options)
+        self.expand = self.gate_up if spec.is_gated else self.up
+        self.activate = load_activation(spec.activation)
+        self.down = RowParallelLinear(width, hidden_size, **options)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.down(self.activation(self.expand(x)))
+        return self.down(self.activate(self.expand(x)))
+
+
+def load_activation(name: str) -> Callable[[Tensor], Tensor]:
+    """The function of what the first product puts out: `[t, 2f]` holding gate then up, or `[t, f]`."""
+    activation = ACTIVATIONS[name]
+    function = load(activation.function)
+    return partial(_gated, function) if activation.is_gated else function
+
+
+def _gated(function: Callable[[Tensor, Tensor], Tensor], x: Tensor) -> Tensor:
+    return function(*x.chunk(2, dim=-1))

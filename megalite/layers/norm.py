@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from megalite.parallel.axes import SINGLE, Axis
-from megalite.parallel.collectives import copy_to, replicated
+from megalite.parallel.collectives import copy_to, replicated, sum_over
 
 
 class RMSNorm(nn.Module):
@@ -28,17 +28,53 @@ class RMSNorm(nn.Module):
         return rms_norm(x, self.share(self.weight, self.tp), self.eps)
 
 
-class HeadNorm(nn.Module):
-    """RMSNorm over each head's channels, heads cut over tp: the gradient of its weight is always a partial sum."""
+class ZeroCenteredRMSNorm(RMSNorm):
+    """`x / rms(x) * (1 + weight)`, multiplied in fp32: Gemma's."""
 
-    def __init__(self, head_dim: int, eps: float, *, tp: Axis = SINGLE):
+    def forward(self, x: Tensor) -> Tensor:
+        return zero_centered_rms_norm(x, self.share(self.weight, self.tp), self.eps)
+
+
+class HeadNorm(nn.Module):
+    """RMSNorm over each head's channels, heads cut over tp: the gradient of its weight is always a partial sum.
+
+    Args:
+        kind: `rmsnorm` or `zero_centered_rmsnorm`.
+    """
+
+    def __init__(self, head_dim: int, eps: float, *, kind: str = "rmsnorm", tp: Axis = SINGLE):
         super().__init__()
         self.weight = nn.Parameter(torch.empty(head_dim))
         self.eps = eps
         self.tp = tp
+        self.normalise = RMS_NORMS[kind]
 
     def forward(self, x: Tensor) -> Tensor:
-        return rms_norm(x, copy_to(self.weight, self.tp), self.eps)
+        return self.normalise(x, copy_to(self.weight, self.tp), self.eps)
+
+
+class AllHeadsNorm(nn.Module):
+    """RMSNorm over the channels of all heads together, which are cut over tp, as is its weight (OLMo 2).
+
+    Shape: `[t, n, d]` -> `[t, n, d]`, n the heads of this rank.
+
+    Args:
+        num_heads: of this rank.
+    """
+
+    def __init__(self, num_heads: int, head_dim: int, eps: float, *, kind: str = "rmsnorm", tp: Axis = SINGLE):
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(num_heads * head_dim))
+        self.eps = eps
+        self.tp = tp
+        self.is_zero_centered = kind == "zero_centered_rmsnorm"
+
+    def forward(self, x: Tensor) -> Tensor:
+        wide = x.flatten(1).to(torch.promote_types(x.dtype, torch.float32))
+        squares = sum_over(wide.square().sum(-1, keepdim=True), self.tp) / (wide.shape[1] * self.tp.size)
+        normalised = wide * torch.rsqrt(squares + self.eps)
+        weight = 1.0 + self.weight.to(wide.dtype) if self.is_zero_centered else self.weight
+        return (weight * normalised).to(x.dtype).view_as(x)
 
 
 class LayerNorm(nn.Module):
@@ -62,3 +98,13 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     wide = x.to(torch.promote_types(x.dtype, torch.float32))
     normalised = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
     return weight * normalised.to(x.dtype)
+
+
+def zero_centered_rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """RMSNorm over the last dim, times 1 + weight; all of it at least fp32, result in the format of `x`."""
+    wide = x.to(torch.promote_types(x.dtype, torch.float32))
+    normalised = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
+    return (normalised * (1.0 + weight.to(wide.dtype))).to(x.dtype)
+
+
+RMS_NORMS = {"rmsnorm": rms_norm, "zero_centered_rmsnorm": zero_centered_rms_norm}

@@ -5,15 +5,19 @@ Layers receive their parts at construction and never ask again what device or fo
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
+from torch import nn
 
+from megalite.architecture.architecture import Architecture
+from megalite.architecture.norms import NORMS
 from megalite.config.plan import LOSS_CHUNK_TOKENS
-from megalite.config.schema import ModelConfig
 from megalite.layers.attention import Attend, attend_by_document, choose_attention
 from megalite.layers.gemm import PLAIN, Gemm, choose_gemm
-from megalite.layers.norm import LayerNorm, RMSNorm
+from megalite.layers.load import load
+from megalite.layers.norm import RMSNorm
 from megalite.layers.precision import ONE_FORMAT, Precision
 
 
@@ -23,19 +27,19 @@ class Parts:
 
     attend: Attend = attend_by_document
     gemm: Gemm = PLAIN
-    norm: type[RMSNorm] | type[LayerNorm] = RMSNorm
+    norm: Callable[..., nn.Module] = RMSNorm
+    """Of the stream; `architecture.norms` says how it is made."""
     loss_chunk_tokens: int = LOSS_CHUNK_TOKENS["cpu"]
     precision: Precision = ONE_FORMAT
     """Of the linear layers in the blocks; keeps state, so each stage has its own."""
 
 
-def choose_parts(model: ModelConfig, device_type: str, dtype: torch.dtype, precision: Precision = ONE_FORMAT) -> Parts:
+def choose_parts(model: Architecture, device_type: str, dtype: torch.dtype, precision: Precision = ONE_FORMAT) -> Parts:
     """The best parts for a device and number format."""
-    norm = LayerNorm if model.norm == "layernorm" else RMSNorm
     return Parts(
         attend=choose_attention(device_type, dtype),
         gemm=choose_gemm(device_type, dtype),
-        norm=norm,
+        norm=load(NORMS[model.norm].module),
         loss_chunk_tokens=LOSS_CHUNK_TOKENS[device_type],
         precision=precision,
     )

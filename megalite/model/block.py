@@ -1,10 +1,12 @@
-"""One transformer block: attention and MLP, each behind a norm and added to the residual stream (pre-norm)."""
+"""One transformer block: attention and MLP, normalised, each added to the residual stream."""
 
 from __future__ import annotations
 
+from functools import partial
+
 from torch import Tensor, nn
 
-from megalite.config.schema import ModelConfig
+from megalite.architecture.architecture import Architecture
 from megalite.layers.documents import Documents
 from megalite.layers.mlp import MLP
 from megalite.layers.parts import Parts
@@ -34,20 +36,35 @@ class Dropout(nn.Module):
 
 
 class Block(nn.Module):
-    """`x + attention(norm(x))`, then `x + mlp(norm(x))`. Shape: `[t, h]`, or `[t/tp, h]` when sequence parallel."""
+    """A block as its description says. Shape: `[t, h]`, or `[t/tp, h]` when sequence parallel.
+
+    one after the other    x + attention(norm(x)), then x + mlp(norm(x))
+    parallel               x + attention(norm(x)) + mlp(norm(x))
+    norms after            x + norm(attention(...))
+    """
 
     def __init__(
-        self, model: ModelConfig, index: int, *, tp: Axis, sequence_parallel: bool, parts: Parts, seed: int = 0
+        self, model: Architecture, index: int, *, tp: Axis, sequence_parallel: bool, parts: Parts, seed: int = 0
     ):
         super().__init__()
+        spec, hidden = model.blocks[index], model.hidden_size
         options = {"tp": tp, "sequence_parallel": sequence_parallel}
-        self.attention_norm = parts.norm(model.hidden_size, model.norm_eps, **options)
-        self.attention = SelfAttention(model, attend=parts.attend, gemm=parts.gemm, **options)
-        self.mlp_norm = parts.norm(model.hidden_size, model.norm_eps, **options)
-        self.mlp = MLP(model, gemm=parts.gemm, **options)
+        seams = {"attend": parts.attend, "gemm": parts.gemm}
+        norm = partial(parts.norm, hidden, spec.norm_eps, **options)
+        self.attention_norm = norm() if spec.norm_before else nn.Identity()
+        self.attention = SelfAttention(
+            hidden, spec.attention, norm=spec.norm, norm_eps=spec.norm_eps, **seams, **options
+        )
+        self.attention_out_norm = norm() if spec.norm_after else nn.Identity()
+        self.mlp_norm = norm() if spec.norm_before else nn.Identity()
+        self.mlp = MLP(hidden, spec.feed_forward, gemm=parts.gemm, **options)
+        self.mlp_out_norm = norm() if spec.norm_after else nn.Identity()
         self.attention_dropout = Dropout(model.dropout, seed=seed, site=f"blocks.{index}.attention", **options)
         self.mlp_dropout = Dropout(model.dropout, seed=seed, site=f"blocks.{index}.mlp", **options)
+        self.is_parallel = spec.is_parallel
 
     def forward(self, x: Tensor, documents: Documents) -> Tensor:
-        x = x + self.attention_dropout(self.attention(self.attention_norm(x), documents), documents)
-        return x + self.mlp_dropout(self.mlp(self.mlp_norm(x)), documents)
+        mixed = self.attention_out_norm(self.attention(self.attention_norm(x), documents))
+        after = x + self.attention_dropout(mixed, documents)
+        expanded = self.mlp_out_norm(self.mlp(self.mlp_norm(x if self.is_parallel else after)))
+        return after + self.mlp_dropout(expanded, documents)

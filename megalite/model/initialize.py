@@ -13,10 +13,10 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from megalite.config.schema import ModelConfig
+from megalite.architecture.architecture import Architecture
+from megalite.architecture.weights import Rectangle, Weight, by_parameter, weight_table
 from megalite.model.mup import input_multiplier
 from megalite.model.transformer import Stage
-from megalite.model.weights import Rectangle, Weight, by_parameter, weight_table
 from megalite.parallel.random import name_seed
 
 
@@ -35,7 +35,7 @@ class FreshWeights:
     The scaled residual initialisation is GPT-2's (Radford et al. 2019, section 2.3) and Megatron-LM's.
     """
 
-    def __init__(self, model: ModelConfig, seed: int):
+    def __init__(self, model: Architecture, seed: int):
         self.std = {"normal": model.init_std, "residual": model.init_std / (2 * model.num_layers) ** 0.5}
         self.model, self.seed = model, seed
 

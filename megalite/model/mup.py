@@ -9,19 +9,19 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from megalite.config.mup import embedding_scale, ffn_multiplier, output_scale, query_scale, width_multiplier
-from megalite.config.schema import ModelConfig
-from megalite.model.weights import Rectangle, Weight
+from megalite.architecture.architecture import Architecture, query_scale
+from megalite.architecture.mup import embedding_scale, ffn_multiplier, output_scale, width_multiplier
+from megalite.architecture.weights import Rectangle, Weight
 
 
-def input_multiplier(weight: Weight, model: ModelConfig) -> float:
+def input_multiplier(weight: Weight, model: Architecture) -> float:
     """How many times more inputs a matrix-like weight has than in the base model; 1 for vector-like ones."""
     if len(weight.shape) < 2 or not weight.layer.startswith("blocks."):
         return 1.0
     return ffn_multiplier(model) if weight.name.endswith("mlp.down.weight") else width_multiplier(model)
 
 
-def without_mup(model: ModelConfig) -> ModelConfig:
+def without_mup(model: Architecture) -> Architecture:
     """The usual model that computes the same from the weights of `Folded`."""
     return model.model_copy(update={"mup": None})
 
@@ -37,7 +37,7 @@ class Folded:
         model: filled, with muP.
     """
 
-    def __init__(self, source, model: ModelConfig):
+    def __init__(self, source, model: Architecture):
         self._source, self._model = source, model
 
     def read(self, weight: Weight, rectangle: Rectangle) -> Tensor:

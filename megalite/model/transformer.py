@@ -16,13 +16,13 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
 
-from megalite.config.mup import embedding_scale, output_scale
-from megalite.config.schema import ModelConfig
+from megalite.architecture.architecture import Architecture
+from megalite.architecture.mup import embedding_scale, output_scale
 from megalite.layers.cross_entropy import Head
 from megalite.layers.documents import Documents, Targets
 from megalite.layers.embedding import VocabParallelEmbedding
 from megalite.layers.parts import Parts
-from megalite.layers.rope import frequencies, rotation
+from megalite.layers.rope import Frequencies, frequencies, rotation
 from megalite.layers.scale import scaled_by
 from megalite.model.block import Block, Dropout
 from megalite.model.recompute import choose_recompute, compile_blocks
@@ -33,7 +33,7 @@ from megalite.parallel.axes import SINGLE, Axis
 class StageSpec:
     """Everything a stage is built from."""
 
-    model: ModelConfig
+    model: Architecture
     """Filled by `config.plan.fill_model`."""
     blocks: tuple[int, int]
     """Half-open range of blocks."""
@@ -81,13 +81,18 @@ class Stage(nn.Module):
                 gemm=spec.parts.gemm,
                 chunk_tokens=spec.parts.loss_chunk_tokens,
                 z_loss=model.z_loss,
+                soft_cap=model.logit_soft_cap,
                 **shared,
             )
         self.scale_embedding, self.scale_output = scaled_by(embedding_scale(model)), scaled_by(output_scale(model))
         self.precision = spec.parts.precision
         self.precision.attach(self.blocks)
         self.run_block = choose_recompute(spec.recompute, self.precision.context)
-        self._inv_freq = frequencies(model.rope, model.head_dim) if model.positions == "rope" else None
+        self._frequencies: dict[str, Frequencies] = {}
+        if model.positions == "rope":
+            self._frequencies["rotation"] = frequencies(model.rope, model.head_dim)
+        if model.positions == "rope" and model.sliding_rope is not None:
+            self._frequencies["sliding_rotation"] = frequencies(model.sliding_rope, model.head_dim)
 
     def forward(self, x: Tensor, documents: Documents, targets: Targets | None = None) -> Tensor:
         """Run the stage.
@@ -100,9 +105,11 @@ class Stage(nn.Module):
         Returns:
             The stream `[t, h]`, or the fp32 scalar loss (see `Head.forward`) when targets are given.
         """
-        if self._inv_freq is not None and documents.rotation is None:
-            self._inv_freq = self._inv_freq.to(documents.positions.device)
-            documents.rotation = rotation(documents.positions, self._inv_freq)
+        for name, rates in self._frequencies.items():
+            if getattr(documents, name) is None:
+                rates = self._frequencies[name] = rates.to(documents.positions.device)
+                reach = documents.reach_of_tokens if rates.long is not None else None
+                setattr(documents, name, rotation(documents.positions, rates, reach))
         if self.embedding is not None:
             x = self.embedding_dropout(self.scale_embedding(self.embedding(x, documents)), documents)
         with self.precision.context():

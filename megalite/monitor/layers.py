@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from megalite.config.schema import ModelConfig
+from megalite.architecture.architecture import Architecture
 from megalite.data.loader import Batch
 from megalite.engine.protocol import Engine, StepResult
 from megalite.monitor.activations import Activations
@@ -19,7 +19,7 @@ Record = dict[str, dict[str, dict[str, float]]]
 class LayerStatistics:
     """Measures one step at a time: `begin`, the step, `end`. Both are collective."""
 
-    def __init__(self, engine: Engine, model: ModelConfig, axes: Axes, seq_len: int):
+    def __init__(self, engine: Engine, model: Architecture, axes: Axes, seq_len: int):
         self._engine = engine
         self._norms = WeightNorms(engine, model, axes)
         self._activations = Activations(engine.stage, axes, seq_len)

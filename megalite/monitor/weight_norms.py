@@ -12,9 +12,9 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from megalite.config.schema import ModelConfig
+from megalite.architecture.architecture import Architecture
+from megalite.architecture.weights import weight_table
 from megalite.engine.protocol import Engine
-from megalite.model.weights import weight_table
 from megalite.parallel.axes import Axes
 from megalite.parallel.collectives import all_reduce
 
@@ -27,7 +27,7 @@ Norms = dict[str, dict[str, float]]
 class WeightNorms:
     """Watches single updates of an engine."""
 
-    def __init__(self, engine: Engine, model: ModelConfig, axes: Axes):
+    def __init__(self, engine: Engine, model: Architecture, axes: Axes):
         self._engine, self._axes = engine, axes
         self._layer_of = {name: weight.layer for name, weight in weight_table(model).items()}
         self._index_of = {name: number for number, name in enumerate(self._layer_of)}

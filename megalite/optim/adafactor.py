@@ -14,8 +14,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from megalite.architecture.weights import Rectangle
 from megalite.config.schema import OptimizerConfig
-from megalite.model.weights import Rectangle
 from megalite.optim.exchange import Unit
 from megalite.optim.whole import Placed, WholeRule
 

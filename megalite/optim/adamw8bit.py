@@ -12,8 +12,8 @@ from math import prod
 import torch
 from torch import Tensor
 
+from megalite.architecture.weights import Rectangle, Weight
 from megalite.config.schema import OptimizerConfig
-from megalite.model.weights import Rectangle, Weight
 from megalite.optim.exchange import Unit
 from megalite.optim.quantize import Packed, pack, unpack, zeros
 from megalite.optim.rules import unit_rows

@@ -23,7 +23,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from megalite.model.weights import Rectangle, Weight
+from megalite.architecture.weights import Rectangle, Weight
 from megalite.optim.slices import Slice
 from megalite.parallel.axes import Axis
 

@@ -24,8 +24,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from megalite.architecture.weights import Weight
 from megalite.config.schema import OptimizerConfig
-from megalite.model.weights import Weight
 from megalite.optim.slices import Slice, chunks, places_in_whole
 from megalite.parallel.axes import Axis
 from megalite.parallel.collectives import all_reduce

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from megalite.config.schema import ModelConfig, OptimizerConfig
-from megalite.model.weights import Weight
+from megalite.architecture.architecture import Architecture
+from megalite.architecture.weights import Weight
+from megalite.config.schema import OptimizerConfig
 from megalite.optim.mup import rate_factor
 from megalite.optim.rules import rule_of
 
@@ -20,7 +21,7 @@ class Rates:
     """Decoupled: the weight shrinks by this times its own learning rate."""
 
 
-def rates_of(weight: Weight, optimizer: OptimizerConfig, model: ModelConfig) -> Rates:
+def rates_of(weight: Weight, optimizer: OptimizerConfig, model: Architecture) -> Rates:
     """Learning-rate factor and decay of a weight: matrices decay, norms and biases do not; under muP, by width.
 
     With `layer_decay` d, block i of n has the factor d^(n - 1 - i), embedding tables that of the lowest block times d.

@@ -11,12 +11,12 @@ the product of its rate and its decay, and that product is kept: decay is multip
 
 from __future__ import annotations
 
-from megalite.config.mup import RATE_EXPONENTS
-from megalite.config.schema import ModelConfig
+from megalite.architecture.architecture import Architecture
+from megalite.architecture.mup import RATE_EXPONENTS
+from megalite.architecture.weights import Weight
 from megalite.model.mup import input_multiplier
-from megalite.model.weights import Weight
 
 
-def rate_factor(weight: Weight, model: ModelConfig, rule: str) -> float:
+def rate_factor(weight: Weight, model: Architecture, rule: str) -> float:
     """Factor on the learning rate of a weight; its decay is divided by it."""
     return 1.0 if model.mup is None else input_multiplier(weight, model) ** -RATE_EXPONENTS[rule]

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from megalite.model.weights import Rectangle, Weight
+from megalite.architecture.weights import Rectangle, Weight
 from megalite.optim.elementwise import ElementwiseRule, shrink_and_add
 from megalite.optim.exchange import Exchange, Unit
 from megalite.optim.gradients import GradientChanges

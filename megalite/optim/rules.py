@@ -18,9 +18,9 @@ from __future__ import annotations
 
 from math import prod
 
+from megalite.architecture.weights import Weight
 from megalite.config.schema import OptimizerConfig
 from megalite.config.sections.optimizer import OptimizerName
-from megalite.model.weights import Weight
 
 ELEMENTWISE_KINDS: dict[OptimizerName, tuple[str, ...]] = {
     "adamw": ("exp_avg", "exp_avg_sq"),

@@ -9,7 +9,7 @@ from math import prod
 import torch
 from torch import Tensor
 
-from megalite.model.weights import Rectangle, Weight
+from megalite.architecture.weights import Rectangle, Weight
 from megalite.optim.exchange import Unit
 
 Placed = dict[str, tuple[Rectangle, Tensor]]

@@ -45,6 +45,11 @@ def reduce_from(x: Tensor, axis: Axis) -> Tensor:
     return x if axis.size == 1 else _apply(_ReduceFrom, x, axis)
 
 
+def sum_over(x: Tensor, axis: Axis) -> Tensor:
+    """Sum partial results that every rank goes on with in work of its own; gradients are summed alike."""
+    return copy_to(reduce_from(x, axis), axis)
+
+
 def gather_rows(x: Tensor, axis: Axis) -> Tensor:
     """Join the rows that the ranks hold: `[t/n, ...]` -> `[t, ...]`; gradients are summed and cut again."""
     return x if axis.size == 1 else _apply(_GatherRows, x, axis)

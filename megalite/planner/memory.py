@@ -21,13 +21,12 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from math import prod
 
-from megalite.config.plan import LOSS_CHUNK_TOKENS, RunPlan, vocab_rows_per_rank
+from megalite.architecture.costs import ELEMENT_BYTES, FP32_BYTES, block_activation_bytes, sum_by_layer
+from megalite.architecture.weights import Weight, vocab_rows_per_rank, weight_table
+from megalite.config.plan import LOSS_CHUNK_TOKENS, RunPlan
 from megalite.config.schema import Config
-from megalite.engine.deepspeed.footprint import ELEMENT_BYTES, FP32_BYTES, footprint
-from megalite.model.weights import Weight, weight_table
+from megalite.engine.deepspeed.footprint import footprint
 from megalite.optim.rules import state_bytes
-
-FP8_BYTES = 1
 
 
 @dataclass(frozen=True)
@@ -82,10 +81,7 @@ def state_bytes_per_parameter(config: Config, plan: RunPlan) -> float:
 
 def _sum_by_stage(plan: RunPlan, measure: Callable[[Weight], int]) -> tuple[int, ...]:
     """Sums over the weights that each pipeline stage holds."""
-    table = weight_table(plan.model)
-    sizes: dict[str, int] = {}
-    for weight in table.values():
-        sizes[weight.layer] = sizes.get(weight.layer, 0) + measure(weight)
+    table, sizes = weight_table(plan.model), sum_by_layer(plan.model, measure)
     stages = [sum(sizes[f"blocks.{index}"] for index in range(*blocks)) for blocks in plan.stage_blocks]
     stages[0] += sizes["embedding"]
     stages[-1] += sizes["final_norm"] + sizes.get("head", 0)
@@ -94,60 +90,44 @@ def _sum_by_stage(plan: RunPlan, measure: Callable[[Weight], int]) -> tuple[int,
     return tuple(stages)
 
 
-def block_activation_bytes(config: Config, plan: RunPlan, recompute: str) -> int:
-    """Bytes of one token that a block keeps between its forward and its backward pass, on one rank.
-
-    Korthikanti et al. 2022, table 2, for the blocks of this project: RMSNorm computed in fp32, fused projections,
-    attention kernels that keep only their inputs, their output and a sum a head.
-    """
-    model, tp = plan.model, plan.tp
-    a = ELEMENT_BYTES[config.precision.dtype]
-    h = model.hidden_size
-    stream = _stream_width(config, plan)
-    q, kv = model.num_heads * model.head_dim // tp, model.num_kv_heads * model.head_dim // tp
-    f = model.ffn_hidden_size // tp
-    gates = 2 if model.activation == "swiglu" else 1
-    softmax_sums = FP32_BYTES * model.num_heads // tp
-    if recompute == "full":
-        return a * stream
-    if recompute == "selective":  # the block's input, and the results of its four products and of attention
-        fp8 = config.precision.fp8
-        inputs = h + q + h + f if fp8 is not None and fp8.backend == "te" else 0  # `layers.kept_products`
-        return a * (stream + (q + 2 * kv) + q + h + gates * f + h) + softmax_sums + inputs * FP8_BYTES
-
-    norm = a * (stream + h)  # normalised input (the input itself for layernorm), and what the column layer multiplies
-    if model.norm == "rmsnorm":
-        norm += FP32_BYTES * stream  # the input in fp32
-    attention = a * (q + 2 * kv + q) + softmax_sums  # queries, keys and values, rotated or not, and the result
-    if model.positions == "rope" and model.qk_norm:
-        attention += a * (q + kv)  # unrotated ones too, for the norms' backward pass
-    if model.qk_norm:
-        attention += (a if a == FP32_BYTES else a + FP32_BYTES) * (q + kv)
-    mlp = a * (4 if gates == 2 else 2) * f  # products, the gated form's silu, and what the row layer multiplies
-    dropout = 2 * stream if model.dropout else 0  # masks, a byte an element
-    return 2 * norm + attention + mlp + dropout
+def stage_block_activations(config: Config, plan: RunPlan, stage: int, recompute: str) -> list[int]:
+    """Bytes of one token that each block of a stage keeps for its backward pass, on one rank."""
+    fp8 = config.precision.fp8
+    return [
+        block_activation_bytes(
+            plan.model.blocks[index],
+            plan.model.hidden_size,
+            element_bytes=ELEMENT_BYTES[config.precision.dtype],
+            tp=plan.tp,
+            sequence_parallel=config.parallel.sequence_parallel,
+            recompute=recompute,
+            keeps_fp8_inputs=fp8 is not None and fp8.backend == "te",
+            has_dropout=plan.model.dropout > 0.0,
+        )
+        for index in range(*plan.stage_blocks[stage])
+    ]
 
 
 def _stage_memory(config: Config, plan: RunPlan, stage: int, num_parameters: int) -> StageMemory:
     kept = footprint(config, plan, num_parameters, state_bytes_by_stage(config, plan)[stage])
-    first, stop = plan.stage_blocks[stage]
     return StageMemory(
         stage=stage,
         num_parameters=num_parameters,
         weights=kept.weights,
         gradients=kept.gradients,
         optimizer=kept.optimizer,
-        activations=_activations(config, plan, stage, stop - first),
+        activations=_activations(config, plan, stage),
         head=_head(config, plan) if stage == plan.pp - 1 else 0,
         buffers=kept.buffers + _traffic(config, plan, stage),
     )
 
 
-def _activations(config: Config, plan: RunPlan, stage: int, num_blocks: int) -> int:
+def _activations(config: Config, plan: RunPlan, stage: int) -> int:
     """What all blocks keep for all micro-batches in flight, and what recomputation brings back for one block."""
-    kept = block_activation_bytes(config, plan, config.train.recompute)
-    whole = block_activation_bytes(config, plan, "none")
-    return _micro_batch_tokens(config) * (num_blocks * _in_flight(plan, stage) * kept + (whole - kept))
+    kept = stage_block_activations(config, plan, stage, config.train.recompute)
+    whole = stage_block_activations(config, plan, stage, "none")
+    again = max((all_of_it - some for all_of_it, some in zip(whole, kept, strict=True)), default=0)
+    return _micro_batch_tokens(config) * (sum(kept) * _in_flight(plan, stage) + again)
 
 
 def _head(config: Config, plan: RunPlan) -> int:

@@ -13,8 +13,8 @@ from typing import Any, Literal
 from pydantic import NonNegativeInt, PositiveInt, ValidationInfo, field_validator
 
 from megalite.config.load import build
-from megalite.config.section import Section
 from megalite.config.yaml_source import dump_yaml, read_source
+from megalite.section import Section
 from megalite.slurm_words import check_options, check_printable, export_line
 
 _TIME = re.compile(r"(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?", re.ASCII)

@@ -7,7 +7,7 @@ from typing import Literal
 
 from pydantic import PositiveFloat, PositiveInt
 
-from megalite.config.section import Section
+from megalite.section import Section
 
 TokenizerKind = Literal["sentencepiece-bpe", "sentencepiece-unigram", "byte-bpe"]
 

@@ -20,7 +20,7 @@ from megalite.data import audit
 from megalite.data.account import add_counts
 from megalite.data.loader import Batch, Loader
 from megalite.engine.protocol import NonFiniteLossError, StepResult
-from megalite.errors import EXIT_DONE, EXIT_REQUEUE, StartError, UserError
+from megalite.errors import EXIT_DONE, EXIT_REQUEUE, CheckpointError, StartError, UserError
 from megalite.optim.schedules import last_stable_step
 from megalite.parallel.collectives import agree
 from megalite.train.checkpoints import open_checkpoints
@@ -69,14 +69,34 @@ class TrainingLoop:
         self.samples = run.samples
         self._components = assemble(run, progress.step)
         self._control, spikes = self._components.control, self._components.spikes
-        for component in self._components:
-            component.load_state(progress.components.get(component.name, {}))
+        self._load_states(progress)
         self._checkpoints = open_checkpoints(
             run,
             saved_step=progress.step or None,
             is_in_trouble=lambda: spikes is not None and spikes.is_in_trouble,
         )
         self._trunk = last_stable_step(run.plan.total_steps, run.plan.schedule)
+
+    def _load_states(self, progress: Progress) -> None:
+        """Let every component take up where the run goes on from.
+
+        Raises:
+            CheckpointError: one cannot.
+        """
+        states = dict(progress.components)
+        for component in self._components:
+            try:
+                component.load_state(states.pop(component.name, {}))
+            except Exception as error:
+                raise CheckpointError(
+                    f"component {component.name}: it cannot go on from its state at step {progress.step} "
+                    f"({type(error).__name__}: {error}); set it up as it was, or begin a new run from these weights "
+                    "(train.init_from)"
+                ) from error
+        for name in states:
+            why = f"this run has no component {name}; what it had to remember goes"
+            self.run.recorder.event("component_gone", progress.step, component=name, why=why)
+            self.run.recorder.say(f"step {progress.step}: {why}")
 
     def train(self) -> int:
         """Train to the end or to a stop request; return the exit code."""

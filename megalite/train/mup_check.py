@@ -21,9 +21,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from megalite.config.mup import RATE_EXPONENTS
+from megalite.architecture.architecture import Architecture
+from megalite.architecture.mup import RATE_EXPONENTS
 from megalite.config.plan import make_plan
-from megalite.config.schema import Config, ModelConfig, MupConfig
+from megalite.config.schema import Config, MupConfig
 from megalite.config.wording import or_
 from megalite.data.loader import Batch
 from megalite.engine.steps import documents_of_batch
@@ -120,7 +121,7 @@ def check_mup(
     return Check(*runs)
 
 
-def widened(model: ModelConfig, width: int) -> ModelConfig:
+def widened(model: Architecture, width: int) -> Architecture:
     """The model at another width: as many channels a head, more heads, the MLP in proportion.
 
     Raises:
@@ -141,7 +142,7 @@ def widened(model: ModelConfig, width: int) -> ModelConfig:
     return model.model_copy(update={**sizes, "hidden_size": width, "preset": None})
 
 
-def _changes(config: Config, model: ModelConfig, num_steps: int, lr: float) -> dict[str, float]:
+def _changes(config: Config, model: Architecture, num_steps: int, lr: float) -> dict[str, float]:
     from megalite.engine.build import build_engine
     from megalite.model.initialize import FreshWeights
     from megalite.parallel.axes import connect

@@ -9,17 +9,18 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from megalite.architecture.architecture import Architecture
+from megalite.architecture.weights import Rectangle, Weight
 from megalite.checkpoint import catalog
 from megalite.checkpoint.format import MANIFEST, Progress, stored_model
 from megalite.checkpoint.reader import CheckpointReader
 from megalite.config.model_match import match
 from megalite.config.plan import RunPlan
-from megalite.config.schema import Config, ModelConfig
+from megalite.config.schema import Config
 from megalite.data.account import Account, add_counts
 from megalite.data.samples import Samples
 from megalite.errors import CheckpointError, ConversionError, UserError
 from megalite.model.initialize import FreshWeights, WeightSource
-from megalite.model.weights import Rectangle, Weight
 from megalite.optim.rules import STATE_KINDS
 from megalite.parallel.axes import Axes
 from megalite.parallel.collectives import any_rank
@@ -199,7 +200,7 @@ def _open_weights(config: Config, plan: RunPlan, axes: Axes, device: torch.devic
     return Start(weights, {}, choices=choices, proof=_prove(folder, axes) if is_compared else NOT_COMPARED)
 
 
-def _compare(folder: Path, theirs: ModelConfig, ours: ModelConfig) -> tuple[str, ...]:
+def _compare(folder: Path, theirs: Architecture, ours: Architecture) -> tuple[str, ...]:
     """Where a run's model makes other choices than the one its weights are of.
 
     Raises:

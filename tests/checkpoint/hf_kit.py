@@ -14,6 +14,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
+from megalite.architecture.weights import Rectangle, Weight, weight_table
 from megalite.checkpoint.format import (
     Manifest,
     Piece,
@@ -25,13 +26,13 @@ from megalite.checkpoint.format import (
     write_manifest,
 )
 from megalite.checkpoint.hf import reload
-from megalite.config.plan import fill_model, split_blocks
+from megalite.config.fill import fill_model
+from megalite.config.plan import split_blocks
 from megalite.config.schema import BatchConfig, ModelConfig
 from megalite.corpus.corpus import Corpus
 from megalite.corpus.recipe import DocumentSource
 from megalite.corpus.stations.train_tokenizer import train_tokenizer
 from megalite.model.initialize import WeightSource
-from megalite.model.weights import Rectangle, Weight, weight_table
 from megalite.parallel.random import name_seed
 from megalite.tokenizer.settings import TokenizerConfig
 
@@ -55,6 +56,27 @@ LLAMA3 = {"theta": 5e5, "scaling": {"type": "llama3", "factor": 8.0, "original_m
 LONG = {"max_positions": 600}
 """Beyond the longest plain sequence of the verification."""
 
+YARN = {"type": "yarn", "factor": 8.0, "original_max_positions": 75}
+LONGROPE = {
+    "type": "longrope",
+    "factor": 8.0,
+    "original_max_positions": 75,
+    "short_factor": [1.0, 1.1, 1.2, 1.3, 1.4, 1.5],
+    "long_factor": [1.0, 2.0, 3.0, 4.0, 5.0, 6.0],
+}
+GEMMA = {
+    "norm": "zero_centered_rmsnorm",
+    "norm_placement": "both",
+    "activation": "geglu_tanh",
+    "embedding_scale": 48**0.5,
+    "tie_embeddings": True,
+    "num_kv_heads": 2,
+    "head_dim": 16,
+    "sliding_window": 7,
+}
+GEMMA2_LAYERS = ["sliding_attention", "full_attention"]
+GEMMA3 = {**GEMMA, "qk_norm": True, "layer_types": ["sliding_attention", "sliding_attention", "full_attention"]}
+
 FAMILIES: dict[str, dict[str, Any]] = {
     "llama": {"num_kv_heads": 2},
     "llama, tied, llama3 scaling": {"tie_embeddings": True, "rope": LLAMA3, **LONG},
@@ -75,6 +97,27 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "gpt_neox, tanh": {**GPT, "activation": "gelu_tanh", "rope": {"fraction": 0.5}},
     "gpt2": {**GPT, "activation": "gelu_tanh", "positions": "learned", "tie_embeddings": True, **LONG},
     "gpt2, untied": {**GPT, "positions": "learned"},
+    "gpt_neox, Pythia": {**GPT, "rope": {"fraction": 0.25}, "parallel_residual": True},
+    "llama, yarn": {"rope": {"scaling": YARN}, **LONG},
+    "qwen3, yarn of its own": {
+        "qk_norm": True,
+        "head_dim": 16,
+        "rope": {"scaling": {**YARN, "attention_factor": 1.3, "beta_fast": 8.0, "truncate": False}},
+        **LONG,
+    },
+    "mistral, longrope": {"num_kv_heads": 2, "sliding_window": 7, "rope": {"scaling": LONGROPE}, **LONG},
+    "ministral": {"num_kv_heads": 2, "sliding_window": 7, "layer_types": ["full_attention", "sliding_attention"]},
+    "olmo2": {"qk_norm": "whole", "norm_placement": "after", "num_kv_heads": 2},
+    "olmo2, attention's biases": {"qk_norm": "whole", "norm_placement": "after", "bias": "attention"},
+    "gemma2": {**GEMMA, "attention_soft_cap": 5.0, "logit_soft_cap": 3.0, "layer_types": GEMMA2_LAYERS},
+    "gemma2, unbounded": {**GEMMA, "attention_scale": 24**-0.5, "bias": "attention", "tie_embeddings": False},
+    "gemma3_text": {**GEMMA3, "rope": {"theta": 1e6}, "sliding_rope": {"theta": 1e4}},
+    "gemma3_text, stretched": {
+        **GEMMA3,
+        "rope": {"theta": 1e6, "scaling": {"type": "linear", "factor": 8.0}},
+        "sliding_rope": {"theta": 1e4},
+        "logit_soft_cap": 3.0,
+    },
 }
 """One model for each thing that a class of transformers can represent; the family's name comes first."""
 
@@ -109,7 +152,7 @@ def write_checkpoint(
     updates = step if num_updates is None else num_updates
     progress = Progress(step=step, num_updates=updates, num_tokens=1000 * step)
     manifest = Manifest(progress, model.model_dump(mode="json"), {"pp": PP, "tp": TP}, {}, {}, data=data or {})
-    stages = split_blocks(model.num_layers, PP, head_cost=0)
+    stages = split_blocks([1.0] * model.num_layers, PP, head_cost=0)
     for stage, tp_rank in itertools.product(range(PP), range(TP)):
         file, tensors = f"rank-{stage * TP + tp_rank:05d}.safetensors", {}
         for weight in weight_table(model).values():

@@ -7,6 +7,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from megalite.architecture.weights import Rectangle
 from megalite.checkpoint.differential import Storage
 from megalite.checkpoint.format import (
     CONFIG,
@@ -19,7 +20,6 @@ from megalite.checkpoint.format import (
 )
 from megalite.checkpoint.reader import CheckpointReader
 from megalite.checkpoint.shares import FULL, Written, file_name, take_shares, write_share
-from megalite.model.weights import Rectangle
 
 SMALL = Storage(differential=True, chunk_bytes=256)
 """Chunks small enough for tiny tensors to have many."""

@@ -14,11 +14,11 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
+from megalite.architecture.weights import Rectangle
 from megalite.checkpoint import differential
 from megalite.checkpoint.differential import MIN_USED, Storage, find_base
 from megalite.checkpoint.format import read_manifest
 from megalite.checkpoint.reader import CheckpointReader
-from megalite.model.weights import Rectangle
 from tests.checkpoint.stored import SMALL, assert_holds, store
 
 SLACK_BYTES = 2000

@@ -82,6 +82,31 @@ def test_version_1_is_read(tmp_path):
     assert_holds(folder, tensors)
 
 
+def test_version_3_is_read(tmp_path):
+    """The version whose progress had the state of the loop's parts in three fields: each goes to the part that now has
+    it, and nothing is lost. A part that had nothing to remember has no entry."""
+    tensors = {"weight/a": torch.randn(8, 6)}
+    folder, _ = store(tmp_path, 5, tensors)
+    progress = json.loads((folder / "manifest.json").read_text())["progress"]
+    del progress["components"]
+    spikes = {"losses": [2.5], "norms": [1.0], "spikes": [4], "first_spike": 4, "cut_until": 0}
+    former = {
+        "steering": {"norms": [1.0, 2.0], "batch_sizes": [{"first_step": 1, "size": 4, "first_sample": 0}]},
+        "health": {"spikes": spikes, "tries": 1, "tried_at": 3},
+        "evaluation": {"best_loss": 2.0, "best_step": 4},
+    }
+    rewrite(folder, version=3, progress={**progress, **former})
+    assert read_manifest(folder).progress.components == {
+        "adaptive_control": former["steering"],
+        "validation": former["evaluation"],
+        "spikes": spikes,
+        "rollback_limit": {"tries": 1, "tried_at": 3},
+    }
+    assert_holds(folder, tensors)
+    rewrite(folder, version=3, progress={**progress, "steering": {}, "health": {"spikes": spikes}, "evaluation": {}})
+    assert read_manifest(folder).progress.components == {"spikes": spikes}
+
+
 def test_a_checksum_cannot_be_left_out(checkpoint):
     """From version 2 on a manifest without its checksum is damaged."""
     path = checkpoint / "manifest.json"

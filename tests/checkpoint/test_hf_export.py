@@ -13,6 +13,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
+from megalite.architecture.weights import Rectangle, Weight
 from megalite.checkpoint.hf import exporter, memory, verify
 from megalite.checkpoint.hf.exporter import to_hugging_face
 from megalite.checkpoint.hf.families.registry import choose_family
@@ -24,7 +25,6 @@ from megalite.config.schema import Config
 from megalite.errors import CheckpointError, ConversionError
 from megalite.model.initialize import fill
 from megalite.model.transformer import Stage, StageSpec, documents_of
-from megalite.model.weights import Rectangle, Weight
 from tests.checkpoint.hf_kit import (
     FAMILIES,
     RandomWeights,

@@ -10,14 +10,22 @@ import torch
 import transformers
 from safetensors.torch import load_file, save_file
 from transformers import (
+    Gemma2Config,
+    Gemma2ForCausalLM,
+    Gemma3ForCausalLM,
+    Gemma3TextConfig,
     GPT2Config,
     GPT2LMHeadModel,
     GPTNeoXConfig,
     GPTNeoXForCausalLM,
     LlamaConfig,
     LlamaForCausalLM,
+    MinistralConfig,
+    MinistralForCausalLM,
     MistralConfig,
     MistralForCausalLM,
+    Olmo2Config,
+    Olmo2ForCausalLM,
     PreTrainedModel,
     Qwen2Config,
     Qwen2ForCausalLM,
@@ -25,12 +33,12 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
+from megalite.architecture.weights import Rectangle, weight_table
 from megalite.checkpoint.hf.importer import HuggingFaceWeights, model_config
 from megalite.checkpoint.hf.to_checkpoint import from_hugging_face
 from megalite.checkpoint.reader import CheckpointReader
 from megalite.cli.main import main
 from megalite.errors import CheckpointError, ConversionError
-from megalite.model.weights import Rectangle, weight_table
 from tests.checkpoint.hf_kit import (
     assert_same_weights,
     reload_here,  # noqa: F401 (a fixture)
@@ -59,6 +67,17 @@ LLAMA3 = {
 }
 
 
+YARN = {"rope_type": "yarn", "factor": 2.5, "original_max_position_embeddings": 16, "beta_fast": 4.0}
+LONGROPE = {
+    "rope_type": "longrope",
+    "short_factor": [1.0, 1.1, 1.2, 1.3, 1.4, 1.5],
+    "long_factor": [1.0, 2.0, 3.0, 4.0, 5.0, 6.0],
+    "factor": 2.5,
+    "original_max_position_embeddings": 16,
+}
+LONGROPE_ABOVE = {"original_max_position_embeddings": 16}
+
+
 def llama3_rope() -> dict[str, object]:
     """How the installed transformers is told of it; version 4 would read past version 5's key."""
     if IS_TRANSFORMERS_4:
@@ -83,6 +102,19 @@ FOREIGN = {
     "qwen3": (Qwen3ForCausalLM, Qwen3Config(**GATED, head_dim=16, rope_theta=1e6)),
     "gpt_neox": (GPTNeoXForCausalLM, GPTNeoXConfig(**SIZES, rotary_pct=0.5, use_parallel_residual=False)),
     "gpt2": (GPT2LMHeadModel, GPT2Config(**GPT2)),
+    "gpt_neox, parallel": (GPTNeoXForCausalLM, GPTNeoXConfig(**SIZES, rotary_pct=0.5)),
+    "llama, yarn": (LlamaForCausalLM, LlamaConfig(**GATED, rope_scaling=YARN)),
+    "llama, longrope": (LlamaForCausalLM, LlamaConfig(**GATED, rope_scaling=LONGROPE, **LONGROPE_ABOVE)),
+    "ministral": (
+        MinistralForCausalLM,
+        MinistralConfig(**GATED, head_dim=12, sliding_window=6, layer_types=["full_attention", "sliding_attention"]),
+    ),
+    "olmo2": (Olmo2ForCausalLM, Olmo2Config(**GATED)),
+    "gemma2": (Gemma2ForCausalLM, Gemma2Config(**GATED, head_dim=16, sliding_window=6, query_pre_attn_scalar=20)),
+    "gemma3_text": (
+        Gemma3ForCausalLM,
+        Gemma3TextConfig(**GATED, head_dim=16, sliding_window=6, layer_types=["sliding_attention", "full_attention"]),
+    ),
 }
 """Models made by transformers itself, saved by it, never seen by megalite."""
 
@@ -181,7 +213,7 @@ def test_smaller_formats_are_read_exactly(tmp_path: Path):
 CONFIG_REFUSALS = [
     ("llama", {"model_type": "mixtral"}, "model_type is 'mixtral'"),
     ("llama", {"hidden_act": "gelu"}, "hidden_act: found 'gelu'"),
-    ("llama", {"rope_parameters": {"rope_type": "yarn", "factor": 4.0}}, "rope_type is 'yarn'"),
+    ("llama", {"rope_parameters": {"rope_type": "dynamic", "factor": 4.0}}, "rope_type is 'dynamic'"),
     ("llama", {"rope_theta": 7.0}, "disagree"),
     ("llama 3.1", {"rope_theta": 5e5}, "disagree"),
     ("llama", {"partial_rotary_factor": 0.5}, "partial_rotary_factor: found 0.5"),
@@ -197,12 +229,14 @@ CONFIG_REFUSALS = [
     ("llama 3.1", {"original_max_position_embeddings": 32}, "found 16, and 32 outside the group"),
     ("mistral", {"layer_types": ["full_attention"] * 2}, "layer_types: found .* does not know"),
     ("mistral", {"layer_types": ["full_attention", "sliding_attention"]}, "layer_types"),
-    ("llama", {"rope_parameters": {"rope_type": "default", "attention_factor": 2.0}}, "parameters.attention_factor"),
+    ("llama", {"rope_parameters": {"rope_type": "default", "gamma": 2.0}}, "parameters.gamma"),
     ("llama", {"auto_map": {"AutoModelForCausalLM": "mine.Llama"}}, "auto_map: the folder brings code"),
     ("gpt_neox", {"rope_theta": 5e5}, "this class goes by rotary_emb_base"),
     ("qwen2", {"layer_types": ["sliding_attention"] * 2}, "there is no window"),
     ("qwen2", {"use_sliding_window": True, "layer_types": ["full_attention", "sliding_attention"]}, "mixes"),
-    ("gpt_neox", {"use_parallel_residual": True}, "use_parallel_residual"),
+    ("gpt_neox", {"attention_bias": False}, "attention_bias"),
+    ("gemma2", {"use_bidirectional_attention": True}, "use_bidirectional_attention"),
+    ("olmo2", {"clip_qkv": 8.0}, "clip_qkv"),
     ("gpt2", {"scale_attn_by_inverse_layer_idx": True}, "scale_attn_by_inverse_layer_idx"),
 ]
 
@@ -219,8 +253,8 @@ def test_models_that_megalite_has_not(name: str, changes: dict, message: str, tm
 def test_all_problems_of_a_config_at_once(tmp_path: Path):
     """One message names every setting in the way."""
     save_foreign(tmp_path, "gpt_neox")
-    edit_config(tmp_path, "vocab_size", hidden_act="relu", use_parallel_residual=True)
-    with pytest.raises(ConversionError, match=r"(?s)vocab_size.*use_parallel_residual.*hidden_act"):
+    edit_config(tmp_path, "vocab_size", hidden_act="relu", attention_bias=False)
+    with pytest.raises(ConversionError, match=r"(?s)vocab_size.*attention_bias.*hidden_act"):
         model_config(tmp_path)
 
 

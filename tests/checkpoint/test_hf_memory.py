@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from megalite import host
-from megalite.config.plan import count_parameters
+from megalite.architecture.costs import count_parameters
 from tests.checkpoint.hf_kit import tiny_model, write_checkpoint
 
 ROOT = Path(__file__).parents[2]

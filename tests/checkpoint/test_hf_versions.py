@@ -54,6 +54,11 @@ sizes = dict(vocab_size=101, hidden_size=48, intermediate_size=80, num_hidden_la
 gated = dict(**sizes, num_key_value_heads=2)
 llama3 = dict(rope_type="llama3", factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0,
               original_max_position_embeddings=16)
+yarn = dict(rope_type="yarn", factor=2.5, original_max_position_embeddings=16)
+longrope = dict(rope_type="longrope", short_factor=[1.0 + 0.1 * pair for pair in range(6)],
+                long_factor=[1.0 + pair for pair in range(6)])
+linear = dict(rope_type="linear", factor=8.0)
+layers = ["sliding_attention", "full_attention"]
 configs = {
     "llama 2": t.LlamaConfig(**sizes),
     "llama 3": t.LlamaConfig(**gated, rope_theta=5e5),
@@ -64,6 +69,13 @@ configs = {
     "qwen3": t.Qwen3Config(**gated, head_dim=16, tie_word_embeddings=True),
     "gpt_neox": t.GPTNeoXConfig(**sizes, rotary_pct=0.5, use_parallel_residual=False),
     "gpt2": t.GPT2Config(vocab_size=101, n_embd=48, n_layer=2, n_head=4, n_positions=40),
+    "pythia": t.GPTNeoXConfig(**sizes, rotary_pct=0.25, use_parallel_residual=True),
+    "llama, yarn": t.LlamaConfig(**gated, rope_scaling=yarn),
+    "llama, longrope": t.LlamaConfig(**gated, rope_scaling=longrope, original_max_position_embeddings=16),
+    "ministral": t.MinistralConfig(**gated, head_dim=12, sliding_window=6, layer_types=layers),
+    "olmo2": t.Olmo2Config(**gated),
+    "gemma2": t.Gemma2Config(**gated, head_dim=16, sliding_window=6),
+    "gemma3": t.Gemma3TextConfig(**gated, head_dim=16, sliding_window=6, layer_types=layers, rope_scaling=linear),
 }
 for name, config in configs.items():
     torch.manual_seed(0)
@@ -133,7 +145,7 @@ def test_folders_saved_by_version_4(tmp_path: Path):
     """What transformers 4.57 saves, with only its own keys, is imported with equal logits in version 5 and here."""
     _run("4.57", SAVE_ALL, [tmp_path])
     saved = sorted(path for path in tmp_path.iterdir())
-    assert len(saved) == 9
+    assert len(saved) == 16
     for folder in saved:
         config = json.loads((folder / "config.json").read_text())
         assert config["transformers_version"].startswith("4.57")

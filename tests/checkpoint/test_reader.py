@@ -11,12 +11,12 @@ import safetensors.torch
 import torch
 from safetensors import safe_open
 
+from megalite.architecture.weights import Rectangle
 from megalite.checkpoint.codec import hash_chunks, pack, unpack
 from megalite.checkpoint.format import Extent, FileRecord, Manifest, Piece, Progress, TensorRecord, write_manifest
 from megalite.checkpoint.reader import SLAB_BYTES, CheckpointReader
 from megalite.checkpoint.tensor_file import Entry, TensorFile, as_bytes, offsets
 from megalite.errors import CheckpointError
-from megalite.model.weights import Rectangle
 from tests.checkpoint.stored import FULL, SMALL, Storage, assert_holds, store, whole
 
 LARGE_BYTES = 2**29

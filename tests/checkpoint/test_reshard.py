@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from megalite.architecture.weights import Rectangle
 from megalite.checkpoint.reader import CheckpointReader
-from megalite.model.weights import Rectangle
 from tests.kit.spawn import run_ranks
 from tests.kit.train import start_rank, tiny_config
 

@@ -198,7 +198,10 @@ class TestSettings:
             ("run: {dir: 2024}", "run.dir: found 2024, expected a path (text; quote it if it looks like something"),
             ("run: {deterministic: 3}", "run.deterministic: found 3, expected true or false, or null - Ask"),
             ("batch: 7", "batch: found 7, expected a group of settings (lines of `key: value`) - Sizes of a step's"),
-            ("model: {rope: {scaling: {type: x}}}", 'model.rope.scaling.type: found "x", expected linear or llama3 - '),
+            (
+                "model: {rope: {scaling: {type: x}}}",
+                'model.rope.scaling.type: found "x", expected linear, llama3, yarn or longrope - ',
+            ),
             (
                 "schedule: {name: cosin}",
                 "schedule.name: found \"cosin\" (did you mean 'cosine'?), expected constant, linear, ",

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+from megalite.architecture.architecture import Architecture
+from megalite.architecture.weights import weight_table
+from megalite.config.fill import fill_model
 from megalite.config.model_match import CHOICES, TRAINING_ONLY, match
-from megalite.config.plan import fill_model
 from megalite.config.schema import BatchConfig, ModelConfig, RopeConfig
-from megalite.model.weights import weight_table
 
 SCALED = {"scaling": {"type": "linear", "factor": 2.0}}
 
@@ -29,25 +30,32 @@ OTHERS = {
     "z_loss": 1e-4,
     "tie_embeddings": True,
     "sliding_window": 7,
+    "layer_types": ["full_attention", "sliding_attention"],
+    "sliding_rope": {"theta": 5e5},
+    "norm_placement": "both",
+    "parallel_residual": True,
+    "attention_scale": 0.3,
+    "attention_soft_cap": 5.0,
+    "logit_soft_cap": 3.0,
+    "embedding_scale": 8.0,
     "dropout": 0.1,
     "init_std": 0.01,
     "init_depth_scaling": False,
     "mup": {"base_hidden_size": 32},
     "rope": {"theta": 5e5},
-    "preset": None,
 }
 """Another value of each field of a model."""
 
 
-def model(**fields) -> ModelConfig:
+def model(**fields) -> Architecture:
     sizes = {"hidden_size": 64, "num_layers": 2, "num_heads": 4, "head_dim": 16, "ffn_hidden_size": 128}
     return fill_model(ModelConfig(**{**sizes, "vocab_size": 101, **fields}), BatchConfig(seq_len=64))
 
 
 def test_every_field_is_of_one_kind():
     """A field that is new here has to be told apart too, and what is named exists."""
-    assert set(OTHERS) == set(ModelConfig.model_fields)
-    names = {f"rope.{name}" for name in RopeConfig.model_fields} | set(ModelConfig.model_fields)
+    assert set(OTHERS) == set(Architecture.model_fields)
+    names = {f"rope.{name}" for name in RopeConfig.model_fields} | set(Architecture.model_fields)
     assert names >= CHOICES | TRAINING_ONLY
 
 

@@ -7,17 +7,10 @@ import json
 
 import pytest
 
-from megalite.config.plan import (
-    RunPlan,
-    compile_pays,
-    default_world_size,
-    derive_steps,
-    fill_model,
-    flops_per_token,
-    make_plan,
-    split_blocks,
-    vocab_rows_per_rank,
-)
+from megalite.architecture.costs import flops_per_token
+from megalite.architecture.weights import vocab_rows_per_rank
+from megalite.config.fill import fill_model
+from megalite.config.plan import RunPlan, compile_pays, default_world_size, derive_steps, make_plan, split_blocks
 from megalite.config.schema import BatchConfig, Config, ModelConfig
 from megalite.errors import ConfigError
 
@@ -91,14 +84,14 @@ class TestLayout:
         ],
     )
     def test_split_blocks(self, num_layers: int, pp: int, head_cost: float, expected: list[int]):
-        assert [stop - first for first, stop in split_blocks(num_layers, pp, head_cost)] == expected
+        assert [stop - first for first, stop in split_blocks([1.0] * num_layers, pp, head_cost)] == expected
 
     @pytest.mark.parametrize("head_cost", [0.0, 0.7, 3.0, 100.0])
     @pytest.mark.parametrize("num_layers", range(1, 10))
     def test_split_is_the_best(self, num_layers: int, head_cost: float):
         """No block is lost or doubled, and no other way to cut has a faster slowest stage."""
         for pp in range(1, num_layers + 1):
-            bounds = split_blocks(num_layers, pp, head_cost)
+            bounds = split_blocks([1.0] * num_layers, pp, head_cost)
             assert [index for first, stop in bounds for index in range(first, stop)] == list(range(num_layers))
             sizes = [stop - first for first, stop in bounds]
             assert min(sizes[:-1], default=1) >= 1
@@ -111,6 +104,22 @@ class TestLayout:
                 assert max(*sizes[:-1], sizes[-1] + head_cost, 0) == min(
                     max(*way[:-1], way[-1] + head_cost, 0) for way in ways
                 )
+
+    @pytest.mark.parametrize("head_cost", [0.0, 2.5, 40.0])
+    def test_split_of_unlike_blocks_is_the_best(self, head_cost: float):
+        """As where some have a window and some have not: against every way to cut."""
+        costs = [3.0, 1.0, 1.0, 7.0, 1.0, 1.0, 3.0, 1.0]
+        for pp in (2, 3, 4, 8):
+            bounds = split_blocks(costs, pp, head_cost)
+            assert [index for first, stop in bounds for index in range(first, stop)] == list(range(len(costs)))
+            assert all(first < stop for first, stop in bounds[:-1])
+            slowest = [sum(costs[first:stop]) for first, stop in bounds]
+            ways = (
+                [sum(costs[first:stop]) for first, stop in itertools.pairwise((0, *stops, len(costs)))]
+                for stops in itertools.combinations(range(1, len(costs) + 1), pp - 1)
+            )
+            best = min(max(*way[:-1], way[-1] + head_cost) for way in ways)
+            assert max(*slowest[:-1], slowest[-1] + head_cost) == pytest.approx(best)
 
     def test_blocks_per_stage(self):
         """The user's word goes before the balance; null weighs a head of 32000 rows as several of these blocks."""

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from megalite.config.plan import count_parameters, make_plan
+from megalite.architecture.costs import count_parameters
+from megalite.config.fill import fill_model
+from megalite.config.plan import make_plan
 from megalite.config.presets import PRESETS
-from megalite.config.schema import Config, ModelConfig
+from megalite.config.schema import BatchConfig, Config, ModelConfig
 from megalite.config.validate import validate
 
 PUBLISHED = {
@@ -86,5 +88,4 @@ def test_debug_preset_is_grouped():
     """The debug model has fewer kv heads than heads, so that it exercises what large models have."""
     model = ModelConfig(preset="llama-debug")
     assert model.num_kv_heads < model.num_heads
-    filled = model.model_copy(update={"vocab_size": 1, "head_dim": 16})
-    assert count_parameters(filled) < 150_000
+    assert count_parameters(fill_model(model, BatchConfig(), 1)) < 150_000

@@ -171,6 +171,37 @@ CONFLICTS = {
         1,
         "model.rope.fraction: 1.0 of head_dim=1 rotates 1 channels, and they turn in pairs; use head_dim=2 or more",
     ),
+    "kinds of layers without a window": (
+        config(model={"layer_types": ["sliding_attention", "full_attention"]}),
+        1,
+        "model.layer_types: sliding_attention needs sliding_window, which is null; set it, or take the kind out",
+    ),
+    "more kinds than layers": (
+        config(model={"num_layers": 2, "sliding_window": 8, "layer_types": ["full_attention"] * 3}),
+        1,
+        "model.layer_types: found 3 kinds for num_layers=2 blocks; name one for each, or a shorter pattern that is "
+        "repeated",
+    ),
+    "rotation of a window that is not there": (
+        config(model={"sliding_rope": {"theta": 100.0}}),
+        1,
+        "model.sliding_rope: found a group, but it has no effect with sliding_window=null; leave it at null",
+    ),
+    "llama3 settings with yarn": (
+        config(model={"rope": {"scaling": {"type": "yarn", "low_freq_factor": 2}}}),
+        1,
+        "model.rope.scaling.low_freq_factor: found 2.0, but it has no effect with type=yarn; leave it at 1.0",
+    ),
+    "yarn's ramp": (
+        config(model={"rope": {"scaling": {"type": "yarn", "beta_slow": 40}}}),
+        1,
+        "model.rope.scaling: beta_slow=40 must be below beta_fast=32; the paper has 1 and 32",
+    ),
+    "longrope's factors": (
+        config(model={"head_dim": 8, "rope": {"scaling": {"type": "longrope", "short_factor": [1.0] * 4}}}),
+        1,
+        "model.rope.scaling.long_factor: found 0 numbers, expected 4: one for each rotated pair of channels",
+    ),
     "llama3 settings with linear scaling": (
         config(model={"rope": {"scaling": {"type": "linear", "low_freq_factor": 2}}}),
         1,

@@ -12,8 +12,8 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from megalite.config.fill import fill_model
 from megalite.config.load import load_config
-from megalite.config.plan import fill_model
 from tests.kit.data import random_documents, write_json_lines, write_packed_folder, write_pair
 from tests.kit.runs import megalite, write_run
 

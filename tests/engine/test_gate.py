@@ -11,12 +11,12 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from megalite.architecture.weights import Rectangle, Weight
 from megalite.config.plan import make_plan
 from megalite.engine.build import build_engine
 from megalite.engine.deepspeed.update import NO_TOKENS
 from megalite.engine.protocol import StepResult
 from megalite.model.initialize import FreshWeights
-from megalite.model.weights import Rectangle, Weight
 from megalite.parallel.axes import connect
 from megalite.parallel.mesh import Mesh
 from tests.kit.spawn import run_ranks

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import torch
 
+from megalite.architecture.weights import weight_table
 from megalite.config.plan import make_plan
-from megalite.model.weights import weight_table
 from megalite.optim.rules import state_bytes, state_shapes
 from tests.kit.spawn import run_ranks
 from tests.kit.train import start_rank, tiny_config, train

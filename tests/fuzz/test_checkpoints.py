@@ -16,12 +16,12 @@ import pytest
 import torch
 import xxhash
 
+from megalite.architecture.weights import Rectangle, weight_table
 from megalite.checkpoint.compare import compare
 from megalite.checkpoint.format import FORMAT, MANIFEST, hash_file, stored_model
 from megalite.checkpoint.hf.importer import HuggingFaceWeights
 from megalite.checkpoint.listing import by_kind, inspect, list_checkpoints, storage
 from megalite.checkpoint.reader import CheckpointReader
-from megalite.model.weights import Rectangle, weight_table
 from tests.checkpoint.stored import SMALL, store
 from tests.checkpoint.test_hf_import import save_foreign
 from tests.fuzz.kit import survive

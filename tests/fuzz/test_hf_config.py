@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from transformers import AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from megalite.checkpoint.hf.families.common import HARMLESS
 from megalite.checkpoint.hf.families.registry import FAMILIES
@@ -24,7 +24,9 @@ from megalite.checkpoint.hf.importer import HuggingFaceWeights
 from megalite.checkpoint.hf.probes import Probe
 from megalite.checkpoint.hf.verify import LOGIT_TOLERANCE, compute_logits
 from megalite.errors import UserError
-from tests.checkpoint.test_hf_import import FOREIGN, IS_TRANSFORMERS_4, LLAMA3, save_foreign, without_theta
+from tests.checkpoint.test_hf_import import FOREIGN, IS_TRANSFORMERS_4, LLAMA3, LONGROPE, save_foreign, without_theta
+
+ORIGINAL = {"original_max_position_embeddings": 16}
 
 ROPES = (
     {"rope_type": "default", "rope_theta": 5e5},
@@ -36,6 +38,13 @@ ROPES = (
     {key: value for key, value in LLAMA3.items() if key != "original_max_position_embeddings"},
     {"rope_type": "dynamic", "factor": 2.0},
     {"rope_type": "yarn", "factor": 2.0, "original_max_position_embeddings": 16},
+    {"rope_type": "yarn", "factor": 2.5},
+    {"rope_type": "yarn", "factor": 2.5, "attention_factor": 1.5, "truncate": False, **ORIGINAL},
+    {"rope_type": "yarn", "factor": 2.5, "mscale": 0.7, "mscale_all_dim": 0.4, "beta_slow": 2, **ORIGINAL},
+    {"rope_type": "yarn", "factor": 2.5, "mscale": 0.7, "beta_fast": 3, **ORIGINAL},
+    LONGROPE,
+    {**LONGROPE, "attention_factor": 1.5},
+    {**LONGROPE, "factor": 1.5},
 )
 LAYER_TYPES = tuple([first, second] for first in ("full", "sliding") for second in ("full", "sliding"))
 VALUES: tuple[Any, ...] = (
@@ -52,6 +61,7 @@ OTHER_KEYS = (
     *("is_decoder", "is_encoder_decoder", "add_cross_attention", "cross_attention_hidden_size", "pruned_heads"),
     *("tie_encoder_decoder", "tie_last_hidden_states", "use_bidirectional_attention", "logit_scale", "logits_scaling"),
     *("embedding_multiplier", "residual_multiplier", "attention_multiplier", "query_pre_attn_scalar"),
+    *("rope_local_base_freq", "sliding_window_pattern", "hidden_activation", "use_parallel_residual"),
     *("final_logit_softcapping", "attn_logit_softcapping", "no_rope_layers", "num_experts", "num_local_experts"),
     *("text_config", "return_dict", "auto_map", "quantization_config", "_attn_implementation", "hidden_size"),
 )
@@ -75,7 +85,10 @@ def cases(config: dict[str, Any], rng: random.Random, number: int) -> Iterator[d
 
 def by_transformers(folder: Path) -> list[Tensor]:
     """Logits of the probes."""
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    options = {}
+    if getattr(AutoConfig.from_pretrained(folder), "attn_logit_softcapping", None):
+        options["attn_implementation"] = "eager"  # version 4's others leave the bound out
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, **options).eval()
     found = []
     for probe in PROBES:
         ids = torch.tensor([probe.tokens])

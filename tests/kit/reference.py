@@ -12,9 +12,9 @@ import torch.nn.functional as F
 from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
+from megalite.architecture.weights import weight_table
 from megalite.config.schema import Config, ModelConfig
 from megalite.model.initialize import FreshWeights
-from megalite.model.weights import weight_table
 from megalite.optim.schedules import learning_rate
 from tests.kit.batches import random_sequence
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from megalite.config.plan import fill_model
+from megalite.architecture.architecture import Architecture
+from megalite.config.fill import fill_model
 from megalite.config.schema import BatchConfig, ModelConfig
 
 
-def small_model(**settings: Any) -> ModelConfig:
+def small_model(**settings: Any) -> Architecture:
     """A filled model that tp 4 divides, with some settings replaced."""
     defaults = {
         "hidden_size": 32,

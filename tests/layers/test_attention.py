@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import random
+from functools import partial
 
 import pytest
 import torch
 from torch import Tensor
 
-from megalite.layers.attention import attend_by_document, choose_attention
+from megalite.layers.attention import attend_by_document, attend_capped, choose_attention
 from megalite.layers.documents import Documents
 from tests.layers.parity import TOLERANCES, difference, draw
 from tests.layers.tracking import LargestTensor
@@ -22,7 +23,9 @@ def documents(lengths: list[int], padding: int = 0) -> Documents:
     return Documents(positions, borders, max(lengths), torch.arange(len(positions)))
 
 
-def dense_attention(q: Tensor, k: Tensor, v: Tensor, lengths: list[int], window: int | None) -> Tensor:
+def dense_attention(
+    q: Tensor, k: Tensor, v: Tensor, lengths: list[int], window: int | None, soft_cap: float | None = None
+) -> Tensor:
     """Softmax of all scores, those of other documents, of later tokens and outside the window set to -inf."""
     num_tokens, groups = q.shape[0], q.shape[1] // k.shape[1]
     owner = torch.repeat_interleave(torch.arange(len(lengths)), torch.tensor(lengths))
@@ -32,6 +35,7 @@ def dense_attention(q: Tensor, k: Tensor, v: Tensor, lengths: list[int], window:
         seen &= ahead < window
     keys, values = k.repeat_interleave(groups, dim=1), v.repeat_interleave(groups, dim=1)
     scores = torch.einsum("qnd,knd->nqk", q, keys) / q.shape[2] ** 0.5
+    scores = scores if soft_cap is None else soft_cap * torch.tanh(scores / soft_cap)
     weights = scores.masked_fill(~seen, float("-inf")).softmax(dim=-1)
     return torch.einsum("nqk,knd->qnd", weights, values)
 
@@ -46,12 +50,20 @@ def tensors(num_tokens: int, heads: int, kv_heads: int, dim: int, dtype: torch.d
     return [draw(shape, dtype, seed).requires_grad_() for seed, shape in enumerate(shapes)]
 
 
-def assert_equals_dense(lengths: list[int], window: int | None, kv_heads: int, dtype: torch.dtype, padding: int = 0):
+def assert_equals_dense(
+    lengths: list[int],
+    window: int | None,
+    kv_heads: int,
+    dtype: torch.dtype,
+    padding: int = 0,
+    soft_cap: float | None = None,
+):
     """Output and all three gradients against the dense truth."""
     total = sum(lengths)
     found_inputs, true_inputs = (tensors(total, 4, kv_heads, 8, dtype) for _ in range(2))
-    found = attend_by_document(*found_inputs, documents(lengths, padding), window)
-    truth = dense_attention(*true_inputs, lengths, window)
+    attend = attend_by_document if soft_cap is None else partial(attend_capped, soft_cap)
+    found = attend(*found_inputs, documents(lengths, padding), window)
+    truth = dense_attention(*true_inputs, lengths, window, soft_cap)
     grad = draw(tuple(truth.shape), dtype, 9)
     found.backward(grad)
     truth.backward(grad)
@@ -149,3 +161,11 @@ def test_a_bf16_softmax_is_fp32():
     assert float((found.double() - expected).abs().max() / expected.abs().max()) <= BF16_OUTPUT
     flat = attend_by_document(torch.zeros_like(q), k, torch.ones_like(v), documents([length]), None)
     assert float((flat.float() - 1).abs().max()) <= BF16_OUTPUT  # 2000 equal probabilities add up to one
+
+
+@pytest.mark.parametrize("dtype", TOLERANCES)
+@pytest.mark.parametrize("window", [None, 5])
+def test_bounded_scores_equal_dense(window, dtype):
+    """The same with scores that are bounded, also where a document takes several blocks of queries."""
+    for lengths in ([7, 1, 12], [300, 3, 270]):
+        assert_equals_dense(lengths, window, 2, dtype, padding=2, soft_cap=1.5)

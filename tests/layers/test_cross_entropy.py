@@ -8,7 +8,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from megalite.config.plan import vocab_rows_per_rank
+from megalite.architecture.weights import vocab_rows_per_rank
 from megalite.layers.cross_entropy import Head
 from megalite.layers.documents import Documents, Targets
 from megalite.layers.embedding import VocabParallelEmbedding
@@ -239,36 +239,49 @@ def test_evaluation_makes_no_gradients():
     assert largest.num_elements == vocab * width
 
 
-Z_LOSS = 0.03
+VARIANTS = {"z-loss": (0.03, None), "bounded": (0.0, 1.5), "bounded, z-loss": (0.03, 1.5)}
+"""Coefficient of the z-loss, and bound of the logits."""
 
 
-def z_loss_differences() -> dict[str, float]:
-    """How far loss and gradients of a head with a z-loss are from the formula over whole logits, on this rank."""
+def variant_differences() -> dict[str, dict[str, float]]:
+    """How far loss and gradients of a head with a z-loss or a bound are from the formula over whole logits, on this
+    rank."""
     axis = connect(Mesh(tp=dist.get_world_size()), dist.get_rank()).tp if dist.is_initialized() else SINGLE
+    return {name: variant_difference(axis, *variant) for name, variant in VARIANTS.items()}
+
+
+def variant_difference(axis: Axis, z_loss: float, soft_cap: float | None) -> dict[str, float]:
     whole, hidden = (
         2 * draw(shape, torch.float64, seed) for shape, seed in (((VOCAB, WIDTH), 1), ((NUM_TOKENS, WIDTH), 0))
     )
     targets = make_targets()
     dense_weight, dense_hidden = whole.clone().requires_grad_(), hidden.clone().requires_grad_()
-    log_z = (dense_hidden @ dense_weight.t()).logsumexp(dim=1)
-    plain = dense_loss(dense_hidden, dense_weight, targets)
-    (plain + Z_LOSS * (log_z.square() * targets.weights).sum()).backward()
+    logits = dense_hidden @ dense_weight.t()
+    logits = logits if soft_cap is None else soft_cap * torch.tanh(logits / soft_cap)
+    log_z = logits.logsumexp(dim=1)
+    nll = F.cross_entropy(logits, targets.labels.clamp(min=0), reduction="none")
+    plain = (nll * targets.weights).sum()
+    (plain + z_loss * (log_z.square() * targets.weights).sum()).backward()
     head, mine = make_head(axis, whole, chunk_tokens=13), hidden.clone().requires_grad_()
-    head.z_loss = Z_LOSS
+    head.z_loss, head.soft_cap = z_loss, soft_cap
     loss = head(mine, targets)
     loss.backward()
     rows_here = slice(head.first_row, head.first_row + head.num_true_rows)
+    true_logits = logits.detach()[:, rows_here]
     return {
         "loss": float((loss - plain).abs()),
         "hidden": difference(mine.grad, dense_hidden.grad),
         "weight": difference(head.weight.grad[: head.num_true_rows], dense_weight.grad[rows_here])
         if head.num_true_rows
         else 0.0,
+        "logits": difference(head.logits(hidden).detach(), true_logits) if head.num_true_rows else 0.0,
     }
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 4])
-def test_z_loss_equals_its_formula(world_size):
-    """Gradients are those of nll + z log(Z)^2 over whole logits, on every rank; the loss is the nll alone."""
-    for differences in run_ranks(z_loss_differences, world_size):
-        assert max(differences.values()) <= 1e-10, differences  # float64
+def test_variants_equal_their_formulas(world_size):
+    """Gradients are those of nll + z log(Z)^2 over whole logits, bounded or not, on every rank; the loss is the nll
+    alone."""
+    for found in run_ranks(variant_differences, world_size):
+        for name, differences in found.items():
+            assert max(differences.values()) <= 1e-10, (name, differences)  # float64

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from megalite.config.plan import vocab_rows_per_rank
+from megalite.architecture.weights import vocab_rows_per_rank
 from megalite.layers.documents import Documents
 from megalite.layers.embedding import VocabParallelEmbedding
 from megalite.parallel.axes import SINGLE, Axis

@@ -7,14 +7,14 @@ import math
 import pytest
 import torch
 
-from megalite.layers.mlp import ACTIVATIONS, MLP, swiglu
+from megalite.architecture.activations import ACTIVATIONS, is_gated
+from megalite.layers.mlp import MLP, load_activation
 from tests.layers.parity import (
     NUM_TOKENS,
     Case,
     assert_equal_to_one_process,
     columns,
     complaints,
-    draw,
     fused_rows,
     rows,
     whole,
@@ -29,10 +29,10 @@ FORMULA_TOLERANCE = 1e-12
 
 def case(activation: str, bias: str) -> Case:
     model = small_model(hidden_size=WIDTH, ffn_hidden_size=FFN, activation=activation, bias=bias)
-    expand = "gate_up" if activation == "swiglu" else "up"
-    expand_cut = fused_rows(FFN, FFN) if activation == "swiglu" else rows
+    expand = "gate_up" if is_gated(activation) else "up"
+    expand_cut = fused_rows(FFN, FFN) if is_gated(activation) else rows
     return Case(
-        build=lambda axis, sp: MLP(model, tp=axis, sequence_parallel=sp),
+        build=lambda axis, sp: MLP(WIDTH, model.blocks[0].feed_forward, tp=axis, sequence_parallel=sp),
         cuts={
             f"{expand}.weight": expand_cut,
             f"{expand}.bias": expand_cut,
@@ -58,13 +58,23 @@ def test_mlp_equals_one_process(world_size):
     assert_equal_to_one_process(check, world_size)
 
 
-def test_activations_are_their_formulas():
-    """swiglu is silu of the first half times the second, gelu the exact one by erf, gelu_tanh GPT-2's approximation."""
-    x = draw((NUM_TOKENS, 10), torch.float64, 0)
-    gate, up = x[:, :5], x[:, 5:]
-    tolerance = {"rtol": 0.0, "atol": FORMULA_TOLERANCE}
-    torch.testing.assert_close(swiglu(x), gate / (1 + torch.exp(-gate)) * up, **tolerance)
-    exact = 0.5 * x * (1 + torch.erf(x / math.sqrt(2)))
-    torch.testing.assert_close(ACTIVATIONS["gelu"](x), exact, **tolerance)
+def test_activations():
+    """Each is its formula: gates are applied to the first half, the exact GELU is by erf, the other GPT-2's."""
+    x = torch.randn(5, 2 * FFN, dtype=torch.float64)
+    gate, up = x[:, :FFN], x[:, FFN:]
     inner = math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)
-    torch.testing.assert_close(ACTIVATIONS["gelu_tanh"](x), 0.5 * x * (1 + torch.tanh(inner)), **tolerance)
+    by_erf, by_tanh = 0.5 * x * (1 + torch.erf(x / math.sqrt(2))), 0.5 * x * (1 + torch.tanh(inner))
+    wanted = {
+        "swiglu": gate / (1 + torch.exp(-gate)) * up,
+        "geglu": by_erf[:, :FFN] * up,
+        "geglu_tanh": by_tanh[:, :FFN] * up,
+        "reglu": gate.clamp(min=0) * up,
+        "gelu": by_erf,
+        "gelu_tanh": by_tanh,
+        "silu": x / (1 + torch.exp(-x)),
+        "relu": x.clamp(min=0),
+        "relu2": x.clamp(min=0) ** 2,
+    }
+    assert wanted.keys() == ACTIVATIONS.keys()
+    for name, values in wanted.items():
+        torch.testing.assert_close(load_activation(name)(x), values, rtol=FORMULA_TOLERANCE, atol=FORMULA_TOLERANCE)

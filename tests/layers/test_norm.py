@@ -6,8 +6,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from megalite.layers.norm import HeadNorm, LayerNorm, RMSNorm, rms_norm
-from tests.layers.parity import NUM_TOKENS, Case, assert_equal_to_one_process, columns, complaints, whole
+from megalite.layers.norm import AllHeadsNorm, HeadNorm, LayerNorm, RMSNorm, ZeroCenteredRMSNorm, rms_norm
+from tests.layers.parity import NUM_TOKENS, Case, assert_equal_to_one_process, columns, complaints, rows, whole
 
 WIDTH, EPS = 20, 1e-5
 HEADS, HEAD_DIM = 4, 6
@@ -27,6 +27,21 @@ CASES = {
         cuts={"weight": whole, "bias": whole},
         input_shape=(NUM_TOKENS, WIDTH),
         output_shape=(NUM_TOKENS, WIDTH),
+    ),
+    "ZeroCenteredRMSNorm": Case(
+        build=lambda axis, sp: ZeroCenteredRMSNorm(WIDTH, EPS, tp=axis, sequence_parallel=sp),
+        cuts={"weight": whole},
+        input_shape=(NUM_TOKENS, WIDTH),
+        output_shape=(NUM_TOKENS, WIDTH),
+    ),
+    "AllHeadsNorm": Case(
+        build=lambda axis, sp: AllHeadsNorm(HEADS // axis.size, HEAD_DIM, EPS, tp=axis),
+        cuts={"weight": rows},
+        input_shape=(NUM_TOKENS, HEADS, HEAD_DIM),
+        output_shape=(NUM_TOKENS, HEADS, HEAD_DIM),
+        input_cut=lambda sp: columns,
+        output_cut=lambda sp: columns,
+        sequence_parallel=(False,),
     ),
     "HeadNorm": Case(
         build=lambda axis, sp: HeadNorm(HEAD_DIM, EPS, tp=axis),
@@ -64,6 +79,12 @@ def test_formulas_are_torchs():
     tolerance = {"rtol": 0.0, "atol": FLOAT64_TOLERANCE}
     torch.testing.assert_close(rms(x), F.rms_norm(x, (WIDTH,), weight, EPS), **tolerance)
     torch.testing.assert_close(layer(x), F.layer_norm(x, (WIDTH,), weight, bias, EPS), **tolerance)
+    centred, heads = ZeroCenteredRMSNorm(WIDTH, EPS).double(), AllHeadsNorm(4, 5, EPS).double()
+    with torch.no_grad():
+        centred.weight.copy_(weight - 1.0)
+        heads.weight.copy_(weight)
+    torch.testing.assert_close(centred(x), F.rms_norm(x, (WIDTH,), weight, EPS), **tolerance)
+    torch.testing.assert_close(heads(x.view(-1, 4, 5)).flatten(1), rms(x), **tolerance)
 
 
 def test_rms_is_computed_in_fp32_for_a_bf16_stream():

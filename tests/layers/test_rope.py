@@ -28,10 +28,30 @@ SCALINGS = {
     "llama3, short": RopeScaling(
         type="llama3", factor=32.0, low_freq_factor=2.0, high_freq_factor=8.0, original_max_positions=1024
     ),
+    "yarn": RopeScaling(type="yarn", factor=16.0, original_max_positions=4096),
+    "yarn, own ramp": RopeScaling(
+        type="yarn", factor=4.0, original_max_positions=512, beta_fast=8.0, beta_slow=2.0, truncate=False
+    ),
+    "yarn, no sharper": RopeScaling(type="yarn", factor=0.5, original_max_positions=512, attention_factor=1.25),
+    "longrope": RopeScaling(
+        type="longrope",
+        factor=32.0,
+        original_max_positions=4096,
+        short_factor=tuple(1.0 + 0.01 * pair for pair in range(HEAD_DIM // 2)),
+        long_factor=tuple(1.0 + pair for pair in range(HEAD_DIM // 2)),
+    ),
 }
 
 
-def transformers_frequencies(theta: float, scaling: RopeScaling) -> torch.Tensor:
+KEYS = {
+    "linear": ("factor",),
+    "llama3": ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"),
+    "yarn": ("factor", "beta_fast", "beta_slow", "truncate", "attention_factor", "original_max_position_embeddings"),
+    "longrope": ("factor", "short_factor", "long_factor", "attention_factor", "original_max_position_embeddings"),
+}
+
+
+def transformers_frequencies(theta: float, scaling: RopeScaling, seq_len: int | None) -> tuple[torch.Tensor, float]:
     parameters = {
         "rope_type": scaling.type,
         "rope_theta": theta,
@@ -39,30 +59,48 @@ def transformers_frequencies(theta: float, scaling: RopeScaling) -> torch.Tensor
         "low_freq_factor": scaling.low_freq_factor,
         "high_freq_factor": scaling.high_freq_factor,
         "original_max_position_embeddings": scaling.original_max_positions,
+        "beta_fast": scaling.beta_fast,
+        "beta_slow": scaling.beta_slow,
+        "truncate": scaling.truncate,
+        "attention_factor": scaling.attention_factor,
+        "short_factor": list(scaling.short_factor),
+        "long_factor": list(scaling.long_factor),
     }
-    if scaling.type == "linear":
-        parameters = {key: parameters[key] for key in ("rope_type", "rope_theta", "factor")}
+    parameters = {key: parameters[key] for key in ("rope_type", "rope_theta", *KEYS[scaling.type])}
     config = LlamaConfig(
         hidden_size=4 * HEAD_DIM,
         num_attention_heads=4,
         max_position_embeddings=int(scaling.original_max_positions * scaling.factor),
         rope_parameters=parameters,
     )
-    inv_freq, attention_factor = ROPE_INIT_FUNCTIONS[scaling.type](config, "cpu")
-    assert attention_factor == 1.0
-    return inv_freq
+    return ROPE_INIT_FUNCTIONS[scaling.type](config, "cpu", seq_len=seq_len)
 
 
 @pytest.mark.parametrize("theta", [10000.0, 500000.0])
 @pytest.mark.parametrize("name", SCALINGS)
 def test_scaled_frequencies_are_those_of_transformers(name, theta):
-    """The linear and llama3 forms give the frequencies that Hugging Face computes from the same settings."""
+    """Each form gives the frequencies and the factor that Hugging Face computes from the same settings, longrope for
+    documents of either length."""
     scaling = SCALINGS[name]
     found = frequencies(RopeConfig(theta=theta, scaling=scaling), HEAD_DIM)
-    expected = transformers_frequencies(theta, scaling)
-    torch.testing.assert_close(found, expected, rtol=FREQUENCY_TOLERANCE, atol=0.0)
-    unscaled = frequencies(RopeConfig(theta=theta), HEAD_DIM)
-    assert not torch.equal(found, unscaled)
+    for seq_len, numbers in ((None, found.usual), (scaling.original_max_positions + 1, found.long)):
+        if numbers is None:
+            continue
+        expected, factor = transformers_frequencies(theta, scaling, seq_len)
+        torch.testing.assert_close(numbers, expected, rtol=FREQUENCY_TOLERANCE, atol=0.0)
+        assert found.factor == pytest.approx(factor, rel=1e-12)
+    assert not torch.equal(found.usual, frequencies(RopeConfig(theta=theta), HEAD_DIM).usual)
+    assert (found.long is not None) == (scaling.type == "longrope")
+
+
+def test_long_documents_have_frequencies_of_their_own():
+    """Each token turns by those of its document's length, and by the factor."""
+    found = frequencies(RopeConfig(scaling=SCALINGS["longrope"]), HEAD_DIM)
+    lengths = torch.tensor([4096, 4097, 10])
+    cos, sin = rotation(torch.tensor([7, 7, 7]), found, lengths)
+    for place, inv_freq in enumerate((found.usual, found.long, found.usual)):
+        assert torch.equal(cos[place, 0], (7 * inv_freq).cos() * found.factor)
+        assert torch.equal(sin[place, 0], (7 * inv_freq).sin() * found.factor)
 
 
 def test_plain_frequencies_are_powers_of_theta():
@@ -70,7 +108,7 @@ def test_plain_frequencies_are_powers_of_theta():
     for fraction, rotated in ((1.0, 64), (0.25, 16), (0.5, 32)):
         found = frequencies(RopeConfig(theta=10000.0, fraction=fraction), HEAD_DIM)
         expected = torch.tensor([10000.0 ** (-2 * pair / rotated) for pair in range(rotated // 2)])
-        torch.testing.assert_close(found, expected, rtol=FREQUENCY_TOLERANCE, atol=0.0)
+        torch.testing.assert_close(found.usual, expected, rtol=FREQUENCY_TOLERANCE, atol=0.0)
 
 
 @pytest.mark.parametrize("fraction", [1.0, 0.25])
@@ -80,6 +118,7 @@ def test_rotation_is_a_turn_of_pairs(fraction):
     positions = torch.tensor([0, 1, 2, 100, 1000])
     inv_freq = frequencies(RopeConfig(fraction=fraction), HEAD_DIM)
     y = rotate(x, rotation(positions, inv_freq))
+    inv_freq = inv_freq.usual
     half = len(inv_freq)
     pairs = torch.complex(x[..., :half], x[..., half : 2 * half])
     angles = (positions.float().unsqueeze(1) * inv_freq).double()

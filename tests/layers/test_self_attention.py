@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from megalite.config.schema import ModelConfig
+from megalite.architecture.architecture import Architecture
 from megalite.layers.attention import attend_by_document
 from megalite.layers.documents import Documents
 from megalite.layers.rope import frequencies, rotation
@@ -20,6 +20,7 @@ from tests.layers.parity import (
     columns,
     complaints,
     fused_rows,
+    rows,
     whole,
 )
 from tests.layers.small import small_model
@@ -31,6 +32,12 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "multi-head": {},
     "grouped-query": {"num_heads": 8, "num_kv_heads": 4},
     "q and k norm": {"num_heads": 8, "num_kv_heads": 4, "qk_norm": True},
+    "q and k norm of all heads": {"num_heads": 8, "num_kv_heads": 4, "qk_norm": "whole"},
+    "zero-centered": {"norm": "zero_centered_rmsnorm", "qk_norm": True},
+    "zero-centered, all heads": {"norm": "zero_centered_rmsnorm", "qk_norm": "whole"},
+    "scale of its own": {"attention_scale": 0.3},
+    "bounded scores": {"attention_soft_cap": 2.0, "num_heads": 8, "num_kv_heads": 4},
+    "bounded scores in a window": {"attention_soft_cap": 2.0, "sliding_window": 3},
     "qkv bias": {"bias": "qkv"},
     "all biases": {"bias": "all", "num_heads": 8, "num_kv_heads": 4},
     "wide heads": {"head_dim": 12},
@@ -43,7 +50,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
 }
 
 
-def documents_for(model: ModelConfig) -> Documents:
+def documents_for(model: Architecture) -> Documents:
     rotary = model.positions == "rope"
     turn = rotation(POSITIONS, frequencies(model.rope, model.head_dim)) if rotary else None
     return Documents(POSITIONS, BORDERS.int(), NUM_TOKENS, torch.arange(NUM_TOKENS), turn)
@@ -58,14 +65,22 @@ def case(settings: dict[str, Any]) -> Case:
         return layer(x, documents_for(model))
 
     return Case(
-        build=lambda axis, sp: SelfAttention(model, tp=axis, sequence_parallel=sp, attend=attend_by_document),
+        build=lambda axis, sp: SelfAttention(
+            model.hidden_size,
+            model.blocks[0].attention,
+            norm=model.norm,
+            norm_eps=model.norm_eps,
+            tp=axis,
+            sequence_parallel=sp,
+            attend=attend_by_document,
+        ),
         cuts={
             "qkv.weight": qkv,
             "qkv.bias": qkv,
             "o.weight": columns,
             "o.bias": whole,
-            "q_norm.weight": whole,
-            "k_norm.weight": whole,
+            "q_norm.weight": rows if model.qk_norm == "whole" else whole,
+            "k_norm.weight": rows if model.qk_norm == "whole" else whole,
         },
         input_shape=(NUM_TOKENS, model.hidden_size),
         output_shape=(NUM_TOKENS, model.hidden_size),

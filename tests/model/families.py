@@ -14,9 +14,10 @@ import torch.nn.functional as F
 import transformers
 from torch import Tensor, nn
 
-from megalite.config.plan import fill_model
+from megalite.architecture.architecture import Architecture
+from megalite.architecture.weights import Rectangle, Weight
+from megalite.config.fill import fill_model
 from megalite.config.schema import BatchConfig, ModelConfig
-from megalite.model.weights import Rectangle, Weight
 from tests.kit.reference import reference_name
 
 SEQ_LEN = 28
@@ -25,7 +26,7 @@ SEQ_LEN = 28
 SIZES = {"hidden_size": 32, "num_layers": 2, "num_heads": 4, "ffn_hidden_size": 48, "vocab_size": 101}
 SPECIAL_TOKENS = {"bos_token_id": None, "eos_token_id": None, "pad_token_id": None}
 
-Find = Callable[[dict[str, Tensor], str, ModelConfig], Tensor]
+Find = Callable[[dict[str, Tensor], str, Architecture], Tensor]
 """A canonical weight, by name, out of tensors that are named and shaped like transformers' parameters."""
 
 
@@ -35,7 +36,7 @@ class Family:
 
     settings: dict[str, Any]
     """megalite's, beside SIZES."""
-    build: Callable[[ModelConfig], nn.Module]
+    build: Callable[[Architecture], nn.Module]
     """transformers' model."""
     find: Find
     packs: bool = True
@@ -43,19 +44,20 @@ class Family:
     dtypes: tuple[torch.dtype, ...] = field(default=(torch.float64, torch.float32))
 
     @property
-    def model(self) -> ModelConfig:
+    def model(self) -> Architecture:
         return fill_model(ModelConfig(**{**SIZES, **self.settings}), BatchConfig(seq_len=SEQ_LEN))
 
 
 def _llama_like(
     config_type: type, model_type: type, rope_scaling: dict[str, Any] | None = None, **settings: Any
-) -> Callable[[ModelConfig], nn.Module]:
+) -> Callable[[Architecture], nn.Module]:
     """A builder of models whose configs are named like Llama's."""
 
-    def build(model: ModelConfig) -> nn.Module:
+    def build(model: Architecture) -> nn.Module:
         rope = {"rope_type": "default", "rope_theta": model.rope.theta, **(rope_scaling or {})}
         return model_type(
             config_type(
+                **{"attn_implementation": "sdpa", "rope_parameters": rope, **settings},
                 vocab_size=model.vocab_size,
                 hidden_size=model.hidden_size,
                 intermediate_size=model.ffn_hidden_size,
@@ -65,17 +67,14 @@ def _llama_like(
                 head_dim=model.head_dim,
                 rms_norm_eps=model.norm_eps,
                 tie_word_embeddings=model.tie_embeddings,
-                attn_implementation="sdpa",
-                rope_parameters=rope,
                 **SPECIAL_TOKENS,
-                **settings,
             )
         )
 
     return build
 
 
-def _build_neox(model: ModelConfig) -> nn.Module:
+def _build_neox(model: Architecture) -> nn.Module:
     return transformers.GPTNeoXForCausalLM(
         transformers.GPTNeoXConfig(
             vocab_size=model.vocab_size,
@@ -85,14 +84,14 @@ def _build_neox(model: ModelConfig) -> nn.Module:
             num_attention_heads=model.num_heads,
             layer_norm_eps=model.norm_eps,
             rotary_pct=model.rope.fraction,
-            use_parallel_residual=False,
+            use_parallel_residual=model.parallel_residual,
             attn_implementation="sdpa",
             **SPECIAL_TOKENS,
         )
     )
 
 
-def _build_gpt2(model: ModelConfig) -> nn.Module:
+def _build_gpt2(model: Architecture) -> nn.Module:
     return transformers.GPT2LMHeadModel(
         transformers.GPT2Config(
             vocab_size=model.vocab_size,
@@ -111,7 +110,43 @@ def _build_gpt2(model: ModelConfig) -> nn.Module:
     )
 
 
-def _find_llama(tensors: dict[str, Tensor], name: str, model: ModelConfig) -> Tensor:
+AFTER = {"attention_out_norm": "post_attention_layernorm", "mlp_out_norm": "post_feedforward_layernorm"}
+BOTH = {**AFTER, "mlp_norm": "pre_feedforward_layernorm"}
+
+
+def _find_with_norms(names: dict[str, str]) -> Find:
+    """As Llama's, but for the norms of a block."""
+
+    def find(tensors: dict[str, Tensor], name: str, model: Architecture) -> Tensor:
+        layer, _, inner = name.removesuffix(".weight").rpartition(".")
+        if inner in names:
+            return tensors[f"model.layers.{layer.split('.')[1]}.{names[inner]}.weight"]
+        return tensors[reference_name(name)]
+
+    return find
+
+
+GEMMA = {
+    "norm": "zero_centered_rmsnorm",
+    "norm_placement": "both",
+    "activation": "geglu_tanh",
+    "embedding_scale": 32**0.5,
+    "num_kv_heads": 2,
+    "head_dim": 12,
+    "tie_embeddings": True,
+    "sliding_window": 5,
+    "layer_types": ["sliding_attention", "full_attention"],
+}
+GEMMA_KEYS = {
+    "sliding_window": 5,
+    "layer_types": ["sliding_attention", "full_attention"],
+    "query_pre_attn_scalar": 20,
+    "attn_logit_softcapping": 2.0,
+    "final_logit_softcapping": 3.0,
+}
+
+
+def _find_llama(tensors: dict[str, Tensor], name: str, model: Architecture) -> Tensor:
     return tensors[reference_name(name)]
 
 
@@ -125,7 +160,7 @@ NEOX_INNER = {
 }
 
 
-def _find_neox(tensors: dict[str, Tensor], name: str, model: ModelConfig) -> Tensor:
+def _find_neox(tensors: dict[str, Tensor], name: str, model: Architecture) -> Tensor:
     """q, k and v of a head stand together in one matrix, head after head."""
     stem, _, kind = name.rpartition(".")
     if stem in NEOX_OUTER:
@@ -149,7 +184,7 @@ GPT2_INNER = {
 }
 
 
-def _find_gpt2(tensors: dict[str, Tensor], name: str, model: ModelConfig) -> Tensor:
+def _find_gpt2(tensors: dict[str, Tensor], name: str, model: Architecture) -> Tensor:
     """Matrices are stored as [in, out]; q, k and v stand side by side in one."""
     if name in GPT2_OUTER:
         return tensors[f"transformer.{GPT2_OUTER[name]}"]
@@ -201,6 +236,57 @@ FAMILIES = {
     ),
     "GPT-NeoX": Family(
         {"norm": "layernorm", "activation": "gelu", "bias": "all", "rope": {"fraction": 0.25}}, _build_neox, _find_neox
+    ),
+    "Pythia": Family(
+        {
+            "norm": "layernorm",
+            "activation": "gelu",
+            "bias": "all",
+            "rope": {"fraction": 0.25},
+            "parallel_residual": True,
+        },
+        _build_neox,
+        _find_neox,
+    ),
+    "OLMo 2": Family(
+        {"num_kv_heads": 2, "qk_norm": "whole", "norm_placement": "after"},
+        _llama_like(transformers.Olmo2Config, transformers.Olmo2ForCausalLM),
+        _find_with_norms(AFTER),
+    ),
+    "Ministral": Family(
+        {"num_kv_heads": 2, "sliding_window": 5, "layer_types": ["full_attention", "sliding_attention"]},
+        _llama_like(
+            transformers.MinistralConfig,
+            transformers.MinistralForCausalLM,
+            sliding_window=5,
+            layer_types=["full_attention", "sliding_attention"],
+        ),
+        _find_llama,
+        packs=False,
+    ),
+    "Gemma 2": Family(
+        {**GEMMA, "attention_scale": 20**-0.5, "attention_soft_cap": 2.0, "logit_soft_cap": 3.0},
+        _llama_like(
+            transformers.Gemma2Config, transformers.Gemma2ForCausalLM, attn_implementation="eager", **GEMMA_KEYS
+        ),
+        _find_with_norms(BOTH),
+        packs=False,
+        dtypes=(torch.float32,),  # the embedding's factor is fp32 there
+    ),
+    "Gemma 3": Family(
+        {**GEMMA, "qk_norm": True, "attention_scale": 20**-0.5, "sliding_rope": {"theta": 100.0}},
+        _llama_like(
+            transformers.Gemma3TextConfig,
+            transformers.Gemma3ForCausalLM,
+            rope_parameters={
+                "full_attention": {"rope_type": "default", "rope_theta": 10000.0},
+                "sliding_attention": {"rope_type": "default", "rope_theta": 100.0},
+            },
+            **{**GEMMA_KEYS, "attn_logit_softcapping": None, "final_logit_softcapping": None},
+        ),
+        _find_with_norms(BOTH),
+        packs=False,
+        dtypes=(torch.float32,),
     ),
     "GPT-2": Family(
         {

@@ -8,7 +8,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from megalite.config.plan import fill_model, split_blocks
+from megalite.config.fill import fill_model
+from megalite.config.plan import split_blocks
 from megalite.config.schema import BatchConfig, ModelConfig
 from megalite.data.loader import Batch
 from megalite.engine.steps import documents_of_batch, targets_of_batch
@@ -59,7 +60,7 @@ def make_stage(
     stage = Stage(
         StageSpec(
             model,
-            split_blocks(model.num_layers, pp, head_cost=0)[pp_rank],
+            split_blocks([1.0] * model.num_layers, pp, head_cost=0)[pp_rank],
             is_first=pp_rank == 0,
             is_last=pp_rank == pp - 1,
             tp=tp,

@@ -8,10 +8,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from megalite.architecture.weights import weight_table
 from megalite.config.plan import make_plan
 from megalite.engine.build import build_engine
 from megalite.model.initialize import FreshWeights
-from megalite.model.weights import weight_table
 from megalite.parallel.axes import SINGLE, Axis, connect
 from megalite.parallel.mesh import Mesh
 from tests.kit.spawn import run_ranks

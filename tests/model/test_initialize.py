@@ -6,10 +6,10 @@ import pytest
 import torch
 from torch import Tensor
 
+from megalite.architecture.weights import weight_table
 from megalite.config.schema import ModelConfig
 from megalite.model.initialize import FreshWeights, fill, local_weights
 from megalite.model.transformer import Stage
-from megalite.model.weights import weight_table
 from megalite.parallel.axes import Axis
 from tests.model.stages import GPT_STYLE, make_stage, tiny_model
 

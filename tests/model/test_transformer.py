@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor
 
+from megalite.architecture.weights import weight_table
 from megalite.layers.documents import Documents, Targets
-from megalite.layers.norm import LayerNorm, RMSNorm
-from megalite.layers.parts import Parts
+from megalite.layers.parts import Parts, choose_parts
 from megalite.model.initialize import fill, local_weights
 from megalite.model.transformer import Stage, StageSpec, documents_of
-from megalite.model.weights import weight_table
 from megalite.parallel.axes import Axis, connect
 from megalite.parallel.mesh import Mesh
 from tests.kit.spawn import run_ranks
@@ -61,9 +62,10 @@ def compare(family: Family, tp: Axis, dtype: torch.dtype, *, packed: bool, seque
     """Differences of logits, loss and every canonical weight's gradient on this rank."""
     logits, loss, parameters, gradients = reference_results(family, dtype, packed)
     model = family.model
-    norm = LayerNorm if model.norm == "layernorm" else RMSNorm
     whole = (0, model.num_layers)
-    stage = Stage(StageSpec(model, whole, tp=tp, sequence_parallel=sequence_parallel, parts=Parts(norm=norm))).to(dtype)
+    parts = replace(Parts(), norm=choose_parts(model, "cpu", dtype).norm)
+    spec = StageSpec(model, whole, tp=tp, sequence_parallel=sequence_parallel, parts=parts)
+    stage = Stage(spec).to(dtype)
     fill(stage, ReferenceWeights(family, parameters))
     tokens, documents, targets = inputs(packed)
     with torch.no_grad():

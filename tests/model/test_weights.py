@@ -7,10 +7,11 @@ from math import prod
 import numpy as np
 import pytest
 
-from megalite.config.plan import VOCAB_MULTIPLE, count_parameters, fill_model
+from megalite.architecture.costs import count_parameters
+from megalite.architecture.weights import VOCAB_MULTIPLE, Weight, by_parameter, weight_table
+from megalite.config.fill import fill_model
 from megalite.config.presets import PRESETS
 from megalite.config.schema import BatchConfig, ModelConfig
-from megalite.model.weights import Weight, by_parameter, weight_table
 
 VARIANTS = {
     "llama": {},

@@ -9,12 +9,13 @@ from typing import Any
 import pytest
 import torch
 
-from megalite.config.mup import RATE_EXPONENTS, embedding_scale, output_scale, query_scale, width_multiplier
+from megalite.architecture.architecture import query_scale
+from megalite.architecture.mup import RATE_EXPONENTS, embedding_scale, output_scale, width_multiplier
+from megalite.architecture.weights import weight_table
 from megalite.config.schema import Config
 from megalite.errors import UserError
 from megalite.model.initialize import FreshWeights, fill
 from megalite.model.mup import Folded, without_mup
-from megalite.model.weights import weight_table
 from megalite.optim.mup import rate_factor
 from megalite.train.mup_check import FLAT_SLOPE, check_mup, parse_widths, widened
 from tests.kit.spawn import run_ranks

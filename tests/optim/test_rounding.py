@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from megalite.architecture.weights import Rectangle, Weight
 from megalite.model.initialize import LocalWeight
-from megalite.model.weights import Rectangle, Weight
 from megalite.optim import slices
 from megalite.optim.rounding import round_by_chance, update_and_round
 from megalite.optim.slices import Slice, places_in_whole

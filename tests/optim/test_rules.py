@@ -7,9 +7,9 @@ from typing import Any, get_args
 
 import pytest
 
+from megalite.architecture.weights import Weight, weight_table
 from megalite.config.schema import OptimizerConfig
 from megalite.config.sections.optimizer import OptimizerName
-from megalite.model.weights import Weight, weight_table
 from megalite.optim.groups import rates_of
 from megalite.optim.rules import STATE_KINDS, rule_of, state_bytes, state_shapes
 from tests.model.stages import GPT_STYLE, tiny_model

@@ -186,8 +186,8 @@ def run_dcp(job: Job) -> dict[str, float]:
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.tensor import DTensor, Shard
 
+    from megalite.architecture.weights import weight_table
     from megalite.config.plan import make_plan
-    from megalite.model.weights import weight_table
     from megalite.optim.rules import ELEMENTWISE_KINDS
 
     size = dist.get_world_size()

@@ -125,7 +125,7 @@ def rss_anon(process: str) -> int:
 def make_checkpoint(root: Path, size: str) -> None:
     """A checkpoint with weights only, as `from-hf` leaves it."""
     from megalite.checkpoint.hf.to_checkpoint import write_weights_only
-    from megalite.config.plan import fill_model
+    from megalite.config.fill import fill_model
     from megalite.config.schema import BatchConfig, ModelConfig
 
     model = fill_model(ModelConfig(**SIZES[size], max_positions=MAX_POSITIONS), BatchConfig())

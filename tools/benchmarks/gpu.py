@@ -31,7 +31,8 @@ from arguments import device_name, names_of
 from gpu_smoke import make_engine, plain_step, random_batch, timed
 from plain_llama import Shape
 
-from megalite.config.plan import fill_model, flops_per_token
+from megalite.architecture.costs import flops_per_token
+from megalite.config.fill import fill_model
 from megalite.config.schema import Fp8Config
 from megalite.engine.build import DTYPES
 from megalite.engine.runtime import connect_processes, prepare_deepspeed, set_determinism

@@ -25,7 +25,9 @@ import torch
 from arguments import device_name
 from plain_llama import Llama, Shape
 
-from megalite.config.plan import fill_model, flops_per_token, make_plan
+from megalite.architecture.costs import flops_per_token
+from megalite.config.fill import fill_model
+from megalite.config.plan import make_plan
 from megalite.config.schema import BatchConfig, Config, ModelConfig
 from megalite.data.loader import Batch
 from megalite.engine.build import DTYPES, build_engine

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import math
 
+from megalite.architecture.architecture import Architecture
 from megalite.checkpoint.format import Manifest
 from megalite.checkpoint.hf.provenance import IMPORTED_FROM, Losses, Provenance
-from megalite.config.schema import ModelConfig
 
 UNTRAINED = "This model has not been trained: its weights are random."
 
@@ -18,7 +18,7 @@ WORSE_BY = 0.5
 """Nats above the best mean of the run from which a loss counts as diverged; a change of mixture moves it less."""
 
 
-def find_alarms(manifest: Manifest, model: ModelConfig, provenance: Provenance) -> list[str]:
+def find_alarms(manifest: Manifest, model: Architecture, provenance: Provenance) -> list[str]:
     """What is wrong with a model, a sentence each, the worst first.
 
     Args:
@@ -47,7 +47,7 @@ def _untrained(manifest: Manifest, provenance: Provenance) -> str | None:
     return UNTRAINED + skipped
 
 
-def _of_losses(losses: Losses, model: ModelConfig) -> list[str]:
+def _of_losses(losses: Losses, model: Architecture) -> list[str]:
     chance = math.log(model.vocab_size)
     if not math.isfinite(losses.mean):
         return [f"The loss of the last steps is {losses.mean}: training had diverged. Export an older checkpoint."]

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from megalite.architecture.architecture import Architecture
 from megalite.checkpoint.hf.family import Family
-from megalite.config.schema import ModelConfig
 
 FILE_NAME = "config.json"
 
 
-def write_config(model: ModelConfig, family: Family, *, dtype: str, special_ids: Mapping[str, int | None]) -> dict:
+def write_config(model: Architecture, family: Family, *, dtype: str, special_ids: Mapping[str, int | None]) -> dict:
     """The contents of config.json.
 
     Args:

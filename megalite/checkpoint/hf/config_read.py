@@ -14,13 +14,16 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from megalite.architecture.architecture import Architecture
 from megalite.checkpoint.hf.config_json import FILE_NAME
 from megalite.checkpoint.hf.families.common import HARMLESS
 from megalite.checkpoint.hf.families.registry import BY_MODEL_TYPE
 from megalite.checkpoint.hf.family import Family
 from megalite.checkpoint.hf.settings import Settings
-from megalite.config.plan import fill_model
-from megalite.config.schema import BatchConfig, ModelConfig
+from megalite.config.checks_model import check_architecture
+from megalite.config.fill import fill_model
+from megalite.config.schema import BatchConfig
+from megalite.config.sections.model import ModelConfig
 from megalite.errors import ConversionError, did_you_mean
 
 
@@ -29,7 +32,7 @@ class Description:
     """What a config.json says."""
 
     family: Family
-    model: ModelConfig
+    model: Architecture
     """Filled."""
 
 
@@ -53,10 +56,14 @@ def read_config(folder: Path) -> Description:
     if problems:
         raise ConversionError("\n".join([f"{path}: not a model that megalite has:", *(f"  - {p}" for p in problems)]))
     try:
-        return Description(family, fill_model(ModelConfig(**fields), BatchConfig()))
+        given = ModelConfig(**fields)
+        model = fill_model(given, BatchConfig())
     except ValidationError as error:
         wrong = "; ".join(f"{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in error.errors())
         raise ConversionError(f"{path}: settings that no model has: {wrong}") from error
+    if wrong := "; ".join(check_architecture(given, model)):
+        raise ConversionError(f"{path}: settings that no model has: {wrong}")
+    return Description(family, model)
 
 
 def _read_fields(settings: Settings, family: Family) -> dict[str, Any]:

@@ -14,6 +14,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from megalite.architecture.architecture import Architecture
+from megalite.architecture.costs import count_parameters
 from megalite.checkpoint import catalog
 from megalite.checkpoint.format import stored_model
 from megalite.checkpoint.hf.alarms import find_alarms
@@ -31,8 +33,6 @@ from megalite.checkpoint.hf.tokenizer_choice import check_tokenizer, choose_toke
 from megalite.checkpoint.hf.tokenizer_files import copy_tokenizer, special_ids
 from megalite.checkpoint.hf.verify import Verdict, verify
 from megalite.checkpoint.reader import CheckpointReader
-from megalite.config.plan import count_parameters
-from megalite.config.schema import ModelConfig
 from megalite.errors import CheckpointError, ConversionError
 from megalite.model.initialize import WeightSource
 from megalite.model.mup import Folded, without_mup
@@ -166,7 +166,7 @@ def _still_there(folder: Path) -> Iterator[None]:
         ) from error
 
 
-def _write_configs(folder: Path, model: ModelConfig, family: Family, dtype: str, tokenizer: Tokenizer | None) -> None:
+def _write_configs(folder: Path, model: Architecture, family: Family, dtype: str, tokenizer: Tokenizer | None) -> None:
     ids = special_ids(tokenizer)
     torch_name = str(DTYPES[dtype]).removeprefix("torch.")
     _write_json(folder / CONFIG_FILE, write_config(model, family, dtype=torch_name, special_ids=ids))

@@ -9,13 +9,28 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from megalite.architecture.architecture import Architecture
 from megalite.checkpoint.hf.settings import Key, Settings
-from megalite.config.schema import ModelConfig
 
 QKV = ("attention.q", "attention.k", "attention.v")
 
+PLAIN: dict[str, tuple] = {
+    "layer_types": ("one",),
+    "sliding_rope": (False,),
+    "norm_placement": ("before",),
+    "parallel_residual": (False,),
+    "attention_scale": (False,),
+    "attention_soft_cap": (False,),
+    "logit_soft_cap": (False,),
+    "embedding_scale": (1.0,),
+    "rope.scaling": (None, "linear", "llama3", "yarn", "longrope"),
+}
+"""What few classes have: those that say nothing of it have these."""
+
 EVEN_HEADS = "hidden_size / num_heads"
 ALL_HEADS = "num_heads"
+SQRT_HIDDEN = "sqrt(hidden_size)"
+ROOT = "1 / sqrt(a whole number)"
 
 
 @dataclass(frozen=True)
@@ -27,12 +42,13 @@ class Family:
     architecture: str
     """Name of the class."""
     needs: Mapping[str, tuple]
-    """For each trait of a model (see `traits`) the values that the class can represent; others may be anything."""
+    """For each trait of a model (see `traits`) the values that the class can represent: of `PLAIN` where one is left
+    out that stands there, anything for the others."""
     keys: Mapping[str, Key]
-    """Field of ModelConfig -> key of config.json that has the same meaning."""
+    """Field of Architecture -> key of config.json that has the same meaning."""
     read: Callable[[Settings], dict[str, Any]]
     """The other fields of a model, from the other keys."""
-    write: Callable[[ModelConfig], dict[str, Any]]
+    write: Callable[[Architecture], dict[str, Any]]
     """The other keys of config.json, of a filled model."""
     outer: Mapping[str, str]
     """Canonical name -> name, outside the blocks."""
@@ -48,6 +64,13 @@ class Family:
     """Whether the matrices inside the blocks are stored `[in, out]`."""
     condition: str = ""
     """What else an export depends on, for people."""
+    rank: int = 50
+    """Of several classes that represent a model the one of the lowest rank is taken."""
+
+    @property
+    def all_needs(self) -> Mapping[str, tuple]:
+        """`needs`, and the plain value of what it leaves out."""
+        return {**PLAIN, **self.needs}
 
     @property
     def base(self) -> str:
@@ -55,7 +78,7 @@ class Family:
         return self.blocks.split(".")[0] + "."
 
 
-def traits(model: ModelConfig) -> dict[str, Any]:
+def traits(model: Architecture) -> dict[str, Any]:
     """What decides which classes can represent a filled model."""
     is_even = model.head_dim * model.num_heads == model.hidden_size
     return {
@@ -66,7 +89,39 @@ def traits(model: ModelConfig) -> dict[str, Any]:
         "qk_norm": model.qk_norm,
         "bias": model.bias,
         "sliding_window": model.sliding_window,
+        "layer_types": "mixed" if model.layer_types is not None else "one",
+        "sliding_rope": model.sliding_rope is not None,
+        "norm_placement": model.norm_placement,
+        "parallel_residual": model.parallel_residual,
+        "attention_scale": _attention_scale(model),
+        "attention_soft_cap": model.attention_soft_cap is not None,
+        "logit_soft_cap": model.logit_soft_cap is not None,
+        "embedding_scale": _embedding_scale(model),
+        "rope.scaling": _stretch(model),
         "num_kv_heads": ALL_HEADS if model.num_kv_heads == model.num_heads else model.num_kv_heads,
         "head_dim": EVEN_HEADS if is_even else model.head_dim,
         "hidden_size % num_heads": model.hidden_size % model.num_heads,
     }
+
+
+def _embedding_scale(model: Architecture) -> float | str:
+    """The factor on the embedding, by its name where it has one."""
+    return SQRT_HIDDEN if model.embedding_scale == model.hidden_size**0.5 else model.embedding_scale
+
+
+def _stretch(model: Architecture) -> str | None:
+    """How positions are stretched."""
+    return model.rope.scaling.type if model.positions == "rope" and model.rope.scaling is not None else None
+
+
+def _attention_scale(model: Architecture) -> bool | float | str:
+    """The factor on the scores, False where it is the usual one."""
+    if model.attention_scale is None:
+        return False
+    is_root = whole_scalar(model.attention_scale) ** -0.5 == model.attention_scale
+    return ROOT if is_root else model.attention_scale
+
+
+def whole_scalar(attention_scale: float) -> int:
+    """The whole number whose inverse root is nearest to a factor."""
+    return max(1, round(attention_scale**-2))

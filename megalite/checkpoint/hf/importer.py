@@ -17,12 +17,12 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from megalite.architecture.architecture import Architecture
+from megalite.architecture.weights import Rectangle, Weight
 from megalite.checkpoint.hf.config_read import Description, read_config
 from megalite.checkpoint.hf.layout import Place, places
 from megalite.config.model_match import match
-from megalite.config.schema import ModelConfig
 from megalite.errors import CheckpointError, ConversionError
-from megalite.model.weights import Rectangle, Weight
 
 SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
@@ -47,7 +47,7 @@ class HuggingFaceWeights:
         CheckpointError: files are missing or damaged, tensors are missing, too many, or of another shape.
     """
 
-    def __init__(self, folder: Path, model: ModelConfig | None = None):
+    def __init__(self, folder: Path, model: Architecture | None = None):
         self.folder = Path(folder)
         self.description: Description = read_config(self.folder)
         self.model = self.description.model
@@ -135,7 +135,7 @@ class HuggingFaceWeights:
             raise CheckpointError(f"{self.folder / file}: {name} cannot be read ({error})") from error
 
 
-def model_config(folder: Path) -> ModelConfig:
+def model_config(folder: Path) -> Architecture:
     """The filled model of a Hugging Face folder, for the `model` section of a config.
 
     Raises:
@@ -144,7 +144,7 @@ def model_config(folder: Path) -> ModelConfig:
     return read_config(Path(folder)).model
 
 
-def require_same_model(folder: Path, theirs: ModelConfig, ours: ModelConfig) -> None:
+def require_same_model(folder: Path, theirs: Architecture, ours: Architecture) -> None:
     """Refuse to read the weights of one model into another that computes something else from them.
 
     Raises:

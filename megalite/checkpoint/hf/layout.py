@@ -24,9 +24,9 @@ from math import prod
 import torch
 from torch import Tensor
 
+from megalite.architecture.architecture import Architecture
+from megalite.architecture.weights import Rectangle, Weight, weight_table
 from megalite.checkpoint.hf.family import QKV, Family
-from megalite.config.schema import ModelConfig
-from megalite.model.weights import Rectangle, Weight, weight_table
 
 BLOCK_BYTES = 2 * 2**20
 """Of fp32 in memory at a time: large against the cost of a call, small enough for a core's own cache."""
@@ -111,7 +111,7 @@ def join(parts: Sequence[Tensor], place: Place) -> Tensor:
     return (stored.t() if place.transposed else stored).contiguous()
 
 
-def places(model: ModelConfig, family: Family) -> dict[str, Place]:
+def places(model: Architecture, family: Family) -> dict[str, Place]:
     """The place of every canonical weight of a filled model, by canonical name."""
     return {weight.name: _place(weight, family, model.head_dim) for weight in weight_table(model).values()}
 

@@ -6,9 +6,9 @@ the other.
 
 from __future__ import annotations
 
+from megalite.architecture.architecture import Architecture
+from megalite.architecture.costs import count_parameters
 from megalite.checkpoint.hf.probes import make_probes
-from megalite.config.plan import count_parameters
-from megalite.config.schema import ModelConfig
 from megalite.errors import ConversionError
 from megalite.host import available_bytes
 
@@ -18,7 +18,7 @@ BYTES_PER_PARAMETER = 6
 BYTES_PER_LOGIT = 4
 
 
-def require_memory(model: ModelConfig, num_blocks: int | None = None) -> None:
+def require_memory(model: Architecture, num_blocks: int | None = None) -> None:
     """Refuse, before anything is written, what would end in the kernel's killing one of the two processes.
 
     Args:
@@ -34,7 +34,7 @@ def require_memory(model: ModelConfig, num_blocks: int | None = None) -> None:
         raise _too_little(model, wanted, f", or run only the first blocks: --verify-blocks {fitting}" * (fitting > 0))
 
 
-def fitting_blocks(model: ModelConfig) -> int:
+def fitting_blocks(model: Architecture) -> int:
     """How many of a filled model's blocks can be run to compare logits; all of them where they fit.
 
     Raises:
@@ -46,12 +46,12 @@ def fitting_blocks(model: ModelConfig) -> int:
     return min(fitting, model.num_layers)
 
 
-def _num_fitting(model: ModelConfig) -> int:
+def _num_fitting(model: Architecture) -> int:
     with_one, with_two = (_bytes_to_run(model, number) for number in (1, 2))
     return max(0, (available_bytes() - with_one) // (with_two - with_one) + 1)
 
 
-def _too_little(model: ModelConfig, num_blocks: int, advice: str) -> ConversionError:
+def _too_little(model: Architecture, num_blocks: int, advice: str) -> ConversionError:
     blocks = "the model" if num_blocks == model.num_layers else f"{num_blocks} block{'s' * (num_blocks > 1)} of it"
     return ConversionError(
         f"running {blocks} to compare logits takes about {_bytes_to_run(model, num_blocks) / 1e9:.1f} GB of memory, "
@@ -59,7 +59,7 @@ def _too_little(model: ModelConfig, num_blocks: int, advice: str) -> ConversionE
     )
 
 
-def _bytes_to_run(model: ModelConfig, num_blocks: int) -> int:
+def _bytes_to_run(model: Architecture, num_blocks: int) -> int:
     """Memory that either process takes: the weights of some blocks, and all logits."""
     num_parameters = count_parameters(model.model_copy(update={"num_layers": num_blocks}))
     num_logits = model.vocab_size * sum(len(probe.tokens) for probe in make_probes(model))

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
+from megalite.architecture.architecture import Architecture
+from megalite.architecture.costs import count_parameters
 from megalite.checkpoint.format import Manifest
 from megalite.checkpoint.hf.provenance import DataSet, DataSource, Provenance
 from megalite.checkpoint.hf.verify import Verdict
-from megalite.config.plan import count_parameters
-from megalite.config.schema import ModelConfig
 
 FRONT = "---\nlibrary_name: transformers\npipeline_tag: text-generation\ntags:\n- megalite\n- pretrained\n---\n"
 """Read by the hub. No licence: whoever publishes a model chooses it."""
@@ -19,7 +19,7 @@ FRONT = "---\nlibrary_name: transformers\npipeline_tag: text-generation\ntags:\n
 
 def write_card(
     name: str,
-    model: ModelConfig,
+    model: Architecture,
     manifest: Manifest,
     provenance: Provenance,
     verdict: Verdict,
@@ -51,7 +51,7 @@ def write_card(
     return "\n".join(section for section in sections if section)
 
 
-def _summary(model: ModelConfig, provenance: Provenance) -> str:
+def _summary(model: Architecture, provenance: Provenance) -> str:
     begin = f", going on from {_plain(provenance.origin.name)}" if provenance.origin else ""
     return (
         f"A decoder-only language model of {count_parameters(model):,} parameters, pretrained with megalite{begin}. "
@@ -59,7 +59,7 @@ def _summary(model: ModelConfig, provenance: Provenance) -> str:
     )
 
 
-def _model_rows(model: ModelConfig) -> dict[str, object]:
+def _model_rows(model: Architecture) -> dict[str, object]:
     positions = f"learned, {model.max_positions}"
     if model.positions == "rope":
         positions = f"rotary, theta {model.rope.theta:g}, up to {model.max_positions}"

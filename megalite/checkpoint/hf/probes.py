@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-from megalite.config.schema import ModelConfig
+from megalite.architecture.architecture import Architecture
 
 LONGEST = 512
 """Tokens of the longest plain sequence; logits of 128k-token vocabularies then take a quarter of a GB."""
@@ -29,7 +29,7 @@ class Probe:
     positions: tuple[int, ...]
 
 
-def make_probes(model: ModelConfig) -> list[Probe]:
+def make_probes(model: Architecture) -> list[Probe]:
     """Random sequences for a filled model.
 
     Short and long ones, one longer than a sliding window where the model has one, one whose positions are spread to the
@@ -52,7 +52,7 @@ def make_probes(model: ModelConfig) -> list[Probe]:
     return sequences
 
 
-def _draw(model: ModelConfig, length: int, generator: torch.Generator) -> tuple[int, ...]:
+def _draw(model: Architecture, length: int, generator: torch.Generator) -> tuple[int, ...]:
     return tuple(torch.randint(model.vocab_size, (length,), generator=generator).tolist())
 
 

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from megalite.architecture.architecture import Architecture
+from megalite.architecture.costs import count_parameters
 from megalite.checkpoint.hf.importer import HuggingFaceWeights
 from megalite.checkpoint.hf.memory import fitting_blocks
 from megalite.checkpoint.hf.verify import compare_logits
-from megalite.config.plan import count_parameters
-from megalite.config.schema import ModelConfig
 
 MOST_PARAMETERS = 2e9
 """Of the blocks that are run: about a minute on a few cores. What a block computes, the first ones show."""
@@ -36,7 +36,7 @@ def prove(folder: Path) -> str:
     )
 
 
-def _quick_blocks(model: ModelConfig) -> int:
+def _quick_blocks(model: Architecture) -> int:
     """Blocks with about MOST_PARAMETERS, embeddings left aside; at least one."""
     with_one, with_two = (count_parameters(model.model_copy(update={"num_layers": number})) for number in (1, 2))
     return max(1, min(model.num_layers, int(MOST_PARAMETERS / (with_two - with_one))))

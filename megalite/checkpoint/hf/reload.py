@@ -54,8 +54,11 @@ def _load(folder: Path, num_blocks: int) -> tuple[torch.nn.Module, dict[str, Any
         config.num_hidden_layers = num_blocks
         if getattr(config, "layer_types", None):
             config.layer_types = config.layer_types[:num_blocks]
+    options: dict[str, Any] = {}
+    if getattr(config, "attn_logit_softcapping", None):
+        options["attn_implementation"] = "eager"  # version 4's others leave the bound out, without a word
     model, loading = transformers.AutoModelForCausalLM.from_pretrained(
-        folder, config=config, dtype=torch.float32, output_loading_info=True, trust_remote_code=False
+        folder, config=config, dtype=torch.float32, output_loading_info=True, trust_remote_code=False, **options
     )
     return model.eval(), loading
 

@@ -9,11 +9,12 @@ Version 5 also finds theta and the fraction inside rope_scaling, where version 4
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
 from megalite.checkpoint.hf.settings import Key, Settings
-from megalite.config.schema import RopeConfig
+from megalite.config.schema import RopeConfig, RopeScaling
 
 DEFAULT_THETA = 10000.0
 """Of every class; a folder without theta has this one."""
@@ -28,7 +29,20 @@ class RopeKeys:
     default_fraction: float = 1.0
 
 
-SCALING_KEYS = ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
+SCALING_KEYS = (
+    "attention_factor",
+    "beta_fast",
+    "beta_slow",
+    "factor",
+    "high_freq_factor",
+    "long_factor",
+    "low_freq_factor",
+    "mscale",
+    "mscale_all_dim",
+    "original_max_position_embeddings",
+    "short_factor",
+    "truncate",
+)
 ORIGINAL = Key("original_max_position_embeddings", int, None)
 
 DISAGREE = (
@@ -37,22 +51,34 @@ DISAGREE = (
 )
 
 
-def write_rope(rope: RopeConfig, *, with_fraction: bool = False) -> dict[str, Any]:
+def write_rope(rope: RopeConfig, max_positions: int, *, with_fraction: bool = False) -> dict[str, Any]:
     """Both forms: rope_theta, rope_scaling and rope_parameters; the latter with the fraction if the class has one."""
-    scaling = rope.scaling
-    stretch: dict[str, Any] = {}
-    if scaling is not None:
-        stretch = {"rope_type": scaling.type, "factor": scaling.factor}
-    if scaling is not None and scaling.type == "llama3":
-        stretch |= {
-            "low_freq_factor": scaling.low_freq_factor,
-            "high_freq_factor": scaling.high_freq_factor,
-            "original_max_position_embeddings": scaling.original_max_positions,
-        }
+    stretch = {} if rope.scaling is None else write_scaling(rope.scaling, max_positions)
     parameters = {"rope_type": "default", **stretch, "rope_theta": rope.theta}
     if with_fraction:
         parameters["partial_rotary_factor"] = rope.fraction
-    return {"rope_theta": rope.theta, "rope_scaling": stretch or None, "rope_parameters": parameters}
+    above = {}
+    if stretch.get("rope_type") == "longrope":
+        above[ORIGINAL.name] = stretch[ORIGINAL.name]  # where version 4 looks for it
+    return {"rope_theta": rope.theta, "rope_scaling": stretch or None, "rope_parameters": parameters, **above}
+
+
+def write_scaling(scaling: RopeScaling, max_positions: int) -> dict[str, Any]:
+    """The keys of a stretch. Version 4 makes longrope's attention_factor of max_positions, whatever `factor` says, so
+    it is spelled out where that is another one."""
+    stretch: dict[str, Any] = {"rope_type": scaling.type, "factor": scaling.factor}
+    if scaling.type != "linear":
+        stretch["original_max_position_embeddings"] = scaling.original_max_positions
+    if scaling.type == "llama3":
+        stretch |= {"low_freq_factor": scaling.low_freq_factor, "high_freq_factor": scaling.high_freq_factor}
+    if scaling.type == "yarn":
+        stretch |= {name: getattr(scaling, name) for name in ("beta_fast", "beta_slow", "truncate")}
+    if scaling.type == "longrope":
+        stretch |= {name: list(getattr(scaling, name)) for name in ("short_factor", "long_factor")}
+    is_other = scaling.type == "longrope" and scaling.factor * scaling.original_max_positions != max_positions
+    if scaling.type in ("yarn", "longrope") and (is_other or scaling.attention_factor is not None):
+        stretch["attention_factor"] = scaling.sharpness
+    return stretch
 
 
 def read_rope(settings: Settings, keys: RopeKeys = RopeKeys()) -> dict[str, Any]:
@@ -70,8 +96,8 @@ def read_rope(settings: Settings, keys: RopeKeys = RopeKeys()) -> dict[str, Any]
     _check_copy(settings, RopeKeys.theta, keys.theta, top["theta"])
     _check_copy(settings, RopeKeys.fraction, keys.fraction, top["fraction"])
     has_top = keys.theta in settings or keys.fraction in settings
-    older = _read_group(settings.group("rope_scaling"), original, length)
-    newer = _read_group(settings.group("rope_parameters"), original, length)
+    older = read_rope_group(settings.group("rope_scaling"), original, length)
+    newer = read_rope_group(settings.group("rope_parameters"), original, length)
     forms = [{**top, **older}] if older or has_top else []
     forms += [{**top, **newer}] if newer else []
     is_split = any(older[key] != top[key] for key in ("theta", "fraction") if key in older)
@@ -89,7 +115,7 @@ def _check_copy(settings: Settings, general: str, own: str, value: float | None)
         settings.complain(general, f"found {copied!r}, but this class goes by {own}, which is {value!r}; delete it")
 
 
-def _read_group(group: Settings | None, original: int | None, length: int | None) -> dict[str, Any]:
+def read_rope_group(group: Settings | None, original: int | None, length: int | None) -> dict[str, Any]:
     """What rope_scaling or rope_parameters says, as fields of `model.rope`; nothing where there is none.
 
     Args:
@@ -118,13 +144,40 @@ def _read_scaling(group: Settings, kind: str, original: int | None, length: int 
         return None
     if kind == "linear":
         return {"type": "linear", "factor": group.take(Key("factor", float))}
+    if kind not in ("llama3", "yarn", "longrope"):
+        sentence = f"rope_type is {kind!r}, megalite has 'default', 'linear', 'llama3', 'yarn' and 'longrope'"
+        if sentence not in group.problems:
+            group.problems.append(sentence)
+        return None
+    inner = group.take(ORIGINAL)
+    if kind == "longrope" and original is None and not group.is_at("rope_parameters"):
+        group.complain(ORIGINAL.name, "missing at the top of the file, where transformers 4 looks for it")
+    if None not in (inner, original) and inner != original:
+        group.complain(ORIGINAL.name, f"found {inner}, and {original} outside the group; delete the wrong one")
+    form = {"type": kind, "original_max_positions": original or inner or length}
     if kind == "llama3":
-        inner = group.take(ORIGINAL)
-        if None not in (inner, original) and inner != original:
-            group.complain(ORIGINAL.name, f"found {inner}, and {original} outside the group; delete the wrong one")
-        factors = {key: group.take(Key(key, float)) for key in ("factor", "low_freq_factor", "high_freq_factor")}
-        return {"type": "llama3", **factors, "original_max_positions": original or inner or length}
-    sentence = f"rope_type is {kind!r}, megalite has 'default', 'linear' and 'llama3'"
-    if sentence not in group.problems:
-        group.problems.append(sentence)
-    return None
+        return form | {key: group.take(Key(key, float)) for key in ("factor", "low_freq_factor", "high_freq_factor")}
+    factor = group.take(Key("factor", float, None, nullable=True))
+    if factor is None and length is not None and form["original_max_positions"]:
+        factor = length / form["original_max_positions"]
+    form |= {"factor": factor, "attention_factor": group.take(Key("attention_factor", float, None, nullable=True))}
+    return form | (_read_yarn(group, form) if kind == "yarn" else _read_longrope(group))
+
+
+def _read_yarn(group: Settings, form: dict[str, Any]) -> dict[str, Any]:
+    """What yarn alone has; `mscale` and `mscale_all_dim` stand for an attention_factor (DeepSeek)."""
+    found = {
+        "beta_fast": group.take(Key("beta_fast", float, 32.0, nullable=True)) or 32.0,
+        "beta_slow": group.take(Key("beta_slow", float, 1.0, nullable=True)) or 1.0,
+        "truncate": group.take(Key("truncate", bool, True)),
+    }
+    scales = [group.take(Key(name, float, None, nullable=True)) for name in ("mscale", "mscale_all_dim")]
+    if form["attention_factor"] is None and all(scales) and form["factor"] and form["factor"] > 1.0:
+        over, under = (0.1 * scale * math.log(form["factor"]) + 1.0 for scale in scales)
+        found["attention_factor"] = over / under
+    return found
+
+
+def _read_longrope(group: Settings) -> dict[str, Any]:
+    """What longrope alone has."""
+    return {name: tuple(group.take(Key(name, list)) or ()) for name in ("short_factor", "long_factor")}

@@ -27,6 +27,8 @@ class Key:
     """What the class takes where the key is left out."""
     nullable: bool = False
     """Whether null is a value: what it stands for follows from other keys, here as there."""
+    has_point: bool = False
+    """Whether transformers refuses a whole number where another one may stand."""
 
 
 class Settings:
@@ -60,6 +62,9 @@ class Settings:
             return None
         if value is None and (key.nullable or key.name not in self._raw):
             return None
+        if key.has_point and isinstance(value, int) and not isinstance(value, bool):
+            self.complain(key.name, f"found {value}, transformers wants it as {float(value)}")
+            return None
         if not _is(value, key.kind):
             self.complain(key.name, f"found {_short(value)}, expected {KINDS[key.kind]}")
             return None
@@ -90,6 +95,10 @@ class Settings:
                 f"found {_short(self._raw[key])}, a key that megalite does not know and that may change what the model "
                 "computes; if you know that it does not, delete it",
             )
+
+    def is_at(self, name: str) -> bool:
+        """Whether this is a group of that name, or within one."""
+        return self._name.split(".")[0] == name
 
     def complain(self, key: str, sentence: str) -> None:
         """Add a problem with a key."""

@@ -17,15 +17,15 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from megalite.architecture.architecture import Architecture
+from megalite.architecture.weights import Rectangle, Weight, weight_table
 from megalite.checkpoint.hf.family import Family
 from megalite.checkpoint.hf.importer import INDEX_FILE, SINGLE_FILE
 from megalite.checkpoint.hf.layout import Place, join, places, row_blocks
 from megalite.checkpoint.hf.stream import is_finite, write_stream
 from megalite.checkpoint.tensor_file import Entry, group_by_size
-from megalite.config.schema import ModelConfig
 from megalite.errors import ConversionError
 from megalite.model.initialize import WeightSource
-from megalite.model.weights import Rectangle, Weight, weight_table
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -60,7 +60,7 @@ class Written:
     files: tuple[str, ...]
 
 
-def stored_tensors(model: ModelConfig, family: Family) -> list[StoredTensor]:
+def stored_tensors(model: Architecture, family: Family) -> list[StoredTensor]:
     """The tensors of a family for a filled model, sorted by name."""
     table = weight_table(model)
     parts: dict[str, list[tuple[Place, Weight]]] = {}
@@ -74,7 +74,7 @@ def stored_tensors(model: ModelConfig, family: Family) -> list[StoredTensor]:
 
 
 def write_weights(
-    source: WeightSource, model: ModelConfig, family: Family, folder: Path, *, dtype: str, max_shard_bytes: int
+    source: WeightSource, model: Architecture, family: Family, folder: Path, *, dtype: str, max_shard_bytes: int
 ) -> Written:
     """Write model.safetensors, or shards and their index, into a folder.
 

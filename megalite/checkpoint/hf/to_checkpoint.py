@@ -21,6 +21,9 @@ import torch
 from torch import Tensor
 
 from megalite import __version__
+from megalite.architecture.architecture import Architecture
+from megalite.architecture.costs import count_parameters
+from megalite.architecture.weights import Weight, weight_table
 from megalite.checkpoint.format import (
     CONFIG,
     FileRecord,
@@ -45,12 +48,9 @@ from megalite.checkpoint.hf.tokenizer_files import copy_tokenizer
 from megalite.checkpoint.hf.verify import Verdict, verify
 from megalite.checkpoint.reader import CheckpointReader
 from megalite.checkpoint.tensor_file import Entry, group_by_size
-from megalite.config.plan import count_parameters
-from megalite.config.schema import ModelConfig
 from megalite.config.yaml_source import dump_yaml
 from megalite.errors import ConversionError, DataError
 from megalite.model.initialize import WeightSource
-from megalite.model.weights import Weight, weight_table
 from megalite.tokenizer.tokenizer import FAST_FILE, Tokenizer
 
 TOKENIZER_FOLDER = "tokenizer"
@@ -67,7 +67,7 @@ class Imported:
     folder: Path
     checkpoint: Path
     architecture: str
-    model: ModelConfig
+    model: Architecture
     verdict: Verdict
     notes: tuple[str, ...]
 
@@ -126,7 +126,7 @@ def _take_tokenizer(folder: Path, partial: Path) -> tuple[Tokenizer | None, list
         return None, [f"Imported without a tokenizer: {error}"]
 
 
-def write_weights_only(step: Path, source: WeightSource, model: ModelConfig, *, data: dict[str, str | None]) -> None:
+def write_weights_only(step: Path, source: WeightSource, model: Architecture, *, data: dict[str, str | None]) -> None:
     """Write the files of a checkpoint that has weights and no moments.
 
     Args:

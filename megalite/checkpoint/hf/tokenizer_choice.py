@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Set
 from pathlib import Path
 
+from megalite.architecture.architecture import Architecture
 from megalite.checkpoint.format import Manifest
-from megalite.config.schema import ModelConfig
 from megalite.errors import ConversionError
 from megalite.tokenizer.tokenizer import Tokenizer
 
@@ -38,7 +38,7 @@ def choose_tokenizer(given: str | Path | None, folder: Path, manifest: Manifest)
     )
 
 
-def check_tokenizer(tokenizer: Tokenizer, model: ModelConfig, trained_with: Set[str], *, given: bool) -> list[str]:
+def check_tokenizer(tokenizer: Tokenizer, model: Architecture, trained_with: Set[str], *, given: bool) -> list[str]:
     """Whether a tokenizer belongs to a model; notes of what need not be an error.
 
     Args:

@@ -26,19 +26,19 @@ from safetensors import safe_open
 from torch import Tensor
 
 import megalite
+from megalite.architecture.architecture import Architecture
+from megalite.architecture.weights import Rectangle, Weight, weight_table
 from megalite.checkpoint.hf import reload
 from megalite.checkpoint.hf.importer import DERIVABLE, HuggingFaceWeights
 from megalite.checkpoint.hf.layout import one_thread, row_blocks
 from megalite.checkpoint.hf.probes import TEXTS, Probe, make_probes
 from megalite.checkpoint.hf.shards import DTYPES
 from megalite.checkpoint.hf.stages import COMPARING, COMPUTING, RELOADING, Say, silent
-from megalite.config.schema import ModelConfig
 from megalite.errors import ConversionError
 from megalite.layers.documents import Documents
 from megalite.layers.parts import choose_parts
 from megalite.model.initialize import WeightSource, fill
 from megalite.model.transformer import Stage, StageSpec
-from megalite.model.weights import Rectangle, Weight, weight_table
 from megalite.tokenizer.tokenizer import HUGGING_FACE, Tokenizer
 
 LOGIT_TOLERANCE = 1e-4
@@ -98,7 +98,7 @@ class Rounded:
 def verify(
     folder: Path,
     source: WeightSource,
-    model: ModelConfig,
+    model: Architecture,
     *,
     dtype: str = "fp32",
     tokenizer: Tokenizer | None = None,
@@ -143,7 +143,7 @@ def verify(
 def compare_logits(
     folder: Path,
     source: WeightSource,
-    model: ModelConfig,
+    model: Architecture,
     num_blocks: int,
     *,
     tokenizer: Tokenizer | None = None,
@@ -173,7 +173,7 @@ def compare_logits(
 
 
 def ask(
-    work: Path, model: ModelConfig, *, num_blocks: int | None = None, tokenizer: Tokenizer | None = None
+    work: Path, model: Architecture, *, num_blocks: int | None = None, tokenizer: Tokenizer | None = None
 ) -> list[Probe]:
     """Leave the question of a verification in a folder, for `reload` to answer.
 
@@ -200,7 +200,7 @@ def ask(
 def judge(
     work: Path,
     source: WeightSource,
-    model: ModelConfig,
+    model: Architecture,
     probes: Sequence[Probe],
     *,
     tokenizer: Tokenizer | None = None,
@@ -225,7 +225,7 @@ def judge(
 
 
 @torch.inference_mode()
-def compute_logits(source: WeightSource, model: ModelConfig, probes: Sequence[Probe]) -> Iterator[Tensor]:
+def compute_logits(source: WeightSource, model: Architecture, probes: Sequence[Probe]) -> Iterator[Tensor]:
     """Megalite's own logits `[t, v]` of each sequence, fp32 in this process."""
     parts = choose_parts(model, "cpu", torch.float32)
     stage = Stage(StageSpec(model=model, blocks=(0, model.num_layers), parts=parts)).eval()
@@ -237,7 +237,7 @@ def compute_logits(source: WeightSource, model: ModelConfig, probes: Sequence[Pr
         yield stage.logits(torch.tensor(probe.tokens), documents)
 
 
-def _compare_weights(folder: Path, expected: WeightSource, model: ModelConfig) -> int:
+def _compare_weights(folder: Path, expected: WeightSource, model: Architecture) -> int:
     """Read every tensor back, block by block, and return their number."""
     stored = HuggingFaceWeights(folder, model)
     table = weight_table(model)

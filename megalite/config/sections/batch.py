@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pydantic import Field, PositiveInt
 
-from megalite.config.section import Section
+from megalite.section import Section
 
 
 class RampConfig(Section):

@@ -6,7 +6,7 @@ from typing import Any
 
 from pydantic import field_validator
 
-from megalite.config.section import Section
+from megalite.section import Section
 
 DEEPSPEED_OWNED_KEYS = {
     "train_batch_size": "set batch.global_batch_size",

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from pydantic import NonNegativeFloat, PositiveFloat, PositiveInt
 
-from megalite.config.section import Section
+from megalite.section import Section
 
 
 class EarlyStoppingConfig(Section):

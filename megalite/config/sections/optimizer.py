@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt
 
-from megalite.config.section import Section
+from megalite.section import Section
 
 Decay = Annotated[float, Field(ge=0.0, lt=1.0)]
 

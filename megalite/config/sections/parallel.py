@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import NonNegativeInt, PositiveInt
 
-from megalite.config.section import Section
+from megalite.section import Section
 
 
 class ParallelConfig(Section):

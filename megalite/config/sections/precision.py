@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt
 
-from megalite.config.section import Section
+from megalite.section import Section
 
 Fp8Backend = Literal["te", "scaled_mm", "emulate"]
 Fp8Recipe = Literal["current", "delayed", "rowwise", "block", "mxfp8", "nvfp4"]

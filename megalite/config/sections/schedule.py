@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
-from megalite.config.section import Section
+from megalite.section import Section
 
 Share = Annotated[float, Field(gt=0.0, lt=1.0)]
 

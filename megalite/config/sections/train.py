@@ -7,8 +7,8 @@ from typing import Literal
 
 from pydantic import PositiveInt
 
-from megalite.config.section import Section
 from megalite.config.sections.evaluation import EarlyStoppingConfig, TaskConfig
+from megalite.section import Section
 
 
 class TrainConfig(Section):

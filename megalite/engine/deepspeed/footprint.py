@@ -7,12 +7,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from megalite.architecture.costs import ELEMENT_BYTES, FP32_BYTES
 from megalite.config.plan import RunPlan
 from megalite.config.schema import Config
 from megalite.engine.deepspeed.config import deepspeed_config
-
-FP32_BYTES = 4
-ELEMENT_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2}
 
 MASTER_BYTES = {"fp32": (0, 4, 4, 4), "bf16": (0, 4, 2, 0)}
 """Of a parameter, by ZeRO stage: the weight that is updated, beside the one that computes. Without ZeRO, and in bf16 at

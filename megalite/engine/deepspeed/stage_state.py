@@ -14,12 +14,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from megalite.architecture.weights import Rectangle, Weight
 from megalite.engine.deepspeed.partition import is_copy_in_model, weight_slices
 from megalite.engine.parts import Part, parts_of_slice
 from megalite.engine.protocol import HeldWeight, LocalState
 from megalite.model.initialize import LocalWeight, WeightSource, fill, local_weights
 from megalite.model.transformer import Stage
-from megalite.model.weights import Rectangle, Weight
 from megalite.optim.optimizer import OwnedState, SlicedOptimizer
 from megalite.optim.slices import Slice, copy_numbers
 from megalite.parallel.axes import Axes

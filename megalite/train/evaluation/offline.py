@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from megalite.architecture.architecture import Architecture
 from megalite.checkpoint.format import stored_model
 from megalite.checkpoint.hf.config_json import FILE_NAME as CONFIG_FILE
 from megalite.checkpoint.hf.exporter import to_hugging_face
@@ -23,7 +24,7 @@ from megalite.checkpoint.hf.folders import find_checkpoint
 from megalite.checkpoint.hf.importer import HuggingFaceWeights, model_config
 from megalite.checkpoint.hf.tokenizer_choice import choose_tokenizer
 from megalite.checkpoint.reader import CheckpointReader
-from megalite.config.schema import ModelConfig, TaskConfig
+from megalite.config.schema import TaskConfig
 from megalite.data.loader import Batch
 from megalite.errors import ConversionError, DataError
 from megalite.layers.documents import Documents, Targets
@@ -48,7 +49,7 @@ class SavedModel:
     """Where a model's weights and tokenizer lie."""
 
     folder: Path
-    model: ModelConfig
+    model: Architecture
     weights: WeightSource
     tokenizer: Path | None
     is_checkpoint: bool

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 from torch.utils._python_dispatch import _disable_current_modes
 
-from megalite.config.plan import fill_model
+from megalite.config.fill import fill_model
 from megalite.config.schema import BatchConfig, Fp8Config, ModelConfig
 from megalite.layers.fp8.backends import choose_backend
 from megalite.layers.fp8.precision import Fp8

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
+from megalite.architecture.architecture import Architecture
 from megalite.checkpoint.hf.family import ALL_HEADS, EVEN_HEADS
 from megalite.checkpoint.hf.rope_json import read_rope, write_rope
 from megalite.checkpoint.hf.settings import Key, Settings
-from megalite.config.schema import ModelConfig
 
 ABOUT_THE_FILE = (
     "_name_or_path",
@@ -157,9 +158,9 @@ def read_llama(settings: Settings) -> dict[str, Any]:
     return {"norm": "rmsnorm", "activation": "swiglu", "positions": "rope", "rope": rope}
 
 
-def write_llama(model: ModelConfig) -> dict[str, Any]:
+def write_llama(model: Architecture) -> dict[str, Any]:
     """The keys that all classes like Llama share."""
-    return {"hidden_act": "silu", "attention_dropout": 0.0, **write_rope(model.rope)}
+    return {"hidden_act": "silu", "attention_dropout": 0.0, **write_rope(model.rope, model.max_positions)}
 
 
 def read_gelu(settings: Settings, key: str, default: str) -> dict[str, Any]:
@@ -168,9 +169,31 @@ def read_gelu(settings: Settings, key: str, default: str) -> dict[str, Any]:
     return {"norm": "layernorm", "bias": "all", "activation": activation}
 
 
-def gelu_name(model: ModelConfig) -> str:
+def gelu_name(model: Architecture) -> str:
     """What transformers calls the activation of a model like GPT."""
     return next(theirs for theirs, ours in GELU_NAMES.items() if ours == model.activation)
+
+
+def read_layer_types(settings: Settings, derived: Sequence[str]) -> tuple[str, ...] | None:
+    """The kind of each layer.
+
+    Args:
+        derived: what the class takes where nothing is said.
+    """
+    given = settings.take(Key("layer_types", list, None, nullable=True))
+    types = tuple(map(str, derived if given is None else given))
+    num_layers = settings.take(Key("num_hidden_layers", int, 0))
+    if len(types) != num_layers:
+        settings.complain("layer_types", f"found {len(types)} of {num_layers} layers")
+    if unknown := set(types) - {FULL, SLIDING}:
+        settings.complain("layer_types", f"found {sorted(unknown)[0]}, megalite has {FULL} and {SLIDING}")
+        return None
+    return types
+
+
+def write_layer_types(model: Architecture) -> list[str]:
+    """The kind of each layer of a filled model."""
+    return [FULL if block.attention.window is None else SLIDING for block in model.blocks]
 
 
 def read_qwen_window(settings: Settings) -> int | None:
@@ -194,7 +217,7 @@ def read_qwen_window(settings: Settings) -> int | None:
     return window if kinds == {SLIDING} else None
 
 
-def write_qwen_window(model: ModelConfig) -> dict[str, Any]:
+def write_qwen_window(model: Architecture) -> dict[str, Any]:
     """The window of all layers, said in each of the ways that are read."""
     is_windowed = model.sliding_window is not None
     return {

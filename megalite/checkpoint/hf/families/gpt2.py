@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from megalite.architecture.architecture import Architecture
 from megalite.checkpoint.hf.families.common import GPT_NEEDS, gelu_name, read_gelu
 from megalite.checkpoint.hf.family import QKV, Family
 from megalite.checkpoint.hf.settings import Key, Settings
-from megalite.config.schema import ModelConfig
 
 
 def _read(settings: Settings) -> dict[str, Any]:
@@ -17,7 +17,7 @@ def _read(settings: Settings) -> dict[str, Any]:
     return {**read_gelu(settings, "activation_function", "gelu_new"), "positions": "learned"}
 
 
-def _write(model: ModelConfig) -> dict[str, Any]:
+def _write(model: Architecture) -> dict[str, Any]:
     return {
         "activation_function": gelu_name(model),
         "resid_pdrop": model.dropout,
@@ -30,6 +30,7 @@ def _write(model: ModelConfig) -> dict[str, Any]:
 FAMILY = Family(
     "gpt2",
     "GPT2LMHeadModel",
+    rank=31,
     needs={**GPT_NEEDS, "positions": ("learned",)},
     keys={
         "vocab_size": Key("vocab_size"),

@@ -1,32 +1,35 @@
-"""GPT-NeoX (Black et al. 2022) with attention and MLP one after the other: LayerNorm, GELU, partly rotated heads."""
+"""GPT-NeoX and Pythia (Black et al. 2022, Biderman et al. 2023): LayerNorm, GELU, partly rotated heads, attention and
+MLP beside each other or one after the other."""
 
 from __future__ import annotations
 
 from typing import Any
 
+from megalite.architecture.architecture import Architecture
 from megalite.checkpoint.hf.families.common import GPT_NEEDS, SIZES, gelu_name, read_gelu
 from megalite.checkpoint.hf.family import QKV, Family
 from megalite.checkpoint.hf.rope_json import RopeKeys, read_rope, write_rope
 from megalite.checkpoint.hf.settings import Key, Settings
-from megalite.config.schema import ModelConfig
 
 ROPE_KEYS = RopeKeys("rotary_emb_base", "rotary_pct", default_fraction=0.25)
 
 
 def _read(settings: Settings) -> dict[str, Any]:
     settings.expect("attention_bias", True, True)
-    if settings.take(Key("use_parallel_residual", bool, True)):
-        settings.complain("use_parallel_residual", "found true, megalite runs attention and MLP one after the other")
-    rope = read_rope(settings, ROPE_KEYS)
-    return {**read_gelu(settings, "hidden_act", "gelu"), "positions": "rope", "rope": rope}
+    return {
+        **read_gelu(settings, "hidden_act", "gelu"),
+        "positions": "rope",
+        "rope": read_rope(settings, ROPE_KEYS),
+        "parallel_residual": settings.take(Key("use_parallel_residual", bool, True)),
+    }
 
 
-def _write(model: ModelConfig) -> dict[str, Any]:
-    rope = write_rope(model.rope, with_fraction=True)
+def _write(model: Architecture) -> dict[str, Any]:
+    rope = write_rope(model.rope, model.max_positions, with_fraction=True)
     return {
         "hidden_act": gelu_name(model),
         "attention_bias": True,
-        "use_parallel_residual": False,
+        "use_parallel_residual": model.parallel_residual,
         "hidden_dropout": model.dropout,
         "attention_dropout": 0.0,
         ROPE_KEYS.theta: rope.pop("rope_theta"),
@@ -38,7 +41,8 @@ def _write(model: ModelConfig) -> dict[str, Any]:
 FAMILY = Family(
     "gpt_neox",
     "GPTNeoXForCausalLM",
-    needs={**GPT_NEEDS, "positions": ("rope",)},
+    rank=30,
+    needs={**GPT_NEEDS, "positions": ("rope",), "parallel_residual": (False, True)},
     keys={**SIZES, "norm_eps": Key("layer_norm_eps", float, 1e-5)},
     read=_read,
     write=_write,

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from megalite.architecture.architecture import Architecture
 from megalite.checkpoint.hf.families.common import LLAMA_NAMES, LLAMA_NEEDS, llama_keys, read_llama, write_llama
 from megalite.checkpoint.hf.family import Family
 from megalite.checkpoint.hf.settings import Key, Settings
-from megalite.config.schema import ModelConfig
 
 _BIASES = {(False, False): "none", (True, False): "attention", (True, True): "all"}
 """attention_bias and mlp_bias -> ours."""
@@ -20,7 +20,7 @@ def _read(settings: Settings) -> dict[str, Any]:
     return {**read_llama(settings), "bias": _BIASES.get(found)}
 
 
-def _write(model: ModelConfig) -> dict[str, Any]:
+def _write(model: Architecture) -> dict[str, Any]:
     attention, mlp = next(keys for keys, bias in _BIASES.items() if bias == model.bias)
     return {**write_llama(model), "attention_bias": attention, "mlp_bias": mlp}
 
@@ -28,6 +28,7 @@ def _write(model: ModelConfig) -> dict[str, Any]:
 FAMILY = Family(
     "llama",
     "LlamaForCausalLM",
+    rank=0,
     needs={
         **LLAMA_NEEDS,
         "qk_norm": (False,),

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from megalite.architecture.architecture import Architecture
 from megalite.checkpoint.hf.families.common import LLAMA_NAMES, LLAMA_NEEDS, llama_keys, read_llama, write_llama
 from megalite.checkpoint.hf.family import Family
 from megalite.checkpoint.hf.settings import Key, Settings
-from megalite.config.schema import ModelConfig
 
 WINDOW = 4096
 
@@ -17,13 +17,14 @@ def _read(settings: Settings) -> dict[str, Any]:
     return {**read_llama(settings), "bias": "none", "sliding_window": window}
 
 
-def _write(model: ModelConfig) -> dict[str, Any]:
+def _write(model: Architecture) -> dict[str, Any]:
     return {**write_llama(model), "sliding_window": model.sliding_window}
 
 
 FAMILY = Family(
     "mistral",
     "MistralForCausalLM",
+    rank=10,
     needs={**LLAMA_NEEDS, "qk_norm": (False,), "bias": ("none",)},
     keys=llama_keys(num_kv_heads=Key("num_key_value_heads", int, 8, nullable=True)),
     read=_read,

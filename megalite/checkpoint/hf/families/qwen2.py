@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from megalite.architecture.architecture import Architecture
 from megalite.checkpoint.hf.families.common import (
     LLAMA_NAMES,
     LLAMA_NEEDS,
@@ -15,20 +16,20 @@ from megalite.checkpoint.hf.families.common import (
 )
 from megalite.checkpoint.hf.family import Family
 from megalite.checkpoint.hf.settings import Key, Settings
-from megalite.config.schema import ModelConfig
 
 
 def _read(settings: Settings) -> dict[str, Any]:
     return {**read_llama(settings), "bias": "qkv", "sliding_window": read_qwen_window(settings)}
 
 
-def _write(model: ModelConfig) -> dict[str, Any]:
+def _write(model: Architecture) -> dict[str, Any]:
     return {**write_llama(model), **write_qwen_window(model)}
 
 
 FAMILY = Family(
     "qwen2",
     "Qwen2ForCausalLM",
+    rank=20,
     needs={**LLAMA_NEEDS, "qk_norm": (False,), "bias": ("qkv",), "hidden_size % num_heads": (0,)},
     keys=llama_keys(
         num_kv_heads=Key("num_key_value_heads", int, 32, nullable=True), head_dim=Key("head_dim", int, None)

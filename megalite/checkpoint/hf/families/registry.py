@@ -1,19 +1,32 @@
-"""All families, and which of them represents a model.
+"""All families, which are the files of this folder that have a `FAMILY`, and which of them represents a model.
 
-The first whose needs are all met does. Models that several could represent get the plainest: Llama before Mistral,
-whose class also takes heads that do not divide hidden_size.
+The first whose needs are all met does. Models that several could represent get the plainest, as their ranks say: Llama
+before Mistral, whose class also takes heads that do not divide hidden_size, before Ministral.
 """
 
 from __future__ import annotations
 
+import importlib
+import pkgutil
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
-from megalite.checkpoint.hf.families import gpt2, gpt_neox, llama, mistral, qwen2, qwen3
+from megalite.architecture.architecture import Architecture
+from megalite.checkpoint.hf import families
 from megalite.checkpoint.hf.family import Family, traits
-from megalite.config.schema import ModelConfig
 from megalite.errors import ConversionError
 
-FAMILIES: tuple[Family, ...] = tuple(each.FAMILY for each in (llama, mistral, qwen2, qwen3, gpt_neox, gpt2))
+
+def _find_families() -> Iterator[Family]:
+    """The `FAMILY` of every file of this folder."""
+    for found in pkgutil.iter_modules(families.__path__, f"{families.__name__}."):
+        module = importlib.import_module(found.name) if found.name != __name__ else None
+        if hasattr(module, "FAMILY"):
+            yield module.FAMILY
+
+
+FAMILIES: tuple[Family, ...] = tuple(sorted(_find_families(), key=lambda family: (family.rank, family.model_type)))
 BY_MODEL_TYPE = {family.model_type: family for family in FAMILIES}
 
 
@@ -28,7 +41,7 @@ class Exportable:
     """What else an export depends on."""
 
 
-def exportable(model: ModelConfig) -> Exportable:
+def exportable(model: Architecture) -> Exportable:
     """As what a filled model can be exported."""
     try:
         family = choose_family(model)
@@ -37,7 +50,7 @@ def exportable(model: ModelConfig) -> Exportable:
         return Exportable(None, str(error))
 
 
-def choose_family(model: ModelConfig) -> Family:
+def choose_family(model: Architecture) -> Family:
     """The family that represents a filled model.
 
     Raises:
@@ -45,7 +58,8 @@ def choose_family(model: ModelConfig) -> Family:
     """
     found = traits(model)
     unmet = [
-        {trait: values for trait, values in family.needs.items() if found[trait] not in values} for family in FAMILIES
+        {trait: values for trait, values in family.all_needs.items() if found[trait] not in values}
+        for family in FAMILIES
     ]
     nearest = min(range(len(FAMILIES)), key=lambda index: len(unmet[index]))
     if not unmet[nearest]:
@@ -56,3 +70,8 @@ def choose_family(model: ModelConfig) -> Family:
     )
     name = FAMILIES[nearest].architecture
     raise ConversionError(f"no class of transformers represents this model. The nearest is {name}, but {reasons}")
+
+
+def _unmet(family: Family, found: Mapping[str, Any]) -> dict[str, tuple]:
+    """What keeps a model with these traits from a family."""
+    return {trait: values for trait, values in family.all_needs.items() if found[trait] not in values}

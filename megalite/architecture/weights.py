@@ -18,10 +18,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from megalite.config.plan import vocab_rows_per_rank
-from megalite.config.schema import ModelConfig
+from megalite.architecture.architecture import Architecture, BlockSpec
+from megalite.architecture.norms import NORMS
 
 Init = Literal["normal", "residual", "ones", "zeros"]
+
+VOCAB_MULTIPLE = 64
+"""Each tensor-parallel rank holds a multiple of this many vocabulary rows: whole tiles for the matrix units."""
 
 
 @dataclass(frozen=True)
@@ -76,19 +79,24 @@ class Weight:
         return tuple(shape)
 
 
-def weight_table(model: ModelConfig) -> dict[str, Weight]:
+def weight_table(model: Architecture) -> dict[str, Weight]:
     """All weights of a filled model by canonical name, in the order of the model's layers.
 
     A tied head has no row: the embedding's row serves both.
     """
     rows = [*_embedding(model)]
-    for index in range(model.num_layers):
-        rows += _block(model, f"blocks.{index}")
-    rows += _norm(model, "final_norm", "final_norm")
+    for index, block in enumerate(model.blocks):
+        rows += _block(model, block, f"blocks.{index}")
+    rows += _norm(model.norm, model.hidden_size, "final_norm", "final_norm")
     if not model.tie_embeddings:
         vocab = (model.vocab_size, model.hidden_size)
         rows.append(Weight("head.weight", vocab, "head", "head.weight", cut=0, is_vocab=True))
     return {row.name: row for row in rows}
+
+
+def vocab_rows_per_rank(vocab_size: int, tp: int) -> int:
+    """Rows of the padded vocabulary that one tensor-parallel rank holds."""
+    return -(-vocab_size // (tp * VOCAB_MULTIPLE)) * VOCAB_MULTIPLE
 
 
 def by_parameter(table: dict[str, Weight]) -> dict[str, list[Weight]]:
@@ -99,7 +107,19 @@ def by_parameter(table: dict[str, Weight]) -> dict[str, list[Weight]]:
     return groups
 
 
-def _embedding(model: ModelConfig) -> list[Weight]:
+def norm_names(block: BlockSpec) -> list[str]:
+    """The norms of a block, in the order in which the stream meets them."""
+    before = ["attention_norm", "mlp_norm"] if block.norm_before else []
+    after = ["attention_out_norm", "mlp_out_norm"] if block.norm_after else []
+    return sorted(before + after, key=("attention_norm", "attention_out_norm", "mlp_norm", "mlp_out_norm").index)
+
+
+def qk_norm_kind(norm: str) -> str:
+    """How queries and keys are normalised in a block with some norm: as the stream, where that is an RMSNorm."""
+    return norm if norm == "zero_centered_rmsnorm" else "rmsnorm"
+
+
+def _embedding(model: Architecture) -> list[Weight]:
     hidden = model.hidden_size
     name = "embedding.weight"
     rows = [Weight(name, (model.vocab_size, hidden), "embedding", name, cut=0, is_vocab=True)]
@@ -109,10 +129,11 @@ def _embedding(model: ModelConfig) -> list[Weight]:
     return rows
 
 
-def _norm(model: ModelConfig, layer: str, prefix: str) -> list[Weight]:
-    shape = (model.hidden_size,)
-    rows = [Weight(f"{prefix}.weight", shape, layer, f"{prefix}.weight", init="ones", decay=False)]
-    if model.norm == "layernorm":
+def _norm(kind: str, size: int, layer: str, prefix: str) -> list[Weight]:
+    shape = (size,)
+    norm = NORMS[kind]
+    rows = [Weight(f"{prefix}.weight", shape, layer, f"{prefix}.weight", init=norm.init, decay=False)]
+    if norm.has_bias:
         rows.append(Weight(f"{prefix}.bias", shape, layer, f"{prefix}.bias", init="zeros", decay=False))
     return rows
 
@@ -129,24 +150,27 @@ def _linear(
     return rows
 
 
-def _block(model: ModelConfig, layer: str) -> list[Weight]:
-    hidden, ffn = model.hidden_size, model.ffn_hidden_size
-    q, kv = model.num_heads * model.head_dim, model.num_kv_heads * model.head_dim
+def _block(model: Architecture, block: BlockSpec, layer: str) -> list[Weight]:
+    hidden, attention, mlp = model.hidden_size, block.attention, block.feed_forward
+    q, kv = attention.q_width, attention.kv_width
     residual: Init = "residual" if model.init_depth_scaling else "normal"
 
-    rows = _norm(model, layer, f"{layer}.attention_norm")
+    norms = {name: _norm(block.norm, hidden, layer, f"{layer}.{name}") for name in norm_names(block)}
+    rows = norms.pop("attention_norm", [])
     for part, size in (("q", q), ("k", kv), ("v", kv)):
-        rows += _linear(layer, f"attention.{part}", "attention.qkv", (size, hidden), cut=0, bias=model.has_qkv_bias)
-    if model.qk_norm:
-        for part in ("q_norm", "k_norm"):
-            name = f"{layer}.attention.{part}.weight"
-            rows.append(Weight(name, (model.head_dim,), layer, name, init="ones", decay=False))
-    output = {"cut": 1, "bias": model.has_output_bias, "init": residual}
-    rows += _linear(layer, "attention.o", "attention.o", (hidden, q), **output)
+        rows += _linear(layer, f"attention.{part}", "attention.qkv", (size, hidden), cut=0, bias=attention.qkv_bias)
+    if attention.qk_norm:
+        is_whole, init = attention.qk_norm == "whole", NORMS[qk_norm_kind(block.norm)].init
+        for part, size in (("q_norm", q), ("k_norm", kv)):
+            name, shape = f"{layer}.attention.{part}.weight", (size if is_whole else attention.head_dim,)
+            rows.append(Weight(name, shape, layer, name, cut=0 if is_whole else None, init=init, decay=False))
+    shape = (hidden, q)
+    rows += _linear(layer, "attention.o", "attention.o", shape, cut=1, bias=attention.output_bias, init=residual)
 
-    rows += _norm(model, layer, f"{layer}.mlp_norm")
-    fused = "mlp.gate_up" if model.activation == "swiglu" else "mlp.up"
-    for part in ("gate", "up") if model.activation == "swiglu" else ("up",):
-        rows += _linear(layer, f"mlp.{part}", fused, (ffn, hidden), cut=0, bias=model.has_mlp_bias)
-    rows += _linear(layer, "mlp.down", "mlp.down", (hidden, ffn), cut=1, bias=model.has_mlp_bias, init=residual)
-    return rows
+    for name in [name for name in norms if name != "mlp_out_norm"]:
+        rows += norms.pop(name)
+    fused = "mlp.gate_up" if mlp.is_gated else "mlp.up"
+    for part in ("gate", "up") if mlp.is_gated else ("up",):
+        rows += _linear(layer, f"mlp.{part}", fused, (mlp.width, hidden), cut=0, bias=mlp.bias)
+    rows += _linear(layer, "mlp.down", "mlp.down", (hidden, mlp.width), cut=1, bias=mlp.bias, init=residual)
+    return rows + norms.pop("mlp_out_norm", [])

@@ -14,39 +14,30 @@ Each is 1 for a model without muP, and at the base width unless a multiplier is 
 
 from __future__ import annotations
 
-from math import sqrt
-
-from megalite.config.schema import ModelConfig
+from megalite.architecture.architecture import Architecture
 
 RATE_EXPONENTS = {"adamw": 1.0, "adamw8bit": 1.0, "lion": 1.0, "muon": 0.5}
 """By optimizer, which muP knows these of: a matrix's rate is divided by its width multiplier to this power
 (`optim.mup` says why)."""
 
 
-def width_multiplier(model: ModelConfig) -> float:
+def width_multiplier(model: Architecture) -> float:
     """m, by which the inputs of most matrices have grown."""
     return 1.0 if model.mup is None else model.hidden_size / model.mup.base_hidden_size
 
 
-def ffn_multiplier(model: ModelConfig) -> float:
+def ffn_multiplier(model: Architecture) -> float:
     """The same for the matrix that leads out of the MLP."""
     if model.mup is None or model.mup.base_ffn_hidden_size is None:
         return width_multiplier(model)
     return model.ffn_hidden_size / model.mup.base_ffn_hidden_size
 
 
-def query_scale(model: ModelConfig) -> float:
-    """Factor on the queries, whose products attention divides by sqrt(head_dim)."""
-    if model.mup is None or model.mup.base_head_dim is None:
-        return 1.0
-    return sqrt(model.mup.base_head_dim / model.head_dim)
-
-
-def embedding_scale(model: ModelConfig) -> float:
+def embedding_scale(model: Architecture) -> float:
     """Factor on the output of the embedding."""
-    return 1.0 if model.mup is None else model.mup.embedding_multiplier
+    return model.embedding_scale * (1.0 if model.mup is None else model.mup.embedding_multiplier)
 
 
-def output_scale(model: ModelConfig) -> float:
+def output_scale(model: Architecture) -> float:
     """Factor on the logits, applied to the normalised stream before the head."""
     return 1.0 if model.mup is None else model.mup.output_multiplier / width_multiplier(model)

@@ -1,0 +1,101 @@
+"""What a model costs: parameters, floating-point operations, bytes of activations and of what ranks send.
+
+Everything follows from the table of weights and the descriptions of the blocks, and everybody who counts asks here:
+MFU, the balance of pipeline stages, the planner and `config check`.
+
+Legend: a bytes of an element, t tokens of a micro-batch, h hidden size, q and kv widths of all query and of all key
+heads, f feed-forward width; q, kv and f divided by tp.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from math import prod
+
+from megalite.architecture.activations import ACTIVATIONS
+from megalite.architecture.architecture import Architecture, BlockSpec
+from megalite.architecture.norms import NORMS
+from megalite.architecture.weights import Weight, weight_table
+
+FP32_BYTES = 4
+FP8_BYTES = 1
+ELEMENT_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2}
+
+
+def count_parameters(model: Architecture) -> int:
+    """Parameters of a model, tied weights counted once."""
+    return sum(prod(weight.shape) for weight in weight_table(model).values())
+
+
+def flops_per_token(model: Architecture, seq_len: int) -> float:
+    """Forward and backward FLOPs of one token: 6 a matrix weight, and causal attention over the mean span it sees.
+
+    The convention of PaLM (Chowdhery et al. 2022, appendix B) with attention counted causal, i.e. half.
+    """
+    blocks = sum(block_multiply_adds(block, model.hidden_size, seq_len) for block in model.blocks)
+    return 6.0 * (blocks + model.vocab_size * model.hidden_size)
+
+
+def block_multiply_adds(block: BlockSpec, hidden_size: int, seq_len: int) -> float:
+    """Multiply-adds of one token's forward pass through one block: its matrices, and attention over the mean span."""
+    attention, mlp = block.attention, block.feed_forward
+    window = min(seq_len, attention.window or seq_len)
+    mean_span = window - window * window / (2 * seq_len)
+    projections = hidden_size * (2 * attention.q_width + 2 * attention.kv_width)
+    return projections + (mlp.num_expanding + 1) * hidden_size * mlp.width + 2 * attention.q_width * mean_span
+
+
+def sum_by_layer(model: Architecture, measure: Callable[[Weight], int]) -> dict[str, int]:
+    """Sums over the weights of each layer of the list."""
+    sizes: dict[str, int] = {}
+    for weight in weight_table(model).values():
+        sizes[weight.layer] = sizes.get(weight.layer, 0) + measure(weight)
+    return sizes
+
+
+def block_activation_bytes(
+    block: BlockSpec,
+    hidden_size: int,
+    *,
+    element_bytes: int,
+    tp: int = 1,
+    sequence_parallel: bool = False,
+    recompute: str = "none",
+    keeps_fp8_inputs: bool = False,
+    has_dropout: bool = False,
+) -> int:
+    """Bytes of one token that a block keeps between its forward and its backward pass, on one rank.
+
+    Korthikanti et al. 2022, table 2, for the blocks of this project: RMSNorm computed in fp32, fused projections,
+    attention kernels that keep only their inputs, their output and a sum a head.
+
+    Args:
+        keeps_fp8_inputs: selective recomputation keeps each product's input in FP8 (`layers.kept_products`).
+    """
+    attention, mlp = block.attention, block.feed_forward
+    a, h = element_bytes, hidden_size
+    stream = hidden_size // (tp if sequence_parallel else 1)
+    q, kv, f = attention.q_width // tp, attention.kv_width // tp, mlp.width // tp
+    softmax_sums = FP32_BYTES * attention.num_heads // tp
+    if recompute == "full":
+        return a * stream
+    if recompute == "selective":  # the block's input, and the results of its four products and of attention
+        inputs = h + q + h + f if keeps_fp8_inputs else 0
+        return a * (stream + (q + 2 * kv) + q + h + mlp.num_expanding * f + h) + softmax_sums + inputs * FP8_BYTES
+
+    norm = NORMS[block.norm]
+    wide = FP32_BYTES * stream if norm.keeps_wide else 0  # a norm's input in fp32
+    normalised = FP32_BYTES if norm.multiplies_wide else a
+    norms = 2 * (normalised * stream + wide + a * h if block.norm_before else a * h)  # and what the products take
+    norms += 2 * (normalised * stream + wide) if block.norm_after else 0
+    if block.is_parallel and block.norm_before:  # both norms have the same input, and keep it where it is no copy
+        norms -= a * stream if not norm.keeps_wide else wide if a == FP32_BYTES else 0
+    mixing = a * (q + 2 * kv + q) + softmax_sums  # queries, keys and values, rotated or not, and the result
+    if attention.rope is not None and attention.qk_norm:
+        mixing += a * (q + kv)  # unrotated ones too, for the norms' backward pass
+    if attention.qk_norm:
+        is_wide = attention.qk_norm == "whole" or norm.multiplies_wide
+        mixing += (a if a == FP32_BYTES else FP32_BYTES + (FP32_BYTES if is_wide else a)) * (q + kv)
+    expanded = a * ACTIVATIONS[mlp.activation].num_kept * f  # products, the activation, what the row layer multiplies
+    dropout = 2 * stream if has_dropout else 0  # masks, a byte an element
+    return norms + mixing + expanded + dropout

@@ -1,0 +1,177 @@
+"""The settings of a model that mean the same whether it is filled or not."""
+
+from __future__ import annotations
+
+import math
+from typing import Literal
+
+from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt, field_validator
+
+from megalite.architecture.activations import ACTIVATIONS
+from megalite.architecture.norms import NORMS
+from megalite.errors import did_you_mean
+from megalite.section import Section
+
+
+class RopeScaling(Section):
+    """Stretching of the rotary frequencies to longer sequences than the base frequencies suit."""
+
+    type: Literal["linear", "llama3", "yarn", "longrope"]
+    """`linear` divides every frequency by `factor` (Chen et al. 2023); `llama3` only the low ones (Llama 3.1); `yarn`
+    the low ones by a ramp, and makes attention sharper (Peng et al. 2023); `longrope` divides each by a factor of its
+    own, and by others in documents that are longer than the original length (Ding et al. 2024)."""
+    factor: PositiveFloat = 8.0
+    """How many times longer the sequences become."""
+    low_freq_factor: PositiveFloat = 1.0
+    """llama3: wavelengths above original_max_positions / low_freq_factor are divided by `factor`."""
+    high_freq_factor: PositiveFloat = 4.0
+    """llama3: wavelengths below original_max_positions / high_freq_factor are left alone."""
+    original_max_positions: PositiveInt = 8192
+    """llama3, yarn, longrope: sequence length in tokens of the training before the stretch."""
+    beta_fast: PositiveFloat = 32.0
+    """yarn: frequencies that turn more often than this within the original length are left alone."""
+    beta_slow: PositiveFloat = 1.0
+    """yarn: those that turn less often are divided by `factor`."""
+    truncate: bool = True
+    """yarn: the ramp between them begins and ends at whole channels."""
+    attention_factor: PositiveFloat | None = None
+    """yarn, longrope: what rotated queries and keys are multiplied with. null is 0.1 ln(factor) + 1 for yarn, and
+    sqrt(1 + ln(factor) / ln(original_max_positions)) for longrope."""
+    short_factor: tuple[PositiveFloat, ...] = ()
+    """longrope: divisors of the frequencies in documents up to the original length, one for each rotated pair."""
+    long_factor: tuple[PositiveFloat, ...] = ()
+    """longrope: those in longer documents."""
+
+    @property
+    def sharpness(self) -> float:
+        """`attention_factor` with null filled in (Peng et al. 2023, equation 22; Ding et al. 2024)."""
+        if self.attention_factor is not None:
+            return self.attention_factor
+        if self.factor <= 1.0:
+            return 1.0
+        if self.type == "yarn":
+            return 0.1 * math.log(self.factor) + 1.0
+        return math.sqrt(1.0 + math.log(self.factor) / math.log(self.original_max_positions))
+
+
+class RopeConfig(Section):
+    """Rotary position embedding (Su et al. 2021), in the half-split form of GPT-NeoX and Llama in Hugging Face."""
+
+    theta: PositiveFloat = 10000.0
+    """Base of the frequencies. Raise it (500000) for long sequences."""
+    fraction: float = Field(1.0, gt=0.0, le=1.0)
+    """Part of each head that is rotated; 0.25 is GPT-NeoX's choice."""
+    scaling: RopeScaling | None = None
+    """Stretch to longer sequences; null for none."""
+
+
+class MupConfig(Section):
+    """Maximal update parametrization (Yang et al. 2022): rates tuned on a narrow model hold on a wide one.
+
+    The width multiplier m is hidden_size / base_hidden_size. Matrices inside the blocks start narrower by sqrt(m) and
+    learn at lr / m (adamw, adamw8bit, lion) or lr / sqrt(m) (muon); logits are divided by m; attention divides by
+    head_dim instead of its root. At m = 1 nothing changes.
+    """
+
+    base_hidden_size: PositiveInt = 256
+    """hidden_size of the model that the settings were tuned on."""
+    base_ffn_hidden_size: PositiveInt | None = None
+    """Its ffn_hidden_size; null takes the same ratio to hidden_size as here."""
+    base_head_dim: PositiveInt | None = None
+    """Its head_dim; null takes the same as here, the number of heads growing with the width."""
+    embedding_multiplier: PositiveFloat = 1.0
+    """Factor on the embedding; tuned on the base model and kept."""
+    output_multiplier: PositiveFloat = 1.0
+    """Factor on the logits, beside 1 / m; tuned on the base model and kept."""
+
+
+class ModelSettings(Section):
+    """What a config may say of a model, and what a filled one has."""
+
+    hidden_size: PositiveInt = 256
+    """Width of the residual stream."""
+    num_layers: PositiveInt = Field(4, le=10_000)
+    """Number of transformer blocks."""
+    num_heads: PositiveInt = 4
+    """Number of query heads; tp must divide it."""
+    activation: str = "swiglu"
+    """Of the MLP. With a gate: `swiglu` (SiLU), `geglu`, `geglu_tanh` (Gemma), `reglu`; without: `gelu`, `gelu_tanh`
+    (GPT-2), `silu`, `relu`, `relu2`; or one that a plug-in brings."""
+    norm: str = "rmsnorm"
+    """Normalisation of the stream: `rmsnorm`, `layernorm` (which has a bias), or `zero_centered_rmsnorm`, whose weights
+    are what 1 is added to (Gemma); or one that a plug-in brings."""
+    norm_placement: Literal["before", "after", "both"] = "before"
+    """Where a block normalises: what goes into attention and MLP, what comes out (OLMo 2), or both (Gemma 2)."""
+    parallel_residual: bool = False
+    """Attention and MLP read the same stream and are added to it together (GPT-NeoX, Pythia)."""
+    norm_eps: PositiveFloat = 1e-5
+    """Added to the variance."""
+    positions: Literal["rope", "learned"] = "rope"
+    """Rotary positions, or a learned table of max_positions rows (GPT-2)."""
+    rope: RopeConfig = RopeConfig()
+    """Rotary settings; ignored only when positions is `learned`, in which case they must be left at their defaults."""
+    qk_norm: bool | Literal["whole"] = False
+    """RMSNorm of queries and keys before the rotation: of each head (Qwen3), or, `whole`, over all heads (OLMo 2)."""
+    attention_scale: PositiveFloat | None = None
+    """What products of queries and keys are multiplied with; null is 1 / sqrt(head_dim)."""
+    attention_soft_cap: PositiveFloat | None = None
+    """Bound c of those products, as c tanh(x / c) (Gemma 2); null for none."""
+    logit_soft_cap: PositiveFloat | None = None
+    """The same of the logits."""
+    embedding_scale: PositiveFloat = 1.0
+    """Factor on the embedding; sqrt(hidden_size) in Gemma."""
+    bias: Literal["none", "qkv", "attention", "all"] = "none"
+    """Which linear layers have a bias: none (Llama), query, key and value (Qwen2), these and attention's output, or all
+    (GPT-2)."""
+    z_loss: NonNegativeFloat = 0.0
+    """Coefficient of log(Z)^2 beside the cross-entropy of each token, Z being the sum that softmax divides by (PaLM:
+    1e-4); keeps logits from drifting. Training alone minimises it: the loss in metrics stays the cross-entropy."""
+    tie_embeddings: bool = False
+    """Use the embedding table as the output head."""
+    sliding_window: PositiveInt | None = None
+    """Attend to this many tokens back, the token itself included (Mistral); null for the whole document."""
+    layer_types: tuple[Literal["full_attention", "sliding_attention"], ...] | None = None
+    """Which blocks the window holds for, from the first on; shorter than the model it is repeated, as in
+    [sliding_attention, full_attention]. null: all, where there is a window."""
+    sliding_rope: RopeConfig | None = None
+    """Rotary settings of the blocks with a window (Gemma 3); null for those of the others."""
+    dropout: float = Field(0.0, ge=0.0, lt=1.0)
+    """Dropout after the embedding and on each residual branch. The mask is a function of seed, token and channel, so
+    it is the same in every layout."""
+    init_std: PositiveFloat = 0.02
+    """Standard deviation of the initial weights."""
+    init_depth_scaling: bool = True
+    """Divide the deviation of the two projections that write to the residual stream by sqrt(2 x num_layers) (GPT-2)."""
+    mup: MupConfig | None = None
+    """Maximal update parametrization; null for the usual one."""
+
+    @property
+    def has_qkv_bias(self) -> bool:
+        """Whether the projections to query, key and value have a bias."""
+        return self.bias != "none"
+
+    @property
+    def has_output_bias(self) -> bool:
+        """Whether attention's output projection has a bias."""
+        return self.bias in ("attention", "all")
+
+    @property
+    def has_mlp_bias(self) -> bool:
+        """Whether the MLP's linear layers have biases."""
+        return self.bias == "all"
+
+    @field_validator("norm")
+    @classmethod
+    def _know_norm(cls, name: str) -> str:
+        if name not in NORMS:
+            known = ", ".join(NORMS)
+            raise ValueError(f"there is no norm {name!r}{did_you_mean(name, NORMS)}; use one of {known}")
+        return name
+
+    @field_validator("activation")
+    @classmethod
+    def _know_activation(cls, name: str) -> str:
+        if name not in ACTIVATIONS:
+            known = ", ".join(ACTIVATIONS)
+            raise ValueError(f"there is no activation {name!r}{did_you_mean(name, ACTIVATIONS)}; use one of {known}")
+        return name

@@ -1,0 +1,101 @@
+"""What a model's settings must have to do with each other."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from megalite.architecture.architecture import Architecture
+from megalite.config.schema import Config, ModelConfig, RopeConfig, RopeScaling
+from megalite.config.wording import divisors, near, or_, unused
+
+OF_STRETCHES: dict[str, tuple[str, ...]] = {
+    "linear": ("factor",),
+    "llama3": ("factor", "low_freq_factor", "high_freq_factor", "original_max_positions"),
+    "yarn": ("factor", "beta_fast", "beta_slow", "truncate", "attention_factor", "original_max_positions"),
+    "longrope": ("factor", "short_factor", "long_factor", "attention_factor", "original_max_positions"),
+}
+"""By type of a stretch, the settings that it has."""
+
+
+def check_model(config: Config, model: Architecture) -> Iterator[str]:
+    """Complaints about the section `model`, with what it stands for."""
+    if config.batch.seq_len > model.max_positions:
+        yield (
+            f"batch.seq_len: {config.batch.seq_len} is longer than model.max_positions={model.max_positions}; use a "
+            "shorter sequence or more positions"
+        )
+    yield from check_architecture(config.model, model)
+
+
+def check_architecture(given: ModelConfig, model: Architecture) -> Iterator[str]:
+    """Complaints about a model by itself, filled from what was given."""
+    yield from _heads(given, model)
+    yield from _windows(given)
+    if model.positions == "learned":
+        yield from unused(model.rope, RopeConfig.model_fields, "model.rope", "positions=learned")
+        yield from unused(given, ("sliding_rope",), "model", "positions=learned")
+        return
+    yield from _rotary(model.rope, "model.rope", model.head_dim)
+    if model.sliding_rope is not None:
+        yield from _rotary(model.sliding_rope, "model.sliding_rope", model.head_dim)
+
+
+def _heads(given: ModelConfig, model: Architecture) -> Iterator[str]:
+    if given.head_dim is None and given.hidden_size % given.num_heads:
+        yield (
+            f"model.head_dim: null stands for hidden_size / num_heads, but {given.hidden_size} / {given.num_heads} is "
+            f"not whole; use hidden_size={or_(near(given.hidden_size, given.num_heads))}, or set head_dim"
+        )
+    if model.num_heads % model.num_kv_heads:
+        yield (
+            f"model.num_kv_heads: num_heads={model.num_heads} is not a multiple of num_kv_heads={model.num_kv_heads}; "
+            f"use {or_(divisors(model.num_heads))}"
+        )
+
+
+def _windows(given: ModelConfig) -> Iterator[str]:
+    if given.sliding_window is None:
+        yield from unused(given, ("sliding_rope",), "model", "sliding_window=null")
+    types = given.layer_types
+    if types is None:
+        return
+    if not 1 <= len(types) <= given.num_layers:
+        yield (
+            f"model.layer_types: found {len(types)} kinds for num_layers={given.num_layers} blocks; name one for each, "
+            "or a shorter pattern that is repeated"
+        )
+    if "sliding_attention" in types and given.sliding_window is None:
+        yield "model.layer_types: sliding_attention needs sliding_window, which is null; set it, or take the kind out"
+
+
+def _rotary(rope: RopeConfig, name: str, head_dim: int) -> Iterator[str]:
+    rotated = int(head_dim * rope.fraction)
+    if head_dim and (rotated % 2 or not rotated):
+        legal = [n / head_dim for n in (rotated - 1, rotated + 1, rotated + 2) if n % 2 == 0 and 0 < n <= head_dim]
+        advice = f"use fraction={or_(legal)}" if legal else "use head_dim=2 or more"
+        yield (
+            f"{name}.fraction: {rope.fraction} of head_dim={head_dim} rotates {rotated} channels, and they turn in "
+            f"pairs; {advice}"
+        )
+    if rope.scaling is not None:
+        yield from _scaling(rope.scaling, f"{name}.scaling", rotated // 2)
+
+
+def _scaling(scaling: RopeScaling, name: str, num_pairs: int) -> Iterator[str]:
+    others = [key for key in RopeScaling.model_fields if key not in (*OF_STRETCHES[scaling.type], "type")]
+    yield from unused(scaling, others, name, f"type={scaling.type}")
+    if scaling.type == "llama3" and scaling.low_freq_factor >= scaling.high_freq_factor:
+        default = RopeScaling(type="llama3")
+        yield (
+            f"{name}: low_freq_factor={scaling.low_freq_factor:g} must be below "
+            f"high_freq_factor={scaling.high_freq_factor:g}; Llama 3.1 has {default.low_freq_factor:g} and "
+            f"{default.high_freq_factor:g}"
+        )
+    if scaling.type == "yarn" and scaling.beta_slow >= scaling.beta_fast:
+        yield (
+            f"{name}: beta_slow={scaling.beta_slow:g} must be below beta_fast={scaling.beta_fast:g}; the paper has 1 "
+            "and 32"
+        )
+    for key in ("short_factor", "long_factor") if scaling.type == "longrope" else ():
+        if (found := len(getattr(scaling, key))) != num_pairs:
+            yield f"{name}.{key}: found {found} numbers, expected {num_pairs}: one for each rotated pair of channels"

@@ -1,0 +1,56 @@
+"""From the section `model` to a model with nothing left open."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from megalite.architecture.activations import is_gated
+from megalite.architecture.architecture import Architecture
+from megalite.config.sections.batch import BatchConfig
+from megalite.config.sections.model import ModelConfig
+from megalite.errors import ConfigError
+
+FFN_MULTIPLE = 64
+"""A derived width with a gate is rounded up to this: divisible by every usual tp, and whole tiles."""
+
+
+FILLED = ("num_kv_heads", "head_dim", "ffn_hidden_size", "vocab_size", "max_positions")
+"""What a section may leave open."""
+
+
+def fill_model(model: ModelConfig, batch: BatchConfig, tokenizer_vocab_size: int | None = None) -> Architecture:
+    """The model with every null replaced by the value it stands for.
+
+    Raises:
+        ConfigError: no vocabulary size is known.
+    """
+    vocab_size = model.vocab_size or tokenizer_vocab_size
+    if vocab_size is None:
+        raise ConfigError(
+            ["model.vocab_size: null, and there is no tokenizer to take it from; set it, or set data.tokenizer"]
+        )
+    ffn = 4 * model.hidden_size
+    if is_gated(model.activation):
+        ffn = -(-8 * model.hidden_size // 3 // FFN_MULTIPLE) * FFN_MULTIPLE
+    filled = {
+        "num_kv_heads": model.num_kv_heads or model.num_heads,
+        "head_dim": model.head_dim or model.hidden_size // model.num_heads,
+        "ffn_hidden_size": model.ffn_hidden_size or ffn,
+        "vocab_size": vocab_size,
+        "max_positions": model.max_positions or batch.seq_len,
+    }
+    filled |= _windows(model)
+    given = {name: getattr(model, name) for name in type(model).model_fields if name != "preset"}
+    return Architecture.model_construct(**{**given, **filled})
+
+
+def _windows(model: ModelConfig) -> dict[str, Any]:
+    """Which blocks have a window, said in one way: for all, for none, or each by itself."""
+    types = model.layer_types and tuple(
+        model.layer_types[index % len(model.layer_types)] for index in range(model.num_layers)
+    )
+    if types is None or set(types) == {"sliding_attention"}:
+        return {"layer_types": None}
+    if set(types) == {"full_attention"}:
+        return {"layer_types": None, "sliding_window": None, "sliding_rope": None}
+    return {"layer_types": types}
