@@ -15,7 +15,7 @@ PACKAGE = ROOT / "megalite"
 
 FLOORS = (
     ("errors", "host"),
-    ("records", "kernel", "texts", "slurm_commands", "slurm_words", "page", "starter"),
+    ("records", "kernel", "texts", "slurm_commands", "slurm_quoting", "page", "starter"),
     ("progress",),
     ("config",),
     ("stations",),

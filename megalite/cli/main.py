@@ -9,6 +9,7 @@ from __future__ import annotations
 import errno
 import reprlib
 import sys
+from typing import Protocol, runtime_checkable
 
 import typer
 
@@ -32,7 +33,17 @@ from megalite.cli import (
 )
 from megalite.errors import EXIT_BAD_INPUT, EXIT_INTERRUPTED, UserError
 
-UsageError = next(base for base in typer.BadParameter.__mro__ if base.__name__ == "ClickException")
+
+@runtime_checkable
+class Showable(Protocol):
+    """What can print itself."""
+
+    def show(self) -> None: ...
+
+
+UsageError: type[Exception] = next(
+    base for base in typer.BadParameter.__mro__ if issubclass(base, Exception) and base.__name__ == "ClickException"
+)
 """What a mistyped command raises: click's own class in older Typers, that of a copy inside Typer in newer ones."""
 
 IMPOSSIBLE_PATH = (errno.ENAMETOOLONG, errno.ELOOP, errno.EILSEQ)
@@ -82,10 +93,15 @@ def main(arguments: list[str] | None = None) -> None:
         print(f"megalite: {reprlib.repr(error.filename)} cannot be a path: {error.strerror}", file=sys.stderr)
         code = EXIT_BAD_INPUT
     except UsageError as error:
-        error.show()
+        _show(error)
         code = EXIT_BAD_INPUT
     except typer.Abort:  # how older Typers report Ctrl-C; newer ones return 130
         code = EXIT_INTERRUPTED
     if code == EXIT_INTERRUPTED:
         print("megalite: interrupted; run the same command again to go on", file=sys.stderr)
     sys.exit(code if isinstance(code, int) else 0)
+
+
+def _show(error: Exception) -> None:
+    assert isinstance(error, Showable), "every error of usage is"
+    error.show()

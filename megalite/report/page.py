@@ -43,7 +43,7 @@ def render(runs: Sequence[RunData], now: float) -> str:
         tag(
             "main",
             tag("h1", title),
-            _standing(runs, now),
+            _status_line(runs, now),
             sections.tiles(runs[0]) if len(runs) == 1 else sections.summary(runs, now),
             _controls(),
             tag("div", *(_figure(number, chart) for number, chart in enumerate(charts)), class_="charts"),
@@ -83,7 +83,7 @@ def _data(numbers: dict) -> Markup:
     return Markup(json.dumps(numbers, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c"))
 
 
-def _standing(runs: Sequence[RunData], now: float) -> Markup:
+def _status_line(runs: Sequence[RunData], now: float) -> Markup:
     written = f"{datetime.datetime.fromtimestamp(now, datetime.timezone.utc):%Y-%m-%d %H:%M} UTC"
     said = f"Report of {written} by megalite {__version__}."
     if len(runs) > 1:

@@ -13,6 +13,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from megalite.report.json_lines import read_events
 from tests.kit.runs import events, megalite, metrics, start, wait_for_step, write_run
 
 METRIC_KEYS = {
@@ -63,7 +64,7 @@ def test_run_folder_has_everything(undisturbed):
     assert [record["tokens"] for record in records] == [128 * step for step in range(1, 7)]
     assert records[0]["lr"] == pytest.approx(3e-4 / 2)
     assert sorted(path.name for path in (run / "checkpoints").iterdir()) == ["step-0000003", "step-0000006"]
-    kinds = [event["event"] for event in events(run) if event["event"] != "save started"]
+    kinds = [event["event"] for event in read_events(run / "events.jsonl") if event["event"] != "save_started"]
     assert kinds == ["start", "validation", "save", "validation", "save", "done"]
     assert json.loads((run / "plan.json").read_text())["grad_accum_steps"] == 2
 
@@ -119,7 +120,7 @@ def test_damaged_checkpoint_is_passed_over(undisturbed, tmp_path):
     done = megalite("train", undisturbed / "config.yaml", f"run.dir={run}", "train.steps=7")
     assert done.returncode == 0, done.stdout + done.stderr
     assert "rank-00001.safetensors: its checksum differs" in done.stdout
-    assert any(event["event"] == "damaged checkpoint" for event in events(run))
+    assert any(event["event"] == "damaged_checkpoint" for event in read_events(run / "events.jsonl"))
     aside = run / "checkpoints" / "damaged-step-0000006"
     assert f"it is kept as {aside}" in done.stdout
     mended = bytearray((aside / "rank-00001.safetensors").read_bytes())

@@ -54,7 +54,7 @@ PROFILE = {
 LONGEST_WAIT_SECONDS = 400.0
 """For what takes some ten seconds on a free machine."""
 
-NOTICED = ("trouble", "end", "unreached", "supervisor lost", "supervisor cut off", "cut off")
+NOTICED = ("trouble", "end", "unreached", "supervisor_lost", "supervisor_cut_off", "cut_off")
 
 LONGEST_DETECTION_SECONDS = 15.0
 LONGEST_RETURN_SECONDS = 30.0
@@ -257,7 +257,7 @@ class Launched:
             place = max(place for place, start in enumerate(starts) if start["time"] < struck)
             hit, following = goodput.attempts[place : place + 2]
             between = starts[place + 1]["time"] - starts[place]["time"] - hit.total
-            parts = {"still": hit.still, "again": hit.lost, "between": between, "starting": following.starting}
+            parts = {"still": hit.stalled, "again": hit.lost, "between": between, "starting": following.starting}
             seconds = ", ".join(f"{name} {part:.1f}" for name, part in parts.items())
             print(f"{what}: {sum(parts.values()):.1f} s of goodput: {seconds}")
 

@@ -154,7 +154,7 @@ def test_jobs_and_disks_fail(tmp_path, cluster, undisturbed):
         cut_off, healthy = run.batch_host, run.worker
         run.strike("the cable of the batch host", lambda: cluster.testbed("link", cut_off, "down"))
         run.wait_for_step(22, attempt=2)
-        (blamed,) = (event for event in run.folder.read_events() if event["event"] == "cut off")
+        (blamed,) = (event for event in run.folder.read_events() if event["event"] == "cut_off")
         assert blamed["node"] == cut_off
         assert f"{cut_off} is cut off: no signal on the cable, and {healthy} is well" in run.ends()[0]
         assert healthy in run.state["nodes"]
@@ -171,7 +171,7 @@ def test_jobs_and_disks_fail(tmp_path, cluster, undisturbed):
         cluster.slurm("scontrol", "update", f"JobId={job}", f"TimeLimit={minutes}")
         run.inject(0, "hold")  # or the run is over before the limit is near
         assert run.wait_for_end() == "finished", run.log()
-        handed_on = [event["why"] for event in run.folder.read_events() if event["event"] == "handed on"]
+        handed_on = [event["why"] for event in run.folder.read_events() if event["event"] == "handed_on"]
         assert any("the time limit is near" in why for why in handed_on)
         run.assert_quick()
         run.assert_as(undisturbed())
@@ -208,7 +208,7 @@ def test_jobs_and_disks_fail(tmp_path, cluster, undisturbed):
         full, closed, _ = run.ends()
         assert "the next checkpoint needs" in full
         assert "cannot be written (Permission denied)" in closed
-        assert [event["event"] for event in run.folder.read_events()].count("waited for disk") == 2
+        assert [event["event"] for event in run.folder.read_events()].count("waited_for_disk") == 2
         run.assert_quick()
         run.assert_as(undisturbed())
 

@@ -23,7 +23,7 @@ SLOW_RANK_VARIABLE = "MEGALITE_TEST_SLOW_RANK"
 
 LARGE_PRODUCT = 768
 
-SECONDS_BETWEEN_LOOKS = 0.1
+POLL_SECONDS = 0.1
 
 SECONDS_HELD = 45
 """Longer than this cluster takes to miss a node, shorter than `slurm.step_seconds` of the tests' runs."""
@@ -44,13 +44,13 @@ def _hold(*_: object) -> None:
     deadline = time.monotonic() + SECONDS_HELD
     release = Path(os.environ[FOLDER_VARIABLE]) / "release"
     while not (asked or release.exists()) and time.monotonic() < deadline:
-        time.sleep(SECONDS_BETWEEN_LOOKS)
+        time.sleep(POLL_SECONDS)
     signal.signal(signal.SIGUSR1, handle)
 
 
 def _wait_for_fault(path: Path, main_thread: int) -> None:
     while not path.exists():
-        time.sleep(SECONDS_BETWEEN_LOOKS)
+        time.sleep(POLL_SECONDS)
     fault = path.read_text()
     path.unlink()
     if fault == "exit":
