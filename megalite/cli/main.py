@@ -15,21 +15,16 @@ import typer
 
 from megalite import __version__
 from megalite.cli import (
+    ask,
     checkpoint,
     config,
     convert,
+    curves,
     data,
-    doctor,
-    eval,
-    generate,
-    init,
     launch,
-    lr_find,
     mup,
-    report,
-    schedule,
+    setup,
     train,
-    verify_resume,
 )
 from megalite.errors import EXIT_BAD_INPUT, EXIT_INTERRUPTED, UserError
 
@@ -55,16 +50,16 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-app.command("init")(init.init)
+app.command("init")(setup.init)
 app.command("train")(train.train)
-app.command("lr-find")(lr_find.lr_find)
-app.command("verify-resume")(verify_resume.verify_resume)
-app.command("eval")(eval.evaluate)
-app.command("report")(report.report)
-app.command("generate")(generate.generate)
-app.command("doctor")(doctor.doctor)
+app.command("lr-find")(train.lr_find)
+app.command("verify-resume")(train.verify_resume)
+app.command("eval")(ask.evaluate)
+app.command("report")(curves.report)
+app.command("generate")(ask.generate)
+app.command("doctor")(setup.doctor)
 app.add_typer(config.app, name="config")
-app.add_typer(schedule.app, name="schedule")
+app.add_typer(curves.schedule, name="schedule")
 app.add_typer(mup.app, name="mup")
 app.add_typer(data.app, name="data")
 app.add_typer(launch.app, name="launch")

@@ -148,3 +148,42 @@ def _names(folders: list[Path]) -> list[str]:
         length += 1
     names = [os.path.join(*each[-length:]) for each in parts]
     return [f"{name} ({names[:n].count(name) + 1})" if name in names[:n] else name for n, name in enumerate(names)]
+
+
+@dataclass(frozen=True)
+class TimeUse:
+    """Seconds of a run, from what every run writes down; `slurm.goodput` tells the attempts of a launched run apart."""
+
+    total: float
+    """From the launch, or the first start, to the last sign of life."""
+    steps: float
+    """Those that count, added up: steps done again are in metrics.jsonl once."""
+    validating: float
+    saving: float
+    """In which the loop stood still for a checkpoint."""
+
+    @property
+    def other(self) -> float:
+        """What is left: starting, waiting for nodes, steps that a later attempt did again."""
+        return max(0.0, self.total - self.steps - self.validating - self.saving)
+
+    @property
+    def goodput(self) -> float:
+        """Share of the time that went into steps that count."""
+        return self.steps / self.total if self.total else 0.0
+
+
+def time_use(run: RunData) -> TimeUse:
+    """Account for a run's time."""
+    steps, seconds = run.columns["step"], np.nan_to_num(run.columns.get("seconds", np.zeros(1)))
+    computing = float(seconds.sum())
+    validating = sum(event.get("seconds", 0.0) for event in run.of_kind("validation"))
+    saving = sum(event.get("stalled_seconds", 0.0) for event in run.of_kind("save"))
+    least = computing + validating + saving
+    if not run.events:
+        return TimeUse(least, computing, validating, saving)
+    first, last = run.events[0]["time"], run.events[-1]["time"]
+    if run.launched is not None:
+        first = min(first, run.launched)
+    since = seconds[steps > run.events[-1].get("step", 0)].sum() if run.events[-1]["event"] != "done" else 0.0
+    return TimeUse(max(last + float(since) - first, least), computing, validating, saving)

@@ -10,12 +10,10 @@ import numpy as np
 import yaml
 
 from megalite.config.schema import Config
-from megalite.page.markup import Child, Markup, details, join, soft, strip, table, tag
+from megalite.page.markup import Child, Markup, details, flatten, join, soft, strip, table, tag
 from megalite.page.numbers import count, short
-from megalite.page.settings import flatten
 from megalite.report.curves import NUM_COLOURS, QUIET, event_losses, event_tasks, kind_in_words, severity
-from megalite.report.run_data import Event, RunData
-from megalite.report.time_use import TimeUse, time_use
+from megalite.report.run_data import Event, RunData, TimeUse, time_use
 
 MAX_WINDOW = 50
 """Steps over which a last value is averaged, at most; a tenth of a short run."""

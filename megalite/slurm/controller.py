@@ -17,9 +17,9 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 
 from megalite.errors import UserError
-from megalite.slurm.wait_reason import QueuedJob
 from megalite.slurm_commands import PATIENCE_SECONDS, NoAnswer, ask, insist
 from megalite.slurm_quoting import option
 
@@ -36,6 +36,16 @@ BAD_NODE_WORDS = (
     *(NO_ANSWER_SIGN, "$"),
 )
 """Parts of a node's short state (sinfo's %t) that keep ranks off it."""
+
+
+@dataclass(frozen=True)
+class QueuedJob:
+    """A job of the run, as Slurm sees it."""
+
+    number: str
+    state: str
+    reason: str
+    """Why it waits."""
 
 
 class Controller:

@@ -10,11 +10,11 @@ from typing import Any
 
 from megalite.checkpoint.catalog import CHECKPOINTS, latest
 from megalite.errors import UnavailableError, UserError
-from megalite.slurm.controller import Controller
+from megalite.slurm.controller import Controller, QueuedJob
 from megalite.slurm.folder import ENDED, LaunchFolder
 from megalite.slurm.goodput import Goodput, measure
 from megalite.slurm.render import job_name
-from megalite.slurm.wait_reason import QueuedJob, WaitReason, find_wait_reason
+from megalite.slurm.wait_reason import WaitReason, find_wait_reason
 from megalite.train.heartbeat import read_beats
 from megalite.train.in_place import clock_of
 from megalite.train.run_folder import METRICS, PLAN

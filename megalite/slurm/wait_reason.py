@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from megalite.slurm.controller import QueuedJob
 from megalite.slurm.stall import find_stall
 from megalite.train.heartbeat import START, Beat
 
@@ -20,16 +21,6 @@ NOT_AT_WORK = ("PENDING", "CONFIGURING", "COMPLETING")
 """States of jobs that have not begun, or that Slurm cleans up after."""
 
 NUM_NAMED = 4
-
-
-@dataclass(frozen=True)
-class QueuedJob:
-    """A job of the run, as Slurm sees it."""
-
-    number: str
-    state: str
-    reason: str
-    """Why it waits."""
 
 
 @dataclass(frozen=True)

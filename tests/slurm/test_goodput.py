@@ -8,10 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from megalite.slurm.controller import QueuedJob
 from megalite.slurm.folder import LaunchFolder
 from megalite.slurm.goodput import measure
 from megalite.slurm.stall import StallTracker, find_stall
-from megalite.slurm.wait_reason import QueuedJob, find_wait_reason
+from megalite.slurm.wait_reason import find_wait_reason
 from megalite.train.heartbeat import BEAT_BYTES, DONE, START, Beat, beat_path
 from megalite.train.in_place import write_in_place
 
