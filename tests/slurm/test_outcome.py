@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from megalite.slurm.outcome import NextAction, RankExit, find_outcome
+from megalite.slurm.outcome import NextAction, RankExit, find_outcome, read_errors
+from megalite.train.last_words import error_path, leave_error
 
 PEER_GONE = "Traceback\nRuntimeError: Connection closed by peer [10.0.0.1]:3806"
 MINE = "Traceback\nValueError: mine"
@@ -97,6 +98,22 @@ def test_a_word_comes_before_the_end():
     assert find_outcome([], told, {}, world_size=4) is None
     assert find_outcome(ends(None, 2), told, {}, world_size=4).next is NextAction.GIVE_UP
     assert find_outcome([], told, {}, world_size=4, is_final=True).next is NextAction.RESTART
+
+
+@pytest.mark.parametrize("code", [0, 1, 3, -9, -15])
+def test_only_the_code_of_bad_input_gives_up(code):
+    """A user error by a rank that ends in any other way is tried again: the disk may have been away for a moment."""
+    told = errors(r1="bad: the disk")
+    found = find_outcome(ends(None, code), told, {1: "n1"}, world_size=4, is_final=True)
+    assert found.next is NextAction.RESTART
+
+
+def test_errors_of_another_attempt_do_not_count(tmp_path):
+    """A stale rank may leave one while its successors train; a file that was cut off is nothing."""
+    for rank, attempt in enumerate((3, 4, 5)):
+        assert leave_error(tmp_path, rank, {"rank": rank, "attempt": attempt, "message": "mine"}) is None
+    error_path(tmp_path, 3).write_text('{"rank": 3, "att')
+    assert [error["rank"] for error in read_errors(tmp_path / "logs", 4)] == [1]
 
 
 def test_an_attempt_that_goes_on():
