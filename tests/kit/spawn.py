@@ -26,7 +26,13 @@ from typing import Any
 RANK_TIMEOUT_SECONDS = 480.0
 """Generous: two cores may carry eight ranks, and other tests beside them."""
 
-PRELOADED = ("megalite.engine.build", "megalite.engine.pipeline", "megalite.engine.plain", "transformers")
+PRELOADED = (
+    "megalite.engine.build",
+    "megalite.engine.pipeline",
+    "megalite.engine.plain",
+    "transformers",
+    "tests.kit.frozen",
+)
 
 
 class RanksFailed(AssertionError):

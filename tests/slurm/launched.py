@@ -18,6 +18,7 @@ from megalite.checkpoint.catalog import latest
 from megalite.checkpoint.format import read_manifest
 from megalite.slurm.folder import ENDED, LaunchFolder
 from megalite.slurm.goodput import measure
+from tests.kit.preloaded import preloaded
 from tests.kit.runs import COMMAND, metrics, write_run
 from tests.kit.slurm import Cluster, until
 
@@ -88,9 +89,10 @@ class Launched:
         environment = {
             **PROFILE["environment"],
             **profile.pop("environment", {}),
-            "PYTHONPATH": f"{INJECT}:{os.environ.get('PYTHONPATH', '')}",
             "MEGALITE_TEST_FAULTS": str(folder),
         }
+        path = f"{INJECT}:{os.environ.get('PYTHONPATH', '')}"
+        environment = preloaded({**environment, "PYTHONPATH": path}, with_command=False)
         self.profile.write_text(yaml.safe_dump({**PROFILE, "environment": environment, **profile}))
         self._faults = folder
         self._struck: list[tuple[str, float, float]] = []
@@ -198,18 +200,26 @@ class Launched:
         return (self.folder.attempt(attempt) / f"rank-{rank}.log").read_text()
 
     def _find_rank(self, rank: int) -> tuple[int, str]:
+        """Its process, which a server may have forked for the one that its agent started, and its node."""
+        log = self.folder.attempt(self.state["attempt"]) / f"rank-{rank}.log"
+        found, node = None, None
         for entry in Path("/proc").iterdir():
             if not entry.name.isdecimal():
                 continue
             try:
+                if os.readlink(entry / "fd" / "1") != str(log):
+                    continue
                 command, environment = (entry / "cmdline").read_bytes(), (entry / "environ").read_bytes()
             except OSError:
                 continue
-            variables = dict(line.partition(b"=")[::2] for line in environment.split(b"\0"))
-            is_rank = b"megalite.slurm.rank" in command and str(self.folder.run_dir).encode() in command
-            if is_rank and variables.get(b"RANK") == str(rank).encode():
-                return int(entry.name), variables[b"SLURMD_NODENAME"].decode()
-        raise AssertionError(f"rank {rank} has no process\n{self.log()}")
+            is_started = b"megalite.slurm.rank" in command
+            found = int(entry.name) if found is None or not is_started else found
+            if is_started:
+                variables = dict(line.partition(b"=")[::2] for line in environment.split(b"\0"))
+                node = variables[b"SLURMD_NODENAME"].decode()
+        assert found is not None, f"rank {rank} has no process\n{self.log()}"
+        assert node is not None, f"rank {rank} has no stand-in\n{self.log()}"
+        return found, node
 
     def wait_for_save(self, node: str) -> None:
         """Wait until the supervisor has noticed that Slurm cannot reach a node, and the ranks have begun to save."""

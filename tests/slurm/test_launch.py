@@ -18,9 +18,10 @@ from pathlib import Path
 import pytest
 
 from megalite.checkpoint.catalog import latest
+from tests.kit.preloaded import preloaded
 from tests.kit.runs import COMMAND, clean_environment, metrics, write_run
 from tests.kit.slurm import URGENT, Cluster, until
-from tests.slurm.inject.sitecustomize import SLOW_RANK_VARIABLE
+from tests.slurm.inject.rank_faults import SLOW_RANK_VARIABLE
 from tests.slurm.launched import LAYOUT_TOLERANCE, LONGEST_WAIT_SECONDS, NUM_STEPS, PROFILE, SECTIONS, Launched, at_once
 
 LONGEST_TEST_SECONDS = 1500
@@ -50,7 +51,7 @@ NUM_STEPS_OF_EIGHT = 30
 def undisturbed(tmp_path_factory) -> Iterator[Callable[[], Path]]:
     """The same run without a cluster, beside the first ones that have one: its folder, once it has ended."""
     folder = tmp_path_factory.mktemp("undisturbed")
-    environment = {**clean_environment(), **PROFILE["environment"]}
+    environment = preloaded({**clean_environment(), **PROFILE["environment"]})
     command = [*COMMAND, "train", str(write_run(folder, **SECTIONS))]
     with open(folder / "log", "wb") as log:
         process = subprocess.Popen(command, stdout=log, stderr=log, env=environment)

@@ -1,4 +1,4 @@
-"""Faults on request, in every Python that finds this folder on PYTHONPATH: a file FOLDER/fault-RANK says which.
+"""Faults on request, in every rank that `tests/kit/preload` calls `install` in: a file FOLDER/fault-RANK says which.
 
 exit    the process ends at once, with exit code 0, as if all were well
 raise   the training loop gets an exception
@@ -61,10 +61,13 @@ def _wait_for_fault(path: Path, main_thread: int) -> None:
     ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(main_thread), ctypes.py_object(ArithmeticError))
 
 
-if FOLDER_VARIABLE in os.environ and "RANK" in os.environ and "MEGALITE_ATTEMPT" in os.environ:
-    _path = Path(os.environ[FOLDER_VARIABLE]) / f"fault-{os.environ['RANK']}"
+def install() -> None:
+    """Listen for faults from now on, in a rank's main thread."""
+    if "RANK" not in os.environ or "MEGALITE_ATTEMPT" not in os.environ:
+        return
+    path = Path(os.environ[FOLDER_VARIABLE]) / f"fault-{os.environ['RANK']}"
     signal.signal(HOLD, _hold)
-    threading.Thread(target=_wait_for_fault, args=(_path, threading.get_ident()), daemon=True).start()
+    threading.Thread(target=_wait_for_fault, args=(path, threading.get_ident()), daemon=True).start()
     if os.environ.get(SLOW_RANK_VARIABLE) == os.environ["RANK"]:
         from megalite.train import probe
 
