@@ -24,7 +24,7 @@ from tests.kit.slurm import Cluster, until
 
 INJECT = Path(__file__).parent / "inject"
 
-NUM_STEPS = 110
+NUM_STEPS = 80
 
 SECTIONS = {
     "parallel": {"tp": 1, "dp": 2, "zero_stage": 1},

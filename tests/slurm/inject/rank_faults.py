@@ -28,24 +28,29 @@ POLL_SECONDS = 0.1
 SECONDS_HELD = 45
 """Longer than this cluster takes to miss a node, shorter than `slurm.step_seconds` of the tests' runs."""
 
+REQUESTS = (signal.SIGUSR1, signal.SIGTERM)
+"""Of the supervisor, and of Slurm, which tells the agents' step of a preemption at once."""
+
 HOLD = signal.SIGRTMIN + 1
 """A handler runs in the main thread, which is the training loop's."""
 
 
 def _hold(*_: object) -> None:
     """Stand still. A request to stop ends it, and is then handled as ever."""
-    handle, asked = signal.getsignal(signal.SIGUSR1), []
+    before, asked = {number: signal.getsignal(number) for number in REQUESTS}, []
 
     def note(number: int, frame: object) -> None:
         asked.append(number)
-        handle(number, frame)
+        before[number](number, frame)
 
-    signal.signal(signal.SIGUSR1, note)
+    for number in REQUESTS:
+        signal.signal(number, note)
     deadline = time.monotonic() + SECONDS_HELD
     release = Path(os.environ[FOLDER_VARIABLE]) / "release"
     while not (asked or release.exists()) and time.monotonic() < deadline:
         time.sleep(POLL_SECONDS)
-    signal.signal(signal.SIGUSR1, handle)
+    for number, handle in before.items():
+        signal.signal(number, handle)
 
 
 def _wait_for_fault(path: Path, main_thread: int) -> None:
