@@ -58,7 +58,8 @@ def start(*arguments: str | Path, is_fresh: bool = False) -> subprocess.Popen:
     """Start a command and leave it running; the caller ends it.
 
     Args:
-        is_fresh: each rank imports by itself, for tests of what happens meanwhile.
+        is_fresh: each rank imports by itself, for tests of what happens meanwhile; and is a child of the command, which
+            a test can freeze: a signal that nobody can pass on reaches only a stand-in of those that are not.
     """
     environment = clean_environment()
     return subprocess.Popen(

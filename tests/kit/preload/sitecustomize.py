@@ -79,6 +79,8 @@ def hand_over(address: str) -> None:
             link.send(bytes([signal.SIGTERM]))
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
     answer = link.recv(4)
+    if len(answer) < 4:
+        print(f"the server at {address} has gone, and its program with it; it has left a log there", file=sys.stderr)
     code = struct.unpack("!i", answer)[0] if len(answer) == 4 else 70
     if code < 0:
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
