@@ -15,7 +15,7 @@ PACKAGE = ROOT / "megalite"
 
 FLOORS = (
     ("errors", "host"),
-    ("records", "kernel", "texts", "section", "slurm_commands", "slurm_words", "page", "starter"),
+    ("records", "kernel", "texts", "section", "slurm_commands", "slurm_quoting", "page", "starter"),
     ("progress", "architecture"),
     ("config",),
     ("stations",),
@@ -46,6 +46,30 @@ FLOORS_INSIDE: dict[str, tuple[tuple[str, ...], ...]] = {
         ("mix_plan",),
         ("account", "samples", "pack"),
         ("audit", "loader", "show", "verify"),
+    ),
+    "report": (
+        ("json_lines", "spikes"),
+        ("columns",),
+        ("run_data",),
+        ("curves",),
+        ("sections",),
+        ("page",),
+    ),
+    "slurm": (
+        ("affinity", "cluster", "control_channel", "controller", "link_check", "outcome", "stall", "storage"),
+        ("detect", "folder", "network_partition", "peers", "placement", "wait_reason"),
+        ("agent", "goodput", "node_check", "rank", "render"),  # what runs on each node, and what starts a job
+        ("agents", "evaluate", "status", "watchdog"),
+        ("health_check", "launch"),
+        ("node_selection",),
+        ("attempt",),
+        ("supervise",),
+    ),
+    "cli": (
+        ("paths",),
+        ("ask", "convert", "curves", "data", "launch", "mup", "setup", "train"),
+        ("checkpoint", "config"),
+        ("main",),
     ),
 }
 """The same inside a room, by file or folder. On one floor files may import each other, but never in a circle."""
@@ -79,7 +103,7 @@ TORCH_FREE = (
     "megalite.engine.deepspeed.config",
     "megalite.train.local",
     "megalite.data.samples",
-    "megalite.report.write",
+    "megalite.report.page",
 )
 """Modules that a command needs before it knows that there is anything to compute."""
 

@@ -18,7 +18,7 @@ if [ "$(nproc)" -lt 4 ] || ! command -v taskset >/dev/null; then
 fi
 { read -r some; read -r others; } < <("$python" -c "$halves")
 
-first=(tests/slurm tests/data tests/fuzz tests/report tests/train)
+first=(tests/slurm tests/corpus tests/tokenizer tests/data tests/fuzz tests/report tests/train)
 said=$(mktemp)
 trap 'rm -f "$said"; [ -z "${lane:-}" ] || kill -INT -- "-$lane" 2>/dev/null' EXIT
 trap 'exit 130' INT TERM

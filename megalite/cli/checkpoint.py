@@ -280,12 +280,12 @@ def _difference_table(different: list[TensorDifference]) -> Table:
     for head in ("shape", "numbers that differ", "largest |A - B|", "relative"):
         table.add_column(head, justify="right")
     for tensor in different:
-        shapes = [" x ".join(map(str, shape)) if shape else "absent" for shape in (tensor.shape, tensor.other_shape)]
-        if shapes[0] != shapes[1]:
-            table.add_row(tensor.name, f"{shapes[0]} / {shapes[1]}", "", "", "")
+        shape, other = (" x ".join(map(str, each)) if each else "absent" for each in (tensor.shape, tensor.other_shape))
+        if tensor.shape is None or tensor.shape != tensor.other_shape:
+            table.add_row(tensor.name, f"{shape} / {other}", "", "", "")
             continue
         share = f"{tensor.num_different:,} ({tensor.num_different / math.prod(tensor.shape):.1%})"
-        table.add_row(tensor.name, shapes[0], share, f"{tensor.max_abs:.3g}", f"{tensor.relative:.3g}")
+        table.add_row(tensor.name, shape, share, f"{tensor.max_abs:.3g}", f"{tensor.relative:.3g}")
     return table
 
 

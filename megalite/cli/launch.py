@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -9,6 +10,8 @@ import typer
 from typer.core import TyperGroup
 
 if TYPE_CHECKING:
+    from typer._click import Context  # older Typers have none, and take that of click
+
     from megalite.slurm.cluster import ClusterConfig
     from megalite.slurm.placement import Placement
 
@@ -20,7 +23,7 @@ NODES_SHOWN = 8
 class _Group(TyperGroup):
     """Takes `megalite launch CONFIG.yaml` for `megalite launch run CONFIG.yaml`."""
 
-    def parse_args(self, ctx, args):
+    def parse_args(self, ctx: Context, args: list[str]) -> list[str]:
         if args and args[0] not in self.commands and args[0] not in ("-h", "--help"):
             args = [DEFAULT_COMMAND, *args]
         return super().parse_args(ctx, args)
@@ -128,7 +131,7 @@ def _print_placement(placement: Placement, cluster: ClusterConfig) -> None:
         f"pp {mesh.pp} x dp {mesh.dp} x cp {mesh.cp} x tp {mesh.tp}, {cluster.time_limit} a job"
     )
     table = figures("node", "ranks", "stage", "dp", "tp")
-    shown = range(placement.num_nodes)
+    shown: Sequence[int] = range(placement.num_nodes)
     if placement.num_nodes > NODES_SHOWN:
         shown = [*range(NODES_SHOWN - 1), placement.num_nodes - 1]
     for node in shown:

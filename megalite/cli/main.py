@@ -9,30 +9,36 @@ from __future__ import annotations
 import errno
 import reprlib
 import sys
+from typing import Protocol, runtime_checkable
 
 import typer
 
 from megalite import __version__
 from megalite.cli import (
+    ask,
     checkpoint,
     config,
     convert,
+    curves,
     data,
-    doctor,
-    eval,
-    generate,
-    init,
     launch,
-    lr_find,
     mup,
-    report,
-    schedule,
+    setup,
     train,
-    verify_resume,
 )
 from megalite.errors import EXIT_BAD_INPUT, EXIT_INTERRUPTED, UserError
 
-UsageError = next(base for base in typer.BadParameter.__mro__ if base.__name__ == "ClickException")
+
+@runtime_checkable
+class Showable(Protocol):
+    """What can print itself."""
+
+    def show(self) -> None: ...
+
+
+UsageError: type[Exception] = next(
+    base for base in typer.BadParameter.__mro__ if issubclass(base, Exception) and base.__name__ == "ClickException"
+)
 """What a mistyped command raises: click's own class in older Typers, that of a copy inside Typer in newer ones."""
 
 IMPOSSIBLE_PATH = (errno.ENAMETOOLONG, errno.ELOOP, errno.EILSEQ)
@@ -44,16 +50,16 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-app.command("init")(init.init)
+app.command("init")(setup.init)
 app.command("train")(train.train)
-app.command("lr-find")(lr_find.lr_find)
-app.command("verify-resume")(verify_resume.verify_resume)
-app.command("eval")(eval.evaluate)
-app.command("report")(report.report)
-app.command("generate")(generate.generate)
-app.command("doctor")(doctor.doctor)
+app.command("lr-find")(train.lr_find)
+app.command("verify-resume")(train.verify_resume)
+app.command("eval")(ask.evaluate)
+app.command("report")(curves.report)
+app.command("generate")(ask.generate)
+app.command("doctor")(setup.doctor)
 app.add_typer(config.app, name="config")
-app.add_typer(schedule.app, name="schedule")
+app.add_typer(curves.schedule, name="schedule")
 app.add_typer(mup.app, name="mup")
 app.add_typer(data.app, name="data")
 app.add_typer(launch.app, name="launch")
@@ -82,10 +88,15 @@ def main(arguments: list[str] | None = None) -> None:
         print(f"megalite: {reprlib.repr(error.filename)} cannot be a path: {error.strerror}", file=sys.stderr)
         code = EXIT_BAD_INPUT
     except UsageError as error:
-        error.show()
+        _show(error)
         code = EXIT_BAD_INPUT
     except typer.Abort:  # how older Typers report Ctrl-C; newer ones return 130
         code = EXIT_INTERRUPTED
     if code == EXIT_INTERRUPTED:
         print("megalite: interrupted; run the same command again to go on", file=sys.stderr)
     sys.exit(code if isinstance(code, int) else 0)
+
+
+def _show(error: Exception) -> None:
+    assert isinstance(error, Showable), "every error of usage is"
+    error.show()

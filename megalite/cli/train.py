@@ -1,10 +1,13 @@
-"""`megalite train`."""
+"""`megalite train`, and what trains besides: `lr-find` and `verify-resume`."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Annotated
 
 import typer
+
+from megalite.cli.paths import named
 
 
 def train(
@@ -40,3 +43,72 @@ def train(
     if place is not None:
         return run_rank(loaded, place, is_forced=force)
     return train_locally(loaded, default_world_size(loaded), max_failures=max_failures, is_forced=force)
+
+
+def lr_find(
+    config: Annotated[Path, typer.Argument(help="A run's YAML file.", show_default=False)],
+    overrides: Annotated[
+        list[str] | None,
+        typer.Argument(help="Settings that replace the file's: section.key=value ...", show_default=False),
+    ] = None,
+    first: Annotated[float, typer.Option("--from", help="The lowest rate.")] = 1e-6,
+    last: Annotated[float, typer.Option("--to", help="The highest rate.")] = 1.0,
+    steps: Annotated[int, typer.Option(min=2, help="Updates between them.")] = 100,
+    out: Annotated[
+        Path | None,
+        typer.Option("--out", "-o", callback=named, help="Draw it into this file, .svg or .png.", show_default=False),
+    ] = None,
+) -> None:
+    """Raise the learning rate step by step until the loss blows up, and suggest a peak rate.
+
+    Trains on the run's own ranks from where the run stands, and leaves the run as it was.
+    """
+    from megalite.config.load import load_config
+    from megalite.config.plan import default_world_size
+    from megalite.monitor.curves import Curve, draw, sketch
+    from megalite.train.lr_finder import Sweep, find_rate
+
+    loaded = load_config(config, overrides or ())
+    found = find_rate(loaded, default_world_size(loaded), Sweep(first, last, steps))
+    if found is None:
+        return
+    curve = Curve("smoothed loss over the learning rate", found.rates, found.losses, marks=(found.suggestion,))
+    typer.echo(f"{len(found.rates)} updates from {found.origin}")
+    typer.echo(sketch(curve, log_x=True))
+    typer.echo(f"lowest loss at {found.lowest:.2g}, steepest fall at {found.steepest:.2g}")
+    low, high = found.around
+    typer.echo(f"suggestion: optimizer.lr={found.suggestion:g}; the best lies between {low:.2g} and {high:.2g}")
+    if out is not None:
+        draw(out, [curve], x_label="learning rate", title=f"{config.stem}: {found.suggestion:g} suggested", log="x")
+        typer.echo(f"drawn into {out}")
+
+
+def verify_resume(
+    config: Path = typer.Argument(..., help="The run's YAML file."),
+    overrides: list[str] = typer.Argument(None, help="Settings that replace the file's: section.key=value ..."),
+    steps: int = typer.Option(3, "--steps", min=1, help="Steps before and after the restart."),
+) -> int:
+    """Prove that a restart changes nothing: train 2 N steps, and N + restart + N, and compare bit for bit.
+
+    Runs in temporary folders; the run's own folder is not touched. Exit code 0 when all is equal, 1 when not.
+    """
+    import tempfile
+
+    from rich.console import Console
+
+    from megalite.errors import EXIT_DONE, EXIT_FAULT, UserError
+    from megalite.page.terminal import FittingTable
+    from megalite.train.place import given_place
+    from megalite.train.verify_resume import verify_resume
+
+    if given_place() is not None:
+        raise UserError("verify-resume starts its own ranks; run it by itself, not under srun or torchrun")
+    with tempfile.TemporaryDirectory(prefix="megalite-resume-") as folder:
+        report = verify_resume(config, overrides or (), steps, Path(folder))
+    table = FittingTable("compared", f"steps 1-{steps}", f"after the restart, {steps + 1}-{2 * steps}", box=None)
+    for finding in report.findings:
+        cells = (finding.until_restart, finding.after_restart)
+        table.add_row(finding.what, *(f"[red]differs[/]: {cell}" if cell else "[green]equal[/]" for cell in cells))
+    Console().print(table)
+    typer.echo(report.verdict)
+    return EXIT_DONE if report.is_equal else EXIT_FAULT

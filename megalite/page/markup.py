@@ -9,6 +9,7 @@ from __future__ import annotations
 import html
 import re
 from collections.abc import Sequence
+from typing import Any
 from urllib.parse import urlsplit
 
 _LONG_WORD = re.compile(r"\S{21,}")
@@ -134,3 +135,11 @@ def _cut(piece: str) -> list[str]:
 
 def _escape(value: Child | float) -> str:
     return html.escape(_UNSEEN.sub("\N{REPLACEMENT CHARACTER}", str(value)))
+
+
+def flatten(settings: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested settings by their dotted names, in their order."""
+    flat: dict[str, Any] = {}
+    for name, each in settings.items():
+        flat |= flatten(each, f"{prefix}{name}.") if isinstance(each, dict) and each else {f"{prefix}{name}": each}
+    return flat

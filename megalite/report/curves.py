@@ -57,22 +57,22 @@ MEASURES = {
 
 NOT_DRAWN = {"step", "tokens", "hours", "skipped", "loss"}
 
-QUIET = {"start", "done", "validation", "save", "save started", "consumed"}
+QUIET = {"start", "done", "validation", "save", "save_started", "consumed"}
 """Events that are a run's everyday life: not marked on the curves."""
 
 SEVERITY = {
     "nonfinite": "bad",
     "rollback": "bad",
-    "save failed": "bad",
-    "score alarm": "bad",
-    "damaged checkpoint": "bad",
+    "save_failed": "bad",
+    "score_alarm": "bad",
+    "damaged_checkpoint": "bad",
     "drift": "bad",
     "unstable": "bad",
     "mixture": "plain",
-    "batch grown": "plain",
+    "batch_grown": "plain",
     "stop": "plain",
-    "early stop": "plain",
-    "save skipped": "plain",
+    "early_stop": "plain",
+    "save_skipped": "plain",
 }
 """How bad a marked event is; one that is not named here is a warning."""
 
@@ -157,6 +157,11 @@ def event_losses(event: Event) -> dict[str, float]:
     return {name: each["loss"] for name, each in sets.items() if each.get("loss") is not None}
 
 
+def kind_in_words(event: Event) -> str:
+    """What happened, for people."""
+    return event["event"].replace("_", " ")
+
+
 def severity(event: Event) -> str:
     """bad, warn or plain."""
     return SEVERITY.get(event["event"], "warn")
@@ -172,7 +177,8 @@ def _loss_chart(runs: Sequence[tuple[RunData, set[str]]]) -> Chart:
 def _layer_charts(run: RunData, present: set[str]) -> list[Chart]:
     """A chart for each statistic of the layers."""
     shown = _shown_layers(run)
-    statistics = dict.fromkeys(key for look in run.looks for name in shown for key in look["layers"].get(name, ()))
+    found = (each["layers"].get(name, ()) for each in run.layer_stats for name in shown)
+    statistics = dict.fromkeys(key for of_layer in found for key in of_layer)
     charts = []
     for statistic in statistics:
         lines = _lines([(run, present)], {f"layer/{statistic}/{name}": name for name in shown}, points=True)
@@ -183,7 +189,7 @@ def _layer_charts(run: RunData, present: set[str]) -> list[Chart]:
 
 def _shown_layers(run: RunData) -> list[str]:
     """Some of the layers, evenly spaced from the first to the last."""
-    layers = list(dict.fromkeys(name for look in run.looks for name in look["layers"]))
+    layers = list(dict.fromkeys(name for each in run.layer_stats for name in each["layers"]))
     places = np.linspace(0, len(layers) - 1, min(len(layers), MAX_LAYERS)).astype(int)
     return [layers[place] for place in np.unique(places)]
 
@@ -227,10 +233,10 @@ def _points(run: RunData) -> dict[str, dict[str, list[float | None]]]:
         for name, scores in event_tasks(event).items():
             found.setdefault(f"task/{name}", {})[event["step"]] = scores["acc"]
     shown = _shown_layers(run)
-    for look in run.looks[:: max(1, len(run.looks) // MAX_POINTS)]:
+    for each in run.layer_stats[:: max(1, len(run.layer_stats) // MAX_POINTS)]:
         for name in shown:
-            for statistic, value in look["layers"].get(name, {}).items():
-                found.setdefault(f"layer/{statistic}/{name}", {})[look["step"]] = value
+            for statistic, value in each["layers"].get(name, {}).items():
+                found.setdefault(f"layer/{statistic}/{name}", {})[each["step"]] = value
     return {
         key: {**_places(run, sorted(own)), "y": _rounded([own[step] for step in sorted(own)])}
         for key, own in found.items()
@@ -259,7 +265,7 @@ def _spikes(run: RunData) -> dict[str, list[Any]]:
 def _mark(run: RunData, event: Event) -> dict[str, Any]:
     places = {axis: values[0] for axis, values in _places(run, [event["step"]]).items()}
     why = f": {event['why']}" if event.get("why") else ""
-    text = f"{run.name}, step {count(event['step'])}, {event['event']}{why}"
+    text = f"{run.name}, step {count(event['step'])}, {kind_in_words(event)}{why}"
     return {**places, "kind": severity(event), "text": text}
 
 

@@ -2,6 +2,8 @@
 them is damaged.
 
 A line that a crash cut off, and a NaN that JSON proper does not have, are normal here; neither costs the others.
+
+Events are read here for whoever wants them, under the kinds that are written today.
 """
 
 from __future__ import annotations
@@ -17,6 +19,9 @@ STRETCH_BYTES = 1 << 20
 """Read and parsed at once."""
 
 Record = dict[str, Any]
+
+Event = dict[str, Any]
+"""A line of events.jsonl: `time`, its kind under `event`, and what belongs to it."""
 
 
 def read_records(path: Path, problems: list[str], told: Callable[[int], None] | None = None) -> Iterator[list[Record]]:
@@ -42,6 +47,22 @@ def read_records(path: Path, problems: list[str], told: Callable[[int], None] | 
     if num_wrong:
         said = "1 line" if num_wrong == 1 else f"{num_wrong} lines"
         problems.append(f"{path.name}: {said} left out, cut off or damaged")
+
+
+def read_events(path: Path, problems: list[str] | None = None) -> list[Event]:
+    """The events of a file, in the order of their lines.
+
+    Args:
+        path: the file; one that is not there has none.
+        problems: what could not be read is added here; None where nobody wants to know.
+    """
+    found = (event for records in read_records(path, [] if problems is None else problems) for event in records)
+    return [{**event, "event": current_kind(event["event"])} for event in found if "time" in event and "event" in event]
+
+
+def current_kind(kind: object) -> str:
+    """The kind of an event as it is written today: older runs have some with spaces (`save started`)."""
+    return str(kind).replace(" ", "_")
 
 
 def _parse(stretch: bytes) -> tuple[list[Record], int]:

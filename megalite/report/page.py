@@ -10,15 +10,20 @@ import base64
 import datetime
 import hashlib
 import json
+import os
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
 from megalite import __version__
+from megalite.errors import UserError
 from megalite.page.markup import Markup, tag
+from megalite.page.numbers import count
 from megalite.page.style import CSS
+from megalite.progress import Progress, Silent
 from megalite.report import sections
 from megalite.report.curves import Chart, charts_of, numbers_of
-from megalite.report.run_data import RunData
+from megalite.report.run_data import METRICS, RunData, read_runs
 
 SCRIPT = Path(__file__).with_name("charts.js")
 MAX_BANDS = 4
@@ -43,7 +48,7 @@ def render(runs: Sequence[RunData], now: float) -> str:
         tag(
             "main",
             tag("h1", title),
-            _standing(runs, now),
+            _status_line(runs, now),
             sections.tiles(runs[0]) if len(runs) == 1 else sections.summary(runs, now),
             _controls(),
             tag("div", *(_figure(number, chart) for number, chart in enumerate(charts)), class_="charts"),
@@ -83,7 +88,7 @@ def _data(numbers: dict) -> Markup:
     return Markup(json.dumps(numbers, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c"))
 
 
-def _standing(runs: Sequence[RunData], now: float) -> Markup:
+def _status_line(runs: Sequence[RunData], now: float) -> Markup:
     written = f"{datetime.datetime.fromtimestamp(now, datetime.timezone.utc):%Y-%m-%d %H:%M} UTC"
     said = f"Report of {written} by megalite {__version__}."
     if len(runs) > 1:
@@ -132,3 +137,48 @@ def _thinning(runs: Sequence[dict]) -> Markup | None:
     said += "the shade behind a line reaches from the least to the largest, and " if len(runs) < MAX_BANDS else ""
     said += "a triangle marks a spike of the loss where it was."
     return tag("p", said, class_="faint")
+
+
+FILE_NAME = "report.html"
+
+MB = 1e6
+
+
+def metrics_bytes(folders: Sequence[Path]) -> int:
+    """How much there is to read, of runs that are there."""
+    files = (folder / METRICS for folder in folders)
+    return sum(file.stat().st_size for file in files if file.is_file())
+
+
+def write_report(
+    folders: Sequence[Path], out: Path | None = None, *, progress: Progress | None = None
+) -> tuple[Path, list[RunData]]:
+    """Write the report of some runs.
+
+    Args:
+        folders: of the runs, at least one.
+        out: the file; None for `report.html` in the folder of a single run, or here for several.
+        progress: is told what is being done; None for nobody.
+
+    Returns:
+        The file, and the runs that are in it.
+
+    Raises:
+        UserError: a folder is no run's or has no step yet, or the file cannot be written.
+    """
+    progress = progress or Silent()
+    progress.start("reading", metrics_bytes(folders) / MB, "MB")
+    runs = read_runs(folders, lambda num_bytes: progress.advance(num_bytes / MB))
+    num_steps = sum(len(run.columns["step"]) for run in runs)
+    progress.finish(f"{count(num_steps)} steps of {len(runs)} run{'s' if len(runs) > 1 else ''}")
+    out = out or (folders[0] / FILE_NAME if len(folders) == 1 else Path(FILE_NAME))
+    progress.start("drawing", None, "charts")
+    page = render(runs, time.time())
+    progress.finish(f"{len(page) / 1000:,.0f} kB")
+    partial = out.with_name(f".{out.name}.{os.getpid()}")
+    try:
+        partial.write_text(page, encoding="utf-8")
+        os.replace(partial, out)
+    except OSError as error:
+        raise UserError(f"{out}: cannot be written ({error}); name another file with -o") from error
+    return out, runs

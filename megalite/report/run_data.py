@@ -20,7 +20,7 @@ import yaml
 
 from megalite.errors import UserError
 from megalite.report.columns import columns_of
-from megalite.report.json_lines import read_records
+from megalite.report.json_lines import Event, Record, read_events, read_records
 from megalite.report.spikes import Spike, find_spikes
 
 METRICS, EVENTS, CONFIG, PLAN = "metrics.jsonl", "events.jsonl", "config.yaml", "plan.json"
@@ -29,8 +29,6 @@ LAYERS = "layers.jsonl"
 
 LAUNCHER_EVENTS = Path("slurm/events.jsonl")
 """Of a run under `megalite launch`."""
-
-Event = dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -46,8 +44,8 @@ class RunData:
     """Each number of metrics.jsonl, float64 [steps], NaN where a step has none. `step`, `tokens` and `hours` are there
     always and rise."""
     events: tuple[Event, ...]
-    looks: tuple[dict[str, Any], ...]
-    """Looks into the layers: a step, and under `layers` the statistics of each by its name."""
+    layer_stats: tuple[dict[str, Any], ...]
+    """Statistics of the layers now and then: a step, and under `layers` the statistics of each by its name."""
     launched: float | None
     """When `megalite launch` took it on, in seconds since 1970; None for a run without a launcher."""
     problems: tuple[str, ...]
@@ -94,17 +92,17 @@ def _read(folder: Path, name: str, told: Callable[[int], None] | None) -> RunDat
     columns = columns_of(read_records(folder / METRICS, problems, told))
     if not columns:
         raise UserError(f"{folder}: {METRICS} holds no step yet; wait for the run's first step, or look into logs/")
-    launched = (event for event in _lines(folder / LAUNCHER_EVENTS, []) if event.get("event") == "launched")
-    events = [event for event in _lines(folder / EVENTS, problems) if "event" in event and "time" in event]
+    launched = (event for event in read_events(folder / LAUNCHER_EVENTS) if event["event"] == "launched")
+    events = read_events(folder / EVENTS, problems)
     return RunData(
         name=name,
         folder=folder,
         config=_mapping(folder / CONFIG, yaml.safe_load, problems),
         plan=_mapping(folder / PLAN, json.loads, problems),
         columns=columns,
-        looks=tuple(look for look in _looks(folder, problems) if isinstance(look.get("layers"), dict)),
+        layer_stats=tuple(each for each in _layer_stats(folder, problems) if isinstance(each.get("layers"), dict)),
         events=tuple(sorted(events, key=lambda event: event["time"])),
-        launched=next((event.get("time") for event in launched), None),
+        launched=next((event["time"] for event in launched), None),
         problems=tuple(problems),
     )
 
@@ -122,12 +120,12 @@ def _refuse(folder: Path) -> None:
         raise UserError(f"{folder}: not a run's folder (there is no {METRICS}){runs}; {advice}")
 
 
-def _lines(path: Path, problems: list[str]) -> Iterator[Event]:
+def _lines(path: Path, problems: list[str]) -> Iterator[Record]:
     """The objects of a jsonl file one by one."""
     return itertools.chain.from_iterable(read_records(path, problems))
 
 
-def _looks(folder: Path, problems: list[str]) -> Iterator[dict[str, Any]]:
+def _layer_stats(folder: Path, problems: list[str]) -> Iterator[dict[str, Any]]:
     return _lines(folder / LAYERS, problems) if (folder / LAYERS).is_file() else iter(())
 
 
@@ -150,3 +148,42 @@ def _names(folders: list[Path]) -> list[str]:
         length += 1
     names = [os.path.join(*each[-length:]) for each in parts]
     return [f"{name} ({names[:n].count(name) + 1})" if name in names[:n] else name for n, name in enumerate(names)]
+
+
+@dataclass(frozen=True)
+class TimeUse:
+    """Seconds of a run, from what every run writes down; `slurm.goodput` tells the attempts of a launched run apart."""
+
+    total: float
+    """From the launch, or the first start, to the last sign of life."""
+    steps: float
+    """Those that count, added up: steps done again are in metrics.jsonl once."""
+    validating: float
+    saving: float
+    """In which the loop stood still for a checkpoint."""
+
+    @property
+    def other(self) -> float:
+        """What is left: starting, waiting for nodes, steps that a later attempt did again."""
+        return max(0.0, self.total - self.steps - self.validating - self.saving)
+
+    @property
+    def goodput(self) -> float:
+        """Share of the time that went into steps that count."""
+        return self.steps / self.total if self.total else 0.0
+
+
+def time_use(run: RunData) -> TimeUse:
+    """Account for a run's time."""
+    steps, seconds = run.columns["step"], np.nan_to_num(run.columns.get("seconds", np.zeros(1)))
+    computing = float(seconds.sum())
+    validating = sum(event.get("seconds", 0.0) for event in run.of_kind("validation"))
+    saving = sum(event.get("stalled_seconds", 0.0) for event in run.of_kind("save"))
+    least = computing + validating + saving
+    if not run.events:
+        return TimeUse(least, computing, validating, saving)
+    first, last = run.events[0]["time"], run.events[-1]["time"]
+    if run.launched is not None:
+        first = min(first, run.launched)
+    since = seconds[steps > run.events[-1].get("step", 0)].sum() if run.events[-1]["event"] != "done" else 0.0
+    return TimeUse(max(last + float(since) - first, least), computing, validating, saving)

@@ -10,12 +10,10 @@ import numpy as np
 import yaml
 
 from megalite.config.schema import Config
-from megalite.page.markup import Child, Markup, details, join, soft, strip, table, tag
+from megalite.page.markup import Child, Markup, details, flatten, join, soft, strip, table, tag
 from megalite.page.numbers import count, short
-from megalite.page.settings import flatten
-from megalite.report.curves import NUM_COLOURS, QUIET, event_losses, event_tasks, severity
-from megalite.report.run_data import Event, RunData
-from megalite.report.time_use import TimeUse, time_use
+from megalite.report.curves import NUM_COLOURS, QUIET, event_losses, event_tasks, kind_in_words, severity
+from megalite.report.run_data import Event, RunData, TimeUse, time_use
 
 MAX_WINDOW = 50
 """Steps over which a last value is averaged, at most; a tenth of a short run."""
@@ -35,7 +33,7 @@ SHARES = ("steps that count", "validation", "standing still for saves", "startin
 def status(run: RunData, now: float) -> tuple[str, str]:
     """How a run stands, in a few words, and how bad that is: good, warn or bad."""
     last = next((event for event in reversed(run.events) if event["event"] in ("done", "stop", "start")), None)
-    early = run.of_kind("early stop")
+    early = run.of_kind("early_stop")
     step = f"step {count(run.last_step)}" + (f" of {count(run.total_steps)}" if run.total_steps else "")
     if last is not None and last["event"] == "done":
         return ("stopped early" if early and early[-1]["step"] == last["step"] else "finished") + f" at {step}", "good"
@@ -112,7 +110,7 @@ def time_bars(runs: Sequence[RunData]) -> Markup:
 
 def events_table(runs: Sequence[RunData]) -> Markup:
     """What was out of the ordinary, the newest last, and everything else folded."""
-    kept = [(run, event) for run in runs for event in run.events if event["event"] != "save started"]
+    kept = [(run, event) for run in runs for event in run.events if event["event"] != "save_started"]
     loud = [(run, event) for run, event in kept if event["event"] not in QUIET]
     parts: list[Markup] = [_events(loud, len(runs) > 1)] if loud else [tag("p", "Nothing was out of the ordinary.")]
     return section("Events", *parts, details(f"All {count(len(kept))} events", _events(kept, len(runs) > 1)))
@@ -182,7 +180,8 @@ def sources(runs: Sequence[RunData]) -> Markup | None:
     """What the runs read; what several read alike is one row."""
     read: dict[tuple[str, str, str, str], list[tuple[str, int | None]]] = {}
     for run in runs:
-        consumed = next((event["consumed"] for event in reversed(run.events) if event.get("consumed")), {})
+        counted = (event["consumed"] for event in reversed(run.events) if event.get("consumed"))
+        consumed: dict[str, Any] = next(counted, {})
         for part in ("train", "valid"):
             for source in (run.config.get("data") or {}).get(part) or ():
                 path = str(source.get("path", ""))
@@ -294,7 +293,7 @@ def _parts(used: TimeUse) -> tuple[float, float, float, float]:
 
 def _event_row(run: RunData, event: Event, with_run: bool) -> list[Child]:
     kind = severity(event) if event["event"] not in QUIET else None
-    name = tag("span", event["event"], class_=kind)
+    name = tag("span", kind_in_words(event), class_=kind)
     step = count(event["step"]) if isinstance(event.get("step"), int) else "–"
     return [name, *([run.name] if with_run else []), step, time_of(event), _said(event)]
 

@@ -8,7 +8,7 @@
         order.json: it is over ->   stacks of all that live, then SIGKILL
 
 Slurm is asked once a job: attempts begin and end while its controller is away. What a rank died of is known from its
-parent. An agent also hears whether its neighbours are there (`neighbours.py`), on nodes that run no ranks as well.
+parent. An agent also hears whether its neighbours are there (`peers.py`), on nodes that run no ranks as well.
 """
 
 from __future__ import annotations
@@ -25,23 +25,22 @@ from pathlib import Path
 from types import FrameType
 
 from megalite.errors import EXIT_DONE
-from megalite.slurm import cores
-from megalite.slurm.desk import Desk, Ended, Report, Work
-from megalite.slurm.neighbours import Neighbours
-from megalite.slurm.network import choose_address
+from megalite.slurm.affinity import choose_address, core_shares, threads_per_process
+from megalite.slurm.control_channel import AgentReport, ControlChannel, ProcessExit, Workload
+from megalite.slurm.peers import PeerMonitor
 from megalite.train.place import TOKEN_VARIABLE
 from megalite.train.worker import leave
 
-SECONDS_BETWEEN_LOOKS = 0.2
+POLL_SECONDS = 0.2
 
 NODES_A_SECOND = 500
-"""All agents together open the order so often: those of many nodes look less often each."""
+"""All agents together open order.json so often: those of many nodes look less often each."""
 
 SECONDS_BETWEEN_REPORTS = 1.0
 
 SECONDS_FOR_STACKS = 2.0
 
-NOTHING = Work((), (), 0, {}, "")
+NOTHING = Workload((), (), 0, {}, "")
 
 
 class Processes:
@@ -53,17 +52,17 @@ class Processes:
         token: by which the processes of the work know each other.
     """
 
-    def __init__(self, work: Work, node: str, token: str):
-        self.ended: list[Ended] = []
+    def __init__(self, work: Workload, node: str, token: str):
+        self.ended: list[ProcessExit] = []
         self._running: dict[int, subprocess.Popen] = {}
         self._num_stops = 0
         self._kill_at: float | None = None
         ranks = work.ranks_of(node)
-        shares = cores.shares(len(ranks)) if len(ranks) > 1 else None
+        shares = core_shares(len(ranks)) if len(ranks) > 1 else None
         before = os.sched_getaffinity(0)
         for local_rank, rank in enumerate(ranks):
             environment = {
-                "OMP_NUM_THREADS": str(cores.threads(len(ranks))),
+                "OMP_NUM_THREADS": str(threads_per_process(len(ranks))),
                 **os.environ,
                 **work.environment,
                 "RANK": str(rank),
@@ -80,7 +79,7 @@ class Processes:
                         work.command, env=environment, stdout=log, stderr=log, stdin=subprocess.DEVNULL
                     )
             except OSError as error:
-                self.ended.append(Ended(rank, f"could not be started: {error}", time.monotonic()))
+                self.ended.append(ProcessExit(rank, f"could not be started: {error}", time.monotonic()))
             finally:
                 os.sched_setaffinity(0, before)
 
@@ -96,7 +95,7 @@ class Processes:
         codes = {rank: process.poll() for rank, process in self._running.items()}
         for rank, code in codes.items():
             if code is not None:
-                self.ended.append(Ended(rank, code, time.monotonic()))
+                self.ended.append(ProcessExit(rank, code, time.monotonic()))
                 del self._running[rank]
         return any(code is not None for code in codes.values())
 
@@ -124,15 +123,15 @@ class Agent:
     """The agent of one node.
 
     Args:
-        desk: where orders are.
+        channel: through which the supervisor says what is to be done.
         node: this one.
         num_nodes: of the job.
-        neighbours: this node's ear; None where no address of it was found.
+        peers: whom this node hears; None where no address of it was found.
     """
 
-    def __init__(self, desk: Desk, node: str, num_nodes: int, neighbours: Neighbours | None):
-        self._desk, self._node, self._neighbours = desk, node, neighbours
-        self._pause = max(SECONDS_BETWEEN_LOOKS, num_nodes / NODES_A_SECOND)
+    def __init__(self, channel: ControlChannel, node: str, num_nodes: int, peers: PeerMonitor | None):
+        self._channel, self._node, self._peers = channel, node, peers
+        self._pause = max(POLL_SECONDS, num_nodes / NODES_A_SECOND)
         self._number, self._processes = 0, Processes(NOTHING, node, "")
         self._is_asked_to_leave = False
         self._reported = -SECONDS_BETWEEN_REPORTS
@@ -142,16 +141,16 @@ class Agent:
         """Do as is ordered until there is nothing more to come."""
         is_closed = False
         while not (is_closed or self._is_asked_to_leave) or self._processes.num_running:
-            order = self._desk.order()
-            is_closed = is_closed or order.is_closed
+            desired = self._channel.desired_state()
+            is_closed = is_closed or desired.is_closed
             news = self._processes.reap()
-            if order.work == self._number:
-                self._processes.ask_to_stop(order.num_stops)
-            if is_closed or order.work > self._number or (order.work == self._number and order.is_over):
-                self._processes.end(wants_stacks=order.wants_stacks)
+            if desired.work == self._number:
+                self._processes.ask_to_stop(desired.num_stops)
+            if is_closed or desired.work > self._number or (desired.work == self._number and desired.is_over):
+                self._processes.end(wants_stacks=desired.wants_stacks)
             is_leaving = is_closed or self._is_asked_to_leave
-            if order.work > self._number and not (order.is_over or is_leaving or self._processes.num_running):
-                self._begin(order.work)
+            if desired.work > self._number and not (desired.is_over or is_leaving or self._processes.num_running):
+                self._begin(desired.work)
                 news = True
             if news or time.monotonic() - self._reported >= SECONDS_BETWEEN_REPORTS:
                 self._report()
@@ -160,25 +159,25 @@ class Agent:
 
     def _begin(self, number: int) -> None:
         self._number = number
-        token = hmac.new(self._desk.secret().encode(), f"work {number}".encode(), hashlib.sha256).hexdigest()
-        self._processes = Processes(self._desk.work(number), self._node, token)
+        token = hmac.new(self._channel.secret().encode(), f"work {number}".encode(), hashlib.sha256).hexdigest()
+        self._processes = Processes(self._channel.work(number), self._node, token)
 
     def _report(self) -> None:
         self._reported = now = time.monotonic()
-        ear = self._neighbours
-        report = Report(
+        peers = self._peers
+        report = AgentReport(
             time=now,
             work=self._number,
             num_running=self._processes.num_running,
             ended=tuple(self._processes.ended),
             address=os.environ.get("SLURM_TOPOLOGY_ADDR", ""),
-            endpoint=ear.endpoint if ear is not None else None,
-            heard=ear.heard() if ear is not None else {},
-            has_carrier=ear.has_carrier if ear is not None else None,
-            sees_controller=ear.sees_controller if ear is not None else None,
+            endpoint=peers.endpoint if peers is not None else None,
+            heard=peers.heard() if peers is not None else {},
+            has_carrier=peers.has_carrier if peers is not None else None,
+            sees_controller=peers.sees_controller if peers is not None else None,
         )
         with suppress(OSError):  # an absent disk ends no rank; the supervisor looks for the report
-            self._desk.write_report(self._node, report)
+            self._channel.write_report(self._node, report)
 
     def _ask_to_leave(self, number: int, frame: FrameType | None) -> None:
         """scancel, or a job that ends: ranks save and stop, then this process has nothing more to do."""
@@ -188,14 +187,14 @@ class Agent:
 
 def main() -> None:
     """Serve until the job ends."""
-    desk, node = Desk(Path(sys.argv[1])), os.environ["SLURMD_NODENAME"]
-    setting = desk.setting()
-    peer = next((each for each in setting.nodes if each != node), node)
-    address, ear = choose_address(peer, setting.interface), None
+    channel, node = ControlChannel(Path(sys.argv[1])), os.environ["SLURMD_NODENAME"]
+    info = channel.job_info()
+    peer = next((each for each in info.nodes if each != node), node)
+    address, peers = choose_address(peer, info.interface), None
     if address is not None:
-        secret, find = desk.secret(), lambda each: desk.report(each).endpoint
-        ear = Neighbours(setting.nodes, node, address, secret, find, setting.controller)
-    Agent(desk, node, len(setting.nodes), ear).run()
+        secret, find = channel.secret(), lambda each: channel.report(each).endpoint
+        peers = PeerMonitor(info.nodes, node, address, secret, find, info.controller)
+    Agent(channel, node, len(info.nodes), peers).run()
     leave(EXIT_DONE)
 
 

@@ -17,10 +17,10 @@ from dataclasses import replace
 from pathlib import Path
 
 from megalite.slurm.cluster import ClusterConfig, ContainerConfig
+from megalite.slurm.control_channel import AgentReport, ControlChannel, DesiredState, JobInfo, Workload
 from megalite.slurm.controller import Controller
-from megalite.slurm.desk import Desk, Order, Report, Setting, Work
 from megalite.slurm.folder import LaunchFolder
-from megalite.slurm_words import option
+from megalite.slurm_quoting import option
 
 STEP_NAME = "agents"
 
@@ -38,7 +38,7 @@ SECONDS_TO_END = 6.0
 FRESH_SECONDS = 4.0
 """A report comes each second."""
 
-SECONDS_BETWEEN_LOOKS = 0.1
+POLL_SECONDS = 0.1
 
 _LOST_NODES = re.compile(r"srun: error: Node failure on (\S+)")
 _LAUNCH = re.compile(r"srun: error: Task launch for \S+ failed on node ([\w.-]+): (.+)")
@@ -57,14 +57,14 @@ class Agents:
     def __init__(self, folder: LaunchFolder, job: str, cluster: ClusterConfig, controller: Controller):
         self._folder, self._job, self._cluster, self._controller = folder, job, cluster, controller
         self._generation = 0
-        self._order = Order()
+        self._desired = DesiredState()
         self._process: subprocess.Popen | None = None
         self._gone: set[str] = set()
         """Nodes that were lost, or on which no agent could be started."""
         self._expanded: dict[str, list[str]] = {}
         self._started = 0.0
         self.nodes: tuple[str, ...] = ()
-        self.desk = Desk(folder.agents(job, 0))
+        self.channel = ControlChannel(folder.agents(job, 0))
 
     def start(self, nodes: Sequence[str]) -> None:
         """Start an agent on each of some nodes, but for those that were lost since an earlier start."""
@@ -72,9 +72,9 @@ class Agents:
             self._gone |= {*self.lost(), *self.not_launched()}
         self._generation += 1
         self.nodes = tuple(node for node in nodes if node not in self._gone)
-        self.desk = Desk(self._folder.agents(self._job, self._generation))
-        self._order = Order()
-        self.desk.lay(Setting(self.nodes, self._cluster.network_interface, self._controller.endpoint()))
+        self.channel = ControlChannel(self._folder.agents(self._job, self._generation))
+        self._desired = DesiredState()
+        self.channel.create(JobInfo(self.nodes, self._cluster.network_interface, self._controller.endpoint()))
         # as one task a node sees all of the job's cores: with this variable older versions of srun give it one rank's
         environment = {name: value for name, value in os.environ.items() if name != "SLURM_CPUS_PER_TASK"}
         self._started = time.monotonic()
@@ -96,7 +96,7 @@ class Agents:
             "--export=ALL",
             *step_options(self._cluster.container),
             *python_command(self._cluster.container, is_step=True),
-            *("-m", "megalite.slurm.agent", str(self.desk.home)),
+            *("-m", "megalite.slurm.agent", str(self.channel.home)),
         ]
 
     @property
@@ -105,9 +105,9 @@ class Agents:
         return self._process is not None and self._process.poll() is None
 
     @property
-    def reports(self) -> dict[str, Report]:
+    def reports(self) -> dict[str, AgentReport]:
         """What the agents said last."""
-        return self.desk.reports(self.nodes)
+        return self.channel.reports(self.nodes)
 
     def lost(self) -> list[str]:
         """Nodes that Slurm has taken out of the job."""
@@ -132,60 +132,60 @@ class Agents:
         while True:
             out = {*self.lost(), *self.not_launched()}
             there = self._fresh([node for node in self.nodes if node not in out])
-            starting = [node for node in self.nodes if node not in out and not self.desk.report(node).time]
+            starting = [node for node in self.nodes if node not in out and not self.channel.report(node).time]
             waited = time.monotonic() - self._started
             patience = SECONDS_TO_APPEAR_LATE if len(there) >= num_needed else SECONDS_TO_APPEAR
             if not starting or waited > patience or not self.is_running or not goes_on():
                 return there
-            time.sleep(SECONDS_BETWEEN_LOOKS)
+            time.sleep(POLL_SECONDS)
 
-    def begin(self, work: Work) -> None:
+    def begin(self, work: Workload) -> None:
         """Start a work's processes."""
-        number = self._order.work + 1
-        self.desk.write_work(number, work)
-        self._give(Order(number))
+        number = self._desired.work + 1
+        self.channel.write_work(number, work)
+        self._give(DesiredState(number))
 
     def ask_to_stop(self) -> None:
         """Ask the processes to save and stop."""
-        self._give(replace(self._order, num_stops=self._order.num_stops + 1))
+        self._give(replace(self._desired, num_stops=self._desired.num_stops + 1))
 
-    def has_begun(self, report: Report) -> bool:
+    def has_begun(self, report: AgentReport) -> bool:
         """Whether a report is of the work at hand."""
-        return report.work == self._order.work
+        return report.work == self._desired.work
 
     def is_done(self, nodes: Sequence[str]) -> bool:
         """Whether no process of the work at hand is left on some nodes; one that does not answer has none."""
-        reports = [self.desk.report(node) for node in self._fresh(nodes)]
+        reports = [self.channel.report(node) for node in self._fresh(nodes)]
         return not any(report.num_running or not self.has_begun(report) for report in reports)
 
     def end(self, nodes: Sequence[str], *, wants_stacks: bool = False) -> None:
         """End the work at hand; wait until none of it is left on some nodes, but not for those that do not answer."""
-        self._give(replace(self._order, is_over=True, wants_stacks=wants_stacks))
+        self._give(replace(self._desired, is_over=True, wants_stacks=wants_stacks))
         deadline = time.monotonic() + SECONDS_TO_END
-        while time.monotonic() < deadline and any(self.desk.report(node).num_running for node in self._fresh(nodes)):
-            time.sleep(SECONDS_BETWEEN_LOOKS)
+        while time.monotonic() < deadline and any(self.channel.report(node).num_running for node in self._fresh(nodes)):
+            time.sleep(POLL_SECONDS)
 
     def close(self) -> None:
         """Let all agents leave, so that the job ends at once."""
         if self._process is None:
             return
         with suppress(OSError):
-            self._give(replace(self._order, is_over=True, is_closed=True))
+            self._give(replace(self._desired, is_over=True, is_closed=True))
         with suppress(subprocess.TimeoutExpired):
             self._process.wait(SECONDS_TO_LEAVE)
 
     def _fresh(self, nodes: Sequence[str]) -> list[str]:
         """Those of some nodes whose agents have reported lately."""
-        now = self.desk.clock()
-        return [node for node in nodes if now - self.desk.report(node).time < FRESH_SECONDS]
+        now = self.channel.clock()
+        return [node for node in nodes if now - self.channel.report(node).time < FRESH_SECONDS]
 
-    def _give(self, order: Order) -> None:
-        self._order = order
-        self.desk.write_order(order)
+    def _give(self, order: DesiredState) -> None:
+        self._desired = order
+        self.channel.write_desired_state(order)
 
     @property
     def _log(self) -> Path:
-        return self.desk.home / "srun.log"
+        return self.channel.home / "srun.log"
 
     def _expand(self, names: str) -> list[str]:
         if names not in self._expanded:

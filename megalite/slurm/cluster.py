@@ -15,7 +15,7 @@ from pydantic import NonNegativeInt, PositiveInt, ValidationInfo, field_validato
 from megalite.config.load import build
 from megalite.config.yaml_source import dump_yaml, read_source
 from megalite.section import Section
-from megalite.slurm_words import check_options, check_printable, export_line
+from megalite.slurm_quoting import check_options, check_printable, export_line
 
 _TIME = re.compile(r"(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?", re.ASCII)
 

@@ -2,19 +2,26 @@
 
 Their answers are short lines, never parsed out of tables for people. How a controller that is away is asked again:
 `slurm_commands.py`.
+
+The states of a run's nodes are asked on a thread of their own (`NodeStatePoller`). A slurmd that dies leaves the ranks
+of its node at work, and their heartbeats go on: nothing in the run can tell. Slurm marks the node (`*`), and takes it
+out after SlurmdTimeout (five minutes, commonly), and with it the ranks. Between the mark and that end there is time for
+a checkpoint.
 """
 
 from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Sequence
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 
 from megalite.errors import UserError
-from megalite.slurm.waiting import QueuedJob
 from megalite.slurm_commands import PATIENCE_SECONDS, NoAnswer, ask, insist
-from megalite.slurm_words import option
+from megalite.slurm_quoting import option
 
 LIVE_STATES = "PENDING,CONFIGURING,RUNNING,COMPLETING,SUSPENDED,REQUEUED,STOPPED,SIGNALING"
 
@@ -29,6 +36,16 @@ BAD_NODE_WORDS = (
     *(NO_ANSWER_SIGN, "$"),
 )
 """Parts of a node's short state (sinfo's %t) that keep ranks off it."""
+
+
+@dataclass(frozen=True)
+class QueuedJob:
+    """A job of the run, as Slurm sees it."""
+
+    number: str
+    state: str
+    reason: str
+    """Why it waits."""
 
 
 class Controller:
@@ -155,3 +172,40 @@ def _states_command(nodes: Sequence[str]) -> list[str]:
 
 def _node_states(lines: str) -> dict[str, str]:
     return dict(line.split() for line in lines.splitlines())
+
+
+class NodeStatePoller:
+    """Asks the controller for the states of nodes now and then, on a thread; its last answer counts while it is away.
+
+    Args:
+        controller: who is asked.
+        every_seconds: at least, between two questions.
+    """
+
+    def __init__(self, controller: Controller, every_seconds: float):
+        self._controller, self._every_seconds = controller, every_seconds
+        self._question: threading.Thread | None = None
+        self._asked_at = -every_seconds
+        self._states: Mapping[str, str] = {}
+        """By the last answer."""
+        self._told: set[str] = set()
+
+    def newly_unresponsive(self, nodes: Sequence[str]) -> list[str]:
+        """Those of some nodes that Slurm has lost sight of since the last call. Never waits."""
+        is_asking = self._question is not None and self._question.is_alive()
+        if not is_asking and time.monotonic() - self._asked_at >= self._every_seconds:
+            self._asked_at = time.monotonic()
+            self._question = threading.Thread(target=self._ask, args=(list(nodes),), daemon=True)
+            self._question.start()
+        unseen = {node for node in nodes if NO_ANSWER_SIGN in self._states.get(node, "")}
+        news = sorted(unseen - self._told)
+        self._told = unseen  # one that was seen again and is lost again is news
+        return news
+
+    def is_good(self, node: str) -> bool:
+        """Whether Slurm found nothing wrong with a node when it last answered; so it is before it has."""
+        return not any(word in self._states.get(node, "") for word in BAD_NODE_WORDS)
+
+    def _ask(self, nodes: list[str]) -> None:
+        with suppress(UserError, NoAnswer):
+            self._states = self._controller.states_of(nodes)

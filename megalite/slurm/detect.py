@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from megalite.errors import ConfigError, UserError
 from megalite.slurm.cluster import ClusterConfig, seconds_of
 from megalite.slurm_commands import ask, insist
-from megalite.slurm_words import option
+from megalite.slurm_quoting import option
 
 FORMAT = "%P|%a|%l|%c|%G|%D"
 """sinfo's fields: partition, up or down, time limit, cores, generic resources, nodes."""
@@ -80,18 +80,20 @@ def misfits(lines: Sequence[str], cluster: ClusterConfig, num_nodes: int) -> lis
 def profile_from(lines: list[str], partition: str | None) -> ClusterConfig:
     """A profile from sinfo's lines; where nodes of a partition differ, the most frequent kind counts."""
     kinds: Counter[tuple[str, int, int]] = Counter()
-    names = {}
+    is_default = {}
     for line in lines:
-        name, up, limit, cores, resources, count = (part.strip() for part in line.split("|"))
-        names[name.rstrip("*")] = name.endswith("*")
-        wanted = name.rstrip("*") == partition if partition else name.endswith("*")
-        if wanted and up == "up":
-            kinds[limit, int(cores.rstrip("+")), _num_gpus(resources)] += int(count)
+        name, up, time_limit, num_cores, resources, count = (part.strip() for part in line.split("|"))
+        is_default[name.rstrip("*")] = name.endswith("*")
+        is_wanted = name.rstrip("*") == partition if partition else name.endswith("*")
+        if is_wanted and up == "up":
+            kinds[time_limit, int(num_cores.rstrip("+")), _num_gpus(resources)] += int(count)
     if not kinds:
         wanted = f"partition {partition!r}" if partition else "a default partition"
-        raise UserError(f"sinfo shows no {wanted} that is up; there are {', '.join(names) or 'none'}; name one of them")
+        raise UserError(
+            f"sinfo shows no {wanted} that is up; there are {', '.join(is_default) or 'none'}; name one of them"
+        )
     (limit, cores, gpus), _ = kinds.most_common(1)[0]
-    chosen = partition or next(name for name, is_default in names.items() if is_default)
+    chosen = partition or next(name for name, is_it in is_default.items() if is_it)
     return ClusterConfig(
         name="auto",
         partition=chosen,

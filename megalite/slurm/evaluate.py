@@ -15,9 +15,9 @@ from megalite.slurm.cluster import ClusterConfig, EvaluationConfig
 from megalite.slurm.controller import Controller
 from megalite.slurm.folder import LaunchFolder
 from megalite.slurm.render import environment_lines, job_name, place_options, render_script
-from megalite.slurm_words import command_line, option, option_of_logs
+from megalite.slurm_quoting import command_line, option, option_of_logs
 
-SECONDS_BETWEEN_LOOKS = 2.0
+POLL_SECONDS = 2.0
 
 GONE = "checkpoint {step} is gone; raise checkpoint.keep_last, or set checkpoint.keep_every"
 
@@ -45,7 +45,7 @@ def evaluation_name(run_dir: Path) -> str:
     return f"{job_name(run_dir)}-eval"
 
 
-class Evaluations:
+class EvaluationJobs:
     """Submits what is due.
 
     Args:
@@ -56,7 +56,7 @@ class Evaluations:
 
     def __init__(self, folder: LaunchFolder, evaluation: EvaluationConfig | None, controller: Controller):
         self._folder, self._evaluation, self._controller = folder, evaluation, controller
-        self._due = 0.0
+        self._next_poll = 0.0
         self._last_step: int = folder.read_state().get("evaluated_step", 0)
         self._thread: threading.Thread | None = None
         self._submitted: list[tuple[int, str]] = []
@@ -65,8 +65,8 @@ class Evaluations:
         """See to it that a job is submitted for each checkpoint that is new; the steps and jobs of those that have been
         since the last call. Never waits for Slurm: what it does not take now is tried again later."""
         is_at_work = self._thread is not None and self._thread.is_alive()
-        if self._evaluation is not None and not is_at_work and time.monotonic() >= self._due:
-            self._due = time.monotonic() + SECONDS_BETWEEN_LOOKS
+        if self._evaluation is not None and not is_at_work and time.monotonic() >= self._next_poll:
+            self._next_poll = time.monotonic() + POLL_SECONDS
             self._thread = threading.Thread(target=self._submit_due, daemon=True)
             self._thread.start()
         return self._take()
@@ -84,6 +84,7 @@ class Evaluations:
         return taken
 
     def _submit_due(self) -> None:
+        assert self._evaluation is not None, "asked for by callers"
         for checkpoint in complete(self._folder.run_dir):
             step = step_of(checkpoint)
             if step <= self._last_step or step % self._evaluation.every_steps:

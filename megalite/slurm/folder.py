@@ -22,15 +22,18 @@ from __future__ import annotations
 import json
 import os
 import time
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from megalite.report.json_lines import Event, read_events
+from megalite.slurm.storage import retry_on_disk_fault
 from megalite.train.in_place import read_in_place, write_in_place
 from megalite.train.signals import SAVE_FILE, STOP_FILE
 
 ENDED = ("finished", "stopped", "gave up", "cancelled")
-"""Statuses of a run whose chain of jobs is over, and the events that say so."""
+"""Statuses of a run whose chain of jobs is over; the events that say so are called alike, in snake_case."""
 
 WAITING_BYTES, LONGEST_WAITING = 4096, 600
 """Of the file, and characters of what is waited for; each may take six bytes."""
@@ -142,8 +145,55 @@ class LaunchFolder:
             os.truncate(self.events, size)
             raise
 
-    def read_events(self) -> list[dict[str, Any]]:
+    def read_events(self) -> list[Event]:
         """All events, oldest first."""
-        if not self.events.is_file():
-            return []
-        return [json.loads(line) for line in self.events.read_text(encoding="utf-8").splitlines()]
+        return read_events(self.events)
+
+
+class EventLog:
+    """What a supervisor writes down: events, the state, what it waits for, and lines for people.
+
+    Args:
+        folder: of the run.
+        job: number of the batch job.
+        patience_seconds: how long a note is tried again while the disk does not take it.
+    """
+
+    def __init__(self, folder: LaunchFolder, job: str, patience_seconds: float):
+        self._folder, self._job, self._patience_seconds = folder, job, patience_seconds
+        self._waits = False
+
+    def event(self, kind: str, **details: object) -> None:
+        """Write down an event, for programs and for people; what was waited for until then is not any more."""
+        self.waits_no_more()
+        retry_on_disk_fault(lambda: self._folder.add_event(kind, job=self._job, **details), self._patience_seconds)
+        words = [
+            time.strftime("%F %T"),
+            kind.replace("_", " "),
+            *(f"{name}={value}" for name, value in details.items()),
+        ]
+        say(" ".join(words))
+
+    def state(self, **changes: object) -> None:
+        """Write down where the run stands."""
+        retry_on_disk_fault(lambda: self._folder.write_state(**changes), self._patience_seconds)
+
+    def waits_for(self, what: str, since: float | None = None) -> None:
+        """Say what the run waits for, until the next event."""
+        self._waits = True
+        say(f"{time.strftime('%F %T')} waiting for {what}")
+        with suppress(OSError):  # the disk may be what it waits for
+            self._folder.say_waiting(what, since or time.time())
+
+    def waits_no_more(self) -> None:
+        """What was waited for is there."""
+        if self._waits:
+            self._waits = False
+            with suppress(OSError):
+                self._folder.say_waiting("", time.time())
+
+
+def say(text: str) -> None:
+    """Print to the job's log, which may be on a disk that is full."""
+    with suppress(OSError):
+        print(text, flush=True)

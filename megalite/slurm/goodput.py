@@ -10,21 +10,17 @@ supervisor's events, the run's events, and the last heartbeat of each rank.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
 
+from megalite.report.json_lines import Event, current_kind, read_events
 from megalite.slurm.folder import ENDED, LaunchFolder
-from megalite.slurm.standstill import find_standstill, last_move
+from megalite.slurm.stall import find_stall, last_move
 from megalite.train.heartbeat import Beat, read_beats
 from megalite.train.run_folder import EVENTS
 
-Event = dict[str, Any]
-
 LAUNCHED = "launched"
-BORDERS = (LAUNCHED, *ENDED)
+BORDERS = (LAUNCHED, *map(current_kind, ENDED))
 """Of the time that counts; a stale supervisor may write down more after an end."""
 
 
@@ -40,7 +36,7 @@ class AttemptTime:
     saving: float
     """In which the loop stood still for a save."""
     validating: float
-    still: float
+    stalled: float
     """In which no rank moved on."""
     lost: float
     """Steps that a later attempt did again."""
@@ -51,13 +47,13 @@ class AttemptTime:
 
     def parts(self) -> dict[str, float]:
         """Its seconds, by what they went into."""
-        names = ("computing", "starting", "validating", "saving", "still", "lost")
-        return {"standing still" if name == "still" else name: getattr(self, name) for name in names}
+        names = ("computing", "starting", "validating", "saving", "stalled", "lost")
+        return {"standing still" if name == "stalled" else name: getattr(self, name) for name in names}
 
     @property
     def computing(self) -> float:
         """On steps that count."""
-        idle = self.starting + self.saving + self.validating + self.still
+        idle = self.starting + self.saving + self.validating + self.stalled
         return max(0.0, self.total - idle - self.lost)
 
 
@@ -86,74 +82,75 @@ def measure(folder: LaunchFolder, now: float) -> Goodput:
         folder: of the run.
         now: for an attempt that still runs.
     """
-    own, run = folder.read_events(), _read(folder.run_dir / EVENTS)
-    launched = next((event["time"] for event in own if event["event"] == LAUNCHED), now)
+    own, run = folder.read_events(), read_events(folder.run_dir / EVENTS)
+    launched: float = next((event["time"] for event in own if event["event"] == LAUNCHED), now)
     begun = [event for event in own if event["event"] == "attempt"]
     ends = {event["attempt"]: event for event in own if event["event"] == "end"}
     starts = {event.get("attempt"): event for event in run if event["event"] == "start"}
     attempts = []
     for place, begin in enumerate(begun):
-        later = [starts[each["attempt"]] for each in begun[place + 1 :] if each["attempt"] in starts]
-        resumed = later[0]["step"] if later else None
-        following = next(
-            (event["time"] for event in own if event["time"] > begin["time"] and event["event"] == "job"), now
-        )
-        end = ends.get(
-            begin["attempt"], {"time": following, "why": "its supervisor ended first"} if following < now else None
-        )
-        if end is not None and end["time"] > following:  # a stale one, that went on beside its successor
+        number, later = begin["attempt"], (starts.get(each["attempt"]) for each in begun[place + 1 :])
+        resumed = next((start["step"] for start in later if start is not None), None)
+        jobs = (event["time"] for event in own if event["time"] > begin["time"] and event["event"] == "job")
+        following = next(jobs, now)
+        end = ends.get(number)
+        if end is None and following < now:
+            end = {"time": following, "why": "its supervisor ended first"}
+        elif end is not None and end["time"] > following:  # a stale one, that went on beside its successor
             end = {**end, "time": following}
-        stills = [each for each in own if each["event"] == "standstill" and each["attempt"] == begin["attempt"]]
-        beats = read_beats(folder.attempt(begin["attempt"]) / "beats")
-        attempts.append(_account(begin, end, starts.get(begin["attempt"]), resumed, run, _Moves(beats, stills), now))
+        stalls = [each for each in own if each["event"] == "standstill" and each["attempt"] == number]
+        movement = _Movement(read_beats(folder.attempt(number) / "beats"), stalls)
+        attempts.append(_attempt_time(begin, end, starts.get(number), resumed, run, movement, now))
     last = next((event for event in reversed(own) if event["event"] in BORDERS), None)
-    is_over = last is not None and last["event"] != LAUNCHED
-    return Goodput(tuple(attempts), (last["time"] if is_over else now) - launched)
+    until = last["time"] if last is not None and last["event"] != LAUNCHED else now
+    return Goodput(tuple(attempts), until - launched)
 
 
 @dataclass(frozen=True)
-class _Moves:
+class _Movement:
     """What is known of when an attempt's ranks moved on."""
 
     beats: Mapping[int, Beat]
-    stills: Sequence[Event]
-    """Standstills that came to an end."""
+    stalls: Sequence[Event]
+    """Stalls that came to an end."""
 
-    def still_seconds(self, begin: float, stop: float, *, is_over: bool) -> float:
+    def stalled_seconds(self, begin: float, stop: float, *, is_over: bool) -> float:
         """Seconds between two times in which nothing moved."""
         seconds = 0.0
-        for each in self.stills:
+        for each in self.stalls:
             seconds += max(0.0, min(stop, each["since"] + each["seconds"]) - max(begin, each["since"]))
         if is_over:
             moved = last_move(self.beats)
             return seconds + max(0.0, stop - max(moved, begin)) if moved is not None else seconds
-        now = find_standstill(self.beats, stop)
+        now = find_stall(self.beats, stop)
         return seconds + (max(0.0, stop - max(now.since, begin)) if now is not None else 0.0)
 
 
-def _account(
+def _attempt_time(
     begin: Event,
     end: Event | None,
     start: Event | None,
     resumed: int | None,
     run: Sequence[Event],
-    moves: _Moves,
+    movement: _Movement,
     now: float,
 ) -> AttemptTime:
     """The seconds of an attempt; `resumed` is the step from which the next one went on."""
     stop = end["time"] if end else now
     working = start["time"] if start and start["time"] <= stop else stop
     inside = [event for event in run if working <= event["time"] <= stop]
-    saving = sum(
-        event.get("stalled_seconds", event.get("seconds", 0.0)) for event in inside if event["event"] == "save"
+    saves = (event for event in inside if event["event"] == "save")
+    saving: float = sum(
+        each["stalled_seconds"] if "stalled_seconds" in each else each.get("seconds", 0.0) for each in saves
     )
-    validating = sum(event.get("seconds", 0.0) for event in inside if event["event"] == "validation")
-    still = moves.still_seconds(working, stop, is_over=end is not None)
+    validations = (event for event in inside if event["event"] == "validation")
+    validating: float = sum(event.get("seconds", 0.0) for event in validations)
+    stalled = movement.stalled_seconds(working, stop, is_over=end is not None)
     first = start["step"] if start else 0
     last = max([first, *(event["step"] for event in inside)])
     last = max(last, end.get("last_step", 0)) if end else last
     steps_lost = max(0, last - resumed) if resumed is not None else 0
-    at_work = max(0.0, stop - working - saving - validating - still)
+    at_work = max(0.0, stop - working - saving - validating - stalled)
     return AttemptTime(
         attempt=begin["attempt"],
         job=begin["job"],
@@ -162,15 +159,9 @@ def _account(
         starting=working - begin["time"],
         saving=saving,
         validating=validating,
-        still=still,
+        stalled=stalled,
         lost=at_work * steps_lost / (last - first) if last > first else 0.0,
         first_step=first,
         last_step=last,
         why=end["why"] if end else "",
     )
-
-
-def _read(path: Path) -> list[Event]:
-    if not path.is_file():
-        return []
-    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]

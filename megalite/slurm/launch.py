@@ -16,7 +16,7 @@ from megalite.slurm.evaluate import render_evaluation
 from megalite.slurm.folder import LaunchFolder
 from megalite.slurm.placement import Placement, place
 from megalite.slurm.render import job_name, render
-from megalite.slurm_words import option
+from megalite.slurm_quoting import option
 from megalite.train.preflight import preflight
 
 SHORTEST_WORK_SECONDS = 60

@@ -41,7 +41,7 @@ def rounds(nodes: Sequence[str]) -> list[list[Pair]]:
     return [found for found in (ring[0::2], ring[1::2], last) if found]
 
 
-def measure(addresses: Mapping[str, str], own: str, backend: str, *, seed: int, token: str) -> dict[str, float]:
+def measure_links(addresses: Mapping[str, str], own: str, backend: str, *, seed: int, token: str) -> dict[str, float]:
     """MB/s between this node and each of its partners; 0 with one that did not come.
 
     Args:
@@ -65,7 +65,7 @@ def measure(addresses: Mapping[str, str], own: str, backend: str, *, seed: int, 
     return found
 
 
-def blame(speeds: Mapping[Pair, float]) -> tuple[dict[str, str], dict[Pair, str]]:
+def find_slow_links(speeds: Mapping[Pair, float]) -> tuple[dict[str, str], dict[Pair, str]]:
     """The nodes that are slow with all their partners, and the pairs that are slow for no one's fault; with figures."""
     if not speeds:
         return {}, {}

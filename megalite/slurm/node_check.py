@@ -1,4 +1,4 @@
-"""Is this node fit to train? A minute at most before each attempt, one task a node.
+"""Is this node healthy enough to train? A minute at most before each attempt, one task a node.
 
     python -m megalite.slurm.node_check RUN FOLDER SEED NODE=ADDRESS...      leaves FOLDER/NODE.json and .links
 
@@ -7,7 +7,7 @@ A node first measures itself and says so, then the links to two others (`link_ch
 Whether the config can run on the node's device is asked here too: a login node cannot tell.
 
 New hardware fails early, and one slow node slows all: each is measured on what training needs (matrix products, memory,
-the run's disk, the clock), and `unfit` names the ones that fall behind the others, with the figures.
+the run's disk, the clock), and `find_unhealthy` names the ones that fall behind the others, with the figures.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from pathlib import Path
 from megalite.config.load import load_config
 from megalite.errors import UserError
 from megalite.slurm.folder import LaunchFolder
-from megalite.slurm.link_check import measure
+from megalite.slurm.link_check import measure_links
 from megalite.train.in_place import clock_of
 from megalite.train.place import TOKEN_VARIABLE
 from megalite.train.preflight import check_device
@@ -78,7 +78,7 @@ def examine_node(folder: Path, refusal: str = "") -> NodeReport:
     )
 
 
-def unfit(reports: Mapping[str, NodeReport | None], gpus_per_node: int) -> dict[str, str]:
+def find_unhealthy(reports: Mapping[str, NodeReport | None], gpus_per_node: int) -> dict[str, str]:
     """The nodes that should not train, and why.
 
     Args:
@@ -189,7 +189,7 @@ def main() -> None:
     write_atomically(folder / f"{report.node}.json", json.dumps(asdict(report)))
     if len(addresses) > 1:
         backend, token = "nccl" if report.num_gpus else "gloo", os.environ.get(TOKEN_VARIABLE, "")
-        speeds = measure(addresses, report.node, backend, seed=seed, token=token)
+        speeds = measure_links(addresses, report.node, backend, seed=seed, token=token)
         write_atomically(folder / f"{report.node}{LINKS}", json.dumps(speeds))
 
 

@@ -38,7 +38,7 @@ _OF_PEERS = (signal.SIGABRT, signal.SIGTERM)
 """Signals by which a rank ends when another one has: NCCL's watchdog aborts, Slurm asks before it kills."""
 
 
-class Next(Enum):
+class NextAction(Enum):
     """What the supervisor does."""
 
     FINISHED = "the run is at its last step"
@@ -48,7 +48,7 @@ class Next(Enum):
 
 
 @dataclass(frozen=True)
-class RankEnd:
+class RankExit:
     """The end of a rank, as its agent saw it."""
 
     rank: int
@@ -69,6 +69,8 @@ class RankEnd:
 
     @property
     def _signal(self) -> signal.Signals | None:
+        if isinstance(self.how, str):
+            return None
         number = -self.how if self.how < 0 else self.how - SHELL_SIGNAL
         return signal.Signals(number) if number in {each.value for each in signal.Signals} else None
 
@@ -83,10 +85,10 @@ class RankEnd:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class AttemptOutcome:
     """The end of an attempt."""
 
-    next: Next
+    next: NextAction
     why: str
     """A line for people: who failed first, and how."""
     detail: str = ""
@@ -95,14 +97,14 @@ class Outcome:
     """Nodes that failed, or whose rank was killed."""
 
 
-def judge(
-    ends: Sequence[RankEnd],
+def find_outcome(
+    ends: Sequence[RankExit],
     errors: Sequence[dict],
     unfinished: Mapping[int, str],
     *,
     world_size: int,
     is_final: bool = False,
-) -> Outcome | None:
+) -> AttemptOutcome | None:
     """The outcome of an attempt; None while it goes on, or while it cannot be told who failed first.
 
     Args:
@@ -117,36 +119,42 @@ def judge(
     if len(ended) == world_size and not errors and all(end.is_well for end in ends):
         codes = {end.how for end in ends}
         if codes == {EXIT_DONE} and not unfinished:
-            return Outcome(Next.FINISHED, "all ranks are done")
+            return AttemptOutcome(NextAction.FINISHED, "all ranks are done")
         if codes == {EXIT_REQUEUE}:
-            return Outcome(Next.STOPPED, "all ranks have stopped as asked")
+            return AttemptOutcome(NextAction.STOPPED, "all ranks have stopped as asked")
     if first_error is not None and first_error["is_user_error"]:
         if EXIT_BAD_INPUT in {end.how for end in ends}:
-            return Outcome(Next.GIVE_UP, f"rank {first_error['rank']} found bad input", first_error["message"])
+            return AttemptOutcome(
+                NextAction.GIVE_UP, f"rank {first_error['rank']} found bad input", first_error["message"]
+            )
         if not is_final:
             return None  # it is about to end with that code
     in_order = sorted(ends, key=lambda end: end.time)
     for end in in_order:
         if end.is_conclusive or (end.how == EXIT_DONE and end.rank in unfinished):
-            return Outcome(Next.RESTART, str(end), nodes=(end.node,))
+            return AttemptOutcome(NextAction.RESTART, str(end), nodes=(end.node,))
     if first_error is not None and not _speaks_of_a_peer(first_error):
         last_line = first_error["message"].strip().splitlines()[-1]
-        return Outcome(Next.RESTART, f"rank {first_error['rank']} failed first: {last_line}", first_error["message"])
+        return AttemptOutcome(
+            NextAction.RESTART, f"rank {first_error['rank']} failed first: {last_line}", first_error["message"]
+        )
     bad = [end for end in in_order if not end.is_well]
     if not is_final or not (bad or errors or len(ended) == world_size):
         return None
     return _best_guess(bad or in_order, first_error, {error["rank"] for error in errors})
 
 
-def _best_guess(ends: Sequence[RankEnd], first_error: dict | None, told: Set[int]) -> Outcome:
+def _best_guess(ends: Sequence[RankExit], first_error: dict | None, told: Set[int]) -> AttemptOutcome:
     """What can be said when nobody left a cause: the first to end without a word, or else the first word, which blames
     no node."""
     wordless = next((end for end in ends if end.rank not in told), None)
     if wordless is not None or first_error is None:
         end = wordless or ends[0]
-        return Outcome(Next.RESTART, str(end), nodes=(end.node,))
+        return AttemptOutcome(NextAction.RESTART, str(end), nodes=(end.node,))
     last_line = first_error["message"].strip().splitlines()[-1]
-    return Outcome(Next.RESTART, f"rank {first_error['rank']} failed first: {last_line}", first_error["message"])
+    return AttemptOutcome(
+        NextAction.RESTART, f"rank {first_error['rank']} failed first: {last_line}", first_error["message"]
+    )
 
 
 def _speaks_of_a_peer(error: dict) -> bool:

@@ -26,9 +26,9 @@ def main() -> None:
     attempt = folder.attempt(place.attempt)
     with open(stacks_path(attempt, place.rank), "w", encoding="utf-8") as stacks:
         faulthandler.register(signal.SIGUSR2, file=stacks, all_threads=True)
-        heart = Heartbeat(beat_path(attempt / "beats", place.rank))
-        code = run_rank(load_config(folder.config), place, heartbeat=heart)
-        heart.stop()
+        heartbeat = Heartbeat(beat_path(attempt / "beats", place.rank))
+        code = run_rank(load_config(folder.config), place, heartbeat=heartbeat)
+        heartbeat.stop()
     leave(code)
 
 

@@ -1,7 +1,7 @@
 """The batch script of a job: options for sbatch, and one line that becomes the supervisor.
 
 Whatever decides anything is Python: `exec` puts the supervisor in the place of the shell, so that Slurm's signals,
-which go to the batch shell, reach it. How strings get into it unharmed: `slurm_words.py`.
+which go to the batch shell, reach it. How strings get into it unharmed: `slurm_quoting.py`.
 """
 
 from __future__ import annotations
@@ -10,16 +10,16 @@ import sys
 from collections.abc import Iterable
 from pathlib import Path
 
-from megalite import slurm_words
+from megalite import slurm_quoting
 from megalite.slurm.cluster import ClusterConfig
 from megalite.slurm.folder import LaunchFolder
 from megalite.slurm.placement import Placement
-from megalite.slurm_words import check_log_folder, command_line, export_line, option, option_of_logs
+from megalite.slurm_quoting import check_log_folder, command_line, export_line, option, option_of_logs
 
 
 def job_name(run_dir: Path) -> str:
     """Name of a run's jobs, equal for all of its chain and for no other run: dependency=singleton goes by it."""
-    return slurm_words.job_name("megalite", run_dir)
+    return slurm_quoting.job_name("megalite", run_dir)
 
 
 def render(run_dir: Path, cluster: ClusterConfig, placement: Placement) -> str:
@@ -43,7 +43,7 @@ def render(run_dir: Path, cluster: ClusterConfig, placement: Placement) -> str:
 
 def render_script(options: Iterable[str], title: Iterable[str], lines: Iterable[str]) -> str:
     """A batch script with options for sbatch, comments above them, and shell lines below."""
-    return "\n".join(["#!/bin/bash", *title, *map(slurm_words.directive, options), *lines, ""])
+    return "\n".join(["#!/bin/bash", *title, *map(slurm_quoting.directive, options), *lines, ""])
 
 
 def environment_lines(cluster: ClusterConfig) -> list[str]:

@@ -10,16 +10,16 @@ from typing import Any
 
 from megalite.checkpoint.catalog import CHECKPOINTS, latest
 from megalite.errors import UnavailableError, UserError
-from megalite.slurm.controller import Controller
+from megalite.slurm.controller import Controller, QueuedJob
 from megalite.slurm.folder import ENDED, LaunchFolder
 from megalite.slurm.goodput import Goodput, measure
 from megalite.slurm.render import job_name
-from megalite.slurm.waiting import QueuedJob, Waiting, find_waiting
+from megalite.slurm.wait_reason import WaitReason, find_wait_reason
 from megalite.train.heartbeat import read_beats
 from megalite.train.in_place import clock_of
 from megalite.train.run_folder import METRICS, PLAN
 
-SECONDS_BETWEEN_LOOKS = 1.0
+POLL_SECONDS = 1.0
 
 TAIL_BYTES = 1 << 16
 
@@ -94,7 +94,7 @@ def follow_log(run_dir: Path) -> Iterator[str]:
                 place = file.tell()
         if has_ended:
             return
-        time.sleep(SECONDS_BETWEEN_LOOKS)
+        time.sleep(POLL_SECONDS)
 
 
 def read_tail(path: Path, num_lines: int) -> str:
@@ -131,9 +131,11 @@ def _queue(folder: LaunchFolder) -> list[QueuedJob] | None:
         return None
 
 
-def _waiting(folder: LaunchFolder, state: dict[str, Any], jobs: list[QueuedJob] | None, now: float) -> Waiting | None:
+def _waiting(
+    folder: LaunchFolder, state: dict[str, Any], jobs: list[QueuedJob] | None, now: float
+) -> WaitReason | None:
     attempts = [event for event in folder.read_events() if event["event"] == "attempt"]
-    return find_waiting(
+    return find_wait_reason(
         state,
         folder.read_waiting(),
         jobs,
@@ -154,9 +156,10 @@ def _since(since: float | None, now: float) -> str:
 def _jobs(jobs: list[QueuedJob] | None, state: dict[str, Any]) -> str:
     if jobs is None:
         return f"job {state.get('job')}, when last heard of (no Slurm here to ask, or no answer)"
-    first, *others = [job.number for job in jobs] or [None]
-    waiting = f", then {', '.join(others)}" if others else ""
-    return f"job {first}{waiting}" if first is not None else "no job in the queue"
+    if not jobs:
+        return "no job in the queue"
+    first, *others = [job.number for job in jobs]
+    return f"job {first}, then {', '.join(others)}" if others else f"job {first}"
 
 
 def _progress(folder: LaunchFolder, *, is_moving: bool) -> list[str]:

@@ -1,6 +1,6 @@
 """A disk that is full, closed to us or gone: nothing that another attempt would mend, and often someone else's doing.
 
-The supervisor waits for it to be mended. Its own notes need the disk too: `bear_with_disk` keeps
+The supervisor waits for it to be mended. Its own notes need the disk too: `retry_on_disk_fault` keeps
 trying meanwhile.
 """
 
@@ -18,7 +18,7 @@ from megalite.checkpoint.catalog import CHECKPOINTS, check_disk
 from megalite.errors import CheckpointError
 from megalite.train.run_folder import PLAN
 
-SECONDS_BETWEEN_LOOKS = 1.0
+POLL_SECONDS = 1.0
 
 STORAGE_FAULTS = (
     *(errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EPERM, errno.EROFS, errno.EIO, errno.ESTALE, errno.ETIMEDOUT),
@@ -50,7 +50,7 @@ def find_fault(run_dir: Path) -> str | None:
     return None
 
 
-def bear_with_disk(action: Callable[[], ResultT], patience_seconds: float) -> ResultT:
+def retry_on_disk_fault(action: Callable[[], ResultT], patience_seconds: float) -> ResultT:
     """Write or read something small, as soon as the disk lets it.
 
     Raises:
@@ -63,4 +63,4 @@ def bear_with_disk(action: Callable[[], ResultT], patience_seconds: float) -> Re
         except OSError as error:
             if error.errno not in STORAGE_FAULTS or time.monotonic() - began > patience_seconds:
                 raise
-            time.sleep(SECONDS_BETWEEN_LOOKS)
+            time.sleep(POLL_SECONDS)

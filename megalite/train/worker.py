@@ -155,7 +155,7 @@ def _train(config: Config, place: Place, stop: StopRequest, heartbeat: Heartbeat
 
 def _leave_report(run_dir: Path) -> None:
     """Draw the run for people. A report that fails costs a line, never a run."""
-    from megalite.report.write import write_report
+    from megalite.report.page import write_report
 
     try:
         write_report([run_dir])

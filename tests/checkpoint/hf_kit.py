@@ -97,7 +97,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "gpt_neox, tanh": {**GPT, "activation": "gelu_tanh", "rope": {"fraction": 0.5}},
     "gpt2": {**GPT, "activation": "gelu_tanh", "positions": "learned", "tie_embeddings": True, **LONG},
     "gpt2, untied": {**GPT, "positions": "learned"},
-    "gpt_neox, Pythia": {**GPT, "rope": {"fraction": 0.25}, "parallel_residual": True},
+    "gpt_neox, Pythia": {**GPT, "rope": {"fraction": 0.5}, "parallel_residual": True},
     "llama, yarn": {"rope": {"scaling": YARN}, **LONG},
     "qwen3, yarn of its own": {
         "qk_norm": True,

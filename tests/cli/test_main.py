@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from megalite.cli import doctor, main
+from megalite.cli import main, setup
 from megalite.errors import EXIT_BAD_INPUT, EXIT_INTERRUPTED, DataError
 
 
@@ -21,7 +21,7 @@ def test_what_ends_a_command_is_said_in_a_line(monkeypatch, capsys, error, code,
     def fail() -> None:
         raise error
 
-    command = next(each for each in main.app.registered_commands if each.callback is doctor.doctor)
+    command = next(each for each in main.app.registered_commands if each.callback is setup.doctor)
     monkeypatch.setattr(command, "callback", fail)
     with pytest.raises(SystemExit) as ended:
         main.main(["doctor"])

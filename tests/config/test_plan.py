@@ -156,6 +156,13 @@ class TestModel:
         """32000 x 384 + 6 x (4 x 384^2 + 3 x 384 x 1024 + 2 x 384) + 384."""
         assert plan_of().num_parameters == 12_288_000 + 6 * (589_824 + 1_179_648 + 768) + 384
 
+    @pytest.mark.parametrize(("activation", "num_of_ffn"), [("swiglu", 2), ("gelu", 1)])
+    def test_biases_of_a_block(self, activation: str, num_of_ffn: int):
+        """Of queries, keys and values, of the output, of the MLP's first product (twice as wide where it is gated), and
+        of its second."""
+        with_biases, without = (plan_of(model={"activation": activation, "bias": bias}) for bias in ("all", "none"))
+        assert with_biases.num_parameters - without.num_parameters == 6 * (3 * 384 + 384 + num_of_ffn * 1024 + 384)
+
 
 class TestLength:
     @pytest.mark.parametrize(

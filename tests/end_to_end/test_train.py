@@ -164,7 +164,7 @@ def test_signal_saves_and_stops(tmp_path, number):
 @pytest.mark.parametrize("seconds", [0.0, 0.15, 1.0])
 def test_stop_during_start(tmp_path, seconds: float):
     """Ctrl-C before the ranks listen or while they import is not lost: the run ends with exit code 3, no traceback."""
-    process = start("train", write_run(tmp_path, train={"steps": 2000}))
+    process = start("train", write_run(tmp_path, train={"steps": 2000}), is_fresh=True)
     while len(children(process.pid)) < 2:
         assert process.poll() is None
         time.sleep(0.001)

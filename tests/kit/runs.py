@@ -12,6 +12,7 @@ from pathlib import Path
 import yaml
 
 from tests.kit.data import VOCAB_SIZE, random_documents, write_packed_folder
+from tests.kit.preloaded import preloaded
 
 COMMAND = (sys.executable, "-m", "megalite")
 RUN_TIMEOUT_SECONDS = 240.0
@@ -42,25 +43,31 @@ def write_run(folder: Path, **sections: dict) -> Path:
 
 
 def megalite(*arguments: str | Path, timeout: float = RUN_TIMEOUT_SECONDS, **options) -> subprocess.CompletedProcess:
-    """Run a command to its end and capture what it says."""
+    """Run a command to its end and capture what it says. It and its ranks begin with everything imported."""
     return subprocess.run(
         [*COMMAND, *map(str, arguments)],
         capture_output=True,
         text=True,
         timeout=timeout,
-        env=clean_environment(),
+        env=preloaded(clean_environment()),
         **options,
     )
 
 
-def start(*arguments: str | Path) -> subprocess.Popen:
-    """Start a command and leave it running; the caller ends it."""
+def start(*arguments: str | Path, is_fresh: bool = False) -> subprocess.Popen:
+    """Start a command and leave it running; the caller ends it.
+
+    Args:
+        is_fresh: each rank imports by itself, for tests of what happens meanwhile; and is a child of the command, which
+            a test can freeze: a signal that nobody can pass on reaches only a stand-in of those that are not.
+    """
+    environment = clean_environment()
     return subprocess.Popen(
         [*COMMAND, *map(str, arguments)],
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        env=clean_environment(),
+        env=environment if is_fresh else preloaded(environment, with_command=False),
     )
 
 

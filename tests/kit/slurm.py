@@ -1,6 +1,6 @@
 """A real Slurm cluster on this machine for the tests that need one: nodes to crash, cables to pull, daemons to stop.
 
-    cluster          fixture: six nodes, all in service and without jobs when a test begins
+    cluster          fixture: nine nodes, all in service and without jobs when a test begins
 
 It is brought up by the first test that asks for it (about a second) and taken down with the session, also when that is
 interrupted or killed. Where it cannot run, its tests are skipped and say why. How it works: `tools/slurm_testbed.sh`.
@@ -15,7 +15,9 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -24,7 +26,7 @@ from tests.kit.runs import clean_environment
 
 TESTBED = Path(__file__).parents[2] / "tools" / "slurm_testbed.sh"
 
-NUM_NODES = 6
+NUM_NODES = 9
 
 MAX_ARRAY_SIZE = 20
 """Of the cluster: small, so that a test can go beyond it."""
@@ -141,8 +143,9 @@ class Cluster:
 
     def restore(self) -> None:
         """Cancel all jobs and bring all nodes back."""
-        for node in ("ctl", *self.nodes):
-            self.testbed("boot", node)
+        self.testbed("boot", "ctl")
+        with ThreadPoolExecutor(len(self.nodes)) as pool:
+            list(pool.map(partial(self.testbed, "boot"), self.nodes))
         self.testbed("up", str(len(self.nodes)))
         self.slurm("scancel", f"--user={os.getuid()}")
         until(lambda: not self.live_jobs(), "the end of all jobs")

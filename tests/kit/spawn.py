@@ -31,6 +31,7 @@ PRELOADED = (
     "megalite.engine.deepspeed.pipeline",
     "megalite.engine.deepspeed.plain",
     "transformers",
+    "tests.kit.frozen",  # last
 )
 
 

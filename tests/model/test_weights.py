@@ -20,6 +20,7 @@ VARIANTS = {
     "qkv bias": {"bias": "qkv", "num_kv_heads": 4},
     "gpt": {"norm": "layernorm", "activation": "gelu", "bias": "all", "positions": "learned", "tie_embeddings": True},
     "tied": {"tie_embeddings": True},
+    "gated with biases": {"activation": "swiglu", "bias": "all"},
 }
 
 TPS = (1, 2, 4)

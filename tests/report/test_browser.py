@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from megalite.report.write import write_report
+from megalite.report.page import write_report
 from tests.kit.browser import WIDTHS, find_browser, layout_faults, show
 from tests.report.conftest import make_run, write_lines
 

@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 
 from megalite.report.curves import MAX_POINTS, charts_of, numbers_of
-from megalite.report.run_data import read_runs
-from megalite.report.time_use import time_use
+from megalite.report.run_data import read_runs, time_use
 from tests.report.conftest import SECONDS_PER_STEP, make_run, write_lines
 
 DIGITS = 1e-5

@@ -10,7 +10,7 @@ import re
 import numpy as np
 import pytest
 
-from megalite.cli import report as cli_report
+from megalite.cli import curves as cli_curves
 from megalite.cli.main import main
 from megalite.report.page import render
 from megalite.report.run_data import read_runs
@@ -89,7 +89,7 @@ def test_several_runs(finished, tmp_path):
 def test_says_what_it_does(finished, tmp_path, capsys, monkeypatch):
     """Where there is much to read: what is read and drawn, on the error stream; nothing where it takes no time."""
     for least, said in ((10**9, False), (0, True)):
-        monkeypatch.setattr(cli_report, "LONG_READ_BYTES", least)
+        monkeypatch.setattr(cli_curves, "LONG_READ_BYTES", least)
         with pytest.raises(SystemExit):
             main(["report", str(finished), "-o", str(tmp_path / "report.html")])
         err = capsys.readouterr().err

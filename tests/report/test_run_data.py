@@ -13,9 +13,11 @@ import orjson
 import pytest
 
 from megalite.errors import UserError
+from megalite.report.curves import numbers_of, severity
 from megalite.report.page import render
 from megalite.report.run_data import read_runs
-from tests.report.conftest import SECONDS_PER_STEP, START, TOKENS_PER_STEP, make_run, record, write_lines
+from megalite.report.sections import status
+from tests.report.conftest import SECONDS_PER_STEP, START, TOKENS_PER_STEP, event, make_run, record, write_lines
 
 
 def test_columns(finished):
@@ -55,6 +57,34 @@ def test_broken_run(tmp_path):
         "plan.json",
     ]
     assert "plan.json: not there" in render([run], START)
+
+
+OLD_KINDS = (
+    *("save started", "save failed", "batch grown", "early stop"),
+    *("score alarm", "damaged checkpoint", "rate cut"),
+)
+"""As versions before wrote them."""
+
+
+def test_kinds_of_older_runs_are_understood(tmp_path):
+    """Spaces in kinds are today's underscores: the same events are loud, and an early stop is told as one."""
+    folders = []
+    for separator in (" ", "_"):
+        folder = make_run(tmp_path / f"run{len(folders)}", 40)
+        for kind in OLD_KINDS:
+            spelt = json.dumps({**event(kind.replace(" ", separator), START + 80, 40), "why": "so"})
+            with open(folder / "events.jsonl", "a") as file:
+                print(spelt, file=file)
+        folders.append(folder)
+    old, new = read_runs(folders)
+    assert [event["event"] for event in old.events] == [event["event"] for event in new.events]
+    assert {kind.replace(" ", "_") for kind in OLD_KINDS} < {event["event"] for event in old.events}
+    assert status(old, START) == status(new, START) == ("stopped early at step 40 of 40", "good")
+    assert [mark["kind"] for mark in numbers_of(old)["marks"]] == [mark["kind"] for mark in numbers_of(new)["marks"]]
+    assert {severity(event) for kind in ("save_failed", "damaged_checkpoint") for event in old.of_kind(kind)} == {"bad"}
+    page = render([old], START)
+    assert "damaged checkpoint" in page  # to people it is told in words
+    assert "damaged_checkpoint" not in page
 
 
 def test_columns_agree_with_a_plain_count(tmp_path):

@@ -8,10 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from megalite.slurm.controller import QueuedJob
 from megalite.slurm.folder import LaunchFolder
 from megalite.slurm.goodput import measure
-from megalite.slurm.standstill import Tracker, find_standstill
-from megalite.slurm.waiting import QueuedJob, find_waiting
+from megalite.slurm.stall import StallTracker, find_stall
+from megalite.slurm.wait_reason import find_wait_reason
 from megalite.train.heartbeat import BEAT_BYTES, DONE, START, Beat, beat_path
 from megalite.train.in_place import write_in_place
 
@@ -72,11 +73,18 @@ def test_where_the_time_went(tmp_path):
         "standing still": pytest.approx(10),
         "lost": pytest.approx(20 * 5 / 15),
     }
-    assert (second.total, second.starting, second.saving, second.validating, second.still) == (100, 20, 2, 3, 15)
+    assert (second.total, second.starting, second.saving, second.validating, second.stalled) == (100, 20, 2, 3, 15)
     assert (second.lost, second.computing) == (0, 60)
     assert (found.total, found.waiting) == (180, 30)
     assert sum(sum(each.parts().values()) for each in found.attempts) + found.waiting == pytest.approx(found.total)
     assert found.share == pytest.approx((first.computing + 60) / 180)
+
+
+@pytest.mark.parametrize("kind", ["gave up", "gave_up"])
+def test_a_run_that_gave_up_is_over(tmp_path, kind):
+    """Its time ends there, also where an older version wrote so."""
+    own = [{"time": 100, "event": "launched", "job": "1"}, {"time": 160, "event": kind, "why": "no progress"}]
+    assert measure(write_events(tmp_path, own, []), now=500.0).total == 60
 
 
 def test_a_dead_run_does_not_compute(tmp_path):
@@ -89,9 +97,9 @@ def test_a_dead_run_does_not_compute(tmp_path):
     folder = write_events(tmp_path, own, [{"time": 1014, "event": "start", "step": 0, "attempt": 1}])
     leave_beats(folder, 1, beat(1054, 80, "train", 1054), beat(1054, 80, "train", 1053.5))
     found = measure(folder, now=1176.0)
-    assert found.attempts[0].still == pytest.approx(122)
+    assert found.attempts[0].stalled == pytest.approx(122)
     assert found.share == pytest.approx(40 / 176)
-    assert measure(folder, now=1055.0).attempts[0].still == 0, "a step is being done"
+    assert measure(folder, now=1055.0).attempts[0].stalled == 0, "a step is being done"
 
 
 def test_an_attempt_whose_supervisor_ended_first(tmp_path):
@@ -104,9 +112,9 @@ def test_an_attempt_whose_supervisor_ended_first(tmp_path):
     ]
     folder = write_events(tmp_path, own, [{"time": 10, "event": "start", "step": 0, "attempt": 1}])
     leave_beats(folder, 1, beat(60, 50, "train", 60))
-    assert measure(folder, now=150.0).attempts[0].still == pytest.approx(40)
+    assert measure(folder, now=150.0).attempts[0].stalled == pytest.approx(40)
     os.utime(beat_path(folder.attempt(1) / "beats", 0), (140, 140))
-    assert measure(folder, now=150.0).attempts[0].still == 0
+    assert measure(folder, now=150.0).attempts[0].stalled == 0
     folder.add_event("end", job="1", attempt=1, last_step=60, why="refused")
     found = measure(folder, now=150.0)
     assert (found.attempts[0].total, found.waiting) == (100, 0), "both at once are counted once"
@@ -136,23 +144,23 @@ WELL = {0: beat(100, 7, "train", 99), 1: beat(100, 7, "train", 99.5)}
 def test_what_is_a_standstill(beats, now, expected):
     """A rank without a sign, or none that moves for much longer than a step takes; a start, a validation and an end are
     none."""
-    found = find_standstill(beats, now)
+    found = find_stall(beats, now)
     assert (found and (found.since, found.why)) == expected
 
 
 def test_a_standstill_is_told_once_with_its_length():
     """When it begins, and when it is over, whatever it is called meanwhile; two do not count the same seconds."""
-    tracker = Tracker()
-    assert tracker.look(WELL, 101) == (None, None)
-    began, ended = tracker.look(WELL, 110)
+    tracker = StallTracker()
+    assert tracker.update(WELL, 101) == (None, None)
+    began, ended = tracker.update(WELL, 110)
     assert (began.since, ended) == (100, None)
-    assert tracker.look({0: beat(111, 7, "train", 99), 1: beat(90, 7, "train", 89)}, 111) == (None, None)
-    assert tracker.look({rank: beat(112, 8, "train", 112) for rank in range(2)}, 112) == (
+    assert tracker.update({0: beat(111, 7, "train", 99), 1: beat(90, 7, "train", 89)}, 111) == (None, None)
+    assert tracker.update({rank: beat(112, 8, "train", 112) for rank in range(2)}, 112) == (
         None,
         {"since": 100, "seconds": 12, "why": began.why},
     )
-    tracker.look(WELL, 113)
-    _, ended = tracker.look({rank: beat(114, 9, "train", 114) for rank in range(2)}, 114)
+    tracker.update(WELL, 113)
+    _, ended = tracker.update({rank: beat(114, 9, "train", 114) for rank in range(2)}, 114)
     assert (ended["since"], ended["seconds"]) == (112, 2)
 
 
@@ -183,7 +191,7 @@ def test_what_a_run_waits_for(changes, expected):
     settings = {"jobs": [RUNNING, PENDING], "beats": WELL, "world_size": 2, "alive": 100, "attempt_began": 40}
     settings |= {"said": None, **changes}
     said, jobs, beats = (settings.pop(name) for name in ("said", "jobs", "beats"))
-    found = find_waiting(state, said, jobs, beats, now=101.0, **settings)
+    found = find_wait_reason(state, said, jobs, beats, now=101.0, **settings)
     if expected is None:
         assert found is None
     else:

@@ -1,6 +1,6 @@
 """`megalite launch` on a real Slurm cluster: whatever fails, the run ends with the losses of an undisturbed one.
 
-Most of a fault's time is waiting, so each test has two runs at once, on nodes of their own.
+Most of a fault's time is waiting, so each test has two or three runs at once, on nodes of their own.
 """
 
 from __future__ import annotations
@@ -18,9 +18,11 @@ from pathlib import Path
 import pytest
 
 from megalite.checkpoint.catalog import latest
+from megalite.slurm.controller import Controller
+from tests.kit.preloaded import preloaded
 from tests.kit.runs import COMMAND, clean_environment, metrics, write_run
-from tests.kit.slurm import URGENT, Cluster, until
-from tests.slurm.inject.sitecustomize import SLOW_RANK_VARIABLE
+from tests.kit.slurm import BRIEF, URGENT, Cluster, until
+from tests.slurm.inject.rank_faults import SLOW_RANK_VARIABLE
 from tests.slurm.launched import LAYOUT_TOLERANCE, LONGEST_WAIT_SECONDS, NUM_STEPS, PROFILE, SECTIONS, Launched, at_once
 
 LONGEST_TEST_SECONDS = 1500
@@ -42,7 +44,7 @@ LISTENS = "0A"
 LONG_BEAT_SECONDS = 60
 """Where no rank is stopped, but ten of them import at once on a few cores."""
 
-NUM_STEPS_OF_EIGHT = 30
+NUM_STEPS_OF_EIGHT = 12
 """Steps of eight ranks on two cores: enough for three checkpoints."""
 
 
@@ -50,7 +52,7 @@ NUM_STEPS_OF_EIGHT = 30
 def undisturbed(tmp_path_factory) -> Iterator[Callable[[], Path]]:
     """The same run without a cluster, beside the first ones that have one: its folder, once it has ended."""
     folder = tmp_path_factory.mktemp("undisturbed")
-    environment = {**clean_environment(), **PROFILE["environment"]}
+    environment = preloaded({**clean_environment(), **PROFILE["environment"]})
     command = [*COMMAND, "train", str(write_run(folder, **SECTIONS))]
     with open(folder / "log", "wb") as log:
         process = subprocess.Popen(command, stdout=log, stderr=log, env=environment)
@@ -74,7 +76,11 @@ def test_ranks_and_nodes_fail(tmp_path, cluster, undisturbed):
 
     def ranks() -> None:
         run = Launched(
-            tmp_path / "ranks", cluster, ranks_per_node=2, spares=0, sbatch=["--exclusive", "--exclude=node[01-04]"]
+            tmp_path / "ranks",
+            cluster,
+            ranks_per_node=2,
+            spares=0,
+            sbatch=["--exclusive", "--exclude=node[01-04,07-09]"],
         )
         run.wait_for_step(12, attempt=1)
         run.strike("a rank killed", lambda: run.signal_rank(1, signal.SIGKILL))
@@ -101,14 +107,14 @@ def test_ranks_and_nodes_fail(tmp_path, cluster, undisturbed):
         assert "rank 0 failed first: ArithmeticError" in raised
         assert "rank 0 on" in stopped
         assert "no heartbeat for" in stopped
-        assert "trainer.py" in (run.folder.attempt(4) / "stacks-00001.txt").read_text()  # of the rank that waited
+        assert "loop.py" in (run.folder.attempt(4) / "stacks-00001.txt").read_text()  # of the rank that waited
         assert run.state["job"] != stale_job
         assert run.state["nodes"] != [cut_off]
         run.assert_quick()
         run.assert_as(undisturbed())
 
     def nodes() -> None:
-        run = Launched(tmp_path / HOSTILE, cluster, spares=2, sbatch=["--exclusive", "--exclude=node[05-06]"])
+        run = Launched(tmp_path / HOSTILE, cluster, spares=2, sbatch=["--exclusive", "--exclude=node[05-09]"])
         run.wait_for_step(5, attempt=1)
         without_rank = run.worker
         cluster.testbed("daemon", "ctl", "stop")
@@ -125,6 +131,7 @@ def test_ranks_and_nodes_fail(tmp_path, cluster, undisturbed):
         run.wait_for_step(40, attempt=3)
         cluster.testbed("daemon", without_slurmd, "start")
         until(lambda: cluster.node_state(without_slurmd) == "idle", "the node to be in service")
+        run.inject(0, "hold")  # the same
         two = (run.worker, run.batch_host)  # what is left are two nodes for a job that asked for four
         run.strike("two nodes powered off at once", lambda: [cluster.testbed("crash", node) for node in two])
         assert run.wait_for_end() == "finished", run.log()
@@ -146,15 +153,16 @@ def test_ranks_and_nodes_fail(tmp_path, cluster, undisturbed):
 def test_jobs_and_disks_fail(tmp_path, cluster, undisturbed):
     """The cable of the first job's own node is pulled, which is named although it is the one that complains; the second
     one's other node reboots before Slurm sees it, the next job reaches its time limit. Beside it a node with a slow
-    network is left out, the disk is full for a while, and the run's folder is closed by chmod."""
+    network is left out, the disk is full for a while, and the run's folder is closed by chmod. Bad input that only
+    ranks can find ends a third run's chain at once, with the message."""
 
     def jobs() -> None:
-        run = Launched(tmp_path / "jobs", cluster, spares=0, sbatch=["--exclusive", "--exclude=node[04-06]"])
+        run = Launched(tmp_path / "jobs", cluster, spares=0, sbatch=["--exclusive", "--exclude=node[04-09]"])
         run.wait_for_step(12, attempt=1)
         cut_off, healthy = run.batch_host, run.worker
         run.strike("the cable of the batch host", lambda: cluster.testbed("link", cut_off, "down"))
         run.wait_for_step(22, attempt=2)
-        (blamed,) = (event for event in run.folder.read_events() if event["event"] == "cut off")
+        (blamed,) = (event for event in run.folder.read_events() if event["event"] == "cut_off")
         assert blamed["node"] == cut_off
         assert f"{cut_off} is cut off: no signal on the cable, and {healthy} is well" in run.ends()[0]
         assert healthy in run.state["nodes"]
@@ -171,7 +179,7 @@ def test_jobs_and_disks_fail(tmp_path, cluster, undisturbed):
         cluster.slurm("scontrol", "update", f"JobId={job}", f"TimeLimit={minutes}")
         run.inject(0, "hold")  # or the run is over before the limit is near
         assert run.wait_for_end() == "finished", run.log()
-        handed_on = [event["why"] for event in run.folder.read_events() if event["event"] == "handed on"]
+        handed_on = [event["why"] for event in run.folder.read_events() if event["event"] == "handed_on"]
         assert any("the time limit is near" in why for why in handed_on)
         run.assert_quick()
         run.assert_as(undisturbed())
@@ -205,28 +213,47 @@ def test_jobs_and_disks_fail(tmp_path, cluster, undisturbed):
         (unfit,) = (event for event in run.folder.read_events() if event["event"] == "unfit" and event["node"] == slow)
         assert "MB/s at best with its neighbours" in unfit["why"]
         assert slow not in run.state["nodes"]
+        cluster.on(slow, "tc", *["qdisc", "del", "dev", "eth0", "root"])
         full, closed, _ = run.ends()
         assert "the next checkpoint needs" in full
         assert "cannot be written (Permission denied)" in closed
-        assert [event["event"] for event in run.folder.read_events()].count("waited for disk") == 2
+        assert [event["event"] for event in run.folder.read_events()].count("waited_for_disk") == 2
         run.assert_quick()
         run.assert_as(undisturbed())
 
-    at_once(jobs, disks)
+    def beyond_help() -> None:
+        damaged = tmp_path / "beyond" / "run" / "checkpoints" / "step-0000005"
+        damaged.mkdir(parents=True)
+        (damaged / "manifest.json").write_text("{}")
+        run = Launched(
+            tmp_path / "beyond",
+            cluster,
+            {"checkpoint": {"every": 10, "max_failures": 1}},
+            sbatch=["--exclusive", "--exclude=node[01-06]"],
+        )
+        assert run.wait_for_end() == "gave up"
+        assert "no checkpoint of this run is whole" in run.state["why"]
+        assert len(run.ends()) == 1
+
+    at_once(jobs, disks, beyond_help)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(LONGEST_TEST_SECONDS)
-def test_three_axes_and_a_person(tmp_path, cluster, undisturbed):
+def test_three_axes_and_a_person(tmp_path, cluster, undisturbed, monkeypatch):
     """Eight ranks on four nodes, tp 2 x pp 2 x dp 2, in the order of switches, to the end; they listen on their nodes'
     addresses in the cluster's network and on no other. Beside it a person: SAVE; a
     second launch, refused; `stop`; a job that is preempted; scancel; scancel of the next job; and a launch after each
-    that goes on. One of that run's ranks is slow, which is said, and its last checkpoint is evaluated."""
+    that goes on. One of that run's ranks is slow, which is said, and its last checkpoint is evaluated. And of two jobs
+    Slurm says nearly the same at their end: the preempted one was not cancelled."""
+    for name in ("PATH", "SLURM_TB_DIR"):
+        monkeypatch.setenv(name, cluster.environment[name])
 
     def three_axes() -> None:
         sections = {
             "parallel": {"tp": 2, "pp": 2, "dp": 2, "zero_stage": 1},
             "train": {"steps": NUM_STEPS_OF_EIGHT},
+            "checkpoint": {"every": NUM_STEPS_OF_EIGHT // 3},
             "slurm": {"check_nodes": True, "beat_seconds": LONG_BEAT_SECONDS},
         }
         run = Launched(tmp_path / "axes", cluster, sections, ranks_per_node=2, spares=1)
@@ -305,20 +332,37 @@ def test_three_axes_and_a_person(tmp_path, cluster, undisturbed):
         asked = f"{NUM_STEPS} in {run.folder.run_dir}"
         until(lambda: evaluation.is_file() and asked in evaluation.read_text(), "the evaluation", LONGEST_WAIT_SECONDS)
 
-    at_once(three_axes, person)
+    at_once(three_axes, person, lambda: _preempt_and_cancel(tmp_path / "end", cluster))
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(LONGEST_TEST_SECONDS)
-def test_a_run_beyond_help_says_so(tmp_path, cluster):
-    """Bad input that only ranks can find ends the chain at once, with the message."""
-    damaged = tmp_path / "run" / "checkpoints" / "step-0000005"
-    damaged.mkdir(parents=True)
-    (damaged / "manifest.json").write_text("{}")
-    run = Launched(tmp_path, cluster, {"checkpoint": {"every": 10, "max_failures": 1}})
-    assert run.wait_for_end() == "gave up"
-    assert "no checkpoint of this run is whole" in run.state["why"]
-    assert len(run.ends()) == 1
+def _preempt_and_cancel(end: Path, cluster: Cluster) -> None:
+    """A preempted job was not cancelled, also when it saves for longer than its time of grace, and Slurm ends it as by
+    scancel.
+
+    Args:
+        end: a file that will let the jobs end.
+    """
+    controller = Controller()
+    save = f"trap : TERM; until test -e {end}; do sleep 0.2; done"
+    options = (f"--partition={BRIEF}", "--no-requeue", "--exclusive", "--output=/dev/null", f"--wrap={save}")
+    preempted, cancelled, other = (cluster.sbatch(*options) for _ in range(3))
+
+    def state(job: str) -> str:
+        return cluster.states(jobs=job)[job]
+
+    until(lambda: {state(job) for job in (preempted, cancelled, other)} == {"RUNNING"}, "the jobs' start")
+    node = cluster.slurm("squeue", "--noheader", f"--jobs={preempted}", "--format=%N")
+    urgent = cluster.sbatch(
+        f"--partition={URGENT}", "--exclusive", f"--nodelist={node}", "--output=/dev/null", "--wrap=:"
+    )
+    cluster.slurm("scancel", cancelled)
+    until(lambda: state(preempted) == state(cancelled) == "COMPLETING", "Slurm to end both jobs")
+    assert [controller.was_cancelled(job) for job in (preempted, cancelled, other)] == [False, True, False]
+    end.touch()
+    for job in (preempted, cancelled, other, urgent):
+        cluster.wait_for_end(job)
+    assert [controller.was_cancelled(job) for job in (preempted, cancelled, other)] == [False, True, False]
+    assert not controller.was_cancelled("999999")
 
 
 def _reboot(cluster: Cluster, node: str) -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from megalite.config.load import load_config
 from megalite.errors import UserError
-from megalite.slurm import fitness, launch, node_check
+from megalite.slurm import health_check, launch, node_check
 from megalite.slurm.cluster import ClusterConfig
 from megalite.slurm.folder import LaunchFolder
 from tests.kit.runs import write_run
@@ -67,5 +67,5 @@ def test_nodes_that_cannot_run_it_say_so(fp8_run, monkeypatch, tmp_path):
     for others, expected in ((refusal, (refusal, {"a", "b"})), ("", ("", {"b"}))):
         for node, said in (("a", others), ("b", refusal)):
             (tmp_path / f"{node}.json").write_text(json.dumps({"node": node, **speeds, "refusal": said}))
-        verdict = fitness._judge(tmp_path, ("a", "b"), 1)
-        assert (verdict.refusal, set(verdict.unfit)) == expected
+        result = health_check._evaluate(tmp_path, ("a", "b"), 1)
+        assert (result.refusal, set(result.unhealthy)) == expected

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from megalite.slurm.link_check import blame, rounds
-from megalite.slurm.node_check import NodeReport, examine_node, unfit
+from megalite.slurm.link_check import find_slow_links, rounds
+from megalite.slurm.node_check import NodeReport, examine_node, find_unhealthy
 
 
 def report(node: str, **changes) -> NodeReport:
@@ -22,7 +22,7 @@ def report(node: str, **changes) -> NodeReport:
 def test_nodes_that_fall_behind_are_named():
     """With their figures and the others'."""
     reports = {f"n{number}": report(f"n{number}") for number in range(4)}
-    assert unfit(reports, 8) == {}
+    assert find_unhealthy(reports, 8) == {}
     reports |= {
         "slow": report("slow", gflops=200.0),
         "few": report("few", num_gpus=7),
@@ -31,7 +31,7 @@ def test_nodes_that_fall_behind_are_named():
         "device": report("device", refusal="train.device=cuda, but torch finds no CUDA device here"),
         "silent": None,
     }
-    assert unfit(reports, 8) == {
+    assert find_unhealthy(reports, 8) == {
         "slow": "200 GFLOP/s, the median node has 700",
         "few": "7 GPUs answer, 8 are needed",
         "disk": "writes 50 MB/s, the median node 900",
@@ -39,7 +39,7 @@ def test_nodes_that_fall_behind_are_named():
         "device": "train.device=cuda, but torch finds no CUDA device here",
         "silent": "did not answer",
     }
-    assert unfit({"n1": None}, 0) == {"n1": "did not answer"}
+    assert find_unhealthy({"n1": None}, 0) == {"n1": "did not answer"}
 
 
 def test_this_machine_is_examined(tmp_path):
@@ -74,7 +74,7 @@ def ring(num_nodes: int, **slow: float) -> dict[tuple[str, str], float]:
 @pytest.mark.parametrize("num_nodes", [3, 4, 5, 8])
 def test_a_node_that_is_slow_with_all_is_left_out(num_nodes):
     """Also where that makes most pairs of a small job slow."""
-    nodes, pairs = blame(ring(num_nodes, n0_n1=20.0, n1_n2=30.0))
+    nodes, pairs = find_slow_links(ring(num_nodes, n0_n1=20.0, n1_n2=30.0))
     assert list(nodes) == ["n1"]
     assert nodes["n1"].startswith("30 MB/s at best with its neighbours, others have 1,0")
     assert pairs == {}
@@ -82,8 +82,8 @@ def test_a_node_that_is_slow_with_all_is_left_out(num_nodes):
 
 def test_a_slow_way_between_good_nodes_is_named():
     """No node is left out for it; two nodes alone have no one to be compared with."""
-    nodes, pairs = blame(ring(4, n1_n2=100.0))
+    nodes, pairs = find_slow_links(ring(4, n1_n2=100.0))
     assert nodes == {}
     assert pairs == {("n1", "n2"): "100 MB/s, others have 1,003"}
-    assert blame(ring(2, n0_n1=1.0)) == ({}, {})
-    assert blame({}) == ({}, {})
+    assert find_slow_links(ring(2, n0_n1=1.0)) == ({}, {})
+    assert find_slow_links({}) == ({}, {})

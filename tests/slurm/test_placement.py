@@ -9,8 +9,8 @@ from megalite.config.schema import Config
 from megalite.errors import ConfigError
 from megalite.parallel.mesh import AXIS_NAMES, Mesh
 from megalite.slurm.cluster import ClusterConfig, load_cluster, seconds_of
-from megalite.slurm.hosts import choose
 from megalite.slurm.launch import plan_launch
+from megalite.slurm.node_selection import assign_nodes
 from megalite.slurm.placement import Placement, place
 from tests.kit.paths import ROOT
 
@@ -118,5 +118,5 @@ def test_a_profile_with_mistakes(tmp_path):
 def test_hosts_follow_switches():
     """Nodes of one switch stand together, node9 before node10; the last ones are spares."""
     addresses = {"n1": "s.leaf1.n1", "n2": "s.leaf2.n2", "n3": "s.leaf1.n3", "n10": "s.leaf1.n10"}
-    hosts = choose(["n10", "n2", "n3", "n1"], addresses, 3)
+    hosts = assign_nodes(["n10", "n2", "n3", "n1"], addresses, 3)
     assert (hosts.used, hosts.spares) == (("n1", "n3", "n10"), ("n2",))

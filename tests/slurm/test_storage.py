@@ -11,7 +11,7 @@ import pytest
 
 from megalite.slurm import storage
 from megalite.slurm.folder import LaunchFolder
-from megalite.slurm.storage import STORAGE_FAULTS, bear_with_disk, find_fault
+from megalite.slurm.storage import STORAGE_FAULTS, find_fault, retry_on_disk_fault
 
 
 def test_what_is_missing(tmp_path):
@@ -43,7 +43,7 @@ def test_a_folder_that_cannot_be_written(tmp_path, monkeypatch, closed):
 
 def test_a_note_waits_for_the_disk(monkeypatch):
     """It is tried again while a person could mend the disk, for a while; another fault is told at once."""
-    monkeypatch.setattr(storage, "SECONDS_BETWEEN_LOOKS", 0.0)
+    monkeypatch.setattr(storage, "POLL_SECONDS", 0.0)
     faults = list(STORAGE_FAULTS)
 
     def write() -> str:
@@ -51,14 +51,14 @@ def test_a_note_waits_for_the_disk(monkeypatch):
             raise OSError(faults.pop(0), "no")
         return "written"
 
-    assert bear_with_disk(write, patience_seconds=60) == "written"
+    assert retry_on_disk_fault(write, patience_seconds=60) == "written"
     assert faults == []
     faults += [errno.ENOSPC] * 10**6
     with pytest.raises(OSError, match="no"):
-        bear_with_disk(write, patience_seconds=0.05)
+        retry_on_disk_fault(write, patience_seconds=0.05)
     faults[:] = [errno.EISDIR, errno.ENOSPC]
     with pytest.raises(OSError, match="no"):
-        bear_with_disk(write, patience_seconds=60)
+        retry_on_disk_fault(write, patience_seconds=60)
     assert faults == [errno.ENOSPC]
 
 

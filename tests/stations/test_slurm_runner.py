@@ -18,7 +18,7 @@ import pytest
 from megalite.corpus.recipe import CleanConfig
 from megalite.corpus.stations.clean import clean
 from megalite.errors import EXIT_REQUEUE, DataError, UnavailableError, UserError
-from megalite.slurm_words import check_options
+from megalite.slurm_quoting import check_options
 from megalite.stations.runners import worker as worker_module
 from megalite.stations.runners.board import Board, Failure, Sign
 from megalite.stations.runners.driving import stopping_in_order

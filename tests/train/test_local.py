@@ -58,7 +58,7 @@ def test_a_run_is_started_again(tmp_path, undisturbed):
     """A rank is killed, then one is frozen: both are named, the run goes on each time, and its steps are those of an
     undisturbed one. A fault with every attempt ends it."""
     config = write_run(tmp_path, **SECTIONS)
-    run = start("train", config, "--max-failures", "2")
+    run = start("train", config, "--max-failures", "2", is_fresh=True)  # SIGSTOP is for its ranks themselves
     wait_for_step(tmp_path / "run", 8, run, TIMEOUT_SECONDS)
     first = rank_processes(run)
     os.kill(first[1], signal.SIGKILL)
@@ -71,7 +71,7 @@ def test_a_run_is_started_again(tmp_path, undisturbed):
     assert "rank 1 ended with SIGKILL" in said
     assert "rank 0: no heartbeat for" in said
     assert said.count("starting again from step") == 2
-    assert "trainer.py" in (tmp_path / "run" / "logs" / "stacks-1.txt").read_text()
+    assert "loop.py" in (tmp_path / "run" / "logs" / "stacks-1.txt").read_text()
     assert_equal(metrics(tmp_path / "run"), undisturbed)
 
 

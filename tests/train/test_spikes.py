@@ -56,6 +56,16 @@ def test_the_ladder():
     assert one.first_spike == 9
 
 
+@pytest.mark.parametrize(("last", "remedy"), [(20, "roll back"), (21, "cut")])
+def test_the_last_step_of_a_cut_belongs_to_it(last, remedy):
+    """Three spikes up to step 20, for which the rate was cut, ask for a rollback; a step later it is cut anew."""
+    one = watch()
+    for step in (9, 10):
+        one.note(step, 9.0, 9.0, is_spike=True)
+    assert one.cut_until == 20
+    assert [one.note(step, 9.0, 9.0, is_spike=True) for step in (last - 2, last - 1, last)] == ["none", "none", remedy]
+
+
 @pytest.mark.parametrize(("gap", "remedy"), [(7, "cut"), (8, "none")])
 def test_spikes_that_are_far_apart_have_nothing_to_do_with_each_other(gap, remedy):
     """More than a window apart the count begins anew."""

@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 import time
 
-from megalite.train.heartbeat import BEAT_BYTES, START, Beat, Heartbeat, beat_path, read_beats
+import pytest
+
+from megalite.train.heartbeat import BEAT_BYTES, NUM_PRODUCTS, START, Beat, Heartbeat, beat_path, read_beats
 from megalite.train.in_place import clock_of
 from megalite.train.watch import Patience, find_stragglers, find_trouble
 
@@ -91,3 +93,15 @@ def test_a_slow_rank_is_named():
     assert find_stragglers(beats) == {2: "4.2 ms for a product that takes the median rank 2.1 ms"}
     assert find_stragglers({0: beats[0], 3: beats[3]}) == {}
     assert find_stragglers({0: beats[0], 1: beats[1]}) == {}
+
+
+@pytest.mark.parametrize("num_products", [0, NUM_PRODUCTS - 1, NUM_PRODUCTS, NUM_PRODUCTS + 1])
+def test_the_shortest_of_the_last_products_is_told(tmp_path, num_products):
+    """Once there are enough of them, and never of more than the last ones: one product may have been held up by chance.
+    The first is the shortest, and is forgotten when a further one comes."""
+    heart = Heartbeat(beat_path(tmp_path, 0))
+    for number in range(num_products):
+        heart.note_product(1.0 + number)
+    heart.stop()
+    told = {NUM_PRODUCTS: 1.0, NUM_PRODUCTS + 1: 2.0}.get(num_products, 0.0)
+    assert read_beats(tmp_path)[0].product_seconds == told

@@ -71,7 +71,7 @@ class SlurmOptions(NamedTuple):
 
     def runner(self) -> SlurmArray:
         """The workers, to be used as a context manager."""
-        from megalite.slurm_words import split_command
+        from megalite.slurm_quoting import split_command
         from megalite.stations.runners.slurm import SlurmArray
 
         command = split_command(self.command or "", "--slurm-command")

@@ -7,9 +7,8 @@ from typing import Any
 
 from megalite.corpus.card.card import Amount, Card, Stage
 from megalite.corpus.card.drawing import bars, funnel, histogram
-from megalite.page.markup import Child, Markup, details, join, link, soft, table, tag
+from megalite.page.markup import Child, Markup, details, flatten, join, link, soft, table, tag
 from megalite.page.numbers import count, share, size
-from megalite.page.settings import flatten
 
 TITLES = {
     "read": "as it came",

@@ -23,7 +23,7 @@ from pathlib import Path
 
 from megalite.errors import DataError, UserError
 from megalite.slurm_commands import PATIENCE_SECONDS, NoAnswer, gone_too_long
-from megalite.slurm_words import check_log_folder, check_options, command_line, job_name
+from megalite.slurm_quoting import check_log_folder, check_options, command_line, job_name
 from megalite.stations.lease import Lease
 from megalite.stations.runners.board import Board, Sign
 from megalite.stations.runners.driving import stopping_in_order

@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from megalite.errors import UnavailableError, UserError
 from megalite.slurm_commands import NoAnswer, ask, insist
-from megalite.slurm_words import option, option_of_logs
+from megalite.slurm_quoting import option, option_of_logs
 
 SECONDS_BETWEEN_LOOKS = 0.3
 """At jobs that are about to end."""

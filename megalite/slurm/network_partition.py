@@ -11,13 +11,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from megalite.slurm.desk import Report
+from megalite.slurm.control_channel import AgentReport
 
 NUM_NAMED = 4
 
 
 @dataclass(frozen=True)
-class Split:
+class NetworkPartition:
     """A job that has fallen apart."""
 
     nodes: tuple[str, ...]
@@ -25,7 +25,7 @@ class Split:
     why: str
 
 
-def find_split(reports: Mapping[str, Report], now: float, *, limit: float) -> Split | None:
+def find_partition(reports: Mapping[str, AgentReport], now: float, *, limit: float) -> NetworkPartition | None:
     """Which nodes are cut off; None while all that ever heard each other still do.
 
     Args:
@@ -36,16 +36,18 @@ def find_split(reports: Mapping[str, Report], now: float, *, limit: float) -> Sp
     parts = _parts(reports, now, limit)
     if len(parts) < 2:
         return None
-    sides = sorted(parts, key=lambda part: _standing(part, reports, now, limit), reverse=True)
-    best, second = (_standing(part, reports, now, limit) for part in sides[:2])
+    sides = sorted(parts, key=lambda part: _claim(part, reports, now, limit), reverse=True)
+    best, second = (_claim(part, reports, now, limit) for part in sides[:2])
     if best == second:
         names = " and ".join(_names(part) for part in sides[:2])
-        return Split((), f"{names} do not hear each other, and nothing tells which side is cut off")
+        return NetworkPartition((), f"{names} do not hear each other, and nothing tells which side is cut off")
     cut_off = tuple(node for part in sides[1:] for node in part)
-    return Split(cut_off, f"{_names(cut_off)} {_verb(cut_off)} cut off: {_reason(cut_off, sides[0], reports, limit)}")
+    return NetworkPartition(
+        cut_off, f"{_names(cut_off)} {_verb(cut_off)} cut off: {_reason(cut_off, sides[0], reports, limit)}"
+    )
 
 
-def _parts(reports: Mapping[str, Report], now: float, limit: float) -> list[tuple[str, ...]]:
+def _parts(reports: Mapping[str, AgentReport], now: float, limit: float) -> list[tuple[str, ...]]:
     """Groups of nodes that hear each other, of those that ever heard anyone or were heard."""
     ever = {frozenset((node, other)) for node, report in reports.items() for other in report.heard if other in reports}
     hears = {pair for pair in ever if any(_hears(reports, node, pair, now, limit) for node in pair)}
@@ -63,15 +65,15 @@ def _parts(reports: Mapping[str, Report], now: float, limit: float) -> list[tupl
     return parts
 
 
-def _hears(reports: Mapping[str, Report], node: str, pair: frozenset[str], now: float, limit: float) -> bool:
+def _hears(reports: Mapping[str, AgentReport], node: str, pair: frozenset[str], now: float, limit: float) -> bool:
     (other,) = pair - {node}
     report = reports[node]
     silence = report.heard.get(other)
     return silence is not None and silence + (now - report.time) <= limit
 
 
-def _standing(
-    part: Sequence[str], reports: Mapping[str, Report], now: float, limit: float
+def _claim(
+    part: Sequence[str], reports: Mapping[str, AgentReport], now: float, limit: float
 ) -> tuple[bool, bool, bool, int]:
     """What speaks for a part, the strongest first."""
     fresh = [reports[node] for node in part if now - reports[node].time <= limit]
@@ -80,7 +82,7 @@ def _standing(
     return bool(fresh), sees_controller, has_carrier, len(part)
 
 
-def _reason(cut_off: Sequence[str], others: Sequence[str], reports: Mapping[str, Report], limit: float) -> str:
+def _reason(cut_off: Sequence[str], others: Sequence[str], reports: Mapping[str, AgentReport], limit: float) -> str:
     if all(reports[node].has_carrier is False for node in cut_off):
         return f"no signal on the cable, and {_names(others)} {_verb(others)} well"
     return f"not heard by {_names(others)} for {limit:.0f} s"

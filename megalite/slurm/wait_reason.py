@@ -10,7 +10,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from megalite.slurm.standstill import find_standstill
+from megalite.slurm.controller import QueuedJob
+from megalite.slurm.stall import find_stall
 from megalite.train.heartbeat import START, Beat
 
 LONGEST_SILENCE_SECONDS = 10.0
@@ -23,17 +24,7 @@ NUM_NAMED = 4
 
 
 @dataclass(frozen=True)
-class QueuedJob:
-    """A job of the run, as Slurm sees it."""
-
-    number: str
-    state: str
-    reason: str
-    """Why it waits."""
-
-
-@dataclass(frozen=True)
-class Waiting:
+class WaitReason:
     """What is waited for."""
 
     what: str
@@ -41,7 +32,7 @@ class Waiting:
     """None where it cannot be told."""
 
 
-def find_waiting(
+def find_wait_reason(
     state: Mapping[str, Any],
     said: Mapping[str, Any] | None,
     jobs: Sequence[QueuedJob] | None,
@@ -51,7 +42,7 @@ def find_waiting(
     alive: float | None,
     attempt_began: float | None,
     now: float,
-) -> Waiting | None:
+) -> WaitReason | None:
     """What a run waits for that has not ended; None while it computes.
 
     Args:
@@ -65,27 +56,27 @@ def find_waiting(
         now: by the clock of beats.
     """
     if jobs is not None and not jobs:
-        return Waiting("someone to launch it again: it has not ended, and no job of it is in the queue", alive)
+        return WaitReason("someone to launch it again: it has not ended, and no job of it is in the queue", alive)
     if jobs and all(job.state in NOT_AT_WORK for job in jobs):
         job = next((job for job in jobs if job.state == "PENDING"), jobs[0])
-        return Waiting(f"nodes for job {job.number} ({job.reason})", state.get("time"))
+        return WaitReason(f"nodes for job {job.number} ({job.reason})", state.get("time"))
     if alive is not None and now - alive > LONGEST_SILENCE_SECONDS:
-        return Waiting(f"a sign of life of the supervisor, job {state.get('job')}", alive)
+        return WaitReason(f"a sign of life of the supervisor, job {state.get('job')}", alive)
     if said:
-        return Waiting(said["for"], said["since"])
+        return WaitReason(said["for"], said["since"])
     if attempt_began is None:
-        return Waiting(f"job {state.get('job')} to begin", state.get("time"))
+        return WaitReason(f"job {state.get('job')} to begin", state.get("time"))
     if state.get("status") != "running":  # between two jobs
-        return Waiting("the next job to begin", state.get("time"))
+        return WaitReason("the next job to begin", state.get("time"))
     missing = [rank for rank in range(world_size) if rank not in beats]
     if missing:
-        return Waiting(f"{_ranks(missing)} to start", attempt_began)
-    still = find_standstill(beats, now)
+        return WaitReason(f"{_ranks(missing)} to start", attempt_began)
+    still = find_stall(beats, now)
     if still is not None:
-        return Waiting(still.why, still.since)
+        return WaitReason(still.why, still.since)
     starting = [rank for rank, beat in sorted(beats.items()) if beat.step == START]
     if starting:
-        return Waiting(f"{_ranks(starting)} to import, connect and load", attempt_began)
+        return WaitReason(f"{_ranks(starting)} to import, connect and load", attempt_began)
     return None
 
 

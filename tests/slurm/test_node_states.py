@@ -10,8 +10,7 @@ import pytest
 
 from megalite.errors import UserError
 from megalite.slurm import controller as controller_module
-from megalite.slurm.controller import Controller
-from megalite.slurm.reach import Reach
+from megalite.slurm.controller import Controller, NodeStatePoller
 from megalite.slurm_commands import NoAnswer
 
 NODES = ("node01", "node02")
@@ -34,17 +33,17 @@ def sinfo(monkeypatch) -> Callable[[object], None]:
     return answers.append
 
 
-def found(reach: Reach, seconds: float = 0.3) -> list[str]:
+def found(node_states: NodeStatePoller, seconds: float = 0.3) -> list[str]:
     """All that it says within some time."""
     lost, deadline = [], time.monotonic() + seconds
     while time.monotonic() < deadline:
-        lost += reach.newly_lost(NODES)
+        lost += node_states.newly_unresponsive(NODES)
         time.sleep(0.01)
     return lost
 
 
 def test_a_node_is_named_once_and_again_when_it_was_back(sinfo):
-    reach = Reach(Controller(), every_seconds=0.02)
+    reach = NodeStatePoller(Controller(), every_seconds=0.02)
     sinfo("node01 mix\nnode02 mix\n")
     assert found(reach) == []
     sinfo("node01 mix\nnode02 mix*\n")
@@ -57,7 +56,7 @@ def test_a_node_is_named_once_and_again_when_it_was_back(sinfo):
 
 def test_the_last_answer_counts_while_slurm_is_away(sinfo):
     """What was wrong with a node then is wrong now; nothing is before the first answer."""
-    reach = Reach(Controller(), every_seconds=0.02)
+    reach = NodeStatePoller(Controller(), every_seconds=0.02)
     assert all(reach.is_good(node) for node in NODES)
     sinfo("node01 mix\nnode02 drng\n")
     found(reach)
@@ -68,7 +67,7 @@ def test_the_last_answer_counts_while_slurm_is_away(sinfo):
 
 @pytest.mark.parametrize("error", [NoAnswer("Connection refused"), UserError("sinfo refused: not now")])
 def test_a_controller_that_is_away_is_asked_again(sinfo, error):
-    reach = Reach(Controller(), every_seconds=0.02)
+    reach = NodeStatePoller(Controller(), every_seconds=0.02)
     sinfo(error)
     assert found(reach) == []
     sinfo("node01 mix*\nnode02 mix\n")
@@ -76,11 +75,11 @@ def test_a_controller_that_is_away_is_asked_again(sinfo, error):
 
 
 def test_the_watch_never_waits_for_an_answer(sinfo):
-    reach, answered = Reach(Controller(), every_seconds=0.02), threading.Event()
+    reach, answered = NodeStatePoller(Controller(), every_seconds=0.02), threading.Event()
     sinfo(lambda: answered.wait(30) and "node01 mix\nnode02 mix*\n")
     began = time.monotonic()
-    assert reach.newly_lost(NODES) == []
-    assert reach.newly_lost(NODES) == []
+    assert reach.newly_unresponsive(NODES) == []
+    assert reach.newly_unresponsive(NODES) == []
     assert time.monotonic() - began < LONGEST_CALL_SECONDS
     answered.set()
     assert found(reach) == ["node02"]

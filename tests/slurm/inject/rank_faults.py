@@ -1,4 +1,4 @@
-"""Faults on request, in every Python that finds this folder on PYTHONPATH: a file FOLDER/fault-RANK says which.
+"""Faults on request, in every rank that `tests/kit/preload` calls `install` in: a file FOLDER/fault-RANK says which.
 
 exit    the process ends at once, with exit code 0, as if all were well
 raise   the training loop gets an exception
@@ -23,10 +23,13 @@ SLOW_RANK_VARIABLE = "MEGALITE_TEST_SLOW_RANK"
 
 LARGE_PRODUCT = 768
 
-SECONDS_BETWEEN_LOOKS = 0.1
+POLL_SECONDS = 0.1
 
 SECONDS_HELD = 45
 """Longer than this cluster takes to miss a node, shorter than `slurm.step_seconds` of the tests' runs."""
+
+REQUESTS = (signal.SIGUSR1, signal.SIGTERM)
+"""Of the supervisor, and of Slurm, which tells the agents' step of a preemption at once."""
 
 HOLD = signal.SIGRTMIN + 1
 """A handler runs in the main thread, which is the training loop's."""
@@ -34,23 +37,25 @@ HOLD = signal.SIGRTMIN + 1
 
 def _hold(*_: object) -> None:
     """Stand still. A request to stop ends it, and is then handled as ever."""
-    handle, asked = signal.getsignal(signal.SIGUSR1), []
+    before, asked = {number: signal.getsignal(number) for number in REQUESTS}, []
 
     def note(number: int, frame: object) -> None:
         asked.append(number)
-        handle(number, frame)
+        before[number](number, frame)
 
-    signal.signal(signal.SIGUSR1, note)
+    for number in REQUESTS:
+        signal.signal(number, note)
     deadline = time.monotonic() + SECONDS_HELD
     release = Path(os.environ[FOLDER_VARIABLE]) / "release"
     while not (asked or release.exists()) and time.monotonic() < deadline:
-        time.sleep(SECONDS_BETWEEN_LOOKS)
-    signal.signal(signal.SIGUSR1, handle)
+        time.sleep(POLL_SECONDS)
+    for number, handle in before.items():
+        signal.signal(number, handle)
 
 
 def _wait_for_fault(path: Path, main_thread: int) -> None:
     while not path.exists():
-        time.sleep(SECONDS_BETWEEN_LOOKS)
+        time.sleep(POLL_SECONDS)
     fault = path.read_text()
     path.unlink()
     if fault == "exit":
@@ -61,11 +66,14 @@ def _wait_for_fault(path: Path, main_thread: int) -> None:
     ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(main_thread), ctypes.py_object(ArithmeticError))
 
 
-if FOLDER_VARIABLE in os.environ and "RANK" in os.environ and "MEGALITE_ATTEMPT" in os.environ:
-    _path = Path(os.environ[FOLDER_VARIABLE]) / f"fault-{os.environ['RANK']}"
+def install() -> None:
+    """Listen for faults from now on, in a rank's main thread."""
+    if "RANK" not in os.environ or "MEGALITE_ATTEMPT" not in os.environ:
+        return
+    path = Path(os.environ[FOLDER_VARIABLE]) / f"fault-{os.environ['RANK']}"
     signal.signal(HOLD, _hold)
-    threading.Thread(target=_wait_for_fault, args=(_path, threading.get_ident()), daemon=True).start()
+    threading.Thread(target=_wait_for_fault, args=(path, threading.get_ident()), daemon=True).start()
     if os.environ.get(SLOW_RANK_VARIABLE) == os.environ["RANK"]:
-        from megalite.train import probe
+        from megalite.train.components import straggler_timer
 
-        probe.PRODUCT_SIZE = {"cpu": LARGE_PRODUCT}
+        straggler_timer.PRODUCT_SIZE = {"cpu": LARGE_PRODUCT}

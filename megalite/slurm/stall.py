@@ -3,7 +3,7 @@
     a rank gives no sign           since its last sign, whatever the others do: they wait for it
     all give signs, none moves     since the last of them moved, once that takes much longer than a step usually does
 
-The watchdog ends an attempt after `slurm.beat_seconds` or `step_seconds`; this says earlier what is waited for, and
+`train.watch` ends an attempt after `slurm.beat_seconds` or `step_seconds`; this says earlier what is waited for, and
 afterwards how long it was. Pure functions of what was read and the time.
 """
 
@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from megalite.train.heartbeat import DONE, PHASES, START, Beat
 
 SILENT_SECONDS = 4.0
-"""A heart beats each second."""
+"""A heartbeat comes each second."""
 
 SHORTEST_SECONDS, TIMES_USUAL = 4.0, 4.0
 """A step that takes longer than this, and so many times as long as the last one, stands still."""
@@ -27,7 +27,7 @@ NUM_NAMED = 4
 
 
 @dataclass(frozen=True)
-class Standstill:
+class Stall:
     """Nothing moves."""
 
     since: float
@@ -36,7 +36,7 @@ class Standstill:
     """Which ranks are waited for, and where they stand."""
 
 
-def find_standstill(beats: Mapping[int, Beat], now: float) -> Standstill | None:
+def find_stall(beats: Mapping[int, Beat], now: float) -> Stall | None:
     """What is waited for; None while the run moves, and after its end.
 
     Args:
@@ -46,7 +46,7 @@ def find_standstill(beats: Mapping[int, Beat], now: float) -> Standstill | None:
     silent = {rank: beat for rank, beat in beats.items() if now - beat.time > SILENT_SECONDS and beat.phase != DONE}
     if silent:
         first = min(silent.values(), key=lambda beat: beat.time)
-        return Standstill(first.time, f"{_names(list(silent))}: no heartbeat, last in {_where(first)}")
+        return Stall(first.time, f"{_names(list(silent))}: no heartbeat, last in {_where(first)}")
     at_work = {rank: beat for rank, beat in beats.items() if beat.step != START and beat.phase in PHASES_OF_STEPS}
     if not at_work or len(at_work) < len(beats):
         return None
@@ -56,7 +56,7 @@ def find_standstill(beats: Mapping[int, Beat], now: float) -> Standstill | None:
     behind = min((beat.step, PHASES.index(beat.phase)) for beat in beats.values())
     ranks = [rank for rank, beat in beats.items() if (beat.step, PHASES.index(beat.phase)) == behind]
     who = "all ranks" if len(ranks) == len(beats) else _names(ranks)
-    return Standstill(moved, f"{who}: in {_where(beats[ranks[0]])}")
+    return Stall(moved, f"{who}: in {_where(beats[ranks[0]])}")
 
 
 def last_move(beats: Mapping[int, Beat]) -> float | None:
@@ -73,20 +73,20 @@ def _where(beat: Beat) -> str:
     return "the start" if beat.step == START else f"step {beat.step}, {beat.phase}"
 
 
-class Tracker:
-    """Notes when standstills of an attempt begin and end."""
+class StallTracker:
+    """Notes when stalls of an attempt begin and end."""
 
     def __init__(self) -> None:
-        self._present: Standstill | None = None
+        self._present: Stall | None = None
         self._counted_until = 0.0
 
-    def look(self, beats: Mapping[int, Beat], now: float) -> tuple[Standstill | None, dict[str, object] | None]:
-        """Look again.
+    def update(self, beats: Mapping[int, Beat], now: float) -> tuple[Stall | None, dict[str, object] | None]:
+        """Take in the newest heartbeats.
 
         Returns:
-            One that has begun since the last look, and what to write down of one that has ended.
+            One that has begun since the last call, and what to write down of one that has ended.
         """
-        found, before = find_standstill(beats, now), self._present
+        found, before = find_stall(beats, now), self._present
         if (found is None) == (before is None):  # as before; what it is called may change while it lasts
             return None, None
         self._present = found

@@ -1,4 +1,4 @@
-"""`megalite eval`: scores of a saved model."""
+"""What a trained model is asked: `megalite eval` for its scores, `megalite generate` for a line of its text."""
 
 from __future__ import annotations
 
@@ -38,3 +38,17 @@ def evaluate(
             typer.echo(f"{name}: {scores} ({record['num']:,} questions, {record['by']})")
     if as_json:
         typer.echo(json.dumps({"model": str(model), "tasks": results}))
+
+
+def generate(
+    folder: Annotated[Path, typer.Argument(help="Folder made by `megalite convert to-hf`.", show_default=False)],
+    prompt: Annotated[str, typer.Option(help="Beginning of the text; empty starts a new document.")] = "",
+    max_new_tokens: Annotated[int, typer.Option(min=1, help="Tokens to add at most.")] = 64,
+    temperature: Annotated[float, typer.Option(min=0.0, help="0 takes the likeliest token each time.")] = 0.8,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the sampling.")] = 0,
+) -> None:
+    """Continue a text with a model in Hugging Face format."""
+    from megalite.checkpoint.hf import generate as generation
+
+    text = generation.generate(folder, prompt, max_new_tokens=max_new_tokens, temperature=temperature, seed=seed)
+    typer.echo(text)

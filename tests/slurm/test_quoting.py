@@ -23,7 +23,7 @@ from megalite.slurm.folder import LaunchFolder
 from megalite.slurm.launch import plan_launch
 from megalite.slurm.placement import place
 from megalite.slurm.render import job_name, render, sbatch_options
-from megalite.slurm_words import check_options, directive, option_of_logs, split_command
+from megalite.slurm_quoting import check_options, directive, option_of_logs, split_command
 from megalite.stations.runners import slurm_queue
 from megalite.stations.runners.slurm import SlurmArray
 from tests.kit.paths import ROOT
@@ -254,11 +254,11 @@ def _by_hand(node: ast.AST) -> Iterator[str]:
         start = str(node.values[0].value)
         is_option = start.startswith("-") and not re.match(r"--[a-z-]+: ", start)  # a message about one
         if is_option or "#SBATCH" in start or "export " in start:
-            yield f"{ast.unparse(node)}: use slurm_words"
+            yield f"{ast.unparse(node)}: use slurm_quoting"
     if isinstance(node, ast.BinOp) and ast.unparse(node.left).startswith(("'-", "'#SBATCH", "'export ")):
-        yield f"{ast.unparse(node)}: use slurm_words"
+        yield f"{ast.unparse(node)}: use slurm_quoting"
     if isinstance(node, (ast.Import, ast.ImportFrom)) and "shlex" in ast.unparse(node):
-        yield "shlex: use slurm_words"
+        yield "shlex: use slurm_quoting"
     if isinstance(node, ast.keyword) and node.arg == "shell":
         yield "shell=...: give a list of words"
     if isinstance(node, ast.Attribute) and ast.unparse(node) in ("os.system", "os.popen"):

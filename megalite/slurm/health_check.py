@@ -1,4 +1,6 @@
-"""The check of a job's nodes before an attempt: work for agents (`node_check.py`, `link_check.py`), then a verdict."""
+"""The health check of a job's nodes before an attempt: work for agents (`node_check.py`, `link_check.py`), and what
+came of it.
+"""
 
 from __future__ import annotations
 
@@ -10,20 +12,20 @@ from pathlib import Path
 
 from megalite.slurm.agents import Agents, python_command
 from megalite.slurm.cluster import ContainerConfig
-from megalite.slurm.desk import Work
-from megalite.slurm.link_check import Pair, blame
-from megalite.slurm.node_check import LINKS, PARTIAL_FILES, NodeReport, read_reports, unfit
+from megalite.slurm.control_channel import Workload
+from megalite.slurm.link_check import Pair, find_slow_links
+from megalite.slurm.node_check import LINKS, PARTIAL_FILES, NodeReport, find_unhealthy, read_reports
 
 LONGEST_SECONDS = 120.0
 
-SECONDS_BETWEEN_LOOKS = 0.2
+POLL_SECONDS = 0.2
 
 
 @dataclass(frozen=True)
-class Verdict:
+class HealthCheckResult:
     """What the check of some nodes has found."""
 
-    unfit: dict[str, str]
+    unhealthy: dict[str, str]
     """Nodes that should not train, and why."""
     slow_pairs: dict[Pair, str]
     """Pairs of nodes that are slow with each other and not with others; no node is left out for that."""
@@ -41,7 +43,7 @@ def check_nodes(
     container: ContainerConfig | None,
     seed: int,
     goes_on: Callable[[], bool],
-) -> Verdict:
+) -> HealthCheckResult:
     """Let each node measure itself and its links.
 
     Args:
@@ -61,18 +63,19 @@ def check_nodes(
     reports = agents.reports
     addresses = [f"{node}={endpoint[0]}" if (endpoint := reports[node].endpoint) else node for node in nodes]
     command = (*python, "-m", "megalite.slurm.node_check", str(run_dir), str(folder), str(seed), *addresses)
-    agents.begin(Work(command, tuple(nodes), 1, {}, str(folder)))
+    agents.begin(Workload(command, tuple(nodes), 1, {}, str(folder)))
     deadline = time.monotonic() + LONGEST_SECONDS
     while time.monotonic() < deadline and goes_on() and not agents.is_done(nodes):
-        time.sleep(SECONDS_BETWEEN_LOOKS)
+        time.sleep(POLL_SECONDS)
     agents.end(nodes)
-    return _judge(folder, nodes, gpus_per_node)
+    return _evaluate(folder, nodes, gpus_per_node)
 
 
-def _judge(folder: Path, nodes: Sequence[str], gpus_per_node: int) -> Verdict:
+def _evaluate(folder: Path, nodes: Sequence[str], gpus_per_node: int) -> HealthCheckResult:
     reports = read_reports(folder, nodes)
-    slow, pairs = blame(_read_links(folder, nodes))
-    return Verdict({**slow, **unfit(reports, gpus_per_node)}, pairs, _common_refusal(list(reports.values())))
+    slow, pairs = find_slow_links(_read_links(folder, nodes))
+    unhealthy = {**slow, **find_unhealthy(reports, gpus_per_node)}
+    return HealthCheckResult(unhealthy, pairs, _common_refusal(list(reports.values())))
 
 
 def _common_refusal(reports: Sequence[NodeReport | None]) -> str:

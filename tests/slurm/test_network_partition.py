@@ -7,40 +7,44 @@ from collections.abc import Sequence
 
 import pytest
 
-from megalite.slurm.cut_off import find_split
-from megalite.slurm.desk import Report
-from megalite.slurm.neighbours import Neighbours, neighbours
+from megalite.slurm.control_channel import AgentReport
+from megalite.slurm.network_partition import find_partition
+from megalite.slurm.peers import PeerMonitor, ring_peers
 
 NOW, LIMIT = 1000.0, 8.0
 
 
-def reports(groups: Sequence[Sequence[str]], **changes: dict) -> dict[str, Report]:
+def reports(groups: Sequence[Sequence[str]], **changes: dict) -> dict[str, AgentReport]:
     """Of nodes that heard each other in groups until now, and all of each other until a while ago."""
     nodes = [node for group in groups for node in group]
     found = {}
     for group in groups:
         for node in group:
-            heard = {other: 0.5 if other in group else 20.0 for other in neighbours(sorted(nodes), node)}
-            found[node] = Report(**{"time": NOW - 0.5, "heard": heard, **changes.get(node, {})})
+            heard = {other: 0.5 if other in group else 20.0 for other in ring_peers(sorted(nodes), node)}
+            found[node] = AgentReport(**{"time": NOW - 0.5, "heard": heard, **changes.get(node, {})})
     return found
 
 
 def test_whom_a_node_asks():
     """Two before and two after it on a ring, each once."""
     nodes = [f"n{number}" for number in range(6)]
-    assert neighbours(nodes, "n0") == ["n1", "n5", "n2", "n4"]
-    assert neighbours(nodes[:3], "n1") == ["n2", "n0"]
-    assert neighbours(nodes[:2], "n1") == ["n0"]
-    assert neighbours(nodes[:1], "n0") == []
-    assert neighbours(nodes, "stranger") == []
+    assert ring_peers(nodes, "n0") == ["n1", "n5", "n2", "n4"]
+    assert ring_peers(nodes[:3], "n1") == ["n2", "n0"]
+    assert ring_peers(nodes[:2], "n1") == ["n0"]
+    assert ring_peers(nodes[:1], "n0") == []
+    assert ring_peers(nodes, "stranger") == []
 
 
 def test_all_hear_each_other():
     """Also along a chain, and where nobody ever heard anyone: their datagrams do not get through."""
-    assert find_split(reports([["a", "b", "c"]]), NOW, limit=LIMIT) is None
-    chain = {"a": Report(NOW, heard={"b": 1.0, "c": 50.0}), "b": Report(NOW), "c": Report(NOW, heard={"b": 1.0})}
-    assert find_split(chain, NOW, limit=LIMIT) is None
-    assert find_split({"a": Report(NOW), "b": Report(NOW)}, NOW, limit=LIMIT) is None
+    assert find_partition(reports([["a", "b", "c"]]), NOW, limit=LIMIT) is None
+    chain = {
+        "a": AgentReport(NOW, heard={"b": 1.0, "c": 50.0}),
+        "b": AgentReport(NOW),
+        "c": AgentReport(NOW, heard={"b": 1.0}),
+    }
+    assert find_partition(chain, NOW, limit=LIMIT) is None
+    assert find_partition({"a": AgentReport(NOW), "b": AgentReport(NOW)}, NOW, limit=LIMIT) is None
 
 
 @pytest.mark.parametrize(
@@ -59,7 +63,7 @@ def test_all_hear_each_other():
 )
 def test_the_side_that_is_cut_off_is_named(groups, changes, expected, words):
     """The smaller one, or the one that the controller and the cables speak against; where nothing speaks, nobody."""
-    found = find_split(reports(groups, **changes), NOW, limit=LIMIT)
+    found = find_partition(reports(groups, **changes), NOW, limit=LIMIT)
     assert sorted(found.nodes) == sorted(expected)
     assert words in found.why
 
@@ -68,22 +72,22 @@ def test_silence_counts_from_the_report():
     """A report that is old makes what it heard older: a node without power was heard by itself only."""
     last_words = {"time": NOW - 20, "heard": {"a": 0.5, "b": 0.5}}
     found = reports([["a", "b"], ["c"]], c=last_words)
-    assert find_split(found, NOW, limit=21.0) is None
-    assert find_split(found, NOW, limit=LIMIT).nodes == ("c",)
+    assert find_partition(found, NOW, limit=21.0) is None
+    assert find_partition(found, NOW, limit=LIMIT).nodes == ("c",)
 
 
 def test_neighbours_on_one_machine():
     """Three agents' ears and voices on the loopback: they hear each other, a stranger without the secret gets no
     answer, and the silence of one that ends grows."""
-    found: dict[str, Neighbours] = {}
+    found: dict[str, PeerMonitor] = {}
     names = ["a", "b", "c"]
 
     def end_of(name: str) -> tuple[str, int] | None:
         return found[name].endpoint if name in found else None
 
     for name in names:
-        found[name] = Neighbours(names, name, "127.0.0.1", "secret", end_of)
-    stranger = Neighbours(["a", "x"], "x", "127.0.0.1", "another secret", end_of)
+        found[name] = PeerMonitor(names, name, "127.0.0.1", "secret", end_of)
+    stranger = PeerMonitor(["a", "x"], "x", "127.0.0.1", "another secret", end_of)
     try:
         deadline = time.monotonic() + 20
         while any(len(found[name].heard()) < 2 for name in names):

@@ -3,7 +3,7 @@
     n0 - n1 - n2 - n3 - n4 - n5 - (n0)          each asks the two before and the two after it on a ring
 
 Datagrams of a few bytes, signed with the job's secret: nobody else gets an answer, and an answer is not longer than the
-question. What an agent has heard goes into its report; what that says of the network is in `cut_off.py`.
+question. What an agent has heard goes into its report; what that says of the network is in `network_partition.py`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from megalite.slurm.network import interfaces
+from megalite.slurm.affinity import interfaces
 
 REACH = 2
 """How far the neighbours are that a node asks, in both directions."""
@@ -34,7 +34,7 @@ CONTROLLER_TIMEOUT_SECONDS = 1.0
 Endpoint = tuple[str, int]
 
 
-def neighbours(nodes: Sequence[str], own: str) -> list[str]:
+def ring_peers(nodes: Sequence[str], own: str) -> list[str]:
     """The nodes that one asks."""
     if own not in nodes:
         return []
@@ -43,8 +43,8 @@ def neighbours(nodes: Sequence[str], own: str) -> list[str]:
     return [node for node in dict.fromkeys(nodes[(place + step) % num] for step in steps) if node != own]
 
 
-class Neighbours:
-    """One node's ear and voice, on a thread.
+class PeerMonitor:
+    """Asks the peers of one node and answers them, on threads of its own.
 
     Args:
         nodes: of the job, in an order that all of them have.
@@ -64,7 +64,7 @@ class Neighbours:
         find: Callable[[str], Endpoint | None],
         controller: Endpoint | None = None,
     ):
-        self._asked = neighbours(nodes, own)
+        self._asked = ring_peers(nodes, own)
         self._own, self._secret, self._find, self._controller = own, secret.encode(), find, controller
         self._endpoints: dict[str, Endpoint] = {}
         self._heard: dict[str, float] = {}
@@ -92,7 +92,7 @@ class Neighbours:
             return None
 
     def heard(self) -> dict[str, float]:
-        """Neighbours that have ever answered, and how many seconds ago they did so last."""
+        """PeerMonitor that have ever answered, and how many seconds ago they did so last."""
         now = time.monotonic()
         return {node: round(now - at, 1) for node, at in dict(self._heard).items()}
 

@@ -1,11 +1,11 @@
-"""The supervisor's deputies: processes on other nodes of the job that end it when the supervisor cannot.
+"""Watchdogs over the supervisor: processes on other nodes of the job that end it when the supervisor cannot.
 
 A job that keeps going without its lost nodes (`--no-kill`) also keeps going without its first one, where the
-supervisor runs: Slurm would let the rest idle until the time limit. A deputy looks for the supervisor's sign of life,
+supervisor runs: Slurm would let the rest idle until the time limit. A watchdog looks for the supervisor's sign of life,
 and cancels the job when there is none, or when the supervisor asks for it because its own node is cut off from Slurm;
 the next job of the chain then starts. There are some, far from each other, for several nodes may die at once.
 
-    python -m megalite.slurm.deputy RUN JOB HOME NODE...
+    python -m megalite.slurm.watchdog RUN JOB HOME NODE...
 """
 
 from __future__ import annotations
@@ -19,25 +19,25 @@ from contextlib import suppress
 from pathlib import Path
 
 from megalite.errors import UserError
+from megalite.slurm.control_channel import ControlChannel
 from megalite.slurm.controller import Controller
-from megalite.slurm.desk import Desk
 from megalite.slurm.folder import LaunchFolder
-from megalite.slurm_words import option
+from megalite.slurm_quoting import option
 from megalite.train.in_place import read_in_place
 
-NUM_DEPUTIES = 3
+NUM_WATCHDOGS = 3
 
-SECONDS_BETWEEN_LOOKS = 1.0
+POLL_SECONDS = 1.0
 
 LONGEST_SILENCE_SECONDS = 10.0
 """Of the supervisor, of which a thread gives a sign each second."""
 
-SECONDS_BETWEEN_DEPUTIES = 2.0
+SECONDS_BETWEEN_WATCHDOGS = 2.0
 """The first acts at once, the others when it has not ended the job by then."""
 
 
-class Deputies:
-    """The supervisor's handle on its deputies.
+class Watchdogs:
+    """The supervisor's handle on its watchdogs.
 
     Args:
         folder: of the run.
@@ -50,7 +50,7 @@ class Deputies:
         self._nodes: list[str] = []
         self._home: Path | None = None
 
-    def post(self, nodes: Sequence[str], own_node: str, home: Path) -> None:
+    def start(self, nodes: Sequence[str], own_node: str, home: Path) -> None:
         """See to it that there are some, on nodes that are not the supervisor's; a job of one node has none.
 
         Args:
@@ -58,22 +58,23 @@ class Deputies:
             own_node: the supervisor's.
             home: where it meets the agents.
         """
-        chosen = spread([node for node in nodes if node != own_node], NUM_DEPUTIES)
+        chosen = spread([node for node in nodes if node != own_node], NUM_WATCHDOGS)
         are_there = self._home == home and self._process is not None and self._process.poll() is None
         if not chosen or (are_there and set(self._nodes) <= set(nodes)):
             return
-        self.dismiss()
+        self.stop()
         self._nodes, self._home = chosen, home
         command = [
-            *("srun", "--job-name=deputies", "--overlap", option("nodelist", ",".join(chosen))),
+            *("srun", "--job-name=watchdogs", "--overlap", option("nodelist", ",".join(chosen))),
             *(option("nodes", len(chosen)), option("ntasks", len(chosen)), "--ntasks-per-node=1"),
             *("--no-kill", "--kill-on-bad-exit=0", "--wait=0", "--export=ALL"),
-            *(sys.executable, "-m", "megalite.slurm.deputy", str(self._folder.run_dir), self._job, str(home), *chosen),
+            *(sys.executable, "-m", "megalite.slurm.watchdog"),
+            *(str(self._folder.run_dir), self._job, str(home), *chosen),
         ]
         with open(self._folder.path / "deputies.log", "ab") as log:
             self._process = subprocess.Popen(command, stdout=log, stderr=log, stdin=subprocess.DEVNULL)
 
-    def dismiss(self) -> None:
+    def stop(self) -> None:
         """End them."""
         if self._process is not None:
             self._process.terminate()
@@ -86,8 +87,8 @@ def spread(nodes: Sequence[str], num: int) -> list[str]:
     return [nodes[len(nodes) * place // num - 1] for place in range(1, num + 1)]
 
 
-class Silence:
-    """How long somebody has not given a sign of life in a file, by this process's own clock.
+class LivenessTimer:
+    """Since when there has been no sign of life in a file, by this process's own clock.
 
     While the file cannot be read nothing can be said, and it counts from then anew.
     """
@@ -105,35 +106,40 @@ class Silence:
         return time.monotonic() - self._since
 
 
-def keep_watch(folder: LaunchFolder, job: str, desk: Desk, place: int) -> None:
+def watch_supervisor(folder: LaunchFolder, job: str, channel: ControlChannel, place: int) -> None:
     """Wait until the supervisor cannot, then cancel the job.
 
     Args:
-        place: of this deputy among all; later ones leave it to earlier ones for a while.
+        place: of this watchdog among all; later ones leave it to earlier ones for a while.
     """
-    silence = Silence(folder.alive)
+    timer = LivenessTimer(folder.alive)
     while True:
-        time.sleep(SECONDS_BETWEEN_LOOKS)
-        seconds, handover = silence.seconds(), desk.handover()
+        time.sleep(POLL_SECONDS)
+        seconds, handover = timer.seconds(), channel.handover()
         if seconds > LONGEST_SILENCE_SECONDS or handover is not None:
             break
-    time.sleep(place * SECONDS_BETWEEN_DEPUTIES)
+    time.sleep(place * SECONDS_BETWEEN_WATCHDOGS)
     why = handover["why"] if handover else f"no sign of it for {seconds:.0f} s"
     controller = Controller()
     bad, next_job = (handover["nodes"] if handover else []), folder.read_state().get("next_job")
     excluded = bad if bad and next_job and controller.exclude_nodes(next_job, bad) else []
     with suppress(OSError):
-        what = "supervisor cut off" if handover else "supervisor lost"
+        what = "supervisor_cut_off" if handover else "supervisor_lost"
         folder.add_event(what, job=job, why=f"{why}; the job is cancelled", excluded=excluded)
     controller.cancel(job)
 
 
 def main() -> None:
-    """Entry of a deputy."""
-    folder, job, desk, nodes = LaunchFolder(Path(sys.argv[1])), sys.argv[2], Desk(Path(sys.argv[3])), sys.argv[4:]
+    """Entry of a watchdog."""
+    folder, job, channel, nodes = (
+        LaunchFolder(Path(sys.argv[1])),
+        sys.argv[2],
+        ControlChannel(Path(sys.argv[3])),
+        sys.argv[4:],
+    )
     while True:
         with suppress(UserError):  # Slurm has been away for too long: there is nobody else to do it
-            keep_watch(folder, job, desk, nodes.index(os.environ["SLURMD_NODENAME"]))
+            watch_supervisor(folder, job, channel, nodes.index(os.environ["SLURMD_NODENAME"]))
             return
 
 

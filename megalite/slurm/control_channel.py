@@ -1,4 +1,4 @@
-"""Where a supervisor and the agents on its nodes meet: files in a folder of the job.
+"""The control channel between a supervisor and the agents on its nodes: files in a folder of the job.
 
     HOME/
       secret               by which agents and ranks know each other; only its owner can read it
@@ -6,7 +6,7 @@
       order.json           supervisor: which work is at hand, and whether it goes on         overwritten in place
       work-00003.json      supervisor: what that work is
       reports/NODE.json    agent: a sign of life each second, and what became of its part    overwritten in place
-      handover.json        supervisor: deputies are to end the job, for it cannot            overwritten in place
+      handover.json        supervisor: watchdogs are to end the job, for it cannot            overwritten in place
 
 Only files are shared, so nothing here needs Slurm's controller: work begins, ends and begins anew while it is away.
 What is said again and again has its room from the start, so a full disk silences nobody.
@@ -34,7 +34,7 @@ SECRET_BYTES = 16
 
 
 @dataclass(frozen=True)
-class Setting:
+class JobInfo:
     """What agents must know."""
 
     nodes: tuple[str, ...]
@@ -46,7 +46,7 @@ class Setting:
 
 
 @dataclass(frozen=True)
-class Work:
+class Workload:
     """Processes that run at the same time on some nodes."""
 
     command: tuple[str, ...]
@@ -72,8 +72,8 @@ class Work:
 
 
 @dataclass(frozen=True)
-class Order:
-    """What agents are to do now."""
+class DesiredState:
+    """What agents are to do now; each brings its node there."""
 
     work: int = 0
     """Number of the work at hand; 0 before the first."""
@@ -88,8 +88,8 @@ class Order:
 
 
 @dataclass(frozen=True)
-class Ended:
-    """The end of a process."""
+class ProcessExit:
+    """The end of a process, as its agent saw it."""
 
     rank: int
     how: int | str
@@ -99,7 +99,7 @@ class Ended:
 
 
 @dataclass(frozen=True)
-class Report:
+class AgentReport:
     """What an agent said last."""
 
     time: float = 0.0
@@ -108,20 +108,20 @@ class Report:
     """The work that it has begun."""
     num_running: int = 0
     """Its processes that have not ended."""
-    ended: tuple[Ended, ...] = ()
+    ended: tuple[ProcessExit, ...] = ()
     address: str = ""
     """Path of its node through the switches; empty where Slurm does not say."""
     endpoint: tuple[str, int] | None = None
     """Where it answers other agents; None where it found no address of its node."""
     heard: dict[str, float] = field(default_factory=dict)
-    """Neighbours that have ever answered, and how many seconds ago they did so last."""
+    """PeerMonitor that have ever answered, and how many seconds ago they did so last."""
     has_carrier: bool | None = None
     """Whether there is a signal on the cable of its interface; None where the system does not say."""
     sees_controller: bool | None = None
     """Whether the controller's host can be reached; None while there was no reason to try."""
 
 
-class Desk:
+class ControlChannel:
     """Both sides' view of the folder.
 
     Args:
@@ -133,33 +133,33 @@ class Desk:
 
     # The supervisor's side
 
-    def lay(self, setting: Setting) -> None:
+    def create(self, job_info: JobInfo) -> None:
         """Make the folder, and the files that will be overwritten: agents find them even where a network file system
         remembers for a while that a file was not there."""
         (self.home / "reports").mkdir(parents=True, exist_ok=True)
         secret = os.open(self.home / "secret", os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
         with open(secret, "w", encoding="utf-8") as file:
             file.write(secrets.token_hex(SECRET_BYTES))
-        write_atomically(self.home / "job.json", json.dumps(asdict(setting)))
-        self.write_order(Order())
+        write_atomically(self.home / "job.json", json.dumps(asdict(job_info)))
+        self.write_desired_state(DesiredState())
         self._write_handover({})
-        for node in setting.nodes:
+        for node in job_info.nodes:
             self._report(node).write_bytes(b" " * REPORT_BYTES)
 
-    def write_work(self, number: int, work: Work) -> None:
+    def write_work(self, number: int, work: Workload) -> None:
         """Say what a work is, before it is ordered."""
         write_atomically(self._work(number), json.dumps(asdict(work)))
 
-    def write_order(self, order: Order) -> None:
+    def write_desired_state(self, order: DesiredState) -> None:
         """Say what is to be done."""
         write_in_place(self.home / "order.json", asdict(order), ORDER_BYTES)
 
-    def reports(self, nodes: Sequence[str]) -> dict[str, Report]:
+    def reports(self, nodes: Sequence[str]) -> dict[str, AgentReport]:
         """What agents said last."""
         return {node: self.report(node) for node in nodes}
 
     def hand_over(self, why: str, nodes: Sequence[str]) -> None:
-        """Ask deputies to end the job, and to keep the next one off some nodes."""
+        """Ask watchdogs to end the job, and to keep the next one off some nodes."""
         self._write_handover({"why": why[:LONGEST_WHY], "nodes": list(nodes)})
 
     def _write_handover(self, content: dict[str, Any]) -> None:
@@ -167,23 +167,23 @@ class Desk:
 
     # The agents' side
 
-    def setting(self) -> Setting:
+    def job_info(self) -> JobInfo:
         """What is to be known."""
         plain = json.loads((self.home / "job.json").read_text(encoding="utf-8"))
         controller = tuple(plain["controller"]) if plain["controller"] else None
-        return Setting(tuple(plain["nodes"]), plain["interface"], controller)
+        return JobInfo(tuple(plain["nodes"]), plain["interface"], controller)
 
-    def order(self) -> Order:
+    def desired_state(self) -> DesiredState:
         """What is to be done; nothing where that cannot be read now."""
         said, _ = read_in_place(self.home / "order.json")
-        return Order(**said) if said is not None else Order()
+        return DesiredState(**said) if said is not None else DesiredState()
 
-    def work(self, number: int) -> Work:
+    def work(self, number: int) -> Workload:
         """What a work is."""
         plain = json.loads(self._work(number).read_text(encoding="utf-8"))
-        return Work(**{**plain, "command": tuple(plain["command"]), "hosts": tuple(plain["hosts"])})
+        return Workload(**{**plain, "command": tuple(plain["command"]), "hosts": tuple(plain["hosts"])})
 
-    def write_report(self, node: str, report: Report) -> None:
+    def write_report(self, node: str, report: AgentReport) -> None:
         """Give a sign of life; times are written as ages, for clocks of nodes need not agree."""
         plain = asdict(report)
         now = plain.pop("time")
@@ -191,7 +191,7 @@ class Desk:
         write_in_place(self._report(node), plain, REPORT_BYTES)
 
     def handover(self) -> dict[str, Any] | None:
-        """Why deputies are to end the job, and the nodes to keep off; None while they are not."""
+        """Why watchdogs are to end the job, and the nodes to keep off; None while they are not."""
         return read_in_place(self.home / "handover.json")[0] or None
 
     # Both sides'
@@ -204,14 +204,14 @@ class Desk:
         """The time by the clock of reports."""
         return clock_of(self.home)
 
-    def report(self, node: str) -> Report:
+    def report(self, node: str) -> AgentReport:
         """What an agent said last."""
         said, written = read_in_place(self._report(node))
         if said is None:
-            return Report()
-        ended = tuple(Ended(rank, how, written - age) for rank, how, age in said.pop("ended"))
+            return AgentReport()
+        ended = tuple(ProcessExit(rank, how, written - age) for rank, how, age in said.pop("ended"))
         endpoint = said.pop("endpoint")
-        return Report(time=written, ended=ended, endpoint=tuple(endpoint) if endpoint else None, **said)
+        return AgentReport(time=written, ended=ended, endpoint=tuple(endpoint) if endpoint else None, **said)
 
     def _report(self, node: str) -> Path:
         return self.home / "reports" / f"{node}.json"
