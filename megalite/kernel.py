@@ -39,7 +39,8 @@ def bare_kernel(function: Callable[..., Any]) -> Callable[..., Any]:
     numba else counts a reference up and down for every array at every call, with an atomic operation, also where a
     function of a few instructions is called for each character: that took two thirds of all time.
     """
-    return compiled_once(numba.njit(cache=True, nogil=True, _nrt=False)(named_by_sources(function)))
+    bare = numba.njit(cache=True, nogil=True, _nrt=False)  # type: ignore[call-overload]  # an option not in its stubs
+    return compiled_once(bare(named_by_sources(function)))
 
 
 def read_only(array: np.ndarray) -> np.ndarray:

@@ -34,7 +34,7 @@ from megalite.corpus.shards import (
 )
 from megalite.errors import DataError
 from megalite.stations.facts import DOCUMENT_STATIONS
-from megalite.stations.manifest import FILE_NAME, check_input, find_manifest
+from megalite.stations.manifest import FILE_NAME, Manifest, check_input, find_manifest
 
 PLAIN_TEXT_SUFFIXES = (".txt", ".text", ".md", ".rst", ".py")
 
@@ -118,17 +118,18 @@ def _find_source(config: DocumentSource) -> _Source:
     if config.kind == "datasets":
         return _dataset_source(config)
     if config.kind == "python":
-        root, found = list_python_files(config.max_mb)
-        return _plain_source(config, root, [_local_file(path, id) for path, id in found])
+        library, found = list_python_files(config.max_mb)
+        return _plain_source(config, library, [_local_file(path, id) for path, id in found])
     root = config.path
+    assert root is not None, config.kind
     if isinstance(root, str):
         return _plain_source(config, root, _remote_files(config, root))
     if not root.exists():
         raise DataError(f"{root}: no such file or folder")
     if not root.is_dir():
         return _plain_source(config, root, [_local_file(root, root.name)])
-    if find_manifest(root) is not None:
-        return _station_source(config, root)
+    if (manifest := find_manifest(root)) is not None:
+        return _station_source(config, root, manifest)
     paths = _dataset_files(root) or _matching_files(root, config.include)
     if not paths:
         raise _nothing_to_read(config)
@@ -166,6 +167,7 @@ def _nothing_to_read(config: DocumentSource) -> DataError:
 def _dataset_source(config: DocumentSource) -> _Source:
     """What Hugging Face `datasets` loads, a piece for each of its shards."""
     found = located(config)
+    assert found.dataset is not None, config.kind
     plan = plan_dataset(found)
     files = local_files(found)
     num_bytes = plan.num_bytes or sum(text_bytes(file.path, file.num_bytes) for file in files)
@@ -174,9 +176,8 @@ def _dataset_source(config: DocumentSource) -> _Source:
     return _Source(found, config.label, config.root, pieces, _fingerprint(files, config), _capped_mb(num_bytes, config))
 
 
-def _station_source(config: DocumentSource, root: Path) -> _Source:
+def _station_source(config: DocumentSource, root: Path, manifest: Manifest) -> _Source:
     """What a station of documents left behind."""
-    manifest = find_manifest(root)
     if manifest.station not in DOCUMENT_STATIONS:
         raise DataError(f"{root}: made by station {manifest.station!r}; documents are needed here")
     if not manifest.counts["documents"]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
+from types import TracebackType
 from typing import NamedTuple
 
 import pyarrow as pa
@@ -254,9 +255,11 @@ class Outcome:
         """JSON-ready: documents_in, documents, text_bytes, and the rejected by reason."""
         return {**self._counts, "rejected": dict(sorted(self._reasons.items()))}
 
-    def __exit__(self, *error: object) -> None:
-        self._kept.__exit__(*error)
-        self._rejected.__exit__(*error)
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._kept.__exit__(kind, error, trace)
+        self._rejected.__exit__(kind, error, trace)
 
 
 def shard_name(number: int) -> str:

@@ -16,6 +16,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 
@@ -237,7 +238,9 @@ def make_histogram(values: np.ndarray, keep: str, threshold: float) -> Histogram
     edges[num_below] = threshold  # to the last bit: rounding must put no document on the wrong side
     edges[:num_below] = np.minimum(edges[:num_below], threshold)
     edges[num_below:] = np.maximum(edges[num_below:], threshold)
-    side = "right" if keep in (">=", "<") else "left"  # with >= a value on the threshold stays, so it is above
+    side: Literal["left", "right"] = (
+        "right" if keep in (">=", "<") else "left"
+    )  # with >= a value on the threshold stays, so it is above
     bins = np.clip(np.searchsorted(edges, values, side) - 1, 0, NUM_BINS - 1)
     return Histogram(edges, np.bincount(bins, minlength=NUM_BINS), num_below, keep in (">", ">="))
 

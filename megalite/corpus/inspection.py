@@ -376,7 +376,7 @@ def _refuse_unknown(folder: Path, wanted: Wanted, scans: Sequence[_Scan]) -> Non
             f"there are {', '.join(sorted(sources))}"
         )
     reasons = {tally.reason: None for scan in scans for tally in scan.tallies.values()}
-    if not any(map(wanted.shows, reasons)):
+    if wanted.reason is not None and not any(map(wanted.shows, reasons)):
         raise DataError(
             f"{folder}: no reason has {wanted.reason!r} in it{did_you_mean(wanted.reason, reasons)}; "
             f"there are {', '.join(reasons)}"

@@ -145,12 +145,12 @@ def _score(
 
 
 @kernel
-def _most_probable(scores: np.ndarray, num_bytes: int, label_of: np.ndarray) -> tuple[int, float]:
+def _most_probable(scores: np.ndarray, num_bytes: int, label_of: np.ndarray) -> tuple[np.intp, float]:
     """The most probable label, and its probability; scripts of one language added up."""
     scale = 1.0 / np.sqrt(num_bytes)
     highest = scores.max()
     probabilities = np.zeros(scores.size, np.float64)
     for label in range(scores.size):
         probabilities[label_of[label]] += np.exp((scores[label] - highest) * scale)
-    label = probabilities.argmax()
-    return label, probabilities[label] / probabilities.sum()
+    most_probable = probabilities.argmax()
+    return most_probable, probabilities[most_probable] / probabilities.sum()

@@ -97,7 +97,9 @@ class DocumentSource(Section):
             return "python"
         if isinstance(self.path, str):
             return PurePosixPath(file_name(self.path)).name
-        return Path(self.dataset if self.path is None else self.path).absolute().name
+        where = self.dataset if self.path is None else self.path
+        assert where is not None, "the kind has one of them"
+        return Path(where).absolute().name
 
     @property
     def root(self) -> str:

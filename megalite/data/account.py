@@ -26,8 +26,7 @@ class Gap(NamedTuple):
 
     at: int
     """The run index from which on it is."""
-    count: int
-    """Samples."""
+    num_samples: int
 
 
 @dataclass(frozen=True)
@@ -45,21 +44,21 @@ class Account:
 
     def data_index(self, run_index: int) -> int:
         """The data index of a run index."""
-        return run_index + sum(gap.count for gap in self.gaps if gap.at <= run_index)
+        return run_index + sum(gap.num_samples for gap in self.gaps if gap.at <= run_index)
 
     def data_indices(self, run_indices: np.ndarray) -> np.ndarray:
         """The data indices of many run indices, int64 [n]."""
         if not self.gaps:
             return run_indices
         borders = np.array([gap.at for gap in self.gaps])
-        left_out = np.cumsum([0, *(gap.count for gap in self.gaps)])
+        left_out = np.cumsum([0, *(gap.num_samples for gap in self.gaps)])
         return run_indices + left_out[np.searchsorted(borders, run_indices, side="right")]
 
     def leave_out(self, run_index: int, data_stop: int) -> Account:
         """The account of a run that goes back to `run_index` and on with data index `data_stop` from there. What that
         leaves out of each source is for the caller to count."""
         kept = tuple(gap for gap in self.gaps if gap.at < run_index)
-        count = data_stop - run_index - sum(gap.count for gap in kept)
+        count = data_stop - run_index - sum(gap.num_samples for gap in kept)
         return replace(self, gaps=(*kept, Gap(run_index, count)) if count else kept)
 
     def remix(self, run_index: int, drawn: dict[str, int], would_have: dict[str, int]) -> Account:

@@ -106,8 +106,13 @@ class PackedLayout:
 
     def damage(self, tokens: IndexedTokens, seq_len: int, *, everything: bool = True) -> str:
         """What cannot be in the cut; empty when nothing is wrong. See `index_checks.cut_damage`."""
-        sizes = {"num_tokens": tokens.num_tokens, "num_documents": tokens.num_documents}
-        return cut_damage(*self._cut, seq_len=seq_len, **sizes, everything=everything)
+        return cut_damage(
+            *self._cut,
+            seq_len=seq_len,
+            num_tokens=tokens.num_tokens,
+            num_documents=tokens.num_documents,
+            everything=everything,
+        )
 
     def pieces(self, sample: int) -> Pieces:
         return Pieces(*self.stretch(sample, sample + 1)[1:])

@@ -84,8 +84,9 @@ class StagedMixture:
     """
 
     def __init__(self, stages: Sequence[Stage]):
-        stops = [stage.stop for stage in stages[:-1]]
+        stops = [stage.stop for stage in stages if stage.stop is not None]
         assert stages[-1].stop is None, stages
+        assert len(stops) == len(stages) - 1, stages
         assert all(start < stop for start, stop in zip([0, *stops], stops, strict=False)), stages
         self._mixtures = [Mixture(stage.weights, "exact") for stage in stages]
         self.stops = tuple(stops)
@@ -167,8 +168,9 @@ class ShuffledMixture:
         epochs, places = np.divmod(numbers + self.shift[sources], self._sizes[sources])
         passes, which = np.unique(epochs * num_sources + sources, return_inverse=True)
         orders = [self._permutation(number % num_sources, number // num_sources) for number in passes.tolist()]
-        if not self._ranks:
-            return np.stack([sources, epochs, permute_each(orders, which, places)], axis=1)
+        keyed = [order for order in orders if isinstance(order, KeyedPermutation)]
+        if len(keyed) == len(orders):  # none has an order of its own
+            return np.stack([sources, epochs, permute_each(keyed, which, places)], axis=1)
         positions = np.empty_like(places)
         for number, order in enumerate(orders):
             positions[which == number] = order.many(places[which == number])

@@ -128,6 +128,8 @@ def resolve_stages(
         if stage.until_tokens is not None:
             stop = -(-stage.until_tokens // seq_len)
         else:
+            assert stage.share is not None, "it was complained of"
+            assert total_samples is not None, "it was complained of"
             stop = start + round(stage.share * total_samples)
         if stop <= start:
             raise DataError(
@@ -255,6 +257,7 @@ def _base_weights(
     fixed = [0.0 if epochs is None else epochs * size.num_samples for epochs, size in zip(asked, sources, strict=True)]
     if all(epochs is not None for epochs in asked):
         return tuple(fixed)
+    assert total_samples is not None, "it was complained of"
     free = total_samples - sum(fixed)
     if free <= 0:
         raise DataError(

@@ -76,12 +76,12 @@ class Samples:
     @property
     def vocab_size(self) -> int | None:
         """Vocabulary of the data's tokenizer, where a source records it."""
-        return self.tokenizer and self.tokenizer.vocab_size
+        return None if self.tokenizer is None else self.tokenizer.vocab_size
 
     @property
     def tokenizer_path(self) -> Path | None:
         """Folder of the data's tokenizer, where a source records it."""
-        return self.tokenizer and self.tokenizer.folder
+        return None if self.tokenizer is None else self.tokenizer.folder
 
     def identity(self, global_index: int) -> Identity:
         """Which sample of the data `global_index` means."""
@@ -250,7 +250,9 @@ def open_samples(
     )
     turns = [[stage.stop, round_to_quotas(stage.weights, BLOCK).tolist()] for stage in stages]
     turns = turns or round_to_quotas(weights, BLOCK).tolist()
-    ranked = "".join(f"/{sizes[number].name} ranked {xxhash.xxh3_128_hexdigest(own)}" for number, own in ranks.items())
+    ranked = "".join(
+        f"/{sizes[number].name} ranked {xxhash.xxh3_128_hexdigest(own.data)}" for number, own in ranks.items()
+    )
     ranked += f"/{mix.rank_stretches}" if ranked else ""
     fingerprint = _fingerprint(opened, f"shuffled/{seed}/{turns}/{document_masks}{ranked}")
     return Samples(opened, order, seq_len=seq_len, document_masks=document_masks, fingerprint=fingerprint)
@@ -318,13 +320,13 @@ def _open_all(configs: Sequence[SourceConfig], seq_len: int, key: str, document_
             opened.append(source)
         except DataError as error:
             problems.append(f"{key}.{index}: {error}")
-    tokenizers = {source.tokenizer.fingerprint: source for source in opened if source.tokenizer}
+    tokenizers = {own.fingerprint: (source, own) for source in opened if (own := source.tokenizer)}
     if len(tokenizers) > 1:
-        made_with = ", ".join(f"{source.name} with {source.tokenizer.folder}" for source in tokenizers.values())
+        made_with = ", ".join(f"{source.name} with {own.folder}" for source, own in tokenizers.values())
         problems.append(f"{key}: its sources were tokenized by different tokenizers: {made_with}; tokenize them alike")
     elif tokenizers:
-        (source,) = tokenizers.values()
-        problems += _check_vocabularies(opened, source.tokenizer.vocab_size)
+        ((_, tokenizer),) = tokenizers.values()
+        problems += _check_vocabularies(opened, tokenizer.vocab_size)
     if problems:
         raise _data_error(problems)
     return _with_distinct_names(opened)

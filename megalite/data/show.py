@@ -98,7 +98,7 @@ def save_arrays(path: Path, arrays: dict[str, np.ndarray]) -> None:
     """
     try:
         with replacing(path, make_folder=False) as partial, open(partial, "wb") as file:
-            np.savez_compressed(file, **arrays)
+            np.savez_compressed(file, **arrays)  # type: ignore[arg-type]  # mypy takes them for allow_pickle
     except OSError as error:
         raise DataError(f"{path}: cannot be written: {error.strerror or error}") from error
 

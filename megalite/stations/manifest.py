@@ -24,7 +24,7 @@ from pathlib import Path, PurePosixPath
 from typing import Annotated, Any
 
 import xxhash
-from pydantic import AfterValidator, Field, NonNegativeInt, model_validator
+from pydantic import AfterValidator, Field, NonNegativeInt, ValidationError, model_validator
 
 from megalite import __version__
 from megalite.errors import DataError
@@ -304,7 +304,7 @@ def _check_facts(record: _ManifestRecord, path: Path, advice: str) -> None:
         return
     try:
         found = facts.model_validate({"settings": record.settings, "counts": record.counts}, strict=True)
-    except ValueError as error:
+    except ValidationError as error:
         raise DataError(f"{path}: damaged: {explain(error)}; {advice}") from error
     last = getattr(found.settings, "tokenizer_input", -1)
     if len(record.inputs) < max(LEAST_INPUTS[record.station], last + 1):

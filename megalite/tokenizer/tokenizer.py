@@ -194,6 +194,9 @@ def _vocabulary_path(folder: Path, kind: str) -> Path:
 
 def _guess_info(folder: Path, reference: SentencePieceEncoder | FastEncoder) -> TokenizerInfo:
     """What a foreign folder leaves to be found out."""
+    eos_id: int | None
+    bos_id: int | None
+    pad_id: int | None
     if isinstance(reference, SentencePieceEncoder):
         eos_id, bos_id, pad_id = reference.eos_id, reference.bos_id, None
     else:

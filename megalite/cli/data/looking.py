@@ -113,7 +113,7 @@ def effects(
     if not inputs and given is None:
         raise UserError("nothing to read: name files or folders, or a recipe with --recipe")
     config = given.clean if given else make_settings(CleanConfig, settings)
-    corpus = open_corpus(inputs, text_field, include) if inputs else Corpus(given.sources)
+    corpus = open_corpus(inputs, text_field, include) if inputs else Corpus(given.sources if given else ())
     found = measuring.measure_effects(corpus, measuring.with_rule_sets(config), max_mb=mb)
     _print_effects(found)
     if out is not None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, TypeVar
@@ -113,7 +113,7 @@ def make_settings(kind: type[SectionT], assignments: list[str] | None, /, **give
 
 
 def open_corpus(
-    inputs: list[str],
+    inputs: Sequence[str | Path],
     text_field: str = "text",
     include: list[str] | None = None,
     keep_fields: list[str] | None = None,
@@ -123,7 +123,7 @@ def open_corpus(
     from megalite.corpus.recipe import DocumentSource
 
     given = {"text_field": text_field, "include": tuple(include or ()), "keep_fields": tuple(keep_fields or ())}
-    return Corpus([DocumentSource(path=path, **given) for path in inputs])
+    return Corpus([DocumentSource.model_validate({"path": path, **given}) for path in inputs])
 
 
 def run_station(

@@ -26,6 +26,7 @@ from megalite.corpus.card.lineage import Lineage, trace
 from megalite.corpus.card.measure import BySource, measure_kept, measure_rejected, measure_tokens, merge
 from megalite.corpus.card.page import render
 from megalite.corpus.recipe import Recipe
+from megalite.corpus.split import Part
 from megalite.stations.manifest import Manifest, write_text
 from megalite.tokenizer.tokenizer import HUGGING_FACE, RECORD_FILE
 
@@ -158,7 +159,7 @@ def _tokenizer(lineage: Lineage) -> TokenizerCard:
     )
 
 
-def _split(part: str, lineage: Lineage) -> SplitCard:
+def _split(part: Part, lineage: Lineage) -> SplitCard:
     tokens, packed = lineage.tokens[part], lineage.packed[part]
     same = ("padding_percent", "documents_split", "documents_longer_than_seq_len")
     return SplitCard(

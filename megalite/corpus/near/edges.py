@@ -97,8 +97,8 @@ def find_edges(index: Index, partition: int, num_partitions: int, *, rule: Rule,
     num_entries = keys.size
     shared = _in_shared_bucket(keys, documents, num_old)
     keys, documents = keys[shared], documents[shared]
-    room = (np.zeros(MAX_REPRESENTATIVES, np.int64) for _ in range(3))
-    representatives = Representatives(*room, np.zeros(1, np.uint64), np.zeros(2, np.int64))
+    documents_of, places, clusters = (np.zeros(MAX_REPRESENTATIVES, np.int64) for _ in range(3))
+    representatives = Representatives(documents_of, places, clusters, np.zeros(1, np.uint64), np.zeros(2, np.int64))
     found = [np.zeros((0, 2), np.int64)]
     for block in _blocks(index, documents):
         found.append(_compare(index, keys[block], documents[block], rule, representatives))

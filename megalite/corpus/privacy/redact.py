@@ -60,7 +60,7 @@ def redact(texts: Texts, config: PrivacyConfig) -> tuple[Texts, dict[str, int]]:
     for rule in make_rules(config):
         rules.setdefault(rule.code, []).append(rule)
     wanted = sum(1 << code for code in rules)
-    memory = memoryview(np.ascontiguousarray(texts.buffer))
+    memory = np.ascontiguousarray(texts.buffer).data
     offsets = texts.offsets.tolist()
     candidates = find_candidates(texts.buffer, texts.offsets, wanted)
     found = []
@@ -93,7 +93,7 @@ def make_rules(config: PrivacyConfig) -> list[Rule]:
         (places.PHONE, "phone", telephone.find_national),
         (places.ASSIGNMENT, "password", credentials.find_assigned_password),
     ]
-    rules = []
+    rules: list[Rule] = []
     for code, kind, check in table:
         replacement = getattr(config, kind)
         if replacement is not None:

@@ -223,5 +223,5 @@ def _broken_off(url: str, error: Exception) -> UnavailableError:
     return UnavailableError(f"{url}: cannot be read ({_said(error)}); run the same command again: what is done is kept")
 
 
-def _said(error: Exception) -> str:
+def _said(error: BaseException) -> str:
     return f"{type(error).__name__}: {error}"

@@ -28,7 +28,7 @@ def splice(texts: Texts, patches: Sequence[Patch]) -> Texts:
     """
     if not patches:
         return texts
-    memory = memoryview(np.ascontiguousarray(texts.buffer))
+    memory = np.ascontiguousarray(texts.buffer).data
     pieces: list[memoryview | bytes] = []
     lengths = texts.lengths
     place = int(texts.offsets[0])

@@ -111,7 +111,8 @@ class Lexicon:
             )  # fmt: skip
             for start, end in spans[:found].tolist():
                 self._add(self._cut(texts.buffer[start:end].tobytes().decode()))
-        return Entries(*map(read_only, (self._slots, self._keys, self._begins, *self._words)))
+        arrays: list[np.ndarray] = [self._slots, self._keys, self._begins, *self._words]
+        return Entries(*map(read_only, arrays))
 
     @property
     def _words(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

@@ -98,7 +98,7 @@ def hash_texts(texts: Texts, config: DedupConfig) -> np.ndarray:
         from megalite.corpus.blanks import squeeze  # brings numba, which takes a second to import
 
         texts = squeeze(texts)
-    memory = memoryview(np.ascontiguousarray(texts.buffer))
+    memory = np.ascontiguousarray(texts.buffer).data
     ends = texts.offsets.tolist()
     digests = b"".join(xxhash.xxh3_128_digest(memory[a:b]) for a, b in itertools.pairwise(ends))
     return np.frombuffer(digests, np.uint64).reshape(-1, 2)

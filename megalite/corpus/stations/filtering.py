@@ -97,7 +97,7 @@ class Filtering:
         *,
         settings: dict[str, Any],
         num_passes: int,
-        inputs: Sequence[tuple[Path, str]] = (),
+        inputs: Sequence[tuple[Path | str, str]] = (),
         summary: Callable[[dict[str, Any]], str] | None = None,
     ) -> StationResult:
         """Run `build`, which finds what goes and calls `write`, in the station's folder; see `run_station`.

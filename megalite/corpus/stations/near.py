@@ -25,6 +25,7 @@ from megalite.errors import DataError
 from megalite.progress import Progress, Silent
 from megalite.stations.station import StationResult
 from megalite.stations.tasks import WORK_FOLDER, Report, Runner, Task, add_counts, replacing, run_tasks
+from megalite.texts import Texts
 
 REPORTED = ("clusters", "largest_cluster", "cluster_sizes", "examples", "comparisons", "without_words")
 """Of what was found, the counts of the station."""
@@ -105,7 +106,7 @@ def keep_shard(task: Task, number: int, folder: Path) -> Report:
     folders = [*map(Path, task["older"]), folder / INDEX_FOLDER]
     index = Index(folders, NearDedupConfig(**task["config"]))
 
-    def decide(documents: object, texts: object, row: int) -> Decision:
+    def decide(documents: pa.RecordBatch, texts: Texts, row: int) -> Decision:
         rows = slice(row, row + len(documents))
         keep = np.asarray(mask.keep[rows])
         twins = _names(index, np.where(keep, -1, mask.cluster[rows]))

@@ -121,12 +121,12 @@ def _train(config: PerplexityConfig | ClassifierConfig, samples: Sequence[Corpus
     if isinstance(config, PerplexityConfig):
         from megalite.corpus.scoring.ngram import train_ngram
 
-        model = train_ngram(texts[0], order=config.order, min_word_count=config.min_word_count, prune=config.prune)
+        ngrams = train_ngram(texts[0], order=config.order, min_word_count=config.min_word_count, prune=config.prune)
+        ngrams.save(path)
     else:
         from megalite.corpus.scoring.classifier import train_classifier
 
-        model = train_classifier(*texts, hash_bits=config.hash_bits, l2=config.l2)
-    model.save(path)
+        train_classifier(*texts, hash_bits=config.hash_bits, l2=config.l2).save(path)
 
 
 def _first_texts(corpus: Corpus, max_mb: float) -> Iterator[Texts]:
@@ -155,7 +155,9 @@ def _model_facts(kind: str, model: Path) -> dict[str, Any]:
     """What there is to say about how well a classifier does on documents that were held out."""
     if kind == "perplexity":
         return {}
-    return {"model": json.loads(json.dumps(vars(_load(kind, model).settings.report)))}
+    from megalite.corpus.scoring.classifier import Classifier
+
+    return {"model": json.loads(json.dumps(vars(Classifier.load(model).settings.report)))}
 
 
 def _load(kind: str, path: Path) -> Scorer:

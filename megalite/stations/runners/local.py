@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 from contextlib import contextmanager
 from multiprocessing import connection, forkserver
-from multiprocessing.context import BaseContext
+from multiprocessing.context import ForkServerContext, SpawnContext
 from pathlib import Path
 from types import FrameType
 
@@ -83,7 +83,7 @@ class LocalPool:
             pool.shutdown(wait=True, cancel_futures=True)
 
 
-def preloaded_processes() -> BaseContext:
+def preloaded_processes() -> SpawnContext | ForkServerContext:
     """What starts processes that have the libraries and the stations loaded.
 
     They are forked by a server with a socket among the temporary files; where its name would be too long, each process
@@ -134,5 +134,7 @@ def _follow_parent() -> None:
 
 
 def _exit_after_parent() -> None:
-    connection.wait([multiprocessing.parent_process().sentinel])
+    parent = multiprocessing.parent_process()
+    assert parent is not None, "only a pool's worker follows"
+    connection.wait([parent.sentinel])
     os._exit(1)

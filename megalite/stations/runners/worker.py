@@ -57,6 +57,7 @@ def work(home: Path, name: str, num_processes: int = 1) -> None:
     running = {process.sentinel: process for process in processes}
     while running:
         for sentinel in connection.wait(list(running)):
+            assert isinstance(sentinel, int), sentinel
             process = running.pop(sentinel)
             process.join()
             if process.exitcode:

@@ -36,7 +36,7 @@ def character_classes(*, split_digits: bool) -> np.ndarray:
     """The class of each code point, uint8 [NUM_CODE_POINTS]."""
     from tokenizers import Regex, pre_tokenizers
 
-    splitters = {
+    splitters: dict[int, pre_tokenizers.PreTokenizer] = {
         LETTER: pre_tokenizers.Split(Regex(r"\p{L}+"), "isolated"),
         NUMBER: pre_tokenizers.Split(Regex(r"\p{N}+"), "isolated"),
         SPACE: pre_tokenizers.Split(Regex(r"\s+"), "isolated"),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -41,16 +41,19 @@ class Pieces(NamedTuple):
     """UNIGRAM: that of a character without a piece."""
 
 
-def make_pieces(algorithm: int, rules: np.ndarray, byte_ids: np.ndarray, **arrays: np.ndarray | int) -> Pieces:
+def make_pieces(algorithm: int, rules: np.ndarray, byte_ids: np.ndarray, **arrays: Any) -> Pieces:
     """Pieces, with empty arrays for what is not given."""
     no_table = make_table(*np.zeros((2, 0), np.int64))
-    absent = {
-        "classes": np.zeros(0, np.uint8),
-        "char_ids": np.zeros(0, np.int32),
-        "merges": no_table,
-        "edges": no_table,
-        "piece_at": np.zeros(0, np.int32),
-        "scores": np.zeros(0, np.int64),
-        "unknown_score": 0,
-    }
-    return Pieces(algorithm=algorithm, rules=rules, byte_ids=byte_ids.astype(np.int32), **absent | arrays)
+    without = Pieces(
+        algorithm=algorithm,
+        rules=rules,
+        classes=np.zeros(0, np.uint8),
+        byte_ids=byte_ids.astype(np.int32),
+        char_ids=np.zeros(0, np.int32),
+        merges=no_table,
+        edges=no_table,
+        piece_at=np.zeros(0, np.int32),
+        scores=np.zeros(0, np.int64),
+        unknown_score=0,
+    )
+    return without._replace(**arrays)
