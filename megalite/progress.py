@@ -12,7 +12,7 @@ SECONDS_BETWEEN_LINES = 10.0
 """Pace of the plain lines."""
 
 
-class Progress(Protocol):
+class ProgressReporter(Protocol):
     """What a station tells of its advance."""
 
     def start(self, title: str, total: float | None, unit: str) -> None:
@@ -28,7 +28,7 @@ class Progress(Protocol):
         ...
 
 
-class Silent:
+class NoProgress:
     """Tells nothing."""
 
     def start(self, title: str, total: float | None, unit: str) -> None:
@@ -78,7 +78,7 @@ class PlainLines:
         print(f"{self._title}: {text}", file=self._stream, flush=True)
 
 
-class Bar:
+class ProgressBar:
     """A live bar drawn by rich, replaced by a summary line at the end of each stretch.
 
     Args:
@@ -122,12 +122,12 @@ class Bar:
 
 
 @contextmanager
-def progress_on(stream: TextIO = sys.stderr) -> Iterator[Progress]:
+def progress_on(stream: TextIO = sys.stderr) -> Iterator[ProgressReporter]:
     """The kind of progress that suits a stream."""
     if not stream.isatty():
         yield PlainLines(stream)
         return
-    bar = Bar(stream)
+    bar = ProgressBar(stream)
     try:
         yield bar
     finally:

@@ -44,7 +44,7 @@ FLOORS_INSIDE: dict[str, tuple[tuple[str, ...], ...]] = {
         ("ranking", "sources"),
         ("mix",),
         ("mix_plan",),
-        ("account", "samples", "pack"),
+        ("cursor", "samples", "pack"),
         ("audit", "loader", "show", "verify"),
     ),
 }

@@ -35,7 +35,7 @@ from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from megalite.config.plan import FILLED
 from megalite.config.schema import ModelConfig
-from megalite.data.account import Account
+from megalite.data.cursor import DataCursor
 from megalite.errors import CheckpointError, MisnamedError
 from megalite.records import explain
 
@@ -143,7 +143,7 @@ class Progress:
     """State of what goes by measurements (`train.steering`); empty where everything is a function of the step."""
     consumed: dict[str, int] = field(default_factory=dict)
     """Samples consumed, by source."""
-    account: Account = field(default_factory=Account)
+    account: DataCursor = field(default_factory=DataCursor)
     """What was left out of the data, and what was drawn under earlier mixtures."""
     health: dict[str, Any] = field(default_factory=dict)
     """State of the health checks (`train.spikes`)."""

@@ -217,7 +217,7 @@ class ShardWriter:
         self._waiting, self._bytes_waiting = [], 0
 
 
-class Outcome:
+class ShardOutput:
     """Where one task of a station puts its documents: kept ones and rejected ones, each in a shard, and their counts.
 
     Args:
@@ -232,7 +232,7 @@ class Outcome:
         self._reasons: Counter[str] = Counter()
         self._counts: Counter[str] = Counter(documents_in=0, documents=0, text_bytes=0)
 
-    def __enter__(self) -> Outcome:
+    def __enter__(self) -> ShardOutput:
         return self
 
     def keep(self, documents: pa.RecordBatch) -> None:

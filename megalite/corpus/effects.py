@@ -26,7 +26,7 @@ from megalite.corpus.recipe import CleanConfig
 from megalite.corpus.rules.rule import Rule
 from megalite.corpus.rules.settings import FineWebConfig, GopherQualityConfig, GopherRepetitionConfig
 from megalite.corpus.shards import Shard, ShardReading
-from megalite.corpus.stations.clean import judge_languages, tidy
+from megalite.corpus.stations.clean import detect_languages, repair_and_redact
 from megalite.errors import DataError
 from megalite.stations.manifest import write_text
 
@@ -117,16 +117,16 @@ def measure_effects(corpus: Corpus, config: CleanConfig, *, max_mb: float = 20.0
     Raises:
         DataError: there is no document to read.
     """
-    from megalite.corpus.rules.judge import edit_and_measure, make_rules  # brings numba, which takes a second to import
+    from megalite.corpus.rules.apply import edit_and_measure, make_rules  # brings numba, which takes a second to import
 
     rules = make_rules(config)
     lengths, values, rejects = [], [], []
     unreadable = other_languages = 0
     for batch in _sample(corpus.shards(), max_mb * 1e6):
         unreadable += len(batch.rejected)
-        texts, _ = tidy(batch.texts, config)
+        texts, _ = repair_and_redact(batch.texts, config)
         if config.language is not None and config.language.keep:
-            is_other, _ = judge_languages(texts, config.language)
+            is_other, _ = detect_languages(texts, config.language)
             other_languages += int(is_other.sum())
             texts = texts.take(~is_other)
         lengths.append(texts.lengths)

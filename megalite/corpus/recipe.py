@@ -168,7 +168,7 @@ class NearDedupStationConfig(NearDedupConfig):
     """Leave `index/`, about 1.3 kB a document, so that later data can be compared with this one."""
 
 
-class Recipe(Section):
+class DataRecipe(Section):
     """Raw documents to packed training data in one command."""
 
     out: Path

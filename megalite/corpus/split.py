@@ -19,7 +19,7 @@ Part = Literal["all", "train", "valid"]
 
 
 @dataclass(frozen=True)
-class Split:
+class CorpusSplit:
     """One side of a corpus.
 
     Args:
@@ -56,7 +56,7 @@ class Split:
         return asdict(self)
 
 
-ALL = Split()
+ALL = CorpusSplit()
 """No document is left out."""
 
 
@@ -69,7 +69,7 @@ def _chosen(utf8: bytes | memoryview, fraction: float, seed: int) -> bool:
     return xxhash.xxh3_64_intdigest(utf8, seed) < fraction * 2.0**64
 
 
-def parse_split(part: str, valid_fraction: float) -> Split:
+def parse_split(part: str, valid_fraction: float) -> CorpusSplit:
     """A split from what a user wrote.
 
     Raises:
@@ -83,4 +83,4 @@ def parse_split(part: str, valid_fraction: float) -> Split:
         raise DataError("the valid part is empty with a fraction of 0; give --valid-fraction")
     if part == "all" and valid_fraction != 0.0:
         raise DataError("with --valid-fraction say which side to write: --part train or --part valid")
-    return Split(wanted, valid_fraction)
+    return CorpusSplit(wanted, valid_fraction)

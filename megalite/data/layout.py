@@ -20,7 +20,7 @@ import numpy as np
 from megalite.data.columns import map_column
 from megalite.data.index_checks import cut_damage
 from megalite.data.indexed import IndexedTokens
-from megalite.data.sample import Cut, Pieces, Rows
+from megalite.data.sample import Cut, DocumentPieces, SampleRows
 from megalite.errors import DataError
 
 BORDERS_FILE = "sample_borders.npy"
@@ -37,7 +37,7 @@ class Layout(Protocol):
 
     num_samples: int
 
-    def pieces(self, sample: int) -> Pieces:
+    def pieces(self, sample: int) -> DocumentPieces:
         """What sample number `sample` is made of; at most seq_len tokens."""
         ...
 
@@ -46,7 +46,7 @@ class Layout(Protocol):
         ...
 
     def fill(
-        self, tokens: IndexedTokens, samples: np.ndarray, places: np.ndarray, rows: Rows, *, document_masks: bool
+        self, tokens: IndexedTokens, samples: np.ndarray, places: np.ndarray, rows: SampleRows, *, document_masks: bool
     ) -> int:
         """Fill row places[n] with sample samples[n], for all n.
 
@@ -72,8 +72,8 @@ class ConcatLayout:
         self._seq_len = seq_len
         self.num_samples = -(-tokens.num_tokens // seq_len)
 
-    def pieces(self, sample: int) -> Pieces:
-        return Pieces(*self.stretch(sample, sample + 1)[1:])
+    def pieces(self, sample: int) -> DocumentPieces:
+        return DocumentPieces(*self.stretch(sample, sample + 1)[1:])
 
     def stretch(self, first: int, stop: int) -> Cut:
         begin, end = first * self._seq_len, min(stop * self._seq_len, self._tokens.num_tokens)
@@ -86,7 +86,7 @@ class ConcatLayout:
         return Cut(borders, starts, np.diff(np.append(starts, end)), documents)
 
     def fill(
-        self, tokens: IndexedTokens, samples: np.ndarray, places: np.ndarray, rows: Rows, *, document_masks: bool
+        self, tokens: IndexedTokens, samples: np.ndarray, places: np.ndarray, rows: SampleRows, *, document_masks: bool
     ) -> int:
         largest = _kernels().fill_concat(tokens.stream, samples, places, rows, document_masks)
         return _refuse_damage(largest, tokens, samples)
@@ -114,8 +114,8 @@ class PackedLayout:
             everything=everything,
         )
 
-    def pieces(self, sample: int) -> Pieces:
-        return Pieces(*self.stretch(sample, sample + 1)[1:])
+    def pieces(self, sample: int) -> DocumentPieces:
+        return DocumentPieces(*self.stretch(sample, sample + 1)[1:])
 
     def stretch(self, first: int, stop: int) -> Cut:
         borders = self._cut.borders[first : stop + 1]
@@ -124,7 +124,7 @@ class PackedLayout:
         return Cut(borders - borders[0], self._cut.starts[chosen], lengths, self._cut.documents[chosen])
 
     def fill(
-        self, tokens: IndexedTokens, samples: np.ndarray, places: np.ndarray, rows: Rows, *, document_masks: bool
+        self, tokens: IndexedTokens, samples: np.ndarray, places: np.ndarray, rows: SampleRows, *, document_masks: bool
     ) -> int:
         largest = _kernels().fill_packed(tokens.stream, self._cut, samples, places, rows, document_masks)
         return _refuse_damage(largest, tokens, samples)

@@ -36,7 +36,7 @@ BLOCK = 100_000
 Pattern = Literal["spread", "exact"]
 
 
-class Stage(NamedTuple):
+class MixStage(NamedTuple):
     """A stretch of the run with weights of its own."""
 
     stop: int | None
@@ -83,7 +83,7 @@ class StagedMixture:
         stages: at least one; their stops grow, and only the last is None.
     """
 
-    def __init__(self, stages: Sequence[Stage]):
+    def __init__(self, stages: Sequence[MixStage]):
         stops = [stage.stop for stage in stages if stage.stop is not None]
         assert stages[-1].stop is None, stages
         assert len(stops) == len(stages) - 1, stages
@@ -130,7 +130,7 @@ class ShuffledMixture:
         ranks: sources, by number, whose samples come in an order of their own: int64 [size] each.
         num_stretches: of such an order; samples are shuffled within each.
 
-    `shift` moves each source's count of samples drawn, int64 [sources]: see `data.account`.
+    `shift` moves each source's count of samples drawn, int64 [sources]: see `data.cursor`.
     """
 
     def __init__(
@@ -140,7 +140,7 @@ class ShuffledMixture:
         weights: Sequence[float],
         names: Sequence[str],
         seed: int,
-        stages: Sequence[Stage] = (),
+        stages: Sequence[MixStage] = (),
         ranks: Mapping[int, np.ndarray] | None = None,
         num_stretches: int = 1,
     ):

@@ -162,7 +162,7 @@ def has_record(path: Path) -> bool:
     return _record_path(path).is_file()
 
 
-class _Record(Record):
+class _RanksRecord(Record):
     """What is written down of an order."""
 
     checksum: str
@@ -178,7 +178,7 @@ def _damage(path: Path, ranks: np.ndarray, *, everything: bool) -> str:
     """Whether an order is what was written, has each sample once, or at least no others."""
     if has_record(path):
         text = _record_path(path).read_text(encoding="utf-8", errors="replace")
-        record = parse_record(text, _Record, _record_path(path), "rank its source again")
+        record = parse_record(text, _RanksRecord, _record_path(path), "rank its source again")
         if not is_sealed(text) or record.xxh3 != xxhash.xxh3_128_hexdigest(ranks.data):
             return f"its contents are not those that {_record_path(path).name} was written for"
     seen = np.zeros(ranks.size if everything else 0, bool)

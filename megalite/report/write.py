@@ -9,7 +9,7 @@ from pathlib import Path
 
 from megalite.errors import UserError
 from megalite.page.numbers import count
-from megalite.progress import Progress, Silent
+from megalite.progress import NoProgress, ProgressReporter
 from megalite.report.page import render
 from megalite.report.run_data import METRICS, RunData, read_runs
 
@@ -25,7 +25,7 @@ def metrics_bytes(folders: Sequence[Path]) -> int:
 
 
 def write_report(
-    folders: Sequence[Path], out: Path | None = None, *, progress: Progress | None = None
+    folders: Sequence[Path], out: Path | None = None, *, progress: ProgressReporter | None = None
 ) -> tuple[Path, list[RunData]]:
     """Write the report of some runs.
 
@@ -40,7 +40,7 @@ def write_report(
     Raises:
         UserError: a folder is no run's or has no step yet, or the file cannot be written.
     """
-    progress = progress or Silent()
+    progress = progress or NoProgress()
     progress.start("reading", metrics_bytes(folders) / MB, "MB")
     runs = read_runs(folders, lambda num_bytes: progress.advance(num_bytes / MB))
     num_steps = sum(len(run.columns["step"]) for run in runs)

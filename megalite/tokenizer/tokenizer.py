@@ -23,7 +23,7 @@ import xxhash
 from megalite.errors import DataError
 from megalite.texts import Texts
 from megalite.tokenizer.encoders.choose import choose_encoder
-from megalite.tokenizer.encoders.reference import Encoder, FastEncoder, Reference, SentencePieceEncoder, Stopgaps
+from megalite.tokenizer.encoders.reference import Encoder, FallbackTokens, FastEncoder, Reference, SentencePieceEncoder
 
 RECORD_FILE = "megalite_tokenizer.json"
 MODEL_FILE = "tokenizer.model"
@@ -115,7 +115,7 @@ class Tokenizer:
         encoder, _ = self._choice
         return encoder.encode_texts(texts, self._dtype, self.eos_id if with_eos else None)
 
-    def stopgaps(self) -> Stopgaps:
+    def stopgaps(self) -> FallbackTokens:
         """The tokens of characters that the vocabulary lacks."""
         return self._reference.stopgaps()
 

@@ -128,7 +128,7 @@ class Health:
         """Write down a step that was left out, and which documents it had."""
         run = self._run
         if run.recorder.is_writer:
-            account = run.samples.account
+            account = run.samples.cursor
             documents = run.samples.document_ids(samples.start, samples.stop)
             run.recorder.event(
                 kind,

@@ -19,7 +19,7 @@ from megalite.checkpoint.format import Progress
 from megalite.config.plan import RunPlan, has_copies
 from megalite.config.schema import Config
 from megalite.data import audit
-from megalite.data.account import add_counts
+from megalite.data.cursor import add_counts
 from megalite.data.loader import Batch, Loader
 from megalite.data.samples import Samples
 from megalite.engine.protocol import Engine, NonFiniteLossError, StepResult

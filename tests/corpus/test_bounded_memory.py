@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from megalite.corpus.prepare import prepare
-from megalite.corpus.recipe import Recipe
+from megalite.corpus.recipe import DataRecipe
 from tests.kit.data import write_json_lines
 
 ROOT = Path(__file__).parents[2]
@@ -145,7 +145,7 @@ def test_a_recipe_on_ten_times_the_memory(tmp_path, tokenizer_folders):
         recipe(tmp_path / f"{name}.jsonl", tokenizer_folders["byte-bpe"], tmp_path / out)
         for name, out in (("small", "compiled"), ("small", "small"), ("large", "large"))
     )
-    prepare(Recipe.model_validate(compiled))  # here, for the compiler would leave memory behind in the child
+    prepare(DataRecipe.model_validate(compiled))  # here, for the compiler would leave memory behind in the child
     command = [sys.executable, "-c", CHILD, json.dumps([small, large]), str(LIMIT_MB)]
     environment = {**os.environ, **ENVIRONMENT}
     outcome = subprocess.run(

@@ -27,7 +27,7 @@ from megalite.corpus.privacy.redact import redact
 from megalite.corpus.privacy.settings import PrivacyConfig
 from megalite.corpus.reading.html import extract
 from megalite.corpus.repair.repair import repair
-from megalite.corpus.rules.judge import judge
+from megalite.corpus.rules.apply import apply_rules
 from megalite.corpus.rules.settings import (
     C4Config,
     FineWebConfig,
@@ -155,7 +155,7 @@ def of_one_text(function: Callable[[Texts], object]) -> Step:
 
 STEPS: dict[str, Step] = {
     "repair": of_one_text(repair),
-    "judge": of_one_text(partial(judge, config=RULES)),
+    "judge": of_one_text(partial(apply_rules, config=RULES)),
     "words": of_one_text(lambda texts: hash_words(texts.buffer, texts.offsets)),
 }
 

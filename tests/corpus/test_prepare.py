@@ -16,7 +16,7 @@ from megalite.cli.main import app
 from megalite.config.load import load_config
 from megalite.config.schema import SourceConfig
 from megalite.corpus.prepare import load_recipe, prepare
-from megalite.corpus.recipe import Recipe
+from megalite.corpus.recipe import DataRecipe
 from megalite.data.samples import open_samples, open_validation_samples
 from megalite.errors import ConfigError, DataError, UserError
 from megalite.stations.runners import InProcess, LocalPool
@@ -28,7 +28,7 @@ STATIONS = ["clean", "dedup", "tokenizer", "tokens/train", "packed/train", "toke
 REPOSITORY = Path(__file__).parents[2]
 
 
-def recipe_for(folder: Path, **changes) -> Recipe:
+def recipe_for(folder: Path, **changes) -> DataRecipe:
     """A small recipe over two files, with duplicates and rejects in them."""
     if not (folder / "raw").exists():
         write_json_lines(folder / "raw" / "a.jsonl", [*prose(150), "short"])
@@ -40,10 +40,10 @@ def recipe_for(folder: Path, **changes) -> Recipe:
         "tokenizer": {"vocab_size": 420},
         "pack": {"seq_len": 32},
     }
-    return Recipe(**{**settings, **changes})
+    return DataRecipe(**{**settings, **changes})
 
 
-def reused(recipe: Recipe) -> list[str]:
+def reused(recipe: DataRecipe) -> list[str]:
     return [station.name for station in prepare(recipe) if station.result.reused]
 
 

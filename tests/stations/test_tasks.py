@@ -16,7 +16,7 @@ import pytest
 from megalite.corpus.recipe import CleanConfig
 from megalite.corpus.stations.clean import clean
 from megalite.errors import EXIT_REQUEUE, DataError
-from megalite.progress import Silent
+from megalite.progress import NoProgress
 from megalite.stations.runners import InProcess, LocalPool
 from megalite.stations.tasks import TASKS_FILE, WORK_FOLDER, add_counts, missing_tasks, perform, replacing, run_tasks
 from tests.kit.data import all_bytes, corpus_of, prose, write_json_lines
@@ -317,7 +317,7 @@ def test_run_tasks_reports_progress_of_done_ones(planned):
     perform(folder, "clean", 0)
     told = []
 
-    class Listening(Silent):
+    class Listening(NoProgress):
         def advance(self, amount: float) -> None:
             told.append(amount)
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from megalite.config.schema import Section
     from megalite.corpus.corpus import Corpus
-    from megalite.progress import Progress
+    from megalite.progress import ProgressReporter
     from megalite.stations.runners.slurm import SlurmArray
     from megalite.stations.station import StationResult
     from megalite.stations.tasks import Runner
@@ -81,7 +81,7 @@ class SlurmOptions(NamedTuple):
 class Working(NamedTuple):
     """What a station is run with."""
 
-    progress: Progress
+    progress: ProgressReporter
     runner: Runner
 
 

@@ -22,7 +22,7 @@ from megalite.cli.data.options import (
 )
 
 if TYPE_CHECKING:
-    from megalite.corpus.prepare import Finished
+    from megalite.corpus.prepare import FinishedStation
 
 
 class RunnerKind(str, Enum):
@@ -97,7 +97,7 @@ def _running(kind: RunnerKind, workers: int | None, ray_address: str, slurm: Slu
             yield Working(progress, array)
 
 
-def _print_table(folder: Path, done: list[Finished]) -> None:
+def _print_table(folder: Path, done: list[FinishedStation]) -> None:
     from megalite.page.terminal import FittingTable
 
     table = FittingTable(

@@ -10,7 +10,7 @@ import typer
 from megalite.cli.data.options import Workers
 
 if TYPE_CHECKING:
-    from megalite.data.verify import Listing
+    from megalite.data.verify import CheckPlan
 
 CONFIG_SUFFIXES = (".yaml", ".yml")
 
@@ -40,7 +40,7 @@ def verify(
             typer.echo(f"{name}: whole")
 
 
-def _list(path: Path) -> Listing:
+def _list(path: Path) -> CheckPlan:
     from megalite.config.load import load_config
     from megalite.data.verify import list_path, list_run
 

@@ -69,12 +69,12 @@ def sign_shard(task: Task, number: int, folder: Path) -> Report:
 
 def match_partition(task: Task, number: int, folder: Path) -> Report:
     """Task: the checked pairs of a range of band keys."""
-    from megalite.corpus.near.edges import find_edges, rule_of
+    from megalite.corpus.near.edges import find_edges, pair_rule
 
     config, index = _open(task)
     partitions = task["num_partitions"]
     num_old = _first_new(task, index)
-    edges = find_edges(index, task["partition"], partitions, rule=rule_of(config), num_old=num_old)
+    edges = find_edges(index, task["partition"], partitions, rule=pair_rule(config), num_old=num_old)
     save_array(_edges_file(folder, partitions, number), edges.pairs)
     return {"edges": len(edges.pairs), "entries": edges.num_entries, "comparisons": edges.num_comparisons}
 

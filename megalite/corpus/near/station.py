@@ -37,7 +37,7 @@ from megalite.corpus.near.report import NearReport
 from megalite.corpus.near.settings import NearDedupConfig
 from megalite.corpus.near.shards import Shard, read_ids
 from megalite.errors import DataError
-from megalite.progress import Progress
+from megalite.progress import ProgressReporter
 from megalite.stations.tasks import Report, Runner, Task, add_counts, run_tasks
 
 EARLIER_DATA = "earlier data"
@@ -67,7 +67,7 @@ def find_near_duplicates(
     config: NearDedupConfig,
     *,
     runner: Runner,
-    progress: Progress,
+    progress: ProgressReporter,
     older: Sequence[Path] = (),
     source_names: Sequence[str] = (),
     num_partitions: int | None = None,

@@ -24,7 +24,7 @@ from megalite.texts import Texts
 Check = Callable[[Window], Span | None]
 
 
-class Rule(NamedTuple):
+class RedactionRule(NamedTuple):
     """What to do at the candidates of one code."""
 
     rank: int
@@ -34,14 +34,14 @@ class Rule(NamedTuple):
     replacement: bytes
 
 
-class Found(NamedTuple):
+class Redaction(NamedTuple):
     """Something to replace. In order of place, and of two at one place the surer kind first."""
 
     start: int
     rank: int
     end: int
     document: int
-    rule: Rule
+    rule: RedactionRule
 
 
 def redact(texts: Texts, config: PrivacyConfig) -> tuple[Texts, dict[str, int]]:
@@ -56,7 +56,7 @@ def redact(texts: Texts, config: PrivacyConfig) -> tuple[Texts, dict[str, int]]:
     """
     from megalite.corpus.privacy.candidates import find_candidates
 
-    rules: dict[int, list[Rule]] = {}
+    rules: dict[int, list[RedactionRule]] = {}
     for rule in make_rules(config):
         rules.setdefault(rule.code, []).append(rule)
     wanted = sum(1 << code for code in rules)
@@ -68,14 +68,14 @@ def redact(texts: Texts, config: PrivacyConfig) -> tuple[Texts, dict[str, int]]:
         window = Window(memory, place, offsets[document], offsets[document + 1])
         for rule in rules[code]:
             if (span := rule.check(window)) is not None:
-                found.append(Found(span[0], rule.rank, span[1], document, rule))
+                found.append(Redaction(span[0], rule.rank, span[1], document, rule))
     chosen = _without_overlaps(found)
     counts = Counter(item.rule.kind for item in chosen)
     patches = [Patch(item.document, item.start, item.end, item.rule.replacement) for item in chosen]
     return splice(texts, patches), dict(sorted(counts.items()))
 
 
-def make_rules(config: PrivacyConfig) -> list[Rule]:
+def make_rules(config: PrivacyConfig) -> list[RedactionRule]:
     """The rules that are on, the surest kind first."""
     private = config.private_ip_addresses
     table: list[tuple[int, str, Check]] = [
@@ -93,17 +93,17 @@ def make_rules(config: PrivacyConfig) -> list[Rule]:
         (places.PHONE, "phone", telephone.find_national),
         (places.ASSIGNMENT, "password", credentials.find_assigned_password),
     ]
-    rules: list[Rule] = []
+    rules: list[RedactionRule] = []
     for code, kind, check in table:
         replacement = getattr(config, kind)
         if replacement is not None:
-            rules.append(Rule(len(rules), code, kind, check, replacement.encode()))
+            rules.append(RedactionRule(len(rules), code, kind, check, replacement.encode()))
     return rules
 
 
-def _without_overlaps(found: list[Found]) -> list[Found]:
+def _without_overlaps(found: list[Redaction]) -> list[Redaction]:
     """Of those that overlap, the one that begins first; of those that begin together, the surer one."""
-    chosen: list[Found] = []
+    chosen: list[Redaction] = []
     for item in sorted(found, key=attrgetter("start", "rank")):
         if not chosen or item.start >= chosen[-1].end:
             chosen.append(item)

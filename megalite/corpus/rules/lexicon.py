@@ -22,7 +22,7 @@ import numpy as np
 
 from megalite.corpus.rules.characters import BLANK, character_classes, decode
 from megalite.corpus.rules.duplicates import SPREAD
-from megalite.corpus.rules.marks import PUNCTUATION_MARKS
+from megalite.corpus.rules.punctuation import PUNCTUATION_MARKS
 from megalite.kernel import bare_kernel, read_only
 from megalite.texts import Texts
 

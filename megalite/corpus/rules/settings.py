@@ -23,7 +23,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveInt, model_validator
 
 from megalite.config.schema import Section
-from megalite.corpus.rules.marks import TERMINAL_MARKS
+from megalite.corpus.rules.punctuation import TERMINAL_MARKS
 
 Share = Annotated[float, Field(ge=0.0, le=1.0)]
 

@@ -21,7 +21,7 @@ import numpy as np
 from megalite.corpus.spans.partitioned import Partitions, read_partition, save_array
 from megalite.corpus.spans.reading import Shard, read_texts
 from megalite.corpus.spans.settings import LineDedupConfig, partitions_of, with_partitions
-from megalite.progress import Progress
+from megalite.progress import ProgressReporter
 from megalite.stations.tasks import WORK_FOLDER, Report, Runner, Task, run_tasks
 from megalite.texts import Texts
 
@@ -66,7 +66,7 @@ def find_lines(texts: Texts, frequent: np.ndarray, config: LineDedupConfig) -> n
 
 
 def count_lines_in_shards(
-    folder: Path, shards: Sequence[Shard], config: LineDedupConfig, *, runner: Runner, progress: Progress
+    folder: Path, shards: Sequence[Shard], config: LineDedupConfig, *, runner: Runner, progress: ProgressReporter
 ) -> None:
     """Count the lines of a corpus in files, as resumable tasks; `frequent_lines` reads the result.
 

@@ -24,7 +24,7 @@ import numpy as np
 from megalite.corpus.spans.partitioned import Partitions, read_partition, save_array
 from megalite.corpus.spans.reading import Shard, read_texts, slices
 from megalite.corpus.spans.settings import SubstringConfig, partitions_of
-from megalite.progress import Progress
+from megalite.progress import ProgressReporter
 from megalite.stations.tasks import WORK_FOLDER, Report, Runner, Task, replacing, run_tasks
 from megalite.texts import Texts
 
@@ -67,7 +67,7 @@ def find_repeats(texts: Texts, config: SubstringConfig) -> np.ndarray:
 
 
 def find_repeats_in_shards(
-    folder: Path, shards: Sequence[Shard], config: SubstringConfig, *, runner: Runner, progress: Progress
+    folder: Path, shards: Sequence[Shard], config: SubstringConfig, *, runner: Runner, progress: ProgressReporter
 ) -> list[Report]:
     """The same for a corpus in files, as resumable tasks.
 

@@ -24,7 +24,7 @@ from megalite.corpus.spans.partitioned import Partitions, read_partition, save_a
 from megalite.corpus.spans.reading import Shard, read_field
 from megalite.corpus.spans.settings import UrlDedupConfig, partitions_of, with_partitions
 from megalite.errors import DataError
-from megalite.progress import Progress
+from megalite.progress import ProgressReporter
 from megalite.stations.tasks import WORK_FOLDER, Report, Runner, Task, add_counts, run_tasks
 
 KEYS_PHASE = "urls-keys"
@@ -80,7 +80,7 @@ def find_repeated_urls(urls: Iterable[str | None], config: UrlDedupConfig) -> np
 
 
 def find_repeated_urls_in_shards(
-    folder: Path, shards: Sequence[Shard], config: UrlDedupConfig, *, runner: Runner, progress: Progress
+    folder: Path, shards: Sequence[Shard], config: UrlDedupConfig, *, runner: Runner, progress: ProgressReporter
 ) -> list[Report]:
     """The same for a corpus in files, as resumable tasks.
 

@@ -11,7 +11,7 @@ from megalite.corpus.spans.contamination import ExampleIndex, find_overlaps, ind
 from megalite.corpus.spans.removal import remove_overlaps
 from megalite.corpus.spans.settings import DecontaminateConfig
 from megalite.corpus.stations.filtering import Decision, Filtering, write_shard
-from megalite.progress import Progress
+from megalite.progress import ProgressReporter
 from megalite.stations.hashes import hash_file
 from megalite.stations.station import StationResult
 from megalite.stations.tasks import Report, Runner, Task
@@ -24,7 +24,7 @@ def decontaminate(
     config: DecontaminateConfig,
     *,
     runner: Runner | None = None,
-    progress: Progress | None = None,
+    progress: ProgressReporter | None = None,
 ) -> StationResult:
     """Run the station.
 

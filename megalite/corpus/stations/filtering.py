@@ -20,7 +20,7 @@ import pyarrow as pa
 from megalite.corpus.corpus import Corpus
 from megalite.corpus.documents import (
     ARROW_TYPE,
-    Outcome,
+    ShardOutput,
     ShardWriter,
     shard_name,
     what_is_kept,
@@ -29,7 +29,7 @@ from megalite.corpus.documents import (
 )
 from megalite.corpus.shards import ShardReading
 from megalite.errors import DataError
-from megalite.progress import Progress, Silent
+from megalite.progress import NoProgress, ProgressReporter
 from megalite.stations.runners import InProcess
 from megalite.stations.station import StationResult, run_station
 from megalite.stations.tasks import Report, Runner, Task, TaskFunction, add_counts, run_tasks
@@ -64,11 +64,11 @@ Decide = Callable[[pa.RecordBatch, Texts, int], Decision]
 """Decides about a batch: its documents, their texts, and the row of the first of them in the shard."""
 
 
-class Where(TypedDict):
+class TaskOptions(TypedDict):
     """Where tasks run, and who is told how far they are: keyword arguments of `run_tasks`."""
 
     runner: Runner
-    progress: Progress
+    progress: ProgressReporter
 
 
 class Filtering:
@@ -84,11 +84,11 @@ class Filtering:
         DataError: some of the corpus is raw.
     """
 
-    def __init__(self, station: str, corpus: Corpus, runner: Runner | None, progress: Progress | None):
+    def __init__(self, station: str, corpus: Corpus, runner: Runner | None, progress: ProgressReporter | None):
         self.station = station
         self.corpus = corpus
         self.paths = [_station_path(shard, station) for shard in corpus.shards()]
-        self.where: Where = {"runner": runner or InProcess(), "progress": progress or Silent()}
+        self.where: TaskOptions = {"runner": runner or InProcess(), "progress": progress or NoProgress()}
 
     def run(
         self,
@@ -157,7 +157,7 @@ def write_shard(path: str, number: int, folder: Path, decide: Decide, *, schema:
     reasons: Counter[str] = Counter()
     num_bytes, row = 0, 0
     removed = ShardWriter(folder / REMOVED_FOLDER / shard_name(number), schema)
-    with Outcome(folder, number) as outcome, removed:
+    with ShardOutput(folder, number) as outcome, removed:
         for batch in ShardReading({"station": path}):
             documents, texts = batch.documents, batch.texts
             decision = decide(documents, texts, row)

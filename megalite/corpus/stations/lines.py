@@ -10,7 +10,7 @@ from megalite.corpus.spans.lines import count_lines_in_shards, find_lines, frequ
 from megalite.corpus.spans.removal import remove_lines
 from megalite.corpus.spans.settings import LineDedupConfig, with_partitions
 from megalite.corpus.stations.filtering import Decision, Filtering, write_shard
-from megalite.progress import Progress
+from megalite.progress import ProgressReporter
 from megalite.stations.station import StationResult
 from megalite.stations.tasks import Report, Runner, Task
 from megalite.texts import Texts
@@ -22,7 +22,7 @@ def line_dedup(
     config: LineDedupConfig,
     *,
     runner: Runner | None = None,
-    progress: Progress | None = None,
+    progress: ProgressReporter | None = None,
 ) -> StationResult:
     """Run the station.
 

@@ -22,7 +22,7 @@ from megalite.corpus.near.settings import NearDedupConfig
 from megalite.corpus.near.station import EARLIER_DATA, find_near_duplicates, read_mask
 from megalite.corpus.stations.filtering import TWINS_SCHEMA, Decision, Filtering, write_shard
 from megalite.errors import DataError
-from megalite.progress import Progress, Silent
+from megalite.progress import NoProgress, ProgressReporter
 from megalite.stations.station import StationResult
 from megalite.stations.tasks import WORK_FOLDER, Report, Runner, Task, add_counts, replacing, run_tasks
 from megalite.texts import Texts
@@ -39,7 +39,7 @@ def near_dedup(
     older: Sequence[Path] = (),
     keep_index: bool = False,
     runner: Runner | None = None,
-    progress: Progress | None = None,
+    progress: ProgressReporter | None = None,
 ) -> StationResult:
     """Run the station.
 
@@ -61,10 +61,12 @@ def near_dedup(
         shards = [{"path": path} for path in filtering.paths]
         if config.keep == "best":
             tasks = [{"path": path, "field": config.score_field} for path in filtering.paths]
-            scored = run_tasks(folder, "score", score_shard, tasks, runner=filtering.where["runner"], progress=Silent())
+            scored = run_tasks(
+                folder, "score", score_shard, tasks, runner=filtering.where["runner"], progress=NoProgress()
+            )
             _refuse_unscored(add_counts(scored, "documents"), add_counts(scored, "scored"), config.score_field)
             shards = [{**shard, "scores": _scores_file(folder, number)} for number, shard in enumerate(shards)]
-        run_tasks(folder, "names", name_shard, shards, runner=filtering.where["runner"], progress=Silent())
+        run_tasks(folder, "names", name_shard, shards, runner=filtering.where["runner"], progress=NoProgress())
         found = asdict(find_near_duplicates(shards, folder, config, older=older, **filtering.where))
         settings = config.model_dump(mode="json")
         counts = filtering.write(folder, keep_shard, config=settings, older=[str(path.resolve()) for path in older])

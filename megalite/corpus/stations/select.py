@@ -27,7 +27,7 @@ from megalite.corpus.scoring.settings import ClassifierConfig, PerplexityConfig
 from megalite.corpus.scoring.threshold import Scorer, Threshold, best_fraction, pareto_keeps, write_scores
 from megalite.corpus.shards import ShardReading
 from megalite.corpus.stations.filtering import Decision, Filtering, write_shard
-from megalite.progress import Progress
+from megalite.progress import ProgressReporter
 from megalite.stations.station import StationResult
 from megalite.stations.tasks import Report, Runner, Task, run_tasks
 from megalite.texts import Texts
@@ -43,7 +43,7 @@ def select(
     config: PerplexityConfig | ClassifierConfig,
     *,
     runner: Runner | None = None,
-    progress: Progress | None = None,
+    progress: ProgressReporter | None = None,
 ) -> StationResult:
     """Run the station, `perplexity` or `classifier` by its settings.
 

@@ -12,7 +12,7 @@ from megalite.corpus.spans.removal import remove_repeats
 from megalite.corpus.spans.settings import SubstringConfig, with_partitions
 from megalite.corpus.spans.substring import find_repeats_in_shards, load_spans
 from megalite.corpus.stations.filtering import Decision, Filtering, write_shard
-from megalite.progress import Progress
+from megalite.progress import ProgressReporter
 from megalite.stations.station import StationResult
 from megalite.stations.tasks import Report, Runner, Task, add_counts
 from megalite.texts import Texts
@@ -24,7 +24,7 @@ def substring_dedup(
     config: SubstringConfig,
     *,
     runner: Runner | None = None,
-    progress: Progress | None = None,
+    progress: ProgressReporter | None = None,
 ) -> StationResult:
     """Run the station.
 

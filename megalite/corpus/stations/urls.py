@@ -11,7 +11,7 @@ from megalite.corpus.corpus import Corpus
 from megalite.corpus.spans.settings import UrlDedupConfig, with_partitions
 from megalite.corpus.spans.urls import find_repeated_urls_in_shards, load_repeats
 from megalite.corpus.stations.filtering import Decision, Filtering, write_shard
-from megalite.progress import Progress, Silent
+from megalite.progress import NoProgress, ProgressReporter
 from megalite.stations.station import StationResult
 from megalite.stations.tasks import Report, Runner, Task
 from megalite.texts import Texts
@@ -23,7 +23,7 @@ def url_dedup(
     config: UrlDedupConfig,
     *,
     runner: Runner | None = None,
-    progress: Progress | None = None,
+    progress: ProgressReporter | None = None,
 ) -> StationResult:
     """Run the station.
 
@@ -42,7 +42,7 @@ def url_dedup(
     def build(folder: Path) -> dict[str, Any]:
         runner = filtering.where["runner"]
         sized = with_partitions(config, corpus.text_mb * 1e6)
-        find_repeated_urls_in_shards(folder, filtering.paths, sized, runner=runner, progress=Silent())
+        find_repeated_urls_in_shards(folder, filtering.paths, sized, runner=runner, progress=NoProgress())
         return filtering.write(folder, keep_shard)
 
     return filtering.run(out, build, settings=config.model_dump(mode="json"), num_passes=1)

@@ -16,7 +16,7 @@ JOIN, CUT, HARD = range(3)
 NO_PIECE = -1
 
 
-class Pieces(NamedTuple):
+class VocabularyArrays(NamedTuple):
     """Arrays that an algorithm does not need are empty."""
 
     algorithm: int
@@ -41,10 +41,10 @@ class Pieces(NamedTuple):
     """UNIGRAM: that of a character without a piece."""
 
 
-def make_pieces(algorithm: int, rules: np.ndarray, byte_ids: np.ndarray, **arrays: Any) -> Pieces:
+def make_pieces(algorithm: int, rules: np.ndarray, byte_ids: np.ndarray, **arrays: Any) -> VocabularyArrays:
     """Pieces, with empty arrays for what is not given."""
     no_table = make_table(*np.zeros((2, 0), np.int64))
-    without = Pieces(
+    without = VocabularyArrays(
         algorithm=algorithm,
         rules=rules,
         classes=np.zeros(0, np.uint8),

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from megalite.tokenizer.encoders.cuts import cuts_between
-from megalite.tokenizer.encoders.pieces import BPE, NO_PIECE, UNIGRAM, Pieces, make_pieces
+from megalite.tokenizer.encoders.pieces import BPE, NO_PIECE, UNIGRAM, VocabularyArrays, make_pieces
 from megalite.tokenizer.encoders.reference import BLANK, Unsupported
 from megalite.tokenizer.encoders.tables import make_table
 from megalite.tokenizer.fast import SCORE_STEP
@@ -25,7 +25,7 @@ FIRST_EXACT = (0, 2, 2)
 leaves the exact range, and a word there depends on what stands before it."""
 
 
-def read_model(model: bytes) -> Pieces:
+def read_model(model: bytes) -> VocabularyArrays:
     """Arrays of a `tokenizer.model`.
 
     Raises:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import numpy as np
 
 from megalite.kernel import bare_kernel
-from megalite.tokenizer.encoders.pieces import NO_PIECE, Pieces
+from megalite.tokenizer.encoders.pieces import NO_PIECE, VocabularyArrays
 from megalite.tokenizer.encoders.tables import find
 from megalite.tokenizer.encoders.utf8 import char_size
 
@@ -25,7 +25,7 @@ UNSEEN = -1
 
 @bare_kernel
 def encode_unigram(
-    buffer: np.ndarray, start: int, stop: int, pieces: Pieces, room: np.ndarray, out: np.ndarray, at: int
+    buffer: np.ndarray, start: int, stop: int, pieces: VocabularyArrays, room: np.ndarray, out: np.ndarray, at: int
 ) -> int:
     """Encode bytes start..stop-1 into out[at:].
 

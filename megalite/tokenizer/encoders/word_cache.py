@@ -24,7 +24,7 @@ from megalite.kernel import bare_kernel, read_only
 from megalite.texts import Texts
 from megalite.tokenizer.encoders.bpe import BPE_ROOM, encode_bpe, encode_byte_bpe
 from megalite.tokenizer.encoders.byte_level import next_hard_word
-from megalite.tokenizer.encoders.pieces import BYTE_BPE, HARD, JOIN, UNIGRAM, Pieces
+from megalite.tokenizer.encoders.pieces import BYTE_BPE, HARD, JOIN, UNIGRAM, VocabularyArrays
 from megalite.tokenizer.encoders.short_words import WORD_BYTES, eight_bytes, first_bytes, letters_size
 from megalite.tokenizer.encoders.unigram import UNIGRAM_ROOM, encode_unigram
 
@@ -97,7 +97,7 @@ class WordCacheEncoder:
 
     name = "word-cache"
 
-    def __init__(self, pieces: Pieces):
+    def __init__(self, pieces: VocabularyArrays):
         self._pieces = pieces
         self._cache = empty_cache()
 
@@ -118,7 +118,7 @@ class WordCacheEncoder:
 def encode_words(
     buffer: np.ndarray,
     offsets: np.ndarray,
-    pieces: Pieces,
+    pieces: VocabularyArrays,
     cache: Cache,
     eos_id: int,
     room: np.ndarray,
@@ -158,7 +158,7 @@ def _encode_text(
     buffer: np.ndarray,
     start: int,
     stop: int,
-    pieces: Pieces,
+    pieces: VocabularyArrays,
     cache: Cache,
     room: np.ndarray,
     out: np.ndarray,
@@ -205,7 +205,7 @@ def _encode_text(
 
 
 @bare_kernel
-def _word_end(buffer: np.ndarray, start: int, stop: int, pieces: Pieces) -> int:
+def _word_end(buffer: np.ndarray, start: int, stop: int, pieces: VocabularyArrays) -> int:
     """Where the word that begins at start ends; stop is the end of the text."""
     last, end, rule = np.int64(buffer[start]), start, JOIN
     while rule == JOIN:
@@ -271,7 +271,7 @@ def _copy_ids(num_ids: int, place: int, first_two: int, known_ids: np.ndarray, o
 
 @bare_kernel
 def _encode_word(
-    buffer: np.ndarray, start: int, stop: int, pieces: Pieces, room: np.ndarray, out: np.ndarray, at: int
+    buffer: np.ndarray, start: int, stop: int, pieces: VocabularyArrays, room: np.ndarray, out: np.ndarray, at: int
 ) -> int:
     if pieces.algorithm == BYTE_BPE:
         return encode_byte_bpe(buffer, start, stop, pieces, room, out, at)
@@ -287,7 +287,7 @@ def _learn(
     stop: int,
     key: int,
     slot: int,
-    pieces: Pieces,
+    pieces: VocabularyArrays,
     cache: Cache,
     room: np.ndarray,
     out: np.ndarray,

@@ -9,7 +9,7 @@ import pytest
 
 from megalite.corpus.spans.settings import UrlDedupConfig
 from megalite.corpus.spans.urls import find_repeated_urls, find_repeated_urls_in_shards, load_repeats, normalise_url
-from megalite.progress import Silent
+from megalite.progress import NoProgress
 from tests.corpus.spans.kit import ON_THE_SPOT, write_shards
 
 CONFIG = UrlDedupConfig()
@@ -78,7 +78,7 @@ def test_shards_equal_memory(tmp_path, num_shards, num_partitions):
     urls = [rng.choice([None, f"https://site{rng.randrange(40)}.org/{rng.randrange(3)}/"]) for _ in range(200)]
     shards = write_shards(tmp_path / "in", [""] * 200, num_shards=num_shards, rows=9, urls=urls)
     config = UrlDedupConfig(num_partitions=num_partitions)
-    reports = find_repeated_urls_in_shards(tmp_path / "out", shards, config, runner=ON_THE_SPOT, progress=Silent())
+    reports = find_repeated_urls_in_shards(tmp_path / "out", shards, config, runner=ON_THE_SPOT, progress=NoProgress())
     found = np.zeros(200, bool)
     for number, part in enumerate(np.array_split(np.arange(200), num_shards)):
         found[part[load_repeats(tmp_path / "out", number)]] = True

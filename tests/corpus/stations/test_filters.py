@@ -14,7 +14,7 @@ import pytest
 from megalite.corpus.corpus import Corpus
 from megalite.corpus.near.settings import NearDedupConfig
 from megalite.corpus.prepare import prepare
-from megalite.corpus.recipe import CleanConfig, DocumentSource, Recipe
+from megalite.corpus.recipe import CleanConfig, DataRecipe, DocumentSource
 from megalite.corpus.scoring.settings import ClassifierConfig, PerplexityConfig
 from megalite.corpus.spans.settings import DecontaminateConfig, LineDedupConfig, SubstringConfig, UrlDedupConfig
 from megalite.corpus.stations.clean import clean
@@ -25,7 +25,7 @@ from megalite.corpus.stations.select import select
 from megalite.corpus.stations.substring import substring_dedup
 from megalite.corpus.stations.urls import url_dedup
 from megalite.errors import DataError
-from megalite.progress import Silent
+from megalite.progress import NoProgress
 from megalite.stations.runners import LocalPool
 from megalite.stations.station import StationResult
 from tests.kit.data import all_bytes, corpus_of, write_json_lines
@@ -179,7 +179,7 @@ def test_near_duplicates_name_their_twins(tmp_path):
     assert (row["kept_id"], row["kept_source"], row["detail"]) == ("", "", "repeats earlier data")
 
 
-class Summary(Silent):
+class Summary(NoProgress):
     """What a station says at its end."""
 
     line = ""
@@ -239,7 +239,7 @@ def test_all_of_them_in_one_recipe(tmp_path):
     """Each reads what the one before left; a changed setting redoes it and what follows."""
     cleaned(tmp_path, documents())
     exam = write_json_lines(tmp_path / "exam.jsonl", [sentence(3)])
-    recipe = Recipe(
+    recipe = DataRecipe(
         out=tmp_path / "out",
         sources=[{"path": tmp_path / "raw", "keep_fields": ["url"]}],
         valid_fraction=0,

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from rich.text import Text
 
     from megalite.corpus.effects import Effect, Effects
-    from megalite.corpus.inspection import Example, Group, Inspection
+    from megalite.corpus.inspection import DocumentGroup, Example, Inspection
     from megalite.data.samples import Samples
 
 
@@ -139,7 +139,7 @@ def _print_counts(station: Inspection) -> None:
     report_console().print(table)
 
 
-def _print_examples(group: Group, chars: int) -> None:
+def _print_examples(group: DocumentGroup, chars: int) -> None:
     for example in group.examples:
         fate = group.fate if group.fate == "kept" else f"{group.fate}: {group.reason}"
         detail = f" ({example.detail})" if example.detail else ""

@@ -1,4 +1,4 @@
-"""Judge a batch of texts: edit, measure, and give each document that fails the reason.
+"""Apply the rules to a batch of texts: edit, measure, and give each document that fails the reason.
 
     texts -> c4: edit lines -> measure -> rules in order, the first that fires names the reason
              (only if on)      (twice where some count as datatrove does)
@@ -30,7 +30,7 @@ KEEP = -1
 
 
 @dataclass(frozen=True)
-class Judgement:
+class RulesResult:
     """What came of a batch."""
 
     texts: Texts
@@ -47,7 +47,7 @@ class Judgement:
 
 
 @dataclass(frozen=True)
-class Measured:
+class RuleValues:
     """A rule's statistic of every document, and what it is compared with."""
 
     values: np.ndarray
@@ -68,8 +68,8 @@ def make_rules(config: RulesConfig) -> list[Rule]:
     return rules
 
 
-def judge(texts: Texts, config: RulesConfig) -> Judgement:
-    """Edit and judge a batch.
+def apply_rules(texts: Texts, config: RulesConfig) -> RulesResult:
+    """Edit and measure a batch, and find the first rule that each document fails.
 
     Args:
         texts: the documents, after the repair.
@@ -83,16 +83,16 @@ def judge(texts: Texts, config: RulesConfig) -> Judgement:
     codes = np.full(len(texts), KEEP, np.int16)
     for code, rule in enumerate(rules):
         codes[(codes == KEEP) & rule.rejects(statistics)] = code
-    return Judgement(texts, codes, tuple(rule.reason for rule in rules))
+    return RulesResult(texts, codes, tuple(rule.reason for rule in rules))
 
 
-def statistics_table(texts: Texts, config: RulesConfig) -> dict[str, Measured]:
+def statistics_table(texts: Texts, config: RulesConfig) -> dict[str, RuleValues]:
     """What every rule that is on sees of a batch, by the rule's reason, in the rules' order.
 
-    Unlike `judge` this shows each rule all documents, also those that another one rejects.
+    Unlike `apply_rules` this shows each rule all documents, also those that another one rejects.
     """
     texts, statistics = edit_and_measure(texts, config)
-    return {rule.reason: Measured(rule.values(statistics), rule.keep, rule.threshold) for rule in make_rules(config)}
+    return {rule.reason: RuleValues(rule.values(statistics), rule.keep, rule.threshold) for rule in make_rules(config)}
 
 
 def edit_and_measure(texts: Texts, config: RulesConfig) -> tuple[Texts, np.ndarray]:
