@@ -37,7 +37,7 @@ FLOORS = (
 
 FLOORS_INSIDE: dict[str, tuple[tuple[str, ...], ...]] = {
     "data": (
-        ("settings", "columns", "index_checks", "sample", "order"),
+        ("settings", "index_checks", "sample", "order"),
         ("indexed",),
         ("gather", "best_fit", "pack_report"),
         ("layout",),

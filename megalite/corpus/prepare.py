@@ -23,15 +23,12 @@ from megalite.corpus.near.settings import NearDedupConfig
 from megalite.corpus.recipe import DataRecipe, DocumentSource
 from megalite.corpus.split import ALL, CorpusSplit, Part
 from megalite.corpus.stations.clean import clean
-from megalite.corpus.stations.contamination import decontaminate
 from megalite.corpus.stations.dedup import dedup
-from megalite.corpus.stations.lines import line_dedup
 from megalite.corpus.stations.near import near_dedup
 from megalite.corpus.stations.select import select
-from megalite.corpus.stations.substring import substring_dedup
+from megalite.corpus.stations.spans import decontaminate, line_dedup, substring_dedup, url_dedup
 from megalite.corpus.stations.tokenize import tokenize
 from megalite.corpus.stations.train_tokenizer import train_tokenizer
-from megalite.corpus.stations.urls import url_dedup
 from megalite.data.pack import pack
 from megalite.errors import ConfigError, DataError
 from megalite.progress import NoProgress, ProgressReporter

@@ -239,10 +239,6 @@ class IndexedTokens:
         starts[inside] = self._offsets[sequences[inside]] // self.dtype.itemsize
         return starts
 
-    def document_lengths(self) -> np.ndarray:
-        """Tokens of every document, int64 [num_documents]."""
-        return np.diff(self.document_starts(0, self.num_documents + 1))
-
 
 def _read_header(path: Path) -> tuple[np.dtype, int, int]:
     """dtype, number of sequences and number of document borders of an index, its size checked."""

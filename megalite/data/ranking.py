@@ -19,8 +19,7 @@ import numpy as np
 import xxhash
 from pydantic import NonNegativeInt
 
-from megalite.data.columns import map_column
-from megalite.data.layout import Layout
+from megalite.data.layout import Layout, map_column
 from megalite.data.order import KeyedPermutation
 from megalite.errors import DataError
 from megalite.records import NO_CHECKSUM, Record, is_sealed, parse_record, seal

@@ -125,11 +125,6 @@ class Tokenizer:
         return self._choice[0].name
 
     @property
-    def refused_backends(self) -> dict[str, str]:
-        """Why each faster encoder is not used."""
-        return self._choice[1]
-
-    @property
     def _dtype(self) -> np.dtype:
         return token_dtype(self.vocab_size)
 

@@ -18,8 +18,7 @@ from megalite.corpus.recipe import CleanConfig, DedupConfig
 from megalite.corpus.spans.settings import LineDedupConfig, SubstringConfig
 from megalite.corpus.stations.clean import clean
 from megalite.corpus.stations.dedup import dedup
-from megalite.corpus.stations.lines import line_dedup
-from megalite.corpus.stations.substring import substring_dedup
+from megalite.corpus.stations.spans import line_dedup, substring_dedup
 from megalite.errors import DataError
 from tests.kit.data import corpus_of, prose, random_documents, write_json_lines, write_tokens_folder
 

@@ -20,7 +20,7 @@ from megalite.corpus.stations.clean import clean
 from megalite.errors import EXIT_REQUEUE, DataError, UnavailableError, UserError
 from megalite.slurm_words import check_options
 from megalite.stations.runners import worker as worker_module
-from megalite.stations.runners.driving import stopping_in_order
+from megalite.stations.runners.signals import stopping_in_order
 from megalite.stations.runners.slurm import SlurmArray
 from megalite.stations.runners.slurm_queue import OWNED, Element
 from megalite.stations.runners.task_queue import TaskFailure, TaskQueue, WorkerHeartbeat

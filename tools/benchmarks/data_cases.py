@@ -143,7 +143,7 @@ def substring(inputs: Inputs, setting: str) -> Run:
     memory for the spans of texts that are held in memory."""
     from megalite.corpus.spans.settings import SubstringConfig
     from megalite.corpus.spans.substring import find_repeats, find_repeats_in_shards, load_spans
-    from megalite.corpus.stations.substring import substring_dedup
+    from megalite.corpus.stations.spans import substring_dedup
 
     config, paths = SubstringConfig(), [str(path) for path in inputs.shards]
     texts = inputs.texts() if setting == "memory" else None

@@ -90,7 +90,7 @@ def working(workers: int | None) -> Iterator[Working]:
     """Progress on this terminal, and a pool of processes."""
     from megalite.progress import progress_on
     from megalite.stations.runners import LocalPool, default_workers
-    from megalite.stations.runners.driving import stopping_in_order
+    from megalite.stations.runners.signals import stopping_in_order
 
     with progress_on() as progress, stopping_in_order(), LocalPool(workers or default_workers()) as runner:
         yield Working(progress, runner)

@@ -28,14 +28,15 @@ from megalite.corpus.near.index import Index, shard_file, write_index_file
 from megalite.corpus.near.phases import (
     INDEX_FOLDER,
     MASKS_FOLDER,
+    Shard,
     cluster_documents,
     mask_shard,
     match_partition,
+    read_ids,
     sign_shard,
 )
 from megalite.corpus.near.report import NearReport
 from megalite.corpus.near.settings import NearDedupConfig
-from megalite.corpus.near.shards import Shard, read_ids
 from megalite.errors import DataError
 from megalite.progress import ProgressReporter
 from megalite.stations.tasks import Report, Runner, Task, add_counts, run_tasks

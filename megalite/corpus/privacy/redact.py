@@ -15,11 +15,25 @@ from typing import NamedTuple
 
 import numpy as np
 
-from megalite.corpus.privacy import credentials, network, payment, places, telephone
+from megalite.corpus.privacy import credentials, network, payment, telephone
 from megalite.corpus.privacy.settings import PrivacyConfig
-from megalite.corpus.privacy.window import Span, Window
-from megalite.corpus.repair.splice import Patch, splice
-from megalite.texts import Texts
+from megalite.corpus.privacy.window import (
+    ASSIGNMENT,
+    AT,
+    CARD,
+    COLONS,
+    DOTTED,
+    IBAN,
+    JWT,
+    KEY,
+    PEM,
+    PHONE,
+    PLUS,
+    SSN,
+    Span,
+    Window,
+)
+from megalite.texts import Patch, Texts, splice
 
 Check = Callable[[Window], Span | None]
 
@@ -79,19 +93,19 @@ def make_rules(config: PrivacyConfig) -> list[RedactionRule]:
     """The rules that are on, the surest kind first."""
     private = config.private_ip_addresses
     table: list[tuple[int, str, Check]] = [
-        (places.PEM, "private_key", credentials.find_private_key),
-        (places.JWT, "jwt", credentials.find_jwt),
-        (places.KEY, "api_key", credentials.find_key),
-        (places.ASSIGNMENT, "api_key", credentials.find_assigned_aws_secret),
-        (places.AT, "email", network.find_email),
-        (places.IBAN, "iban", payment.find_iban),
-        (places.CARD, "card", payment.find_card),
-        (places.DOTTED, "ip_address", partial(network.find_ipv4, private=private)),
-        (places.COLONS, "ip_address", partial(network.find_ipv6, private=private)),
-        (places.SSN, "us_ssn", telephone.find_ssn),
-        (places.PLUS, "phone", telephone.find_international),
-        (places.PHONE, "phone", telephone.find_national),
-        (places.ASSIGNMENT, "password", credentials.find_assigned_password),
+        (PEM, "private_key", credentials.find_private_key),
+        (JWT, "jwt", credentials.find_jwt),
+        (KEY, "api_key", credentials.find_key),
+        (ASSIGNMENT, "api_key", credentials.find_assigned_aws_secret),
+        (AT, "email", network.find_email),
+        (IBAN, "iban", payment.find_iban),
+        (CARD, "card", payment.find_card),
+        (DOTTED, "ip_address", partial(network.find_ipv4, private=private)),
+        (COLONS, "ip_address", partial(network.find_ipv6, private=private)),
+        (SSN, "us_ssn", telephone.find_ssn),
+        (PLUS, "phone", telephone.find_international),
+        (PHONE, "phone", telephone.find_national),
+        (ASSIGNMENT, "password", credentials.find_assigned_password),
     ]
     rules: list[RedactionRule] = []
     for code, kind, check in table:

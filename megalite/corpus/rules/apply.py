@@ -15,13 +15,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from megalite.corpus.rules.bad_words import bad_word_rules, read_bad_words
-from megalite.corpus.rules.basic import basic_rules
 from megalite.corpus.rules.c4 import c4_rules, edit_lines
 from megalite.corpus.rules.datatrove import measure_as_datatrove
 from megalite.corpus.rules.fineweb import fineweb_rules
 from megalite.corpus.rules.gopher import quality_rules, repetition_rules
 from megalite.corpus.rules.repetition import DUPLICATE_LENGTHS, TOP_LENGTHS
-from megalite.corpus.rules.rule import Rule
+from megalite.corpus.rules.rule import Rule, basic_rules
 from megalite.corpus.rules.settings import GopherRepetitionConfig, RulesConfig, counts_as_datatrove
 from megalite.corpus.rules.statistics import measure, no_statistics
 from megalite.texts import Texts
@@ -44,17 +43,6 @@ class RulesResult:
     def kept(self) -> np.ndarray:
         """Which documents stay, bool [documents]."""
         return self.reason_codes == KEEP
-
-
-@dataclass(frozen=True)
-class RuleValues:
-    """A rule's statistic of every document, and what it is compared with."""
-
-    values: np.ndarray
-    """float64 [documents]."""
-    keep: str
-    """How the values of documents that stay compare with the threshold: >, >=, < or <=."""
-    threshold: float
 
 
 def make_rules(config: RulesConfig) -> list[Rule]:
@@ -84,15 +72,6 @@ def apply_rules(texts: Texts, config: RulesConfig) -> RulesResult:
     for code, rule in enumerate(rules):
         codes[(codes == KEEP) & rule.rejects(statistics)] = code
     return RulesResult(texts, codes, tuple(rule.reason for rule in rules))
-
-
-def statistics_table(texts: Texts, config: RulesConfig) -> dict[str, RuleValues]:
-    """What every rule that is on sees of a batch, by the rule's reason, in the rules' order.
-
-    Unlike `apply_rules` this shows each rule all documents, also those that another one rejects.
-    """
-    texts, statistics = edit_and_measure(texts, config)
-    return {rule.reason: RuleValues(rule.values(statistics), rule.keep, rule.threshold) for rule in make_rules(config)}
 
 
 def edit_and_measure(texts: Texts, config: RulesConfig) -> tuple[Texts, np.ndarray]:

@@ -61,9 +61,13 @@ def measure_as_datatrove(
         character_classes(fineweb.terminal_characters if fineweb else ""),
         (lexicon or english()).learn(texts),
         make_hash_set([hash_of_word(word) for word in sorted(set(quality.stop_words))] if quality else []),
-        ScratchBuffers(np.empty(most, np.uint64), np.empty(most, np.int32), np.empty(most, np.uint8)),
-        make_grams(most if wanted & RUNS else 0),
-        make_table(most),
+        ScratchBuffers(
+            np.empty(most, np.uint64),
+            np.empty(most, np.int32),
+            np.empty(most, np.uint8),
+            make_grams(most if wanted & RUNS else 0),
+            make_table(most),
+        ),
         wanted,
         statistics,
     )

@@ -61,6 +61,10 @@ class ScratchBuffers(NamedTuple):
     """int32"""
     kinds: np.ndarray
     """uint8"""
+    grams: Grams
+    """For as many n-grams, if RUNS is wanted."""
+    table: HashTable
+    """For looking up as many."""
 
 
 @bare_kernel
@@ -71,8 +75,6 @@ def scan_documents(
     entries: Entries,
     stop_words: np.ndarray,
     scratch: ScratchBuffers,
-    grams: Grams,
-    table: HashTable,
     wanted: int,
     statistics: np.ndarray,
 ) -> None:
@@ -85,8 +87,6 @@ def scan_documents(
         entries: all chunks of the texts.
         stop_words: `make_hash_set`.
         scratch: for as many words as the longest document has bytes, and one more.
-        grams: the same, if RUNS is wanted.
-        table: for looking up as many.
         wanted: flags.
         statistics: int64 [documents, columns].
     """
@@ -95,9 +95,10 @@ def scan_documents(
         num_words = _read_words(buffer, start, end, classes, entries, scratch)
         _count_words(scratch, num_words, stop_words, row)
         if wanted & RUNS:
+            grams, table = scratch.grams, scratch.table
             measure_repetition(scratch.hashes, scratch.num_chars, num_words, grams, table, row, LONGEST_TOP)
-            _count_repeated_runs(scratch, num_words, grams, table, row)
-            _count_repeated_lines(buffer, start, end, classes, scratch, table, row)
+            _count_repeated_runs(scratch, num_words, row)
+            _count_repeated_lines(buffer, start, end, classes, scratch, row)
         if wanted & LINE_ENDS:
             row[TERMINAL_LINES] = _count_terminal_lines(buffer, start, end, classes)
         if wanted & SENTENCES_OF_LINES:
@@ -142,10 +143,9 @@ def _count_words(scratch: ScratchBuffers, num_words: int, stop_words: np.ndarray
 
 
 @bare_kernel
-def _count_repeated_runs(
-    scratch: ScratchBuffers, num_words: int, grams: Grams, table: HashTable, row: np.ndarray
-) -> None:
+def _count_repeated_runs(scratch: ScratchBuffers, num_words: int, row: np.ndarray) -> None:
     """Characters in repeated runs of each length. A run's hash grows by one word from length to length."""
+    grams, table = scratch.grams, scratch.table
     grams.borders[0] = 0
     for word in range(num_words):
         grams.keys[word] = scratch.hashes[word]
@@ -191,10 +191,10 @@ def _count_repeated_lines(
     end: int,
     classes: np.ndarray,
     scratch: ScratchBuffers,
-    table: HashTable,
     row: np.ndarray,
 ) -> None:
     """Lines, blank ones too, and paragraphs, of the text without the blanks at its ends."""
+    table = scratch.table
     num_lines = _part(buffer, start, end, ANY_RUN, scratch)
     found = count_duplicates(scratch.hashes, scratch.num_chars, num_lines, table)
     row[SPLIT_LINES] = num_lines

@@ -69,6 +69,14 @@ class Entries(NamedTuple):
     """uint8 [words]: flags."""
 
 
+class ChunkTable(NamedTuple):
+    """The chunks that are known, to enter more of them; the arrays as in `Entries`."""
+
+    slots: np.ndarray
+    keys: np.ndarray
+    num_chunks: int
+
+
 class Lexicon:
     """Remembers how chunks are cut.
 
@@ -106,8 +114,8 @@ class Lexicon:
         while place < texts.offsets[-1]:
             self._make_room()
             found, place, document = find_unknown(
-                buffer, offsets, place, document, character_classes(), knows_letters, self._slots, self._keys,
-                self._num_chunks, spans,
+                buffer, offsets, place, document, character_classes(), knows_letters,
+                ChunkTable(self._slots, self._keys, self._num_chunks), spans,
             )  # fmt: skip
             for start, end in spans[:found].tolist():
                 self._add(self._cut(texts.buffer[start:end].tobytes().decode()))
@@ -208,9 +216,7 @@ def find_unknown(
     document: int,
     classes: np.ndarray,
     knows_letters: bool,
-    slots: np.ndarray,
-    keys: np.ndarray,
-    num_chunks: int,
+    table: ChunkTable,
     spans: np.ndarray,
 ) -> tuple[int, int, int]:
     """Enter the chunks that are not in the table, as long as there is room in `spans` for their places.
@@ -225,11 +231,11 @@ def find_unknown(
             start, place, key, _, is_letters = next_chunk(buffer, place, end, classes)
             if start == place:
                 break
-            slot = find_slot(slots, keys, key)
-            if slots[slot] >= 0 or (knows_letters and is_letters):
+            slot = find_slot(table.slots, table.keys, key)
+            if table.slots[slot] >= 0 or (knows_letters and is_letters):
                 continue
-            slots[slot] = num_chunks + found
-            keys[num_chunks + found] = key
+            table.slots[slot] = table.num_chunks + found
+            table.keys[table.num_chunks + found] = key
             spans[found, 0], spans[found, 1] = start, place
             found += 1
             if found == len(spans):

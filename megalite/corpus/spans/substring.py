@@ -150,7 +150,7 @@ class _BytesOf:
         self._shards = shards
 
     def __call__(self, firsts: np.ndarray, lengths: np.ndarray, buffer: np.ndarray, targets: np.ndarray) -> None:
-        from megalite.corpus.spans.copying import copy_ranges
+        from megalite.corpus.spans.repeats import copy_ranges
 
         order = np.argsort(firsts)  # a mapped file is read from front to back
         shard_of = firsts[order] >> SHARD_SHIFT

@@ -11,7 +11,7 @@ address. `normalise_url` gives all of them one form, and the forms are compared 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from fnmatch import translate
 from functools import lru_cache
 from pathlib import Path
@@ -70,19 +70,10 @@ def normalise_url(url: str, config: UrlDedupConfig) -> str:
     return f"{host}{path}?{'&'.join(kept)}" if kept else host + path
 
 
-def find_repeated_urls(urls: Iterable[str | None], config: UrlDedupConfig) -> np.ndarray:
-    """Which documents come from an address that an earlier one came from, bool [documents]."""
-    urls = list(urls)
-    keys = _keys(urls, 0, 0, config)
-    repeats = np.zeros(len(urls), bool)
-    repeats[_repeats(keys)["row"]] = True
-    return repeats
-
-
 def find_repeated_urls_in_shards(
     folder: Path, shards: Sequence[Shard], config: UrlDedupConfig, *, runner: Runner, progress: ProgressReporter
 ) -> list[Report]:
-    """The same for a corpus in files, as resumable tasks.
+    """Which documents come from an address that an earlier one came from, as resumable tasks.
 
     Args:
         folder: the station's folder; `load_repeats` finds the result there.

@@ -21,11 +21,11 @@ import pyarrow as pa
 import xxhash
 
 from megalite.corpus.corpus import Corpus
-from megalite.corpus.document_names import look_up, write_names
 from megalite.corpus.documents import ARROW_TYPE, ShardOutput, ShardWriter, shard_name, what_is_kept
 from megalite.corpus.near.report import size_histogram
 from megalite.corpus.recipe import DedupConfig
 from megalite.corpus.shards import ShardReading, lost_counts, lost_in_words, refuse_unreadable
+from megalite.corpus.stations.filtering import look_up, write_names
 from megalite.progress import NoProgress, ProgressReporter
 from megalite.stations.runners import InProcess
 from megalite.stations.station import StationResult, run_station

@@ -13,14 +13,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from megalite.corpus.corpus import Corpus
-from megalite.corpus.document_names import look_up, write_names
-from megalite.corpus.documents import what_is_kept
-from megalite.corpus.metadata import read_numbers
+from megalite.corpus.documents import read_numbers, what_is_kept
 from megalite.corpus.near.index import INDEX_FILE, Index, names_file
 from megalite.corpus.near.phases import INDEX_FOLDER, MASKS_FOLDER
 from megalite.corpus.near.settings import NearDedupConfig
 from megalite.corpus.near.station import EARLIER_DATA, find_near_duplicates, read_mask
-from megalite.corpus.stations.filtering import TWINS_SCHEMA, Decision, Filtering, write_shard
+from megalite.corpus.stations.filtering import TWINS_SCHEMA, Decision, Filtering, look_up, write_names, write_shard
 from megalite.errors import DataError
 from megalite.progress import NoProgress, ProgressReporter
 from megalite.stations.station import StationResult

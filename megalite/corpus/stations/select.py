@@ -21,7 +21,7 @@ import numpy as np
 import pyarrow as pa
 
 from megalite.corpus.corpus import Corpus
-from megalite.corpus.metadata import add_numbers
+from megalite.corpus.documents import add_numbers
 from megalite.corpus.recipe import DocumentSource
 from megalite.corpus.scoring.settings import ClassifierConfig, PerplexityConfig
 from megalite.corpus.scoring.threshold import Scorer, Threshold, best_fraction, pareto_keeps, write_scores

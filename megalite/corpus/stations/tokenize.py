@@ -25,9 +25,9 @@ from megalite.corpus.documents import (
     DocumentBatch,
     Rejected,
     ShardWriter,
+    read_numbers,
     shard_name,
 )
-from megalite.corpus.metadata import read_numbers
 from megalite.corpus.shards import ShardReading, lost_counts, lost_in_words, refuse_unreadable
 from megalite.corpus.split import ALL, CorpusSplit
 from megalite.data.indexed import IndexedWriter

@@ -25,7 +25,7 @@ from megalite.errors import DataError, UserError
 from megalite.slurm_commands import PATIENCE_SECONDS, NoAnswer, gone_too_long
 from megalite.slurm_words import check_log_folder, check_options, command_line, job_name
 from megalite.stations.lease import Lease
-from megalite.stations.runners.driving import stopping_in_order
+from megalite.stations.runners.signals import stopping_in_order
 from megalite.stations.runners.slurm_queue import OWNED, Element, SlurmQueue
 from megalite.stations.runners.task_queue import TaskQueue, WorkerHeartbeat
 from megalite.stations.tasks import missing_tasks

@@ -17,9 +17,8 @@ from __future__ import annotations
 import numpy as np
 
 from megalite.kernel import bare_kernel
-from megalite.tokenizer.encoders.pieces import NO_PIECE, VocabularyArrays
-from megalite.tokenizer.encoders.tables import find
 from megalite.tokenizer.encoders.utf8 import char_size, code_point
+from megalite.tokenizer.encoders.vocabulary import NO_PIECE, VocabularyArrays, find
 
 SHORT = 48
 """Symbols; beyond, looking through all of them takes longer than the heap."""

@@ -14,8 +14,8 @@ from __future__ import annotations
 import numpy as np
 
 from megalite.kernel import bare_kernel
-from megalite.tokenizer.encoders.pieces import CUT, HARD, JOIN
 from megalite.tokenizer.encoders.utf8 import char_size, code_point
+from megalite.tokenizer.encoders.vocabulary import CUT, HARD, JOIN
 
 OTHER, LETTER, NUMBER, SPACE, ALONE = range(5)
 """Classes of characters; ALONE is a word of its own."""

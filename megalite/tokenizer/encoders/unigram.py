@@ -12,9 +12,8 @@ from __future__ import annotations
 import numpy as np
 
 from megalite.kernel import bare_kernel
-from megalite.tokenizer.encoders.pieces import NO_PIECE, VocabularyArrays
-from megalite.tokenizer.encoders.tables import find
 from megalite.tokenizer.encoders.utf8 import char_size
+from megalite.tokenizer.encoders.vocabulary import NO_PIECE, VocabularyArrays, find
 
 UNIGRAM_ROOM = 4
 """Numbers of room for each place of a word; there is one more than bytes."""

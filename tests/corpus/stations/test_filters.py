@@ -18,12 +18,9 @@ from megalite.corpus.recipe import CleanConfig, DataRecipe, DocumentSource
 from megalite.corpus.scoring.settings import ClassifierConfig, PerplexityConfig
 from megalite.corpus.spans.settings import DecontaminateConfig, LineDedupConfig, SubstringConfig, UrlDedupConfig
 from megalite.corpus.stations.clean import clean
-from megalite.corpus.stations.contamination import decontaminate
-from megalite.corpus.stations.lines import line_dedup
 from megalite.corpus.stations.near import near_dedup
 from megalite.corpus.stations.select import select
-from megalite.corpus.stations.substring import substring_dedup
-from megalite.corpus.stations.urls import url_dedup
+from megalite.corpus.stations.spans import decontaminate, line_dedup, substring_dedup, url_dedup
 from megalite.errors import DataError
 from megalite.progress import NoProgress
 from megalite.stations.runners import LocalPool

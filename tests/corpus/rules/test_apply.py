@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from megalite.corpus.rules.apply import KEEP, apply_rules, make_rules, statistics_table
+from megalite.corpus.rules.apply import KEEP, apply_rules, edit_and_measure, make_rules
 from megalite.corpus.rules.settings import (
     BadWordsConfig,
     C4Config,
@@ -312,20 +312,20 @@ def test_texts_that_are_not_edited_are_the_same_object():
     assert apply_rules(Texts.of([]), CONFIGS["all"]).reason_codes.size == 0
 
 
-def test_the_statistics_table_shows_what_the_rules_compare():
-    """Values and thresholds by reason, in the rules' order; together they give the first reason."""
+def test_the_statistics_are_what_the_rules_compare():
+    """Each rule's values and threshold; together, in the rules' order, they give the first reason."""
     texts = Texts.of([*TRAPS, *library_texts(10)])
     config = CONFIGS["all"]
-    table = statistics_table(texts, config)
-    assert list(table) == [rule.reason for rule in make_rules(config)]
+    _, statistics = edit_and_measure(texts, config)
+    table = {rule.reason: rule for rule in make_rules(config)}
     assert table["gopher: short words"].threshold == 1.0
-    assert all(measured.values.dtype == np.float64 for measured in table.values())
+    assert all(rule.values(statistics).dtype == np.float64 for rule in table.values())
     compare = {">": np.greater, ">=": np.greater_equal, "<": np.less, "<=": np.less_equal}
     del table["repeated lines"]  # passes documents of few lines
     judgement = apply_rules(texts, config)
-    for code, (reason, measured) in enumerate(table.items()):
+    for reason, rule in table.items():
         code = judgement.reason_names.index(reason)
-        stays = compare[measured.keep](measured.values, measured.threshold)
+        stays = compare[rule.keep](rule.values(statistics), rule.threshold)
         assert stays[(judgement.reason_codes == KEEP) | (judgement.reason_codes > code)].all()
         assert not stays[judgement.reason_codes == code].any()
 
