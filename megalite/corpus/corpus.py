@@ -22,7 +22,6 @@ from megalite.corpus.reading.hub import local_files, located, num_parts, plan_da
 from megalite.corpus.reading.python_library import list_python_files
 from megalite.corpus.reading.readers import READERS
 from megalite.corpus.reading.remote import FoundFile, list_remote
-from megalite.corpus.recipe import DATASET_SETTINGS, LIMITS, DocumentSource
 from megalite.corpus.shards import (
     Shard,
     ShardReading,
@@ -32,6 +31,7 @@ from megalite.corpus.shards import (
     station_shard,
     text_bytes,
 )
+from megalite.corpus.source import DATASET_SETTINGS, LIMITS, DocumentSource
 from megalite.errors import DataError
 from megalite.stations.facts import DOCUMENT_STATIONS
 from megalite.stations.manifest import FILE_NAME, StationManifest, check_input, find_manifest

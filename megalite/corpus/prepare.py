@@ -20,7 +20,8 @@ from megalite.config.yaml_source import read_source
 from megalite.corpus.card.make import JSON_FILE, make_card, write_card
 from megalite.corpus.corpus import Corpus
 from megalite.corpus.near.settings import NearDedupConfig
-from megalite.corpus.recipe import DataRecipe, DocumentSource
+from megalite.corpus.recipe import DataRecipe
+from megalite.corpus.source import DocumentSource
 from megalite.corpus.split import ALL, CorpusSplit, Part
 from megalite.corpus.stations.clean import clean
 from megalite.corpus.stations.dedup import dedup

@@ -18,8 +18,8 @@ from megalite.corpus.documents import REJECTED_FOLDER, BatchBuilder, DocumentBat
 from megalite.corpus.reading.columns import open_parquet
 from megalite.corpus.reading.files import READ_ERRORS, FilePiece, data_suffix, is_compressed, is_machine_fault
 from megalite.corpus.reading.readers import read_piece, read_station_shard
-from megalite.corpus.reading.remote import is_url, open_remote
-from megalite.corpus.recipe import DocumentSource
+from megalite.corpus.reading.remote import open_remote
+from megalite.corpus.source import DocumentSource, is_url
 from megalite.errors import DataError
 
 SMALLEST_SHARD = 4_000_000

@@ -20,12 +20,7 @@ from sentencepiece.sentencepiece_model_pb2 import ModelProto, TrainerSpec  # typ
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers
 
 from megalite.errors import DataError
-from megalite.tokenizer.encoders.reference import BLANK
-
-SCORE_STEP = 2.0**-6
-"""Unigram scores are rounded to this, so that their sums are exact: equally good paths then tie wherever the adding
-begins. In float64 that holds for any text; SentencePiece before 0.2.2 added in float32, exact up to a sum of
-2^24 x 2^-6 = 262144, some 100 kB of text."""
+from megalite.tokenizer.encoders.reference import BLANK, SCORE_STEP
 
 NEVER = -1e4
 """Score of pieces that no text may match: below the sum over any spelling of them, letter by letter."""

@@ -31,7 +31,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 from megalite.corpus.prepare import prepare
-from megalite.corpus.recipe import Recipe
+from megalite.corpus.recipe import DataRecipe
 
 
 def megabytes(name):
@@ -42,7 +42,7 @@ os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:2])  # each thread take
 pa.set_cpu_count(1)
 pa.set_io_thread_count(1)
 threading.stack_size(1 << 18)  # of which the limit counts all, also what is never touched
-small, large, limit_mb = *map(Recipe.model_validate, json.loads(sys.argv[1])), int(sys.argv[2])
+small, large, limit_mb = *map(DataRecipe.model_validate, json.loads(sys.argv[1])), int(sys.argv[2])
 prepare(small)  # imports
 gc.collect()
 ctypes.CDLL(None).malloc_trim(0)

@@ -131,8 +131,8 @@ def test_kill_9_anywhere_and_a_restart_give_the_same_bytes(tmp_path):
     (tmp_path / "recipe.json").write_text(recipe.model_dump_json())
     script = (
         "import sys; from pathlib import Path; from megalite.corpus.prepare import prepare;"
-        "from megalite.corpus.recipe import Recipe;"
-        "print('go', flush=True); prepare(Recipe.model_validate_json(Path(sys.argv[1]).read_text()))"
+        "from megalite.corpus.recipe import DataRecipe;"
+        "print('go', flush=True); prepare(DataRecipe.model_validate_json(Path(sys.argv[1]).read_text()))"
     )
     for seconds in (0.02, 0.1, 0.3):
         process = subprocess.Popen(
@@ -140,7 +140,7 @@ def test_kill_9_anywhere_and_a_restart_give_the_same_bytes(tmp_path):
             stdout=subprocess.PIPE,
             env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
         )
-        process.stdout.readline()
+        assert process.stdout.readline() == b"go\n"
         time.sleep(seconds)
         process.send_signal(signal.SIGKILL)
         process.communicate(timeout=60)

@@ -120,7 +120,7 @@ def open_corpus(
 ) -> Corpus:
     """The documents of some files and folders."""
     from megalite.corpus.corpus import Corpus
-    from megalite.corpus.recipe import DocumentSource
+    from megalite.corpus.source import DocumentSource
 
     given = {"text_field": text_field, "include": tuple(include or ()), "keep_fields": tuple(keep_fields or ())}
     return Corpus([DocumentSource.model_validate({"path": path, **given}) for path in inputs])

@@ -30,8 +30,8 @@ from megalite.corpus.reading.files import (
     open_content,
     shown,
 )
-from megalite.corpus.reading.remote import is_url, open_remote
-from megalite.corpus.recipe import DocumentSource
+from megalite.corpus.reading.remote import open_remote
+from megalite.corpus.source import DocumentSource, is_url
 from megalite.errors import DataError, did_you_mean
 
 NOT_UTF8 = "not UTF-8"

@@ -23,8 +23,8 @@ import pyarrow as pa
 
 from megalite.corpus.documents import BatchBuilder
 from megalite.corpus.reading.decompression import DECODERS, Content
-from megalite.corpus.reading.remote import file_name, is_url, open_remote
-from megalite.corpus.recipe import DocumentSource
+from megalite.corpus.reading.remote import open_remote
+from megalite.corpus.source import DocumentSource, file_name, is_url
 from megalite.errors import UserError
 
 BUFFER_BYTES = 1 << 20

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 
 from megalite.corpus.reading.remote import FoundFile
-from megalite.corpus.recipe import DocumentSource
+from megalite.corpus.source import DocumentSource
 from megalite.errors import DataError, UnavailableError
 
 if TYPE_CHECKING:

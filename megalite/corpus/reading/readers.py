@@ -41,8 +41,8 @@ from megalite.corpus.reading.files import (
     shown,
 )
 from megalite.corpus.reading.hub import read_dataset
-from megalite.corpus.reading.remote import is_url, local_copy
-from megalite.corpus.recipe import DocumentSource
+from megalite.corpus.reading.remote import local_copy
+from megalite.corpus.source import DocumentSource, is_url
 from megalite.errors import DataError
 
 NOT_JSON = "not a JSON object"

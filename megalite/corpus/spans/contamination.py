@@ -76,7 +76,7 @@ def read_examples(path: Path, text_field: str) -> Iterator[Example]:
     from megalite.corpus.documents import BatchBuilder
     from megalite.corpus.reading.files import FilePiece
     from megalite.corpus.reading.readers import read_piece
-    from megalite.corpus.recipe import DocumentSource
+    from megalite.corpus.source import DocumentSource
 
     if not path.is_file():
         what = "a folder" if path.is_dir() else "no such file"

@@ -22,10 +22,10 @@ import pyarrow as pa
 
 from megalite.corpus.corpus import Corpus
 from megalite.corpus.documents import add_numbers
-from megalite.corpus.recipe import DocumentSource
 from megalite.corpus.scoring.settings import ClassifierConfig, PerplexityConfig
 from megalite.corpus.scoring.threshold import Scorer, Threshold, best_fraction, pareto_keeps, write_scores
 from megalite.corpus.shards import ShardReading
+from megalite.corpus.source import DocumentSource
 from megalite.corpus.stations.filtering import Decision, Filtering, write_shard
 from megalite.progress import ProgressReporter
 from megalite.stations.station import StationResult

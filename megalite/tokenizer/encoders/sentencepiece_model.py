@@ -12,9 +12,8 @@ from typing import Any
 import numpy as np
 
 from megalite.tokenizer.encoders.cuts import cuts_between
-from megalite.tokenizer.encoders.reference import BLANK, Unsupported
+from megalite.tokenizer.encoders.reference import BLANK, SCORE_STEP, Unsupported
 from megalite.tokenizer.encoders.vocabulary import BPE, NO_PIECE, UNIGRAM, VocabularyArrays, make_pieces, make_table
-from megalite.tokenizer.fast import SCORE_STEP
 
 UNKNOWN_PENALTY = 10.0
 """SentencePiece scores an unknown character this much below its worst piece."""

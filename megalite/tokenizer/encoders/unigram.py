@@ -4,7 +4,7 @@
     best_start[p]   where the last piece of that way begins; best_piece[p] which it is
 
 Ties go to the way found first, in SentencePiece's own order: by start, then by length. Scores are whole numbers of
-SCORE_STEP (`fast_tokenizer.py`), so that sums are exact and a word has one best path wherever in a text it stands.
+SCORE_STEP (`reference.py`), so that sums are exact and a word has one best path wherever in a text it stands.
 """
 
 from __future__ import annotations
