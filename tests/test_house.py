@@ -15,7 +15,7 @@ ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "megalite"
 
 FLOORS = (
-    ("errors", "host"),
+    ("errors", "host", "kernel_cache"),
     ("records", "kernel", "texts", "slurm_commands", "slurm_words", "page", "starter"),
     ("progress",),
     ("config",),
