@@ -56,7 +56,7 @@ FLOORS_INSIDE: dict[str, tuple[tuple[str, ...], ...]] = {
         ("blanks", "language", "near", "privacy", "repair", "rules", "scoring", "spans"),
         ("recipe",),
         ("card", "stations"),
-        ("effects", "inspection", "preload", "prepare"),
+        ("compile_ahead", "effects", "inspection", "preload", "prepare"),
     ),
     "tokenizer": (
         ("settings", "encoders"),

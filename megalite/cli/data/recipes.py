@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -45,10 +45,16 @@ def prepare(
 ) -> None:
     """Run all stations of a recipe; finished ones are kept."""
     from megalite.corpus import prepare as stations
+    from megalite.corpus.compile_ahead import compiling_ahead
+    from megalite.stations.runners import default_workers
 
     settings = stations.load_recipe(recipe, overrides or ())
     slurm = SlurmOptions(slurm_jobs, slurm_command, sbatch, settings.out / "slurm")
-    with _running(runner, workers, ray_address, slurm) as (progress, chosen):
+    several_here = runner is RunnerKind.local and (workers or default_workers()) > 1
+    with (
+        _running(runner, workers, ray_address, slurm) as (progress, chosen),
+        compiling_ahead(settings) if several_here else nullcontext(),
+    ):
         done = stations.prepare(settings, runner=chosen, progress=progress)
     _print_table(settings.out, done)
 

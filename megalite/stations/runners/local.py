@@ -65,7 +65,7 @@ class LocalPool:
             with interrupted_later():  # workers that start lose what they start from when their parent ends
                 if self._pool is None:
                     context = preloaded_processes()
-                    self._pool = ProcessPoolExecutor(self._num_workers, mp_context=context, initializer=_follow_parent)
+                    self._pool = ProcessPoolExecutor(self._num_workers, mp_context=context, initializer=follow_parent)
                 waiting |= {self._pool.submit(perform, folder, phase, number): number for number in numbers}
             for future in as_completed(waiting):
                 future.result()
@@ -97,7 +97,7 @@ def preloaded_processes() -> SpawnContext | ForkServerContext:
     return context
 
 
-def _follow_parent() -> None:
+def follow_parent() -> None:
     """Leave Ctrl-C to the parent, and end when it is gone: a worker would wait for work for ever."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Thread(target=_exit_after_parent, daemon=True).start()
