@@ -88,7 +88,7 @@ def assert_rows_equal_the_reference(samples: Samples) -> None:
 def unseen_at_opening() -> Iterator[None]:
     """Open files of which nothing can be learnt; and damaged ones, as if that came later or lay where none looks."""
     with (
-        patch("megalite.data.sources.check_spots", lambda *_: None),
+        patch("megalite.data.sources.check_sampled_bytes", lambda *_: None),
         patch.object(PackedLayout, "damage", lambda *_, **__: ""),
         patch.object(IndexedTokens, "damage", lambda *_, **__: ""),
         patch.object(IndexedTokens, "has_label", lambda _: True),
