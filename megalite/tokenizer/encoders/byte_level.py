@@ -11,6 +11,8 @@ stands alone, and what is before it ends there, as at the end of a text.
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 import numpy as np
 
 from megalite.kernel import bare_kernel
@@ -32,8 +34,9 @@ NUM_CODE_POINTS = 0x40000
 FIRST_SURROGATE, NUM_SURROGATES = 0xD800, 0x800
 
 
+@lru_cache
 def character_classes(*, split_digits: bool) -> np.ndarray:
-    """The class of each code point, uint8 [NUM_CODE_POINTS]."""
+    """The class of each code point, uint8 [NUM_CODE_POINTS]; made once a process, in a second. Not to be changed."""
     from tokenizers import Regex, pre_tokenizers
 
     splitters: dict[int, pre_tokenizers.PreTokenizer] = {
