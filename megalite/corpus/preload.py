@@ -19,7 +19,7 @@ import megalite.corpus.stations.clean
 import megalite.corpus.stations.dedup
 import megalite.corpus.stations.tokenize  # noqa: F401
 from megalite.corpus.blanks import squeeze
-from megalite.corpus.repair.repair import mark_table
+from megalite.corpus.repair.normal_form import mark_table
 from megalite.corpus.rules.characters import character_classes
 from megalite.texts import Texts
 

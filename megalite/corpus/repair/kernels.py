@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from megalite.corpus.repair.repair import END_OF_MARKS, FIRST_MARK, UNSTABLE
+from megalite.corpus.repair.normal_form import END_OF_MARKS, FIRST_MARK, UNSTABLE
 from megalite.kernel import kernel
 
 UNTIDY = np.uint8(1)
