@@ -34,7 +34,8 @@ def hash_of_sources(path: Path, package: Path = PACKAGE) -> str:
     """A hash of all files that the kernels of a file are made from, 16 hexadecimal digits."""
     content = hashlib.sha256()
     for source in sources_of(path, package):
-        content.update(f"{source.relative_to(package)}:".encode() + source.read_bytes())
+        name = source.relative_to(package) if source.is_relative_to(package) else source.name  # a kernel of a user's
+        content.update(f"{name}:".encode() + source.read_bytes())
     return content.hexdigest()[:16]
 
 
