@@ -129,11 +129,11 @@ def judge_clusters(inputs: Inputs, clusters: dict[str, Any]) -> dict[str, float]
         inputs: with the truth.
         clusters: label of each document that is in a cluster.
     """
-    from corpus_score import apply_rules
+    from corpus_score import judge
 
     pairs = [truth for truth in inputs.truth() if truth.get("j5", 0.0) >= MIN_LIKENESS]
     found = sum(clusters.get(pair["a"], "none") == clusters.get(pair["b"], "neither") for pair in pairs)
-    verdict = apply_rules(inputs.folder, clusters)
+    verdict = judge(inputs.folder, clusters)
     precision = {f"precision_{threshold}": share for threshold, share in verdict["precision"].items()}
     return {**precision, f"recall_{MIN_LIKENESS}": found / max(1, len(pairs)), "largest_cluster": verdict["largest"]}
 
