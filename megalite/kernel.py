@@ -1,8 +1,4 @@
-"""`numba.njit` for all kernels of the data tools, with a cache on disk that notices every change of a package.
-
-numba keeps compiled code until the file of the function itself changes. Kernels call each other across files, so an
-edit of one would leave its old code inside the others, without a word: after a `git pull`, say. Here the name under
-which a kernel is cached holds a hash of all files of its folder; an edit anywhere in it compiles them anew, once.
+"""`numba.njit` for all kernels of the data tools, with a cache on disk that notices every change of their sources.
 
 Workers that start together all find the cache empty. The first one compiles, the others wait for it and read its code:
 
@@ -13,9 +9,7 @@ Workers that start together all find the cache empty. The first one compiles, th
 from __future__ import annotations
 
 import fcntl
-import hashlib
 from collections.abc import Callable
-from functools import lru_cache
 from pathlib import Path
 from typing import IO, Any
 
@@ -24,8 +18,7 @@ import numpy as np
 from numba.core.compiler_lock import global_compiler_lock
 from numba.core.types import unliteral
 
-LOCK_FILE = "kernels.lock"
-"""Beside the compiled code."""
+from megalite.kernel_cache import LOCK_FILE, hash_of_sources
 
 
 def kernel(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -39,7 +32,8 @@ def bare_kernel(function: Callable[..., Any]) -> Callable[..., Any]:
     numba else counts a reference up and down for every array at every call, with an atomic operation, also where a
     function of a few instructions is called for each character: that took two thirds of all time.
     """
-    return compiled_once(numba.njit(cache=True, nogil=True, _nrt=False)(named_by_sources(function)))
+    bare = numba.njit(cache=True, nogil=True, _nrt=False)  # type: ignore[call-overload]  # an option not in its stubs
+    return compiled_once(bare(named_by_sources(function)))
 
 
 def read_only(array: np.ndarray) -> np.ndarray:
@@ -110,18 +104,7 @@ _PROCESS_LOCK = _ProcessLock()
 
 
 def named_by_sources(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The function, its qualified name followed by a hash of the Python files of its folder."""
-    folder = Path(function.__globals__["__file__"]).parent
-    function.__qualname__ = f"{function.__qualname__}_{_hash_once(folder)}"
+    """The function, its qualified name followed by a hash of the files that it is made from (`kernel_cache.py`)."""
+    path = Path(function.__globals__["__file__"])
+    function.__qualname__ = f"{function.__qualname__}_{hash_of_sources(path)}"
     return function
-
-
-def hash_of_sources(folder: Path) -> str:
-    """A hash of all Python files of a folder, 16 hexadecimal digits."""
-    content = hashlib.sha256()
-    for path in sorted(folder.glob("*.py")):
-        content.update(f"{path.name}:".encode() + path.read_bytes())
-    return content.hexdigest()[:16]
-
-
-_hash_once = lru_cache(hash_of_sources)

@@ -9,8 +9,8 @@ compiled kernels take: they run over bytes and never make a Python object for ea
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -95,3 +95,36 @@ class Texts:
         column = self.to_arrow()
         chosen = column.filter(pa.array(indices)) if indices.dtype == bool else column.take(pa.array(indices))
         return Texts.from_arrow(chosen)
+
+
+class Patch(NamedTuple):
+    """Bytes to put in the place of buffer[start:end], which lies inside one document."""
+
+    document: int
+    start: int
+    end: int
+    replacement: bytes
+
+
+def splice(texts: Texts, patches: Sequence[Patch]) -> Texts:
+    """The texts with the patches in their places; without patches, the texts themselves.
+
+    Args:
+        texts: not changed.
+        patches: ascending, none over another.
+    """
+    if not patches:
+        return texts
+    memory = np.ascontiguousarray(texts.buffer).data
+    pieces: list[memoryview | bytes] = []
+    lengths = texts.lengths
+    place = int(texts.offsets[0])
+    for patch in patches:
+        assert place <= patch.start <= patch.end
+        pieces += (memory[place : patch.start], patch.replacement)
+        lengths[patch.document] += len(patch.replacement) - (patch.end - patch.start)
+        place = patch.end
+    pieces.append(memory[place : int(texts.offsets[-1])])
+    offsets = np.zeros(len(texts) + 1, np.int64)
+    np.cumsum(lengths, out=offsets[1:])
+    return Texts(np.frombuffer(b"".join(pieces), np.uint8), offsets)

@@ -36,7 +36,7 @@ from pydantic import ConfigDict, TypeAdapter, ValidationError
 from megalite.architecture.architecture import Architecture
 from megalite.config.fill import FILLED
 from megalite.config.sections.model import ModelConfig
-from megalite.data.account import Account
+from megalite.data.cursor import DataCursor
 from megalite.errors import CheckpointError, MisnamedError
 from megalite.records import explain
 
@@ -142,7 +142,7 @@ class Progress:
     """Running hash over the identity of every sample consumed (`data.audit`)."""
     consumed: dict[str, int] = field(default_factory=dict)
     """Samples consumed, by source."""
-    account: Account = field(default_factory=Account)
+    account: DataCursor = field(default_factory=DataCursor)
     """What was left out of the data, and what was drawn under earlier mixtures."""
     components: dict[str, dict[str, Any]] = field(default_factory=dict)
     """What each part of the training loop must remember, by its name; those with nothing to remember are left out."""

@@ -17,12 +17,11 @@ from pathlib import Path, PurePosixPath
 import xxhash
 
 from megalite.corpus.documents import Document, Rejected
-from megalite.corpus.reading.files import Piece, data_suffix
+from megalite.corpus.reading.files import FilePiece, data_suffix
 from megalite.corpus.reading.hub import local_files, located, num_parts, plan_dataset
 from megalite.corpus.reading.python_library import list_python_files
 from megalite.corpus.reading.readers import READERS
 from megalite.corpus.reading.remote import FoundFile, list_remote
-from megalite.corpus.recipe import DATASET_SETTINGS, LIMITS, DocumentSource
 from megalite.corpus.shards import (
     Shard,
     ShardReading,
@@ -32,9 +31,10 @@ from megalite.corpus.shards import (
     station_shard,
     text_bytes,
 )
+from megalite.corpus.source import DATASET_SETTINGS, LIMITS, DocumentSource
 from megalite.errors import DataError
 from megalite.stations.facts import DOCUMENT_STATIONS
-from megalite.stations.manifest import FILE_NAME, check_input, find_manifest
+from megalite.stations.manifest import FILE_NAME, StationManifest, check_input, find_manifest
 
 PLAIN_TEXT_SUFFIXES = (".txt", ".text", ".md", ".rst", ".py")
 
@@ -43,11 +43,11 @@ NOT_CONTENT = {"path", "description", "license", "url"}
 
 
 @dataclass(frozen=True)
-class _Source:
+class _OpenSource:
     config: DocumentSource
     name: str
     root: Path | str
-    pieces: tuple[Piece, ...]
+    pieces: tuple[FilePiece, ...]
     fingerprint: str
     text_mb: float
     """Million bytes of text; estimated where files are compressed."""
@@ -71,7 +71,7 @@ class Corpus:
 
     def __init__(self, sources: Sequence[DocumentSource]):
         problems: list[str] = []
-        self._sources: list[_Source] = []
+        self._sources: list[_OpenSource] = []
         for config in sources:
             try:
                 self._sources.append(_find_source(config))
@@ -114,21 +114,22 @@ class Corpus:
         return (record for record in self.read() if isinstance(record, Document))
 
 
-def _find_source(config: DocumentSource) -> _Source:
+def _find_source(config: DocumentSource) -> _OpenSource:
     if config.kind == "datasets":
         return _dataset_source(config)
     if config.kind == "python":
-        root, found = list_python_files(config.max_mb)
-        return _plain_source(config, root, [_local_file(path, id) for path, id in found])
+        library, found = list_python_files(config.max_mb)
+        return _plain_source(config, library, [_local_file(path, id) for path, id in found])
     root = config.path
+    assert root is not None, config.kind
     if isinstance(root, str):
         return _plain_source(config, root, _remote_files(config, root))
     if not root.exists():
         raise DataError(f"{root}: no such file or folder")
     if not root.is_dir():
         return _plain_source(config, root, [_local_file(root, root.name)])
-    if find_manifest(root) is not None:
-        return _station_source(config, root)
+    if (manifest := find_manifest(root)) is not None:
+        return _station_source(config, root, manifest)
     paths = _dataset_files(root) or _matching_files(root, config.include)
     if not paths:
         raise _nothing_to_read(config)
@@ -163,20 +164,22 @@ def _nothing_to_read(config: DocumentSource) -> DataError:
     return DataError(f"{config.root}: no file to read; looked for {patterns}, also with .gz and .zst")
 
 
-def _dataset_source(config: DocumentSource) -> _Source:
+def _dataset_source(config: DocumentSource) -> _OpenSource:
     """What Hugging Face `datasets` loads, a piece for each of its shards."""
     found = located(config)
+    assert found.dataset is not None, config.kind
     plan = plan_dataset(found)
     files = local_files(found)
     num_bytes = plan.num_bytes or sum(text_bytes(file.path, file.num_bytes) for file in files)
     count = num_parts(plan, shard_size(num_bytes))
-    pieces = tuple(Piece(found.dataset, f"{config.split}-{index:05d}", index, count) for index in range(count))
-    return _Source(found, config.label, config.root, pieces, _fingerprint(files, config), _capped_mb(num_bytes, config))
+    pieces = tuple(FilePiece(found.dataset, f"{config.split}-{index:05d}", index, count) for index in range(count))
+    return _OpenSource(
+        found, config.label, config.root, pieces, _fingerprint(files, config), _capped_mb(num_bytes, config)
+    )
 
 
-def _station_source(config: DocumentSource, root: Path) -> _Source:
+def _station_source(config: DocumentSource, root: Path, manifest: StationManifest) -> _OpenSource:
     """What a station of documents left behind."""
-    manifest = find_manifest(root)
     if manifest.station not in DOCUMENT_STATIONS:
         raise DataError(f"{root}: made by station {manifest.station!r}; documents are needed here")
     if not manifest.counts["documents"]:
@@ -186,16 +189,16 @@ def _station_source(config: DocumentSource, root: Path) -> _Source:
         )
     check_input(root, manifest.station)
     shards = [output.path for output in manifest.outputs if output.path.startswith("part-")]
-    pieces = tuple(Piece(str(root / shard), shard) for shard in shards)
+    pieces = tuple(FilePiece(str(root / shard), shard) for shard in shards)
     text_mb = manifest.counts["text_bytes"] / 1e6
-    return _Source(config, config.label, root, pieces, manifest.fingerprint, text_mb, is_station=True)
+    return _OpenSource(config, config.label, root, pieces, manifest.fingerprint, text_mb, is_station=True)
 
 
-def _plain_source(config: DocumentSource, root: Path | str, files: Sequence[FoundFile]) -> _Source:
+def _plain_source(config: DocumentSource, root: Path | str, files: Sequence[FoundFile]) -> _OpenSource:
     """A source of files."""
-    pieces = tuple(Piece(file.path, file.id, num_bytes=file.num_bytes) for file in files)
+    pieces = tuple(FilePiece(file.path, file.id, num_bytes=file.num_bytes) for file in files)
     text_mb = _capped_mb(sum(text_bytes(file.path, file.num_bytes) for file in files), config)
-    return _Source(config, config.label, root, pieces, _fingerprint(files, config), text_mb)
+    return _OpenSource(config, config.label, root, pieces, _fingerprint(files, config), text_mb)
 
 
 def _capped_mb(num_bytes: float, config: DocumentSource) -> float:

@@ -9,8 +9,11 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
+from types import TracebackType
 from typing import NamedTuple
 
+import numpy as np
+import orjson
 import pyarrow as pa
 import pyarrow.parquet as pq
 
@@ -216,7 +219,7 @@ class ShardWriter:
         self._waiting, self._bytes_waiting = [], 0
 
 
-class Outcome:
+class ShardOutput:
     """Where one task of a station puts its documents: kept ones and rejected ones, each in a shard, and their counts.
 
     Args:
@@ -231,7 +234,7 @@ class Outcome:
         self._reasons: Counter[str] = Counter()
         self._counts: Counter[str] = Counter(documents_in=0, documents=0, text_bytes=0)
 
-    def __enter__(self) -> Outcome:
+    def __enter__(self) -> ShardOutput:
         return self
 
     def keep(self, documents: pa.RecordBatch) -> None:
@@ -254,9 +257,11 @@ class Outcome:
         """JSON-ready: documents_in, documents, text_bytes, and the rejected by reason."""
         return {**self._counts, "rejected": dict(sorted(self._reasons.items()))}
 
-    def __exit__(self, *error: object) -> None:
-        self._kept.__exit__(*error)
-        self._rejected.__exit__(*error)
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._kept.__exit__(kind, error, trace)
+        self._rejected.__exit__(kind, error, trace)
 
 
 def shard_name(number: int) -> str:
@@ -268,3 +273,28 @@ def what_is_kept(counts: dict) -> str:
     """For people: how many documents and how much of the text a station has kept; it may drop some and cut others."""
     text, text_in = (f"{counts[name] / 1e6:,.1f}" for name in ("text_bytes", "text_bytes_in"))
     return f"{counts['documents']:,} of {counts['documents_in']:,} documents kept, {text} of {text_in} MB"
+
+
+def read_numbers(metadata: pa.Array, field: str) -> np.ndarray:
+    """A field of each document as float64 [documents]; NaN where it is missing or no number."""
+    return np.array(
+        [_number(orjson.loads(each).get(field)) if each else np.nan for each in metadata.to_pylist()], float
+    )
+
+
+def add_numbers(metadata: pa.Array, field: str, values: np.ndarray) -> pa.Array:
+    """The metadata with one more field, or another value in it.
+
+    Args:
+        values: float [documents].
+    """
+    pairs = zip(metadata.to_pylist(), values.tolist(), strict=True)
+    return pa.array([_with_field(each, field, value) for each, value in pairs], ARROW_TYPE)
+
+
+def _with_field(metadata: str, field: str, value: float) -> str:
+    return orjson.dumps({**(orjson.loads(metadata) if metadata else {}), field: value}).decode()
+
+
+def _number(value: object) -> float:
+    return float(value) if isinstance(value, (int, float)) else np.nan

@@ -16,6 +16,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 
@@ -25,7 +26,7 @@ from megalite.corpus.recipe import CleanConfig
 from megalite.corpus.rules.rule import Rule
 from megalite.corpus.rules.settings import FineWebConfig, GopherQualityConfig, GopherRepetitionConfig
 from megalite.corpus.shards import Shard, ShardReading
-from megalite.corpus.stations.clean import judge_languages, tidy
+from megalite.corpus.stations.clean import detect_languages, repair_and_redact
 from megalite.errors import DataError
 from megalite.stations.manifest import write_text
 
@@ -116,16 +117,16 @@ def measure_effects(corpus: Corpus, config: CleanConfig, *, max_mb: float = 20.0
     Raises:
         DataError: there is no document to read.
     """
-    from megalite.corpus.rules.judge import edit_and_measure, make_rules  # brings numba, which takes a second to import
+    from megalite.corpus.rules.apply import edit_and_measure, make_rules  # brings numba, which takes a second to import
 
     rules = make_rules(config)
     lengths, values, rejects = [], [], []
     unreadable = other_languages = 0
     for batch in _sample(corpus.shards(), max_mb * 1e6):
         unreadable += len(batch.rejected)
-        texts, _ = tidy(batch.texts, config)
+        texts, _ = repair_and_redact(batch.texts, config)
         if config.language is not None and config.language.keep:
-            is_other, _ = judge_languages(texts, config.language)
+            is_other, _ = detect_languages(texts, config.language)
             other_languages += int(is_other.sum())
             texts = texts.take(~is_other)
         lengths.append(texts.lengths)
@@ -237,7 +238,9 @@ def make_histogram(values: np.ndarray, keep: str, threshold: float) -> Histogram
     edges[num_below] = threshold  # to the last bit: rounding must put no document on the wrong side
     edges[:num_below] = np.minimum(edges[:num_below], threshold)
     edges[num_below:] = np.maximum(edges[num_below:], threshold)
-    side = "right" if keep in (">=", "<") else "left"  # with >= a value on the threshold stays, so it is above
+    side: Literal["left", "right"] = (
+        "right" if keep in (">=", "<") else "left"
+    )  # with >= a value on the threshold stays, so it is above
     bins = np.clip(np.searchsorted(edges, values, side) - 1, 0, NUM_BINS - 1)
     return Histogram(edges, np.bincount(bins, minlength=NUM_BINS), num_below, keep in (">", ">="))
 

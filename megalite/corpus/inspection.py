@@ -32,7 +32,7 @@ from megalite.corpus.stations.dedup import CLUSTERS_FOLDER
 from megalite.corpus.stations.filtering import REMOVED_FOLDER
 from megalite.errors import DataError, did_you_mean
 from megalite.stations.facts import DOCUMENT_STATIONS
-from megalite.stations.manifest import Manifest, check_spots, find_manifest, missing_outputs
+from megalite.stations.manifest import StationManifest, check_sampled_bytes, find_manifest, missing_outputs
 
 Fate = Literal["kept", "rejected", "removed"]
 
@@ -65,7 +65,7 @@ class Example:
 
 
 @dataclass(frozen=True)
-class Group:
+class DocumentGroup:
     """The documents of a station that were kept, or that went for one reason."""
 
     fate: Fate
@@ -86,7 +86,7 @@ class Inspection:
     station: str
     text_bytes_in: int | None
     """Bytes of the texts that came in, where the manifest says so: some stations cut texts that they keep."""
-    groups: tuple[Group, ...]
+    groups: tuple[DocumentGroup, ...]
     """The kept ones first, then by falling number of documents."""
 
     @property
@@ -124,13 +124,15 @@ def inspect(folder: Path, wanted: Wanted) -> list[Inspection]:
     """
     stations = find_stations(folder)
     for manifest in stations:
-        check_spots(manifest, [part.path.relative_to(manifest.folder).as_posix() for part in _all_parts(manifest)])
+        check_sampled_bytes(
+            manifest, [part.path.relative_to(manifest.folder).as_posix() for part in _all_parts(manifest)]
+        )
     scans = [_Scan(manifest, wanted) for manifest in stations]
     _refuse_unknown(folder, wanted, scans)
     return [scan.inspection() for scan in scans]
 
 
-def find_stations(folder: Path) -> list[Manifest]:
+def find_stations(folder: Path) -> list[StationManifest]:
     """The stations of documents in a folder: itself, or those right below it, each after those that it read.
 
     Raises:
@@ -159,19 +161,19 @@ def find_stations(folder: Path) -> list[Manifest]:
     return sorted(found, key=lambda manifest: (_depth(manifest), DOCUMENT_STATIONS.index(manifest.station)))
 
 
-def _document_station(folder: Path) -> Manifest | None:
+def _document_station(folder: Path) -> StationManifest | None:
     manifest = find_manifest(folder) if folder.suffix not in (".partial", ".old") else None
     return manifest if manifest is not None and manifest.station in DOCUMENT_STATIONS else None
 
 
-def _depth(manifest: Manifest) -> int:
+def _depth(manifest: StationManifest) -> int:
     """How many stations of documents stand before this one."""
     paths = [manifest.input_path(index) for index in range(len(manifest.inputs))]
     before = [found for path in paths if path != manifest.folder and (found := _document_station(path))]
     return 1 + max(map(_depth, before), default=-1)
 
 
-class _Part(NamedTuple):
+class _PartFile(NamedTuple):
     """One Parquet file of a station."""
 
     fate: Fate
@@ -196,7 +198,7 @@ class _Part(NamedTuple):
         return table.rename_columns(there)
 
 
-class _Place(NamedTuple):
+class _RowPlace(NamedTuple):
     """Where a row lies; places sort in the order of the corpus."""
 
     part: int
@@ -205,7 +207,7 @@ class _Place(NamedTuple):
 
 
 @dataclass
-class _Tally:
+class _GroupTally:
     """A group after the pass: its counts, and the rows with the smallest random numbers."""
 
     fate: Fate
@@ -213,7 +215,7 @@ class _Tally:
     num_wanted: int
     documents: int = 0
     text_bytes: int | None = None
-    best: list[tuple[float, _Place]] = field(default_factory=list)
+    best: list[tuple[float, _RowPlace]] = field(default_factory=list)
 
     def offer(self, part: int, group: int, rows: np.ndarray, lots: np.ndarray) -> None:
         """Count rows of a row group, and keep those with the smallest numbers so far.
@@ -226,10 +228,10 @@ class _Tally:
         """
         self.documents += rows.size
         smallest = np.argsort(lots, kind="stable")[: self.num_wanted]
-        new = ((float(lots[i]), _Place(part, group, int(rows[i]))) for i in smallest)
+        new = ((float(lots[i]), _RowPlace(part, group, int(rows[i]))) for i in smallest)
         self.best = sorted([*self.best, *new])[: self.num_wanted]
 
-    def places(self) -> list[_Place]:
+    def places(self) -> list[_RowPlace]:
         """The chosen rows."""
         return [place for _, place in self.best]
 
@@ -242,10 +244,10 @@ class _Scan:
         wanted: which examples.
     """
 
-    def __init__(self, manifest: Manifest, wanted: Wanted):
+    def __init__(self, manifest: StationManifest, wanted: Wanted):
         self.manifest = manifest
         self.parts = _all_parts(manifest)
-        self.tallies = {("kept", KEPT): _Tally("kept", KEPT, wanted.num)}
+        self.tallies = {("kept", KEPT): _GroupTally("kept", KEPT, wanted.num)}
         self.sources: set[str] = set()
         """Names that were met; only with wanted.source."""
         self._wanted = wanted
@@ -268,7 +270,7 @@ class _Scan:
             self.sources.update(pc.unique(columns["source"]).to_pylist())
             rows = np.flatnonzero(pc.equal(columns["source"], source).to_numpy())
         for reason, chosen in _by_reason(columns, rows, part.only_reason):
-            tally = self.tallies.setdefault((part.fate, reason), _Tally(part.fate, reason, self._wanted.num))
+            tally = self.tallies.setdefault((part.fate, reason), _GroupTally(part.fate, reason, self._wanted.num))
             tally.offer(index, group, chosen, lots[chosen])
             if part.fate == "rejected":
                 lengths = pc.binary_length(columns["text"]).to_numpy()
@@ -282,13 +284,13 @@ class _Scan:
         groups = []
         for tally, places in zip(tallies, shown, strict=True):
             examples = tuple(rows[place] for place in places)
-            groups.append(Group(tally.fate, tally.reason, tally.documents, tally.text_bytes, examples))
+            groups.append(DocumentGroup(tally.fate, tally.reason, tally.documents, tally.text_bytes, examples))
         text_bytes_in = self.manifest.counts.get("text_bytes_in") if self._wanted.source is None else None
         return Inspection(self.manifest.folder, self.manifest.station, text_bytes_in, tuple(groups))
 
-    def _read(self, places: Iterable[_Place]) -> dict[_Place, Example]:
+    def _read(self, places: Iterable[_RowPlace]) -> dict[_RowPlace, Example]:
         """The rows at some places; each row group is read once."""
-        examples: dict[_Place, Example] = {}
+        examples: dict[_RowPlace, Example] = {}
         for (index, group), together in itertools.groupby(sorted(places), key=lambda place: place[:2]):
             chosen = list(together)
             part = self.parts[index]
@@ -300,10 +302,10 @@ class _Scan:
                     examples[place] = replace(examples[place], detail=f"repeats {row['detail']}")
         return examples | self._look_up_texts(examples)
 
-    def _look_up_texts(self, examples: dict[_Place, Example]) -> dict[_Place, Example]:
+    def _look_up_texts(self, examples: dict[_RowPlace, Example]) -> dict[_RowPlace, Example]:
         """Removed examples with their texts, as far as the station before still has them."""
         inputs = _input_parts(self.manifest)
-        missing: dict[int, dict[tuple[str, str], _Place]] = {}
+        missing: dict[int, dict[tuple[str, str], _RowPlace]] = {}
         for place, example in examples.items():
             number = self.parts[place.part].number
             if example.text is None and number < len(inputs):
@@ -315,15 +317,15 @@ class _Scan:
         return found
 
 
-def _all_parts(manifest: Manifest) -> list[_Part]:
+def _all_parts(manifest: StationManifest) -> list[_PartFile]:
     return [part for fate in FOLDERS for part in _parts(manifest, fate)]
 
 
-def _parts(manifest: Manifest, fate: Fate) -> list[_Part]:
+def _parts(manifest: StationManifest, fate: Fate) -> list[_PartFile]:
     """The files of documents of one fate, in the order of the corpus."""
     paths = [Path(output.path) for output in manifest.outputs]
     chosen = [path for path in paths if path.parent.as_posix() in FOLDERS[fate] and path.match("part-*.parquet")]
-    return [_Part(fate, manifest.folder / path) for path in chosen]
+    return [_PartFile(fate, manifest.folder / path) for path in chosen]
 
 
 def _by_reason(columns: pa.Table, rows: np.ndarray, only_reason: str) -> Iterator[tuple[str, np.ndarray]]:
@@ -339,7 +341,7 @@ def _by_reason(columns: pa.Table, rows: np.ndarray, only_reason: str) -> Iterato
             yield reason, chosen
 
 
-def _input_parts(manifest: Manifest) -> list[Path]:
+def _input_parts(manifest: StationManifest) -> list[Path]:
     """The files that a station read, by the numbers of those it wrote: as long as they are stations', unchanged."""
     paths: list[Path] = []
     for index, recorded in enumerate(manifest.inputs):
@@ -376,7 +378,7 @@ def _refuse_unknown(folder: Path, wanted: Wanted, scans: Sequence[_Scan]) -> Non
             f"there are {', '.join(sorted(sources))}"
         )
     reasons = {tally.reason: None for scan in scans for tally in scan.tallies.values()}
-    if not any(map(wanted.shows, reasons)):
+    if wanted.reason is not None and not any(map(wanted.shows, reasons)):
         raise DataError(
             f"{folder}: no reason has {wanted.reason!r} in it{did_you_mean(wanted.reason, reasons)}; "
             f"there are {', '.join(reasons)}"

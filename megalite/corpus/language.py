@@ -33,7 +33,7 @@ UNDETERMINED = "und"
 """Code of a text without any feature: empty, or nothing but digits and signs (ISO 639-2)."""
 
 
-class Model(NamedTuple):
+class LanguageTables(NamedTuple):
     """py3langid's tables."""
 
     next_rows: np.ndarray
@@ -69,7 +69,7 @@ def identify(texts: Texts) -> tuple[list[str], np.ndarray]:
 
 
 @lru_cache(maxsize=1)
-def load_model() -> Model:
+def load_model() -> LanguageTables:
     """The model, loaded once a process (half a second, 100 MB)."""
     try:
         from py3langid.langid import MODEL_FILE, LanguageIdentifier
@@ -77,7 +77,7 @@ def load_model() -> Model:
         raise UnavailableError("language identification needs py3langid: pip install 'megalite[data]'") from error
     source = LanguageIdentifier.from_model_file(MODEL_FILE, norm_probs=True)
     codes = list(source.nb_classes)
-    return Model(
+    return LanguageTables(
         next_rows=np.asarray(source.tk_nextmove, np.int32),
         row_of=np.asarray(source.tk_row, np.int32),
         feature_of=np.asarray(source.tk_output, np.int32),
@@ -145,12 +145,12 @@ def _score(
 
 
 @kernel
-def _most_probable(scores: np.ndarray, num_bytes: int, label_of: np.ndarray) -> tuple[int, float]:
+def _most_probable(scores: np.ndarray, num_bytes: int, label_of: np.ndarray) -> tuple[np.intp, float]:
     """The most probable label, and its probability; scripts of one language added up."""
     scale = 1.0 / np.sqrt(num_bytes)
     highest = scores.max()
     probabilities = np.zeros(scores.size, np.float64)
     for label in range(scores.size):
         probabilities[label_of[label]] += np.exp((scores[label] - highest) * scale)
-    label = probabilities.argmax()
-    return label, probabilities[label] / probabilities.sum()
+    most_probable = probabilities.argmax()
+    return most_probable, probabilities[most_probable] / probabilities.sum()

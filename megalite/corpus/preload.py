@@ -13,7 +13,7 @@ import pyarrow.compute
 import pyarrow.parquet  # noqa: F401
 
 import megalite.corpus.near.station
-import megalite.corpus.rules.judge
+import megalite.corpus.rules.apply
 import megalite.corpus.spans.substring
 import megalite.corpus.stations.clean
 import megalite.corpus.stations.dedup

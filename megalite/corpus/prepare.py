@@ -20,33 +20,31 @@ from megalite.config.yaml_source import read_source
 from megalite.corpus.card.make import JSON_FILE, make_card, write_card
 from megalite.corpus.corpus import Corpus
 from megalite.corpus.near.settings import NearDedupConfig
-from megalite.corpus.recipe import DocumentSource, Recipe
-from megalite.corpus.split import ALL, Part, Split
+from megalite.corpus.recipe import DataRecipe
+from megalite.corpus.source import DocumentSource
+from megalite.corpus.split import ALL, CorpusSplit, Part
 from megalite.corpus.stations.clean import clean
-from megalite.corpus.stations.contamination import decontaminate
 from megalite.corpus.stations.dedup import dedup
-from megalite.corpus.stations.lines import line_dedup
 from megalite.corpus.stations.near import near_dedup
 from megalite.corpus.stations.select import select
-from megalite.corpus.stations.substring import substring_dedup
+from megalite.corpus.stations.spans import decontaminate, line_dedup, substring_dedup, url_dedup
 from megalite.corpus.stations.tokenize import tokenize
 from megalite.corpus.stations.train_tokenizer import train_tokenizer
-from megalite.corpus.stations.urls import url_dedup
 from megalite.data.pack import pack
 from megalite.errors import ConfigError, DataError
-from megalite.progress import Progress, Silent
+from megalite.progress import NoProgress, ProgressReporter
 from megalite.stations.lease import Lease
 from megalite.stations.station import StationResult
 from megalite.stations.tasks import Runner
 
 LOCK_FILE = ".lock"
 
-TRAINING_SECTIONS = frozenset(Config.model_fields) - frozenset(Recipe.model_fields)
+TRAINING_SECTIONS = frozenset(Config.model_fields) - frozenset(DataRecipe.model_fields)
 """By these a training config is told from a recipe with a mistake in it."""
 
 
 @dataclass(frozen=True)
-class Finished:
+class FinishedStation:
     """One station of a recipe that is done."""
 
     name: str
@@ -54,7 +52,9 @@ class Finished:
     result: StationResult
 
 
-def prepare(recipe: Recipe, *, runner: Runner | None = None, progress: Progress | None = None) -> list[Finished]:
+def prepare(
+    recipe: DataRecipe, *, runner: Runner | None = None, progress: ProgressReporter | None = None
+) -> list[FinishedStation]:
     """Run all stations of a recipe that are not finished yet.
 
     Args:
@@ -71,16 +71,16 @@ def prepare(recipe: Recipe, *, runner: Runner | None = None, progress: Progress 
     """
     _refuse_missing_files(recipe)
     with Lease(recipe.out / LOCK_FILE, recipe.out):
-        return _prepare(recipe, runner, progress or Silent())
+        return _prepare(recipe, runner, progress or NoProgress())
 
 
-def _prepare(recipe: Recipe, runner: Runner | None, progress: Progress) -> list[Finished]:
+def _prepare(recipe: DataRecipe, runner: Runner | None, progress: ProgressReporter) -> list[FinishedStation]:
     """The stations in their order."""
     out = recipe.out
-    done: list[Finished] = []
+    done: list[FinishedStation] = []
 
     def finish(name: str, result: StationResult) -> Path:
-        done.append(Finished(name, out / name, result))
+        done.append(FinishedStation(name, out / name, result))
         return out / name
 
     raw = Corpus(recipe.sources)
@@ -115,7 +115,7 @@ def _prepare(recipe: Recipe, runner: Runner | None, progress: Progress) -> list[
     return done
 
 
-def _filters(recipe: Recipe) -> Iterator[tuple[str, Callable[..., StationResult]]]:
+def _filters(recipe: DataRecipe) -> Iterator[tuple[str, Callable[..., StationResult]]]:
     """The stations that take documents away, in their order: cheap and sure ones first."""
     if recipe.url_dedup is not None:
         yield "url-dedup", partial(url_dedup, config=recipe.url_dedup)
@@ -136,7 +136,7 @@ def _filters(recipe: Recipe) -> Iterator[tuple[str, Callable[..., StationResult]
         yield "classifier", partial(select, config=recipe.classifier)
 
 
-def load_recipe(path: Path, overrides: Sequence[str] = ()) -> Recipe:
+def load_recipe(path: Path, overrides: Sequence[str] = ()) -> DataRecipe:
     """Read a recipe from a YAML file.
 
     Args:
@@ -156,10 +156,10 @@ def load_recipe(path: Path, overrides: Sequence[str] = ()) -> Recipe:
         )
     for assignment in overrides:
         source.override(assignment)
-    return build(Recipe, source)
+    return build(DataRecipe, source)
 
 
-def _refuse_missing_files(recipe: Recipe) -> None:
+def _refuse_missing_files(recipe: DataRecipe) -> None:
     """What later stations need besides the documents should be missed before the first one runs for hours."""
     wanted: dict[str, Sequence[Path | None]] = {"tokenizer.path": [recipe.tokenizer.path]}
     if recipe.near_dedup is not None:
@@ -187,10 +187,10 @@ def _station(folder: Path) -> Corpus:
     return Corpus([DocumentSource(path=folder)])
 
 
-def _split(recipe: Recipe, part: Part) -> Split:
-    return Split(part, recipe.valid_fraction, recipe.seed) if recipe.valid_fraction > 0 else ALL
+def _split(recipe: DataRecipe, part: Part) -> CorpusSplit:
+    return CorpusSplit(part, recipe.valid_fraction, recipe.seed) if recipe.valid_fraction > 0 else ALL
 
 
-def _refuse_empty(station: Finished, advice: str) -> None:
+def _refuse_empty(station: FinishedStation, advice: str) -> None:
     if not station.result.manifest.counts["documents"]:
         raise DataError(f"{station.folder}: no document came out of this station; {advice}")

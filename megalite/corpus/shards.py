@@ -16,10 +16,10 @@ import numpy as np
 
 from megalite.corpus.documents import REJECTED_FOLDER, BatchBuilder, DocumentBatch, Rejected
 from megalite.corpus.reading.columns import open_parquet
-from megalite.corpus.reading.files import READ_ERRORS, Piece, data_suffix, is_compressed, is_machine_fault
+from megalite.corpus.reading.files import READ_ERRORS, FilePiece, data_suffix, is_compressed, is_machine_fault
 from megalite.corpus.reading.readers import read_piece, read_station_shard
-from megalite.corpus.reading.remote import is_url, open_remote
-from megalite.corpus.recipe import DocumentSource
+from megalite.corpus.reading.remote import open_remote
+from megalite.corpus.source import DocumentSource, is_url
 from megalite.errors import DataError
 
 SMALLEST_SHARD = 4_000_000
@@ -52,7 +52,7 @@ def text_bytes(path: str, num_bytes: int) -> int:
 
 
 def cut_in_shards(
-    pieces: Sequence[Piece], source: str, config: DocumentSource, root: str | Path, size: int
+    pieces: Sequence[FilePiece], source: str, config: DocumentSource, root: str | Path, size: int
 ) -> list[Shard]:
     """Group the files of one source into shards of about `size` bytes of text, in their order.
 
@@ -69,7 +69,7 @@ def cut_in_shards(
     if config.kind == "datasets":
         return [_shard([piece], common) for piece in pieces]
     shards: list[Shard] = []
-    group: list[Piece] = []
+    group: list[FilePiece] = []
     held = 0
     for piece in pieces:
         for part in _cut_file(piece, size):
@@ -183,11 +183,11 @@ def _read(shard: Shard) -> Iterator[DocumentBatch]:
 def _read_pieces(shard: Shard, config: DocumentSource) -> Iterator[DocumentBatch]:
     builder = BatchBuilder(shard["source"])
     for piece in shard["pieces"]:
-        yield from read_piece(Piece(**piece), config, builder)
+        yield from read_piece(FilePiece(**piece), config, builder)
     yield from builder.take()
 
 
-def _shard(pieces: Sequence[Piece], common: dict[str, Any]) -> Shard:
+def _shard(pieces: Sequence[FilePiece], common: dict[str, Any]) -> Shard:
     return {**common, "pieces": [asdict(piece) for piece in pieces]}
 
 
@@ -202,7 +202,7 @@ def _capped(batches: Iterator[DocumentBatch], max_bytes: float) -> Iterator[Docu
             return
 
 
-def _cut_file(piece: Piece, size: int) -> Iterator[Piece]:
+def _cut_file(piece: FilePiece, size: int) -> Iterator[FilePiece]:
     """The parts of a file that is much larger than a shard, or the file."""
     suffix = data_suffix(piece.path)
     if is_compressed(piece.path) or text_bytes(piece.path, piece.num_bytes) < 2 * size:
@@ -215,7 +215,7 @@ def _cut_file(piece: Piece, size: int) -> Iterator[Piece]:
         yield piece
 
 
-def _cut_parquet(piece: Piece, size: int) -> Iterator[Piece]:
+def _cut_parquet(piece: FilePiece, size: int) -> Iterator[FilePiece]:
     try:
         with open_parquet(piece.path) as file:
             metadata = file.metadata
@@ -230,11 +230,11 @@ def _cut_parquet(piece: Piece, size: int) -> Iterator[Piece]:
         held += metadata.row_group(group).total_byte_size
         row += metadata.row_group(group).num_rows
         if held >= size or group == metadata.num_row_groups - 1:
-            yield Piece(piece.path, piece.id, start, group + 1, first)
+            yield FilePiece(piece.path, piece.id, start, group + 1, first)
             start, first, held = group + 1, row, 0
 
 
-def _cut_lines(piece: Piece, size: int) -> Iterator[Piece]:
+def _cut_lines(piece: FilePiece, size: int) -> Iterator[FilePiece]:
     """Parts that begin after a line end, with the number of their first line: the file is looked through once."""
     start, first, line = 0, 1, 1
     position = 0
@@ -244,15 +244,15 @@ def _cut_lines(piece: Piece, size: int) -> Iterator[Piece]:
             begins = position + ends + 1
             while (after := int(np.searchsorted(begins, start + size))) < begins.size:
                 stop = int(begins[after])
-                yield Piece(piece.path, piece.id, start, stop, first)
+                yield FilePiece(piece.path, piece.id, start, stop, first)
                 start, first = stop, line + after + 1
             line += ends.size
             position += len(chunk)
     if start < position:
-        yield Piece(piece.path, piece.id, start, position, first)
+        yield FilePiece(piece.path, piece.id, start, position, first)
 
 
-def _cut_remote_lines(piece: Piece, size: int) -> Iterator[Piece]:
+def _cut_remote_lines(piece: FilePiece, size: int) -> Iterator[FilePiece]:
     """Parts that begin after a line end, found by looking only around the cuts.
 
     Nobody has counted the lines before a part, so its ids say at which byte it begins: `a.jsonl@256000117:1`.

@@ -19,7 +19,7 @@ Part = Literal["all", "train", "valid"]
 
 
 @dataclass(frozen=True)
-class Split:
+class CorpusSplit:
     """One side of a corpus.
 
     Args:
@@ -40,7 +40,7 @@ class Split:
         """Which texts are on the wanted side: bool [documents]."""
         if self.part == "all":
             return np.ones(len(texts), bool)
-        memory = memoryview(np.ascontiguousarray(texts.buffer))
+        memory = np.ascontiguousarray(texts.buffer).data
         ends = texts.offsets.tolist()
         held_out = [_chosen(memory[a:b], self.valid_fraction, self.seed) for a, b in itertools.pairwise(ends)]
         return np.array(held_out, bool) == (self.part == "valid")
@@ -56,7 +56,7 @@ class Split:
         return asdict(self)
 
 
-ALL = Split()
+ALL = CorpusSplit()
 """No document is left out."""
 
 
@@ -69,17 +69,18 @@ def _chosen(utf8: bytes | memoryview, fraction: float, seed: int) -> bool:
     return xxhash.xxh3_64_intdigest(utf8, seed) < fraction * 2.0**64
 
 
-def parse_split(part: str, valid_fraction: float) -> Split:
+def parse_split(part: str, valid_fraction: float) -> CorpusSplit:
     """A split from what a user wrote.
 
     Raises:
         DataError: no such part, or a part without a fraction.
     """
-    parts = get_args(Part)
-    if part not in parts:
+    parts: tuple[Part, ...] = get_args(Part)
+    wanted = next((each for each in parts if each == part), None)
+    if wanted is None:
         raise DataError(f"part {part!r}{did_you_mean(part, parts)}; use {', '.join(parts)}")
     if part == "valid" and valid_fraction == 0.0:
         raise DataError("the valid part is empty with a fraction of 0; give --valid-fraction")
     if part == "all" and valid_fraction != 0.0:
         raise DataError("with --valid-fraction say which side to write: --part train or --part valid")
-    return Split(part, valid_fraction)
+    return CorpusSplit(wanted, valid_fraction)

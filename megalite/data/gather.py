@@ -21,7 +21,7 @@ from __future__ import annotations
 import numpy as np
 
 from megalite.data.indexed import Stream
-from megalite.data.sample import NO_DOCUMENT, NO_TOKEN, Cut, Rows
+from megalite.data.sample import NO_DOCUMENT, NO_TOKEN, Cut, SampleRows
 from megalite.kernel import kernel
 
 DAMAGED = -1
@@ -33,7 +33,7 @@ NEGATIVE = -2
 
 @kernel
 def fill_packed(
-    stream: Stream, cut: Cut, samples: np.ndarray, places: np.ndarray, rows: Rows, document_masks: bool
+    stream: Stream, cut: Cut, samples: np.ndarray, places: np.ndarray, rows: SampleRows, document_masks: bool
 ) -> int:
     """Fill rows with packed samples.
 
@@ -74,7 +74,7 @@ def fill_packed(
 
 
 @kernel
-def fill_concat(stream: Stream, samples: np.ndarray, places: np.ndarray, rows: Rows, document_masks: bool) -> int:
+def fill_concat(stream: Stream, samples: np.ndarray, places: np.ndarray, rows: SampleRows, document_masks: bool) -> int:
     """Fill rows with samples of the documents laid end to end; otherwise as `fill_packed`."""
     seq_len = rows.tokens.shape[1]
     largest = 0
@@ -142,7 +142,7 @@ def count_up(values: np.ndarray, firsts: np.ndarray) -> None:
 
 @kernel
 def _fill_piece(
-    stream: Stream, start: int, length: int, document: int, row: int, place: int, rows: Rows, document_masks: bool
+    stream: Stream, start: int, length: int, document: int, row: int, place: int, rows: SampleRows, document_masks: bool
 ) -> int:
     """Lay one piece into a row; its last label stays open, the one before the piece is closed where masks allow."""
     seq_len = rows.tokens.shape[1]
@@ -180,7 +180,7 @@ def _fill_piece(
 
 @kernel
 def _finish_row(
-    stream: Stream, following: int, goes_on: bool, row: int, filled: int, rows: Rows, document_masks: bool
+    stream: Stream, following: int, goes_on: bool, row: int, filled: int, rows: SampleRows, document_masks: bool
 ) -> int:
     """Close the last label of a row with the token at `following`, if the text goes on there, and pad the row."""
     seq_len = rows.tokens.shape[1]

@@ -33,7 +33,7 @@ MAGIC = b"MMIDIDX\x00\x00"
 VERSION = 1
 HEADER = struct.Struct("<9sQBQQ")
 
-DTYPES = {
+DTYPES: dict[int, np.dtype] = {
     1: np.dtype(np.uint8),
     2: np.dtype(np.int8),
     3: np.dtype(np.int16),
@@ -238,10 +238,6 @@ class IndexedTokens:
         starts = np.full(sequences.size, self.num_tokens, dtype=np.int64)
         starts[inside] = self._offsets[sequences[inside]] // self.dtype.itemsize
         return starts
-
-    def document_lengths(self) -> np.ndarray:
-        """Tokens of every document, int64 [num_documents]."""
-        return np.diff(self.document_starts(0, self.num_documents + 1))
 
 
 def _read_header(path: Path) -> tuple[np.dtype, int, int]:

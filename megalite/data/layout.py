@@ -10,6 +10,7 @@ reports is padding.
 
 from __future__ import annotations
 
+import re
 from functools import cache
 from pathlib import Path
 from types import ModuleType
@@ -17,10 +18,9 @@ from typing import Protocol
 
 import numpy as np
 
-from megalite.data.columns import map_column
 from megalite.data.index_checks import cut_damage
 from megalite.data.indexed import IndexedTokens
-from megalite.data.sample import Cut, Pieces, Rows
+from megalite.data.sample import Cut, DocumentPieces, SampleRows
 from megalite.errors import DataError
 
 BORDERS_FILE = "sample_borders.npy"
@@ -37,7 +37,7 @@ class Layout(Protocol):
 
     num_samples: int
 
-    def pieces(self, sample: int) -> Pieces:
+    def pieces(self, sample: int) -> DocumentPieces:
         """What sample number `sample` is made of; at most seq_len tokens."""
         ...
 
@@ -46,7 +46,7 @@ class Layout(Protocol):
         ...
 
     def fill(
-        self, tokens: IndexedTokens, samples: np.ndarray, places: np.ndarray, rows: Rows, *, document_masks: bool
+        self, tokens: IndexedTokens, samples: np.ndarray, places: np.ndarray, rows: SampleRows, *, document_masks: bool
     ) -> int:
         """Fill row places[n] with sample samples[n], for all n.
 
@@ -72,8 +72,8 @@ class ConcatLayout:
         self._seq_len = seq_len
         self.num_samples = -(-tokens.num_tokens // seq_len)
 
-    def pieces(self, sample: int) -> Pieces:
-        return Pieces(*self.stretch(sample, sample + 1)[1:])
+    def pieces(self, sample: int) -> DocumentPieces:
+        return DocumentPieces(*self.stretch(sample, sample + 1)[1:])
 
     def stretch(self, first: int, stop: int) -> Cut:
         begin, end = first * self._seq_len, min(stop * self._seq_len, self._tokens.num_tokens)
@@ -86,7 +86,7 @@ class ConcatLayout:
         return Cut(borders, starts, np.diff(np.append(starts, end)), documents)
 
     def fill(
-        self, tokens: IndexedTokens, samples: np.ndarray, places: np.ndarray, rows: Rows, *, document_masks: bool
+        self, tokens: IndexedTokens, samples: np.ndarray, places: np.ndarray, rows: SampleRows, *, document_masks: bool
     ) -> int:
         largest = _kernels().fill_concat(tokens.stream, samples, places, rows, document_masks)
         return _refuse_damage(largest, tokens, samples)
@@ -106,11 +106,16 @@ class PackedLayout:
 
     def damage(self, tokens: IndexedTokens, seq_len: int, *, everything: bool = True) -> str:
         """What cannot be in the cut; empty when nothing is wrong. See `index_checks.cut_damage`."""
-        sizes = {"num_tokens": tokens.num_tokens, "num_documents": tokens.num_documents}
-        return cut_damage(*self._cut, seq_len=seq_len, **sizes, everything=everything)
+        return cut_damage(
+            *self._cut,
+            seq_len=seq_len,
+            num_tokens=tokens.num_tokens,
+            num_documents=tokens.num_documents,
+            everything=everything,
+        )
 
-    def pieces(self, sample: int) -> Pieces:
-        return Pieces(*self.stretch(sample, sample + 1)[1:])
+    def pieces(self, sample: int) -> DocumentPieces:
+        return DocumentPieces(*self.stretch(sample, sample + 1)[1:])
 
     def stretch(self, first: int, stop: int) -> Cut:
         borders = self._cut.borders[first : stop + 1]
@@ -119,7 +124,7 @@ class PackedLayout:
         return Cut(borders - borders[0], self._cut.starts[chosen], lengths, self._cut.documents[chosen])
 
     def fill(
-        self, tokens: IndexedTokens, samples: np.ndarray, places: np.ndarray, rows: Rows, *, document_masks: bool
+        self, tokens: IndexedTokens, samples: np.ndarray, places: np.ndarray, rows: SampleRows, *, document_masks: bool
     ) -> int:
         largest = _kernels().fill_packed(tokens.stream, self._cut, samples, places, rows, document_masks)
         return _refuse_damage(largest, tokens, samples)
@@ -147,3 +152,49 @@ def _refuse_damage(largest: int, tokens: IndexedTokens, samples: np.ndarray) -> 
             "data again"
         )
     return largest
+
+
+MAGIC = b"\x93NUMPY\x01\x00"
+
+_HEADER = re.compile(rb"\{'descr': '([^']{2,8})', 'fortran_order': False, 'shape': \((\d{1,19}),\), \} *\n")
+
+
+def map_column(path: Path, dtype: np.dtype | type, advice: str) -> np.ndarray:
+    """The numbers in a .npy file, mapped and not to be written to.
+
+    Args:
+        path: the file.
+        dtype: of the numbers.
+        advice: what to do when it holds something else.
+
+    Raises:
+        DataError: it is missing, cannot be read or holds something else.
+    """
+    dtype = np.dtype(dtype)
+    try:
+        num_bytes = path.stat().st_size
+        with open(path, "rb") as file:
+            start = file.read(len(MAGIC) + 2)
+            header = file.read(int.from_bytes(start[len(MAGIC) :], "little"))
+        size, problem = _size(start, header, num_bytes, dtype)
+        if problem:
+            raise DataError(f"{path}: {problem}; {advice}")
+        if size == 0:
+            return np.zeros(0, dtype)
+        return np.memmap(path, dtype, "r", len(start) + len(header), (size,)).view(np.ndarray)
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read ({error.strerror}); {advice}") from error
+
+
+def _size(start: bytes, header: bytes, num_bytes: int, dtype: np.dtype) -> tuple[int, str]:
+    """How many numbers there are, or what is wrong with the file."""
+    found = _HEADER.fullmatch(header)
+    if not start.startswith(MAGIC) or found is None:
+        return 0, f"damaged: not a .npy file of a row of {dtype}"
+    if found[1].decode("latin-1") != dtype.str:
+        return 0, f"damaged: {found[1].decode('latin-1')} found, {dtype.str} ({dtype}) expected"
+    size = int(found[2])
+    expected = len(start) + len(header) + size * dtype.itemsize
+    if num_bytes != expected:
+        return 0, f"damaged: {num_bytes} bytes found, {expected} expected for {size} numbers"
+    return size, ""

@@ -36,7 +36,7 @@ BLOCK = 100_000
 Pattern = Literal["spread", "exact"]
 
 
-class Stage(NamedTuple):
+class MixStage(NamedTuple):
     """A stretch of the run with weights of its own."""
 
     stop: int | None
@@ -83,9 +83,10 @@ class StagedMixture:
         stages: at least one; their stops grow, and only the last is None.
     """
 
-    def __init__(self, stages: Sequence[Stage]):
-        stops = [stage.stop for stage in stages[:-1]]
+    def __init__(self, stages: Sequence[MixStage]):
+        stops = [stage.stop for stage in stages if stage.stop is not None]
         assert stages[-1].stop is None, stages
+        assert len(stops) == len(stages) - 1, stages
         assert all(start < stop for start, stop in zip([0, *stops], stops, strict=False)), stages
         self._mixtures = [Mixture(stage.weights, "exact") for stage in stages]
         self.stops = tuple(stops)
@@ -129,7 +130,7 @@ class ShuffledMixture:
         ranks: sources, by number, whose samples come in an order of their own: int64 [size] each.
         num_stretches: of such an order; samples are shuffled within each.
 
-    `shift` moves each source's count of samples drawn, int64 [sources]: see `data.account`.
+    `shift` moves each source's count of samples drawn, int64 [sources]: see `data.cursor`.
     """
 
     def __init__(
@@ -139,7 +140,7 @@ class ShuffledMixture:
         weights: Sequence[float],
         names: Sequence[str],
         seed: int,
-        stages: Sequence[Stage] = (),
+        stages: Sequence[MixStage] = (),
         ranks: Mapping[int, np.ndarray] | None = None,
         num_stretches: int = 1,
     ):
@@ -167,8 +168,9 @@ class ShuffledMixture:
         epochs, places = np.divmod(numbers + self.shift[sources], self._sizes[sources])
         passes, which = np.unique(epochs * num_sources + sources, return_inverse=True)
         orders = [self._permutation(number % num_sources, number // num_sources) for number in passes.tolist()]
-        if not self._ranks:
-            return np.stack([sources, epochs, permute_each(orders, which, places)], axis=1)
+        keyed = [order for order in orders if isinstance(order, KeyedPermutation)]
+        if len(keyed) == len(orders):  # none has an order of its own
+            return np.stack([sources, epochs, permute_each(keyed, which, places)], axis=1)
         positions = np.empty_like(places)
         for number, order in enumerate(orders):
             positions[which == number] = order.many(places[which == number])

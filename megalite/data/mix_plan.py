@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from megalite.data.mix import Mixture, Stage, StagedMixture
+from megalite.data.mix import MixStage, Mixture, StagedMixture
 from megalite.errors import DataError
 
 if TYPE_CHECKING:
@@ -91,7 +91,7 @@ def resolve_stages(
     *,
     seq_len: int,
     total_samples: int | None = None,
-) -> tuple[Stage, ...]:
+) -> tuple[MixStage, ...]:
     """Stages of plain weights.
 
     Args:
@@ -115,26 +115,28 @@ def resolve_stages(
         raise DataError("\n".join(problems))
     base = _base_weights(sources, weights, settings, total_samples)
     if not settings.stages:
-        return (Stage(None, base),)
+        return (MixStage(None, base),)
     stages, stop = [], 0
     for number, stage in enumerate(settings.stages):
         own = base
         if stage.weights is not None:
             own = tuple(float(stage.weights.get(source.name, 0.0)) for source in sources)
         if number == len(settings.stages) - 1:
-            stages.append(Stage(None, own))
+            stages.append(MixStage(None, own))
             break
         start = stop
         if stage.until_tokens is not None:
             stop = -(-stage.until_tokens // seq_len)
         else:
+            assert stage.share is not None, "it was complained of"
+            assert total_samples is not None, "it was complained of"
             stop = start + round(stage.share * total_samples)
         if stop <= start:
             raise DataError(
                 f"data.mix.stages.{number}: it ends at sample {stop:,} of the run and begins at {start:,}, so it holds "
                 "none; let stages end one after the other"
             )
-        stages.append(Stage(stop, own))
+        stages.append(MixStage(stop, own))
     return tuple(stages)
 
 
@@ -255,6 +257,7 @@ def _base_weights(
     fixed = [0.0 if epochs is None else epochs * size.num_samples for epochs, size in zip(asked, sources, strict=True)]
     if all(epochs is not None for epochs in asked):
         return tuple(fixed)
+    assert total_samples is not None, "it was complained of"
     free = total_samples - sum(fixed)
     if free <= 0:
         raise DataError(

@@ -11,7 +11,8 @@ The trade-off: statistical shuffling, not cryptography, and about a microsecond 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple, TypeVar
+from dataclasses import dataclass
+from typing import Generic, TypeVar
 
 import numpy as np
 import xxhash
@@ -27,14 +28,15 @@ WORD = (1 << 64) - 1
 IntOrArray = TypeVar("IntOrArray", int, np.ndarray)
 
 
-class Network(NamedTuple):
+@dataclass(frozen=True)
+class Network(Generic[IntOrArray]):
     """A Feistel network over the numbers of a few bits: ints, or uint64 [n] where every number has its own."""
 
-    low_bits: int | np.ndarray
-    low_mask: int | np.ndarray
-    high_mask: int | np.ndarray
-    round_keys: list[int] | np.ndarray
-    """NUM_ROUNDS of them, or [NUM_ROUNDS, n]."""
+    low_bits: IntOrArray
+    low_mask: IntOrArray
+    high_mask: IntOrArray
+    round_keys: list[IntOrArray]
+    """NUM_ROUNDS of them."""
 
 
 class KeyedPermutation:
@@ -78,18 +80,20 @@ def permute_each(permutations: Sequence[KeyedPermutation], which: np.ndarray, in
     """
     sizes = np.array([each.size for each in permutations], np.uint64)[which]
     networks = [each.network for each in permutations]
-    bits, lows, highs = (np.array(column, np.uint64)[which] for column in list(zip(*networks, strict=True))[:3])
+    bits = np.array([network.low_bits for network in networks], np.uint64)[which]
+    lows = np.array([network.low_mask for network in networks], np.uint64)[which]
+    highs = np.array([network.high_mask for network in networks], np.uint64)[which]
     keys = np.array([network.round_keys for network in networks], np.uint64)[which].T
-    values = _permute(indices.astype(np.uint64), Network(bits, lows, highs, keys))
+    values = _permute(indices.astype(np.uint64), Network(bits, lows, highs, list(keys)))
     outside = np.flatnonzero(values >= sizes)
     while outside.size:
-        own = Network(bits[outside], lows[outside], highs[outside], keys[:, outside])
+        own = Network(bits[outside], lows[outside], highs[outside], list(keys[:, outside]))
         values[outside] = _permute(values[outside], own)
         outside = outside[values[outside] >= sizes[outside]]
     return values.astype(np.int64)
 
 
-def _permute(value: IntOrArray, network: Network) -> IntOrArray:
+def _permute(value: IntOrArray, network: Network[IntOrArray]) -> IntOrArray:
     """Permute a power of two; the same code serves Python ints and uint64 arrays."""
     high, low = value >> network.low_bits, value & network.low_mask
     for even, odd in zip(network.round_keys[::2], network.round_keys[1::2], strict=True):
@@ -98,7 +102,7 @@ def _permute(value: IntOrArray, network: Network) -> IntOrArray:
     return (high << network.low_bits) | low
 
 
-def _scramble(half: IntOrArray, round_key: int) -> IntOrArray:
+def _scramble(half: IntOrArray, round_key: IntOrArray) -> IntOrArray:
     """The round function: 32 well mixed bits. The mask makes Python ints wrap as uint64 does."""
     mixed = ((half ^ round_key) * MULTIPLIERS[0]) & WORD
     mixed = ((mixed ^ (mixed >> 32)) * MULTIPLIERS[1]) & WORD

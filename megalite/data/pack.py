@@ -26,14 +26,16 @@ from megalite.data.pack_report import PackStatistics
 from megalite.data.settings import PackConfig
 from megalite.data.sources import open_tokens
 from megalite.errors import DataError
-from megalite.progress import Progress, Silent
+from megalite.progress import NoProgress, ProgressReporter
 from megalite.stations.station import StationResult, run_station
 
 WALK_DOCUMENTS = 1 << 18
 """Documents, or sequences, counted at a time where nothing else sets a window: some tens of megabytes."""
 
 
-def pack(tokens_path: Path, out: Path, config: PackConfig, *, progress: Progress | None = None) -> StationResult:
+def pack(
+    tokens_path: Path, out: Path, config: PackConfig, *, progress: ProgressReporter | None = None
+) -> StationResult:
     """Run the station.
 
     Args:
@@ -45,7 +47,7 @@ def pack(tokens_path: Path, out: Path, config: PackConfig, *, progress: Progress
     Raises:
         DataError: the tokens are missing, damaged or empty.
     """
-    progress = progress or Silent()
+    progress = progress or NoProgress()
     opened = open_tokens(tokens_path, contents=True)
     tokens = opened.tokens
     if tokens.num_tokens == 0:

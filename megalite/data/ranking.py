@@ -19,8 +19,7 @@ import numpy as np
 import xxhash
 from pydantic import NonNegativeInt
 
-from megalite.data.columns import map_column
-from megalite.data.layout import Layout
+from megalite.data.layout import Layout, map_column
 from megalite.data.order import KeyedPermutation
 from megalite.errors import DataError
 from megalite.records import NO_CHECKSUM, Record, is_sealed, parse_record, seal
@@ -105,7 +104,7 @@ def write_ranks(layout: Layout, document_scores: np.ndarray, out: Path) -> None:
         weighted = np.add.reduceat(document_scores[cut.documents] * cut.lengths, cut.borders[:-1])
         scores[first:stop] = weighted / np.add.reduceat(cut.lengths, cut.borders[:-1])
     order = np.argsort(scores, kind="stable").astype(np.int64)
-    record = {"checksum": NO_CHECKSUM, "samples": order.size, "xxh3": xxhash.xxh3_128_hexdigest(order)}
+    record = {"checksum": NO_CHECKSUM, "samples": order.size, "xxh3": xxhash.xxh3_128_hexdigest(order.data)}
     try:
         with replacing(out, make_folder=False) as partial, open(partial, "wb") as file:
             np.save(file, order)
@@ -162,7 +161,7 @@ def has_record(path: Path) -> bool:
     return _record_path(path).is_file()
 
 
-class _Record(Record):
+class _RanksRecord(Record):
     """What is written down of an order."""
 
     checksum: str
@@ -178,8 +177,8 @@ def _damage(path: Path, ranks: np.ndarray, *, everything: bool) -> str:
     """Whether an order is what was written, has each sample once, or at least no others."""
     if has_record(path):
         text = _record_path(path).read_text(encoding="utf-8", errors="replace")
-        record = parse_record(text, _Record, _record_path(path), "rank its source again")
-        if not is_sealed(text) or record.xxh3 != xxhash.xxh3_128_hexdigest(ranks):
+        record = parse_record(text, _RanksRecord, _record_path(path), "rank its source again")
+        if not is_sealed(text) or record.xxh3 != xxhash.xxh3_128_hexdigest(ranks.data):
             return f"its contents are not those that {_record_path(path).name} was written for"
     seen = np.zeros(ranks.size if everything else 0, bool)
     for first in range(0, ranks.size, SAMPLES_AT_ONCE):

@@ -41,7 +41,7 @@ class Sample:
     masks. A document cut by a sample's start begins at 0 there. 0 always begins a span of attention."""
 
 
-class Pieces(NamedTuple):
+class DocumentPieces(NamedTuple):
     """The pieces of documents in one sample, in order: int64 [pieces] each."""
 
     starts: np.ndarray
@@ -65,7 +65,7 @@ class Cut(NamedTuple):
     """int64 [pieces]: document in the stream."""
 
 
-class Rows(NamedTuple):
+class SampleRows(NamedTuple):
     """Samples one below the other; every array is [rows, seq_len]."""
 
     tokens: np.ndarray
@@ -80,7 +80,7 @@ class Rows(NamedTuple):
     """int64, counted within the row's source; [0, 0] when they are not wanted."""
 
 
-def empty_rows(num_rows: int, seq_len: int, *, document_ids: bool) -> Rows:
+def empty_rows(num_rows: int, seq_len: int, *, document_ids: bool) -> SampleRows:
     """Rows to be filled, in memory as it comes.
 
     Args:
@@ -91,4 +91,4 @@ def empty_rows(num_rows: int, seq_len: int, *, document_ids: bool) -> Rows:
     tokens, labels, positions = np.empty((3, num_rows, seq_len), np.int64)
     loss_mask = np.empty((num_rows, seq_len), np.bool_)
     of_documents = np.empty((num_rows, seq_len) if document_ids else (0, 0), np.int64)
-    return Rows(tokens, labels, positions, loss_mask, of_documents)
+    return SampleRows(tokens, labels, positions, loss_mask, of_documents)

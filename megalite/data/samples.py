@@ -20,18 +20,18 @@ import xxhash
 from megalite.config.evaluation_names import validation_sets
 from megalite.config.plan import derive_samples
 from megalite.config.schema import Config, SourceConfig
-from megalite.data.account import Account
+from megalite.data.cursor import DataCursor
 from megalite.data.indexed import bin_path
 from megalite.data.mix import BLOCK, InTurn, ShuffledMixture, round_to_quotas
 from megalite.data.mix_plan import PLAIN, MixPlan, MixSettings, SourceSize, StageSettings, plan_mix, resolve_stages
 from megalite.data.ranking import open_ranks
-from megalite.data.sample import NO_DOCUMENT, Rows, Sample, empty_rows
+from megalite.data.sample import NO_DOCUMENT, Sample, SampleRows, empty_rows
 from megalite.data.sources import TokenizerRecord, TokenSource, largest_token, open_source
 from megalite.errors import DataError
 from megalite.tokenizer.tokenizer import Tokenizer
 
 
-class Identity(NamedTuple):
+class SampleId(NamedTuple):
     """Which sample of the data a global index means."""
 
     source: str
@@ -40,7 +40,7 @@ class Identity(NamedTuple):
     """Sample number in the source, before shuffling."""
 
 
-class Order(Protocol):
+class SampleOrder(Protocol):
     """Places every global index: ShuffledMixture for training, InTurn for validation."""
 
     def locate(self, index: int) -> tuple[int, int, int]: ...
@@ -52,7 +52,13 @@ class Samples:
     """Samples by global index. Made by `open_samples` and `open_validation_samples`."""
 
     def __init__(
-        self, sources: Sequence[TokenSource], order: Order, *, seq_len: int, document_masks: bool, fingerprint: str
+        self,
+        sources: Sequence[TokenSource],
+        order: SampleOrder,
+        *,
+        seq_len: int,
+        document_masks: bool,
+        fingerprint: str,
     ):
         self.sources = tuple(sources)
         self.seq_len = seq_len
@@ -61,7 +67,7 @@ class Samples:
         """Hash of the data, of its order and of how it is cut. A run may go on only with an equal one."""
         self.num_samples_per_epoch = sum(source.layout.num_samples for source in sources)
         """Samples of all sources together."""
-        self.account = Account()
+        self.cursor = DataCursor()
         """What the run has left out; global indices are its run indices."""
         self._order = order
         documents = [source.tokens.num_documents for source in sources]
@@ -76,30 +82,30 @@ class Samples:
     @property
     def vocab_size(self) -> int | None:
         """Vocabulary of the data's tokenizer, where a source records it."""
-        return self.tokenizer and self.tokenizer.vocab_size
+        return None if self.tokenizer is None else self.tokenizer.vocab_size
 
     @property
     def tokenizer_path(self) -> Path | None:
         """Folder of the data's tokenizer, where a source records it."""
-        return self.tokenizer and self.tokenizer.folder
+        return None if self.tokenizer is None else self.tokenizer.folder
 
-    def identity(self, global_index: int) -> Identity:
+    def identity(self, global_index: int) -> SampleId:
         """Which sample of the data `global_index` means."""
         source, epoch, position = self._place(global_index)
-        return Identity(self.sources[source].name, epoch, position)
+        return SampleId(self.sources[source].name, epoch, position)
 
-    def following(self, account: Account) -> Samples:
-        """The same data in the order of a run with an account of its own."""
+    def following(self, cursor: DataCursor) -> Samples:
+        """The same data in the order of a run with a cursor of its own."""
         assert isinstance(self._order, ShuffledMixture), "validation data has no mixture"
         other = copy.copy(self)
-        other.account, other._order = account, copy.copy(self._order)
-        other._order.shift = np.array([account.shift.get(source.name, 0) for source in self.sources], np.int64)
+        other.cursor, other._order = cursor, copy.copy(self._order)
+        other._order.shift = np.array([cursor.shift.get(source.name, 0) for source in self.sources], np.int64)
         return other
 
     def drawn(self, run_index: int) -> dict[str, int]:
         """Samples of each source that come before a run index in the order, those left out included."""
         assert isinstance(self._order, ShuffledMixture), "validation data has no mixture"
-        counts = self._order.mixture.count(self.account.data_index(run_index)) + self._order.shift
+        counts = self._order.mixture.count(self.cursor.data_index(run_index)) + self._order.shift
         return {source.name: int(count) for source, count in zip(self.sources, counts, strict=True)}
 
     def count(self, start: int, stop: int) -> dict[str, int]:
@@ -128,10 +134,10 @@ class Samples:
         Raises:
             DataError: one was read under an earlier mixture, which the present one knows nothing of.
         """
-        indices = self.account.data_indices(global_indices)
-        if self.account.shift and indices.size and int(indices.min()) < self.account.shift_from:
+        indices = self.cursor.data_indices(global_indices)
+        if self.cursor.shift and indices.size and int(indices.min()) < self.cursor.shift_from:
             raise DataError(
-                f"global sample {int(indices.min())} was read before the mixture changed at {self.account.shift_from}; "
+                f"global sample {int(indices.min())} was read before the mixture changed at {self.cursor.shift_from}; "
                 "look at it with the config of that time, and a run.dir without checkpoints"
             )
         return self._order.locate_many(indices)
@@ -152,7 +158,7 @@ class Samples:
         source, epoch, position = self.locate(np.array([global_index], np.int64))[0].tolist()
         return source, epoch, position
 
-    def read(self, places: np.ndarray, *, document_ids: bool = False) -> Rows:
+    def read(self, places: np.ndarray, *, document_ids: bool = False) -> SampleRows:
         """The arrays of several samples at once, one compiled call for each source among them.
 
         Args:
@@ -250,7 +256,9 @@ def open_samples(
     )
     turns = [[stage.stop, round_to_quotas(stage.weights, BLOCK).tolist()] for stage in stages]
     turns = turns or round_to_quotas(weights, BLOCK).tolist()
-    ranked = "".join(f"/{sizes[number].name} ranked {xxhash.xxh3_128_hexdigest(own)}" for number, own in ranks.items())
+    ranked = "".join(
+        f"/{sizes[number].name} ranked {xxhash.xxh3_128_hexdigest(own.data)}" for number, own in ranks.items()
+    )
     ranked += f"/{mix.rank_stretches}" if ranked else ""
     fingerprint = _fingerprint(opened, f"shuffled/{seed}/{turns}/{document_masks}{ranked}")
     return Samples(opened, order, seq_len=seq_len, document_masks=document_masks, fingerprint=fingerprint)
@@ -318,13 +326,13 @@ def _open_all(configs: Sequence[SourceConfig], seq_len: int, key: str, document_
             opened.append(source)
         except DataError as error:
             problems.append(f"{key}.{index}: {error}")
-    tokenizers = {source.tokenizer.fingerprint: source for source in opened if source.tokenizer}
+    tokenizers = {own.fingerprint: (source, own) for source in opened if (own := source.tokenizer)}
     if len(tokenizers) > 1:
-        made_with = ", ".join(f"{source.name} with {source.tokenizer.folder}" for source in tokenizers.values())
+        made_with = ", ".join(f"{source.name} with {own.folder}" for source, own in tokenizers.values())
         problems.append(f"{key}: its sources were tokenized by different tokenizers: {made_with}; tokenize them alike")
     elif tokenizers:
-        (source,) = tokenizers.values()
-        problems += _check_vocabularies(opened, source.tokenizer.vocab_size)
+        ((_, tokenizer),) = tokenizers.values()
+        problems += _check_vocabularies(opened, tokenizer.vocab_size)
     if problems:
         raise _data_error(problems)
     return _with_distinct_names(opened)

@@ -98,7 +98,7 @@ def save_arrays(path: Path, arrays: dict[str, np.ndarray]) -> None:
     """
     try:
         with replacing(path, make_folder=False) as partial, open(partial, "wb") as file:
-            np.savez_compressed(file, **arrays)
+            np.savez_compressed(file, **arrays)  # type: ignore[arg-type]  # mypy takes them for allow_pickle
     except OSError as error:
         raise DataError(f"{path}: cannot be written: {error.strerror or error}") from error
 
@@ -111,7 +111,7 @@ def describe(samples: Samples, steps: range, sizes: BatchSizes) -> Iterator[str]
 def describe_samples(samples: Samples, numbers: range) -> Iterator[str]:
     """Lines that show samples as text, by their numbers in the data, as events have them: those that a run has left out
     among them."""
-    whole = samples.following(replace(samples.account, gaps=()))
+    whole = samples.following(replace(samples.cursor, gaps=()))
     yield from _describe_samples(whole, ((number, "") for number in numbers))
 
 
@@ -122,7 +122,7 @@ def _describe_samples(samples: Samples, titled: Iterable[tuple[int, str]]) -> It
         sample = samples.sample(index)
         num_labels = int(sample.loss_mask.sum())
         yield (
-            f"{title}global sample {samples.account.data_index(index)}: source {source}, epoch {epoch}, "
+            f"{title}global sample {samples.cursor.data_index(index)}: source {source}, epoch {epoch}, "
             f"sample {position}; {num_labels} of {samples.seq_len} labels count"
         )
         yield from _describe_documents(sample, tokenizer)

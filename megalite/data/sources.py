@@ -12,7 +12,7 @@ from megalite.config.schema import SourceConfig
 from megalite.data.indexed import IndexedTokens, bin_path, idx_path
 from megalite.data.layout import COLUMNS, ConcatLayout, Layout, PackedLayout
 from megalite.errors import DataError
-from megalite.stations.manifest import Manifest, check_input, check_spots, find_manifest, refuse_damage
+from megalite.stations.manifest import StationManifest, check_input, check_sampled_bytes, find_manifest, refuse_damage
 
 TOKENS_NAME = "tokens"
 """Name of the pair inside a tokenized folder."""
@@ -106,7 +106,7 @@ def open_tokens(path: Path, *, contents: bool = False) -> TokenStream:
     if path.is_dir() and find_manifest(path) is not None:
         manifest = check_input(path, "tokenize", contents=contents)
         if not contents:
-            check_spots(manifest, TOKEN_FILES)
+            check_sampled_bytes(manifest, TOKEN_FILES)
         tokens = IndexedTokens(path / TOKENS_NAME)
         _compare_counts(manifest, tokens=tokens.num_tokens, documents=tokens.num_documents)
         return TokenStream(path, tokens, tokenizer_of(manifest), manifest.fingerprint)
@@ -151,7 +151,7 @@ def largest_token(tokens: IndexedTokens) -> int:
 
 def _open_packed(path: Path, name: str, seq_len: int) -> TokenSource:
     packed = check_input(path, "pack", contents=False)
-    check_spots(packed, tuple(COLUMNS))
+    check_sampled_bytes(packed, tuple(COLUMNS))
     if packed.settings["seq_len"] != seq_len:
         raise DataError(
             f"{path}: packed with seq_len={packed.settings['seq_len']}, batch.seq_len={seq_len} is asked for; set "
@@ -170,14 +170,14 @@ def _open_packed(path: Path, name: str, seq_len: int) -> TokenSource:
     return TokenSource(name, stream.tokens, layout, stream.tokenizer, fingerprint)
 
 
-def _compare_counts(manifest: Manifest, **found: int) -> None:
+def _compare_counts(manifest: StationManifest, **found: int) -> None:
     """Refuse files that hold something else than their manifest counts."""
     expected = {name: manifest.counts[name] for name in found}
     if found != expected:
         refuse_damage(manifest, [f"{found[name]} {name} found, {expected[name]} expected" for name in found])
 
 
-def tokenizer_of(manifest: Manifest) -> TokenizerRecord:
+def tokenizer_of(manifest: StationManifest) -> TokenizerRecord:
     """What the manifest of a tokenized folder says about its tokenizer."""
     folder = manifest.input_path(manifest.settings["tokenizer_input"])
     return TokenizerRecord(folder, **manifest.settings["tokenizer"])

@@ -22,9 +22,9 @@ from megalite.data.layout import COLUMNS, PackedLayout
 from megalite.data.ranking import damage_of_ranks, has_record
 from megalite.data.sources import TOKEN_FILES, TOKENS_NAME, is_pair, pair_prefix, tokenizer_of, what_is_wrong_with
 from megalite.errors import DataError
-from megalite.progress import Progress, Silent
+from megalite.progress import NoProgress, ProgressReporter
 from megalite.stations.hashes import CHUNK_BYTES, hash_file
-from megalite.stations.manifest import FILE_NAME, Manifest, Output, find_manifest, missing_outputs
+from megalite.stations.manifest import FILE_NAME, Output, StationManifest, find_manifest, missing_outputs
 from megalite.stations.tasks import WORK_FOLDER
 from megalite.tokenizer.tokenizer import fingerprint_files
 
@@ -36,7 +36,7 @@ UNFINISHED = (".partial", ".old")
 
 
 @dataclass(frozen=True)
-class Check:
+class FileCheck:
     """Something to look at, by whom and when does not matter."""
 
     num_bytes: int
@@ -46,10 +46,10 @@ class Check:
 
 
 @dataclass
-class Listing:
+class CheckPlan:
     """What there is to look at."""
 
-    checks: list[Check] = field(default_factory=list)
+    checks: list[FileCheck] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
     """What is wrong at first sight."""
     notes: list[str] = field(default_factory=list)
@@ -62,18 +62,18 @@ class Listing:
         """That all checks read."""
         return sum(check.num_bytes for check in self.checks)
 
-    def share(self, number: int, count: int) -> list[Check]:
+    def share(self, number: int, count: int) -> list[FileCheck]:
         """The checks of one of `count` processes, which read about as much each."""
         return sorted(self.checks, key=lambda check: -check.num_bytes)[number::count]
 
 
-def list_path(path: Path) -> Listing:
+def list_path(path: Path) -> CheckPlan:
     """What there is to look at in a folder of a station or of a recipe, or in a Megatron pair.
 
     Raises:
         DataError: it is none of these.
     """
-    lister = _Lister()
+    lister = _CheckPlanner()
     if path.is_dir():
         folders = [path] if (path / FILE_NAME).is_file() else sorted(_stations_below(path))
         if not folders:
@@ -92,14 +92,14 @@ def list_path(path: Path) -> Listing:
     return lister.listing
 
 
-def list_run(config: Config, vocab_size: int | None = None) -> Listing:
+def list_run(config: Config, vocab_size: int | None = None) -> CheckPlan:
     """What there is to look at of the data that a run will read.
 
     Args:
         config: of the run.
         vocab_size: of the model: tokens of pairs without hashes are held against it.
     """
-    lister = _Lister()
+    lister = _CheckPlanner()
     for source in (*config.data.train, *config.data.valid):
         if source.path.is_dir():
             lister.add_folder(source.path, vocab_size, only_read=True)
@@ -112,7 +112,7 @@ def list_run(config: Config, vocab_size: int | None = None) -> Listing:
     return lister.listing
 
 
-def complaints(checks: Sequence[Check], *, threads: int, progress: Progress | None = None) -> Iterator[str]:
+def complaints(checks: Sequence[FileCheck], *, threads: int, progress: ProgressReporter | None = None) -> Iterator[str]:
     """Look at everything; yield what is wrong.
 
     Args:
@@ -120,7 +120,7 @@ def complaints(checks: Sequence[Check], *, threads: int, progress: Progress | No
         threads: of this process.
         progress: told of the megabytes that were read.
     """
-    progress = progress or Silent()
+    progress = progress or NoProgress()
     with ThreadPoolExecutor(max(1, min(threads, MAX_THREADS))) as pool:
         for check, found in zip(checks, pool.map(lambda check: check.complaint(), checks), strict=True):
             progress.advance(check.num_bytes / 1e6)
@@ -128,7 +128,7 @@ def complaints(checks: Sequence[Check], *, threads: int, progress: Progress | No
                 yield found
 
 
-def refuse(problems: Iterable[str], listing: Listing) -> None:
+def refuse(problems: Iterable[str], listing: CheckPlan) -> None:
     """Raise an error that names all that is wrong, if anything is.
 
     Raises:
@@ -140,11 +140,11 @@ def refuse(problems: Iterable[str], listing: Listing) -> None:
         raise DataError("\n".join([title, *(f"  - {problem}" for problem in problems)]))
 
 
-class _Lister:
+class _CheckPlanner:
     """Puts a listing together; what several sources share is in it once."""
 
     def __init__(self) -> None:
-        self.listing = Listing()
+        self.listing = CheckPlan()
         self._known: set[Path] = set()
 
     def add_folder(self, folder: Path, vocab_size: int | None, *, only_read: bool = False) -> None:
@@ -190,7 +190,7 @@ class _Lister:
         for first in range(0, tokens.num_tokens, TOKENS_AT_ONCE):
             stop = min(first + TOKENS_AT_ONCE, tokens.num_tokens)
             check = partial(_tokens_complaint, tokens, first, stop, vocab_size)
-            self.listing.checks.append(Check((stop - first) * tokens.dtype.itemsize, check))
+            self.listing.checks.append(FileCheck((stop - first) * tokens.dtype.itemsize, check))
 
     def add_ranks(self, path: Path) -> None:
         """An order of samples."""
@@ -228,7 +228,7 @@ class _Lister:
             self.listing.names.append(str(path))
         return not known
 
-    def _add_files(self, manifest: Manifest, names: Sequence[str] | None) -> None:
+    def _add_files(self, manifest: StationManifest, names: Sequence[str] | None) -> None:
         if missing := missing_outputs(manifest):
             self.listing.problems.append(f"{manifest.folder}: {'; '.join(missing)}; run its station again")
         absent = {complaint.split(": ")[0] for complaint in missing}
@@ -243,7 +243,7 @@ class _Lister:
         if names is None:
             self._note_strangers(manifest)
 
-    def _note_strangers(self, manifest: Manifest) -> None:
+    def _note_strangers(self, manifest: StationManifest) -> None:
         named = {output.path for output in manifest.outputs} | {FILE_NAME}
         found = {path.relative_to(manifest.folder) for path in manifest.folder.rglob("*") if path.is_file()}
         strange = sorted(path.as_posix() for path in found if WORK_FOLDER not in path.parts)
@@ -251,7 +251,7 @@ class _Lister:
         if strange:
             self.listing.notes.append(f"{manifest.folder}: not of this station, and not checked: {_listed(strange)}")
 
-    def _add_packed(self, manifest: Manifest, vocab_size: int | None, only_read: bool) -> None:
+    def _add_packed(self, manifest: StationManifest, vocab_size: int | None, only_read: bool) -> None:
         """What a cut belongs to, and whether it fits."""
         path = manifest.input_path()
         if path.is_dir():
@@ -270,9 +270,9 @@ class _Lister:
             prefix = pair_prefix(path)
         if manifest.settings["method"] == "best_fit":
             num_bytes = sum(output.num_bytes for output in manifest.outputs)
-            self.listing.checks.append(Check(num_bytes, partial(_cut_complaint, manifest, prefix)))
+            self.listing.checks.append(FileCheck(num_bytes, partial(_cut_complaint, manifest, prefix)))
 
-    def _compare_tokenizer(self, manifest: Manifest) -> None:
+    def _compare_tokenizer(self, manifest: StationManifest) -> None:
         record = tokenizer_of(manifest)
         if not record.folder.is_dir():
             self.listing.notes.append(f"{manifest.folder}: its tokenizer {record.folder} is not there")
@@ -283,7 +283,7 @@ class _Lister:
 
     def _check_later(self, path: Path, complaint: Callable[[], str]) -> None:
         num_bytes = path.stat().st_size if path.is_file() else 0
-        self.listing.checks.append(Check(num_bytes, complaint))
+        self.listing.checks.append(FileCheck(num_bytes, complaint))
 
 
 def _stations_below(folder: Path) -> Iterator[Path]:
@@ -305,13 +305,13 @@ def _listed(names: Iterable[str]) -> str:
     return ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
 
 
-def _file_checks(path: Path, output: Output) -> Iterator[Check]:
+def _file_checks(path: Path, output: Output) -> Iterator[FileCheck]:
     """A file in its stretches, as far as they have hashes of their own."""
     for number, expected in enumerate(output.chunks):
         start, stop = number * CHUNK_BYTES, min((number + 1) * CHUNK_BYTES, output.num_bytes)
-        yield Check(stop - start, partial(_hash_complaint, path, start, stop, expected))
+        yield FileCheck(stop - start, partial(_hash_complaint, path, start, stop, expected))
     if not output.chunks:
-        yield Check(output.num_bytes, partial(_hash_complaint, path, 0, output.num_bytes, output.xxh3))
+        yield FileCheck(output.num_bytes, partial(_hash_complaint, path, 0, output.num_bytes, output.xxh3))
 
 
 def _hash_complaint(path: Path, start: int, stop: int, expected: str) -> str:
@@ -342,7 +342,7 @@ def _tokens_complaint(tokens: IndexedTokens, start: int, stop: int, vocab_size: 
     return f"{place}: token {wrong} found among tokens {start} to {stop}, expected 0{last or ' or more'}"
 
 
-def _cut_complaint(manifest: Manifest, prefix: Path) -> str:
+def _cut_complaint(manifest: StationManifest, prefix: Path) -> str:
     try:
         damage = PackedLayout(manifest.folder).damage(IndexedTokens(prefix), manifest.settings["seq_len"])
     except DataError as error:

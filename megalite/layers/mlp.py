@@ -63,11 +63,11 @@ class MLP(nn.Module):
         else:
             self.up = ColumnParallelLinear(hidden_size, width, **options)
         self.expand = self.gate_up if spec.is_gated else self.up
-        self.activate = load_activation(spec.activation)
+        self.activation = load_activation(spec.activation)
         self.down = RowParallelLinear(width, hidden_size, **options)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.down(self.activate(self.expand(x)))
+        return self.down(self.activation(self.expand(x)))
 
 
 def load_activation(name: str) -> Callable[[Tensor], Tensor]:

@@ -20,7 +20,7 @@ from megalite.errors import UserError
 from megalite.page.markup import Markup, tag
 from megalite.page.numbers import count
 from megalite.page.style import CSS
-from megalite.progress import Progress, Silent
+from megalite.progress import NoProgress, ProgressReporter
 from megalite.report import sections
 from megalite.report.curves import Chart, charts_of, numbers_of
 from megalite.report.run_data import METRICS, RunData, read_runs
@@ -151,7 +151,7 @@ def metrics_bytes(folders: Sequence[Path]) -> int:
 
 
 def write_report(
-    folders: Sequence[Path], out: Path | None = None, *, progress: Progress | None = None
+    folders: Sequence[Path], out: Path | None = None, *, progress: ProgressReporter | None = None
 ) -> tuple[Path, list[RunData]]:
     """Write the report of some runs.
 
@@ -166,7 +166,7 @@ def write_report(
     Raises:
         UserError: a folder is no run's or has no step yet, or the file cannot be written.
     """
-    progress = progress or Silent()
+    progress = progress or NoProgress()
     progress.start("reading", metrics_bytes(folders) / MB, "MB")
     runs = read_runs(folders, lambda num_bytes: progress.advance(num_bytes / MB))
     num_steps = sum(len(run.columns["step"]) for run in runs)

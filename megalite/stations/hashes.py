@@ -49,7 +49,7 @@ def hash_file(path: Path, start: int = 0, stop: int | None = None) -> str:
     return digest.hexdigest()
 
 
-def hash_spots(path: Path) -> str:
+def hash_sampled_bytes(path: Path) -> str:
     """Hash of NUM_SPOTS places of a file that is not small."""
     digest = xxhash.xxh3_128()
     last = path.stat().st_size - SPOT_BYTES
@@ -74,5 +74,5 @@ def hash_all(path: Path) -> FileHashes:
                 chunk.reset()
     if num_bytes % CHUNK_BYTES:
         chunks.append(chunk.hexdigest())
-    spots = "" if is_small(num_bytes) else hash_spots(path)
+    spots = "" if is_small(num_bytes) else hash_sampled_bytes(path)
     return FileHashes(num_bytes, whole.hexdigest(), spots, tuple(chunks) if len(chunks) > 1 else ())

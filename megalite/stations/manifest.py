@@ -24,14 +24,14 @@ from pathlib import Path, PurePosixPath
 from typing import Annotated, Any
 
 import xxhash
-from pydantic import AfterValidator, Field, NonNegativeInt, model_validator
+from pydantic import AfterValidator, Field, NonNegativeInt, ValidationError, model_validator
 
 from megalite import __version__
 from megalite.errors import DataError
 from megalite.records import NO_CHECKSUM, Record, explain, is_sealed, parse_json, parse_record, seal
 from megalite.stations.dataset_card import CARD_FILE
 from megalite.stations.facts import FACTS, LEAST_INPUTS
-from megalite.stations.hashes import CHUNK_BYTES, hash_all, hash_file, hash_spots, is_small
+from megalite.stations.hashes import CHUNK_BYTES, hash_all, hash_file, hash_sampled_bytes, is_small
 
 FORMAT = 2
 """Version of the manifest and of the folders it describes."""
@@ -68,7 +68,7 @@ class Output:
 
 
 @dataclass(frozen=True)
-class Manifest:
+class StationManifest:
     """The record of one finished station."""
 
     station: str
@@ -105,7 +105,7 @@ class Manifest:
         """Where an input lies now."""
         return Path(os.path.normpath(self.folder / self.inputs[index].path))
 
-    def same_work(self, other: Manifest) -> bool:
+    def same_work(self, other: StationManifest) -> bool:
         """Whether both would leave the same behind: same station, inputs and settings."""
         return self._work() == other._work()
 
@@ -162,7 +162,7 @@ class _ManifestRecord(Record):
     checksum: Hash | None = None
 
 
-def find_manifest(folder: Path) -> Manifest | None:
+def find_manifest(folder: Path) -> StationManifest | None:
     """The manifest of a station's folder, or None where there is none.
 
     Raises:
@@ -192,7 +192,7 @@ def find_manifest(folder: Path) -> Manifest | None:
     names = [each.path for each in record.outputs]
     if len(set(names)) != len(names):
         raise DataError(f"{path}: damaged: a file is named twice; {advice}")
-    return Manifest(
+    return StationManifest(
         record.station,
         tuple(Input(each.path, each.fingerprint) for each in record.inputs),
         record.settings,
@@ -204,7 +204,7 @@ def find_manifest(folder: Path) -> Manifest | None:
     )
 
 
-def check_input(folder: Path, station: str, *, contents: bool = True) -> Manifest:
+def check_input(folder: Path, station: str, *, contents: bool = True) -> StationManifest:
     """The manifest of a finished station, its files compared with it.
 
     Args:
@@ -229,7 +229,7 @@ def check_input(folder: Path, station: str, *, contents: bool = True) -> Manifes
     return manifest
 
 
-def check_spots(manifest: Manifest, names: Sequence[str]) -> None:
+def check_sampled_bytes(manifest: StationManifest, names: Sequence[str]) -> None:
     """Compare some files with the manifest at the places that are looked at before training.
 
     Raises:
@@ -239,7 +239,7 @@ def check_spots(manifest: Manifest, names: Sequence[str]) -> None:
     refuse_damage(manifest, [problem for each in outputs if (problem := changed_output(manifest, each, spots=True))])
 
 
-def refuse_damage(manifest: Manifest, problems: Sequence[str]) -> None:
+def refuse_damage(manifest: StationManifest, problems: Sequence[str]) -> None:
     """Raise an error that names all that is wrong with a station's folder, if anything is.
 
     Raises:
@@ -250,7 +250,7 @@ def refuse_damage(manifest: Manifest, problems: Sequence[str]) -> None:
         raise DataError(f"{manifest.folder}: does not agree with its {FILE_NAME}: {complaints}; {AGAIN}")
 
 
-def missing_outputs(manifest: Manifest) -> list[str]:
+def missing_outputs(manifest: StationManifest) -> list[str]:
     """Complaints about files of a manifest that are missing or have another size."""
     problems = []
     for output in manifest.outputs:
@@ -262,7 +262,7 @@ def missing_outputs(manifest: Manifest) -> list[str]:
     return problems
 
 
-def changed_output(manifest: Manifest, output: Output, *, spots: bool = False) -> str:
+def changed_output(manifest: StationManifest, output: Output, *, spots: bool = False) -> str:
     """A complaint about the contents of a file; empty when they are what was written.
 
     Args:
@@ -275,7 +275,7 @@ def changed_output(manifest: Manifest, output: Output, *, spots: bool = False) -
         if not spots or is_small(output.num_bytes):
             is_same = hash_file(path) == output.xxh3
         else:
-            is_same = not output.spots or hash_spots(path) == output.spots
+            is_same = not output.spots or hash_sampled_bytes(path) == output.spots
     except OSError as error:
         return f"{output.path}: cannot be read ({error.strerror})"
     return "" if is_same else f"{output.path}: its contents have changed"
@@ -304,7 +304,7 @@ def _check_facts(record: _ManifestRecord, path: Path, advice: str) -> None:
         return
     try:
         found = facts.model_validate({"settings": record.settings, "counts": record.counts}, strict=True)
-    except ValueError as error:
+    except ValidationError as error:
         raise DataError(f"{path}: damaged: {explain(error)}; {advice}") from error
     last = getattr(found.settings, "tokenizer_input", -1)
     if len(record.inputs) < max(LEAST_INPUTS[record.station], last + 1):

@@ -28,7 +28,7 @@ from megalite.stations.lease import Lease, remove_dead
 from megalite.stations.manifest import (
     FILE_NAME,
     Input,
-    Manifest,
+    StationManifest,
     find_manifest,
     list_outputs,
     missing_outputs,
@@ -44,7 +44,7 @@ PLAN_FILE = "plan.json"
 class StationResult:
     """What `run_station` did."""
 
-    manifest: Manifest
+    manifest: StationManifest
     reused: bool
     """The folder already held this very work."""
 
@@ -74,7 +74,7 @@ def run_station(
     """
     here = out.absolute()
     relative = tuple(Input(_seen_from(here, path), hash_) for path, hash_ in inputs)
-    planned = Manifest(station, relative, json.loads(json.dumps(settings)), counts={})
+    planned = StationManifest(station, relative, json.loads(json.dumps(settings)), counts={})
     if (found := _find_same(out, planned)) is not None:
         return StationResult(found, reused=True)
     _refuse_foreign_folder(out, station, find_manifest(out))
@@ -98,7 +98,7 @@ def run_station(
     return StationResult(manifest, reused=False)
 
 
-def _find_same(out: Path, planned: Manifest) -> Manifest | None:
+def _find_same(out: Path, planned: StationManifest) -> StationManifest | None:
     """The manifest of a folder that holds what is planned."""
     found = find_manifest(out)
     if found is None or not found.same_work(planned) or missing_outputs(found):
@@ -130,14 +130,14 @@ def _kept_or_removed(out: Path, partial: Path, lease: Lease, resumable: bool) ->
         raise
 
 
-def _complete(partial: Path, planned: Manifest, counts: dict[str, Any], out: Path) -> Manifest:
+def _complete(partial: Path, planned: StationManifest, counts: dict[str, Any], out: Path) -> StationManifest:
     """Write the manifest of a folder whose files are all there. What is known of the tasks stays until the end."""
     for leftover in partial.rglob(".*.tmp"):  # of tasks that were killed
         leftover.unlink(missing_ok=True)
     (partial / FILE_NAME).unlink(missing_ok=True)  # of a run that was stopped just behind this
     write_dataset_card(partial, planned.station)
     outputs = list_outputs(partial, leave_out=partial / WORK_FOLDER)
-    manifest = Manifest(planned.station, planned.inputs, planned.settings, counts, outputs, folder=out)
+    manifest = StationManifest(planned.station, planned.inputs, planned.settings, counts, outputs, folder=out)
     write_text(partial / FILE_NAME, manifest.dumps())
     return manifest
 
@@ -147,7 +147,7 @@ def _seen_from(here: Path, path: Path | str) -> str:
     return str(path) if "://" in str(path) else os.path.relpath(Path(path).absolute(), here)
 
 
-def _same_plan(partial: Path, planned: Manifest) -> bool:
+def _same_plan(partial: Path, planned: StationManifest) -> bool:
     """Whether an interrupted run in this folder was about the same work."""
     path = partial / WORK_FOLDER / PLAN_FILE
     return path.is_file() and path.read_bytes() == planned.dumps().encode()
@@ -165,7 +165,7 @@ def _is_full_disk(error: OSError) -> bool:
     return error.errno in (errno.ENOSPC, errno.EDQUOT) or "Not enough free space" in str(error)
 
 
-def _refuse_foreign_folder(out: Path, station: str, found: Manifest | None) -> None:
+def _refuse_foreign_folder(out: Path, station: str, found: StationManifest | None) -> None:
     """Only a folder that this station made may be replaced."""
     if found is not None and found.station != station:
         raise DataError(f"{out}: made by station {found.station!r}; choose another folder for {station!r}")

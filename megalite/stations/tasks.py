@@ -29,7 +29,7 @@ from typing import Any, Protocol
 from pydantic import NonNegativeInt
 
 from megalite.errors import DataError, UserError
-from megalite.progress import Progress
+from megalite.progress import ProgressReporter
 from megalite.records import NO_CHECKSUM, Record, is_sealed, parse_record, seal
 
 WORK_FOLDER = ".work"
@@ -73,7 +73,7 @@ def run_tasks(
     tasks: Sequence[Task],
     *,
     runner: Runner,
-    progress: Progress,
+    progress: ProgressReporter,
 ) -> list[Report]:
     """Perform all tasks of a phase that have no report yet.
 

@@ -15,16 +15,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from sentencepiece import SentencePieceProcessor, sentencepiece_model_pb2
+from sentencepiece import SentencePieceProcessor
+from sentencepiece.sentencepiece_model_pb2 import ModelProto, TrainerSpec  # type: ignore[attr-defined]  # made at import
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers
 
 from megalite.errors import DataError
-from megalite.tokenizer.encoders.reference import BLANK
-
-SCORE_STEP = 2.0**-6
-"""Unigram scores are rounded to this, so that their sums are exact: equally good paths then tie wherever the adding
-begins. In float64 that holds for any text; SentencePiece before 0.2.2 added in float32, exact up to a sum of
-2^24 x 2^-6 = 262144, some 100 kB of text."""
+from megalite.tokenizer.encoders.reference import BLANK, SCORE_STEP
 
 NEVER = -1e4
 """Score of pieces that no text may match: below the sum over any spelling of them, letter by letter."""
@@ -32,7 +28,7 @@ NEVER = -1e4
 
 def round_scores(model: bytes) -> bytes:
     """A unigram model with its scores rounded to SCORE_STEP: less than 1 % change of any piece's probability."""
-    proto = sentencepiece_model_pb2.ModelProto.FromString(model)
+    proto = ModelProto.FromString(model)
     for piece in proto.pieces:
         piece.score = round(piece.score / SCORE_STEP) * SCORE_STEP
     return proto.SerializeToString()
@@ -44,7 +40,7 @@ def add_control_pieces(model: bytes, tokens: list[str]) -> bytes:
     Raises:
         DataError: one of them is a piece already.
     """
-    proto = sentencepiece_model_pb2.ModelProto.FromString(model)
+    proto = ModelProto.FromString(model)
     known = {piece.piece for piece in proto.pieces}
     for token in tokens:
         if token in known:
@@ -62,9 +58,9 @@ def write_fast_tokenizer(model: bytes, path: Path) -> None:
         model: contents of a `tokenizer.model`.
         path: file to write.
     """
-    proto = sentencepiece_model_pb2.ModelProto.FromString(model)
+    proto = ModelProto.FromString(model)
     processor = SentencePieceProcessor(model_proto=model)
-    is_bpe = proto.trainer_spec.model_type == sentencepiece_model_pb2.TrainerSpec.BPE
+    is_bpe = proto.trainer_spec.model_type == TrainerSpec.BPE
     tokenizer = Tokenizer(_bpe(processor) if is_bpe else _unigram(processor))
     tokenizer.normalizer = normalizers.Replace(" ", BLANK)
     tokenizer.decoder = decoders.Sequence([decoders.Replace(BLANK, " "), decoders.ByteFallback(), decoders.Fuse()])

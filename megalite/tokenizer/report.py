@@ -22,7 +22,7 @@ import numpy as np
 
 from megalite.errors import DataError
 from megalite.texts import Texts
-from megalite.tokenizer.encoders.reference import Stopgaps
+from megalite.tokenizer.encoders.reference import FallbackTokens
 from megalite.tokenizer.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
@@ -191,7 +191,7 @@ def bar_plot(scores: Iterable[TokenizerScores], measure: str = "bytes_per_token"
 
 
 @dataclass(frozen=True)
-class _Counts:
+class _TokenCounts:
     num_documents: int
     num_bytes: int
     num_wrong: int
@@ -200,22 +200,24 @@ class _Counts:
     """int64 [vocab]: how often each token came."""
 
 
-def _count(tokenizer: Tokenizer, texts: Texts) -> _Counts:
+def _count(tokenizer: Tokenizer, texts: Texts) -> _TokenCounts:
     began = time.process_time()
     tokens, lengths = tokenizer.encode_texts(texts)
     seconds = time.process_time() - began
     rows = np.split(tokens, np.cumsum(lengths))[:-1]
     wrong = sum(tokenizer.decode(row.tolist()) != text for row, text in zip(rows, texts, strict=True))
-    return _Counts(len(texts), texts.num_bytes, wrong, seconds, np.bincount(tokens, minlength=tokenizer.vocab_size))
+    return _TokenCounts(
+        len(texts), texts.num_bytes, wrong, seconds, np.bincount(tokens, minlength=tokenizer.vocab_size)
+    )
 
 
-def _add(counts: list[_Counts]) -> _Counts:
+def _add(counts: list[_TokenCounts]) -> _TokenCounts:
     fields = ("num_documents", "num_bytes", "num_wrong", "cpu_seconds", "uses")
-    return _Counts(**{field: sum(getattr(count, field) for count in counts) for field in fields})
+    return _TokenCounts(**{field: sum(getattr(count, field) for count in counts) for field in fields})
 
 
 def _scores(
-    name: str, tokenizer: Tokenizer, stopgaps: Stopgaps, source: str, num_words: int, counts: _Counts
+    name: str, tokenizer: Tokenizer, stopgaps: FallbackTokens, source: str, num_words: int, counts: _TokenCounts
 ) -> TokenizerScores:
     uses, (unknown_id, byte_ids) = counts.uses, stopgaps
     return TokenizerScores(

@@ -23,7 +23,7 @@ import xxhash
 from megalite.errors import DataError
 from megalite.texts import Texts
 from megalite.tokenizer.encoders.choose import choose_encoder
-from megalite.tokenizer.encoders.reference import Encoder, FastEncoder, Reference, SentencePieceEncoder, Stopgaps
+from megalite.tokenizer.encoders.reference import Encoder, FallbackTokens, FastEncoder, Reference, SentencePieceEncoder
 
 RECORD_FILE = "megalite_tokenizer.json"
 MODEL_FILE = "tokenizer.model"
@@ -115,7 +115,7 @@ class Tokenizer:
         encoder, _ = self._choice
         return encoder.encode_texts(texts, self._dtype, self.eos_id if with_eos else None)
 
-    def stopgaps(self) -> Stopgaps:
+    def stopgaps(self) -> FallbackTokens:
         """The tokens of characters that the vocabulary lacks."""
         return self._reference.stopgaps()
 
@@ -123,11 +123,6 @@ class Tokenizer:
     def backend(self) -> str:
         """Name of the encoder behind `encode_texts`."""
         return self._choice[0].name
-
-    @property
-    def refused_backends(self) -> dict[str, str]:
-        """Why each faster encoder is not used."""
-        return self._choice[1]
 
     @property
     def _dtype(self) -> np.dtype:
@@ -194,6 +189,9 @@ def _vocabulary_path(folder: Path, kind: str) -> Path:
 
 def _guess_info(folder: Path, reference: SentencePieceEncoder | FastEncoder) -> TokenizerInfo:
     """What a foreign folder leaves to be found out."""
+    eos_id: int | None
+    bos_id: int | None
+    pad_id: int | None
     if isinstance(reference, SentencePieceEncoder):
         eos_id, bos_id, pad_id = reference.eos_id, reference.bos_id, None
     else:

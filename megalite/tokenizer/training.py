@@ -159,6 +159,7 @@ def _train_byte_bpe(texts: Iterator[str], folder: Path, config: TokenizerConfig,
     tokenizer.add_special_tokens([AddedToken(token, normalized=False, special=True) for token in added])
     tokenizer.save(str(folder / FAST_FILE))
     eos_id, bos_id, pad_id = (tokenizer.token_to_id(token) for token in (EOS, BOS, PAD))
+    assert eos_id is not None, "it was given"
     return TokenizerInfo(config.kind, found + len(added), eos_id=eos_id, bos_id=bos_id, pad_id=pad_id)
 
 

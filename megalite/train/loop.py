@@ -17,7 +17,7 @@ from enum import Enum, auto
 
 from megalite.checkpoint.format import Progress
 from megalite.data import audit
-from megalite.data.account import add_counts
+from megalite.data.cursor import add_counts
 from megalite.data.loader import Batch, Loader
 from megalite.engine.protocol import NonFiniteLossError, StepResult
 from megalite.errors import EXIT_DONE, EXIT_REQUEUE, CheckpointError, StartError, UserError

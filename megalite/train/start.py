@@ -17,7 +17,7 @@ from megalite.checkpoint.reader import CheckpointReader
 from megalite.config.model_match import match
 from megalite.config.plan import RunPlan
 from megalite.config.schema import Config
-from megalite.data.account import Account, add_counts
+from megalite.data.cursor import DataCursor, add_counts
 from megalite.data.samples import Samples
 from megalite.errors import CheckpointError, ConversionError, UserError
 from megalite.model.initialize import FreshWeights, WeightSource
@@ -169,7 +169,7 @@ def _go_on_with_data(reader: CheckpointReader, samples: Samples) -> tuple[Progre
     trained_on = data.get("fingerprint")
     if trained_on in (None, samples.fingerprint):
         if sum(progress.consumed.values()) != progress.num_samples:  # written before there were accounts
-            progress = replace(progress, consumed=samples.following(Account()).drawn(progress.num_samples))
+            progress = replace(progress, consumed=samples.following(DataCursor()).drawn(progress.num_samples))
         return progress, False
     former = data.get("sources", {})
     changed = [each.name for each in samples.sources if former.get(each.name, each.fingerprint) != each.fingerprint]

@@ -13,7 +13,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from megalite.cli.data import looking
+from megalite.cli.data import reports
 from megalite.corpus.effects import (
     NUM_BINS,
     QUANTILES,
@@ -27,7 +27,7 @@ from megalite.corpus.effects import (
 )
 from megalite.corpus.privacy.settings import PrivacyConfig
 from megalite.corpus.recipe import CleanConfig, LanguageConfig
-from megalite.corpus.rules.judge import judge
+from megalite.corpus.rules.apply import apply_rules
 from megalite.corpus.rules.settings import C4Config, FineWebConfig, GopherQualityConfig, GopherRepetitionConfig
 from megalite.corpus.stations.clean import clean
 from megalite.errors import ConfigError, DataError, UserError
@@ -78,7 +78,7 @@ def test_basic_rules_against_counting_by_hand(tmp_path):
 
 
 def test_every_rule_rejects_what_it_would_reject_by_itself(tmp_path):
-    """With all sets on, C4's edits included: each rule's documents as `judge` finds them with that rule alone."""
+    """With all sets on, C4's edits included: each rule's documents as `apply_rules` finds them with that rule alone."""
     texts = [*prose(40, seed=4), *(text.replace("\n", ".\n") + "." for text in prose(40, seed=5)), "a {b} c d e. " * 9]
     sets = {
         "gopher_quality": GopherQualityConfig(min_words=30, min_mean_word_length=4.2),
@@ -87,7 +87,7 @@ def test_every_rule_rejects_what_it_would_reject_by_itself(tmp_path):
     }
     config = CleanConfig(min_chars=100, c4=C4Config(terminal_punctuation=False, min_sentences=3), **sets)
     found = measure_effects(corpus_of(write_json_lines(tmp_path / "a.jsonl", texts)), config)
-    judgement = judge(Texts.of(texts), config)
+    judgement = apply_rules(Texts.of(texts), config)
     seen = {effect.reason: effect for effect in found.rules}
     assert tuple(seen) == judgement.reason_names
     assert found.rejected == (~judgement.kept).sum()
@@ -104,7 +104,7 @@ def test_every_rule_rejects_what_it_would_reject_by_itself(tmp_path):
             others = dict.fromkeys(set(thresholds) - {key})
             lone.append(CleanConfig(**off, **{name: rules.model_copy(update=others)}))
     for settings in lone:
-        alone = judge(edited, settings)
+        alone = apply_rules(edited, settings)
         empty, reason = alone.reason_names
         assert empty == "empty"
         assert seen[reason].rejected == (~alone.kept).sum(), reason
@@ -308,8 +308,8 @@ def test_the_page_shows_every_rule_and_needs_nothing_else(tmp_path):
 
 def run(*arguments: object):
     app = typer.Typer()
-    app.command("inspect")(looking.inspect)
-    app.command("effects")(looking.effects)
+    app.command("inspect")(reports.inspect)
+    app.command("effects")(reports.effects)
     return CliRunner().invoke(app, [str(argument) for argument in arguments], env={"COLUMNS": "160"})
 
 

@@ -1,7 +1,8 @@
 """Texts made to be slow: every pattern and every scanner that reads documents takes time in proportion to their length.
 
-Each is fed what is worst for it: its beginnings end to end, near matches that fail late, places that overlap. Half a
-megabyte is compared with a whole one, in CPU time of this process, so that the machine's speed does not matter.
+Each is fed what is worst for it: its beginnings end to end, near matches that fail late, places that overlap. An eighth
+of a megabyte is compared with a whole one, in CPU time of this process, so that the machine's speed does not matter.
+Eight times, not twice: what is not in proportion stands out so far then that caches which others fill cannot hide it.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from megalite.corpus.privacy.redact import redact
 from megalite.corpus.privacy.settings import PrivacyConfig
 from megalite.corpus.reading.html import extract
 from megalite.corpus.repair.repair import repair
-from megalite.corpus.rules.judge import judge
+from megalite.corpus.rules.apply import apply_rules
 from megalite.corpus.rules.settings import (
     C4Config,
     FineWebConfig,
@@ -41,14 +42,17 @@ from megalite.corpus.spans.urls import normalise_url
 from megalite.errors import DataError
 from megalite.texts import Texts
 
-HALF, WHOLE = 500_000, 1_000_000
+WHOLE = 1_000_000
 
-MAX_GROWTH = 2.5
-"""Twice, and what a processor's caches add."""
+PART = WHOLE // 8
+
+MAX_GROWTH = 12.0
+"""Eight times, and what a processor's caches add. Time in proportion to the square of the length grows 64 times; where
+that is only a part of all, it is found from two thirds of the other part on, as it is by twice the length and 2.5."""
 
 NOISE_SECONDS = 0.02
 
-TRIES = 6
+TRIES = 12
 
 Step = Callable[[str], object]
 
@@ -133,9 +137,10 @@ NOISY_SECONDS = 0.5
 """Of which much may be the machine's."""
 
 
-def assert_linear(step: Step, unit: str, half: int = HALF, whole: int = WHOLE) -> None:
+def assert_linear(step: Step, unit: str, whole: int = WHOLE) -> None:
     """The best of a few tries counts: others may be at work on the machine."""
-    few, many = filled(unit, half), filled(unit, whole)
+    part = whole * PART // WHOLE
+    few, many = filled(unit, part), filled(unit, whole)
     bound, best, least = float("inf"), float("inf"), float("inf")
     for _ in range(TRIES):
         least = min(least, seconds(step, few))
@@ -144,9 +149,9 @@ def assert_linear(step: Step, unit: str, half: int = HALF, whole: int = WHOLE) -
         if best <= bound:
             return
     if best < NOISY_SECONDS:  # on a busy machine a longer text tells more
-        assert_linear(step, unit, 4 * half, 4 * whole)
+        assert_linear(step, unit, 4 * whole)
         return
-    raise AssertionError(f"{unit[:60]!r}: {best:.2f} s for {whole:,} bytes, {least:.2f} s for {half:,}")
+    raise AssertionError(f"{unit[:60]!r}: {best:.2f} s for {whole:,} bytes, {least:.2f} s for {part:,}")
 
 
 def of_one_text(function: Callable[[Texts], object]) -> Step:
@@ -155,7 +160,7 @@ def of_one_text(function: Callable[[Texts], object]) -> Step:
 
 STEPS: dict[str, Step] = {
     "repair": of_one_text(repair),
-    "judge": of_one_text(partial(judge, config=RULES)),
+    "judge": of_one_text(partial(apply_rules, config=RULES)),
     "words": of_one_text(lambda texts: hash_words(texts.buffer, texts.offsets)),
 }
 
@@ -196,7 +201,7 @@ def test_redaction_takes_time_in_proportion(name):
     step = of_one_text(partial(redact, config=EVERYTHING))
     assert_linear(step, worst)
     for unit in others:
-        assert_linear(step, unit, HALF // 5, WHOLE // 5)
+        assert_linear(step, unit, WHOLE // 5)
 
 
 @pytest.mark.parametrize("name", STEPS)
@@ -210,7 +215,7 @@ def test_mojibake_takes_time_in_proportion():
     """ftfy, line by line; a tenth of the size, since it is slow."""
     pytest.importorskip("ftfy", reason="fix_encoding needs ftfy")
     for unit in ("ÃƒÂ", "é\n", "â€", MARKS):
-        assert_linear(of_one_text(partial(repair, fix_encoding=True)), unit, HALF // 10, WHOLE // 10)
+        assert_linear(of_one_text(partial(repair, fix_encoding=True)), unit, WHOLE // 10)
 
 
 def test_languages_take_time_in_proportion():
@@ -247,7 +252,7 @@ def test_damaged_archives_take_time_in_proportion(tmp_path: Path, capfd):
     block = b"\0" + struct.pack("<HH", 60_000, 60_000 ^ 0xFFFF) + b"x" * 60_000
     for make in (lambda size: b"\x1f\x8b\x08" * (size // 3), lambda size: to_come + block * (size // len(block))):
         path, times = tmp_path / "x.warc.gz", []
-        for size in (HALF, WHOLE):
+        for size in (PART, WHOLE):
             path.write_bytes(make(size))
             start = time.process_time()
             assert not list(read_archive(path, Counter()))

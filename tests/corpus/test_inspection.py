@@ -12,14 +12,13 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from megalite.cli.data import looking
+from megalite.cli.data import reports
 from megalite.corpus.inspection import DUPLICATE, KEPT, Inspection, Wanted, inspect
 from megalite.corpus.recipe import CleanConfig, DedupConfig
 from megalite.corpus.spans.settings import LineDedupConfig, SubstringConfig
 from megalite.corpus.stations.clean import clean
 from megalite.corpus.stations.dedup import dedup
-from megalite.corpus.stations.lines import line_dedup
-from megalite.corpus.stations.substring import substring_dedup
+from megalite.corpus.stations.spans import line_dedup, substring_dedup
 from megalite.errors import DataError
 from tests.kit.data import corpus_of, prose, random_documents, write_json_lines, write_tokens_folder
 
@@ -192,8 +191,8 @@ def test_what_is_no_station_of_documents_is_refused(out, tmp_path):
 
 def run(*arguments: object):
     app = typer.Typer()
-    app.command("inspect")(looking.inspect)
-    app.command("effects")(looking.effects)
+    app.command("inspect")(reports.inspect)
+    app.command("effects")(reports.effects)
     return CliRunner().invoke(app, [str(argument) for argument in arguments], env={"COLUMNS": "120"})
 
 
@@ -205,5 +204,5 @@ def test_the_command_prints_counts_and_examples(out):
     assert result.output.count("rejected: too short\n") == 2
     assert "short, source a.jsonl" not in result.output
     assert result.output.count(", source a.jsonl, 5 characters\n    short\n") == 2
-    assert looking._printable("a\x1b[31mb\n\tc") == "a\N{REPLACEMENT CHARACTER}[31mb\n\tc"
+    assert reports._printable("a\x1b[31mb\n\tc") == "a\N{REPLACEMENT CHARACTER}[31mb\n\tc"
     assert isinstance(run("inspect", out / "nowhere").exception, DataError)

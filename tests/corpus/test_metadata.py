@@ -12,7 +12,7 @@ import pytest
 
 from megalite.cli.main import main
 from megalite.corpus.corpus import Corpus
-from megalite.corpus.metadata import add_numbers, read_numbers
+from megalite.corpus.documents import add_numbers, read_numbers
 from megalite.corpus.near.settings import NearDedupConfig
 from megalite.corpus.recipe import CleanConfig, DocumentSource
 from megalite.corpus.scoring.settings import PerplexityConfig

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import signal
 import subprocess
@@ -10,15 +11,18 @@ import time
 from pathlib import Path
 
 import pytest
+from numba.core.dispatcher import Dispatcher
 from typer.testing import CliRunner
 
 from megalite.cli.main import app
 from megalite.config.load import load_config
 from megalite.config.schema import SourceConfig
+from megalite.corpus.compile_ahead import LAST_OF_ALL, compile_kernels
 from megalite.corpus.prepare import load_recipe, prepare
-from megalite.corpus.recipe import Recipe
+from megalite.corpus.recipe import DataRecipe
 from megalite.data.samples import open_samples, open_validation_samples
 from megalite.errors import ConfigError, DataError, UserError
+from megalite.kernel_cache import is_compiled
 from megalite.stations.runners import InProcess, LocalPool
 from megalite.tokenizer.tokenizer import Tokenizer
 from tests.kit.data import all_bytes, prose, write_json_lines
@@ -28,7 +32,7 @@ STATIONS = ["clean", "dedup", "tokenizer", "tokens/train", "packed/train", "toke
 REPOSITORY = Path(__file__).parents[2]
 
 
-def recipe_for(folder: Path, **changes) -> Recipe:
+def recipe_for(folder: Path, **changes) -> DataRecipe:
     """A small recipe over two files, with duplicates and rejects in them."""
     if not (folder / "raw").exists():
         write_json_lines(folder / "raw" / "a.jsonl", [*prose(150), "short"])
@@ -40,10 +44,10 @@ def recipe_for(folder: Path, **changes) -> Recipe:
         "tokenizer": {"vocab_size": 420},
         "pack": {"seq_len": 32},
     }
-    return Recipe(**{**settings, **changes})
+    return DataRecipe(**{**settings, **changes})
 
 
-def reused(recipe: Recipe) -> list[str]:
+def reused(recipe: DataRecipe) -> list[str]:
     return [station.name for station in prepare(recipe) if station.result.reused]
 
 
@@ -63,6 +67,25 @@ def test_raw_text_to_samples(tmp_path):
     assert opened.vocab_size == valid.vocab_size == tokenizer.vocab_size == 420
     texts = {*decoded_documents(opened, tokenizer), *decoded_documents(valid, tokenizer)}
     assert texts == {*prose(150), *prose(150, seed=1)}
+
+
+def test_kernels_compiled_ahead_are_those_that_stations_use(tmp_path):
+    """After a recipe has run, compiling ahead for it adds no kernel for other types: it compiles nothing in vain."""
+    recipe = recipe_for(tmp_path, pack={"seq_len": 32, "method": "best_fit"})
+    prepare(recipe)
+    kernels = {id(each): each for name in ("apply", "statistics", "scan") for each in _kernels(f"corpus.rules.{name}")}
+    kernels |= {id(each): each for name in ("word_cache", "bpe") for each in _kernels(f"tokenizer.encoders.{name}")}
+    kernels |= {id(each): each for each in _kernels("data.best_fit")}
+    before = {number: set(each.overloads) for number, each in kernels.items()}
+    compile_kernels(recipe)
+    assert {number: set(each.overloads) for number, each in kernels.items()} == before
+    for path, name in LAST_OF_ALL.items():
+        assert is_compiled(path, name), (path, name)
+
+
+def _kernels(module: str) -> list[Dispatcher]:
+    found = vars(importlib.import_module(f"megalite.{module}")).values()
+    return [each for each in found if isinstance(each, Dispatcher)]
 
 
 def decoded_documents(samples, tokenizer: Tokenizer) -> list[str]:
@@ -131,8 +154,8 @@ def test_kill_9_anywhere_and_a_restart_give_the_same_bytes(tmp_path):
     (tmp_path / "recipe.json").write_text(recipe.model_dump_json())
     script = (
         "import sys; from pathlib import Path; from megalite.corpus.prepare import prepare;"
-        "from megalite.corpus.recipe import Recipe;"
-        "print('go', flush=True); prepare(Recipe.model_validate_json(Path(sys.argv[1]).read_text()))"
+        "from megalite.corpus.recipe import DataRecipe;"
+        "print('go', flush=True); prepare(DataRecipe.model_validate_json(Path(sys.argv[1]).read_text()))"
     )
     for seconds in (0.02, 0.1, 0.3):
         process = subprocess.Popen(
@@ -140,7 +163,7 @@ def test_kill_9_anywhere_and_a_restart_give_the_same_bytes(tmp_path):
             stdout=subprocess.PIPE,
             env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
         )
-        process.stdout.readline()
+        assert process.stdout.readline() == b"go\n"
         time.sleep(seconds)
         process.send_signal(signal.SIGKILL)
         process.communicate(timeout=60)

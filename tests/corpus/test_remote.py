@@ -22,8 +22,9 @@ from fsspec.implementations.memory import MemoryFileSystem
 
 from megalite.corpus.corpus import Corpus
 from megalite.corpus.documents import Document, Rejected
-from megalite.corpus.reading.remote import file_name, is_url, list_remote, open_remote
+from megalite.corpus.reading.remote import list_remote, open_remote
 from megalite.corpus.recipe import CleanConfig, DocumentSource
+from megalite.corpus.source import file_name, is_url
 from megalite.corpus.stations.clean import clean
 from megalite.errors import DataError, UnavailableError
 from megalite.stations.runners import InProcess, LocalPool

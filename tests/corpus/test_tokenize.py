@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from megalite.config.schema import SourceConfig
-from megalite.corpus.split import Split, parse_split
+from megalite.corpus.split import CorpusSplit, parse_split
 from megalite.corpus.stations.tokenize import tokenize
 from megalite.data.indexed import IndexedTokens
 from megalite.data.samples import open_samples
@@ -85,7 +85,7 @@ def test_the_two_sides_of_a_split_are_the_whole(tmp_path, tokenizer_folder):
     for name in ("a", "b"):
         for part in ("train", "valid"):
             out = tmp_path / f"{name}-{part}"
-            tokenize(corpus_of(tmp_path / f"{name}.jsonl"), tokenizer_folder, out, split=Split(part, 0.1))
+            tokenize(corpus_of(tmp_path / f"{name}.jsonl"), tokenizer_folder, out, split=CorpusSplit(part, 0.1))
             sides[name, part] = {tuple(ids) for ids in documents_of(out)}
     assert sides["a", "train"] == sides["b", "train"]
     assert sides["a", "valid"] == sides["b", "valid"]

@@ -16,7 +16,7 @@ from megalite.config.schema import SourceConfig
 from megalite.data.indexed import IndexedTokens
 from megalite.data.layout import BORDERS_FILE, DOCUMENTS_FILE, LENGTHS_FILE, STARTS_FILE, ConcatLayout, PackedLayout
 from megalite.data.pack import pack
-from megalite.data.sample import NO_DOCUMENT, NO_TOKEN, Pieces, Sample
+from megalite.data.sample import NO_DOCUMENT, NO_TOKEN, DocumentPieces, Sample
 from megalite.data.samples import Samples, open_samples, open_validation_samples
 from megalite.data.settings import PackConfig
 from megalite.errors import DataError
@@ -29,7 +29,7 @@ DOCUMENTS = random_documents(60, longest=40)
 
 
 def assemble(
-    tokens: IndexedTokens, pieces: Pieces, seq_len: int, *, document_masks: bool, stream_goes_on: bool
+    tokens: IndexedTokens, pieces: DocumentPieces, seq_len: int, *, document_masks: bool, stream_goes_on: bool
 ) -> Sample:
     """What the kernel must give, piece by piece in numpy.
 
@@ -88,7 +88,7 @@ def assert_rows_equal_the_reference(samples: Samples) -> None:
 def unseen_at_opening() -> Iterator[None]:
     """Open files of which nothing can be learnt; and damaged ones, as if that came later or lay where none looks."""
     with (
-        patch("megalite.data.sources.check_spots", lambda *_: None),
+        patch("megalite.data.sources.check_sampled_bytes", lambda *_: None),
         patch.object(PackedLayout, "damage", lambda *_, **__: ""),
         patch.object(IndexedTokens, "damage", lambda *_, **__: ""),
         patch.object(IndexedTokens, "has_label", lambda _: True),

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from megalite.data.mix import BLOCK, InTurn, Mixture, ShuffledMixture, Stage, StagedMixture, round_to_quotas
+from megalite.data.mix import BLOCK, InTurn, MixStage, Mixture, ShuffledMixture, StagedMixture, round_to_quotas
 from tests.data.golden import hash_of
 
 WEIGHTS = st.lists(st.floats(1e-6, 1e6), min_size=1, max_size=6)
@@ -84,7 +84,7 @@ STAGES = st.lists(
 def test_stages_follow_each_other_exactly(stages):
     """Drawn one by one: each stage holds its own sources in their shares, and a source's numbers run on through all."""
     stops = np.cumsum([length for length, _ in stages])
-    plan = [Stage(int(stop), tuple(weights)) for stop, (_, weights) in zip(stops, stages, strict=True)]
+    plan = [MixStage(int(stop), tuple(weights)) for stop, (_, weights) in zip(stops, stages, strict=True)]
     plan[-1] = plan[-1]._replace(stop=None)
     mixture = StagedMixture(plan)
     total = int(stops[-1])
@@ -107,14 +107,14 @@ def test_one_stage_equals_its_mixture():
     """A stage adds nothing of its own."""
     indices = np.arange(3000)
     alone = Mixture((0.2, 0.5), "exact").draw(indices)
-    staged = StagedMixture([Stage(None, (0.2, 0.5))]).draw(indices)
+    staged = StagedMixture([MixStage(None, (0.2, 0.5))]).draw(indices)
     assert all((one == other).all() for one, other in zip(alone, staged, strict=True))
 
 
 def test_a_trillion_samples_need_no_memory():
     """Random access at 10^12, across a border of stages there, in a few kilobytes, and counted right up to it."""
     border = 10**12 + 12_345
-    stages = [Stage(border, (0.6, 0.4, 0)), Stage(None, (0, 0.5, 0.5))]
+    stages = [MixStage(border, (0.6, 0.4, 0)), MixStage(None, (0, 0.5, 0.5))]
     order = ShuffledMixture(sizes=[10**9, 3 * 10**8, 10**8], weights=[], names="abc", seed=1, stages=stages)
     indices = np.arange(border - 500, border + 500)
     order.locate_many(indices)
@@ -138,7 +138,7 @@ def test_a_trillion_samples_need_no_memory():
 
 def test_epochs_run_on_through_stages():
     """A source read half in one stage is read on in the next: nothing twice before everything once."""
-    stages = [Stage(40, (1, 1)), Stage(50, (0, 1)), Stage(None, (1, 0))]
+    stages = [MixStage(40, (1, 1)), MixStage(50, (0, 1)), MixStage(None, (1, 0))]
     order = ShuffledMixture(sizes=[30, 30], weights=[], names=["a", "b"], seed=4, stages=stages)
     located = order.locate_range(0, 60)
     for source in (0, 1):

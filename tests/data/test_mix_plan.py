@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.console import Console
 
-from megalite.data.mix import BLOCK, Mixture, Stage, StagedMixture
+from megalite.data.mix import BLOCK, MixStage, Mixture, StagedMixture
 from megalite.data.mix_plan import (
     MixPlan,
     MixSettings,
@@ -27,15 +27,15 @@ SEQ_LEN = 10
 SOURCES = (SourceSize("web", 8000, 80_000), SourceSize("books", 1000, 10_000), SourceSize("code", 1000, 9_000))
 
 
-def resolve(weights=(1, 1, 1), *, total_samples: int | None = None, **said) -> tuple[Stage, ...]:
+def resolve(weights=(1, 1, 1), *, total_samples: int | None = None, **said) -> tuple[MixStage, ...]:
     return resolve_stages(SOURCES, weights, MixSettings(**said), seq_len=SEQ_LEN, total_samples=total_samples)
 
 
-def shares(stage: Stage) -> list[float]:
+def shares(stage: MixStage) -> list[float]:
     return (np.array(stage.weights) / sum(stage.weights)).tolist()
 
 
-def plan_of(stages: tuple[Stage, ...], total_samples: int) -> MixPlan:
+def plan_of(stages: tuple[MixStage, ...], total_samples: int) -> MixPlan:
     return plan_mix(StagedMixture(stages), SOURCES, seq_len=SEQ_LEN, total_samples=total_samples)
 
 
@@ -97,7 +97,7 @@ def test_stages_by_tokens_and_by_share():
 
 def test_a_run_that_ends_inside_an_early_stage():
     """Later stages are not in its plan."""
-    stages = (Stage(100, (1, 1, 0)), Stage(None, (0, 0, 1)))
+    stages = (MixStage(100, (1, 1, 0)), MixStage(None, (0, 0, 1)))
     plan = plan_of(stages, 60)
     assert [stage.samples for stage in plan.stages] == [(30, 30, 0)]
 
@@ -111,7 +111,7 @@ def test_a_run_that_ends_inside_an_early_stage():
 def test_the_plan_counts_the_order_itself(lengths, weights, total):
     """Against drawing every sample of the run and counting."""
     stops = [*np.cumsum(lengths).tolist(), None]
-    stages = tuple(Stage(stop, own) for stop, own in zip(stops, weights, strict=False))
+    stages = tuple(MixStage(stop, own) for stop, own in zip(stops, weights, strict=False))
     mixture = StagedMixture(stages)
     drawn, _ = mixture.draw(np.arange(total))
     plan = plan_mix(mixture, SOURCES, seq_len=SEQ_LEN, total_samples=total)
@@ -127,13 +127,13 @@ def test_plan_of_plain_weights_and_of_a_trillion_samples():
     plan = plan_mix(Mixture((2, 1, 1)), SOURCES, seq_len=SEQ_LEN, total_samples=10**12)
     assert plan.samples == (5 * 10**11, 25 * 10**10, 25 * 10**10)
     assert plan.epochs == (5e11 / 8000, 25e7, 25e7)
-    staged = plan_of((Stage(10**12 - 4, (1, 0, 0)), Stage(None, (0, 1, 1))), 10**12)
+    staged = plan_of((MixStage(10**12 - 4, (1, 0, 0)), MixStage(None, (0, 1, 1))), 10**12)
     assert staged.samples == (10**12 - 4, 2, 2)
 
 
 def test_warnings():
     """More than four passes, and a source that is never read; four are none."""
-    plan = plan_of((Stage(None, (0, 5, 4)),), 9000)
+    plan = plan_of((MixStage(None, (0, 5, 4)),), 9000)
     assert plan.epochs == (0, 5, 4)
     first, second = plan.warnings
     assert first == "web: not read at all in this run"
@@ -142,7 +142,7 @@ def test_warnings():
 
 def test_the_table_shows_stages_and_warnings():
     """As people see it: a column for each stage, tokens, epochs with a mark, the warning below."""
-    plan = plan_of((Stage(100, (1, 1, 0)), Stage(None, (0, 1, 0))), 5100)
+    plan = plan_of((MixStage(100, (1, 1, 0)), MixStage(None, (0, 1, 0))), 5100)
     console = Console(width=160, file=io.StringIO())
     console.print(render(plan))
     text = console.file.getvalue()
@@ -205,5 +205,5 @@ def test_epochs_that_fill_the_run_leave_nothing_for_others():
 
 def test_shares_are_met_within_a_block():
     """What the plan cannot promise: weights are rounded to a hundred-thousandth."""
-    plan = plan_of((Stage(None, (1, 1e-9, 0)),), BLOCK)
+    plan = plan_of((MixStage(None, (1, 1e-9, 0)),), BLOCK)
     assert plan.samples == (BLOCK - 1, 1, 0)

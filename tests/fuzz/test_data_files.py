@@ -19,7 +19,7 @@ from megalite.corpus.card.lineage import trace
 from megalite.corpus.corpus import Corpus
 from megalite.corpus.inspection import Wanted, inspect
 from megalite.corpus.prepare import prepare
-from megalite.corpus.recipe import DocumentSource, Recipe
+from megalite.corpus.recipe import DataRecipe, DocumentSource
 from megalite.data.verify import complaints, list_path
 from megalite.errors import UserError
 from megalite.records import NO_CHECKSUM, seal
@@ -55,7 +55,7 @@ def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("recipe")
     raw = write_json_lines(folder / "raw.jsonl", [*prose(40), "short"])
     tokenizer, pack = {"kind": "byte-bpe", "vocab_size": 300}, {"seq_len": 32}
-    prepare(Recipe(out=folder / "out", sources=[{"path": raw}], valid_fraction=0.0, tokenizer=tokenizer, pack=pack))
+    prepare(DataRecipe(out=folder / "out", sources=[{"path": raw}], valid_fraction=0.0, tokenizer=tokenizer, pack=pack))
     for seed in range(5):
         look_at_recipe(folder / "out", random.Random(seed))
     return folder / "out"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import threading
 
 import pytest
 
@@ -48,3 +49,22 @@ def test_nothing_done_at_the_first_line(clock, total):
     clock[0] += 12.0
     lines.advance(4.0)
     assert "0.2 MB/s" in stream.getvalue().splitlines()[2]
+
+
+def test_why_nothing_moves_yet(monkeypatch):
+    """While kernels are compiled the line says so, once; when something has moved it is no reason any more."""
+    told, compiling = threading.Event(), [True]
+    monkeypatch.setattr(module, "SECONDS_BETWEEN_LOOKS", 0.001)
+    monkeypatch.setattr(module, "is_compiling", lambda: compiling[0])
+    stream = io.StringIO()
+    lines = PlainLines(stream)
+    monkeypatch.setattr(lines, "_print", lambda text: (stream.write(text + "\n"), "compiling" in text and told.set()))
+    lines.start("clean", 8.0, "MB")
+    assert told.wait(60)
+    lines.advance(1.0)
+    lines.finish("all kept")
+    assert stream.getvalue().startswith(f"...\n{module.COMPILING} ...\nall kept")
+    compiling[0] = False
+    lines.start("dedup", 8.0, "MB")
+    lines.finish("all kept")
+    assert stream.getvalue().count(module.COMPILING) == 1

@@ -20,10 +20,10 @@ from megalite.corpus.stations.clean import clean
 from megalite.errors import EXIT_REQUEUE, DataError, UnavailableError, UserError
 from megalite.slurm_quoting import check_options
 from megalite.stations.runners import worker as worker_module
-from megalite.stations.runners.board import Board, Failure, Sign
-from megalite.stations.runners.driving import stopping_in_order
+from megalite.stations.runners.signals import stopping_in_order
 from megalite.stations.runners.slurm import SlurmArray
 from megalite.stations.runners.slurm_queue import OWNED, Element
+from megalite.stations.runners.task_queue import TaskFailure, TaskQueue, WorkerHeartbeat
 from megalite.stations.runners.worker import serve
 from megalite.stations.tasks import missing_tasks
 from tests.kit.data import all_bytes, corpus_of, prose, write_json_lines
@@ -32,11 +32,11 @@ NUM_TASKS = 6
 
 
 @pytest.fixture
-def board(tmp_path) -> Board:
-    """A board on which nothing is asked for."""
-    board = Board(tmp_path / "home")
-    board.clear()
-    return board
+def queue(tmp_path) -> TaskQueue:
+    """A queue in which nothing is asked for."""
+    queue = TaskQueue(tmp_path / "home")
+    queue.clear()
+    return queue
 
 
 @pytest.fixture
@@ -51,13 +51,13 @@ def corpus(tmp_path, monkeypatch):
 class Crew:
     """A runner whose workers are threads of this process."""
 
-    def __init__(self, board: Board, num_workers: int):
-        self._board = board
+    def __init__(self, queue: TaskQueue, num_workers: int):
+        self._queue = queue
         self._names = [f"worker{number}.0" for number in range(num_workers)]
 
     def run(self, folder, phase, numbers):
-        self._board.post(folder, phase, numbers)
-        threads = [threading.Thread(target=serve, args=(self._board._home, name)) for name in self._names]
+        self._queue.post(folder, phase, numbers)
+        threads = [threading.Thread(target=serve, args=(self._queue._home, name)) for name in self._names]
         for thread in threads:
             thread.start()
         left = set(numbers)
@@ -66,32 +66,32 @@ class Crew:
             left -= done
             yield from done
             time.sleep(0.01)
-        self._board.withdraw(closed=True)
+        self._queue.withdraw(closed=True)
         for thread in threads:
             thread.join()
 
 
-def test_workers_leave_the_same_bytes(board, corpus, tmp_path, monkeypatch):
+def test_workers_leave_the_same_bytes(queue, corpus, tmp_path, monkeypatch):
     """Three workers share the tasks: each is done once, and the result is that of one process."""
     done = []
     perform = worker_module.perform
     monkeypatch.setattr(worker_module, "perform", lambda *task: (done.append(task[2]), perform(*task)))
-    clean(corpus, tmp_path / "out", CleanConfig(), runner=Crew(board, 3))
+    clean(corpus, tmp_path / "out", CleanConfig(), runner=Crew(queue, 3))
     clean(corpus, tmp_path / "truth", CleanConfig())
     assert all_bytes(tmp_path / "out") == all_bytes(tmp_path / "truth")
     assert sorted(done) == list(range(NUM_TASKS))
 
 
-def test_a_task_has_one_claimant(board, tmp_path):
+def test_a_task_has_one_claimant(queue, tmp_path):
     """Sixteen threads want 200 tasks, all in the same order: every task goes to exactly one of them."""
-    board.post(tmp_path, "phase", range(200))
-    order = board.order()
+    queue.post(tmp_path, "phase", range(200))
+    state = queue.state()
     mine: list[list[int]] = [[] for _ in range(16)]
     start = threading.Barrier(len(mine))
 
     def grab(index: int) -> None:
         start.wait()
-        mine[index] += [number for number in board.tasks(order) if board.claim(order, number, f"{index}.0")]
+        mine[index] += [number for number in queue.tasks(state) if queue.claim(state, number, f"{index}.0")]
 
     threads = [threading.Thread(target=grab, args=(index,)) for index in range(len(mine))]
     for thread in threads:
@@ -99,31 +99,31 @@ def test_a_task_has_one_claimant(board, tmp_path):
     for thread in threads:
         thread.join()
     assert Counter(number for numbers in mine for number in numbers) == Counter(range(200))
-    assert board.claims(range(200)) == {number: f"{index}.0" for index in range(len(mine)) for number in mine[index]}
-    assert board.claims([7, 300]).keys() == {7}
+    assert queue.claims(range(200)) == {number: f"{index}.0" for index in range(len(mine)) for number in mine[index]}
+    assert queue.claims([7, 300]).keys() == {7}
 
 
-def test_a_task_offered_again_is_done_by_another(board, tmp_path, monkeypatch):
+def test_a_task_offered_again_is_done_by_another(queue, tmp_path, monkeypatch):
     """Also by a worker that has found nothing left before."""
     done = []
     monkeypatch.setattr(worker_module, "perform", lambda folder, phase, number: done.append(number))
-    board.post(tmp_path, "phase", [3, 4])
-    assert board.claim(board.order(), 4, "dead.0")
+    queue.post(tmp_path, "phase", [3, 4])
+    assert queue.claim(queue.state(), 4, "dead.0")
     thread = threading.Thread(target=serve, args=(tmp_path / "home", "living.0"))
     thread.start()
     time.sleep(0.5)
     assert done == [3]
-    board.offer_again(4)
+    queue.offer_again(4)
     deadline = time.monotonic() + 20
     while done != [3, 4] and time.monotonic() < deadline:
         time.sleep(0.01)
-    board.withdraw(closed=True)
+    queue.withdraw(closed=True)
     thread.join()
     assert done == [3, 4]
-    assert board.sign("living.0").host == os.uname().nodename
+    assert queue.heartbeat("living.0").host == os.uname().nodename
 
 
-def test_mistakes_and_faults_are_told_apart(board, tmp_path, monkeypatch):
+def test_mistakes_and_faults_are_told_apart(queue, tmp_path, monkeypatch):
     """A mistake of the user's keeps its message, and the worker goes on; a fault keeps its traceback and ends it."""
     errors = {0: DataError("bad line"), 1: UserError("no such model"), 2: OSError(28, "No space left on device")}
 
@@ -131,22 +131,22 @@ def test_mistakes_and_faults_are_told_apart(board, tmp_path, monkeypatch):
         raise errors[number]
 
     monkeypatch.setattr(worker_module, "perform", perform)
-    board.post(tmp_path, "phase", [0, 1])
-    board.withdraw()
-    board.post(tmp_path, "phase", [0, 1, 2])
+    queue.post(tmp_path, "phase", [0, 1])
+    queue.withdraw()
+    queue.post(tmp_path, "phase", [0, 1, 2])
     for number in (0, 1):
-        worker_module._do(board, board.order(), number, "w.0")
+        worker_module._do(queue, queue.state(), number, "w.0")
     with pytest.raises(OSError, match="No space left"):
-        worker_module._do(board, board.order(), 2, "w.0")
-    found = board.failures()
-    assert found[:2] == [Failure(0, "data", "bad line", "w.0"), Failure(1, "user", "no such model", "w.0")]
+        worker_module._do(queue, queue.state(), 2, "w.0")
+    found = queue.failures()
+    assert found[:2] == [TaskFailure(0, "data", "bad line", "w.0"), TaskFailure(1, "user", "no such model", "w.0")]
     assert found[2].kind == "disk full"
     assert "Traceback" in found[2].message
-    assert board.failures() == []
+    assert queue.failures() == []
 
 
-def test_a_worker_leaves_when_nothing_is_asked_for(board, tmp_path, monkeypatch):
-    """After a while; and at once when its board is gone."""
+def test_a_worker_leaves_when_nothing_is_asked_for(queue, tmp_path, monkeypatch):
+    """After a while; and at once when its queue is gone."""
     monkeypatch.setattr(worker_module, "IDLE_SECONDS", 0.3)
     began = time.monotonic()
     serve(tmp_path / "home", "idle.0")
@@ -155,12 +155,12 @@ def test_a_worker_leaves_when_nothing_is_asked_for(board, tmp_path, monkeypatch)
     serve(tmp_path / "nowhere", "lonely.0")
 
 
-def test_signs_of_life(board):
+def test_signs_of_life(queue):
     """The last one is seen; none of a worker that never gave any."""
-    assert board.sign("w.0") is None
+    assert queue.heartbeat("w.0") is None
     for beat in range(2):
-        board.beat("w.0", Sign("node", "log", beat))
-    assert board.sign("w.0").beat == 1
+        queue.beat("w.0", WorkerHeartbeat("node", "log", beat))
+    assert queue.heartbeat("w.0").beat == 1
 
 
 @pytest.mark.parametrize(

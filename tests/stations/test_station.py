@@ -19,7 +19,7 @@ import pytest
 from megalite.corpus.recipe import CleanConfig
 from megalite.corpus.stations.clean import clean
 from megalite.errors import DataError, UserError
-from megalite.progress import Silent
+from megalite.progress import NoProgress
 from megalite.stations import station as module
 from megalite.stations import tasks as tasks_module
 from megalite.stations.manifest import check_input
@@ -170,7 +170,7 @@ def squares(tmp_path, monkeypatch) -> Callable[..., StationResult]:
     def run_squares(out: Path, runner: Any = None, factor: int = 1) -> StationResult:
         def build(folder: Path) -> dict[str, Any]:
             tasks = [{"value": factor * number} for number in range(NUM_TASKS)]
-            reports = run_tasks(folder, "square", square, tasks, runner=runner or InProcess(), progress=Silent())
+            reports = run_tasks(folder, "square", square, tasks, runner=runner or InProcess(), progress=NoProgress())
             return {"sum": sum(report["square"] for report in reports)}
 
         return run_station("squares", out, inputs=[], settings={"factor": factor}, build=build, resumable=True)

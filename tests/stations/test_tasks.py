@@ -16,7 +16,7 @@ import pytest
 from megalite.corpus.recipe import CleanConfig
 from megalite.corpus.stations.clean import clean
 from megalite.errors import EXIT_REQUEUE, DataError
-from megalite.progress import Silent
+from megalite.progress import NoProgress
 from megalite.stations.runners import InProcess, LocalPool
 from megalite.stations.tasks import TASKS_FILE, WORK_FOLDER, add_counts, missing_tasks, perform, replacing, run_tasks
 from tests.kit.data import all_bytes, corpus_of, prose, write_json_lines
@@ -173,9 +173,9 @@ def start(script: str, folder: Path) -> subprocess.Popen:
     )
 
 
-@pytest.mark.parametrize("seconds", [0.2, 0.8, 1.6])
-def test_interrupted_while_workers_load(tmp_path, seconds):
-    """Ctrl-C to the whole group, as a terminal sends it: the parent's own word, and no traceback of a worker."""
+def test_interrupted_while_workers_load(tmp_path):
+    """Ctrl-C to the whole group, as a terminal sends it, early and late: the parent's own word, and no traceback of a
+    worker."""
     script = """
 import sys
 from pathlib import Path
@@ -191,12 +191,14 @@ if __name__ == "__main__":
     except KeyboardInterrupt:
         print("interrupted", flush=True)
 """
-    process = start(script, tmp_path)
-    assert process.stdout.readline() == "begins\n"
-    time.sleep(seconds)
-    os.killpg(process.pid, signal.SIGINT)
-    out, error = process.communicate(timeout=60)
-    assert (out, error) == ("interrupted\n", "")
+    processes = [start(script, tmp_path) for _ in range(3)]
+    for process, seconds in zip(processes, (0.2, 0.6, 0.8), strict=True):  # after each other: 0.2, 0.8 and 1.6 s
+        assert process.stdout.readline() == "begins\n"
+        time.sleep(seconds)
+        os.killpg(process.pid, signal.SIGINT)
+    for process in processes:
+        out, error = process.communicate(timeout=60)
+        assert (out, error) == ("interrupted\n", "")
 
 
 def test_stopped_by_the_system(tmp_path):
@@ -317,7 +319,7 @@ def test_run_tasks_reports_progress_of_done_ones(planned):
     perform(folder, "clean", 0)
     told = []
 
-    class Listening(Silent):
+    class Listening(NoProgress):
         def advance(self, amount: float) -> None:
             told.append(amount)
 

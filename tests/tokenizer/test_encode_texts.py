@@ -139,7 +139,7 @@ def test_a_library_that_rounds_encodes_by_itself(tokenizers, monkeypatch):
     tokenizer = Tokenizer.load(tokenizers["sentencepiece-unigram"].folder)
     tokenizer.encode_texts(Texts.of(["a text"]))
     assert tokenizer.backend == "sentencepiece"
-    assert "sentencepiece 0.2.1 rounds" in tokenizer.refused_backends["word-cache"]
+    assert "sentencepiece 0.2.1 rounds" in tokenizer._choice[1]["word-cache"]
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -163,7 +163,7 @@ def test_without_gigatoken_the_ids_are_the_same(tokenizers, monkeypatch):
     texts = Texts.of(library_texts()[:100])
     tokens, _ = tokenizer.encode_texts(texts)
     assert tokenizer.backend == "word-cache"
-    assert "pip install gigatoken" in tokenizer.refused_backends["gigatoken"]
+    assert "pip install gigatoken" in tokenizer._choice[1]["gigatoken"]
     assert np.array_equal(tokens, tokenizers["byte-bpe, whole numbers"].encode_texts(texts)[0])
 
 
@@ -189,7 +189,7 @@ def test_an_encoder_that_differs_is_not_used(tokenizers, monkeypatch):
     monkeypatch.setattr(word_cache.WordCacheEncoder, "encode_texts", wrong)
     tokenizer = Tokenizer.load(tokenizers["sentencepiece-bpe"].folder)
     assert tokenizer.backend == "sentencepiece"
-    assert "other ids than sentencepiece" in tokenizer.refused_backends["word-cache"]
+    assert "other ids than sentencepiece" in tokenizer._choice[1]["word-cache"]
     texts = library_texts()[:5]
     assert rows(*tokenizer.encode_texts(Texts.of(texts), with_eos=True)) == [
         [*ids, tokenizer.eos_id] for ids in tokenizer.encode_batch(texts)
@@ -213,7 +213,7 @@ def test_models_that_work_otherwise_go_to_their_library(tmp_path):
     )  # fmt: skip
     tokenizer = Tokenizer.load(tmp_path)
     assert tokenizer.backend == "sentencepiece"
-    reason = tokenizer.refused_backends["word-cache"]
+    reason = tokenizer._choice[1]["word-cache"]
     assert all(part in reason for part in ("normalises", "a blank in front", "no byte fallback"))
     assert rows(*tokenizer.encode_texts(Texts.of(texts[:20]))) == tokenizer.encode_batch(texts[:20])
 
@@ -231,6 +231,6 @@ def test_a_tokenizer_json_with_text_tokens_goes_to_its_library(tokenizers, tmp_p
     changed.save(str(path))
     tokenizer = Tokenizer.load(tmp_path / "changed")
     assert tokenizer.backend == "tokenizers"
-    assert tokenizer.refused_backends["word-cache"] == "it has added tokens that are text"
+    assert tokenizer._choice[1]["word-cache"] == "it has added tokens that are text"
     assert tokenizer.encode("import")[0] == tokenizer.vocab_size - 1
     assert rows(*tokenizer.encode_texts(Texts.of(["import", "a"]))) == tokenizer.encode_batch(["import", "a"])

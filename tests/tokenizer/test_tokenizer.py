@@ -14,7 +14,7 @@ from megalite.corpus.recipe import DocumentSource
 from megalite.corpus.stations.train_tokenizer import train_tokenizer
 from megalite.errors import DataError
 from megalite.texts import Texts
-from megalite.tokenizer.fast import SCORE_STEP
+from megalite.tokenizer.encoders.reference import SCORE_STEP
 from megalite.tokenizer.settings import TokenizerConfig
 from megalite.tokenizer.tokenizer import Tokenizer
 from megalite.tokenizer.training import CHUNK_CHARS, cut_in_chunks

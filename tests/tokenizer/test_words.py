@@ -12,11 +12,10 @@ from hypothesis import strategies as st
 from megalite.tokenizer.encoders.byte_level import ASCII_END, character_classes, next_hard_word, pair_rules
 from megalite.tokenizer.encoders.check import TRICKY_TEXTS
 from megalite.tokenizer.encoders.cuts import cuts_between
-from megalite.tokenizer.encoders.pieces import CUT, HARD, JOIN
 from megalite.tokenizer.encoders.reference import end_texts, lay_out
 from megalite.tokenizer.encoders.short_words import eight_bytes, first_bytes, letters_size
-from megalite.tokenizer.encoders.tables import find, make_table
 from megalite.tokenizer.encoders.utf8 import char_size, code_point
+from megalite.tokenizer.encoders.vocabulary import CUT, HARD, JOIN, find, make_table
 from tests.tokenizer.real_texts import library_texts, scrambled_texts
 
 

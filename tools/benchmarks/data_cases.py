@@ -23,7 +23,7 @@ from data_measure import Job, Outcome, Run, SetUp, measure
 from megalite.corpus.corpus import Corpus
 from megalite.corpus.recipe import CleanConfig, DedupConfig, DocumentSource
 from megalite.data.settings import PackConfig
-from megalite.progress import Silent
+from megalite.progress import NoProgress
 from megalite.stations.runners import InProcess, LocalPool
 
 MICRO_BATCH_SIZE = 8
@@ -51,14 +51,14 @@ def rules_config(*, repetition: bool) -> CleanConfig:
 def rules(inputs: Inputs, setting: str) -> Run:
     """Read documents and judge them. Setting: plain or repetition."""
     from megalite.corpus.reading.readers import read_station_shard
-    from megalite.corpus.rules.judge import judge
+    from megalite.corpus.rules.apply import apply_rules
 
     config = rules_config(repetition=setting == "repetition")
 
     def run(_: Path) -> Outcome:
         num_kept = 0
         for path in inputs.shards:
-            num_kept += sum(int(judge(batch.texts, config).kept.sum()) for batch in read_station_shard(path))
+            num_kept += sum(int(apply_rules(batch.texts, config).kept.sum()) for batch in read_station_shard(path))
         return Outcome(inputs.megabytes, {"kept": num_kept})
 
     return run
@@ -95,7 +95,7 @@ def exact(inputs: Inputs, setting: str) -> Run:
             counts = dedup(_corpus(inputs), out / "dedup", config).manifest.counts
             return Outcome(inputs.megabytes, {"removed": counts["documents_in"] - counts["documents"]})
         for phase, function, tasks in (("hash", hash_shard, to_hash), ("match", match_partition, to_match)):
-            run_tasks(out, phase, function, tasks, runner=InProcess(), progress=Silent())
+            run_tasks(out, phase, function, tasks, runner=InProcess(), progress=NoProgress())
         removed = np.load(out / WORK_FOLDER / "removed" / "00000.npy")
         return Outcome(inputs.megabytes, {"removed": len(removed)})
 
@@ -110,7 +110,7 @@ def near(inputs: Inputs, setting: str) -> Run:
     shards = [{"path": str(path)} for path in inputs.shards]
 
     def run(out: Path) -> Outcome:
-        report = find_near_duplicates(shards, out, NearDedupConfig(), runner=InProcess(), progress=Silent())
+        report = find_near_duplicates(shards, out, NearDedupConfig(), runner=InProcess(), progress=NoProgress())
 
         def clusters() -> dict[str, float]:
             labels = [label for shard in range(len(shards)) for label in read_mask(out, shard).cluster.tolist()]
@@ -143,7 +143,7 @@ def substring(inputs: Inputs, setting: str) -> Run:
     memory for the spans of texts that are held in memory."""
     from megalite.corpus.spans.settings import SubstringConfig
     from megalite.corpus.spans.substring import find_repeats, find_repeats_in_shards, load_spans
-    from megalite.corpus.stations.substring import substring_dedup
+    from megalite.corpus.stations.spans import substring_dedup
 
     config, paths = SubstringConfig(), [str(path) for path in inputs.shards]
     texts = inputs.texts() if setting == "memory" else None
@@ -155,7 +155,7 @@ def substring(inputs: Inputs, setting: str) -> Run:
         if texts is not None:
             spans = find_repeats(texts, config)
             return Outcome(inputs.megabytes, judge=lambda: judge_passages(inputs, spans))
-        find_repeats_in_shards(out, paths, config, runner=InProcess(), progress=Silent())
+        find_repeats_in_shards(out, paths, config, runner=InProcess(), progress=NoProgress())
         return Outcome(inputs.megabytes, judge=lambda: judge_passages(inputs, _join_spans(inputs, out, load_spans)))
 
     return run

@@ -182,9 +182,9 @@ def work(job: Job) -> dict[str, Any]:
 
 def recipe(corpus: str, tokenizer: str, out: str) -> Any:
     """All rules, and every station that compares documents."""
-    from megalite.corpus.recipe import Recipe
+    from megalite.corpus.recipe import DataRecipe
 
-    return Recipe.model_validate(
+    return DataRecipe.model_validate(
         {
             "out": out,
             "sources": [{"path": corpus, "id_field": "id"}],

@@ -28,9 +28,9 @@ import arguments
 import numpy as np
 
 from megalite.corpus.repair.repair import repair
+from megalite.corpus.rules.apply import apply_rules, edit_and_measure, make_rules
 from megalite.corpus.rules.datatrove import english, measure_as_datatrove
 from megalite.corpus.rules.english import English
-from megalite.corpus.rules.judge import edit_and_measure, judge, make_rules
 from megalite.corpus.rules.lexicon import Cut, Lexicon
 from megalite.corpus.rules.settings import RulesConfig
 from megalite.corpus.rules.statistics import measure, no_statistics
@@ -148,9 +148,9 @@ def rates(texts: Sequence[str]) -> Iterator[tuple[str, float]]:
     english().learn(given)
     steps: list[tuple[str, Callable[[], Any]]] = [
         ("datatrove", lambda: ask_datatrove(texts)),
-        ("ours", lambda: judge(given, ours)),
-        ("compat, words known", lambda: judge(given, compat)),
-        ("compat, words new", lambda: (english.cache_clear(), english(), judge(given, compat))),
+        ("ours", lambda: apply_rules(given, ours)),
+        ("compat, words known", lambda: apply_rules(given, compat)),
+        ("compat, words new", lambda: (english.cache_clear(), english(), apply_rules(given, compat))),
     ]
     for name, step in steps:
         if name.startswith(("ours", "compat, words known")):

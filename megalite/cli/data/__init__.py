@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from megalite.cli.data import card, documents, looking, recipes, tokens, verify
+from megalite.cli.data import documents, recipes, reports, tokens
 
 app = typer.Typer(help="Clean, deduplicate, tokenize, pack, mix and look at training data.", no_args_is_help=True)
 
@@ -25,8 +25,8 @@ app.command("tokenize")(tokens.tokenize)
 app.command("pack")(tokens.pack)
 app.command("rank")(tokens.rank)
 app.command("mix-plan")(recipes.mix_plan)
-app.command("effects")(looking.effects)
-app.command("inspect")(looking.inspect)
-app.command("card")(card.card)
-app.command("show")(looking.show)
-app.command("verify")(verify.verify)
+app.command("effects")(reports.effects)
+app.command("inspect")(reports.inspect)
+app.command("card")(reports.card)
+app.command("show")(reports.show)
+app.command("verify")(reports.verify)

@@ -65,7 +65,7 @@ def dedup(
 def url_dedup(inputs: StationFolders, out: Out, settings: Set = None, workers: Workers = None) -> None:
     """Keep the first of all documents from the same address."""
     from megalite.corpus.spans.settings import UrlDedupConfig
-    from megalite.corpus.stations import urls as station
+    from megalite.corpus.stations import spans as station
 
     config = make_settings(UrlDedupConfig, settings)
     run_station(station.url_dedup, open_corpus(inputs), out, config, workers)
@@ -96,7 +96,7 @@ def near_dedup(
 def line_dedup(inputs: StationFolders, out: Out, settings: Set = None, workers: Workers = None) -> None:
     """Remove lines that stand in many documents."""
     from megalite.corpus.spans.settings import LineDedupConfig
-    from megalite.corpus.stations import lines as station
+    from megalite.corpus.stations import spans as station
 
     config = make_settings(LineDedupConfig, settings)
     run_station(station.line_dedup, open_corpus(inputs), out, config, workers)
@@ -111,7 +111,7 @@ def substring_dedup(
 ) -> None:
     """Remove passages that stood earlier in the corpus."""
     from megalite.corpus.spans.settings import SubstringConfig
-    from megalite.corpus.stations import substring as station
+    from megalite.corpus.stations import spans as station
 
     config = make_settings(SubstringConfig, settings, min_bytes=min_bytes)
     run_station(station.substring_dedup, open_corpus(inputs), out, config, workers)
@@ -126,7 +126,7 @@ def decontaminate(
 ) -> None:
     """Remove documents that share runs of words with evaluation sets."""
     from megalite.corpus.spans.settings import DecontaminateConfig
-    from megalite.corpus.stations import contamination as station
+    from megalite.corpus.stations import spans as station
 
     config = make_settings(DecontaminateConfig, settings, paths=_strings(against))
     run_station(station.decontaminate, open_corpus(inputs), out, config, workers)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, TypeVar
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from megalite.config.schema import Section
     from megalite.corpus.corpus import Corpus
-    from megalite.progress import Progress
+    from megalite.progress import ProgressReporter
     from megalite.stations.runners.slurm import SlurmArray
     from megalite.stations.station import StationResult
     from megalite.stations.tasks import Runner
@@ -81,7 +81,7 @@ class SlurmOptions(NamedTuple):
 class Working(NamedTuple):
     """What a station is run with."""
 
-    progress: Progress
+    progress: ProgressReporter
     runner: Runner
 
 
@@ -90,7 +90,7 @@ def working(workers: int | None) -> Iterator[Working]:
     """Progress on this terminal, and a pool of processes."""
     from megalite.progress import progress_on
     from megalite.stations.runners import LocalPool, default_workers
-    from megalite.stations.runners.driving import stopping_in_order
+    from megalite.stations.runners.signals import stopping_in_order
 
     with progress_on() as progress, stopping_in_order(), LocalPool(workers or default_workers()) as runner:
         yield Working(progress, runner)
@@ -113,17 +113,17 @@ def make_settings(kind: type[SectionT], assignments: list[str] | None, /, **give
 
 
 def open_corpus(
-    inputs: list[str],
+    inputs: Sequence[str | Path],
     text_field: str = "text",
     include: list[str] | None = None,
     keep_fields: list[str] | None = None,
 ) -> Corpus:
     """The documents of some files and folders."""
     from megalite.corpus.corpus import Corpus
-    from megalite.corpus.recipe import DocumentSource
+    from megalite.corpus.source import DocumentSource
 
     given = {"text_field": text_field, "include": tuple(include or ()), "keep_fields": tuple(keep_fields or ())}
-    return Corpus([DocumentSource(path=path, **given) for path in inputs])
+    return Corpus([DocumentSource.model_validate({"path": path, **given}) for path in inputs])
 
 
 def run_station(

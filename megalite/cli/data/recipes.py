@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -22,7 +22,7 @@ from megalite.cli.data.options import (
 )
 
 if TYPE_CHECKING:
-    from megalite.corpus.prepare import Finished
+    from megalite.corpus.prepare import FinishedStation
 
 
 class RunnerKind(str, Enum):
@@ -45,10 +45,16 @@ def prepare(
 ) -> None:
     """Run all stations of a recipe; finished ones are kept."""
     from megalite.corpus import prepare as stations
+    from megalite.corpus.compile_ahead import compiling_ahead
+    from megalite.stations.runners import default_workers
 
     settings = stations.load_recipe(recipe, overrides or ())
     slurm = SlurmOptions(slurm_jobs, slurm_command, sbatch, settings.out / "slurm")
-    with _running(runner, workers, ray_address, slurm) as (progress, chosen):
+    several_here = runner is RunnerKind.local and (workers or default_workers()) > 1
+    with (
+        _running(runner, workers, ray_address, slurm) as (progress, chosen),
+        compiling_ahead(settings) if several_here else nullcontext(),
+    ):
         done = stations.prepare(settings, runner=chosen, progress=progress)
     _print_table(settings.out, done)
 
@@ -97,7 +103,7 @@ def _running(kind: RunnerKind, workers: int | None, ray_address: str, slurm: Slu
             yield Working(progress, array)
 
 
-def _print_table(folder: Path, done: list[Finished]) -> None:
+def _print_table(folder: Path, done: list[FinishedStation]) -> None:
     from megalite.page.terminal import FittingTable
 
     table = FittingTable(

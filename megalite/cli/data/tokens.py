@@ -37,14 +37,14 @@ def train_tokenizer(
     settings: Set = None,
 ) -> None:
     """Train a SentencePiece or byte-level BPE tokenizer."""
-    from megalite.corpus.split import ALL, Split
+    from megalite.corpus.split import ALL, CorpusSplit
     from megalite.corpus.stations import train_tokenizer as station
     from megalite.progress import progress_on
     from megalite.tokenizer.settings import TokenizerConfig
 
     given = {"kind": kind, "vocab_size": vocab_size, "train_mb": train_mb, "split_digits": split_digits}
     config = make_settings(TokenizerConfig, settings, **given)
-    split = Split("train", valid_fraction) if valid_fraction else ALL
+    split = CorpusSplit("train", valid_fraction) if valid_fraction else ALL
     corpus = open_corpus(inputs, text_field, include)
     with progress_on() as progress:
         result = station.train_tokenizer(corpus, out, config, split=split, progress=progress)

@@ -50,7 +50,7 @@ class Clusters:
 
 
 @dataclass(frozen=True)
-class Stage:
+class StageCard:
     """What came out of one station of documents; the first stage is what was read."""
 
     name: str
@@ -124,7 +124,7 @@ class Card:
     format: int
     sources: tuple[SourceCard, ...]
     """The largest first."""
-    stages: tuple[Stage, ...]
+    stages: tuple[StageCard, ...]
     lengths: Lengths
     """Of the documents that are left, in bytes."""
     tokenizer: TokenizerCard
@@ -132,12 +132,12 @@ class Card:
     stations: tuple[StationCard, ...]
 
     @property
-    def read(self) -> Stage:
+    def read(self) -> StageCard:
         """What was read."""
         return self.stages[0]
 
     @property
-    def left(self) -> Stage:
+    def left(self) -> StageCard:
         """What the tokenizer got."""
         return self.stages[-1]
 

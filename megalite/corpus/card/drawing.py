@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from megalite.corpus.card.card import Stage
+from megalite.corpus.card.card import StageCard
 from megalite.corpus.card.measure import Lengths
 from megalite.page.markup import Markup, join, soft, strip, tag
 from megalite.page.numbers import count, share, short, size
@@ -21,7 +21,7 @@ MAX_TICKS = 12
 """Classes of lengths that are named; with more of them every second one is, and half as many on a phone."""
 
 
-def funnel(stages: Sequence[Stage], titles: Mapping[str, str]) -> Markup:
+def funnel(stages: Sequence[StageCard], titles: Mapping[str, str]) -> Markup:
     """Documents, and under them text, from station to station.
 
     Args:
@@ -85,7 +85,7 @@ def histogram(lengths: Lengths, unit: str) -> Markup:
     return tag("div", *columns, class_="histogram", role="figure", aria_label=f"Lengths of documents in {unit}")
 
 
-def _lost(before: Stage, after: Stage) -> str:
+def _lost(before: StageCard, after: StageCard) -> str:
     """What a station took away."""
     said = f"{share(after.removed, before.kept.documents)} of documents" if after.removed else "no document"
     said += " less"

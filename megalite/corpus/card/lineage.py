@@ -14,24 +14,24 @@ from pathlib import Path
 from megalite.corpus.split import Part
 from megalite.errors import DataError
 from megalite.stations.facts import DOCUMENT_STATIONS
-from megalite.stations.manifest import Manifest, check_input, find_manifest
+from megalite.stations.manifest import StationManifest, check_input, find_manifest
 
 
 @dataclass(frozen=True)
 class Lineage:
     """The manifests behind a prepared set."""
 
-    documents: tuple[Manifest, ...]
+    documents: tuple[StationManifest, ...]
     """Of the stations that leave documents, the first one first."""
-    tokenizer: Manifest | None
+    tokenizer: StationManifest | None
     """None for a tokenizer that was there before."""
     tokenizer_folder: Path
-    tokens: dict[Part, Manifest]
+    tokens: dict[Part, StationManifest]
     """By part: `train`, and `valid` where documents were held out."""
-    packed: dict[Part, Manifest]
+    packed: dict[Part, StationManifest]
 
     @property
-    def stations(self) -> list[Manifest]:
+    def stations(self) -> list[StationManifest]:
         """All of them, in their order."""
         parts = [manifest for part in self.tokens for manifest in (self.tokens[part], self.packed[part])]
         return [*self.documents, *([self.tokenizer] if self.tokenizer else []), *parts]
@@ -61,7 +61,7 @@ def trace(out: Path) -> Lineage:
     return Lineage(tuple(chain), find_manifest(folder), folder, tokens, packed)
 
 
-def _before(manifest: Manifest) -> Manifest:
+def _before(manifest: StationManifest) -> StationManifest:
     """The station whose documents another one read."""
     folder = manifest.input_path()
     found = find_manifest(folder)
@@ -75,7 +75,7 @@ def _before(manifest: Manifest) -> Manifest:
     return check_input(folder, found.station, contents=False)
 
 
-def _refuse_changed(manifest: Manifest, read: Manifest) -> None:
+def _refuse_changed(manifest: StationManifest, read: StationManifest) -> None:
     if manifest.inputs[0].fingerprint != read.fingerprint:
         raise DataError(
             f"{read.folder}: has changed since {manifest.folder} was made of it; run `megalite data prepare RECIPE` "

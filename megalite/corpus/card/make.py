@@ -18,15 +18,16 @@ from megalite.corpus.card.card import (
     Clusters,
     SourceCard,
     SplitCard,
-    Stage,
+    StageCard,
     StationCard,
     TokenizerCard,
 )
 from megalite.corpus.card.lineage import Lineage, trace
 from megalite.corpus.card.measure import BySource, measure_kept, measure_rejected, measure_tokens, merge
 from megalite.corpus.card.page import render
-from megalite.corpus.recipe import Recipe
-from megalite.stations.manifest import Manifest, write_text
+from megalite.corpus.recipe import DataRecipe
+from megalite.corpus.split import Part
+from megalite.stations.manifest import StationManifest, write_text
 from megalite.tokenizer.tokenizer import HUGGING_FACE, RECORD_FILE
 
 JSON_FILE = "card.json"
@@ -39,7 +40,7 @@ READ = "read"
 """Name of the first stage."""
 
 
-def make_card(out: Path, recipe: Recipe | None = None) -> Card:
+def make_card(out: Path, recipe: DataRecipe | None = None) -> Card:
     """Fill in the card of a prepared set.
 
     Args:
@@ -73,16 +74,16 @@ def write_card(out: Path, card: Card) -> None:
     write_text(out / JSON_FILE, card.dumps())
 
 
-def _stages(lineage: Lineage, raw: BySource, kept: list[BySource]) -> tuple[Stage, ...]:
+def _stages(lineage: Lineage, raw: BySource, kept: list[BySource]) -> tuple[StageCard, ...]:
     """What was read, then what each station left."""
     first = lineage.documents[0].counts
     came = Amount(first["documents_in"], first.get("text_bytes_in"))
     by_source = {source: Amount(tally.documents) for source, tally in raw.items()}
-    stages = [Stage(READ, came, 0, {}, by_source, {}, None, {})]
+    stages = [StageCard(READ, came, 0, {}, by_source, {}, None, {})]
     for manifest, found in zip(lineage.documents, kept, strict=True):
         counts = manifest.counts
         stages.append(
-            Stage(
+            StageCard(
                 name=manifest.station,
                 kept=Amount(counts["documents"], counts["text_bytes"]),
                 removed=counts["documents_in"] - counts["documents"],
@@ -96,7 +97,7 @@ def _stages(lineage: Lineage, raw: BySource, kept: list[BySource]) -> tuple[Stag
     return tuple(stages)
 
 
-def _reasons(manifest: Manifest) -> dict[str, int]:
+def _reasons(manifest: StationManifest) -> dict[str, int]:
     """Why documents went. Exact duplicates are the only ones that a manifest counts without a reason."""
     counts = manifest.counts
     reasons = {**counts.get("rejected", {}), **counts.get("removed", {})}
@@ -115,7 +116,7 @@ def _clusters(counts: dict[str, Any]) -> Clusters | None:
     return Clusters(counts["clusters"], counts["largest_cluster"], by_size, examples)
 
 
-def _sources(stages: tuple[Stage, ...], described: dict[str, dict[str, str | None]]) -> tuple[SourceCard, ...]:
+def _sources(stages: tuple[StageCard, ...], described: dict[str, dict[str, str | None]]) -> tuple[SourceCard, ...]:
     """All sources that were read or described; equal names are one source, as they are in the data."""
     came, left = stages[0].by_source, stages[-1].by_source
     cards = []
@@ -127,7 +128,7 @@ def _sources(stages: tuple[Stage, ...], described: dict[str, dict[str, str | Non
     return tuple(sorted(cards, key=lambda card: (-(card.kept.text_bytes or 0), -card.read, card.name)))
 
 
-def _describe(recipe: Recipe) -> dict[str, dict[str, str | None]]:
+def _describe(recipe: DataRecipe) -> dict[str, dict[str, str | None]]:
     """What the recipe says of its sources, by the names that they have in the data."""
     described: dict[str, dict[str, str | None]] = {}
     for source in recipe.sources:
@@ -158,7 +159,7 @@ def _tokenizer(lineage: Lineage) -> TokenizerCard:
     )
 
 
-def _split(part: str, lineage: Lineage) -> SplitCard:
+def _split(part: Part, lineage: Lineage) -> SplitCard:
     tokens, packed = lineage.tokens[part], lineage.packed[part]
     same = ("padding_percent", "documents_split", "documents_longer_than_seq_len")
     return SplitCard(
@@ -173,7 +174,7 @@ def _split(part: str, lineage: Lineage) -> SplitCard:
     )
 
 
-def _station(manifest: Manifest, out: Path) -> StationCard:
+def _station(manifest: StationManifest, out: Path) -> StationCard:
     return StationCard(
         folder=_name(manifest.folder, out),
         station=manifest.station,

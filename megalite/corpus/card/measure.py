@@ -22,7 +22,7 @@ from megalite.corpus.documents import REJECTED_FOLDER
 from megalite.data.indexed import IndexedTokens
 from megalite.data.sources import TOKENS_NAME
 from megalite.errors import DataError
-from megalite.stations.manifest import Manifest
+from megalite.stations.manifest import StationManifest
 from megalite.stations.runners import default_workers
 from megalite.texts import Texts
 
@@ -63,7 +63,7 @@ class Lengths:
         return self.total / self.documents if self.documents else 0.0
 
 
-class Tally:
+class LengthTally:
     """A running count of lengths."""
 
     def __init__(self) -> None:
@@ -86,7 +86,7 @@ class Tally:
         self._shortest = min(self._shortest, int(lengths.min()))
         self._longest = max(self._longest, int(lengths.max()))
 
-    def merge(self, other: Tally) -> None:
+    def merge(self, other: LengthTally) -> None:
         """Count what another one counted."""
         self._counts += other._counts
         self._totals += other._totals
@@ -111,11 +111,11 @@ class Tally:
         return Lengths(self.documents, self.total, int(self._shortest) if found.size else 0, self._longest, bins)
 
 
-BySource = dict[str, Tally]
+BySource = dict[str, LengthTally]
 """Lengths in bytes of the documents of each source."""
 
 
-def measure_kept(manifest: Manifest) -> BySource:
+def measure_kept(manifest: StationManifest) -> BySource:
     """Documents that a station left.
 
     Raises:
@@ -132,15 +132,15 @@ def measure_kept(manifest: Manifest) -> BySource:
     return found
 
 
-def measure_rejected(manifest: Manifest) -> BySource:
+def measure_rejected(manifest: StationManifest) -> BySource:
     """Documents that a station put aside with their texts, as they came."""
     return _measure(manifest, f"{REJECTED_FOLDER}/part-")
 
 
-def measure_tokens(manifest: Manifest) -> Lengths:
+def measure_tokens(manifest: StationManifest) -> Lengths:
     """Lengths in tokens of the documents of a tokenized folder, end-of-text tokens included."""
     tokens = IndexedTokens(manifest.folder / TOKENS_NAME)
-    tally = Tally()
+    tally = LengthTally()
     for first in range(0, tokens.num_documents, IDX_DOCUMENTS):
         stop = min(first + IDX_DOCUMENTS, tokens.num_documents)
         tally.add(np.diff(tokens.document_starts(first, stop + 1)))
@@ -152,11 +152,11 @@ def merge(parts: Iterator[BySource] | list[BySource]) -> BySource:
     merged: BySource = {}
     for part in parts:
         for source, tally in part.items():
-            merged.setdefault(source, Tally()).merge(tally)
+            merged.setdefault(source, LengthTally()).merge(tally)
     return dict(sorted(merged.items()))
 
 
-def _measure(manifest: Manifest, prefix: str) -> BySource:
+def _measure(manifest: StationManifest, prefix: str) -> BySource:
     paths = [manifest.folder / output.path for output in manifest.outputs if output.path.startswith(prefix)]
     with ThreadPoolExecutor(min(MOST_THREADS, default_workers())) as threads:
         return merge(threads.map(_measure_shard, paths))
@@ -172,7 +172,7 @@ def _measure_shard(path: Path) -> BySource:
                 sources = rows.column("source").combine_chunks().dictionary_encode()
                 codes = sources.indices.to_numpy()
                 for code, source in enumerate(sources.dictionary.to_pylist()):
-                    found.setdefault(source, Tally()).add(lengths[codes == code])
+                    found.setdefault(source, LengthTally()).add(lengths[codes == code])
     except pa.ArrowMemoryError:  # nothing is wrong with the file
         raise
     except (pa.ArrowException, OSError) as error:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from megalite.corpus.card.card import Amount, Card, Stage
+from megalite.corpus.card.card import Amount, Card, StageCard
 from megalite.corpus.card.drawing import bars, funnel, histogram
 from megalite.page.markup import Child, Markup, details, flatten, join, link, soft, table, tag
 from megalite.page.numbers import count, share, size
@@ -213,7 +213,7 @@ def _key(first: str, second: str) -> Markup:
     return tag("div", tag("i", class_="a"), first, tag("i", class_="b"), second, class_="key")
 
 
-def _steps(card: Card) -> list[tuple[Stage, Stage]]:
+def _steps(card: Card) -> list[tuple[StageCard, StageCard]]:
     """Each station's stage behind the one before."""
     return list(zip(card.stages, card.stages[1:], strict=False))
 

@@ -8,7 +8,7 @@ from megalite.corpus.card.card import Card
 from megalite.page.numbers import count, share, short, size
 
 if TYPE_CHECKING:
-    from rich.console import RenderableType
+    from rich.console import JustifyMethod, RenderableType
 
 MAX_SOURCES = 3
 MAX_REASONS = 2
@@ -35,7 +35,8 @@ def _stages(card: Card) -> RenderableType:
     from megalite.page.terminal import FittingTable
 
     table = FittingTable(box=box.SIMPLE_HEAD, pad_edge=False)
-    for title, side in (("station", "left"), ("documents", "right"), ("text", "right"), ("", "left")):
+    sides: dict[str, JustifyMethod] = {"station": "left", "documents": "right", "text": "right", "": "left"}
+    for title, side in sides.items():
         table.add_column(title, justify=side, no_wrap=True)
     table.add_column("why")  # the one that gets narrow on a narrow screen
     for stage in card.stages:

@@ -44,7 +44,7 @@ ROUNDING = 1e-9
 _VERIFY_NUMBER: dict[Verify, int] = {"none": 0, "signature": 1, "jaccard": 2}
 
 
-class Rule(NamedTuple):
+class PairRule(NamedTuple):
     """When two documents are alike."""
 
     verify: int
@@ -77,13 +77,13 @@ class Edges(NamedTuple):
     num_comparisons: int
 
 
-def rule_of(config: NearDedupConfig) -> Rule:
+def pair_rule(config: NearDedupConfig) -> PairRule:
     """The check that the settings ask for."""
     needed = agreements_needed(config.threshold, config.num_hashes)
-    return Rule(_VERIFY_NUMBER[config.verify], needed, config.threshold)
+    return PairRule(_VERIFY_NUMBER[config.verify], needed, config.threshold)
 
 
-def find_edges(index: Index, partition: int, num_partitions: int, *, rule: Rule, num_old: int = 0) -> Edges:
+def find_edges(index: Index, partition: int, num_partitions: int, *, rule: PairRule, num_old: int = 0) -> Edges:
     """Edges of the buckets of one partition.
 
     Args:
@@ -97,8 +97,8 @@ def find_edges(index: Index, partition: int, num_partitions: int, *, rule: Rule,
     num_entries = keys.size
     shared = _in_shared_bucket(keys, documents, num_old)
     keys, documents = keys[shared], documents[shared]
-    room = (np.zeros(MAX_REPRESENTATIVES, np.int64) for _ in range(3))
-    representatives = Representatives(*room, np.zeros(1, np.uint64), np.zeros(2, np.int64))
+    documents_of, places, clusters = (np.zeros(MAX_REPRESENTATIVES, np.int64) for _ in range(3))
+    representatives = Representatives(documents_of, places, clusters, np.zeros(1, np.uint64), np.zeros(2, np.int64))
     found = [np.zeros((0, 2), np.int64)]
     for block in _blocks(index, documents):
         found.append(_compare(index, keys[block], documents[block], rule, representatives))
@@ -106,7 +106,7 @@ def find_edges(index: Index, partition: int, num_partitions: int, *, rule: Rule,
 
 
 def _compare(
-    index: Index, keys: np.ndarray, documents: np.ndarray, rule: Rule, representatives: Representatives
+    index: Index, keys: np.ndarray, documents: np.ndarray, rule: PairRule, representatives: Representatives
 ) -> np.ndarray:
     """Bring what is compared of a block's documents into memory, and compare; int64 [edges, 2]."""
     carried = representatives.documents[: representatives.counts[0]]
@@ -161,7 +161,7 @@ def _blocks(index: Index, documents: np.ndarray) -> Iterator[slice]:
 
 @kernel
 def _match_block(
-    keys: np.ndarray, documents: np.ndarray, places: np.ndarray, items: Items, rule: Rule, others: Representatives
+    keys: np.ndarray, documents: np.ndarray, places: np.ndarray, items: Items, rule: PairRule, others: Representatives
 ) -> np.ndarray:
     """Walk the entries of a block; goes on with the bucket that the last block ended in.
 
@@ -204,7 +204,7 @@ def _rename(clusters: np.ndarray, old: int, new: int) -> None:
 
 
 @kernel
-def _alike(items: Items, first: int, second: int, rule: Rule) -> bool:
+def _alike(items: Items, first: int, second: int, rule: PairRule) -> bool:
     """The check of one pair."""
     if rule.verify == 0:
         return True

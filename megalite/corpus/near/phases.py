@@ -7,27 +7,34 @@ Each is a function of its settings, its number and the station's folder, reads f
      "index": ["old/index", ...],   index folders, the one of this station last
      "num_new_shards": 16,          shards of that one
      "num_partitions": 8}
+
+`sign` is given its documents as a shard, which nothing but `read_texts` and `read_ids` looks into:
+
+    {"path": "part-00000.parquet",            a Parquet file with a column `text` and, for reports, `id`
+     "scores": "part-00000.scores.npy",       a number a document, with keep: best
+     "sources": "part-00000.sources.npy"}     a code a document, an index into the names of the sources; optional
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import pyarrow.parquet as pq
 
 from megalite.corpus.near.index import Index, RowsWriter, save_array, shard_file
 from megalite.corpus.near.report import choose_examples, size_histogram
 from megalite.corpus.near.settings import NearDedupConfig
-from megalite.corpus.near.shards import read_texts
 from megalite.errors import DataError
 from megalite.stations.tasks import WORK_FOLDER, Report, Task
 from megalite.texts import Texts
 
 if TYPE_CHECKING:
     from megalite.corpus.near.minhash import MinHasher
+
 
 INDEX_FOLDER = "index"
 
@@ -69,12 +76,12 @@ def sign_shard(task: Task, number: int, folder: Path) -> Report:
 
 def match_partition(task: Task, number: int, folder: Path) -> Report:
     """Task: the checked pairs of a range of band keys."""
-    from megalite.corpus.near.edges import find_edges, rule_of
+    from megalite.corpus.near.edges import find_edges, pair_rule
 
     config, index = _open(task)
     partitions = task["num_partitions"]
     num_old = _first_new(task, index)
-    edges = find_edges(index, task["partition"], partitions, rule=rule_of(config), num_old=num_old)
+    edges = find_edges(index, task["partition"], partitions, rule=pair_rule(config), num_old=num_old)
     save_array(_edges_file(folder, partitions, number), edges.pairs)
     return {"edges": len(edges.pairs), "entries": edges.num_entries, "comparisons": edges.num_comparisons}
 
@@ -199,3 +206,39 @@ def _edges_file(folder: Path, num_partitions: int, partition: int) -> Path:
 
 def _clusters_file(folder: Path, name: str) -> Path:
     return folder / WORK_FOLDER / "clusters" / f"{name}.npy"
+
+
+Shard = dict[str, Any]
+
+TEXT_COLUMN = "text"
+
+ID_COLUMN = "id"
+
+
+def read_texts(shard: Shard) -> Iterator[Texts]:
+    """The texts of a shard in order, a row group at a time.
+
+    Raises:
+        DataError: there is no text column, or a text is null.
+    """
+    with pq.ParquetFile(shard["path"]) as file:
+        if TEXT_COLUMN not in file.schema_arrow.names:
+            raise DataError(
+                f"{shard['path']}: no column {TEXT_COLUMN!r}, only {', '.join(file.schema_arrow.names)}; "
+                "run the station that writes documents first"
+            )
+        for group in range(file.num_row_groups):
+            column = file.read_row_group(group, columns=[TEXT_COLUMN], use_threads=False).column(0)
+            if column.null_count:
+                raise DataError(f"{shard['path']}: {column.null_count} texts are null; remove these rows first")
+            if len(column):
+                yield Texts.from_arrow(column)
+
+
+def read_ids(shard: Shard, rows: Sequence[int]) -> list[str]:
+    """Names of some documents; file and row where they have none."""
+    with pq.ParquetFile(shard["path"]) as file:
+        if ID_COLUMN not in file.schema_arrow.names:
+            return [f"{shard['path']}:{row}" for row in rows]
+        column = file.read(columns=[ID_COLUMN], use_threads=False).column(0)
+    return [str(column[row].as_py()) for row in rows]

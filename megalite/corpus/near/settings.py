@@ -59,19 +59,19 @@ class NearDedupConfig(Section):
     def _bands_fit(self) -> NearDedupConfig:
         if (self.bands is None) != (self.rows is None):
             raise ValueError(f"bands={self.bands}, rows={self.rows}; set both, or leave out both to derive them")
-        if self.bands is not None and self.bands * self.rows > self.num_hashes:
+        if self.bands is None or self.rows is None:
+            derive_banding(self.threshold, self.num_hashes)
+        elif self.bands * self.rows > self.num_hashes:
             raise ValueError(
                 f"bands={self.bands} x rows={self.rows} is {self.bands * self.rows} values, more than "
                 f"num_hashes={self.num_hashes}; raise num_hashes or use fewer bands"
             )
-        if self.bands is None:
-            derive_banding(self.threshold, self.num_hashes)
         return self
 
     @property
     def banding(self) -> Banding:
         """The bands in use, given or derived."""
-        if self.bands is None:
+        if self.bands is None or self.rows is None:
             return derive_banding(self.threshold, self.num_hashes)
         return Banding(self.bands, self.rows)
 

@@ -28,17 +28,18 @@ from megalite.corpus.near.index import Index, shard_file, write_index_file
 from megalite.corpus.near.phases import (
     INDEX_FOLDER,
     MASKS_FOLDER,
+    Shard,
     cluster_documents,
     mask_shard,
     match_partition,
+    read_ids,
     sign_shard,
 )
 from megalite.corpus.near.report import NearReport
 from megalite.corpus.near.settings import NearDedupConfig
-from megalite.corpus.near.shards import Shard, read_ids
 from megalite.errors import DataError
-from megalite.progress import Progress
-from megalite.stations.tasks import Report, Runner, add_counts, run_tasks
+from megalite.progress import ProgressReporter
+from megalite.stations.tasks import Report, Runner, Task, add_counts, run_tasks
 
 EARLIER_DATA = "earlier data"
 """Name of a document of an older index, which holds no names."""
@@ -67,7 +68,7 @@ def find_near_duplicates(
     config: NearDedupConfig,
     *,
     runner: Runner,
-    progress: Progress,
+    progress: ProgressReporter,
     older: Sequence[Path] = (),
     source_names: Sequence[str] = (),
     num_partitions: int | None = None,
@@ -93,14 +94,14 @@ def find_near_duplicates(
                 f"{shard['path']} comes without scores, and keep=best goes by them; give them or keep=longest"
             )
     settings = config.model_dump(mode="json")
-    tasks = [{"shard": shard, "config": settings} for shard in shards]
+    tasks: list[Task] = [{"shard": shard, "config": settings} for shard in shards]
     signed = run_tasks(folder, "sign", sign_shard, tasks, runner=runner, progress=progress)
     write_index_file(folder / INDEX_FOLDER, config, [report["documents"] for report in signed])
 
     folders = [*(str(path.resolve()) for path in older), str((folder / INDEX_FOLDER).resolve())]
     index = Index([Path(path) for path in folders], config)
     partitions = num_partitions or default_partitions(index.num_documents, config)
-    common = {"config": settings, "index": folders, "num_new_shards": len(shards), "num_partitions": partitions}
+    common: Task = {"config": settings, "index": folders, "num_new_shards": len(shards), "num_partitions": partitions}
     tasks = [{**common, "partition": partition} for partition in range(partitions)]
     phase = f"match-{partitions}"  # tasks of another number of partitions are other tasks
     matched = run_tasks(folder, phase, match_partition, tasks, runner=runner, progress=progress)

@@ -18,7 +18,7 @@ from __future__ import annotations
 import numpy as np
 
 from megalite.corpus.privacy.digits import bit, codes_of_number, has_international_digits, is_digit
-from megalite.corpus.privacy.places import (
+from megalite.corpus.privacy.window import (
     ASSIGNED_NAMES,
     ASSIGNMENT,
     AT,

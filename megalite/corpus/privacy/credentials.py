@@ -130,7 +130,10 @@ def _value(window: Window) -> Span | None:
     if window.byte_at(window.place) == window.byte_at(window.place + 1):
         return None  # == compares, :: is a path
     match = window.match(VALUE, shift=1)
-    return None if match is None else match.span(match.lastindex)
+    if match is None:
+        return None
+    assert match.lastindex is not None, "each form of a value is a group"
+    return match.span(match.lastindex)
 
 
 def _has_digit(text: bytes) -> bool:

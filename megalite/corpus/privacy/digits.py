@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from megalite.corpus.privacy.places import CARD, DOTTED, PHONE, SSN
+from megalite.corpus.privacy.window import CARD, DOTTED, PHONE, SSN
 from megalite.kernel import kernel
 
 SIZE_BITS = 5

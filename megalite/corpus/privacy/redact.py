@@ -15,16 +15,30 @@ from typing import NamedTuple
 
 import numpy as np
 
-from megalite.corpus.privacy import credentials, network, payment, places, telephone
+from megalite.corpus.privacy import credentials, network, payment, telephone
 from megalite.corpus.privacy.settings import PrivacyConfig
-from megalite.corpus.privacy.window import Span, Window
-from megalite.corpus.repair.splice import Patch, splice
-from megalite.texts import Texts
+from megalite.corpus.privacy.window import (
+    ASSIGNMENT,
+    AT,
+    CARD,
+    COLONS,
+    DOTTED,
+    IBAN,
+    JWT,
+    KEY,
+    PEM,
+    PHONE,
+    PLUS,
+    SSN,
+    Span,
+    Window,
+)
+from megalite.texts import Patch, Texts, splice
 
 Check = Callable[[Window], Span | None]
 
 
-class Rule(NamedTuple):
+class RedactionRule(NamedTuple):
     """What to do at the candidates of one code."""
 
     rank: int
@@ -34,14 +48,14 @@ class Rule(NamedTuple):
     replacement: bytes
 
 
-class Found(NamedTuple):
+class Redaction(NamedTuple):
     """Something to replace. In order of place, and of two at one place the surer kind first."""
 
     start: int
     rank: int
     end: int
     document: int
-    rule: Rule
+    rule: RedactionRule
 
 
 def redact(texts: Texts, config: PrivacyConfig) -> tuple[Texts, dict[str, int]]:
@@ -56,11 +70,11 @@ def redact(texts: Texts, config: PrivacyConfig) -> tuple[Texts, dict[str, int]]:
     """
     from megalite.corpus.privacy.candidates import find_candidates
 
-    rules: dict[int, list[Rule]] = {}
+    rules: dict[int, list[RedactionRule]] = {}
     for rule in make_rules(config):
         rules.setdefault(rule.code, []).append(rule)
     wanted = sum(1 << code for code in rules)
-    memory = memoryview(np.ascontiguousarray(texts.buffer))
+    memory = np.ascontiguousarray(texts.buffer).data
     offsets = texts.offsets.tolist()
     candidates = find_candidates(texts.buffer, texts.offsets, wanted)
     found = []
@@ -68,42 +82,42 @@ def redact(texts: Texts, config: PrivacyConfig) -> tuple[Texts, dict[str, int]]:
         window = Window(memory, place, offsets[document], offsets[document + 1])
         for rule in rules[code]:
             if (span := rule.check(window)) is not None:
-                found.append(Found(span[0], rule.rank, span[1], document, rule))
+                found.append(Redaction(span[0], rule.rank, span[1], document, rule))
     chosen = _without_overlaps(found)
     counts = Counter(item.rule.kind for item in chosen)
     patches = [Patch(item.document, item.start, item.end, item.rule.replacement) for item in chosen]
     return splice(texts, patches), dict(sorted(counts.items()))
 
 
-def make_rules(config: PrivacyConfig) -> list[Rule]:
+def make_rules(config: PrivacyConfig) -> list[RedactionRule]:
     """The rules that are on, the surest kind first."""
     private = config.private_ip_addresses
     table: list[tuple[int, str, Check]] = [
-        (places.PEM, "private_key", credentials.find_private_key),
-        (places.JWT, "jwt", credentials.find_jwt),
-        (places.KEY, "api_key", credentials.find_key),
-        (places.ASSIGNMENT, "api_key", credentials.find_assigned_aws_secret),
-        (places.AT, "email", network.find_email),
-        (places.IBAN, "iban", payment.find_iban),
-        (places.CARD, "card", payment.find_card),
-        (places.DOTTED, "ip_address", partial(network.find_ipv4, private=private)),
-        (places.COLONS, "ip_address", partial(network.find_ipv6, private=private)),
-        (places.SSN, "us_ssn", telephone.find_ssn),
-        (places.PLUS, "phone", telephone.find_international),
-        (places.PHONE, "phone", telephone.find_national),
-        (places.ASSIGNMENT, "password", credentials.find_assigned_password),
+        (PEM, "private_key", credentials.find_private_key),
+        (JWT, "jwt", credentials.find_jwt),
+        (KEY, "api_key", credentials.find_key),
+        (ASSIGNMENT, "api_key", credentials.find_assigned_aws_secret),
+        (AT, "email", network.find_email),
+        (IBAN, "iban", payment.find_iban),
+        (CARD, "card", payment.find_card),
+        (DOTTED, "ip_address", partial(network.find_ipv4, private=private)),
+        (COLONS, "ip_address", partial(network.find_ipv6, private=private)),
+        (SSN, "us_ssn", telephone.find_ssn),
+        (PLUS, "phone", telephone.find_international),
+        (PHONE, "phone", telephone.find_national),
+        (ASSIGNMENT, "password", credentials.find_assigned_password),
     ]
-    rules = []
+    rules: list[RedactionRule] = []
     for code, kind, check in table:
         replacement = getattr(config, kind)
         if replacement is not None:
-            rules.append(Rule(len(rules), code, kind, check, replacement.encode()))
+            rules.append(RedactionRule(len(rules), code, kind, check, replacement.encode()))
     return rules
 
 
-def _without_overlaps(found: list[Found]) -> list[Found]:
+def _without_overlaps(found: list[Redaction]) -> list[Redaction]:
     """Of those that overlap, the one that begins first; of those that begin together, the surer one."""
-    chosen: list[Found] = []
+    chosen: list[Redaction] = []
     for item in sorted(found, key=attrgetter("start", "rank")):
         if not chosen or item.start >= chosen[-1].end:
             chosen.append(item)

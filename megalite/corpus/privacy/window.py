@@ -1,4 +1,6 @@
-"""What an exact check sees: a place in the buffer, and the borders of its document, which no look may cross."""
+"""A candidate: the kind of place that the scan names, and what an exact check sees of it.
+
+No look may cross the borders of the document."""
 
 from __future__ import annotations
 
@@ -34,3 +36,26 @@ class Window(NamedTuple):
         place only, the whole run; and there is one way to read them.
         """
         return pattern.match(self.memory, self.place + shift, self.end)
+
+
+AT, DOTTED, COLONS, PHONE, PLUS, IBAN, CARD, SSN, KEY, JWT, PEM, ASSIGNMENT = range(12)
+"""Codes of candidates: an @, four groups of digits with dots, colons between hexadecimal digits, groups of digits like
+a national telephone number's, a plus sign before digits, and so on."""
+
+KEY_PREFIXES = (
+    *(b"AKIA", b"ASIA"),  # AWS, permanent and temporary
+    *(b"ghp_", b"gho_", b"ghu_", b"ghs_", b"ghr_", b"github_pat_"),
+    *(b"glpat-", b"gldt-", b"glrt-"),
+    *(b"xoxb-", b"xoxp-", b"xoxa-", b"xoxr-", b"xoxs-", b"xoxe-", b"xapp-"),  # Slack
+    *(b"sk-", b"sk_live_", b"rk_live_"),  # OpenAI and Anthropic; Stripe
+    *(b"hf_", b"AIza", b"npm_", b"pypi-"),  # Hugging Face, Google
+)
+
+PREFIXES = (*((prefix, KEY) for prefix in KEY_PREFIXES), (b"eyJ", JWT), (b"BEGIN ", PEM))
+"""A JSON object in base64 begins with eyJ; the first line of a PEM block with five hyphens before BEGIN."""
+
+ASSIGNED_NAMES = (
+    *(b"password", b"passwd", b"pwd", b"passphrase", b"secret", b"token"),
+    *(b"api_key", b"apikey", b"api-key", b"access_key", b"accesskey", b"access-key", b"secret_key", b"secretkey"),
+)
+"""Ends of names, in small letters, whose value is a secret."""

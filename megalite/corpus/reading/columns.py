@@ -23,15 +23,15 @@ from megalite.corpus.reading.files import (
     DAMAGED_FILE,
     READ_ERRORS,
     TOO_LARGE,
-    Piece,
+    FilePiece,
     data_suffix,
     is_compressed,
     is_machine_fault,
     open_content,
     shown,
 )
-from megalite.corpus.reading.remote import is_url, open_remote
-from megalite.corpus.recipe import DocumentSource
+from megalite.corpus.reading.remote import open_remote
+from megalite.corpus.source import DocumentSource, is_url
 from megalite.errors import DataError, did_you_mean
 
 NOT_UTF8 = "not UTF-8"
@@ -56,7 +56,7 @@ def open_parquet(path: str) -> pq.ParquetFile:
     return pq.ParquetFile(file, page_checksum_verification=True)
 
 
-def read_parquet(piece: Piece, config: DocumentSource, builder: BatchBuilder) -> Iterator[DocumentBatch]:
+def read_parquet(piece: FilePiece, config: DocumentSource, builder: BatchBuilder) -> Iterator[DocumentBatch]:
     """The documents of some row groups."""
     with open_parquet(piece.path) as file:
         columns = choose_columns(file.schema_arrow, piece.path, config)
@@ -67,12 +67,12 @@ def read_parquet(piece: Piece, config: DocumentSource, builder: BatchBuilder) ->
             batches: Iterator[pa.RecordBatch] = iter(())
             if not problem:
                 batches = file.iter_batches(batch_size=batch_rows, columns=columns, row_groups=[group])
-            rows = _Rows(piece, builder, row, metadata.num_rows)
+            rows = _TableRows(piece, builder, row, metadata.num_rows)
             yield from read_columns(rows.as_far_as_possible(batches, problem), piece, config, builder, first=row)
             row += metadata.num_rows
 
 
-class _Rows:
+class _TableRows:
     """The rows of one part of a table, and an account of those that cannot be read.
 
     Args:
@@ -82,7 +82,7 @@ class _Rows:
         count: rows; None if that is not known.
     """
 
-    def __init__(self, piece: Piece, builder: BatchBuilder, first: int, count: int | None):
+    def __init__(self, piece: FilePiece, builder: BatchBuilder, first: int, count: int | None):
         self._piece = piece
         self._builder = builder
         self._first = first
@@ -119,7 +119,7 @@ def _look_at_sizes(metadata: pq.RowGroupMetaData, config: DocumentSource) -> tup
     return min(max(rows, 1), COLUMN_BATCH_ROWS), ""
 
 
-def read_arrow(piece: Piece, config: DocumentSource, builder: BatchBuilder) -> Iterator[DocumentBatch]:
+def read_arrow(piece: FilePiece, config: DocumentSource, builder: BatchBuilder) -> Iterator[DocumentBatch]:
     """The documents of an Arrow file or stream."""
     with open_remote(piece.path, in_ranges=True) if is_url(piece.path) else pa.memory_map(piece.path) as file:
         try:
@@ -129,13 +129,13 @@ def read_arrow(piece: Piece, config: DocumentSource, builder: BatchBuilder) -> I
             stream = pa.ipc.open_stream(file)
             columns = choose_columns(stream.schema, piece.path, config)
             sound = (_refuse_broken(batch.select(columns)) for batch in stream)
-            batches = _Rows(piece, builder, piece.first, None).as_far_as_possible(sound)
+            batches = _TableRows(piece, builder, piece.first, None).as_far_as_possible(sound)
             yield from read_columns(batches, piece, config, builder)
             return
         columns, row = choose_columns(reader.schema, piece.path, config), piece.first
         for number in range(reader.num_record_batches):
             one = (_refuse_broken(reader.get_batch(number).select(columns)) for number in (number,))
-            for batch in _Rows(piece, builder, row, None).as_far_as_possible(one):
+            for batch in _TableRows(piece, builder, row, None).as_far_as_possible(one):
                 yield from read_columns(iter([batch]), piece, config, builder, first=row)
                 row += batch.num_rows
 
@@ -154,7 +154,7 @@ def _refuse_broken(batch: pa.RecordBatch) -> pa.RecordBatch:
     return batch
 
 
-def read_csv(piece: Piece, config: DocumentSource, builder: BatchBuilder) -> Iterator[DocumentBatch]:
+def read_csv(piece: FilePiece, config: DocumentSource, builder: BatchBuilder) -> Iterator[DocumentBatch]:
     """The documents of a file of comma- or tab-separated values."""
 
     def refuse(row: csv.InvalidRow) -> str:
@@ -176,14 +176,14 @@ def read_csv(piece: Piece, config: DocumentSource, builder: BatchBuilder) -> Ite
             ),
         )
         columns = choose_columns(reader.schema, piece.path, config)
-        batches = _Rows(piece, builder, piece.first, None).as_far_as_possible(reader)
+        batches = _TableRows(piece, builder, piece.first, None).as_far_as_possible(reader)
         chosen = (batch.select(columns) for batch in _without_cut_row(batches, is_damaged))
         yield from read_columns(chosen, piece, config, builder)
 
 
 @contextmanager
 def _open_for_arrow(
-    piece: Piece, config: DocumentSource, builder: BatchBuilder
+    piece: FilePiece, config: DocumentSource, builder: BatchBuilder
 ) -> Iterator[tuple[BinaryIO | pa.NativeFile, Any]]:
     """A file for one of Arrow's own readers, and what tells, at its end, whether it ended early."""
     if not is_compressed(piece.path) and not is_url(piece.path):
@@ -227,7 +227,7 @@ def choose_columns(schema: pa.Schema, path: str, config: DocumentSource) -> list
 
 def read_columns(
     batches: Iterator[pa.RecordBatch],
-    piece: Piece,
+    piece: FilePiece,
     config: DocumentSource,
     builder: BatchBuilder,
     *,
@@ -296,7 +296,7 @@ def is_utf8(content: bytes) -> bool:
     return True
 
 
-def _ids(batch: pa.RecordBatch, rows: pa.Array, piece: Piece, config: DocumentSource) -> pa.Array:
+def _ids(batch: pa.RecordBatch, rows: pa.Array, piece: FilePiece, config: DocumentSource) -> pa.Array:
     """Given ids; file and row where there is none."""
     places = pc.binary_join_element_wise(pa.scalar(f"{piece.id}:", ARROW_TYPE), rows.cast(ARROW_TYPE), NOTHING)
     if config.id_field not in batch.schema.names:

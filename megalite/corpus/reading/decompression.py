@@ -53,6 +53,8 @@ class BadContentError(Exception):
 class Decoder(Protocol):
     """One member of a file (gzip, xz), frame (zstd) or stream (bzip2)."""
 
+    magic: bytes
+    """How it begins."""
     step: int
     """Bytes to feed at once."""
     ended: bool
@@ -156,7 +158,7 @@ class _Xz(_Stdlib):
         super().__init__(lzma.LZMADecompressor(lzma.FORMAT_XZ, memlimit=XZ_MEMORY))
 
 
-DECODERS: dict[str, type] = {".gz": _Gzip, ".zst": _Zstd, ".bz2": _Bzip2, ".xz": _Xz}
+DECODERS: dict[str, type[Decoder]] = {".gz": _Gzip, ".zst": _Zstd, ".bz2": _Bzip2, ".xz": _Xz}
 """By suffix."""
 
 
@@ -207,6 +209,7 @@ class Content(io.RawIOBase):
         if self._decoder is None and not self._begin():
             return False
         decoder = self._decoder
+        assert decoder is not None
         if not self._input and not self._fill(decoder.step):
             self.damage = Damage(self._num_read, "it ends in the middle")
             return False

@@ -23,8 +23,8 @@ import pyarrow as pa
 
 from megalite.corpus.documents import BatchBuilder
 from megalite.corpus.reading.decompression import DECODERS, Content
-from megalite.corpus.reading.remote import file_name, is_url, open_remote
-from megalite.corpus.recipe import DocumentSource
+from megalite.corpus.reading.remote import open_remote
+from megalite.corpus.source import DocumentSource, file_name, is_url
 from megalite.errors import UserError
 
 BUFFER_BYTES = 1 << 20
@@ -54,7 +54,7 @@ MACHINE_FAULTS = frozenset(
 
 
 @dataclass(frozen=True)
-class Piece:
+class FilePiece:
     """A file of a source, or a part of a large one."""
 
     path: str
@@ -92,7 +92,7 @@ def is_compressed(path: str) -> bool:
 
 
 @contextmanager
-def open_content(piece: Piece, config: DocumentSource, builder: BatchBuilder) -> Iterator[Reading]:
+def open_content(piece: FilePiece, config: DocumentSource, builder: BatchBuilder) -> Iterator[Reading]:
     """A file as a stream of its content, uncompressed on the way. Where a damaged one ended early, that is told to the
     builder behind the block."""
     content = None
@@ -107,7 +107,7 @@ def open_content(piece: Piece, config: DocumentSource, builder: BatchBuilder) ->
         _lose_rest(piece, builder, place, f"{content.damage.why}, at byte {place}")
 
 
-def _lose_rest(piece: Piece, builder: BatchBuilder, place: int, what: str) -> None:
+def _lose_rest(piece: FilePiece, builder: BatchBuilder, place: int, what: str) -> None:
     """Put the name of a compressed file aside of which what lies behind a byte is lost."""
     num_lost = max(piece.num_bytes - place, 0)
     of = f" of {piece.num_bytes}; the {num_lost} bytes from there on are lost" if piece.num_bytes else ""
@@ -134,7 +134,7 @@ class Reading:
         config: limits.
     """
 
-    def __init__(self, piece: Piece, file: BinaryIO, content: Content | None, config: DocumentSource):
+    def __init__(self, piece: FilePiece, file: BinaryIO, content: Content | None, config: DocumentSource):
         self.file = file
         self.max_bytes = int(config.max_record_mb * 1e6)
         self._piece = piece

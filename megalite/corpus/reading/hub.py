@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 
 from megalite.corpus.reading.remote import FoundFile
-from megalite.corpus.recipe import DocumentSource
+from megalite.corpus.source import DocumentSource
 from megalite.errors import DataError, UnavailableError
 
 if TYPE_CHECKING:
@@ -98,6 +98,7 @@ def read_dataset(config: DocumentSource, index: int, num_shards: int) -> Iterato
 
 def located(config: DocumentSource) -> DocumentSource:
     """The source with absolute paths where its files are local: tasks may run in another folder."""
+    assert config.dataset is not None, config.kind
     if Path(config.dataset).exists():
         return config.model_copy(update={"dataset": os.path.abspath(config.dataset)})
     names = (name if not glob(name, recursive=True) else os.path.abspath(name) for name in config.data_files)
@@ -106,6 +107,7 @@ def located(config: DocumentSource) -> DocumentSource:
 
 def local_files(config: DocumentSource) -> list[FoundFile]:
     """The files of a `located` data set that lie on this machine; none when it comes from the hub."""
+    assert config.dataset is not None, config.kind
     root = config.dataset if os.path.isdir(config.dataset) else ""
     patterns = config.data_files or ("**",) * bool(root)
     names = sorted({name for pattern in patterns for name in glob(os.path.join(root, pattern), recursive=True)})

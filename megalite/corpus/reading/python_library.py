@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import sysconfig
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 import xxhash
@@ -25,24 +27,27 @@ def list_python_files(max_mb: float | None) -> tuple[Path, list[tuple[Path, str]
     """
     paths = sysconfig.get_paths()
     library = Path(paths["stdlib"])
-    files = _modules(library, "library")
-    packages: list[tuple[Path, str]] = []
-    for folder in sorted({Path(paths["purelib"]), Path(paths["platlib"])}):
-        packages += _modules(folder, "packages")
-    packages.sort(key=lambda file: xxhash.xxh3_64_intdigest(file[1].encode()))
-    return library, _up_to(files + packages, max_mb)
+    folders = sorted({Path(paths["purelib"]), Path(paths["platlib"])})
+    return library, _up_to(_all_modules(library, folders), max_mb)
+
+
+def _all_modules(library: Path, folders: Sequence[Path]) -> Iterator[tuple[Path, str]]:
+    """Packages are looked through, which takes seconds, only where the library is not enough."""
+    yield from _modules(library, "library")
+    packages = [module for folder in folders for module in _modules(folder, "packages")]
+    yield from sorted(packages, key=lambda file: xxhash.xxh3_64_intdigest(file[1].encode()))
 
 
 def _modules(root: Path, prefix: str) -> list[tuple[Path, str]]:
-    found = []
-    for path in sorted(root.rglob("*.py")):
-        relative = path.relative_to(root)
-        if not LEFT_OUT.intersection(relative.parts) and path.is_file() and path.stat().st_size <= MAX_FILE_BYTES:
-            found.append((path, f"{prefix}/{relative.as_posix()}"))
-    return found
+    paths: list[Path] = []
+    for folder, subfolders, names in os.walk(root):
+        subfolders[:] = [name for name in subfolders if name not in LEFT_OUT]
+        paths += [Path(folder, name) for name in names if name.endswith(".py")]
+    wanted = (path for path in sorted(paths) if path.is_file() and path.stat().st_size <= MAX_FILE_BYTES)
+    return [(path, f"{prefix}/{path.relative_to(root).as_posix()}") for path in wanted]
 
 
-def _up_to(files: list[tuple[Path, str]], max_mb: float | None) -> list[tuple[Path, str]]:
+def _up_to(files: Iterable[tuple[Path, str]], max_mb: float | None) -> list[tuple[Path, str]]:
     left = float("inf") if max_mb is None else max_mb * 1e6
     chosen = []
     for path, id in files:

@@ -33,7 +33,7 @@ from megalite.corpus.reading.files import (
     READ_ERRORS,
     TOO_LARGE,
     UNREADABLE_FILE,
-    Piece,
+    FilePiece,
     data_suffix,
     is_machine_fault,
     open_content,
@@ -41,17 +41,17 @@ from megalite.corpus.reading.files import (
     shown,
 )
 from megalite.corpus.reading.hub import read_dataset
-from megalite.corpus.reading.remote import is_url, local_copy
-from megalite.corpus.recipe import DocumentSource
+from megalite.corpus.reading.remote import local_copy
+from megalite.corpus.source import DocumentSource, is_url
 from megalite.errors import DataError
 
 NOT_JSON = "not a JSON object"
 LONE_SURROGATE = "half of a surrogate pair"
 
-Reader = Callable[[Piece, DocumentSource, BatchBuilder], Iterator[DocumentBatch]]
+Reader = Callable[[FilePiece, DocumentSource, BatchBuilder], Iterator[DocumentBatch]]
 
 
-def read_piece(piece: Piece, config: DocumentSource, builder: BatchBuilder) -> Iterator[DocumentBatch]:
+def read_piece(piece: FilePiece, config: DocumentSource, builder: BatchBuilder) -> Iterator[DocumentBatch]:
     """Read one piece into the builder; yield the batches that it fills.
 
     Raises:
@@ -84,7 +84,7 @@ def read_station_shard(path: Path) -> Iterator[DocumentBatch]:
                 yield DocumentBatch(batch, [])
 
 
-def _read_text(piece: Piece, config: DocumentSource, builder: BatchBuilder) -> Iterator[DocumentBatch]:
+def _read_text(piece: FilePiece, config: DocumentSource, builder: BatchBuilder) -> Iterator[DocumentBatch]:
     with open_content(piece, config, builder) as reading:
         content = reading.whole()
         if content is not None:
@@ -94,14 +94,14 @@ def _read_text(piece: Piece, config: DocumentSource, builder: BatchBuilder) -> I
     return iter(())
 
 
-def _add_text(content: bytes, piece: Piece, builder: BatchBuilder) -> None:
+def _add_text(content: bytes, piece: FilePiece, builder: BatchBuilder) -> None:
     if is_utf8(content):
         builder.add(piece.id, content)
     else:
         builder.reject(piece.id, content.decode(errors="backslashreplace"), NOT_UTF8)
 
 
-def _read_json_lines(piece: Piece, config: DocumentSource, builder: BatchBuilder) -> Iterator[DocumentBatch]:
+def _read_json_lines(piece: FilePiece, config: DocumentSource, builder: BatchBuilder) -> Iterator[DocumentBatch]:
     with open_content(piece, config, builder) as reading:
         if piece.start:
             reading.file.seek(piece.start)
@@ -157,7 +157,7 @@ def _read_leniently(line: bytes, where: str, builder: BatchBuilder) -> Any:
         return None
 
 
-def _read_html(piece: Piece, config: DocumentSource, builder: BatchBuilder) -> Iterator[DocumentBatch]:
+def _read_html(piece: FilePiece, config: DocumentSource, builder: BatchBuilder) -> Iterator[DocumentBatch]:
     from megalite.corpus.reading.html import decode, extract
 
     with open_content(piece, config, builder) as reading:
@@ -174,7 +174,7 @@ def _read_html(piece: Piece, config: DocumentSource, builder: BatchBuilder) -> I
     return iter(())
 
 
-def _read_archive(piece: Piece, config: DocumentSource, builder: BatchBuilder) -> Iterator[DocumentBatch]:
+def _read_archive(piece: FilePiece, config: DocumentSource, builder: BatchBuilder) -> Iterator[DocumentBatch]:
     from megalite.corpus.reading.warc import read_archive
 
     skipped: Counter[str] = Counter()
@@ -189,7 +189,8 @@ def _read_archive(piece: Piece, config: DocumentSource, builder: BatchBuilder) -
         builder.reject(piece.id, f"{count} records", f"archive: {reason}")
 
 
-def _read_dataset(piece: Piece, config: DocumentSource, builder: BatchBuilder) -> Iterator[DocumentBatch]:
+def _read_dataset(piece: FilePiece, config: DocumentSource, builder: BatchBuilder) -> Iterator[DocumentBatch]:
+    assert piece.stop is not None, "of how many shards it is one"
     batches = read_dataset(config, piece.start, piece.stop)
     chosen = (batch.select(choose_columns(batch.schema, config.root, config)) for batch in batches)
     yield from read_columns(chosen, piece, config, builder)

@@ -13,23 +13,18 @@ which stops the station but keeps what is done; only content that arrives and is
 from __future__ import annotations
 
 import io
-import re
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
 from tempfile import TemporaryDirectory, TemporaryFile
 from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
-from urllib.parse import urlsplit
 
+from megalite.corpus.source import WEB, file_name
 from megalite.errors import DataError, UnavailableError
 
 if TYPE_CHECKING:
     from fsspec import AbstractFileSystem
-
-URL_PATTERN = r"^[A-Za-z][A-Za-z0-9+.-]+://"
-
-WEB = ("http://", "https://")
 
 READ_AHEAD_BYTES = 1 << 20
 
@@ -66,16 +61,6 @@ class FoundFile(NamedTuple):
     """As it lies there, perhaps compressed; 0 where a web server does not say."""
     version: str
     """Another one whenever the contents may be others."""
-
-
-def is_url(path: str | Path) -> bool:
-    """Whether this names something behind fsspec, not a path of this machine."""
-    return isinstance(path, str) and re.match(URL_PATTERN, path) is not None
-
-
-def file_name(path: str) -> str:
-    """The path or URL up to its suffix: without what a web address may carry behind it (`?download=true`)."""
-    return urlsplit(path).path if path.startswith(WEB) else path
 
 
 def list_remote(url: str) -> list[FoundFile]:
@@ -223,5 +208,5 @@ def _broken_off(url: str, error: Exception) -> UnavailableError:
     return UnavailableError(f"{url}: cannot be read ({_said(error)}); run the same command again: what is done is kept")
 
 
-def _said(error: Exception) -> str:
+def _said(error: BaseException) -> str:
     return f"{type(error).__name__}: {error}"

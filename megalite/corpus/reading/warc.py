@@ -18,7 +18,7 @@ import zlib
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO, NamedTuple
+from typing import TYPE_CHECKING, BinaryIO, NamedTuple, Protocol
 
 from megalite.corpus.reading.html import decode, extract
 from megalite.errors import DataError, UnavailableError
@@ -167,7 +167,7 @@ def _payload(record: ArcWarcRecord, skipped: Counter[str], max_bytes: int) -> by
     return payload.getvalue()
 
 
-def _records(stream: BinaryIO, skipped: Counter[str], is_arc: bool) -> Iterator[ArcWarcRecord]:
+def _records(stream: _Readable, skipped: Counter[str], is_arc: bool) -> Iterator[ArcWarcRecord]:
     """The records of a stream. Behind one that is damaged, from the next line that begins one."""
     from warcio.archiveiterator import ArchiveIterator, WARCIterator
     from warcio.exceptions import ArchiveLoadFailed
@@ -190,10 +190,14 @@ def _records(stream: BinaryIO, skipped: Counter[str], is_arc: bool) -> Iterator[
         stream = _Rest(line, reader)
 
 
+class _Readable(Protocol):
+    def read(self, size: int, /) -> bytes: ...
+
+
 class _Rest:
     """A line that was read to see what it is, and what comes behind it."""
 
-    def __init__(self, line: bytes, behind: BinaryIO):
+    def __init__(self, line: bytes, behind: _Readable):
         self._line = line
         self._behind = behind
 
@@ -204,7 +208,7 @@ class _Rest:
         return self._behind.read(size)
 
 
-def _members(file: BinaryIO, skipped: Counter[str]) -> Iterator[BinaryIO]:
+def _members(file: BinaryIO, skipped: Counter[str]) -> Iterator[_Readable]:
     """The uncompressed content of each gzip member, or the file itself when it is plain."""
     start = file.read(len(GZIP_MAGIC))
     file.seek(0)

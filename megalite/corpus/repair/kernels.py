@@ -87,7 +87,7 @@ def scan(buffer: np.ndarray, offsets: np.ndarray, marks: np.ndarray, check_form:
                     mark_end += 1
                 place += 1
                 continue
-            fate, size = _judge(buffer, place)
+            fate, size = _fate_at(buffer, place)
             if fate != KEEP:
                 flag |= UNTIDY
                 if fate == REMOVE and mark_end == place:
@@ -139,7 +139,7 @@ def _rewrite_one(buffer: np.ndarray, start: int, end: int, out: np.ndarray, firs
             continue
         fate, size = REMOVE, 1
         if kind == LEAD:
-            fate, size = _judge(buffer, place)
+            fate, size = _fate_at(buffer, place)
         elif kind == LINE_FEED:
             fate = END_LINE
         elif kind == CARRIAGE_RETURN:
@@ -162,7 +162,7 @@ def _rewrite_one(buffer: np.ndarray, start: int, end: int, out: np.ndarray, firs
 
 
 @kernel
-def _judge(buffer: np.ndarray, place: int) -> tuple[int, int]:
+def _fate_at(buffer: np.ndarray, place: int) -> tuple[int, int]:
     """What becomes of the character of several bytes at a place, and how many bytes it has."""
     lead = buffer[place]
     if lead < 0xE0:

@@ -10,9 +10,8 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from megalite.corpus.repair.splice import Patch
 from megalite.errors import UnavailableError
-from megalite.texts import Texts
+from megalite.texts import Patch, Texts
 
 
 def encoding_patches(texts: Texts) -> list[Patch]:

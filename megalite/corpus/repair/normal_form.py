@@ -17,8 +17,7 @@ from functools import lru_cache
 
 import numpy as np
 
-from megalite.corpus.repair.splice import Patch
-from megalite.texts import Texts
+from megalite.texts import Patch, Texts
 
 FIRST_MARK = 0x300
 """Below this every character is in the form and none is a combining mark."""

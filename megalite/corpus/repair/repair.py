@@ -15,8 +15,7 @@ import numpy as np
 
 from megalite.corpus.repair.mojibake import encoding_patches
 from megalite.corpus.repair.normal_form import mark_table, normal_form_patches
-from megalite.corpus.repair.splice import splice
-from megalite.texts import Texts
+from megalite.texts import Texts, splice
 
 
 def repair(texts: Texts, *, unicode_nfc: bool = True, fix_encoding: bool = False) -> Texts:

@@ -58,6 +58,15 @@ class LineRules(NamedTuple):
     """Those beside a citation that was cut stay in their line, but not at the ends of the text: as datatrove has it."""
 
 
+class RawLine(NamedTuple):
+    """A line of a text, without the blanks at its ends."""
+
+    begin: int
+    stop: int
+    has_opening: bool
+    """Whether a bracket of a citation may begin in it."""
+
+
 @bare_kernel
 def edit_documents(
     buffer: np.ndarray,
@@ -93,7 +102,7 @@ def edit_documents(
             last = _drop_blanks(buffer, begin, stop, rules.classes)
             at = stop + 1
             if _may_stay(buffer, begin, last, has_opening, rules):
-                to = _add_line(buffer, begin, last, has_opening, rules, out, written, start, to, row)
+                to = _add_line(buffer, RawLine(begin, last, has_opening), rules, out, written, start, to, row)
         if rules.keeps_blanks:
             to = _drop_blanks(written, start, to, rules.classes)
         while to > start and written[to - 1] == NEWLINE:
@@ -116,9 +125,7 @@ def _may_stay(buffer: np.ndarray, begin: int, stop: int, has_opening: bool, rule
 @bare_kernel
 def _add_line(
     buffer: np.ndarray,
-    begin: int,
-    stop: int,
-    has_opening: bool,
+    raw: RawLine,
     rules: LineRules,
     out: np.ndarray,
     written: np.ndarray,
@@ -127,8 +134,9 @@ def _add_line(
     row: np.ndarray,
 ) -> int:
     """Write a line behind a "\\n", and look whether it stays; returns the new end of the document."""
+    begin, stop = raw.begin, raw.stop
     line = to + (to > start)
-    if rules.citations and has_opening:
+    if rules.citations and raw.has_opening:
         end = _write_without_citations(buffer, begin, stop, rules.classes, out, line)
         if end < line + stop - begin and not rules.keeps_blanks:
             end = _drop_blanks(written, line, end, rules.classes)

@@ -13,7 +13,7 @@ from functools import lru_cache
 import numpy as np
 
 from megalite.corpus.rules.characters import character_classes
-from megalite.corpus.rules.datatrove_scan import LINE_ENDS, RUNS, SENTENCES_OF_LINES, Room, scan_documents
+from megalite.corpus.rules.datatrove_scan import LINE_ENDS, RUNS, SENTENCES_OF_LINES, ScratchBuffers, scan_documents
 from megalite.corpus.rules.duplicates import make_table
 from megalite.corpus.rules.lexicon import Lexicon, hash_of_word
 from megalite.corpus.rules.repetition import make_grams
@@ -61,9 +61,13 @@ def measure_as_datatrove(
         character_classes(fineweb.terminal_characters if fineweb else ""),
         (lexicon or english()).learn(texts),
         make_hash_set([hash_of_word(word) for word in sorted(set(quality.stop_words))] if quality else []),
-        Room(np.empty(most, np.uint64), np.empty(most, np.int32), np.empty(most, np.uint8)),
-        make_grams(most if wanted & RUNS else 0),
-        make_table(most),
+        ScratchBuffers(
+            np.empty(most, np.uint64),
+            np.empty(most, np.int32),
+            np.empty(most, np.uint8),
+            make_grams(most if wanted & RUNS else 0),
+            make_table(most),
+        ),
         wanted,
         statistics,
     )

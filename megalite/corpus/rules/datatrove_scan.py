@@ -27,7 +27,7 @@ from megalite.corpus.rules.columns import (
     WORD_TOKEN_STOP_WORDS,
     WORD_TOKENS,
 )
-from megalite.corpus.rules.duplicates import Table, count_duplicates, find_first, start_use
+from megalite.corpus.rules.duplicates import HashTable, count_duplicates, find_first, start_use
 from megalite.corpus.rules.lexicon import (
     BASE,
     ENDS_SENTENCE,
@@ -52,7 +52,7 @@ ANY_RUN, LONG_RUN = 1, 2
 """Line ends on end that part lines, and paragraphs."""
 
 
-class Room(NamedTuple):
+class ScratchBuffers(NamedTuple):
     """The words of the document at hand; then its lines, then its paragraphs."""
 
     hashes: np.ndarray
@@ -61,6 +61,10 @@ class Room(NamedTuple):
     """int32"""
     kinds: np.ndarray
     """uint8"""
+    grams: Grams
+    """For as many n-grams, if RUNS is wanted."""
+    table: HashTable
+    """For looking up as many."""
 
 
 @bare_kernel
@@ -70,9 +74,7 @@ def scan_documents(
     classes: np.ndarray,
     entries: Entries,
     stop_words: np.ndarray,
-    room: Room,
-    grams: Grams,
-    table: Table,
+    scratch: ScratchBuffers,
     wanted: int,
     statistics: np.ndarray,
 ) -> None:
@@ -84,20 +86,19 @@ def scan_documents(
         classes: `character_classes`.
         entries: all chunks of the texts.
         stop_words: `make_hash_set`.
-        room: for as many words as the longest document has bytes, and one more.
-        grams: the same, if RUNS is wanted.
-        table: for looking up as many.
+        scratch: for as many words as the longest document has bytes, and one more.
         wanted: flags.
         statistics: int64 [documents, columns].
     """
     for document in range(offsets.size - 1):
         start, end, row = offsets[document], offsets[document + 1], statistics[document]
-        num_words = _read_words(buffer, start, end, classes, entries, room)
-        _count_words(room, num_words, stop_words, row)
+        num_words = _read_words(buffer, start, end, classes, entries, scratch)
+        _count_words(scratch, num_words, stop_words, row)
         if wanted & RUNS:
-            measure_repetition(room.hashes, room.num_chars, num_words, grams, table, row, LONGEST_TOP)
-            _count_repeated_runs(room, num_words, grams, table, row)
-            _count_repeated_lines(buffer, start, end, classes, room, table, row)
+            grams, table = scratch.grams, scratch.table
+            measure_repetition(scratch.hashes, scratch.num_chars, num_words, grams, table, row, LONGEST_TOP)
+            _count_repeated_runs(scratch, num_words, row)
+            _count_repeated_lines(buffer, start, end, classes, scratch, row)
         if wanted & LINE_ENDS:
             row[TERMINAL_LINES] = _count_terminal_lines(buffer, start, end, classes)
         if wanted & SENTENCES_OF_LINES:
@@ -105,8 +106,10 @@ def scan_documents(
 
 
 @bare_kernel
-def _read_words(buffer: np.ndarray, at: int, end: int, classes: np.ndarray, entries: Entries, room: Room) -> int:
-    """Put the words of a document into the room; returns their number."""
+def _read_words(
+    buffer: np.ndarray, at: int, end: int, classes: np.ndarray, entries: Entries, scratch: ScratchBuffers
+) -> int:
+    """Put the words of a document into the scratch buffers; returns their number."""
     num_words = 0
     while at < end:
         start, at, key, chars, _ = next_chunk(buffer, at, end, classes)
@@ -114,49 +117,50 @@ def _read_words(buffer: np.ndarray, at: int, end: int, classes: np.ndarray, entr
             break
         number = entries.slots[find_slot(entries.slots, entries.keys, key)]
         if number < 0:  # letters, which are known to be a word
-            room.hashes[num_words], room.num_chars[num_words], room.kinds[num_words] = key, chars, LETTERS
+            scratch.hashes[num_words], scratch.num_chars[num_words], scratch.kinds[num_words] = key, chars, LETTERS
             num_words += 1
             continue
         for word in range(entries.begins[number], entries.begins[number + 1]):
-            room.hashes[num_words] = entries.hashes[word]
-            room.num_chars[num_words] = entries.num_chars[word]
-            room.kinds[num_words] = entries.kinds[word]
+            scratch.hashes[num_words] = entries.hashes[word]
+            scratch.num_chars[num_words] = entries.num_chars[word]
+            scratch.kinds[num_words] = entries.kinds[word]
             num_words += 1
     return num_words
 
 
 @bare_kernel
-def _count_words(room: Room, num_words: int, stop_words: np.ndarray, row: np.ndarray) -> None:
+def _count_words(scratch: ScratchBuffers, num_words: int, stop_words: np.ndarray, row: np.ndarray) -> None:
     flags = 0
     for word in range(num_words):
-        kind = room.kinds[word]
+        kind = scratch.kinds[word]
         row[TOKENS] += 1
         row[TOKENS_WITH_LETTER] += (kind & HAS_LETTER) != 0
         if kind & IS_NO_SYMBOL:
             row[WORD_TOKENS] += 1
-            row[WORD_TOKEN_CHARS] += room.num_chars[word]
-        flags |= flag_of_word(stop_words, room.hashes[word])
+            row[WORD_TOKEN_CHARS] += scratch.num_chars[word]
+        flags |= flag_of_word(stop_words, scratch.hashes[word])
     row[WORD_TOKEN_STOP_WORDS] = count_flags(flags)
 
 
 @bare_kernel
-def _count_repeated_runs(room: Room, num_words: int, grams: Grams, table: Table, row: np.ndarray) -> None:
+def _count_repeated_runs(scratch: ScratchBuffers, num_words: int, row: np.ndarray) -> None:
     """Characters in repeated runs of each length. A run's hash grows by one word from length to length."""
+    grams, table = scratch.grams, scratch.table
     grams.borders[0] = 0
     for word in range(num_words):
-        grams.keys[word] = room.hashes[word]
-        grams.borders[word + 1] = grams.borders[word] + room.num_chars[word]
+        grams.keys[word] = scratch.hashes[word]
+        grams.borders[word + 1] = grams.borders[word] + scratch.num_chars[word]
     for length in range(2, LONGEST + 1):
         num_runs = num_words - length + 1
         for run in range(num_runs):
             last = run + length - 1
-            grams.keys[run] = grams.keys[run] * _power(room.num_chars[last]) + room.hashes[last]
+            grams.keys[run] = grams.keys[run] * _power(scratch.num_chars[last]) + scratch.hashes[last]
         if length >= DUPLICATE_LENGTHS[0] and num_runs > 0:
             row[DUPLICATE_5GRAM_CHARS + length - 5] = _chars_of_repeated(grams, num_runs, length, table)
 
 
 @bare_kernel
-def _chars_of_repeated(grams: Grams, num_runs: int, length: int, table: Table) -> int:
+def _chars_of_repeated(grams: Grams, num_runs: int, length: int, table: HashTable) -> int:
     generation, shift = start_use(table, num_runs)
     chars, run = 0, 0
     while run < num_runs:
@@ -182,11 +186,17 @@ def _power(exponent: int) -> np.uint64:
 
 @bare_kernel
 def _count_repeated_lines(
-    buffer: np.ndarray, start: int, end: int, classes: np.ndarray, room: Room, table: Table, row: np.ndarray
+    buffer: np.ndarray,
+    start: int,
+    end: int,
+    classes: np.ndarray,
+    scratch: ScratchBuffers,
+    row: np.ndarray,
 ) -> None:
     """Lines, blank ones too, and paragraphs, of the text without the blanks at its ends."""
-    num_lines = _part(buffer, start, end, ANY_RUN, room)
-    found = count_duplicates(room.hashes, room.num_chars, num_lines, table)
+    table = scratch.table
+    num_lines = _part(buffer, start, end, ANY_RUN, scratch)
+    found = count_duplicates(scratch.hashes, scratch.num_chars, num_lines, table)
     row[SPLIT_LINES] = num_lines
     row[DUPLICATE_SPLIT_LINES], row[DUPLICATE_SPLIT_LINE_CHARS] = found
     while start < end:
@@ -199,15 +209,15 @@ def _count_repeated_lines(
         if not classes[decode(buffer, last)[0]] & BLANK:
             break
         end = last
-    num_paragraphs = _part(buffer, start, end, LONG_RUN, room)
-    found = count_duplicates(room.hashes, room.num_chars, num_paragraphs, table)
+    num_paragraphs = _part(buffer, start, end, LONG_RUN, scratch)
+    found = count_duplicates(scratch.hashes, scratch.num_chars, num_paragraphs, table)
     row[PARAGRAPHS] = num_paragraphs
     row[DUPLICATE_PARAGRAPHS], row[DUPLICATE_PARAGRAPH_CHARS] = found
 
 
 @bare_kernel
-def _part(buffer: np.ndarray, at: int, end: int, least: int, room: Room) -> int:
-    """Put hash and length of what stands between runs of at least so many line ends into the room."""
+def _part(buffer: np.ndarray, at: int, end: int, least: int, scratch: ScratchBuffers) -> int:
+    """Put hash and length of what stands between runs of at least so many line ends into the scratch buffers."""
     pieces, hashed, chars = 0, np.uint64(0), 0
     while at < end:
         newlines = 0
@@ -215,7 +225,7 @@ def _part(buffer: np.ndarray, at: int, end: int, least: int, room: Room) -> int:
             newlines += 1
             at += 1
         if newlines >= least:
-            room.hashes[pieces], room.num_chars[pieces] = hashed, chars
+            scratch.hashes[pieces], scratch.num_chars[pieces] = hashed, chars
             pieces, hashed, chars = pieces + 1, np.uint64(0), 0
         else:
             for _ in range(newlines):
@@ -225,7 +235,7 @@ def _part(buffer: np.ndarray, at: int, end: int, least: int, room: Room) -> int:
             point, at = decode(buffer, at)
             hashed = hashed * BASE + np.uint64(point + 1)
             chars += 1
-    room.hashes[pieces], room.num_chars[pieces] = hashed, chars
+    scratch.hashes[pieces], scratch.num_chars[pieces] = hashed, chars
     return pieces + 1
 
 

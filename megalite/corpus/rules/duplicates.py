@@ -24,20 +24,20 @@ SPREAD = np.uint64(0x9E3779B97F4A7C15)
 INDEX_MASK = np.int64(0xFFFFFFFF)
 
 
-class Table(NamedTuple):
+class HashTable(NamedTuple):
     """Slots, and the generation in an array of one."""
 
     slots: np.ndarray
     generation: np.ndarray
 
 
-def make_table(most_keys: int) -> Table:
+def make_table(most_keys: int) -> HashTable:
     """A table for up to so many keys at once. Memory is taken from the system only where it is touched."""
-    return Table(np.zeros(1 << (2 * max(most_keys, 1) - 1).bit_length(), np.int64), np.zeros(1, np.int64))
+    return HashTable(np.zeros(1 << (2 * max(most_keys, 1) - 1).bit_length(), np.int64), np.zeros(1, np.int64))
 
 
 @bare_kernel
-def start_use(table: Table, num_keys: int) -> tuple[int, np.uint64]:
+def start_use(table: HashTable, num_keys: int) -> tuple[int, np.uint64]:
     """Begin anew, for at most num_keys keys; returns the generation and the shift that `find_first` wants."""
     table.generation[0] += 1
     bits = 1
@@ -64,7 +64,7 @@ def find_first(slots: np.ndarray, generation: int, shift: np.uint64, keys: np.nd
 
 
 @bare_kernel
-def count_duplicates(keys: np.ndarray, num_chars: np.ndarray, num_keys: int, table: Table) -> tuple[int, int]:
+def count_duplicates(keys: np.ndarray, num_chars: np.ndarray, num_keys: int, table: HashTable) -> tuple[int, int]:
     """How many keys equal an earlier one, and how many characters these have."""
     generation, shift = start_use(table, num_keys)
     duplicates, duplicate_chars = 0, 0

@@ -22,7 +22,7 @@ import numpy as np
 
 from megalite.corpus.rules.characters import BLANK, character_classes, decode
 from megalite.corpus.rules.duplicates import SPREAD
-from megalite.corpus.rules.marks import PUNCTUATION_MARKS
+from megalite.corpus.rules.punctuation import PUNCTUATION_MARKS
 from megalite.kernel import bare_kernel, read_only
 from megalite.texts import Texts
 
@@ -69,6 +69,14 @@ class Entries(NamedTuple):
     """uint8 [words]: flags."""
 
 
+class ChunkTable(NamedTuple):
+    """The chunks that are known, to enter more of them; the arrays as in `Entries`."""
+
+    slots: np.ndarray
+    keys: np.ndarray
+    num_chunks: int
+
+
 class Lexicon:
     """Remembers how chunks are cut.
 
@@ -106,12 +114,13 @@ class Lexicon:
         while place < texts.offsets[-1]:
             self._make_room()
             found, place, document = find_unknown(
-                buffer, offsets, place, document, character_classes(), knows_letters, self._slots, self._keys,
-                self._num_chunks, spans,
+                buffer, offsets, place, document, character_classes(), knows_letters,
+                ChunkTable(self._slots, self._keys, self._num_chunks), spans,
             )  # fmt: skip
             for start, end in spans[:found].tolist():
                 self._add(self._cut(texts.buffer[start:end].tobytes().decode()))
-        return Entries(*map(read_only, (self._slots, self._keys, self._begins, *self._words)))
+        arrays: list[np.ndarray] = [self._slots, self._keys, self._begins, *self._words]
+        return Entries(*map(read_only, arrays))
 
     @property
     def _words(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -207,9 +216,7 @@ def find_unknown(
     document: int,
     classes: np.ndarray,
     knows_letters: bool,
-    slots: np.ndarray,
-    keys: np.ndarray,
-    num_chunks: int,
+    table: ChunkTable,
     spans: np.ndarray,
 ) -> tuple[int, int, int]:
     """Enter the chunks that are not in the table, as long as there is room in `spans` for their places.
@@ -224,11 +231,11 @@ def find_unknown(
             start, place, key, _, is_letters = next_chunk(buffer, place, end, classes)
             if start == place:
                 break
-            slot = find_slot(slots, keys, key)
-            if slots[slot] >= 0 or (knows_letters and is_letters):
+            slot = find_slot(table.slots, table.keys, key)
+            if table.slots[slot] >= 0 or (knows_letters and is_letters):
                 continue
-            slots[slot] = num_chunks + found
-            keys[num_chunks + found] = key
+            table.slots[slot] = table.num_chunks + found
+            table.keys[table.num_chunks + found] = key
             spans[found, 0], spans[found, 1] = start, place
             found += 1
             if found == len(spans):

@@ -24,7 +24,7 @@ from typing import NamedTuple
 import numpy as np
 
 from megalite.corpus.rules.columns import DUPLICATE_5GRAM_CHARS, TOP_2GRAM_CHARS
-from megalite.corpus.rules.duplicates import Table, find_first, start_use
+from megalite.corpus.rules.duplicates import HashTable, find_first, start_use
 from megalite.kernel import bare_kernel
 
 TOP_LENGTHS = (2, 3, 4)
@@ -62,7 +62,13 @@ def make_grams(most_words: int) -> Grams:
 
 @bare_kernel
 def measure_repetition(
-    words: np.ndarray, word_chars: np.ndarray, num_words: int, grams: Grams, table: Table, row: np.ndarray, longest: int
+    words: np.ndarray,
+    word_chars: np.ndarray,
+    num_words: int,
+    grams: Grams,
+    table: HashTable,
+    row: np.ndarray,
+    longest: int,
 ) -> None:
     """Fill the n-gram columns of a document's row.
 
@@ -108,7 +114,7 @@ def _lengthen(grams: Grams, num_grams: int) -> int:
 
 
 @bare_kernel
-def _name(grams: Grams, num_grams: int, table: Table) -> None:
+def _name(grams: Grams, num_grams: int, table: HashTable) -> None:
     """Name each n-gram by the index of its first occurrence, and count each name."""
     generation, shift = start_use(table, num_grams)
     for gram in range(num_grams):

@@ -53,7 +53,7 @@ from megalite.corpus.rules.columns import (
     WORD_CHARS,
     WORDS,
 )
-from megalite.corpus.rules.duplicates import SPREAD, Table, count_duplicates
+from megalite.corpus.rules.duplicates import SPREAD, HashTable, count_duplicates
 from megalite.kernel import bare_kernel
 
 SEED = np.uint64(0xCBF29CE484222325)
@@ -63,7 +63,7 @@ FACTOR = np.uint64(0xD6E8FEB86659FD93)
 NEWLINE, DOT, HASH_SIGN, ELLIPSIS = 0x0A, 0x2E, 0x23, 0x2026
 
 
-class Meaning(NamedTuple):
+class ScanSettings(NamedTuple):
     """What the settings say about characters, words and lines."""
 
     classes: np.ndarray
@@ -109,7 +109,7 @@ def make_hash_set(hashes: Sequence[int]) -> np.ndarray:
 
 @bare_kernel
 def scan_document(
-    buffer: np.ndarray, at: int, end: int, meaning: Meaning, units: Units, table: Table, row: np.ndarray
+    buffer: np.ndarray, at: int, end: int, meaning: ScanSettings, units: Units, table: HashTable, row: np.ndarray
 ) -> None:
     """Fill a document's row, but for C4's columns, bad words and n-grams.
 

@@ -23,7 +23,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveInt, model_validator
 
 from megalite.config.schema import Section
-from megalite.corpus.rules.marks import TERMINAL_MARKS
+from megalite.corpus.rules.punctuation import TERMINAL_MARKS
 
 Share = Annotated[float, Field(ge=0.0, le=1.0)]
 
@@ -66,7 +66,7 @@ class GopherQualityConfig(Section):
     """Least share of chunks with at least one letter."""
     min_stop_words: NonNegativeInt | None = 2
     """Fewest different stop words. Prose has many, lists of keywords have none."""
-    stop_words: tuple[str, ...] = Field(("the", "be", "to", "of", "and", "that", "have", "with"), max_length=63)
+    stop_words: tuple[str, ...] = Field(default=("the", "be", "to", "of", "and", "that", "have", "with"), max_length=63)
     """Words to look for, in just this case of letters. Give those of the corpus's language; at most 63."""
 
 
@@ -119,7 +119,7 @@ class C4Config(Section):
     terminal_punctuation: bool = True
     """Drop lines that do not end in one of `terminal_characters`, or that end in "...". It is by far the harshest rule
     (it removes about 30 % of a web corpus); FineWeb leaves it out."""
-    terminal_characters: str = Field(".?!\"'", min_length=1)
+    terminal_characters: str = Field(default=".?!\"'", min_length=1)
     """What a line may end with. Add those of other scripts, as in ".?!\\"'。？！"."""
     min_words_per_line: PositiveInt | None = 5
     """Drop lines of fewer words (chunks between blanks)."""
@@ -159,7 +159,7 @@ class FineWebConfig(Section):
     `terminal_characters`: the full stops of all scripts, no quotes. Needs spaCy (`pip install 'megalite[spacy]'`)."""
     min_terminal_line_share: Share | None = 0.12
     """Least share of lines that end in one of `terminal_characters`. Blank lines do not count, here and below."""
-    terminal_characters: str = Field(".?!\"'", min_length=1)
+    terminal_characters: str = Field(default=".?!\"'", min_length=1)
     """What ends a sentence. Add those of other scripts, as in ".?!\\"'。？！"."""
     max_short_line_share: Share | None = 0.67
     """Largest share of short lines."""

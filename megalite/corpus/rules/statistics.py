@@ -13,10 +13,10 @@ import numpy as np
 
 from megalite.corpus.rules.characters import character_classes
 from megalite.corpus.rules.columns import BAD_WORDS, CHUNKS, NUM_COLUMNS
-from megalite.corpus.rules.duplicates import Table, make_table
+from megalite.corpus.rules.duplicates import HashTable, make_table
 from megalite.corpus.rules.phrases import Phrases, count_phrases
 from megalite.corpus.rules.repetition import LONGEST, Grams, make_grams, measure_repetition
-from megalite.corpus.rules.scan import WORD, Meaning, Units, make_units, make_word_set, scan_document
+from megalite.corpus.rules.scan import WORD, ScanSettings, Units, make_units, make_word_set, scan_document
 from megalite.corpus.rules.settings import FineWebConfig, GopherQualityConfig
 from megalite.kernel import bare_kernel, read_only
 from megalite.texts import Texts
@@ -50,7 +50,7 @@ def measure(
     """
     quality, fineweb = quality or GopherQualityConfig(), fineweb or FineWebConfig()
     classes = character_classes(fineweb.terminal_characters)
-    meaning = Meaning(classes, make_word_set(quality.stop_words), fineweb.short_line_chars)
+    meaning = ScanSettings(classes, make_word_set(quality.stop_words), fineweb.short_line_chars)
     buffer, offsets = read_only(texts.buffer), read_only(texts.offsets)
     units = make_units(int(texts.lengths.max(initial=0)))
     most_units = units.hashes.shape[1]
@@ -64,10 +64,10 @@ def measure(
 def _measure(
     buffer: np.ndarray,
     offsets: np.ndarray,
-    meaning: Meaning,
+    meaning: ScanSettings,
     units: Units,
     grams: Grams,
-    table: Table,
+    table: HashTable,
     statistics: np.ndarray,
 ) -> None:
     for document in range(offsets.size - 1):

@@ -139,7 +139,7 @@ def train_classifier(
         DataError: a sample has too few documents, or the two cannot be told apart.
     """
     samples = [_read_sample(good, "good", 1 << hash_bits), _read_sample(bad, "bad", 1 << hash_bits)]
-    training, calibration, testing = (Rows.join([sample[part] for sample in samples]) for part in range(3))
+    training, calibration, testing = (SparseRows.join([sample[part] for sample in samples]) for part in range(3))
     labels = [np.repeat([1.0, 0.0], [sample[part].size for sample in samples]) for part in range(3)]
     weights = fit_weights(training, labels[0], 1 << hash_bits, l2)
     slope, offset = calibrate(calibration.logits(weights), labels[1])
@@ -161,7 +161,7 @@ def train_classifier(
 
 
 @dataclass(frozen=True)
-class Rows:
+class SparseRows:
     """Features of some texts, in compressed rows."""
 
     borders: np.ndarray
@@ -179,15 +179,15 @@ class Rows:
 
         return row_logits(self.borders, self.buckets, self.shares, weights)
 
-    def take(self, texts: np.ndarray) -> Rows:
+    def take(self, texts: np.ndarray) -> SparseRows:
         """The chosen texts, in this order."""
         lengths = np.diff(self.borders)[texts]
         borders = np.concatenate([[0], np.cumsum(lengths)])
         entries = np.arange(borders[-1]) + np.repeat(self.borders[texts] - borders[:-1], lengths)
-        return Rows(borders, self.buckets[entries], self.shares[entries])
+        return SparseRows(borders, self.buckets[entries], self.shares[entries])
 
     @classmethod
-    def join(cls, rows: Iterable[Rows]) -> Rows:
+    def join(cls, rows: Iterable[SparseRows]) -> SparseRows:
         """One after the other."""
         rows = list(rows)
         starts = np.cumsum([0, *(each.borders[-1] for each in rows)])
@@ -199,18 +199,18 @@ class Rows:
         )
 
 
-def _read_sample(batches: Iterable[Texts], name: str, num_buckets: int) -> tuple[Rows, Rows, Rows]:
+def _read_sample(batches: Iterable[Texts], name: str, num_buckets: int) -> tuple[SparseRows, SparseRows, SparseRows]:
     """The documents of a sample to train on, to calibrate on and to test on."""
     from megalite.corpus.scoring.classifier_kernel import extract
     from megalite.corpus.scoring.words import hash_batches
 
     rows, hashes = [], []
     for texts in batches:
-        rows += [Rows(*extract(*batch, num_buckets)) for batch in hash_batches(texts)]
+        rows += [SparseRows(*extract(*batch, num_buckets)) for batch in hash_batches(texts)]
         hashes += [xxhash.xxh3_64_intdigest(texts.bytes_of(index)) for index in range(len(texts))]
     order = np.argsort(np.array(hashes, np.uint64), kind="stable")
     if rows:
-        joined = Rows.join(rows)
+        joined = SparseRows.join(rows)
         order = order[np.diff(joined.borders)[order] > 0]
     if order.size < MIN_DOCUMENTS:
         raise DataError(
@@ -223,14 +223,14 @@ def _read_sample(batches: Iterable[Texts], name: str, num_buckets: int) -> tuple
     return training, calibration, testing
 
 
-def fit_weights(rows: Rows, labels: np.ndarray, num_buckets: int, l2: float) -> np.ndarray:
+def fit_weights(rows: SparseRows, labels: np.ndarray, num_buckets: int, l2: float) -> np.ndarray:
     """Weights of the optimum, float64 [num_buckets]; the bias is fitted too, and left to calibration to find again."""
     from megalite.corpus.scoring.classifier_kernel import spread
 
     used = np.unique(rows.buckets)
     place = np.zeros(num_buckets, np.uint32)
     place[used] = np.arange(used.size)
-    rows = Rows(rows.borders, place[rows.buckets], rows.shares)
+    rows = SparseRows(rows.borders, place[rows.buckets], rows.shares)
     each = class_weights(labels)
     # Rare features have far less curvature than frequent ones. Parameters are scaled to have about the same.
     curvature = spread(rows.borders, rows.buckets, rows.shares**2, each / 4, used.size) + l2

@@ -40,7 +40,7 @@ _LEFT_MASK = np.uint64((1 << 32) - 1)
 
 
 @dataclass(frozen=True)
-class Order:
+class NgramOrder:
     """The n-grams of one order that a model keeps, sorted by (suffix, left)."""
 
     suffix: np.ndarray
@@ -61,7 +61,7 @@ class Estimates:
     """uint64 [vocabulary], hash of each row of the first order: UNKNOWN, LINE_START, LINE_END, then words ascending."""
     num_rare_words: int
     """How many different words of the sample became the unknown one."""
-    orders: tuple[Order, ...]
+    orders: tuple[NgramOrder, ...]
     discounts: tuple[tuple[float, float, float], ...]
     """D(1), D(2), D(3) of each order."""
     fallbacks: tuple[int, ...]
@@ -69,7 +69,7 @@ class Estimates:
 
 
 @dataclass(frozen=True)
-class _Counts:
+class _NgramCounts:
     """All n-grams of one order in the sample."""
 
     suffix: np.ndarray
@@ -124,10 +124,10 @@ def _number_words(stream: np.ndarray, min_word_count: int) -> tuple[np.ndarray, 
     return np.concatenate([specials, hashes[frequent]]), num_rare_words, row_of[numbers]
 
 
-def _count(tokens: np.ndarray, num_words: int, order: int) -> list[_Counts]:
+def _count(tokens: np.ndarray, num_words: int, order: int) -> list[_NgramCounts]:
     """Count the n-grams inside lines, order by order; each order refers to its n-grams' parts in the order below."""
     nothing = np.zeros(num_words, np.int64)
-    counts = [_Counts(nothing, np.arange(num_words), nothing, np.bincount(tokens, minlength=num_words))]
+    counts = [_NgramCounts(nothing, np.arange(num_words), nothing, np.bincount(tokens, minlength=num_words))]
     ends = np.arange(tokens.size)
     row = tokens
     for length in range(2, order + 1):
@@ -136,7 +136,7 @@ def _count(tokens: np.ndarray, num_words: int, order: int) -> list[_Counts]:
         pairs = (row[ends].astype(np.uint64) << _LEFT_BITS) | tokens[ends - (length - 1)].astype(np.uint64)
         grams, first, numbers, raw = _distinct(pairs)
         suffix, left = (grams >> _LEFT_BITS).astype(np.int64), (grams & _LEFT_MASK).astype(np.int64)
-        counts.append(_Counts(suffix, left, row[ends[first] - 1].astype(np.int64), raw))
+        counts.append(_NgramCounts(suffix, left, row[ends[first] - 1].astype(np.int64), raw))
         row = np.full(tokens.size, -1, np.int32)
         row[ends] = numbers
     return counts
@@ -161,7 +161,7 @@ def _distinct(keys: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.
     return in_order[begins], order[begins], number, counts
 
 
-def _adjusted_counts(counts: Sequence[_Counts]) -> list[np.ndarray]:
+def _adjusted_counts(counts: Sequence[_NgramCounts]) -> list[np.ndarray]:
     """a of every n-gram, int64 [grams] for each order."""
     adjusted = []
     for grams, above in itertools.pairwise(counts):
@@ -183,7 +183,7 @@ def _discounts(adjusted: np.ndarray) -> tuple[np.ndarray, bool]:
 
 
 def _interpolate(
-    grams: _Counts, adjusted: np.ndarray, kept: np.ndarray, discount: np.ndarray, below: np.ndarray
+    grams: _NgramCounts, adjusted: np.ndarray, kept: np.ndarray, discount: np.ndarray, below: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
     """Probabilities of the n-grams of one order, and the backoffs of the n-grams in the order below.
 
@@ -202,15 +202,15 @@ def _interpolate(
 
 
 def _without_pruned(
-    counts: Sequence[_Counts],
+    counts: Sequence[_NgramCounts],
     kept: Sequence[np.ndarray],
     probabilities: Sequence[np.ndarray],
     backoffs: Sequence[np.ndarray],
-) -> tuple[Order, ...]:
+) -> tuple[NgramOrder, ...]:
     """The n-grams that are kept, numbered anew."""
     orders = []
     row_below = np.zeros(1, np.int64)
     for grams, keep, probability, backoff in zip(counts, kept, probabilities, backoffs, strict=True):
-        orders.append(Order(row_below[grams.suffix[keep]], grams.left[keep], probability[keep], backoff[keep]))
+        orders.append(NgramOrder(row_below[grams.suffix[keep]], grams.left[keep], probability[keep], backoff[keep]))
         row_below = np.cumsum(keep) - 1
     return tuple(orders)

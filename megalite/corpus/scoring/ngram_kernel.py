@@ -152,8 +152,8 @@ def _score_block(block: np.ndarray, table: np.ndarray, slots: np.ndarray, backof
                 num_active += 1
         active = active[:num_active]
     for length in range(order - 1):
-        for index in range(num_words):
-            scores[index] += backoffs[length, index] if length >= longest[index] else 0.0
+        for word in range(num_words):
+            scores[word] += backoffs[length, word] if length >= longest[word] else 0.0
     return scores
 
 

@@ -95,7 +95,7 @@ def best_fraction(paths: Sequence[Path], keep_fraction: float, *, higher_is_bett
     # as written in decimals: 0.1 of 30 is 3, while the float nearest to 0.1 times 30 lies a little above
     num_kept = math.ceil(Fraction(repr(keep_fraction)) * num_scores)
     key = _select(shards, num_scores - num_kept if higher_is_better else num_kept - 1)
-    return Threshold(float(_from_key(key, dtype)), higher_is_better)
+    return Threshold(_from_key(key, dtype), higher_is_better)
 
 
 def pareto_keeps(scores: np.ndarray, texts: Texts, *, alpha: float, seed: int) -> np.ndarray:
@@ -150,9 +150,9 @@ def _keys(shards: Sequence[np.ndarray]) -> Iterator[np.ndarray]:
             yield np.where(bits & sign, ~bits, bits | sign)
 
 
-def _from_key(key: int, dtype: np.dtype) -> np.floating:
+def _from_key(key: int, dtype: np.dtype) -> float:
     """The score of a key."""
     num_bits = 8 * dtype.itemsize
     sign = 1 << (num_bits - 1)
     bits = key ^ sign if key & sign else key ^ ((1 << num_bits) - 1)
-    return np.array(bits, f"u{dtype.itemsize}").view(dtype)[()]
+    return float(np.array(bits, f"u{dtype.itemsize}").view(dtype))

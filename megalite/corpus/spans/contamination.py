@@ -74,15 +74,15 @@ def read_examples(path: Path, text_field: str) -> Iterator[Example]:
         DataError: there is no such file, or a record in it cannot be read.
     """
     from megalite.corpus.documents import BatchBuilder
-    from megalite.corpus.reading.files import Piece
+    from megalite.corpus.reading.files import FilePiece
     from megalite.corpus.reading.readers import read_piece
-    from megalite.corpus.recipe import DocumentSource
+    from megalite.corpus.source import DocumentSource
 
     if not path.is_file():
         what = "a folder" if path.is_dir() else "no such file"
         raise DataError(f"{path}: {what}; decontaminate.paths (--against) names the files of the evaluation sets")
     builder = BatchBuilder(path.name)
-    piece = Piece(str(path), path.name)
+    piece = FilePiece(str(path), path.name)
     for batch in (*read_piece(piece, DocumentSource(path=path, text_field=text_field), builder), *builder.take()):
         if batch.rejected:
             record = batch.rejected[0]

@@ -20,8 +20,8 @@ import numpy as np
 
 from megalite.corpus.spans.partitioned import Partitions, read_partition, save_array
 from megalite.corpus.spans.reading import Shard, read_texts
-from megalite.corpus.spans.settings import LineDedupConfig, with_partitions
-from megalite.progress import Progress
+from megalite.corpus.spans.settings import LineDedupConfig, partitions_of, with_partitions
+from megalite.progress import ProgressReporter
 from megalite.stations.tasks import WORK_FOLDER, Report, Runner, Task, run_tasks
 from megalite.texts import Texts
 
@@ -66,7 +66,7 @@ def find_lines(texts: Texts, frequent: np.ndarray, config: LineDedupConfig) -> n
 
 
 def count_lines_in_shards(
-    folder: Path, shards: Sequence[Shard], config: LineDedupConfig, *, runner: Runner, progress: Progress
+    folder: Path, shards: Sequence[Shard], config: LineDedupConfig, *, runner: Runner, progress: ProgressReporter
 ) -> None:
     """Count the lines of a corpus in files, as resumable tasks; `frequent_lines` reads the result.
 
@@ -82,8 +82,8 @@ def count_lines_in_shards(
     tasks = [{"shard": shard, "settings": settings} for shard in shards]
     run_tasks(folder, COUNT_PHASE, count_shard, tasks, runner=runner, progress=progress)
     if config.scope == "corpus":
-        tasks = [{"num_shards": len(shards), "min_occurrences": config.min_occurrences}] * config.num_partitions
-        run_tasks(folder, FREQUENT_PHASE, find_frequent, tasks, runner=runner, progress=progress)
+        sums = [{"num_shards": len(shards), "min_occurrences": config.min_occurrences}] * partitions_of(config)
+        run_tasks(folder, FREQUENT_PHASE, find_frequent, sums, runner=runner, progress=progress)
 
 
 def frequent_lines(folder: Path, shard: int, config: LineDedupConfig) -> np.ndarray:
@@ -91,9 +91,8 @@ def frequent_lines(folder: Path, shard: int, config: LineDedupConfig) -> np.ndar
     if config.scope == "shard":
         counts = np.fromfile(_work(folder, COUNT_PHASE) / f"{shard:05d}.rows", LINE_COUNT)
         return np.sort(counts["key"][counts["documents"] >= config.min_occurrences])
-    config = with_partitions(config, 0)
     work = _work(folder, FREQUENT_PHASE)
-    return np.sort(np.concatenate([np.load(work / f"{part:05d}.npy") for part in range(config.num_partitions)]))
+    return np.sort(np.concatenate([np.load(work / f"{part:05d}.npy") for part in range(partitions_of(config))]))
 
 
 def count_shard(task: Task, number: int, folder: Path) -> Report:
@@ -104,7 +103,7 @@ def count_shard(task: Task, number: int, folder: Path) -> Report:
         counts.append(count_lines(texts, config))
         num_bytes += texts.num_bytes
     total = _add(np.concatenate(counts))
-    parts = Partitions(LINE_COUNT, config.num_partitions)
+    parts = Partitions(LINE_COUNT, partitions_of(config))
     parts.add(total, total["key"])
     parts.save(_work(folder, COUNT_PHASE) / f"{number:05d}.rows")
     return {"lines": int(total["documents"].sum()), "megabytes": num_bytes / 1e6}

@@ -253,3 +253,14 @@ def _grown(
                 slot = (slot + 1) & (size - 1)
             new_hashes[slot], new_places[slot], new_owners[slot] = hashes[old], places[old], owners[old]
     return new_hashes, new_places, new_owners
+
+
+@kernel
+def copy_ranges(
+    source: np.ndarray, starts: np.ndarray, lengths: np.ndarray, target: np.ndarray, places: np.ndarray
+) -> None:
+    """Copy `lengths[i]` bytes from `source[starts[i]:]` to `target[places[i]:]`, for every i."""
+    for row in range(starts.size):
+        start, place = starts[row], places[row]
+        for byte in range(lengths[row]):
+            target[place + byte] = source[start + byte]

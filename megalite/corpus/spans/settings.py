@@ -107,8 +107,13 @@ def with_partitions(config: ShuffleConfig, num_bytes: float) -> ShuffleConfig:
         config: settings, which may have one.
         num_bytes: text of the corpus; equal at every start of a station, or it could not go on where it was.
     """
+    return config.model_copy(update={"num_partitions": partitions_of(config, num_bytes)})
+
+
+def partitions_of(config: ShuffleConfig, num_bytes: float = 0.0) -> int:
+    """The number of partitions, given or derived from the text's size."""
     if config.num_partitions is not None:
-        return config
+        return config.num_partitions
     few = min(MANY_PARTITIONS, math.ceil(num_bytes / SMALL_PARTITION_BYTES))
     count = max(FEWEST_PARTITIONS, few, math.ceil(num_bytes / LARGE_PARTITION_BYTES))
-    return config.model_copy(update={"num_partitions": min(count, MAX_PARTITIONS)})
+    return min(count, MAX_PARTITIONS)

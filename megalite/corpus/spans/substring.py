@@ -23,8 +23,8 @@ import numpy as np
 
 from megalite.corpus.spans.partitioned import Partitions, read_partition, save_array
 from megalite.corpus.spans.reading import Shard, read_texts, slices
-from megalite.corpus.spans.settings import SubstringConfig, with_partitions
-from megalite.progress import Progress
+from megalite.corpus.spans.settings import SubstringConfig, partitions_of
+from megalite.progress import ProgressReporter
 from megalite.stations.tasks import WORK_FOLDER, Report, Runner, Task, replacing, run_tasks
 from megalite.texts import Texts
 
@@ -52,23 +52,22 @@ def find_repeats(texts: Texts, config: SubstringConfig) -> np.ndarray:
     from megalite.corpus.spans.repeats import repeated_passages, spans_of_passages
     from megalite.corpus.spans.windows import RUN, window_runs
 
-    config = with_partitions(config, texts.num_bytes)
+    num_partitions = partitions_of(config, texts.num_bytes)
     begin = texts.offsets[0]
-    parts = Partitions(RUN, config.num_partitions)
+    parts = Partitions(RUN, num_partitions)
     for _, part in slices(texts, SLICE_BYTES):
         runs = window_runs(part, config.min_bytes, part.offsets[0] - begin)
         parts.add(runs, runs["key"])
     copy_bytes = _BytesOf([texts.buffer[begin : texts.offsets[-1]]])
     found = [
-        repeated_passages(parts.rows(partition), config.min_bytes, copy_bytes)
-        for partition in range(config.num_partitions)
+        repeated_passages(parts.rows(partition), config.min_bytes, copy_bytes) for partition in range(num_partitions)
     ]
     del parts, runs  # their memory serves the sorting
     return spans_of_passages(np.concatenate(found), texts.offsets - begin)
 
 
 def find_repeats_in_shards(
-    folder: Path, shards: Sequence[Shard], config: SubstringConfig, *, runner: Runner, progress: Progress
+    folder: Path, shards: Sequence[Shard], config: SubstringConfig, *, runner: Runner, progress: ProgressReporter
 ) -> list[Report]:
     """The same for a corpus in files, as resumable tasks.
 
@@ -82,14 +81,12 @@ def find_repeats_in_shards(
     Returns:
         A report for each shard: `documents`, `bytes`, `repeated_bytes`.
     """
-    config = with_partitions(config, 0)
-    windows = [
-        {"shard": shard, "min_bytes": config.min_bytes, "num_partitions": config.num_partitions} for shard in shards
-    ]
+    num_partitions = partitions_of(config)
+    windows = [{"shard": shard, "min_bytes": config.min_bytes, "num_partitions": num_partitions} for shard in shards]
     sizes = run_tasks(folder, WINDOWS_PHASE, list_windows, windows, runner=runner, progress=progress)
-    repeats = [{"num_shards": len(shards), "min_bytes": config.min_bytes}] * config.num_partitions
+    repeats = [{"num_shards": len(shards), "min_bytes": config.min_bytes}] * num_partitions
     run_tasks(folder, REPEATS_PHASE, compare_windows, repeats, runner=runner, progress=progress)
-    merges = [{"num_partitions": config.num_partitions}] * len(shards)
+    merges = [{"num_partitions": num_partitions}] * len(shards)
     reports = run_tasks(folder, SPANS_PHASE, collect_spans, merges, runner=runner, progress=progress)
     return [{**size, **report} for size, report in zip(sizes, reports, strict=True)]
 
@@ -110,7 +107,7 @@ def list_windows(task: Task, number: int, folder: Path) -> Report:
             runs = window_runs(texts, task["min_bytes"], number << SHARD_SHIFT | num_bytes)
             parts.add(runs, runs["key"])
             lengths.append(texts.lengths)
-            file.write(texts.buffer[texts.offsets[0] : texts.offsets[-1]])
+            file.write(texts.buffer[texts.offsets[0] : texts.offsets[-1]].data)
             num_bytes += texts.num_bytes
     parts.save(work / f"{number:05d}.rows")
     offsets = np.cumsum(np.concatenate(lengths))
@@ -153,7 +150,7 @@ class _BytesOf:
         self._shards = shards
 
     def __call__(self, firsts: np.ndarray, lengths: np.ndarray, buffer: np.ndarray, targets: np.ndarray) -> None:
-        from megalite.corpus.spans.copying import copy_ranges
+        from megalite.corpus.spans.repeats import copy_ranges
 
         order = np.argsort(firsts)  # a mapped file is read from front to back
         shard_of = firsts[order] >> SHARD_SHIFT

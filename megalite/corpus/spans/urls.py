@@ -11,7 +11,7 @@ address. `normalise_url` gives all of them one form, and the forms are compared 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from fnmatch import translate
 from functools import lru_cache
 from pathlib import Path
@@ -22,9 +22,9 @@ import xxhash
 
 from megalite.corpus.spans.partitioned import Partitions, read_partition, save_array
 from megalite.corpus.spans.reading import Shard, read_field
-from megalite.corpus.spans.settings import UrlDedupConfig, with_partitions
+from megalite.corpus.spans.settings import UrlDedupConfig, partitions_of, with_partitions
 from megalite.errors import DataError
-from megalite.progress import Progress
+from megalite.progress import ProgressReporter
 from megalite.stations.tasks import WORK_FOLDER, Report, Runner, Task, add_counts, run_tasks
 
 KEYS_PHASE = "urls-keys"
@@ -70,19 +70,10 @@ def normalise_url(url: str, config: UrlDedupConfig) -> str:
     return f"{host}{path}?{'&'.join(kept)}" if kept else host + path
 
 
-def find_repeated_urls(urls: Iterable[str | None], config: UrlDedupConfig) -> np.ndarray:
-    """Which documents come from an address that an earlier one came from, bool [documents]."""
-    urls = list(urls)
-    keys = _keys(urls, 0, 0, config)
-    repeats = np.zeros(len(urls), bool)
-    repeats[_repeats(keys)["row"]] = True
-    return repeats
-
-
 def find_repeated_urls_in_shards(
-    folder: Path, shards: Sequence[Shard], config: UrlDedupConfig, *, runner: Runner, progress: Progress
+    folder: Path, shards: Sequence[Shard], config: UrlDedupConfig, *, runner: Runner, progress: ProgressReporter
 ) -> list[Report]:
-    """The same for a corpus in files, as resumable tasks.
+    """Which documents come from an address that an earlier one came from, as resumable tasks.
 
     Args:
         folder: the station's folder; `load_repeats` finds the result there.
@@ -104,10 +95,10 @@ def find_repeated_urls_in_shards(
             "metadata; carry it along where the documents are read: `keep_fields: [url]` of a source, or `clean "
             "--keep-field url`"
         )
-    tasks = [{"num_shards": len(shards)}] * config.num_partitions
-    run_tasks(folder, REPEATS_PHASE, compare_urls, tasks, runner=runner, progress=progress)
-    tasks = [{"num_partitions": config.num_partitions}] * len(shards)
-    return run_tasks(folder, ROWS_PHASE, collect_rows, tasks, runner=runner, progress=progress)
+    comparisons = [{"num_shards": len(shards)}] * partitions_of(config)
+    run_tasks(folder, REPEATS_PHASE, compare_urls, comparisons, runner=runner, progress=progress)
+    merges = [{"num_partitions": partitions_of(config)}] * len(shards)
+    return run_tasks(folder, ROWS_PHASE, collect_rows, merges, runner=runner, progress=progress)
 
 
 def load_repeats(folder: Path, shard: int) -> np.ndarray:
@@ -118,7 +109,7 @@ def load_repeats(folder: Path, shard: int) -> np.ndarray:
 def hash_urls(task: Task, number: int, folder: Path) -> Report:
     """Task: hash the addresses of one shard."""
     config = UrlDedupConfig.model_validate(task["settings"])
-    parts, row, num_addresses = Partitions(URL_KEY, config.num_partitions), 0, 0
+    parts, row, num_addresses = Partitions(URL_KEY, partitions_of(config)), 0, 0
     for urls in read_field(task["shard"], config.url_field):
         keys = _keys(urls, number, row, config)
         parts.add(keys, keys["low"])
@@ -150,12 +141,12 @@ def collect_rows(task: Task, number: int, folder: Path) -> Report:
 
 def _keys(urls: Sequence[str | None], shard: int, first_row: int, config: UrlDedupConfig) -> np.ndarray:
     """URL_KEY of every document that has an address."""
-    rows = [row for row, url in enumerate(urls) if url and not url.isspace()]
-    keys = np.empty(len(rows), URL_KEY)
-    digests = b"".join(xxhash.xxh3_128_digest(normalise_url(urls[row], config).encode()) for row in rows)
+    given = [(row, url) for row, url in enumerate(urls) if url and not url.isspace()]
+    keys = np.empty(len(given), URL_KEY)
+    digests = b"".join(xxhash.xxh3_128_digest(normalise_url(url, config).encode()) for _, url in given)
     halves = np.frombuffer(digests, ">u8").reshape(-1, 2)
     keys["high"], keys["low"] = halves[:, 0], halves[:, 1]
-    keys["shard"], keys["row"] = shard, np.array(rows, np.int64) + first_row
+    keys["shard"], keys["row"] = shard, np.array([row for row, _ in given], np.int64) + first_row
     return keys
 
 

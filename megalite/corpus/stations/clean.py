@@ -19,14 +19,14 @@ import numpy as np
 import pyarrow as pa
 
 from megalite.corpus.corpus import Corpus
-from megalite.corpus.documents import DocumentBatch, Outcome, Rejected, what_is_kept, with_texts
+from megalite.corpus.documents import DocumentBatch, Rejected, ShardOutput, what_is_kept, with_texts
 from megalite.corpus.recipe import CleanConfig, LanguageConfig
 from megalite.corpus.repair.repair import repair
 from megalite.corpus.rules.english import refuse_without_spacy
 from megalite.corpus.rules.settings import counts_as_datatrove
 from megalite.corpus.shards import ShardReading, lost_counts, lost_in_words, refuse_unreadable
 from megalite.errors import DataError
-from megalite.progress import Progress, Silent
+from megalite.progress import NoProgress, ProgressReporter
 from megalite.stations.runners import InProcess
 from megalite.stations.station import StationResult, run_station
 from megalite.stations.tasks import Report, Runner, Task, add_counts, run_tasks
@@ -34,7 +34,12 @@ from megalite.texts import Texts
 
 
 def clean(
-    corpus: Corpus, out: Path, config: CleanConfig, *, runner: Runner | None = None, progress: Progress | None = None
+    corpus: Corpus,
+    out: Path,
+    config: CleanConfig,
+    *,
+    runner: Runner | None = None,
+    progress: ProgressReporter | None = None,
 ) -> StationResult:
     """Run the station.
 
@@ -52,7 +57,7 @@ def clean(
     """
     if counts_as_datatrove(config):
         refuse_without_spacy()
-    progress, runner = progress or Silent(), runner or InProcess()
+    progress, runner = progress or NoProgress(), runner or InProcess()
     settings = config.model_dump(mode="json")
     shards = corpus.shards()
 
@@ -85,13 +90,13 @@ def _refuse_unknown_languages(config: LanguageConfig | None) -> None:
 
 
 def clean_shard(task: Task, number: int, folder: Path) -> Report:
-    """Task: repair, redact and judge the documents of one shard."""
+    """Task: repair, redact and filter the documents of one shard."""
     config = CleanConfig.model_validate(task["config"])
     reading = ShardReading(task["shard"])
     redacted: Counter[str] = Counter()
     languages: Counter[str] = Counter()
     num_bytes = 0
-    with Outcome(folder, number) as outcome:
+    with ShardOutput(folder, number) as outcome:
         for batch in reading:
             if batch.rejected and config.on_error == "fail":
                 first = batch.rejected[0]
@@ -114,7 +119,7 @@ def clean_shard(task: Task, number: int, folder: Path) -> Report:
     }
 
 
-class Cleaned(NamedTuple):
+class CleanedBatch(NamedTuple):
     """What became of a batch."""
 
     texts: Texts
@@ -127,21 +132,21 @@ class Cleaned(NamedTuple):
     """Documents by language, also of those that are refused; empty where it is not asked for."""
 
 
-def clean_texts(texts: Texts, config: CleanConfig) -> Cleaned:
-    """Repair, redact and judge a batch."""
-    from megalite.corpus.rules.judge import judge  # brings numba, which takes a second to import
+def clean_texts(texts: Texts, config: CleanConfig) -> CleanedBatch:
+    """Repair and redact a batch, and apply the rules."""
+    from megalite.corpus.rules.apply import apply_rules  # brings numba, which takes a second to import
 
-    texts, redacted = tidy(texts, config)
-    judgement = judge(texts, config)
-    reasons = np.array([*judgement.reason_names, ""], dtype=object)[judgement.reason_codes]
+    texts, redacted = repair_and_redact(texts, config)
+    result = apply_rules(texts, config)
+    reasons = np.array([*result.reason_names, ""], dtype=object)[result.reason_codes]
     languages: Mapping[str, int] = {}
     if config.language is not None:
-        is_other, languages = judge_languages(texts, config.language)
+        is_other, languages = detect_languages(texts, config.language)
         reasons[is_other] = "language"
-    return Cleaned(judgement.texts, reasons, redacted, languages)
+    return CleanedBatch(result.texts, reasons, redacted, languages)
 
 
-def tidy(texts: Texts, config: CleanConfig) -> tuple[Texts, Mapping[str, int]]:
+def repair_and_redact(texts: Texts, config: CleanConfig) -> tuple[Texts, Mapping[str, int]]:
     """Repair and redact a batch; also what was replaced, by kind."""
     texts = repair(texts, unicode_nfc=config.unicode_nfc, fix_encoding=config.fix_encoding)
     if config.privacy is None:
@@ -151,7 +156,7 @@ def tidy(texts: Texts, config: CleanConfig) -> tuple[Texts, Mapping[str, int]]:
     return redact(texts, config.privacy)
 
 
-def judge_languages(texts: Texts, config: LanguageConfig) -> tuple[np.ndarray, Mapping[str, int]]:
+def detect_languages(texts: Texts, config: LanguageConfig) -> tuple[np.ndarray, Mapping[str, int]]:
     """Which documents are in none of the wanted languages, or in none for sure: bool [documents]; and all by language.
 
     An empty document has none; it is left to the rules, and not counted.

@@ -21,12 +21,12 @@ import pyarrow as pa
 import xxhash
 
 from megalite.corpus.corpus import Corpus
-from megalite.corpus.document_names import look_up, write_names
-from megalite.corpus.documents import ARROW_TYPE, Outcome, ShardWriter, shard_name, what_is_kept
+from megalite.corpus.documents import ARROW_TYPE, ShardOutput, ShardWriter, shard_name, what_is_kept
 from megalite.corpus.near.report import size_histogram
 from megalite.corpus.recipe import DedupConfig
 from megalite.corpus.shards import ShardReading, lost_counts, lost_in_words, refuse_unreadable
-from megalite.progress import Progress, Silent
+from megalite.corpus.stations.filtering import look_up, write_names
+from megalite.progress import NoProgress, ProgressReporter
 from megalite.stations.runners import InProcess
 from megalite.stations.station import StationResult, run_station
 from megalite.stations.tasks import WORK_FOLDER, Report, Runner, Task, add_counts, replacing, run_tasks
@@ -50,7 +50,12 @@ SHARD_SHIFT = 40
 
 
 def dedup(
-    corpus: Corpus, out: Path, config: DedupConfig, *, runner: Runner | None = None, progress: Progress | None = None
+    corpus: Corpus,
+    out: Path,
+    config: DedupConfig,
+    *,
+    runner: Runner | None = None,
+    progress: ProgressReporter | None = None,
 ) -> StationResult:
     """Run the station.
 
@@ -64,7 +69,7 @@ def dedup(
     Raises:
         DataError: a source cannot be read at all.
     """
-    progress, runner = progress or Silent(), runner or InProcess()
+    progress, runner = progress or NoProgress(), runner or InProcess()
     settings = config.model_dump(mode="json")
     shards = corpus.shards()
 
@@ -98,7 +103,7 @@ def hash_texts(texts: Texts, config: DedupConfig) -> np.ndarray:
         from megalite.corpus.blanks import squeeze  # brings numba, which takes a second to import
 
         texts = squeeze(texts)
-    memory = memoryview(np.ascontiguousarray(texts.buffer))
+    memory = np.ascontiguousarray(texts.buffer).data
     ends = texts.offsets.tolist()
     digests = b"".join(xxhash.xxh3_128_digest(memory[a:b]) for a, b in itertools.pairwise(ends))
     return np.frombuffer(digests, np.uint64).reshape(-1, 2)
@@ -174,7 +179,7 @@ def keep_shard(task: Task, number: int, folder: Path) -> Report:
     sources: Counter[str] = Counter()
     num_bytes = 0
     start = 0
-    with Outcome(folder, number) as outcome:
+    with ShardOutput(folder, number) as outcome:
         for batch in ShardReading(task["shard"]):
             stop = start + len(batch.documents)
             keep = np.ones(len(batch.documents), bool)

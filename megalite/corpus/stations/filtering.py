@@ -20,7 +20,7 @@ import pyarrow as pa
 from megalite.corpus.corpus import Corpus
 from megalite.corpus.documents import (
     ARROW_TYPE,
-    Outcome,
+    ShardOutput,
     ShardWriter,
     shard_name,
     what_is_kept,
@@ -29,10 +29,10 @@ from megalite.corpus.documents import (
 )
 from megalite.corpus.shards import ShardReading
 from megalite.errors import DataError
-from megalite.progress import Progress, Silent
+from megalite.progress import NoProgress, ProgressReporter
 from megalite.stations.runners import InProcess
 from megalite.stations.station import StationResult, run_station
-from megalite.stations.tasks import Report, Runner, Task, TaskFunction, add_counts, run_tasks
+from megalite.stations.tasks import Report, Runner, Task, TaskFunction, add_counts, replacing, run_tasks
 from megalite.texts import Texts
 
 REMOVED_FOLDER = "removed"
@@ -64,11 +64,11 @@ Decide = Callable[[pa.RecordBatch, Texts, int], Decision]
 """Decides about a batch: its documents, their texts, and the row of the first of them in the shard."""
 
 
-class Where(TypedDict):
+class TaskOptions(TypedDict):
     """Where tasks run, and who is told how far they are: keyword arguments of `run_tasks`."""
 
     runner: Runner
-    progress: Progress
+    progress: ProgressReporter
 
 
 class Filtering:
@@ -84,11 +84,11 @@ class Filtering:
         DataError: some of the corpus is raw.
     """
 
-    def __init__(self, station: str, corpus: Corpus, runner: Runner | None, progress: Progress | None):
+    def __init__(self, station: str, corpus: Corpus, runner: Runner | None, progress: ProgressReporter | None):
         self.station = station
         self.corpus = corpus
         self.paths = [_station_path(shard, station) for shard in corpus.shards()]
-        self.where: Where = {"runner": runner or InProcess(), "progress": progress or Silent()}
+        self.where: TaskOptions = {"runner": runner or InProcess(), "progress": progress or NoProgress()}
 
     def run(
         self,
@@ -97,7 +97,7 @@ class Filtering:
         *,
         settings: dict[str, Any],
         num_passes: int,
-        inputs: Sequence[tuple[Path, str]] = (),
+        inputs: Sequence[tuple[Path | str, str]] = (),
         summary: Callable[[dict[str, Any]], str] | None = None,
     ) -> StationResult:
         """Run `build`, which finds what goes and calls `write`, in the station's folder; see `run_station`.
@@ -157,7 +157,7 @@ def write_shard(path: str, number: int, folder: Path, decide: Decide, *, schema:
     reasons: Counter[str] = Counter()
     num_bytes, row = 0, 0
     removed = ShardWriter(folder / REMOVED_FOLDER / shard_name(number), schema)
-    with Outcome(folder, number) as outcome, removed:
+    with ShardOutput(folder, number) as outcome, removed:
         for batch in ShardReading({"station": path}):
             documents, texts = batch.documents, batch.texts
             decision = decide(documents, texts, row)
@@ -190,3 +190,37 @@ def write_shard(path: str, number: int, folder: Path, decide: Decide, *, schema:
         "removed_by_source": dict(sorted(sources.items())),
         "megabytes": num_bytes / 1e6,
     }
+
+
+NAMES_SCHEMA = pa.schema([("id", ARROW_TYPE), ("source", ARROW_TYPE)])
+
+
+def write_names(path: Path, names: Sequence[pa.RecordBatch]) -> None:
+    """Write the names of a shard's documents, in their order.
+
+    Args:
+        path: the file.
+        names: columns of NAMES_SCHEMA.
+    """
+    table = pa.Table.from_batches(names, NAMES_SCHEMA)
+    sources = table.column("source").combine_chunks().dictionary_encode()
+    table = table.set_column(1, "source", sources)
+    with replacing(path) as partial, pa.ipc.new_file(str(partial), table.schema) as writer:
+        writer.write_table(table)
+
+
+def look_up(shards: np.ndarray, rows: np.ndarray, file_of: Callable[[int], Path]) -> pa.Table:
+    """The names of some documents, in the order asked for: columns of NAMES_SCHEMA.
+
+    Args:
+        shards: int64 [documents], the shard of each.
+        rows: int64 [documents], its row in the shard.
+        file_of: the file of a shard's names.
+    """
+    order = np.argsort(shards, kind="stable")
+    tables = [NAMES_SCHEMA.empty_table()]
+    for shard in np.unique(shards).tolist():
+        with pa.memory_map(str(file_of(shard))) as file:
+            names = pa.ipc.open_file(file).read_all()
+            tables.append(names.take(pa.array(rows[order][shards[order] == shard])).cast(NAMES_SCHEMA))
+    return pa.concat_tables(tables).take(pa.array(np.argsort(order))).combine_chunks()

@@ -13,18 +13,17 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from megalite.corpus.corpus import Corpus
-from megalite.corpus.document_names import look_up, write_names
-from megalite.corpus.documents import what_is_kept
-from megalite.corpus.metadata import read_numbers
+from megalite.corpus.documents import read_numbers, what_is_kept
 from megalite.corpus.near.index import INDEX_FILE, Index, names_file
 from megalite.corpus.near.phases import INDEX_FOLDER, MASKS_FOLDER
 from megalite.corpus.near.settings import NearDedupConfig
 from megalite.corpus.near.station import EARLIER_DATA, find_near_duplicates, read_mask
-from megalite.corpus.stations.filtering import TWINS_SCHEMA, Decision, Filtering, write_shard
+from megalite.corpus.stations.filtering import TWINS_SCHEMA, Decision, Filtering, look_up, write_names, write_shard
 from megalite.errors import DataError
-from megalite.progress import Progress, Silent
+from megalite.progress import NoProgress, ProgressReporter
 from megalite.stations.station import StationResult
 from megalite.stations.tasks import WORK_FOLDER, Report, Runner, Task, add_counts, replacing, run_tasks
+from megalite.texts import Texts
 
 REPORTED = ("clusters", "largest_cluster", "cluster_sizes", "examples", "comparisons", "without_words")
 """Of what was found, the counts of the station."""
@@ -38,7 +37,7 @@ def near_dedup(
     older: Sequence[Path] = (),
     keep_index: bool = False,
     runner: Runner | None = None,
-    progress: Progress | None = None,
+    progress: ProgressReporter | None = None,
 ) -> StationResult:
     """Run the station.
 
@@ -60,10 +59,12 @@ def near_dedup(
         shards = [{"path": path} for path in filtering.paths]
         if config.keep == "best":
             tasks = [{"path": path, "field": config.score_field} for path in filtering.paths]
-            scored = run_tasks(folder, "score", score_shard, tasks, runner=filtering.where["runner"], progress=Silent())
+            scored = run_tasks(
+                folder, "score", score_shard, tasks, runner=filtering.where["runner"], progress=NoProgress()
+            )
             _refuse_unscored(add_counts(scored, "documents"), add_counts(scored, "scored"), config.score_field)
             shards = [{**shard, "scores": _scores_file(folder, number)} for number, shard in enumerate(shards)]
-        run_tasks(folder, "names", name_shard, shards, runner=filtering.where["runner"], progress=Silent())
+        run_tasks(folder, "names", name_shard, shards, runner=filtering.where["runner"], progress=NoProgress())
         found = asdict(find_near_duplicates(shards, folder, config, older=older, **filtering.where))
         settings = config.model_dump(mode="json")
         counts = filtering.write(folder, keep_shard, config=settings, older=[str(path.resolve()) for path in older])
@@ -105,7 +106,7 @@ def keep_shard(task: Task, number: int, folder: Path) -> Report:
     folders = [*map(Path, task["older"]), folder / INDEX_FOLDER]
     index = Index(folders, NearDedupConfig(**task["config"]))
 
-    def decide(documents: object, texts: object, row: int) -> Decision:
+    def decide(documents: pa.RecordBatch, texts: Texts, row: int) -> Decision:
         rows = slice(row, row + len(documents))
         keep = np.asarray(mask.keep[rows])
         twins = _names(index, np.where(keep, -1, mask.cluster[rows]))

@@ -21,13 +21,13 @@ import numpy as np
 import pyarrow as pa
 
 from megalite.corpus.corpus import Corpus
-from megalite.corpus.metadata import add_numbers
-from megalite.corpus.recipe import DocumentSource
+from megalite.corpus.documents import add_numbers
 from megalite.corpus.scoring.settings import ClassifierConfig, PerplexityConfig
 from megalite.corpus.scoring.threshold import Scorer, Threshold, best_fraction, pareto_keeps, write_scores
 from megalite.corpus.shards import ShardReading
+from megalite.corpus.source import DocumentSource
 from megalite.corpus.stations.filtering import Decision, Filtering, write_shard
-from megalite.progress import Progress
+from megalite.progress import ProgressReporter
 from megalite.stations.station import StationResult
 from megalite.stations.tasks import Report, Runner, Task, run_tasks
 from megalite.texts import Texts
@@ -43,7 +43,7 @@ def select(
     config: PerplexityConfig | ClassifierConfig,
     *,
     runner: Runner | None = None,
-    progress: Progress | None = None,
+    progress: ProgressReporter | None = None,
 ) -> StationResult:
     """Run the station, `perplexity` or `classifier` by its settings.
 
@@ -121,12 +121,12 @@ def _train(config: PerplexityConfig | ClassifierConfig, samples: Sequence[Corpus
     if isinstance(config, PerplexityConfig):
         from megalite.corpus.scoring.ngram import train_ngram
 
-        model = train_ngram(texts[0], order=config.order, min_word_count=config.min_word_count, prune=config.prune)
+        ngrams = train_ngram(texts[0], order=config.order, min_word_count=config.min_word_count, prune=config.prune)
+        ngrams.save(path)
     else:
         from megalite.corpus.scoring.classifier import train_classifier
 
-        model = train_classifier(*texts, hash_bits=config.hash_bits, l2=config.l2)
-    model.save(path)
+        train_classifier(*texts, hash_bits=config.hash_bits, l2=config.l2).save(path)
 
 
 def _first_texts(corpus: Corpus, max_mb: float) -> Iterator[Texts]:
@@ -155,7 +155,9 @@ def _model_facts(kind: str, model: Path) -> dict[str, Any]:
     """What there is to say about how well a classifier does on documents that were held out."""
     if kind == "perplexity":
         return {}
-    return {"model": json.loads(json.dumps(vars(_load(kind, model).settings.report)))}
+    from megalite.corpus.scoring.classifier import Classifier
+
+    return {"model": json.loads(json.dumps(vars(Classifier.load(model).settings.report)))}
 
 
 def _load(kind: str, path: Path) -> Scorer:

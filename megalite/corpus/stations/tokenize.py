@@ -25,15 +25,15 @@ from megalite.corpus.documents import (
     DocumentBatch,
     Rejected,
     ShardWriter,
+    read_numbers,
     shard_name,
 )
-from megalite.corpus.metadata import read_numbers
 from megalite.corpus.shards import ShardReading, lost_counts, lost_in_words, refuse_unreadable
-from megalite.corpus.split import ALL, Split
+from megalite.corpus.split import ALL, CorpusSplit
 from megalite.data.indexed import IndexedWriter
 from megalite.data.sources import TOKENS_NAME
 from megalite.errors import DataError
-from megalite.progress import Progress, Silent
+from megalite.progress import NoProgress, ProgressReporter
 from megalite.stations.runners import InProcess
 from megalite.stations.station import StationResult, run_station
 from megalite.stations.tasks import WORK_FOLDER, Report, Runner, Task, add_counts, replacing, run_tasks
@@ -49,10 +49,10 @@ def tokenize(
     tokenizer_folder: Path,
     out: Path,
     *,
-    split: Split = ALL,
+    split: CorpusSplit = ALL,
     describe: bool = False,
     runner: Runner | None = None,
-    progress: Progress | None = None,
+    progress: ProgressReporter | None = None,
 ) -> StationResult:
     """Run the station.
 
@@ -68,7 +68,7 @@ def tokenize(
     Raises:
         DataError: the tokenizer cannot be loaded, a source cannot be read at all, or all is empty.
     """
-    progress, runner = progress or Silent(), runner or InProcess()
+    progress, runner = progress or NoProgress(), runner or InProcess()
     tokenizer = _load_once(tokenizer_folder.absolute(), fingerprint_files(tokenizer_folder))
     inputs = [*corpus.inputs, (tokenizer_folder, tokenizer.fingerprint)]
     settings = {
@@ -83,7 +83,7 @@ def tokenize(
     def build(folder: Path) -> dict[str, Any]:
         title = "tokenize" if split.part == "all" else f"tokenize {split.part}"
         progress.start(title, split.share_of(corpus.text_mb), "MB")
-        common = {"tokenizer": str(tokenizer_folder.absolute()), "fingerprint": tokenizer.fingerprint}
+        common: Task = {"tokenizer": str(tokenizer_folder.absolute()), "fingerprint": tokenizer.fingerprint}
         common |= {"split": split.settings(), "describe": describe}
         tasks = [{**common, "shard": shard} for shard in shards]
         reports = run_tasks(folder, "encode", encode_shard, tasks, runner=runner, progress=progress)
@@ -109,7 +109,7 @@ def tokenize(
 def encode_shard(task: Task, number: int, folder: Path) -> Report:
     """Task: encode the wanted documents of a shard."""
     tokenizer = _load_once(Path(task["tokenizer"]), task["fingerprint"])
-    split = Split(**task["split"])
+    split = CorpusSplit(**task["split"])
     reading = ShardReading(task["shard"])
     lengths = [np.zeros(0, np.int32)]
     reasons: Counter[str] = Counter()

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from megalite.corpus.corpus import Corpus
-from megalite.corpus.split import ALL, Split, chosen
+from megalite.corpus.split import ALL, CorpusSplit, chosen
 from megalite.errors import DataError
-from megalite.progress import Progress, Silent
+from megalite.progress import NoProgress, ProgressReporter
 from megalite.stations.station import StationResult, run_station
 from megalite.tokenizer.settings import TokenizerConfig
 from megalite.tokenizer.training import added_tokens, write_tokenizer
@@ -23,8 +23,8 @@ def train_tokenizer(
     out: Path,
     config: TokenizerConfig,
     *,
-    split: Split = ALL,
-    progress: Progress | None = None,
+    split: CorpusSplit = ALL,
+    progress: ProgressReporter | None = None,
 ) -> StationResult:
     """Run the station.
 
@@ -38,13 +38,13 @@ def train_tokenizer(
     Raises:
         DataError: there is too little text for the vocabulary, or a special token cannot be one.
     """
-    progress = progress or Silent()
+    progress = progress or NoProgress()
     added_tokens(config)  # refuses bad ones before anything is read
 
     def build(folder: Path) -> dict[str, Any]:
         available = split.share_of(corpus.text_mb)
         progress.start("train-tokenizer", available and min(available, config.train_mb), "MB")
-        sample = _Sample(corpus, split, config.train_mb, progress)
+        sample = _TextSample(corpus, split, config.train_mb, progress)
         info = write_tokenizer(iter(sample), folder, config)
         progress.finish(f"{info.vocab_size:,} tokens from {sample.num_bytes / 1e6:,.1f} MB of text")
         return {"documents": sample.num_documents, "text_bytes": sample.num_bytes, "vocab_size": info.vocab_size}
@@ -53,10 +53,10 @@ def train_tokenizer(
     return run_station("train-tokenizer", out, inputs=corpus.inputs, settings=settings, build=build)
 
 
-class _Sample:
+class _TextSample:
     """About train_mb of text, drawn by hash over all documents; counts what it gives."""
 
-    def __init__(self, corpus: Corpus, split: Split, train_mb: float, progress: Progress):
+    def __init__(self, corpus: Corpus, split: CorpusSplit, train_mb: float, progress: ProgressReporter):
         self._corpus = corpus
         self._split = split
         self._progress = progress

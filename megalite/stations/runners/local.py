@@ -9,12 +9,11 @@ import tempfile
 import threading
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
-from contextlib import contextmanager
 from multiprocessing import connection, forkserver
-from multiprocessing.context import BaseContext
+from multiprocessing.context import ForkServerContext, SpawnContext
 from pathlib import Path
-from types import FrameType
 
+from megalite.stations.runners.signals import interrupted_later, uninterrupted
 from megalite.stations.tasks import perform
 
 PRELOADED = "megalite.corpus.preload"
@@ -63,10 +62,10 @@ class LocalPool:
             return
         waiting: dict[Future, int] = {}
         try:
-            with _interrupted_later():  # workers that start lose what they start from when their parent ends
+            with interrupted_later():  # workers that start lose what they start from when their parent ends
                 if self._pool is None:
                     context = preloaded_processes()
-                    self._pool = ProcessPoolExecutor(self._num_workers, mp_context=context, initializer=_follow_parent)
+                    self._pool = ProcessPoolExecutor(self._num_workers, mp_context=context, initializer=follow_parent)
                 waiting |= {self._pool.submit(perform, folder, phase, number): number for number in numbers}
             for future in as_completed(waiting):
                 future.result()
@@ -83,7 +82,7 @@ class LocalPool:
             pool.shutdown(wait=True, cancel_futures=True)
 
 
-def preloaded_processes() -> BaseContext:
+def preloaded_processes() -> SpawnContext | ForkServerContext:
     """What starts processes that have the libraries and the stations loaded.
 
     They are forked by a server with a socket among the temporary files; where its name would be too long, each process
@@ -93,46 +92,19 @@ def preloaded_processes() -> BaseContext:
         return multiprocessing.get_context("spawn")
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload([PRELOADED])
-    with _uninterrupted():
+    with uninterrupted():
         forkserver.ensure_running()  # while it loads, Ctrl-C is the parent's
     return context
 
 
-@contextmanager
-def _uninterrupted() -> Iterator[None]:
-    """Processes that are started within it ignore Ctrl-C, and so do those that they start."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    former = signal.signal(signal.SIGINT, signal.SIG_IGN)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, former)
-
-
-@contextmanager
-def _interrupted_later() -> Iterator[None]:
-    """Ctrl-C within it is held back until its end."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    held: list[tuple[int, FrameType | None]] = []
-    former = signal.signal(signal.SIGINT, lambda number, frame: held.append((number, frame)))
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, former)
-        if held and callable(former):
-            former(*held[0])
-
-
-def _follow_parent() -> None:
+def follow_parent() -> None:
     """Leave Ctrl-C to the parent, and end when it is gone: a worker would wait for work for ever."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Thread(target=_exit_after_parent, daemon=True).start()
 
 
 def _exit_after_parent() -> None:
-    connection.wait([multiprocessing.parent_process().sentinel])
+    parent = multiprocessing.parent_process()
+    assert parent is not None, "only a pool's worker follows"
+    connection.wait([parent.sentinel])
     os._exit(1)

@@ -43,8 +43,10 @@ class RayCluster:
             raise UnavailableError("--runner ray needs Ray; run `pip install ray`, or use --runner local") from error
         self._ray = ray
         try:
-            own = {"num_cpus": num_cpus, "include_dashboard": False} if address == LOCAL else {}
-            ray.init(address, log_to_driver=False, **own)
+            if address == LOCAL:
+                ray.init(address, log_to_driver=False, num_cpus=num_cpus, include_dashboard=False)
+            else:
+                ray.init(address, log_to_driver=False)
         except ConnectionError as error:
             raise DataError(
                 f"no Ray cluster at {address!r} ({error}); start one with `ray start --head`, or name another"
@@ -61,7 +63,8 @@ class RayCluster:
     def run(self, folder: Path, phase: str, numbers: Sequence[int]) -> Iterator[int]:
         ray = self._ray
         ahead = max(1, WAITING_PER_CPU * int(ray.cluster_resources().get("CPU", 1)))
-        left, running = list(reversed(numbers)), {}
+        left = list(reversed(numbers))
+        running: dict[Any, int] = {}
         try:
             while left or running:
                 while left and len(running) < ahead:

@@ -2,7 +2,7 @@
 
     driver   megalite data prepare RECIPE --runner slurm       on a login node or in a small job of its own
       |        sbatch --array=0-15 ...                         once; further ones replace what was lost
-      |        OUT/slurm/                                      says what is to do, and hears who does it (board.py)
+      |        OUT/slurm/                                      says what is to do, and hears who does it (task_queue.py)
     worker   megalite data work OUT/slurm --name 4711_3        on any node; all see the same disk
 
 Who is gone is known from Slurm (a node failed, a worker was killed, its time was up), or from a worker's silence (it
@@ -25,9 +25,9 @@ from megalite.errors import DataError, UserError
 from megalite.slurm_commands import PATIENCE_SECONDS, NoAnswer, gone_too_long
 from megalite.slurm_quoting import check_log_folder, check_options, command_line, job_name
 from megalite.stations.lease import Lease
-from megalite.stations.runners.board import Board, Sign
-from megalite.stations.runners.driving import stopping_in_order
+from megalite.stations.runners.signals import stopping_in_order
 from megalite.stations.runners.slurm_queue import OWNED, Element, SlurmQueue
+from megalite.stations.runners.task_queue import TaskQueue, WorkerHeartbeat
 from megalite.stations.tasks import missing_tasks
 
 SECONDS_BETWEEN_LOOKS = 0.2
@@ -57,7 +57,7 @@ class SlurmArray:
 
     Args:
         num_workers: elements of the arrays, at most.
-        home: folder for the board and the workers' output, on a disk that all nodes see.
+        home: folder for the queue and the workers' output, on a disk that all nodes see.
         options: further options of sbatch, as in ["--partition=cpu", "--time=4:00:00"]. With --cpus-per-task=N a
             worker does N tasks at a time.
         command: starts `megalite` on a node; None is this very Python. A container's command goes here.
@@ -75,8 +75,8 @@ class SlurmArray:
         self._options = list(options)
         self._command = list(command or (sys.executable, "-m", "megalite"))
         self._queue = SlurmQueue(job_name("megalite-data", self._home), _notify)
-        self._board = Board(self._home)
-        self._signs: dict[str, tuple[Sign | None, float]] = {}
+        self._tasks = TaskQueue(self._home)
+        self._heartbeats: dict[str, tuple[WorkerHeartbeat | None, float]] = {}
         self._written_off: set[str] = set()
         """Workers that count no more: an earlier driver's, and those that hung."""
         self._cancelled: set[str] = set()
@@ -91,19 +91,19 @@ class SlurmArray:
             stack.enter_context(Lease(self._home / ".lock", self._home))
             stack.enter_context(stopping_in_order())
             self._cancel_older()
-            self._board.clear()
+            self._tasks.clear()
             self._open = stack.pop_all()
         return self
 
     def __exit__(self, error_type: type[BaseException] | None, *_: object) -> None:
         with self._open:
-            self._board.withdraw(closed=True)
+            self._tasks.withdraw(closed=True)
             if error_type is not None or not self._queue.cancel_all(LEAVE_SECONDS, only="PENDING"):
                 self._cancel_all()
 
     def run(self, folder: Path, phase: str, numbers: Sequence[int]) -> Iterator[int]:
-        turn = _Turn(folder, phase, set(numbers))
-        self._board.post(folder, phase, numbers)
+        turn = _PhaseRun(folder, phase, set(numbers))
+        self._tasks.post(folder, phase, numbers)
         try:
             while True:
                 looked = time.monotonic()
@@ -115,7 +115,7 @@ class SlurmArray:
                     self._see_to_workers(turn)
                 time.sleep(max(SECONDS_BETWEEN_LOOKS, 5 * (time.monotonic() - looked)))
         except BaseException:
-            self._board.withdraw()
+            self._tasks.withdraw()
             self._cancel_all()  # they would write into a folder that is being removed
             raise
 
@@ -131,9 +131,9 @@ class SlurmArray:
         if not self._queue.cancel_all(CANCEL_SECONDS):
             _notify(f"some workers could not be cancelled; do so yourself: scancel --name={self._queue.name}")
 
-    def _see_failures(self, turn: _Turn) -> None:
+    def _see_failures(self, turn: _PhaseRun) -> None:
         """Raise what a task raised; a fault is tried elsewhere first."""
-        for failure in self._board.failures():
+        for failure in self._tasks.failures():
             place = self._place(turn, failure.number, failure.worker)
             if failure.kind == "disk full":
                 raise OSError(errno.ENOSPC, f"{failure.message} ({place})")
@@ -144,9 +144,9 @@ class SlurmArray:
             if turn.losses[failure.number] >= MAX_LOSSES:
                 raise RuntimeError(f"{place}: failed {MAX_LOSSES} times, at last with\n{failure.message}")
             _notify(f"{place}: {failure.message.strip().splitlines()[-1]}; another worker tries it")
-            self._board.offer_again(failure.number)
+            self._tasks.offer_again(failure.number)
 
-    def _see_to_workers(self, turn: _Turn) -> None:
+    def _see_to_workers(self, turn: _PhaseRun) -> None:
         """Give out again what was lost, and submit workers in the place of those that are gone."""
         try:
             elements = self._queue.elements()
@@ -159,7 +159,7 @@ class SlurmArray:
         # whoever is gone by Slurm's answer has said all before: failures and reports are read after it
         self._see_failures(turn)
         missing = set(missing_tasks(turn.folder, turn.phase))
-        for number, worker in self._board.claims(missing).items():
+        for number, worker in self._tasks.claims(missing).items():
             name = worker.rpartition(".")[0]
             if worker and not (name in elements and elements[name].does_work):
                 self._lose(turn, number, worker, elements.get(name))
@@ -169,7 +169,7 @@ class SlurmArray:
         self._tell([each for each in elements.values() if each.does_work])
         self._keep_up(turn, list(elements.values()))
 
-    def _lose(self, turn: _Turn, number: int, worker: str, element: Element | None) -> None:
+    def _lose(self, turn: _PhaseRun, number: int, worker: str, element: Element | None) -> None:
         why = element.state if element is not None else "no sign of life"
         place = self._place(turn, number, worker)
         turn.losses[number] += 1
@@ -179,9 +179,9 @@ class SlurmArray:
                 "workers more memory (--sbatch=--mem=16G) or time (--sbatch=--time=8:00:00); what is done is kept"
             )
         _notify(f"{place}: its worker is gone ({why}); the task is given out again")
-        self._board.offer_again(number)
+        self._tasks.offer_again(number)
 
-    def _keep_up(self, turn: _Turn, elements: list[Element]) -> None:
+    def _keep_up(self, turn: _PhaseRun, elements: list[Element]) -> None:
         """Submit workers until there are enough for what is left."""
         num_live = sum(each.is_there for each in elements)
         wanted = min(self._num_workers - len(self._cancelled), len(turn.missing))
@@ -209,10 +209,10 @@ class SlurmArray:
         return f'exec {command} --name {name} --processes "${{SLURM_CPUS_PER_TASK:-1}}"'
 
     def _is_silent(self, worker: str) -> bool:
-        sign, now = self._board.sign(worker), time.monotonic()
-        known, since = self._signs.get(worker, (None, 0.0))
-        if worker not in self._signs or sign != known:
-            self._signs[worker] = (sign, now)
+        heartbeat, now = self._tasks.heartbeat(worker), time.monotonic()
+        known, since = self._heartbeats.get(worker, (None, 0.0))
+        if worker not in self._heartbeats or heartbeat != known:
+            self._heartbeats[worker] = (heartbeat, now)
             return False
         return now - since > SILENCE_SECONDS
 
@@ -239,10 +239,10 @@ class SlurmArray:
             self._told = text
             _notify(text)
 
-    def _place(self, turn: _Turn, number: int, worker: str) -> str:
+    def _place(self, turn: _PhaseRun, number: int, worker: str) -> str:
         """Where a task is, or was, done."""
-        sign = self._board.sign(worker)
-        where = f" on {sign.host}, output in {sign.log}" if sign else ""
+        heartbeat = self._tasks.heartbeat(worker)
+        where = f" on {heartbeat.host}, output in {heartbeat.log}" if heartbeat else ""
         return f"task {number} of {turn.folder} phase {turn.phase!r}{where}"
 
     def _why_in_vain(self, elements: list[Element]) -> str:
@@ -262,7 +262,7 @@ def _notify(text: str) -> None:
     print(f"slurm: {text}", file=sys.stderr, flush=True)
 
 
-class _Turn:
+class _PhaseRun:
     """What a driver remembers about one phase of a station."""
 
     def __init__(self, folder: Path, phase: str, missing: set[int]):

@@ -17,9 +17,8 @@ from __future__ import annotations
 import numpy as np
 
 from megalite.kernel import bare_kernel
-from megalite.tokenizer.encoders.pieces import NO_PIECE, Pieces
-from megalite.tokenizer.encoders.tables import find
 from megalite.tokenizer.encoders.utf8 import char_size, code_point
+from megalite.tokenizer.encoders.vocabulary import NO_PIECE, VocabularyArrays, find
 
 SHORT = 48
 """Symbols; beyond, looking through all of them takes longer than the heap."""
@@ -39,7 +38,7 @@ a symbol at most, as every join adds two."""
 
 @bare_kernel
 def encode_bpe(
-    buffer: np.ndarray, start: int, stop: int, pieces: Pieces, room: np.ndarray, out: np.ndarray, at: int
+    buffer: np.ndarray, start: int, stop: int, pieces: VocabularyArrays, room: np.ndarray, out: np.ndarray, at: int
 ) -> int:
     """Encode bytes start..stop-1 into out[at:], from characters up.
 
@@ -71,7 +70,7 @@ def encode_bpe(
 
 @bare_kernel
 def encode_byte_bpe(
-    buffer: np.ndarray, start: int, stop: int, pieces: Pieces, room: np.ndarray, out: np.ndarray, at: int
+    buffer: np.ndarray, start: int, stop: int, pieces: VocabularyArrays, room: np.ndarray, out: np.ndarray, at: int
 ) -> int:
     """`encode_bpe` from bytes up: none of them is without a piece."""
     byte_ids = pieces.byte_ids

@@ -11,11 +11,13 @@ stands alone, and what is before it ends there, as at the end of a text.
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 import numpy as np
 
 from megalite.kernel import bare_kernel
-from megalite.tokenizer.encoders.pieces import CUT, HARD, JOIN
 from megalite.tokenizer.encoders.utf8 import char_size, code_point
+from megalite.tokenizer.encoders.vocabulary import CUT, HARD, JOIN
 
 OTHER, LETTER, NUMBER, SPACE, ALONE = range(5)
 """Classes of characters; ALONE is a word of its own."""
@@ -32,11 +34,12 @@ NUM_CODE_POINTS = 0x40000
 FIRST_SURROGATE, NUM_SURROGATES = 0xD800, 0x800
 
 
+@lru_cache
 def character_classes(*, split_digits: bool) -> np.ndarray:
-    """The class of each code point, uint8 [NUM_CODE_POINTS]."""
+    """The class of each code point, uint8 [NUM_CODE_POINTS]; made once a process, in a second. Not to be changed."""
     from tokenizers import Regex, pre_tokenizers
 
-    splitters = {
+    splitters: dict[int, pre_tokenizers.PreTokenizer] = {
         LETTER: pre_tokenizers.Split(Regex(r"\p{L}+"), "isolated"),
         NUMBER: pre_tokenizers.Split(Regex(r"\p{N}+"), "isolated"),
         SPACE: pre_tokenizers.Split(Regex(r"\s+"), "isolated"),

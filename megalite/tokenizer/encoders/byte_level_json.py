@@ -12,12 +12,11 @@ from typing import Any
 import numpy as np
 
 from megalite.tokenizer.encoders.byte_level import character_classes, pair_rules
-from megalite.tokenizer.encoders.pieces import BYTE_BPE, Pieces, make_pieces
 from megalite.tokenizer.encoders.reference import Unsupported
-from megalite.tokenizer.encoders.tables import make_table
+from megalite.tokenizer.encoders.vocabulary import BYTE_BPE, VocabularyArrays, make_pieces, make_table
 
 
-def read_json(text: str) -> Pieces:
+def read_json(text: str) -> VocabularyArrays:
     """Arrays of a `tokenizer.json`.
 
     Raises:

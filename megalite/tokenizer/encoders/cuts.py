@@ -21,8 +21,8 @@ from itertools import pairwise
 
 import numpy as np
 
-from megalite.tokenizer.encoders.pieces import CUT, JOIN
 from megalite.tokenizer.encoders.reference import BLANK
+from megalite.tokenizer.encoders.vocabulary import CUT, JOIN
 
 FIRST_CONTINUATION, LAST_CONTINUATION = 0x80, 0xBF
 """Bytes that continue a character of UTF-8."""

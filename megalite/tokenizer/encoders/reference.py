@@ -14,6 +14,11 @@ import numpy as np
 
 from megalite.texts import Texts
 
+SCORE_STEP = 2.0**-6
+"""Unigram scores are rounded to this, so that their sums are exact: equally good paths then tie wherever the adding
+begins. In float64 that holds for any text; SentencePiece before 0.2.2 added in float32, exact up to a sum of
+2^24 x 2^-6 = 262144, some 100 kB of text."""
+
 BLANK = "\u2581"
 """How SentencePiece writes a blank inside a piece. A text may have either."""
 
@@ -22,7 +27,7 @@ class Unsupported(Exception):
     """A tokenizer that an encoder cannot encode as its own library does; the message says why."""
 
 
-class Stopgaps(NamedTuple):
+class FallbackTokens(NamedTuple):
     """Tokens of characters that a vocabulary lacks."""
 
     unknown_id: int | None
@@ -55,7 +60,7 @@ class Reference(Encoder, Protocol):
 
     vocab_size: int
 
-    def stopgaps(self) -> Stopgaps:
+    def stopgaps(self) -> FallbackTokens:
         """The tokens of characters that the vocabulary lacks."""
         ...
 
@@ -85,10 +90,10 @@ class SentencePieceEncoder:
         self.eos_id = self._processor.eos_id()
         self.bos_id = self._processor.bos_id()
 
-    def stopgaps(self) -> Stopgaps:
+    def stopgaps(self) -> FallbackTokens:
         """See `Reference`."""
         is_byte = self._processor.is_byte(list(range(self.vocab_size)))
-        return Stopgaps(self._processor.unk_id(), [id for id, found in enumerate(is_byte) if found])
+        return FallbackTokens(self._processor.unk_id(), [id for id, found in enumerate(is_byte) if found])
 
     def added_spellings(self) -> list[str]:
         """See `Reference`."""
@@ -126,12 +131,12 @@ class FastEncoder:
         self._tokenizer.encode_special_tokens = True  # their word for: special tokens in a text are plain text
         self.vocab_size = max(self._tokenizer.get_vocab(with_added_tokens=True).values()) + 1
 
-    def stopgaps(self) -> Stopgaps:
+    def stopgaps(self) -> FallbackTokens:
         """See `Reference`."""
         model = json.loads(self._tokenizer.to_str())["model"]
         unknown_id = model["unk_id"] if model["type"] == "Unigram" else self.id_of(model.get("unk_token"))
         spelled = [f"<0x{byte:02X}>" for byte in range(256)] if model.get("byte_fallback") else []
-        return Stopgaps(unknown_id, [id for token in spelled if (id := self.id_of(token)) is not None])
+        return FallbackTokens(unknown_id, [id for token in spelled if (id := self.id_of(token)) is not None])
 
     def added_spellings(self) -> list[str]:
         """See `Reference`."""

@@ -12,10 +12,8 @@ from typing import Any
 import numpy as np
 
 from megalite.tokenizer.encoders.cuts import cuts_between
-from megalite.tokenizer.encoders.pieces import BPE, NO_PIECE, UNIGRAM, Pieces, make_pieces
-from megalite.tokenizer.encoders.reference import BLANK, Unsupported
-from megalite.tokenizer.encoders.tables import make_table
-from megalite.tokenizer.fast import SCORE_STEP
+from megalite.tokenizer.encoders.reference import BLANK, SCORE_STEP, Unsupported
+from megalite.tokenizer.encoders.vocabulary import BPE, NO_PIECE, UNIGRAM, VocabularyArrays, make_pieces, make_table
 
 UNKNOWN_PENALTY = 10.0
 """SentencePiece scores an unknown character this much below its worst piece."""
@@ -25,16 +23,16 @@ FIRST_EXACT = (0, 2, 2)
 leaves the exact range, and a word there depends on what stands before it."""
 
 
-def read_model(model: bytes) -> Pieces:
+def read_model(model: bytes) -> VocabularyArrays:
     """Arrays of a `tokenizer.model`.
 
     Raises:
         Unsupported: its ids depend on more than its pieces and their scores.
     """
-    from sentencepiece import sentencepiece_model_pb2
+    from sentencepiece.sentencepiece_model_pb2 import ModelProto, TrainerSpec  # type: ignore[attr-defined]  # made at import
 
-    proto = sentencepiece_model_pb2.ModelProto.FromString(model)
-    types = sentencepiece_model_pb2.ModelProto.SentencePiece.Type
+    proto = ModelProto.FromString(model)
+    types = ModelProto.SentencePiece.Type
     _check_text_is_taken_as_it_is(proto)
     known = {types.NORMAL, types.UNKNOWN, types.CONTROL, types.BYTE}
     if other := {types.Name(piece.type) for piece in proto.pieces if piece.type not in known}:
@@ -46,9 +44,9 @@ def read_model(model: bytes) -> Pieces:
     scores = np.array([piece.score for piece in proto.pieces], np.float64)
     shared = {"rules": cuts_between(text), "byte_ids": np.array(byte_ids)}
     model_type = proto.trainer_spec.model_type
-    if model_type == sentencepiece_model_pb2.TrainerSpec.BPE:
+    if model_type == TrainerSpec.BPE:
         return make_pieces(BPE, **shared, **_bpe_arrays(text, scores))
-    if model_type == sentencepiece_model_pb2.TrainerSpec.UNIGRAM:
+    if model_type == TrainerSpec.UNIGRAM:
         return make_pieces(UNIGRAM, **shared, **_unigram_arrays(text, scores))
     raise Unsupported("it is neither BPE nor unigram")
 

@@ -4,7 +4,7 @@
     best_start[p]   where the last piece of that way begins; best_piece[p] which it is
 
 Ties go to the way found first, in SentencePiece's own order: by start, then by length. Scores are whole numbers of
-SCORE_STEP (`fast_tokenizer.py`), so that sums are exact and a word has one best path wherever in a text it stands.
+SCORE_STEP (`reference.py`), so that sums are exact and a word has one best path wherever in a text it stands.
 """
 
 from __future__ import annotations
@@ -12,9 +12,8 @@ from __future__ import annotations
 import numpy as np
 
 from megalite.kernel import bare_kernel
-from megalite.tokenizer.encoders.pieces import NO_PIECE, Pieces
-from megalite.tokenizer.encoders.tables import find
 from megalite.tokenizer.encoders.utf8 import char_size
+from megalite.tokenizer.encoders.vocabulary import NO_PIECE, VocabularyArrays, find
 
 UNIGRAM_ROOM = 4
 """Numbers of room for each place of a word; there is one more than bytes."""
@@ -25,7 +24,7 @@ UNSEEN = -1
 
 @bare_kernel
 def encode_unigram(
-    buffer: np.ndarray, start: int, stop: int, pieces: Pieces, room: np.ndarray, out: np.ndarray, at: int
+    buffer: np.ndarray, start: int, stop: int, pieces: VocabularyArrays, room: np.ndarray, out: np.ndarray, at: int
 ) -> int:
     """Encode bytes start..stop-1 into out[at:].
 

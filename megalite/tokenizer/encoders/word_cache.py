@@ -24,9 +24,9 @@ from megalite.kernel import bare_kernel, read_only
 from megalite.texts import Texts
 from megalite.tokenizer.encoders.bpe import BPE_ROOM, encode_bpe, encode_byte_bpe
 from megalite.tokenizer.encoders.byte_level import next_hard_word
-from megalite.tokenizer.encoders.pieces import BYTE_BPE, HARD, JOIN, UNIGRAM, Pieces
 from megalite.tokenizer.encoders.short_words import WORD_BYTES, eight_bytes, first_bytes, letters_size
 from megalite.tokenizer.encoders.unigram import UNIGRAM_ROOM, encode_unigram
+from megalite.tokenizer.encoders.vocabulary import BYTE_BPE, HARD, JOIN, UNIGRAM, VocabularyArrays
 
 FRONT_ROWS = 2**14
 """512 kB, half of a core's own memory."""
@@ -97,7 +97,7 @@ class WordCacheEncoder:
 
     name = "word-cache"
 
-    def __init__(self, pieces: Pieces):
+    def __init__(self, pieces: VocabularyArrays):
         self._pieces = pieces
         self._cache = empty_cache()
 
@@ -118,7 +118,7 @@ class WordCacheEncoder:
 def encode_words(
     buffer: np.ndarray,
     offsets: np.ndarray,
-    pieces: Pieces,
+    pieces: VocabularyArrays,
     cache: Cache,
     eos_id: int,
     room: np.ndarray,
@@ -158,7 +158,7 @@ def _encode_text(
     buffer: np.ndarray,
     start: int,
     stop: int,
-    pieces: Pieces,
+    pieces: VocabularyArrays,
     cache: Cache,
     room: np.ndarray,
     out: np.ndarray,
@@ -194,7 +194,7 @@ def _encode_text(
         else:
             slot = _find(slots, known_texts, buffer, start, size, key)
             if slots[slot, LENGTHS] == 0:
-                slot = _learn(buffer, start, start + size, key, slot, pieces, cache, room, out, at)
+                slot = _learn(buffer, Word(start, size, key), slot, pieces, cache, room, out, at)
             lengths, places, ids = slots[slot, LENGTHS], slots[slot, PLACES], slots[slot, IDS]
             if size <= PACKED_BYTES:
                 front[row, KEY], front[row, LENGTHS] = key, lengths
@@ -205,7 +205,7 @@ def _encode_text(
 
 
 @bare_kernel
-def _word_end(buffer: np.ndarray, start: int, stop: int, pieces: Pieces) -> int:
+def _word_end(buffer: np.ndarray, start: int, stop: int, pieces: VocabularyArrays) -> int:
     """Where the word that begins at start ends; stop is the end of the text."""
     last, end, rule = np.int64(buffer[start]), start, JOIN
     while rule == JOIN:
@@ -271,7 +271,7 @@ def _copy_ids(num_ids: int, place: int, first_two: int, known_ids: np.ndarray, o
 
 @bare_kernel
 def _encode_word(
-    buffer: np.ndarray, start: int, stop: int, pieces: Pieces, room: np.ndarray, out: np.ndarray, at: int
+    buffer: np.ndarray, start: int, stop: int, pieces: VocabularyArrays, room: np.ndarray, out: np.ndarray, at: int
 ) -> int:
     if pieces.algorithm == BYTE_BPE:
         return encode_byte_bpe(buffer, start, stop, pieces, room, out, at)
@@ -280,27 +280,35 @@ def _encode_word(
     return encode_bpe(buffer, start, stop, pieces, room, out, at)
 
 
+class Word(NamedTuple):
+    """A stretch of a text that is encoded by itself."""
+
+    start: int
+    size: int
+    key: int
+    """See `_key`."""
+
+
 @bare_kernel
 def _learn(
     buffer: np.ndarray,
-    start: int,
-    stop: int,
-    key: int,
+    word: Word,
     slot: int,
-    pieces: Pieces,
+    pieces: VocabularyArrays,
     cache: Cache,
     room: np.ndarray,
     out: np.ndarray,
     at: int,
 ) -> int:
     """Encode a word, with out[at:] to work in, and keep it in a free slot; which that was in the end."""
-    num_ids = _encode_word(buffer, start, stop, pieces, room, out, at) - at
+    start, size, key = word
+    num_ids = _encode_word(buffer, start, start + size, pieces, room, out, at) - at
     if not _has_room(cache):
         cache.front[:] = 0
         cache.slots[:] = 0
         cache.used[:] = 0
-        slot = _find(cache.slots, cache.texts, buffer, start, stop - start, key)
-    _keep(buffer, start, stop - start, key, slot, cache, out[at : at + num_ids])
+        slot = _find(cache.slots, cache.texts, buffer, start, size, key)
+    _keep(buffer, start, size, key, slot, cache, out[at : at + num_ids])
     return slot
 
 

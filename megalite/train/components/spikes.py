@@ -107,7 +107,7 @@ class SkippedSteps(Component):
 
     def _record(self, kind: str, step: Step, result: StepResult) -> None:
         if self._recorder.is_writer:
-            cursor, samples = step.data.account, step.samples
+            cursor, samples = step.data.cursor, step.samples
             documents = step.data.document_ids(samples.start, samples.stop)
             self._recorder.event(
                 kind,

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from megalite.corpus.prepare import prepare
-from megalite.corpus.recipe import Recipe
+from megalite.corpus.recipe import DataRecipe
 from tests.kit.data import prose
 
 HOSTILE = '<script>alert("1")</script>&'
@@ -21,14 +21,14 @@ def write_documents(path: Path, texts: list[str], prefix: str) -> None:
     path.write_text("".join(json.dumps(record) + "\n" for record in records), encoding="utf-8")
 
 
-def small_recipe(folder: Path) -> Recipe:
+def small_recipe(folder: Path) -> DataRecipe:
     """Two sources with rejects, equal texts, near-equal texts and an address to redact in them."""
     stories = prose(120)
     longer = [" ".join(f"word{word}of{number}" for word in range(200)) for number in range(5)]
     near = [f"{text} and more" for text in longer]
     write_documents(folder / "a.jsonl", [*stories, "short", "tiny", "write to anna@firma.de " * 3], "a")
     write_documents(folder / "b.jsonl", [*stories[:20], *prose(60, seed=1), *longer, *near, "été " * 40], "b")
-    return Recipe(
+    return DataRecipe(
         out=folder / "out",
         sources=[{"path": folder / "a.jsonl", "name": HOSTILE}, {"path": folder / "b.jsonl"}],
         valid_fraction=0.1,
@@ -40,7 +40,7 @@ def small_recipe(folder: Path) -> Recipe:
 
 
 @pytest.fixture(scope="session")
-def recipe(tmp_path_factory) -> Recipe:
+def recipe(tmp_path_factory) -> DataRecipe:
     """The recipe, run."""
     made = small_recipe(tmp_path_factory.mktemp("card"))
     prepare(made)

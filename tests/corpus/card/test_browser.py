@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from megalite.corpus.card.card import Amount, Card, SourceCard, Stage
+from megalite.corpus.card.card import Amount, Card, SourceCard, StageCard
 from megalite.corpus.card.make import make_card
 from megalite.corpus.card.measure import Bin, Lengths
 from megalite.corpus.card.page import render
@@ -20,7 +20,7 @@ def wide(card: Card) -> Card:
     read = replace(first, kept=Amount(1_234_567_890, 9_876_543_210_123))
     reasons = {"a line that says in many words why it went": 1, "under_a_name_without_any_space_at_all_in_it": 2}
     clean = replace(card.stages[1], kept=Amount(1_234_567_887, 9_876_543_209_999), removed=3, reasons=reasons)
-    more = Stage("near-dedup", Amount(1_234_560_000, 9_876_543_300_000), 7887, {"near": 7887}, {}, {}, None, {})
+    more = StageCard("near-dedup", Amount(1_234_560_000, 9_876_543_300_000), 7887, {"near": 7887}, {}, {}, None, {})
     bins = tuple(Bin(2**n, 2 ** (n + 1) - 1, 10 + n, 2**n) for n in range(30))
     lengths = Lengths(sum(each.documents for each in bins), 2**30, 1, 2**30, bins)
     name = "a-source_with/a/long/path/and-a-very-long-name-2026-11-22.jsonl.zst"

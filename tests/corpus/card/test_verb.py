@@ -10,7 +10,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from megalite.cli.data import card as verb
+from megalite.cli.data import reports as verb
 from megalite.corpus.card.make import HTML_FILE, JSON_FILE
 from megalite.errors import DataError
 
@@ -43,5 +43,5 @@ def test_only_a_desktop_browser_is_opened(monkeypatch, kind, opens):
     shown = []
     monkeypatch.setattr(kind, "open", lambda self, address, *_: shown.append(address))
     monkeypatch.setattr(webbrowser, "get", lambda: kind("browser"))
-    verb._show(Path("/folder/card.html"))
+    verb._show_in_browser(Path("/folder/card.html"))
     assert shown == (["file:///folder/card.html"] if opens else [])

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from megalite.corpus.near import edges
-from megalite.corpus.near.edges import MAX_REPRESENTATIVES, find_edges, rule_of
+from megalite.corpus.near.edges import MAX_REPRESENTATIVES, find_edges, pair_rule
 from megalite.corpus.near.index import Index, save_array, shard_file, write_index_file
 from megalite.corpus.near.settings import NearDedupConfig
 from tests.corpus.near.truth import components, jaccard
@@ -48,7 +48,7 @@ def all_edges(folder: Path, *, num_partitions: int = 1, num_old: int = 0) -> set
     """Edges of all partitions."""
     index = Index([folder], SETS)
     found = [
-        find_edges(index, p, num_partitions, rule=rule_of(SETS), num_old=num_old).pairs for p in range(num_partitions)
+        find_edges(index, p, num_partitions, rule=pair_rule(SETS), num_old=num_old).pairs for p in range(num_partitions)
     ]
     return {(int(a), int(b)) for a, b in np.concatenate(found)}
 
@@ -113,7 +113,7 @@ def test_a_huge_bucket_costs_a_bounded_number_of_comparisons(tmp_path, alike):
     num_documents = 1000
     sets = [{1, 2, 3} if alike else {3 * d, 3 * d + 1, 3 * d + 2} for d in range(num_documents)]
     folder = write_index(tmp_path / "index", [list(range(num_documents))], sets)
-    outcome = find_edges(Index([folder], SETS), 0, 1, rule=rule_of(SETS))
+    outcome = find_edges(Index([folder], SETS), 0, 1, rule=pair_rule(SETS))
     assert len(outcome.pairs) == (num_documents - 1 if alike else 0)
     assert outcome.num_comparisons <= num_documents * (1 if alike else MAX_REPRESENTATIVES)
 

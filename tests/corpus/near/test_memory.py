@@ -21,19 +21,19 @@ MATCH_UNDER_LIMIT = """
 import resource, sys
 from pathlib import Path
 import numpy as np
-from megalite.corpus.near.edges import find_edges, rule_of
+from megalite.corpus.near.edges import find_edges, pair_rule
 from megalite.corpus.near.index import Index
 from megalite.corpus.near.settings import NearDedupConfig
 
 few, many, limit_mb = Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3])
 config = NearDedupConfig()
-find_edges(Index([few], config), 0, 1, rule=rule_of(config))  # compiles
+find_edges(Index([few], config), 0, 1, rule=pair_rule(config))  # compiles
 used = next(int(line.split()[1]) for line in open("/proc/self/status") if line.startswith("VmData")) * 1024
 resource.setrlimit(resource.RLIMIT_DATA, (used + limit_mb * 10**6,) * 2)
 index = Index([many], config)
 found = np.zeros(index.num_documents // 2, np.bool_)
 for partition in range(16):
-    pairs = find_edges(index, partition, 16, rule=rule_of(config)).pairs
+    pairs = find_edges(index, partition, 16, rule=pair_rule(config)).pairs
     assert (pairs[:, 0] % 2 == 0).all() and (pairs[:, 1] == pairs[:, 0] + 1).all()
     found[pairs[:, 0] // 2] = True
 assert found.all()

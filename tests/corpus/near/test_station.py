@@ -19,7 +19,7 @@ from megalite.corpus.near.phases import INDEX_FOLDER, MASKS_FOLDER
 from megalite.corpus.near.settings import NearDedupConfig
 from megalite.corpus.near.station import NearMask, default_partitions, find_near_duplicates, read_mask
 from megalite.errors import DataError
-from megalite.progress import Silent
+from megalite.progress import NoProgress
 from megalite.stations.runners import InProcess, LocalPool
 from megalite.stations.tasks import WORK_FOLDER
 from tests.corpus.near.truth import alike_pairs, components, family_corpus, write_shards
@@ -37,7 +37,7 @@ def run(folder: Path, texts: list[str], config: NearDedupConfig, *, num_shards: 
             for number, part in enumerate(np.array_split(np.array(values), num_shards)):
                 shards[number][name] = str(folder / f"{name}-{number}.npy")
                 np.save(shards[number][name], part)
-    options = {"runner": InProcess(), "progress": Silent(), **options}
+    options = {"runner": InProcess(), "progress": NoProgress(), **options}
     report = find_near_duplicates(shards, folder / "out", config, **options)
     masks = [read_mask(folder / "out", number) for number in range(num_shards)]
     return report, NearMask(
@@ -239,7 +239,7 @@ def test_empty_shards_and_corpora(tmp_path):
     """No documents, or none in a shard, is no error."""
     report, mask = run(tmp_path / "some", ["a text of six words here"], NearDedupConfig(), num_shards=3)
     assert (report.documents, mask.keep.tolist(), report.examples) == (1, [True], [])
-    report = find_near_duplicates([], tmp_path / "none", NearDedupConfig(), runner=InProcess(), progress=Silent())
+    report = find_near_duplicates([], tmp_path / "none", NearDedupConfig(), runner=InProcess(), progress=NoProgress())
     assert (report.documents, report.kept, report.clusters) == (0, 0, 0)
 
 
@@ -277,5 +277,5 @@ def test_missing_or_misfit_arrays_are_refused(tmp_path):
         pq.write_table(table, shards[0]["path"])
         with pytest.raises(DataError, match=("no column 'text', only body", "1 texts are null")[number]):
             find_near_duplicates(
-                shards, tmp_path / f"d{number}", NearDedupConfig(), runner=InProcess(), progress=Silent()
+                shards, tmp_path / f"d{number}", NearDedupConfig(), runner=InProcess(), progress=NoProgress()
             )

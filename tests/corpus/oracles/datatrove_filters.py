@@ -189,7 +189,7 @@ def with_spacy(texts: list[str], real: list[str]) -> dict[str, Any]:
         texts: to judge by each rule.
         real: to judge by each family, with the thresholds of datatrove.
     """
-    from megalite.corpus.rules.marks import PUNCTUATION_MARKS, TERMINAL_MARKS
+    from megalite.corpus.rules.punctuation import PUNCTUATION_MARKS, TERMINAL_MARKS
     from tests.corpus.oracles.our_rules import COMPAT, our_decisions
     from tests.corpus.oracles.spacy_words import seconds_of_cuts, wrong_cuts
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from megalite.corpus.rules.judge import edit_and_measure, make_rules
+from megalite.corpus.rules.apply import edit_and_measure, make_rules
 from megalite.corpus.rules.settings import (
     C4Config,
     FineWebConfig,

@@ -44,7 +44,7 @@ class Difference(NamedTuple):
 
 def has_words_of_symbols(text: str) -> bool:
     """A chunk that is a word here and none there, or the other way round."""
-    listed = set(ask_datatrove(())["punctuation"])
+    listed = set(answers()["punctuation"])
     return any(all(map(is_punctuation, chunk)) != all(one in listed for one in chunk) for chunk in text.split())
 
 
@@ -137,19 +137,27 @@ DIFFERENCES = (
 )
 
 
-@lru_cache(maxsize=4)
-def ask_datatrove(texts: Sequence[str]) -> dict[str, Any]:
-    """Its decision of each rule on each text, and what C4 leaves."""
+@lru_cache(maxsize=1)
+def asked() -> dict[str, int]:
+    """Each text that datatrove is asked about, once, and its number."""
+    return {text: number for number, text in enumerate(dict.fromkeys((*raw_documents(), *repaired_documents())))}
+
+
+@lru_cache(maxsize=1)
+def answers() -> dict[str, Any]:
+    """Its decision of each rule on each text, and what C4 leaves; one process answers for all tests."""
     need("datatrove")
-    return ask("tests.corpus.oracles.datatrove_filters", {"texts": texts, "words": "plain"})
+    return ask("tests.corpus.oracles.datatrove_filters", {"texts": list(asked()), "words": "plain"})
 
 
 def theirs(texts: Sequence[str]) -> dict[str, list]:
-    answer = ask_datatrove(tuple(texts))
-    return {**answer["decisions"], EDIT: answer["edited"]}
+    rows = [asked()[text] for text in texts]
+    columns = {**answers()["decisions"], EDIT: answers()["edited"]}
+    return {rule: [column[row] for row in rows] for rule, column in columns.items()}
 
 
-def ours(texts: Sequence[str]) -> dict[str, list]:
+@lru_cache(maxsize=2)
+def ours(texts: tuple[str, ...]) -> dict[str, list]:
     return our_decisions(texts, PLAIN)
 
 

@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 
 from megalite.corpus.privacy.candidates import find_candidates
 from megalite.corpus.privacy.payment import CARD_FORMS, IBAN_LENGTHS
-from megalite.corpus.privacy.places import NUM_CODES
 from megalite.corpus.privacy.redact import redact
 from megalite.corpus.privacy.settings import PrivacyConfig
+from megalite.corpus.privacy.window import ASSIGNMENT
 from megalite.texts import Texts
 
 KINDS = ("email", "ip_address", "phone", "iban", "card", "us_ssn", "api_key", "jwt", "private_key", "password")
@@ -419,7 +419,7 @@ def test_cards_against_luhn(prefix, random):
 def test_the_scan_grows_and_keeps_order():
     """Many candidates, over the first size of its arrays, come in order of place with their documents."""
     texts = Texts.of(["a@b.cc 4111111111111111 " * 50] * 9)
-    codes, places, documents = find_candidates(texts.buffer, texts.offsets, (1 << NUM_CODES) - 1)
+    codes, places, documents = find_candidates(texts.buffer, texts.offsets, (2 << ASSIGNMENT) - 1)
     assert codes.size == 900
     assert np.all(np.diff(places) > 0)
     assert np.array_equal(documents, np.searchsorted(texts.offsets, places, side="right") - 1)

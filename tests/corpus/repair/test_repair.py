@@ -13,9 +13,8 @@ from hypothesis import strategies as st
 from megalite.corpus.repair.kernels import UNCOMPOSED, UNTIDY, scan
 from megalite.corpus.repair.normal_form import END_OF_MARKS, UNSTABLE, mark_table
 from megalite.corpus.repair.repair import repair
-from megalite.corpus.repair.splice import Patch, splice
 from megalite.errors import UnavailableError
-from megalite.texts import Texts
+from megalite.texts import Patch, Texts, splice
 from tests.corpus.repair.reference import repair_string
 
 PIECES = (

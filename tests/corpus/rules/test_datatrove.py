@@ -17,7 +17,7 @@ from megalite.corpus.rules.datatrove import measure_as_datatrove
 from megalite.corpus.rules.english import English
 from megalite.corpus.rules.gopher import quality_rules, repetition_rules
 from megalite.corpus.rules.lexicon import Lexicon
-from megalite.corpus.rules.marks import PUNCTUATION_MARKS
+from megalite.corpus.rules.punctuation import PUNCTUATION_MARKS
 from megalite.corpus.rules.settings import (
     C4Config,
     FineWebConfig,

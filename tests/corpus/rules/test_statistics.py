@@ -28,7 +28,6 @@ from megalite.corpus.rules.duplicates import count_duplicates, make_table
 from megalite.corpus.rules.repetition import LONGEST, make_grams, measure_repetition
 from megalite.corpus.rules.settings import FineWebConfig, GopherQualityConfig
 from megalite.corpus.rules.statistics import measure, no_statistics
-from megalite.kernel import hash_of_sources
 from megalite.texts import Texts
 from tests.corpus.rules import reference
 from tests.corpus.rules.samples import TRAPS, library_texts, random_texts
@@ -149,14 +148,3 @@ def test_decode(character):
     encoded = np.frombuffer(f"é{character}é".encode(), np.uint8)
     assert decode(encoded, 2) == (ord(character), encoded.size - 2)
     assert start_of_last(encoded, encoded.size - 2) == 2
-
-
-def test_an_edit_of_any_file_renews_the_compiled_code(tmp_path):
-    """The hash in the kernels' names changes with every file's name and content."""
-    (tmp_path / "a.py").write_text("x = 1\n")
-    hashes = {hash_of_sources(tmp_path)}
-    (tmp_path / "a.py").write_text("x = 2\n")
-    hashes.add(hash_of_sources(tmp_path))
-    (tmp_path / "b.py").write_text("")
-    hashes.add(hash_of_sources(tmp_path))
-    assert len(hashes) == 3

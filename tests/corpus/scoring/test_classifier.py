@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from megalite.corpus.scoring.classifier import Classifier, Rows, fit_weights, train_classifier
+from megalite.corpus.scoring.classifier import Classifier, SparseRows, fit_weights, train_classifier
 from megalite.corpus.scoring.classifier_kernel import extract, logits, row_logits, spread
 from megalite.corpus.scoring.words import hash_words
 from megalite.errors import DataError
@@ -97,7 +97,7 @@ def test_the_fit_is_the_optimum():
     texts = mixed_words(20, share=0.7, seed=1) + mixed_words(50, share=0.3, seed=2)
     labels = np.repeat([1.0, 0.0], [20, 50])
     num_buckets, l2 = 64, 1e-3
-    rows = Rows(*extract(*hashed(texts), num_buckets))
+    rows = SparseRows(*extract(*hashed(texts), num_buckets))
     matrix = np.zeros((70, num_buckets + 1))  # the last column is the bias
     for index, (begin, end) in enumerate(itertools.pairwise(rows.borders)):
         matrix[index, rows.buckets[begin:end]] = rows.shares[begin:end]

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from megalite.corpus.spans.lines import count_lines, count_lines_in_shards, find_lines, frequent_lines
 from megalite.corpus.spans.settings import LineDedupConfig
-from megalite.progress import Silent
+from megalite.progress import NoProgress
 from megalite.texts import Texts
 from tests.corpus.spans.kit import ON_THE_SPOT, as_tuples, remove_spans, write_shards
 from tests.kit.data import prose
@@ -67,7 +67,7 @@ def test_shards_equal_memory(tmp_path, scope, num_shards, num_partitions):
     texts[20] = texts[20].split("\n", 1)[1]
     config = LineDedupConfig(min_occurrences=10, scope=scope, num_partitions=num_partitions)
     shards = write_shards(tmp_path / "in", texts, num_shards=num_shards, rows=4)
-    count_lines_in_shards(tmp_path / "out", shards, config, runner=ON_THE_SPOT, progress=Silent())
+    count_lines_in_shards(tmp_path / "out", shards, config, runner=ON_THE_SPOT, progress=NoProgress())
     for number, part in enumerate(np.array_split(np.array(texts, object), num_shards)):
         frequent = frequent_lines(tmp_path / "out", number, config)
         left = remove_spans(part, find_lines(Texts.of(part), frequent, config))

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from megalite.corpus.spans.settings import SubstringConfig
 from megalite.corpus.spans.substring import find_repeats, find_repeats_in_shards, load_spans
-from megalite.progress import Silent
+from megalite.progress import NoProgress
 from megalite.stations.runners import LocalPool
 from megalite.texts import Texts
 from tests.corpus.spans.kit import ON_THE_SPOT, as_tuples, spans_of_cover, write_shards
@@ -143,7 +143,7 @@ def test_shards_equal_memory(tmp_path, num_shards, rows, num_partitions):
     whole = as_tuples(find_repeats(Texts.of(texts), SubstringConfig(min_bytes=40)))
     shards = [*write_shards(tmp_path / "in", texts, num_shards=num_shards, rows=rows)]
     shards += write_shards(tmp_path / "empty", [], num_shards=1)
-    reports = find_repeats_in_shards(tmp_path / "out", shards, config, runner=ON_THE_SPOT, progress=Silent())
+    reports = find_repeats_in_shards(tmp_path / "out", shards, config, runner=ON_THE_SPOT, progress=NoProgress())
     found, first = [], 0
     for number, report in enumerate(reports):
         found += [(first + text, start, end) for text, start, end in as_tuples(load_spans(tmp_path / "out", number))]
@@ -164,10 +164,10 @@ def test_workers_do_not_change_the_result(tmp_path):
     """A pool of processes and another order of the tasks leave the same, also after an interruption."""
     shards = write_shards(tmp_path / "in", planted()[0], num_shards=3)
     config = SubstringConfig(min_bytes=40, num_partitions=3)
-    find_repeats_in_shards(tmp_path / "one", shards, config, runner=ON_THE_SPOT, progress=Silent())
+    find_repeats_in_shards(tmp_path / "one", shards, config, runner=ON_THE_SPOT, progress=NoProgress())
     with LocalPool(2) as pool:
-        find_repeats_in_shards(tmp_path / "two", shards, config, runner=pool, progress=Silent())
-    find_repeats_in_shards(tmp_path / "three", shards, config, runner=Backwards(), progress=Silent())
+        find_repeats_in_shards(tmp_path / "two", shards, config, runner=pool, progress=NoProgress())
+    find_repeats_in_shards(tmp_path / "three", shards, config, runner=Backwards(), progress=NoProgress())
     for number in range(3):
         for other in ("two", "three"):
             assert np.array_equal(load_spans(tmp_path / "one", number), load_spans(tmp_path / other, number))
@@ -175,7 +175,7 @@ def test_workers_do_not_change_the_result(tmp_path):
     (lost / "00001.json").unlink()
     (lost / "00001.rows").unlink()
     (tmp_path / "two" / ".work" / "substring-spans" / "00002.json").unlink()
-    find_repeats_in_shards(tmp_path / "two", shards, config, runner=ON_THE_SPOT, progress=Silent())
+    find_repeats_in_shards(tmp_path / "two", shards, config, runner=ON_THE_SPOT, progress=NoProgress())
     assert np.array_equal(load_spans(tmp_path / "one", 2), load_spans(tmp_path / "two", 2))
 
 

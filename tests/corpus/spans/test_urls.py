@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from megalite.corpus.spans.settings import UrlDedupConfig
-from megalite.corpus.spans.urls import find_repeated_urls, find_repeated_urls_in_shards, load_repeats, normalise_url
-from megalite.progress import Silent
+from megalite.corpus.spans.urls import find_repeated_urls_in_shards, load_repeats, normalise_url
+from megalite.progress import NoProgress
 from tests.corpus.spans.kit import ON_THE_SPOT, write_shards
 
 CONFIG = UrlDedupConfig()
@@ -58,29 +58,39 @@ def test_settings():
     assert normalise_url("a.org/?id=2", UrlDedupConfig(tracking_parameters=())) == "a.org?id=2"
 
 
-def test_first_is_kept():
+def search_by_hand(urls):
+    """Whether the normal form of each address stood before it."""
+    seen, repeats = set(), []
+    for url in urls:
+        form = normalise_url(url, CONFIG) if url and not url.isspace() else ""
+        repeats.append(bool(form) and form in seen)
+        seen.add(form)
+    return repeats
+
+
+def search(folder, urls, *, num_shards, num_partitions):
+    """The same by the tasks; their reports add up to it."""
+    shards = write_shards(folder / "in", [""] * len(urls), num_shards=num_shards, rows=9, urls=urls)
+    config = UrlDedupConfig(num_partitions=num_partitions)
+    reports = find_repeated_urls_in_shards(folder / "out", shards, config, runner=ON_THE_SPOT, progress=NoProgress())
+    found = np.zeros(len(urls), bool)
+    for number, part in enumerate(np.array_split(np.arange(len(urls)), num_shards)):
+        found[part[load_repeats(folder / "out", number)]] = True
+    assert sum(report["repeats"] for report in reports) == np.count_nonzero(found)
+    return found.tolist()
+
+
+def test_first_is_kept(tmp_path):
     """Every spelling but the first is a repeat; documents without an address never are."""
     urls = [None, SPELLINGS[1], "", *SPELLINGS, None, *OTHERS, "  "]
-    seen, expected = set(), []
-    for url in urls:
-        form = normalise_url(url, CONFIG) if url else ""
-        expected.append(bool(form) and form in seen)
-        seen.add(form)
-    assert find_repeated_urls(urls, CONFIG).tolist() == expected
+    expected = search_by_hand(urls)
     assert sum(expected) == len(SPELLINGS)  # all of them repeat the one in front
-    assert find_repeated_urls([], CONFIG).tolist() == []
+    assert search(tmp_path, urls, num_shards=1, num_partitions=1) == expected
 
 
 @pytest.mark.parametrize(("num_shards", "num_partitions"), [(1, 1), (4, 7)])
-def test_shards_equal_memory(tmp_path, num_shards, num_partitions):
+def test_files_and_partitions_change_nothing(tmp_path, num_shards, num_partitions):
     """Files and partitions do not change which documents are repeats."""
     rng = random.Random(3)
     urls = [rng.choice([None, f"https://site{rng.randrange(40)}.org/{rng.randrange(3)}/"]) for _ in range(200)]
-    shards = write_shards(tmp_path / "in", [""] * 200, num_shards=num_shards, rows=9, urls=urls)
-    config = UrlDedupConfig(num_partitions=num_partitions)
-    reports = find_repeated_urls_in_shards(tmp_path / "out", shards, config, runner=ON_THE_SPOT, progress=Silent())
-    found = np.zeros(200, bool)
-    for number, part in enumerate(np.array_split(np.arange(200), num_shards)):
-        found[part[load_repeats(tmp_path / "out", number)]] = True
-    assert np.array_equal(found, find_repeated_urls(urls, CONFIG))
-    assert sum(report["repeats"] for report in reports) == np.count_nonzero(found)
+    assert search(tmp_path, urls, num_shards=num_shards, num_partitions=num_partitions) == search_by_hand(urls)

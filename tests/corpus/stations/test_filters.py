@@ -14,18 +14,15 @@ import pytest
 from megalite.corpus.corpus import Corpus
 from megalite.corpus.near.settings import NearDedupConfig
 from megalite.corpus.prepare import prepare
-from megalite.corpus.recipe import CleanConfig, DocumentSource, Recipe
+from megalite.corpus.recipe import CleanConfig, DataRecipe, DocumentSource
 from megalite.corpus.scoring.settings import ClassifierConfig, PerplexityConfig
 from megalite.corpus.spans.settings import DecontaminateConfig, LineDedupConfig, SubstringConfig, UrlDedupConfig
 from megalite.corpus.stations.clean import clean
-from megalite.corpus.stations.contamination import decontaminate
-from megalite.corpus.stations.lines import line_dedup
 from megalite.corpus.stations.near import near_dedup
 from megalite.corpus.stations.select import select
-from megalite.corpus.stations.substring import substring_dedup
-from megalite.corpus.stations.urls import url_dedup
+from megalite.corpus.stations.spans import decontaminate, line_dedup, substring_dedup, url_dedup
 from megalite.errors import DataError
-from megalite.progress import Silent
+from megalite.progress import NoProgress
 from megalite.stations.runners import LocalPool
 from megalite.stations.station import StationResult
 from tests.kit.data import all_bytes, corpus_of, write_json_lines
@@ -179,7 +176,7 @@ def test_near_duplicates_name_their_twins(tmp_path):
     assert (row["kept_id"], row["kept_source"], row["detail"]) == ("", "", "repeats earlier data")
 
 
-class Summary(Silent):
+class Summary(NoProgress):
     """What a station says at its end."""
 
     line = ""
@@ -239,7 +236,7 @@ def test_all_of_them_in_one_recipe(tmp_path):
     """Each reads what the one before left; a changed setting redoes it and what follows."""
     cleaned(tmp_path, documents())
     exam = write_json_lines(tmp_path / "exam.jsonl", [sentence(3)])
-    recipe = Recipe(
+    recipe = DataRecipe(
         out=tmp_path / "out",
         sources=[{"path": tmp_path / "raw", "keep_fields": ["url"]}],
         valid_fraction=0,

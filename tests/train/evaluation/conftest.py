@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from megalite.corpus.prepare import prepare
-from megalite.corpus.recipe import Recipe
+from megalite.corpus.recipe import DataRecipe
 from tests.kit.data import WORDS, prose, write_json_lines
 
 SEQ_LEN = 64
@@ -35,7 +35,7 @@ def prepared(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("prepared")
     write_json_lines(folder / "a.jsonl", prose(150))
     prepare(
-        Recipe(
+        DataRecipe(
             out=folder / "out",
             sources=[{"path": folder / "a.jsonl"}],
             valid_fraction=0.2,

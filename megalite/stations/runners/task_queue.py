@@ -27,7 +27,7 @@ from megalite.stations.tasks import replacing
 
 
 @dataclass(frozen=True)
-class Order:
+class QueueState:
     """What workers are to do now."""
 
     turn: str = ""
@@ -42,7 +42,7 @@ class Order:
 
 
 @dataclass(frozen=True)
-class Failure:
+class TaskFailure:
     """A task that raised an error."""
 
     number: int
@@ -54,7 +54,7 @@ class Failure:
 
 
 @dataclass(frozen=True)
-class Sign:
+class WorkerHeartbeat:
     """A worker's sign of life."""
 
     host: str
@@ -63,7 +63,7 @@ class Sign:
     """Counts up."""
 
 
-class Board:
+class TaskQueue:
     """Both sides' view of the folder.
 
     Args:
@@ -72,7 +72,7 @@ class Board:
 
     def __init__(self, home: Path):
         self._home = home
-        self._order = Order()
+        self._state = QueueState()
 
     # The driver's side
 
@@ -81,85 +81,85 @@ class Board:
         for name in ("turns", "errors", "workers"):
             shutil.rmtree(self._home / name, ignore_errors=True)
             (self._home / name).mkdir(parents=True, exist_ok=True)
-        self._write(Order())
+        self._write(QueueState())
 
     def post(self, folder: Path, phase: str, numbers: Sequence[int]) -> None:
         """Begin a turn."""
-        order = Order(uuid.uuid4().hex[:12], str(folder.absolute()), phase)
-        _write_json(self._turn(order) / "tasks.json", list(numbers))
-        self._write(order)
+        state = QueueState(uuid.uuid4().hex[:12], str(folder.absolute()), phase)
+        _write_json(self._turn(state) / "tasks.json", list(numbers))
+        self._write(state)
 
     def withdraw(self, *, closed: bool = False) -> None:
         """End the turn: workers finish the task at hand and take no further one; if `closed`, they leave."""
-        self._write(Order(closed=closed))
+        self._write(QueueState(closed=closed))
 
     def offer_again(self, number: int) -> None:
         """Give out a task whose worker is gone."""
-        (self._turn(self._order) / _name(number)).unlink(missing_ok=True)
-        self._write(Order(**{**asdict(self._order), "again": (*self._order.again, number)}))
+        (self._turn(self._state) / _name(number)).unlink(missing_ok=True)
+        self._write(QueueState(**{**asdict(self._state), "again": (*self._state.again, number)}))
 
     def claims(self, numbers: Iterable[int]) -> dict[int, str]:
         """Who has claimed which of these tasks; an empty name in the moment before the worker has written it."""
-        claimed = self.claimed(self._order)
-        paths = {number: self._turn(self._order) / _name(number) for number in numbers if number in claimed}
+        claimed = self.claimed(self._state)
+        paths = {number: self._turn(self._state) / _name(number) for number in numbers if number in claimed}
         return {number: path.read_text(encoding="utf-8") for number, path in paths.items()}
 
-    def failures(self) -> list[Failure]:
+    def failures(self) -> list[TaskFailure]:
         """Errors of this turn, each told once."""
         found = []
-        for path in sorted((self._home / "errors").glob(f"{self._order.turn}-*")):
-            found.append(Failure(**json.loads(path.read_text(encoding="utf-8"))))
+        for path in sorted((self._home / "errors").glob(f"{self._state.turn}-*")):
+            found.append(TaskFailure(**json.loads(path.read_text(encoding="utf-8"))))
             path.unlink()
         return found
 
-    def sign(self, worker: str) -> Sign | None:
+    def heartbeat(self, worker: str) -> WorkerHeartbeat | None:
         """A worker's last sign of life."""
         try:
-            return Sign(**json.loads((self._home / "workers" / worker).read_text(encoding="utf-8")))
+            return WorkerHeartbeat(**json.loads((self._home / "workers" / worker).read_text(encoding="utf-8")))
         except FileNotFoundError:
             return None
 
     # The workers' side
 
-    def order(self) -> Order:
+    def state(self) -> QueueState:
         """What is to do. A folder that is gone is a closed one."""
         try:
             plain = json.loads((self._home / "order.json").read_text(encoding="utf-8"))
         except FileNotFoundError:
-            return Order(closed=True)
-        return Order(**{**plain, "again": tuple(plain["again"])})
+            return QueueState(closed=True)
+        return QueueState(**{**plain, "again": tuple(plain["again"])})
 
-    def tasks(self, order: Order) -> list[int]:
+    def tasks(self, state: QueueState) -> list[int]:
         """All tasks of a turn."""
-        return json.loads((self._turn(order) / "tasks.json").read_text(encoding="utf-8"))
+        return json.loads((self._turn(state) / "tasks.json").read_text(encoding="utf-8"))
 
-    def claimed(self, order: Order) -> set[int]:
+    def claimed(self, state: QueueState) -> set[int]:
         """The tasks of a turn that somebody has claimed."""
-        return {int(name) for name in os.listdir(self._turn(order)) if name.isdecimal()}
+        return {int(name) for name in os.listdir(self._turn(state)) if name.isdecimal()}
 
-    def claim(self, order: Order, number: int, worker: str) -> bool:
+    def claim(self, state: QueueState, number: int, worker: str) -> bool:
         """Try to make a task one's own."""
         try:
-            with open(self._turn(order) / _name(number), "x", encoding="utf-8") as file:
+            with open(self._turn(state) / _name(number), "x", encoding="utf-8") as file:
                 file.write(worker)
         except FileExistsError:
             return False
         return True
 
-    def fail(self, order: Order, failure: Failure) -> None:
+    def fail(self, state: QueueState, failure: TaskFailure) -> None:
         """Say that a task cannot be done."""
-        _write_json(self._home / "errors" / f"{order.turn}-{_name(failure.number)}", asdict(failure))
+        _write_json(self._home / "errors" / f"{state.turn}-{_name(failure.number)}", asdict(failure))
 
-    def beat(self, worker: str, sign: Sign) -> None:
+    def beat(self, worker: str, heartbeat: WorkerHeartbeat) -> None:
         """Show that a worker lives."""
-        _write_json(self._home / "workers" / worker, asdict(sign))
+        _write_json(self._home / "workers" / worker, asdict(heartbeat))
 
-    def _turn(self, order: Order) -> Path:
-        return self._home / "turns" / order.turn
+    def _turn(self, state: QueueState) -> Path:
+        return self._home / "turns" / state.turn
 
-    def _write(self, order: Order) -> None:
-        self._order = order
-        _write_json(self._home / "order.json", asdict(order))
+    def _write(self, state: QueueState) -> None:
+        self._state = state
+        _write_json(self._home / "order.json", asdict(state))
 
 
 def _name(number: int) -> str:

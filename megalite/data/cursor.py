@@ -1,4 +1,4 @@
-"""What a run has left out of its data, and what it has drawn under earlier mixtures: the account in a checkpoint.
+"""What a run has left out of its data, and what it has drawn under earlier mixtures: what a checkpoint knows of both.
 
 Training counts the samples that it reads, 0, 1, 2, ... without holes: run indices. Where a run was rolled back, the
 data that it had read meanwhile is left out, so from there on run index and data index differ:
@@ -26,12 +26,11 @@ class Gap(NamedTuple):
 
     at: int
     """The run index from which on it is."""
-    count: int
-    """Samples."""
+    num_samples: int
 
 
 @dataclass(frozen=True)
-class Account:
+class DataCursor:
     """From run indices to data indices, and on to the samples of each source."""
 
     gaps: tuple[Gap, ...] = ()
@@ -45,25 +44,25 @@ class Account:
 
     def data_index(self, run_index: int) -> int:
         """The data index of a run index."""
-        return run_index + sum(gap.count for gap in self.gaps if gap.at <= run_index)
+        return run_index + sum(gap.num_samples for gap in self.gaps if gap.at <= run_index)
 
     def data_indices(self, run_indices: np.ndarray) -> np.ndarray:
         """The data indices of many run indices, int64 [n]."""
         if not self.gaps:
             return run_indices
         borders = np.array([gap.at for gap in self.gaps])
-        left_out = np.cumsum([0, *(gap.count for gap in self.gaps)])
+        left_out = np.cumsum([0, *(gap.num_samples for gap in self.gaps)])
         return run_indices + left_out[np.searchsorted(borders, run_indices, side="right")]
 
-    def leave_out(self, run_index: int, data_stop: int) -> Account:
-        """The account of a run that goes back to `run_index` and on with data index `data_stop` from there. What that
+    def leave_out(self, run_index: int, data_stop: int) -> DataCursor:
+        """The cursor of a run that goes back to `run_index` and on with data index `data_stop` from there. What that
         leaves out of each source is for the caller to count."""
         kept = tuple(gap for gap in self.gaps if gap.at < run_index)
-        count = data_stop - run_index - sum(gap.count for gap in kept)
+        count = data_stop - run_index - sum(gap.num_samples for gap in kept)
         return replace(self, gaps=(*kept, Gap(run_index, count)) if count else kept)
 
-    def remix(self, run_index: int, drawn: dict[str, int], would_have: dict[str, int]) -> Account:
-        """The account of a run whose mixture changes at `run_index`.
+    def remix(self, run_index: int, drawn: dict[str, int], would_have: dict[str, int]) -> DataCursor:
+        """The cursor of a run whose mixture changes at `run_index`.
 
         Args:
             drawn: samples of each source that were drawn by then.

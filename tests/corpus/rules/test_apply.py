@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from megalite.corpus.rules.judge import KEEP, judge, make_rules, statistics_table
+from megalite.corpus.rules.apply import KEEP, apply_rules, edit_and_measure, make_rules
 from megalite.corpus.rules.settings import (
     BadWordsConfig,
     C4Config,
@@ -157,7 +157,7 @@ def above(value: float, threshold: float | None) -> bool:
 
 
 def reasons_of(texts: list[str], config: RulesConfig) -> list[str | None]:
-    judgement = judge(Texts.of(texts), config)
+    judgement = apply_rules(Texts.of(texts), config)
     assert judgement.reason_codes.dtype == np.int16
     return [None if code == KEEP else judgement.reason_names[code] for code in judgement.reason_codes]
 
@@ -165,7 +165,7 @@ def reasons_of(texts: list[str], config: RulesConfig) -> list[str | None]:
 def assert_equal(texts: list[str], config: RulesConfig) -> None:
     truth = [true_judgement(text, config) for text in texts]
     assert reasons_of(texts, config) == [reason for _, reason in truth]
-    assert list(judge(Texts.of(texts), config).texts) == [text for text, _ in truth]
+    assert list(apply_rules(Texts.of(texts), config).texts) == [text for text, _ in truth]
 
 
 @pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
@@ -298,7 +298,7 @@ def test_prose_passes_everything(tmp_path):
         fineweb=FineWebConfig(),
         bad_words=BadWordsConfig(file=tmp_path / "words.txt"),
     )
-    judgement = judge(Texts.of([PROSE]), config)
+    judgement = apply_rules(Texts.of([PROSE]), config)
     assert judgement.kept.tolist() == [True]
     assert judgement.texts[0] == PROSE
 
@@ -306,26 +306,26 @@ def test_prose_passes_everything(tmp_path):
 def test_texts_that_are_not_edited_are_the_same_object():
     """No copy without C4's rules; none of the numbers depends on what else is in the batch."""
     texts = Texts.of(TRAPS)
-    assert judge(texts, RulesConfig()).texts is texts
+    assert apply_rules(texts, RulesConfig()).texts is texts
     alone = [reasons_of([text], CONFIGS["all"])[0] for text in TRAPS]
     assert alone == reasons_of(TRAPS, CONFIGS["all"])
-    assert judge(Texts.of([]), CONFIGS["all"]).reason_codes.size == 0
+    assert apply_rules(Texts.of([]), CONFIGS["all"]).reason_codes.size == 0
 
 
-def test_the_statistics_table_shows_what_the_rules_compare():
-    """Values and thresholds by reason, in the rules' order; together they give the first reason."""
+def test_the_statistics_are_what_the_rules_compare():
+    """Each rule's values and threshold; together, in the rules' order, they give the first reason."""
     texts = Texts.of([*TRAPS, *library_texts(10)])
     config = CONFIGS["all"]
-    table = statistics_table(texts, config)
-    assert list(table) == [rule.reason for rule in make_rules(config)]
+    _, statistics = edit_and_measure(texts, config)
+    table = {rule.reason: rule for rule in make_rules(config)}
     assert table["gopher: short words"].threshold == 1.0
-    assert all(measured.values.dtype == np.float64 for measured in table.values())
+    assert all(rule.values(statistics).dtype == np.float64 for rule in table.values())
     compare = {">": np.greater, ">=": np.greater_equal, "<": np.less, "<=": np.less_equal}
     del table["repeated lines"]  # passes documents of few lines
-    judgement = judge(texts, config)
-    for code, (reason, measured) in enumerate(table.items()):
+    judgement = apply_rules(texts, config)
+    for reason, rule in table.items():
         code = judgement.reason_names.index(reason)
-        stays = compare[measured.keep](measured.values, measured.threshold)
+        stays = compare[rule.keep](rule.values(statistics), rule.threshold)
         assert stays[(judgement.reason_codes == KEEP) | (judgement.reason_codes > code)].all()
         assert not stays[judgement.reason_codes == code].any()
 
@@ -356,13 +356,13 @@ def test_a_list_of_bad_words_that_cannot_be_used(tmp_path):
     path = tmp_path / "words.txt"
     config = RulesConfig(bad_words=BadWordsConfig(file=path))
     with pytest.raises(DataError, match=r"words\.txt: cannot read the list of bad words \(No such file"):
-        judge(Texts.of(["a"]), config)
+        apply_rules(Texts.of(["a"]), config)
     path.write_bytes(b"\n \n")
     with pytest.raises(DataError, match=r"words\.txt: the list of bad words is empty; write one"):
-        judge(Texts.of(["a"]), config)
+        apply_rules(Texts.of(["a"]), config)
     path.write_bytes(b"caf\xe9\n\n")
     with pytest.raises(DataError, match=r"words\.txt: the list of bad words is not UTF-8; save it"):
-        judge(Texts.of(["a"]), config)
+        apply_rules(Texts.of(["a"]), config)
     path.write_text("goon")
     assert reasons_of(["the quiet goon " * 9], config) == ["bad words"]
 

@@ -10,7 +10,7 @@ import numpy as np
 from pydantic import TypeAdapter
 
 from megalite.config.schema import SourceConfig
-from megalite.data.account import Account, Gap
+from megalite.data.cursor import DataCursor, Gap
 from megalite.data.samples import Samples, open_samples
 from tests.kit.data import random_documents, write_pair
 
@@ -38,31 +38,31 @@ def test_gaps_leave_data_out(tmp_path):
     """Twice rolled back, once to the same place: what is read is the list of all data without what was left out."""
     samples = open_mixture(tmp_path, a=1, bb=2)
     data = read(samples, 0, 200)
-    account = Account().leave_out(40, 56)
-    assert account.gaps == (Gap(40, 16),)
-    assert read(samples.following(account), 0, 100) == data[:40] + data[56:116]
-    again = account.leave_out(40, 70)
+    cursor = DataCursor().leave_out(40, 56)
+    assert cursor.gaps == (Gap(40, 16),)
+    assert read(samples.following(cursor), 0, 100) == data[:40] + data[56:116]
+    again = cursor.leave_out(40, 70)
     assert read(samples.following(again), 0, 100) == data[:40] + data[70:130]
     later = again.leave_out(60, 100)
     assert later.gaps == (Gap(40, 30), Gap(60, 10))
     assert read(samples.following(later), 0, 100) == data[:40] + data[70:90] + data[100:140]
     assert later.data_index(60) == 100
-    assert TypeAdapter(Account).validate_json(json.dumps(asdict(later)), strict=True) == later
+    assert TypeAdapter(DataCursor).validate_json(json.dumps(asdict(later)), strict=True) == later
 
 
 def test_no_gap_is_no_change():
-    """Going back and reading the same again leaves the account as it was."""
-    account = Account().leave_out(40, 56)
-    assert Account().leave_out(40, 40) == Account()
-    assert account.leave_out(50, 66) == account
+    """Going back and reading the same again leaves the cursor as it was."""
+    cursor = DataCursor().leave_out(40, 56)
+    assert DataCursor().leave_out(40, 40) == DataCursor()
+    assert cursor.leave_out(50, 66) == cursor
 
 
 def test_a_source_goes_on_where_it_stood(tmp_path):
     """Weights change at sample 50, and a source is added: each source's own samples are those of its one sequence, none
     twice and none left out, and the new shares hold."""
     old, new = open_mixture(tmp_path, a=1, bb=3), open_mixture(tmp_path, a=5, bb=1, ccc=2)
-    account = Account().remix(50, old.drawn(50), new.drawn(50))
-    mixed = new.following(account)
+    cursor = DataCursor().remix(50, old.drawn(50), new.drawn(50))
+    mixed = new.following(cursor)
     history = read(old, 0, 50) + read(mixed, 50, 450)
     for name in ("a", "bb", "ccc"):
         own = [(epoch, position) for source, epoch, position in history if source == name]

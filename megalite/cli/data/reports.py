@@ -1,21 +1,23 @@
-"""The verbs that look at data."""
+"""The verbs that look at data: what training will read, what stations did, what a set holds, whether it is whole."""
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from megalite.cli.data.options import Include, Set, TextField, make_settings, open_corpus, report_console
+from megalite.cli.data.options import Include, Set, TextField, Workers, make_settings, open_corpus, report_console
 from megalite.cli.paths import named
 
 if TYPE_CHECKING:
     from rich.text import Text
 
     from megalite.corpus.effects import Effect, Effects
-    from megalite.corpus.inspection import Example, Group, Inspection
+    from megalite.corpus.inspection import DocumentGroup, Example, Inspection
     from megalite.data.samples import Samples
+    from megalite.data.verify import CheckPlan
 
 
 def show(
@@ -113,7 +115,7 @@ def effects(
     if not inputs and given is None:
         raise UserError("nothing to read: name files or folders, or a recipe with --recipe")
     config = given.clean if given else make_settings(CleanConfig, settings)
-    corpus = open_corpus(inputs, text_field, include) if inputs else Corpus(given.sources)
+    corpus = open_corpus(inputs, text_field, include) if inputs else Corpus(given.sources if given else ())
     found = measuring.measure_effects(corpus, measuring.with_rule_sets(config), max_mb=mb)
     _print_effects(found)
     if out is not None:
@@ -139,7 +141,7 @@ def _print_counts(station: Inspection) -> None:
     report_console().print(table)
 
 
-def _print_examples(group: Group, chars: int) -> None:
+def _print_examples(group: DocumentGroup, chars: int) -> None:
     for example in group.examples:
         fate = group.fate if group.fate == "kept" else f"{group.fate}: {group.reason}"
         detail = f" ({example.detail})" if example.detail else ""
@@ -184,3 +186,71 @@ def _rule_cell(effect: Effect) -> Text:
     below, above = effect.histogram.bars
     styles = ("red", "green") if effect.histogram.rejects_below else ("green", "red")
     return Text.assemble(f"{effect.reason}\n", (below, styles[0]), "|", (above, styles[1]))
+
+
+def card(
+    out: Annotated[Path, typer.Argument(help="Folder of a recipe that `prepare` has finished.")],
+    recipe: Annotated[Path | None, typer.Option(help="The recipe, for what it says of its sources.")] = None,
+    open_nothing: Annotated[bool, typer.Option("--open-nothing", help="Do not show the page in a browser.")] = False,
+) -> None:
+    """Describe a prepared set: card.json and card.html in its folder, and a summary here."""
+    from megalite.corpus.card.make import HTML_FILE, make_card, write_card
+    from megalite.corpus.card.terminal import summary
+    from megalite.corpus.prepare import load_recipe
+
+    made = make_card(out, load_recipe(recipe) if recipe is not None else None)
+    write_card(out, made)
+    report_console().print(summary(made))
+    page = out.absolute() / HTML_FILE
+    typer.echo(str(page))
+    if not open_nothing and sys.stdout.isatty():
+        _show_in_browser(page)
+
+
+def _show_in_browser(page: Path) -> None:
+    """Open a page where there is a desktop. A browser of text, as servers have, would take the terminal away."""
+    import webbrowser
+
+    try:
+        browser = webbrowser.get()
+    except webbrowser.Error:
+        return
+    if type(browser) is not webbrowser.GenericBrowser:  # text browsers are of this class, desktop ones of others
+        browser.open(page.as_uri())
+
+
+CONFIG_SUFFIXES = (".yaml", ".yml")
+
+
+def verify(
+    paths: Annotated[
+        list[Path],
+        typer.Argument(help="Folders of stations or of recipes, prefixes of Megatron pairs, or training configs."),
+    ],
+    workers: Workers = None,
+) -> None:
+    """Read all of some data and compare it with its checksums; exit code 2 names what is damaged."""
+    from megalite.data.verify import complaints, refuse
+    from megalite.progress import progress_on
+    from megalite.stations.runners import default_workers
+
+    listings = [_plan_checks(path) for path in paths]
+    for listing in listings:
+        with progress_on() as progress:
+            progress.start("verify", listing.num_bytes / 1e6, "MB")
+            found = list(complaints(listing.checks, threads=workers or default_workers(), progress=progress))
+            progress.finish(f"{listing.num_bytes / 1e6:,.1f} MB read")
+        for note in listing.notes:
+            typer.echo(f"note: {note}")
+        refuse(found, listing)
+        for name in listing.names:
+            typer.echo(f"{name}: whole")
+
+
+def _plan_checks(path: Path) -> CheckPlan:
+    from megalite.config.load import load_config
+    from megalite.data.verify import list_path, list_run
+
+    if path.suffix in CONFIG_SUFFIXES and not path.is_dir():
+        return list_run(load_config(path))
+    return list_path(path)

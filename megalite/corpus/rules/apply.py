@@ -1,4 +1,4 @@
-"""Judge a batch of texts: edit, measure, and give each document that fails the reason.
+"""Apply the rules to a batch of texts: edit, measure, and give each document that fails the reason.
 
     texts -> c4: edit lines -> measure -> rules in order, the first that fires names the reason
              (only if on)      (twice where some count as datatrove does)
@@ -15,13 +15,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from megalite.corpus.rules.bad_words import bad_word_rules, read_bad_words
-from megalite.corpus.rules.basic import basic_rules
 from megalite.corpus.rules.c4 import c4_rules, edit_lines
 from megalite.corpus.rules.datatrove import measure_as_datatrove
 from megalite.corpus.rules.fineweb import fineweb_rules
 from megalite.corpus.rules.gopher import quality_rules, repetition_rules
 from megalite.corpus.rules.repetition import DUPLICATE_LENGTHS, TOP_LENGTHS
-from megalite.corpus.rules.rule import Rule
+from megalite.corpus.rules.rule import Rule, basic_rules
 from megalite.corpus.rules.settings import GopherRepetitionConfig, RulesConfig, counts_as_datatrove
 from megalite.corpus.rules.statistics import measure, no_statistics
 from megalite.texts import Texts
@@ -30,7 +29,7 @@ KEEP = -1
 
 
 @dataclass(frozen=True)
-class Judgement:
+class RulesResult:
     """What came of a batch."""
 
     texts: Texts
@@ -46,17 +45,6 @@ class Judgement:
         return self.reason_codes == KEEP
 
 
-@dataclass(frozen=True)
-class Measured:
-    """A rule's statistic of every document, and what it is compared with."""
-
-    values: np.ndarray
-    """float64 [documents]."""
-    keep: str
-    """How the values of documents that stay compare with the threshold: >, >=, < or <=."""
-    threshold: float
-
-
 def make_rules(config: RulesConfig) -> list[Rule]:
     """All rules that are on, in the order in which they are asked."""
     rules = c4_rules(config.c4) if config.c4 else []
@@ -68,8 +56,8 @@ def make_rules(config: RulesConfig) -> list[Rule]:
     return rules
 
 
-def judge(texts: Texts, config: RulesConfig) -> Judgement:
-    """Edit and judge a batch.
+def apply_rules(texts: Texts, config: RulesConfig) -> RulesResult:
+    """Edit and measure a batch, and find the first rule that each document fails.
 
     Args:
         texts: the documents, after the repair.
@@ -83,16 +71,7 @@ def judge(texts: Texts, config: RulesConfig) -> Judgement:
     codes = np.full(len(texts), KEEP, np.int16)
     for code, rule in enumerate(rules):
         codes[(codes == KEEP) & rule.rejects(statistics)] = code
-    return Judgement(texts, codes, tuple(rule.reason for rule in rules))
-
-
-def statistics_table(texts: Texts, config: RulesConfig) -> dict[str, Measured]:
-    """What every rule that is on sees of a batch, by the rule's reason, in the rules' order.
-
-    Unlike `judge` this shows each rule all documents, also those that another one rejects.
-    """
-    texts, statistics = edit_and_measure(texts, config)
-    return {rule.reason: Measured(rule.values(statistics), rule.keep, rule.threshold) for rule in make_rules(config)}
+    return RulesResult(texts, codes, tuple(rule.reason for rule in rules))
 
 
 def edit_and_measure(texts: Texts, config: RulesConfig) -> tuple[Texts, np.ndarray]:

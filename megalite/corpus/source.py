@@ -1,0 +1,126 @@
+"""Where raw documents come from: what a recipe may say of a source, and what is a path and what a URL."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path, PurePosixPath
+from typing import Annotated, Any, Literal
+from urllib.parse import urlsplit
+
+from pydantic import PlainSerializer, PositiveFloat, ValidatorFunctionWrapHandler, WrapValidator, model_validator
+
+from megalite.config.schema import Section
+
+URL_PATTERN = r"^[A-Za-z][A-Za-z0-9+.-]+://"
+
+WEB = ("http://", "https://")
+
+
+def is_url(path: str | Path) -> bool:
+    """Whether this names something behind fsspec, not a path of this machine."""
+    return isinstance(path, str) and re.match(URL_PATTERN, path) is not None
+
+
+def file_name(path: str) -> str:
+    """The path or URL up to its suffix: without what a web address may carry behind it (`?download=true`)."""
+    return urlsplit(path).path if path.startswith(WEB) else path
+
+
+def _keep_url(value: Any, read_path: ValidatorFunctionWrapHandler) -> Path | str:
+    return value if is_url(value) else read_path(value)
+
+
+Location = Annotated[Path, WrapValidator(_keep_url), PlainSerializer(str)]
+"""A local path or, as the string that was written, a URL: a Path would make `s3:/b` of `s3://b`. In messages and in the
+help it is a path; a union of both would complain of two types for one mistake."""
+
+DATASET_SETTINGS = ("dataset", "subset", "data_files", "split", "revision", "streaming")
+
+LIMITS = ("max_record_mb", "max_expansion")
+"""Settings of a source that came later: at their defaults they leave fingerprints as they were."""
+
+
+class DocumentSource(Section):
+    """Where raw documents come from."""
+
+    kind: Literal["files", "python", "datasets"] = "files"
+    """`files` reads `path`; `python` reads the source and docstrings of Python's own library and of the installed
+    packages, which every machine has; `datasets` reads whatever Hugging Face `datasets` can load."""
+    path: Location | None = None
+    """A file or folder: .jsonl, .parquet, .arrow, plain text, also .gz or .zst; the folder of a station; or a dataset
+    saved by Hugging Face `datasets`. Folders are read recursively. It may be a URL that fsspec knows: `s3://bucket/folder`,
+    `gs://...`, `https://host/file.jsonl.zst`. Only for kind `files`."""
+    include: tuple[str, ...] = ()
+    """File-name patterns (`*.py`) to read from a folder; empty takes the known kinds of data and of plain text."""
+    dataset: str | None = None
+    """Only for kind `datasets`, as all up to `streaming`: a name on the hub (`allenai/c4`), a folder, or the name of a
+    format (`json`, `parquet`) together with `data_files`."""
+    subset: str | None = None
+    """Which of its configurations, as in `en`; null takes its only one."""
+    data_files: tuple[str, ...] = ()
+    """Files of it to read, patterns allowed; empty takes all."""
+    split: str = "train"
+    """Which split."""
+    revision: str | None = None
+    """Branch, tag or commit on the hub. Give a commit: null is the newest, and a change there is not noticed."""
+    streaming: bool = True
+    """Read it as it comes and store nothing; false downloads it into the cache of `datasets` first."""
+    text_field: str = "text"
+    """Field or column that holds the text, in .jsonl, .parquet and .arrow files."""
+    id_field: str = "id"
+    """Field or column that names the document; where it is missing, the file and line do."""
+    keep_fields: tuple[str, ...] = ()
+    """Further fields or columns to carry along, as a JSON object in the column `metadata` (a URL, a date, a score)."""
+    max_mb: PositiveFloat | None = None
+    """Stop after this many million bytes of text; null for all."""
+    max_record_mb: PositiveFloat = 64.0
+    """Longest record (a line, a text in a table, a file of text) in million bytes; a longer one is rejected as it comes
+    by, and never in memory as a whole."""
+    max_expansion: PositiveFloat = 200.0
+    """How many times its size a compressed file may grow to, beyond 256 MB; text stays below 50. The rest of one that
+    grows more is left out."""
+    name: str | None = None
+    """Name in counts and reports; null takes the last part of the path."""
+    description: str | None = None
+    """What it is, for the data card."""
+    license: str | None = None
+    """Terms of use, for the data card."""
+    url: str | None = None
+    """Where it came from, for the data card."""
+
+    @property
+    def label(self) -> str:
+        """Name in counts and reports."""
+        if self.name is not None:
+            return self.name
+        if self.kind == "python":
+            return "python"
+        if isinstance(self.path, str):
+            return PurePosixPath(file_name(self.path)).name
+        where = self.dataset if self.path is None else self.path
+        assert where is not None, "the kind has one of them"
+        return Path(where).absolute().name
+
+    @property
+    def root(self) -> str:
+        """Where it lies, for messages and manifests."""
+        if self.kind == "datasets":
+            return "/".join(filter(None, (f"datasets://{self.dataset}", self.subset, self.split)))
+        return str(self.path)
+
+    @model_validator(mode="after")
+    def _settings_fit_kind(self) -> DocumentSource:
+        if self.kind == "files" and self.path is None:
+            raise ValueError("path is missing; name a file or folder, or use kind: python")
+        if self.kind == "python" and self.path is not None:
+            raise ValueError("path must be left out with kind: python; it finds the library by itself")
+        if self.kind == "datasets":
+            if self.dataset is None:
+                raise ValueError("dataset is missing; name one of the hub, or a folder")
+            if self.path is not None or self.include:
+                raise ValueError("path and include must be left out with kind: datasets; use dataset and data_files")
+            return self
+        for name in DATASET_SETTINGS:
+            if getattr(self, name) != type(self).model_fields[name].default:
+                raise ValueError(f"{name} is only for kind: datasets; leave it out, or set the kind")
+        return self
