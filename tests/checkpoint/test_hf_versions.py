@@ -69,7 +69,7 @@ configs = {
     "qwen3": t.Qwen3Config(**gated, head_dim=16, tie_word_embeddings=True),
     "gpt_neox": t.GPTNeoXConfig(**sizes, rotary_pct=0.5, use_parallel_residual=False),
     "gpt2": t.GPT2Config(vocab_size=101, n_embd=48, n_layer=2, n_head=4, n_positions=40),
-    "pythia": t.GPTNeoXConfig(**sizes, rotary_pct=0.25, use_parallel_residual=True),
+    "pythia": t.GPTNeoXConfig(**sizes, rotary_pct=0.5, use_parallel_residual=True),
     "llama, yarn": t.LlamaConfig(**gated, rope_scaling=yarn),
     "llama, longrope": t.LlamaConfig(**gated, rope_scaling=longrope, original_max_position_embeddings=16),
     "ministral": t.MinistralConfig(**gated, head_dim=12, sliding_window=6, layer_types=layers),
