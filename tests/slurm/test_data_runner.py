@@ -241,6 +241,7 @@ def test_somebody_cancels_the_workers(work):
     def cancel() -> None:
         until(lambda: len(work.begun()) == NUM_TASKS and not_held_are_done(work), "all other tasks")
         work.cluster.slurm("scancel", work.worker_of(3).split("_")[0])
+        until(lambda: not work.cluster.live_jobs(), "the workers to be gone")  # before the gate opens: one might go on
 
     with meanwhile(work, cancel), pytest.raises(UserError, match=r"all workers were cancelled \(\d+_0, \d+_1\)"):
         work.run()
