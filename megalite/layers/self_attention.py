@@ -10,7 +10,7 @@ from functools import partial
 from torch import Tensor, nn
 
 from megalite.architecture.architecture import AttentionSpec
-from megalite.architecture.weights import qk_norm_kind
+from megalite.architecture.norms import NORMS
 from megalite.layers.attention import Attend, attend_capped
 from megalite.layers.documents import Documents
 from megalite.layers.gemm import PLAIN, Gemm
@@ -57,7 +57,7 @@ class SelfAttention(nn.Module):
         self.o = RowParallelLinear(self.num_heads * spec.head_dim, hidden_size, bias=spec.output_bias, **options)
         self.q_norm, self.k_norm = None, None
         if spec.qk_norm:
-            is_whole, options = spec.qk_norm == "whole", {"kind": qk_norm_kind(norm), "tp": tp}
+            is_whole, options = spec.qk_norm == "whole", {"kind": NORMS[norm].of_heads, "tp": tp}
             kinds = [partial(AllHeadsNorm, n) if is_whole else HeadNorm for n in (self.num_heads, self.num_kv_heads)]
             self.q_norm, self.k_norm = (make(spec.head_dim, norm_eps, **options) for make in kinds)
 

@@ -84,6 +84,7 @@ class Stage(nn.Module):
                 soft_cap=model.logit_soft_cap,
                 **shared,
             )
+            self.head.token_loss = spec.parts.token_loss
         self.scale_embedding, self.scale_output = scaled_by(embedding_scale(model)), scaled_by(output_scale(model))
         self.precision = spec.parts.precision
         self.precision.attach(self.blocks)
