@@ -10,8 +10,9 @@ from megalite.config.schema import Config
 from megalite.engine.protocol import Engine
 from megalite.layers.parts import choose_parts
 from megalite.layers.precision import ONE_FORMAT, Precision
-from megalite.model.initialize import WeightSource, fill
-from megalite.model.transformer import Stage, StageSpec
+from megalite.model.initialize import WeightSource
+from megalite.model.spec import StageSpec
+from megalite.model.transformer import Stage
 from megalite.parallel.axes import Axes
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -37,9 +38,7 @@ def build_stage(config: Config, plan: RunPlan, axes: Axes, device: torch.device,
         ),
         seed=config.run.seed,
     )
-    stage = Stage(spec)
-    fill(stage, source)
-    return stage.to(device)
+    return Stage(spec, source).to(device)
 
 
 def choose_precision(config: Config, plan: RunPlan, axes: Axes, device: torch.device) -> Precision:

@@ -79,14 +79,17 @@ def _above_min(share: float, peak: float, schedule: ScheduleConfig) -> float:
 
 
 def linear(k: int, n: int, peak: float, schedule: ScheduleConfig) -> float:
+    """Down to the end in a straight line."""
     return _above_min(1.0 - k / n, peak, schedule)
 
 
 def cosine(k: int, n: int, peak: float, schedule: ScheduleConfig) -> float:
+    """The same by half a cosine (Loshchilov & Hutter 2017)."""
     return _above_min(_cosine(k / n), peak, schedule)
 
 
 def polynomial(k: int, n: int, peak: float, schedule: ScheduleConfig) -> float:
+    """The same by a power of what is left."""
     return _above_min((1.0 - k / n) ** schedule.power, peak, schedule)
 
 
@@ -98,10 +101,12 @@ def hold_then_decay(k: int, n: int, peak: float, schedule: ScheduleConfig) -> fl
 
 
 def constant(k: int, n: int, peak: float, schedule: ScheduleConfig) -> float:
+    """The peak, to the end or until a final decay."""
     return peak if schedule.decay_steps is None else hold_then_decay(k, n, peak, schedule)
 
 
 def exponential(k: int, n: int, peak: float, schedule: ScheduleConfig) -> float:
+    """By the factor gamma in every `period_steps` steps."""
     return max(schedule.min_lr, peak * schedule.gamma ** (k / (schedule.period_steps or 1)))
 
 
@@ -115,6 +120,7 @@ def step(k: int, n: int, peak: float, schedule: ScheduleConfig) -> float:
 
 
 def inverse_sqrt(k: int, n: int, peak: float, schedule: ScheduleConfig) -> float:
+    """As the root of time (Vaswani et al. 2017)."""
     timescale = schedule.timescale_steps or max(1, schedule.warmup_steps)
     return max(schedule.min_lr, peak * math.sqrt(timescale / (timescale + k)))
 
