@@ -21,6 +21,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -35,6 +36,18 @@ from megalite.parallel.axes import Axis
 from megalite.parallel.collectives import all_reduce, copy_to, gather_rows
 
 
+@dataclass(frozen=True)
+class HeadSpec:
+    """How logits are made, and what the loss of them is."""
+
+    chunk_tokens: int = LOSS_CHUNK_TOKENS["cpu"]
+    """Tokens whose logits exist at once."""
+    z_loss: float = 0.0
+    """Coefficient of the z-loss."""
+    soft_cap: float | None = None
+    """Bound c of the logits, as c tanh(x / c); None for none."""
+
+
 class Head(nn.Module):
     """The output matrix and the loss over it.
 
@@ -45,9 +58,7 @@ class Head(nn.Module):
         tied_to: the embedding's parameter when the two are one; None for a matrix of its own.
         sequence_parallel: the input is cut over tokens.
         gemm: how to multiply.
-        chunk_tokens: tokens whose logits exist at once.
-        z_loss: coefficient of the z-loss.
-        soft_cap: bound c of the logits, as c tanh(x / c); None for none.
+        spec: of the logits and the loss.
     """
 
     def __init__(
@@ -59,15 +70,10 @@ class Head(nn.Module):
         tied_to: nn.Parameter | None = None,
         sequence_parallel: bool = False,
         gemm: Gemm = PLAIN,
-        chunk_tokens: int = LOSS_CHUNK_TOKENS["cpu"],
-        z_loss: float = 0.0,
-        soft_cap: float | None = None,
+        spec: HeadSpec = HeadSpec(),
     ):
         super().__init__()
-        self.gemm = gemm
-        self.chunk_tokens = chunk_tokens
-        self.z_loss = z_loss
-        self.soft_cap = soft_cap
+        self.gemm, self.spec = gemm, spec
         self.see_log_z: Callable[[Tensor, Tensor], None] | None = None
         """Whoever looks at log(Z) sets it for a while; called with log(Z) `[c]` and the tokens' weights `[c]`."""
         rows = vocab_rows_per_rank(vocab_size, tp.size)
@@ -92,7 +98,8 @@ class Head(nn.Module):
     def logits(self, hidden: Tensor) -> Tensor:
         """This rank's true columns of the logits, `[t, v]`. For evaluation; needs the weight whole, so not ZeRO-3."""
         logits = self.gemm.linear(self.enter(hidden, self.tp), self.weight[: self.num_true_rows])
-        return logits if self.soft_cap is None else self.soft_cap * torch.tanh(logits / self.soft_cap)
+        soft_cap = self.spec.soft_cap
+        return logits if soft_cap is None else soft_cap * torch.tanh(logits / soft_cap)
 
 
 @torch.compiler.disable
@@ -103,35 +110,36 @@ def _loss(hidden: Tensor, weight: Tensor, targets: Targets, head: Head) -> Tenso
 class _LinearCrossEntropy(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, hidden: Tensor, weight: Tensor, targets: Targets, head: Head, want_grad: bool) -> Tensor:
-        gemm, num_rows = head.gemm, head.num_true_rows
+        gemm, spec, num_rows = head.gemm, head.spec, head.num_true_rows
         matrix = weight[:num_rows]
         accumulate = torch.promote_types(weight.dtype, torch.float32)
         grad_hidden = torch.empty_like(hidden) if want_grad else None
-        grad_weight = gemm.new_total(*weight.shape, like=weight, dtype=accumulate) if want_grad else None
+        rows, columns = weight.shape
+        grad_weight = gemm.new_total(rows, columns, like=weight, dtype=accumulate) if want_grad else None
         loss = torch.zeros((), dtype=accumulate, device=hidden.device)
         local_labels = targets.labels - head.first_row
 
-        for rows in _chunks(hidden.shape[0], head.chunk_tokens):
-            chunk = hidden[rows]
+        for tokens in _chunks(hidden.shape[0], spec.chunk_tokens):
+            chunk = hidden[tokens]
             logits = gemm.multiply(chunk, matrix).to(accumulate)
-            slope = _bound(logits, head.soft_cap) if head.soft_cap is not None else None
-            nll, total, log_z = _exponentiate(logits, local_labels[rows], head.tp)
-            chunk_weights = targets.weights[rows].to(accumulate)
+            slope = _bound(logits, spec.soft_cap) if spec.soft_cap is not None else None
+            nll, total, log_z = _exponentiate(logits, local_labels[tokens], head.tp)
+            chunk_weights = targets.weights[tokens].to(accumulate)
             loss += torch.dot(nll, chunk_weights)
             if head.see_log_z is not None:
                 head.see_log_z(log_z, chunk_weights)
             if targets.losses is not None:
-                targets.losses[rows] = nll
-            if want_grad:
+                targets.losses[tokens] = nll
+            if grad_hidden is not None and grad_weight is not None:
                 grad_logits = _grad_logits(
                     logits,
                     total,
-                    local_labels[rows],
+                    local_labels[tokens],
                     chunk_weights,
-                    softmax_weights=chunk_weights * (1.0 + 2.0 * head.z_loss * log_z),
+                    softmax_weights=chunk_weights * (1.0 + 2.0 * spec.z_loss * log_z),
                 )
                 grad_logits = (grad_logits if slope is None else grad_logits.mul_(slope)).to(chunk.dtype)
-                grad_hidden[rows] = gemm.multiply(grad_logits, matrix.t())
+                grad_hidden[tokens] = gemm.multiply(grad_logits, matrix.t())
                 gemm.add_product(grad_weight[:num_rows], grad_logits, chunk)
 
         ctx.weight_dtype = weight.dtype

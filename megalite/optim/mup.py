@@ -12,9 +12,8 @@ the product of its rate and its decay, and that product is kept: decay is multip
 from __future__ import annotations
 
 from megalite.architecture.architecture import Architecture
-from megalite.architecture.mup import RATE_EXPONENTS
+from megalite.architecture.mup import RATE_EXPONENTS, input_multiplier
 from megalite.architecture.weights import Weight
-from megalite.model.mup import input_multiplier
 
 
 def rate_factor(weight: Weight, model: Architecture, rule: str) -> float:

@@ -27,18 +27,18 @@ def build_optimizer(
     Args:
         product_dtype: format of Muon's matrix products.
     """
-    rules: dict[str, Rule] = {
+    rules_of: dict[str, dict[str, Rule]] = {
         "adamw": {"adamw": AdamW(optimizer)},
         "adamw8bit": {"adamw8bit": AdamW8bit(optimizer), "adamw": AdamW(optimizer)},
         "lion": {"lion": Lion(optimizer)},
         "adafactor": {"adafactor": Adafactor(optimizer)},
         "muon": {"muon": Muon(optimizer, product_dtype), "adamw": AdamW(optimizer)},
         "sgd": {"sgd": Sgd(optimizer)},
-    }[optimizer.name]
+    }
     return SlicedOptimizer(
         stage.parameters(),
         lr=optimizer.lr,
-        rules=rules,
+        rules=rules_of[optimizer.name],
         rule_of=partial(rule_of, optimizer=optimizer),
         rates_of=partial(rates_of, optimizer=optimizer, model=stage.spec.model),
         seed=stage.spec.seed,

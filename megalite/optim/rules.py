@@ -22,7 +22,7 @@ from megalite.architecture.weights import Weight
 from megalite.config.schema import OptimizerConfig
 from megalite.config.sections.optimizer import OptimizerName
 
-ELEMENTWISE_KINDS: dict[OptimizerName, tuple[str, ...]] = {
+ELEMENTWISE_KINDS: dict[str, tuple[str, ...]] = {
     "adamw": ("exp_avg", "exp_avg_sq"),
     "adamw8bit": (),
     "lion": ("exp_avg",),

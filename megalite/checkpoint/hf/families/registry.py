@@ -21,7 +21,9 @@ from megalite.errors import ConversionError
 def _find_families() -> Iterator[Family]:
     """The `FAMILY` of every file of this folder."""
     for found in pkgutil.iter_modules(families.__path__, f"{families.__name__}."):
-        module = importlib.import_module(found.name) if found.name != __name__ else None
+        if found.name == __name__:
+            continue
+        module = importlib.import_module(found.name)
         if hasattr(module, "FAMILY"):
             yield module.FAMILY
 
