@@ -132,10 +132,11 @@ fuzz: $(INSTALLED) transformers-4  ## thousands of inputs that nobody would writ
 lint: $(INSTALLED)  ## style, formatting and types
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/mypy
 
 bench: $(INSTALLED)  ## training speed on this CPU against peers
 	$(BIN)/python tools/benchmarks/train_cpu.py
 
 clean:  ## remove what make, runs and the demo left behind
-	rm -rf $(VENV) build *.egg-info .pytest_cache .ruff_cache .hypothesis runs data/demo
+	rm -rf $(VENV) build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis runs data/demo
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

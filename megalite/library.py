@@ -108,7 +108,7 @@ def loss(model: Stage, micro_batches: Sequence[Batch]) -> Tensor:
     """
     device = next(model.parameters()).device
     found = [batch.to(device) for batch in micro_batches]
-    num_tokens = sum(batch.loss_mask.sum() for batch in found)
+    num_tokens = torch.stack([batch.loss_mask.sum() for batch in found]).sum()
     losses = [
         model(batch.tokens, documents_of_batch(batch), targets_of_batch(batch, 1.0 / num_tokens.clamp(min=1)))
         for batch in found

@@ -177,7 +177,7 @@ def addition(kind: str, name: str, call: Callable[..., Any], given: tuple[str, .
 
 def options_of(call: Callable[..., Any]) -> type[Section]:
     """The keyword-only parameters of a function or class, as a section."""
-    hints = get_type_hints(call.__init__ if inspect.isclass(call) else call, include_extras=True)  # type: ignore[misc]
+    hints = get_type_hints(call.__init__ if inspect.isclass(call) else call, include_extras=True)
     fields: dict[str, Any] = {
         each.name: (hints.get(each.name, Any), ... if each.default is each.empty else each.default)
         for each in inspect.signature(call).parameters.values()

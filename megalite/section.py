@@ -31,6 +31,7 @@ class Section(BaseModel):
     @classmethod
     def _refuse_odd_numbers(cls, value: Any, info: ValidationInfo) -> Any:
         """`tp: true` would quietly become 1, and arithmetic with 1e300 would end in an overflow."""
+        assert info.field_name is not None, "a validator of fields"
         annotation = cls.model_fields[info.field_name].annotation
         if isinstance(value, bool) and bool not in (annotation, *get_args(annotation)):
             raise PydanticCustomError("bool_as_number", "true and false are not numbers")

@@ -133,6 +133,7 @@ TORCH_FREE = (
 
 MAX_MODULE_LINES = 400
 MAX_FUNCTION_LINES = 60
+MAX_ARGUMENTS = 8
 
 
 def modules() -> list[Path]:
@@ -270,6 +271,19 @@ def test_modules_and_functions_stay_small():
                 length = node.end_lineno - node.lineno + 1
                 if length > MAX_FUNCTION_LINES:
                     complaints.append(f"{path.relative_to(ROOT)}:{node.lineno} {node.name}: {length} lines")
+    assert not complaints, "\n".join(complaints)
+
+
+def test_functions_take_few_arguments():
+    """Beyond eight arguments some of them are a type that has no name yet. A command's are its options."""
+    complaints = []
+    for path in modules():
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)) and room(path) != "cli":
+                given = [*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs]
+                number = sum(argument.arg not in ("self", "cls") for argument in given)
+                if number > MAX_ARGUMENTS:
+                    complaints.append(f"{path.relative_to(ROOT)}:{node.lineno} {node.name}: {number} arguments")
     assert not complaints, "\n".join(complaints)
 
 

@@ -141,5 +141,5 @@ class Architecture(ModelSettings):
 def query_scale(model: Architecture) -> float:
     """Factor on the queries, of `attention_scale` and of muP (`architecture.mup`)."""
     scale = 1.0 if model.attention_scale is None else model.attention_scale * sqrt(model.head_dim)
-    base = model.mup and model.mup.base_head_dim
+    base = None if model.mup is None else model.mup.base_head_dim
     return scale if base is None else scale * sqrt(base / model.head_dim)

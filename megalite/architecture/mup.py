@@ -15,6 +15,7 @@ Each is 1 for a model without muP, and at the base width unless a multiplier is 
 from __future__ import annotations
 
 from megalite.architecture.architecture import Architecture
+from megalite.architecture.weights import Weight
 
 
 def width_multiplier(model: Architecture) -> float:
@@ -27,6 +28,17 @@ def ffn_multiplier(model: Architecture) -> float:
     if model.mup is None or model.mup.base_ffn_hidden_size is None:
         return width_multiplier(model)
     return model.ffn_hidden_size / model.mup.base_ffn_hidden_size
+
+
+def input_multiplier(weight: Weight, model: Architecture) -> float:
+    """How many times more inputs a matrix-like weight has than in the base model; 1 for vector-like ones.
+
+    Matrix-like, with both dims growing with the width, are the matrices of the blocks. Tables and the head grow in one
+    dim, norms and biases too; these are vector-like and treated as usual.
+    """
+    if len(weight.shape) < 2 or not weight.layer.startswith("blocks."):
+        return 1.0
+    return ffn_multiplier(model) if weight.name.endswith("mlp.down.weight") else width_multiplier(model)
 
 
 def embedding_scale(model: Architecture) -> float:

@@ -157,8 +157,8 @@ def _block(model: Architecture, block: BlockSpec, layer: str) -> list[Weight]:
     if attention.qk_norm:
         is_whole, init = attention.qk_norm == "whole", NORMS[NORMS[block.norm].of_heads].init
         for part, size in (("q_norm", q), ("k_norm", kv)):
-            name, shape = f"{layer}.attention.{part}.weight", (size if is_whole else attention.head_dim,)
-            rows.append(Weight(name, shape, layer, name, cut=0 if is_whole else None, init=init, decay=False))
+            name, size = f"{layer}.attention.{part}.weight", size if is_whole else attention.head_dim
+            rows.append(Weight(name, (size,), layer, name, cut=0 if is_whole else None, init=init, decay=False))
     shape = (hidden, q)
     rows += _linear(layer, "attention.o", "attention.o", shape, cut=1, bias=attention.output_bias, init=residual)
 

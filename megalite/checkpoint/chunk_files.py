@@ -133,7 +133,7 @@ def _join(homes: list[str | Extent]) -> Iterator[Run]:
         if file is not None:
             yield Run(first, len(members), file)
         else:
-            yield from _join_extents(first, members)
+            yield from _join_extents(first, [home for home in members if isinstance(home, Extent)])
         first += len(members)
 
 

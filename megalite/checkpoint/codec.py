@@ -33,7 +33,7 @@ def hash_chunks(data: np.ndarray, chunk_bytes: int) -> tuple[str, ...]:
     with a probability far below that of a flipped bit that every checksum misses.
     """
     return tuple(
-        xxhash.xxh3_128_hexdigest(data[start : start + chunk_bytes]) for start in range(0, len(data), chunk_bytes)
+        xxhash.xxh3_128_hexdigest(data[start : start + chunk_bytes].data) for start in range(0, len(data), chunk_bytes)
     )
 
 
@@ -41,7 +41,7 @@ def pack(data: np.ndarray) -> tuple[np.ndarray | bytes, str]:
     """A chunk as it is to be stored, and the codec that says how."""
     import zstandard
 
-    packed = zstandard.ZstdCompressor(level=ZSTD_LEVEL).compress(_shuffle(data))
+    packed = zstandard.ZstdCompressor(level=ZSTD_LEVEL).compress(_shuffle(data).data)
     return (packed, SHUFFLED_ZSTD) if len(packed) < len(data) else (data, PLAIN)
 
 
@@ -58,10 +58,10 @@ def unpack(stored: np.ndarray, num_bytes: int, codec: str, origin: object) -> np
     import zstandard
 
     try:
-        promised = zstandard.frame_content_size(stored)  # what it would allocate
+        promised = zstandard.frame_content_size(stored.data)  # what it would allocate
         if promised != num_bytes:
             raise CheckpointError(f"{origin}: damaged ({promised} bytes packed, expected {num_bytes})")
-        data = zstandard.ZstdDecompressor().decompress(stored)
+        data = zstandard.ZstdDecompressor().decompress(stored.data)
     except zstandard.ZstdError as error:
         raise CheckpointError(f"{origin}: damaged ({error})") from error
     return _unshuffle(np.frombuffer(data, np.uint8))

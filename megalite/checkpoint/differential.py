@@ -251,5 +251,6 @@ def _link_worthwhile(
 
 def _renamed(extent: Extent | None, base: Base, files: dict[str, FileRecord]) -> Extent | None:
     """The extent under the link's name; None if its file was not linked."""
-    name = base.link_name(extent.file) if extent is not None else ""
-    return replace(extent, file=name) if name in files else None
+    if extent is None or base.link_name(extent.file) not in files:
+        return None
+    return replace(extent, file=base.link_name(extent.file))

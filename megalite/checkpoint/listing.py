@@ -87,8 +87,9 @@ def list_checkpoints(folder: Path, *, full: bool = False) -> Listing:
         disk_bytes, shared_bytes = _disk_bytes(path, seen)
         step = manifest.progress.step if manifest is not None else step_of_name(path.absolute().name)
         loss = catalog.validation_loss(path)
+        if loss is None and step is not None:
+            loss = losses.get(step)
         saved_at = datetime.fromtimestamp(_modified(path), timezone.utc)
-        loss = losses.get(step) if loss is None else loss
         is_best = path.resolve() == best
         rows.append(Listed(path, step, saved_at, manifest, problems, disk_bytes, shared_bytes, loss, is_best))
     return Listing(tuple(rows), _leftovers(found[0].parent))

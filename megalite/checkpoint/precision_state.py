@@ -33,5 +33,7 @@ def load_state(engine: Engine, reader: CheckpointReader | None) -> list[str]:
 
 
 def _read(reader: CheckpointReader | None, name: str) -> Tensor | None:
-    record = reader.manifest.tensors.get(name) if reader is not None else None
-    return None if record is None else reader.read(name, Rectangle((0,) * len(record.shape), record.shape))
+    if reader is None or name not in reader.manifest.tensors:
+        return None
+    shape = reader.manifest.tensors[name].shape
+    return reader.read(name, Rectangle((0,) * len(shape), shape))

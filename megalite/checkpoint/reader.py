@@ -146,14 +146,14 @@ class CheckpointReader:
 
     def _read_extents(self, piece: Piece, slices: tuple[slice, ...], out: np.ndarray) -> int:
         """Fill `out` with part of a piece, slab by slab; returns how many numbers that were."""
-        rows, others = slices[0], slices[1:]
+        rows, columns = slices[0], (slice(None), *slices[1:])
         row_bytes = 4 * math.prod(piece.shape[1:])
         step = max(1, SLAB_BYTES // row_bytes)
         num_filled = 0
         for first in range(rows.start, rows.stop, step):
             last = min(first + step, rows.stop)
             slab = self._bytes(piece, first * row_bytes, last * row_bytes).view("<f4")
-            part = slab.reshape(last - first, *piece.shape[1:])[(slice(None), *others)]
+            part = slab.reshape(last - first, *piece.shape[1:])[columns]
             out[first - rows.start : last - rows.start] = part
             num_filled += part.size
         return num_filled

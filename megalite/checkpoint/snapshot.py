@@ -104,7 +104,7 @@ class Snapshots:
 
     def close(self) -> None:
         """Give the memory back."""
-        if self._is_locked:
+        if self._is_locked and self._buffer is not None:
             torch.cuda.cudart().cudaHostUnregister(self._buffer.data_ptr())
         self._buffer, self._is_locked = None, False
 

@@ -70,9 +70,9 @@ class HashedFile:
         self._num_handed_over = 0
         self.num_bytes = 0
 
-    def write(self, data: np.ndarray | bytes) -> None:
+    def write(self, data: np.ndarray | memoryview | bytes) -> None:
         """Append bytes."""
-        view = memoryview(data)
+        view = data.data if isinstance(data, np.ndarray) else memoryview(data)
         for start in range(0, len(view), BLOCK_BYTES):
             block = view[start : start + BLOCK_BYTES]
             self._digest.update(block)

@@ -36,6 +36,7 @@ def save(
     saver = Saver(Target(root, plan, config_text, data), engine, axes, device, asynchronous=False)
     saver.start(progress)
     outcome = saver.finish()
+    assert outcome is not None, "a save has just begun"
     if outcome.error is not None:
         raise outcome.error
     return outcome.folder

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from megalite.config.batch_sizes import ramp_increment
 from megalite.config.plan import derive_dp
-from megalite.config.schema import BatchConfig, Config
+from megalite.config.schema import Config, RampConfig
 from megalite.config.wording import divisors, near, or_
 
 
@@ -14,9 +14,9 @@ def check_batch(config: Config, world_size: int) -> Iterator[str]:
     """Complaints about batch sizes: every one must be whole micro-batches on every rank."""
     parallel, batch = config.parallel, config.batch
     if batch.ramp is not None:
-        yield from _ramp(batch)
+        yield from _ramp(batch.ramp, batch.global_batch_size)
     if batch.noise_scale is not None:
-        yield from _noise_scale(config)
+        yield from _noise_scale(config, batch.noise_scale.max_batch_size)
     if parallel.dp is None and world_size % (parallel.pp * parallel.cp * parallel.tp):
         return  # dp is unknown, which is said elsewhere
     dp = derive_dp(config, world_size)
@@ -38,7 +38,8 @@ def check_batch(config: Config, world_size: int) -> Iterator[str]:
         )
 
 
-def _noise_scale(config: Config) -> Iterator[str]:
+def _noise_scale(config: Config, most: int | None) -> Iterator[str]:
+    """With growth up to a batch of `most` sequences; None for none."""
     batch, mix = config.batch, config.data.mix
     if config.precision.dtype == "fp16":
         yield "batch.noise_scale: gradients are scaled in fp16, and by changing factors; use dtype=bf16, or null"
@@ -47,9 +48,9 @@ def _noise_scale(config: Config) -> Iterator[str]:
             "batch.noise_scale: a tied table under a pipeline has its gradient in two parts, which are never whole for "
             "a single micro-batch; use tie_embeddings=false, pp=1 or null"
         )
-    most, size = batch.noise_scale.max_batch_size, batch.global_batch_size
     if most is None:
         return
+    size = batch.global_batch_size
     if most < 2 * size:
         yield f"batch.noise_scale.max_batch_size: {most} leaves no room to double {size}; use {2 * size} or more"
     if batch.ramp is not None:
@@ -66,8 +67,8 @@ def _noise_scale(config: Config) -> Iterator[str]:
         )
 
 
-def _ramp(batch: BatchConfig) -> Iterator[str]:
-    ramp, size = batch.ramp, batch.global_batch_size
+def _ramp(ramp: RampConfig, size: int) -> Iterator[str]:
+    """Of a ramp that ends at a batch of `size` sequences."""
     if (ramp.samples is None) == (ramp.tokens is None):
         found = "both samples and tokens" if ramp.samples else "neither samples nor tokens"
         yield f"batch.ramp: found {found}; give one of them, the data over which the batch grows"

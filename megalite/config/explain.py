@@ -151,7 +151,7 @@ def _words(setting: Node) -> str:
         return "a group of settings (lines of `key: value`)"
     if setting.get("format") == "path":
         return "a path (text; quote it if it looks like something else)"
-    return {"boolean": "true or false", "string": "text (quote it if it looks like something else)"}[kind]
+    return {"boolean": "true or false", "string": "text (quote it if it looks like something else)"}[setting["type"]]
 
 
 def _choices(setting: Node) -> list[str]:

@@ -214,7 +214,7 @@ def _periods(config: Config) -> Iterator[str]:
     every, keep_every = checkpoint.every, checkpoint.keep_every
     if keep_every is not None and every is None:
         yield f"checkpoint.keep_every: {keep_every} has no effect with every=null; set every too"
-    elif keep_every is not None and keep_every % every:
+    elif keep_every is not None and every is not None and keep_every % every:
         yield (
             f"checkpoint.keep_every: {keep_every} is not a multiple of every={every}, so most of those steps are never "
             f"saved; use {or_(near(keep_every, every))}"

@@ -34,7 +34,7 @@ def divisors(number: int) -> list[int]:
     return [divisor for divisor in range(1, min(number, LARGEST_DIVISOR) + 1) if number % divisor == 0]
 
 
-def or_(values: Iterable[float]) -> str:
+def or_(values: Iterable[object]) -> str:
     """`1, 2 or 3`."""
     *most, last = map(str, values)
     return f"{', '.join(most)} or {last}" if most else last

@@ -244,6 +244,7 @@ class _Reader:
         if isinstance(node, yaml.SequenceNode):
             value: Any = [self._item(item, (*keys, str(index))) for index, item in enumerate(node.value)]
         else:
+            assert isinstance(node, yaml.MappingNode), node
             value = dict(self._pairs(node, keys))
         self._open.pop()
         return value

@@ -12,15 +12,27 @@ where the sum of pieces is 2e-7 off and takes as long; all in fp64, as DeepSpeed
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import Protocol
 
 import torch
 from torch import Tensor, nn
 
+from megalite.model.initialize import CUT_MARK
 from megalite.parallel.axes import Axes, Axis
 from megalite.parallel.collectives import all_reduce
 
 PIECE = 2**16
 """Numbers whose squares a CPU adds up in fp32."""
+
+TIED_COPY_MARK = "ds_pipe_replicated"
+"""Attribute of a parameter that DeepSpeed leaves out of norms, since another stage has it too."""
+
+
+class Skippable(Protocol):
+    """An optimizer of DeepSpeed's."""
+
+    overflow: bool
+    """The coming step is skipped."""
 
 
 def norm_over(axes: Iterable[Axis], gradients: Sequence[Tensor], device: torch.device) -> Tensor:
@@ -54,7 +66,7 @@ def clip(parameters: Iterable[nn.Parameter], norm: Tensor, max_norm: float) -> N
         torch._foreach_mul_(gradients, scale.item())
 
 
-def drop_nonfinite(optimizer: torch.optim.Optimizer, parameters: Iterable[nn.Parameter], norm: Tensor) -> None:
+def drop_nonfinite(optimizer: Skippable, parameters: Iterable[nn.Parameter], norm: Tensor) -> None:
     """Make the coming step a skipped one when the norm, known on the host, is not finite: as ZeRO does from stage 1 on.
 
     Without gradients torch leaves a weight and its moments alone; `overflow` is where DeepSpeed looks for a skip.
@@ -67,6 +79,6 @@ def drop_nonfinite(optimizer: torch.optim.Optimizer, parameters: Iterable[nn.Par
 
 def counts_here(parameter: nn.Parameter, axes: Axes) -> bool:
     """Whether this rank is the one of its model replica that counts a parameter, or its part of it, in a norm."""
-    if getattr(parameter, "ds_pipe_replicated", False):
+    if getattr(parameter, TIED_COPY_MARK, False):
         return False
-    return axes.tp.rank == 0 or getattr(parameter, "tensor_model_parallel", False)
+    return axes.tp.rank == 0 or getattr(parameter, CUT_MARK, False)

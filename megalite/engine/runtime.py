@@ -79,7 +79,8 @@ def set_determinism(deterministic: bool | None, device_type: str) -> None:
     if deterministic and device_type == "cuda":
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     torch.use_deterministic_algorithms(deterministic)
-    torch.utils.deterministic.fill_uninitialized_memory = False  # costs a pass over every new buffer
+    # What is not filled costs no pass over each new buffer; torch has it as a property of the module's class
+    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]  # see above
 
 
 def connect_processes(

@@ -13,7 +13,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
@@ -26,6 +26,8 @@ CAPPED_QUERIES = 256
 """Queries whose scores exist at once where they are bounded."""
 
 Attend = Callable[[Tensor, Tensor, Tensor, Documents, "int | None"], Tensor]
+Kernel = Callable[..., Tensor]
+"""Of torch's, over a stream of documents of any length; called as `attend_varlen` does."""
 
 
 def choose_attention(device_type: str, dtype: torch.dtype) -> Attend:
@@ -36,7 +38,8 @@ def choose_attention(device_type: str, dtype: torch.dtype) -> Attend:
         except ImportError:
             return attend_by_document
         takes_groups = "enable_gqa" in inspect.signature(varlen_attn).parameters  # not in torch 2.10
-        return partial(attend_varlen, varlen_attn if takes_groups else _repeating(varlen_attn))
+        kernel = cast("Kernel", varlen_attn)  # a pair is returned only to those who ask for it
+        return partial(attend_varlen, kernel if takes_groups else _repeating(kernel))
     return attend_by_document
 
 
@@ -57,10 +60,11 @@ def attend_by_document(q: Tensor, k: Tensor, v: Tensor, documents: Documents, wi
     lengths = documents.lengths
     if all(length == lengths[0] for length in lengths):
         batch = len(lengths)
-        out = _attend_batch(*(x.unflatten(0, (batch, -1)) for x in (q, k, v)), window)
-        return out.flatten(0, 1)
+        q, k, v = (x.unflatten(0, (batch, -1)) for x in (q, k, v))
+        return _attend_batch(q, k, v, window).flatten(0, 1)
     pieces = zip(*(torch.split(x, lengths) for x in (q, k, v)), strict=True)
-    return torch.cat([_attend_batch(*(x.unsqueeze(0) for x in piece), window).squeeze(0) for piece in pieces])
+    whole = [[x.unsqueeze(0) for x in piece] for piece in pieces]
+    return torch.cat([_attend_batch(q, k, v, window).squeeze(0) for q, k, v in whole])
 
 
 @torch.compiler.disable
@@ -72,7 +76,7 @@ def attend_capped(soft_cap: float, q: Tensor, k: Tensor, v: Tensor, documents: D
     backward pass.
     """
     pieces = zip(*(torch.split(x, documents.lengths) for x in (q, k, v)), strict=True)
-    return torch.cat([_attend_document_capped(soft_cap, *piece, window) for piece in pieces])
+    return torch.cat([_attend_document_capped(soft_cap, q, k, v, window) for q, k, v in pieces])
 
 
 def _attend_document_capped(soft_cap: float, q: Tensor, k: Tensor, v: Tensor, window: int | None) -> Tensor:
@@ -103,9 +107,7 @@ def _capped_block(soft_cap: float, q: Tensor, k: Tensor, v: Tensor, hidden: Tens
     return torch.einsum("mgrc,cmd->rmgd", weights, v).flatten(1, 2)
 
 
-def attend_varlen(
-    kernel: Callable[..., Tensor], q: Tensor, k: Tensor, v: Tensor, documents: Documents, window: int | None
-) -> Tensor:
+def attend_varlen(kernel: Kernel, q: Tensor, k: Tensor, v: Tensor, documents: Documents, window: int | None) -> Tensor:
     """Attention over the whole stream by torch's variable-length flash kernel, which a compiled block takes in as one
     op; the other arguments are those of `attend_by_document`."""
     borders, longest = documents.cu_seqlens, documents.max_seqlen
@@ -114,7 +116,7 @@ def attend_varlen(
     return kernel(q, k, v, borders, borders, longest, longest, window_size=(left, 0), **options)
 
 
-def _repeating(kernel: Callable[..., Tensor]) -> Callable[..., Tensor]:
+def _repeating(kernel: Kernel) -> Kernel:
     """A kernel that wants as many key and value heads as there are query heads, and gets them."""
 
     def call(q: Tensor, k: Tensor, v: Tensor, *others: Any, enable_gqa: bool = False, **options: Any) -> Tensor:

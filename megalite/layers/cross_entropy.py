@@ -21,6 +21,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -38,6 +39,20 @@ TokenLoss = Callable[[Tensor, Tensor], Tensor]
 """From logits `[c, vocabulary]`, at least fp32, and labels `[c]` to a loss of each token `[c]`; differentiable."""
 
 
+@dataclass(frozen=True)
+class HeadSpec:
+    """How logits are made, and what the loss of them is."""
+
+    chunk_tokens: int = LOSS_CHUNK_TOKENS["cpu"]
+    """Tokens whose logits exist at once."""
+    z_loss: float = 0.0
+    """Coefficient of the z-loss."""
+    soft_cap: float | None = None
+    """Bound c of the logits, as c tanh(x / c); None for none."""
+    token_loss: TokenLoss | None = None
+    """What training minimises in place of the cross-entropy."""
+
+
 class Head(nn.Module):
     """The output matrix and the loss over it.
 
@@ -48,9 +63,7 @@ class Head(nn.Module):
         tied_to: the embedding's parameter when the two are one; None for a matrix of its own.
         sequence_parallel: the input is cut over tokens.
         gemm: how to multiply.
-        chunk_tokens: tokens whose logits exist at once.
-        z_loss: coefficient of the z-loss.
-        soft_cap: bound c of the logits, as c tanh(x / c); None for none.
+        spec: of the logits and the loss.
     """
 
     def __init__(
@@ -62,19 +75,12 @@ class Head(nn.Module):
         tied_to: nn.Parameter | None = None,
         sequence_parallel: bool = False,
         gemm: Gemm = PLAIN,
-        chunk_tokens: int = LOSS_CHUNK_TOKENS["cpu"],
-        z_loss: float = 0.0,
-        soft_cap: float | None = None,
+        spec: HeadSpec = HeadSpec(),
     ):
         super().__init__()
-        self.gemm = gemm
-        self.chunk_tokens = chunk_tokens
-        self.z_loss = z_loss
-        self.soft_cap = soft_cap
+        self.gemm, self.spec = gemm, spec
         self.see_log_z: Callable[[Tensor, Tensor], None] | None = None
         """Whoever looks at log(Z) sets it for a while; called with log(Z) `[c]` and the tokens' weights `[c]`."""
-        self.token_loss: TokenLoss | None = None
-        """What training minimises in place of the cross-entropy; whoever builds the model sets it."""
         self.vocab_size = vocab_size
         rows = vocab_rows_per_rank(vocab_size, tp.size)
         self.weight = nn.Parameter(torch.empty(rows, hidden_size)) if tied_to is None else tied_to
@@ -98,7 +104,8 @@ class Head(nn.Module):
     def logits(self, hidden: Tensor) -> Tensor:
         """This rank's true columns of the logits, `[t, v]`. For evaluation; needs the weight whole, so not ZeRO-3."""
         logits = self.gemm.linear(self.enter(hidden, self.tp), self.weight[: self.num_true_rows])
-        return logits if self.soft_cap is None else self.soft_cap * torch.tanh(logits / self.soft_cap)
+        soft_cap = self.spec.soft_cap
+        return logits if soft_cap is None else soft_cap * torch.tanh(logits / soft_cap)
 
 
 @torch.compiler.disable
@@ -109,26 +116,27 @@ def _loss(hidden: Tensor, weight: Tensor, targets: Targets, head: Head) -> Tenso
 class _LinearCrossEntropy(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, hidden: Tensor, weight: Tensor, targets: Targets, head: Head, want_grad: bool) -> Tensor:
-        gemm, num_rows = head.gemm, head.num_true_rows
+        gemm, spec, num_rows = head.gemm, head.spec, head.num_true_rows
         matrix = weight[:num_rows]
         accumulate = torch.promote_types(weight.dtype, torch.float32)
         grad_hidden = torch.empty_like(hidden) if want_grad else None
-        grad_weight = gemm.new_total(*weight.shape, like=weight, dtype=accumulate) if want_grad else None
+        rows, columns = weight.shape
+        grad_weight = gemm.new_total(rows, columns, like=weight, dtype=accumulate) if want_grad else None
         loss = torch.zeros((), dtype=accumulate, device=hidden.device)
 
-        for rows in _chunks(hidden.shape[0], head.chunk_tokens):
-            chunk = hidden[rows]
+        for tokens in _chunks(hidden.shape[0], spec.chunk_tokens):
+            chunk = hidden[tokens]
             logits = gemm.multiply(chunk, matrix).to(accumulate)
-            slope = _bound(logits, head.soft_cap) if head.soft_cap is not None else None
-            chunk_weights = targets.weights[rows].to(accumulate)
-            measure = _cross_entropy if head.token_loss is None or not want_grad else _other_loss
-            losses, grad_logits = measure(head, logits, targets.labels[rows], chunk_weights, want_grad=want_grad)
+            slope = _bound(logits, spec.soft_cap) if spec.soft_cap is not None else None
+            chunk_weights = targets.weights[tokens].to(accumulate)
+            measure = _cross_entropy if spec.token_loss is None or not want_grad else _other_loss
+            losses, grad_logits = measure(head, logits, targets.labels[tokens], chunk_weights, want_grad=want_grad)
             loss += torch.dot(losses, chunk_weights)
             if targets.losses is not None:
-                targets.losses[rows] = losses
-            if grad_logits is not None:
+                targets.losses[tokens] = losses
+            if grad_hidden is not None and grad_weight is not None and grad_logits is not None:
                 grad_logits = (grad_logits if slope is None else grad_logits.mul_(slope)).to(chunk.dtype)
-                grad_hidden[rows] = gemm.multiply(grad_logits, matrix.t())
+                grad_hidden[tokens] = gemm.multiply(grad_logits, matrix.t())
                 gemm.add_product(grad_weight[:num_rows], grad_logits, chunk)
 
         ctx.weight_dtype = weight.dtype
@@ -157,7 +165,7 @@ def _cross_entropy(
         head.see_log_z(log_z, weights)
     if not want_grad:
         return nll, None
-    softmax_weights = weights * (1.0 + 2.0 * head.z_loss * log_z)
+    softmax_weights = weights * (1.0 + 2.0 * head.spec.z_loss * log_z)
     return nll, _grad_logits(logits, total, labels, weights, softmax_weights=softmax_weights)
 
 
@@ -166,7 +174,7 @@ def _other_loss(
 ) -> tuple[Tensor, Tensor]:
     """The same of a plug-in's loss, which sees all columns of a chunk."""
     assert want_grad, "validations measure the cross-entropy"
-    assert head.token_loss is not None, "somebody brought one"
+    assert head.spec.token_loss is not None, "somebody brought one"
     mine = slice(head.first_row, head.first_row + head.num_true_rows)
     whole = logits.new_zeros(logits.shape[0], head.vocab_size)
     whole[:, mine] = logits
@@ -175,7 +183,7 @@ def _other_loss(
         head.see_log_z(whole.logsumexp(1), weights)
     with torch.enable_grad():
         whole.requires_grad_()
-        losses = head.token_loss(whole, labels)
+        losses = head.spec.token_loss(whole, labels)
         if losses.shape != labels.shape:
             raise ValueError(f"the loss of a plug-in has the shape {list(losses.shape)}, expected {list(labels.shape)}")
         (grad,) = torch.autograd.grad(torch.dot(losses, weights), whole)

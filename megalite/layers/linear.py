@@ -17,8 +17,15 @@ import torch
 from torch import Tensor, nn
 
 from megalite.layers.gemm import PLAIN, LinearGemm
-from megalite.parallel.axes import Axis
+from megalite.parallel.axes import Axis, TensorParallel
 from megalite.parallel.collectives import copy_to, gather_rows, reduce_from, replicated, scatter_rows
+
+
+class LinearOptions(TensorParallel, total=False):
+    """What both kinds of linear layers are told."""
+
+    bias: bool
+    gemm: LinearGemm
 
 
 class ColumnParallelLinear(nn.Module):

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from megalite.architecture.activations import ACTIVATIONS
 from megalite.architecture.architecture import FeedForwardSpec
 from megalite.layers.gemm import PLAIN, Gemm
-from megalite.layers.linear import ColumnParallelLinear, RowParallelLinear
+from megalite.layers.linear import ColumnParallelLinear, LinearOptions, RowParallelLinear
 from megalite.parallel.axes import Axis
 from megalite.plugins import load
 
@@ -57,7 +57,7 @@ class MLP(nn.Module):
     ):
         super().__init__()
         width = spec.width // tp.size
-        options = {"tp": tp, "bias": spec.bias, "sequence_parallel": sequence_parallel, "gemm": gemm}
+        options: LinearOptions = {"tp": tp, "bias": spec.bias, "sequence_parallel": sequence_parallel, "gemm": gemm}
         if spec.is_gated:
             self.gate_up = ColumnParallelLinear(hidden_size, 2 * width, **options)
         else:

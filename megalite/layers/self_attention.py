@@ -18,7 +18,7 @@ from megalite.layers.linear import ColumnParallelLinear, RowParallelLinear
 from megalite.layers.norm import AllHeadsNorm, HeadNorm
 from megalite.layers.rope import rotate
 from megalite.layers.scale import scaled_by
-from megalite.parallel.axes import Axis
+from megalite.parallel.axes import Axis, TensorParallel
 
 
 class SelfAttention(nn.Module):
@@ -47,19 +47,22 @@ class SelfAttention(nn.Module):
         self.rotary, self.has_own_rope = spec.rope is not None, spec.has_own_rope
         self.attend = attend if spec.soft_cap is None else partial(attend_capped, spec.soft_cap)
         self.scale_query = scaled_by(spec.query_scale)
-        options = {"tp": tp, "sequence_parallel": sequence_parallel, "gemm": gemm}
+        options: TensorParallel = {"tp": tp, "sequence_parallel": sequence_parallel}
         self.qkv = ColumnParallelLinear(
             hidden_size,
             (self.num_heads + 2 * self.num_kv_heads) * spec.head_dim,
             bias=spec.qkv_bias,
+            gemm=gemm,
             **options,
         )
-        self.o = RowParallelLinear(self.num_heads * spec.head_dim, hidden_size, bias=spec.output_bias, **options)
-        self.q_norm, self.k_norm = None, None
-        if spec.qk_norm:
-            is_whole, options = spec.qk_norm == "whole", {"kind": NORMS[norm].of_heads, "tp": tp}
-            kinds = [partial(AllHeadsNorm, n) if is_whole else HeadNorm for n in (self.num_heads, self.num_kv_heads)]
-            self.q_norm, self.k_norm = (make(spec.head_dim, norm_eps, **options) for make in kinds)
+        self.o = RowParallelLinear(
+            self.num_heads * spec.head_dim, hidden_size, bias=spec.output_bias, gemm=gemm, **options
+        )
+        self.has_norms = bool(spec.qk_norm)
+        if self.has_norms:
+            kind, is_whole = NORMS[norm].of_heads, spec.qk_norm == "whole"
+            makes = [partial(AllHeadsNorm, n) if is_whole else HeadNorm for n in (self.num_heads, self.num_kv_heads)]
+            self.q_norm, self.k_norm = (make(spec.head_dim, norm_eps, kind=kind, tp=tp) for make in makes)
 
     def forward(self, x: Tensor, documents: Documents) -> Tensor:
         q, k, v = self.project(x, documents)
@@ -70,11 +73,12 @@ class SelfAttention(nn.Module):
         """Normalised, rotated and scaled queries `[t, n, d]`, keys `[t, m, d]`, and values `[t, m, d]`."""
         heads = self.qkv(x).unflatten(1, (-1, self.head_dim))
         q, k, v = heads.split((self.num_heads, self.num_kv_heads, self.num_kv_heads), dim=1)
-        if self.q_norm is not None:
+        if self.has_norms:
             q, k = self.q_norm(q), self.k_norm(k)
         if self.rotary:
             turn = documents.sliding_rotation if self.has_own_rope else documents.rotation
+            assert turn is not None, "the stage turns the stream once a pass"
             q, k = rotate(q, turn), rotate(k, turn)
-            if self.q_norm is None:
+            if not self.has_norms:
                 v = v.contiguous()  # else the view would keep the whole projection until the backward pass
         return self.scale_query(q), k, v

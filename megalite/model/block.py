@@ -11,7 +11,7 @@ from megalite.layers.documents import Documents
 from megalite.layers.mlp import MLP
 from megalite.layers.parts import Parts
 from megalite.layers.self_attention import SelfAttention
-from megalite.parallel.axes import Axis
+from megalite.parallel.axes import Axis, TensorParallel
 from megalite.parallel.collectives import keep, own_rows
 from megalite.parallel.random import dropout, name_seed
 
@@ -48,12 +48,17 @@ class Block(nn.Module):
     ):
         super().__init__()
         spec, hidden = model.blocks[index], model.hidden_size
-        options = {"tp": tp, "sequence_parallel": sequence_parallel}
-        seams = {"attend": parts.attend, "gemm": parts.gemm}
+        options: TensorParallel = {"tp": tp, "sequence_parallel": sequence_parallel}
         norm = partial(parts.norm, hidden, spec.norm_eps, **options)
         self.attention_norm = norm() if spec.norm_before else nn.Identity()
         self.attention = SelfAttention(
-            hidden, spec.attention, norm=spec.norm, norm_eps=spec.norm_eps, **seams, **options
+            hidden,
+            spec.attention,
+            norm=spec.norm,
+            norm_eps=spec.norm_eps,
+            attend=parts.attend,
+            gemm=parts.gemm,
+            **options,
         )
         self.attention_out_norm = norm() if spec.norm_after else nn.Identity()
         self.mlp_norm = norm() if spec.norm_before else nn.Identity()

@@ -14,10 +14,13 @@ import torch
 from torch import Tensor
 
 from megalite.architecture.architecture import Architecture
+from megalite.architecture.mup import input_multiplier
 from megalite.architecture.weights import Rectangle, Weight, by_parameter, weight_table
-from megalite.model.mup import input_multiplier
 from megalite.model.spec import StageSpec
 from megalite.parallel.random import name_seed
+
+CUT_MARK = "tensor_model_parallel"
+"""Attribute of a parameter by which DeepSpeed tells cut ones from replicated ones in a gradient norm."""
 
 
 class WeightSource(Protocol):
@@ -89,15 +92,12 @@ def local_weights(stage: HoldsWeights) -> Iterator[LocalWeight]:
 
 @torch.no_grad()
 def fill(stage: HoldsWeights, source: WeightSource) -> None:
-    """Set every parameter of a stage from a source; vocabulary padding becomes zero. Marks cut parameters.
-
-    The mark `tensor_model_parallel` is how DeepSpeed tells cut parameters from replicated ones in a gradient norm.
-    """
+    """Set every parameter of a stage from a source; vocabulary padding becomes zero. Sets `CUT_MARK`."""
     parameters = dict(stage.named_parameters())
     num_filled = dict.fromkeys(parameters, 0)
     for local in local_weights(stage):
         parameter = parameters[local.parameter_name]
-        parameter.tensor_model_parallel = local.weight.cut is not None and stage.spec.tp.size > 1
+        setattr(parameter, CUT_MARK, local.weight.cut is not None and stage.spec.tp.size > 1)
         local.view(parameter).copy_(source.read(local.weight, local.rectangle))
         num_filled[local.parameter_name] += local.rectangle.shape[0]
     for name, num_rows in num_filled.items():

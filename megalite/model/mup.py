@@ -1,8 +1,4 @@
-"""muP weight by weight: how much a weight's inputs have grown, and the same model without muP for those who know none.
-
-Which weights are matrix-like, with both dims growing with the width, follows from the table: matrices of the blocks.
-Tables and the head grow in one dim, norms and biases too; these are vector-like and treated as usual.
-"""
+"""A model with muP as the usual one, for those who know none: its factors multiplied into the weights."""
 
 from __future__ import annotations
 
@@ -10,15 +6,9 @@ import torch
 from torch import Tensor
 
 from megalite.architecture.architecture import Architecture, query_scale
-from megalite.architecture.mup import embedding_scale, ffn_multiplier, output_scale, width_multiplier
+from megalite.architecture.mup import embedding_scale, output_scale
 from megalite.architecture.weights import Rectangle, Weight
-
-
-def input_multiplier(weight: Weight, model: Architecture) -> float:
-    """How many times more inputs a matrix-like weight has than in the base model; 1 for vector-like ones."""
-    if len(weight.shape) < 2 or not weight.layer.startswith("blocks."):
-        return 1.0
-    return ffn_multiplier(model) if weight.name.endswith("mlp.down.weight") else width_multiplier(model)
+from megalite.model.initialize import WeightSource
 
 
 def without_mup(model: Architecture) -> Architecture:
@@ -33,11 +23,11 @@ class Folded:
     what the embedding has been multiplied by, since the table is the head as well.
 
     Args:
-        source: of the muP model's canonical weights, a `WeightSource`.
+        source: of the muP model's canonical weights.
         model: filled, with muP.
     """
 
-    def __init__(self, source, model: Architecture):
+    def __init__(self, source: WeightSource, model: Architecture):
         self._source, self._model = source, model
 
     def read(self, weight: Weight, rectangle: Rectangle) -> Tensor:

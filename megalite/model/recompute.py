@@ -37,7 +37,11 @@ it redoes products too."""
 
 def choose_recompute(kind: str, context: Context = nullcontext) -> RunBlock:
     """How to run a block under `train.recompute`; `context` is entered around what runs again."""
-    runs = {"none": _run, "selective": partial(_run_selective, context), "full": partial(_run_full, context)}
+    runs: dict[str, RunBlock] = {
+        "none": _run,
+        "selective": partial(_run_selective, context),
+        "full": partial(_run_full, context),
+    }
     return runs[kind]
 
 
@@ -63,7 +67,9 @@ def _compile_within_budget(graph: torch.fx.GraphModule, inputs: list[Any]) -> Ca
     from torch._inductor.compile_fx import compile_fx
 
     with config.patch(activation_memory_budget=COMPILED_BUDGET):
-        return compile_fx(graph, inputs)
+        compiled = compile_fx(graph, inputs)
+    assert callable(compiled), "files are made only for those who ask"
+    return compiled
 
 
 def _run(block: torch.nn.Module, x: Tensor, documents: Documents) -> Tensor:

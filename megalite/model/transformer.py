@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from megalite.architecture.mup import embedding_scale, output_scale
-from megalite.layers.cross_entropy import Head
+from megalite.layers.cross_entropy import Head, HeadSpec
 from megalite.layers.documents import Documents, Targets
 from megalite.layers.embedding import VocabParallelEmbedding
 from megalite.layers.rope import Frequencies, frequencies, rotation
@@ -24,6 +24,7 @@ from megalite.model.block import Block, Dropout
 from megalite.model.initialize import FreshWeights, WeightSource, fill
 from megalite.model.recompute import choose_recompute, compile_blocks
 from megalite.model.spec import StageSpec
+from megalite.parallel.axes import TensorParallel
 
 
 class Stage(nn.Module):
@@ -41,8 +42,8 @@ class Stage(nn.Module):
         super().__init__()
         model, tp = spec.model, spec.tp
         self.spec = spec
-        shared = {"tp": tp, "sequence_parallel": spec.sequence_parallel}
-        self.embedding = None
+        shared: TensorParallel = {"tp": tp, "sequence_parallel": spec.sequence_parallel}
+        self.embedding: VocabParallelEmbedding | None = None
         if spec.is_first:
             num_positions = model.max_positions if model.positions == "learned" else None
             self.embedding = VocabParallelEmbedding(
@@ -52,7 +53,8 @@ class Stage(nn.Module):
         self.blocks = nn.ModuleDict()
         for index in range(*spec.blocks):
             self.blocks[str(index)] = Block(model, index, parts=spec.parts, seed=spec.seed, **shared)
-        self.final_norm, self.head = None, None
+        self.final_norm: nn.Module | None = None
+        self.head: Head | None = None
         if spec.is_last:
             self.final_norm = spec.parts.norm(model.hidden_size, model.norm_eps, **shared)
             tied_to = self.embedding.weight if model.tie_embeddings and self.embedding is not None else None
@@ -61,12 +63,9 @@ class Stage(nn.Module):
                 model.hidden_size,
                 tied_to=tied_to,
                 gemm=spec.parts.gemm,
-                chunk_tokens=spec.parts.loss_chunk_tokens,
-                z_loss=model.z_loss,
-                soft_cap=model.logit_soft_cap,
+                spec=HeadSpec(spec.parts.loss_chunk_tokens, model.z_loss, model.logit_soft_cap, spec.parts.token_loss),
                 **shared,
             )
-            self.head.token_loss = spec.parts.token_loss
         self.scale_embedding, self.scale_output = scaled_by(embedding_scale(model)), scaled_by(output_scale(model))
         self.precision = spec.parts.precision
         self.precision.attach(self.blocks)
@@ -101,11 +100,19 @@ class Stage(nn.Module):
                 x = self.run_block(block, x, documents)
         if self.final_norm is not None:
             x = self.scale_output(self.final_norm(x))
-        return x if targets is None else self.head(x, targets)
+        return x if targets is None else self._own_head()(x, targets)
 
     def logits(self, tokens: Tensor, documents: Documents) -> Tensor:
         """This rank's true columns of the logits, `[t, v]`, for evaluation on a whole model."""
-        return self.head.logits(self(tokens, documents))
+        return self._own_head().logits(self(tokens, documents))
+
+    def blocks_by_index(self) -> dict[int, Block]:
+        """The blocks of this stage, by their place in the model."""
+        return {int(name): block for name, block in self.blocks.items() if isinstance(block, Block)}
+
+    def _own_head(self) -> Head:
+        assert self.head is not None, "only the last stage has a head"
+        return self.head
 
     def compile_blocks(self) -> None:
         """Compile each block; graphs split at attention and at collectives, and all blocks share them."""

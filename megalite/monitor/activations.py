@@ -23,6 +23,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 
 from megalite.layers.documents import Documents
 from megalite.model.transformer import Stage
@@ -74,17 +75,17 @@ class Activations:
         self._largest = new(num_blocks)
         self._largest_logit = torch.full_like(self._largest, -torch.inf)
         self._log_z, self._largest_log_z = new(2), new(1)  # sum of squares and number of tokens; largest size
-        self._unit_largest = {int(name): torch.zeros(width, device=self._device) for name in self._stage.blocks}
+        self._unit_largest = {index: torch.zeros(width, device=self._device) for index in self._stage.blocks_by_index()}
 
     @contextmanager
     def _watching(self) -> Iterator[None]:
         """The stage with an eye in each seam; as it was afterwards."""
-        hooks, seams = [], []
+        hooks: list[RemovableHandle] = []
+        seams: list[tuple[nn.Module, str, Callable[..., Any] | None]] = []
         if self._stage.head is not None and self._axes.tp.rank == 0:  # all tp ranks have the same
             seams.append((self._stage.head, "see_log_z", None))
             self._stage.head.see_log_z = self._see_log_z
-        for name, block in self._stage.blocks.items():
-            index = int(name)
+        for index, block in self._stage.blocks_by_index().items():
             hooks.append(block.register_forward_hook(partial(self._see_stream, index)))
             for module, seam, see in (
                 (block.attention, "attend", partial(self._see_attention, index)),
@@ -97,8 +98,8 @@ class Activations:
         finally:
             for hook in hooks:
                 hook.remove()
-            for module, seam, former in seams:
-                setattr(module, seam, former)
+            for seen, seam, former in seams:
+                setattr(seen, seam, former)
 
     def _see_stream(self, index: int, block: nn.Module, inputs: Any, stream: Tensor) -> None:
         if not self._stage.spec.sequence_parallel and self._axes.tp.rank:

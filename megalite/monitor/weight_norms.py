@@ -70,7 +70,7 @@ class WeightNorms:
 
     def _norms(self, tensors: list[Tensor]) -> Tensor:
         """L2 norms, fp32 [n]."""
-        norms = torch._foreach_norm(tensors, dtype=torch.float32) if tensors else []
+        norms = torch._foreach_norm(tensors, dtype=torch.float32) if tensors else ()
         return torch.tensor([], device=self._device) if not norms else torch.stack(norms).to(self._device)
 
     def _gather(self, names: Sequence[str], columns: Sequence[Tensor]) -> Tensor:

@@ -84,7 +84,7 @@ class Sgd:
         momenta = states["momentum"]
         torch._foreach_mul_(momenta, self.momentum)
         torch._foreach_add_(momenta, gradients)
-        directions = momenta
+        directions: Sequence[Tensor] = momenta
         if self.nesterov:
             directions = torch._foreach_add(gradients, momenta, alpha=self.momentum)
         shrink_and_add(weights, directions, lr=lr, decay=decay)

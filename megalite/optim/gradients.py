@@ -26,6 +26,7 @@ from torch import Tensor
 
 from megalite.architecture.weights import Weight
 from megalite.config.schema import OptimizerConfig
+from megalite.config.sections.optimizer import ClipConfig
 from megalite.optim.slices import Slice, chunks, places_in_whole
 from megalite.parallel.axes import Axis
 from megalite.parallel.collectives import all_reduce
@@ -114,10 +115,11 @@ class GradientChanges:
         self._optimizer, self._slices, self._seed, self._device = optimizer, slices, seed, device
         self._centred = Groups(weights, slices, axis, tp_rank, "unit") if optimizer.centralize else None
         clip = optimizer.clip
-        by = clip.by if clip is not None and clip.by in ("parameter", "layer", "unit") else None
-        self._clipped = Groups(weights, slices, axis, tp_rank, by) if by else None
-        self._clips_values = clip is not None and clip.by == "value"
-        self.are_any = any((self._centred, self._clipped, self._clips_values, optimizer.noise))
+        self._clipped: tuple[Groups, ClipConfig] | None = None
+        if clip is not None and clip.by in ("parameter", "layer", "unit"):
+            self._clipped = Groups(weights, slices, axis, tp_rank, clip.by), clip
+        self._largest = clip.threshold if clip is not None and clip.by == "value" else None
+        self.are_any = any((self._centred, self._clipped, self._largest is not None, optimizer.noise))
         """Whether anything is asked for."""
 
     def apply(self, gradients: Sequence[Tensor], step: int) -> None:
@@ -125,10 +127,10 @@ class GradientChanges:
         if self._centred is not None:
             self._centralize(self._centred, gradients)
         if self._clipped is not None:
-            self._clip_groups(self._clipped, gradients)
-        if self._clips_values:
+            self._clip_groups(*self._clipped, gradients)
+        if self._largest is not None:
             for gradient in gradients:
-                gradient.clamp_(-self._optimizer.clip.threshold, self._optimizer.clip.threshold)
+                gradient.clamp_(-self._largest, self._largest)
         if self._optimizer.noise:
             self._add_noise(gradients, step)
 
@@ -141,8 +143,7 @@ class GradientChanges:
                 for numbers, total in groups.views(index, gradient, sums):
                     numbers.sub_(total / prod(weight.shape[1:]))
 
-    def _clip_groups(self, groups: Groups, gradients: Sequence[Tensor]) -> None:
-        clip = self._optimizer.clip
+    def _clip_groups(self, groups: Groups, clip: ClipConfig, gradients: Sequence[Tensor]) -> None:
         norms = groups.sums(gradients, self._device, squared=True).sqrt_()
         bounds = torch.full_like(norms, clip.threshold)
         if clip.by == "unit":

@@ -12,9 +12,9 @@ the product of its rate and its decay, and that product is kept: decay is multip
 from __future__ import annotations
 
 from megalite.architecture.architecture import Architecture
+from megalite.architecture.mup import input_multiplier
 from megalite.architecture.weights import Weight
 from megalite.config.optimizers import RULES
-from megalite.model.mup import input_multiplier
 
 
 def rate_factor(weight: Weight, model: Architecture, rule: str) -> float:

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import overload
 
 import torch
 from torch import Tensor
@@ -102,9 +102,24 @@ class SlicedOptimizer(torch.optim.Optimizer):
             if isinstance(rule, WholeRule):
                 self._exchanges[name] = self._start(name, rule, axis, tp_rank, device)
 
+    @overload
+    def step(self, closure: None = None) -> None: ...
+
+    @overload
+    def step(self, closure: Callable[[], float]) -> float: ...
+
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:
+        """Update the weights; nothing happens when the gradients have been taken away, as a skipped step does.
+
+        Args:
+            closure: called first, as torch's own optimizers do; its result is returned.
+        """
+        loss = None if closure is None else closure()
+        self._step_all()
+        return loss
+
     @torch.no_grad()
-    def step(self, closure: Any = None) -> None:
-        """Update the weights; nothing happens when the gradients have been taken away, as a skipped step does."""
+    def _step_all(self) -> None:
         gradients = [_gradient(*place) for place in self._places]
         present = [gradient for gradient in gradients if gradient is not None]
         if len(present) < len(gradients):

@@ -7,6 +7,7 @@ An axis of size 1 has no group, and every collective over it is the identity, so
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TypedDict
 
 import torch.distributed as dist
 
@@ -29,6 +30,14 @@ class Axis:
 
 SINGLE = Axis()
 """The axis of a single process."""
+
+
+class TensorParallel(TypedDict):
+    """What every layer is told of tensor parallelism."""
+
+    tp: Axis
+    sequence_parallel: bool
+    """Between layers the stream is cut over tokens, instead of being whole on every rank."""
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ hidden from torch.compile, which splits its graphs around them.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 import torch.distributed as dist
@@ -26,6 +26,9 @@ from torch import Tensor
 from torch.distributed.distributed_c10d import _resolve_process_group
 
 from megalite.parallel.axes import Axis
+
+if TYPE_CHECKING:
+    from torch.distributed.distributed_c10d import GroupName  # not in every torch that we run with
 
 Collective = Callable[[Tensor, Axis], Tensor]
 
@@ -106,17 +109,22 @@ def _apply(function: type[torch.autograd.Function], x: Tensor, axis: Axis) -> Te
 
 
 def _sum(x: Tensor, axis: Axis) -> Tensor:
-    return functional.wait_tensor(functional.all_reduce(x.contiguous(), "sum", axis.group))
+    return functional.wait_tensor(functional.all_reduce(x.contiguous(), "sum", _group(axis)))
 
 
 def _gather(x: Tensor, axis: Axis) -> Tensor:
     if x.device.type == "cpu":
-        return gather_by_gloo(x.contiguous(), axis.size, axis.group.group_name)
-    return functional.wait_tensor(_all_gather(x.contiguous(), 0, axis.group))
+        return gather_by_gloo(x.contiguous(), axis.size, _group(axis).group_name)
+    return functional.wait_tensor(_all_gather(x.contiguous(), 0, _group(axis)))
 
 
 def _scatter_sum(x: Tensor, axis: Axis) -> Tensor:
-    return functional.wait_tensor(_reduce_scatter(x.contiguous(), "sum", 0, axis.group))
+    return functional.wait_tensor(_reduce_scatter(x.contiguous(), "sum", 0, _group(axis)))
+
+
+def _group(axis: Axis) -> dist.ProcessGroup:
+    assert axis.group is not None, f"nothing to be said over {axis.name}, an axis of size {axis.size}"
+    return axis.group
 
 
 @torch.library.custom_op("megalite_gloo::all_gather", mutates_args=())
@@ -129,7 +137,7 @@ def gather_by_gloo(x: Tensor, size: int, group_name: str) -> Tensor:
     in training has: `_ALLGATHER_BASE` takes 15.
     """
     whole = x.new_empty(x.shape[0] * size, *x.shape[1:])
-    _fill_all_gather(whole, x, group=_resolve_process_group(group_name))
+    _fill_all_gather(whole, x, group=_resolve_process_group(cast("GroupName", group_name)))  # ops take plain text
     return whole
 
 

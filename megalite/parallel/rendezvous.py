@@ -123,8 +123,7 @@ def _serve(init_method: str, world_size: int) -> dist.TCPStore:
     """The first rank's store."""
     host, port = _parts(init_method)
     listener = _listen(host, port)
-    options = {} if listener is None else {"master_listen_fd": listener}
-    return dist.TCPStore(host, port, world_size, is_master=True, wait_for_workers=False, **options)
+    return dist.TCPStore(host, port, world_size, is_master=True, wait_for_workers=False, master_listen_fd=listener)
 
 
 def _reach(init_method: str, rank: int, world_size: int, waiting: _Waiting) -> dist.TCPStore:

@@ -120,8 +120,10 @@ class Checkpoints:
         written = outcome.written
         if not self._settings.differential:
             return {}
-        facts = {"bytes_written": written.bytes_written, "bytes_linked": written.bytes_linked}
-        return {**facts, "note": written.note} if written.note else facts
+        facts: dict[str, int | str] = {"bytes_written": written.bytes_written, "bytes_linked": written.bytes_linked}
+        if written.note:
+            facts["note"] = written.note
+        return facts
 
     def _fail(self, step: int, error: CheckpointError) -> None:
         """Note a failure, and raise it when it ends the run."""

@@ -106,7 +106,7 @@ def _advice(config: Config, plan: RunPlan, available: int, *, on_devices: bool =
 def _nearest(config: Config, plan: RunPlan) -> Iterator[tuple[str, Config, RunPlan]]:
     """Plans of the same run that take less: first those that only cost time, then those with fewer ranks."""
     sizes = [size for size in reversed(divisors(config.batch.micro_batch_size)) if size < config.batch.micro_batch_size]
-    changes = [{"batch.micro_batch_size": size} for size in sizes]
+    changes: list[dict[str, object]] = [{"batch.micro_batch_size": size} for size in sizes]
     changes += [{"train.recompute": "full"}, *({**change, "train.recompute": "full"} for change in changes)]
     fewer = [size for size in reversed(divisors(plan.dp)) if size < plan.dp]
     changes += [{"parallel.dp": size, **change} for size in fewer for change in ({}, *changes)]

@@ -65,8 +65,8 @@ class Heartbeat:
         self._ended = threading.Event()
         if path is not None:
             path.parent.mkdir(parents=True, exist_ok=True)
-            self._beat()
-            threading.Thread(target=self._go_on, name="heart", daemon=True).start()
+            self._beat(path)
+            threading.Thread(target=self._go_on, args=(path,), name="heart", daemon=True).start()
 
     @property
     def is_watched(self) -> bool:
@@ -89,14 +89,14 @@ class Heartbeat:
         self._ended.set()
         if self._path is not None:
             with suppress(OSError):
-                self._beat()
+                self._beat(self._path)
 
-    def _go_on(self) -> None:
+    def _go_on(self, path: Path) -> None:
         while not self._ended.wait(SECONDS_BETWEEN_BEATS):
             with suppress(OSError):  # an absent disk stops no training; the supervisor will look for the beat
-                self._beat()
+                self._beat(path)
 
-    def _beat(self) -> None:
+    def _beat(self, path: Path) -> None:
         content = {
             "step": self._step,
             "phase": self._phase,
@@ -104,7 +104,7 @@ class Heartbeat:
             "step_seconds": round(self._step_seconds, 4),
             "product_seconds": round(min(self._products), 6) if len(self._products) == NUM_PRODUCTS else 0.0,
         }
-        write_in_place(self._path, content, BEAT_BYTES)
+        write_in_place(path, content, BEAT_BYTES)
 
 
 def beat_path(folder: Path, rank: int) -> Path:

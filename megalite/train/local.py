@@ -19,6 +19,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
 from megalite.checkpoint.catalog import CHECKPOINTS, latest, step_of
 from megalite.config.load import dump_config
@@ -57,6 +58,10 @@ OUT_OF_MEMORY = (
     ": the kernel killed it because memory ran out; use a smaller batch.micro_batch_size, train.recompute=full, or a "
     "larger machine"
 )
+
+
+Handler = Callable[[int, FrameType | None], Any] | int | None
+"""What `signal.signal` takes and gives back."""
 
 
 @dataclass
@@ -187,7 +192,7 @@ def _start(command: list[str], config: Config, rank: int, environment: dict[str,
     return Rank(rank, process)
 
 
-def _forward_signals(ranks: list[Rank], requests: list[int]) -> dict[int, signal.Handlers]:
+def _forward_signals(ranks: list[Rank], requests: list[int]) -> dict[int, Handler]:
     """Pass requests to stop on to every rank, and note them. A second SIGINT ends them at once."""
 
     def forward(number: int, frame: FrameType | None) -> None:

@@ -21,10 +21,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from megalite.architecture.architecture import Architecture
 from megalite.config.optimizers import OPTIMIZERS, scales_with_width
 from megalite.config.plan import make_plan
-from megalite.config.schema import Config, MupConfig
+from megalite.config.schema import Config, ModelConfig, MupConfig
 from megalite.config.wording import or_
 from megalite.data.loader import Batch
 from megalite.engine.steps import documents_of_batch
@@ -121,7 +120,7 @@ def check_mup(
     return Check(*runs)
 
 
-def widened(model: Architecture, width: int) -> Architecture:
+def widened(model: ModelConfig, width: int) -> ModelConfig:
     """The model at another width: as many channels a head, more heads, the MLP in proportion.
 
     Raises:
@@ -142,7 +141,7 @@ def widened(model: Architecture, width: int) -> Architecture:
     return model.model_copy(update={**sizes, "hidden_size": width, "preset": None})
 
 
-def _changes(config: Config, model: Architecture, num_steps: int, lr: float) -> dict[str, float]:
+def _changes(config: Config, model: ModelConfig, num_steps: int, lr: float) -> dict[str, float]:
     from megalite.engine.build import build_engine
     from megalite.model.initialize import FreshWeights
     from megalite.parallel.axes import connect
@@ -160,7 +159,7 @@ def _changes(config: Config, model: Architecture, num_steps: int, lr: float) -> 
     plan = make_plan(small, 1)
     source = FreshWeights(plan.model, config.run.seed)
     engine = build_engine(small, plan, connect(Mesh(), 0), torch.device("cpu"), source)
-    batch = _random_batch(model.vocab_size, config.run.seed)
+    batch = _random_batch(plan.model.vocab_size, config.run.seed)
     before = _outputs(engine.stage, batch)
     for _ in range(num_steps):
         engine.train_step([batch], lr)
@@ -180,10 +179,11 @@ def _changes(config: Config, model: Architecture, num_steps: int, lr: float) -> 
 def _outputs(stage: Stage, batch: Batch) -> dict[str, Tensor]:
     """What each kind of layer puts out: of the first block and the last, and the logits."""
     found: dict[str, Tensor] = {}
-    indices = sorted(stage.blocks, key=int)
+    assert stage.embedding is not None, "a whole model"
+    blocks = stage.blocks_by_index()
     layers: dict[str, nn.Module] = {"embedding": stage.embedding}
-    for index in dict.fromkeys((indices[0], indices[-1])):
-        block = stage.blocks[index]
+    for index in dict.fromkeys((min(blocks), max(blocks))):
+        block = blocks[index]
         layers |= {f"attention {index}": block.attention, f"mlp {index}": block.mlp}
     handles = [layer.register_forward_hook(_keep_output(found, name)) for name, layer in layers.items()]
     found["logits"] = stage.eval().logits(batch.tokens, documents_of_batch(batch))

@@ -70,9 +70,11 @@ def open_data(config: Config) -> tuple[Samples, dict[str, Samples]]:
         raise ConfigError(
             ["data.train: empty; list at least one source, e.g. `data: {train: [{path: data/demo/packed}]}`"]
         )
-    options = {"seq_len": config.batch.seq_len, "document_masks": config.data.document_masks}
     samples = open_training_samples(config)
-    return samples, open_validation_sets(config.data.valid, **options)
+    valid_sets = open_validation_sets(
+        config.data.valid, seq_len=config.batch.seq_len, document_masks=config.data.document_masks
+    )
+    return samples, valid_sets
 
 
 def open_run_tasks(config: Config, plan: RunPlan, samples: Samples) -> list[Task]:
@@ -85,7 +87,7 @@ def open_run_tasks(config: Config, plan: RunPlan, samples: Samples) -> list[Task
     return open_tasks(config.train.tasks, folder, seq_len=config.batch.seq_len, vocab_size=plan.model.vocab_size)
 
 
-def _gather(problems: list[str], check: Callable[[], None]) -> None:
+def _gather(problems: list[str], check: Callable[[], object]) -> None:
     try:
         check()
     except ConfigError as error:

@@ -80,12 +80,13 @@ class Replicas:
 
     def _name_them(self, held: list[HeldWeight], hashes: dict[str, Tensor]) -> list[Drift]:
         """Every rank tells every other what it has: only after a drift, so what it costs does not matter."""
-        axes, mine = self._axes, {}
+        axes = self._axes
+        mine: dict[tuple, int] = {}
         for weight in held:
             name, stage = (TIED, -1) if weight.name == self._tied else (weight.name, axes.pp.rank)
             place = tuple(0 if axis in weight.copied_over else axis.rank for axis in (axes.tp, axes.replicas))
-            mine[(name, stage, place)] = hashes[weight.name].item()
-        everyone: list[dict[tuple, int]] = [mine]
+            mine[(name, stage, place)] = int(hashes[weight.name].item())
+        everyone = [mine]
         if self._axes.world.size > 1:
             everyone = [{} for _ in range(self._axes.world.size)]
             dist.all_gather_object(everyone, mine, group=self._axes.world.group)

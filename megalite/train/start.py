@@ -103,7 +103,8 @@ def first_start(
             raise CheckpointError(f"train.branch_from: {branch_from} is no complete checkpoint; give a step-… folder")
         return open_checkpoint(trunk, samples, f"checkpoint {trunk}, as a branch")
     if init_from is not None:
-        found = _open_weights(config, plan, axes, device, is_compared=config.train.verify_init_from and not again)
+        is_compared = config.train.verify_init_from and not again
+        found = _open_weights(init_from, plan, axes, device, is_compared=is_compared)
         return replace(found, moments=zeros, origin=f"weights of {init_from}")
     return Start(FreshWeights(plan.model, config.run.seed), zeros, origin=f"fresh weights, seed {config.run.seed}")
 
@@ -185,9 +186,8 @@ def _go_on_with_data(reader: CheckpointReader, samples: Samples) -> tuple[Progre
     return replace(progress, account=progress.account.remix(at, drawn, unshifted.drawn(at))), True
 
 
-def _open_weights(config: Config, plan: RunPlan, axes: Axes, device: torch.device, *, is_compared: bool) -> Start:
+def _open_weights(folder: Path, plan: RunPlan, axes: Axes, device: torch.device, *, is_compared: bool) -> Start:
     """The weights of a checkpoint, of a run's newest one, or of a Hugging Face folder. Collective."""
-    folder = config.train.init_from
     checkpoint = _open_whole(folder, "train.init_from", axes, device)
     if checkpoint is not None:
         reader = CheckpointReader(checkpoint)
@@ -226,17 +226,17 @@ def _prove(folder: Path, axes: Axes) -> str:
     Raises:
         ConversionError: on all ranks, when they differ.
     """
-    said: list[str | None] = ["", None]
+    said: list[tuple[str, str | None]] = [("", None)]  # the proof, and what is wrong
     if axes.global_rank == 0:
         from megalite.checkpoint.hf.proof import prove
 
         try:
-            said = [prove(folder), None]
+            said = [(prove(folder), None)]
         except UserError as error:
-            said = ["", str(error)]
+            said = [("", str(error))]
     if axes.world.size > 1:
         dist.broadcast_object_list(said, src=0, group=axes.world.group)
-    proof, problem = said
+    ((proof, problem),) = said
     if problem is not None:
         raise ConversionError(
             f"train.init_from: {problem}; --no-verify (train.verify_init_from=false) trains from it all the same"

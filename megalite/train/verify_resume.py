@@ -33,8 +33,12 @@ Launch = Callable[..., int]
 METRIC_KEYS = ("loss", "grad_norm", "lr", "tokens", "skipped")
 """What a step's record says that is no matter of time."""
 
-FORCED = ("checkpoint.keep_last=2", "checkpoint.keep_every=null", "checkpoint.keep_best=null")
-FORCED += ("train.early_stopping=null",)  # both runs go to their ends
+FORCED = (
+    "checkpoint.keep_last=2",
+    "checkpoint.keep_every=null",
+    "checkpoint.keep_best=null",
+    "train.early_stopping=null",  # both runs go to their ends
+)
 NO_VALIDATION = "train.eval_every=null"
 """It changes nothing and takes time, but for a schedule that goes by it."""
 
@@ -115,8 +119,8 @@ def verify_resume(
 def compare(whole: Path, halves: Path, num_steps: int) -> Report:
     """Compare the run folders of the two runs."""
     ranges = (range(num_steps), range(num_steps, 2 * num_steps))
-    records = [[json.loads(line) for line in (run / METRICS).read_text().splitlines()] for run in (whole, halves)]
-    findings = [Finding(key, *(_first_difference(key, *records, steps) for steps in ranges)) for key in METRIC_KEYS]
+    ours, theirs = ([json.loads(line) for line in (run / METRICS).read_text().splitlines()] for run in (whole, halves))
+    findings = [Finding(key, *(_first_difference(key, ours, theirs, steps) for steps in ranges)) for key in METRIC_KEYS]
     readers = [
         [CheckpointReader(run / CHECKPOINTS / folder_name(step)) for run in (whole, halves)]
         for step in (num_steps, 2 * num_steps)

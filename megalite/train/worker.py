@@ -168,8 +168,13 @@ def _leave_report(run_dir: Path) -> None:
 def _leave_word(run_dir: Path, place: Place, message: str, *, is_user_error: bool) -> None:
     """Write what went wrong where a parent looks, and on stderr; a parent speaks for the rank that shares its own."""
     rank = place.rank
-    record = {"rank": rank, "attempt": place.attempt, "time": time.time(), "is_user_error": is_user_error}
-    record["message"] = message
+    record = {
+        "rank": rank,
+        "attempt": place.attempt,
+        "time": time.time(),
+        "is_user_error": is_user_error,
+        "message": message,
+    }
     failure = leave_error(run_dir, rank, record)
     if failure is not None:
         print(f"rank {rank}: could not write {error_path(run_dir, rank)}: {failure}", file=sys.stderr)

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from megalite.architecture.weights import vocab_rows_per_rank
-from megalite.layers.cross_entropy import Head
+from megalite.layers.cross_entropy import Head, HeadSpec
 from megalite.layers.documents import Documents, Targets
 from megalite.layers.embedding import VocabParallelEmbedding
 from megalite.parallel.axes import SINGLE, Axis, connect
@@ -51,10 +51,12 @@ def vocab_part(whole: Tensor, axis: Axis) -> Tensor:
     return F.pad(whole, (0, 0, 0, count * axis.size - VOCAB))[axis.rank * count : (axis.rank + 1) * count]
 
 
-def make_head(axis: Axis, weight: Tensor, sequence_parallel: bool = False, chunk_tokens: int = 1000) -> Head:
+PLAIN_HEAD = HeadSpec()
+
+
+def make_head(axis: Axis, weight: Tensor, sequence_parallel: bool = False, spec: HeadSpec = PLAIN_HEAD) -> Head:
     """A head whose padded rows are NaN, so that any use of them shows."""
-    options = {"tp": axis, "sequence_parallel": sequence_parallel, "chunk_tokens": chunk_tokens}
-    head = Head(VOCAB, weight.shape[1], **options).to(weight.dtype)
+    head = Head(VOCAB, weight.shape[1], tp=axis, sequence_parallel=sequence_parallel, spec=spec).to(weight.dtype)
     with torch.no_grad():
         head.weight.copy_(vocab_part(weight, axis))
         head.weight[head.num_true_rows :] = float("nan")
@@ -68,7 +70,7 @@ def compare(axis: Axis, dtype: torch.dtype, sequence_parallel: bool, tokens_per_
     truth = dense_loss(true_hidden, true_weight, targets)
     (truth * 0.7).backward()
 
-    head = make_head(axis, weight, sequence_parallel, tokens_per_chunk)
+    head = make_head(axis, weight, sequence_parallel, HeadSpec(tokens_per_chunk))
     own = (rows(hidden, axis) if sequence_parallel else hidden).clone().requires_grad_()
     loss = head(own, targets)
     (loss * 0.7).backward()
@@ -179,7 +181,7 @@ def test_zero_weights_give_zero():
 def bf16_stream(num_tokens: int) -> tuple[Head, Tensor, Targets]:
     """A stream of equal tokens in bf16, in chunks of one, whose contributions a bf16 sum would soon lose: 256 + 1 = 256
     there."""
-    head = make_head(SINGLE, draw((VOCAB, WIDTH), torch.bfloat16, 1), chunk_tokens=1)
+    head = make_head(SINGLE, draw((VOCAB, WIDTH), torch.bfloat16, 1), spec=HeadSpec(chunk_tokens=1))
     hidden = torch.full((num_tokens, WIDTH), 0.5, dtype=torch.bfloat16).requires_grad_()
     return head, hidden, Targets(torch.full((num_tokens,), 3), torch.ones(num_tokens))
 
@@ -215,7 +217,7 @@ def test_logits_are_never_larger_than_a_chunk():
     """Neither the forward nor the backward pass makes a tensor larger than the logits of one chunk, where the whole
     logits would be 32 times that."""
     vocab, width, num_tokens = 512, 4, 64 * 64
-    head = Head(vocab, width, tp=SINGLE, chunk_tokens=128)
+    head = Head(vocab, width, tp=SINGLE, spec=HeadSpec(chunk_tokens=128))
     nn.init.normal_(head.weight)
     hidden = draw((num_tokens, width), torch.float32, 0).requires_grad_()
     targets = Targets(torch.zeros(num_tokens, dtype=torch.int64), torch.ones(num_tokens))
@@ -262,8 +264,7 @@ def variant_difference(axis: Axis, z_loss: float, soft_cap: float | None) -> dic
     nll = F.cross_entropy(logits, targets.labels.clamp(min=0), reduction="none")
     plain = (nll * targets.weights).sum()
     (plain + z_loss * (log_z.square() * targets.weights).sum()).backward()
-    head, mine = make_head(axis, whole, chunk_tokens=13), hidden.clone().requires_grad_()
-    head.z_loss, head.soft_cap = z_loss, soft_cap
+    head, mine = make_head(axis, whole, spec=HeadSpec(13, z_loss, soft_cap)), hidden.clone().requires_grad_()
     loss = head(mine, targets)
     loss.backward()
     rows_here = slice(head.first_row, head.first_row + head.num_true_rows)

@@ -189,6 +189,24 @@ def slow_adamw8bit(weights: Weights) -> Iterator[None]:
         yield
 
 
+def test_a_step_is_torchs():
+    """Given a closure, an optimizer calls it with autograd on, updates, and returns its result."""
+    stage = make_stage(tiny_model(**GPT_STYLE), dtype=torch.float32)
+    optimizer = build_optimizer(stage, OptimizerConfig(lr=LR, name="sgd"))
+    optimizer.bind(whole_slices(stage), list(stage.parameters()), SINGLE, 0)
+    before = [parameter.detach().clone() for parameter in stage.parameters()]
+
+    def closure() -> float:
+        total = sum(parameter.square().sum() for parameter in stage.parameters())
+        total.backward()
+        return total.item()
+
+    expected = sum(parameter.square().sum().item() for parameter in before)
+    assert optimizer.step(closure) == pytest.approx(expected)
+    assert optimizer.num_updates == 1
+    assert all(not torch.equal(a, b) for a, b in zip(before, stage.parameters(), strict=True) if a.any())
+
+
 FLIPS = 0.02
 """Share of weights that may differ: a number on the border of two codes falls to one side in fp32, to the other in
 fp64. Codes are about 1e-2 apart and fp32 is wrong by 1e-6, so of 100 roundings a weight one in a hundred does."""

@@ -83,8 +83,8 @@ class HuggingFaceWeights:
         (rows, *others), row = rectangle.slices, 0
         for start, size in place.runs(rows.start, rows.stop):
             run = slice(start, start + size)
-            part = stored[(*others, run)].t() if place.transposed else stored[(run, *others)]
-            out[row : row + size] = part
+            places = (*others, run) if place.transposed else (run, *others)
+            out[row : row + size] = stored[places].t() if place.transposed else stored[places]
             row += size
         return out
 

@@ -57,9 +57,10 @@ def _load(folder: Path, num_blocks: int) -> tuple[torch.nn.Module, dict[str, Any
     options: dict[str, Any] = {}
     if getattr(config, "attn_logit_softcapping", None):
         options["attn_implementation"] = "eager"  # version 4's others leave the bound out, without a word
-    model, loading = transformers.AutoModelForCausalLM.from_pretrained(
+    loaded: Any = transformers.AutoModelForCausalLM.from_pretrained(  # annotated as a model, which here comes in a pair
         folder, config=config, dtype=torch.float32, output_loading_info=True, trust_remote_code=False, **options
     )
+    model, loading = loaded
     return model.eval(), loading
 
 
@@ -87,7 +88,7 @@ def _tokenize(folder: Path, texts: list[str], add_nothing: bool) -> tuple[list[l
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
     options = {"add_special_tokens": False, "split_special_tokens": True} if add_nothing else {}
     ids = [tokenizer(text, **options)["input_ids"] for text in texts]
-    return ids, [tokenizer.decode(each, skip_special_tokens=True) for each in ids]
+    return ids, [str(tokenizer.decode(each, skip_special_tokens=True)) for each in ids]
 
 
 if __name__ == "__main__":

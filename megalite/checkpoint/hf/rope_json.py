@@ -154,12 +154,13 @@ def _read_scaling(group: Settings, kind: str, original: int | None, length: int 
         group.complain(ORIGINAL.name, "missing at the top of the file, where transformers 4 looks for it")
     if None not in (inner, original) and inner != original:
         group.complain(ORIGINAL.name, f"found {inner}, and {original} outside the group; delete the wrong one")
-    form = {"type": kind, "original_max_positions": original or inner or length}
+    original = original or inner or length
+    form: dict[str, Any] = {"type": kind, "original_max_positions": original}
     if kind == "llama3":
         return form | {key: group.take(Key(key, float)) for key in ("factor", "low_freq_factor", "high_freq_factor")}
     factor = group.take(Key("factor", float, None, nullable=True))
-    if factor is None and length is not None and form["original_max_positions"]:
-        factor = length / form["original_max_positions"]
+    if factor is None and length is not None and original:
+        factor = length / original
     form |= {"factor": factor, "attention_factor": group.take(Key("attention_factor", float, None, nullable=True))}
     return form | (_read_yarn(group, form) if kind == "yarn" else _read_longrope(group))
 

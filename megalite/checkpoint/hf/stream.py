@@ -52,6 +52,6 @@ def _parts(entries: Sequence[Entry], read: Callable[[str], Iterable[Tensor]]) ->
         left = entry.num_bytes
         for block in read(entry.key):
             assert block.dtype == entry.dtype, entry.key
-            yield memoryview(block.contiguous().view(torch.uint8).numpy()).cast("B")
+            yield block.contiguous().view(torch.uint8).numpy().data.cast("B")
             left -= block.nbytes
         assert left == 0, f"{entry.key}: {left} bytes were not yielded"

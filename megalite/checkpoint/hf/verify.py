@@ -281,10 +281,10 @@ def _compare_texts(report: dict, tokenizer: Tokenizer) -> str | None:
             return f"transformers tokenizes {_shown(text)} as {theirs[:12]}, training as {ours[:12]}"
     if tokenizer.kind == HUGGING_FACE:
         return None
-    for ids, theirs in zip(report["ids"], report["decoded"], strict=True):
-        ours = tokenizer.decode(ids)
-        if theirs != ours:
-            return f"transformers decodes {ids[:12]} to {_shown(theirs)}, megalite to {_shown(ours)}"
+    for ids, text in zip(report["ids"], report["decoded"], strict=True):
+        our_text = tokenizer.decode(ids)
+        if text != our_text:
+            return f"transformers decodes {ids[:12]} to {_shown(text)}, megalite to {_shown(our_text)}"
     return None
 
 

@@ -17,6 +17,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import Any, Protocol, cast
 
 import torch.distributed as dist
 from torch import Tensor, nn
@@ -25,6 +26,24 @@ from megalite.model.initialize import LocalWeight, local_weights
 from megalite.model.transformer import Stage
 from megalite.optim.slices import Slice, whole_slices
 from megalite.parallel.axes import Axes
+
+
+class ZeroView(Protocol):
+    """What DeepSpeed hangs on a parameter that ZeRO divides."""
+
+    _hp_mapping: Any
+    """Stages 1 and 2: a `tensor_fragment`; None when other ranks have all."""
+    ds_tensor: Tensor
+    """Stage 3: this rank's part of the flattened parameter, padded."""
+    ds_numel: int
+    """Stage 3: of the whole."""
+    ds_process_group: dist.ProcessGroup
+    """Stage 3: the ranks that divide it."""
+
+
+def zero_view(parameter: nn.Parameter) -> ZeroView:
+    """A parameter of an engine with ZeRO, which torch's own type knows nothing of."""
+    return cast("ZeroView", parameter)
 
 
 def weight_slices(stage: Stage, axes: Axes, zero_stage: int) -> Iterator[Slice]:
@@ -60,7 +79,7 @@ def _zero_slices(stage: Stage, zero_stage: int) -> Iterator[Slice]:
 
 def _of_stage_1_and_2(parameter: nn.Parameter) -> tuple[int, Tensor] | None:
     """Where this rank's slice of a flattened parameter begins, and its numbers; None when other ranks have all."""
-    mapping = parameter._hp_mapping  # DeepSpeed's `tensor_fragment`
+    mapping = zero_view(parameter)._hp_mapping
     if mapping is None:
         return None
     return mapping.lp_fragment_address.start, mapping.get_hp_fragment().detach()
@@ -70,9 +89,10 @@ def _of_stage_3(parameter: nn.Parameter) -> tuple[int, Tensor] | None:
     """The same under stage 3, where the last slices of a parameter may be padding."""
     from deepspeed.utils import safe_get_local_fp32_param
 
-    size = parameter.ds_tensor.numel()
-    start = size * dist.get_rank(parameter.ds_process_group)
-    length = min(size, parameter.ds_numel - start)
+    view = zero_view(parameter)
+    size = view.ds_tensor.numel()
+    start = size * dist.get_rank(view.ds_process_group)
+    length = min(size, view.ds_numel - start)
     if length <= 0:
         return None
     return start, safe_get_local_fp32_param(parameter).detach().narrow(0, 0, length)

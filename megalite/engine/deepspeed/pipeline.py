@@ -28,6 +28,7 @@ from megalite.config.schema import Config
 from megalite.data.loader import Batch
 from megalite.engine.deepspeed.base import DeepSpeedEngine, forget_former_engine
 from megalite.engine.deepspeed.config import deepspeed_config
+from megalite.engine.grad_norm import TIED_COPY_MARK
 from megalite.engine.protocol import StepResult
 from megalite.engine.runtime import quiet
 from megalite.engine.steps import (
@@ -173,8 +174,9 @@ class _StagedModule(PipelineModule):
                 group = dist.new_group(ranks)
                 if self.global_rank in ranks:
                     owner = stage.embedding if stage.spec.is_first else stage.head
+                    assert owner is not None, "the first stage has an embedding, the last a head"
                     ties["embedding"] = {"ranks": ranks, "group": group, "weight_attr": ["weight"], "module": owner}
-                    owner.weight.ds_pipe_replicated = self.global_rank != ranks[0]
+                    setattr(owner.weight, TIED_COPY_MARK, self.global_rank != ranks[0])
                     self.tied_modules["embedding"] = owner
         return ties
 

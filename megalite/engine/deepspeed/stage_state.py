@@ -15,10 +15,10 @@ import torch
 from torch import Tensor, nn
 
 from megalite.architecture.weights import Rectangle, Weight
-from megalite.engine.deepspeed.partition import is_copy_in_model, weight_slices
+from megalite.engine.deepspeed.partition import is_copy_in_model, weight_slices, zero_view
 from megalite.engine.parts import Part, parts_of_slice
 from megalite.engine.protocol import HeldWeight, LocalState
-from megalite.model.initialize import LocalWeight, WeightSource, fill, local_weights
+from megalite.model.initialize import CUT_MARK, LocalWeight, WeightSource, fill, local_weights
 from megalite.model.transformer import Stage
 from megalite.optim.optimizer import OwnedState, SlicedOptimizer
 from megalite.optim.slices import Slice, copy_numbers
@@ -72,9 +72,9 @@ class StageState:
         """Every parameter, or the part of it that stage 3 leaves here."""
         found = []
         for name, parameter in self._parameters.items():
-            is_cut_by_zero, is_cut_by_tp = self._zero_stage == 3, getattr(parameter, "tensor_model_parallel", False)
+            is_cut_by_zero, is_cut_by_tp = self._zero_stage == 3, getattr(parameter, CUT_MARK, False)
             over = (() if is_cut_by_zero else (self._axes.replicas,)) + (() if is_cut_by_tp else (self._axes.tp,))
-            found.append(HeldWeight(name, parameter.ds_tensor if is_cut_by_zero else parameter, over))
+            found.append(HeldWeight(name, zero_view(parameter).ds_tensor if is_cut_by_zero else parameter, over))
         return found
 
     def read(self) -> Iterator[LocalState]:
@@ -112,7 +112,7 @@ class StageState:
         replicas = self._axes.replicas
         for number, state in enumerate(self.read()):
             is_ours = number % replicas.size == replicas.rank and not is_copy_in_model(state.local, self._axes)
-            if is_ours and math.prod(state.local.rectangle.shape):
+            if is_ours and math.prod(state.local.rectangle.shape) > 0:
                 yield Part(state.local.weight.name, state.local.rectangle, state.tensors, is_live)
 
     def _stands_for(self, state: OwnedState) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 
 import torch
@@ -9,11 +10,11 @@ from torch import Tensor
 
 from megalite.config.schema import Fp8Config
 from megalite.layers.fp8.history import Histories
-from megalite.layers.fp8.precision import Backend, Fp8Layer
+from megalite.layers.fp8.precision import Backend
 from megalite.layers.fp8.products import emulated, scaled_mm
 from megalite.layers.fp8.recipes import make_recipe
-from megalite.layers.fp8.sites import CurrentScales, DelayedScales, Fp8Linear, Place
-from megalite.layers.gemm import choose_gemm
+from megalite.layers.fp8.sites import CurrentScales, DelayedScales, Fp8Linear, Place, Scales
+from megalite.layers.gemm import Gemm, choose_gemm
 from megalite.layers.linear import ColumnParallelLinear, RowParallelLinear
 from megalite.parallel.axes import Axis
 
@@ -34,12 +35,13 @@ class OwnBackend:
         self._recipe = make_recipe(config)
         self._histories: Histories | None = None
 
-    def make_layers(self, layers: dict[str, ColumnParallelLinear | RowParallelLinear]) -> dict[str, Fp8Layer]:
+    def make_layers(self, layers: dict[str, ColumnParallelLinear | RowParallelLinear]) -> dict[str, Fp8Linear]:
         product = scaled_mm if self._config.backend == "scaled_mm" else emulated(self._exact_gemm())
-        scales = {n: CurrentScales(self._recipe, Place(each.tp, each.weight_cut)) for n, each in layers.items()}
+        current = {n: CurrentScales(self._recipe, Place(each.tp, each.weight_cut)) for n, each in layers.items()}
+        scales: Mapping[str, Scales] = current
         if self._config.recipe == "delayed":
             self._histories = self._make_histories(list(layers))
-            scales = {n: DelayedScales(self._histories, i, scales[n]) for i, n in enumerate(layers)}
+            scales = {n: DelayedScales(self._histories, i, current[n]) for i, n in enumerate(layers)}
         return {n: Fp8Linear(self._recipe, scales[n], product, keep_weights=self._keep_weights) for n in layers}
 
     def context(self) -> AbstractContextManager:
@@ -58,7 +60,7 @@ class OwnBackend:
         assert self._histories is not None
         self._histories.set_history(self._histories.names.index(name), history)
 
-    def _exact_gemm(self):
+    def _exact_gemm(self) -> Gemm:
         """FP8 numbers multiply exactly in fp32; tensor cores must not shorten them to TF32."""
         return choose_gemm(self._device.type, torch.float32)
 

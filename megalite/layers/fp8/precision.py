@@ -6,7 +6,7 @@ changes its way between steps, unseen by compiled blocks (`fp8.opaque`).
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import Protocol, cast
@@ -55,7 +55,7 @@ class Fp8Layer(LinearGemm, Protocol):
 class Backend(Protocol):
     """Makes the layers of a stage multiply in FP8. All ranks of the stage call every method."""
 
-    def make_layers(self, layers: dict[str, ColumnParallelLinear | RowParallelLinear]) -> dict[str, Fp8Layer]:
+    def make_layers(self, layers: dict[str, ColumnParallelLinear | RowParallelLinear]) -> Mapping[str, Fp8Layer]:
         """An FP8 product for each layer, by name."""
         ...
 

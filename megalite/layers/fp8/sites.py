@@ -170,5 +170,5 @@ class _Fp8Product(torch.autograd.Function):
         if ctx.needs_input_grad[0]:
             grad_x = layer.input_gradient(rounded, weight, ctx.x_dtype)
         if ctx.needs_input_grad[1]:
-            grad_weight = layer.weight_gradient(grad, rounded, Quantised(*kept, ctx.tile), weight.dtype)
+            grad_weight = layer.weight_gradient(grad, rounded, Quantised(kept[0], kept[1], ctx.tile), weight.dtype)
         return grad_x, grad_weight, None, None, None

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -25,9 +25,6 @@ from megalite.monitor.records import JsonLines, drop_steps_after
 from megalite.parallel.axes import Axes, Axis
 from megalite.train.components.component import Component, Step
 
-if TYPE_CHECKING:
-    from megalite.layers.fp8.precision import Fp8
-
 FP8_FILE = "fp8.jsonl"
 
 
@@ -36,7 +33,7 @@ class Fp8Watch(Component):
 
     Args:
         engine: whose stage is in FP8.
-        fallback_error: beyond which a layer goes back.
+        fallback_error: beyond which a layer goes back; None for never.
         dtype: to what.
         path: of fp8.jsonl.
         every: steps.
@@ -48,7 +45,7 @@ class Fp8Watch(Component):
         self,
         engine: Engine,
         *,
-        fallback_error: float,
+        fallback_error: float | None,
         dtype: str,
         axes: Axes,
         device: torch.device,
@@ -56,8 +53,12 @@ class Fp8Watch(Component):
         path: Path,
         every: int,
     ):
+        from megalite.layers.fp8.precision import Fp8  # for runs in FP8 alone: 20 ms
+
+        precision = engine.stage.precision
+        assert isinstance(precision, Fp8), "a run in FP8"
         self._engine, self._axes, self._device = engine, axes, device
-        self._precision: Fp8 = engine.stage.precision
+        self._precision = precision
         self._fallback_error, self._dtype = fallback_error, dtype
         self._recorder, self._path, self._every = recorder, path, every
         self._file: JsonLines | None = None

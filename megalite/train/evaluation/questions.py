@@ -60,7 +60,8 @@ def read_questions(path: Path, limit: int | None = None) -> list[Question]:
         lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise DataError(f"{path}: cannot be read ({error}); a task is a jsonl file with lines like {FORMAT}") from error
-    questions, problems = [], []
+    questions: list[Question] = []
+    problems: list[str] = []
     for number, line in enumerate(lines, start=1):
         if not line.strip():
             continue

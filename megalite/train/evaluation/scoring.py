@@ -138,8 +138,15 @@ def _make_batch(requests: Sequence[Request], shape: Shape) -> Batch:
     for stop in _cut(borders[-1], num_tokens, shape.seq_len):
         positions[borders[-1] : stop] = np.arange(stop - borders[-1])
         borders.append(stop)
-    arrays = (tokens, labels, scored, positions, np.array(borders, np.int32))
-    return Batch(*map(torch.from_numpy, arrays), shape.seq_len, torch.arange(num_tokens))
+    return Batch(
+        torch.from_numpy(tokens),
+        torch.from_numpy(labels),
+        torch.from_numpy(scored),
+        torch.from_numpy(positions),
+        torch.tensor(borders, dtype=torch.int32),
+        shape.seq_len,
+        torch.arange(num_tokens),
+    )
 
 
 def _cut(start: int, stop: int, longest: int) -> Iterator[int]:

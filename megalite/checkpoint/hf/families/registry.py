@@ -22,7 +22,9 @@ from megalite.plugins import Table
 def _find_families() -> Iterator[Family]:
     """The `FAMILY` of every file of this folder."""
     for found in pkgutil.iter_modules(families.__path__, f"{families.__name__}."):
-        module = importlib.import_module(found.name) if found.name != __name__ else None
+        if found.name == __name__:
+            continue
+        module = importlib.import_module(found.name)
         if hasattr(module, "FAMILY"):
             yield module.FAMILY
 
