@@ -193,7 +193,8 @@ def test_a_schedule_is_tried_before_training(tmp_path, rate, complaint):
         ("train: {loss: {name: huber}}", 'train.loss.name: found "huber"'),
         ("optimizer: {name: signum, options: {beta: x}}", 'optimizer.options.beta: found "x", expected a number'),
         (
-            "optimizer: {name: signum, nesterov: no}", "optimizer.nesterov: found False, but it has no effect"), but it has no effect with name=signum",
+            "optimizer: {name: signum, nesterov: no}",
+            "optimizer.nesterov: found False, but it has no effect",
         ),
         (
             "{model: {mup: {base_hidden_size: 64}}, optimizer: {name: signum}}",
