@@ -64,6 +64,8 @@ class Family:
     """Names in `inner` of fused tensors that hold the rows of each key and value head together: q0 k0 v0 | q1 k1 v1."""
     transposed: bool = False
     """Whether the matrices inside the blocks are stored `[in, out]`."""
+    published_code: frozenset[str] = frozenset()
+    """Code that published folders bring in `auto_map`, and that this class has taken the place of."""
     refuses: Callable[[Architecture], Iterable[str]] = lambda model: ()
     """What keeps a model from this class that no trait by itself tells, as sentences."""
     condition: str = ""
