@@ -21,7 +21,7 @@ HEAD = "from megalite import extend\n"
 
 QUIET, LOUD = (
     "the quick brown fox jumps over the lazy dog and sleeps",
-    "THE QUICK BROWN FOX JUMPS over the lazy dog",
+    "THE QUICK BROWN FOX JUMPS over the lazy dog again",
 )
 
 
@@ -43,8 +43,8 @@ def write_recipe(folder: Path, **sections) -> Path:
         "out": str(folder / "out"),
         "sources": [{"kind": "sums", "name": "sums", "options": {"documents": 60, "seed": 3}}],
         "valid_fraction": 0.1,
-        "tokenizer": {"vocab_size": 420},
         "pack": {"seq_len": 64},
+        "tokenizer": {"kind": "byte-bpe", "vocab_size": 280},
         **sections,
     }
     path = folder / "recipe.yaml"
@@ -98,7 +98,10 @@ def test_done_again_when_the_plugin_changes(tmp_path):
 
     rule, source = tmp_path / "rule.py", tmp_path / "source.py"
     rule.write_text(HEAD + "extend.filter_rule('length')(len)\n@extend.filter_rule('mine')\ndef f(text): return 1.0\n")
-    source.write_text(HEAD + "@extend.data_source('one')\ndef one(shard, num_shards):\n    yield 'some text ' * 40\n")
+    source.write_text(
+        HEAD
+        + "@extend.data_source('one')\ndef one(shard, num_shards):\n    yield 'some text and other words, not all of them alike ' * 40\n"
+    )
     clean = {"custom": {"mine": {"max": 2.0}}}
     recipe = write_recipe(
         tmp_path, plugins=[str(rule), str(source)], sources=[{"kind": "one"}], clean=clean, valid_fraction=0.0
