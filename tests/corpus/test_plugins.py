@@ -21,7 +21,7 @@ HEAD = "from megalite import extend\n"
 
 QUIET, LOUD = (
     "the quick brown fox jumps over the lazy dog and sleeps",
-    "THE QUICK BROWN FOX JUMPS over the lazy dog again",
+    "THE QUICK BROWN FOX JUMPS over the lazy dog again, and again",
 )
 
 
