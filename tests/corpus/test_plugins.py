@@ -98,10 +98,7 @@ def test_done_again_when_the_plugin_changes(tmp_path):
 
     rule, source = tmp_path / "rule.py", tmp_path / "source.py"
     rule.write_text(HEAD + "extend.filter_rule('length')(len)\n@extend.filter_rule('mine')\ndef f(text): return 1.0\n")
-    source.write_text(
-        HEAD
-        + "@extend.data_source('one')\ndef one(shard, num_shards):\n    yield 'some text and other words, not all of them alike ' * 40\n"
-    )
+    source.write_text(HEAD + "@extend.data_source('one')\ndef one(shard, num_shards):\n    yield TEXT * 40\n")
     clean = {"custom": {"mine": {"max": 2.0}}}
     recipe = write_recipe(
         tmp_path, plugins=[str(rule), str(source)], sources=[{"kind": "one"}], clean=clean, valid_fraction=0.0
