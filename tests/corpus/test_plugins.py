@@ -44,7 +44,7 @@ def write_recipe(folder: Path, **sections) -> Path:
         "sources": [{"kind": "sums", "name": "sums", "options": {"documents": 60, "seed": 3}}],
         "valid_fraction": 0.1,
         "pack": {"seq_len": 64},
-        "tokenizer": {"kind": "byte-bpe", "vocab_size": 280},
+        "tokenizer": {"kind": "byte-bpe", "vocab_size": 260},
         **sections,
     }
     path = folder / "recipe.yaml"
@@ -99,7 +99,7 @@ def test_done_again_when_the_plugin_changes(tmp_path):
     rule, source = tmp_path / "rule.py", tmp_path / "source.py"
     rule.write_text(HEAD + "extend.filter_rule('length')(len)\n@extend.filter_rule('mine')\ndef f(text): return 1.0\n")
     source.write_text(
-        HEAD + "@extend.data_source('one')\ndef one(shard, num_shards):\n    yield 'some text and others' * 40\n"
+        HEAD + "@extend.data_source('one')\ndef one(shard, num_shards):\n    yield 'words, many, ' * 40\n"
     )
     clean = {"custom": {"mine": {"max": 2.0}}}
     recipe = write_recipe(
