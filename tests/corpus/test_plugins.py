@@ -77,7 +77,7 @@ def test_a_whole_recipe(tmp_path):
 
 
 def test_thresholds_and_effects(tmp_path):
-    """Both bounds, an option, and the histogram of `megalite data rules`, against a count by hand."""
+    """Both bounds, an option, and the histogram of `megalite data effects`, against a count by hand."""
     with loaded(sample("filter_rules")):
         texts = [QUIET, LOUD, "A B", "AN ODD ONE that is not all that long, but LONG ENOUGH"] * 5
         config = CleanConfig(min_chars=1, custom={"capitals": {"min": 0.1, "max": 0.5, "options": {"min_letters": 1}}})
