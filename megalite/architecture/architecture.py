@@ -22,6 +22,8 @@ from megalite.architecture.settings import ModelSettings, RopeConfig
 class AttentionSpec:
     """Self-attention of one block."""
 
+    kind: str
+    """Of `architecture.attentions`."""
     num_heads: int
     num_kv_heads: int
     head_dim: int
@@ -112,6 +114,7 @@ class Architecture(ModelSettings):
     def _block(self, has_window: bool) -> BlockSpec:
         has_own_rope = has_window and self.sliding_rope is not None
         attention = AttentionSpec(
+            self.attention,
             self.num_heads,
             self.num_kv_heads,
             self.head_dim,

@@ -17,10 +17,6 @@ from __future__ import annotations
 from megalite.architecture.architecture import Architecture
 from megalite.architecture.weights import Weight
 
-RATE_EXPONENTS = {"adamw": 1.0, "adamw8bit": 1.0, "lion": 1.0, "muon": 0.5}
-"""By optimizer, which muP knows these of: a matrix's rate is divided by its width multiplier to this power
-(`optim.mup` says why)."""
-
 
 def width_multiplier(model: Architecture) -> float:
     """m, by which the inputs of most matrices have grown."""

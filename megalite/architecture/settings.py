@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt, field_validator
+from pydantic import AfterValidator, Field, NonNegativeFloat, PositiveFloat, PositiveInt
 
 from megalite.architecture.activations import ACTIVATIONS
+from megalite.architecture.attentions import ATTENTIONS
 from megalite.architecture.norms import NORMS
-from megalite.errors import did_you_mean
 from megalite.section import Section
 
 
@@ -94,10 +94,10 @@ class ModelSettings(Section):
     """Number of transformer blocks."""
     num_heads: PositiveInt = 4
     """Number of query heads; tp must divide it."""
-    activation: str = "swiglu"
+    activation: Annotated[str, AfterValidator(ACTIVATIONS.known)] = "swiglu"
     """Of the MLP. With a gate: `swiglu` (SiLU), `geglu`, `geglu_tanh` (Gemma), `reglu`; without: `gelu`, `gelu_tanh`
     (GPT-2), `silu`, `relu`, `relu2`; or one that a plug-in brings."""
-    norm: str = "rmsnorm"
+    norm: Annotated[str, AfterValidator(NORMS.known)] = "rmsnorm"
     """Normalisation of the stream: `rmsnorm`, `layernorm` (which has a bias), or `zero_centered_rmsnorm`, whose weights
     are what 1 is added to (Gemma); or one that a plug-in brings."""
     norm_placement: Literal["before", "after", "both"] = "before"
@@ -112,6 +112,8 @@ class ModelSettings(Section):
     """Rotary settings; ignored only when positions is `learned`, in which case they must be left at their defaults."""
     qk_norm: bool | Literal["whole"] = False
     """RMSNorm of queries and keys before the rotation: of each head (Qwen3), or, `whole`, over all heads (OLMo 2)."""
+    attention: Annotated[str, AfterValidator(ATTENTIONS.known)] = "softmax"
+    """How queries, keys and values are mixed: `softmax`, or a way that a plug-in brings."""
     attention_scale: PositiveFloat | None = None
     """What products of queries and keys are multiplied with; null is 1 / sqrt(head_dim)."""
     attention_soft_cap: PositiveFloat | None = None
@@ -159,19 +161,3 @@ class ModelSettings(Section):
     def has_mlp_bias(self) -> bool:
         """Whether the MLP's linear layers have biases."""
         return self.bias == "all"
-
-    @field_validator("norm")
-    @classmethod
-    def _know_norm(cls, name: str) -> str:
-        if name not in NORMS:
-            known = ", ".join(NORMS)
-            raise ValueError(f"there is no norm {name!r}{did_you_mean(name, NORMS)}; use one of {known}")
-        return name
-
-    @field_validator("activation")
-    @classmethod
-    def _know_activation(cls, name: str) -> str:
-        if name not in ACTIVATIONS:
-            known = ", ".join(ACTIVATIONS)
-            raise ValueError(f"there is no activation {name!r}{did_you_mean(name, ACTIVATIONS)}; use one of {known}")
-        return name

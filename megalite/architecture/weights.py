@@ -114,11 +114,6 @@ def norm_names(block: BlockSpec) -> list[str]:
     return sorted(before + after, key=("attention_norm", "attention_out_norm", "mlp_norm", "mlp_out_norm").index)
 
 
-def qk_norm_kind(norm: str) -> str:
-    """How queries and keys are normalised in a block with some norm: as the stream, where that is an RMSNorm."""
-    return norm if norm == "zero_centered_rmsnorm" else "rmsnorm"
-
-
 def _embedding(model: Architecture) -> list[Weight]:
     hidden = model.hidden_size
     name = "embedding.weight"
@@ -160,7 +155,7 @@ def _block(model: Architecture, block: BlockSpec, layer: str) -> list[Weight]:
     for part, size in (("q", q), ("k", kv), ("v", kv)):
         rows += _linear(layer, f"attention.{part}", "attention.qkv", (size, hidden), cut=0, bias=attention.qkv_bias)
     if attention.qk_norm:
-        is_whole, init = attention.qk_norm == "whole", NORMS[qk_norm_kind(block.norm)].init
+        is_whole, init = attention.qk_norm == "whole", NORMS[NORMS[block.norm].of_heads].init
         for part, size in (("q_norm", q), ("k_norm", kv)):
             name, size = f"{layer}.attention.{part}.weight", size if is_whole else attention.head_dim
             rows.append(Weight(name, (size,), layer, name, cut=0 if is_whole else None, init=init, decay=False))

@@ -27,6 +27,7 @@ from megalite.cli import (
     train,
 )
 from megalite.errors import EXIT_BAD_INPUT, EXIT_INTERRUPTED, UserError
+from megalite.plugins import load_plugins, name_for_all
 
 
 @runtime_checkable
@@ -68,8 +69,16 @@ app.add_typer(checkpoint.app, name="checkpoint")
 
 
 @app.callback(invoke_without_command=True)
-def root(version: bool = typer.Option(False, "--version", help="Print the version and leave.")) -> None:
+def root(
+    version: bool = typer.Option(False, "--version", help="Print the version and leave."),
+    plugin: list[str] = typer.Option(
+        [], help="A module or file that brings a model family, an activation ...; for commands without a config."
+    ),
+) -> None:
     """Large-scale pretraining: data tools, 3D-parallel training, checkpoints that go to Hugging Face."""
+    if plugin:
+        name_for_all(plugin)
+    load_plugins(())
     if version:
         typer.echo(f"megalite {__version__}")
         raise typer.Exit()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from megalite.architecture.architecture import Architecture
+from megalite.architecture.attentions import ATTENTIONS
 from megalite.config.schema import Config, ModelConfig, RopeConfig, RopeScaling
 from megalite.config.wording import divisors, near, or_, unused
 
@@ -30,6 +31,8 @@ def check_model(config: Config, model: Architecture) -> Iterator[str]:
 def check_architecture(given: ModelConfig, model: Architecture) -> Iterator[str]:
     """Complaints about a model by itself, filled from what was given."""
     yield from _heads(given, model)
+    if model.attention_soft_cap is not None and not ATTENTIONS[model.attention].takes_soft_cap:
+        yield f"model.attention_soft_cap: attention={model.attention} does not bound its scores; use null"
     yield from _windows(given)
     if model.positions == "learned":
         yield from unused(model.rope, RopeConfig.model_fields, "model.rope", "positions=learned")

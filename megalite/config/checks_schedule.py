@@ -2,29 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
 from megalite.config.plan import derive_steps, fill_schedule
+from megalite.config.schedules import SCHEDULES, SETTINGS_OF_SOME
 from megalite.config.schema import Config, ScheduleConfig
 from megalite.config.wording import or_, unused
+from megalite.plugins import Addition
 
-USED_BY = {
-    "decay_steps": ("wsd", "constant"),
-    "power": ("polynomial",),
-    "gamma": ("step", "exponential", "cyclical", "plateau"),
-    "period_steps": ("step", "exponential", "cyclical"),
-    "milestones": ("step",),
-    "cycle_shape": ("cyclical",),
-    "timescale_steps": ("inverse_sqrt",),
-    "plateau": ("plateau",),
-}
-"""Settings that only some schedules read."""
-
-NEEDS_PERIOD = {
-    "step": "the steps between drops, or milestones",
-    "exponential": "the steps in which the rate falls by gamma",
-    "cyclical": "the steps of a cycle",
-}
+SAMPLED_STEPS = 1000
+"""Of a plug-in's schedule, before training."""
 
 
 def check_schedule(config: Config) -> Iterator[str]:
@@ -40,17 +28,17 @@ def check_schedule(config: Config) -> Iterator[str]:
         )
     if (config.train.steps is None) != (config.train.tokens is None):
         yield from _length(config)
+        yield from _brought(config)
 
 
 def _no_effect(schedule: ScheduleConfig) -> Iterator[str]:
     because = f"name={schedule.name}"
-    for key, users in USED_BY.items():
-        if schedule.name not in users:
-            yield from unused(schedule, (key,), "schedule", because)
+    own = SCHEDULES[schedule.name].settings
+    yield from unused(schedule, [key for key in SETTINGS_OF_SOME if key not in own], "schedule", because)
     stays = schedule.name == "constant" and schedule.decay_steps is None
     if stays:
         yield from unused(schedule, ("min_lr",), "schedule", because)
-    if stays or schedule.name not in USED_BY["decay_steps"]:
+    if stays or "decay_steps" not in own:
         yield from unused(schedule, ("decay_shape",), "schedule", because)
     if not has_warmup(schedule):
         yield from unused(schedule, ("start_lr",), "schedule", "no warmup")
@@ -85,8 +73,8 @@ def _shape(schedule: ScheduleConfig) -> Iterator[str]:
             yield f"schedule.period_steps: {schedule.period_steps} found beside milestones; give one of them"
         if list(schedule.milestones) != sorted(set(schedule.milestones)):
             yield f"schedule.milestones: {list(schedule.milestones)} do not rise; write each step once, in order"
-    elif schedule.period_steps is None and schedule.name in NEEDS_PERIOD:
-        yield f"schedule.period_steps: null, but {schedule.name} needs it: {NEEDS_PERIOD[schedule.name]}"
+    elif schedule.period_steps is None and (period := SCHEDULES[schedule.name].period):
+        yield f"schedule.period_steps: null, but {schedule.name} needs it: {period}"
 
 
 def _length(config: Config) -> Iterator[str]:
@@ -108,3 +96,22 @@ def _length(config: Config) -> Iterator[str]:
     late = [str(step) for step in schedule.milestones if not warmup <= step < steps]
     if late:
         yield f"schedule.milestones: {or_(late)} is not between warmup (step {warmup}) and the last step, {steps}"
+
+
+def _brought(config: Config) -> Iterator[str]:
+    """Try a plug-in's schedule: in the middle of a long run it would be late to find that a rate is none."""
+    schedule, peak = config.schedule, config.optimizer.lr
+    rate = SCHEDULES[schedule.name].rate
+    if not isinstance(rate, Addition) or any(schedule.problems()):
+        return
+    n, call = max(1, derive_steps(config) - fill_schedule(config).warmup_steps), rate.bound(schedule.options)
+    for k in sorted({1 + index * (n - 1) // SAMPLED_STEPS for index in range(SAMPLED_STEPS + 1)}):
+        where = f"schedule.name: {schedule.name}, at step {k:,} of {n:,} after warmup,"
+        try:
+            found = call(k, n, peak, schedule.min_lr)
+        except Exception as error:
+            yield f"{where} failed: {type(error).__name__}: {error}; correct the plug-in"
+            return
+        if not isinstance(found, int | float) or not 0.0 <= found < math.inf:
+            yield f"{where} gives the rate {found!r}, expected a number of at least 0; correct the plug-in"
+            return

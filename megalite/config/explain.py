@@ -15,9 +15,8 @@ from typing import Any
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
-from megalite.config.schema import Section
 from megalite.errors import did_you_mean
-from megalite.section import LARGEST_NUMBER
+from megalite.section import LARGEST_NUMBER, Section
 
 Node = dict[str, Any]
 """A node of the JSON schema."""
@@ -99,7 +98,8 @@ class _Settings:
                 prefix = node.get("prefixItems", [])
                 inner = prefix[key] if key < len(prefix) else node.get("items")
             else:
-                inner = node.get("properties", {}).get(key)
+                open_ended = node.get("additionalProperties")
+                inner = node.get("properties", {}).get(key, open_ended if isinstance(open_ended, dict) else None)
             if inner is None:
                 return None
             node = self._resolved(inner)

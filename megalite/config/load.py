@@ -18,9 +18,11 @@ from pydantic import ValidationError
 from pydantic.fields import FieldInfo
 
 from megalite.config.explain import explain
-from megalite.config.schema import Config, Section
+from megalite.config.schema import Config
 from megalite.config.yaml_source import MAX_COMPLAINTS, Source, dump_yaml, read_source
 from megalite.errors import ConfigError
+from megalite.plugins import PluginError, load_plugins
+from megalite.section import Section, problems_of
 
 SectionT = TypeVar("SectionT", bound=Section)
 
@@ -52,6 +54,7 @@ def build(kind: type[SectionT], source: Source) -> SectionT:
     Raises:
         ConfigError: all that is wrong with the data, and what was already wrong with its source.
     """
+    _load_plugins(source)
     data = {
         name: {} if value is None and _is_section(kind.model_fields.get(name)) else value
         for name, value in source.data.items()
@@ -60,15 +63,34 @@ def build(kind: type[SectionT], source: Source) -> SectionT:
     try:
         built = kind.model_validate(data)
     except ValidationError as error:
-        problems += [
-            ": ".join(filter(None, [source.place(keys), ".".join(keys), sentence]))
-            for keys, sentence in islice(explain(error, kind), MAX_COMPLAINTS + 1)
-        ]
+        problems += [_complaint(source, *found) for found in islice(explain(error, kind), MAX_COMPLAINTS + 1)]
+    if built is not None:
+        problems += [_complaint(source, *problem) for problem in problems_of(built)]
     if len(problems) > MAX_COMPLAINTS:
         problems[MAX_COMPLAINTS:] = ["and more; correct these first"]
     if built is None or problems:
         raise ConfigError(problems)
     return built
+
+
+def _load_plugins(source: Source) -> None:
+    """Load the plug-ins that data names, since they bring what other settings may name.
+
+    Raises:
+        ConfigError: one cannot be loaded.
+    """
+    names = source.data.get("plugins") or ()
+    if isinstance(names, list) and all(isinstance(name, str) for name in names):
+        for index, name in enumerate(names):
+            try:
+                load_plugins([name])
+            except PluginError as error:
+                raise ConfigError([_complaint(source, ("plugins", str(index)), str(error))]) from error
+
+
+def _complaint(source: Source, keys: tuple[str, ...], sentence: str) -> str:
+    """A sentence with its place."""
+    return ": ".join(filter(None, [source.place(keys), ".".join(keys), sentence]))
 
 
 def _is_section(field: FieldInfo | None) -> bool:

@@ -22,6 +22,7 @@ from megalite.config.sections.run import RunConfig
 from megalite.config.sections.schedule import PlateauConfig, ScheduleConfig
 from megalite.config.sections.slurm import SlurmConfig
 from megalite.config.sections.train import TrainConfig
+from megalite.plugins import Plugins
 from megalite.section import Section
 
 __all__ = [
@@ -60,6 +61,8 @@ __all__ = [
 class Config(Section):
     """A whole run."""
 
+    plugins: Plugins = ()
+    """Modules or files that bring what other settings name; docs/extending.md says how they are made."""
     run: RunConfig = RunConfig()
     model: ModelConfig = ModelConfig()
     parallel: ParallelConfig = ParallelConfig()

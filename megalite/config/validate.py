@@ -11,7 +11,6 @@ from collections.abc import Iterator
 from math import gcd
 
 from megalite.architecture.architecture import Architecture
-from megalite.architecture.mup import RATE_EXPONENTS
 from megalite.config.batch_sizes import batch_sizes
 from megalite.config.checks_batch import check_batch
 from megalite.config.checks_evaluation import check_evaluation
@@ -19,10 +18,12 @@ from megalite.config.checks_fp8 import check_fp8
 from megalite.config.checks_model import check_model
 from megalite.config.checks_schedule import check_schedule
 from megalite.config.fill import fill_model
+from megalite.config.optimizers import OPTIMIZERS, RULES, scales_with_width, settings_read
 from megalite.config.plan import default_world_size, derive_dp, has_copies
-from megalite.config.schema import Config
+from megalite.config.schema import Config, OptimizerConfig
 from megalite.config.wording import divisors, near, or_, unused
 from megalite.errors import ConfigError
+from megalite.section import problems_of
 
 ANY_VOCAB_SIZE = 1
 """Stands in for a tokenizer's; no check depends on it."""
@@ -40,6 +41,7 @@ def validate(config: Config, world_size: int) -> None:
     """
     model = fill_model(config.model, config.batch, ANY_VOCAB_SIZE)
     problems = [
+        *(f"{'.'.join(keys)}: {sentence}" for keys, sentence in problems_of(config)),
         *_world(config, world_size),
         *_tensor_parallel(config, model),
         *_pipeline(config, world_size),
@@ -158,11 +160,9 @@ def _compile(config: Config) -> Iterator[str]:
 
 def _mup(config: Config) -> Iterator[str]:
     name = config.optimizer.name
-    if config.model.mup is not None and name not in RATE_EXPONENTS:
-        yield (
-            f"model.mup: how {name} scales with the width is not known here; use optimizer.name="
-            f"{or_(RATE_EXPONENTS)}, or mup=null"
-        )
+    if config.model.mup is not None and not scales_with_width(name):
+        known = or_(name for name in OPTIMIZERS if scales_with_width(name))
+        yield f"model.mup: how {name} scales with the width is not known here; use optimizer.name={known}, or mup=null"
 
 
 def _length(config: Config) -> Iterator[str]:
@@ -175,6 +175,8 @@ def _length(config: Config) -> Iterator[str]:
             f"train.tokens: found {train.tokens}, and train.steps={train.steps} too; set one of them to null "
             f"(these tokens are {equal} steps)"
         )
+    if train.loss is not None and config.model.z_loss:
+        yield f"model.z_loss: {config.model.z_loss:g} has no effect with train.loss={train.loss.name}; use 0"
     if train.branch_from is not None and train.init_from is not None:
         yield (
             "train.branch_from: found beside train.init_from; a branch has its checkpoint's weights, so set one of "
@@ -190,21 +192,10 @@ def _health(config: Config, model: Architecture, world_size: int) -> Iterator[st
         yield from unused(config.health, ("check_replicas_every",), "health", because)
 
 
-OPTIMIZER_SETTINGS = {
-    "betas": ("adamw", "adamw8bit", "lion", "muon"),
-    "eps": ("adamw", "adamw8bit", "muon"),
-    "momentum": ("muon", "sgd"),
-    "nesterov": ("muon", "sgd"),
-    "newton_schulz_steps": ("muon",),
-    "factored_decay": ("adafactor",),
-    "update_clip": ("adafactor",),
-}
-"""Settings of the section `optimizer` that only some optimizers have."""
-
-
 def _optimizer(config: Config) -> Iterator[str]:
     optimizer = config.optimizer
-    others = [key for key, names in OPTIMIZER_SETTINGS.items() if optimizer.name not in names]
+    of_some = {key for rule in RULES.values() for key in rule.settings} - settings_read(optimizer.name)
+    others = [key for key in OptimizerConfig.model_fields if key in of_some]
     yield from unused(optimizer, others, "optimizer", f"name={optimizer.name}")
     if not optimizer.noise:
         yield from unused(optimizer, ("noise_decay",), "optimizer", "noise=0")

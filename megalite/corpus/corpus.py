@@ -17,6 +17,7 @@ from pathlib import Path, PurePosixPath
 import xxhash
 
 from megalite.corpus.documents import Document, Rejected
+from megalite.corpus.reading.brought import brought_fingerprint, brought_pieces
 from megalite.corpus.reading.files import FilePiece, data_suffix
 from megalite.corpus.reading.hub import local_files, located, num_parts, plan_dataset
 from megalite.corpus.reading.python_library import list_python_files
@@ -31,7 +32,7 @@ from megalite.corpus.shards import (
     station_shard,
     text_bytes,
 )
-from megalite.corpus.source import DATASET_SETTINGS, LIMITS, DocumentSource
+from megalite.corpus.source import DATASET_SETTINGS, LATER, DocumentSource
 from megalite.errors import DataError
 from megalite.stations.facts import DOCUMENT_STATIONS
 from megalite.stations.manifest import FILE_NAME, StationManifest, check_input, find_manifest
@@ -117,6 +118,9 @@ class Corpus:
 def _find_source(config: DocumentSource) -> _OpenSource:
     if config.kind == "datasets":
         return _dataset_source(config)
+    if config.is_brought:
+        pieces = brought_pieces(config)
+        return _OpenSource(config, config.label, config.root, pieces, brought_fingerprint(config), config.max_mb or 0.0)
     if config.kind == "python":
         library, found = list_python_files(config.max_mb)
         return _plain_source(config, library, [_local_file(path, id) for path, id in found])
@@ -241,7 +245,9 @@ def _fingerprint(files: Sequence[FoundFile], config: DocumentSource) -> str:
     """
     left_out = NOT_CONTENT if config.kind == "datasets" else NOT_CONTENT.union(DATASET_SETTINGS)
     left_out = left_out.union(
-        name for name in LIMITS if getattr(config, name) == DocumentSource.model_fields[name].default
+        name
+        for name in LATER
+        if getattr(config, name) == DocumentSource.model_fields[name].get_default(call_default_factory=True)
     )
     digest = xxhash.xxh3_128(config.model_dump_json(exclude=left_out).encode())
     for file in files:

@@ -18,6 +18,7 @@ from megalite.corpus.scoring.settings import ClassifierConfig, PerplexityConfig
 from megalite.corpus.source import DocumentSource
 from megalite.corpus.spans.settings import DecontaminateConfig, LineDedupConfig, SubstringConfig, UrlDedupConfig
 from megalite.data.settings import PackConfig
+from megalite.plugins import Plugins
 from megalite.tokenizer.settings import TokenizerConfig
 
 
@@ -66,6 +67,8 @@ class NearDedupStationConfig(NearDedupConfig):
 class DataRecipe(Section):
     """Raw documents to packed training data in one command."""
 
+    plugins: Plugins = ()
+    """Modules or files that bring rules and kinds of sources; docs/extending.md says how they are made."""
     out: Path
     """Folder for all stations."""
     sources: tuple[DocumentSource, ...] = Field(min_length=1)

@@ -66,7 +66,7 @@ def cut_in_shards(
     common = {"source": source, "root": str(root), "config": config.model_dump(mode="json")}
     if config.max_mb is not None and config.kind != "python":
         return [_shard(pieces, common)]  # the cap counts documents in order, so one task reads them
-    if config.kind == "datasets":
+    if config.kind == "datasets" or config.is_brought:
         return [_shard([piece], common) for piece in pieces]
     shards: list[Shard] = []
     group: list[FilePiece] = []

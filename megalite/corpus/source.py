@@ -3,13 +3,25 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 from urllib.parse import urlsplit
 
-from pydantic import PlainSerializer, PositiveFloat, ValidatorFunctionWrapHandler, WrapValidator, model_validator
+from pydantic import (
+    AfterValidator,
+    Field,
+    PlainSerializer,
+    PositiveFloat,
+    ValidatorFunctionWrapHandler,
+    WrapValidator,
+    model_validator,
+)
 
-from megalite.config.schema import Section
+from megalite.config.options import wrong_options
+from megalite.plugins import Addition, Table
+from megalite.section import FrozenOptions, Options, Problem, Section
 
 URL_PATTERN = r"^[A-Za-z][A-Za-z0-9+.-]+://"
 
@@ -36,16 +48,32 @@ help it is a path; a union of both would complain of two types for one mistake."
 
 DATASET_SETTINGS = ("dataset", "subset", "data_files", "split", "revision", "streaming")
 
-LIMITS = ("max_record_mb", "max_expansion")
+LATER = ("max_record_mb", "max_expansion", "options")
 """Settings of a source that came later: at their defaults they leave fingerprints as they were."""
+
+
+@dataclass(frozen=True)
+class BroughtSource:
+    """A source that a plug-in brings."""
+
+    read: Addition
+    """`(shard, num_shards)` to documents."""
+    num_shards: int
+
+
+SOURCES: Table[BroughtSource | None] = Table("kind of source", dict.fromkeys(("files", "python", "datasets")))
+"""None for ours."""
 
 
 class DocumentSource(Section):
     """Where raw documents come from."""
 
-    kind: Literal["files", "python", "datasets"] = "files"
+    kind: Annotated[str, AfterValidator(SOURCES.known)] = "files"
     """`files` reads `path`; `python` reads the source and docstrings of Python's own library and of the installed
-    packages, which every machine has; `datasets` reads whatever Hugging Face `datasets` can load."""
+    packages, which every machine has; `datasets` reads whatever Hugging Face `datasets` can load; others are brought by
+    plug-ins."""
+    options: Options = Field(default_factory=FrozenOptions)
+    """What a plug-in's source may be told."""
     path: Location | None = None
     """A file or folder: .jsonl, .parquet, .arrow, plain text, also .gz or .zst; the folder of a station; or a dataset
     saved by Hugging Face `datasets`. Folders are read recursively. It may be a URL that fsspec knows: `s3://bucket/folder`,
@@ -93,8 +121,8 @@ class DocumentSource(Section):
         """Name in counts and reports."""
         if self.name is not None:
             return self.name
-        if self.kind == "python":
-            return "python"
+        if self.kind == "python" or self.is_brought:
+            return self.kind
         if isinstance(self.path, str):
             return PurePosixPath(file_name(self.path)).name
         where = self.dataset if self.path is None else self.path
@@ -106,14 +134,25 @@ class DocumentSource(Section):
         """Where it lies, for messages and manifests."""
         if self.kind == "datasets":
             return "/".join(filter(None, (f"datasets://{self.dataset}", self.subset, self.split)))
+        if self.is_brought:
+            return f"plugin://{self.kind}"
         return str(self.path)
+
+    @property
+    def is_brought(self) -> bool:
+        """Whether a plug-in reads it."""
+        return SOURCES[self.kind] is not None
+
+    def problems(self) -> Iterator[Problem]:
+        brought = SOURCES[self.kind]
+        yield from wrong_options(brought and brought.read, self.options, f"kind: {self.kind}")
 
     @model_validator(mode="after")
     def _settings_fit_kind(self) -> DocumentSource:
         if self.kind == "files" and self.path is None:
             raise ValueError("path is missing; name a file or folder, or use kind: python")
-        if self.kind == "python" and self.path is not None:
-            raise ValueError("path must be left out with kind: python; it finds the library by itself")
+        if self.kind not in ("files", "datasets") and self.path is not None:
+            raise ValueError(f"path must be left out with kind: {self.kind}; it finds what it reads by itself")
         if self.kind == "datasets":
             if self.dataset is None:
                 raise ValueError("dataset is missing; name one of the hub, or a folder")

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import torch
 
+from megalite.config.brought import LOSSES
 from megalite.config.plan import RunPlan, compile_pays
 from megalite.config.schema import Config
 from megalite.engine.protocol import Engine
 from megalite.layers.parts import choose_parts
 from megalite.layers.precision import ONE_FORMAT, Precision
-from megalite.model.initialize import WeightSource, fill
-from megalite.model.transformer import Stage, StageSpec
+from megalite.model.initialize import WeightSource
+from megalite.model.spec import StageSpec
+from megalite.model.transformer import Stage
 from megalite.parallel.axes import Axes
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -18,6 +20,7 @@ DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 def build_stage(config: Config, plan: RunPlan, axes: Axes, device: torch.device, source: WeightSource) -> Stage:
     """Build this rank's stage of the model on a device and fill it with weights."""
+    loss, dtype = config.train.loss, DTYPES[config.precision.dtype]
     spec = StageSpec(
         model=plan.model,
         blocks=plan.stage_blocks[axes.pp.rank],
@@ -27,13 +30,15 @@ def build_stage(config: Config, plan: RunPlan, axes: Axes, device: torch.device,
         sequence_parallel=config.parallel.sequence_parallel and axes.tp.size > 1,
         recompute=config.train.recompute,
         parts=choose_parts(
-            plan.model, device.type, DTYPES[config.precision.dtype], choose_precision(config, plan, axes, device)
+            plan.model,
+            device.type,
+            dtype,
+            choose_precision(config, plan, axes, device),
+            None if loss is None else LOSSES[loss.name].bound(loss.options),
         ),
         seed=config.run.seed,
     )
-    stage = Stage(spec)
-    fill(stage, source)
-    return stage.to(device)
+    return Stage(spec, source).to(device)
 
 
 def choose_precision(config: Config, plan: RunPlan, axes: Axes, device: torch.device) -> Precision:

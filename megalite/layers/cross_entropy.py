@@ -35,6 +35,9 @@ from megalite.layers.gemm import PLAIN, Gemm
 from megalite.parallel.axes import Axis
 from megalite.parallel.collectives import all_reduce, copy_to, gather_rows
 
+TokenLoss = Callable[[Tensor, Tensor], Tensor]
+"""From logits `[c, vocabulary]`, at least fp32, and labels `[c]` to a loss of each token `[c]`; differentiable."""
+
 
 @dataclass(frozen=True)
 class HeadSpec:
@@ -46,6 +49,8 @@ class HeadSpec:
     """Coefficient of the z-loss."""
     soft_cap: float | None = None
     """Bound c of the logits, as c tanh(x / c); None for none."""
+    token_loss: TokenLoss | None = None
+    """What training minimises in place of the cross-entropy."""
 
 
 class Head(nn.Module):
@@ -76,6 +81,7 @@ class Head(nn.Module):
         self.gemm, self.spec = gemm, spec
         self.see_log_z: Callable[[Tensor, Tensor], None] | None = None
         """Whoever looks at log(Z) sets it for a while; called with log(Z) `[c]` and the tokens' weights `[c]`."""
+        self.vocab_size = vocab_size
         rows = vocab_rows_per_rank(vocab_size, tp.size)
         self.weight = nn.Parameter(torch.empty(rows, hidden_size)) if tied_to is None else tied_to
         self.first_row = rows * tp.rank
@@ -117,27 +123,18 @@ class _LinearCrossEntropy(torch.autograd.Function):
         rows, columns = weight.shape
         grad_weight = gemm.new_total(rows, columns, like=weight, dtype=accumulate) if want_grad else None
         loss = torch.zeros((), dtype=accumulate, device=hidden.device)
-        local_labels = targets.labels - head.first_row
 
         for tokens in _chunks(hidden.shape[0], spec.chunk_tokens):
             chunk = hidden[tokens]
             logits = gemm.multiply(chunk, matrix).to(accumulate)
             slope = _bound(logits, spec.soft_cap) if spec.soft_cap is not None else None
-            nll, total, log_z = _exponentiate(logits, local_labels[tokens], head.tp)
-            chunk_weights = targets.weights[tokens].to(accumulate)
-            loss += torch.dot(nll, chunk_weights)
-            if head.see_log_z is not None:
-                head.see_log_z(log_z, chunk_weights)
+            weights = targets.weights[tokens].to(accumulate)
+            measure = _cross_entropy if spec.token_loss is None or not want_grad else _other_loss
+            losses, grad_logits = measure(head, logits, targets.labels[tokens], weights, want_grad=want_grad)
+            loss += torch.dot(losses, weights)
             if targets.losses is not None:
-                targets.losses[tokens] = nll
-            if grad_hidden is not None and grad_weight is not None:
-                grad_logits = _grad_logits(
-                    logits,
-                    total,
-                    local_labels[tokens],
-                    chunk_weights,
-                    softmax_weights=chunk_weights * (1.0 + 2.0 * spec.z_loss * log_z),
-                )
+                targets.losses[tokens] = losses
+            if grad_hidden is not None and grad_weight is not None and grad_logits is not None:
                 grad_logits = (grad_logits if slope is None else grad_logits.mul_(slope)).to(chunk.dtype)
                 grad_hidden[tokens] = gemm.multiply(grad_logits, matrix.t())
                 gemm.add_product(grad_weight[:num_rows], grad_logits, chunk)
@@ -155,6 +152,43 @@ class _LinearCrossEntropy(torch.autograd.Function):
 
 def _chunks(num_tokens: int, size: int) -> list[slice]:
     return [slice(start, min(start + size, num_tokens)) for start in range(0, num_tokens, size)]
+
+
+def _cross_entropy(
+    head: Head, logits: Tensor, labels: Tensor, weights: Tensor, *, want_grad: bool
+) -> tuple[Tensor, Tensor | None]:
+    """Each token's cross-entropy `[c]` and, if wanted, its weighted gradient, with the z-loss's; both in place of the
+    logits `[c, v]`."""
+    labels = labels - head.first_row
+    nll, total, log_z = _exponentiate(logits, labels, head.tp)
+    if head.see_log_z is not None:
+        head.see_log_z(log_z, weights)
+    if not want_grad:
+        return nll, None
+    softmax_weights = weights * (1.0 + 2.0 * head.spec.z_loss * log_z)
+    return nll, _grad_logits(logits, total, labels, weights, softmax_weights=softmax_weights)
+
+
+def _other_loss(
+    head: Head, logits: Tensor, labels: Tensor, weights: Tensor, *, want_grad: bool
+) -> tuple[Tensor, Tensor]:
+    """The same of a plug-in's loss, which sees all columns of a chunk."""
+    assert want_grad, "validations measure the cross-entropy"
+    measure = head.spec.token_loss
+    assert measure is not None, "somebody brought one"
+    mine = slice(head.first_row, head.first_row + head.num_true_rows)
+    whole = logits.new_zeros(logits.shape[0], head.vocab_size)
+    whole[:, mine] = logits
+    whole = all_reduce(whole, head.tp)
+    if head.see_log_z is not None:
+        head.see_log_z(whole.logsumexp(1), weights)
+    with torch.enable_grad():
+        whole.requires_grad_()
+        losses = measure(whole, labels)
+        if losses.shape != labels.shape:
+            raise ValueError(f"the loss of a plug-in has the shape {list(losses.shape)}, expected {list(labels.shape)}")
+        (grad,) = torch.autograd.grad(torch.dot(losses, weights), whole)
+    return losses.detach(), grad[:, mine]
 
 
 def _bound(logits: Tensor, soft_cap: float) -> Tensor:

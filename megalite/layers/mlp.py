@@ -15,8 +15,8 @@ from megalite.architecture.activations import ACTIVATIONS
 from megalite.architecture.architecture import FeedForwardSpec
 from megalite.layers.gemm import PLAIN, Gemm
 from megalite.layers.linear import ColumnParallelLinear, LinearOptions, RowParallelLinear
-from megalite.layers.load import load
 from megalite.parallel.axes import Axis
+from megalite.plugins import load
 
 
 def swiglu(gate: Tensor, up: Tensor) -> Tensor:

@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from megalite.architecture.norms import NORMS
 from megalite.parallel.axes import SINGLE, Axis
 from megalite.parallel.collectives import copy_to, replicated, sum_over
 
@@ -67,7 +68,7 @@ class AllHeadsNorm(nn.Module):
         self.weight = nn.Parameter(torch.empty(num_heads * head_dim))
         self.eps = eps
         self.tp = tp
-        self.is_zero_centered = kind == "zero_centered_rmsnorm"
+        self.is_zero_centered = NORMS[kind].init == "zeros"
 
     def forward(self, x: Tensor) -> Tensor:
         wide = x.flatten(1).to(torch.promote_types(x.dtype, torch.float32))

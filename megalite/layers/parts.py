@@ -12,13 +12,15 @@ import torch
 from torch import nn
 
 from megalite.architecture.architecture import Architecture
+from megalite.architecture.attentions import ATTENTIONS
 from megalite.architecture.norms import NORMS
 from megalite.config.plan import LOSS_CHUNK_TOKENS
 from megalite.layers.attention import Attend, attend_by_document, choose_attention
+from megalite.layers.cross_entropy import TokenLoss
 from megalite.layers.gemm import PLAIN, Gemm, choose_gemm
-from megalite.layers.load import load
 from megalite.layers.norm import RMSNorm
 from megalite.layers.precision import ONE_FORMAT, Precision
+from megalite.plugins import load
 
 
 @dataclass(frozen=True)
@@ -30,16 +32,31 @@ class Parts:
     norm: Callable[..., nn.Module] = RMSNorm
     """Of the stream; `architecture.norms` says how it is made."""
     loss_chunk_tokens: int = LOSS_CHUNK_TOKENS["cpu"]
+    token_loss: TokenLoss | None = None
+    """What training minimises; None for the cross-entropy."""
     precision: Precision = ONE_FORMAT
     """Of the linear layers in the blocks; keeps state, so each stage has its own."""
 
 
-def choose_parts(model: Architecture, device_type: str, dtype: torch.dtype, precision: Precision = ONE_FORMAT) -> Parts:
+def choose_parts(
+    model: Architecture,
+    device_type: str,
+    dtype: torch.dtype,
+    precision: Precision = ONE_FORMAT,
+    token_loss: TokenLoss | None = None,
+) -> Parts:
     """The best parts for a device and number format."""
     return Parts(
-        attend=choose_attention(device_type, dtype),
+        attend=_choose_attention(model, device_type, dtype),
         gemm=choose_gemm(device_type, dtype),
         norm=load(NORMS[model.norm].module),
         loss_chunk_tokens=LOSS_CHUNK_TOKENS[device_type],
+        token_loss=token_loss,
         precision=precision,
     )
+
+
+def _choose_attention(model: Architecture, device_type: str, dtype: torch.dtype) -> Attend:
+    """The attention that a model names; a plug-in's is left out of compiled blocks."""
+    function = ATTENTIONS[model.attention].function
+    return choose_attention(device_type, dtype) if function is None else torch.compiler.disable(load(function))

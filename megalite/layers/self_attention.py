@@ -10,7 +10,7 @@ from functools import partial
 from torch import Tensor, nn
 
 from megalite.architecture.architecture import AttentionSpec
-from megalite.architecture.weights import qk_norm_kind
+from megalite.architecture.norms import NORMS
 from megalite.layers.attention import Attend, attend_capped
 from megalite.layers.documents import Documents
 from megalite.layers.gemm import PLAIN, Gemm
@@ -60,7 +60,7 @@ class SelfAttention(nn.Module):
         )
         self.has_norms = bool(spec.qk_norm)
         if self.has_norms:
-            kind, is_whole = qk_norm_kind(norm), spec.qk_norm == "whole"
+            kind, is_whole = NORMS[norm].of_heads, spec.qk_norm == "whole"
             makes = [partial(AllHeadsNorm, n) if is_whole else HeadNorm for n in (self.num_heads, self.num_kv_heads)]
             self.q_norm, self.k_norm = (make(spec.head_dim, norm_eps, kind=kind, tp=tp) for make in makes)
 

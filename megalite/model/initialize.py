@@ -16,7 +16,7 @@ from torch import Tensor
 from megalite.architecture.architecture import Architecture
 from megalite.architecture.mup import input_multiplier
 from megalite.architecture.weights import Rectangle, Weight, by_parameter, weight_table
-from megalite.model.transformer import Stage
+from megalite.model.spec import StageSpec
 from megalite.parallel.random import name_seed
 
 CUT_MARK = "tensor_model_parallel"
@@ -51,6 +51,16 @@ class FreshWeights:
         return whole[rectangle.slices]
 
 
+class HoldsWeights(Protocol):
+    """What is known here of a stage."""
+
+    spec: StageSpec
+
+    def named_parameters(self) -> Iterator[tuple[str, torch.nn.Parameter]]:
+        """As torch modules have it."""
+        ...
+
+
 class LocalWeight:
     """A canonical weight's part on this rank, as a view into the parameter that holds it.
 
@@ -68,7 +78,7 @@ class LocalWeight:
         return tensor[self._first_row : self._first_row + rows]
 
 
-def local_weights(stage: Stage) -> Iterator[LocalWeight]:
+def local_weights(stage: HoldsWeights) -> Iterator[LocalWeight]:
     """The canonical weights that a stage holds, in the table's order; a tied copy of the head comes last."""
     model, tp = stage.spec.model, stage.spec.tp
     groups = by_parameter(weight_table(model))
@@ -81,7 +91,7 @@ def local_weights(stage: Stage) -> Iterator[LocalWeight]:
 
 
 @torch.no_grad()
-def fill(stage: Stage, source: WeightSource) -> None:
+def fill(stage: HoldsWeights, source: WeightSource) -> None:
     """Set every parameter of a stage from a source; vocabulary padding becomes zero. Sets `CUT_MARK`."""
     parameters = dict(stage.named_parameters())
     num_filled = dict.fromkeys(parameters, 0)

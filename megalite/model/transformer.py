@@ -11,40 +11,20 @@ Legend: t tokens of the micro-batch's stream, h hidden size; with sequence paral
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-
 import torch
 from torch import Tensor, nn
 
-from megalite.architecture.architecture import Architecture
 from megalite.architecture.mup import embedding_scale, output_scale
 from megalite.layers.cross_entropy import Head, HeadSpec
 from megalite.layers.documents import Documents, Targets
 from megalite.layers.embedding import VocabParallelEmbedding
-from megalite.layers.parts import Parts
 from megalite.layers.rope import Frequencies, frequencies, rotation
 from megalite.layers.scale import scaled_by
 from megalite.model.block import Block, Dropout
+from megalite.model.initialize import FreshWeights, WeightSource, fill
 from megalite.model.recompute import choose_recompute, compile_blocks
-from megalite.parallel.axes import SINGLE, Axis, TensorParallel
-
-
-@dataclass(frozen=True)
-class StageSpec:
-    """Everything a stage is built from."""
-
-    model: Architecture
-    """Filled by `config.plan.fill_model`."""
-    blocks: tuple[int, int]
-    """Half-open range of blocks."""
-    is_first: bool = True
-    is_last: bool = True
-    tp: Axis = SINGLE
-    sequence_parallel: bool = False
-    recompute: str = "none"
-    parts: Parts = field(default_factory=Parts)
-    seed: int = 0
-    """Seeds dropout; initial weights come from a weight source instead."""
+from megalite.model.spec import StageSpec
+from megalite.parallel.axes import TensorParallel
 
 
 class Stage(nn.Module):
@@ -53,9 +33,12 @@ class Stage(nn.Module):
     The first stage takes tokens, the others a hidden stream; the last one ends in the final norm and has the head. A
     tied head shares the embedding's parameter when both are on this stage, and has a copy of its own otherwise, whose
     gradients the pipeline engine keeps equal.
+
+    Args:
+        weights: where its weights come from; None draws them from `spec.seed`, equal in every layout.
     """
 
-    def __init__(self, spec: StageSpec):
+    def __init__(self, spec: StageSpec, weights: WeightSource | None = None):
         super().__init__()
         model, tp = spec.model, spec.tp
         self.spec = spec
@@ -80,7 +63,7 @@ class Stage(nn.Module):
                 model.hidden_size,
                 tied_to=tied_to,
                 gemm=spec.parts.gemm,
-                spec=HeadSpec(spec.parts.loss_chunk_tokens, model.z_loss, model.logit_soft_cap),
+                spec=HeadSpec(spec.parts.loss_chunk_tokens, model.z_loss, model.logit_soft_cap, spec.parts.token_loss),
                 **shared,
             )
         self.scale_embedding, self.scale_output = scaled_by(embedding_scale(model)), scaled_by(output_scale(model))
@@ -92,6 +75,7 @@ class Stage(nn.Module):
             self._frequencies["rotation"] = frequencies(model.rope, model.head_dim)
         if model.positions == "rope" and model.sliding_rope is not None:
             self._frequencies["sliding_rotation"] = frequencies(model.sliding_rope, model.head_dim)
+        fill(self, FreshWeights(model, spec.seed) if weights is None else weights)
 
     def forward(self, x: Tensor, documents: Documents, targets: Targets | None = None) -> Tensor:
         """Run the stage.

@@ -17,6 +17,14 @@ from megalite.monitor.boards import Board, open_boards
 from megalite.monitor.display import Display, Silence
 from megalite.monitor.records import Events, JsonLines, drop_steps_after
 
+STEP_KEYS = frozenset(
+    (
+        *("step", "loss", "grad_norm", "lr", "tokens", "valid_tokens", "tokens_per_second", "mfu", "skipped"),
+        *("seconds", "memory_bytes"),
+    )
+)
+"""What every line of metrics.jsonl has."""
+
 LARGE_PERPLEXITY = 1e6
 """From which on its digits say nothing."""
 
@@ -82,8 +90,9 @@ class Recorder:
             "skipped": result.skipped,
             "seconds": round(seconds, 4),
             "memory_bytes": peak_memory_bytes(),
-            **figures,
         }
+        assert record.keys() == STEP_KEYS, "as listed"
+        record |= figures
         self._metrics.write(record)
         self.scalars(step, record, "train")
         self.display.step(step, result, tokens_per_second, mfu)

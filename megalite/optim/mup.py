@@ -12,10 +12,12 @@ the product of its rate and its decay, and that product is kept: decay is multip
 from __future__ import annotations
 
 from megalite.architecture.architecture import Architecture
-from megalite.architecture.mup import RATE_EXPONENTS, input_multiplier
+from megalite.architecture.mup import input_multiplier
 from megalite.architecture.weights import Weight
+from megalite.config.optimizers import RULES
 
 
 def rate_factor(weight: Weight, model: Architecture, rule: str) -> float:
     """Factor on the learning rate of a weight; its decay is divided by it."""
-    return 1.0 if model.mup is None else input_multiplier(weight, model) ** -RATE_EXPONENTS[rule]
+    exponent = RULES[rule].rate_exponent
+    return 1.0 if model.mup is None or exponent is None else input_multiplier(weight, model) ** -exponent

@@ -24,7 +24,6 @@ from megalite.optim.exchange import Exchange, Unit
 from megalite.optim.gradients import GradientChanges
 from megalite.optim.groups import Rates
 from megalite.optim.rounding import update_and_round, update_in_place
-from megalite.optim.rules import ELEMENTWISE_KINDS
 from megalite.optim.slices import Slice
 from megalite.optim.whole import Placed, WholeRule
 from megalite.parallel.axes import Axis
@@ -49,6 +48,7 @@ class SlicedOptimizer(torch.optim.Optimizer):
     Args:
         parameters: of the stage, in order.
         rules: by name.
+        state: of each rule the kinds of state with a number for each number of a weight.
         rule_of: name of a weight's rule.
         rates_of: a weight's factor on the learning rate and its decay.
         seed: of the rounding of weights that live in bf16.
@@ -61,13 +61,15 @@ class SlicedOptimizer(torch.optim.Optimizer):
         *,
         lr: float,
         rules: dict[str, Rule],
+        state: dict[str, tuple[str, ...]],
         rule_of: Callable[[Weight], str],
         rates_of: Callable[[Weight], Rates],
         seed: int,
         changes: Callable[..., GradientChanges],
     ):
         super().__init__(list(parameters), {"lr": lr})
-        self._rules, self._rule_of, self._rates_of, self._make_changes = rules, rule_of, rates_of, changes
+        self._rules, self._kinds = rules, state
+        self._rule_of, self._rates_of, self._make_changes = rule_of, rates_of, changes
         self._seed, self._rounds = seed, False  # rounds by chance: weights in bf16
         self._changes: GradientChanges | None = None
         self._exchanges: dict[str, Exchange] = {}
@@ -158,7 +160,7 @@ class SlicedOptimizer(torch.optim.Optimizer):
 
     def elementwise_kinds(self, weight: Weight) -> tuple[str, ...]:
         """The state that has a number for each number of a weight."""
-        return ELEMENTWISE_KINDS[self._rule_of(weight)]
+        return self._kinds[self._rule_of(weight)]
 
     def _with_state(self, part: Slice) -> dict[str, Tensor]:
         weight, kinds = part.tensors["weight"], self.elementwise_kinds(part.local.weight)
@@ -184,7 +186,7 @@ class SlicedOptimizer(torch.optim.Optimizer):
     def _states(self, name: str) -> dict[str, dict[int, Tensor]]:
         """The state of a rule's slices, by kind and slice."""
         indices = self._indices(name)
-        return {kind: {i: self.slices[i].tensors[kind] for i in indices} for kind in ELEMENTWISE_KINDS[name]}
+        return {kind: {i: self.slices[i].tensors[kind] for i in indices} for kind in self._kinds[name]}
 
     def _step_elementwise(self, name: str, rule: ElementwiseRule, gradients: list[Tensor]) -> None:
         def update(weights: list[Tensor], columns: dict[str, list[Tensor]], *, lr: float, decay: float) -> None:

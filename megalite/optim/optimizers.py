@@ -6,17 +6,15 @@ from functools import partial
 
 import torch
 
+from megalite.config.optimizers import OPTIMIZERS, RULES
 from megalite.config.schema import OptimizerConfig
 from megalite.model.initialize import local_weights
 from megalite.model.transformer import Stage
-from megalite.optim.adafactor import Adafactor
-from megalite.optim.adamw8bit import AdamW8bit
-from megalite.optim.elementwise import AdamW, Lion, Sgd
 from megalite.optim.gradients import GradientChanges
 from megalite.optim.groups import rates_of
-from megalite.optim.muon import Muon
 from megalite.optim.optimizer import Rule, SlicedOptimizer
 from megalite.optim.rules import rule_of
+from megalite.plugins import Addition, load
 
 
 def build_optimizer(
@@ -25,20 +23,14 @@ def build_optimizer(
     """The optimizer over a stage's parameters, to be bound to the slices that this rank updates.
 
     Args:
-        product_dtype: format of Muon's matrix products.
+        product_dtype: format of the matrix products of rules.
     """
-    rules_of: dict[str, dict[str, Rule]] = {
-        "adamw": {"adamw": AdamW(optimizer)},
-        "adamw8bit": {"adamw8bit": AdamW8bit(optimizer), "adamw": AdamW(optimizer)},
-        "lion": {"lion": Lion(optimizer)},
-        "adafactor": {"adafactor": Adafactor(optimizer)},
-        "muon": {"muon": Muon(optimizer, product_dtype), "adamw": AdamW(optimizer)},
-        "sgd": {"sgd": Sgd(optimizer)},
-    }
+    names = OPTIMIZERS[optimizer.name].rules
     return SlicedOptimizer(
         stage.parameters(),
         lr=optimizer.lr,
-        rules=rules_of[optimizer.name],
+        rules={name: _make_rule(name, optimizer, product_dtype) for name in names},
+        state={name: RULES[name].state for name in names},
         rule_of=partial(rule_of, optimizer=optimizer),
         rates_of=partial(rates_of, optimizer=optimizer, model=stage.spec.model),
         seed=stage.spec.seed,
@@ -46,3 +38,10 @@ def build_optimizer(
             GradientChanges, optimizer, [local.weight for local in local_weights(stage)], seed=stage.spec.seed
         ),
     )
+
+
+def _make_rule(name: str, optimizer: OptimizerConfig, product_dtype: torch.dtype) -> Rule:
+    rule = RULES[name]
+    if isinstance(rule.make, Addition):
+        return rule.make.bound(optimizer.options)()
+    return load(rule.make)(optimizer, *([product_dtype] if rule.multiplies else []))

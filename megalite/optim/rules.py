@@ -1,39 +1,15 @@
-"""Which rule updates a weight, and what that rule keeps of it. Pure arithmetic, no torch.
-
-    optimizer   matrices of the blocks   tables and head   norms, biases     kept for each number of a matrix
-    adamw       adamw                    adamw             adamw             two moments, 8 bytes
-    adamw8bit   adamw8bit                adamw8bit         adamw             two codes and two scales a block, 2 bytes
-    lion        lion                     lion              lion              momentum, 4 bytes
-    adafactor   adafactor                adafactor         adafactor         a row and a column, next to nothing
-    muon        muon                     adamw             adamw             momentum, 4 bytes
-    sgd         sgd                      sgd               sgd               momentum, 4 bytes
-
-State that has a number for every number of the weight is cut as the weight is, by tp and by ZeRO. adafactor's factors
-and adamw8bit's blocks are not such: they are kept for whole rows or whole weights, by one rank (`exchange`). In a
-checkpoint both are tensors named after their canonical weight, in fp32; adamw8bit saves its moments unpacked, so that a
-run may go on with adamw and back, and packing them again gives the same bits.
-"""
+"""Which rule updates a weight, and what that rule keeps of it: `config.optimizers` read for a weight. No torch."""
 
 from __future__ import annotations
 
 from math import prod
 
 from megalite.architecture.weights import Weight
+from megalite.config.optimizers import MOMENTS, OPTIMIZERS, RULES, Rule
 from megalite.config.schema import OptimizerConfig
-from megalite.config.sections.optimizer import OptimizerName
+from megalite.plugins import load
 
-ELEMENTWISE_KINDS: dict[str, tuple[str, ...]] = {
-    "adamw": ("exp_avg", "exp_avg_sq"),
-    "adamw8bit": (),
-    "lion": ("exp_avg",),
-    "adafactor": (),
-    "muon": ("momentum",),
-    "sgd": ("momentum",),
-}
-"""State with a number for each number of the weight, by its name in checkpoints."""
-
-STATE_KINDS = ("exp_avg", "exp_avg_sq", "exp_avg_sq_row", "exp_avg_sq_col", "momentum")
-"""All kinds of state that there are."""
+FACTORS = ("exp_avg_sq_row", "exp_avg_sq_col")
 
 BLOCK_SIZE = 256
 """Numbers of a weight, read row by row, that share a scale in adamw8bit."""
@@ -42,31 +18,53 @@ UNIT_NUMBERS = 2**24
 """Of adamw8bit: whole rows with about this many numbers are one rank's, so that a large table has many owners."""
 
 
-def rule_of(weight: Weight, optimizer: OptimizerConfig) -> OptimizerName:
-    """The rule that updates a weight."""
-    is_matrix = len(weight.shape) > 1
-    if optimizer.name == "muon":
-        return "muon" if is_matrix and weight.layer.startswith("blocks.") else "adamw"
-    if optimizer.name == "adamw8bit":
-        return "adamw8bit" if is_matrix else "adamw"
-    return optimizer.name
+def rule_of(weight: Weight, optimizer: OptimizerConfig) -> str:
+    """Name of the rule that updates a weight."""
+    names = OPTIMIZERS[optimizer.name]
+    if len(weight.shape) < 2:
+        return names.vectors
+    return names.matrices if weight.layer.startswith("blocks.") else names.tables
 
 
 def state_shapes(weight: Weight, optimizer: OptimizerConfig) -> dict[str, tuple[int, ...]]:
     """What a checkpoint holds of a weight beside itself: shapes by kind."""
-    rule = rule_of(weight, optimizer)
-    if rule == "adafactor" and len(weight.shape) > 1:
-        return {"exp_avg_sq_row": weight.shape[:1], "exp_avg_sq_col": weight.shape[1:]}
-    if rule == "adafactor":
-        return {"exp_avg_sq": weight.shape}
-    kinds = ELEMENTWISE_KINDS["adamw" if rule == "adamw8bit" else rule]
-    return dict.fromkeys(kinds, weight.shape)
+    return _shapes(RULES[rule_of(weight, optimizer)], weight)
+
+
+def _shapes(rule: Rule, weight: Weight) -> dict[str, tuple[int, ...]]:
+    whole = load(rule.whole_state)(weight) if rule.whole_state is not None else {}
+    return {**dict.fromkeys(rule.state, weight.shape), **whole}
+
+
+def state_kinds() -> tuple[str, ...]:
+    """All kinds of state that a checkpoint may have: those of every rule, for a matrix and for a vector."""
+    weights = [Weight("", shape, "", "") for shape in ((1, 1), (1,))]
+    kinds = (kind for rule in RULES.values() for weight in weights for kind in _shapes(rule, weight))
+    return tuple(dict.fromkeys(kinds))
 
 
 def state_bytes(weight: Weight, optimizer: OptimizerConfig) -> int:
     """Memory that the state of a whole weight takes over all ranks that share it."""
-    if rule_of(weight, optimizer) != "adamw8bit":
-        return 4 * sum(prod(shape) for shape in state_shapes(weight, optimizer).values())
+    rule = RULES[rule_of(weight, optimizer)]
+    if rule.state_bytes is not None:
+        return load(rule.state_bytes)(weight)
+    return 4 * sum(prod(shape) for shape in state_shapes(weight, optimizer).values())
+
+
+def factored_shapes(weight: Weight) -> dict[str, tuple[int, ...]]:
+    """Adafactor's second moment: a row and a column of a matrix, all of a vector."""
+    if len(weight.shape) > 1:
+        return dict(zip(FACTORS, (weight.shape[:1], weight.shape[1:]), strict=True))
+    return {"exp_avg_sq": weight.shape}
+
+
+def unpacked_shapes(weight: Weight) -> dict[str, tuple[int, ...]]:
+    """The moments of adamw8bit as checkpoints hold them."""
+    return dict.fromkeys(MOMENTS, weight.shape)
+
+
+def packed_bytes(weight: Weight) -> int:
+    """The same as adamw8bit keeps them: two codes a number, and two scales a block."""
     blocks = sum(-(-prod((stop - start, *weight.shape[1:])) // BLOCK_SIZE) for start, stop in unit_rows(weight))
     return 2 * prod(weight.shape) + 2 * 4 * blocks
 

@@ -9,7 +9,8 @@ of k, the steps since then, and n, the steps from there to the last one. A decay
        |/                 \\     others: by k alone
        +------------------------ step
 
-Only `plateau` depends on more than the step: on how often the validation loss has stalled (`optim.plateau`).
+`config.schedules` names these functions: each takes k, n, the peak and the section, and returns the rate. Only
+`plateau` depends on more than the step: on how often the validation loss has stalled (`optim.plateau`).
 """
 
 from __future__ import annotations
@@ -17,7 +18,9 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
+from megalite.config.schedules import SCHEDULES
 from megalite.config.schema import OptimizerConfig, ScheduleConfig
+from megalite.plugins import Addition, load
 
 
 def learning_rate(
@@ -34,9 +37,13 @@ def learning_rate(
         rise = step / warmup
         risen = 1.0 - _cosine(rise) if schedule.name == "one_cycle" else rise
         return schedule.start_lr + (peak - schedule.start_lr) * risen
-    if schedule.name == "plateau":
+    rate = SCHEDULES[schedule.name].rate
+    if rate is None:
         return max(schedule.min_lr, peak * schedule.gamma**num_cuts)
-    return _AFTER_WARMUP[schedule.name](step - warmup, max(1, total_steps - warmup), peak, schedule)
+    k, n = step - warmup, max(1, total_steps - warmup)
+    if isinstance(rate, Addition):
+        return float(rate.bound(schedule.options)(k, n, peak, schedule.min_lr))
+    return load(rate)(k, n, peak, schedule)
 
 
 def wsd_decay_steps(total_steps: int, schedule: ScheduleConfig) -> int:
@@ -71,34 +78,39 @@ def _above_min(share: float, peak: float, schedule: ScheduleConfig) -> float:
     return schedule.min_lr + (peak - schedule.min_lr) * share
 
 
-def _linear(k: int, n: int, peak: float, schedule: ScheduleConfig) -> float:
+def linear(k: int, n: int, peak: float, schedule: ScheduleConfig) -> float:
+    """Down to the end in a straight line."""
     return _above_min(1.0 - k / n, peak, schedule)
 
 
-def _to_the_end_by_cosine(k: int, n: int, peak: float, schedule: ScheduleConfig) -> float:
+def cosine(k: int, n: int, peak: float, schedule: ScheduleConfig) -> float:
+    """The same by half a cosine (Loshchilov & Hutter 2017)."""
     return _above_min(_cosine(k / n), peak, schedule)
 
 
-def _polynomial(k: int, n: int, peak: float, schedule: ScheduleConfig) -> float:
+def polynomial(k: int, n: int, peak: float, schedule: ScheduleConfig) -> float:
+    """The same by a power of what is left."""
     return _above_min((1.0 - k / n) ** schedule.power, peak, schedule)
 
 
-def _hold_then_decay(k: int, n: int, peak: float, schedule: ScheduleConfig) -> float:
+def hold_then_decay(k: int, n: int, peak: float, schedule: ScheduleConfig) -> float:
     """The peak until `decay_steps` before the last step, or until warmup when the run is shorter."""
     decay = min(n, wsd_decay_steps(n + schedule.warmup_steps, schedule))
     progress = max(0.0, (k - (n - decay)) / decay)
     return _above_min(_REMAINING[schedule.decay_shape](progress), peak, schedule)
 
 
-def _constant(k: int, n: int, peak: float, schedule: ScheduleConfig) -> float:
-    return peak if schedule.decay_steps is None else _hold_then_decay(k, n, peak, schedule)
+def constant(k: int, n: int, peak: float, schedule: ScheduleConfig) -> float:
+    """The peak, to the end or until a final decay."""
+    return peak if schedule.decay_steps is None else hold_then_decay(k, n, peak, schedule)
 
 
-def _exponential(k: int, n: int, peak: float, schedule: ScheduleConfig) -> float:
+def exponential(k: int, n: int, peak: float, schedule: ScheduleConfig) -> float:
+    """By the factor gamma in every `period_steps` steps."""
     return max(schedule.min_lr, peak * schedule.gamma ** (k / (schedule.period_steps or 1)))
 
 
-def _step(k: int, n: int, peak: float, schedule: ScheduleConfig) -> float:
+def step(k: int, n: int, peak: float, schedule: ScheduleConfig) -> float:
     """The first `period_steps` steps after warmup use the peak, the next as many peak x gamma, and so on."""
     if schedule.milestones:
         num_drops = sum(k + schedule.warmup_steps > milestone for milestone in schedule.milestones)
@@ -107,29 +119,15 @@ def _step(k: int, n: int, peak: float, schedule: ScheduleConfig) -> float:
     return max(schedule.min_lr, peak * schedule.gamma**num_drops)
 
 
-def _inverse_sqrt(k: int, n: int, peak: float, schedule: ScheduleConfig) -> float:
+def inverse_sqrt(k: int, n: int, peak: float, schedule: ScheduleConfig) -> float:
+    """As the root of time (Vaswani et al. 2017)."""
     timescale = schedule.timescale_steps or max(1, schedule.warmup_steps)
     return max(schedule.min_lr, peak * math.sqrt(timescale / (timescale + k)))
 
 
-def _cyclical(k: int, n: int, peak: float, schedule: ScheduleConfig) -> float:
+def cyclical(k: int, n: int, peak: float, schedule: ScheduleConfig) -> float:
     """Cycles of `period_steps`: a triangle begins and ends at min_lr, a cosine begins at the peak."""
     number, place = divmod(k, schedule.period_steps or 1)
     progress = place / (schedule.period_steps or 1)
     height = _cosine(progress) if schedule.cycle_shape == "cosine" else 1.0 - abs(2.0 * progress - 1.0)
     return _above_min(height * schedule.gamma**number, peak, schedule)
-
-
-_AFTER_WARMUP: dict[str, Callable[[int, int, float, ScheduleConfig], float]] = {
-    "constant": _constant,
-    "linear": _linear,
-    "cosine": _to_the_end_by_cosine,
-    "polynomial": _polynomial,
-    "exponential": _exponential,
-    "step": _step,
-    "inverse_sqrt": _inverse_sqrt,
-    "wsd": _hold_then_decay,
-    "cyclical": _cyclical,
-    "one_cycle": _to_the_end_by_cosine,
-}
-"""By name: `(k, n, peak, schedule)` to the rate of the k-th step after warmup, of n."""

@@ -29,6 +29,7 @@ from typing import Any, Protocol
 from pydantic import NonNegativeInt
 
 from megalite.errors import DataError, UserError
+from megalite.plugins import load_plugins, named_plugins
 from megalite.progress import ProgressReporter
 from megalite.records import NO_CHECKSUM, Record, is_sealed, parse_record, seal
 
@@ -51,6 +52,8 @@ class _Header(Record):
 
     function: str
     count: NonNegativeInt
+    plugins: tuple[str, ...] = ()
+    """What whoever does a task must load first."""
 
 
 TaskFunction = Callable[[Task, int, Path], Report]
@@ -93,7 +96,8 @@ def run_tasks(
     """
     work, owner = folder / WORK_FOLDER / phase, _owner(folder)
     work.mkdir(parents=True, exist_ok=True)
-    header = _Header(function=f"{function.__module__}:{function.__qualname__}", count=len(tasks))
+    name = f"{function.__module__}:{function.__qualname__}"
+    header = _Header(function=name, count=len(tasks), plugins=tuple(named_plugins()))
     lines = [header.model_dump_json(), *(json.dumps(task) for task in tasks)]
     with replacing(work / TASKS_FILE) as path:
         path.write_text("\n".join(lines) + "\n", encoding="utf-8")
@@ -122,8 +126,9 @@ def perform(folder: Path, phase: str, number: int) -> None:
         return
     path = work / TASKS_FILE
     header, *tasks = _read_lines(path, path.stat().st_mtime_ns)
-    function = _find_function(_read_header(header, path).function)
-    report = function(json.loads(tasks[number]), number, folder)
+    known = _read_header(header, path)
+    load_plugins(known.plugins)
+    report = _find_function(known.function)(json.loads(tasks[number]), number, folder)
     _refuse_other_owner(folder, owner)
     with replacing(_report_path(work, number)) as path:
         path.write_text(seal(json.dumps({"checksum": NO_CHECKSUM, **report})) + "\n", encoding="utf-8")

@@ -25,7 +25,7 @@ from megalite.optim.schedules import last_stable_step
 from megalite.parallel.collectives import agree
 from megalite.train.checkpoints import open_checkpoints
 from megalite.train.components.assemble import assemble
-from megalite.train.components.component import Component, RollBack, Step
+from megalite.train.components.component import Component, RollBack, Step, check_figures
 from megalite.train.rollback import go_back
 from megalite.train.run import Run
 
@@ -100,10 +100,10 @@ class TrainingLoop:
 
     def train(self) -> int:
         """Train to the end or to a stop request; return the exit code."""
-        if why := self._stop_reason():
-            self.run.recorder.say(f"stopped early before: {why}; raise the patience to go on")
-            return EXIT_DONE
         try:
+            if why := self._stop_reason():
+                self.run.recorder.say(f"the run has ended early before: {why}")
+                return EXIT_DONE
             while True:
                 ended = self._stretch()
                 if ended in EXIT_CODES:
@@ -180,6 +180,7 @@ class TrainingLoop:
 
     def _after_step(self, step: Step, result: StepResult) -> Ended | None:
         """All that follows a step; what ended the stretch, None when it goes on."""
+        self._measure(step, result)
         if self._rolls_back("after_step", lambda component: component.after_step(step, result)):
             return Ended.ROLLED_BACK
         number, wishes = step.number, self._vote(step.number)
@@ -193,6 +194,14 @@ class TrainingLoop:
         if wishes.end_early:
             return Ended.EARLY
         return Ended.STOPPED if wishes.stop and not is_last else None
+
+    def _measure(self, step: Step, result: StepResult) -> None:
+        """Let every component add numbers to the step's line, none another's."""
+        for component in self._components:
+            former = dict(step.figures)
+            with _naming(component, "measure"):
+                component.measure(step, result)
+                check_figures(former, step.figures)
 
     def _vote(self, step: int) -> Wishes:
         """All ranks tell each other, in one collective a step, what they were asked and how the pending save goes."""

@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from megalite.architecture.mup import RATE_EXPONENTS
+from megalite.config.optimizers import OPTIMIZERS, scales_with_width
 from megalite.config.plan import make_plan
 from megalite.config.schema import Config, ModelConfig, MupConfig
 from megalite.config.wording import or_
@@ -102,10 +102,10 @@ def check_mup(
     Raises:
         UserError: a width cannot have whole heads, the optimizer's scaling is not known, or a layer does not move.
     """
-    if config.optimizer.name not in RATE_EXPONENTS:
+    if not scales_with_width(config.optimizer.name):
+        known = or_(name for name in OPTIMIZERS if scales_with_width(name))
         raise UserError(
-            f"optimizer.name: how {config.optimizer.name} scales with the width is not known here; use "
-            f"{or_(RATE_EXPONENTS)}"
+            f"optimizer.name: how {config.optimizer.name} scales with the width is not known here; use {known}"
         )
     if not lr > 0.0:
         raise UserError(f"--lr: found {lr:g}, expected a rate above 0")

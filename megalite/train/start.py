@@ -21,7 +21,7 @@ from megalite.data.cursor import DataCursor, add_counts
 from megalite.data.samples import Samples
 from megalite.errors import CheckpointError, ConversionError, UserError
 from megalite.model.initialize import FreshWeights, WeightSource
-from megalite.optim.rules import STATE_KINDS
+from megalite.optim.rules import state_kinds
 from megalite.parallel.axes import Axes
 from megalite.parallel.collectives import any_rank
 
@@ -95,7 +95,7 @@ def first_start(
     Raises:
         CheckpointError: it is damaged, or the data is not what a branch's trunk was trained on.
     """
-    zeros: dict[str, WeightSource] = {key: Zeros() for key in STATE_KINDS}
+    zeros: dict[str, WeightSource] = {key: Zeros() for key in state_kinds()}
     branch_from, init_from = config.train.branch_from, config.train.init_from
     if branch_from is not None:
         trunk = _open_whole(branch_from, "train.branch_from", axes, device)
@@ -117,7 +117,7 @@ def open_checkpoint(folder: Path, samples: Samples, origin: str, damaged: tuple[
     """
     reader = CheckpointReader(folder)
     progress, remixed = _go_on_with_data(reader, samples)
-    moments: dict[str, WeightSource] = {key: reader.source(key) for key in STATE_KINDS}
+    moments: dict[str, WeightSource] = {key: reader.source(key) for key in state_kinds()}
     return Start(reader.source("weight"), moments, progress, origin, remixed, damaged, reader)
 
 

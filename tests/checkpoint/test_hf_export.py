@@ -24,7 +24,8 @@ from megalite.config.load import dump_config
 from megalite.config.schema import Config
 from megalite.errors import CheckpointError, ConversionError
 from megalite.model.initialize import fill
-from megalite.model.transformer import Stage, StageSpec, documents_of
+from megalite.model.spec import StageSpec
+from megalite.model.transformer import Stage, documents_of
 from tests.checkpoint.hf_kit import (
     FAMILIES,
     RandomWeights,

@@ -18,7 +18,7 @@ from megalite.config.schema import Config
 from megalite.engine.build import build_engine
 from megalite.engine.protocol import Engine
 from megalite.model.initialize import FreshWeights
-from megalite.optim.rules import STATE_KINDS
+from megalite.optim.rules import state_kinds
 from megalite.optim.schedules import learning_rate
 from megalite.parallel.axes import Axes, connect
 from megalite.parallel.mesh import Mesh
@@ -98,7 +98,7 @@ def start_rank(config: Config, checkpoint: Path | None = None) -> Rank:
         return Rank(config, plan, axes, build_engine(config, plan, axes, torch.device("cpu"), source))
     reader = CheckpointReader(checkpoint)
     engine = build_engine(config, plan, axes, torch.device("cpu"), reader.source("weight"))
-    moments = {key: reader.source(key) for key in STATE_KINDS}
+    moments = {key: reader.source(key) for key in state_kinds()}
     engine.load(reader.source("weight"), moments, reader.manifest.progress.num_updates)
     load_state(engine, reader)
     return Rank(config, plan, axes, engine)

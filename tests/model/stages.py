@@ -16,7 +16,8 @@ from megalite.engine.steps import documents_of_batch, targets_of_batch
 from megalite.layers.norm import LayerNorm, RMSNorm
 from megalite.layers.parts import Parts
 from megalite.model.initialize import FreshWeights, fill, local_weights
-from megalite.model.transformer import Stage, StageSpec
+from megalite.model.spec import StageSpec
+from megalite.model.transformer import Stage
 from megalite.parallel.axes import SINGLE, Axis, connect
 from megalite.parallel.mesh import Mesh
 from tests.kit.batches import micro_batch

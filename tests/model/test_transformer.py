@@ -14,7 +14,8 @@ from megalite.architecture.weights import weight_table
 from megalite.layers.documents import Documents, Targets
 from megalite.layers.parts import Parts, choose_parts
 from megalite.model.initialize import fill, local_weights
-from megalite.model.transformer import Stage, StageSpec, documents_of
+from megalite.model.spec import StageSpec
+from megalite.model.transformer import Stage, documents_of
 from megalite.parallel.axes import Axis, connect
 from megalite.parallel.mesh import Mesh
 from tests.kit.spawn import run_ranks

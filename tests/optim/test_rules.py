@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from math import prod
-from typing import Any, get_args
+from typing import Any
 
 import pytest
 
 from megalite.architecture.weights import Weight, weight_table
+from megalite.config.optimizers import OPTIMIZERS
 from megalite.config.schema import OptimizerConfig
-from megalite.config.sections.optimizer import OptimizerName
 from megalite.optim.groups import rates_of
-from megalite.optim.rules import STATE_KINDS, rule_of, state_bytes, state_shapes
+from megalite.optim.rules import rule_of, state_bytes, state_kinds, state_shapes
 from tests.model.stages import GPT_STYLE, tiny_model
 
 BLOCK_MATRICES = {
@@ -99,8 +99,8 @@ def test_bytes_of_state(name, matrix, table, vector):
 
 
 def test_all_kinds_are_listed():
-    """`STATE_KINDS` is the union of what the weights of a real model have under all optimizers."""
+    """`state_kinds` is the union of what the weights of a real model have under all optimizers."""
     weights = weight_table(tiny_model(**GPT_STYLE)).values()
-    optimizers = [OptimizerConfig(name=name) for name in get_args(OptimizerName)]
+    optimizers = [OptimizerConfig(name=name) for name in OPTIMIZERS]
     kinds = {kind for each in optimizers for weight in weights for kind in state_shapes(weight, each)}
-    assert kinds == set(STATE_KINDS)
+    assert kinds == set(state_kinds())

@@ -64,7 +64,8 @@ def _make(name: str, recompute: str = "none") -> Any:
     from megalite.layers.fp8.precision import Fp8
     from megalite.layers.parts import choose_parts
     from megalite.model.initialize import FreshWeights, fill
-    from megalite.model.transformer import Stage, StageSpec
+    from megalite.model.spec import StageSpec
+    from megalite.model.transformer import Stage
     from megalite.parallel.axes import SINGLE
     from tests.layers.small import small_model
 

@@ -138,7 +138,8 @@ def _make_stage(backend: str, name: str, kind: str) -> Any:
     from megalite.layers.fp8.precision import Fp8
     from megalite.layers.parts import Parts
     from megalite.model.initialize import FreshWeights, fill
-    from megalite.model.transformer import Stage, StageSpec
+    from megalite.model.spec import StageSpec
+    from megalite.model.transformer import Stage
     from megalite.parallel.axes import SINGLE
     from tests.layers.small import small_model
 

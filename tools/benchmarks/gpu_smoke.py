@@ -36,7 +36,8 @@ from megalite.engine.runtime import connect_processes, prepare_deepspeed, set_de
 from megalite.layers.documents import Documents, Targets
 from megalite.layers.parts import choose_parts
 from megalite.model.initialize import FreshWeights, fill
-from megalite.model.transformer import Stage, StageSpec
+from megalite.model.spec import StageSpec
+from megalite.model.transformer import Stage
 from megalite.parallel.axes import connect
 from megalite.parallel.mesh import Mesh
 from megalite.train.device import find_peak

@@ -17,7 +17,7 @@ from pydantic import ValidationError
 from megalite.architecture.architecture import Architecture
 from megalite.checkpoint.hf.config_json import FILE_NAME
 from megalite.checkpoint.hf.families.common import HARMLESS
-from megalite.checkpoint.hf.families.registry import BY_MODEL_TYPE
+from megalite.checkpoint.hf.families.registry import FAMILIES
 from megalite.checkpoint.hf.family import Family
 from megalite.checkpoint.hf.settings import Settings
 from megalite.config.checks_model import check_architecture
@@ -45,11 +45,11 @@ def read_config(folder: Path) -> Description:
     path = folder / FILE_NAME
     raw = _load(path)
     found = raw.get("model_type")
-    family = BY_MODEL_TYPE.get(found) if isinstance(found, str) else None
+    family = FAMILIES.get(found) if isinstance(found, str) else None
     if family is None:
         raise ConversionError(
-            f"{path}: model_type is {found!r}{did_you_mean(str(found), BY_MODEL_TYPE)}; megalite reads "
-            f"{', '.join(BY_MODEL_TYPE)}"
+            f"{path}: model_type is {found!r}{did_you_mean(str(found), FAMILIES)}; megalite reads "
+            f"{', '.join(sorted(FAMILIES))}"
         )
     problems: list[str] = []
     fields = _read_fields(Settings(raw, problems), family)

@@ -17,6 +17,7 @@ QKV = ("attention.q", "attention.k", "attention.v")
 PLAIN: dict[str, tuple] = {
     "layer_types": ("one",),
     "sliding_rope": (False,),
+    "attention": ("softmax",),
     "norm_placement": ("before",),
     "parallel_residual": (False,),
     "attention_scale": (False,),
@@ -82,6 +83,7 @@ def traits(model: Architecture) -> dict[str, Any]:
     """What decides which classes can represent a filled model."""
     is_even = model.head_dim * model.num_heads == model.hidden_size
     return {
+        "attention": model.attention,
         "norm": model.norm,
         "activation": model.activation,
         "positions": model.positions,

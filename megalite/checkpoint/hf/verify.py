@@ -37,8 +37,9 @@ from megalite.checkpoint.hf.stages import COMPARING, COMPUTING, RELOADING, Say, 
 from megalite.errors import ConversionError
 from megalite.layers.documents import Documents
 from megalite.layers.parts import choose_parts
-from megalite.model.initialize import WeightSource, fill
-from megalite.model.transformer import Stage, StageSpec
+from megalite.model.initialize import WeightSource
+from megalite.model.spec import StageSpec
+from megalite.model.transformer import Stage
 from megalite.tokenizer.tokenizer import HUGGING_FACE, Tokenizer
 
 LOGIT_TOLERANCE = 1e-4
@@ -228,8 +229,7 @@ def judge(
 def compute_logits(source: WeightSource, model: Architecture, probes: Sequence[Probe]) -> Iterator[Tensor]:
     """Megalite's own logits `[t, v]` of each sequence, fp32 in this process."""
     parts = choose_parts(model, "cpu", torch.float32)
-    stage = Stage(StageSpec(model=model, blocks=(0, model.num_layers), parts=parts)).eval()
-    fill(stage, source)
+    stage = Stage(StageSpec(model=model, blocks=(0, model.num_layers), parts=parts), source).eval()
     for probe in probes:
         length = len(probe.tokens)
         borders = torch.tensor([0, length], dtype=torch.int32)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Literal
 
-from pydantic import PositiveInt
+from pydantic import Field, PositiveInt
 
-from megalite.section import Section
+from megalite.config.brought import METRICS, wrong_choices
+from megalite.section import FrozenOptions, Options, Problem, Section
 
 
 class WandbConfig(Section):
@@ -34,3 +36,8 @@ class MonitorConfig(Section):
     layers_every: PositiveInt | None = 100
     """Steps between looks into the layers, which go to layers.jsonl: norms of gradients, weights and updates, sizes of
     the stream, attention's entropy and logits, dead units. A look costs about a third of a step; null for none."""
+    metrics: Options = Field(default_factory=FrozenOptions)
+    """Metrics that plug-ins bring, by name, each with its options; a number more in every line of metrics.jsonl."""
+
+    def problems(self) -> Iterator[Problem]:
+        yield from wrong_choices(METRICS, self.metrics, "metrics")

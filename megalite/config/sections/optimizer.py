@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Annotated, Literal
 
-from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt
+from pydantic import AfterValidator, Field, NonNegativeFloat, PositiveFloat, PositiveInt
 
-from megalite.section import Section
+from megalite.config.optimizers import OPTIMIZERS, RULES
+from megalite.config.options import wrong_options
+from megalite.section import FrozenOptions, Options, Problem, Section
 
 Decay = Annotated[float, Field(ge=0.0, lt=1.0)]
 
 MIN_NORMS = 10
 """Gradient norms that a percentile of them needs."""
-
-OptimizerName = Literal["adamw", "adamw8bit", "lion", "adafactor", "muon", "sgd"]
 
 
 class LearningRateScales(Section):
@@ -47,8 +48,11 @@ class ClipConfig(Section):
 class OptimizerConfig(Section):
     """The weight update."""
 
-    name: OptimizerName = "adamw"
-    """The rule of the update; muon leaves tables, head and vectors to adamw. docs/recipe.md says when to use which."""
+    name: Annotated[str, AfterValidator(OPTIMIZERS.known)] = "adamw"
+    """The rule of the update: adamw, adamw8bit, lion, adafactor, muon (which leaves tables, head and vectors to adamw),
+    sgd, or one that a plug-in brings. docs/recipe.md says when to use which."""
+    options: Options = Field(default_factory=FrozenOptions)
+    """What a plug-in's rule may be told."""
     lr: PositiveFloat = 3e-4
     """Peak learning rate. Muon takes AdamW's; Lion wants a third to a tenth of it."""
     lr_scales: LearningRateScales = LearningRateScales()
@@ -81,3 +85,6 @@ class OptimizerConfig(Section):
     """Variance of normal noise on the gradients at the beginning; 0 for none (Neelakantan et al. 2015)."""
     noise_decay: NonNegativeFloat = 0.55
     """The noise's variance falls as (1 + step)^-this."""
+
+    def problems(self) -> Iterator[Problem]:
+        yield from wrong_options(RULES[OPTIMIZERS[self.name].matrices].make, self.options, f"optimizer {self.name}")

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Annotated, Literal
 
-from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
+from pydantic import AfterValidator, Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
-from megalite.section import Section
+from megalite.config.options import wrong_options
+from megalite.config.schedules import SCHEDULES
+from megalite.section import FrozenOptions, Options, Problem, Section
 
 Share = Annotated[float, Field(gt=0.0, lt=1.0)]
 
@@ -25,21 +28,12 @@ class PlateauConfig(Section):
 class ScheduleConfig(Section):
     """The learning rate of each step. The first update is step 1."""
 
-    name: Literal[
-        "constant",
-        "linear",
-        "cosine",
-        "polynomial",
-        "exponential",
-        "step",
-        "inverse_sqrt",
-        "wsd",
-        "cyclical",
-        "one_cycle",
-        "plateau",
-    ] = "cosine"
-    """Shape after warmup (docs/recipe.md says when to use which). linear, cosine and polynomial fall to min_lr at the
-    last step; wsd holds the peak and falls at the end (Hu et al. 2024)."""
+    name: Annotated[str, AfterValidator(SCHEDULES.known)] = "cosine"
+    """Shape after warmup: constant, linear, cosine, polynomial, exponential, step, inverse_sqrt, wsd, cyclical,
+    one_cycle, plateau, or one that a plug-in brings (docs/recipe.md says when to use which). linear, cosine and
+    polynomial fall to min_lr at the last step; wsd holds the peak and falls at the end (Hu et al. 2024)."""
+    options: Options = Field(default_factory=FrozenOptions)
+    """What a plug-in's schedule may be told."""
     warmup_steps: NonNegativeInt = 0
     """Steps of linear warmup: step s uses start_lr + (lr - start_lr) x s / warmup_steps. one_cycle rises by half a
     cosine."""
@@ -72,3 +66,6 @@ class ScheduleConfig(Section):
     """inverse_sqrt: the rate is lr x sqrt(t / (t + steps since warmup)); null takes t = the steps of warmup."""
     plateau: PlateauConfig = PlateauConfig()
     """plateau: when the rate is lowered."""
+
+    def problems(self) -> Iterator[Problem]:
+        yield from wrong_options(SCHEDULES[self.name].rate, self.options, f"schedule {self.name}")

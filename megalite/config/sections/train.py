@@ -2,13 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import PositiveInt
+from pydantic import AfterValidator, Field, PositiveInt
 
+from megalite.config.brought import COMPONENTS, LOSSES, wrong_choices
+from megalite.config.options import wrong_options
 from megalite.config.sections.evaluation import EarlyStoppingConfig, TaskConfig
-from megalite.section import Section
+from megalite.section import FrozenOptions, Options, Problem, Section
+
+
+class LossConfig(Section):
+    """A loss that a plug-in brings, in place of the cross-entropy."""
+
+    name: Annotated[str, AfterValidator(LOSSES.known)]
+    """Which."""
+    options: Options = Field(default_factory=FrozenOptions)
+    """What it may be told."""
+
+    def problems(self) -> Iterator[Problem]:
+        yield from wrong_options(LOSSES[self.name], self.options, f"loss {self.name}")
 
 
 class TrainConfig(Section):
@@ -41,6 +56,12 @@ class TrainConfig(Section):
     """End the run when the watched loss no longer falls; null to train to the last step."""
     tasks: tuple[TaskConfig, ...] = ()
     """Multiple-choice questions that are answered at every validation."""
+    loss: LossConfig | None = None
+    """What training minimises and `loss` in metrics.jsonl is; null for the cross-entropy, which every validation
+    measures in any case."""
+    components: Options = Field(default_factory=FrozenOptions)
+    """Components that plug-ins bring, by name, each with its options, as in `{coverage: {every: 10}}`; called in this
+    order, after those of megalite."""
     compile: Literal["auto", "on", "off"] = "auto"
     """torch.compile for the blocks; auto turns it on when the run is long enough to repay the compilation."""
     recompute: Literal["none", "selective", "full"] = "none"
@@ -48,3 +69,6 @@ class TrainConfig(Section):
     blocks redo under `none` what `selective` does, since it costs them nothing."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Where to train; auto takes CUDA when it is there."""
+
+    def problems(self) -> Iterator[Problem]:
+        yield from wrong_choices(COMPONENTS, self.components, "components")

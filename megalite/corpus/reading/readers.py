@@ -18,6 +18,7 @@ import orjson
 import pyarrow.parquet as pq
 
 from megalite.corpus.documents import SCHEMA, BatchBuilder, DocumentBatch
+from megalite.corpus.reading.brought import read_brought
 from megalite.corpus.reading.columns import (
     NO_TEXT,
     NOT_UTF8,
@@ -60,7 +61,9 @@ def read_piece(piece: FilePiece, config: DocumentSource, builder: BatchBuilder) 
         OSError: this machine cannot read.
     """
     builder.begin_file()
-    reader = _read_dataset if config.kind == "datasets" else READERS.get(data_suffix(piece.path), _read_text)
+    reader = READERS.get(data_suffix(piece.path), _read_text)
+    if config.kind == "datasets" or config.is_brought:
+        reader = _read_dataset if config.kind == "datasets" else read_brought
     try:
         yield from reader(piece, config, builder)
     except READ_ERRORS as error:

@@ -2,7 +2,7 @@
 
     texts -> c4: edit lines -> measure -> rules in order, the first that fires names the reason
              (only if on)      (twice where some count as datatrove does)
-                                          c4, basic, gopher quality, gopher repetition, fineweb, bad words
+                                          c4, basic, gopher quality, gopher repetition, fineweb, bad words, plug-ins'
 
 C4's rules come first because they edit: all other rules judge the text that would be kept, so a page that was mostly
 menus is judged by its sentences, and one that shrank to two lines is too short.
@@ -15,6 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from megalite.corpus.rules.bad_words import bad_word_rules, read_bad_words
+from megalite.corpus.rules.brought import brought_rules, with_brought
 from megalite.corpus.rules.c4 import c4_rules, edit_lines
 from megalite.corpus.rules.datatrove import measure_as_datatrove
 from megalite.corpus.rules.fineweb import fineweb_rules
@@ -53,6 +54,7 @@ def make_rules(config: RulesConfig) -> list[Rule]:
     rules += repetition_rules(config.gopher_repetition) if config.gopher_repetition else []
     rules += fineweb_rules(config.fineweb) if config.fineweb else []
     rules += bad_word_rules(config.bad_words) if config.bad_words else []
+    rules += brought_rules(config.custom)
     return rules
 
 
@@ -64,7 +66,7 @@ def apply_rules(texts: Texts, config: RulesConfig) -> RulesResult:
         config: which rules.
 
     Raises:
-        DataError: the list of bad words cannot be used.
+        DataError: the list of bad words cannot be used, or a plug-in's rule fails.
     """
     texts, statistics = edit_and_measure(texts, config)
     rules = make_rules(config)
@@ -90,7 +92,7 @@ def edit_and_measure(texts: Texts, config: RulesConfig) -> tuple[Texts, np.ndarr
     )
     if counts_as_datatrove(config):
         measure_as_datatrove(texts, statistics, config)
-    return texts, statistics
+    return texts, with_brought(statistics, texts, config.custom)
 
 
 def _wants_grams(config: GopherRepetitionConfig) -> bool:

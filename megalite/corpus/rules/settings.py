@@ -17,13 +17,16 @@ look at a sample's histogram of a statistic before a rule is set loose on a corp
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveInt, model_validator
 
-from megalite.config.schema import Section
+from megalite.config.options import wrong_options
 from megalite.corpus.rules.punctuation import TERMINAL_MARKS
+from megalite.plugins import Addition, Table
+from megalite.section import FrozenOptions, Options, Problem, Section
 
 Share = Annotated[float, Field(ge=0.0, le=1.0)]
 
@@ -190,6 +193,21 @@ class BadWordsConfig(Section):
     """Letters, digits and underscores must not touch an occurrence. Turn off for scripts without blanks."""
 
 
+class CustomRuleConfig(Section):
+    """Which numbers that a plug-in's rule gives to documents stay."""
+
+    min: float | None = None
+    """Least; null for none."""
+    max: float | None = None
+    """Largest; null for none."""
+    options: Options = Field(default_factory=FrozenOptions)
+    """What the rule may be told."""
+
+
+FILTER_RULES: Table[Addition] = Table("filter rule", {})
+"""`(text)` to a number."""
+
+
 class RulesConfig(Section):
     """Which documents to keep. null turns a rule, or a set of rules, off."""
 
@@ -214,6 +232,19 @@ class RulesConfig(Section):
     """FineWeb's own rules."""
     bad_words: BadWordsConfig | None = None
     """A list of words that documents must not hold."""
+    custom: dict[str, CustomRuleConfig] = Field(default_factory=dict)
+    """Rules that plug-ins bring, by name: asked last."""
+
+    def problems(self) -> Iterator[Problem]:
+        for name, rule in self.custom.items():
+            if name not in FILTER_RULES:
+                yield ("custom", name), FILTER_RULES.unknown(name)
+                continue
+            if rule.min is None and rule.max is None:
+                yield ("custom", name), "neither min nor max; give one, or both"
+            yield from wrong_options(
+                FILTER_RULES[name], rule.options, f"filter rule {name}", ("custom", name, "options")
+            )
 
 
 def counts_as_datatrove(config: RulesConfig) -> bool:

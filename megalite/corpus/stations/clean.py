@@ -17,15 +17,17 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
+import xxhash
 
 from megalite.corpus.corpus import Corpus
 from megalite.corpus.documents import DocumentBatch, Rejected, ShardOutput, what_is_kept, with_texts
 from megalite.corpus.recipe import CleanConfig, LanguageConfig
 from megalite.corpus.repair.repair import repair
 from megalite.corpus.rules.english import refuse_without_spacy
-from megalite.corpus.rules.settings import counts_as_datatrove
+from megalite.corpus.rules.settings import FILTER_RULES, counts_as_datatrove
 from megalite.corpus.shards import ShardReading, lost_counts, lost_in_words, refuse_unreadable
 from megalite.errors import DataError
+from megalite.plugins import source_file
 from megalite.progress import NoProgress, ProgressReporter
 from megalite.stations.runners import InProcess
 from megalite.stations.station import StationResult, run_station
@@ -72,7 +74,17 @@ def clean(
         progress.finish(what_is_kept(counts) + lost_in_words(counts))
         return counts
 
-    return run_station("clean", out, inputs=corpus.inputs, settings=settings, build=build, resumable=True)
+    described = _described(settings, config)
+    return run_station("clean", out, inputs=corpus.inputs, settings=described, build=build, resumable=True)
+
+
+def _described(settings: dict[str, Any], config: CleanConfig) -> dict[str, Any]:
+    """The settings by which a finished folder is known: with the code of plug-ins' rules, and without these where there
+    are none, as in folders that are older than they."""
+    if not config.custom:
+        return {name: value for name, value in settings.items() if name != "custom"}
+    code = {name: xxhash.xxh3_64_hexdigest(source_file(FILTER_RULES[name].call)) for name in config.custom}
+    return {**settings, "custom_code": code}
 
 
 def _refuse_unknown_languages(config: LanguageConfig | None) -> None:

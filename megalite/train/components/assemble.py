@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 from megalite.config.plan import has_copies
+from megalite.errors import UserError
 from megalite.monitor.layers import LayerStatistics
 from megalite.train.components.adaptive_control import AdaptiveControl
-from megalite.train.components.component import Component
+from megalite.train.components.brought import brought_components
+from megalite.train.components.component import Component, Context
 from megalite.train.components.fp8_watch import FP8_FILE, Fp8Watch
 from megalite.train.components.layer_statistics import LayerStatisticsEvery
 from megalite.train.components.memory_check import MemoryCheck
@@ -59,8 +62,17 @@ def assemble(run: Run, first_step: int) -> Components:
         _replica_check(run, first_step),
         validation,
         StragglerTimer(run.heartbeat, run.device, config.slurm.probe_seconds),
+        *brought_components(config, Context(config, run.plan, run.axes, run.device, run.engine, recorder)),
     )
-    return Components(control, rollbacks, spikes, validation, tuple(each for each in found if each is not None))
+    everything = tuple(each for each in found if each is not None)
+    _refuse_equal_names(everything)
+    return Components(control, rollbacks, spikes, validation, everything)
+
+
+def _refuse_equal_names(components: tuple[Component, ...]) -> None:
+    for name, count in Counter(component.name for component in components).items():
+        if count > 1:
+            raise UserError(f"train.components.{name}: megalite has a component of this name; rename the plug-in's")
 
 
 def _spikes(run: Run) -> SpikeGuard | None:

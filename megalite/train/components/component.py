@@ -1,6 +1,7 @@
 """What a part of the training loop may do, and what it is told.
 
-    before_step -> [the engine trains] -> after_step -> before_save, where a checkpoint follows -> finish, at the end
+    before_step -> [the engine trains] -> measure -> after_step
+    before_save, where a checkpoint follows               finish, at the end
     state -> checkpoint -> load_state                     rewind, where the run goes back to an earlier step
 
 A component is the same on all ranks and is called on all of them at the same points, so its methods may be collective.
@@ -9,7 +10,7 @@ What it asks for must follow from numbers that all ranks share.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,7 +21,7 @@ from megalite.config.schema import Config
 from megalite.data.loader import Batch
 from megalite.data.samples import Samples
 from megalite.engine.protocol import Engine, StepResult
-from megalite.monitor.recorder import Recorder
+from megalite.monitor.recorder import STEP_KEYS, Recorder
 from megalite.parallel.axes import Axes
 
 
@@ -59,6 +60,21 @@ class RollBack:
     """Leave out the data that was read since then, and so many samples more; None reads the same data again."""
 
 
+def check_figures(former: Mapping[str, float], figures: Mapping[str, float]) -> None:
+    """Refuse numbers that would take another's place in metrics.jsonl, or that are none.
+
+    Raises:
+        ValueError: naming the first.
+    """
+    for name, value in figures.items():
+        if name in former and value is former[name]:
+            continue
+        if name in former or name in STEP_KEYS:
+            raise ValueError(f"{name!r} stands in metrics.jsonl already; give the figure another name")
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise ValueError(f"figure {name!r} is {value!r}, expected a number (of a tensor, .item())")
+
+
 class Component:
     """A part of the loop; what a class does not define does nothing."""
 
@@ -68,9 +84,12 @@ class Component:
     def before_step(self, step: Step) -> None:
         """The step's batches are on the device; rate and clipping can still be set."""
 
+    def measure(self, step: Step, result: StepResult) -> None:
+        """The weights are updated, or the step was left out, as `result` says; numbers for this step's line of
+        metrics.jsonl can still go into `step.figures`."""
+
     def after_step(self, step: Step, result: StepResult) -> RollBack | None:
-        """The weights are updated, or the step was left out, as `result` says. Who asks to go back ends the step: the
-        components behind are not called."""
+        """All have measured. Who asks to go back ends the step: the components behind are not called."""
 
     def before_save(self, step: int) -> RollBack | None:
         """A checkpoint of a step is about to be made."""
@@ -111,9 +130,3 @@ class Context:
     device: torch.device
     engine: Engine
     recorder: Recorder
-
-
-ComponentFactory = Callable[..., Component]
-"""Makes a component: `factory(context, **settings)`, with the settings that a config gives it."""
-
-Settings = Mapping[str, Any]

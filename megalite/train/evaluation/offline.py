@@ -29,8 +29,9 @@ from megalite.data.loader import Batch
 from megalite.errors import ConversionError, DataError
 from megalite.layers.documents import Documents, Targets
 from megalite.layers.parts import choose_parts
-from megalite.model.initialize import WeightSource, fill
-from megalite.model.transformer import Stage, StageSpec
+from megalite.model.initialize import WeightSource
+from megalite.model.spec import StageSpec
+from megalite.model.transformer import Stage
 from megalite.train.device import choose_device
 from megalite.train.evaluation import harness
 from megalite.train.evaluation.scoring import Score, Shape, log_likelihoods, score
@@ -132,9 +133,8 @@ def _as_hugging_face(saved: SavedModel) -> Iterator[Path]:
 def build_stage(saved: SavedModel, device: torch.device) -> Stage:
     """The whole model in fp32."""
     parts = choose_parts(saved.model, device.type, torch.float32)
-    stage = Stage(StageSpec(model=saved.model, blocks=(0, saved.model.num_layers), parts=parts)).eval()
-    fill(stage, saved.weights)
-    return stage.to(device)
+    spec = StageSpec(model=saved.model, blocks=(0, saved.model.num_layers), parts=parts)
+    return Stage(spec, saved.weights).eval().to(device)
 
 
 @torch.inference_mode()

@@ -20,7 +20,8 @@ from megalite.layers.fp8.backends import choose_backend
 from megalite.layers.fp8.precision import Fp8
 from megalite.layers.parts import Parts
 from megalite.model.initialize import FreshWeights, fill
-from megalite.model.transformer import Stage, StageSpec
+from megalite.model.spec import StageSpec
+from megalite.model.transformer import Stage
 from megalite.parallel.axes import SINGLE
 from tests.model.stages import SEQ_LEN, VOCAB, make_batch, run_stage
 

@@ -16,6 +16,7 @@ from megalite.architecture.architecture import Architecture
 from megalite.checkpoint.hf import families
 from megalite.checkpoint.hf.family import Family, traits
 from megalite.errors import ConversionError
+from megalite.plugins import Table
 
 
 def _find_families() -> Iterator[Family]:
@@ -28,8 +29,8 @@ def _find_families() -> Iterator[Family]:
             yield module.FAMILY
 
 
-FAMILIES: tuple[Family, ...] = tuple(sorted(_find_families(), key=lambda family: (family.rank, family.model_type)))
-BY_MODEL_TYPE = {family.model_type: family for family in FAMILIES}
+FAMILIES: Table[Family] = Table("model family", {family.model_type: family for family in _find_families()})
+"""By model_type, the value in config.json."""
 
 
 @dataclass(frozen=True)
@@ -59,19 +60,17 @@ def choose_family(model: Architecture) -> Family:
         ConversionError: there is none; names the nearest and what keeps it from fitting.
     """
     found = traits(model)
-    unmet = [
-        {trait: values for trait, values in family.all_needs.items() if found[trait] not in values}
-        for family in FAMILIES
-    ]
-    nearest = min(range(len(FAMILIES)), key=lambda index: len(unmet[index]))
-    if not unmet[nearest]:
-        return FAMILIES[nearest]
+    ranked = sorted(FAMILIES.values(), key=lambda family: (family.rank, family.model_type))
+    nearest = min(ranked, key=lambda family: len(_unmet(family, found)))  # the first of those that miss as little
+    unmet = _unmet(nearest, found)
+    if not unmet:
+        return nearest
     reasons = "; ".join(
-        f"model.{trait} is {found[trait]}, it needs {' or '.join(map(str, values))}"
-        for trait, values in unmet[nearest].items()
+        f"model.{trait} is {found[trait]}, it needs {' or '.join(map(str, values))}" for trait, values in unmet.items()
     )
-    name = FAMILIES[nearest].architecture
-    raise ConversionError(f"no class of transformers represents this model. The nearest is {name}, but {reasons}")
+    raise ConversionError(
+        f"no class of transformers represents this model. The nearest is {nearest.architecture}, but {reasons}"
+    )
 
 
 def _unmet(family: Family, found: Mapping[str, Any]) -> dict[str, tuple]:

@@ -1,0 +1,113 @@
+"""Optimizers by name: which rule updates which weights, what a rule keeps, and what it reads of `optimizer`. No torch.
+
+    optimizer   matrices of the blocks   tables and head   norms, biases     kept for each number of a matrix
+    adamw       adamw                    adamw             adamw             two moments, 8 bytes
+    adamw8bit   adamw8bit                adamw8bit         adamw             two codes and two scales a block, 2 bytes
+    lion        lion                     lion              lion              momentum, 4 bytes
+    adafactor   adafactor                adafactor         adafactor         a row and a column, next to nothing
+    muon        muon                     adamw             adamw             momentum, 4 bytes
+    sgd         sgd                      sgd               sgd               momentum, 4 bytes
+
+State that has a number for every number of the weight is cut as the weight is, by tp and by ZeRO. adafactor's factors
+and adamw8bit's blocks are not such: they are kept for whole rows or whole weights, by one rank (`optim.exchange`). In a
+checkpoint both are tensors named after their canonical weight, in fp32; adamw8bit saves its moments unpacked, so that a
+run may go on with adamw and back, and packing them again gives the same bits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from megalite.plugins import Addition, Table
+
+
+@dataclass(frozen=True)
+class Rule:
+    """How a weight is updated."""
+
+    make: str | Addition
+    """`module:class`, made of the section `optimizer`; or a plug-in's class, made of `optimizer.options`."""
+    state: tuple[str, ...] = ()
+    """State with a number for each number of the weight, by its name in checkpoints."""
+    settings: tuple[str, ...] = ()
+    """Keys of the section that it reads."""
+    rate_exponent: float | None = None
+    """muP: a matrix's rate is divided by its width multiplier to this power (`optim.mup` says why); None: not known."""
+    whole_state: str | Callable[[Any], dict[str, tuple[int, ...]]] | None = None
+    """`module:function` from a weight to the shapes, by kind, of state that one rank keeps whole; or the function."""
+    state_bytes: str | None = None
+    """`module:function` from a weight to the bytes of its state, where a number does not take four."""
+    multiplies: bool = False
+    """It is given the format of its matrix products, too."""
+
+
+@dataclass(frozen=True)
+class Optimizer:
+    """Names of the rules that update each kind of weight."""
+
+    matrices: str
+    """In the blocks."""
+    tables: str
+    """Matrices outside: the embedding tables and the head."""
+    vectors: str
+    """Norms and biases."""
+
+    @property
+    def rules(self) -> tuple[str, ...]:
+        """Each once; the matrices' comes first."""
+        return tuple(dict.fromkeys((self.matrices, self.tables, self.vectors)))
+
+
+MOMENTS = ("exp_avg", "exp_avg_sq")
+
+RULES: Table[Rule] = Table(
+    "rule of an optimizer",
+    {
+        "adamw": Rule("megalite.optim.elementwise:AdamW", MOMENTS, ("betas", "eps"), rate_exponent=1.0),
+        "adamw8bit": Rule(
+            "megalite.optim.adamw8bit:AdamW8bit",
+            settings=("betas", "eps"),
+            rate_exponent=1.0,
+            whole_state="megalite.optim.rules:unpacked_shapes",
+            state_bytes="megalite.optim.rules:packed_bytes",
+        ),
+        "lion": Rule("megalite.optim.elementwise:Lion", ("exp_avg",), ("betas",), rate_exponent=1.0),
+        "adafactor": Rule(
+            "megalite.optim.adafactor:Adafactor",
+            settings=("factored_decay", "update_clip"),
+            whole_state="megalite.optim.rules:factored_shapes",
+        ),
+        "muon": Rule(
+            "megalite.optim.muon:Muon",
+            ("momentum",),
+            ("momentum", "nesterov", "newton_schulz_steps"),
+            rate_exponent=0.5,
+            multiplies=True,
+        ),
+        "sgd": Rule("megalite.optim.elementwise:Sgd", ("momentum",), ("momentum", "nesterov")),
+    },
+)
+
+OPTIMIZERS: Table[Optimizer] = Table(
+    "optimizer",
+    {
+        "adamw": Optimizer("adamw", "adamw", "adamw"),
+        "adamw8bit": Optimizer("adamw8bit", "adamw8bit", "adamw"),
+        "lion": Optimizer("lion", "lion", "lion"),
+        "adafactor": Optimizer("adafactor", "adafactor", "adafactor"),
+        "muon": Optimizer("muon", "adamw", "adamw"),
+        "sgd": Optimizer("sgd", "sgd", "sgd"),
+    },
+)
+
+
+def settings_read(name: str) -> set[str]:
+    """The keys of the section that an optimizer reads, of those that not all do."""
+    return {key for rule in OPTIMIZERS[name].rules for key in RULES[rule].settings}
+
+
+def scales_with_width(name: str) -> bool:
+    """Whether muP knows all rules of an optimizer."""
+    return all(RULES[rule].rate_exponent is not None for rule in OPTIMIZERS[name].rules)

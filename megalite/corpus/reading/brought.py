@@ -1,0 +1,63 @@
+"""Documents of a source that a plug-in brings: a generator of texts, or of records with a text and other fields."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import xxhash
+
+from megalite.corpus.documents import BatchBuilder, DocumentBatch
+from megalite.corpus.reading.columns import NO_TEXT, kept_fields
+from megalite.corpus.reading.files import FilePiece
+from megalite.corpus.source import SOURCES, DocumentSource
+from megalite.errors import DataError
+from megalite.plugins import source_file
+
+
+def brought_pieces(config: DocumentSource) -> tuple[FilePiece, ...]:
+    """A piece for each shard that the plug-in's source has."""
+    kind = SOURCES[config.kind]
+    assert kind is not None, "a plug-in's"
+    count = kind.num_shards
+    return tuple(FilePiece(config.kind, f"{config.kind}-{index:05d}", index, count) for index in range(count))
+
+
+def brought_fingerprint(config: DocumentSource) -> str:
+    """Of what may change the documents: the options, and the plug-in's file."""
+    kind = SOURCES[config.kind]
+    assert kind is not None, "a plug-in's"
+    digest = xxhash.xxh3_128(config.model_dump_json(include={"kind", "options", "keep_fields", "max_mb"}).encode())
+    digest.update(source_file(kind.read.call))
+    return digest.hexdigest()
+
+
+def read_brought(piece: FilePiece, config: DocumentSource, builder: BatchBuilder) -> Iterator[DocumentBatch]:
+    """Read a shard.
+
+    Raises:
+        DataError: the plug-in fails, or gives what is no document.
+    """
+    kind = SOURCES[config.kind]
+    assert kind is not None, "a plug-in's"
+    try:
+        for number, record in enumerate(kind.read.bound(config.options)(piece.start, kind.num_shards), start=1):
+            _add(record, f"{piece.id}:{number}", config, builder)
+            if builder.full():
+                yield from builder.take()
+    except DataError:
+        raise
+    except Exception as error:
+        raise DataError(f"source {config.kind}: shard {piece.start} failed: {type(error).__name__}: {error}") from error
+
+
+def _add(record: Any, where: str, config: DocumentSource, builder: BatchBuilder) -> None:
+    fields = {config.text_field: record} if isinstance(record, str) else record
+    if not isinstance(fields, Mapping):
+        raise DataError(f"source {config.kind}: found {record!r} at {where}, expected a text or a group of fields")
+    text = fields.get(config.text_field)
+    if not isinstance(text, str):
+        builder.reject(where, str(dict(fields)), NO_TEXT)
+        return
+    id = fields.get(config.id_field)
+    builder.add(where if id is None else str(id), text.encode(errors="replace"), kept_fields(dict(fields), config))

@@ -1,0 +1,231 @@
+"""The doors for code from outside: one function for each kind of thing that a plug-in can bring.
+
+    from megalite import extend
+
+    @extend.activation("cubed")
+    def cubed(x):
+        return x.relu() ** 3
+
+A plug-in is a module, or a file, that calls these when it is imported; a config names it under `plugins`
+(docs/extending.md has an example of each kind). Options that a config may give to a thing are the keyword-only
+parameters of its function or class, checked against their annotations before anything starts. A name is given once.
+
+Each door opens the room behind it when it is used, so that a filter rule does not wait for torch.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
+
+from megalite.plugins import PluginError, addition
+
+if TYPE_CHECKING:
+    from megalite.architecture.weights import Weight
+    from megalite.checkpoint.hf.family import Family
+
+Code = TypeVar("Code", bound=Callable[..., Any])
+
+
+def activation(name: str, *, is_gated: bool = False, kept: int | None = None) -> Callable[[Code], Code]:
+    """An activation of feed-forward layers, for `model.activation`.
+
+    The function takes what the first product has put out, `[t, f]`, and returns as much; with a gate it is
+    `function(gate, up)`. It works number by number, so that any cut by tensor parallelism is right.
+
+    Args:
+        is_gated: the layer has a gate beside what it lets through.
+        kept: tensors `[t, f]` that the backward pass keeps, the result among them; None for as many as most have.
+    """
+    from megalite.architecture.activations import ACTIVATIONS, Activation
+
+    def add(code: Code) -> Code:
+        addition("activation", name, code, ("gate", "up") if is_gated else ("x",))
+        ACTIVATIONS.add(name, Activation(code, is_gated=is_gated, kept=kept))
+        return code
+
+    return add
+
+
+def norm(
+    name: str, *, has_bias: bool = False, init: Literal["ones", "zeros"] = "ones", of_heads: str = "rmsnorm"
+) -> Callable[[Code], Code]:
+    """A normalisation of the stream, for `model.norm`.
+
+    The class is made as `Class(size, eps, *, tp, sequence_parallel)` and is a torch module from `[t, h]` to `[t, h]`
+    with a parameter `weight` `[h]` and, if it has a bias, `bias`. `layers.norm.RMSNorm` is one to build on: it sees to
+    the gradient of the weight under sequence parallelism.
+
+    Args:
+        init: what its weight starts as.
+        of_heads: the norm of queries and keys beside it, where a model has one: rmsnorm or zero_centered_rmsnorm.
+    """
+    from megalite.architecture.norms import NORMS, Norm
+
+    def add(code: Code) -> Code:
+        if not inspect.isclass(code):
+            raise PluginError(f"norm {name}: found {code!r}, expected a class of torch modules")
+        NORMS.add(name, Norm(code, has_bias=has_bias, init=init, of_heads=NORMS.known(of_heads)))
+        return code
+
+    return add
+
+
+def attention(name: str) -> Callable[[Code], Code]:
+    """A way to mix queries, keys and values, for `model.attention`.
+
+    The function takes `(q, k, v, documents, window)`: q `[t, n, d]`, k and v `[t, m, d]` of this rank's heads, n a
+    multiple of m; `documents.lengths` are the tokens of each document of the stream; window is None or the tokens that
+    a query sees. It returns `[t, n, d]`, and looks neither ahead nor into another document.
+    """
+    from megalite.architecture.attentions import ATTENTIONS, Attention
+
+    def add(code: Code) -> Code:
+        addition("attention", name, code, ("q", "k", "v", "documents", "window"))
+        ATTENTIONS.add(name, Attention(code))
+        return code
+
+    return add
+
+
+def optimizer(
+    name: str,
+    *,
+    state: tuple[str, ...] = (),
+    tables: str | None = None,
+    vectors: str | None = None,
+    rate_exponent: float | None = None,
+    whole_state: Callable[[Weight], dict[str, tuple[int, ...]]] | None = None,
+) -> Callable[[Code], Code]:
+    """An optimizer, for `optimizer.name`; its options stand under `optimizer.options`.
+
+    The class has `update(weights, gradients, states, *, lr, decay, step)`, which changes lists of flat tensors in
+    place, each any part of a weight: what it does to a number must follow from that number's own history
+    (`optim.elementwise`). One that needs whole matrices is an `optim.whole.WholeRule`.
+
+    Args:
+        state: names of state with a number for each number of a weight, fp32 and zero at first; `states[name]`.
+        tables: the optimizer of the embedding tables and the head, as "adamw"; None for this one.
+        vectors: that of norms and biases.
+        rate_exponent: under muP a matrix's rate is divided by its width multiplier to this power; None: not known.
+        whole_state: of a `WholeRule`, from a weight to the shapes of state that one rank keeps whole, by kind.
+    """
+    from megalite.config.optimizers import OPTIMIZERS, RULES, Optimizer, Rule
+
+    def add(code: Code) -> Code:
+        if not hasattr(code, "update") and not hasattr(code, "direction"):
+            raise PluginError(f"optimizer {name}: {code!r} has no method `update`, and is no WholeRule either")
+        made = addition("optimizer", name, code, ())
+        for other in filter(None, (tables, vectors)):
+            RULES.known(other)
+        RULES.add(name, Rule(made, state, rate_exponent=rate_exponent, whole_state=whole_state))
+        OPTIMIZERS.add(name, Optimizer(name, tables or name, vectors or name))
+        return code
+
+    return add
+
+
+def schedule(name: str) -> Callable[[Code], Code]:
+    """A learning-rate schedule, for `schedule.name`; its options stand under `schedule.options`.
+
+    The function takes `(k, n, peak, min_lr)` and returns the rate of the k-th step after warmup, of n; k counts from 1.
+    It is a function of these alone, since a run that is resumed asks again.
+    """
+    from megalite.config.schedules import SCHEDULES, Schedule
+
+    def add(code: Code) -> Code:
+        SCHEDULES.add(name, Schedule(addition("schedule", name, code, ("k", "n", "peak", "min_lr"))))
+        return code
+
+    return add
+
+
+def loss(name: str) -> Callable[[Code], Code]:
+    """A loss, for `train.loss.name`; its options stand under `train.loss.options`.
+
+    The function takes logits `[c, vocabulary]`, at least fp32, and labels `[c]` of some tokens, and returns the loss of
+    each `[c]` by differentiable operations. Tokens that do not count have a weight of zero, and any label.
+    """
+    from megalite.config.brought import LOSSES
+
+    def add(code: Code) -> Code:
+        LOSSES.add(name, addition("loss", name, code, ("logits", "labels")))
+        return code
+
+    return add
+
+
+def metric(name: str) -> Callable[[Code], Code]:
+    """A number in every step's line of metrics.jsonl, under its name, for `monitor.metrics`.
+
+    The function takes `(step, result, context)` (`train.components.component`) and returns a number. It is called on
+    all ranks, so it may be collective; what rank 0 returns is written.
+    """
+    from megalite.config.brought import METRICS
+
+    def add(code: Code) -> Code:
+        METRICS.add(name, addition("metric", name, code, ("step", "result", "context")))
+        return code
+
+    return add
+
+
+def component(name: str) -> Callable[[Code], Code]:
+    """A part of the training loop, for `train.components`.
+
+    The class is a `train.components.component.Component`, made as `Class(context, *, options...)`. It is called on all
+    ranks at the same points; its `state` is in every checkpoint, and comes back by `load_state`.
+    """
+    from megalite.config.brought import COMPONENTS
+    from megalite.train.components.component import Component
+
+    def add(code: Code) -> Code:
+        if not inspect.isclass(code) or not issubclass(code, Component):
+            raise PluginError(f"component {name}: found {code!r}, expected a class derived from Component")
+        COMPONENTS.add(name, addition("component", name, code, ("context",)))
+        return code
+
+    return add
+
+
+def filter_rule(name: str) -> Callable[[Code], Code]:
+    """A rule of `megalite data clean`, for `clean.custom` of a recipe, which says what number a document may have.
+
+    The function takes a text and returns a number.
+    """
+    from megalite.corpus.rules.settings import FILTER_RULES
+
+    def add(code: Code) -> Code:
+        FILTER_RULES.add(name, addition("filter rule", name, code, ("text",)))
+        return code
+
+    return add
+
+
+def data_source(name: str, *, num_shards: int = 1) -> Callable[[Code], Code]:
+    """A kind of source of documents, for `sources: [{kind: NAME, options: ...}]` of a recipe.
+
+    The function takes `(shard, num_shards)` and yields the documents of that shard, the same each time: texts, or
+    groups of fields with `text` and, perhaps, `id`.
+
+    Args:
+        num_shards: in how many tasks it is read.
+    """
+    from megalite.corpus.source import SOURCES, BroughtSource
+
+    def add(code: Code) -> Code:
+        if num_shards < 1:
+            raise PluginError(f"data source {name}: found num_shards={num_shards}, expected at least 1")
+        SOURCES.add(name, BroughtSource(addition("data source", name, code, ("shard", "num_shards")), num_shards))
+        return code
+
+    return add
+
+
+def family(description: Family) -> Family:
+    """A family of Hugging Face models, for `megalite convert` and `train.init_from`; families/*.py are examples."""
+    from megalite.checkpoint.hf.families.registry import FAMILIES
+
+    FAMILIES.add(description.model_type, description)
+    return description

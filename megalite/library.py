@@ -1,0 +1,139 @@
+"""megalite from Python: what `from megalite import ...` offers. The command line is made of the same functions.
+
+config = load_config("configs/demo.yaml", ["train.steps=100"])
+run_training(config)                                   the whole run, as `megalite train` does it
+
+model = build_model(config)                            or a loop of one's own, in this process
+for micro_batches in batches(config, last_step=3):
+    loss(model, micro_batches).backward()
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from megalite.config.batch_sizes import batch_sizes
+from megalite.config.plan import RunPlan, default_world_size, make_plan
+from megalite.config.schema import Config
+from megalite.config.validate import validate
+from megalite.data.loader import Batch, Loader
+from megalite.engine.steps import documents_of_batch, targets_of_batch
+from megalite.errors import UserError
+from megalite.layers.parts import choose_parts
+from megalite.model.spec import StageSpec
+from megalite.model.transformer import Stage
+from megalite.tokenizer.tokenizer import Tokenizer
+from megalite.train.evaluation.offline import open_model
+from megalite.train.local import train_locally
+from megalite.train.preflight import open_data
+
+
+def plan_run(config: Config, world_size: int | None = None) -> RunPlan:
+    """Check a config, and derive what follows from it: the filled model, stages, steps, FLOPs.
+
+    Args:
+        world_size: ranks that will run it; None for pp x dp x cp x tp.
+
+    Raises:
+        ConfigError: everything that is wrong, one sentence each.
+        DataError: there is no data to take the vocabulary from, or it is damaged.
+    """
+    world_size = world_size or default_world_size(config)
+    validate(config, world_size)
+    if config.model.vocab_size is not None:
+        return make_plan(config, world_size)
+    if config.data.tokenizer is not None:
+        return make_plan(config, world_size, Tokenizer.load(config.data.tokenizer).vocab_size)
+    samples, _ = open_data(config)
+    return make_plan(config, world_size, samples.vocab_size)
+
+
+def build_model(config: Config, weights: Path | str | None = None, device: torch.device | str = "cpu") -> Stage:
+    """The whole model of a config, in fp32 on one device.
+
+    Args:
+        weights: a checkpoint's folder, a run's for its newest, or one in Hugging Face format, whose model it then is;
+            None draws the weights that a run of this config starts from.
+
+    Returns:
+        A torch module: `model(tokens, documents)` is the stream, `model.logits(tokens, documents)` the logits.
+
+    Raises:
+        UserError: the config is wrong, or there is no such model.
+    """
+    device = torch.device(device)
+    saved = open_model(Path(weights)) if weights is not None else None
+    model = plan_run(config).model if saved is None else saved.model
+    spec = StageSpec(
+        model,
+        blocks=(0, model.num_layers),
+        recompute=config.train.recompute,
+        parts=choose_parts(model, device.type, torch.float32),
+        seed=config.run.seed,
+    )
+    return Stage(spec, None if saved is None else saved.weights).to(device)
+
+
+def batches(
+    config: Config, *, first_step: int = 1, last_step: int | None = None, dp_size: int = 1, dp_rank: int = 0
+) -> Iterator[list[Batch]]:
+    """The micro-batches of each step, as a run of this config reads them.
+
+    Args:
+        first_step: counted from 1.
+        last_step: included; None for the run's last.
+        dp_size: readers that share each global batch.
+        dp_rank: which of them this is.
+
+    Raises:
+        UserError: the config is wrong, or the data is damaged or does not fit.
+    """
+    samples, _ = open_data(config)
+    last = plan_run(config).total_steps if last_step is None else last_step
+    loader = Loader.for_run(samples, config, batch_sizes(config.batch), dp_size=dp_size, dp_rank=dp_rank)
+    try:
+        for _, micro_batches in loader.steps(first_step, last):
+            yield micro_batches
+    finally:
+        loader.close()
+
+
+def loss(model: Stage, micro_batches: Sequence[Batch]) -> Tensor:
+    """The mean cross-entropy over the valid tokens of some micro-batches, as training counts it; fp32 scalar.
+
+    With a whole step's at once, activations of all are kept until the backward pass.
+
+    Raises:
+        UserError: there is no micro-batch.
+    """
+    if not micro_batches:
+        raise UserError(
+            "loss: found no micro-batch, expected one or more; `batches` yields a list of them for each step"
+        )
+    device = next(model.parameters()).device
+    found = [batch.to(device) for batch in micro_batches]
+    num_tokens = torch.stack([batch.loss_mask.sum() for batch in found]).sum()
+    losses = [
+        model(batch.tokens, documents_of_batch(batch), targets_of_batch(batch, 1.0 / num_tokens.clamp(min=1)))
+        for batch in found
+    ]
+    return torch.stack(losses).sum()
+
+
+def run_training(config: Config, *, stop_after: int | None = None) -> int:
+    """Train as `megalite train` does: start the ranks on this machine, or go on with the run that was stopped.
+
+    Args:
+        stop_after: stop behind this step as if asked to; the next call goes on.
+
+    Returns:
+        The exit code: 0 done, 3 stopped.
+
+    Raises:
+        UserError: the config, data or run folder are wrong; nothing was started.
+    """
+    return train_locally(config, default_world_size(config), stop_after=stop_after)

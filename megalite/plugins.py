@@ -1,0 +1,322 @@
+"""Doors for code from outside: the tables that it adds to, and how it is found and loaded.
+
+    plugins: [emoji_rules, my/optimizers.py]            in a config or a recipe: a module, or a file
+    [project.entry-points."megalite.plugins"]           of an installed package: loaded with every config
+
+A plug-in is a module that adds to tables when it is imported; `megalite.extend` has a way in for each kind of thing. It
+is imported in every process that reads the config, before the config is checked. One that fails leaves nothing behind.
+Nothing but a config, a command line and what is installed names plug-ins: reading a checkpoint or data never runs code.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.metadata
+import importlib.util
+import inspect
+import os
+import re
+import sys
+import traceback
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from types import ModuleType
+from typing import Annotated, Any, TypeVar, get_type_hints
+
+from pydantic import AfterValidator, create_model
+
+from megalite.errors import UserError, did_you_mean
+from megalite.section import Section
+
+GROUP = "megalite.plugins"
+"""Of entry points."""
+
+VARIABLE = "MEGALITE_PLUGINS"
+"""Names plug-ins for commands without a config, and for what they start; between them stands what stands in PATH."""
+
+NAME = re.compile(r"[a-z][a-z0-9_]*")
+
+Entry = TypeVar("Entry")
+
+
+def _absolute(names: tuple[str, ...]) -> tuple[str, ...]:
+    """Files wherever a command is run later."""
+    return tuple(str(Path(name).absolute()) if name.endswith(".py") else name for name in names)
+
+
+Plugins = Annotated[tuple[str, ...], AfterValidator(_absolute)]
+"""Of a config or a recipe."""
+
+
+class PluginError(UserError):
+    """A plug-in that cannot be loaded, or that adds what cannot be."""
+
+
+@dataclass(frozen=True)
+class Plugin:
+    """A plug-in that is loaded."""
+
+    name: str
+    """As the config names it; of an installed package, that of its entry point."""
+    origin: str
+    """The file, and the package with its version where it has one."""
+
+
+class Table(Mapping[str, Entry]):
+    """What a setting can name: our entries, and those of plug-ins.
+
+    Args:
+        kind: what the entries are, in messages.
+        ours: those that megalite brings.
+    """
+
+    def __init__(self, kind: str, ours: Mapping[str, Entry]):
+        self.kind = kind
+        self._entries, self._origins = dict(ours), dict.fromkeys(ours, "megalite itself")
+
+    def __getitem__(self, name: str) -> Entry:
+        return self._entries[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._entries)
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def add(self, name: str, entry: Entry) -> None:
+        """Add an entry.
+
+        Raises:
+            PluginError: the name is taken, or none.
+        """
+        if not isinstance(name, str) or not NAME.fullmatch(name):
+            raise PluginError(f"{self.kind} {name!r}: found in {_adding()}; a name has a-z, 0-9 and _, as in my_own")
+        if name in self._entries:
+            raise PluginError(
+                f"two plug-ins bring the {self.kind} {name!r}: {self._origins[name]}, and {_adding()}; "
+                "rename one, or leave one out"
+            )
+        self._entries[name], self._origins[name] = entry, _adding()
+        _ADDITIONS.append((self, name))
+
+    def remove(self, name: str) -> None:
+        """Take an entry out again, as tests do."""
+        del self._entries[name], self._origins[name]
+        _ADDITIONS.remove((self, name))
+
+    def known(self, name: str) -> str:
+        """The name, if there is such an entry; for pydantic.
+
+        Raises:
+            ValueError: there is none.
+        """
+        if name not in self._entries:
+            raise ValueError(self.unknown(name))
+        return name
+
+    def unknown(self, name: str) -> str:
+        """A sentence about a name that is not here."""
+        known = ", ".join([*self._entries, f"{'or ' * bool(self._entries)}the {self.kind} of a plug-in"])
+        return (
+            f'found "{name}"{did_you_mean(name, self._entries)}, expected {known}, which is to be named under '
+            "`plugins`, or by `megalite --plugin`"
+        )
+
+
+@dataclass(frozen=True)
+class Addition:
+    """Code of a plug-in, called with what megalite gives and the options that a config gives."""
+
+    call: Callable[..., Any]
+    options: type[Section]
+    """What the config may give it: its keyword-only parameters."""
+
+    def bound(self, given: Mapping[str, Any]) -> Callable[..., Any]:
+        """The code with its options, checked and filled."""
+        options = self.options.model_validate(dict(given))
+        values = {name: getattr(options, name) for name in self.options.model_fields}
+
+        def call(*arguments: Any, **others: Any) -> Any:
+            return self.call(*arguments, **others, **values)
+
+        return call
+
+
+def addition(kind: str, name: str, call: Callable[..., Any], given: tuple[str, ...]) -> Addition:
+    """Code of a plug-in, looked at before it is called.
+
+    Args:
+        given: names of the arguments that megalite calls it with, in their order.
+
+    Raises:
+        PluginError: it cannot be called with them.
+    """
+    try:
+        parameters = inspect.signature(call).parameters.values()
+    except (TypeError, ValueError) as error:
+        raise PluginError(f"{kind} {name}: {call!r} in {_adding()} cannot be called ({error})") from error
+    named = [each for each in parameters if each.kind is not each.KEYWORD_ONLY]
+    most = sum(each.kind in (each.POSITIONAL_ONLY, each.POSITIONAL_OR_KEYWORD) for each in named)
+    least = sum(each.default is each.empty and each.kind is not each.VAR_POSITIONAL for each in named)
+    takes_any = any(each.kind is each.VAR_POSITIONAL for each in named)
+    if any(each.kind is each.VAR_KEYWORD for each in named):
+        raise PluginError(
+            f"{kind} {name}: takes any options (**), so that a mistyped one would be lost; name each as `*, option=1`"
+        )
+    if least > len(given) or (most < len(given) and not takes_any):
+        has = ", ".join(str(each) for each in named)
+        raise PluginError(
+            f"{kind} {name}: found {name}({has}) in {_adding()}; it is called as {name}({', '.join(given)}), and "
+            "options of its own stand behind a `*`"
+        )
+    return Addition(call, options_of(call))
+
+
+def options_of(call: Callable[..., Any]) -> type[Section]:
+    """The keyword-only parameters of a function or class, as a section."""
+    hints = get_type_hints(call.__init__ if inspect.isclass(call) else call, include_extras=True)
+    fields: dict[str, Any] = {
+        each.name: (hints.get(each.name, Any), ... if each.default is each.empty else each.default)
+        for each in inspect.signature(call).parameters.values()
+        if each.kind is each.KEYWORD_ONLY
+    }
+    return create_model(f"{getattr(call, '__name__', 'Plugin')}Options", __base__=Section, **fields)
+
+
+def load(place: str | Callable[..., Any]) -> Any:
+    """What an entry names as `module:name`, loaded when it is first needed; code itself is what it is."""
+    if not isinstance(place, str):
+        return place
+    module, _, name = place.partition(":")
+    return getattr(importlib.import_module(module), name)
+
+
+def source_file(call: Callable[..., Any]) -> bytes:
+    """What stands in the file of a plug-in: what it does has changed when this has."""
+    file = inspect.getsourcefile(call)
+    return Path(file).read_bytes() if file is not None and Path(file).is_file() else b""
+
+
+def load_plugins(names: Iterable[str]) -> None:
+    """Load what is installed, what the environment names, then these, each once in a process.
+
+    Args:
+        names: modules, or files that end in .py.
+
+    Raises:
+        PluginError: one cannot be loaded; it names the line, and leaves nothing behind.
+    """
+    _load_installed()
+    for name in (*filter(None, os.environ.get(VARIABLE, "").split(os.pathsep)), *names):
+        if name not in _LOADED:
+            _load(name)
+
+
+def name_for_all(names: Sequence[str]) -> None:
+    """Name plug-ins for this process and those that it starts, as `megalite --plugin` does."""
+    former = os.environ.get(VARIABLE)
+    os.environ[VARIABLE] = os.pathsep.join([*([former] if former else []), *_absolute(tuple(names))])
+
+
+def loaded_plugins() -> tuple[Plugin, ...]:
+    """In the order in which they came."""
+    return tuple(_LOADED.values())
+
+
+def named_plugins() -> list[str]:
+    """Those that something else than an installed package has named: what another process must be told."""
+    return [name for name in _LOADED if not name.startswith(f"{GROUP}:")]
+
+
+def _load_installed() -> None:
+    global _INSTALLED_ARE_LOADED
+    if _INSTALLED_ARE_LOADED:
+        return
+    for point in sorted(importlib.metadata.entry_points(group=GROUP)):
+        package = f"{point.dist.name} {point.dist.version}" if point.dist is not None else "a package"
+        advice = f"repair or uninstall {package}, which brings it"
+        _take_in(f"{GROUP}:{point.name}", point.value, package, partial(importlib.import_module, point.module), advice)
+    _INSTALLED_ARE_LOADED = True
+
+
+def _load(name: str) -> None:
+    path, is_file = Path(name).absolute(), name.endswith(".py")
+    if is_file and not path.is_file():
+        raise PluginError(f"{path}: no such file; a plug-in is a file, or a module's name without .py")
+    if not is_file and not all(part.isidentifier() for part in name.split(".")):
+        raise PluginError(
+            f"found {name!r}, expected a module's name, as in my_package.rules, or a file that ends in .py"
+        )
+    folder = str(path.parent if is_file else Path.cwd())
+    if folder not in sys.path:
+        sys.path.append(folder)  # behind what is installed, so that nothing of that is hidden
+    is_new, before = name not in sys.modules, len(_ADDITIONS)
+    _take_in(name, name, "", partial(_import_file, path) if is_file else partial(importlib.import_module, name))
+    if is_new and len(_ADDITIONS) == before:
+        del _LOADED[name]
+        raise PluginError(f"{name}: adds nothing; a plug-in calls what megalite.extend offers when it is imported")
+
+
+def _take_in(
+    name: str, shown: str, package: str, fetch: Callable[[], ModuleType], advice: str = "mend it, or leave it out"
+) -> None:
+    """Import a plug-in; what a failing one has added goes again."""
+    before = len(_ADDITIONS)
+    _ORIGINS.append(f"plug-in {shown}" + (f" of {package}" if package else ""))
+    try:
+        module = fetch()
+    except (Exception, SystemExit) as error:
+        for table, added in _ADDITIONS[before:]:
+            table.remove(added)
+        raise PluginError(_why(shown, error, advice)) from error
+    finally:
+        _ORIGINS.pop()
+    _LOADED[name] = Plugin(name, ", ".join(filter(None, (module.__file__, package))))
+
+
+def _import_file(path: Path) -> ModuleType:
+    """Import a file under a name that no module has."""
+    name = f"{path.stem}_{zlib.crc32(str(path).encode()):08x}"
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None, path
+    assert spec.loader is not None, path
+    module = sys.modules[name] = importlib.util.module_from_spec(spec)
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[name]
+        raise
+    return module
+
+
+def _why(shown: str, error: BaseException, advice: str) -> str:
+    """A failed import in words: the last line of the plug-in's own, where there is one."""
+    if isinstance(error, PluginError):
+        return f"plug-in {shown}: {error}"
+    if isinstance(error, ModuleNotFoundError) and f"{shown}.".startswith(f"{error.name}."):
+        return (
+            f"plug-in {shown}: there is no module {error.name}, neither in {Path.cwd()} nor where Python finds "
+            "packages; give a file's path, or set PYTHONPATH"
+        )
+    ours = str(Path(__file__))
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename != ours]
+    frames = [frame for frame in frames if "importlib" not in frame.filename]
+    place = f" ({frames[-1].filename}:{frames[-1].lineno})" if frames else ""
+    if isinstance(error, SyntaxError):
+        place = f" ({error.filename}:{error.lineno})"
+    return f"plug-in {shown}: cannot be imported: {type(error).__name__}: {error}{place}; {advice}"
+
+
+def _adding() -> str:
+    """Who adds to a table just now."""
+    return _ORIGINS[-1] if _ORIGINS else "this program"
+
+
+_LOADED: dict[str, Plugin] = {}
+_ORIGINS: list[str] = []
+"""Plug-ins that are being imported; one may import another."""
+_ADDITIONS: list[tuple[Table[Any], str]] = []
+_INSTALLED_ARE_LOADED = False

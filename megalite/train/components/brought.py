@@ -1,0 +1,48 @@
+"""Components and metrics that plug-ins bring."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from megalite.config.brought import COMPONENTS, METRICS
+from megalite.config.schema import Config
+from megalite.engine.protocol import StepResult
+from megalite.errors import UserError
+from megalite.train.components.component import Component, Context, Step
+
+
+class BroughtMetrics(Component):
+    """Numbers that functions of plug-ins find, in every step's line."""
+
+    name = "plugin_metrics"
+
+    def __init__(self, metrics: dict[str, Callable[..., float]], context: Context):
+        self._metrics, self._context = metrics, context
+
+    def measure(self, step: Step, result: StepResult) -> None:
+        for name, find in self._metrics.items():
+            try:
+                step.figures[name] = find(step, result, self._context)
+            except Exception as error:
+                raise RuntimeError(f"metric {name}: {type(error).__name__}: {error}") from error
+
+
+def brought_components(config: Config, context: Context) -> Iterator[Component]:
+    """Make the components that a config names, in its order.
+
+    Raises:
+        UserError: one cannot be made.
+    """
+    if config.monitor.metrics:
+        chosen = config.monitor.metrics.items()
+        yield BroughtMetrics({name: METRICS[name].bound(options or {}) for name, options in chosen}, context)
+    for name, options in config.train.components.items():
+        try:
+            component = COMPONENTS[name].bound(options or {})(context)
+        except Exception as error:
+            raise UserError(
+                f"train.components.{name}: could not be made: {type(error).__name__}: {error}; correct its options or "
+                "the plug-in"
+            ) from error
+        component.name = name
+        yield component
