@@ -22,6 +22,7 @@ from megalite.config.schema import Config
 from megalite.config.validate import validate
 from megalite.data.loader import Batch, Loader
 from megalite.engine.steps import documents_of_batch, targets_of_batch
+from megalite.errors import UserError
 from megalite.layers.parts import choose_parts
 from megalite.model.spec import StageSpec
 from megalite.model.transformer import Stage
@@ -105,7 +106,14 @@ def loss(model: Stage, micro_batches: Sequence[Batch]) -> Tensor:
     """The mean cross-entropy over the valid tokens of some micro-batches, as training counts it; fp32 scalar.
 
     With a whole step's at once, activations of all are kept until the backward pass.
+
+    Raises:
+        UserError: there is no micro-batch.
     """
+    if not micro_batches:
+        raise UserError(
+            "loss: found no micro-batch, expected one or more; `batches` yields a list of them for each step"
+        )
     device = next(model.parameters()).device
     found = [batch.to(device) for batch in micro_batches]
     num_tokens = torch.stack([batch.loss_mask.sum() for batch in found]).sum()

@@ -43,7 +43,7 @@ class Section(BaseModel):
 class FrozenOptions(dict[str, Any]):
     """What code of a plug-in is to be told; it has a hash, as sections have, and is never changed."""
 
-    def __hash__(self) -> int:  # type: ignore[override]
+    def __hash__(self) -> int:  # type: ignore[override]  # a dict has none, since it may change
         return hash(json.dumps(self, sort_keys=True, default=str))
 
 
