@@ -1,4 +1,4 @@
-"""What a model costs: parameters, floating-point operations, bytes of activations and of what ranks send.
+"""What a model costs: parameters, floating-point operations, bytes of activations and of what tp ranks send.
 
 Everything follows from the table of weights and the descriptions of the blocks, and everybody who counts asks here:
 MFU, the balance of pipeline stages, the planner and `config check`.
@@ -99,3 +99,42 @@ def block_activation_bytes(
     expanded = a * ACTIVATIONS[mlp.activation].num_kept * f  # products, the activation, what the row layer multiplies
     dropout = 2 * stream if has_dropout else 0  # masks, a byte an element
     return norms + mixing + expanded + dropout
+
+
+def block_sent_bytes(
+    block: BlockSpec,
+    hidden_size: int,
+    *,
+    element_bytes: int,
+    tp: int,
+    sequence_parallel: bool = False,
+    recompute: str = "none",
+) -> float:
+    """Bytes of one token that a rank sends over tp for a block, forward and backward.
+
+    The stream goes round once behind attention and once behind the MLP, and its gradient once before each: an
+    all-reduce, or with sequence parallelism the gather and scatter that do the same (Korthikanti et al. 2022, 4.2.2).
+    Recomputation stops before what nothing waits for: the MLP's last message, unless a norm stands behind it.
+    """
+    stream = _round_trip(element_bytes * hidden_size, tp)
+    squares = 2 * _round_trip(FP32_BYTES, tp) if block.attention.qk_norm == "whole" else 0.0  # of queries, and of keys
+    once = 2 * stream + squares
+    if recompute != "full":
+        return 2 * once
+    last = 0.0 if block.norm_after else stream / 2 if sequence_parallel else stream
+    return 3 * once - last
+
+
+def embedding_sent_bytes(hidden_size: int, *, element_bytes: int, tp: int) -> float:
+    """The same for the embedding table: the rows that each rank has found, added up."""
+    return _round_trip(element_bytes * hidden_size, tp)
+
+
+def head_sent_bytes(hidden_size: int, *, element_bytes: int, tp: int) -> float:
+    """The same for the head: the gradient of its input; for softmax a maximum, a sum and the target's logit."""
+    return _round_trip(element_bytes * hidden_size + 3 * FP32_BYTES, tp)
+
+
+def _round_trip(num_bytes: int, tp: int) -> float:
+    """What a rank sends when a ring of them adds up so many bytes."""
+    return 2 * (tp - 1) / tp * num_bytes

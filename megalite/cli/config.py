@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from megalite.config.plan import RunPlan
     from megalite.config.schema import Config
     from megalite.planner.memory import StageMemory
+    from megalite.planner.traffic import StageTraffic
 
 app = typer.Typer(help="Check configs, list presets, show what a config resolves to.", no_args_is_help=True)
 
@@ -51,6 +52,7 @@ def check(
     from megalite.config.validate import validate
     from megalite.engine.deepspeed.config import deepspeed_config
     from megalite.planner.memory import memory_by_stage, state_bytes_per_parameter
+    from megalite.planner.traffic import traffic_by_stage
 
     loaded = load_config(config, overrides or ())
     num_ranks = world_size or default_world_size(loaded)
@@ -60,7 +62,7 @@ def check(
         vocab_size = ASSUMED_VOCAB_SIZE
         notes.append(f"model.vocab_size is left to the tokenizer; {vocab_size} assumed here, or give --vocab-size")
     plan = make_plan(loaded, num_ranks, vocab_size)
-    memory = memory_by_stage(loaded, plan)
+    memory, traffic = memory_by_stage(loaded, plan), traffic_by_stage(loaded, plan)
     json_config = deepspeed_config(loaded, plan)
     export = exportable(plan.model)
     if export.why_not:
@@ -72,12 +74,13 @@ def check(
     if as_json:
         stages = [stage.to_dict() for stage in memory]
         report = {"plan": plan.to_dict(), "memory": stages, "deepspeed": json_config, "notes": notes}
-        report["export"] = asdict(export)
+        report |= {"export": asdict(export), "sent": [stage.to_dict() for stage in traffic]}
         typer.echo(json.dumps({**report, "optimizer_bytes_per_parameter": state_bytes_per_parameter(loaded, plan)}))
         return
     title = f"{config} on {num_ranks} rank{'s' if num_ranks > 1 else ''}"
     state = f"{loaded.optimizer.name}, {state_bytes_per_parameter(loaded, plan):.2f} bytes of state a parameter"
-    table = _plan_table(plan, optimizer=state, export=export.architecture or "no class of transformers")
+    export_as = export.architecture or "no class of transformers"
+    table = _plan_table(plan, optimizer=state, sent=_sent(traffic), export=export_as)
     tables = table, _memory_table(plan, memory)
     _print_report(title, tables, json_config, notes)
 
@@ -128,7 +131,13 @@ def _print_report(title: str, tables: tuple[Table, ...], json_config: dict[str, 
     console.print_json(data=json_config)
 
 
-def _plan_table(plan: RunPlan, *, optimizer: str, export: str) -> Table:
+def _sent(traffic: tuple[StageTraffic, ...]) -> str:
+    """What the rank that sends most sends in a step."""
+    tp, pp = (max(getattr(stage, axis) for stage in traffic) for axis in ("tp", "pp"))
+    return f"{tp / 1e6:,.1f} MB over tp, {pp / 1e6:,.1f} MB over pp, by the rank that sends most"
+
+
+def _plan_table(plan: RunPlan, *, optimizer: str, sent: str, export: str) -> Table:
     model = plan.model
     ranks = f"pp {plan.pp} x dp {plan.dp} x cp {plan.cp} x tp {plan.tp}"
     heads = f"{model.num_heads} query, {model.num_kv_heads} key and value, {model.head_dim} wide"
@@ -142,6 +151,7 @@ def _plan_table(plan: RunPlan, *, optimizer: str, export: str) -> Table:
         "step": f"{plan.tokens_per_step:,} tokens, {plan.grad_accum_steps} micro-batches a rank",
         "run": f"{plan.total_steps:,} steps, {plan.total_tokens:,} tokens",
         "work": f"{plan.flops_per_token:.4g} FLOP a token, {plan.flops_per_token * plan.total_tokens:.4g} FLOP in all",
+        "sent a step": sent,
         "exports as": export,
     }
     table = _table("plan", "")

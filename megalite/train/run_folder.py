@@ -23,7 +23,6 @@ PLAN = "plan.json"
 METRICS = "metrics.jsonl"
 EVENTS = "events.jsonl"
 CHECKPOINTS = "checkpoints"
-TENSORBOARD = "tensorboard"
 LOGS = "logs"
 
 FIXED_KEYS = (

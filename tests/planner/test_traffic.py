@@ -1,0 +1,91 @@
+"""What the planner says that ranks send, against the collectives of real steps."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from megalite.config.plan import make_plan
+from megalite.planner.traffic import traffic_by_stage
+from tests.kit.spawn import run_ranks
+from tests.kit.train import start_rank, tiny_config
+
+TOLERANCE = 0.03
+"""Weights that every rank holds whole: their gradients are few numbers, but the model is tiny."""
+
+CASES: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "sequence parallel": {"parallel": {"sequence_parallel": True}},
+    "full recomputation": {"train": {"recompute": "full"}},
+    "both": {"train": {"recompute": "full"}, "parallel": {"sequence_parallel": True}},
+    "again behind norms": {"train": {"recompute": "full"}, "model": {"norm_placement": "both"}},
+    "selective": {"train": {"recompute": "selective"}},
+    "norms over all heads": {"model": {"qk_norm": "whole", "norm_placement": "after"}},
+    "parallel residual": {"model": {"parallel_residual": True}},
+}
+
+
+SHARES = {"all_reduce": 1.0, "allreduce": 1.0, "all_gather": 0.5, "allgather": 0.5, "reduce_scatter": 0.5}
+"""Of the largest tensor that a collective has, what a ring of two ranks sends."""
+
+
+class CountBytes(TorchDispatchMode):
+    """Adds up what the ranks of two send each other; groups of one, which DeepSpeed uses too, send nothing."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.sent = 0.0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if func.namespace in ("_c10d_functional", "c10d", "megalite_gloo") and not _is_alone(args):
+            share = next((share for part, share in SHARES.items() if part in func.name().lower()), 0.0)
+            tensors = [each for each in tree_leaves((args, result)) if isinstance(each, torch.Tensor)]
+            self.sent += share * max((each.numel() * each.element_size() for each in tensors), default=0)
+        return result
+
+
+def _is_alone(args: Any) -> bool:
+    objects = [each for each in tree_leaves(args) if isinstance(each, torch.ScriptObject)]
+    groups = [dist.ProcessGroup.unbox(each) for each in objects if "ProcessGroup" in str(each._type())]
+    return any(group.size() == 1 for group in groups)
+
+
+def _count(settings: dict[str, dict[str, Any]]) -> dict[str, int]:
+    """Bytes that this rank of two sends in a forward and a backward pass, by case."""
+    found = {}
+    for name, sections in settings.items():
+        parallel = {"tp": 2, "zero_stage": 0, **sections.get("parallel", {})}
+        rank = start_rank(tiny_config(**{**sections, "parallel": parallel}))
+        with CountBytes() as count:
+            rank.train(0, 1)
+        found[name] = round(count.sent)
+    return found
+
+
+def test_tensor_parallel_bytes():
+    """Forward, backward and recomputation, with and without sequence parallelism."""
+    found = run_ranks(_count, 2, CASES)[0]
+    for name, sections in CASES.items():
+        parallel = {"tp": 2, "zero_stage": 0, **sections.get("parallel", {})}
+        config = tiny_config(**{**sections, "parallel": parallel})
+        (planned,) = traffic_by_stage(config, make_plan(config, 2))
+        assert found[name] == pytest.approx(planned.tp, rel=TOLERANCE), name
+
+
+def test_by_hand():
+    """Two stages at tp 4: blocks of four rounds, the embedding's and the head's one; streams to the neighbour."""
+    config = tiny_config(parallel={"tp": 4, "pp": 2, "zero_stage": 0}, model={"num_layers": 2})
+    plan = make_plan(config, 8)
+    tokens, stream = 8 * 16, 4 * 32
+    ring = 2 * 3 / 4
+    first, last = traffic_by_stage(config, plan)
+    blocks = [stop - start for start, stop in plan.stage_blocks]
+    assert first.tp == tokens * ring * (4 * stream * blocks[0] + stream)
+    assert last.tp == tokens * ring * (4 * stream * blocks[1] + stream + 3 * 4)
+    assert (first.pp, last.pp) == (tokens * stream, tokens * stream)
