@@ -47,14 +47,22 @@ def traffic_by_stage(config: Config, plan: RunPlan) -> tuple[StageTraffic, ...]:
 
 def _tp_bytes(config: Config, plan: RunPlan, stage: int) -> float:
     """Of one token."""
-    model, options = plan.model, {"element_bytes": ELEMENT_BYTES[config.precision.dtype], "tp": plan.tp}
-    blocks = [model.blocks[index] for index in range(*plan.stage_blocks[stage])]
-    way = {"sequence_parallel": config.parallel.sequence_parallel, "recompute": config.train.recompute}
-    sent = sum(block_sent_bytes(block, model.hidden_size, **way, **options) for block in blocks)
+    model, tp, element_bytes = plan.model, plan.tp, ELEMENT_BYTES[config.precision.dtype]
+    sent = sum(
+        block_sent_bytes(
+            model.blocks[index],
+            model.hidden_size,
+            element_bytes=element_bytes,
+            tp=tp,
+            sequence_parallel=config.parallel.sequence_parallel,
+            recompute=config.train.recompute,
+        )
+        for index in range(*plan.stage_blocks[stage])
+    )
     if stage == 0:
-        sent += embedding_sent_bytes(model.hidden_size, **options)
+        sent += embedding_sent_bytes(model.hidden_size, element_bytes=element_bytes, tp=tp)
     if stage == plan.pp - 1:
-        sent += head_sent_bytes(model.hidden_size, **options)
+        sent += head_sent_bytes(model.hidden_size, element_bytes=element_bytes, tp=tp)
     return sent
 
 
