@@ -118,7 +118,8 @@ def optimizer(
             raise PluginError(f"optimizer {name}: {code!r} has no method `update`, and is no WholeRule either")
         made = addition("optimizer", name, code, ())
         for other in filter(None, (tables, vectors)):
-            RULES.known(other)
+            if other not in RULES:
+                raise PluginError(f"optimizer {name}: {RULES.unknown(other)}")
         RULES.add(name, Rule(made, state, rate_exponent=rate_exponent, whole_state=whole_state))
         OPTIMIZERS.add(name, Optimizer(name, tables or name, vectors or name))
         return code

@@ -43,7 +43,7 @@ Entry = TypeVar("Entry")
 
 
 def _absolute(names: tuple[str, ...]) -> tuple[str, ...]:
-    """Files wherever a command is run later."""
+    """The same plug-ins, wherever a command is run later."""
     return tuple(str(Path(name).absolute()) if name.endswith(".py") else name for name in names)
 
 
@@ -210,7 +210,7 @@ def load_plugins(names: Iterable[str]) -> None:
         PluginError: one cannot be loaded; it names the line, and leaves nothing behind.
     """
     _load_installed()
-    for name in (*filter(None, os.environ.get(VARIABLE, "").split(os.pathsep)), *names):
+    for name in _absolute((*filter(None, os.environ.get(VARIABLE, "").split(os.pathsep)), *names)):
         if name not in _LOADED:
             _load(name)
 
@@ -243,7 +243,7 @@ def _load_installed() -> None:
 
 
 def _load(name: str) -> None:
-    path, is_file = Path(name).absolute(), name.endswith(".py")
+    path, is_file = Path(name), name.endswith(".py")
     if is_file and not path.is_file():
         raise PluginError(f"{path}: no such file; a plug-in is a file, or a module's name without .py")
     if not is_file and not all(part.isidentifier() for part in name.split(".")):
@@ -301,9 +301,11 @@ def _why(shown: str, error: BaseException, advice: str) -> str:
             f"plug-in {shown}: there is no module {error.name}, neither in {Path.cwd()} nor where Python finds "
             "packages; give a file's path, or set PYTHONPATH"
         )
-    ours = str(Path(__file__))
-    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename != ours]
-    frames = [frame for frame in frames if "importlib" not in frame.filename]
+    frames = [
+        frame
+        for frame in traceback.extract_tb(error.__traceback__)
+        if "importlib" not in frame.filename and Path(__file__).parent not in Path(frame.filename).parents
+    ]
     place = f" ({frames[-1].filename}:{frames[-1].lineno})" if frames else ""
     if isinstance(error, SyntaxError):
         place = f" ({error.filename}:{error.lineno})"

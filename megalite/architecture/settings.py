@@ -3,17 +3,35 @@
 from __future__ import annotations
 
 import math
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, Field, NonNegativeFloat, PositiveFloat, PositiveInt
+from pydantic import AfterValidator, Field, NonNegativeFloat, PositiveFloat, PositiveInt, field_validator
+from pydantic_core import PydanticCustomError
 
 from megalite.architecture.activations import ACTIVATIONS
 from megalite.architecture.attentions import ATTENTIONS
 from megalite.architecture.norms import NORMS
 from megalite.section import Section
 
+MOST_LAYERS = 10_000
 
-class RopeScaling(Section):
+SMALLEST_NUMBER = 2.0**-126
+"""The smallest number above 0 that fp32 has; what is smaller may be 0 where a model divides by it."""
+
+
+class ModelSection(Section):
+    """A group of settings that layers compute with."""
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _refuse_tiny_numbers(cls, value: Any) -> Any:
+        numbers = value if isinstance(value, list | tuple) else (value,)
+        if any(isinstance(each, float) and 0 < abs(each) < SMALLEST_NUMBER for each in numbers):
+            raise PydanticCustomError("too_small", "no model computes with numbers nearer to 0 than 2^-126")
+        return value
+
+
+class RopeScaling(ModelSection):
     """Stretching of the rotary frequencies to longer sequences than the base frequencies suit."""
 
     type: Literal["linear", "llama3", "yarn", "longrope"]
@@ -47,14 +65,14 @@ class RopeScaling(Section):
         """`attention_factor` with null filled in (Peng et al. 2023, equation 22; Ding et al. 2024)."""
         if self.attention_factor is not None:
             return self.attention_factor
-        if self.factor <= 1.0:
-            return 1.0
-        if self.type == "yarn":
+        if self.type == "yarn" and self.factor > 1.0:
             return 0.1 * math.log(self.factor) + 1.0
-        return math.sqrt(1.0 + math.log(self.factor) / math.log(self.original_max_positions))
+        if self.type == "longrope" and self.factor > 1.0:
+            return math.sqrt(1.0 + math.log(self.factor) / math.log(self.original_max_positions))
+        return 1.0
 
 
-class RopeConfig(Section):
+class RopeConfig(ModelSection):
     """Rotary position embedding (Su et al. 2021), in the half-split form of GPT-NeoX and Llama in Hugging Face."""
 
     theta: PositiveFloat = 10000.0
@@ -65,7 +83,7 @@ class RopeConfig(Section):
     """Stretch to longer sequences; null for none."""
 
 
-class MupConfig(Section):
+class MupConfig(ModelSection):
     """Maximal update parametrization (Yang et al. 2022): rates tuned on a narrow model hold on a wide one.
 
     The width multiplier m is hidden_size / base_hidden_size. Matrices inside the blocks start narrower by sqrt(m) and
@@ -85,12 +103,12 @@ class MupConfig(Section):
     """Factor on the logits, beside 1 / m; tuned on the base model and kept."""
 
 
-class ModelSettings(Section):
+class ModelSettings(ModelSection):
     """What a config may say of a model, and what a filled one has."""
 
     hidden_size: PositiveInt = 256
     """Width of the residual stream."""
-    num_layers: PositiveInt = Field(4, le=10_000)
+    num_layers: PositiveInt = Field(4, le=MOST_LAYERS)
     """Number of transformer blocks."""
     num_heads: PositiveInt = 4
     """Number of query heads; tp must divide it."""

@@ -8,6 +8,7 @@ from megalite.architecture.architecture import Architecture
 from megalite.architecture.attentions import ATTENTIONS
 from megalite.config.schema import Config, ModelConfig, RopeConfig, RopeScaling
 from megalite.config.wording import divisors, near, or_, unused
+from megalite.section import LARGEST_NUMBER
 
 OF_STRETCHES: dict[str, tuple[str, ...]] = {
     "linear": ("factor",),
@@ -38,9 +39,9 @@ def check_architecture(given: ModelConfig, model: Architecture) -> Iterator[str]
         yield from unused(model.rope, RopeConfig.model_fields, "model.rope", "positions=learned")
         yield from unused(given, ("sliding_rope",), "model", "positions=learned")
         return
-    yield from _rotary(model.rope, "model.rope", model.head_dim)
+    yield from _rotary(model.rope, "model.rope", model.head_dim, model.max_positions)
     if model.sliding_rope is not None:
-        yield from _rotary(model.sliding_rope, "model.sliding_rope", model.head_dim)
+        yield from _rotary(model.sliding_rope, "model.sliding_rope", model.head_dim, model.max_positions)
 
 
 def _heads(given: ModelConfig, model: Architecture) -> Iterator[str]:
@@ -71,7 +72,7 @@ def _windows(given: ModelConfig) -> Iterator[str]:
         yield "model.layer_types: sliding_attention needs sliding_window, which is null; set it, or take the kind out"
 
 
-def _rotary(rope: RopeConfig, name: str, head_dim: int) -> Iterator[str]:
+def _rotary(rope: RopeConfig, name: str, head_dim: int, max_positions: int) -> Iterator[str]:
     rotated = int(head_dim * rope.fraction)
     if head_dim and (rotated % 2 or not rotated):
         legal = [n / head_dim for n in (rotated - 1, rotated + 1, rotated + 2) if n % 2 == 0 and 0 < n <= head_dim]
@@ -80,8 +81,11 @@ def _rotary(rope: RopeConfig, name: str, head_dim: int) -> Iterator[str]:
             f"{name}.fraction: {rope.fraction} of head_dim={head_dim} rotates {rotated} channels, and they turn in "
             f"pairs; {advice}"
         )
+    if rope.theta < 1.0:
+        yield f"{name}.theta: {rope.theta:g} is below 1, so frequencies would grow without bound; use 10000 or more"
     if rope.scaling is not None:
         yield from _scaling(rope.scaling, f"{name}.scaling", rotated // 2)
+        yield from _arithmetic(rope, rope.scaling, name, max_positions)
 
 
 def _scaling(scaling: RopeScaling, name: str, num_pairs: int) -> Iterator[str]:
@@ -102,3 +106,24 @@ def _scaling(scaling: RopeScaling, name: str, num_pairs: int) -> Iterator[str]:
     for key in ("short_factor", "long_factor") if scaling.type == "longrope" else ():
         if (found := len(getattr(scaling, key))) != num_pairs:
             yield f"{name}.{key}: found {found} numbers, expected {num_pairs}: one for each rotated pair of channels"
+
+
+def _arithmetic(rope: RopeConfig, scaling: RopeScaling, name: str, max_positions: int) -> Iterator[str]:
+    """What a stretch would divide by zero, or turn into angles that no number format has."""
+    if scaling.type == "yarn" and rope.theta == 1.0:
+        yield f"{name}.theta: 1 gives all pairs one frequency, and yarn divides by its logarithm, 0; use a larger one"
+    has_root = scaling.type == "longrope" and scaling.attention_factor is None and scaling.factor > 1.0
+    if has_root and scaling.original_max_positions == 1:
+        yield (
+            f"{name}.scaling.original_max_positions: 1, and null for attention_factor divides by its logarithm, 0; set "
+            "the length of the training before the stretch, or attention_factor"
+        )
+    keys = ("short_factor", "long_factor") if scaling.type == "longrope" else ("factor",)
+    for key in keys:
+        value = getattr(scaling, key)
+        least = min(value, default=1.0) if isinstance(value, tuple) else value
+        if max_positions / least > LARGEST_NUMBER:
+            yield (
+                f"{name}.scaling.{key}: {least:g} stretches nothing, and at position {max_positions} angles would be "
+                f"beyond 2^63; use 1 or more"
+            )

@@ -74,12 +74,14 @@ def build(kind: type[SectionT], source: Source) -> SectionT:
 
 
 def _load_plugins(source: Source) -> None:
-    """Load the plug-ins that data names, since they bring what other settings may name.
+    """Load what is installed and what data names, since plug-ins bring what other settings may name.
 
     Raises:
-        ConfigError: one cannot be loaded.
+        PluginError: an installed one cannot be loaded.
+        ConfigError: one that the data names cannot be.
     """
-    names = source.data.get("plugins") or ()
+    load_plugins(())
+    names = source.data.get("plugins")
     if isinstance(names, list) and all(isinstance(name, str) for name in names):
         for index, name in enumerate(names):
             try:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from megalite.architecture.architecture import Architecture
+from megalite.architecture.settings import RopeConfig
 
 TRAINING_ONLY = frozenset({"dropout", "init_std", "init_depth_scaling", "z_loss"})
 """Fields that do not change what the weights compute."""
@@ -52,5 +53,14 @@ def match(theirs: Architecture, ours: Architecture) -> Match:
 def _fields(model: Architecture) -> dict[str, Any]:
     """The fields that change what the weights compute, those of `rope` by themselves."""
     fields = {name: getattr(model, name) for name in Architecture.model_fields if name not in TRAINING_ONLY}
-    rope = fields.pop("rope")
+    fields["sliding_rope"] = model.sliding_rope and _spelled_out(model.sliding_rope)
+    rope = _spelled_out(fields.pop("rope"))
     return fields | {f"rope.{name}": getattr(rope, name) for name in type(rope).model_fields}
+
+
+def _spelled_out(rope: RopeConfig) -> RopeConfig:
+    """The same rotation, without the null that stands for a stretch's own factor."""
+    if rope.scaling is None:
+        return rope
+    scaling = rope.scaling.model_copy(update={"attention_factor": rope.scaling.sharpness})
+    return rope.model_copy(update={"scaling": scaling})

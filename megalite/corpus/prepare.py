@@ -26,7 +26,7 @@ from megalite.corpus.split import ALL, CorpusSplit, Part
 from megalite.corpus.stations.clean import clean
 from megalite.corpus.stations.dedup import dedup
 from megalite.corpus.stations.near import near_dedup
-from megalite.corpus.stations.select import select
+from megalite.corpus.stations.select import classifier, perplexity
 from megalite.corpus.stations.spans import decontaminate, line_dedup, substring_dedup, url_dedup
 from megalite.corpus.stations.tokenize import tokenize
 from megalite.corpus.stations.train_tokenizer import train_tokenizer
@@ -131,9 +131,9 @@ def _filters(recipe: DataRecipe) -> Iterator[tuple[str, Callable[..., StationRes
     if recipe.decontaminate is not None:
         yield "decontaminate", partial(decontaminate, config=recipe.decontaminate)
     if recipe.perplexity is not None:
-        yield "perplexity", partial(select, config=recipe.perplexity)
+        yield "perplexity", partial(perplexity, config=recipe.perplexity)
     if recipe.classifier is not None:
-        yield "classifier", partial(select, config=recipe.classifier)
+        yield "classifier", partial(classifier, config=recipe.classifier)
 
 
 def load_recipe(path: Path, overrides: Sequence[str] = ()) -> DataRecipe:

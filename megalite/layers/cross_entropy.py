@@ -128,10 +128,10 @@ class _LinearCrossEntropy(torch.autograd.Function):
             chunk = hidden[tokens]
             logits = gemm.multiply(chunk, matrix).to(accumulate)
             slope = _bound(logits, spec.soft_cap) if spec.soft_cap is not None else None
-            weights = targets.weights[tokens].to(accumulate)
+            chunk_weights = targets.weights[tokens].to(accumulate)
             measure = _cross_entropy if spec.token_loss is None or not want_grad else _other_loss
-            losses, grad_logits = measure(head, logits, targets.labels[tokens], weights, want_grad=want_grad)
-            loss += torch.dot(losses, weights)
+            losses, grad_logits = measure(head, logits, targets.labels[tokens], chunk_weights, want_grad=want_grad)
+            loss += torch.dot(losses, chunk_weights)
             if targets.losses is not None:
                 targets.losses[tokens] = losses
             if grad_hidden is not None and grad_weight is not None and grad_logits is not None:
@@ -174,8 +174,7 @@ def _other_loss(
 ) -> tuple[Tensor, Tensor]:
     """The same of a plug-in's loss, which sees all columns of a chunk."""
     assert want_grad, "validations measure the cross-entropy"
-    measure = head.spec.token_loss
-    assert measure is not None, "somebody brought one"
+    assert head.spec.token_loss is not None, "somebody brought one"
     mine = slice(head.first_row, head.first_row + head.num_true_rows)
     whole = logits.new_zeros(logits.shape[0], head.vocab_size)
     whole[:, mine] = logits
@@ -184,7 +183,7 @@ def _other_loss(
         head.see_log_z(whole.logsumexp(1), weights)
     with torch.enable_grad():
         whole.requires_grad_()
-        losses = measure(whole, labels)
+        losses = head.spec.token_loss(whole, labels)
         if losses.shape != labels.shape:
             raise ValueError(f"the loss of a plug-in has the shape {list(losses.shape)}, expected {list(labels.shape)}")
         (grad,) = torch.autograd.grad(torch.dot(losses, weights), whole)

@@ -18,6 +18,7 @@ from megalite.engine.build import DTYPES, build_engine
 from megalite.engine.protocol import Engine
 from megalite.monitor.recorder import Recorder
 from megalite.parallel.axes import Axes
+from megalite.plugins import loaded_plugins
 from megalite.train.attempt import join_attempt
 from megalite.train.data_check import verify_data
 from megalite.train.device import describe_machine, find_peak
@@ -65,6 +66,7 @@ def open_run(rank: Connected, samples: Samples, valid_sets: dict[str, Samples], 
     peak = find_peak(device, DTYPES[config.precision.dtype])
     recorder = Recorder(config, plan, first_step=start.progress.step, peak_flops=peak.flops, is_writer=is_writer)
     about = {"world_size": rank.place.world_size, "attempt": fence.attempt, **describe_machine(device)}
+    about |= {"plugins": [each.origin for each in loaded_plugins()]} if loaded_plugins() else {}
     _record_start(recorder, start, plan, {**about, "peak_flops": peak.flops, "peak_is": peak.origin}, anew, verified)
     recorder.say(f"mfu is a share of {peak}")
     run = Run(

@@ -64,6 +64,7 @@ LONGROPE = {
     "short_factor": [1.0, 1.1, 1.2, 1.3, 1.4, 1.5],
     "long_factor": [1.0, 2.0, 3.0, 4.0, 5.0, 6.0],
 }
+LONGROPE_OF_3 = {**LONGROPE, "short_factor": [1.0, 1.2, 1.4], "long_factor": [1.0, 3.0, 5.0]}
 GEMMA = {
     "norm": "zero_centered_rmsnorm",
     "norm_placement": "both",
@@ -89,6 +90,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "qwen2": {"num_kv_heads": 2, "bias": "qkv"},
     "qwen2, window": {"num_kv_heads": 2, "bias": "qkv", "sliding_window": 9, "tie_embeddings": True},
     "qwen2, wide heads": {"num_kv_heads": 2, "bias": "qkv", "head_dim": 20},
+    "qwen2, heads that do not divide": {"num_heads": 10, "num_kv_heads": 2, "head_dim": 8, "bias": "qkv"},
     "qwen3, attention's biases": {"bias": "attention", "qk_norm": True, "head_dim": 16},
     "qwen3": {"num_kv_heads": 2, "qk_norm": True, "head_dim": 16},
     "qwen3, tied, window": {"num_kv_heads": 2, "qk_norm": True, "sliding_window": 5, "tie_embeddings": True},
@@ -111,6 +113,15 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "olmo2, attention's biases": {"qk_norm": "whole", "norm_placement": "after", "bias": "attention"},
     "gemma2": {**GEMMA, "attention_soft_cap": 5.0, "logit_soft_cap": 3.0, "layer_types": GEMMA2_LAYERS},
     "gemma2, unbounded": {**GEMMA, "attention_scale": 24**-0.5, "bias": "attention", "tie_embeddings": False},
+    "mistral, longrope of its own factor": {
+        "num_kv_heads": 2,
+        "sliding_window": 7,
+        "rope": {"scaling": {**LONGROPE, "factor": 4.0}},
+        **LONG,
+    },
+    "phi3": {"num_kv_heads": 2, "sliding_window": 7, "rope": {"fraction": 0.5}},
+    "phi3, wide heads": {"num_kv_heads": 2, "head_dim": 20, "tie_embeddings": True, "rope": {"fraction": 0.8}},
+    "phi3, longrope": {"num_kv_heads": 2, "rope": {"theta": 2e4, "fraction": 0.5, "scaling": LONGROPE_OF_3}, **LONG},
     "gemma3_text": {**GEMMA3, "rope": {"theta": 1e6}, "sliding_rope": {"theta": 1e4}},
     "gemma3_text, stretched": {
         **GEMMA3,

@@ -16,18 +16,22 @@ from transformers import AutoModelForCausalLM
 from megalite.architecture.weights import Rectangle, Weight
 from megalite.checkpoint.hf import exporter, memory, verify
 from megalite.checkpoint.hf.exporter import to_hugging_face
+from megalite.checkpoint.hf.families import phi3
 from megalite.checkpoint.hf.families.registry import choose_family
 from megalite.checkpoint.hf.to_checkpoint import from_hugging_face
 from megalite.checkpoint.reader import CheckpointReader
 from megalite.cli.main import main
 from megalite.config.load import dump_config
-from megalite.config.schema import Config
+from megalite.config.model_match import Match, match
+from megalite.config.schema import Config, RopeScaling
 from megalite.errors import CheckpointError, ConversionError
 from megalite.model.initialize import fill
 from megalite.model.spec import StageSpec
 from megalite.model.transformer import Stage, documents_of
 from tests.checkpoint.hf_kit import (
     FAMILIES,
+    LONG,
+    LONGROPE,
     RandomWeights,
     assert_same_weights,
     reload_here,  # noqa: F401 (a fixture)
@@ -35,6 +39,7 @@ from tests.checkpoint.hf_kit import (
     write_checkpoint,
 )
 
+PHI_SHARPNESS = RopeScaling(**LONGROPE).sharpness
 ROUNDING = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
@@ -52,7 +57,8 @@ def test_round_trip_of_every_family(name: str, tmp_path: Path):
     assert config["dtype"] == config["torch_dtype"] == "float32"
 
     back = from_hugging_face(tmp_path / "hf", tmp_path / "back")
-    assert back.model == model.model_copy(update={"dropout": 0.0})
+    assert match(back.model, model) == Match((), ())
+    assert back.model.model_copy(update={"rope": model.rope}) == model.model_copy(update={"dropout": 0.0})
     assert_same_weights(CheckpointReader(back.checkpoint).source("weight"), RandomWeights(), model)
 
 
@@ -240,7 +246,7 @@ def test_transformers_meaning_something_else(tmp_path: Path, monkeypatch: pytest
 @pytest.mark.parametrize(
     ("fields", "nearest", "reason"),
     [
-        ({"rope": {"fraction": 0.5}}, "LlamaForCausalLM", "model.rope.fraction is 0.5, it needs 1.0"),
+        ({"rope": {"fraction": 0.5}, "qk_norm": True}, "Qwen3ForCausalLM", "model.rope.fraction is 0.5, it needs 1.0"),
         ({"norm": "layernorm"}, "LlamaForCausalLM", "model.norm is layernorm, it needs rmsnorm"),
         ({"qk_norm": True, "bias": "all"}, "LlamaForCausalLM", "model.qk_norm is True, it needs False"),
         ({**FAMILIES["gpt2"], "num_kv_heads": 2}, "GPT2LMHeadModel", "model.num_kv_heads is 2, it needs num_heads"),
@@ -252,6 +258,23 @@ def test_models_without_a_class(fields: dict, nearest: str, reason: str):
     with pytest.raises(ConversionError, match=f"nearest is {nearest}") as refused:
         choose_family(tiny_model(**fields))
     assert reason in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("fields", "reason"),
+    [
+        ({}, ""),
+        ({"max_positions": 500}, "it takes max_positions / original_max_positions = 6.66"),
+        ({"rope": {"scaling": {**LONGROPE, "attention_factor": 2.0}}}, "attention_factor=2.0, it takes"),
+        ({"rope": {"scaling": {**LONGROPE, "attention_factor": PHI_SHARPNESS}}}, ""),
+        ({"head_dim": 20}, "model.head_dim is 20, with longrope it needs hidden_size / num_heads"),
+    ],
+)
+def test_longrope_of_phi3(fields: dict, reason: str):
+    """Its factor is not said but derived, and heads of another width are refused by transformers beside it."""
+    model = tiny_model(**{"rope": {"scaling": LONGROPE}, **LONG, **fields})
+    assert reason in "; ".join(phi3.FAMILY.refuses(model))
+    assert bool(reason) == bool([*phi3.FAMILY.refuses(model)])
 
 
 @pytest.mark.usefixtures("reload_here")

@@ -26,6 +26,8 @@ from transformers import (
     MistralForCausalLM,
     Olmo2Config,
     Olmo2ForCausalLM,
+    Phi3Config,
+    Phi3ForCausalLM,
     PreTrainedModel,
     Qwen2Config,
     Qwen2ForCausalLM,
@@ -75,6 +77,9 @@ LONGROPE = {
     "factor": 2.5,
     "original_max_position_embeddings": 16,
 }
+LONGROPE_OF_3 = {"type": "longrope", "short_factor": [1.0, 1.2, 1.4], "long_factor": [1.0, 3.0, 5.0]}
+ONE_ABOVE = {"original_max_position_embeddings": 1}
+ONE_POSITION = {**LONGROPE, **ONE_ABOVE}
 LONGROPE_ABOVE = {"original_max_position_embeddings": 16}
 
 
@@ -110,6 +115,19 @@ FOREIGN = {
         MinistralConfig(**GATED, head_dim=12, sliding_window=6, layer_types=["full_attention", "sliding_attention"]),
     ),
     "olmo2": (Olmo2ForCausalLM, Olmo2Config(**GATED)),
+    "qwen2, own head_dim": (Qwen2ForCausalLM, Qwen2Config(**{**GATED, "num_attention_heads": 10}, head_dim=8)),
+    "phi3": (Phi3ForCausalLM, Phi3Config(**GATED, sliding_window=6, pad_token_id=None)),
+    "phi3, longrope": (
+        Phi3ForCausalLM,
+        Phi3Config(
+            **GATED,
+            **LONGROPE_ABOVE,
+            partial_rotary_factor=0.5,
+            rope_scaling=dict(LONGROPE_OF_3),  # transformers adds keys to what it is given
+            pad_token_id=None,
+            tie_word_embeddings=True,
+        ),
+    ),
     "gemma2": (Gemma2ForCausalLM, Gemma2Config(**GATED, head_dim=16, sliding_window=6, query_pre_attn_scalar=20)),
     "gemma3_text": (
         Gemma3ForCausalLM,
@@ -160,7 +178,32 @@ def test_models_saved_by_transformers(name: str, tmp_path: Path):
     )
 
 
-@pytest.mark.parametrize("name", ["llama", "llama, all biases", "gpt_neox", "gpt2"])
+@pytest.mark.parametrize(
+    ("name", "changes"),
+    [
+        (
+            "phi3, longrope",
+            {
+                "auto_map": {
+                    "AutoConfig": "microsoft/Phi-4-mini-instruct--configuration_phi3.Phi3Config",
+                    "AutoModelForCausalLM": "modeling_phi3.Phi3ForCausalLM",
+                    "AutoTokenizer": "Xenova/gpt-4o",
+                },
+                **dict.fromkeys(("attention_bias", "lm_head_bias", "mlp_bias"), False),
+                **dict.fromkeys(("full_attn_mod", "interpolate_factor"), 1),
+            },
+        ),
+    ],
+)
+@pytest.mark.usefixtures("reload_here")
+def test_published_folders(name: str, changes: dict, tmp_path: Path):
+    """A folder that still names the code which its class was made from is read; transformers, too, takes the class."""
+    save_foreign(tmp_path / "hf", name)
+    edit_config(tmp_path / "hf", **changes)
+    from_hugging_face(tmp_path / "hf", tmp_path / "out")
+
+
+@pytest.mark.parametrize("name", ["llama", "llama, all biases", "gpt_neox", "gpt2", "phi3"])
 def test_any_rectangle(name: str, tmp_path: Path):
     """Each rank's part, and odd ones besides, equal the same part of the whole weight, however it is fused."""
     save_foreign(tmp_path, name)
@@ -237,6 +280,29 @@ CONFIG_REFUSALS = [
     ("gpt_neox", {"attention_bias": False}, "attention_bias"),
     ("gemma2", {"use_bidirectional_attention": True}, "use_bidirectional_attention"),
     ("olmo2", {"clip_qkv": 8.0}, "clip_qkv"),
+    ("phi3", {"model_type": "phi3small"}, "model_type is 'phi3small', an architecture that megalite does not have"),
+    ("phi3", {"model_type": "phimoe"}, "model_type is 'phimoe'"),
+    ("phi3", {"model_type": "phi3_v"}, "model_type is 'phi3_v'"),
+    ("phi3", {"embd_layer": {"image_embd_layer": {}}}, "embd_layer: found .* does not know"),
+    ("phi3", {"layer_types": ["full_attention"] * 2}, "layer_types: found .* does not know"),
+    ("phi3", {"mup_width_multiplier": 8.0}, "mup_width_multiplier: found 8.0"),
+    ("phi3", {"hidden_act": "gelu"}, "hidden_act: found 'gelu'"),
+    ("phi3", {"attention_bias": True}, "attention_bias: found True, megalite has only False"),
+    ("phi3", {"full_attn_mod": 2}, "full_attn_mod: found 2"),
+    ("phi3", {"auto_map": {"AutoModelForCausalLM": "modeling_phi3.Phi4"}}, "code of its own, modeling_phi3.Phi4"),
+    ("phi3", {"rope_scaling": {"type": "su", **LONGROPE_OF_3}}, "disagree"),
+    ("phi3", {"rope_parameters": YARN}, "rope_scaling: found 'yarn', this class has only 'longrope'"),
+    ("phi3", {"rope_parameters": {"rope_type": "linear", "factor": 2.0}}, "rope_scaling: found 'linear'"),
+    ("phi3, longrope", {"rope_scaling": {**LONGROPE_OF_3, "type": "su"}}, "rope_type is 'su'"),
+    ("phi3, longrope", {"partial_rotary_factor": 1.0}, "disagree"),
+    ("phi3, longrope", {"head_dim": 16}, "head_dim: found 16, beside longrope it can only be 12"),
+    ("gemma2", {"num_hidden_layers": 10**12}, "num_hidden_layers: found 1000000000000, expected at most 10000"),
+    ("qwen2", {"num_hidden_layers": 10**12}, "num_hidden_layers: found 1000000000000"),
+    ("llama, longrope", {"max_position_embeddings": 10**400}, "max_position_embeddings: found 10+.*beyond 2"),
+    ("llama", {"rms_norm_eps": float("nan")}, "rms_norm_eps: found nan"),
+    ("llama, longrope", {"rope_parameters": ONE_POSITION, **ONE_ABOVE}, "original_max_positions: 1, and null"),
+    ("llama, yarn", {"rope_parameters": {**YARN, "rope_theta": 1.0}}, "rope.theta: 1 gives all pairs one frequency"),
+    ("llama, yarn", {"rope_parameters": {**YARN, "mscale": 1.0, "mscale_all_dim": -20.0}}, "mscale: found 1.0"),
     ("gpt2", {"scale_attn_by_inverse_layer_idx": True}, "scale_attn_by_inverse_layer_idx"),
 ]
 
@@ -276,6 +342,16 @@ def _shard_gone(folder: Path) -> None:
     (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
 
 
+def _fused(folder: Path, *, missing: int | None = None, unfused: bool = False) -> None:
+    """A Phi-3 without a block's fused matrix, or with a part of it besides."""
+    save_foreign(folder, "phi3")
+    name = "model.layers.{}.self_attn.qkv_proj.weight"
+    if missing is not None:
+        edit_tensors(folder, name.format(missing))
+    if unfused:
+        edit_tensors(folder, **{"model/layers/0/self_attn/q_proj/weight": torch.ones(48, 48)})
+
+
 WEIGHT_REFUSALS = [
     (_pickle_only, "pickle"),
     (_no_weights, "neither model.safetensors nor"),
@@ -284,6 +360,8 @@ WEIGHT_REFUSALS = [
     (lambda folder: edit_tensors(folder, "lm_head.weight"), "missing: lm_head.weight"),
     (lambda folder: edit_tensors(folder, **{"vision/weight": torch.ones(2)}), "no place for vision.weight"),
     (lambda folder: edit_config(folder, tie_word_embeddings=True), "transformers 4 ignores"),
+    (lambda folder: _fused(folder, missing=1), "missing: model.layers.1.self_attn.qkv_proj.weight"),
+    (lambda folder: _fused(folder, unfused=True), "no place for model.layers.0.self_attn.q_proj.weight"),
     (lambda folder: (folder / "config.json").unlink(), "no config.json"),
     (lambda folder: (folder / "config.json").write_text("{"), "cannot be read"),
 ]
@@ -299,13 +377,22 @@ def test_folders_that_are_not_whole(damage, message: str, tmp_path: Path):
 
 
 @pytest.mark.parametrize(
-    ("tensor", "message"),
-    [(torch.ones(47), r"model.norm.weight is \[47\], final_norm.weight needs \[48\]"), (torch.ones(48).byte(), "U8")],
+    ("family", "name", "tensor", "message"),
+    [
+        ("llama", "model/norm/weight", torch.ones(47), r"norm.weight is \[47\], final_norm.weight needs \[48\]"),
+        ("llama", "model/norm/weight", torch.ones(48).byte(), "U8"),
+        (
+            "phi3",  # as if it had as many keys and values as queries
+            "model/layers/0/self_attn/qkv_proj/weight",
+            torch.ones(144, 48),
+            r"qkv_proj.weight is \[144, 48\], blocks.0.attention.q.weight needs \[96, 48\]",
+        ),
+    ],
 )
-def test_tensors_of_another_shape_or_kind(tensor: torch.Tensor, message: str, tmp_path: Path):
+def test_tensors_of_another_shape_or_kind(family: str, name: str, tensor: torch.Tensor, message: str, tmp_path: Path):
     """A tensor that is not what the config says is named with both shapes, and nothing is left behind."""
-    save_foreign(tmp_path / "hf")
-    edit_tensors(tmp_path / "hf", **{"model/norm/weight": tensor})
+    save_foreign(tmp_path / "hf", family)
+    edit_tensors(tmp_path / "hf", **{name: tensor})
     with pytest.raises(CheckpointError, match=message):
         from_hugging_face(tmp_path / "hf", tmp_path / "out")
     assert not list(tmp_path.glob("out*"))

@@ -10,9 +10,10 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
+from megalite.architecture.weights import Weight
 from megalite.checkpoint.format import hash_file
 from megalite.checkpoint.hf import layout
-from megalite.checkpoint.hf.layout import Place, join, row_blocks
+from megalite.checkpoint.hf.layout import StoredTensor, row_blocks
 from megalite.checkpoint.hf.stream import is_finite, write_stream
 from megalite.checkpoint.tensor_file import Entry
 
@@ -66,29 +67,52 @@ def test_files_have_the_permissions_of_any_new_file(tmp_path: Path):
 
 
 @pytest.mark.parametrize("shape", [(12,), (12, 5), (12, 3, 2)])
-@pytest.mark.parametrize("multiple", [1, 2, 3, 12])
 @pytest.mark.parametrize("block_bytes", [1, 64, 1 << 20])
-def test_blocks_tile_a_weight(shape, multiple: int, block_bytes: int, monkeypatch: pytest.MonkeyPatch):
-    """Blocks of rows cover a weight once and in order, and begin at multiples of what has to stay together."""
+def test_blocks_tile_a_weight(shape, block_bytes: int, monkeypatch: pytest.MonkeyPatch):
+    """Blocks of rows cover a weight once and in order."""
     monkeypatch.setattr(layout, "BLOCK_BYTES", block_bytes)
     whole = torch.arange(12 * 5 * 6)[: torch.Size(shape).numel()].reshape(shape)
-    blocks = list(row_blocks(shape, multiple=multiple))
+    blocks = list(row_blocks(shape))
     assert torch.equal(torch.cat([whole[block.slices] for block in blocks]), whole)
-    assert all(block.start[0] % multiple == 0 for block in blocks)
     if block_bytes == 1:
-        assert len(blocks) == 12 // multiple
+        assert len(blocks) == 12
 
 
+FUSED = {
+    "alone": ([12], 1, [("0", 0, 12)]),
+    "one after the other": ([12, 4, 8], 1, [("0", 0, 12), ("1", 0, 4), ("2", 0, 8)]),
+    "by head": ([4, 4, 4], 2, [("0", 0, 2), ("1", 0, 2), ("2", 0, 2), ("0", 2, 4), ("1", 2, 4), ("2", 2, 4)]),
+    "by head, grouped queries": (
+        [8, 4, 4],
+        2,
+        [("0", 0, 4), ("1", 0, 2), ("2", 0, 2), ("0", 4, 8), ("1", 2, 4), ("2", 2, 4)],
+    ),
+}
+"""Rows of each part, number of groups, and what then stands one below the other: (part, from row, to row)."""
+
+
+@pytest.mark.parametrize("block_bytes", [1, 200, 1 << 20])
 @pytest.mark.parametrize("transposed", [False, True])
-@pytest.mark.parametrize(("num_parts", "group"), [(1, 12), (3, 12), (3, 4), (3, 2)])
-def test_joined_by_blocks(num_parts: int, group: int, transposed: bool, monkeypatch: pytest.MonkeyPatch):
-    """Blocks joined one after the other are the bytes of the whole tensor, however its parts are dealt out."""
-    monkeypatch.setattr(layout, "BLOCK_BYTES", 1)
-    place = Place("t", group=group, num_parts=num_parts, transposed=transposed)
-    parts = [torch.arange(60.0).reshape(12, 5) + 100 * number for number in range(num_parts)]
-    blocks = row_blocks((12, 5), multiple=place.rows_together(12), num_parts=num_parts)
-    joined = [join([part[block.slices] for part in parts], place).flatten() for block in blocks]
-    assert torch.equal(torch.cat(joined), join(parts, place).flatten())
+@pytest.mark.parametrize("name", FUSED)
+def test_fused_tensors(name: str, transposed: bool, block_bytes: int, monkeypatch: pytest.MonkeyPatch):
+    """Blocks joined one after the other are the tensor, however its parts are dealt out and however unequal they are;
+    and every row of every part is found there again."""
+    monkeypatch.setattr(layout, "BLOCK_BYTES", block_bytes)
+    sizes, num_groups, order = FUSED[name]
+    parts = {str(number): torch.arange(size * 5.0).reshape(size, 5) + 100 * number for number, size in enumerate(sizes)}
+    weights = tuple(Weight(each, tuple(part.shape), "blocks.0", each) for each, part in parts.items())
+    tensor = StoredTensor("t", weights, num_groups, transposed)
+    rows = torch.cat([parts[each][start:stop] for each, start, stop in order])
+    expected = rows.t() if transposed else rows
+    assert tensor.shape == tuple(expected.shape)
+    blocks = list(tensor.blocks())
+    joined = [tensor.join([parts[weight.name][at.slices] for weight, at in block]).flatten() for block in blocks]
+    assert torch.equal(torch.cat(joined), expected.flatten())
+    assert transposed or block_bytes > 1 or len(blocks) >= num_groups
+    for number, part in enumerate(parts.values()):
+        for start, stop in ((0, part.shape[0]), (1, part.shape[0]), (1, 3)):
+            runs = tensor.place(number).runs(start, stop)
+            assert torch.equal(torch.cat([rows[at : at + size] for at, size in runs]), part[start:stop])
 
 
 LARGEST = torch.finfo(torch.float32).max

@@ -57,6 +57,7 @@ llama3 = dict(rope_type="llama3", factor=8.0, low_freq_factor=1.0, high_freq_fac
 yarn = dict(rope_type="yarn", factor=2.5, original_max_position_embeddings=16)
 longrope = dict(rope_type="longrope", short_factor=[1.0 + 0.1 * pair for pair in range(6)],
                 long_factor=[1.0 + pair for pair in range(6)])
+longrope_of_3 = dict(type="longrope", short_factor=[1.0, 1.2, 1.4], long_factor=[1.0, 3.0, 5.0])
 linear = dict(rope_type="linear", factor=8.0)
 layers = ["sliding_attention", "full_attention"]
 configs = {
@@ -66,6 +67,7 @@ configs = {
     "mistral": t.MistralConfig(**gated, sliding_window=6, head_dim=16),
     "qwen2": t.Qwen2Config(**gated, rope_theta=1e6),
     "qwen2, window": t.Qwen2Config(**gated, use_sliding_window=True, sliding_window=5, max_window_layers=0),
+    "qwen2, own head_dim": t.Qwen2Config(**{**gated, "num_attention_heads": 10}, head_dim=8),
     "qwen3": t.Qwen3Config(**gated, head_dim=16, tie_word_embeddings=True),
     "gpt_neox": t.GPTNeoXConfig(**sizes, rotary_pct=0.5, use_parallel_residual=False),
     "gpt2": t.GPT2Config(vocab_size=101, n_embd=48, n_layer=2, n_head=4, n_positions=40),
@@ -74,6 +76,9 @@ configs = {
     "llama, longrope": t.LlamaConfig(**gated, rope_scaling=longrope, original_max_position_embeddings=16),
     "ministral": t.MinistralConfig(**gated, head_dim=12, sliding_window=6, layer_types=layers),
     "olmo2": t.Olmo2Config(**gated),
+    "phi3": t.Phi3Config(**gated, sliding_window=6, pad_token_id=None),
+    "phi3, longrope": t.Phi3Config(**gated, partial_rotary_factor=0.5, rope_scaling=longrope_of_3,
+                                   original_max_position_embeddings=16, pad_token_id=None, tie_word_embeddings=True),
     "gemma2": t.Gemma2Config(**gated, head_dim=16, sliding_window=6),
     "gemma3": t.Gemma3TextConfig(**gated, head_dim=16, sliding_window=6, layer_types=layers, rope_scaling=linear),
 }
@@ -145,7 +150,7 @@ def test_folders_saved_by_version_4(tmp_path: Path):
     """What transformers 4.57 saves, with only its own keys, is imported with equal logits in version 5 and here."""
     _run("4.57", SAVE_ALL, [tmp_path])
     saved = sorted(path for path in tmp_path.iterdir())
-    assert len(saved) == 16
+    assert len(saved) == 19
     for folder in saved:
         config = json.loads((folder / "config.json").read_text())
         assert config["transformers_version"].startswith("4.57")

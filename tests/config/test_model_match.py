@@ -5,10 +5,12 @@ from __future__ import annotations
 import pytest
 
 from megalite.architecture.architecture import Architecture
+from megalite.architecture.attentions import ATTENTIONS, Attention
 from megalite.architecture.weights import weight_table
 from megalite.config.fill import fill_model
 from megalite.config.model_match import CHOICES, TRAINING_ONLY, match
 from megalite.config.schema import BatchConfig, ModelConfig, RopeConfig
+from tests.kit.plugins import added
 
 SCALED = {"scaling": {"type": "linear", "factor": 2.0}}
 
@@ -32,6 +34,7 @@ OTHERS = {
     "sliding_window": 7,
     "layer_types": ["full_attention", "sliding_attention"],
     "sliding_rope": {"theta": 5e5},
+    "attention": "no_attention",
     "norm_placement": "both",
     "parallel_residual": True,
     "attention_scale": 0.3,
@@ -45,6 +48,12 @@ OTHERS = {
     "rope": {"theta": 5e5},
 }
 """Another value of each field of a model."""
+
+
+@pytest.fixture(autouse=True)
+def _another_attention():
+    with added(ATTENTIONS, "no_attention", Attention("none:such")):
+        yield
 
 
 def model(**fields) -> Architecture:

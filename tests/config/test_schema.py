@@ -7,10 +7,13 @@ from collections.abc import Iterator
 import pytest
 from pydantic import ValidationError
 
+from megalite.config.brought import LOSSES
 from megalite.config.load import dump_config, load_config
 from megalite.config.plan import make_plan
 from megalite.config.schema import DEEPSPEED_OWNED_KEYS, Config, EngineConfig, RopeScaling, Section
 from megalite.engine.deepspeed.config import deepspeed_config
+from megalite.plugins import addition
+from tests.kit.plugins import added
 
 
 def sections(root: type[Section] = Section) -> Iterator[type[Section]]:
@@ -42,9 +45,13 @@ def test_defaults_build(section: type[Section]):
         "RampConfig": {"start_size": 1},
         "ClipConfig": {"by": "unit", "threshold": 0.01},
         "TaskConfig": {"path": "data/qa.jsonl"},
+        "LossConfig": {"name": "none_of_ours"},
     }
-    built = section(**required.get(section.__name__, {}))
-    assert section(**built.model_dump(mode="json")) == built
+    with added(
+        LOSSES, "none_of_ours", addition("loss", "none_of_ours", lambda logits, labels: 0, ("logits", "labels"))
+    ):
+        built = section(**required.get(section.__name__, {}))
+        assert section(**built.model_dump(mode="json")) == built
 
 
 def test_defaults_need_only_a_length(tmp_path):
@@ -67,7 +74,7 @@ def test_frozen():
 
 def test_sections_are_those_of_the_contract():
     names = "run model parallel batch data precision optimizer schedule train checkpoint monitor health slurm engine"
-    assert list(Config.model_fields) == names.split()
+    assert list(Config.model_fields) == ["plugins", *names.split()]
 
 
 def test_rope_scaling_defaults_are_llama_3_1():

@@ -18,7 +18,7 @@ from megalite.corpus.recipe import CleanConfig, DocumentSource
 from megalite.corpus.scoring.settings import PerplexityConfig
 from megalite.corpus.stations.clean import clean
 from megalite.corpus.stations.near import near_dedup
-from megalite.corpus.stations.select import select
+from megalite.corpus.stations.select import perplexity
 from megalite.corpus.stations.tokenize import read_scores, tokenize
 from megalite.data.pack import pack
 from megalite.data.settings import PackConfig
@@ -83,7 +83,7 @@ def test_scores_of_a_station_order_samples(tmp_path, tokenizer_folder):
     texts = prose(40)
     corpus = scored(tmp_path, texts, [None] * len(texts))
     sample = write_json_lines(tmp_path / "sample.jsonl", prose(20, seed=9))
-    select(corpus, tmp_path / "all", PerplexityConfig(train_on=(sample,), keep_fraction=1.0))
+    perplexity(corpus, tmp_path / "all", PerplexityConfig(train_on=(sample,), keep_fraction=1.0))
     tokenize(corpus_of(tmp_path / "all"), tokenizer_folder, tmp_path / "tokens", describe=True)
     expected = np.load(tmp_path / "all" / "scores" / "00000.npy")
     assert read_scores(tmp_path / "tokens", "perplexity").tolist() == expected.tolist()

@@ -201,6 +201,30 @@ def _find_gpt2(tensors: dict[str, Tensor], name: str, model: Architecture) -> Te
     return fused.chunk(3)["qkv".index(inner.removeprefix("attention."))]
 
 
+PHI3_FUSED = {
+    "attention.q": ("self_attn.qkv_proj", lambda model: (0, model.num_heads * model.head_dim)),
+    "attention.k": ("self_attn.qkv_proj", lambda model: (model.num_heads * model.head_dim, _kv_width(model))),
+    "attention.v": ("self_attn.qkv_proj", lambda model: (model.num_heads * model.head_dim + _kv_width(model), None)),
+    "mlp.gate": ("mlp.gate_up_proj", lambda model: (0, model.ffn_hidden_size)),
+    "mlp.up": ("mlp.gate_up_proj", lambda model: (model.ffn_hidden_size, None)),
+}
+
+
+def _kv_width(model: Architecture) -> int:
+    return model.num_kv_heads * model.head_dim
+
+
+def _find_phi3(tensors: dict[str, Tensor], name: str, model: Architecture) -> Tensor:
+    """All queries, then all keys, then all values in one matrix; all gates before what they let through in another."""
+    layer, _, inner = name.removesuffix(".weight").partition(".")[2].partition(".")
+    if inner not in PHI3_FUSED:
+        return tensors[reference_name(name)]
+    fused, rows = PHI3_FUSED[inner]
+    first, count = rows(model)
+    last = None if count is None else first + count
+    return tensors[f"model.layers.{layer}.{fused}.weight"][first:last]
+
+
 LLAMA3 = {"type": "llama3", "factor": 8.0, "original_max_positions": 16}
 
 FAMILIES = {
@@ -247,6 +271,15 @@ FAMILIES = {
         },
         _build_neox,
         _find_neox,
+    ),
+    "Phi-3": Family(
+        {"num_kv_heads": 2, "head_dim": 12, "rope": {"fraction": 0.5}},
+        _llama_like(
+            transformers.Phi3Config,
+            transformers.Phi3ForCausalLM,
+            rope_scaling={"partial_rotary_factor": 0.5},
+        ),
+        _find_phi3,
     ),
     "OLMo 2": Family(
         {"num_kv_heads": 2, "qk_norm": "whole", "norm_placement": "after"},

@@ -19,12 +19,12 @@ from megalite.checkpoint.hf.config_json import FILE_NAME
 from megalite.checkpoint.hf.families.common import HARMLESS
 from megalite.checkpoint.hf.families.registry import FAMILIES
 from megalite.checkpoint.hf.family import Family
-from megalite.checkpoint.hf.settings import Settings
+from megalite.checkpoint.hf.settings import Key, Settings
 from megalite.config.checks_model import check_architecture
 from megalite.config.fill import fill_model
 from megalite.config.schema import BatchConfig
 from megalite.config.sections.model import ModelConfig
-from megalite.errors import ConversionError, did_you_mean
+from megalite.errors import ConversionError
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ def read_config(folder: Path) -> Description:
     family = FAMILIES.get(found) if isinstance(found, str) else None
     if family is None:
         raise ConversionError(
-            f"{path}: model_type is {found!r}{did_you_mean(str(found), FAMILIES)}; megalite reads "
+            f"{path}: model_type is {found!r}, an architecture that megalite does not have; it reads "
             f"{', '.join(sorted(FAMILIES))}"
         )
     problems: list[str] = []
@@ -70,12 +70,13 @@ def _read_fields(settings: Settings, family: Family) -> dict[str, Any]:
     """The model's fields; what is wrong with them, and keys that nobody knows, become problems of the settings."""
     if "quantization_config" in settings:
         settings.complain("quantization_config", "quantized weights cannot be trained; take the unquantized folder")
-    if "auto_map" in settings:
-        settings.complain("auto_map", "the folder brings code of its own, which megalite does not run")
+    code = settings.take(Key("auto_map", dict, None, nullable=True)) or {}
+    if foreign := [each for each in code.values() if str(each).rpartition("--")[2] not in family.published_code]:
+        settings.complain("auto_map", f"the folder brings code of its own, {foreign[0]}, which megalite does not run")
     settings.expect("return_dict", True, True)
     same = {field: settings.take(key) for field, key in family.keys.items()}
     fields = {**same, **family.read(settings)}
-    settings.ignore(HARMLESS | family.harmless | {"quantization_config", "auto_map"})
+    settings.ignore(HARMLESS | family.harmless | {"quantization_config"})
     settings.refuse_unknown()
     return {field: value for field, value in fields.items() if value is not None}
 

@@ -5,7 +5,7 @@ No torch here: whether a config can be exported is asked before anything is comp
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -56,13 +56,18 @@ class Family:
     blocks: str
     """What the names inside the blocks begin with."""
     inner: Mapping[str, str]
-    """Canonical name without `blocks.N.` and `.weight` -> the same of transformers, inside a block."""
+    """Canonical name without `blocks.N.` and `.weight` -> the same of transformers, inside a block. Several of
+    one name there are fused in this order: all rows of the first, then all of the next."""
     harmless: frozenset[str] = frozenset()
     """Keys of this class, beside those of all classes, that change nothing of what it computes."""
-    qkv: str = "separate"
-    """separate; whole: fused q | k | v; per_head: fused q, k, v of each head."""
+    fused_by_head: frozenset[str] = frozenset()
+    """Names in `inner` of fused tensors that hold the rows of each key and value head together: q0 k0 v0 | q1 k1 v1."""
     transposed: bool = False
     """Whether the matrices inside the blocks are stored `[in, out]`."""
+    published_code: frozenset[str] = frozenset()
+    """Code that published folders bring in `auto_map`, and that this class has taken the place of."""
+    refuses: Callable[[Architecture], Iterable[str]] = lambda model: ()
+    """What keeps a model from this class that no trait by itself tells, as sentences."""
     condition: str = ""
     """What else an export depends on, for people."""
     rank: int = 50

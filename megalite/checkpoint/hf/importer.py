@@ -71,10 +71,9 @@ class HuggingFaceWeights:
         if place is None:
             raise CheckpointError(f"{self.folder}: has no {weight.name}; it is of another model")
         stored = self._slice(place.tensor)
-        expected = place.stored_shape(weight.shape)
-        if tuple(stored.get_shape()) != expected:
+        if tuple(stored.get_shape()) != place.shape:
             raise CheckpointError(
-                f"{self.folder}: {place.tensor} is {stored.get_shape()}, {weight.name} needs {list(expected)}"
+                f"{self.folder}: {place.tensor} is {stored.get_shape()}, {weight.name} needs {list(place.shape)}"
             )
         if stored.get_dtype() not in FLOAT_TYPES:
             raise CheckpointError(

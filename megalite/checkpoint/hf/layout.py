@@ -1,17 +1,19 @@
-"""Where a canonical weight lies in a tensor of transformers: alone, fused with others, or transposed.
+"""Where canonical weights lie in a tensor of transformers: alone, fused with others, or transposed.
 
-One formula covers all of them. The rows of `num_parts` equally large weights are dealt out in groups:
+One formula covers all of them. Rows of the parts, which need not be equally large, are dealt out in equal groups:
 
     group 0 of part 0 | group 0 of part 1 | ... | group 1 of part 0 | ...
 
     alone                  one part
-    GPT-2's c_attn         q, k, v; a group is a whole part:   q | k | v
-    GPT-NeoX's fused qkv   q, k, v; a group is a head:         q0 k0 v0 | q1 k1 v1 | ...
+    GPT-2's c_attn         q, k, v in one group:                 q | k | v
+    Phi-3's gate_up_proj   gate, up in one group:                gate | up
+    GPT-NeoX's fused qkv   q, k, v; a group for each head:       q0 k0 v0 | q1 k1 v1 | ...
+    with grouped queries   a group for each key and value head:  q0 q1 k0 v0 | q2 q3 k1 v1 | ...
 
 A transposed tensor (GPT-2's Conv1D) is stored with its dims swapped after that.
 
 Weights are read, converted and compared in blocks of rows, so that memory does not grow with them. Only where a weight
-lies across its tensor (transposed, or a whole part of it) is a tensor taken as one.
+lies across its tensor (transposed) is a tensor taken as one.
 """
 
 from __future__ import annotations
@@ -26,10 +28,60 @@ from torch import Tensor
 
 from megalite.architecture.architecture import Architecture
 from megalite.architecture.weights import Rectangle, Weight, weight_table
-from megalite.checkpoint.hf.family import QKV, Family
+from megalite.checkpoint.hf.family import Family
 
 BLOCK_BYTES = 2 * 2**20
 """Of fp32 in memory at a time: large against the cost of a call, small enough for a core's own cache."""
+
+
+@dataclass(frozen=True)
+class StoredTensor:
+    """A tensor of a Hugging Face folder, and the weights that it is made of."""
+
+    name: str
+    weights: tuple[Weight, ...]
+    """Its parts in order, which differ in nothing but their rows."""
+    num_groups: int = 1
+    """In which the rows of each part are dealt out."""
+    transposed: bool = False
+
+    @property
+    def num_elements(self) -> int:
+        return sum(prod(weight.shape) for weight in self.weights)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        rows = sum(weight.shape[0] for weight in self.weights)
+        stored = (rows, *self.weights[0].shape[1:])
+        return stored[::-1] if self.transposed else stored
+
+    def blocks(self) -> Iterator[list[tuple[Weight, Rectangle]]]:
+        """Blocks of the tensor from its first row to its last: what each is joined of."""
+        if self.transposed:
+            yield [(weight, _rows(weight, 0, weight.shape[0])) for weight in self.weights]
+        elif self.num_groups == 1:
+            for weight in self.weights:
+                yield from ([(weight, rectangle)] for rectangle in row_blocks(weight.shape))
+        else:
+            for groups in row_blocks((self.num_groups, self.num_elements // self.num_groups)):
+                first, count = groups.start[0], groups.shape[0]
+                sizes = [weight.shape[0] // self.num_groups for weight in self.weights]
+                pairs = zip(self.weights, sizes, strict=True)
+                yield [(weight, _rows(weight, first * size, count * size)) for weight, size in pairs]
+
+    def join(self, parts: Sequence[Tensor]) -> Tensor:
+        """A block of the tensor, of what `blocks` asks for."""
+        stored = parts[0]
+        if len(parts) > 1:
+            num_groups = stored.shape[0] * self.num_groups // self.weights[0].shape[0]
+            grouped = [part.unflatten(0, (num_groups, -1)) for part in parts]
+            stored = torch.cat(grouped, dim=1).flatten(0, 1)
+        return (stored.t() if self.transposed else stored).contiguous()
+
+    def place(self, part: int) -> Place:
+        """The place of one of its weights."""
+        sizes = [weight.shape[0] // self.num_groups for weight in self.weights]
+        return Place(self.name, self.shape, sizes[part], sum(sizes[:part]), sum(sizes), self.transposed)
 
 
 @dataclass(frozen=True)
@@ -38,51 +90,38 @@ class Place:
 
     tensor: str
     """Name of the tensor in the Hugging Face folder."""
+    shape: tuple[int, ...]
+    """Of that tensor, as it is stored."""
     group: int
     """Rows of the weight that lie together."""
-    part: int = 0
-    num_parts: int = 1
-    transposed: bool = False
+    offset: int
+    """Rows of other weights before them, in a group."""
+    period: int
+    """Rows of a group."""
+    transposed: bool
 
     def renamed(self, tensor: str) -> Place:
         """The same place in a tensor of another name."""
         return replace(self, tensor=tensor)
 
-    def stored_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
-        """Shape of the tensor that holds a weight of this shape."""
-        stored = (shape[0] * self.num_parts, *shape[1:])
-        return stored[::-1] if self.transposed else stored
-
-    def rows_together(self, num_rows: int) -> int:
-        """How many of a weight's rows have to be laid out at a time: all of them where the tensor is transposed."""
-        if self.transposed:
-            return num_rows
-        return self.group if self.num_parts > 1 else 1
-
     def runs(self, start: int, stop: int) -> Iterator[tuple[int, int]]:
         """Where rows `start` to `stop` of the weight begin in the tensor: (row there, number of rows) for each run."""
         while start < stop:
-            index, offset = divmod(start, self.group)
-            size = min(stop - start, self.group - offset)
-            yield (index * self.num_parts + self.part) * self.group + offset, size
+            index, within = divmod(start, self.group)
+            size = min(stop - start, self.group - within)
+            yield index * self.period + self.offset + within, size
             start += size
 
 
-def whole(weight: Weight) -> Rectangle:
-    """All of a weight."""
-    return Rectangle((0,) * len(weight.shape), weight.shape)
+def _rows(weight: Weight, start: int, count: int) -> Rectangle:
+    """Some rows of a weight, whole ones."""
+    return Rectangle((start, *(0 for _ in weight.shape[1:])), (count, *weight.shape[1:]))
 
 
-def row_blocks(shape: tuple[int, ...], *, multiple: int = 1, num_parts: int = 1) -> Iterator[Rectangle]:
-    """Cut a weight into runs of rows of about BLOCK_BYTES.
-
-    Args:
-        shape: of the weight.
-        multiple: of rows in a block.
-        num_parts: weights that are read side by side.
-    """
-    row_bytes = prod(shape[1:]) * torch.float32.itemsize * num_parts
-    num_rows = max(1, BLOCK_BYTES // (row_bytes * multiple)) * multiple
+def row_blocks(shape: tuple[int, ...]) -> Iterator[Rectangle]:
+    """Cut a weight of this shape into runs of rows of about BLOCK_BYTES."""
+    row_bytes = prod(shape[1:]) * torch.float32.itemsize
+    num_rows = max(1, BLOCK_BYTES // row_bytes)
     for start in range(0, shape[0], num_rows):
         size = min(num_rows, shape[0] - start)
         yield Rectangle((start, *(0 for _ in shape[1:])), (size, *shape[1:]))
@@ -102,28 +141,42 @@ def one_thread() -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def join(parts: Sequence[Tensor], place: Place) -> Tensor:
-    """The tensor that holds the given weights, all of its parts in order."""
-    assert len(parts) == place.num_parts
-    stored = parts[0]
-    if place.num_parts > 1:
-        stored = torch.stack([part.unflatten(0, (-1, place.group)) for part in parts], dim=1).flatten(0, 2)
-    return (stored.t() if place.transposed else stored).contiguous()
+def stored_tensors(model: Architecture, family: Family) -> list[StoredTensor]:
+    """The tensors of a family for a filled model, sorted by name; weights of one name are fused."""
+    parts: dict[str, list[Weight]] = {}
+    for weight in weight_table(model).values():
+        parts.setdefault(_tensor_name(weight, family), []).append(weight)
+    return [_stored(name, weights, model, family) for name, weights in sorted(parts.items())]
 
 
 def places(model: Architecture, family: Family) -> dict[str, Place]:
     """The place of every canonical weight of a filled model, by canonical name."""
-    return {weight.name: _place(weight, family, model.head_dim) for weight in weight_table(model).values()}
+    return {
+        weight.name: tensor.place(part)
+        for tensor in stored_tensors(model, family)
+        for part, weight in enumerate(tensor.weights)
+    }
 
 
-def _place(weight: Weight, family: Family, head_dim: int) -> Place:
+def _tensor_name(weight: Weight, family: Family) -> str:
     if weight.name in family.outer:
-        return Place(family.outer[weight.name], group=weight.shape[0])
+        return family.outer[weight.name]
+    index, stem, kind = _inside(weight)
+    return f"{family.blocks}.{index}.{family.inner[stem]}.{kind}"
+
+
+def _stored(name: str, weights: list[Weight], model: Architecture, family: Family) -> StoredTensor:
+    if weights[0].name in family.outer:
+        return StoredTensor(name, tuple(weights))
+    order = list(family.inner)
+    weights = sorted(weights, key=lambda weight: order.index(_inside(weight)[1]))
+    stem = _inside(weights[0])[1]
+    num_groups = model.num_kv_heads if family.inner[stem] in family.fused_by_head else 1
+    return StoredTensor(name, tuple(weights), num_groups, family.transposed and len(weights[0].shape) == 2)
+
+
+def _inside(weight: Weight) -> tuple[str, str, str]:
+    """The index of a weight's block, its name in there, and whether it is `weight` or `bias`."""
     _, index, inner = weight.name.split(".", 2)
     stem, kind = inner.rsplit(".", 1)
-    tensor = f"{family.blocks}.{index}.{family.inner[stem]}.{kind}"
-    transposed = family.transposed and len(weight.shape) == 2
-    if stem not in QKV or family.qkv == "separate":
-        return Place(tensor, group=weight.shape[0], transposed=transposed)
-    group = head_dim if family.qkv == "per_head" else weight.shape[0]
-    return Place(tensor, group=group, part=QKV.index(stem), num_parts=len(QKV), transposed=transposed)
+    return index, stem, kind

@@ -95,9 +95,10 @@ def read_rope(settings: Settings, keys: RopeKeys = RopeKeys()) -> dict[str, Any]
     top = {"theta": theta, "fraction": keys.default_fraction if fraction is None else fraction, "scaling": None}
     _check_copy(settings, RopeKeys.theta, keys.theta, top["theta"])
     _check_copy(settings, RopeKeys.fraction, keys.fraction, top["fraction"])
-    has_top = keys.theta in settings or keys.fraction in settings
     older = read_rope_group(settings.group("rope_scaling"), original, length)
     newer = read_rope_group(settings.group("rope_parameters"), original, length)
+    has_own_fraction = keys.fraction in settings and newer.get("fraction") != top["fraction"]
+    has_top = keys.theta in settings or has_own_fraction  # version 5 leaves Phi-3's there, beside its own form
     forms = [{**top, **older}] if older or has_top else []
     forms += [{**top, **newer}] if newer else []
     is_split = any(older[key] != top[key] for key in ("theta", "fraction") if key in older)
@@ -175,7 +176,10 @@ def _read_yarn(group: Settings, form: dict[str, Any]) -> dict[str, Any]:
     scales = [group.take(Key(name, float, None, nullable=True)) for name in ("mscale", "mscale_all_dim")]
     if form["attention_factor"] is None and all(scales) and form["factor"] and form["factor"] > 1.0:
         over, under = (0.1 * scale * math.log(form["factor"]) + 1.0 for scale in scales)
-        found["attention_factor"] = over / under
+        if over <= 0.0 or under <= 0.0:
+            group.complain("mscale", f"found {scales[0]} beside mscale_all_dim {scales[1]}, expected 0 or more")
+        else:
+            found["attention_factor"] = over / under
     return found
 
 

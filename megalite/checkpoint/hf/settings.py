@@ -11,6 +11,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
+from megalite.section import LARGEST_NUMBER
+
 REQUIRED = object()
 """Default of a key that a folder must have."""
 
@@ -68,6 +70,9 @@ class Settings:
         if not _is(value, key.kind):
             self.complain(key.name, f"found {_short(value)}, expected {KINDS[key.kind]}")
             return None
+        if isinstance(value, (int, float)) and not abs(value) <= LARGEST_NUMBER:
+            self.complain(key.name, f"found {_short(value)}, no key means anything beyond 2^63")
+            return None
         return value
 
     def expect(self, key: str, default: Any, *allowed: Any) -> Any:
@@ -101,8 +106,10 @@ class Settings:
         return self._name.split(".")[0] == name
 
     def complain(self, key: str, sentence: str) -> None:
-        """Add a problem with a key."""
-        self.problems.append(f"{self._path(key)}: {sentence}")
+        """Add a problem with a key, once."""
+        problem = f"{self._path(key)}: {sentence}"
+        if problem not in self.problems:
+            self.problems.append(problem)
 
     def _path(self, key: str) -> str:
         return f"{self._name}.{key}" if self._name else key

@@ -11,17 +11,16 @@ import json
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
-from math import prod
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from megalite.architecture.architecture import Architecture
-from megalite.architecture.weights import Rectangle, Weight, weight_table
+from megalite.architecture.weights import Rectangle, Weight
 from megalite.checkpoint.hf.family import Family
 from megalite.checkpoint.hf.importer import INDEX_FILE, SINGLE_FILE
-from megalite.checkpoint.hf.layout import Place, join, places, row_blocks
+from megalite.checkpoint.hf.layout import StoredTensor, stored_tensors
 from megalite.checkpoint.hf.stream import is_finite, write_stream
 from megalite.checkpoint.tensor_file import Entry, group_by_size
 from megalite.errors import ConversionError
@@ -33,24 +32,6 @@ UNITS = {"": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 
 
 @dataclass(frozen=True)
-class StoredTensor:
-    """A tensor to write, and what it is made of."""
-
-    name: str
-    place: Place
-    weights: tuple[Weight, ...]
-    """In the order of its parts."""
-
-    @property
-    def num_elements(self) -> int:
-        return sum(prod(weight.shape) for weight in self.weights)
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        return self.place.stored_shape(self.weights[0].shape)
-
-
-@dataclass(frozen=True)
 class Written:
     """What `write_weights` left."""
 
@@ -58,19 +39,6 @@ class Written:
     num_parameters: int
     num_bytes: int
     files: tuple[str, ...]
-
-
-def stored_tensors(model: Architecture, family: Family) -> list[StoredTensor]:
-    """The tensors of a family for a filled model, sorted by name."""
-    table = weight_table(model)
-    parts: dict[str, list[tuple[Place, Weight]]] = {}
-    for name, place in places(model, family).items():
-        parts.setdefault(place.tensor, []).append((place, table[name]))
-    stored = []
-    for name, pairs in sorted(parts.items()):
-        pairs.sort(key=lambda pair: pair[0].part)
-        stored.append(StoredTensor(name, pairs[0][0], tuple(weight for _, weight in pairs)))
-    return stored
 
 
 def write_weights(
@@ -108,16 +76,15 @@ def write_weights(
 
 def tensor_blocks(source: WeightSource, tensor: StoredTensor, dtype: torch.dtype) -> Iterator[Tensor]:
     """A tensor from its first row to its last: read the parts, round, refuse what is not finite, lay them out."""
-    place, shape = tensor.place, tensor.weights[0].shape
-    for rectangle in row_blocks(shape, multiple=place.rows_together(shape[0]), num_parts=place.num_parts):
+    for block in tensor.blocks():
         parts = []
-        for weight in tensor.weights:
+        for weight, rectangle in block:
             part = source.read(weight, rectangle)
             rounded = part.to(dtype)
             if not is_finite(rounded):
                 raise ConversionError(_why_not_finite(weight, rectangle, part, dtype))
             parts.append(rounded)
-        yield join(parts, place)
+        yield tensor.join(parts)
 
 
 def parse_size(text: str) -> int:

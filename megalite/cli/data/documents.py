@@ -146,7 +146,7 @@ def perplexity(
 
     given = {"train_on": _strings(train_on), "keep_fraction": keep_fraction}
     config = make_settings(PerplexityConfig, settings, **given)
-    run_station(station.select, open_corpus(inputs), out, config, workers)
+    run_station(station.perplexity, open_corpus(inputs), out, config, workers)
 
 
 def classifier(
@@ -165,7 +165,7 @@ def classifier(
 
     given = {"good": _strings(good), "bad": _strings(bad), "keep_fraction": keep_fraction, "min_score": min_score}
     config = make_settings(ClassifierConfig, settings, **given)
-    run_station(station.select, open_corpus(inputs), out, config, workers)
+    run_station(station.classifier, open_corpus(inputs), out, config, workers)
 
 
 def _strings(paths: list[Path] | None) -> list[str] | None:

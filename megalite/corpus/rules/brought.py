@@ -3,7 +3,7 @@
     clean: {custom: {emoji_share: {max: 0.05, options: {...}}}}
 
 Numbers travel as the bits of float64 in columns of their own behind the int64 statistics, so that such a rule is a
-rule like the others: it names its reason, and `megalite data rules` draws it.
+rule like the others: it names its reason, and `megalite data effects` draws it.
 """
 
 from __future__ import annotations

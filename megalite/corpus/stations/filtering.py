@@ -11,8 +11,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, TypedDict
+from typing import Any, Generic, NamedTuple, TypedDict, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -30,6 +31,7 @@ from megalite.corpus.documents import (
 from megalite.corpus.shards import ShardReading
 from megalite.errors import DataError
 from megalite.progress import NoProgress, ProgressReporter
+from megalite.section import Section
 from megalite.stations.runners import InProcess
 from megalite.stations.station import StationResult, run_station
 from megalite.stations.tasks import Report, Runner, Task, TaskFunction, add_counts, replacing, run_tasks
@@ -131,6 +133,52 @@ class Filtering:
         tasks: list[Task] = [{"path": path, **common} for path in self.paths]
         reports = run_tasks(folder, "write", function, tasks, **self.where)
         return {name: add_counts(reports, name) for name in reports[0] if name != "megabytes"} if reports else {}
+
+
+Config = TypeVar("Config", bound=Section)
+
+
+@dataclass(frozen=True)
+class FilterStation(Generic[Config]):
+    """A station that takes documents away; calling it runs it."""
+
+    name: str
+    build: Callable[[Filtering, Path, Config], dict[str, Any]]
+    """Finds what goes and calls `Filtering.write`, in the station's folder; returns the counts."""
+    num_passes: int
+    """Times that it reads the whole text."""
+    inputs: Callable[[Config], Sequence[tuple[Path | str, str]]] = lambda config: ()
+    """(path, fingerprint) of what it reads besides the corpus; asked, and may refuse, before there is a folder."""
+
+    def __call__(
+        self,
+        corpus: Corpus,
+        out: Path,
+        config: Config,
+        *,
+        runner: Runner | None = None,
+        progress: ProgressReporter | None = None,
+    ) -> StationResult:
+        """Run the station.
+
+        Args:
+            corpus: documents of an earlier station.
+            out: folder to make.
+            config: what goes; it decides the outcome together with the corpus.
+            runner: where the tasks run; the result does not depend on it. None is this process.
+            progress: told of the text as it is read and written.
+
+        Raises:
+            DataError: the input is raw, or what the station needs besides it is missing or cannot be read.
+        """
+        filtering = Filtering(self.name, corpus, runner, progress)
+        return filtering.run(
+            out,
+            lambda folder: self.build(filtering, folder, config),
+            settings=config.model_dump(mode="json"),
+            num_passes=self.num_passes,
+            inputs=self.inputs(config),
+        )
 
 
 def _station_path(shard: dict[str, Any], station: str) -> str:

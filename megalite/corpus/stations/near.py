@@ -39,16 +39,11 @@ def near_dedup(
     runner: Runner | None = None,
     progress: ProgressReporter | None = None,
 ) -> StationResult:
-    """Run the station.
+    """Run the station, which takes the same as a `FilterStation`, and
 
     Args:
-        corpus: documents of an earlier station.
-        out: folder to make.
-        config: what counts as the same, and who stays.
         older: `index` folders of earlier data, whose documents always win.
         keep_index: leave `index/` (about 1.3 kB a document) for the next batch of data.
-        runner: where the tasks run; the result does not depend on it. None is this process.
-        progress: told of the text as it is signed and written.
 
     Raises:
         DataError: the input is raw, an index was made with other settings, or no document has a score to go by.

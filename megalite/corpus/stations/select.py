@@ -26,10 +26,8 @@ from megalite.corpus.scoring.settings import ClassifierConfig, PerplexityConfig
 from megalite.corpus.scoring.threshold import Scorer, Threshold, best_fraction, pareto_keeps, write_scores
 from megalite.corpus.shards import ShardReading
 from megalite.corpus.source import DocumentSource
-from megalite.corpus.stations.filtering import Decision, Filtering, write_shard
-from megalite.progress import ProgressReporter
-from megalite.stations.station import StationResult
-from megalite.stations.tasks import Report, Runner, Task, run_tasks
+from megalite.corpus.stations.filtering import Decision, Filtering, FilterStation, write_shard
+from megalite.stations.tasks import Report, Task, run_tasks
 from megalite.texts import Texts
 
 SCORES_FOLDER = "scores"
@@ -37,46 +35,19 @@ SCORES_FOLDER = "scores"
 MODEL_NAMES = {"perplexity": "model", "classifier": "model.npz"}
 
 
-def select(
-    corpus: Corpus,
-    out: Path,
-    config: PerplexityConfig | ClassifierConfig,
-    *,
-    runner: Runner | None = None,
-    progress: ProgressReporter | None = None,
-) -> StationResult:
-    """Run the station, `perplexity` or `classifier` by its settings.
-
-    Args:
-        corpus: documents of an earlier station.
-        out: folder to make.
-        config: the model, and which scores are good enough.
-        runner: where the tasks run; the result does not depend on it. None is this process.
-        progress: told of the text as it is scored and written.
-
-    Raises:
-        DataError: the input is raw, or the model cannot be trained or loaded.
-    """
-    station = "perplexity" if isinstance(config, PerplexityConfig) else "classifier"
-    filtering = Filtering(station, corpus, runner, progress)
-    samples = _samples(config)
-
-    def build(folder: Path) -> dict[str, Any]:
-        model = config.model
-        if model is None:
-            model = folder / MODEL_NAMES[station]
-            if not model.exists():
-                _train(config, samples, model)
-        common = {"kind": station, "model": str(model.absolute()), "config": config.model_dump_json()}
-        tasks: list[Task] = [{**common, "path": path} for path in filtering.paths]
-        run_tasks(folder, "score", score_shard, tasks, **filtering.where)
-        threshold = _threshold(config, [_scores_file(folder, number) for number in range(len(tasks))])
-        value = threshold and threshold.value
-        counts = filtering.write(folder, keep_shard, **common, threshold=value)
-        return {**counts, "threshold": value, **_model_facts(station, model)}
-
-    inputs = [each for sample in samples for each in sample.inputs]
-    return filtering.run(out, build, settings=config.model_dump(mode="json"), num_passes=2, inputs=inputs)
+def _select(filtering: Filtering, folder: Path, config: PerplexityConfig | ClassifierConfig) -> dict[str, Any]:
+    kind, model = filtering.station, config.model
+    if model is None:
+        model = folder / MODEL_NAMES[kind]
+        if not model.exists():
+            _train(config, _samples(config), model)
+    common = {"kind": kind, "model": str(model.absolute()), "config": config.model_dump_json()}
+    tasks: list[Task] = [{**common, "path": path} for path in filtering.paths]
+    run_tasks(folder, "score", score_shard, tasks, **filtering.where)
+    threshold = _threshold(config, [_scores_file(folder, number) for number in range(len(tasks))])
+    value = threshold and threshold.value
+    counts = filtering.write(folder, keep_shard, **common, threshold=value)
+    return {**counts, "threshold": value, **_model_facts(kind, model)}
 
 
 def score_shard(task: Task, number: int, folder: Path) -> Report:
@@ -114,6 +85,10 @@ def _samples(config: PerplexityConfig | ClassifierConfig) -> list[Corpus]:
     """The texts to train on, none for a model that exists."""
     groups = [config.train_on] if isinstance(config, PerplexityConfig) else [config.good, config.bad]
     return [Corpus([DocumentSource(path=path) for path in group]) for group in groups if group]
+
+
+def _inputs(config: PerplexityConfig | ClassifierConfig) -> list[tuple[Path | str, str]]:
+    return [each for sample in _samples(config) for each in sample.inputs]
 
 
 def _train(config: PerplexityConfig | ClassifierConfig, samples: Sequence[Corpus], path: Path) -> None:
@@ -178,3 +153,7 @@ def _load_once(kind: str, path: str) -> Scorer:
 
 def _scores_file(folder: Path, number: int) -> Path:
     return folder / SCORES_FOLDER / f"{number:05d}.npy"
+
+
+perplexity = FilterStation[PerplexityConfig]("perplexity", _select, num_passes=2, inputs=_inputs)
+classifier = FilterStation[ClassifierConfig]("classifier", _select, num_passes=2, inputs=_inputs)

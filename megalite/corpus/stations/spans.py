@@ -2,7 +2,7 @@
 
 line-dedup        lines that stand in many documents                             spans/lines.py
 substring-dedup   passages that stood earlier in the corpus (Lee et al. 2022)    spans/substring.py
-url-dedup         documents from one page                                        spans/urls.py
+url-dedup         documents from one page, where sources kept the address        spans/urls.py
 decontaminate     documents that share runs of words with an evaluation set      spans/contamination.py
 """
 
@@ -14,7 +14,6 @@ from typing import Any
 
 import numpy as np
 
-from megalite.corpus.corpus import Corpus
 from megalite.corpus.spans.contamination import ExampleIndex, find_overlaps, index_files
 from megalite.corpus.spans.lines import count_lines_in_shards, find_lines, frequent_lines
 from megalite.corpus.spans.removal import remove_lines, remove_overlaps, remove_repeats
@@ -27,43 +26,17 @@ from megalite.corpus.spans.settings import (
 )
 from megalite.corpus.spans.substring import find_repeats_in_shards, load_spans
 from megalite.corpus.spans.urls import find_repeated_urls_in_shards, load_repeats
-from megalite.corpus.stations.filtering import Decision, Filtering, write_shard
-from megalite.progress import NoProgress, ProgressReporter
+from megalite.corpus.stations.filtering import Decision, Filtering, FilterStation, write_shard
+from megalite.progress import NoProgress
 from megalite.stations.hashes import hash_file
-from megalite.stations.station import StationResult
-from megalite.stations.tasks import Report, Runner, Task, add_counts
+from megalite.stations.tasks import Report, Task, add_counts
 from megalite.texts import Texts
 
 
-def line_dedup(
-    corpus: Corpus,
-    out: Path,
-    config: LineDedupConfig,
-    *,
-    runner: Runner | None = None,
-    progress: ProgressReporter | None = None,
-) -> StationResult:
-    """Run the station.
-
-    Args:
-        corpus: documents of an earlier station.
-        out: folder to make.
-        config: which lines go.
-        runner: where the tasks run; the result does not depend on it. None is this process.
-        progress: told of the text as it is read and written.
-
-    Raises:
-        DataError: the input is raw.
-    """
-    filtering = Filtering("line-dedup", corpus, runner, progress)
-    settings = config.model_dump(mode="json")
-
-    def build(folder: Path) -> dict[str, Any]:
-        sized = with_partitions(config, corpus.text_mb * 1e6)
-        count_lines_in_shards(folder, filtering.paths, sized, **filtering.where)
-        return filtering.write(folder, cut_lines, config=sized.model_dump(mode="json"))
-
-    return filtering.run(out, build, settings=settings, num_passes=2)
+def _line_dedup(filtering: Filtering, folder: Path, config: LineDedupConfig) -> dict[str, Any]:
+    sized = with_partitions(config, filtering.corpus.text_mb * 1e6)
+    count_lines_in_shards(folder, filtering.paths, sized, **filtering.where)
+    return filtering.write(folder, cut_lines, config=sized.model_dump(mode="json"))
 
 
 def cut_lines(task: Task, number: int, folder: Path) -> Report:
@@ -78,36 +51,11 @@ def cut_lines(task: Task, number: int, folder: Path) -> Report:
     return write_shard(task["path"], number, folder, decide)
 
 
-def substring_dedup(
-    corpus: Corpus,
-    out: Path,
-    config: SubstringConfig,
-    *,
-    runner: Runner | None = None,
-    progress: ProgressReporter | None = None,
-) -> StationResult:
-    """Run the station.
-
-    Args:
-        corpus: documents of an earlier station.
-        out: folder to make.
-        config: how long a passage must be, and what becomes of it.
-        runner: where the tasks run; the result does not depend on it. None is this process.
-        progress: told of the text as it is read and written.
-
-    Raises:
-        DataError: the input is raw.
-    """
-    filtering = Filtering("substring-dedup", corpus, runner, progress)
-    settings = config.model_dump(mode="json")
-
-    def build(folder: Path) -> dict[str, Any]:
-        sized = with_partitions(config, corpus.text_mb * 1e6)
-        found = find_repeats_in_shards(folder, filtering.paths, sized, **filtering.where)
-        counts = filtering.write(folder, cut_passages, config=settings)
-        return {**counts, "repeated_bytes": add_counts(found, "repeated_bytes")}
-
-    return filtering.run(out, build, settings=settings, num_passes=2)
+def _substring_dedup(filtering: Filtering, folder: Path, config: SubstringConfig) -> dict[str, Any]:
+    sized = with_partitions(config, filtering.corpus.text_mb * 1e6)
+    found = find_repeats_in_shards(folder, filtering.paths, sized, **filtering.where)
+    counts = filtering.write(folder, cut_passages, config=config.model_dump(mode="json"))
+    return {**counts, "repeated_bytes": add_counts(found, "repeated_bytes")}
 
 
 def cut_passages(task: Task, number: int, folder: Path) -> Report:
@@ -123,35 +71,11 @@ def cut_passages(task: Task, number: int, folder: Path) -> Report:
     return write_shard(task["path"], number, folder, decide)
 
 
-def url_dedup(
-    corpus: Corpus,
-    out: Path,
-    config: UrlDedupConfig,
-    *,
-    runner: Runner | None = None,
-    progress: ProgressReporter | None = None,
-) -> StationResult:
-    """Run the station.
-
-    Args:
-        corpus: documents of an earlier station whose sources kept the address (`keep_fields: [url]`).
-        out: folder to make.
-        config: when two addresses are one.
-        runner: where the tasks run; the result does not depend on it. None is this process.
-        progress: told of the text as it is written.
-
-    Raises:
-        DataError: the input is raw, or no document has an address.
-    """
-    filtering = Filtering("url-dedup", corpus, runner, progress)
-
-    def build(folder: Path) -> dict[str, Any]:
-        runner = filtering.where["runner"]
-        sized = with_partitions(config, corpus.text_mb * 1e6)
-        find_repeated_urls_in_shards(folder, filtering.paths, sized, runner=runner, progress=NoProgress())
-        return filtering.write(folder, keep_first_of_address)
-
-    return filtering.run(out, build, settings=config.model_dump(mode="json"), num_passes=1)
+def _url_dedup(filtering: Filtering, folder: Path, config: UrlDedupConfig) -> dict[str, Any]:
+    sized = with_partitions(config, filtering.corpus.text_mb * 1e6)
+    runner = filtering.where["runner"]
+    find_repeated_urls_in_shards(folder, filtering.paths, sized, runner=runner, progress=NoProgress())
+    return filtering.write(folder, keep_first_of_address)
 
 
 def keep_first_of_address(task: Task, number: int, folder: Path) -> Report:
@@ -166,35 +90,17 @@ def keep_first_of_address(task: Task, number: int, folder: Path) -> Report:
     return write_shard(task["path"], number, folder, decide)
 
 
-def decontaminate(
-    corpus: Corpus,
-    out: Path,
-    config: DecontaminateConfig,
-    *,
-    runner: Runner | None = None,
-    progress: ProgressReporter | None = None,
-) -> StationResult:
-    """Run the station.
+def _decontaminate(filtering: Filtering, folder: Path, config: DecontaminateConfig) -> dict[str, Any]:
+    settings = config.model_dump_json()
+    counts = filtering.write(folder, clear_shard, config=settings)
+    index = _index_once(settings)
+    return {**counts, "examples": len(index.ids), "examples_too_short": index.num_too_short}
 
-    Args:
-        corpus: documents of an earlier station.
-        out: folder to make.
-        config: the evaluation sets, and what counts as a match.
-        runner: where the tasks run; the result does not depend on it. None is this process.
-        progress: told of the text as it is written.
 
-    Raises:
-        DataError: the input is raw, or an evaluation set cannot be read.
-    """
-    filtering = Filtering("decontaminate", corpus, runner, progress)
-    index = index_files(config)
-
-    def build(folder: Path) -> dict[str, Any]:
-        counts = filtering.write(folder, clear_shard, config=config.model_dump_json())
-        return {**counts, "examples": len(index.ids), "examples_too_short": index.num_too_short}
-
-    inputs = [(path, hash_file(path)) for path in config.paths]
-    return filtering.run(out, build, settings=config.model_dump(mode="json"), num_passes=1, inputs=inputs)
+def _evaluation_sets(config: DecontaminateConfig) -> list[tuple[Path, str]]:
+    """The files of the evaluation sets, which are read once to see that they can be."""
+    _index_once(config.model_dump_json())
+    return [(path, hash_file(path)) for path in config.paths]
 
 
 def clear_shard(task: Task, number: int, folder: Path) -> Report:
@@ -215,3 +121,9 @@ def clear_shard(task: Task, number: int, folder: Path) -> Report:
 def _index_once(config: str) -> ExampleIndex:
     """A worker keeps the index from shard to shard."""
     return index_files(DecontaminateConfig.model_validate_json(config))
+
+
+line_dedup = FilterStation("line-dedup", _line_dedup, num_passes=2)
+substring_dedup = FilterStation("substring-dedup", _substring_dedup, num_passes=2)
+url_dedup = FilterStation("url-dedup", _url_dedup, num_passes=1)
+decontaminate = FilterStation("decontaminate", _decontaminate, num_passes=1, inputs=_evaluation_sets)

@@ -17,9 +17,9 @@ from megalite.corpus.prepare import prepare
 from megalite.corpus.recipe import CleanConfig, DataRecipe, DocumentSource
 from megalite.corpus.scoring.settings import ClassifierConfig, PerplexityConfig
 from megalite.corpus.spans.settings import DecontaminateConfig, LineDedupConfig, SubstringConfig, UrlDedupConfig
+from megalite.corpus.stations import select
 from megalite.corpus.stations.clean import clean
 from megalite.corpus.stations.near import near_dedup
-from megalite.corpus.stations.select import select
 from megalite.corpus.stations.spans import decontaminate, line_dedup, substring_dedup, url_dedup
 from megalite.errors import DataError
 from megalite.progress import NoProgress
@@ -88,13 +88,15 @@ def contamination(corpus: Corpus, out: Path, **options) -> StationResult:
 
 def perplexity(corpus: Corpus, out: Path, **options) -> StationResult:
     sample = once(out.parent / "sample.jsonl", [sentence(seed) for seed in range(30)])
-    return select(corpus, out, PerplexityConfig(train_on=(sample,), keep_fraction=0.5, min_word_count=1), **options)
+    return select.perplexity(
+        corpus, out, PerplexityConfig(train_on=(sample,), keep_fraction=0.5, min_word_count=1), **options
+    )
 
 
 def classifier(corpus: Corpus, out: Path, **options) -> StationResult:
     good = once(out.parent / "good.jsonl", [sentence(seed) for seed in range(100, 160)])
     bad = once(out.parent / "bad.jsonl", [f"buy now {seed} cheap offer" for seed in range(60)])
-    return select(corpus, out, ClassifierConfig(good=(good,), bad=(bad,), min_score=0.5), **options)
+    return select.classifier(corpus, out, ClassifierConfig(good=(good,), bad=(bad,), min_score=0.5), **options)
 
 
 STATIONS = [near, lines, substring, urls, contamination, perplexity, classifier]

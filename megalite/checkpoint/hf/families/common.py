@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from megalite.architecture.architecture import Architecture
+from megalite.architecture.settings import MOST_LAYERS
 from megalite.checkpoint.hf.family import ALL_HEADS, EVEN_HEADS
 from megalite.checkpoint.hf.rope_json import read_rope, write_rope
 from megalite.checkpoint.hf.settings import Key, Settings
@@ -149,11 +150,11 @@ def llama_keys(*, num_kv_heads: Key | None = None, head_dim: Key | None = None) 
     }
 
 
-def read_llama(settings: Settings) -> dict[str, Any]:
+def read_llama(settings: Settings, *, rotates_whole_heads: bool = True) -> dict[str, Any]:
     """The fields that all classes like Llama share."""
     settings.expect("hidden_act", "silu", "silu", "swish")
     rope = read_rope(settings)
-    if rope["fraction"] != 1.0:
+    if rotates_whole_heads and rope["fraction"] != 1.0:
         settings.complain("partial_rotary_factor", f"found {rope['fraction']!r}, this class rotates whole heads")
     return {"norm": "rmsnorm", "activation": "swiglu", "positions": "rope", "rope": rope}
 
@@ -174,6 +175,15 @@ def gelu_name(model: Architecture) -> str:
     return next(theirs for theirs, ours in GELU_NAMES.items() if ours == model.activation)
 
 
+def take_num_layers(settings: Settings) -> int:
+    """How many layers there are, for a list of them; 0, and at times a problem, where that is no number of layers."""
+    key = Key(SIZES["num_layers"].name, int, 0)
+    found = settings.take(key) or 0
+    if found > MOST_LAYERS:
+        settings.complain(key.name, f"found {found}, expected at most {MOST_LAYERS}")
+    return found if 0 < found <= MOST_LAYERS else 0
+
+
 def read_layer_types(settings: Settings, derived: Sequence[str]) -> tuple[str, ...] | None:
     """The kind of each layer.
 
@@ -182,8 +192,8 @@ def read_layer_types(settings: Settings, derived: Sequence[str]) -> tuple[str, .
     """
     given = settings.take(Key("layer_types", list, None, nullable=True))
     types = tuple(map(str, derived if given is None else given))
-    num_layers = settings.take(Key("num_hidden_layers", int, 0))
-    if len(types) != num_layers:
+    num_layers = take_num_layers(settings)
+    if num_layers and len(types) != num_layers:
         settings.complain("layer_types", f"found {len(types)} of {num_layers} layers")
     if unknown := set(types) - {FULL, SLIDING}:
         settings.complain("layer_types", f"found {sorted(unknown)[0]}, megalite has {FULL} and {SLIDING}")
@@ -202,11 +212,11 @@ def read_qwen_window(settings: Settings) -> int | None:
     window = settings.take(Key("sliding_window", int, QWEN_WINDOW, nullable=True))
     window = window if is_used else None
     first = settings.take(Key("max_window_layers", int, QWEN_FIRST_WINDOWED_LAYER))
-    num_layers = settings.take(Key("num_hidden_layers", int, 0))
-    derived = [SLIDING if window is not None and index >= (first or 0) else FULL for index in range(num_layers or 0)]
+    num_layers = take_num_layers(settings)
+    derived = [SLIDING if window is not None and index >= (first or 0) else FULL for index in range(num_layers)]
     given = settings.take(Key("layer_types", list, None, nullable=True))
     kinds = set(map(str, derived if given is None else given))
-    if given is not None and len(given) != num_layers:
+    if given is not None and num_layers and len(given) != num_layers:
         settings.complain("layer_types", f"found {len(given)} of {num_layers} layers")
     if len(kinds) > 1:
         settings.complain("layer_types", f"mixes {' and '.join(sorted(kinds))}, megalite has one kind for all layers")

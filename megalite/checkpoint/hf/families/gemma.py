@@ -6,7 +6,14 @@ from __future__ import annotations
 from typing import Any
 
 from megalite.architecture.architecture import Architecture
-from megalite.checkpoint.hf.families.common import LLAMA_NAMES, SIZES, SLIDING, read_layer_types, write_layer_types
+from megalite.checkpoint.hf.families.common import (
+    LLAMA_NAMES,
+    SIZES,
+    SLIDING,
+    read_layer_types,
+    take_num_layers,
+    write_layer_types,
+)
 from megalite.checkpoint.hf.family import ROOT, SQRT_HIDDEN, whole_scalar
 from megalite.checkpoint.hf.settings import Key, Settings
 
@@ -67,7 +74,7 @@ def read_gemma(settings: Settings, *, pattern: int, logit_cap: float | None) -> 
     """
     settings.expect("hidden_activation", GELU, GELU, None)
     settings.expect("use_bidirectional_attention", None, None, False)
-    num_layers = settings.take(Key("num_hidden_layers", int, 0)) or 0
+    num_layers = take_num_layers(settings)
     types = read_layer_types(
         settings, [SLIDING if (index + 1) % pattern else "full_attention" for index in range(num_layers)]
     )

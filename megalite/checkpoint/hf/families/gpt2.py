@@ -76,6 +76,5 @@ FAMILY = Family(
             "summary_use_proj",
         }
     ),
-    qkv="whole",
     transposed=True,
 )

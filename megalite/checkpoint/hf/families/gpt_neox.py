@@ -12,6 +12,7 @@ from megalite.checkpoint.hf.rope_json import RopeKeys, read_rope, write_rope
 from megalite.checkpoint.hf.settings import Key, Settings
 
 ROPE_KEYS = RopeKeys("rotary_emb_base", "rotary_pct", default_fraction=0.25)
+FUSED = "attention.query_key_value"
 
 
 def _read(settings: Settings) -> dict[str, Any]:
@@ -55,12 +56,12 @@ FAMILY = Family(
     blocks="gpt_neox.layers",
     inner={
         "attention_norm": "input_layernorm",
-        **dict.fromkeys(QKV, "attention.query_key_value"),
+        **dict.fromkeys(QKV, FUSED),
         "attention.o": "attention.dense",
         "mlp_norm": "post_attention_layernorm",
         "mlp.up": "mlp.dense_h_to_4h",
         "mlp.down": "mlp.dense_4h_to_h",
     },
     harmless=frozenset({"hidden_dropout", "is_decoder"}),
-    qkv="per_head",
+    fused_by_head=frozenset({FUSED}),
 )

@@ -13,6 +13,7 @@ from megalite.checkpoint.hf.families.common import (
     llama_keys,
     read_layer_types,
     read_llama,
+    take_num_layers,
     write_layer_types,
     write_llama,
 )
@@ -24,7 +25,7 @@ WINDOW = 4096
 
 def _read(settings: Settings) -> dict[str, Any]:
     window = settings.take(Key("sliding_window", int, WINDOW, nullable=True))
-    num_layers = settings.take(Key("num_hidden_layers", int, 0)) or 0
+    num_layers = take_num_layers(settings)
     types = read_layer_types(settings, [FULL if window is None else SLIDING] * num_layers)
     if types and SLIDING in types and window is None:
         settings.complain("layer_types", f"found {SLIDING}, but there is no sliding_window")

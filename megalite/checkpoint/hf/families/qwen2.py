@@ -30,7 +30,7 @@ FAMILY = Family(
     "qwen2",
     "Qwen2ForCausalLM",
     rank=20,
-    needs={**LLAMA_NEEDS, "qk_norm": (False,), "bias": ("qkv",), "hidden_size % num_heads": (0,)},
+    needs={**LLAMA_NEEDS, "qk_norm": (False,), "bias": ("qkv",)},
     keys=llama_keys(
         num_kv_heads=Key("num_key_value_heads", int, 32, nullable=True), head_dim=Key("head_dim", int, None)
     ),

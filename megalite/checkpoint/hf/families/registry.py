@@ -61,18 +61,19 @@ def choose_family(model: Architecture) -> Family:
     """
     found = traits(model)
     ranked = sorted(FAMILIES.values(), key=lambda family: (family.rank, family.model_type))
-    nearest = min(ranked, key=lambda family: len(_unmet(family, found)))  # the first of those that miss as little
-    unmet = _unmet(nearest, found)
-    if not unmet:
+    reasons = [_reasons(family, model, found) for family in ranked]
+    nearest, why = min(zip(ranked, reasons, strict=True), key=lambda pair: len(pair[1]))  # the first of equal ones
+    if not why:
         return nearest
-    reasons = "; ".join(
+    raise ConversionError(
+        f"no class of transformers represents this model. The nearest is {nearest.architecture}, but {'; '.join(why)}"
+    )
+
+
+def _reasons(family: Family, model: Architecture, found: Mapping[str, Any]) -> list[str]:
+    """What keeps a model with these traits from a family."""
+    unmet = {trait: values for trait, values in family.all_needs.items() if found[trait] not in values}
+    sentences = (
         f"model.{trait} is {found[trait]}, it needs {' or '.join(map(str, values))}" for trait, values in unmet.items()
     )
-    raise ConversionError(
-        f"no class of transformers represents this model. The nearest is {nearest.architecture}, but {reasons}"
-    )
-
-
-def _unmet(family: Family, found: Mapping[str, Any]) -> dict[str, tuple]:
-    """What keeps a model with these traits from a family."""
-    return {trait: values for trait, values in family.all_needs.items() if found[trait] not in values}
+    return [*sentences, *family.refuses(model)]

@@ -1,0 +1,33 @@
+"""Pages that show code show what there is, and the example of the library runs."""
+
+from __future__ import annotations
+
+import runpy
+
+import pytest
+import yaml
+
+from tests.kit.docs import pages
+from tests.kit.paths import ROOT
+from tests.kit.runs import metrics, write_run
+
+
+@pytest.mark.parametrize("name", ["api.md", "extending.md", "library.md"])
+def test_pages_are_up_to_date(name):
+    """`python -m tests.kit.docs` would change nothing."""
+    path = ROOT / "docs" / name
+    assert path.read_text() == pages()[path], "run: python -m tests.kit.docs"
+
+
+@pytest.mark.slow
+def test_the_example_of_the_library(tmp_path, capsys):
+    """Its loop, in one process and in plain PyTorch, begins with the loss of the run on two ranks."""
+    config = write_run(tmp_path, model={"vocab_size": 1000}, monitor={"tensorboard": False})
+    assert yaml.safe_load(config.read_text())["parallel"]["tp"] == 2
+    example = runpy.run_path(str(ROOT / "docs" / "examples" / "library.py"))
+    example["main"](str(config), str(tmp_path / "out"), "none")
+    said = capsys.readouterr().out
+    losses = [float(line.rpartition(" ")[2]) for line in said.splitlines() if line.startswith("in this process")]
+    assert len(losses) == 3
+    assert losses[0] == pytest.approx(metrics(tmp_path / "out" / "run")[0]["loss"], abs=1e-4)
+    assert f"LlamaForCausalLM in {tmp_path}/out/hf" in said

@@ -1,0 +1,250 @@
+"""Plug-ins are found, loaded once, checked before anything starts, and leave nothing behind when they fail."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from textwrap import dedent
+
+import pytest
+
+from megalite import plugins
+from megalite.architecture.activations import ACTIVATIONS
+from megalite.config.load import dump_config, load_config
+from megalite.config.schedules import SCHEDULES
+from megalite.config.validate import validate
+from megalite.errors import ConfigError
+from megalite.plugins import PluginError, load_plugins, loaded_plugins, named_plugins
+from tests.kit.paths import ROOT
+from tests.kit.plugins import loaded, sample
+from tests.kit.runs import clean_environment
+
+HEAD = "from megalite import extend\n"
+
+
+def write(folder: Path, code: str, name: str = "mine.py") -> str:
+    path = folder / name
+    path.write_text(HEAD + dedent(code), encoding="utf-8")
+    return str(path)
+
+
+def config_with(folder: Path, text: str) -> Path:
+    path = folder / "run.yaml"
+    path.write_text(dedent(text), encoding="utf-8")
+    return path
+
+
+def complaints(folder: Path, text: str) -> list[str]:
+    """What loading and validating a config says."""
+    with pytest.raises(ConfigError) as error:
+        validate(load_config(config_with(folder, text)), 1)
+    return list(error.value.problems)
+
+
+@pytest.fixture(autouse=True)
+def _forgotten():
+    with loaded():
+        yield
+
+
+SINE = """
+@extend.schedule("sine")
+def sine(k, n, peak, min_lr, *, waves: int, depth: float = 0.5):
+    return peak
+"""
+
+
+def test_a_file_and_a_module(tmp_path, monkeypatch):
+    """Both are loaded when a config names them, each once; a file's name is absolute from then on, and a module may lie
+    in the working directory, behind what is installed."""
+    monkeypatch.chdir(tmp_path)
+    write(tmp_path, SINE)
+    write(tmp_path, "extend.activation('mine_too')(lambda x: x)", "my_module.py")
+    write(tmp_path, "extend.activation('json_of_mine')(lambda x: x)", "json.py")
+    text = "{plugins: [mine.py, my_module], schedule: {name: sine, options: {waves: 2}}, model: {activation: mine_too}}"
+    config = load_config(config_with(tmp_path, text))
+    assert config.plugins == (str(tmp_path / "mine.py"), "my_module")
+    assert {"sine", "mine_too"} <= {*SCHEDULES, *ACTIVATIONS}
+    again = load_config(config_with(tmp_path, dump_config(config)))
+    assert again == config
+    assert named_plugins() == [str(tmp_path / "mine.py"), "my_module"]
+    import json
+
+    assert "json_of_mine" not in ACTIVATIONS
+    assert Path(json.__file__).parent != tmp_path
+
+
+@pytest.mark.parametrize(
+    ("code", "complaint"),
+    [
+        (
+            "import nothing_of_this_name",
+            "cannot be imported: ModuleNotFoundError: No module named 'nothing_of_this_name'",
+        ),
+        ("x = (", "cannot be imported: SyntaxError: "),
+        ("raise SystemExit(3)", "cannot be imported: SystemExit: 3"),
+        ("1 / 0", "cannot be imported: ZeroDivisionError: division by zero"),
+        ("x = 1", "adds nothing; a plug-in calls what megalite.extend offers"),
+        (
+            "extend.schedule('cosine')(lambda k, n, peak, min_lr: 1.0)",
+            "two plug-ins bring the schedule 'cosine': megalite itself",
+        ),
+        ("extend.schedule('A b')(lambda k, n, peak, min_lr: 1.0)", "schedule 'A b': found in plug-in"),
+        ("extend.schedule('s')(lambda k: 1.0)", "schedule s: found s(k) in plug-in"),
+        ("extend.schedule('s')(lambda k, n, peak, min_lr, more: 1.0)", "it is called as s(k, n, peak, min_lr)"),
+        ("extend.schedule('s')(lambda k, n, peak, min_lr, **all: 1.0)", "takes any options (**)"),
+        ("extend.schedule('s')(3)", "schedule s: 3 in plug-in"),
+        ("extend.component('c')(int)", "expected a class derived from Component"),
+        ("extend.norm('n')(len)", "expected a class of torch modules"),
+        ("extend.optimizer('o')(int)", "has no method `update`"),
+        ("extend.data_source('d', num_shards=0)(print)", "num_shards=0"),
+        ("extend.optimizer('o', tables='nobody')(type('O', (), {'update': 1}))", 'found "nobody"'),
+    ],
+)
+def test_what_cannot_be_loaded(tmp_path, code, complaint):
+    """It is named, with the line in its file where there is one, and what it had added before is taken out again."""
+    before = "extend.activation('came_before')(lambda x: x)\n" if code != "x = 1" else ""
+    path = write(tmp_path, before + code)
+    (found,) = complaints(tmp_path, f"plugins: [{path}]")
+    assert found.startswith(f"{tmp_path}/run.yaml:1: plugins.0: ")
+    assert complaint in found
+    assert path in found
+    if "cannot be imported" in found:
+        assert f"{path}:{2 + bool(before)}" in found
+    assert "came_before" not in ACTIVATIONS
+    assert path not in named_plugins()
+
+
+def test_what_is_not_there(tmp_path):
+    """Files and modules that do not exist, and names that are neither."""
+    for name, complaint in (
+        ("away.py", "away.py: no such file"),
+        ("no_such_module_anywhere", "there is no module no_such_module_anywhere, neither in"),
+        ("tests.plugins.no_such", "there is no module tests.plugins.no_such"),
+        ("a-b", "found 'a-b', expected a module's name"),
+        ("''", "found '', expected a module's name"),
+    ):
+        (found,) = complaints(tmp_path, f"plugins: [{name}]")
+        assert complaint in found
+    assert "plugins: found" in complaints(tmp_path, "plugins: 3")[0]
+    assert "plugins.0: found 3, expected text" in complaints(tmp_path, "plugins: [3]")[0]
+
+
+def test_two_of_one_name(tmp_path):
+    """Both files are named, and the second leaves nothing."""
+    first, second = write(tmp_path, SINE), write(tmp_path, SINE, "other.py")
+    (found,) = complaints(tmp_path, f"plugins: [{first}, {second}]")
+    assert f"plugins.1: plug-in {second}: two plug-ins bring the schedule 'sine': plug-in {first}, and plug-in" in found
+    assert named_plugins() == [first]
+
+
+@pytest.mark.parametrize(
+    ("schedule", "complaint"),
+    [
+        ("{name: sine}", "schedule.options.waves: missing; expected a whole number"),
+        ("{name: sine, options: {waves: 2, wave: 3}}", "schedule.options.wave: unknown key (did you mean 'waves'?)"),
+        ("{name: sine, options: {waves: 2.5}}", "schedule.options.waves: found 2.5, expected a whole number"),
+        ("{name: sine, options: {waves: true}}", "schedule.options.waves: found true, expected a whole number"),
+        ("{name: sine, options: {waves: 1, depth: much}}", 'schedule.options.depth: found "much", expected a number'),
+        ("{name: sine, options: 3}", "schedule.options: found 3, expected a group"),
+        ("{name: cosine, options: {waves: 2}}", "schedule.options: found waves, but schedule cosine is no plug-in's"),
+        ("{name: sin}", "schedule.name: found \"sin\" (did you mean 'sine'?), expected constant, linear,"),
+        (
+            "{name: sine, options: {waves: 2}, power: 3}",
+            "schedule.power: found 3.0, but it has no effect",
+        ),
+    ],
+)
+def test_options(tmp_path, schedule, complaint):
+    """What a config tells a plug-in is checked as its own settings are: file, line, what was found and expected."""
+    path = write(tmp_path, SINE)
+    found = complaints(
+        tmp_path, f"plugins: [{path}]\ntrain: {{steps: 10}}\nmodel: {{vocab_size: 64}}\nschedule: {schedule}"
+    )
+    assert any(complaint in each for each in found), found
+
+
+@pytest.mark.parametrize(
+    ("rate", "complaint"),
+    [
+        ("float('nan')", "at step 1 of 10 after warmup, gives the rate nan, expected a number of at least 0"),
+        ("-1.0 if k == 10 else 1.0", "at step 10 of 10 after warmup, gives the rate -1.0"),
+        ("'high'", "gives the rate 'high'"),
+        ("1 / (k - 5)", "at step 1 of 10 after warmup, gives the rate -0.25"),
+        ("[][k]", "at step 1 of 10 after warmup, failed: IndexError"),
+    ],
+)
+def test_a_schedule_is_tried_before_training(tmp_path, rate, complaint):
+    """A rate that is none is found over the whole run, not in its last night."""
+    path = write(tmp_path, f"extend.schedule('odd')(lambda k, n, peak, min_lr: {rate})")
+    text = f"plugins: [{path}]\ntrain: {{steps: 10}}\nmodel: {{vocab_size: 64}}\nschedule: {{name: odd}}"
+    assert any(complaint in each for each in complaints(tmp_path, text))
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        ("train: {components: {coverag: }}", "train.components.coverag: found \"coverag\" (did you mean 'coverage'?)"),
+        ("train: {components: {coverage: {enogh: 1}}}", "train.components.coverage.enogh: unknown key"),
+        ("train: {components: {coverage: 3}}", "train.components.coverage: found 3, expected a group of options"),
+        ("monitor: {metrics: {nothing: }}", 'monitor.metrics.nothing: found "nothing"'),
+        ("train: {loss: {name: focal, options: {gamma: x}}}", 'train.loss.options.gamma: found "x", expected a number'),
+        ("train: {loss: {name: huber}}", 'train.loss.name: found "huber"'),
+        ("optimizer: {name: signum, options: {beta: x}}", 'optimizer.options.beta: found "x", expected a number'),
+        (
+            "optimizer: {name: signum, nesterov: no}",
+            "optimizer.nesterov: found False, but it has no effect",
+        ),
+        (
+            "{model: {mup: {base_hidden_size: 64}}, optimizer: {name: signum}}",
+            "how signum scales with the width",
+        ),
+        (
+            "{model: {z_loss: 0.1}, train: {loss: {name: focal}}}",
+            "model.z_loss: 0.1 has no effect with train.loss=",
+        ),
+    ],
+)
+def test_every_kind_is_checked(tmp_path, text, complaint):
+    """Also what only plug-ins bring, and what goes with what."""
+    with loaded(*map(sample, ("components", "losses", "optimizers"))):
+        assert any(complaint in each for each in complaints(tmp_path, text)), complaint
+
+
+def test_installed_packages(tmp_path):
+    """A package with an entry point is loaded with every config, and named with its version; one that is broken ends
+    every command, and says which package it is."""
+    write(tmp_path, SINE, "brought_by_package.py")
+    info = tmp_path / "brought-2.5.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: brought\nVersion: 2.5\n")
+    (info / "entry_points.txt").write_text("[megalite.plugins]\nwaves = brought_by_package\n")
+    config = config_with(tmp_path, "{train: {steps: 9}, schedule: {name: sine, options: {waves: 2}}}")
+    code = (
+        "from megalite.config.load import load_config; from megalite.plugins import loaded_plugins, named_plugins;"
+        f"load_config({str(config)!r}); print(loaded_plugins(), named_plugins())"
+    )
+    environment = clean_environment() | {"PYTHONPATH": f"{tmp_path}:{ROOT}"}
+    options = {"capture_output": True, "text": True, "timeout": 100, "env": environment, "check": False}
+    done = subprocess.run([sys.executable, "-c", code], **options)
+    origin = f"{tmp_path}/brought_by_package.py, brought 2.5"
+    assert done.stdout.strip() == f"(Plugin(name='megalite.plugins:waves', origin='{origin}'),) []", done.stderr
+    write(tmp_path, "1 / 0", "brought_by_package.py")
+    done = subprocess.run([sys.executable, "-m", "megalite", "config", "presets"], **options)
+    assert done.returncode == 2
+    assert "ZeroDivisionError" in done.stderr
+    assert "repair or uninstall brought 2.5, which brings it" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_the_environment_names_some(tmp_path, monkeypatch):
+    """What `megalite --plugin` names is named for every process that the command starts."""
+    path = write(tmp_path, SINE)
+    monkeypatch.setenv(plugins.VARIABLE, "")
+    plugins.name_for_all([path])
+    load_plugins(())
+    assert [each.name for each in loaded_plugins()] == [path]
+    plugins.name_for_all(["not_my_module"])
+    with pytest.raises(PluginError, match="there is no module not_my_module"):
+        load_plugins(())

@@ -1,0 +1,162 @@
+"""The sample plug-ins are trained with: equal in every layout, resumed, and named when they fail."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+
+from megalite.config.load import load_config
+from megalite.plugins import load_plugins
+from tests.kit.plugins import SAMPLES, sample
+from tests.kit.runs import events, megalite, metrics, write_run
+from tests.kit.spawn import run_ranks
+from tests.kit.train import tiny_config, train
+
+TRAINING = ("activations", "norms", "attentions", "optimizers", "schedules", "losses", "metrics", "components")
+
+STEPS = 4
+TOLERANCE = 2e-5
+"""fp32 sums in another order; signs of a momentum near zero may differ."""
+
+PLAIN: dict[str, Any] = {"batch": {"micro_batch_size": 1, "global_batch_size": 4, "seq_len": 16}}
+BROUGHT: dict[str, Any] = {
+    **PLAIN,
+    "model": {"activation": "squared_gate", "norm": "magnitude_norm", "attention": "softmax_one", "sliding_window": 5},
+    "optimizer": {"name": "signum", "options": {"beta": 0.8}},
+    "schedule": {"name": "sawtooth", "options": {"teeth": 2}, "warmup_steps": 1},
+    "train": {"steps": 20, "compile": "off", "loss": {"name": "focal", "options": {"gamma": 1.0}}},
+}
+LAYOUTS: tuple[dict[str, Any], ...] = (
+    {"tp": 2, "sequence_parallel": True},
+    {"dp": 2, "zero_stage": 2},
+    {"dp": 2, "zero_stage": 3},
+    {"pp": 2, "zero_stage": 1},
+)
+
+
+def _curves(*settings: dict[str, Any]) -> list[list[tuple[float, float]]]:
+    load_plugins(sample(name) for name in TRAINING)
+    return [train(tiny_config(**each), STEPS) for each in settings]
+
+
+def test_every_layout_is_equal():
+    """All that a model is made of at once; losses and gradient norms of one rank and of two."""
+    unbent = {**PLAIN, "train": {"steps": 20, "compile": "off", "loss": {"name": "focal", "options": {"gamma": 0.0}}}}
+    one, focal, usual = run_ranks(_curves, 1, BROUGHT, unbent, PLAIN)[0]
+    torch.testing.assert_close(focal, usual, rtol=TOLERANCE, atol=TOLERANCE)  # without gamma it is the cross-entropy
+    settings = [{**BROUGHT, "parallel": layout} for layout in LAYOUTS]
+    for curves in run_ranks(_curves, 2, *settings):
+        for layout, curve in zip(LAYOUTS, curves, strict=True):
+            assert torch.allclose(torch.tensor(curve), torch.tensor(one), rtol=TOLERANCE, atol=TOLERANCE), layout
+
+
+def write_brought(folder: Path, **sections: dict[str, Any]) -> Path:
+    """A tiny run with all plug-ins of training."""
+    path = write_run(
+        folder,
+        **{
+            "parallel": {"tp": 1, "dp": 2, "zero_stage": 1},
+            "optimizer": BROUGHT["optimizer"],
+            "train": {"components": {"coverage": None}, "eval_every": 3},
+            "monitor": {"metrics": {"share_in_long_documents": {"min_tokens": 20}}, "tensorboard": False},
+            "checkpoint": {"every": 3},
+            **sections,
+        },
+    )
+    config = {"plugins": [sample(name) for name in TRAINING], **yaml.safe_load(path.read_text())}
+    path.write_text(yaml.safe_dump(config), encoding="utf-8")
+    return path
+
+
+@pytest.mark.slow
+def test_a_component_goes_on(tmp_path):
+    """A run on two ranks that was cut at step 3 has the lines of one that was not: the component's state came back, and
+    it counted the tokens of both ranks; the run's config finds the plug-ins again. The component ends a run, too."""
+    config, whole, cut = write_brought(tmp_path), tmp_path / "run", tmp_path / "cut"
+    done = megalite("train", config)
+    assert done.returncode == 0, done.stderr
+    shutil.copytree(whole, cut)
+    shutil.rmtree(cut / "checkpoints" / "step-0000006")
+    assert megalite("train", config, f"run.dir={cut}").returncode == 0
+    expected, found = metrics(whole), metrics(cut)
+    for key in ("step", "loss", "coverage", "share_in_long_documents"):
+        assert [line[key] for line in found] == [line[key] for line in expected]
+    assert expected[-1]["coverage"] > 1.5 * expected[0]["coverage"] > 0
+    kept = load_config(whole / "config.yaml")
+    assert kept.train.components == {"coverage": None}
+
+    enough = expected[1]["coverage"]
+    done = megalite("train", write_brought(tmp_path / "early", train={"components": {"coverage": {"enough": enough}}}))
+    assert done.returncode == 0, done.stderr
+    assert len(metrics(tmp_path / "early" / "run")) == 2
+    ended = [each["why"] for each in events(tmp_path / "early" / "run") if each["event"] == "early_stop"]
+    assert "of the vocabulary was seen" in ended[0]
+
+
+FAILING = """
+from megalite import extend
+from megalite.train.components.component import Component
+
+@extend.component("failing")
+class Failing(Component):
+    def __init__(self, context, *, when: str):
+        self.when = when
+        if when == "made":
+            raise RuntimeError("the coffee is out")
+
+    def measure(self, step, result):
+        if self.when == "measure":
+            raise RuntimeError("the coffee is out")
+        if self.when == "figure":
+            step.figures["loss"] = 1.0
+        if self.when == "tensor":
+            step.figures["mine"] = "high"
+
+    def state(self):
+        return {"when": self.when}
+
+    def load_state(self, state):
+        if state and self.when == "load":
+            raise RuntimeError("the coffee is out")
+"""
+
+
+@pytest.mark.slow
+def test_failures_are_named(tmp_path):
+    """Before the first step they are bad input; in the middle of training a fault, with the component's name."""
+    path = tmp_path / "failing.py"
+    path.write_text(FAILING)
+    config = write_run(
+        tmp_path, parallel={"tp": 1, "dp": 1}, train={"steps": 2}, monitor={"tensorboard": False}, run={"dir": "none"}
+    )
+    config.write_text(f"plugins: [{path}]\n{config.read_text()}")
+
+    def run(when: str, folder: str, *others: str) -> tuple[int, str]:
+        component = f"train.components={{failing: {{when: {when}}}}}"
+        done = megalite("train", config, component, f"run.dir={tmp_path / folder}", *others)
+        return done.returncode, done.stderr + done.stdout
+
+    for when, code, words in (
+        ("made", 2, "train.components.failing: could not be made: RuntimeError: the coffee is out"),
+        ("measure", 1, "component failing (failing_"),
+        ("figure", 1, "'loss' stands in metrics.jsonl already"),
+        ("tensor", 1, "figure 'mine' is 'high', expected a number"),
+    ):
+        found, said = run(when, when)
+        assert found == code, said
+        assert words in said
+        assert "failing" in said
+    assert run("never", "resumed")[0] == 0
+    found, said = run("load", "resumed", "train.steps=4")
+    assert found == 2, said
+    assert "component failing: it cannot go on from its state at step 2 (RuntimeError: the coffee is out)" in said
+
+
+def test_samples_are_short():
+    """Each is under 60 lines, as docs/extending.md promises."""
+    assert all(len(path.read_text().splitlines()) < 60 for path in SAMPLES.glob("*.py"))
