@@ -1,0 +1,147 @@
+"""Small faults that somebody could make, each with the tests that should notice."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class Mutant(NamedTuple):
+    """One change of one place."""
+
+    file: str
+    """Below megalite/."""
+    old: str
+    """Stands in the file once."""
+    new: str
+    tests: str
+    """What is run, as pytest takes it, below tests/."""
+
+
+MUTANTS = (
+    Mutant(
+        "architecture/weights.py",
+        "cut=0, bias=mlp.bias)",
+        'cut=0, bias=mlp.bias and part == "up")',
+        "model config/test_plan.py",
+    ),
+    Mutant("architecture/costs.py", "return 6.0 * (blocks", "return 6.0 * (0.99 * blocks", "config/test_plan.py"),
+    Mutant(
+        "architecture/costs.py",
+        "mean_span = window - window * window / (2 * seq_len)",
+        "mean_span = window / 2",
+        "config/test_plan.py",
+    ),
+    Mutant(
+        "architecture/architecture.py",
+        'self.norm_placement in ("after", "both")',
+        'self.norm_placement == "after"',
+        "model planner",
+    ),
+    Mutant(
+        "config/batch_sizes.py",
+        "(step - span.first_step) *",
+        "(step - span.first_step + 1) *",
+        "config/test_batch_sizes.py",
+    ),
+    Mutant("config/yaml_source.py", "MAX_COMPLAINTS = ", "MAX_COMPLAINTS = 1 + ", "config"),
+    Mutant("config/options.py", "        if given:\n", "        if not given:\n", "test_plugins.py"),
+    Mutant(
+        "plugins.py",
+        "if name in self._entries:\n            raise PluginError(",
+        "if False:\n            raise PluginError(",
+        "test_plugins.py",
+    ),
+    Mutant("data/order.py", "while value >= self.size:", "while value > self.size:", "data/test_order.py"),
+    Mutant("data/best_fit.py", "size = min(left, seq_len)", "size = min(left, seq_len - 1)", "data/test_pack.py"),
+    Mutant(
+        "corpus/rules/rule.py",
+        "rejected &= statistics[:, self.per] >= self.min_units",
+        "rejected &= statistics[:, self.per] > self.min_units",
+        "corpus/rules",
+    ),
+    Mutant(
+        "corpus/near/curve.py",
+        "return 1.0 - (1.0 - similarity**rows) ** bands",
+        "return 1.0 - (1.0 - similarity**bands) ** rows",
+        "corpus/near",
+    ),
+    Mutant("stations/tasks.py", "    if _report_path(work, number).is_file():\n        return\n", "", "stations"),
+    Mutant("parallel/mesh.py", "rest, cp = divmod(rest, self.cp)", "cp, rest = divmod(rest, self.cp)", "parallel"),
+    Mutant(
+        "parallel/collectives.py",
+        'functional.all_reduce(x.contiguous(), "sum"',
+        'functional.all_reduce(x.contiguous(), "avg"',
+        "layers/test_cross_entropy.py",
+    ),
+    Mutant(
+        "layers/norm.py",
+        "wide.square().mean(-1, keepdim=True) + eps)\n    return weight",
+        "wide.square().mean(-1, keepdim=True))\n    return weight",
+        "layers model",
+    ),
+    Mutant(
+        "layers/cross_entropy.py",
+        "(1.0 + 2.0 * head.spec.z_loss * log_z)",
+        "(1.0 + head.spec.z_loss * log_z)",
+        "layers/test_cross_entropy.py",
+    ),
+    Mutant(
+        "layers/attention.py",
+        "(columns > rows - window)\n        keys",
+        "(columns >= rows - window)\n        keys",
+        "layers",
+    ),
+    Mutant("model/initialize.py", "(2 * model.num_layers) ** 0.5", "model.num_layers**0.5", "model"),
+    Mutant("optim/schedules.py", "num_drops = (k - 1) //", "num_drops = k //", "train/test_schedules.py optim"),
+    Mutant("optim/recent_norms.py", "len(norms) < MIN_NORMS", "len(norms) <= MIN_NORMS", "optim"),
+    Mutant(
+        "optim/elementwise.py",
+        "torch._foreach_mul_(weights, 1.0 - lr * decay)",
+        "torch._foreach_mul_(weights, 1.0 - decay)",
+        "optim engine/test_optimizers.py",
+    ),
+    Mutant("engine/hooks.py", "reversed(list(self.around_update))", "list(self.around_update)", "engine/test_hooks.py"),
+    Mutant(
+        "checkpoint/format.py",
+        "if found is None or checksum != found[1]:",
+        "if found is None:",
+        "checkpoint/test_format.py",
+    ),
+    Mutant(
+        "checkpoint/hf/rope_json.py",
+        "DEFAULT_THETA = 10000.0",
+        "DEFAULT_THETA = 500000.0",
+        "checkpoint/test_hf_config.py",
+    ),
+    Mutant(
+        "train/spike_detector.py",
+        "is_cut = step <= self._cut_until",
+        "is_cut = step < self._cut_until",
+        "train/test_spikes.py",
+    ),
+    Mutant(
+        "train/spike_detector.py",
+        "self._settings.cut_factor if step <= self._cut_until",
+        "self._settings.cut_factor if step < self._cut_until",
+        "train/test_spikes.py",
+    ),
+    Mutant(
+        "train/heartbeat.py",
+        "if len(self._products) == NUM_PRODUCTS else",
+        "if self._products else",
+        "train/test_watch.py",
+    ),
+    Mutant(
+        "train/loop.py",
+        "num_updates=self.progress.num_updates + (not result.skipped)",
+        "num_updates=self.progress.num_updates + 1",
+        "train/test_loop.py train/test_spikes.py train/test_health.py",
+    ),
+    Mutant(
+        "slurm/outcome.py",
+        "if EXIT_BAD_INPUT in {end.how for end in ends}:",
+        "if {EXIT_BAD_INPUT} == {end.how for end in ends}:",
+        "slurm/test_outcome.py",
+    ),
+    Mutant("slurm/stall.py", "now - moved <= max(", "now - moved <= min(", "slurm/test_detect.py"),
+)
