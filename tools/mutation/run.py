@@ -42,6 +42,7 @@ def judge(mutant: Mutant, tree: Path) -> tuple[str, float]:
             check=False,
         )
         found = {0: "survived", PYTEST_FAILED: "caught"}.get(done.returncode, "broken")
+        found = "caught" if done.returncode < 0 else found  # one that ends the process is noticed, too
     except subprocess.TimeoutExpired:
         found = "caught"  # a fault that hangs is noticed
     finally:
