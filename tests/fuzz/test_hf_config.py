@@ -49,6 +49,7 @@ ROPES = (
 LAYER_TYPES = tuple([first, second] for first in ("full", "sliding") for second in ("full", "sliding"))
 VALUES: tuple[Any, ...] = (
     *(None, True, False, 0, 1, 2, 3, 5, 16, 40, 80, -1, 0.5, 1.5, 7.0, 1e4, "x", "", [], {}),
+    *(-20.0, 1e-300, float("nan")),
     *("gelu", "gelu_new", "gelu_fast", "gelu_pytorch_tanh", "quick_gelu", "silu", "swish", "relu"),
     *ROPES,
     {"full_attention": ROPES[0]},
