@@ -102,7 +102,12 @@ MUTANTS = (
         "layers/test_attention.py",
     ),
     Mutant("model/initialize.py", "(2 * model.num_layers) ** 0.5", "model.num_layers**0.5", "model/test_initialize.py"),
-    Mutant("optim/schedules.py", "num_drops = (k - 1) //", "num_drops = k //", "optim/test_schedules.py"),
+    Mutant(
+        "optim/schedules.py",
+        "num_drops = (k - 1) //",
+        "num_drops = k //",
+        "optim/test_schedules.py optim/test_schedules_reference.py",
+    ),
     Mutant(
         "optim/recent_norms.py",
         "len(norms) < MIN_NORMS",
