@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import pytest
-from transformers import AutoConfig
+from transformers import AutoConfig, LlamaConfig
 
 from megalite.checkpoint.hf.config_json import write_config
 from megalite.checkpoint.hf.families.registry import choose_family
-from megalite.checkpoint.hf.rope_json import read_rope, write_rope
+from megalite.checkpoint.hf.rope_json import RopeKeys, read_rope, write_rope
 from megalite.checkpoint.hf.settings import Settings
 from megalite.checkpoint.hf.shards import parse_size
 from megalite.checkpoint.tensor_file import group_by_size
@@ -48,6 +48,12 @@ def test_every_key_is_known_to_transformers(name: str):
     only_in_version_4 |= {"rope_local_base_freq"}
     for key in written.keys() - only_in_version_4:
         assert kept[key] == written[key], key
+
+
+def test_without_theta():
+    """A config.json from before there was a key for it, or that leaves it out: what transformers then computes with."""
+    for keys, settings in ((RopeKeys(), {}), (RopeKeys("rotary_emb_base", "rotary_pct", 0.25), {"rope_scaling": None})):
+        assert read_rope(Settings(settings, []), keys)["theta"] == LlamaConfig().rope_parameters["rope_theta"]
 
 
 @pytest.mark.parametrize(("text", "num_bytes"), [("5GB", 5 * 10**9), ("1.5 mb", 1_500_000), ("1000", 1000)])

@@ -58,6 +58,7 @@ def errors(**messages: str) -> list[dict]:
             (NextAction.RESTART, "rank 1 failed first: ValueError: mine", ()),
         ),
         (ends(2), errors(r0="bad: the disk"), (), (NextAction.GIVE_UP, "rank 0 found bad input", ())),
+        (ends(2, -6, 1), errors(r0="bad: the disk"), (), (NextAction.GIVE_UP, "rank 0 found bad input", ())),
         (
             ends("could not be started: no such file"),
             [],

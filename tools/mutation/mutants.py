@@ -163,5 +163,5 @@ MUTANTS = (
         "if {EXIT_BAD_INPUT} == {end.how for end in ends}:",
         "slurm/test_outcome.py",
     ),
-    Mutant("slurm/stall.py", "now - moved <= max(", "now - moved <= min(", "slurm/test_detect.py"),
+    Mutant("slurm/stall.py", "now - moved <= max(", "now - moved <= min(", "slurm/test_goodput.py"),
 )
