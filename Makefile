@@ -22,22 +22,36 @@ install: $(INSTALLED)  ## make .venv with megalite and what it needs; LOCKED=1: 
 # Over what torch brought along too, which was not checked by a hash
 FROM_LOCK := --force-reinstall --no-deps --require-hashes --requirement
 
-# torch first, so that no other package pulls a build of its own choice
-$(INSTALLED): setup.py pyproject.toml Makefile $(if $(LOCKED),requirements.lock)
+# What training needs, without what tests and some options do: all of it is there when the demo has run
+BASE := $(if $(LOCKED),$(INSTALLED),$(VENV)/.base)
+
+define make_venv
 	$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 10) else "megalite needs Python 3.10 or newer; make PYTHON=python3.x")'
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -c 'import torch' 2>/dev/null || $(BIN)/python -m pip install -q "$(TORCH)"
+endef
+
+# torch first, so that no other package pulls a build of its own choice
 ifdef LOCKED
+$(INSTALLED): setup.py pyproject.toml Makefile requirements.lock
+	$(make_venv)
 	sed '/^# To run with/q' requirements.lock > $(VENV)/build.lock
 	$(BIN)/python -m pip install -q $(FROM_LOCK) $(VENV)/build.lock
 	DS_BUILD_OPS=0 $(BIN)/python -m pip install -q --no-build-isolation $(FROM_LOCK) requirements.lock
 	$(BIN)/python -m pip install -q --no-build-isolation --no-deps -e .
 	$(BIN)/python -m pip check
+	touch $(VENV)/.base $(VENV)/.installed $@
 else
+$(BASE): setup.py pyproject.toml Makefile
+	$(make_venv)
 	$(BIN)/python -m pip install -q "setuptools>=68" wheel
+	DS_BUILD_OPS=0 $(BIN)/python -m pip install -q --no-build-isolation -e .
+	touch $@
+
+$(INSTALLED): $(BASE)
 	DS_BUILD_OPS=0 $(BIN)/python -m pip install -q --no-build-isolation -e ".[dev,data,fast,ray,wandb]"
+	touch $@
 endif
-	touch $@ $(VENV)/.installed
 
 lock: $(INSTALLED)  ## write requirements.lock anew, from what is in .venv
 	$(BIN)/python -m pip install -q --target $(VENV)/uv "uv>=0.8"
@@ -92,7 +106,7 @@ DEMO_LAYOUT := $(if $(shell nvidia-smi -L 2>/dev/null),parallel.tp=1 precision.d
 # Measured in a fresh clone; docs/install.md says the same
 DEMO_TIME := 12 min on a busy machine, installation included
 
-demo: $(INSTALLED)  ## from raw text to a Hugging Face model: $(DEMO_TIME)
+demo: $(BASE)  ## from raw text to a Hugging Face model: $(DEMO_TIME)
 	@echo "From raw text to a Hugging Face model: $(DEMO_TIME)."
 	$(BIN)/megalite doctor
 	$(BIN)/megalite data prepare configs/data/demo.yaml
