@@ -1,11 +1,14 @@
-"""What only plug-ins bring to training: losses, metrics and components, by name."""
+"""What plug-ins bring to training: the names of losses, metrics and components, and whether the options that a config
+gives to their code are what that code takes."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from megalite.config.options import wrong_options
+from pydantic import ValidationError
+
+from megalite.config.explain import explain
 from megalite.plugins import Addition, Table
 from megalite.section import Problem
 
@@ -33,3 +36,23 @@ def wrong_choices(table: Table[Addition], chosen: Mapping[str, Any], key: str) -
             yield (key, name), f"found {options!r}, expected a group of options (lines of `key: value`), or nothing"
         else:
             yield from wrong_options(table[name], options or {}, f"{table.kind} {name}", (key, name))
+
+
+def wrong_options(
+    code: object, given: Mapping[str, Any], who: str, keys: tuple[str, ...] = ("options",)
+) -> Iterator[Problem]:
+    """Complain about options that code does not take, or takes otherwise.
+
+    Args:
+        code: an `Addition`; anything else is ours, and takes none.
+        who: what the code is, for people.
+        keys: where the options stand.
+    """
+    if not isinstance(code, Addition):
+        if given:
+            yield keys, f"found {', '.join(given)}, but {who} is no plug-in's, and takes no options; leave them out"
+        return
+    try:
+        code.options.model_validate(dict(given))
+    except ValidationError as error:
+        yield from ((keys + inner, sentence) for inner, sentence in explain(error, code.options))

@@ -34,7 +34,7 @@ class Rule:
     settings: tuple[str, ...] = ()
     """Keys of the section that it reads."""
     rate_exponent: float | None = None
-    """muP: a matrix's rate is divided by its width multiplier to this power (`optim.mup` says why); None: not known."""
+    """muP divides a matrix's rate by its width multiplier to this power (`optim.groups` says why); None: not known."""
     whole_state: str | Callable[[Any], dict[str, tuple[int, ...]]] | None = None
     """`module:function` from a weight to the shapes, by kind, of state that one rank keeps whole; or the function."""
     state_bytes: str | None = None
@@ -62,31 +62,33 @@ class Optimizer:
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
 
+_IN = "megalite.optim"
+
 RULES: Table[Rule] = Table(
     "rule of an optimizer",
     {
-        "adamw": Rule("megalite.optim.elementwise:AdamW", MOMENTS, ("betas", "eps"), rate_exponent=1.0),
+        "adamw": Rule(f"{_IN}.elementwise:AdamW", MOMENTS, ("betas", "eps"), rate_exponent=1.0),
         "adamw8bit": Rule(
-            "megalite.optim.adamw8bit:AdamW8bit",
+            f"{_IN}.adamw8bit:AdamW8bit",
             settings=("betas", "eps"),
             rate_exponent=1.0,
-            whole_state="megalite.optim.rules:unpacked_shapes",
-            state_bytes="megalite.optim.rules:packed_bytes",
+            whole_state=f"{_IN}.rules:unpacked_shapes",
+            state_bytes=f"{_IN}.rules:packed_bytes",
         ),
-        "lion": Rule("megalite.optim.elementwise:Lion", ("exp_avg",), ("betas",), rate_exponent=1.0),
+        "lion": Rule(f"{_IN}.elementwise:Lion", ("exp_avg",), ("betas",), rate_exponent=1.0),
         "adafactor": Rule(
-            "megalite.optim.adafactor:Adafactor",
+            f"{_IN}.adafactor:Adafactor",
             settings=("factored_decay", "update_clip"),
-            whole_state="megalite.optim.rules:factored_shapes",
+            whole_state=f"{_IN}.rules:factored_shapes",
         ),
         "muon": Rule(
-            "megalite.optim.muon:Muon",
+            f"{_IN}.muon:Muon",
             ("momentum",),
             ("momentum", "nesterov", "newton_schulz_steps"),
             rate_exponent=0.5,
             multiplies=True,
         ),
-        "sgd": Rule("megalite.optim.elementwise:Sgd", ("momentum",), ("momentum", "nesterov")),
+        "sgd": Rule(f"{_IN}.elementwise:Sgd", ("momentum",), ("momentum", "nesterov")),
     },
 )
 

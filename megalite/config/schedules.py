@@ -20,31 +20,23 @@ class Schedule:
     """What `period_steps` is to it, where it must have one."""
 
 
+BETWEEN_DROPS = "the steps between drops, or milestones"
+
+_IN = "megalite.optim.schedules"
+
 SCHEDULES: Table[Schedule] = Table(
     "schedule",
     {
-        "constant": Schedule("megalite.optim.schedules:constant", ("decay_steps",)),
-        "linear": Schedule("megalite.optim.schedules:linear"),
-        "cosine": Schedule("megalite.optim.schedules:cosine"),
-        "polynomial": Schedule("megalite.optim.schedules:polynomial", ("power",)),
-        "exponential": Schedule(
-            "megalite.optim.schedules:exponential",
-            ("gamma", "period_steps"),
-            period="the steps in which the rate falls by gamma",
-        ),
-        "step": Schedule(
-            "megalite.optim.schedules:step",
-            ("gamma", "period_steps", "milestones"),
-            period="the steps between drops, or milestones",
-        ),
-        "inverse_sqrt": Schedule("megalite.optim.schedules:inverse_sqrt", ("timescale_steps",)),
-        "wsd": Schedule("megalite.optim.schedules:hold_then_decay", ("decay_steps",)),
-        "cyclical": Schedule(
-            "megalite.optim.schedules:cyclical",
-            ("gamma", "period_steps", "cycle_shape"),
-            period="the steps of a cycle",
-        ),
-        "one_cycle": Schedule("megalite.optim.schedules:cosine"),
+        "constant": Schedule(f"{_IN}:constant", ("decay_steps",)),
+        "linear": Schedule(f"{_IN}:linear"),
+        "cosine": Schedule(f"{_IN}:cosine"),
+        "polynomial": Schedule(f"{_IN}:polynomial", ("power",)),
+        "exponential": Schedule(f"{_IN}:exponential", ("gamma", "period_steps"), "the steps of a fall by gamma"),
+        "step": Schedule(f"{_IN}:step", ("gamma", "period_steps", "milestones"), BETWEEN_DROPS),
+        "inverse_sqrt": Schedule(f"{_IN}:inverse_sqrt", ("timescale_steps",)),
+        "wsd": Schedule(f"{_IN}:hold_then_decay", ("decay_steps",)),
+        "cyclical": Schedule(f"{_IN}:cyclical", ("gamma", "period_steps", "cycle_shape"), "the steps of a cycle"),
+        "one_cycle": Schedule(f"{_IN}:cosine"),
         "plateau": Schedule(None, ("gamma", "plateau")),
     },
 )

@@ -13,10 +13,10 @@ from math import gcd
 from megalite.architecture.architecture import Architecture
 from megalite.config.batch_sizes import batch_sizes
 from megalite.config.checks_batch import check_batch
-from megalite.config.checks_evaluation import check_evaluation
 from megalite.config.checks_fp8 import check_fp8
 from megalite.config.checks_model import check_model
 from megalite.config.checks_schedule import check_schedule
+from megalite.config.evaluation import check_evaluation
 from megalite.config.fill import fill_model
 from megalite.config.optimizers import OPTIMIZERS, RULES, scales_with_width, settings_read
 from megalite.config.plan import default_world_size, derive_dp, has_copies

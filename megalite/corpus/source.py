@@ -19,7 +19,7 @@ from pydantic import (
     model_validator,
 )
 
-from megalite.config.options import wrong_options
+from megalite.config.brought import wrong_options
 from megalite.plugins import Addition, Table
 from megalite.section import FrozenOptions, Options, Problem, Section
 

@@ -17,7 +17,7 @@ from typing import NamedTuple, Protocol
 import numpy as np
 import xxhash
 
-from megalite.config.evaluation_names import validation_sets
+from megalite.config.evaluation import validation_sets
 from megalite.config.plan import derive_samples
 from megalite.config.schema import Config, SourceConfig
 from megalite.data.cursor import DataCursor
@@ -294,7 +294,7 @@ def open_validation_samples(sources: Sequence[SourceConfig], *, seq_len: int, do
 
 
 def open_validation_sets(sources: Sequence[SourceConfig], *, seq_len: int, document_masks: bool) -> dict[str, Samples]:
-    """Open every validation set of a config, by name; see `config.evaluation_names.validation_sets`.
+    """Open every validation set of a config, by name; see `config.evaluation.validation_sets`.
 
     Raises:
         DataError: every complaint about every source.

@@ -17,7 +17,7 @@ from enum import Enum
 from pathlib import Path
 
 from megalite.errors import EXIT_BAD_INPUT, EXIT_DONE, EXIT_REQUEUE
-from megalite.train.last_words import read_error
+from megalite.train.failures import read_error
 
 SHELL_SIGNAL = 128
 """What shells, and programs that start others, add to the number of a signal."""

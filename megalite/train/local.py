@@ -26,11 +26,10 @@ from megalite.config.load import dump_config
 from megalite.config.schema import Config, SlurmConfig
 from megalite.errors import EXIT_BAD_INPUT, EXIT_DONE, EXIT_FAULT, EXIT_REQUEUE, UserError
 from megalite.host import num_cores, num_killed_for_memory
-from megalite.train.failures import Failures
+from megalite.train.failures import Failures, error_path, read_error
 from megalite.train.fit import check_fit
 from megalite.train.heartbeat import read_beats
 from megalite.train.in_place import clock_of
-from megalite.train.last_words import error_path, read_error
 from megalite.train.place import BEATS_VARIABLE, RENDEZVOUS_VARIABLE
 from megalite.train.preflight import preflight
 from megalite.train.run_folder import LOGS

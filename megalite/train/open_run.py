@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from megalite.checkpoint.attempt import join_attempt
 from megalite.checkpoint.format import Progress
 from megalite.checkpoint.hf.families.registry import exportable
 from megalite.checkpoint.precision_state import load_state
@@ -19,7 +20,6 @@ from megalite.engine.protocol import Engine
 from megalite.monitor.recorder import Recorder
 from megalite.parallel.axes import Axes
 from megalite.plugins import loaded_plugins
-from megalite.train.attempt import join_attempt
 from megalite.train.data_check import verify_data
 from megalite.train.device import describe_machine, find_peak
 from megalite.train.heartbeat import Heartbeat

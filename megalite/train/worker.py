@@ -21,8 +21,8 @@ from megalite.config.plan import compile_pays
 from megalite.config.schema import Config
 from megalite.errors import EXIT_BAD_INPUT, EXIT_FAULT, StartError, UserError
 from megalite.host import total_bytes
+from megalite.train.failures import error_path, leave_error
 from megalite.train.heartbeat import Heartbeat, beat_path
-from megalite.train.last_words import error_path, leave_error
 from megalite.train.place import BEATS_VARIABLE, RENDEZVOUS_VARIABLE, Place, given_place
 from megalite.train.run_folder import LOGS
 from megalite.train.signals import StopRequest

@@ -90,13 +90,14 @@ class TestCheck:
     def test_json(self):
         """One object that a program can read."""
         found = json.loads(run("check", str(ROOT / "configs/debug.yaml"), "--json", "--vocab-size", "500"))
-        assert set(found) == {"plan", "memory", "deepspeed", "notes", "optimizer_bytes_per_parameter", "export"}
+        assert set(found) == {"plan", "memory", "deepspeed", "notes", "optimizer_bytes_per_parameter", "export", "sent"}
         assert found["optimizer_bytes_per_parameter"] == 8  # AdamW's two moments
         assert found["plan"]["model"]["vocab_size"] == 500
         assert found["memory"][0]["num_parameters"] == found["plan"]["num_parameters"] + 2 * 12 * 64  # 512 rows
         assert found["deepspeed"]["train_batch_size"] == 8
         assert found["notes"] == []
         assert found["export"] == {"architecture": "LlamaForCausalLM", "why_not": "", "condition": ""}
+        assert found["sent"] == [{"stage": 0, "tp": 0, "pp": 0}]  # one rank has nobody to send to
 
     def test_overrides_and_default_world_size(self):
         found = json.loads(run("check", str(ROOT / "configs/debug.yaml"), "parallel.tp=2", "train.steps=7", "--json"))

@@ -15,12 +15,12 @@ import torch
 import torch.distributed as dist
 
 from megalite.checkpoint import catalog
+from megalite.checkpoint.attempt import join_attempt
 from megalite.checkpoint.background import Saver
 from megalite.checkpoint.format import Progress
 from megalite.checkpoint.reader import CheckpointReader
 from megalite.checkpoint.retention import Keep, prune
 from megalite.checkpoint.saving import Target
-from megalite.train.attempt import join_attempt
 from tests.kit.spawn import RanksFailed, run_ranks
 from tests.kit.train import start_rank, tiny_config
 

@@ -8,13 +8,13 @@ from pathlib import Path
 import torch
 
 from megalite.checkpoint import catalog, saving
+from megalite.checkpoint.attempt import join_attempt
 from megalite.checkpoint.background import Saver
 from megalite.checkpoint.fence import Fence, SupersededError, take_attempt
 from megalite.checkpoint.format import Progress
 from megalite.checkpoint.reader import CheckpointReader
 from megalite.checkpoint.saving import Target
 from megalite.checkpoint.shares import write_share
-from megalite.train.attempt import join_attempt
 from tests.kit.spawn import run_ranks
 from tests.kit.train import Rank, start_rank, tiny_config
 

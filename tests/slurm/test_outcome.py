@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from megalite.slurm.outcome import NextAction, RankExit, find_outcome, read_errors
-from megalite.train.last_words import error_path, leave_error
+from megalite.train.failures import error_path, leave_error
 
 PEER_GONE = "Traceback\nRuntimeError: Connection closed by peer [10.0.0.1]:3806"
 MINE = "Traceback\nValueError: mine"

@@ -5,8 +5,7 @@ from __future__ import annotations
 from megalite.checkpoint.catalog import CHECKPOINTS
 from megalite.checkpoint.format import MANIFEST
 from megalite.errors import EXIT_FAULT
-from megalite.train.failures import Failures
-from megalite.train.last_words import error_path, leave_error, read_error
+from megalite.train.failures import Failures, error_path, leave_error, read_error
 from megalite.train.local import _verdict
 
 

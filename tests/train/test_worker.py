@@ -10,7 +10,7 @@ import pytest
 from megalite.config.schema import Config
 from megalite.errors import EXIT_FAULT, UserError
 from megalite.train import worker
-from megalite.train.last_words import error_path, read_error
+from megalite.train.failures import error_path, read_error
 from megalite.train.place import MPI_VARIABLES, RENDEZVOUS_VARIABLE, Place, given_place
 
 NAMES = (

@@ -117,13 +117,13 @@ def run_megalite(job: Job) -> dict[str, float]:
     from megalite.checkpoint.reader import CheckpointReader
     from megalite.checkpoint.tensor_file import HashedFile
     from megalite.checkpoint.writer import save
-    from megalite.optim.rules import STATE_KINDS
+    from megalite.optim.rules import state_kinds
 
     rank = Rank(job)
     if job.case.endswith("- sync"):
         os.fsync = lambda file: None
         HashedFile._begin_writeback = lambda file: None
-    options = {"plan": rank.plan, "config_text": "", "zero_stage": 1, "data": {}, "device": rank.device}
+    options = {"plan": rank.plan, "config_text": "", "data": {}, "device": rank.device}
     root = Path(job.folder)
 
     def save_it() -> None:
@@ -135,7 +135,7 @@ def run_megalite(job: Job) -> dict[str, float]:
 
     def read_it() -> None:
         reader = CheckpointReader(root / "step-0000001")
-        rank.engine.load(reader.source("weight"), {kind: reader.source(kind) for kind in STATE_KINDS}, 1)
+        rank.engine.load(reader.source("weight"), {kind: reader.source(kind) for kind in state_kinds()}, 1)
 
     figures = timed(job, save=save_it, verify=verify_it, read=read_it)
     for unit in ("seconds", "cpu_seconds"):
@@ -187,8 +187,8 @@ def run_dcp(job: Job) -> dict[str, float]:
     from torch.distributed.tensor import DTensor, Shard
 
     from megalite.architecture.weights import weight_table
+    from megalite.config.optimizers import RULES
     from megalite.config.plan import make_plan
-    from megalite.optim.rules import ELEMENTWISE_KINDS
 
     size = dist.get_world_size()
     plan = make_plan(config_of(job), size)
@@ -198,7 +198,7 @@ def run_dcp(job: Job) -> dict[str, float]:
         local = torch.rand(shape[0] // size, *shape[1:])
         return DTensor.from_local(local, mesh, [Shard(0)]) if mesh is not None else local
 
-    kinds = ("weight", *ELEMENTWISE_KINDS["adamw"])
+    kinds = ("weight", *RULES["adamw"].state)
     state = {f"{kind}/{row.name}": tensor(row.shape) for kind in kinds for row in weight_table(plan.model).values()}
     folder = Path(job.folder) / "dcp"
     return timed(

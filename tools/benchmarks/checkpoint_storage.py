@@ -29,9 +29,9 @@ from megalite.checkpoint.differential import Storage
 from megalite.checkpoint.format import Manifest, Piece, Progress, folder_name, write_manifest
 from megalite.checkpoint.reader import CheckpointReader
 from megalite.checkpoint.shares import Written, file_name, take_shares, write_share
-from megalite.optim.rules import ELEMENTWISE_KINDS
+from megalite.config.optimizers import RULES
 
-KINDS = ("weight", *ELEMENTWISE_KINDS["adamw"])
+KINDS = ("weight", *RULES["adamw"].state)
 
 CHUNK_SIZES = {"4 KiB": 2**12, "64 KiB": 2**16, "4 MiB": CHUNK_BYTES}
 TENSORS = 24

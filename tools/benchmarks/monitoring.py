@@ -16,6 +16,7 @@ import json
 import tempfile
 import time
 from collections.abc import Callable
+from statistics import median
 
 import torch
 from arguments import count, out_file
@@ -81,7 +82,7 @@ def cpu_seconds(work: Callable[[], object]) -> float:
 def measure(config: Config, plan: RunPlan, axes: Axes, num_steps: int) -> dict[str, float]:
     """Median CPU seconds of a plain step, and of what each way of watching adds to one."""
     engine = build_engine(config, plan, axes, torch.device("cpu"), FreshWeights(plan.model, 1))
-    statistics = LayerStatistics(engine, plan.model, axes, config.batch.seq_len)
+    layers = LayerStatistics(engine, plan.model, axes, config.batch.seq_len)
     batches = [make_batch(0), make_batch(1)]
     memory = MemoryCheck(engine, axes, recorder=None, every=1)
     spikes = SpikeDetector(SpikesConfig(), {})
@@ -93,7 +94,7 @@ def measure(config: Config, plan: RunPlan, axes: Axes, num_steps: int) -> dict[s
 
     kinds: dict[str, Callable[[], object]] = {
         "plain": train,
-        "watched": lambda: (statistics.begin(batches), statistics.end(train())),
+        "watched": lambda: (layers.begin(batches), layers.end(train())),
         "replicas": lambda: [hash_tensor(parameter) for parameter in engine.stage.parameters()],
         "memory": lambda: (
             memory.take_note(1),
@@ -108,7 +109,7 @@ def measure(config: Config, plan: RunPlan, axes: Axes, num_steps: int) -> dict[s
         for name, work in kinds.items():
             seconds[name].append(cpu_seconds(work))
     engine.close()
-    medians = {name: statistics.median(values) for name, values in seconds.items()}
+    medians = {name: median(values) for name, values in seconds.items()}
     return {**medians, "look": max(0.0, medians["watched"] - medians["plain"])}
 
 

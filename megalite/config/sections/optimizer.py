@@ -7,8 +7,8 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field, NonNegativeFloat, PositiveFloat, PositiveInt
 
+from megalite.config.brought import wrong_options
 from megalite.config.optimizers import OPTIMIZERS, RULES
-from megalite.config.options import wrong_options
 from megalite.section import FrozenOptions, Options, Problem, Section
 
 Decay = Annotated[float, Field(ge=0.0, lt=1.0)]

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
-from megalite.config.options import wrong_options
+from megalite.config.brought import wrong_options
 from megalite.config.schedules import SCHEDULES
 from megalite.section import FrozenOptions, Options, Problem, Section
 

@@ -8,8 +8,7 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field, PositiveInt
 
-from megalite.config.brought import COMPONENTS, LOSSES, wrong_choices
-from megalite.config.options import wrong_options
+from megalite.config.brought import COMPONENTS, LOSSES, wrong_choices, wrong_options
 from megalite.config.sections.evaluation import EarlyStoppingConfig, TaskConfig
 from megalite.section import FrozenOptions, Options, Problem, Section
 

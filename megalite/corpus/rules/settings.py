@@ -23,7 +23,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveInt, model_validator
 
-from megalite.config.options import wrong_options
+from megalite.config.brought import wrong_options
 from megalite.corpus.rules.punctuation import TERMINAL_MARKS
 from megalite.plugins import Addition, Table
 from megalite.section import FrozenOptions, Options, Problem, Section

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from megalite.config.evaluation_names import task_name
+from megalite.config.evaluation import task_name
 from megalite.config.schema import TaskConfig
 from megalite.errors import DataError
 from megalite.tokenizer.tokenizer import Tokenizer

@@ -1,12 +1,36 @@
-"""What must hold between the settings of validation: sets, tasks, early stopping and the best checkpoint."""
+"""Validation: what its sets and tasks are called, and what must hold between its settings."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
-from megalite.config.evaluation_names import task_name, validation_sets
-from megalite.config.schema import Config
+from megalite.config.schema import Config, SourceConfig, TaskConfig
 from megalite.config.wording import or_
+
+
+def validation_sets(sources: Sequence[SourceConfig]) -> dict[str, tuple[int, ...]]:
+    """The sources of each validation set, as their numbers in the list, by its name.
+
+    Sources that are given one name are one set. One without a name is a set of its own, called after its path, and
+    numbered where another set is called so.
+    """
+    sets: dict[str, tuple[int, ...]] = {}
+    for place, source in enumerate(sources):
+        if source.name is not None:
+            sets[source.name] = (*sets.get(source.name, ()), place)
+            continue
+        name = last_part = source.path.absolute().name
+        number = 1
+        while name in sets or any(name == other.name for other in sources):
+            number += 1
+            name = f"{last_part}-{number}"
+        sets[name] = (place,)
+    return sets
+
+
+def task_name(task: TaskConfig) -> str:
+    """The name of a task: as given, or its file's without the ending."""
+    return task.name or task.path.stem
 
 
 def check_evaluation(config: Config) -> Iterator[str]:
