@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 import runpy
+import subprocess
 
 import pytest
 import yaml
@@ -17,6 +19,15 @@ def test_pages_are_up_to_date(name):
     """`python -m tests.kit.docs` would change nothing."""
     path = ROOT / "docs" / name
     assert path.read_text() == pages()[path], "run: python -m tests.kit.docs"
+
+
+def test_pages_name_files_that_are_there():
+    """But for the log, which tells of what was."""
+    tracked = subprocess.run(["git", "ls-files", "*.py"], cwd=ROOT, capture_output=True, text=True, check=True)
+    ends = {"/".join(path.split("/")[-n:]) for path in tracked.stdout.split() for n in range(1, 7)}
+    for page in [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]:
+        named = set(re.findall(r"`([a-z_0-9/]+\.py)", page.read_text("utf-8")))
+        assert page.name == "log.md" or named <= ends, (page.name, named - ends)
 
 
 @pytest.mark.slow

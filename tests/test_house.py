@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import ast
 import graphlib
+import importlib
 import subprocess
 import sys
 from pathlib import Path
@@ -299,6 +300,16 @@ def test_every_module_says_what_it_is():
             if public and not ast.get_docstring(node):
                 complaints.append(f"{path.relative_to(ROOT)}:{node.lineno} {node.name}: no docstring")
     assert not complaints, "\n".join(complaints)
+
+
+def test_tools_import_what_is_there():
+    """Also inside functions, and in those that only a GPU machine runs."""
+    for path in sorted((ROOT / "tools").rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+            if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "megalite":
+                found = importlib.import_module(str(node.module))
+                missing = [name.name for name in node.names if not hasattr(found, name.name)]
+                assert not missing, f"{path.relative_to(ROOT)}:{node.lineno}: {node.module} has no {missing}"
 
 
 def test_readme_map_is_the_tree():

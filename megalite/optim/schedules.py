@@ -10,7 +10,7 @@ of k, the steps since then, and n, the steps from there to the last one. A decay
        +------------------------ step
 
 `config.schedules` names these functions: each takes k, n, the peak and the section, and returns the rate. Only
-`plateau` depends on more than the step: on how often the validation loss has stalled (`optim.plateau`).
+`plateau` depends on more than the step: on how often the validation loss has stalled (`optim.adaptive`).
 """
 
 from __future__ import annotations

@@ -41,7 +41,7 @@ class SpikeDetector:
         """The first spike of those that belong together; None when the run is quiet."""
         self._cut_until: int = state.get("cut_until", 0)
 
-    def judge(self, loss: float, grad_norm: float) -> str:
+    def why_spike(self, loss: float, grad_norm: float) -> str:
         """Why a step is a spike; empty when it is none."""
         if len(self._losses) < self._settings.window:
             return ""

@@ -139,7 +139,7 @@ def test_read_by_both_generations(version: str, cases: list[Case], tmp_path: Pat
     _run(version, READ_ALL, [path for case, folder in zip(cases, work, strict=True) for path in (case.folder, folder)])
     for case, folder, asked in zip(cases, work, probes, strict=True):
         source = verify.Rounded(RandomWeights(), case.dtype)
-        answer = verify.judge(folder, source, case.model, asked, tokenizer=case.tokenizer)
+        answer = verify.check_answer(folder, source, case.model, asked, tokenizer=case.tokenizer)
         assert answer.transformers.startswith(version)
         assert answer.max_difference <= verify.LOGIT_TOLERANCE
         assert answer.tokenizer_problem is None

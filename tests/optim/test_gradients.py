@@ -15,8 +15,8 @@ from torch import Tensor
 from megalite.config.plan import make_plan
 from megalite.config.schema import OptimizerConfig
 from megalite.engine.protocol import StepResult
+from megalite.optim.adaptive import clip_bound, remember
 from megalite.optim.gradients import UNIT_NORM_FLOOR, GradientChanges
-from megalite.optim.recent_norms import clip_bound, remember
 from megalite.optim.slices import whole_slices
 from megalite.parallel.axes import SINGLE
 from megalite.parallel.random import normal

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from megalite.config.schema import PlateauConfig
-from megalite.optim.plateau import Plateau, judge
+from megalite.optim.adaptive import Plateau, after_validation
 
 
 @pytest.mark.parametrize("cooldown", [0, 3])
@@ -26,12 +26,12 @@ def test_cuts_as_torch_does(patience, threshold, cooldown):
     settings, state = PlateauConfig(patience=patience, threshold=threshold, cooldown=cooldown), Plateau()
     for loss in losses:
         theirs.step(loss)
-        state = judge(state, loss, settings)
+        state = after_validation(state, loss, settings)
         assert 0.5**state.num_cuts == optimizer.param_groups[0]["lr"]
     assert state.num_cuts > 2
 
 
 def test_a_loss_that_is_not_a_number_is_no_best():
     """It counts as a validation that did not help."""
-    state = judge(Plateau(best=1.0), math.nan, PlateauConfig(patience=0))
+    state = after_validation(Plateau(best=1.0), math.nan, PlateauConfig(patience=0))
     assert (state.num_cuts, state.best) == (1, 1.0)

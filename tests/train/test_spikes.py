@@ -25,16 +25,16 @@ def test_a_spike_is_k_sigma_above_the_window():
     """Against numpy's mean and deviation: just below the border is none, just above is one; a drop never is."""
     losses = [2.0 + 0.1 * (step % 3) for step in range(1, 9)]
     border = np.mean(losses) + SETTINGS.sigma * np.std(losses)
-    assert watch().judge(border - 1e-6, 1.0) == ""
-    assert "loss" in watch().judge(border + 1e-6, 1.0)
-    assert "gradient norm" in watch().judge(2.0, 9.0)
-    assert watch().judge(0.0, 0.0) == ""
+    assert watch().why_spike(border - 1e-6, 1.0) == ""
+    assert "loss" in watch().why_spike(border + 1e-6, 1.0)
+    assert "gradient norm" in watch().why_spike(2.0, 9.0)
+    assert watch().why_spike(0.0, 0.0) == ""
 
 
 def test_nothing_is_judged_before_the_window_is_full():
     """The first steps fall and jump."""
-    assert watch(7).judge(1e9, 1e9) == ""
-    assert watch(8).judge(1e9, 1e9) != ""
+    assert watch(7).why_spike(1e9, 1e9) == ""
+    assert watch(8).why_spike(1e9, 1e9) != ""
 
 
 def test_equal_values_do_not_make_a_spike_of_the_next():
@@ -42,8 +42,8 @@ def test_equal_values_do_not_make_a_spike_of_the_next():
     one = SpikeDetector(SETTINGS, {})
     for step in range(8):
         one.note(step, 2.0, 1.0, is_spike=False)
-    assert one.judge(2.005, 1.0) == ""
-    assert one.judge(2.007, 1.0) != ""
+    assert one.why_spike(2.005, 1.0) == ""
+    assert one.why_spike(2.007, 1.0) != ""
 
 
 def test_the_ladder():
@@ -96,8 +96,8 @@ def test_the_state_is_all_there_is():
     rng = np.random.default_rng(0)
     for step in range(13, 60):
         loss = float(rng.choice([2.0, 2.1, 9.0], p=[0.5, 0.3, 0.2]))
-        said = one.judge(loss, 1.0)
-        assert other.judge(loss, 1.0) == said
+        said = one.why_spike(loss, 1.0)
+        assert other.why_spike(loss, 1.0) == said
         assert other.note(step, loss, 1.0, is_spike=bool(said)) == one.note(step, loss, 1.0, is_spike=bool(said))
         assert other.lr_factor(step) == one.lr_factor(step)
         assert other.state() == one.state()

@@ -100,7 +100,7 @@ def measure(config: Config, plan: RunPlan, axes: Axes, num_steps: int) -> dict[s
             memory.take_note(1),
             memory.rewind(1, {}),
         ),  # the first of two hashes; the second costs the same
-        "spikes": lambda: (spikes.judge(2.0, 1.0), spikes.note(2000, 2.0, 1.0, is_spike=False), spikes.state()),
+        "spikes": lambda: (spikes.why_spike(2.0, 1.0), spikes.note(2000, 2.0, 1.0, is_spike=False), spikes.state()),
     }
     seconds: dict[str, list[float]] = {name: [] for name in kinds}
     for work in [*kinds.values()] * 2:

@@ -26,7 +26,7 @@ def replay(metrics: Path, settings: SpikesConfig) -> Iterator[tuple[int, str]]:
         record = json.loads(line)
         if record["skipped"] or record["loss"] is None:
             continue
-        why = watch.judge(record["loss"], record["grad_norm"])
+        why = watch.why_spike(record["loss"], record["grad_norm"])
         watch.note(record["step"], record["loss"], record["grad_norm"], is_spike=bool(why))
         if why:
             yield record["step"], why

@@ -109,7 +109,7 @@ MUTANTS = (
         "optim/test_schedules.py optim/test_schedules_reference.py",
     ),
     Mutant(
-        "optim/recent_norms.py",
+        "optim/adaptive.py",
         "len(norms) < MIN_NORMS",
         "len(norms) <= MIN_NORMS",
         "optim/test_references.py optim/test_gradients.py",

@@ -170,7 +170,7 @@ def compare_logits(
         say(RELOADING)
         _reload(folder, work)
         say(COMPUTING)
-        return judge(work, source, shallow, probes, tokenizer=tokenizer)
+        return check_answer(work, source, shallow, probes, tokenizer=tokenizer)
 
 
 def ask(
@@ -198,7 +198,7 @@ def ask(
     return probes
 
 
-def judge(
+def check_answer(
     work: Path,
     source: WeightSource,
     model: Architecture,

@@ -22,7 +22,7 @@ class PlateauConfig(Section):
     threshold: float = Field(1e-3, ge=0.0, lt=1.0)
     """A loss is a new best when it is below best x (1 - threshold)."""
     cooldown: NonNegativeInt = 0
-    """Validations after a cut that are not judged."""
+    """Validations after a cut that do not count."""
 
 
 class ScheduleConfig(Section):

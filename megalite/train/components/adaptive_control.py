@@ -20,9 +20,8 @@ from megalite.config.plan import RunPlan
 from megalite.config.schema import Config
 from megalite.engine.protocol import Engine, StepResult
 from megalite.monitor.recorder import Recorder
+from megalite.optim.adaptive import Plateau, after_validation, clip_bound, remember
 from megalite.optim.noise_scale import NoiseScale, updated
-from megalite.optim.plateau import Plateau, judge
-from megalite.optim.recent_norms import clip_bound, remember
 from megalite.optim.schedules import learning_rate
 from megalite.parallel.axes import Axes
 from megalite.parallel.collectives import all_reduce, any_rank
@@ -96,7 +95,7 @@ class AdaptiveControl(Component):
         settings = self._config.schedule.plateau
         one = torch.tensor(loss, dtype=torch.float64, device=self._device)
         loss = all_reduce(one, self._axes.world, ReduceOp.MAX).item()
-        former, self._plateau = self._plateau, judge(self._plateau, loss, settings)
+        former, self._plateau = self._plateau, after_validation(self._plateau, loss, settings)
         if self._plateau.num_cuts > former.num_cuts:
             why = f"{settings.patience + 1} validations without a new best below {former.best:.4f}"
             self._recorder.event("rate_lowered", step, why=why, lr=self.learning_rate(step + 1))

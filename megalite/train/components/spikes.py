@@ -85,7 +85,7 @@ class SpikeGuard(Component):
 
     def _veto(self, loss: float, grad_norm: float) -> str:
         """Why the update is left out: what any rank finds, since their norms may differ in the last bit. Collective."""
-        why = self._detector.judge(loss, grad_norm)
+        why = self._detector.why_spike(loss, grad_norm)
         self.has_refused = any_rank(bool(why), self._axes.world, self._device)
         return (why or "a spike, as another rank sees it") if self.has_refused else ""
 
