@@ -26,7 +26,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Annotated, Any, TypeVar, get_type_hints
 
-from pydantic import AfterValidator, create_model
+from pydantic import AfterValidator, PydanticUserError, create_model
 
 from megalite.errors import UserError, did_you_mean
 from megalite.section import Section
@@ -164,7 +164,8 @@ def addition(kind: str, name: str, call: Callable[..., Any], given: tuple[str, .
     takes_any = any(each.kind is each.VAR_POSITIONAL for each in named)
     if any(each.kind is each.VAR_KEYWORD for each in named):
         raise PluginError(
-            f"{kind} {name}: takes any options (**), so that a mistyped one would be lost; name each as `*, option=1`"
+            f"{kind} {name}: takes any options (**), so that a mistyped one would be lost; name each, "
+            "as `*, option: int = 1`"
         )
     if least > len(given) or (most < len(given) and not takes_any):
         has = ", ".join(str(each) for each in named)
@@ -172,18 +173,30 @@ def addition(kind: str, name: str, call: Callable[..., Any], given: tuple[str, .
             f"{kind} {name}: found {name}({has}) in {_adding()}; it is called as {name}({', '.join(given)}), and "
             "options of its own stand behind a `*`"
         )
-    return Addition(call, options_of(call))
+    return Addition(call, _options(kind, name, call))
 
 
-def options_of(call: Callable[..., Any]) -> type[Section]:
+def _options(kind: str, name: str, call: Callable[..., Any]) -> type[Section]:
     """The keyword-only parameters of a function or class, as a section."""
     hints = get_type_hints(call.__init__ if inspect.isclass(call) else call, include_extras=True)
-    fields: dict[str, Any] = {
-        each.name: (hints.get(each.name, Any), ... if each.default is each.empty else each.default)
-        for each in inspect.signature(call).parameters.values()
-        if each.kind is each.KEYWORD_ONLY
-    }
-    return create_model(f"{getattr(call, '__name__', 'Plugin')}Options", __base__=Section, **fields)
+    fields: dict[str, Any] = {}
+    for each in inspect.signature(call).parameters.values():
+        if each.kind is not each.KEYWORD_ONLY:
+            continue
+        if each.name not in hints:
+            raise PluginError(
+                f"{kind} {name}: option {each.name} has no type, so what a config gives it cannot be checked"
+            )
+        if each.name.startswith("_") or hasattr(Section, each.name):
+            raise PluginError(f"{kind} {name}: no option can be called {each.name}; give it another name")
+        fields[each.name] = hints[each.name], ... if each.default is each.empty else each.default
+    try:
+        options = create_model(f"{getattr(call, '__name__', 'Plugin')}Options", __base__=Section, **fields)
+        options.model_json_schema()
+    except PydanticUserError as error:
+        why = str(error).partition("\n")[0]
+        raise PluginError(f"{kind} {name}: the type of an option is none that YAML can give: {why}") from error
+    return options
 
 
 def load(place: str | Callable[..., Any]) -> Any:
@@ -255,7 +268,7 @@ def _load(name: str) -> None:
         sys.path.append(folder)  # behind what is installed, so that nothing of that is hidden
     is_new, before = name not in sys.modules, len(_ADDITIONS)
     _take_in(name, name, "", partial(_import_file, path) if is_file else partial(importlib.import_module, name))
-    if is_new and len(_ADDITIONS) == before:
+    if len(_ADDITIONS) == before and (is_new or not _ADDITIONS):  # an older one may have come with another plug-in
         del _LOADED[name]
         raise PluginError(f"{name}: adds nothing; a plug-in calls what megalite.extend offers when it is imported")
 

@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from tests.kit.slow import slow_tests
+
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--fuzz", type=int, default=200, help="cases of each kind in tests/fuzz")
@@ -19,6 +21,13 @@ def pytest_configure() -> None:
     """What a shell starts in the background ignores Ctrl-C, and so would all that tests start and interrupt."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    slow = slow_tests()
+    for item in items:
+        if item.nodeid.split("[")[0] in slow:
+            item.add_marker("slow")
 
 
 @pytest.fixture(autouse=True)

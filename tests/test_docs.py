@@ -30,7 +30,6 @@ def test_pages_name_files_that_are_there():
         assert page.name == "log.md" or named <= ends, (page.name, named - ends)
 
 
-@pytest.mark.slow
 def test_the_example_of_the_library(tmp_path, capsys):
     """Its loop, in one process and in plain PyTorch, begins with the loss of the run on two ranks."""
     config = write_run(tmp_path, model={"vocab_size": 1000}, monitor={"tensorboard": False})

@@ -55,6 +55,13 @@ def sine(k, n, peak, min_lr, *, waves: int, depth: float = 0.5):
 """
 
 
+SCHEDULE = """
+@extend.schedule("s")
+def schedule(k, n, peak, min_lr, *, {}):
+    return peak
+"""
+
+
 def test_a_file_and_a_module(tmp_path, monkeypatch):
     """Both are loaded when a config names them, each once; a file's name is absolute from then on, and a module may lie
     in the working directory, behind what is installed."""
@@ -95,6 +102,11 @@ def test_a_file_and_a_module(tmp_path, monkeypatch):
         ("extend.schedule('s')(lambda k, n, peak, min_lr, more: 1.0)", "it is called as s(k, n, peak, min_lr)"),
         ("extend.schedule('s')(lambda k, n, peak, min_lr, **all: 1.0)", "takes any options (**)"),
         ("extend.schedule('s')(3)", "schedule s: 3 in plug-in"),
+        (SCHEDULE.format("p=1"), "schedule s: option p has no type"),
+        (SCHEDULE.format("problems: int = 1"), "schedule s: no option can be called problems"),
+        (SCHEDULE.format("_p: int = 1"), "schedule s: no option can be called _p"),
+        (SCHEDULE.format("p: type(extend)"), "schedule s: the type of an option is none that YAML can give"),
+        (SCHEDULE.format("p: type(print) = print"), "schedule s: the type of an option is none that YAML can give"),
         ("extend.component('c')(int)", "expected a class derived from Component"),
         ("extend.norm('n')(len)", "expected a class of torch modules"),
         ("extend.optimizer('o')(int)", "has no method `update`"),
@@ -116,6 +128,15 @@ def test_what_cannot_be_loaded(tmp_path, code, complaint):
     assert path not in named_plugins()
 
 
+def test_an_option_of_any_type_may_be_missing(tmp_path):
+    """No word for what is expected, and still a line."""
+    path = write(tmp_path, SCHEDULE.format("p: object"))
+    (found,) = complaints(
+        tmp_path, f"plugins: [{path}]\ntrain: {{steps: 10}}\nmodel: {{vocab_size: 64}}\nschedule: {{name: s}}"
+    )
+    assert "run.yaml:4: schedule.options.p: missing; expected a value" in found
+
+
 def test_what_is_not_there(tmp_path):
     """Files and modules that do not exist, and names that are neither."""
     for name, complaint in (
@@ -124,6 +145,7 @@ def test_what_is_not_there(tmp_path):
         ("tests.plugins.no_such", "there is no module tests.plugins.no_such"),
         ("a-b", "found 'a-b', expected a module's name"),
         ("''", "found '', expected a module's name"),
+        ("json", "json: adds nothing"),  # which is imported already
     ):
         (found,) = complaints(tmp_path, f"plugins: [{name}]")
         assert complaint in found

@@ -4,10 +4,11 @@
 # there what it finds on a machine of its own; on fewer both have all, and the computing lane stands back. What the first
 # lane said is shown when both have ended.
 #
-#   tools/run_tests.sh .venv/bin/python
+#   tools/run_tests.sh .venv/bin/python [options of pytest]
 set -uo pipefail
 cd "$(dirname "$0")/.."
 python=$1
+shift
 
 # By measured times: both lanes take about as long.
 waiting=(tests/slurm tests/faults tests/stations tests/cli tests/report tests/tokenizer tests/data)
@@ -20,7 +21,7 @@ for half in (cores[: len(cores) // 2], cores[len(cores) // 2 :]):
 END
 first=() second=()
 if [ "$(nproc)" -lt 2 ]; then
-    exec "$python" -m pytest
+    exec "$python" -m pytest "$@"
 elif [ "$(nproc)" -lt 4 ] || ! command -v taskset >/dev/null; then
     second=(nice -n 5)
 else
@@ -33,10 +34,10 @@ trap 'rm -f "$said"; [ -z "${lane:-}" ] || kill -INT -- "-$lane" 2>/dev/null' EX
 trap 'exit 130' INT TERM
 
 set -m # a group of its own, so that it can be ended with all that it started
-"${first[@]}" "$python" -m pytest -p no:cacheprovider "${waiting[@]}" >"$said" 2>&1 </dev/null &
+"${first[@]}" "$python" -m pytest -p no:cacheprovider "$@" "${waiting[@]}" >"$said" 2>&1 </dev/null &
 lane=$!
 set +m
-"${second[@]}" "$python" -m pytest "${waiting[@]/#/--ignore=}"
+"${second[@]}" "$python" -m pytest "$@" "${waiting[@]/#/--ignore=}"
 second_code=$?
 wait "$lane"
 first_code=$?

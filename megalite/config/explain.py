@@ -151,7 +151,8 @@ def _words(setting: Node) -> str:
         return "a group of settings (lines of `key: value`)"
     if setting.get("format") == "path":
         return "a path (text; quote it if it looks like something else)"
-    return {"boolean": "true or false", "string": "text (quote it if it looks like something else)"}[setting["type"]]
+    words = {"boolean": "true or false", "string": "text (quote it if it looks like something else)"}
+    return words.get(str(kind), "a value")
 
 
 def _choices(setting: Node) -> list[str]:

@@ -25,7 +25,7 @@ from megalite.optim.schedules import last_stable_step
 from megalite.parallel.collectives import agree
 from megalite.train.checkpoints import open_checkpoints
 from megalite.train.components.assemble import assemble
-from megalite.train.components.component import Component, RollBack, Step, check_figures
+from megalite.train.components.component import Component, RollBack, Step, check_answer, check_figures, check_state
 from megalite.train.rollback import go_back
 from megalite.train.run import Run
 
@@ -87,11 +87,13 @@ class TrainingLoop:
         for component in self._components:
             try:
                 component.load_state(states.pop(component.name, {}))
+                check_state(component.state())
+                check_answer(component.stop_reason(), str)
             except Exception as error:
                 raise CheckpointError(
                     f"component {component.name}: it cannot go on from its state at step {progress.step} "
-                    f"({type(error).__name__}: {error}); set it up as it was, or begin a new run from these weights "
-                    "(train.init_from)"
+                    f"({type(error).__name__}: {error}); mend it, set it up as it was, or begin a new run from these "
+                    "weights (train.init_from)"
                 ) from error
         for name in states:
             why = f"this run has no component {name}; what it had to remember goes"
@@ -112,7 +114,8 @@ class TrainingLoop:
         finally:
             self._checkpoints.close()
             for component in self._components:
-                component.close()
+                with _naming(component, "close"):
+                    component.close()
 
     def _stretch(self) -> Ended:
         """Train for as long as the data goes on as planned."""
@@ -216,7 +219,7 @@ class TrainingLoop:
         """Ask every component at some moment; go back when one wants to, which ends the asking."""
         for component in self._components:
             with _naming(component, moment):
-                wish = ask(component)
+                wish = check_answer(ask(component), RollBack, type(None))
             if wish is not None:
                 self._roll_back(wish)
                 return True
@@ -265,7 +268,7 @@ class TrainingLoop:
         states = {}
         for component in self._components:
             with _naming(component, "state"):
-                states[component.name] = component.state()
+                states[component.name] = check_state(component.state())
         return replace(self.progress, components={name: state for name, state in states.items() if state})
 
     def _consumed(self) -> dict[str, dict[str, int]]:
@@ -275,7 +278,11 @@ class TrainingLoop:
 
     def _stop_reason(self) -> str:
         """Why this rank finds that the run should end; empty when it should go on."""
-        return next((why for component in self._components if (why := component.stop_reason())), "")
+        for component in self._components:
+            with _naming(component, "stop_reason"):
+                if why := check_answer(component.stop_reason(), str):
+                    return why
+        return ""
 
     def _validation_loss(self) -> float | None:
         """The watched validation loss of this very step."""

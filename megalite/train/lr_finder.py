@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from megalite.checkpoint.catalog import latest, step_of
+from megalite.checkpoint.sizes_so_far import sizes_at
 from megalite.config.batch_sizes import BatchSizes
 from megalite.config.load import load_config
 from megalite.config.plan import derive_steps
@@ -30,7 +31,6 @@ from megalite.train.local import run_local_ranks
 from megalite.train.place import Place, given_place
 from megalite.train.preflight import preflight
 from megalite.train.signals import hear
-from megalite.train.sizes_so_far import sizes_at
 from megalite.train.worker import connect_rank, leave, run_guarded
 
 if TYPE_CHECKING:

@@ -66,7 +66,6 @@ def loss_by_transformers(folder: Path, batches: Path, step: int) -> float:
     return losses[mask].mean().item()
 
 
-@pytest.mark.slow
 def test_from_hugging_face_through_training_and_back(tmp_path: Path):
     """`from-hf`, `data prepare` with its tokenizer, `train`, `to-hf`: nothing of the model is lost on the way.
 

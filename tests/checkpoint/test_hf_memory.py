@@ -67,7 +67,6 @@ def test_memory_of_a_job(line: str, root: str, names: tuple, tmp_path: Path, mon
     assert host.total_bytes() == 1000
 
 
-@pytest.mark.slow
 def test_no_more_than_a_shard_and_a_tensor(tmp_path: Path):
     """A model six times as large as the limit goes to Hugging Face and back, verification included.
 

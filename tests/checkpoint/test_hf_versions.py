@@ -127,7 +127,6 @@ def cases(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Case]]:
     return made
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("version", VERSIONS)
 def test_read_by_both_generations(version: str, cases: list[Case], tmp_path: Path):
     """Each version finds every key, computes megalite's logits and predictions, and gives equal ids and texts."""
@@ -145,7 +144,6 @@ def test_read_by_both_generations(version: str, cases: list[Case], tmp_path: Pat
         assert answer.tokenizer_problem is None
 
 
-@pytest.mark.slow
 def test_folders_saved_by_version_4(tmp_path: Path):
     """What transformers 4.57 saves, with only its own keys, is imported with equal logits in version 5 and here."""
     _run("4.57", SAVE_ALL, [tmp_path])

@@ -116,7 +116,6 @@ def differences(folder: Path, names: list[str]) -> list[str]:
     return complaints
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("tied", [False, True], ids=["untied", "tied"])
 def test_every_layout_keeps_every_bit(tmp_path, tied):
     """Loaded and saved again in 26 layouts (10 tied): weights and both moments bit-equal, the next losses to 1e-5.

@@ -182,7 +182,6 @@ def own_memory() -> int:
     return int(fields["RssAnon"].split()[0]) * 1024
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("compress", [False, True])
 def test_memory_is_bounded(tmp_path, compress):
     """Merging a tensor of 400 MB takes half of that at most; it does not grow with the tensor."""

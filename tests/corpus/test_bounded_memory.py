@@ -10,8 +10,6 @@ import sys
 import sysconfig
 from pathlib import Path
 
-import pytest
-
 from megalite.corpus.prepare import prepare
 from megalite.corpus.recipe import DataRecipe
 from tests.kit.data import write_json_lines
@@ -148,7 +146,6 @@ def recipe(corpus: Path, tokenizer: Path, out: Path) -> dict:
     }
 
 
-@pytest.mark.slow
 def test_a_recipe_on_ten_times_the_memory(tmp_path, tokenizer_folders):
     """300 MB through all stations in 30 MB on two cores; what was planted is found, and nothing else is."""
     write_corpus(tmp_path / "small.jsonl", 1)

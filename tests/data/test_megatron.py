@@ -65,7 +65,6 @@ def answers(tmp_path_factory) -> Answers:
     return Answers(ours, found, written, joined, then)
 
 
-@pytest.mark.slow
 def test_megatron_reads_what_we_write(answers):
     """Types, every token, tails of sequences and the borders of documents; empty documents too."""
     for (dtype, vocab_size), answer, written in zip(VOCAB_SIZES.items(), answers.found, answers.ours, strict=True):
@@ -75,14 +74,12 @@ def test_megatron_reads_what_we_write(answers):
         assert answer["borders"] == list(range(len(written) + 1))
 
 
-@pytest.mark.slow
 def test_we_read_what_megatron_writes(answers):
     """All integer types; documents of several sequences, of an empty one and of none."""
     for job in answers.written:
         assert_reads(Path(job["prefix"]), job["dtype"], job["documents"])
 
 
-@pytest.mark.slow
 def test_megatron_joins_ours_to_its_own(answers):
     """Its merge of two pairs, one of them ours, gives the documents of both."""
     job = answers.joined

@@ -21,8 +21,6 @@ from tests.faults.test_load_damage import DAMAGES
 from tests.kit.runs import events, megalite, write_run
 from tests.kit.spawn import run_ranks
 
-pytestmark = pytest.mark.slow
-
 STILL = {"lr": 1e-30, "weight_decay": 0.0}
 """A learning rate that changes no weight: to a checkpoint they are frozen, while the moments move."""
 

@@ -71,7 +71,6 @@ def save_until_killed(run_dir: Path, asynchronous: bool, doomed: int, moment: fl
         seconds = time.perf_counter() - clock
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("asynchronous", [False, True], ids=["sync", "async"])
 def test_kill_9_at_twenty_moments_of_a_save(tmp_path, asynchronous):
     """Both ranks die at a random moment of a save, twenty times in a row, each time going on from what was left.

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor
@@ -56,7 +55,6 @@ def compare_compiled(folder: str, kinds: tuple[str, ...]) -> tuple[list[str], di
     return wrong, saved
 
 
-@pytest.mark.slow
 def test_compiled_blocks_equal_eager_ones(tmp_path):
     """Loss and all gradients of two accumulated micro-batches are those of eager blocks for every kind of
     recomputation, with dropout on. The compiler redoes by itself what selective recomputation does, whatever was
@@ -66,7 +64,6 @@ def test_compiled_blocks_equal_eager_ones(tmp_path):
     assert saved["full"] < saved["selective"] == saved["none"] < 0.75 * saved["none, eager"], saved
 
 
-@pytest.mark.slow
 def test_compiled_blocks_split_around_collectives(tmp_path):
     """The same for tp 2 with sequence parallelism, whose collectives stand between the compiled graphs."""
     for wrong, _ in run_ranks(compare_compiled, 2, str(tmp_path), ("selective",)):

@@ -276,7 +276,6 @@ def learn(configs: list[Config]) -> list[list[float]]:
     return found
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("layout", [{"tp": 2}, {"pp": 2}], ids=["tp 2", "pp 2"])
 def test_fp8_learns_as_well(layout):
     """Emulated FP8 learns a few batches as far as unrounded training does, to 1 % of the loss, by current and block
@@ -313,7 +312,6 @@ def compiled_steps(folder: str) -> tuple[float, float]:
     return losses[0], losses[1]
 
 
-@pytest.mark.slow
 def test_looks_compile_nothing_anew(tmp_path):
     """Blocks that are compiled stay so while layers are looked at, and compute what eager ones do."""
     compiled, eager = run_ranks(compiled_steps, 1, str(tmp_path))[0]

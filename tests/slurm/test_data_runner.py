@@ -169,7 +169,6 @@ def station_bytes(folder: Path) -> dict[str, bytes]:
     return {name: content for name, content in all_bytes(folder).items() if not name.startswith(("card.", "slurm/"))}
 
 
-@pytest.mark.slow
 def test_a_whole_recipe_from_a_node(tmp_path, cluster, monkeypatch):
     """All stations, driven from a node as a user would: the bytes are those of one process, each task is begun once,
     and one array serves the whole recipe."""
@@ -279,7 +278,6 @@ def test_a_fault_of_a_worker(work, monkeypatch):
     assert not work.cluster.live_jobs()
 
 
-@pytest.mark.slow
 def test_a_driver_that_is_stopped_or_killed(work):
     """Ctrl-C and SIGTERM cancel the workers. After kill -9 the next driver does, before it submits its own. A second
     driver beside a living one is refused."""
@@ -414,7 +412,6 @@ def test_a_worker_of_several_processes(work):
     work.check()
 
 
-@pytest.mark.slow
 def test_jobs_by_hand(work):
     """launch/data.sbatch on one node, another job after it; and as the driver of an array, which goes when it goes."""
     recipe = work.folder / "recipe.yaml"

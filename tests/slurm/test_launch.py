@@ -66,7 +66,6 @@ def undisturbed(tmp_path_factory) -> Iterator[Callable[[], Path]]:
     process.wait(LONGEST_WAIT_SECONDS)
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(LONGEST_TEST_SECONDS)
 def test_ranks_and_nodes_fail(tmp_path, cluster, undisturbed):
     """A rank killed, one that ends with code 0 too early, one that raises, one that is stopped, and a whole run cut off
@@ -148,7 +147,6 @@ def test_ranks_and_nodes_fail(tmp_path, cluster, undisturbed):
     at_once(ranks, nodes)
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(LONGEST_TEST_SECONDS)
 def test_jobs_and_disks_fail(tmp_path, cluster, undisturbed):
     """The cable of the first job's own node is pulled, which is named although it is the one that complains; the second
@@ -238,7 +236,6 @@ def test_jobs_and_disks_fail(tmp_path, cluster, undisturbed):
     at_once(jobs, disks, beyond_help)
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(LONGEST_TEST_SECONDS)
 def test_three_axes_and_a_person(tmp_path, cluster, undisturbed, monkeypatch):
     """Eight ranks on four nodes, tp 2 x pp 2 x dp 2, in the order of switches, to the end; they listen on their nodes'

@@ -295,7 +295,6 @@ if __name__ == "__main__":
         process.wait()
 
 
-@pytest.mark.slow
 def test_a_ray_cluster_leaves_the_same_bytes(planned, tmp_path, monkeypatch):
     """Two Ray workers, also where another cluster is said to run; a mistake in the data is raised as here."""
     pytest.importorskip("ray", reason="Ray is not installed: pip install ray")

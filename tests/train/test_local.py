@@ -53,7 +53,6 @@ def rank_processes(parent: subprocess.Popen) -> list[int]:
     return [ranks[rank] for rank in sorted(ranks)]
 
 
-@pytest.mark.slow
 def test_a_run_is_started_again(tmp_path, undisturbed):
     """A rank is killed, then one is frozen: both are named, the run goes on each time, and its steps are those of an
     undisturbed one. A fault with every attempt ends it."""
@@ -75,7 +74,6 @@ def test_a_run_is_started_again(tmp_path, undisturbed):
     assert_equal(metrics(tmp_path / "run"), undisturbed)
 
 
-@pytest.mark.slow
 def test_torchrun_gives_the_ranks(tmp_path, undisturbed):
     """`torchrun launch/launch.py CONFIG` trains as `megalite train CONFIG` does."""
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]

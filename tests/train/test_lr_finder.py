@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from megalite.checkpoint.format import read_manifest
+from megalite.checkpoint.sizes_so_far import sizes_at
 from megalite.config.load import load_config
 from megalite.config.schema import Config
 from megalite.data.loader import Loader
@@ -17,7 +18,6 @@ from megalite.errors import EXIT_DONE, EXIT_REQUEUE, UserError
 from megalite.train import lr_finder
 from megalite.train.lr_finder import Found, SmoothedLoss, Sweep, _aside, _sweep, find_rate
 from megalite.train.place import Place
-from megalite.train.sizes_so_far import sizes_at
 from tests.kit.runs import megalite, metrics, write_run
 from tests.kit.spawn import run_ranks
 from tests.train.forked import launch

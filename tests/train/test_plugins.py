@@ -6,7 +6,6 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-import pytest
 import torch
 import yaml
 
@@ -73,7 +72,6 @@ def write_brought(folder: Path, **sections: dict[str, Any]) -> Path:
     return path
 
 
-@pytest.mark.slow
 def test_a_component_goes_on(tmp_path):
     """A run on two ranks that was cut at step 3 has the lines of one that was not: the component's state came back, and
     it counted the tokens of both ranks; the run's config finds the plug-ins again. The component ends a run, too."""
@@ -102,14 +100,29 @@ FAILING = """
 from megalite import extend
 from megalite.train.components.component import Component
 
+STATES = {"object": {"mine": object()}, "number": 3, "counts": {"inside": {7: 1}}}
+
 @extend.component("failing")
 class Failing(Component):
     def __init__(self, context, *, when: str):
-        self.when = when
+        self.when, self.measured = when, False
         if when == "made":
             raise RuntimeError("the coffee is out")
 
+    def after_step(self, step, result):
+        return 3 if self.when == "wish" else None
+
+    def stop_reason(self):
+        if self.when == "asked" and self.measured:
+            raise RuntimeError("the coffee is out")
+        return 5 if self.when == "reason" else ""
+
+    def close(self):
+        if self.when == "close":
+            raise RuntimeError("the coffee is out")
+
     def measure(self, step, result):
+        self.measured = True
         if self.when == "measure":
             raise RuntimeError("the coffee is out")
         if self.when == "figure":
@@ -118,7 +131,7 @@ class Failing(Component):
             step.figures["mine"] = "high"
 
     def state(self):
-        return {"when": self.when}
+        return STATES.get(self.when, {"when": self.when})
 
     def load_state(self, state):
         if state and self.when == "load":
@@ -126,7 +139,6 @@ class Failing(Component):
 """
 
 
-@pytest.mark.slow
 def test_failures_are_named(tmp_path):
     """Before the first step they are bad input; in the middle of training a fault, with the component's name."""
     path = tmp_path / "failing.py"
@@ -146,6 +158,13 @@ def test_failures_are_named(tmp_path):
         ("measure", 1, "component failing (failing_"),
         ("figure", 1, "'loss' stands in metrics.jsonl already"),
         ("tensor", 1, "figure 'mine' is 'high', expected a number"),
+        ("object", 2, "at step 0 (TypeError: Object of type object is not JSON serializable)"),
+        ("number", 2, "(TypeError: state 3, expected a dict whose keys are text)"),
+        ("counts", 2, "(TypeError: state {7: 1}, expected a dict whose keys are text)"),
+        ("reason", 2, "(TypeError: it returned 5, expected str)"),
+        ("wish", 1, "failed in after_step: TypeError: it returned 3, expected RollBack or NoneType"),
+        ("asked", 1, "failed in stop_reason: RuntimeError: the coffee is out"),
+        ("close", 1, "failed in close: RuntimeError: the coffee is out"),
     ):
         found, said = run(when, when)
         assert found == code, said

@@ -37,7 +37,6 @@ def verify(
     return verify_resume(config, overrides, steps, folder, launch=launch, between=between)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_every_engine_resumes_exactly(tmp_path, name):
     """Metrics, weights, moments, counters and the chain over the samples, with checkpoints written in the background.

@@ -32,9 +32,9 @@ def show(
     overrides: Annotated[list[str] | None, typer.Argument(help="section.key=value ...")] = None,
 ) -> None:
     """Show the batches that training will see: some as text, or all of them as arrays in a file."""
+    from megalite.checkpoint.sizes_so_far import batch_sizes_of
     from megalite.config.load import load_config
     from megalite.data import show as showing
-    from megalite.train.sizes_so_far import batch_sizes_of
 
     wanted = showing.parse_steps(steps)
     settings = load_config(config, overrides or [])

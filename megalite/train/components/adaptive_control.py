@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch.distributed import ReduceOp
 
+from megalite.checkpoint.sizes_so_far import CONTROL, sizes_in
 from megalite.config.plan import RunPlan
 from megalite.config.schema import Config
 from megalite.engine.protocol import Engine, StepResult
@@ -27,7 +28,6 @@ from megalite.parallel.axes import Axes
 from megalite.parallel.collectives import all_reduce, any_rank
 from megalite.train.components.component import Component, Step
 from megalite.train.micro_gradients import MicroGradients
-from megalite.train.sizes_so_far import CONTROL, sizes_in
 
 
 class AdaptiveControl(Component):

@@ -10,9 +10,10 @@ What it asks for must follow from numbers that all ranks share.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
@@ -23,6 +24,8 @@ from megalite.data.samples import Samples
 from megalite.engine.protocol import Engine, StepResult
 from megalite.monitor.recorder import STEP_KEYS, Recorder
 from megalite.parallel.axes import Axes
+
+Answer = TypeVar("Answer")
 
 
 @dataclass
@@ -73,6 +76,33 @@ def check_figures(former: Mapping[str, float], figures: Mapping[str, float]) -> 
             raise ValueError(f"{name!r} stands in metrics.jsonl already; give the figure another name")
         if isinstance(value, bool) or not isinstance(value, int | float):
             raise ValueError(f"figure {name!r} is {value!r}, expected a number (of a tensor, .item())")
+
+
+def check_state(state: dict[str, Any]) -> dict[str, Any]:
+    """The state, when a checkpoint can hold it.
+
+    Raises:
+        TypeError: it would not come back as it is.
+    """
+    json.dumps(state)
+    inside = [state]
+    while inside:
+        found = inside.pop()
+        if not isinstance(found, dict) or not all(isinstance(key, str) for key in found):
+            raise TypeError(f"state {found!r}, expected a dict whose keys are text")
+        inside += [value for value in found.values() if isinstance(value, dict)]
+    return state
+
+
+def check_answer(answer: Answer, *kinds: type) -> Answer:
+    """What a method returned, when it is one of those.
+
+    Raises:
+        TypeError: it is not.
+    """
+    if not isinstance(answer, kinds):
+        raise TypeError(f"it returned {answer!r}, expected {' or '.join(kind.__name__ for kind in kinds)}")
+    return answer
 
 
 class Component:
