@@ -60,7 +60,7 @@ class Activations:
         self._device = next(stage.parameters()).device
 
     @torch.no_grad()
-    def look(self, forward: Callable[[], Any]) -> Statistics:
+    def measure(self, forward: Callable[[], Any]) -> Statistics:
         """Run a forward pass over the global batch and return what it shows. Collective."""
         self._start()
         with self._watching(), torch.compiler.set_stance("force_eager"):

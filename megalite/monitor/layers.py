@@ -28,7 +28,7 @@ class LayerStatistics:
 
     def begin(self, batches: Sequence[Batch]) -> None:
         """See what the weights make of the step's batch, and wait for its update."""
-        self._layers = self._activations.look(lambda: self._engine.eval_step(batches))
+        self._layers = self._activations.measure(lambda: self._engine.eval_step(batches))
         self._stop_watching = self._engine.hooks.around_update.add(self._norms.around)
 
     def end(self, result: StepResult) -> Record:

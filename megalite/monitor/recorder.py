@@ -108,7 +108,7 @@ class Recorder:
             board.rewind(step)
 
     def layers(self, step: int, record: dict[str, dict[str, dict[str, float]]]) -> None:
-        """Record a look into the layers: `layers` and `weights` by name. Boards get the layers only."""
+        """Record statistics of the layers: `layers` and `weights` by name. Boards get the layers only."""
         if not self.is_writer:
             return
         self._layers.write({"step": step, **record})

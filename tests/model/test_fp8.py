@@ -304,9 +304,9 @@ def compiled_steps(folder: str) -> tuple[float, float]:
             run_stage(stage, make_batch(0)).backward()
             with torch._dynamo.config.patch(error_on_recompile=True):
                 for _ in range(2):
-                    stage.precision.begin_look(torch.device("cpu"))
+                    stage.precision.begin_measuring(torch.device("cpu"))
                     run_stage(stage, make_batch(1)).backward()
-                    stage.precision.end_look(SINGLE, SINGLE)
+                    stage.precision.end_measuring(SINGLE, SINGLE)
                     stage.precision.end_step()
                 losses.append(run_stage(stage, make_batch(2)).item())
     return losses[0], losses[1]

@@ -165,7 +165,7 @@ def test_what_share_of_the_queries_is_looked_at(seq_len, share):
     axes = connect(Mesh(), 0)
     stage = build_stage(config, plan, axes, torch.device("cpu"), FreshWeights(plan.model, 1))
     batch = micro_batch(range(2), seq_len=16, vocab_size=plan.model.vocab_size)
-    found = Activations(stage, axes, seq_len).look(lambda: stage.logits(batch.tokens, documents_of_batch(batch)))
+    found = Activations(stage, axes, seq_len).measure(lambda: stage.logits(batch.tokens, documents_of_batch(batch)))
     assert found["blocks.0"]["attention_queries"] == share
 
 

@@ -34,8 +34,9 @@ class MonitorConfig(Section):
     wandb: WandbConfig | None = None
     """Send the same curves to Weights & Biases; null does not."""
     layers_every: PositiveInt | None = 100
-    """Steps between looks into the layers, which go to layers.jsonl: norms of gradients, weights and updates, sizes of
-    the stream, attention's entropy and logits, dead units. A look costs about a third of a step; null for none."""
+    """Steps between measurements of the layers, which go to layers.jsonl: norms of gradients, weights and updates,
+    sizes of the stream, attention's entropy and logits, dead units. One costs about a third of a step; null for
+    none."""
     metrics: Options = Field(default_factory=FrozenOptions)
     """Metrics that plug-ins bring, by name, each with its options; a number more in every line of metrics.jsonl."""
 

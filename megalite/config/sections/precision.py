@@ -36,10 +36,11 @@ class Fp8Config(Section):
     bf16_last_blocks: NonNegativeInt = 0
     """Blocks at the end of the model that keep `dtype`."""
     watch_every: PositiveInt | None = 100
-    """Steps between looks at what FP8 does to each layer (fp8.jsonl); null for none. A look costs about a step."""
+    """Steps between measurements of what FP8 does to each layer (fp8.jsonl); null for none. One costs about a step."""
     fallback_error: PositiveFloat | None = Field(None, lt=1.0)
     """A layer goes back to `dtype` for good when its product in FP8, or its rounded gradient, differs by more than this
-    from the unrounded one, relative and at two looks in a row. Healthy layers are at 0.03 to 0.06. null for never."""
+    from the unrounded one, relative and at two measurements in a row. Healthy layers are at 0.03 to 0.06. null for
+    never."""
 
     @property
     def number_format(self) -> str:

@@ -1,6 +1,6 @@
 """From the gradients of a step to its update: hooks, norm, clipping, gate, and the numbers of the step.
 
-    gradients are there -> hooks.before_update -> norm --one look--> loss, tokens, norm on the host
+    gradients are there -> hooks.before_update -> norm --one sync--> loss, tokens, norm on the host
                         -> vetoes -> clip -> around_update(update)
 
 From ZeRO-1 on, norm and clipping are DeepSpeed's, inside its `step`; without ZeRO they are ours, before it.
@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from megalite.config.schema import Config
 from megalite.engine import grad_norm
 from megalite.engine.deepspeed.gate import UpdateGate
-from megalite.engine.deepspeed.one_look import OneLook
+from megalite.engine.deepspeed.step_numbers import StepNumbers
 from megalite.engine.hooks import UpdateHooks
 from megalite.engine.protocol import NonFiniteLossError, StepResult
 from megalite.parallel.axes import Axes
@@ -39,7 +39,7 @@ class UpdateStep:
         self._clips_here = config.parallel.zero_stage == 0
         self._stop_on_nonfinite = config.health.stop_on_nonfinite
         self._gate = UpdateGate(engine.optimizer)
-        self._look = OneLook(engine.optimizer, axes, config.parallel.zero_stage, self._see_loss)
+        self._numbers = StepNumbers(engine.optimizer, axes, config.parallel.zero_stage, self._see_loss)
         self._clip_norm: float | None = None
         self._own_norm = math.nan
 
@@ -57,9 +57,9 @@ class UpdateStep:
             num_tokens: valid tokens of the global batch.
         """
         self._hooks.prepare()
-        self._look.expect(loss, num_tokens)
+        self._numbers.expect(loss, num_tokens)
         if self._clips_here:
-            norm = self._look.fetch(grad_norm.global_grad_norm(self._parameters, self._axes, self._engine.device))
+            norm = self._numbers.fetch(grad_norm.global_grad_norm(self._parameters, self._axes, self._engine.device))
             self._own_norm = norm.item()
             grad_norm.drop_nonfinite(self._engine.optimizer, self._parameters, norm)
             if self._clip_norm is not None:
@@ -70,16 +70,16 @@ class UpdateStep:
         """What the step has done, after DeepSpeed's `step`."""
         norm = self._own_norm if self._clips_here else float(self._engine.get_global_grad_norm())
         why = self._gate.why if self._engine.was_step_applied() else f"gradient norm is {norm}"
-        loss, num_tokens = self._look.loss, self._look.num_tokens
+        loss, num_tokens = self._numbers.loss, self._numbers.num_tokens
         return StepResult(loss if num_tokens else math.nan, norm, lr, num_tokens, skipped=bool(why), why=why)
 
     def _veto(self) -> str:
         norm = self._own_norm if self._clips_here else float(self._engine.optimizer._global_grad_norm)
         if not math.isfinite(norm):
             return ""  # left out already
-        if not self._look.num_tokens:
+        if not self._numbers.num_tokens:
             return NO_TOKENS  # nothing was learned and nothing may decay
-        return self._hooks.veto(self._look.loss, norm)
+        return self._hooks.veto(self._numbers.loss, norm)
 
     def _see_loss(self, loss: float) -> None:
         if not math.isfinite(loss) and self._stop_on_nonfinite:

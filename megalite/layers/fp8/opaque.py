@@ -3,10 +3,10 @@
     forward    y      = product(x, weight, number)
     backward   dx, dw = product_gradients(dy, x, weight, number)
 
-Rounded weights and maxima outlive a pass, a look measures in one step of a hundred, a layer may go back to the stage's
-own format: as a part of the graph each of these would end it, or have every block compiled anew. So the graph knows
-the layer's number alone, and the op asks the layer. The number is a tensor in host memory: a Python number would be
-compiled in, and no two layers could share a graph.
+Rounded weights and maxima outlive a pass, errors are measured in one step of a hundred, a layer may go back to the
+stage's own format: as a part of the graph each of these would end it, or have every block compiled anew. So the graph
+knows the layer's number alone, and the op asks the layer. The number is a tensor in host memory: a Python number would
+be compiled in, and no two layers could share a graph.
 
 The price: rounding is not fused with what comes before, and inputs are rounded again in the backward pass, since what
 an op hands on must not depend on how its layer multiplies just now.

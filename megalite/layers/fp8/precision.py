@@ -18,7 +18,7 @@ from megalite.config.schema import Fp8Config
 from megalite.layers.fp8.opaque import linear, number_of
 from megalite.layers.fp8.quantise import Quantised
 from megalite.layers.fp8.recipes import Role
-from megalite.layers.fp8.watch import Gauge, LayerLook, read_gauges
+from megalite.layers.fp8.watch import Gauge, LayerErrors, read_gauges
 from megalite.layers.gemm import Gemm, LinearGemm
 from megalite.layers.linear import ColumnParallelLinear, RowParallelLinear
 from megalite.layers.precision import ReadState, linear_layers
@@ -28,7 +28,7 @@ HISTORY = "fp8_amax"
 """State tensors `fp8_amax/blocks.0.mlp.down`, `[3, h]`: maxima of activation, weight and gradient, newest first."""
 RETIRED = "fp8_retired"
 """State tensors `fp8_retired/blocks.0.mlp.down`, `[1]`: the step after which the layer went back to `dtype`; IN_FP8
-while it has not, or WAS_OVER when the last look found too much error."""
+while it has not, or WAS_OVER when the last measurement found too much error."""
 IN_FP8, WAS_OVER = -1, -2
 
 
@@ -87,7 +87,7 @@ class Site:
         self.retired_at: int | None = None
         """The step after which FP8 was given up here."""
         self.was_over = False
-        """Whether the last look found more error than is allowed."""
+        """Whether the last measurement found more error than is allowed."""
 
     def linear(self, x: Tensor, weight: Tensor) -> Tensor:
         """`x [t, in]` and `weight [out, in]` -> `[t, out]`, with gradients, in the present way."""
@@ -182,33 +182,33 @@ class Fp8:
         for site in self.sites.values():
             site.fp8.forget_weights()
 
-    def begin_look(self, device: torch.device) -> None:
+    def begin_measuring(self, device: torch.device) -> None:
         """From now on measure what FP8 does to each layer that is still in FP8."""
         self._gauges = {name: Gauge(device) for name, site in self.sites.items() if site.retired_at is None}
         for name, gauge in self._gauges.items():
             self.sites[name].use_gauge(gauge)
 
-    def end_look(self, tp: Axis, replicas: Axis) -> dict[str, LayerLook]:
+    def end_measuring(self, tp: Axis, replicas: Axis) -> dict[str, LayerErrors]:
         """What was found, over all ranks of the stage. Collective over tp and replicas, and a sync."""
         for site in self.sites.values():
             site.use_fp8()
         return read_gauges(self._gauges, tp, replicas)
 
-    def retire_worst(self, looks: dict[str, LayerLook], step: int) -> list[str]:
-        """Give up FP8 where a look found more error than is allowed for the second time in a row.
+    def retire_worst(self, errors: dict[str, LayerErrors], step: int) -> list[str]:
+        """Give up FP8 where a measurement found more error than is allowed for the second time in a row.
 
         Args:
-            looks: of the layers of all stages, the same on all ranks.
+            errors: of the layers of all stages, the same on all ranks.
 
         Returns:
             The layers of this stage that were given up.
         """
         allowed, retired = self.config.fallback_error, []
-        for name, look in looks.items():
+        for name, layer in errors.items():
             site = self.sites.get(name)
             if site is None or allowed is None:
                 continue
-            is_over = not look.worst <= allowed
+            is_over = not layer.worst <= allowed
             if is_over and site.was_over:
                 site.retire(step)
                 retired.append(name)

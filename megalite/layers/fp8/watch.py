@@ -4,8 +4,8 @@
                       the norm of what rounding changes, over the norm of the operand
     of the product    the norm of y in FP8 less y unrounded, over that of y unrounded, from the same x and weight
 
-A look costs each layer a second product and some passes over its operands, so it is for a step now and then. Sums are
-kept on the device and fetched once.
+Measuring costs each layer a second product and some passes over its operands, so it is for a step now and then. Sums
+are kept on the device and fetched once.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ OVER = 1 + 1e-6
 
 
 @dataclass(frozen=True)
-class OperandLook:
+class OperandErrors:
     """What rounding did to one operand."""
 
     amax: float
@@ -39,12 +39,12 @@ class OperandLook:
 
 
 @dataclass(frozen=True)
-class LayerLook:
+class LayerErrors:
     """What FP8 did to one layer in one step."""
 
     error: float
     """Of the product."""
-    operands: dict[Role, OperandLook]
+    operands: dict[Role, OperandErrors]
 
     @property
     def worst(self) -> float:
@@ -83,8 +83,8 @@ class Gauge:
         self.sums[-1, WHOLE_SQUARE] += exact.square().sum().double()
 
 
-def read_gauges(gauges: dict[str, Gauge], tp: Axis, replicas: Axis) -> dict[str, LayerLook]:
-    """The looks at all layers of a stage, over all its ranks. Collective over tp and replicas, and a sync."""
+def read_gauges(gauges: dict[str, Gauge], tp: Axis, replicas: Axis) -> dict[str, LayerErrors]:
+    """The errors of all layers of a stage, over all its ranks. Collective over tp and replicas, and a sync."""
     if not gauges:
         return {}
     sums = torch.stack([gauge.sums for gauge in gauges.values()])
@@ -93,16 +93,16 @@ def read_gauges(gauges: dict[str, Gauge], tp: Axis, replicas: Axis) -> dict[str,
         all_reduce(sums, axis)
         all_reduce(amax, axis, dist.ReduceOp.MAX)
     rows = zip(gauges, sums.tolist(), amax.tolist(), strict=True)
-    return {name: _look(each, maxima) for name, each, maxima in rows}
+    return {name: _errors(each, maxima) for name, each, maxima in rows}
 
 
-def _look(sums: list[list[float]], maxima: list[float]) -> LayerLook:
-    operands: dict[Role, OperandLook] = {}
+def _errors(sums: list[list[float]], maxima: list[float]) -> LayerErrors:
+    operands: dict[Role, OperandErrors] = {}
     for role, counts, amax in zip(ROLES, sums, maxima, strict=False):
         if counts[NUMBERS]:
             shares = (counts[UNDERFLOW] / counts[NUMBERS], counts[SATURATED] / counts[NUMBERS])
-            operands[role] = OperandLook(amax, *shares, _ratio(counts))
-    return LayerLook(_ratio(sums[-1]), operands)
+            operands[role] = OperandErrors(amax, *shares, _ratio(counts))
+    return LayerErrors(_ratio(sums[-1]), operands)
 
 
 def _ratio(sums: list[float]) -> float:

@@ -132,7 +132,7 @@ class Component:
         """The run has come to its end, which may be an early one; not called when it only stops for a while."""
 
     def state(self) -> dict[str, Any]:
-        """What a checkpoint must hold to go on from, ready for JSON; empty for nothing."""
+        """What a checkpoint must hold to go on from, ready for JSON, its keys texts; empty for nothing."""
         return {}
 
     def load_state(self, state: dict[str, Any]) -> None:

@@ -1,8 +1,8 @@
-"""Watching FP8 in a run: every so many steps a look at each layer and at the whole model, and layers that go back.
+"""Watching FP8 in a run: every so many steps each layer and the whole model are measured, and layers go back.
 
     before the step   layers begin to measure
-    after the step    each layer's look, gathered from all ranks; the loss of a micro-batch in FP8 and unrounded (the
-                      shadow); layers beyond `fallback_error` at two looks in a row go back to `dtype`
+    after the step    each layer's errors, gathered from all ranks; the loss of a micro-batch in FP8 and unrounded (the
+                      shadow); layers beyond `fallback_error` at two measurements in a row go back to `dtype`
 
 All ranks decide from the same numbers. Looks are lines of `fp8.jsonl`; a layer that goes back is an event, and is kept
 in checkpoints.
@@ -19,7 +19,7 @@ import torch.distributed as dist
 
 from megalite.data.loader import Batch
 from megalite.engine.protocol import Engine, StepResult
-from megalite.layers.fp8.watch import LayerLook
+from megalite.layers.fp8.watch import LayerErrors
 from megalite.monitor.recorder import Recorder
 from megalite.monitor.records import JsonLines, drop_steps_after
 from megalite.parallel.axes import Axes, Axis
@@ -77,21 +77,21 @@ class Fp8Watch(Component):
     def before_step(self, step: Step) -> None:
         """Begin to measure, if that is due at this step."""
         if step.number % self._every == 0:
-            self._precision.begin_look(self._device)
+            self._precision.begin_measuring(self._device)
 
     def after_step(self, step: Step, result: StepResult) -> None:
         """Write down what was measured, and let layers go back; a step that was left out says nothing of them."""
         if step.number % self._every:
             return
-        axes, looks = self._axes, dict[str, LayerLook]()
-        for of_stage in _gather(self._precision.end_look(axes.tp, axes.replicas), axes.pp):
-            looks |= of_stage
-        self._write(step.number, looks, self._shadow(step.batches[0]))
+        axes, errors = self._axes, dict[str, LayerErrors]()
+        for of_stage in _gather(self._precision.end_measuring(axes.tp, axes.replicas), axes.pp):
+            errors |= of_stage
+        self._write(step.number, errors, self._shadow(step.batches[0]))
         if result.skipped:
             return
-        for gone in _gather(self._precision.retire_worst(looks, step.number), axes.pp):
+        for gone in _gather(self._precision.retire_worst(errors, step.number), axes.pp):
             for name in gone:
-                why = f"error {looks[name].worst:.3g} at two looks in a row, allowed is {self._fallback_error:g}"
+                why = f"error {errors[name].worst:.3g} twice in a row, allowed is {self._fallback_error:g}"
                 self._recorder.event("fp8_given_up", step.number, layer=name, why=why)
                 self._recorder.say(f"{name} goes back to {self._dtype}: {why}")
 
@@ -107,17 +107,17 @@ class Fp8Watch(Component):
         total, num_tokens = self._engine.eval_step([batch])
         return total / max(1, num_tokens)
 
-    def _write(self, step: int, looks: dict[str, LayerLook], shadow: dict[str, float]) -> None:
+    def _write(self, step: int, errors: dict[str, LayerErrors], shadow: dict[str, float]) -> None:
         if self._file is None:
             return
-        layers = {name: {"error": look.error, **_operands(look)} for name, look in looks.items()}
+        layers = {name: {"error": layer.error, **_operands(layer)} for name, layer in errors.items()}
         self._file.write({"step": step, "shadow": shadow, "layers": layers})
-        if not looks:
+        if not errors:
             return
-        every = [operand for look in looks.values() for operand in look.operands.values()]
+        every = [operand for layer in errors.values() for operand in layer.operands.values()]
         worst = {
             "shadow_error": shadow["error"],
-            "worst_layer_error": max(look.worst for look in looks.values()),
+            "worst_layer_error": max(layer.worst for layer in errors.values()),
             "most_underflow": max((operand.underflow for operand in every), default=0.0),
             "most_saturation": max((operand.saturation for operand in every), default=0.0),
         }
@@ -129,8 +129,8 @@ class Fp8Watch(Component):
             self._file.close()
 
 
-def _operands(look: LayerLook) -> dict[str, Any]:
-    return {role: asdict(operand) for role, operand in look.operands.items()}
+def _operands(errors: LayerErrors) -> dict[str, Any]:
+    return {role: asdict(operand) for role, operand in errors.operands.items()}
 
 
 def _gather(mine: Any, pp: Axis) -> list[Any]:

@@ -29,9 +29,9 @@ def precision_of_one_layer(**settings) -> tuple[Fp8, ColumnParallelLinear]:
 
 
 def look_at(precision: Fp8, layer: ColumnParallelLinear, x: torch.Tensor, grad: torch.Tensor):
-    precision.begin_look(CPU)
+    precision.begin_measuring(CPU)
     layer(x).backward(grad)
-    looks = precision.end_look(SINGLE, SINGLE)
+    looks = precision.end_measuring(SINGLE, SINGLE)
     precision.end_step()
     return looks["blocks.0.up"]
 
@@ -66,11 +66,11 @@ def test_a_look_changes_nothing():
     for looks in (False, True):
         precision, layer = precision_of_one_layer(recipe="delayed", amax_history_len=4)
         if looks:
-            precision.begin_look(CPU)
+            precision.begin_measuring(CPU)
         y = layer(x)
         y.backward(grad)
         if looks:
-            precision.end_look(SINGLE, SINGLE)
+            precision.end_measuring(SINGLE, SINGLE)
         precision.end_step()
         results.append((y.detach(), layer.weight.grad, precision.state()["fp8_amax/blocks.0.up"]))
     assert all(torch.equal(one, two) for one, two in zip(*results, strict=True))

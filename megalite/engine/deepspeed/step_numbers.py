@@ -1,4 +1,4 @@
-"""One look at the device a step: the loss, the number of valid tokens and the gradient norm reach the host together.
+"""One wait for the device a step: the loss, the number of valid tokens and the gradient norm reach the host together.
 
 To read a number on a GPU is to wait until everything queued before it is done, while nothing new is queued behind it.
 A step has to do that once: whether it is applied goes by its loss and its norm. DeepSpeed's optimizers look at the
@@ -30,7 +30,7 @@ INVALID = -1.0
 """What DeepSpeed takes for a norm that is infinite or undefined."""
 
 
-class OneLook:
+class StepNumbers:
     """Fetches the numbers of a step when its norm is known.
 
     Args:
