@@ -4,8 +4,8 @@
     after the step    each layer's errors, gathered from all ranks; the loss of a micro-batch in FP8 and unrounded (the
                       shadow); layers beyond `fallback_error` at two measurements in a row go back to `dtype`
 
-All ranks decide from the same numbers. Measurements are lines of `fp8.jsonl`; a layer that goes back is an event, and is kept
-in checkpoints.
+All ranks decide from the same numbers. Measurements are lines of `fp8.jsonl`; a layer that goes back is an event, and
+is kept in checkpoints.
 """
 
 from __future__ import annotations

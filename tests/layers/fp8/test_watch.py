@@ -88,8 +88,8 @@ def test_saturation_shows_in_the_look():
 
 
 def test_two_measurements_in_a_row_and_a_layer_goes_back():
-    """One measurement beyond the allowed error is not enough, nor are two with a good one between; after two in a row the
-    layer multiplies unrounded, also after the state was saved and read."""
+    """One measurement beyond the allowed error is not enough, nor are two with a good one between; after two in a row
+    the layer multiplies unrounded, also after the state was saved and read."""
     precision, layer = precision_of_one_layer(recipe="current", fallback_error=0.5)
     x, grad = draw(8, 32, seed=1), draw(8, 16, seed=2)
     look = look_at(precision, layer, x, grad)
