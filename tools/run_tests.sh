@@ -11,7 +11,7 @@ python=$1
 shift
 
 # By measured times: both lanes take about as long.
-waiting=(tests/slurm tests/faults tests/stations tests/cli tests/report tests/tokenizer tests/data)
+waiting=(tests/slurm tests/faults tests/stations tests/cli tests/report tests/tokenizer tests/data tests/corpus tests/fuzz)
 
 read -r -d '' halves <<'END'
 import os
@@ -27,7 +27,6 @@ elif [ "$(nproc)" -lt 4 ] || ! command -v taskset >/dev/null; then
 else
     { read -r some; read -r others; } < <("$python" -c "$halves")
     first=(taskset -c "$some") second=(taskset -c "$others")
-    waiting+=(tests/corpus tests/fuzz)
 fi
 said=$(mktemp)
 trap 'rm -f "$said"; [ -z "${lane:-}" ] || kill -INT -- "-$lane" 2>/dev/null' EXIT

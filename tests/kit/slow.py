@@ -15,7 +15,7 @@ from collections import defaultdict
 from pathlib import Path
 
 LIST = Path(__file__).parent.parent / "slow.txt"
-SLOW_SECONDS = 1.0
+SLOW_SECONDS = 0.5
 
 _LINE = re.compile(r"\s*([\d.]+)s (?:call|setup|teardown) +(\S+::[^\[\s]+)")
 
