@@ -133,7 +133,7 @@ test: $(INSTALLED) oracles transformers-4 lm-eval browser  ## all tests
 	@tools/slurm_testbed.sh install || true
 	tools/run_tests.sh $(BIN)/python
 
-test-fast: $(INSTALLED)  ## the tests that take less than a second each
+test-fast: $(INSTALLED)  ## the tests that take less than half a second each
 	tools/run_tests.sh $(BIN)/python -m "not slow"
 
 # Of every kind; configs take five times as many, and config.json is compared with both generations of transformers

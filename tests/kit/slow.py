@@ -1,10 +1,14 @@
 """Which tests are slow: measured, not guessed.
 
-`tests/slow.txt` names the functions that take a second or more, all their cases together; `make test-fast` leaves them
-out. To measure anew, on a quiet machine:
+`tests/slow.txt` names the functions that take half a second or more, all their cases together; `make test-fast` leaves
+them out. To measure anew, on a quiet machine:
 
-    .venv/bin/python -m pytest --durations=0 --durations-min=0.01 > durations.txt
-    .venv/bin/python -m tests.kit.slow durations.txt
+    tools/run_tests.sh .venv/bin/python --durations=0 --durations-min=0.005 > all.txt
+    .venv/bin/python -m tests.kit.slow all.txt
+    tools/run_tests.sh .venv/bin/python --durations=0 --durations-min=0.005 -m "not slow" > fast.txt
+    .venv/bin/python -m tests.kit.slow all.txt fast.txt
+
+The second round finds who pays for what tests share once the first to use it is left out; another may find more.
 """
 
 from __future__ import annotations
@@ -26,13 +30,15 @@ def slow_tests() -> set[str]:
 
 
 def measured(paths: list[str]) -> dict[str, float]:
-    """Seconds by function, of what pytest printed into some files."""
-    seconds: dict[str, float] = defaultdict(float)
+    """Seconds by function, of what pytest printed into some files: where it took longest."""
+    longest: dict[str, float] = {}
     for path in paths:
+        seconds: dict[str, float] = defaultdict(float)
         for line in Path(path).read_text("utf-8", errors="replace").splitlines():
             if found := _LINE.match(line):
                 seconds[found[2]] += float(found[1])
-    return seconds
+        longest |= {name: max(taken, longest.get(name, 0.0)) for name, taken in seconds.items()}
+    return longest
 
 
 if __name__ == "__main__":
