@@ -111,7 +111,7 @@ def optimizer(
         rate_exponent: under muP a matrix's rate is divided by its width multiplier to this power; None: not known.
         whole_state: of a `WholeRule`, from a weight to the shapes of state that one rank keeps whole, by kind.
     """
-    from megalite.config.optimizers import OPTIMIZERS, RULES, Optimizer, Rule
+    from megalite.config.optimizers import OPTIMIZERS, RULES, Optimizer, UpdateRule
 
     def add(code: Code) -> Code:
         if not hasattr(code, "update") and not hasattr(code, "direction"):
@@ -120,7 +120,7 @@ def optimizer(
         for other in filter(None, (tables, vectors)):
             if other not in RULES:
                 raise PluginError(f"optimizer {name}: {RULES.unknown(other)}")
-        RULES.add(name, Rule(made, state, rate_exponent=rate_exponent, whole_state=whole_state))
+        RULES.add(name, UpdateRule(made, state, rate_exponent=rate_exponent, whole_state=whole_state))
         OPTIMIZERS.add(name, Optimizer(name, tables or name, vectors or name))
         return code
 

@@ -288,6 +288,16 @@ def test_functions_take_few_arguments():
     assert not complaints, "\n".join(complaints)
 
 
+def test_no_two_classes_have_one_name():
+    """Who reads a name, or looks for it, finds one class."""
+    where: dict[str, list[str]] = {}
+    for path in modules():
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ClassDef):
+                where.setdefault(node.name, []).append(f"{path.relative_to(ROOT)}:{node.lineno}")
+    assert {name: places for name, places in where.items() if len(places) > 1} == {}
+
+
 def test_every_module_says_what_it_is():
     """Every module opens with a docstring, and so does every public class and function of the package."""
     complaints = []

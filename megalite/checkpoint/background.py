@@ -30,7 +30,7 @@ from megalite.checkpoint.fence import SupersededError
 from megalite.checkpoint.format import Progress
 from megalite.checkpoint.retention import Pruned
 from megalite.checkpoint.saving import Saving, Target, not_saved
-from megalite.checkpoint.shares import Written
+from megalite.checkpoint.shares import WrittenShare
 from megalite.checkpoint.snapshot import Share, Snapshots, live_share
 from megalite.engine.hooks import FIRST
 from megalite.engine.protocol import Engine
@@ -61,7 +61,7 @@ class Outcome:
     """What became of former checkpoints after the commit; on rank 0."""
     trouble: str = ""
     """What went wrong when they were removed; on rank 0."""
-    written: Written = field(default_factory=Written)
+    written: WrittenShare = field(default_factory=WrittenShare)
     """What this rank's share took."""
 
 

@@ -28,7 +28,7 @@ SAFETENSORS, PACKED = ".safetensors", ".zst"
 
 
 @dataclass(frozen=True)
-class Run:
+class ChunkRun:
     """Consecutive chunks of a piece with the same home."""
 
     first: int
@@ -98,7 +98,7 @@ class ChunkFiles:
                     file.write(stored)
         return file.record
 
-    def _parts(self, home: str) -> Iterator[tuple[str, Run, np.ndarray]]:
+    def _parts(self, home: str) -> Iterator[tuple[str, ChunkRun, np.ndarray]]:
         """The runs that go to a file, and their bytes."""
         size = self._storage.chunk_bytes
         for key, runs in self._runs.items():
@@ -111,11 +111,11 @@ class ChunkFiles:
         self._extents.setdefault(key, []).append((first, extent))
 
 
-def _runs(rank: int, tensors: dict[str, Tensor], matches: Matches, storage: Storage) -> dict[str, list[Run]]:
+def _runs(rank: int, tensors: dict[str, Tensor], matches: Matches, storage: Storage) -> dict[str, list[ChunkRun]]:
     """For each key, its chunks in runs that share a home."""
     ending = PACKED if storage.compress else SAFETENSORS
     changed, still = f"rank-{rank:05d}{ending}", f"rank-{rank:05d}-still{ending}"
-    runs: dict[str, list[Run]] = {}
+    runs: dict[str, list[ChunkRun]] = {}
     for key, tensor in tensors.items():
         num_chunks = math.ceil(tensor.nbytes / storage.chunk_bytes)
         linked = matches.linked.get(key, [None] * num_chunks)
@@ -125,19 +125,19 @@ def _runs(rank: int, tensors: dict[str, Tensor], matches: Matches, storage: Stor
     return runs
 
 
-def _join(homes: list[str | Extent]) -> Iterator[Run]:
+def _join(homes: list[str | Extent]) -> Iterator[ChunkRun]:
     """Neighbours of one home as one run; so are linked chunks that are neighbours in their file, too."""
     first = 0
     for file, group in groupby(homes, lambda home: home if isinstance(home, str) else None):
         members = list(group)
         if file is not None:
-            yield Run(first, len(members), file)
+            yield ChunkRun(first, len(members), file)
         else:
             yield from _join_extents(first, [home for home in members if isinstance(home, Extent)])
         first += len(members)
 
 
-def _join_extents(first: int, extents: list[Extent]) -> Iterator[Run]:
+def _join_extents(first: int, extents: list[Extent]) -> Iterator[ChunkRun]:
     start, joined = 0, extents[0]
     for index, extent in enumerate(extents[1:], 1):
         follows = extent.file == joined.file and extent.offset == joined.offset + joined.stored_bytes
@@ -145,6 +145,6 @@ def _join_extents(first: int, extents: list[Extent]) -> Iterator[Run]:
             size = joined.num_bytes + extent.num_bytes
             joined = replace(joined, num_bytes=size, stored_bytes=size)
         else:
-            yield Run(first + start, index - start, joined)
+            yield ChunkRun(first + start, index - start, joined)
             start, joined = index, extent
-    yield Run(first + start, len(extents) - start, joined)
+    yield ChunkRun(first + start, len(extents) - start, joined)

@@ -30,7 +30,7 @@ from megalite.checkpoint.format import (
     hash_file,
     write_manifest,
 )
-from megalite.checkpoint.shares import FULL, Written, sync, take_shares, write_share
+from megalite.checkpoint.shares import FULL, WrittenShare, sync, take_shares, write_share
 from megalite.checkpoint.snapshot import Share
 from megalite.config.plan import RunPlan
 from megalite.errors import CheckpointError
@@ -71,7 +71,7 @@ class Saving:
     """Of this very step; kept beside the tensors for `checkpoint.keep_best`."""
     given_up: threading.Event = field(default_factory=threading.Event)
     """Set when another rank has failed: there is nothing to wait for."""
-    written: Written = field(default_factory=Written)
+    written: WrittenShare = field(default_factory=WrittenShare)
     """What this rank's share took, once it is written."""
 
     @property

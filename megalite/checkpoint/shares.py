@@ -32,7 +32,7 @@ FULL = Storage()
 
 
 @dataclass(frozen=True)
-class Written:
+class WrittenShare:
     """What a rank's share took."""
 
     bytes_written: int = 0
@@ -55,7 +55,7 @@ def write_share(
     *,
     base: Path | None = None,
     storage: Storage = FULL,
-) -> Written:
+) -> WrittenShare:
     """Write a rank's tensors and the note of their pieces; both are on the disk afterwards.
 
     Args:
@@ -68,7 +68,7 @@ def write_share(
         OSError: they could not be written.
     """
     if not tensors:
-        return Written()
+        return WrittenShare()
     matches = Matches({}, {}, {})
     if storage.differential:
         pieces = {name: [_hashed(piece, tensors, storage) for piece in parts] for name, parts in pieces.items()}
@@ -78,7 +78,7 @@ def write_share(
     placed = {name: [chunk_files.place(piece) for piece in parts] for name, parts in pieces.items()}
     _leave_note(folder, rank, {**matches.files, **written}, placed)
     linked = sum(extent.num_bytes for extents in matches.linked.values() for extent in extents if extent)
-    return Written(sum(record.bytes for record in written.values()), linked, matches.note)
+    return WrittenShare(sum(record.bytes for record in written.values()), linked, matches.note)
 
 
 def take_shares(folder: Path) -> tuple[dict[str, FileRecord], dict[str, TensorRecord]]:

@@ -24,7 +24,7 @@ from megalite.plugins import Addition, Table
 
 
 @dataclass(frozen=True)
-class Rule:
+class UpdateRule:
     """How a weight is updated."""
 
     make: str | Addition
@@ -64,31 +64,31 @@ MOMENTS = ("exp_avg", "exp_avg_sq")
 
 _IN = "megalite.optim"
 
-RULES: Table[Rule] = Table(
+RULES: Table[UpdateRule] = Table(
     "rule of an optimizer",
     {
-        "adamw": Rule(f"{_IN}.elementwise:AdamW", MOMENTS, ("betas", "eps"), rate_exponent=1.0),
-        "adamw8bit": Rule(
+        "adamw": UpdateRule(f"{_IN}.elementwise:AdamW", MOMENTS, ("betas", "eps"), rate_exponent=1.0),
+        "adamw8bit": UpdateRule(
             f"{_IN}.adamw8bit:AdamW8bit",
             settings=("betas", "eps"),
             rate_exponent=1.0,
             whole_state=f"{_IN}.rules:unpacked_shapes",
             state_bytes=f"{_IN}.rules:packed_bytes",
         ),
-        "lion": Rule(f"{_IN}.elementwise:Lion", ("exp_avg",), ("betas",), rate_exponent=1.0),
-        "adafactor": Rule(
+        "lion": UpdateRule(f"{_IN}.elementwise:Lion", ("exp_avg",), ("betas",), rate_exponent=1.0),
+        "adafactor": UpdateRule(
             f"{_IN}.adafactor:Adafactor",
             settings=("factored_decay", "update_clip"),
             whole_state=f"{_IN}.rules:factored_shapes",
         ),
-        "muon": Rule(
+        "muon": UpdateRule(
             f"{_IN}.muon:Muon",
             ("momentum",),
             ("momentum", "nesterov", "newton_schulz_steps"),
             rate_exponent=0.5,
             multiplies=True,
         ),
-        "sgd": Rule(f"{_IN}.elementwise:Sgd", ("momentum",), ("momentum", "nesterov")),
+        "sgd": UpdateRule(f"{_IN}.elementwise:Sgd", ("momentum",), ("momentum", "nesterov")),
     },
 )
 

@@ -37,7 +37,7 @@ class Packed:
     signed: bool
 
 
-class Table:
+class CodeTable:
     """What codes stand for.
 
     The nearest entry is found by the upper half of a number's bits: entries lie so far apart that among all numbers
@@ -102,7 +102,7 @@ def _zero_code(signed: bool) -> int:
 
 
 @cache
-def _table(signed: bool, device: torch.device) -> Table:
+def _table(signed: bool, device: torch.device) -> CodeTable:
     magnitudes: list[float] = []
     for decade in range(DECADES):
         count = 2**decade * (1 if signed else 2)
@@ -111,4 +111,4 @@ def _table(signed: bool, device: torch.device) -> Table:
         magnitudes += [10.0 ** (decade - DECADES + 1) * middle for middle in middles]
     magnitudes = [*magnitudes[:-1], 1.0] if signed else [*magnitudes, 1.0]
     entries = [*(-value for value in reversed(magnitudes)), 0.0, *magnitudes] if signed else [0.0, *magnitudes]
-    return Table(torch.tensor(entries, dtype=torch.float64), device)
+    return CodeTable(torch.tensor(entries, dtype=torch.float64), device)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from math import prod
 
 from megalite.architecture.weights import Weight
-from megalite.config.optimizers import MOMENTS, OPTIMIZERS, RULES, Rule
+from megalite.config.optimizers import MOMENTS, OPTIMIZERS, RULES, UpdateRule
 from megalite.config.schema import OptimizerConfig
 from megalite.plugins import load
 
@@ -31,7 +31,7 @@ def state_shapes(weight: Weight, optimizer: OptimizerConfig) -> dict[str, tuple[
     return _shapes(RULES[rule_of(weight, optimizer)], weight)
 
 
-def _shapes(rule: Rule, weight: Weight) -> dict[str, tuple[int, ...]]:
+def _shapes(rule: UpdateRule, weight: Weight) -> dict[str, tuple[int, ...]]:
     whole = load(rule.whole_state)(weight) if rule.whole_state is not None else {}
     return {**dict.fromkeys(rule.state, weight.shape), **whole}
 

@@ -44,7 +44,7 @@ NO_VALIDATION = "train.eval_every=null"
 
 
 @dataclass(frozen=True)
-class Finding:
+class ResumeFinding:
     """How the two runs compare in one respect; an empty text says that they are equal."""
 
     what: str
@@ -58,7 +58,7 @@ class Report:
 
     num_steps: int
     """N."""
-    findings: list[Finding]
+    findings: list[ResumeFinding]
 
     @property
     def is_equal(self) -> bool:
@@ -120,16 +120,18 @@ def compare(whole: Path, halves: Path, num_steps: int) -> Report:
     """Compare the run folders of the two runs."""
     ranges = (range(num_steps), range(num_steps, 2 * num_steps))
     ours, theirs = ([json.loads(line) for line in (run / METRICS).read_text().splitlines()] for run in (whole, halves))
-    findings = [Finding(key, *(_first_difference(key, ours, theirs, steps) for steps in ranges)) for key in METRIC_KEYS]
+    findings = [
+        ResumeFinding(key, *(_first_difference(key, ours, theirs, steps) for steps in ranges)) for key in METRIC_KEYS
+    ]
     readers = [
         [CheckpointReader(run / CHECKPOINTS / folder_name(step)) for run in (whole, halves)]
         for step in (num_steps, 2 * num_steps)
     ]
     findings += [
-        Finding(kind, *(_tensor_differences(kind, *pair) for pair in readers)) for kind in readers[0][0].kinds()
+        ResumeFinding(kind, *(_tensor_differences(kind, *pair) for pair in readers)) for kind in readers[0][0].kinds()
     ]
     findings += [
-        Finding(field.name, *(_progress_difference(field.name, *pair) for pair in readers))
+        ResumeFinding(field.name, *(_progress_difference(field.name, *pair) for pair in readers))
         for field in fields(Progress)
     ]
     return Report(num_steps, findings)

@@ -19,7 +19,7 @@ from megalite.checkpoint.format import (
     write_manifest,
 )
 from megalite.checkpoint.reader import CheckpointReader
-from megalite.checkpoint.shares import FULL, Written, file_name, take_shares, write_share
+from megalite.checkpoint.shares import FULL, WrittenShare, file_name, take_shares, write_share
 
 SMALL = Storage(differential=True, chunk_bytes=256)
 """Chunks small enough for tiny tensors to have many."""
@@ -37,7 +37,7 @@ def store(
     ranks: int = 1,
     dim: int = 0,
     layout: dict[str, int] | None = None,
-) -> tuple[Path, list[Written]]:
+) -> tuple[Path, list[WrittenShare]]:
     """Save whole tensors as `ranks` ranks that each hold a run of dim `dim` would; the folder, and what ranks wrote."""
     folder = root / folder_name(step)
     folder.mkdir(parents=True)

@@ -13,7 +13,7 @@ from megalite.checkpoint.reader import CheckpointReader
 from megalite.config.schema import Config
 from megalite.layers.fp8.history import Histories
 from megalite.layers.fp8.recipes import make_recipe
-from megalite.layers.fp8.sites import CurrentScales, Fp8Linear, Place
+from megalite.layers.fp8.sites import CurrentScales, Fp8Linear, WeightSharding
 from megalite.parallel.axes import SINGLE, connect
 from megalite.parallel.mesh import Mesh
 from tests.kit.spawn import run_ranks
@@ -103,7 +103,7 @@ def scales_of_ranks() -> dict[str, list[float]]:
     for recipe in ("current", "rowwise"):
         made = make_recipe(fp8_config(recipe).precision.fp8)
         for cut in (0, 1):
-            layer = Fp8Linear(made, CurrentScales(made, Place(tp, cut)), EMULATED, keep_weights=False)
+            layer = Fp8Linear(made, CurrentScales(made, WeightSharding(tp, cut)), EMULATED, keep_weights=False)
             part = {
                 "activation": x if cut == 0 else x.chunk(tp.size, 1)[tp.rank],
                 "weight": weight.chunk(tp.size, cut)[tp.rank],

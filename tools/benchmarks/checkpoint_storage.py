@@ -28,7 +28,7 @@ from megalite.checkpoint.codec import CHUNK_BYTES, ITEM_BYTES, hash_chunks, pack
 from megalite.checkpoint.differential import Storage
 from megalite.checkpoint.format import Manifest, Piece, Progress, folder_name, write_manifest
 from megalite.checkpoint.reader import CheckpointReader
-from megalite.checkpoint.shares import Written, file_name, take_shares, write_share
+from megalite.checkpoint.shares import WrittenShare, file_name, take_shares, write_share
 from megalite.config.optimizers import RULES
 
 KINDS = ("weight", *RULES["adamw"].state)
@@ -117,7 +117,7 @@ def saving(mb: int, parent: Path | None) -> None:
             )
 
 
-def save(root: Path, step: int, state: dict, base: Path | None, storage: Storage) -> tuple[Path, Written]:
+def save(root: Path, step: int, state: dict, base: Path | None, storage: Storage) -> tuple[Path, WrittenShare]:
     """Write a checkpoint as one rank does."""
     folder = root / folder_name(step)
     folder.mkdir()

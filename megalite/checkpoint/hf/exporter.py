@@ -27,7 +27,7 @@ from megalite.checkpoint.hf.folders import building, find_checkpoint, require_ro
 from megalite.checkpoint.hf.memory import require_memory
 from megalite.checkpoint.hf.model_card import write_card
 from megalite.checkpoint.hf.provenance import trace
-from megalite.checkpoint.hf.shards import DTYPES, Written, write_weights
+from megalite.checkpoint.hf.shards import DTYPES, WrittenShards, write_weights
 from megalite.checkpoint.hf.stages import CHECKING_AND_WRITING, Say, silent
 from megalite.checkpoint.hf.tokenizer_choice import check_tokenizer, choose_tokenizer
 from megalite.checkpoint.hf.tokenizer_files import copy_tokenizer, special_ids
@@ -52,7 +52,7 @@ class Exported:
     checkpoint: Path
     folder: Path
     architecture: str
-    written: Written
+    written: WrittenShards
     verdict: Verdict
     alarms: tuple[str, ...]
     """What is wrong with the model; at the top of its card too."""

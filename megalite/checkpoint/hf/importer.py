@@ -20,7 +20,7 @@ from torch import Tensor
 from megalite.architecture.architecture import Architecture
 from megalite.architecture.weights import Rectangle, Weight
 from megalite.checkpoint.hf.config_read import Description, read_config
-from megalite.checkpoint.hf.layout import Place, places
+from megalite.checkpoint.hf.layout import TensorPlace, places
 from megalite.config.model_match import match
 from megalite.errors import CheckpointError, ConversionError
 
@@ -87,7 +87,7 @@ class HuggingFaceWeights:
             row += size
         return out
 
-    def _find_places(self) -> dict[str, Place]:
+    def _find_places(self) -> dict[str, TensorPlace]:
         """Places of all weights; names lose the base model's prefix where the folder has none."""
         family = self.description.family
         found = places(self.model, family)

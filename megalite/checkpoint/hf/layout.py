@@ -78,14 +78,14 @@ class StoredTensor:
             stored = torch.cat(grouped, dim=1).flatten(0, 1)
         return (stored.t() if self.transposed else stored).contiguous()
 
-    def place(self, part: int) -> Place:
+    def place(self, part: int) -> TensorPlace:
         """The place of one of its weights."""
         sizes = [weight.shape[0] // self.num_groups for weight in self.weights]
-        return Place(self.name, self.shape, sizes[part], sum(sizes[:part]), sum(sizes), self.transposed)
+        return TensorPlace(self.name, self.shape, sizes[part], sum(sizes[:part]), sum(sizes), self.transposed)
 
 
 @dataclass(frozen=True)
-class Place:
+class TensorPlace:
     """The place of one canonical weight."""
 
     tensor: str
@@ -100,7 +100,7 @@ class Place:
     """Rows of a group."""
     transposed: bool
 
-    def renamed(self, tensor: str) -> Place:
+    def renamed(self, tensor: str) -> TensorPlace:
         """The same place in a tensor of another name."""
         return replace(self, tensor=tensor)
 
@@ -149,7 +149,7 @@ def stored_tensors(model: Architecture, family: Family) -> list[StoredTensor]:
     return [_stored(name, weights, model, family) for name, weights in sorted(parts.items())]
 
 
-def places(model: Architecture, family: Family) -> dict[str, Place]:
+def places(model: Architecture, family: Family) -> dict[str, TensorPlace]:
     """The place of every canonical weight of a filled model, by canonical name."""
     return {
         weight.name: tensor.place(part)

@@ -32,7 +32,7 @@ UNITS = {"": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 
 
 @dataclass(frozen=True)
-class Written:
+class WrittenShards:
     """What `write_weights` left."""
 
     num_tensors: int
@@ -43,7 +43,7 @@ class Written:
 
 def write_weights(
     source: WeightSource, model: Architecture, family: Family, folder: Path, *, dtype: str, max_shard_bytes: int
-) -> Written:
+) -> WrittenShards:
     """Write model.safetensors, or shards and their index, into a folder.
 
     Args:
@@ -71,7 +71,7 @@ def write_weights(
         metadata = {"total_parameters": num_parameters, "total_size": sum(sizes.values())}
         index = {"metadata": metadata, "weight_map": weight_map}
         (folder / INDEX_FILE).write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")
-    return Written(len(tensors), num_parameters, sum(sizes.values()), tuple(files))
+    return WrittenShards(len(tensors), num_parameters, sum(sizes.values()), tuple(files))
 
 
 def tensor_blocks(source: WeightSource, tensor: StoredTensor, dtype: torch.dtype) -> Iterator[Tensor]:

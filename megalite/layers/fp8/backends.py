@@ -13,7 +13,7 @@ from megalite.layers.fp8.history import Histories
 from megalite.layers.fp8.precision import Backend
 from megalite.layers.fp8.products import emulated, scaled_mm
 from megalite.layers.fp8.recipes import make_recipe
-from megalite.layers.fp8.sites import CurrentScales, DelayedScales, Fp8Linear, Place, Scales
+from megalite.layers.fp8.sites import CurrentScales, DelayedScales, Fp8Linear, Scales, WeightSharding
 from megalite.layers.gemm import Gemm, choose_gemm
 from megalite.layers.linear import ColumnParallelLinear, RowParallelLinear
 from megalite.parallel.axes import Axis
@@ -37,7 +37,9 @@ class OwnBackend:
 
     def make_layers(self, layers: dict[str, ColumnParallelLinear | RowParallelLinear]) -> dict[str, Fp8Linear]:
         product = scaled_mm if self._config.backend == "scaled_mm" else emulated(self._exact_gemm())
-        current = {n: CurrentScales(self._recipe, Place(each.tp, each.weight_cut)) for n, each in layers.items()}
+        current = {
+            n: CurrentScales(self._recipe, WeightSharding(each.tp, each.weight_cut)) for n, each in layers.items()
+        }
         scales: Mapping[str, Scales] = current
         if self._config.recipe == "delayed":
             self._histories = self._make_histories(list(layers))

@@ -29,7 +29,7 @@ from megalite.parallel.collectives import all_reduce
 
 
 @dataclass(frozen=True)
-class Place:
+class WeightSharding:
     """Where a layer stands among the tensor-parallel ranks."""
 
     tp: Axis
@@ -54,7 +54,7 @@ class Scales(Protocol):
 class CurrentScales:
     """Scales from the maxima of the tensor at hand, the same on all tensor-parallel ranks."""
 
-    def __init__(self, recipe: Recipe, place: Place):
+    def __init__(self, recipe: Recipe, place: WeightSharding):
         self._recipe, self._place = recipe, place
 
     def __call__(self, role: Role, x: Tensor, *, transposed: bool) -> Tensor:

@@ -10,7 +10,7 @@ from torch import Tensor
 from megalite.config.schema import Fp8Config
 from megalite.layers.fp8.products import Product, emulated
 from megalite.layers.fp8.recipes import make_recipe
-from megalite.layers.fp8.sites import CurrentScales, Fp8Linear, Place
+from megalite.layers.fp8.sites import CurrentScales, Fp8Linear, WeightSharding
 from megalite.layers.gemm import PLAIN
 from megalite.parallel.axes import SINGLE
 
@@ -23,7 +23,7 @@ STATELESS = ("current", "rowwise", "block", "mxfp8")
 def fp8_layer(recipe: str, product: Product = EMULATED, *, keep_weights: bool = True, **settings: Any) -> Fp8Linear:
     """A layer on one rank, by a recipe without history."""
     made = make_recipe(Fp8Config(backend="emulate", recipe=recipe, **settings))
-    return Fp8Linear(made, CurrentScales(made, Place(SINGLE, 0)), product, keep_weights=keep_weights)
+    return Fp8Linear(made, CurrentScales(made, WeightSharding(SINGLE, 0)), product, keep_weights=keep_weights)
 
 
 def draw(*shape: int, seed: int, dtype: torch.dtype = torch.float32) -> Tensor:
