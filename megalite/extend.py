@@ -19,7 +19,7 @@ import inspect
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
-from megalite.plugins import PluginError, addition
+from megalite.plugins import NAME, PluginError, addition
 
 if TYPE_CHECKING:
     from megalite.architecture.weights import Weight
@@ -105,7 +105,8 @@ def optimizer(
     (`optim.elementwise`). One that needs whole matrices is an `optim.whole.WholeRule`.
 
     Args:
-        state: names of state with a number for each number of a weight, fp32 and zero at first; `states[name]`.
+        state: names of state with a number for each number of a weight, fp32 and zero at first; `states[name]`. Not
+            `weight`, `gradient` or `direction`, which stand beside it.
         tables: the optimizer of the embedding tables and the head, as "adamw"; None for this one.
         vectors: that of norms and biases.
         rate_exponent: under muP a matrix's rate is divided by its width multiplier to this power; None: not known.
@@ -116,6 +117,7 @@ def optimizer(
     def add(code: Code) -> Code:
         if not hasattr(code, "update") and not hasattr(code, "direction"):
             raise PluginError(f"optimizer {name}: {code!r} has no method `update`, and is no WholeRule either")
+        _check_state_names(name, state)
         made = addition("optimizer", name, code, ())
         for other in filter(None, (tables, vectors)):
             if other not in RULES:
@@ -125,6 +127,17 @@ def optimizer(
         return code
 
     return add
+
+
+def _check_state_names(optimizer: str, names: Any) -> None:
+    """Refuse what could not be told apart in a checkpoint, or from what an update is given."""
+    if not isinstance(names, tuple):
+        raise PluginError(f"optimizer {optimizer}: state={names!r} is no tuple of names, as ('momentum',)")
+    for name in names:
+        if not isinstance(name, str) or not NAME.fullmatch(name):
+            raise PluginError(f"optimizer {optimizer}: state {name!r}: a name has lower-case letters, digits and _")
+        if name in ("weight", "gradient", "direction") or names.count(name) > 1:
+            raise PluginError(f"optimizer {optimizer}: state {name!r}: that name is taken; choose another")
 
 
 def schedule(name: str) -> Callable[[Code], Code]:

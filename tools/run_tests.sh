@@ -11,7 +11,8 @@ python=$1
 shift
 
 # By measured times: both lanes take about as long.
-waiting=(tests/slurm tests/faults tests/stations tests/cli tests/report tests/tokenizer tests/data tests/corpus tests/fuzz)
+waiting=(tests/slurm tests/faults tests/stations tests/cli tests/report)
+waiting+=(tests/tokenizer tests/data tests/corpus tests/fuzz tests/checkpoint)
 
 read -r -d '' halves <<'END'
 import os
