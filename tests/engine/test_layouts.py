@@ -90,6 +90,14 @@ CASES = {
 }
 
 
+OVER_GLOO = [
+    *(layout(dp=2, zero_stage=stage) for stage in range(4)),
+    layout(tp=2, more=FEW),
+    layout(tp=2, sequence_parallel=True, more=FEW),
+    layout(pp=2, more=TIED),
+]
+
+
 def reference_curves(cases: list[dict]) -> list[list[tuple[float, float]]]:
     """The plain curve of each case; runs in a rank so that this process never computes."""
     curves, known = [], {}
@@ -112,9 +120,17 @@ def train_cases(cases: list[dict]) -> list[list[tuple[float, float]]]:
 @pytest.mark.parametrize("world_size", CASES)
 def test_layouts_equal_plain_pytorch(world_size):
     """Loss to 1e-5 and gradient norm to 1e-4 over 20 clipped steps, with uneven masks and packed documents."""
-    cases = CASES[world_size]
+    compare(CASES[world_size], world_size)
+
+
+def test_layouts_over_gloo():
+    """The same over the network that CPUs train over: one layout of each way to talk."""
+    compare(OVER_GLOO, 2, backend="gloo")
+
+
+def compare(cases: list[dict], world_size: int, **options: str) -> None:
     truth = run_ranks(reference_curves, 1, cases)[0]
-    ranks = run_ranks(train_cases, world_size, cases)
+    ranks = run_ranks(train_cases, world_size, cases, **options)
     complaints = []
     for number, case in enumerate(cases):
         for rank, curves in enumerate(ranks):

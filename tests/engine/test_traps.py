@@ -440,6 +440,6 @@ def test_no_collective_over_gloo_has_a_long_name():
         {"parallel": {"dp": 2}, "optimizer": {"name": "muon"}},
         {"parallel": {"dp": 2, "zero_stage": 3}, **BF16},
     ]
-    for found in run_ranks(names_of_collectives, 2, cases):
+    for found in run_ranks(names_of_collectives, 2, cases, backend="gloo"):
         assert {"c10d::allreduce_", "c10d::_allgather_base_"} <= found
         assert not [name for name in found if "gather" in name and "coalesced" in name], found

@@ -145,7 +145,7 @@ def compare_pairs() -> bool:
 def test_ops_equal_one_process(world_size):
     """Each op's output and input gradient are those of one process holding all ranks' tensors, and neither the input
     nor the incoming gradient is changed, which recomputation relies on."""
-    for rank, errors in enumerate(run_ranks(compare_ops, world_size)):
+    for rank, errors in enumerate(run_ranks(compare_ops, world_size, backend="gloo")):
         wrong = {name: error for name, error in errors.items() if error > TOLERANCE}
         assert not wrong, f"rank {rank}: {wrong}"
 
@@ -153,18 +153,18 @@ def test_ops_equal_one_process(world_size):
 @pytest.mark.parametrize("world_size", [2, 4])
 def test_ops_take_any_strides(world_size):
     """Transposed inputs and gradients give the same results as contiguous ones."""
-    assert max(run_ranks(compare_strided, world_size)) <= TOLERANCE
+    assert max(run_ranks(compare_strided, world_size, backend="gloo")) <= TOLERANCE
 
 
 def test_ops_do_not_warn():
     """No op uses a name that torch calls deprecated: the warning would stand in every rank's log."""
-    assert run_ranks(warn_of_ops, 2) == [[], []]
+    assert run_ranks(warn_of_ops, 2, backend="gloo") == [[], []]
 
 
 @pytest.mark.parametrize("world_size", [2, 4])
 def test_rows_and_in_place_reduction(world_size):
     """own_rows is this rank's part in order of rank and gather_rows joins it again; all_reduce works in place."""
-    assert all(run_ranks(compare_pairs, world_size))
+    assert all(run_ranks(compare_pairs, world_size, backend="gloo"))
 
 
 @pytest.mark.parametrize("op", OPS)
