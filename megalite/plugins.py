@@ -10,6 +10,7 @@ Nothing but a config, a command line and what is installed names plug-ins: readi
 
 from __future__ import annotations
 
+import hashlib
 import importlib
 import importlib.metadata
 import importlib.util
@@ -20,7 +21,7 @@ import sys
 import traceback
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from types import ModuleType
@@ -63,6 +64,8 @@ class Plugin:
     """As the config names it; of an installed package, that of its entry point."""
     origin: str
     """The file, and the package with its version where it has one."""
+    digest: str = field(default="", repr=False)
+    """Of what stands in the file."""
 
 
 class Table(Mapping[str, Entry]):
@@ -239,6 +242,16 @@ def loaded_plugins() -> tuple[Plugin, ...]:
     return tuple(_LOADED.values())
 
 
+def changed_plugins(former: object) -> list[str]:
+    """Where those plug-ins come from whose code is none that was loaded before, here or anywhere else.
+
+    Args:
+        former: digests by origin; anything else is from a time that had none.
+    """
+    known = set(former.values()) if isinstance(former, Mapping) else {each.digest for each in _LOADED.values()}
+    return [each.origin for each in _LOADED.values() if each.digest not in known]
+
+
 def named_plugins() -> list[str]:
     """Those that something else than an installed package has named: what another process must be told."""
     return [name for name in _LOADED if not name.startswith(f"{GROUP}:")]
@@ -287,7 +300,9 @@ def _take_in(
         raise PluginError(_why(shown, error, advice)) from error
     finally:
         _ORIGINS.pop()
-    _LOADED[name] = Plugin(name, ", ".join(filter(None, (module.__file__, package))))
+    file = getattr(module, "__file__", None) or ""
+    digest = hashlib.sha256(Path(file).read_bytes() if Path(file).is_file() else b"").hexdigest()[:16]
+    _LOADED[name] = Plugin(name, ", ".join(filter(None, (file, package))), digest)
 
 
 def _import_file(path: Path) -> ModuleType:

@@ -15,7 +15,7 @@ from megalite.config.load import dump_config, load_config
 from megalite.config.schedules import SCHEDULES
 from megalite.config.validate import validate
 from megalite.errors import ConfigError
-from megalite.plugins import PluginError, load_plugins, loaded_plugins, named_plugins
+from megalite.plugins import PluginError, changed_plugins, load_plugins, loaded_plugins, named_plugins
 from tests.kit.paths import ROOT
 from tests.kit.plugins import loaded, sample
 from tests.kit.runs import clean_environment
@@ -262,6 +262,20 @@ def test_installed_packages(tmp_path):
     assert "ZeroDivisionError" in done.stderr
     assert "repair or uninstall brought 2.5, which brings it" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_code_that_has_changed(tmp_path):
+    """It is told by what stands in the file, wherever that lies; runs of before have left no hashes to compare with."""
+    first, second = write(tmp_path, SINE), write(tmp_path, "extend.activation('mine')(lambda x: x)", "other.py")
+    with loaded(first, second):
+        former = {each.origin: each.digest for each in loaded_plugins()}
+        assert changed_plugins(former) == []
+    moved = write(tmp_path, SINE, "moved.py")
+    write(tmp_path, "extend.activation('mine')(lambda x: 2 * x)", "other.py")
+    with loaded(moved, second):
+        assert changed_plugins(former) == [second]
+        assert changed_plugins({}) == [moved, second]
+        assert changed_plugins([first]) == []
 
 
 def test_the_environment_names_some(tmp_path, monkeypatch):

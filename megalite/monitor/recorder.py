@@ -15,7 +15,7 @@ from megalite.config.schema import Config
 from megalite.engine.protocol import StepResult
 from megalite.monitor.boards import Board, open_boards
 from megalite.monitor.display import Display, Silence
-from megalite.monitor.records import Events, JsonLines, drop_steps_after
+from megalite.monitor.records import Events, JsonLines, drop_steps_after, last_event
 
 STEP_KEYS = frozenset(
     (
@@ -46,6 +46,8 @@ class Recorder:
         self._boards: list[Board] = []
         self.num_redone = 0
         """Steps that an attempt before had recorded and that come again."""
+        self.former_start: dict[str, Any] = {}
+        """What the attempt before has written down of its start."""
         if not is_writer:
             return
         folder: Path = config.run.dir
@@ -53,6 +55,7 @@ class Recorder:
         drop_steps_after(folder / "layers.jsonl", first_step)
         self._metrics, self._layers = JsonLines(folder / "metrics.jsonl"), JsonLines(folder / "layers.jsonl")
         self._events = Events(folder / "events.jsonl")
+        self.former_start = last_event(folder / "events.jsonl", "start")
         self.display = Display(total_steps=plan.total_steps, first_step=first_step, log_every=config.monitor.log_every)
         self._boards = list(open_boards(config, first_step))
 

@@ -43,6 +43,13 @@ class Events(JsonLines):
         self.write({"time": round(time.time(), 3), "event": event, "step": step, **details})
 
 
+def last_event(path: Path, event: str) -> dict[str, Any]:
+    """The last event of a kind that was written down; empty where there is none."""
+    lines = path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
+    found = (json.loads(line) for line in reversed(lines) if f'"event": "{event}"' in line)
+    return next((record for record in found if record["event"] == event), {})
+
+
 def without_nonfinite(value: Any) -> Any:
     """The same, with null for NaN and infinities, which JSON has not: other programs could not read the line."""
     if isinstance(value, float):

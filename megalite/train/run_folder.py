@@ -34,9 +34,10 @@ FIXED_KEYS = (
     "batch.seq_len",
     "data.document_masks",
     "optimizer.name",
+    "train.loss",
 )
-"""What may not change between the attempts of one run: the model, and how samples are made. The layout, the length,
-rates and everything else may; so may the mixture, which then is another one from there on."""
+"""What may not change between the attempts of one run: the model, how samples are made, and what is minimised. The
+layout, the length, rates and everything else may; so may the mixture, which then is another one from there on."""
 
 
 INTERCHANGEABLE = {"optimizer.name": {"adamw", "adamw8bit"}}
@@ -96,8 +97,8 @@ def _filled(given: Any, defaults: Any) -> Any:
 
 
 def _differences(key: str, former: Any, now: Any) -> Iterator[tuple[str, Any, Any]]:
-    """The settings below a key that differ, with both values."""
-    if isinstance(now, dict):
+    """The settings below a key that differ, with both values; options of plug-ins are one."""
+    if isinstance(now, dict) and not key.endswith(".options"):
         for name, value in now.items():
             yield from _differences(f"{key}.{name}", former.get(name) if isinstance(former, dict) else None, value)
     elif former != now:

@@ -176,6 +176,26 @@ def test_failures_are_named(tmp_path):
     assert "component failing: it cannot go on from its state at step 2 (RuntimeError: the coffee is out)" in said
 
 
+def test_code_that_has_changed_is_told(tmp_path):
+    """Not when a run goes on with the plug-ins that it had; when one is another, by an event and on the screen."""
+    path = tmp_path / "mine.py"
+    path.write_text("from megalite import extend\nextend.metric('mine')(lambda step, result, context: 1.0)\n")
+    config = write_run(tmp_path, parallel={"tp": 1, "dp": 1}, monitor={"tensorboard": False, "metrics": {"mine": None}})
+    config.write_text(f"plugins: [{path}]\n{config.read_text()}")
+    for steps, code in ((1, path.read_text()), (2, path.read_text()), (3, path.read_text().replace("1.0", "2.0"))):
+        path.write_text(code)
+        done = megalite("train", config, f"train.steps={steps}", "schedule.warmup_steps=0")
+        assert done.returncode == 0, done.stderr
+        told = [each for each in events(tmp_path / "run") if each["event"] == "plugin_changed"]
+        why = f"{path} is not the code that this run had before"
+        assert [(each["step"], each["why"]) for each in told] == ([(2, why)] if steps == 3 else [])
+        assert (f"step 2: {why}" in done.stdout) == (steps == 3)
+    assert [line["mine"] for line in metrics(tmp_path / "run")] == [1.0, 1.0, 2.0]
+    branch, trunk = tmp_path / "branch", tmp_path / "run" / "checkpoints" / "step-0000003"
+    assert megalite("train", config, "train.steps=4", f"train.branch_from={trunk}", f"run.dir={branch}").returncode == 0
+    assert "plugin_changed" not in {each["event"] for each in events(branch)}
+
+
 def test_samples_are_short():
     """Each is under 60 lines, as docs/extending.md promises."""
     assert all(len(path.read_text().splitlines()) < 60 for path in SAMPLES.glob("*.py"))

@@ -64,6 +64,12 @@ def test_plugins_of_before_need_not_be_there(tmp_path):
         ({"batch": {"ramp": {"start_size": 4, "samples": 8}}}, "batch.ramp.start_size: None in {former}, 4 now"),
         ({"data": {"train": [{"path": "packed"}]}}, "data.train.0.path: '{packed}' in {former}, 'packed' now"),
         ({"optimizer": {"name": "lion"}}, "optimizer.name: 'adamw' in {former}, 'lion' now"),
+        ({"train": {"loss": None}}, "train.loss: {loss} in {former}, None now"),
+        (
+            {"train": {"loss": {"name": "focal", "options": {"gamma": 2}}}},
+            "train.loss.options: {options} in {former}, {{'gamma': 2}} now",
+        ),
+        ({"train": {"loss": {"name": "focal"}}}, "train.loss.options: {options} in {former}, {{}} now"),
         ({"optimizer": {"name": "adamw8bit", "lr": 0.5}}, None),
     ],
 )
@@ -77,7 +83,9 @@ def test_what_belongs_to_a_run(tmp_path, sections, complaint):
         return
     with pytest.raises(ConfigError) as error:
         check_run_folder(now)
-    assert complaint.format(former=former, packed=tmp_path / "packed") in error.value.problems
+    loss = NOT_OURS["train"]["loss"]
+    found = {"former": former, "packed": tmp_path / "packed", "loss": loss, "options": loss["options"]}
+    assert complaint.format(**found) in error.value.problems
 
 
 def test_a_config_that_is_older_than_a_setting(tmp_path):
