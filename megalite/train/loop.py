@@ -25,7 +25,7 @@ from megalite.optim.schedules import last_stable_step
 from megalite.parallel.collectives import agree
 from megalite.train.checkpoints import open_checkpoints
 from megalite.train.components.assemble import assemble
-from megalite.train.components.component import Component, RollBack, Step, check_answer, check_figures, check_state
+from megalite.train.components.component import Component, RollBack, Step, check_answer, check_state, check_step
 from megalite.train.rollback import go_back
 from megalite.train.run import Run
 
@@ -148,7 +148,7 @@ class TrainingLoop:
         run, step = self.run, self._step(number, batches)
         run.heartbeat.enter("train", number)
         for component in self._components:
-            with _naming(component, "before_step"):
+            with _naming(component, "before_step", step):
                 component.before_step(step)
         run.engine.clip_norm = step.clip_norm
         try:
@@ -184,7 +184,7 @@ class TrainingLoop:
     def _after_step(self, step: Step, result: StepResult) -> Ended | None:
         """All that follows a step; what ended the stretch, None when it goes on."""
         self._measure(step, result)
-        if self._rolls_back("after_step", lambda component: component.after_step(step, result)):
+        if self._rolls_back("after_step", lambda component: component.after_step(step, result), step):
             return Ended.ROLLED_BACK
         number, wishes = step.number, self._vote(step.number)
         is_last = number == self.run.plan.total_steps
@@ -201,10 +201,8 @@ class TrainingLoop:
     def _measure(self, step: Step, result: StepResult) -> None:
         """Let every component add numbers to the step's line, none another's."""
         for component in self._components:
-            former = dict(step.figures)
-            with _naming(component, "measure"):
+            with _naming(component, "measure", step):
                 component.measure(step, result)
-                check_figures(former, step.figures)
 
     def _vote(self, step: int) -> Wishes:
         """All ranks tell each other, in one collective a step, what they were asked and how the pending save goes."""
@@ -215,10 +213,10 @@ class TrainingLoop:
         self._checkpoints.settle(is_busy=is_busy, has_failed=has_failed)
         return Wishes(*wishes)
 
-    def _rolls_back(self, moment: str, ask: Callable[[Component], RollBack | None]) -> bool:
+    def _rolls_back(self, moment: str, ask: Callable[[Component], RollBack | None], step: Step | None = None) -> bool:
         """Ask every component at some moment; go back when one wants to, which ends the asking."""
         for component in self._components:
-            with _naming(component, moment):
+            with _naming(component, moment, step):
                 wish = check_answer(ask(component), RollBack, type(None))
             if wish is not None:
                 self._roll_back(wish)
@@ -294,10 +292,14 @@ class TrainingLoop:
 
 
 @contextmanager
-def _naming(component: Component, method: str) -> Iterator[None]:
-    """Name the component that fails, where the error does not say what is to be done by itself."""
+def _naming(component: Component, method: str, step: Step | None = None) -> Iterator[None]:
+    """Name the component that fails, or does to a step what it may not, where the error does not say by itself what is
+    to be done."""
+    former = step and replace(step, figures=dict(step.figures))
     try:
         yield
+        if step is not None and former is not None:
+            check_step(method, former, step)
     except (UserError, StartError):
         raise
     except Exception as error:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
+import torch
 
 from megalite.checkpoint.format import Progress
 from megalite.errors import CheckpointError, DataError
-from megalite.train.components.component import Component, RollBack, Step
+from megalite.train.components.component import Component, RollBack, Step, check_step
 from megalite.train.loop import ComponentError, TrainingLoop
 
 
@@ -64,6 +66,73 @@ def test_who_asks_to_go_back_ends_the_step():
     assert [each.num_calls for each in (first, second, third)] == [1, 1, 0]
     assert made.went_back == [wish]
     assert not loop_of(first)._rolls_back("after_step", lambda each: each.after_step(None, None))
+
+
+class Does(Component):
+    """Does something to a step when it is called by some method."""
+
+    name = "does"
+
+    def __init__(self, moment: str, change):
+        setattr(self, moment, lambda step, *others: change(step))
+
+
+def call(made: TrainingLoop, moment: str, step: Step) -> None:
+    """The part of the loop in which components are called by a method."""
+    if moment == "before_step":
+        made.run = SimpleNamespace(heartbeat=SimpleNamespace(enter=lambda *where: None))
+        made._step = lambda number, batches: step
+        made._train_step(step.number, [])
+    elif moment == "measure":
+        made._measure(step, None)
+    else:
+        made._after_step(step, None)
+
+
+def set_to(name: str, value):
+    return lambda step: setattr(step, name, value)
+
+
+def figure(name: str, value):
+    return lambda step: step.figures.update({name: value})
+
+
+@pytest.mark.parametrize(
+    ("moment", "change", "complaint"),
+    [
+        ("before_step", figure("loss", 1.0), "'loss' stands in metrics.jsonl already"),
+        ("before_step", figure("mine", torch.tensor(1.0)), r"figure 'mine' is tensor\(1.\), expected a number"),
+        ("before_step", figure("theirs", 2.0), "'theirs' stands in metrics.jsonl already"),
+        ("before_step", set_to("lr", float("nan")), "lr is nan, expected a number of at least 0"),
+        ("before_step", set_to("lr", -1.0), "lr is -1.0, expected"),
+        ("before_step", set_to("lr", True), "lr is True, expected"),
+        ("before_step", set_to("lr", None), "lr is None, expected"),
+        ("before_step", set_to("lr", torch.tensor(0.1)), r"lr is tensor\(0.1000\), expected .*of a tensor, .item"),
+        ("before_step", set_to("clip_norm", "high"), "clip_norm is 'high', expected"),
+        ("before_step", set_to("clip_norm", float("inf")), "clip_norm is inf, expected"),
+        ("measure", lambda step: step.figures.clear(), "'theirs' stands in metrics.jsonl already; leave it as it is"),
+        ("measure", set_to("figures", {"mine": 1.0}), "'theirs' stands in metrics.jsonl already; leave it as it is"),
+        ("measure", set_to("figures", None), "TypeError"),
+        ("measure", set_to("lr", 0.3), "lr was set to 0.3, which is too late for this step; set it in before_step"),
+        ("after_step", figure("mine", 1.0), "'mine' is too late for this step's line; set it in measure"),
+        ("after_step", set_to("clip_norm", None), "clip_norm was set to None, which is too late"),
+    ],
+)
+def test_what_a_component_may_not_do_to_a_step(moment, change, complaint):
+    """The one that does it is named, whenever it does so."""
+    step = Step(1, [], range(0), None, 0, 0, lr=0.1, clip_norm=1.0, figures={"theirs": 1.0})
+    with pytest.raises(ComponentError, match=rf"component does \(.*\) failed in {moment}: .*{complaint}"):
+        call(loop_of(Does(moment, change)), moment, step)
+
+
+def test_what_a_component_may_do_to_a_step():
+    """Rate, clipping and figures before it, figures behind it; NaN is a number, if none that JSON has."""
+    step = Step(1, [], range(0), None, 0, 0, lr=0.1, clip_norm=1.0, figures={"theirs": float("nan")})
+    former = replace(step, figures=dict(step.figures))
+    step.lr, step.clip_norm = 0, None
+    step.figures["mine"] = float("nan")
+    check_step("before_step", former, step)
+    check_step("measure", replace(former, lr=step.lr, clip_norm=step.clip_norm), step)
 
 
 class Forgetful(Component):
