@@ -22,7 +22,7 @@ from megalite.data.loader import Batch, Loader
 from megalite.engine.protocol import NonFiniteLossError, StepResult
 from megalite.errors import EXIT_DONE, EXIT_REQUEUE, CheckpointError, StartError, UserError
 from megalite.optim.schedules import last_stable_step
-from megalite.parallel.collectives import agree
+from megalite.parallel.collectives import agree, from_all
 from megalite.train.checkpoints import open_checkpoints
 from megalite.train.components.assemble import assemble
 from megalite.train.components.component import Component, RollBack, Step, check_answer, check_state, check_step
@@ -103,7 +103,7 @@ class TrainingLoop:
     def train(self) -> int:
         """Train to the end or to a stop request; return the exit code."""
         try:
-            if why := self._stop_reason():
+            if why := self._shared_stop_reason():
                 self.run.recorder.say(f"the run has ended early before: {why}")
                 return EXIT_DONE
             while True:
@@ -257,8 +257,9 @@ class TrainingLoop:
             run.recorder.say(f"stopped at step {step} as asked; the same command goes on from here")
             return
         if ended is Ended.EARLY and step < run.plan.total_steps:
-            run.recorder.event("early_stop", step, why=self._stop_reason())
-            run.recorder.say(f"stopped early at step {step}: {self._stop_reason()}")
+            why = self._shared_stop_reason()
+            run.recorder.event("early_stop", step, why=why)
+            run.recorder.say(f"stopped early at step {step}: {why}")
         run.recorder.event("done", step, consumed=self._consumed())
 
     def _whole_progress(self) -> Progress:
@@ -281,6 +282,10 @@ class TrainingLoop:
                 if why := check_answer(component.stop_reason(), str):
                     return why
         return ""
+
+    def _shared_stop_reason(self) -> str:
+        """Why any rank finds so; all say the same. Collective."""
+        return next(filter(None, from_all(self._stop_reason(), self.run.axes.world)), "")
 
     def _validation_loss(self) -> float | None:
         """The watched validation loss of this very step."""

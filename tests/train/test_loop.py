@@ -7,11 +7,15 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+import torch.distributed as dist
 
 from megalite.checkpoint.format import Progress
-from megalite.errors import CheckpointError, DataError
+from megalite.errors import EXIT_DONE, CheckpointError, DataError
+from megalite.parallel.axes import connect
+from megalite.parallel.mesh import Mesh
 from megalite.train.components.component import Component, RollBack, Step, check_step
-from megalite.train.loop import ComponentError, TrainingLoop
+from megalite.train.loop import ComponentError, Ended, TrainingLoop
+from tests.kit.spawn import run_ranks
 
 
 class Broken(Component):
@@ -133,6 +137,39 @@ def test_what_a_component_may_do_to_a_step():
     step.figures["mine"] = float("nan")
     check_step("before_step", former, step)
     check_step("measure", replace(former, lr=step.lr, clip_norm=step.clip_norm), step)
+
+
+class OnOneRank(Component):
+    """Ends the run, by what only the second rank knows."""
+
+    name = "on_one_rank"
+
+    def stop_reason(self):
+        return "the second rank has seen enough" if dist.get_rank() == 1 else ""
+
+
+def ends_early() -> tuple[int, list]:
+    """How a loop begins anew that has ended early before, and what it writes down when it ends so; of this rank."""
+    made, said = loop_of(OnOneRank()), []
+    made.run = SimpleNamespace(
+        axes=connect(Mesh(dp=2), dist.get_rank()),
+        heartbeat=SimpleNamespace(enter=lambda *where: None),
+        recorder=SimpleNamespace(event=lambda event, step, **details: said.append(details), say=said.append),
+        plan=SimpleNamespace(total_steps=9),
+    )
+    made._checkpoints = SimpleNamespace(close=lambda: None, finish=lambda *state: None)
+    made.progress = Progress(step=4)
+    made._validation_loss = made._consumed = lambda: None
+    code = made.train()
+    made._end(Ended.EARLY)
+    return code, said
+
+
+def test_what_one_rank_finds_ends_the_run_on_all():
+    """Also at a restart, where the others would else train on and wait for it; all say why."""
+    why = "the second rank has seen enough"
+    said = [f"the run has ended early before: {why}", {"why": why}, f"stopped early at step 4: {why}"]
+    assert run_ranks(ends_early, 2) == [(EXIT_DONE, [*said, {"consumed": None}])] * 2
 
 
 class Forgetful(Component):
