@@ -10,7 +10,7 @@ that are read in one go; it ends as `Ended` says.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from enum import Enum, auto
@@ -23,7 +23,7 @@ from megalite.engine.protocol import NonFiniteLossError, StepResult
 from megalite.errors import EXIT_DONE, EXIT_REQUEUE, CheckpointError, StartError, UserError
 from megalite.optim.schedules import last_stable_step
 from megalite.parallel.collectives import agree, from_all
-from megalite.train.checkpoints import open_checkpoints
+from megalite.train.checkpoints import Checkpoints, open_checkpoints
 from megalite.train.components.assemble import assemble
 from megalite.train.components.component import Component, RollBack, Step, check_answer, check_state, check_step
 from megalite.train.rollback import go_back
@@ -101,21 +101,26 @@ class TrainingLoop:
             self.run.recorder.say(f"step {progress.step}: {why}")
 
     def train(self) -> int:
-        """Train to the end or to a stop request; return the exit code."""
+        """Train to the end or to a stop request, and close everything; return the exit code."""
         try:
-            if why := self._shared_stop_reason():
-                self.run.recorder.say(f"the run has ended early before: {why}")
-                return EXIT_DONE
-            while True:
-                ended = self._stretch()
-                if ended in EXIT_CODES:
-                    self._end(ended)
-                    return EXIT_CODES[ended]
-        finally:
-            self._checkpoints.close()
-            for component in self._components:
-                with _naming(component, "close"):
-                    component.close()
+            code = self._train()
+        except BaseException:
+            for failure in _failures("close", (self._checkpoints, *self._components)):
+                self.run.recorder.say(str(failure))  # raised, it would hide what ended the run
+            raise
+        for failure in _failures("close", (self._checkpoints, *self._components)):
+            raise failure
+        return code
+
+    def _train(self) -> int:
+        if why := self._shared_stop_reason():
+            self.run.recorder.say(f"the run has ended early before: {why}")
+            return EXIT_DONE
+        while True:
+            ended = self._stretch()
+            if ended in EXIT_CODES:
+                self._end(ended)
+                return EXIT_CODES[ended]
 
     def _stretch(self) -> Ended:
         """Train for as long as the data goes on as planned."""
@@ -243,14 +248,13 @@ class TrainingLoop:
         run.recorder.say(f"step {now.step}: {wish.why}; back to {origin}, step {step}")
 
     def _end(self, ended: Ended) -> None:
-        """See to it that the last step is saved, and say how the run ended."""
+        """See to it that the last step is saved, whatever fails before, and say how the run ended."""
         run, step = self.run, self.progress.step
-        if ended is not Ended.STOPPED:
-            for component in self._components:
-                with _naming(component, "finish"):
-                    component.finish(step)
+        failures = [] if ended is Ended.STOPPED else _failures("finish", self._components, step)
         run.heartbeat.enter("save", step)
         self._checkpoints.finish(self._whole_progress(), self._validation_loss())
+        for failure in failures:
+            raise failure
         run.heartbeat.enter("done", step)
         if ended is Ended.STOPPED:
             run.recorder.event("stop", step, why=run.stop.why(step))
@@ -296,8 +300,20 @@ class TrainingLoop:
         return every is not None and step % every == 0 and step < self.run.plan.total_steps
 
 
+def _failures(method: str, parts: Iterable[Component | Checkpoints], *arguments: int) -> list[Exception]:
+    """Call a method of all, whatever one of them does; what has failed."""
+    failures: list[Exception] = []
+    for part in parts:
+        try:
+            with _naming(part, method):
+                getattr(part, method)(*arguments)
+        except Exception as error:
+            failures.append(error)
+    return failures
+
+
 @contextmanager
-def _naming(component: Component, method: str, step: Step | None = None) -> Iterator[None]:
+def _naming(component: Component | Checkpoints, method: str, step: Step | None = None) -> Iterator[None]:
     """Name the component that fails, or does to a step what it may not, where the error does not say by itself what is
     to be done."""
     former = step and replace(step, figures=dict(step.figures))

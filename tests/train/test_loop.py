@@ -172,6 +172,70 @@ def test_what_one_rank_finds_ends_the_run_on_all():
     assert run_ranks(ends_early, 2) == [(EXIT_DONE, [*said, {"consumed": None}])] * 2
 
 
+class Clumsy(Component):
+    """Fails in a method, and notes by what it was called."""
+
+    name = "clumsy"
+
+    def __init__(self, fails_in: str, called: list[str]):
+        self._fails_in, self._called = fails_in, called
+
+    def finish(self, step):
+        self._note("finish")
+
+    def close(self):
+        self._note("close")
+
+    def _note(self, method):
+        self._called.append(method)
+        if method == self._fails_in:
+            raise KeyError("x")
+
+
+def loop_at_its_end(fails_in: str, called: list[str]) -> TrainingLoop:
+    """Of two components of which the first fails, at step 4 of 4."""
+    made = loop_of(Clumsy(fails_in, called), Clumsy("", called))
+    made.run = SimpleNamespace(
+        axes=connect(Mesh(), 0),
+        heartbeat=SimpleNamespace(enter=lambda *where: None),
+        recorder=SimpleNamespace(event=lambda *about, **details: None, say=called.append),
+        plan=SimpleNamespace(total_steps=4),
+    )
+    made._checkpoints = SimpleNamespace(
+        name="checkpoints", finish=lambda *state: called.append("saved"), close=lambda: called.append("closed")
+    )
+    made.progress = Progress(step=4)
+    made._validation_loss = made._consumed = lambda: None
+    made._stretch = lambda: Ended.LAST_STEP
+    return made
+
+
+def test_the_last_step_is_saved_whatever_fails_at_the_end():
+    """The other components come to their end too; then the failure is told."""
+    called = []
+    with pytest.raises(ComponentError, match=r"component clumsy .* failed in finish: KeyError: 'x'"):
+        loop_at_its_end("finish", called).train()
+    assert called == ["finish", "finish", "saved", "closed", "close", "close"]
+
+
+def test_everything_is_closed_and_nothing_hides_the_error():
+    """A failure to close is told where nothing else has failed, and beside what has."""
+    called = []
+    with pytest.raises(ComponentError, match=r"component clumsy .* failed in close: KeyError: 'x'"):
+        loop_at_its_end("close", called).train()
+    assert called == ["finish", "finish", "saved", "closed", "close", "close"]
+    made = loop_at_its_end("close", called := [])
+    made._stretch = lambda: 1 / 0
+    made._checkpoints.close = lambda: [][0]
+    with pytest.raises(ZeroDivisionError):
+        made.train()
+    assert called[:2] == ["close", "close"]
+    assert [each.rpartition(" failed ")[2] for each in called[2:]] == [
+        "in close: IndexError: list index out of range",
+        "in close: KeyError: 'x'",
+    ]
+
+
 class Forgetful(Component):
     """Needs a state that it never has."""
 

@@ -148,7 +148,8 @@ class Component:
         return ""
 
     def finish(self, step: int) -> None:
-        """The run has come to its end, which may be an early one; not called when it only stops for a while."""
+        """The run has come to its end, which may be an early one; not called when it only stops for a while. The last
+        save follows, also when this fails; then it is not called again."""
 
     def state(self) -> dict[str, Any]:
         """What a checkpoint must hold to go on from, ready for JSON, its keys texts; empty for nothing."""
@@ -166,7 +167,7 @@ class Component:
         self.load_state(state)
 
     def close(self) -> None:
-        """Training has ended, well or badly. Not collective."""
+        """Training has ended, well or badly; always called. Not collective."""
 
 
 @dataclass(frozen=True)
