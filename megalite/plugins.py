@@ -179,6 +179,41 @@ def addition(kind: str, name: str, call: Callable[..., Any], given: tuple[str, .
     return Addition(call, _options(kind, name, call))
 
 
+def check_call(who: str, call: Any, given: tuple[str, ...], named: tuple[str, ...]) -> None:
+    """Refuse code that cannot be called as it will be.
+
+    Args:
+        who: what it is, for people.
+        given: names of the arguments that it gets in this order.
+        named: of those that it gets by name.
+
+    Raises:
+        PluginError: it takes others.
+    """
+    takes = "nothing, for it is no function or class"
+    try:
+        takes = str(found := inspect.signature(call))
+        found.bind(*given, **dict.fromkeys(named))
+    except (TypeError, ValueError) as error:
+        raise PluginError(
+            f"{who}: it is called with ({', '.join((*given, '*', *named))}), and takes {takes}"
+        ) from error
+
+
+def made(key: str, make: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
+    """What code of a plug-in makes: where it fails, the setting was wrong or the plug-in, and not this program.
+
+    Raises:
+        PluginError: it fails; `key` is the setting that names it.
+    """
+    try:
+        return make(*arguments, **named)
+    except Exception as error:
+        raise PluginError(
+            f"{key}: could not be made: {type(error).__name__}: {error}; correct its options or the plug-in"
+        ) from error
+
+
 def _options(kind: str, name: str, call: Callable[..., Any]) -> type[Section]:
     """The keyword-only parameters of a function or class, as a section."""
     hints = get_type_hints(call.__init__ if inspect.isclass(call) else call, include_extras=True)

@@ -12,6 +12,7 @@ import pytest
 from megalite import plugins
 from megalite.architecture.activations import ACTIVATIONS
 from megalite.config.load import dump_config, load_config
+from megalite.config.optimizers import RULES
 from megalite.config.schedules import SCHEDULES
 from megalite.config.validate import validate
 from megalite.errors import ConfigError
@@ -59,6 +60,20 @@ SCHEDULE = """
 @extend.schedule("s")
 def schedule(k, n, peak, min_lr, *, {}):
     return peak
+"""
+
+
+NORM = """
+@extend.norm("n")
+class N:
+    def __init__(self, {}): pass
+"""
+
+UPDATE = "def update(self, weights, gradients, states, *, lr, decay, step): pass"
+RULE = """
+@extend.optimizer("o")
+class O:
+    {}
 """
 
 
@@ -115,6 +130,36 @@ def test_a_file_and_a_module(tmp_path, monkeypatch):
         ("extend.optimizer('o', state=('gradient',))(type('O', (), {'update': 1}))", "state 'gradient': that name"),
         ("extend.optimizer('o', state=('m', 'm'))(type('O', (), {'update': 1}))", "state 'm': that name is taken"),
         ("extend.data_source('d', num_shards=0)(print)", "num_shards=0"),
+        (
+            "@extend.activation('a')\ndef a(x, *, p: int): return x",
+            "activation a: option p has no default, and no setting gives an activation options; give it one",
+        ),
+        (
+            "@extend.attention('a')\ndef a(q, k, v, documents, window, *, p: int): return q",
+            "attention a: option p has no default, and no setting gives an attention options",
+        ),
+        (
+            NORM.format("size, eps"),
+            "norm n: it is called with (size, eps, *, tp, sequence_parallel), and takes (size, eps)",
+        ),
+        (NORM.format("size, *, eps, tp, sequence_parallel"), "norm n: it is called with (size, eps, *, tp,"),
+        (NORM.format("size, eps, *, tp, sequence_parallel, gain"), "norm n: it is called with (size, eps, *, tp,"),
+        (
+            "extend.norm('n', of_heads='layernorm')(int)",
+            "norm n: found of_heads='layernorm', expected rmsnorm or zero_",
+        ),
+        ("extend.norm('n', init=1)(int)", "norm n: found init=1, expected ones or zeros"),
+        (
+            RULE.format("def update(self, weights, gradients, lr): pass"),
+            "o: update: it is called with (self, weights, gradients, states, *, lr, decay, step), and takes (self,",
+        ),
+        (RULE.format("update = 3"), "optimizer o: update: it is called with ("),
+        (RULE.format("def direction(self): pass"), "has no method `update`, and is no WholeRule"),
+        (
+            "from megalite.optim.whole import WholeRule\n@extend.optimizer('o')\nclass O(WholeRule):\n"
+            "    def state(self, unit): pass",
+            "optimizer o: it has no direction, load, start, which a WholeRule must have",
+        ),
         ("extend.optimizer('o', tables='nobody')(type('O', (), {'update': 1}))", 'found "nobody"'),
     ],
 )
@@ -236,6 +281,12 @@ def test_every_kind_is_checked(tmp_path, text, complaint):
     """Also what only plug-ins bring, and what goes with what."""
     with loaded(*map(sample, ("components", "losses", "optimizers"))):
         assert any(complaint in each for each in complaints(tmp_path, text)), complaint
+
+
+def test_a_rule_may_be_a_static_method(tmp_path):
+    """What matters is how it is called."""
+    with loaded(write(tmp_path, RULE.format(f"@staticmethod\n    {UPDATE.replace('self, ', '')}"))):
+        assert "o" in RULES
 
 
 def test_installed_packages(tmp_path):

@@ -14,7 +14,7 @@ from megalite.optim.gradients import GradientChanges
 from megalite.optim.groups import rates_of
 from megalite.optim.optimizer import Rule, SlicedOptimizer
 from megalite.optim.rules import rule_of
-from megalite.plugins import Addition, load
+from megalite.plugins import Addition, load, made
 
 
 def build_optimizer(
@@ -43,5 +43,5 @@ def build_optimizer(
 def _make_rule(name: str, optimizer: OptimizerConfig, product_dtype: torch.dtype) -> Rule:
     rule = RULES[name]
     if isinstance(rule.make, Addition):
-        return rule.make.bound(optimizer.options)()
+        return made(f"optimizer.name: {name}", rule.make.bound(optimizer.options))
     return load(rule.make)(optimizer, *([product_dtype] if rule.multiplies else []))

@@ -6,12 +6,21 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 import yaml
 
 from megalite.config.load import load_config
+from megalite.config.plan import make_plan
+from megalite.engine.build import build_stage
+from megalite.errors import UserError
+from megalite.model.initialize import FreshWeights
+from megalite.optim.optimizer import SlicedOptimizer
+from megalite.optim.optimizers import build_optimizer
+from megalite.parallel.axes import connect
+from megalite.parallel.mesh import Mesh
 from megalite.plugins import load_plugins
-from tests.kit.plugins import SAMPLES, sample
+from tests.kit.plugins import SAMPLES, loaded, sample
 from tests.kit.runs import events, megalite, metrics, write_run
 from tests.kit.spawn import run_ranks
 from tests.kit.train import tiny_config, train
@@ -174,6 +183,61 @@ def test_failures_are_named(tmp_path):
     found, said = run("load", "resumed", "train.steps=4")
     assert found == 2, said
     assert "component failing: it cannot go on from its state at step 2 (RuntimeError: the coffee is out)" in said
+
+
+BUILT = """
+from torch import nn
+
+from megalite import extend
+from megalite.layers.norm import RMSNorm
+
+
+class Norm(RMSNorm):
+    def __init__(self, size, eps, *, tp, sequence_parallel):
+        super().__init__(size, 1 / eps if eps != 0.125 else 1 / 0, tp=tp, sequence_parallel=sequence_parallel)
+
+extend.norm("broken")(Norm)
+extend.norm("one_less", has_bias=True)(RMSNorm)
+extend.norm("no_module")(type("Nothing", (), {"__init__": lambda self, size, eps, *, tp, sequence_parallel: None}))
+
+
+@extend.optimizer("inner")
+class Inner:
+    def __init__(self, *, power: float = 1.0):
+        self.power = power
+
+    def update(self, weights, gradients, states, *, lr, decay, step):
+        pass
+
+
+@extend.optimizer("outer")
+class Outer(Inner):
+    def __init__(self, *, beta: float = 0.5):
+        self.beta = 1 / beta
+"""
+
+
+def test_what_fails_when_it_is_built(tmp_path):
+    """It is bad input: the setting is named, before the first step."""
+
+    def build(**sections: Any) -> SlicedOptimizer:
+        config = tiny_config(**sections)
+        plan = make_plan(config, 1)
+        stage = build_stage(config, plan, connect(Mesh(), 0), torch.device("cpu"), FreshWeights(plan.model, 0))
+        return build_optimizer(stage, config.optimizer)
+
+    path = tmp_path / "built.py"
+    path.write_text(BUILT)
+    with loaded(str(path)):
+        for model, complaint in (
+            ({"norm": "broken", "norm_eps": 0.125}, "broken: could not be made: ZeroDivisionError: division by zero"),
+            ({"norm": "one_less"}, r"one_less: .*: it has the parameters \{'weight': \(32,\)\}, expected .*'bias': "),
+            ({"norm": "no_module"}, "no_module: could not be made: AttributeError: "),
+        ):
+            with pytest.raises(UserError, match=f"model.norm: {complaint}"):
+                build(model=model)
+        with pytest.raises(UserError, match=r"optimizer.name: outer: could not be made: ZeroDivisionError"):
+            build(optimizer={"name": "outer", "options": {"beta": 0.0}})
 
 
 def test_code_that_has_changed_is_told(tmp_path):
