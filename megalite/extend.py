@@ -141,6 +141,11 @@ def optimizer(
         for other in filter(None, (tables, vectors)):
             if other not in RULES:
                 raise PluginError(f"optimizer {name}: {RULES.unknown(other)}")
+            if needed := _required(RULES[other].make):
+                raise PluginError(
+                    f"optimizer {name}: {other} must be told {needed[0]}, and options are for {name} alone; give it a "
+                    "default"
+                )
         if hasattr(code, "update"):
             is_bound = isinstance(inspect.getattr_static(code, "update"), staticmethod | classmethod)
             given = ("weights", "gradients", "states") if is_bound else ("self", "weights", "gradients", "states")

@@ -160,6 +160,11 @@ def test_a_file_and_a_module(tmp_path, monkeypatch):
             "    def state(self, unit): pass",
             "optimizer o: it has no direction, load, start, which a WholeRule must have",
         ),
+        (
+            RULE.format(f"{UPDATE}\n    def __init__(self, *, beta: float): pass")
+            + "\nextend.optimizer('p', tables='o')(type('P', (O,), {}))",
+            "optimizer p: o must be told beta, and options are for p alone; give it a default",
+        ),
         ("extend.optimizer('o', tables='nobody')(type('O', (), {'update': 1}))", 'found "nobody"'),
     ],
 )

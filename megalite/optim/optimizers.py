@@ -43,5 +43,6 @@ def build_optimizer(
 def _make_rule(name: str, optimizer: OptimizerConfig, product_dtype: torch.dtype) -> Rule:
     rule = RULES[name]
     if isinstance(rule.make, Addition):
-        return made(f"optimizer.name: {name}", rule.make.bound(optimizer.options))
+        options = optimizer.options if name == optimizer.name else {}
+        return made(f"optimizer.name: {name}", rule.make.bound(options))
     return load(rule.make)(optimizer, *([product_dtype] if rule.multiplies else []))

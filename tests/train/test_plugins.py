@@ -210,7 +210,7 @@ class Inner:
         pass
 
 
-@extend.optimizer("outer")
+@extend.optimizer("outer", tables="inner", vectors="inner")
 class Outer(Inner):
     def __init__(self, *, beta: float = 0.5):
         self.beta = 1 / beta
@@ -218,7 +218,8 @@ class Outer(Inner):
 
 
 def test_what_fails_when_it_is_built(tmp_path):
-    """It is bad input: the setting is named, before the first step."""
+    """It is bad input: the setting is named, before the first step. An optimizer's options are its own, not those of
+    another plug-in's that it leaves some weights to."""
 
     def build(**sections: Any) -> SlicedOptimizer:
         config = tiny_config(**sections)
@@ -238,6 +239,9 @@ def test_what_fails_when_it_is_built(tmp_path):
                 build(model=model)
         with pytest.raises(UserError, match=r"optimizer.name: outer: could not be made: ZeroDivisionError"):
             build(optimizer={"name": "outer", "options": {"beta": 0.0}})
+        rules = build(optimizer={"name": "outer", "options": {"beta": 0.25}})._rules
+        assert (rules["outer"].beta, rules["inner"].power) == (4.0, 1.0)
+        assert build(optimizer={"name": "inner", "options": {"power": 3.0}})._rules["inner"].power == 3.0
 
 
 def test_code_that_has_changed_is_told(tmp_path):
