@@ -20,7 +20,8 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
-from megalite.plugins import NAME, Addition, PluginError, addition, check_call, made
+from megalite.addition import Addition, addition, check_call, made
+from megalite.plugins import NAME, PluginError
 
 if TYPE_CHECKING:
     from megalite.architecture.weights import Weight

@@ -19,8 +19,9 @@ from pydantic import (
     model_validator,
 )
 
+from megalite.addition import Addition
 from megalite.config.brought import wrong_options
-from megalite.plugins import Addition, Table
+from megalite.plugins import Table
 from megalite.section import FrozenOptions, Options, Problem, Section
 
 URL_PATTERN = r"^[A-Za-z][A-Za-z0-9+.-]+://"

@@ -6,6 +6,7 @@ from functools import partial
 
 import torch
 
+from megalite.addition import Addition, load, made
 from megalite.config.optimizers import OPTIMIZERS, RULES
 from megalite.config.schema import OptimizerConfig
 from megalite.model.initialize import local_weights
@@ -14,7 +15,6 @@ from megalite.optim.gradients import GradientChanges
 from megalite.optim.groups import rates_of
 from megalite.optim.optimizer import Rule, SlicedOptimizer
 from megalite.optim.rules import rule_of
-from megalite.plugins import Addition, load, made
 
 
 def build_optimizer(

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
+from megalite.addition import made
 from megalite.config.brought import COMPONENTS, METRICS
 from megalite.config.schema import Config
 from megalite.engine.protocol import StepResult
-from megalite.plugins import made
 from megalite.train.components.component import Component, Context, Step
 
 
