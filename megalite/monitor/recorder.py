@@ -144,6 +144,11 @@ class Recorder:
         if self.is_writer:
             self._events.add(event, step, **details)
 
+    def note(self, event: str, step: int, *, why: str, **details: Any) -> None:
+        """Record such a thing, and show why to the person watching."""
+        self.event(event, step, why=why, **details)
+        self.say(f"step {step}: {why}")
+
     def say(self, text: str) -> None:
         """Show a line to the person watching."""
         self.display.say(text)

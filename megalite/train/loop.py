@@ -97,8 +97,7 @@ class TrainingLoop:
                 ) from error
         for name in states:
             why = f"this run has no component {name}; what it had to remember goes"
-            self.run.recorder.event("component_gone", progress.step, component=name, why=why)
-            self.run.recorder.say(f"step {progress.step}: {why}")
+            self.run.recorder.note("component_gone", progress.step, component=name, why=why)
 
     def train(self) -> int:
         """Train to the end or to a stop request, and close everything; return the exit code."""

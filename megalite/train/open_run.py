@@ -120,9 +120,7 @@ def _record_start(
         recorder.say(f"it is kept as {folder}; mended, it takes part again under its old name")
     recorder.event("start", step, origin=start.origin, **about)
     for origin in changed_plugins(recorder.former_start.get("plugins", {})) if step and recorder.former_start else ():
-        why = f"{origin} is not the code that this run had before"
-        recorder.event("plugin_changed", step, why=why)
-        recorder.say(f"step {step}: {why}")
+        recorder.note("plugin_changed", step, why=f"{origin} is not the code that this run had before")
     if verified is not None:
         recorder.event("data_verified", step, **verified)
     if start.proof:

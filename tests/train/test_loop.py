@@ -11,6 +11,7 @@ import torch.distributed as dist
 
 from megalite.checkpoint.format import Progress
 from megalite.errors import EXIT_DONE, CheckpointError, DataError
+from megalite.monitor.recorder import Recorder
 from megalite.parallel.axes import connect
 from megalite.parallel.mesh import Mesh
 from megalite.train.components.component import Component, RollBack, Step, check_step
@@ -256,6 +257,8 @@ class Notebook:
 
     def say(self, text):
         self.said.append(text)
+
+    note = Recorder.note
 
 
 def test_state_that_does_not_load_is_named_before_training():
