@@ -5,7 +5,8 @@ from __future__ import annotations
 
 import importlib
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, get_type_hints
 
@@ -98,6 +99,15 @@ def made(key: str, make: Callable[..., Any], *arguments: Any, **named: Any) -> A
         raise PluginError(
             f"{key}: could not be made: {type(error).__name__}: {error}; correct its options or the plug-in"
         ) from error
+
+
+@contextmanager
+def naming(what: str) -> Iterator[None]:
+    """Name code of a plug-in that fails in the middle of the work."""
+    try:
+        yield
+    except Exception as error:
+        raise RuntimeError(f"{what}: {type(error).__name__}: {error}") from error
 
 
 def load(place: str | Callable[..., Any]) -> Any:

@@ -123,6 +123,10 @@ def test_a_file_and_a_module(tmp_path, monkeypatch):
         (SCHEDULE.format("p: type(extend)"), "schedule s: the type of an option is none that YAML can give"),
         (SCHEDULE.format("p: type(print) = print"), "schedule s: the type of an option is none that YAML can give"),
         ("extend.component('c')(int)", "expected a class derived from Component"),
+        (
+            "extend.metric('lr')(lambda step, result, context: 1.0)",
+            "metric lr: every line of metrics.jsonl has a number of this name; give it another",
+        ),
         ("extend.norm('n')(len)", "expected a class of torch modules"),
         ("extend.optimizer('o')(int)", "has no method `update`"),
         ("extend.optimizer('o', state='m')(type('O', (), {'update': 1}))", "state='m' is no tuple of names"),

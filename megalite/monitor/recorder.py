@@ -15,15 +15,7 @@ from megalite.config.schema import Config
 from megalite.engine.protocol import StepResult
 from megalite.monitor.boards import Board, open_boards
 from megalite.monitor.display import Display, Silence
-from megalite.monitor.records import Events, JsonLines, drop_steps_after, last_event
-
-STEP_KEYS = frozenset(
-    (
-        *("step", "loss", "grad_norm", "lr", "tokens", "valid_tokens", "tokens_per_second", "mfu", "skipped"),
-        *("seconds", "memory_bytes"),
-    )
-)
-"""What every line of metrics.jsonl has."""
+from megalite.monitor.records import STEP_KEYS, Events, JsonLines, drop_steps_after, last_event
 
 LARGE_PERPLEXITY = 1e6
 """From which on its digits say nothing."""

@@ -13,6 +13,14 @@ import time
 from pathlib import Path
 from typing import Any
 
+STEP_KEYS = frozenset(
+    (
+        *("step", "loss", "grad_norm", "lr", "tokens", "valid_tokens", "tokens_per_second", "mfu", "skipped"),
+        *("seconds", "memory_bytes"),
+    )
+)
+"""What every line of metrics.jsonl has."""
+
 
 class JsonLines:
     """A file of JSON objects that is appended to and always ends in a whole line."""

@@ -10,17 +10,22 @@ import pytest
 import torch
 import yaml
 
+from megalite.addition import addition
+from megalite.config.brought import LOSSES
 from megalite.config.load import load_config
 from megalite.config.plan import make_plan
 from megalite.engine.build import build_stage
+from megalite.engine.steps import documents_of_batch
 from megalite.errors import UserError
+from megalite.layers.documents import Targets
 from megalite.model.initialize import FreshWeights
 from megalite.optim.optimizer import SlicedOptimizer
 from megalite.optim.optimizers import build_optimizer
 from megalite.parallel.axes import connect
 from megalite.parallel.mesh import Mesh
 from megalite.plugins import load_plugins
-from tests.kit.plugins import SAMPLES, loaded, sample
+from tests.kit.batches import micro_batch
+from tests.kit.plugins import SAMPLES, added, loaded, sample
 from tests.kit.runs import events, megalite, metrics, write_run
 from tests.kit.spawn import run_ranks
 from tests.kit.train import tiny_config, train
@@ -242,6 +247,27 @@ def test_what_fails_when_it_is_built(tmp_path):
         rules = build(optimizer={"name": "outer", "options": {"beta": 0.25}})._rules
         assert (rules["outer"].beta, rules["inner"].power) == (4.0, 1.0)
         assert build(optimizer={"name": "inner", "options": {"power": 3.0}})._rules["inner"].power == 3.0
+
+
+@pytest.mark.parametrize(
+    ("code", "complaint"),
+    [
+        ("1 / 0", "ZeroDivisionError: division by zero"),
+        ("None", "AttributeError: 'NoneType' object has no attribute 'shape'"),
+        ("logits", r"ValueError: its shape is \[8, 101\], expected \[8\]"),
+        ("labels.float()", "RuntimeError: element 0 of tensors does not require grad"),
+    ],
+)
+def test_a_loss_that_fails_is_named(code, complaint):
+    """Whatever is wrong with it."""
+    logits_to_losses = eval(f"lambda logits, labels: {code}")
+    with added(LOSSES, "mine", addition("loss", "mine", logits_to_losses, ("logits", "labels"))):
+        config = tiny_config(train={"loss": {"name": "mine"}})
+        plan = make_plan(config, 1)
+        stage = build_stage(config, plan, connect(Mesh(), 0), torch.device("cpu"), FreshWeights(plan.model, 0))
+        batch = micro_batch([0], seq_len=8, vocab_size=101)
+        with pytest.raises(RuntimeError, match=rf"the loss of a plug-in \(train.loss\): {complaint}"):
+            stage(batch.tokens, documents_of_batch(batch), Targets(batch.labels, torch.ones(8)))
 
 
 def test_code_that_has_changed_is_told(tmp_path):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from megalite.addition import made
+from megalite.addition import made, naming
 from megalite.config.brought import COMPONENTS, METRICS
 from megalite.config.schema import Config
 from megalite.engine.protocol import StepResult
@@ -21,10 +21,8 @@ class BroughtMetrics(Component):
 
     def measure(self, step: Step, result: StepResult) -> None:
         for name, find in self._metrics.items():
-            try:
+            with naming(f"metric {name}"):
                 step.figures[name] = find(step, result, self._context)
-            except Exception as error:
-                raise RuntimeError(f"metric {name}: {type(error).__name__}: {error}") from error
 
 
 def brought_components(config: Config, context: Context) -> Iterator[Component]:

@@ -22,7 +22,8 @@ from megalite.config.schema import Config
 from megalite.data.loader import Batch
 from megalite.data.samples import Samples
 from megalite.engine.protocol import Engine, StepResult
-from megalite.monitor.recorder import STEP_KEYS, Recorder
+from megalite.monitor.recorder import Recorder
+from megalite.monitor.records import STEP_KEYS
 from megalite.parallel.axes import Axes
 
 Answer = TypeVar("Answer")
