@@ -14,6 +14,12 @@ from megalite.corpus.source import SOURCES, DocumentSource
 from megalite.errors import DataError
 from megalite.plugins import source_file
 
+READ = {"kind", "options", "keep_fields", "max_mb"}
+"""Settings of a source that may change its documents."""
+
+LATER_READ = ("name", "text_field", "id_field")
+"""So may these; at their defaults they leave fingerprints as they were."""
+
 
 def brought_pieces(config: DocumentSource) -> tuple[FilePiece, ...]:
     """A piece for each shard that the plug-in's source has."""
@@ -24,10 +30,11 @@ def brought_pieces(config: DocumentSource) -> tuple[FilePiece, ...]:
 
 
 def brought_fingerprint(config: DocumentSource) -> str:
-    """Of what may change the documents: the options, and the plug-in's file."""
+    """Of what may change the documents: the settings that are read, and the plug-in's file."""
     kind = SOURCES[config.kind]
     assert kind is not None, "a plug-in's"
-    digest = xxhash.xxh3_128(config.model_dump_json(include={"kind", "options", "keep_fields", "max_mb"}).encode())
+    later = {name for name in LATER_READ if getattr(config, name) != DocumentSource.model_fields[name].default}
+    digest = xxhash.xxh3_128(config.model_dump_json(include=READ | later).encode())
     digest.update(source_file(kind.read.call))
     return digest.hexdigest()
 
