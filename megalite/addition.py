@@ -3,6 +3,7 @@ a config says; ours is loaded when it is needed."""
 
 from __future__ import annotations
 
+import functools
 import importlib
 import inspect
 from collections.abc import Callable, Iterator, Mapping
@@ -118,9 +119,18 @@ def load(place: str | Callable[..., Any]) -> Any:
     return getattr(importlib.import_module(module), name)
 
 
+def _annotated(call: Any) -> Callable[..., Any]:
+    """What has the annotations of a callable."""
+    if inspect.isclass(call):
+        return call.__init__
+    if isinstance(call, functools.partial):
+        return _annotated(call.func)
+    return call if inspect.isroutine(call) else type(call).__call__
+
+
 def _options(kind: str, name: str, call: Callable[..., Any]) -> type[Section]:
     """The keyword-only parameters of a function or class, as a section."""
-    hints = get_type_hints(call.__init__ if inspect.isclass(call) else call, include_extras=True)
+    hints = get_type_hints(_annotated(call), include_extras=True)
     fields: dict[str, Any] = {}
     for each in inspect.signature(call).parameters.values():
         if each.kind is not each.KEYWORD_ONLY:

@@ -10,6 +10,7 @@ Nothing but a config, a command line and what is installed names plug-ins: readi
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import importlib
 import importlib.metadata
@@ -78,6 +79,8 @@ class Table(Mapping[str, Entry]):
     def __init__(self, kind: str, ours: Mapping[str, Entry]):
         self.kind = kind
         self._entries, self._origins = dict(ours), dict.fromkeys(ours, "megalite itself")
+        self.files: dict[str, str] = {}
+        """Of the plug-in that has brought an entry."""
 
     def __getitem__(self, name: str) -> Entry:
         return self._entries[name]
@@ -107,7 +110,14 @@ class Table(Mapping[str, Entry]):
     def remove(self, name: str) -> None:
         """Take an entry out again, as tests do."""
         del self._entries[name], self._origins[name]
+        self.files.pop(name, None)
         _ADDITIONS.remove((self, name))
+
+    def code(self, name: str, call: Callable[..., Any]) -> bytes:
+        """What stands in the file of an entry's plug-in, and in those of its code: what it does has changed when this
+        has."""
+        files = dict.fromkeys((self.files.get(name), *_files(call)))
+        return b"".join(Path(file).read_bytes() for file in files if file and Path(file).is_file())
 
     def known(self, name: str) -> str:
         """The name, if there is such an entry; for pydantic.
@@ -128,10 +138,15 @@ class Table(Mapping[str, Entry]):
         )
 
 
-def source_file(call: Callable[..., Any]) -> bytes:
-    """What stands in the file of a plug-in: what it does has changed when this has."""
-    file = inspect.getsourcefile(call)
-    return Path(file).read_bytes() if file is not None and Path(file).is_file() else b""
+def _files(call: Any) -> Iterator[str | None]:
+    """The files of code, and of what it is wrapped around; None for what is built in."""
+    while call is not None:
+        written = call if inspect.isroutine(call) or inspect.isclass(call) else type(call)
+        try:
+            yield inspect.getsourcefile(written) if written.__module__ != functools.__name__ else None
+        except TypeError:
+            yield None
+        call = getattr(call, "__wrapped__", None) or getattr(call, "func", None)
 
 
 def load_plugins(names: Iterable[str]) -> None:
@@ -219,6 +234,8 @@ def _take_in(
     finally:
         _ORIGINS.pop()
     file = getattr(module, "__file__", None) or ""
+    for table, added in _ADDITIONS[before:]:
+        table.files.setdefault(added, file)
     digest = hashlib.sha256(Path(file).read_bytes() if Path(file).is_file() else b"").hexdigest()[:16]
     _LOADED[name] = Plugin(name, ", ".join(filter(None, (file, package))), digest)
 

@@ -13,6 +13,7 @@ from megalite.corpus.effects import measure_effects
 from megalite.corpus.prepare import FinishedStation, load_recipe, prepare
 from megalite.corpus.reading.brought import LATER_READ, READ, brought_fingerprint
 from megalite.corpus.recipe import CleanConfig
+from megalite.corpus.rules.settings import FILTER_RULES
 from megalite.corpus.source import DATASET_SETTINGS, UNREAD_BY_PLUGINS, DocumentSource
 from megalite.errors import ConfigError, DataError
 from megalite.stations.runners import LocalPool
@@ -128,6 +129,37 @@ def test_every_setting_of_a_source_is_read_or_refused():
     """By a plug-in's source, but for those that describe it to people."""
     refused = {"path", *DATASET_SETTINGS, *UNREAD_BY_PLUGINS}
     assert {*DocumentSource.model_fields} == READ | {*LATER_READ} | refused | {"description", "license", "url"}
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "extend.filter_rule('mine')(len)",
+        "extend.filter_rule('mine')(functools.lru_cache(lambda text: len(text)))",
+        "extend.filter_rule('mine')(functools.partial(wrapped, 1))",
+        "extend.filter_rule('mine')(type('Rule', (), {'__call__': lambda self, text: 1.0})())",
+        "extend.filter_rule('mine')(wrapped(len))",
+        "extend.filter_rule('mine')(wrapped(lambda text: 2.0))",
+    ],
+)
+def test_code_of_any_kind_is_known_by_its_files(tmp_path, code):
+    """Also what is built in, cached, bound or wrapped: by the plug-in's file, and by those of its wrappers."""
+    (tmp_path / "wrapper.py").write_text(
+        "import functools\ndef wrapped(first, second=None):\n    return functools.wraps(first)(lambda text: 1.0) "
+        "if second is None else 2.0\n"
+    )
+    path = tmp_path / "mine.py"
+
+    def found() -> bytes:
+        with loaded(str(path)):
+            return FILTER_RULES.code("mine", FILTER_RULES["mine"].call)
+
+    path.write_text(f"import functools\n{HEAD}from wrapper import wrapped\n{code}\n")
+    first = found()
+    assert first.startswith(path.read_bytes())
+    assert ((tmp_path / "wrapper.py").read_bytes() in first) == ("wrapped" in code)
+    path.write_text(path.read_text() + "# another\n")
+    assert found() != first
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,6 @@ from megalite.corpus.reading.columns import NO_TEXT, kept_fields
 from megalite.corpus.reading.files import FilePiece
 from megalite.corpus.source import SOURCES, DocumentSource
 from megalite.errors import DataError
-from megalite.plugins import source_file
 
 READ = {"kind", "options", "keep_fields", "max_mb"}
 """Settings of a source that may change its documents."""
@@ -35,7 +34,7 @@ def brought_fingerprint(config: DocumentSource) -> str:
     assert kind is not None, "a plug-in's"
     later = {name for name in LATER_READ if getattr(config, name) != DocumentSource.model_fields[name].default}
     digest = xxhash.xxh3_128(config.model_dump_json(include=READ | later).encode())
-    digest.update(source_file(kind.read.call))
+    digest.update(SOURCES.code(config.kind, kind.read.call))
     return digest.hexdigest()
 
 
