@@ -19,6 +19,7 @@ import inspect
 import os
 import re
 import sys
+import sysconfig
 import traceback
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -66,6 +67,8 @@ class Plugin:
     """The file, and the package with its version where it has one."""
     digest: str = field(default="", repr=False)
     """Of what stands in the file."""
+    module: str = field(default="", repr=False)
+    """Its name."""
 
 
 class Table(Mapping[str, Entry]):
@@ -212,24 +215,44 @@ def _load(name: str) -> None:
     folder = str(path.parent if is_file else Path.cwd())
     if folder not in sys.path:
         sys.path.append(folder)  # behind what is installed, so that nothing of that is hidden
-    is_new, before = name not in sys.modules, len(_ADDITIONS)
-    _take_in(name, name, "", partial(_import_file, path) if is_file else partial(importlib.import_module, name))
-    if len(_ADDITIONS) == before and (is_new or not _ADDITIONS):  # an older one may have come with another plug-in
+    before, known = len(_ADDITIONS), _imported_already(path) if is_file else sys.modules.get(name)
+    fetch = partial(_import_file, path) if is_file else partial(importlib.import_module, name)
+    _take_in(name, name, "", fetch if known is None else lambda: known)
+    if len(_ADDITIONS) > before or (_ADDITIONS and known is not None):  # what it adds may have come with another
+        return
+    if not _imports_another(_LOADED[name].module):
         del _LOADED[name]
         raise PluginError(f"{name}: adds nothing; a plug-in calls what megalite.extend offers when it is imported")
+
+
+def _imported_already(path: Path) -> ModuleType | None:
+    """The module of a file that another plug-in has imported, by its usual name."""
+    module = sys.modules.get(path.stem)
+    is_it = module is not None and module.__name__ == path.stem and getattr(module, "__file__", None) == str(path)
+    return module if is_it else None
+
+
+def _imports_another(name: str) -> bool:
+    """Whether a module has imported anything from another plug-in, which has added what this one brings."""
+    found = vars(sys.modules[name]).values()
+    names = [getattr(each, "__name__" if isinstance(each, ModuleType) else "__module__", None) for each in found]
+    others = [each.module for each in _LOADED.values() if each.module != name]
+    return any(f"{other}.".startswith(f"{each}.") for each in names for other in others)
 
 
 def _take_in(
     name: str, shown: str, package: str, fetch: Callable[[], ModuleType], advice: str = "mend it, or leave it out"
 ) -> None:
-    """Import a plug-in; what a failing one has added goes again."""
-    before = len(_ADDITIONS)
+    """Import a plug-in; what a failing one has added, and imported of its own, goes again."""
+    before, modules = len(_ADDITIONS), set(sys.modules)
     _ORIGINS.append(f"plug-in {shown}" + (f" of {package}" if package else ""))
     try:
         module = fetch()
     except (Exception, SystemExit) as error:
         for table, added in _ADDITIONS[before:]:
             table.remove(added)
+        for module_name in filter(_is_of_its_own, sys.modules.keys() - modules):
+            del sys.modules[module_name]
         raise PluginError(_why(shown, error, advice)) from error
     finally:
         _ORIGINS.pop()
@@ -237,12 +260,21 @@ def _take_in(
     for table, added in _ADDITIONS[before:]:
         table.files.setdefault(added, file)
     digest = hashlib.sha256(Path(file).read_bytes() if Path(file).is_file() else b"").hexdigest()[:16]
-    _LOADED[name] = Plugin(name, ", ".join(filter(None, (file, package))), digest)
+    _LOADED[name] = Plugin(name, ", ".join(filter(None, (file, package))), digest, module.__name__)
+
+
+def _is_of_its_own(name: str) -> bool:
+    """Whether a module is neither ours nor installed: some of those do not bear to be imported twice."""
+    file = getattr(sys.modules[name], "__file__", None) or ""
+    is_ours, is_of_python = name.startswith("megalite."), file.startswith(sysconfig.get_path("stdlib"))
+    is_installed = not {"site-packages", "dist-packages"}.isdisjoint(Path(file).parts)
+    return file.endswith(".py") and not (is_ours or is_of_python or is_installed)
 
 
 def _import_file(path: Path) -> ModuleType:
-    """Import a file under a name that no module has."""
-    name = f"{path.stem}_{zlib.crc32(str(path).encode()):08x}"
+    """Import a file under a name that no module has, and under its usual one where that leads to it: another plug-in
+    may import it."""
+    name, usual = f"{path.stem}_{zlib.crc32(str(path).encode()):08x}", path.stem
     spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None, path
     assert spec.loader is not None, path
@@ -252,6 +284,10 @@ def _import_file(path: Path) -> ModuleType:
     except BaseException:
         del sys.modules[name]
         raise
+    if usual.isidentifier() and usual not in sys.modules:
+        found = importlib.util.find_spec(usual)
+        if found is not None and found.origin == str(path):
+            sys.modules[usual] = module
     return module
 
 

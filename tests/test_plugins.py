@@ -324,6 +324,44 @@ def test_installed_packages(tmp_path):
     assert "Traceback" not in done.stderr
 
 
+def test_a_plugin_that_has_failed_can_be_mended(tmp_path):
+    """In the same process: modules that it had imported of its own are imported anew, all others are what they were."""
+    write(tmp_path, "extend.activation('helped')(lambda x: x)\nREST = 0", "its_helper.py")
+    code = "import colorsys, its_helper\nextend.activation('mine')(lambda x: x)\n1 / its_helper.REST"
+    path = write(tmp_path, code, "mended.py")
+    with pytest.raises(PluginError, match="ZeroDivisionError"):
+        load_plugins([path])
+    assert not {"helped", "mine"} & {*ACTIVATIONS}
+    assert not [name for name in sys.modules if name.startswith(("its_helper", "mended"))]
+    import colorsys
+
+    assert sys.modules["colorsys"] is colorsys
+    write(tmp_path, "extend.activation('helped')(lambda x: x)\nREST = 1  # it is", "its_helper.py")
+    load_plugins([path])
+    assert {"helped", "mine"} <= {*ACTIVATIONS}
+
+
+@pytest.mark.parametrize("order", [("brings", "builds"), ("builds", "brings")])
+@pytest.mark.parametrize("line", ["import {}", "import {} as other", "from {} import mine"])
+@pytest.mark.parametrize("is_file", [True, False])
+def test_a_plugin_that_only_imports_another(tmp_path, monkeypatch, order, line, is_file):
+    """It brings what that one brings, whichever is named first, and nothing twice."""
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    for name in ("brings", "builds"):  # of another case
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    monkeypatch.chdir(tmp_path)
+    code = "@extend.activation('mine')\ndef mine(x): return x"
+    names = {
+        "brings": write(tmp_path, code, "brings.py"),
+        "builds": write(tmp_path, line.format("brings"), "builds.py"),
+    }
+    if not is_file:
+        names["brings"] = "brings"
+    load_plugins([names[each] for each in order])
+    assert named_plugins() == [names[each] for each in order]
+    assert "mine" in ACTIVATIONS
+
+
 def test_code_that_has_changed(tmp_path):
     """It is told by what stands in the file, wherever that lies; runs of before have left no hashes to compare with."""
     first, second = write(tmp_path, SINE), write(tmp_path, "extend.activation('mine')(lambda x: x)", "other.py")
