@@ -145,7 +145,7 @@ class Activations:
         heads = slice(first_head, first_head + q.shape[1])
         size = max(1, SCORES_AT_ONCE // (q.shape[1] * k.shape[0]))
         for queries in chosen.split(size) if chosen.numel() else ():
-            entropy, largest = scores_of(q, k, queries, documents.positions, window)
+            entropy, largest = scores_of(q, k, queries, documents.positions, window, self._model.attention_soft_cap)
             self._entropy[index, heads] += entropy.sum(1, dtype=torch.float64)
             self._largest_logit[index] = torch.maximum(self._largest_logit[index], largest.double())
         if self._axes.tp.rank == 0:
@@ -205,7 +205,9 @@ def sample_queries(keys: Tensor, stride: int) -> Tensor:
     return (keys % stride == drawn).nonzero().squeeze(1)
 
 
-def scores_of(q: Tensor, k: Tensor, queries: Tensor, positions: Tensor, window: int | None) -> tuple[Tensor, Tensor]:
+def scores_of(
+    q: Tensor, k: Tensor, queries: Tensor, positions: Tensor, window: int | None, soft_cap: float | None
+) -> tuple[Tensor, Tensor]:
     """Entropy of some queries' attention, and their largest logit.
 
     Args:
@@ -214,6 +216,7 @@ def scores_of(q: Tensor, k: Tensor, queries: Tensor, positions: Tensor, window: 
         queries: `[c]` int64, which of the t tokens, ascending.
         positions: `[t]`, of each token in its document.
         window: tokens that a query sees, itself included; None for all before it.
+        soft_cap: bound c of the scores s, as c tanh(s / c); None for none.
 
     Returns:
         entropy `[n, c]` in nats, and a scalar.
@@ -223,6 +226,8 @@ def scores_of(q: Tensor, k: Tensor, queries: Tensor, positions: Tensor, window: 
     seen_back = positions[queries] if window is None else positions[queries].clamp(max=window - 1)
     first, last = int((queries - seen_back).min()), int(queries[-1])  # a sync; most keys are of other documents
     logits = torch.einsum("cmgd,kmd->mgck", chosen, k[first : last + 1].float()).flatten(0, 1) / q.shape[-1] ** 0.5
+    if soft_cap is not None:
+        logits = soft_cap * torch.tanh(logits / soft_cap)
     place = torch.arange(first, last + 1, device=k.device)
     seen = (place <= queries.unsqueeze(1)) & (place >= (queries - seen_back).unsqueeze(1))
     logits = logits.masked_fill(~seen, -torch.inf)

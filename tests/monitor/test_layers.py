@@ -114,6 +114,8 @@ def blocks_of(stage, batch, documents) -> dict[str, dict[str, float]]:
         q, k, _ = block.attention.project(block.attention_norm(x), documents)
         k = k.repeat_interleave(q.shape[1] // k.shape[1], dim=1)
         scores = torch.einsum("qhd,khd->hqk", q, k) / q.shape[2] ** 0.5
+        if (bound := stage.spec.model.attention_soft_cap) is not None:
+            scores = bound * torch.tanh(scores / bound)
         scores = scores.masked_fill(~seen, -torch.inf)
         p = scores.softmax(-1)
         entropy = torch.special.entr(p).sum(-1)
@@ -179,6 +181,14 @@ def look_at(model: dict) -> tuple[dict[str, dict[str, float]], dict[str, dict[st
     found = Activations(stage, axes, seq_len=16).measure(lambda: stage.logits(batch.tokens, documents))
     del found["head"]
     return found, blocks_of(stage, batch, documents)
+
+
+def test_bounded_scores_are_shown_as_they_are_bounded():
+    """Far below what the model would have without a bound."""
+    found, wanted = look_at({"attention_soft_cap": 0.5, "init_std": 1.0})
+    for block, values in found.items():
+        assert values == pytest.approx(wanted[block], rel=SAME, abs=1e-6)
+        assert values["attention_logit_max"] == pytest.approx(0.5)
 
 
 def test_a_plugins_attention_has_no_softmax():
