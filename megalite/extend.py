@@ -127,7 +127,7 @@ def optimizer(
     Args:
         state: names of state with a number for each number of a weight, fp32 and zero at first; `states[name]`. Not
             `weight`, `gradient` or `direction`, which stand beside it.
-        tables: the optimizer of the embedding tables and the head, as "adamw"; None for this one.
+        tables: the optimizer of the embedding tables and the head, as "adamw", without options; None for this one.
         vectors: that of norms and biases.
         rate_exponent: under muP a matrix's rate is divided by its width multiplier to this power; None: not known.
         whole_state: of a `WholeRule`, from a weight to the shapes of state that one rank keeps whole, by kind.
