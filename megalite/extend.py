@@ -17,9 +17,11 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
-from megalite.plugins import NAME, PluginError, addition
+from megalite.addition import Addition, addition, check_call, made
+from megalite.plugins import NAME, PluginError
 
 if TYPE_CHECKING:
     from megalite.architecture.weights import Weight
@@ -41,7 +43,7 @@ def activation(name: str, *, is_gated: bool = False, kept: int | None = None) ->
     from megalite.architecture.activations import ACTIVATIONS, Activation
 
     def add(code: Code) -> Code:
-        addition("activation", name, code, ("gate", "up") if is_gated else ("x",))
+        _check_without_options("activation", name, code, ("gate", "up") if is_gated else ("x",))
         ACTIVATIONS.add(name, Activation(code, is_gated=is_gated, kept=kept))
         return code
 
@@ -66,10 +68,28 @@ def norm(
     def add(code: Code) -> Code:
         if not inspect.isclass(code):
             raise PluginError(f"norm {name}: found {code!r}, expected a class of torch modules")
-        NORMS.add(name, Norm(code, has_bias=has_bias, init=init, of_heads=NORMS.known(of_heads)))
+        for key, found, choices in (
+            ("init", init, ("ones", "zeros")),
+            ("of_heads", of_heads, ("rmsnorm", "zero_centered_rmsnorm")),
+        ):
+            if found not in choices:
+                raise PluginError(f"norm {name}: found {key}={found!r}, expected {' or '.join(choices)}")
+        check_call(f"norm {name}", code, ("size", "eps"), ("tp", "sequence_parallel"))
+        make = partial(made, f"model.norm: {name}", partial(_norm, code, has_bias))
+        NORMS.add(name, Norm(make, has_bias=has_bias, init=init, of_heads=of_heads))
         return code
 
     return add
+
+
+def _norm(code: Callable[..., Any], has_bias: bool, size: int, eps: float, **axes: Any) -> Any:
+    """A module of a norm, with the parameters that it is to have."""
+    module = code(size, eps, **axes)
+    found = {name: tuple(each.shape) for name, each in module.named_parameters()}
+    expected = dict.fromkeys(("weight", "bias") if has_bias else ("weight",), (size,))
+    if found != expected:
+        raise ValueError(f"it has the parameters {found}, expected {expected}, as has_bias={has_bias} says")
+    return module
 
 
 def attention(name: str) -> Callable[[Code], Code]:
@@ -82,7 +102,7 @@ def attention(name: str) -> Callable[[Code], Code]:
     from megalite.architecture.attentions import ATTENTIONS, Attention
 
     def add(code: Code) -> Code:
-        addition("attention", name, code, ("q", "k", "v", "documents", "window"))
+        _check_without_options("attention", name, code, ("q", "k", "v", "documents", "window"))
         ATTENTIONS.add(name, Attention(code))
         return code
 
@@ -107,7 +127,7 @@ def optimizer(
     Args:
         state: names of state with a number for each number of a weight, fp32 and zero at first; `states[name]`. Not
             `weight`, `gradient` or `direction`, which stand beside it.
-        tables: the optimizer of the embedding tables and the head, as "adamw"; None for this one.
+        tables: the optimizer of the embedding tables and the head, as "adamw", without options; None for this one.
         vectors: that of norms and biases.
         rate_exponent: under muP a matrix's rate is divided by its width multiplier to this power; None: not known.
         whole_state: of a `WholeRule`, from a weight to the shapes of state that one rank keeps whole, by kind.
@@ -115,18 +135,58 @@ def optimizer(
     from megalite.config.optimizers import OPTIMIZERS, RULES, Optimizer, UpdateRule
 
     def add(code: Code) -> Code:
-        if not hasattr(code, "update") and not hasattr(code, "direction"):
+        if not hasattr(code, "update") and not _is_whole_rule(name, code):
             raise PluginError(f"optimizer {name}: {code!r} has no method `update`, and is no WholeRule either")
         _check_state_names(name, state)
-        made = addition("optimizer", name, code, ())
+        making = addition("optimizer", name, code, ())
         for other in filter(None, (tables, vectors)):
             if other not in RULES:
                 raise PluginError(f"optimizer {name}: {RULES.unknown(other)}")
-        RULES.add(name, UpdateRule(made, state, rate_exponent=rate_exponent, whole_state=whole_state))
+            if needed := _required(RULES[other].make):
+                raise PluginError(
+                    f"optimizer {name}: {other} must be told {needed[0]}, and options are for {name} alone; give it a "
+                    "default"
+                )
+        if hasattr(code, "update"):
+            is_bound = isinstance(inspect.getattr_static(code, "update"), staticmethod | classmethod)
+            given = ("weights", "gradients", "states") if is_bound else ("self", "weights", "gradients", "states")
+            check_call(f"optimizer {name}: update", code.update, given, ("lr", "decay", "step"))
+        RULES.add(name, UpdateRule(making, state, rate_exponent=rate_exponent, whole_state=whole_state))
         OPTIMIZERS.add(name, Optimizer(name, tables or name, vectors or name))
         return code
 
     return add
+
+
+def _is_whole_rule(name: str, code: Any) -> bool:
+    """Whether a class is one, with all that it must have.
+
+    Raises:
+        PluginError: it has not.
+    """
+    if not hasattr(code, "direction"):
+        return False
+    from megalite.optim.whole import WholeRule
+
+    is_one = inspect.isclass(code) and issubclass(code, WholeRule)
+    if is_one and inspect.isabstract(code):
+        missing = ", ".join(sorted(code.__abstractmethods__))
+        raise PluginError(f"optimizer {name}: it has no {missing}, which a WholeRule must have")
+    return is_one
+
+
+def _required(code: object) -> list[str]:
+    """Options without which code cannot be called."""
+    fields = code.options.model_fields if isinstance(code, Addition) else {}
+    return [option for option, field in fields.items() if field.is_required()]
+
+
+def _check_without_options(kind: str, name: str, code: Callable[..., Any], given: tuple[str, ...]) -> None:
+    """Refuse code that cannot be called with these, or that must be told more, where no setting could."""
+    if needed := _required(addition(kind, name, code, given)):
+        raise PluginError(
+            f"{kind} {name}: option {needed[0]} has no default, and no setting gives an {kind} options; give it one"
+        )
 
 
 def _check_state_names(optimizer: str, names: Any) -> None:
@@ -177,8 +237,11 @@ def metric(name: str) -> Callable[[Code], Code]:
     all ranks, so it may be collective; what rank 0 returns is written.
     """
     from megalite.config.brought import METRICS
+    from megalite.monitor.records import STEP_KEYS
 
     def add(code: Code) -> Code:
+        if name in STEP_KEYS:
+            raise PluginError(f"metric {name}: every line of metrics.jsonl has a number of this name; give it another")
         METRICS.add(name, addition("metric", name, code, ("step", "result", "context")))
         return code
 

@@ -20,6 +20,7 @@ from megalite.config.batch_sizes import batch_sizes
 from megalite.config.plan import RunPlan, default_world_size, make_plan
 from megalite.config.schema import Config
 from megalite.config.validate import validate
+from megalite.config.wording import divisors, or_
 from megalite.data.loader import Batch, Loader
 from megalite.engine.steps import documents_of_batch, targets_of_batch
 from megalite.errors import UserError
@@ -53,7 +54,7 @@ def plan_run(config: Config, world_size: int | None = None) -> RunPlan:
 
 
 def build_model(config: Config, weights: Path | str | None = None, device: torch.device | str = "cpu") -> Stage:
-    """The whole model of a config, in fp32 on one device.
+    """The whole model of a config, in fp32 on one device, with the loss that the config trains with.
 
     Args:
         weights: a checkpoint's folder, a run's for its newest, or one in Hugging Face format, whose model it then is;
@@ -65,14 +66,14 @@ def build_model(config: Config, weights: Path | str | None = None, device: torch
     Raises:
         UserError: the config is wrong, or there is no such model.
     """
-    device = torch.device(device)
+    device, loss = torch.device(device), config.train.loss
     saved = open_model(Path(weights)) if weights is not None else None
     model = plan_run(config).model if saved is None else saved.model
     spec = StageSpec(
         model,
         blocks=(0, model.num_layers),
         recompute=config.train.recompute,
-        parts=choose_parts(model, device.type, torch.float32),
+        parts=choose_parts(model, device.type, torch.float32, token_loss=None if loss is None else loss.function()),
         seed=config.run.seed,
     )
     return Stage(spec, None if saved is None else saved.weights).to(device)
@@ -90,10 +91,12 @@ def batches(
         dp_rank: which of them this is.
 
     Raises:
-        UserError: the config is wrong, or the data is damaged or does not fit.
+        UserError: the config is wrong, there is no such step or reader, or the data is damaged or does not fit.
     """
     samples, _ = open_data(config)
     last = plan_run(config).total_steps if last_step is None else last_step
+    if problems := [*_wrong_share(config, first_step, dp_size, dp_rank)]:
+        raise UserError(f"batches: {'; '.join(problems)}")
     loader = Loader.for_run(samples, config, batch_sizes(config.batch), dp_size=dp_size, dp_rank=dp_rank)
     try:
         for _, micro_batches in loader.steps(first_step, last):
@@ -102,14 +105,35 @@ def batches(
         loader.close()
 
 
-def loss(model: Stage, micro_batches: Sequence[Batch]) -> Tensor:
-    """The mean cross-entropy over the valid tokens of some micro-batches, as training counts it; fp32 scalar.
+def _wrong_share(config: Config, first_step: int, dp_size: int, dp_rank: int) -> Iterator[str]:
+    """Complain about steps and readers that there cannot be."""
+    if first_step < 1:
+        yield f"found first_step={first_step}, expected 1 or more; steps count from 1"
+    if dp_size < 1:
+        yield f"found dp_size={dp_size}, expected 1 or more"
+    elif not 0 <= dp_rank < dp_size:
+        yield f"found dp_rank={dp_rank}, expected 0 to {dp_size - 1}, for dp_size={dp_size}"
+    size = config.batch.micro_batch_size
+    for span in batch_sizes(config.batch).spans if dp_size > 0 else ():
+        if span.size % (dp_size * size):
+            yield (
+                f"found dp_size={dp_size}, but {dp_size} x batch.micro_batch_size={size} does not divide the "
+                f"{span.size} sequences of step {span.first_step}; use {or_(divisors(span.size // size))}"
+            )
 
-    With a whole step's at once, activations of all are kept until the backward pass.
+
+def loss(model: Stage, micro_batches: Sequence[Batch]) -> Tensor:
+    """The mean loss over the valid tokens of some micro-batches, as training counts it; fp32 scalar.
+
+    It is the cross-entropy, or the plug-in's that the model's config names (`train.loss`); without gradients it is the
+    cross-entropy in any case, as in validations. With a whole step's at once, activations of all are kept until the
+    backward pass.
 
     Raises:
-        UserError: there is no micro-batch.
+        UserError: there is no micro-batch, or the model is not whole.
     """
+    if not model.spec.is_first or not model.spec.is_last:
+        raise UserError("loss: found a stage of a pipeline, expected a whole model, as `build_model` makes one")
     if not micro_batches:
         raise UserError(
             "loss: found no micro-batch, expected one or more; `batches` yields a list of them for each step"

@@ -10,6 +10,8 @@ Nothing but a config, a command line and what is installed names plug-ins: readi
 
 from __future__ import annotations
 
+import functools
+import hashlib
 import importlib
 import importlib.metadata
 import importlib.util
@@ -17,19 +19,19 @@ import inspect
 import os
 import re
 import sys
+import sysconfig
 import traceback
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from types import ModuleType
-from typing import Annotated, Any, TypeVar, get_type_hints
+from typing import Annotated, Any, TypeVar
 
-from pydantic import AfterValidator, PydanticUserError, create_model
+from pydantic import AfterValidator
 
 from megalite.errors import UserError, did_you_mean
-from megalite.section import Section
 
 GROUP = "megalite.plugins"
 """Of entry points."""
@@ -63,6 +65,10 @@ class Plugin:
     """As the config names it; of an installed package, that of its entry point."""
     origin: str
     """The file, and the package with its version where it has one."""
+    digest: str = field(default="", repr=False)
+    """Of what stands in the file."""
+    module: str = field(default="", repr=False)
+    """Its name."""
 
 
 class Table(Mapping[str, Entry]):
@@ -76,6 +82,8 @@ class Table(Mapping[str, Entry]):
     def __init__(self, kind: str, ours: Mapping[str, Entry]):
         self.kind = kind
         self._entries, self._origins = dict(ours), dict.fromkeys(ours, "megalite itself")
+        self.files: dict[str, str] = {}
+        """Of the plug-in that has brought an entry."""
 
     def __getitem__(self, name: str) -> Entry:
         return self._entries[name]
@@ -93,19 +101,26 @@ class Table(Mapping[str, Entry]):
             PluginError: the name is taken, or none.
         """
         if not isinstance(name, str) or not NAME.fullmatch(name):
-            raise PluginError(f"{self.kind} {name!r}: found in {_adding()}; a name has a-z, 0-9 and _, as in my_own")
+            raise PluginError(f"{self.kind} {name!r}: found in {adding()}; a name has a-z, 0-9 and _, as in my_own")
         if name in self._entries:
             raise PluginError(
-                f"two plug-ins bring the {self.kind} {name!r}: {self._origins[name]}, and {_adding()}; "
+                f"two plug-ins bring the {self.kind} {name!r}: {self._origins[name]}, and {adding()}; "
                 "rename one, or leave one out"
             )
-        self._entries[name], self._origins[name] = entry, _adding()
+        self._entries[name], self._origins[name] = entry, adding()
         _ADDITIONS.append((self, name))
 
     def remove(self, name: str) -> None:
         """Take an entry out again, as tests do."""
         del self._entries[name], self._origins[name]
+        self.files.pop(name, None)
         _ADDITIONS.remove((self, name))
+
+    def code(self, name: str, call: Callable[..., Any]) -> bytes:
+        """What stands in the file of an entry's plug-in, and in those of its code: what it does has changed when this
+        has."""
+        files = dict.fromkeys((self.files.get(name), *_files(call)))
+        return b"".join(Path(file).read_bytes() for file in files if file and Path(file).is_file())
 
     def known(self, name: str) -> str:
         """The name, if there is such an entry; for pydantic.
@@ -126,91 +141,15 @@ class Table(Mapping[str, Entry]):
         )
 
 
-@dataclass(frozen=True)
-class Addition:
-    """Code of a plug-in, called with what megalite gives and the options that a config gives."""
-
-    call: Callable[..., Any]
-    options: type[Section]
-    """What the config may give it: its keyword-only parameters."""
-
-    def bound(self, given: Mapping[str, Any]) -> Callable[..., Any]:
-        """The code with its options, checked and filled."""
-        options = self.options.model_validate(dict(given))
-        values = {name: getattr(options, name) for name in self.options.model_fields}
-
-        def call(*arguments: Any, **others: Any) -> Any:
-            return self.call(*arguments, **others, **values)
-
-        return call
-
-
-def addition(kind: str, name: str, call: Callable[..., Any], given: tuple[str, ...]) -> Addition:
-    """Code of a plug-in, looked at before it is called.
-
-    Args:
-        given: names of the arguments that megalite calls it with, in their order.
-
-    Raises:
-        PluginError: it cannot be called with them.
-    """
-    try:
-        parameters = inspect.signature(call).parameters.values()
-    except (TypeError, ValueError) as error:
-        raise PluginError(f"{kind} {name}: {call!r} in {_adding()} cannot be called ({error})") from error
-    named = [each for each in parameters if each.kind is not each.KEYWORD_ONLY]
-    most = sum(each.kind in (each.POSITIONAL_ONLY, each.POSITIONAL_OR_KEYWORD) for each in named)
-    least = sum(each.default is each.empty and each.kind is not each.VAR_POSITIONAL for each in named)
-    takes_any = any(each.kind is each.VAR_POSITIONAL for each in named)
-    if any(each.kind is each.VAR_KEYWORD for each in named):
-        raise PluginError(
-            f"{kind} {name}: takes any options (**), so that a mistyped one would be lost; name each, "
-            "as `*, option: int = 1`"
-        )
-    if least > len(given) or (most < len(given) and not takes_any):
-        has = ", ".join(str(each) for each in named)
-        raise PluginError(
-            f"{kind} {name}: found {name}({has}) in {_adding()}; it is called as {name}({', '.join(given)}), and "
-            "options of its own stand behind a `*`"
-        )
-    return Addition(call, _options(kind, name, call))
-
-
-def _options(kind: str, name: str, call: Callable[..., Any]) -> type[Section]:
-    """The keyword-only parameters of a function or class, as a section."""
-    hints = get_type_hints(call.__init__ if inspect.isclass(call) else call, include_extras=True)
-    fields: dict[str, Any] = {}
-    for each in inspect.signature(call).parameters.values():
-        if each.kind is not each.KEYWORD_ONLY:
-            continue
-        if each.name not in hints:
-            raise PluginError(
-                f"{kind} {name}: option {each.name} has no type, so what a config gives it cannot be checked"
-            )
-        if each.name.startswith("_") or hasattr(Section, each.name):
-            raise PluginError(f"{kind} {name}: no option can be called {each.name}; give it another name")
-        fields[each.name] = hints[each.name], ... if each.default is each.empty else each.default
-    try:
-        options = create_model(f"{getattr(call, '__name__', 'Plugin')}Options", __base__=Section, **fields)
-        options.model_json_schema()
-    except PydanticUserError as error:
-        why = str(error).partition("\n")[0]
-        raise PluginError(f"{kind} {name}: the type of an option is none that YAML can give: {why}") from error
-    return options
-
-
-def load(place: str | Callable[..., Any]) -> Any:
-    """What an entry names as `module:name`, loaded when it is first needed; code itself is what it is."""
-    if not isinstance(place, str):
-        return place
-    module, _, name = place.partition(":")
-    return getattr(importlib.import_module(module), name)
-
-
-def source_file(call: Callable[..., Any]) -> bytes:
-    """What stands in the file of a plug-in: what it does has changed when this has."""
-    file = inspect.getsourcefile(call)
-    return Path(file).read_bytes() if file is not None and Path(file).is_file() else b""
+def _files(call: Any) -> Iterator[str | None]:
+    """The files of code, and of what it is wrapped around; None for what is built in."""
+    while call is not None:
+        written = call if inspect.isroutine(call) or inspect.isclass(call) else type(call)
+        try:
+            yield inspect.getsourcefile(written) if written.__module__ != functools.__name__ else None
+        except TypeError:
+            yield None
+        call = getattr(call, "__wrapped__", None) or getattr(call, "func", None)
 
 
 def load_plugins(names: Iterable[str]) -> None:
@@ -237,6 +176,16 @@ def name_for_all(names: Sequence[str]) -> None:
 def loaded_plugins() -> tuple[Plugin, ...]:
     """In the order in which they came."""
     return tuple(_LOADED.values())
+
+
+def changed_plugins(former: object) -> list[str]:
+    """Where those plug-ins come from whose code is none that was loaded before, here or anywhere else.
+
+    Args:
+        former: digests by origin; anything else is from a time that had none.
+    """
+    known = set(former.values()) if isinstance(former, Mapping) else {each.digest for each in _LOADED.values()}
+    return [each.origin for each in _LOADED.values() if each.digest not in known]
 
 
 def named_plugins() -> list[str]:
@@ -266,33 +215,66 @@ def _load(name: str) -> None:
     folder = str(path.parent if is_file else Path.cwd())
     if folder not in sys.path:
         sys.path.append(folder)  # behind what is installed, so that nothing of that is hidden
-    is_new, before = name not in sys.modules, len(_ADDITIONS)
-    _take_in(name, name, "", partial(_import_file, path) if is_file else partial(importlib.import_module, name))
-    if len(_ADDITIONS) == before and (is_new or not _ADDITIONS):  # an older one may have come with another plug-in
+    before, known = len(_ADDITIONS), _imported_already(path) if is_file else sys.modules.get(name)
+    fetch = partial(_import_file, path) if is_file else partial(importlib.import_module, name)
+    _take_in(name, name, "", fetch if known is None else lambda: known)
+    if len(_ADDITIONS) > before or (_ADDITIONS and known is not None):  # what it adds may have come with another
+        return
+    if not _imports_another(_LOADED[name].module):
         del _LOADED[name]
         raise PluginError(f"{name}: adds nothing; a plug-in calls what megalite.extend offers when it is imported")
+
+
+def _imported_already(path: Path) -> ModuleType | None:
+    """The module of a file that another plug-in has imported, by its usual name."""
+    module = sys.modules.get(path.stem)
+    is_it = module is not None and module.__name__ == path.stem and getattr(module, "__file__", None) == str(path)
+    return module if is_it else None
+
+
+def _imports_another(name: str) -> bool:
+    """Whether a module has imported anything from another plug-in, which has added what this one brings."""
+    found = vars(sys.modules[name]).values()
+    names = [getattr(each, "__name__" if isinstance(each, ModuleType) else "__module__", None) for each in found]
+    others = [each.module for each in _LOADED.values() if each.module != name]
+    return any(f"{other}.".startswith(f"{each}.") for each in names for other in others)
 
 
 def _take_in(
     name: str, shown: str, package: str, fetch: Callable[[], ModuleType], advice: str = "mend it, or leave it out"
 ) -> None:
-    """Import a plug-in; what a failing one has added goes again."""
-    before = len(_ADDITIONS)
+    """Import a plug-in; what a failing one has added, and imported of its own, goes again."""
+    before, modules = len(_ADDITIONS), set(sys.modules)
     _ORIGINS.append(f"plug-in {shown}" + (f" of {package}" if package else ""))
     try:
         module = fetch()
     except (Exception, SystemExit) as error:
         for table, added in _ADDITIONS[before:]:
             table.remove(added)
+        for module_name in filter(_is_of_its_own, sys.modules.keys() - modules):
+            del sys.modules[module_name]
         raise PluginError(_why(shown, error, advice)) from error
     finally:
         _ORIGINS.pop()
-    _LOADED[name] = Plugin(name, ", ".join(filter(None, (module.__file__, package))))
+    file = getattr(module, "__file__", None) or ""
+    for table, added in _ADDITIONS[before:]:
+        table.files.setdefault(added, file)
+    digest = hashlib.sha256(Path(file).read_bytes() if Path(file).is_file() else b"").hexdigest()[:16]
+    _LOADED[name] = Plugin(name, ", ".join(filter(None, (file, package))), digest, module.__name__)
+
+
+def _is_of_its_own(name: str) -> bool:
+    """Whether a module is neither ours nor installed: some of those do not bear to be imported twice."""
+    file = getattr(sys.modules[name], "__file__", None) or ""
+    is_ours, is_of_python = name.startswith("megalite."), file.startswith(sysconfig.get_path("stdlib"))
+    is_installed = not {"site-packages", "dist-packages"}.isdisjoint(Path(file).parts)
+    return file.endswith(".py") and not (is_ours or is_of_python or is_installed)
 
 
 def _import_file(path: Path) -> ModuleType:
-    """Import a file under a name that no module has."""
-    name = f"{path.stem}_{zlib.crc32(str(path).encode()):08x}"
+    """Import a file under a name that no module has, and under its usual one where that leads to it: another plug-in
+    may import it."""
+    name, usual = f"{path.stem}_{zlib.crc32(str(path).encode()):08x}", path.stem
     spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None, path
     assert spec.loader is not None, path
@@ -302,6 +284,10 @@ def _import_file(path: Path) -> ModuleType:
     except BaseException:
         del sys.modules[name]
         raise
+    if usual.isidentifier() and usual not in sys.modules:
+        found = importlib.util.find_spec(usual)
+        if found is not None and found.origin == str(path):
+            sys.modules[usual] = module
     return module
 
 
@@ -325,7 +311,7 @@ def _why(shown: str, error: BaseException, advice: str) -> str:
     return f"plug-in {shown}: cannot be imported: {type(error).__name__}: {error}{place}; {advice}"
 
 
-def _adding() -> str:
+def adding() -> str:
     """Who adds to a table just now."""
     return _ORIGINS[-1] if _ORIGINS else "this program"
 

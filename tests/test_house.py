@@ -19,6 +19,7 @@ FLOORS = (
     ("errors", "host", "kernel_cache"),
     ("records", "kernel", "texts", "section", "slurm_commands", "slurm_quoting", "page", "starter"),
     ("progress", "plugins"),
+    ("addition",),
     ("architecture",),
     ("config",),
     ("stations",),

@@ -12,10 +12,11 @@ import pytest
 from megalite import plugins
 from megalite.architecture.activations import ACTIVATIONS
 from megalite.config.load import dump_config, load_config
+from megalite.config.optimizers import RULES
 from megalite.config.schedules import SCHEDULES
 from megalite.config.validate import validate
 from megalite.errors import ConfigError
-from megalite.plugins import PluginError, load_plugins, loaded_plugins, named_plugins
+from megalite.plugins import PluginError, changed_plugins, load_plugins, loaded_plugins, named_plugins
 from tests.kit.paths import ROOT
 from tests.kit.plugins import loaded, sample
 from tests.kit.runs import clean_environment
@@ -59,6 +60,20 @@ SCHEDULE = """
 @extend.schedule("s")
 def schedule(k, n, peak, min_lr, *, {}):
     return peak
+"""
+
+
+NORM = """
+@extend.norm("n")
+class N:
+    def __init__(self, {}): pass
+"""
+
+UPDATE = "def update(self, weights, gradients, states, *, lr, decay, step): pass"
+RULE = """
+@extend.optimizer("o")
+class O:
+    {}
 """
 
 
@@ -108,6 +123,10 @@ def test_a_file_and_a_module(tmp_path, monkeypatch):
         (SCHEDULE.format("p: type(extend)"), "schedule s: the type of an option is none that YAML can give"),
         (SCHEDULE.format("p: type(print) = print"), "schedule s: the type of an option is none that YAML can give"),
         ("extend.component('c')(int)", "expected a class derived from Component"),
+        (
+            "extend.metric('lr')(lambda step, result, context: 1.0)",
+            "metric lr: every line of metrics.jsonl has a number of this name; give it another",
+        ),
         ("extend.norm('n')(len)", "expected a class of torch modules"),
         ("extend.optimizer('o')(int)", "has no method `update`"),
         ("extend.optimizer('o', state='m')(type('O', (), {'update': 1}))", "state='m' is no tuple of names"),
@@ -115,6 +134,41 @@ def test_a_file_and_a_module(tmp_path, monkeypatch):
         ("extend.optimizer('o', state=('gradient',))(type('O', (), {'update': 1}))", "state 'gradient': that name"),
         ("extend.optimizer('o', state=('m', 'm'))(type('O', (), {'update': 1}))", "state 'm': that name is taken"),
         ("extend.data_source('d', num_shards=0)(print)", "num_shards=0"),
+        (
+            "@extend.activation('a')\ndef a(x, *, p: int): return x",
+            "activation a: option p has no default, and no setting gives an activation options; give it one",
+        ),
+        (
+            "@extend.attention('a')\ndef a(q, k, v, documents, window, *, p: int): return q",
+            "attention a: option p has no default, and no setting gives an attention options",
+        ),
+        (
+            NORM.format("size, eps"),
+            "norm n: it is called with (size, eps, *, tp, sequence_parallel), and takes (size, eps)",
+        ),
+        (NORM.format("size, *, eps, tp, sequence_parallel"), "norm n: it is called with (size, eps, *, tp,"),
+        (NORM.format("size, eps, *, tp, sequence_parallel, gain"), "norm n: it is called with (size, eps, *, tp,"),
+        (
+            "extend.norm('n', of_heads='layernorm')(int)",
+            "norm n: found of_heads='layernorm', expected rmsnorm or zero_",
+        ),
+        ("extend.norm('n', init=1)(int)", "norm n: found init=1, expected ones or zeros"),
+        (
+            RULE.format("def update(self, weights, gradients, lr): pass"),
+            "o: update: it is called with (self, weights, gradients, states, *, lr, decay, step), and takes (self,",
+        ),
+        (RULE.format("update = 3"), "optimizer o: update: it is called with ("),
+        (RULE.format("def direction(self): pass"), "has no method `update`, and is no WholeRule"),
+        (
+            "from megalite.optim.whole import WholeRule\n@extend.optimizer('o')\nclass O(WholeRule):\n"
+            "    def state(self, unit): pass",
+            "optimizer o: it has no direction, load, start, which a WholeRule must have",
+        ),
+        (
+            RULE.format(f"{UPDATE}\n    def __init__(self, *, beta: float): pass")
+            + "\nextend.optimizer('p', tables='o')(type('P', (O,), {}))",
+            "optimizer p: o must be told beta, and options are for p alone; give it a default",
+        ),
         ("extend.optimizer('o', tables='nobody')(type('O', (), {'update': 1}))", 'found "nobody"'),
     ],
 )
@@ -238,6 +292,12 @@ def test_every_kind_is_checked(tmp_path, text, complaint):
         assert any(complaint in each for each in complaints(tmp_path, text)), complaint
 
 
+def test_a_rule_may_be_a_static_method(tmp_path):
+    """What matters is how it is called."""
+    with loaded(write(tmp_path, RULE.format(f"@staticmethod\n    {UPDATE.replace('self, ', '')}"))):
+        assert "o" in RULES
+
+
 def test_installed_packages(tmp_path):
     """A package with an entry point is loaded with every config, and named with its version; one that is broken ends
     every command, and says which package it is."""
@@ -262,6 +322,58 @@ def test_installed_packages(tmp_path):
     assert "ZeroDivisionError" in done.stderr
     assert "repair or uninstall brought 2.5, which brings it" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_a_plugin_that_has_failed_can_be_mended(tmp_path):
+    """In the same process: modules that it had imported of its own are imported anew, all others are what they were."""
+    write(tmp_path, "extend.activation('helped')(lambda x: x)\nREST = 0", "its_helper.py")
+    code = "import colorsys, its_helper\nextend.activation('mine')(lambda x: x)\n1 / its_helper.REST"
+    path = write(tmp_path, code, "mended.py")
+    with pytest.raises(PluginError, match="ZeroDivisionError"):
+        load_plugins([path])
+    assert not {"helped", "mine"} & {*ACTIVATIONS}
+    assert not [name for name in sys.modules if name.startswith(("its_helper", "mended"))]
+    import colorsys
+
+    assert sys.modules["colorsys"] is colorsys
+    write(tmp_path, "extend.activation('helped')(lambda x: x)\nREST = 1  # it is", "its_helper.py")
+    load_plugins([path])
+    assert {"helped", "mine"} <= {*ACTIVATIONS}
+
+
+@pytest.mark.parametrize("order", [("brings", "builds"), ("builds", "brings")])
+@pytest.mark.parametrize("line", ["import {}", "import {} as other", "from {} import mine"])
+@pytest.mark.parametrize("is_file", [True, False])
+def test_a_plugin_that_only_imports_another(tmp_path, monkeypatch, order, line, is_file):
+    """It brings what that one brings, whichever is named first, and nothing twice."""
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    for name in ("brings", "builds"):  # of another case
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    monkeypatch.chdir(tmp_path)
+    code = "@extend.activation('mine')\ndef mine(x): return x"
+    names = {
+        "brings": write(tmp_path, code, "brings.py"),
+        "builds": write(tmp_path, line.format("brings"), "builds.py"),
+    }
+    if not is_file:
+        names["brings"] = "brings"
+    load_plugins([names[each] for each in order])
+    assert named_plugins() == [names[each] for each in order]
+    assert "mine" in ACTIVATIONS
+
+
+def test_code_that_has_changed(tmp_path):
+    """It is told by what stands in the file, wherever that lies; runs of before have left no hashes to compare with."""
+    first, second = write(tmp_path, SINE), write(tmp_path, "extend.activation('mine')(lambda x: x)", "other.py")
+    with loaded(first, second):
+        former = {each.origin: each.digest for each in loaded_plugins()}
+        assert changed_plugins(former) == []
+    moved = write(tmp_path, SINE, "moved.py")
+    write(tmp_path, "extend.activation('mine')(lambda x: 2 * x)", "other.py")
+    with loaded(moved, second):
+        assert changed_plugins(former) == [second]
+        assert changed_plugins({}) == [moved, second]
+        assert changed_plugins([first]) == []
 
 
 def test_the_environment_names_some(tmp_path, monkeypatch):

@@ -24,7 +24,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
-import torch.distributed as dist
 
 from megalite.checkpoint.fence import SupersededError
 from megalite.checkpoint.format import Progress
@@ -36,7 +35,7 @@ from megalite.engine.hooks import FIRST
 from megalite.engine.protocol import Engine
 from megalite.errors import CheckpointError
 from megalite.parallel.axes import Axes
-from megalite.parallel.collectives import agree, any_rank
+from megalite.parallel.collectives import agree, any_rank, from_all
 
 CLOSE_SECONDS = 8.0
 """What is being written when training breaks gets this long to be committed."""
@@ -210,10 +209,7 @@ class Saver:
     def _shared_error(self, error: Exception | None) -> CheckpointError:
         """One error on all ranks, made of what each has to say. Collective."""
         mine = None if error is None else (str(error), isinstance(error, SupersededError))
-        words: list[tuple[str, bool] | None] = [mine]
-        if self._axes.world.size > 1:
-            words = [None] * self._axes.world.size
-            dist.all_gather_object(words, mine, group=self._axes.world.group)
+        words = from_all(mine, self._axes.world)
         for word in words:
             if word is not None and word[1]:
                 return SupersededError(word[0])

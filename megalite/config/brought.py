@@ -8,8 +8,9 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from megalite.addition import Addition
 from megalite.config.explain import explain
-from megalite.plugins import Addition, Table
+from megalite.plugins import Table
 from megalite.section import Problem
 
 LOSSES: Table[Addition] = Table("loss", {})

@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
+from megalite.addition import Addition
 from megalite.config.plan import derive_steps, fill_schedule
 from megalite.config.schedules import SCHEDULES, SETTINGS_OF_SOME
 from megalite.config.schema import Config, ScheduleConfig
 from megalite.config.wording import or_, unused
-from megalite.plugins import Addition
 
 SAMPLED_STEPS = 1000
 """Of a plug-in's schedule, before training."""

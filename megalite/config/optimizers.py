@@ -20,7 +20,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from megalite.plugins import Addition, Table
+from megalite.addition import Addition
+from megalite.plugins import Table
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from megalite.plugins import Addition, Table
+from megalite.addition import Addition
+from megalite.plugins import Table
 
 
 @dataclass(frozen=True)

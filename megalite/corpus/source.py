@@ -19,8 +19,9 @@ from pydantic import (
     model_validator,
 )
 
+from megalite.addition import Addition
 from megalite.config.brought import wrong_options
-from megalite.plugins import Addition, Table
+from megalite.plugins import Table
 from megalite.section import FrozenOptions, Options, Problem, Section
 
 URL_PATTERN = r"^[A-Za-z][A-Za-z0-9+.-]+://"
@@ -50,6 +51,14 @@ DATASET_SETTINGS = ("dataset", "subset", "data_files", "split", "revision", "str
 
 LATER = ("max_record_mb", "max_expansion", "options")
 """Settings of a source that came later: at their defaults they leave fingerprints as they were."""
+
+UNREAD = {
+    "python": ("include", "text_field", "id_field", "keep_fields", "max_expansion"),
+    "datasets": ("max_expansion",),
+}
+"""Settings that a kind of source has no use for, beside those of other kinds alone."""
+
+UNREAD_BY_PLUGINS = ("include", "max_record_mb", "max_expansion")
 
 
 @dataclass(frozen=True)
@@ -146,6 +155,9 @@ class DocumentSource(Section):
     def problems(self) -> Iterator[Problem]:
         brought = SOURCES[self.kind]
         yield from wrong_options(brought and brought.read, self.options, f"kind: {self.kind}")
+        for name in UNREAD_BY_PLUGINS if brought else UNREAD.get(self.kind, ()):
+            if (found := getattr(self, name)) != type(self).model_fields[name].default:
+                yield (name,), f"found {found!r}, which kind: {self.kind} does not read; leave it out"
 
     @model_validator(mode="after")
     def _settings_fit_kind(self) -> DocumentSource:

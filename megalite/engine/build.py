@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import torch
 
-from megalite.config.brought import LOSSES
 from megalite.config.plan import RunPlan, compile_pays
 from megalite.config.schema import Config
 from megalite.engine.protocol import Engine
@@ -34,7 +33,7 @@ def build_stage(config: Config, plan: RunPlan, axes: Axes, device: torch.device,
             device.type,
             dtype,
             choose_precision(config, plan, axes, device),
-            None if loss is None else LOSSES[loss.name].bound(loss.options),
+            None if loss is None else loss.function(),
         ),
         seed=config.run.seed,
     )

@@ -28,6 +28,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from megalite.addition import naming
 from megalite.architecture.weights import vocab_rows_per_rank
 from megalite.config.plan import LOSS_CHUNK_TOKENS
 from megalite.layers.documents import Targets
@@ -182,11 +183,11 @@ def _other_loss(
     whole = all_reduce(whole, head.tp)
     if head.see_log_z is not None:
         head.see_log_z(whole.logsumexp(1), weights)
-    with torch.enable_grad():
+    with naming("the loss of a plug-in (train.loss)"), torch.enable_grad():
         whole.requires_grad_()
         losses = measure(whole, labels)
         if losses.shape != labels.shape:
-            raise ValueError(f"the loss of a plug-in has the shape {list(losses.shape)}, expected {list(labels.shape)}")
+            raise ValueError(f"its shape is {list(losses.shape)}, expected {list(labels.shape)}")
         (grad,) = torch.autograd.grad(torch.dot(losses, weights), whole)
     return losses.detach(), grad[:, mine]
 

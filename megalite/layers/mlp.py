@@ -11,12 +11,12 @@ from functools import partial
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from megalite.addition import load
 from megalite.architecture.activations import ACTIVATIONS
 from megalite.architecture.architecture import FeedForwardSpec
 from megalite.layers.gemm import PLAIN, Gemm
 from megalite.layers.linear import ColumnParallelLinear, LinearOptions, RowParallelLinear
 from megalite.parallel.axes import Axis
-from megalite.plugins import load
 
 
 def swiglu(gate: Tensor, up: Tensor) -> Tensor:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
+from megalite.addition import load
 from megalite.architecture.architecture import Architecture
 from megalite.architecture.attentions import ATTENTIONS
 from megalite.architecture.norms import NORMS
@@ -20,7 +21,6 @@ from megalite.layers.cross_entropy import TokenLoss
 from megalite.layers.gemm import PLAIN, Gemm, choose_gemm
 from megalite.layers.norm import RMSNorm
 from megalite.layers.precision import ONE_FORMAT, Precision
-from megalite.plugins import load
 
 
 @dataclass(frozen=True)

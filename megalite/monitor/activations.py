@@ -10,7 +10,8 @@ One forward pass over a step's whole global batch, without gradients and dropout
 runs as it is, compiled, recomputed or not. So the numbers belong to the batch and the weights, not to the layout, and
 looking changes nothing. Attention's kernels never show their scores, so they are made once more: for every query of
 sequences up to EXACT_UP_TO tokens, and of longer ones for a random sample, the same in every layout, such that a token
-costs no more. `attention_queries` says for what share: below 1, the entropies are a sample's.
+costs no more. `attention_queries` says for what share: below 1, the entropies are a sample's. What a plug-in's
+attention does with scores is not known, so nothing is said of it.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
+from megalite.architecture.attentions import ATTENTIONS
 from megalite.layers.documents import Documents
 from megalite.model.transformer import Stage
 from megalite.parallel.axes import Axes
@@ -57,6 +59,7 @@ class Activations:
         self._stage, self._axes = stage, axes
         self._stride = -(-seq_len // EXACT_UP_TO)
         self._model = stage.spec.model
+        self._has_softmax = ATTENTIONS[self._model.attention].function is None
         self._device = next(stage.parameters()).device
 
     @torch.no_grad()
@@ -87,10 +90,12 @@ class Activations:
             self._stage.head.see_log_z = self._see_log_z
         for index, block in self._stage.blocks_by_index().items():
             hooks.append(block.register_forward_hook(partial(self._see_stream, index)))
-            for module, seam, see in (
-                (block.attention, "attend", partial(self._see_attention, index)),
-                (block.mlp, "activation", partial(self._see_units, index)),
-            ):
+            watched: list[tuple[nn.Module, str, Callable[..., Any]]] = [
+                (block.mlp, "activation", partial(self._see_units, index))
+            ]
+            if self._has_softmax:
+                watched.append((block.attention, "attend", partial(self._see_attention, index)))
+            for module, seam, see in watched:
                 seams.append((module, seam, getattr(module, seam)))
                 setattr(module, seam, partial(see, getattr(module, seam)))
         try:
@@ -140,7 +145,7 @@ class Activations:
         heads = slice(first_head, first_head + q.shape[1])
         size = max(1, SCORES_AT_ONCE // (q.shape[1] * k.shape[0]))
         for queries in chosen.split(size) if chosen.numel() else ():
-            entropy, largest = scores_of(q, k, queries, documents.positions, window)
+            entropy, largest = scores_of(q, k, queries, documents.positions, window, self._model.attention_soft_cap)
             self._entropy[index, heads] += entropy.sum(1, dtype=torch.float64)
             self._largest_logit[index] = torch.maximum(self._largest_logit[index], largest.double())
         if self._axes.tp.rank == 0:
@@ -151,7 +156,6 @@ class Activations:
         axes = self._axes
         sums = all_reduce(torch.stack([*self._sums.values()]), axes.world)
         count, square, fourth, queries, unit_count, unit_square = sums
-        entropy = all_reduce(self._entropy, axes.world) / queries.clamp(min=1.0).unsqueeze(1)
         bounds = all_reduce(torch.stack([self._largest, self._largest_logit]), axes.world, dist.ReduceOp.MAX)
         dead = torch.zeros_like(count)
         for index, largest in self._unit_largest.items():
@@ -163,12 +167,16 @@ class Activations:
             "rms": (square / count).sqrt(),
             "max": bounds[0],
             "kurtosis": fourth * count / square.square(),
-            "attention_queries": torch.full_like(count, 1.0 / self._stride),
-            "attention_entropy": entropy.mean(1),
-            "attention_entropy_min": entropy.amin(1),
-            "attention_logit_max": bounds[1],
             "dead_units": dead,
         }
+        if self._has_softmax:
+            entropy = all_reduce(self._entropy, axes.world) / queries.clamp(min=1.0).unsqueeze(1)
+            columns |= {
+                "attention_queries": torch.full_like(count, 1.0 / self._stride),
+                "attention_entropy": entropy.mean(1),
+                "attention_entropy_min": entropy.amin(1),
+                "attention_logit_max": bounds[1],
+            }
         rows = zip(*(column.tolist() for column in columns.values()), strict=True)
         found = {f"blocks.{index}": dict(zip(columns, row, strict=True)) for index, row in enumerate(rows)}
         return {**found, HEAD: self._collect_head()}
@@ -197,7 +205,9 @@ def sample_queries(keys: Tensor, stride: int) -> Tensor:
     return (keys % stride == drawn).nonzero().squeeze(1)
 
 
-def scores_of(q: Tensor, k: Tensor, queries: Tensor, positions: Tensor, window: int | None) -> tuple[Tensor, Tensor]:
+def scores_of(
+    q: Tensor, k: Tensor, queries: Tensor, positions: Tensor, window: int | None, soft_cap: float | None
+) -> tuple[Tensor, Tensor]:
     """Entropy of some queries' attention, and their largest logit.
 
     Args:
@@ -206,6 +216,7 @@ def scores_of(q: Tensor, k: Tensor, queries: Tensor, positions: Tensor, window: 
         queries: `[c]` int64, which of the t tokens, ascending.
         positions: `[t]`, of each token in its document.
         window: tokens that a query sees, itself included; None for all before it.
+        soft_cap: bound c of the scores s, as c tanh(s / c); None for none.
 
     Returns:
         entropy `[n, c]` in nats, and a scalar.
@@ -215,6 +226,8 @@ def scores_of(q: Tensor, k: Tensor, queries: Tensor, positions: Tensor, window: 
     seen_back = positions[queries] if window is None else positions[queries].clamp(max=window - 1)
     first, last = int((queries - seen_back).min()), int(queries[-1])  # a sync; most keys are of other documents
     logits = torch.einsum("cmgd,kmd->mgck", chosen, k[first : last + 1].float()).flatten(0, 1) / q.shape[-1] ** 0.5
+    if soft_cap is not None:
+        logits = soft_cap * torch.tanh(logits / soft_cap)
     place = torch.arange(first, last + 1, device=k.device)
     seen = (place <= queries.unsqueeze(1)) & (place >= (queries - seen_back).unsqueeze(1))
     logits = logits.masked_fill(~seen, -torch.inf)

@@ -15,15 +15,7 @@ from megalite.config.schema import Config
 from megalite.engine.protocol import StepResult
 from megalite.monitor.boards import Board, open_boards
 from megalite.monitor.display import Display, Silence
-from megalite.monitor.records import Events, JsonLines, drop_steps_after
-
-STEP_KEYS = frozenset(
-    (
-        *("step", "loss", "grad_norm", "lr", "tokens", "valid_tokens", "tokens_per_second", "mfu", "skipped"),
-        *("seconds", "memory_bytes"),
-    )
-)
-"""What every line of metrics.jsonl has."""
+from megalite.monitor.records import STEP_KEYS, Events, JsonLines, drop_steps_after, last_event
 
 LARGE_PERPLEXITY = 1e6
 """From which on its digits say nothing."""
@@ -46,6 +38,8 @@ class Recorder:
         self._boards: list[Board] = []
         self.num_redone = 0
         """Steps that an attempt before had recorded and that come again."""
+        self.former_start: dict[str, Any] = {}
+        """What the attempt before has written down of its start."""
         if not is_writer:
             return
         folder: Path = config.run.dir
@@ -53,6 +47,7 @@ class Recorder:
         drop_steps_after(folder / "layers.jsonl", first_step)
         self._metrics, self._layers = JsonLines(folder / "metrics.jsonl"), JsonLines(folder / "layers.jsonl")
         self._events = Events(folder / "events.jsonl")
+        self.former_start = last_event(folder / "events.jsonl", "start")
         self.display = Display(total_steps=plan.total_steps, first_step=first_step, log_every=config.monitor.log_every)
         self._boards = list(open_boards(config, first_step))
 
@@ -140,6 +135,11 @@ class Recorder:
         """Record something out of the ordinary in events.jsonl."""
         if self.is_writer:
             self._events.add(event, step, **details)
+
+    def note(self, event: str, step: int, *, why: str, **details: Any) -> None:
+        """Record such a thing, and show why to the person watching."""
+        self.event(event, step, why=why, **details)
+        self.say(f"step {step}: {why}")
 
     def say(self, text: str) -> None:
         """Show a line to the person watching."""

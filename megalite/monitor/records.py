@@ -13,6 +13,14 @@ import time
 from pathlib import Path
 from typing import Any
 
+STEP_KEYS = frozenset(
+    (
+        *("step", "loss", "grad_norm", "lr", "tokens", "valid_tokens", "tokens_per_second", "mfu", "skipped"),
+        *("seconds", "memory_bytes"),
+    )
+)
+"""What every line of metrics.jsonl has."""
+
 
 class JsonLines:
     """A file of JSON objects that is appended to and always ends in a whole line."""
@@ -41,6 +49,13 @@ class Events(JsonLines):
 
     def add(self, event: str, step: int, **details: Any) -> None:
         self.write({"time": round(time.time(), 3), "event": event, "step": step, **details})
+
+
+def last_event(path: Path, event: str) -> dict[str, Any]:
+    """The last event of a kind that was written down; empty where there is none."""
+    lines = path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
+    found = (json.loads(line) for line in reversed(lines) if f'"event": "{event}"' in line)
+    return next((record for record in found if record["event"] == event), {})
 
 
 def without_nonfinite(value: Any) -> Any:

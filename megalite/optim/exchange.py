@@ -26,6 +26,7 @@ from torch import Tensor
 from megalite.architecture.weights import Rectangle, Weight
 from megalite.optim.slices import Slice
 from megalite.parallel.axes import Axis
+from megalite.parallel.collectives import from_all
 
 ROUND_NUMBERS = 2**25
 """Numbers that an owner has whole at once, or one unit that is larger."""
@@ -119,10 +120,7 @@ class Exchange:
             )
             for part in slices
         ]
-        tables: list[tuple[int, list[_Held]]] = [(tp_rank, held)]
-        if axis.size > 1:
-            tables = [(0, [])] * axis.size
-            dist.all_gather_object(tables, (tp_rank, held), group=axis.group)
+        tables = from_all((tp_rank, held), axis)
         units = _assign(_units(tables, rows_of_units), [rank for rank, _ in tables], cost_of_unit)
         self.units = [unit for unit in units if unit.owner == axis.rank]
         """Those that this rank owns."""

@@ -6,6 +6,7 @@ from functools import partial
 
 import torch
 
+from megalite.addition import Addition, load, made
 from megalite.config.optimizers import OPTIMIZERS, RULES
 from megalite.config.schema import OptimizerConfig
 from megalite.model.initialize import local_weights
@@ -14,7 +15,6 @@ from megalite.optim.gradients import GradientChanges
 from megalite.optim.groups import rates_of
 from megalite.optim.optimizer import Rule, SlicedOptimizer
 from megalite.optim.rules import rule_of
-from megalite.plugins import Addition, load
 
 
 def build_optimizer(
@@ -43,5 +43,6 @@ def build_optimizer(
 def _make_rule(name: str, optimizer: OptimizerConfig, product_dtype: torch.dtype) -> Rule:
     rule = RULES[name]
     if isinstance(rule.make, Addition):
-        return rule.make.bound(optimizer.options)()
+        options = optimizer.options if name == optimizer.name else {}
+        return made(f"optimizer.name: {name}", rule.make.bound(options))
     return load(rule.make)(optimizer, *([product_dtype] if rule.multiplies else []))

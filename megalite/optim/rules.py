@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from math import prod
 
+from megalite.addition import load
 from megalite.architecture.weights import Weight
 from megalite.config.optimizers import MOMENTS, OPTIMIZERS, RULES, UpdateRule
 from megalite.config.schema import OptimizerConfig
-from megalite.plugins import load
 
 FACTORS = ("exp_avg_sq_row", "exp_avg_sq_col")
 

@@ -18,9 +18,9 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
+from megalite.addition import Addition, load
 from megalite.config.schedules import SCHEDULES
 from megalite.config.schema import OptimizerConfig, ScheduleConfig
-from megalite.plugins import Addition, load
 
 
 def learning_rate(

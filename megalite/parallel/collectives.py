@@ -17,7 +17,7 @@ hidden from torch.compile, which splits its graphs around them.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import torch
 import torch.distributed as dist
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from torch.distributed.distributed_c10d import GroupName  # not in every torch that we run with
 
 Collective = Callable[[Tensor, Axis], Tensor]
+Said = TypeVar("Said")
 
 # torch 2.13 renamed these: the old names warn there, the new ones do not exist before.
 _all_gather = getattr(functional, "all_gather_single", None) or functional.all_gather_tensor
@@ -101,6 +102,16 @@ def agree(flags: Sequence[bool], axis: Axis, device: torch.device) -> list[bool]
     votes = torch.tensor([int(flag) for flag in flags], pin_memory=device.type == "cuda")
     votes = votes.to(device, non_blocking=True)
     return [vote > 0 for vote in all_reduce(votes, axis, dist.ReduceOp.MAX).tolist()]
+
+
+def from_all(mine: Said, axis: Axis) -> list[Said]:
+    """What every rank of the axis has to say, in their order: anything that pickle takes, little and seldom.
+    Collective."""
+    if axis.size == 1:
+        return [mine]
+    said = [mine] * axis.size
+    dist.all_gather_object(said, mine, group=axis.group)
+    return said
 
 
 @torch.compiler.disable

@@ -38,6 +38,8 @@ class Checkpoints:
         saved_step: the step of the checkpoint that the run goes on from, None for none.
     """
 
+    name = "checkpoints"
+
     def __init__(self, saver: Saver, recorder: Recorder, config: Config, saved_step: int | None):
         self.saver = saver
         self._recorder, self._settings = recorder, config.checkpoint

@@ -5,13 +5,12 @@ from __future__ import annotations
 import time
 
 import torch
-import torch.distributed as dist
 
 from megalite.config.plan import RunPlan
 from megalite.config.schema import Config
 from megalite.data.verify import complaints, list_run, refuse
 from megalite.parallel.axes import Axes
-from megalite.parallel.collectives import any_rank
+from megalite.parallel.collectives import any_rank, from_all
 from megalite.train.startup import Say
 
 
@@ -36,9 +35,7 @@ def verify_data(config: Config, plan: RunPlan, axes: Axes, device: torch.device,
     say(f"comparing {listing.num_bytes / 1e9:,.1f} GB of data with its checksums")
     checks = listing.share(axes.global_rank, axes.world.size)
     found = list(complaints(checks, threads=torch.get_num_threads()))
-    if any_rank(bool(found), axes.world, device) and axes.world.size > 1:
-        everyone: list[list[str]] = [[] for _ in range(axes.world.size)]
-        dist.all_gather_object(everyone, found, group=axes.world.group)
-        found = [complaint for each in everyone for complaint in each]
+    if any_rank(bool(found), axes.world, device):
+        found = [complaint for each in from_all(found, axes.world) for complaint in each]
     refuse(found, listing)
     return {"megabytes": round(listing.num_bytes / 1e6, 3), "seconds": round(time.monotonic() - began, 3)}

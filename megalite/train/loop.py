@@ -10,7 +10,7 @@ that are read in one go; it ends as `Ended` says.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from enum import Enum, auto
@@ -22,10 +22,10 @@ from megalite.data.loader import Batch, Loader
 from megalite.engine.protocol import NonFiniteLossError, StepResult
 from megalite.errors import EXIT_DONE, EXIT_REQUEUE, CheckpointError, StartError, UserError
 from megalite.optim.schedules import last_stable_step
-from megalite.parallel.collectives import agree
-from megalite.train.checkpoints import open_checkpoints
+from megalite.parallel.collectives import agree, from_all
+from megalite.train.checkpoints import Checkpoints, open_checkpoints
 from megalite.train.components.assemble import assemble
-from megalite.train.components.component import Component, RollBack, Step, check_answer, check_figures, check_state
+from megalite.train.components.component import Component, RollBack, Step, check_answer, check_state, check_step
 from megalite.train.rollback import go_back
 from megalite.train.run import Run
 
@@ -97,25 +97,29 @@ class TrainingLoop:
                 ) from error
         for name in states:
             why = f"this run has no component {name}; what it had to remember goes"
-            self.run.recorder.event("component_gone", progress.step, component=name, why=why)
-            self.run.recorder.say(f"step {progress.step}: {why}")
+            self.run.recorder.note("component_gone", progress.step, component=name, why=why)
 
     def train(self) -> int:
-        """Train to the end or to a stop request; return the exit code."""
+        """Train to the end or to a stop request, and close everything; return the exit code."""
         try:
-            if why := self._stop_reason():
-                self.run.recorder.say(f"the run has ended early before: {why}")
-                return EXIT_DONE
-            while True:
-                ended = self._stretch()
-                if ended in EXIT_CODES:
-                    self._end(ended)
-                    return EXIT_CODES[ended]
-        finally:
-            self._checkpoints.close()
-            for component in self._components:
-                with _naming(component, "close"):
-                    component.close()
+            code = self._train()
+        except BaseException:
+            for failure in _failures("close", (self._checkpoints, *self._components)):
+                self.run.recorder.say(str(failure))  # raised, it would hide what ended the run
+            raise
+        for failure in _failures("close", (self._checkpoints, *self._components)):
+            raise failure
+        return code
+
+    def _train(self) -> int:
+        if why := self._shared_stop_reason():
+            self.run.recorder.say(f"the run has ended early before: {why}")
+            return EXIT_DONE
+        while True:
+            ended = self._stretch()
+            if ended in EXIT_CODES:
+                self._end(ended)
+                return EXIT_CODES[ended]
 
     def _stretch(self) -> Ended:
         """Train for as long as the data goes on as planned."""
@@ -148,7 +152,7 @@ class TrainingLoop:
         run, step = self.run, self._step(number, batches)
         run.heartbeat.enter("train", number)
         for component in self._components:
-            with _naming(component, "before_step"):
+            with _naming(component, "before_step", step):
                 component.before_step(step)
         run.engine.clip_norm = step.clip_norm
         try:
@@ -184,7 +188,7 @@ class TrainingLoop:
     def _after_step(self, step: Step, result: StepResult) -> Ended | None:
         """All that follows a step; what ended the stretch, None when it goes on."""
         self._measure(step, result)
-        if self._rolls_back("after_step", lambda component: component.after_step(step, result)):
+        if self._rolls_back("after_step", lambda component: component.after_step(step, result), step):
             return Ended.ROLLED_BACK
         number, wishes = step.number, self._vote(step.number)
         is_last = number == self.run.plan.total_steps
@@ -201,10 +205,8 @@ class TrainingLoop:
     def _measure(self, step: Step, result: StepResult) -> None:
         """Let every component add numbers to the step's line, none another's."""
         for component in self._components:
-            former = dict(step.figures)
-            with _naming(component, "measure"):
+            with _naming(component, "measure", step):
                 component.measure(step, result)
-                check_figures(former, step.figures)
 
     def _vote(self, step: int) -> Wishes:
         """All ranks tell each other, in one collective a step, what they were asked and how the pending save goes."""
@@ -215,10 +217,10 @@ class TrainingLoop:
         self._checkpoints.settle(is_busy=is_busy, has_failed=has_failed)
         return Wishes(*wishes)
 
-    def _rolls_back(self, moment: str, ask: Callable[[Component], RollBack | None]) -> bool:
+    def _rolls_back(self, moment: str, ask: Callable[[Component], RollBack | None], step: Step | None = None) -> bool:
         """Ask every component at some moment; go back when one wants to, which ends the asking."""
         for component in self._components:
-            with _naming(component, moment):
+            with _naming(component, moment, step):
                 wish = check_answer(ask(component), RollBack, type(None))
             if wish is not None:
                 self._roll_back(wish)
@@ -245,22 +247,22 @@ class TrainingLoop:
         run.recorder.say(f"step {now.step}: {wish.why}; back to {origin}, step {step}")
 
     def _end(self, ended: Ended) -> None:
-        """See to it that the last step is saved, and say how the run ended."""
+        """See to it that the last step is saved, whatever fails before, and say how the run ended."""
         run, step = self.run, self.progress.step
-        if ended is not Ended.STOPPED:
-            for component in self._components:
-                with _naming(component, "finish"):
-                    component.finish(step)
+        failures = [] if ended is Ended.STOPPED else _failures("finish", self._components, step)
         run.heartbeat.enter("save", step)
         self._checkpoints.finish(self._whole_progress(), self._validation_loss())
+        for failure in failures:
+            raise failure
         run.heartbeat.enter("done", step)
         if ended is Ended.STOPPED:
             run.recorder.event("stop", step, why=run.stop.why(step))
             run.recorder.say(f"stopped at step {step} as asked; the same command goes on from here")
             return
         if ended is Ended.EARLY and step < run.plan.total_steps:
-            run.recorder.event("early_stop", step, why=self._stop_reason())
-            run.recorder.say(f"stopped early at step {step}: {self._stop_reason()}")
+            why = self._shared_stop_reason()
+            run.recorder.event("early_stop", step, why=why)
+            run.recorder.say(f"stopped early at step {step}: {why}")
         run.recorder.event("done", step, consumed=self._consumed())
 
     def _whole_progress(self) -> Progress:
@@ -284,6 +286,10 @@ class TrainingLoop:
                     return why
         return ""
 
+    def _shared_stop_reason(self) -> str:
+        """Why any rank finds so; all say the same. Collective."""
+        return next(filter(None, from_all(self._stop_reason(), self.run.axes.world)), "")
+
     def _validation_loss(self) -> float | None:
         """The watched validation loss of this very step."""
         validation = self._components.validation
@@ -293,11 +299,27 @@ class TrainingLoop:
         return every is not None and step % every == 0 and step < self.run.plan.total_steps
 
 
+def _failures(method: str, parts: Iterable[Component | Checkpoints], *arguments: int) -> list[Exception]:
+    """Call a method of all, whatever one of them does; what has failed."""
+    failures: list[Exception] = []
+    for part in parts:
+        try:
+            with _naming(part, method):
+                getattr(part, method)(*arguments)
+        except Exception as error:
+            failures.append(error)
+    return failures
+
+
 @contextmanager
-def _naming(component: Component, method: str) -> Iterator[None]:
-    """Name the component that fails, where the error does not say what is to be done by itself."""
+def _naming(component: Component | Checkpoints, method: str, step: Step | None = None) -> Iterator[None]:
+    """Name the component that fails, or does to a step what it may not, where the error does not say by itself what is
+    to be done."""
+    former = step and replace(step, figures=dict(step.figures))
     try:
         yield
+        if step is not None and former is not None:
+            check_step(method, former, step)
     except (UserError, StartError):
         raise
     except Exception as error:

@@ -19,7 +19,7 @@ from megalite.engine.build import DTYPES, build_engine
 from megalite.engine.protocol import Engine
 from megalite.monitor.recorder import Recorder
 from megalite.parallel.axes import Axes
-from megalite.plugins import loaded_plugins
+from megalite.plugins import changed_plugins, loaded_plugins
 from megalite.train.data_check import verify_data
 from megalite.train.device import describe_machine, find_peak
 from megalite.train.heartbeat import Heartbeat
@@ -66,7 +66,7 @@ def open_run(rank: Connected, samples: Samples, valid_sets: dict[str, Samples], 
     peak = find_peak(device, DTYPES[config.precision.dtype])
     recorder = Recorder(config, plan, first_step=start.progress.step, peak_flops=peak.flops, is_writer=is_writer)
     about = {"world_size": rank.place.world_size, "attempt": fence.attempt, **describe_machine(device)}
-    about |= {"plugins": [each.origin for each in loaded_plugins()]} if loaded_plugins() else {}
+    about |= {"plugins": {each.origin: each.digest for each in loaded_plugins()}} if loaded_plugins() else {}
     _record_start(recorder, start, plan, {**about, "peak_flops": peak.flops, "peak_is": peak.origin}, anew, verified)
     recorder.say(f"mfu is a share of {peak}")
     run = Run(
@@ -119,6 +119,8 @@ def _record_start(
         recorder.event("checkpoint_set_aside", step, folder=folder.name)
         recorder.say(f"it is kept as {folder}; mended, it takes part again under its old name")
     recorder.event("start", step, origin=start.origin, **about)
+    for origin in changed_plugins(recorder.former_start.get("plugins", {})) if step and recorder.former_start else ():
+        recorder.note("plugin_changed", step, why=f"{origin} is not the code that this run had before")
     if verified is not None:
         recorder.event("data_verified", step, **verified)
     if start.proof:

@@ -23,7 +23,7 @@ from torch import Tensor
 from megalite.engine.protocol import Engine, HeldWeight
 from megalite.model.transformer import Stage
 from megalite.parallel.axes import Axes, Axis
-from megalite.parallel.collectives import all_reduce, any_rank
+from megalite.parallel.collectives import all_reduce, any_rank, from_all
 
 PRIME = 0x9E3779B97F4A7C15 - (1 << 64)
 """Odd, so that multiplying with it loses nothing; the golden ratio's, as in `data.order`."""
@@ -86,11 +86,7 @@ class Replicas:
             name, stage = (TIED, -1) if weight.name == self._tied else (weight.name, axes.pp.rank)
             place = tuple(0 if axis in weight.copied_over else axis.rank for axis in (axes.tp, axes.replicas))
             mine[(name, stage, place)] = int(hashes[weight.name].item())
-        everyone = [mine]
-        if self._axes.world.size > 1:
-            everyone = [{} for _ in range(self._axes.world.size)]
-            dist.all_gather_object(everyone, mine, group=self._axes.world.group)
-        return list(find_odd_ones(everyone))
+        return list(find_odd_ones(from_all(mine, axes.world)))
 
 
 def find_odd_ones(copies: list[dict[tuple, int]]) -> Iterator[Drift]:

@@ -8,14 +8,15 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from megalite.checkpoint.hf.families.registry import exportable
-from megalite.config.load import dump_config, load_config
+from megalite.config.load import dump_config
 from megalite.config.plan import RunPlan
 from megalite.config.schema import Config
+from megalite.config.yaml_source import read_source
 from megalite.errors import ConfigError, UserError
 
 CONFIG = "config.yaml"
@@ -33,9 +34,10 @@ FIXED_KEYS = (
     "batch.seq_len",
     "data.document_masks",
     "optimizer.name",
+    "train.loss",
 )
-"""What may not change between the attempts of one run: the model, and how samples are made. The layout, the length,
-rates and everything else may; so may the mixture, which then is another one from there on."""
+"""What may not change between the attempts of one run: the model, how samples are made, and what is minimised. The
+layout, the length, rates and everything else may; so may the mixture, which then is another one from there on."""
 
 
 INTERCHANGEABLE = {"optimizer.name": {"adamw", "adamw8bit"}}
@@ -72,20 +74,40 @@ def holds_steps(folder: Path) -> bool:
 
 
 def changed_settings(former_config: Path, config: Config) -> list[str]:
-    """Each of `FIXED_KEYS` that differs from a former config's, and how."""
-    former, now = (c.model_dump(mode="json") for c in (load_config(former_config), config))
+    """Each of `FIXED_KEYS` that differs from a former config's, and how.
+
+    The former one is read as plain data: plug-ins that it names may have moved, and what they brought may be gone.
+    """
+    former = _filled(read_source(former_config).data, Config().model_dump(mode="json"))
+    now = config.model_dump(mode="json")
     changed = [
-        f"{key}: {_at(former, key)!r} in {former_config}, {_at(now, key)!r} now"
-        for key in _leaves(FIXED_KEYS, now)
-        if _at(former, key) != _at(now, key)
-        and not (key in INTERCHANGEABLE and {_at(former, key), _at(now, key)} <= INTERCHANGEABLE[key])
+        f"{key}: {before!r} in {former_config}, {after!r} now"
+        for fixed in FIXED_KEYS
+        for key, before, after in _differences(fixed, _at(former, fixed), _at(now, fixed))
+        if not (key in INTERCHANGEABLE and {before, after} <= INTERCHANGEABLE[key])
     ]
-    return [*changed, *_moved_sources(former_config, former["data"]["train"], now["data"]["train"])]
+    return [*changed, *_moved_sources(former_config, _at(former, "data.train") or [], now["data"]["train"])]
+
+
+def _filled(given: Any, defaults: Any) -> Any:
+    """Plain data of a config, with the defaults of what it does not name: it may be older than a setting."""
+    if not isinstance(given, dict) or not isinstance(defaults, dict):
+        return given
+    return {**given, **{name: _filled(given.get(name, value), value) for name, value in defaults.items()}}
+
+
+def _differences(key: str, former: Any, now: Any) -> Iterator[tuple[str, Any, Any]]:
+    """The settings below a key that differ, with both values; options of plug-ins are one."""
+    if isinstance(now, dict) and not key.endswith(".options"):
+        for name, value in now.items():
+            yield from _differences(f"{key}.{name}", former.get(name) if isinstance(former, dict) else None, value)
+    elif former != now:
+        yield key, former, now
 
 
 def _moved_sources(former_config: Path, former: list[dict[str, Any]], now: list[dict[str, Any]]) -> Iterator[str]:
     """Complain about sources that have a former one's name and another path."""
-    paths = {_source_name(source): source["path"] for source in former}
+    paths = {_source_name(source): source["path"] for source in former if "path" in source}
     for index, source in enumerate(now):
         path = paths.get(_source_name(source), source["path"])
         if path != source["path"]:
@@ -93,7 +115,7 @@ def _moved_sources(former_config: Path, former: list[dict[str, Any]], now: list[
 
 
 def _source_name(source: dict[str, Any]) -> str:
-    return source["name"] or Path(source["path"]).name
+    return source.get("name") or Path(source["path"]).name
 
 
 def write_run_folder(config: Config, plan: RunPlan) -> None:
@@ -111,16 +133,7 @@ def write_atomically(path: Path, text: str) -> None:
     os.replace(partial, path)
 
 
-def _leaves(keys: Sequence[str], config: dict[str, Any]) -> list[str]:
-    """The keys themselves, a section among them replaced by its settings, and a section within that by its own."""
-    leaves = []
-    for key in keys:
-        value = _at(config, key)
-        leaves += _leaves([f"{key}.{name}" for name in value], config) if isinstance(value, dict) else [key]
-    return leaves
-
-
-def _at(config: dict[str, Any], key: str) -> Any:
+def _at(config: Any, key: str) -> Any:
     for name in key.split("."):
-        config = config[name] if config is not None else None
+        config = config.get(name) if isinstance(config, dict) else None
     return config

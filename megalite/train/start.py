@@ -6,7 +6,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from megalite.architecture.architecture import Architecture
@@ -23,7 +22,7 @@ from megalite.errors import CheckpointError, ConversionError, UserError
 from megalite.model.initialize import FreshWeights, WeightSource
 from megalite.optim.rules import state_kinds
 from megalite.parallel.axes import Axes
-from megalite.parallel.collectives import any_rank
+from megalite.parallel.collectives import any_rank, from_all
 
 NOT_COMPARED = "not compared with transformers, as asked"
 
@@ -137,11 +136,7 @@ def newest_first(root: Path, axes: Axes) -> list[Path]:
 
     A folder without manifest is among them, to be named: it was whole when it got its name. Collective.
     """
-    names = [path.name for path in reversed(catalog.named(root))]
-    if axes.world.size > 1:
-        shared = [names]
-        dist.broadcast_object_list(shared, src=0, group=axes.world.group)
-        names = shared[0]
+    names, *_ = from_all([path.name for path in reversed(catalog.named(root))], axes.world)
     return [root / name for name in names]
 
 
@@ -226,17 +221,15 @@ def _prove(folder: Path, axes: Axes) -> str:
     Raises:
         ConversionError: on all ranks, when they differ.
     """
-    said: list[tuple[str, str | None]] = [("", None)]  # the proof, and what is wrong
+    proof, problem = "", None
     if axes.global_rank == 0:
         from megalite.checkpoint.hf.proof import prove
 
         try:
-            said = [(prove(folder), None)]
+            proof = prove(folder)
         except UserError as error:
-            said = [("", str(error))]
-    if axes.world.size > 1:
-        dist.broadcast_object_list(said, src=0, group=axes.world.group)
-    ((proof, problem),) = said
+            problem = str(error)
+    proof, problem = from_all((proof, problem), axes.world)[0]
     if problem is not None:
         raise ConversionError(
             f"train.init_from: {problem}; --no-verify (train.verify_init_from=false) trains from it all the same"

@@ -7,12 +7,12 @@ from collections.abc import Iterator
 import pytest
 from pydantic import ValidationError
 
+from megalite.addition import addition
 from megalite.config.brought import LOSSES
 from megalite.config.load import dump_config, load_config
 from megalite.config.plan import make_plan
 from megalite.config.schema import DEEPSPEED_OWNED_KEYS, Config, EngineConfig, RopeScaling, Section
 from megalite.engine.deepspeed.config import deepspeed_config
-from megalite.plugins import addition
 from tests.kit.plugins import added
 
 

@@ -11,7 +11,10 @@ import yaml
 
 from megalite.corpus.effects import measure_effects
 from megalite.corpus.prepare import FinishedStation, load_recipe, prepare
+from megalite.corpus.reading.brought import LATER_READ, READ, brought_fingerprint
 from megalite.corpus.recipe import CleanConfig
+from megalite.corpus.rules.settings import FILTER_RULES
+from megalite.corpus.source import DATASET_SETTINGS, UNREAD_BY_PLUGINS, DocumentSource
 from megalite.errors import ConfigError, DataError
 from megalite.stations.runners import LocalPool
 from tests.kit.data import corpus_of, write_json_lines
@@ -113,6 +116,52 @@ def test_done_again_when_the_plugin_changes(tmp_path):
     assert not stations()["clean"].result.reused
 
 
+def test_other_settings_of_a_source_are_other_documents():
+    """Whatever it reads of them: fields that hold the text and the name are told from others."""
+    with loaded(sample("data_sources")):
+        settings = {"text_field": "body", "id_field": "key", "keep_fields": ("url",), "name": "mine", "max_mb": 1.0}
+        changes = ({}, {"options": {"seed": 1}}, *({name: value} for name, value in settings.items()))
+        found = [brought_fingerprint(DocumentSource(kind="sums", **each)) for each in changes]
+        assert len(set(found)) == len(found)
+
+
+def test_every_setting_of_a_source_is_read_or_refused():
+    """By a plug-in's source, but for those that describe it to people."""
+    refused = {"path", *DATASET_SETTINGS, *UNREAD_BY_PLUGINS}
+    assert {*DocumentSource.model_fields} == READ | {*LATER_READ} | refused | {"description", "license", "url"}
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "extend.filter_rule('mine')(len)",
+        "extend.filter_rule('mine')(functools.lru_cache(lambda text: len(text)))",
+        "extend.filter_rule('mine')(functools.partial(wrapped, 1))",
+        "extend.filter_rule('mine')(type('Rule', (), {'__call__': lambda self, text: 1.0})())",
+        "extend.filter_rule('mine')(wrapped(len))",
+        "extend.filter_rule('mine')(wrapped(lambda text: 2.0))",
+    ],
+)
+def test_code_of_any_kind_is_known_by_its_files(tmp_path, code):
+    """Also what is built in, cached, bound or wrapped: by the plug-in's file, and by those of its wrappers."""
+    (tmp_path / "wrapper.py").write_text(
+        "import functools\ndef wrapped(first, second=None):\n    return functools.wraps(first)(lambda text: 1.0) "
+        "if second is None else 2.0\n"
+    )
+    path = tmp_path / "mine.py"
+
+    def found() -> bytes:
+        with loaded(str(path)):
+            return FILTER_RULES.code("mine", FILTER_RULES["mine"].call)
+
+    path.write_text(f"import functools\n{HEAD}from wrapper import wrapped\n{code}\n")
+    first = found()
+    assert first.startswith(path.read_bytes())
+    assert ((tmp_path / "wrapper.py").read_bytes() in first) == ("wrapped" in code)
+    path.write_text(path.read_text() + "# another\n")
+    assert found() != first
+
+
 @pytest.mark.parametrize(
     ("sections", "complaint"),
     [
@@ -129,6 +178,17 @@ def test_done_again_when_the_plugin_changes(tmp_path):
         ({"sources": [{"kind": "sum"}]}, "sources.0.kind: found \"sum\" (did you mean 'sums'?)"),
         ({"sources": [{"kind": "sums", "options": {"documents": 2.5}}]}, "sources.0.options.documents: found 2.5"),
         ({"sources": [{"kind": "sums", "path": "x"}]}, "path must be left out with kind: sums"),
+        (
+            {"sources": [{"kind": "sums", "include": ["*.py"]}]},
+            "sources.0.include: found ('*.py',), which kind: sums does not read; leave it out",
+        ),
+        ({"sources": [{"kind": "sums", "max_record_mb": 1}]}, "sources.0.max_record_mb: found 1.0, which kind: sums"),
+        ({"sources": [{"kind": "sums", "max_expansion": 9}]}, "sources.0.max_expansion: found 9.0, which kind: sums"),
+        ({"sources": [{"kind": "python", "text_field": "x"}]}, "sources.0.text_field: found 'x', which kind: python"),
+        (
+            {"sources": [{"kind": "datasets", "dataset": "a", "max_expansion": 9}]},
+            "sources.0.max_expansion: found 9.0, which kind: datasets does not read",
+        ),
         ({"sources": [{"kind": "python", "options": {"x": 1}}]}, "sources.0.options: found x, but kind: python is no"),
     ],
 )

@@ -74,7 +74,7 @@ class MemoryGroup(dist.ProcessGroup):
 
     pg_name = group_name
 
-    def allreduce(self, tensors: Sequence[Tensor], opts: Any = c10d.AllreduceOptions()) -> dist.Work:
+    def allreduce(self, tensors: Sequence[Tensor], opts: Any) -> dist.Work:
         for tensor in tensors:
             with _flat(tensor) as flat:
                 self._reduce(flat, opts.reduceOp)
@@ -82,7 +82,7 @@ class MemoryGroup(dist.ProcessGroup):
 
     allreduce_coalesced = allreduce
 
-    def reduce(self, tensors: Sequence[Tensor], opts: Any = c10d.ReduceOptions()) -> dist.Work:
+    def reduce(self, tensors: Sequence[Tensor], opts: Any) -> dist.Work:
         for tensor in tensors:
             total = tensor.detach().clone().view(-1)
             self._reduce(total, opts.reduceOp)
@@ -90,7 +90,7 @@ class MemoryGroup(dist.ProcessGroup):
                 tensor.detach().copy_(total.view(tensor.shape))
         return _done(tensors)
 
-    def broadcast(self, tensors: Sequence[Tensor], opts: Any = c10d.BroadcastOptions()) -> dist.Work:
+    def broadcast(self, tensors: Sequence[Tensor], opts: Any) -> dist.Work:
         is_source = self._rank == opts.rootRank
         for tensor in tensors:
             with _flat(tensor) as flat:
@@ -119,20 +119,18 @@ class MemoryGroup(dist.ProcessGroup):
 
     allgather_into_tensor_coalesced = all_gather_single_coalesced
 
-    def gather(self, outputs: list, inputs: Sequence[Tensor], opts: Any = c10d.GatherOptions()) -> dist.Work:
+    def gather(self, outputs: list, inputs: Sequence[Tensor], opts: Any) -> dist.Work:
         for number, tensor in enumerate(inputs):
             others = [torch.empty_like(tensor) for _ in range(self._size)]
             self._gather(outputs[number] if self._rank == opts.rootRank else others, tensor)
         return _done(outputs)
 
-    def reduce_scatter(self, outputs: list, inputs: list, opts: Any = c10d.ReduceScatterOptions()) -> dist.Work:
+    def reduce_scatter(self, outputs: list, inputs: list, opts: Any) -> dist.Work:
         for output, parts in zip(outputs, inputs, strict=True):
             self.reduce_scatter_single(output, torch.stack([part.detach() for part in parts]), opts)
         return _done(outputs)
 
-    def reduce_scatter_single(
-        self, output: Tensor, tensor: Tensor, opts: Any = c10d.ReduceScatterOptions()
-    ) -> dist.Work:
+    def reduce_scatter_single(self, output: Tensor, tensor: Tensor, opts: Any) -> dist.Work:
         total = tensor.detach().clone().view(-1)
         self._reduce(total, opts.reduceOp)
         output.detach().copy_(total.chunk(self._size)[self._rank].view(output.shape))
@@ -140,9 +138,7 @@ class MemoryGroup(dist.ProcessGroup):
 
     _reduce_scatter_base = reduce_scatter_single
 
-    def reduce_scatter_single_coalesced(
-        self, outputs: list, inputs: list, opts: Any = c10d.ReduceScatterOptions()
-    ) -> dist.Work:
+    def reduce_scatter_single_coalesced(self, outputs: list, inputs: list, opts: Any) -> dist.Work:
         for output, tensor in zip(outputs, inputs, strict=True):
             self.reduce_scatter_single(output, tensor, opts)
         return _done(outputs)
@@ -160,9 +156,7 @@ class MemoryGroup(dist.ProcessGroup):
         row_shape = output.shape[1:]
         parts = [output.new_empty(stops[-1], *row_shape) for stops in rows]
         self._gather_all_of(parts, tensor)
-        mine = [
-            part[stops[self._rank] : stops[self._rank + 1]] for part, stops in zip(parts, rows, strict=True)
-        ]
+        mine = [part[stops[self._rank] : stops[self._rank + 1]] for part, stops in zip(parts, rows, strict=True)]
         output.detach().copy_(torch.cat(mine))
         return _done(output)
 

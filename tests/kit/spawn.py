@@ -2,9 +2,9 @@
 
 A fork costs milliseconds where a fresh interpreter costs seconds of imports on each rank, and a server that never
 computed has no threads that a fork would lose. Ranks meet through a file, so that parallel test runs never fight over
-ports, and talk over shared memory, or over gloo where that is what a test is about. The error of every rank is collected and shown, oldest first, because the rank that fails first is rarely the
-one that complains loudest. A rank that a signal ends (an abort in a library, a bad address) leaves its Python and
-native stacks.
+ports, and talk over shared memory (`memory_group`), or over gloo where that is what a test is about. The error of every
+rank is collected and shown, oldest first, because the rank that fails first is rarely the one that complains loudest. A
+rank that a signal ends (an abort in a library, a bad address) leaves its Python and native stacks.
 """
 
 from __future__ import annotations

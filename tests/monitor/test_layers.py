@@ -15,6 +15,7 @@ from megalite.monitor.layers import LayerStatistics, Record
 from megalite.parallel.axes import connect
 from megalite.parallel.mesh import Mesh
 from tests.kit.batches import micro_batch
+from tests.kit.plugins import loaded, sample
 from tests.kit.spawn import run_ranks
 from tests.kit.train import Rank, start_rank, step_batches, tiny_config
 
@@ -113,6 +114,8 @@ def blocks_of(stage, batch, documents) -> dict[str, dict[str, float]]:
         q, k, _ = block.attention.project(block.attention_norm(x), documents)
         k = k.repeat_interleave(q.shape[1] // k.shape[1], dim=1)
         scores = torch.einsum("qhd,khd->hqk", q, k) / q.shape[2] ** 0.5
+        if (bound := stage.spec.model.attention_soft_cap) is not None:
+            scores = bound * torch.tanh(scores / bound)
         scores = scores.masked_fill(~seen, -torch.inf)
         p = scores.softmax(-1)
         entropy = torch.special.entr(p).sum(-1)
@@ -167,6 +170,34 @@ def test_what_share_of_the_queries_is_looked_at(seq_len, share):
     batch = micro_batch(range(2), seq_len=16, vocab_size=plan.model.vocab_size)
     found = Activations(stage, axes, seq_len).measure(lambda: stage.logits(batch.tokens, documents_of_batch(batch)))
     assert found["blocks.0"]["attention_queries"] == share
+
+
+def look_at(model: dict) -> tuple[dict[str, dict[str, float]], dict[str, dict[str, float]]]:
+    """What a look at a model in this process shows, and the truth."""
+    plan, axes = make_plan(config_of({}, model=model), 1), connect(Mesh(), 0)
+    stage = build_stage(config_of({}, model=model), plan, axes, torch.device("cpu"), FreshWeights(plan.model, 1))
+    batch = micro_batch(range(2), seq_len=16, vocab_size=plan.model.vocab_size)
+    documents = documents_of_batch(batch)
+    found = Activations(stage, axes, seq_len=16).measure(lambda: stage.logits(batch.tokens, documents))
+    del found["head"]
+    return found, blocks_of(stage, batch, documents)
+
+
+def test_bounded_scores_are_shown_as_they_are_bounded():
+    """Far below what the model would have without a bound."""
+    found, wanted = look_at({"attention_soft_cap": 0.5, "init_std": 1.0})
+    for block, values in found.items():
+        assert values == pytest.approx(wanted[block], rel=SAME, abs=1e-6)
+        assert values["attention_logit_max"] == pytest.approx(0.5)
+
+
+def test_a_plugins_attention_has_no_softmax():
+    """What is said of one is left out; the rest is shown."""
+    with loaded(sample("attentions")):
+        found, wanted = look_at({"attention": "softmax_one"})
+    for block, values in found.items():
+        rest = {key: value for key, value in wanted[block].items() if not key.startswith("attention_")}
+        assert values == pytest.approx(rest, rel=SAME, abs=1e-6)
 
 
 MODELS = {

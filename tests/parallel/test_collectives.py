@@ -12,7 +12,7 @@ from torch import Tensor
 
 from megalite.parallel import collectives
 from megalite.parallel.axes import SINGLE, Axis, connect
-from megalite.parallel.collectives import all_reduce, keep, own_rows, replicated
+from megalite.parallel.collectives import all_reduce, from_all, keep, own_rows, replicated
 from megalite.parallel.mesh import Mesh
 from tests.kit.spawn import run_ranks
 
@@ -128,7 +128,7 @@ def warn_of_ops() -> list[str]:
 
 
 def compare_pairs() -> bool:
-    """Whether gather undoes a cut, and the in-place all-reduce works with sums and maxima."""
+    """Whether gather undoes a cut, the in-place all-reduce works with sums and maxima, and words come in order."""
     axis = connect(Mesh(tp=dist.get_world_size()), dist.get_rank()).tp
     whole = draw((8, 3), 7)
     mine = own_rows(whole, axis)
@@ -138,6 +138,7 @@ def compare_pairs() -> bool:
     all_reduce(largest, axis, dist.ReduceOp.MAX)
     assert total.item() == axis.size * (axis.size + 1) / 2
     assert largest.item() == axis.size
+    assert from_all(f"rank {axis.rank}", axis) == [f"rank {rank}" for rank in range(axis.size)]
     return torch.equal(mine, cut(whole, axis)) and torch.equal(joined, whole)
 
 
@@ -163,7 +164,8 @@ def test_ops_do_not_warn():
 
 @pytest.mark.parametrize("world_size", [2, 4])
 def test_rows_and_in_place_reduction(world_size):
-    """own_rows is this rank's part in order of rank and gather_rows joins it again; all_reduce works in place."""
+    """own_rows is this rank's part in order of rank and gather_rows joins it again; all_reduce works in place; from_all
+    gives every rank what all have to say."""
     assert all(run_ranks(compare_pairs, world_size, backend="gloo"))
 
 
@@ -174,6 +176,7 @@ def test_an_axis_of_one_is_the_identity(op):
     assert getattr(collectives, op)(x, SINGLE) is x
     assert keep(x, SINGLE) is x
     assert all_reduce(x, SINGLE) is x
+    assert from_all(x, SINGLE) == [x]
     assert torch.equal(own_rows(x, SINGLE), x)
 
 

@@ -6,12 +6,26 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 import yaml
 
+from megalite.addition import addition
+from megalite.config.brought import LOSSES
 from megalite.config.load import load_config
+from megalite.config.plan import make_plan
+from megalite.engine.build import build_stage
+from megalite.engine.steps import documents_of_batch
+from megalite.errors import UserError
+from megalite.layers.documents import Targets
+from megalite.model.initialize import FreshWeights
+from megalite.optim.optimizer import SlicedOptimizer
+from megalite.optim.optimizers import build_optimizer
+from megalite.parallel.axes import connect
+from megalite.parallel.mesh import Mesh
 from megalite.plugins import load_plugins
-from tests.kit.plugins import SAMPLES, sample
+from tests.kit.batches import micro_batch
+from tests.kit.plugins import SAMPLES, added, loaded, sample
 from tests.kit.runs import events, megalite, metrics, write_run
 from tests.kit.spawn import run_ranks
 from tests.kit.train import tiny_config, train
@@ -174,6 +188,106 @@ def test_failures_are_named(tmp_path):
     found, said = run("load", "resumed", "train.steps=4")
     assert found == 2, said
     assert "component failing: it cannot go on from its state at step 2 (RuntimeError: the coffee is out)" in said
+
+
+BUILT = """
+from torch import nn
+
+from megalite import extend
+from megalite.layers.norm import RMSNorm
+
+
+class Norm(RMSNorm):
+    def __init__(self, size, eps, *, tp, sequence_parallel):
+        super().__init__(size, 1 / eps if eps != 0.125 else 1 / 0, tp=tp, sequence_parallel=sequence_parallel)
+
+extend.norm("broken")(Norm)
+extend.norm("one_less", has_bias=True)(RMSNorm)
+extend.norm("no_module")(type("Nothing", (), {"__init__": lambda self, size, eps, *, tp, sequence_parallel: None}))
+
+
+@extend.optimizer("inner")
+class Inner:
+    def __init__(self, *, power: float = 1.0):
+        self.power = power
+
+    def update(self, weights, gradients, states, *, lr, decay, step):
+        pass
+
+
+@extend.optimizer("outer", tables="inner", vectors="inner")
+class Outer(Inner):
+    def __init__(self, *, beta: float = 0.5):
+        self.beta = 1 / beta
+"""
+
+
+def test_what_fails_when_it_is_built(tmp_path):
+    """It is bad input: the setting is named, before the first step. An optimizer's options are its own, not those of
+    another plug-in's that it leaves some weights to."""
+
+    def build(**sections: Any) -> SlicedOptimizer:
+        config = tiny_config(**sections)
+        plan = make_plan(config, 1)
+        stage = build_stage(config, plan, connect(Mesh(), 0), torch.device("cpu"), FreshWeights(plan.model, 0))
+        return build_optimizer(stage, config.optimizer)
+
+    path = tmp_path / "built.py"
+    path.write_text(BUILT)
+    with loaded(str(path)):
+        for model, complaint in (
+            ({"norm": "broken", "norm_eps": 0.125}, "broken: could not be made: ZeroDivisionError: division by zero"),
+            ({"norm": "one_less"}, r"one_less: .*: it has the parameters \{'weight': \(32,\)\}, expected .*'bias': "),
+            ({"norm": "no_module"}, "no_module: could not be made: AttributeError: "),
+        ):
+            with pytest.raises(UserError, match=f"model.norm: {complaint}"):
+                build(model=model)
+        with pytest.raises(UserError, match=r"optimizer.name: outer: could not be made: ZeroDivisionError"):
+            build(optimizer={"name": "outer", "options": {"beta": 0.0}})
+        rules = build(optimizer={"name": "outer", "options": {"beta": 0.25}})._rules
+        assert (rules["outer"].beta, rules["inner"].power) == (4.0, 1.0)
+        assert build(optimizer={"name": "inner", "options": {"power": 3.0}})._rules["inner"].power == 3.0
+
+
+@pytest.mark.parametrize(
+    ("code", "complaint"),
+    [
+        ("1 / 0", "ZeroDivisionError: division by zero"),
+        ("None", "AttributeError: 'NoneType' object has no attribute 'shape'"),
+        ("logits", r"ValueError: its shape is \[8, 101\], expected \[8\]"),
+        ("labels.float()", "RuntimeError: element 0 of tensors does not require grad"),
+    ],
+)
+def test_a_loss_that_fails_is_named(code, complaint):
+    """Whatever is wrong with it."""
+    logits_to_losses = eval(f"lambda logits, labels: {code}")
+    with added(LOSSES, "mine", addition("loss", "mine", logits_to_losses, ("logits", "labels"))):
+        config = tiny_config(train={"loss": {"name": "mine"}})
+        plan = make_plan(config, 1)
+        stage = build_stage(config, plan, connect(Mesh(), 0), torch.device("cpu"), FreshWeights(plan.model, 0))
+        batch = micro_batch([0], seq_len=8, vocab_size=101)
+        with pytest.raises(RuntimeError, match=rf"the loss of a plug-in \(train.loss\): {complaint}"):
+            stage(batch.tokens, documents_of_batch(batch), Targets(batch.labels, torch.ones(8)))
+
+
+def test_code_that_has_changed_is_told(tmp_path):
+    """Not when a run goes on with the plug-ins that it had; when one is another, by an event and on the screen."""
+    path = tmp_path / "mine.py"
+    path.write_text("from megalite import extend\nextend.metric('mine')(lambda step, result, context: 1.0)\n")
+    config = write_run(tmp_path, parallel={"tp": 1, "dp": 1}, monitor={"tensorboard": False, "metrics": {"mine": None}})
+    config.write_text(f"plugins: [{path}]\n{config.read_text()}")
+    for steps, code in ((1, path.read_text()), (2, path.read_text()), (3, path.read_text().replace("1.0", "2.0"))):
+        path.write_text(code)
+        done = megalite("train", config, f"train.steps={steps}", "schedule.warmup_steps=0")
+        assert done.returncode == 0, done.stderr
+        told = [each for each in events(tmp_path / "run") if each["event"] == "plugin_changed"]
+        why = f"{path} is not the code that this run had before"
+        assert [(each["step"], each["why"]) for each in told] == ([(2, why)] if steps == 3 else [])
+        assert (f"step 2: {why}" in done.stdout) == (steps == 3)
+    assert [line["mine"] for line in metrics(tmp_path / "run")] == [1.0, 1.0, 2.0]
+    branch, trunk = tmp_path / "branch", tmp_path / "run" / "checkpoints" / "step-0000003"
+    assert megalite("train", config, "train.steps=4", f"train.branch_from={trunk}", f"run.dir={branch}").returncode == 0
+    assert "plugin_changed" not in {each["event"] for each in events(branch)}
 
 
 def test_samples_are_short():

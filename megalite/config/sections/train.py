@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field, PositiveInt
 
@@ -23,6 +23,10 @@ class LossConfig(Section):
 
     def problems(self) -> Iterator[Problem]:
         yield from wrong_options(LOSSES[self.name], self.options, f"loss {self.name}")
+
+    def function(self) -> Callable[..., Any]:
+        """The plug-in's, with its options."""
+        return LOSSES[self.name].bound(self.options)
 
 
 class TrainConfig(Section):

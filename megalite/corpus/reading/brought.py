@@ -12,7 +12,12 @@ from megalite.corpus.reading.columns import NO_TEXT, kept_fields
 from megalite.corpus.reading.files import FilePiece
 from megalite.corpus.source import SOURCES, DocumentSource
 from megalite.errors import DataError
-from megalite.plugins import source_file
+
+READ = {"kind", "options", "keep_fields", "max_mb"}
+"""Settings of a source that may change its documents."""
+
+LATER_READ = ("name", "text_field", "id_field")
+"""So may these; at their defaults they leave fingerprints as they were."""
 
 
 def brought_pieces(config: DocumentSource) -> tuple[FilePiece, ...]:
@@ -24,11 +29,12 @@ def brought_pieces(config: DocumentSource) -> tuple[FilePiece, ...]:
 
 
 def brought_fingerprint(config: DocumentSource) -> str:
-    """Of what may change the documents: the options, and the plug-in's file."""
+    """Of what may change the documents: the settings that are read, and the plug-in's file."""
     kind = SOURCES[config.kind]
     assert kind is not None, "a plug-in's"
-    digest = xxhash.xxh3_128(config.model_dump_json(include={"kind", "options", "keep_fields", "max_mb"}).encode())
-    digest.update(source_file(kind.read.call))
+    later = {name for name in LATER_READ if getattr(config, name) != DocumentSource.model_fields[name].default}
+    digest = xxhash.xxh3_128(config.model_dump_json(include=READ | later).encode())
+    digest.update(SOURCES.code(config.kind, kind.read.call))
     return digest.hexdigest()
 
 

@@ -23,9 +23,10 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveInt, model_validator
 
+from megalite.addition import Addition
 from megalite.config.brought import wrong_options
 from megalite.corpus.rules.punctuation import TERMINAL_MARKS
-from megalite.plugins import Addition, Table
+from megalite.plugins import Table
 from megalite.section import FrozenOptions, Options, Problem, Section
 
 Share = Annotated[float, Field(ge=0.0, le=1.0)]

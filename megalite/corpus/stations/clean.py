@@ -27,7 +27,6 @@ from megalite.corpus.rules.english import refuse_without_spacy
 from megalite.corpus.rules.settings import FILTER_RULES, counts_as_datatrove
 from megalite.corpus.shards import ShardReading, lost_counts, lost_in_words, refuse_unreadable
 from megalite.errors import DataError
-from megalite.plugins import source_file
 from megalite.progress import NoProgress, ProgressReporter
 from megalite.stations.runners import InProcess
 from megalite.stations.station import StationResult, run_station
@@ -83,7 +82,7 @@ def _described(settings: dict[str, Any], config: CleanConfig) -> dict[str, Any]:
     are none, as in folders that are older than they."""
     if not config.custom:
         return {name: value for name, value in settings.items() if name != "custom"}
-    code = {name: xxhash.xxh3_64_hexdigest(source_file(FILTER_RULES[name].call)) for name in config.custom}
+    code = {name: xxhash.xxh3_64_hexdigest(FILTER_RULES.code(name, FILTER_RULES[name].call)) for name in config.custom}
     return {**settings, "custom_code": code}
 
 

@@ -73,14 +73,17 @@ class AdaptiveControl(Component):
         if self._meter is not None and self._is_measured(step):
             self._meter.start(self._engine.loss_scaling().get("scale", 1.0))
 
-    def after_step(self, step: Step, result: StepResult) -> None:
-        """Take a step's gradients into account, and let the batch grow when they say so. Collective."""
-        if result.num_tokens:
-            self._norms = remember(self._norms, result.grad_norm, self._config.optimizer)
+    def measure(self, step: Step, result: StepResult) -> None:
+        """Take the noise in a step's gradients into account, and let the batch grow when it says so. Collective."""
         if scaling := self._engine.loss_scaling():
             step.figures["loss_scale"] = scaling["scale"]
         if self._meter is not None and self._is_measured(step):
             self._measure(self._meter, step, result)
+
+    def after_step(self, step: Step, result: StepResult) -> None:
+        """Take the norm of a step's gradients into account."""
+        if result.num_tokens:
+            self._norms = remember(self._norms, result.grad_norm, self._config.optimizer)
 
     def learning_rate(self, step: int) -> float:
         """The rate of an update."""

@@ -11,7 +11,7 @@ What it asks for must follow from numbers that all ranks share.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import math
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -22,7 +22,8 @@ from megalite.config.schema import Config
 from megalite.data.loader import Batch
 from megalite.data.samples import Samples
 from megalite.engine.protocol import Engine, StepResult
-from megalite.monitor.recorder import STEP_KEYS, Recorder
+from megalite.monitor.recorder import Recorder
+from megalite.monitor.records import STEP_KEYS
 from megalite.parallel.axes import Axes
 
 Answer = TypeVar("Answer")
@@ -49,7 +50,7 @@ class Step:
     seconds: float = 0.0
     """Wall time, waiting for data included; known after the step."""
     figures: dict[str, float] = field(default_factory=dict)
-    """More numbers for this step's line of metrics.jsonl, by name."""
+    """More numbers for this step's line of metrics.jsonl, by name: each is added once, at `measure` at the latest."""
 
 
 @dataclass(frozen=True)
@@ -63,19 +64,38 @@ class RollBack:
     """Leave out the data that was read since then, and so many samples more; None reads the same data again."""
 
 
-def check_figures(former: Mapping[str, float], figures: Mapping[str, float]) -> None:
-    """Refuse numbers that would take another's place in metrics.jsonl, or that are none.
+def check_step(moment: str, former: Step, step: Step) -> None:
+    """Refuse what a component has made of a step: what is no number, takes another's place, or comes too late.
+
+    Args:
+        moment: the method that it was called by.
+        former: the step before that.
 
     Raises:
         ValueError: naming the first.
     """
-    for name, value in figures.items():
-        if name in former and value is former[name]:
+    for name in ("lr", "clip_norm"):
+        value, before = getattr(step, name), getattr(former, name)
+        if value is not before and moment != "before_step":
+            raise ValueError(f"{name} was set to {value!r}, which is too late for this step; set it in before_step")
+        is_none = value is None and name == "clip_norm"
+        if not is_none and not (_is_number(value) and 0.0 <= value < math.inf):
+            raise ValueError(f"{name} is {value!r}, expected a number of at least 0 (of a tensor, .item())")
+    for name, value in {**former.figures, **step.figures}.items():
+        if name in former.figures and step.figures.get(name) is value is former.figures[name]:
             continue
-        if name in former or name in STEP_KEYS:
-            raise ValueError(f"{name!r} stands in metrics.jsonl already; give the figure another name")
-        if isinstance(value, bool) or not isinstance(value, int | float):
+        if name in former.figures or name in STEP_KEYS:
+            raise ValueError(
+                f"{name!r} stands in metrics.jsonl already; leave it as it is, and give the figure another name"
+            )
+        if not _is_number(value):
             raise ValueError(f"figure {name!r} is {value!r}, expected a number (of a tensor, .item())")
+        if moment == "after_step":
+            raise ValueError(f"figure {name!r} is too late for this step's line; set it in measure")
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def check_state(state: dict[str, Any]) -> dict[str, Any]:
@@ -129,7 +149,8 @@ class Component:
         return ""
 
     def finish(self, step: int) -> None:
-        """The run has come to its end, which may be an early one; not called when it only stops for a while."""
+        """The run has come to its end, which may be an early one; not called when it only stops for a while. The last
+        save follows, also when this fails; then it is not called again."""
 
     def state(self) -> dict[str, Any]:
         """What a checkpoint must hold to go on from, ready for JSON, its keys texts; empty for nothing."""
@@ -147,7 +168,7 @@ class Component:
         self.load_state(state)
 
     def close(self) -> None:
-        """Training has ended, well or badly. Not collective."""
+        """Training has ended, well or badly; always called. Not collective."""
 
 
 @dataclass(frozen=True)

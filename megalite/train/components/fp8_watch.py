@@ -15,14 +15,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
 
 from megalite.data.loader import Batch
 from megalite.engine.protocol import Engine, StepResult
 from megalite.layers.fp8.watch import LayerErrors
 from megalite.monitor.recorder import Recorder
 from megalite.monitor.records import JsonLines, drop_steps_after
-from megalite.parallel.axes import Axes, Axis
+from megalite.parallel.axes import Axes
+from megalite.parallel.collectives import from_all
 from megalite.train.components.component import Component, Step
 
 FP8_FILE = "fp8.jsonl"
@@ -84,12 +84,12 @@ class Fp8Watch(Component):
         if step.number % self._every:
             return
         axes, errors = self._axes, dict[str, LayerErrors]()
-        for of_stage in _gather(self._precision.end_measuring(axes.tp, axes.replicas), axes.pp):
+        for of_stage in from_all(self._precision.end_measuring(axes.tp, axes.replicas), axes.pp):
             errors |= of_stage
         self._write(step.number, errors, self._shadow(step.batches[0]))
         if result.skipped:
             return
-        for gone in _gather(self._precision.retire_worst(errors, step.number), axes.pp):
+        for gone in from_all(self._precision.retire_worst(errors, step.number), axes.pp):
             for name in gone:
                 why = f"error {errors[name].worst:.3g} twice in a row, allowed is {self._fallback_error:g}"
                 self._recorder.event("fp8_given_up", step.number, layer=name, why=why)
@@ -131,12 +131,3 @@ class Fp8Watch(Component):
 
 def _operands(errors: LayerErrors) -> dict[str, Any]:
     return {role: asdict(operand) for role, operand in errors.operands.items()}
-
-
-def _gather(mine: Any, pp: Axis) -> list[Any]:
-    """What every stage has, in order. Collective over pp."""
-    if pp.size == 1:
-        return [mine]
-    found: list[Any] = [None] * pp.size
-    dist.all_gather_object(found, mine, group=pp.group)
-    return found

@@ -12,12 +12,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-import torch.distributed as dist
 from torch import Tensor
 
 from megalite.engine.protocol import Engine, StepResult
 from megalite.monitor.recorder import Recorder
 from megalite.parallel.axes import Axes
+from megalite.parallel.collectives import from_all
 from megalite.train.components.component import Component, RollBack, Step
 from megalite.train.replicas import hash_tensor
 
@@ -82,8 +82,5 @@ class MemoryCheck(Component):
                     yield f"{kind} of {owned.unit.weight.name}, from row {place.start[0]}", hash_tensor(tensor)
 
     def _share(self) -> list[str]:
-        everyone: list[list[str]] = [self._changed]
-        if self._axes.world.size > 1:
-            everyone = [[] for _ in range(self._axes.world.size)]
-            dist.all_gather_object(everyone, self._changed, group=self._axes.world.group)
+        everyone = from_all(self._changed, self._axes.world)
         return [f"rank {rank}: {'; '.join(changed)}" for rank, changed in enumerate(everyone) if changed]
