@@ -25,7 +25,9 @@ from megalite.slurm_quoting import option
 
 LIVE_STATES = "PENDING,CONFIGURING,RUNNING,COMPLETING,SUSPENDED,REQUEUED,STOPPED,SIGNALING"
 
-ENDING = "State:32,PreemptTime:32"
+ENDING_STATE = "COMPLETING"
+
+ENDING_FIELDS = "State:32,PreemptTime:32"
 """Fields that tell how a job ends."""
 
 NO_ANSWER_SIGN = "*"
@@ -97,9 +99,20 @@ class Controller:
     def was_cancelled(self, job: str) -> bool:
         """Whether a person ended a job; False for one that Slurm has forgotten. A preempted job that outlives its time
         of grace is ended by Slurm in the same way, but has a time of preemption."""
-        fields = self._fields(["squeue", "--noheader", "--states=all", option("jobs", job), option("Format", ENDING)])
+        state, preempted_at = self._ending(job)
+        return state in ("CANCELLED", ENDING_STATE) and preempted_at == "N/A"
+
+    def is_ending(self, job: str) -> bool:
+        """Whether Slurm is ending a job, for whatever reason, and has not done so yet."""
+        return self._ending(job)[0] == ENDING_STATE
+
+    def _ending(self, job: str) -> tuple[str, str]:
+        """A job's state, and when it was preempted."""
+        fields = self._fields(
+            ["squeue", "--noheader", "--states=all", option("jobs", job), option("Format", ENDING_FIELDS)]
+        )
         state, _, preempted_at = fields.partition(" ")
-        return state in ("CANCELLED", "COMPLETING") and preempted_at.strip() == "N/A"
+        return state, preempted_at.strip()
 
     def nodes_of(self, job: str) -> list[str]:
         """Nodes that a job holds now; SLURM_JOB_NODELIST still has those that it lost."""

@@ -40,6 +40,7 @@ from megalite.slurm.outcome import AttemptOutcome, NextAction
 from megalite.slurm.render import job_name
 from megalite.slurm.stall import StallTracker
 from megalite.slurm.storage import POLL_SECONDS, find_fault, retry_on_disk_fault
+from megalite.slurm.succession import find_end_of_chain
 from megalite.slurm.watchdog import Watchdogs
 from megalite.train.failures import Failures
 from megalite.train.heartbeat import Beat, Heartbeat
@@ -118,6 +119,9 @@ class Supervisor:
 
     def run(self) -> int:
         """Run to the end of this job; its exit code."""
+        ended = find_end_of_chain(self._folder, self._job.number, self._controller)
+        if ended is not None:
+            return self._end_chain(*ended, EXIT_REQUEUE)
         heartbeat = Heartbeat(self._folder.alive)  # beats while this process waits for Slurm, too
         try:
             code = self._run()

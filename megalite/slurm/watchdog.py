@@ -29,6 +29,9 @@ NUM_WATCHDOGS = 3
 
 POLL_SECONDS = 1.0
 
+ENDED_BY_WATCHDOG = ("supervisor_cut_off", "supervisor_lost")
+"""Events: of a job that a watchdog has ended."""
+
 LONGEST_SILENCE_SECONDS = 10.0
 """Of the supervisor, of which a thread gives a sign each second."""
 
@@ -124,7 +127,7 @@ def watch_supervisor(folder: LaunchFolder, job: str, channel: ControlChannel, pl
     bad, next_job = (handover["nodes"] if handover else []), folder.read_state().get("next_job")
     excluded = bad if bad and next_job and controller.exclude_nodes(next_job, bad) else []
     with suppress(OSError):
-        what = "supervisor_cut_off" if handover else "supervisor_lost"
+        what = ENDED_BY_WATCHDOG[0] if handover else ENDED_BY_WATCHDOG[1]
         folder.add_event(what, job=job, why=f"{why}; the job is cancelled", excluded=excluded)
     controller.cancel(job)
 

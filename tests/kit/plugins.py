@@ -20,16 +20,25 @@ def sample(name: str) -> str:
 
 @contextmanager
 def loaded(*names: str) -> Iterator[None]:
-    """Load plug-ins, and forget them again with all that was loaded meanwhile."""
-    before, known = len(plugins._ADDITIONS), set(plugins._LOADED)
+    """Load plug-ins as the first ones of this process, and forget them again with all that was loaded meanwhile."""
+    before = [(table, name, table[name], table._origins[name]) for table, name in plugins._ADDITIONS]
+    known = dict(plugins._LOADED)
+    _forget()
     try:
         load_plugins(names)
         yield
     finally:
-        for table, name in plugins._ADDITIONS[before:]:
-            table.remove(name)
-        for name in set(plugins._LOADED) - known:
-            del plugins._LOADED[name]
+        _forget()
+        plugins._LOADED.update(known)
+        for table, name, entry, origin in before:
+            table.add(name, entry)
+            table._origins[name] = origin
+
+
+def _forget() -> None:
+    for table, name in list(plugins._ADDITIONS):
+        table.remove(name)
+    plugins._LOADED.clear()
 
 
 @contextmanager
