@@ -65,7 +65,7 @@ FLOORS_INSIDE: dict[str, tuple[tuple[str, ...], ...]] = {
         ("detect", "folder", "network_partition", "peers", "placement", "wait_reason"),
         ("agent", "goodput", "node_check", "rank", "render"),  # what runs on each node, and what starts a job
         ("agents", "evaluate", "status", "watchdog"),
-        ("health_check", "launch"),
+        ("health_check", "launch", "succession"),
         ("node_selection",),
         ("attempt",),
         ("supervise",),
