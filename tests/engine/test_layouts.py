@@ -91,8 +91,8 @@ CASES = {
 
 
 OVER_GLOO = [
-    *(layout(dp=2, zero_stage=stage) for stage in range(4)),
-    layout(tp=2, more=FEW),
+    layout(dp=2),
+    layout(dp=2, zero_stage=3),
     layout(tp=2, sequence_parallel=True, more=FEW),
     layout(pp=2, more=TIED),
 ]
