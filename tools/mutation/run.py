@@ -34,7 +34,7 @@ def judge(mutant: Mutant, tree: Path) -> tuple[str, float]:
     tests = [f"tests/{name}" for name in mutant.tests.split()]
     try:
         done = subprocess.run(
-            [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "-m", "not slow", *tests],
+            [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *tests],
             cwd=tree,
             env={**os.environ, "PYTHONPATH": str(tree)},
             capture_output=True,
