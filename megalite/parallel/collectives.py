@@ -97,11 +97,15 @@ def any_rank(flag: bool, axis: Axis, device: torch.device) -> bool:
 
 
 def agree(flags: Sequence[bool], axis: Axis, device: torch.device) -> list[bool]:
-    """Which of the flags are set on any rank of the axis. Collective, and one sync: on a GPU, flags go there from pages
-    that it reads by itself."""
-    votes = torch.tensor([int(flag) for flag in flags], pin_memory=device.type == "cuda")
-    votes = votes.to(device, non_blocking=True)
-    return [vote > 0 for vote in all_reduce(votes, axis, dist.ReduceOp.MAX).tolist()]
+    """Which of the flags are set on any rank of the axis. Collective, and one sync."""
+    return [vote > 0 for vote in largest([int(flag) for flag in flags], axis, device)]
+
+
+def largest(numbers: Sequence[int], axis: Axis, device: torch.device) -> list[int]:
+    """The largest that any rank of the axis has of each number. Collective, and one sync: on a GPU, numbers go there
+    from pages that it reads by itself."""
+    votes = torch.tensor(numbers, pin_memory=device.type == "cuda").to(device, non_blocking=True)
+    return all_reduce(votes, axis, dist.ReduceOp.MAX).tolist()
 
 
 def from_all(mine: Said, axis: Axis) -> list[Said]:

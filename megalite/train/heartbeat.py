@@ -73,6 +73,16 @@ class Heartbeat:
         """Whether there is anyone to read."""
         return self._path is not None
 
+    @property
+    def entered(self) -> float:
+        """When this rank entered its phase, as `time.monotonic` says."""
+        return self._entered
+
+    @property
+    def where(self) -> str:
+        """For people."""
+        return f"step {self._step}, {self._phase}"
+
     def note_product(self, seconds: float) -> None:
         """Say how long a timed product took."""
         self._products.append(seconds)

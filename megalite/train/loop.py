@@ -10,10 +10,12 @@ that are read in one go; it ends as `Ended` says.
 from __future__ import annotations
 
 import time
+import zlib
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from enum import Enum, auto
+from typing import NoReturn
 
 from megalite.checkpoint.format import Progress
 from megalite.data import audit
@@ -22,7 +24,7 @@ from megalite.data.loader import Batch, Loader
 from megalite.engine.protocol import NonFiniteLossError, StepResult
 from megalite.errors import EXIT_DONE, EXIT_REQUEUE, CheckpointError, StartError, UserError
 from megalite.optim.schedules import last_stable_step
-from megalite.parallel.collectives import agree, from_all
+from megalite.parallel.collectives import any_rank, from_all, largest
 from megalite.train.checkpoints import Checkpoints, open_checkpoints
 from megalite.train.components.assemble import assemble
 from megalite.train.components.component import Component, RollBack, Step, check_answer, check_state, check_step
@@ -59,6 +61,7 @@ class Wishes:
     stop: bool
     save: bool
     end_early: bool
+    roll_back: bool
 
 
 class TrainingLoop:
@@ -188,13 +191,16 @@ class TrainingLoop:
     def _after_step(self, step: Step, result: StepResult) -> Ended | None:
         """All that follows a step; what ended the stretch, None when it goes on."""
         self._measure(step, result)
-        if self._rolls_back("after_step", lambda component: component.after_step(step, result), step):
-            return Ended.ROLLED_BACK
-        number, wishes = step.number, self._vote(step.number)
+        wish = self._wish("after_step", lambda component: component.after_step(step, result), step)
+        number, wishes = step.number, self._vote(step, wish)
+        if wishes.roll_back:
+            return self._roll_back(wish)
+        if wishes.save:
+            self.run.stop.note_save()
         is_last = number == self.run.plan.total_steps
         is_due = wishes.save or number == self._trunk or self._is_due(self.run.config.checkpoint.every, number)
         is_saved = is_due or wishes.stop or wishes.end_early or is_last
-        if is_saved and self._rolls_back("before_save", lambda component: component.before_save(number)):
+        if is_saved and self._rolls_back_before_save(number):
             return Ended.ROLLED_BACK
         if is_due:
             self._checkpoints.save(self._whole_progress(), self._validation_loss())
@@ -208,32 +214,65 @@ class TrainingLoop:
             with _naming(component, "measure", step):
                 component.measure(step, result)
 
-    def _vote(self, step: int) -> Wishes:
-        """All ranks tell each other, in one collective a step, what they were asked and how the pending save goes."""
-        run = self.run
-        run.heartbeat.enter("save", step)
-        asked = (run.stop.is_asked(step), run.stop.takes_save(), bool(self._stop_reason()))
-        *wishes, is_busy, has_failed = agree((*asked, *self._checkpoints.saver.flags()), run.axes.world, run.device)
+    def _vote(self, step: Step, wish: RollBack | None) -> Wishes:
+        """All ranks tell each other, in one collective a step, what they were asked, how the pending save goes, and
+        that they trained with the same rate and clipping.
+
+        Raises:
+            ComponentError: they did not.
+        """
+        run, number = self.run, step.number
+        run.heartbeat.enter("save", number)
+        asked = (run.stop.is_asked(number), run.stop.is_save_asked(), bool(self._stop_reason()), wish is not None)
+        settings = zlib.crc32(repr((float(step.lr), step.clip_norm and float(step.clip_norm))).encode())
+        told = [*map(int, (*asked, *self._checkpoints.saver.flags())), settings, -settings]
+        *flags, most, least = largest(told, run.axes.world, run.device)
+        if most != -least:
+            self._refuse_different(step)
+        *wishes, is_busy, has_failed = map(bool, flags)
         self._checkpoints.settle(is_busy=is_busy, has_failed=has_failed)
         return Wishes(*wishes)
 
-    def _rolls_back(self, moment: str, ask: Callable[[Component], RollBack | None], step: Step | None = None) -> bool:
-        """Ask every component at some moment; go back when one wants to, which ends the asking."""
+    def _refuse_different(self, step: Step) -> NoReturn:
+        """Say which ranks trained a step with what rate and clipping. Collective."""
+        said = from_all((f"lr={step.lr!r}, clip_norm={step.clip_norm!r}", step.set_by), self.run.axes.world)
+        other = next(rank for rank, each in enumerate(said) if each[0] != said[0][0])
+        told = "; ".join(f"rank {rank}: {said[rank][0]}, last set by {said[rank][1]}" for rank in (0, other))
+        raise ComponentError(
+            f"ranks have trained step {step.number} with different settings ({told}); mend the component, so that it "
+            "sets the same on all ranks, or leave it out"
+        )
+
+    def _wish(
+        self, moment: str, ask: Callable[[Component], RollBack | None], step: Step | None = None
+    ) -> RollBack | None:
+        """Ask every component at some moment; the first wish to go back. A plug-in's may be this rank's alone, so that
+        all are asked; one of megalite's is every rank's, and ends the asking."""
+        first = None
         for component in self._components:
             with _naming(component, moment, step):
                 wish = check_answer(ask(component), RollBack, type(None))
-            if wish is not None:
-                self._roll_back(wish)
-                return True
-        return False
+            first = first or wish
+            if wish is not None and not component.is_brought:
+                break
+        return first
 
-    def _roll_back(self, wish: RollBack) -> None:
-        """Go back to the last checkpoint from before a step. Collective.
+    def _rolls_back_before_save(self, step: int) -> bool:
+        """Ask every component whether a checkpoint may be made; go back when one does not want it. Collective."""
+        wish = self._wish("before_save", lambda component: component.before_save(step))
+        is_wanted = wish is not None
+        if any(component.is_brought for component in self._components):
+            is_wanted = any_rank(is_wanted, self.run.axes.world, self.run.device)
+        return is_wanted and self._roll_back(wish) is Ended.ROLLED_BACK
+
+    def _roll_back(self, mine: RollBack | None) -> Ended:
+        """Go back to the last checkpoint from before a step, as the first rank wants it that wants to. Collective.
 
         Raises:
             Unstable: that has been tried too often.
         """
         run, now = self.run, self.progress
+        wish = next(filter(None, from_all(mine, run.axes.world)))
         self._components.rollbacks.count(now.step, wish.why)
         self._checkpoints.settle_pending()
         self.progress, self.samples, origin = go_back(run, self.samples, now, wish.before, wish.skip_samples)
@@ -245,6 +284,7 @@ class TrainingLoop:
         left_out = [list(gap) for gap in self.progress.account.gaps]
         run.recorder.event("rollback", now.step, why=wish.why, to_step=step, origin=origin, left_out=left_out)
         run.recorder.say(f"step {now.step}: {wish.why}; back to {origin}, step {step}")
+        return Ended.ROLLED_BACK
 
     def _end(self, ended: Ended) -> None:
         """See to it that the last step is saved, whatever fails before, and say how the run ended."""
@@ -320,6 +360,8 @@ def _naming(component: Component | Checkpoints, method: str, step: Step | None =
         yield
         if step is not None and former is not None:
             check_step(method, former, step)
+            if (step.lr, step.clip_norm) != (former.lr, former.clip_norm):
+                step.set_by = component.name
     except (UserError, StartError):
         raise
     except Exception as error:

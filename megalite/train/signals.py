@@ -1,8 +1,8 @@
 """Requests: SIGTERM, SIGINT or a file RUN/STOP ask for a clean end, a file RUN/SAVE for a checkpoint.
 
 All ranks follow at the same step: the trainer lets them vote. No torch here, so that a rank can listen before its
-imports are done. Until the first step there is nothing to save, and a rank may sit in C++ waiting for others, where no
-handler of Python's runs: a thread then hears the signal, and ends the process.
+imports are done. A rank may sit in C++ waiting for others, where no handler of Python's runs, so a thread hears signals
+too: until the first step there is nothing to save, and it ends the process at once; later, when nothing moves on.
 """
 
 from __future__ import annotations
@@ -13,11 +13,13 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import FrameType
 
 from megalite.errors import EXIT_REQUEUE
+from megalite.train.heartbeat import Heartbeat
 
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
 """SIGUSR1 is how Slurm warns of the end of a job's time (`sbatch --signal=USR1@60`)."""
@@ -68,14 +70,21 @@ class StopRequest:
         self._folder: Path | None = None
         self._has_begun = threading.Event()
 
-    def install(self) -> None:
-        """Listen, in the main thread."""
+    def install(self, heartbeat: Heartbeat, patience: float, give_up: Callable[[str], None]) -> None:
+        """Listen, in the main thread.
+
+        Args:
+            heartbeat: says where this rank is.
+            patience: seconds within one phase of a step after which a rank that was asked to stop hangs.
+            give_up: is called in another thread with the reason, and does not return.
+        """
         for number in STOP_SIGNALS:
             signal.signal(number, self._remember)
         ear, mouth = os.pipe()
         os.set_blocking(mouth, False)
         signal.set_wakeup_fd(mouth, warn_on_full_buffer=False)
-        threading.Thread(target=self._end_before_the_first_step, args=(ear,), name="stop", daemon=True).start()
+        ending = (ear, heartbeat, patience, give_up)
+        threading.Thread(target=self._end_what_cannot, args=ending, name="stop", daemon=True).start()
         hear()
 
     def begin(self) -> None:
@@ -90,12 +99,14 @@ class StopRequest:
         """Whether this rank was asked to stop by the end of a step; the others may not have been yet."""
         return bool(self.signal_name) or self._is_due(step) or self._has_stop_file()
 
-    def takes_save(self) -> bool:
-        """Whether a checkpoint was asked for since the last time."""
-        if self._folder is None or not (self._folder / SAVE_FILE).exists():
-            return False
-        (self._folder / SAVE_FILE).unlink(missing_ok=True)
-        return True
+    def is_save_asked(self) -> bool:
+        """Whether a checkpoint was asked for since `note_save`."""
+        return self._folder is not None and (self._folder / SAVE_FILE).exists()
+
+    def note_save(self) -> None:
+        """The checkpoint that was asked for will be made."""
+        if self._folder is not None:
+            (self._folder / SAVE_FILE).unlink(missing_ok=True)
 
     def why(self, step: int) -> str:
         """For people."""
@@ -109,14 +120,22 @@ class StopRequest:
     def _has_stop_file(self) -> bool:
         return self._folder is not None and (self._folder / STOP_FILE).exists()
 
-    def _end_before_the_first_step(self, ear: int) -> None:
-        """End the process at a signal, as long as nothing has begun. A thread of its own."""
-        while numbers := os.read(ear, 1):
-            if self._has_begun.is_set():
-                return
-            if numbers[0] in STOP_SIGNALS:
-                print("stopped before the first step; there was nothing to save", file=sys.stderr, flush=True)
-                os._exit(EXIT_REQUEUE)
+    def _end_what_cannot(self, ear: int, heartbeat: Heartbeat, patience: float, give_up: Callable[[str], None]) -> None:
+        """End the process at a signal, as long as nothing has begun, or when the end of the step does not come. A
+        thread of its own."""
+        while os.read(ear, 1)[0] not in STOP_SIGNALS:
+            pass
+        if not self._has_begun.is_set():
+            print("stopped before the first step; there was nothing to save", file=sys.stderr, flush=True)
+            os._exit(EXIT_REQUEUE)
+        asked = time.monotonic()
+        while (seconds := time.monotonic() - max(asked, heartbeat.entered)) < patience:
+            time.sleep(min(1.0, patience - seconds))
+        give_up(
+            f"asked to stop, but nothing has moved on for {patience:g} s in {heartbeat.where}, so this rank ends "
+            "without a save; the next start goes on from the last checkpoint (raise slurm.step_seconds if a phase of "
+            "a step takes longer)"
+        )
 
     def _remember(self, number: int, frame: FrameType | None) -> None:
         self.signal_name = signal.Signals(number).name

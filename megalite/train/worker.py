@@ -50,11 +50,15 @@ def run_rank(
         heartbeat: is told what the rank does, for a supervisor.
         is_forced: do not ask whether the run fits.
     """
-    stop = StopRequest(stop_after)
-    stop.install()
-    return run_guarded(
-        config, place, lambda: _train(config, place, stop, heartbeat or Heartbeat(), is_forced=is_forced)
-    )
+
+    def give_up(why: str) -> None:
+        faulthandler.dump_traceback()
+        _leave_word(config.run.dir, place, why, is_user_error=False)
+        leave(EXIT_FAULT)
+
+    stop, heart = StopRequest(stop_after), heartbeat or Heartbeat()
+    stop.install(heart, config.slurm.step_seconds, give_up)
+    return run_guarded(config, place, lambda: _train(config, place, stop, heart, is_forced=is_forced))
 
 
 def run_guarded(config: Config, place: Place, work: Callable[[], int]) -> int:

@@ -39,10 +39,10 @@ def main(job: dict[str, Any], rank: int) -> None:
     counts: list[int] = []
     vote = TrainingLoop._vote
 
-    def counted_vote(loop: TrainingLoop, step: int) -> Any:
+    def counted_vote(loop: TrainingLoop, *told: Any) -> Any:
         """Every step ends with one vote of all ranks; behind it the host has waited for the step."""
         try:
-            return vote(loop, step)
+            return vote(loop, *told)
         finally:
             counts.append(sum(count for (_, place), count in seen.syncs.items() if "(MainThread)" in place))
 

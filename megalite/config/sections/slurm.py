@@ -15,7 +15,8 @@ class SlurmConfig(Section):
     start_seconds: PositiveFloat = 1800.0
     """Longest way from the start to the first step: imports, compilation, reading a large checkpoint."""
     step_seconds: PositiveFloat = 600.0
-    """Longest stay of all ranks in one phase of a step; raise it when a step, a validation or a save takes longer."""
+    """Longest stay of all ranks in one phase of a step; raise it when a step, a validation or a save takes longer. Also
+    without a launch it ends a rank that was asked to stop and does not come to the end of its step."""
     max_failures: PositiveInt = 3
     """Failures in a row without a new checkpoint after which the chain of jobs ends and says why."""
     probe_seconds: PositiveFloat = 30.0

@@ -14,7 +14,7 @@ from megalite.train.components.component import Component, Context, Step
 class BroughtMetrics(Component):
     """Numbers that functions of plug-ins find, in every step's line."""
 
-    name = "plugin_metrics"
+    name, is_brought = "plugin_metrics", True
 
     def __init__(self, metrics: dict[str, Callable[..., float]], context: Context):
         self._metrics, self._context = metrics, context
@@ -36,5 +36,5 @@ def brought_components(config: Config, context: Context) -> Iterator[Component]:
         yield BroughtMetrics({name: METRICS[name].bound(options or {}) for name, options in chosen}, context)
     for name, options in config.train.components.items():
         component = made(f"train.components.{name}", COMPONENTS[name].bound(options or {}), context)
-        component.name = name
+        component.name, component.is_brought = name, True
         yield component

@@ -47,6 +47,8 @@ class Step:
     lr: float = 0.0
     clip_norm: float | None = None
     """The largest gradient norm; None for no clipping."""
+    set_by: str = ""
+    """The component that has set rate or clipping last."""
     seconds: float = 0.0
     """Wall time, waiting for data included; known after the step."""
     figures: dict[str, float] = field(default_factory=dict)
@@ -130,6 +132,8 @@ class Component:
 
     name = ""
     """By which checkpoints keep its state, and errors name it; no two of a run have the same."""
+    is_brought = False
+    """Whether a plug-in brings it, so that its ranks may not be of one mind."""
 
     def before_step(self, step: Step) -> None:
         """The step's batches are on the device; rate and clipping can still be set."""
@@ -139,10 +143,11 @@ class Component:
         metrics.jsonl can still go into `step.figures`."""
 
     def after_step(self, step: Step, result: StepResult) -> RollBack | None:
-        """All have measured. Who asks to go back ends the step: the components behind are not called."""
+        """All have measured. Who asks to go back ends the step; one rank's wish is enough, and of several the first
+        rank's counts."""
 
     def before_save(self, step: int) -> RollBack | None:
-        """A checkpoint of a step is about to be made."""
+        """A checkpoint of a step is about to be made, or the run goes back, as after a step."""
 
     def stop_reason(self) -> str:
         """Why the run should end after the step, for good; empty to go on. One rank's is enough."""
