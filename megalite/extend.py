@@ -56,8 +56,8 @@ def norm(
     """A normalisation of the stream, for `model.norm`.
 
     The class is made as `Class(size, eps, *, tp, sequence_parallel)` and is a torch module from `[t, h]` to `[t, h]`
-    with a parameter `weight` `[h]` and, if it has a bias, `bias`. `layers.norm.RMSNorm` is one to build on: it sees to
-    the gradient of the weight under sequence parallelism.
+    with a parameter `weight` `[h]` and, if it has a bias, `bias`, and no buffer to be saved. `layers.norm.RMSNorm` is
+    one to build on: it sees to the gradient of the weight under sequence parallelism.
 
     Args:
         init: what its weight starts as.
@@ -89,6 +89,11 @@ def _norm(code: Callable[..., Any], has_bias: bool, size: int, eps: float, **axe
     expected = dict.fromkeys(("weight", "bias") if has_bias else ("weight",), (size,))
     if found != expected:
         raise ValueError(f"it has the parameters {found}, expected {expected}, as has_bias={has_bias} says")
+    if others := [name for name in module.state_dict() if name not in expected]:
+        raise ValueError(
+            f"it has the buffers {others}, which no checkpoint keeps; compute them anew, with persistent=False if they "
+            "never change, or leave them out"
+        )
     return module
 
 
@@ -181,8 +186,19 @@ def _required(code: object) -> list[str]:
     return [option for option, field in fields.items() if field.is_required()]
 
 
+def _check_without_state(kind: str, name: str, code: object) -> None:
+    """Refuse a torch module that has weights or buffers of its own: they would neither be trained nor saved."""
+    state = getattr(code, "state_dict", None)
+    if not inspect.isclass(code) and callable(state) and (kept := list(state())):
+        raise PluginError(
+            f"{kind} {name}: it has weights or buffers ({', '.join(kept)}), which nothing trains and no checkpoint "
+            "keeps; give a function of what it is called with"
+        )
+
+
 def _check_without_options(kind: str, name: str, code: Callable[..., Any], given: tuple[str, ...]) -> None:
     """Refuse code that cannot be called with these, or that must be told more, where no setting could."""
+    _check_without_state(kind, name, code)
     if needed := _required(addition(kind, name, code, given)):
         raise PluginError(
             f"{kind} {name}: option {needed[0]} has no default, and no setting gives an {kind} options; give it one"
@@ -224,6 +240,7 @@ def loss(name: str) -> Callable[[Code], Code]:
     from megalite.config.brought import LOSSES
 
     def add(code: Code) -> Code:
+        _check_without_state("loss", name, code)
         LOSSES.add(name, addition("loss", name, code, ("logits", "labels")))
         return code
 

@@ -169,6 +169,14 @@ def test_a_file_and_a_module(tmp_path, monkeypatch):
             + "\nextend.optimizer('p', tables='o')(type('P', (O,), {}))",
             "optimizer p: o must be told beta, and options are for p alone; give it a default",
         ),
+        (
+            "from torch import nn\nextend.activation('a')(nn.PReLU())",
+            "activation a: it has weights or buffers (weight), which nothing trains and no checkpoint keeps; give",
+        ),
+        (
+            "import torch\nextend.loss('l')(torch.nn.NLLLoss(torch.ones(3)))",
+            "loss l: it has weights or buffers (weight)",
+        ),
         ("extend.optimizer('o', tables='nobody')(type('O', (), {'update': 1}))", 'found "nobody"'),
     ],
 )

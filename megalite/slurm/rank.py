@@ -10,11 +10,10 @@ import signal
 import sys
 from pathlib import Path
 
-from megalite.config.load import load_config
 from megalite.slurm.folder import LaunchFolder
 from megalite.train.heartbeat import Heartbeat, beat_path
 from megalite.train.place import given_place
-from megalite.train.worker import leave, run_rank
+from megalite.train.worker import leave, run_by, run_rank
 
 
 def main() -> None:
@@ -27,7 +26,7 @@ def main() -> None:
     with open(stacks_path(attempt, place.rank), "w", encoding="utf-8") as stacks:
         faulthandler.register(signal.SIGUSR2, file=stacks, all_threads=True)
         heartbeat = Heartbeat(beat_path(attempt / "beats", place.rank))
-        code = run_rank(load_config(folder.config), place, heartbeat=heartbeat)
+        code = run_by(folder.config, place, lambda config: run_rank(config, place, heartbeat=heartbeat))
         heartbeat.stop()
     leave(code)
 

@@ -22,7 +22,6 @@ from typing import TYPE_CHECKING
 from megalite.checkpoint.catalog import latest, step_of
 from megalite.checkpoint.sizes_so_far import sizes_at
 from megalite.config.batch_sizes import BatchSizes
-from megalite.config.load import load_config
 from megalite.config.plan import derive_steps
 from megalite.config.schema import Config
 from megalite.data.samples import Samples
@@ -31,7 +30,7 @@ from megalite.train.local import run_local_ranks
 from megalite.train.place import Place, given_place
 from megalite.train.preflight import preflight
 from megalite.train.signals import hear
-from megalite.train.worker import connect_rank, leave, run_guarded
+from megalite.train.worker import connect_rank, leave, run_by, run_guarded
 
 if TYPE_CHECKING:
     import torch
@@ -142,7 +141,7 @@ def find_rate(config: Config, world_size: int, sweep: Sweep) -> Found | None:
         copied = _aside(config, folder / "run")
         out = folder / "sweep.json"
         if place is not None:
-            code = run_guarded(copied, place, lambda: _sweep(copied, place, sweep, out))
+            code = run_guarded(copied.run.dir, place, lambda: _sweep(copied, place, sweep, out))
         else:
             preflight(copied, world_size)
             arguments = [str(out), *(str(value) for value in asdict(sweep).values())]
@@ -247,10 +246,10 @@ def main() -> None:
     """Entry of a rank: `python -m megalite.train.lr_finder CONFIG.yaml OUT.json FIRST LAST STEPS`."""
     hear()
     config_path, out, first, last, num_steps = sys.argv[1:]
-    config, place = load_config(config_path), given_place()
+    place = given_place()
     assert place is not None, "a rank is started by megalite lr-find"
     sweep = Sweep(float(first), float(last), int(num_steps))
-    leave(run_guarded(config, place, lambda: _sweep(config, place, sweep, Path(out))))
+    leave(run_by(config_path, place, lambda config: _sweep(config, place, sweep, Path(out))))
 
 
 if __name__ == "__main__":

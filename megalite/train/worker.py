@@ -58,23 +58,32 @@ def run_rank(
 
     stop, heart = StopRequest(stop_after), heartbeat or Heartbeat()
     stop.install(heart, config.slurm.step_seconds, give_up)
-    return run_guarded(config, place, lambda: _train(config, place, stop, heart, is_forced=is_forced))
+    return run_guarded(config.run.dir, place, lambda: _train(config, place, stop, heart, is_forced=is_forced))
 
 
-def run_guarded(config: Config, place: Place, work: Callable[[], int]) -> int:
+def run_by(path: str | Path, place: Place, work: Callable[[Config], int]) -> int:
+    """Read the config that who started this rank has left, and do a rank's work by it; returns its exit code."""
+    from megalite.config.load import load_config
+    from megalite.config.yaml_source import read_source
+
+    run_dir = Path(read_source(Path(path)).data["run"]["dir"])  # known before plug-ins are loaded, which may fail
+    return run_guarded(run_dir, place, lambda: work(load_config(path)))
+
+
+def run_guarded(run_dir: Path, place: Place, work: Callable[[], int]) -> int:
     """Do a rank's work and return its exit code. Errors are written to the run's logs."""
     try:
         return work()
     except UserError as error:
-        _leave_word(config.run.dir, place, str(error), is_user_error=True)
+        _leave_word(run_dir, place, str(error), is_user_error=True)
         return EXIT_BAD_INPUT
     except StartError as error:
-        _leave_word(config.run.dir, place, str(error), is_user_error=False)
+        _leave_word(run_dir, place, str(error), is_user_error=False)
         return EXIT_FAULT
     except BaseException as error:
         is_full = isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
-        message = _full_disk(config.run.dir, error) if is_full else traceback.format_exc()
-        _leave_word(config.run.dir, place, message, is_user_error=False)
+        message = _full_disk(run_dir, error) if is_full else traceback.format_exc()
+        _leave_word(run_dir, place, message, is_user_error=False)
         return EXIT_FAULT
 
 
@@ -188,19 +197,20 @@ def _leave_word(run_dir: Path, place: Place, message: str, *, is_user_error: boo
 
 def main() -> None:
     """Entry of a rank that `train.local` started: `python -m megalite.train.worker CONFIG.yaml [STOP_AFTER]`."""
-    from megalite.config.load import load_config
-
     place = given_place()
     assert place is not None, "a worker is started by megalite train"
-    config, stop_after = load_config(sys.argv[1]), int(sys.argv[2]) if len(sys.argv) > 2 else None
-    if BEATS_VARIABLE in os.environ:
-        with open(config.run.dir / LOGS / f"stacks-{place.rank}.txt", "a", encoding="utf-8") as stacks:
-            faulthandler.register(signal.SIGUSR2, file=stacks, all_threads=True)
-            heartbeat = Heartbeat(beat_path(Path(os.environ[BEATS_VARIABLE]), place.rank))
-            code = run_rank(config, place, stop_after, heartbeat)
-    else:
-        code = run_rank(config, place, stop_after)
-    leave(code)
+    stop_after = int(sys.argv[2]) if len(sys.argv) > 2 else None
+    leave(run_by(sys.argv[1], place, lambda config: _run_watched(config, place, stop_after)))
+
+
+def _run_watched(config: Config, place: Place, stop_after: int | None) -> int:
+    """Train as this rank, with a heartbeat where somebody reads it."""
+    if BEATS_VARIABLE not in os.environ:
+        return run_rank(config, place, stop_after)
+    with open(config.run.dir / LOGS / f"stacks-{place.rank}.txt", "a", encoding="utf-8") as stacks:
+        faulthandler.register(signal.SIGUSR2, file=stacks, all_threads=True)
+        heartbeat = Heartbeat(beat_path(Path(os.environ[BEATS_VARIABLE]), place.rank))
+        return run_rank(config, place, stop_after, heartbeat)
 
 
 def leave(code: int) -> NoReturn:

@@ -100,3 +100,15 @@ def test_ranks_that_hang_end_when_they_are_asked_to(tmp_path):
         assert number == signal.SIGKILL or "failed first:\nasked to stop, but nothing has moved on for 4 s" in said
         record = read_error(error_path(tmp_path / str(number), 0))
         assert "for 4 s in step 2, train, so this rank ends without a save" in record["message"]
+
+
+def test_a_plug_in_that_fails_on_one_rank_is_named(tmp_path):
+    """Wherever the config is read: with the plug-in's file and line, as bad input."""
+    config = write(tmp_path)
+    code = "import os\nif os.environ.get('RANK', '0') != '0':\n    raise ValueError('not here')\n"
+    (tmp_path / "odd.py").write_text(code + CODE)
+    for command in (("train",), ("lr-find", "--steps", "2")):
+        done = megalite(*command, config)
+        assert done.returncode == 2, done.stderr
+        assert f"odd.py: cannot be imported: ValueError: not here ({tmp_path / 'odd.py'}:3)" in done.stderr
+        assert "Traceback" not in done.stderr

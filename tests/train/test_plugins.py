@@ -203,6 +203,18 @@ class Norm(RMSNorm):
 
 extend.norm("broken")(Norm)
 extend.norm("one_less", has_bias=True)(RMSNorm)
+class Counting(RMSNorm):
+    def __init__(self, size, eps, *, tp, sequence_parallel):
+        super().__init__(size, eps, tp=tp, sequence_parallel=sequence_parallel)
+        self.inner = nn.BatchNorm1d(size, affine=False)
+
+class Constant(RMSNorm):
+    def __init__(self, size, eps, *, tp, sequence_parallel):
+        super().__init__(size, eps, tp=tp, sequence_parallel=sequence_parallel)
+        self.register_buffer("scale", self.weight.detach() + 1, persistent=False)
+
+extend.norm("counting")(Counting)
+extend.norm("constant")(Constant)
 extend.norm("no_module")(type("Nothing", (), {"__init__": lambda self, size, eps, *, tp, sequence_parallel: None}))
 
 
@@ -238,10 +250,12 @@ def test_what_fails_when_it_is_built(tmp_path):
         for model, complaint in (
             ({"norm": "broken", "norm_eps": 0.125}, "broken: could not be made: ZeroDivisionError: division by zero"),
             ({"norm": "one_less"}, r"one_less: .*: it has the parameters \{'weight': \(32,\)\}, expected .*'bias': "),
+            ({"norm": "counting"}, r"counting: .* it has the buffers \['inner.running_mean', .*no checkpoint keeps"),
             ({"norm": "no_module"}, "no_module: could not be made: AttributeError: "),
         ):
             with pytest.raises(UserError, match=f"model.norm: {complaint}"):
                 build(model=model)
+        build(model={"norm": "constant"})
         with pytest.raises(UserError, match=r"optimizer.name: outer: could not be made: ZeroDivisionError"):
             build(optimizer={"name": "outer", "options": {"beta": 0.0}})
         rules = build(optimizer={"name": "outer", "options": {"beta": 0.25}})._rules

@@ -7,7 +7,6 @@ import os
 
 import pytest
 
-from megalite.config.schema import Config
 from megalite.errors import EXIT_FAULT, UserError
 from megalite.train import worker
 from megalite.train.failures import error_path, read_error
@@ -97,12 +96,11 @@ def test_local_ranks(monkeypatch):
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT])
 def test_a_full_disk_is_told_in_words(tmp_path, number):
     """Whoever finds it full, be it a library: not where in the code that was, but what to do."""
-    config = Config(run={"dir": str(tmp_path)}, train={"steps": 1})
 
     def write() -> int:
         raise OSError(number, os.strerror(number))
 
-    assert worker.run_guarded(config, Place(0, 1, 0, ""), write) == EXIT_FAULT
+    assert worker.run_guarded(tmp_path, Place(0, 1, 0, ""), write) == EXIT_FAULT
     message = read_error(error_path(tmp_path, 0))["message"]
     assert message.startswith(f"[Errno {number}] ")
     assert f"run.dir={tmp_path}; make room and start again" in message
