@@ -27,6 +27,7 @@ from megalite.errors import UserError
 from megalite.layers.parts import choose_parts
 from megalite.model.spec import StageSpec
 from megalite.model.transformer import Stage
+from megalite.plugins import load_plugins
 from megalite.tokenizer.tokenizer import Tokenizer
 from megalite.train.evaluation.offline import open_model
 from megalite.train.local import train_locally
@@ -37,13 +38,17 @@ def plan_run(config: Config, world_size: int | None = None) -> RunPlan:
     """Check a config, and derive what follows from it: the filled model, stages, steps, FLOPs.
 
     Args:
-        world_size: ranks that will run it; None for pp x dp x cp x tp.
+        world_size: ranks that will run it, 1 or more; None for pp x dp x cp x tp.
 
     Raises:
         ConfigError: everything that is wrong, one sentence each.
         DataError: there is no data to take the vocabulary from, or it is damaged.
     """
-    world_size = world_size or default_world_size(config)
+    load_plugins(config.plugins)  # it may come from another process
+    if world_size is None:
+        world_size = default_world_size(config)
+    elif world_size < 1:
+        raise UserError(f"plan_run: found world_size={world_size}, expected 1 or more, or None")
     validate(config, world_size)
     if config.model.vocab_size is not None:
         return make_plan(config, world_size)

@@ -163,7 +163,7 @@ def load_plugins(names: Iterable[str]) -> None:
     """
     _load_installed()
     for name in _absolute((*filter(None, os.environ.get(VARIABLE, "").split(os.pathsep)), *names)):
-        if name not in _LOADED:
+        if name not in _LOADED and f"plug-in {name}" not in _ORIGINS:  # one may make a config while it is imported
             _load(name)
 
 
@@ -195,7 +195,7 @@ def named_plugins() -> list[str]:
 
 def _load_installed() -> None:
     global _INSTALLED_ARE_LOADED
-    if _INSTALLED_ARE_LOADED:
+    if _INSTALLED_ARE_LOADED or _ORIGINS:
         return
     for point in sorted(importlib.metadata.entry_points(group=GROUP)):
         package = f"{point.dist.name} {point.dist.version}" if point.dist is not None else "a package"

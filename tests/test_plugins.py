@@ -14,8 +14,10 @@ from megalite.architecture.activations import ACTIVATIONS
 from megalite.config.load import dump_config, load_config
 from megalite.config.optimizers import RULES
 from megalite.config.schedules import SCHEDULES
+from megalite.config.schema import Config
 from megalite.config.validate import validate
 from megalite.errors import ConfigError
+from megalite.library import build_model, plan_run
 from megalite.plugins import PluginError, changed_plugins, load_plugins, loaded_plugins, named_plugins
 from tests.kit.paths import ROOT
 from tests.kit.plugins import loaded, sample
@@ -394,3 +396,32 @@ def test_the_environment_names_some(tmp_path, monkeypatch):
     plugins.name_for_all(["not_my_module"])
     with pytest.raises(PluginError, match="there is no module not_my_module"):
         load_plugins(())
+
+
+BY_HAND = {"model": {"vocab_size": 64, "hidden_size": 16, "num_layers": 1, "num_heads": 2}, "train": {"steps": 2}}
+
+
+def test_a_config_made_by_hand(tmp_path):
+    """It loads its plug-ins, which may make configs while they come; what is wrong is told as of a file."""
+    path = write(tmp_path, SINE + "\nfrom megalite import Config\nConfig(plugins=[__file__])")
+    schedule = {"name": "sine", "options": {"waves": 2}}
+    config = Config(**BY_HAND, plugins=[path], schedule={**schedule, "warmup_steps": 0})
+    assert named_plugins() == [path]
+    for wrong, complaint in (
+        ({"plugins": ["away.py"]}, f"  - {Path.cwd()}/away.py: no such file"),
+        ({"plugins": 3}, "  - plugins: found 3, expected a list"),
+        ({"train": {"steps": "x"}}, '  - train.steps: found "x", expected a whole number'),
+        ({"trian": {}}, "  - trian: unknown key (did you mean 'train'?)"),
+        ({"schedule": {"name": "sinus"}}, "  - schedule.name: found \"sinus\" (did you mean 'sine'?)"),
+        ({"model": {"activation": "none"}, "batch": {"seq_len": 0}}, "2 problems found:"),
+    ):
+        with pytest.raises(ConfigError) as error:
+            Config(**wrong)
+        assert complaint in str(error.value)
+    plan_run(config)
+    with loaded():  # as in another process
+        assert "sine" not in SCHEDULES
+        plan_run(config)
+        assert "sine" in SCHEDULES
+        with pytest.raises(PluginError, match="no such file"):
+            build_model(config.model_copy(update={"plugins": ("away.py",)}))

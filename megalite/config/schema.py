@@ -7,6 +7,12 @@ on the machine.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
+from pydantic import ValidationError, model_validator
+
+from megalite.config.explain import explain
 from megalite.config.sections.batch import BatchConfig, NoiseScaleConfig, RampConfig
 from megalite.config.sections.checkpoint import CheckpointConfig
 from megalite.config.sections.data import DataConfig, MixConfig, MixStageConfig, SourceConfig
@@ -22,7 +28,8 @@ from megalite.config.sections.run import RunConfig
 from megalite.config.sections.schedule import PlateauConfig, ScheduleConfig
 from megalite.config.sections.slurm import SlurmConfig
 from megalite.config.sections.train import TrainConfig
-from megalite.plugins import Plugins
+from megalite.errors import ConfigError
+from megalite.plugins import Plugins, load_plugins
 from megalite.section import Section
 
 __all__ = [
@@ -58,8 +65,20 @@ __all__ = [
 ]
 
 
-class Config(Section):
-    """A whole run."""
+class _Told(type(Section)):  # type: ignore[misc]  # pydantic's own metaclass, which has no public name
+    """The type of a class whose wrong values are told as those of a file are."""
+
+    def __call__(cls, *arguments: Any, **values: Any) -> Any:
+        try:
+            return super().__call__(*arguments, **values)
+        except ValidationError as error:
+            problems = explain(error, cls)
+            raise ConfigError(": ".join(filter(None, [".".join(keys), each])) for keys, each in problems) from error
+
+
+class Config(Section, metaclass=_Told):
+    """A whole run; made by hand, `Config(train={"steps": 9})`, it raises a ConfigError where it is wrong, as
+    `load_config` does, and loads its plug-ins."""
 
     plugins: Plugins = ()
     """Modules or files that bring what other settings name; docs/extending.md says how they are made."""
@@ -77,3 +96,12 @@ class Config(Section):
     health: HealthConfig = HealthConfig()
     slurm: SlurmConfig = SlurmConfig()
     engine: EngineConfig = EngineConfig()
+
+    @model_validator(mode="before")
+    @classmethod
+    def _load_plugins(cls, values: Any) -> Any:
+        """They bring what other settings may name."""
+        names = values.get("plugins", ()) if isinstance(values, Mapping) else ()
+        is_list = isinstance(names, list | tuple) and all(isinstance(name, str) for name in names)
+        load_plugins(names if is_list else ())  # anything else has its own complaint
+        return values
