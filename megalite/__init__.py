@@ -19,12 +19,14 @@ if TYPE_CHECKING:
     from megalite.corpus.prepare import prepare as prepare_data
     from megalite.errors import UserError
     from megalite.library import batches, build_model, loss, plan_run, run_training
+    from megalite.model.transformer import documents_of
 
 _PLACES = {
     "Config": "config.schema:Config",
     "UserError": "errors:UserError",
     "batches": "library:batches",
     "build_model": "library:build_model",
+    "documents_of": "model.transformer:documents_of",
     "from_hugging_face": "checkpoint.hf.to_checkpoint:from_hugging_face",
     "load_config": "config.load:load_config",
     "load_recipe": "corpus.prepare:load_recipe",
@@ -40,6 +42,7 @@ __all__ = [
     "UserError",
     "batches",
     "build_model",
+    "documents_of",
     "from_hugging_face",
     "load_config",
     "load_recipe",

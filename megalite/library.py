@@ -17,13 +17,13 @@ import torch
 from torch import Tensor
 
 from megalite.config.batch_sizes import batch_sizes
-from megalite.config.plan import RunPlan, default_world_size, make_plan
+from megalite.config.plan import LOSS_CHUNK_TOKENS, RunPlan, default_world_size, make_plan
 from megalite.config.schema import Config
 from megalite.config.validate import validate
 from megalite.config.wording import divisors, or_
 from megalite.data.loader import Batch, Loader
 from megalite.engine.steps import documents_of_batch, targets_of_batch
-from megalite.errors import UserError
+from megalite.errors import UnavailableError, UserError
 from megalite.layers.parts import choose_parts
 from megalite.model.spec import StageSpec
 from megalite.model.transformer import Stage
@@ -66,12 +66,14 @@ def build_model(config: Config, weights: Path | str | None = None, device: torch
             None draws the weights that a run of this config starts from.
 
     Returns:
-        A torch module: `model(tokens, documents)` is the stream, `model.logits(tokens, documents)` the logits.
+        A torch module: `model(tokens, documents)` is the stream `[t, h]`, `model.logits(tokens, documents)` the logits
+        `[t, v]`, of t tokens that lie end to end. Of sequences `[b, s]`, a document each, these are
+        `sequences.flatten()` and `documents_of(sequences)`.
 
     Raises:
-        UserError: the config is wrong, or there is no such model.
+        UserError: the config is wrong, or there is no such model or device.
     """
-    device, loss = torch.device(device), config.train.loss
+    device, loss = _device(device), config.train.loss
     saved = open_model(Path(weights)) if weights is not None else None
     model = plan_run(config).model if saved is None else saved.model
     spec = StageSpec(
@@ -82,6 +84,21 @@ def build_model(config: Config, weights: Path | str | None = None, device: torch
         seed=config.run.seed,
     )
     return Stage(spec, None if saved is None else saved.weights).to(device)
+
+
+def _device(named: torch.device | str) -> torch.device:
+    """A device that is here."""
+    try:
+        device = torch.device(named)
+        if device.type not in LOSS_CHUNK_TOKENS:
+            raise ValueError("megalite computes on none of this type")
+        torch.empty(0, device=device)
+    except (AssertionError, RuntimeError, ValueError) as error:
+        why = str(error).partition("\n")[0]
+        raise UnavailableError(
+            f"build_model: found device={str(named)!r}: {why}; use cpu, or cuda where it is"
+        ) from error
+    return device
 
 
 def batches(
@@ -98,9 +115,12 @@ def batches(
     Raises:
         UserError: the config is wrong, there is no such step or reader, or the data is damaged or does not fit.
     """
+    plan = plan_run(config)
     samples, _ = open_data(config)
-    last = plan_run(config).total_steps if last_step is None else last_step
-    if problems := [*_wrong_share(config, first_step, dp_size, dp_rank)]:
+    samples.check_vocab_size(plan.model.vocab_size)
+    last = plan.total_steps if last_step is None else last_step
+    problems = [*_wrong_steps(first_step, last, plan.total_steps), *_wrong_share(config, dp_size, dp_rank)]
+    if problems:
         raise UserError(f"batches: {'; '.join(problems)}")
     loader = Loader.for_run(samples, config, batch_sizes(config.batch), dp_size=dp_size, dp_rank=dp_rank)
     try:
@@ -110,10 +130,18 @@ def batches(
         loader.close()
 
 
-def _wrong_share(config: Config, first_step: int, dp_size: int, dp_rank: int) -> Iterator[str]:
-    """Complain about steps and readers that there cannot be."""
-    if first_step < 1:
-        yield f"found first_step={first_step}, expected 1 or more; steps count from 1"
+def _wrong_steps(first: int, last: int, total: int) -> Iterator[str]:
+    """Complain about steps that a run does not have."""
+    if first < 1:
+        yield f"found first_step={first}, expected 1 or more; steps count from 1"
+    elif first > total:
+        yield f"found first_step={first}, but the run ends with step {total}"
+    elif not first <= last <= total:
+        yield f"found last_step={last}, expected {first} (first_step) to {total} (the run's last), or None for that"
+
+
+def _wrong_share(config: Config, dp_size: int, dp_rank: int) -> Iterator[str]:
+    """Complain about readers that there cannot be."""
     if dp_size < 1:
         yield f"found dp_size={dp_size}, expected 1 or more"
     elif not 0 <= dp_rank < dp_size:
@@ -157,7 +185,7 @@ def run_training(config: Config, *, stop_after: int | None = None) -> int:
     """Train as `megalite train` does: start the ranks on this machine, or go on with the run that was stopped.
 
     Args:
-        stop_after: stop behind this step as if asked to; the next call goes on.
+        stop_after: stop behind this step, from 1, as if asked to; the next call goes on.
 
     Returns:
         The exit code: 0 done, 3 stopped.
@@ -165,4 +193,7 @@ def run_training(config: Config, *, stop_after: int | None = None) -> int:
     Raises:
         UserError: the config, data or run folder are wrong; nothing was started.
     """
+    load_plugins(config.plugins)
+    if stop_after is not None and stop_after < 1:
+        raise UserError(f"run_training: found stop_after={stop_after}, expected a step, from 1, or None")
     return train_locally(config, default_world_size(config), stop_after=stop_after)

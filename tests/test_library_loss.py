@@ -37,6 +37,10 @@ def test_a_stage_of_a_pipeline_has_no_loss(stage):
     ("asked", "complaint"),
     [
         ({"first_step": 0}, "found first_step=0, expected 1 or more"),
+        ({"first_step": 7}, "found first_step=7, but the run ends with step 6"),
+        ({"last_step": 7}, r"found last_step=7, expected 1 \(first_step\) to 6 \(the run's last\), or None"),
+        ({"last_step": 0}, "found last_step=0, expected 1 "),
+        ({"first_step": 3, "last_step": 2}, "found last_step=2, expected 3 "),
         ({"dp_size": 0}, "found dp_size=0, expected 1 or more"),
         ({"dp_rank": 1}, "found dp_rank=1, expected 0 to 0, for dp_size=1"),
         ({"dp_size": 2, "dp_rank": -1}, "found dp_rank=-1, expected 0 to 1, for dp_size=2"),
@@ -50,6 +54,14 @@ def test_a_share_that_there_is_not(tmp_path, asked, complaint):
     """Readers and steps are counted as they are told."""
     with pytest.raises(UserError, match=f"batches: {complaint}"):
         next(batches(load_config(write_run(tmp_path)), **asked))
+
+
+def test_batches_that_do_not_fit_the_model(tmp_path):
+    """Their tokens are held against the vocabulary, as training does; the last step is the run's."""
+    config = write_run(tmp_path)
+    assert len(list(batches(load_config(config), first_step=6))) == 1
+    with pytest.raises(UserError, match="vocab_size"):
+        next(batches(load_config(config, ["model.vocab_size=8"])))
 
 
 def test_the_loss_of_the_config():

@@ -136,7 +136,7 @@ def _filters(recipe: DataRecipe) -> Iterator[tuple[str, Callable[..., StationRes
         yield "classifier", partial(classifier, config=recipe.classifier)
 
 
-def load_recipe(path: Path, overrides: Sequence[str] = ()) -> DataRecipe:
+def load_recipe(path: Path | str, overrides: Sequence[str] = ()) -> DataRecipe:
     """Read a recipe from a YAML file.
 
     Args:
@@ -146,7 +146,7 @@ def load_recipe(path: Path, overrides: Sequence[str] = ()) -> DataRecipe:
     Raises:
         ConfigError: everything that is wrong with it, each complaint with `file:line`.
     """
-    source = read_source(path)
+    source = read_source(Path(path))
     if "sources" not in source.data and (found := sorted(TRAINING_SECTIONS & source.data.keys())):
         raise ConfigError(
             [

@@ -120,7 +120,8 @@ class Stage(nn.Module):
 
 
 def documents_of(sequences: Tensor) -> Documents:
-    """Documents of a batch of whole sequences, one document each: `[b, s]` tokens -> a stream of b*s.
+    """Documents of a batch of whole sequences, one document each: `[b, s]` tokens -> a stream of b*s, which is
+    `sequences.flatten()`.
 
     For evaluation and tests; training takes its documents from the data.
     """

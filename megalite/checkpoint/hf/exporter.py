@@ -61,8 +61,8 @@ class Exported:
 
 
 def to_hugging_face(
-    checkpoint: Path,
-    out: Path,
+    checkpoint: Path | str,
+    out: Path | str,
     *,
     dtype: str = "fp32",
     max_shard_bytes: int = DEFAULT_SHARD_BYTES,
@@ -88,7 +88,12 @@ def to_hugging_face(
         ConversionError: no class of transformers represents the model, the weights or the tokenizer do not fit, `out`
             is taken, or what was written does not read back as the same model.
     """
-    reader = _open_checkpoint(checkpoint)
+    if dtype not in DTYPES:
+        raise ConversionError(f"found dtype={dtype!r}, expected {', '.join(DTYPES)}")
+    if max_shard_bytes < 1:
+        raise ConversionError(f"found max_shard_bytes={max_shard_bytes}, expected 1 or more")
+    out = Path(out)
+    reader = _open_checkpoint(Path(checkpoint))
     manifest = reader.manifest
     model = stored_model(reader.folder, manifest)
     source: WeightSource = reader.source("weight")

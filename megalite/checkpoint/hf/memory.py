@@ -26,8 +26,10 @@ def require_memory(model: Architecture, num_blocks: int | None = None) -> None:
         num_blocks: as for `verify`.
 
     Raises:
-        ConversionError: with the number of blocks that would fit.
+        ConversionError: with the number of blocks that would fit; or there are no so many.
     """
+    if num_blocks is not None and num_blocks < 1:
+        raise ConversionError(f"found verify_blocks={num_blocks}, expected 1 or more, or None for all blocks")
     wanted = min(num_blocks or model.num_layers, model.num_layers)
     fitting = _num_fitting(model)
     if wanted > fitting:

@@ -73,7 +73,12 @@ class Imported:
 
 
 def from_hugging_face(
-    folder: Path, out: Path, *, overwrite: bool = False, verify_blocks: int | None = None, say: Say = silent
+    folder: Path | str,
+    out: Path | str,
+    *,
+    overwrite: bool = False,
+    verify_blocks: int | None = None,
+    say: Say = silent,
 ) -> Imported:
     """Import a Hugging Face folder.
 
@@ -89,12 +94,13 @@ def from_hugging_face(
             logits than transformers.
         CheckpointError: weights are missing or damaged.
     """
+    folder, out = Path(folder), Path(out)
     source = HuggingFaceWeights(folder)
     model = source.model
     require_memory(model, verify_blocks)
     require_room(out, count_parameters(model) * BYTES_PER_PARAMETER)
     with building(out, overwrite=overwrite) as partial:
-        tokenizer, notes = _take_tokenizer(Path(folder), partial)
+        tokenizer, notes = _take_tokenizer(folder, partial)
         recorded = {"tokenizer": TOKENIZER_FOLDER} if tokenizer else {}
         step = partial / folder_name(0)
         step.mkdir()
