@@ -49,6 +49,7 @@ def addition(kind: str, name: str, call: Callable[..., Any], given: tuple[str, .
         parameters = inspect.signature(call).parameters.values()
     except (TypeError, ValueError) as error:
         raise PluginError(f"{kind} {name}: {call!r} in {adding()} cannot be called ({error})") from error
+    _refuse_async(f"{kind} {name}", call)
     named = [each for each in parameters if each.kind is not each.KEYWORD_ONLY]
     most = sum(each.kind in (each.POSITIONAL_ONLY, each.POSITIONAL_OR_KEYWORD) for each in named)
     least = sum(each.default is each.empty and each.kind is not each.VAR_POSITIONAL for each in named)
@@ -68,7 +69,7 @@ def addition(kind: str, name: str, call: Callable[..., Any], given: tuple[str, .
 
 
 def check_call(who: str, call: Any, given: tuple[str, ...], named: tuple[str, ...]) -> None:
-    """Refuse code that cannot be called as it will be.
+    """Refuse code that cannot be called as it will be, or that then only gives something to await.
 
     Args:
         who: what it is, for people.
@@ -84,8 +85,34 @@ def check_call(who: str, call: Any, given: tuple[str, ...], named: tuple[str, ..
         found.bind(*given, **dict.fromkeys(named))
     except (TypeError, ValueError) as error:
         raise PluginError(
-            f"{who}: it is called with ({', '.join((*given, '*', *named))}), and takes {takes}"
+            f"{who}: it is called with ({', '.join((*given, '*', *named) if named else given)}), and takes {takes}"
         ) from error
+    _refuse_async(who, call)
+
+
+def check_method(who: str, code: Any, method: str, given: tuple[str, ...], named: tuple[str, ...] = ()) -> None:
+    """The same of a class's method.
+
+    Raises:
+        PluginError: it takes others.
+    """
+    is_bound = isinstance(inspect.getattr_static(code, method), staticmethod | classmethod)
+    check_call(f"{who}: {method}", getattr(code, method), given if is_bound else ("self", *given), named)
+
+
+def check_argument(who: str, key: str, found: object, is_right: bool, expected: str) -> None:
+    """Refuse what a door is told.
+
+    Raises:
+        PluginError: it is not right.
+    """
+    if not is_right:
+        raise PluginError(f"{who}: found {key}={found!r}, expected {expected}")
+
+
+def _refuse_async(who: str, call: Any) -> None:
+    if inspect.iscoroutinefunction(call) or inspect.isasyncgenfunction(call):
+        raise PluginError(f"{who}: it is async, and nothing here awaits it; write `def` for `async def`")
 
 
 def made(key: str, make: Callable[..., Any], *arguments: Any, **named: Any) -> Any:

@@ -15,12 +15,15 @@ Each door opens the room behind it when it is used, so that a filter rule does n
 
 from __future__ import annotations
 
+import difflib
+import functools
 import inspect
+import math
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast
 
-from megalite.addition import Addition, addition, check_call, made
+from megalite.addition import Addition, addition, check_argument, check_call, check_method, made
 from megalite.plugins import NAME, PluginError
 
 if TYPE_CHECKING:
@@ -28,8 +31,25 @@ if TYPE_CHECKING:
     from megalite.checkpoint.hf.family import Family
 
 Code = TypeVar("Code", bound=Callable[..., Any])
+Door = TypeVar("Door", bound=Callable[..., Any])
+
+NEAR = 0.85
+"""How alike two names are, of 1, when one is taken for the other's misprint."""
 
 
+def _door(way_in: Door) -> Door:
+    """A function of this module whose name must be given: `@extend.loss` without brackets would add nothing."""
+
+    @functools.wraps(way_in)
+    def checked(name: str, **told: Any) -> Any:
+        kind = way_in.__name__.replace("_", " ")
+        check_argument(kind, "name", name, isinstance(name, str), f'text, as in @extend.{way_in.__name__}("my_own")')
+        return way_in(name, **told)
+
+    return cast("Door", checked)
+
+
+@_door
 def activation(name: str, *, is_gated: bool = False, kept: int | None = None) -> Callable[[Code], Code]:
     """An activation of feed-forward layers, for `model.activation`.
 
@@ -43,6 +63,9 @@ def activation(name: str, *, is_gated: bool = False, kept: int | None = None) ->
     from megalite.architecture.activations import ACTIVATIONS, Activation
 
     def add(code: Code) -> Code:
+        is_number = kept is None or (isinstance(kept, int) and not isinstance(kept, bool) and kept > 0)
+        check_argument(f"activation {name}", "kept", kept, is_number, "a whole number of at least 1, or None")
+        check_argument(f"activation {name}", "is_gated", is_gated, isinstance(is_gated, bool), "True or False")
         _check_without_options("activation", name, code, ("gate", "up") if is_gated else ("x",))
         ACTIVATIONS.add(name, Activation(code, is_gated=is_gated, kept=kept))
         return code
@@ -50,6 +73,7 @@ def activation(name: str, *, is_gated: bool = False, kept: int | None = None) ->
     return add
 
 
+@_door
 def norm(
     name: str, *, has_bias: bool = False, init: Literal["ones", "zeros"] = "ones", of_heads: str = "rmsnorm"
 ) -> Callable[[Code], Code]:
@@ -72,8 +96,8 @@ def norm(
             ("init", init, ("ones", "zeros")),
             ("of_heads", of_heads, ("rmsnorm", "zero_centered_rmsnorm")),
         ):
-            if found not in choices:
-                raise PluginError(f"norm {name}: found {key}={found!r}, expected {' or '.join(choices)}")
+            check_argument(f"norm {name}", key, found, found in choices, " or ".join(choices))
+        check_argument(f"norm {name}", "has_bias", has_bias, isinstance(has_bias, bool), "True or False")
         check_call(f"norm {name}", code, ("size", "eps"), ("tp", "sequence_parallel"))
         make = partial(made, f"model.norm: {name}", partial(_norm, code, has_bias))
         NORMS.add(name, Norm(make, has_bias=has_bias, init=init, of_heads=of_heads))
@@ -97,6 +121,7 @@ def _norm(code: Callable[..., Any], has_bias: bool, size: int, eps: float, **axe
     return module
 
 
+@_door
 def attention(name: str) -> Callable[[Code], Code]:
     """A way to mix queries, keys and values, for `model.attention`.
 
@@ -114,6 +139,7 @@ def attention(name: str) -> Callable[[Code], Code]:
     return add
 
 
+@_door
 def optimizer(
     name: str,
     *,
@@ -143,6 +169,15 @@ def optimizer(
         if not hasattr(code, "update") and not _is_whole_rule(name, code):
             raise PluginError(f"optimizer {name}: {code!r} has no method `update`, and is no WholeRule either")
         _check_state_names(name, state)
+        is_number = isinstance(rate_exponent, int | float) and math.isfinite(rate_exponent)
+        is_right = rate_exponent is None or (is_number and not isinstance(rate_exponent, bool))
+        check_argument(f"optimizer {name}", "rate_exponent", rate_exponent, is_right, "a number, or None")
+        is_function = whole_state is None or callable(whole_state)
+        check_argument(f"optimizer {name}", "whole_state", whole_state, is_function, "a function of a weight, or None")
+        for key, other in (("tables", tables), ("vectors", vectors)):
+            check_argument(
+                f"optimizer {name}", key, other, isinstance(other, str | None), "an optimizer's name, or None"
+            )
         making = addition("optimizer", name, code, ())
         for other in filter(None, (tables, vectors)):
             if other not in RULES:
@@ -153,9 +188,8 @@ def optimizer(
                     "default"
                 )
         if hasattr(code, "update"):
-            is_bound = isinstance(inspect.getattr_static(code, "update"), staticmethod | classmethod)
-            given = ("weights", "gradients", "states") if is_bound else ("self", "weights", "gradients", "states")
-            check_call(f"optimizer {name}: update", code.update, given, ("lr", "decay", "step"))
+            given = ("weights", "gradients", "states")
+            check_method(f"optimizer {name}", code, "update", given, ("lr", "decay", "step"))
         RULES.add(name, UpdateRule(making, state, rate_exponent=rate_exponent, whole_state=whole_state))
         OPTIMIZERS.add(name, Optimizer(name, tables or name, vectors or name))
         return code
@@ -216,6 +250,7 @@ def _check_state_names(optimizer: str, names: Any) -> None:
             raise PluginError(f"optimizer {optimizer}: state {name!r}: that name is taken; choose another")
 
 
+@_door
 def schedule(name: str) -> Callable[[Code], Code]:
     """A learning-rate schedule, for `schedule.name`; its options stand under `schedule.options`.
 
@@ -231,6 +266,7 @@ def schedule(name: str) -> Callable[[Code], Code]:
     return add
 
 
+@_door
 def loss(name: str) -> Callable[[Code], Code]:
     """A loss, for `train.loss.name`; its options stand under `train.loss.options`.
 
@@ -247,6 +283,7 @@ def loss(name: str) -> Callable[[Code], Code]:
     return add
 
 
+@_door
 def metric(name: str) -> Callable[[Code], Code]:
     """A number in every step's line of metrics.jsonl, under its name, for `monitor.metrics`.
 
@@ -265,6 +302,7 @@ def metric(name: str) -> Callable[[Code], Code]:
     return add
 
 
+@_door
 def component(name: str) -> Callable[[Code], Code]:
     """A part of the training loop, for `train.components`.
 
@@ -277,12 +315,29 @@ def component(name: str) -> Callable[[Code], Code]:
     def add(code: Code) -> Code:
         if not inspect.isclass(code) or not issubclass(code, Component):
             raise PluginError(f"component {name}: found {code!r}, expected a class derived from Component")
+        _check_hooks(f"component {name}", code, Component)
         COMPONENTS.add(name, addition("component", name, code, ("context",)))
         return code
 
     return add
 
 
+def _check_hooks(who: str, code: type, base: type) -> None:
+    """Refuse methods that the loop could not call, or never would because of a slip in their names."""
+    hooks = {name: method for name, method in vars(base).items() if inspect.isfunction(method) and name[0] != "_"}
+    for name, method in inspect.getmembers(code, callable):
+        if name in hooks:
+            _, *given = inspect.signature(hooks[name]).parameters
+            check_method(who, code, name, tuple(given))
+            if inspect.isgeneratorfunction(method):
+                raise PluginError(f"{who}: {name}: it has a `yield`, so that a call of it does nothing; use `return`")
+        elif name[0] != "_" and (near := difflib.get_close_matches(name, hooks, n=1, cutoff=NEAR)):
+            raise PluginError(
+                f"{who}: the loop never calls a method {name}; call it {near[0]}, or _{name} if it is the class's own"
+            )
+
+
+@_door
 def filter_rule(name: str) -> Callable[[Code], Code]:
     """A rule of `megalite data clean`, for `clean.custom` of a recipe, which says what number a document may have.
 
@@ -297,6 +352,7 @@ def filter_rule(name: str) -> Callable[[Code], Code]:
     return add
 
 
+@_door
 def data_source(name: str, *, num_shards: int = 1) -> Callable[[Code], Code]:
     """A kind of source of documents, for `sources: [{kind: NAME, options: ...}]` of a recipe.
 
@@ -309,8 +365,8 @@ def data_source(name: str, *, num_shards: int = 1) -> Callable[[Code], Code]:
     from megalite.corpus.source import SOURCES, BroughtSource
 
     def add(code: Code) -> Code:
-        if num_shards < 1:
-            raise PluginError(f"data source {name}: found num_shards={num_shards}, expected at least 1")
+        is_number = isinstance(num_shards, int) and not isinstance(num_shards, bool) and num_shards > 0
+        check_argument(f"data source {name}", "num_shards", num_shards, is_number, "a whole number of at least 1")
         SOURCES.add(name, BroughtSource(addition("data source", name, code, ("shard", "num_shards")), num_shards))
         return code
 
@@ -320,6 +376,8 @@ def data_source(name: str, *, num_shards: int = 1) -> Callable[[Code], Code]:
 def family(description: Family) -> Family:
     """A family of Hugging Face models, for `megalite convert` and `train.init_from`; families/*.py are examples."""
     from megalite.checkpoint.hf.families.registry import FAMILIES
+    from megalite.checkpoint.hf.family import Family
 
+    check_argument("family", "description", description, isinstance(description, Family), "a Family(...)")
     FAMILIES.add(description.model_type, description)
     return description

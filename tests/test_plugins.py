@@ -71,6 +71,16 @@ class N:
     def __init__(self, {}): pass
 """
 
+RULE_HEAD, RULE_TAIL = "extend.optimizer('o'", "(type('O', (), {'update': 1}))"
+
+COMPONENT = """
+from megalite.train.components.component import Component
+@extend.component("c")
+class C(Component):
+    def __init__(self, context): pass
+    def {}: pass
+"""
+
 UPDATE = "def update(self, weights, gradients, states, *, lr, decay, step): pass"
 RULE = """
 @extend.optimizer("o")
@@ -179,6 +189,39 @@ def test_a_file_and_a_module(tmp_path, monkeypatch):
             "import torch\nextend.loss('l')(torch.nn.NLLLoss(torch.ones(3)))",
             "loss l: it has weights or buffers (weight)",
         ),
+        (
+            COMPONENT.format("before_step(self)"),
+            "component c: before_step: it is called with (self, step), and takes (self",
+        ),
+        (COMPONENT.format("measure(self, step)"), "component c: measure: it is called with (self, step, result), and"),
+        (
+            COMPONENT.format("before_stpe(self, step)"),
+            "the loop never calls a method before_stpe; call it before_step, or",
+        ),
+        (COMPONENT.format("finish(self, step): yield\n    def _x(self)"), "component c: finish: it has a `yield`"),
+        (
+            COMPONENT.format("close(self): pass\n    async def state(self)"),
+            "component c: state: it is async, and nothing here awaits it; write `def` for `async def`",
+        ),
+        ("@extend.activation('a')\nasync def a(x): return x", "activation a: it is async"),
+        ("@extend.activation\ndef a(x): return x", "activation: found name=<function a at"),
+        ("extend.activation('a', kept='many')(abs)", "activation a: found kept='many', expected a whole number of"),
+        ("extend.activation('a', kept=0)(abs)", "activation a: found kept=0, expected a whole number of at least 1"),
+        ("extend.activation('a', is_gated=1)(abs)", "activation a: found is_gated=1, expected True or False"),
+        ("extend.norm('n', has_bias='no')(int)", "norm n: found has_bias='no', expected True or False"),
+        ("extend.norm('n', init=[])(int)", "norm n: found init=[], expected ones or zeros"),
+        ("extend.data_source('d', num_shards=2.5)(print)", "data source d: found num_shards=2.5, expected a whole"),
+        (f"{RULE_HEAD}, rate_exponent='x'){RULE_TAIL}", "optimizer o: found rate_exponent='x', expected a number, or"),
+        (
+            f"{RULE_HEAD}, rate_exponent=1e999){RULE_TAIL}",
+            "optimizer o: found rate_exponent=inf, expected a number, or",
+        ),
+        (
+            f"{RULE_HEAD}, whole_state=3){RULE_TAIL}",
+            "optimizer o: found whole_state=3, expected a function of a weight",
+        ),
+        (f"{RULE_HEAD}, tables=['adamw']){RULE_TAIL}", "optimizer o: found tables=['adamw'], expected an optimizer's"),
+        ("extend.family('llama')", "family: found description='llama', expected a Family(...)"),
         ("extend.optimizer('o', tables='nobody')(type('O', (), {'update': 1}))", 'found "nobody"'),
     ],
 )
