@@ -88,12 +88,7 @@ def to_hugging_face(
         ConversionError: no class of transformers represents the model, the weights or the tokenizer do not fit, `out`
             is taken, or what was written does not read back as the same model.
     """
-    if dtype not in DTYPES:
-        raise ConversionError(f"found dtype={dtype!r}, expected {', '.join(DTYPES)}")
-    if max_shard_bytes < 1:
-        raise ConversionError(f"found max_shard_bytes={max_shard_bytes}, expected 1 or more")
-    out = Path(out)
-    reader = _open_checkpoint(Path(checkpoint))
+    reader = _open_checkpoint(Path(checkpoint), dtype, max_shard_bytes)
     manifest = reader.manifest
     model = stored_model(reader.folder, manifest)
     source: WeightSource = reader.source("weight")
@@ -104,8 +99,8 @@ def to_hugging_face(
     alarms = find_alarms(manifest, model, provenance)
     tokenizer_folder, notes = choose_tokenizer(tokenizer, reader.folder, manifest)
     require_memory(model, verify_blocks)
-    require_room(out, count_parameters(model) * DTYPES[dtype].itemsize)
-    with building(out, overwrite=overwrite) as partial, _still_there(reader.folder):
+    require_room(Path(out), count_parameters(model) * DTYPES[dtype].itemsize)
+    with building(Path(out), overwrite=overwrite) as partial, _still_there(reader.folder):
         own_tokenizer = None
         if tokenizer_folder is not None:
             own_tokenizer = copy_tokenizer(tokenizer_folder, partial, max_length=model.max_positions)
@@ -127,7 +122,12 @@ def to_hugging_face(
     return Exported(reader.folder, out, family.architecture, written, verdict, tuple(alarms), tuple(notes))
 
 
-def _open_checkpoint(checkpoint: Path) -> CheckpointReader:
+def _open_checkpoint(checkpoint: Path, dtype: str, max_shard_bytes: int) -> CheckpointReader:
+    """A checkpoint that is to be exported, in what can be written."""
+    if dtype not in DTYPES:
+        raise ConversionError(f"found dtype={dtype!r}, expected {', '.join(DTYPES)}")
+    if max_shard_bytes < 1:
+        raise ConversionError(f"found max_shard_bytes={max_shard_bytes}, expected 1 or more")
     folder = find_checkpoint(checkpoint)
     with _still_there(folder):
         return CheckpointReader(folder)
