@@ -32,6 +32,7 @@ from megalite.tokenizer.tokenizer import Tokenizer
 from megalite.train.evaluation.offline import open_model
 from megalite.train.local import train_locally
 from megalite.train.preflight import open_data
+from megalite.trial import try_plugins
 
 
 def plan_run(config: Config, world_size: int | None = None) -> RunPlan:
@@ -76,6 +77,7 @@ def build_model(config: Config, weights: Path | str | None = None, device: torch
     device, loss = _device(device), config.train.loss
     saved = open_model(Path(weights)) if weights is not None else None
     model = plan_run(config).model if saved is None else saved.model
+    try_plugins(config, model, device, torch.float32)
     spec = StageSpec(
         model,
         blocks=(0, model.num_layers),

@@ -39,6 +39,9 @@ GROUP = "megalite.plugins"
 VARIABLE = "MEGALITE_PLUGINS"
 """Names plug-ins for commands without a config, and for what they start; between them stands what stands in PATH."""
 
+OURS = "megalite itself"
+"""Where entries come from that no plug-in has brought."""
+
 NAME = re.compile(r"[a-z][a-z0-9_]*")
 
 Entry = TypeVar("Entry")
@@ -81,7 +84,7 @@ class Table(Mapping[str, Entry]):
 
     def __init__(self, kind: str, ours: Mapping[str, Entry]):
         self.kind = kind
-        self._entries, self._origins = dict(ours), dict.fromkeys(ours, "megalite itself")
+        self._entries, self._origins = dict(ours), dict.fromkeys(ours, OURS)
         self.files: dict[str, str] = {}
         """Of the plug-in that has brought an entry."""
 
@@ -109,6 +112,14 @@ class Table(Mapping[str, Entry]):
             )
         self._entries[name], self._origins[name] = entry, adding()
         _ADDITIONS.append((self, name))
+
+    def origin(self, name: str) -> str:
+        """Who has brought an entry, for people."""
+        return self._origins[name]
+
+    def is_brought(self, name: str) -> bool:
+        """Whether it is not ours."""
+        return self._origins[name] != OURS
 
     def remove(self, name: str) -> None:
         """Take an entry out again, as tests do."""
@@ -309,6 +320,13 @@ def _why(shown: str, error: BaseException, advice: str) -> str:
     if isinstance(error, SyntaxError):
         place = f" ({error.filename}:{error.lineno})"
     return f"plug-in {shown}: cannot be imported: {type(error).__name__}: {error}{place}; {advice}"
+
+
+def place_of(error: BaseException) -> str:
+    """Where in a plug-in an error came up, as ` (FILE:LINE, in FUNCTION)`; empty where that was not in one."""
+    files = {sys.modules[each.module].__file__: each for each in _LOADED.values() if each.module in sys.modules}
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename in files]
+    return f" ({frames[-1].filename}:{frames[-1].lineno}, in {frames[-1].name})" if frames else ""
 
 
 def adding() -> str:

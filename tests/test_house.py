@@ -29,7 +29,7 @@ FLOORS = (
     ("layers",),
     ("model",),
     ("optim",),
-    ("engine",),
+    ("engine", "trial"),
     ("checkpoint",),
     ("corpus",),
     ("planner", "monitor", "report"),

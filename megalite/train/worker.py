@@ -21,6 +21,7 @@ from megalite.config.plan import compile_pays
 from megalite.config.schema import Config
 from megalite.errors import EXIT_BAD_INPUT, EXIT_FAULT, StartError, UserError
 from megalite.host import total_bytes
+from megalite.plugins import place_of
 from megalite.train.failures import error_path, leave_error
 from megalite.train.heartbeat import Heartbeat, beat_path
 from megalite.train.place import BEATS_VARIABLE, RENDEZVOUS_VARIABLE, Place, given_place
@@ -82,9 +83,15 @@ def run_guarded(run_dir: Path, place: Place, work: Callable[[], int]) -> int:
         return EXIT_FAULT
     except BaseException as error:
         is_full = isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
-        message = _full_disk(run_dir, error) if is_full else traceback.format_exc()
+        message = _full_disk(run_dir, error) if is_full else f"{traceback.format_exc()}{_blame(error)}"
         _leave_word(run_dir, place, message, is_user_error=False)
         return EXIT_FAULT
+
+
+def _blame(error: BaseException) -> str:
+    """Name the plug-in in which an error came up, below its traceback."""
+    place = place_of(error)
+    return f"this came up in a plug-in{place}: {type(error).__name__}: {error}\n" if place else ""
 
 
 def _full_disk(run_dir: Path, error: BaseException) -> str:
@@ -141,12 +148,15 @@ def _train(config: Config, place: Place, stop: StopRequest, heartbeat: Heartbeat
         check_fit(config, plan, place.local_ranks, memory=memory, cores=cores)
     start_up.say(IMPORTING)
 
+    from megalite.engine.build import DTYPES
     from megalite.engine.runtime import disconnect_processes, set_determinism
     from megalite.train.loop import TrainingLoop
     from megalite.train.open_run import Connected, open_run
+    from megalite.trial import try_plugins
 
     start_up.say(MEETING)
     axes, device = connect_rank(config, plan, place, say=start_up.say_wait, is_forced=is_forced)
+    try_plugins(config, plan.model, device, DTYPES[config.precision.dtype])
     if place.rank == 0:
         stop.watch(config.run.dir)
     connected = Connected(config, plan, place, axes, device, stop, heartbeat)

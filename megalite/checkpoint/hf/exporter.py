@@ -88,7 +88,7 @@ def to_hugging_face(
         ConversionError: no class of transformers represents the model, the weights or the tokenizer do not fit, `out`
             is taken, or what was written does not read back as the same model.
     """
-    reader = _open_checkpoint(Path(checkpoint), dtype, max_shard_bytes)
+    out, reader = Path(out), _open_checkpoint(Path(checkpoint), dtype, max_shard_bytes)
     manifest = reader.manifest
     model = stored_model(reader.folder, manifest)
     source: WeightSource = reader.source("weight")
@@ -99,8 +99,8 @@ def to_hugging_face(
     alarms = find_alarms(manifest, model, provenance)
     tokenizer_folder, notes = choose_tokenizer(tokenizer, reader.folder, manifest)
     require_memory(model, verify_blocks)
-    require_room(Path(out), count_parameters(model) * DTYPES[dtype].itemsize)
-    with building(Path(out), overwrite=overwrite) as partial, _still_there(reader.folder):
+    require_room(out, count_parameters(model) * DTYPES[dtype].itemsize)
+    with building(out, overwrite=overwrite) as partial, _still_there(reader.folder):
         own_tokenizer = None
         if tokenizer_folder is not None:
             own_tokenizer = copy_tokenizer(tokenizer_folder, partial, max_length=model.max_positions)
