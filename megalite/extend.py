@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import difflib
 import functools
+import importlib
 import inspect
 import math
 from collections.abc import Callable
@@ -315,6 +316,9 @@ def component(name: str) -> Callable[[Code], Code]:
     def add(code: Code) -> Code:
         if not inspect.isclass(code) or not issubclass(code, Component):
             raise PluginError(f"component {name}: found {code!r}, expected a class derived from Component")
+        importlib.import_module("megalite.train.components.assemble")  # which loads ours
+        if name in {ours.name for ours in Component.__subclasses__() if ours.__module__.startswith("megalite.")}:
+            raise PluginError(f"component {name}: megalite has a component of this name; give it another")
         _check_hooks(f"component {name}", code, Component)
         COMPONENTS.add(name, addition("component", name, code, ("context",)))
         return code

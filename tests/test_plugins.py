@@ -203,6 +203,10 @@ def test_a_file_and_a_module(tmp_path, monkeypatch):
             COMPONENT.format("close(self): pass\n    async def state(self)"),
             "component c: state: it is async, and nothing here awaits it; write `def` for `async def`",
         ),
+        (
+            COMPONENT.replace('"c"', '"validation"').format("close(self)"),
+            "component validation: megalite has a component of this name; give it another",
+        ),
         ("@extend.activation('a')\nasync def a(x): return x", "activation a: it is async"),
         ("@extend.activation\ndef a(x): return x", "activation: found name=<function a at"),
         ("extend.activation('a', kept='many')(abs)", "activation a: found kept='many', expected a whole number of"),
@@ -323,6 +327,7 @@ def test_a_schedule_is_tried_before_training(tmp_path, rate, complaint):
         ("train: {components: {coverage: 3}}", "train.components.coverage: found 3, expected a group of options"),
         ("monitor: {metrics: {nothing: }}", 'monitor.metrics.nothing: found "nothing"'),
         ("train: {loss: {name: focal, options: {gamma: x}}}", 'train.loss.options.gamma: found "x", expected a number'),
+        ("train: {loss: {options: {gamma: 2}}}", "looks like something else) - Name of a loss that a plug-in brings"),
         ("train: {loss: {name: huber}}", 'train.loss.name: found "huber"'),
         ("optimizer: {name: signum, options: {beta: x}}", 'optimizer.options.beta: found "x", expected a number'),
         (

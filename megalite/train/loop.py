@@ -252,6 +252,9 @@ class TrainingLoop:
         for component in self._components:
             with _naming(component, moment, step):
                 wish = check_answer(ask(component), RollBack, type(None))
+                skipped = wish.skip_samples if wish is not None and component.is_brought else None
+                if skipped and skipped > (most := self._num_samples()):
+                    raise ValueError(f"RollBack: skip_samples is {skipped}, but the run has {most} samples")
             first = first or wish
             if wish is not None and not component.is_brought:
                 break
@@ -264,6 +267,10 @@ class TrainingLoop:
         if any(component.is_brought for component in self._components):
             is_wanted = any_rank(is_wanted, self.run.axes.world, self.run.device)
         return is_wanted and self._roll_back(wish) is Ended.ROLLED_BACK
+
+    def _num_samples(self) -> int:
+        """What the whole run reads, as batches are now."""
+        return self._control.batch_sizes.first_sample(self.run.plan.total_steps + 1)
 
     def _roll_back(self, mine: RollBack | None) -> Ended:
         """Go back to the last checkpoint from before a step, as the first rank wants it that wants to. Collective.
@@ -355,7 +362,7 @@ def _failures(method: str, parts: Iterable[Component | Checkpoints], *arguments:
 def _naming(component: Component | Checkpoints, method: str, step: Step | None = None) -> Iterator[None]:
     """Name the component that fails, or does to a step what it may not, where the error does not say by itself what is
     to be done."""
-    former = step and replace(step, figures=dict(step.figures))
+    former = step and replace(step, figures=dict(step.figures), batches=list(step.batches))
     try:
         yield
         if step is not None and former is not None:

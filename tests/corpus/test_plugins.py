@@ -170,6 +170,10 @@ def test_code_of_any_kind_is_known_by_its_files(tmp_path, code):
             "clean.custom.capital: found",
         ),
         ({"clean": {"custom": {"capitals": {}}}}, "clean.custom.capitals: neither min nor max; give one, or both"),
+        (
+            {"clean": {"custom": {"capitals": {"min": 3, "max": 1}}}},
+            "clean.custom.capitals.min: found 3 above max=1, which no document passes; exchange them",
+        ),
         ({"clean": {"custom": {"capitals": {"max": "x"}}}}, 'clean.custom.capitals.max: found "x", expected a number'),
         (
             {"clean": {"custom": {"capitals": {"max": 1, "options": {"letters": 3}}}}},
@@ -211,6 +215,12 @@ def test_bad_input(tmp_path, sections, complaint):
         ),
         ("extend.data_source('odd')(lambda shard, num_shards: 1 / 0)", "source odd: shard 0 failed: ZeroDivisionError"),
         ("extend.data_source('odd')(lambda shard, num_shards: [{'x': 'y'}])", "no document could be read"),
+        (
+            "extend.data_source('odd')(lambda shard, num_shards: {'text': 'a good one'})",
+            "source odd: it returned {'text': 'a good one'}, expected documents one by one; use `yield`",
+        ),
+        ("extend.data_source('odd')(lambda shard, num_shards: 'a good one')", "it returned 'a good one', expected"),
+        ("extend.data_source('odd')(lambda shard, num_shards: None)", "it returned None, expected documents"),
         ("extend.data_source('odd')(lambda shard, num_shards: [])", "plugin://odd: empty"),
     ],
 )

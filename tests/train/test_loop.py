@@ -73,6 +73,31 @@ def test_who_asks_to_go_back_ends_the_step():
     assert third.num_calls == 1
 
 
+@pytest.mark.parametrize(
+    ("wish", "complaint"),
+    [
+        ((-1, "x"), "before is -1, expected a whole number of at least 0"),
+        ((2.0, "x"), "before is 2.0, expected a whole"),
+        ((3, None), "why is None, expected text"),
+        ((3, "x", -4), "skip_samples is -4, expected a whole number of at least 0"),
+    ],
+)
+def test_a_wish_that_makes_no_sense(wish, complaint):
+    """It is refused where it is made."""
+    with pytest.raises(ValueError, match=f"RollBack: {complaint}"):
+        RollBack(*wish)
+
+
+def test_who_wants_to_skip_more_than_there_is_is_named():
+    """The run's samples are the most."""
+    made = loop_of(greedy := Wants(RollBack(3, "because", 10**9)))
+    greedy.is_brought = True
+    made._control = SimpleNamespace(batch_sizes=SimpleNamespace(first_sample=lambda step: 4 * (step - 1)))
+    made.run = SimpleNamespace(plan=SimpleNamespace(total_steps=9))
+    with pytest.raises(ComponentError, match="skip_samples is 1000000000, but the run has 36 samples"):
+        made._wish("after_step", lambda each: each.after_step(None, None))
+
+
 class Does(Component):
     """Does something to a step when it is called by some method."""
 
@@ -118,6 +143,13 @@ def figure(name: str, value):
         ("measure", lambda step: step.figures.clear(), "'theirs' stands in metrics.jsonl already; leave it as it is"),
         ("measure", set_to("figures", {"mine": 1.0}), "'theirs' stands in metrics.jsonl already; leave it as it is"),
         ("measure", set_to("figures", None), "TypeError"),
+        (
+            "before_step",
+            set_to("number", 7),
+            "number was changed, which is not a component's; it may set lr, clip_norm",
+        ),
+        ("measure", lambda step: step.batches.append(3), "batches was changed"),
+        ("after_step", set_to("batches", [1]), "batches was changed"),
         ("measure", set_to("lr", 0.3), "lr was set to 0.3, which is too late for this step; set it in before_step"),
         ("after_step", figure("mine", 1.0), "'mine' is too late for this step's line; set it in measure"),
         ("after_step", set_to("clip_norm", None), "clip_norm was set to None, which is too late"),

@@ -17,7 +17,7 @@ class LossConfig(Section):
     """A loss that a plug-in brings, in place of the cross-entropy."""
 
     name: Annotated[str, AfterValidator(LOSSES.known)]
-    """Which."""
+    """Name of a loss that a plug-in brings."""
     options: Options = Field(default_factory=FrozenOptions)
     """What it may be told."""
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import xxhash
@@ -47,7 +47,10 @@ def read_brought(piece: FilePiece, config: DocumentSource, builder: BatchBuilder
     kind = SOURCES[config.kind]
     assert kind is not None, "a plug-in's"
     try:
-        for number, record in enumerate(kind.read.bound(config.options)(piece.start, kind.num_shards), start=1):
+        found = kind.read.bound(config.options)(piece.start, kind.num_shards)
+        if isinstance(found, Mapping | str | bytes) or not isinstance(found, Iterable):
+            raise DataError(f"source {config.kind}: it returned {found!r}, expected documents one by one; use `yield`")
+        for number, record in enumerate(found, start=1):
             _add(record, f"{piece.id}:{number}", config, builder)
             if builder.full():
                 yield from builder.take()

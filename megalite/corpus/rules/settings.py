@@ -243,6 +243,11 @@ class RulesConfig(Section):
                 continue
             if rule.min is None and rule.max is None:
                 yield ("custom", name), "neither min nor max; give one, or both"
+            elif rule.min is not None and rule.max is not None and rule.min > rule.max:
+                yield (
+                    ("custom", name, "min"),
+                    f"found {rule.min:g} above max={rule.max:g}, which no document passes; exchange them",
+                )
             yield from wrong_options(
                 FILTER_RULES[name], rule.options, f"filter rule {name}", ("custom", name, "options")
             )

@@ -65,6 +65,15 @@ class RollBack:
     skip_samples: int | None = None
     """Leave out the data that was read since then, and so many samples more; None reads the same data again."""
 
+    def __post_init__(self) -> None:
+        for name in ("before", "skip_samples"):
+            value = getattr(self, name)
+            is_none = value is None and name == "skip_samples"
+            if not is_none and (type(value) is not int or value < 0):
+                raise ValueError(f"RollBack: {name} is {value!r}, expected a whole number of at least 0")
+        if not isinstance(self.why, str):
+            raise ValueError(f"RollBack: why is {self.why!r}, expected text")
+
 
 def check_step(moment: str, former: Step, step: Step) -> None:
     """Refuse what a component has made of a step: what is no number, takes another's place, or comes too late.
@@ -76,6 +85,10 @@ def check_step(moment: str, former: Step, step: Step) -> None:
     Raises:
         ValueError: naming the first.
     """
+    for name in ("number", "batches", "samples", "data", "num_tokens", "num_tokens_total"):
+        value, before = getattr(step, name), getattr(former, name)
+        if value is not before and (name != "batches" or list(map(id, value)) != list(map(id, before))):
+            raise ValueError(f"{name} was changed, which is not a component's; it may set lr, clip_norm and figures")
     for name in ("lr", "clip_norm"):
         value, before = getattr(step, name), getattr(former, name)
         if value is not before and moment != "before_step":
