@@ -33,6 +33,7 @@ FLOORS = (
     ("checkpoint",),
     ("corpus",),
     ("planner", "monitor", "report"),
+    ("loop_checks",),
     ("train",),
     ("slurm",),
     ("library", "extend"),

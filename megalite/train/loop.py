@@ -23,11 +23,12 @@ from megalite.data.cursor import add_counts
 from megalite.data.loader import Batch, Loader
 from megalite.engine.protocol import NonFiniteLossError, StepResult
 from megalite.errors import EXIT_DONE, EXIT_REQUEUE, CheckpointError, StartError, UserError
+from megalite.loop_checks import check_answer, check_state, check_step
 from megalite.optim.schedules import last_stable_step
 from megalite.parallel.collectives import any_rank, from_all, largest
 from megalite.train.checkpoints import Checkpoints, open_checkpoints
 from megalite.train.components.assemble import assemble
-from megalite.train.components.component import Component, RollBack, Step, check_answer, check_state, check_step
+from megalite.train.components.component import Component, RollBack, Step
 from megalite.train.rollback import go_back
 from megalite.train.run import Run
 

@@ -11,10 +11,11 @@ import torch.distributed as dist
 
 from megalite.checkpoint.format import Progress
 from megalite.errors import EXIT_DONE, CheckpointError, DataError
+from megalite.loop_checks import check_step
 from megalite.monitor.recorder import Recorder
 from megalite.parallel.axes import connect
 from megalite.parallel.mesh import Mesh
-from megalite.train.components.component import Component, RollBack, Step, check_step
+from megalite.train.components.component import Component, RollBack, Step
 from megalite.train.loop import ComponentError, Ended, TrainingLoop
 from tests.kit.spawn import run_ranks
 
