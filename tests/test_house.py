@@ -35,6 +35,7 @@ FLOORS = (
     ("planner", "monitor", "report"),
     ("loop_checks",),
     ("train",),
+    ("studies",),
     ("slurm",),
     ("library", "extend"),
     ("cli",),

@@ -10,7 +10,7 @@ import typer
 from megalite.cli.paths import named
 
 if TYPE_CHECKING:
-    from megalite.train.mup_check import Check
+    from megalite.studies.mup_check import Check
 
 app = typer.Typer(help="Check the maximal update parametrization (model.mup).", no_args_is_help=True)
 
@@ -43,7 +43,7 @@ def check(
     """
     from megalite.config.load import load_config
     from megalite.monitor.curves import draw
-    from megalite.train.mup_check import check_mup, parse_widths
+    from megalite.studies.mup_check import check_mup, parse_widths
 
     found = check_mup(
         load_config(config, overrides or ()), parse_widths(widths), num_steps=steps, lr=lr, vocab_size=vocab_size

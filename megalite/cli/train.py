@@ -66,7 +66,7 @@ def lr_find(
     from megalite.config.load import load_config
     from megalite.config.plan import default_world_size
     from megalite.monitor.curves import Curve, draw, sketch
-    from megalite.train.lr_finder import Sweep, find_rate
+    from megalite.studies.lr_finder import Sweep, find_rate
 
     loaded = load_config(config, overrides or ())
     found = find_rate(loaded, default_world_size(loaded), Sweep(first, last, steps))
@@ -98,8 +98,8 @@ def verify_resume(
 
     from megalite.errors import EXIT_DONE, EXIT_FAULT, UserError
     from megalite.page.terminal import FittingTable
+    from megalite.studies.verify_resume import verify_resume
     from megalite.train.place import given_place
-    from megalite.train.verify_resume import verify_resume
 
     if given_place() is not None:
         raise UserError("verify-resume starts its own ranks; run it by itself, not under srun or torchrun")

@@ -48,7 +48,7 @@ PRELOADED = (
     "tests.kit.frozen",  # last
 )
 
-RANKS = ("megalite.train.worker", "megalite.train.lr_finder", "megalite.slurm.rank", "megalite.slurm.node_check")
+RANKS = ("megalite.train.worker", "megalite.studies.lr_finder", "megalite.slurm.rank", "megalite.slurm.node_check")
 """Programs that are not the parent of anything which outlives them."""
 
 CLONE_FLAGS = {"uts": 0x04000000, "ipc": 0x08000000, "net": 0x40000000, "pid": 0x20000000, "mnt": 0x00020000}

@@ -17,7 +17,7 @@ from megalite.errors import UserError
 from megalite.model.initialize import FreshWeights, fill
 from megalite.model.mup import Folded, without_mup
 from megalite.optim.groups import rate_factor
-from megalite.train.mup_check import FLAT_SLOPE, check_mup, parse_widths, widened
+from megalite.studies.mup_check import FLAT_SLOPE, check_mup, parse_widths, widened
 from tests.kit.spawn import run_ranks
 from tests.kit.train import tiny_config, train
 from tests.model.stages import GPT_STYLE, make_batch, make_stage, run_stage, tiny_model

@@ -16,7 +16,7 @@ from megalite.config.load import load_config
 from megalite.data.loader import Batch
 from megalite.engine.deepspeed.plain import PlainEngine
 from megalite.engine.protocol import StepResult
-from megalite.train.verify_resume import verify_resume
+from megalite.studies.verify_resume import verify_resume
 from tests.kit.runs import write_run
 from tests.train.forked import launch
 

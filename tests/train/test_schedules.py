@@ -18,7 +18,7 @@ from megalite.config.load import load_config
 from megalite.config.plan import default_world_size
 from megalite.config.validate import validate
 from megalite.errors import EXIT_DONE, ConfigError
-from megalite.train.verify_resume import METRIC_KEYS, verify_resume
+from megalite.studies.verify_resume import METRIC_KEYS, verify_resume
 from tests.kit.runs import events, metrics, write_run
 from tests.train.forked import launch
 

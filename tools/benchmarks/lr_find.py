@@ -34,7 +34,7 @@ from megalite.model.initialize import FreshWeights
 from megalite.optim.schedules import learning_rate
 from megalite.parallel.axes import connect
 from megalite.parallel.mesh import Mesh
-from megalite.train.lr_finder import Found, Sweep, raise_rate
+from megalite.studies.lr_finder import Found, Sweep, raise_rate
 
 SEQ_LEN, VOCAB = 256, 4096
 GRID = [1e-4 * 10 ** (third / 3) for third in range(10)]

@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 
 from megalite.checkpoint.format import hash_file, read_manifest, write_manifest
 from megalite.errors import UserError
-from megalite.train.verify_resume import Report, verify_resume
+from megalite.studies.verify_resume import Report, verify_resume
 from tests.kit.runs import megalite, write_run
 from tests.train.forked import launch
 

@@ -15,8 +15,8 @@ from megalite.config.load import load_config
 from megalite.config.schema import Config
 from megalite.data.loader import Loader
 from megalite.errors import EXIT_DONE, EXIT_REQUEUE, UserError
-from megalite.train import lr_finder
-from megalite.train.lr_finder import Found, SmoothedLoss, Sweep, _aside, _sweep, find_rate
+from megalite.studies import lr_finder
+from megalite.studies.lr_finder import Found, SmoothedLoss, Sweep, _aside, _sweep, find_rate
 from megalite.train.place import Place
 from tests.kit.runs import megalite, metrics, write_run
 from tests.kit.spawn import run_ranks

@@ -145,7 +145,7 @@ def find_rate(config: Config, world_size: int, sweep: Sweep) -> Found | None:
         else:
             preflight(copied, world_size)
             arguments = [str(out), *(str(value) for value in asdict(sweep).values())]
-            code = run_local_ranks(copied, world_size, "megalite.train.lr_finder", arguments)
+            code = run_local_ranks(copied, world_size, "megalite.studies.lr_finder", arguments)
         if code != EXIT_DONE:
             raise UserError("the sweep ended early; what its ranks said stands above")
         if not out.exists():
@@ -243,7 +243,7 @@ def raise_rate(
 
 
 def main() -> None:
-    """Entry of a rank: `python -m megalite.train.lr_finder CONFIG.yaml OUT.json FIRST LAST STEPS`."""
+    """Entry of a rank: `python -m megalite.studies.lr_finder CONFIG.yaml OUT.json FIRST LAST STEPS`."""
     hear()
     config_path, out, first, last, num_steps = sys.argv[1:]
     place = given_place()
