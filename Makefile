@@ -129,7 +129,8 @@ browser:  ## chromium, with which some tests look at pages
 		|| { test "$$(id -u)" = 0 && { apt-get -qq update || true; $(APT_INSTALL) chromium >/dev/null; }; } \
 		|| echo "there is no browser, and none could be installed: the tests that look at pages will be skipped"
 
-test: $(INSTALLED) oracles transformers-4 lm-eval browser  ## all tests
+test: $(INSTALLED)  ## all tests
+	@$(MAKE) --no-print-directory -j4 oracles transformers-4 lm-eval browser
 	@tools/slurm_testbed.sh install || true
 	tools/run_tests.sh $(BIN)/python
 

@@ -51,6 +51,8 @@ SECONDS_BETWEEN_LOOKS = 0.5
 SECONDS_FOR_STACKS = 1.0
 GRACE_SECONDS = 10.0
 """Ranks get this long to fail by themselves once one has, and to obey SIGTERM."""
+BAD_INPUT_GRACE_SECONDS = 2.0
+"""The same where one has found what the user must change: there is nothing that the others could save."""
 
 
 OUT_OF_MEMORY = (
@@ -236,9 +238,9 @@ def _watch(ranks: list[Rank], find: Callable[[], Trouble | None] | None) -> list
             named = ", ".join(f"rank {rank}" for rank in trouble.ranks)
             print(f"megalite: {named}: {trouble.why}; the stacks are in the run's logs", file=sys.stderr)
             _end_with_stacks(ranks)
-        failed = any(rank.process.poll() not in (None, EXIT_DONE, EXIT_REQUEUE) for rank in ranks)
+        failed = {rank.process.poll() for rank in ranks} - {None, EXIT_DONE, EXIT_REQUEUE}
         if failed and deadline is None:
-            deadline = time.monotonic() + GRACE_SECONDS
+            deadline = time.monotonic() + (BAD_INPUT_GRACE_SECONDS if EXIT_BAD_INPUT in failed else GRACE_SECONDS)
         if deadline is not None and time.monotonic() > deadline:
             for rank in ranks:
                 if rank.process.poll() is None:

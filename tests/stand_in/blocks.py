@@ -10,6 +10,7 @@ import collections
 import dataclasses
 import itertools
 import json
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -132,4 +133,5 @@ def _products(name: str, kind: str) -> dict[str, int]:
 
 
 if __name__ == "__main__":
-    print(json.dumps(main(json.loads(sys.stdin.read())["library"])))
+    print(json.dumps(main(json.loads(sys.stdin.read())["library"])), flush=True)
+    os._exit(0)  # the compiler's threads may still run, and a process that ends beside them aborts
