@@ -42,7 +42,7 @@ FOLDER = Path(__file__).parent / "preload"
 
 PRELOADED = (
     *("deepspeed.runtime.zero.muon.muon_optimizer", "transformers", "torch.utils.tensorboard", "safetensors.torch"),
-    *("megalite.engine.build", "megalite.engine.deepspeed.pipeline", "megalite.engine.deepspeed.plain"),
+    *("megalite.engine.build", "megalite.engine.native.engine", "megalite.engine.deepspeed.plain"),
     *("megalite.train.loop", "megalite.train.open_run", "megalite.train.local", "megalite.report.page"),
     *("megalite.slurm.rank", "megalite.slurm.node_check", "megalite.cli.main"),
     "tests.kit.frozen",  # last

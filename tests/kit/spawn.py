@@ -31,7 +31,7 @@ RANK_TIMEOUT_SECONDS = 480.0
 
 PRELOADED = (
     "megalite.engine.build",
-    "megalite.engine.deepspeed.pipeline",
+    "megalite.engine.native.engine",
     "megalite.engine.deepspeed.plain",
     "transformers",
     "tests.kit.frozen",  # last
