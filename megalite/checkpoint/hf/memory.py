@@ -26,7 +26,7 @@ def require_memory(model: Architecture, num_blocks: int | None = None) -> None:
         num_blocks: as for `verify`.
 
     Raises:
-        ConversionError: with the number of blocks that would fit; or there are no so many.
+        ConversionError: with the number of blocks that would fit; or `num_blocks` is below 1.
     """
     if num_blocks is not None and num_blocks < 1:
         raise ConversionError(f"found verify_blocks={num_blocks}, expected 1 or more, or None for all blocks")

@@ -5,7 +5,7 @@
     state -> checkpoint -> load_state                     rewind, where the run goes back to an earlier step
 
 A component is the same on all ranks and is called on all of them at the same points, so its methods may be collective.
-What it asks for must follow from numbers that all ranks share.
+What ours ask for follows from numbers that all ranks share; a plug-in's wish to go back counts if one rank has it.
 """
 
 from __future__ import annotations
