@@ -35,13 +35,15 @@ def train(
     from megalite.config.plan import default_world_size
     from megalite.train.local import train_locally
     from megalite.train.place import given_place
-    from megalite.train.worker import run_rank
+    from megalite.train.worker import leave, run_rank
 
     overrides = [*(overrides or ()), *(["train.verify_init_from=false"] if no_verify else [])]
     loaded = load_config(config, overrides)
     place = given_place()
     if place is not None:
-        return run_rank(loaded, place, is_forced=force)
+        leave(
+            run_rank(loaded, place, is_forced=force)
+        )  # Python's own exit takes torch's threads apart, and may abort over it
     return train_locally(loaded, default_world_size(loaded), max_failures=max_failures, is_forced=force)
 
 

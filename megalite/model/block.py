@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 
+import torch
 from torch import Tensor, nn
 
 from megalite.architecture.architecture import Architecture
@@ -25,7 +26,8 @@ class Dropout(nn.Module):
     def __init__(self, rate: float, *, seed: int, site: str, tp: Axis, sequence_parallel: bool):
         super().__init__()
         self.rate = rate
-        self.seed = name_seed(seed, site)
+        # A tensor, for the compiler would make another graph for each number; not a buffer: it is nobody's state
+        self.seed = torch.tensor(name_seed(seed, site), device="cpu")
         self.tp = tp
         self.own = own_rows if sequence_parallel else keep
 

@@ -28,14 +28,14 @@ def name_seed(seed: int, name: str) -> int:
     return int.from_bytes(digest, "little") >> 1
 
 
-def dropout(x: Tensor, keys: Tensor, *, rate: float, seed: int, first_channel: int = 0) -> Tensor:
+def dropout(x: Tensor, keys: Tensor, *, rate: float, seed: int | Tensor, first_channel: int = 0) -> Tensor:
     """Drop elements of a stream with probability `rate` and scale the rest by 1 / (1 - rate).
 
     Args:
         x: `[tokens, channels]`.
         keys: `[tokens]` int64, unique a token and training step.
         rate: probability of dropping, in [0, 1).
-        seed: of this site of the model, from `name_seed`.
+        seed: of this site of the model, from `name_seed`; a tensor is `[]` int64, on the CPU or beside x.
         first_channel: whole-model index of the first channel, for a tensor cut over its channels.
     """
     channels = torch.arange(first_channel, first_channel + x.shape[1], device=x.device)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -193,10 +193,10 @@ def assert_same_weights(first: WeightSource, second: WeightSource, model: ModelC
         assert torch.equal(first.read(weight, everything), second.read(weight, everything)), weight.name
 
 
-def train_tokenizers(root: Path) -> Path:
+def train_tokenizers(root: Path, kinds: Iterable[str] = TOKENIZER_KINDS) -> Path:
     """A small tokenizer of each kind in a folder of its name, trained on this project's own text."""
     corpus = Corpus([DocumentSource(path=Path(__file__).parent, include=("*.py",))])
-    for kind in TOKENIZER_KINDS:
+    for kind in kinds:
         train_tokenizer(corpus, root / kind, TokenizerConfig(kind=kind, vocab_size=TOKENIZER_SIZE))
     return root
 

@@ -190,7 +190,7 @@ def test_readmes_without_a_licence(text: str, tmp_path: Path):
 @pytest.mark.usefixtures("reload_here")
 def test_tokenizer_of_other_data(tmp_path: Path):
     """A recorded folder that now holds another tokenizer is refused; one that the user names is noted."""
-    tokenizer = train_tokenizers(tmp_path / "tokenizers") / "byte-bpe"
+    tokenizer = train_tokenizers(tmp_path / "tokenizers", ["byte-bpe"]) / "byte-bpe"
     model = tiny_model(vocab_size=TOKENIZER_SIZE)
     right, wrong = Tokenizer.load(tokenizer).fingerprint, "of another one"
     for name, fingerprint in (("right", right), ("wrong", wrong)):

@@ -45,7 +45,7 @@ def save_llama(folder: Path, work: Path) -> None:
     with torch.random.fork_rng():
         torch.manual_seed(0)
         LlamaForCausalLM(config).save_pretrained(folder)
-    AutoTokenizer.from_pretrained(train_tokenizers(work) / "byte-bpe").save_pretrained(folder)
+    AutoTokenizer.from_pretrained(train_tokenizers(work, ["byte-bpe"]) / "byte-bpe").save_pretrained(folder)
     (folder / "README.md").write_text("---\nlicense: llama3.1\n---\n# A llama\n")
 
 

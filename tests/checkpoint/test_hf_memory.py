@@ -18,16 +18,16 @@ ROOT = Path(__file__).parents[2]
 
 LARGE = {
     "hidden_size": 512,
-    "num_layers": 32,
+    "num_layers": 20,
     "num_heads": 8,
     "num_kv_heads": 4,
     "ffn_hidden_size": 1408,
     "vocab_size": 1024,
     "max_positions": 128,
 }
-"""380 MB in fp32; its largest tensor has 3."""
+"""240 MB in fp32; its largest tensor has 3."""
 
-SHARD_BYTES = 55 * 10**6
+SHARD_BYTES = 35 * 10**6
 TENSOR_BYTES = 4 * LARGE["hidden_size"] * LARGE["ffn_hidden_size"]
 TIMEOUT_SECONDS = 300
 

@@ -16,14 +16,14 @@ from tests.kit.data import write_json_lines
 
 ROOT = Path(__file__).parents[2]
 
-LIMIT_MB = 30
-"""What the process may take beyond what it has after a small recipe: some copies of a batch, which has 2 MB of text
+LIMIT_MB = 22
+"""What the process may take beyond what it has after a small recipe: some copies of a batch, which has 1 MB of text
 here and 8 MB elsewhere, and what grows with nothing."""
 
 CORPUS_MB = 10 * LIMIT_MB
 
-PARTITIONS = CORPUS_MB // 2
-"""Of 2 MB of text each, a quarter of what is taken by itself."""
+PARTITIONS = CORPUS_MB
+"""Of 1 MB of text each, a quarter of what is taken by itself."""
 
 CHILD_SECONDS = 600
 
@@ -34,14 +34,16 @@ import numpy as np
 import pyarrow as pa
 import megalite.corpus.documents
 
-megalite.corpus.documents.BATCH_BYTES //= 4  # before others take its value; so that less text tells as much
+megalite.corpus.documents.BATCH_BYTES //= 8  # before others take its value; so that less text tells as much
 from megalite.corpus.prepare import prepare
 from megalite.corpus import shards
 from megalite.corpus.near import edges
 from megalite.corpus.recipe import DataRecipe
+from megalite.data import indexed
 
-shards.SCAN_BYTES //= 4
-edges.BLOCK_BYTES //= 4
+shards.SCAN_BYTES //= 8
+edges.BLOCK_BYTES //= 8
+indexed.COPY_BYTES //= 8
 
 
 def megabytes(name):
@@ -147,7 +149,7 @@ def recipe(corpus: Path, tokenizer: Path, out: Path) -> dict:
 
 
 def test_a_recipe_on_ten_times_the_memory(tmp_path, tokenizer_folders):
-    """300 MB through all stations in 30 MB on two cores; what was planted is found, and nothing else is."""
+    """220 MB through all stations in 22 MB on two cores; what was planted is found, and nothing else is."""
     write_corpus(tmp_path / "small.jsonl", 1)
     planted = write_corpus(tmp_path / "large.jsonl", CORPUS_MB)
     compiled, small, large = (

@@ -18,6 +18,8 @@ from tests.kit.train import start_rank, tiny_config, train
 
 STEPS = 8
 SMALL = {"num_layers": 2}
+FEW = {"micro_batch_size": 4}
+"""At most two micro-batches a step: what is compared is what an optimizer makes of their gradients."""
 
 TOLERANCES = {
     "adamw8bit": 2e-5,
@@ -38,7 +40,7 @@ def case(name: str, **parallel: Any) -> dict[str, Any]:
     """Sections of a tiny run with an optimizer."""
     momentum = {"momentum": 0.9} if name == "sgd" else {}
     optimizer = {"name": name, "lr": LR[name], **momentum}
-    return {"parallel": {"zero_stage": 1, **parallel}, "optimizer": optimizer, "model": SMALL}
+    return {"parallel": {"zero_stage": 1, **parallel}, "optimizer": optimizer, "model": SMALL, "batch": FEW}
 
 
 LAYOUTS = {

@@ -40,14 +40,6 @@ from tests.kit.paths import ROOT
 
 FOLDER = Path(__file__).parent / "preload"
 
-PRELOADED = (
-    *("deepspeed.runtime.zero.muon.muon_optimizer", "transformers", "torch.utils.tensorboard", "safetensors.torch"),
-    *("megalite.engine.build", "megalite.engine.deepspeed.pipeline", "megalite.engine.deepspeed.plain"),
-    *("megalite.train.loop", "megalite.train.open_run", "megalite.train.local", "megalite.report.page"),
-    *("megalite.slurm.rank", "megalite.slurm.node_check", "megalite.cli.main"),
-    "tests.kit.frozen",  # last
-)
-
 RANKS = ("megalite.train.worker", "megalite.studies.lr_finder", "megalite.slurm.rank", "megalite.slurm.node_check")
 """Programs that are not the parent of anything which outlives them."""
 
@@ -83,9 +75,9 @@ def preloaded(environment: dict[str, str], *, with_command: bool = True) -> dict
     Args:
         with_command: `python -m megalite` too, not only ranks.
     """
-    if GPU.exists() or not hasattr(os, "pidfd_open"):
-        return environment
     path = environment.get("PYTHONPATH", "")
+    if GPU.exists() or not hasattr(os, "pidfd_open"):
+        return {**environment, "PYTHONPATH": os.pathsep.join([str(FOLDER), *([path] if path else [])])}
     return {
         **environment,
         hook().SOCKET_VARIABLE: str(_server()),
@@ -129,8 +121,7 @@ def serve(address: str) -> dict[str, Any]:
     listener.bind(f"{address}.new")
     listener.listen(64)
     os.rename(f"{address}.new", address)
-    for name in PRELOADED:
-        import_module(name)
+    import_module("tests.kit.imported")
     while True:
         link, _ = listener.accept()
         while _reap():
@@ -202,6 +193,7 @@ def _become(request: dict[str, Any], streams: list[int]) -> None:
     os.environ.update(request["environment"])
     if "MEGALITE_PARENT" in os.environ:
         os.environ["MEGALITE_PARENT"] = str(os.getppid())
+    hook().leave_process_number()
     _drop_rights(request["rights"])
     signal.pthread_sigmask(signal.SIG_SETMASK, request["mask"])
     path = os.environ.get("PYTHONPATH", "").split(os.pathsep)

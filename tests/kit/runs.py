@@ -12,7 +12,7 @@ from pathlib import Path
 import yaml
 
 from tests.kit.data import VOCAB_SIZE, random_documents, write_packed_folder
-from tests.kit.preloaded import preloaded
+from tests.kit.preloaded import hook, preloaded
 
 COMMAND = (sys.executable, "-m", "megalite")
 RUN_TIMEOUT_SECONDS = 240.0
@@ -54,14 +54,17 @@ def megalite(*arguments: str | Path, timeout: float = RUN_TIMEOUT_SECONDS, **opt
     )
 
 
-def start(*arguments: str | Path, is_fresh: bool = False) -> subprocess.Popen:
+def start(*arguments: str | Path, is_fresh: bool = False, processes: Path | None = None) -> subprocess.Popen:
     """Start a command and leave it running; the caller ends it.
 
     Args:
-        is_fresh: each rank imports by itself, for tests of what happens meanwhile; and is a child of the command, which
-            a test can freeze: a signal that nobody can pass on reaches only a stand-in of those that are not.
+        is_fresh: each rank imports by itself, for tests of what happens meanwhile.
+        processes: a folder in which each rank leaves its process number, in `rank-RANK`. The command's own children
+            stand in for the ranks, and cannot pass on SIGSTOP.
     """
     environment = clean_environment()
+    if processes is not None:
+        environment[hook().PROCESSES_VARIABLE] = str(processes)
     return subprocess.Popen(
         [*COMMAND, *map(str, arguments)],
         stdout=subprocess.PIPE,

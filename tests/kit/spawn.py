@@ -29,14 +29,6 @@ from tests.kit import memory_group
 RANK_TIMEOUT_SECONDS = 480.0
 """Generous: two cores may carry eight ranks, and other tests beside them."""
 
-PRELOADED = (
-    "megalite.engine.build",
-    "megalite.engine.deepspeed.pipeline",
-    "megalite.engine.deepspeed.plain",
-    "transformers",
-    "tests.kit.frozen",  # last
-)
-
 
 class RanksFailed(AssertionError):
     """Some ranks raised, died or hung; the message has every rank's traceback."""
@@ -73,7 +65,7 @@ def _fork_server() -> Any:
     """The server that ranks are forked from; it imports once what every rank would import again."""
     os.environ.update(DS_ACCELERATOR="cpu", GLOO_SOCKET_IFNAME="lo", LOCAL_RANK="0", OMP_NUM_THREADS="1")
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["deepspeed.runtime.zero.muon.muon_optimizer", *PRELOADED])
+    context.set_forkserver_preload(["tests.kit.imported"])
     return context
 
 
@@ -144,7 +136,7 @@ def _wait(ranks: list[Any], folder: Path, timeout_seconds: float) -> None:
     deadline = time.monotonic() + timeout_seconds
     while any(process.is_alive() for process in ranks) and time.monotonic() < deadline:
         if any(process.exitcode not in (None, 0) for process in ranks):
-            deadline = min(deadline, time.monotonic() + 5.0)
+            deadline = min(deadline, time.monotonic() + 2.0)
         time.sleep(0.01)
     for rank, process in enumerate(ranks):
         if process.is_alive():

@@ -280,7 +280,8 @@ def learn(configs: list[Config]) -> list[list[float]]:
 def test_fp8_learns_as_well(layout):
     """Emulated FP8 learns a few batches as far as unrounded training does, to 1 % of the loss, by current and block
     scaling. The same on real text over 300 steps: tools/benchmarks/fp8_loss.py."""
-    options = {"parallel": layout, "model": {"init_std": 0.02}, "train": {"steps": 2 * LEARNING_STEPS}}
+    options = {"parallel": layout, "model": {"init_std": 0.02, "num_layers": 2}}
+    options["train"] = {"steps": 2 * LEARNING_STEPS}
     options["batch"] = {"micro_batch_size": 8 // layout.get("pp", 1)}
     configs = [fp8_config(recipe, **options) for recipe in (None, "current", "block")]
     curves = run_ranks(learn, 2, configs)[0]

@@ -20,6 +20,9 @@ PATH_VARIABLE = "MEGALITE_TEST_PRELOADED_PATH"
 FAULTS_VARIABLE = "MEGALITE_TEST_FAULTS"
 """`tests/slurm/inject` is on PYTHONPATH then."""
 
+PROCESSES_VARIABLE = "MEGALITE_TEST_PROCESSES"
+"""A folder where each rank leaves its process number in `rank-RANK`, for tests that send it what only it can get."""
+
 MODULES_VARIABLE = "MEGALITE_TEST_PRELOADED_MODULES"
 """Programs that are run by the server."""
 
@@ -105,7 +108,15 @@ def install_faults() -> None:
         rank_faults.install()
 
 
+def leave_process_number() -> None:
+    """Tell the test which process this rank is, if it wants to know."""
+    if PROCESSES_VARIABLE in os.environ and "RANK" in os.environ:
+        with open(f"{os.environ[PROCESSES_VARIABLE]}/rank-{os.environ['RANK']}", "w", encoding="ascii") as file:
+            file.write(str(os.getpid()))
+
+
 if __name__ == "sitecustomize":
     if is_wanted():
         hand_over(os.environ[SOCKET_VARIABLE])
+    leave_process_number()
     install_faults()

@@ -1,0 +1,28 @@
+"""All that ranks and commands import, for a server that forks them.
+
+None of it is garbage: a process that looked through it for some would copy all of it.
+"""
+
+from __future__ import annotations
+
+import gc
+from importlib import import_module
+
+from numba.core import entrypoints
+from numba.core.registry import cpu_target
+
+MODULES = (
+    *("deepspeed.runtime.zero.muon.muon_optimizer", "transformers", "torch.utils.tensorboard", "safetensors.torch"),
+    *("megalite.engine.build", "megalite.engine.deepspeed.pipeline", "megalite.engine.deepspeed.plain"),
+    *("megalite.data.gather", "megalite.train.loop", "megalite.train.open_run", "megalite.train.local"),
+    *("megalite.report.page", "megalite.slurm.rank", "megalite.slurm.node_check", "megalite.cli.main"),
+    *("megalite.trial", "rich.console"),
+)
+
+for module in MODULES:
+    import_module(module)
+entrypoints.init_all()
+cpu_target.typing_context.refresh()
+cpu_target.target_context.refresh()  # numba would import for the first kernel of each process
+gc.collect()
+gc.freeze()
