@@ -5,7 +5,6 @@ from __future__ import annotations
 import subprocess
 import sys
 from pathlib import Path
-from textwrap import dedent
 
 import pytest
 
@@ -15,47 +14,18 @@ from megalite.config.load import dump_config, load_config
 from megalite.config.optimizers import RULES
 from megalite.config.schedules import SCHEDULES
 from megalite.config.schema import Config
-from megalite.config.validate import validate
 from megalite.errors import ConfigError
 from megalite.library import build_model, plan_run
 from megalite.plugins import PluginError, changed_plugins, load_plugins, loaded_plugins, named_plugins
 from tests.kit.paths import ROOT
-from tests.kit.plugins import loaded, sample
+from tests.kit.plugins import SINE, complaints, loaded, write_config, write_plugin
 from tests.kit.runs import clean_environment
-
-HEAD = "from megalite import extend\n"
-
-
-def write(folder: Path, code: str, name: str = "mine.py") -> str:
-    path = folder / name
-    path.write_text(HEAD + dedent(code), encoding="utf-8")
-    return str(path)
-
-
-def config_with(folder: Path, text: str) -> Path:
-    path = folder / "run.yaml"
-    path.write_text(dedent(text), encoding="utf-8")
-    return path
-
-
-def complaints(folder: Path, text: str) -> list[str]:
-    """What loading and validating a config says."""
-    with pytest.raises(ConfigError) as error:
-        validate(load_config(config_with(folder, text)), 1)
-    return list(error.value.problems)
 
 
 @pytest.fixture(autouse=True)
 def _forgotten():
     with loaded():
         yield
-
-
-SINE = """
-@extend.schedule("sine")
-def sine(k, n, peak, min_lr, *, waves: int, depth: float = 0.5):
-    return peak
-"""
 
 
 SCHEDULE = """
@@ -93,14 +63,14 @@ def test_a_file_and_a_module(tmp_path, monkeypatch):
     """Both are loaded when a config names them, each once; a file's name is absolute from then on, and a module may lie
     in the working directory, behind what is installed."""
     monkeypatch.chdir(tmp_path)
-    write(tmp_path, SINE)
-    write(tmp_path, "extend.activation('mine_too')(lambda x: x)", "my_module.py")
-    write(tmp_path, "extend.activation('json_of_mine')(lambda x: x)", "json.py")
+    write_plugin(tmp_path, SINE)
+    write_plugin(tmp_path, "extend.activation('mine_too')(lambda x: x)", "my_module.py")
+    write_plugin(tmp_path, "extend.activation('json_of_mine')(lambda x: x)", "json.py")
     text = "{plugins: [mine.py, my_module], schedule: {name: sine, options: {waves: 2}}, model: {activation: mine_too}}"
-    config = load_config(config_with(tmp_path, text))
+    config = load_config(write_config(tmp_path, text))
     assert config.plugins == (str(tmp_path / "mine.py"), "my_module")
     assert {"sine", "mine_too"} <= {*SCHEDULES, *ACTIVATIONS}
-    again = load_config(config_with(tmp_path, dump_config(config)))
+    again = load_config(write_config(tmp_path, dump_config(config)))
     assert again == config
     assert named_plugins() == [str(tmp_path / "mine.py"), "my_module"]
     import json
@@ -232,7 +202,7 @@ def test_a_file_and_a_module(tmp_path, monkeypatch):
 def test_what_cannot_be_loaded(tmp_path, code, complaint):
     """It is named, with the line in its file where there is one, and what it had added before is taken out again."""
     before = "extend.activation('came_before')(lambda x: x)\n" if code != "x = 1" else ""
-    path = write(tmp_path, before + code)
+    path = write_plugin(tmp_path, before + code)
     (found,) = complaints(tmp_path, f"plugins: [{path}]")
     assert found.startswith(f"{tmp_path}/run.yaml:1: plugins.0: ")
     assert complaint in found
@@ -245,7 +215,7 @@ def test_what_cannot_be_loaded(tmp_path, code, complaint):
 
 def test_an_option_of_any_type_may_be_missing(tmp_path):
     """No word for what is expected, and still a line."""
-    path = write(tmp_path, SCHEDULE.format("p: object"))
+    path = write_plugin(tmp_path, SCHEDULE.format("p: object"))
     (found,) = complaints(
         tmp_path, f"plugins: [{path}]\ntrain: {{steps: 10}}\nmodel: {{vocab_size: 64}}\nschedule: {{name: s}}"
     )
@@ -270,101 +240,27 @@ def test_what_is_not_there(tmp_path):
 
 def test_two_of_one_name(tmp_path):
     """Both files are named, and the second leaves nothing."""
-    first, second = write(tmp_path, SINE), write(tmp_path, SINE, "other.py")
+    first, second = write_plugin(tmp_path, SINE), write_plugin(tmp_path, SINE, "other.py")
     (found,) = complaints(tmp_path, f"plugins: [{first}, {second}]")
     assert f"plugins.1: plug-in {second}: two plug-ins bring the schedule 'sine': plug-in {first}, and plug-in" in found
     assert named_plugins() == [first]
 
 
-@pytest.mark.parametrize(
-    ("schedule", "complaint"),
-    [
-        ("{name: sine}", "schedule.options.waves: missing; expected a whole number"),
-        ("{name: sine, options: {waves: 2, wave: 3}}", "schedule.options.wave: unknown key (did you mean 'waves'?)"),
-        ("{name: sine, options: {waves: 2.5}}", "schedule.options.waves: found 2.5, expected a whole number"),
-        ("{name: sine, options: {waves: true}}", "schedule.options.waves: found true, expected a whole number"),
-        ("{name: sine, options: {waves: 1, depth: much}}", 'schedule.options.depth: found "much", expected a number'),
-        ("{name: sine, options: 3}", "schedule.options: found 3, expected a group"),
-        ("{name: cosine, options: {waves: 2}}", "schedule.options: found waves, but schedule cosine is no plug-in's"),
-        ("{name: sin}", "schedule.name: found \"sin\" (did you mean 'sine'?), expected constant, linear,"),
-        (
-            "{name: sine, options: {waves: 2}, power: 3}",
-            "schedule.power: found 3.0, but it has no effect",
-        ),
-    ],
-)
-def test_options(tmp_path, schedule, complaint):
-    """What a config tells a plug-in is checked as its own settings are: file, line, what was found and expected."""
-    path = write(tmp_path, SINE)
-    found = complaints(
-        tmp_path, f"plugins: [{path}]\ntrain: {{steps: 10}}\nmodel: {{vocab_size: 64}}\nschedule: {schedule}"
-    )
-    assert any(complaint in each for each in found), found
-
-
-@pytest.mark.parametrize(
-    ("rate", "complaint"),
-    [
-        ("float('nan')", "at step 1 of 10 after warmup, gives the rate nan, expected a number of at least 0"),
-        ("-1.0 if k == 10 else 1.0", "at step 10 of 10 after warmup, gives the rate -1.0"),
-        ("'high'", "gives the rate 'high'"),
-        ("1 / (k - 5)", "at step 1 of 10 after warmup, gives the rate -0.25"),
-        ("[][k]", "at step 1 of 10 after warmup, failed: IndexError"),
-    ],
-)
-def test_a_schedule_is_tried_before_training(tmp_path, rate, complaint):
-    """A rate that is none is found over the whole run, not in its last night."""
-    path = write(tmp_path, f"extend.schedule('odd')(lambda k, n, peak, min_lr: {rate})")
-    text = f"plugins: [{path}]\ntrain: {{steps: 10}}\nmodel: {{vocab_size: 64}}\nschedule: {{name: odd}}"
-    assert any(complaint in each for each in complaints(tmp_path, text))
-
-
-@pytest.mark.parametrize(
-    ("text", "complaint"),
-    [
-        ("train: {components: {coverag: }}", "train.components.coverag: found \"coverag\" (did you mean 'coverage'?)"),
-        ("train: {components: {coverage: {enogh: 1}}}", "train.components.coverage.enogh: unknown key"),
-        ("train: {components: {coverage: 3}}", "train.components.coverage: found 3, expected a group of options"),
-        ("monitor: {metrics: {nothing: }}", 'monitor.metrics.nothing: found "nothing"'),
-        ("train: {loss: {name: focal, options: {gamma: x}}}", 'train.loss.options.gamma: found "x", expected a number'),
-        ("train: {loss: {options: {gamma: 2}}}", "looks like something else) - Name of a loss that a plug-in brings"),
-        ("train: {loss: {name: huber}}", 'train.loss.name: found "huber"'),
-        ("optimizer: {name: signum, options: {beta: x}}", 'optimizer.options.beta: found "x", expected a number'),
-        (
-            "optimizer: {name: signum, nesterov: no}",
-            "optimizer.nesterov: found False, but it has no effect",
-        ),
-        (
-            "{model: {mup: {base_hidden_size: 64}}, optimizer: {name: signum}}",
-            "how signum scales with the width",
-        ),
-        (
-            "{model: {z_loss: 0.1}, train: {loss: {name: focal}}}",
-            "model.z_loss: 0.1 has no effect with train.loss=",
-        ),
-    ],
-)
-def test_every_kind_is_checked(tmp_path, text, complaint):
-    """Also what only plug-ins bring, and what goes with what."""
-    with loaded(*map(sample, ("components", "losses", "optimizers"))):
-        assert any(complaint in each for each in complaints(tmp_path, text)), complaint
-
-
 def test_a_rule_may_be_a_static_method(tmp_path):
     """What matters is how it is called."""
-    with loaded(write(tmp_path, RULE.format(f"@staticmethod\n    {UPDATE.replace('self, ', '')}"))):
+    with loaded(write_plugin(tmp_path, RULE.format(f"@staticmethod\n    {UPDATE.replace('self, ', '')}"))):
         assert "o" in RULES
 
 
 def test_installed_packages(tmp_path):
     """A package with an entry point is loaded with every config, and named with its version; one that is broken ends
     every command, and says which package it is."""
-    write(tmp_path, SINE, "brought_by_package.py")
+    write_plugin(tmp_path, SINE, "brought_by_package.py")
     info = tmp_path / "brought-2.5.dist-info"
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: brought\nVersion: 2.5\n")
     (info / "entry_points.txt").write_text("[megalite.plugins]\nwaves = brought_by_package\n")
-    config = config_with(tmp_path, "{train: {steps: 9}, schedule: {name: sine, options: {waves: 2}}}")
+    config = write_config(tmp_path, "{train: {steps: 9}, schedule: {name: sine, options: {waves: 2}}}")
     code = (
         "from megalite.config.load import load_config; from megalite.plugins import loaded_plugins, named_plugins;"
         f"load_config({str(config)!r}); print(loaded_plugins(), named_plugins())"
@@ -374,7 +270,7 @@ def test_installed_packages(tmp_path):
     done = subprocess.run([sys.executable, "-c", code], **options)
     origin = f"{tmp_path}/brought_by_package.py, brought 2.5"
     assert done.stdout.strip() == f"(Plugin(name='megalite.plugins:waves', origin='{origin}'),) []", done.stderr
-    write(tmp_path, "1 / 0", "brought_by_package.py")
+    write_plugin(tmp_path, "1 / 0", "brought_by_package.py")
     done = subprocess.run([sys.executable, "-m", "megalite", "config", "presets"], **options)
     assert done.returncode == 2
     assert "ZeroDivisionError" in done.stderr
@@ -384,9 +280,9 @@ def test_installed_packages(tmp_path):
 
 def test_a_plugin_that_has_failed_can_be_mended(tmp_path):
     """In the same process: modules that it had imported of its own are imported anew, all others are what they were."""
-    write(tmp_path, "extend.activation('helped')(lambda x: x)\nREST = 0", "its_helper.py")
+    write_plugin(tmp_path, "extend.activation('helped')(lambda x: x)\nREST = 0", "its_helper.py")
     code = "import colorsys, its_helper\nextend.activation('mine')(lambda x: x)\n1 / its_helper.REST"
-    path = write(tmp_path, code, "mended.py")
+    path = write_plugin(tmp_path, code, "mended.py")
     with pytest.raises(PluginError, match="ZeroDivisionError"):
         load_plugins([path])
     assert not {"helped", "mine"} & {*ACTIVATIONS}
@@ -394,7 +290,7 @@ def test_a_plugin_that_has_failed_can_be_mended(tmp_path):
     import colorsys
 
     assert sys.modules["colorsys"] is colorsys
-    write(tmp_path, "extend.activation('helped')(lambda x: x)\nREST = 1  # it is", "its_helper.py")
+    write_plugin(tmp_path, "extend.activation('helped')(lambda x: x)\nREST = 1  # it is", "its_helper.py")
     load_plugins([path])
     assert {"helped", "mine"} <= {*ACTIVATIONS}
 
@@ -410,8 +306,8 @@ def test_a_plugin_that_only_imports_another(tmp_path, monkeypatch, order, line, 
     monkeypatch.chdir(tmp_path)
     code = "@extend.activation('mine')\ndef mine(x): return x"
     names = {
-        "brings": write(tmp_path, code, "brings.py"),
-        "builds": write(tmp_path, line.format("brings"), "builds.py"),
+        "brings": write_plugin(tmp_path, code, "brings.py"),
+        "builds": write_plugin(tmp_path, line.format("brings"), "builds.py"),
     }
     if not is_file:
         names["brings"] = "brings"
@@ -422,12 +318,15 @@ def test_a_plugin_that_only_imports_another(tmp_path, monkeypatch, order, line, 
 
 def test_code_that_has_changed(tmp_path):
     """It is told by what stands in the file, wherever that lies; runs of before have left no hashes to compare with."""
-    first, second = write(tmp_path, SINE), write(tmp_path, "extend.activation('mine')(lambda x: x)", "other.py")
+    first, second = (
+        write_plugin(tmp_path, SINE),
+        write_plugin(tmp_path, "extend.activation('mine')(lambda x: x)", "other.py"),
+    )
     with loaded(first, second):
         former = {each.origin: each.digest for each in loaded_plugins()}
         assert changed_plugins(former) == []
-    moved = write(tmp_path, SINE, "moved.py")
-    write(tmp_path, "extend.activation('mine')(lambda x: 2 * x)", "other.py")
+    moved = write_plugin(tmp_path, SINE, "moved.py")
+    write_plugin(tmp_path, "extend.activation('mine')(lambda x: 2 * x)", "other.py")
     with loaded(moved, second):
         assert changed_plugins(former) == [second]
         assert changed_plugins({}) == [moved, second]
@@ -436,7 +335,7 @@ def test_code_that_has_changed(tmp_path):
 
 def test_the_environment_names_some(tmp_path, monkeypatch):
     """What `megalite --plugin` names is named for every process that the command starts."""
-    path = write(tmp_path, SINE)
+    path = write_plugin(tmp_path, SINE)
     monkeypatch.setenv(plugins.VARIABLE, "")
     plugins.name_for_all([path])
     load_plugins(())
@@ -451,7 +350,7 @@ BY_HAND = {"model": {"vocab_size": 64, "hidden_size": 16, "num_layers": 1, "num_
 
 def test_a_config_made_by_hand(tmp_path):
     """It loads its plug-ins, which may make configs while they come; what is wrong is told as of a file."""
-    path = write(tmp_path, SINE + "\nfrom megalite import Config\nConfig(plugins=[__file__])")
+    path = write_plugin(tmp_path, SINE + "\nfrom megalite import Config\nConfig(plugins=[__file__])")
     schedule = {"name": "sine", "options": {"waves": 2}}
     config = Config(**BY_HAND, plugins=[path], schedule={**schedule, "warmup_steps": 0})
     assert named_plugins() == [path]

@@ -41,9 +41,8 @@ def train(
     loaded = load_config(config, overrides)
     place = given_place()
     if place is not None:
-        leave(
-            run_rank(loaded, place, is_forced=force)
-        )  # Python's own exit takes torch's threads apart, and may abort over it
+        code = run_rank(loaded, place, is_forced=force)
+        leave(code)  # Python's own exit takes torch's threads apart, and may abort over it
     return train_locally(loaded, default_world_size(loaded), max_failures=max_failures, is_forced=force)
 
 
