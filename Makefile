@@ -9,8 +9,6 @@ LOCKED ?=
 
 VENV := .venv
 BIN := $(VENV)/bin
-# Bytecode is made where a module is first imported: making all of it takes as long as all the rest of an installation
-PIP_INSTALL := $(BIN)/python -m pip install -q --no-compile
 INSTALLED := $(VENV)/.installed$(if $(LOCKED),-locked)
 
 .DEFAULT_GOAL := help
@@ -30,7 +28,7 @@ BASE := $(if $(LOCKED),$(INSTALLED),$(VENV)/.base)
 define make_venv
 	$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 10) else "megalite needs Python 3.10 or newer; make PYTHON=python3.x")'
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -c 'import torch' 2>/dev/null || $(PIP_INSTALL) "$(TORCH)"
+	$(BIN)/python -c 'import torch' 2>/dev/null || $(BIN)/python -m pip install -q "$(TORCH)"
 endef
 
 # torch first, so that no other package pulls a build of its own choice
@@ -38,25 +36,25 @@ ifdef LOCKED
 $(INSTALLED): setup.py pyproject.toml Makefile requirements.lock
 	$(make_venv)
 	sed '/^# To run with/q' requirements.lock > $(VENV)/build.lock
-	$(PIP_INSTALL) $(FROM_LOCK) $(VENV)/build.lock
-	DS_BUILD_OPS=0 $(PIP_INSTALL) --no-build-isolation $(FROM_LOCK) requirements.lock
-	$(PIP_INSTALL) --no-build-isolation --no-deps -e .
+	$(BIN)/python -m pip install -q $(FROM_LOCK) $(VENV)/build.lock
+	DS_BUILD_OPS=0 $(BIN)/python -m pip install -q --no-build-isolation $(FROM_LOCK) requirements.lock
+	$(BIN)/python -m pip install -q --no-build-isolation --no-deps -e .
 	$(BIN)/python -m pip check
 	touch $(VENV)/.base $(VENV)/.installed $@
 else
 $(BASE): setup.py pyproject.toml Makefile
 	$(make_venv)
-	$(PIP_INSTALL) "setuptools>=68" wheel
-	DS_BUILD_OPS=0 $(PIP_INSTALL) --no-build-isolation -e .
+	$(BIN)/python -m pip install -q "setuptools>=68" wheel
+	DS_BUILD_OPS=0 $(BIN)/python -m pip install -q --no-build-isolation -e .
 	touch $@
 
 $(INSTALLED): $(BASE)
-	DS_BUILD_OPS=0 $(PIP_INSTALL) --no-build-isolation -e ".[dev,data,fast,ray,wandb]"
+	DS_BUILD_OPS=0 $(BIN)/python -m pip install -q --no-build-isolation -e ".[dev,data,fast,ray,wandb]"
 	touch $@
 endif
 
 lock: $(INSTALLED)  ## write requirements.lock anew, from what is in .venv
-	$(PIP_INSTALL) --target $(VENV)/uv "uv>=0.8"
+	$(BIN)/python -m pip install -q --target $(VENV)/uv "uv>=0.8"
 	$(BIN)/python tools/packaging/lock.py --uv $(VENV)/uv/bin/uv
 
 # Programs that some tests compare with, each without what it depends on, so that they touch nothing of .venv
@@ -72,11 +70,11 @@ SPACY := spacy==3.8.18 thinc==8.3.14 blis==1.3.4 cymem==2.0.16 preshed==3.0.15 m
 TE_PYTHON := $(VENV)/transformer-engine
 
 $(ORACLES)/.installed: $(INSTALLED) Makefile
-	$(PIP_INSTALL) --no-deps --upgrade --target $(ORACLES) $(SPACY) \
+	$(BIN)/python -m pip install -q --no-deps --upgrade --target $(ORACLES) $(SPACY) \
 		|| echo "spaCy could not be fetched: the tests that ask it will be skipped"
-	$(PIP_INSTALL) --no-deps --upgrade --target $(TE_PYTHON) transformer-engine==2.20.2 \
+	$(BIN)/python -m pip install -q --no-deps --upgrade --target $(TE_PYTHON) transformer-engine==2.20.2 \
 		|| echo "the Python of Transformer Engine could not be fetched: the tests that ask it will be skipped"
-	$(PIP_INSTALL) --no-deps --upgrade --target $(ORACLES) \
+	$(BIN)/python -m pip install -q --no-deps --upgrade --target $(ORACLES) \
 		datatrove==0.10.1 loguru==0.7.3 humanize==4.17.0 megatron-core==0.16.1 torchao==0.18.0 && touch $@ \
 		|| echo "datatrove, Megatron-core and torchao could not be fetched: their tests will be skipped"
 
@@ -87,7 +85,7 @@ transformers-4: $(TRANSFORMERS_4)/.installed  ## an older transformers, which so
 
 $(TRANSFORMERS_4)/.installed: $(INSTALLED) Makefile
 	rm -rf $(@D)
-	$(PIP_INSTALL) --no-deps --target $(@D) \
+	$(BIN)/python -m pip install -q --no-deps --target $(@D) \
 		transformers==4.57.6 tokenizers==0.22.2 huggingface-hub==0.36.2 && touch $@ \
 		|| echo "transformers 4.57 could not be fetched: its tests will be skipped"
 
@@ -97,7 +95,7 @@ LM_EVAL := $(VENV)/lm-eval
 lm-eval: $(LM_EVAL)/.installed  ## the evaluation harness, which one test asks
 
 $(LM_EVAL)/.installed: $(INSTALLED) Makefile
-	$(PIP_INSTALL) --no-deps --upgrade --target $(LM_EVAL) \
+	$(BIN)/python -m pip install -q --no-deps --upgrade --target $(LM_EVAL) \
 		lm-eval==0.4.13 accelerate==1.15.0 evaluate==0.4.6 sacrebleu==2.6.0 portalocker==4.4.2 tabulate==0.10.0 \
 		colorama==0.4.6 lxml==6.1.3 more-itertools==11.2.1 && touch $@ \
 		|| echo "lm-evaluation-harness could not be fetched: its tests will be skipped"

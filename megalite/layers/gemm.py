@@ -107,15 +107,24 @@ def _has_onednn() -> bool:
     return torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")
 
 
-@torch.library.custom_op("megalite::onednn_product", mutates_args=())
 def _onednn_product(left: Tensor, right: Tensor) -> Tensor:
-    """`left @ right.T`; an op of our own, so that torch.compile leaves it whole."""
+    """`left @ right.T`."""
+    if torch.compiler.is_compiling():
+        return _opaque_product(left, right)
+    return _multiply_now(left, right)
+
+
+def _multiply_now(left: Tensor, right: Tensor) -> Tensor:
     if left.numel() == 0 or right.numel() == 0:
         return left.new_zeros(left.shape[0], right.shape[0])
     return torch.ops.mkldnn._linear_pointwise(left, right, None, "none", [], "")
 
 
-@_onednn_product.register_fake
+# An op of our own, so that torch.compile leaves it whole. Elsewhere torch's way to it takes as long as a small product.
+_opaque_product = torch.library.custom_op("megalite::onednn_product", _multiply_now, mutates_args=())
+
+
+@_opaque_product.register_fake
 def _(left: Tensor, right: Tensor) -> Tensor:
     return left.new_empty(left.shape[0], right.shape[0])
 
