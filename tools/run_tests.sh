@@ -12,8 +12,7 @@ shift
 
 # By measured times: both lanes take about as long.
 waiting=(tests/slurm tests/faults tests/stations tests/cli tests/report)
-waiting+=(tests/tokenizer tests/data tests/corpus tests/fuzz tests/checkpoint tests/end_to_end tests/stand_in)
-waiting+=(tests/optim tests/layers tests/monitor tests/page)
+waiting+=(tests/tokenizer tests/data tests/corpus tests/fuzz tests/checkpoint tests/end_to_end)
 
 read -r -d '' halves <<'END'
 import os

@@ -253,6 +253,8 @@ def test_smaller_formats_are_read_exactly(tmp_path: Path):
     assert torch.equal(source.read(row, row.local(1, 0)), model.model.layers[1].mlp.gate_proj.weight.detach().float())
 
 
+HALF_LINEAR = {"rope_type": "linear", "factor": 2.0, "partial_rotary_factor": 0.5}
+
 CONFIG_REFUSALS = [
     ("llama", {"model_type": "mixtral"}, "model_type is 'mixtral'"),
     ("llama", {"hidden_act": "gelu"}, "hidden_act: found 'gelu'"),
@@ -296,6 +298,9 @@ CONFIG_REFUSALS = [
     ("phi3, longrope", {"rope_scaling": {**LONGROPE_OF_3, "type": "su"}}, "rope_type is 'su'"),
     ("phi3, longrope", {"partial_rotary_factor": 1.0}, "disagree"),
     ("phi3, longrope", {"head_dim": 16}, "head_dim: found 16, beside longrope it can only be 12"),
+    ("gemma2", {"rope_parameters": {**HALF_LINEAR, "rope_theta": 1e4}}, "found 0.5, this class rotates whole heads"),
+    ("gemma3_text", {"rope_scaling": {"rope_type": "default", "rope_theta": 5e5}}, "disagree"),
+    ("gemma3_text", {"rope_parameters": {"full_attention": HALF_LINEAR}}, "this class rotates whole heads"),
     ("gemma2", {"num_hidden_layers": 10**12}, "num_hidden_layers: found 1000000000000, expected at most 10000"),
     ("qwen2", {"num_hidden_layers": 10**12}, "num_hidden_layers: found 1000000000000"),
     ("llama, longrope", {"max_position_embeddings": 10**400}, "max_position_embeddings: found 10+.*beyond 2"),

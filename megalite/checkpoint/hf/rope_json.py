@@ -81,12 +81,13 @@ def write_scaling(scaling: RopeScaling, max_positions: int) -> dict[str, Any]:
     return stretch
 
 
-def read_rope(settings: Settings, keys: RopeKeys = RopeKeys()) -> dict[str, Any]:
+def read_rope(settings: Settings, keys: RopeKeys = RopeKeys(), *, rotates_whole_heads: bool = True) -> dict[str, Any]:
     """The `model.rope` of a config.json; what megalite does not have becomes a problem of the settings.
 
     Args:
         settings: of the whole file.
         keys: of the class.
+        rotates_whole_heads: the class has no other fraction.
     """
     length = settings.take(Key("max_position_embeddings", int, None))
     original = settings.take(ORIGINAL)
@@ -104,7 +105,10 @@ def read_rope(settings: Settings, keys: RopeKeys = RopeKeys()) -> dict[str, Any]
     is_split = any(older[key] != top[key] for key in ("theta", "fraction") if key in older)
     if is_split or any(form != forms[0] for form in forms):
         settings.problems.append(DISAGREE)
-    return forms[-1] if forms else top
+    rope = forms[-1] if forms else top
+    if rotates_whole_heads and rope["fraction"] != 1.0:
+        settings.complain(keys.fraction, f"found {rope['fraction']!r}, this class rotates whole heads")
+    return rope
 
 
 def _check_copy(settings: Settings, general: str, own: str, value: float | None) -> None:

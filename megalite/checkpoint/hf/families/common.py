@@ -153,9 +153,7 @@ def llama_keys(*, num_kv_heads: Key | None = None, head_dim: Key | None = None) 
 def read_llama(settings: Settings, *, rotates_whole_heads: bool = True) -> dict[str, Any]:
     """The fields that all classes like Llama share."""
     settings.expect("hidden_act", "silu", "silu", "swish")
-    rope = read_rope(settings)
-    if rotates_whole_heads and rope["fraction"] != 1.0:
-        settings.complain("partial_rotary_factor", f"found {rope['fraction']!r}, this class rotates whole heads")
+    rope = read_rope(settings, rotates_whole_heads=rotates_whole_heads)
     return {"norm": "rmsnorm", "activation": "swiglu", "positions": "rope", "rope": rope}
 
 

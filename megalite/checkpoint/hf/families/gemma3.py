@@ -28,19 +28,21 @@ def _read_rope(settings: Settings) -> dict[str, Any]:
     has_older = any(key in settings for key in ("rope_theta", "rope_local_base_freq", "rope_scaling"))
     theta = settings.take(Key("rope_theta", float, THETA))
     local = settings.take(Key("rope_local_base_freq", float, LOCAL_THETA))
-    scaling = read_rope_group(settings.group("rope_scaling"), None, length).get("scaling")
-    older = [{"theta": theta, "scaling": scaling}, {"theta": local, "scaling": None}]
+    stretch = read_rope_group(settings.group("rope_scaling"), None, length)
+    found = [{"theta": theta, "scaling": None, **stretch}, {"theta": local, "scaling": None}]
+    is_split = "rope_theta" in settings and found[0]["theta"] != theta
     group = settings.group("rope_parameters")
-    if group is None:
-        return dict(zip(("rope", "sliding_rope"), older, strict=True))
-    found = [read_rope_group(group.group(kind), None, length) for kind in KINDS]
-    group.refuse_unknown()
-    newer = [{"theta": theta, "scaling": None, **each} for theta, each in zip(KINDS.values(), found, strict=True)]
-    if has_older and newer != older:
+    if group is not None:
+        own = [read_rope_group(group.group(kind), None, length) for kind in KINDS]
+        group.refuse_unknown()
+        newer = [{"theta": theta, "scaling": None, **each} for theta, each in zip(KINDS.values(), own, strict=True)]
+        is_split |= has_older and newer != found
+        found = newer
+    if is_split:
         settings.problems.append(DISAGREE)
-    if any(each.pop("fraction", 1.0) != 1.0 for each in newer):
+    if any(each.pop("fraction", 1.0) != 1.0 for each in found):
         settings.complain("rope_parameters", "this class rotates whole heads")
-    return dict(zip(("rope", "sliding_rope"), newer, strict=True))
+    return dict(zip(("rope", "sliding_rope"), found, strict=True))
 
 
 def _read(settings: Settings) -> dict[str, Any]:

@@ -20,7 +20,7 @@ def _read(settings: Settings) -> dict[str, Any]:
     return {
         **read_gelu(settings, "hidden_act", "gelu"),
         "positions": "rope",
-        "rope": read_rope(settings, ROPE_KEYS),
+        "rope": read_rope(settings, ROPE_KEYS, rotates_whole_heads=False),
         "parallel_residual": settings.take(Key("use_parallel_residual", bool, True)),
     }
 
