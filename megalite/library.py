@@ -80,7 +80,6 @@ def build_model(config: Config, weights: Path | str | None = None, device: torch
     try_plugins(config, model, device, torch.float32)
     spec = StageSpec(
         model,
-        blocks=(0, model.num_layers),
         recompute=config.train.recompute,
         parts=choose_parts(model, device.type, torch.float32, token_loss=None if loss is None else loss.function()),
         seed=config.run.seed,
@@ -167,7 +166,7 @@ def loss(model: Stage, micro_batches: Sequence[Batch]) -> Tensor:
     Raises:
         UserError: there is no micro-batch, or the model is not whole.
     """
-    if not model.spec.is_first or not model.spec.is_last:
+    if not model.spec.has_embedding or not model.spec.has_head:
         raise UserError("loss: found a stage of a pipeline, expected a whole model, as `build_model` makes one")
     if not micro_batches:
         raise UserError(

@@ -69,6 +69,12 @@ WRONG = {
     },
     "monitoring": {"--steps 0": WHOLE, "--out nowhere/x": NO_FOLDER},
     "optimizers": {"--steps 0": WHOLE, "--out nowhere/x": NO_FOLDER, "--out file": "file is there and no file of runs"},
+    "pipeline": {
+        "--against nowhere": NO_FOLDER,
+        "--only zb-w": "found 'zb-w', there are 1f1b, ",
+        "--pp 0": WHOLE,
+        "--out folder": "folder is a folder; name a file",
+    },
     "recipe_costs": {"--steps 0": WHOLE, "--out nowhere/x": NO_FOLDER},
     "rules_agreement": {"--documents 0": WHOLE},
     "spikes": {"nowhere": NO_FILE, "file --sigma 0": POSITIVE, "file --window 0": WHOLE},

@@ -37,12 +37,22 @@ def flops_per_token(model: Architecture, seq_len: int) -> float:
 
 
 def block_multiply_adds(block: BlockSpec, hidden_size: int, seq_len: int) -> float:
-    """Multiply-adds of one token's forward pass through one block: its matrices, and attention over the mean span."""
+    """Multiply-adds of one token's forward pass through one block."""
+    return linear_multiply_adds(block, hidden_size) + attention_multiply_adds(block, seq_len)
+
+
+def linear_multiply_adds(block: BlockSpec, hidden_size: int) -> float:
+    """Those of a block's matrices."""
     attention, mlp = block.attention, block.feed_forward
-    window = min(seq_len, attention.window or seq_len)
-    mean_span = window - window * window / (2 * seq_len)
     projections = hidden_size * (2 * attention.q_width + 2 * attention.kv_width)
-    return projections + (mlp.num_expanding + 1) * hidden_size * mlp.width + 2 * attention.q_width * mean_span
+    return projections + (mlp.num_expanding + 1) * hidden_size * mlp.width
+
+
+def attention_multiply_adds(block: BlockSpec, seq_len: int) -> float:
+    """Those of queries with keys, and of their weights with values, over the mean span."""
+    window = min(seq_len, block.attention.window or seq_len)
+    mean_span = window - window * window / (2 * seq_len)
+    return 2 * block.attention.q_width * mean_span
 
 
 def sum_by_layer(model: Architecture, measure: Callable[[Weight], int]) -> dict[str, int]:
@@ -99,6 +109,17 @@ def block_activation_bytes(
     expanded = a * ACTIVATIONS[mlp.activation].num_kept * f  # products, the activation, what the row layer multiplies
     dropout = 2 * stream if has_dropout else 0  # masks, a byte an element
     return norms + mixing + expanded + dropout
+
+
+def block_held_bytes(block: BlockSpec, hidden_size: int, *, element_bytes: int, tp: int = 1) -> int:
+    """Bytes of one token that a block holds between the two halves of a split backward pass, on one rank.
+
+    What its weights' gradients are made of: the four products' inputs, and the gradients of their outputs.
+    """
+    attention, mlp, h = block.attention, block.feed_forward, hidden_size
+    q, kv, f = attention.q_width // tp, attention.kv_width // tp, mlp.width // tp
+    inputs, outputs = h + q + h + f, (q + 2 * kv) + h + mlp.num_expanding * f + h
+    return element_bytes * (inputs + outputs)
 
 
 def block_sent_bytes(

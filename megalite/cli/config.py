@@ -42,12 +42,14 @@ def check(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print everything as one JSON object.")] = False,
 ) -> None:
-    """Validate a config for a number of ranks; print its shapes, parameters, memory and DeepSpeed JSON.
+    """Validate a config for a number of ranks; print its shapes, parameters, memory and pipeline, and DeepSpeed's JSON.
 
     Needs neither the ranks nor their memory: a laptop checks 70B on 512 GPUs.
     """
     from megalite.checkpoint.hf.families.registry import exportable
+    from megalite.config.engine import choose_engine
     from megalite.config.load import load_config
+    from megalite.config.pipeline import prove_pipeline
     from megalite.config.plan import default_world_size, make_plan
     from megalite.config.validate import validate
     from megalite.engine.deepspeed.config import deepspeed_config
@@ -62,8 +64,11 @@ def check(
         vocab_size = ASSUMED_VOCAB_SIZE
         notes.append(f"model.vocab_size is left to the tokenizer; {vocab_size} assumed here, or give --vocab-size")
     plan = make_plan(loaded, num_ranks, vocab_size)
+    prove_pipeline(loaded, plan)
     memory, traffic = memory_by_stage(loaded, plan), traffic_by_stage(loaded, plan)
-    json_config = deepspeed_config(loaded, plan)
+    engine = choose_engine(loaded.parallel)
+    json_config = deepspeed_config(loaded, plan) if engine == "deepspeed" else None
+    pipeline = _pipeline(loaded, plan)
     export = exportable(plan.model)
     if export.why_not:
         notes.append(f"it trains, but cannot be exported to Hugging Face: {export.why_not}")
@@ -73,14 +78,14 @@ def check(
         notes += _fit_notes(loaded, plan)
     if as_json:
         stages = [stage.to_dict() for stage in memory]
-        report = {"plan": plan.to_dict(), "memory": stages, "deepspeed": json_config, "notes": notes}
+        report = {"plan": plan.to_dict(), "memory": stages, "engine": engine, "deepspeed": json_config, "notes": notes}
         report |= {"export": asdict(export), "sent": [stage.to_dict() for stage in traffic]}
         typer.echo(json.dumps({**report, "optimizer_bytes_per_parameter": state_bytes_per_parameter(loaded, plan)}))
         return
     title = f"{config} on {num_ranks} rank{'s' if num_ranks > 1 else ''}"
     state = f"{loaded.optimizer.name}, {state_bytes_per_parameter(loaded, plan):.2f} bytes of state a parameter"
     export_as = export.architecture or "no class of transformers"
-    table = _plan_table(plan, optimizer=state, sent=_sent(traffic), export=export_as)
+    table = _plan_table(plan, optimizer=state, sent=_sent(traffic), pipeline=pipeline, export=export_as)
     tables = table, _memory_table(plan, memory)
     _print_report(title, tables, json_config, notes)
 
@@ -119,7 +124,19 @@ def _fit_notes(config: Config, plan: RunPlan) -> list[str]:
     return []
 
 
-def _print_report(title: str, tables: tuple[Table, ...], json_config: dict[str, Any], notes: list[str]) -> None:
+def _pipeline(config: Config, plan: RunPlan) -> str:
+    """The schedule of a step, and how long stages wait in it."""
+    if plan.pp == 1:
+        return "none"
+    from megalite.planner.pipeline import report_pipeline
+
+    bubble = report_pipeline(config, plan, plan.grad_accum_steps).timeline.bubble
+    chunks = " and ".join(dict.fromkeys(str(len(plan.chunks_of(stage))) for stage in range(plan.pp)))
+    held = f"{chunks} chunk{'' if chunks == '1' else 's'} of layers on each stage"
+    return f"{config.parallel.schedule}, {held}; stages wait {100 * bubble:.1f} % of a step"
+
+
+def _print_report(title: str, tables: tuple[Table, ...], json_config: dict[str, Any] | None, notes: list[str]) -> None:
     console = _console()
     console.print(f"[bold]{title}: valid[/bold]")
     for note in notes:
@@ -127,8 +144,9 @@ def _print_report(title: str, tables: tuple[Table, ...], json_config: dict[str, 
     for table in tables:
         console.print()
         console.print(table)
-    console.print("\n[bold]DeepSpeed's JSON[/bold]")
-    console.print_json(data=json_config)
+    if json_config is not None:
+        console.print("\n[bold]DeepSpeed's JSON[/bold]")
+        console.print_json(data=json_config)
 
 
 def _sent(traffic: tuple[StageTraffic, ...]) -> str:
@@ -137,7 +155,7 @@ def _sent(traffic: tuple[StageTraffic, ...]) -> str:
     return f"{tp / 1e6:,.1f} MB over tp, {pp / 1e6:,.1f} MB over pp, by the rank that sends most"
 
 
-def _plan_table(plan: RunPlan, *, optimizer: str, sent: str, export: str) -> Table:
+def _plan_table(plan: RunPlan, *, optimizer: str, sent: str, pipeline: str, export: str) -> Table:
     model = plan.model
     ranks = f"pp {plan.pp} x dp {plan.dp} x cp {plan.cp} x tp {plan.tp}"
     heads = f"{model.num_heads} query, {model.num_kv_heads} key and value, {model.head_dim} wide"
@@ -151,6 +169,7 @@ def _plan_table(plan: RunPlan, *, optimizer: str, sent: str, export: str) -> Tab
         "step": f"{plan.tokens_per_step:,} tokens, {plan.grad_accum_steps} micro-batches a rank",
         "run": f"{plan.total_steps:,} steps, {plan.total_tokens:,} tokens",
         "work": f"{plan.flops_per_token:.4g} FLOP a token, {plan.flops_per_token * plan.total_tokens:.4g} FLOP in all",
+        "pipeline": pipeline,
         "sent a step": sent,
         "exports as": export,
     }
@@ -170,11 +189,17 @@ def _memory_table(plan: RunPlan, memory: tuple[StageMemory, ...]) -> Table:
     )
     for column in table.columns[2:]:
         column.justify = "right"
-    for stage, (first, stop) in zip(memory, plan.stage_blocks, strict=True):
+    for stage in memory:
         sizes = stage.to_dict()
         shares = [f"{sizes[part] / size:,.{decimals}f}" for part in parts]
-        table.add_row(str(stage.stage), f"{first}-{stop - 1}", f"{stage.num_parameters:,}", *shares)
+        table.add_row(str(stage.stage), _ranges(plan, stage.stage), f"{stage.num_parameters:,}", *shares)
     return table
+
+
+def _ranges(plan: RunPlan, stage: int) -> str:
+    """The blocks of each chunk of a stage."""
+    bounds = [plan.chunk_blocks[chunk] for chunk in plan.chunks_of(stage)]
+    return " ".join(f"{first}-{stop - 1}" if stop > first else "none" for first, stop in bounds)
 
 
 def _console() -> Console:

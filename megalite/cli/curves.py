@@ -1,4 +1,4 @@
-"""What is drawn: `megalite report` of runs that have trained, `megalite schedule plot` of a config before it does."""
+"""`megalite report`: runs that have trained, drawn."""
 
 from __future__ import annotations
 
@@ -42,40 +42,3 @@ def report(
         for problem in run.problems:
             typer.echo(f"  {problem}")
     typer.echo(f"{path} ({path.stat().st_size / 1000:,.0f} kB)")
-
-
-schedule = typer.Typer(help="Look at the schedule of a config.", no_args_is_help=True)
-
-
-@schedule.callback()
-def root() -> None:
-    """Look at the schedule of a config."""
-
-
-@schedule.command()
-def plot(
-    config: Annotated[Path, typer.Argument(help="A run's YAML file.", show_default=False)],
-    overrides: Annotated[
-        list[str] | None,
-        typer.Argument(help="Settings that replace the file's: section.key=value ...", show_default=False),
-    ] = None,
-    out: Annotated[
-        Path | None,
-        typer.Option("--out", "-o", callback=named, help="Draw it into this file, .svg or .png.", show_default=False),
-    ] = None,
-) -> None:
-    """Draw the learning rate over the steps, and the batch size where it grows: as text, and into a file if asked."""
-    from megalite.config.load import load_config
-    from megalite.config.plan import default_world_size
-    from megalite.config.validate import validate
-    from megalite.monitor.curves import draw, sketch
-    from megalite.monitor.schedule_curves import schedule_curves
-
-    loaded = load_config(config, overrides or ())
-    validate(loaded, default_world_size(loaded))
-    curves = schedule_curves(loaded)
-    for curve in curves:
-        typer.echo(sketch(curve))
-    if out is not None:
-        draw(out, curves, x_label="step", title=f"{config.stem}: {loaded.schedule.name}")
-        typer.echo(f"drawn into {out}")

@@ -23,6 +23,7 @@ from megalite.cli import (
     data,
     launch,
     mup,
+    schedule,
     setup,
     train,
 )
@@ -60,7 +61,7 @@ app.command("report")(curves.report)
 app.command("generate")(ask.generate)
 app.command("doctor")(setup.doctor)
 app.add_typer(config.app, name="config")
-app.add_typer(curves.schedule, name="schedule")
+app.add_typer(schedule.app, name="schedule")
 app.add_typer(mup.app, name="mup")
 app.add_typer(data.app, name="data")
 app.add_typer(launch.app, name="launch")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from megalite.config.batch_sizes import ramp_increment
-from megalite.config.plan import derive_dp
+from megalite.config.plan import derive_dp, ends_apart
 from megalite.config.schema import Config, RampConfig
 from megalite.config.wording import divisors, near, or_
 
@@ -43,10 +43,10 @@ def _noise_scale(config: Config, most: int | None) -> Iterator[str]:
     batch, mix = config.batch, config.data.mix
     if config.precision.dtype == "fp16":
         yield "batch.noise_scale: gradients are scaled in fp16, and by changing factors; use dtype=bf16, or null"
-    if config.model.tie_embeddings and config.parallel.pp > 1:
+    if config.model.tie_embeddings and ends_apart(config.parallel):
         yield (
             "batch.noise_scale: a tied table under a pipeline has its gradient in two parts, which are never whole for "
-            "a single micro-batch; use tie_embeddings=false, pp=1 or null"
+            "a single micro-batch; use tie_embeddings=false, schedule=zb-v, pp=1 or null"
         )
     if most is None:
         return

@@ -17,6 +17,8 @@ from megalite.architecture.weights import vocab_rows_per_rank
 from megalite.config.batch_sizes import BatchSizes, batch_sizes
 from megalite.config.fill import fill_model
 from megalite.config.schema import Config, ParallelConfig, ScheduleConfig
+from megalite.parallel.schedules.kinds import SCHEDULES, find_placement
+from megalite.parallel.schedules.operations import ChunkPlacement
 
 HEAD_TIME_PER_FLOP = 0.75
 """Time of the head's FLOPs over that of a block's: the head is one large product, a block is many small ones with norms
@@ -77,8 +79,10 @@ class RunPlan:
     """Sequences of each step, and which."""
     schedule: ScheduleConfig
     """The schedule with its warmup in steps."""
-    stage_blocks: tuple[tuple[int, int], ...]
-    """For each pipeline stage the half-open range of blocks it holds."""
+    chunk_blocks: tuple[tuple[int, int], ...]
+    """For each chunk of the pipeline, from the first layers to the last, the half-open range of blocks it holds."""
+    chunk_ranks: tuple[int, ...]
+    """For each chunk the stage that holds it."""
     num_parameters: int
     """True parameters of the whole model, vocabulary padding left out, tied weights once."""
     flops_per_token: float
@@ -86,6 +90,14 @@ class RunPlan:
 
     sharding: Sharding
     """What data-parallel ranks divide among them."""
+
+    def chunks_of(self, stage: int) -> tuple[int, ...]:
+        """The chunks that a pipeline stage holds, in the model's order."""
+        return tuple(chunk for chunk, holder in enumerate(self.chunk_ranks) if holder == stage)
+
+    def blocks_of(self, stage: int) -> tuple[int, ...]:
+        """The blocks that a pipeline stage holds, in the model's order."""
+        return tuple(index for chunk in self.chunks_of(stage) for index in range(*self.chunk_blocks[chunk]))
 
     @property
     def layout(self) -> dict[str, int]:
@@ -99,7 +111,7 @@ class RunPlan:
         plain["model"] = self.model.model_dump(mode="json")
         plain["schedule"] = self.schedule.model_dump(mode="json")
         plain["batch_sizes"] = [dataclasses.asdict(span) for span in self.batch_sizes.spans]
-        plain["stage_blocks"] = [list(bounds) for bounds in self.stage_blocks]
+        plain["chunk_blocks"] = [list(bounds) for bounds in self.chunk_blocks]
         return plain
 
 
@@ -132,7 +144,8 @@ def make_plan(config: Config, world_size: int, tokenizer_vocab_size: int | None 
         total_tokens=sizes.first_sample(total_steps + 1) * batch.seq_len,
         batch_sizes=sizes,
         schedule=fill_schedule(config),
-        stage_blocks=stage_blocks(parallel, model, batch.seq_len),
+        chunk_blocks=chunk_blocks(parallel, model, batch.seq_len),
+        chunk_ranks=place_chunks(parallel).ranks,
         num_parameters=count_parameters(model),
         flops_per_token=flops_per_token(model, batch.seq_len),
         sharding=Sharding(*(parallel.zero_stage >= stage for stage in (1, 2, 3))),
@@ -145,9 +158,20 @@ def derive_dp(config: Config, world_size: int) -> int:
     return parallel.dp or max(1, world_size // (parallel.pp * parallel.cp * parallel.tp))
 
 
+def has_tied_copy(plan: RunPlan) -> bool:
+    """Whether two pipeline stages hold the tied embedding: the first, and one with the head."""
+    return plan.model.tie_embeddings and plan.chunk_ranks[0] != plan.chunk_ranks[-1]
+
+
 def has_copies(parallel: ParallelConfig, model: Architecture, dp: int) -> bool:
     """Whether any weight is held by two ranks of a layout."""
-    return parallel.tp > 1 or (dp > 1 and parallel.zero_stage < 3) or (parallel.pp > 1 and model.tie_embeddings)
+    return parallel.tp > 1 or (dp > 1 and parallel.zero_stage < 3) or (model.tie_embeddings and ends_apart(parallel))
+
+
+def ends_apart(parallel: ParallelConfig) -> bool:
+    """Whether embedding and head are on two stages, as far as can be known before a schedule of one's own is read."""
+    kind = SCHEDULES.get(parallel.schedule)
+    return parallel.pp > 1 and (kind is None or kind.placement == "loop")
 
 
 def derive_steps(config: Config) -> int:
@@ -180,18 +204,46 @@ def default_world_size(config: Config) -> int:
     return parallel.pp * (parallel.dp or 1) * parallel.cp * parallel.tp
 
 
-def stage_blocks(parallel: ParallelConfig, model: Architecture, seq_len: int) -> tuple[tuple[int, int], ...]:
-    """The range of blocks of each pipeline stage: as configured, or so that the slowest stage is as fast as can be.
+def place_chunks(parallel: ParallelConfig) -> ChunkPlacement:
+    """Which stage holds which chunk."""
+    return find_placement(parallel.schedule, parallel.pp, parallel.chunks)
+
+
+def chunk_blocks(parallel: ParallelConfig, model: Architecture, seq_len: int) -> tuple[tuple[int, int], ...]:
+    """The range of blocks of each chunk: as configured, or so that the slowest chunk is as fast as can be.
 
     Args:
         model: a filled model.
     """
-    if parallel.blocks_per_stage is None:
+    counts: Sequence[int] | None = parallel.blocks_per_chunk or parallel.blocks_per_stage
+    if counts is None:
         head = HEAD_TIME_PER_FLOP * model.vocab_size * model.hidden_size
         costs = [block_multiply_adds(block, model.hidden_size, seq_len) for block in model.blocks]
-        return split_blocks(costs, parallel.pp, head)
-    stops = list(itertools.accumulate(parallel.blocks_per_stage))
+        ranks = place_chunks(parallel).ranks
+        if head * len(ranks) <= sum(costs) + head or len(ranks) == parallel.pp:
+            return split_blocks(costs, len(ranks), head)
+        counts = fill_stages(ranks, len(costs), head * len(costs) / sum(costs))
+    stops = list(itertools.accumulate(counts))
     return tuple(zip([0, *stops[:-1]], stops, strict=True))
+
+
+def fill_stages(ranks: Sequence[int], num_layers: int, head_cost: float) -> list[int]:
+    """Blocks of each chunk where the head alone outweighs an even chunk: stages are made even, as far as can be.
+
+    Args:
+        ranks: the stage of each chunk.
+        num_layers: blocks, of about the same cost; at least as many as there are chunks but the last.
+        head_cost: of the head, in blocks.
+    """
+    counts = [1] * (len(ranks) - 1) + [0]
+    loads = [float(ranks[:-1].count(rank)) for rank in range(max(ranks) + 1)]
+    loads[ranks[-1]] += head_cost
+    for _ in range(num_layers - len(ranks) + 1):
+        own = [*counts[:-1], head_cost + counts[-1]]
+        chunk = min(range(len(ranks)), key=lambda chunk: (loads[ranks[chunk]], own[chunk]))
+        counts[chunk] += 1
+        loads[ranks[chunk]] += 1.0
+    return counts
 
 
 def split_blocks(costs: Sequence[float], pp: int, head_cost: float) -> tuple[tuple[int, int], ...]:

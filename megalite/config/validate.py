@@ -1,8 +1,8 @@
 """What must hold between settings: every conflict of a config with itself and with the number of ranks, all at once.
 
 Each check is a generator of sentences: the setting, what was found, the nearest values that are legal. Nothing here
-looks at the machine or at files, so a laptop validates a cluster's config. Settings that would have no effect are
-refused too, because who sets them expects one.
+looks at the machine or at files (but for a pipeline schedule of one's own), so a laptop validates a cluster's config.
+Settings that would have no effect are refused too, because who sets them expects one.
 """
 
 from __future__ import annotations
@@ -15,7 +15,9 @@ from megalite.config.batch_sizes import batch_sizes
 from megalite.config.checks_batch import check_batch
 from megalite.config.checks_fp8 import check_fp8
 from megalite.config.checks_model import check_model
+from megalite.config.checks_pipeline import check_pipeline
 from megalite.config.checks_schedule import check_schedule
+from megalite.config.engine import choose_engine
 from megalite.config.evaluation import check_evaluation
 from megalite.config.fill import fill_model
 from megalite.config.optimizers import OPTIMIZERS, RULES, scales_with_width, settings_read
@@ -44,7 +46,7 @@ def validate(config: Config, world_size: int) -> None:
         *(f"{'.'.join(keys)}: {sentence}" for keys, sentence in problems_of(config)),
         *_world(config, world_size),
         *_tensor_parallel(config, model),
-        *_pipeline(config, world_size),
+        *check_pipeline(config, world_size),
         *check_batch(config, world_size),
         *check_model(config, model),
         *_precision(config),
@@ -110,27 +112,10 @@ def _tensor_parallel(config: Config, model: Architecture) -> Iterator[str]:
         )
 
 
-def _pipeline(config: Config, world_size: int) -> Iterator[str]:
-    pp, stage, num_layers = config.parallel.pp, config.parallel.zero_stage, config.model.num_layers
-    blocks = config.parallel.blocks_per_stage
-    if pp > num_layers:
-        yield f"parallel.pp: num_layers={num_layers} cannot fill pp={pp} stages; use pp={num_layers} or less"
-    if blocks is not None and (len(blocks) != pp or sum(blocks) != num_layers or 0 in blocks[:-1]):
-        yield (
-            f"parallel.blocks_per_stage: found {list(blocks)}, expected pp={pp} numbers whose sum is "
-            f"num_layers={num_layers}, of which only the last may be 0; correct it, or use null"
-        )
-    if pp > 1 and stage >= 2:
-        dp = world_size // (config.parallel.cp * config.parallel.tp)
-        yield (
-            f"parallel.zero_stage: found {stage} with pp={pp}, but a pipeline keeps gradients and weights whole over "
-            f"dp; use zero_stage=1, or pp=1 (then dp={dp})"
-        )
-
-
 def _precision(config: Config) -> Iterator[str]:
     precision = config.precision
-    if precision.dtype != "fp32" and config.parallel.zero_stage == 0:
+    engine = choose_engine(config.parallel)
+    if precision.dtype != "fp32" and config.parallel.zero_stage == 0 and engine == "deepspeed":
         yield (
             f"parallel.zero_stage: found 0 with dtype={precision.dtype}, where DeepSpeed applies wrong updates; use "
             "zero_stage=1 (right with dp=1 too), or dtype=fp32"
@@ -143,8 +128,8 @@ def _precision(config: Config) -> Iterator[str]:
         if config.parallel.zero_stage < 2:
             advice = "use pp=1 and zero_stage=2 or 3" if config.parallel.pp > 1 else "use zero_stage=2 or 3"
             yield (
-                f"precision.master_dtype: with zero_stage={config.parallel.zero_stage} DeepSpeed keeps masters in fp32 "
-                f"by itself; {advice} (right with dp=1 too), or master_dtype=fp32"
+                f"precision.master_dtype: with zero_stage={config.parallel.zero_stage} masters are kept in fp32; "
+                f"{advice} (right with dp=1 too), or master_dtype=fp32"
             )
     if precision.dtype == "fp16" and config.train.device == "cpu":
         yield "precision.dtype: fp16 is for GPUs; use bf16, or fp32, which is faster without bf16 units"

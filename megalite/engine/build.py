@@ -1,30 +1,44 @@
-"""Building an engine: the one place that asks whether there is a pipeline."""
+"""Building an engine: the one place that asks which."""
 
 from __future__ import annotations
 
 import torch
 
-from megalite.config.plan import RunPlan, compile_pays
+from megalite.config.engine import choose_engine
+from megalite.config.plan import RunPlan, compile_pays, has_tied_copy
 from megalite.config.schema import Config
 from megalite.engine.protocol import Engine
 from megalite.layers.parts import choose_parts
 from megalite.layers.precision import ONE_FORMAT, Precision
+from megalite.layers.weight_gradients import TakeGradient
 from megalite.model.initialize import WeightSource
-from megalite.model.spec import StageSpec
+from megalite.model.spec import ChunkSpec, StageSpec
 from megalite.model.transformer import Stage
-from megalite.parallel.axes import Axes
+from megalite.parallel.axes import SINGLE, Axes, connect_ends
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
-def build_stage(config: Config, plan: RunPlan, axes: Axes, device: torch.device, source: WeightSource) -> Stage:
-    """Build this rank's stage of the model on a device and fill it with weights."""
+def build_stage(
+    config: Config,
+    plan: RunPlan,
+    axes: Axes,
+    device: torch.device,
+    source: WeightSource,
+    take_gradient: TakeGradient | None = None,
+) -> Stage:
+    """Build this rank's stage of the model on a device and fill it with weights, in fp32.
+
+    Args:
+        take_gradient: gets the gradients of the weights that products make; None leaves them to autograd.
+    """
     loss, dtype = config.train.loss, DTYPES[config.precision.dtype]
     spec = StageSpec(
         model=plan.model,
-        blocks=plan.stage_blocks[axes.pp.rank],
-        is_first=axes.pp.rank == 0,
-        is_last=axes.pp.rank == axes.pp.size - 1,
+        chunks=tuple(
+            ChunkSpec(plan.chunk_blocks[chunk], is_first=chunk == 0, is_last=chunk == len(plan.chunk_blocks) - 1)
+            for chunk in plan.chunks_of(axes.pp.rank)
+        ),
         tp=axes.tp,
         sequence_parallel=config.parallel.sequence_parallel and axes.tp.size > 1,
         recompute=config.train.recompute,
@@ -34,6 +48,7 @@ def build_stage(config: Config, plan: RunPlan, axes: Axes, device: torch.device,
             dtype,
             choose_precision(config, plan, axes, device),
             None if loss is None else loss.function(),
+            take_gradient,
         ),
         seed=config.run.seed,
     )
@@ -60,14 +75,18 @@ def build_engine(config: Config, plan: RunPlan, axes: Axes, device: torch.device
         source: where the initial weights come from. Half-precision masters are made of them rounded, and are to be set
             by `Engine.load`.
     """
-    stage = build_stage(config, plan, axes, device, source)
-    if axes.pp.size > 1:
-        from megalite.engine.deepspeed.pipeline import PipelineEngine
+    if choose_engine(config.parallel) == "native":
+        from megalite.engine.native.engine import NativeEngine
+        from megalite.engine.native.sums import GradientSums
 
-        engine: Engine = PipelineEngine(config, plan, axes, stage)
+        sums = GradientSums()
+        stage = build_stage(config, plan, axes, device, source, sums.take).to(DTYPES[config.precision.dtype])
+        ends = connect_ends(axes) if has_tied_copy(plan) else SINGLE
+        engine: Engine = NativeEngine(config, plan, axes, stage, sums, ends)
     else:
         from megalite.engine.deepspeed.plain import PlainEngine
 
+        stage = build_stage(config, plan, axes, device, source)
         engine = PlainEngine(config, plan, axes, stage)
     if compile_pays(config, plan, device.type):
         stage.compile_blocks()

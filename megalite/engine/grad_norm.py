@@ -24,8 +24,8 @@ from megalite.parallel.collectives import all_reduce
 PIECE = 2**16
 """Numbers whose squares a CPU adds up in fp32."""
 
-TIED_COPY_MARK = "ds_pipe_replicated"
-"""Attribute of a parameter that DeepSpeed leaves out of norms, since another stage has it too."""
+TIED_COPY_MARK = "is_tied_copy"
+"""Attribute of a parameter that is left out of norms, since another stage has it too."""
 
 
 class Skippable(Protocol):
@@ -41,15 +41,20 @@ def norm_over(axes: Iterable[Axis], gradients: Sequence[Tensor], device: torch.d
     Returns:
         fp32 scalar on the device, the same on all these ranks.
     """
-    total = torch.zeros((), dtype=torch.float64, device=device)
-    if gradients:
-        if device.type == "cpu":
-            gradients = [piece for gradient in gradients for piece in gradient.flatten().split(PIECE)]
-        norms = torch._foreach_norm(list(gradients), 2.0, torch.float32)
-        total = torch.stack(norms).double().square().sum()
+    total = squared_norm(gradients, device)
     for axis in axes:
         total = all_reduce(total, axis)
     return total.sqrt().float()
+
+
+def squared_norm(gradients: Sequence[Tensor], device: torch.device) -> Tensor:
+    """The sum of all squares: fp64 scalar on the device."""
+    if not gradients:
+        return torch.zeros((), dtype=torch.float64, device=device)
+    if device.type == "cpu":
+        gradients = [piece for gradient in gradients for piece in gradient.flatten().split(PIECE)]
+    norms = torch._foreach_norm(list(gradients), 2.0, torch.float32)
+    return torch.stack(norms).double().square().sum()
 
 
 def global_grad_norm(parameters: Iterable[nn.Parameter], axes: Axes, device: torch.device) -> Tensor:

@@ -6,11 +6,11 @@ the whole global batch divided by their number, and the gradient norm is that of
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from megalite.data.loader import Batch
 from megalite.engine.hooks import UpdateHooks
@@ -21,8 +21,15 @@ from megalite.optim.optimizer import OwnedState
 from megalite.optim.slices import Slice
 from megalite.parallel.axes import Axis
 
+NO_TOKENS = "no token of the batch counts in the loss"
+"""Why a step is skipped."""
+
 LossScaling = dict[str, float]
 """What fp16's dynamic loss scaling remembers, equal on all ranks; empty where nothing is scaled."""
+
+
+GradientObserver = Callable[[nn.Parameter, Tensor, int], None]
+"""Given a parameter, its gradient in one micro-batch, and which of the rank's that is."""
 
 
 @dataclass(frozen=True)
@@ -77,6 +84,8 @@ class Engine(Protocol):
     """The largest gradient norm of the coming step, the same on all ranks; None for no clipping. At first
     `optimizer.clip_grad_norm`."""
 
+    observed_weight: float
+
     def train_step(self, batches: Sequence[Batch], lr: float) -> StepResult:
         """Run one optimizer step over this rank's micro-batches of the global batch. All ranks call it together.
 
@@ -94,6 +103,14 @@ class Engine(Protocol):
 
         Touches nothing. All ranks call it together, with equally many micro-batches; tokens that the loss mask leaves
         out have a value that means nothing.
+        """
+        ...
+
+    def observe_gradients(self, observer: GradientObserver) -> Callable[[], None]:
+        """From now on tell somebody the gradient of every parameter of this rank in each micro-batch, before it is
+        added to others, reduced or cut. Returns what ends that.
+
+        A valid token weighs `observed_weight` / (valid tokens of the global batch) in them, times the loss scale.
         """
         ...
 

@@ -33,6 +33,7 @@ from megalite.architecture.weights import vocab_rows_per_rank
 from megalite.config.plan import LOSS_CHUNK_TOKENS
 from megalite.layers.documents import Targets
 from megalite.layers.gemm import PLAIN, Gemm
+from megalite.layers.weight_gradients import TakeGradient, WholeGradient
 from megalite.parallel.axes import Axis
 from megalite.parallel.collectives import all_reduce, copy_to, gather_rows
 
@@ -82,6 +83,8 @@ class Head(nn.Module):
         self.gemm, self.spec = gemm, spec
         self.see_log_z: Callable[[Tensor, Tensor], None] | None = None
         """Whoever looks at log(Z) sets it for a while; called with log(Z) `[c]` and the tokens' weights `[c]`."""
+        self.take_gradient: TakeGradient | None = None
+        """Gets the gradients of the weight; None leaves them to autograd."""
         self.vocab_size = vocab_size
         rows = vocab_rows_per_rank(vocab_size, tp.size)
         self.weight = nn.Parameter(torch.empty(rows, hidden_size)) if tied_to is None else tied_to
@@ -140,7 +143,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
                 grad_hidden[tokens] = gemm.multiply(grad_logits, matrix.t())
                 gemm.add_product(grad_weight[:num_rows], grad_logits, chunk)
 
-        ctx.weight_dtype = weight.dtype
+        ctx.head, ctx.weight_dtype = head, weight.dtype
         if want_grad:
             ctx.save_for_backward(grad_hidden, grad_weight)
         return loss
@@ -148,7 +151,11 @@ class _LinearCrossEntropy(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         grad_hidden, grad_weight = ctx.saved_tensors
-        return grad_hidden * grad, (grad_weight * grad).to(ctx.weight_dtype), None, None, None
+        head: Head = ctx.head
+        if head.take_gradient is None:
+            return grad_hidden * grad, (grad_weight * grad).to(ctx.weight_dtype), None, None, None
+        head.take_gradient(head.weight, WholeGradient(lambda: grad_weight * grad))
+        return grad_hidden * grad, None, None, None, None
 
 
 def _chunks(num_tokens: int, size: int) -> list[slice]:

@@ -21,6 +21,7 @@ from megalite.layers.cross_entropy import TokenLoss
 from megalite.layers.gemm import PLAIN, Gemm, choose_gemm
 from megalite.layers.norm import RMSNorm
 from megalite.layers.precision import ONE_FORMAT, Precision
+from megalite.layers.weight_gradients import TakeGradient
 
 
 @dataclass(frozen=True)
@@ -34,6 +35,8 @@ class Parts:
     loss_chunk_tokens: int = LOSS_CHUNK_TOKENS["cpu"]
     token_loss: TokenLoss | None = None
     """What training minimises; None for the cross-entropy."""
+    take_gradient: TakeGradient | None = None
+    """Gets the gradients of the weights that products make; None leaves them to autograd."""
     precision: Precision = ONE_FORMAT
     """Of the linear layers in the blocks; keeps state, so each stage has its own."""
 
@@ -44,6 +47,7 @@ def choose_parts(
     dtype: torch.dtype,
     precision: Precision = ONE_FORMAT,
     token_loss: TokenLoss | None = None,
+    take_gradient: TakeGradient | None = None,
 ) -> Parts:
     """The best parts for a device and number format."""
     return Parts(
@@ -52,6 +56,7 @@ def choose_parts(
         norm=load(NORMS[model.norm].module),
         loss_chunk_tokens=LOSS_CHUNK_TOKENS[device_type],
         token_loss=token_loss,
+        take_gradient=take_gradient,
         precision=precision,
     )
 

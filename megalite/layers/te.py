@@ -14,6 +14,7 @@ parallelism cuts; ours (`fp8.sites`) are of the whole. Both are right, but here 
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any
@@ -26,6 +27,7 @@ from megalite.layers.fp8.quantise import Quantised, cast, scale_of, tile_amax
 from megalite.layers.fp8.recipes import Recipe, Role, make_recipe
 from megalite.layers.kept_products import keep_product
 from megalite.layers.linear import ColumnParallelLinear, RowParallelLinear
+from megalite.layers.weight_gradients import WeightGradient
 
 CHECKS = {
     "current": "is_fp8_available",
@@ -101,6 +103,7 @@ class TeLinear:
         self._keep_weights = keep_weights
         self._rounding = rounding
         self._is_first = True
+        self.hand_over: Callable[[WeightGradient], None] | None = None  # autograd adds the library's gradients up
 
     def linear(self, x: Tensor, weight: Tensor) -> Tensor:
         """`x [t, in]` -> `[t, out]`, with gradients. The weight is known already."""

@@ -10,18 +10,40 @@ from megalite.parallel.axes import SINGLE, Axis
 
 
 @dataclass(frozen=True)
+class ChunkSpec:
+    """A run of the model's list of layers."""
+
+    blocks: tuple[int, int]
+    """Half-open range of blocks."""
+    is_first: bool
+    """It begins with the embedding."""
+    is_last: bool
+    """It ends with the final norm and the head."""
+
+
+@dataclass(frozen=True)
 class StageSpec:
     """Everything a stage is built from."""
 
     model: Architecture
     """Filled by `config.plan.fill_model`."""
-    blocks: tuple[int, int]
-    """Half-open range of blocks."""
-    is_first: bool = True
-    is_last: bool = True
+    chunks: tuple[ChunkSpec, ...] = ()
+    """The runs of layers that the stage holds, in the model's order; none is the whole model in one."""
     tp: Axis = SINGLE
     sequence_parallel: bool = False
     recompute: str = "none"
     parts: Parts = field(default_factory=Parts)
     seed: int = 0
     """Seeds dropout, and the initial weights where no other source of them is given."""
+
+    def __post_init__(self) -> None:
+        if not self.chunks:
+            object.__setattr__(self, "chunks", (ChunkSpec((0, self.model.num_layers), is_first=True, is_last=True),))
+
+    @property
+    def has_embedding(self) -> bool:
+        return any(chunk.is_first for chunk in self.chunks)
+
+    @property
+    def has_head(self) -> bool:
+        return any(chunk.is_last for chunk in self.chunks)

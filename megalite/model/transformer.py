@@ -1,15 +1,18 @@
-"""The transformer as one list of layers, and the stage: the run of that list which one rank holds.
+"""The transformer as one list of layers, and the stage: what one rank holds of that list.
 
     embedding, blocks.0, blocks.1, ..., blocks.n-1, final_norm, head
 
-Without a pipeline the only stage is the whole list. Parameter names are those of `model.weights`, whatever the stage:
-block 5 is `blocks.5` on every layout.
+Without a pipeline the only stage is the whole list; with one, a stage is a run of it, or several: its *chunks*.
+Parameter names are those of `model.weights`, whatever the stage: block 5 is `blocks.5` on every layout.
 
 Legend: t tokens of the micro-batch's stream, h hidden size; with sequence parallelism the stream between layers is
 `[t/tp, h]`.
 """
 
 from __future__ import annotations
+
+from collections.abc import Callable
+from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -18,8 +21,11 @@ from megalite.architecture.mup import embedding_scale, output_scale
 from megalite.layers.cross_entropy import Head, HeadSpec
 from megalite.layers.documents import Documents, Targets
 from megalite.layers.embedding import VocabParallelEmbedding
+from megalite.layers.gemm import Gemm
+from megalite.layers.precision import linear_layers
 from megalite.layers.rope import Frequencies, frequencies, rotation
 from megalite.layers.scale import scaled_by
+from megalite.layers.weight_gradients import SummedLinear, TakeGradient
 from megalite.model.block import Block, Dropout
 from megalite.model.initialize import FreshWeights, WeightSource, fill
 from megalite.model.recompute import choose_recompute, compile_blocks
@@ -28,9 +34,9 @@ from megalite.parallel.axes import TensorParallel
 
 
 class Stage(nn.Module):
-    """A run of the model's layers.
+    """Some runs of the model's layers.
 
-    The first stage takes tokens, the others a hidden stream; the last one ends in the final norm and has the head. A
+    The first chunk takes tokens, the others a hidden stream; the last one ends in the final norm and has the head. A
     tied head shares the embedding's parameter when both are on this stage, and has a copy of its own otherwise, whose
     gradients the pipeline engine keeps equal.
 
@@ -44,18 +50,19 @@ class Stage(nn.Module):
         self.spec = spec
         shared: TensorParallel = {"tp": tp, "sequence_parallel": spec.sequence_parallel}
         self.embedding: VocabParallelEmbedding | None = None
-        if spec.is_first:
+        if spec.has_embedding:
             num_positions = model.max_positions if model.positions == "learned" else None
             self.embedding = VocabParallelEmbedding(
                 model.vocab_size, model.hidden_size, num_positions=num_positions, **shared
             )
             self.embedding_dropout = Dropout(model.dropout, seed=spec.seed, site="embedding", **shared)
         self.blocks = nn.ModuleDict()
-        for index in range(*spec.blocks):
-            self.blocks[str(index)] = Block(model, index, parts=spec.parts, seed=spec.seed, **shared)
+        for chunk in spec.chunks:
+            for index in range(*chunk.blocks):
+                self.blocks[str(index)] = Block(model, index, parts=spec.parts, seed=spec.seed, **shared)
         self.final_norm: nn.Module | None = None
         self.head: Head | None = None
-        if spec.is_last:
+        if spec.has_head:
             self.final_norm = spec.parts.norm(model.hidden_size, model.norm_eps, **shared)
             tied_to = self.embedding.weight if model.tie_embeddings and self.embedding is not None else None
             self.head = Head(
@@ -67,9 +74,13 @@ class Stage(nn.Module):
                 **shared,
             )
         self.scale_embedding, self.scale_output = scaled_by(embedding_scale(model)), scaled_by(output_scale(model))
+        if spec.parts.take_gradient is not None:
+            self._hand_over_gradients(spec.parts.take_gradient)
         self.precision = spec.parts.precision
         self.precision.attach(self.blocks)
         self.run_block = choose_recompute(spec.recompute, self.precision.context)
+        self.before_layer: Callable[[str], None] = _go_on
+        """Told the name of each layer that comes next, whose weights must be there when it returns."""
         self._frequencies: dict[str, Frequencies] = {}
         if model.positions == "rope":
             self._frequencies["rotation"] = frequencies(model.rope, model.head_dim)
@@ -77,13 +88,14 @@ class Stage(nn.Module):
             self._frequencies["sliding_rotation"] = frequencies(model.sliding_rope, model.head_dim)
         fill(self, FreshWeights(model, spec.seed) if weights is None else weights)
 
-    def forward(self, x: Tensor, documents: Documents, targets: Targets | None = None) -> Tensor:
-        """Run the stage.
+    def forward(self, x: Tensor, documents: Documents, targets: Targets | None = None, chunk: int = 0) -> Tensor:
+        """Run a chunk of the stage.
 
         Args:
-            x: tokens `[t]` on the first stage, the stream `[t, h]` on the others.
+            x: tokens `[t]` in the first chunk, the stream `[t, h]` in the others.
             documents: borders and positions of the stream.
-            targets: on the last stage; with them the result is the loss.
+            targets: in the last chunk; with them the result is the loss.
+            chunk: which of `spec.chunks`.
 
         Returns:
             The stream `[t, h]`, or the fp32 scalar loss (see `Head.forward`) when targets are given.
@@ -93,12 +105,16 @@ class Stage(nn.Module):
                 rates = self._frequencies[name] = rates.to(documents.positions.device)
                 reach = documents.reach_of_tokens if rates.long is not None else None
                 setattr(documents, name, rotation(documents.positions, rates, reach))
-        if self.embedding is not None:
+        run = self.spec.chunks[chunk]
+        if run.is_first and self.embedding is not None:
+            self.before_layer("embedding")
             x = self.embedding_dropout(self.scale_embedding(self.embedding(x, documents)), documents)
         with self.precision.context():
-            for block in self.blocks.values():
-                x = self.run_block(block, x, documents)
-        if self.final_norm is not None:
+            for index in range(*run.blocks):
+                self.before_layer(f"blocks.{index}")
+                x = self.run_block(self.blocks[str(index)], x, documents)
+        if run.is_last and self.final_norm is not None:
+            self.before_layer("final_norm")
             x = self.scale_output(self.final_norm(x))
         return x if targets is None else self._own_head()(x, targets)
 
@@ -110,13 +126,25 @@ class Stage(nn.Module):
         """The blocks of this stage, by their place in the model."""
         return {int(name): block for name, block in self.blocks.items() if isinstance(block, Block)}
 
+    def _hand_over_gradients(self, take: TakeGradient) -> None:
+        """Let somebody else have the gradients of the weights that products make."""
+        for _, layer in linear_layers(self.blocks):
+            layer.gemm = SummedLinear(layer.weight, cast("Gemm", layer.gemm), take)
+        if self.head is not None:
+            self.head.take_gradient = take
+
     def _own_head(self) -> Head:
         assert self.head is not None, "only the last stage has a head"
+        self.before_layer("head")
         return self.head
 
     def compile_blocks(self) -> None:
         """Compile each block; graphs split at attention and at collectives, and all blocks share them."""
         self.run_block = compile_blocks(self.blocks.values(), self.spec.recompute, self.precision.context)
+
+
+def _go_on(layer: str) -> None:
+    """All weights are there."""
 
 
 def documents_of(sequences: Tensor) -> Documents:

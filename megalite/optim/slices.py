@@ -10,8 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from megalite.model.initialize import LocalWeight, local_weights
-from megalite.model.transformer import Stage
+from megalite.model.initialize import LocalWeight
 
 CHUNK = {"cpu": 2**16, "cuda": 2**22}
 """Numbers that are hashed at a time, by device: as many as stay in a core's cache, or fill a GPU."""
@@ -54,14 +53,6 @@ def places_in_whole(part: Slice, chunk: slice, device: torch.device) -> Tensor:
         return places + rectangle.start[0] * row_size
     rows, columns = places // row_size + rectangle.start[0], places % row_size + rectangle.start[1]
     return rows * weight.shape[1] + columns
-
-
-def whole_slices(stage: Stage) -> Iterator[Slice]:
-    """All that this rank holds of a stage, one slice a weight: what an optimizer updates without ZeRO."""
-    parameters = dict(stage.named_parameters())
-    for local in local_weights(stage):
-        if math.prod(local.rectangle.shape):
-            yield Slice(local, 0, {"weight": local.view(parameters[local.parameter_name].detach()).view(-1)})
 
 
 def copy_numbers(target: Tensor, source: Tensor) -> None:

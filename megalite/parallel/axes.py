@@ -89,6 +89,15 @@ def connect(mesh: Mesh, global_rank: int) -> Axes:
     return Axes(mesh, global_rank, **axes, world=_join("world", (everyone,), global_rank, made))
 
 
+def connect_ends(axes: Axes) -> Axis:
+    """The first and the last pipeline stage of this rank's dp, cp and tp, for what both hold; alone on stages between.
+    Collective over the world."""
+    mesh, last = axes.mesh, axes.pp.size - 1
+    groups = [(ranks[0], ranks[last]) for ranks in mesh.groups("pp")]
+    middle = [(rank,) for rank in range(mesh.world_size) if mesh.coords(rank).pp not in (0, last)]
+    return _join("ends", (*groups, *middle), axes.global_rank, {})
+
+
 def _join(
     name: str,
     groups: tuple[tuple[int, ...], ...],

@@ -1,15 +1,15 @@
 """Memory of a rank at the peak of a step, stage by stage, before anything runs.
 
     model state   weights | gradients | master weights and moments      lives through the run     (ZeRO, section 3)
-    activations   what the blocks keep for the backward pass            grows with micro-batches in flight
-    head          final norm, loss in chunks, gradient of the matrix    last stage only
+    activations   what the blocks keep for the backward pass            for all micro-batches in flight
+    head          final norm, loss in chunks, gradient of the matrix    the last chunk's stage only
     buffers       gradient buckets, gathered weights, pipeline traffic
 
 The formulas count the tensors that this code and DeepSpeed 0.19 allocate; tests hold them against a real block and
 against the loss's own constants. Left out: the CUDA context and NCCL (1-2 GB together), on a CPU the process itself
 (0.4 to 0.6 GB, docs/config.md), the allocator's fragmentation (leave a tenth), and what torch.compile saves by fusing.
-Sources: ZeRO (Rajbhandari et al. 2020), activations and their recomputation (Korthikanti et al. 2022, section 4), 1F1B
-(Narayanan et al. 2021, section 2.2).
+Sources: ZeRO (Rajbhandari et al. 2020), activations and their recomputation (Korthikanti et al. 2022, section 4). How
+many micro-batches are in flight is counted in the schedule itself.
 
 Legend: a bytes of an element, t tokens of a micro-batch, h hidden size, q and kv widths of all query and of all key
 heads, f MLP width; q, kv and f divided by tp.
@@ -17,16 +17,26 @@ heads, f MLP width; q, kv and f divided by tp.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import itertools
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from math import prod
 
-from megalite.architecture.costs import ELEMENT_BYTES, FP32_BYTES, block_activation_bytes, sum_by_layer
+from megalite.architecture.costs import (
+    ELEMENT_BYTES,
+    FP32_BYTES,
+    block_activation_bytes,
+    block_held_bytes,
+    sum_by_layer,
+)
 from megalite.architecture.weights import Weight, vocab_rows_per_rank, weight_table
-from megalite.config.plan import LOSS_CHUNK_TOKENS, RunPlan
+from megalite.config.pipeline import pipeline_schedule
+from megalite.config.plan import LOSS_CHUNK_TOKENS, RunPlan, has_tied_copy
 from megalite.config.schema import Config
-from megalite.engine.deepspeed.footprint import footprint
+from megalite.engine.footprint import footprint
 from megalite.optim.rules import state_bytes
+from megalite.parallel.schedules.operations import Operation
+from megalite.parallel.schedules.simulation import ChunkCosts, peak_kept
 
 
 @dataclass(frozen=True)
@@ -55,8 +65,9 @@ class StageMemory:
 
 def memory_by_stage(config: Config, plan: RunPlan) -> tuple[StageMemory, ...]:
     """Peak memory of the ranks of every pipeline stage, first to last."""
+    schedule = pipeline_schedule(config, plan, plan.grad_accum_steps)
     return tuple(
-        _stage_memory(config, plan, stage, num_parameters)
+        _stage_memory(config, plan, stage, num_parameters, schedule.orders[stage])
         for stage, num_parameters in enumerate(parameters_by_stage(plan))
     )
 
@@ -82,16 +93,16 @@ def state_bytes_per_parameter(config: Config, plan: RunPlan) -> float:
 def _sum_by_stage(plan: RunPlan, measure: Callable[[Weight], int]) -> tuple[int, ...]:
     """Sums over the weights that each pipeline stage holds."""
     table, sizes = weight_table(plan.model), sum_by_layer(plan.model, measure)
-    stages = [sum(sizes[f"blocks.{index}"] for index in range(*blocks)) for blocks in plan.stage_blocks]
-    stages[0] += sizes["embedding"]
-    stages[-1] += sizes["final_norm"] + sizes.get("head", 0)
-    if plan.model.tie_embeddings and plan.pp > 1:
-        stages[-1] += measure(table["embedding.weight"])  # a copy of the embedding
+    stages = [sum(sizes[f"blocks.{index}"] for index in plan.blocks_of(stage)) for stage in range(plan.pp)]
+    stages[plan.chunk_ranks[0]] += sizes["embedding"]
+    stages[plan.chunk_ranks[-1]] += sizes["final_norm"] + sizes.get("head", 0)
+    if has_tied_copy(plan):
+        stages[plan.chunk_ranks[-1]] += measure(table["embedding.weight"])
     return tuple(stages)
 
 
-def stage_block_activations(config: Config, plan: RunPlan, stage: int, recompute: str) -> list[int]:
-    """Bytes of one token that each block of a stage keeps for its backward pass, on one rank."""
+def block_activations(config: Config, plan: RunPlan, blocks: Iterable[int], recompute: str) -> list[int]:
+    """Bytes of one token that each of some blocks keeps for its backward pass, on one rank."""
     fp8 = config.precision.fp8
     return [
         block_activation_bytes(
@@ -104,11 +115,13 @@ def stage_block_activations(config: Config, plan: RunPlan, stage: int, recompute
             keeps_fp8_inputs=fp8 is not None and fp8.backend == "te",
             has_dropout=plan.model.dropout > 0.0,
         )
-        for index in range(*plan.stage_blocks[stage])
+        for index in blocks
     ]
 
 
-def _stage_memory(config: Config, plan: RunPlan, stage: int, num_parameters: int) -> StageMemory:
+def _stage_memory(
+    config: Config, plan: RunPlan, stage: int, num_parameters: int, order: Sequence[Operation]
+) -> StageMemory:
     kept = footprint(config, plan, num_parameters, state_bytes_by_stage(config, plan)[stage])
     return StageMemory(
         stage=stage,
@@ -116,21 +129,32 @@ def _stage_memory(config: Config, plan: RunPlan, stage: int, num_parameters: int
         weights=kept.weights,
         gradients=kept.gradients,
         optimizer=kept.optimizer,
-        activations=_activations(config, plan, stage),
-        head=_head(config, plan) if stage == plan.pp - 1 else 0,
+        activations=_activations(config, plan, stage, order),
+        head=_head(config, plan, order) if stage == plan.chunk_ranks[-1] else 0,
         buffers=kept.buffers + _traffic(config, plan, stage),
     )
 
 
-def _activations(config: Config, plan: RunPlan, stage: int) -> int:
-    """What all blocks keep for all micro-batches in flight, and what recomputation brings back for one block."""
-    kept = stage_block_activations(config, plan, stage, config.train.recompute)
-    whole = stage_block_activations(config, plan, stage, "none")
+def _activations(config: Config, plan: RunPlan, stage: int, order: Sequence[Operation]) -> int:
+    """What the chunks keep at most for the micro-batches in flight, and what recomputation brings back for a block."""
+    blocks = plan.blocks_of(stage)
+    kept, whole = (block_activations(config, plan, blocks, kind) for kind in (config.train.recompute, "none"))
     again = max((all_of_it - some for all_of_it, some in zip(whole, kept, strict=True)), default=0)
-    return _micro_batch_tokens(config) * (sum(kept) * _in_flight(plan, stage) + again)
+    chunks = [_kept_by_chunk(config, plan, range(*bounds)) for bounds in plan.chunk_blocks]
+    return _micro_batch_tokens(config) * (int(peak_kept(order, chunks)) + again)
 
 
-def _head(config: Config, plan: RunPlan) -> int:
+def _kept_by_chunk(config: Config, plan: RunPlan, blocks: Iterable[int]) -> ChunkCosts:
+    """Bytes of one token that a chunk keeps, and of those what it holds from I until W."""
+    model, element_bytes = plan.model, ELEMENT_BYTES[config.precision.dtype]
+    held = (
+        block_held_bytes(model.blocks[index], model.hidden_size, element_bytes=element_bytes, tp=plan.tp)
+        for index in blocks
+    )
+    return ChunkCosts(kept=sum(block_activations(config, plan, blocks, config.train.recompute)), held=sum(held))
+
+
+def _head(config: Config, plan: RunPlan, order: Sequence[Operation]) -> int:
     """The final norm, the gradients that the loss makes in its forward pass, and the larger of its transients.
 
     Those are a chunk of logits (in the stream's format and fp32) with the product added to the gradient, and in the
@@ -145,7 +169,9 @@ def _head(config: Config, plan: RunPlan) -> int:
     logits = min(chunk, tokens) * rows * (FP32_BYTES + (a if half else 0))
     norm = tokens * (FP32_BYTES + a) * stream
     gradients = tokens * 2 * a * plan.model.hidden_size + FP32_BYTES * matrix
-    return norm + gradients + max(logits + (a * matrix if half else 0), FP32_BYTES * matrix)
+    last = [operation for operation in order if operation.chunk == len(plan.chunk_ranks) - 1]
+    in_flight = int(peak_kept(last, [ChunkCosts(held=1.0)] * len(plan.chunk_ranks)))
+    return in_flight * (norm + gradients) + max(logits + (a * matrix if half else 0), FP32_BYTES * matrix)
 
 
 def _traffic(config: Config, plan: RunPlan, stage: int) -> int:
@@ -153,14 +179,8 @@ def _traffic(config: Config, plan: RunPlan, stage: int) -> int:
     a, tokens = ELEMENT_BYTES[config.precision.dtype], _micro_batch_tokens(config)
     collective = a * tokens * plan.model.hidden_size if plan.tp > 1 else 0
     edge = a * tokens * _stream_width(config, plan)
-    received = edge * _in_flight(plan, stage) if stage > 0 else 0
-    handed_on = edge * (_in_flight(plan, stage) + 1) if stage < plan.pp - 1 else 0  # outputs, and one's gradient
-    return collective + received + handed_on
-
-
-def _in_flight(plan: RunPlan, stage: int) -> int:
-    """Micro-batches whose activations a stage holds at once under 1F1B."""
-    return min(plan.pp - stage, plan.grad_accum_steps)
+    cuts = sum(first != second and stage in (first, second) for first, second in itertools.pairwise(plan.chunk_ranks))
+    return collective + 2 * edge * cuts  # over each cut, a stream on its way and a gradient on its way back
 
 
 def _micro_batch_tokens(config: Config) -> int:

@@ -57,7 +57,7 @@ def _tp_bytes(config: Config, plan: RunPlan, stage: int) -> float:
             sequence_parallel=config.parallel.sequence_parallel,
             recompute=config.train.recompute,
         )
-        for index in range(*plan.stage_blocks[stage])
+        for index in plan.blocks_of(stage)
     )
     if stage == 0:
         sent += embedding_sent_bytes(model.hidden_size, element_bytes=element_bytes, tp=tp)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from megalite.checkpoint.catalog import CHECKPOINTS, check_disk, latest, named
 from megalite.checkpoint.format import MANIFEST, read_manifest
+from megalite.config.pipeline import prove_pipeline
 from megalite.config.plan import RunPlan, make_plan
 from megalite.config.schema import Config
 from megalite.config.validate import validate
@@ -42,6 +43,8 @@ def preflight(
     tokenizer = Tokenizer.load(config.data.tokenizer) if config.data.tokenizer is not None else None
     plan = make_plan(config, world_size, tokenizer.vocab_size if tokenizer else samples.vocab_size)
     problems: list[str] = []
+    if local_rank is None:
+        _gather(problems, lambda: prove_pipeline(config, plan))
     if tokenizer is not None:
         _gather(problems, lambda: samples.check_tokenizer(tokenizer))
     _gather(problems, lambda: samples.check_vocab_size(plan.model.vocab_size))

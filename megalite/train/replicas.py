@@ -132,9 +132,9 @@ def _tied_parameter(stage: Stage, axes: Axes) -> str | None:
     """This rank's name of the copy that first and last stage share; empty on stages between; None when none is."""
     if not stage.spec.model.tie_embeddings or axes.pp.size == 1:
         return None
-    if stage.spec.is_first:
+    if stage.spec.has_embedding:
         return TIED
-    return "head.weight" if stage.spec.is_last else ""
+    return "head.weight" if stage.spec.has_head else ""
 
 
 def _listed(ranks: Iterable[int]) -> str:

@@ -17,7 +17,7 @@ from megalite.checkpoint.reader import CheckpointReader
 from megalite.checkpoint.saving import Target
 from megalite.checkpoint.shares import write_share
 from megalite.checkpoint.snapshot import Share
-from megalite.engine.deepspeed import stage_state
+from megalite.engine import stage_state
 from megalite.engine.hooks import FIRST
 from megalite.parallel.collectives import agree
 from tests.kit.spawn import run_ranks

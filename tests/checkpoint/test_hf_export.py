@@ -70,7 +70,7 @@ def test_mup_is_multiplied_into_the_weights(tmp_path: Path):
         model = tiny_model(num_kv_heads=2, tie_embeddings=tied, mup=mup)
         write_checkpoint(tmp_path / f"run-{tied}", model)
         to_hugging_face(tmp_path / f"run-{tied}", tmp_path / f"hf-{tied}")
-        stage = Stage(StageSpec(model, (0, model.num_layers)))
+        stage = Stage(StageSpec(model))
         fill(stage, RandomWeights())
         tokens = torch.arange(20).reshape(2, 10)
         with torch.no_grad():

@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from megalite.checkpoint.reader import CheckpointReader
-from megalite.engine.deepspeed import stage_state
+from megalite.engine import stage_state
 from megalite.engine.parts import rectangles_of_slice
 from tests.kit.spawn import run_ranks
 from tests.kit.train import start_rank, tiny_config
@@ -38,7 +38,7 @@ LAYOUTS = {
         "zero3": layout(4, zero_stage=3),
     },
     2: {
-        "tp2": layout(),
+        "tp2": layout(tp=2),
         "tp2-sp-zero2": layout(1, tp=2, zero_stage=2, sequence_parallel=True),
         "tp2-zero0": layout(4, tp=2, zero_stage=0),
         "tp2-sp-zero3": layout(tp=2, zero_stage=3, sequence_parallel=True),
@@ -49,6 +49,8 @@ LAYOUTS = {
         "pp2-zero0": layout(pp=2, zero_stage=0),
         "pp2-zero1": layout(1, pp=2),
         "pp2-4+0": layout(4, pp=2, blocks_per_stage=[4, 0]),
+        "pp2-interleaved-zero0": layout(pp=2, schedule="interleaved", zero_stage=0),
+        "pp2-zb-v": layout(1, pp=2, schedule="zb-v"),
     },
     4: {
         "tp4-sp": layout(4, tp=4, sequence_parallel=True),
@@ -62,9 +64,13 @@ LAYOUTS = {
         "pp2-dp2": layout(pp=2, dp=2),
         "pp2-dp2-zero0": layout(1, pp=2, dp=2, zero_stage=0),
         "pp4": layout(pp=4),
+        "pp2-dp2-dualpipe-v": layout(1, pp=2, dp=2, schedule="dualpipe-v"),
     },
 }
-WHEN_TIED = ("zero3", "tp2", "dp2-zero2", "pp2-zero0", "pp2-zero1", "tp2-dp2-zero3", "pp2-tp2-sp", "pp2-dp2", "pp4")
+WHEN_TIED = (
+    *("zero3", "tp2", "dp2-zero2", "pp2-zero0", "pp2-zero1", "tp2-dp2-zero3", "pp2-tp2-sp", "pp2-dp2", "pp4"),
+    *("pp2-zb-v", "pp2-dp2-dualpipe-v"),
+)
 """A tied matrix differs in who holds the head."""
 
 UNEVEN = {

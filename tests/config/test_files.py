@@ -64,7 +64,7 @@ class TestReadyConfigs:
 
 class TestCheck:
     def test_report(self):
-        """Parameters of a rank to the unit, memory of each stage, and the JSON that DeepSpeed gets."""
+        """Parameters of a rank to the unit, memory of each stage, and the schedule of the pipeline."""
         arguments = ("--world-size", "512", "--vocab-size", "128256")
         output = " ".join(run("check", str(ROOT / "configs/llama-70b.yaml"), *arguments).split())
         for expected in (
@@ -76,10 +76,30 @@ class TestCheck:
             "8,388,608 tokens, 64 micro-batches a rank",
             "3 60-79 2,271,027,200",
             "GiB of tensors on each rank",
-            '"gradient_accumulation_steps": 64',
+            "1f1b, 1 chunk of layers on each stage; stages wait",
         ):
             assert expected in output
         assert "note:" not in output
+
+    def test_deepspeeds_json(self):
+        """Shown where DeepSpeed is the engine, and nowhere else."""
+        arguments = ("check", str(ROOT / "configs/debug.yaml"), "batch.global_batch_size=12")
+        assert "DeepSpeed's JSON" not in run(*arguments)
+        output = " ".join(run(*arguments, "parallel.engine=deepspeed").split())
+        assert '"gradient_accumulation_steps": 3' in output
+
+    def test_chunks_of_each_stage(self):
+        """A V: the first stage has the first blocks and the last."""
+        layout = (
+            "model.num_layers=4",
+            "parallel.pp=2",
+            "parallel.schedule=zb-v",
+            "parallel.blocks_per_chunk=[2,1,1,0]",
+        )
+        output = " ".join(run("check", str(ROOT / "configs/debug.yaml"), *layout).split())
+        assert "zb-v, 2 chunks of layers on each stage; stages wait" in output
+        assert "0 0-1 none" in output
+        assert "1 2-2 3-3" in output
 
     def test_note_on_an_open_vocabulary(self):
         """Without a tokenizer a size is assumed, and said."""
@@ -90,11 +110,12 @@ class TestCheck:
     def test_json(self):
         """One object that a program can read."""
         found = json.loads(run("check", str(ROOT / "configs/debug.yaml"), "--json", "--vocab-size", "500"))
-        assert set(found) == {"plan", "memory", "deepspeed", "notes", "optimizer_bytes_per_parameter", "export", "sent"}
+        keys = {"plan", "memory", "engine", "deepspeed", "notes", "optimizer_bytes_per_parameter", "export", "sent"}
+        assert set(found) == keys
         assert found["optimizer_bytes_per_parameter"] == 8  # AdamW's two moments
         assert found["plan"]["model"]["vocab_size"] == 500
         assert found["memory"][0]["num_parameters"] == found["plan"]["num_parameters"] + 2 * 12 * 64  # 512 rows
-        assert found["deepspeed"]["train_batch_size"] == 8
+        assert (found["engine"], found["deepspeed"]) == ("native", None)
         assert found["notes"] == []
         assert found["export"] == {"architecture": "LlamaForCausalLM", "why_not": "", "condition": ""}
         assert found["sent"] == [{"stage": 0, "tp": 0, "pp": 0}]  # one rank has nobody to send to

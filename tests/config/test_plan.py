@@ -10,9 +10,18 @@ import pytest
 from megalite.architecture.costs import flops_per_token
 from megalite.architecture.weights import vocab_rows_per_rank
 from megalite.config.fill import fill_model
-from megalite.config.plan import RunPlan, compile_pays, default_world_size, derive_steps, make_plan, split_blocks
+from megalite.config.plan import (
+    RunPlan,
+    compile_pays,
+    default_world_size,
+    derive_steps,
+    fill_stages,
+    make_plan,
+    split_blocks,
+)
 from megalite.config.schema import BatchConfig, Config, ModelConfig
 from megalite.errors import ConfigError
+from megalite.parallel.schedules.kinds import find_placement
 
 W1 = {
     "hidden_size": 384,
@@ -121,12 +130,41 @@ class TestLayout:
             best = min(max(*way[:-1], way[-1] + head_cost) for way in ways)
             assert max(*slowest[:-1], slowest[-1] + head_cost) == pytest.approx(best)
 
+    @pytest.mark.parametrize("schedule", ["interleaved", "zb-v"])
+    @pytest.mark.parametrize("head_cost", [2.0, 6.5, 40.0])
+    def test_a_heavy_head_leaves_its_stage_fewer_blocks(self, schedule: str, head_cost: float):
+        """Chunks may be uneven then, where stages cannot be more even: against every way to fill them."""
+        for pp, num_layers in ((2, 6), (2, 9), (3, 8)):
+            ranks = find_placement(schedule, pp, 2).ranks
+
+            def slowest(counts: tuple[int, ...], pp: int = pp, ranks: tuple[int, ...] = ranks) -> float:
+                own = [*counts[:-1], counts[-1] + head_cost]
+                return max(sum(own[chunk] for chunk, rank in enumerate(ranks) if rank == stage) for stage in range(pp))
+
+            found = fill_stages(ranks, num_layers, head_cost)
+            ways = (
+                (*first, num_layers - sum(first))
+                for first in itertools.product(range(1, num_layers + 1), repeat=2 * pp - 1)
+                if sum(first) <= num_layers
+            )
+            assert sum(found) == num_layers
+            assert min(found[:-1]) > 0
+            assert slowest(tuple(found)) == min(map(slowest, ways))
+
+    def test_blocks_of_chunks(self):
+        """A head of 32000 rows outweighs these six blocks, so the first stage of a V, which has it, gets one."""
+        parallel = {"pp": 2, "schedule": "zb-v"}
+        blocks = plan_of(2, parallel=parallel, batch={"seq_len": 512}).chunk_blocks
+        assert blocks == ((0, 1), (1, 4), (4, 6), (6, 6))
+        given = {**parallel, "blocks_per_chunk": [2, 2, 1, 1]}
+        assert plan_of(2, parallel=given, batch={"seq_len": 512}).chunk_blocks == ((0, 2), (2, 4), (4, 5), (5, 6))
+
     def test_blocks_per_stage(self):
         """The user's word goes before the balance; null weighs a head of 32000 rows as several of these blocks."""
         batch = {"seq_len": 512}
-        assert plan_of(2, parallel={"pp": 2}, batch=batch).stage_blocks == ((0, 5), (5, 6))
+        assert plan_of(2, parallel={"pp": 2}, batch=batch).chunk_blocks == ((0, 5), (5, 6))
         given = {"pp": 3, "blocks_per_stage": [1, 5, 0]}
-        assert plan_of(3, parallel=given, batch=batch).stage_blocks == ((0, 1), (1, 6), (6, 6))
+        assert plan_of(3, parallel=given, batch=batch).chunk_blocks == ((0, 1), (1, 6), (6, 6))
 
 
 class TestModel:
@@ -192,5 +230,5 @@ def test_plan_is_json():
     plan = plan_of(4, parallel={"tp": 2})
     read = json.loads(json.dumps(plan.to_dict()))
     assert read["model"]["head_dim"] == 64
-    assert read["stage_blocks"] == [[0, 6]]
+    assert read["chunk_blocks"] == [[0, 6]]
     assert set(read) == set(RunPlan.__dataclass_fields__)

@@ -102,6 +102,91 @@ CONFLICTS = {
         "parallel.blocks_per_stage: found [4, 0, 0], expected pp=3 numbers whose sum is num_layers=4, of which only "
         "the last may be 0; correct it, or use null",
     ),
+    "a schedule that nobody knows": (
+        config(parallel={"pp": 2, "schedule": "gpipe"}),
+        2,
+        "parallel.schedule: found 'gpipe', expected 1f1b, interleaved, zb-h1, zb-v or dualpipe-v, or a file of one's "
+        "own, NAME.csv",
+    ),
+    "a schedule without a pipeline": (
+        config(parallel={"schedule": "zb-v"}),
+        1,
+        "parallel.schedule: found zb-v, but it has no effect with pp=1; leave it at 1f1b",
+    ),
+    "two chunks for 1F1B": (
+        config(parallel={"pp": 2, "chunks": 2}),
+        2,
+        "parallel.chunks: 1f1b has 1 on each stage, found 2; use 1 or null (interleaved takes more)",
+    ),
+    "one chunk to interleave": (
+        config(parallel={"pp": 2, "chunks": 1, "schedule": "interleaved"}),
+        2,
+        "parallel.chunks: interleaved has two or more on each stage, found 1; use 2, or schedule=1f1b",
+    ),
+    "more chunks than blocks": (
+        config(parallel={"pp": 2, "chunks": 3, "schedule": "interleaved"}),
+        2,
+        "parallel.chunks: pp=2 stages with 3 each are 6 chunks, more than num_layers=4; use chunks=2, or pp=1",
+    ),
+    "more chunks of a V than blocks": (
+        config(parallel={"pp": 4, "schedule": "zb-v"}),
+        4,
+        "parallel.chunks: pp=4 stages with 2 each are 8 chunks, more than num_layers=4; use schedule=1f1b or zb-h1, "
+        "which have one, or pp=2",
+    ),
+    "too few micro-batches for DualPipe": (
+        config(parallel={"pp": 2, "schedule": "dualpipe-v"}, batch={"micro_batch_size": 2, "global_batch_size": 12}),
+        4,
+        "batch.global_batch_size: 12 is 3 micro-batches of 2 on each of dp=2 ranks, and schedule=dualpipe-v with pp=2 "
+        "needs 4 or more; use 16, a smaller micro_batch_size, or schedule=zb-v",
+    ),
+    "blocks of stages that have two chunks": (
+        config(parallel={"pp": 2, "schedule": "zb-v", "blocks_per_stage": [2, 2]}),
+        2,
+        "parallel.blocks_per_stage: schedule=zb-v has 4 chunks on pp=2 stages; use blocks_per_chunk",
+    ),
+    "blocks of chunks that are not the model's": (
+        config(parallel={"pp": 2, "schedule": "zb-v", "blocks_per_chunk": [2, 2]}),
+        2,
+        "parallel.blocks_per_chunk: found [2, 2], expected 4 numbers whose sum is num_layers=4, of which only the last "
+        "may be 0; correct it, or use null",
+    ),
+    "blocks given twice": (
+        config(parallel={"pp": 2, "blocks_per_stage": [2, 2], "blocks_per_chunk": [2, 2]}),
+        2,
+        "parallel.blocks_per_chunk: found beside blocks_per_stage; give one of them",
+    ),
+    "a schedule that is not there": (
+        config(parallel={"pp": 2, "schedule": "nowhere.csv"}),
+        2,
+        "parallel.schedule: nowhere.csv: cannot be read ([Errno 2] No such file or directory: 'nowhere.csv')",
+    ),
+    "a split schedule with Transformer Engine": (
+        config(
+            parallel={"pp": 2, "schedule": "zb-h1"},
+            precision={"fp8": {"backend": "te"}},
+            train={"steps": 100, "device": "cuda"},
+        ),
+        2,
+        "parallel.schedule: zb-h1 makes gradients of weights later than those of inputs, and precision.fp8.backend=te "
+        "makes both in one; use schedule=1f1b or interleaved, or backend=scaled_mm",
+    ),
+    "DeepSpeed with a pipeline": (
+        config(parallel={"pp": 2, "engine": "deepspeed"}),
+        2,
+        "parallel.engine: deepspeed has no pipelines here, found pp=2; use engine=native or null, or pp=1",
+    ),
+    "the native engine with ZeRO-3": (
+        config(parallel={"engine": "native", "zero_stage": 3}),
+        1,
+        "parallel.engine: native has zero_stage=0 or 1, found 3; use engine=deepspeed or null, or zero_stage=1",
+    ),
+    "settings for DeepSpeed without it": (
+        config(engine={"deepspeed_extra": {"wall_clock_breakdown": True}}),
+        1,
+        "engine.deepspeed_extra: found wall_clock_breakdown, but it has no effect with parallel.engine=native, which "
+        "is taken here; set parallel.engine=deepspeed, or leave it out",
+    ),
     "pipeline with ZeRO-2": (
         config(parallel={"pp": 2, "tp": 2, "zero_stage": 2}),
         8,
@@ -213,7 +298,7 @@ CONFLICTS = {
         "model.rope.scaling: low_freq_factor=4 must be below high_freq_factor=4; Llama 3.1 has 1 and 4",
     ),
     "ZeRO-0 in bf16": (
-        config(parallel={"zero_stage": 0}),
+        config(parallel={"zero_stage": 0, "engine": "deepspeed"}),
         1,
         "parallel.zero_stage: found 0 with dtype=bf16, where DeepSpeed applies wrong updates; use zero_stage=1 (right "
         "with dp=1 too), or dtype=fp32",
@@ -226,14 +311,14 @@ CONFLICTS = {
     "bf16 masters with ZeRO-1": (
         config(precision={"master_dtype": "bf16"}),
         1,
-        "precision.master_dtype: with zero_stage=1 DeepSpeed keeps masters in fp32 by itself; use zero_stage=2 or 3 "
-        "(right with dp=1 too), or master_dtype=fp32",
+        "precision.master_dtype: with zero_stage=1 masters are kept in fp32; use zero_stage=2 or 3 (right with dp=1 "
+        "too), or master_dtype=fp32",
     ),
     "bf16 masters in a pipeline": (
         config(precision={"master_dtype": "bf16"}, parallel={"pp": 2}),
         2,
-        "precision.master_dtype: with zero_stage=1 DeepSpeed keeps masters in fp32 by itself; use pp=1 and "
-        "zero_stage=2 or 3 (right with dp=1 too), or master_dtype=fp32",
+        "precision.master_dtype: with zero_stage=1 masters are kept in fp32; use pp=1 and zero_stage=2 or 3 (right "
+        "with dp=1 too), or master_dtype=fp32",
     ),
     "fp16 on a CPU": (
         config(precision={"dtype": "fp16"}, train={"steps": 1, "device": "cpu"}),

@@ -45,7 +45,10 @@ SETTINGS = {
     "no length": (["train.steps=null"], ["train.steps", "train.tokens"]),
     "fp8": (["precision.fp8={backend: te}"], ["fp8.backend", "train.device=cpu", "emulate"]),
     "cuda": (["train.device=cuda"], ["cuda", "train.device=cpu"]),
-    "ZeRO-0 in bf16": (["precision.dtype=bf16", "parallel.zero_stage=0"], ["zero_stage", "1"]),
+    "ZeRO-0 in bf16": (
+        ["precision.dtype=bf16", "parallel.zero_stage=0", "parallel.engine=deepspeed"],
+        ["zero_stage", "1"],
+    ),
     "owned DeepSpeed key": (["engine.deepspeed_extra={gradient_clipping: 1}"], ["gradient_clipping"]),
     "no data": (["data.train=[]"], ["data.train", "source"]),
     "missing data": (["data.train=[{path: no/such/folder}]"], ["no/such/folder"]),

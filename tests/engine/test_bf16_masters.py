@@ -10,7 +10,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from megalite.engine.deepspeed.stage_state import _flat_weights
 from megalite.optim import rounding
 from tests.kit.spawn import run_ranks
 from tests.kit.train import Rank, start_rank, tiny_config
@@ -120,7 +119,7 @@ def formats(stages: list[int]) -> list[tuple[bool, bool, int]]:
     for stage in stages:
         rank = start_rank(tiny_config(**case("adamw", zero_stage=stage)))
         rank.train(0, 1)
-        flat = _flat_weights(rank.engine._engine)
+        flat = rank.engine._state._partition.flat_weights()
         own = {p.ds_tensor.untyped_storage().data_ptr() for p in rank.engine.stage.parameters() if stage == 3}
         is_shared = {tensor.untyped_storage().data_ptr() for tensor in flat} == own
         is_bf16 = all(tensor.dtype == torch.bfloat16 for tensor in flat)

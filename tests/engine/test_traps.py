@@ -268,7 +268,7 @@ def break_gradient(zero_stage: int, parallel: dict[str, Any], dtype: str) -> lis
     options = {"precision": {"dtype": dtype}, "batch": {"micro_batch_size": 2}}
     with running(parallel={**parallel, "zero_stage": zero_stage}, **options) as run:
         if dist.get_rank() == 0:
-            run.parameter("blocks.0.mlp.down.weight").register_hook(spoil)
+            run.parameter("blocks.0.mlp_norm.weight").register_hook(spoil)
         run.step(0)  # moments exist only after the first update
         for step in (1, 2, 3):
             broken = step == 2

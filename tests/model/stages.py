@@ -16,7 +16,7 @@ from megalite.engine.steps import documents_of_batch, targets_of_batch
 from megalite.layers.norm import LayerNorm, RMSNorm
 from megalite.layers.parts import Parts
 from megalite.model.initialize import FreshWeights, fill, local_weights
-from megalite.model.spec import StageSpec
+from megalite.model.spec import ChunkSpec, StageSpec
 from megalite.model.transformer import Stage
 from megalite.parallel.axes import SINGLE, Axis, connect
 from megalite.parallel.mesh import Mesh
@@ -58,12 +58,11 @@ def make_stage(
 ) -> Stage:
     """A stage of the model with the weights of seed 1."""
     norm = LayerNorm if model.norm == "layernorm" else RMSNorm
+    blocks = split_blocks([1.0] * model.num_layers, pp, head_cost=0)[pp_rank]
     stage = Stage(
         StageSpec(
             model,
-            split_blocks([1.0] * model.num_layers, pp, head_cost=0)[pp_rank],
-            is_first=pp_rank == 0,
-            is_last=pp_rank == pp - 1,
+            (ChunkSpec(blocks, is_first=pp_rank == 0, is_last=pp_rank == pp - 1),),
             tp=tp,
             parts=Parts(norm=norm),
             **spec,

@@ -63,9 +63,8 @@ def compare(family: Family, tp: Axis, dtype: torch.dtype, *, packed: bool, seque
     """Differences of logits, loss and every canonical weight's gradient on this rank."""
     logits, loss, parameters, gradients = reference_results(family, dtype, packed)
     model = family.model
-    whole = (0, model.num_layers)
     parts = replace(Parts(), norm=choose_parts(model, "cpu", dtype).norm)
-    spec = StageSpec(model, whole, tp=tp, sequence_parallel=sequence_parallel, parts=parts)
+    spec = StageSpec(model, tp=tp, sequence_parallel=sequence_parallel, parts=parts)
     stage = Stage(spec).to(dtype)
     fill(stage, ReferenceWeights(family, parameters))
     tokens, documents, targets = inputs(packed)

@@ -17,11 +17,11 @@ from megalite.config.schema import OptimizerConfig
 from megalite.engine.protocol import StepResult
 from megalite.optim.adaptive import clip_bound, remember
 from megalite.optim.gradients import UNIT_NORM_FLOOR, GradientChanges
-from megalite.optim.slices import whole_slices
 from megalite.parallel.axes import SINGLE
 from megalite.parallel.random import normal
 from megalite.train.components.adaptive_control import AdaptiveControl
 from megalite.train.components.component import Step
+from tests.kit.slices import whole_slices
 from tests.kit.spawn import run_ranks
 from tests.kit.train import start_rank, tiny_config, train
 from tests.model.stages import GPT_STYLE, make_stage, tiny_model

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from megalite.config.schema import OptimizerConfig
 from megalite.optim.optimizers import build_optimizer
-from megalite.optim.slices import whole_slices
 from megalite.parallel.axes import SINGLE
+from tests.kit.slices import whole_slices
 from tests.model.stages import GPT_STYLE, make_stage, tiny_model
 
 STEPS, LR, DECAY = 50, 1e-2, 0.1

@@ -85,7 +85,7 @@ def test_by_hand():
     tokens, stream = 8 * 16, 4 * 32
     ring = 2 * 3 / 4
     first, last = traffic_by_stage(config, plan)
-    blocks = [stop - start for start, stop in plan.stage_blocks]
+    blocks = [len(plan.blocks_of(stage)) for stage in range(plan.pp)]
     assert first.tp == tokens * ring * (4 * stream * blocks[0] + stream)
     assert last.tp == tokens * ring * (4 * stream * blocks[1] + stream + 3 * 4)
     assert (first.pp, last.pp) == (tokens * stream, tokens * stream)

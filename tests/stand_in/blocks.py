@@ -76,7 +76,7 @@ def _make(name: str, recompute: str = "none") -> Any:
         config = Fp8Config(backend="scaled_mm", recipe=name)
         backend = OwnBackend(config, tp=SINGLE, replicas=SINGLE, device=device, keep_weights=True)
         parts = dataclasses.replace(parts, precision=Fp8(config, NUM_LAYERS, backend))
-    stage = Stage(StageSpec(model, (0, NUM_LAYERS), recompute=recompute, parts=parts))
+    stage = Stage(StageSpec(model, recompute=recompute, parts=parts))
     fill(stage, FreshWeights(model, 1))
     return stage.to(torch.bfloat16).to(device)
 

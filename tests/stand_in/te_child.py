@@ -147,7 +147,7 @@ def _make_stage(backend: str, name: str, kind: str) -> Any:
     config = Fp8Config(backend=backend, recipe=name)
     made = choose_backend(config, tp=SINGLE, replicas=SINGLE, device=device, keep_weights=True)
     parts = Parts(precision=Fp8(config, NUM_LAYERS, made))
-    stage = Stage(StageSpec(model, (0, NUM_LAYERS), recompute=kind, parts=parts))
+    stage = Stage(StageSpec(model, recompute=kind, parts=parts))
     fill(stage, FreshWeights(model, 1))
     return stage.to(device).bfloat16()  # as DeepSpeed does, after the library has taken the weights
 

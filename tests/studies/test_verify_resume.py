@@ -27,6 +27,8 @@ LAYOUTS = {
     "tp2": {"tp": 2, "zero_stage": 1, "sequence_parallel": True},
     "pp2": {"tp": 1, "pp": 2, "zero_stage": 1},
     "pp2-tp2": {"tp": 2, "pp": 2, "zero_stage": 1},
+    "pp2-zb-h1": {"tp": 1, "pp": 2, "zero_stage": 1, "schedule": "zb-h1"},
+    "deepspeed": {"tp": 1, "dp": 2, "zero_stage": 1, "engine": "deepspeed"},
 }
 
 

@@ -14,7 +14,7 @@ import pytest
 from megalite.checkpoint.reader import CheckpointReader
 from megalite.config.load import load_config
 from megalite.data.loader import Batch
-from megalite.engine.deepspeed.plain import PlainEngine
+from megalite.engine.native.engine import NativeEngine
 from megalite.engine.protocol import StepResult
 from megalite.studies.verify_resume import verify_resume
 from tests.kit.runs import write_run
@@ -82,12 +82,12 @@ def test_layers_that_go_back_are_events_and_are_kept(run):
 
 def leave_out_step_four() -> None:
     """On every rank: the fourth step says that it was skipped."""
-    train_step, steps = PlainEngine.train_step, itertools.count(1)
+    train_step, steps = NativeEngine.train_step, itertools.count(1)
 
-    def step(self: PlainEngine, batches: list[Batch], lr: float) -> StepResult:
+    def step(self: NativeEngine, batches: list[Batch], lr: float) -> StepResult:
         return replace(train_step(self, batches, lr), skipped=next(steps) == 4)
 
-    PlainEngine.train_step = step
+    NativeEngine.train_step = step
 
 
 def test_a_step_that_was_left_out_says_nothing_of_layers(tmp_path):

@@ -62,17 +62,17 @@ def test_a_changed_bit_is_found_and_named_in_every_layout():
 
 def flip_behind_step_25() -> None:
     """Rank 1's first master changes once, behind step 25."""
-    from megalite.engine.deepspeed.plain import PlainEngine
+    from megalite.engine.native.engine import NativeEngine
 
-    train_step, state = PlainEngine.train_step, {"calls": 0}
+    train_step, state = NativeEngine.train_step, {"calls": 0}
 
-    def step(self: PlainEngine, *args):
+    def step(self: NativeEngine, *args):
         if state["calls"] == 25 and dist.get_rank() == 1:
             self.slices()[0].tensors["weight"][:1] += 1.0
         state["calls"] += 1
         return train_step(self, *args)
 
-    PlainEngine.train_step = step
+    NativeEngine.train_step = step
 
 
 def test_a_run_goes_back_and_ends_as_if_nothing_had_been(tmp_path):

@@ -6,6 +6,9 @@ from dataclasses import asdict
 
 import pytest
 
+from megalite.model.initialize import FreshWeights
+from megalite.model.spec import StageSpec
+from megalite.model.transformer import Stage
 from megalite.train.micro_gradients import MicroGradients
 from tests.kit.batches import step_batches
 from tests.kit.spawn import run_ranks
@@ -31,7 +34,7 @@ def measured(layouts: list[dict]) -> list[dict[str, float]]:
     found = []
     for parallel in layouts:
         rank = start_rank(tiny_config(parallel=parallel))
-        dp, meter = rank.axes.batch, MicroGradients(rank.engine.stage, rank.axes)
+        dp, meter = rank.axes.batch, MicroGradients(rank.engine, rank.axes)
         batches = step_batches(0, dp=dp.size, dp_rank=dp.rank, **SIZES)
         rank.engine.train_step(batches, 0.0)
         meter.start()
@@ -44,7 +47,7 @@ def measured(layouts: list[dict]) -> list[dict[str, float]]:
 def one_by_one() -> dict[str, float]:
     """Plain autograd over each micro-batch and over all, each a mean over its own valid tokens."""
     rank = start_rank(tiny_config(parallel={"zero_stage": 0}))
-    stage = rank.engine.stage
+    stage = Stage(StageSpec(rank.plan.model), FreshWeights(rank.plan.model, rank.config.run.seed))
     batches = step_batches(0, dp=1, dp_rank=0, **SIZES)
     counts = [int(batch.loss_mask.sum()) for batch in batches]
     assert len(set(counts)) > 1

@@ -114,18 +114,18 @@ def test_a_norm_on_one_tensor_parallel_rank_is_named():
 
 def nudge_after_step_25() -> None:
     """Rank 1's copy of a norm moves once, behind step 25."""
-    from megalite.engine.deepspeed.plain import PlainEngine
+    from megalite.engine.native.engine import NativeEngine
 
-    train_step, state = PlainEngine.train_step, {"calls": 0}
+    train_step, state = NativeEngine.train_step, {"calls": 0}
 
-    def step(self: PlainEngine, *args):
+    def step(self: NativeEngine, *args):
         result = train_step(self, *args)
         state["calls"] += 1
         if state["calls"] == 25 and dist.get_rank() == 1:
             dict(self.stage.named_parameters())[NORM].data[3] += 1e-3
         return result
 
-    PlainEngine.train_step = step
+    NativeEngine.train_step = step
 
 
 def test_a_run_goes_back_and_ends_as_if_nothing_had_been(tmp_path):

@@ -39,12 +39,15 @@ class Job:
     pp: int = 1
     zero_stage: int = 1
     blocks: tuple[int, ...] | None = None
-    """Blocks of each pipeline stage; None leaves it to megalite."""
+    """Blocks of each chunk of a pipeline; None leaves it to megalite."""
+    layers: int = 6
+    schedule: str = "1f1b"
+    """Of a pipeline."""
 
     @property
     def shape(self) -> Shape:
         """W1: Llama style, tied."""
-        return Shape(hidden=384, layers=6, heads=6, ffn=1024, vocab=self.vocab, seq_len=512)
+        return Shape(hidden=384, layers=self.layers, heads=6, ffn=1024, vocab=self.vocab, seq_len=512)
 
 
 Step = Callable[[int], None]
@@ -178,7 +181,13 @@ def megalite_step(job: Job) -> Step:
             "vocab_size": shape.vocab,
             "tie_embeddings": True,
         },
-        parallel={"tp": job.tp, "pp": job.pp, "zero_stage": job.zero_stage, "blocks_per_stage": job.blocks},
+        parallel={
+            "tp": job.tp,
+            "pp": job.pp,
+            "zero_stage": job.zero_stage,
+            "schedule": job.schedule,
+            "blocks_per_chunk": job.blocks,
+        },
         batch={
             "micro_batch_size": job.micro_batch_size,
             "global_batch_size": job.micro_batch_size * job.accum * dp,

@@ -82,7 +82,7 @@ def parity(device: torch.device, tiny: bool) -> bool:
     batch = random_batch(4, 256, 1000, documents=4)
 
     def build(where: torch.device, dtype: torch.dtype) -> Stage:
-        spec = StageSpec(model, (0, model.num_layers), parts=choose_parts(model, where.type, dtype))
+        spec = StageSpec(model, parts=choose_parts(model, where.type, dtype))
         stage = Stage(spec)
         fill(stage, FreshWeights(model, 0))
         return stage.to(where, dtype)

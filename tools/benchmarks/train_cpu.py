@@ -51,6 +51,8 @@ class Entry:
     """The cases that ratios are taken to."""
     asked: tuple[str, float] | None = None
     """One of them, and the ratio asked for."""
+    tree: Path = HERE.parents[1]
+    """Whose code runs: this one, or a release before."""
 
 
 COMPILED = {"compile": True, "warmup": 5}
@@ -136,8 +138,9 @@ def _start(entry: Entry, rank: int, folder: str) -> subprocess.Popen:
         "LOCAL_RANK": str(rank),
         "WORLD_SIZE": str(entry.world_size),
         "RENDEZVOUS": f"file://{folder}/store",
+        "PYTHONPATH": str(entry.tree),
     }
-    command = [sys.executable, str(HERE / "cases.py"), json.dumps(entry.job)]
+    command = [sys.executable, str(entry.tree / "tools" / "benchmarks" / "cases.py"), json.dumps(entry.job)]
     return subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
@@ -217,12 +220,17 @@ def main() -> None:
     rows = summarise(chosen, measure(chosen, arguments.rounds))
     show(rows)
     if arguments.out:
-        import torch
+        given = {"vocab": arguments.vocab, "rounds": arguments.rounds}
+        given |= {"steps": arguments.steps} if arguments.steps else {}
+        write_record(arguments.out, given, rows)
 
-        about = {"date": time.strftime("%Y-%m-%d"), "machine": platform.processor(), "torch": torch.__version__}
-        record = {**about, "cpu": _cpu_name(), "vocab": arguments.vocab, "rounds": arguments.rounds, "rows": rows}
-        record |= {"steps": arguments.steps} if arguments.steps else {}
-        arguments.out.write_text(json.dumps(record, indent=1) + "\n")
+
+def write_record(path: Path, given: dict, rows: list[dict]) -> None:
+    """Write figures with what they were taken on."""
+    import torch
+
+    about = {"date": time.strftime("%Y-%m-%d"), "machine": platform.processor(), "torch": torch.__version__}
+    path.write_text(json.dumps({**about, "cpu": _cpu_name(), **given, "rows": rows}, indent=1) + "\n")
 
 
 def _cpu_name() -> str:

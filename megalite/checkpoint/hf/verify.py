@@ -229,7 +229,7 @@ def check_answer(
 def compute_logits(source: WeightSource, model: Architecture, probes: Sequence[Probe]) -> Iterator[Tensor]:
     """Megalite's own logits `[t, v]` of each sequence, fp32 in this process."""
     parts = choose_parts(model, "cpu", torch.float32)
-    stage = Stage(StageSpec(model=model, blocks=(0, model.num_layers), parts=parts), source).eval()
+    stage = Stage(StageSpec(model=model, parts=parts), source).eval()
     for probe in probes:
         length = len(probe.tokens)
         borders = torch.tensor([0, length], dtype=torch.int32)

@@ -16,6 +16,16 @@ class ParallelConfig(Section):
     """Tensor-parallel ranks: each matrix is cut into this many. Keep within a node."""
     pp: PositiveInt = 1
     """Pipeline stages: the list of layers is cut into this many."""
+    engine: Literal["native", "deepspeed"] | None = None
+    """Who does the training steps: `native`, our own (ZeRO 0 and 1, and all pipelines), or DeepSpeed (ZeRO 0 to 3,
+    without a pipeline). null takes native where it can be, else DeepSpeed."""
+    schedule: str = "1f1b"
+    """Order of a pipeline's passes: `1f1b`, `interleaved`, `zb-h1`, `zb-v`, `dualpipe-v` (docs/train.md says how to
+    choose), or a file of one's own, NAME.csv."""
+    chunks: PositiveInt | None = None
+    """Chunks of layers that each pipeline stage holds; null is 1, and 2 for interleaved, zb-v and dualpipe-v."""
+    blocks_per_chunk: tuple[NonNegativeInt, ...] | None = None
+    """Transformer blocks of each chunk, from the first layers to the last; null balances them."""
     blocks_per_stage: tuple[NonNegativeInt, ...] | None = None
     """Transformer blocks of each stage, as in [9, 9, 8, 6]; null balances the stages, counting the head that the last
     one has too."""

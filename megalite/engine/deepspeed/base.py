@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from itertools import count
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from megalite.config.schema import Config
 from megalite.engine.deepspeed.loss_scaling import loss_scaling, set_loss_scaling
-from megalite.engine.deepspeed.stage_state import StageState
+from megalite.engine.deepspeed.partition import ZeroPartition
 from megalite.engine.deepspeed.update import UpdateStep
 from megalite.engine.hooks import UpdateHooks
 from megalite.engine.parts import Part
-from megalite.engine.protocol import HeldWeight, LocalState, LossScaling
+from megalite.engine.protocol import GradientObserver, HeldWeight, LocalState, LossScaling
+from megalite.engine.stage_state import StageState
 from megalite.engine.steps import set_accumulation, set_learning_rate
 from megalite.model.initialize import WeightSource
 from megalite.model.transformer import Stage
@@ -42,7 +44,10 @@ class DeepSpeedEngine:
         self.hooks = UpdateHooks()
         self.clip_norm = config.optimizer.clip_grad_norm
         self._engine, self._axes = engine, axes
-        self._state = StageState(engine, stage, axes, config.parallel.zero_stage)
+        self.observed_weight = float(axes.replicas.size)  # DeepSpeed averages over them
+        optimizer = getattr(engine.optimizer, "optimizer", engine.optimizer)
+        partition = ZeroPartition(engine, stage, axes, config.parallel.zero_stage)
+        self._state = StageState(optimizer, stage, axes, partition)
         self._update = UpdateStep(engine, list(stage.parameters()), config, axes, self.hooks)
 
     def _begin_step(self, lr: float, num_micro_batches: int) -> None:
@@ -54,6 +59,19 @@ class DeepSpeedEngine:
         """All gradients of a step are there, and DeepSpeed's `step` follows."""
         self.stage.precision.end_step()
         self._update.prepare(loss, num_tokens)
+
+    def observe_gradients(self, observer: GradientObserver) -> Callable[[], None]:
+        def tell(parameter: nn.Parameter) -> Callable[[Tensor], None]:
+            micro_batch = count()
+            return lambda gradient: observer(parameter, gradient, next(micro_batch))
+
+        handles = [parameter.register_hook(tell(parameter)) for parameter in self.stage.parameters()]
+
+        def end() -> None:
+            for handle in handles:
+                handle.remove()
+
+        return end
 
     def slices(self) -> Sequence[Slice]:
         return self._state.slices

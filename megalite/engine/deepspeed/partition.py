@@ -14,17 +14,14 @@ the number of ranks does not divide (stage3.py:3196).
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator
-from dataclasses import replace
 from typing import Any, Protocol, cast
 
+import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from megalite.model.initialize import LocalWeight, local_weights
+from megalite.model.initialize import WeightSource, fill
 from megalite.model.transformer import Stage
-from megalite.optim.slices import Slice, whole_slices
 from megalite.parallel.axes import Axes
 
 
@@ -46,35 +43,36 @@ def zero_view(parameter: nn.Parameter) -> ZeroView:
     return cast("ZeroView", parameter)
 
 
-def weight_slices(stage: Stage, axes: Axes, zero_stage: int) -> Iterator[Slice]:
-    """What this rank updates of the weights, vocabulary padding left out: everything it holds, without ZeRO."""
-    found = whole_slices(stage) if zero_stage == 0 else _zero_slices(stage, zero_stage)
-    is_other_replica = zero_stage == 0 and axes.replicas.rank != 0
-    return (replace(part, is_copy=is_other_replica or is_copy_in_model(part.local, axes)) for part in found)
+class ZeroPartition:
+    """See `engine.partition.Partition`: what a DeepSpeed engine keeps at each ZeRO stage."""
 
+    def __init__(self, engine: Any, stage: Stage, axes: Axes, zero_stage: int):
+        self._engine, self._stage, self._zero_stage = engine, stage, zero_stage
+        self.divides_state, self.divides_weights = zero_stage >= 1, zero_stage == 3
+        self.axis = axes.stage if self.divides_state else axes.tp
+        if zero_stage == 3:
+            _share_bf16_masters(engine.optimizer)
 
-def is_copy_in_model(local: LocalWeight, axes: Axes) -> bool:
-    """Whether another rank of the same model replica stands for a weight: replicated ones and tied pairs count once."""
-    is_tied_copy = local.parameter_name == "head.weight" and local.weight.layer == "embedding"
-    return is_tied_copy or (local.weight.cut is None and axes.tp.rank != 0)
+    def part_of(self, parameter: nn.Parameter) -> tuple[int, Tensor] | None:
+        if self._zero_stage == 0:
+            return 0, parameter.detach().view(-1)
+        return _of_stage_3(parameter) if self._zero_stage == 3 else _of_stage_1_and_2(parameter)
 
+    def flat_weights(self) -> list[Tensor]:
+        """fp32, or bf16 where weights live in it alone."""
+        for name in ("fp32_partitioned_groups_flat", "single_partition_of_fp32_groups", "fp32_groups_flat_partition"):
+            if hasattr(self._engine.optimizer, name):
+                return list(getattr(self._engine.optimizer, name))
+        return [weight for group in self._engine.optimizer.param_groups for weight in group["params"]]
 
-def _zero_slices(stage: Stage, zero_stage: int) -> Iterator[Slice]:
-    rows: dict[str, list[LocalWeight]] = {}
-    for local in local_weights(stage):
-        rows.setdefault(local.parameter_name, []).append(local)
-    for name, parameter in stage.named_parameters():
-        found = _of_stage_3(parameter) if zero_stage == 3 else _of_stage_1_and_2(parameter)
-        if found is None:
-            continue
-        begin, numbers = found
-        end, first = begin + numbers.numel(), 0
-        for local in rows[name]:
-            last = first + math.prod(local.rectangle.shape)
-            start, stop = max(begin, first), min(end, last)
-            if start < stop:
-                yield Slice(local, start - first, {"weight": numbers.narrow(0, start - begin, stop - start)})
-            first = last
+    def held(self, parameter: nn.Parameter) -> Tensor:
+        return zero_view(parameter).ds_tensor if self.divides_weights else parameter
+
+    def refresh(self, weights: WeightSource) -> None:
+        if self._zero_stage == 3:
+            _gather_anew(self._engine.optimizer)
+        elif self._zero_stage:
+            fill(self._stage, weights)  # from the page cache by now: sooner there than gathered from the other ranks
 
 
 def _of_stage_1_and_2(parameter: nn.Parameter) -> tuple[int, Tensor] | None:
@@ -96,3 +94,19 @@ def _of_stage_3(parameter: nn.Parameter) -> tuple[int, Tensor] | None:
     if length <= 0:
         return None
     return start, safe_get_local_fp32_param(parameter).detach().narrow(0, 0, length)
+
+
+def _share_bf16_masters(optimizer: Any) -> None:
+    """Let masters in bf16 be the very memory of stage 3's weights. DeepSpeed means to, but compares a device with a
+    string (stage3.py:1156)."""
+    for number, master in enumerate(optimizer.fp32_partitioned_groups_flat):
+        if master.dtype == torch.bfloat16:
+            master.data = optimizer.fp16_partitioned_groups_flat[number].data
+
+
+def _gather_anew(optimizer: Any) -> None:
+    """Under stage 3, make the module compute with master weights that were set from outside. Collective."""
+    optimizer.checkpoint_event_prologue()  # frees weights that are gathered at the moment
+    for number in range(len(optimizer.fp16_groups)):
+        optimizer._reassign_or_swap_out_partitioned_parameters(number)
+    optimizer.checkpoint_event_epilogue()  # gathers again what is always kept whole

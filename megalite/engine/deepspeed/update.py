@@ -19,10 +19,8 @@ from megalite.engine import grad_norm
 from megalite.engine.deepspeed.gate import UpdateGate
 from megalite.engine.deepspeed.step_numbers import StepNumbers
 from megalite.engine.hooks import UpdateHooks
-from megalite.engine.protocol import NonFiniteLossError, StepResult
+from megalite.engine.protocol import NO_TOKENS, NonFiniteLossError, StepResult
 from megalite.parallel.axes import Axes
-
-NO_TOKENS = "no token of the batch counts in the loss"
 
 
 class UpdateStep:

@@ -6,22 +6,24 @@ changes its way between steps, unseen by compiled blocks (`fp8.opaque`).
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol, cast
 
 import torch
 from torch import Tensor, nn
 
 from megalite.config.schema import Fp8Config
-from megalite.layers.fp8.opaque import linear, number_of
 from megalite.layers.fp8.quantise import Quantised
 from megalite.layers.fp8.recipes import Role
 from megalite.layers.fp8.watch import Gauge, LayerErrors, read_gauges
 from megalite.layers.gemm import Gemm, LinearGemm
 from megalite.layers.linear import ColumnParallelLinear, RowParallelLinear
+from megalite.layers.opaque import linear, number_of
 from megalite.layers.precision import ReadState, linear_layers
+from megalite.layers.weight_gradients import SummedLinear, WeightGradient
 from megalite.parallel.axes import Axis
 
 HISTORY = "fp8_amax"
@@ -39,7 +41,10 @@ class Fp8Layer(LinearGemm, Protocol):
     """Whether there is `gradients`, so that a compiled block may take the products in as ops; else its graph ends
     before each of them."""
 
-    def gradients(self, grad: Tensor, x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+    hand_over: Callable[[WeightGradient], None] | None
+    """Gets gradients of the weight, which autograd then does not; None while autograd does. Set by the site."""
+
+    def gradients(self, grad: Tensor, x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor | None]:
         """Of `x` and `weight`, from that of the product."""
         ...
 
@@ -81,6 +86,8 @@ class Site:
 
     def __init__(self, name: str, layer: ColumnParallelLinear | RowParallelLinear, fp8: Fp8Layer):
         self.name, self.fp8, self.plain = name, fp8, cast("Gemm", layer.gemm)
+        if isinstance(layer.gemm, SummedLinear):
+            fp8.hand_over = partial(layer.gemm.take, layer.weight)
         self._gemm: LinearGemm = fp8
         self._gauge: Gauge | None = None
         self._number = number_of(self) if fp8.has_gradients else None
@@ -92,15 +99,17 @@ class Site:
     def linear(self, x: Tensor, weight: Tensor) -> Tensor:
         """`x [t, in]` and `weight [out, in]` -> `[t, out]`, with gradients, in the present way."""
         if self._number is not None and torch.compiler.is_compiling():
-            return linear(x, weight, self._number)
+            return linear(x, weight, self._number, hands_over=isinstance(self.plain, SummedLinear))
         return self._multiply(x, weight)
 
     def product(self, x: Tensor, weight: Tensor) -> Tensor:
-        """See `opaque.Products`."""
+        """See `layers.opaque.OpaqueLayer`."""
         return self._multiply(x, weight)
 
-    def gradients(self, grad: Tensor, x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
-        """See `opaque.Products`."""
+    def gradients(self, grad: Tensor, x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor | None]:
+        """See `layers.opaque.OpaqueLayer`."""
+        if self._gemm is self.plain and isinstance(self.plain, SummedLinear):
+            return self.plain.gradients(grad, x, weight)
         if self._gemm is self.plain:
             return self.plain.multiply(grad, weight.t()), self.plain.multiply(grad.t(), x.t())
         if self._gauge is not None:

@@ -13,6 +13,7 @@ are gathered for each use, nor outside training.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -24,6 +25,7 @@ from megalite.layers.fp8.history import Histories
 from megalite.layers.fp8.products import Product
 from megalite.layers.fp8.quantise import WHOLE, Quantised, Tile, cast, scale_of, tile_amax
 from megalite.layers.fp8.recipes import Recipe, Role
+from megalite.layers.weight_gradients import WeightGradient, WholeGradient
 from megalite.parallel.axes import Axis
 from megalite.parallel.collectives import all_reduce
 
@@ -98,6 +100,7 @@ class Fp8Linear:
     def __init__(self, recipe: Recipe, scales: Scales, multiply: Product, *, keep_weights: bool):
         self.recipe, self.multiply = recipe, multiply
         self._scales, self._keep_weights = scales, keep_weights
+        self.hand_over: Callable[[WeightGradient], None] | None = None
         self._kept: dict[bool, Quantised] = {}
 
     def linear(self, x: Tensor, weight: Tensor) -> Tensor:
@@ -106,20 +109,28 @@ class Fp8Linear:
         rounded = self.quantised_weight(weight, transposed=False, keep=torch.is_grad_enabled())
         return _Fp8Product.apply(x, weight, self, activation, rounded)
 
-    def gradients(self, grad: Tensor, x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+    def gradients(self, grad: Tensor, x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor | None]:
         """Of `x` and `weight`, from that of the product `grad [t, out]`."""
         rounded = self.quantise("gradient", grad)
         kept = self.transpose("activation", x, self.quantise("activation", x))
-        return self.input_gradient(rounded, weight, x.dtype), self.weight_gradient(grad, rounded, kept, weight.dtype)
+        grad_x = self.input_gradient(rounded, weight, x.dtype)
+        return grad_x, self.weight_gradient(grad, rounded, kept, weight.dtype)
 
     def input_gradient(self, rounded: Quantised, weight: Tensor, dtype: torch.dtype) -> Tensor:
         """dx, from the rounded dy."""
         right = self.quantised_weight(weight, transposed=True, keep=True)
         return self.multiply(rounded, right, dtype, is_forward=False)
 
-    def weight_gradient(self, grad: Tensor, rounded: Quantised, kept: Quantised, dtype: torch.dtype) -> Tensor:
-        """dw, from dy, the same rounded, and the rounded x^T."""
-        return self.multiply(self.transpose("gradient", grad, rounded), kept, dtype, is_forward=False)
+    def weight_gradient(self, grad: Tensor, rounded: Quantised, kept: Quantised, dtype: torch.dtype) -> Tensor | None:
+        """dw, from dy, the same rounded, and the rounded x^T; None when it is handed over."""
+
+        def make() -> Tensor:
+            return self.multiply(self.transpose("gradient", grad, rounded), kept, dtype, is_forward=False)
+
+        if self.hand_over is None:
+            return make()
+        self.hand_over(WholeGradient(make))
+        return None
 
     def quantise(self, role: Role, x: Tensor, *, transposed: bool = False) -> Quantised:
         """Round a matrix `[m, k]` that is to be reduced over k."""

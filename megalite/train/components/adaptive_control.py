@@ -42,7 +42,7 @@ class AdaptiveControl(Component):
         self._recorder = recorder
         self._meter: MicroGradients | None = None
         if config.batch.noise_scale is not None:
-            self._meter = MicroGradients(engine.stage, axes)
+            self._meter = MicroGradients(engine, axes)
         self.load_state({})
 
     def load_state(self, state: dict[str, Any]) -> None:

@@ -133,7 +133,7 @@ def _as_hugging_face(saved: SavedModel) -> Iterator[Path]:
 def build_stage(saved: SavedModel, device: torch.device) -> Stage:
     """The whole model in fp32."""
     parts = choose_parts(saved.model, device.type, torch.float32)
-    spec = StageSpec(model=saved.model, blocks=(0, saved.model.num_layers), parts=parts)
+    spec = StageSpec(model=saved.model, parts=parts)
     return Stage(spec, saved.weights).eval().to(device)
 
 

@@ -99,7 +99,7 @@ def make(fp8: bool, recompute: str = "none") -> Stage:
         config = Fp8Config(backend="te")
         backend = choose_backend(config, tp=SINGLE, replicas=SINGLE, device=torch.device("cpu"), keep_weights=True)
         parts = Parts(precision=Fp8(config, NUM_LAYERS, backend))
-    stage = Stage(StageSpec(model, (0, NUM_LAYERS), recompute=recompute, parts=parts))
+    stage = Stage(StageSpec(model, recompute=recompute, parts=parts))
     fill(stage, FreshWeights(model, 1))
     return stage
 

@@ -1,7 +1,7 @@
-"""The weights and optimizer state of a stage inside a DeepSpeed engine, by canonical name, whatever the ZeRO stage.
+"""The weights and optimizer state of a stage inside an engine, by canonical name, whatever is divided among replicas.
 
-DeepSpeed owns the master weights, as flat tensors; the optimizer's state is ours, bound to slices of them
-(`optim.optimizer`). Binding happens once, when DeepSpeed has laid everything out and before the first step.
+The engine owns the weights that are updated, as flat tensors; the optimizer's state is bound to slices of them
+(`optim.optimizer`). Binding happens once, when the engine has laid everything out and before the first step.
 """
 
 from __future__ import annotations
@@ -9,16 +9,15 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from megalite.architecture.weights import Rectangle, Weight
-from megalite.engine.deepspeed.partition import is_copy_in_model, weight_slices, zero_view
+from megalite.engine.partition import Partition, is_copy_in_model, slices_of
 from megalite.engine.parts import Part, parts_of_slice
 from megalite.engine.protocol import HeldWeight, LocalState
-from megalite.model.initialize import CUT_MARK, LocalWeight, WeightSource, fill, local_weights
+from megalite.model.initialize import CUT_MARK, LocalWeight, WeightSource, local_weights
 from megalite.model.transformer import Stage
 from megalite.optim.optimizer import OwnedState, SlicedOptimizer
 from megalite.optim.slices import Slice, copy_numbers
@@ -26,24 +25,18 @@ from megalite.parallel.axes import Axes
 from megalite.parallel.collectives import all_reduce
 
 MAX_SLICES = 64
-"""Slices of one weight, under ZeRO-3: on more ranks than this, whole weights are gathered to be saved."""
+"""Slices of one weight, where each is divided: on more ranks than this, whole weights are gathered to be saved."""
 
 
 class StageState:
     """Reads and writes what the optimizer works on. Building it binds the optimizer; collective."""
 
-    def __init__(self, engine: Any, stage: Stage, axes: Axes, zero_stage: int):
-        self._engine, self._stage, self._axes, self._zero_stage = engine, stage, axes, zero_stage
+    def __init__(self, optimizer: SlicedOptimizer, stage: Stage, axes: Axes, partition: Partition):
+        self.optimizer = optimizer
+        self._stage, self._axes, self._partition = stage, axes, partition
         self._parameters: dict[str, nn.Parameter] = dict(stage.named_parameters())
-        self.optimizer: SlicedOptimizer = getattr(engine.optimizer, "optimizer", engine.optimizer)
-        if zero_stage == 3:
-            _share_bf16_masters(engine.optimizer)
-        self.optimizer.bind(
-            weight_slices(stage, axes, zero_stage),
-            _flat_weights(engine),
-            axes.stage if zero_stage else axes.tp,
-            axes.tp.rank,
-        )
+        slices = slices_of(stage, axes, partition)
+        optimizer.bind(slices, partition.flat_weights(), partition.axis, axes.tp.rank)
 
     @property
     def slices(self) -> list[Slice]:
@@ -51,13 +44,13 @@ class StageState:
         return self.optimizer.slices
 
     def owned_states(self) -> Iterator[OwnedState]:
-        """What this rank keeps whole; without ZeRO every replica keeps the same."""
+        """What this rank keeps whole; where nothing is divided every replica keeps the same."""
         return self.optimizer.owned_states()
 
     def owned_parts(self) -> Iterator[Part]:
-        """What this rank stands for: under ZeRO what it alone keeps, else weights in turns with its replicas."""
-        is_crumbs = self._zero_stage == 3 and self._axes.replicas.size > MAX_SLICES
-        if self._zero_stage == 0 or is_crumbs:
+        """What this rank stands for: what it alone keeps, or else weights in turns with its replicas."""
+        is_crumbs = self._partition.divides_weights and self._axes.replicas.size > MAX_SLICES
+        if is_crumbs or not self._partition.divides_state:
             yield from self._in_turns(is_live=not is_crumbs)
         else:
             for part in self.slices:
@@ -69,12 +62,14 @@ class StageState:
                     yield Part(state.unit.weight.name, rectangle, {kind: tensor}, state.is_live)
 
     def held_weights(self) -> list[HeldWeight]:
-        """Every parameter, or the part of it that stage 3 leaves here."""
+        """Every parameter, or the part of it that is left here where weights are divided."""
         found = []
         for name, parameter in self._parameters.items():
-            is_cut_by_zero, is_cut_by_tp = self._zero_stage == 3, getattr(parameter, CUT_MARK, False)
-            over = (() if is_cut_by_zero else (self._axes.replicas,)) + (() if is_cut_by_tp else (self._axes.tp,))
-            found.append(HeldWeight(name, zero_view(parameter).ds_tensor if is_cut_by_zero else parameter, over))
+            is_cut_by_tp = getattr(parameter, CUT_MARK, False)
+            over = (() if self._partition.divides_weights else (self._axes.replicas,)) + (
+                () if is_cut_by_tp else (self._axes.tp,)
+            )
+            found.append(HeldWeight(name, self._partition.held(parameter), over))
         return found
 
     def read(self) -> Iterator[LocalState]:
@@ -102,10 +97,7 @@ class StageState:
             return sources[kind].read(replace(weight, shape=shape), rectangle)
 
         self.optimizer.load_owned_states(read)
-        if self._zero_stage == 3:
-            _gather_anew(self._engine.optimizer)
-        elif self._zero_stage:
-            fill(self._stage, weights)  # from the page cache by now: sooner there than gathered from the other ranks
+        self._partition.refresh(weights)
 
     def _in_turns(self, *, is_live: bool) -> Iterator[Part]:
         """Whole weights, each from one of the replicas."""
@@ -118,13 +110,13 @@ class StageState:
     def _stands_for(self, state: OwnedState) -> bool:
         """Whether no other rank with the same state comes first."""
         is_tied_copy = self._axes.pp.rank > 0 and state.unit.weight.layer == "embedding"
-        is_other_replica = self._zero_stage == 0 and self._axes.replicas.rank != 0
+        is_other_replica = not self._partition.divides_state and self._axes.replicas.rank != 0
         return not (is_tied_copy or is_other_replica or state.unit.replica != 0)
 
     def _whole(self, local: LocalWeight, slices: list[Slice], kind: str) -> Tensor:
-        """All numbers of a local weight: a view without ZeRO, else gathered."""
+        """All numbers of a local weight: a view where nothing is divided, else gathered."""
         shape = local.rectangle.shape
-        if self._zero_stage == 0 and slices:
+        if not self._partition.divides_state and slices:
             return slices[0].tensors[kind].view(shape)
         device = next(iter(self._parameters.values())).device
         whole = torch.zeros(math.prod(shape), device=device)
@@ -139,27 +131,3 @@ def _rows_of(part: Slice) -> tuple[Rectangle, int]:
     row_size = math.prod(shape[1:])
     first, last = part.start // row_size, -(-part.stop // row_size)
     return Rectangle((start[0] + first, *start[1:]), (last - first, *shape[1:])), part.start - first * row_size
-
-
-def _flat_weights(engine: Any) -> list[Tensor]:
-    """The tensors that the inner optimizer really steps on this rank: fp32, or bf16 where weights live in it alone."""
-    for name in ("fp32_partitioned_groups_flat", "single_partition_of_fp32_groups", "fp32_groups_flat_partition"):
-        if hasattr(engine.optimizer, name):
-            return list(getattr(engine.optimizer, name))
-    return [weight for group in engine.optimizer.param_groups for weight in group["params"]]
-
-
-def _share_bf16_masters(optimizer: Any) -> None:
-    """Let masters in bf16 be the very memory of stage 3's weights. DeepSpeed means to, but compares a device with a
-    string (stage3.py:1156)."""
-    for number, master in enumerate(optimizer.fp32_partitioned_groups_flat):
-        if master.dtype == torch.bfloat16:
-            master.data = optimizer.fp16_partitioned_groups_flat[number].data
-
-
-def _gather_anew(optimizer: Any) -> None:
-    """Under stage 3, make the module compute with master weights that were set from outside. Collective over dp."""
-    optimizer.checkpoint_event_prologue()  # frees weights that are gathered at the moment
-    for number in range(len(optimizer.fp16_groups)):
-        optimizer._reassign_or_swap_out_partitioned_parameters(number)
-    optimizer.checkpoint_event_epilogue()  # gathers again what is always kept whole

@@ -1,4 +1,4 @@
-"""What a DeepSpeed engine keeps of each parameter, and its buffers: arithmetic for the planner, without torch.
+"""What an engine keeps of each parameter, and its buffers: arithmetic for the planner, without torch.
 
 (DeepSpeed 0.19; ZeRO, Rajbhandari et al. 2020, section 3.)
 """
@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from megalite.architecture.costs import ELEMENT_BYTES, FP32_BYTES
+from megalite.config.engine import choose_engine
 from megalite.config.plan import RunPlan
 from megalite.config.schema import Config
 from megalite.engine.deepspeed.config import deepspeed_config
@@ -47,6 +48,25 @@ def footprint(config: Config, plan: RunPlan, num_parameters: int, state_bytes: i
         num_parameters: of the rank before ZeRO cuts them.
         state_bytes: of the optimizer's state, before ZeRO cuts it.
     """
+    if choose_engine(config.parallel) == "native":
+        return _native(config, plan, num_parameters, state_bytes)
+    return _deepspeed(config, plan, num_parameters, state_bytes)
+
+
+def _native(config: Config, plan: RunPlan, num_parameters: int, state_bytes: int) -> Footprint:
+    """Sums of gradients in fp32, and masters where the weights are not."""
+    element = ELEMENT_BYTES[config.precision.dtype]
+    masters = num_parameters * FP32_BYTES if element != FP32_BYTES else 0
+    wire = ELEMENT_BYTES[config.precision.reduce_dtype or "fp32"]
+    return Footprint(
+        weights=num_parameters * element,
+        gradients=num_parameters * FP32_BYTES,
+        optimizer=(state_bytes + masters) // (plan.dp if plan.sharding.optimizer else 1),
+        buffers=num_parameters * wire if plan.dp > 1 and wire != FP32_BYTES else 0,
+    )
+
+
+def _deepspeed(config: Config, plan: RunPlan, num_parameters: int, state_bytes: int) -> Footprint:
     dtype, zero = config.precision.dtype, config.parallel.zero_stage
     element, masters = ELEMENT_BYTES[dtype], MASTER_BYTES[config.precision.master_dtype][zero]
     if zero == 0 or (zero == 1 and dtype == "bf16"):  # the gradients themselves are sent, copied message by message

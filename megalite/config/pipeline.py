@@ -1,0 +1,95 @@
+"""The pipeline of a run: which schedule for how many micro-batches, and what its chunks cost.
+
+Costs are multiply-adds of one micro-batch, from the descriptions of blocks: a schedule is a function of the config
+alone, and the same on every rank. Of a backward pass, I has the other products of the linear layers, attention's
+backward pass (five products where the forward pass has two) and what is recomputed; W the linear layers' products. The
+head makes its gradients in its forward pass, so that its backward pass costs nothing.
+"""
+
+from __future__ import annotations
+
+from megalite.architecture.architecture import Architecture
+from megalite.architecture.costs import attention_multiply_adds, linear_multiply_adds
+from megalite.config.plan import HEAD_TIME_PER_FLOP, RunPlan
+from megalite.config.schema import Config
+from megalite.errors import ConfigError
+from megalite.parallel.schedules.kinds import find_schedule
+from megalite.parallel.schedules.operations import PipelineSchedule, ScheduleError
+from megalite.parallel.schedules.programs import Program, make_programs
+from megalite.parallel.schedules.proof import check_orders, prove
+from megalite.parallel.schedules.simulation import ChunkCosts
+
+ATTENTION_BACKWARD = 2.5
+"""Products of attention's backward pass over those of its forward pass, which are made again."""
+
+
+def chunk_costs(config: Config, plan: RunPlan) -> tuple[ChunkCosts, ...]:
+    """Of each chunk, in multiply-adds of a token."""
+    return tuple(
+        _costs(plan.model, blocks, config, is_last=blocks is plan.chunk_blocks[-1]) for blocks in plan.chunk_blocks
+    )
+
+
+def _costs(model: Architecture, blocks: tuple[int, int], config: Config, *, is_last: bool) -> ChunkCosts:
+    chosen = model.blocks[slice(*blocks)]
+    linear = sum(linear_multiply_adds(block, model.hidden_size) for block in chosen)
+    attention = sum(attention_multiply_adds(block, config.batch.seq_len) for block in chosen)
+    head = 3.0 * HEAD_TIME_PER_FLOP * model.vocab_size * model.hidden_size if is_last else 0.0
+    again = {"none": 0.0, "selective": 0.0, "full": linear + attention}[config.train.recompute]
+    return ChunkCosts(
+        forward=linear + attention + head,
+        input_gradient=linear + ATTENTION_BACKWARD * attention + again,
+        weight_gradient=linear,
+    )
+
+
+def pipeline_schedule(config: Config, plan: RunPlan, num_micro_batches: int) -> PipelineSchedule:
+    """The order of passes of a step of so many micro-batches, whole and where it belongs.
+
+    Raises:
+        ScheduleError: there is none.
+    """
+    schedule = find_schedule(config.parallel.schedule, plan.pp, num_micro_batches, chunk_costs(config, plan))
+    check_orders(schedule)
+    return schedule
+
+
+def proven_programs(config: Config, plan: RunPlan, num_micro_batches: int) -> tuple[Program, ...]:
+    """What each stage does in such a step, proven to end.
+
+    Raises:
+        ScheduleError: naming the passes or messages that are at fault.
+    """
+    schedule = pipeline_schedule(config, plan, num_micro_batches)
+    programs = make_programs(schedule, chunk_costs(config, plan))
+    prove(programs, schedule.placement)
+    return programs
+
+
+def prove_pipeline(config: Config, plan: RunPlan) -> None:
+    """See that every step that the run will have ends, before any process starts.
+
+    Raises:
+        ConfigError: one does not; naming the passes or messages that are at fault.
+    """
+    for count in micro_batch_counts(config, plan):
+        try:
+            proven_programs(config, plan, count)
+        except ScheduleError as error:
+            raise ConfigError(
+                [f"parallel.schedule: {config.parallel.schedule} with {count} micro-batches: {error}"]
+            ) from error
+
+
+def micro_batch_counts(config: Config, plan: RunPlan) -> tuple[int, ...]:
+    """How many micro-batches steps of the run can have on each rank: each number once.
+
+    A batch that grows by the noise of its gradients doubles, as often as it may.
+    """
+    unit = config.batch.micro_batch_size * plan.dp
+    sizes = [span.size for span in plan.batch_sizes.spans]
+    noise_scale = config.batch.noise_scale
+    if noise_scale is not None and noise_scale.max_batch_size is not None:
+        while 2 * sizes[-1] <= noise_scale.max_batch_size:
+            sizes.append(2 * sizes[-1])
+    return tuple(dict.fromkeys(size // unit for size in sizes))

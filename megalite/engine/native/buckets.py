@@ -1,0 +1,84 @@
+"""Weights in flat tensors, and the sums of their gradients beside them.
+
+    bucket 0    weights | embedding   | blocks.0 ...            | blocks.1 ...      |padding|
+                sums    |             |                         |                   |       |      fp32
+                        |       replica 0        |        replica 1                         |      ZeRO-1
+
+A bucket is a run of the model's parameters. Its sums are reduced over the replicas by one collective, once all of them
+are there, and its weights are gathered by one. Under ZeRO-1 each replica updates one of equally long runs of it,
+without ZeRO all of it. In fp32 the weights are what is updated; in half precision a master in fp32 is, of this rank's
+run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+BUCKET_NUMBERS = 40_000_000
+"""In a bucket: 160 MB of fp32, and a hundredth of that still fills a link for each of a hundred replicas."""
+
+ALIGNED_NUMBERS = 64
+"""Runs begin at multiples of this many numbers: 256 bytes of fp32, as kernels and networks like it."""
+
+
+def plan_buckets(sizes: Sequence[int], limit: int) -> list[list[int]]:
+    """Numbers of the parameters in each bucket: in order, up to a limit, or one that is larger."""
+    buckets: list[list[int]] = []
+    filled = 0
+    for number, size in enumerate(sizes):
+        if not buckets or filled + size > limit:
+            buckets.append([])
+            filled = 0
+        buckets[-1].append(number)
+        filled += size
+    return buckets
+
+
+class Bucket:
+    """Some parameters of a stage. Making it moves them into one flat tensor.
+
+    Args:
+        parameters: in the model's order.
+        num_runs: equally long runs, each of them some replica's: 1 without ZeRO.
+        run: this replica's.
+    """
+
+    def __init__(self, parameters: Sequence[nn.Parameter], *, num_runs: int, run: int):
+        self.parameters = list(parameters)
+        starts, size = [], 0
+        for parameter in self.parameters:
+            starts.append(size)
+            size += parameter.numel()
+        length = -(-size // (num_runs * ALIGNED_NUMBERS)) * ALIGNED_NUMBERS
+        first = self.parameters[0]
+        self.weights = torch.zeros(num_runs * length, dtype=first.dtype, device=first.device)
+        self.sums = torch.zeros_like(self.weights, dtype=torch.promote_types(first.dtype, torch.float32))
+        self.views: list[Tensor] = []
+        """The sum of each parameter's gradients."""
+        for parameter, start in zip(self.parameters, starts, strict=True):
+            view = self.weights.narrow(0, start, parameter.numel()).view(parameter.shape)
+            view.copy_(parameter.detach())
+            parameter.data = view
+            self.views.append(self.sums.narrow(0, start, parameter.numel()).view(parameter.shape))
+        self._starts = starts
+        self.own = slice(run * length, (run + 1) * length)
+        self.own_weights, self.own_sums = self.weights[self.own], self.sums[self.own]
+        self.master = self.own_weights if self.sums.dtype == first.dtype else self.own_weights.to(self.sums.dtype)
+        """What the optimizer works on, `[length]`."""
+
+    def part_of(self, number: int) -> tuple[int, Tensor] | None:
+        """The run of the number-th parameter that this replica updates: where in it that begins, and its masters."""
+        begin, end = self._starts[number], self._starts[number] + self.parameters[number].numel()
+        first, last = max(begin, self.own.start), min(end, self.own.stop)
+        if first >= last:
+            return None
+        return first - begin, self.master.narrow(0, first - self.own.start, last - first)
+
+    @torch.no_grad()
+    def round_weights(self) -> None:
+        """Make this replica's weights of its masters."""
+        if self.master is not self.own_weights:
+            self.own_weights.copy_(self.master)

@@ -1,0 +1,237 @@
+"""The engine of our own; see `engine.protocol.Engine`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from megalite.config.plan import RunPlan
+from megalite.config.schema import Config
+from megalite.data.loader import Batch
+from megalite.engine.grad_norm import TIED_COPY_MARK
+from megalite.engine.hooks import UpdateHooks
+from megalite.engine.native.buckets import BUCKET_NUMBERS, Bucket, plan_buckets
+from megalite.engine.native.loss_scaling import LossScaler
+from megalite.engine.native.replication import Replication
+from megalite.engine.native.sums import GradientSums
+from megalite.engine.native.update import Update
+from megalite.engine.partition import is_copy_in_model
+from megalite.engine.parts import Part
+from megalite.engine.programs import Programs
+from megalite.engine.protocol import GradientObserver, HeldWeight, LocalState, LossScaling, StepResult
+from megalite.engine.runner import ProgramRunner
+from megalite.engine.stage_state import StageState
+from megalite.engine.steps import PRODUCT_DTYPES, count_valid_tokens, sums_on_host
+from megalite.model.initialize import WeightSource
+from megalite.model.transformer import Stage
+from megalite.optim.optimizer import OwnedState
+from megalite.optim.optimizers import build_optimizer
+from megalite.optim.slices import Slice
+from megalite.parallel.axes import Axes, Axis
+from megalite.parallel.collectives import all_reduce
+
+WIRE_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+
+
+class NativeEngine:
+    """ZeRO 0 and 1, of whole models and of pipelines.
+
+    A token has its weight in the mean over the global batch, and gradients are summed over the replicas.
+
+    Args:
+        stage: this rank's, filled with weights; its gradients go to `sums`.
+        sums: made before the stage.
+        ends: the first and the last stage of this rank's pipeline, where both have a copy of a tied embedding.
+    """
+
+    observed_weight = 1.0
+
+    def __init__(self, config: Config, plan: RunPlan, axes: Axes, stage: Stage, sums: GradientSums, ends: Axis):
+        self.stage, self.hooks = stage, UpdateHooks()
+        self.clip_norm = config.optimizer.clip_grad_norm
+        self._axes, self._sums = axes, sums
+        self._scaler = LossScaler() if config.precision.dtype == "fp16" else None
+        self._programs = Programs(config, plan, axes.pp.rank)
+        optimizer = build_optimizer(stage, config.optimizer, PRODUCT_DTYPES[config.precision.dtype])
+        is_sharded = plan.sharding.optimizer
+        tied = _tied_copy(stage) if ends.size > 1 else None
+        if tied is not None:
+            setattr(tied, TIED_COPY_MARK, stage.embedding is None)
+        self._buckets = _make_buckets(stage, axes.replicas, is_sharded=is_sharded, first=tied)
+        self._replication = Replication(
+            self._buckets,
+            axes.replicas,
+            is_sharded=is_sharded,
+            tied_sums=[self._buckets[0].views[0]] if tied is not None else [],
+            ends=ends,
+            wire_dtype=WIRE_DTYPES[config.precision.reduce_dtype or "fp32"],
+        )
+        uses = {stage.embedding.weight: 2} if stage.embedding is not None and _shares_head(stage) else {}
+        sums.bind(self._buckets, uses, self._replication.reduce, num_at_end=int(tied is not None))
+        partition = BucketPartition(self._buckets, self._replication, axes, is_sharded=is_sharded)
+        self._state = StageState(optimizer, stage, axes, partition)
+        counted = [
+            index
+            for index, part in enumerate(self._state.slices)
+            if not is_copy_in_model(part.local, axes) and (is_sharded or axes.replicas.rank == 0)
+        ]
+        self._update = Update(
+            optimizer,
+            self._buckets,
+            axes,
+            self.hooks,
+            counted=counted,
+            scaler=self._scaler,
+            stop_on_nonfinite=config.health.stop_on_nonfinite,
+        )
+        self._runner = ProgramRunner(
+            stage,
+            axes,
+            plan.chunks_of(axes.pp.rank),
+            len(plan.chunk_ranks),
+            hold_back=sums.held_back,
+            make_held=sums.add,
+            on_micro_batch=sums.now_at,
+        )
+        stage.before_layer = self._await_weights
+        self._bucket_of_layer = _layers_of(stage, self._buckets)
+
+    def train_step(self, batches: Sequence[Batch], lr: float) -> StepResult:
+        self.stage.train()
+        num_tokens = count_valid_tokens(batches, self._axes.batch)
+        scale = (1.0 if self._scaler is None else self._scaler.scale) / num_tokens.clamp(min=1).float()
+        self._sums.begin(len(batches))
+        loss = self._runner.train(self._programs.training(len(batches)), batches, scale)
+        self._sums.finish()
+        self.stage.precision.end_step()
+        self._replication.wait_for_sums()
+        if self._axes.tp.rank:
+            loss = torch.zeros_like(loss)  # all tp ranks have the same
+        result = self._update.make(loss, num_tokens, lr=lr, clip_norm=self.clip_norm)
+        if not result.skipped:
+            self._replication.gather()
+        return result
+
+    def eval_step(self, batches: Sequence[Batch]) -> tuple[float, int]:
+        self.stage.eval()
+        num_tokens = count_valid_tokens(batches, self._axes.batch)
+        total = self._runner.evaluate(self._programs.evaluation(len(batches)), batches)
+        for axis in (self._axes.pp, self._axes.replicas):
+            total = all_reduce(total, axis)
+        return sums_on_host(total, num_tokens)
+
+    def token_losses(self, batches: Sequence[Batch]) -> list[Tensor]:
+        self.stage.eval()
+        found = self._runner.token_losses(self._programs.evaluation(len(batches)), batches)
+        return list(all_reduce(torch.stack(found), self._axes.pp))
+
+    def observe_gradients(self, observer: GradientObserver) -> Callable[[], None]:
+        self._sums.observer = observer
+
+        def end() -> None:
+            self._sums.observer = None
+
+        return end
+
+    def slices(self) -> Sequence[Slice]:
+        return self._state.slices
+
+    def gradients(self) -> Sequence[Tensor]:
+        return self._state.optimizer.gradients()
+
+    def owned_states(self) -> Iterator[OwnedState]:
+        return self._state.owned_states()
+
+    def owned_parts(self) -> Iterator[Part]:
+        return self._state.owned_parts()
+
+    def held_weights(self) -> list[HeldWeight]:
+        self._replication.wait_for_weights()
+        return self._state.held_weights()
+
+    def local_weights(self) -> Iterator[LocalState]:
+        return self._state.read()
+
+    def loss_scaling(self) -> LossScaling:
+        return {} if self._scaler is None else self._scaler.state()
+
+    def set_loss_scaling(self, state: LossScaling) -> None:
+        if self._scaler is not None:
+            self._scaler.load(state)
+
+    def load(self, source: WeightSource, state: dict[str, WeightSource], num_updates: int) -> None:
+        self._replication.wait_for_weights()
+        self._state.write(source, state, num_updates)
+
+    def close(self) -> None:
+        self._replication.wait_for_weights()
+
+    def _await_weights(self, layer: str) -> None:
+        self._replication.wait_for_weights(self._bucket_of_layer[layer])
+
+
+class BucketPartition:
+    """See `engine.partition.Partition`."""
+
+    divides_weights = False
+
+    def __init__(self, buckets: Sequence[Bucket], replication: Replication, axes: Axes, *, is_sharded: bool):
+        self._buckets, self._replication = buckets, replication
+        self.divides_state = is_sharded
+        self.axis = axes.stage if is_sharded else axes.tp
+        self._places = {
+            parameter: (bucket, number) for bucket in buckets for number, parameter in enumerate(bucket.parameters)
+        }
+
+    def part_of(self, parameter: nn.Parameter) -> tuple[int, Tensor] | None:
+        bucket, number = self._places[parameter]
+        return bucket.part_of(number)
+
+    def flat_weights(self) -> list[Tensor]:
+        return [bucket.master for bucket in self._buckets]
+
+    def held(self, parameter: nn.Parameter) -> Tensor:
+        return parameter
+
+    def refresh(self, weights: WeightSource) -> None:
+        for bucket in self._buckets:
+            bucket.round_weights()
+        self._replication.gather()
+
+
+def _make_buckets(stage: Stage, replicas: Axis, *, is_sharded: bool, first: nn.Parameter | None) -> list[Bucket]:
+    """All parameters of a stage in buckets, in the model's order.
+
+    Args:
+        first: one that has the first bucket for itself.
+    """
+    runs = {"num_runs": replicas.size, "run": replicas.rank} if is_sharded else {"num_runs": 1, "run": 0}
+    others = [parameter for parameter in stage.parameters() if parameter is not first]
+    groups = [
+        [others[number] for number in bucket] for bucket in plan_buckets([p.numel() for p in others], BUCKET_NUMBERS)
+    ]
+    return [Bucket(group, **runs) for group in ([[first]] if first is not None else []) + groups]
+
+
+def _shares_head(stage: Stage) -> bool:
+    """Whether the embedding's parameter is the head's as well."""
+    return stage.embedding is not None and stage.head is not None and stage.head.weight is stage.embedding.weight
+
+
+def _tied_copy(stage: Stage) -> nn.Parameter | None:
+    """The parameter that another stage has a copy of."""
+    if stage.embedding is not None:
+        return stage.embedding.weight
+    return stage.head.weight if stage.head is not None else None
+
+
+def _layers_of(stage: Stage, buckets: Sequence[Bucket]) -> dict[str, list[int]]:
+    """The buckets that each layer of a stage has weights in, by the layer's name."""
+    homes = {parameter: number for number, bucket in enumerate(buckets) for parameter in bucket.parameters}
+    found: dict[str, set[int]] = {}
+    for name, parameter in stage.named_parameters(remove_duplicate=False):
+        layer = ".".join(name.split(".")[: 2 if name.startswith("blocks.") else 1])
+        found.setdefault(layer, set()).add(homes[parameter])
+    return {layer: sorted(numbers) for layer, numbers in found.items()}

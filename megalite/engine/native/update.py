@@ -1,0 +1,95 @@
+"""From the sums of a step's gradients to new weights.
+
+sums are reduced -> hooks.before_update -> norm --one look--> loss, tokens, norm on the host
+                 -> vetoes -> scaled and clipped -> around_update(update) -> weights are gathered
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from megalite.engine.grad_norm import squared_norm
+from megalite.engine.hooks import UpdateHooks
+from megalite.engine.native.buckets import Bucket
+from megalite.engine.native.loss_scaling import LossScaler
+from megalite.engine.protocol import NO_TOKENS, NonFiniteLossError, StepResult
+from megalite.optim.optimizer import SlicedOptimizer
+from megalite.parallel.axes import Axes
+from megalite.parallel.collectives import all_reduce
+
+
+class Update:
+    """The end of every step.
+
+    Args:
+        buckets: of the stage; what the optimizer works on is theirs.
+        counted: indices of the optimizer's slices that this rank counts in the norm of the whole model.
+        scaler: in fp16.
+    """
+
+    def __init__(
+        self,
+        optimizer: SlicedOptimizer,
+        buckets: Sequence[Bucket],
+        axes: Axes,
+        hooks: UpdateHooks,
+        *,
+        counted: Sequence[int],
+        scaler: LossScaler | None,
+        stop_on_nonfinite: bool,
+    ):
+        self._optimizer, self._buckets, self._axes, self._hooks = optimizer, buckets, axes, hooks
+        self._counted, self._scaler, self._stop_on_nonfinite = counted, scaler, stop_on_nonfinite
+
+    def make(self, loss: Tensor, num_tokens: Tensor, *, lr: float, clip_norm: float | None) -> StepResult:
+        """Update the weights, or leave them. The reduced sums are there. Collective.
+
+        Args:
+            loss: this rank's share of the step's loss, fp32 scalar: added up over all ranks it is the step's.
+            num_tokens: valid tokens of the global batch.
+        """
+        for bucket in self._buckets:
+            bucket.master.grad = bucket.own_sums
+        self._hooks.prepare()
+        gradients = self._optimizer.gradients()
+        squares = squared_norm([gradients[index] for index in self._counted], loss.device)
+        numbers = all_reduce(torch.stack((loss.double(), squares)), self._axes.world)
+        scale = self._scaler.scale if self._scaler is not None else 1.0
+        total, squared, tokens = torch.cat((numbers, num_tokens.double().view(1))).tolist()  # the step's one sync
+        step_loss, norm = total / scale, math.sqrt(squared) / scale if squared >= 0.0 else math.nan
+        if not math.isfinite(step_loss) and self._stop_on_nonfinite:
+            raise NonFiniteLossError(f"the loss is {step_loss}")
+        if self._scaler is not None:
+            self._scaler.update(has_overflowed=not math.isfinite(norm))
+        why = self._reason_to_skip(step_loss, norm, int(tokens))
+        if not why:
+            self._scale_gradients(norm, scale, clip_norm)
+            for group in self._optimizer.param_groups:
+                group["lr"] = lr
+            self._hooks.apply(self._apply)
+        for bucket in self._buckets:
+            bucket.master.grad = None
+        return StepResult(
+            step_loss if tokens else math.nan, norm, lr, num_tokens=int(tokens), skipped=bool(why), why=why
+        )
+
+    def _reason_to_skip(self, loss: float, norm: float, num_tokens: int) -> str:
+        if not math.isfinite(norm):
+            return f"gradient norm is {norm}"
+        if not num_tokens:
+            return NO_TOKENS  # nothing was learned and nothing may decay
+        return self._hooks.veto(loss, norm)
+
+    def _scale_gradients(self, norm: float, scale: float, clip_norm: float | None) -> None:
+        factor = 1.0 if clip_norm is None else min(1.0, clip_norm / (norm + 1e-6))
+        if factor != 1.0 or scale != 1.0:
+            torch._foreach_mul_([bucket.own_sums for bucket in self._buckets], factor / scale)
+
+    def _apply(self) -> None:
+        self._optimizer.step()
+        for bucket in self._buckets:
+            bucket.round_weights()

@@ -1,0 +1,77 @@
+"""What an engine keeps on this rank of each parameter, told in terms that no engine shows through.
+
+nothing divided     every replica keeps all of its part of the model, and updates it
+state divided       each replica updates a run of the numbers, and all compute with the whole     ZeRO-1, 2
+weights divided     each replica keeps a run of the numbers, and they are gathered for use        ZeRO-3, FSDP2
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Protocol
+
+from torch import Tensor, nn
+
+from megalite.model.initialize import LocalWeight, WeightSource, local_weights
+from megalite.model.transformer import Stage
+from megalite.optim.slices import Slice
+from megalite.parallel.axes import Axes, Axis
+
+
+class Partition(Protocol):
+    """One engine's way to divide the parameters of a stage."""
+
+    divides_state: bool
+    divides_weights: bool
+    axis: Axis
+    """The ranks that update the stage together: the optimizer's exchanges go over it."""
+
+    def part_of(self, parameter: nn.Parameter) -> tuple[int, Tensor] | None:
+        """The run of a flattened parameter that this rank updates: where it begins, and its numbers, the memory that
+        the optimizer works on. None when it has none."""
+        ...
+
+    def flat_weights(self) -> list[Tensor]:
+        """The tensors that the optimizer is given with gradients; every part lies in one."""
+        ...
+
+    def held(self, parameter: nn.Parameter) -> Tensor:
+        """What this rank has of a parameter between steps: live memory."""
+        ...
+
+    def refresh(self, weights: WeightSource) -> None:
+        """What the optimizer works on was set from outside: compute with it from now on. Collective."""
+        ...
+
+
+def slices_of(stage: Stage, axes: Axes, partition: Partition) -> Iterator[Slice]:
+    """What this rank updates of the weights, vocabulary padding left out."""
+    rows: dict[str, list[LocalWeight]] = {}
+    for local in local_weights(stage):
+        rows.setdefault(local.parameter_name, []).append(local)
+    is_other_replica = not partition.divides_state and axes.replicas.rank != 0
+    for name, parameter in stage.named_parameters():
+        found = partition.part_of(parameter)
+        if found is None:
+            continue
+        for part in _cut(rows[name], *found):
+            yield replace(part, is_copy=is_other_replica or is_copy_in_model(part.local, axes))
+
+
+def _cut(rows: list[LocalWeight], begin: int, numbers: Tensor) -> Iterator[Slice]:
+    """A run of a flattened parameter by the weights that it holds."""
+    end, first = begin + numbers.numel(), 0
+    for local in rows:
+        last = first + math.prod(local.rectangle.shape)
+        start, stop = max(begin, first), min(end, last)
+        if start < stop:
+            yield Slice(local, start - first, {"weight": numbers.narrow(0, start - begin, stop - start)})
+        first = last
+
+
+def is_copy_in_model(local: LocalWeight, axes: Axes) -> bool:
+    """Whether another rank of the same model replica stands for a weight: replicated ones and tied pairs count once."""
+    is_tied_copy = local.parameter_name == "head.weight" and local.weight.layer == "embedding"
+    return is_tied_copy or (local.weight.cut is None and axes.tp.rank != 0)

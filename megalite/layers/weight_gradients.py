@@ -1,0 +1,105 @@
+"""Gradients of weights by products that can wait, and that add to a sum by themselves.
+
+Autograd makes a weight's gradient anew in each micro-batch and then adds it to those before: a pass over all weights
+that no product needs. And it makes it at once, where a pipeline could have handed on the input's gradient first. So an
+engine that keeps the sums has each linear layer multiply by a `SummedLinear`:
+
+    forward     y  = x w^T
+    backward    dx = dy w        returned to autograd, with no gradient of the weight
+                dw = dy^T x      a `WeightGradient`, handed to the engine: to be made now, or when it likes
+
+Legend: x [t, in], w [out, in], y and dy [t, out].
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from megalite.layers import opaque
+from megalite.layers.gemm import Gemm
+
+
+class WeightGradient(Protocol):
+    """A gradient of a weight, from one use of it in one micro-batch, that may be yet to be made."""
+
+    def make(self) -> Tensor:
+        """The gradient, of the weight's shape."""
+        ...
+
+    def add_to(self, total: Tensor) -> None:
+        """Add it to a sum, at least fp32."""
+        ...
+
+
+TakeGradient = Callable[[nn.Parameter, WeightGradient], None]
+"""Called once for each use of a weight in a backward pass."""
+
+
+class ProductGradient:
+    """`dy^T x` by a backend."""
+
+    def __init__(self, gemm: Gemm, grad: Tensor, x: Tensor):
+        self._gemm, self._grad, self._x = gemm, grad, x
+
+    def make(self) -> Tensor:
+        return self._gemm.multiply(self._grad.t(), self._x.t())
+
+    def add_to(self, total: Tensor) -> None:
+        self._gemm.add_product(total, self._grad, self._x)
+
+
+class WholeGradient:
+    """One that can only be made whole, or that is there already."""
+
+    def __init__(self, make: Callable[[], Tensor]):
+        self.make = make
+
+    def add_to(self, total: Tensor) -> None:
+        total.add_(self.make())
+
+
+class SummedLinear:
+    """How one linear layer multiplies, as `layers.gemm.Gemm`, when somebody else keeps its weight's gradient.
+
+    Args:
+        weight: the layer's parameter itself: what recomputation and compiled graphs hand to a backward pass is a copy.
+        gemm: the backend.
+        take: gets the gradients.
+    """
+
+    def __init__(self, weight: nn.Parameter, gemm: Gemm, take: TakeGradient):
+        self.weight, self.take = weight, take
+        self._gemm, self._number = gemm, opaque.number_of(self)
+        self.multiply, self.new_total, self.add_product = gemm.multiply, gemm.new_total, gemm.add_product
+
+    def linear(self, x: Tensor, weight: Tensor) -> Tensor:
+        """`x [t, in]` and `weight [out, in]` -> `[t, out]`, with gradients."""
+        if torch.compiler.is_compiling():
+            return opaque.linear(x, weight, self._number, hands_over=True)
+        return _SummedProduct.apply(x, weight, self)
+
+    def product(self, x: Tensor, weight: Tensor) -> Tensor:
+        """y."""
+        return self._gemm.multiply(x, weight)
+
+    def gradients(self, grad: Tensor, x: Tensor, weight: Tensor) -> tuple[Tensor, None]:
+        """dx; dw is handed over."""
+        self.take(self.weight, ProductGradient(self._gemm, grad, x))
+        return self._gemm.multiply(grad, weight.t()), None
+
+
+class _SummedProduct(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, layer: SummedLinear) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        ctx.layer = layer
+        return layer.product(x, weight)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+        grad_x, _ = ctx.layer.gradients(grad, *ctx.saved_tensors)
+        return grad_x, None, None

@@ -1,0 +1,125 @@
+"""The words of a pipeline schedule.
+
+The list of a model's layers is cut into *chunks*, numbered from the first layers to the last; a rank holds one or more
+of them. A micro-batch passes forward through all chunks, and back through them:
+
+    F  forward     B  backward, whole     I  backward, for the chunk's input alone     W  for its weights alone
+
+B is I and W in one. Splitting them lets a rank hand on the input's gradient first, and make the weights' when it would
+otherwise wait (Qi et al. 2023, Zero Bubble Pipeline Parallelism).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Literal, NamedTuple
+
+Kind = Literal["F", "B", "I", "W"]
+KINDS: tuple[Kind, ...] = ("F", "B", "I", "W")
+
+PlacementKind = Literal["loop", "v"]
+
+
+class ScheduleError(ValueError):
+    """An order of passes that cannot run."""
+
+
+class Operation(NamedTuple):
+    """One pass of one micro-batch through one chunk."""
+
+    kind: Kind
+    chunk: int
+    """From 0, the first layers, to the model's last."""
+    micro_batch: int
+    """From 0."""
+
+    def __str__(self) -> str:
+        return f"{self.chunk}{self.kind}{self.micro_batch}"
+
+
+@dataclass(frozen=True)
+class ChunkPlacement:
+    """Which rank holds which chunk."""
+
+    ranks: tuple[int, ...]
+    """The rank along the pipeline, chunk by chunk."""
+
+    @cached_property
+    def num_ranks(self) -> int:
+        return max(self.ranks) + 1
+
+    @property
+    def num_chunks(self) -> int:
+        return len(self.ranks)
+
+    def chunks_of(self, rank: int) -> tuple[int, ...]:
+        """The chunks of a rank, in the model's order."""
+        return tuple(chunk for chunk, holder in enumerate(self.ranks) if holder == rank)
+
+
+def place(kind: PlacementKind, pp: int, chunks_per_rank: int) -> ChunkPlacement:
+    """Chunks in rounds over the ranks: `loop` begins each round at rank 0, `v` goes back the way it came.
+
+    loop, 4 ranks, 2 chunks    0 1 2 3 0 1 2 3
+    v                          0 1 2 3 3 2 1 0
+    """
+    there = list(range(pp))
+    rounds = [there if kind == "loop" or number % 2 == 0 else there[::-1] for number in range(chunks_per_rank)]
+    return ChunkPlacement(tuple(rank for each in rounds for rank in each))
+
+
+@dataclass(frozen=True)
+class PipelineSchedule:
+    """What every rank of a pipeline does in one step, in order."""
+
+    placement: ChunkPlacement
+    num_micro_batches: int
+    orders: tuple[tuple[Operation, ...], ...]
+    """The passes of each rank."""
+
+    @cached_property
+    def is_split(self) -> bool:
+        """Some backward passes are cut in two."""
+        return any(operation.kind == "W" for order in self.orders for operation in order)
+
+
+def make_schedule(
+    placement: ChunkPlacement, num_micro_batches: int, orders: Sequence[Sequence[Operation]]
+) -> PipelineSchedule:
+    """A schedule of lists."""
+    return PipelineSchedule(placement, num_micro_batches, tuple(tuple(order) for order in orders))
+
+
+Pass = tuple[bool, int, int]
+"""A pass as others ask for it: whether it is a forward one, chunk and micro-batch. B and I are the same to them."""
+
+
+def made_by(operation: Operation) -> Pass | None:
+    """What other passes wait for of one; None of W, for which nobody waits."""
+    return None if operation.kind == "W" else (operation.kind == "F", operation.chunk, operation.micro_batch)
+
+
+def needs(operation: Operation, num_chunks: int) -> tuple[Pass, ...]:
+    """What must be there before a pass: for a forward one that of the chunk before it; for a backward one its own
+    forward pass, and the backward pass of the chunk behind; for the weights the input's."""
+    kind, chunk, micro_batch = operation
+    if kind == "F":
+        return ((True, chunk - 1, micro_batch),) if chunk else ()
+    if kind == "W":
+        return ((False, chunk, micro_batch),)
+    behind = ((False, chunk + 1, micro_batch),) if chunk + 1 < num_chunks else ()
+    return ((True, chunk, micro_batch), *behind)
+
+
+def goes_to(operation: Operation, ranks: Sequence[int]) -> int | None:
+    """The rank that waits for what a pass has made, which may be the same one; None where nobody does.
+
+    Args:
+        ranks: by chunk, as `ChunkPlacement.ranks`.
+    """
+    if operation.kind == "W":
+        return None
+    chunk = operation.chunk + (1 if operation.kind == "F" else -1)
+    return ranks[chunk] if 0 <= chunk < len(ranks) else None

@@ -1,0 +1,120 @@
+"""The runner keeps to the simulated time: stages that sleep instead of computing, over gloo."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from megalite.engine.runner import ProgramRunner
+from megalite.parallel.axes import connect
+from megalite.parallel.mesh import Mesh
+from megalite.parallel.schedules.kinds import find_placement, find_schedule
+from megalite.parallel.schedules.operations import PipelineSchedule
+from megalite.parallel.schedules.programs import make_programs
+from megalite.parallel.schedules.simulation import ChunkCosts, simulate
+from tests.kit.batches import step_batches
+from tests.kit.spawn import run_ranks
+
+SECONDS = 0.03
+"""Of a unit of cost: long against what a message takes here."""
+
+TOLERANCE = 0.08
+STEPS = 3
+HIDDEN = 8
+
+
+class Sleep(torch.autograd.Function):
+    """The identity, which takes its time on the way back; the half for weights is slept elsewhere when held back."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, stage: SleepingStage, costs: ChunkCosts) -> Tensor:
+        ctx.stage, ctx.costs = stage, costs
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
+        time.sleep(ctx.costs.input_gradient * SECONDS)
+        ctx.stage.weight_gradient(ctx.costs.weight_gradient * SECONDS)
+        return gradient, None, None
+
+
+class SleepingStage(nn.Module):
+    """Chunks that sleep as long as they are said to take."""
+
+    def __init__(self, costs: list[ChunkCosts]):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(HIDDEN))
+        self.spec = SimpleNamespace(
+            tp=SimpleNamespace(size=1), sequence_parallel=False, model=SimpleNamespace(hidden_size=HIDDEN)
+        )
+        self._costs, self._held = costs, None
+
+    def forward(self, x: Tensor, documents: object, targets: object, chunk: int) -> Tensor:
+        time.sleep(self._costs[chunk].forward * SECONDS)
+        if not x.is_floating_point():
+            x = torch.ones(x.shape[0], HIDDEN) * self.weight
+        y = Sleep.apply(x, self, self._costs[chunk])
+        return y if targets is None else y.sum()
+
+    def weight_gradient(self, seconds: float) -> None:
+        """Sleep, now or when it is asked for."""
+        if self._held is None:
+            time.sleep(seconds)
+        else:
+            self._held.append(seconds)
+
+    @contextmanager
+    def hold_back(self) -> Iterator[list[float]]:
+        self._held = []
+        yield self._held
+        self._held = None
+
+    def make_held(self, held: list[float]) -> None:
+        time.sleep(sum(held))
+
+
+def measured(schedules: list[PipelineSchedule], costs: list[tuple[ChunkCosts, ...]]) -> list[float]:
+    """The seconds of a step of each schedule, the fastest of some: what other processes take is not the runner's."""
+    pp = dist.get_world_size()
+    axes = connect(Mesh(pp, 1, 1, 1), dist.get_rank())
+    found = []
+    for schedule, each in zip(schedules, costs, strict=True):
+        chunks = schedule.placement.chunks_of(axes.pp.rank)
+        stage = SleepingStage([each[chunk] for chunk in chunks])
+        runner = ProgramRunner(stage, axes, chunks, len(each), hold_back=stage.hold_back, make_held=stage.make_held)  # type: ignore[arg-type]
+        sizes = {"global_batch_size": schedule.num_micro_batches, "micro_batch_size": 1, "seq_len": 4}
+        batches = step_batches(0, **sizes, dp=1, dp_rank=0, vocab_size=11)
+        program = make_programs(schedule, each)[axes.pp.rank]
+        seconds = []
+        for _ in range(STEPS):
+            dist.barrier()
+            began = time.perf_counter()
+            runner.train(program, batches, 1.0)
+            dist.barrier()
+            seconds.append(time.perf_counter() - began)
+        found.append(min(seconds))
+    return found
+
+
+def test_steps_take_as_long_as_simulated():
+    """Each schedule over four stages, with a head that outweighs its blocks: within 8 %."""
+    pp = 4
+    schedules, costs, wanted = [], [], []
+    for name in ("1f1b", "interleaved", "zb-h1", "zb-v", "dualpipe-v"):
+        num_chunks = find_placement(name, pp, None).num_chunks
+        share = pp / num_chunks
+        blocks = ChunkCosts(share, 1.2 * share, 0.8 * share)
+        each = (blocks,) * (num_chunks - 1) + (ChunkCosts(share + 0.5, 1.2 * share, 0.8 * share),)
+        schedules.append(find_schedule(name, pp, 2 * pp, each))
+        costs.append(each)
+        wanted.append(simulate(schedules[-1], each).end * SECONDS)
+    for seconds in run_ranks(measured, pp, schedules, costs, backend="gloo"):
+        assert seconds == pytest.approx(wanted, rel=TOLERANCE)
