@@ -44,7 +44,7 @@ MUTANTS = (
         "config/test_batch_sizes.py",
     ),
     Mutant("config/load.py", "{} if value is None and", "{} if value == 0 and", "config/test_load.py"),
-    Mutant("config/brought.py", "        if given:\n", "        if not given:\n", "test_plugins.py"),
+    Mutant("config/brought.py", "        if given:\n", "        if not given:\n", "test_plugin_options.py"),
     Mutant(
         "plugins.py",
         "if name in self._entries:\n            raise PluginError(",
