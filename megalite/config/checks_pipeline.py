@@ -128,6 +128,13 @@ def _file(config: Config) -> Iterator[str]:
             "with fewer"
         )
         return
+    first, last = placement.ranks[0], placement.ranks[-1]
+    if first != 0 or last not in (0, parallel.pp - 1):
+        yield (
+            f"{where} has the first chunk on stage {first} and the last one on stage {last}; the first has to be on "
+            f"stage 0, the last on stage 0 or {parallel.pp - 1}: number the stages so"
+        )
+        return
     yield from unused(parallel, ("chunks",), "parallel", f"a schedule of one's own, which has {_counts(schedule)}")
     yield from _blocks(config, num_chunks=placement.num_chunks)
     if schedule.is_split:

@@ -17,6 +17,8 @@ Legend: `x [t, in]`, `weight [out, in]`, `y` and `dy [t, out]`.
 from __future__ import annotations
 
 import itertools
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, Protocol
 from weakref import WeakValueDictionary
 
@@ -46,6 +48,21 @@ def number_of(layer: OpaqueLayer) -> Tensor:
     number = next(_numbers)
     _layers[number] = layer
     return torch.tensor(number)
+
+
+_lends_operands = True
+"""Whether an op's operands are the compiler's again when it returns, to write over."""
+
+
+@contextmanager
+def keeping_operands() -> Iterator[None]:
+    """Within it layers may keep what they multiply: ops give them copies."""
+    global _lends_operands
+    before, _lends_operands = _lends_operands, False
+    try:
+        yield
+    finally:
+        _lends_operands = before
 
 
 def linear(x: Tensor, weight: Tensor, number: Tensor, *, hands_over: bool) -> Tensor:
@@ -82,6 +99,8 @@ def _(grad: Tensor, x: Tensor, weight: Tensor, number: Tensor) -> tuple[Tensor, 
 
 @torch.library.custom_op("megalite::input_gradient", mutates_args=())
 def _input_gradient(grad: Tensor, x: Tensor, weight: Tensor, number: Tensor) -> Tensor:
+    if not _lends_operands:
+        grad, x = grad.clone(), x.clone()
     grad_x, grad_weight = _layers[int(number)].gradients(grad, x, weight)
     assert grad_weight is None, "nobody would get it"
     return grad_x.contiguous()

@@ -5,6 +5,7 @@ No torch is imported unless a device must be asked, so a mistake is told within 
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING
@@ -20,6 +21,7 @@ from megalite.errors import ConfigError, UserError
 from megalite.monitor.wandb import check_wandb
 from megalite.tokenizer.tokenizer import Tokenizer
 from megalite.train.evaluation.tasks import Task, open_tasks
+from megalite.train.place import RENDEZVOUS_VARIABLE
 from megalite.train.run_folder import CONFIG, changed_settings, check_run_folder
 
 if TYPE_CHECKING:
@@ -43,7 +45,7 @@ def preflight(
     tokenizer = Tokenizer.load(config.data.tokenizer) if config.data.tokenizer is not None else None
     plan = make_plan(config, world_size, tokenizer.vocab_size if tokenizer else samples.vocab_size)
     problems: list[str] = []
-    if local_rank is None:
+    if local_rank is None or RENDEZVOUS_VARIABLE not in os.environ:  # ours has proven it for the ranks it starts
         _gather(problems, lambda: prove_pipeline(config, plan))
     if tokenizer is not None:
         _gather(problems, lambda: samples.check_tokenizer(tokenizer))

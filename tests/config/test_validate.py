@@ -470,3 +470,18 @@ def test_allowed(checked: Config):
 def test_derived_dp():
     """A world size that is a multiple of one model's ranks needs no dp."""
     validate(config(parallel={"tp": 2, "pp": 2}, batch={"global_batch_size": 12}), 12)
+
+
+@pytest.mark.parametrize(
+    ("ranks", "stages"),
+    [((1, 0), "the first chunk on stage 1 and the last one on stage 0"), ((0, 2, 1), "stage 0 and the last one on")],
+)
+def test_files_with_ends_in_the_middle(tmp_path, ranks, stages):
+    """What both ends hold is kept equal between the first stage and the last, so they have to be there."""
+    lines = {rank: f"{chunk}F0,{chunk}B0" for chunk, rank in enumerate(ranks)}
+    path = tmp_path / "mine.csv"
+    path.write_text("\ufeff" + "".join(f"{lines[rank]}\n" for rank in sorted(lines)), encoding="utf-8")
+    parallel = {"pp": len(ranks), "schedule": str(path)}
+    with pytest.raises(ConfigError) as error:
+        validate(config(parallel=parallel), len(ranks))
+    assert any(stages in problem for problem in error.value.problems), error.value.problems

@@ -91,7 +91,13 @@ def curves(cases: list[dict[str, Any]]) -> list[list[tuple[float, float]]]:
     return [train(tiny_config(**case), STEPS) for case in cases]
 
 
-@pytest.mark.parametrize("more", [BF16, FP8, FP8_DELAYED, COMPILED], ids=["bf16", "fp8", "fp8 delayed", "compiled"])
+RELU = {**COMPILED, "model": {"activation": "relu"}}
+"""Its backward pass reads what the next product multiplies last, and may be compiled to write over it."""
+
+FORMATS = {"bf16": BF16, "fp8": FP8, "fp8 delayed": FP8_DELAYED, "compiled": COMPILED, "compiled relu": RELU}
+
+
+@pytest.mark.parametrize("more", FORMATS.values(), ids=FORMATS)
 def test_formats(more):
     """Loss to 1e-5 and norm to 1e-4 over 20 steps, where rounding is as on one rank."""
     cases = [{"parallel": {"pp": 2, "schedule": schedule}, **more} for schedule in SCHEDULES]

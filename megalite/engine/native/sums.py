@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from megalite.engine.native.buckets import Bucket
 from megalite.engine.protocol import GradientObserver
+from megalite.layers.opaque import keeping_operands
 from megalite.layers.weight_gradients import WeightGradient, WholeGradient
 
 Held = list[tuple[nn.Parameter, WeightGradient]]
@@ -99,7 +100,8 @@ class GradientSums:
         held: Held = []
         self._held = held
         try:
-            yield held
+            with keeping_operands():
+                yield held
         finally:
             self._held = None
 

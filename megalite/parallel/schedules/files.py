@@ -24,7 +24,7 @@ from megalite.parallel.schedules.operations import (
     make_schedule,
 )
 
-PASS = re.compile(r"(\d{1,6})([A-Z]+)(\d{1,6})")
+PASS = re.compile(r"([0-9]{1,6})([A-Z]+)([0-9]{1,6})")
 PAIR = re.compile(r"\(([^()]*)\)OVERLAP_F_B")
 
 
@@ -35,8 +35,8 @@ def read_schedule(path: Path) -> PipelineSchedule:
         ScheduleError: the file cannot be read, or what stands in it is no schedule; with line and column.
     """
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
+        lines = path.read_text(encoding="utf-8-sig").splitlines()  # spreadsheets write a mark first
+    except (OSError, ValueError) as error:
         raise ScheduleError(f"{path}: cannot be read ({error})") from error
     while lines and not lines[-1].strip():
         lines.pop()

@@ -16,13 +16,15 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal, NamedTuple
 
+from megalite.errors import UserError
+
 Kind = Literal["F", "B", "I", "W"]
 KINDS: tuple[Kind, ...] = ("F", "B", "I", "W")
 
 PlacementKind = Literal["loop", "v"]
 
 
-class ScheduleError(ValueError):
+class ScheduleError(UserError):
     """An order of passes that cannot run."""
 
 

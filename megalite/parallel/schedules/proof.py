@@ -4,7 +4,6 @@
     every pass finds its inputs made here, or received
     every message is sent once and received once, by those two
     with sends and receives that wait for each other, which is the worst that a network may do, all programs end
-    no rank keeps more than is allowed for backward passes
 
 A network that buffers, as gloo's, hides a deadlock; NCCL may not.
 """
