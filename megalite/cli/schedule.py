@@ -96,5 +96,6 @@ def pipeline(
         console.print(fact, highlight=False)
     if out is not None:
         title = f"{config.stem}: {loaded.parallel.schedule}, {count} micro-batches"
+        out.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(out, draw_page(found.timeline, title, facts[:-1]))
         typer.echo(f"drawn into {out}")

@@ -25,7 +25,7 @@ def run(capsys, *arguments: str) -> tuple[int, str, str]:
 @pytest.mark.parametrize("width", [60, 120])
 def test_draws_and_proves(capsys, monkeypatch, tmp_path: Path, width):
     monkeypatch.setattr("megalite.cli.schedule.report_console", lambda: Console(width=width))
-    page = tmp_path / "step.html"
+    page = tmp_path / "new" / "step.html"
     code, out, _ = run(capsys, "parallel.schedule=zb-v", "--vocab-size", "64", "--out", str(page))
     assert code == 0
     lines = out.splitlines()
@@ -46,6 +46,12 @@ def test_other_numbers_of_micro_batches(capsys):
     code, out, _ = run(capsys, "--micro-batches", "7")
     assert code == 0
     assert "7 micro-batches a step" in out
+
+
+def test_too_few_micro_batches_are_refused(capsys):
+    code, _, err = run(capsys, "parallel.schedule=dualpipe-v", "--micro-batches", "3")
+    assert code == 2
+    assert "dualpipe-v needs at least 2 x pp = 4 micro-batches, found 3" in " ".join(err.split())
 
 
 def test_a_broken_file_is_refused(capsys, tmp_path: Path):

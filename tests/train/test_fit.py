@@ -112,3 +112,15 @@ def test_a_device_that_is_too_small():
     check_device_memory(config, plan, 1, needed)
     with pytest.raises(UserError, match=r"pipeline stage 1 needs about .* of its device.* fits"):
         check_device_memory(config, plan, 1, needed - 1)
+
+
+def test_a_schedule_of_ones_own_is_kept(machine, tmp_path):
+    """It has one number of micro-batches, so no other is proposed."""
+    path = tmp_path / "mine.csv"
+    path.write_text("0F0,0F1,0B0,0B1\n1F0,1B0,1F1,1B1\n")
+    parallel = {"pp": 2, "schedule": str(path)}
+    config, plan = planned(parallel=parallel, batch={"micro_batch_size": 8, "global_batch_size": 16})
+    machine(needed_bytes(config, plan, range(2)) / GIB - 0.1)
+    said = refusal(config, plan, range(2))
+    assert "train.recompute=" in said
+    assert "micro_batch_size=" not in said
