@@ -84,10 +84,10 @@ def build_engine(config: Config, plan: RunPlan, axes: Axes, device: torch.device
         ends = connect_ends(axes) if has_tied_copy(plan) else SINGLE
         engine: Engine = NativeEngine(config, plan, axes, stage, sums, ends)
     else:
-        from megalite.engine.deepspeed.plain import PlainEngine
+        from megalite.engine.deepspeed.engine import DeepSpeedEngine
 
         stage = build_stage(config, plan, axes, device, source)
-        engine = PlainEngine(config, plan, axes, stage)
+        engine = DeepSpeedEngine(config, plan, axes, stage)
     if compile_pays(config, plan, device.type):
         stage.compile_blocks()
     return engine

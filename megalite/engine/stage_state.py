@@ -7,7 +7,7 @@ The engine owns the weights that are updated, as flat tensors; the optimizer's s
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 import torch
@@ -26,6 +26,30 @@ from megalite.parallel.collectives import all_reduce
 
 MAX_SLICES = 64
 """Slices of one weight, where each is divided: on more ranks than this, whole weights are gathered to be saved."""
+
+
+class EngineOfState:
+    """What every engine answers of weights and state, by its `StageState`; see `engine.protocol.Engine`."""
+
+    _state: StageState
+
+    def slices(self) -> Sequence[Slice]:
+        return self._state.slices
+
+    def gradients(self) -> Sequence[Tensor]:
+        return self._state.optimizer.gradients()
+
+    def owned_states(self) -> Iterator[OwnedState]:
+        return self._state.owned_states()
+
+    def owned_parts(self) -> Iterator[Part]:
+        return self._state.owned_parts()
+
+    def held_weights(self) -> list[HeldWeight]:
+        return self._state.held_weights()
+
+    def local_weights(self) -> Iterator[LocalState]:
+        return self._state.read()
 
 
 class StageState:

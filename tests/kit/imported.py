@@ -13,7 +13,7 @@ from numba.core.registry import cpu_target
 
 MODULES = (
     *("deepspeed.runtime.zero.muon.muon_optimizer", "transformers", "torch.utils.tensorboard", "safetensors.torch"),
-    *("megalite.engine.build", "megalite.engine.native.engine", "megalite.engine.deepspeed.plain"),
+    *("megalite.engine.build", "megalite.engine.native.engine", "megalite.engine.deepspeed.engine"),
     *("megalite.data.gather", "megalite.train.loop", "megalite.train.open_run", "megalite.train.local"),
     *("megalite.report.page", "megalite.slurm.rank", "megalite.slurm.node_check", "megalite.cli.main"),
     *("megalite.trial", "rich.console"),

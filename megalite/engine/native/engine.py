@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -18,24 +18,21 @@ from megalite.engine.native.replication import Replication
 from megalite.engine.native.sums import GradientSums
 from megalite.engine.native.update import Update
 from megalite.engine.partition import is_copy_in_model
-from megalite.engine.parts import Part
 from megalite.engine.programs import Programs
-from megalite.engine.protocol import GradientObserver, HeldWeight, LocalState, LossScaling, StepResult
+from megalite.engine.protocol import GradientObserver, HeldWeight, LossScaling, StepResult
 from megalite.engine.runner import ProgramRunner
-from megalite.engine.stage_state import StageState
+from megalite.engine.stage_state import EngineOfState, StageState
 from megalite.engine.steps import PRODUCT_DTYPES, count_valid_tokens, sums_on_host
 from megalite.model.initialize import WeightSource
 from megalite.model.transformer import Stage
-from megalite.optim.optimizer import OwnedState
 from megalite.optim.optimizers import build_optimizer
-from megalite.optim.slices import Slice
 from megalite.parallel.axes import Axes, Axis
 from megalite.parallel.collectives import all_reduce
 
 WIRE_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 
-class NativeEngine:
+class NativeEngine(EngineOfState):
     """ZeRO 0 and 1, of whole models and of pipelines.
 
     A token has its weight in the mean over the global batch, and gradients are summed over the replicas.
@@ -135,24 +132,9 @@ class NativeEngine:
 
         return end
 
-    def slices(self) -> Sequence[Slice]:
-        return self._state.slices
-
-    def gradients(self) -> Sequence[Tensor]:
-        return self._state.optimizer.gradients()
-
-    def owned_states(self) -> Iterator[OwnedState]:
-        return self._state.owned_states()
-
-    def owned_parts(self) -> Iterator[Part]:
-        return self._state.owned_parts()
-
     def held_weights(self) -> list[HeldWeight]:
         self._replication.wait_for_weights()
-        return self._state.held_weights()
-
-    def local_weights(self) -> Iterator[LocalState]:
-        return self._state.read()
+        return super().held_weights()
 
     def loss_scaling(self) -> LossScaling:
         return {} if self._scaler is None else self._scaler.state()

@@ -1,26 +1,35 @@
-"""The engine without a pipeline: a whole model on each rank, on DeepSpeed ZeRO 0-3."""
+"""The engine on DeepSpeed ZeRO 0-3: a whole model on each rank, no pipeline."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from itertools import count
 
 import torch
+from torch import Tensor, nn
 
 from megalite.config.plan import RunPlan
 from megalite.config.schema import Config
 from megalite.data.loader import Batch
-from megalite.engine.deepspeed.base import DeepSpeedEngine, forget_former_engine
 from megalite.engine.deepspeed.config import deepspeed_config
-from megalite.engine.protocol import StepResult
+from megalite.engine.deepspeed.loss_scaling import loss_scaling, set_loss_scaling
+from megalite.engine.deepspeed.partition import ZeroPartition
+from megalite.engine.deepspeed.update import UpdateStep
+from megalite.engine.hooks import UpdateHooks
+from megalite.engine.protocol import GradientObserver, LossScaling, StepResult
 from megalite.engine.runtime import quiet
+from megalite.engine.stage_state import EngineOfState, StageState
 from megalite.engine.steps import (
     PRODUCT_DTYPES,
     count_valid_tokens,
     documents_of_batch,
+    set_accumulation,
+    set_learning_rate,
     sums_on_host,
     targets_of_batch,
     token_weight,
 )
+from megalite.model.initialize import WeightSource
 from megalite.model.transformer import Stage
 from megalite.optim.optimizers import build_optimizer
 from megalite.parallel.axes import Axes
@@ -56,8 +65,19 @@ class ModelParallelUnit:
         return self._dp_group
 
 
-class PlainEngine(DeepSpeedEngine):
-    """See `engine.protocol.Engine`. The stage is the whole model, already filled with weights."""
+def forget_former_engine() -> None:
+    """DeepSpeed keeps groups of an engine in a global, where they would leak into the next."""
+    from deepspeed.utils import groups
+
+    groups.mpu = None
+
+
+class DeepSpeedEngine(EngineOfState):
+    """See `engine.protocol.Engine`.
+
+    Args:
+        stage: the whole model, already filled with weights.
+    """
 
     def __init__(self, config: Config, plan: RunPlan, axes: Axes, stage: Stage):
         import deepspeed
@@ -71,11 +91,21 @@ class PlainEngine(DeepSpeedEngine):
                 mpu=ModelParallelUnit(axes) if axes.tp.size > 1 else None,
                 dist_init_required=False,
             )
-        super().__init__(engine, stage, config, axes)
+        self.stage = stage
+        self.hooks = UpdateHooks()
+        self.clip_norm = config.optimizer.clip_grad_norm
+        self._engine, self._axes = engine, axes
+        self.observed_weight = float(axes.replicas.size)  # DeepSpeed averages over them
+        optimizer = getattr(engine.optimizer, "optimizer", engine.optimizer)
+        partition = ZeroPartition(engine, stage, axes, config.parallel.zero_stage)
+        self._state = StageState(optimizer, stage, axes, partition)
+        self._update = UpdateStep(engine, list(stage.parameters()), config, axes, self.hooks)
 
     def train_step(self, batches: Sequence[Batch], lr: float) -> StepResult:
         self._engine.train()
-        self._begin_step(lr, len(batches))
+        set_learning_rate(self._engine.optimizer, lr)
+        self._update.set_clipping(self.clip_norm)
+        set_accumulation(self._engine, len(batches))
         num_tokens = count_valid_tokens(batches, self._axes.batch)
         scale = token_weight(len(batches), self._axes.replicas, num_tokens)
         total = torch.zeros((), dtype=torch.float32, device=self._engine.device)
@@ -86,8 +116,9 @@ class PlainEngine(DeepSpeedEngine):
             if index + 1 < len(batches):
                 self._engine.step()
 
+        self.stage.precision.end_step()
         replicas = self._axes.replicas
-        self._end_gradients(all_reduce(total / (len(batches) * replicas.size), replicas), num_tokens)
+        self._update.prepare(all_reduce(total / (len(batches) * replicas.size), replicas), num_tokens)
         self._engine.step()
         return self._update.result(lr)
 
@@ -101,7 +132,7 @@ class PlainEngine(DeepSpeedEngine):
         return sums_on_host(all_reduce(total, self._axes.replicas), num_tokens)
 
     @torch.no_grad()
-    def token_losses(self, batches: Sequence[Batch]) -> list[torch.Tensor]:
+    def token_losses(self, batches: Sequence[Batch]) -> list[Tensor]:
         self._engine.eval()
         found = []
         for batch in batches:
@@ -110,3 +141,29 @@ class PlainEngine(DeepSpeedEngine):
             self._engine(batch.tokens, documents_of_batch(batch), targets)
             found.append(targets.losses)
         return found
+
+    def observe_gradients(self, observer: GradientObserver) -> Callable[[], None]:
+        def tell(parameter: nn.Parameter) -> Callable[[Tensor], None]:
+            micro_batch = count()
+            return lambda gradient: observer(parameter, gradient, next(micro_batch))
+
+        handles = [parameter.register_hook(tell(parameter)) for parameter in self.stage.parameters()]
+
+        def end() -> None:
+            for handle in handles:
+                handle.remove()
+
+        return end
+
+    def loss_scaling(self) -> LossScaling:
+        return loss_scaling(self._engine.optimizer)
+
+    def set_loss_scaling(self, state: LossScaling) -> None:
+        set_loss_scaling(self._engine.optimizer, state)
+
+    def load(self, source: WeightSource, state: dict[str, WeightSource], num_updates: int) -> None:
+        self._state.write(source, state, num_updates)
+
+    def close(self) -> None:
+        self._engine.destroy()
+        forget_former_engine()

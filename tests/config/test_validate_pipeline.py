@@ -1,0 +1,145 @@
+"""Conflicts between a pipeline, its schedule, its chunks and its engine: each is found and worded with legal values."""
+
+from __future__ import annotations
+
+import pytest
+
+from megalite.config.schema import Config
+from tests.config.configs import complaints, config
+
+CONFLICTS = {
+    "more stages than blocks": (
+        config(parallel={"pp": 5}),
+        5,
+        "parallel.pp: num_layers=4 cannot fill pp=5 stages; use pp=4 or less",
+    ),
+    "blocks that are not the model's": (
+        config(parallel={"pp": 2, "blocks_per_stage": [4, 1]}),
+        2,
+        "parallel.blocks_per_stage: found [4, 1], expected pp=2 numbers whose sum is num_layers=4, of which only the "
+        "last may be 0; correct it, or use null",
+    ),
+    "a stage without blocks before the last": (
+        config(parallel={"pp": 3, "blocks_per_stage": [4, 0, 0]}),
+        3,
+        "parallel.blocks_per_stage: found [4, 0, 0], expected pp=3 numbers whose sum is num_layers=4, of which only "
+        "the last may be 0; correct it, or use null",
+    ),
+    "a schedule that nobody knows": (
+        config(parallel={"pp": 2, "schedule": "gpipe"}),
+        2,
+        "parallel.schedule: found 'gpipe', expected 1f1b, interleaved, zb-h1, zb-v or dualpipe-v, or a file of one's "
+        "own, NAME.csv",
+    ),
+    "a schedule without a pipeline": (
+        config(parallel={"schedule": "zb-v"}),
+        1,
+        "parallel.schedule: found zb-v, but it has no effect with pp=1; leave it at 1f1b",
+    ),
+    "two chunks for 1F1B": (
+        config(parallel={"pp": 2, "chunks": 2}),
+        2,
+        "parallel.chunks: 1f1b has 1 on each stage, found 2; use 1 or null (interleaved takes more)",
+    ),
+    "one chunk to interleave": (
+        config(parallel={"pp": 2, "chunks": 1, "schedule": "interleaved"}),
+        2,
+        "parallel.chunks: interleaved has two or more on each stage, found 1; use 2, or schedule=1f1b",
+    ),
+    "more chunks than blocks": (
+        config(parallel={"pp": 2, "chunks": 3, "schedule": "interleaved"}),
+        2,
+        "parallel.chunks: pp=2 stages with 3 each are 6 chunks, more than num_layers=4; use chunks=2, or pp=1",
+    ),
+    "more chunks of a V than blocks": (
+        config(parallel={"pp": 4, "schedule": "zb-v"}),
+        4,
+        "parallel.chunks: pp=4 stages with 2 each are 8 chunks, more than num_layers=4; use schedule=1f1b or zb-h1, "
+        "which have one, or pp=2",
+    ),
+    "too few micro-batches for DualPipe": (
+        config(parallel={"pp": 2, "schedule": "dualpipe-v"}, batch={"micro_batch_size": 2, "global_batch_size": 12}),
+        4,
+        "batch.global_batch_size: 12 is 3 micro-batches of 2 on each of dp=2 ranks, and schedule=dualpipe-v with pp=2 "
+        "needs 4 or more; use 16, a smaller micro_batch_size, or schedule=zb-v",
+    ),
+    "blocks of stages that have two chunks": (
+        config(parallel={"pp": 2, "schedule": "zb-v", "blocks_per_stage": [2, 2]}),
+        2,
+        "parallel.blocks_per_stage: schedule=zb-v has 4 chunks on pp=2 stages; use blocks_per_chunk",
+    ),
+    "blocks of chunks that are not the model's": (
+        config(parallel={"pp": 2, "schedule": "zb-v", "blocks_per_chunk": [2, 2]}),
+        2,
+        "parallel.blocks_per_chunk: found [2, 2], expected 4 numbers whose sum is num_layers=4, of which only the last "
+        "may be 0; correct it, or use null",
+    ),
+    "blocks given twice": (
+        config(parallel={"pp": 2, "blocks_per_stage": [2, 2], "blocks_per_chunk": [2, 2]}),
+        2,
+        "parallel.blocks_per_chunk: found beside blocks_per_stage; give one of them",
+    ),
+    "a schedule that is not there": (
+        config(parallel={"pp": 2, "schedule": "nowhere.csv"}),
+        2,
+        "parallel.schedule: nowhere.csv: cannot be read ([Errno 2] No such file or directory: 'nowhere.csv')",
+    ),
+    "a split schedule with Transformer Engine": (
+        config(
+            parallel={"pp": 2, "schedule": "zb-h1"},
+            precision={"fp8": {"backend": "te"}},
+            train={"steps": 100, "device": "cuda"},
+        ),
+        2,
+        "parallel.schedule: zb-h1 makes gradients of weights later than those of inputs, and precision.fp8.backend=te "
+        "makes both in one; use schedule=1f1b or interleaved, or backend=scaled_mm",
+    ),
+    "DeepSpeed with a pipeline": (
+        config(parallel={"pp": 2, "engine": "deepspeed"}),
+        2,
+        "parallel.engine: deepspeed has no pipelines here, found pp=2; use engine=native or null, or pp=1",
+    ),
+    "the native engine with ZeRO-3": (
+        config(parallel={"engine": "native", "zero_stage": 3}),
+        1,
+        "parallel.engine: native has zero_stage=0 or 1, found 3; use engine=deepspeed or null, or zero_stage=1",
+    ),
+    "settings for DeepSpeed without it": (
+        config(engine={"deepspeed_extra": {"wall_clock_breakdown": True}}),
+        1,
+        "engine.deepspeed_extra: found wall_clock_breakdown, but it has no effect with parallel.engine=native, which "
+        "is taken here; set parallel.engine=deepspeed, or leave it out",
+    ),
+    "pipeline with ZeRO-2": (
+        config(parallel={"pp": 2, "tp": 2, "zero_stage": 2}),
+        8,
+        "parallel.zero_stage: found 2 with pp=2, but a pipeline keeps gradients and weights whole over dp; use "
+        "zero_stage=1, or pp=1 (then dp=4)",
+    ),
+    "pipeline with ZeRO-3": (
+        config(parallel={"pp": 2, "zero_stage": 3}),
+        2,
+        "parallel.zero_stage: found 3 with pp=2, but a pipeline keeps gradients and weights whole over dp; use "
+        "zero_stage=1, or pp=1 (then dp=2)",
+    ),
+}
+
+
+@pytest.mark.parametrize(("checked", "world_size", "complaint"), CONFLICTS.values(), ids=CONFLICTS)
+def test_conflict(checked: Config, world_size: int, complaint: str):
+    """One complaint, and no other."""
+    assert complaints(checked, world_size) == (complaint,)
+
+
+@pytest.mark.parametrize(
+    ("ranks", "stages"),
+    [((1, 0), "the first chunk on stage 1 and the last one on stage 0"), ((0, 2, 1), "stage 0 and the last one on")],
+)
+def test_files_with_ends_in_the_middle(tmp_path, ranks, stages):
+    """What both ends hold is kept equal between the first stage and the last, so they have to be there."""
+    lines = {rank: f"{chunk}F0,{chunk}B0" for chunk, rank in enumerate(ranks)}
+    path = tmp_path / "mine.csv"
+    path.write_text("\ufeff" + "".join(f"{lines[rank]}\n" for rank in sorted(lines)), encoding="utf-8")
+    parallel = {"pp": len(ranks), "schedule": str(path)}
+    (found,) = complaints(config(parallel=parallel), len(ranks))
+    assert stages in found
