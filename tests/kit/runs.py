@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import yaml
@@ -93,11 +94,23 @@ def events(run_dir: Path) -> list[dict]:
 
 def wait_for_step(run_dir: Path, step: int, process: subprocess.Popen, timeout: float = RUN_TIMEOUT_SECONDS) -> None:
     """Wait until the run has recorded a step."""
-    deadline = time.monotonic() + timeout
     path = run_dir / "metrics.jsonl"
+    wait_until(
+        lambda: path.exists() and any(record["step"] >= step for record in metrics(run_dir)),
+        f"step {step}",
+        process,
+        timeout,
+    )
+
+
+def wait_until(
+    is_so: Callable[[], bool], what: str, process: subprocess.Popen, timeout: float = RUN_TIMEOUT_SECONDS
+) -> None:
+    """Wait for something that a run does; `what` names it where it does not come."""
+    deadline = time.monotonic() + timeout
     while time.monotonic() < deadline:
-        if path.exists() and any(record["step"] >= step for record in metrics(run_dir)):
+        if is_so():
             return
         assert process.poll() is None, process.stdout.read()
         time.sleep(0.02)
-    raise TimeoutError(f"step {step} was not reached in {timeout} s")
+    raise TimeoutError(f"{what} was not reached in {timeout} s")

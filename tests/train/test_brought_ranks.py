@@ -5,10 +5,10 @@ from __future__ import annotations
 import signal
 
 from megalite.train.failures import error_path, read_error
-from tests.kit.runs import events, megalite, metrics, start, wait_for_step, write_run
+from tests.kit.runs import events, megalite, metrics, start, wait_until, write_run
 
 CODE = """
-import time
+from pathlib import Path
 
 import torch.distributed as dist
 
@@ -20,6 +20,7 @@ from megalite.train.components.component import Component, RollBack
 class Odd(Component):
     def __init__(self, context, *, when: str):
         self.when, self.is_last, self.has_wished = when, context.axes.global_rank == 1, False
+        self.folder = Path(context.config.run.dir)
 
     def wish(self, when, step):
         if self.when == when and self.is_last and step == 3 and not self.has_wished:
@@ -32,6 +33,7 @@ class Odd(Component):
         if self.is_last and step.number == 2 and self.when == "clip":
             step.clip_norm = None
         if self.is_last and step.number == 2 and self.when == "hang":
+            (self.folder / "hangs").touch()
             dist.barrier()  # the other one is not there
 
     def after_step(self, step, result):
@@ -93,7 +95,7 @@ def test_ranks_that_hang_end_when_they_are_asked_to(tmp_path):
     config = write(tmp_path, slurm={"step_seconds": 4})
     for number in (signal.SIGTERM, signal.SIGKILL):
         process = start("train", config, odd("hang"), f"run.dir={tmp_path / str(number)}")
-        wait_for_step(tmp_path / str(number), 1, process)
+        wait_until((tmp_path / str(number) / "hangs").exists, "the hang", process)
         process.send_signal(number)
         said, _ = process.communicate(timeout=60)  # returns when nobody is left who could write
         assert process.returncode == (-number if number == signal.SIGKILL else 1), said
