@@ -81,3 +81,13 @@ def batch_sizes(batch: BatchConfig) -> BatchSizes:
 def ramp_increment(ramp: RampConfig) -> int:
     """By how much a ramp grows each time."""
     return ramp.increment or ramp.start_size
+
+
+def reachable_sizes(batch: BatchConfig) -> list[int]:
+    """Every size that a step may have: those of a ramp, and where batches grow by the noise of their gradients, which
+    doubles them, as often as they may."""
+    sizes = [span.size for span in batch_sizes(batch).spans]
+    if batch.noise_scale is not None and batch.noise_scale.max_batch_size is not None:
+        while 2 * sizes[-1] <= batch.noise_scale.max_batch_size:
+            sizes.append(2 * sizes[-1])
+    return sizes

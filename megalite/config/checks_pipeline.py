@@ -8,7 +8,7 @@ from pathlib import Path
 from megalite.config.engine import NATIVE_STAGES, choose_engine
 from megalite.config.plan import derive_dp
 from megalite.config.schema import Config, ParallelConfig
-from megalite.config.wording import or_, unused
+from megalite.config.wording import counted, or_, unused
 from megalite.parallel.schedules.files import read_schedule
 from megalite.parallel.schedules.kinds import SCHEDULES, SUFFIX, chunks_per_stage, is_file
 from megalite.parallel.schedules.operations import PipelineSchedule, ScheduleError
@@ -34,7 +34,7 @@ def _pipeline(config: Config, world_size: int) -> Iterator[str]:
         yield from unused(parallel, ("schedule", "chunks"), "parallel", "pp=1")
         yield from _blocks(config, num_chunks=1)
     elif is_file(parallel.schedule):
-        yield from _file(config)
+        yield from _file(config, world_size)
     elif parallel.schedule not in SCHEDULES:
         yield (
             f"parallel.schedule: found {parallel.schedule!r}, expected {or_(SCHEDULES)}, or a file of one's own, "
@@ -105,13 +105,13 @@ def _micro_batches(config: Config, world_size: int, least: int) -> Iterator[str]
     for name, size in sizes.items():
         if size // unit < least:
             yield (
-                f"batch.{name}: {size} is {size // unit} micro-batches of {batch.micro_batch_size} on each of dp={dp} "
+                f"batch.{name}: {size} is {counted(size // unit)} of {batch.micro_batch_size} on each of dp={dp} "
                 f"ranks, and schedule={config.parallel.schedule} with pp={config.parallel.pp} needs {least} or more; "
                 f"use {least * unit}, a smaller micro_batch_size, or schedule=zb-v"
             )
 
 
-def _file(config: Config) -> Iterator[str]:
+def _file(config: Config, world_size: int) -> Iterator[str]:
     parallel = config.parallel
     try:
         schedule = read_schedule(Path(parallel.schedule))
@@ -135,10 +135,28 @@ def _file(config: Config) -> Iterator[str]:
             f"stage 0, the last on stage 0 or {parallel.pp - 1}: number the stages so"
         )
         return
+    yield from _file_micro_batches(config, world_size, schedule.num_micro_batches)
     yield from unused(parallel, ("chunks",), "parallel", f"a schedule of one's own, which has {_counts(schedule)}")
     yield from _blocks(config, num_chunks=placement.num_chunks)
     if schedule.is_split:
         yield from _split(config)
+
+
+def _file_micro_batches(config: Config, world_size: int, expected: int) -> Iterator[str]:
+    """That every step has as many as stand in the file."""
+    batch, dp = config.batch, derive_dp(config, world_size)
+    unit, size, path = batch.micro_batch_size * dp, batch.global_batch_size, config.parallel.schedule
+    if batch.ramp is not None or (batch.noise_scale is not None and batch.noise_scale.max_batch_size is not None):
+        key = "ramp" if batch.ramp is not None else "noise_scale.max_batch_size"
+        yield (
+            f"batch.{key}: the batch grows, and {path} is for {counted(expected)} in every step; use {key}=null, or "
+            f"schedule={or_(SCHEDULES)}"
+        )
+    elif size % unit == 0 and size != expected * unit:
+        yield (
+            f"batch.global_batch_size: {size} is {counted(size // unit)} of {batch.micro_batch_size} on each of "
+            f"dp={dp} ranks, and {path} is for {expected}; use {expected * unit}, or schedule={or_(SCHEDULES)}"
+        )
 
 
 def _counts(schedule: PipelineSchedule) -> str:

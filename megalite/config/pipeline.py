@@ -10,8 +10,10 @@ from __future__ import annotations
 
 from megalite.architecture.architecture import Architecture
 from megalite.architecture.costs import attention_multiply_adds, linear_multiply_adds
+from megalite.config.batch_sizes import reachable_sizes
 from megalite.config.plan import HEAD_TIME_PER_FLOP, RunPlan
 from megalite.config.schema import Config
+from megalite.config.wording import counted
 from megalite.errors import ConfigError
 from megalite.parallel.schedules.kinds import find_schedule
 from megalite.parallel.schedules.operations import PipelineSchedule, ScheduleError
@@ -49,18 +51,21 @@ def pipeline_schedule(config: Config, plan: RunPlan, num_micro_batches: int) -> 
     Raises:
         ScheduleError: there is none.
     """
-    schedule = find_schedule(config.parallel.schedule, plan.pp, num_micro_batches, chunk_costs(config, plan))
+    schedule = plan.own_schedule or find_schedule(
+        config.parallel.schedule, plan.pp, num_micro_batches, chunk_costs(config, plan)
+    )
+    if schedule.num_micro_batches != num_micro_batches:
+        raise ScheduleError(f"it is for {counted(schedule.num_micro_batches)}, and a step has {num_micro_batches}")
     check_orders(schedule)
     return schedule
 
 
-def proven_programs(config: Config, plan: RunPlan, num_micro_batches: int) -> tuple[Program, ...]:
-    """What each stage does in such a step, proven to end.
+def proven_programs(config: Config, plan: RunPlan, schedule: PipelineSchedule) -> tuple[Program, ...]:
+    """What each stage does in a step, proven to end.
 
     Raises:
         ScheduleError: naming the passes or messages that are at fault.
     """
-    schedule = pipeline_schedule(config, plan, num_micro_batches)
     programs = make_programs(schedule, chunk_costs(config, plan))
     prove(programs, schedule.placement)
     return programs
@@ -74,22 +79,14 @@ def prove_pipeline(config: Config, plan: RunPlan) -> None:
     """
     for count in micro_batch_counts(config, plan):
         try:
-            proven_programs(config, plan, count)
+            proven_programs(config, plan, pipeline_schedule(config, plan, count))
         except ScheduleError as error:
             raise ConfigError(
-                [f"parallel.schedule: {config.parallel.schedule} with {count} micro-batches: {error}"]
+                [f"parallel.schedule: {config.parallel.schedule} with {counted(count)}: {error}"]
             ) from error
 
 
 def micro_batch_counts(config: Config, plan: RunPlan) -> tuple[int, ...]:
-    """How many micro-batches steps of the run can have on each rank: each number once.
-
-    A batch that grows by the noise of its gradients doubles, as often as it may.
-    """
+    """How many micro-batches steps of the run can have on each rank: each number once."""
     unit = config.batch.micro_batch_size * plan.dp
-    sizes = [span.size for span in plan.batch_sizes.spans]
-    noise_scale = config.batch.noise_scale
-    if noise_scale is not None and noise_scale.max_batch_size is not None:
-        while 2 * sizes[-1] <= noise_scale.max_batch_size:
-            sizes.append(2 * sizes[-1])
-    return tuple(dict.fromkeys(size // unit for size in sizes))
+    return tuple(dict.fromkeys(size // unit for size in reachable_sizes(config.batch)))

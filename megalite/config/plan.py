@@ -17,8 +17,9 @@ from megalite.architecture.weights import vocab_rows_per_rank
 from megalite.config.batch_sizes import BatchSizes, batch_sizes
 from megalite.config.fill import fill_model
 from megalite.config.schema import Config, ParallelConfig, ScheduleConfig
-from megalite.parallel.schedules.kinds import SCHEDULES, find_placement
-from megalite.parallel.schedules.operations import ChunkPlacement
+from megalite.parallel.schedules.files import write_schedule
+from megalite.parallel.schedules.kinds import SCHEDULES, find_placement, is_file, read_own
+from megalite.parallel.schedules.operations import ChunkPlacement, PipelineSchedule, ScheduleError
 
 HEAD_TIME_PER_FLOP = 0.75
 """Time of the head's FLOPs over that of a block's: the head is one large product, a block is many small ones with norms
@@ -83,6 +84,8 @@ class RunPlan:
     """For each chunk of the pipeline, from the first layers to the last, the half-open range of blocks it holds."""
     chunk_ranks: tuple[int, ...]
     """For each chunk the stage that holds it."""
+    own_schedule: PipelineSchedule | None
+    """Where the pipeline's schedule is a file of one's own: what was read in it."""
     num_parameters: int
     """True parameters of the whole model, vocabulary padding left out, tied weights once."""
     flops_per_token: float
@@ -99,6 +102,10 @@ class RunPlan:
         """The blocks that a pipeline stage holds, in the model's order."""
         return tuple(index for chunk in self.chunks_of(stage) for index in range(*self.chunk_blocks[chunk]))
 
+    def cuts_of(self, stage: int) -> int:
+        """Borders of a stage's chunks with chunks of other stages: over each goes a stream, and its gradient back."""
+        return sum(a != b and stage in (a, b) for a, b in itertools.pairwise(self.chunk_ranks))
+
     @property
     def layout(self) -> dict[str, int]:
         """How the run is cut, as its checkpoints record it."""
@@ -111,6 +118,7 @@ class RunPlan:
         plain["model"] = self.model.model_dump(mode="json")
         plain["schedule"] = self.schedule.model_dump(mode="json")
         plain["batch_sizes"] = [dataclasses.asdict(span) for span in self.batch_sizes.spans]
+        plain["own_schedule"] = write_schedule(self.own_schedule).splitlines() if self.own_schedule else None
         plain["chunk_blocks"] = [list(bounds) for bounds in self.chunk_blocks]
         return plain
 
@@ -125,11 +133,14 @@ def make_plan(config: Config, world_size: int, tokenizer_vocab_size: int | None 
 
     Raises:
         ConfigError: the vocabulary size is given neither by the config nor by a tokenizer.
+        ScheduleError: the schedule's file cannot be read any more.
     """
     model = fill_model(config.model, config.batch, tokenizer_vocab_size)
     parallel, batch = config.parallel, config.batch
     dp = derive_dp(config, world_size)
     sizes, total_steps = batch_sizes(batch), derive_steps(config)
+    own_schedule = read_own(parallel.schedule) if parallel.pp > 1 else None
+    placement = place_chunks(parallel, own_schedule)
     return RunPlan(
         world_size=world_size,
         pp=parallel.pp,
@@ -144,8 +155,9 @@ def make_plan(config: Config, world_size: int, tokenizer_vocab_size: int | None 
         total_tokens=sizes.first_sample(total_steps + 1) * batch.seq_len,
         batch_sizes=sizes,
         schedule=fill_schedule(config),
-        chunk_blocks=chunk_blocks(parallel, model, batch.seq_len),
-        chunk_ranks=place_chunks(parallel).ranks,
+        chunk_blocks=chunk_blocks(parallel, model, batch.seq_len, placement),
+        chunk_ranks=placement.ranks,
+        own_schedule=own_schedule,
         num_parameters=count_parameters(model),
         flops_per_token=flops_per_token(model, batch.seq_len),
         sharding=Sharding(*(parallel.zero_stage >= stage for stage in (1, 2, 3))),
@@ -163,15 +175,20 @@ def has_tied_copy(plan: RunPlan) -> bool:
     return plan.model.tie_embeddings and plan.chunk_ranks[0] != plan.chunk_ranks[-1]
 
 
-def has_copies(parallel: ParallelConfig, model: Architecture, dp: int) -> bool:
+def has_copies(parallel: ParallelConfig, dp: int, *, has_tied_copy: bool) -> bool:
     """Whether any weight is held by two ranks of a layout."""
-    return parallel.tp > 1 or (dp > 1 and parallel.zero_stage < 3) or (model.tie_embeddings and ends_apart(parallel))
+    return parallel.tp > 1 or (dp > 1 and parallel.zero_stage < 3) or has_tied_copy
 
 
 def ends_apart(parallel: ParallelConfig) -> bool:
-    """Whether embedding and head are on two stages, as far as can be known before a schedule of one's own is read."""
-    kind = SCHEDULES.get(parallel.schedule)
-    return parallel.pp > 1 and (kind is None or kind.placement == "loop")
+    """Whether embedding and head are on two stages; not where there is no such schedule, which is said elsewhere."""
+    if parallel.pp == 1 or not (is_file(parallel.schedule) or parallel.schedule in SCHEDULES):
+        return False
+    try:
+        ranks = place_chunks(parallel, read_own(parallel.schedule)).ranks
+    except ScheduleError:
+        return False
+    return ranks[0] != ranks[-1]
 
 
 def derive_steps(config: Config) -> int:
@@ -204,12 +221,14 @@ def default_world_size(config: Config) -> int:
     return parallel.pp * (parallel.dp or 1) * parallel.cp * parallel.tp
 
 
-def place_chunks(parallel: ParallelConfig) -> ChunkPlacement:
-    """Which stage holds which chunk."""
-    return find_placement(parallel.schedule, parallel.pp, parallel.chunks)
+def place_chunks(parallel: ParallelConfig, own: PipelineSchedule | None) -> ChunkPlacement:
+    """Which stage holds which chunk, by a schedule of one's own or of ours."""
+    return own.placement if own is not None else find_placement(parallel.schedule, parallel.pp, parallel.chunks)
 
 
-def chunk_blocks(parallel: ParallelConfig, model: Architecture, seq_len: int) -> tuple[tuple[int, int], ...]:
+def chunk_blocks(
+    parallel: ParallelConfig, model: Architecture, seq_len: int, placement: ChunkPlacement
+) -> tuple[tuple[int, int], ...]:
     """The range of blocks of each chunk: as configured, or so that the slowest chunk is as fast as can be.
 
     Args:
@@ -219,7 +238,7 @@ def chunk_blocks(parallel: ParallelConfig, model: Architecture, seq_len: int) ->
     if counts is None:
         head = HEAD_TIME_PER_FLOP * model.vocab_size * model.hidden_size
         costs = [block_multiply_adds(block, model.hidden_size, seq_len) for block in model.blocks]
-        ranks = place_chunks(parallel).ranks
+        ranks = placement.ranks
         if head * len(ranks) <= sum(costs) + head or len(ranks) == parallel.pp:
             return split_blocks(costs, len(ranks), head)
         counts = fill_stages(ranks, len(costs), head * len(costs) / sum(costs))

@@ -21,7 +21,7 @@ from megalite.config.engine import choose_engine
 from megalite.config.evaluation import check_evaluation
 from megalite.config.fill import fill_model
 from megalite.config.optimizers import OPTIMIZERS, RULES, scales_with_width, settings_read
-from megalite.config.plan import default_world_size, derive_dp, has_copies
+from megalite.config.plan import default_world_size, derive_dp, ends_apart, has_copies
 from megalite.config.schema import Config, OptimizerConfig
 from megalite.config.wording import divisors, near, or_, unused
 from megalite.errors import ConfigError
@@ -170,9 +170,10 @@ def _length(config: Config) -> Iterator[str]:
 
 
 def _health(config: Config, model: Architecture, world_size: int) -> Iterator[str]:
-    if config.health.check_replicas_every is not None and not has_copies(
-        config.parallel, model, derive_dp(config, world_size)
-    ):
+    if config.health.check_replicas_every is None:
+        return
+    has_tied_copy = model.tie_embeddings and ends_apart(config.parallel)
+    if not has_copies(config.parallel, derive_dp(config, world_size), has_tied_copy=has_tied_copy):
         because = "a layout in which no weight is held by two ranks"
         yield from unused(config.health, ("check_replicas_every",), "health", because)
 

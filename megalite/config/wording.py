@@ -38,3 +38,8 @@ def or_(values: Iterable[object]) -> str:
     """`1, 2 or 3`."""
     *most, last = map(str, values)
     return f"{', '.join(most)} or {last}" if most else last
+
+
+def counted(number: int, noun: str = "micro-batch", many: str = "micro-batches") -> str:
+    """`1 micro-batch`, `2 micro-batches`."""
+    return f"{number} {noun if number == 1 else many}"

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from functools import cache
 
-from megalite.config.pipeline import proven_programs
+from megalite.config.pipeline import pipeline_schedule, proven_programs
 from megalite.config.plan import RunPlan
 from megalite.config.schema import Config
 from megalite.parallel.schedules.operations import ChunkPlacement
@@ -24,7 +24,9 @@ class Programs:
 
     def __init__(self, config: Config, plan: RunPlan, stage: int):
         self._placement, self._stage = ChunkPlacement(plan.chunk_ranks), stage
-        self.training = cache(lambda num_micro_batches: proven_programs(config, plan, num_micro_batches)[stage])
+        self.training = cache(
+            lambda count: proven_programs(config, plan, pipeline_schedule(config, plan, count))[stage]
+        )
         """Of a training step, given its number of micro-batches."""
         self.evaluation = cache(self._forward)
         """Of forward passes alone."""

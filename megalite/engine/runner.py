@@ -4,7 +4,7 @@
     do B        backward from the output's gradient (or the loss): gradients of weights, and of the input
     do I, W     the same in two: gradients of products are held back in I, and made in W
     receive     posted at once, waited for by the pass that needs it
-    send        begun at once, and forgotten when it is done
+    send        begun at once, and waited for when more are under way than may be
 
 Between chunks travels the stream alone. What every chunk must know of a micro-batch's documents it takes from its own
 copy of the batch, which all ranks of a pipeline have read. Chunks of one rank hand the stream on without a message.
@@ -12,6 +12,7 @@ copy of the batch, which all ranks of a pipeline have read. Chunks of one rank h
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
@@ -28,7 +29,7 @@ from megalite.layers.documents import Documents
 from megalite.model.transformer import Stage
 from megalite.parallel.axes import Axes
 from megalite.parallel.schedules.operations import Operation, Pass, made_by
-from megalite.parallel.schedules.programs import Program
+from megalite.parallel.schedules.programs import SENDS_UNDER_WAY, Program
 
 HoldBack = Callable[[], AbstractContextManager[Any]]
 """Entered around I: holds gradients of products back, and yields what `MakeHeld` takes."""
@@ -54,7 +55,8 @@ class _Step:
     output stands in the graph. The output itself is not kept, which no backward pass asks for."""
     held: dict[tuple[int, int], Any] = field(default_factory=dict)
     """Gradients of weights that are yet to be made."""
-    leaving: list[tuple[dist.Work, Tensor]] = field(default_factory=list)
+    leaving: deque[tuple[dist.Work, Tensor]] = field(default_factory=deque)
+    """Messages that have been begun, the oldest first. Of gloo's none is known to have gone before it is waited for."""
 
 
 class ProgramRunner:
@@ -111,8 +113,7 @@ class ProgramRunner:
                 self._send(step, instruction.operation, instruction.peer)
             else:
                 self._receive(step, instruction.operation, instruction.peer)
-        for work, _ in step.leaving:
-            work.wait()
+        self._let_go(step, 0)
         left = [*step.kept, *step.held, *step.arriving, *step.streams]
         assert not left, f"the program, which was proven, has left {left}"
         return step
@@ -171,9 +172,16 @@ class ProgramRunner:
         assert made is not None
         stream = step.streams.pop(made).contiguous()
         work = dist.isend(stream, self._axes.pp.global_ranks[peer], self._axes.pp.group, self._tag(made))
-        step.leaving = [each for each in step.leaving if not each[0].is_completed()]
         assert work is not None
         step.leaving.append((work, stream))
+        self._let_go(step, SENDS_UNDER_WAY)
+
+    def _let_go(self, step: _Step, most: int) -> None:
+        """Forget messages that have gone, and wait until no more than so many have not. That ends: in the proof every
+        send waits at once."""
+        while step.leaving and (len(step.leaving) > most or step.leaving[0][0].is_completed()):
+            work, _ = step.leaving.popleft()
+            work.wait()
 
     def _receive(self, step: _Step, operation: Operation, peer: int) -> None:
         made = made_by(operation)

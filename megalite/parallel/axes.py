@@ -81,12 +81,16 @@ def connect(mesh: Mesh, global_rank: int) -> Axes:
     Needs `torch.distributed` initialised with `mesh.world_size` ranks, unless that is 1.
     """
     assert mesh.world_size == 1 or dist.get_world_size() == mesh.world_size
-    everyone = tuple(range(mesh.world_size))
-    made: dict[tuple[int, ...], dist.ProcessGroup | None] = {}
-    if mesh.world_size > 1:
-        made[everyone] = dist.group.WORLD
+    world = connect_world(mesh.world_size, global_rank)
+    made = {world.global_ranks: world.group}
     axes = {name: _join(name, mesh.groups(*along), global_rank, made) for name, along in ALONG.items()}
-    return Axes(mesh, global_rank, **axes, world=_join("world", (everyone,), global_rank, made))
+    return Axes(mesh, global_rank, **axes, world=world)
+
+
+def connect_world(world_size: int, global_rank: int) -> Axis:
+    """All ranks, before they have agreed on a mesh."""
+    group = dist.group.WORLD if world_size > 1 else None
+    return Axis("world", world_size, global_rank, group, tuple(range(world_size)))
 
 
 def connect_ends(axes: Axes) -> Axis:

@@ -17,7 +17,6 @@ heads, f MLP width; q, kv and f divided by tp.
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from math import prod
@@ -30,12 +29,13 @@ from megalite.architecture.costs import (
     sum_by_layer,
 )
 from megalite.architecture.weights import Weight, vocab_rows_per_rank, weight_table
-from megalite.config.pipeline import pipeline_schedule
+from megalite.config.pipeline import micro_batch_counts, pipeline_schedule
 from megalite.config.plan import LOSS_CHUNK_TOKENS, RunPlan, has_tied_copy
 from megalite.config.schema import Config
 from megalite.engine.footprint import footprint
 from megalite.optim.rules import state_bytes
 from megalite.parallel.schedules.operations import Operation
+from megalite.parallel.schedules.programs import SENDS_UNDER_WAY
 from megalite.parallel.schedules.simulation import ChunkCosts, peak_kept
 
 
@@ -64,8 +64,8 @@ class StageMemory:
 
 
 def memory_by_stage(config: Config, plan: RunPlan) -> tuple[StageMemory, ...]:
-    """Peak memory of the ranks of every pipeline stage, first to last."""
-    schedule = pipeline_schedule(config, plan, plan.grad_accum_steps)
+    """Peak memory of the ranks of every pipeline stage, first to last, in the largest step that the run may have."""
+    schedule = pipeline_schedule(config, plan, max(micro_batch_counts(config, plan)))
     return tuple(
         _stage_memory(config, plan, stage, num_parameters, schedule.orders[stage])
         for stage, num_parameters in enumerate(parameters_by_stage(plan))
@@ -179,8 +179,9 @@ def _traffic(config: Config, plan: RunPlan, stage: int) -> int:
     a, tokens = ELEMENT_BYTES[config.precision.dtype], _micro_batch_tokens(config)
     collective = a * tokens * plan.model.hidden_size if plan.tp > 1 else 0
     edge = a * tokens * _stream_width(config, plan)
-    cuts = sum(first != second and stage in (first, second) for first, second in itertools.pairwise(plan.chunk_ranks))
-    return collective + 2 * edge * cuts  # over each cut, a stream on its way and a gradient on its way back
+    cuts = plan.cuts_of(stage)
+    leaving = SENDS_UNDER_WAY if cuts and config.train.device == "cpu" else cuts  # gloo's are kept until others follow
+    return collective + edge * (cuts + leaving)  # over each cut, what comes and what goes
 
 
 def _micro_batch_tokens(config: Config) -> int:

@@ -27,7 +27,7 @@ class StageTraffic:
     tp: int
     """To the other ranks of its tensor-parallel group."""
     pp: int
-    """To the stages before and behind it."""
+    """To other stages: streams forward, their gradients back."""
 
     def to_dict(self) -> dict[str, int]:
         """A JSON-ready form."""
@@ -59,14 +59,14 @@ def _tp_bytes(config: Config, plan: RunPlan, stage: int) -> float:
         )
         for index in plan.blocks_of(stage)
     )
-    if stage == 0:
+    if stage == plan.chunk_ranks[0]:
         sent += embedding_sent_bytes(model.hidden_size, element_bytes=element_bytes, tp=tp)
-    if stage == plan.pp - 1:
+    if stage == plan.chunk_ranks[-1]:
         sent += head_sent_bytes(model.hidden_size, element_bytes=element_bytes, tp=tp)
     return sent
 
 
 def _pp_bytes(config: Config, plan: RunPlan, stage: int) -> float:
-    """Of one token: the stream to the next stage, and its gradient to the one before."""
+    """Of one token: of each border the stage has the stream to send, or its gradient."""
     width = plan.model.hidden_size / (plan.tp if config.parallel.sequence_parallel else 1)
-    return ELEMENT_BYTES[config.precision.dtype] * width * ((stage < plan.pp - 1) + (stage > 0))
+    return ELEMENT_BYTES[config.precision.dtype] * width * plan.cuts_of(stage)

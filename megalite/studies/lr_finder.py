@@ -178,8 +178,8 @@ def _sweep(config: Config, place: Place, sweep: Sweep, out: Path) -> int:
     from megalite.engine.runtime import disconnect_processes
     from megalite.train.start import first_start
 
-    plan, samples, _ = preflight(config, place.world_size, local_rank=place.local_rank)
-    axes, device = connect_rank(config, plan, place)
+    plan, samples, valid_sets = preflight(config, place.world_size, local_rank=place.local_rank)
+    axes, device = connect_rank(config, plan, place, samples, valid_sets)
     start = first_start(config, plan, samples, axes, device)
     engine = build_engine(config, plan, axes, device, start.weights)
     if start.progress.num_updates or config.precision.dtype != "fp32":

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     import torch
 
     from megalite.config.plan import RunPlan
+    from megalite.data.samples import Samples
     from megalite.parallel.axes import Axes
 
 
@@ -99,23 +100,32 @@ def _full_disk(run_dir: Path, error: BaseException) -> str:
 
 
 def connect_rank(
-    config: Config, plan: RunPlan, place: Place, *, say: Say = lambda what: None, is_forced: bool = False
+    config: Config,
+    plan: RunPlan,
+    place: Place,
+    samples: Samples,
+    valid_sets: dict[str, Samples],
+    *,
+    say: Say = lambda what: None,
+    is_forced: bool = False,
 ) -> tuple[Axes, torch.device]:
     """Join the other ranks: the axes of the mesh, and this rank's device. Collective.
 
     Args:
+        samples: of the training mixture; these, and the validation sets, are to be the same everywhere.
         say: is told what is waited for.
         is_forced: do not ask whether the model fits on the device.
 
     Raises:
-        UserError: it does not, or the device has not the run's format.
+        UserError: it does not, the device has not the run's format, or other ranks have another run.
         StartError: the ranks could not meet.
     """
     from megalite.engine.runtime import check_dtype, connect_processes, prepare_deepspeed, set_determinism
-    from megalite.parallel.axes import connect
+    from megalite.parallel.axes import connect, connect_world
     from megalite.parallel.mesh import Mesh
     from megalite.train.device import choose_device, free_bytes
     from megalite.train.fit import check_device_memory
+    from megalite.train.same_run import check_same_run
 
     mesh = Mesh(plan.pp, plan.dp, plan.cp, plan.tp)
     device = choose_device(config.train.device, place.local_rank)
@@ -133,6 +143,7 @@ def connect_rank(
         token=place.token,
         say=say,
     )
+    check_same_run(config, plan, samples, valid_sets, connect_world(place.world_size, place.rank))
     return connect(mesh, place.rank), device
 
 
@@ -155,7 +166,7 @@ def _train(config: Config, place: Place, stop: StopRequest, heartbeat: Heartbeat
     from megalite.trial import try_plugins
 
     start_up.say(MEETING)
-    axes, device = connect_rank(config, plan, place, say=start_up.say_wait, is_forced=is_forced)
+    axes, device = connect_rank(config, plan, place, samples, valid_sets, say=start_up.say_wait, is_forced=is_forced)
     try_plugins(config, plan.model, device, DTYPES[config.precision.dtype])
     if place.rank == 0:
         stop.watch(config.run.dir)

@@ -33,7 +33,7 @@ def test_draws_and_proves(capsys, monkeypatch, tmp_path: Path, width):
     assert all(len(line) == width for line in lines[:2])
     text = " ".join(out.split())
     assert "zb-v: 2 stages, 4 chunks, 4 micro-batches a step" in text
-    assert "micro-batches in flight, chunk by chunk, at most: 4, 4" in text
+    assert "times chunks, that each stage keeps for backward passes at most: 4, 4" in text
     assert re.search(r"stages wait \d+\.\d % of the step \(by stage: \d+\.\d, \d+\.\d\)", text)
     assert "proven: each pass is there once and finds its inputs, each of 16 messages is sent and received once" in text
     drawn = page.read_text()
@@ -71,7 +71,7 @@ def test_a_file_for_other_micro_batches_is_refused(capsys, tmp_path: Path):
     path.write_text("0F0,0B0\n1F0,1B0\n")
     code, _, err = run(capsys, f"parallel.schedule={path}")
     assert code == 2
-    assert "is for 1 micro-batches, and a step has 4" in " ".join(err.split())
+    assert "batch.global_batch_size: 8 is 4 micro-batches of 2 on each of dp=1 ranks" in " ".join(err.split())
 
 
 def test_without_a_pipeline(capsys):

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
-
 from megalite.config.schema import Config
 from megalite.config.validate import validate
 from megalite.errors import ConfigError
@@ -17,6 +15,9 @@ def config(**sections: dict[str, Any]) -> Config:
 
 
 def complaints(checked: Config, world_size: int) -> tuple[str, ...]:
-    with pytest.raises(ConfigError) as caught:
+    """What validation has to say of a config; nothing of a valid one."""
+    try:
         validate(checked, world_size)
-    return caught.value.problems
+    except ConfigError as error:
+        return error.problems
+    return ()

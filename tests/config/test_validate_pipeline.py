@@ -143,3 +143,41 @@ def test_files_with_ends_in_the_middle(tmp_path, ranks, stages):
     parallel = {"pp": len(ranks), "schedule": str(path)}
     (found,) = complaints(config(parallel=parallel), len(ranks))
     assert stages in found
+
+
+GROWING = {
+    "ramp": {"ramp": {"start_size": 2, "samples": 8}},
+    "noise_scale.max_batch_size": {"noise_scale": {"max_batch_size": 8}},
+}
+
+
+def test_a_file_is_for_one_number_of_micro_batches(tmp_path):
+    """The batch that fits is named; one that grows has none."""
+    path = tmp_path / "mine.csv"
+    path.write_text("0F0,0F1,0B0,0B1\n1F0,1B0,1F1,1B1\n")
+    parallel = {"pp": 2, "schedule": str(path)}
+    batch = {"micro_batch_size": 1, "global_batch_size": 4}
+    assert complaints(config(parallel=parallel, batch={**batch, "global_batch_size": 2}), 2) == ()
+    (found,) = complaints(config(parallel=parallel, batch=batch), 2)
+    assert found.startswith(
+        f"batch.global_batch_size: 4 is 4 micro-batches of 1 on each of dp=1 ranks, and {path} is for 2; use 2, or "
+    )
+    for key, growth in GROWING.items():
+        (found,) = complaints(config(parallel=parallel, batch={**batch, **growth}), 2)
+        assert found.startswith(f"batch.{key}: the batch grows, and {path} is for 2 micro-batches in every step; use ")
+
+
+@pytest.mark.parametrize(
+    ("lines", "holds"), [("0F0,1F0,1B0,0B0\n2F0,2B0\n", True), ("0F0,3F0,3B0,0B0\n1F0,2F0,2B0,1B0\n", False)]
+)
+def test_a_file_says_whether_a_tied_table_is_held_twice(tmp_path, lines, holds):
+    """In a V it is not: then there is nothing to compare, and each micro-batch has its whole gradient."""
+    path = tmp_path / "mine.csv"
+    path.write_text(lines)
+    sections = {
+        "parallel": {"pp": 2, "schedule": str(path)},
+        "batch": {"micro_batch_size": 1, "global_batch_size": 1},
+        "model": {"tie_embeddings": True},
+    }
+    compared = complaints(config(**sections, health={"check_replicas_every": 5}), 2)
+    assert [found.split(":")[0] for found in compared] == ([] if holds else ["health.check_replicas_every"])

@@ -18,7 +18,7 @@ from megalite.parallel.axes import connect
 from megalite.parallel.mesh import Mesh
 from megalite.parallel.schedules.kinds import find_placement, find_schedule
 from megalite.parallel.schedules.operations import PipelineSchedule
-from megalite.parallel.schedules.programs import make_programs
+from megalite.parallel.schedules.programs import SENDS_UNDER_WAY, make_programs
 from megalite.parallel.schedules.simulation import ChunkCosts, simulate
 from tests.kit.batches import step_batches
 from tests.kit.spawn import run_ranks
@@ -118,3 +118,34 @@ def test_steps_take_as_long_as_simulated():
         wanted.append(simulate(schedules[-1], each).end * SECONDS)
     for seconds in run_ranks(measured, pp, schedules, costs, backend="gloo"):
         assert seconds == pytest.approx(wanted, rel=TOLERANCE)
+
+
+def most_under_way(num_micro_batches: int) -> int:
+    """Messages that a rank of two has begun to send in a step and not waited for, at most."""
+    axes = connect(Mesh(2, 1, 1, 1), dist.get_rank())
+    stage = SleepingStage([ChunkCosts(0.0, 0.0, 0.0)])
+    counts = []
+
+    class Watched(ProgramRunner):
+        def _send(self, step: Any, *message: Any) -> None:
+            super()._send(step, *message)
+            counts.append(len(step.leaving))
+
+    runner = Watched(
+        stage,  # type: ignore[arg-type]
+        axes,
+        [axes.pp.rank],
+        2,
+        hold_back=stage.hold_back,
+        make_held=stage.make_held,
+    )
+    sizes = {"global_batch_size": num_micro_batches, "micro_batch_size": 1, "seq_len": 4}
+    batches = step_batches(0, **sizes, dp=1, dp_rank=0, vocab_size=11)
+    schedule = find_schedule("1f1b", 2, num_micro_batches, (ChunkCosts(),) * 2)
+    runner.train(make_programs(schedule)[axes.pp.rank], batches, 1.0)
+    return max(counts)
+
+
+def test_messages_do_not_pile_up():
+    """gloo keeps a message until it is waited for: however long the step, no more than some."""
+    assert run_ranks(most_under_way, 2, 64, backend="gloo") == [SENDS_UNDER_WAY] * 2

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -89,3 +90,33 @@ def test_by_hand():
     assert first.tp == tokens * ring * (4 * stream * blocks[0] + stream)
     assert last.tp == tokens * ring * (4 * stream * blocks[1] + stream + 3 * 4)
     assert (first.pp, last.pp) == (tokens * stream, tokens * stream)
+
+
+SCHEDULES = ("1f1b", "interleaved", "zb-h1", "zb-v", "dualpipe-v")
+
+
+def _pipeline(schedule: str) -> Any:
+    return tiny_config(
+        parallel={"pp": 2, "schedule": schedule, "zero_stage": 0}, model={"num_layers": 4, "tie_embeddings": False}
+    )
+
+
+def _messages(schedules) -> list[int]:
+    """Bytes that this rank of two sends to the other one in a step, by schedule."""
+    found = []
+    for schedule in schedules:
+        rank = start_rank(_pipeline(schedule))
+        with mock.patch.object(dist, "isend", wraps=dist.isend) as send:
+            rank.train(0, 1)
+        found.append(sum(call.args[0].nbytes for call in send.call_args_list))
+    return found
+
+
+def test_pipeline_bytes():
+    """Chunk by chunk: in loops all borders are between stages, in a V not the one at its foot."""
+    found = zip(*run_ranks(_messages, 2, SCHEDULES), strict=True)
+    for schedule, sent in zip(SCHEDULES, found, strict=True):
+        config = _pipeline(schedule)
+        planned = traffic_by_stage(config, make_plan(config, 2))
+        assert sent == tuple(stage.pp for stage in planned), schedule
+        assert sent[0] > 0

@@ -40,14 +40,17 @@ class Job:
     zero_stage: int = 1
     blocks: tuple[int, ...] | None = None
     """Blocks of each chunk of a pipeline; None leaves it to megalite."""
+    hidden: int = 384
     layers: int = 6
-    schedule: str = "1f1b"
-    """Of a pipeline."""
+    seq_len: int = 512
+    schedule: str | None = None
+    """Of a pipeline; None for what a config without one has, which a release before knows too."""
 
     @property
     def shape(self) -> Shape:
-        """W1: Llama style, tied."""
-        return Shape(hidden=384, layers=self.layers, heads=6, ffn=1024, vocab=self.vocab, seq_len=512)
+        """Llama style, tied, heads of 64; W1 where nothing else is asked for."""
+        ffn = -(-8 * self.hidden // 48) * 16
+        return Shape(self.hidden, self.layers, self.hidden // 64, ffn, self.vocab, self.seq_len)
 
 
 Step = Callable[[int], None]
@@ -185,8 +188,8 @@ def megalite_step(job: Job) -> Step:
             "tp": job.tp,
             "pp": job.pp,
             "zero_stage": job.zero_stage,
-            "schedule": job.schedule,
-            "blocks_per_chunk": job.blocks,
+            **({"schedule": job.schedule} if job.schedule else {}),
+            **({"blocks_per_chunk": job.blocks} if job.blocks else {}),
         },
         batch={
             "micro_batch_size": job.micro_batch_size,

@@ -52,7 +52,7 @@ class Entry:
     asked: tuple[str, float] | None = None
     """One of them, and the ratio asked for."""
     tree: Path = HERE.parents[1]
-    """Whose code runs: this one, or a release before."""
+    """Whose package runs: this one's, or that of a release before."""
 
 
 COMPILED = {"compile": True, "warmup": 5}
@@ -140,7 +140,7 @@ def _start(entry: Entry, rank: int, folder: str) -> subprocess.Popen:
         "RENDEZVOUS": f"file://{folder}/store",
         "PYTHONPATH": str(entry.tree),
     }
-    command = [sys.executable, str(entry.tree / "tools" / "benchmarks" / "cases.py"), json.dumps(entry.job)]
+    command = [sys.executable, str(HERE / "cases.py"), json.dumps(entry.job)]
     return subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from megalite.parallel.schedules.files import read_schedule
-from megalite.parallel.schedules.operations import ChunkPlacement, PipelineSchedule, PlacementKind, ScheduleError, place
+from megalite.parallel.schedules.operations import ChunkPlacement, PipelineSchedule, PlacementKind, place
 from megalite.parallel.schedules.orders import interleaved, one_f_one_b, zb_h1
+from megalite.parallel.schedules.proof import check_kept
 from megalite.parallel.schedules.simulation import ChunkCosts
 from megalite.parallel.schedules.v_orders import dualpipe_v, zb_v
 
@@ -24,18 +25,35 @@ class ScheduleKind:
     """A stage's; None for two or more."""
     make: Callable[[int, int, Costs], PipelineSchedule]
     """Given pp, micro-batches and the chunks' costs; there are pp times as many chunks as a stage has."""
+    most_kept: Callable[[int, int, int, int], int]
+    """Given pp, micro-batches, chunks of a stage, and the stage: micro-batches, times chunks, that it keeps at most."""
     is_split: bool = False
     """Backward passes are cut in two."""
     least_micro_batches: Callable[[int], int] = lambda pp: 1
     """Given pp."""
 
 
+def _kept_by_interleaved(pp: int, num_micro_batches: int, chunks: int, stage: int) -> int:
+    """A group through all chunks but the last, and what is on its way to the pipeline's end and back."""
+    group = pp + num_micro_batches % pp if num_micro_batches >= pp else num_micro_batches
+    return (chunks - 1) * group + 2 * (pp - 1 - stage) + 1
+
+
 SCHEDULES: dict[str, ScheduleKind] = {
-    "1f1b": ScheduleKind("loop", 1, lambda pp, m, costs: one_f_one_b(pp, m)),
-    "interleaved": ScheduleKind("loop", None, lambda pp, m, costs: interleaved(pp, m, len(costs) // pp)),
-    "zb-h1": ScheduleKind("loop", 1, lambda pp, m, costs: zb_h1(pp, m), is_split=True),
-    "zb-v": ScheduleKind("v", 2, zb_v, is_split=True),
-    "dualpipe-v": ScheduleKind("v", 2, lambda pp, m, costs: dualpipe_v(pp, m), True, lambda pp: 2 * pp),
+    "1f1b": ScheduleKind("loop", 1, lambda pp, m, costs: one_f_one_b(pp, m), lambda pp, m, chunks, stage: pp - stage),
+    "interleaved": ScheduleKind(
+        "loop", None, lambda pp, m, costs: interleaved(pp, m, len(costs) // pp), _kept_by_interleaved
+    ),
+    "zb-h1": ScheduleKind("loop", 1, lambda pp, m, costs: zb_h1(pp, m), lambda pp, m, chunks, stage: pp, is_split=True),
+    "zb-v": ScheduleKind("v", 2, zb_v, lambda pp, m, chunks, stage: 2 * pp, is_split=True),
+    "dualpipe-v": ScheduleKind(
+        "v",
+        2,
+        lambda pp, m, costs: dualpipe_v(pp, m),
+        lambda pp, m, chunks, stage: 2 * pp + 1,
+        is_split=True,
+        least_micro_batches=lambda pp: 2 * pp,
+    ),
 }
 
 SUFFIX = ".csv"
@@ -52,28 +70,27 @@ def chunks_per_stage(name: str, given: int | None) -> int:
     return given or SCHEDULES[name].chunks or 2
 
 
-def find_placement(name: str, pp: int, chunks: int | None) -> ChunkPlacement:
-    """Which stage holds which chunk.
+def read_own(name: str) -> PipelineSchedule | None:
+    """A schedule of one's own; None where the name is that of ours.
 
     Raises:
         ScheduleError: the file cannot be read.
     """
-    if is_file(name):
-        return read_schedule(Path(name)).placement
+    return read_schedule(Path(name)) if is_file(name) else None
+
+
+def find_placement(name: str, pp: int, chunks: int | None) -> ChunkPlacement:
+    """Which stage holds which chunk, in a schedule of ours."""
     return place(SCHEDULES[name].placement, pp, chunks_per_stage(name, chunks))
 
 
 def find_schedule(name: str, pp: int, num_micro_batches: int, costs: Costs) -> PipelineSchedule:
-    """The order of passes of a step.
+    """The order of passes of a step, by a schedule of ours.
 
     Raises:
-        ScheduleError: there is none for so many micro-batches, or the file is none.
+        ScheduleError: there is none for so many micro-batches, or it keeps more of them than is said of it.
     """
-    if not is_file(name):
-        return SCHEDULES[name].make(pp, num_micro_batches, costs)
-    schedule = read_schedule(Path(name))
-    if schedule.num_micro_batches != num_micro_batches:
-        raise ScheduleError(
-            f"{name}: is for {schedule.num_micro_batches} micro-batches, and a step has {num_micro_batches}"
-        )
+    kind, chunks = SCHEDULES[name], len(costs) // pp
+    schedule = kind.make(pp, num_micro_batches, costs)
+    check_kept(schedule, [kind.most_kept(pp, num_micro_batches, chunks, stage) for stage in range(pp)])
     return schedule

@@ -9,15 +9,18 @@ of one order of everything, and no two ranks can wait for each other.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Literal
+from heapq import heappop, heappush
+from typing import Literal, NamedTuple
 
 from megalite.parallel.schedules.operations import Operation, Pass, PipelineSchedule, goes_to, made_by, needs
 from megalite.parallel.schedules.simulation import ChunkCosts, Timeline, simulate
 
+SENDS_UNDER_WAY = 8
+"""Messages that a rank has begun to send and that may not have gone. Who is further ahead of its receivers waits: it
+would have to soon, and what it sends takes memory until then."""
 
-@dataclass(frozen=True)
-class Instruction:
+
+class Instruction(NamedTuple):
     """One line of a rank's program."""
 
     what: Literal["do", "send", "receive"]
@@ -59,14 +62,32 @@ def make_programs(schedule: PipelineSchedule, costs: tuple[ChunkCosts, ...] | No
 
 def _as_they_end(timeline: Timeline, num_chunks: int) -> Iterator[tuple[int, Operation]]:
     """All passes with their ranks, in the order in which they end; none before what it needs, however short it is."""
-    places, made = [0] * len(timeline.spans), set[Pass | None]()
-    for _ in range(sum(map(len, timeline.spans))):
-        heads = [
-            (spans[place].end, rank, spans[place].operation)
-            for rank, (spans, place) in enumerate(zip(timeline.spans, places, strict=True))
-            if place < len(spans) and made.issuperset(needs(spans[place].operation, num_chunks))
-        ]
-        _, rank, operation = min(heads)
-        places[rank] += 1
-        made.add(made_by(operation))
+    places, made = [0] * len(timeline.spans), set[Pass]()
+    able: list[tuple[float, int]] = []
+    waiting: dict[Pass, list[int]] = {}
+
+    def look(rank: int) -> None:
+        """See what a rank's next pass waits for."""
+        spans, place = timeline.spans[rank], places[rank]
+        if place == len(spans):
+            return
+        missing = next((each for each in needs(spans[place].operation, num_chunks) if each not in made), None)
+        if missing is None:
+            heappush(able, (spans[place].end, rank))
+        else:
+            waiting.setdefault(missing, []).append(rank)
+
+    for rank in range(len(places)):
+        look(rank)
+    while able:
+        _, rank = heappop(able)
+        operation = timeline.spans[rank][places[rank]].operation
         yield rank, operation
+        places[rank] += 1
+        look_again = [rank]
+        result = made_by(operation)
+        if result is not None:
+            made.add(result)
+            look_again += waiting.pop(result, [])
+        for each in look_again:
+            look(each)

@@ -3,6 +3,7 @@
     every pass is there once: F, and B or else I and W, of each chunk and micro-batch, on the rank that holds the chunk
     every pass finds its inputs made here, or received
     every message is sent once and received once, by those two
+    no rank keeps more micro-batches for their backward passes than is said of the schedule
     with sends and receives that wait for each other, which is the worst that a network may do, all programs end
 
 A network that buffers, as gloo's, hides a deadlock; NCCL may not.
@@ -11,7 +12,8 @@ A network that buffers, as gloo's, hides a deadlock; NCCL may not.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import accumulate
 
 from megalite.parallel.schedules.operations import (
     ChunkPlacement,
@@ -73,6 +75,28 @@ def _miscounted(counts: Counter[Operation], schedule: PipelineSchedule) -> Itera
                 yield f"{where}both {chunk}B{micro_batch} and {chunk}{other}{micro_batch}: B is I and W in one"
             elif inputs != weights:
                 yield f"{where}{chunk}{'W' if inputs else 'I'}{micro_batch} is missing: it belongs to the other half"
+
+
+def check_kept(schedule: PipelineSchedule, most: Sequence[int]) -> None:
+    """See that no rank keeps more for backward passes than it may.
+
+    Args:
+        most: micro-batches, times chunks, by rank.
+
+    Raises:
+        ScheduleError: naming the pass with which one does.
+    """
+    for rank, (order, limit) in enumerate(zip(schedule.orders, most, strict=True)):
+        for operation, kept in zip(order, kept_after(order), strict=True):
+            if kept > limit:
+                raise ScheduleError(
+                    f"rank {rank}: with {operation} it keeps {kept} micro-batches, expected {limit} at most"
+                )
+
+
+def kept_after(order: Iterable[Operation]) -> Iterator[int]:
+    """How many micro-batches, times chunks, a rank keeps after each of its passes: until B, or W where it is split."""
+    return accumulate({"F": 1, "B": -1, "I": 0, "W": -1}[operation.kind] for operation in order)
 
 
 def prove(programs: Sequence[Program], placement: ChunkPlacement) -> None:

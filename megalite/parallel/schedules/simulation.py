@@ -99,7 +99,8 @@ def simulate(schedule: PipelineSchedule, costs: tuple[ChunkCosts, ...], link: fl
     while able:
         rank = able.pop()
         mine, order = spans[rank], schedule.orders[rank]
-        for operation in order[len(mine) :]:
+        for place in range(len(mine), len(order)):
+            operation = order[place]
             wanted = needs(operation, num_chunks)
             missing = next((each for each in wanted if each not in finished), None)
             if missing is not None:

@@ -10,7 +10,7 @@ from megalite.parallel.schedules.kinds import SCHEDULES, find_placement, find_sc
 from megalite.parallel.schedules.operations import Operation, PipelineSchedule, ScheduleError, place
 from megalite.parallel.schedules.orders import forward_only, interleaved, one_f_one_b
 from megalite.parallel.schedules.programs import Instruction, make_programs
-from megalite.parallel.schedules.proof import check_orders, prove
+from megalite.parallel.schedules.proof import check_kept, check_orders, kept_after, prove
 from megalite.parallel.schedules.simulation import ChunkCosts, simulate
 from tests.parallel.schedules import fake_stages
 
@@ -36,6 +36,26 @@ def test_computes_what_one_rank_computes(name):
                 found = fake_stages.run(programs, schedule.placement)
                 wanted = fake_stages.expected(schedule.placement.num_chunks, schedule.num_micro_batches)
                 assert found == wanted, (pp, num_micro_batches, chunks)
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_no_stage_keeps_more_than_is_said(name):
+    """And some step keeps as much, so that what is said is no more than it must be."""
+    for pp in (2, 3, 5):
+        for chunks in (2, 3, 4) if name == "interleaved" else (SCHEDULES[name].chunks,):
+            counts = range(SCHEDULES[name].least_micro_batches(pp), 4 * pp)
+            schedules = [make(name, pp, count, chunks) for count in counts]
+            most = [[SCHEDULES[name].most_kept(pp, count, chunks, stage) for stage in range(pp)] for count in counts]
+            kept = [[max(kept_after(order)) for order in schedule.orders] for schedule in schedules]
+            assert all(a <= b for pair in zip(kept, most, strict=True) for a, b in zip(*pair, strict=True))
+            assert [max(stage) for stage in zip(*kept, strict=True)] == [
+                max(stage) for stage in zip(*most, strict=True)
+            ]
+
+
+def test_who_keeps_too_much_is_named():
+    with pytest.raises(ScheduleError, match="rank 0: with 0F2 it keeps 3 micro-batches, expected 2 at most"):
+        check_kept(one_f_one_b(3, 8), [2, 2, 1])
 
 
 @pytest.mark.parametrize("name", SCHEDULES)
