@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from megalite.cli.paths import named
+from megalite.cli.paths import named_file
 
 LONG_READ_BYTES = 20_000_000
 """Of metrics: what is read in under a second says nothing of its progress."""
@@ -20,7 +20,7 @@ def report(
         typer.Option(
             "--out",
             "-o",
-            callback=named,
+            callback=named_file,
             help="File to write. [default: report.html in the run's folder, here for several]",
             show_default=False,
         ),

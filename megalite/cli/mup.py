@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from megalite.cli.paths import named
+from megalite.cli.paths import Drawing
 
 if TYPE_CHECKING:
     from megalite.studies.mup_check import Check
@@ -31,10 +31,7 @@ def check(
     steps: Annotated[int, typer.Option(min=1, help="Updates on one batch.")] = 6,
     lr: Annotated[float, typer.Option(min=0.0, help="Rate of these updates.")] = 1e-3,
     vocab_size: Annotated[int, typer.Option(min=2, help="Vocabulary of the models.")] = 128,
-    out: Annotated[
-        Path | None,
-        typer.Option("--out", "-o", callback=named, help="Draw it into this file, .svg or .png.", show_default=False),
-    ] = None,
+    out: Drawing = None,
 ) -> int:
     """Coordinate check: train the model at several widths for a few steps, with muP and without, and compare how far
     each layer's output moves.

@@ -1,8 +1,11 @@
-"""What the verbs ask of a path on which they are to write."""
+"""What the verbs ask of a path on which they are to write, before they begin."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Annotated
+
+import typer
 
 from megalite.errors import UserError
 
@@ -12,3 +15,24 @@ def named(path: Path | None) -> Path | None:
     if path is not None and path.name in ("", ".."):
         raise UserError(f"{path}: no name for something new; give one, as {path / 'NAME'}")
     return path
+
+
+def named_file(path: Path | None) -> Path | None:
+    """Refuse also what cannot be replaced by a file: a folder, a device, a name below a file."""
+    named(path)
+    if path is None:
+        return None
+    if path.exists() and not path.is_file():
+        what = "a folder" if path.is_dir() else "no plain file"
+        raise UserError(f"{path}: is {what}; give the name of a file to write")
+    found = next(parent for parent in path.absolute().parents if parent.exists())
+    if not found.is_dir():
+        raise UserError(f"{path}: {found} is no folder; give another name")
+    return path
+
+
+Drawing = Annotated[
+    Path | None,
+    typer.Option("--out", "-o", callback=named_file, help="Draw it into this file, .svg or .png.", show_default=False),
+]
+"""Option of a verb that can draw what it has found."""

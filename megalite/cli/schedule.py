@@ -9,7 +9,7 @@ import typer
 
 from megalite.cli.config import ASSUMED_VOCAB_SIZE, ConfigFile, Overrides
 from megalite.cli.data.options import report_console
-from megalite.cli.paths import named
+from megalite.cli.paths import Drawing, named_file
 
 MIN_COLUMNS = 40
 """Of a timeline, on the narrowest terminal."""
@@ -26,10 +26,7 @@ def root() -> None:
 def plot(
     config: ConfigFile,
     overrides: Overrides = None,
-    out: Annotated[
-        Path | None,
-        typer.Option("--out", "-o", callback=named, help="Draw it into this file, .svg or .png.", show_default=False),
-    ] = None,
+    out: Drawing = None,
 ) -> None:
     """Draw the learning rate over the steps, and the batch size where it grows: as text, and into a file if asked."""
     from megalite.config.load import load_config
@@ -63,7 +60,7 @@ def pipeline(
     ] = ASSUMED_VOCAB_SIZE,
     out: Annotated[
         Path | None,
-        typer.Option("--out", "-o", callback=named, help="Draw it into this HTML file too.", show_default=False),
+        typer.Option("--out", "-o", callback=named_file, help="Draw it into this HTML file too.", show_default=False),
     ] = None,
 ) -> None:
     """Draw what each pipeline stage does when, and prove that every step ends.
@@ -75,9 +72,9 @@ def pipeline(
     from megalite.config.plan import default_world_size, make_plan
     from megalite.config.validate import validate
     from megalite.errors import ConfigError
+    from megalite.page.write import write_page
     from megalite.planner.pipeline import describe, report_pipeline
     from megalite.planner.timeline import LEGEND, NAME_COLUMNS, draw_lines, draw_page
-    from megalite.train.run_folder import write_atomically
 
     loaded = load_config(config, overrides or ())
     num_ranks = world_size or default_world_size(loaded)
@@ -96,6 +93,5 @@ def pipeline(
         console.print(fact, highlight=False)
     if out is not None:
         title = f"{config.stem}: {loaded.parallel.schedule}, {count} micro-batches"
-        out.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(out, draw_page(found.timeline, title, facts[:-1]))
+        write_page(out, draw_page(found.timeline, title, facts[:-1]))
         typer.echo(f"drawn into {out}")

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from megalite.cli.paths import named
+from megalite.cli.paths import Drawing
 
 
 def train(
@@ -55,10 +55,7 @@ def lr_find(
     first: Annotated[float, typer.Option("--from", help="The lowest rate.")] = 1e-6,
     last: Annotated[float, typer.Option("--to", help="The highest rate.")] = 1.0,
     steps: Annotated[int, typer.Option(min=2, help="Updates between them.")] = 100,
-    out: Annotated[
-        Path | None,
-        typer.Option("--out", "-o", callback=named, help="Draw it into this file, .svg or .png.", show_default=False),
-    ] = None,
+    out: Drawing = None,
 ) -> None:
     """Raise the learning rate step by step until the loss blows up, and suggest a peak rate.
 

@@ -83,10 +83,13 @@ def _kind(config: Config, world_size: int) -> Iterator[str]:
         return
     if pp * chunks > num_layers:
         most = num_layers // pp
-        use = f"chunks={most}" if kind.chunks is None and most > 1 else "schedule=1f1b or zb-h1, which have one"
+        uses = [f"chunks={most}"] if kind.chunks is None and most > 1 else []
+        uses += [f"pp={num_layers // chunks}"] if num_layers // chunks > 1 else []
+        if not uses or kind.chunks is not None:
+            uses.append("schedule=1f1b or zb-h1, which have one chunk a stage")
         yield (
             f"parallel.chunks: pp={pp} stages with {chunks} each are {pp * chunks} chunks, more than "
-            f"num_layers={num_layers}; use {use}, or pp={max(1, num_layers // chunks)}"
+            f"num_layers={num_layers}; use {or_(uses)}"
         )
         return
     yield from _blocks(config, num_chunks=pp * chunks)
@@ -120,7 +123,9 @@ def _file(config: Config, world_size: int) -> Iterator[str]:
         return
     placement, where = schedule.placement, f"parallel.schedule: {parallel.schedule}"
     if placement.num_ranks != parallel.pp:
-        yield f"{where} is for {placement.num_ranks} stages, found pp={parallel.pp}; use pp={placement.num_ranks}"
+        stages = counted(placement.num_ranks, "stage", "stages")
+        use = f"use pp={placement.num_ranks}" if placement.num_ranks > 1 else f"write a line for each of {parallel.pp}"
+        yield f"{where} is for {stages}, found pp={parallel.pp}; {use}"
         return
     if placement.num_chunks > config.model.num_layers:
         yield (

@@ -51,9 +51,8 @@ def pipeline_schedule(config: Config, plan: RunPlan, num_micro_batches: int) -> 
     Raises:
         ScheduleError: there is none.
     """
-    schedule = plan.own_schedule or find_schedule(
-        config.parallel.schedule, plan.pp, num_micro_batches, chunk_costs(config, plan)
-    )
+    parallel = config.parallel
+    schedule = plan.own_schedule or find_schedule(parallel.schedule, plan.pp, num_micro_batches, parallel.chunks)
     if schedule.num_micro_batches != num_micro_batches:
         raise ScheduleError(f"it is for {counted(schedule.num_micro_batches)}, and a step has {num_micro_batches}")
     check_orders(schedule)

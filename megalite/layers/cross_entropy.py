@@ -33,7 +33,7 @@ from megalite.architecture.weights import vocab_rows_per_rank
 from megalite.config.plan import LOSS_CHUNK_TOKENS
 from megalite.layers.documents import Targets
 from megalite.layers.gemm import PLAIN, Gemm
-from megalite.layers.weight_gradients import TakeGradient, WholeGradient
+from megalite.layers.weight_gradients import ScaledGradient, TakeGradient
 from megalite.parallel.axes import Axis
 from megalite.parallel.collectives import all_reduce, copy_to, gather_rows
 
@@ -154,7 +154,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
         head: Head = ctx.head
         if head.take_gradient is None:
             return grad_hidden * grad, (grad_weight * grad).to(ctx.weight_dtype), None, None, None
-        head.take_gradient(head.weight, WholeGradient(lambda: grad_weight * grad))
+        head.take_gradient(head.weight, ScaledGradient(grad_weight, grad))
         return grad_hidden * grad, None, None, None, None
 
 

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from megalite.addition import load
 from megalite.architecture.architecture import Architecture
@@ -18,6 +18,7 @@ from megalite.architecture.norms import NORMS
 from megalite.config.plan import LOSS_CHUNK_TOKENS
 from megalite.layers.attention import Attend, attend_by_document, choose_attention
 from megalite.layers.cross_entropy import TokenLoss
+from megalite.layers.documents import Documents
 from megalite.layers.gemm import PLAIN, Gemm, choose_gemm
 from megalite.layers.norm import RMSNorm
 from megalite.layers.precision import ONE_FORMAT, Precision
@@ -62,6 +63,14 @@ def choose_parts(
 
 
 def _choose_attention(model: Architecture, device_type: str, dtype: torch.dtype) -> Attend:
-    """The attention that a model names; a plug-in's is left out of compiled blocks."""
+    """The attention that a model names; a plug-in's is left out of compiled blocks, and gets tensors in one piece."""
     function = ATTENTIONS[model.attention].function
-    return choose_attention(device_type, dtype) if function is None else torch.compiler.disable(load(function))
+    if function is None:
+        return choose_attention(device_type, dtype)
+    attend = load(function)
+
+    @torch.compiler.disable
+    def attend_whole(q: Tensor, k: Tensor, v: Tensor, documents: Documents, window: int | None) -> Tensor:
+        return attend(q.contiguous(), k.contiguous(), v.contiguous(), documents, window)
+
+    return attend_whole

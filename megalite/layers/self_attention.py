@@ -72,13 +72,20 @@ class SelfAttention(nn.Module):
     def project(self, x: Tensor, documents: Documents) -> tuple[Tensor, Tensor, Tensor]:
         """Normalised, rotated and scaled queries `[t, n, d]`, keys `[t, m, d]`, and values `[t, m, d]`."""
         heads = self.qkv(x).unflatten(1, (-1, self.head_dim))
-        q, k, v = heads.split((self.num_heads, self.num_kv_heads, self.num_kv_heads), dim=1)
+        queries_and_keys, v = heads.split((self.num_heads + self.num_kv_heads, self.num_kv_heads), dim=1)
+        if not self.has_norms:
+            queries_and_keys = self._turn(queries_and_keys, documents)
+        q, k = queries_and_keys.split((self.num_heads, self.num_kv_heads), dim=1)
         if self.has_norms:
-            q, k = self.q_norm(q), self.k_norm(k)
-        if self.rotary:
-            turn = documents.sliding_rotation if self.has_own_rope else documents.rotation
-            assert turn is not None, "the stage turns the stream once a pass"
-            q, k = rotate(q, turn), rotate(k, turn)
-            if not self.has_norms:
-                v = v.contiguous()  # else the view would keep the whole projection until the backward pass
+            q, k = (self._turn(norm(each), documents) for norm, each in ((self.q_norm, q), (self.k_norm, k)))
+        elif self.rotary:
+            v = v.contiguous()  # else the view would keep the whole projection until the backward pass
         return self.scale_query(q), k, v
+
+    def _turn(self, heads: Tensor, documents: Documents) -> Tensor:
+        """Rotate heads `[t, any, d]`, in a model that does."""
+        if not self.rotary:
+            return heads
+        turn = documents.sliding_rotation if self.has_own_rope else documents.rotation
+        assert turn is not None, "the stage turns the stream once a pass"
+        return rotate(heads, turn)

@@ -34,6 +34,10 @@ class WeightGradient(Protocol):
         """Add it to a sum, at least fp32."""
         ...
 
+    def begin(self, total: Tensor) -> None:
+        """Begin a sum with it: what stood there goes."""
+        ...
+
 
 TakeGradient = Callable[[nn.Parameter, WeightGradient], None]
 """Called once for each use of a weight in a backward pass."""
@@ -51,6 +55,9 @@ class ProductGradient:
     def add_to(self, total: Tensor) -> None:
         self._gemm.add_product(total, self._grad, self._x)
 
+    def begin(self, total: Tensor) -> None:
+        total.copy_(self.make())
+
 
 class WholeGradient:
     """One that can only be made whole, or that is there already."""
@@ -60,6 +67,25 @@ class WholeGradient:
 
     def add_to(self, total: Tensor) -> None:
         total.add_(self.make())
+
+    def begin(self, total: Tensor) -> None:
+        total.copy_(self.make())
+
+
+class ScaledGradient:
+    """One that is there but for a factor, a scalar on its device."""
+
+    def __init__(self, tensor: Tensor, factor: Tensor):
+        self._tensor, self._factor = tensor, factor
+
+    def make(self) -> Tensor:
+        return self._tensor * self._factor
+
+    def add_to(self, total: Tensor) -> None:
+        total.addcmul_(self._tensor, self._factor)
+
+    def begin(self, total: Tensor) -> None:
+        torch.mul(self._tensor, self._factor, out=total)
 
 
 class SummedLinear:

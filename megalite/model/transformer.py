@@ -139,7 +139,7 @@ class Stage(nn.Module):
         return self.head
 
     def compile_blocks(self) -> None:
-        """Compile each block; graphs split at attention and at collectives, and all blocks share them."""
+        """Compile each block: one graph that all share, or two on CPUs, where it splits at attention."""
         self.run_block = compile_blocks(self.blocks.values(), self.spec.recompute, self.precision.context)
 
 

@@ -7,6 +7,7 @@ An axis of size 1 has no group, and every collective over it is the identity, so
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TypedDict
 
 import torch.distributed as dist
@@ -26,6 +27,12 @@ class Axis:
     """None exactly when size is 1."""
     global_ranks: tuple[int, ...] = (0,)
     """Global ranks along this axis, in order."""
+
+    @cached_property
+    def group_name(self) -> str:
+        """As ops call the group."""
+        assert self.group is not None, f"nothing to be said over {self.name}, an axis of size {self.size}"
+        return self.group.group_name
 
 
 SINGLE = Axis()

@@ -10,8 +10,8 @@ et al. 2022, section 4.2). `rows` are tokens, dim 0 of a stream `[tokens, hidden
     scatter_rows  reduce-scatter on dim 0     all-gather on dim 0
 
 Over an axis of size 1 each returns its input untouched. The collectives are torch's functional ones, which return their
-result instead of changing a buffer, as selective recomputation needs; gloo's all-gather is our own. The calls are
-hidden from torch.compile, which splits its graphs around them.
+result instead of changing a buffer, as selective recomputation needs; gloo's all-gather is our own. In a compiled block
+they are part of its graph.
 """
 
 from __future__ import annotations
@@ -21,7 +21,6 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import torch
 import torch.distributed as dist
-import torch.distributed._functional_collectives as functional
 from torch import Tensor
 from torch.distributed.distributed_c10d import _resolve_process_group
 
@@ -33,20 +32,21 @@ if TYPE_CHECKING:
 Collective = Callable[[Tensor, Axis], Tensor]
 Said = TypeVar("Said")
 
-# torch 2.13 renamed these: the old names warn there, the new ones do not exist before.
-_all_gather = getattr(functional, "all_gather_single", None) or functional.all_gather_tensor
+_ops = torch.ops._c10d_functional
+"""Ops that return their result, and that the compiler knows."""
+
+# torch 2.13 renamed it: the old name warns there, the new one does not exist before.
 _fill_all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
-_reduce_scatter = getattr(functional, "reduce_scatter_single", None) or functional.reduce_scatter_tensor
 
 
 def copy_to(x: Tensor, axis: Axis) -> Tensor:
     """Hand a replicated tensor to parallel work; its gradient is the sum over the axis."""
-    return x if axis.size == 1 else _apply(_CopyTo, x, axis)
+    return x if axis.size == 1 else _CopyTo.apply(x, axis)
 
 
 def reduce_from(x: Tensor, axis: Axis) -> Tensor:
     """Sum partial results over the axis; every rank gets the whole sum."""
-    return x if axis.size == 1 else _apply(_ReduceFrom, x, axis)
+    return x if axis.size == 1 else _ReduceFrom.apply(x, axis)
 
 
 def sum_over(x: Tensor, axis: Axis) -> Tensor:
@@ -56,12 +56,12 @@ def sum_over(x: Tensor, axis: Axis) -> Tensor:
 
 def gather_rows(x: Tensor, axis: Axis) -> Tensor:
     """Join the rows that the ranks hold: `[t/n, ...]` -> `[t, ...]`; gradients are summed and cut again."""
-    return x if axis.size == 1 else _apply(_GatherRows, x, axis)
+    return x if axis.size == 1 else _GatherRows.apply(x, axis)
 
 
 def scatter_rows(x: Tensor, axis: Axis) -> Tensor:
     """Sum partial results and keep this rank's rows: `[t, ...]` -> `[t/n, ...]`."""
-    return x if axis.size == 1 else _apply(_ScatterRows, x, axis)
+    return x if axis.size == 1 else _ScatterRows.apply(x, axis)
 
 
 def replicated(sequence_parallel: bool) -> Collective:
@@ -118,28 +118,18 @@ def from_all(mine: Said, axis: Axis) -> list[Said]:
     return said
 
 
-@torch.compiler.disable
-def _apply(function: type[torch.autograd.Function], x: Tensor, axis: Axis) -> Tensor:
-    return function.apply(x, axis)
-
-
 def _sum(x: Tensor, axis: Axis) -> Tensor:
-    return functional.wait_tensor(functional.all_reduce(x.contiguous(), "sum", _group(axis)))
+    return _ops.wait_tensor(_ops.all_reduce(x.contiguous(), "sum", axis.group_name))
 
 
 def _gather(x: Tensor, axis: Axis) -> Tensor:
     if x.device.type == "cpu":
-        return gather_by_gloo(x.contiguous(), axis.size, _group(axis).group_name)
-    return functional.wait_tensor(_all_gather(x.contiguous(), 0, _group(axis)))
+        return gather_by_gloo(x.contiguous(), axis.size, axis.group_name)
+    return _ops.wait_tensor(_ops.all_gather_into_tensor(x.contiguous(), axis.size, axis.group_name))
 
 
 def _scatter_sum(x: Tensor, axis: Axis) -> Tensor:
-    return functional.wait_tensor(_reduce_scatter(x.contiguous(), "sum", 0, _group(axis)))
-
-
-def _group(axis: Axis) -> dist.ProcessGroup:
-    assert axis.group is not None, f"nothing to be said over {axis.name}, an axis of size {axis.size}"
-    return axis.group
+    return _ops.wait_tensor(_ops.reduce_scatter_tensor(x.contiguous(), "sum", axis.size, axis.group_name))
 
 
 @torch.library.custom_op("megalite_gloo::all_gather", mutates_args=())
@@ -154,6 +144,11 @@ def gather_by_gloo(x: Tensor, size: int, group_name: str) -> Tensor:
     whole = x.new_empty(x.shape[0] * size, *x.shape[1:])
     _fill_all_gather(whole, x, group=_resolve_process_group(cast("GroupName", group_name)))  # ops take plain text
     return whole
+
+
+@gather_by_gloo.register_fake
+def _(x: Tensor, size: int, group_name: str) -> Tensor:
+    return x.new_empty(x.shape[0] * size, *x.shape[1:])
 
 
 class _CopyTo(torch.autograd.Function):

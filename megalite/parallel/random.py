@@ -20,6 +20,7 @@ from torch import Tensor
 _MIX_1 = -0x40A7B892E31B1A47  # 0xBF58476D1CE4E5B9 as a signed 64-bit number
 _MIX_2 = -0x6B2FB644ECCEEE15  # 0x94D049BB133111EB as a signed 64-bit number
 _GOLDEN = -0x61C8864680B583EB  # 0x9E3779B97F4A7C15 as a signed 64-bit number
+_INVERSE_OF_GOLDEN = pow(_GOLDEN, -1, 1 << 64) - (1 << 64)
 
 
 def name_seed(seed: int, name: str) -> int:
@@ -39,7 +40,9 @@ def dropout(x: Tensor, keys: Tensor, *, rate: float, seed: int | Tensor, first_c
         first_channel: whole-model index of the first channel, for a tensor cut over its channels.
     """
     channels = torch.arange(first_channel, first_channel + x.shape[1], device=x.device)
-    bits = _mix(_mix(keys + seed).unsqueeze(1) + channels * _GOLDEN)
+    # mix(key) + channel * golden. torch.compile would write that product as C++, whose compiler takes an overflow for
+    # what cannot be: it left out the end of a loop, and the kernel ran on into nothing. This sum has no known range.
+    bits = _mix(((_mix(keys + seed) * _INVERSE_OF_GOLDEN).unsqueeze(1) + channels) * _GOLDEN)
     uniform = _shift(bits, 40).to(torch.float32) * 2.0**-24
     return x * (uniform >= rate) / (1.0 - rate)
 

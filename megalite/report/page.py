@@ -10,16 +10,15 @@ import base64
 import datetime
 import hashlib
 import json
-import os
 import time
 from collections.abc import Sequence
 from pathlib import Path
 
 from megalite import __version__
-from megalite.errors import UserError
 from megalite.page.markup import Markup, tag
 from megalite.page.numbers import count
 from megalite.page.style import CSS
+from megalite.page.write import write_page
 from megalite.progress import NoProgress, ProgressReporter
 from megalite.report import sections
 from megalite.report.curves import Chart, charts_of, numbers_of
@@ -175,10 +174,5 @@ def write_report(
     progress.start("drawing", None, "charts")
     page = render(runs, time.time())
     progress.finish(f"{len(page) / 1000:,.0f} kB")
-    partial = out.with_name(f".{out.name}.{os.getpid()}")
-    try:
-        partial.write_text(page, encoding="utf-8")
-        os.replace(partial, out)
-    except OSError as error:
-        raise UserError(f"{out}: cannot be written ({error}); name another file with -o") from error
+    write_page(out, page)
     return out, runs

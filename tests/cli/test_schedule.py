@@ -62,7 +62,8 @@ def test_a_broken_file_is_refused(capsys, tmp_path: Path):
     assert code == 2
     text = " ".join(err.split())
     assert (
-        "with 4 micro-batches: no rank can go on: rank 0 waits with 0B0 for 1B0; rank 1 waits with 1F1 for 0F1" in text
+        "with 4 micro-batches: no rank can go on: rank 0 waits with 0B0 for 1B0 or 1I0; rank 1 waits with 1F1 for 0F1"
+        in text
     )
 
 
@@ -78,3 +79,19 @@ def test_without_a_pipeline(capsys):
     code, _, err = run(capsys, "parallel.pp=1")
     assert code == 2
     assert "has no pipeline to draw; set it to 2 or more" in " ".join(err.split())
+
+
+def test_what_cannot_be_written_is_said_before(capsys, tmp_path: Path):
+    """A folder, a device, a name below a file, and where nothing can be made: nothing is left beside them."""
+    (tmp_path / "file").touch()
+    for out, why in (
+        (tmp_path, "is a folder; give the name of a file to write"),
+        (Path("/dev/null"), "is no plain file"),
+        (tmp_path / "file" / "x.html", "file is no folder"),
+        (Path("/proc/x.html"), "cannot be written"),
+    ):
+        code, _, err = run(capsys, "--out", str(out))
+        assert code == 2, out
+        assert why in " ".join(err.split())
+    assert sorted(path.name for path in tmp_path.parent.glob(f".{tmp_path.name}*")) == []
+    assert not Path("/dev/null").is_file()

@@ -49,13 +49,13 @@ CONFLICTS = {
     "more chunks than blocks": (
         config(parallel={"pp": 2, "chunks": 3, "schedule": "interleaved"}),
         2,
-        "parallel.chunks: pp=2 stages with 3 each are 6 chunks, more than num_layers=4; use chunks=2, or pp=1",
+        "parallel.chunks: pp=2 stages with 3 each are 6 chunks, more than num_layers=4; use chunks=2",
     ),
     "more chunks of a V than blocks": (
         config(parallel={"pp": 4, "schedule": "zb-v"}),
         4,
-        "parallel.chunks: pp=4 stages with 2 each are 8 chunks, more than num_layers=4; use schedule=1f1b or zb-h1, "
-        "which have one, or pp=2",
+        "parallel.chunks: pp=4 stages with 2 each are 8 chunks, more than num_layers=4; use pp=2 or "
+        "schedule=1f1b or zb-h1, which have one chunk a stage",
     ),
     "too few micro-batches for DualPipe": (
         config(parallel={"pp": 2, "schedule": "dualpipe-v"}, batch={"micro_batch_size": 2, "global_batch_size": 12}),

@@ -113,7 +113,7 @@ def test_steps_take_as_long_as_simulated():
         share = pp / num_chunks
         blocks = ChunkCosts(share, 1.2 * share, 0.8 * share)
         each = (blocks,) * (num_chunks - 1) + (ChunkCosts(share + 0.5, 1.2 * share, 0.8 * share),)
-        schedules.append(find_schedule(name, pp, 2 * pp, each))
+        schedules.append(find_schedule(name, pp, 2 * pp))
         costs.append(each)
         wanted.append(simulate(schedules[-1], each).end * SECONDS)
     for seconds in run_ranks(measured, pp, schedules, costs, backend="gloo"):
@@ -141,7 +141,7 @@ def most_under_way(num_micro_batches: int) -> int:
     )
     sizes = {"global_batch_size": num_micro_batches, "micro_batch_size": 1, "seq_len": 4}
     batches = step_batches(0, **sizes, dp=1, dp_rank=0, vocab_size=11)
-    schedule = find_schedule("1f1b", 2, num_micro_batches, (ChunkCosts(),) * 2)
+    schedule = find_schedule("1f1b", 2, num_micro_batches)
     runner.train(make_programs(schedule)[axes.pp.rank], batches, 1.0)
     return max(counts)
 

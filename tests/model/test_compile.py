@@ -8,6 +8,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from megalite.layers.documents import Documents
 from megalite.parallel.axes import SINGLE
 from tests.kit.spawn import run_ranks
 from tests.layers.parity import difference
@@ -65,7 +66,41 @@ def test_compiled_blocks_equal_eager_ones(tmp_path):
     assert saved["full"] < saved["selective"] == saved["none"] < 0.75 * saved["none, eager"], saved
 
 
-def test_compiled_blocks_split_around_collectives(tmp_path):
-    """The same for tp 2 with sequence parallelism, whose collectives stand between the compiled graphs."""
+def test_compiled_blocks_with_collectives(tmp_path):
+    """The same for tp 2 with sequence parallelism."""
     for wrong, _ in run_ranks(compare_compiled, 2, str(tmp_path), ("selective",)):
         assert not wrong, "\n".join(wrong)
+
+
+def attend_plainly(q: Tensor, k: Tensor, v: Tensor, documents: Documents, window: int | None) -> Tensor:
+    """Attention that the compiler can look into, as it does into GPUs' kernels: one document, no window."""
+    k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], dim=1) for x in (k, v))
+    scores = torch.einsum("qhd,khd->hqk", q, k) / q.shape[2] ** 0.5
+    later = torch.ones(q.shape[0], q.shape[0], dtype=torch.bool).triu(1)
+    return torch.einsum("hqk,khd->qhd", scores.masked_fill(later, float("-inf")).softmax(-1), v)
+
+
+def count_graphs(folder: str) -> list[tuple[int, int]]:
+    """Graphs and breaks of the blocks of a stage at tp 2, without and with sequence parallelism."""
+    from torch._inductor import config
+
+    config.compile_threads = 1
+    found = []
+    for sequence_parallel in (False, True):
+        torch._dynamo.reset()
+        torch._dynamo.utils.counters.clear()
+        spec = {"tp": tensor_axis(), "sequence_parallel": sequence_parallel, "recompute": "none"}
+        stage = make_stage(tiny_model(**SETTINGS), dtype=torch.float32, **spec)
+        for block in stage.blocks.values():
+            block.attention.attend = attend_plainly
+        stage.compile_blocks()
+        with torch._inductor.utils.fresh_cache(dir=folder):
+            run_stage(stage, make_batch()).backward()
+        counters = torch._dynamo.utils.counters
+        found.append((counters["stats"]["unique_graphs"], sum(counters["graph_break"].values())))
+    return found
+
+
+def test_a_block_is_one_graph(tmp_path):
+    """With its collectives, and all blocks share it."""
+    assert run_ranks(count_graphs, 2, str(tmp_path)) == [[(1, 0), (1, 0)]] * 2

@@ -113,8 +113,8 @@ def test_verb(finished, tmp_path, capsys):
     code, said, _ = run(finished, finished, "-o", tmp_path / "two.html")
     assert code == 0
     assert (tmp_path / "two.html").is_file()
-    for arguments in ((tmp_path / "nowhere",), (tmp_path,), (finished, "-o", tmp_path / "no" / "such.html")):
+    for arguments in ((tmp_path / "nowhere",), (tmp_path,), (finished, "-o", tmp_path / "two.html" / "such.html")):
         code, _, error = run(*arguments)
         assert code == 2
         assert "Traceback" not in error
-        assert "give the folder" in error or "name another file with -o" in error
+        assert "give the folder" in error or "give another name" in error

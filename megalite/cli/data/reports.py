@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from megalite.cli.data.options import Include, Set, TextField, Workers, make_settings, open_corpus, report_console
-from megalite.cli.paths import named
+from megalite.cli.paths import named_file
 
 if TYPE_CHECKING:
     from rich.text import Text
@@ -27,7 +27,7 @@ def show(
         str | None, typer.Option("--samples", help="A:B for these samples as text, as events.jsonl has them.")
     ] = None,
     out: Annotated[
-        Path | None, typer.Option(callback=named, help="Write arrays to this .npz file instead of text.")
+        Path | None, typer.Option(callback=named_file, help="Write arrays to this .npz file instead of text.")
     ] = None,
     overrides: Annotated[list[str] | None, typer.Argument(help="section.key=value ...")] = None,
 ) -> None:
@@ -99,7 +99,7 @@ def effects(
     recipe: Annotated[Path | None, typer.Option(help="A recipe; its `clean` section has the rules.")] = None,
     mb: Annotated[float, typer.Option(min=0.001, help="Read about this many MB of text.")] = 20.0,
     out: Annotated[
-        Path | None, typer.Option(callback=named, help="Write a page with drawings to this .html file too.")
+        Path | None, typer.Option(callback=named_file, help="Write a page with drawings to this .html file too.")
     ] = None,
     text_field: TextField = "text",
     include: Include = None,

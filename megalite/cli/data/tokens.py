@@ -21,7 +21,7 @@ from megalite.cli.data.options import (
     report_console,
     working,
 )
-from megalite.cli.paths import named
+from megalite.cli.paths import named_file
 
 
 def train_tokenizer(
@@ -117,7 +117,7 @@ def rank(
         str, typer.Option(help="A field of the documents' metadata, or a .npy file with a number for each document.")
     ],
     seq_len: Annotated[int, typer.Option(min=1, help="batch.seq_len of the training.")],
-    out: Annotated[Path, typer.Option("--out", callback=named, help="File to make, for data.mix.ranks.")],
+    out: Annotated[Path, typer.Option("--out", callback=named_file, help="File to make, for data.mix.ranks.")],
 ) -> None:
     """Order a source's samples by the scores of their documents, lowest first."""
     from megalite.config.schema import SourceConfig

@@ -96,7 +96,7 @@ class NativeEngine(EngineOfState):
         self._bucket_of_layer = _layers_of(stage, self._buckets)
 
     def train_step(self, batches: Sequence[Batch], lr: float) -> StepResult:
-        self.stage.train()
+        self._be_in_mode(training=True)
         num_tokens = count_valid_tokens(batches, self._axes.batch)
         scale = (1.0 if self._scaler is None else self._scaler.scale) / num_tokens.clamp(min=1).float()
         self._sums.begin(len(batches))
@@ -112,7 +112,7 @@ class NativeEngine(EngineOfState):
         return result
 
     def eval_step(self, batches: Sequence[Batch]) -> tuple[float, int]:
-        self.stage.eval()
+        self._be_in_mode(training=False)
         num_tokens = count_valid_tokens(batches, self._axes.batch)
         total = self._runner.evaluate(self._programs.evaluation(len(batches)), batches)
         for axis in (self._axes.pp, self._axes.replicas):
@@ -120,7 +120,7 @@ class NativeEngine(EngineOfState):
         return sums_on_host(total, num_tokens)
 
     def token_losses(self, batches: Sequence[Batch]) -> list[Tensor]:
-        self.stage.eval()
+        self._be_in_mode(training=False)
         found = self._runner.token_losses(self._programs.evaluation(len(batches)), batches)
         return list(all_reduce(torch.stack(found), self._axes.pp))
 
@@ -149,6 +149,10 @@ class NativeEngine(EngineOfState):
 
     def close(self) -> None:
         self._replication.wait_for_weights()
+
+    def _be_in_mode(self, *, training: bool) -> None:
+        if self.stage.training != training:  # it goes through all modules
+            self.stage.train(training)
 
     def _await_weights(self, layer: str) -> None:
         self._replication.wait_for_weights(self._bucket_of_layer[layer])

@@ -126,7 +126,7 @@ class GradientSums:
         if found.is_begun:
             gradient.add_to(found.total)
         else:
-            found.total.copy_(gradient.make())
+            gradient.begin(found.total)
             found.is_begun = True
         found.num_left -= 1
         if found.num_left == 0:

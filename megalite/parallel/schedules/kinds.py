@@ -10,10 +10,7 @@ from megalite.parallel.schedules.files import read_schedule
 from megalite.parallel.schedules.operations import ChunkPlacement, PipelineSchedule, PlacementKind, place
 from megalite.parallel.schedules.orders import interleaved, one_f_one_b, zb_h1
 from megalite.parallel.schedules.proof import check_kept
-from megalite.parallel.schedules.simulation import ChunkCosts
 from megalite.parallel.schedules.v_orders import dualpipe_v, zb_v
-
-Costs = tuple[ChunkCosts, ...]
 
 
 @dataclass(frozen=True)
@@ -23,8 +20,8 @@ class ScheduleKind:
     placement: PlacementKind
     chunks: int | None
     """A stage's; None for two or more."""
-    make: Callable[[int, int, Costs], PipelineSchedule]
-    """Given pp, micro-batches and the chunks' costs; there are pp times as many chunks as a stage has."""
+    make: Callable[[int, int, int], PipelineSchedule]
+    """Given pp, micro-batches, and chunks of a stage."""
     most_kept: Callable[[int, int, int, int], int]
     """Given pp, micro-batches, chunks of a stage, and the stage: micro-batches, times chunks, that it keeps at most."""
     is_split: bool = False
@@ -40,16 +37,16 @@ def _kept_by_interleaved(pp: int, num_micro_batches: int, chunks: int, stage: in
 
 
 SCHEDULES: dict[str, ScheduleKind] = {
-    "1f1b": ScheduleKind("loop", 1, lambda pp, m, costs: one_f_one_b(pp, m), lambda pp, m, chunks, stage: pp - stage),
-    "interleaved": ScheduleKind(
-        "loop", None, lambda pp, m, costs: interleaved(pp, m, len(costs) // pp), _kept_by_interleaved
+    "1f1b": ScheduleKind("loop", 1, lambda pp, m, chunks: one_f_one_b(pp, m), lambda pp, m, chunks, stage: pp - stage),
+    "interleaved": ScheduleKind("loop", None, interleaved, _kept_by_interleaved),
+    "zb-h1": ScheduleKind(
+        "loop", 1, lambda pp, m, chunks: zb_h1(pp, m), lambda pp, m, chunks, stage: pp, is_split=True
     ),
-    "zb-h1": ScheduleKind("loop", 1, lambda pp, m, costs: zb_h1(pp, m), lambda pp, m, chunks, stage: pp, is_split=True),
-    "zb-v": ScheduleKind("v", 2, zb_v, lambda pp, m, chunks, stage: 2 * pp, is_split=True),
+    "zb-v": ScheduleKind("v", 2, lambda pp, m, chunks: zb_v(pp, m), lambda pp, m, chunks, stage: 2 * pp, is_split=True),
     "dualpipe-v": ScheduleKind(
         "v",
         2,
-        lambda pp, m, costs: dualpipe_v(pp, m),
+        lambda pp, m, chunks: dualpipe_v(pp, m),
         lambda pp, m, chunks, stage: 2 * pp + 1,
         is_split=True,
         least_micro_batches=lambda pp: 2 * pp,
@@ -84,13 +81,16 @@ def find_placement(name: str, pp: int, chunks: int | None) -> ChunkPlacement:
     return place(SCHEDULES[name].placement, pp, chunks_per_stage(name, chunks))
 
 
-def find_schedule(name: str, pp: int, num_micro_batches: int, costs: Costs) -> PipelineSchedule:
+def find_schedule(name: str, pp: int, num_micro_batches: int, chunks: int | None = None) -> PipelineSchedule:
     """The order of passes of a step, by a schedule of ours.
+
+    Args:
+        chunks: of a stage; None for what the schedule has.
 
     Raises:
         ScheduleError: there is none for so many micro-batches, or it keeps more of them than is said of it.
     """
-    kind, chunks = SCHEDULES[name], len(costs) // pp
-    schedule = kind.make(pp, num_micro_batches, costs)
+    kind, chunks = SCHEDULES[name], chunks_per_stage(name, chunks)
+    schedule = kind.make(pp, num_micro_batches, chunks)
     check_kept(schedule, [kind.most_kept(pp, num_micro_batches, chunks, stage) for stage in range(pp)])
     return schedule

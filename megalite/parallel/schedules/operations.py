@@ -98,6 +98,12 @@ Pass = tuple[bool, int, int]
 """A pass as others ask for it: whether it is a forward one, chunk and micro-batch. B and I are the same to them."""
 
 
+def shown(wanted: Pass) -> str:
+    """A pass as a file would name it."""
+    is_forward, chunk, micro_batch = wanted
+    return f"{chunk}F{micro_batch}" if is_forward else f"{chunk}B{micro_batch} or {chunk}I{micro_batch}"
+
+
 def made_by(operation: Operation) -> Pass | None:
     """What other passes wait for of one; None of W, for which nobody waits."""
     return None if operation.kind == "W" else (operation.kind == "F", operation.chunk, operation.micro_batch)

@@ -24,6 +24,7 @@ from megalite.parallel.schedules.operations import (
     ScheduleError,
     made_by,
     needs,
+    shown,
 )
 from megalite.parallel.schedules.programs import Instruction, Program
 
@@ -118,7 +119,7 @@ def _check_inputs(rank: int, program: Program, placement: ChunkPlacement) -> Non
         if instruction.what == "do":
             for need in needs(operation, placement.num_chunks):
                 if need not in there:
-                    raise ScheduleError(f"rank {rank}: {operation} comes before {_shown(need)}, whose result it needs")
+                    raise ScheduleError(f"rank {rank}: {operation} comes before {shown(need)}, whose result it needs")
         elif instruction.what == "send" and made not in there:
             raise ScheduleError(f"rank {rank}: {instruction} comes before the pass itself")
         if instruction.what != "send" and made is not None:
@@ -162,8 +163,3 @@ def _run_with_waiting_sends(programs: Sequence[Program]) -> None:
     if stuck:
         waits = "; ".join(f"rank {rank} waits with: {messages[rank][places[rank]]}" for rank in stuck)
         raise ScheduleError(f"where a send waits for its receiver, no rank can go on: {waits}")
-
-
-def _shown(found: Pass) -> str:
-    is_forward, chunk, micro_batch = found
-    return f"{chunk}{'F' if is_forward else 'B'}{micro_batch}"

@@ -20,6 +20,7 @@ from megalite.parallel.schedules.operations import (
     ScheduleError,
     made_by,
     needs,
+    shown,
 )
 
 
@@ -128,10 +129,9 @@ def peak_kept(order: Sequence[Operation], costs: Sequence[ChunkCosts]) -> float:
 
 def _stuck(schedule: PipelineSchedule, spans: list[list[TimedPass]], waiting: dict[Pass, list[int]]) -> str:
     """Who waits for what."""
-    sentences = []
-    for (is_forward, chunk, micro_batch), ranks in waiting.items():
-        wanted = f"{chunk}{'F' if is_forward else 'B'}{micro_batch}"
-        sentences += [
-            f"rank {rank} waits with {schedule.orders[rank][len(spans[rank])]} for {wanted}" for rank in ranks
-        ]
+    sentences = [
+        f"rank {rank} waits with {schedule.orders[rank][len(spans[rank])]} for {shown(wanted)}"
+        for wanted, ranks in waiting.items()
+        for rank in ranks
+    ]
     return "no rank can go on: " + "; ".join(sorted(sentences))

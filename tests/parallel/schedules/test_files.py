@@ -9,11 +9,10 @@ import pytest
 import torch.distributed.pipelining.schedules as torch_schedules
 
 from megalite.parallel.schedules.files import read_schedule, write_schedule
-from megalite.parallel.schedules.kinds import SCHEDULES, find_placement, find_schedule
+from megalite.parallel.schedules.kinds import SCHEDULES, find_schedule
 from megalite.parallel.schedules.operations import PipelineSchedule, ScheduleError
 from megalite.parallel.schedules.programs import make_programs
 from megalite.parallel.schedules.proof import check_orders, prove
-from megalite.parallel.schedules.simulation import ChunkCosts
 from tests.parallel.schedules import fake_stages
 
 NUM_MUTATIONS = 3000
@@ -23,8 +22,7 @@ def schedules() -> list[PipelineSchedule]:
     found = []
     for name, pp, num_micro_batches in itertools.product(SCHEDULES, (2, 3, 4), (2, 4, 8)):
         if num_micro_batches >= SCHEDULES[name].least_micro_batches(pp):
-            costs = (ChunkCosts(),) * find_placement(name, pp, None).num_chunks
-            found.append(find_schedule(name, pp, num_micro_batches, costs))
+            found.append(find_schedule(name, pp, num_micro_batches))
     return found
 
 
@@ -126,5 +124,5 @@ def test_a_cycle_names_the_passes(tmp_path):
     path = tmp_path / "cycle.csv"
     path.write_text("0F0,0B0,0F1,0B1\n1F1,1B1,1F0,1B0\n")
     schedule = read_schedule(path)
-    with pytest.raises(ScheduleError, match="no rank can go on: rank 0 waits with 0B0 for 1B0; rank 1 waits with 1F1"):
+    with pytest.raises(ScheduleError, match="no rank can go on: rank 0 waits with 0B0 for 1B0 or 1I0; rank 1 "):
         make_programs(schedule)

@@ -7,7 +7,7 @@ import time
 import pytest
 
 from megalite.parallel.schedules.kinds import SCHEDULES, find_placement, find_schedule
-from megalite.parallel.schedules.operations import Operation, PipelineSchedule, ScheduleError, place
+from megalite.parallel.schedules.operations import Operation, PipelineSchedule, ScheduleError, make_schedule, place
 from megalite.parallel.schedules.orders import forward_only, interleaved, one_f_one_b
 from megalite.parallel.schedules.programs import Instruction, make_programs
 from megalite.parallel.schedules.proof import check_kept, check_orders, kept_after, prove
@@ -18,8 +18,7 @@ EVEN = ChunkCosts()
 
 
 def make(name: str, pp: int, num_micro_batches: int, chunks: int | None = None) -> PipelineSchedule:
-    costs = (EVEN,) * find_placement(name, pp, chunks).num_chunks
-    return find_schedule(name, pp, num_micro_batches, costs)
+    return find_schedule(name, pp, num_micro_batches, chunks)
 
 
 @pytest.mark.parametrize("name", SCHEDULES)
@@ -65,7 +64,7 @@ def test_uneven_chunks(name):
         num_chunks = find_placement(name, pp, None).num_chunks
         for last in (ChunkCosts(5.0, 1.0, 0.0), ChunkCosts(0.0, 0.0, 0.0)):
             costs = (ChunkCosts(1.0, 1.5, 0.5),) * (num_chunks - 1) + (last,)
-            schedule = find_schedule(name, pp, 2 * pp + 1, costs)
+            schedule = find_schedule(name, pp, 2 * pp + 1)
             programs = make_programs(schedule, costs)
             prove(programs, schedule.placement)
             wanted = fake_stages.expected(num_chunks, schedule.num_micro_batches)
@@ -87,6 +86,33 @@ def test_bubbles_that_are_known(pp, m):
     assert wait["zb-h1"].end == pytest.approx(3 * m + pp - 1)
     for name in wait.keys() & {"zb-v", "dualpipe-v"}:
         assert wait[name].bubble <= wait["zb-h1"].bubble + 1e-9
+
+
+def torch_zb_v(pp: int, num_micro_batches: int) -> list[list[Operation]]:
+    """The orders of torch's own ZB-V."""
+    from torch.distributed.pipelining.schedules import ScheduleZBVZeroBubble
+
+    theirs = object.__new__(ScheduleZBVZeroBubble)  # it wants stages with weights, and reads no more than these of them
+    theirs.pp_group_size, theirs.num_stages, theirs._n_microbatches = pp, 2 * pp, num_micro_batches
+    kinds = {"FORWARD": "F", "BACKWARD_INPUT": "I", "BACKWARD_WEIGHT": "W"}
+    return [
+        [
+            Operation(kinds[action.computation_type.name], action.stage_index, action.microbatch_index)
+            for action in theirs._calculate_single_rank_operations(rank)
+            if action is not None
+        ]
+        for rank in range(pp)
+    ]
+
+
+@pytest.mark.parametrize("cost", [EVEN, ChunkCosts(1.0, 1.3, 0.9), ChunkCosts(1.0, 2.2, 0.9)])
+def test_zb_v_waits_no_longer_than_torchs(cost):
+    """Even chunks or with a head, and with recomputation; as many micro-batches as there are, or few."""
+    for pp, m in [(2, 1), (2, 8), (3, 5), (4, 16), (8, 16)]:
+        head = ChunkCosts(1.4 * cost.forward, 0.8 * cost.input_gradient, 0.8 * cost.weight_gradient)
+        for costs in ((cost,) * 2 * pp, (cost,) * (2 * pp - 1) + (head,)):
+            theirs = make_schedule(place("v", pp, 2), m, torch_zb_v(pp, m))
+            assert simulate(make("zb-v", pp, m), costs).end <= simulate(theirs, costs).end + 1e-9
 
 
 @pytest.mark.parametrize(("pp", "m"), [(2, 8), (4, 16), (8, 32)])
