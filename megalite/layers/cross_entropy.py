@@ -124,8 +124,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
         matrix = weight[:num_rows]
         accumulate = torch.promote_types(weight.dtype, torch.float32)
         grad_hidden = torch.empty_like(hidden) if want_grad else None
-        rows, columns = weight.shape
-        grad_weight = gemm.new_total(rows, columns, like=weight, dtype=accumulate) if want_grad else None
+        grad_weight = torch.zeros_like(weight, dtype=accumulate) if want_grad else None
         loss = torch.zeros((), dtype=accumulate, device=hidden.device)
 
         for tokens in _chunks(hidden.shape[0], spec.chunk_tokens):

@@ -5,9 +5,8 @@ products for code that makes its own gradients. Parameters and communication sta
 the same parameter names, the same cuts and the same checkpoints. A `LinearGemm` has `linear` alone: in FP8 each layer
 has one of its own (`layers.fp8`), since scales belong to a layer.
 
-    plain    torch's own products
-    onednn   the same, by oneDNN: on CPUs that are not Intel's, MKL (which torch calls for fp32) takes a slow path;
-             on a Zen 5 core oneDNN is 2.3 times as fast
+On CPUs that are not Intel's MKL, which torch calls for fp32, takes a slow path; on a Zen 5 core oneDNN is 2.3 times as
+fast, and torch has it too (`choose_gemm`).
 
 Legend: `[m, k]` and `[n, k]` multiply to `[m, n]`, both reduced over their last dim, as in `x [t, in]` and
 `weight [out, in]`.
@@ -17,7 +16,7 @@ from __future__ import annotations
 
 import functools
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 import torch.nn.functional as F
@@ -39,12 +38,12 @@ class Gemm(LinearGemm, Protocol):
         """`[m, k]` and `[n, k]` -> `[m, n]`; no gradient."""
         ...
 
-    def new_total(self, rows: int, columns: int, like: Tensor, dtype: torch.dtype) -> Tensor:
-        """A zero `[rows, columns]` in the memory layout that `add_product` likes best."""
-        ...
-
     def add_product(self, total: Tensor, left: Tensor, right: Tensor) -> None:
         """`total [m, n] += left.T @ right` with `left [k, m]` and `right [k, n]`; no gradient."""
+        ...
+
+    def begin_product(self, total: Tensor, left: Tensor, right: Tensor) -> None:
+        """The same, in place of what stood in `total`."""
         ...
 
 
@@ -57,44 +56,59 @@ class PlainGemm:
     def multiply(self, left: Tensor, right: Tensor) -> Tensor:
         return torch.mm(left, right.t())
 
-    def new_total(self, rows: int, columns: int, like: Tensor, dtype: torch.dtype) -> Tensor:
-        return torch.zeros(rows, columns, dtype=dtype, device=like.device)
-
     def add_product(self, total: Tensor, left: Tensor, right: Tensor) -> None:
         if total.dtype == left.dtype:
             total.addmm_(left.t(), right)
         else:
             total += torch.mm(left.t(), right)
 
-
-SMALL_PRODUCT = 1 << 20
-"""Multiply-adds below which oneDNN takes longer to begin than MKL to end; measured on a Zen 5."""
-
-
-class OneDnnGemm:
-    """fp32 products on a CPU by oneDNN."""
-
-    def linear(self, x: Tensor, weight: Tensor) -> Tensor:
-        return _OneDnnLinear.apply(x, weight)
-
-    def multiply(self, left: Tensor, right: Tensor) -> Tensor:
-        return _onednn_product(left, right)
-
-    def new_total(self, rows: int, columns: int, like: Tensor, dtype: torch.dtype) -> Tensor:
-        return torch.zeros(columns, rows, dtype=dtype).t()
-
-    def add_product(self, total: Tensor, left: Tensor, right: Tensor) -> None:
-        total.t().add_(_onednn_product(right.t(), left.t()))
+    def begin_product(self, total: Tensor, left: Tensor, right: Tensor) -> None:
+        if total.dtype == left.dtype:
+            torch.mm(left.t(), right, out=total)
+        else:
+            total.copy_(torch.mm(left.t(), right))
 
 
 PLAIN = PlainGemm()
 
+TRIED_SHAPES = ((64, 64, 64), (200, 384, 1024), (512, 64, 512))
+"""Rows, numbers that each product adds up, and columns."""
+
+EXACT = 1e-6
+"""Relative error of a product in fp32, at most; one that rounds to bf16 is a thousand times as far off."""
+
 
 def choose_gemm(device_type: str, dtype: torch.dtype) -> Gemm:
-    """The fastest backend for a device and format. It depends on the kind of machine only, so reruns are bit-equal."""
-    if device_type == "cpu" and dtype == torch.float32 and _mkl_is_slow() and _has_onednn():
-        return OneDnnGemm()
+    """The fastest backend for a device and format. It depends on the kind of machine only, so reruns are bit-equal.
+
+    On a CPU that MKL does not serve well, torch is told to leave fp32 products to oneDNN, for the whole process.
+    """
+    if device_type == "cpu" and dtype == torch.float32 and _mkl_is_slow():
+        _leave_products_to_onednn()
     return PLAIN
+
+
+@functools.cache
+def _leave_products_to_onednn() -> bool:
+    """Whether oneDNN multiplies from now on.
+
+    Torch goes to it only where products may be rounded to bf16 (a precision of "medium"). Without units for that (AMX)
+    oneDNN makes no use of the leave, as a trial shows; where it would, all stays as it was.
+    """
+    former = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("medium")
+    if all(_error_of_product(*shape) < EXACT for shape in TRIED_SHAPES):
+        return True
+    torch.set_float32_matmul_precision(former)
+    return False
+
+
+def _error_of_product(rows: int, inner: int, columns: int) -> float:
+    """Relative, against fp64."""
+    generator = torch.Generator().manual_seed(0)
+    left, right = (torch.randn(inner, size, generator=generator) for size in (rows, columns))
+    wanted = left.double().t() @ right.double()
+    return ((torch.mm(left.t(), right) - wanted).norm() / wanted.norm()).item()
 
 
 @functools.cache
@@ -105,43 +119,3 @@ def _mkl_is_slow() -> bool:
     except OSError:
         return False
     return "GenuineIntel" not in info and " avx512f" in info
-
-
-def _has_onednn() -> bool:
-    return torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")
-
-
-def _onednn_product(left: Tensor, right: Tensor) -> Tensor:
-    """`left @ right.T`."""
-    if torch.compiler.is_compiling():
-        return _opaque_product(left, right)
-    return _multiply_now(left, right)
-
-
-def _multiply_now(left: Tensor, right: Tensor) -> Tensor:
-    if left.numel() == 0 or right.numel() == 0:
-        return left.new_zeros(left.shape[0], right.shape[0])
-    if left.numel() * right.shape[0] < SMALL_PRODUCT:
-        return torch.mm(left, right.t())
-    return torch.ops.mkldnn._linear_pointwise(left, right, None, "none", [], "")
-
-
-# An op of our own, so that torch.compile leaves it whole. Elsewhere torch's way to it takes as long as a small product.
-_opaque_product = torch.library.custom_op("megalite::onednn_product", _multiply_now, mutates_args=())
-
-
-@_opaque_product.register_fake
-def _(left: Tensor, right: Tensor) -> Tensor:
-    return left.new_empty(left.shape[0], right.shape[0])
-
-
-class _OneDnnLinear(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:
-        ctx.save_for_backward(x, weight)
-        return _onednn_product(x, weight)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:
-        x, weight = ctx.saved_tensors
-        return _onednn_product(grad, weight.t()), _onednn_product(grad.t(), x.t())

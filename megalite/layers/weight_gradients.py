@@ -56,7 +56,7 @@ class ProductGradient:
         self._gemm.add_product(total, self._grad, self._x)
 
     def begin(self, total: Tensor) -> None:
-        total.copy_(self.make())
+        self._gemm.begin_product(total, self._grad, self._x)
 
 
 class WholeGradient:
@@ -100,7 +100,7 @@ class SummedLinear:
     def __init__(self, weight: nn.Parameter, gemm: Gemm, take: TakeGradient):
         self.weight, self.take = weight, take
         self._gemm, self._number = gemm, opaque.number_of(self)
-        self.multiply, self.new_total, self.add_product = gemm.multiply, gemm.new_total, gemm.add_product
+        self.multiply, self.add_product, self.begin_product = gemm.multiply, gemm.add_product, gemm.begin_product
 
     def linear(self, x: Tensor, weight: Tensor) -> Tensor:
         """`x [t, in]` and `weight [out, in]` -> `[t, out]`, with gradients."""

@@ -17,22 +17,10 @@ from enum import Enum
 from pathlib import Path
 
 from megalite.errors import EXIT_BAD_INPUT, EXIT_DONE, EXIT_REQUEUE
-from megalite.train.failures import read_error
+from megalite.train.failures import read_error, speaks_of_a_peer
 
 SHELL_SIGNAL = 128
 """What shells, and programs that start others, add to the number of a signal."""
-
-_LOST_PEER = (
-    "Connection closed by peer",
-    "Connection reset by peer",
-    "Broken pipe",
-    "Read error",
-    "Timed out waiting",
-    "No route to host",
-    "ncclRemoteError",
-    "ncclSystemError",
-)
-"""What gloo and NCCL say of a peer that is gone."""
 
 _OF_PEERS = (signal.SIGABRT, signal.SIGTERM)
 """Signals by which a rank ends when another one has: NCCL's watchdog aborts, Slurm asks before it kills."""
@@ -133,7 +121,7 @@ def find_outcome(
     for end in in_order:
         if end.is_conclusive or (end.how == EXIT_DONE and end.rank in unfinished):
             return AttemptOutcome(NextAction.RESTART, str(end), nodes=(end.node,))
-    if first_error is not None and not _speaks_of_a_peer(first_error):
+    if first_error is not None and not speaks_of_a_peer(first_error):
         last_line = first_error["message"].strip().splitlines()[-1]
         return AttemptOutcome(
             NextAction.RESTART, f"rank {first_error['rank']} failed first: {last_line}", first_error["message"]
@@ -155,10 +143,6 @@ def _best_guess(ends: Sequence[RankExit], first_error: dict | None, told: Set[in
     return AttemptOutcome(
         NextAction.RESTART, f"rank {first_error['rank']} failed first: {last_line}", first_error["message"]
     )
-
-
-def _speaks_of_a_peer(error: dict) -> bool:
-    return any(words in error["message"] for words in _LOST_PEER)
 
 
 def read_errors(logs: Path, attempt: int) -> list[dict]:

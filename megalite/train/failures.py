@@ -11,6 +11,18 @@ from typing import Any
 
 from megalite.checkpoint.catalog import CHECKPOINTS, latest, step_of
 
+_LOST_PEER = (
+    "Connection closed by peer",
+    "Connection reset by peer",
+    "Broken pipe",
+    "Read error",
+    "Timed out waiting",
+    "No route to host",
+    "ncclRemoteError",
+    "ncclSystemError",
+)
+"""What gloo and NCCL say of a peer that is gone."""
+
 
 def error_path(run_dir: Path, rank: int) -> Path:
     """Where a rank leaves its error."""
@@ -37,6 +49,11 @@ def read_error(path: Path) -> dict[str, Any] | None:
     except (OSError, ValueError):
         return None
     return found if isinstance(found, dict) else None
+
+
+def speaks_of_a_peer(error: dict[str, Any]) -> bool:
+    """Whether a rank's error only says that another one is gone."""
+    return any(words in error["message"] for words in _LOST_PEER)
 
 
 @dataclass

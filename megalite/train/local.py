@@ -26,7 +26,7 @@ from megalite.config.load import dump_config
 from megalite.config.schema import Config, SlurmConfig
 from megalite.errors import EXIT_BAD_INPUT, EXIT_DONE, EXIT_FAULT, EXIT_REQUEUE, UserError
 from megalite.host import num_cores, num_killed_for_memory
-from megalite.train.failures import Failures, error_path, read_error
+from megalite.train.failures import Failures, error_path, read_error, speaks_of_a_peer
 from megalite.train.fit import check_fit
 from megalite.train.heartbeat import read_beats
 from megalite.train.in_place import clock_of
@@ -54,6 +54,9 @@ GRACE_SECONDS = 10.0
 BAD_INPUT_GRACE_SECONDS = 2.0
 """The same where one has found what the user must change: there is nothing that the others could save."""
 
+
+CODES_WITH_A_WORD = (EXIT_DONE, EXIT_REQUEUE, EXIT_FAULT, EXIT_BAD_INPUT)
+"""With which a rank ends by itself, and has said why."""
 
 OUT_OF_MEMORY = (
     ": the kernel killed it because memory ran out; use a smaller batch.micro_batch_size, train.recompute=full, or a "
@@ -276,14 +279,15 @@ def _verdict(run_dir: Path, codes: list[int], *, is_out_of_memory: bool) -> int:
     user_errors = [error for error in errors if error["is_user_error"]]
     if user_errors and EXIT_BAD_INPUT in codes:
         raise UserError(min(user_errors, key=lambda error: error["time"])["message"])
-    for rank, code in enumerate(codes):
-        if code not in (EXIT_DONE, EXIT_REQUEUE, EXIT_FAULT, EXIT_BAD_INPUT):
-            reason = signal.Signals(-code).name if code < 0 else f"exit code {code}"
-            memory = OUT_OF_MEMORY if code == -signal.SIGKILL and is_out_of_memory else ""
-            print(f"megalite: rank {rank} ended with {reason}{memory}", file=sys.stderr)
+    wordless = {rank: code for rank, code in enumerate(codes) if code not in CODES_WITH_A_WORD}
+    for rank, code in wordless.items():
+        reason = signal.Signals(-code).name if code < 0 else f"exit code {code}"
+        memory = OUT_OF_MEMORY if code == -signal.SIGKILL and is_out_of_memory else ""
+        print(f"megalite: rank {rank} ended with {reason}{memory}", file=sys.stderr)
     if errors:
         first = min(errors, key=lambda error: error["time"])
-        print(f"megalite: rank {first['rank']} failed first:\n{first['message']}", file=sys.stderr)
+        when = "then failed" if wordless and speaks_of_a_peer(first) else "failed first"
+        print(f"megalite: rank {first['rank']} {when}:\n{first['message']}", file=sys.stderr)
     print(f"megalite: the other ranks' output is in {run_dir / LOGS}", file=sys.stderr)
     return EXIT_FAULT
 

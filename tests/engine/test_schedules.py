@@ -97,14 +97,40 @@ RELU = {**COMPILED, "model": {"activation": "relu"}}
 FORMATS = {"bf16": BF16, "fp8": FP8, "fp8 delayed": FP8_DELAYED, "compiled": COMPILED, "compiled relu": RELU}
 
 
-@pytest.mark.parametrize("more", FORMATS.values(), ids=FORMATS)
-def test_formats(more):
-    """Loss to 1e-5 and norm to 1e-4 over 20 steps, where rounding is as on one rank."""
-    cases = [{"parallel": {"pp": 2, "schedule": schedule}, **more} for schedule in SCHEDULES]
-    cases.append({"parallel": {"zero_stage": 0, "pp": 2}, **more})
-    (truth,) = run_ranks(curves, 1, [more])[0]
-    for ranks in run_ranks(curves, 2, cases):
-        for case, curve in zip(cases, ranks, strict=True):
+def compare(world_size: int, cases: list[dict[str, Any]], truths: list[list[tuple[float, float]]]) -> None:
+    """Loss to 1e-5 and norm to 1e-4 over 20 steps, on every rank."""
+    for ranks in run_ranks(curves, world_size, cases):
+        for case, curve, truth in zip(cases, ranks, truths, strict=True):
             for (loss, norm), (wanted_loss, wanted_norm) in zip(curve, truth, strict=True):
                 assert loss == pytest.approx(wanted_loss, abs=1e-5), case
                 assert norm == pytest.approx(wanted_norm, rel=1e-4), case
+
+
+@pytest.mark.parametrize("more", FORMATS.values(), ids=FORMATS)
+def test_formats(more):
+    """Where rounding is as on one rank."""
+    cases = [{"parallel": {"pp": 2, "schedule": schedule}, **more} for schedule in SCHEDULES]
+    cases.append({"parallel": {"zero_stage": 0, "pp": 2}, **more})
+    truths = run_ranks(curves, 1, [more])[0] * len(cases)
+    compare(2, cases, truths)
+
+
+def test_bf16_over_four_ranks():
+    """With recomputation, tied and not, and with replicas, whose sums are in fp32."""
+    layouts = [
+        ({"pp": 4, "schedule": "zb-v"}, True, "selective"),
+        ({"pp": 4, "schedule": "interleaved", "zero_stage": 0}, False, "full"),
+        ({"pp": 4}, True, "full"),
+        ({"pp": 2, "dp": 2, "schedule": "dualpipe-v", "zero_stage": 0}, False, "selective"),
+    ]
+    cases = [
+        {
+            **BF16,
+            "parallel": {"zero_stage": 1, **parallel},
+            "model": {"num_layers": 8, "tie_embeddings": tied},
+            "train": {"steps": STEPS, "recompute": recompute},
+            "batch": {"micro_batch_size": 1},
+        }
+        for parallel, tied, recompute in layouts
+    ]
+    compare(4, cases, run_ranks(curves, 1, [{**case, "parallel": {}} for case in cases])[0])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -27,7 +28,9 @@ SECONDS = 0.03
 """Of a unit of cost: long against what a message takes here."""
 
 TOLERANCE = 0.08
-STEPS = 3
+MOST_STEPS = 10
+"""The fastest counts: what other processes take is not the runner's. It is over when that one is as simulated."""
+
 HIDDEN = 8
 
 
@@ -81,26 +84,37 @@ class SleepingStage(nn.Module):
         time.sleep(sum(held))
 
 
-def measured(schedules: list[PipelineSchedule], costs: list[tuple[ChunkCosts, ...]]) -> list[float]:
-    """The seconds of a step of each schedule, the fastest of some: what other processes take is not the runner's."""
+def largest(seconds: float) -> float:
+    """Of all ranks."""
+    told = torch.tensor(seconds, dtype=torch.float64)
+    dist.all_reduce(told, dist.ReduceOp.MAX)
+    return told.item()
+
+
+def measured(
+    schedules: list[PipelineSchedule], costs: list[tuple[ChunkCosts, ...]], wanted: list[float]
+) -> list[float]:
+    """The seconds of a step of each schedule, over all ranks: the fastest of some."""
     pp = dist.get_world_size()
     axes = connect(Mesh(pp, 1, 1, 1), dist.get_rank())
     found = []
-    for schedule, each in zip(schedules, costs, strict=True):
+    for schedule, each, simulated in zip(schedules, costs, wanted, strict=True):
         chunks = schedule.placement.chunks_of(axes.pp.rank)
         stage = SleepingStage([each[chunk] for chunk in chunks])
         runner = ProgramRunner(stage, axes, chunks, len(each), hold_back=stage.hold_back, make_held=stage.make_held)  # type: ignore[arg-type]
         sizes = {"global_batch_size": schedule.num_micro_batches, "micro_batch_size": 1, "seq_len": 4}
         batches = step_batches(0, **sizes, dp=1, dp_rank=0, vocab_size=11)
         program = make_programs(schedule, each)[axes.pp.rank]
-        seconds = []
-        for _ in range(STEPS):
+        fastest = math.inf
+        for _ in range(MOST_STEPS):
             dist.barrier()
             began = time.perf_counter()
             runner.train(program, batches, 1.0)
             dist.barrier()
-            seconds.append(time.perf_counter() - began)
-        found.append(min(seconds))
+            fastest = min(fastest, largest(time.perf_counter() - began))
+            if fastest < simulated * (1 + TOLERANCE):
+                break
+        found.append(fastest)
     return found
 
 
@@ -116,7 +130,7 @@ def test_steps_take_as_long_as_simulated():
         schedules.append(find_schedule(name, pp, 2 * pp))
         costs.append(each)
         wanted.append(simulate(schedules[-1], each).end * SECONDS)
-    for seconds in run_ranks(measured, pp, schedules, costs, backend="gloo"):
+    for seconds in run_ranks(measured, pp, schedules, costs, wanted, backend="gloo"):
         assert seconds == pytest.approx(wanted, rel=TOLERANCE)
 
 

@@ -11,6 +11,7 @@ import pytest
 
 from megalite.errors import EXIT_BAD_INPUT, EXIT_FAULT, EXIT_REQUEUE
 from megalite.train import local
+from megalite.train.failures import leave_error
 from tests.kit.runs import clean_environment, megalite, write_run
 
 TIMEOUT_SECONDS = 120.0
@@ -111,3 +112,12 @@ def test_a_rank_that_the_kernel_killed_is_named_as_such(has_run_out, tmp_path, c
     said = capfd.readouterr().err
     assert "rank 0 ended with SIGKILL" in said
     assert ("memory ran out" in said) == has_run_out
+
+
+@pytest.mark.parametrize(
+    ("message", "when"), [("Connection reset by peer", "then failed"), ("no such key", "failed first")]
+)
+def test_who_only_lost_another_rank_has_not_failed_first(tmp_path, capfd, message, when):
+    leave_error(tmp_path, 1, {"rank": 1, "attempt": 1, "time": 0.0, "is_user_error": False, "message": message})
+    local._verdict(tmp_path, [-signal.SIGKILL, 1], is_out_of_memory=False)
+    assert f"rank 1 {when}:\n{message}" in capfd.readouterr().err

@@ -72,7 +72,7 @@ def read_gemma(settings: Settings, *, pattern: int, logit_cap: float | None) -> 
         pattern: every so many layers one has no window, where layer_types are left out.
         logit_cap: bound of the logits, where it is left out.
     """
-    settings.expect("hidden_activation", GELU, GELU, None)
+    settings.expect("hidden_activation", GELU, GELU)
     settings.expect("use_bidirectional_attention", None, None, False)
     num_layers = take_num_layers(settings)
     types = read_layer_types(
@@ -82,6 +82,8 @@ def read_gemma(settings: Settings, *, pattern: int, logit_cap: float | None) -> 
     if types and SLIDING in types and window is None:
         settings.complain("layer_types", f"found {SLIDING}, but there is no sliding_window")
     scalar, head_dim = settings.take(Key("query_pre_attn_scalar", int, 256)), settings.take(Key("head_dim", int, 256))
+    if scalar is not None and scalar < 1:
+        settings.complain("query_pre_attn_scalar", f"found {scalar}, expected 1 or more")
     hidden = settings.take(Key("hidden_size", int, 0)) or 0
     return {
         "norm": "zero_centered_rmsnorm",
