@@ -79,8 +79,8 @@ MUTANTS = (
     ),
     Mutant(
         "parallel/collectives.py",
-        'functional.all_reduce(x.contiguous(), "sum"',
-        'functional.all_reduce(x.contiguous(), "avg"',
+        '_ops.all_reduce(x.contiguous(), "sum"',
+        '_ops.all_reduce(x.contiguous(), "avg"',
         "layers/test_cross_entropy.py",
     ),
     Mutant(
