@@ -16,7 +16,7 @@ ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "megalite"
 
 FLOORS = (
-    ("errors", "host", "kernel_cache"),
+    ("errors", "files", "host", "kernel_cache"),
     ("records", "kernel", "texts", "section", "slurm_commands", "slurm_quoting", "page", "starter"),
     ("progress", "plugins"),
     ("addition",),

@@ -156,6 +156,8 @@ def _sent(traffic: tuple[StageTraffic, ...]) -> str:
 
 
 def _plan_table(plan: RunPlan, *, optimizer: str, sent: str, pipeline: str, export: str) -> Table:
+    from megalite.config.wording import counted
+
     model = plan.model
     ranks = f"pp {plan.pp} x dp {plan.dp} x cp {plan.cp} x tp {plan.tp}"
     heads = f"{model.num_heads} query, {model.num_kv_heads} key and value, {model.head_dim} wide"
@@ -166,7 +168,7 @@ def _plan_table(plan: RunPlan, *, optimizer: str, sent: str, pipeline: str, expo
         "heads": heads,
         "vocabulary": f"{model.vocab_size:,}, padded to {plan.padded_vocab_size:,}",
         "optimizer": optimizer,
-        "step": f"{plan.tokens_per_step:,} tokens, {plan.grad_accum_steps} micro-batches a rank",
+        "step": f"{plan.tokens_per_step:,} tokens, {counted(plan.grad_accum_steps)} a rank",
         "run": f"{plan.total_steps:,} steps, {plan.total_tokens:,} tokens",
         "work": f"{plan.flops_per_token:.4g} FLOP a token, {plan.flops_per_token * plan.total_tokens:.4g} FLOP in all",
         "pipeline": pipeline,

@@ -71,6 +71,7 @@ def pipeline(
     from megalite.config.pipeline import prove_pipeline
     from megalite.config.plan import default_world_size, make_plan
     from megalite.config.validate import validate
+    from megalite.config.wording import counted
     from megalite.errors import ConfigError
     from megalite.page.write import write_page
     from megalite.planner.pipeline import describe, report_pipeline
@@ -92,6 +93,6 @@ def pipeline(
     for fact in facts:
         console.print(fact, highlight=False)
     if out is not None:
-        title = f"{config.stem}: {loaded.parallel.schedule}, {count} micro-batches"
+        title = f"{config.stem}: {loaded.parallel.schedule}, {counted(count)}"
         write_page(out, draw_page(found.timeline, title, facts[:-1]))
         typer.echo(f"drawn into {out}")

@@ -103,11 +103,11 @@ def _all(*contexts: AbstractContextManager) -> Iterator[None]:
 _KEPT_NAMESPACES = ("_c10d_functional", "megalite_gloo")
 """Our collectives. Not `c10d`: those are in place, so a kept result would be wrong, and ZeRO-3 gathers with them."""
 
-_KEPT_WORDS = ("mm", "product", "linear_pointwise", "attention", "varlen_attn")
+_KEPT_WORDS = ("mm", "product", "attention", "varlen_attn")
 
 
 def _keep_products(context: Any, op: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
-    """Keep what is dear to make: products (mm, addmm, bmm, oneDNN's), attention kernels, and our collectives."""
+    """Keep what is dear to make: products (mm, addmm, bmm, our own op's), attention kernels, and our collectives."""
     namespace, _, name = op.name().partition("::")
     dear = namespace in _KEPT_NAMESPACES or any(word in name for word in _KEPT_WORDS)
     return CheckpointPolicy.MUST_SAVE if dear else CheckpointPolicy.PREFER_RECOMPUTE

@@ -13,6 +13,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+from megalite.files import write_atomically
+
 STEP_KEYS = frozenset(
     (
         *("step", "loss", "grad_norm", "lr", "tokens", "valid_tokens", "tokens_per_second", "mfu", "skipped"),
@@ -98,7 +100,5 @@ def drop_steps_after(path: Path, step: int) -> int:
             kept.append(line)
         else:
             dropped += 1
-    partial = path.with_name(f".{path.name}.partial")
-    partial.write_text("".join(f"{line}\n" for line in kept), encoding="utf-8")
-    os.replace(partial, path)
+    write_atomically(path, "".join(f"{line}\n" for line in kept))
     return dropped

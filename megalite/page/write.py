@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 from megalite.errors import UserError
+from megalite.files import write_atomically
 
 
 def write_page(path: Path, text: str) -> None:
@@ -14,14 +14,8 @@ def write_page(path: Path, text: str) -> None:
     Raises:
         UserError: it cannot be written.
     """
-    partial = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            partial.write_text(text, encoding="utf-8")
-            os.replace(partial, path)
-        except OSError:
-            partial.unlink(missing_ok=True)
-            raise
+        write_atomically(path, text)
     except OSError as error:
         raise UserError(f"{path}: cannot be written ({error.strerror or error}); name another file with -o") from error

@@ -22,8 +22,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from megalite.files import write_atomically
 from megalite.train.in_place import clock_of, read_in_place, write_in_place
-from megalite.train.run_folder import write_atomically
 
 ORDER_BYTES, REPORT_BYTES, HANDOVER_BYTES = 256, 8192, 8192
 

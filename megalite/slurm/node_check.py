@@ -24,12 +24,12 @@ from pathlib import Path
 
 from megalite.config.load import load_config
 from megalite.errors import UserError
+from megalite.files import write_atomically
 from megalite.slurm.folder import LaunchFolder
 from megalite.slurm.link_check import measure_links
 from megalite.train.in_place import clock_of
 from megalite.train.place import TOKEN_VARIABLE
 from megalite.train.preflight import check_device
-from megalite.train.run_folder import write_atomically
 
 LINKS = ".links"
 

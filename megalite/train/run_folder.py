@@ -18,6 +18,7 @@ from megalite.config.plan import RunPlan
 from megalite.config.schema import Config
 from megalite.config.yaml_source import read_source
 from megalite.errors import ConfigError, UserError
+from megalite.files import write_atomically
 
 CONFIG = "config.yaml"
 PLAN = "plan.json"
@@ -124,13 +125,6 @@ def write_run_folder(config: Config, plan: RunPlan) -> None:
     write_atomically(folder / CONFIG, dump_config(config))
     described = {**plan.to_dict(), "export": dataclasses.asdict(exportable(plan.model))}
     write_atomically(folder / PLAN, json.dumps(described, indent=1))
-
-
-def write_atomically(path: Path, text: str) -> None:
-    """Replace a file in one move, so that a reader never sees half of it."""
-    partial = path.with_name(f".{path.name}.{os.getpid()}")
-    partial.write_text(text, encoding="utf-8")
-    os.replace(partial, path)
 
 
 def _at(config: Any, key: str) -> Any:
