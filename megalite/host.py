@@ -21,6 +21,21 @@ KILLS = {"memory": "memory.oom_control", "": "memory.events"}
 """Where a control group counts the processes that were killed for its limit, by version 1's controller and for 2."""
 
 
+BF16_UNITS = {"avx512_bf16", "amx_bf16", "bf16"}
+"""Names of what multiplies bf16, on x86 and on ARM."""
+
+
+def cpu_flags() -> set[str]:
+    """What the first processor can do, and `GenuineIntel` if Intel made it; nothing where Linux does not say."""
+    try:
+        lines = (PROC / "cpuinfo").read_text(encoding="utf-8", errors="replace").split("\n\n")[0].splitlines()
+    except OSError:
+        return set()
+    facts = dict(line.split(":", 1) for line in lines if ":" in line)
+    wanted = ("flags", "Features", "vendor_id")
+    return {word for name, words in facts.items() if name.strip() in wanted for word in words.split()}
+
+
 def num_cores() -> int:
     """Processors that this process may run on."""
     return len(os.sched_getaffinity(0))

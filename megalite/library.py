@@ -17,12 +17,14 @@ import torch
 from torch import Tensor
 
 from megalite.config.batch_sizes import batch_sizes
+from megalite.config.length_stages import stage_of_steps
 from megalite.config.plan import LOSS_CHUNK_TOKENS, RunPlan, default_world_size, make_plan
 from megalite.config.schema import Config
 from megalite.config.validate import validate
 from megalite.config.wording import divisors, or_
 from megalite.data.loader import Batch, Loader
-from megalite.engine.steps import documents_of_batch, targets_of_batch
+from megalite.engine.batch_cut import documents_of_batch
+from megalite.engine.steps import targets_of_batch
 from megalite.errors import UnavailableError, UserError
 from megalite.layers.parts import choose_parts
 from megalite.model.spec import StageSpec
@@ -31,7 +33,7 @@ from megalite.plugins import load_plugins
 from megalite.tokenizer.tokenizer import Tokenizer
 from megalite.train.evaluation.offline import open_model
 from megalite.train.local import train_locally
-from megalite.train.preflight import open_data
+from megalite.train.preflight import open_data, open_samples_of
 from megalite.trial import try_plugins
 
 
@@ -117,13 +119,14 @@ def batches(
         UserError: the config is wrong, there is no such step or reader, or the data is damaged or does not fit.
     """
     plan = plan_run(config)
-    samples, _ = open_data(config)
-    samples.check_vocab_size(plan.model.vocab_size)
     last = plan.total_steps if last_step is None else last_step
     problems = [*_wrong_steps(first_step, last, plan.total_steps), *_wrong_share(config, dp_size, dp_rank)]
     if problems:
         raise UserError(f"batches: {'; '.join(problems)}")
-    loader = Loader.for_run(samples, config, batch_sizes(config.batch), dp_size=dp_size, dp_rank=dp_rank)
+    stage, sizes = stage_of_steps(config, first_step, last), batch_sizes(config.batch)
+    samples = open_samples_of(stage.config).beginning_at(sizes.first_sample(stage.first_step))
+    samples.check_vocab_size(plan.model.vocab_size)
+    loader = Loader.for_run(samples, stage.config, sizes, dp_size=dp_size, dp_rank=dp_rank)
     try:
         for _, micro_batches in loader.steps(first_step, last):
             yield micro_batches

@@ -38,6 +38,7 @@ WRONG = {
         "--out folder --max-share 2": "a number from 0 to 1 was expected",
         "--out folder --per-kind nan": "a number from 0 to 1 was expected",
     },
+    "attention_documents": {"--lengths 512,0": WHOLE, "--tokens x": WHOLE, "--out nowhere/x": NO_FOLDER},
     "corpus_score": {"nowhere file x": NO_FILE, "folder nowhere x": NO_FILE},
     "data": {
         "--only clean,neer": "found 'neer', there are clean, ",
@@ -61,6 +62,14 @@ WRONG = {
         **({} if torch.cuda.is_available() else {"steps": "found 'cuda', which is not here"}),
     },
     "gpu_smoke": {"speed --device nonsense": "found 'nonsense'; ", "speed --device meta": "which is not here"},
+    "long_context": {
+        "--kinds allgather,rings": "found 'rings', there are allgather, ",
+        "--cp 1,0": WHOLE,
+        "--out nowhere/x": NO_FOLDER,
+        "--documents 9 --tokens 8": "--documents: found 9, which 8 tokens are too few for",
+        "--cp 3": "--tokens: found 32768, which 2 x 3 does not divide",
+        "--kinds ulysses --cp 16": "--kinds: ulysses wants a number of ranks that divides 8 heads",
+    },
     "lr_find": {
         "--out x": "data/demo/packed is not there",
         "--out nowhere/x --data folder": NO_FOLDER,

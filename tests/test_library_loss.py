@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from megalite.config.load import load_config
-from megalite.engine.steps import documents_of_batch
+from megalite.engine.batch_cut import documents_of_batch
 from megalite.errors import UserError
 from megalite.library import batches, build_model, loss
 from tests.kit.batches import micro_batch

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from math import prod
 
 from megalite.architecture.activations import ACTIVATIONS
-from megalite.architecture.architecture import Architecture, BlockSpec
+from megalite.architecture.architecture import Architecture, AttentionSpec, BlockSpec
 from megalite.architecture.norms import NORMS
 from megalite.architecture.weights import Weight, weight_table
 
@@ -85,13 +85,15 @@ def block_activation_bytes(
     attention, mlp = block.attention, block.feed_forward
     a, h = element_bytes, hidden_size
     stream = hidden_size // (tp if sequence_parallel else 1)
-    q, kv, f = attention.q_width // tp, attention.kv_width // tp, mlp.width // tp
+    q, kv, f = attention.q_width // tp, _seen_kv_width(attention, tp), mlp.width // tp
     softmax_sums = FP32_BYTES * attention.num_heads // tp
     if recompute == "full":
         return a * stream
     if recompute == "selective":  # the block's input, and the results of its four products and of attention
         inputs = h + q + h + f if keeps_fp8_inputs else 0
-        return a * (stream + (q + 2 * kv) + q + h + mlp.num_expanding * f + h) + softmax_sums + inputs * FP8_BYTES
+        projected = q + 2 * attention.kv_width // tp + (2 * kv if sharing_ranks(attention, tp) > 1 else 0)
+        results = projected + q + h + mlp.num_expanding * f + h
+        return a * (stream + results) + softmax_sums + inputs * FP8_BYTES
 
     norm = NORMS[block.norm]
     wide = FP32_BYTES * stream if norm.keeps_wide else 0  # a norm's input in fp32
@@ -106,9 +108,15 @@ def block_activation_bytes(
     if attention.qk_norm:
         is_wide = attention.qk_norm == "whole" or norm.multiplies_wide
         mixing += (a if a == FP32_BYTES else FP32_BYTES + (FP32_BYTES if is_wide else a)) * (q + kv)
-    expanded = a * ACTIVATIONS[mlp.activation].num_kept * f  # products, the activation, what the row layer multiplies
+    expanded = mlp_bytes(block, element_bytes=a, tp=tp)
     dropout = 2 * stream if has_dropout else 0  # masks, a byte an element
     return norms + mixing + expanded + dropout
+
+
+def mlp_bytes(block: BlockSpec, *, element_bytes: int, tp: int = 1) -> int:
+    """Bytes of one token inside an MLP, on one rank: products, the activation, what the row layer multiplies."""
+    mlp = block.feed_forward
+    return element_bytes * ACTIVATIONS[mlp.activation].num_kept * (mlp.width // tp)
 
 
 def block_held_bytes(block: BlockSpec, hidden_size: int, *, element_bytes: int, tp: int = 1) -> int:
@@ -130,20 +138,63 @@ def block_sent_bytes(
     tp: int,
     sequence_parallel: bool = False,
     recompute: str = "none",
+    last_chunk: float | None = None,
 ) -> float:
     """Bytes of one token that a rank sends over tp for a block, forward and backward.
 
     The stream goes round once behind attention and once behind the MLP, and its gradient once before each: an
     all-reduce, or with sequence parallelism the gather and scatter that do the same (Korthikanti et al. 2022, 4.2.2).
     Recomputation stops before what nothing waits for: the MLP's last message, unless a norm stands behind it.
+
+    Args:
+        last_chunk: where an MLP works in chunks, the share of the tokens in its last one. Each is gathered once more,
+            and a block that is redone sends the results of all chunks again but the last one's.
     """
     stream = _round_trip(element_bytes * hidden_size, tp)
     squares = 2 * _round_trip(FP32_BYTES, tp) if block.attention.qk_norm == "whole" else 0.0  # of queries, and of keys
-    once = 2 * stream + squares
+    sharing = sharing_ranks(block.attention, tp)
+    shared_heads = _round_trip(element_bytes * 2 * block.attention.head_dim, sharing) / 2  # gathered, or scattered
+    once = 2 * stream + squares + shared_heads
+    again = 0.0 if last_chunk is None or not sequence_parallel else stream / 2
     if recompute != "full":
-        return 2 * once
+        return 2 * once + again
     last = 0.0 if block.norm_after else stream / 2 if sequence_parallel else stream
-    return 3 * once - last
+    return 3 * once + again - last * (1.0 if last_chunk is None else last_chunk)
+
+
+def sharing_ranks(attention: AttentionSpec, tp: int) -> int:
+    """Tensor-parallel ranks that have queries of one key and value head: more than 1 where there are more ranks."""
+    return max(1, tp // attention.num_kv_heads)
+
+
+def _seen_kv_width(attention: AttentionSpec, tp: int) -> int:
+    """Width of the key heads that attention has on one rank: heads that are shared are whole there."""
+    return attention.kv_width * sharing_ranks(attention, tp) // tp
+
+
+def gathered_bytes(block: BlockSpec, *, element_bytes: int, tp: int) -> int:
+    """Bytes of one token's keys and values on one tensor-parallel rank."""
+    return element_bytes * 2 * _seen_kv_width(block.attention, tp)
+
+
+def context_sent_bytes(
+    block: BlockSpec, *, kind: str, element_bytes: int, cp: int, tp: int, recompute: str = "none"
+) -> float:
+    """Bytes that a rank sends over cp for each of its own tokens in a block, forward and backward.
+
+    Keys and values go to all others, again in the backward pass, and their gradients come back, in fp32 where they go
+    round. Under Ulysses each rank gets its heads of queries, keys, values and results, once a pass.
+    """
+    passes = 3 if recompute == "full" else 2
+    keys_and_values = gathered_bytes(block, element_bytes=element_bytes, tp=tp)
+    if kind == "allgather":
+        return 3 * (cp - 1) * keys_and_values
+    if kind == "ring":
+        return passes * (cp - 1) * keys_and_values + cp * gathered_bytes(block, element_bytes=FP32_BYTES, tp=tp)
+    attention = block.attention
+    kv_heads = max(attention.num_kv_heads // tp, cp)  # repeated where they are fewer
+    numbers = 2 * attention.q_width / tp + 2 * kv_heads * attention.head_dim
+    return passes * (cp - 1) / cp * element_bytes * numbers
 
 
 def embedding_sent_bytes(hidden_size: int, *, element_bytes: int, tp: int) -> float:

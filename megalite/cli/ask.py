@@ -3,10 +3,22 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
+from math import isfinite
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+
+from megalite.cli.paths import named_file
+from megalite.errors import UserError
+
+LONGEST = 2**24
+"""Tokens of a text that is asked about."""
+
+if TYPE_CHECKING:
+    from megalite.train.evaluation.needle import NeedleScore, NeedleTest
+    from megalite.train.evaluation.offline import SavedModel
 
 
 def evaluate(
@@ -16,28 +28,124 @@ def evaluate(
     tasks: Annotated[
         list[Path],
         typer.Option("--tasks", help="A .jsonl of questions, or a .yaml task of lm-evaluation-harness; repeatable."),
-    ],
+    ] = [],  # noqa: B006  (typer copies it)
+    needle: Annotated[bool, typer.Option("--needle", help="Hide codes in long texts, and ask for them.")] = False,
+    positions: Annotated[
+        Path | None, typer.Option(help="Tokenized documents; shows the loss by position in long ones.")
+    ] = None,
+    lengths: Annotated[
+        str | None,
+        typer.Option(help="Tokens of the texts, with commas. [default: doubling to max_positions]", show_default=False),
+    ] = None,
+    depths: Annotated[str, typer.Option(help="Where needles lie, shares of the text.")] = "0,0.25,0.5,0.75,1",
+    trials: Annotated[int, typer.Option(min=1, help="Needles of each length and depth.")] = 4,
+    haystack: Annotated[
+        Path | None, typer.Option(help="Plain text. [default: Python's own reference]", show_default=False)
+    ] = None,
+    plot: Annotated[Path | None, typer.Option(callback=named_file, help="SVG file to draw the needles in.")] = None,
+    documents: Annotated[int, typer.Option(min=1, help="Documents that --positions reads.")] = 16,
     tokenizer: Annotated[
         Path | None, typer.Option(help="Tokenizer's folder. [default: the model's own]", show_default=False)
     ] = None,
     limit: Annotated[int | None, typer.Option(min=1, help="Questions of each task. [default: all]")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print everything as one JSON object.")] = False,
 ) -> None:
-    """Score a model on multiple-choice questions (docs/evaluate.md).
+    """Score a model on multiple-choice questions, and on long texts (docs/evaluate.md, docs/long-context.md).
 
     Files of questions are scored by megalite itself, tasks in YAML by lm-evaluation-harness on transformers, for which
     a checkpoint is exported into a temporary folder first. Nothing is downloaded.
     """
-    from megalite.train.evaluation.offline import open_model, score_all
+    from megalite.page.write import write_page
+    from megalite.train.evaluation.long_context import picture
+    from megalite.train.evaluation.needle import NeedleTest, read_haystack
+    from megalite.train.evaluation.offline import open_model
+
+    if not tasks and not needle and positions is None:
+        raise UserError("nothing is asked: give --tasks, --needle or --positions")
+    if plot is not None and not needle:
+        raise UserError("--plot draws what --needle finds; give both")
+    asked = _whole_numbers("--lengths", lengths)
+    test = NeedleTest(asked, _shares("--depths", depths), trials)
+    saved, hay = open_model(model, tokenizer), read_haystack(haystack) if needle else ""
+    results: dict[str, Any] = {}
+    if tasks:
+        results["tasks"] = _tasks(saved, tasks, limit, quiet=as_json)
+    if needle:
+        found = _needles(saved, test, hay, quiet=as_json)
+        results["needles"] = [each.record() for each in found]
+        if plot is not None:
+            write_page(plot, picture(found, model))
+    if positions is not None:
+        results["positions"] = _positions(saved, positions, max(asked, default=None), documents, quiet=as_json)
+    if as_json:
+        typer.echo(json.dumps(_without_nan({"model": str(model), **results})))
+
+
+def _without_nan(record: Any) -> Any:
+    """The same, null where a number is none: JSON has no word for it."""
+    if isinstance(record, dict):
+        return {key: _without_nan(value) for key, value in record.items()}
+    if isinstance(record, list):
+        return [_without_nan(value) for value in record]
+    return None if isinstance(record, float) and not isfinite(record) else record
+
+
+def _tasks(saved: SavedModel, tasks: Sequence[Path], limit: int | None, *, quiet: bool) -> dict[str, Any]:
+    from megalite.train.evaluation.offline import score_all
 
     results = {}
-    for name, record in score_all(open_model(model, tokenizer), tasks, limit=limit):
+    for name, record in score_all(saved, tasks, limit=limit):
         results[name] = record
-        if not as_json:
+        if not quiet:
             scores = ", ".join(f"{key} {value:.4f}" for key, value in record.items() if isinstance(value, float))
             typer.echo(f"{name}: {scores} ({record['num']:,} questions, {record['by']})")
-    if as_json:
-        typer.echo(json.dumps({"model": str(model), "tasks": results}))
+    return results
+
+
+def _needles(saved: SavedModel, test: NeedleTest, haystack: str, *, quiet: bool) -> list[NeedleScore]:
+    """What was found, a line for each length as soon as it is known."""
+    from megalite.train.evaluation.long_context import needles
+
+    found: list[NeedleScore] = []
+    for each in needles(saved, test, haystack):
+        found.append(each)
+        if each.depth == test.depths[-1] and not quiet:
+            own = [one for one in found if one.length == each.length]
+            shares = "  ".join(f"{100 * one.depth:g}%: {one.share:.0%}" for one in own)
+            loss = sum(one.loss for one in own) / len(own)
+            typer.echo(f"needles in {each.length:,} tokens, by depth: {shares} (loss {loss:.2f})")
+    return found
+
+
+def _positions(saved: SavedModel, source: Path, length: int | None, most: int, *, quiet: bool) -> list[dict[str, Any]]:
+    from megalite.train.evaluation.long_context import position_losses
+
+    ranges = position_losses(saved, source, length, most)
+    for each in () if quiet else ranges:
+        typer.echo(f"positions {each.first:,} to {each.stop - 1:,}: loss {each.loss:.4f} ({each.num_tokens:,} tokens)")
+    return [each.record() for each in ranges]
+
+
+def _whole_numbers(option: str, given: str | None) -> tuple[int, ...]:
+    try:
+        numbers = () if given is None else tuple(int(part) for part in given.split(","))
+    except ValueError:
+        numbers = (0,)
+    if any(not 1 <= number <= LONGEST for number in numbers):
+        raise UserError(
+            f"{option}: found {given!r}, expected whole numbers from 1 to {LONGEST} with commas, such as 1024,4096"
+        )
+    return tuple(sorted(set(numbers)))
+
+
+def _shares(option: str, given: str) -> tuple[float, ...]:
+    try:
+        numbers = tuple(float(part) for part in given.split(","))
+    except ValueError:
+        numbers = (-1.0,)
+    if not all(0 <= number <= 1 for number in numbers):
+        raise UserError(f"{option}: found {given!r}, expected numbers from 0 to 1 with commas, such as 0,0.5,1")
+    return tuple(sorted(set(numbers)))
 
 
 def generate(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -48,9 +49,10 @@ def check(
     """
     from megalite.checkpoint.hf.families.registry import exportable
     from megalite.config.engine import choose_engine
+    from megalite.config.length_stages import length_stages, plan_stage
     from megalite.config.load import load_config
     from megalite.config.pipeline import prove_pipeline
-    from megalite.config.plan import default_world_size, make_plan
+    from megalite.config.plan import default_world_size
     from megalite.config.validate import validate
     from megalite.engine.deepspeed.config import deepspeed_config
     from megalite.planner.memory import memory_by_stage, state_bytes_per_parameter
@@ -63,30 +65,32 @@ def check(
     if loaded.model.vocab_size is None and vocab_size is None:
         vocab_size = ASSUMED_VOCAB_SIZE
         notes.append(f"model.vocab_size is left to the tokenizer; {vocab_size} assumed here, or give --vocab-size")
-    plan = make_plan(loaded, num_ranks, vocab_size)
-    prove_pipeline(loaded, plan)
-    memory, traffic = memory_by_stage(loaded, plan), traffic_by_stage(loaded, plan)
+    lengths = [(stage.config, plan_stage(loaded, stage, num_ranks, vocab_size)) for stage in length_stages(loaded)]
+    for own, planned in lengths:
+        prove_pipeline(own, planned)
+    plan = lengths[0][1]
+    memory, traffic = memory_by_stage(lengths[0][0], plan), traffic_by_stage(lengths[0][0], plan)
     engine = choose_engine(loaded.parallel)
     json_config = deepspeed_config(loaded, plan) if engine == "deepspeed" else None
-    pipeline = _pipeline(loaded, plan)
     export = exportable(plan.model)
     if export.why_not:
         notes.append(f"it trains, but cannot be exported to Hugging Face: {export.why_not}")
     if export.condition:
         notes.append(f"to be exported as {export.architecture}, {export.condition}")
     if world_size is None:
-        notes += _fit_notes(loaded, plan)
+        notes += dict.fromkeys(note for own, planned in lengths for note in _fit_notes(own, planned))
+    by_length = [_facts_of_length(own, planned) for own, planned in lengths] if len(lengths) > 1 else []
     if as_json:
         stages = [stage.to_dict() for stage in memory]
         report = {"plan": plan.to_dict(), "memory": stages, "engine": engine, "deepspeed": json_config, "notes": notes}
-        report |= {"export": asdict(export), "sent": [stage.to_dict() for stage in traffic]}
+        report |= {"export": asdict(export), "sent": [stage.to_dict() for stage in traffic], "lengths": by_length}
         typer.echo(json.dumps({**report, "optimizer_bytes_per_parameter": state_bytes_per_parameter(loaded, plan)}))
         return
     title = f"{config} on {num_ranks} rank{'s' if num_ranks > 1 else ''}"
     state = f"{loaded.optimizer.name}, {state_bytes_per_parameter(loaded, plan):.2f} bytes of state a parameter"
     export_as = export.architecture or "no class of transformers"
-    table = _plan_table(plan, optimizer=state, sent=_sent(traffic), pipeline=pipeline, export=export_as)
-    tables = table, _memory_table(plan, memory)
+    table = _plan_table(plan, optimizer=state, sent=_sent(traffic), pipeline=_pipeline(loaded, plan), export=export_as)
+    tables = (table, _memory_table(plan, memory), *map(_lengths_table, filter(None, [by_length])))
     _print_report(title, tables, json_config, notes)
 
 
@@ -110,6 +114,29 @@ def show(config: ConfigFile, overrides: Overrides = None) -> None:
     from megalite.config.load import dump_config, load_config
 
     typer.echo(dump_config(load_config(config, overrides or ())), nl=False)
+
+
+def _facts_of_length(config: Config, plan: RunPlan) -> dict[str, Any]:
+    """What a stage of one length comes to."""
+    from megalite.planner.memory import memory_by_stage
+
+    return {
+        "first_step": plan.first_step,
+        "last_step": plan.last_step,
+        "seq_len": config.batch.seq_len,
+        "theta": config.model.rope.theta,
+        "tokens_per_step": plan.tokens_per_step,
+        "bytes": max(stage.total for stage in memory_by_stage(config, plan)),
+    }
+
+
+def _lengths_table(by_length: Sequence[dict[str, Any]]) -> Table:
+    """The stages of `batch.stages`, from the run's beginning on."""
+    table = _table("steps", "sequence", "tokens a step", "theta", "GiB of the fullest rank", title="lengths")
+    for facts in by_length:
+        steps, size = f"{facts['first_step']:,}-{facts['last_step']:,}", f"{facts['bytes'] / 2**30:.1f}"
+        table.add_row(steps, f"{facts['seq_len']:,}", f"{facts['tokens_per_step']:,}", f"{facts['theta']:g}", size)
+    return table
 
 
 def _fit_notes(config: Config, plan: RunPlan) -> list[str]:
@@ -151,8 +178,9 @@ def _print_report(title: str, tables: tuple[Table, ...], json_config: dict[str, 
 
 def _sent(traffic: tuple[StageTraffic, ...]) -> str:
     """What the rank that sends most sends in a step."""
-    tp, pp = (max(getattr(stage, axis) for stage in traffic) for axis in ("tp", "pp"))
-    return f"{tp / 1e6:,.1f} MB over tp, {pp / 1e6:,.1f} MB over pp, by the rank that sends most"
+    largest = {axis: max(getattr(stage, axis) for stage in traffic) for axis in ("tp", "cp", "pp")}
+    by_axis = ", ".join(f"{size / 1e6:,.1f} MB over {axis}" for axis, size in largest.items() if size or axis != "cp")
+    return f"{by_axis}, by the rank that sends most"
 
 
 def _plan_table(plan: RunPlan, *, optimizer: str, sent: str, pipeline: str, export: str) -> Table:
@@ -186,6 +214,7 @@ def _memory_table(plan: RunPlan, memory: tuple[StageMemory, ...]) -> Table:
     unit, size, decimals = ("GiB", 2**30, 1) if large else ("MiB", 2**20, 0)
     parts = {"weights": "weights", "gradients": "grads", "optimizer": "optim", "activations": "activ"}
     parts |= {"head": "head", "buffers": "comm", "total": "total"}
+    parts |= {"host": "on the host"} if any(stage.host for stage in memory) else {}
     table = _table(
         "stage", "blocks", "parameters", *parts.values(), title=f"{unit} of tensors on each rank, at the peak of a step"
     )

@@ -27,7 +27,7 @@ from megalite.cli import (
     setup,
     train,
 )
-from megalite.errors import EXIT_BAD_INPUT, EXIT_INTERRUPTED, UserError
+from megalite.errors import EXIT_BAD_INPUT, EXIT_FAULT, EXIT_INTERRUPTED, UserError
 from megalite.plugins import load_plugins, name_for_all
 
 
@@ -45,6 +45,9 @@ UsageError: type[Exception] = next(
 
 IMPOSSIBLE_PATH = (errno.ENAMETOOLONG, errno.ELOOP, errno.EILSEQ)
 """What the system answers to a name that no file could have; other faults of files are told where they arise."""
+
+FAILED_DISK = (errno.EIO, errno.ESTALE)
+"""What it answers when a disk or a server of files fails in the middle of the work."""
 
 app = typer.Typer(
     name="megalite",
@@ -93,10 +96,7 @@ def main(arguments: list[str] | None = None) -> None:
         print(f"megalite: {error}", file=sys.stderr)
         code = EXIT_BAD_INPUT
     except OSError as error:
-        if error.errno not in IMPOSSIBLE_PATH:
-            raise
-        print(f"megalite: {reprlib.repr(error.filename)} cannot be a path: {error.strerror}", file=sys.stderr)
-        code = EXIT_BAD_INPUT
+        code = _tell_machine(error)
     except UsageError as error:
         _show(error)
         code = EXIT_BAD_INPUT
@@ -105,6 +105,18 @@ def main(arguments: list[str] | None = None) -> None:
     if code == EXIT_INTERRUPTED:
         print("megalite: interrupted; run the same command again to go on", file=sys.stderr)
     sys.exit(code if isinstance(code, int) else 0)
+
+
+def _tell_machine(error: OSError) -> int:
+    """Say what the system refused, where that is no fault of this program; the exit code."""
+    if error.errno in IMPOSSIBLE_PATH:
+        print(f"megalite: {reprlib.repr(error.filename)} cannot be a path: {error.strerror}", file=sys.stderr)
+        return EXIT_BAD_INPUT
+    if error.errno in FAILED_DISK:
+        where = f"{error.filename}: " if error.filename else "a file could not be read or written: "
+        print(f"megalite: {where}{error.strerror}; see to the disk, and run the same command again", file=sys.stderr)
+        return EXIT_FAULT
+    raise error
 
 
 def _show(error: Exception) -> None:

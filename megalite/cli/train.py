@@ -29,7 +29,7 @@ def train(
 ) -> int:
     """Train a model, or go on with a run that was stopped.
 
-    Starts pp x dp x tp ranks on this machine; under srun, torchrun or mpirun it is one of the ranks given.
+    Starts pp x dp x cp x tp ranks on this machine; under srun, torchrun or mpirun it is one of the ranks given.
     """
     from megalite.config.load import load_config
     from megalite.config.plan import default_world_size

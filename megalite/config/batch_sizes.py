@@ -61,8 +61,68 @@ class BatchSizes:
         return self.spans[bisect_right(self.spans, step, key=lambda span: span.first_step) - 1]
 
 
+def longest_sequence(batch: BatchConfig) -> int:
+    """Tokens in a sequence, in the stage where these are most."""
+    return max(batch.seq_len, *(stage.seq_len or 0 for stage in batch.stages), 0)
+
+
+@dataclass(frozen=True)
+class StageStart:
+    """Where a stage of one length begins."""
+
+    first_step: int
+    first_token: int
+    """Tokens of the run before it."""
+    seq_len: int
+    size: int
+    """Sequences of a step, once it is fully grown."""
+
+
+def stage_starts(batch: BatchConfig) -> tuple[StageStart, ...]:
+    """Where the run's stages begin, the first at step 1. Rising steps are for `config.validate` to see to."""
+    starts, sizes = [StageStart(1, 0, batch.seq_len, batch.global_batch_size)], _first_sizes(batch)
+    for stage in batch.stages:
+        former = starts[-1]
+        step = stage.from_step
+        if step is None:
+            missing = (stage.from_tokens or 0) - former.first_token
+            samples = sizes.first_sample(former.first_step) + -(-missing // former.seq_len)
+            step = 1 + sizes.steps_for(max(0, samples))
+        token = former.first_token + _tokens_between(sizes, former, step)
+        size = stage.global_batch_size or former.size
+        sizes = sizes.changed(step, size)
+        starts.append(StageStart(step, token, stage.seq_len or former.seq_len, size))
+    return tuple(starts)
+
+
+def tokens_before(batch: BatchConfig, step: int) -> int:
+    """Tokens of the steps before one."""
+    start = [each for each in stage_starts(batch) if each.first_step <= step][-1]
+    return start.first_token + _tokens_between(batch_sizes(batch), start, step)
+
+
+def steps_for_tokens(batch: BatchConfig, num_tokens: int) -> int:
+    """Steps that use at least so many tokens."""
+    starts, sizes = stage_starts(batch), batch_sizes(batch)
+    start = [each for each in starts if each.first_token < num_tokens or each is starts[0]][-1]
+    missing = -(-(num_tokens - start.first_token) // start.seq_len)
+    return sizes.steps_for(sizes.first_sample(start.first_step) + missing)
+
+
+def _tokens_between(sizes: BatchSizes, start: StageStart, step: int) -> int:
+    return (sizes.first_sample(step) - sizes.first_sample(start.first_step)) * start.seq_len
+
+
 def batch_sizes(batch: BatchConfig) -> BatchSizes:
-    """The sizes that a config asks for: global_batch_size, or a ramp to it."""
+    """The sizes that a config asks for: global_batch_size, or a ramp to it, and those of later stages."""
+    sizes = _first_sizes(batch)
+    for start in stage_starts(batch)[1:]:
+        sizes = sizes.changed(start.first_step, start.size)
+    return sizes
+
+
+def _first_sizes(batch: BatchConfig) -> BatchSizes:
+    """Those without later stages."""
     if batch.ramp is None:
         return BatchSizes.fixed(batch.global_batch_size)
     ramp, increment = batch.ramp, ramp_increment(batch.ramp)

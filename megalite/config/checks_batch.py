@@ -9,6 +9,9 @@ from megalite.config.plan import derive_dp, ends_apart
 from megalite.config.schema import Config, RampConfig
 from megalite.config.wording import divisors, near, or_
 
+MOST_MICRO_BATCHES = 100_000
+"""Of a rank in a step. A schedule of more would take minutes to make, and no run has a use for it."""
+
 
 def check_batch(config: Config, world_size: int) -> Iterator[str]:
     """Complaints about batch sizes: every one must be whole micro-batches on every rank."""
@@ -29,6 +32,15 @@ def check_batch(config: Config, world_size: int) -> Iterator[str]:
             yield (
                 f"batch.{name}: {size} is not a multiple of micro_batch_size x dp = {batch.micro_batch_size} x {dp} = "
                 f"{unit}; use {or_(near(size, unit))}"
+            )
+    if batch.noise_scale is not None and batch.noise_scale.max_batch_size is not None:
+        sizes["noise_scale.max_batch_size"] = batch.noise_scale.max_batch_size
+    for name, size in sizes.items():
+        if size // unit > MOST_MICRO_BATCHES:
+            yield (
+                f"batch.{name}: {size} is {size // unit} micro-batches of {batch.micro_batch_size} on each of dp={dp} "
+                f"ranks, expected at most {MOST_MICRO_BATCHES}; use {MOST_MICRO_BATCHES * unit} or less, or a larger "
+                "micro_batch_size"
             )
     least = batch.ramp.start_size if batch.ramp is not None else batch.global_batch_size
     if batch.noise_scale is not None and least == unit == batch.micro_batch_size:

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from megalite.architecture.architecture import Architecture
 from megalite.config.schema import Config, Fp8Config
+from megalite.config.stream import FP8_MULTIPLE
 from megalite.config.wording import near, or_, unused
 
 RECIPES_OF = {
@@ -15,9 +16,6 @@ RECIPES_OF = {
 }
 """What each backend can do. Transformer Engine has delayed scaling too, but keeps its history to itself, pickled: no
 other layout could take it up. `scaled_mm` has it with a history of ours."""
-
-WIDTH_MULTIPLE = {"current": 16, "delayed": 16, "rowwise": 16, "block": 16, "mxfp8": 32, "nvfp4": 32}
-"""Both dims of an FP8 product, and its tokens, are multiples of this on tensor cores."""
 
 
 def check_fp8(config: Config, model: Architecture) -> Iterator[str]:
@@ -38,7 +36,7 @@ def check_fp8(config: Config, model: Architecture) -> Iterator[str]:
             f"at the end leave none of num_layers={model.num_layers} for FP8; keep fewer, or set precision.fp8=null"
         )
     if fp8.backend != "emulate":
-        yield from _sizes(config, model, WIDTH_MULTIPLE[fp8.recipe])
+        yield from _sizes(config, model, FP8_MULTIPLE[fp8.recipe])
 
 
 def _backend(config: Config, fp8: Fp8Config) -> Iterator[str]:
@@ -77,7 +75,7 @@ def _recipe(fp8: Fp8Config) -> Iterator[str]:
 
 
 def _sizes(config: Config, model: Architecture, multiple: int) -> Iterator[str]:
-    """Widths as one rank holds them, and tokens of a micro-batch."""
+    """Widths as one rank holds them."""
     tp = config.parallel.tp
     widths = {
         "hidden_size": (model.hidden_size, 1),
@@ -92,9 +90,3 @@ def _sizes(config: Config, model: Architecture, multiple: int) -> Iterator[str]:
                 f"precision.fp8: {name}={width}{over} is not a multiple of {multiple}, as FP8 on a GPU wants; use "
                 f"{or_(near(width, parts * multiple))}, or backend=emulate"
             )
-    tokens = config.batch.micro_batch_size * config.batch.seq_len
-    if tokens % multiple:
-        yield (
-            f"precision.fp8: micro_batch_size x seq_len = {tokens} tokens are not a multiple of {multiple}, as FP8 on "
-            f"a GPU wants; use seq_len={or_(near(config.batch.seq_len, multiple))}, or backend=emulate"
-        )

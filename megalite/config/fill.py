@@ -6,6 +6,7 @@ from typing import Any
 
 from megalite.architecture.activations import is_gated
 from megalite.architecture.architecture import Architecture
+from megalite.config.batch_sizes import longest_sequence
 from megalite.config.sections.batch import BatchConfig
 from megalite.config.sections.model import ModelConfig
 from megalite.errors import ConfigError
@@ -37,7 +38,7 @@ def fill_model(model: ModelConfig, batch: BatchConfig, tokenizer_vocab_size: int
         "head_dim": model.head_dim or model.hidden_size // model.num_heads,
         "ffn_hidden_size": model.ffn_hidden_size or ffn,
         "vocab_size": vocab_size,
-        "max_positions": model.max_positions or batch.seq_len,
+        "max_positions": model.max_positions or longest_sequence(batch),
     }
     filled |= _windows(model)
     given = {name: getattr(model, name) for name in type(model).model_fields if name != "preset"}

@@ -13,8 +13,9 @@ from dataclasses import dataclass
 
 from megalite.architecture.architecture import Architecture
 from megalite.architecture.costs import block_multiply_adds, count_parameters, flops_per_token
+from megalite.architecture.settings import MOST_LAYERS
 from megalite.architecture.weights import vocab_rows_per_rank
-from megalite.config.batch_sizes import BatchSizes, batch_sizes
+from megalite.config.batch_sizes import BatchSizes, batch_sizes, steps_for_tokens, tokens_before
 from megalite.config.fill import fill_model
 from megalite.config.schema import Config, ParallelConfig, ScheduleConfig
 from megalite.parallel.schedules.files import write_schedule
@@ -74,6 +75,9 @@ class RunPlan:
     tokens_per_step: int
     """Of a step of the full batch size."""
     total_steps: int
+    first_step: int
+    last_step: int
+    """Of the stage that this is the plan of, from its first on; of the run, where its sequences have one length."""
     total_tokens: int
     """Tokens of all steps."""
     batch_sizes: BatchSizes
@@ -94,6 +98,10 @@ class RunPlan:
     sharding: Sharding
     """What data-parallel ranks divide among them."""
 
+    def goes_on_from(self, step: int) -> bool:
+        """Whether the step behind one is of this stage."""
+        return self.first_step <= step + 1 <= self.last_step
+
     def chunks_of(self, stage: int) -> tuple[int, ...]:
         """The chunks that a pipeline stage holds, in the model's order."""
         return tuple(chunk for chunk, holder in enumerate(self.chunk_ranks) if holder == stage)
@@ -105,6 +113,11 @@ class RunPlan:
     def cuts_of(self, stage: int) -> int:
         """Borders of a stage's chunks with chunks of other stages: over each goes a stream, and its gradient back."""
         return sum(a != b and stage in (a, b) for a, b in itertools.pairwise(self.chunk_ranks))
+
+    @property
+    def num_replicas(self) -> int:
+        """Ranks that hold the same part of the model and see other tokens: what ZeRO divides over."""
+        return self.dp * self.cp
 
     @property
     def layout(self) -> dict[str, int]:
@@ -152,7 +165,9 @@ def make_plan(config: Config, world_size: int, tokenizer_vocab_size: int | None 
         grad_accum_steps=batch.global_batch_size // (batch.micro_batch_size * dp),
         tokens_per_step=batch.global_batch_size * batch.seq_len,
         total_steps=total_steps,
-        total_tokens=sizes.first_sample(total_steps + 1) * batch.seq_len,
+        first_step=1,
+        last_step=total_steps,
+        total_tokens=tokens_before(batch, total_steps + 1),
         batch_sizes=sizes,
         schedule=fill_schedule(config),
         chunk_blocks=chunk_blocks(parallel, model, batch.seq_len, placement),
@@ -177,12 +192,14 @@ def has_tied_copy(plan: RunPlan) -> bool:
 
 def has_copies(parallel: ParallelConfig, dp: int, *, has_tied_copy: bool) -> bool:
     """Whether any weight is held by two ranks of a layout."""
-    return parallel.tp > 1 or (dp > 1 and parallel.zero_stage < 3) or has_tied_copy
+    return parallel.tp > 1 or (dp * parallel.cp > 1 and parallel.zero_stage < 3) or has_tied_copy
 
 
 def ends_apart(parallel: ParallelConfig) -> bool:
-    """Whether embedding and head are on two stages; not where there is no such schedule, which is said elsewhere."""
+    """Whether embedding and head are on two stages; not with an unknown schedule or too many chunks: said elsewhere."""
     if parallel.pp == 1 or not (is_file(parallel.schedule) or parallel.schedule in SCHEDULES):
+        return False
+    if parallel.pp * (parallel.chunks or 1) > MOST_LAYERS:
         return False
     try:
         ranks = place_chunks(parallel, read_own(parallel.schedule)).ranks
@@ -212,7 +229,7 @@ def fill_schedule(config: Config) -> ScheduleConfig:
 
 
 def _steps_for_tokens(config: Config, num_tokens: int) -> int:
-    return batch_sizes(config.batch).steps_for(-(-num_tokens // config.batch.seq_len))
+    return steps_for_tokens(config.batch, num_tokens)
 
 
 def default_world_size(config: Config) -> int:

@@ -13,7 +13,7 @@ from typing import Any
 from pydantic import ValidationError, model_validator
 
 from megalite.config.explain import explain
-from megalite.config.sections.batch import BatchConfig, NoiseScaleConfig, RampConfig
+from megalite.config.sections.batch import BatchConfig, LengthStageConfig, NoiseScaleConfig, RampConfig
 from megalite.config.sections.checkpoint import CheckpointConfig
 from megalite.config.sections.data import DataConfig, MixConfig, MixStageConfig, SourceConfig
 from megalite.config.sections.engine import DEEPSPEED_OWNED_KEYS, EngineConfig
@@ -42,6 +42,7 @@ __all__ = [
     "EngineConfig",
     "Fp8Config",
     "HealthConfig",
+    "LengthStageConfig",
     "MixConfig",
     "MixStageConfig",
     "ModelConfig",

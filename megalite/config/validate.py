@@ -11,18 +11,22 @@ from collections.abc import Iterator
 from math import gcd
 
 from megalite.architecture.architecture import Architecture
-from megalite.config.batch_sizes import batch_sizes
+from megalite.config.batch_sizes import steps_for_tokens
 from megalite.config.checks_batch import check_batch
+from megalite.config.checks_context import check_context
 from megalite.config.checks_fp8 import check_fp8
+from megalite.config.checks_memory import check_chunks, check_memory
 from megalite.config.checks_model import check_model
 from megalite.config.checks_pipeline import check_pipeline
 from megalite.config.checks_schedule import check_schedule
 from megalite.config.engine import choose_engine
 from megalite.config.evaluation import check_evaluation
 from megalite.config.fill import fill_model
+from megalite.config.length_stages import check_length_stages, length_stages
 from megalite.config.optimizers import OPTIMIZERS, RULES, scales_with_width, settings_read
 from megalite.config.plan import default_world_size, derive_dp, ends_apart, has_copies
 from megalite.config.schema import Config, OptimizerConfig
+from megalite.config.stream import check_stream
 from megalite.config.wording import divisors, near, or_, unused
 from megalite.errors import ConfigError
 from megalite.section import problems_of
@@ -41,17 +45,33 @@ def validate(config: Config, world_size: int) -> None:
     Raises:
         ConfigError: everything that is wrong, one sentence each.
     """
+    problems = _problems(config, world_size)
+    problems += list(check_length_stages(config)) if not problems else []
+    stages = length_stages(config) if not problems else ()
+    for stage in stages if len(stages) > 1 else ():
+        found = _problems(stage.config, world_size)
+        problems += [f"{each} (from step {stage.first_step} on, batch.stages)" for each in found]
+    problems += check_chunks(stage.config for stage in stages) if stages else ()
+    if problems:
+        raise ConfigError(problems)
+
+
+def _problems(config: Config, world_size: int) -> list[str]:
+    """All complaints about a config, its stages left out."""
     model = fill_model(config.model, config.batch, ANY_VOCAB_SIZE)
-    problems = [
+    return [
         *(f"{'.'.join(keys)}: {sentence}" for keys, sentence in problems_of(config)),
         *_world(config, world_size),
         *_tensor_parallel(config, model),
+        *check_stream(config),
+        *check_context(config, model),
         *check_pipeline(config, world_size),
         *check_batch(config, world_size),
         *check_model(config, model),
         *_precision(config),
         *check_fp8(config, model),
         *_compile(config),
+        *check_memory(config),
         *_mup(config),
         *_length(config),
         *check_evaluation(config),
@@ -60,17 +80,10 @@ def validate(config: Config, world_size: int) -> None:
         *_periods(config),
         *_health(config, model, world_size),
     ]
-    if problems:
-        raise ConfigError(problems)
 
 
 def _world(config: Config, world_size: int) -> Iterator[str]:
     pp, dp, cp, tp = config.parallel.pp, config.parallel.dp, config.parallel.cp, config.parallel.tp
-    if cp != 1:
-        yield (
-            f"parallel.cp: found {cp}, but context parallelism is not built yet; use cp=1, and for long sequences "
-            "a larger tp with sequence_parallel=true"
-        )
     shard, needed = pp * cp * tp, default_world_size(config)
     if dp is None and world_size % shard:
         yield (
@@ -88,27 +101,25 @@ def _world(config: Config, world_size: int) -> Iterator[str]:
 def _tensor_parallel(config: Config, model: Architecture) -> Iterator[str]:
     tp = config.parallel.tp
     heads, kv_heads, ffn = model.num_heads, model.num_kv_heads, model.ffn_hidden_size
-    use = f"use tp={or_(divisors(gcd(heads, kv_heads, ffn)))}"
+    fitting = [
+        size
+        for size in divisors(gcd(heads, ffn))
+        if (kv_heads % size == 0 or size % kv_heads == 0) and kv_heads * model.head_dim % size == 0
+    ]
+    use = f"use tp={or_(fitting)}"
     if heads % tp:
         yield f"parallel.tp: num_heads={heads} is not divisible by tp={tp}; {use}"
-    if kv_heads != heads and kv_heads < tp:
+    elif kv_heads % tp and tp % kv_heads:
+        yield f"parallel.tp: tp={tp} neither divides num_kv_heads={kv_heads} nor is divisible by it; {use}"
+    elif kv_heads * model.head_dim % tp:
         yield (
-            f"parallel.tp: num_kv_heads={kv_heads} is fewer than tp={tp}, and a key and value head is neither cut nor "
-            f"copied; {use}, or more kv heads"
+            f"parallel.tp: tp={tp} is larger than num_kv_heads={kv_heads}, and {tp // kv_heads} ranks cannot share a "
+            f"head of head_dim={model.head_dim} evenly; {use}"
         )
-    elif kv_heads != heads and kv_heads % tp:
-        yield f"parallel.tp: num_kv_heads={kv_heads} is not divisible by tp={tp}; {use}"
     if ffn % tp:
         yield (
             f"parallel.tp: ffn_hidden_size={ffn} is not divisible by tp={tp}; {use}, "
             f"or ffn_hidden_size={or_(near(ffn, tp))}"
-        )
-    tokens = config.batch.micro_batch_size * config.batch.seq_len
-    if config.parallel.sequence_parallel and tokens % tp:
-        legal = near(config.batch.seq_len, tp // gcd(tp, config.batch.micro_batch_size))
-        yield (
-            f"parallel.sequence_parallel: micro_batch_size x seq_len = {tokens} tokens are not divisible by tp={tp}; "
-            f"use seq_len={or_(legal)}"
         )
 
 
@@ -155,7 +166,7 @@ def _length(config: Config) -> Iterator[str]:
     if train.steps is None and train.tokens is None:
         yield "train.steps: null, and so is train.tokens; set one of them"
     if train.steps is not None and train.tokens is not None:
-        equal = batch_sizes(config.batch).steps_for(-(-train.tokens // config.batch.seq_len))
+        equal = steps_for_tokens(config.batch, train.tokens)
         yield (
             f"train.tokens: found {train.tokens}, and train.steps={train.steps} too; set one of them to null "
             f"(these tokens are {equal} steps)"

@@ -109,7 +109,8 @@ def _prepare(recipe: DataRecipe, runner: Runner | None, progress: ProgressReport
         tokens = finish(name, result)
         _refuse_empty(done[-1], f"valid_fraction={recipe.valid_fraction} leaves nothing for {part}: change it")
         name = f"packed/{part}"
-        finish(name, pack(tokens, out / name, recipe.pack, progress=progress))
+        chosen = recipe.pack if part == "train" else recipe.pack.model_copy(update={"repeats": ()})
+        finish(name, pack(tokens, out / name, chosen, progress=progress))
     if not all(station.result.reused for station in done) or not (out / JSON_FILE).is_file():
         write_card(out, make_card(out, recipe))
     return done

@@ -54,6 +54,10 @@ class DataCursor:
         left_out = np.cumsum([0, *(gap.num_samples for gap in self.gaps)])
         return run_indices + left_out[np.searchsorted(borders, run_indices, side="right")]
 
+    def beginning(self, run_index: int) -> int:
+        """The data index of data that begins with a run index: what was left out before that was of other data."""
+        return run_index + sum(gap.num_samples for gap in self.gaps if gap.at < run_index)
+
     def leave_out(self, run_index: int, data_stop: int) -> DataCursor:
         """The cursor of a run that goes back to `run_index` and on with data index `data_stop` from there. What that
         leaves out of each source is for the caller to count."""

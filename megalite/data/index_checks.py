@@ -11,6 +11,8 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from megalite.data.sample import Cut
+
 SPAN = 1 << 14
 """Entries in a stretch."""
 
@@ -61,29 +63,18 @@ def index_damage(
     return ""
 
 
-def cut_damage(
-    borders: np.ndarray,
-    starts: np.ndarray,
-    lengths: np.ndarray,
-    documents: np.ndarray,
-    *,
-    seq_len: int,
-    num_tokens: int,
-    num_documents: int,
-    everything: bool,
-) -> str:
+def cut_damage(cut: Cut, *, seq_len: int, num_tokens: int, num_held: int, num_documents: int, everything: bool) -> str:
     """What is wrong with the pieces of packed samples (`layout.Cut`); empty when nothing is.
 
     Args:
-        borders: int64 [samples + 1].
-        starts: int64 [pieces].
-        lengths: int32 [pieces].
-        documents: int64 [pieces].
+        cut: of all samples.
         seq_len: tokens in a sample.
         num_tokens: in the stream.
+        num_held: in all pieces, some of which may be repeated.
         num_documents: in the stream.
         everything: look at all of it.
     """
+    borders, starts, lengths, documents = cut
     if not starts.size == lengths.size == documents.size:
         return f"{starts.size} starts, {lengths.size} lengths and {documents.size} documents of pieces"
     if borders.size < 2 or borders[0] != 0 or borders[-1] != starts.size:
@@ -102,8 +93,8 @@ def cut_damage(
         held = np.add.reduceat(lengths[edges[0] : edges[-1]], edges[:-1] - edges[0], dtype=np.int64)
         if (bad := _first(held > seq_len)) is not None:
             return f"sample {part.start + bad} has {held[bad]} tokens, {seq_len} at most expected"
-    if everything and (found := int(lengths.sum(dtype=np.int64))) != num_tokens:
-        return f"its pieces have {found} tokens of {num_tokens}"
+    if everything and (found := int(lengths.sum(dtype=np.int64))) != num_held:
+        return f"its pieces have {found} tokens of {num_held}"
     return ""
 
 

@@ -22,6 +22,7 @@ from megalite.data.index_checks import cut_damage
 from megalite.data.indexed import IndexedTokens
 from megalite.data.sample import Cut, DocumentPieces, SampleRows
 from megalite.errors import DataError
+from megalite.stations.manifest import StationManifest
 
 BORDERS_FILE = "sample_borders.npy"
 STARTS_FILE = "piece_starts.npy"
@@ -104,12 +105,13 @@ class PackedLayout:
         self._cut = Cut(*(map_column(folder / name, dtype, again) for name, dtype in COLUMNS.items()))
         self.num_samples = self._cut.borders.size - 1
 
-    def damage(self, tokens: IndexedTokens, seq_len: int, *, everything: bool = True) -> str:
+    def damage(self, tokens: IndexedTokens, manifest: StationManifest, *, everything: bool = True) -> str:
         """What cannot be in the cut; empty when nothing is wrong. See `index_checks.cut_damage`."""
         return cut_damage(
-            *self._cut,
-            seq_len=seq_len,
+            self._cut,
+            seq_len=manifest.settings["seq_len"],
             num_tokens=tokens.num_tokens,
+            num_held=manifest.counts.get("tokens_with_repeats", tokens.num_tokens),
             num_documents=tokens.num_documents,
             everything=everything,
         )

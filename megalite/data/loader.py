@@ -138,7 +138,8 @@ class Loader:
         samples: what is read.
         seq_len: tokens in a sequence.
         micro_batch_size: sequences in a micro-batch.
-        batch_sizes: sequences of each step over all ranks; multiples of micro_batch_size x dp_size.
+        batch_sizes: sequences of each step over all ranks; those of steps that are read are multiples of
+            micro_batch_size x dp_size.
         dp_size: number of data-parallel ranks.
         dp_rank: which of them this is.
         prefetch: micro-batches read ahead; more where several are read at once because they are small.
@@ -158,8 +159,6 @@ class Loader:
         pin_memory: bool = False,
     ):
         assert samples.seq_len == seq_len, (samples.seq_len, seq_len)
-        for span in batch_sizes.spans:
-            assert span.size % (micro_batch_size * dp_size) == 0, (span, micro_batch_size, dp_size)
         assert 0 <= dp_rank < dp_size, (dp_rank, dp_size)
         self._samples = samples
         self._micro_batch_size = micro_batch_size
@@ -226,6 +225,7 @@ class Loader:
         """First global sample of each micro-batch of a step."""
         first, size = self._batch_sizes.first_sample(step), self._batch_sizes.size(step)
         stride = self._dp_size * self._micro_batch_size
+        assert size % stride == 0, (step, size, self._dp_size, self._micro_batch_size)
         return list(range(first + self._dp_rank * self._micro_batch_size, first + size, stride))
 
 

@@ -5,8 +5,8 @@
     best_fit   only documents longer than a sequence are cut; some hundredths of a percent are padding. The folder
                holds the list of pieces of each sequence, 20 bytes a piece
 
-Both drop nothing. No tokens are copied: the folder refers to the tokenized one, and another seq_len means another
-folder, not other tokens.
+Both drop nothing; best_fit may repeat long documents (`repeats`). No tokens are copied: the folder refers to the
+tokenized one, and another seq_len means another folder, not other tokens.
 
 best_fit looks at all documents at once, which takes about 70 bytes of memory for each. With windows it takes that for
 one window only: every window fills its own sequences, so each may leave some room at its end, which the report counts.
@@ -14,7 +14,7 @@ one window only: every window fills its own sequences, so each may leave some ro
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,7 @@ import numpy as np
 from megalite.data.indexed import IndexedTokens
 from megalite.data.layout import BORDERS_FILE, DOCUMENTS_FILE, LENGTHS_FILE, STARTS_FILE, ConcatLayout
 from megalite.data.pack_report import PackStatistics
-from megalite.data.settings import PackConfig
+from megalite.data.settings import PackConfig, RepeatConfig
 from megalite.data.sources import open_tokens
 from megalite.errors import DataError
 from megalite.progress import NoProgress, ProgressReporter
@@ -57,11 +57,11 @@ def pack(
         progress.start("pack", tokens.num_tokens / 1e6, "M tokens")
         statistics = PackStatistics(config.seq_len)
         if config.method == "best_fit":
-            windowing = _pack_best_fit(tokens, config.window_documents, statistics, folder)
+            windowing = _pack_best_fit(tokens, config, statistics, folder)
         else:
             windowing = {}
             _count_concat(tokens, statistics)
-        counts = _counts(tokens, statistics, config.method)
+        counts = _counts(tokens, statistics, config)
         counts["report"].update(windowing)
         progress.advance(tokens.num_tokens / 1e6)
         progress.finish(
@@ -71,6 +71,8 @@ def pack(
         return counts
 
     settings = config.model_dump(mode="json", exclude_none=True)  # a field that is null leaves old folders as they are
+    if not config.repeats:
+        del settings["repeats"]
     return run_station("pack", out, inputs=[(opened.path, opened.fingerprint)], settings=settings, build=build)
 
 
@@ -103,12 +105,12 @@ class _Column:
 
 
 def _pack_best_fit(
-    tokens: IndexedTokens, window_documents: int | None, statistics: PackStatistics, folder: Path
+    tokens: IndexedTokens, config: PackConfig, statistics: PackStatistics, folder: Path
 ) -> dict[str, int]:
     """Write the pieces; returns what the report says of the windows."""
     from megalite.data.best_fit import assign_pieces, cut_documents, group_pieces  # numba takes a second to import
 
-    seq_len, num_windows, num_pieces = statistics.seq_len, 0, 0
+    seq_len, window_documents, num_windows, num_pieces = config.seq_len, config.window_documents, 0, 0
     with (
         _Column(folder / BORDERS_FILE, np.int64) as all_borders,
         _Column(folder / STARTS_FILE, np.int64) as all_starts,
@@ -118,6 +120,9 @@ def _pack_best_fit(
         all_borders.add(np.zeros(1, np.int64))
         for first, begins in _windows(tokens, window_documents or tokens.num_documents):
             starts, sizes, documents = cut_documents(np.diff(begins), seq_len)
+            if config.repeats:
+                pieces = repeated(documents, times_of(np.diff(begins), first, config.repeats))
+                starts, sizes, documents = starts[pieces], sizes[pieces], documents[pieces]
             sequence_of, num_sequences = assign_pieces(sizes, seq_len)
             order, borders = group_pieces(sequence_of, num_sequences)
             sizes = sizes[order]
@@ -138,20 +143,46 @@ def _count_concat(tokens: IndexedTokens, statistics: PackStatistics) -> None:
         statistics.add(cut.lengths, cut.borders)
 
 
-def _counts(tokens: IndexedTokens, statistics: PackStatistics, method: str) -> dict[str, Any]:
+def times_of(lengths: np.ndarray, first: int, repeats: Sequence[RepeatConfig]) -> np.ndarray:
+    """How often each document comes: int64 [documents], the same whatever the windows.
+
+    Args:
+        lengths: tokens of some documents.
+        first: the number of the first of them.
+        repeats: see `PackConfig`.
+    """
+    rising = sorted(repeats, key=lambda each: each.from_tokens)
+    borders = np.array([each.from_tokens for each in rising], np.int64)
+    wanted = np.array([1.0, *(each.times for each in rising)])[np.searchsorted(borders, lengths, side="right")]
+    whole = np.floor(wanted)
+    # Multiples of the golden ratio, of which any regular choice is evenly spread: no random number has to be kept
+    drawn = np.arange(first, first + lengths.size, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
+    return (whole + (drawn / 2.0**64 < wanted - whole)).astype(np.int64)
+
+
+def repeated(documents: np.ndarray, times: np.ndarray) -> np.ndarray:
+    """The pieces, by number and in order, each as often as its document comes."""
+    return np.repeat(np.arange(documents.size), times[documents])
+
+
+def _counts(tokens: IndexedTokens, statistics: PackStatistics, config: PackConfig) -> dict[str, Any]:
     """What the manifest says."""
-    seq_len = statistics.seq_len
+    seq_len, method = config.seq_len, config.method
     num_split, num_longer, num_filled = 0, 0, 0
-    for _, begins in _windows(tokens, WALK_DOCUMENTS):
+    for first, begins in _windows(tokens, WALK_DOCUMENTS):
         lengths = np.diff(begins)
         longer = lengths > seq_len
         across = (begins[:-1] // seq_len != (begins[1:] - 1) // seq_len) & (lengths > 0)
         num_split += int((longer if method == "best_fit" else across).sum())
         num_longer += int(longer.sum())
         num_filled += int((lengths > 0).sum())
+        if config.repeats:
+            num_filled += int((times_of(lengths, first, config.repeats) - 1)[lengths > 0].sum())
     counts = {"samples": statistics.num_sequences, "documents_split": num_split, "tokens": tokens.num_tokens}
     if method == "best_fit":
         counts["pieces"] = statistics.num_pieces
+    if config.repeats:
+        counts["tokens_with_repeats"] = statistics.num_tokens
     return {
         **counts,
         "documents": tokens.num_documents,

@@ -67,11 +67,11 @@ class Samples:
         """Hash of the data, of its order and of how it is cut. A run may go on only with an equal one."""
         self.num_samples_per_epoch = sum(source.layout.num_samples for source in sources)
         """Samples of all sources together."""
+        self.first = 0  # the run index at which these samples begin
         self.cursor = DataCursor()
         """What the run has left out; global indices are its run indices."""
         self._order = order
-        documents = [source.tokens.num_documents for source in sources]
-        self._first_document = np.cumsum([0, *documents]).tolist()
+        self._first_document = np.cumsum([0, *(source.tokens.num_documents for source in sources)]).tolist()
         self._vocab_size = self.vocab_size
 
     @property
@@ -94,6 +94,11 @@ class Samples:
         source, epoch, position = self._place(global_index)
         return SampleId(self.sources[source].name, epoch, position)
 
+    def beginning_at(self, first: int) -> Samples:
+        """The same data, whose first sample is that of a run index."""
+        (other := copy.copy(self)).first = first
+        return other
+
     def following(self, cursor: DataCursor) -> Samples:
         """The same data in the order of a run with a cursor of its own."""
         assert isinstance(self._order, ShuffledMixture), "validation data has no mixture"
@@ -105,7 +110,8 @@ class Samples:
     def drawn(self, run_index: int) -> dict[str, int]:
         """Samples of each source that come before a run index in the order, those left out included."""
         assert isinstance(self._order, ShuffledMixture), "validation data has no mixture"
-        counts = self._order.mixture.count(self.cursor.data_index(run_index)) + self._order.shift
+        number = max(0, self.cursor.data_index(run_index) - self.cursor.beginning(self.first))
+        counts = self._order.mixture.count(number) + self._order.shift
         return {source.name: int(count) for source, count in zip(self.sources, counts, strict=True)}
 
     def count(self, start: int, stop: int) -> dict[str, int]:
@@ -140,7 +146,7 @@ class Samples:
                 f"global sample {int(indices.min())} was read before the mixture changed at {self.cursor.shift_from}; "
                 "look at it with the config of that time, and a run.dir without checkpoints"
             )
-        return self._order.locate_many(indices)
+        return self._order.locate_many(indices - self.cursor.beginning(self.first))
 
     def sample(self, global_index: int) -> Sample:
         """The arrays of one sample. Document ids are unique over all sources.

@@ -163,7 +163,7 @@ def _open_packed(path: Path, name: str, seq_len: int) -> TokenSource:
     layout: Layout = ConcatLayout(stream.tokens, seq_len)
     if packed.settings["method"] == "best_fit":
         layout = PackedLayout(path)
-        if problem := layout.damage(stream.tokens, seq_len, everything=False):
+        if problem := layout.damage(stream.tokens, packed, everything=False):
             raise DataError(f"{path}: damaged: {problem}; run `megalite data pack` again")
     _compare_counts(packed, samples=layout.num_samples, tokens=stream.tokens.num_tokens)
     fingerprint = _combine(stream.fingerprint, packed.fingerprint)

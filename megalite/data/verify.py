@@ -100,7 +100,8 @@ def list_run(config: Config, vocab_size: int | None = None) -> CheckPlan:
         vocab_size: of the model: tokens of pairs without hashes are held against it.
     """
     lister = _CheckPlanner()
-    for source in (*config.data.train, *config.data.valid):
+    later = (source for stage in config.batch.stages for source in stage.train)
+    for source in (*config.data.train, *later, *config.data.valid):
         if source.path.is_dir():
             lister.add_folder(source.path, vocab_size, only_read=True)
         elif is_pair(source.path):
@@ -344,7 +345,7 @@ def _tokens_complaint(tokens: IndexedTokens, start: int, stop: int, vocab_size: 
 
 def _cut_complaint(manifest: StationManifest, prefix: Path) -> str:
     try:
-        damage = PackedLayout(manifest.folder).damage(IndexedTokens(prefix), manifest.settings["seq_len"])
+        damage = PackedLayout(manifest.folder).damage(IndexedTokens(prefix), manifest)
     except DataError as error:
         return str(error)
     return damage and f"{manifest.folder}: damaged: {damage}; run `megalite data pack` again"

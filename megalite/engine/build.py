@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 
 from megalite.config.engine import choose_engine
 from megalite.config.plan import RunPlan, compile_pays, has_tied_copy
 from megalite.config.schema import Config
+from megalite.config.stream import stream_tokens
 from megalite.engine.protocol import Engine
+from megalite.layers.context import choose_context
 from megalite.layers.parts import choose_parts
 from megalite.layers.precision import ONE_FORMAT, Precision
 from megalite.layers.weight_gradients import TakeGradient
 from megalite.model.initialize import WeightSource
 from megalite.model.spec import ChunkSpec, StageSpec
 from megalite.model.transformer import Stage
-from megalite.parallel.axes import SINGLE, Axes, connect_ends
+from megalite.parallel.axes import SINGLE, Axes, connect_ends, connect_sharers
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -33,6 +37,16 @@ def build_stage(
         take_gradient: gets the gradients of the weights that products make; None leaves them to autograd.
     """
     loss, dtype = config.train.loss, DTYPES[config.precision.dtype]
+    parts = choose_parts(
+        plan.model,
+        device.type,
+        dtype,
+        choose_precision(config, plan, axes, device),
+        None if loss is None else loss.function(),
+        take_gradient,
+        stream_tokens(config),
+    )
+    keeps_all = config.train.recompute == "none"
     spec = StageSpec(
         model=plan.model,
         chunks=tuple(
@@ -40,16 +54,15 @@ def build_stage(
             for chunk in plan.chunks_of(axes.pp.rank)
         ),
         tp=axes.tp,
+        sharers=connect_sharers(axes, plan.model.num_kv_heads),
         sequence_parallel=config.parallel.sequence_parallel and axes.tp.size > 1,
         recompute=config.train.recompute,
-        parts=choose_parts(
-            plan.model,
-            device.type,
-            dtype,
-            choose_precision(config, plan, axes, device),
-            None if loss is None else loss.function(),
-            take_gradient,
+        parts=replace(
+            parts,
+            over_context=choose_context(axes.cp, config.parallel.cp_kind, keeps_all=keeps_all),
+            mlp_chunk_tokens=config.train.mlp_chunk_tokens,
         ),
+        offload=config.train.offload_activations,
         seed=config.run.seed,
     )
     return Stage(spec, source).to(device)

@@ -61,8 +61,8 @@ def _native(config: Config, plan: RunPlan, num_parameters: int, state_bytes: int
     return Footprint(
         weights=num_parameters * element,
         gradients=num_parameters * FP32_BYTES,
-        optimizer=(state_bytes + masters) // (plan.dp if plan.sharding.optimizer else 1),
-        buffers=num_parameters * wire if plan.dp > 1 and wire != FP32_BYTES else 0,
+        optimizer=(state_bytes + masters) // (plan.num_replicas if plan.sharding.optimizer else 1),
+        buffers=num_parameters * wire if plan.num_replicas > 1 and wire != FP32_BYTES else 0,
     )
 
 
@@ -70,13 +70,13 @@ def _deepspeed(config: Config, plan: RunPlan, num_parameters: int, state_bytes: 
     dtype, zero = config.precision.dtype, config.parallel.zero_stage
     element, masters = ELEMENT_BYTES[dtype], MASTER_BYTES[config.precision.master_dtype][zero]
     if zero == 0 or (zero == 1 and dtype == "bf16"):  # the gradients themselves are sent, copied message by message
-        sent = min(num_parameters, ALLREDUCE_ELEMENTS) * FP32_BYTES if plan.dp > 1 else 0
+        sent = min(num_parameters, ALLREDUCE_ELEMENTS) * FP32_BYTES if plan.num_replicas > 1 else 0
     else:
         sent = element * deepspeed_config(config, plan)["zero_optimization"]["reduce_bucket_size"]
-    gathers = plan.sharding.weights and plan.dp > 1
+    gathers = plan.sharding.weights and plan.num_replicas > 1
     return Footprint(
-        weights=num_parameters * element // (plan.dp if plan.sharding.weights else 1),
-        gradients=num_parameters * GRADIENT_BYTES[dtype][zero] // (plan.dp if plan.sharding.gradients else 1),
-        optimizer=(state_bytes + num_parameters * masters) // (plan.dp if plan.sharding.optimizer else 1),
+        weights=num_parameters * element // (plan.num_replicas if plan.sharding.weights else 1),
+        gradients=num_parameters * GRADIENT_BYTES[dtype][zero] // (plan.num_replicas if plan.sharding.gradients else 1),
+        optimizer=(state_bytes + num_parameters * masters) // (plan.num_replicas if plan.sharding.optimizer else 1),
         buffers=sent + (element * min(num_parameters, ZERO3_LIVE_PARAMETERS) if gathers else 0),
     )

@@ -32,6 +32,15 @@ GradientObserver = Callable[[nn.Parameter, Tensor, int], None]
 """Given a parameter, its gradient in one micro-batch, and which of the rank's that is."""
 
 
+Ask = Callable[[], Sequence[int]]
+"""What a rank has to tell all others, as whole numbers; asked for once a step, when its gradients are there."""
+
+
+def nothing() -> Sequence[int]:
+    """Nothing to tell."""
+    return ()
+
+
 @dataclass(frozen=True)
 class StepResult:
     """What one optimizer step did."""
@@ -47,6 +56,8 @@ class StepResult:
     """The weights were left alone."""
     why: str = ""
     """The reason of a skip."""
+    told: Sequence[int] = ()
+    """What ranks had to tell, each number added up over all of them. It comes along with loss and norm."""
 
 
 class NonFiniteLossError(RuntimeError):
@@ -86,8 +97,9 @@ class Engine(Protocol):
 
     observed_weight: float
 
-    def train_step(self, batches: Sequence[Batch], lr: float) -> StepResult:
-        """Run one optimizer step over this rank's micro-batches of the global batch. All ranks call it together.
+    def train_step(self, batches: Sequence[Batch], lr: float, ask: Ask = nothing) -> StepResult:
+        """Run one optimizer step over this rank's micro-batches of the global batch. All ranks call it together, with
+        as many numbers to tell.
 
         Raises:
             NonFiniteLossError: the loss is not finite and `health.stop_on_nonfinite` is set.

@@ -24,7 +24,8 @@ from torch import Tensor
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from megalite.data.loader import Batch
-from megalite.engine.steps import documents_of_batch, targets_of_batch
+from megalite.engine.batch_cut import documents_of_batch
+from megalite.engine.steps import targets_of_batch
 from megalite.layers.documents import Documents
 from megalite.model.transformer import Stage
 from megalite.parallel.axes import Axes

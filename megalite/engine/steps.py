@@ -14,17 +14,12 @@ import torch
 from torch import Tensor
 
 from megalite.data.loader import Batch
-from megalite.layers.documents import Documents, Targets
+from megalite.layers.documents import Targets
 from megalite.parallel.axes import Axis
 from megalite.parallel.collectives import all_reduce
 
 PRODUCT_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.bfloat16}
 """Format of the matrix products inside an optimizer, by `precision.dtype`; fp16 has too few exponents for them."""
-
-
-def documents_of_batch(batch: Batch) -> Documents:
-    """The documents of a micro-batch."""
-    return Documents(batch.positions, batch.cu_seqlens, batch.max_seqlen, batch.keys, borders=batch.borders)
 
 
 def targets_of_batch(batch: Batch, scale: Tensor | float = 1.0) -> Targets:

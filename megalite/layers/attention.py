@@ -11,7 +11,7 @@ Legend: t tokens, n query heads, m key and value heads, d head_dim; all of the l
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any, cast
 
@@ -20,10 +20,12 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from megalite.layers.documents import Documents
+from megalite.layers.attention_blocks import attend_in_blocks
+from megalite.layers.documents import ContextShare, Documents
+from megalite.parallel.context import KeySpan
 
-CAPPED_QUERIES = 256
-"""Queries whose scores exist at once where they are bounded."""
+QUERIES_AT_ONCE = 256
+"""Queries whose scores, or whose mask, exist at once."""
 
 Attend = Callable[[Tensor, Tensor, Tensor, Documents, "int | None"], Tensor]
 Kernel = Callable[..., Tensor]
@@ -31,7 +33,10 @@ Kernel = Callable[..., Tensor]
 
 
 def choose_attention(device_type: str, dtype: torch.dtype) -> Attend:
-    """The attention for a device and format: variable-length kernels where there are any, else document by document."""
+    """The attention for a device and format: on a GPU variable-length kernels where there are any, else document by
+    document; on a CPU blocks of queries."""
+    if device_type == "cpu":
+        return attend_in_blocks
     if device_type == "cuda" and dtype in (torch.bfloat16, torch.float16):
         try:
             from torch.nn.attention.varlen import varlen_attn  # torch >= 2.10
@@ -51,12 +56,14 @@ def attend_by_document(q: Tensor, k: Tensor, v: Tensor, documents: Documents, wi
         q: `[t, n, d]`.
         k: `[t, m, d]`, n a multiple of m.
         v: `[t, m, d]`.
-        documents: borders of the stream.
+        documents: borders of the stream; of a context-parallel rank's share q has its own tokens, k and v all of them.
         window: tokens that a query sees, itself included; None for all before it.
 
     Returns:
         `[t, n, d]`.
     """
+    if documents.share is not None:
+        return torch.cat([_attend_span(q, k, v, span, window) for span in documents.spans])
     lengths = documents.lengths
     if all(length == lengths[0] for length in lengths):
         batch = len(lengths)
@@ -75,25 +82,15 @@ def attend_capped(soft_cap: float, q: Tensor, k: Tensor, v: Tensor, documents: D
     No kernel of torch's has it, so scores are spelled out, for a block of queries at a time, and made again in the
     backward pass.
     """
-    pieces = zip(*(torch.split(x, documents.lengths) for x in (q, k, v)), strict=True)
-    return torch.cat([_attend_document_capped(soft_cap, q, k, v, window) for q, k, v in pieces])
-
-
-def _attend_document_capped(soft_cap: float, q: Tensor, k: Tensor, v: Tensor, window: int | None) -> Tensor:
-    """One document: `[length, n, d]`, and `[length, m, d]` for keys and values."""
     outputs = []
-    for start in range(0, q.shape[0], CAPPED_QUERIES):
-        stop = min(start + CAPPED_QUERIES, q.shape[0])
-        first_key = 0 if window is None else max(0, start - window + 1)
-        rows = torch.arange(start, stop, device=q.device).unsqueeze(1)
-        columns = torch.arange(first_key, stop, device=q.device)
-        hidden = columns > rows if window is None else (columns > rows) | (columns <= rows - window)
-        block = (q[start:stop], k[first_key:stop], v[first_key:stop], hidden)
-        outputs.append(
-            checkpoint(_capped_block, soft_cap, *block, use_reentrant=False, preserve_rng_state=False)
-            if torch.is_grad_enabled()
-            else _capped_block(soft_cap, *block)
-        )
+    for span in documents.spans:
+        for queries, keys, seen in _blocks_of(span, QUERIES_AT_ONCE, window, q.device):
+            block = (q[queries], k[keys], v[keys], ~seen)
+            outputs.append(
+                checkpoint(_capped_block, soft_cap, *block, use_reentrant=False, preserve_rng_state=False)
+                if torch.is_grad_enabled()
+                else _capped_block(soft_cap, *block)
+            )
     return torch.cat(outputs)
 
 
@@ -110,10 +107,28 @@ def _capped_block(soft_cap: float, q: Tensor, k: Tensor, v: Tensor, hidden: Tens
 def attend_varlen(kernel: Kernel, q: Tensor, k: Tensor, v: Tensor, documents: Documents, window: int | None) -> Tensor:
     """Attention over the whole stream by torch's variable-length flash kernel, which a compiled block takes in as one
     op; the other arguments are those of `attend_by_document`."""
-    borders, longest = documents.cu_seqlens, documents.max_seqlen
     left = -1 if window is None else window - 1
-    options = {"enable_gqa": True} if q.shape[1] != k.shape[1] else {}
-    return kernel(q, k, v, borders, borders, longest, longest, window_size=(left, 0), **options)
+    options: dict[str, Any] = {"window_size": (left, 0)}
+    if q.shape[1] != k.shape[1]:
+        options["enable_gqa"] = True
+    if documents.share is None:
+        borders, longest = documents.cu_seqlens, documents.max_seqlen
+        return kernel(q, k, v, borders, borders, longest, longest, **options)
+    return _attend_stretches(kernel, q, k, v, documents.share, options)
+
+
+@torch.compiler.disable
+def _attend_stretches(
+    kernel: Kernel, q: Tensor, k: Tensor, v: Tensor, share: ContextShare, options: dict[str, Any]
+) -> Tensor:
+    """Queries that follow one another in the stream, as their keys do, by one call. Of the first document they are the
+    last, and so aligned by the kernel's causal mask."""
+    found = []
+    for stretch in share.on_device:
+        seen, longest = stretch.keys, (stretch.most_queries, stretch.most_keys)
+        borders = stretch.of_queries, stretch.of_keys
+        found.append(kernel(q[stretch.queries], k[seen], v[seen], *borders, *longest, **options))
+    return torch.cat(found)
 
 
 def _repeating(kernel: Kernel) -> Kernel:
@@ -135,6 +150,32 @@ def _attend_batch(q: Tensor, k: Tensor, v: Tensor, window: int | None) -> Tensor
     else:
         out = _attend_window(q, k, v, window)
     return out.transpose(1, 2)
+
+
+def _attend_span(q: Tensor, k: Tensor, v: Tensor, span: KeySpan, window: int | None) -> Tensor:
+    """The queries of a span, `[queries, n, d]`, against the keys that they see."""
+    outputs = []
+    for queries, keys, seen in _blocks_of(span, QUERIES_AT_ONCE, window, q.device):
+        rows, columns, values = (x.transpose(0, 1).unsqueeze(0) for x in (q[queries], k[keys], v[keys]))
+        out = F.scaled_dot_product_attention(rows, columns, values, attn_mask=seen, enable_gqa=q.shape[1] != k.shape[1])
+        outputs.append(out.squeeze(0).transpose(0, 1))
+    return torch.cat(outputs)
+
+
+def _blocks_of(
+    span: KeySpan, size: int, window: int | None, device: torch.device
+) -> Iterator[tuple[slice, slice, Tensor]]:
+    """The queries of a span in blocks of a size, the keys that they may see, and a mask `[queries, keys]` of those that
+    they do."""
+    before = span.num_keys - span.num_queries
+    for start in range(0, span.num_queries, size):
+        stop = min(start + size, span.num_queries)
+        first_key = 0 if window is None else max(0, before + start - window + 1)
+        rows = torch.arange(before + start, before + stop, device=device).unsqueeze(1)
+        columns = torch.arange(first_key, before + stop, device=device)
+        seen = columns <= rows if window is None else (columns <= rows) & (columns > rows - window)
+        queries = slice(span.query + start, span.query + stop)
+        yield queries, slice(span.key + first_key, span.key + before + stop), seen
 
 
 def _attend_window(q: Tensor, k: Tensor, v: Tensor, window: int) -> Tensor:

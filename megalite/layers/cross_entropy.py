@@ -4,8 +4,8 @@ Logits are the largest activation of a small model, and most of their memory is 
 tokens at a time, and no rank ever sees another's part of the vocabulary. For each chunk of c tokens
 
     logits = hidden @ weight.T            [c, v]     v: this rank's true vocabulary rows, padding left out
-    max, sum of exp, target's logit       [c] each   reduced over tp: two small messages
-    d logits = (softmax - one-hot) * w    [c, v]     in place of the logits
+    log(Z), target's logit                [c] each   reduced over tp: two small messages
+    d logits = (softmax - one-hot) * w    [c, v]     in place of the logits, a part at a time on a CPU (see below)
     d hidden, d weight                    two products, accumulated
 
 With a z-loss of coefficient z (PaLM, Chowdhery et al. 2022, section 5) training minimises nll + z log(Z)^2, Z being the
@@ -120,30 +120,30 @@ def _loss(hidden: Tensor, weight: Tensor, targets: Targets, head: Head) -> Tenso
 class _LinearCrossEntropy(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, hidden: Tensor, weight: Tensor, targets: Targets, head: Head, want_grad: bool) -> Tensor:
-        gemm, spec, num_rows = head.gemm, head.spec, head.num_true_rows
-        matrix = weight[:num_rows]
+        gemm, num_tokens = head.gemm, hidden.shape[0]
+        matrix = weight[: head.num_true_rows]
         accumulate = torch.promote_types(weight.dtype, torch.float32)
         grad_hidden = torch.empty_like(hidden) if want_grad else None
-        grad_weight = torch.zeros_like(weight, dtype=accumulate) if want_grad else None
+        grad_weight = torch.empty_like(weight, dtype=accumulate) if want_grad else None
         loss = torch.zeros((), dtype=accumulate, device=hidden.device)
+        chunks = _chunks(slice(0, num_tokens), head.spec.chunk_tokens)
+        whole = hidden.new_empty(min(num_tokens, head.spec.chunk_tokens), matrix.shape[0])
 
-        for tokens in _chunks(hidden.shape[0], spec.chunk_tokens):
+        for number, tokens in enumerate(chunks):
             chunk = hidden[tokens]
-            logits = gemm.multiply(chunk, matrix).to(accumulate)
-            slope = _bound(logits, spec.soft_cap) if spec.soft_cap is not None else None
-            weights = targets.weights[tokens].to(accumulate)
-            measure = _cross_entropy if spec.token_loss is None or not want_grad else _other_loss
-            losses, grad_logits = measure(head, logits, targets.labels[tokens], weights, want_grad=want_grad)
-            loss += torch.dot(losses, weights)
-            if targets.losses is not None:
-                targets.losses[tokens] = losses
-            if grad_hidden is not None and grad_weight is not None and grad_logits is not None:
-                grad_logits = (grad_logits if slope is None else grad_logits.mul_(slope)).to(chunk.dtype)
-                grad_hidden[tokens] = gemm.multiply(grad_logits, matrix.t())
-                gemm.add_product(grad_weight[:num_rows], grad_logits, chunk)
+            logits = gemm.multiply(chunk, matrix, out=whole[: chunk.shape[0]])
+            for rows in _chunks(tokens, _tokens_at_once(head, logits)):
+                part = logits[rows.start - tokens.start : rows.stop - tokens.start]
+                loss += _measure(head, part, rows, targets, accumulate, want_grad=want_grad)
+            if grad_hidden is not None and grad_weight is not None:  # the logits' gradient is in their place
+                grad_hidden[tokens] = gemm.multiply(logits, matrix.t())
+                put = gemm.add_product if number else gemm.begin_product
+                put(grad_weight[: head.num_true_rows], logits, chunk)
 
         ctx.head, ctx.weight_dtype = head, weight.dtype
         if want_grad:
+            assert grad_weight is not None
+            grad_weight[head.num_true_rows if num_tokens else 0 :].zero_()
             ctx.save_for_backward(grad_hidden, grad_weight)
         return loss
 
@@ -157,23 +157,59 @@ class _LinearCrossEntropy(torch.autograd.Function):
         return grad_hidden * grad, None, None, None, None
 
 
-def _chunks(num_tokens: int, size: int) -> list[slice]:
-    return [slice(start, min(start + size, num_tokens)) for start in range(0, num_tokens, size)]
+CACHED_LOGITS = 2**20
+"""What a CPU's cores keep at hand between two passes over the same logits: 4 MB of fp32."""
+
+
+def _chunks(tokens: slice, size: int) -> list[slice]:
+    return [slice(start, min(start + size, tokens.stop)) for start in range(tokens.start, tokens.stop, size)]
+
+
+def _tokens_at_once(head: Head, logits: Tensor) -> int:
+    """Tokens of a chunk `[c, v]` that are measured together: what fits into a CPU's caches, unless it takes a message;
+    a GPU would rather have them all."""
+    if logits.device.type != "cpu" or head.tp.size > 1 or not logits.numel():
+        return max(1, logits.shape[0])
+    return max(1, CACHED_LOGITS // logits.shape[1])
+
+
+def _measure(
+    head: Head, logits: Tensor, tokens: slice, targets: Targets, accumulate: torch.dtype, *, want_grad: bool
+) -> Tensor:
+    """The weighted loss of some tokens, and in place of their logits `[c, v]` its gradient if wanted, else anything."""
+    spec, weights = head.spec, targets.weights[tokens].to(accumulate)
+    wide = logits.to(accumulate)  # themselves where they are
+    slope = _bound(wide, spec.soft_cap) if spec.soft_cap is not None else None
+    measure = _cross_entropy if spec.token_loss is None or not want_grad else _other_loss
+    losses, grad = measure(head, wide, targets.labels[tokens], weights, want_grad=want_grad)
+    if targets.losses is not None:
+        targets.losses[tokens] = losses
+    if grad is not None:
+        grad = grad if slope is None else grad.mul_(slope)
+        if grad is not logits:
+            logits.copy_(grad)
+    return torch.dot(losses, weights)
 
 
 def _cross_entropy(
     head: Head, logits: Tensor, labels: Tensor, weights: Tensor, *, want_grad: bool
 ) -> tuple[Tensor, Tensor | None]:
     """Each token's cross-entropy `[c]` and, if wanted, its weighted gradient, with the z-loss's; both in place of the
-    logits `[c, v]`."""
+    logits `[c, v]`.
+
+    Whatever is exponentiated or subtracted is relative to the largest logit, so that large ones lose no digits.
+    """
     labels = labels - head.first_row
-    nll, total, log_z = _exponentiate(logits, labels, head.tp)
+    own = _softmax(logits, labels)
+    largest, total, target = _over_vocabulary(own, head.tp)
+    log_total = total.log()
+    nll, log_z = log_total - target, largest + log_total
     if head.see_log_z is not None:
         head.see_log_z(log_z, weights)
     if not want_grad:
         return nll, None
-    softmax_weights = weights * (1.0 + 2.0 * head.spec.z_loss * log_z)
-    return nll, _grad_logits(logits, total, labels, weights, softmax_weights=softmax_weights)
+    scale = weights * (1.0 + 2.0 * head.spec.z_loss * log_z) * (own.maximum - largest).exp() * own.unit / total
+    return nll, _grad_logits(logits, labels, weights, scale=scale)
 
 
 def _other_loss(
@@ -206,42 +242,64 @@ def _bound(logits: Tensor, soft_cap: float) -> Tensor:
     return slope
 
 
-def _exponentiate(logits: Tensor, local_labels: Tensor, tp: Axis) -> tuple[Tensor, Tensor, Tensor]:
-    """Turn logits `[c, v]` into exponentials in place.
+@dataclass(frozen=True)
+class _OwnColumns:
+    """Of a rank's columns, `[c]` each; exponentials are of the logits less the maximum."""
 
-    Returns:
-        The negative log-likelihood `[c]`; over the whole vocabulary the sum of these exponentials `[c]`, and the
-        logarithm `[c]` of the sum of those of the logits as they were.
+    maximum: Tensor
+    unit: Tensor
+    """The exponential that a softmax of 1 stands for."""
+    total: Tensor
+    """Sum of exponentials."""
+    target: Tensor
+    """The label's logit less the maximum."""
+    here: Tensor
+    """Whether the label is among these columns."""
+
+
+def _softmax(logits: Tensor, local_labels: Tensor) -> _OwnColumns:
+    """Turn logits `[c, v]` into their softmax in place, by torch's kernel, which passes over a row while it is at hand.
+
+    Its exponentials follow from the largest entry, which stands for 1. What it has added them up to is too coarse where
+    there are 100,000: so they are added up once more.
     """
-    num_columns = logits.shape[1]
-    maximum = logits.amax(dim=1) if num_columns else logits.new_full((logits.shape[0],), float("-inf"))
-    maximum = all_reduce(maximum, tp, dist.ReduceOp.MAX)
-    logits.sub_(maximum.unsqueeze(1))
-    here = (local_labels >= 0) & (local_labels < num_columns)
-    if num_columns:
-        columns = torch.where(here, local_labels, 0).unsqueeze(1)
-        target = logits.gather(1, columns).squeeze(1) * here
-    else:
-        target = torch.zeros_like(maximum)
-    total = logits.exp_().sum(dim=1)
-    sums = all_reduce(torch.stack((total, target)), tp)
-    total, target = sums[0], sums[1]
-    log_total = total.log()
-    return log_total - target, total, log_total + maximum
+    here, columns = _places(logits, local_labels)
+    if not logits.shape[1]:
+        none = logits.new_zeros(logits.shape[0])
+        return _OwnColumns(torch.full_like(none, float("-inf")), none, none, none, here)
+    maximum = logits.amax(dim=1)
+    target = logits.gather(1, columns).squeeze(1) - maximum
+    torch.softmax(logits, 1, out=logits)
+    unit = 1.0 / logits.amax(dim=1)
+    return _OwnColumns(maximum, unit, logits.sum(dim=1) * unit, target, here)
 
 
-def _grad_logits(
-    exponentials: Tensor, total: Tensor, local_labels: Tensor, weights: Tensor, *, softmax_weights: Tensor
-) -> Tensor:
-    """`exponentials / total * softmax_weights - one_hot * weights`, in place of the exponentials `[c, v]`."""
-    num_columns = exponentials.shape[1]
-    if not num_columns:
-        return exponentials
-    here = (local_labels >= 0) & (local_labels < num_columns)
-    columns = torch.where(here, local_labels, 0).unsqueeze(1)
-    exponentials.mul_((softmax_weights / total).unsqueeze(1))
+def _over_vocabulary(own: _OwnColumns, tp: Axis) -> tuple[Tensor, Tensor, Tensor]:
+    """Over the whole vocabulary, `[c]` each: the largest logit, the sum of exponentials of logits less that, and the
+    label's logit less that; 0 for a label that is nowhere. Collective."""
+    if tp.size == 1:
+        return own.maximum, own.total, own.target * own.here
+    largest = all_reduce(own.maximum.clone(), tp, dist.ReduceOp.MAX)
+    below = own.maximum - largest
+    target = torch.where(own.here, own.target + below, 0.0)
+    total, target = all_reduce(torch.stack((own.total * below.exp(), target)), tp).unbind()
+    return largest, total, target
+
+
+def _grad_logits(softmax: Tensor, local_labels: Tensor, weights: Tensor, *, scale: Tensor) -> Tensor:
+    """`softmax * scale - one_hot * weights`, in place of a rank's softmax `[c, v]`."""
+    if not softmax.shape[1]:
+        return softmax
+    here, columns = _places(softmax, local_labels)
+    softmax.mul_(scale.unsqueeze(1))
     with _one_place_a_row():
-        return exponentials.scatter_add_(1, columns, -(weights * here).unsqueeze(1))
+        return softmax.scatter_add_(1, columns, -(weights * here).unsqueeze(1))
+
+
+def _places(logits: Tensor, local_labels: Tensor) -> tuple[Tensor, Tensor]:
+    """Which labels `[c]` are among these columns, and the column of each `[c, 1]`; any where it is elsewhere."""
+    here = (local_labels >= 0) & (local_labels < logits.shape[1])
+    return here, torch.where(here, local_labels, 0).unsqueeze(1)
 
 
 @contextmanager

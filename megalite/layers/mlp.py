@@ -8,8 +8,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from megalite.addition import load
 from megalite.architecture.activations import ACTIVATIONS
@@ -50,12 +52,25 @@ def gelu_tanh(x: Tensor) -> Tensor:
 
 
 class MLP(nn.Module):
-    """`down(activation(up(x)))`, or with a gate `down(silu(gate(x)) * up(x))`. Shape: as the linear layers'."""
+    """`down(activation(up(x)))`, or with a gate `down(silu(gate(x)) * up(x))`. Shape: as the linear layers'.
+
+    Args:
+        chunk_tokens: work on so many tokens of this rank at a time, and keep nothing of them but their input: what lies
+            inside is made again in the backward pass. None for all at once.
+    """
 
     def __init__(
-        self, hidden_size: int, spec: FeedForwardSpec, *, tp: Axis, sequence_parallel: bool, gemm: Gemm = PLAIN
+        self,
+        hidden_size: int,
+        spec: FeedForwardSpec,
+        *,
+        tp: Axis,
+        sequence_parallel: bool,
+        gemm: Gemm = PLAIN,
+        chunk_tokens: int | None = None,
     ):
         super().__init__()
+        self.chunk_tokens = chunk_tokens
         width = spec.width // tp.size
         options: LinearOptions = {"tp": tp, "bias": spec.bias, "sequence_parallel": sequence_parallel, "gemm": gemm}
         if spec.is_gated:
@@ -67,7 +82,16 @@ class MLP(nn.Module):
         self.down = RowParallelLinear(width, hidden_size, **options)
 
     def forward(self, x: Tensor) -> Tensor:
+        return self.mix(x) if self.chunk_tokens is None else self._in_chunks(x, self.chunk_tokens)
+
+    def mix(self, x: Tensor) -> Tensor:
+        """The function of any tokens."""
         return self.down(self.activation(self.expand(x)))
+
+    @torch.compiler.disable
+    def _in_chunks(self, x: Tensor, size: int) -> Tensor:
+        parts = x.split(size)
+        return torch.cat([checkpoint(self.mix, part, use_reentrant=False, preserve_rng_state=False) for part in parts])
 
 
 def load_activation(name: str) -> Callable[[Tensor], Tensor]:

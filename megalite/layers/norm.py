@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from megalite.architecture.norms import NORMS
 from megalite.parallel.axes import SINGLE, Axis
-from megalite.parallel.collectives import copy_to, replicated, sum_over
+from megalite.parallel.collectives import copy_to, gather_rows, replicated, sum_over
 
 
 class RMSNorm(nn.Module):
@@ -61,20 +61,33 @@ class AllHeadsNorm(nn.Module):
 
     Args:
         num_heads: of this rank.
+        sharers: the ranks that have the same heads: each holds a part of their weight. What all of them have counts
+            in the mean as often as they are.
     """
 
-    def __init__(self, num_heads: int, head_dim: int, eps: float, *, kind: str = "rmsnorm", tp: Axis = SINGLE):
+    def __init__(
+        self,
+        num_heads: int,
+        head_dim: int,
+        eps: float,
+        *,
+        kind: str = "rmsnorm",
+        tp: Axis = SINGLE,
+        sharers: Axis = SINGLE,
+    ):
         super().__init__()
-        self.weight = nn.Parameter(torch.empty(num_heads * head_dim))
+        self.weight = nn.Parameter(torch.empty(num_heads * head_dim // sharers.size))
         self.eps = eps
-        self.tp = tp
+        self.tp, self.sharers = tp, sharers
         self.is_zero_centered = NORMS[kind].init == "zeros"
 
     def forward(self, x: Tensor) -> Tensor:
         wide = x.flatten(1).to(torch.promote_types(x.dtype, torch.float32))
         squares = sum_over(wide.square().sum(-1, keepdim=True), self.tp) / (wide.shape[1] * self.tp.size)
         normalised = wide * torch.rsqrt(squares + self.eps)
-        weight = 1.0 + self.weight.to(wide.dtype) if self.is_zero_centered else self.weight
+        weight = gather_rows(self.weight, self.sharers)
+        if self.is_zero_centered:
+            weight = 1.0 + weight.to(wide.dtype)
         return (weight * normalised).to(x.dtype).view_as(x)
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -16,7 +17,8 @@ from megalite.architecture.architecture import Architecture
 from megalite.architecture.attentions import ATTENTIONS
 from megalite.architecture.norms import NORMS
 from megalite.config.plan import LOSS_CHUNK_TOKENS
-from megalite.layers.attention import Attend, attend_by_document, choose_attention
+from megalite.layers.attention import Attend, attend_by_document, attend_capped, choose_attention
+from megalite.layers.context import OverContext, alone
 from megalite.layers.cross_entropy import TokenLoss
 from megalite.layers.documents import Documents
 from megalite.layers.gemm import PLAIN, Gemm, choose_gemm
@@ -30,16 +32,24 @@ class Parts:
     """The choices that a model is built from. The defaults are exact in any format on any device."""
 
     attend: Attend = attend_by_document
+    over_context: OverContext = alone
+    """What context parallelism makes of it."""
     gemm: Gemm = PLAIN
     norm: Callable[..., nn.Module] = RMSNorm
     """Of the stream; `architecture.norms` says how it is made."""
     loss_chunk_tokens: int = LOSS_CHUNK_TOKENS["cpu"]
+    mlp_chunk_tokens: int | None = None
+    """Tokens that an MLP works on at a time; None for all."""
     token_loss: TokenLoss | None = None
     """What training minimises; None for the cross-entropy."""
     take_gradient: TakeGradient | None = None
     """Gets the gradients of the weights that products make; None leaves them to autograd."""
     precision: Precision = ONE_FORMAT
     """Of the linear layers in the blocks; keeps state, so each stage has its own."""
+
+    def attend_within(self, soft_cap: float | None) -> Attend:
+        """The attention of a block, whose scores may be bounded."""
+        return self.over_context(self.attend if soft_cap is None else partial(attend_capped, soft_cap))
 
 
 def choose_parts(
@@ -49,11 +59,12 @@ def choose_parts(
     precision: Precision = ONE_FORMAT,
     token_loss: TokenLoss | None = None,
     take_gradient: TakeGradient | None = None,
+    num_tokens: int | None = None,
 ) -> Parts:
-    """The best parts for a device and number format."""
+    """The best parts for a device and number format, and for micro-batches of so many tokens; None for many."""
     return Parts(
         attend=_choose_attention(model, device_type, dtype),
-        gemm=choose_gemm(device_type, dtype),
+        gemm=choose_gemm(device_type, dtype, None if num_tokens is None else num_tokens * model.hidden_size**2),
         norm=load(NORMS[model.norm].module),
         loss_chunk_tokens=LOSS_CHUNK_TOKENS[device_type],
         token_loss=token_loss,

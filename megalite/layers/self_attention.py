@@ -1,56 +1,68 @@
 """Self-attention: one fused projection, rotary positions, grouped-query heads cut over tensor-parallel ranks.
 
+Where there are more ranks than key and value heads, each head is cut over the ranks that have queries for it. They
+multiply a part of it each, and gather the whole: so no weight is held twice, and nothing is computed twice.
+
 Legend: t tokens, n query heads and m key and value heads of this rank, d head_dim, h hidden size.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 
+import torch
 from torch import Tensor, nn
 
-from megalite.architecture.architecture import AttentionSpec
+from megalite.architecture.architecture import BlockSpec
 from megalite.architecture.norms import NORMS
-from megalite.layers.attention import Attend, attend_capped
+from megalite.layers.attention import Attend
 from megalite.layers.documents import Documents
 from megalite.layers.gemm import PLAIN, Gemm
 from megalite.layers.linear import ColumnParallelLinear, RowParallelLinear
 from megalite.layers.norm import AllHeadsNorm, HeadNorm
 from megalite.layers.rope import rotate
 from megalite.layers.scale import scaled_by
-from megalite.parallel.axes import Axis, TensorParallel
+from megalite.parallel.axes import SINGLE, Axis, TensorParallel
+from megalite.parallel.collectives import gather_rows
+
+MakeNorm = Callable[..., nn.Module]
 
 
 class SelfAttention(nn.Module):
     """Causal attention within each document of the stream. Shape: as the linear layers', `[t, h]` -> `[t, h]`.
 
-    tp divides the key and value heads; `config.validate` refuses what does not.
+    tp divides the key and value heads, or they divide it; `config.validate` refuses what does not.
+
+    Args:
+        sharers: the tensor-parallel ranks that share a key and value head; see `axes.connect_sharers`.
     """
 
     def __init__(
         self,
         hidden_size: int,
-        spec: AttentionSpec,
+        block: BlockSpec,
         *,
-        norm: str,
-        norm_eps: float,
         tp: Axis,
         sequence_parallel: bool,
         attend: Attend,
         gemm: Gemm = PLAIN,
+        sharers: Axis = SINGLE,
     ):
         super().__init__()
+        spec = block.attention
         self.head_dim = spec.head_dim
         self.num_heads = spec.num_heads // tp.size
-        self.num_kv_heads = spec.num_kv_heads // tp.size
+        self.num_kv_heads = spec.num_kv_heads * sharers.size // tp.size
+        self.sharers = sharers
         self.window = spec.window
         self.rotary, self.has_own_rope = spec.rope is not None, spec.has_own_rope
-        self.attend = attend if spec.soft_cap is None else partial(attend_capped, spec.soft_cap)
+        self.attend = attend
         self.scale_query = scaled_by(spec.query_scale)
         options: TensorParallel = {"tp": tp, "sequence_parallel": sequence_parallel}
         self.qkv = ColumnParallelLinear(
             hidden_size,
-            (self.num_heads + 2 * self.num_kv_heads) * spec.head_dim,
+            (spec.q_width + 2 * spec.kv_width) // tp.size,
             bias=spec.qkv_bias,
             gemm=gemm,
             **options,
@@ -60,9 +72,11 @@ class SelfAttention(nn.Module):
         )
         self.has_norms = bool(spec.qk_norm)
         if self.has_norms:
-            kind, is_whole = NORMS[norm].of_heads, spec.qk_norm == "whole"
-            makes = [partial(AllHeadsNorm, n) if is_whole else HeadNorm for n in (self.num_heads, self.num_kv_heads)]
-            self.q_norm, self.k_norm = (make(spec.head_dim, norm_eps, kind=kind, tp=tp) for make in makes)
+            kind, is_whole = NORMS[block.norm].of_heads, spec.qk_norm == "whole"
+            of_queries: MakeNorm = partial(AllHeadsNorm, self.num_heads) if is_whole else HeadNorm
+            of_keys: MakeNorm = partial(AllHeadsNorm, self.num_kv_heads, sharers=sharers) if is_whole else HeadNorm
+            self.q_norm = of_queries(spec.head_dim, block.norm_eps, kind=kind, tp=tp)
+            self.k_norm = of_keys(spec.head_dim, block.norm_eps, kind=kind, tp=tp)
 
     def forward(self, x: Tensor, documents: Documents) -> Tensor:
         q, k, v = self.project(x, documents)
@@ -71,7 +85,7 @@ class SelfAttention(nn.Module):
 
     def project(self, x: Tensor, documents: Documents) -> tuple[Tensor, Tensor, Tensor]:
         """Normalised, rotated and scaled queries `[t, n, d]`, keys `[t, m, d]`, and values `[t, m, d]`."""
-        heads = self.qkv(x).unflatten(1, (-1, self.head_dim))
+        heads = self._whole_heads(self.qkv(x)).unflatten(1, (-1, self.head_dim))
         queries_and_keys, v = heads.split((self.num_heads + self.num_kv_heads, self.num_kv_heads), dim=1)
         if not self.has_norms:
             queries_and_keys = self._turn(queries_and_keys, documents)
@@ -81,6 +95,14 @@ class SelfAttention(nn.Module):
         elif self.rotary:
             v = v.contiguous()  # else the view would keep the whole projection until the backward pass
         return self.scale_query(q), k, v
+
+    def _whole_heads(self, x: Tensor) -> Tensor:
+        """Queries, keys and values `[t, (n + 2 m) d]`, given the parts of keys and values that this rank has made."""
+        if self.sharers.size == 1:
+            return x
+        q, parts = x.split((self.num_heads * self.head_dim, 2 * self.head_dim // self.sharers.size), dim=1)
+        of_all = gather_rows(parts, self.sharers).unflatten(0, (self.sharers.size, -1)).unflatten(2, (2, -1))
+        return torch.cat((q, of_all.permute(1, 2, 0, 3).flatten(1)), dim=1)
 
     def _turn(self, heads: Tensor, documents: Documents) -> Tensor:
         """Rotate heads `[t, any, d]`, in a model that does."""

@@ -12,7 +12,7 @@ from megalite.layers.documents import Documents
 from megalite.layers.mlp import MLP
 from megalite.layers.parts import Parts
 from megalite.layers.self_attention import SelfAttention
-from megalite.parallel.axes import Axis, TensorParallel
+from megalite.parallel.axes import SINGLE, Axis, TensorParallel
 from megalite.parallel.collectives import keep, own_rows
 from megalite.parallel.random import dropout, name_seed
 
@@ -46,7 +46,15 @@ class Block(nn.Module):
     """
 
     def __init__(
-        self, model: Architecture, index: int, *, tp: Axis, sequence_parallel: bool, parts: Parts, seed: int = 0
+        self,
+        model: Architecture,
+        index: int,
+        *,
+        tp: Axis,
+        sequence_parallel: bool,
+        parts: Parts,
+        sharers: Axis = SINGLE,
+        seed: int = 0,
     ):
         super().__init__()
         spec, hidden = model.blocks[index], model.hidden_size
@@ -55,16 +63,15 @@ class Block(nn.Module):
         self.attention_norm = norm() if spec.norm_before else nn.Identity()
         self.attention = SelfAttention(
             hidden,
-            spec.attention,
-            norm=spec.norm,
-            norm_eps=spec.norm_eps,
-            attend=parts.attend,
+            spec,
+            attend=parts.attend_within(spec.attention.soft_cap),
             gemm=parts.gemm,
+            sharers=sharers,
             **options,
         )
         self.attention_out_norm = norm() if spec.norm_after else nn.Identity()
         self.mlp_norm = norm() if spec.norm_before else nn.Identity()
-        self.mlp = MLP(hidden, spec.feed_forward, gemm=parts.gemm, **options)
+        self.mlp = MLP(hidden, spec.feed_forward, gemm=parts.gemm, chunk_tokens=parts.mlp_chunk_tokens, **options)
         self.mlp_out_norm = norm() if spec.norm_after else nn.Identity()
         self.attention_dropout = Dropout(model.dropout, seed=seed, site=f"blocks.{index}.attention", **options)
         self.mlp_dropout = Dropout(model.dropout, seed=seed, site=f"blocks.{index}.mlp", **options)

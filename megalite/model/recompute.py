@@ -3,7 +3,8 @@
     none       everything
     selective  results of matrix products, attention and collectives; norms, activations and rotations are redone
                (products that are not torch's: `layers.kept_products`)
-    full       the block's input only; the forward pass runs twice (Chen et al. 2016)
+    full       the block's input only; the forward pass runs twice (Chen et al. 2016); the input may wait in the host's
+               memory (`model.offload`)
 
 Dropout needs no saved random state: its masks are functions of the token (`parallel.random`). What is done again runs
 inside the stage's precision context, as it did at first.
@@ -25,6 +26,7 @@ from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selectiv
 
 from megalite.layers.documents import Documents
 from megalite.layers.kept_products import Keeper
+from megalite.model.offload import HostStore, run_offloaded
 
 RunBlock = Callable[[torch.nn.Module, Tensor, Documents], Tensor]
 Context = Callable[[], AbstractContextManager]
@@ -35,8 +37,15 @@ products: 0.64 of eager's bytes (0.80 at 1), in no more time, because what is re
 it redoes products too."""
 
 
-def choose_recompute(kind: str, context: Context = nullcontext) -> RunBlock:
-    """How to run a block under `train.recompute`; `context` is entered around what runs again."""
+def choose_recompute(kind: str, context: Context = nullcontext, store: HostStore | None = None) -> RunBlock:
+    """How to run a block under `train.recompute`; `context` is entered around what runs again.
+
+    Args:
+        store: for what full recomputation keeps; None to keep it where it is.
+    """
+    if store is not None:
+        assert kind == "full", kind
+        return partial(run_offloaded, store, context)
     runs: dict[str, RunBlock] = {
         "none": _run,
         "selective": partial(_run_selective, context),
@@ -45,7 +54,9 @@ def choose_recompute(kind: str, context: Context = nullcontext) -> RunBlock:
     return runs[kind]
 
 
-def compile_blocks(blocks: Iterable[torch.nn.Module], kind: str, context: Context = nullcontext) -> RunBlock:
+def compile_blocks(
+    blocks: Iterable[torch.nn.Module], kind: str, context: Context = nullcontext, store: HostStore | None = None
+) -> RunBlock:
     """Compile blocks in place and return how to run them under `train.recompute`.
 
     The compiler itself decides what to keep, so `none` is as frugal as `selective`. Shapes are compiled in, but for the
@@ -53,10 +64,12 @@ def compile_blocks(blocks: Iterable[torch.nn.Module], kind: str, context: Contex
     """
     for block in blocks:
         block.compile(dynamic=False, backend=_compile_within_budget)
-    run = choose_recompute("full" if kind == "full" else "none", context)
+    run = choose_recompute("full" if kind == "full" else "none", context, store)
 
     def run_compiled(block: torch.nn.Module, x: Tensor, documents: Documents) -> Tensor:
-        torch._dynamo.maybe_mark_dynamic(documents.cu_seqlens, 0)
+        pieces = () if documents.share is None else (documents.share.pieces,)
+        for table in (documents.cu_seqlens, documents.span_table, *pieces):
+            torch._dynamo.maybe_mark_dynamic(table, 0)
         return run(block, x, documents)
 
     return run_compiled

@@ -30,8 +30,12 @@ class StageSpec:
     chunks: tuple[ChunkSpec, ...] = ()
     """The runs of layers that the stage holds, in the model's order; none is the whole model in one."""
     tp: Axis = SINGLE
+    sharers: Axis = SINGLE
+    """The ranks of tp that share a key and value head; see `axes.connect_sharers`."""
     sequence_parallel: bool = False
     recompute: str = "none"
+    offload: bool = False
+    """What full recomputation keeps goes to the host's memory."""
     parts: Parts = field(default_factory=Parts)
     seed: int = 0
     """Seeds dropout, and the initial weights where no other source of them is given."""

@@ -17,6 +17,7 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
+from megalite.architecture.architecture import Architecture
 from megalite.architecture.mup import embedding_scale, output_scale
 from megalite.layers.cross_entropy import Head, HeadSpec
 from megalite.layers.documents import Documents, Targets
@@ -28,6 +29,7 @@ from megalite.layers.scale import scaled_by
 from megalite.layers.weight_gradients import SummedLinear, TakeGradient
 from megalite.model.block import Block, Dropout
 from megalite.model.initialize import FreshWeights, WeightSource, fill
+from megalite.model.offload import HostStore
 from megalite.model.recompute import choose_recompute, compile_blocks
 from megalite.model.spec import StageSpec
 from megalite.parallel.axes import TensorParallel
@@ -59,7 +61,9 @@ class Stage(nn.Module):
         self.blocks = nn.ModuleDict()
         for chunk in spec.chunks:
             for index in range(*chunk.blocks):
-                self.blocks[str(index)] = Block(model, index, parts=spec.parts, seed=spec.seed, **shared)
+                self.blocks[str(index)] = Block(
+                    model, index, parts=spec.parts, sharers=spec.sharers, seed=spec.seed, **shared
+                )
         self.final_norm: nn.Module | None = None
         self.head: Head | None = None
         if spec.has_head:
@@ -78,14 +82,12 @@ class Stage(nn.Module):
             self._hand_over_gradients(spec.parts.take_gradient)
         self.precision = spec.parts.precision
         self.precision.attach(self.blocks)
-        self.run_block = choose_recompute(spec.recompute, self.precision.context)
+        self._kept = HostStore() if spec.offload else None
+        self.run_block = choose_recompute(spec.recompute, self.precision.context, self._kept)
         self.before_layer: Callable[[str], None] = _go_on
         """Told the name of each layer that comes next, whose weights must be there when it returns."""
         self._frequencies: dict[str, Frequencies] = {}
-        if model.positions == "rope":
-            self._frequencies["rotation"] = frequencies(model.rope, model.head_dim)
-        if model.positions == "rope" and model.sliding_rope is not None:
-            self._frequencies["sliding_rotation"] = frequencies(model.sliding_rope, model.head_dim)
+        self.rotate_as(model)
         fill(self, FreshWeights(model, spec.seed) if weights is None else weights)
 
     def forward(self, x: Tensor, documents: Documents, targets: Targets | None = None, chunk: int = 0) -> Tensor:
@@ -106,6 +108,8 @@ class Stage(nn.Module):
                 reach = documents.reach_of_tokens if rates.long is not None else None
                 setattr(documents, name, rotation(documents.positions, rates, reach))
         run = self.spec.chunks[chunk]
+        if self._kept is not None:
+            self._kept.begin_pass()
         if run.is_first and self.embedding is not None:
             self.before_layer("embedding")
             x = self.embedding_dropout(self.scale_embedding(self.embedding(x, documents)), documents)
@@ -118,9 +122,22 @@ class Stage(nn.Module):
             x = self.scale_output(self.final_norm(x))
         return x if targets is None else self._own_head()(x, targets)
 
-    def logits(self, tokens: Tensor, documents: Documents) -> Tensor:
-        """This rank's true columns of the logits, `[t, v]`, for evaluation on a whole model."""
-        return self._own_head().logits(self(tokens, documents))
+    def logits(self, tokens: Tensor, documents: Documents, last: int | None = None) -> Tensor:
+        """This rank's true columns of the logits, `[t, v]`, for evaluation on a whole model.
+
+        Args:
+            last: of this many tokens at the end only; None for all.
+        """
+        stream = self(tokens, documents)
+        return self._own_head().logits(stream if last is None else stream[-last:])
+
+    def rotate_as(self, model: Architecture) -> None:
+        """Turn queries and keys from here on as a model of the same shape does."""
+        self._frequencies = {}
+        if model.positions == "rope":
+            self._frequencies["rotation"] = frequencies(model.rope, model.head_dim)
+        if model.positions == "rope" and model.sliding_rope is not None:
+            self._frequencies["sliding_rotation"] = frequencies(model.sliding_rope, model.head_dim)
 
     def blocks_by_index(self) -> dict[int, Block]:
         """The blocks of this stage, by their place in the model."""
@@ -139,8 +156,8 @@ class Stage(nn.Module):
         return self.head
 
     def compile_blocks(self) -> None:
-        """Compile each block: one graph that all share, or two on CPUs, where it splits at attention."""
-        self.run_block = compile_blocks(self.blocks.values(), self.spec.recompute, self.precision.context)
+        """Compile each block: one graph that all share."""
+        self.run_block = compile_blocks(self.blocks.values(), self.spec.recompute, self.precision.context, self._kept)
 
 
 def _go_on(layer: str) -> None:

@@ -27,6 +27,7 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from megalite.architecture.attentions import ATTENTIONS
+from megalite.layers.context import whole_stream
 from megalite.layers.documents import Documents
 from megalite.model.transformer import Stage
 from megalite.parallel.axes import Axes
@@ -141,11 +142,15 @@ class Activations:
         window: int | None,
     ) -> Tensor:
         chosen = sample_queries(documents.keys, self._stride)
+        places, keys = torch.arange(q.shape[0], device=q.device), k
+        if documents.share is not None:
+            places, keys = documents.share.own, whole_stream(k, self._axes.cp, documents.share)
         first_head = self._axes.tp.rank * q.shape[1]
         heads = slice(first_head, first_head + q.shape[1])
-        size = max(1, SCORES_AT_ONCE // (q.shape[1] * k.shape[0]))
+        size = max(1, SCORES_AT_ONCE // (q.shape[1] * keys.shape[0]))
         for queries in chosen.split(size) if chosen.numel() else ():
-            entropy, largest = scores_of(q, k, queries, documents.positions, window, self._model.attention_soft_cap)
+            where = places[queries], documents.positions[queries]
+            entropy, largest = scores_of(q[queries], keys, *where, window, self._model.attention_soft_cap)
             self._entropy[index, heads] += entropy.sum(1, dtype=torch.float64)
             self._largest_logit[index] = torch.maximum(self._largest_logit[index], largest.double())
         if self._axes.tp.rank == 0:
@@ -206,15 +211,15 @@ def sample_queries(keys: Tensor, stride: int) -> Tensor:
 
 
 def scores_of(
-    q: Tensor, k: Tensor, queries: Tensor, positions: Tensor, window: int | None, soft_cap: float | None
+    q: Tensor, k: Tensor, places: Tensor, positions: Tensor, window: int | None, soft_cap: float | None
 ) -> tuple[Tensor, Tensor]:
     """Entropy of some queries' attention, and their largest logit.
 
     Args:
-        q: `[t, n, d]`.
+        q: `[c, n, d]`.
         k: `[t, m, d]`, n a multiple of m.
-        queries: `[c]` int64, which of the t tokens, ascending.
-        positions: `[t]`, of each token in its document.
+        places: `[c]` int64, of the queries among the t tokens, ascending.
+        positions: `[c]`, of the queries in their documents.
         window: tokens that a query sees, itself included; None for all before it.
         soft_cap: bound c of the scores s, as c tanh(s / c); None for none.
 
@@ -222,14 +227,14 @@ def scores_of(
         entropy `[n, c]` in nats, and a scalar.
     """
     group = q.shape[1] // k.shape[1]
-    chosen = q[queries].float().unflatten(1, (-1, group))
-    seen_back = positions[queries] if window is None else positions[queries].clamp(max=window - 1)
-    first, last = int((queries - seen_back).min()), int(queries[-1])  # a sync; most keys are of other documents
+    chosen = q.float().unflatten(1, (-1, group))
+    seen_back = positions if window is None else positions.clamp(max=window - 1)
+    first, last = int((places - seen_back).min()), int(places[-1])  # a sync; most keys are of other documents
     logits = torch.einsum("cmgd,kmd->mgck", chosen, k[first : last + 1].float()).flatten(0, 1) / q.shape[-1] ** 0.5
     if soft_cap is not None:
         logits = soft_cap * torch.tanh(logits / soft_cap)
     place = torch.arange(first, last + 1, device=k.device)
-    seen = (place <= queries.unsqueeze(1)) & (place >= (queries - seen_back).unsqueeze(1))
+    seen = (place <= places.unsqueeze(1)) & (place >= (places - seen_back).unsqueeze(1))
     logits = logits.masked_fill(~seen, -torch.inf)
     log_p = logits.log_softmax(-1)
     return -(log_p.exp() * log_p.masked_fill(~seen, 0.0)).sum(-1), logits.max()

@@ -109,6 +109,16 @@ def connect_ends(axes: Axes) -> Axis:
     return _join("ends", (*groups, *middle), axes.global_rank, {})
 
 
+def connect_sharers(axes: Axes, num_kv_heads: int) -> Axis:
+    """The tensor-parallel ranks that have queries of the same key and value head: more than one where tp is larger than
+    the number of these heads, which then divides it. Collective over the world."""
+    size = max(1, axes.tp.size // num_kv_heads)
+    if size == axes.tp.size:
+        return axes.tp
+    groups = [ranks[first : first + size] for ranks in axes.mesh.groups("tp") for first in range(0, len(ranks), size)]
+    return _join("sharers", tuple(groups), axes.global_rank, {})
+
+
 def _join(
     name: str,
     groups: tuple[tuple[int, ...], ...],
@@ -121,4 +131,7 @@ def _join(
         if len(ranks) > 1 and ranks not in made:
             made[ranks] = dist.new_group(list(ranks))
     (mine,) = (ranks for ranks in groups if global_rank in ranks)
-    return Axis(name, len(mine), mine.index(global_rank), made.get(mine), mine)
+    axis = Axis(name, len(mine), mine.index(global_rank), made.get(mine), mine)
+    if axis.group is not None:
+        axis.group_name  # noqa: B018  kept from now on: compiled code cannot find it out
+    return axis

@@ -9,6 +9,9 @@ et al. 2022, section 4.2). `rows` are tokens, dim 0 of a stream `[tokens, hidden
     gather_rows   all-gather on dim 0         reduce-scatter on dim 0
     scatter_rows  reduce-scatter on dim 0     all-gather on dim 0
 
+Context parallelism has its own: `gather_in_order`, a `gather_rows` of rows that do not follow one another, and the
+all-to-all of `to_parts` and `to_rows`.
+
 Over an axis of size 1 each returns its input untouched. The collectives are torch's functional ones, which return their
 result instead of changing a buffer, as selective recomputation needs; gloo's all-gather is our own. In a compiled block
 they are part of its graph.
@@ -64,6 +67,28 @@ def scatter_rows(x: Tensor, axis: Axis) -> Tensor:
     return x if axis.size == 1 else _ScatterRows.apply(x, axis)
 
 
+def gather_in_order(x: Tensor, axis: Axis, order: Tensor, places: Tensor) -> Tensor:
+    """Join the rows that the ranks hold as they stand in a stream: `[t/n, ...]` -> `[t, ...]`.
+
+    Gradients are summed and cut again. Recomputation makes the result anew, which is n times what it is made of.
+
+    Args:
+        order: `[t]`, which rows the ranks hold, one rank after the other.
+        places: `[t]`, where each row stands in that order.
+    """
+    return _GatherInOrder.apply(x, axis, order, places)
+
+
+def to_parts(x: Tensor, axis: Axis) -> Tensor:
+    """Each rank gets a part of all rows for all parts of its own: `[t/n, n, ...]` -> `[t, ...]`."""
+    return _ToParts.apply(x, axis)
+
+
+def to_rows(x: Tensor, axis: Axis) -> Tensor:
+    """The way back: `[t, ...]` -> `[t/n, n, ...]`."""
+    return _ToRows.apply(x, axis)
+
+
 def replicated(sequence_parallel: bool) -> Collective:
     """How a weight that every rank holds whole enters its layer.
 
@@ -102,10 +127,19 @@ def agree(flags: Sequence[bool], axis: Axis, device: torch.device) -> list[bool]
 
 
 def largest(numbers: Sequence[int], axis: Axis, device: torch.device) -> list[int]:
-    """The largest that any rank of the axis has of each number. Collective, and one sync: on a GPU, numbers go there
-    from pages that it reads by itself."""
-    votes = torch.tensor(numbers, pin_memory=device.type == "cuda").to(device, non_blocking=True)
-    return all_reduce(votes, axis, dist.ReduceOp.MAX).tolist()
+    """The largest that any rank of the axis has of each number. Collective, and one sync."""
+    return all_reduce(on_device(numbers, torch.int64, device), axis, dist.ReduceOp.MAX).tolist()
+
+
+def one_for_all(number: float, axis: Axis, device: torch.device) -> float:
+    """The same number on every rank of the axis, where sums in another order may have left another last bit.
+    Collective, and one sync."""
+    return all_reduce(torch.tensor(number, dtype=torch.float64, device=device), axis, dist.ReduceOp.MAX).item()
+
+
+def on_device(numbers: Sequence[int], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Numbers as a tensor. Nothing waits for it: a GPU reads them from pages that it can get at by itself."""
+    return torch.tensor(numbers, dtype=dtype, pin_memory=device.type == "cuda").to(device, non_blocking=True)
 
 
 def from_all(mine: Said, axis: Axis) -> list[Said]:
@@ -151,6 +185,33 @@ def _(x: Tensor, size: int, group_name: str) -> Tensor:
     return x.new_empty(x.shape[0] * size, *x.shape[1:])
 
 
+@torch.library.custom_op("megalite_context::gather", mutates_args=())
+def gather_anew(x: Tensor, size: int, group_name: str) -> Tensor:
+    """All-gather on dim 0 that recomputation does again."""
+    whole = x.new_empty(x.shape[0] * size, *x.shape[1:])
+    _fill_all_gather(whole, x.contiguous(), group=_resolve_process_group(cast("GroupName", group_name)))
+    return whole
+
+
+@gather_anew.register_fake
+def _(x: Tensor, size: int, group_name: str) -> Tensor:
+    return x.new_empty(x.shape[0] * size, *x.shape[1:])
+
+
+def _exchange(x: Tensor, axis: Axis) -> Tensor:
+    """All-to-all on dim 0, of which each rank gets one of n pieces."""
+    sizes = [x.shape[0] // axis.size] * axis.size
+    return _ops.wait_tensor(_ops.all_to_all_single(x.contiguous(), sizes, sizes, axis.group_name))
+
+
+def _parts(x: Tensor, axis: Axis) -> Tensor:
+    return _exchange(x.transpose(0, 1).flatten(0, 1), axis)
+
+
+def _rows(x: Tensor, axis: Axis) -> Tensor:
+    return _exchange(x, axis).unflatten(0, (axis.size, -1)).transpose(0, 1)
+
+
 class _CopyTo(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, axis: Axis) -> Tensor:
@@ -192,3 +253,38 @@ class _ScatterRows(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
         return _gather(grad, ctx.axis), None
+
+
+class _GatherInOrder(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, axis: Axis, order: Tensor, places: Tensor) -> Tensor:
+        ctx.axis = axis
+        ctx.save_for_backward(order)
+        return gather_anew(x, axis.size, axis.group_name)[places]
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
+        (order,) = ctx.saved_tensors
+        return _scatter_sum(grad[order], ctx.axis), None, None, None
+
+
+class _ToParts(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, axis: Axis) -> Tensor:
+        ctx.axis = axis
+        return _parts(x, axis)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        return _rows(grad, ctx.axis), None
+
+
+class _ToRows(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, axis: Axis) -> Tensor:
+        ctx.axis = axis
+        return _rows(x, axis)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        return _parts(grad, ctx.axis), None

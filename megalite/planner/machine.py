@@ -12,6 +12,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from megalite.host import BF16_UNITS, cpu_flags, num_cores
+
 COMMAND_TIMEOUT_SECONDS = 10.0
 
 
@@ -44,7 +46,8 @@ def _packages() -> Iterator[Finding]:
 
 
 def _devices() -> Iterator[Finding]:
-    yield Finding("CPU", True, f"{len(os.sched_getaffinity(0))} cores for this process")
+    units = "units for bf16" if cpu_flags() & BF16_UNITS else "no units for bf16: precision.dtype=fp32 is fast here"
+    yield Finding("CPU", True, f"{num_cores()} cores for this process, {units}")
     if importlib.util.find_spec("torch") is None:
         return
     import torch

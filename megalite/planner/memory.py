@@ -2,6 +2,7 @@
 
     model state   weights | gradients | master weights and moments      lives through the run     (ZeRO, section 3)
     activations   what the blocks keep for the backward pass            for all micro-batches in flight
+    host          the same where it waits in the host's memory
     head          final norm, loss in chunks, gradient of the matrix    the last chunk's stage only
     buffers       gradient buckets, gathered weights, pipeline traffic
 
@@ -26,17 +27,24 @@ from megalite.architecture.costs import (
     FP32_BYTES,
     block_activation_bytes,
     block_held_bytes,
+    gathered_bytes,
+    mlp_bytes,
     sum_by_layer,
 )
 from megalite.architecture.weights import Weight, vocab_rows_per_rank, weight_table
 from megalite.config.pipeline import micro_batch_counts, pipeline_schedule
 from megalite.config.plan import LOSS_CHUNK_TOKENS, RunPlan, has_tied_copy
 from megalite.config.schema import Config
+from megalite.config.stream import stream_tokens
 from megalite.engine.footprint import footprint
 from megalite.optim.rules import state_bytes
 from megalite.parallel.schedules.operations import Operation
 from megalite.parallel.schedules.programs import SENDS_UNDER_WAY
 from megalite.parallel.schedules.simulation import ChunkCosts, peak_kept
+
+COPIES_OF_OTHERS = 3
+"""Of what a rank gets for its attention, at most at once: itself, the gradients, and these in the order in which they
+are sent back."""
 
 
 @dataclass(frozen=True)
@@ -51,6 +59,8 @@ class StageMemory:
     optimizer: int
     """Master weights and the optimizer's state."""
     activations: int
+    host: int
+    """Of activations that wait in the host's memory, which the total leaves out."""
     head: int
     buffers: int
 
@@ -103,19 +113,22 @@ def _sum_by_stage(plan: RunPlan, measure: Callable[[Weight], int]) -> tuple[int,
 
 def block_activations(config: Config, plan: RunPlan, blocks: Iterable[int], recompute: str) -> list[int]:
     """Bytes of one token that each of some blocks keeps for its backward pass, on one rank."""
-    fp8 = config.precision.fp8
+    fp8, a = config.precision.fp8, ELEMENT_BYTES[config.precision.dtype]
+    in_chunks = config.train.mlp_chunk_tokens is not None and recompute == "none"
+    chosen = [plan.model.blocks[index] for index in blocks]
     return [
         block_activation_bytes(
-            plan.model.blocks[index],
+            block,
             plan.model.hidden_size,
-            element_bytes=ELEMENT_BYTES[config.precision.dtype],
+            element_bytes=a,
             tp=plan.tp,
             sequence_parallel=config.parallel.sequence_parallel,
             recompute=recompute,
             keeps_fp8_inputs=fp8 is not None and fp8.backend == "te",
             has_dropout=plan.model.dropout > 0.0,
         )
-        for index in blocks
+        - (mlp_bytes(block, element_bytes=a, tp=plan.tp) if in_chunks else 0)
+        for block in chosen
     ]
 
 
@@ -123,25 +136,34 @@ def _stage_memory(
     config: Config, plan: RunPlan, stage: int, num_parameters: int, order: Sequence[Operation]
 ) -> StageMemory:
     kept = footprint(config, plan, num_parameters, state_bytes_by_stage(config, plan)[stage])
+    in_blocks, for_a_moment = _activations(config, plan, stage, order)
+    is_away = config.train.offload_activations and config.train.device != "cpu"
+    two_inputs = 2 * _micro_batch_tokens(config) * ELEMENT_BYTES[config.precision.dtype] * _stream_width(config, plan)
     return StageMemory(
         stage=stage,
         num_parameters=num_parameters,
         weights=kept.weights,
         gradients=kept.gradients,
         optimizer=kept.optimizer,
-        activations=_activations(config, plan, stage, order),
+        activations=(two_inputs if is_away else in_blocks) + for_a_moment,
+        host=in_blocks if is_away else 0,
         head=_head(config, plan, order) if stage == plan.chunk_ranks[-1] else 0,
         buffers=kept.buffers + _traffic(config, plan, stage),
     )
 
 
-def _activations(config: Config, plan: RunPlan, stage: int, order: Sequence[Operation]) -> int:
-    """What the chunks keep at most for the micro-batches in flight, and what recomputation brings back for a block."""
+def _activations(config: Config, plan: RunPlan, stage: int, order: Sequence[Operation]) -> tuple[int, int]:
+    """What the chunks keep at most for the micro-batches in flight; and what is there for a block at a time:
+    recomputation brings it back, and an MLP in chunks has it."""
     blocks = plan.blocks_of(stage)
     kept, whole = (block_activations(config, plan, blocks, kind) for kind in (config.train.recompute, "none"))
     again = max((all_of_it - some for all_of_it, some in zip(whole, kept, strict=True)), default=0)
     chunks = [_kept_by_chunk(config, plan, range(*bounds)) for bounds in plan.chunk_blocks]
-    return _micro_batch_tokens(config) * (int(peak_kept(order, chunks)) + again)
+    tokens, chunk, a = _micro_batch_tokens(config), config.train.mlp_chunk_tokens, ELEMENT_BYTES[config.precision.dtype]
+    inside = max((mlp_bytes(plan.model.blocks[index], element_bytes=a, tp=plan.tp) for index in blocks), default=0)
+    pieces = plan.tp if config.parallel.sequence_parallel else 1  # gathered inside, so that a chunk there is tp of them
+    in_mlp = 0 if chunk is None else min(chunk * pieces, tokens) * inside
+    return tokens * int(peak_kept(order, chunks)), tokens * again + in_mlp
 
 
 def _kept_by_chunk(config: Config, plan: RunPlan, blocks: Iterable[int]) -> ChunkCosts:
@@ -175,17 +197,34 @@ def _head(config: Config, plan: RunPlan, order: Sequence[Operation]) -> int:
 
 
 def _traffic(config: Config, plan: RunPlan, stage: int) -> int:
-    """Buffers of tensor-parallel collectives and of what pipeline stages hand on."""
+    """Buffers of tensor-parallel collectives, of what pipeline stages hand on, and of what context-parallel ranks have
+    of each other, of a block at a time."""
     a, tokens = ELEMENT_BYTES[config.precision.dtype], _micro_batch_tokens(config)
     collective = a * tokens * plan.model.hidden_size if plan.tp > 1 else 0
     edge = a * tokens * _stream_width(config, plan)
     cuts = plan.cuts_of(stage)
     leaving = SENDS_UNDER_WAY if cuts and config.train.device == "cpu" else cuts  # gloo's are kept until others follow
-    return collective + edge * (cuts + leaving)  # over each cut, what comes and what goes
+    shared = max((_of_others(config, plan, index) for index in plan.blocks_of(stage)), default=0)
+    both_ways = edge * (cuts + leaving)  # over each cut, what comes and what goes
+    return collective + tokens * shared + both_ways
+
+
+def _of_others(config: Config, plan: RunPlan, index: int) -> int:
+    """Bytes that a block's attention has of context-parallel ranks, for each token of the rank's own."""
+    if plan.cp == 1:
+        return 0
+    a, block = ELEMENT_BYTES[config.precision.dtype], plan.model.blocks[index]
+    keys_and_values = gathered_bytes(block, element_bytes=a, tp=plan.tp)
+    if config.parallel.cp_kind == "ring":  # what is here and what comes, with fp32 gradients
+        return 2 * keys_and_values + 2 * gathered_bytes(block, element_bytes=FP32_BYTES, tp=plan.tp)
+    if config.parallel.cp_kind == "allgather":
+        return COPIES_OF_OTHERS * plan.cp * keys_and_values
+    return COPIES_OF_OTHERS * (a * block.attention.q_width // plan.tp + keys_and_values)
 
 
 def _micro_batch_tokens(config: Config) -> int:
-    return config.batch.micro_batch_size * config.batch.seq_len
+    """Those of a rank."""
+    return stream_tokens(config) // config.parallel.cp
 
 
 def _stream_width(config: Config, plan: RunPlan) -> int:

@@ -1,4 +1,4 @@
-"""What a rank sends in a step over tensor and pipeline parallelism, stage by stage, before anything runs.
+"""What a rank sends in a step over tensor, context and pipeline parallelism, stage by stage, before anything runs.
 
 Bytes of the residual stream that a ring sends. Left out are the gradients of weights that all tp ranks hold whole
 (norms: some thousand numbers a micro-batch), and the borders of documents that go with the stream. What data
@@ -12,11 +12,13 @@ from dataclasses import asdict, dataclass
 from megalite.architecture.costs import (
     ELEMENT_BYTES,
     block_sent_bytes,
+    context_sent_bytes,
     embedding_sent_bytes,
     head_sent_bytes,
 )
 from megalite.config.plan import RunPlan
 from megalite.config.schema import Config
+from megalite.config.stream import own_tokens, stream_tokens
 
 
 @dataclass(frozen=True)
@@ -26,6 +28,9 @@ class StageTraffic:
     stage: int
     tp: int
     """To the other ranks of its tensor-parallel group."""
+    cp: int
+    """To those that have other tokens of the same micro-batches; a compiled block that recomputes nothing sends a third
+    less by allgather."""
     pp: int
     """To other stages: streams forward, their gradients back."""
 
@@ -36,11 +41,9 @@ class StageTraffic:
 
 def traffic_by_stage(config: Config, plan: RunPlan) -> tuple[StageTraffic, ...]:
     """What the ranks of every stage send, first to last."""
-    tokens = config.batch.micro_batch_size * config.batch.seq_len * plan.grad_accum_steps
+    tokens = stream_tokens(config) // plan.cp * plan.grad_accum_steps
     return tuple(
-        StageTraffic(
-            stage, round(tokens * _tp_bytes(config, plan, stage)), round(tokens * _pp_bytes(config, plan, stage))
-        )
+        StageTraffic(stage, *(round(tokens * sent(config, plan, stage)) for sent in (_tp_bytes, _cp_bytes, _pp_bytes)))
         for stage in range(plan.pp)
     )
 
@@ -48,6 +51,8 @@ def traffic_by_stage(config: Config, plan: RunPlan) -> tuple[StageTraffic, ...]:
 def _tp_bytes(config: Config, plan: RunPlan, stage: int) -> float:
     """Of one token."""
     model, tp, element_bytes = plan.model, plan.tp, ELEMENT_BYTES[config.precision.dtype]
+    tokens, chunk = own_tokens(config), config.train.mlp_chunk_tokens
+    last_chunk = None if chunk is None else ((tokens - 1) % chunk + 1) / tokens
     sent = sum(
         block_sent_bytes(
             model.blocks[index],
@@ -56,6 +61,7 @@ def _tp_bytes(config: Config, plan: RunPlan, stage: int) -> float:
             tp=tp,
             sequence_parallel=config.parallel.sequence_parallel,
             recompute=config.train.recompute,
+            last_chunk=last_chunk,
         )
         for index in plan.blocks_of(stage)
     )
@@ -64,6 +70,23 @@ def _tp_bytes(config: Config, plan: RunPlan, stage: int) -> float:
     if stage == plan.chunk_ranks[-1]:
         sent += head_sent_bytes(model.hidden_size, element_bytes=element_bytes, tp=tp)
     return sent
+
+
+def _cp_bytes(config: Config, plan: RunPlan, stage: int) -> float:
+    """Of one token of the rank's own."""
+    if plan.cp == 1:
+        return 0.0
+    return sum(
+        context_sent_bytes(
+            plan.model.blocks[index],
+            kind=config.parallel.cp_kind,
+            element_bytes=ELEMENT_BYTES[config.precision.dtype],
+            cp=plan.cp,
+            tp=plan.tp,
+            recompute=config.train.recompute,
+        )
+        for index in plan.blocks_of(stage)
+    )
 
 
 def _pp_bytes(config: Config, plan: RunPlan, stage: int) -> float:

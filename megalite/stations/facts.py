@@ -84,6 +84,8 @@ class PackCounts(OpenRecord):
 
     samples: NonNegativeInt
     tokens: NonNegativeInt
+    tokens_with_repeats: NonNegativeInt | None = None
+    """Where long documents come more than once."""
     documents: NonNegativeInt
     documents_split: NonNegativeInt
     documents_longer_than_seq_len: NonNegativeInt

@@ -28,7 +28,7 @@ from megalite.data.samples import Samples
 from megalite.errors import EXIT_DONE, UserError
 from megalite.train.local import run_local_ranks
 from megalite.train.place import Place, given_place
-from megalite.train.preflight import preflight
+from megalite.train.preflight import preflight, preflight_stages
 from megalite.train.signals import hear
 from megalite.train.worker import connect_rank, leave, run_by, run_guarded
 
@@ -178,14 +178,16 @@ def _sweep(config: Config, place: Place, sweep: Sweep, out: Path) -> int:
     from megalite.engine.runtime import disconnect_processes
     from megalite.train.start import first_start
 
-    plan, samples, valid_sets = preflight(config, place.world_size, local_rank=place.local_rank)
-    axes, device = connect_rank(config, plan, place, samples, valid_sets)
-    start = first_start(config, plan, samples, axes, device)
+    stages, valid_sets = preflight_stages(config, place.world_size, local_rank=place.local_rank)
+    axes, device = connect_rank(config, stages, place, valid_sets)
+    start = first_start(config, stages, axes, device)
+    stage = next(each for each in stages if each.plan.goes_on_from(start.progress.step))
+    config, plan = stage.config, stage.plan
     engine = build_engine(config, plan, axes, device, start.weights)
     if start.progress.num_updates or config.precision.dtype != "fp32":
         engine.load(start.weights, start.moments, start.progress.num_updates)
     load_state(engine, start.reader)
-    samples = samples.following(start.progress.account)
+    samples = stage.samples.following(start.progress.account)
     sizes = sizes_at(start.progress) or plan.batch_sizes
     batches = _batches(config, sizes, axes, samples, start.progress.step)
     rates, losses = raise_rate(engine, batches, sweep, axes, device)

@@ -26,7 +26,7 @@ from megalite.config.plan import make_plan
 from megalite.config.schema import Config, ModelConfig, MupConfig
 from megalite.config.wording import or_
 from megalite.data.loader import Batch
-from megalite.engine.steps import documents_of_batch
+from megalite.engine.batch_cut import documents_of_batch
 from megalite.errors import UserError
 from megalite.model.transformer import Stage
 from megalite.monitor.curves import Curve

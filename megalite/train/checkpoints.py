@@ -145,7 +145,7 @@ def open_checkpoints(run: Run, saved_step: int | None, is_in_trouble: Callable[[
     target = Target(
         root,
         run.plan,
-        dump_config(config),
+        dump_config(run.whole),
         data={
             "fingerprint": run.samples.fingerprint,
             "sources": {source.name: source.fingerprint for source in run.samples.sources},

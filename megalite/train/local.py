@@ -31,7 +31,7 @@ from megalite.train.fit import check_fit
 from megalite.train.heartbeat import read_beats
 from megalite.train.in_place import clock_of
 from megalite.train.place import BEATS_VARIABLE, RENDEZVOUS_VARIABLE
-from megalite.train.preflight import preflight
+from megalite.train.preflight import preflight_stages
 from megalite.train.run_folder import LOGS
 from megalite.train.signals import PARENT_VARIABLE, STOP_SIGNALS, held
 from megalite.train.watch import Patience, Trouble, find_trouble
@@ -90,13 +90,15 @@ def train_locally(
     Raises:
         UserError: the run cannot start, or its ranks found what the user must change.
     """
-    plan, _, _ = preflight(config, world_size)
+    stages, _ = preflight_stages(config, world_size)
+    plan = stages[0].plan
     newest = latest(config.run.dir / CHECKPOINTS)
     if newest is not None and step_of(newest) >= plan.total_steps:
         print(f"{config.run.dir} is at step {step_of(newest)} of {plan.total_steps}: done; raise train.steps to go on")
         return EXIT_DONE
     if not is_forced:
-        check_fit(config, plan, range(world_size))
+        for stage in stages:
+            check_fit(stage.config, stage.plan, range(world_size))
     print(_announcement(config, world_size), flush=True)
     arguments = [str(stop_after)] if stop_after is not None else []
     failures = Failures()

@@ -1,6 +1,6 @@
 """The training loop.
 
-    for each step: read -> components before it -> train -> components after it -> all ranks vote -> save when due
+    for each step: read -> components before it -> train, and vote -> components after it -> save when due
 
 The loop knows nothing of parallelism or of what components do: an `Engine` does the step, a `Loader` reads this rank's
 share, and every decision that changes what happens next is taken by all ranks together. A *stretch* is a run of steps
@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from enum import Enum, auto
+from functools import partial
 from typing import NoReturn
 
 from megalite.checkpoint.format import Progress
@@ -25,7 +26,7 @@ from megalite.engine.protocol import NonFiniteLossError, StepResult
 from megalite.errors import EXIT_DONE, EXIT_REQUEUE, CheckpointError, StartError, UserError
 from megalite.loop_checks import check_answer, check_state, check_step
 from megalite.optim.schedules import last_stable_step
-from megalite.parallel.collectives import any_rank, from_all, largest
+from megalite.parallel.collectives import agree, any_rank, from_all
 from megalite.train.checkpoints import Checkpoints, open_checkpoints
 from megalite.train.components.assemble import assemble
 from megalite.train.components.component import Component, RollBack, Step
@@ -45,10 +46,12 @@ class Ended(Enum):
     """The run stands at an earlier step, and other data may come next."""
     BATCH_GROWN = auto()
     """Other samples make the next step than were being read ahead."""
+    STAGE = auto()
+    """Sequences of another length come next, which take another engine."""
 
 
-EXIT_CODES = {Ended.LAST_STEP: EXIT_DONE, Ended.EARLY: EXIT_DONE, Ended.STOPPED: EXIT_REQUEUE}
-"""Where training is over; from the others it goes on."""
+EXIT_CODES = {Ended.LAST_STEP: EXIT_DONE, Ended.EARLY: EXIT_DONE, Ended.STOPPED: EXIT_REQUEUE, Ended.STAGE: None}
+"""Where this loop is over; from the others it goes on."""
 
 
 class ComponentError(RuntimeError):
@@ -66,7 +69,7 @@ class Wishes:
 
 
 class TrainingLoop:
-    """Trains from where `progress` stands to the plan's last step."""
+    """Trains from where `progress` stands to the last step of the plan, which is the run's or its stage's."""
 
     def __init__(self, run: Run, progress: Progress):
         self.run, self.progress = run, progress
@@ -103,8 +106,9 @@ class TrainingLoop:
             why = f"this run has no component {name}; what it had to remember goes"
             self.run.recorder.note("component_gone", progress.step, component=name, why=why)
 
-    def train(self) -> int:
-        """Train to the end or to a stop request, and close everything; return the exit code."""
+    def train(self) -> int | None:
+        """Train to the end or to a stop request, and close everything; return the exit code, None where another stage
+        of the run follows."""
         try:
             code = self._train()
         except BaseException:
@@ -115,7 +119,7 @@ class TrainingLoop:
             raise failure
         return code
 
-    def _train(self) -> int:
+    def _train(self) -> int | None:
         if why := self._shared_stop_reason():
             self.run.recorder.say(f"the run has ended early before: {why}")
             return EXIT_DONE
@@ -138,7 +142,7 @@ class TrainingLoop:
         )
         clock = time.perf_counter()
         try:
-            for number, batches in loader.steps(self.progress.step + 1, run.plan.total_steps):
+            for number, batches in loader.steps(self.progress.step + 1, run.plan.last_step):
                 step, result = self._train_step(number, batches)
                 step.seconds = time.perf_counter() - clock
                 ended = self._after_step(step, result)
@@ -150,7 +154,7 @@ class TrainingLoop:
                 run.heartbeat.enter("data", number + 1)
         finally:
             loader.close()
-        return Ended.LAST_STEP
+        return Ended.LAST_STEP if run.plan.last_step == run.plan.total_steps else Ended.STAGE
 
     def _train_step(self, number: int, batches: list[Batch]) -> tuple[Step, StepResult]:
         run, step = self.run, self._step(number, batches)
@@ -160,7 +164,7 @@ class TrainingLoop:
                 component.before_step(step)
         run.engine.clip_norm = step.clip_norm
         try:
-            result = run.engine.train_step(step.batches, step.lr)
+            result = run.engine.train_step(step.batches, step.lr, partial(self._ballot, step))
         except NonFiniteLossError as error:
             run.recorder.event("nonfinite", number, why=str(error))
             raise
@@ -193,12 +197,12 @@ class TrainingLoop:
         """All that follows a step; what ended the stretch, None when it goes on."""
         self._measure(step, result)
         wish = self._wish("after_step", lambda component: component.after_step(step, result), step)
-        number, wishes = step.number, self._vote(step, wish)
+        number, wishes = step.number, self._count_votes(step, result, wish)
         if wishes.roll_back:
             return self._roll_back(wish)
         if wishes.save:
             self.run.stop.note_save()
-        is_last = number == self.run.plan.total_steps
+        is_last = number == self.run.plan.last_step
         is_due = wishes.save or number == self._trunk or self._is_due(self.run.config.checkpoint.every, number)
         is_saved = is_due or wishes.stop or wishes.end_early or is_last
         if is_saved and self._rolls_back_before_save(number):
@@ -207,7 +211,7 @@ class TrainingLoop:
             self._checkpoints.save(self._whole_progress(), self._validation_loss())
         if wishes.end_early:
             return Ended.EARLY
-        return Ended.STOPPED if wishes.stop and not is_last else None
+        return Ended.STOPPED if wishes.stop and number < self.run.plan.total_steps else None
 
     def _measure(self, step: Step, result: StepResult) -> None:
         """Let every component add numbers to the step's line, none another's."""
@@ -215,24 +219,34 @@ class TrainingLoop:
             with _naming(component, "measure", step):
                 component.measure(step, result)
 
-    def _vote(self, step: Step, wish: RollBack | None) -> Wishes:
-        """All ranks tell each other, in one collective a step, what they were asked, how the pending save goes, and
-        that they trained with the same rate and clipping.
+    def _ballot(self, step: Step) -> list[int]:
+        """What this rank tells all others in a step, who learn the sums: what it was asked, how the pending save goes,
+        and with what rate and clipping it trains."""
+        run, number = self.run, step.number
+        asked = (run.stop.is_asked(number), run.stop.is_save_asked(), *self._checkpoints.saver.flags())
+        settings = zlib.crc32(repr((float(step.lr), step.clip_norm and float(step.clip_norm))).encode())
+        halves = divmod(settings, 2**16)  # whose squares a sum of fp64 holds exactly
+        return [*map(int, asked), *halves, *(half**2 for half in halves)]
+
+    def _count_votes(self, step: Step, result: StepResult, wish: RollBack | None) -> Wishes:
+        """What all ranks were asked and wish, the same on each. Collective where a plug-in's component has a say, which
+        may be one rank's alone; those of megalite's say the same on all.
 
         Raises:
-            ComponentError: they did not.
+            ComponentError: ranks did not train with the same rate and clipping.
         """
-        run, number = self.run, step.number
-        run.heartbeat.enter("save", number)
-        asked = (run.stop.is_asked(number), run.stop.is_save_asked(), bool(self._stop_reason()), wish is not None)
-        settings = zlib.crc32(repr((float(step.lr), step.clip_norm and float(step.clip_norm))).encode())
-        told = [*map(int, (*asked, *self._checkpoints.saver.flags())), settings, -settings]
-        *flags, most, least = largest(told, run.axes.world, run.device)
-        if most != -least:
+        run = self.run
+        run.heartbeat.enter("save", step.number)
+        *votes, high, low, squares_of_high, squares_of_low = result.told
+        size = run.axes.world.size
+        if high**2 != size * squares_of_high or low**2 != size * squares_of_low:  # some differ: a variance is not 0
             self._refuse_different(step)
-        *wishes, is_busy, has_failed = map(bool, flags)
+        stop, save, is_busy, has_failed = (count > 0 for count in votes)
         self._checkpoints.settle(is_busy=is_busy, has_failed=has_failed)
-        return Wishes(*wishes)
+        wants = [bool(self._stop_reason()), wish is not None]
+        if any(component.is_brought for component in self._components):
+            wants = agree(wants, run.axes.world, run.device)
+        return Wishes(stop, save, *wants)
 
     def _refuse_different(self, step: Step) -> NoReturn:
         """Say which ranks trained a step with what rate and clipping. Collective."""
@@ -297,11 +311,15 @@ class TrainingLoop:
     def _end(self, ended: Ended) -> None:
         """See to it that the last step is saved, whatever fails before, and say how the run ended."""
         run, step = self.run, self.progress.step
-        failures = [] if ended is Ended.STOPPED else _failures("finish", self._components, step)
+        failures = [] if ended in (Ended.STOPPED, Ended.STAGE) else _failures("finish", self._components, step)
         run.heartbeat.enter("save", step)
         self._checkpoints.finish(self._whole_progress(), self._validation_loss())
         for failure in failures:
             raise failure
+        if ended is Ended.STAGE:
+            run.recorder.event("stage_done", step, seq_len=run.config.batch.seq_len)
+            run.recorder.say(f"step {step}: the last with sequences of {run.config.batch.seq_len:,} tokens")
+            return
         run.heartbeat.enter("done", step)
         if ended is Ended.STOPPED:
             run.recorder.event("stop", step, why=run.stop.why(step))
@@ -323,8 +341,11 @@ class TrainingLoop:
 
     def _consumed(self) -> dict[str, dict[str, int]]:
         """What the run has read of each source."""
-        seq_len = self.run.config.batch.seq_len
-        return {name: {"samples": count, "tokens": count * seq_len} for name, count in self.progress.consumed.items()}
+        lengths = {source.name: each.samples.seq_len for each in self.run.stages for source in each.samples.sources}
+        return {
+            name: {"samples": count, "tokens": count * lengths.get(name, self.run.config.batch.seq_len)}
+            for name, count in self.progress.consumed.items()
+        }
 
     def _stop_reason(self) -> str:
         """Why this rank finds that the run should end; empty when it should go on."""
@@ -344,7 +365,7 @@ class TrainingLoop:
         return validation.loss_at(self.progress.step) if validation is not None else None
 
     def _is_due(self, every: int | None, step: int) -> bool:
-        return every is not None and step % every == 0 and step < self.run.plan.total_steps
+        return every is not None and step % every == 0 and step < self.run.plan.last_step
 
 
 def _failures(method: str, parts: Iterable[Component | Checkpoints], *arguments: int) -> list[Exception]:

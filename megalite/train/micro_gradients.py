@@ -64,5 +64,7 @@ class MicroGradients:
 
     def _observe(self, parameter: nn.Parameter, gradient: Tensor, micro_batch: int) -> None:
         if parameter in self._counted:
+            if self._axes.cp.size > 1:  # each has that of its own tokens
+                gradient = all_reduce(gradient.detach().clone(), self._axes.cp)
             norm = torch.linalg.vector_norm(gradient, dtype=torch.float32)
             self._squares.append((micro_batch, norm.double().square()))

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from megalite.checkpoint.attempt import join_attempt
+from megalite.checkpoint.fence import Fence
 from megalite.checkpoint.format import Progress
 from megalite.checkpoint.hf.families.registry import exportable
 from megalite.checkpoint.precision_state import load_state
@@ -24,7 +25,8 @@ from megalite.train.data_check import verify_data
 from megalite.train.device import describe_machine, find_peak
 from megalite.train.heartbeat import Heartbeat
 from megalite.train.place import Place
-from megalite.train.preflight import open_run_tasks
+from megalite.train.preflight import ReadyStage, open_run_tasks
+from megalite.train.rotation_change import is_rotated_otherwise, measure_rotation, tell_rotation
 from megalite.train.run import Run
 from megalite.train.run_folder import write_run_folder
 from megalite.train.signals import StopRequest
@@ -37,7 +39,8 @@ class Connected:
     """A rank that has met the others."""
 
     config: Config
-    plan: RunPlan
+    stages: tuple[ReadyStage, ...]
+    valid_sets: dict[str, Samples]
     place: Place
     axes: Axes
     device: torch.device
@@ -45,45 +48,82 @@ class Connected:
     heartbeat: Heartbeat
 
 
-def open_run(rank: Connected, samples: Samples, valid_sets: dict[str, Samples], say: Say) -> tuple[Run, Progress]:
+@dataclass(frozen=True)
+class Entrance:
+    """What a rank does once, before the first stage that it trains."""
+
+    fence: Fence
+    verified: dict[str, float] | None
+    """Of `data_check.verify_data`; None where that was not asked for."""
+
+
+def enter(rank: Connected, say: Say) -> Entrance:
+    """Take the run's folder, and look at its data where that is asked for. Collective.
+
+    Args:
+        say: is told what takes its time.
+    """
+    config, plan, axes, device = rank.config, rank.stages[0].plan, rank.axes, rank.device
+    verified = verify_data(config, plan, axes, device, say) if config.data.verify else None
+    fence = join_attempt(config.run.dir, rank.place.attempt, axes, device)
+    if rank.place.rank == 0:
+        write_run_folder(config, plan)
+    return Entrance(fence, verified)
+
+
+def open_run(rank: Connected, entry: Entrance, say: Say) -> tuple[Run, Progress]:
     """Make ready to train: what a rank trains with, and where it goes on from. Collective.
 
     Args:
-        samples: of the training mixture, from its beginning.
         say: is told what takes its time.
     """
-    config, plan, axes, device = rank.config, rank.plan, rank.axes, rank.device
-    is_writer = rank.place.rank == 0
-    verified = verify_data(config, plan, axes, device, say) if config.data.verify else None
-    fence = join_attempt(config.run.dir, rank.place.attempt, axes, device)
-    if is_writer:
-        write_run_folder(config, plan)
+    axes, device, is_writer = rank.axes, rank.device, rank.place.rank == 0
     say(LOADING)
-    start = choose_start(config, plan, samples, axes, device)
+    start = choose_start(rank.config, rank.stages, axes, device)
+    stage = next((each for each in rank.stages if each.plan.goes_on_from(start.progress.step)), rank.stages[-1])
+    config, plan = stage.config, stage.plan
     say(BUILDING)
     engine = _build_engine(config, plan, axes, device, start)
     anew = load_state(engine, start.reader)
     peak = find_peak(device, DTYPES[config.precision.dtype])
     recorder = Recorder(config, plan, first_step=start.progress.step, peak_flops=peak.flops, is_writer=is_writer)
-    about = {"world_size": rank.place.world_size, "attempt": fence.attempt, **describe_machine(device)}
+    about = {"world_size": rank.place.world_size, "attempt": entry.fence.attempt, **describe_machine(device)}
+    if len(rank.stages) > 1:
+        about |= {"stage": rank.stages.index(stage), "seq_len": config.batch.seq_len}
     about |= {"plugins": {each.origin: each.digest for each in loaded_plugins()}} if loaded_plugins() else {}
-    _record_start(recorder, start, plan, {**about, "peak_flops": peak.flops, "peak_is": peak.origin}, anew, verified)
+    about |= {"peak_flops": peak.flops, "peak_is": peak.origin}
+    _record_start(recorder, start, plan, about, anew, entry.verified)
     recorder.say(f"mfu is a share of {peak}")
+    if len(rank.stages) > 1:
+        _say_stage(recorder, rank.stages, stage)
+    samples = stage.samples.following(start.progress.account)
+    if start.trained_as is not None and is_rotated_otherwise(start.trained_as, plan.model):
+        step = start.progress.step
+        tell_rotation(recorder, measure_rotation(start.trained_as, stage, engine, samples, axes, step), step)
     run = Run(
         config,
+        rank.config,
+        rank.stages,
         plan,
         axes,
         device,
         engine,
-        samples.following(start.progress.account),
-        valid_sets,
-        open_run_tasks(config, plan, samples),
+        samples,
+        rank.valid_sets,
+        open_run_tasks(rank.config, plan, stage.samples),
         recorder,
-        fence,
+        entry.fence,
         rank.stop,
         rank.heartbeat,
     )
     return run, start.progress
+
+
+def _say_stage(recorder: Recorder, stages: tuple[ReadyStage, ...], stage: ReadyStage) -> None:
+    """Which part of the run begins, or goes on."""
+    plan, length, theta = stage.plan, stage.config.batch.seq_len, stage.config.model.rope.theta
+    where = f"stage {stages.index(stage) + 1} of {len(stages)}, steps {plan.first_step:,} to {plan.last_step:,}"
+    recorder.say(f"{where}: sequences of {length:,} tokens, rotated with theta {theta:g}")
 
 
 def _build_engine(config: Config, plan: RunPlan, axes: Axes, device: torch.device, start: Start) -> Engine:

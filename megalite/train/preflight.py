@@ -7,17 +7,19 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
 from megalite.checkpoint.catalog import CHECKPOINTS, check_disk, latest, named
 from megalite.checkpoint.format import MANIFEST, read_manifest
+from megalite.config.length_stages import LengthStage, length_stages, plan_stage
 from megalite.config.pipeline import prove_pipeline
-from megalite.config.plan import RunPlan, make_plan
+from megalite.config.plan import RunPlan
 from megalite.config.schema import Config
 from megalite.config.validate import validate
 from megalite.data.samples import Samples, open_training_samples, open_validation_sets
-from megalite.errors import ConfigError, UserError
+from megalite.errors import ConfigError, DataError, UserError
 from megalite.monitor.wandb import check_wandb
 from megalite.tokenizer.tokenizer import Tokenizer
 from megalite.train.evaluation.tasks import Task, open_tasks
@@ -40,16 +42,37 @@ def preflight(
     Raises:
         UserError: one error with every complaint found.
     """
+    stages, valid_sets = preflight_stages(config, world_size, local_rank=local_rank, has_device=has_device)
+    return stages[0].plan, stages[0].samples, valid_sets
+
+
+@dataclass(frozen=True)
+class ReadyStage:
+    """A stage of a run, with all that it takes to begin."""
+
+    config: Config
+    """Of the stage by itself."""
+    plan: RunPlan
+    samples: Samples
+    """Of its training mixture."""
+
+
+def preflight_stages(
+    config: Config, world_size: int, *, local_rank: int | None = None, has_device: bool = True
+) -> tuple[tuple[ReadyStage, ...], dict[str, Samples]]:
+    """`preflight` for every stage of a run (`batch.stages`): one, for a run of one length."""
     validate(config, world_size)
-    samples, valid_sets = open_data(config)
+    valid_sets = open_validation(config)
     tokenizer = Tokenizer.load(config.data.tokenizer) if config.data.tokenizer is not None else None
-    plan = make_plan(config, world_size, tokenizer.vocab_size if tokenizer else samples.vocab_size)
-    problems: list[str] = []
-    if local_rank is None or RENDEZVOUS_VARIABLE not in os.environ:  # ours has proven it for the ranks it starts
-        _gather(problems, lambda: prove_pipeline(config, plan))
-    if tokenizer is not None:
-        _gather(problems, lambda: samples.check_tokenizer(tokenizer))
-    _gather(problems, lambda: samples.check_vocab_size(plan.model.vocab_size))
+    stages, problems = [], list[str]()
+    for stage in length_stages(config):
+        samples = _samples_of_stage(stage)
+        vocab_size = tokenizer.vocab_size if tokenizer else samples.vocab_size
+        plan = plan_stage(config, stage, world_size, vocab_size)
+        samples = samples.beginning_at(plan.batch_sizes.first_sample(stage.first_step))
+        stages.append(ready := ReadyStage(stage.config, plan, samples))
+        _check_stage(problems, ready, tokenizer, is_proven=local_rank is not None and RENDEZVOUS_VARIABLE in os.environ)
+    plan, samples = stages[0].plan, stages[0].samples
     for valid_samples in valid_sets.values():
         _gather(problems, partial(valid_samples.check_vocab_size, plan.model.vocab_size))
     _gather(problems, lambda: open_run_tasks(config, plan, samples))
@@ -62,11 +85,39 @@ def preflight(
     _gather(problems, lambda: _check_branch(config, plan))
     if problems:
         raise ConfigError(problems)
-    return plan, samples, valid_sets
+    return tuple(stages), valid_sets
+
+
+def _samples_of_stage(stage: LengthStage) -> Samples:
+    """Its training mixture; complaints say of which stage."""
+    try:
+        return open_samples_of(stage.config)
+    except DataError as error:
+        if stage.number == 0:
+            raise
+        raise DataError(f"batch.stages.{stage.number - 1}, which begins at step {stage.first_step}: {error}") from error
+
+
+def _check_stage(problems: list[str], stage: ReadyStage, tokenizer: Tokenizer | None, *, is_proven: bool) -> None:
+    """Gather what is wrong with a stage's pipeline and with its data."""
+    if not is_proven:  # by who has started this rank
+        _gather(problems, lambda: prove_pipeline(stage.config, stage.plan))
+    if tokenizer is not None:
+        _gather(problems, lambda: stage.samples.check_tokenizer(tokenizer))
+    _gather(problems, lambda: stage.samples.check_vocab_size(stage.plan.model.vocab_size))
 
 
 def open_data(config: Config) -> tuple[Samples, dict[str, Samples]]:
-    """Open the training mixture and the validation sets of a config.
+    """Open the training mixture, of the first stage where there are several, and the validation sets of a config.
+
+    Raises:
+        UserError: there is none, or it is damaged or does not fit.
+    """
+    return open_samples_of(config), open_validation(config)
+
+
+def open_samples_of(config: Config) -> Samples:
+    """Open the training mixture of a config.
 
     Raises:
         UserError: there is none, or it is damaged or does not fit.
@@ -75,11 +126,18 @@ def open_data(config: Config) -> tuple[Samples, dict[str, Samples]]:
         raise ConfigError(
             ["data.train: empty; list at least one source, e.g. `data: {train: [{path: data/demo/packed}]}`"]
         )
-    samples = open_training_samples(config)
-    valid_sets = open_validation_sets(
+    return open_training_samples(config)
+
+
+def open_validation(config: Config) -> dict[str, Samples]:
+    """Open the validation sets of a config, in sequences of the length that its run begins with.
+
+    Raises:
+        UserError: one is damaged or does not fit.
+    """
+    return open_validation_sets(
         config.data.valid, seq_len=config.batch.seq_len, document_masks=config.data.document_masks
     )
-    return samples, valid_sets
 
 
 def open_run_tasks(config: Config, plan: RunPlan, samples: Samples) -> list[Task]:
@@ -141,14 +199,14 @@ def _check_branch(config: Config, plan: RunPlan) -> None:
             f"train.branch_from: {path} is no checkpoint; give a step-… folder, or a run for its newest"
             + (f" (of this run there are {left})" if left else "")
         )
-    changed = changed_settings(checkpoint / CONFIG, config)
+    step = read_manifest(checkpoint).progress.step
+    changed = changed_settings(checkpoint / CONFIG, config, step)
     if changed:
         advice = (
             "a branch goes on with its run's model, data and batches; take these settings back, or start a new run "
             f"from the weights alone: train.branch_from=null train.init_from={checkpoint}"
         )
         raise ConfigError([*changed, advice])
-    step = read_manifest(checkpoint).progress.step
     if step >= plan.total_steps:
         raise UserError(
             f"train.branch_from: {checkpoint} is at step {step}, and the run ends at {plan.total_steps}; steps count "

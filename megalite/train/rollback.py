@@ -9,11 +9,12 @@ from megalite.checkpoint.format import Progress
 from megalite.checkpoint.precision_state import load_state
 from megalite.checkpoint.retention import point_at_best
 from megalite.data.samples import Samples
+from megalite.errors import CheckpointError
 from megalite.train.run import Run
 from megalite.train.start import Start, first_start, newest_first, open_checkpoint, set_aside, verify
 
 
-def load_before(run: Run, samples: Samples, step: int) -> Start:
+def load_before(run: Run, step: int) -> Start:
     """Load the newest whole checkpoint of a step before `step`, or what the run began with, into the engine.
 
     Later checkpoints are removed: after a crash the run must not go on from one that it has left. Damaged ones on the
@@ -27,7 +28,7 @@ def load_before(run: Run, samples: Samples, step: int) -> Start:
             if run.recorder.is_writer:
                 catalog.remove(folder)
         elif verify(folder, run.axes, run.device) is None:
-            chosen = open_checkpoint(folder, samples, f"checkpoint {folder}")
+            chosen = open_checkpoint(folder, run.stages, f"checkpoint {folder}")
             break
         else:
             damaged.append(folder)
@@ -35,7 +36,13 @@ def load_before(run: Run, samples: Samples, step: int) -> Start:
     if run.recorder.is_writer:
         point_at_best(root)
     if chosen is None:
-        chosen = first_start(run.config, run.plan, samples, run.axes, run.device, again=True)
+        chosen = first_start(run.whole, run.stages, run.axes, run.device, again=True)
+    if not run.plan.goes_on_from(chosen.progress.step):
+        raise CheckpointError(
+            f"there is no checkpoint to go back to between step {run.plan.first_step - 1}, where sequences of "
+            f"{run.config.batch.seq_len} began (batch.stages), and step {step}; raise checkpoint.keep_last, and start "
+            f"again from {chosen.origin}"
+        )
     run.engine.load(chosen.weights, chosen.moments, chosen.progress.num_updates)
     load_state(run.engine, chosen.reader)
     return chosen
@@ -56,7 +63,7 @@ def go_back(
     Returns:
         Where the run stands now, the samples that it reads from there on, and where its weights are from.
     """
-    start = load_before(run, samples, before)
+    start = load_before(run, max(before, run.plan.first_step))
     then = start.progress
     account = replace(then.account, gaps=tuple(gap for gap in now.account.gaps if gap.at <= then.num_samples))
     if skip_samples is not None:
@@ -65,6 +72,6 @@ def go_back(
     samples = samples.following(account)
     drawn = samples.drawn(then.num_samples)
     left_out = {name: count - then.consumed.get(name, 0) for name, count in drawn.items()}
-    account = replace(account, left_out=left_out)
+    account = replace(account, left_out={**account.left_out, **left_out})
     run.recorder.rewind(then.step)
     return replace(then, account=account), samples, start.origin

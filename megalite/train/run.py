@@ -15,6 +15,7 @@ from megalite.monitor.recorder import Recorder
 from megalite.parallel.axes import Axes
 from megalite.train.evaluation.tasks import Task
 from megalite.train.heartbeat import Heartbeat
+from megalite.train.preflight import ReadyStage
 from megalite.train.signals import StopRequest
 
 
@@ -23,12 +24,17 @@ class Run:
     """What a rank trains with; only the loop and what assembles it see all of it."""
 
     config: Config
+    """Of the stage that it is in."""
+    whole: Config
+    """Of all its stages."""
+    stages: tuple[ReadyStage, ...]
+    """All of them, in their order; one for a run of one length."""
     plan: RunPlan
     axes: Axes
     device: torch.device
     engine: Engine
     samples: Samples
-    """Of the training mixture, as the run began; after a rollback the loop has others."""
+    """Of the training mixture, as the stage began; after a rollback the loop has others."""
     valid_sets: dict[str, Samples]
     tasks: list[Task]
     recorder: Recorder

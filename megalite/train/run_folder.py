@@ -12,10 +12,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from megalite.checkpoint.catalog import latest, step_of
 from megalite.checkpoint.hf.families.registry import exportable
+from megalite.config.batch_sizes import longest_sequence, stage_starts
 from megalite.config.load import dump_config
 from megalite.config.plan import RunPlan
-from megalite.config.schema import Config
+from megalite.config.schema import BatchConfig, Config
 from megalite.config.yaml_source import read_source
 from megalite.errors import ConfigError, UserError
 from megalite.files import write_atomically
@@ -62,7 +64,8 @@ def check_run_folder(config: Config) -> None:
         raise UserError(f"run.dir: {folder} cannot be written ({error}); set run.dir to a folder of yours") from error
     if not (folder / CONFIG).is_file() or not holds_steps(folder):
         return
-    changed = changed_settings(folder / CONFIG, config)
+    newest = latest(folder / CHECKPOINTS)
+    changed = changed_settings(folder / CONFIG, config, 0 if newest is None else step_of(newest))
     if changed:
         advice = f"{folder} holds another run; set run.dir to a new folder, or take these settings back"
         raise ConfigError([*changed, advice])
@@ -74,8 +77,8 @@ def holds_steps(folder: Path) -> bool:
     return (metrics.is_file() and metrics.stat().st_size > 0) or any((folder / CHECKPOINTS).glob("step-*"))
 
 
-def changed_settings(former_config: Path, config: Config) -> list[str]:
-    """Each of `FIXED_KEYS` that differs from a former config's, and how.
+def changed_settings(former_config: Path, config: Config, step: int) -> list[str]:
+    """Each of `FIXED_KEYS` that differs from a former config's, and how; and stages that had begun by a step.
 
     The former one is read as plain data: plug-ins that it names may have moved, and what they brought may be gone.
     """
@@ -87,7 +90,41 @@ def changed_settings(former_config: Path, config: Config) -> list[str]:
         for key, before, after in _differences(fixed, _at(former, fixed), _at(now, fixed))
         if not (key in INTERCHANGEABLE and {before, after} <= INTERCHANGEABLE[key])
     ]
+    former_batch = BatchConfig.model_validate(_at(former, "batch"))
+    changed += _changed_stages(former_config, former_batch, config.batch, step)
+    before, after = longest_sequence(former_batch), longest_sequence(config.batch)
+    if config.model.positions == "learned" and config.model.max_positions is None and before != after:
+        changed.append(
+            f"model.max_positions: null, which stood for {before} in {former_config} and stands for {after} now, with "
+            f"another batch.stages; a learned table keeps its size: set max_positions={before}"
+        )
     return [*changed, *_moved_sources(former_config, _at(former, "data.train") or [], now["data"]["train"])]
+
+
+def _changed_stages(former_config: Path, former: BatchConfig, now: BatchConfig, step: int) -> Iterator[str]:
+    """Complain about stages that had begun by a step, or should have, and are others now. Those to come may be, and how
+    a rank takes its samples; whether the data is another is seen when it is opened."""
+    before, after = (_begun(batch, step) for batch in (former, now))
+    for number in range(max(len(before), len(after))):
+        if number >= min(len(before), len(after)):
+            had, has = (
+                f"a stage that begins at step {each[number]['from_step']}" if number < len(each) else "none"
+                for each in (before, after)
+            )
+            yield f"batch.stages.{number}: step {step} is done, and {former_config} has {had} by then, {has} now"
+            return
+        for key, one, other in _differences(f"batch.stages.{number}", before[number], after[number]):
+            yield f"{key}: {one!r} in {former_config}, {other!r} now"
+
+
+def _begun(batch: BatchConfig, step: int) -> list[dict[str, Any]]:
+    starts = stage_starts(batch)[1:]
+    left_out = {"from_step", "from_tokens", "micro_batch_size", "train"}
+    return [
+        {"from_step": start.first_step, **stage.model_dump(mode="json", exclude=left_out)}
+        for start, stage in zip(starts, batch.stages, strict=True)
+        if start.first_step <= step
+    ]
 
 
 def _filled(given: Any, defaults: Any) -> Any:

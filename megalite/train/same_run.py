@@ -14,20 +14,20 @@ from importlib.metadata import version
 from typing import Any
 
 from megalite import __version__
-from megalite.config.plan import RunPlan
 from megalite.config.schema import Config
 from megalite.data.samples import Samples
 from megalite.errors import UserError
 from megalite.parallel.axes import Axis
 from megalite.parallel.collectives import from_all
 from megalite.plugins import loaded_plugins
+from megalite.train.preflight import ReadyStage
 
 NUM_NAMED = 5
 """Differences that a message names."""
 
 
 def check_same_run(
-    config: Config, plan: RunPlan, samples: Samples, valid_sets: Mapping[str, Samples], world: Axis
+    config: Config, stages: Sequence[ReadyStage], valid_sets: Mapping[str, Samples], world: Axis
 ) -> None:
     """Compare what the ranks are about to train. Collective.
 
@@ -37,21 +37,24 @@ def check_same_run(
     Raises:
         UserError: on all ranks: they differ; it says in what.
     """
-    mine = _facts(config, plan, samples, valid_sets)
+    mine = _facts(config, stages, valid_sets)
     digest = hashlib.sha256(json.dumps(mine).encode()).hexdigest()
     if len(set(from_all(digest, world))) == 1:
         return
     raise UserError(_differences(from_all((socket.gethostname(), mine), world)))
 
 
-def _facts(config: Config, plan: RunPlan, samples: Samples, valid_sets: Mapping[str, Samples]) -> dict[str, Any]:
+def _facts(config: Config, stages: Sequence[ReadyStage], valid_sets: Mapping[str, Samples]) -> dict[str, Any]:
     """By name: settings under their own, then what they have become here."""
     facts = dict(_flat(config.model_dump(mode="json")))
     facts |= {"megalite's version": __version__, "torch's version": version("torch")}
     facts |= {f"the plug-in {each.name}": each.digest for each in loaded_plugins()}
-    facts |= {"the training data": samples.fingerprint}
     facts |= {f"the validation data {name}": each.fingerprint for name, each in valid_sets.items()}
-    return facts | {f"{name} of the plan": fact for name, fact in plan.to_dict().items()}
+    for stage in stages:
+        where = f" from step {stage.plan.first_step} on" if stage.plan.first_step > 1 else ""
+        facts |= {f"the training data{where}": stage.samples.fingerprint}
+        facts |= {f"{name} of the plan{where}": fact for name, fact in stage.plan.to_dict().items()}
+    return facts
 
 
 def _flat(settings: Mapping[str, Any], before: str = "") -> list[tuple[str, Any]]:

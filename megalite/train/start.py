@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -14,7 +15,6 @@ from megalite.checkpoint import catalog
 from megalite.checkpoint.format import MANIFEST, Progress, stored_model
 from megalite.checkpoint.reader import CheckpointReader
 from megalite.config.model_match import match
-from megalite.config.plan import RunPlan
 from megalite.config.schema import Config
 from megalite.data.cursor import DataCursor, add_counts
 from megalite.data.samples import Samples
@@ -23,6 +23,7 @@ from megalite.model.initialize import FreshWeights, WeightSource
 from megalite.optim.rules import state_kinds
 from megalite.parallel.axes import Axes
 from megalite.parallel.collectives import any_rank, from_all
+from megalite.train.preflight import ReadyStage
 
 NOT_COMPARED = "not compared with transformers, as asked"
 
@@ -53,12 +54,17 @@ class Start:
     """Where damaged checkpoints are now; on the first rank."""
     choices: tuple[str, ...] = ()
     """Where the run's model computes something else from these weights than the one they are of, on purpose."""
+    trained_as: Architecture | None = None
+    """The model that the weights are of, where it is known and may differ from the run's."""
     proof: str = ""
     """What was compared of a Hugging Face folder before its weights were taken."""
 
 
-def choose_start(config: Config, plan: RunPlan, samples: Samples, axes: Axes, device: torch.device) -> Start:
+def choose_start(config: Config, stages: Sequence[ReadyStage], axes: Axes, device: torch.device) -> Start:
     """Find the state to start from. Collective: ranks share the checking of files.
+
+    Args:
+        stages: of the run.
 
     Raises:
         CheckpointError: every checkpoint of the run is damaged, or the data is not what the run was trained on.
@@ -70,7 +76,7 @@ def choose_start(config: Config, plan: RunPlan, samples: Samples, axes: Axes, de
         if problems is None:
             misnamed = filter(None, map(catalog.name_problem, catalog.complete(folder.parent)))
             damaged += [problem for problem in misnamed if problem not in damaged]
-            start = open_checkpoint(folder, samples, f"checkpoint {folder}", tuple(damaged))
+            start = open_checkpoint(folder, stages, f"checkpoint {folder}", tuple(damaged))
             return replace(start, set_aside=set_aside(passed_over, axes))
         passed_over.append(folder)
         damaged += problems
@@ -80,11 +86,11 @@ def choose_start(config: Config, plan: RunPlan, samples: Samples, axes: Axes, de
             + "\n  ".join(damaged)
             + f"\nremove {config.run.dir / catalog.CHECKPOINTS} to start anew, or set run.dir to a new folder"
         )
-    return first_start(config, plan, samples, axes, device)
+    return first_start(config, stages, axes, device)
 
 
 def first_start(
-    config: Config, plan: RunPlan, samples: Samples, axes: Axes, device: torch.device, *, again: bool = False
+    config: Config, stages: Sequence[ReadyStage], axes: Axes, device: torch.device, *, again: bool = False
 ) -> Start:
     """What a run without checkpoints begins with. Collective.
 
@@ -94,30 +100,39 @@ def first_start(
     Raises:
         CheckpointError: it is damaged, or the data is not what a branch's trunk was trained on.
     """
+    model = stages[0].plan.model
     zeros: dict[str, WeightSource] = {key: Zeros() for key in state_kinds()}
     branch_from, init_from = config.train.branch_from, config.train.init_from
     if branch_from is not None:
         trunk = _open_whole(branch_from, "train.branch_from", axes, device)
         if trunk is None:
             raise CheckpointError(f"train.branch_from: {branch_from} is no complete checkpoint; give a step-… folder")
-        return open_checkpoint(trunk, samples, f"checkpoint {trunk}, as a branch")
+        return open_checkpoint(trunk, stages, f"checkpoint {trunk}, as a branch")
     if init_from is not None:
         is_compared = config.train.verify_init_from and not again
-        found = _open_weights(init_from, plan, axes, device, is_compared=is_compared)
+        found = _open_weights(init_from, model, axes, device, is_compared=is_compared)
         return replace(found, moments=zeros, origin=f"weights of {init_from}")
-    return Start(FreshWeights(plan.model, config.run.seed), zeros, origin=f"fresh weights, seed {config.run.seed}")
+    return Start(FreshWeights(model, config.run.seed), zeros, origin=f"fresh weights, seed {config.run.seed}")
 
 
-def open_checkpoint(folder: Path, samples: Samples, origin: str, damaged: tuple[str, ...] = ()) -> Start:
+def open_checkpoint(folder: Path, stages: Sequence[ReadyStage], origin: str, damaged: tuple[str, ...] = ()) -> Start:
     """The whole state of a checkpoint.
+
+    Args:
+        stages: of the run, one of which it was saved in.
 
     Raises:
         CheckpointError: it was trained on other data.
     """
     reader = CheckpointReader(folder)
-    progress, remixed = _go_on_with_data(reader, samples)
+    step = reader.manifest.progress.step
+    stage = next((each for each in reversed(stages) if each.plan.first_step <= step), stages[0])
+    progress, remixed = _go_on_with_data(reader, stage.samples)
+    if step == stage.plan.last_step and stage is not stages[-1]:
+        progress = replace(progress, account=replace(progress.account, shift={}, shift_from=0))  # other data comes next
     moments: dict[str, WeightSource] = {key: reader.source(key) for key in state_kinds()}
-    return Start(reader.source("weight"), moments, progress, origin, remixed, damaged, reader)
+    theirs = stored_model(reader.folder, reader.manifest)
+    return Start(reader.source("weight"), moments, progress, origin, remixed, damaged, reader, trained_as=theirs)
 
 
 def set_aside(folders: list[Path], axes: Axes) -> tuple[Path, ...]:
@@ -181,18 +196,19 @@ def _go_on_with_data(reader: CheckpointReader, samples: Samples) -> tuple[Progre
     return replace(progress, account=progress.account.remix(at, drawn, unshifted.drawn(at))), True
 
 
-def _open_weights(folder: Path, plan: RunPlan, axes: Axes, device: torch.device, *, is_compared: bool) -> Start:
+def _open_weights(folder: Path, model: Architecture, axes: Axes, device: torch.device, *, is_compared: bool) -> Start:
     """The weights of a checkpoint, of a run's newest one, or of a Hugging Face folder. Collective."""
     checkpoint = _open_whole(folder, "train.init_from", axes, device)
     if checkpoint is not None:
         reader = CheckpointReader(checkpoint)
-        choices = _compare(checkpoint, stored_model(reader.folder, reader.manifest), plan.model)
-        return Start(reader.source("weight"), {}, choices=choices)
+        theirs = stored_model(reader.folder, reader.manifest)
+        return Start(reader.source("weight"), {}, choices=_compare(checkpoint, theirs, model), trained_as=theirs)
     from megalite.checkpoint.hf.importer import HuggingFaceWeights
 
     weights = HuggingFaceWeights(folder)
-    choices = _compare(folder, weights.model, plan.model)
-    return Start(weights, {}, choices=choices, proof=_prove(folder, axes) if is_compared else NOT_COMPARED)
+    choices = _compare(folder, weights.model, model)
+    proof = _prove(folder, axes) if is_compared else NOT_COMPARED
+    return Start(weights, {}, choices=choices, trained_as=weights.model, proof=proof)
 
 
 def _compare(folder: Path, theirs: Architecture, ours: Architecture) -> tuple[str, ...]:

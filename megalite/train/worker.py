@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import errno
 import faulthandler
+import gc
 import os
 import signal
 import sys
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
@@ -32,9 +33,10 @@ from megalite.train.startup import COMPILING, FIRST_STEP, IMPORTING, MEETING, Sa
 if TYPE_CHECKING:
     import torch
 
-    from megalite.config.plan import RunPlan
     from megalite.data.samples import Samples
     from megalite.parallel.axes import Axes
+    from megalite.train.open_run import Connected, Entrance
+    from megalite.train.preflight import ReadyStage
 
 
 def run_rank(
@@ -101,9 +103,8 @@ def _full_disk(run_dir: Path, error: BaseException) -> str:
 
 def connect_rank(
     config: Config,
-    plan: RunPlan,
+    stages: Sequence[ReadyStage],
     place: Place,
-    samples: Samples,
     valid_sets: dict[str, Samples],
     *,
     say: Say = lambda what: None,
@@ -112,7 +113,7 @@ def connect_rank(
     """Join the other ranks: the axes of the mesh, and this rank's device. Collective.
 
     Args:
-        samples: of the training mixture; these, and the validation sets, are to be the same everywhere.
+        stages: of the run; these, and the validation sets, are to be the same everywhere.
         say: is told what is waited for.
         is_forced: do not ask whether the model fits on the device.
 
@@ -127,10 +128,12 @@ def connect_rank(
     from megalite.train.fit import check_device_memory
     from megalite.train.same_run import check_same_run
 
+    plan = stages[0].plan
     mesh = Mesh(plan.pp, plan.dp, plan.cp, plan.tp)
     device = choose_device(config.train.device, place.local_rank)
     if device.type == "cuda" and not is_forced:
-        check_device_memory(config, plan, mesh.coords(place.rank).pp, free_bytes(device))
+        for stage in stages:
+            check_device_memory(stage.config, stage.plan, mesh.coords(place.rank).pp, free_bytes(device))
     os.environ["LOCAL_RANK"] = str(place.local_rank)
     prepare_deepspeed(device.type)
     check_dtype(config.precision.dtype, device.type)
@@ -143,47 +146,61 @@ def connect_rank(
         token=place.token,
         say=say,
     )
-    check_same_run(config, plan, samples, valid_sets, connect_world(place.world_size, place.rank))
+    check_same_run(config, stages, valid_sets, connect_world(place.world_size, place.rank))
     return connect(mesh, place.rank), device
 
 
 def _train(config: Config, place: Place, stop: StopRequest, heartbeat: Heartbeat, *, is_forced: bool) -> int:
     from megalite.train.fit import check_fit
-    from megalite.train.preflight import preflight
+    from megalite.train.preflight import preflight_stages
 
     start_up = StartUp(is_first=place.rank == 0, is_first_here=place.local_rank == 0)
-    plan, samples, valid_sets = preflight(config, place.world_size, local_rank=place.local_rank)
+    stages, valid_sets = preflight_stages(config, place.world_size, local_rank=place.local_rank)
     if place.local_ranks is not None and place.local_rank == 0 and not is_forced:
         memory = None if place.attempt is None else total_bytes()  # a former attempt's may not be free yet
         cores = os.cpu_count()  # of ours, each may have a share
-        check_fit(config, plan, place.local_ranks, memory=memory, cores=cores)
+        for stage in stages:
+            check_fit(stage.config, stage.plan, place.local_ranks, memory=memory, cores=cores)
     start_up.say(IMPORTING)
 
     from megalite.engine.build import DTYPES
     from megalite.engine.runtime import disconnect_processes, set_determinism
-    from megalite.train.loop import TrainingLoop
-    from megalite.train.open_run import Connected, open_run
+    from megalite.train.open_run import Connected, enter
     from megalite.trial import try_plugins
 
     start_up.say(MEETING)
-    axes, device = connect_rank(config, plan, place, samples, valid_sets, say=start_up.say_wait, is_forced=is_forced)
-    try_plugins(config, plan.model, device, DTYPES[config.precision.dtype])
+    axes, device = connect_rank(config, stages, place, valid_sets, say=start_up.say_wait, is_forced=is_forced)
+    try_plugins(config, stages[0].plan.model, device, DTYPES[config.precision.dtype])
     if place.rank == 0:
         stop.watch(config.run.dir)
-    connected = Connected(config, plan, place, axes, device, stop, heartbeat)
-    run, progress = open_run(connected, samples, valid_sets, start_up.say)
+    connected = Connected(config, stages, valid_sets, place, axes, device, stop, heartbeat)
+    entry, code = enter(connected, start_up.say), None
+    while code is None:
+        code = _train_stage(connected, entry, start_up)
+    disconnect_processes()
+    set_determinism(False, device.type)
+    return code
+
+
+def _train_stage(rank: Connected, entry: Entrance, start_up: StartUp) -> int | None:
+    """Train from where the run stands to the end of the stage that this is in; the exit code, None where another stage
+    follows."""
+    from megalite.train.loop import TrainingLoop
+    from megalite.train.open_run import open_run
+
+    run, progress = open_run(rank, entry, start_up.say)
     try:
         loop = TrainingLoop(run, progress)
-        start_up.say(COMPILING if compile_pays(config, plan, device.type) else FIRST_STEP)
-        stop.begin()
+        start_up.say(COMPILING if compile_pays(run.config, run.plan, run.device.type) else FIRST_STEP)
+        rank.stop.begin()
         code = loop.train()
     finally:
         run.recorder.close()
-        if place.rank == 0:
-            _leave_report(config.run.dir)
+        if rank.place.rank == 0:
+            _leave_report(run.config.run.dir)
     run.engine.close()
-    disconnect_processes()
-    set_determinism(False, device.type)
+    del run, loop
+    gc.collect()  # hooks refer to what holds them, and the next stage needs the memory
     return code
 
 
@@ -217,7 +234,7 @@ def _leave_word(run_dir: Path, place: Place, message: str, *, is_user_error: boo
 
 
 def main() -> None:
-    """Entry of a rank that `train.local` started: `python -m megalite.train.worker CONFIG.yaml [STOP_AFTER]`."""
+    """Entrance of a rank that `train.local` started: `python -m megalite.train.worker CONFIG.yaml [STOP_AFTER]`."""
     place = given_place()
     assert place is not None, "a worker is started by megalite train"
     stop_after = int(sys.argv[2]) if len(sys.argv) > 2 else None

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import errno
+
 import pytest
 
 from megalite.cli import main, setup
-from megalite.errors import EXIT_BAD_INPUT, EXIT_INTERRUPTED, DataError
+from megalite.errors import EXIT_BAD_INPUT, EXIT_FAULT, EXIT_INTERRUPTED, DataError
 
 
 @pytest.mark.parametrize(
@@ -13,6 +15,11 @@ from megalite.errors import EXIT_BAD_INPUT, EXIT_INTERRUPTED, DataError
     [
         (KeyboardInterrupt(), EXIT_INTERRUPTED, "megalite: interrupted; run the same command again to go on"),
         (DataError("raw: nothing here"), EXIT_BAD_INPUT, "megalite: raw: nothing here"),
+        (
+            OSError(errno.EIO, "Input/output error", "raw/a.jsonl"),
+            EXIT_FAULT,
+            "megalite: raw/a.jsonl: Input/output error; see to the disk, and run the same command again",
+        ),
     ],
 )
 def test_what_ends_a_command_is_said_in_a_line(monkeypatch, capsys, error, code, line):

@@ -79,10 +79,14 @@ CONFLICTS = {
         "precision.fp8: ffn_hidden_size=720 / tp=2 is not a multiple of 16, as FP8 on a GPU wants; use 704 or 736, or "
         "backend=emulate",
     ),
+    "chunks": (
+        config({"backend": "emulate"}, train={"steps": 10, "mlp_chunk_tokens": 8}),
+        "train.mlp_chunk_tokens: FP8 scales are of whole matrices, not of chunks; use precision.fp8=null, or null",
+    ),
     "tokens that tensor cores refuse": (
         config({"backend": "te"}, batch={"seq_len": 200}),
-        "precision.fp8: micro_batch_size x seq_len = 200 tokens are not a multiple of 16, as FP8 on a GPU wants; use "
-        "seq_len=192 or 208, or backend=emulate",
+        "batch.seq_len: micro_batch_size x seq_len = 200 tokens are not divisible by 16, as FP8 on a GPU wants; use "
+        "seq_len=192 or 208, or parallel.pad_tokens=true",
     ),
 }
 

@@ -110,7 +110,17 @@ class TestCheck:
     def test_json(self):
         """One object that a program can read."""
         found = json.loads(run("check", str(ROOT / "configs/debug.yaml"), "--json", "--vocab-size", "500"))
-        keys = {"plan", "memory", "engine", "deepspeed", "notes", "optimizer_bytes_per_parameter", "export", "sent"}
+        keys = {
+            "plan",
+            "memory",
+            "engine",
+            "deepspeed",
+            "notes",
+            "optimizer_bytes_per_parameter",
+            "export",
+            "sent",
+            "lengths",
+        }
         assert set(found) == keys
         assert found["optimizer_bytes_per_parameter"] == 8  # AdamW's two moments
         assert found["plan"]["model"]["vocab_size"] == 500
@@ -118,7 +128,7 @@ class TestCheck:
         assert (found["engine"], found["deepspeed"]) == ("native", None)
         assert found["notes"] == []
         assert found["export"] == {"architecture": "LlamaForCausalLM", "why_not": "", "condition": ""}
-        assert found["sent"] == [{"stage": 0, "tp": 0, "pp": 0}]  # one rank has nobody to send to
+        assert found["sent"] == [{"stage": 0, "tp": 0, "cp": 0, "pp": 0}]  # one rank has nobody to send to
 
     def test_overrides_and_default_world_size(self):
         found = json.loads(run("check", str(ROOT / "configs/debug.yaml"), "parallel.tp=2", "train.steps=7", "--json"))
@@ -152,7 +162,7 @@ class TestCheck:
         assert result.stdout == ""
         assert result.stderr.splitlines() == [
             "megalite: 2 problems found:",
-            f"  - {path}:2: parallel.tp: found 0, expected a whole number above 0 - "
+            f"  - {path}:2: parallel.tp: found 0, expected a whole number above 0 and at most 100000 - "
             "Tensor-parallel ranks: each matrix is cut into this many",
             f"  - {path}:1: modle: unknown key (did you mean 'model'?)",
         ]

@@ -174,10 +174,16 @@ class TestSettings:
     @pytest.mark.parametrize(
         ("text", "complaint"),
         [
-            ("parallel: {tp: 0}", "parallel.tp: found 0, expected a whole number above 0 - Tensor-parallel ranks: "),
+            (
+                "parallel: {tp: 0}",
+                "parallel.tp: found 0, expected a whole number above 0 and at most 100000 - Tensor-parallel ranks: ",
+            ),
             ("batch: {seq_len: 1.5}", "batch.seq_len: found 1.5, expected a whole number above 0 - Tokens in a seq"),
             ("batch: {seq_len: many}", 'batch.seq_len: found "many", expected a whole number above 0 - Tokens in a'),
-            ("parallel: {tp: true}", "parallel.tp: found true, expected a whole number above 0 - Tensor-parallel"),
+            (
+                "parallel: {tp: true}",
+                "parallel.tp: found true, expected a whole number above 0 and at most 100000 - Tensor-parallel",
+            ),
             ("train: {steps: -1}", "train.steps: found -1, expected a whole number above 0, or null - Number of"),
             (
                 "optimizer: {lr: .inf}",
@@ -234,7 +240,7 @@ class TestSettings:
             "command line: 'nonsense' is not an override; write key=value or section.key=value: train.steps=100",
             "command line: run.seed: found -1, expected a whole number of at least 0 - "
             "Seed of the weights, of the data order and of dropout",
-            "command line: parallel.tp: found 0, expected a whole number above 0 - "
+            "command line: parallel.tp: found 0, expected a whole number above 0 and at most 100000 - "
             "Tensor-parallel ranks: each matrix is cut into this many",
             "run.yaml:5: batch.seq_len: found 0, expected a whole number above 0 - Tokens in a sequence",
             'run.yaml:3: train.steps: found "x", expected a whole number above 0, or null - Number of optimizer steps',

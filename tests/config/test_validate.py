@@ -35,11 +35,59 @@ CONFLICTS = {
         5,
         "parallel.dp: found 5 ranks, expected pp x dp x cp x tp = 1 x 2 x 1 x 2 = 4; use 4 ranks",
     ),
-    "context parallelism": (
-        config(parallel={"cp": 2}),
+    "tokens over cp": (
+        config(parallel={"cp": 3}, batch={"seq_len": 32, "micro_batch_size": 1}),
+        3,
+        "batch.seq_len: micro_batch_size x seq_len = 32 tokens are not divisible by 6, as cp=3 wants; use seq_len=30 "
+        "or 36, or parallel.pad_tokens=true",
+    ),
+    "tokens over cp and tp": (
+        config(
+            parallel={"cp": 2, "tp": 4, "sequence_parallel": True, "cp_kind": "ulysses"},
+            batch={"seq_len": 36, "micro_batch_size": 1},
+            model={"num_heads": 8, "num_kv_heads": 8, "ffn_hidden_size": 96},
+        ),
+        8,
+        "batch.seq_len: micro_batch_size x seq_len = 36 tokens are not divisible by 8, as cp=2 and sequence_parallel "
+        "over tp=4 want; use seq_len=32 or 40, or parallel.pad_tokens=true",
+    ),
+    "chunks that selective recomputation has kept": (
+        config(train={"steps": 10, "recompute": "selective", "mlp_chunk_tokens": 8}),
+        1,
+        "train.mlp_chunk_tokens: recompute=selective keeps the results of the MLP's products, which chunks would make "
+        "again; use recompute=full or none, or null here",
+    ),
+    "a chunk of everything": (
+        config(
+            train={"steps": 10, "mlp_chunk_tokens": 64},
+            batch={"seq_len": 64, "micro_batch_size": 2},
+            parallel={"cp": 2},
+        ),
         2,
-        "parallel.cp: found 2, but context parallelism is not built yet; use cp=1, and for long sequences a larger tp "
-        "with sequence_parallel=true",
+        "train.mlp_chunk_tokens: 64 has no effect, a rank's MLP has 64 tokens of a micro-batch; use fewer, or null",
+    ),
+    "nothing to offload": (
+        config(train={"steps": 10, "offload_activations": True}),
+        1,
+        "train.offload_activations: found with recompute=none; what full recomputation keeps is what waits in the "
+        "host's memory: use recompute=full, or false",
+    ),
+    "heads over ulysses": (
+        config(parallel={"cp": 4, "cp_kind": "ulysses"}, model={"num_heads": 6, "head_dim": 8, "num_kv_heads": 2}),
+        4,
+        "parallel.cp_kind: ulysses gives each of cp=4 ranks as many heads, and a tensor-parallel rank has 6, with 2 "
+        "for keys and values; use cp=1, 2 or 6, or cp_kind=allgather",
+    ),
+    "bounded scores around a ring": (
+        config(parallel={"cp": 2, "cp_kind": "ring"}, model={"attention_soft_cap": 30.0}),
+        2,
+        "parallel.cp_kind: ring does not bound scores, which attention_soft_cap=30 asks for; use cp_kind=allgather or "
+        "ulysses",
+    ),
+    "a kind without cp": (
+        config(parallel={"cp_kind": "ulysses"}),
+        1,
+        "parallel.cp_kind: found ulysses, but it has no effect with cp=1; leave it at allgather",
     ),
     "heads over tp": (
         config(
@@ -50,16 +98,23 @@ CONFLICTS = {
         8,
         "parallel.tp: num_heads=12 is not divisible by tp=8; use tp=1, 2, 3, 4, 6 or 12",
     ),
-    "kv heads fewer than tp": (
-        config(model={"num_heads": 8, "num_kv_heads": 2}, parallel={"tp": 4}),
-        4,
-        "parallel.tp: num_kv_heads=2 is fewer than tp=4, and a key and value head is neither cut nor copied; use tp=1 "
-        "or 2, or more kv heads",
+    "kv heads beside tp": (
+        config(
+            model={"num_heads": 12, "hidden_size": 96, "num_kv_heads": 4, "ffn_hidden_size": 96}, parallel={"tp": 6}
+        ),
+        6,
+        "parallel.tp: tp=6 neither divides num_kv_heads=4 nor is divisible by it; use tp=1, 2 or 4",
+    ),
+    "a kv head that its ranks cannot share": (
+        config(model={"num_heads": 16, "num_kv_heads": 2, "head_dim": 6, "ffn_hidden_size": 64}, parallel={"tp": 16}),
+        16,
+        "parallel.tp: tp=16 is larger than num_kv_heads=2, and 8 ranks cannot share a head of head_dim=6 evenly; use "
+        "tp=1, 2 or 4",
     ),
     "kv heads over tp": (
         config(model={"num_heads": 24, "head_dim": 8, "num_kv_heads": 6, "ffn_hidden_size": 96}, parallel={"tp": 4}),
         4,
-        "parallel.tp: num_kv_heads=6 is not divisible by tp=4; use tp=1, 2, 3 or 6",
+        "parallel.tp: tp=4 neither divides num_kv_heads=6 nor is divisible by it; use tp=1, 2, 3, 6, 12 or 24",
     ),
     "MLP width over tp": (
         config(model={"num_heads": 6, "hidden_size": 384, "ffn_hidden_size": 1000}, parallel={"tp": 3}),
@@ -69,8 +124,8 @@ CONFLICTS = {
     "tokens over tp with sequence parallelism": (
         config(parallel={"tp": 4, "sequence_parallel": True}, batch={"seq_len": 511, "micro_batch_size": 2}),
         4,
-        "parallel.sequence_parallel: micro_batch_size x seq_len = 1022 tokens are not divisible by tp=4; use "
-        "seq_len=510 or 512",
+        "batch.seq_len: micro_batch_size x seq_len = 1022 tokens are not divisible by 4, as sequence_parallel over "
+        "tp=4 wants; use seq_len=510 or 512, or parallel.pad_tokens=true",
     ),
     "global batch": (
         config(batch={"micro_batch_size": 2, "global_batch_size": 10}),

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import io
+import math
 import tracemalloc
+from collections import Counter
 
 import numpy as np
 import pytest
@@ -13,6 +15,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 from rich.console import Console
 
+from megalite.config.schema import SourceConfig
 from megalite.data.best_fit import assign_pieces, cut_documents, group_pieces
 from megalite.data.indexed import IndexedTokens, IndexedWriter
 from megalite.data.layout import (
@@ -24,9 +27,10 @@ from megalite.data.layout import (
     Layout,
     PackedLayout,
 )
-from megalite.data.pack import pack
+from megalite.data.pack import pack, times_of
 from megalite.data.pack_report import render
-from megalite.data.settings import PackConfig
+from megalite.data.settings import PackConfig, RepeatConfig
+from megalite.data.sources import open_source
 from megalite.errors import DataError
 from megalite.stations.manifest import find_manifest
 from tests.data.golden import fixed_documents
@@ -219,6 +223,62 @@ def test_the_report_counts_what_is_there(tmp_path_factory, lengths, seq_len, met
         for span in [*(length for _, length, _ in pieces), seq_len - tokens]:
             masked += sum(range(span + 1))
     assert report["attention_percent"] == round(100 * masked / (len(samples) * sum(range(seq_len + 1))), 2)
+
+
+@given(
+    lengths=st.lists(st.integers(0, 40), min_size=1, max_size=50).filter(any),
+    seq_len=SEQ_LENS,
+    window=st.none() | st.integers(1, 60),
+    repeats=st.dictionaries(st.integers(1, 40), st.sampled_from([1.0, 1.5, 2.0, 3.25]), min_size=1, max_size=3),
+)
+@settings(max_examples=60, deadline=None)
+def test_long_documents_come_as_often_as_asked(tmp_path_factory, lengths, seq_len, window, repeats):
+    """Every document whole, each as often as the largest border below its length says: a part of a time for as many,
+    whatever the windows. The folder is one to train on, and is verified as one."""
+    folder = tmp_path_factory.mktemp("pack")
+    prefix = write_pair(folder / "pair", [np.full(length, 5) for length in lengths])
+    given = [{"from_tokens": border, "times": times} for border, times in repeats.items()]
+    config = PackConfig(seq_len=seq_len, window_documents=window, repeats=given)
+    counts = pack(prefix, folder / "packed", config).manifest.counts
+    found = Counter(piece for pieces in all_pieces(PackedLayout(folder / "packed")) for piece in pieces)
+    starts = np.concatenate([[0], np.cumsum(lengths)]).tolist()
+    expected: Counter[tuple[int, int, int]] = Counter()
+    for document, length in enumerate(lengths):
+        asked = next((repeats[border] for border in sorted(repeats, reverse=True) if border <= length), 1.0)
+        share = document * 0x9E3779B97F4A7C15 % 2**64 / 2**64
+        times = math.floor(asked) + (share < asked % 1)
+        for start in range(0, length, seq_len):
+            expected[starts[document] + start, min(seq_len, length - start), document] += times
+    assert found == expected
+    assert counts["tokens"] == sum(lengths)
+    assert counts["tokens_with_repeats"] == sum(size * times for (_, size, _), times in expected.items())
+    assert counts["report"]["cuts"] == sum(t for (start, _, doc), t in expected.items() if start != starts[doc])
+    opened = open_source(SourceConfig(path=folder / "packed"), name="packed", seq_len=seq_len)
+    assert opened.layout.num_samples == counts["samples"]
+
+
+@pytest.mark.parametrize("stride", [1, 2, 3, 7, 10])
+def test_parts_of_a_time_are_evenly_spread(stride):
+    """Whatever documents are long: every one, or each second one of the stream."""
+    lengths = np.where(np.arange(3000 * stride) % stride == 0, 100, 1)
+    times = times_of(lengths, 5, [RepeatConfig(from_tokens=100, times=5.5)])[lengths == 100]
+    assert set(times.tolist()) == {5, 6}
+    assert times.mean() == pytest.approx(5.5, abs=0.01)
+
+
+WRONG_REPEATS = {
+    "concat": ({"method": "concat", "repeats": [{"from_tokens": 8, "times": 2}]}, "use method=best_fit"),
+    "twice": ({"repeats": [{"from_tokens": 8, "times": 2}, {"from_tokens": 8, "times": 3}]}, "leave one of them out"),
+    "too long": ({"repeats": [{"from_tokens": 10**26, "times": 2}]}, "beyond 2"),
+    "less than once": ({"repeats": [{"from_tokens": 8, "times": 0.5}]}, "greater than or equal to 1"),
+}
+
+
+@pytest.mark.parametrize(("settings", "words"), WRONG_REPEATS.values(), ids=WRONG_REPEATS)
+def test_wrong_repeats(settings, words):
+    """Refused in words."""
+    with pytest.raises(ValidationError, match=words):
+        PackConfig(**settings)
 
 
 def test_windows_cost_padding_and_say_so(tmp_path):

@@ -37,11 +37,11 @@ SETTINGS = {
     "unknown section": (["modle.hidden_size=64"], ["modle", "did you mean", "model"]),
     "not a number": (["optimizer.lr=fast"], ["optimizer.lr", "fast"]),
     "heads and tp": (["model.num_heads=6", "model.hidden_size=48", "parallel.tp=4"], ["num_heads=6", "tp=4", "use"]),
-    "kv heads fewer than tp": (["model.num_kv_heads=1"], ["num_kv_heads=1", "tp=2"]),
+    "kv heads and tp": (["model.num_kv_heads=4", "model.num_heads=12", "parallel.tp=6"], ["num_kv_heads=4", "tp=6"]),
     "batch": (["batch.global_batch_size=5"], ["global_batch_size: 5", "micro_batch_size", "use 4 or 6"]),
     "pipeline and ZeRO": (["parallel.pp=2", "parallel.zero_stage=3"], ["zero_stage", "pp", "1"]),
     "more stages than blocks": (["parallel.pp=4"], ["pp=4", "num_layers=2"]),
-    "context parallel": (["parallel.cp=2"], ["cp", "1"]),
+    "context parallel": (["parallel.cp=3"], ["cp=3", "not divisible by 6", "use seq_len", "pad_tokens"]),
     "no length": (["train.steps=null"], ["train.steps", "train.tokens"]),
     "fp8": (["precision.fp8={backend: te}"], ["fp8.backend", "train.device=cpu", "emulate"]),
     "cuda": (["train.device=cuda"], ["cuda", "train.device=cpu"]),
@@ -68,7 +68,7 @@ def test_setting_is_refused(config, name):
 
 def test_all_mistakes_at_once(config):
     """Several mistakes are told together, those of the file with its name."""
-    message = refused("train", config, "model.num_kv_heads=1", "batch.global_batch_size=5", "parallel.cp=2")
+    message = refused("train", config, "model.ffn_hidden_size=65", "batch.global_batch_size=5", "parallel.cp=3")
     assert "3 problems" in message, message
 
 

@@ -30,12 +30,17 @@ TIED = {"model": {"tie_embeddings": True}}
 FEW = {"batch": {"micro_batch_size": 4}}
 """Two micro-batches a step in place of four: under tp each costs some twenty collectives, and these the time."""
 
+ODD = {"batch": {"micro_batch_size": 1, "seq_len": 15}}
+"""Tokens that no layout divides."""
+
 ACCUM = {"batch": {"micro_batch_size": 1}}
 SIX = {"batch": {"micro_batch_size": 1, "global_batch_size": 6}}
 FIVE = {"batch": {"micro_batch_size": 1, "global_batch_size": 5}}
 DEEP = {"model": {"num_layers": 8}}
 DEEP_TIED = {"model": {"num_layers": 8, "tie_embeddings": True}}
 SELECTIVE, FULL = {"train": {"recompute": "selective"}}, {"train": {"recompute": "full"}}
+CHUNKS = {"train": {"mlp_chunk_tokens": 5, "recompute": "full", "offload_activations": True}}
+ONE_KV_HEAD = {"model": {"num_kv_heads": 1}}
 GROUPED = {"model": {"num_kv_heads": 2, "qk_norm": True}}
 
 CASES = {
@@ -51,6 +56,8 @@ CASES = {
         layout(more={"batch": {"micro_batch_size": 8}}),
         layout(more={"train": {"recompute": "selective"}}),
         layout(more={"train": {"recompute": "full"}}),
+        layout(zero_stage=2, more={**TIED, **CHUNKS}),
+        layout(more={"train": {"mlp_chunk_tokens": 7}}),
     ],
     2: [
         *(layout(dp=2, zero_stage=stage) for stage in range(4)),
@@ -64,6 +71,9 @@ CASES = {
         layout(tp=2, sequence_parallel=True, more={**TIED, **FEW, "train": {"recompute": "selective"}}),
         layout(tp=2, more={**GROUPED, **FEW, "train": {"recompute": "full"}}),
         layout(tp=2, sequence_parallel=True, more={**GROUPED, **FEW}),
+        layout(tp=2, zero_stage=2, more={**ONE_KV_HEAD, **FEW, **SELECTIVE}),
+        layout(tp=2, sequence_parallel=True, more={**ONE_KV_HEAD, **FEW, **FULL}),
+        layout(tp=2, sequence_parallel=True, pad_tokens=True, zero_stage=2, more=ODD),
         layout(dp=2, zero_stage=3, more={**TIED, "train": {"recompute": "selective"}}),
         layout(dp=2, zero_stage=3, more={"train": {"recompute": "full"}}),
         layout(pp=2, zero_stage=0),
@@ -78,6 +88,8 @@ CASES = {
         layout(pp=2, schedule="zb-h1", zero_stage=0, more=SELECTIVE),
         layout(pp=2, schedule="zb-h1", more={**TIED, **FULL}),
         layout(pp=2, schedule="zb-v", more=TIED),
+        layout(pp=2, schedule="zb-v", more={**TIED, **CHUNKS}),
+        layout(dp=2, zero_stage=3, more={**TIED, **CHUNKS}),
         layout(pp=2, schedule="zb-v", zero_stage=0, more={**FIVE, **FULL}),
         layout(pp=2, schedule="dualpipe-v", zero_stage=0, more={**TIED, **SELECTIVE}),
         layout(pp=2, schedule="dualpipe-v", more=FIVE),
@@ -86,6 +98,10 @@ CASES = {
     4: [
         layout(tp=4, more=FEW),
         layout(tp=4, sequence_parallel=True, more={**TIED, **FEW}),
+        layout(tp=4, more={**GROUPED, **FEW}),
+        layout(tp=2, dp=2, sequence_parallel=True, more={**FEW, **CHUNKS}),
+        layout(pp=2, tp=2, schedule="zb-v", more={**ONE_KV_HEAD, **FEW}),
+        layout(pp=2, tp=2, sequence_parallel=True, pad_tokens=True, more={**ODD, **TIED}),
         layout(dp=4, zero_stage=2, more=ACCUM),
         layout(dp=4, zero_stage=3),
         layout(dp=4, more={**TIED, **ACCUM}),

@@ -53,7 +53,12 @@ LAYOUTS = {
         {"dp": 2, "zero_stage": 3},
         {"pp": 2},
     ],
-    4: [{"tp": 2, "dp": 2}, {"tp": 2, "dp": 2, "zero_stage": 3, "sequence_parallel": True}, {"pp": 2, "dp": 2}],
+    4: [
+        {"cp": 2, "dp": 2},
+        {"tp": 2, "dp": 2},
+        {"tp": 2, "dp": 2, "zero_stage": 3, "sequence_parallel": True},
+        {"pp": 2, "dp": 2},
+    ],
 }
 
 

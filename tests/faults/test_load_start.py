@@ -15,7 +15,7 @@ from megalite.checkpoint.format import MANIFEST, folder_name, read_manifest
 from megalite.config.load import load_config
 from megalite.parallel.axes import connect
 from megalite.parallel.mesh import Mesh
-from megalite.train.preflight import preflight
+from megalite.train.preflight import preflight_stages
 from megalite.train.start import choose_start
 from tests.faults.test_load_damage import DAMAGES
 from tests.kit.runs import events, megalite, write_run
@@ -53,9 +53,10 @@ def starts(config_path: Path, run_dirs: list[Path]) -> list[tuple[str, int, tupl
     found = []
     for run_dir in run_dirs:
         config = load_config(config_path, [f"run.dir={run_dir}", "train.steps=9"])
-        plan, samples, _ = preflight(config, dist.get_world_size())
+        stages, _ = preflight_stages(config, dist.get_world_size())
+        plan = stages[0].plan
         axes = connect(Mesh(plan.pp, plan.dp, plan.cp, plan.tp), dist.get_rank())
-        start = choose_start(config, plan, samples, axes, torch.device("cpu"))
+        start = choose_start(config, stages, axes, torch.device("cpu"))
         found.append((start.origin, start.progress.step, start.damaged))
     return found
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import random
+from collections.abc import Sequence
 from typing import Any
 
 ODD_VALUES: tuple[Any, ...] = (
@@ -32,6 +33,17 @@ def paths_of(data: Any, prefix: tuple = ()) -> list[tuple]:
     """The way to every value inside plain data."""
     pairs = data.items() if isinstance(data, dict) else enumerate(data) if isinstance(data, list) else ()
     return [path for key, value in pairs for path in ((*prefix, key), *paths_of(value, (*prefix, key)))]
+
+
+def with_value(data: Any, path: Sequence, value: Any) -> Any:
+    """A copy of plain data with another value at the end of a path."""
+    data = copy.deepcopy(data)
+    *way, last = path
+    holder = data
+    for key in way:
+        holder = holder[key]
+    holder[last] = value
+    return data
 
 
 def mutate(data: Any, rng: random.Random, num_changes: int = 1) -> Any:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
+from functools import reduce
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from megalite.engine.deepspeed.config import deepspeed_config
 from megalite.planner.memory import memory_by_stage, state_bytes_per_parameter
 from megalite.slurm.cluster import load_cluster
 from tests.fuzz.kit import survive
-from tests.fuzz.mutate import mutate, mutate_text
+from tests.fuzz.mutate import mutate, mutate_text, paths_of, with_value
 from tests.kit.paths import ROOT
 
 YAML_PIECES = (
@@ -67,6 +68,29 @@ def test_configs(num_cases: int, rng: random.Random, file: Path):
 
     def run(case: Any) -> None:
         assert isinstance(case, dict)
+        plan(build(Config, Source(case, {(): "case"})))
+
+    survive(cases(), run, file.parent / "empty")
+
+
+HUGE = (20_001, 2**31, 2**63 - 1)
+
+
+def test_huge_numbers(file: Path):
+    """Each number of a config as large as can be, in models that tie their embeddings and in others: no setting is a
+    length that something is built to before it is checked."""
+    bases = [whole(load_config(path)) for path in CONFIGS]
+    ties = [base | {"model": base["model"] | {"tie_embeddings": tied}} for base in bases for tied in (True, False)]
+
+    def cases() -> Iterator[dict]:
+        for base in ties:
+            for *way, last in paths_of(base):
+                holder = reduce(lambda inner, key: inner[key], way, base)
+                if isinstance(holder[last], int | None) and not isinstance(holder[last], bool):
+                    for number in HUGE:
+                        yield with_value(base, [*way, last], number)
+
+    def run(case: Any) -> None:
         plan(build(Config, Source(case, {(): "case"})))
 
     survive(cases(), run, file.parent / "empty")

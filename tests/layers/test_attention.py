@@ -9,10 +9,15 @@ import pytest
 import torch
 from torch import Tensor
 
+from megalite.layers import attention_blocks
 from megalite.layers.attention import attend_by_document, attend_capped, choose_attention
+from megalite.layers.attention_blocks import attend_in_blocks
 from megalite.layers.documents import Documents
 from tests.layers.parity import TOLERANCES, difference, draw
 from tests.layers.tracking import LargestTensor
+
+ATTENTIONS = [attend_by_document, attend_in_blocks]
+"""All that take any format on any device."""
 
 
 def documents(lengths: list[int], padding: int = 0) -> Documents:
@@ -61,24 +66,30 @@ def assert_equals_dense(
     """Output and all three gradients against the dense truth."""
     total = sum(lengths)
     found_inputs, true_inputs = (tensors(total, 4, kv_heads, 8, dtype) for _ in range(2))
-    attend = attend_by_document if soft_cap is None else partial(attend_capped, soft_cap)
-    found = attend(*found_inputs, documents(lengths, padding), window)
+    kinds = ATTENTIONS if soft_cap is None else [partial(attend_capped, soft_cap)]
     truth = dense_attention(*true_inputs, lengths, window, soft_cap)
     grad = draw(tuple(truth.shape), dtype, 9)
-    found.backward(grad)
     truth.backward(grad)
-    worst = max(
-        difference(found.detach(), truth.detach()),
-        *(difference(a.grad, b.grad) for a, b in zip(found_inputs, true_inputs, strict=True)),
-    )
-    assert worst <= TOLERANCES[dtype], f"lengths {lengths}, window {window}, kv heads {kv_heads}: {worst:.1e}"
+    for attend in kinds:
+        for x in found_inputs:
+            x.grad = None
+        found = attend(*found_inputs, documents(lengths, padding), window)
+        found.backward(grad)
+        worst = max(
+            difference(found.detach(), truth.detach()),
+            *(difference(a.grad, b.grad) for a, b in zip(found_inputs, true_inputs, strict=True)),
+        )
+        where = f"{attend}, lengths {lengths}, window {window}, kv heads {kv_heads}"
+        assert worst <= TOLERANCES[dtype], f"{where}: {worst:.1e}"
 
 
+@pytest.mark.parametrize("few", [0, attention_blocks.FEW_SCORES])
 @pytest.mark.parametrize("window", [None, 1, 2, 3, 7, 16, 100])
 @pytest.mark.parametrize("dtype", TOLERANCES, ids=str)
-def test_random_packings_equal_dense_attention(window, dtype):
+def test_random_packings_equal_dense_attention(window, dtype, few, monkeypatch):
     """Output and gradients for random packings, one-token documents included, and windows shorter than, as long as
     and longer than the documents, with as many or fewer key heads than query heads."""
+    monkeypatch.setattr(attention_blocks, "FEW_SCORES", few)
     rng = random.Random(window or 0)
     for kv_heads in (4, 2, 1):
         for _ in range(3):
@@ -98,17 +109,42 @@ def test_padded_borders_equal_dense_attention():
     assert_equals_dense([6, 6], 4, 2, torch.float64, padding=11)
 
 
-def test_a_document_attends_alike_alone_and_packed():
+@pytest.mark.parametrize("window", [None, 1, 5, 60, 128, 200])
+@pytest.mark.parametrize("small", [False, True], ids=["usual blocks", "small blocks"])
+def test_blocks_equal_dense_attention(window, small, monkeypatch):
+    """Documents of several blocks, with a last one that is cut short, heads that do not fit into one buffer, and one
+    that alone is larger than that."""
+    if small:
+        for name, size in {"BLOCK_ROWS": 12, "BLOCK_TOKENS": 5, "BLOCK_SCORES": 1000}.items():
+            monkeypatch.setattr(attention_blocks, name, size)
+    monkeypatch.setattr(attention_blocks, "FEW_SCORES", 0)
+    for kv_heads in (4, 2, 1):
+        assert_equals_dense([300, 5, 130, 130, 257, 1], window, kv_heads, torch.float64)
+
+
+@pytest.mark.parametrize("dtype", TOLERANCES, ids=str)
+def test_long_documents_equal_dense_attention(dtype, monkeypatch):
+    """Those that are left to torch's kernel, side by side or not, among short ones, and what has a window."""
+    monkeypatch.setattr(attention_blocks, "FEW_SCORES", 0)
+    monkeypatch.setattr(attention_blocks, "FLASH_FROM", dict.fromkeys(TOLERANCES, 40))
+    for kv_heads in (4, 2, 1):
+        for window in (None, 30, 50, 200):
+            assert_equals_dense([40, 40, 7, 39, 120, 40], window, kv_heads, dtype)
+
+
+@pytest.mark.parametrize("attend", ATTENTIONS)
+def test_a_document_attends_alike_alone_and_packed(attend):
     """A document's output is bit-equal whatever stands before and after it in the stream."""
-    q, k, v = (x.detach() for x in tensors(24, 4, 2, 8, torch.float32))
-    packed = attend_by_document(q, k, v, documents([7, 11, 6]), None)
-    alone = attend_by_document(q[7:18], k[7:18], v[7:18], documents([11]), None)
-    assert torch.equal(packed[7:18], alone)
+    q, k, v = (x.detach() for x in tensors(824, 4, 2, 8, torch.float32))
+    packed = attend(q, k, v, documents([7, 311, 306, 200]), None)
+    alone = attend(q[7:318], k[7:318], v[7:318], documents([311]), None)
+    assert torch.equal(packed[7:318], alone)
 
 
 LONG, DOCUMENT, HEADS, DIM = 16384, 512, 2, 8
 
 
+@pytest.mark.parametrize("attend", ATTENTIONS)
 @pytest.mark.parametrize(
     ("lengths", "window"),
     [
@@ -118,29 +154,30 @@ LONG, DOCUMENT, HEADS, DIM = 16384, 512, 2, 8
     ],
     ids=["equal documents", "unequal documents", "one document with a window"],
 )
-def test_a_long_stream_never_makes_a_square_of_its_length(lengths, window):
+def test_a_long_stream_never_makes_a_square_of_its_length(lengths, window, attend):
     """For 16384 tokens, no operation of the forward or backward pass returns anything near t x t elements: at most
     the scores of a document, or of a window, for each token and head."""
     q, k, v = tensors(LONG, HEADS, 1, DIM, torch.float32)
     with LargestTensor() as largest:
-        attend_by_document(q, k, v, documents(lengths), window).sum().backward()
+        attend(q, k, v, documents(lengths), window).sum().backward()
     assert q.grad is not None
     limit = LONG * HEADS * DOCUMENT
     assert limit < LONG * LONG / 10
     assert largest.num_elements <= limit, f"{largest.operation} made {largest.num_elements} elements"
 
 
-def test_one_long_document_makes_no_square_either():
-    """A single document of 4096 tokens without a window is one flash kernel call: nothing of t x t elements."""
-    q, k, v = tensors(4096, 1, 1, DIM, torch.float32)
+@pytest.mark.parametrize("attend", ATTENTIONS)
+def test_one_long_document_makes_no_square_either(attend):
+    """A single document of 8192 tokens without a window: nothing of t x t elements."""
+    q, k, v = tensors(8192, 1, 1, DIM, torch.float32)
     with LargestTensor() as largest:
-        attend_by_document(q, k, v, documents([4096]), None).sum().backward()
-    assert largest.num_elements < 4096 * 4096 / 100, f"{largest.operation} made {largest.num_elements} elements"
+        attend(q, k, v, documents([8192]), None).sum().backward()
+    assert largest.num_elements <= 8192 * 8192 / 60, f"{largest.operation} made {largest.num_elements} elements"
 
 
-def test_choice_of_attention_on_a_cpu():
-    """A CPU, and CUDA in fp32, attend document by document, the one form that every format has."""
-    assert choose_attention("cpu", torch.bfloat16) is attend_by_document
+def test_choice_of_attention():
+    """A CPU attends by blocks; CUDA in fp32 document by document, which every device has."""
+    assert choose_attention("cpu", torch.bfloat16) is attend_in_blocks
     assert choose_attention("cuda", torch.float32) is attend_by_document
 
 
@@ -148,18 +185,19 @@ BF16_OUTPUT = 2.0**-7
 """Relative: a rounding of the probabilities to bf16 and one of the result, of up to 2^-9 each, with room for sums."""
 
 
-def test_a_bf16_softmax_is_fp32():
+@pytest.mark.parametrize("attend", ATTENTIONS)
+def test_a_bf16_softmax_is_fp32(attend):
     """Sums over 2000 keys with logits up to 100: attention in bf16 is that of float64 on the same numbers but for two
     roundings, where a softmax in bf16 would lose most of the sum (256 + 1 = 256)."""
     torch.manual_seed(0)
     length = 2000
     q, k, v = (torch.randn(length, 2, 16).to(torch.bfloat16) for _ in range(3))
     q = 4 * q
-    found = attend_by_document(q, k, v, documents([length]), None)
+    found = attend(q, k, v, documents([length]), None)
     expected = dense_attention(*(x.double() for x in (q, k, v)), [length], None)
     assert found.dtype == torch.bfloat16
     assert float((found.double() - expected).abs().max() / expected.abs().max()) <= BF16_OUTPUT
-    flat = attend_by_document(torch.zeros_like(q), k, torch.ones_like(v), documents([length]), None)
+    flat = attend(torch.zeros_like(q), k, torch.ones_like(v), documents([length]), None)
     assert float((flat.float() - 1).abs().max()) <= BF16_OUTPUT  # 2000 equal probabilities add up to one
 
 
@@ -169,3 +207,23 @@ def test_bounded_scores_equal_dense(window, dtype):
     """The same with scores that are bounded, also where a document takes several blocks of queries."""
     for lengths in ([7, 1, 12], [300, 3, 270]):
         assert_equals_dense(lengths, window, 2, dtype, padding=2, soft_cap=1.5)
+
+
+def test_who_attends_forward_attends_backward():
+    """Torch's products may be told to round between the two passes, which changes who is faster."""
+    inputs = tensors(16, 4, 2, 8, torch.float32)
+    former = torch.get_float32_matmul_precision()
+    found = []
+    try:
+        for first, second in (("highest", "highest"), ("medium", "highest"), ("highest", "medium")):
+            for x in inputs:
+                x.grad = None
+            torch.set_float32_matmul_precision(first)
+            out = attend_in_blocks(*inputs, documents([8, 8]), None)
+            torch.set_float32_matmul_precision(second)
+            out.square().sum().backward()
+            found.append([x.grad for x in inputs])
+    finally:
+        torch.set_float32_matmul_precision(former)
+    for others in found[1:]:
+        assert max(difference(a, b) for a, b in zip(others, found[0], strict=True)) <= 1e-5

@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from megalite.architecture.weights import vocab_rows_per_rank
+from megalite.layers import cross_entropy
 from megalite.layers.cross_entropy import Head, HeadSpec
 from megalite.layers.documents import Documents, Targets
 from megalite.layers.embedding import VocabParallelEmbedding
@@ -286,3 +287,57 @@ def test_variants_equal_their_formulas(world_size):
     for found in run_ranks(variant_differences, world_size):
         for name, differences in found.items():
             assert max(differences.values()) <= 1e-10, (name, differences)  # float64
+
+
+OFFSET = 1000.0
+"""On all logits alike: it changes no probability, and takes three digits off whatever is not relative to it."""
+
+
+def offset_errors() -> tuple[float, float]:
+    """Errors of the tokens' losses and of the weight's gradient, against float64 of the same logits."""
+    generator = torch.Generator().manual_seed(1)
+    axis = connect(Mesh(tp=dist.get_world_size()), dist.get_rank()).tp
+    hidden, weight = (torch.randn(rows, WIDTH, generator=generator) for rows in (NUM_TOKENS, VOCAB))
+    hidden[:, 0], weight[:, 0] = 1.0, OFFSET
+    targets = make_targets()
+    targets.losses = torch.zeros(NUM_TOKENS)
+    head = make_head(axis, weight)
+    head(hidden.clone().requires_grad_(), targets).backward()
+    logits = (hidden @ weight.t()).double().requires_grad_()
+    nll = F.cross_entropy(logits, targets.labels.clamp(min=0), reduction="none")
+    (grad,) = torch.autograd.grad((nll * targets.weights).sum(), logits)
+    wanted = vocab_part(grad.t() @ hidden.double(), axis)[: head.num_true_rows]
+    counted = targets.weights > 0
+    return (
+        float((targets.losses - nll)[counted].abs().max()),
+        float((head.weight.grad[: head.num_true_rows] - wanted).norm() / wanted.norm().clamp(min=1.0)),
+    )
+
+
+@pytest.mark.parametrize("world_size", [1, 2])
+def test_large_logits_lose_no_digits(world_size):
+    """Losses and gradients of logits around 1000 are as exact as the logits, which fp32 rounds to 6e-5."""
+    for loss, weight in run_ranks(offset_errors, world_size):
+        assert loss <= 2e-6
+        assert weight <= 2e-6
+
+
+def test_a_large_vocabulary_is_added_up_exactly():
+    """Gradients of 200,000 columns add up to 0 in every row, as well as fp32 can say."""
+    generator = torch.Generator().manual_seed(1)
+    logits = torch.randn(4, 200_000, generator=generator)
+    wide = logits.double().requires_grad_()
+    labels = torch.tensor([0, 17, 199_999, 5])
+    (wanted,) = torch.autograd.grad(F.cross_entropy(wide, labels, reduction="sum"), wide)
+    head = Head(200_000, 2, tp=SINGLE)
+    _, found = cross_entropy._cross_entropy(head, logits, labels, torch.ones(4), want_grad=True)
+    assert found is not None
+    assert float((found / wanted - 1).abs().max()) <= 2e-6
+
+
+def test_no_tokens_have_no_gradient():
+    """Whatever lay in memory."""
+    head = make_head(SINGLE, torch.randn(VOCAB, WIDTH))
+    hidden = torch.zeros(0, WIDTH, requires_grad=True)
+    head(hidden, Targets(torch.zeros(0, dtype=torch.int64), torch.zeros(0))).backward()
+    assert not head.weight.grad.any()

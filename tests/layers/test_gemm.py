@@ -6,13 +6,13 @@ import pytest
 import torch
 
 from megalite.layers import gemm as backends
-from megalite.layers.gemm import PLAIN, choose_gemm
+from megalite.layers.gemm import PLAIN, OneDnnGemm, choose_gemm
 
 FLOAT32 = 1e-5
 """Relative to the largest entry; another order of summation."""
 
-SHAPES = [(7, 5, 3), (64, 32, 96), (1, 16, 16), (33, 48, 1), (16, 8, 0)]
-"""Tokens, inputs, outputs; the last is a rank whose share of the vocabulary is padding only."""
+SHAPES = [(7, 5, 3), (64, 32, 96), (1, 16, 16), (33, 48, 1), (16, 8, 0), (5, 8, 9001)]
+"""Tokens, inputs, outputs: a rank whose share of the vocabulary is padding only, and sums that are made in pieces."""
 
 
 def close(got: torch.Tensor, want: torch.Tensor) -> bool:
@@ -30,9 +30,10 @@ def untouched():
     backends._leave_products_to_onednn.cache_clear()
 
 
+@pytest.mark.parametrize("gemm", [PLAIN, OneDnnGemm()], ids=["plain", "onednn"])
 @pytest.mark.parametrize("by", ["highest", "medium"])
 @pytest.mark.parametrize("shape", SHAPES)
-def test_bare_products(shape, by, untouched):
+def test_bare_products(shape, by, gemm, untouched):
     """`multiply` on plain and transposed operands, and products onto what is there already, and in place of it."""
     if by == "medium" and not (backends._mkl_is_slow() and backends._leave_products_to_onednn()):
         pytest.skip("oneDNN does not multiply here, or would round")
@@ -40,11 +41,14 @@ def test_bare_products(shape, by, untouched):
     generator = torch.Generator().manual_seed(0)
     x, grad = torch.randn(tokens, inputs, generator=generator), torch.randn(tokens, outputs, generator=generator)
     weight = torch.randn(outputs, inputs, generator=generator)
-    assert close(PLAIN.multiply(x, weight), x.double() @ weight.double().T)
-    assert close(PLAIN.multiply(grad, weight.t()), grad.double() @ weight.double())
+    assert close(gemm.multiply(x, weight), x.double() @ weight.double().T)
+    assert close(gemm.multiply(grad, weight.t()), grad.double() @ weight.double())
+    out = torch.full((tokens, inputs), torch.nan)
+    assert gemm.multiply(grad, weight.t(), out=out) is out
+    assert close(out, grad.double() @ weight.double())
     total = torch.full_like(weight, torch.nan)
-    PLAIN.begin_product(total, grad, x)
-    PLAIN.add_product(total, grad, x)
+    gemm.begin_product(total, grad, x)
+    gemm.add_product(total, grad, x)
     assert close(total, 2 * grad.double().T @ x.double())
 
 

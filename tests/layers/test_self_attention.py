@@ -11,8 +11,11 @@ from torch import Tensor, nn
 from megalite.architecture.architecture import Architecture
 from megalite.layers.attention import attend_by_document
 from megalite.layers.documents import Documents
+from megalite.layers.parts import Parts
 from megalite.layers.rope import frequencies, rotation
 from megalite.layers.self_attention import SelfAttention
+from megalite.parallel.axes import SINGLE, Axis, connect, connect_sharers
+from megalite.parallel.mesh import Mesh
 from tests.layers.parity import (
     NUM_TOKENS,
     Case,
@@ -36,6 +39,11 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "zero-centered": {"norm": "zero_centered_rmsnorm", "qk_norm": True},
     "zero-centered, all heads": {"norm": "zero_centered_rmsnorm", "qk_norm": "whole"},
     "scale of its own": {"attention_scale": 0.3},
+    "one head for all": {"num_kv_heads": 1},
+    "two heads for all": {"num_heads": 8, "num_kv_heads": 2, "qk_norm": True},
+    "heads shared, norm of all": {"num_kv_heads": 1, "qk_norm": "whole"},
+    "heads shared, zero-centered norm of all": {"num_kv_heads": 1, "norm": "zero_centered_rmsnorm", "qk_norm": "whole"},
+    "heads shared, biases": {"num_kv_heads": 1, "bias": "all", "sliding_window": 3},
     "bounded scores": {"attention_soft_cap": 2.0, "num_heads": 8, "num_kv_heads": 4},
     "bounded scores in a window": {"attention_soft_cap": 2.0, "sliding_window": 3},
     "qkv bias": {"bias": "qkv"},
@@ -48,6 +56,10 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "linear scaling": {"rope": {"scaling": {"type": "linear", "factor": 4.0}}},
     "no rotation": {"positions": "learned"},
 }
+
+
+def sharers_of(tp: Axis, num_kv_heads: int) -> Axis:
+    return SINGLE if tp.size == 1 else connect_sharers(connect(Mesh(tp=tp.size), tp.rank), num_kv_heads)
 
 
 def documents_for(model: Architecture) -> Documents:
@@ -67,12 +79,11 @@ def case(settings: dict[str, Any]) -> Case:
     return Case(
         build=lambda axis, sp: SelfAttention(
             model.hidden_size,
-            model.blocks[0].attention,
-            norm=model.norm,
-            norm_eps=model.norm_eps,
+            model.blocks[0],
             tp=axis,
             sequence_parallel=sp,
-            attend=attend_by_document,
+            sharers=sharers_of(axis, model.num_kv_heads),
+            attend=Parts(attend=attend_by_document).attend_within(model.blocks[0].attention.soft_cap),
         ),
         cuts={
             "qkv.weight": qkv,

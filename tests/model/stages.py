@@ -12,7 +12,9 @@ from megalite.config.fill import fill_model
 from megalite.config.plan import split_blocks
 from megalite.config.schema import BatchConfig, ModelConfig
 from megalite.data.loader import Batch
-from megalite.engine.steps import documents_of_batch, targets_of_batch
+from megalite.engine.batch_cut import documents_of_batch
+from megalite.engine.steps import targets_of_batch
+from megalite.layers.attention_blocks import attend_in_blocks
 from megalite.layers.norm import LayerNorm, RMSNorm
 from megalite.layers.parts import Parts
 from megalite.model.initialize import FreshWeights, fill, local_weights
@@ -54,6 +56,7 @@ def make_stage(
     dtype: torch.dtype = torch.float64,
     pp: int = 1,
     pp_rank: int = 0,
+    mlp_chunk_tokens: int | None = None,
     **spec: Any,
 ) -> Stage:
     """A stage of the model with the weights of seed 1."""
@@ -64,7 +67,7 @@ def make_stage(
             model,
             (ChunkSpec(blocks, is_first=pp_rank == 0, is_last=pp_rank == pp - 1),),
             tp=tp,
-            parts=Parts(norm=norm),
+            parts=Parts(norm=norm, attend=attend_in_blocks, mlp_chunk_tokens=mlp_chunk_tokens),
             **spec,
         )
     ).to(dtype)

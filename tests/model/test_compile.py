@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from megalite.layers.documents import Documents
+from megalite.layers import attention_blocks
 from megalite.parallel.axes import SINGLE
 from tests.kit.spawn import run_ranks
 from tests.layers.parity import difference
@@ -72,35 +73,41 @@ def test_compiled_blocks_with_collectives(tmp_path):
         assert not wrong, "\n".join(wrong)
 
 
-def attend_plainly(q: Tensor, k: Tensor, v: Tensor, documents: Documents, window: int | None) -> Tensor:
-    """Attention that the compiler can look into, as it does into GPUs' kernels: one document, no window."""
-    k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], dim=1) for x in (k, v))
-    scores = torch.einsum("qhd,khd->hqk", q, k) / q.shape[2] ** 0.5
-    later = torch.ones(q.shape[0], q.shape[0], dtype=torch.bool).triu(1)
-    return torch.einsum("hqk,khd->qhd", scores.masked_fill(later, float("-inf")).softmax(-1), v)
-
-
-def count_graphs(folder: str) -> list[tuple[int, int]]:
-    """Graphs and breaks of the blocks of a stage at tp 2, without and with sequence parallelism."""
+def count_graphs(folder: str) -> list[tuple[int, int, list[str]]]:
+    """Graphs and breaks of the blocks of a stage at tp 2, without and with sequence parallelism, and each pass of
+    attention in a forward and backward pass."""
     from torch._inductor import config
 
     config.compile_threads = 1
-    found = []
+    found, passes = [], []
+    for name in ("_attend", "_gradients"):
+        setattr(attention_blocks, name, noting(passes, name, getattr(attention_blocks, name)))
     for sequence_parallel in (False, True):
         torch._dynamo.reset()
         torch._dynamo.utils.counters.clear()
         spec = {"tp": tensor_axis(), "sequence_parallel": sequence_parallel, "recompute": "none"}
         stage = make_stage(tiny_model(**SETTINGS), dtype=torch.float32, **spec)
-        for block in stage.blocks.values():
-            block.attention.attend = attend_plainly
         stage.compile_blocks()
+        passes.clear()
         with torch._inductor.utils.fresh_cache(dir=folder):
             run_stage(stage, make_batch()).backward()
         counters = torch._dynamo.utils.counters
-        found.append((counters["stats"]["unique_graphs"], sum(counters["graph_break"].values())))
+        breaks = sum(counters["graph_break"].values())
+        found.append((counters["stats"]["unique_graphs"], breaks, sorted(passes)))
     return found
 
 
+def noting(passes: list[str], name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function, which notes its name when it is called."""
+
+    def call(*arguments: Any) -> Any:
+        passes.append(name)
+        return function(*arguments)
+
+    return call
+
+
 def test_a_block_is_one_graph(tmp_path):
-    """With its collectives, and all blocks share it."""
-    assert run_ranks(count_graphs, 2, str(tmp_path)) == [[(1, 0), (1, 0)]] * 2
+    """With its collectives and its attention, which is not made again; and all blocks share it."""
+    once = (1, 0, ["_attend", "_attend", "_gradients", "_gradients"])
+    assert run_ranks(count_graphs, 2, str(tmp_path)) == [[once, once]] * 2

@@ -126,6 +126,8 @@ LAYOUTS = {
         {"parallel": {"tp": 2, "sequence_parallel": True}, "train": {"recompute": "selective"}},
         {"parallel": {"pp": 2}},
         {"parallel": {"pp": 2}, "train": {"recompute": "full"}},
+        {"parallel": {"cp": 2}},
+        {"parallel": {"cp": 2, "cp_kind": "ulysses"}, "train": {"recompute": "selective"}},
     ],
 }
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+from collections.abc import Iterator
 
 import pytest
 import torch
@@ -23,25 +24,32 @@ MODELS = {
 }
 
 
-def compare_kinds() -> list[str]:
-    """Every gradient that is not bit-equal to that without recomputation, on this rank."""
+def results_of(kinds: dict[str, dict], dtype: torch.dtype) -> Iterator[tuple[str, dict[str, dict[str, torch.Tensor]]]]:
+    """Loss and gradients on this rank after two micro-batches, by kind of stage, for each model and layout."""
     tp = tensor_axis() if dist.get_world_size() > 1 else SINGLE
-    wrong = []
     for name, settings in MODELS.items():
         for sequence_parallel in (False, True) if tp.size > 1 else (False,):
             results = {}
-            for kind in KINDS:
-                options = {"recompute": kind, "sequence_parallel": sequence_parallel}
-                stage = make_stage(tiny_model(**settings), tp=tp, dtype=torch.float32, **options)
+            for kind, options in kinds.items():
+                options = {"tp": tp, "dtype": dtype, "sequence_parallel": sequence_parallel, **options}
+                stage = make_stage(tiny_model(**settings), **options)
                 for first in (0, 2):  # two micro-batches accumulate
                     loss = run_stage(stage, make_batch(first))
                     loss.backward()
                 results[kind] = {"loss": loss.detach(), **gradients(stage)}
-            for kind in KINDS[1:]:
-                moved = [key for key, value in results[kind].items() if not torch.equal(value, results["none"][key])]
-                if moved:
-                    wrong.append(f"{name}, {kind}, sequence_parallel={sequence_parallel}, rank {tp.rank}: {moved}")
-    return wrong
+            yield f"{name}, sequence_parallel={sequence_parallel}, rank {tp.rank}", results
+
+
+def compare_kinds() -> list[str]:
+    """Every gradient that is not bit-equal to that without recomputation, on this rank."""
+    kinds = {kind: {"recompute": kind} for kind in KINDS}
+    return [
+        f"{where}, {kind}: {key}"
+        for where, results in results_of(kinds, torch.float32)
+        for kind in KINDS[1:]
+        for key, value in results[kind].items()
+        if not torch.equal(value, results["none"][key])
+    ]
 
 
 @pytest.mark.parametrize("tp", [1, 2])
@@ -49,6 +57,33 @@ def test_gradients_are_bit_equal(tp):
     """Loss and all gradients are bit-equal under none, selective and full recomputation, over two accumulated
     micro-batches, with dropout, at tp 1 and 2, with and without sequence parallelism."""
     wrong = [line for lines in run_ranks(compare_kinds, tp) for line in lines]
+    assert not wrong, "\n".join(wrong)
+
+
+SAVING = {
+    "chunks": {"mlp_chunk_tokens": 7},
+    "chunks, full": {"mlp_chunk_tokens": 5, "recompute": "full"},
+    "offload": {"recompute": "full", "offload": True},
+    "both": {"mlp_chunk_tokens": 16, "recompute": "full", "offload": True},
+}
+"""7 and 5 tokens leave a smaller chunk at the end."""
+
+
+def compare_savings() -> list[str]:
+    """Every gradient that is not that of a stage which saves nothing, on this rank: chunks add up in another order."""
+    return [
+        f"{where}, {kind}: {key}"
+        for where, results in results_of({"none": {}, **SAVING}, torch.float64)
+        for kind in SAVING
+        for key, want in results["none"].items()
+        if not (results[kind][key] - want).abs().max() <= 1e-12 * want.abs().max() + 1e-14
+    ]
+
+
+@pytest.mark.parametrize("tp", [1, 2])
+def test_savings_change_no_gradient(tp):
+    """MLPs in chunks, inputs that wait elsewhere, and both, in float64, with dropout, over two micro-batches."""
+    wrong = [line for lines in run_ranks(compare_savings, tp) for line in lines]
     assert not wrong, "\n".join(wrong)
 
 

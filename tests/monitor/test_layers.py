@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from megalite.config.plan import make_plan
+from megalite.engine.batch_cut import documents_of_batch
 from megalite.engine.build import build_stage
-from megalite.engine.steps import documents_of_batch
 from megalite.layers.documents import Targets
 from megalite.model.initialize import FreshWeights, local_weights
 from megalite.monitor.activations import DEAD, EXACT_UP_TO, Activations, sample_queries
@@ -33,6 +33,8 @@ CASES = {
         {"tp": 2, "sequence_parallel": True, "zero_stage": 0},
         {"pp": 2},
         {"pp": 2, "zero_stage": 0},
+        {"cp": 2},
+        {"cp": 2, "cp_kind": "ulysses", "zero_stage": 3},
     ],
     4: [{"pp": 2, "tp": 2, "sequence_parallel": True}, {"dp": 2, "tp": 2, "zero_stage": 3}],
 }

@@ -10,6 +10,7 @@ import torch
 
 from megalite.config.plan import make_plan
 from megalite.config.schema import Config, ModelConfig
+from megalite.config.validate import validate
 from megalite.engine import footprint
 from megalite.engine.deepspeed.config import deepspeed_config
 from megalite.layers.parts import choose_parts
@@ -133,6 +134,45 @@ class TestByHand:
         found = memory_by_stage(config, plan)[0].to_dict()
         parts = ("weights", "gradients", "optimizer", "activations", "head", "buffers")
         assert found["total"] == sum(found[part] for part in parts)
+
+    def test_chunks_hold_one_of_them(self):
+        """Nothing inside an MLP is kept, but a chunk's worth is there while one works; under full recomputation the
+        block that comes back has no more of it either."""
+        settings = {"precision": {"dtype": "bf16"}, "batch": {"seq_len": 32}, "parallel": {"zero_stage": 0}}
+        settings["precision"] = {"dtype": "fp32"}
+        inside = 4 * (2 * 192 + 192 + 192)
+        for recompute in ("none", "full"):
+            found = [
+                memory_by_stage(*planned(train={"steps": 1, "recompute": recompute, **chunks}, **settings))[
+                    0
+                ].activations
+                for chunks in ({}, {"mlp_chunk_tokens": 8})
+            ]
+            blocks = 4 if recompute == "none" else 1
+            assert found[0] - found[1] == blocks * 32 * inside - 8 * inside
+
+    def test_offloaded_inputs_are_the_hosts(self):
+        """Of all blocks' inputs two are on the device at most; on a CPU nothing moves."""
+        train = {"steps": 1, "recompute": "full", "offload_activations": True}
+        settings = {"precision": {"dtype": "bf16"}, "batch": {"seq_len": 32}}
+        away, here = (
+            memory_by_stage(*planned(train={**train, "device": device}, **settings))[0] for device in ("cuda", "cpu")
+        )
+        one = 32 * 2 * 64
+        assert (away.host, here.host) == (4 * one, 0)
+        assert here.activations - away.activations == 4 * one - 2 * one
+
+    def test_a_million_tokens_fit_64_gpus(self):
+        """1.3B parameters, the row that docs/long-context.md shows."""
+        config = Config(
+            model={"preset": "llama-1b3", "max_positions": 2**20, "vocab_size": 32000},
+            batch={"seq_len": 2**20, "micro_batch_size": 1, "global_batch_size": 4},
+            parallel={"cp": 64},
+            train={"steps": 10, "recompute": "full", "mlp_chunk_tokens": 8192, "offload_activations": True},
+        )
+        validate(config, 64)
+        (found,) = memory_by_stage(config, make_plan(config, 64))
+        assert 30 * 2**30 < found.total < 40 * 2**30
 
     def test_llama_70b_fits_80_gb(self):
         """The layout of configs/llama-70b.yaml, with room for what the planner leaves out."""

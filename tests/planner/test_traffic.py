@@ -27,16 +27,33 @@ CASES: dict[str, dict[str, Any]] = {
     "again behind norms": {"train": {"recompute": "full"}, "model": {"norm_placement": "both"}},
     "selective": {"train": {"recompute": "selective"}},
     "norms over all heads": {"model": {"qk_norm": "whole", "norm_placement": "after"}},
+    "a shared kv head": {"model": {"num_kv_heads": 1}},
+    "a shared kv head, selective": {"model": {"num_kv_heads": 1}, "train": {"recompute": "selective"}},
+    "a shared kv head again": {"model": {"num_kv_heads": 1}, "train": {"recompute": "full"}},
+    "chunks": {"train": {"mlp_chunk_tokens": 7}},
+    "chunks again": {"train": {"mlp_chunk_tokens": 7, "recompute": "full"}},
+    "chunks, sequence parallel": {"train": {"mlp_chunk_tokens": 7}, "parallel": {"sequence_parallel": True}},
+    "chunks, both": {"train": {"mlp_chunk_tokens": 7, "recompute": "full"}, "parallel": {"sequence_parallel": True}},
     "parallel residual": {"model": {"parallel_residual": True}},
 }
 
 
-SHARES = {"all_reduce": 1.0, "allreduce": 1.0, "all_gather": 0.5, "allgather": 0.5, "reduce_scatter": 0.5}
+SHARES = {
+    "all_reduce": 1.0,
+    "allreduce": 1.0,
+    "all_gather": 0.5,
+    "allgather": 0.5,
+    "reduce_scatter": 0.5,
+    "all_to_all": 0.5,
+    "context::gather": 0.5,
+}
 """Of the largest tensor that a collective has, what a ring of two ranks sends."""
 
 
 class CountBytes(TorchDispatchMode):
     """Adds up what the ranks of two send each other; groups of one, which DeepSpeed uses too, send nothing."""
+
+    namespaces: tuple[str, ...] = ("_c10d_functional", "c10d", "megalite_gloo")
 
     def __init__(self) -> None:
         super().__init__()
@@ -44,7 +61,7 @@ class CountBytes(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
-        if func.namespace in ("_c10d_functional", "c10d", "megalite_gloo") and not _is_alone(args):
+        if func.namespace in self.namespaces and not _is_alone(args):
             share = next((share for part, share in SHARES.items() if part in func.name().lower()), 0.0)
             tensors = [each for each in tree_leaves((args, result)) if isinstance(each, torch.Tensor)]
             self.sent += share * max((each.numel() * each.element_size() for each in tensors), default=0)
@@ -77,6 +94,75 @@ def test_tensor_parallel_bytes():
         config = tiny_config(**{**sections, "parallel": parallel})
         (planned,) = traffic_by_stage(config, make_plan(config, 2))
         assert found[name] == pytest.approx(planned.tp, rel=TOLERANCE), name
+
+
+RECOMPUTATIONS = ("none", "selective", "full")
+
+CONTEXT_CASES: dict[str, dict[str, Any]] = {
+    f"{kind}, {recompute}, {kv_heads} kv heads": {
+        "parallel": {"cp": 2, "cp_kind": kind, "zero_stage": 0},
+        "train": {"recompute": recompute},
+        "model": {"num_kv_heads": kv_heads},
+    }
+    for kind in ("allgather", "ulysses")
+    for recompute in RECOMPUTATIONS
+    for kv_heads in (4, 1)
+}
+
+
+class CountContext(CountBytes):
+    """What context parallelism alone sends: gradients are summed by other ops."""
+
+    namespaces = ("_c10d_functional", "megalite_context")
+
+
+def _count_context() -> dict[str, int]:
+    """Bytes that this rank of two sends for attention in a step, by case."""
+    found = {}
+    for name, sections in CONTEXT_CASES.items():
+        rank = start_rank(tiny_config(**sections))
+        with CountContext() as count:
+            rank.train(0, 1)
+        found[name] = round(count.sent)
+    return found
+
+
+def test_context_parallel_bytes():
+    """To the byte."""
+    found = run_ranks(_count_context, 2)[0]
+    for name, sections in CONTEXT_CASES.items():
+        config = tiny_config(**sections)
+        (planned,) = traffic_by_stage(config, make_plan(config, 2))
+        assert (found[name], planned.tp) == (planned.cp, 0), name
+
+
+def _ring_case(recompute: str) -> Any:
+    return tiny_config(
+        parallel={"cp": 4, "cp_kind": "ring", "zero_stage": 0},
+        train={"recompute": recompute},
+        model={"num_kv_heads": 2},
+    )
+
+
+def _sent_around() -> list[int]:
+    """Bytes that this rank sends to the next one in a step, by kind of recomputation."""
+    found = []
+    for recompute in RECOMPUTATIONS:
+        rank = start_rank(_ring_case(recompute))
+        with mock.patch.object(dist, "batch_isend_irecv", wraps=dist.batch_isend_irecv) as send:
+            rank.train(0, 1)
+        messages = [each.tensor for call in send.call_args_list for each in call.args[0] if each.op is dist.isend]
+        found.append(sum(message.nbytes for message in messages))
+    return found
+
+
+def test_bytes_around_the_ring():
+    """To the byte, on every rank."""
+    planned = []
+    for recompute in RECOMPUTATIONS:
+        config = _ring_case(recompute)
+        planned.append(traffic_by_stage(config, make_plan(config, 4))[0].cp)
+    assert run_ranks(_sent_around, 4) == [planned] * 4
 
 
 def test_by_hand():

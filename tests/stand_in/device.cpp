@@ -316,7 +316,7 @@ TORCH_LIBRARY_IMPL(c10d, CUDA, library) {
   for (const char* name :
        {"send", "recv_", "recv_any_source_", "broadcast_", "allreduce_", "allreduce_coalesced_", "allgather_",
         "_allgather_base_", "reduce_", "reduce_scatter_", "_reduce_scatter_base_", "gather_", "scatter_",
-        "alltoall_base_", "alltoall_", "barrier"}) {
+        "reduce_scatter_tensor_coalesced_", "allgather_into_tensor_coalesced_", "alltoall_base_", "alltoall_", "barrier"}) {
     library.impl(name, torch::CppFunction::makeFromBoxedFunction<&run>());
   }
 }

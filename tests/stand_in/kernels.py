@@ -39,8 +39,9 @@ def _documents(borders: Tensor, longest: int) -> list[tuple[int, int]]:
 
 
 def _probabilities(q: Tensor, k: Tensor, left: int) -> Tensor:
-    """Causal softmax of one document: `[n, length, d]` twice -> `[n, length, length]`."""
-    back = torch.arange(q.shape[1])[:, None] - torch.arange(k.shape[1])
+    """Causal softmax of one document: `[n, queries, d]` and `[n, keys, d]` -> `[n, queries, keys]`. Queries are its
+    last tokens."""
+    back = torch.arange(k.shape[1] - q.shape[1], k.shape[1])[:, None] - torch.arange(k.shape[1])
     is_hidden = (back < 0) | (back > left) if left >= 0 else back < 0
     scores = (q @ k.transpose(1, 2)) * q.shape[-1] ** -0.5
     return scores.masked_fill(is_hidden, float("-inf")).softmax(dim=-1)
@@ -82,11 +83,12 @@ def _flash_forward(
     assert dropout == 0.0
     assert scale is None
     assert all(value is None for value in others.values()), others
-    spans = _documents(borders_q, longest_q)
+    spans = zip(_documents(borders_q, longest_q), _documents(borders_k, longest_k), strict=True)
     left = -1 if window_size_left is None else window_size_left
     pieces = []
-    for span in spans:
-        query, key, value = _of_document(span, q.shape[1], *_host(q, k, v))
+    for queries, keys in spans:
+        (query,) = _of_document(queries, q.shape[1], *_host(q))
+        key, value = _of_document(keys, q.shape[1], *_host(k, v))
         pieces.append((_probabilities(query, key, left) @ value).transpose(0, 1))
     out = torch.cat(pieces).to(q.dtype)
     sums = torch.zeros(q.shape[1], q.shape[0], dtype=torch.float32)
@@ -116,12 +118,14 @@ def _flash_backward(
     assert num_documents <= q.shape[0], f"a scratch of {128 * num_documents} rows for {q.shape[0]} tokens"
     left = -1 if window_size_left is None else window_size_left
     found = [torch.zeros(x.shape) for x in (q, k, v)]
-    for span in _documents(borders_q, longest_q):
-        query, key, value, g = _of_document(span, q.shape[1], *_host(q, k, v, grad))
+    for queries, keys in zip(_documents(borders_q, longest_q), _documents(borders_k, longest_k), strict=True):
+        query, g = _of_document(queries, q.shape[1], *_host(q, grad))
+        key, value = _of_document(keys, q.shape[1], *_host(k, v))
         p = _probabilities(query, key, left)
         dp = g @ value.transpose(1, 2)
         ds = p * (dp - (dp * p).sum(-1, keepdim=True)) * q.shape[-1] ** -0.5
-        for total, part in zip(found, (ds @ key, ds.transpose(1, 2) @ query, p.transpose(1, 2) @ g), strict=True):
+        parts = (ds @ key, ds.transpose(1, 2) @ query, p.transpose(1, 2) @ g)
+        for total, span, part in zip(found, (queries, keys, keys), parts, strict=True):
             total[slice(*span)] = part.unflatten(0, (total.shape[1], -1)).sum(1).transpose(0, 1)
     return tuple(_device(x.to(q.dtype), q) for x in found)
 

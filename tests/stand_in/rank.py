@@ -37,16 +37,16 @@ def main(job: dict[str, Any], rank: int) -> None:
     folder = Path(job["folder"])
     runtime.disconnect_processes = lambda: None  # DeepSpeed remembers groups of a world that is gone
     counts: list[int] = []
-    vote = TrainingLoop._vote
+    count_votes = TrainingLoop._count_votes
 
-    def counted_vote(loop: TrainingLoop, *told: Any) -> Any:
-        """Every step ends with one vote of all ranks; behind it the host has waited for the step."""
+    def counted(loop: TrainingLoop, *told: Any) -> Any:
+        """Votes are counted once a step, when the host has waited for it."""
         try:
-            return vote(loop, *told)
+            return count_votes(loop, *told)
         finally:
             counts.append(sum(count for (_, place), count in seen.syncs.items() if "(MainThread)" in place))
 
-    TrainingLoop._vote = counted_vote
+    TrainingLoop._count_votes = counted
     for name, overrides in job["runs"].items():
         config = load_config(folder / "config.yaml", [f"run.dir={folder / name}", *overrides])
         torch.cuda.cudart().refuses = name == job.get("unlocked")

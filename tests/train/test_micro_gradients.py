@@ -24,7 +24,9 @@ LAYOUTS = {
         *({"dp": 2, "zero_stage": stage} for stage in range(4)),
         {"tp": 2, "zero_stage": 2, "sequence_parallel": True},
         {"pp": 2, "zero_stage": 1},
+        *({"cp": 2, "zero_stage": stage} for stage in (0, 1, 2, 3)),
     ],
+    4: [{"cp": 2, "dp": 2, "cp_kind": "ulysses"}, {"cp": 2, "pp": 2}],
 }
 SIZES = {"global_batch_size": 8, "micro_batch_size": 2, "seq_len": 16, "vocab_size": 101}
 

@@ -14,8 +14,8 @@ from megalite.addition import addition
 from megalite.config.brought import LOSSES
 from megalite.config.load import load_config
 from megalite.config.plan import make_plan
+from megalite.engine.batch_cut import documents_of_batch
 from megalite.engine.build import build_stage
-from megalite.engine.steps import documents_of_batch
 from megalite.errors import UserError
 from megalite.layers.documents import Targets
 from megalite.model.initialize import FreshWeights

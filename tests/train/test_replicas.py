@@ -60,6 +60,7 @@ CASES = {
     "dp 2": ({"dp": 2}, "blocks.1.mlp.down.weight", True),
     "dp 2, ZeRO-2": ({"dp": 2, "zero_stage": 2}, "head.weight", True),
     "dp 2, ZeRO-3": ({"dp": 2, "zero_stage": 3}, NORM, False),
+    "cp 2": ({"cp": 2}, "blocks.1.mlp.down.weight", True),
     "tp 2": ({"tp": 2}, NORM, True),
     "tp 2, a cut weight": ({"tp": 2}, "blocks.0.mlp.down.weight", False),
     "tp 2, ZeRO-3": ({"tp": 2, "zero_stage": 3}, NORM, True),

@@ -96,6 +96,6 @@ def test_a_config_that_is_older_than_a_setting(tmp_path):
     del text["model"]["rope"]["theta"], text["batch"]["ramp"], text["train"], text["data"]["train"][0]["name"]
     text["model"]["gone"] = text["gone"] = 3
     former.write_text(yaml.safe_dump(text))
-    assert changed_settings(former, config) == []
+    assert changed_settings(former, config, 0) == []
     other = load_config(write_run(tmp_path, model={"rope": {"theta": 5.0}}))
-    assert changed_settings(former, other) == [f"model.rope.theta: 10000.0 in {former}, 5.0 now"]
+    assert changed_settings(former, other, 0) == [f"model.rope.theta: 10000.0 in {former}, 5.0 now"]

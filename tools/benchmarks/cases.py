@@ -18,6 +18,7 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 from plain_llama import Llama, Shape
+from step_profile import profile_step
 
 
 @dataclass(frozen=True)
@@ -45,12 +46,22 @@ class Job:
     seq_len: int = 512
     schedule: str | None = None
     """Of a pipeline; None for what a config without one has, which a release before knows too."""
+    profile: bool = False
+    """Say where the time goes, and how near products come to the machine's limit."""
 
     @property
     def shape(self) -> Shape:
         """Llama style, tied, heads of 64; W1 where nothing else is asked for."""
         ffn = -(-8 * self.hidden // 48) * 16
         return Shape(self.hidden, self.layers, self.hidden // 64, ffn, self.vocab, self.seq_len)
+
+    @property
+    def product_flops(self) -> float:
+        """Of a step's products by weights, in a forward and a backward pass."""
+        shape = self.shape
+        block = 4 * shape.hidden**2 + 3 * shape.hidden * shape.ffn
+        weights = shape.layers * block + shape.vocab * shape.hidden
+        return 6.0 * weights * self.accum * self.micro_batch_size * shape.seq_len
 
 
 Step = Callable[[int], None]
@@ -268,7 +279,12 @@ def main() -> None:
     if rank() == 0:
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
         speeds = {"tokens_per_second": num_tokens / seconds, "tokens_per_cpu_second": num_tokens / cpu_seconds}
-        print(json.dumps({**speeds, "peak_rss_mb": peak}), flush=True)
+        found = {**speeds, "peak_rss_mb": peak}
+        if job.profile:
+            dtype = torch.bfloat16 if job.bf16 else torch.float32
+            number, took = job.warmup + job.steps, seconds / job.steps
+            found["profile"] = profile_step(step, number, dtype, flops=job.product_flops, step_seconds=took)
+        print(json.dumps(found), flush=True)
     os._exit(0)
 
 

@@ -142,6 +142,8 @@ def engines(device: torch.device, tiny: bool) -> bool:
         "masters in bf16": {"parallel": {"zero_stage": 3}, "precision": {"master_dtype": "bf16"}},
         "selective": {"train": {"recompute": "selective"}},
         "full": {"train": {"recompute": "full"}},
+        "full, offloaded": {"train": {"recompute": "full", "offload_activations": True}},
+        "MLPs in chunks": {"train": {"mlp_chunk_tokens": 200}},
         "compiled": {"train": {"compile": "on"}},
     }
     if device.type == "cuda":
@@ -252,7 +254,32 @@ def speed(device: torch.device, tiny: bool) -> bool:
     return True
 
 
-CHECKS = {"parity": parity, "engines": engines, "waits": waits, "speed": speed}
+def offload(device: torch.device, tiny: bool) -> bool:
+    """A long sequence with full recomputation, its blocks' inputs on the device and in the host's memory: the losses
+    are equal, and copies hide behind compute when a step takes as long."""
+    sizes, seq_len = (TINY, 256) if tiny else (SIZES["1b3"], 32768)
+    losses, seconds, peaks = {}, {}, {}
+    for away in (False, True):
+        train = {"recompute": "full", "offload_activations": away}
+        engine, _ = make_engine(device, sizes, seq_len, 1, train=train)
+        batch = random_batch(1, seq_len, 32000, documents=4).to(device)
+        losses[away] = [engine.train_step([batch], 1e-4).loss for _ in range(2)]
+        if device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(device)
+        seconds[away] = timed(lambda number, e=engine, b=batch: e.train_step([b], 1e-4), device, 3, warmup=1)
+        peaks[away] = torch.cuda.max_memory_allocated(device) if device.type == "cuda" else 0
+        engine.close()
+        del engine
+    return report(
+        "offload",
+        losses[True] == losses[False],
+        ratio_of_time=round(seconds[True] / seconds[False], 3),
+        bytes_saved=peaks[False] - peaks[True],
+        losses=losses[True],
+    )
+
+
+CHECKS = {"parity": parity, "engines": engines, "waits": waits, "speed": speed, "offload": offload}
 
 
 def main() -> None:

@@ -1,7 +1,7 @@
 """Training speed on this CPU: megalite against plain PyTorch, DDP, litgpt, torch's and Megatron's tensor parallelism.
 
     python tools/benchmarks/train_cpu.py [--rounds 3] [--steps 8] [--vocab 32000] [--only one,dp2] [--cases megalite]
-        [--out F.json]
+        [--out F.json] [--profile]
 
 Workload W1: Llama style, hidden 384, 6 layers, 6 heads, ffn 1024, tied, sequences of 512, micro-batches of 4, fp32,
 AdamW, clipping. Two cores: one process with two threads, or two with one. All cases get the same allocator settings and
@@ -9,6 +9,8 @@ are interleaved, round by round, because the speed of a shared machine drifts: a
 what the two cases did in the same round. Peers run by each of their lines: eager, compiled, with "medium" products
 (`torch.set_float32_matmul_precision`), under bf16 autocast; ours stands against every one, the fastest first.
 litgpt and Megatron-core run where they are installed.
+
+`--profile` shows for each case of one process where its time goes, and its share of the machine's own rate of products.
 
 On a machine that others use, the clock measures them too; the ratio by CPU time, in brackets, is then the better one.
 """
@@ -30,6 +32,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from arguments import count, names_of, out_file
+from step_profile import show_profile
 
 from megalite.train.local import ALLOCATOR
 
@@ -207,6 +210,7 @@ def main() -> None:
         "--cases", type=names_of(CASES), help="some of " + ", ".join(CASES) + "; all of the groups by default"
     )
     parser.add_argument("--out", type=out_file, help="write the figures to this JSON file")
+    parser.add_argument("--profile", action="store_true", help="show where the time of one process goes")
     arguments = parser.parse_args()
     chosen = [entry for entry in entries(arguments.vocab) if entry.group in arguments.only]
     if arguments.cases:
@@ -217,6 +221,13 @@ def main() -> None:
         if importlib.util.find_spec(package) is None:
             print(f"{package} is not installed and left out; {install} to have it")
             chosen = [entry for entry in chosen if not entry.name.startswith(package)]
+    if arguments.profile:
+        alone = [replace(entry, job=entry.job | {"profile": True}) for entry in chosen if entry.world_size == 1]
+        results = {entry.name: run(entry) for entry in alone}
+        for name, result in results.items():
+            if result is not None:
+                show_profile(name, result["profile"])
+        return
     rows = summarise(chosen, measure(chosen, arguments.rounds))
     show(rows)
     if arguments.out:

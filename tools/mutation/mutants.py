@@ -24,6 +24,30 @@ MUTANTS = (
         'cut=0, bias=mlp.bias and part == "up")',
         "model/test_weights.py config/test_plan.py",
     ),
+    Mutant(
+        "parallel/context.py",
+        "key=lambda rank: (loads[rank], rank)",
+        "key=lambda rank: rank",
+        "parallel/test_context.py",
+    ),
+    Mutant(
+        "parallel/context.py",
+        "KeySpan(query, end - begin, first, end - first)",
+        "KeySpan(query, end - begin, first, end - first - (border == end))",
+        "parallel/test_context.py",
+    ),
+    Mutant(
+        "parallel/collectives.py",
+        "return _scatter_sum(grad[order], ctx.axis), None, None, None",
+        "return grad[order].chunk(ctx.axis.size)[ctx.axis.rank], None, None, None",
+        "layers/test_context.py",
+    ),
+    Mutant(
+        "layers/documents.py",
+        "share = ContextShare(whole, stretches[rank], own, order, torch.argsort(order),",
+        "share = ContextShare(whole, stretches[rank], own, order, order,",
+        "layers/test_context.py",
+    ),
     Mutant("architecture/costs.py", "return 6.0 * (blocks", "return 6.0 * (0.99 * blocks", "config/test_plan.py"),
     Mutant(
         "architecture/costs.py",
@@ -100,6 +124,25 @@ MUTANTS = (
         "(columns > rows - window)\n        keys",
         "(columns >= rows - window)\n        keys",
         "layers/test_attention.py",
+    ),
+    Mutant(
+        "layers/attention_blocks.py",
+        ".tril_(-1 - spare)",
+        ".tril_(-2 - spare)",
+        "layers/test_attention.py",
+    ),
+    Mutant(
+        "layers/attention_blocks.py",
+        "_put(dq[tokens], of_queries.mul_(scores.scale), count)",
+        "_put(dq[tokens], of_queries, count)",
+        "layers/test_attention.py",
+    ),
+    Mutant("layers/cross_entropy.py", "* (own.maximum - largest).exp()", "", "layers/test_cross_entropy.py"),
+    Mutant(
+        "train/loop.py",
+        "if high**2 != size * squares_of_high or low**2 != size * squares_of_low:",
+        "if False:",
+        "train/test_brought_ranks.py train/test_plugins.py",
     ),
     Mutant("model/initialize.py", "(2 * model.num_layers) ** 0.5", "model.num_layers**0.5", "model/test_initialize.py"),
     Mutant(

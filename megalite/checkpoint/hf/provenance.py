@@ -22,7 +22,7 @@ import yaml
 
 from megalite.checkpoint import catalog
 from megalite.checkpoint.format import CONFIG, MANIFEST, Manifest, read_manifest
-from megalite.config.batch_sizes import batch_sizes
+from megalite.config.batch_sizes import steps_for_tokens
 from megalite.config.schema import BatchConfig
 from megalite.errors import CheckpointError, DataError
 from megalite.stations.manifest import find_manifest
@@ -158,7 +158,7 @@ def _total_steps(config: dict[str, Any]) -> int | None:
     if steps or not tokens:
         return steps
     batch = BatchConfig.model_validate(config["batch"])
-    return batch_sizes(batch).steps_for(math.ceil(tokens / batch.seq_len))
+    return steps_for_tokens(batch, math.ceil(tokens))
 
 
 def _read_losses(path: Path, last_step: int) -> Losses | None:

@@ -34,7 +34,7 @@ def choose_tokenizer(given: str | Path | None, folder: Path, manifest: Manifest)
             return candidate, []
     raise ConversionError(
         f"{folder}: records the tokenizer {recorded}, which is not there; give its folder with --tokenizer, or "
-        f"--tokenizer {NONE} to export without"
+        f"--tokenizer {NONE} to do without"
     )
 
 

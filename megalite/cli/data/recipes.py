@@ -75,14 +75,17 @@ def mix_plan(
     overrides: Annotated[list[str] | None, typer.Argument(help="section.key=value ...")] = None,
 ) -> None:
     """Show how many tokens of each source a run will read, stage by stage, and how often each source is repeated."""
+    from megalite.config.batch_sizes import batch_sizes
+    from megalite.config.length_stages import length_stages
     from megalite.config.load import load_config
-    from megalite.config.plan import derive_samples
     from megalite.data.mix_plan import render
     from megalite.data.samples import open_training_samples
 
     settings = load_config(config, overrides or [])
-    plan = open_training_samples(settings).plan(derive_samples(settings))
-    report_console().print(render(plan))
+    sizes = batch_sizes(settings.batch)
+    for stage in length_stages(settings):
+        num_samples = sizes.first_sample(stage.last_step + 1) - sizes.first_sample(stage.first_step)
+        report_console().print(render(open_training_samples(stage.config).plan(num_samples)))
 
 
 @contextmanager

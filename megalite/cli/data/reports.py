@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -14,6 +15,7 @@ from megalite.cli.paths import named_file
 if TYPE_CHECKING:
     from rich.text import Text
 
+    from megalite.config.schema import Config
     from megalite.corpus.effects import Effect, Effects
     from megalite.corpus.inspection import DocumentGroup, Example, Inspection
     from megalite.data.samples import Samples
@@ -33,17 +35,23 @@ def show(
 ) -> None:
     """Show the batches that training will see: some as text, or all of them as arrays in a file."""
     from megalite.checkpoint.sizes_so_far import batch_sizes_of
+    from megalite.config.length_stages import stage_of_steps
     from megalite.config.load import load_config
     from megalite.data import show as showing
 
     wanted = showing.parse_steps(steps)
     settings = load_config(config, overrides or [])
-    samples = follow_run(showing.open_training_data(settings), settings.run.dir)
-    if numbers is not None:
-        for line in showing.describe_samples(samples, showing.parse_samples(numbers)):
+    sizes = batch_sizes_of(settings)
+    chosen = showing.parse_samples(numbers) if numbers is not None else None
+    if chosen is not None:  # the steps that read them
+        wanted = range(sizes.steps_for(chosen.start + 1), sizes.steps_for(chosen.stop) + 1)
+    stage = stage_of_steps(settings, wanted.start, wanted.stop - 1)
+    opened = showing.open_training_data(stage.config).beginning_at(sizes.first_sample(stage.first_step))
+    samples = follow_run(opened, settings)
+    if chosen is not None:
+        for line in showing.describe_samples(samples, chosen):
             typer.echo(line)
         return
-    sizes = batch_sizes_of(settings)
     if out is None:
         for line in showing.describe(samples, wanted, sizes):
             typer.echo(line)
@@ -54,23 +62,31 @@ def show(
     typer.echo(f"{out}: steps {wanted.start} to {wanted.stop - 1}: {', '.join(showing.ARRAYS)} of shape {shape}")
 
 
-def follow_run(samples: Samples, run_dir: Path) -> Samples:
-    """The samples as the run in a folder reads them: what it has left out is left out.
+def follow_run(samples: Samples, config: Config) -> Samples:
+    """The samples of a stage as the run in a folder reads them: what it has left out is left out.
 
     Raises:
         CheckpointError: its newest checkpoint is damaged.
+        DataError: the data of the stage that it stands in cannot be opened.
     """
     from megalite.checkpoint import catalog
     from megalite.checkpoint.format import read_manifest
+    from megalite.config.length_stages import stage_of_steps
+    from megalite.data import show as showing
 
-    newest = catalog.latest(run_dir)
+    newest = catalog.latest(config.run.dir)
     if newest is None:
         return samples
     manifest = read_manifest(newest)
-    if manifest.data.get("fingerprint") == samples.fingerprint:
-        return samples.following(manifest.progress.account)
+    account, trained_on = manifest.progress.account, manifest.data.get("fingerprint")
+    if trained_on == samples.fingerprint:
+        return samples.following(account)
+    stage = stage_of_steps(config, manifest.progress.step, manifest.progress.step)
+    if config.batch.stages and trained_on == showing.open_training_data(stage.config).fingerprint:
+        return samples.following(replace(account, shift={}, shift_from=0))  # of another stage
     typer.echo(
-        f"{run_dir} holds a run over other data, or in another order; shown is a new run of this config", err=True
+        f"{config.run.dir} holds a run over other data, or in another order; shown is a new run of this config",
+        err=True,
     )
     return samples
 

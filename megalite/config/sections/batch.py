@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pydantic import Field, PositiveInt
 
+from megalite.architecture.settings import RopeConfig
+from megalite.config.sections.data import SourceConfig
 from megalite.section import Section
 
 
@@ -34,6 +36,26 @@ class NoiseScaleConfig(Section):
     """Measurements before the batch doubles for the first time, and between two times."""
 
 
+class LengthStageConfig(Section):
+    """A stretch of the run with sequences of another length; what is null, or empty, stays as it was before."""
+
+    from_step: PositiveInt | None = None
+    """The first step of this stage. Give this or from_tokens."""
+    from_tokens: PositiveInt | None = None
+    """It begins with the first step that finds so many tokens behind it."""
+    seq_len: PositiveInt | None = None
+    """Tokens in a sequence."""
+    micro_batch_size: PositiveInt | None = None
+    """Sequences a rank sends through the model at once."""
+    global_batch_size: PositiveInt | None = None
+    """Sequences in one optimizer step."""
+    rope: RopeConfig | None = None
+    """The model's rotation from here on, whole: what it does not name takes its default."""
+    train: tuple[SourceConfig, ...] = ()
+    """Sources of this stage, from their beginning. What is packed must be packed for this length; tokens that are not
+    are cut anew, those of the stage before too, where none are named."""
+
+
 class BatchConfig(Section):
     """Sizes of a step's batch."""
 
@@ -43,6 +65,8 @@ class BatchConfig(Section):
     """Sequences in one optimizer step, over all ranks and accumulation steps."""
     seq_len: PositiveInt = 512
     """Tokens in a sequence."""
+    stages: tuple[LengthStageConfig, ...] = ()
+    """Later parts of the run, with longer sequences: short ones first are cheaper (docs/long-context.md)."""
     ramp: RampConfig | None = None
     """Start with smaller batches; null for global_batch_size from the first step on."""
     noise_scale: NoiseScaleConfig | None = None

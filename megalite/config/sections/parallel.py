@@ -4,17 +4,20 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import NonNegativeInt, PositiveInt
+from pydantic import Field, NonNegativeInt, PositiveInt
 
+from megalite.architecture.settings import MOST_LAYERS
 from megalite.section import Section
+
+MOST_RANKS = 100_000
 
 
 class ParallelConfig(Section):
     """How the ranks share the work: world size = pp x dp x cp x tp."""
 
-    tp: PositiveInt = 1
+    tp: PositiveInt = Field(1, le=MOST_RANKS)
     """Tensor-parallel ranks: each matrix is cut into this many. Keep within a node."""
-    pp: PositiveInt = 1
+    pp: PositiveInt = Field(1, le=MOST_LAYERS)
     """Pipeline stages: the list of layers is cut into this many."""
     engine: Literal["native", "deepspeed"] | None = None
     """Who does the training steps: `native`, our own (ZeRO 0 and 1, and all pipelines), or DeepSpeed (ZeRO 0 to 3,
@@ -22,20 +25,28 @@ class ParallelConfig(Section):
     schedule: str = "1f1b"
     """Order of a pipeline's passes: `1f1b`, `interleaved`, `zb-h1`, `zb-v`, `dualpipe-v` (docs/train.md says how to
     choose), or a file of one's own, NAME.csv."""
-    chunks: PositiveInt | None = None
+    chunks: PositiveInt | None = Field(None, le=MOST_LAYERS)
     """Chunks of layers that each pipeline stage holds; null is 1, and 2 for interleaved, zb-v and dualpipe-v."""
     blocks_per_chunk: tuple[NonNegativeInt, ...] | None = None
     """Transformer blocks of each chunk, from the first layers to the last; null balances them."""
     blocks_per_stage: tuple[NonNegativeInt, ...] | None = None
     """Transformer blocks of each stage, as in [9, 9, 8, 6]; null balances the stages, counting the head that the last
     one has too."""
-    dp: PositiveInt | None = None
-    """Data-parallel ranks; null derives it from the world size, which is pp x tp when `megalite train` starts the
-    ranks itself."""
-    cp: PositiveInt = 1
-    """Context-parallel ranks. Only 1 is built so far; anything else is refused."""
+    dp: PositiveInt | None = Field(None, le=MOST_RANKS)
+    """Data-parallel ranks; null derives it from the world size, which is pp x cp x tp when `megalite train` starts
+    the ranks itself."""
+    cp: PositiveInt = Field(1, le=MOST_RANKS)
+    """Context-parallel ranks: the tokens of each micro-batch are cut over them, for sequences whose activations do not
+    fit on one. They count as replicas: ZeRO cuts over dp x cp."""
+    cp_kind: Literal["allgather", "ulysses", "ring"] = "allgather"
+    """How a context-parallel rank sees the tokens that it has not: `allgather` gathers keys and values, with a cut that
+    gives all ranks as much attention to do; `ulysses` exchanges tokens for heads; `ring` has keys and values go round,
+    so that no rank has all of them at once."""
     sequence_parallel: bool = False
     """Between the tensor-parallel parts, cut the stream of tokens over tp too (Korthikanti et al. 2022): less memory,
     the same traffic."""
+    pad_tokens: bool = False
+    """Where sequence_parallel, cp or FP8 do not divide the tokens of a micro-batch, work on some more, which are of no
+    sample and count in nothing; false refuses such lengths."""
     zero_stage: Literal[0, 1, 2, 3] = 1
-    """DeepSpeed ZeRO: what is cut over dp. 0 nothing, 1 optimizer state, 2 gradients too, 3 weights too."""
+    """DeepSpeed ZeRO: what is cut over dp x cp. 0 nothing, 1 optimizer state, 2 gradients too, 3 weights too."""

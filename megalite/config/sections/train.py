@@ -70,6 +70,12 @@ class TrainConfig(Section):
     recompute: Literal["none", "selective", "full"] = "none"
     """Activations recomputed in the backward pass: none, those inside the MLP and norms, or whole blocks. Compiled
     blocks redo under `none` what `selective` does, since it costs them nothing."""
+    mlp_chunk_tokens: PositiveInt | None = None
+    """Tokens of a rank that an MLP works on at a time, for sequences whose MLPs do not fit: what lies inside them is
+    redone in the backward pass, as many products again as the MLP's forward pass has; null for all at once."""
+    offload_activations: bool = False
+    """With recompute=full: what blocks keep, their input, waits for the backward pass in the host's memory, and is
+    copied there and back while others compute."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Where to train; auto takes CUDA when it is there."""
 

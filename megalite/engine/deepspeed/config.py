@@ -27,7 +27,7 @@ def deepspeed_config(config: Config, plan: RunPlan) -> dict[str, Any]:
     """
     stage = config.parallel.zero_stage
     json: dict[str, Any] = {
-        "train_batch_size": config.batch.global_batch_size,
+        "train_batch_size": config.batch.global_batch_size * plan.cp,  # as it counts: each rank a sequence of its own
         "train_micro_batch_size_per_gpu": config.batch.micro_batch_size,
         "gradient_accumulation_steps": plan.grad_accum_steps,
         "gradient_clipping": (config.optimizer.clip_grad_norm or 0.0) if stage else 0.0,

@@ -10,19 +10,20 @@ from torch import Tensor, nn
 
 from megalite.config.plan import RunPlan
 from megalite.config.schema import Config
+from megalite.config.stream import stream_unit
 from megalite.data.loader import Batch
+from megalite.engine.batch_cut import BatchCut, documents_of_batch
 from megalite.engine.deepspeed.config import deepspeed_config
 from megalite.engine.deepspeed.loss_scaling import loss_scaling, set_loss_scaling
 from megalite.engine.deepspeed.partition import ZeroPartition
 from megalite.engine.deepspeed.update import UpdateStep
 from megalite.engine.hooks import UpdateHooks
-from megalite.engine.protocol import GradientObserver, LossScaling, StepResult
+from megalite.engine.protocol import Ask, GradientObserver, LossScaling, StepResult, nothing
 from megalite.engine.runtime import quiet
 from megalite.engine.stage_state import EngineOfState, StageState
 from megalite.engine.steps import (
     PRODUCT_DTYPES,
     count_valid_tokens,
-    documents_of_batch,
     set_accumulation,
     set_learning_rate,
     sums_on_host,
@@ -95,13 +96,14 @@ class DeepSpeedEngine(EngineOfState):
         self.hooks = UpdateHooks()
         self.clip_norm = config.optimizer.clip_grad_norm
         self._engine, self._axes = engine, axes
+        self._cut = BatchCut(axes.cp, config.parallel.cp_kind, plan.model, stream_unit(config))
         self.observed_weight = float(axes.replicas.size)  # DeepSpeed averages over them
         optimizer = getattr(engine.optimizer, "optimizer", engine.optimizer)
         partition = ZeroPartition(engine, stage, axes, config.parallel.zero_stage)
         self._state = StageState(optimizer, stage, axes, partition)
         self._update = UpdateStep(engine, list(stage.parameters()), config, axes, self.hooks)
 
-    def train_step(self, batches: Sequence[Batch], lr: float) -> StepResult:
+    def train_step(self, batches: Sequence[Batch], lr: float, ask: Ask = nothing) -> StepResult:
         self._engine.train()
         set_learning_rate(self._engine.optimizer, lr)
         self._update.set_clipping(self.clip_norm)
@@ -109,7 +111,7 @@ class DeepSpeedEngine(EngineOfState):
         num_tokens = count_valid_tokens(batches, self._axes.batch)
         scale = token_weight(len(batches), self._axes.replicas, num_tokens)
         total = torch.zeros((), dtype=torch.float32, device=self._engine.device)
-        for index, batch in enumerate(batches):
+        for index, batch in enumerate(map(self._cut.own, batches)):
             loss = self._engine(batch.tokens, documents_of_batch(batch), targets_of_batch(batch, scale))
             total += loss.detach()
             self._engine.backward(loss)
@@ -118,7 +120,7 @@ class DeepSpeedEngine(EngineOfState):
 
         self.stage.precision.end_step()
         replicas = self._axes.replicas
-        self._update.prepare(all_reduce(total / (len(batches) * replicas.size), replicas), num_tokens)
+        self._update.prepare(all_reduce(total / (len(batches) * replicas.size), replicas), num_tokens, ask)
         self._engine.step()
         return self._update.result(lr)
 
@@ -127,7 +129,7 @@ class DeepSpeedEngine(EngineOfState):
         self._engine.eval()
         num_tokens = count_valid_tokens(batches, self._axes.batch)
         total = torch.zeros((), dtype=torch.float32, device=self._engine.device)
-        for batch in batches:
+        for batch in map(self._cut.own, batches):
             total += self._engine(batch.tokens, documents_of_batch(batch), targets_of_batch(batch))
         return sums_on_host(all_reduce(total, self._axes.replicas), num_tokens)
 
@@ -136,10 +138,11 @@ class DeepSpeedEngine(EngineOfState):
         self._engine.eval()
         found = []
         for batch in batches:
-            targets = targets_of_batch(batch)
+            own = self._cut.own(batch)
+            targets = targets_of_batch(own)
             targets.losses = torch.zeros_like(targets.weights)
-            self._engine(batch.tokens, documents_of_batch(batch), targets)
-            found.append(targets.losses)
+            self._engine(own.tokens, documents_of_batch(own), targets)
+            found.append(self._cut.whole(targets.losses, own, batch))
         return found
 
     def observe_gradients(self, observer: GradientObserver) -> Callable[[], None]:

@@ -41,10 +41,10 @@ class StepNumbers:
     """
 
     def __init__(self, optimizer: Any, axes: Axes, zero_stage: int, see_loss: Callable[[float], None]):
-        self.loss, self.num_tokens = 0.0, 0
-        """Of the last step; both valid from when its norm was fetched."""
+        self.loss, self.num_tokens, self.told = 0.0, 0, list[int]()
+        """Of the last step; valid from when its norm was fetched."""
         self._optimizer, self._axes, self._see_loss = optimizer, axes, see_loss
-        self._waiting: tuple[Tensor, Tensor] | None = None
+        self._waiting: tuple[Tensor, Tensor, Tensor] | None = None
         if zero_stage == 3:
             optimizer._get_norm_groups = lambda: [self._norm_of_slices(optimizer.fp16_groups[0])]
             optimizer.check_overflow = _find_nothing
@@ -54,18 +54,19 @@ class StepNumbers:
         elif zero_stage:
             optimizer.step = self._around_bf16_step(optimizer.step)
 
-    def expect(self, loss: Tensor, num_tokens: Tensor) -> None:
-        """Fetch these scalars, equal on all ranks of a model replica, along with the coming norm."""
-        self._waiting = loss, num_tokens
+    def expect(self, loss: Tensor, num_tokens: Tensor, told: Tensor) -> None:
+        """Fetch these, scalars and `[any]`, equal on all ranks of a model replica, along with the coming norm."""
+        self._waiting = loss, num_tokens, told
 
     def fetch(self, norm: Tensor) -> Tensor:
         """The norm on the host, and with it what was expected. The step's one sync."""
         assert self._waiting is not None, "a norm of no step"
-        (loss, num_tokens), self._waiting = self._waiting, None
-        numbers = torch.stack([each.detach().double() for each in (loss, num_tokens, norm)]).tolist()
-        self.loss, self.num_tokens = numbers[0], int(numbers[1])
+        (loss, num_tokens, told), self._waiting = self._waiting, None
+        scalars = torch.stack([each.detach().double() for each in (loss, num_tokens, norm)])
+        self.loss, tokens, norm_here, *others = torch.cat((scalars, told)).tolist()
+        self.num_tokens, self.told = int(tokens), [int(number) for number in others]
         self._see_loss(self.loss)
-        return torch.tensor(numbers[2], dtype=norm.dtype)
+        return torch.tensor(norm_here, dtype=norm.dtype)
 
     def _norm_of_slices(self, parameters: Sequence[torch.nn.Parameter]) -> Tensor:
         """The norm, fetched, of the slices of gradients that ZeRO has left on this rank: all weights are in one group.

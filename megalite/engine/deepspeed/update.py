@@ -12,6 +12,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from megalite.config.schema import Config
@@ -19,8 +20,9 @@ from megalite.engine import grad_norm
 from megalite.engine.deepspeed.gate import UpdateGate
 from megalite.engine.deepspeed.step_numbers import StepNumbers
 from megalite.engine.hooks import UpdateHooks
-from megalite.engine.protocol import NO_TOKENS, NonFiniteLossError, StepResult
+from megalite.engine.protocol import NO_TOKENS, Ask, NonFiniteLossError, StepResult
 from megalite.parallel.axes import Axes
+from megalite.parallel.collectives import all_reduce, on_device
 
 
 class UpdateStep:
@@ -47,15 +49,17 @@ class UpdateStep:
         if not self._clips_here:
             self._engine.optimizer.clip_grad = max_norm or 0.0
 
-    def prepare(self, loss: Tensor, num_tokens: Tensor) -> None:
+    def prepare(self, loss: Tensor, num_tokens: Tensor, ask: Ask) -> None:
         """Make ready for DeepSpeed's `step`, which follows at once. Collective.
 
         Args:
             loss: of the step, the same on all ranks.
             num_tokens: valid tokens of the global batch.
+            ask: what this rank has to tell all others.
         """
         self._hooks.prepare()
-        self._numbers.expect(loss, num_tokens)
+        told = on_device(ask(), torch.float64, self._engine.device)
+        self._numbers.expect(loss, num_tokens, all_reduce(told, self._axes.world) if told.numel() else told)
         if self._clips_here:
             norm = self._numbers.fetch(grad_norm.global_grad_norm(self._parameters, self._axes, self._engine.device))
             self._own_norm = norm.item()
@@ -69,7 +73,8 @@ class UpdateStep:
         norm = self._own_norm if self._clips_here else float(self._engine.get_global_grad_norm())
         why = self._gate.why if self._engine.was_step_applied() else f"gradient norm is {norm}"
         loss, num_tokens = self._numbers.loss, self._numbers.num_tokens
-        return StepResult(loss if num_tokens else math.nan, norm, lr, num_tokens, skipped=bool(why), why=why)
+        mean, told = loss if num_tokens else math.nan, self._numbers.told
+        return StepResult(mean, norm, lr, num_tokens, skipped=bool(why), why=why, told=told)
 
     def _veto(self) -> str:
         norm = self._own_norm if self._clips_here else float(self._engine.optimizer._global_grad_norm)

@@ -9,7 +9,9 @@ from torch import Tensor, nn
 
 from megalite.config.plan import RunPlan
 from megalite.config.schema import Config
+from megalite.config.stream import own_tokens, stream_unit
 from megalite.data.loader import Batch
+from megalite.engine.batch_cut import BatchCut
 from megalite.engine.grad_norm import TIED_COPY_MARK
 from megalite.engine.hooks import UpdateHooks
 from megalite.engine.native.buckets import BUCKET_NUMBERS, Bucket, plan_buckets
@@ -19,7 +21,7 @@ from megalite.engine.native.sums import GradientSums
 from megalite.engine.native.update import Update
 from megalite.engine.partition import is_copy_in_model
 from megalite.engine.programs import Programs
-from megalite.engine.protocol import GradientObserver, HeldWeight, LossScaling, StepResult
+from megalite.engine.protocol import Ask, GradientObserver, HeldWeight, LossScaling, StepResult, nothing
 from megalite.engine.runner import ProgramRunner
 from megalite.engine.stage_state import EngineOfState, StageState
 from megalite.engine.steps import PRODUCT_DTYPES, count_valid_tokens, sums_on_host
@@ -51,6 +53,7 @@ class NativeEngine(EngineOfState):
         self._axes, self._sums = axes, sums
         self._scaler = LossScaler() if config.precision.dtype == "fp16" else None
         self._programs = Programs(config, plan, axes.pp.rank)
+        self._cut = BatchCut(axes.cp, config.parallel.cp_kind, plan.model, stream_unit(config))
         optimizer = build_optimizer(stage, config.optimizer, PRODUCT_DTYPES[config.precision.dtype])
         is_sharded = plan.sharding.optimizer
         tied = _tied_copy(stage) if ends.size > 1 else None
@@ -65,7 +68,7 @@ class NativeEngine(EngineOfState):
             ends=ends,
             wire_dtype=WIRE_DTYPES[config.precision.reduce_dtype or "fp32"],
         )
-        uses = {stage.embedding.weight: 2} if stage.embedding is not None and _shares_head(stage) else {}
+        uses = _uses(stage, own_tokens(config))
         sums.bind(self._buckets, uses, self._replication.reduce, num_at_end=int(tied is not None))
         partition = BucketPartition(self._buckets, self._replication, axes, is_sharded=is_sharded)
         self._state = StageState(optimizer, stage, axes, partition)
@@ -95,18 +98,19 @@ class NativeEngine(EngineOfState):
         stage.before_layer = self._await_weights
         self._bucket_of_layer = _layers_of(stage, self._buckets)
 
-    def train_step(self, batches: Sequence[Batch], lr: float) -> StepResult:
+    def train_step(self, batches: Sequence[Batch], lr: float, ask: Ask = nothing) -> StepResult:
         self._be_in_mode(training=True)
         num_tokens = count_valid_tokens(batches, self._axes.batch)
         scale = (1.0 if self._scaler is None else self._scaler.scale) / num_tokens.clamp(min=1).float()
         self._sums.begin(len(batches))
-        loss = self._runner.train(self._programs.training(len(batches)), batches, scale)
+        own = [self._cut.own(batch) for batch in batches]
+        loss = self._runner.train(self._programs.training(len(own)), own, scale)
         self._sums.finish()
         self.stage.precision.end_step()
         self._replication.wait_for_sums()
         if self._axes.tp.rank:
             loss = torch.zeros_like(loss)  # all tp ranks have the same
-        result = self._update.make(loss, num_tokens, lr=lr, clip_norm=self.clip_norm)
+        result = self._update.make(loss, num_tokens, lr=lr, clip_norm=self.clip_norm, ask=ask)
         if not result.skipped:
             self._replication.gather()
         return result
@@ -114,15 +118,18 @@ class NativeEngine(EngineOfState):
     def eval_step(self, batches: Sequence[Batch]) -> tuple[float, int]:
         self._be_in_mode(training=False)
         num_tokens = count_valid_tokens(batches, self._axes.batch)
-        total = self._runner.evaluate(self._programs.evaluation(len(batches)), batches)
+        own = [self._cut.own(batch) for batch in batches]
+        total = self._runner.evaluate(self._programs.evaluation(len(own)), own)
         for axis in (self._axes.pp, self._axes.replicas):
             total = all_reduce(total, axis)
         return sums_on_host(total, num_tokens)
 
     def token_losses(self, batches: Sequence[Batch]) -> list[Tensor]:
         self._be_in_mode(training=False)
-        found = self._runner.token_losses(self._programs.evaluation(len(batches)), batches)
-        return list(all_reduce(torch.stack(found), self._axes.pp))
+        own = [self._cut.own(batch) for batch in batches]
+        found = self._runner.token_losses(self._programs.evaluation(len(own)), own)
+        of_rank = all_reduce(torch.stack(found), self._axes.pp)
+        return [self._cut.whole(*each) for each in zip(of_rank, own, batches, strict=True)]
 
     def observe_gradients(self, observer: GradientObserver) -> Callable[[], None]:
         self._sums.observer = observer
@@ -199,6 +206,22 @@ def _make_buckets(stage: Stage, replicas: Axis, *, is_sharded: bool, first: nn.P
         [others[number] for number in bucket] for bucket in plan_buckets([p.numel() for p in others], BUCKET_NUMBERS)
     ]
     return [Bucket(group, **runs) for group in ([[first]] if first is not None else []) + groups]
+
+
+def _uses(stage: Stage, num_tokens: int) -> dict[nn.Parameter, int]:
+    """How often a micro-batch makes a gradient of a weight, where that is not once.
+
+    Args:
+        num_tokens: that an MLP is given.
+    """
+    uses: dict[nn.Parameter, int] = {}
+    if stage.embedding is not None and _shares_head(stage):
+        uses[stage.embedding.weight] = 2
+    for block in stage.blocks_by_index().values():
+        if block.mlp.chunk_tokens is not None:
+            count = -(-num_tokens // block.mlp.chunk_tokens)
+            uses |= dict.fromkeys((block.mlp.expand.weight, block.mlp.down.weight), count)
+    return uses
 
 
 def _shares_head(stage: Stage) -> bool:

@@ -1,6 +1,6 @@
 """From the sums of a step's gradients to new weights.
 
-sums are reduced -> hooks.before_update -> norm --one look--> loss, tokens, norm on the host
+sums are reduced -> hooks.before_update -> norm --one look--> loss, tokens, norm, what ranks tell, on the host
                  -> vetoes -> scaled and clipped -> around_update(update) -> weights are gathered
 """
 
@@ -16,10 +16,10 @@ from megalite.engine.grad_norm import squared_norm
 from megalite.engine.hooks import UpdateHooks
 from megalite.engine.native.buckets import Bucket
 from megalite.engine.native.loss_scaling import LossScaler
-from megalite.engine.protocol import NO_TOKENS, NonFiniteLossError, StepResult
+from megalite.engine.protocol import NO_TOKENS, Ask, NonFiniteLossError, StepResult
 from megalite.optim.optimizer import SlicedOptimizer
 from megalite.parallel.axes import Axes
-from megalite.parallel.collectives import all_reduce
+from megalite.parallel.collectives import all_reduce, on_device
 
 
 class Update:
@@ -45,21 +45,27 @@ class Update:
         self._optimizer, self._buckets, self._axes, self._hooks = optimizer, buckets, axes, hooks
         self._counted, self._scaler, self._stop_on_nonfinite = counted, scaler, stop_on_nonfinite
 
-    def make(self, loss: Tensor, num_tokens: Tensor, *, lr: float, clip_norm: float | None) -> StepResult:
+    def make(self, loss: Tensor, num_tokens: Tensor, *, lr: float, clip_norm: float | None, ask: Ask) -> StepResult:
         """Update the weights, or leave them. The reduced sums are there. Collective.
 
         Args:
             loss: this rank's share of the step's loss, fp32 scalar: added up over all ranks it is the step's.
             num_tokens: valid tokens of the global batch.
+            ask: what this rank has to tell all others; equally many numbers on each.
         """
         for bucket in self._buckets:
             bucket.master.grad = bucket.own_sums
         self._hooks.prepare()
         gradients = self._optimizer.gradients()
         squares = squared_norm([gradients[index] for index in self._counted], loss.device)
-        numbers = all_reduce(torch.stack((loss.double(), squares)), self._axes.world)
+        mine = torch.stack((loss.double(), squares))
+        if own := ask():
+            mine = torch.cat((mine, on_device(own, mine.dtype, mine.device)))
+        numbers = all_reduce(mine, self._axes.world)
         scale = self._scaler.scale if self._scaler is not None else 1.0
-        total, squared, tokens = torch.cat((numbers, num_tokens.double().view(1))).tolist()  # the step's one sync
+        tokens, total, squared, *told = torch.cat(
+            (num_tokens.double().view(1), numbers)
+        ).tolist()  # the step's one sync
         step_loss, norm = total / scale, math.sqrt(squared) / scale if squared >= 0.0 else math.nan
         if not math.isfinite(step_loss) and self._stop_on_nonfinite:
             raise NonFiniteLossError(f"the loss is {step_loss}")
@@ -74,7 +80,13 @@ class Update:
         for bucket in self._buckets:
             bucket.master.grad = None
         return StepResult(
-            step_loss if tokens else math.nan, norm, lr, num_tokens=int(tokens), skipped=bool(why), why=why
+            step_loss if tokens else math.nan,
+            norm,
+            lr,
+            num_tokens=int(tokens),
+            skipped=bool(why),
+            why=why,
+            told=[int(number) for number in told],
         )
 
     def _reason_to_skip(self, loss: float, norm: float, num_tokens: int) -> str:

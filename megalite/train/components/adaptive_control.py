@@ -14,7 +14,6 @@ from dataclasses import asdict, replace
 from typing import Any
 
 import torch
-from torch.distributed import ReduceOp
 
 from megalite.checkpoint.sizes_so_far import CONTROL, sizes_in
 from megalite.config.plan import RunPlan
@@ -25,7 +24,7 @@ from megalite.optim.adaptive import Plateau, after_validation, clip_bound, remem
 from megalite.optim.noise_scale import NoiseScale, updated
 from megalite.optim.schedules import learning_rate
 from megalite.parallel.axes import Axes
-from megalite.parallel.collectives import all_reduce, any_rank
+from megalite.parallel.collectives import any_rank
 from megalite.train.components.component import Component, Step
 from megalite.train.micro_gradients import MicroGradients
 
@@ -91,13 +90,10 @@ class AdaptiveControl(Component):
         return learning_rate(step, plan.total_steps, self._config.optimizer, plan.schedule, self._plateau.num_cuts)
 
     def note_validation(self, step: int, loss: float) -> None:
-        """Let a validation loss have its say on the rate; one rank's, so that none decides by another last bit.
-        Collective."""
+        """Let a validation loss, which is the same on all ranks, have its say on the rate."""
         if self._config.schedule.name != "plateau":
             return
         settings = self._config.schedule.plateau
-        one = torch.tensor(loss, dtype=torch.float64, device=self._device)
-        loss = all_reduce(one, self._axes.world, ReduceOp.MAX).item()
         former, self._plateau = self._plateau, after_validation(self._plateau, loss, settings)
         if self._plateau.num_cuts > former.num_cuts:
             why = f"{settings.patience + 1} validations without a new best below {former.best:.4f}"

@@ -132,7 +132,7 @@ def _validation(run: Run, control: AdaptiveControl) -> ValidateEvery | None:
         return None
     settings = run.config.train
     evaluator = Evaluator(
-        run.config,
+        run.config.model_copy(update={"batch": run.whole.batch}),  # the same micro-batches in every stage
         run.plan,
         sets=run.valid_sets,
         tasks=run.tasks,

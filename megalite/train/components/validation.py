@@ -24,7 +24,7 @@ class ValidateEvery(Component):
     Args:
         every: steps; None for the end alone.
         early_stopping: when to end the run.
-        listeners: told the step and the watched loss. Collective.
+        listeners: told the step and the watched loss, which is the same on all ranks.
     """
 
     name = "validation"

@@ -22,6 +22,7 @@ from megalite.data.loader import Loader
 from megalite.data.samples import Samples
 from megalite.engine.protocol import Engine
 from megalite.parallel.axes import Axes
+from megalite.parallel.collectives import one_for_all
 from megalite.train.evaluation.scoring import Score, Shape, log_likelihoods, score
 from megalite.train.evaluation.tasks import Task
 
@@ -96,7 +97,8 @@ class Evaluator:
         self._shape = Shape(batch.seq_len, batch.micro_batch_size, batches_at_once=plan.grad_accum_steps, device=device)
 
     def validate(self) -> Validation:
-        """Every set and every task, on the weights as they are."""
+        """Every set and every task, on the weights as they are. All ranks find the same losses, to the last bit, for
+        what they decide by them."""
         clock = time.perf_counter()
         sets = {name: self._loss(samples) for name, samples in self._sets.items()}
         tasks = {task.name: self._score(task) for task in self.tasks}
@@ -115,7 +117,7 @@ class Evaluator:
                 total, num_tokens = total + loss, num_tokens + count
         finally:
             loader.close()
-        return SetLoss(total, num_tokens)
+        return SetLoss(one_for_all(total, self._axes.world, self._device), num_tokens)
 
     def _score(self, task: Task) -> Score:
         found = log_likelihoods(task.requests, self._engine.token_losses, self._shape, self._axes.batch)

@@ -32,6 +32,8 @@ LAYOUTS = (
     (2, {"tp": 2, "zero_stage": 1, "sequence_parallel": True}),
     (2, {"pp": 2, "zero_stage": 1}),
     (2, {"dp": 2, "zero_stage": 3}),
+    (2, {"cp": 2, "zero_stage": 3}),
+    (4, {"cp": 2, "pp": 2, "zero_stage": 1}),
     (4, {"tp": 2, "pp": 2, "zero_stage": 0}),
     (4, {"dp": 2, "pp": 2, "zero_stage": 1}),
 )

@@ -1,0 +1,36 @@
+"""What the machine says of its processor."""
+
+from __future__ import annotations
+
+import pytest
+
+from megalite import host
+
+X86 = """processor\t: 0
+vendor_id\t: AuthenticAMD
+model name\t: AMD EPYC
+flags\t\t: fpu avx512f avx512_bf16
+bugs\t\t: amx_bf16
+
+processor\t: 1
+flags\t\t: fpu
+"""
+ARM = "processor\t: 0\nBogoMIPS\t: 2000.00\nFeatures\t: fp asimd bf16\n"
+
+
+@pytest.mark.parametrize(
+    ("cpuinfo", "flags"),
+    [(X86, {"AuthenticAMD", "fpu", "avx512f", "avx512_bf16"}), (ARM, {"fp", "asimd", "bf16"}), ("", set())],
+    ids=["x86", "ARM", "empty"],
+)
+def test_flags_of_a_processor(cpuinfo, flags, tmp_path, monkeypatch):
+    """Those of the first one, by its own line alone."""
+    (tmp_path / "cpuinfo").write_text(cpuinfo)
+    monkeypatch.setattr(host, "PROC", tmp_path)
+    assert host.cpu_flags() == flags
+
+
+def test_a_machine_that_does_not_say(tmp_path, monkeypatch):
+    """No file, no flags."""
+    monkeypatch.setattr(host, "PROC", tmp_path / "none")
+    assert host.cpu_flags() == set()
