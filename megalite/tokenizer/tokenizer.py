@@ -20,15 +20,21 @@ from pathlib import Path
 import numpy as np
 import xxhash
 
+from pydantic import NonNegativeInt, PositiveInt
+
 from megalite.errors import DataError
+from megalite.records import Record, read_record
 from megalite.texts import Texts
 from megalite.tokenizer.encoders.choose import choose_encoder
 from megalite.tokenizer.encoders.reference import Encoder, FallbackTokens, FastEncoder, Reference, SentencePieceEncoder
+from megalite.tokenizer.settings import TokenizerKind
 
 RECORD_FILE = "megalite_tokenizer.json"
 MODEL_FILE = "tokenizer.model"
 FAST_FILE = "tokenizer.json"
 CONFIG_FILE = "tokenizer_config.json"
+
+ADVICE = "train or copy the tokenizer again"
 
 UINT16_BELOW_VOCAB = 65_500
 """Megatron stores vocabularies smaller than this in uint16."""
@@ -48,6 +54,18 @@ class TokenizerInfo:
     pad_id: int | None
     special_tokens: dict[str, int] = field(default_factory=dict)
     """Ids of the user's own control tokens."""
+
+
+class _RecordFile(Record):
+    """The record file."""
+
+    kind: TokenizerKind
+    vocab_size: PositiveInt
+    bos_id: NonNegativeInt | None
+    eos_id: NonNegativeInt
+    pad_id: NonNegativeInt | None
+    special_tokens: dict[str, NonNegativeInt] = {}
+    hash: str
 
 
 class Tokenizer:
@@ -76,7 +94,7 @@ class Tokenizer:
         if not folder.is_dir():
             raise DataError(f"{folder}: no such folder; a tokenizer is a folder with {FAST_FILE} or {MODEL_FILE}")
         try:
-            info = _read_info(folder)
+            info = read_info(folder)
             reference = _make_reference(folder, info)
             info = info or _guess_info(folder, reference)
         except DataError:
@@ -86,7 +104,7 @@ class Tokenizer:
         if reference.vocab_size != info.vocab_size:
             raise DataError(
                 f"{folder}: {RECORD_FILE} says vocab_size={info.vocab_size}, the vocabulary has {reference.vocab_size} "
-                "entries; train or copy the tokenizer again"
+                f"entries; {ADVICE}"
             )
         return cls(folder, info, reference, fingerprint_files(folder))
 
@@ -162,15 +180,23 @@ def write_info(folder: Path, info: TokenizerInfo) -> None:
     (folder / RECORD_FILE).write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
 
 
-def _read_info(folder: Path) -> TokenizerInfo | None:
-    """The record of one of our folders, its hash checked; None for a foreign folder."""
+def read_info(folder: Path) -> TokenizerInfo | None:
+    """The record of one of our folders, its hash checked; None for a foreign folder.
+
+    Raises:
+        DataError: the record is damaged, or of other files.
+    """
     path = folder / RECORD_FILE
     if not path.is_file():
         return None
-    record = json.loads(path.read_text(encoding="utf-8"))
-    if record.pop("hash") != fingerprint_files(folder):
+    record = read_record(path, _RecordFile, ADVICE)
+    if record.hash != fingerprint_files(folder):
         raise DataError(f"{folder}: the vocabulary files are not those that {RECORD_FILE} was written for")
-    return TokenizerInfo(**record)
+    ids = {"bos_id": record.bos_id, "eos_id": record.eos_id, "pad_id": record.pad_id, **record.special_tokens}
+    for name, token in ids.items():
+        if token is not None and token >= record.vocab_size:
+            raise DataError(f"{path}: damaged: {name} is {token}, of a vocabulary of {record.vocab_size}; {ADVICE}")
+    return TokenizerInfo(**record.model_dump(exclude={"hash"}))
 
 
 def _make_reference(folder: Path, info: TokenizerInfo | None) -> SentencePieceEncoder | FastEncoder:

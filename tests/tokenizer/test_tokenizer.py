@@ -218,18 +218,30 @@ def without_eos(folder):
     path.write_text(json.dumps({"tokenizer_class": "PreTrainedTokenizerFast"}))
 
 
-def other_size(folder):
-    path = folder / "megalite_tokenizer.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"vocab_size": 9}))
+def recorded(**changes):
+    """Other values in the record."""
+
+    def change(folder):
+        path = folder / "megalite_tokenizer.json"
+        path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+
+    return change
 
 
 BAD_FOLDERS = {
     "missing": (shutil.rmtree, "no such folder"),
     "empty": (lambda folder: [path.unlink() for path in folder.iterdir()], r"neither tokenizer\.json nor"),
     "changed": (lambda folder: (folder / "tokenizer.json").write_text("{}"), "not those that megalite_tokenizer.json"),
-    "garbage": (lambda folder: (folder / "megalite_tokenizer.json").write_text("{"), "cannot be loaded"),
+    "garbage": (lambda folder: (folder / "megalite_tokenizer.json").write_text("{"), "damaged: not JSON"),
     "no eos": (without_eos, "no end-of-text token"),
-    "other size": (other_size, "says vocab_size=9, the vocabulary has 800 entries"),
+    "text for an id": (recorded(eos_id=["</s>"]), "eos_id is .*, expected a valid integer"),
+    "a negative id": (recorded(eos_id=-1), "eos_id is -1, expected greater"),
+    "an id too large": (recorded(pad_id=800), "pad_id is 800, of a vocabulary of 800; train or copy"),
+    "a special token's id too large": (recorded(special_tokens={"<|a|>": 900}), r"<\|a\|> is 900, of a vocabulary"),
+    "no id at all": (recorded(eos_id=None), "eos_id is None"),
+    "another kind": (recorded(kind="wordpiece"), "kind is 'wordpiece', expected"),
+    "an unknown key": (recorded(unk_id=1), "unk_id is unknown here"),
+    "other size": (recorded(vocab_size=9), "says vocab_size=9, the vocabulary has 800 entries"),
 }
 
 

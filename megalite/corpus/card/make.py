@@ -28,7 +28,7 @@ from megalite.corpus.card.page import render
 from megalite.corpus.recipe import DataRecipe
 from megalite.corpus.split import Part
 from megalite.stations.manifest import StationManifest, write_text
-from megalite.tokenizer.tokenizer import HUGGING_FACE, RECORD_FILE
+from megalite.tokenizer.tokenizer import HUGGING_FACE, read_info
 
 JSON_FILE = "card.json"
 HTML_FILE = "card.html"
@@ -147,11 +147,10 @@ def _described_before(out: Path) -> dict[str, dict[str, str | None]]:
 
 def _tokenizer(lineage: Lineage) -> TokenizerCard:
     train = lineage.tokens["train"]
-    record = lineage.tokenizer_folder / RECORD_FILE
-    kind = json.loads(record.read_text(encoding="utf-8"))["kind"] if record.is_file() else HUGGING_FACE
+    info = read_info(lineage.tokenizer_folder)
     trained = lineage.tokenizer.counts if lineage.tokenizer is not None else None
     return TokenizerCard(
-        kind=kind,
+        kind=HUGGING_FACE if info is None else info.kind,
         vocab_size=train.settings["tokenizer"]["vocab_size"],
         fingerprint=train.settings["tokenizer"]["fingerprint"],
         trained_on=Amount(trained["documents"], trained["text_bytes"]) if trained else None,
