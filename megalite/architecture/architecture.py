@@ -2,7 +2,7 @@
 
 ModelConfig  --config.fill-->  Architecture  -->  blocks: (BlockSpec, BlockSpec, ...)
                                                     attention     heads, window, rotation, biases
-                                                    feed_forward  width, activation, biases
+                                                    feed_forward  width, activation, biases; or experts, and a router
                                                     norms         which, and where
 """
 
@@ -15,7 +15,7 @@ from typing import Literal
 from pydantic import PositiveInt
 
 from megalite.architecture.activations import is_gated
-from megalite.architecture.settings import ModelSettings, RopeConfig
+from megalite.architecture.settings import ModelSettings, MoeConfig, RopeConfig
 
 
 @dataclass(frozen=True)
@@ -73,11 +73,28 @@ class FeedForwardSpec:
 
 
 @dataclass(frozen=True)
+class ExpertsSpec:
+    """Many feed-forward layers of a block, and the router that sends each token to few of them."""
+
+    settings: MoeConfig
+    """`ffn_hidden_size` filled in."""
+    expert: FeedForwardSpec
+    """Each of them."""
+    shared: FeedForwardSpec | None
+    """Every token goes through it as well."""
+
+    @property
+    def active(self) -> tuple[FeedForwardSpec, ...]:
+        """The layers that one token goes through."""
+        return (self.expert,) * self.settings.top_k + ((self.shared,) if self.shared is not None else ())
+
+
+@dataclass(frozen=True)
 class BlockSpec:
     """One block of the list."""
 
     attention: AttentionSpec
-    feed_forward: FeedForwardSpec
+    feed_forward: FeedForwardSpec | ExpertsSpec
     norm: str
     norm_eps: float
     norm_before: bool
@@ -101,8 +118,23 @@ class Architecture(ModelSettings):
     @property
     def blocks(self) -> tuple[BlockSpec, ...]:
         """The blocks, first to last."""
-        made = {has_window: self._block(has_window) for has_window in (False, True)}
-        return tuple(made[has_window] for has_window in self._windows())
+        made = {kind: self._block(*kind) for kind in set(self._kinds())}
+        return tuple(made[kind] for kind in self._kinds())
+
+    def _kinds(self) -> list[tuple[bool, bool]]:
+        """For each block whether the window holds there, and whether it is sparse."""
+        return list(zip(self._windows(), self.sparse_blocks, strict=True))
+
+    @property
+    def sparse_blocks(self) -> list[bool]:
+        """For each block whether it has experts."""
+        moe = self.moe
+        if moe is None:
+            return [False] * self.num_layers
+        return [
+            index >= moe.first_dense and (index - moe.first_dense) % moe.every == moe.every - 1
+            for index in range(self.num_layers)
+        ]
 
     def _windows(self) -> list[bool]:
         """For each block whether the window holds there."""
@@ -111,7 +143,7 @@ class Architecture(ModelSettings):
         types = self.layer_types or ("sliding_attention",)
         return [types[index % len(types)] == "sliding_attention" for index in range(self.num_layers)]
 
-    def _block(self, has_window: bool) -> BlockSpec:
+    def _block(self, has_window: bool, is_sparse: bool) -> BlockSpec:
         has_own_rope = has_window and self.sliding_rope is not None
         attention = AttentionSpec(
             self.attention,
@@ -129,13 +161,23 @@ class Architecture(ModelSettings):
         )
         return BlockSpec(
             attention,
-            FeedForwardSpec(self.ffn_hidden_size, self.activation, self.has_mlp_bias),
+            self._experts() if is_sparse else self._feed_forward(self.ffn_hidden_size),
             norm=self.norm,
             norm_eps=self.norm_eps,
             norm_before=self.norm_placement in ("before", "both"),
             norm_after=self.norm_placement in ("after", "both"),
             is_parallel=self.parallel_residual,
         )
+
+    def _feed_forward(self, width: int) -> FeedForwardSpec:
+        return FeedForwardSpec(width, self.activation, self.has_mlp_bias)
+
+    def _experts(self) -> ExpertsSpec:
+        moe = self.moe
+        assert moe is not None
+        assert moe.ffn_hidden_size is not None, "filled in"
+        shared = self._feed_forward(moe.shared_ffn_hidden_size) if moe.shared_ffn_hidden_size else None
+        return ExpertsSpec(moe, self._feed_forward(moe.ffn_hidden_size), shared)
 
 
 def query_scale(model: Architecture) -> float:

@@ -13,12 +13,13 @@ from collections.abc import Callable
 from math import prod
 
 from megalite.architecture.activations import ACTIVATIONS
-from megalite.architecture.architecture import Architecture, AttentionSpec, BlockSpec
+from megalite.architecture.architecture import Architecture, AttentionSpec, BlockSpec, ExpertsSpec, FeedForwardSpec
 from megalite.architecture.norms import NORMS
 from megalite.architecture.weights import Weight, weight_table
 
 FP32_BYTES = 4
 FP8_BYTES = 1
+INT64_BYTES = 8
 ELEMENT_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2}
 
 
@@ -43,9 +44,17 @@ def block_multiply_adds(block: BlockSpec, hidden_size: int, seq_len: int) -> flo
 
 def linear_multiply_adds(block: BlockSpec, hidden_size: int) -> float:
     """Those of a block's matrices."""
-    attention, mlp = block.attention, block.feed_forward
+    attention = block.attention
     projections = hidden_size * (2 * attention.q_width + 2 * attention.kv_width)
-    return projections + (mlp.num_expanding + 1) * hidden_size * mlp.width
+    return projections + feed_forward_multiply_adds(block.feed_forward, hidden_size)
+
+
+def feed_forward_multiply_adds(mlp: FeedForwardSpec | ExpertsSpec, hidden_size: int) -> float:
+    """Those of the layers that a token goes through; of experts the chosen ones, and their router."""
+    if isinstance(mlp, FeedForwardSpec):
+        return (mlp.num_expanding + 1) * hidden_size * mlp.width
+    router = (mlp.settings.num_experts + mlp.settings.shared_gate) * hidden_size
+    return router + sum(feed_forward_multiply_adds(each, hidden_size) for each in mlp.active)
 
 
 def attention_multiply_adds(block: BlockSpec, seq_len: int) -> float:
@@ -85,15 +94,15 @@ def block_activation_bytes(
     attention, mlp = block.attention, block.feed_forward
     a, h = element_bytes, hidden_size
     stream = hidden_size // (tp if sequence_parallel else 1)
-    q, kv, f = attention.q_width // tp, _seen_kv_width(attention, tp), mlp.width // tp
+    q, kv = attention.q_width // tp, _seen_kv_width(attention, tp)
     softmax_sums = FP32_BYTES * attention.num_heads // tp
     if recompute == "full":
         return a * stream
     if recompute == "selective":  # the block's input, and the results of its four products and of attention
-        inputs = h + q + h + f if keeps_fp8_inputs else 0
+        inputs = h + q + _mlp_inputs(mlp, h, tp) if keeps_fp8_inputs else 0
         projected = q + 2 * attention.kv_width // tp + (2 * kv if sharing_ranks(attention, tp) > 1 else 0)
-        results = projected + q + h + mlp.num_expanding * f + h
-        return a * (stream + results) + softmax_sums + inputs * FP8_BYTES
+        results = projected + q + h + _mlp_results(mlp, h, tp)
+        return a * (stream + results) + softmax_sums + inputs * FP8_BYTES + _router_bytes(mlp)
 
     norm = NORMS[block.norm]
     wide = FP32_BYTES * stream if norm.keeps_wide else 0  # a norm's input in fp32
@@ -108,15 +117,42 @@ def block_activation_bytes(
     if attention.qk_norm:
         is_wide = attention.qk_norm == "whole" or norm.multiplies_wide
         mixing += (a if a == FP32_BYTES else FP32_BYTES + (FP32_BYTES if is_wide else a)) * (q + kv)
-    expanded = mlp_bytes(block, element_bytes=a, tp=tp)
+    expanded = mlp_bytes(mlp, element_bytes=a, tp=tp) + dispatch_bytes(mlp, h, element_bytes=a)
     dropout = 2 * stream if has_dropout else 0  # masks, a byte an element
     return norms + mixing + expanded + dropout
 
 
-def mlp_bytes(block: BlockSpec, *, element_bytes: int, tp: int = 1) -> int:
-    """Bytes of one token inside an MLP, on one rank: products, the activation, what the row layer multiplies."""
-    mlp = block.feed_forward
-    return element_bytes * ACTIVATIONS[mlp.activation].num_kept * (mlp.width // tp)
+def mlp_bytes(mlp: FeedForwardSpec | ExpertsSpec, *, element_bytes: int, tp: int = 1) -> int:
+    """Bytes of one token inside an MLP, or the experts that it goes to, on one rank: products, the activation, what the
+    row layer multiplies."""
+    layers = (mlp,) if isinstance(mlp, FeedForwardSpec) else mlp.active
+    return sum(element_bytes * ACTIVATIONS[each.activation].num_kept * (each.width // tp) for each in layers)
+
+
+def dispatch_bytes(mlp: FeedForwardSpec | ExpertsSpec, hidden_size: int, *, element_bytes: int) -> int:
+    """Bytes of one token around its experts: a copy of it for each, what each puts out, and the router's numbers."""
+    if isinstance(mlp, FeedForwardSpec):
+        return 0
+    return element_bytes * 2 * mlp.settings.top_k * hidden_size + FP32_BYTES * hidden_size + _router_bytes(mlp)
+
+
+def _router_bytes(mlp: FeedForwardSpec | ExpertsSpec) -> int:
+    """Of one token: logits and scores of all experts, and of the chosen ones numbers, weights and two orders."""
+    if isinstance(mlp, FeedForwardSpec):
+        return 0
+    return 2 * FP32_BYTES * mlp.settings.num_experts + (2 * FP32_BYTES + 3 * INT64_BYTES) * mlp.settings.top_k
+
+
+def _mlp_inputs(mlp: FeedForwardSpec | ExpertsSpec, hidden_size: int, tp: int) -> int:
+    """Numbers of one token that the products of an MLP, or of the experts that it goes to, are given."""
+    layers = (mlp,) if isinstance(mlp, FeedForwardSpec) else mlp.active
+    return sum(hidden_size + each.width // tp for each in layers)
+
+
+def _mlp_results(mlp: FeedForwardSpec | ExpertsSpec, hidden_size: int, tp: int) -> int:
+    """Numbers that these products put out."""
+    layers = (mlp,) if isinstance(mlp, FeedForwardSpec) else mlp.active
+    return sum(each.num_expanding * (each.width // tp) + hidden_size for each in layers)
 
 
 def block_held_bytes(block: BlockSpec, hidden_size: int, *, element_bytes: int, tp: int = 1) -> int:
@@ -125,8 +161,8 @@ def block_held_bytes(block: BlockSpec, hidden_size: int, *, element_bytes: int, 
     What its weights' gradients are made of: the four products' inputs, and the gradients of their outputs.
     """
     attention, mlp, h = block.attention, block.feed_forward, hidden_size
-    q, kv, f = attention.q_width // tp, attention.kv_width // tp, mlp.width // tp
-    inputs, outputs = h + q + h + f, (q + 2 * kv) + h + mlp.num_expanding * f + h
+    q, kv = attention.q_width // tp, attention.kv_width // tp
+    inputs, outputs = h + q + _mlp_inputs(mlp, h, tp), (q + 2 * kv) + h + _mlp_results(mlp, h, tp)
     return element_bytes * (inputs + outputs)
 
 

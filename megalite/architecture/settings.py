@@ -5,7 +5,15 @@ from __future__ import annotations
 import math
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, Field, NonNegativeFloat, PositiveFloat, PositiveInt, field_validator
+from pydantic import (
+    AfterValidator,
+    Field,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    field_validator,
+)
 from pydantic_core import PydanticCustomError
 
 from megalite.architecture.activations import ACTIVATIONS
@@ -14,6 +22,7 @@ from megalite.architecture.norms import NORMS
 from megalite.section import Section
 
 MOST_LAYERS = 10_000
+MOST_EXPERTS = 10_000
 
 SMALLEST_NUMBER = 2.0**-126
 """The smallest number above 0 that fp32 has; what is smaller may be 0 where a model divides by it."""
@@ -103,6 +112,52 @@ class MupConfig(ModelSection):
     """Factor on the logits, beside 1 / m; tuned on the base model and kept."""
 
 
+class MoeConfig(ModelSection):
+    """Mixture of experts (Shazeer et al. 2017): in sparse blocks a router sends each token to few of many MLPs."""
+
+    num_experts: PositiveInt = Field(8, le=MOST_EXPERTS)
+    """MLPs of a sparse block."""
+    top_k: PositiveInt = 2
+    """Of these, how many a token goes to."""
+    ffn_hidden_size: PositiveInt | None = None
+    """Width inside an expert; null takes model.ffn_hidden_size."""
+    shared_ffn_hidden_size: NonNegativeInt = 0
+    """Width of an MLP beside them that every token goes through (DeepSeekMoE, Dai et al. 2024); 0 for none."""
+    shared_gate: bool = False
+    """What the shared MLP puts out is multiplied by a sigmoid of the token (Qwen2-MoE)."""
+    scores: Literal["softmax", "sigmoid"] = "softmax"
+    """What the router makes of its logits. With `normalize`, softmax over all experts gives the chosen ones the weights
+    that a softmax over these alone would."""
+    normalize: bool = True
+    """The weights of a token's experts add up to 1."""
+    scale: PositiveFloat = 1.0
+    """Factor on these weights (DeepSeek-V3: 2.5)."""
+    num_groups: PositiveInt = 1
+    """Experts are in so many groups, of which a token goes to `top_groups` at most (DeepSeek-V2)."""
+    top_groups: PositiveInt = 1
+    """Groups that a token's experts are chosen from; num_groups for all."""
+    group_score: Literal["max", "sum_of_two"] = "max"
+    """By what groups are chosen: the best score in each (DeepSeek-V2), or the sum of the best two (DeepSeek-V3)."""
+    bias_rate: NonNegativeFloat | None = None
+    """Balance without a loss (Wang et al. 2024): each expert has a bias on its score that counts in the choice alone,
+    and falls or rises by so much a step where the expert had more or less than its share (DeepSeek-V3: 0.001). null for
+    no such bias, 0 for one that stays."""
+    aux_loss: NonNegativeFloat = 0.0
+    """Coefficient of the balancing loss N x sum of f_i P_i over the N experts, f being the share of the tokens' choices
+    that an expert got, and P its mean score (Switch, Fedus et al. 2021: 0.01). Training alone minimises it: the loss in
+    metrics stays the cross-entropy."""
+    aux_loss_over: Literal["sequence", "micro_batch", "global_batch"] = "global_batch"
+    """Tokens whose choices f counts: each sequence by itself (DeepSeek-V3), each micro-batch (Switch), or the global
+    batch (Qiu et al. 2025), for which those of the last step are taken."""
+    z_loss: NonNegativeFloat = 0.0
+    """Coefficient of the squared log of the sum that the router's softmax divides by (ST-MoE, Zoph et al. 2022: 0.001),
+    trained beside the loss likewise."""
+    first_dense: NonNegativeInt = 0
+    """The first blocks, which have one MLP of model.ffn_hidden_size (DeepSeek-V3: 3)."""
+    every: PositiveInt = 1
+    """Of the others each so-manieth is sparse, the last of each such run: 2 for each second (Llama 4)."""
+
+
 class ModelSettings(ModelSection):
     """What a config may say of a model, and what a filled one has."""
 
@@ -164,6 +219,8 @@ class ModelSettings(ModelSection):
     """Divide the deviation of the two projections that write to the residual stream by sqrt(2 x num_layers) (GPT-2)."""
     mup: MupConfig | None = None
     """Maximal update parametrization; null for the usual one."""
+    moe: MoeConfig | None = None
+    """Mixture of experts; null for one MLP a block."""
 
     @property
     def has_qkv_bias(self) -> bool:

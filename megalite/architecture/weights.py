@@ -10,15 +10,16 @@ ways, both told by the table:
                               | v, r-th part     |                dim 0 in the order of the table
                               +------------------+
 
-So a projection is cut per head and per half before it is fused, and any tp is right. Pure arithmetic, no torch.
+So a projection is cut per head and per half before it is fused, and any tp is right. Each expert of a sparse block has
+rows of its own; those of the experts that a rank holds are fused the same way. Pure arithmetic, no torch.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
-from megalite.architecture.architecture import Architecture, BlockSpec
+from megalite.architecture.architecture import Architecture, BlockSpec, ExpertsSpec, FeedForwardSpec
 from megalite.architecture.norms import NORMS
 
 Init = Literal["normal", "residual", "ones", "zeros"]
@@ -58,6 +59,16 @@ class Weight:
     """Dim 0 is the vocabulary: padded so that every rank holds equally many rows."""
     decay: bool = True
     """Whether weight decay applies (matrices, not norms and biases)."""
+    expert: tuple[int, int] | None = None
+    """Which expert it is of, and of how many: held by one of the expert-parallel ranks, the first having the first
+    experts. None for what all of them hold."""
+
+    def is_held(self, ep: int, ep_rank: int) -> bool:
+        """Whether an expert-parallel rank holds it."""
+        if self.expert is None:
+            return True
+        index, count = self.expert
+        return index * ep // count == ep_rank
 
     def local(self, tp: int, tp_rank: int) -> Rectangle:
         """The part of this weight that a tensor-parallel rank holds; it may be empty for a padded vocabulary."""
@@ -146,7 +157,7 @@ def _linear(
 
 
 def _block(model: Architecture, block: BlockSpec, layer: str) -> list[Weight]:
-    hidden, attention, mlp = model.hidden_size, block.attention, block.feed_forward
+    hidden, attention = model.hidden_size, block.attention
     q, kv = attention.q_width, attention.kv_width
     residual: Init = "residual" if model.init_depth_scaling else "normal"
 
@@ -164,8 +175,35 @@ def _block(model: Architecture, block: BlockSpec, layer: str) -> list[Weight]:
 
     for name in [name for name in norms if name != "mlp_out_norm"]:
         rows += norms.pop(name)
-    fused = "mlp.gate_up" if mlp.is_gated else "mlp.up"
-    for part in ("gate", "up") if mlp.is_gated else ("up",):
-        rows += _linear(layer, f"mlp.{part}", fused, (mlp.width, hidden), cut=0, bias=mlp.bias)
-    rows += _linear(layer, "mlp.down", "mlp.down", (hidden, mlp.width), cut=1, bias=mlp.bias, init=residual)
+    if isinstance(block.feed_forward, ExpertsSpec):
+        rows += _experts(hidden, block.feed_forward, layer, residual)
+    else:
+        rows += _mlp(hidden, block.feed_forward, layer, "mlp", residual)
     return rows + norms.pop("mlp_out_norm", [])
+
+
+def _mlp(hidden: int, mlp: FeedForwardSpec, layer: str, name: str, residual: Init) -> list[Weight]:
+    fused, rows = f"{name}.gate_up" if mlp.is_gated else f"{name}.up", list[Weight]()
+    for part in ("gate", "up") if mlp.is_gated else ("up",):
+        rows += _linear(layer, f"{name}.{part}", fused, (mlp.width, hidden), cut=0, bias=mlp.bias)
+    return rows + _linear(
+        layer, f"{name}.down", f"{name}.down", (hidden, mlp.width), cut=1, bias=mlp.bias, init=residual
+    )
+
+
+def _experts(hidden: int, experts: ExpertsSpec, layer: str, residual: Init) -> list[Weight]:
+    """The router, each expert by itself, and what all tokens go through."""
+    count, mlp = experts.settings.num_experts, experts.expert
+    name = f"{layer}.mlp.router.weight"
+    rows = [Weight(name, (count, hidden), layer, name)]
+    fused = f"{layer}.mlp.experts.{'gate_up' if mlp.is_gated else 'up'}", f"{layer}.mlp.experts.down"
+    for index in range(count):
+        for row in _mlp(hidden, mlp, layer, f"mlp.experts.{index}", residual):
+            parameter = fused[row.name.endswith("down.weight")]
+            rows.append(replace(row, parameter=parameter, expert=(index, count)))
+    if experts.shared is not None:
+        rows += _mlp(hidden, experts.shared, layer, "mlp.shared", residual)
+    if experts.settings.shared_gate:
+        name = f"{layer}.mlp.shared_gate.weight"
+        rows.append(Weight(name, (1, hidden), layer, name))
+    return rows

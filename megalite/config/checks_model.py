@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from megalite.architecture.architecture import Architecture
 from megalite.architecture.attentions import ATTENTIONS
+from megalite.config.checks_moe import check_experts
 from megalite.config.schema import Config, ModelConfig, RopeConfig, RopeScaling
 from megalite.config.wording import divisors, near, or_, unused
 from megalite.section import LARGEST_NUMBER
@@ -35,6 +36,7 @@ def check_architecture(given: ModelConfig, model: Architecture) -> Iterator[str]
     if model.attention_soft_cap is not None and not ATTENTIONS[model.attention].takes_soft_cap:
         yield f"model.attention_soft_cap: attention={model.attention} does not bound its scores; use null"
     yield from _windows(given)
+    yield from check_experts(model)
     if model.positions == "learned":
         yield from unused(model.rope, RopeConfig.model_fields, "model.rope", "positions=learned")
         yield from unused(given, ("sliding_rope",), "model", "positions=learned")

@@ -33,7 +33,7 @@ def fill_model(model: ModelConfig, batch: BatchConfig, tokenizer_vocab_size: int
     ffn = 4 * model.hidden_size
     if is_gated(model.activation):
         ffn = -(-8 * model.hidden_size // 3 // FFN_MULTIPLE) * FFN_MULTIPLE
-    filled = {
+    filled: dict[str, Any] = {
         "num_kv_heads": model.num_kv_heads or model.num_heads,
         "head_dim": model.head_dim or model.hidden_size // model.num_heads,
         "ffn_hidden_size": model.ffn_hidden_size or ffn,
@@ -41,8 +41,14 @@ def fill_model(model: ModelConfig, batch: BatchConfig, tokenizer_vocab_size: int
         "max_positions": model.max_positions or longest_sequence(batch),
     }
     filled |= _windows(model)
+    if model.moe is not None:
+        width = model.moe.ffn_hidden_size or filled["ffn_hidden_size"]
+        filled["moe"] = model.moe.model_copy(update={"ffn_hidden_size": width})
     given = {name: getattr(model, name) for name in type(model).model_fields if name != "preset"}
-    return Architecture.model_construct(**{**given, **filled})
+    made = Architecture.model_construct(**{**given, **filled})
+    if made.moe is not None and all(made.sparse_blocks):  # no block has the other width
+        return made.model_copy(update={"ffn_hidden_size": made.moe.ffn_hidden_size})
+    return made
 
 
 def _windows(model: ModelConfig) -> dict[str, Any]:

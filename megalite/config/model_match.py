@@ -11,13 +11,25 @@ from dataclasses import dataclass
 from typing import Any
 
 from megalite.architecture.architecture import Architecture
-from megalite.architecture.settings import RopeConfig
+from megalite.architecture.settings import MoeConfig, RopeConfig
 
 TRAINING_ONLY = frozenset({"dropout", "init_std", "init_depth_scaling", "z_loss"})
 """Fields that do not change what the weights compute."""
 
+BALANCE_ONLY = frozenset({"aux_loss", "aux_loss_over", "z_loss"})
+"""The same of experts."""
+
 CHOICES = frozenset(
-    {"norm_eps", "rope.theta", "rope.scaling", "sliding_rope", "sliding_window", "layer_types", "max_positions"}
+    {
+        "norm_eps",
+        "rope.theta",
+        "rope.scaling",
+        "sliding_rope",
+        "sliding_window",
+        "layer_types",
+        "max_positions",
+        "moe.has_bias",
+    }
 )
 """Fields that change it, and that a run may choose anew for weights that were trained with others."""
 
@@ -54,8 +66,18 @@ def _fields(model: Architecture) -> dict[str, Any]:
     """The fields that change what the weights compute, those of `rope` by themselves."""
     fields = {name: getattr(model, name) for name in Architecture.model_fields if name not in TRAINING_ONLY}
     fields["sliding_rope"] = model.sliding_rope and _spelled_out(model.sliding_rope)
-    rope = _spelled_out(fields.pop("rope"))
-    return fields | {f"rope.{name}": getattr(rope, name) for name in type(rope).model_fields}
+    rope, moe = _spelled_out(fields.pop("rope")), fields.pop("moe")
+    fields |= {f"rope.{name}": getattr(rope, name) for name in type(rope).model_fields}
+    return fields | {f"moe.{name}": value for name, value in _experts(model, moe).items()}
+
+
+def _experts(model: Architecture, moe: MoeConfig | None) -> dict[str, Any]:
+    """What matters of experts: which blocks have them, and whether a bias counts in the choice, in whatever terms they
+    are said."""
+    otherwise = BALANCE_ONLY | {"first_dense", "every", "bias_rate"}
+    found = {name: getattr(moe, name, None) for name in MoeConfig.model_fields if name not in otherwise}
+    sparse = [index for index, is_sparse in enumerate(model.sparse_blocks) if is_sparse]
+    return {**found, "has_bias": moe is not None and moe.bias_rate is not None, "blocks": sparse}
 
 
 def _spelled_out(rope: RopeConfig) -> RopeConfig:

@@ -67,6 +67,8 @@ class RunPlan:
     dp: int
     cp: int
     tp: int
+    ep: int
+    """Of the dp x cp replicas, how many divide the experts."""
     model: Architecture
     """The model with every null filled in."""
     padded_vocab_size: int
@@ -122,7 +124,15 @@ class RunPlan:
     @property
     def layout(self) -> dict[str, int]:
         """How the run is cut, as its checkpoints record it."""
-        return {"pp": self.pp, "dp": self.dp, "cp": self.cp, "tp": self.tp, "zero_stage": self.sharding.zero_stage}
+        experts = {"ep": self.ep} if self.ep > 1 else {}
+        return {
+            "pp": self.pp,
+            "dp": self.dp,
+            "cp": self.cp,
+            "tp": self.tp,
+            **experts,
+            "zero_stage": self.sharding.zero_stage,
+        }
 
     def to_dict(self) -> dict:
         """A JSON-ready form, as written to plan.json."""
@@ -160,6 +170,7 @@ def make_plan(config: Config, world_size: int, tokenizer_vocab_size: int | None 
         dp=dp,
         cp=parallel.cp,
         tp=parallel.tp,
+        ep=parallel.ep,
         model=model,
         padded_vocab_size=vocab_rows_per_rank(model.vocab_size, parallel.tp) * parallel.tp,
         grad_accum_steps=batch.global_batch_size // (batch.micro_batch_size * dp),

@@ -55,6 +55,8 @@ def build_stage(
         ),
         tp=axes.tp,
         sharers=connect_sharers(axes, plan.model.num_kv_heads),
+        cp=axes.cp,
+        ep=axes.ep,
         sequence_parallel=config.parallel.sequence_parallel and axes.tp.size > 1,
         recompute=config.train.recompute,
         parts=replace(

@@ -14,7 +14,7 @@ from typing import Protocol
 
 from torch import Tensor, nn
 
-from megalite.model.initialize import LocalWeight, WeightSource, local_weights
+from megalite.model.initialize import EXPERT_MARK, LocalWeight, WeightSource, local_weights
 from megalite.model.transformer import Stage
 from megalite.optim.slices import Slice
 from megalite.parallel.axes import Axes, Axis
@@ -51,8 +51,9 @@ def slices_of(stage: Stage, axes: Axes, partition: Partition) -> Iterator[Slice]
     rows: dict[str, list[LocalWeight]] = {}
     for local in local_weights(stage):
         rows.setdefault(local.parameter_name, []).append(local)
-    is_other_replica = not partition.divides_state and axes.replicas.rank != 0
     for name, parameter in stage.named_parameters():
+        replicas = axes.replicas_of(is_expert=getattr(parameter, EXPERT_MARK))
+        is_other_replica = not partition.divides_state and replicas.rank != 0
         found = partition.part_of(parameter)
         if found is None:
             continue

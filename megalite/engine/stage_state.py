@@ -17,11 +17,11 @@ from megalite.architecture.weights import Rectangle, Weight
 from megalite.engine.partition import Partition, is_copy_in_model, slices_of
 from megalite.engine.parts import Part, parts_of_slice
 from megalite.engine.protocol import HeldWeight, LocalState
-from megalite.model.initialize import CUT_MARK, LocalWeight, WeightSource, local_weights
+from megalite.model.initialize import CUT_MARK, EXPERT_MARK, LocalWeight, WeightSource, local_weights
 from megalite.model.transformer import Stage
 from megalite.optim.optimizer import OwnedState, SlicedOptimizer
 from megalite.optim.slices import Slice, copy_numbers
-from megalite.parallel.axes import Axes
+from megalite.parallel.axes import Axes, Axis
 from megalite.parallel.collectives import all_reduce
 
 MAX_SLICES = 64
@@ -90,9 +90,8 @@ class StageState:
         found = []
         for name, parameter in self._parameters.items():
             is_cut_by_tp = getattr(parameter, CUT_MARK, False)
-            over = (() if self._partition.divides_weights else (self._axes.replicas,)) + (
-                () if is_cut_by_tp else (self._axes.tp,)
-            )
+            replicas = self._axes.replicas_of(is_expert=getattr(parameter, EXPERT_MARK))
+            over = (() if self._partition.divides_weights else (replicas,)) + (() if is_cut_by_tp else (self._axes.tp,))
             found.append(HeldWeight(name, self._partition.held(parameter), over))
         return found
 
@@ -125,8 +124,8 @@ class StageState:
 
     def _in_turns(self, *, is_live: bool) -> Iterator[Part]:
         """Whole weights, each from one of the replicas."""
-        replicas = self._axes.replicas
         for number, state in enumerate(self.read()):
+            replicas = self._replicas_of(state.local.weight)
             is_ours = number % replicas.size == replicas.rank and not is_copy_in_model(state.local, self._axes)
             if is_ours and math.prod(state.local.rectangle.shape) > 0:
                 yield Part(state.local.weight.name, state.local.rectangle, state.tensors, is_live)
@@ -134,7 +133,7 @@ class StageState:
     def _stands_for(self, state: OwnedState) -> bool:
         """Whether no other rank with the same state comes first."""
         is_tied_copy = self._axes.pp.rank > 0 and state.unit.weight.layer == "embedding"
-        is_other_replica = not self._partition.divides_state and self._axes.replicas.rank != 0
+        is_other_replica = not self._partition.divides_state and self._replicas_of(state.unit.weight).rank != 0
         return not (is_tied_copy or is_other_replica or state.unit.replica != 0)
 
     def _whole(self, local: LocalWeight, slices: list[Slice], kind: str) -> Tensor:
@@ -146,7 +145,11 @@ class StageState:
         whole = torch.zeros(math.prod(shape), device=device)
         for part in slices:
             whole[part.start : part.stop] = part.tensors[kind]
-        return all_reduce(whole, self._axes.replicas).view(shape)
+        return all_reduce(whole, self._replicas_of(local.weight)).view(shape)
+
+    def _replicas_of(self, weight: Weight) -> Axis:
+        """The ranks that hold the same."""
+        return self._axes.replicas_of(is_expert=weight.expert is not None)
 
 
 def _rows_of(part: Slice) -> tuple[Rectangle, int]:

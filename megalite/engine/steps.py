@@ -15,7 +15,8 @@ from torch import Tensor
 
 from megalite.data.loader import Batch
 from megalite.layers.documents import Targets
-from megalite.parallel.axes import Axis
+from megalite.model.transformer import Stage
+from megalite.parallel.axes import Axes, Axis
 from megalite.parallel.collectives import all_reduce
 
 PRODUCT_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.bfloat16}
@@ -35,6 +36,11 @@ def count_valid_tokens(batches: Sequence[Batch], batch_axis: Axis) -> Tensor:
 def token_weight(num_micro_batches: int, replicas: Axis, num_tokens: Tensor) -> Tensor:
     """The weight of a valid token in the loss of its micro-batch, fp32; without any valid token as if there was one."""
     return (num_micro_batches * replicas.size / num_tokens.clamp(min=1).double()).float()
+
+
+def token_axes(stage: Stage, axes: Axes) -> tuple[Axis, ...]:
+    """Along which the ranks of a stage have other tokens, within its blocks."""
+    return (axes.replicas, axes.tp) if stage.spec.sequence_parallel else (axes.replicas,)
 
 
 def sums_on_host(loss: Tensor, num_tokens: Tensor) -> tuple[float, int]:

@@ -38,6 +38,9 @@ class Documents:
     which a GPU would be waited for."""
     share: ContextShare | None = None
     """Which tokens these are, where a rank has not all of them."""
+    loss_weights: Tensor | None = None
+    """`[t]` fp32, weight of each token in the loss of a training step, for losses that layers add to it; None where
+    nothing is trained."""
 
     @cached_property
     def spans(self) -> list[KeySpan]:
@@ -48,6 +51,19 @@ class Documents:
     def span_table(self) -> Tensor:
         """What an op makes the spans of, by `spans_in`."""
         return self.cu_seqlens if self.share is None else self.share.table
+
+    @cached_property
+    def sequences(self) -> Tensor:
+        """`[t]` int64, which sequence of the micro-batch each token is of."""
+        share = self.share
+        places = torch.arange(self.positions.shape[0], device=self.keys.device) if share is None else share.own
+        return places // self.max_seqlen
+
+    @property
+    def num_sequences(self) -> int:
+        """Of the micro-batch; what padding adds counts as one more."""
+        num_tokens = self.positions.shape[0] if self.share is None else self.share.order.shape[0]
+        return -(-num_tokens // self.max_seqlen)
 
     @cached_property
     def lengths(self) -> list[int]:

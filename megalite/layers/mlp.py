@@ -16,6 +16,7 @@ from torch.utils.checkpoint import checkpoint
 from megalite.addition import load
 from megalite.architecture.activations import ACTIVATIONS
 from megalite.architecture.architecture import FeedForwardSpec
+from megalite.layers.documents import Documents
 from megalite.layers.gemm import PLAIN, Gemm
 from megalite.layers.linear import ColumnParallelLinear, LinearOptions, RowParallelLinear
 from megalite.parallel.axes import Axis
@@ -81,7 +82,7 @@ class MLP(nn.Module):
         self.activation = load_activation(spec.activation)
         self.down = RowParallelLinear(width, hidden_size, **options)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, documents: Documents | None = None) -> Tensor:
         return self.mix(x) if self.chunk_tokens is None else self._in_chunks(x, self.chunk_tokens)
 
     def mix(self, x: Tensor) -> Tensor:

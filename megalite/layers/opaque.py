@@ -19,7 +19,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 from weakref import WeakValueDictionary
 
 import torch
@@ -38,16 +38,30 @@ class OpaqueLayer(Protocol):
         ...
 
 
+LayerT = TypeVar("LayerT")
+
 _numbers = itertools.count()
-_layers: WeakValueDictionary[int, OpaqueLayer] = WeakValueDictionary()
+_layers: WeakValueDictionary[int, Any] = WeakValueDictionary()
 """An op of torch takes no objects but tensors."""
 
 
-def number_of(layer: OpaqueLayer) -> Tensor:
-    """A number by which `linear` finds the layer as long as it lives."""
+def number_of(layer: object) -> Tensor:
+    """A number by which an op finds the layer as long as it lives."""
     number = next(_numbers)
     _layers[number] = layer
     return torch.tensor(number)
+
+
+def layer_of(number: Tensor, kind: type[LayerT]) -> LayerT:
+    """The layer of a number."""
+    found = _layers[int(number)]
+    assert isinstance(found, kind)
+    return found
+
+
+def own_copies(*operands: Tensor) -> tuple[Tensor, ...]:
+    """What an op may keep of its operands: copies where the compiler writes over them."""
+    return operands if _lends_operands else tuple(operand.clone() for operand in operands)
 
 
 _lends_operands = True
@@ -99,8 +113,7 @@ def _(grad: Tensor, x: Tensor, weight: Tensor, number: Tensor) -> tuple[Tensor, 
 
 @torch.library.custom_op("megalite::input_gradient", mutates_args=())
 def _input_gradient(grad: Tensor, x: Tensor, weight: Tensor, number: Tensor) -> Tensor:
-    if not _lends_operands:
-        grad, x = grad.clone(), x.clone()
+    grad, x = own_copies(grad, x)
     grad_x, grad_weight = _layers[int(number)].gradients(grad, x, weight)
     assert grad_weight is None, "nobody would get it"
     return grad_x.contiguous()

@@ -7,12 +7,13 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from megalite.architecture.architecture import Architecture
+from megalite.architecture.architecture import BlockSpec, FeedForwardSpec
 from megalite.layers.documents import Documents
+from megalite.layers.experts import SparseMLP
 from megalite.layers.mlp import MLP
-from megalite.layers.parts import Parts
 from megalite.layers.self_attention import SelfAttention
-from megalite.parallel.axes import SINGLE, Axis, TensorParallel
+from megalite.model.spec import StageSpec
+from megalite.parallel.axes import Axis, TensorParallel
 from megalite.parallel.collectives import keep, own_rows
 from megalite.parallel.random import dropout, name_seed
 
@@ -43,22 +44,17 @@ class Block(nn.Module):
     one after the other    x + attention(norm(x)), then x + mlp(norm(x))
     parallel               x + attention(norm(x)) + mlp(norm(x))
     norms after            x + norm(attention(...))
+
+    Args:
+        stage: that it is part of.
+        index: which block of the model.
     """
 
-    def __init__(
-        self,
-        model: Architecture,
-        index: int,
-        *,
-        tp: Axis,
-        sequence_parallel: bool,
-        parts: Parts,
-        sharers: Axis = SINGLE,
-        seed: int = 0,
-    ):
+    def __init__(self, stage: StageSpec, index: int):
         super().__init__()
+        model, parts = stage.model, stage.parts
         spec, hidden = model.blocks[index], model.hidden_size
-        options: TensorParallel = {"tp": tp, "sequence_parallel": sequence_parallel}
+        options: TensorParallel = {"tp": stage.tp, "sequence_parallel": stage.sequence_parallel}
         norm = partial(parts.norm, hidden, spec.norm_eps, **options)
         self.attention_norm = norm() if spec.norm_before else nn.Identity()
         self.attention = SelfAttention(
@@ -66,19 +62,26 @@ class Block(nn.Module):
             spec,
             attend=parts.attend_within(spec.attention.soft_cap),
             gemm=parts.gemm,
-            sharers=sharers,
+            sharers=stage.sharers,
             **options,
         )
         self.attention_out_norm = norm() if spec.norm_after else nn.Identity()
         self.mlp_norm = norm() if spec.norm_before else nn.Identity()
-        self.mlp = MLP(hidden, spec.feed_forward, gemm=parts.gemm, chunk_tokens=parts.mlp_chunk_tokens, **options)
+        self.mlp = _feed_forward(stage, spec, options)
         self.mlp_out_norm = norm() if spec.norm_after else nn.Identity()
-        self.attention_dropout = Dropout(model.dropout, seed=seed, site=f"blocks.{index}.attention", **options)
-        self.mlp_dropout = Dropout(model.dropout, seed=seed, site=f"blocks.{index}.mlp", **options)
+        self.attention_dropout = Dropout(model.dropout, seed=stage.seed, site=f"blocks.{index}.attention", **options)
+        self.mlp_dropout = Dropout(model.dropout, seed=stage.seed, site=f"blocks.{index}.mlp", **options)
         self.is_parallel = spec.is_parallel
 
     def forward(self, x: Tensor, documents: Documents) -> Tensor:
         mixed = self.attention_out_norm(self.attention(self.attention_norm(x), documents))
         after = x + self.attention_dropout(mixed, documents)
-        expanded = self.mlp_out_norm(self.mlp(self.mlp_norm(x if self.is_parallel else after)))
+        expanded = self.mlp_out_norm(self.mlp(self.mlp_norm(x if self.is_parallel else after), documents))
         return after + self.mlp_dropout(expanded, documents)
+
+
+def _feed_forward(stage: StageSpec, block: BlockSpec, options: TensorParallel) -> MLP | SparseMLP:
+    spec, hidden, parts = block.feed_forward, stage.model.hidden_size, stage.parts
+    if isinstance(spec, FeedForwardSpec):
+        return MLP(hidden, spec, gemm=parts.gemm, chunk_tokens=parts.mlp_chunk_tokens, **options)
+    return SparseMLP(hidden, spec, gemm=parts.gemm, cp=stage.cp, ep=stage.ep, **options)

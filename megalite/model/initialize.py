@@ -23,6 +23,10 @@ CUT_MARK = "tensor_model_parallel"
 """Attribute of a parameter by which DeepSpeed tells cut ones from replicated ones in a gradient norm."""
 
 
+EXPERT_MARK = "is_of_experts"
+"""Attribute of a parameter that holds weights of experts, which expert-parallel ranks have others of."""
+
+
 class WeightSource(Protocol):
     """Yields parts of canonical weights."""
 
@@ -80,24 +84,27 @@ class LocalWeight:
 
 def local_weights(stage: HoldsWeights) -> Iterator[LocalWeight]:
     """The canonical weights that a stage holds, in the table's order; a tied copy of the head comes last."""
-    model, tp = stage.spec.model, stage.spec.tp
+    model, tp, ep = stage.spec.model, stage.spec.tp, stage.spec.ep
     groups = by_parameter(weight_table(model))
     for name, _ in stage.named_parameters():
         rows = groups["embedding.weight"] if name == "head.weight" and model.tie_embeddings else groups[name]
         first_row = 0
         for row in rows:
+            if not row.is_held(ep.size, ep.rank):
+                continue
             yield LocalWeight(row, row.local(tp.size, tp.rank), name, first_row)
             first_row += row.local_shape(tp.size)[0]
 
 
 @torch.no_grad()
 def fill(stage: HoldsWeights, source: WeightSource) -> None:
-    """Set every parameter of a stage from a source; vocabulary padding becomes zero. Sets `CUT_MARK`."""
+    """Set every parameter of a stage from a source; vocabulary padding becomes zero. Sets the marks."""
     parameters = dict(stage.named_parameters())
     num_filled = dict.fromkeys(parameters, 0)
     for local in local_weights(stage):
         parameter = parameters[local.parameter_name]
         setattr(parameter, CUT_MARK, local.weight.cut is not None and stage.spec.tp.size > 1)
+        setattr(parameter, EXPERT_MARK, local.weight.expert is not None)
         local.view(parameter).copy_(source.read(local.weight, local.rectangle))
         num_filled[local.parameter_name] += local.rectangle.shape[0]
     for name, num_rows in num_filled.items():

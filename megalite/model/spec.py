@@ -32,6 +32,10 @@ class StageSpec:
     tp: Axis = SINGLE
     sharers: Axis = SINGLE
     """The ranks of tp that share a key and value head; see `axes.connect_sharers`."""
+    cp: Axis = SINGLE
+    """The ranks that share the tokens of a micro-batch."""
+    ep: Axis = SINGLE
+    """The ranks that have other experts."""
     sequence_parallel: bool = False
     recompute: str = "none"
     offload: bool = False

@@ -22,9 +22,11 @@ from megalite.architecture.mup import embedding_scale, output_scale
 from megalite.layers.cross_entropy import Head, HeadSpec
 from megalite.layers.documents import Documents, Targets
 from megalite.layers.embedding import VocabParallelEmbedding
+from megalite.layers.experts import Experts
 from megalite.layers.gemm import Gemm
 from megalite.layers.precision import linear_layers
 from megalite.layers.rope import Frequencies, frequencies, rotation
+from megalite.layers.routers import Routers
 from megalite.layers.scale import scaled_by
 from megalite.layers.weight_gradients import SummedLinear, TakeGradient
 from megalite.model.block import Block, Dropout
@@ -61,9 +63,7 @@ class Stage(nn.Module):
         self.blocks = nn.ModuleDict()
         for chunk in spec.chunks:
             for index in range(*chunk.blocks):
-                self.blocks[str(index)] = Block(
-                    model, index, parts=spec.parts, sharers=spec.sharers, seed=spec.seed, **shared
-                )
+                self.blocks[str(index)] = Block(spec, index)
         self.final_norm: nn.Module | None = None
         self.head: Head | None = None
         if spec.has_head:
@@ -82,6 +82,7 @@ class Stage(nn.Module):
             self._hand_over_gradients(spec.parts.take_gradient)
         self.precision = spec.parts.precision
         self.precision.attach(self.blocks)
+        self.routers = Routers(self.blocks)
         self._kept = HostStore() if spec.offload else None
         self.run_block = choose_recompute(spec.recompute, self.precision.context, self._kept)
         self.before_layer: Callable[[str], None] = _go_on
@@ -107,6 +108,8 @@ class Stage(nn.Module):
                 rates = self._frequencies[name] = rates.to(documents.positions.device)
                 reach = documents.reach_of_tokens if rates.long is not None else None
                 setattr(documents, name, rotation(documents.positions, rates, reach))
+        if targets is not None and documents.loss_weights is None:
+            documents.loss_weights = targets.weights
         run = self.spec.chunks[chunk]
         if self._kept is not None:
             self._kept.begin_pass()
@@ -147,6 +150,9 @@ class Stage(nn.Module):
         """Let somebody else have the gradients of the weights that products make."""
         for _, layer in linear_layers(self.blocks):
             layer.gemm = SummedLinear(layer.weight, cast("Gemm", layer.gemm), take)
+        for experts in self.blocks.modules():
+            if isinstance(experts, Experts):
+                experts.hand_over_gradients(take)
         if self.head is not None:
             self.head.take_gradient = take
 

@@ -68,6 +68,15 @@ class Axes:
     summed over it."""
     stage: Axis
     """The ranks that together update one pipeline stage under ZeRO: every dp, cp and tp of this pp."""
+    ep: Axis
+    """Of the replicas those that have other experts: tokens travel over it to theirs."""
+    expert_replicas: Axis
+    """Of the replicas those that have the same experts. Gradients of experts are summed over it, and ZeRO divides their
+    states over it: the tokens of the others have come over `ep`."""
+
+    def replicas_of(self, *, is_expert: bool) -> Axis:
+        """The ranks that hold the same weight, an expert's or one that all replicas have."""
+        return self.expert_replicas if is_expert else self.replicas
 
 
 ALONG: dict[str, tuple[AxisName, ...]] = {
@@ -91,6 +100,8 @@ def connect(mesh: Mesh, global_rank: int) -> Axes:
     world = connect_world(mesh.world_size, global_rank)
     made = {world.global_ranks: world.group}
     axes = {name: _join(name, mesh.groups(*along), global_rank, made) for name, along in ALONG.items()}
+    experts = {"ep": mesh.expert_groups(), "expert_replicas": mesh.expert_replicas()}
+    axes |= {name: _join(name, groups, global_rank, made) for name, groups in experts.items()}
     return Axes(mesh, global_rank, **axes, world=world)
 
 

@@ -6,6 +6,9 @@ pp=2, dp=2, tp=2:
     stage 0: dp 0: [0 1]   dp 1: [2 3]
     stage 1: dp 0: [4 5]   dp 1: [6 7]        (each [..] is one tensor-parallel group)
 
+Expert parallelism (ep) is no axis of its own: it divides the ranks that hold the same weights, every dp and cp of one
+pp and tp, into groups that follow one another, and each rank of a group has other experts.
+
 Nothing here needs torch or a process; `parallel.axes` turns a mesh into communication groups.
 """
 
@@ -29,17 +32,21 @@ class Coords(NamedTuple):
 
 @dataclass(frozen=True)
 class Mesh:
-    """Sizes of the four axes."""
+    """Sizes of the four axes, and how many replicas share the experts."""
 
     pp: int = 1
     dp: int = 1
     cp: int = 1
     tp: int = 1
+    ep: int = 1
+    """Of the dp x cp replicas, how many divide the experts among them."""
 
     def __post_init__(self) -> None:
         for axis in AXIS_NAMES:
             if self.size(axis) < 1:
                 raise ValueError(f"mesh axis {axis}={self.size(axis)} must be at least 1")
+        if self.ep < 1 or self.dp * self.cp % self.ep:
+            raise ValueError(f"ep={self.ep} does not divide dp x cp = {self.dp} x {self.cp}")
 
     @property
     def world_size(self) -> int:
@@ -73,6 +80,15 @@ class Mesh:
         for rank in range(self.world_size):
             found.setdefault(self.coords(rank)._replace(**dict.fromkeys(axes, 0)), []).append(rank)
         return tuple(sorted(map(tuple, found.values())))
+
+    def expert_groups(self) -> tuple[tuple[int, ...], ...]:
+        """The ranks that have different experts of the same blocks: together they hold all, once."""
+        groups = self.groups("dp", "cp")
+        return tuple(ranks[at : at + self.ep] for ranks in groups for at in range(0, len(ranks), self.ep))
+
+    def expert_replicas(self) -> tuple[tuple[int, ...], ...]:
+        """The ranks that hold the same experts."""
+        return tuple(ranks[first :: self.ep] for ranks in self.groups("dp", "cp") for first in range(self.ep))
 
     def _check(self, rank: int) -> None:
         if not 0 <= rank < self.world_size:

@@ -127,7 +127,7 @@ def block_activations(config: Config, plan: RunPlan, blocks: Iterable[int], reco
             keeps_fp8_inputs=fp8 is not None and fp8.backend == "te",
             has_dropout=plan.model.dropout > 0.0,
         )
-        - (mlp_bytes(block, element_bytes=a, tp=plan.tp) if in_chunks else 0)
+        - (mlp_bytes(block.feed_forward, element_bytes=a, tp=plan.tp) if in_chunks else 0)
         for block in chosen
     ]
 
@@ -160,7 +160,9 @@ def _activations(config: Config, plan: RunPlan, stage: int, order: Sequence[Oper
     again = max((all_of_it - some for all_of_it, some in zip(whole, kept, strict=True)), default=0)
     chunks = [_kept_by_chunk(config, plan, range(*bounds)) for bounds in plan.chunk_blocks]
     tokens, chunk, a = _micro_batch_tokens(config), config.train.mlp_chunk_tokens, ELEMENT_BYTES[config.precision.dtype]
-    inside = max((mlp_bytes(plan.model.blocks[index], element_bytes=a, tp=plan.tp) for index in blocks), default=0)
+    inside = max(
+        (mlp_bytes(plan.model.blocks[index].feed_forward, element_bytes=a, tp=plan.tp) for index in blocks), default=0
+    )
     pieces = plan.tp if config.parallel.sequence_parallel else 1  # gathered inside, so that a chunk there is tp of them
     in_mlp = 0 if chunk is None else min(chunk * pieces, tokens) * inside
     return tokens * int(peak_kept(order, chunks)), tokens * again + in_mlp

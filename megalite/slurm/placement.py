@@ -76,7 +76,7 @@ def place(config: Config, cluster: ClusterConfig, num_nodes: int | None = None) 
         raise ConfigError(problems)
     validate(config, world_size)
     dp = world_size // (parallel.pp * parallel.cp * parallel.tp)
-    return Placement(Mesh(parallel.pp, dp, parallel.cp, parallel.tp), per_node)
+    return Placement(Mesh(parallel.pp, dp, parallel.cp, parallel.tp, parallel.ep), per_node)
 
 
 def _nearest(config: Config, per_node: int) -> str:

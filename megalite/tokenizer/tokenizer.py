@@ -19,8 +19,7 @@ from pathlib import Path
 
 import numpy as np
 import xxhash
-
-from pydantic import NonNegativeInt, PositiveInt
+from pydantic import Field, NonNegativeInt, PositiveInt
 
 from megalite.errors import DataError
 from megalite.records import Record, read_record
@@ -64,7 +63,7 @@ class _RecordFile(Record):
     bos_id: NonNegativeInt | None
     eos_id: NonNegativeInt
     pad_id: NonNegativeInt | None
-    special_tokens: dict[str, NonNegativeInt] = {}
+    special_tokens: dict[str, NonNegativeInt] = Field(default_factory=dict)
     hash: str
 
 

@@ -64,7 +64,7 @@ class Replicas:
         held = self._engine.held_weights()
         hashes = {weight.name: hash_tensor(weight.tensor) for weight in held}
         differs = not self._tied_are_equal(hashes)
-        for axis in (self._axes.replicas, self._axes.tp):
+        for axis in (self._axes.replicas, self._axes.expert_replicas, self._axes.tp):
             differs |= not _all_equal([hashes[weight.name] for weight in held if axis in weight.copied_over], axis)
         device = next(iter(hashes.values())).device
         return self._name_them(held, hashes) if any_rank(differs, self._axes.world, device) else []
@@ -84,9 +84,16 @@ class Replicas:
         mine: dict[tuple, int] = {}
         for weight in held:
             name, stage = (TIED, -1) if weight.name == self._tied else (weight.name, axes.pp.rank)
-            place = tuple(0 if axis in weight.copied_over else axis.rank for axis in (axes.tp, axes.replicas))
-            mine[(name, stage, place)] = int(hashes[weight.name].item())
+            mine[(name, stage, _place(weight, axes))] = int(hashes[weight.name].item())
         return list(find_odd_ones(from_all(mine, axes.world)))
+
+
+def _place(weight: HeldWeight, axes: Axes) -> tuple[int, int]:
+    """Which part of a weight, or of its experts, a rank holds."""
+    over_tp = 0 if axes.tp in weight.copied_over else axes.tp.rank
+    if axes.replicas in weight.copied_over:
+        return over_tp, 0
+    return over_tp, axes.ep.rank if axes.expert_replicas in weight.copied_over else axes.replicas.rank
 
 
 def find_odd_ones(copies: list[dict[tuple, int]]) -> Iterator[Drift]:

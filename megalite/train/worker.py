@@ -129,7 +129,7 @@ def connect_rank(
     from megalite.train.same_run import check_same_run
 
     plan = stages[0].plan
-    mesh = Mesh(plan.pp, plan.dp, plan.cp, plan.tp)
+    mesh = Mesh(plan.pp, plan.dp, plan.cp, plan.tp, plan.ep)
     device = choose_device(config.train.device, place.local_rank)
     if device.type == "cuda" and not is_forced:
         for stage in stages:

@@ -75,6 +75,7 @@ GEMMA = {
     "head_dim": 16,
     "sliding_window": 7,
 }
+EXPERTS = {"num_experts": 3, "top_k": 2, "ffn_hidden_size": 32}
 GEMMA2_LAYERS = ["sliding_attention", "full_attention"]
 GEMMA3 = {**GEMMA, "qk_norm": True, "layer_types": ["sliding_attention", "sliding_attention", "full_attention"]}
 
@@ -122,6 +123,15 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "phi3": {"num_kv_heads": 2, "sliding_window": 7, "rope": {"fraction": 0.5}},
     "phi3, wide heads": {"num_kv_heads": 2, "head_dim": 20, "tie_embeddings": True, "rope": {"fraction": 0.8}},
     "phi3, longrope": {"num_kv_heads": 2, "rope": {"theta": 2e4, "fraction": 0.5, "scaling": LONGROPE_OF_3}, **LONG},
+    "mixtral": {"num_kv_heads": 2, "moe": {"num_experts": 4}},
+    "mixtral, window": {"num_kv_heads": 2, "sliding_window": 7, "moe": EXPERTS, "tie_embeddings": True},
+    "qwen2_moe": {
+        "bias": "qkv",
+        "moe": {**EXPERTS, "normalize": False, "shared_ffn_hidden_size": 24, "shared_gate": True, "every": 2},
+    },
+    "qwen3_moe": {"num_kv_heads": 2, "qk_norm": True, "head_dim": 16, "moe": EXPERTS},
+    "qwen3_moe, one dense": {"qk_norm": True, "moe": {**EXPERTS, "normalize": False, "first_dense": 1}},
+    "olmoe": {"qk_norm": "whole", "num_kv_heads": 2, "moe": {**EXPERTS, "normalize": False, "top_k": 1}},
     "gemma3_text": {**GEMMA3, "rope": {"theta": 1e6}, "sliding_rope": {"theta": 1e4}},
     "gemma3_text, stretched": {
         **GEMMA3,

@@ -24,15 +24,23 @@ from transformers import (
     MinistralForCausalLM,
     MistralConfig,
     MistralForCausalLM,
+    MixtralConfig,
+    MixtralForCausalLM,
     Olmo2Config,
     Olmo2ForCausalLM,
+    OlmoeConfig,
+    OlmoeForCausalLM,
     Phi3Config,
     Phi3ForCausalLM,
     PreTrainedModel,
     Qwen2Config,
     Qwen2ForCausalLM,
+    Qwen2MoeConfig,
+    Qwen2MoeForCausalLM,
     Qwen3Config,
     Qwen3ForCausalLM,
+    Qwen3MoeConfig,
+    Qwen3MoeForCausalLM,
 )
 
 from megalite.architecture.weights import Rectangle, weight_table
@@ -95,6 +103,8 @@ def without_theta(rope: dict[str, object]) -> dict[str, object]:
     return {key: value for key, value in rope.items() if key != "rope_theta"}
 
 
+FEW_EXPERTS = {"num_experts": 3, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
+
 FOREIGN = {
     "llama": (LlamaForCausalLM, LlamaConfig(**GATED)),
     "llama 3.1": (LlamaForCausalLM, LlamaConfig(**GATED, **llama3_rope(), tie_word_embeddings=True)),
@@ -129,6 +139,17 @@ FOREIGN = {
         ),
     ),
     "gemma2": (Gemma2ForCausalLM, Gemma2Config(**GATED, head_dim=16, sliding_window=6, query_pre_attn_scalar=20)),
+    "mixtral": (MixtralForCausalLM, MixtralConfig(**GATED, num_local_experts=3)),
+    "qwen2_moe": (
+        Qwen2MoeForCausalLM,
+        Qwen2MoeConfig(**GATED, **FEW_EXPERTS, shared_expert_intermediate_size=24, decoder_sparse_step=2),
+    ),
+    "qwen3_moe": (Qwen3MoeForCausalLM, Qwen3MoeConfig(**GATED, **FEW_EXPERTS, head_dim=16)),
+    "qwen3_moe, one dense": (
+        Qwen3MoeForCausalLM,
+        Qwen3MoeConfig(**GATED, **FEW_EXPERTS, norm_topk_prob=True, mlp_only_layers=[0], tie_word_embeddings=True),
+    ),
+    "olmoe": (OlmoeForCausalLM, OlmoeConfig(**GATED, num_experts=3, num_experts_per_tok=2, pad_token_id=None)),
     "gemma3_text": (
         Gemma3ForCausalLM,
         Gemma3TextConfig(**GATED, head_dim=16, sliding_window=6, layer_types=["sliding_attention", "full_attention"]),
@@ -256,7 +277,15 @@ def test_smaller_formats_are_read_exactly(tmp_path: Path):
 HALF_LINEAR = {"rope_type": "linear", "factor": 2.0, "partial_rotary_factor": 0.5}
 
 CONFIG_REFUSALS = [
-    ("llama", {"model_type": "mixtral"}, "model_type is 'mixtral'"),
+    ("llama", {"model_type": "phimoe"}, "model_type is 'phimoe'"),
+    ("mixtral", {"num_experts": 4}, "num_experts: found 3 and 4, the other as num_local_experts"),
+    ("mixtral", {"num_experts_per_tok": 4}, "top_k: a token cannot go to 4 of num_experts=3"),
+    ("qwen3_moe", {"mlp_only_layers": [1]}, "mlp_only_layers: leaves blocks with experts at uneven"),
+    ("qwen3_moe", {"decoder_sparse_step": 0}, "decoder_sparse_step: found 0, expected 1 or more"),
+    ("qwen3_moe", {"n_group": 4}, "n_group: found 4, a key that megalite does not know"),
+    ("qwen2_moe", {"use_sliding_window": True}, "use_sliding_window: found True"),
+    ("qwen2_moe", {"layer_types": ["sliding_attention"] * 2}, "layer_types: found windows"),
+    ("olmoe", {"clip_qkv": 8.0}, "clip_qkv: found 8.0"),
     ("llama", {"hidden_act": "gelu"}, "hidden_act: found 'gelu'"),
     ("llama", {"rope_parameters": {"rope_type": "dynamic", "factor": 4.0}}, "rope_type is 'dynamic'"),
     ("llama", {"rope_theta": 7.0}, "disagree"),

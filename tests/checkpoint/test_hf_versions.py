@@ -59,6 +59,7 @@ longrope = dict(rope_type="longrope", short_factor=[1.0 + 0.1 * pair for pair in
                 long_factor=[1.0 + pair for pair in range(6)])
 longrope_of_3 = dict(type="longrope", short_factor=[1.0, 1.2, 1.4], long_factor=[1.0, 3.0, 5.0])
 linear = dict(rope_type="linear", factor=8.0)
+experts = dict(num_experts=3, num_experts_per_tok=2, moe_intermediate_size=32)
 layers = ["sliding_attention", "full_attention"]
 configs = {
     "llama 2": t.LlamaConfig(**sizes),
@@ -79,6 +80,10 @@ configs = {
     "phi3": t.Phi3Config(**gated, sliding_window=6, pad_token_id=None),
     "phi3, longrope": t.Phi3Config(**gated, partial_rotary_factor=0.5, rope_scaling=longrope_of_3,
                                    original_max_position_embeddings=16, pad_token_id=None, tie_word_embeddings=True),
+    "mixtral": t.MixtralConfig(**gated, num_local_experts=3),
+    "qwen2_moe": t.Qwen2MoeConfig(**gated, **experts, shared_expert_intermediate_size=24),
+    "qwen3_moe": t.Qwen3MoeConfig(**gated, **experts, head_dim=16, mlp_only_layers=[0]),
+    "olmoe": t.OlmoeConfig(**gated, num_experts=3, num_experts_per_tok=2, pad_token_id=None),
     "gemma2": t.Gemma2Config(**gated, head_dim=16, sliding_window=6),
     "gemma3": t.Gemma3TextConfig(**gated, head_dim=16, sliding_window=6, layer_types=layers, rope_scaling=linear),
 }
@@ -148,7 +153,7 @@ def test_folders_saved_by_version_4(tmp_path: Path):
     """What transformers 4.57 saves, with only its own keys, is imported with equal logits in version 5 and here."""
     _run("4.57", SAVE_ALL, [tmp_path])
     saved = sorted(path for path in tmp_path.iterdir())
-    assert len(saved) == 19
+    assert len(saved) == 23
     for folder in saved:
         config = json.loads((folder / "config.json").read_text())
         assert config["transformers_version"].startswith("4.57")

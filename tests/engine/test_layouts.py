@@ -43,6 +43,20 @@ CHUNKS = {"train": {"mlp_chunk_tokens": 5, "recompute": "full", "offload_activat
 ONE_KV_HEAD = {"model": {"num_kv_heads": 1}}
 GROUPED = {"model": {"num_kv_heads": 2, "qk_norm": True}}
 
+EXPERTS = {"num_experts": 4, "top_k": 2, "ffn_hidden_size": 32}
+
+
+def experts(**moe):
+    """A model with experts."""
+    qk_norm = moe.pop("qk_norm", False)
+    return {"model": {"moe": {**EXPERTS, **moe}, "qk_norm": qk_norm}}
+
+
+MIXTRAL = experts(aux_loss=0.02, z_loss=0.01)
+BY_SEQUENCE = experts(aux_loss=0.02, aux_loss_over="sequence", qk_norm=True, normalize=False, num_experts=8)
+BY_MICRO_BATCH = experts(aux_loss=0.02, aux_loss_over="micro_batch")
+SHARED = experts(shared_ffn_hidden_size=16, shared_gate=True, top_k=1, normalize=False)
+
 CASES = {
     1: [
         layout(zero_stage=0),
@@ -129,12 +143,49 @@ CASES = {
     ],
 }
 
+SPARSE = {
+    1: [
+        layout(more=MIXTRAL),
+        layout(more=BY_SEQUENCE),
+        layout(more={**BY_MICRO_BATCH, **FULL}),
+        layout(zero_stage=0, more={**SHARED, **SELECTIVE}),
+        layout(engine="deepspeed", more=MIXTRAL),
+        layout(zero_stage=3, more=SHARED),
+    ],
+    2: [
+        layout(dp=2, more=MIXTRAL),
+        layout(dp=2, ep=2, more=MIXTRAL),
+        layout(dp=2, ep=2, zero_stage=0, more={**BY_SEQUENCE, **FULL}),
+        layout(dp=2, ep=2, more={**SHARED, **SELECTIVE}),
+        layout(cp=2, ep=2, more=BY_SEQUENCE),
+        layout(tp=2, more={**MIXTRAL, **FEW}),
+        layout(tp=2, sequence_parallel=True, more={**BY_SEQUENCE, **FEW, **FULL}),
+        layout(tp=2, sequence_parallel=True, more={**SHARED, **FEW, **SELECTIVE}),
+        layout(engine="deepspeed", dp=2, zero_stage=2, more=BY_MICRO_BATCH),
+        layout(dp=2, zero_stage=3, more=MIXTRAL),
+        layout(pp=2, schedule="zb-v", more=MIXTRAL),
+        layout(pp=2, schedule="interleaved", more={**SHARED, **FULL}),
+    ],
+    4: [
+        layout(dp=4, ep=4, more={**BY_SEQUENCE, **ACCUM}),
+        layout(dp=4, ep=2, more=MIXTRAL),
+        layout(dp=4, ep=2, zero_stage=0, more={**SHARED, **ACCUM}),
+        layout(dp=2, ep=2, tp=2, more={**MIXTRAL, **FEW}),
+        layout(dp=2, ep=2, tp=2, sequence_parallel=True, more={**BY_SEQUENCE, **FEW, **SELECTIVE}),
+        layout(dp=2, cp=2, ep=4, more=MIXTRAL),
+        layout(dp=2, ep=2, pp=2, schedule="zb-v", more=BY_MICRO_BATCH),
+        layout(dp=2, ep=2, pp=2, schedule="zb-h1", more={**SHARED, **FULL}),
+        layout(tp=2, pp=2, sequence_parallel=True, more={**BY_SEQUENCE, **FEW}),
+    ],
+}
+
 OVER_GLOO = [
     layout(dp=2),
     layout(dp=2, zero_stage=3),
     layout(tp=2, sequence_parallel=True, more=FEW),
     layout(pp=2, more=TIED),
     layout(pp=2, schedule="zb-v"),
+    layout(dp=2, ep=2, more=MIXTRAL),
 ]
 
 
@@ -144,7 +195,8 @@ def reference_curves(cases: list[dict]) -> list[list[tuple[float, float]]]:
     for case in cases:
         config = tiny_config(**case)
         model = make_plan(config, 64).model
-        key = model, config.batch.global_batch_size
+        size = config.batch.micro_batch_size if model.moe is not None else None  # which a loss of routers may go by
+        key = model, config.batch.global_batch_size, size
         if key not in known:
             known[key] = reference_training(config, model, STEPS)
         curves.append(known[key])
@@ -161,6 +213,13 @@ def train_cases(cases: list[dict]) -> list[list[tuple[float, float]]]:
 def test_layouts_equal_plain_pytorch(world_size):
     """Loss to 1e-5 and gradient norm to 1e-4 over 20 clipped steps, with uneven masks and packed documents."""
     compare(CASES[world_size], world_size)
+
+
+@pytest.mark.parametrize("world_size", SPARSE)
+def test_layouts_of_experts_equal_plain_pytorch(world_size):
+    """The same with experts, whose routers have losses of each kind: against transformers' Mixtral, Qwen2-MoE and
+    Qwen3-MoE."""
+    compare(SPARSE[world_size], world_size)
 
 
 def test_layouts_over_gloo():

@@ -6,11 +6,25 @@ sharding do not exist here. Only the initial weights are shared.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from transformers import LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCausalLM
+from transformers import (
+    LlamaConfig,
+    LlamaForCausalLM,
+    MixtralConfig,
+    MixtralForCausalLM,
+    Qwen2MoeConfig,
+    Qwen2MoeForCausalLM,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+    Qwen3MoeConfig,
+    Qwen3MoeForCausalLM,
+)
 
 from megalite.architecture.weights import weight_table
 from megalite.config.schema import Config, ModelConfig
@@ -30,6 +44,11 @@ PROJECTIONS = {
     "mlp.gate": "mlp.gate_proj",
     "mlp.up": "mlp.up_proj",
     "mlp.down": "mlp.down_proj",
+    "mlp.router": "mlp.gate",
+    "mlp.shared.gate": "mlp.shared_expert.gate_proj",
+    "mlp.shared.up": "mlp.shared_expert.up_proj",
+    "mlp.shared.down": "mlp.shared_expert.down_proj",
+    "mlp.shared_gate": "mlp.shared_expert_gate",
 }
 OUTER = {"embedding": "model.embed_tokens", "final_norm": "model.norm", "head": "lm_head"}
 
@@ -58,15 +77,57 @@ def reference_model(model: ModelConfig, seed: int) -> torch.nn.Module:
         "tie_word_embeddings": model.tie_embeddings,
         "attn_implementation": "eager",
     }
-    kind = (Qwen3Config, Qwen3ForCausalLM) if model.qk_norm else (LlamaConfig, LlamaForCausalLM)
-    reference = kind[1](kind[0](**common))
+    config, kind = _class_of(model)
+    reference = kind(config(**{**common, **_expert_settings(model)}))
     source = FreshWeights(model, seed)
-    state = {reference_name(row.name): source.read(row, row.local(1, 0)) for row in weight_table(model).values()}
+    rows = weight_table(model).values()
+    state = {reference_name(row.name): source.read(row, row.local(1, 0)) for row in rows if row.expert is None}
+    state |= _stacked_experts({row.name: source.read(row, row.local(1, 0)) for row in rows if row.expert is not None})
     missing, unexpected = reference.load_state_dict(state, strict=False)
     assert not unexpected
     assert set(missing) <= ({"lm_head.weight"} if model.tie_embeddings else set())
     reference.tie_weights()
     return reference
+
+
+def _class_of(model: ModelConfig) -> tuple[type, type]:
+    if model.moe is None:
+        return (Qwen3Config, Qwen3ForCausalLM) if model.qk_norm else (LlamaConfig, LlamaForCausalLM)
+    if model.moe.shared_gate:
+        return Qwen2MoeConfig, Qwen2MoeForCausalLM
+    return (Qwen3MoeConfig, Qwen3MoeForCausalLM) if model.qk_norm else (MixtralConfig, MixtralForCausalLM)
+
+
+def _expert_settings(model: ModelConfig) -> dict[str, object]:
+    moe = model.moe
+    if moe is None:
+        return {}
+    return {
+        "intermediate_size": moe.ffn_hidden_size,  # Mixtral's experts; nothing in the others, which have no dense block
+        "moe_intermediate_size": moe.ffn_hidden_size,
+        "shared_expert_intermediate_size": moe.shared_ffn_hidden_size,
+        "num_experts": moe.num_experts,
+        "num_local_experts": moe.num_experts,
+        "num_experts_per_tok": moe.top_k,
+        "norm_topk_prob": moe.normalize,
+        "qkv_bias": False,
+        "experts_implementation": "eager",
+    }
+
+
+def _stacked_experts(weights: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Experts as transformers 5 has them in memory: all of a layer in two tensors."""
+    found: dict[str, list[Tensor]] = {}
+    for name, weight in weights.items():
+        _, index, _, _, _, part, _ = name.split(".")
+        found.setdefault(f"model.layers.{index}.mlp.experts.{part}", []).append(weight)
+    stacked = {name: torch.stack(parts) for name, parts in found.items()}
+    joined = {}
+    for name in [name for name in stacked if name.endswith(".down")]:
+        prefix = name.removesuffix("down")
+        joined[f"{prefix}down_proj"] = stacked[name]
+        joined[f"{prefix}gate_up_proj"] = torch.cat((stacked[f"{prefix}gate"], stacked[f"{prefix}up"]), dim=1)
+    return joined
 
 
 def dense_inputs(indices: range, *, seq_len: int, vocab_size: int) -> dict[str, Tensor]:
@@ -84,6 +145,7 @@ def dense_inputs(indices: range, *, seq_len: int, vocab_size: int) -> dict[str, 
 
 def reference_training(config: Config, model: ModelConfig, steps: int) -> list[tuple[float, float]]:
     """Loss and gradient norm of each step of plain training."""
+    balance = Balance(model)
     reference = reference_model(model, config.run.seed)
     decayed = [p for p in reference.parameters() if p.dim() > 1]
     others = [p for p in reference.parameters() if p.dim() <= 1]
@@ -98,16 +160,57 @@ def reference_training(config: Config, model: ModelConfig, steps: int) -> list[t
         data = dense_inputs(
             range(step * size, (step + 1) * size), seq_len=config.batch.seq_len, vocab_size=model.vocab_size
         )
-        logits = reference(
-            input_ids=data["tokens"], attention_mask=data["attention_mask"], position_ids=data["positions"]
-        ).logits
+        inputs = {"input_ids": data["tokens"], "position_ids": data["positions"]}
+        with balance.watching(reference):
+            logits = reference(**inputs, attention_mask=data["attention_mask"]).logits
         nll = F.cross_entropy(logits.flatten(0, 1), data["labels"].flatten(), reduction="none")
         loss = (nll * data["mask"].flatten()).sum() / data["mask"].sum()
         optimizer.zero_grad()
-        loss.backward()
+        (loss + balance.loss(data["mask"].float(), config.batch.micro_batch_size)).backward()
         norm = torch.nn.utils.clip_grad_norm_(reference.parameters(), config.optimizer.clip_grad_norm or float("inf"))
         for group in optimizer.param_groups:
             group["lr"] = learning_rate(step + 1, config.train.steps, config.optimizer, config.schedule)
         optimizer.step()
         curve.append((loss.item(), norm.item()))
     return curve
+
+
+class Balance:
+    """The losses of routers, by their formulas, from what routers of transformers put out."""
+
+    def __init__(self, model: ModelConfig):
+        self.moe, self._logits = model.moe, list[Tensor]()
+        self._loads = list[Tensor]()
+
+    @contextmanager
+    def watching(self, reference: torch.nn.Module) -> Iterator[None]:
+        """Within it logits of routers are kept."""
+        self._logits.clear()
+        gates = [layer.mlp.gate for layer in reference.model.layers if hasattr(layer.mlp, "gate")]
+        hooks = [gate.register_forward_hook(lambda _, __, out: self._logits.append(out[0])) for gate in gates]
+        yield
+        for hook in hooks:
+            hook.remove()
+
+    def loss(self, mask: Tensor, micro_batch_size: int) -> Tensor | float:
+        """Of the global batch; `mask` is `[sequences, tokens]`."""
+        moe, total = self.moe, 0.0
+        if moe is None or not (moe.aux_loss or moe.z_loss):
+            return total
+        former, self._loads = self._loads, []
+        for layer, logits in enumerate(self._logits):
+            logits = logits.view(*mask.shape, moe.num_experts)
+            scores = logits.softmax(-1)
+            chosen = F.one_hot(scores.topk(moe.top_k, dim=-1).indices, moe.num_experts).sum(2) * mask.unsqueeze(2)
+            self._loads.append(chosen.sum((0, 1)))
+            size = {"sequence": 1, "micro_batch": micro_batch_size, "global_batch": mask.shape[0]}[moe.aux_loss_over]
+            for first in range(0, mask.shape[0], size):
+                unit = slice(first, first + size)
+                counts = chosen[unit].sum((0, 1))
+                if moe.aux_loss_over == "global_batch":
+                    counts = former[layer] if former else torch.ones_like(counts)
+                share = counts / counts.sum()
+                means = (scores[unit] * mask[unit].unsqueeze(2)).sum((0, 1))
+                total = total + moe.aux_loss * moe.num_experts * (share * means).sum()
+            total = total + moe.z_loss * (mask * logits.logsumexp(-1).square()).sum()
+        return total / mask.sum()

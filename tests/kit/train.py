@@ -92,7 +92,7 @@ class Rank:
 def start_rank(config: Config, checkpoint: Path | None = None) -> Rank:
     """Build the engine of this rank from a seed, or from a checkpoint."""
     plan = make_plan(config, dist.get_world_size())
-    axes = connect(Mesh(plan.pp, plan.dp, plan.cp, plan.tp), dist.get_rank())
+    axes = connect(Mesh(plan.pp, plan.dp, plan.cp, plan.tp, plan.ep), dist.get_rank())
     if checkpoint is None:
         source = FreshWeights(plan.model, config.run.seed)
         return Rank(config, plan, axes, build_engine(config, plan, axes, torch.device("cpu"), source))

@@ -17,8 +17,8 @@ from megalite.layers.parts import choose_parts
 from megalite.layers.rope import frequencies, rotation
 from megalite.model.block import Block
 from megalite.model.recompute import choose_recompute
+from megalite.model.spec import StageSpec
 from megalite.model.transformer import documents_of
-from megalite.parallel.axes import SINGLE
 from megalite.planner.memory import block_activations, memory_by_stage, parameters_by_stage
 from tests.kit.spawn import run_ranks
 
@@ -250,7 +250,7 @@ def _block(model: ModelConfig, dtype: str, num_tokens: int):
     torch.manual_seed(0)
     torch_dtype = {"fp32": torch.float32, "bf16": torch.bfloat16}[dtype]
     parts = choose_parts(model, "cpu", torch_dtype)
-    block = Block(model, 0, tp=SINGLE, sequence_parallel=False, parts=parts).to(torch_dtype)
+    block = Block(StageSpec(model, parts=parts), 0).to(torch_dtype)
     for parameter in block.parameters():
         torch.nn.init.normal_(parameter, std=0.02)
     documents = documents_of(torch.zeros(1, num_tokens, dtype=torch.int64))

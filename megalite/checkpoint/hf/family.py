@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from megalite.architecture.architecture import Architecture
+from megalite.architecture.settings import MoeConfig
 from megalite.checkpoint.hf.settings import Key, Settings
 
 QKV = ("attention.q", "attention.k", "attention.v")
@@ -25,6 +26,15 @@ PLAIN: dict[str, tuple] = {
     "logit_soft_cap": (False,),
     "embedding_scale": (1.0,),
     "rope.scaling": (None, "linear", "llama3", "yarn", "longrope"),
+    "moe": (False,),
+    "moe.scores": ("softmax",),
+    "moe.normalize": (True,),
+    "moe.scale": (1.0,),
+    "moe.shared": (False,),
+    "moe.shared_gate": (False,),
+    "moe.num_groups": (1,),
+    "moe.bias_rate": (False,),
+    "moe.blocks": ("all", "some"),
 }
 """What few classes have: those that say nothing of it have these."""
 
@@ -56,8 +66,8 @@ class Family:
     blocks: str
     """What the names inside the blocks begin with."""
     inner: Mapping[str, str]
-    """Canonical name without `blocks.N.` and `.weight` -> the same of transformers, inside a block. Several of
-    one name there are fused in this order: all rows of the first, then all of the next."""
+    """Canonical name without `blocks.N.` and `.weight` -> the same of transformers, inside a block, `*` for the number
+    of an expert. Several of one name there are fused in this order: all rows of the first, then all of the next."""
     harmless: frozenset[str] = frozenset()
     """Keys of this class, beside those of all classes, that change nothing of what it computes."""
     fused_by_head: frozenset[str] = frozenset()
@@ -108,6 +118,23 @@ def traits(model: Architecture) -> dict[str, Any]:
         "num_kv_heads": ALL_HEADS if model.num_kv_heads == model.num_heads else model.num_kv_heads,
         "head_dim": EVEN_HEADS if is_even else model.head_dim,
         "hidden_size % num_heads": model.hidden_size % model.num_heads,
+        **_experts(model),
+    }
+
+
+def _experts(model: Architecture) -> dict[str, Any]:
+    """The traits of a model's experts; where there are none, those that ask nothing of a class."""
+    moe = model.moe or MoeConfig()
+    return {
+        "moe": model.moe is not None,
+        "moe.scores": moe.scores,
+        "moe.normalize": moe.normalize,
+        "moe.scale": moe.scale,
+        "moe.shared": moe.shared_ffn_hidden_size > 0,
+        "moe.shared_gate": moe.shared_gate,
+        "moe.num_groups": moe.num_groups,
+        "moe.bias_rate": moe.bias_rate is not None,
+        "moe.blocks": "all" if all(model.sparse_blocks) else "some",
     }
 
 

@@ -162,7 +162,10 @@ def _tensor_name(weight: Weight, family: Family) -> str:
     if weight.name in family.outer:
         return family.outer[weight.name]
     index, stem, kind = _inside(weight)
-    return f"{family.blocks}.{index}.{family.inner[stem]}.{kind}"
+    theirs = family.inner[stem]
+    if weight.expert is not None:
+        theirs = theirs.replace("*", str(weight.expert[0]))
+    return f"{family.blocks}.{index}.{theirs}.{kind}"
 
 
 def _stored(name: str, weights: list[Weight], model: Architecture, family: Family) -> StoredTensor:
@@ -176,7 +179,10 @@ def _stored(name: str, weights: list[Weight], model: Architecture, family: Famil
 
 
 def _inside(weight: Weight) -> tuple[str, str, str]:
-    """The index of a weight's block, its name in there, and whether it is `weight` or `bias`."""
+    """The index of a weight's block, its name in there, `*` for an expert's number, and whether it is `weight` or
+    `bias`."""
     _, index, inner = weight.name.split(".", 2)
     stem, kind = inner.rsplit(".", 1)
+    if weight.expert is not None:
+        stem = stem.replace(f".{weight.expert[0]}.", ".*.", 1)
     return index, stem, kind

@@ -42,6 +42,10 @@ class ParallelConfig(Section):
     """How a context-parallel rank sees the tokens that it has not: `allgather` gathers keys and values, with a cut that
     gives all ranks as much attention to do; `ulysses` exchanges tokens for heads; `ring` has keys and values go round,
     so that no rank has all of them at once."""
+    ep: PositiveInt = Field(1, le=MOST_RANKS)
+    """Expert-parallel ranks: of the dp x cp replicas so many divide the experts of each block among them, and tokens
+    travel to theirs. Gradients of experts are summed, and ZeRO cuts their states, over the dp x cp / ep that have the
+    same."""
     sequence_parallel: bool = False
     """Between the tensor-parallel parts, cut the stream of tokens over tp too (Korthikanti et al. 2022): less memory,
     the same traffic."""

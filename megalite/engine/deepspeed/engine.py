@@ -28,6 +28,7 @@ from megalite.engine.steps import (
     set_learning_rate,
     sums_on_host,
     targets_of_batch,
+    token_axes,
     token_weight,
 )
 from megalite.model.initialize import WeightSource
@@ -112,13 +113,16 @@ class DeepSpeedEngine(EngineOfState):
         scale = token_weight(len(batches), self._axes.replicas, num_tokens)
         total = torch.zeros((), dtype=torch.float32, device=self._engine.device)
         for index, batch in enumerate(map(self._cut.own, batches)):
-            loss = self._engine(batch.tokens, documents_of_batch(batch), targets_of_batch(batch, scale))
+            documents, targets = documents_of_batch(batch), targets_of_batch(batch, scale)
+            documents.loss_weights = targets.weights / len(batches)  # as DeepSpeed divides the loss it is given
+            loss = self._engine(batch.tokens, documents, targets)
             total += loss.detach()
             self._engine.backward(loss)
             if index + 1 < len(batches):
                 self._engine.step()
 
         self.stage.precision.end_step()
+        self.stage.routers.end_step(token_axes(self.stage, self._axes))
         replicas = self._axes.replicas
         self._update.prepare(all_reduce(total / (len(batches) * replicas.size), replicas), num_tokens, ask)
         self._engine.step()

@@ -17,6 +17,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
+from megalite.parallel.axes import Axis
+
 BUCKET_NUMBERS = 40_000_000
 """In a bucket: 160 MB of fp32, and a hundredth of that still fills a link for each of a hundred replicas."""
 
@@ -42,12 +44,13 @@ class Bucket:
 
     Args:
         parameters: in the model's order.
-        num_runs: equally long runs, each of them some replica's: 1 without ZeRO.
-        run: this replica's.
+        replicas: the ranks that hold the same and see other tokens.
+        is_sharded: each updates one of equally long runs.
     """
 
-    def __init__(self, parameters: Sequence[nn.Parameter], *, num_runs: int, run: int):
-        self.parameters = list(parameters)
+    def __init__(self, parameters: Sequence[nn.Parameter], replicas: Axis, *, is_sharded: bool):
+        num_runs, run = (replicas.size, replicas.rank) if is_sharded else (1, 0)
+        self.parameters, self.replicas = list(parameters), replicas
         starts, size = [], 0
         for parameter in self.parameters:
             starts.append(size)

@@ -19,13 +19,13 @@ from megalite.engine.native.loss_scaling import LossScaler
 from megalite.engine.native.replication import Replication
 from megalite.engine.native.sums import GradientSums
 from megalite.engine.native.update import Update
-from megalite.engine.partition import is_copy_in_model
 from megalite.engine.programs import Programs
 from megalite.engine.protocol import Ask, GradientObserver, HeldWeight, LossScaling, StepResult, nothing
 from megalite.engine.runner import ProgramRunner
 from megalite.engine.stage_state import EngineOfState, StageState
-from megalite.engine.steps import PRODUCT_DTYPES, count_valid_tokens, sums_on_host
-from megalite.model.initialize import WeightSource
+from megalite.engine.steps import PRODUCT_DTYPES, count_valid_tokens, sums_on_host, token_axes
+from megalite.layers.mlp import MLP
+from megalite.model.initialize import EXPERT_MARK, WeightSource
 from megalite.model.transformer import Stage
 from megalite.optim.optimizers import build_optimizer
 from megalite.parallel.axes import Axes, Axis
@@ -59,10 +59,9 @@ class NativeEngine(EngineOfState):
         tied = _tied_copy(stage) if ends.size > 1 else None
         if tied is not None:
             setattr(tied, TIED_COPY_MARK, stage.embedding is None)
-        self._buckets = _make_buckets(stage, axes.replicas, is_sharded=is_sharded, first=tied)
+        self._buckets = _make_buckets(stage, axes, is_sharded=is_sharded, first=tied)
         self._replication = Replication(
             self._buckets,
-            axes.replicas,
             is_sharded=is_sharded,
             tied_sums=[self._buckets[0].views[0]] if tied is not None else [],
             ends=ends,
@@ -72,11 +71,7 @@ class NativeEngine(EngineOfState):
         sums.bind(self._buckets, uses, self._replication.reduce, num_at_end=int(tied is not None))
         partition = BucketPartition(self._buckets, self._replication, axes, is_sharded=is_sharded)
         self._state = StageState(optimizer, stage, axes, partition)
-        counted = [
-            index
-            for index, part in enumerate(self._state.slices)
-            if not is_copy_in_model(part.local, axes) and (is_sharded or axes.replicas.rank == 0)
-        ]
+        counted = [index for index, part in enumerate(self._state.slices) if not part.is_copy]
         self._update = Update(
             optimizer,
             self._buckets,
@@ -107,6 +102,7 @@ class NativeEngine(EngineOfState):
         loss = self._runner.train(self._programs.training(len(own)), own, scale)
         self._sums.finish()
         self.stage.precision.end_step()
+        self.stage.routers.end_step(token_axes(self.stage, self._axes))
         self._replication.wait_for_sums()
         if self._axes.tp.rank:
             loss = torch.zeros_like(loss)  # all tp ranks have the same
@@ -194,18 +190,25 @@ class BucketPartition:
         self._replication.gather()
 
 
-def _make_buckets(stage: Stage, replicas: Axis, *, is_sharded: bool, first: nn.Parameter | None) -> list[Bucket]:
-    """All parameters of a stage in buckets, in the model's order.
+def _make_buckets(stage: Stage, axes: Axes, *, is_sharded: bool, first: nn.Parameter | None) -> list[Bucket]:
+    """All parameters of a stage in buckets, in the model's order; those of experts, which other ranks share, apart.
 
     Args:
         first: one that has the first bucket for itself.
     """
-    runs = {"num_runs": replicas.size, "run": replicas.rank} if is_sharded else {"num_runs": 1, "run": 0}
-    others = [parameter for parameter in stage.parameters() if parameter is not first]
-    groups = [
-        [others[number] for number in bucket] for bucket in plan_buckets([p.numel() for p in others], BUCKET_NUMBERS)
-    ]
-    return [Bucket(group, **runs) for group in ([[first]] if first is not None else []) + groups]
+    found = [(0, [first])] if first is not None else []
+    places = {parameter: place for place, parameter in enumerate(stage.parameters()) if parameter is not first}
+    for is_expert in (False, True):
+        members = [parameter for parameter in places if getattr(parameter, EXPERT_MARK) == is_expert]
+        for bucket in plan_buckets([parameter.numel() for parameter in members], BUCKET_NUMBERS):
+            group = [members[number] for number in bucket]
+            found.append((places[group[0]] + 1, group))
+    found.sort(key=lambda each: each[0])
+    return [Bucket(group, _replicas_of(group, axes), is_sharded=is_sharded) for _, group in found]
+
+
+def _replicas_of(group: Sequence[nn.Parameter], axes: Axes) -> Axis:
+    return axes.replicas_of(is_expert=getattr(group[0], EXPERT_MARK))
 
 
 def _uses(stage: Stage, num_tokens: int) -> dict[nn.Parameter, int]:
@@ -218,7 +221,7 @@ def _uses(stage: Stage, num_tokens: int) -> dict[nn.Parameter, int]:
     if stage.embedding is not None and _shares_head(stage):
         uses[stage.embedding.weight] = 2
     for block in stage.blocks_by_index().values():
-        if block.mlp.chunk_tokens is not None:
+        if isinstance(block.mlp, MLP) and block.mlp.chunk_tokens is not None:
             count = -(-num_tokens // block.mlp.chunk_tokens)
             uses |= dict.fromkeys((block.mlp.expand.weight, block.mlp.down.weight), count)
     return uses

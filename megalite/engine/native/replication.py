@@ -25,9 +25,8 @@ class Replication:
     """The traffic of one stage's buckets.
 
     Args:
-        buckets: of the stage.
-        replicas: the ranks that hold the same weights and see other tokens.
-        is_sharded: each updates a run of every bucket.
+        buckets: of the stage, each with the replicas that share it.
+        is_sharded: each replica updates a run of every bucket.
         ties: by bucket and number in it, parameters that another stage has too, whose sums are added up first.
         ends: the two stages that have those.
         wire_dtype: format in which gradients travel.
@@ -36,14 +35,13 @@ class Replication:
     def __init__(
         self,
         buckets: Sequence[Bucket],
-        replicas: Axis,
         *,
         is_sharded: bool,
         tied_sums: Sequence[Tensor],
         ends: Axis,
         wire_dtype: torch.dtype,
     ):
-        self._buckets, self._replicas, self._is_sharded = buckets, replicas, is_sharded
+        self._buckets, self._is_sharded = buckets, is_sharded
         self._tied_sums, self._ends, self._wire_dtype = tied_sums, ends, wire_dtype
         self._reductions: list[tuple[Bucket, dist.Work | None, Tensor]] = []
         self._gatherings: dict[int, dist.Work | None] = {}
@@ -54,15 +52,15 @@ class Replication:
         if number == 0:
             for tied in self._tied_sums:
                 all_reduce(tied, self._ends)
-        if self._replicas.size == 1:
-            return
         bucket = self._buckets[number]
+        if bucket.replicas.size == 1:
+            return
         sums = bucket.sums.to(self._wire_dtype)
         if self._is_sharded:
             run = sums[bucket.own]
-            work = _reduce_scatter(run, sums, group=self._replicas.group, async_op=True)
+            work = _reduce_scatter(run, sums, group=bucket.replicas.group, async_op=True)
         else:
-            run, work = sums, dist.all_reduce(sums, group=self._replicas.group, async_op=True)
+            run, work = sums, dist.all_reduce(sums, group=bucket.replicas.group, async_op=True)
         self._reductions.append((bucket, work, run))
 
     def wait_for_sums(self) -> None:
@@ -76,10 +74,10 @@ class Replication:
 
     def gather(self) -> None:
         """Begin to bring the updated weights together, the first layers' first."""
-        if not self._is_sharded or self._replicas.size == 1:
-            return
         for number, bucket in enumerate(self._buckets):
-            work = _all_gather(bucket.weights, bucket.own_weights, group=self._replicas.group, async_op=True)
+            if not self._is_sharded or bucket.replicas.size == 1:
+                continue
+            work = _all_gather(bucket.weights, bucket.own_weights, group=bucket.replicas.group, async_op=True)
             self._gatherings[number] = work
 
     def wait_for_weights(self, numbers: Sequence[int] | None = None) -> None:

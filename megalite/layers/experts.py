@@ -1,0 +1,156 @@
+"""Mixture of experts: many MLPs of which each token goes to few (Shazeer et al. 2017), without drops.
+
+    x [t, h] -> router: k experts for each token, with weights
+             -> a copy of each token for each of its experts, in order of the experts       [t k, h]
+             -> products in groups (`layers.grouped`)                                       [t k, f] -> [t k, h]
+             -> back in order of the tokens, weighed and added up                           [t, h]
+
+Under expert parallelism each rank has some of the experts, and tokens travel to those that they have chosen and back
+(`layers.dispatch`), while the shared MLP is at work.
+
+Under tensor parallelism experts are cut as an MLP is, columns first and rows then: every tp rank has all tokens and a
+part of each expert. The shared MLP works on the same gathered tokens, and one collective each way serves both.
+
+Rows are moved by permutations, whose backward pass is the inverse one, so that nothing is added in an order that
+chance decides.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from megalite.architecture.architecture import ExpertsSpec, FeedForwardSpec
+from megalite.layers.dispatch import Permuted, at_their_experts
+from megalite.layers.documents import Documents
+from megalite.layers.gemm import PLAIN, Gemm
+from megalite.layers.grouped import GroupedProduct
+from megalite.layers.mlp import MLP, load_activation
+from megalite.layers.router import Router, Routing
+from megalite.layers.weight_gradients import TakeGradient
+from megalite.parallel.axes import SINGLE, Axis
+from megalite.parallel.collectives import copy_to, gather_rows, reduce_from, scatter_rows
+
+
+class Experts(nn.Module):
+    """Some MLPs, each of which works on rows of its own. Shape: `[n, h]`, sorted by expert -> `[n, h]`.
+
+    Args:
+        spec: of each.
+        num_experts: that this rank holds.
+        tp_size: ranks that each is cut over; what comes out are parts of a sum over them.
+    """
+
+    def __init__(self, hidden_size: int, spec: FeedForwardSpec, num_experts: int, tp_size: int, gemm: Gemm = PLAIN):
+        super().__init__()
+        width = spec.width // tp_size
+        expand = nn.Parameter(torch.empty(num_experts * spec.num_expanding * width, hidden_size))
+        self.register_parameter("gate_up" if spec.is_gated else "up", expand)
+        self.down = nn.Parameter(torch.empty(num_experts * hidden_size, width))
+        self.activation = load_activation(spec.activation)
+        self.products = GroupedProduct(expand, gemm), GroupedProduct(self.down, gemm)
+
+    def forward(self, x: Tensor, sizes: Tensor) -> Tensor:
+        expand, down = self.products
+        return down(self.activation(expand(x, sizes)), sizes)
+
+    def hand_over_gradients(self, take: TakeGradient) -> None:
+        """Let somebody else have the gradients of the weights."""
+        for product in self.products:
+            product.take = take
+
+
+class SparseMLP(nn.Module):
+    """A router and its experts in place of a block's MLP. Shape: `[t, h]`, or `[t/tp, h]` when sequence parallel.
+
+    Args:
+        cp: the ranks that share the tokens of a micro-batch.
+        ep: the ranks that have other experts.
+    """
+
+    def __init__(
+        self,
+        hidden_size: int,
+        spec: ExpertsSpec,
+        *,
+        tp: Axis,
+        sequence_parallel: bool,
+        gemm: Gemm = PLAIN,
+        cp: Axis = SINGLE,
+        ep: Axis = SINGLE,
+    ):
+        super().__init__()
+        settings = spec.settings
+        self.router = Router(hidden_size, settings, tp=tp, sequence_parallel=sequence_parallel, cp=cp)
+        self.experts = Experts(hidden_size, spec.expert, settings.num_experts // ep.size, tp.size, gemm)
+        self.shared: MLP | None = None
+        if spec.shared is not None:
+            own_part = replace(spec.shared, width=spec.shared.width // tp.size)
+            self.shared = MLP(hidden_size, own_part, tp=SINGLE, sequence_parallel=False, gemm=gemm)
+        self.shared_gate = SharedGate(hidden_size, tp) if settings.shared_gate else None
+        self.tp, self.ep = tp, ep
+        self.enter = gather_rows if sequence_parallel else copy_to
+        self.leave = scatter_rows if sequence_parallel else reduce_from
+
+    def forward(self, x: Tensor, documents: Documents | None = None) -> Tensor:
+        routing = self._of_all_rows(self.router(x, documents))
+        x = self.enter(x, self.tp)
+        y = self.mix(x, routing)
+        if self.shared is not None:
+            beside = self.shared(x)
+            y = y + (beside if self.shared_gate is None else self.shared_gate(x) * beside)
+        return self.leave(y, self.tp)
+
+    def mix(self, x: Tensor, routing: Routing) -> Tensor:
+        """What each token's experts put out, weighed: `[t, h]`."""
+        top_k = routing.chosen.shape[1]
+        flat = routing.chosen.flatten()
+        order = flat.argsort(stable=True)
+        inverse = torch.empty_like(order).scatter(0, order, torch.arange(order.shape[0], device=order.device))
+        ones = torch.ones_like(flat)
+        sizes = torch.zeros(self.router.settings.num_experts, dtype=flat.dtype, device=flat.device)
+        sizes = sizes.index_add(0, flat, ones)
+        copies = _SortedCopies.apply(x, order, inverse, top_k)
+        y = self.experts(copies, sizes) if self.ep.size == 1 else at_their_experts(self.experts, copies, sizes, self.ep)
+        by_token = Permuted.apply(y, inverse, order).unflatten(0, (-1, top_k))
+        return (by_token * routing.weights.to(y.dtype).unsqueeze(2)).sum(1)
+
+    def _of_all_rows(self, routing: Routing) -> Routing:
+        """Where the tokens go that this rank's parts of the experts work on. Each rank has a part of the gradients of
+        their weights, and these are added up."""
+        if self.enter is copy_to:
+            return Routing(routing.chosen, copy_to(routing.weights, self.tp))
+        with torch.no_grad():
+            chosen = gather_rows(routing.chosen, self.tp)
+        return Routing(chosen, gather_rows(routing.weights, self.tp))
+
+
+class SharedGate(nn.Module):
+    """A sigmoid of each token, for what the shared MLP puts out (Qwen2-MoE). Shape: `[t, h]` -> `[t, 1]`."""
+
+    def __init__(self, hidden_size: int, tp: Axis):
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(1, hidden_size))
+        self.tp = tp
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.linear(x, copy_to(self.weight, self.tp)).sigmoid()  # its gradient is of a part of the sum over tp
+
+
+class _SortedCopies(torch.autograd.Function):
+    """k copies of each row, in another order: `[t, h]` -> `[t k, h]`."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, order: Tensor, inverse: Tensor, top_k: int) -> Tensor:
+        ctx.save_for_backward(inverse)
+        ctx.top_k = top_k
+        return x.index_select(0, order // top_k)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
+        (inverse,) = ctx.saved_tensors
+        return grad.index_select(0, inverse).unflatten(0, (-1, ctx.top_k)).sum(1), None, None, None

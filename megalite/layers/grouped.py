@@ -1,0 +1,177 @@
+"""Products of rows that lie in groups, each group by a matrix of its own: what experts are made of.
+
+    y[a:b] = x[a:b] w[e]^T        rows a to b-1 are group e's
+    dx[a:b] = dy[a:b] w[e]        dw[e] = dy[a:b]^T x[a:b]
+
+All matrices lie in one parameter, one below the other. On GPUs one kernel multiplies all groups and nobody waits for
+their sizes (`F.grouped_mm`, in bf16); elsewhere they are multiplied one by one. Gradients of the matrices can be handed
+over, as those of a `SummedLinear`. An op keeps it one step of a compiled block, and of what recomputation keeps.
+
+Legend: n rows, g groups; x `[n, in]`, w `[g * out, in]`, y and dy `[n, out]`; sizes `[g]` int64, rows of each group.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from megalite.layers import opaque
+from megalite.layers.gemm import Gemm
+from megalite.layers.weight_gradients import TakeGradient
+
+Group = tuple[slice, slice]
+"""Its rows among all rows, and its matrix' rows in the parameter."""
+
+
+class GroupedProduct:
+    """How one stack of matrices multiplies.
+
+    Args:
+        weight: `[g * out, in]`, the parameter itself.
+    """
+
+    def __init__(self, weight: nn.Parameter, gemm: Gemm):
+        self.weight, self.gemm = weight, gemm
+        self.take: TakeGradient | None = None
+        """Gets the gradients; None leaves them to autograd."""
+        self._number = opaque.number_of(self)
+
+    def __call__(self, x: Tensor, sizes: Tensor) -> Tensor:
+        """`[n, in]` -> `[n, out]`, with gradients."""
+        return _grouped_product(x, self.weight, sizes, self._number, self.take is not None)
+
+    def product(self, x: Tensor, weight: Tensor, sizes: Tensor) -> Tensor:
+        """y."""
+        matrices = _stacked(weight, sizes)
+        if _has_kernel(x):
+            return F.grouped_mm(x, matrices.transpose(1, 2), offs=_ends(sizes))
+        y = x.new_empty(x.shape[0], matrices.shape[1])
+        for rows, matrix in _groups(sizes, matrices.shape[1]):
+            self.gemm.multiply(x[rows], weight[matrix], y[rows])
+        return y
+
+    def gradients(self, grad: Tensor, x: Tensor, weight: Tensor, sizes: Tensor) -> tuple[Tensor, Tensor | None]:
+        """dx, and dw where it is not handed over."""
+        matrices = _stacked(weight, sizes)
+        made = GroupedGradient(self.gemm, grad.detach(), x.detach(), sizes)
+        if _has_kernel(x):
+            grad_x = F.grouped_mm(grad, matrices, offs=_ends(sizes))
+        else:
+            grad_x = torch.empty_like(x)
+            for rows, matrix in _groups(sizes, matrices.shape[1]):
+                self.gemm.multiply(grad[rows], weight[matrix].t(), grad_x[rows])
+        if self.take is None:
+            return grad_x, made.make()
+        self.take(self.weight, made)
+        return grad_x, None
+
+
+class GroupedGradient:
+    """`dy^T x` of each group; see `weight_gradients.WeightGradient`."""
+
+    def __init__(self, gemm: Gemm, grad: Tensor, x: Tensor, sizes: Tensor):
+        self._gemm, self._grad, self._x, self._sizes = gemm, grad, x, sizes
+
+    def make(self) -> Tensor:
+        if _has_kernel(self._x):
+            return F.grouped_mm(self._grad.t(), self._x, offs=_ends(self._sizes)).flatten(0, 1)
+        total = self._x.new_empty(self._sizes.shape[0] * self._grad.shape[1], self._x.shape[1])
+        self.begin(total)
+        return total
+
+    def add_to(self, total: Tensor) -> None:
+        if _has_kernel(self._x):
+            total.add_(self.make())
+            return
+        for rows, matrix in self._groups():
+            if rows.start < rows.stop:
+                self._gemm.add_product(total[matrix], self._grad[rows], self._x[rows])
+
+    def begin(self, total: Tensor) -> None:
+        if _has_kernel(self._x):
+            total.copy_(self.make())
+            return
+        for rows, matrix in self._groups():
+            if rows.start < rows.stop:
+                self._gemm.begin_product(total[matrix], self._grad[rows], self._x[rows])
+            else:
+                total[matrix].zero_()
+
+    def _groups(self) -> Iterator[Group]:
+        return _groups(self._sizes, self._grad.shape[1])
+
+
+def _has_kernel(x: Tensor) -> bool:
+    """Whether all groups are multiplied at once."""
+    return x.device.type == "cuda" and x.dtype == torch.bfloat16
+
+
+def _stacked(weight: Tensor, sizes: Tensor) -> Tensor:
+    """`[g, out, in]`."""
+    return weight.unflatten(0, (sizes.shape[0], -1))
+
+
+def _ends(sizes: Tensor) -> Tensor:
+    """Where each group ends, as the kernel wants it."""
+    return sizes.cumsum(0).to(torch.int32)
+
+
+def _groups(sizes: Tensor, num_rows: int) -> Iterator[Group]:
+    """Each group, whose matrix has so many rows. Waits for the sizes."""
+    stops = [0, *itertools.accumulate(sizes.tolist())]
+    for index, (start, stop) in enumerate(itertools.pairwise(stops)):
+        yield slice(start, stop), slice(index * num_rows, (index + 1) * num_rows)
+
+
+@torch.library.custom_op("megalite::grouped_product", mutates_args=())
+def _grouped_product(x: Tensor, weight: Tensor, sizes: Tensor, number: Tensor, hands_over: bool) -> Tensor:
+    return opaque.layer_of(number, GroupedProduct).product(x, weight, sizes)
+
+
+@_grouped_product.register_fake
+def _(x: Tensor, weight: Tensor, sizes: Tensor, number: Tensor, hands_over: bool) -> Tensor:
+    return x.new_empty(x.shape[0], weight.shape[0] // sizes.shape[0])
+
+
+@torch.library.custom_op("megalite::grouped_gradients", mutates_args=())
+def _grouped_gradients(grad: Tensor, x: Tensor, weight: Tensor, sizes: Tensor, number: Tensor) -> tuple[Tensor, Tensor]:
+    grad_x, grad_weight = opaque.layer_of(number, GroupedProduct).gradients(grad, x, weight, sizes)
+    assert grad_weight is not None, "it was handed over"
+    return grad_x, grad_weight
+
+
+@_grouped_gradients.register_fake
+def _(grad: Tensor, x: Tensor, weight: Tensor, sizes: Tensor, number: Tensor) -> tuple[Tensor, Tensor]:
+    return x.new_empty(x.shape), weight.new_empty(weight.shape)
+
+
+@torch.library.custom_op("megalite::grouped_input_gradient", mutates_args=())
+def _grouped_input_gradient(grad: Tensor, x: Tensor, weight: Tensor, sizes: Tensor, number: Tensor) -> Tensor:
+    grad, x, sizes = opaque.own_copies(grad, x, sizes)
+    grad_x, grad_weight = opaque.layer_of(number, GroupedProduct).gradients(grad, x, weight, sizes)
+    assert grad_weight is None, "nobody would get it"
+    return grad_x
+
+
+@_grouped_input_gradient.register_fake
+def _(grad: Tensor, x: Tensor, weight: Tensor, sizes: Tensor, number: Tensor) -> Tensor:
+    return x.new_empty(x.shape)
+
+
+def _keep_inputs(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    ctx.save_for_backward(*inputs[:4])
+    ctx.hands_over = inputs[4]
+
+
+def _backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    if ctx.hands_over:
+        return _grouped_input_gradient(grad.contiguous(), *ctx.saved_tensors), None, None, None, None
+    return *_grouped_gradients(grad.contiguous(), *ctx.saved_tensors), None, None, None
+
+
+_grouped_product.register_autograd(_backward, setup_context=_keep_inputs)

@@ -1,0 +1,68 @@
+"""What the routers of a stage remember between steps: biases, and how often each expert was chosen.
+
+Both are equal on all ranks that hold the stage, whatever its layout, and are in checkpoints beside FP8's maxima.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor, nn
+
+from megalite.layers.precision import ReadState
+from megalite.layers.router import Router
+from megalite.parallel.axes import Axis
+from megalite.parallel.collectives import all_reduce
+
+BIAS, LOADS = "router_bias", "router_loads"
+"""State tensors `router_bias/blocks.3.mlp.router` and `router_loads/blocks.3.mlp.router`, `[experts]`."""
+
+
+class Routers:
+    """The routers of a stage's blocks, by name.
+
+    Args:
+        blocks: keyed by their index.
+    """
+
+    def __init__(self, blocks: nn.ModuleDict):
+        self.by_name = {
+            name: module for name, module in blocks.named_modules(prefix="blocks") if isinstance(module, Router)
+        }
+        for router in self.by_name.values():
+            if router.settings.bias_rate is not None:
+                router.bias = torch.zeros(router.settings.num_experts)
+
+    def end_step(self, axes: Iterable[Axis]) -> None:
+        """All backward passes of a step are over: biases move, and the step's loads are known. Nothing waits for it.
+        Collective over the axes, whose ranks have had other tokens."""
+        routers = list(self.by_name.values())
+        if not routers:
+            return
+        counts = torch.stack([router.noted for router in routers])
+        for axis in axes:
+            counts = all_reduce(counts, axis)
+        for router, noted in zip(routers, counts, strict=True):
+            router.noted = torch.zeros_like(noted)
+            router.loads = noted.float()
+            if router.bias is not None and router.settings.bias_rate:
+                excess = torch.sign(noted - noted.mean()).float()
+                router.bias = router.bias.to(excess.device) - router.settings.bias_rate * excess
+
+    def state(self) -> dict[str, Tensor]:
+        """What a resumed run needs to go on exactly: fp32, by names that no layout changes."""
+        found = dict[str, Tensor]()
+        for name, router in self.by_name.items():
+            found |= {f"{BIAS}/{name}": router.bias} if router.bias is not None else {}
+            found |= {f"{LOADS}/{name}": router.loads} if router.loads is not None else {}
+        return found
+
+    def load(self, read: ReadState, device: torch.device) -> None:
+        """Take up saved state, in place of what there is; what is not there begins anew."""
+        for name, router in self.by_name.items():
+            loads = read(f"{LOADS}/{name}")
+            router.loads = None if loads is None else loads.to(device)
+            if router.bias is not None:
+                bias = read(f"{BIAS}/{name}")
+                router.bias = torch.zeros_like(router.bias) if bias is None else bias.to(device)
