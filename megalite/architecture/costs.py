@@ -28,6 +28,15 @@ def count_parameters(model: Architecture) -> int:
     return sum(prod(weight.shape) for weight in weight_table(model).values())
 
 
+def count_active_parameters(model: Architecture) -> int:
+    """Those that one token meets: of the experts of a block the ones that it goes to."""
+    weights = weight_table(model).values()
+    if model.moe is None:
+        return sum(prod(weight.shape) for weight in weights)
+    first = [weight for weight in weights if weight.expert is None or weight.expert[0] < model.moe.top_k]
+    return sum(prod(weight.shape) for weight in first)
+
+
 def flops_per_token(model: Architecture, seq_len: int) -> float:
     """Forward and backward FLOPs of one token: 6 a matrix weight, and causal attention over the mean span it sees.
 
@@ -231,6 +240,20 @@ def context_sent_bytes(
     kv_heads = max(attention.num_kv_heads // tp, cp)  # repeated where they are fewer
     numbers = 2 * attention.q_width / tp + 2 * kv_heads * attention.head_dim
     return passes * (cp - 1) / cp * element_bytes * numbers
+
+
+def dispatch_sent_bytes(
+    mlp: FeedForwardSpec | ExpertsSpec, hidden_size: int, *, element_bytes: int, ep: int, recompute: str = "none"
+) -> float:
+    """Bytes that a rank sends over ep for each token of a block, forward and backward: all experts chosen as often.
+
+    A copy for each of the token's experts goes there, what they put out comes back, and gradients go the same ways.
+    Recomputation sends both once more.
+    """
+    if isinstance(mlp, FeedForwardSpec):
+        return 0.0
+    ways = 4 if recompute == "none" else 6
+    return ways * mlp.settings.top_k * (ep - 1) / ep * element_bytes * hidden_size
 
 
 def embedding_sent_bytes(hidden_size: int, *, element_bytes: int, tp: int) -> float:

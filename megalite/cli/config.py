@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
+    from megalite.architecture.architecture import Architecture
     from megalite.config.plan import RunPlan
     from megalite.config.schema import Config
     from megalite.planner.memory import StageMemory
@@ -178,8 +179,9 @@ def _print_report(title: str, tables: tuple[Table, ...], json_config: dict[str, 
 
 def _sent(traffic: tuple[StageTraffic, ...]) -> str:
     """What the rank that sends most sends in a step."""
-    largest = {axis: max(getattr(stage, axis) for stage in traffic) for axis in ("tp", "cp", "pp")}
-    by_axis = ", ".join(f"{size / 1e6:,.1f} MB over {axis}" for axis, size in largest.items() if size or axis != "cp")
+    largest = {axis: max(getattr(stage, axis) for stage in traffic) for axis in ("tp", "cp", "pp", "ep")}
+    shown = {axis: size for axis, size in largest.items() if size or axis in ("tp", "pp")}
+    by_axis = ", ".join(f"{size / 1e6:,.1f} MB over {axis}" for axis, size in shown.items())
     return f"{by_axis}, by the rank that sends most"
 
 
@@ -188,11 +190,13 @@ def _plan_table(plan: RunPlan, *, optimizer: str, sent: str, pipeline: str, expo
 
     model = plan.model
     ranks = f"pp {plan.pp} x dp {plan.dp} x cp {plan.cp} x tp {plan.tp}"
+    ranks += f", experts over {plan.ep} of dp x cp" if plan.ep > 1 else ""
     heads = f"{model.num_heads} query, {model.num_kv_heads} key and value, {model.head_dim} wide"
     rows = {
         "ranks": f"{plan.world_size} = {ranks}",
         "parameters": f"{plan.num_parameters:,}",
         "model": f"hidden {model.hidden_size}, {model.num_layers} layers, MLP {model.ffn_hidden_size}",
+        **_experts_row(model),
         "heads": heads,
         "vocabulary": f"{model.vocab_size:,}, padded to {plan.padded_vocab_size:,}",
         "optimizer": optimizer,
@@ -207,6 +211,18 @@ def _plan_table(plan: RunPlan, *, optimizer: str, sent: str, pipeline: str, expo
     for name, value in rows.items():
         table.add_row(name, value)
     return table
+
+
+def _experts_row(model: Architecture) -> dict[str, str]:
+    """What the plan says of experts."""
+    from megalite.architecture.costs import count_active_parameters
+
+    moe = model.moe
+    if moe is None:
+        return {}
+    shared = f", and one of {moe.shared_ffn_hidden_size} for all" if moe.shared_ffn_hidden_size else ""
+    each = f"{moe.num_experts} of width {moe.ffn_hidden_size}{shared}, in {sum(model.sparse_blocks)} blocks"
+    return {"experts": f"{each}; {moe.top_k} a token, which meets {count_active_parameters(model):,} parameters"}
 
 
 def _memory_table(plan: RunPlan, memory: tuple[StageMemory, ...]) -> Table:

@@ -52,6 +52,14 @@ def _expert_parallel(config: Config, moe: MoeConfig, world_size: int) -> Iterato
             f"parallel.ep: experts are divided among the replicas, and dp x cp = {dp} x {parallel.cp} is not divisible "
             f"by ep={ep}; use ep={fitting}, or dp={or_(near(dp, ep // gcd(ep, parallel.cp)))}"
         )
+    clip = config.optimizer.clip
+    if ep > 1 and parallel.zero_stage == 0 and clip is not None and clip.by == "layer":
+        yield "optimizer.clip.by: layer needs the experts of all ranks together, as zero_stage=1 has them; use that"
+    if ep > 1 and config.batch.noise_scale is not None:
+        yield (
+            f"batch.noise_scale: with ep={ep} an expert's gradient is of several ranks' micro-batches, and cannot be "
+            "measured for each; use null, or ep=1"
+        )
     if ep > 1 and choose_engine(parallel) == "deepspeed":
         yield (
             f"parallel.ep: DeepSpeed has all experts on each rank here; use ep=1, or engine=native with zero_stage=1 "

@@ -36,7 +36,8 @@ def _qwen(hidden: int, layers: int, heads: int, ffn: int, **rest: Any) -> dict[s
 
 def _qwen3(hidden: int, layers: int, heads: int, ffn: int, **rest: Any) -> dict[str, Any]:
     attention = {"num_kv_heads": 8, "head_dim": 128, "qk_norm": True}
-    return _qwen(hidden, layers, heads, ffn, vocab_size=151936, max_positions=40960, **attention, **rest)
+    sizes = {"vocab_size": 151936, "max_positions": 40960}
+    return _qwen(hidden, layers, heads, ffn, **{**sizes, **attention, **rest})
 
 
 def _gpt(hidden: int, layers: int, heads: int, **rest: Any) -> dict[str, Any]:
@@ -84,6 +85,31 @@ PRESETS: dict[str, Preset] = {
         _qwen3(1024, 28, 16, 3072, tie_embeddings=True),
     ),
     "qwen3-8b": Preset("8.2B: Qwen3 8B (Qwen team 2025)", _qwen3(4096, 36, 32, 12288)),
+    "mixtral-8x7b": Preset(
+        "46.7B, 12.9B a token: Mixtral 8x7B (Jiang et al. 2024)",
+        _llama(
+            4096,
+            32,
+            32,
+            14336,
+            num_kv_heads=8,
+            vocab_size=32000,
+            max_positions=32768,
+            rope={"theta": 1000000.0},
+            moe={"num_experts": 8, "top_k": 2, "aux_loss": 0.02},
+        ),
+    ),
+    "qwen3-30b-a3b": Preset(
+        "30.5B, 3.3B a token: Qwen3-30B-A3B (Qwen team 2025)",
+        _qwen3(
+            2048,
+            48,
+            32,
+            6144,
+            num_kv_heads=4,
+            moe={"num_experts": 128, "top_k": 8, "ffn_hidden_size": 768, "aux_loss": 0.008},
+        ),
+    ),
     "gpt2": Preset("124M: GPT-2 (Radford et al. 2019)", _gpt2(768, 12, 12)),
     "gpt2-xl": Preset("1.6B: GPT-2 XL (Radford et al. 2019)", _gpt2(1600, 48, 25)),
     "neox-160m": Preset(

@@ -118,7 +118,7 @@ def _tensor_parallel(config: Config, model: Architecture) -> Iterator[str]:
             f"parallel.tp: tp={tp} is larger than num_kv_heads={kv_heads}, and {tp // kv_heads} ranks cannot share a "
             f"head of head_dim={model.head_dim} evenly; {use}"
         )
-    if ffn % tp:
+    if ffn % tp and not all(model.sparse_blocks):  # experts have a width of their own
         yield (
             f"parallel.tp: ffn_hidden_size={ffn} is not divisible by tp={tp}; {use}, "
             f"or ffn_hidden_size={or_(near(ffn, tp))}"

@@ -41,22 +41,23 @@ class Footprint:
     """Gradients on their way, weights that are gathered."""
 
 
-def footprint(config: Config, plan: RunPlan, num_parameters: int, state_bytes: int) -> Footprint:
+def footprint(config: Config, plan: RunPlan, num_parameters: int, num_updated: int, state_bytes: int) -> Footprint:
     """What the engine of a config keeps on a rank.
 
     Args:
         num_parameters: of the rank before ZeRO cuts them.
-        state_bytes: of the optimizer's state, before ZeRO cuts it.
+        num_updated: those whose masters ZeRO divides among the replicas: with expert parallelism more.
+        state_bytes: of the optimizer's state of these, before ZeRO cuts it.
     """
     if choose_engine(config.parallel) == "native":
-        return _native(config, plan, num_parameters, state_bytes)
+        return _native(config, plan, num_parameters, num_updated, state_bytes)
     return _deepspeed(config, plan, num_parameters, state_bytes)
 
 
-def _native(config: Config, plan: RunPlan, num_parameters: int, state_bytes: int) -> Footprint:
+def _native(config: Config, plan: RunPlan, num_parameters: int, num_updated: int, state_bytes: int) -> Footprint:
     """Sums of gradients in fp32, and masters where the weights are not."""
     element = ELEMENT_BYTES[config.precision.dtype]
-    masters = num_parameters * FP32_BYTES if element != FP32_BYTES else 0
+    masters = num_updated * FP32_BYTES if element != FP32_BYTES else 0
     wire = ELEMENT_BYTES[config.precision.reduce_dtype or "fp32"]
     return Footprint(
         weights=num_parameters * element,

@@ -61,9 +61,8 @@ class Router(nn.Module):
         self._number = opaque.number_of(self)
 
     def forward(self, x: Tensor, documents: Documents | None = None) -> Routing:
-        wide = torch.promote_types(x.dtype, torch.float32)
-        logits = F.linear(x.to(wide), self.share(self.weight, self.tp).to(wide))
-        scores = logits.softmax(-1) if self.settings.scores == "softmax" else logits.sigmoid()
+        logits = self._logits(x)
+        scores = self._of_logits(logits)
         chosen = choose(scores.detach(), self.bias, self.settings)
         weights = scores.gather(1, chosen)
         if self.settings.normalize:
@@ -74,11 +73,28 @@ class Router(nn.Module):
             weights = self._balance(logits, scores, Routing(chosen, weights), documents)
         return Routing(chosen, weights)
 
+    def scores(self, x: Tensor) -> Tensor:
+        """`[t, e]`: of each expert, for who only looks on."""
+        with torch.no_grad():
+            return self._of_logits(self._logits(x))
+
+    def counted(self, documents: Documents) -> Tensor:
+        """`[t]` bool: which of this rank's tokens count in the loss."""
+        assert documents.loss_weights is not None
+        return self.own(documents.loss_weights, self.tp) > 0
+
+    def _logits(self, x: Tensor) -> Tensor:
+        wide = torch.promote_types(x.dtype, torch.float32)
+        return F.linear(x.to(wide), self.share(self.weight, self.tp).to(wide))
+
+    def _of_logits(self, logits: Tensor) -> Tensor:
+        return logits.softmax(-1) if self.settings.scores == "softmax" else logits.sigmoid()
+
     def _balance(self, logits: Tensor, scores: Tensor, routing: Routing, documents: Documents) -> Tensor:
         """The weights, from which a backward pass begins at the losses beside too, and notes what was chosen."""
         assert documents.loss_weights is not None
         weights, settings = self.own(documents.loss_weights, self.tp), self.settings
-        counted = (weights > 0).unsqueeze(1).expand_as(routing.chosen).float()
+        counted = self.counted(documents).unsqueeze(1).expand_as(routing.chosen).float()
         loss = logits.new_zeros(())
         if settings.aux_loss:
             means = scores if settings.scores == "softmax" else scores / scores.sum(1, keepdim=True)

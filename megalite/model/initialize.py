@@ -82,16 +82,21 @@ class LocalWeight:
         return tensor[self._first_row : self._first_row + rows]
 
 
-def local_weights(stage: HoldsWeights) -> Iterator[LocalWeight]:
-    """The canonical weights that a stage holds, in the table's order; a tied copy of the head comes last."""
-    model, tp, ep = stage.spec.model, stage.spec.tp, stage.spec.ep
-    groups = by_parameter(weight_table(model))
+def stage_weights(stage: HoldsWeights) -> Iterator[tuple[str, list[Weight]]]:
+    """Each parameter of a stage with the canonical weights that it holds on this rank or, being experts', on others, in
+    the table's order; a tied copy of the head comes last."""
+    groups = by_parameter(weight_table(stage.spec.model))
     for name, _ in stage.named_parameters():
-        rows = groups["embedding.weight"] if name == "head.weight" and model.tie_embeddings else groups[name]
+        is_tied = name == "head.weight" and stage.spec.model.tie_embeddings
+        yield name, groups["embedding.weight" if is_tied else name]
+
+
+def local_weights(stage: HoldsWeights) -> Iterator[LocalWeight]:
+    """The canonical weights that a stage holds on this rank, in the same order."""
+    tp, ep = stage.spec.tp, stage.spec.ep
+    for name, rows in stage_weights(stage):
         first_row = 0
-        for row in rows:
-            if not row.is_held(ep.size, ep.rank):
-                continue
+        for row in (row for row in rows if row.is_held(ep.size, ep.rank)):
             yield LocalWeight(row, row.local(tp.size, tp.rank), name, first_row)
             first_row += row.local_shape(tp.size)[0]
 

@@ -27,11 +27,14 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from megalite.architecture.attentions import ATTENTIONS
+from megalite.engine.steps import token_axes
 from megalite.layers.context import whole_stream
 from megalite.layers.documents import Documents
+from megalite.layers.mlp import MLP
 from megalite.model.transformer import Stage
+from megalite.monitor.routers import RouterStatistics
 from megalite.parallel.axes import Axes
-from megalite.parallel.collectives import all_reduce
+from megalite.parallel.collectives import all_reduce, from_all
 
 EXACT_UP_TO = 512
 """Tokens of a sequence of which every query is looked at; of one n times as long, one in n."""
@@ -79,21 +82,23 @@ class Activations:
         self._largest = new(num_blocks)
         self._largest_logit = torch.full_like(self._largest, -torch.inf)
         self._log_z, self._largest_log_z = new(2), new(1)  # sum of squares and number of tokens; largest size
-        self._unit_largest = {index: torch.zeros(width, device=self._device) for index in self._stage.blocks_by_index()}
+        self._unit_largest = {index: torch.zeros(width, device=self._device) for index in self._dense_blocks()}
+        self._routers = RouterStatistics(self._stage.routers, self._device)
 
     @contextmanager
     def _watching(self) -> Iterator[None]:
         """The stage with an eye in each seam; as it was afterwards."""
         hooks: list[RemovableHandle] = []
         seams: list[tuple[nn.Module, str, Callable[..., Any] | None]] = []
+        hooks += self._routers.hooks()
         if self._stage.head is not None and self._axes.tp.rank == 0:  # all tp ranks have the same
             seams.append((self._stage.head, "see_log_z", None))
             self._stage.head.see_log_z = self._see_log_z
         for index, block in self._stage.blocks_by_index().items():
             hooks.append(block.register_forward_hook(partial(self._see_stream, index)))
-            watched: list[tuple[nn.Module, str, Callable[..., Any]]] = [
-                (block.mlp, "activation", partial(self._see_units, index))
-            ]
+            watched = list[tuple[nn.Module, str, Callable[..., Any]]]()
+            if isinstance(block.mlp, MLP):
+                watched.append((block.mlp, "activation", partial(self._see_units, index)))
             if self._has_softmax:
                 watched.append((block.attention, "attend", partial(self._see_attention, index)))
             for module, seam, see in watched:
@@ -106,6 +111,9 @@ class Activations:
                 hook.remove()
             for seen, seam, former in seams:
                 setattr(seen, seam, former)
+
+    def _dense_blocks(self) -> list[int]:
+        return [index for index, block in self._stage.blocks_by_index().items() if isinstance(block.mlp, MLP)]
 
     def _see_stream(self, index: int, block: nn.Module, inputs: Any, stream: Tensor) -> None:
         if not self._stage.spec.sequence_parallel and self._axes.tp.rank:
@@ -184,6 +192,12 @@ class Activations:
             }
         rows = zip(*(column.tolist() for column in columns.values()), strict=True)
         found = {f"blocks.{index}": dict(zip(columns, row, strict=True)) for index, row in enumerate(rows)}
+        for index, is_sparse in enumerate(self._model.sparse_blocks):
+            if is_sparse:
+                del found[f"blocks.{index}"]["dead_units"]
+        for of_stage in from_all(self._routers.collect(token_axes(self._stage, axes)), axes.pp):
+            for layer, numbers in of_stage.items():
+                found[layer] |= numbers
         return {**found, HEAD: self._collect_head()}
 
     def _collect_head(self) -> dict[str, float]:

@@ -9,7 +9,7 @@ import torch
 from megalite.addition import Addition, load, made
 from megalite.config.optimizers import OPTIMIZERS, RULES
 from megalite.config.schema import OptimizerConfig
-from megalite.model.initialize import local_weights
+from megalite.model.initialize import stage_weights
 from megalite.model.transformer import Stage
 from megalite.optim.gradients import GradientChanges
 from megalite.optim.groups import rates_of
@@ -26,6 +26,7 @@ def build_optimizer(
         product_dtype: format of the matrix products of rules.
     """
     names = OPTIMIZERS[optimizer.name].rules
+    weights = [weight for _, rows in stage_weights(stage) for weight in rows]
     return SlicedOptimizer(
         stage.parameters(),
         lr=optimizer.lr,
@@ -34,9 +35,7 @@ def build_optimizer(
         rule_of=partial(rule_of, optimizer=optimizer),
         rates_of=partial(rates_of, optimizer=optimizer, model=stage.spec.model),
         seed=stage.spec.seed,
-        changes=partial(
-            GradientChanges, optimizer, [local.weight for local in local_weights(stage)], seed=stage.spec.seed
-        ),
+        changes=partial(GradientChanges, optimizer, weights, seed=stage.spec.seed),
     )
 
 

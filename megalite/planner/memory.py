@@ -76,22 +76,30 @@ class StageMemory:
 def memory_by_stage(config: Config, plan: RunPlan) -> tuple[StageMemory, ...]:
     """Peak memory of the ranks of every pipeline stage, first to last, in the largest step that the run may have."""
     schedule = pipeline_schedule(config, plan, max(micro_batch_counts(config, plan)))
-    return tuple(
-        _stage_memory(config, plan, stage, num_parameters, schedule.orders[stage])
-        for stage, num_parameters in enumerate(parameters_by_stage(plan))
-    )
+    return tuple(_stage_memory(config, plan, stage, schedule.orders[stage]) for stage in range(plan.pp))
 
 
 def parameters_by_stage(plan: RunPlan) -> tuple[int, ...]:
     """Parameters that one rank of each stage allocates, before ZeRO: exact, from the table of weights."""
-    return _sum_by_stage(plan, lambda weight: prod(weight.local_shape(plan.tp)))
+    return _sum_by_stage(plan, lambda weight: prod(weight.local_shape(plan.tp)) if weight.is_held(plan.ep, 0) else 0)
+
+
+def updated_by_stage(plan: RunPlan) -> tuple[int, ...]:
+    """Parameters whose masters and states the replicas of each stage have together, for one tp rank: where ZeRO divides
+    them those of all experts, else those of a rank's own."""
+    ep = 1 if plan.sharding.optimizer else plan.ep
+    return _sum_by_stage(plan, lambda weight: prod(weight.local_shape(plan.tp)) if weight.is_held(ep, 0) else 0)
 
 
 def state_bytes_by_stage(config: Config, plan: RunPlan) -> tuple[int, ...]:
-    """Bytes of optimizer state that one tp rank of each stage has, before ZeRO cuts them over dp."""
-    return _sum_by_stage(
-        plan, lambda weight: state_bytes(weight, config.optimizer) // (1 if weight.cut is None else plan.tp)
-    )
+    """Bytes of the optimizer state of these."""
+    ep = 1 if plan.sharding.optimizer else plan.ep
+
+    def measure(weight: Weight) -> int:
+        pieces = 1 if weight.cut is None else plan.tp
+        return state_bytes(weight, config.optimizer) // pieces if weight.is_held(ep, 0) else 0
+
+    return _sum_by_stage(plan, measure)
 
 
 def state_bytes_per_parameter(config: Config, plan: RunPlan) -> float:
@@ -132,10 +140,10 @@ def block_activations(config: Config, plan: RunPlan, blocks: Iterable[int], reco
     ]
 
 
-def _stage_memory(
-    config: Config, plan: RunPlan, stage: int, num_parameters: int, order: Sequence[Operation]
-) -> StageMemory:
-    kept = footprint(config, plan, num_parameters, state_bytes_by_stage(config, plan)[stage])
+def _stage_memory(config: Config, plan: RunPlan, stage: int, order: Sequence[Operation]) -> StageMemory:
+    num_parameters = parameters_by_stage(plan)[stage]
+    states = state_bytes_by_stage(config, plan)[stage]
+    kept = footprint(config, plan, num_parameters, updated_by_stage(plan)[stage], states)
     in_blocks, for_a_moment = _activations(config, plan, stage, order)
     is_away = config.train.offload_activations and config.train.device != "cpu"
     two_inputs = 2 * _micro_batch_tokens(config) * ELEMENT_BYTES[config.precision.dtype] * _stream_width(config, plan)
@@ -208,7 +216,7 @@ def _traffic(config: Config, plan: RunPlan, stage: int) -> int:
     leaving = SENDS_UNDER_WAY if cuts and config.train.device == "cpu" else cuts  # gloo's are kept until others follow
     shared = max((_of_others(config, plan, index) for index in plan.blocks_of(stage)), default=0)
     both_ways = edge * (cuts + leaving)  # over each cut, what comes and what goes
-    return collective + tokens * shared + both_ways
+    return collective + tokens * (shared + _sent_to_experts(config, plan, stage)) + both_ways
 
 
 def _of_others(config: Config, plan: RunPlan, index: int) -> int:
@@ -222,6 +230,14 @@ def _of_others(config: Config, plan: RunPlan, index: int) -> int:
     if config.parallel.cp_kind == "allgather":
         return COPIES_OF_OTHERS * plan.cp * keys_and_values
     return COPIES_OF_OTHERS * (a * block.attention.q_width // plan.tp + keys_and_values)
+
+
+def _sent_to_experts(config: Config, plan: RunPlan, stage: int) -> int:
+    """Bytes of a token's copies at the ranks of their experts, in order of arrival and sorted, a block at a time."""
+    if plan.ep == 1 or not any(plan.model.sparse_blocks[index] for index in plan.blocks_of(stage)):
+        return 0
+    assert plan.model.moe is not None
+    return 2 * ELEMENT_BYTES[config.precision.dtype] * plan.model.moe.top_k * plan.model.hidden_size
 
 
 def _micro_batch_tokens(config: Config) -> int:

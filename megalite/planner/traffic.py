@@ -1,4 +1,4 @@
-"""What a rank sends in a step over tensor, context and pipeline parallelism, stage by stage, before anything runs.
+"""What a rank sends in a step over tensor, context, pipeline and expert parallelism, by stage, before anything runs.
 
 Bytes of the residual stream that a ring sends. Left out are the gradients of weights that all tp ranks hold whole
 (norms: some thousand numbers a micro-batch), and the borders of documents that go with the stream. What data
@@ -13,6 +13,7 @@ from megalite.architecture.costs import (
     ELEMENT_BYTES,
     block_sent_bytes,
     context_sent_bytes,
+    dispatch_sent_bytes,
     embedding_sent_bytes,
     head_sent_bytes,
 )
@@ -33,6 +34,8 @@ class StageTraffic:
     less by allgather."""
     pp: int
     """To other stages: streams forward, their gradients back."""
+    ep: int
+    """To the ranks of other experts, where tokens choose all of them as often: tokens, results, and their gradients."""
 
     def to_dict(self) -> dict[str, int]:
         """A JSON-ready form."""
@@ -43,7 +46,7 @@ def traffic_by_stage(config: Config, plan: RunPlan) -> tuple[StageTraffic, ...]:
     """What the ranks of every stage send, first to last."""
     tokens = stream_tokens(config) // plan.cp * plan.grad_accum_steps
     return tuple(
-        StageTraffic(stage, *(round(tokens * sent(config, plan, stage)) for sent in (_tp_bytes, _cp_bytes, _pp_bytes)))
+        StageTraffic(stage, *(round(tokens * measure(config, plan, stage)) for measure in MEASURES))
         for stage in range(plan.pp)
     )
 
@@ -89,7 +92,25 @@ def _cp_bytes(config: Config, plan: RunPlan, stage: int) -> float:
     )
 
 
+def _ep_bytes(config: Config, plan: RunPlan, stage: int) -> float:
+    """Of one token of the rank's own."""
+    return sum(
+        dispatch_sent_bytes(
+            plan.model.blocks[index].feed_forward,
+            plan.model.hidden_size,
+            element_bytes=ELEMENT_BYTES[config.precision.dtype],
+            ep=plan.ep,
+            recompute=config.train.recompute,
+        )
+        for index in plan.blocks_of(stage)
+    )
+
+
 def _pp_bytes(config: Config, plan: RunPlan, stage: int) -> float:
     """Of one token: of each border the stage has the stream to send, or its gradient."""
     width = plan.model.hidden_size / (plan.tp if config.parallel.sequence_parallel else 1)
     return ELEMENT_BYTES[config.precision.dtype] * width * plan.cuts_of(stage)
+
+
+MEASURES = (_tp_bytes, _cp_bytes, _pp_bytes, _ep_bytes)
+"""In the order of the fields of `StageTraffic`."""

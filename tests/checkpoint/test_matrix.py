@@ -73,6 +73,27 @@ LAYOUTS = {
         "pp2-cp2": layout(1, pp=2, cp=2),
     },
 }
+OF_EXPERTS = {
+    1: {"experts": layout(8), "experts-zero3": layout(4, zero_stage=3)},
+    2: {
+        "ep2": layout(dp=2, ep=2),
+        "ep2-zero0": layout(4, dp=2, ep=2, zero_stage=0),
+        "ep2-cp2": layout(cp=2, ep=2),
+        "dp2": layout(1, dp=2),
+        "experts-tp2-sp": layout(tp=2, sequence_parallel=True),
+    },
+    4: {
+        "ep4": layout(dp=4, ep=4),
+        "dp4-ep2": layout(1, dp=4, ep=2),
+        "dp4-ep2-zero0": layout(1, dp=4, ep=2, zero_stage=0),
+        "dp2-ep2-tp2": layout(dp=2, ep=2, tp=2),
+        "dp2-ep2-pp2": layout(1, dp=2, ep=2, pp=2, schedule="zb-v"),
+    },
+}
+"""Layouts of models with experts."""
+
+BIASED = {"num_experts": 4, "top_k": 2, "ffn_hidden_size": 32, "bias_rate": 0.01, "aux_loss": 0.02, "first_dense": 1}
+
 WHEN_TIED = (
     *("zero3", "tp2", "dp2-zero2", "pp2-zero0", "pp2-zero1", "tp2-dp2-zero3", "pp2-tp2-sp", "pp2-dp2", "pp4"),
     *("pp2-zb-v", "pp2-dp2-dualpipe-v"),
@@ -86,6 +107,7 @@ MODELS: dict[str, tuple[dict, tuple[str, ...]]] = {
     "untied": ({}, tuple(name for cases in LAYOUTS.values() for name in cases)),
     "tied": ({"tie_embeddings": True}, WHEN_TIED),
     "one kv head": ({"num_kv_heads": 1}, WITH_SHARED_HEADS),
+    "experts": ({"moe": BIASED}, tuple(name for cases in OF_EXPERTS.values() for name in cases)),
 }
 """Settings of the model, and layouts that are worth trying with it."""
 
@@ -148,7 +170,7 @@ def test_every_layout_keeps_every_bit(tmp_path, model):
     sections = {"model": settings}
     truth = run_ranks(make_reference, 1, tmp_path, sections)[0]
     complaints, names = [], []
-    for size, cases in LAYOUTS.items():
+    for size, cases in (OF_EXPERTS if "moe" in settings else LAYOUTS).items():
         chosen = {name: case for name, case in cases.items() if name in worth_trying}
         curves = run_ranks(load_and_save, size, tmp_path, chosen, sections, timeout_seconds=400)[0]
         names += chosen

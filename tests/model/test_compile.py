@@ -21,9 +21,15 @@ TOLERANCE = 1e-5
 SETTINGS = {"num_kv_heads": 2, "qk_norm": True, "dropout": 0.1}
 
 
-def train_stage(compiled: bool, batches: int, **spec: Any) -> tuple[dict[str, Tensor], int]:
+EXPERTS = {"num_experts": 5, "top_k": 2, "ffn_hidden_size": 16, "aux_loss": 0.1, "z_loss": 0.1, "normalize": False}
+EXPERTS |= {"aux_loss_over": "sequence", "shared_ffn_hidden_size": 8, "shared_gate": True}
+
+
+def train_stage(
+    compiled: bool, batches: int, settings: dict[str, Any] = SETTINGS, **spec: Any
+) -> tuple[dict[str, Tensor], int]:
     """Loss and gradients over some micro-batches, and the bytes that the last one saved for its backward pass."""
-    stage = make_stage(tiny_model(**SETTINGS), dtype=torch.float32, **spec)
+    stage = make_stage(tiny_model(**settings), dtype=torch.float32, **spec)
     if compiled:
         stage.compile_blocks()
     saved: dict[int, int] = {}
@@ -65,6 +71,27 @@ def test_compiled_blocks_equal_eager_ones(tmp_path):
     ((wrong, saved),) = run_ranks(compare_compiled, 1, str(tmp_path), ("none", "selective", "full"))
     assert not wrong, "\n".join(wrong)
     assert saved["full"] < saved["selective"] == saved["none"] < 0.75 * saved["none, eager"], saved
+
+
+def compare_experts(folder: str) -> list[str]:
+    from torch._inductor import config
+
+    config.compile_threads = 1  # no pool of workers
+    torch._dynamo.config.error_on_recompile = True
+    wrong, settings = [], {**SETTINGS, "moe": EXPERTS}
+    with torch._inductor.utils.fresh_cache(dir=folder):
+        for kind in ("none", "full"):
+            eager, _ = train_stage(False, 2, settings, recompute=kind)
+            found, _ = train_stage(True, 2, settings, recompute=kind)
+            bad = {key: difference(found[key], eager[key]) for key in eager}
+            wrong += [f"{kind}: {key} {error:.1e}" for key, error in bad.items() if error > TOLERANCE]
+    return wrong
+
+
+def test_compiled_blocks_with_experts(tmp_path):
+    """Routers, their losses and counts, and products in groups are part of the graph, which is compiled once."""
+    (wrong,) = run_ranks(compare_experts, 1, str(tmp_path))
+    assert not wrong, "\n".join(wrong)
 
 
 def test_compiled_blocks_with_collectives(tmp_path):

@@ -9,6 +9,7 @@ from megalite.config.plan import make_plan
 from megalite.engine.batch_cut import documents_of_batch
 from megalite.engine.build import build_stage
 from megalite.layers.documents import Targets
+from megalite.layers.mlp import MLP
 from megalite.model.initialize import FreshWeights, local_weights
 from megalite.monitor.activations import DEAD, EXACT_UP_TO, Activations, sample_queries
 from megalite.monitor.layers import LayerStatistics, Record
@@ -37,6 +38,20 @@ CASES = {
         {"cp": 2, "cp_kind": "ulysses", "zero_stage": 3},
     ],
     4: [{"pp": 2, "tp": 2, "sequence_parallel": True}, {"dp": 2, "tp": 2, "zero_stage": 3}],
+}
+
+
+CASES_OF_EXPERTS = {
+    1: [{"zero_stage": 0}],
+    2: [
+        {"dp": 2, "ep": 2},
+        {"dp": 2, "ep": 2, "zero_stage": 0},
+        {"dp": 2, "zero_stage": 3},
+        {"tp": 2, "sequence_parallel": True},
+        {"pp": 2},
+        {"cp": 2, "ep": 2},
+    ],
+    4: [{"dp": 2, "ep": 2, "tp": 2}, {"dp": 4, "ep": 2, "zero_stage": 0}],
 }
 
 
@@ -122,7 +137,7 @@ def blocks_of(stage, batch, documents) -> dict[str, dict[str, float]]:
         p = scores.softmax(-1)
         entropy = torch.special.entr(p).sum(-1)
         middle = x + block.attention(block.attention_norm(x), documents)
-        units = block.mlp.activation(block.mlp.expand(block.mlp_norm(middle)))
+        of_mlp = in_mlp(block.mlp, block.mlp_norm(middle), batch.loss_mask)
         x = block(x, documents)
         found[f"blocks.{name}"] = {
             "rms": x.square().mean().sqrt().item(),
@@ -132,9 +147,26 @@ def blocks_of(stage, batch, documents) -> dict[str, dict[str, float]]:
             "attention_entropy": entropy.mean().item(),
             "attention_entropy_min": entropy.mean(1).min().item(),
             "attention_logit_max": scores.max().item(),
-            "dead_units": (units.abs().amax(0) < DEAD * units.square().mean().sqrt()).float().mean().item(),
+            **of_mlp,
         }
     return found
+
+
+def in_mlp(mlp, x, counted) -> dict[str, float]:
+    """Of units, or of experts."""
+    if isinstance(mlp, MLP):
+        units = mlp.activation(mlp.expand(x))
+        return {"dead_units": (units.abs().amax(0) < DEAD * units.square().mean().sqrt()).float().mean().item()}
+    scores = (x[counted] @ mlp.router.weight.t()).softmax(-1)
+    counts = torch.bincount(scores.topk(2).indices.flatten(), minlength=4).double()
+    shares = counts / counts.sum()
+    return {
+        "load_max": (counts.max() / counts.mean()).item(),
+        "load_min": (counts.min() / counts.mean()).item(),
+        "load_entropy": (torch.special.entr(shares).sum() / torch.tensor(4.0).log()).item(),
+        "dead_experts": (counts == 0).double().mean().item(),
+        "router_entropy": (torch.special.entr(scores).sum(-1).mean() / torch.tensor(4.0).log()).item(),
+    }
 
 
 @torch.no_grad()
@@ -204,6 +236,7 @@ def test_a_plugins_attention_has_no_softmax():
 
 MODELS = {
     "llama": {"num_kv_heads": 2, "z_loss": 1e-3},
+    "experts": {"moe": {"num_experts": 4, "top_k": 2, "ffn_hidden_size": 32, "every": 2}},
     "gpt": {"norm": "layernorm", "activation": "gelu", "bias": "all", "positions": "learned", "tie_embeddings": True},
 }
 
@@ -215,9 +248,10 @@ def test_every_layout_shows_the_truth(world_size, name):
     without sequence parallelism and under pp: the numbers of plain formulas in one process."""
     if (world_size, name) == (4, "gpt"):
         pytest.skip("the other model covers four ranks")
+    cases = CASES_OF_EXPERTS[world_size] if name == "experts" else CASES[world_size]
     (wanted,) = run_ranks(truth, 1, MODELS[name])
-    for rank, records in enumerate(run_ranks(looks, world_size, CASES[world_size], MODELS[name])):
-        for case, record in zip(CASES[world_size], records, strict=True):
+    for rank, records in enumerate(run_ranks(looks, world_size, cases, MODELS[name])):
+        for case, record in zip(cases, records, strict=True):
             where = f"{case} rank {rank}"
             assert record["weights"].keys() == wanted["weights"].keys(), where
             for weight, values in wanted["weights"].items():

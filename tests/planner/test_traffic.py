@@ -12,6 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from megalite.config.plan import make_plan
+from megalite.layers import dispatch
 from megalite.planner.traffic import traffic_by_stage
 from tests.kit.spawn import run_ranks
 from tests.kit.train import start_rank, tiny_config
@@ -134,6 +135,46 @@ def test_context_parallel_bytes():
         config = tiny_config(**sections)
         (planned,) = traffic_by_stage(config, make_plan(config, 2))
         assert (found[name], planned.tp) == (planned.cp, 0), name
+
+
+EXPERTS = {"num_experts": 4, "top_k": 4, "ffn_hidden_size": 16}
+"""All are chosen by all, which is even."""
+
+EXPERT_CASES: dict[str, dict[str, Any]] = {
+    f"{recompute}, every {every}": {
+        "parallel": {"dp": 2, "ep": 2, "zero_stage": 0},
+        "train": {"recompute": recompute},
+        "model": {"moe": {**EXPERTS, "every": every}},
+    }
+    for recompute in RECOMPUTATIONS
+    for every in (1, 2)
+}
+
+
+def _count_sent_to_experts() -> dict[str, int]:
+    """Bytes that this rank of two sends to the other's experts, and gets back, in a step, by case."""
+    found = {}
+    for name, sections in EXPERT_CASES.items():
+        rank, sent = start_rank(tiny_config(**sections)), [0]
+        send = dispatch._send
+
+        def counted(x: torch.Tensor, out: Any, back: Any, axis: Any, send: Any = send, sent: Any = sent) -> Any:
+            sent[0] += sum(out[:1] if axis.rank else out[1:]) * x.shape[1] * x.element_size()
+            return send(x, out, back, axis)
+
+        with mock.patch.object(dispatch, "_send", counted):
+            rank.train(0, 1)
+        found[name] = sent[0]
+    return found
+
+
+def test_bytes_to_experts():
+    """To the byte."""
+    found = run_ranks(_count_sent_to_experts, 2)[0]
+    for name, sections in EXPERT_CASES.items():
+        config = tiny_config(**sections)
+        (planned,) = traffic_by_stage(config, make_plan(config, 2))
+        assert found[name] == planned.ep, name
 
 
 def _ring_case(recompute: str) -> Any:

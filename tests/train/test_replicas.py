@@ -64,6 +64,9 @@ CASES = {
     "tp 2": ({"tp": 2}, NORM, True),
     "tp 2, a cut weight": ({"tp": 2}, "blocks.0.mlp.down.weight", False),
     "tp 2, ZeRO-3": ({"tp": 2, "zero_stage": 3}, NORM, True),
+    "ep 2, an expert": ({"dp": 2, "ep": 2}, "blocks.1.mlp.experts.down", False),
+    "ep 2, a router": ({"dp": 2, "ep": 2}, "blocks.1.mlp.router.weight", True),
+    "dp 2, an expert": ({"dp": 2, "zero_stage": 0}, "blocks.1.mlp.experts.gate_up", True),
     "pp 2, tied": ({"pp": 2}, "head.weight", True),
     "pp 2, a stage's own": ({"pp": 2}, "final_norm.weight", False),
 }
@@ -75,7 +78,8 @@ def nudge(names: list[str]) -> list[tuple[list[Drift], list[Drift]]]:
     seen = []
     for name in names:
         parallel, weight, _ = CASES[name]
-        rank = start_rank(tiny_config(parallel=parallel, model={"tie_embeddings": "tied" in name}))
+        experts = {"moe": {"num_experts": 4}} if ".experts." in weight or ".router." in weight else {}
+        rank = start_rank(tiny_config(parallel=parallel, model={"tie_embeddings": "tied" in name, **experts}))
         rank.train(0, 1)
         replicas = Replicas(rank.engine, rank.axes)
         before = replicas.find_drift()
@@ -157,3 +161,18 @@ def test_a_check_without_copies_is_refused():
         with pytest.raises(ConfigError, match=r"check_replicas_every: found 10, .* no weight is held by two ranks"):
             validate(config, parallel.get("dp", 1))
     validate(tiny_config(parallel={"tp": 2}, health=health), 2)
+
+
+def nudge_an_expert_of_four() -> list[Drift]:
+    model = {"moe": {"num_experts": 4}}
+    rank = start_rank(tiny_config(parallel={"dp": 4, "ep": 2}, model=model))
+    if dist.get_rank() == 3:
+        dict(rank.engine.stage.named_parameters())["blocks.0.mlp.experts.down"].data.view(-1)[3] += 1e-3
+    found = Replicas(rank.engine, rank.axes).find_drift()
+    rank.engine.close()
+    return found
+
+
+def test_experts_are_compared_with_those_that_are_the_same():
+    """dp 4, ep 2, an expert nudged on rank 3: rank 1 has the same experts, and ranks 0 and 2 have others."""
+    assert run_ranks(nudge_an_expert_of_four, 4) == [[Drift("blocks.0.mlp.experts.down", (1, 3), (1, 3))]] * 4
