@@ -49,6 +49,12 @@ WRONG = {
     },
     "data_memory": {"--mb 25,0": POSITIVE, "--out nowhere/x": NO_FOLDER, "--work file": "file is no folder"},
     "data_scale": {"--tb x": POSITIVE, "--nodes 0": WHOLE, "--rates nowhere": NO_FILE, "--disk-gbs 0": POSITIVE},
+    "experts": {
+        "--only megalight": "found 'megalight', there are megalite, ",
+        "--experts 2 --top-k 3": "--top-k: found 3, of 2 experts",
+        "--rounds 0": WHOLE,
+        "--out nowhere/x": NO_FOLDER,
+    },
     "export": {"--folder nowhere": NO_FOLDER, "--json nowhere/x": NO_FOLDER, "--rounds 0": WHOLE},
     "fp8_loss": {
         "--layouts tp2,dp": "found 'dp', there are tp2, ",

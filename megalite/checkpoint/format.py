@@ -286,6 +286,8 @@ def stored_model(folder: Path, manifest: Manifest) -> Architecture:
     except ValidationError as error:
         raise CheckpointError(f"{folder}: its model is none that is known here: {explain(error)}") from error
     missing = [name for name in FILLED if getattr(model, name) is None]
+    if model.moe is not None and model.moe.ffn_hidden_size is None:
+        missing.append("moe.ffn_hidden_size")
     if missing:
         raise CheckpointError(f"{folder}: its model has no {', '.join(missing)}; use an older checkpoint of the run")
     return Architecture(**{name: getattr(model, name) for name in Architecture.model_fields})

@@ -31,8 +31,7 @@ def precision_parts(engine: Engine, axes: Axes) -> Iterator[Part]:
 
 def load_state(engine: Engine, reader: CheckpointReader | None) -> list[str]:
     """Let a stage take up what a checkpoint has for it, or begin anew without one; returns what was not there."""
-    device = next(iter(engine.stage.parameters())).device
-    engine.stage.routers.load(lambda name: _read(reader, name), device)
+    engine.stage.routers.load(lambda name: _read(reader, name))
     return engine.stage.precision.load(lambda name: _read(reader, name))
 
 

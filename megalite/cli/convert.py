@@ -102,6 +102,31 @@ def from_hf(
     _print_notes(done.notes)
 
 
+@app.command("upcycle")
+def upcycle(
+    checkpoint: Annotated[Path, typer.Argument(help="A step-… folder, or a run's folder for its newest checkpoint.")],
+    out: Annotated[
+        Path, typer.Argument(callback=named, help="Folder to make; training starts from it with train.init_from=OUT.")
+    ],
+    experts: Annotated[int, typer.Option(min=1, help="Experts of a block, each a copy of its MLP.")] = 8,
+    top_k: Annotated[int, typer.Option(min=1, help="Experts that a token goes to.")] = 2,
+    first_dense: Annotated[int, typer.Option(min=0, help="Blocks from the first on that stay dense.")] = 0,
+    every: Annotated[int, typer.Option(min=1, help="Of the others each so-manieth gets experts.")] = 1,
+    seed: Annotated[int, typer.Option(help="Of the fresh routers.")] = 0,
+    overwrite: Overwrite = False,
+) -> None:
+    """Give the blocks of a dense checkpoint experts, each a copy of the MLP: the new model computes what the old one
+    did, and has room to learn."""
+    from megalite.checkpoint.hf import upcycle as work
+
+    settings = {"num_experts": experts, "top_k": top_k, "first_dense": first_dense, "every": every}
+    with _working(out):
+        done = work.upcycle(checkpoint, out, settings, seed=seed, overwrite=overwrite)
+    typer.echo(f"{done.origin} -> {done.checkpoint}")
+    typer.echo(f"  {done.num_parameters:,} parameters, of which a token meets {done.num_active:,}; fp32, no moments")
+    typer.echo(f"  its model section is in {done.checkpoint / 'config.yaml'}")
+
+
 @contextmanager
 def _working(out: Path) -> Iterator[Callable[[str], None]]:
     """A sign of life on a terminal, which says what is being done; nothing in a log."""

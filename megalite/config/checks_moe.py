@@ -18,6 +18,7 @@ def check_moe(config: Config, model: Architecture, world_size: int) -> Iterator[
     moe = model.moe
     if moe is None:
         yield from unused(config.parallel, ("ep",), "parallel", "moe=null")
+        yield from unused(config.health, ("experts",), "health", "model.moe=null")
         return
     yield from _expert_parallel(config, moe, world_size)
     tp = config.parallel.tp
@@ -30,6 +31,11 @@ def check_moe(config: Config, model: Architecture, world_size: int) -> Iterator[
                 f"model.moe.{name}: {width} is not divisible by tp={tp}; use {or_(near(width, tp))}, or "
                 f"tp={or_(divisors(width))}"
             )
+    if moe.top_k == 1 and moe.normalize:
+        yield (
+            "model.moe.normalize: with top_k=1 a token's weight is always 1, and its router learns nothing from the "
+            "loss; use false"
+        )
     if config.train.mlp_chunk_tokens is not None:
         yield "train.mlp_chunk_tokens: experts have their tokens all at once; use null, or a model without experts"
     if config.precision.fp8 is not None:

@@ -67,7 +67,9 @@ def build_stage(
         offload=config.train.offload_activations,
         seed=config.run.seed,
     )
-    return Stage(spec, source).to(device)
+    stage = Stage(spec, source).to(device)
+    stage.routers.to(device)
+    return stage
 
 
 def choose_precision(config: Config, plan: RunPlan, axes: Axes, device: torch.device) -> Precision:

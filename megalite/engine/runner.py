@@ -122,7 +122,7 @@ class ProgramRunner:
     def _forward(self, step: _Step, operation: Operation) -> None:
         _, chunk, micro_batch = operation
         batch = step.batches[micro_batch]
-        documents = step.documents.pop(micro_batch, None) or self._documents(batch, step.scale)
+        documents = step.documents.pop(micro_batch, None) or _documents(batch, step.scale)
         if chunk < self._last:
             step.documents[micro_batch] = documents  # with its rotations, which chunks share
         x = batch.tokens if chunk == 0 else self._take(step, (True, chunk - 1, micro_batch))
@@ -139,12 +139,6 @@ class ProgramRunner:
             step.streams[True, chunk, micro_batch] = y.detach()
         if torch.is_grad_enabled():
             step.kept[chunk, micro_batch] = x, y if targets is not None else get_gradient_edge(y)
-
-    def _documents(self, batch: Batch, scale: Tensor | float) -> Documents:
-        documents = documents_of_batch(batch)
-        if self._stage.routers.by_name:
-            documents.loss_weights = batch.loss_mask.to(torch.float32) * scale
-        return documents
 
     def _backward(self, step: _Step, operation: Operation) -> None:
         _, chunk, micro_batch = operation
@@ -205,3 +199,10 @@ class ProgramRunner:
         """By which gloo tells messages apart; NCCL goes by their order, which the program has proven right."""
         is_forward, chunk, micro_batch = made
         return 2 * (micro_batch * self._num_chunks + chunk) + is_forward
+
+
+def _documents(batch: Batch, scale: Tensor | float) -> Documents:
+    """Of a micro-batch whose valid tokens weigh so much in the loss."""
+    documents = documents_of_batch(batch)
+    documents.loss_weights = batch.loss_mask.to(torch.float32) * scale
+    return documents

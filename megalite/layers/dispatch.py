@@ -5,8 +5,9 @@
     put in order of the rank's own experts         a a a b b              their products are made
     and the same way back
 
-How many rows go where every rank learns first, which is the one thing that is waited for. Whether a rank gets any or
-none, it does the same.
+How many rows go where every rank learns first, which is waited for. The rows travel while the shared MLP is at work,
+and so do their gradients in the backward pass: what begins a message is older than the shared MLP's graph there, and
+what ends it is younger. Whether a rank gets any rows or none, it does the same.
 
 Legend: n rows of this rank, m rows for its experts, h hidden size, e experts, r ranks.
 """
@@ -14,7 +15,7 @@ Legend: n rows of this rank, m rows for its experts, h hidden size, e experts, r
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -22,27 +23,36 @@ from torch import Tensor
 
 from megalite.parallel.axes import Axis
 
+Made = TypeVar("Made")
+
 
 @torch.compiler.disable
-def at_their_experts(experts: Callable[[Tensor, Tensor], Tensor], x: Tensor, sizes: Tensor, ep: Axis) -> Tensor:
+def at_their_experts(
+    experts: Callable[[Tensor, Tensor], Tensor], x: Tensor, sizes: Tensor, ep: Axis, meanwhile: Callable[[], Made]
+) -> tuple[Tensor, Made]:
     """What experts make of rows, wherever they are: `[n, h]` -> `[n, h]`. Collective.
 
     Args:
         experts: this rank's; given rows in their order `[m, h]`, and how many are each one's `[e / r]`.
         x: in order of the experts, the first rank's first.
         sizes: `[e]` int64, rows of each expert.
+        meanwhile: is done while rows travel, and its result is returned too.
     """
     mine = torch.empty_like(sizes)
     dist.all_to_all_single(mine, sizes, group=ep.group)
     mine = mine.unflatten(0, (ep.size, -1))
     sent, received = torch.stack((sizes.unflatten(0, (ep.size, -1)).sum(1), mine.sum(1))).tolist()
-    arrived = _Sent.apply(x, sent, received, ep)
-    num_experts = mine.shape[1]
-    of_rows = torch.arange(num_experts, device=x.device).repeat(ep.size).repeat_interleave(mine.flatten())
-    order = of_rows.argsort(stable=True)
+    there = Message(sent, received, ep)
+    arriving = Begun.apply(x, there)
+    made = meanwhile()
+    arrived = Ended.apply(arriving, there)
+    rows = torch.arange(arrived.shape[0], device=x.device)
+    runs = torch.searchsorted(mine.flatten().cumsum(0), rows, right=True)  # each rank's rows of each expert
+    order = (runs % mine.shape[1]).argsort(stable=True)
     inverse = order.argsort()
     y = experts(Permuted.apply(arrived, order, inverse), mine.sum(0))
-    return _Sent.apply(Permuted.apply(y, inverse, order), received, sent, ep)
+    back = Message(received, sent, ep)
+    return Ended.apply(Begun.apply(Permuted.apply(y, inverse, order), back), back), made
 
 
 class Permuted(torch.autograd.Function):
@@ -59,20 +69,56 @@ class Permuted(torch.autograd.Function):
         return grad.index_select(0, inverse), None, None
 
 
-class _Sent(torch.autograd.Function):
-    """Rows to other ranks, so many to each, and theirs."""
+class Message:
+    """Rows to other ranks, so many to each, and theirs; one way at a time."""
+
+    def __init__(self, sent: Sequence[int], received: Sequence[int], axis: Axis):
+        self._sent, self._received, self._axis = list(sent), list(received), axis
+        self._under_way: tuple[dist.Work | None, Tensor, Tensor] | None = None
+
+    def begin(self, x: Tensor, *, is_back: bool = False) -> Tensor:
+        """Begin to send rows, or to send gradients back; what will have come when it is ended."""
+        sent, received = (self._received, self._sent) if is_back else (self._sent, self._received)
+        x = x.contiguous()
+        arriving = x.new_empty(sum(received), *x.shape[1:])
+        work = dist.all_to_all_single(arriving, x, received, sent, group=self._axis.group, async_op=True)
+        self._under_way = work, x, arriving  # x must not be written over until it has gone
+        return arriving
+
+    def end(self) -> Tensor:
+        """What has come, all of it."""
+        assert self._under_way is not None, "it has begun"
+        work, _, arrived = self._under_way
+        if work is not None:
+            work.wait()
+        self._under_way = None
+        return arrived
+
+
+class Begun(torch.autograd.Function):
+    """Begins a message; its backward pass ends the one back."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, sent: Sequence[int], received: Sequence[int], axis: Axis) -> Tensor:
-        ctx.way_back = received, sent, axis
-        return _send(x, sent, received, axis)
+    def forward(ctx: Any, x: Tensor, message: Message) -> Tensor:
+        ctx.message = message
+        return message.begin(x)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
-        return _send(grad, *ctx.way_back), None, None, None
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        return ctx.message.end(), None
 
 
-def _send(x: Tensor, sent: Sequence[int], received: Sequence[int], axis: Axis) -> Tensor:
-    arrived = x.new_empty(sum(received), *x.shape[1:])
-    dist.all_to_all_single(arrived, x.contiguous(), list(received), list(sent), group=axis.group)
-    return arrived
+class Ended(torch.autograd.Function):
+    """Ends a message; its backward pass begins the one back, which brings more rows or fewer than autograd may be given
+    here: it gets zeros that take no memory."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, message: Message) -> Tensor:
+        ctx.message = message
+        message.end()
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        ctx.message.begin(grad, is_back=True)
+        return grad.new_zeros(()).expand_as(grad), None

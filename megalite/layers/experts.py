@@ -18,6 +18,7 @@ chance decides.
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -99,14 +100,11 @@ class SparseMLP(nn.Module):
     def forward(self, x: Tensor, documents: Documents | None = None) -> Tensor:
         routing = self._of_all_rows(self.router(x, documents))
         x = self.enter(x, self.tp)
-        y = self.mix(x, routing)
-        if self.shared is not None:
-            beside = self.shared(x)
-            y = y + (beside if self.shared_gate is None else self.shared_gate(x) * beside)
-        return self.leave(y, self.tp)
+        y, beside = self.mix(x, routing)
+        return self.leave(y if beside is None else y + beside, self.tp)
 
-    def mix(self, x: Tensor, routing: Routing) -> Tensor:
-        """What each token's experts put out, weighed: `[t, h]`."""
+    def mix(self, x: Tensor, routing: Routing) -> tuple[Tensor, Tensor | None]:
+        """What each token's experts put out, weighed, `[t, h]`, and what the shared MLP does."""
         top_k = routing.chosen.shape[1]
         flat = routing.chosen.flatten()
         order = flat.argsort(stable=True)
@@ -115,9 +113,20 @@ class SparseMLP(nn.Module):
         sizes = torch.zeros(self.router.settings.num_experts, dtype=flat.dtype, device=flat.device)
         sizes = sizes.index_add(0, flat, ones)
         copies = _SortedCopies.apply(x, order, inverse, top_k)
-        y = self.experts(copies, sizes) if self.ep.size == 1 else at_their_experts(self.experts, copies, sizes, self.ep)
+        shared = partial(self._beside, x)
+        if self.ep.size == 1:
+            y, beside = self.experts(copies, sizes), shared()
+        else:
+            y, beside = at_their_experts(self.experts, copies, sizes, self.ep, shared)
         by_token = Permuted.apply(y, inverse, order).unflatten(0, (-1, top_k))
-        return (by_token * routing.weights.to(y.dtype).unsqueeze(2)).sum(1)
+        return (by_token * routing.weights.to(y.dtype).unsqueeze(2)).sum(1), beside
+
+    def _beside(self, x: Tensor) -> Tensor | None:
+        """What all tokens go through."""
+        if self.shared is None:
+            return None
+        y = self.shared(x)
+        return y if self.shared_gate is None else self.shared_gate(x) * y
 
     def _of_all_rows(self, routing: Routing) -> Routing:
         """Where the tokens go that this rank's parts of the experts work on. Each rank has a part of the gradients of

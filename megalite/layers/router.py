@@ -63,7 +63,8 @@ class Router(nn.Module):
     def forward(self, x: Tensor, documents: Documents | None = None) -> Routing:
         logits = self._logits(x)
         scores = self._of_logits(logits)
-        chosen = choose(scores.detach(), self.bias, self.settings)
+        bias = None if self.bias is None else self.bias.to(scores.device)
+        chosen = choose(scores.detach(), bias, self.settings)
         weights = scores.gather(1, chosen)
         if self.settings.normalize:
             weights = weights / weights.sum(1, keepdim=True)
@@ -108,8 +109,8 @@ class Router(nn.Module):
         """`[t or 1, e]`: N f of the balancing loss, of the tokens that a token is counted with. 1 where even."""
         num_experts = self.settings.num_experts
         if self.settings.aux_loss_over == "global_batch":
-            counts = torch.ones(1, num_experts) if self.loads is None else self.loads.unsqueeze(0)
-            return _even_is_one(counts.to(chosen.device))
+            even = torch.ones(num_experts, device=chosen.device)
+            return _even_is_one((even if self.loads is None else self.loads).unsqueeze(0))
         places, num_units = None, 1
         if self.settings.aux_loss_over == "sequence":
             places, num_units = self.own(documents.sequences, self.tp), documents.num_sequences

@@ -34,6 +34,13 @@ class Routers:
             if router.settings.bias_rate is not None:
                 router.bias = torch.zeros(router.settings.num_experts)
 
+    def to(self, device: torch.device) -> None:
+        """Bring all of it to a device."""
+        for router in self.by_name.values():
+            router.noted = router.noted.to(device)
+            router.bias = None if router.bias is None else router.bias.to(device)
+            router.loads = None if router.loads is None else router.loads.to(device)
+
     def end_step(self, axes: Iterable[Axis]) -> None:
         """All backward passes of a step are over: biases move, and the step's loads are known. Nothing waits for it.
         Collective over the axes, whose ranks have had other tokens."""
@@ -48,7 +55,15 @@ class Routers:
             router.loads = noted.float()
             if router.bias is not None and router.settings.bias_rate:
                 excess = torch.sign(noted - noted.mean()).float()
-                router.bias = router.bias.to(excess.device) - router.settings.bias_rate * excess
+                router.bias = router.bias - router.settings.bias_rate * excess
+
+    def loads(self) -> dict[str, list[float]]:
+        """By block, how often each expert was chosen in the last step; empty before the first. Waits for the device."""
+        return {
+            name.removesuffix(".mlp.router"): router.loads.tolist()
+            for name, router in self.by_name.items()
+            if router.loads is not None
+        }
 
     def state(self) -> dict[str, Tensor]:
         """What a resumed run needs to go on exactly: fp32, by names that no layout changes."""
@@ -58,9 +73,10 @@ class Routers:
             found |= {f"{LOADS}/{name}": router.loads} if router.loads is not None else {}
         return found
 
-    def load(self, read: ReadState, device: torch.device) -> None:
+    def load(self, read: ReadState) -> None:
         """Take up saved state, in place of what there is; what is not there begins anew."""
         for name, router in self.by_name.items():
+            device = router.noted.device
             loads = read(f"{LOADS}/{name}")
             router.loads = None if loads is None else loads.to(device)
             if router.bias is not None:

@@ -65,7 +65,7 @@ def load_figures(counts: list[float]) -> dict[str, float]:
     total, size = sum(counts), len(counts)
     mean = total / size if total else 1.0
     shares = [count / total for count in counts if count]
-    entropy = -sum(share * log(share) for share in shares)
+    entropy = sum(share * -log(share) for share in shares)
     return {
         "load_max": max(counts) / mean,
         "load_min": min(counts) / mean,

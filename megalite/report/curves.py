@@ -52,6 +52,9 @@ MEASURES = {
     "seconds": Measure("Time of a step", "s"),
     "memory_bytes": Measure("Peak memory of the first rank", "GB", factor=1e-9),
     "num_tokens": Measure("Tokens of a step"),
+    "expert_load_max": Measure("Tokens of the fullest expert, over the mean, in the worst block"),
+    "expert_load_entropy": Measure("Entropy of the experts' loads, over that of even ones, in the worst block"),
+    "dead_experts": Measure("Experts without tokens, in the worst block", "%", factor=100.0),
 }
 """In the order of their charts; numbers that are not here come after them under their own names."""
 
@@ -68,6 +71,7 @@ SEVERITY = {
     "damaged_checkpoint": "bad",
     "drift": "bad",
     "unstable": "bad",
+    "router_collapsed": "bad",
     "mixture": "plain",
     "batch_grown": "plain",
     "stop": "plain",

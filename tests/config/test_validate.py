@@ -99,6 +99,12 @@ CONFLICTS = {
         1,
         "model.moe.top_k: a token cannot go to 5 of num_experts=4; use 4 or less",
     ),
+    "one expert of weight 1": (
+        config(model={"moe": {"top_k": 1}}),
+        1,
+        "model.moe.normalize: with top_k=1 a token's weight is always 1, and its router learns nothing from the loss; "
+        "use false",
+    ),
     "no sparse block": (
         config(model={"num_layers": 2, "moe": {"first_dense": 2}}),
         1,

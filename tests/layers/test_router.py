@@ -77,9 +77,9 @@ def test_biases_move_towards_a_balance():
     state = routers.state()
     assert state.keys() == {"router_bias/blocks.3.mlp.router", "router_loads/blocks.3.mlp.router"}
     others, _ = made({"num_experts": 4, "top_k": 1, "bias_rate": 0.25})
-    others.load(state.get, torch.device("cpu"))
+    others.load(state.get)
     assert all(torch.equal(others.state()[name], tensor) for name, tensor in state.items())
-    others.load(lambda name: None, torch.device("cpu"))
+    others.load(lambda name: None)
     assert others.state()["router_bias/blocks.3.mlp.router"].tolist() == [0.0] * 4
     assert "router_loads/blocks.3.mlp.router" not in others.state()
     del blocks

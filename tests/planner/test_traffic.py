@@ -156,13 +156,16 @@ def _count_sent_to_experts() -> dict[str, int]:
     found = {}
     for name, sections in EXPERT_CASES.items():
         rank, sent = start_rank(tiny_config(**sections)), [0]
-        send = dispatch._send
+        begin = dispatch.Message.begin
 
-        def counted(x: torch.Tensor, out: Any, back: Any, axis: Any, send: Any = send, sent: Any = sent) -> Any:
-            sent[0] += sum(out[:1] if axis.rank else out[1:]) * x.shape[1] * x.element_size()
-            return send(x, out, back, axis)
+        def counted(
+            message: dispatch.Message, x: torch.Tensor, *, is_back: bool = False, begin: Any = begin, sent: Any = sent
+        ) -> torch.Tensor:
+            others = [size for to, size in enumerate(message._received if is_back else message._sent) if to]
+            sent[0] += sum(others) * x.shape[1] * x.element_size()
+            return begin(message, x, is_back=is_back)
 
-        with mock.patch.object(dispatch, "_send", counted):
+        with mock.patch.object(dispatch.Message, "begin", counted):
             rank.train(0, 1)
         found[name] = sent[0]
     return found

@@ -18,7 +18,25 @@ def register_kernels() -> torch.library.Library:
     library.impl("_flash_attention_forward", _flash_forward, "CUDA")
     library.impl("_flash_attention_backward", _flash_backward, "CUDA")
     library.impl("_scaled_mm", _scaled_mm, "CUDA")
+    library.impl("_grouped_mm", _grouped_mm, "CUDA")
     return library
+
+
+def _grouped_mm(x: Tensor, matrices: Tensor, offs: Tensor, *_: Any, **__: Any) -> Tensor:
+    """`[n, k]` by `[g, k, m]`, a matrix for each run of rows; or `[m, n]` by `[n, k]`, a matrix of each run."""
+    assert x.dtype == matrices.dtype == torch.bfloat16, (x.dtype, matrices.dtype)
+    assert offs.dtype == torch.int32
+    for operand in (x, matrices):
+        assert 1 in operand.stride()[-2:], "one of the last two dims must be contiguous"
+        assert all(stride * operand.element_size() % 16 == 0 for stride in operand.stride() if stride > 1)
+    left, right, ends = _host(x, matrices, offs)
+    spans = list(itertools.pairwise([0, *ends.tolist()]))
+    left, right = left.float(), right.float()
+    if right.dim() == 3:
+        made = torch.cat([left[slice(*span)] @ right[group] for group, span in enumerate(spans)])
+    else:
+        made = torch.stack([left[:, slice(*span)] @ right[slice(*span)] for span in spans])
+    return _device(made.to(torch.bfloat16), x)
 
 
 def _host(*tensors: Tensor) -> list[Tensor]:

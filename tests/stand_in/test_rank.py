@@ -26,6 +26,8 @@ JOB_SECONDS = 300
 COMMON = ("train.device=cuda", "precision.dtype=bf16", "batch.global_batch_size=8", "checkpoint.every=3")
 """Four micro-batches a step on one rank and under a pipeline, two on each of two."""
 
+EXPERTS = "model.moe={num_experts: 4, top_k: 2, ffn_hidden_size: 16, aux_loss: 0.01, bias_rate: 0.001}"
+
 ALONE = {
     "zero1": ("parallel.tp=1", "parallel.zero_stage=1"),
     "zero2": ("parallel.tp=1", "parallel.zero_stage=2"),
@@ -37,6 +39,8 @@ ALONE = {
     "offload": (
         *("parallel.tp=1", "train.recompute=full", "train.offload_activations=true", "train.mlp_chunk_tokens=16"),
     ),
+    "experts": ("parallel.tp=1", EXPERTS),
+    "experts-fp32": ("parallel.tp=1", EXPERTS, "precision.dtype=fp32", "run.deterministic=true"),
     "fp8-zero1": ("parallel.tp=1", "precision.fp8={backend: scaled_mm}", "parallel.zero_stage=1"),
     "fp8-zero2": ("parallel.tp=1", "precision.fp8={backend: scaled_mm, recipe: delayed}", "parallel.zero_stage=2"),
     "fp8-zero3": ("parallel.tp=1", "precision.fp8={backend: scaled_mm, recipe: rowwise}", "parallel.zero_stage=3"),
@@ -47,6 +51,7 @@ TOGETHER = {
     "cp2": ("parallel.tp=1", "parallel.cp=2"),
     "cp2-ulysses": ("parallel.tp=1", "parallel.cp=2", "parallel.cp_kind=ulysses"),
     "cp2-ring": ("parallel.tp=1", "parallel.cp=2", "parallel.cp_kind=ring"),
+    "experts-ep2": ("parallel.tp=1", "parallel.ep=2", EXPERTS),
     "dp2-zero1": ("parallel.tp=1",),
     "dp2-zero2": ("parallel.tp=1", "parallel.zero_stage=2"),
     "dp2-zero3": ("parallel.tp=1", "parallel.zero_stage=3"),
@@ -59,6 +64,9 @@ PLAIN_STEPS = (1, 4)
 
 SYNCS_A_STEP = 1
 """The loss, norm, tokens and what ranks were asked, at once."""
+
+OF_EXPERTS = {"experts-ep2": 4}
+"""In each of two blocks two micro-batches learn how many rows come from other ranks."""
 
 WITHOUT_GPU = "the way of a machine without a GPU, where all other tests run"
 
@@ -145,10 +153,15 @@ def _start(folder: Path, job: dict[str, Any]) -> None:
 @pytest.mark.parametrize("name", [*ALONE, *TOGETHER])
 def test_a_step_waits_for_the_device_once(runs, name: str):
     """More micro-batches than that pass by, so none of them is waited for."""
+    if name == "experts-fp32":
+        pytest.skip("products in groups have a kernel in bf16 alone; a loop waits for the groups' sizes")
     for answer in runs[name][1]:
         counts = answer["syncs_by_step"]
         found = [counts[step] - counts[step - 1] for step in PLAIN_STEPS]
-        assert max(found) <= SYNCS_A_STEP, (found, sorted(answer["syncs"], key=lambda each: -each[2])[:12])
+        assert max(found) <= SYNCS_A_STEP + OF_EXPERTS.get(name, 0), (
+            found,
+            sorted(answer["syncs"], key=lambda each: -each[2])[:12],
+        )
 
 
 @pytest.mark.parametrize("name", TOGETHER)
@@ -192,4 +205,5 @@ def losses(folder: Path) -> Iterator[float]:
 def test_nothing_is_mixed_up_on_the_way(runs, name: str):
     """Losses are those of the run in fp32, but for the rounding of the format."""
     tolerance = TOLERANCE.get(name.split("-")[0], OTHERS_TOLERANCE)
-    assert list(losses(runs[name][0])) == pytest.approx(list(losses(runs["zero0"][0])), abs=tolerance)
+    truth = "experts-fp32" if name.startswith("experts") else "zero0"
+    assert list(losses(runs[name][0])) == pytest.approx(list(losses(runs[truth][0])), abs=tolerance)

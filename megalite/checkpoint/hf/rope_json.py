@@ -17,7 +17,7 @@ from megalite.checkpoint.hf.settings import Key, Settings
 from megalite.config.schema import RopeConfig, RopeScaling
 
 DEFAULT_THETA = 10000.0
-"""Of every class; a folder without theta has this one."""
+"""Of most classes; a folder without theta has this one."""
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,11 @@ class RopeKeys:
     theta: str = "rope_theta"
     fraction: str = "partial_rotary_factor"
     default_fraction: float = 1.0
+    default_theta: float = DEFAULT_THETA
 
+
+ROPE_KEYS = RopeKeys()
+"""Of most classes."""
 
 SCALING_KEYS = (
     "attention_factor",
@@ -81,7 +85,7 @@ def write_scaling(scaling: RopeScaling, max_positions: int) -> dict[str, Any]:
     return stretch
 
 
-def read_rope(settings: Settings, keys: RopeKeys = RopeKeys(), *, rotates_whole_heads: bool = True) -> dict[str, Any]:
+def read_rope(settings: Settings, keys: RopeKeys = ROPE_KEYS, *, rotates_whole_heads: bool = True) -> dict[str, Any]:
     """The `model.rope` of a config.json; what megalite does not have becomes a problem of the settings.
 
     Args:
@@ -91,7 +95,7 @@ def read_rope(settings: Settings, keys: RopeKeys = RopeKeys(), *, rotates_whole_
     """
     length = settings.take(Key("max_position_embeddings", int, None))
     original = settings.take(ORIGINAL)
-    theta = settings.take(Key(keys.theta, float, DEFAULT_THETA))
+    theta = settings.take(Key(keys.theta, float, keys.default_theta))
     fraction = settings.take(Key(keys.fraction, float, keys.default_fraction, nullable=True))
     top = {"theta": theta, "fraction": keys.default_fraction if fraction is None else fraction, "scaling": None}
     _check_copy(settings, RopeKeys.theta, keys.theta, top["theta"])

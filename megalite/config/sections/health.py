@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt
 
 from megalite.section import Section
@@ -32,6 +34,18 @@ class SpikesConfig(Section):
     """Steps' worth of data behind the last spike that are left out too."""
 
 
+class ExpertsHealthConfig(Section):
+    """How evenly tokens must go to experts, and what follows when they do not."""
+
+    every: PositiveInt = 10
+    """Steps between looks at the loads of experts, which go to metrics.jsonl."""
+    least_entropy: float = Field(0.5, ge=0.0, le=1.0)
+    """A router has collapsed when the entropy of its experts' shares of a step's tokens, over that of even ones, is
+    below this: 0.33 is two experts of eight. 0 for never."""
+    action: Literal["warn", "stop"] = "warn"
+    """Write an event and say so; or end the run too, behind a checkpoint."""
+
+
 class HealthConfig(Section):
     """What to do when training goes wrong."""
 
@@ -47,5 +61,7 @@ class HealthConfig(Section):
     """Steps behind which a rank hashes its masters and optimizer state, and again before the next update: nothing may
     touch them in between. A rank whose memory has changed is named, and the run goes back. Null for none; 1 misses
     nothing, and costs about as much as an AdamW update."""
+    experts: ExpertsHealthConfig = ExpertsHealthConfig()
+    """Of models with experts: how evenly tokens must go to them."""
     max_rollbacks: PositiveInt = 3
     """Rollbacks without progress between them after which the run ends, with exit code 2."""

@@ -12,6 +12,7 @@ from megalite.monitor.layers import LayerStatistics
 from megalite.train.components.adaptive_control import AdaptiveControl
 from megalite.train.components.brought import brought_components
 from megalite.train.components.component import Component, Context
+from megalite.train.components.expert_watch import ExpertWatch
 from megalite.train.components.fp8_watch import FP8_FILE, Fp8Watch
 from megalite.train.components.layer_statistics import LayerStatisticsEvery
 from megalite.train.components.memory_check import MemoryCheck
@@ -54,6 +55,7 @@ def assemble(run: Run, first_step: int) -> Components:
         control,
         _layer_statistics(run),
         _fp8_watch(run, first_step),
+        _expert_watch(run),
         Metrics(recorder),
         SkippedSteps(recorder, spikes),
         rollbacks,
@@ -113,6 +115,12 @@ def _fp8_watch(run: Run, first_step: int) -> Fp8Watch | None:
     )
     watch.start_at(first_step)
     return watch
+
+
+def _expert_watch(run: Run) -> ExpertWatch | None:
+    if run.plan.model.moe is None:
+        return None
+    return ExpertWatch(run.config.health.experts, engine=run.engine, axes=run.axes, recorder=run.recorder)
 
 
 def _memory_check(run: Run) -> MemoryCheck | None:

@@ -8,7 +8,7 @@ from typing import Any
 from megalite.architecture.architecture import Architecture
 from megalite.architecture.settings import MOST_LAYERS
 from megalite.checkpoint.hf.family import ALL_HEADS, EVEN_HEADS
-from megalite.checkpoint.hf.rope_json import read_rope, write_rope
+from megalite.checkpoint.hf.rope_json import ROPE_KEYS, RopeKeys, read_rope, write_rope
 from megalite.checkpoint.hf.settings import Key, Settings
 
 ABOUT_THE_FILE = (
@@ -150,10 +150,10 @@ def llama_keys(*, num_kv_heads: Key | None = None, head_dim: Key | None = None) 
     }
 
 
-def read_llama(settings: Settings, *, rotates_whole_heads: bool = True) -> dict[str, Any]:
+def read_llama(settings: Settings, keys: RopeKeys = ROPE_KEYS, *, rotates_whole_heads: bool = True) -> dict[str, Any]:
     """The fields that all classes like Llama share."""
     settings.expect("hidden_act", "silu", "silu", "swish")
-    rope = read_rope(settings, rotates_whole_heads=rotates_whole_heads)
+    rope = read_rope(settings, keys, rotates_whole_heads=rotates_whole_heads)
     return {"norm": "rmsnorm", "activation": "swiglu", "positions": "rope", "rope": rope}
 
 

@@ -15,7 +15,10 @@ from megalite.checkpoint.hf.families.experts import (
     write_balance,
 )
 from megalite.checkpoint.hf.family import Family
+from megalite.checkpoint.hf.rope_json import RopeKeys
 from megalite.checkpoint.hf.settings import Key, Settings
+
+ROPE_KEYS = RopeKeys(default_theta=1e6)
 
 _INNER = {
     **EXPERT_NAMES["inner"],
@@ -32,7 +35,7 @@ def _read(settings: Settings) -> dict[str, Any]:
         "top_k": settings.take(Key("num_experts_per_tok", int, 2)),
     }
     window = settings.take(Key("sliding_window", int, None, nullable=True))
-    return {**read_llama(settings), "bias": "none", "sliding_window": window, "moe": experts}
+    return {**read_llama(settings, ROPE_KEYS), "bias": "none", "sliding_window": window, "moe": experts}
 
 
 def _write(model: Architecture) -> dict[str, Any]:

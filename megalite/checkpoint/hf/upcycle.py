@@ -1,0 +1,116 @@
+"""A dense checkpoint as one with experts, each a copy of its block's MLP (Komatsuzaki et al. 2022).
+
+    CKPT --every expert's matrices are the MLP's, routers are fresh--> OUT/step-0000000, weights in fp32
+
+The weights of a token's experts add up to 1, so the new model computes what the old one did, until training has told
+its experts apart.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from pydantic import ValidationError
+from torch import Tensor
+
+from megalite.architecture.architecture import Architecture
+from megalite.architecture.costs import count_active_parameters, count_parameters
+from megalite.architecture.settings import MoeConfig
+from megalite.architecture.weights import Rectangle, Weight
+from megalite.checkpoint.format import folder_name, stored_model
+from megalite.checkpoint.hf.folders import building, find_checkpoint, require_room
+from megalite.checkpoint.hf.to_checkpoint import BYTES_PER_PARAMETER, write_weights_only
+from megalite.checkpoint.reader import CheckpointReader
+from megalite.config.checks_moe import check_experts
+from megalite.errors import CheckpointError, ConversionError
+from megalite.model.initialize import FreshWeights, WeightSource
+
+UPCYCLED_FROM = "upcycled_from"
+
+
+@dataclass(frozen=True)
+class Upcycled:
+    """What was made."""
+
+    checkpoint: Path
+    origin: Path
+    num_parameters: int
+    num_active: int
+    """That a token meets."""
+
+
+class ExpertsOfMlps:
+    """The weights of a model with experts, of those of a dense one; see `model.initialize.WeightSource`.
+
+    Args:
+        dense: the weights of the dense model.
+        fresh: those of routers.
+    """
+
+    def __init__(self, dense: WeightSource, fresh: WeightSource):
+        self._dense, self._fresh = dense, fresh
+
+    def read(self, weight: Weight, rectangle: Rectangle) -> Tensor:
+        if weight.expert is not None:
+            name = weight.name.replace(f".experts.{weight.expert[0]}.", ".")
+            return self._dense.read(replace(weight, name=name), rectangle)
+        source = self._fresh if weight.name.endswith(".mlp.router.weight") else self._dense
+        return source.read(weight, rectangle)
+
+
+def upcycle(checkpoint: Path, out: Path, settings: Mapping[str, int], *, seed: int = 0, overwrite: bool) -> Upcycled:
+    """Write a checkpoint with experts.
+
+    Args:
+        checkpoint: its folder, or a run's for the newest.
+        out: folder to make.
+        settings: of the experts, as `model.moe` has them: how many, of which a token goes to how many, in which blocks.
+        seed: of the routers.
+        overwrite: replace an older checkpoint in `out`.
+
+    Raises:
+        CheckpointError: there is no complete checkpoint, or it is damaged.
+        ConversionError: its model has experts, or cannot have such, or `out` is taken.
+    """
+    reader = CheckpointReader(find_checkpoint(checkpoint))
+    dense = stored_model(reader.folder, reader.manifest)
+    model = _with_experts(dense, settings)
+    if problems := reader.verify():
+        raise CheckpointError("\n  ".join([f"{reader.folder} is damaged; upcycle an older one", *problems]))
+    require_room(out, count_parameters(model) * BYTES_PER_PARAMETER)
+    source = ExpertsOfMlps(reader.source("weight"), FreshWeights(model, seed))
+    with building(out, overwrite=overwrite) as partial:
+        step = partial / folder_name(0)
+        step.mkdir()
+        write_weights_only(step, source, model, data=_origin(reader))
+    return Upcycled(out / folder_name(0), reader.folder, count_parameters(model), count_active_parameters(model))
+
+
+def _with_experts(dense: Architecture, settings: Mapping[str, int]) -> Architecture:
+    """The model with experts as wide as its MLPs.
+
+    Raises:
+        ConversionError: it cannot have such.
+    """
+    if dense.moe is not None:
+        raise ConversionError("the model has experts already; upcycle a dense one")
+    try:
+        moe = MoeConfig.model_validate({**settings, "ffn_hidden_size": dense.ffn_hidden_size})
+    except ValidationError as error:
+        raise ConversionError(f"experts that no model has: {error.errors()[0]['msg']}") from error
+    model = dense.model_copy(update={"moe": moe})
+    if problems := list(check_experts(model)):
+        raise ConversionError("; ".join(problems))
+    return model
+
+
+def _origin(reader: CheckpointReader) -> dict[str, str | None]:
+    """What the manifest says of where the weights are from; a tokenizer is named by its whole path."""
+    data: dict[str, str | None] = {UPCYCLED_FROM: str(reader.folder.resolve())}
+    tokenizer = reader.manifest.data.get("tokenizer")
+    if isinstance(tokenizer, str):
+        beside = reader.folder.parent / tokenizer
+        data["tokenizer"] = str(beside.resolve()) if beside.is_dir() else tokenizer
+    return data

@@ -1,0 +1,75 @@
+"""How evenly tokens go to experts, step by step, and what follows when a router collapses onto few of them.
+
+A router that sends all tokens to the same experts trains these alone, and seldom comes back. Every so many steps the
+loads of the last one are looked at, which all ranks of a stage have:
+
+    metrics.jsonl    expert_load_max, expert_load_entropy, dead_experts of the block where each is worst
+    events.jsonl     router_collapsed, when a block's entropy falls below a bound; once, until it is above again
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from megalite.config.sections.health import ExpertsHealthConfig
+from megalite.engine.protocol import Engine, StepResult
+from megalite.monitor.recorder import Recorder
+from megalite.monitor.routers import load_figures
+from megalite.parallel.axes import Axes
+from megalite.parallel.collectives import from_all
+from megalite.train.components.component import Component, Step
+
+WORST = {"expert_load_max": ("load_max", max), "expert_load_entropy": ("load_entropy", min)}
+WORST |= {"dead_experts": ("dead_experts", max)}
+"""Name of a number of metrics.jsonl -> the figure that it is the worst of, and what is worse."""
+
+
+class ExpertWatch(Component):
+    """Looks at the loads of experts.
+
+    Args:
+        settings: of the run.
+        engine: whose stage has routers, or another stage has.
+    """
+
+    name = "expert_watch"
+
+    def __init__(self, settings: ExpertsHealthConfig, *, engine: Engine, axes: Axes, recorder: Recorder):
+        self._settings, self._engine, self._axes, self._recorder = settings, engine, axes, recorder
+        self._collapsed: set[str] = set()
+        self._reason = ""
+
+    def measure(self, step: Step, result: StepResult) -> None:
+        if step.number % self._settings.every:
+            return
+        loads = self._engine.stage.routers.loads()
+        blocks: dict[str, dict[str, float]] = {}
+        for of_stage in from_all({name: load_figures(counts) for name, counts in loads.items()}, self._axes.pp):
+            blocks |= of_stage
+        if not blocks:
+            return
+        for name, (figure, worse) in WORST.items():
+            step.figures[name] = worse(figures[figure] for figures in blocks.values())
+        self._judge(step.number, {block: figures["load_entropy"] for block, figures in blocks.items()})
+
+    def stop_reason(self) -> str:
+        return self._reason
+
+    def state(self) -> dict[str, Any]:
+        return {"collapsed": sorted(self._collapsed)} if self._collapsed else {}
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        self._collapsed, self._reason = set(state.get("collapsed", ())), ""
+
+    def _judge(self, step: int, entropies: dict[str, float]) -> None:
+        least = self._settings.least_entropy
+        for block, entropy in entropies.items():
+            if entropy >= least:
+                self._collapsed.discard(block)
+            elif block not in self._collapsed:
+                self._collapsed.add(block)
+                what = f"its loads have an entropy of {entropy:.2f} of even ones, at least {least:g} is asked for"
+                why = f"the router of {block} has collapsed: {what}"
+                self._recorder.note("router_collapsed", step, why=why, block=block)
+        if self._collapsed and self._settings.action == "stop":
+            self._reason = f"routers have collapsed: {', '.join(sorted(self._collapsed))}"

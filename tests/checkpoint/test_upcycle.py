@@ -1,0 +1,78 @@
+"""A dense model with experts computes what it did; what cannot be is refused before anything is written."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from megalite.checkpoint.format import MANIFEST, stored_model
+from megalite.checkpoint.reader import CheckpointReader
+from megalite.cli.main import main
+from megalite.model.spec import StageSpec
+from megalite.model.transformer import Stage, documents_of
+from tests.checkpoint.hf_kit import tiny_model, write_checkpoint
+
+TOLERANCE = 1e-5
+"""Of logits near 1, fp32: weights that add up to 1 but for rounding."""
+
+
+def run(folder: Path, *options: str) -> int:
+    """The exit code of upcycling a run."""
+    with pytest.raises(SystemExit) as ended:
+        main(["convert", "upcycle", str(folder / "run"), str(folder / "out"), *options])
+    return int(ended.value.code or 0)
+
+
+def logits_of(checkpoint: Path) -> torch.Tensor:
+    reader = CheckpointReader(checkpoint)
+    model = stored_model(reader.folder, reader.manifest)
+    stage = Stage(StageSpec(model), reader.source("weight")).eval()
+    tokens = torch.randint(101, (2, 17), generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        return stage.logits(tokens.flatten(), documents_of(tokens))
+
+
+@pytest.mark.parametrize("options", [["--experts", "4"], ["--experts", "3", "--top-k", "3", "--first-dense", "1"]])
+def test_it_computes_what_the_dense_model_did(tmp_path, options, capsys):
+    """With experts in all blocks, or in some."""
+    dense = write_checkpoint(tmp_path / "run", tiny_model(num_kv_heads=2))
+    assert run(tmp_path, *options) == 0
+    made = tmp_path / "out" / "step-0000000"
+    torch.testing.assert_close(logits_of(made), logits_of(dense), atol=TOLERANCE, rtol=TOLERANCE)
+    assert "parameters, of which a token meets" in capsys.readouterr().out
+    manifest = json.loads((made / MANIFEST).read_text())
+    assert manifest["data"]["upcycled_from"] == str(dense)
+    weights = CheckpointReader(made)
+    experts = [name for name in weights.manifest.tensors if ".experts.0.up." in name]
+    assert len(experts) == (2 if "--first-dense" in options else 3)
+
+
+REFUSALS = [
+    ({}, ["--experts", "2", "--top-k", "3"], "model.moe.top_k: a token cannot go to 3 of num_experts=2"),
+    ({}, ["--first-dense", "3"], "leave none of num_layers=3 blocks for experts"),
+    ({"bias": "all"}, [], "model.bias: experts have no biases"),
+    ({"moe": {"num_experts": 4}}, [], "the model has experts already"),
+]
+
+
+@pytest.mark.parametrize(("fields", "options", "message"), REFUSALS)
+def test_what_cannot_be(tmp_path, fields, options, message, capsys):
+    """Exit code 2, and nothing is there."""
+    write_checkpoint(tmp_path / "run", tiny_model(**fields))
+    assert run(tmp_path, *options) == 2
+    assert message in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
+def test_no_checkpoint(tmp_path, capsys):
+    """And one that is there already is not replaced unasked."""
+    assert run(tmp_path) == 2
+    assert "no such folder" in capsys.readouterr().err
+    write_checkpoint(tmp_path / "run", tiny_model())
+    assert run(tmp_path) == 0
+    assert run(tmp_path) == 2
+    assert "already there" in capsys.readouterr().err
+    assert run(tmp_path, "--overwrite") == 0
