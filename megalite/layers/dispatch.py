@@ -43,16 +43,16 @@ def at_their_experts(
     mine = mine.unflatten(0, (ep.size, -1))
     sent, received = torch.stack((sizes.unflatten(0, (ep.size, -1)).sum(1), mine.sum(1))).tolist()
     there = Message(sent, received, ep)
-    arriving = Begun.apply(x, there)
+    arriving = BeginMessage.apply(x, there)
     made = meanwhile()
-    arrived = Ended.apply(arriving, there)
+    arrived = EndMessage.apply(arriving, there)
     rows = torch.arange(arrived.shape[0], device=x.device)
     runs = torch.searchsorted(mine.flatten().cumsum(0), rows, right=True)  # each rank's rows of each expert
     order = (runs % mine.shape[1]).argsort(stable=True)
     inverse = order.argsort()
     y = experts(Permuted.apply(arrived, order, inverse), mine.sum(0))
     back = Message(received, sent, ep)
-    return Ended.apply(Begun.apply(Permuted.apply(y, inverse, order), back), back), made
+    return EndMessage.apply(BeginMessage.apply(Permuted.apply(y, inverse, order), back), back), made
 
 
 class Permuted(torch.autograd.Function):
@@ -95,7 +95,7 @@ class Message:
         return arrived
 
 
-class Begun(torch.autograd.Function):
+class BeginMessage(torch.autograd.Function):
     """Begins a message; its backward pass ends the one back."""
 
     @staticmethod
@@ -108,7 +108,7 @@ class Begun(torch.autograd.Function):
         return ctx.message.end(), None
 
 
-class Ended(torch.autograd.Function):
+class EndMessage(torch.autograd.Function):
     """Ends a message; its backward pass begins the one back, which brings more rows or fewer than autograd may be given
     here: it gets zeros that take no memory."""
 
