@@ -48,6 +48,43 @@ MUTANTS = (
         "share = ContextShare(whole, stretches[rank], own, order, order,",
         "layers/test_context.py",
     ),
+    Mutant(
+        "layers/experts.py",
+        "return Routing(routing.chosen, copy_to(routing.weights, self.tp))",
+        "return routing",
+        "layers/test_experts.py",
+    ),
+    Mutant(
+        "layers/experts.py",
+        "grad.index_select(0, inverse).unflatten(0, (-1, ctx.top_k)).sum(1)",
+        "grad.index_select(0, inverse).unflatten(0, (-1, ctx.top_k)).mean(1)",
+        "layers/test_experts.py",
+    ),
+    Mutant("layers/grouped.py", "total[matrix].zero_()", "pass", "layers/test_experts.py"),
+    Mutant(
+        "layers/router.py",
+        "counts = reduce_from(counts, axis)",
+        "counts = counts + 0",
+        "engine/test_layouts.py::test_layouts_of_experts_equal_plain_pytorch",
+    ),
+    Mutant(
+        "layers/router.py",
+        "ranked = scores if bias is None else scores + bias",
+        "ranked = scores",
+        "layers/test_router.py",
+    ),
+    Mutant(
+        "layers/dispatch.py",
+        "order = (runs % mine.shape[1]).argsort(stable=True)",
+        "order = (runs // ep.size).argsort(stable=True)",
+        "engine/test_layouts.py::test_layouts_of_experts_equal_plain_pytorch",
+    ),
+    Mutant(
+        "parallel/mesh.py",
+        "ranks[first :: self.ep] for ranks",
+        "ranks[first * len(ranks) // self.ep : (first + 1) * len(ranks) // self.ep] for ranks",
+        "engine/test_layouts.py::test_layouts_of_experts_equal_plain_pytorch",
+    ),
     Mutant("architecture/costs.py", "return 6.0 * (blocks", "return 6.0 * (0.99 * blocks", "config/test_plan.py"),
     Mutant(
         "architecture/costs.py",
