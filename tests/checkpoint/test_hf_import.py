@@ -279,8 +279,10 @@ HALF_LINEAR = {"rope_type": "linear", "factor": 2.0, "partial_rotary_factor": 0.
 CONFIG_REFUSALS = [
     ("llama", {"model_type": "phimoe"}, "model_type is 'phimoe'"),
     ("mixtral", {"num_experts": 4}, "num_experts: found 3 and 4, the other as num_local_experts"),
+    ("mixtral", {"rope_parameters": YARN}, "head_dim: found null beside yarn, where transformers wants the number"),
     ("mixtral", {"num_experts_per_tok": 4}, "top_k: a token cannot go to 4 of num_experts=3"),
     ("qwen3_moe", {"mlp_only_layers": [1]}, "mlp_only_layers: leaves blocks with experts at uneven"),
+    ("qwen3_moe", {"mlp_only_layers": ["full_attention"]}, "mlp_only_layers: found 'full_attention', expected numbers"),
     ("qwen3_moe", {"decoder_sparse_step": 0}, "decoder_sparse_step: found 0, expected 1 or more"),
     ("qwen3_moe", {"n_group": 4}, "n_group: found 4, a key that megalite does not know"),
     ("qwen2_moe", {"use_sliding_window": True}, "use_sliding_window: found True"),

@@ -81,6 +81,9 @@ def _read_sparse_blocks(settings: Settings) -> dict[str, int]:
     step = settings.take(Key("decoder_sparse_step", int, 1)) or 0
     dense = settings.take(Key("mlp_only_layers", list, None, nullable=True)) or []
     num_layers = take_num_layers(settings)
+    if wrong := [index for index in dense if not isinstance(index, int) or isinstance(index, bool)]:
+        settings.complain("mlp_only_layers", f"found {str(wrong[0])[:60]!r}, expected numbers of layers")
+        return {}
     if step < 1:
         settings.complain("decoder_sparse_step", f"found {step}, expected 1 or more")
         return {}

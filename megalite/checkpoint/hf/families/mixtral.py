@@ -35,7 +35,11 @@ def _read(settings: Settings) -> dict[str, Any]:
         "top_k": settings.take(Key("num_experts_per_tok", int, 2)),
     }
     window = settings.take(Key("sliding_window", int, None, nullable=True))
-    return {**read_llama(settings, ROPE_KEYS), "bias": "none", "sliding_window": window, "moe": experts}
+    fields = read_llama(settings, ROPE_KEYS)
+    scaling = fields["rope"]["scaling"]
+    if scaling is not None and scaling["type"] in ("yarn", "longrope") and "head_dim" not in settings:
+        settings.complain("head_dim", f"found null beside {scaling['type']}, where transformers wants the number")
+    return {**fields, "bias": "none", "sliding_window": window, "moe": experts}
 
 
 def _write(model: Architecture) -> dict[str, Any]:
