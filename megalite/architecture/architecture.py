@@ -15,7 +15,7 @@ from typing import Literal
 from pydantic import PositiveInt
 
 from megalite.architecture.activations import is_gated
-from megalite.architecture.settings import ModelSettings, MoeConfig, RopeConfig
+from megalite.architecture.settings import MlaConfig, ModelSettings, MoeConfig, RopeConfig
 
 
 @dataclass(frozen=True)
@@ -27,6 +27,11 @@ class AttentionSpec:
     num_heads: int
     num_kv_heads: int
     head_dim: int
+    """Channels of a query or key."""
+    value_dim: int
+    """Channels of a value."""
+    latent: MlaConfig | None
+    """What keys and values are made of; None for the stream."""
     window: int | None
     """Tokens that a query sees, itself included; None for its whole document."""
     rope: RopeConfig | None
@@ -43,13 +48,23 @@ class AttentionSpec:
 
     @property
     def q_width(self) -> int:
-        """Channels of all queries, and of what attention hands to its output projection."""
+        """Channels of all queries."""
         return self.num_heads * self.head_dim
 
     @property
     def kv_width(self) -> int:
-        """Channels of all keys, or of all values."""
+        """Channels of all keys."""
         return self.num_kv_heads * self.head_dim
+
+    @property
+    def v_width(self) -> int:
+        """Channels of all values."""
+        return self.num_kv_heads * self.value_dim
+
+    @property
+    def mixed_width(self) -> int:
+        """Channels of what attention hands to its output projection."""
+        return self.num_heads * self.value_dim
 
 
 @dataclass(frozen=True)
@@ -116,6 +131,11 @@ class Architecture(ModelSettings):
     max_positions: PositiveInt
 
     @property
+    def turned_dim(self) -> int:
+        """Channels of a head that rotary positions may turn: `rope.fraction` of them."""
+        return self.head_dim if self.mla is None else self.mla.qk_rope_head_dim
+
+    @property
     def blocks(self) -> tuple[BlockSpec, ...]:
         """The blocks, first to last."""
         made = {kind: self._block(*kind) for kind in set(self._kinds())}
@@ -150,6 +170,8 @@ class Architecture(ModelSettings):
             self.num_heads,
             self.num_kv_heads,
             self.head_dim,
+            value_dim=self.head_dim if self.mla is None else self.mla.v_head_dim,
+            latent=self.mla,
             window=self.sliding_window if has_window else None,
             rope=None if self.positions != "rope" else self.sliding_rope if has_own_rope else self.rope,
             has_own_rope=has_own_rope,

@@ -10,17 +10,41 @@ heads, f feed-forward width; q, kv and f divided by tp.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from math import prod
 
 from megalite.architecture.activations import ACTIVATIONS
 from megalite.architecture.architecture import Architecture, AttentionSpec, BlockSpec, ExpertsSpec, FeedForwardSpec
+from megalite.architecture.attention_costs import (
+    FP32_BYTES,
+    LinearSize,
+    entering_bytes,
+    mixing_bytes,
+    mixing_multiply_adds,
+    projections,
+    seen_kv_width,
+    sharing_ranks,
+    softmax_sums,
+)
 from megalite.architecture.norms import NORMS
 from megalite.architecture.weights import Weight, weight_table
 
-FP32_BYTES = 4
 FP8_BYTES = 1
 INT64_BYTES = 8
 ELEMENT_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2}
+
+
+@dataclass(frozen=True)
+class BlockCut:
+    """How ranks divide a block."""
+
+    tp: int = 1
+    sequence_parallel: bool = False
+    seen: int = 1
+    """Tokens whose keys and values a rank keeps for each of its own, where they are made of latents."""
+
+
+NOT_CUT = BlockCut()
 
 
 def count_parameters(model: Architecture) -> int:
@@ -48,14 +72,13 @@ def flops_per_token(model: Architecture, seq_len: int) -> float:
 
 def block_multiply_adds(block: BlockSpec, hidden_size: int, seq_len: int) -> float:
     """Multiply-adds of one token's forward pass through one block."""
-    return linear_multiply_adds(block, hidden_size) + attention_multiply_adds(block, seq_len)
+    return linear_multiply_adds(block, hidden_size) + mixing_multiply_adds(block.attention, seq_len)
 
 
 def linear_multiply_adds(block: BlockSpec, hidden_size: int) -> float:
     """Those of a block's matrices."""
-    attention = block.attention
-    projections = hidden_size * (2 * attention.q_width + 2 * attention.kv_width)
-    return projections + feed_forward_multiply_adds(block.feed_forward, hidden_size)
+    of_attention = sum(each.inputs * each.outputs for each in projections(block.attention, hidden_size))
+    return of_attention + feed_forward_multiply_adds(block.feed_forward, hidden_size)
 
 
 def feed_forward_multiply_adds(mlp: FeedForwardSpec | ExpertsSpec, hidden_size: int) -> float:
@@ -64,13 +87,6 @@ def feed_forward_multiply_adds(mlp: FeedForwardSpec | ExpertsSpec, hidden_size: 
         return (mlp.num_expanding + 1) * hidden_size * mlp.width
     router = (mlp.settings.num_experts + mlp.settings.shared_gate) * hidden_size
     return router + sum(feed_forward_multiply_adds(each, hidden_size) for each in mlp.active)
-
-
-def attention_multiply_adds(block: BlockSpec, seq_len: int) -> float:
-    """Those of queries with keys, and of their weights with values, over the mean span."""
-    window = min(seq_len, block.attention.window or seq_len)
-    mean_span = window - window * window / (2 * seq_len)
-    return 2 * block.attention.q_width * mean_span
 
 
 def sum_by_layer(model: Architecture, measure: Callable[[Weight], int]) -> dict[str, int]:
@@ -86,8 +102,7 @@ def block_activation_bytes(
     hidden_size: int,
     *,
     element_bytes: int,
-    tp: int = 1,
-    sequence_parallel: bool = False,
+    cut: BlockCut = NOT_CUT,
     recompute: str = "none",
     keeps_fp8_inputs: bool = False,
     has_dropout: bool = False,
@@ -100,35 +115,47 @@ def block_activation_bytes(
     Args:
         keeps_fp8_inputs: selective recomputation keeps each product's input in FP8 (`layers.kept_products`).
     """
+    tp, seen = cut.tp, cut.seen
     attention, mlp = block.attention, block.feed_forward
     a, h = element_bytes, hidden_size
-    stream = hidden_size // (tp if sequence_parallel else 1)
-    q, kv = attention.q_width // tp, _seen_kv_width(attention, tp)
-    softmax_sums = FP32_BYTES * attention.num_heads // tp
+    stream = hidden_size // (tp if cut.sequence_parallel else 1)
+    products = projections(attention, h, tp)
     if recompute == "full":
         return a * stream
-    if recompute == "selective":  # the block's input, and the results of its four products and of attention
-        inputs = h + q + _mlp_inputs(mlp, h, tp) if keeps_fp8_inputs else 0
-        projected = q + 2 * attention.kv_width // tp + (2 * kv if sharing_ranks(attention, tp) > 1 else 0)
-        results = projected + q + h + _mlp_results(mlp, h, tp)
-        return a * (stream + results) + softmax_sums + inputs * FP8_BYTES + _router_bytes(mlp)
+    if recompute == "selective":  # the block's input, and the results of its products and of attention
+        inputs = sum(each.inputs for each in products if not each.makes_latents) + _mlp_inputs(mlp, h, tp)
+        results = _results(attention, products, streams=stream / h, seen=seen) + _mlp_results(mlp, h, tp)
+        shared = 2 * seen_kv_width(attention, tp) if sharing_ranks(attention, tp) > 1 else 0
+        kept = a * (stream + results + shared + attention.mixed_width // tp) + softmax_sums(attention, tp)
+        return round(kept + (inputs * FP8_BYTES if keeps_fp8_inputs else 0) + _router_bytes(mlp))
 
     norm = NORMS[block.norm]
     wide = FP32_BYTES * stream if norm.keeps_wide else 0  # a norm's input in fp32
     normalised = FP32_BYTES if norm.multiplies_wide else a
-    norms = 2 * (normalised * stream + wide + a * h if block.norm_before else a * h)  # and what the products take
+    norms = a * (_taken(attention, h, stream) + h)  # what the first products take
+    norms += 2 * (normalised * stream + wide) if block.norm_before else 0
     norms += 2 * (normalised * stream + wide) if block.norm_after else 0
     if block.is_parallel and block.norm_before:  # both norms have the same input, and keep it where it is no copy
         norms -= a * stream if not norm.keeps_wide else wide if a == FP32_BYTES else 0
-    mixing = a * (q + 2 * kv + q) + softmax_sums  # queries, keys and values, rotated or not, and the result
-    if attention.rope is not None and attention.qk_norm:
-        mixing += a * (q + kv)  # unrotated ones too, for the norms' backward pass
-    if attention.qk_norm:
-        is_wide = attention.qk_norm == "whole" or norm.multiplies_wide
-        mixing += (a if a == FP32_BYTES else FP32_BYTES + (FP32_BYTES if is_wide else a)) * (q + kv)
+    mixing = mixing_bytes(block, element_bytes=a, tp=tp, streams=stream / h, seen=seen)
     expanded = mlp_bytes(mlp, element_bytes=a, tp=tp) + dispatch_bytes(mlp, h, element_bytes=a)
     dropout = 2 * stream if has_dropout else 0  # masks, a byte an element
-    return norms + mixing + expanded + dropout
+    return round(norms + mixing + expanded + dropout)
+
+
+def _taken(attention: AttentionSpec, hidden_size: int, stream: int) -> int:
+    """Numbers that attention's first products take: the stream of all tokens, or for latents of a rank's own."""
+    if attention.latent is None or stream == hidden_size:
+        return hidden_size
+    return stream + (hidden_size if attention.latent.q_lora_rank is None else 0)
+
+
+def _results(attention: AttentionSpec, products: list[LinearSize], *, streams: float, seen: int) -> float:
+    """Numbers that attention's products put out: latents of a rank's own tokens, heads of all that are seen."""
+    if attention.latent is None:
+        return sum(each.outputs for each in products)
+    latents, queries, of_heads, back = (each.outputs for each in products)
+    return streams * latents + queries + seen * of_heads + back
 
 
 def mlp_bytes(mlp: FeedForwardSpec | ExpertsSpec, *, element_bytes: int, tp: int = 1) -> int:
@@ -169,10 +196,9 @@ def block_held_bytes(block: BlockSpec, hidden_size: int, *, element_bytes: int, 
 
     What its weights' gradients are made of: the four products' inputs, and the gradients of their outputs.
     """
-    attention, mlp, h = block.attention, block.feed_forward, hidden_size
-    q, kv = attention.q_width // tp, attention.kv_width // tp
-    inputs, outputs = h + q + _mlp_inputs(mlp, h, tp), (q + 2 * kv) + h + _mlp_results(mlp, h, tp)
-    return element_bytes * (inputs + outputs)
+    mlp, h = block.feed_forward, hidden_size
+    held = sum(each.inputs + each.outputs for each in projections(block.attention, h, tp))
+    return element_bytes * (held + _mlp_inputs(mlp, h, tp) + _mlp_results(mlp, h, tp))
 
 
 def block_sent_bytes(
@@ -195,51 +221,20 @@ def block_sent_bytes(
         last_chunk: where an MLP works in chunks, the share of the tokens in its last one. Each is gathered once more,
             and a block that is redone sends the results of all chunks again but the last one's.
     """
-    stream = _round_trip(element_bytes * hidden_size, tp)
-    squares = 2 * _round_trip(FP32_BYTES, tp) if block.attention.qk_norm == "whole" else 0.0  # of queries, and of keys
+    stream = round_trip(element_bytes * hidden_size, tp)
+    entering = round_trip(entering_bytes(block.attention, hidden_size, element_bytes=element_bytes), tp)
+    squares = 2 * round_trip(FP32_BYTES, tp) if block.attention.qk_norm == "whole" else 0.0  # of queries, and of keys
     sharing = sharing_ranks(block.attention, tp)
-    shared_heads = _round_trip(element_bytes * 2 * block.attention.head_dim, sharing) / 2  # gathered, or scattered
+    shared_heads = round_trip(element_bytes * 2 * block.attention.head_dim, sharing) / 2  # gathered, or scattered
+    both = 3 * stream + entering + 2 * (squares + shared_heads)  # forward and backward
     once = 2 * stream + squares + shared_heads
+    if sequence_parallel:
+        once += (entering - stream) / 2
     again = 0.0 if last_chunk is None or not sequence_parallel else stream / 2
     if recompute != "full":
-        return 2 * once + again
+        return both + again
     last = 0.0 if block.norm_after else stream / 2 if sequence_parallel else stream
-    return 3 * once + again - last * (1.0 if last_chunk is None else last_chunk)
-
-
-def sharing_ranks(attention: AttentionSpec, tp: int) -> int:
-    """Tensor-parallel ranks that have queries of one key and value head: more than 1 where there are more ranks."""
-    return max(1, tp // attention.num_kv_heads)
-
-
-def _seen_kv_width(attention: AttentionSpec, tp: int) -> int:
-    """Width of the key heads that attention has on one rank: heads that are shared are whole there."""
-    return attention.kv_width * sharing_ranks(attention, tp) // tp
-
-
-def gathered_bytes(block: BlockSpec, *, element_bytes: int, tp: int) -> int:
-    """Bytes of one token's keys and values on one tensor-parallel rank."""
-    return element_bytes * 2 * _seen_kv_width(block.attention, tp)
-
-
-def context_sent_bytes(
-    block: BlockSpec, *, kind: str, element_bytes: int, cp: int, tp: int, recompute: str = "none"
-) -> float:
-    """Bytes that a rank sends over cp for each of its own tokens in a block, forward and backward.
-
-    Keys and values go to all others, again in the backward pass, and their gradients come back, in fp32 where they go
-    round. Under Ulysses each rank gets its heads of queries, keys, values and results, once a pass.
-    """
-    passes = 3 if recompute == "full" else 2
-    keys_and_values = gathered_bytes(block, element_bytes=element_bytes, tp=tp)
-    if kind == "allgather":
-        return 3 * (cp - 1) * keys_and_values
-    if kind == "ring":
-        return passes * (cp - 1) * keys_and_values + cp * gathered_bytes(block, element_bytes=FP32_BYTES, tp=tp)
-    attention = block.attention
-    kv_heads = max(attention.num_kv_heads // tp, cp)  # repeated where they are fewer
-    numbers = 2 * attention.q_width / tp + 2 * kv_heads * attention.head_dim
-    return passes * (cp - 1) / cp * element_bytes * numbers
+    return both + once + again - last * (1.0 if last_chunk is None else last_chunk)
 
 
 def dispatch_sent_bytes(
@@ -258,14 +253,14 @@ def dispatch_sent_bytes(
 
 def embedding_sent_bytes(hidden_size: int, *, element_bytes: int, tp: int) -> float:
     """The same for the embedding table: the rows that each rank has found, added up."""
-    return _round_trip(element_bytes * hidden_size, tp)
+    return round_trip(element_bytes * hidden_size, tp)
 
 
 def head_sent_bytes(hidden_size: int, *, element_bytes: int, tp: int) -> float:
     """The same for the head: the gradient of its input; for softmax a maximum, a sum and the target's logit."""
-    return _round_trip(element_bytes * hidden_size + 3 * FP32_BYTES, tp)
+    return round_trip(element_bytes * hidden_size + 3 * FP32_BYTES, tp)
 
 
-def _round_trip(num_bytes: int, tp: int) -> float:
+def round_trip(num_bytes: int, tp: int) -> float:
     """What a rank sends when a ring of them adds up so many bytes."""
     return 2 * (tp - 1) / tp * num_bytes

@@ -82,14 +82,39 @@ class RopeScaling(ModelSection):
 
 
 class RopeConfig(ModelSection):
-    """Rotary position embedding (Su et al. 2021), in the half-split form of GPT-NeoX and Llama in Hugging Face."""
+    """Rotary position embedding (Su et al. 2021), by default in the half-split form of GPT-NeoX and Llama in Hugging
+    Face."""
 
     theta: PositiveFloat = 10000.0
     """Base of the frequencies. Raise it (500000) for long sequences."""
     fraction: float = Field(1.0, gt=0.0, le=1.0)
     """Part of each head that is rotated; 0.25 is GPT-NeoX's choice."""
+    interleaved: bool = False
+    """Neighbouring channels are a pair, as in the paper and in DeepSeek, not channel i of either half. Another order of
+    the same numbers, which weights are trained in."""
     scaling: RopeScaling | None = None
     """Stretch to longer sequences; null for none."""
+
+
+class MlaConfig(ModelSection):
+    """Multi-head latent attention (DeepSeek-V2, 2024): a token's keys and values are made of few numbers, its latent,
+    and of a key that all heads share, which alone is rotated. `model.head_dim` is the sum of the two `qk_` widths."""
+
+    q_lora_rank: PositiveInt | None = None
+    """Width of a latent that queries are made of (DeepSeek-V3: 1536); null makes them of the stream."""
+    kv_lora_rank: PositiveInt = 512
+    """Width of the latent that keys and values are made of."""
+    qk_nope_head_dim: PositiveInt = 128
+    """Channels of a query and key head that are not rotated."""
+    qk_rope_head_dim: PositiveInt = 64
+    """Those that are; the keys' are the same for all heads."""
+    v_head_dim: PositiveInt = 128
+    """Channels of a value head."""
+
+    @property
+    def head_dim(self) -> int:
+        """Channels of a query or key head."""
+        return self.qk_nope_head_dim + self.qk_rope_head_dim
 
 
 class MupConfig(ModelSection):
@@ -185,6 +210,8 @@ class ModelSettings(ModelSection):
     """Rotary settings; ignored only when positions is `learned`, in which case they must be left at their defaults."""
     qk_norm: bool | Literal["whole"] = False
     """RMSNorm of queries and keys before the rotation: of each head (Qwen3), or, `whole`, over all heads (OLMo 2)."""
+    mla: MlaConfig | None = None
+    """Multi-head latent attention; null for heads that are made of the stream."""
     attention: Annotated[str, AfterValidator(ATTENTIONS.known)] = "softmax"
     """How queries, keys and values are mixed: `softmax`, or a way that a plug-in brings."""
     attention_scale: PositiveFloat | None = None

@@ -62,6 +62,8 @@ class Weight:
     expert: tuple[int, int] | None = None
     """Which expert it is of, and of how many: held by one of the expert-parallel ranks, the first having the first
     experts. None for what all of them hold."""
+    state: str | None = None
+    """What it is called in checkpoints, where it is no weight that is trained; see `state_table`."""
 
     def is_held(self, ep: int, ep_rank: int) -> bool:
         """Whether an expert-parallel rank holds it."""
@@ -105,6 +107,29 @@ def weight_table(model: Architecture) -> dict[str, Weight]:
     return {row.name: row for row in rows}
 
 
+ROUTER_BIAS = "router_bias"
+"""The kind of tensors in checkpoints that are biases of routers."""
+
+
+def state_table(model: Architecture) -> dict[str, Weight]:
+    """What a filled model computes with besides weights, and training moves by other means: the biases by which routers
+    choose (`model.moe.bias_rate`). fp32, whole on every rank."""
+    if model.moe is None or model.moe.bias_rate is None:
+        return {}
+    rows, shape = list[Weight](), (model.moe.num_experts,)
+    for layer in (f"blocks.{index}" for index, is_sparse in enumerate(model.sparse_blocks) if is_sparse):
+        router = f"{layer}.mlp.router"
+        rows.append(
+            Weight(f"{router}.bias", shape, layer, "", init="zeros", decay=False, state=f"{ROUTER_BIAS}/{router}")
+        )
+    return {row.name: row for row in rows}
+
+
+def stored_table(model: Architecture) -> dict[str, Weight]:
+    """All that a model is, where it is handed on: its weights, and what else it computes with."""
+    return {**weight_table(model), **state_table(model)}
+
+
 def vocab_rows_per_rank(vocab_size: int, tp: int) -> int:
     """Rows of the padded vocabulary that one tensor-parallel rank holds."""
     return -(-vocab_size // (tp * VOCAB_MULTIPLE)) * VOCAB_MULTIPLE
@@ -145,7 +170,7 @@ def _norm(kind: str, size: int, layer: str, prefix: str) -> list[Weight]:
 
 
 def _linear(
-    layer: str, name: str, fused: str, shape: tuple[int, int], *, cut: int, bias: bool, init: Init = "normal"
+    layer: str, name: str, fused: str, shape: tuple[int, int], *, cut: int | None, bias: bool, init: Init = "normal"
 ) -> list[Weight]:
     """Rows of one projection. The bias follows the output dim: cut with it, or whole beside an input-cut weight."""
     rows = [Weight(f"{layer}.{name}.weight", shape, layer, f"{layer}.{fused}.weight", cut=cut, init=init)]
@@ -158,19 +183,12 @@ def _linear(
 
 def _block(model: Architecture, block: BlockSpec, layer: str) -> list[Weight]:
     hidden, attention = model.hidden_size, block.attention
-    q, kv = attention.q_width, attention.kv_width
     residual: Init = "residual" if model.init_depth_scaling else "normal"
 
     norms = {name: _norm(block.norm, hidden, layer, f"{layer}.{name}") for name in norm_names(block)}
     rows = norms.pop("attention_norm", [])
-    for part, size in (("q", q), ("k", kv), ("v", kv)):
-        rows += _linear(layer, f"attention.{part}", "attention.qkv", (size, hidden), cut=0, bias=attention.qkv_bias)
-    if attention.qk_norm:
-        is_whole, init = attention.qk_norm == "whole", NORMS[NORMS[block.norm].of_heads].init
-        for part, size in (("q_norm", q), ("k_norm", kv)):
-            name, size = f"{layer}.attention.{part}.weight", size if is_whole else attention.head_dim
-            rows.append(Weight(name, (size,), layer, name, cut=0 if is_whole else None, init=init, decay=False))
-    shape = (hidden, q)
+    rows += _heads(hidden, block, layer) if attention.latent is None else _latent_heads(hidden, block, layer)
+    shape = (hidden, attention.mixed_width)
     rows += _linear(layer, "attention.o", "attention.o", shape, cut=1, bias=attention.output_bias, init=residual)
 
     for name in [name for name in norms if name != "mlp_out_norm"]:
@@ -180,6 +198,44 @@ def _block(model: Architecture, block: BlockSpec, layer: str) -> list[Weight]:
     else:
         rows += _mlp(hidden, block.feed_forward, layer, "mlp", residual)
     return rows + norms.pop("mlp_out_norm", [])
+
+
+def _heads(hidden: int, block: BlockSpec, layer: str) -> list[Weight]:
+    """Queries, keys and values of the stream."""
+    attention, rows = block.attention, list[Weight]()
+    q, kv = attention.q_width, attention.kv_width
+    for part, size in (("q", q), ("k", kv), ("v", kv)):
+        rows += _linear(layer, f"attention.{part}", "attention.qkv", (size, hidden), cut=0, bias=attention.qkv_bias)
+    if attention.qk_norm:
+        is_whole, init = attention.qk_norm == "whole", NORMS[NORMS[block.norm].of_heads].init
+        for part, size in (("q_norm", q), ("k_norm", kv)):
+            name, size = f"{layer}.attention.{part}.weight", size if is_whole else attention.head_dim
+            rows.append(Weight(name, (size,), layer, name, cut=0 if is_whole else None, init=init, decay=False))
+    return rows
+
+
+def _latent_heads(hidden: int, block: BlockSpec, layer: str) -> list[Weight]:
+    """Those of multi-head latent attention. What leads to latents is whole on every tensor-parallel rank, what leads
+    from them to heads is cut."""
+    attention, mla = block.attention, block.attention.latent
+    assert mla is not None
+    rows = list[Weight]()
+    if mla.q_lora_rank is None:
+        rows += _linear(layer, "attention.q", "attention.q", (attention.q_width, hidden), cut=0, bias=False)
+    else:
+        rows += _linear(layer, "attention.q_a", "attention.a", (mla.q_lora_rank, hidden), cut=None, bias=False)
+    for part, size in (("kv_a", mla.kv_lora_rank), ("k_rope", mla.qk_rope_head_dim)):
+        rows += _linear(layer, f"attention.{part}", "attention.a", (size, hidden), cut=None, bias=False)
+    of_heads = NORMS[block.norm].of_heads
+    if mla.q_lora_rank is not None:
+        rows += _norm(of_heads, mla.q_lora_rank, layer, f"{layer}.attention.q_a_norm")
+        shape = (attention.q_width, mla.q_lora_rank)
+        rows += _linear(layer, "attention.q_b", "attention.q_b", shape, cut=0, bias=False)
+    rows += _norm(of_heads, mla.kv_lora_rank, layer, f"{layer}.attention.kv_a_norm")
+    for part, width in (("k_b", mla.qk_nope_head_dim), ("v_b", mla.v_head_dim)):
+        shape = (attention.num_heads * width, mla.kv_lora_rank)
+        rows += _linear(layer, f"attention.{part}", "attention.kv_b", shape, cut=0, bias=False)
+    return rows
 
 
 def _mlp(hidden: int, mlp: FeedForwardSpec, layer: str, name: str, residual: Init) -> list[Weight]:

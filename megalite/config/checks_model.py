@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from megalite.architecture.architecture import Architecture
 from megalite.architecture.attentions import ATTENTIONS
+from megalite.architecture.settings import MlaConfig
 from megalite.config.checks_moe import check_experts
 from megalite.config.schema import Config, ModelConfig, RopeConfig, RopeScaling
 from megalite.config.wording import divisors, near, or_, unused
@@ -32,7 +33,7 @@ def check_model(config: Config, model: Architecture) -> Iterator[str]:
 
 def check_architecture(given: ModelConfig, model: Architecture) -> Iterator[str]:
     """Complaints about a model by itself, filled from what was given."""
-    yield from _heads(given, model)
+    yield from _heads(given, model) if model.mla is None else _latents(given, model, model.mla)
     if model.attention_soft_cap is not None and not ATTENTIONS[model.attention].takes_soft_cap:
         yield f"model.attention_soft_cap: attention={model.attention} does not bound its scores; use null"
     yield from _windows(given)
@@ -41,9 +42,9 @@ def check_architecture(given: ModelConfig, model: Architecture) -> Iterator[str]
         yield from unused(model.rope, RopeConfig.model_fields, "model.rope", "positions=learned")
         yield from unused(given, ("sliding_rope",), "model", "positions=learned")
         return
-    yield from _rotary(model.rope, "model.rope", model.head_dim, model.max_positions)
+    yield from _rotary(model.rope, "model.rope", model.turned_dim, model.max_positions)
     if model.sliding_rope is not None:
-        yield from _rotary(model.sliding_rope, "model.sliding_rope", model.head_dim, model.max_positions)
+        yield from _rotary(model.sliding_rope, "model.sliding_rope", model.turned_dim, model.max_positions)
 
 
 def _heads(given: ModelConfig, model: Architecture) -> Iterator[str]:
@@ -57,6 +58,34 @@ def _heads(given: ModelConfig, model: Architecture) -> Iterator[str]:
             f"model.num_kv_heads: num_heads={model.num_heads} is not a multiple of num_kv_heads={model.num_kv_heads}; "
             f"use {or_(divisors(model.num_heads))}"
         )
+
+
+def _latents(given: ModelConfig, model: Architecture, mla: MlaConfig) -> Iterator[str]:
+    """Multi-head latent attention has heads of its own kind."""
+    yield from unused(given, ("qk_norm",), "model", "mla, which normalises latents")
+    if given.head_dim not in (None, mla.head_dim):
+        yield (
+            f"model.head_dim: found {given.head_dim}, and mla has qk_nope_head_dim + qk_rope_head_dim = "
+            f"{mla.head_dim}; use null"
+        )
+    if model.num_kv_heads != model.num_heads:
+        yield (
+            f"model.num_kv_heads: mla makes keys and values of all num_heads={model.num_heads}, found "
+            f"{model.num_kv_heads}; use null"
+        )
+    if mla.v_head_dim > mla.head_dim:
+        yield (
+            f"model.mla.v_head_dim: {mla.v_head_dim} is wider than queries and keys, {mla.head_dim} channels, which no "
+            f"kernel takes; use {mla.head_dim} or less"
+        )
+    if model.positions != "rope":
+        yield f"model.positions: mla rotates a part of each head; found {model.positions}, use rope"
+    elif any(rope.fraction != 1.0 for rope in (model.rope, model.sliding_rope) if rope is not None):
+        yield "model.rope.fraction: mla.qk_rope_head_dim says how much of a head is rotated; use 1"
+    if model.bias != "none":
+        yield f"model.bias: mla has none; found {model.bias}, use none"
+    if model.mup is not None:
+        yield "model.mup: no rule is known here for the widths of latents; use mup=null, or mla=null"
 
 
 def _windows(given: ModelConfig) -> Iterator[str]:

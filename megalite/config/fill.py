@@ -35,7 +35,7 @@ def fill_model(model: ModelConfig, batch: BatchConfig, tokenizer_vocab_size: int
         ffn = -(-8 * model.hidden_size // 3 // FFN_MULTIPLE) * FFN_MULTIPLE
     filled: dict[str, Any] = {
         "num_kv_heads": model.num_kv_heads or model.num_heads,
-        "head_dim": model.head_dim or model.hidden_size // model.num_heads,
+        "head_dim": model.head_dim or (model.mla.head_dim if model.mla else model.hidden_size // model.num_heads),
         "ffn_hidden_size": model.ffn_hidden_size or ffn,
         "vocab_size": vocab_size,
         "max_positions": model.max_positions or longest_sequence(batch),

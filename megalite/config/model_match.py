@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from megalite.architecture.architecture import Architecture
-from megalite.architecture.settings import MoeConfig, RopeConfig
+from megalite.architecture.settings import MlaConfig, MoeConfig, RopeConfig
 
 TRAINING_ONLY = frozenset({"dropout", "init_std", "init_depth_scaling", "z_loss"})
 """Fields that do not change what the weights compute."""
@@ -66,8 +66,11 @@ def _fields(model: Architecture) -> dict[str, Any]:
     """The fields that change what the weights compute, those of `rope` by themselves."""
     fields = {name: getattr(model, name) for name in Architecture.model_fields if name not in TRAINING_ONLY}
     fields["sliding_rope"] = model.sliding_rope and _spelled_out(model.sliding_rope)
+    fields["sliding_rope.interleaved"] = (model.sliding_rope or model.rope).interleaved
     rope, moe = _spelled_out(fields.pop("rope")), fields.pop("moe")
     fields |= {f"rope.{name}": getattr(rope, name) for name in type(rope).model_fields}
+    fields |= {f"mla.{name}": getattr(fields["mla"], name, None) for name in MlaConfig.model_fields}
+    del fields["mla"]
     return fields | {f"moe.{name}": value for name, value in _experts(model, moe).items()}
 
 

@@ -9,7 +9,8 @@ head makes its gradients in its forward pass, so that its backward pass costs no
 from __future__ import annotations
 
 from megalite.architecture.architecture import Architecture
-from megalite.architecture.costs import attention_multiply_adds, linear_multiply_adds
+from megalite.architecture.attention_costs import mixing_multiply_adds
+from megalite.architecture.costs import linear_multiply_adds
 from megalite.config.batch_sizes import reachable_sizes
 from megalite.config.plan import HEAD_TIME_PER_FLOP, RunPlan
 from megalite.config.schema import Config
@@ -35,7 +36,7 @@ def chunk_costs(config: Config, plan: RunPlan) -> tuple[ChunkCosts, ...]:
 def _costs(model: Architecture, blocks: tuple[int, int], config: Config, *, is_last: bool) -> ChunkCosts:
     chosen = model.blocks[slice(*blocks)]
     linear = sum(linear_multiply_adds(block, model.hidden_size) for block in chosen)
-    attention = sum(attention_multiply_adds(block, config.batch.seq_len) for block in chosen)
+    attention = sum(mixing_multiply_adds(block.attention, config.batch.seq_len) for block in chosen)
     head = 3.0 * HEAD_TIME_PER_FLOP * model.vocab_size * model.hidden_size if is_last else 0.0
     again = {"none": 0.0, "selective": 0.0, "full": linear + attention}[config.train.recompute]
     return ChunkCosts(

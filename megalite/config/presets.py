@@ -40,6 +40,11 @@ def _qwen3(hidden: int, layers: int, heads: int, ffn: int, **rest: Any) -> dict[
     return _qwen(hidden, layers, heads, ffn, **{**sizes, **attention, **rest})
 
 
+def _deepseek(hidden: int, layers: int, heads: int, ffn: int, moe: dict[str, Any], **rest: Any) -> dict[str, Any]:
+    common = {"norm_eps": 1e-6, "rope": {"interleaved": True}, "max_positions": 4096}
+    return _llama(hidden, layers, heads, ffn, **{**common, "moe": moe, **rest})
+
+
 def _gpt(hidden: int, layers: int, heads: int, **rest: Any) -> dict[str, Any]:
     sizes = {"hidden_size": hidden, "num_layers": layers, "num_heads": heads, "ffn_hidden_size": 4 * hidden}
     return {**sizes, "norm": "layernorm", "norm_eps": 1e-5, "bias": "all", **rest}
@@ -108,6 +113,55 @@ PRESETS: dict[str, Preset] = {
             6144,
             num_kv_heads=4,
             moe={"num_experts": 128, "top_k": 8, "ffn_hidden_size": 768, "aux_loss": 0.008},
+        ),
+    ),
+    "deepseek-v2-lite": Preset(
+        "15.7B, 2.7B a token: DeepSeek-V2-Lite, without its stretch of positions (DeepSeek-AI 2024)",
+        _deepseek(
+            2048,
+            27,
+            16,
+            10944,
+            {
+                "num_experts": 64,
+                "top_k": 6,
+                "ffn_hidden_size": 1408,
+                "shared_ffn_hidden_size": 2816,
+                "normalize": False,
+                "first_dense": 1,
+                "aux_loss": 0.001,
+                "aux_loss_over": "sequence",
+            },
+            vocab_size=102400,
+            mla={"kv_lora_rank": 512},
+        ),
+    ),
+    "deepseek-v3": Preset(
+        "671B, 37B a token: DeepSeek-V3, without its stretch of positions (DeepSeek-AI 2024)",
+        _deepseek(
+            7168,
+            61,
+            128,
+            18432,
+            {
+                "num_experts": 256,
+                "top_k": 8,
+                "ffn_hidden_size": 2048,
+                "shared_ffn_hidden_size": 2048,
+                "scores": "sigmoid",
+                "scale": 2.5,
+                "num_groups": 8,
+                "top_groups": 4,
+                "group_score": "sum_of_two",
+                "bias_rate": 0.001,
+                "aux_loss": 0.0001,
+                "aux_loss_over": "sequence",
+                "first_dense": 3,
+            },
+            vocab_size=129280,
+            init_std=0.006,
+            init_depth_scaling=False,
+            mla={"q_lora_rank": 1536},
         ),
     ),
     "gpt2": Preset("124M: GPT-2 (Radford et al. 2019)", _gpt2(768, 12, 12)),

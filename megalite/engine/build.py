@@ -11,7 +11,7 @@ from megalite.config.plan import RunPlan, compile_pays, has_tied_copy
 from megalite.config.schema import Config
 from megalite.config.stream import stream_tokens
 from megalite.engine.protocol import Engine
-from megalite.layers.context import choose_context
+from megalite.layers.context import choose_context, choose_latent_context
 from megalite.layers.parts import choose_parts
 from megalite.layers.precision import ONE_FORMAT, Precision
 from megalite.layers.weight_gradients import TakeGradient
@@ -62,6 +62,7 @@ def build_stage(
         parts=replace(
             parts,
             over_context=choose_context(axes.cp, config.parallel.cp_kind, keeps_all=keeps_all),
+            over_latents=choose_latent_context(axes.cp, config.parallel.cp_kind),
             mlp_chunk_tokens=config.train.mlp_chunk_tokens,
         ),
         offload=config.train.offload_activations,

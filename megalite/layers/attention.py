@@ -44,7 +44,7 @@ def choose_attention(device_type: str, dtype: torch.dtype) -> Attend:
             return attend_by_document
         takes_groups = "enable_gqa" in inspect.signature(varlen_attn).parameters  # not in torch 2.10
         kernel = cast("Kernel", varlen_attn)  # a pair is returned only to those who ask for it
-        return partial(attend_varlen, kernel if takes_groups else _repeating(kernel))
+        return padded_values(partial(attend_varlen, kernel if takes_groups else _repeating(kernel)))
     return attend_by_document
 
 
@@ -55,12 +55,12 @@ def attend_by_document(q: Tensor, k: Tensor, v: Tensor, documents: Documents, wi
     Args:
         q: `[t, n, d]`.
         k: `[t, m, d]`, n a multiple of m.
-        v: `[t, m, d]`.
+        v: `[t, m, v]`, v being d or not.
         documents: borders of the stream; of a context-parallel rank's share q has its own tokens, k and v all of them.
         window: tokens that a query sees, itself included; None for all before it.
 
     Returns:
-        `[t, n, d]`.
+        `[t, n, v]`.
     """
     if documents.share is not None:
         return torch.cat([_attend_span(q, k, v, span, window) for span in documents.spans])
@@ -129,6 +129,18 @@ def _attend_stretches(
         borders = stretch.of_queries, stretch.of_keys
         found.append(kernel(q[stretch.queries], k[seen], v[seen], *borders, *longest, **options))
     return torch.cat(found)
+
+
+def padded_values(attend: Attend) -> Attend:
+    """An attention that wants values as wide as queries, and gets them: narrower ones, with zeros behind them."""
+
+    def call(q: Tensor, k: Tensor, v: Tensor, documents: Documents, window: int | None) -> Tensor:
+        width = v.shape[2]
+        if width == q.shape[2]:
+            return attend(q, k, v, documents, window)
+        return attend(q, k, F.pad(v, (0, q.shape[2] - width)), documents, window)[..., :width]
+
+    return call
 
 
 def _repeating(kernel: Kernel) -> Kernel:

@@ -16,7 +16,8 @@ Queries are all tokens of a document, or, of a context-parallel rank, some that 
 their own. Heads that share a key and value head are rows of one matrix: row r is token r // g, g being the heads that
 share one.
 
-Legend: t tokens, n query heads, m key and value heads, d head_dim.
+Legend: t tokens, n query heads, m key and value heads, d head_dim, v the channels of a value, of
+which latent attention has fewer.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from megalite.layers.documents import Documents, spans_in
@@ -50,8 +52,8 @@ NO_WINDOW = -1
 
 
 def attend_in_blocks(q: Tensor, k: Tensor, v: Tensor, documents: Documents, window: int | None) -> Tensor:
-    """Attention within each document: q `[t, n, d]`, k and v `[t, m, d]` -> `[t, n, d]`, n a multiple of m; the rest as
-    `attention.attend_by_document` takes it. Of a share q has its own tokens, k and v all of them."""
+    """Attention within each document: q `[t, n, d]`, k `[t, m, d]`, v `[t, m, v]` -> `[t, n, v]`, n a multiple of
+    m; the rest as `attention.attend_by_document` takes it. Of a share q has its own tokens, k and v all of them."""
     if torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack():
         # The compiler, or selective recomputation: whoever watches is to see one op
         limits = (NO_WINDOW if window is None else window, _few_scores())
@@ -112,7 +114,7 @@ def _attention(q: Tensor, k: Tensor, v: Tensor, table: Tensor, limits: Sequence[
 
 @_attention.register_fake
 def _(q: Tensor, k: Tensor, v: Tensor, table: Tensor, limits: Sequence[int]) -> tuple[Tensor, Tensor]:
-    return q.new_empty(q.shape), _empty_log_z(q)
+    return _empty_result(q, v), _empty_log_z(q)
 
 
 @torch.library.custom_op("megalite::attention_in_blocks_gradients", mutates_args=())
@@ -147,6 +149,10 @@ def _cuts(table: Tensor, limits: Sequence[int]) -> _Cuts:
     return _Cuts(spans_in(table), None if window == NO_WINDOW else window, few)
 
 
+def _empty_result(q: Tensor, v: Tensor) -> Tensor:
+    return v.new_empty((*q.shape[:2], v.shape[2]))
+
+
 def _empty_log_z(q: Tensor) -> Tensor:
     """Room for log(sum of exponentials) of each query's scores, `[t, n]`, which is set for long documents alone."""
     return q.new_empty(q.shape[:2], dtype=torch.promote_types(q.dtype, torch.float32))
@@ -160,7 +166,7 @@ def _few_scores() -> int:
 
 
 def _attend(q: Tensor, k: Tensor, v: Tensor, cuts: _Cuts) -> tuple[Tensor, Tensor]:
-    out, log_z = torch.empty_like(q, memory_format=torch.contiguous_format), _empty_log_z(q)
+    out, log_z = _empty_result(q, v), _empty_log_z(q)
     for run in _runs(cuts.spans):
         tokens, seen = run.queries, run.keys
         if cuts.are_left_to_torch(run, q):
@@ -168,7 +174,7 @@ def _attend(q: Tensor, k: Tensor, v: Tensor, cuts: _Cuts) -> tuple[Tensor, Tenso
             continue
         scores = Scores(q[tokens], k[seen], run.count, cuts.window)
         values = by_head(v[seen], run.count, v.shape[1])
-        mixed = torch.empty_like(scores.queries, dtype=v.dtype)
+        mixed = values.new_empty((*scores.queries.shape[:2], v.shape[2]))
         for heads, rows, keys in scores.blocks():
             weights = scores.softmax(heads, rows, keys).to(v.dtype)
             mixed[heads, rows] = torch.bmm(weights, values[heads, keys])
@@ -211,26 +217,33 @@ def _gradients(
 
 
 def _attend_by_torch(out: Tensor, log_z: Tensor, q: Tensor, k: Tensor, v: Tensor, count: int) -> None:
-    """Fill `out` and `log_z` of documents of one length by torch's kernel, which wants as many keys as queries."""
+    """Fill `out` and `log_z` of documents of one length by torch's kernel, which wants as many keys as queries, and
+    values as wide."""
     found, found_log_z = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
-        *_heads_apart(q, k, v, count=count), is_causal=True
+        *_heads_apart(q, k, _as_wide(v, q), count=count), is_causal=True
     )
-    out.unflatten(0, (count, -1)).copy_(found.transpose(1, 2))
+    out.unflatten(0, (count, -1)).copy_(found.transpose(1, 2)[..., : out.shape[2]])
     log_z.unflatten(0, (count, -1)).copy_(found_log_z.transpose(1, 2))
 
 
 def _gradients_by_torch(into: tuple[Tensor, Tensor, Tensor], grad: Tensor, kept: Sequence[Tensor], count: int) -> None:
     """Fill dq, dk and dv, given q, k, v, the output and `log_z`."""
     q, k, v, out, log_z = kept
-    grad_by_head, out_by_head = _heads_apart(grad, out, count=count)
-    queries, keys, values = _heads_apart(q, k, v, count=count)
+    grad_by_head, out_by_head = _heads_apart(_as_wide(grad, q), _as_wide(out, q), count=count)
+    queries, keys, values = _heads_apart(q, k, _as_wide(v, q), count=count)
     log_z_by_head = log_z.unflatten(0, (count, -1)).transpose(1, 2).contiguous()
     found = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
         grad_by_head, queries, keys, values, out_by_head, log_z_by_head, 0.0, True
     )
     for target, each in zip(into, found, strict=True):
         apart = target.unflatten(0, (count, -1)).transpose(1, 2)
+        each = each[..., : target.shape[2]]
         apart.copy_(each.unflatten(1, (target.shape[1], -1)).sum(2) if each.shape != apart.shape else each)
+
+
+def _as_wide(x: Tensor, as_: Tensor) -> Tensor:
+    """Heads with zeros behind their channels, so that they have as many as others."""
+    return x if x.shape[2] == as_.shape[2] else F.pad(x, (0, as_.shape[2] - x.shape[2]))
 
 
 def _heads_apart(first: Tensor, *others: Tensor, count: int) -> list[Tensor]:

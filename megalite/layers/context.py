@@ -15,13 +15,14 @@ Legend: t tokens of the stream, of which a rank has t/cp; n query heads, m key a
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from megalite.layers.attention import Attend
+from megalite.layers.attention import Attend, padded_values
 from megalite.layers.documents import ContextShare, Documents
 from megalite.layers.ring import attend_around
 from megalite.parallel.axes import Axis
@@ -29,6 +30,14 @@ from megalite.parallel.collectives import gather_anew, gather_in_order, to_parts
 
 OverContext = Callable[[Attend], Attend]
 """Makes the attention of a rank with some tokens out of one that is given what those see."""
+
+WholeStream = Callable[[Tensor, Documents], Tensor]
+"""Rows of a rank's own tokens -> those of all tokens that these may see."""
+
+
+def own(x: Tensor, documents: Documents) -> Tensor:
+    """Of a rank that has all tokens, or whose attention finds the others."""
+    return x
 
 
 def alone(attend: Attend) -> Attend:
@@ -48,6 +57,34 @@ def choose_context(cp: Axis, kind: str, *, keeps_all: bool) -> OverContext:
         return lambda attend: partial(attend_around, cp)  # its own kernel, which says how large the scores were
     over = _attend_by_heads if kind == "ulysses" else partial(_attend_gathered, keeps_all)
     return lambda attend: partial(over, cp, attend)
+
+
+@dataclass(frozen=True)
+class LatentContext:
+    """What context parallelism makes of latent attention."""
+
+    over: OverContext = alone
+    whole: WholeStream = own
+    """What is done to latents before heads are made of them."""
+
+
+ALL_HERE = LatentContext()
+"""Of a rank that has all tokens."""
+
+
+def choose_latent_context(cp: Axis, kind: str) -> LatentContext:
+    """Latents for `parallel.cp_kind`: they are what is gathered; else heads go round, or are exchanged, as others."""
+    if cp.size == 1:
+        return ALL_HERE
+    if kind == "allgather":
+        return LatentContext(whole=partial(_gathered_latents, cp))
+    over = choose_context(cp, kind, keeps_all=False)
+    return LatentContext(over=lambda attend: padded_values(over(attend)))
+
+
+def _gathered_latents(cp: Axis, x: Tensor, documents: Documents) -> Tensor:
+    assert documents.share is not None, "a stream that is not cut"
+    return whole_stream(x, cp, documents.share)
 
 
 def whole_stream(x: Tensor, cp: Axis, share: ContextShare) -> Tensor:

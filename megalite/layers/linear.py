@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from megalite.layers.gemm import PLAIN, LinearGemm
 from megalite.parallel.axes import Axis, TensorParallel
-from megalite.parallel.collectives import copy_to, gather_rows, reduce_from, replicated, scatter_rows
+from megalite.parallel.collectives import copy_to, gather_rows, keep, reduce_from, replicated, scatter_rows
 
 
 class LinearOptions(TensorParallel, total=False):
@@ -37,6 +37,7 @@ class ColumnParallelLinear(nn.Module):
         tp: the tensor-parallel axis.
         bias: add a bias of `[out/tp]`.
         sequence_parallel: the input is cut over tokens.
+        has_all: somebody else has brought the whole input to all ranks, and adds up its gradient.
         gemm: how to multiply.
 
     Shape: `[t, in]` (or `[t/tp, in]` when sequence parallel) -> `[t, out/tp]`.
@@ -53,13 +54,14 @@ class ColumnParallelLinear(nn.Module):
         tp: Axis,
         bias: bool = False,
         sequence_parallel: bool = False,
+        has_all: bool = False,
         gemm: LinearGemm = PLAIN,
     ):
         super().__init__()
         self.weight = nn.Parameter(torch.empty(out_features, in_features))
         self.bias = nn.Parameter(torch.empty(out_features)) if bias else None
         self.tp = tp
-        self.enter = gather_rows if sequence_parallel else copy_to
+        self.enter = keep if has_all else gather_rows if sequence_parallel else copy_to
         self.gemm: LinearGemm = gemm
 
     def forward(self, x: Tensor) -> Tensor:
@@ -105,3 +107,29 @@ class RowParallelLinear(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         y = self.leave(self.gemm.linear(x, self.weight), self.tp)
         return y if self.bias is None else y + self.share(self.bias, self.tp)
+
+
+class ReplicatedLinear(nn.Module):
+    """`y = x @ weight.T`, all of it on every rank; each has its own tokens when sequence parallel.
+
+    Shape: `[t, in]` -> `[t, out]` (`[t/tp, in]` -> `[t/tp, out]` when sequence parallel).
+    """
+
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        *,
+        tp: Axis,
+        sequence_parallel: bool = False,
+        gemm: LinearGemm = PLAIN,
+    ):
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(out_features, in_features))
+        self.tp, self.share = tp, replicated(sequence_parallel)
+        self.makes_partial_gradients = sequence_parallel and tp.size > 1
+        """Its weight's gradient is summed over tp, by autograd: nobody else may take it before."""
+        self.gemm: LinearGemm = gemm
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.gemm.linear(x, self.share(self.weight, self.tp))

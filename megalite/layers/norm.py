@@ -124,3 +124,6 @@ def zero_centered_rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 
 
 RMS_NORMS = {"rmsnorm": rms_norm, "zero_centered_rmsnorm": zero_centered_rms_norm}
+
+NORM_OF_HEADS: dict[str, type[RMSNorm]] = {"rmsnorm": RMSNorm, "zero_centered_rmsnorm": ZeroCenteredRMSNorm}
+"""The same as modules."""

@@ -17,8 +17,8 @@ from megalite.architecture.architecture import Architecture
 from megalite.architecture.attentions import ATTENTIONS
 from megalite.architecture.norms import NORMS
 from megalite.config.plan import LOSS_CHUNK_TOKENS
-from megalite.layers.attention import Attend, attend_by_document, attend_capped, choose_attention
-from megalite.layers.context import OverContext, alone
+from megalite.layers.attention import Attend, attend_by_document, attend_capped, choose_attention, padded_values
+from megalite.layers.context import ALL_HERE, LatentContext, OverContext, alone
 from megalite.layers.cross_entropy import TokenLoss
 from megalite.layers.documents import Documents
 from megalite.layers.gemm import PLAIN, Gemm, choose_gemm
@@ -34,6 +34,8 @@ class Parts:
     attend: Attend = attend_by_document
     over_context: OverContext = alone
     """What context parallelism makes of it."""
+    over_latents: LatentContext = ALL_HERE
+    """And of latent attention."""
     gemm: Gemm = PLAIN
     norm: Callable[..., nn.Module] = RMSNorm
     """Of the stream; `architecture.norms` says how it is made."""
@@ -49,7 +51,14 @@ class Parts:
 
     def attend_within(self, soft_cap: float | None) -> Attend:
         """The attention of a block, whose scores may be bounded."""
-        return self.over_context(self.attend if soft_cap is None else partial(attend_capped, soft_cap))
+        return self.over_context(self._attend(soft_cap))
+
+    def attend_latents(self, soft_cap: float | None) -> Attend:
+        """The same of a block whose keys and values are made of latents."""
+        return self.over_latents.over(self._attend(soft_cap))
+
+    def _attend(self, soft_cap: float | None) -> Attend:
+        return self.attend if soft_cap is None else partial(attend_capped, soft_cap)
 
 
 def choose_parts(
@@ -84,4 +93,4 @@ def _choose_attention(model: Architecture, device_type: str, dtype: torch.dtype)
     def attend_whole(q: Tensor, k: Tensor, v: Tensor, documents: Documents, window: int | None) -> Tensor:
         return attend(q.contiguous(), k.contiguous(), v.contiguous(), documents, window)
 
-    return attend_whole
+    return padded_values(attend_whole)

@@ -1,7 +1,9 @@
 """Rotary position embedding, in the half-split form that Llama and GPT-NeoX have in Hugging Face.
 
 Channel i of the first half and channel i of the second half of a head form a pair, rotated by position x frequency_i
-(Su et al. 2021). Angles are computed in fp32. Legend: t tokens, n heads, d head_dim, r rotated channels of a head.
+(Su et al. 2021). Where neighbours are pairs, as in the paper, they are brought into that order first: the products of
+queries and keys, which is all that is made of them, stay the same. Angles are computed in fp32. Legend: t tokens, n
+heads, d head_dim, r rotated channels of a head.
 """
 
 from __future__ import annotations
@@ -36,9 +38,13 @@ class Frequencies:
         return Frequencies(self.usual.to(device), self.factor, long, self.long_from)
 
 
-def frequencies(rope: RopeConfig, head_dim: int) -> Frequencies:
-    """The frequencies of a model's rotation, stretched as the config says."""
-    rotated = int(head_dim * rope.fraction)
+def frequencies(rope: RopeConfig, num_channels: int) -> Frequencies:
+    """The frequencies of a model's rotation, stretched as the config says.
+
+    Args:
+        num_channels: of a head, `Architecture.turned_dim`.
+    """
+    rotated = int(num_channels * rope.fraction)
     exponents = torch.arange(0, rotated, 2, dtype=torch.int64).to(torch.float32) / rotated
     inv_freq = 1.0 / (rope.theta**exponents)
     scaling = rope.scaling
@@ -97,11 +103,16 @@ def rotation(positions: Tensor, by: Frequencies, reach: Tensor | None = None) ->
     return (cos, sin) if by.factor == 1.0 else (cos * by.factor, sin * by.factor)
 
 
-def rotate(x: Tensor, by: Rotation) -> Tensor:
-    """Rotate the first r channels of each head: `[t, n, d]` -> `[t, n, d]`, computed in fp32."""
+def rotate(x: Tensor, by: Rotation, *, interleaved: bool = False) -> Tensor:
+    """Rotate the first r channels of each head: `[t, n, d]` -> `[t, n, d]`, computed in fp32.
+
+    Args:
+        interleaved: neighbours are pairs; they come out as halves.
+    """
     cos, sin = by
     half = cos.shape[-1]
     wide = torch.promote_types(x.dtype, cos.dtype)
-    first, second, rest = x[..., :half].to(wide), x[..., half : 2 * half].to(wide), x[..., 2 * half :]
+    pairs = (slice(0, 2 * half, 2), slice(1, 2 * half, 2)) if interleaved else (slice(half), slice(half, 2 * half))
+    (first, second), rest = (x[..., each].to(wide) for each in pairs), x[..., 2 * half :]
     turned = torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1).to(x.dtype)
     return torch.cat((turned, rest), dim=-1) if rest.shape[-1] else turned

@@ -10,12 +10,13 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor, nn
 
+from megalite.architecture.weights import ROUTER_BIAS
 from megalite.layers.precision import ReadState
 from megalite.layers.router import Router
 from megalite.parallel.axes import Axis
 from megalite.parallel.collectives import all_reduce
 
-BIAS, LOADS = "router_bias", "router_loads"
+LOADS = "router_loads"
 """State tensors `router_bias/blocks.3.mlp.router` and `router_loads/blocks.3.mlp.router`, `[experts]`."""
 
 
@@ -30,9 +31,14 @@ class Routers:
         self.by_name = {
             name: module for name, module in blocks.named_modules(prefix="blocks") if isinstance(module, Router)
         }
-        for router in self.by_name.values():
+        self._first: dict[str, Tensor] = {}
+        for name, router in self.by_name.items():
             if router.settings.bias_rate is not None:
-                router.bias = torch.zeros(router.settings.num_experts)
+                self.begin_with(name, torch.zeros(router.settings.num_experts))
+
+    def begin_with(self, name: str, bias: Tensor) -> None:
+        """The bias that a router begins with, `[experts]` fp32."""
+        self._first[name] = self.by_name[name].bias = bias
 
     def to(self, device: torch.device) -> None:
         """Bring all of it to a device."""
@@ -69,7 +75,7 @@ class Routers:
         """What a resumed run needs to go on exactly: fp32, by names that no layout changes."""
         found = dict[str, Tensor]()
         for name, router in self.by_name.items():
-            found |= {f"{BIAS}/{name}": router.bias} if router.bias is not None else {}
+            found |= {f"{ROUTER_BIAS}/{name}": router.bias} if router.bias is not None else {}
             found |= {f"{LOADS}/{name}": router.loads} if router.loads is not None else {}
         return found
 
@@ -80,5 +86,5 @@ class Routers:
             loads = read(f"{LOADS}/{name}")
             router.loads = None if loads is None else loads.to(device)
             if router.bias is not None:
-                bias = read(f"{BIAS}/{name}")
-                router.bias = torch.zeros_like(router.bias) if bias is None else bias.to(device)
+                bias = read(f"{ROUTER_BIAS}/{name}")
+                router.bias = (self._first[name] if bias is None else bias).to(device)

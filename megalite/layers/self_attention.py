@@ -21,8 +21,8 @@ from megalite.layers.documents import Documents
 from megalite.layers.gemm import PLAIN, Gemm
 from megalite.layers.linear import ColumnParallelLinear, RowParallelLinear
 from megalite.layers.norm import AllHeadsNorm, HeadNorm
-from megalite.layers.rope import rotate
 from megalite.layers.scale import scaled_by
+from megalite.layers.turn import Turn
 from megalite.parallel.axes import SINGLE, Axis, TensorParallel
 from megalite.parallel.collectives import gather_rows
 
@@ -56,7 +56,7 @@ class SelfAttention(nn.Module):
         self.num_kv_heads = spec.num_kv_heads * sharers.size // tp.size
         self.sharers = sharers
         self.window = spec.window
-        self.rotary, self.has_own_rope = spec.rope is not None, spec.has_own_rope
+        self.turn = Turn(spec)
         self.attend = attend
         self.scale_query = scaled_by(spec.query_scale)
         options: TensorParallel = {"tp": tp, "sequence_parallel": sequence_parallel}
@@ -88,11 +88,11 @@ class SelfAttention(nn.Module):
         heads = self._whole_heads(self.qkv(x)).unflatten(1, (-1, self.head_dim))
         queries_and_keys, v = heads.split((self.num_heads + self.num_kv_heads, self.num_kv_heads), dim=1)
         if not self.has_norms:
-            queries_and_keys = self._turn(queries_and_keys, documents)
+            queries_and_keys = self.turn(queries_and_keys, documents)
         q, k = queries_and_keys.split((self.num_heads, self.num_kv_heads), dim=1)
         if self.has_norms:
-            q, k = (self._turn(norm(each), documents) for norm, each in ((self.q_norm, q), (self.k_norm, k)))
-        elif self.rotary:
+            q, k = (self.turn(norm(each), documents) for norm, each in ((self.q_norm, q), (self.k_norm, k)))
+        elif self.turn.rope is not None:
             v = v.contiguous()  # else the view would keep the whole projection until the backward pass
         return self.scale_query(q), k, v
 
@@ -103,11 +103,3 @@ class SelfAttention(nn.Module):
         q, parts = x.split((self.num_heads * self.head_dim, 2 * self.head_dim // self.sharers.size), dim=1)
         of_all = gather_rows(parts, self.sharers).unflatten(0, (self.sharers.size, -1)).unflatten(2, (2, -1))
         return torch.cat((q, of_all.permute(1, 2, 0, 3).flatten(1)), dim=1)
-
-    def _turn(self, heads: Tensor, documents: Documents) -> Tensor:
-        """Rotate heads `[t, any, d]`, in a model that does."""
-        if not self.rotary:
-            return heads
-        turn = documents.sliding_rotation if self.has_own_rope else documents.rotation
-        assert turn is not None, "the stage turns the stream once a pass"
-        return rotate(heads, turn)

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from megalite.architecture.architecture import BlockSpec, FeedForwardSpec
 from megalite.layers.documents import Documents
 from megalite.layers.experts import SparseMLP
+from megalite.layers.latent_attention import LatentAttention
 from megalite.layers.mlp import MLP
 from megalite.layers.self_attention import SelfAttention
 from megalite.model.spec import StageSpec
@@ -57,14 +58,7 @@ class Block(nn.Module):
         options: TensorParallel = {"tp": stage.tp, "sequence_parallel": stage.sequence_parallel}
         norm = partial(parts.norm, hidden, spec.norm_eps, **options)
         self.attention_norm = norm() if spec.norm_before else nn.Identity()
-        self.attention = SelfAttention(
-            hidden,
-            spec,
-            attend=parts.attend_within(spec.attention.soft_cap),
-            gemm=parts.gemm,
-            sharers=stage.sharers,
-            **options,
-        )
+        self.attention = _attention(stage, spec, options)
         self.attention_out_norm = norm() if spec.norm_after else nn.Identity()
         self.mlp_norm = norm() if spec.norm_before else nn.Identity()
         self.mlp = _feed_forward(stage, spec, options)
@@ -78,6 +72,15 @@ class Block(nn.Module):
         after = x + self.attention_dropout(mixed, documents)
         expanded = self.mlp_out_norm(self.mlp(self.mlp_norm(x if self.is_parallel else after), documents))
         return after + self.mlp_dropout(expanded, documents)
+
+
+def _attention(stage: StageSpec, block: BlockSpec, options: TensorParallel) -> SelfAttention | LatentAttention:
+    parts, hidden, soft_cap = stage.parts, stage.model.hidden_size, block.attention.soft_cap
+    if block.attention.latent is not None:
+        attend, whole = parts.attend_latents(soft_cap), parts.over_latents.whole
+        return LatentAttention(hidden, block, attend=attend, whole=whole, gemm=parts.gemm, **options)
+    attend = parts.attend_within(soft_cap)
+    return SelfAttention(hidden, block, attend=attend, gemm=parts.gemm, sharers=stage.sharers, **options)
 
 
 def _feed_forward(stage: StageSpec, block: BlockSpec, options: TensorParallel) -> MLP | SparseMLP:

@@ -19,11 +19,13 @@ from torch import Tensor, nn
 
 from megalite.architecture.architecture import Architecture
 from megalite.architecture.mup import embedding_scale, output_scale
+from megalite.architecture.weights import state_table
 from megalite.layers.cross_entropy import Head, HeadSpec
 from megalite.layers.documents import Documents, Targets
 from megalite.layers.embedding import VocabParallelEmbedding
 from megalite.layers.experts import Experts
 from megalite.layers.gemm import Gemm
+from megalite.layers.linear import ReplicatedLinear
 from megalite.layers.precision import linear_layers
 from megalite.layers.rope import Frequencies, frequencies, rotation
 from megalite.layers.routers import Routers
@@ -89,7 +91,11 @@ class Stage(nn.Module):
         """Told the name of each layer that comes next, whose weights must be there when it returns."""
         self._frequencies: dict[str, Frequencies] = {}
         self.rotate_as(model)
-        fill(self, FreshWeights(model, spec.seed) if weights is None else weights)
+        source = FreshWeights(model, spec.seed) if weights is None else weights
+        fill(self, source)
+        for name, row in state_table(model).items():
+            if (router := name.removesuffix(".bias")) in self.routers.by_name:
+                self.routers.begin_with(router, source.read(row, row.local(1, 0)).clone())
 
     def forward(self, x: Tensor, documents: Documents, targets: Targets | None = None, chunk: int = 0) -> Tensor:
         """Run a chunk of the stage.
@@ -138,9 +144,9 @@ class Stage(nn.Module):
         """Turn queries and keys from here on as a model of the same shape does."""
         self._frequencies = {}
         if model.positions == "rope":
-            self._frequencies["rotation"] = frequencies(model.rope, model.head_dim)
+            self._frequencies["rotation"] = frequencies(model.rope, model.turned_dim)
         if model.positions == "rope" and model.sliding_rope is not None:
-            self._frequencies["sliding_rotation"] = frequencies(model.sliding_rope, model.head_dim)
+            self._frequencies["sliding_rotation"] = frequencies(model.sliding_rope, model.turned_dim)
 
     def blocks_by_index(self) -> dict[int, Block]:
         """The blocks of this stage, by their place in the model."""
@@ -150,9 +156,11 @@ class Stage(nn.Module):
         """Let somebody else have the gradients of the weights that products make."""
         for _, layer in linear_layers(self.blocks):
             layer.gemm = SummedLinear(layer.weight, cast("Gemm", layer.gemm), take)
-        for experts in self.blocks.modules():
-            if isinstance(experts, Experts):
-                experts.hand_over_gradients(take)
+        for module in self.blocks.modules():
+            if isinstance(module, Experts):
+                module.hand_over_gradients(take)
+            if isinstance(module, ReplicatedLinear) and not module.makes_partial_gradients:
+                module.gemm = SummedLinear(module.weight, cast("Gemm", module.gemm), take)
         if self.head is not None:
             self.head.take_gradient = take
 

@@ -22,12 +22,13 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from math import prod
 
+from megalite.architecture.attention_costs import gathered_bytes
 from megalite.architecture.costs import (
     ELEMENT_BYTES,
     FP32_BYTES,
+    BlockCut,
     block_activation_bytes,
     block_held_bytes,
-    gathered_bytes,
     mlp_bytes,
     sum_by_layer,
 )
@@ -124,13 +125,14 @@ def block_activations(config: Config, plan: RunPlan, blocks: Iterable[int], reco
     fp8, a = config.precision.fp8, ELEMENT_BYTES[config.precision.dtype]
     in_chunks = config.train.mlp_chunk_tokens is not None and recompute == "none"
     chosen = [plan.model.blocks[index] for index in blocks]
+    seen = plan.cp if config.parallel.cp_kind == "allgather" else 1
+    cut = BlockCut(plan.tp, config.parallel.sequence_parallel, seen)
     return [
         block_activation_bytes(
             block,
             plan.model.hidden_size,
             element_bytes=a,
-            tp=plan.tp,
-            sequence_parallel=config.parallel.sequence_parallel,
+            cut=cut,
             recompute=recompute,
             keeps_fp8_inputs=fp8 is not None and fp8.backend == "te",
             has_dropout=plan.model.dropout > 0.0,

@@ -1,21 +1,22 @@
 """What a rank sends in a step over tensor, context, pipeline and expert parallelism, by stage, before anything runs.
 
-Bytes of the residual stream that a ring sends. Left out are the gradients of weights that all tp ranks hold whole
-(norms: some thousand numbers a micro-batch), and the borders of documents that go with the stream. What data
-parallelism sends is the engine's choice, and not counted here.
+Bytes of the residual stream that a ring sends, and gradients of what makes latents, which all tp ranks hold whole. Left
+out are those of norms (some thousand numbers a micro-batch), and the borders of documents that go with the stream. What
+data parallelism sends is the engine's choice, and not counted here.
 """
 
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
 
+from megalite.architecture.attention_costs import context_sent_bytes, latent_width
 from megalite.architecture.costs import (
     ELEMENT_BYTES,
     block_sent_bytes,
-    context_sent_bytes,
     dispatch_sent_bytes,
     embedding_sent_bytes,
     head_sent_bytes,
+    round_trip,
 )
 from megalite.config.plan import RunPlan
 from megalite.config.schema import Config
@@ -68,6 +69,10 @@ def _tp_bytes(config: Config, plan: RunPlan, stage: int) -> float:
         )
         for index in plan.blocks_of(stage)
     )
+    if config.parallel.sequence_parallel:  # each rank makes a part of the gradient of what makes latents
+        attentions = [model.blocks[index].attention for index in plan.blocks_of(stage)]
+        latents = sum(latent_width(each) for each in attentions)
+        sent += round_trip(element_bytes * model.hidden_size * latents, tp) / (stream_tokens(config) // plan.cp)
     if stage == plan.chunk_ranks[0]:
         sent += embedding_sent_bytes(model.hidden_size, element_bytes=element_bytes, tp=tp)
     if stage == plan.chunk_ranks[-1]:

@@ -14,7 +14,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from megalite.architecture.weights import Rectangle, Weight, weight_table
+from megalite.architecture.weights import Rectangle, Weight, stored_table
 from megalite.checkpoint.format import (
     Manifest,
     Piece,
@@ -26,6 +26,7 @@ from megalite.checkpoint.format import (
     write_manifest,
 )
 from megalite.checkpoint.hf import reload
+from megalite.checkpoint.hf.families.deepseek import scale_of, sharpness
 from megalite.config.fill import fill_model
 from megalite.config.plan import split_blocks
 from megalite.config.schema import BatchConfig, ModelConfig
@@ -74,6 +75,31 @@ GEMMA = {
     "num_kv_heads": 2,
     "head_dim": 16,
     "sliding_window": 7,
+}
+MLA = {
+    "norm_eps": 1e-6,
+    "rope": {"interleaved": True},
+    "mla": {
+        "q_lora_rank": 20,
+        "kv_lora_rank": 16,
+        "qk_nope_head_dim": 12,
+        "qk_rope_head_dim": 8,
+        "v_head_dim": 10,
+    },
+}
+DEEPSEEK = {**MLA, "moe": {"num_experts": 6, "top_k": 3, "ffn_hidden_size": 24, "shared_ffn_hidden_size": 48}}
+DEEPSEEK_V3 = {
+    **DEEPSEEK,
+    "moe": {
+        **DEEPSEEK["moe"],
+        "first_dense": 1,
+        "scores": "sigmoid",
+        "scale": 2.5,
+        "bias_rate": 0.0,
+        "num_groups": 3,
+        "top_groups": 2,
+        "group_score": "sum_of_two",
+    },
 }
 EXPERTS = {"num_experts": 3, "top_k": 2, "ffn_hidden_size": 32}
 GEMMA2_LAYERS = ["sliding_attention", "full_attention"]
@@ -132,6 +158,20 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "qwen3_moe": {"num_kv_heads": 2, "qk_norm": True, "head_dim": 16, "moe": EXPERTS},
     "qwen3_moe, one dense": {"qk_norm": True, "moe": {**EXPERTS, "normalize": False, "first_dense": 1}},
     "olmoe": {"qk_norm": "whole", "num_kv_heads": 2, "moe": {**EXPERTS, "normalize": False, "top_k": 1}},
+    "deepseek_v3": DEEPSEEK_V3,
+    "deepseek_v3, dense": {**MLA, "rope": {}, "mla": {**MLA["mla"], "q_lora_rank": None}},
+    "deepseek_v3, yarn": {
+        **DEEPSEEK_V3,
+        "rope": {"interleaved": True, "scaling": {**YARN, "attention_factor": 1.0}},
+        "attention_scale": scale_of(20, sharpness(8.0, 0.707)),
+        **LONG,
+    },
+    "deepseek_v2": {**DEEPSEEK, "moe": {**DEEPSEEK["moe"], "normalize": False, "first_dense": 1, "scale": 2.0}},
+    "deepseek_v2, groups": {
+        **DEEPSEEK,
+        "mla": {**MLA["mla"], "q_lora_rank": None, "v_head_dim": 20},
+        "moe": {**DEEPSEEK["moe"], "normalize": False, "num_groups": 2, "top_groups": 1},
+    },
     "gemma3_text": {**GEMMA3, "rope": {"theta": 1e6}, "sliding_rope": {"theta": 1e4}},
     "gemma3_text, stretched": {
         **GEMMA3,
@@ -176,10 +216,10 @@ def write_checkpoint(
     stages = split_blocks([1.0] * model.num_layers, PP, head_cost=0)
     for stage, tp_rank in itertools.product(range(PP), range(TP)):
         file, tensors = f"rank-{stage * TP + tp_rank:05d}.safetensors", {}
-        for weight in weight_table(model).values():
+        for weight in stored_table(model).values():
             if _stage_of(weight, stages) != stage or (weight.cut is None and tp_rank > 0):
                 continue
-            rectangle, name = weight.local(TP, tp_rank), tensor_name("weight", weight.name)
+            rectangle, name = weight.local(TP, tp_rank), weight.state or tensor_name("weight", weight.name)
             tensors[name] = source.read(weight, rectangle).contiguous()
             record = manifest.tensors.setdefault(name, TensorRecord(weight.shape))
             record.pieces.append(Piece(file, name, rectangle.start, rectangle.shape))
@@ -198,7 +238,7 @@ def _stage_of(weight: Weight, stages: tuple[tuple[int, int], ...]) -> int:
 
 def assert_same_weights(first: WeightSource, second: WeightSource, model: ModelConfig) -> None:
     """Every canonical weight is equal bit by bit."""
-    for weight in weight_table(model).values():
+    for weight in stored_table(model).values():
         everything = weight.local(1, 0)
         assert torch.equal(first.read(weight, everything), second.read(weight, everything)), weight.name
 

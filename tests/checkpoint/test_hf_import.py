@@ -10,6 +10,10 @@ import torch
 import transformers
 from safetensors.torch import load_file, save_file
 from transformers import (
+    DeepseekV2Config,
+    DeepseekV2ForCausalLM,
+    DeepseekV3Config,
+    DeepseekV3ForCausalLM,
     Gemma2Config,
     Gemma2ForCausalLM,
     Gemma3ForCausalLM,
@@ -105,6 +109,19 @@ def without_theta(rope: dict[str, object]) -> dict[str, object]:
 
 FEW_EXPERTS = {"num_experts": 3, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
 
+LATENTS = {
+    "q_lora_rank": 20,
+    "kv_lora_rank": 16,
+    "qk_nope_head_dim": 12,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 10,
+    "moe_intermediate_size": 24,
+    "num_experts_per_tok": 3,
+    "n_routed_experts": 6,
+    "num_key_value_heads": 4,
+}
+OF_DEEPSEEK = {**YARN, "factor": 40.0, "mscale": 0.707, "mscale_all_dim": 0.707}
+
 FOREIGN = {
     "llama": (LlamaForCausalLM, LlamaConfig(**GATED)),
     "llama 3.1": (LlamaForCausalLM, LlamaConfig(**GATED, **llama3_rope(), tie_word_embeddings=True)),
@@ -150,6 +167,29 @@ FOREIGN = {
         Qwen3MoeConfig(**GATED, **FEW_EXPERTS, norm_topk_prob=True, mlp_only_layers=[0], tie_word_embeddings=True),
     ),
     "olmoe": (OlmoeForCausalLM, OlmoeConfig(**GATED, num_experts=3, num_experts_per_tok=2, pad_token_id=None)),
+    "deepseek_v3": (
+        DeepseekV3ForCausalLM,
+        DeepseekV3Config(**SIZES, **LATENTS, first_k_dense_replace=1, n_group=3, topk_group=2),
+    ),
+    "deepseek_v3, yarn": (
+        DeepseekV3ForCausalLM,
+        DeepseekV3Config(
+            **SIZES, **LATENTS, first_k_dense_replace=0, n_group=1, topk_group=1, rope_scaling=dict(OF_DEEPSEEK)
+        ),
+    ),
+    "deepseek_v2": (DeepseekV2ForCausalLM, DeepseekV2Config(**SIZES, **LATENTS, n_shared_experts=2)),
+    "deepseek_v2, groups, yarn": (
+        DeepseekV2ForCausalLM,
+        DeepseekV2Config(
+            **{**SIZES, **LATENTS, "q_lora_rank": None},
+            first_k_dense_replace=1,
+            topk_method="group_limited_greedy",
+            n_group=3,
+            topk_group=2,
+            routed_scaling_factor=16.0,
+            rope_scaling=dict(OF_DEEPSEEK),
+        ),
+    ),
     "gemma3_text": (
         Gemma3ForCausalLM,
         Gemma3TextConfig(**GATED, head_dim=16, sliding_window=6, layer_types=["sliding_attention", "full_attention"]),
@@ -164,7 +204,8 @@ def save_foreign(folder: Path, name: str = "llama", **options: object) -> PreTra
     with torch.random.fork_rng():
         torch.manual_seed(0)
         model = kind(config)
-        for weight in model.parameters():
+        biases = (each for name, each in model.named_buffers() if name.endswith("e_score_correction_bias"))
+        for weight in (*model.parameters(), *biases):
             weight.data.normal_(0.0, 0.1)
     model.save_pretrained(folder, **options)
     return model
@@ -224,7 +265,7 @@ def test_published_folders(name: str, changes: dict, tmp_path: Path):
     from_hugging_face(tmp_path / "hf", tmp_path / "out")
 
 
-@pytest.mark.parametrize("name", ["llama", "llama, all biases", "gpt_neox", "gpt2", "phi3"])
+@pytest.mark.parametrize("name", ["llama", "llama, all biases", "gpt_neox", "gpt2", "phi3", "deepseek_v3"])
 def test_any_rectangle(name: str, tmp_path: Path):
     """Each rank's part, and odd ones besides, equal the same part of the whole weight, however it is fused."""
     save_foreign(tmp_path, name)
@@ -287,6 +328,21 @@ CONFIG_REFUSALS = [
     ("qwen3_moe", {"n_group": 4}, "n_group: found 4, a key that megalite does not know"),
     ("qwen2_moe", {"use_sliding_window": True}, "use_sliding_window: found True"),
     ("qwen2_moe", {"layer_types": ["sliding_attention"] * 2}, "layer_types: found windows"),
+    ("deepseek_v3", {"rms_norm_eps": 1e-5}, "rms_norm_eps: found 1e-05, the norms of latents have 1e-06"),
+    ("deepseek_v3", {"head_dim": 12}, "head_dim: found 12, expected 8 of a model with latents"),
+    ("deepseek_v3", {"num_key_value_heads": 2}, "num_key_value_heads: found 2, expected 4"),
+    ("deepseek_v3", {"scoring_func": "softmax"}, "scoring_func: found 'softmax'"),
+    ("deepseek_v3", {"kv_lora_rank": 0}, "kv_lora_rank: found 0, expected 1 or more"),
+    ("deepseek_v3", {"attention_bias": True}, "attention_bias: found True"),
+    ("deepseek_v3", {"moe_layer_freq": 2}, "moe_layer_freq: found 2"),
+    ("deepseek_v3, yarn", {"rope_scaling": {**OF_DEEPSEEK, "mscale_all_dim": 1.0}}, "mscale_all_dim and factor differ"),
+    (
+        "deepseek_v3",
+        {"rope_parameters": {"rope_type": "linear", "factor": 2.0, "mscale_all_dim": 1.0}},
+        "stands beside",
+    ),
+    ("deepseek_v2", {"norm_topk_prob": True}, "norm_topk_prob: found True"),
+    ("deepseek_v2", {"topk_method": "group_limited_greedy"}, "n_group: topk_method 'group_limited_greedy' needs it"),
     ("olmoe", {"clip_qkv": 8.0}, "clip_qkv: found 8.0"),
     ("llama", {"hidden_act": "gelu"}, "hidden_act: found 'gelu'"),
     ("llama", {"rope_parameters": {"rope_type": "dynamic", "factor": 4.0}}, "rope_type is 'dynamic'"),

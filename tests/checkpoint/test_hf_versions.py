@@ -60,6 +60,8 @@ longrope = dict(rope_type="longrope", short_factor=[1.0 + 0.1 * pair for pair in
 longrope_of_3 = dict(type="longrope", short_factor=[1.0, 1.2, 1.4], long_factor=[1.0, 3.0, 5.0])
 linear = dict(rope_type="linear", factor=8.0)
 experts = dict(num_experts=3, num_experts_per_tok=2, moe_intermediate_size=32)
+latents = dict(q_lora_rank=20, kv_lora_rank=16, qk_nope_head_dim=12, qk_rope_head_dim=8, v_head_dim=10,
+               moe_intermediate_size=24, num_experts_per_tok=3, n_routed_experts=6, num_key_value_heads=4)
 layers = ["sliding_attention", "full_attention"]
 configs = {
     "llama 2": t.LlamaConfig(**sizes),
@@ -84,6 +86,10 @@ configs = {
     "qwen2_moe": t.Qwen2MoeConfig(**gated, **experts, shared_expert_intermediate_size=24),
     "qwen3_moe": t.Qwen3MoeConfig(**gated, **experts, head_dim=16, mlp_only_layers=[0]),
     "olmoe": t.OlmoeConfig(**gated, num_experts=3, num_experts_per_tok=2, pad_token_id=None),
+    "deepseek_v3": t.DeepseekV3Config(**sizes, **latents, first_k_dense_replace=1, n_group=3, topk_group=2),
+    "deepseek_v3, yarn": t.DeepseekV3Config(**sizes, **latents, first_k_dense_replace=1, n_group=1, topk_group=1,
+                                            rope_scaling=dict(yarn, mscale=1.0, mscale_all_dim=1.0)),
+    "deepseek_v2": t.DeepseekV2Config(**sizes, **latents, first_k_dense_replace=1),
     "gemma2": t.Gemma2Config(**gated, head_dim=16, sliding_window=6),
     "gemma3": t.Gemma3TextConfig(**gated, head_dim=16, sliding_window=6, layer_types=layers, rope_scaling=linear),
 }
@@ -153,7 +159,7 @@ def test_folders_saved_by_version_4(tmp_path: Path):
     """What transformers 4.57 saves, with only its own keys, is imported with equal logits in version 5 and here."""
     _run("4.57", SAVE_ALL, [tmp_path])
     saved = sorted(path for path in tmp_path.iterdir())
-    assert len(saved) == 23
+    assert len(saved) == 26
     for folder in saved:
         config = json.loads((folder / "config.json").read_text())
         assert config["transformers_version"].startswith("4.57")

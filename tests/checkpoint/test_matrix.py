@@ -92,6 +92,12 @@ OF_EXPERTS = {
 }
 """Layouts of models with experts."""
 
+LATENTS = {
+    "norm_eps": 1e-6,
+    "rope": {"interleaved": True},
+    "mla": {"q_lora_rank": 24, "kv_lora_rank": 16, "qk_nope_head_dim": 12, "qk_rope_head_dim": 8, "v_head_dim": 10},
+}
+
 BIASED = {"num_experts": 4, "top_k": 2, "ffn_hidden_size": 32, "bias_rate": 0.01, "aux_loss": 0.02, "first_dense": 1}
 
 WHEN_TIED = (
@@ -107,6 +113,7 @@ MODELS: dict[str, tuple[dict, tuple[str, ...]]] = {
     "untied": ({}, tuple(name for cases in LAYOUTS.values() for name in cases)),
     "tied": ({"tie_embeddings": True}, WHEN_TIED),
     "one kv head": ({"num_kv_heads": 1}, WITH_SHARED_HEADS),
+    "latents": (LATENTS, ("one", "zero3", *WITH_SHARED_HEADS)),
     "experts": ({"moe": BIASED}, tuple(name for cases in OF_EXPERTS.values() for name in cases)),
 }
 """Settings of the model, and layouts that are worth trying with it."""

@@ -47,6 +47,7 @@ OTHERS = {
     "mup": {"base_hidden_size": 32},
     "rope": {"theta": 5e5},
     "moe": {"num_experts": 4},
+    "mla": {"kv_lora_rank": 16, "qk_nope_head_dim": 12, "qk_rope_head_dim": 8, "v_head_dim": 8},
 }
 """Another value of each field of a model."""
 

@@ -179,6 +179,47 @@ SPARSE = {
     ],
 }
 
+MLA = {"q_lora_rank": 24, "kv_lora_rank": 16, "qk_nope_head_dim": 12, "qk_rope_head_dim": 8, "v_head_dim": 10}
+
+
+def latent(moe: dict | None = None, **mla):
+    """A model with latent attention."""
+    model = {"num_kv_heads": None, "norm_eps": 1e-6, "rope": {"interleaved": True}, "mla": {**MLA, **mla}}
+    return {"model": model if moe is None else {**model, "moe": {**EXPERTS, **moe}}}
+
+
+BY_BIAS = {"scores": "sigmoid", "bias_rate": 0.01, "shared_ffn_hidden_size": 64, "first_dense": 1, "scale": 2.5}
+DEEPSEEK = latent({**BY_BIAS, "num_experts": 8, "num_groups": 4, "top_groups": 2, "group_score": "sum_of_two"})
+BOTH_WAYS = latent({**BY_BIAS, "aux_loss": 0.01, "aux_loss_over": "sequence"}, v_head_dim=20)
+DENSE, LITE = latent(), latent(q_lora_rank=None)
+
+LATENT = {
+    1: [
+        layout(more=DEEPSEEK),
+        layout(zero_stage=0, more={**BOTH_WAYS, **FULL}),
+        layout(zero_stage=2, more={**DENSE, **SELECTIVE}),
+        layout(zero_stage=3, more=LITE),
+    ],
+    2: [
+        layout(dp=2, ep=2, more=DEEPSEEK),
+        layout(tp=2, more={**DENSE, **FEW}),
+        layout(tp=2, more={**LITE, **FEW, **FULL}),
+        layout(tp=2, sequence_parallel=True, more={**DEEPSEEK, **FEW, **SELECTIVE}),
+        layout(tp=2, sequence_parallel=True, zero_stage=2, more={**LITE, **FEW}),
+        layout(tp=2, sequence_parallel=True, zero_stage=0, more={**DENSE, **FEW, **FULL}),
+        *(layout(cp=2, cp_kind=kind, more=BOTH_WAYS) for kind in ("allgather", "ring", "ulysses")),
+        layout(cp=2, more={**LITE, **SELECTIVE}),
+        layout(pp=2, schedule="zb-v", more=BOTH_WAYS),
+    ],
+    4: [
+        layout(dp=2, ep=2, tp=2, sequence_parallel=True, more={**DEEPSEEK, **FEW, **FULL}),
+        layout(dp=2, cp=2, ep=4, more=DEEPSEEK),
+        layout(cp=2, tp=2, sequence_parallel=True, more={**LITE, **FEW}),
+        layout(dp=2, tp=2, zero_stage=3, more={**DENSE, **FEW}),
+        layout(dp=2, ep=2, pp=2, schedule="zb-h1", more={**DEEPSEEK, **SELECTIVE}),
+    ],
+}
+
 OVER_GLOO = [
     layout(dp=2),
     layout(dp=2, zero_stage=3),
@@ -220,6 +261,12 @@ def test_layouts_of_experts_equal_plain_pytorch(world_size):
     """The same with experts, whose routers have losses of each kind: against transformers' Mixtral, Qwen2-MoE and
     Qwen3-MoE."""
     compare(SPARSE[world_size], world_size)
+
+
+@pytest.mark.parametrize("world_size", LATENT)
+def test_layouts_of_latent_attention_equal_plain_pytorch(world_size):
+    """The same with latent attention, and routers that a bias keeps in balance: against transformers' DeepSeek-V3."""
+    compare(LATENT[world_size], world_size)
 
 
 def test_layouts_over_gloo():

@@ -14,6 +14,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 from transformers import (
+    DeepseekV3Config,
+    DeepseekV3ForCausalLM,
     LlamaConfig,
     LlamaForCausalLM,
     MixtralConfig,
@@ -30,6 +32,7 @@ from megalite.architecture.weights import weight_table
 from megalite.config.schema import Config, ModelConfig
 from megalite.model.initialize import FreshWeights
 from megalite.optim.schedules import learning_rate
+from tests.kit import reference_deepseek
 from tests.kit.batches import random_sequence
 
 PROJECTIONS = {
@@ -53,13 +56,13 @@ PROJECTIONS = {
 OUTER = {"embedding": "model.embed_tokens", "final_norm": "model.norm", "head": "lm_head"}
 
 
-def reference_name(name: str) -> str:
+def reference_name(name: str, names: dict[str, str] = PROJECTIONS) -> str:
     """transformers' name of a canonical weight, written down anew so that it checks the project's own table."""
     stem, _, kind = name.rpartition(".")
     if stem in OUTER:
         return f"{OUTER[stem]}.{kind}"
     _, index, inner = stem.split(".", 2)
-    return f"model.layers.{index}.{PROJECTIONS[inner]}.{kind}"
+    return f"model.layers.{index}.{names[inner]}.{kind}"
 
 
 def reference_model(model: ModelConfig, seed: int) -> torch.nn.Module:
@@ -78,19 +81,29 @@ def reference_model(model: ModelConfig, seed: int) -> torch.nn.Module:
         "attn_implementation": "eager",
     }
     config, kind = _class_of(model)
-    reference = kind(config(**{**common, **_expert_settings(model)}))
+    latent = {} if model.mla is None else reference_deepseek.settings(model)
+    reference = kind(config(**{**common, **_expert_settings(model), **latent}))
     source = FreshWeights(model, seed)
     rows = weight_table(model).values()
-    state = {reference_name(row.name): source.read(row, row.local(1, 0)) for row in rows if row.expert is None}
+    weights = {row.name: source.read(row, row.local(1, 0)) for row in rows if row.expert is None}
+    names, state = PROJECTIONS, {}
+    if model.mla is not None:
+        names, state = {**PROJECTIONS, **reference_deepseek.NAMES}, reference_deepseek.fused(weights, model)
+        weights = {name: weight for name, weight in weights.items() if not reference_deepseek.is_fused(name)}
+    state |= {reference_name(name, names): weight for name, weight in weights.items()}
     state |= _stacked_experts({row.name: source.read(row, row.local(1, 0)) for row in rows if row.expert is not None})
     missing, unexpected = reference.load_state_dict(state, strict=False)
     assert not unexpected
-    assert set(missing) <= ({"lm_head.weight"} if model.tie_embeddings else set())
+    assert {name for name in missing if not name.endswith("e_score_correction_bias")} <= (
+        {"lm_head.weight"} if model.tie_embeddings else set()
+    )
     reference.tie_weights()
     return reference
 
 
 def _class_of(model: ModelConfig) -> tuple[type, type]:
+    if model.mla is not None:
+        return DeepseekV3Config, DeepseekV3ForCausalLM
     if model.moe is None:
         return (Qwen3Config, Qwen3ForCausalLM) if model.qk_norm else (LlamaConfig, LlamaForCausalLM)
     if model.moe.shared_gate:
@@ -103,7 +116,8 @@ def _expert_settings(model: ModelConfig) -> dict[str, object]:
     if moe is None:
         return {}
     return {
-        "intermediate_size": moe.ffn_hidden_size,  # Mixtral's experts; nothing in the others, which have no dense block
+        # Mixtral's experts; nothing in the others, but for DeepSeek, which have no dense block
+        "intermediate_size": model.ffn_hidden_size if model.mla is not None else moe.ffn_hidden_size,
         "moe_intermediate_size": moe.ffn_hidden_size,
         "shared_expert_intermediate_size": moe.shared_ffn_hidden_size,
         "num_experts": moe.num_experts,
@@ -171,6 +185,7 @@ def reference_training(config: Config, model: ModelConfig, steps: int) -> list[t
         for group in optimizer.param_groups:
             group["lr"] = learning_rate(step + 1, config.train.steps, config.optimizer, config.schedule)
         optimizer.step()
+        balance.end_step(reference)
         curve.append((loss.item(), norm.item()))
     return curve
 
@@ -180,28 +195,41 @@ class Balance:
 
     def __init__(self, model: ModelConfig):
         self.moe, self._logits = model.moe, list[Tensor]()
-        self._loads = list[Tensor]()
+        self._chosen, self._loads = list[Tensor | None](), list[Tensor]()
 
     @contextmanager
     def watching(self, reference: torch.nn.Module) -> Iterator[None]:
         """Within it logits of routers are kept."""
         self._logits.clear()
+        self._chosen.clear()
         gates = [layer.mlp.gate for layer in reference.model.layers if hasattr(layer.mlp, "gate")]
-        hooks = [gate.register_forward_hook(lambda _, __, out: self._logits.append(out[0])) for gate in gates]
+        hooks = [gate.register_forward_hook(self._keep) for gate in gates]
         yield
         for hook in hooks:
             hook.remove()
 
+    def _keep(self, gate: torch.nn.Module, _: object, out: tuple[Tensor, ...]) -> None:
+        self._logits.append(out[0])
+        self._chosen.append(out[2] if hasattr(gate, "e_score_correction_bias") else None)
+
+    def end_step(self, reference: torch.nn.Module) -> None:
+        """Biases of routers move by what they have chosen."""
+        if self.moe is not None and self.moe.bias_rate:
+            reference_deepseek.move_biases(reference, self._loads, self.moe.bias_rate)
+
     def loss(self, mask: Tensor, micro_batch_size: int) -> Tensor | float:
         """Of the global batch; `mask` is `[sequences, tokens]`."""
         moe, total = self.moe, 0.0
-        if moe is None or not (moe.aux_loss or moe.z_loss):
+        if moe is None or not (moe.aux_loss or moe.z_loss or moe.bias_rate):
             return total
         former, self._loads = self._loads, []
         for layer, logits in enumerate(self._logits):
             logits = logits.view(*mask.shape, moe.num_experts)
-            scores = logits.softmax(-1)
-            chosen = F.one_hot(scores.topk(moe.top_k, dim=-1).indices, moe.num_experts).sum(2) * mask.unsqueeze(2)
+            scores = logits.softmax(-1) if moe.scores == "softmax" else logits.sigmoid()
+            best = self._chosen[layer]  # where a bias has a say in it, as transformers' own router says
+            best = scores.topk(moe.top_k, dim=-1).indices if best is None else best.view(*mask.shape, -1)
+            chosen = F.one_hot(best, moe.num_experts).sum(2) * mask.unsqueeze(2)
+            scores = scores / scores.sum(-1, keepdim=True)
             self._loads.append(chosen.sum((0, 1)))
             size = {"sequence": 1, "micro_batch": micro_batch_size, "global_batch": mask.shape[0]}[moe.aux_loss_over]
             for first in range(0, mask.shape[0], size):

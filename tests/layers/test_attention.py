@@ -50,8 +50,11 @@ def random_lengths(total: int, rng: random.Random) -> list[int]:
     return [stop - start for start, stop in zip([0, *cuts], [*cuts, total], strict=True)]
 
 
-def tensors(num_tokens: int, heads: int, kv_heads: int, dim: int, dtype: torch.dtype) -> list[Tensor]:
-    shapes = [(num_tokens, count, dim) for count in (heads, kv_heads, kv_heads)]
+def tensors(
+    num_tokens: int, heads: int, kv_heads: int, dim: int, dtype: torch.dtype, value_dim: int | None = None
+) -> list[Tensor]:
+    widths = ((heads, dim), (kv_heads, dim), (kv_heads, value_dim or dim))
+    shapes = [(num_tokens, count, width) for count, width in widths]
     return [draw(shape, dtype, seed).requires_grad_() for seed, shape in enumerate(shapes)]
 
 
@@ -62,10 +65,11 @@ def assert_equals_dense(
     dtype: torch.dtype,
     padding: int = 0,
     soft_cap: float | None = None,
+    value_dim: int | None = None,
 ):
     """Output and all three gradients against the dense truth."""
     total = sum(lengths)
-    found_inputs, true_inputs = (tensors(total, 4, kv_heads, 8, dtype) for _ in range(2))
+    found_inputs, true_inputs = (tensors(total, 4, kv_heads, 8, dtype, value_dim) for _ in range(2))
     kinds = ATTENTIONS if soft_cap is None else [partial(attend_capped, soft_cap)]
     truth = dense_attention(*true_inputs, lengths, window, soft_cap)
     grad = draw(tuple(truth.shape), dtype, 9)
@@ -101,6 +105,17 @@ def test_equal_lengths_equal_dense_attention(window):
     """Documents of one length, which share a kernel call, are still apart."""
     for lengths in ([8, 8, 8], [24], [1] * 6):
         assert_equals_dense(lengths, window, 2, torch.float64)
+
+
+@pytest.mark.parametrize("few", [0, attention_blocks.FEW_SCORES])
+@pytest.mark.parametrize("soft_cap", [None, 2.0])
+@pytest.mark.parametrize("dtype", TOLERANCES, ids=str)
+def test_narrow_values_equal_dense_attention(dtype, soft_cap, few, monkeypatch):
+    """Values of fewer channels than keys, as latent attention has them, by all kernels."""
+    monkeypatch.setattr(attention_blocks, "FEW_SCORES", few)
+    for window in (None, 3):
+        for value_dim in (5, 8):
+            assert_equals_dense([5, 1, 9, 9, 3], window, 2, dtype, soft_cap=soft_cap, value_dim=value_dim)
 
 
 def test_padded_borders_equal_dense_attention():

@@ -36,6 +36,17 @@ SIZES = {
 }
 """Weights wide enough that all of the model matters to the logits."""
 
+LATENTS = {
+    "norm_eps": 1e-6,
+    "rope": {"interleaved": True},
+    "mla": {
+        "q_lora_rank": 24,
+        "kv_lora_rank": 16,
+        "qk_nope_head_dim": 12,
+        "qk_rope_head_dim": 8,
+        "v_head_dim": 10,
+    },
+}
 GPT_STYLE = {"norm": "layernorm", "activation": "gelu_tanh", "bias": "all", "positions": "learned"}
 
 

@@ -13,7 +13,7 @@ from megalite.layers import attention_blocks
 from megalite.parallel.axes import SINGLE
 from tests.kit.spawn import run_ranks
 from tests.layers.parity import difference
-from tests.model.stages import gradients, make_batch, make_stage, run_stage, tensor_axis, tiny_model
+from tests.model.stages import LATENTS, gradients, make_batch, make_stage, run_stage, tensor_axis, tiny_model
 
 TOLERANCE = 1e-5
 """fp32, relative to the largest entry where that exceeds 1: fused kernels add up in another order."""
@@ -73,24 +73,27 @@ def test_compiled_blocks_equal_eager_ones(tmp_path):
     assert saved["full"] < saved["selective"] == saved["none"] < 0.75 * saved["none, eager"], saved
 
 
-def compare_experts(folder: str) -> list[str]:
+def compare_kinds_of_blocks(folder: str) -> list[str]:
     from torch._inductor import config
 
     config.compile_threads = 1  # no pool of workers
     torch._dynamo.config.error_on_recompile = True
-    wrong, settings = [], {**SETTINGS, "moe": EXPERTS}
+    wrong = []
+    cases = [("none", {**SETTINGS, "moe": EXPERTS}), ("full", {**SETTINGS, "moe": EXPERTS}), ("none", LATENTS)]
     with torch._inductor.utils.fresh_cache(dir=folder):
-        for kind in ("none", "full"):
+        for kind, settings in cases:
             eager, _ = train_stage(False, 2, settings, recompute=kind)
             found, _ = train_stage(True, 2, settings, recompute=kind)
             bad = {key: difference(found[key], eager[key]) for key in eager}
             wrong += [f"{kind}: {key} {error:.1e}" for key, error in bad.items() if error > TOLERANCE]
+            torch._dynamo.reset()
     return wrong
 
 
-def test_compiled_blocks_with_experts(tmp_path):
-    """Routers, their losses and counts, and products in groups are part of the graph, which is compiled once."""
-    (wrong,) = run_ranks(compare_experts, 1, str(tmp_path))
+def test_compiled_blocks_with_experts_or_latents(tmp_path):
+    """Routers, their losses and counts, and products in groups are part of the graph, which is compiled once; so are
+    latents, and values that are narrower than keys."""
+    (wrong,) = run_ranks(compare_kinds_of_blocks, 1, str(tmp_path))
     assert not wrong, "\n".join(wrong)
 
 
@@ -101,19 +104,19 @@ def test_compiled_blocks_with_collectives(tmp_path):
 
 
 def count_graphs(folder: str) -> list[tuple[int, int, list[str]]]:
-    """Graphs and breaks of the blocks of a stage at tp 2, without and with sequence parallelism, and each pass of
-    attention in a forward and backward pass."""
+    """Graphs and breaks of the blocks of a stage at tp 2, without and with sequence parallelism, and with latents, and
+    each pass of attention in a forward and backward pass."""
     from torch._inductor import config
 
     config.compile_threads = 1
     found, passes = [], []
     for name in ("_attend", "_gradients"):
         setattr(attention_blocks, name, noting(passes, name, getattr(attention_blocks, name)))
-    for sequence_parallel in (False, True):
+    for sequence_parallel, settings in ((False, SETTINGS), (True, SETTINGS), (True, LATENTS)):
         torch._dynamo.reset()
         torch._dynamo.utils.counters.clear()
         spec = {"tp": tensor_axis(), "sequence_parallel": sequence_parallel, "recompute": "none"}
-        stage = make_stage(tiny_model(**SETTINGS), dtype=torch.float32, **spec)
+        stage = make_stage(tiny_model(**settings), dtype=torch.float32, **spec)
         stage.compile_blocks()
         passes.clear()
         with torch._inductor.utils.fresh_cache(dir=folder):
@@ -137,4 +140,4 @@ def noting(passes: list[str], name: str, function: Callable[..., Any]) -> Callab
 def test_a_block_is_one_graph(tmp_path):
     """With its collectives and its attention, which is not made again; and all blocks share it."""
     once = (1, 0, ["_attend", "_attend", "_gradients", "_gradients"])
-    assert run_ranks(count_graphs, 2, str(tmp_path)) == [[once, once]] * 2
+    assert run_ranks(count_graphs, 2, str(tmp_path)) == [[once] * 3] * 2

@@ -14,7 +14,7 @@ from torch import Tensor
 from megalite.engine.batch_cut import BatchCut, documents_of_batch
 from megalite.engine.steps import targets_of_batch
 from megalite.layers.attention_blocks import attend_in_blocks
-from megalite.layers.context import choose_context
+from megalite.layers.context import choose_context, choose_latent_context
 from megalite.layers.norm import LayerNorm, RMSNorm
 from megalite.layers.parts import Parts
 from megalite.model.initialize import FreshWeights
@@ -24,7 +24,7 @@ from megalite.parallel.axes import connect
 from megalite.parallel.collectives import all_reduce
 from megalite.parallel.mesh import Mesh
 from tests.kit.spawn import run_ranks
-from tests.model.stages import GPT_STYLE, gradients, make_batch, tiny_model
+from tests.model.stages import GPT_STYLE, LATENTS, gradients, make_batch, tiny_model
 
 EXACT = 1e-11
 """Relative to the largest entry, float64: sums in another order."""
@@ -38,6 +38,8 @@ MODELS: dict[str, dict[str, Any]] = {
     "grouped, norms, dropout": {"num_kv_heads": 2, "qk_norm": True, "dropout": 0.2},
     "one kv head, window": {"num_kv_heads": 1, "sliding_window": 5},
     "gpt": GPT_STYLE,
+    "latents": LATENTS,
+    "latents, wide values": {**LATENTS, "mla": {**LATENTS["mla"], "q_lora_rank": None, "v_head_dim": 20}},
     "bounded scores": {"attention_soft_cap": 3.0},
     "long rope": {
         "rope": {
@@ -66,7 +68,7 @@ def gradients_of(kind: str, recompute: str, dtype: torch.dtype, compiled: bool) 
         spec = StageSpec(
             model,
             recompute=recompute,
-            parts=replace(parts, over_context=over),
+            parts=replace(parts, over_context=over, over_latents=choose_latent_context(axes.cp, kind)),
             seed=1,
         )
         stage = Stage(spec, FreshWeights(model, 1)).to(dtype)

@@ -11,13 +11,14 @@ from megalite.config.schema import ModelConfig
 from megalite.model.initialize import FreshWeights, fill, local_weights
 from megalite.model.transformer import Stage
 from megalite.parallel.axes import Axis
-from tests.model.stages import GPT_STYLE, make_stage, tiny_model
+from tests.model.stages import GPT_STYLE, LATENTS, make_stage, tiny_model
 
 MODELS = {
     "llama": {},
     "tied": {"tie_embeddings": True},
     "grouped-query": {"num_heads": 8, "num_kv_heads": 4, "qk_norm": True},
     "gpt": GPT_STYLE,
+    "latents": LATENTS,
 }
 
 SIGMAS = 6.0

@@ -18,13 +18,14 @@ from megalite.parallel.mesh import Mesh
 from tests.kit.batches import Batch
 from tests.kit.spawn import run_ranks
 from tests.kit.train import tiny_config
-from tests.model.stages import GPT_STYLE, SEQ_LEN, VOCAB, make_stage, tensor_axis, tiny_model
+from tests.model.stages import GPT_STYLE, LATENTS, SEQ_LEN, VOCAB, make_stage, tensor_axis, tiny_model
 
 MODELS: dict[str, dict[str, Any]] = {
     "llama": {},
     "sliding window": {"sliding_window": 3},
     "grouped-query": {"num_heads": 8, "num_kv_heads": 4, "qk_norm": True},
     "gpt": GPT_STYLE,
+    "latents": LATENTS,
 }
 
 LENGTHS = {"unequal": (5, 8, 3), "equal": (8, 8), "one token": (15, 1)}

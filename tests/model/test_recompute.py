@@ -12,7 +12,17 @@ import torch.distributed as dist
 from megalite.parallel.axes import SINGLE
 from tests.kit.spawn import run_ranks
 from tests.layers.tracking import LivingStorages
-from tests.model.stages import GPT_STYLE, SEQ_LEN, gradients, make_batch, make_stage, run_stage, tensor_axis, tiny_model
+from tests.model.stages import (
+    GPT_STYLE,
+    LATENTS,
+    SEQ_LEN,
+    gradients,
+    make_batch,
+    make_stage,
+    run_stage,
+    tensor_axis,
+    tiny_model,
+)
 
 KINDS = ("none", "selective", "full")
 
@@ -21,6 +31,7 @@ MODELS = {
     "grouped-query": {"num_kv_heads": 2, "qk_norm": True, "dropout": 0.1},
     "sliding window": {"sliding_window": 3},
     "gpt": GPT_STYLE,
+    "latents": LATENTS,
 }
 
 

@@ -186,6 +186,8 @@ class TestByHand:
         assert 40 * 2**30 < max(stage.total for stage in stages) < 65 * 2**30
 
 
+LATENTS = {"kv_lora_rank": 16, "qk_nope_head_dim": 12, "qk_rope_head_dim": 8, "v_head_dim": 10}
+
 BLOCKS = {
     "llama": {},
     "grouped": {"num_kv_heads": 2},
@@ -205,6 +207,9 @@ BLOCKS = {
     "relu2": {"activation": "relu2"},
     "relu": {"activation": "relu"},
     "reglu": {"activation": "reglu"},
+    "latents": {"mla": LATENTS},
+    "latents of queries": {"mla": {**LATENTS, "q_lora_rank": 24, "v_head_dim": 20}},
+    "latents, gemma's norms": {"mla": {**LATENTS, "q_lora_rank": 24}, "norm": "zero_centered_rmsnorm"},
 }
 
 STATISTICS_BYTES = 4 * (2 * 4 + 2 * 8)
@@ -230,12 +235,13 @@ def test_block_keeps_what_is_planned(name: str, dtype: str):
     assert 0 <= measured - block_activations(config, plan, (0,), "none")[0] <= STATISTICS_BYTES
 
 
+@pytest.mark.parametrize("model", [{"num_kv_heads": 2}, {"mla": LATENTS}], ids=["grouped", "latents"])
 @pytest.mark.parametrize("recompute", ["selective", "full"])
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
-def test_recomputation_keeps_what_is_planned(recompute: str, dtype: str):
+def test_recomputation_keeps_what_is_planned(model: dict, recompute: str, dtype: str):
     """What a block leaves behind in memory, its output standing for the next block's input."""
     num_tokens = 32
-    config, plan = planned(model={"num_kv_heads": 2}, precision={"dtype": dtype}, batch={"seq_len": num_tokens})
+    config, plan = planned(model=model, precision={"dtype": dtype}, batch={"seq_len": num_tokens})
     block, x, documents, _ = _block(plan.model, dtype, num_tokens)
     x = x * 1  # what the block before would hand over
     before = _storages()
@@ -256,7 +262,7 @@ def _block(model: ModelConfig, dtype: str, num_tokens: int):
     documents = documents_of(torch.zeros(1, num_tokens, dtype=torch.int64))
     shared = list(block.parameters())
     if model.positions == "rope":
-        documents.rotation = rotation(documents.positions, frequencies(model.rope, model.head_dim))
+        documents.rotation = rotation(documents.positions, frequencies(model.rope, model.turned_dim))
         shared += documents.rotation
     x = torch.randn(num_tokens, model.hidden_size, dtype=torch_dtype, requires_grad=True)
     return block, x, documents, {tensor.untyped_storage().data_ptr() for tensor in shared}

@@ -20,6 +20,8 @@ from tests.kit.train import start_rank, tiny_config
 TOLERANCE = 0.03
 """Weights that every rank holds whole: their gradients are few numbers, but the model is tiny."""
 
+LATENTS = {"q_lora_rank": 24, "kv_lora_rank": 16, "qk_nope_head_dim": 12, "qk_rope_head_dim": 8, "v_head_dim": 10}
+
 CASES: dict[str, dict[str, Any]] = {
     "plain": {},
     "sequence parallel": {"parallel": {"sequence_parallel": True}},
@@ -36,6 +38,16 @@ CASES: dict[str, dict[str, Any]] = {
     "chunks, sequence parallel": {"train": {"mlp_chunk_tokens": 7}, "parallel": {"sequence_parallel": True}},
     "chunks, both": {"train": {"mlp_chunk_tokens": 7, "recompute": "full"}, "parallel": {"sequence_parallel": True}},
     "parallel residual": {"model": {"parallel_residual": True}},
+    **{
+        f"latents {mla['q_lora_rank']}, {recompute}, {sequence_parallel}": {
+            "model": {"mla": mla},
+            "train": {"recompute": recompute},
+            "parallel": {"sequence_parallel": sequence_parallel},
+        }
+        for mla in (LATENTS, {**LATENTS, "q_lora_rank": None})
+        for recompute in ("none", "selective", "full")
+        for sequence_parallel in (False, True)
+    },
 }
 
 
@@ -108,6 +120,14 @@ CONTEXT_CASES: dict[str, dict[str, Any]] = {
     for kind in ("allgather", "ulysses")
     for recompute in RECOMPUTATIONS
     for kv_heads in (4, 1)
+} | {
+    f"{kind}, {recompute}, latents": {
+        "parallel": {"cp": 2, "cp_kind": kind, "zero_stage": 0},
+        "train": {"recompute": recompute},
+        "model": {"mla": LATENTS},
+    }
+    for kind in ("allgather", "ulysses")
+    for recompute in RECOMPUTATIONS
 }
 
 

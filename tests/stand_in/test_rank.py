@@ -27,6 +27,7 @@ COMMON = ("train.device=cuda", "precision.dtype=bf16", "batch.global_batch_size=
 """Four micro-batches a step on one rank and under a pipeline, two on each of two."""
 
 EXPERTS = "model.moe={num_experts: 4, top_k: 2, ffn_hidden_size: 16, aux_loss: 0.01, bias_rate: 0.001}"
+LATENTS = "model.mla={q_lora_rank: 24, kv_lora_rank: 16, qk_nope_head_dim: 16, qk_rope_head_dim: 8, v_head_dim: 16}"
 
 ALONE = {
     "zero1": ("parallel.tp=1", "parallel.zero_stage=1"),
@@ -40,6 +41,8 @@ ALONE = {
         *("parallel.tp=1", "train.recompute=full", "train.offload_activations=true", "train.mlp_chunk_tokens=16"),
     ),
     "experts": ("parallel.tp=1", EXPERTS),
+    "latents": ("parallel.tp=1", LATENTS),
+    "latents-fp32": ("parallel.tp=1", LATENTS, "precision.dtype=fp32"),
     "experts-fp32": ("parallel.tp=1", EXPERTS, "precision.dtype=fp32", "run.deterministic=true"),
     "fp8-zero1": ("parallel.tp=1", "precision.fp8={backend: scaled_mm}", "parallel.zero_stage=1"),
     "fp8-zero2": ("parallel.tp=1", "precision.fp8={backend: scaled_mm, recipe: delayed}", "parallel.zero_stage=2"),
@@ -51,6 +54,7 @@ TOGETHER = {
     "cp2": ("parallel.tp=1", "parallel.cp=2"),
     "cp2-ulysses": ("parallel.tp=1", "parallel.cp=2", "parallel.cp_kind=ulysses"),
     "cp2-ring": ("parallel.tp=1", "parallel.cp=2", "parallel.cp_kind=ring"),
+    "latents-cp2": ("parallel.tp=1", "parallel.cp=2", LATENTS),
     "experts-ep2": ("parallel.tp=1", "parallel.ep=2", EXPERTS),
     "dp2-zero1": ("parallel.tp=1",),
     "dp2-zero2": ("parallel.tp=1", "parallel.zero_stage=2"),
@@ -205,5 +209,5 @@ def losses(folder: Path) -> Iterator[float]:
 def test_nothing_is_mixed_up_on_the_way(runs, name: str):
     """Losses are those of the run in fp32, but for the rounding of the format."""
     tolerance = TOLERANCE.get(name.split("-")[0], OTHERS_TOLERANCE)
-    truth = "experts-fp32" if name.startswith("experts") else "zero0"
+    truth = next((f"{model}-fp32" for model in ("experts", "latents") if name.startswith(model)), "zero0")
     assert list(losses(runs[name][0])) == pytest.approx(list(losses(runs[truth][0])), abs=tolerance)

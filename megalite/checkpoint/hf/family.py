@@ -15,6 +15,18 @@ from megalite.checkpoint.hf.settings import Key, Settings
 
 QKV = ("attention.q", "attention.k", "attention.v")
 
+
+class _Anything(tuple[Any, ...]):
+    """Values of a trait, none of which is refused by itself."""
+
+    __slots__ = ()
+
+    def __contains__(self, value: object) -> bool:
+        return True
+
+
+ANYTHING = _Anything()
+
 PLAIN: dict[str, tuple] = {
     "layer_types": ("one",),
     "sliding_rope": (False,),
@@ -26,6 +38,8 @@ PLAIN: dict[str, tuple] = {
     "logit_soft_cap": (False,),
     "embedding_scale": (1.0,),
     "rope.scaling": (None, "linear", "llama3", "yarn", "longrope"),
+    "rope.interleaved": (False,),
+    "mla": (False,),
     "moe": (False,),
     "moe.scores": ("softmax",),
     "moe.normalize": (True,),
@@ -115,6 +129,8 @@ def traits(model: Architecture) -> dict[str, Any]:
         "logit_soft_cap": model.logit_soft_cap is not None,
         "embedding_scale": _embedding_scale(model),
         "rope.scaling": _stretch(model),
+        "rope.interleaved": model.positions == "rope" and model.rope.interleaved,
+        "mla": model.mla is not None,
         "num_kv_heads": ALL_HEADS if model.num_kv_heads == model.num_heads else model.num_kv_heads,
         "head_dim": EVEN_HEADS if is_even else model.head_dim,
         "hidden_size % num_heads": model.hidden_size % model.num_heads,

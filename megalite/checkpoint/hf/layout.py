@@ -27,7 +27,7 @@ import torch
 from torch import Tensor
 
 from megalite.architecture.architecture import Architecture
-from megalite.architecture.weights import Rectangle, Weight, weight_table
+from megalite.architecture.weights import Rectangle, Weight, stored_table
 from megalite.checkpoint.hf.family import Family
 
 BLOCK_BYTES = 2 * 2**20
@@ -48,6 +48,11 @@ class StoredTensor:
     @property
     def num_elements(self) -> int:
         return sum(prod(weight.shape) for weight in self.weights)
+
+    @property
+    def is_state(self) -> bool:
+        """Whether it stays in fp32, whatever the weights are written in."""
+        return self.weights[0].state is not None
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -144,7 +149,7 @@ def one_thread() -> Iterator[None]:
 def stored_tensors(model: Architecture, family: Family) -> list[StoredTensor]:
     """The tensors of a family for a filled model, sorted by name; weights of one name are fused."""
     parts: dict[str, list[Weight]] = {}
-    for weight in weight_table(model).values():
+    for weight in stored_table(model).values():
         parts.setdefault(_tensor_name(weight, family), []).append(weight)
     return [_stored(name, weights, model, family) for name, weights in sorted(parts.items())]
 
@@ -162,6 +167,8 @@ def _tensor_name(weight: Weight, family: Family) -> str:
     if weight.name in family.outer:
         return family.outer[weight.name]
     index, stem, kind = _inside(weight)
+    if weight.state is not None:
+        return f"{family.blocks}.{index}.{family.inner[f'{stem}.{kind}']}"
     theirs = family.inner[stem]
     if weight.expert is not None:
         theirs = theirs.replace("*", str(weight.expert[0]))

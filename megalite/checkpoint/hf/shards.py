@@ -58,13 +58,14 @@ def write_weights(
         ConversionError: a weight is not finite, or not in the number format asked for.
     """
     tensors = {tensor.name: tensor for tensor in stored_tensors(model, family)}
-    sizes = {name: tensor.num_elements * DTYPES[dtype].itemsize for name, tensor in tensors.items()}
+    formats = {name: torch.float32 if tensor.is_state else DTYPES[dtype] for name, tensor in tensors.items()}
+    sizes = {name: tensor.num_elements * formats[name].itemsize for name, tensor in tensors.items()}
     shards = group_by_size(sizes, max_shard_bytes)
     files = _file_names(len(shards))
     weight_map: dict[str, str] = {}
     for file, names in zip(files, shards, strict=True):
-        entries = [Entry(name, tensors[name].shape, DTYPES[dtype]) for name in names]
-        write_stream(folder / file, entries, lambda name: tensor_blocks(source, tensors[name], DTYPES[dtype]))
+        entries = [Entry(name, tensors[name].shape, formats[name]) for name in names]
+        write_stream(folder / file, entries, lambda name: tensor_blocks(source, tensors[name], formats[name]))
         weight_map |= dict.fromkeys(names, file)
     num_parameters = sum(tensor.num_elements for tensor in tensors.values())
     if len(files) > 1:

@@ -23,7 +23,7 @@ from torch import Tensor
 from megalite import __version__
 from megalite.architecture.architecture import Architecture
 from megalite.architecture.costs import count_parameters
-from megalite.architecture.weights import Weight, weight_table
+from megalite.architecture.weights import Weight, stored_table
 from megalite.checkpoint.format import (
     CONFIG,
     FileRecord,
@@ -141,7 +141,7 @@ def write_weights_only(step: Path, source: WeightSource, model: Architecture, *,
         model: filled.
         data: what the manifest's `data` records.
     """
-    table = weight_table(model)
+    table = stored_table(model)
     sizes = {name: BYTES_PER_PARAMETER * prod(weight.shape) for name, weight in table.items()}
     manifest = Manifest(
         progress=Progress(), model=model.model_dump(mode="json"), layout={}, tensors={}, files={}, data=data
@@ -149,7 +149,7 @@ def write_weights_only(step: Path, source: WeightSource, model: Architecture, *,
     manifest.megalite = __version__
     for number, names in enumerate(group_by_size(sizes, FILE_BYTES)):
         file = f"weights-{number:05d}.safetensors"
-        weights = {tensor_name("weight", name): table[name] for name in names}
+        weights = {table[name].state or tensor_name("weight", name): table[name] for name in names}
         manifest.files[file] = _write_file(step / file, source, weights)
         for key, weight in weights.items():
             start = (0,) * len(weight.shape)

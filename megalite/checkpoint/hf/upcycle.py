@@ -56,7 +56,7 @@ class ExpertsOfMlps:
         if weight.expert is not None:
             name = weight.name.replace(f".experts.{weight.expert[0]}.", ".")
             return self._dense.read(replace(weight, name=name), rectangle)
-        source = self._fresh if weight.name.endswith(".mlp.router.weight") else self._dense
+        source = self._fresh if ".mlp.router." in weight.name else self._dense
         return source.read(weight, rectangle)
 
 

@@ -27,7 +27,7 @@ from torch import Tensor
 
 import megalite
 from megalite.architecture.architecture import Architecture
-from megalite.architecture.weights import Rectangle, Weight, weight_table
+from megalite.architecture.weights import Rectangle, Weight, stored_table
 from megalite.checkpoint.hf import reload
 from megalite.checkpoint.hf.importer import DERIVABLE, HuggingFaceWeights
 from megalite.checkpoint.hf.layout import one_thread, row_blocks
@@ -93,7 +93,8 @@ class Rounded:
         self._dtype = DTYPES[dtype]
 
     def read(self, weight: Weight, rectangle: Rectangle) -> Tensor:
-        return self._source.read(weight, rectangle).to(self._dtype).float()
+        part = self._source.read(weight, rectangle)
+        return part if weight.state is not None else part.to(self._dtype).float()
 
 
 def verify(
@@ -240,7 +241,7 @@ def compute_logits(source: WeightSource, model: Architecture, probes: Sequence[P
 def _compare_weights(folder: Path, expected: WeightSource, model: Architecture) -> int:
     """Read every tensor back, block by block, and return their number."""
     stored = HuggingFaceWeights(folder, model)
-    table = weight_table(model)
+    table = stored_table(model)
     for weight in table.values():
         for rows in row_blocks(weight.shape):
             if not torch.equal(stored.read(weight, rows), expected.read(weight, rows)):
