@@ -141,6 +141,15 @@ class Architecture(ModelSettings):
         made = {kind: self._block(*kind) for kind in set(self._kinds())}
         return tuple(made[kind] for kind in self._kinds())
 
+    @property
+    def num_predictions(self) -> int:
+        """Layers of multi-token prediction."""
+        return 0 if self.mtp is None else self.mtp.num_layers
+
+    def block(self, index: int) -> BlockSpec:
+        """A block, or one of those that predict further ahead, which count on and are like the last."""
+        return self.blocks[min(index, self.num_layers - 1)]
+
     def _kinds(self) -> list[tuple[bool, bool]]:
         """For each block whether the window holds there, and whether it is sparse."""
         return list(zip(self._windows(), self.sparse_blocks, strict=True))

@@ -67,7 +67,14 @@ def flops_per_token(model: Architecture, seq_len: int) -> float:
     The convention of PaLM (Chowdhery et al. 2022, appendix B) with attention counted causal, i.e. half.
     """
     blocks = sum(block_multiply_adds(block, model.hidden_size, seq_len) for block in model.blocks)
-    return 6.0 * (blocks + model.vocab_size * model.hidden_size)
+    head = model.vocab_size * model.hidden_size
+    return 6.0 * (blocks + head + model.num_predictions * (prediction_multiply_adds(model, seq_len) + head))
+
+
+def prediction_multiply_adds(model: Architecture, seq_len: int) -> float:
+    """Those of one token's forward pass through a layer that predicts further ahead, without the head."""
+    block = model.block(model.num_layers)
+    return 2 * model.hidden_size**2 + block_multiply_adds(block, model.hidden_size, seq_len)
 
 
 def block_multiply_adds(block: BlockSpec, hidden_size: int, seq_len: int) -> float:

@@ -23,6 +23,7 @@ from megalite.section import Section
 
 MOST_LAYERS = 10_000
 MOST_EXPERTS = 10_000
+MOST_PREDICTIONS = 16
 
 SMALLEST_NUMBER = 2.0**-126
 """The smallest number above 0 that fp32 has; what is smaller may be 0 where a model divides by it."""
@@ -115,6 +116,22 @@ class MlaConfig(ModelSection):
     def head_dim(self) -> int:
         """Channels of a query or key head."""
         return self.qk_nope_head_dim + self.qk_rope_head_dim
+
+
+class MtpConfig(ModelSection):
+    """Multi-token prediction (DeepSeek-V3, 2024): layers behind the last one, each of which predicts a token further
+    ahead. They are trained beside the model, and dropped or used to draft tokens when it serves."""
+
+    num_layers: PositiveInt = Field(1, le=MOST_PREDICTIONS)
+    """Tokens predicted ahead of the next one; each takes a block like the model's last, and two norms and a matrix."""
+    loss_weight: NonNegativeFloat = 0.3
+    """Of the mean of their losses beside the model's own, which alone is reported as the loss."""
+    loss_weight_steps: tuple[tuple[PositiveInt, NonNegativeFloat], ...] = ()
+    """From a step on another weight: [[100000, 0.1]] (DeepSeek-V3: 0.3, and 0.1 from two thirds of the run on)."""
+
+    def weight_at(self, step: int) -> float:
+        """The weight in a step, counted from 1."""
+        return next((weight for first, weight in reversed(self.loss_weight_steps) if first <= step), self.loss_weight)
 
 
 class MupConfig(ModelSection):
@@ -248,6 +265,8 @@ class ModelSettings(ModelSection):
     """Maximal update parametrization; null for the usual one."""
     moe: MoeConfig | None = None
     """Mixture of experts; null for one MLP a block."""
+    mtp: MtpConfig | None = None
+    """Multi-token prediction; null for the next token alone."""
 
     @property
     def has_qkv_bias(self) -> bool:

@@ -49,7 +49,7 @@ class Weight:
     shape: tuple[int, ...]
     """Whole and true: not cut, not padded."""
     layer: str
-    """The layer of the model's list that holds it: embedding, blocks.3, final_norm, head."""
+    """The layer of the model's list that holds it: embedding, blocks.3, final_norm, head, mtp.0."""
     parameter: str
     """Full name of the module parameter that holds it, alone or fused with others."""
     cut: int | None = None
@@ -64,6 +64,11 @@ class Weight:
     experts. None for what all of them hold."""
     state: str | None = None
     """What it is called in checkpoints, where it is no weight that is trained; see `state_table`."""
+
+    @property
+    def is_inner(self) -> bool:
+        """Whether it is inside of the network, not a table, the head or the norm before it."""
+        return self.layer.startswith(("blocks.", "mtp."))
 
     def is_held(self, ep: int, ep_rank: int) -> bool:
         """Whether an expert-parallel rank holds it."""
@@ -104,6 +109,8 @@ def weight_table(model: Architecture) -> dict[str, Weight]:
     if not model.tie_embeddings:
         vocab = (model.vocab_size, model.hidden_size)
         rows.append(Weight("head.weight", vocab, "head", "head.weight", cut=0, is_vocab=True))
+    for depth in range(model.num_predictions):
+        rows += _prediction(model, f"mtp.{depth}")
     return {row.name: row for row in rows}
 
 
@@ -117,8 +124,11 @@ def state_table(model: Architecture) -> dict[str, Weight]:
     if model.moe is None or model.moe.bias_rate is None:
         return {}
     rows, shape = list[Weight](), (model.moe.num_experts,)
-    for layer in (f"blocks.{index}" for index, is_sparse in enumerate(model.sparse_blocks) if is_sparse):
-        router = f"{layer}.mlp.router"
+    blocks = {f"blocks.{index}": f"blocks.{index}" for index, is_sparse in enumerate(model.sparse_blocks) if is_sparse}
+    if model.sparse_blocks[-1]:
+        blocks |= {f"mtp.{depth}.block": f"mtp.{depth}" for depth in range(model.num_predictions)}
+    for block, layer in blocks.items():
+        router = f"{block}.mlp.router"
         rows.append(
             Weight(f"{router}.bias", shape, layer, "", init="zeros", decay=False, state=f"{ROUTER_BIAS}/{router}")
         )
@@ -236,6 +246,17 @@ def _latent_heads(hidden: int, block: BlockSpec, layer: str) -> list[Weight]:
         shape = (attention.num_heads * width, mla.kv_lora_rank)
         rows += _linear(layer, f"attention.{part}", "attention.kv_b", shape, cut=0, bias=False)
     return rows
+
+
+def _prediction(model: Architecture, layer: str) -> list[Weight]:
+    """A layer that predicts a token further ahead."""
+    hidden = model.hidden_size
+    rows = [
+        row for name in ("embedding_norm", "hidden_norm") for row in _norm(model.norm, hidden, layer, f"{layer}.{name}")
+    ]
+    rows += _linear(layer, "projection", "projection", (hidden, 2 * hidden), cut=None, bias=False)
+    rows += [replace(row, layer=layer) for row in _block(model, model.block(model.num_layers), f"{layer}.block")]
+    return rows + _norm(model.norm, hidden, layer, f"{layer}.norm")
 
 
 def _mlp(hidden: int, mlp: FeedForwardSpec, layer: str, name: str, residual: Init) -> list[Weight]:

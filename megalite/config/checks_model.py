@@ -8,6 +8,7 @@ from megalite.architecture.architecture import Architecture
 from megalite.architecture.attentions import ATTENTIONS
 from megalite.architecture.settings import MlaConfig
 from megalite.config.checks_moe import check_experts
+from megalite.config.checks_mtp import check_predictions
 from megalite.config.schema import Config, ModelConfig, RopeConfig, RopeScaling
 from megalite.config.wording import divisors, near, or_, unused
 from megalite.section import LARGEST_NUMBER
@@ -38,6 +39,7 @@ def check_architecture(given: ModelConfig, model: Architecture) -> Iterator[str]
         yield f"model.attention_soft_cap: attention={model.attention} does not bound its scores; use null"
     yield from _windows(given)
     yield from check_experts(model)
+    yield from check_predictions(model)
     if model.positions == "learned":
         yield from unused(model.rope, RopeConfig.model_fields, "model.rope", "positions=learned")
         yield from unused(given, ("sliding_rope",), "model", "positions=learned")

@@ -29,6 +29,7 @@ CHOICES = frozenset(
         "layer_types",
         "max_positions",
         "moe.has_bias",
+        "mtp.num_layers",
     }
 )
 """Fields that change it, and that a run may choose anew for weights that were trained with others."""
@@ -55,7 +56,11 @@ def match(theirs: Architecture, ours: Architecture) -> Match:
     differing = [name for name in now if before[name] != now[name]]
     if ours.positions == "rope" and ours.max_positions <= theirs.max_positions:
         differing = [name for name in differing if name != "max_positions"]  # rotary positions have no last one
+    if theirs.num_predictions >= ours.num_predictions:
+        differing = [name for name in differing if name != "mtp.num_layers"]  # what is left out is not missed
     fixed = {"max_positions"} if ours.positions == "learned" else set()
+    if theirs.num_predictions:
+        fixed.add("mtp.num_layers")  # which begin anew together, or not
     refused = [name for name in differing if name not in CHOICES or name in fixed]
     sentences = {name: f"model.{name} is {now[name]}, the weights have {before[name]}" for name in differing}
     changed = [sentences[name] for name in differing if name not in refused]
@@ -70,7 +75,8 @@ def _fields(model: Architecture) -> dict[str, Any]:
     rope, moe = _spelled_out(fields.pop("rope")), fields.pop("moe")
     fields |= {f"rope.{name}": getattr(rope, name) for name in type(rope).model_fields}
     fields |= {f"mla.{name}": getattr(fields["mla"], name, None) for name in MlaConfig.model_fields}
-    del fields["mla"]
+    fields["mtp.num_layers"] = model.num_predictions
+    del fields["mla"], fields["mtp"]
     return fields | {f"moe.{name}": value for name, value in _experts(model, moe).items()}
 
 

@@ -34,10 +34,12 @@ def chunk_costs(config: Config, plan: RunPlan) -> tuple[ChunkCosts, ...]:
 
 
 def _costs(model: Architecture, blocks: tuple[int, int], config: Config, *, is_last: bool) -> ChunkCosts:
-    chosen = model.blocks[slice(*blocks)]
+    further = model.num_predictions if is_last else 0
+    chosen = (*model.blocks[slice(*blocks)], *(further * [model.block(model.num_layers)]))
     linear = sum(linear_multiply_adds(block, model.hidden_size) for block in chosen)
+    linear += further * 2 * model.hidden_size**2
     attention = sum(mixing_multiply_adds(block.attention, config.batch.seq_len) for block in chosen)
-    head = 3.0 * HEAD_TIME_PER_FLOP * model.vocab_size * model.hidden_size if is_last else 0.0
+    head = 3.0 * HEAD_TIME_PER_FLOP * model.vocab_size * model.hidden_size * (1 + further) if is_last else 0.0
     again = {"none": 0.0, "selective": 0.0, "full": linear + attention}[config.train.recompute]
     return ChunkCosts(
         forward=linear + attention + head,

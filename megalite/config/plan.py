@@ -12,7 +12,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from megalite.architecture.architecture import Architecture
-from megalite.architecture.costs import block_multiply_adds, count_parameters, flops_per_token
+from megalite.architecture.costs import (
+    block_multiply_adds,
+    count_parameters,
+    flops_per_token,
+    prediction_multiply_adds,
+)
 from megalite.architecture.settings import MOST_LAYERS
 from megalite.architecture.weights import vocab_rows_per_rank
 from megalite.config.batch_sizes import BatchSizes, batch_sizes, steps_for_tokens, tokens_before
@@ -264,7 +269,8 @@ def chunk_blocks(
     """
     counts: Sequence[int] | None = parallel.blocks_per_chunk or parallel.blocks_per_stage
     if counts is None:
-        head = HEAD_TIME_PER_FLOP * model.vocab_size * model.hidden_size
+        head = (1 + model.num_predictions) * HEAD_TIME_PER_FLOP * model.vocab_size * model.hidden_size
+        head += model.num_predictions * prediction_multiply_adds(model, seq_len)
         costs = [block_multiply_adds(block, model.hidden_size, seq_len) for block in model.blocks]
         ranks = placement.ranks
         if head * len(ranks) <= sum(costs) + head or len(ranks) == parallel.pp:

@@ -18,6 +18,7 @@ from megalite.config.checks_fp8 import check_fp8
 from megalite.config.checks_memory import check_chunks, check_memory
 from megalite.config.checks_model import check_model
 from megalite.config.checks_moe import check_moe
+from megalite.config.checks_mtp import check_prediction
 from megalite.config.checks_pipeline import check_pipeline
 from megalite.config.checks_schedule import check_schedule
 from megalite.config.engine import choose_engine
@@ -70,6 +71,7 @@ def _problems(config: Config, world_size: int) -> list[str]:
         *check_batch(config, world_size),
         *check_model(config, model),
         *check_moe(config, model, world_size),
+        *check_prediction(config, model),
         *_precision(config),
         *check_fp8(config, model),
         *_compile(config),

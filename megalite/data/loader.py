@@ -52,6 +52,9 @@ class Batch:
     """[t] int64: global sample index x seq_len + place in the sequence; a token's name in every layout."""
     borders: torch.Tensor | None = None
     """`cu_seqlens` in host memory, wherever the batch is."""
+    ahead: torch.Tensor | None = None
+    """[depths, 3, t] int64: for a model that predicts further than the next token, the tokens that are k further, their
+    labels, and whether these count (1 or 0)."""
 
     def __post_init__(self) -> None:
         if self.borders is None:

@@ -37,12 +37,13 @@ class BatchCut:
 
     def __init__(self, axis: Axis, kind: str, model: Architecture, unit: int = 1):
         self._axis, self._kind, self._unit = axis, kind, unit
+        self._depths = model.num_predictions
         windows = [block.attention.window for block in model.blocks]
         self._window = None if None in windows else max(filter(None, windows))
 
     def own(self, batch: Batch) -> Batch:
         """What this rank trains on."""
-        batch = padded(batch, self._unit)
+        batch = with_ahead(padded(batch, self._unit), self._depths)
         if self._axis.size == 1:
             return batch
         whole = documents_of_batch(batch)
@@ -56,6 +57,8 @@ class BatchCut:
         assert documents.share is not None
         kept = {field.name: getattr(batch, field.name) for field in fields(batch)}
         cut = {name: kept[name][documents.share.own] for name in PER_TOKEN}
+        if batch.ahead is not None:
+            cut["ahead"] = batch.ahead[:, :, documents.share.own]
         return BatchShare(
             **{**kept, **cut, "positions": documents.positions, "keys": documents.keys}, documents=documents
         )
@@ -68,6 +71,20 @@ class BatchCut:
             with torch.no_grad():
                 x = gather_in_order(x, self._axis, share.order, share.places)
         return x[: batch.tokens.shape[0]]
+
+
+def with_ahead(batch: Batch, depths: int) -> Batch:
+    """A micro-batch with what lies further ahead of each token in its document, by so many layers' reach."""
+    if not depths:
+        return batch
+    found = []
+    for depth in range(1, depths + 1):
+        tokens, labels, mask, positions = (
+            torch.roll(each, -depth) for each in (batch.tokens, batch.labels, batch.loss_mask, batch.positions)
+        )
+        counts = mask & (positions == batch.positions + depth)  # else of another document, or round the end
+        found.append(torch.stack((tokens, labels, counts.long())))
+    return replace(batch, ahead=torch.stack(found))
 
 
 def padded(batch: Batch, unit: int) -> Batch:

@@ -56,6 +56,8 @@ class StepResult:
     """The weights were left alone."""
     why: str = ""
     """The reason of a skip."""
+    further: Sequence[float] = ()
+    """The same of each layer that predicts further ahead, over as many tokens: those that end a document count 0."""
     told: Sequence[int] = ()
     """What ranks had to tell, each number added up over all of them. It comes along with loss and norm."""
 

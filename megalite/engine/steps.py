@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from megalite.data.loader import Batch
-from megalite.layers.documents import Targets
+from megalite.layers.documents import Ahead, Targets
 from megalite.model.transformer import Stage
 from megalite.parallel.axes import Axes, Axis
 from megalite.parallel.collectives import all_reduce
@@ -25,7 +25,9 @@ PRODUCT_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.b
 
 def targets_of_batch(batch: Batch, scale: Tensor | float = 1.0) -> Targets:
     """Labels of a micro-batch, valid tokens weighted by `scale` and the others by 0."""
-    return Targets(batch.labels, batch.loss_mask.to(torch.float32) * scale)
+    ahead = () if batch.ahead is None else batch.ahead.unbind(0)
+    further = (Ahead(tokens, labels, counts.to(torch.float32) * scale) for tokens, labels, counts in ahead)
+    return Targets(batch.labels, batch.loss_mask.to(torch.float32) * scale, ahead=tuple(further))
 
 
 def count_valid_tokens(batches: Sequence[Batch], batch_axis: Axis) -> Tensor:
@@ -47,6 +49,14 @@ def sums_on_host(loss: Tensor, num_tokens: Tensor) -> tuple[float, int]:
     """Two numbers of the device by one sync."""
     numbers = torch.stack((loss.double(), num_tokens.double())).tolist()
     return numbers[0], int(numbers[1])
+
+
+def losses_of_step(loss: Tensor, stage: Stage) -> Tensor:
+    """A step's loss with those of further predictions behind it, `[1 + layers]`; these are taken from the stage."""
+    further, num_layers = stage.further.take_sums(), stage.spec.model.num_predictions
+    if further is None:
+        further = loss.new_zeros(num_layers)
+    return torch.cat((loss.view(1), further.to(loss.dtype)))
 
 
 def set_learning_rate(optimizer: Any, lr: float) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 from dataclasses import dataclass
 from functools import cached_property
@@ -41,6 +42,18 @@ class Documents:
     loss_weights: Tensor | None = None
     """`[t]` fp32, weight of each token in the loss of a training step, for losses that layers add to it; None where
     nothing is trained."""
+    loss_share: float = 1.0
+    """What these weights are of those of the step's targets."""
+
+    def counting(self, weights: Tensor) -> Documents:
+        """The same, where other tokens count in the loss.
+
+        Args:
+            weights: `[t]` fp32, as targets have them.
+        """
+        found = copy.copy(self)  # with what has been found out already
+        found.loss_weights = weights * self.loss_share
+        return found
 
     @cached_property
     def spans(self) -> list[KeySpan]:
@@ -183,6 +196,18 @@ def lengths_between(borders: Tensor) -> list[int]:
 
 
 @dataclass
+class Ahead:
+    """What a layer that predicts further ahead is given, and should predict."""
+
+    tokens: Tensor
+    """`[t]` int64, the tokens that the one before it should predict; anything where the weight is 0."""
+    labels: Tensor
+    """`[t]` int64."""
+    weights: Tensor
+    """`[t]` fp32, of each token in the loss: 0 where its document ends before."""
+
+
+@dataclass
 class Targets:
     """What a micro-batch's stream of t tokens should predict."""
 
@@ -192,3 +217,5 @@ class Targets:
     """`[t]` fp32, weight of each token in the loss."""
     losses: Tensor | None = None
     """`[t]` fp32, to be filled with each token's own cross-entropy, unweighted; None when nobody asks."""
+    ahead: tuple[Ahead, ...] = ()
+    """For each layer that predicts further."""

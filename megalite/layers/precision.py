@@ -76,8 +76,10 @@ class OneFormat:
 ONE_FORMAT = OneFormat()
 
 
-def linear_layers(blocks: nn.ModuleDict) -> Iterator[tuple[str, ColumnParallelLinear | RowParallelLinear]]:
-    """Every linear layer of the blocks, with its name in the model: `blocks.3.mlp.down`."""
-    for name, module in blocks.named_modules(prefix="blocks"):
+def linear_layers(
+    layers: nn.Module, prefix: str = "blocks"
+) -> Iterator[tuple[str, ColumnParallelLinear | RowParallelLinear]]:
+    """Every linear layer of the blocks that is cut over ranks, with its name in the model: `blocks.3.mlp.down`."""
+    for name, module in layers.named_modules(prefix=prefix):
         if isinstance(module, (ColumnParallelLinear, RowParallelLinear)):
             yield name, module

@@ -5,7 +5,7 @@ Both are equal on all ranks that hold the stage, whatever its layout, and are in
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 import torch
 from torch import Tensor, nn
@@ -24,12 +24,15 @@ class Routers:
     """The routers of a stage's blocks, by name.
 
     Args:
-        blocks: keyed by their index.
+        layers: by their name in the model.
     """
 
-    def __init__(self, blocks: nn.ModuleDict):
+    def __init__(self, layers: Mapping[str, nn.Module]):
         self.by_name = {
-            name: module for name, module in blocks.named_modules(prefix="blocks") if isinstance(module, Router)
+            name: module
+            for layer, within in layers.items()
+            for name, module in within.named_modules(prefix=layer)
+            if isinstance(module, Router)
         }
         self._first: dict[str, Tensor] = {}
         for name, router in self.by_name.items():

@@ -48,13 +48,13 @@ class Block(nn.Module):
 
     Args:
         stage: that it is part of.
-        index: which block of the model.
+        index: which block of the model; `Architecture.block` says what one behind the last is like.
     """
 
     def __init__(self, stage: StageSpec, index: int):
         super().__init__()
         model, parts = stage.model, stage.parts
-        spec, hidden = model.blocks[index], model.hidden_size
+        spec, hidden = model.block(index), model.hidden_size
         options: TensorParallel = {"tp": stage.tp, "sequence_parallel": stage.sequence_parallel}
         norm = partial(parts.norm, hidden, spec.norm_eps, **options)
         self.attention_norm = norm() if spec.norm_before else nn.Identity()

@@ -55,6 +55,21 @@ class FreshWeights:
         return whole[rectangle.slices]
 
 
+class WithFreshPredictions:
+    """Weights of a model that predicted the next token alone, for one that predicts further.
+
+    Args:
+        source: of all but the layers that do.
+        fresh: of these.
+    """
+
+    def __init__(self, source: WeightSource, fresh: WeightSource):
+        self._source, self._fresh = source, fresh
+
+    def read(self, weight: Weight, rectangle: Rectangle) -> Tensor:
+        return (self._fresh if weight.layer.startswith("mtp.") else self._source).read(weight, rectangle)
+
+
 class HoldsWeights(Protocol):
     """What is known here of a stage."""
 

@@ -1,6 +1,6 @@
 """The transformer as one list of layers, and the stage: what one rank holds of that list.
 
-    embedding, blocks.0, blocks.1, ..., blocks.n-1, final_norm, head
+    embedding, blocks.0, blocks.1, ..., blocks.n-1, final_norm, head, mtp.0, ...
 
 Without a pipeline the only stage is the whole list; with one, a stage is a run of it, or several: its *chunks*.
 Parameter names are those of `model.weights`, whatever the stage: block 5 is `blocks.5` on every layout.
@@ -21,7 +21,7 @@ from megalite.architecture.architecture import Architecture
 from megalite.architecture.mup import embedding_scale, output_scale
 from megalite.architecture.weights import state_table
 from megalite.layers.cross_entropy import Head, HeadSpec
-from megalite.layers.documents import Documents, Targets
+from megalite.layers.documents import Ahead, Documents, Targets
 from megalite.layers.embedding import VocabParallelEmbedding
 from megalite.layers.experts import Experts
 from megalite.layers.gemm import Gemm
@@ -34,6 +34,7 @@ from megalite.layers.weight_gradients import SummedLinear, TakeGradient
 from megalite.model.block import Block, Dropout
 from megalite.model.initialize import FreshWeights, WeightSource, fill
 from megalite.model.offload import HostStore
+from megalite.model.prediction import Further, PredictionLayer
 from megalite.model.recompute import choose_recompute, compile_blocks
 from megalite.model.spec import StageSpec
 from megalite.parallel.axes import TensorParallel
@@ -66,6 +67,7 @@ class Stage(nn.Module):
         for chunk in spec.chunks:
             for index in range(*chunk.blocks):
                 self.blocks[str(index)] = Block(spec, index)
+        self.mtp = nn.ModuleDict()
         self.final_norm: nn.Module | None = None
         self.head: Head | None = None
         if spec.has_head:
@@ -79,12 +81,15 @@ class Stage(nn.Module):
                 spec=HeadSpec(spec.parts.loss_chunk_tokens, model.z_loss, model.logit_soft_cap, spec.parts.token_loss),
                 **shared,
             )
+            for depth in range(model.num_predictions):
+                self.mtp[str(depth)] = PredictionLayer(spec, depth)
+        self.further = Further(self._prediction_layers(), 0.0 if model.mtp is None else model.mtp.loss_weight)
         self.scale_embedding, self.scale_output = scaled_by(embedding_scale(model)), scaled_by(output_scale(model))
         if spec.parts.take_gradient is not None:
             self._hand_over_gradients(spec.parts.take_gradient)
         self.precision = spec.parts.precision
         self.precision.attach(self.blocks)
-        self.routers = Routers(self.blocks)
+        self.routers = Routers({"blocks": self.blocks, "mtp": self.mtp})
         self._kept = HostStore() if spec.offload else None
         self.run_block = choose_recompute(spec.recompute, self.precision.context, self._kept)
         self.before_layer: Callable[[str], None] = _go_on
@@ -129,7 +134,10 @@ class Stage(nn.Module):
         if run.is_last and self.final_norm is not None:
             self.before_layer("final_norm")
             x = self.scale_output(self.final_norm(x))
-        return x if targets is None else self._own_head()(x, targets)
+        if targets is None:
+            return x
+        loss = self._own_head()(x, targets)
+        return self._look_further(loss, x, documents, targets) if self.training and targets.ahead else loss
 
     def logits(self, tokens: Tensor, documents: Documents, last: int | None = None) -> Tensor:
         """This rank's true columns of the logits, `[t, v]`, for evaluation on a whole model.
@@ -148,21 +156,44 @@ class Stage(nn.Module):
         if model.positions == "rope" and model.sliding_rope is not None:
             self._frequencies["sliding_rotation"] = frequencies(model.sliding_rope, model.turned_dim)
 
+    def all_blocks(self) -> list[Block]:
+        """The blocks of this stage, those that predict further ahead among them."""
+        return [*self.blocks_by_index().values(), *(layer.block for layer in self._prediction_layers())]
+
+    def _prediction_layers(self) -> list[PredictionLayer]:
+        return [each for each in self.mtp.values() if isinstance(each, PredictionLayer)]
+
     def blocks_by_index(self) -> dict[int, Block]:
         """The blocks of this stage, by their place in the model."""
         return {int(name): block for name, block in self.blocks.items() if isinstance(block, Block)}
 
     def _hand_over_gradients(self, take: TakeGradient) -> None:
         """Let somebody else have the gradients of the weights that products make."""
-        for _, layer in linear_layers(self.blocks):
+        for _, layer in (*linear_layers(self.blocks), *linear_layers(self.mtp)):
             layer.gemm = SummedLinear(layer.weight, cast("Gemm", layer.gemm), take)
-        for module in self.blocks.modules():
+        for module in (*self.blocks.modules(), *self.mtp.modules()):
             if isinstance(module, Experts):
                 module.hand_over_gradients(take)
             if isinstance(module, ReplicatedLinear) and not module.makes_partial_gradients:
                 module.gemm = SummedLinear(module.weight, cast("Gemm", module.gemm), take)
         if self.head is not None:
             self.head.take_gradient = take
+
+    def _look_further(self, loss: Tensor, stream: Tensor, documents: Documents, targets: Targets) -> Tensor:
+        """The loss, beside which further predictions are trained."""
+        embedding = self.embedding
+        assert embedding is not None, "refused: the embedding is on another stage"
+
+        def run(layer: PredictionLayer, stream: Tensor, ahead: Ahead) -> Tensor:
+            self.before_layer(f"mtp.{layer.depth}")
+            embedded = self.scale_embedding(embedding(ahead.tokens, documents))
+            return self.scale_output(layer(stream, embedded, documents.counting(ahead.weights), self.run_block))
+
+        self.before_layer("embedding")
+        return self.further.beside(loss, stream, targets.ahead, run, self._loss_of)
+
+    def _loss_of(self, stream: Tensor, ahead: Ahead) -> Tensor:
+        return self._own_head()(stream, Targets(ahead.labels, ahead.weights))
 
     def _own_head(self) -> Head:
         assert self.head is not None, "only the last stage has a head"
@@ -171,7 +202,7 @@ class Stage(nn.Module):
 
     def compile_blocks(self) -> None:
         """Compile each block: one graph that all share."""
-        self.run_block = compile_blocks(self.blocks.values(), self.spec.recompute, self.precision.context, self._kept)
+        self.run_block = compile_blocks(self.all_blocks(), self.spec.recompute, self.precision.context, self._kept)
 
 
 def _go_on(layer: str) -> None:

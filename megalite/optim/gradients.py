@@ -69,7 +69,7 @@ class Groups:
         first: dict[str, int] = {}
         size, keys = 0, {}
         for weight in weights:
-            key = weight.layer if grouping == "layer" and weight.layer.startswith("blocks.") else weight.name
+            key = weight.layer if grouping == "layer" and weight.is_inner else weight.name
             if key not in keys:
                 keys[key] = size
                 size += weight.shape[0] if grouping == "unit" and len(weight.shape) > 1 else 1
@@ -139,7 +139,7 @@ class GradientChanges:
         sums = groups.sums(gradients, self._device, squared=False)
         for index, (part, gradient) in enumerate(zip(self._slices, gradients, strict=True)):
             weight = part.local.weight
-            if len(weight.shape) > 1 and weight.layer.startswith("blocks."):
+            if len(weight.shape) > 1 and weight.is_inner:
                 for numbers, total in groups.views(index, gradient, sums):
                     numbers.sub_(total / prod(weight.shape[1:]))
 

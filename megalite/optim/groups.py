@@ -37,13 +37,13 @@ def rates_of(weight: Weight, optimizer: OptimizerConfig, model: Architecture) ->
 
     With `layer_decay` d, block i of n has the factor d^(n - 1 - i), embedding tables that of the lowest block times d.
     """
-    scales, is_inner = optimizer.lr_scales, weight.layer.startswith("blocks.")
+    scales, is_inner = optimizer.lr_scales, weight.is_inner
     scale = 1.0
     if weight.layer == "embedding":
         scale = scales.embedding * scales.layer_decay**model.num_layers
     elif weight.layer == "head":
         scale = scales.head
-    elif is_inner:
+    elif weight.layer.startswith("blocks."):
         scale = scales.layer_decay ** (model.num_layers - 1 - int(weight.layer.split(".")[1]))
     if not weight.decay:
         scale *= scales.vectors

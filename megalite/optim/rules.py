@@ -23,7 +23,7 @@ def rule_of(weight: Weight, optimizer: OptimizerConfig) -> str:
     names = OPTIMIZERS[optimizer.name]
     if len(weight.shape) < 2:
         return names.vectors
-    return names.matrices if weight.layer.startswith("blocks.") else names.tables
+    return names.matrices if weight.is_inner else names.tables
 
 
 def state_shapes(weight: Weight, optimizer: OptimizerConfig) -> dict[str, tuple[int, ...]]:

@@ -32,6 +32,7 @@ from megalite.architecture.costs import (
     mlp_bytes,
     sum_by_layer,
 )
+from megalite.architecture.norms import NORMS
 from megalite.architecture.weights import Weight, vocab_rows_per_rank, weight_table
 from megalite.config.pipeline import micro_batch_counts, pipeline_schedule
 from megalite.config.plan import LOSS_CHUNK_TOKENS, RunPlan, has_tied_copy
@@ -114,7 +115,8 @@ def _sum_by_stage(plan: RunPlan, measure: Callable[[Weight], int]) -> tuple[int,
     table, sizes = weight_table(plan.model), sum_by_layer(plan.model, measure)
     stages = [sum(sizes[f"blocks.{index}"] for index in plan.blocks_of(stage)) for stage in range(plan.pp)]
     stages[plan.chunk_ranks[0]] += sizes["embedding"]
-    stages[plan.chunk_ranks[-1]] += sizes["final_norm"] + sizes.get("head", 0)
+    behind = ("final_norm", "head", *(f"mtp.{depth}" for depth in range(plan.model.num_predictions)))
+    stages[plan.chunk_ranks[-1]] += sum(sizes.get(layer, 0) for layer in behind)
     if has_tied_copy(plan):
         stages[plan.chunk_ranks[-1]] += measure(table["embedding.weight"])
     return tuple(stages)
@@ -124,7 +126,7 @@ def block_activations(config: Config, plan: RunPlan, blocks: Iterable[int], reco
     """Bytes of one token that each of some blocks keeps for its backward pass, on one rank."""
     fp8, a = config.precision.fp8, ELEMENT_BYTES[config.precision.dtype]
     in_chunks = config.train.mlp_chunk_tokens is not None and recompute == "none"
-    chosen = [plan.model.blocks[index] for index in blocks]
+    chosen = [plan.model.block(index) for index in blocks]
     seen = plan.cp if config.parallel.cp_kind == "allgather" else 1
     cut = BlockCut(plan.tp, config.parallel.sequence_parallel, seen)
     return [
@@ -168,7 +170,9 @@ def _activations(config: Config, plan: RunPlan, stage: int, order: Sequence[Oper
     blocks = plan.blocks_of(stage)
     kept, whole = (block_activations(config, plan, blocks, kind) for kind in (config.train.recompute, "none"))
     again = max((all_of_it - some for all_of_it, some in zip(whole, kept, strict=True)), default=0)
-    chunks = [_kept_by_chunk(config, plan, range(*bounds)) for bounds in plan.chunk_blocks]
+    chunks = [_kept_by_chunk(config, plan, range(*bounds)) for bounds in plan.chunk_blocks[:-1]]
+    first, last = plan.chunk_blocks[-1]
+    chunks.append(_kept_by_chunk(config, plan, [*range(first, last), *_predicting(plan)]))
     tokens, chunk, a = _micro_batch_tokens(config), config.train.mlp_chunk_tokens, ELEMENT_BYTES[config.precision.dtype]
     inside = max(
         (mlp_bytes(plan.model.blocks[index].feed_forward, element_bytes=a, tp=plan.tp) for index in blocks), default=0
@@ -182,10 +186,26 @@ def _kept_by_chunk(config: Config, plan: RunPlan, blocks: Iterable[int]) -> Chun
     """Bytes of one token that a chunk keeps, and of those what it holds from I until W."""
     model, element_bytes = plan.model, ELEMENT_BYTES[config.precision.dtype]
     held = (
-        block_held_bytes(model.blocks[index], model.hidden_size, element_bytes=element_bytes, tp=plan.tp)
+        block_held_bytes(model.block(index), model.hidden_size, element_bytes=element_bytes, tp=plan.tp)
         for index in blocks
     )
-    return ChunkCosts(kept=sum(block_activations(config, plan, blocks, config.train.recompute)), held=sum(held))
+    kept = sum(block_activations(config, plan, blocks, config.train.recompute))
+    around = sum(_around_prediction(config, plan) for index in blocks if index in _predicting(plan))
+    return ChunkCosts(kept=kept + around, held=sum(held))
+
+
+def _predicting(plan: RunPlan) -> range:
+    """Numbers of the blocks that predict further ahead."""
+    return range(plan.model.num_layers, plan.model.num_layers + plan.model.num_predictions)
+
+
+def _around_prediction(config: Config, plan: RunPlan) -> int:
+    """Bytes of one token that a layer which predicts further keeps beside its block: what its two norms and the one
+    behind it are given and put out, and both of them joined."""
+    a, stream, norm = ELEMENT_BYTES[config.precision.dtype], _stream_width(config, plan), NORMS[plan.model.norm]
+    wide = FP32_BYTES * stream if norm.keeps_wide else 0
+    normalised = (FP32_BYTES if norm.multiplies_wide else a) * stream
+    return 3 * (wide + normalised) + 2 * a * stream
 
 
 def _head(config: Config, plan: RunPlan, order: Sequence[Operation]) -> int:
@@ -205,7 +225,9 @@ def _head(config: Config, plan: RunPlan, order: Sequence[Operation]) -> int:
     gradients = tokens * 2 * a * plan.model.hidden_size + FP32_BYTES * matrix
     last = [operation for operation in order if operation.chunk == len(plan.chunk_ranks) - 1]
     in_flight = int(peak_kept(last, [ChunkCosts(held=1.0)] * len(plan.chunk_ranks)))
-    return in_flight * (norm + gradients) + max(logits + (a * matrix if half else 0), FP32_BYTES * matrix)
+    return (1 + plan.model.num_predictions) * in_flight * (norm + gradients) + max(
+        logits + (a * matrix if half else 0), FP32_BYTES * matrix
+    )
 
 
 def _traffic(config: Config, plan: RunPlan, stage: int) -> int:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass
 
+from megalite.architecture.architecture import BlockSpec
 from megalite.architecture.attention_costs import context_sent_bytes, latent_width
 from megalite.architecture.costs import (
     ELEMENT_BYTES,
@@ -52,6 +53,17 @@ def traffic_by_stage(config: Config, plan: RunPlan) -> tuple[StageTraffic, ...]:
     )
 
 
+def num_predictions(plan: RunPlan, stage: int) -> int:
+    """Layers that predict further ahead on the ranks of a stage."""
+    return plan.model.num_predictions if stage == plan.chunk_ranks[-1] else 0
+
+
+def blocks_of(plan: RunPlan, stage: int) -> list[BlockSpec]:
+    """The blocks of a stage, those that predict further among them."""
+    indices = [*plan.blocks_of(stage), *(num_predictions(plan, stage) * [plan.model.num_layers])]
+    return [plan.model.block(index) for index in indices]
+
+
 def _tp_bytes(config: Config, plan: RunPlan, stage: int) -> float:
     """Of one token."""
     model, tp, element_bytes = plan.model, plan.tp, ELEMENT_BYTES[config.precision.dtype]
@@ -59,7 +71,7 @@ def _tp_bytes(config: Config, plan: RunPlan, stage: int) -> float:
     last_chunk = None if chunk is None else ((tokens - 1) % chunk + 1) / tokens
     sent = sum(
         block_sent_bytes(
-            model.blocks[index],
+            block,
             model.hidden_size,
             element_bytes=element_bytes,
             tp=tp,
@@ -67,16 +79,19 @@ def _tp_bytes(config: Config, plan: RunPlan, stage: int) -> float:
             recompute=config.train.recompute,
             last_chunk=last_chunk,
         )
-        for index in plan.blocks_of(stage)
+        for block in blocks_of(plan, stage)
     )
-    if config.parallel.sequence_parallel:  # each rank makes a part of the gradient of what makes latents
-        attentions = [model.blocks[index].attention for index in plan.blocks_of(stage)]
-        latents = sum(latent_width(each) for each in attentions)
-        sent += round_trip(element_bytes * model.hidden_size * latents, tp) / (stream_tokens(config) // plan.cp)
-    if stage == plan.chunk_ranks[0]:
-        sent += embedding_sent_bytes(model.hidden_size, element_bytes=element_bytes, tp=tp)
-    if stage == plan.chunk_ranks[-1]:
-        sent += head_sent_bytes(model.hidden_size, element_bytes=element_bytes, tp=tp)
+    if config.parallel.sequence_parallel:  # each rank makes a part of the gradient of what makes latents, or joins
+        latents = sum(latent_width(block.attention) for block in blocks_of(plan, stage))
+        joining = 2 * model.hidden_size * num_predictions(plan, stage)
+        sent += round_trip(element_bytes * model.hidden_size * (latents + joining), tp) / (
+            stream_tokens(config) // plan.cp
+        )
+    further = num_predictions(plan, stage)  # with embedding and head once more
+    if num_embeddings := further + (stage == plan.chunk_ranks[0]):
+        sent += num_embeddings * embedding_sent_bytes(model.hidden_size, element_bytes=element_bytes, tp=tp)
+    if num_heads := further + (stage == plan.chunk_ranks[-1]):
+        sent += num_heads * head_sent_bytes(model.hidden_size, element_bytes=element_bytes, tp=tp)
     return sent
 
 
@@ -86,14 +101,14 @@ def _cp_bytes(config: Config, plan: RunPlan, stage: int) -> float:
         return 0.0
     return sum(
         context_sent_bytes(
-            plan.model.blocks[index],
+            block,
             kind=config.parallel.cp_kind,
             element_bytes=ELEMENT_BYTES[config.precision.dtype],
             cp=plan.cp,
             tp=plan.tp,
             recompute=config.train.recompute,
         )
-        for index in plan.blocks_of(stage)
+        for block in blocks_of(plan, stage)
     )
 
 
@@ -101,13 +116,13 @@ def _ep_bytes(config: Config, plan: RunPlan, stage: int) -> float:
     """Of one token of the rank's own."""
     return sum(
         dispatch_sent_bytes(
-            plan.model.blocks[index].feed_forward,
+            block.feed_forward,
             plan.model.hidden_size,
             element_bytes=ELEMENT_BYTES[config.precision.dtype],
             ep=plan.ep,
             recompute=config.train.recompute,
         )
-        for index in plan.blocks_of(stage)
+        for block in blocks_of(plan, stage)
     )
 
 

@@ -52,6 +52,7 @@ MEASURES = {
     "seconds": Measure("Time of a step", "s"),
     "memory_bytes": Measure("Peak memory of the first rank", "GB", factor=1e-9),
     "num_tokens": Measure("Tokens of a step"),
+    "mtp_loss_1": Measure("Loss of the token behind the next one"),
     "expert_load_max": Measure("Tokens of the fullest expert, over the mean, in the worst block"),
     "expert_load_entropy": Measure("Entropy of the experts' loads, over that of even ones, in the worst block"),
     "dead_experts": Measure("Experts without tokens, in the worst block", "%", factor=100.0),

@@ -19,7 +19,7 @@ from megalite.config.schema import Config
 from megalite.data.cursor import DataCursor, add_counts
 from megalite.data.samples import Samples
 from megalite.errors import CheckpointError, ConversionError, UserError
-from megalite.model.initialize import FreshWeights, WeightSource
+from megalite.model.initialize import FreshWeights, WeightSource, WithFreshPredictions
 from megalite.optim.rules import state_kinds
 from megalite.parallel.axes import Axes
 from megalite.parallel.collectives import any_rank, from_all
@@ -110,7 +110,7 @@ def first_start(
         return open_checkpoint(trunk, stages, f"checkpoint {trunk}, as a branch")
     if init_from is not None:
         is_compared = config.train.verify_init_from and not again
-        found = _open_weights(init_from, model, axes, device, is_compared=is_compared)
+        found = _open_weights(init_from, model, axes, device, seed=config.run.seed, is_compared=is_compared)
         return replace(found, moments=zeros, origin=f"weights of {init_from}")
     return Start(FreshWeights(model, config.run.seed), zeros, origin=f"fresh weights, seed {config.run.seed}")
 
@@ -196,19 +196,34 @@ def _go_on_with_data(reader: CheckpointReader, samples: Samples) -> tuple[Progre
     return replace(progress, account=progress.account.remix(at, drawn, unshifted.drawn(at))), True
 
 
-def _open_weights(folder: Path, model: Architecture, axes: Axes, device: torch.device, *, is_compared: bool) -> Start:
-    """The weights of a checkpoint, of a run's newest one, or of a Hugging Face folder. Collective."""
+def _open_weights(
+    folder: Path, model: Architecture, axes: Axes, device: torch.device, *, seed: int, is_compared: bool
+) -> Start:
+    """The weights of a checkpoint, of a run's newest one, or of a Hugging Face folder. Collective.
+
+    Args:
+        seed: of layers that predict further, where the weights have none.
+    """
     checkpoint = _open_whole(folder, "train.init_from", axes, device)
     if checkpoint is not None:
         reader = CheckpointReader(checkpoint)
         theirs = stored_model(reader.folder, reader.manifest)
-        return Start(reader.source("weight"), {}, choices=_compare(checkpoint, theirs, model), trained_as=theirs)
+        source = _completed(reader.source("weight"), theirs, model, seed)
+        return Start(source, {}, choices=_compare(checkpoint, theirs, model), trained_as=theirs)
     from megalite.checkpoint.hf.importer import HuggingFaceWeights
 
     weights = HuggingFaceWeights(folder)
     choices = _compare(folder, weights.model, model)
     proof = _prove(folder, axes) if is_compared else NOT_COMPARED
-    return Start(weights, {}, choices=choices, trained_as=weights.model, proof=proof)
+    source = _completed(weights, weights.model, model, seed)
+    return Start(source, {}, choices=choices, trained_as=weights.model, proof=proof)
+
+
+def _completed(source: WeightSource, theirs: Architecture, ours: Architecture, seed: int) -> WeightSource:
+    """Weights with fresh layers that predict further, where ours has such and theirs has none."""
+    if theirs.num_predictions or not ours.num_predictions:
+        return source
+    return WithFreshPredictions(source, FreshWeights(ours, seed))
 
 
 def _compare(folder: Path, theirs: Architecture, ours: Architecture) -> tuple[str, ...]:

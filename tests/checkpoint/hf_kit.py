@@ -166,6 +166,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "attention_scale": scale_of(20, sharpness(8.0, 0.707)),
         **LONG,
     },
+    "deepseek_v3, further": {**DEEPSEEK_V3, "mtp": {"num_layers": 2}, "tie_embeddings": True},
     "deepseek_v2": {**DEEPSEEK, "moe": {**DEEPSEEK["moe"], "normalize": False, "first_dense": 1, "scale": 2.0}},
     "deepseek_v2, groups": {
         **DEEPSEEK,

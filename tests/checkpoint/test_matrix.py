@@ -100,6 +100,18 @@ LATENTS = {
 
 BIASED = {"num_experts": 4, "top_k": 2, "ffn_hidden_size": 32, "bias_rate": 0.01, "aux_loss": 0.02, "first_dense": 1}
 
+FURTHER = {"moe": BIASED, "mtp": {"num_layers": 2}}
+OF_PREDICTIONS = {
+    1: {"experts": layout(8), "experts-zero3": layout(4, zero_stage=3)},
+    2: {
+        "ep2": layout(dp=2, ep=2),
+        "experts-tp2-sp": layout(tp=2, sequence_parallel=True),
+        "pp2-zb-v": layout(1, pp=2, schedule="zb-v"),
+        "pp2-zb-v-zero0": layout(1, pp=2, schedule="zb-v", zero_stage=0),
+    },
+}
+"""Of models that predict further: embedding and head on one stage."""
+
 WHEN_TIED = (
     *("zero3", "tp2", "dp2-zero2", "pp2-zero0", "pp2-zero1", "tp2-dp2-zero3", "pp2-tp2-sp", "pp2-dp2", "pp4"),
     *("pp2-zb-v", "pp2-dp2-dualpipe-v"),
@@ -114,6 +126,7 @@ MODELS: dict[str, tuple[dict, tuple[str, ...]]] = {
     "tied": ({"tie_embeddings": True}, WHEN_TIED),
     "one kv head": ({"num_kv_heads": 1}, WITH_SHARED_HEADS),
     "latents": (LATENTS, ("one", "zero3", *WITH_SHARED_HEADS)),
+    "further": (FURTHER, tuple(name for cases in OF_PREDICTIONS.values() for name in cases)),
     "experts": ({"moe": BIASED}, tuple(name for cases in OF_EXPERTS.values() for name in cases)),
 }
 """Settings of the model, and layouts that are worth trying with it."""
@@ -126,6 +139,10 @@ UNEVEN = {
     "pp3": {"parallel": {"pp": 3, "zero_stage": 1}},
 }
 """Slices that end inside rows; their batches are other ones, so only the state is compared."""
+
+
+def _layouts_of(settings: dict) -> dict[int, dict[str, dict]]:
+    return OF_PREDICTIONS if "mtp" in settings else OF_EXPERTS if "moe" in settings else LAYOUTS
 
 
 def make_reference(folder: Path, sections: dict) -> list[tuple[float, float]]:
@@ -177,7 +194,7 @@ def test_every_layout_keeps_every_bit(tmp_path, model):
     sections = {"model": settings}
     truth = run_ranks(make_reference, 1, tmp_path, sections)[0]
     complaints, names = [], []
-    for size, cases in (OF_EXPERTS if "moe" in settings else LAYOUTS).items():
+    for size, cases in _layouts_of(settings).items():
         chosen = {name: case for name, case in cases.items() if name in worth_trying}
         curves = run_ranks(load_and_save, size, tmp_path, chosen, sections, timeout_seconds=400)[0]
         names += chosen

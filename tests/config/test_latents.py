@@ -17,9 +17,15 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "another head_dim": ({"head_dim": 16}, "model.head_dim: found 16, and mla has qk_nope_head_dim"),
     "fewer heads of keys": ({"num_kv_heads": 2}, "model.num_kv_heads: mla makes keys and values of all num_heads=4"),
     "wide values": ({"mla": {**MLA, "v_head_dim": 24}}, "model.mla.v_head_dim: 24 is wider than queries and keys, 20"),
-    "a table of positions": ({"positions": "learned"}, "model.positions: mla rotates a part of each head; found learned"),
+    "a table of positions": (
+        {"positions": "learned"},
+        "model.positions: mla rotates a part of each head; found learned",
+    ),
     "a fraction": ({"rope": {"fraction": 0.5}}, "model.rope.fraction: mla.qk_rope_head_dim says how much"),
-    "an odd number of channels": ({"mla": {**MLA, "qk_rope_head_dim": 7}}, "rotates 7 channels, and they turn in pairs"),
+    "an odd number of channels": (
+        {"mla": {**MLA, "qk_rope_head_dim": 7}},
+        "rotates 7 channels, and they turn in pairs",
+    ),
     "norms of heads": ({"qk_norm": True}, "model.qk_norm: found True, but it has no effect with mla"),
     "biases": ({"bias": "attention"}, "model.bias: mla has none; found attention, use none"),
     "muP": ({"mup": {"base_hidden_size": 32}}, "model.mup: no rule is known here for the widths of latents"),

@@ -182,16 +182,38 @@ SPARSE = {
 MLA = {"q_lora_rank": 24, "kv_lora_rank": 16, "qk_nope_head_dim": 12, "qk_rope_head_dim": 8, "v_head_dim": 10}
 
 
-def latent(moe: dict | None = None, **mla):
+def latent(moe: dict | None = None, mtp: int = 0, **mla):
     """A model with latent attention."""
     model = {"num_kv_heads": None, "norm_eps": 1e-6, "rope": {"interleaved": True}, "mla": {**MLA, **mla}}
-    return {"model": model if moe is None else {**model, "moe": {**EXPERTS, **moe}}}
+    model |= {} if moe is None else {"moe": {**EXPERTS, **moe}}
+    return {"model": {**model, "mtp": {"num_layers": mtp, "loss_weight": 0.3}} if mtp else model}
 
 
 BY_BIAS = {"scores": "sigmoid", "bias_rate": 0.01, "shared_ffn_hidden_size": 64, "first_dense": 1, "scale": 2.5}
 DEEPSEEK = latent({**BY_BIAS, "num_experts": 8, "num_groups": 4, "top_groups": 2, "group_score": "sum_of_two"})
 BOTH_WAYS = latent({**BY_BIAS, "aux_loss": 0.01, "aux_loss_over": "sequence"}, v_head_dim=20)
+ONE_FURTHER, TWO_FURTHER = latent(BY_BIAS, mtp=1), latent({**BY_BIAS, "first_dense": 0}, mtp=2)
 DENSE, LITE = latent(), latent(q_lora_rank=None)
+
+FURTHER = {
+    1: [
+        layout(more=TWO_FURTHER),
+        layout(zero_stage=0, more={**ONE_FURTHER, **FULL}),
+        layout(zero_stage=3, more={**TWO_FURTHER, **SELECTIVE}),
+        layout(more={**ONE_FURTHER, "model": {**ONE_FURTHER["model"], "tie_embeddings": True}}),
+    ],
+    2: [
+        layout(dp=2, ep=2, more={**TWO_FURTHER, **ACCUM}),
+        layout(engine="deepspeed", dp=2, more=ONE_FURTHER),
+        layout(tp=2, more={**ONE_FURTHER, **FEW}),
+        layout(tp=2, sequence_parallel=True, more={**TWO_FURTHER, **FEW}),
+        layout(cp=2, more=TWO_FURTHER),
+        layout(cp=2, cp_kind="ring", more={**ONE_FURTHER, **SELECTIVE}),
+        layout(pp=2, schedule="zb-v", more=TWO_FURTHER),
+        layout(pp=2, schedule="dualpipe-v", zero_stage=0, more={**ONE_FURTHER, **FULL}),
+        layout(pp=2, schedule="zb-v", more={"model": {**ONE_FURTHER["model"], "tie_embeddings": True}}),
+    ],
+}
 
 LATENT = {
     1: [
@@ -267,6 +289,12 @@ def test_layouts_of_experts_equal_plain_pytorch(world_size):
 def test_layouts_of_latent_attention_equal_plain_pytorch(world_size):
     """The same with latent attention, and routers that a bias keeps in balance: against transformers' DeepSeek-V3."""
     compare(LATENT[world_size], world_size)
+
+
+@pytest.mark.parametrize("world_size", FURTHER)
+def test_layouts_that_predict_further_equal_plain_pytorch(world_size):
+    """The same with layers that predict one and two tokens further: against transformers' own."""
+    compare(FURTHER[world_size], world_size)
 
 
 def test_layouts_over_gloo():

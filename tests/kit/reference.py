@@ -6,6 +6,7 @@ sharding do not exist here. Only the initial weights are shared.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -61,8 +62,11 @@ def reference_name(name: str, names: dict[str, str] = PROJECTIONS) -> str:
     stem, _, kind = name.rpartition(".")
     if stem in OUTER:
         return f"{OUTER[stem]}.{kind}"
-    _, index, inner = stem.split(".", 2)
-    return f"model.layers.{index}.{names[inner]}.{kind}"
+    layers, index, inner = stem.split(".", 2)
+    if layers == "mtp" and not inner.startswith("block."):
+        return f"mtp.{index}.{reference_deepseek.OF_PREDICTIONS[inner]}.{kind}"
+    layer = f"model.layers.{index}" if layers == "blocks" else f"mtp.{index}.mtp_block"
+    return f"{layer}.{names[inner.removeprefix('block.')]}.{kind}"
 
 
 def reference_model(model: ModelConfig, seed: int) -> torch.nn.Module:
@@ -83,6 +87,8 @@ def reference_model(model: ModelConfig, seed: int) -> torch.nn.Module:
     config, kind = _class_of(model)
     latent = {} if model.mla is None else reference_deepseek.settings(model)
     reference = kind(config(**{**common, **_expert_settings(model), **latent}))
+    if model.mtp is not None:
+        reference.mtp = reference_deepseek.prediction_layers(reference.config, model.num_predictions)
     source = FreshWeights(model, seed)
     rows = weight_table(model).values()
     weights = {row.name: source.read(row, row.local(1, 0)) for row in rows if row.expert is None}
@@ -133,8 +139,9 @@ def _stacked_experts(weights: dict[str, Tensor]) -> dict[str, Tensor]:
     """Experts as transformers 5 has them in memory: all of a layer in two tensors."""
     found: dict[str, list[Tensor]] = {}
     for name, weight in weights.items():
-        _, index, _, _, _, part, _ = name.split(".")
-        found.setdefault(f"model.layers.{index}.mlp.experts.{part}", []).append(weight)
+        layer, _, _, part, _ = name.rsplit(".", 4)
+        layer = re.sub(r"^mtp\.(\d+)\.block", r"mtp.\1.mtp_block", layer.replace("blocks.", "model.layers."))
+        found.setdefault(f"{layer}.experts.{part}", []).append(weight)
     stacked = {name: torch.stack(parts) for name, parts in found.items()}
     joined = {}
     for name in [name for name in stacked if name.endswith(".down")]:
@@ -154,7 +161,7 @@ def dense_inputs(indices: range, *, seq_len: int, vocab_size: int) -> dict[str, 
     seen = causal & (documents.unsqueeze(1) == documents.unsqueeze(2))
     mask = torch.zeros(seen.shape).masked_fill(~seen, torch.finfo(torch.float32).min).unsqueeze(1)
     join = {key: torch.stack([torch.from_numpy(row[key]) for row in rows]) for key in rows[0] if key != "borders"}
-    return {**join, "attention_mask": mask}
+    return {**join, "attention_mask": mask, "documents": documents}
 
 
 def reference_training(config: Config, model: ModelConfig, steps: int) -> list[tuple[float, float]]:
@@ -176,11 +183,16 @@ def reference_training(config: Config, model: ModelConfig, steps: int) -> list[t
         )
         inputs = {"input_ids": data["tokens"], "position_ids": data["positions"]}
         with balance.watching(reference):
-            logits = reference(**inputs, attention_mask=data["attention_mask"]).logits
-        nll = F.cross_entropy(logits.flatten(0, 1), data["labels"].flatten(), reduction="none")
+            stream = reference.model(**inputs, attention_mask=data["attention_mask"]).last_hidden_state
+            nll = F.cross_entropy(reference.lm_head(stream).flatten(0, 1), data["labels"].flatten(), reduction="none")
+            further = [] if model.mtp is None else reference_deepseek.losses_ahead(reference, stream, data)
         loss = (nll * data["mask"].flatten()).sum() / data["mask"].sum()
+        masks = [data["mask"], *(counts for _, counts in further)]
+        beside = balance.loss([each.float() for each in masks], config.batch.micro_batch_size)
+        for each, _ in further:
+            beside = beside + model.mtp.weight_at(step + 1) / len(further) * each / data["mask"].sum()
         optimizer.zero_grad()
-        (loss + balance.loss(data["mask"].float(), config.batch.micro_batch_size)).backward()
+        (loss + beside).backward()
         norm = torch.nn.utils.clip_grad_norm_(reference.parameters(), config.optimizer.clip_grad_norm or float("inf"))
         for group in optimizer.param_groups:
             group["lr"] = learning_rate(step + 1, config.train.steps, config.optimizer, config.schedule)
@@ -202,7 +214,7 @@ class Balance:
         """Within it logits of routers are kept."""
         self._logits.clear()
         self._chosen.clear()
-        gates = [layer.mlp.gate for layer in reference.model.layers if hasattr(layer.mlp, "gate")]
+        gates = reference_deepseek.gates_of(reference)
         hooks = [gate.register_forward_hook(self._keep) for gate in gates]
         yield
         for hook in hooks:
@@ -217,13 +229,16 @@ class Balance:
         if self.moe is not None and self.moe.bias_rate:
             reference_deepseek.move_biases(reference, self._loads, self.moe.bias_rate)
 
-    def loss(self, mask: Tensor, micro_batch_size: int) -> Tensor | float:
-        """Of the global batch; `mask` is `[sequences, tokens]`."""
+    def loss(self, masks: list[Tensor], micro_batch_size: int) -> Tensor | float:
+        """Of the global batch; masks are `[sequences, tokens]`: of the model's routers, and of each that predicts
+        further."""
         moe, total = self.moe, 0.0
         if moe is None or not (moe.aux_loss or moe.z_loss or moe.bias_rate):
             return total
         former, self._loads = self._loads, []
+        num_inside = len(self._logits) - len(masks) + 1
         for layer, logits in enumerate(self._logits):
+            mask = masks[max(0, layer - num_inside + 1)]
             logits = logits.view(*mask.shape, moe.num_experts)
             scores = logits.softmax(-1) if moe.scores == "softmax" else logits.sigmoid()
             best = self._chosen[layer]  # where a bias has a say in it, as transformers' own router says
@@ -241,4 +256,4 @@ class Balance:
                 means = (scores[unit] * mask[unit].unsqueeze(2)).sum((0, 1))
                 total = total + moe.aux_loss * moe.num_experts * (share * means).sum()
             total = total + moe.z_loss * (mask * logits.logsumexp(-1).square()).sum()
-        return total / mask.sum()
+        return total / masks[0].sum()

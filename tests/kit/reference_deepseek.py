@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+import copy
+
 import torch
-from torch import Tensor
+import torch.nn.functional as F
+from torch import Tensor, nn
+from transformers import DeepseekV3Config
+from transformers.modeling_layers import MtpLayer
+from transformers.models.deepseek_v3.modeling_deepseek_v3 import DeepseekV3DecoderLayer, DeepseekV3RMSNorm
 
 from megalite.config.schema import ModelConfig
 
@@ -41,10 +47,12 @@ def settings(model: ModelConfig) -> dict[str, object]:
 def fused(weights: dict[str, Tensor], model: ModelConfig) -> dict[str, Tensor]:
     """Its tensors that are two of ours."""
     found = {}
-    for index in range(model.num_layers):
-        kv_a, k_rope, k_b, v_b = (weights[f"blocks.{index}.attention.{part}.weight"] for part in PARTS)
+    blocks = {f"blocks.{index}": f"model.layers.{index}" for index in range(model.num_layers)}
+    blocks |= {f"mtp.{depth}.block": f"mtp.{depth}.mtp_block" for depth in range(model.num_predictions)}
+    for ours, theirs in blocks.items():
+        kv_a, k_rope, k_b, v_b = (weights[f"{ours}.attention.{part}.weight"] for part in PARTS)
         of_heads = [each.unflatten(0, (model.num_heads, -1)) for each in (k_b, v_b)]
-        prefix = f"model.layers.{index}.self_attn"
+        prefix = f"{theirs}.self_attn"
         found[f"{prefix}.kv_a_proj_with_mqa.weight"] = torch.cat((kv_a, k_rope))
         found[f"{prefix}.kv_b_proj.weight"] = torch.cat(of_heads, dim=1).flatten(0, 1)
     return found
@@ -55,9 +63,40 @@ def is_fused(name: str) -> bool:
     return any(f".attention.{part}." in name for part in PARTS)
 
 
+OF_PREDICTIONS = {"embedding_norm": "enorm", "hidden_norm": "hnorm", "projection": "eh_proj", "norm": "post_norm"}
+
+
+def prediction_layers(config: DeepseekV3Config, number: int) -> nn.ModuleList:
+    """Its layers of multi-token prediction, which all have experts."""
+    sparse = copy.deepcopy(config)
+    sparse.first_k_dense_replace = 0
+    return nn.ModuleList(MtpLayer(sparse, DeepseekV3DecoderLayer, DeepseekV3RMSNorm, depth) for depth in range(number))
+
+
+def losses_ahead(reference: nn.Module, stream: Tensor, data: dict[str, Tensor]) -> list[tuple[Tensor, Tensor]]:
+    """Of each layer the sum of its losses, as the paper has them, over tokens whose documents reach so far; and which
+    these are."""
+    rotation = reference.model.rotary_emb(stream, position_ids=data["positions"])
+    found, shifted = [], {key: data[key] for key in ("tokens", "labels", "mask", "documents")}
+    for layer in reference.mtp:
+        shifted = {key: F.pad(each[:, 1:], (0, 1)) for key, each in shifted.items()}
+        embedded = reference.model.embed_tokens(shifted["tokens"])
+        stream = layer(embedded, stream, rotation, data["attention_mask"], data["positions"], None)
+        counts = shifted["mask"] & (shifted["documents"] == data["documents"])
+        counts[:, -len(found) - 1 :] = False  # behind the row's end
+        nll = F.cross_entropy(reference.lm_head(stream).flatten(0, 1), shifted["labels"].flatten(), reduction="none")
+        found.append(((nll * counts.flatten()).sum(), counts))
+    return found
+
+
+def gates_of(reference: nn.Module) -> list[nn.Module]:
+    """The routers, those of predictions further ahead last."""
+    blocks = [*reference.model.layers, *(layer.mtp_block for layer in getattr(reference, "mtp", ()))]
+    return [block.mlp.gate for block in blocks if hasattr(block.mlp, "gate")]
+
+
 @torch.no_grad()
 def move_biases(reference: torch.nn.Module, loads: list[Tensor], rate: float) -> None:
     """Balance without a loss: an expert that had more than its share is chosen less (Wang et al. 2024)."""
-    gates = [layer.mlp.gate for layer in reference.model.layers if hasattr(layer.mlp, "gate")]
-    for gate, load in zip(gates, loads, strict=True):
+    for gate, load in zip(gates_of(reference), loads, strict=True):
         gate.e_score_correction_bias -= rate * torch.sign(load - load.mean())

@@ -37,6 +37,9 @@ CASES: dict[str, dict[str, Any]] = {
     "chunks again": {"train": {"mlp_chunk_tokens": 7, "recompute": "full"}},
     "chunks, sequence parallel": {"train": {"mlp_chunk_tokens": 7}, "parallel": {"sequence_parallel": True}},
     "chunks, both": {"train": {"mlp_chunk_tokens": 7, "recompute": "full"}, "parallel": {"sequence_parallel": True}},
+    "further": {"model": {"mtp": {"num_layers": 2}}},
+    "further, sequence parallel": {"model": {"mtp": {"num_layers": 1}}, "parallel": {"sequence_parallel": True}},
+    "further, again": {"model": {"mtp": {"num_layers": 1}}, "train": {"recompute": "full"}},
     "parallel residual": {"model": {"parallel_residual": True}},
     **{
         f"latents {mla['q_lora_rank']}, {recompute}, {sequence_parallel}": {
@@ -168,6 +171,11 @@ EXPERT_CASES: dict[str, dict[str, Any]] = {
     }
     for recompute in RECOMPUTATIONS
     for every in (1, 2)
+} | {
+    "further": {
+        "parallel": {"dp": 2, "ep": 2, "zero_stage": 0},
+        "model": {"moe": EXPERTS, "mtp": {"num_layers": 2}},
+    }
 }
 
 

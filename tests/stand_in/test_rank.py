@@ -42,6 +42,7 @@ ALONE = {
     ),
     "experts": ("parallel.tp=1", EXPERTS),
     "latents": ("parallel.tp=1", LATENTS),
+    "latents-further": ("parallel.tp=1", LATENTS, "model.mtp={num_layers: 1}"),
     "latents-fp32": ("parallel.tp=1", LATENTS, "precision.dtype=fp32"),
     "experts-fp32": ("parallel.tp=1", EXPERTS, "precision.dtype=fp32", "run.deterministic=true"),
     "fp8-zero1": ("parallel.tp=1", "precision.fp8={backend: scaled_mm}", "parallel.zero_stage=1"),

@@ -69,6 +69,7 @@ def to_hugging_face(
     tokenizer: str | Path | None = None,
     overwrite: bool = False,
     verify_blocks: int | None = None,
+    keep_mtp: bool = True,
     say: Say = silent,
 ) -> Exported:
     """Export a checkpoint.
@@ -81,6 +82,7 @@ def to_hugging_face(
         tokenizer: a tokenizer's folder, or `none`; None takes the one that the checkpoint records.
         overwrite: replace an older model in `out`.
         verify_blocks: compare logits with only the first blocks; None for all of them.
+        keep_mtp: export layers that predict further ahead, where the model has some.
         say: is told what begins.
 
     Raises:
@@ -94,6 +96,8 @@ def to_hugging_face(
     source: WeightSource = reader.source("weight")
     if model.mup is not None:
         source, model = Folded(source, model), without_mup(model)
+    if not keep_mtp:
+        model = model.model_copy(update={"mtp": None})
     family = choose_family(model)
     provenance = trace(reader.folder, manifest)
     alarms = find_alarms(manifest, model, provenance)

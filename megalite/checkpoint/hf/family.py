@@ -6,7 +6,7 @@ No torch here: whether a config can be exported is asked before anything is comp
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from megalite.architecture.architecture import Architecture
@@ -40,6 +40,7 @@ PLAIN: dict[str, tuple] = {
     "rope.scaling": (None, "linear", "llama3", "yarn", "longrope"),
     "rope.interleaved": (False,),
     "mla": (False,),
+    "mtp": (False,),
     "moe": (False,),
     "moe.scores": ("softmax",),
     "moe.normalize": (True,),
@@ -82,6 +83,8 @@ class Family:
     inner: Mapping[str, str]
     """Canonical name without `blocks.N.` and `.weight` -> the same of transformers, inside a block, `*` for the number
     of an expert. Several of one name there are fused in this order: all rows of the first, then all of the next."""
+    predicting: Mapping[str, str] = field(default_factory=dict)
+    """The same of layers that predict further ahead, beside their block: in blocks that count on from the last one."""
     harmless: frozenset[str] = frozenset()
     """Keys of this class, beside those of all classes, that change nothing of what it computes."""
     fused_by_head: frozenset[str] = frozenset()
@@ -131,6 +134,7 @@ def traits(model: Architecture) -> dict[str, Any]:
         "rope.scaling": _stretch(model),
         "rope.interleaved": model.positions == "rope" and model.rope.interleaved,
         "mla": model.mla is not None,
+        "mtp": model.mtp is not None,
         "num_kv_heads": ALL_HEADS if model.num_kv_heads == model.num_heads else model.num_kv_heads,
         "head_dim": EVEN_HEADS if is_even else model.head_dim,
         "hidden_size % num_heads": model.hidden_size % model.num_heads,

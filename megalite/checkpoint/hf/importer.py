@@ -10,6 +10,7 @@ import json
 import os
 import re
 import reprlib
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -49,13 +50,12 @@ class HuggingFaceWeights:
 
     def __init__(self, folder: Path, model: Architecture | None = None):
         self.folder = Path(folder)
-        self.description: Description = read_config(self.folder)
+        self.description, self._files = _described(self.folder)
         self.model = self.description.model
         if model is not None:
             require_same_model(self.folder, self.model, model)
             self.model = model
         self._open: dict[str, safe_open] = {}
-        self._files = _locate(self.folder)
         self._places = self._find_places()
         self._refuse_strangers()
         self._refuse_second_head()
@@ -99,17 +99,37 @@ class HuggingFaceWeights:
         """Every tensor has a weight and every weight a tensor."""
         expected = {place.tensor for place in self._places.values()}
         missing = sorted(expected - self._files.keys())
+        family, whole = self.description.family, self.description.model
+        if whole.mtp is not None and self.model.mtp is None:
+            expected |= {place.tensor for place in places(whole, family).values()}
         if missing:
             raise CheckpointError(f"{self.folder}: tensors are missing: {_some(missing)}")
         head = self.description.family.outer["head.weight"]
         strangers = [name for name in sorted(self._files.keys() - expected) if not DERIVABLE.search(name)]
         if self.model.tie_embeddings and head in strangers:
             strangers.remove(head)
+        for name, original in self._copies(strangers).items():
+            if not torch.equal(self._slice(name)[:], self._slice(original)[:]):
+                raise ConversionError(f"{self.folder}: {name} differs from {original}, and megalite has one for both")
+            strangers.remove(name)
         if strangers:
             raise CheckpointError(
                 f"{self.folder}: a {self.description.family.model_type} with this config.json has no place for "
                 f"{_some(strangers)}"
             )
+
+    def _copies(self, names: list[str]) -> dict[str, str]:
+        """Of some tensors those that a published folder repeats for layers that predict further, and of which each is
+        a copy."""
+        family = self.description.family
+        first = self.description.model.num_layers
+        originals = {"embed_tokens.weight": "embedding.weight", "shared_head.head.weight": "head.weight"}
+        found = {
+            f"{family.blocks}.{first + depth}.{name}": family.outer[original]
+            for depth in range(self.description.model.num_predictions)
+            for name, original in originals.items()
+        }
+        return {name: original for name, original in found.items() if name in names and original in self._files}
 
     def _refuse_second_head(self) -> None:
         """A tied model may carry a copy of its embedding as head, but no other: versions differ in which they use."""
@@ -134,13 +154,23 @@ class HuggingFaceWeights:
             raise CheckpointError(f"{self.folder / file}: {name} cannot be read ({error})") from error
 
 
+def _described(folder: Path) -> tuple[Description, dict[str, str]]:
+    """What config.json says, and the file of every tensor. Without layers that predict further if none of their weights
+    is there: transformers 5 counts them in every config of such a class."""
+    found, files = read_config(folder), _locate(folder)
+    first = f"{found.family.blocks}.{found.model.num_layers}."
+    if found.model.mtp is None or any(name.startswith(first) for name in files):
+        return found, files
+    return replace(found, model=found.model.model_copy(update={"mtp": None})), files
+
+
 def model_config(folder: Path) -> Architecture:
     """The filled model of a Hugging Face folder, for the `model` section of a config.
 
     Raises:
         ConversionError: megalite has no such model.
     """
-    return read_config(Path(folder)).model
+    return _described(Path(folder))[0].model
 
 
 def require_same_model(folder: Path, theirs: Architecture, ours: Architecture) -> None:

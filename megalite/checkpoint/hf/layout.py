@@ -150,7 +150,7 @@ def stored_tensors(model: Architecture, family: Family) -> list[StoredTensor]:
     """The tensors of a family for a filled model, sorted by name; weights of one name are fused."""
     parts: dict[str, list[Weight]] = {}
     for weight in stored_table(model).values():
-        parts.setdefault(_tensor_name(weight, family), []).append(weight)
+        parts.setdefault(_tensor_name(weight, family, model.num_layers), []).append(weight)
     return [_stored(name, weights, model, family) for name, weights in sorted(parts.items())]
 
 
@@ -163,10 +163,14 @@ def places(model: Architecture, family: Family) -> dict[str, TensorPlace]:
     }
 
 
-def _tensor_name(weight: Weight, family: Family) -> str:
+def _tensor_name(weight: Weight, family: Family, num_layers: int) -> str:
     if weight.name in family.outer:
         return family.outer[weight.name]
     index, stem, kind = _inside(weight)
+    if weight.layer.startswith("mtp."):
+        index = str(num_layers + int(index))
+    if stem in family.predicting:
+        return f"{family.blocks}.{index}.{family.predicting[stem]}.{kind}"
     if weight.state is not None:
         return f"{family.blocks}.{index}.{family.inner[f'{stem}.{kind}']}"
     theirs = family.inner[stem]
@@ -176,7 +180,7 @@ def _tensor_name(weight: Weight, family: Family) -> str:
 
 
 def _stored(name: str, weights: list[Weight], model: Architecture, family: Family) -> StoredTensor:
-    if weights[0].name in family.outer:
+    if weights[0].name in family.outer or _inside(weights[0])[1] in family.predicting:
         return StoredTensor(name, tuple(weights))
     order = list(family.inner)
     weights = sorted(weights, key=lambda weight: order.index(_inside(weight)[1]))
@@ -187,8 +191,9 @@ def _stored(name: str, weights: list[Weight], model: Architecture, family: Famil
 
 def _inside(weight: Weight) -> tuple[str, str, str]:
     """The index of a weight's block, its name in there, `*` for an expert's number, and whether it is `weight` or
-    `bias`."""
+    `bias`. Layers that predict further have an index of their own, and their block's names are those of others."""
     _, index, inner = weight.name.split(".", 2)
+    inner = inner.removeprefix("block.")
     stem, kind = inner.rsplit(".", 1)
     if weight.expert is not None:
         stem = stem.replace(f".{weight.expert[0]}.", ".*.", 1)

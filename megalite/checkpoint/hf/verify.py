@@ -164,7 +164,7 @@ def compare_logits(
     Raises:
         ConversionError: transformers cannot read the folder, does not find all weights, or computes other logits.
     """
-    shallow = model.model_copy(update={"num_layers": num_blocks})
+    shallow = model.model_copy(update={"num_layers": num_blocks, "mtp": None})  # which logits do not show
     with tempfile.TemporaryDirectory(prefix="megalite-reload-") as name:
         work = Path(name)
         probes = ask(work, model, num_blocks=num_blocks, tokenizer=tokenizer)

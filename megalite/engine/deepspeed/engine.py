@@ -24,6 +24,7 @@ from megalite.engine.stage_state import EngineOfState, StageState
 from megalite.engine.steps import (
     PRODUCT_DTYPES,
     count_valid_tokens,
+    losses_of_step,
     set_accumulation,
     set_learning_rate,
     sums_on_host,
@@ -114,7 +115,8 @@ class DeepSpeedEngine(EngineOfState):
         total = torch.zeros((), dtype=torch.float32, device=self._engine.device)
         for index, batch in enumerate(map(self._cut.own, batches)):
             documents, targets = documents_of_batch(batch), targets_of_batch(batch, scale)
-            documents.loss_weights = targets.weights / len(batches)  # as DeepSpeed divides the loss it is given
+            documents.loss_share = 1.0 / len(batches)  # as DeepSpeed divides the loss it is given
+            documents.loss_weights = targets.weights * documents.loss_share
             loss = self._engine(batch.tokens, documents, targets)
             total += loss.detach()
             self._engine.backward(loss)
@@ -124,7 +126,8 @@ class DeepSpeedEngine(EngineOfState):
         self.stage.precision.end_step()
         self.stage.routers.end_step(token_axes(self.stage, self._axes))
         replicas = self._axes.replicas
-        self._update.prepare(all_reduce(total / (len(batches) * replicas.size), replicas), num_tokens, ask)
+        losses = losses_of_step(total, self.stage) / (len(batches) * replicas.size)
+        self._update.prepare(all_reduce(losses, replicas), num_tokens, ask)
         self._engine.step()
         return self._update.result(lr)
 

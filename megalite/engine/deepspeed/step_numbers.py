@@ -41,7 +41,7 @@ class StepNumbers:
     """
 
     def __init__(self, optimizer: Any, axes: Axes, zero_stage: int, see_loss: Callable[[float], None]):
-        self.loss, self.num_tokens, self.told = 0.0, 0, list[int]()
+        self.loss, self.num_tokens, self.further, self.told = 0.0, 0, list[float](), list[int]()
         """Of the last step; valid from when its norm was fetched."""
         self._optimizer, self._axes, self._see_loss = optimizer, axes, see_loss
         self._waiting: tuple[Tensor, Tensor, Tensor] | None = None
@@ -55,15 +55,17 @@ class StepNumbers:
             optimizer.step = self._around_bf16_step(optimizer.step)
 
     def expect(self, loss: Tensor, num_tokens: Tensor, told: Tensor) -> None:
-        """Fetch these, scalars and `[any]`, equal on all ranks of a model replica, along with the coming norm."""
+        """Fetch these, equal on all ranks of a model replica, along with the coming norm: the losses `[1 + further]`,
+        a scalar, and `[any]`."""
         self._waiting = loss, num_tokens, told
 
     def fetch(self, norm: Tensor) -> Tensor:
         """The norm on the host, and with it what was expected. The step's one sync."""
         assert self._waiting is not None, "a norm of no step"
         (loss, num_tokens, told), self._waiting = self._waiting, None
-        scalars = torch.stack([each.detach().double() for each in (loss, num_tokens, norm)])
-        self.loss, tokens, norm_here, *others = torch.cat((scalars, told)).tolist()
+        scalars = torch.stack([each.detach().double() for each in (num_tokens, norm)])
+        tokens, norm_here, self.loss, *others = torch.cat((scalars, loss.double(), told)).tolist()
+        self.further, others = others[: len(loss) - 1], others[len(loss) - 1 :]
         self.num_tokens, self.told = int(tokens), [int(number) for number in others]
         self._see_loss(self.loss)
         return torch.tensor(norm_here, dtype=norm.dtype)

@@ -53,7 +53,7 @@ class UpdateStep:
         """Make ready for DeepSpeed's `step`, which follows at once. Collective.
 
         Args:
-            loss: of the step, the same on all ranks.
+            loss: of the step, and of further predictions, `[1 + layers]`, the same on all ranks.
             num_tokens: valid tokens of the global batch.
             ask: what this rank has to tell all others.
         """
@@ -74,7 +74,8 @@ class UpdateStep:
         why = self._gate.why if self._engine.was_step_applied() else f"gradient norm is {norm}"
         loss, num_tokens = self._numbers.loss, self._numbers.num_tokens
         mean, told = loss if num_tokens else math.nan, self._numbers.told
-        return StepResult(mean, norm, lr, num_tokens, skipped=bool(why), why=why, told=told)
+        further = self._numbers.further
+        return StepResult(mean, norm, lr, num_tokens, skipped=bool(why), why=why, further=further, told=told)
 
     def _veto(self) -> str:
         norm = self._own_norm if self._clips_here else float(self._engine.optimizer._global_grad_norm)

@@ -23,7 +23,7 @@ from megalite.engine.programs import Programs
 from megalite.engine.protocol import Ask, GradientObserver, HeldWeight, LossScaling, StepResult, nothing
 from megalite.engine.runner import ProgramRunner
 from megalite.engine.stage_state import EngineOfState, StageState
-from megalite.engine.steps import PRODUCT_DTYPES, count_valid_tokens, sums_on_host, token_axes
+from megalite.engine.steps import PRODUCT_DTYPES, count_valid_tokens, losses_of_step, sums_on_host, token_axes
 from megalite.layers.mlp import MLP
 from megalite.model.initialize import EXPERT_MARK, WeightSource
 from megalite.model.transformer import Stage
@@ -104,6 +104,7 @@ class NativeEngine(EngineOfState):
         self.stage.precision.end_step()
         self.stage.routers.end_step(token_axes(self.stage, self._axes))
         self._replication.wait_for_sums()
+        loss = losses_of_step(loss, self.stage)
         if self._axes.tp.rank:
             loss = torch.zeros_like(loss)  # all tp ranks have the same
         result = self._update.make(loss, num_tokens, lr=lr, clip_norm=self.clip_norm, ask=ask)
@@ -218,9 +219,13 @@ def _uses(stage: Stage, num_tokens: int) -> dict[nn.Parameter, int]:
         num_tokens: that an MLP is given.
     """
     uses: dict[nn.Parameter, int] = {}
-    if stage.embedding is not None and _shares_head(stage):
-        uses[stage.embedding.weight] = 2
-    for block in stage.blocks_by_index().values():
+    num_heads = 1 + len(stage.mtp)
+    if stage.head is not None and num_heads > 1:
+        uses[stage.head.weight] = num_heads
+    if stage.embedding is not None:
+        passes = 2 if stage.mtp and len(stage.spec.chunks) > 1 else 1  # the first chunk's and the last one's
+        uses[stage.embedding.weight] = passes + (num_heads if _shares_head(stage) else 0)
+    for block in stage.all_blocks():
         if isinstance(block.mlp, MLP) and block.mlp.chunk_tokens is not None:
             count = -(-num_tokens // block.mlp.chunk_tokens)
             uses |= dict.fromkeys((block.mlp.expand.weight, block.mlp.down.weight), count)
@@ -244,6 +249,6 @@ def _layers_of(stage: Stage, buckets: Sequence[Bucket]) -> dict[str, list[int]]:
     homes = {parameter: number for number, bucket in enumerate(buckets) for parameter in bucket.parameters}
     found: dict[str, set[int]] = {}
     for name, parameter in stage.named_parameters(remove_duplicate=False):
-        layer = ".".join(name.split(".")[: 2 if name.startswith("blocks.") else 1])
+        layer = ".".join(name.split(".")[: 2 if name.startswith(("blocks.", "mtp.")) else 1])
         found.setdefault(layer, set()).add(homes[parameter])
     return {layer: sorted(numbers) for layer, numbers in found.items()}

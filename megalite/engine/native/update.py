@@ -49,7 +49,8 @@ class Update:
         """Update the weights, or leave them. The reduced sums are there. Collective.
 
         Args:
-            loss: this rank's share of the step's loss, fp32 scalar: added up over all ranks it is the step's.
+            loss: this rank's share of the step's loss, and of those of further predictions, `[1 + layers]` fp32: added
+                up over all ranks they are the step's.
             num_tokens: valid tokens of the global batch.
             ask: what this rank has to tell all others; equally many numbers on each.
         """
@@ -58,14 +59,15 @@ class Update:
         self._hooks.prepare()
         gradients = self._optimizer.gradients()
         squares = squared_norm([gradients[index] for index in self._counted], loss.device)
-        mine = torch.stack((loss.double(), squares))
+        mine = torch.cat((squares.view(1), loss.double()))
         if own := ask():
             mine = torch.cat((mine, on_device(own, mine.dtype, mine.device)))
         numbers = all_reduce(mine, self._axes.world)
         scale = self._scaler.scale if self._scaler is not None else 1.0
-        tokens, total, squared, *told = torch.cat(
+        tokens, squared, total, *others = torch.cat(
             (num_tokens.double().view(1), numbers)
         ).tolist()  # the step's one sync
+        further, told = others[: len(loss) - 1], others[len(loss) - 1 :]
         step_loss, norm = total / scale, math.sqrt(squared) / scale if squared >= 0.0 else math.nan
         if not math.isfinite(step_loss) and self._stop_on_nonfinite:
             raise NonFiniteLossError(f"the loss is {step_loss}")
@@ -86,6 +88,7 @@ class Update:
             num_tokens=int(tokens),
             skipped=bool(why),
             why=why,
+            further=[each / scale for each in further],
             told=[int(number) for number in told],
         )
 

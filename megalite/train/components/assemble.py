@@ -14,6 +14,7 @@ from megalite.train.components.brought import brought_components
 from megalite.train.components.component import Component, Context
 from megalite.train.components.expert_watch import ExpertWatch
 from megalite.train.components.fp8_watch import FP8_FILE, Fp8Watch
+from megalite.train.components.further_predictions import FurtherPredictions
 from megalite.train.components.layer_statistics import LayerStatisticsEvery
 from megalite.train.components.memory_check import MemoryCheck
 from megalite.train.components.metrics import Metrics
@@ -60,6 +61,7 @@ def assemble(run: Run, first_step: int) -> Components:
         SkippedSteps(recorder, spikes),
         rollbacks,
         spikes,
+        _further_predictions(run),
         _memory_check(run),
         _replica_check(run, first_step),
         validation,
@@ -121,6 +123,11 @@ def _expert_watch(run: Run) -> ExpertWatch | None:
     if run.plan.model.moe is None:
         return None
     return ExpertWatch(run.config.health.experts, engine=run.engine, axes=run.axes, recorder=run.recorder)
+
+
+def _further_predictions(run: Run) -> FurtherPredictions | None:
+    mtp = run.plan.model.mtp
+    return None if mtp is None else FurtherPredictions(mtp, run.engine)
 
 
 def _memory_check(run: Run) -> MemoryCheck | None:

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from megalite.architecture.architecture import Architecture
-from megalite.architecture.settings import MlaConfig
+from megalite.architecture.settings import MOST_PREDICTIONS, MlaConfig
 from megalite.checkpoint.hf.families.common import LLAMA_NAMES, LLAMA_NEEDS, SIZES, read_llama, write_llama
 from megalite.checkpoint.hf.families.experts import EXPERT_NAMES, filled_moe
 from megalite.checkpoint.hf.family import ANYTHING
@@ -41,10 +41,8 @@ DEEPSEEK_NEEDS: dict[str, tuple] = {
 
 DEEPSEEK_KEYS = {**SIZES, "norm_eps": Key("rms_norm_eps", float, LATENT_EPS)}
 
-ABOUT_TRAINING = frozenset(
-    {"aux_loss_alpha", "ep_size", "num_nextn_predict_layers", "output_router_logits", "qk_head_dim", "seq_aux"}
-)
-"""Keys of a loss and of layouts, of further layers that bring weights of their own, and a sum of other keys."""
+ABOUT_TRAINING = frozenset({"aux_loss_alpha", "ep_size", "output_router_logits", "qk_head_dim", "seq_aux"})
+"""Keys of a loss and of layouts, and a sum of other keys."""
 
 DEEPSEEK_NAMES: dict[str, Any] = {
     **EXPERT_NAMES,
@@ -65,6 +63,12 @@ DEEPSEEK_NAMES: dict[str, Any] = {
         "mlp.shared.down": "mlp.shared_experts.down_proj",
         "mlp.router.bias": "mlp.gate.e_score_correction_bias",
     },
+    "predicting": {
+        "embedding_norm": "enorm",
+        "hidden_norm": "hnorm",
+        "projection": "eh_proj",
+        "norm": "shared_head.norm",
+    },
     "fused_by_head": frozenset({"self_attn.kv_b_proj"}),
 }
 
@@ -80,6 +84,11 @@ def read_deepseek(settings: Settings, *, interleaved: bool, q_lora_rank: int) ->
     mla = _read_mla(settings, q_lora_rank)
     _check_sums(settings, mla)
     scale = _read_scale(settings, mla.head_dim)
+    further = settings.take(Key("num_nextn_predict_layers", int, 0)) or 0
+    if not 0 <= further <= MOST_PREDICTIONS:
+        settings.complain("num_nextn_predict_layers", f"found {further}, megalite has 0 to {MOST_PREDICTIONS}")
+    elif further:
+        fields["mtp"] = {"num_layers": further}
     return {**fields, "mla": mla.model_dump(), "bias": "none", "attention_scale": scale}
 
 
@@ -153,7 +162,7 @@ def write_deepseek(model: Architecture) -> dict[str, Any]:
         "num_key_value_heads": model.num_heads,
         "head_dim": mla.qk_rope_head_dim,
         "attention_bias": False,
-        "num_nextn_predict_layers": 0,
+        "num_nextn_predict_layers": model.num_predictions,
     }
 
 
@@ -222,6 +231,8 @@ def refused_by_deepseek(model: Architecture) -> Iterator[str]:
         near = [f"; the nearest is {_scale_by(model, each)!r}" for each in _nearest(model)[-1:]]
         yield f"model.attention_scale={model.attention_scale!r} is none that yarn brings{''.join(near)}"
     moe = model.moe
+    if model.mtp is not None and not model.sparse_blocks[-1]:
+        yield "model.mtp is beside a dense block, its layers that predict further have experts"
     if moe is None:
         return
     if moe.every != 1:

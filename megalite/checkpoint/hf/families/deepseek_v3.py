@@ -64,6 +64,7 @@ FAMILY = Family(
     rank=35,
     needs={
         **DEEPSEEK_NEEDS,
+        "mtp": (True, False),
         "rope.interleaved": (True, False),
         "moe.scores": ("sigmoid", "softmax"),
         "moe.normalize": (True, False),
