@@ -50,9 +50,6 @@ def to_hf(
             help="Tokenizer's folder, or `none`. [default: the one that the checkpoint records]", show_default=False
         ),
     ] = None,
-    without_mtp: Annotated[
-        bool, typer.Option("--without-mtp", help="Leave out layers that predict further than the next token.")
-    ] = False,
     overwrite: Overwrite = False,
     verify_blocks: VerifyBlocks = None,
 ) -> None:
@@ -70,7 +67,6 @@ def to_hf(
             tokenizer=tokenizer,
             overwrite=overwrite,
             verify_blocks=verify_blocks,
-            keep_mtp=not without_mtp,
             say=say,
         )
     written, num_files = done.written, len(done.written.files)

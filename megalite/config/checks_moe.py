@@ -68,8 +68,8 @@ def _expert_parallel(config: Config, moe: MoeConfig, world_size: int) -> Iterato
         )
     if ep > 1 and choose_engine(parallel) == "deepspeed":
         yield (
-            f"parallel.ep: DeepSpeed has all experts on each rank here; use ep=1, or engine=native with zero_stage=1 "
-            f"for ep={ep}"
+            "parallel.ep: DeepSpeed has all experts on each rank here; use ep=1, or engine=native with zero_stage=1 or "
+            f"engine=fsdp2 with zero_stage=3 for ep={ep}"
         )
 
 

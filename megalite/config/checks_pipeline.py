@@ -53,19 +53,36 @@ def _engine(config: Config, world_size: int) -> Iterator[str]:
             f"parallel.zero_stage: found {stage} with pp={pp}, but a pipeline keeps gradients and weights whole over "
             f"dp; use zero_stage=1, or pp=1 (then dp={dp})"
         )
+    elif engine == "fsdp2" and stage != 3 and pp == 1:
+        yield f"parallel.engine: fsdp2 divides weights, zero_stage=3, found {stage}; use that, or engine=native or null"
     elif engine == "native" and stage not in NATIVE_STAGES:
         yield (
             f"parallel.engine: native has zero_stage={or_(NATIVE_STAGES)}, found {stage}; use engine=deepspeed or "
             "null, or zero_stage=1"
         )
-    if config.engine.deepspeed_extra and engine == "native":
+    if config.engine.deepspeed_extra and engine != "deepspeed":
         use = "set parallel.engine=deepspeed, or leave it out" if pp == 1 else "leave it out"
         yield (
             f"engine.deepspeed_extra: found {', '.join(config.engine.deepspeed_extra)}, but it has no effect with "
-            f"parallel.engine=native, which is taken here; {use}"
+            f"parallel.engine={engine}, which is taken here; {use}"
         )
-    if pp > 1 and engine == "deepspeed":
-        yield f"parallel.engine: deepspeed has no pipelines here, found pp={pp}; use engine=native or null, or pp=1"
+    if pp > 1 and engine != "native":
+        yield f"parallel.engine: {engine} has no pipelines here, found pp={pp}; use engine=native or null, or pp=1"
+    if engine == "fsdp2":
+        yield from _fsdp2(config)
+
+
+def _fsdp2(config: Config) -> Iterator[str]:
+    """What needs a gradient or weight whole, or keeps numbers beside it."""
+    if config.precision.fp8 is not None:
+        yield "precision.fp8: not known yet with engine=fsdp2; use engine=native with zero_stage=1, or fp8=null"
+    if config.precision.master_dtype == "bf16":
+        yield "precision.master_dtype: engine=fsdp2 keeps masters in fp32; use that, or engine=deepspeed"
+    if config.batch.noise_scale is not None:
+        yield (
+            "batch.noise_scale: engine=fsdp2 reduces gradients before anybody sees those of a micro-batch whole; use "
+            "null, or another engine"
+        )
 
 
 def _kind(config: Config, world_size: int) -> Iterator[str]:

@@ -10,7 +10,10 @@ NATIVE_STAGES = (0, 1)
 """ZeRO stages that the native engine has."""
 
 
-def choose_engine(parallel: ParallelConfig) -> Literal["native", "deepspeed"]:
+EngineName = Literal["native", "deepspeed", "fsdp2"]
+
+
+def choose_engine(parallel: ParallelConfig) -> EngineName:
     """The engine that a config names, or else the native one where it can be."""
     if parallel.engine is not None:
         return parallel.engine

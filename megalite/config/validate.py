@@ -151,10 +151,10 @@ def _precision(config: Config) -> Iterator[str]:
 
 
 def _compile(config: Config) -> Iterator[str]:
-    if config.train.compile == "on" and config.parallel.zero_stage == 3:
+    if config.train.compile == "on" and config.parallel.zero_stage == 3 and choose_engine(config.parallel) != "fsdp2":
         yield (
-            "train.compile: on gains nothing with zero_stage=3, whose gathering hooks the compiler cannot follow; use "
-            "compile=auto, or a zero_stage of 2 or less"
+            "train.compile: on gains nothing with DeepSpeed's zero_stage=3, whose gathering hooks the compiler cannot "
+            "follow; use compile=auto, engine=fsdp2, or a zero_stage of 2 or less"
         )
 
 

@@ -101,6 +101,11 @@ def build_engine(config: Config, plan: RunPlan, axes: Axes, device: torch.device
         stage = build_stage(config, plan, axes, device, source, sums.take).to(DTYPES[config.precision.dtype])
         ends = connect_ends(axes) if has_tied_copy(plan) else SINGLE
         engine: Engine = NativeEngine(config, plan, axes, stage, sums, ends)
+    elif choose_engine(config.parallel) == "fsdp2":
+        from megalite.engine.fsdp2.engine import Fsdp2Engine
+
+        engine = Fsdp2Engine(config, plan, axes, build_stage(config, plan, axes, device, source), device)
+        stage = engine.stage
     else:
         from megalite.engine.deepspeed.engine import DeepSpeedEngine
 

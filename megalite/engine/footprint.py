@@ -6,8 +6,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import prod
 
 from megalite.architecture.costs import ELEMENT_BYTES, FP32_BYTES
+from megalite.architecture.weights import weight_table
 from megalite.config.engine import choose_engine
 from megalite.config.plan import RunPlan
 from megalite.config.schema import Config
@@ -51,7 +53,26 @@ def footprint(config: Config, plan: RunPlan, num_parameters: int, num_updated: i
     """
     if choose_engine(config.parallel) == "native":
         return _native(config, plan, num_parameters, num_updated, state_bytes)
+    if choose_engine(config.parallel) == "fsdp2":
+        return _fsdp2(config, plan, num_parameters, num_updated, state_bytes)
     return _deepspeed(config, plan, num_parameters, state_bytes)
+
+
+def _fsdp2(config: Config, plan: RunPlan, num_parameters: int, num_updated: int, state_bytes: int) -> Footprint:
+    """Masters, gradients and state in fp32, all of it divided. Gathered are what is outside of blocks, the block at
+    work, as it has come and as it is used, and the next one; gradients of one block are on their way."""
+    element, replicas = ELEMENT_BYTES[config.precision.dtype], plan.num_replicas
+    outside = [weight for weight in weight_table(plan.model).values() if not weight.is_inner]
+    root = sum(prod(weight.local_shape(plan.tp)) for weight in outside)
+    block = (num_parameters - root) // (plan.model.num_layers + plan.model.num_predictions)
+    gathered = (root + 3 * block) * element
+    reduced = block * ELEMENT_BYTES[config.precision.reduce_dtype or "fp32"]
+    return Footprint(
+        weights=num_updated * FP32_BYTES // replicas,
+        gradients=num_updated * FP32_BYTES // replicas,
+        optimizer=state_bytes // replicas,
+        buffers=gathered + reduced,
+    )
 
 
 def _native(config: Config, plan: RunPlan, num_parameters: int, num_updated: int, state_bytes: int) -> Footprint:

@@ -50,14 +50,16 @@ class Experts(nn.Module):
         super().__init__()
         width = spec.width // tp_size
         expand = nn.Parameter(torch.empty(num_experts * spec.num_expanding * width, hidden_size))
-        self.register_parameter("gate_up" if spec.is_gated else "up", expand)
+        self._expand_name = "gate_up" if spec.is_gated else "up"
+        self.register_parameter(self._expand_name, expand)
         self.down = nn.Parameter(torch.empty(num_experts * hidden_size, width))
         self.activation = load_activation(spec.activation)
         self.products = GroupedProduct(expand, gemm), GroupedProduct(self.down, gemm)
 
     def forward(self, x: Tensor, sizes: Tensor) -> Tensor:
         expand, down = self.products
-        return down(self.activation(expand(x, sizes)), sizes)
+        between = self.activation(expand(x, getattr(self, self._expand_name), sizes))
+        return down(between, self.down, sizes)
 
     def hand_over_gradients(self, take: TakeGradient) -> None:
         """Let somebody else have the gradients of the weights."""

@@ -46,9 +46,13 @@ class GroupedProduct:
         """Gets the gradients; None leaves them to autograd."""
         self._number = opaque.number_of(self)
 
-    def __call__(self, x: Tensor, sizes: Tensor) -> Tensor:
-        """`[n, in]` -> `[n, out]`, with gradients."""
-        return _grouped_product(x, self.weight, sizes, self._number, self.take is not None)
+    def __call__(self, x: Tensor, weight: Tensor, sizes: Tensor) -> Tensor:
+        """`[n, in]` -> `[n, out]`, with gradients.
+
+        Args:
+            weight: what its module has in the parameter's place, which may have been gathered.
+        """
+        return _grouped_product(x, weight, sizes, self._number, self.take is not None)
 
     def product(self, x: Tensor, weight: Tensor, sizes: Tensor) -> Tensor:
         """y."""

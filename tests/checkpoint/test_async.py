@@ -29,6 +29,7 @@ LATE_SECONDS = 0.3
 LAYOUTS = {
     "zero1": {"dp": 2, "zero_stage": 1},
     "zero3": {"dp": 2, "zero_stage": 3},
+    "fsdp2": {"dp": 2, "zero_stage": 3, "engine": "fsdp2"},
     "tp2-zero0": {"tp": 2, "zero_stage": 0},
     "pp2": {"pp": 2, "zero_stage": 1},
 }

@@ -36,9 +36,9 @@ LONG = {**FURTHER, "num_layers": DEPTH, "hidden_size": 16, "ffn_hidden_size": 16
 TOKENS = torch.tensor([[5, 17, 3, 99, 42, 8, 61, 20]])
 
 
-def export(folder: Path, fields: dict, **options: bool) -> Path:
+def export(folder: Path, fields: dict) -> Path:
     write_checkpoint(folder / "run", tiny_model(**fields))
-    to_hugging_face(folder / "run", folder / "hf", **options)
+    to_hugging_face(folder / "run", folder / "hf")
     return folder / "hf"
 
 
@@ -73,12 +73,9 @@ def test_transformers_predicts_the_same(tmp_path: Path):
 
 
 def test_left_out(tmp_path: Path):
-    """An export without them is one of a model without them, and a folder with them gives such a model its weights."""
+    """A folder with them gives a model without them its weights."""
     model = tiny_model(**DEEPSEEK_V3)
-    without = export(tmp_path / "without", FURTHER, keep_mtp=False)
-    assert json.loads((without / "config.json").read_text())["num_nextn_predict_layers"] == 0
-    assert HuggingFaceWeights(without).model.mtp is None
-    whole = HuggingFaceWeights(export(tmp_path / "whole", FURTHER), model)
+    whole = HuggingFaceWeights(export(tmp_path, FURTHER), model)
     assert_same_weights(whole, RandomWeights(), model)
 
 
@@ -108,10 +105,8 @@ def test_published_folders_repeat_tables(tmp_path: Path):
 
 
 def test_a_class_without_them(tmp_path: Path):
-    """A model that no class of transformers has with them is refused, and exported without."""
-    fields = {"mtp": {"num_layers": 1}}
-    write_checkpoint(tmp_path / "run", tiny_model(**fields))
-    with pytest.raises(ConversionError, match=r"model\.mtp is True, it needs False"):
-        to_hugging_face(tmp_path / "run", tmp_path / "hf")
-    done = to_hugging_face(tmp_path / "run", tmp_path / "hf", keep_mtp=False)
+    """They stay behind, and that is said, where no class of transformers has the model with them."""
+    write_checkpoint(tmp_path / "run", tiny_model(mtp={"num_layers": 1}))
+    done = to_hugging_face(tmp_path / "run", tmp_path / "hf")
     assert done.architecture == "LlamaForCausalLM"
+    assert "LlamaForCausalLM has no layers that predict further: those of model.mtp stay behind" in done.notes

@@ -46,6 +46,7 @@ LAYOUTS = {
         "dp2-zero1": layout(dp=2),
         "dp2-zero2": layout(1, dp=2, zero_stage=2),
         "dp2-zero3": layout(4, dp=2, zero_stage=3),
+        "dp2-fsdp2": layout(4, dp=2, zero_stage=3, engine="fsdp2"),
         "pp2-zero0": layout(pp=2, zero_stage=0),
         "pp2-zero1": layout(1, pp=2),
         "pp2-4+0": layout(4, pp=2, blocks_per_stage=[4, 0]),
@@ -62,6 +63,7 @@ LAYOUTS = {
         "dp4-zero3": layout(1, dp=4, zero_stage=3),
         "dp4-zero0": layout(dp=4, zero_stage=0),
         "tp2-dp2-zero2-sp": layout(1, tp=2, dp=2, zero_stage=2, sequence_parallel=True),
+        "tp2-dp2-fsdp2": layout(tp=2, dp=2, zero_stage=3, engine="fsdp2"),
         "tp2-dp2-zero3": layout(tp=2, dp=2, zero_stage=3),
         "pp2-tp2-sp": layout(1, pp=2, tp=2, sequence_parallel=True),
         "pp2-dp2": layout(pp=2, dp=2),
@@ -78,6 +80,7 @@ OF_EXPERTS = {
     2: {
         "ep2": layout(dp=2, ep=2),
         "ep2-zero0": layout(4, dp=2, ep=2, zero_stage=0),
+        "ep2-fsdp2": layout(dp=2, ep=2, zero_stage=3, engine="fsdp2"),
         "ep2-cp2": layout(cp=2, ep=2),
         "dp2": layout(1, dp=2),
         "experts-tp2-sp": layout(tp=2, sequence_parallel=True),
@@ -85,6 +88,7 @@ OF_EXPERTS = {
     4: {
         "ep4": layout(dp=4, ep=4),
         "dp4-ep2": layout(1, dp=4, ep=2),
+        "dp4-ep2-fsdp2": layout(1, dp=4, ep=2, zero_stage=3, engine="fsdp2"),
         "dp4-ep2-zero0": layout(1, dp=4, ep=2, zero_stage=0),
         "dp2-ep2-tp2": layout(dp=2, ep=2, tp=2),
         "dp2-ep2-pp2": layout(1, dp=2, ep=2, pp=2, schedule="zb-v"),

@@ -20,6 +20,7 @@ JOURNEY = (
     (1, {"zero_stage": 0}, 2),
     (2, {"tp": 2, "zero_stage": 3}, 1),
     (4, {"tp": 2, "dp": 2, "zero_stage": 3, "sequence_parallel": True}, 2),
+    (2, {"dp": 2, "zero_stage": 3, "engine": "fsdp2"}, 2),
     (4, {"pp": 4, "zero_stage": 1}, 1),
     (2, {"pp": 2, "zero_stage": 0}, 4),
     (4, {"pp": 2, "dp": 2, "zero_stage": 1}, 2),

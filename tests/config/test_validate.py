@@ -86,8 +86,8 @@ CONFLICTS = {
     "experts under DeepSpeed": (
         config(parallel={"dp": 2, "ep": 2, "zero_stage": 3}, model={"moe": {}}, batch={"global_batch_size": 2}),
         2,
-        "parallel.ep: DeepSpeed has all experts on each rank here; use ep=1, or engine=native with zero_stage=1 for "
-        "ep=2",
+        "parallel.ep: DeepSpeed has all experts on each rank here; use ep=1, or engine=native with zero_stage=1 or "
+        "engine=fsdp2 with zero_stage=3 for ep=2",
     ),
     "ranks for experts that are not": (
         config(parallel={"dp": 2, "ep": 2}, batch={"global_batch_size": 2}),

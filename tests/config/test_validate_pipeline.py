@@ -104,6 +104,26 @@ CONFLICTS = {
         1,
         "parallel.engine: native has zero_stage=0 or 1, found 3; use engine=deepspeed or null, or zero_stage=1",
     ),
+    "FSDP2 with ZeRO-1": (
+        config(parallel={"engine": "fsdp2"}),
+        1,
+        "parallel.engine: fsdp2 divides weights, zero_stage=3, found 1; use that, or engine=native or null",
+    ),
+    "FSDP2 with a pipeline": (
+        config(parallel={"engine": "fsdp2", "pp": 2, "zero_stage": 1}),
+        2,
+        "parallel.engine: fsdp2 has no pipelines here, found pp=2; use engine=native or null, or pp=1",
+    ),
+    "FSDP2 with FP8": (
+        config(parallel={"engine": "fsdp2", "zero_stage": 3}, precision={"fp8": {"backend": "emulate"}}),
+        1,
+        "precision.fp8: not known yet with engine=fsdp2; use engine=native with zero_stage=1, or fp8=null",
+    ),
+    "FSDP2 with masters in bf16": (
+        config(parallel={"engine": "fsdp2", "zero_stage": 3}, precision={"dtype": "bf16", "master_dtype": "bf16"}),
+        1,
+        "precision.master_dtype: engine=fsdp2 keeps masters in fp32; use that, or engine=deepspeed",
+    ),
     "settings for DeepSpeed without it": (
         config(engine={"deepspeed_extra": {"wall_clock_breakdown": True}}),
         1,

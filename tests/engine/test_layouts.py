@@ -242,6 +242,30 @@ LATENT = {
     ],
 }
 
+FSDP2 = {"engine": "fsdp2", "zero_stage": 3}
+DIVIDED = {
+    1: [layout(**FSDP2), layout(**FSDP2, more={**TIED, **FULL})],
+    2: [
+        layout(dp=2, **FSDP2),
+        layout(dp=2, **FSDP2, more={**TIED, **SELECTIVE, **ACCUM}),
+        layout(dp=2, **FSDP2, more={**GROUPED, **CHUNKS}),
+        layout(cp=2, **FSDP2, more=FULL),
+        layout(tp=2, sequence_parallel=True, **FSDP2, more=FEW),
+        layout(dp=2, ep=2, **FSDP2, more=BY_SEQUENCE),
+        layout(dp=2, ep=2, **FSDP2, more={**DEEPSEEK, **FULL}),
+        layout(dp=2, **FSDP2, more={**SHARED, **SELECTIVE}),
+        layout(dp=2, **FSDP2, more=TWO_FURTHER),
+    ],
+    3: [layout(dp=3, **FSDP2, more={**TIED, **SIX})],
+    4: [
+        layout(dp=4, **FSDP2, more=ACCUM),
+        layout(tp=2, dp=2, **FSDP2, more=TIED),
+        layout(dp=4, ep=2, **FSDP2, more=MIXTRAL),
+        layout(dp=2, ep=2, tp=2, sequence_parallel=True, **FSDP2, more={**DEEPSEEK, **FEW}),
+        layout(dp=2, cp=2, ep=4, **FSDP2, more={**BY_SEQUENCE, **SELECTIVE}),
+    ],
+}
+
 OVER_GLOO = [
     layout(dp=2),
     layout(dp=2, zero_stage=3),
@@ -249,6 +273,7 @@ OVER_GLOO = [
     layout(pp=2, more=TIED),
     layout(pp=2, schedule="zb-v"),
     layout(dp=2, ep=2, more=MIXTRAL),
+    layout(dp=2, ep=2, **FSDP2, more=MIXTRAL),
 ]
 
 
@@ -295,6 +320,12 @@ def test_layouts_of_latent_attention_equal_plain_pytorch(world_size):
 def test_layouts_that_predict_further_equal_plain_pytorch(world_size):
     """The same with layers that predict one and two tokens further: against transformers' own."""
     compare(FURTHER[world_size], world_size)
+
+
+@pytest.mark.parametrize("world_size", DIVIDED)
+def test_layouts_of_fsdp2_equal_plain_pytorch(world_size):
+    """The same where FSDP2 divides weights, dense and of experts."""
+    compare(DIVIDED[world_size], world_size)
 
 
 def test_layouts_over_gloo():

@@ -21,6 +21,7 @@ LAYOUTS = [
     {"zero_stage": 1, "engine": "deepspeed"},
     {"zero_stage": 2},
     {"zero_stage": 3},
+    {"zero_stage": 3, "engine": "fsdp2"},
 ]
 CASES = [(DEEPSPEED_0, "fp32"), *((layout, dtype) for layout in LAYOUTS for dtype in ("fp32", "bf16"))]
 """DeepSpeed's ZeRO-0 is refused in half precision."""

@@ -131,6 +131,7 @@ BF16_LAYOUTS = {
     "dp 2, ZeRO-1": {"parallel": {"dp": 2, "zero_stage": 1}},
     "dp 2, ZeRO-2": {"parallel": {"dp": 2, "zero_stage": 2}},
     "dp 2, ZeRO-3": {"parallel": {"dp": 2, "zero_stage": 3}},
+    "dp 2, FSDP2": {"parallel": {"dp": 2, "zero_stage": 3, "engine": "fsdp2"}},
     "tp 2, ZeRO-1": {"parallel": {"tp": 2, "sequence_parallel": True}},
     "tp 2, ZeRO-3": {"parallel": {"tp": 2, "zero_stage": 3}},
     "pp 2": {"parallel": {"pp": 2}},
@@ -361,12 +362,15 @@ def test_tied_weights_stay_equal_on_both_ends_of_a_pipeline(world_size):
 GPT = {"norm": "layernorm", "activation": "gelu", "bias": "all", "positions": "learned"}
 QWEN = {"num_kv_heads": 4, "qk_norm": True}
 
+FSDP2 = {"zero_stage": 3, "engine": "fsdp2"}
+
 REPLICATED_CASES = {
     2: [
         *({"parallel": {"tp": 2, "zero_stage": s, "sequence_parallel": True}, "model": GPT} for s in range(4)),
         {"parallel": {"tp": 2, "sequence_parallel": True}, "model": QWEN},
         {"parallel": {"tp": 2, "sequence_parallel": True}, "model": GPT, **BF16},
         {"parallel": {"tp": 2, "zero_stage": 3, "sequence_parallel": True}, "model": QWEN, **BF16},
+        {"parallel": {"tp": 2, **FSDP2, "sequence_parallel": True}, "model": QWEN, **BF16},
         {"parallel": {"tp": 2}, "model": {**QWEN, "dropout": 0.1}},
     ],
     4: [
@@ -439,6 +443,7 @@ def test_no_collective_over_gloo_has_a_long_name():
         {"parallel": {"pp": 2}},
         {"parallel": {"dp": 2}, "optimizer": {"name": "muon"}},
         {"parallel": {"dp": 2, "zero_stage": 3}, **BF16},
+        {"parallel": {"dp": 2, **FSDP2}, **BF16},
     ]
     for found in run_ranks(names_of_collectives, 2, cases, backend="gloo"):
         assert {"c10d::allreduce_", "c10d::_allgather_base_"} <= found

@@ -135,7 +135,7 @@ def test_grouped_products(sizes, hands_over):
     product, taken = GroupedProduct(weight, PLAIN), []
     if hands_over:
         product.take = lambda parameter, made: taken.append((parameter, made))
-    y = product(x, torch.tensor(sizes))
+    y = product(x, weight, torch.tensor(sizes))
     y.backward(grad)
 
     parts = zip(x.detach().split(sizes), grad.split(sizes), weight.detach().chunk(4), strict=True)

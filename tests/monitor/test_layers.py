@@ -36,6 +36,7 @@ CASES = {
         {"pp": 2, "zero_stage": 0},
         {"cp": 2},
         {"cp": 2, "cp_kind": "ulysses", "zero_stage": 3},
+        {"dp": 2, "zero_stage": 3, "engine": "fsdp2"},
     ],
     4: [{"pp": 2, "tp": 2, "sequence_parallel": True}, {"dp": 2, "tp": 2, "zero_stage": 3}],
 }
@@ -50,6 +51,7 @@ CASES_OF_EXPERTS = {
         {"tp": 2, "sequence_parallel": True},
         {"pp": 2},
         {"cp": 2, "ep": 2},
+        {"dp": 2, "ep": 2, "zero_stage": 3, "engine": "fsdp2"},
     ],
     4: [{"dp": 2, "ep": 2, "tp": 2}, {"dp": 4, "ep": 2, "zero_stage": 0}],
 }

@@ -145,8 +145,9 @@ CHANGES: list[dict[str, Any]] = [
     {"noise": 1e-3, "centralize": True},
 ]
 
+FSDP2 = {"dp": 2, "zero_stage": 3, "engine": "fsdp2"}
 LAYOUTS = {
-    2: [{"tp": 2, "sequence_parallel": True}, {"dp": 2, "zero_stage": 2}, {"dp": 2, "zero_stage": 3}, {"pp": 2}],
+    2: [{"tp": 2, "sequence_parallel": True}, {"dp": 2, "zero_stage": 2}, {"dp": 2, "zero_stage": 3}, FSDP2, {"pp": 2}],
     4: [{"tp": 2, "dp": 2}],
 }
 

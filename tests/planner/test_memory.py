@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import gc
 import time
+from math import prod
 
 import pytest
 import torch
 
+from megalite.architecture.weights import weight_table
 from megalite.config.plan import make_plan
 from megalite.config.schema import Config, ModelConfig
 from megalite.config.validate import validate
@@ -291,18 +293,35 @@ def test_engine_holds_the_planned_state(dtype: str, stage: int):
         assert measured == pytest.approx(planned_bytes, rel=0.03)  # padding of flat buffers, batches
 
 
-def _engine_config(dtype: str, stage: int):
+@pytest.mark.parametrize("dtype", ["bf16", "fp32"])
+def test_fsdp2_holds_the_planned_state(dtype: str):
+    """The same where FSDP2 divides weights: when a block begins, it and what is outside of blocks are gathered, the
+    block as it has come and as it is used."""
+    config, plan = _engine_config(dtype, 3, "fsdp2")
+    (expected,) = memory_by_stage(config, plan)
+    once, twice = {"embedding", "final_norm", "head"}, {"blocks.0"}
+    gathered = sum(
+        prod(weight.shape) * ((weight.layer in once) + 2 * (weight.layer in twice))
+        for weight in weight_table(plan.model).values()
+    )
+    planned_bytes = expected.weights + expected.gradients + expected.optimizer
+    planned_bytes += footprint.ELEMENT_BYTES[config.precision.dtype] * gathered
+    for measured in run_ranks(_engine_state_bytes, 2, dtype, 3, "fsdp2"):
+        assert measured == pytest.approx(planned_bytes, rel=0.03)
+
+
+def _engine_config(dtype: str, stage: int, engine: str | None = None):
     return planned(
         2,
         model={"hidden_size": 128, "ffn_hidden_size": 512, "vocab_size": 64},
         batch={"micro_batch_size": 1, "global_batch_size": 4, "seq_len": 8},
         precision=PRECISIONS[dtype],
-        parallel={"zero_stage": stage},
+        parallel={"zero_stage": stage, "engine": engine},
         train={"steps": 4, "compile": "off"},
     )
 
 
-def _engine_state_bytes(dtype: str, stage: int) -> int:
+def _engine_state_bytes(dtype: str, stage: int, engine_name: str | None = None) -> int:
     import torch.distributed as dist
 
     from megalite.engine.build import build_engine
@@ -311,7 +330,7 @@ def _engine_state_bytes(dtype: str, stage: int) -> int:
     from megalite.parallel.mesh import Mesh
     from tests.kit.batches import step_batches
 
-    config, plan = _engine_config(dtype, stage)
+    config, plan = _engine_config(dtype, stage, engine_name)
     rank, batch = dist.get_rank(), config.batch
     before = _storages()
     axes = connect(Mesh(dp=2), rank)

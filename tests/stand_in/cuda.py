@@ -231,6 +231,22 @@ def _answer_as_cuda(torch: Any, device: ctypes.CDLL, devices: int) -> None:
     cuda.nvtx.range_push = cuda.nvtx.range_pop = nothing
     torch.version.cuda = "13.0"
     torch.Tensor.record_stream = nothing
+    torch.UntypedStorage.resize_ = _resize(torch, torch.UntypedStorage.resize_)
+
+
+def _resize(torch: Any, real: Any) -> Any:
+    """Memory that is given back stays, full of numbers that are none: whoever reads it will show it."""
+
+    def resize(storage: Any, size: int) -> Any:
+        if storage.device.type != "cuda":
+            return real(storage, size)
+        assert size in (0, storage.size()), "grows beyond what it was"
+        with seen.aside():
+            if size == 0:
+                torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage).fill_(255)
+        return storage
+
+    return resize
 
 
 def _meet_by_gloo(torch: Any) -> None:

@@ -28,12 +28,15 @@ COMMON = ("train.device=cuda", "precision.dtype=bf16", "batch.global_batch_size=
 
 EXPERTS = "model.moe={num_experts: 4, top_k: 2, ffn_hidden_size: 16, aux_loss: 0.01, bias_rate: 0.001}"
 LATENTS = "model.mla={q_lora_rank: 24, kv_lora_rank: 16, qk_nope_head_dim: 16, qk_rope_head_dim: 8, v_head_dim: 16}"
+FSDP2 = ("parallel.zero_stage=3", "parallel.engine=fsdp2")
 
 ALONE = {
     "zero1": ("parallel.tp=1", "parallel.zero_stage=1"),
     "zero2": ("parallel.tp=1", "parallel.zero_stage=2"),
     "zero3": ("parallel.tp=1", "parallel.zero_stage=3"),
     "zero0": ("parallel.tp=1", "parallel.zero_stage=0", "precision.dtype=fp32", "run.deterministic=true"),
+    "fsdp2": ("parallel.tp=1", *FSDP2),
+    "fsdp2-fp16": ("parallel.tp=1", *FSDP2, "precision.dtype=fp16"),
     "fp16-zero1": ("parallel.tp=1", "precision.dtype=fp16", "parallel.zero_stage=1"),
     "fp16-zero2": ("parallel.tp=1", "precision.dtype=fp16", "parallel.zero_stage=2"),
     "fp16-zero3": ("parallel.tp=1", "precision.dtype=fp16", "parallel.zero_stage=3"),
@@ -60,6 +63,8 @@ TOGETHER = {
     "dp2-zero1": ("parallel.tp=1",),
     "dp2-zero2": ("parallel.tp=1", "parallel.zero_stage=2"),
     "dp2-zero3": ("parallel.tp=1", "parallel.zero_stage=3"),
+    "dp2-fsdp2": ("parallel.tp=1", *FSDP2),
+    "experts-fsdp2": ("parallel.tp=1", "parallel.ep=2", EXPERTS, *FSDP2),
 }
 UNLOCKED = "zero2"
 """A run whose host memory cannot be locked, as under a small limit: CUDA keeps the error for whoever asks next."""
@@ -70,7 +75,7 @@ PLAIN_STEPS = (1, 4)
 SYNCS_A_STEP = 1
 """The loss, norm, tokens and what ranks were asked, at once."""
 
-OF_EXPERTS = {"experts-ep2": 4}
+OF_EXPERTS = {"experts-ep2": 4, "experts-fsdp2": 4}
 """In each of two blocks two micro-batches learn how many rows come from other ranks."""
 
 WITHOUT_GPU = "the way of a machine without a GPU, where all other tests run"

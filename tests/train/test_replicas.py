@@ -63,6 +63,7 @@ CASES = {
     "cp 2": ({"cp": 2}, "blocks.1.mlp.down.weight", True),
     "tp 2": ({"tp": 2}, NORM, True),
     "tp 2, a cut weight": ({"tp": 2}, "blocks.0.mlp.down.weight", False),
+    "tp 2, FSDP2": ({"tp": 2, "zero_stage": 3, "engine": "fsdp2"}, NORM, True),
     "tp 2, ZeRO-3": ({"tp": 2, "zero_stage": 3}, NORM, True),
     "ep 2, an expert": ({"dp": 2, "ep": 2}, "blocks.1.mlp.experts.down", False),
     "ep 2, a router": ({"dp": 2, "ep": 2}, "blocks.1.mlp.router.weight", True),
@@ -85,7 +86,7 @@ def nudge(names: list[str]) -> list[tuple[list[Drift], list[Drift]]]:
         before = replicas.find_drift()
         if dist.get_rank() == dist.get_world_size() - 1:
             parameter = dict(rank.engine.stage.named_parameters())[weight]
-            data = parameter.ds_tensor if parallel.get("zero_stage") == 3 else parameter.data
+            data = getattr(parameter, "ds_tensor", getattr(parameter, "_local_tensor", parameter.data))
             data.view(-1)[3:4].view(torch.int32).bitwise_xor_(1)
         seen.append((before, replicas.find_drift()))
         rank.engine.close()

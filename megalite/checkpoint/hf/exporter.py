@@ -69,7 +69,6 @@ def to_hugging_face(
     tokenizer: str | Path | None = None,
     overwrite: bool = False,
     verify_blocks: int | None = None,
-    keep_mtp: bool = True,
     say: Say = silent,
 ) -> Exported:
     """Export a checkpoint.
@@ -82,7 +81,6 @@ def to_hugging_face(
         tokenizer: a tokenizer's folder, or `none`; None takes the one that the checkpoint records.
         overwrite: replace an older model in `out`.
         verify_blocks: compare logits with only the first blocks; None for all of them.
-        keep_mtp: export layers that predict further ahead, where the model has some.
         say: is told what begins.
 
     Raises:
@@ -93,15 +91,12 @@ def to_hugging_face(
     out, reader = Path(out), _open_checkpoint(Path(checkpoint), dtype, max_shard_bytes)
     manifest = reader.manifest
     model = stored_model(reader.folder, manifest)
-    source: WeightSource = reader.source("weight")
-    if model.mup is not None:
-        source, model = Folded(source, model), without_mup(model)
-    if not keep_mtp:
-        model = model.model_copy(update={"mtp": None})
-    family = choose_family(model)
+    source, model = _without_mup(reader.source("weight"), model)
+    model, family, left_out = _choose_class(model)
     provenance = trace(reader.folder, manifest)
     alarms = find_alarms(manifest, model, provenance)
     tokenizer_folder, notes = choose_tokenizer(tokenizer, reader.folder, manifest)
+    notes += left_out
     require_memory(model, verify_blocks)
     require_room(out, count_parameters(model) * DTYPES[dtype].itemsize)
     with building(out, overwrite=overwrite) as partial, _still_there(reader.folder):
@@ -124,6 +119,30 @@ def to_hugging_face(
         card = write_card(out.name, model, manifest, provenance, verdict, dtype=dtype, alarms=alarms)
         (partial / CARD_FILE).write_text(card, encoding="utf-8")
     return Exported(reader.folder, out, family.architecture, written, verdict, tuple(alarms), tuple(notes))
+
+
+def _without_mup(source: WeightSource, model: Architecture) -> tuple[WeightSource, Architecture]:
+    """The usual model that computes the same, and its weights."""
+    return (source, model) if model.mup is None else (Folded(source, model), without_mup(model))
+
+
+def _choose_class(model: Architecture) -> tuple[Architecture, Family, list[str]]:
+    """The class that represents a model, or else one for it without layers that predict further, which it computes the
+    same without; and what is to be said of that.
+
+    Raises:
+        ConversionError: there is none.
+    """
+    without = model.model_copy(update={"mtp": None})
+    try:
+        return model, choose_family(model), []
+    except ConversionError:
+        family = choose_family(without)
+    return (
+        without,
+        family,
+        [f"{family.architecture} has no layers that predict further: those of model.mtp stay behind"],
+    )
 
 
 def _open_checkpoint(checkpoint: Path, dtype: str, max_shard_bytes: int) -> CheckpointReader:

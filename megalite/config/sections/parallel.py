@@ -19,9 +19,10 @@ class ParallelConfig(Section):
     """Tensor-parallel ranks: each matrix is cut into this many. Keep within a node."""
     pp: PositiveInt = Field(1, le=MOST_LAYERS)
     """Pipeline stages: the list of layers is cut into this many."""
-    engine: Literal["native", "deepspeed"] | None = None
-    """Who does the training steps: `native`, our own (ZeRO 0 and 1, and all pipelines), or DeepSpeed (ZeRO 0 to 3,
-    without a pipeline). null takes native where it can be, else DeepSpeed."""
+    engine: Literal["native", "deepspeed", "fsdp2"] | None = None
+    """Who does the training steps: `native`, our own (ZeRO 0 and 1, and all pipelines), DeepSpeed (ZeRO 0 to 3, without
+    a pipeline), or torch's FSDP2 (ZeRO 3, compiled, with experts over ranks). null takes native where it can be, else
+    DeepSpeed."""
     schedule: str = "1f1b"
     """Order of a pipeline's passes: `1f1b`, `interleaved`, `zb-h1`, `zb-v`, `dualpipe-v` (docs/train.md says how to
     choose), or a file of one's own, NAME.csv."""

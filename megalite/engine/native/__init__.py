@@ -2,7 +2,6 @@
 
 buckets.py     weights in flat tensors, beside them the sums of their gradients; who updates which run of them
 sums.py        gradients of micro-batches, added up as they are made; the reduction begins as soon as a bucket is whole
-update.py      from the sums to new weights: one look at loss, norm and tokens, hooks, clipping, the rule
 runner.py      passes of micro-batches through the chunks of this rank, by a program
 engine.py      all of it as an engine
 """

@@ -14,16 +14,16 @@ from megalite.data.loader import Batch
 from megalite.engine.batch_cut import BatchCut
 from megalite.engine.grad_norm import TIED_COPY_MARK
 from megalite.engine.hooks import UpdateHooks
+from megalite.engine.loss_scaling import LossScaler
 from megalite.engine.native.buckets import BUCKET_NUMBERS, Bucket, plan_buckets
-from megalite.engine.native.loss_scaling import LossScaler
 from megalite.engine.native.replication import Replication
 from megalite.engine.native.sums import GradientSums
-from megalite.engine.native.update import Update
 from megalite.engine.programs import Programs
 from megalite.engine.protocol import Ask, GradientObserver, HeldWeight, LossScaling, StepResult, nothing
 from megalite.engine.runner import ProgramRunner
 from megalite.engine.stage_state import EngineOfState, StageState
 from megalite.engine.steps import PRODUCT_DTYPES, count_valid_tokens, losses_of_step, sums_on_host, token_axes
+from megalite.engine.update import Update
 from megalite.layers.mlp import MLP
 from megalite.model.initialize import EXPERT_MARK, WeightSource
 from megalite.model.transformer import Stage

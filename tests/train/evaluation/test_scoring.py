@@ -33,6 +33,7 @@ LAYOUTS = (
     (2, {"pp": 2, "zero_stage": 1}),
     (2, {"dp": 2, "zero_stage": 3}),
     (2, {"cp": 2, "zero_stage": 3}),
+    (2, {"dp": 2, "zero_stage": 3, "engine": "fsdp2"}),
     (4, {"cp": 2, "pp": 2, "zero_stage": 1}),
     (4, {"tp": 2, "pp": 2, "zero_stage": 0}),
     (4, {"dp": 2, "pp": 2, "zero_stage": 1}),

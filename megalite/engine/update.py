@@ -8,18 +8,34 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from megalite.engine.grad_norm import squared_norm
 from megalite.engine.hooks import UpdateHooks
-from megalite.engine.native.buckets import Bucket
-from megalite.engine.native.loss_scaling import LossScaler
+from megalite.engine.loss_scaling import LossScaler
 from megalite.engine.protocol import NO_TOKENS, Ask, NonFiniteLossError, StepResult
 from megalite.optim.optimizer import SlicedOptimizer
 from megalite.parallel.axes import Axes
 from megalite.parallel.collectives import all_reduce, on_device
+
+
+class Updated(Protocol):
+    """Some numbers that this rank updates."""
+
+    master: Tensor
+    """Flat, at least fp32; its gradient is set for the update."""
+
+    @property
+    def own_sums(self) -> Tensor:
+        """Their gradients, reduced, while a step ends."""
+        ...
+
+    def round_weights(self) -> None:
+        """Have the weights that compute follow them."""
+        ...
 
 
 class Update:
@@ -34,7 +50,7 @@ class Update:
     def __init__(
         self,
         optimizer: SlicedOptimizer,
-        buckets: Sequence[Bucket],
+        buckets: Sequence[Updated],
         axes: Axes,
         hooks: UpdateHooks,
         *,

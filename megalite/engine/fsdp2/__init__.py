@@ -1,0 +1,1 @@
+"""Training steps by torch's FSDP2."""

@@ -1,0 +1,134 @@
+"""The engine on torch's FSDP2: ZeRO-3 that compiles, and that divides experts; see `engine.protocol.Engine`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from megalite.config.plan import RunPlan
+from megalite.config.schema import Config
+from megalite.config.stream import stream_unit
+from megalite.data.loader import Batch
+from megalite.engine.batch_cut import BatchCut, documents_of_batch
+from megalite.engine.fsdp2.modules import Divided
+from megalite.engine.fsdp2.shards import Shard, ShardPartition
+from megalite.engine.hooks import UpdateHooks
+from megalite.engine.loss_scaling import LossScaler
+from megalite.engine.protocol import Ask, GradientObserver, LossScaling, StepResult, nothing
+from megalite.engine.stage_state import EngineOfState, StageState
+from megalite.engine.steps import (
+    PRODUCT_DTYPES,
+    count_valid_tokens,
+    losses_of_step,
+    sums_on_host,
+    targets_of_batch,
+    token_axes,
+)
+from megalite.engine.update import Update
+from megalite.model.initialize import EXPERT_MARK, WeightSource
+from megalite.model.transformer import Stage
+from megalite.optim.optimizers import build_optimizer
+from megalite.parallel.axes import Axes
+from megalite.parallel.collectives import all_reduce
+
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+REDUCE_DTYPES = {None: torch.float32, "fp32": torch.float32, "bf16": torch.bfloat16}
+
+
+class Fsdp2Engine(EngineOfState):
+    """ZeRO 3 without a pipeline. Gradients are added up in fp32 where they are divided, micro-batch by micro-batch.
+
+    Args:
+        stage: the whole model in fp32, filled with weights.
+    """
+
+    observed_weight = 1.0
+
+    def __init__(self, config: Config, plan: RunPlan, axes: Axes, stage: Stage, device: torch.device):
+        self.stage, self.hooks = stage, UpdateHooks()
+        self.clip_norm = config.optimizer.clip_grad_norm
+        self._axes, self._device = axes, device
+        self._scaler = LossScaler() if config.precision.dtype == "fp16" else None
+        self._cut = BatchCut(axes.cp, config.parallel.cp_kind, plan.model, stream_unit(config))
+        reduce_dtype = REDUCE_DTYPES[config.precision.reduce_dtype]
+        self._divided = Divided(stage, axes, device, DTYPES[config.precision.dtype], reduce_dtype)
+        optimizer = build_optimizer(stage, config.optimizer, PRODUCT_DTYPES[config.precision.dtype])
+        self._shards = {
+            parameter: Shard(parameter, axes.replicas_of(is_expert=getattr(parameter, EXPERT_MARK)))
+            for parameter in stage.parameters()
+        }
+        self._state = StageState(optimizer, stage, axes, ShardPartition(self._shards, self._divided, axes))
+        self._update = Update(
+            optimizer,
+            list(self._shards.values()),
+            axes,
+            self.hooks,
+            counted=[index for index, part in enumerate(self._state.slices) if not part.is_copy],
+            scaler=self._scaler,
+            stop_on_nonfinite=config.health.stop_on_nonfinite,
+        )
+
+    def train_step(self, batches: Sequence[Batch], lr: float, ask: Ask = nothing) -> StepResult:
+        self.stage.train()
+        num_tokens = count_valid_tokens(batches, self._axes.batch)
+        scale = (1.0 if self._scaler is None else self._scaler.scale) / num_tokens.clamp(min=1).float()
+        total = self._zero()
+        for batch in map(self._cut.own, batches):
+            documents, targets = documents_of_batch(batch), targets_of_batch(batch, scale)
+            documents.loss_weights = targets.weights
+            loss = self.stage(batch.tokens, documents, targets)
+            total += loss.detach()
+            loss.backward()
+        self.stage.precision.end_step()
+        self.stage.routers.end_step(token_axes(self.stage, self._axes))
+        losses = losses_of_step(total, self.stage)
+        if self._axes.tp.rank:
+            losses = torch.zeros_like(losses)  # all tp ranks have the same
+        result = self._update.make(losses, num_tokens, lr=lr, clip_norm=self.clip_norm, ask=ask)
+        for shard in self._shards.values():
+            shard.forget_gradients()
+        return result
+
+    @torch.no_grad()
+    def eval_step(self, batches: Sequence[Batch]) -> tuple[float, int]:
+        self.stage.eval()
+        num_tokens = count_valid_tokens(batches, self._axes.batch)
+        total = self._zero()
+        for batch in map(self._cut.own, batches):
+            total += self.stage(batch.tokens, documents_of_batch(batch), targets_of_batch(batch))
+        self._divided.let_go()
+        return sums_on_host(all_reduce(total, self._axes.replicas), num_tokens)
+
+    @torch.no_grad()
+    def token_losses(self, batches: Sequence[Batch]) -> list[Tensor]:
+        self.stage.eval()
+        found = []
+        for batch in batches:
+            own = self._cut.own(batch)
+            targets = targets_of_batch(own)
+            targets.losses = torch.zeros_like(targets.weights)
+            self.stage(own.tokens, documents_of_batch(own), targets)
+            found.append(self._cut.whole(targets.losses, own, batch))
+        self._divided.let_go()
+        return found
+
+    def observe_gradients(self, observer: GradientObserver) -> Callable[[], None]:
+        raise NotImplementedError("refused: a gradient is reduced before anybody could see it whole")
+
+    def loss_scaling(self) -> LossScaling:
+        return {} if self._scaler is None else self._scaler.state()
+
+    def set_loss_scaling(self, state: LossScaling) -> None:
+        if self._scaler is not None:
+            self._scaler.load(state)
+
+    def load(self, source: WeightSource, state: dict[str, WeightSource], num_updates: int) -> None:
+        self._state.write(source, state, num_updates)
+
+    def close(self) -> None:
+        """Nothing is held but memory."""
+
+    def _zero(self) -> Tensor:
+        return torch.zeros((), dtype=torch.float32, device=self._device)
