@@ -59,6 +59,7 @@ FLOORS_INSIDE: dict[str, tuple[tuple[str, ...], ...]] = {
         ("run_data",),
         ("curves",),
         ("sections",),
+        ("balance",),
         ("page",),
     ),
     "slurm": (

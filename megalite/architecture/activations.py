@@ -31,6 +31,7 @@ ACTIVATIONS = Table(
     "activation",
     {
         "swiglu": Activation("megalite.layers.mlp:swiglu", is_gated=True),
+        "swiglu_clamped": Activation("megalite.layers.mlp:swiglu_clamped", is_gated=True, kept=7),
         "geglu": Activation("megalite.layers.mlp:geglu", is_gated=True),
         "geglu_tanh": Activation("megalite.layers.mlp:geglu_tanh", is_gated=True),
         "reglu": Activation("megalite.layers.mlp:reglu", is_gated=True),

@@ -42,6 +42,8 @@ class AttentionSpec:
     """RMSNorm over each query and key head, or over all of them."""
     qkv_bias: bool
     output_bias: bool
+    sinks: bool
+    """Each head has a score that softmax counts besides."""
     query_scale: float
     """Factor on the queries, whose products attention divides by sqrt(head_dim)."""
     soft_cap: float | None
@@ -187,6 +189,7 @@ class Architecture(ModelSettings):
             qk_norm=self.qk_norm,
             qkv_bias=self.has_qkv_bias,
             output_bias=self.has_output_bias,
+            sinks=self.attention_sinks,
             query_scale=query_scale(self),
             soft_cap=self.attention_soft_cap,
         )

@@ -174,6 +174,8 @@ class MoeConfig(ModelSection):
     """The weights of a token's experts add up to 1."""
     scale: PositiveFloat = 1.0
     """Factor on these weights (DeepSeek-V3: 2.5)."""
+    logit_bias: bool = False
+    """The router's logits have a bias that is learnt (gpt-oss)."""
     num_groups: PositiveInt = 1
     """Experts are in so many groups, of which a token goes to `top_groups` at most (DeepSeek-V2)."""
     top_groups: PositiveInt = 1
@@ -210,8 +212,8 @@ class ModelSettings(ModelSection):
     num_heads: PositiveInt = 4
     """Number of query heads; tp must divide it."""
     activation: Annotated[str, AfterValidator(ACTIVATIONS.known)] = "swiglu"
-    """Of the MLP. With a gate: `swiglu` (SiLU), `geglu`, `geglu_tanh` (Gemma), `reglu`; without: `gelu`, `gelu_tanh`
-    (GPT-2), `silu`, `relu`, `relu2`; or one that a plug-in brings."""
+    """Of the MLP. With a gate: `swiglu` (SiLU), `swiglu_clamped` (gpt-oss), `geglu`, `geglu_tanh` (Gemma), `reglu`;
+    without: `gelu`, `gelu_tanh` (GPT-2), `silu`, `relu`, `relu2`; or one that a plug-in brings."""
     norm: Annotated[str, AfterValidator(NORMS.known)] = "rmsnorm"
     """Normalisation of the stream: `rmsnorm`, `layernorm` (which has a bias), or `zero_centered_rmsnorm`, whose weights
     are what 1 is added to (Gemma); or one that a plug-in brings."""
@@ -233,6 +235,9 @@ class ModelSettings(ModelSection):
     """How queries, keys and values are mixed: `softmax`, or a way that a plug-in brings."""
     attention_scale: PositiveFloat | None = None
     """What products of queries and keys are multiplied with; null is 1 / sqrt(head_dim)."""
+    attention_sinks: bool = False
+    """Each head has a score of its own, learnt, that softmax counts beside those of the keys: a query may look at
+    nothing (gpt-oss)."""
     attention_soft_cap: PositiveFloat | None = None
     """Bound c of those products, as c tanh(x / c) (Gemma 2); null for none."""
     logit_soft_cap: PositiveFloat | None = None

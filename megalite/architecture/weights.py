@@ -130,7 +130,7 @@ def state_table(model: Architecture) -> dict[str, Weight]:
     for block, layer in blocks.items():
         router = f"{block}.mlp.router"
         rows.append(
-            Weight(f"{router}.bias", shape, layer, "", init="zeros", decay=False, state=f"{ROUTER_BIAS}/{router}")
+            Weight(f"{router}.balance", shape, layer, "", init="zeros", decay=False, state=f"{ROUTER_BIAS}/{router}")
         )
     return {row.name: row for row in rows}
 
@@ -198,6 +198,9 @@ def _block(model: Architecture, block: BlockSpec, layer: str) -> list[Weight]:
     norms = {name: _norm(block.norm, hidden, layer, f"{layer}.{name}") for name in norm_names(block)}
     rows = norms.pop("attention_norm", [])
     rows += _heads(hidden, block, layer) if attention.latent is None else _latent_heads(hidden, block, layer)
+    if attention.sinks:
+        name = f"{layer}.attention.sinks"
+        rows.append(Weight(name, (attention.num_heads,), layer, name, cut=0, decay=False))
     shape = (hidden, attention.mixed_width)
     rows += _linear(layer, "attention.o", "attention.o", shape, cut=1, bias=attention.output_bias, init=residual)
 
@@ -271,12 +274,15 @@ def _mlp(hidden: int, mlp: FeedForwardSpec, layer: str, name: str, residual: Ini
 def _experts(hidden: int, experts: ExpertsSpec, layer: str, residual: Init) -> list[Weight]:
     """The router, each expert by itself, and what all tokens go through."""
     count, mlp = experts.settings.num_experts, experts.expert
-    name = f"{layer}.mlp.router.weight"
-    rows = [Weight(name, (count, hidden), layer, name)]
-    fused = f"{layer}.mlp.experts.{'gate_up' if mlp.is_gated else 'up'}", f"{layer}.mlp.experts.down"
+    router = f"{layer}.mlp.router"
+    rows = [Weight(f"{router}.weight", (count, hidden), layer, f"{router}.weight")]
+    if experts.settings.logit_bias:
+        rows.append(Weight(f"{router}.bias", (count,), layer, f"{router}.logit_bias", init="zeros", decay=False))
     for index in range(count):
         for row in _mlp(hidden, mlp, layer, f"mlp.experts.{index}", residual):
-            parameter = fused[row.name.endswith("down.weight")]
+            *_, part, kind = row.name.split(".")
+            stacked = "down" if part == "down" else "gate_up" if mlp.is_gated else "up"
+            parameter = f"{layer}.mlp.experts.{stacked}{'_bias' if kind == 'bias' else ''}"
             rows.append(replace(row, parameter=parameter, expert=(index, count)))
     if experts.shared is not None:
         rows += _mlp(hidden, experts.shared, layer, "mlp.shared", residual)

@@ -23,6 +23,8 @@ def check_context(config: Config, model: Architecture) -> Iterator[str]:
             f"parallel.cp_kind: attention={model.attention} is a plug-in's, which is given whole documents; use "
             "cp_kind=ulysses, which exchanges tokens for heads"
         )
+    elif parallel.cp_kind == "ring" and model.attention_sinks:
+        yield "parallel.cp_kind: ring does not count attention_sinks; use cp_kind=allgather or ulysses"
     elif parallel.cp_kind == "ring" and model.attention_soft_cap is not None:
         yield (
             f"parallel.cp_kind: ring does not bound scores, which attention_soft_cap={model.attention_soft_cap:g} "

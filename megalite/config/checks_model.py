@@ -37,6 +37,8 @@ def check_architecture(given: ModelConfig, model: Architecture) -> Iterator[str]
     yield from _heads(given, model) if model.mla is None else _latents(given, model, model.mla)
     if model.attention_soft_cap is not None and not ATTENTIONS[model.attention].takes_soft_cap:
         yield f"model.attention_soft_cap: attention={model.attention} does not bound its scores; use null"
+    if model.attention_sinks and ATTENTIONS[model.attention].function is not None:
+        yield f"model.attention_sinks: attention={model.attention} is a plug-in's, which has none; use false"
     yield from _windows(given)
     yield from check_experts(model)
     yield from check_predictions(model)
@@ -65,6 +67,8 @@ def _heads(given: ModelConfig, model: Architecture) -> Iterator[str]:
 def _latents(given: ModelConfig, model: Architecture, mla: MlaConfig) -> Iterator[str]:
     """Multi-head latent attention has heads of its own kind."""
     yield from unused(given, ("qk_norm",), "model", "mla, which normalises latents")
+    if model.attention_sinks:
+        yield "model.attention_sinks: heads made of latents have none here; use false, or mla=null"
     if given.head_dim not in (None, mla.head_dim):
         yield (
             f"model.head_dim: found {given.head_dim}, and mla has qk_nope_head_dim + qk_rope_head_dim = "

@@ -83,8 +83,8 @@ def check_experts(model: Architecture) -> Iterator[str]:
             f"model.moe: first_dense={moe.first_dense} and every={moe.every} leave none of "
             f"num_layers={model.num_layers} blocks for experts; use less, or moe=null"
         )
-    if model.bias == "all":
-        yield "model.bias: experts have no biases; use bias=attention, or moe=null"
+    if model.bias == "all" and moe.shared_ffn_hidden_size:
+        yield "model.bias: an MLP that all tokens go through has none here; use bias=attention, or no shared MLP"
     if model.mup is not None:
         yield "model.mup: no rule is known here for the width of experts and routers; use mup=null, or moe=null"
     if moe.top_k > moe.num_experts:

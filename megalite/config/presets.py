@@ -45,6 +45,25 @@ def _deepseek(hidden: int, layers: int, heads: int, ffn: int, moe: dict[str, Any
     return _llama(hidden, layers, heads, ffn, **{**common, "moe": moe, **rest})
 
 
+def _gpt_oss(layers: int, num_experts: int) -> dict[str, Any]:
+    attention = {"num_kv_heads": 8, "head_dim": 64, "attention_sinks": True, "sliding_window": 128}
+    experts = {"num_experts": num_experts, "top_k": 4, "logit_bias": True, "aux_loss": 0.0036}
+    return _llama(
+        2880,
+        layers,
+        64,
+        2880,
+        **attention,
+        layer_types=["sliding_attention", "full_attention"],
+        activation="swiglu_clamped",
+        bias="all",
+        vocab_size=201088,
+        max_positions=4096,
+        rope={"theta": 150000.0},
+        moe=experts,
+    )
+
+
 def _gpt(hidden: int, layers: int, heads: int, **rest: Any) -> dict[str, Any]:
     sizes = {"hidden_size": hidden, "num_layers": layers, "num_heads": heads, "ffn_hidden_size": 4 * hidden}
     return {**sizes, "norm": "layernorm", "norm_eps": 1e-5, "bias": "all", **rest}
@@ -163,6 +182,12 @@ PRESETS: dict[str, Preset] = {
             init_depth_scaling=False,
             mla={"q_lora_rank": 1536},
         ),
+    ),
+    "gpt-oss-20b": Preset(
+        "20.9B, 3.6B a token: gpt-oss-20b, without its stretch of positions (OpenAI 2025)", _gpt_oss(24, 32)
+    ),
+    "gpt-oss-120b": Preset(
+        "116.8B, 5.1B a token: gpt-oss-120b, without its stretch of positions (OpenAI 2025)", _gpt_oss(36, 128)
     ),
     "gpt2": Preset("124M: GPT-2 (Radford et al. 2019)", _gpt2(768, 12, 12)),
     "gpt2-xl": Preset("1.6B: GPT-2 XL (Radford et al. 2019)", _gpt2(1600, 48, 25)),

@@ -27,7 +27,8 @@ from megalite.parallel.context import KeySpan
 QUERIES_AT_ONCE = 256
 """Queries whose scores, or whose mask, exist at once."""
 
-Attend = Callable[[Tensor, Tensor, Tensor, Documents, "int | None"], Tensor]
+Attend = Callable[..., Tensor]
+"""Of q, k, v, documents and window, and perhaps sinks; called as `attend_by_document` is."""
 Kernel = Callable[..., Tensor]
 """Of torch's, over a stream of documents of any length; called as `attend_varlen` does."""
 
@@ -49,7 +50,9 @@ def choose_attention(device_type: str, dtype: torch.dtype) -> Attend:
 
 
 @torch.compiler.disable
-def attend_by_document(q: Tensor, k: Tensor, v: Tensor, documents: Documents, window: int | None) -> Tensor:
+def attend_by_document(
+    q: Tensor, k: Tensor, v: Tensor, documents: Documents, window: int | None, sinks: Tensor | None = None
+) -> Tensor:
     """Attention with one kernel call a document.
 
     Args:
@@ -58,10 +61,13 @@ def attend_by_document(q: Tensor, k: Tensor, v: Tensor, documents: Documents, wi
         v: `[t, m, v]`, v being d or not.
         documents: borders of the stream; of a context-parallel rank's share q has its own tokens, k and v all of them.
         window: tokens that a query sees, itself included; None for all before it.
+        sinks: `[n]`, a score of each head that softmax counts besides; None for none.
 
     Returns:
         `[t, n, v]`.
     """
+    if sinks is not None:
+        return attend_spelled_out(None, q, k, v, documents, window, sinks)
     if documents.share is not None:
         return torch.cat([_attend_span(q, k, v, span, window) for span in documents.spans])
     lengths = documents.lengths
@@ -75,9 +81,17 @@ def attend_by_document(q: Tensor, k: Tensor, v: Tensor, documents: Documents, wi
 
 
 @torch.compiler.disable
-def attend_capped(soft_cap: float, q: Tensor, k: Tensor, v: Tensor, documents: Documents, window: int | None) -> Tensor:
-    """Attention whose scores s are bounded as `c tanh(s / c)` (Gemma 2); the other arguments are those of
-    `attend_by_document`.
+def attend_spelled_out(
+    soft_cap: float | None,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    documents: Documents,
+    window: int | None,
+    sinks: Tensor | None = None,
+) -> Tensor:
+    """Attention whose scores s may be bounded as `c tanh(s / c)` (Gemma 2), and which may have sinks; the other
+    arguments are those of `attend_by_document`.
 
     No kernel of torch's has it, so scores are spelled out, for a block of queries at a time, and made again in the
     backward pass.
@@ -85,22 +99,29 @@ def attend_capped(soft_cap: float, q: Tensor, k: Tensor, v: Tensor, documents: D
     outputs = []
     for span in documents.spans:
         for queries, keys, seen in _blocks_of(span, QUERIES_AT_ONCE, window, q.device):
-            block = (q[queries], k[keys], v[keys], ~seen)
+            block = (q[queries], k[keys], v[keys], ~seen, sinks)
             outputs.append(
-                checkpoint(_capped_block, soft_cap, *block, use_reentrant=False, preserve_rng_state=False)
+                checkpoint(_spelled_out_block, soft_cap, *block, use_reentrant=False, preserve_rng_state=False)
                 if torch.is_grad_enabled()
-                else _capped_block(soft_cap, *block)
+                else _spelled_out_block(soft_cap, *block)
             )
     return torch.cat(outputs)
 
 
-def _capped_block(soft_cap: float, q: Tensor, k: Tensor, v: Tensor, hidden: Tensor) -> Tensor:
+def _spelled_out_block(
+    soft_cap: float | None, q: Tensor, k: Tensor, v: Tensor, hidden: Tensor, sinks: Tensor | None
+) -> Tensor:
     """Queries `[r, n, d]` against keys and values `[c, m, d]`; softmax is at least fp32."""
     groups = q.shape[1] // k.shape[1]
     scores = torch.einsum("rmgd,cmd->mgrc", q.unflatten(1, (-1, groups)), k) / q.shape[2] ** 0.5
-    scores = soft_cap * torch.tanh(scores / soft_cap)
+    if soft_cap is not None:
+        scores = soft_cap * torch.tanh(scores / soft_cap)
     wide = torch.promote_types(scores.dtype, torch.float32)
-    weights = scores.masked_fill(hidden, float("-inf")).softmax(-1, dtype=wide).to(v.dtype)
+    scores = scores.masked_fill(hidden, float("-inf")).to(wide)
+    if sinks is not None:
+        beside = sinks.to(wide).view(-1, groups, 1, 1).expand(-1, -1, scores.shape[2], 1)
+        scores = torch.cat((scores, beside), dim=-1)
+    weights = scores.softmax(-1)[..., : k.shape[0]].to(v.dtype)
     return torch.einsum("mgrc,cmd->rmgd", weights, v).flatten(1, 2)
 
 
@@ -131,14 +152,19 @@ def _attend_stretches(
     return torch.cat(found)
 
 
+def takes_sinks(attend: Attend) -> bool:
+    """Whether an attention takes them."""
+    return attend in (attend_by_document, attend_in_blocks)
+
+
 def padded_values(attend: Attend) -> Attend:
     """An attention that wants values as wide as queries, and gets them: narrower ones, with zeros behind them."""
 
-    def call(q: Tensor, k: Tensor, v: Tensor, documents: Documents, window: int | None) -> Tensor:
+    def call(q: Tensor, k: Tensor, v: Tensor, *others: Any, **options: Any) -> Tensor:
         width = v.shape[2]
         if width == q.shape[2]:
-            return attend(q, k, v, documents, window)
-        return attend(q, k, F.pad(v, (0, q.shape[2] - width)), documents, window)[..., :width]
+            return attend(q, k, v, *others, **options)
+        return attend(q, k, F.pad(v, (0, q.shape[2] - width)), *others, **options)[..., :width]
 
     return call
 

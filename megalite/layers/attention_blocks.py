@@ -12,6 +12,8 @@ The backward pass makes S and P again:
 Scores and their gradients are at least fp32. For documents of 128 to 512 tokens this takes 0.35 to 0.65 of the time of
 torch's flash kernel for CPUs, whose pieces are small there; long and tiny documents are left to it.
 
+A head's sink is one more score, of no value: P is then exp(S - z), z the log of a sum that has it too.
+
 Queries are all tokens of a document, or, of a context-parallel rank, some that follow one another; their last key is
 their own. Heads that share a key and value head are rows of one matrix: row r is token r // g, g being the heads that
 share one.
@@ -22,7 +24,6 @@ which latent attention has fewer.
 
 from __future__ import annotations
 
-import functools
 import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -33,14 +34,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from megalite.layers.documents import Documents, spans_in
+from megalite.layers.scores import Scores, apart, by_head
 from megalite.parallel.context import KeySpan
-
-BLOCK_ROWS = 128
-"""Rows of a head that are multiplied at once: half of a causal block on the diagonal is made for nothing."""
-BLOCK_TOKENS = 16
-"""At least so many tokens are, however many heads share a key."""
-BLOCK_SCORES = 2**20
-"""Scores that exist at once, unless one head has more: 4 MB."""
 
 FLASH_FROM = {torch.float32: 768, torch.bfloat16: 2048, torch.float16: 2048}
 """Tokens of a document without a window from which on torch's kernel is faster, by format."""
@@ -51,14 +46,16 @@ NO_WINDOW = -1
 """To an op, which takes numbers alone."""
 
 
-def attend_in_blocks(q: Tensor, k: Tensor, v: Tensor, documents: Documents, window: int | None) -> Tensor:
+def attend_in_blocks(
+    q: Tensor, k: Tensor, v: Tensor, documents: Documents, window: int | None, sinks: Tensor | None = None
+) -> Tensor:
     """Attention within each document: q `[t, n, d]`, k `[t, m, d]`, v `[t, m, v]` -> `[t, n, v]`, n a multiple of
     m; the rest as `attention.attend_by_document` takes it. Of a share q has its own tokens, k and v all of them."""
     if torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack():
         # The compiler, or selective recomputation: whoever watches is to see one op
         limits = (NO_WINDOW if window is None else window, _few_scores())
-        return _attention(q, k, v, documents.span_table, limits)[0]
-    return _InBlocks.apply(q, k, v, _Cuts(documents.spans, window, _few_scores()))
+        return _attention(q, k, v, sinks, documents.span_table, limits)[0]
+    return _InBlocks.apply(q, k, v, sinks, _Cuts(documents.spans, window, _few_scores()))
 
 
 @dataclass(frozen=True)
@@ -95,49 +92,57 @@ class _InBlocks(torch.autograd.Function):
     """The same for those whom nobody watches: an op costs more than a small product."""
 
     @staticmethod
-    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, cuts: _Cuts) -> Tensor:
-        out, log_z = _attend(q, k, v, cuts)
-        ctx.save_for_backward(q, k, v, out, log_z)
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None, cuts: _Cuts) -> Tensor:
+        out, log_z = _attend(q, k, v, sinks, cuts)
+        ctx.save_for_backward(q, k, v, sinks, out, log_z)
         ctx.cuts = cuts
         return out
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        q, k, v, out, log_z = ctx.saved_tensors
-        return *_gradients(grad, q, k, v, out, log_z, ctx.cuts), None
+        q, k, v, sinks, out, log_z = ctx.saved_tensors
+        found = _gradients(grad, [q, k, v, out, log_z], ctx.cuts, has_sinks=sinks is not None)
+        return *found, _gradient_of_sinks(grad, sinks, out, log_z), None
 
 
 @torch.library.custom_op("megalite::attention_in_blocks", mutates_args=())
-def _attention(q: Tensor, k: Tensor, v: Tensor, table: Tensor, limits: Sequence[int]) -> tuple[Tensor, Tensor]:
-    return _attend(q, k, v, _cuts(table, limits))
+def _attention(
+    q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None, table: Tensor, limits: Sequence[int]
+) -> tuple[Tensor, Tensor]:
+    return _attend(q, k, v, sinks, _cuts(table, limits))
 
 
 @_attention.register_fake
-def _(q: Tensor, k: Tensor, v: Tensor, table: Tensor, limits: Sequence[int]) -> tuple[Tensor, Tensor]:
+def _(
+    q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None, table: Tensor, limits: Sequence[int]
+) -> tuple[Tensor, Tensor]:
     return _empty_result(q, v), _empty_log_z(q)
 
 
 @torch.library.custom_op("megalite::attention_in_blocks_gradients", mutates_args=())
 def _attention_gradients(
-    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, log_z: Tensor, table: Tensor, limits: Sequence[int]
+    grad: Tensor, kept: Sequence[Tensor], table: Tensor, limits: Sequence[int], has_sinks: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
-    return _gradients(grad, q, k, v, out, log_z, _cuts(table, limits))
+    return _gradients(grad, kept, _cuts(table, limits), has_sinks=has_sinks)
 
 
 @_attention_gradients.register_fake
 def _(
-    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, log_z: Tensor, table: Tensor, limits: Sequence[int]
+    grad: Tensor, kept: Sequence[Tensor], table: Tensor, limits: Sequence[int], has_sinks: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
+    q, k, v, *_ = kept
     return q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape)
 
 
 def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    *tensors, table, ctx.limits = inputs
-    ctx.save_for_backward(*tensors, *output, table)
+    q, k, v, sinks, table, ctx.limits = inputs
+    ctx.save_for_backward(q, k, v, sinks, *output, table)
 
 
 def _backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
-    return *_attention_gradients(grad, *ctx.saved_tensors, ctx.limits), None, None
+    q, k, v, sinks, out, log_z, table = ctx.saved_tensors
+    found = _attention_gradients(grad, [q, k, v, out, log_z], table, ctx.limits, sinks is not None)
+    return *found, _gradient_of_sinks(grad, sinks, out, log_z), None, None
 
 
 _attention.register_autograd(_backward, setup_context=_keep)
@@ -154,7 +159,8 @@ def _empty_result(q: Tensor, v: Tensor) -> Tensor:
 
 
 def _empty_log_z(q: Tensor) -> Tensor:
-    """Room for log(sum of exponentials) of each query's scores, `[t, n]`, which is set for long documents alone."""
+    """Room for log(sum of exponentials) of each query's scores, `[t, n]`, which is set for long documents, and where
+    there are sinks."""
     return q.new_empty(q.shape[:2], dtype=torch.promote_types(q.dtype, torch.float32))
 
 
@@ -165,26 +171,50 @@ def _few_scores() -> int:
     return 0 if torch.get_float32_matmul_precision() == "medium" else FEW_SCORES
 
 
-def _attend(q: Tensor, k: Tensor, v: Tensor, cuts: _Cuts) -> tuple[Tensor, Tensor]:
+def _attend(q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None, cuts: _Cuts) -> tuple[Tensor, Tensor]:
     out, log_z = _empty_result(q, v), _empty_log_z(q)
     for run in _runs(cuts.spans):
         tokens, seen = run.queries, run.keys
         if cuts.are_left_to_torch(run, q):
             _attend_by_torch(out[tokens], log_z[tokens], q[tokens], k[seen], v[seen], run.count)
+            if sinks is not None:
+                _give_to_sinks(out[tokens], log_z[tokens], sinks)
             continue
         scores = Scores(q[tokens], k[seen], run.count, cuts.window)
         values = by_head(v[seen], run.count, v.shape[1])
         mixed = values.new_empty((*scores.queries.shape[:2], v.shape[2]))
+        z = None if sinks is None else _of_queries(sinks.to(log_z), q[tokens], run.count, k.shape[1])
         for heads, rows, keys in scores.blocks():
-            weights = scores.softmax(heads, rows, keys).to(v.dtype)
-            mixed[heads, rows] = torch.bmm(weights, values[heads, keys])
+            weights = scores.softmax(heads, rows, keys) if z is None else scores.beside(z, heads, rows, keys)
+            mixed[heads, rows] = torch.bmm(weights.to(v.dtype), values[heads, keys])
         _put(out[tokens], mixed, run.count)
+        if z is not None:
+            _put(log_z[tokens].unsqueeze(-1), z, run.count)
     return out, log_z
 
 
-def _gradients(
-    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, log_z: Tensor, cuts: _Cuts
-) -> tuple[Tensor, Tensor, Tensor]:
+def _of_queries(sinks: Tensor, q: Tensor, count: int, num_groups: int) -> Tensor:
+    """Sinks `[n]` for every query, as rows of scores stand: `[count x m, length x g, 1]`, to be written to."""
+    return by_head(sinks.expand(q.shape[0], -1).unsqueeze(-1), count, num_groups).clone()
+
+
+def _give_to_sinks(out: Tensor, log_z: Tensor, sinks: Tensor) -> None:
+    """Make results `[t, n, v]` and sums `[t, n]` those of a softmax that counts sinks `[n]` too, in place."""
+    both = torch.logaddexp(log_z, sinks.to(log_z))
+    out.mul_((log_z - both).exp_().unsqueeze(-1))
+    log_z.copy_(both)
+
+
+def _gradient_of_sinks(grad: Tensor, sinks: Tensor | None, out: Tensor, log_z: Tensor) -> Tensor | None:
+    """`[n]`: what sinks took of each query, times what more of it would have done to the loss."""
+    if sinks is None:
+        return None
+    shares = (sinks.to(log_z) - log_z).exp()
+    return -(shares * (grad.to(log_z) * out).sum(-1)).sum(0).to(sinks.dtype)
+
+
+def _gradients(grad: Tensor, kept: Sequence[Tensor], cuts: _Cuts, *, has_sinks: bool) -> tuple[Tensor, Tensor, Tensor]:
+    q, k, v, out, log_z = kept
     is_whole = q.shape[0] == k.shape[0]
     dq, dk, dv = (torch.empty_like(x, memory_format=torch.contiguous_format) for x in (q, k, v))
     if not is_whole:  # keys are seen from several spans
@@ -192,8 +222,8 @@ def _gradients(
     for run in _runs(cuts.spans):
         tokens, seen, count = run.queries, run.keys, run.count
         if cuts.are_left_to_torch(run, q):
-            kept = [q[tokens], k[seen], v[seen], out[tokens], log_z[tokens]]
-            _gradients_by_torch((dq[tokens], dk[seen], dv[seen]), grad[tokens], kept, count)
+            parts = [q[tokens], k[seen], v[seen], out[tokens], log_z[tokens]]
+            _gradients_by_torch((dq[tokens], dk[seen], dv[seen]), grad[tokens], parts, count)
             continue
         scores = Scores(q[tokens], k[seen], count, cuts.window)
         keys_here, values = (by_head(x[seen], count, k.shape[1]) for x in (k, v))
@@ -202,8 +232,9 @@ def _gradients(
         wide_values, wide_grads = values.to(scores.dtype).transpose(1, 2), grads.to(scores.dtype)
         of_queries = torch.empty_like(scores.queries)
         of_keys, of_values = (torch.zeros_like(x, dtype=scores.dtype) for x in (keys_here, values))
+        z = by_head(log_z[tokens].unsqueeze(-1), count, k.shape[1]) if has_sinks else None
         for heads, rows, keys in scores.blocks():
-            weights = scores.softmax(heads, rows, keys)
+            weights = scores.softmax(heads, rows, keys) if z is None else scores.shares(z, heads, rows, keys)
             slopes = scores.slopes(weights, wide_grads[heads, rows], wide_values[heads, :, keys]).to(k.dtype)
             weights = weights.to(v.dtype)
             of_queries[heads, rows] = torch.bmm(slopes, keys_here[heads, keys])
@@ -220,7 +251,7 @@ def _attend_by_torch(out: Tensor, log_z: Tensor, q: Tensor, k: Tensor, v: Tensor
     """Fill `out` and `log_z` of documents of one length by torch's kernel, which wants as many keys as queries, and
     values as wide."""
     found, found_log_z = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
-        *_heads_apart(q, k, _as_wide(v, q), count=count), is_causal=True
+        *_headsapart(q, k, _as_wide(v, q), count=count), is_causal=True
     )
     out.unflatten(0, (count, -1)).copy_(found.transpose(1, 2)[..., : out.shape[2]])
     log_z.unflatten(0, (count, -1)).copy_(found_log_z.transpose(1, 2))
@@ -229,8 +260,8 @@ def _attend_by_torch(out: Tensor, log_z: Tensor, q: Tensor, k: Tensor, v: Tensor
 def _gradients_by_torch(into: tuple[Tensor, Tensor, Tensor], grad: Tensor, kept: Sequence[Tensor], count: int) -> None:
     """Fill dq, dk and dv, given q, k, v, the output and `log_z`."""
     q, k, v, out, log_z = kept
-    grad_by_head, out_by_head = _heads_apart(_as_wide(grad, q), _as_wide(out, q), count=count)
-    queries, keys, values = _heads_apart(q, k, _as_wide(v, q), count=count)
+    grad_by_head, out_by_head = _headsapart(_as_wide(grad, q), _as_wide(out, q), count=count)
+    queries, keys, values = _headsapart(q, k, _as_wide(v, q), count=count)
     log_z_by_head = log_z.unflatten(0, (count, -1)).transpose(1, 2).contiguous()
     found = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
         grad_by_head, queries, keys, values, out_by_head, log_z_by_head, 0.0, True
@@ -246,97 +277,11 @@ def _as_wide(x: Tensor, as_: Tensor) -> Tensor:
     return x if x.shape[2] == as_.shape[2] else F.pad(x, (0, as_.shape[2] - x.shape[2]))
 
 
-def _heads_apart(first: Tensor, *others: Tensor, count: int) -> list[Tensor]:
+def _headsapart(first: Tensor, *others: Tensor, count: int) -> list[Tensor]:
     """`[count x length, m, d]` -> `[count, n, length, d]`, heads repeated to as many as the first has."""
     groups = [first.shape[1] // x.shape[1] for x in others]
     repeated = [x if n == 1 else x.repeat_interleave(n, dim=1) for x, n in zip(others, groups, strict=True)]
     return [x.unflatten(0, (count, -1)).transpose(1, 2) for x in (first, *repeated)]
-
-
-class Scores:
-    """Scores of documents of one length, block by block.
-
-    Args:
-        q: `[count x queries, n, d]`, the last tokens of each document.
-        k: `[count x length, m, d]`.
-        before: tokens between the first key and the first query of each; None where their last ones are the same.
-    """
-
-    def __init__(self, q: Tensor, k: Tensor, count: int, window: int | None, before: int | None = None):
-        self.num_queries, self.length, self.window = q.shape[0] // count, k.shape[0] // count, window
-        self._before = self.length - self.num_queries if before is None else before
-        self.groups = q.shape[1] // k.shape[1]
-        self.dtype = torch.promote_types(q.dtype, torch.float32)
-        self.scale = q.shape[2] ** -0.5
-        self.queries = by_head(q, count, k.shape[1]).to(self.dtype) * self.scale
-        """`[count x m, length x g, d]`, scaled."""
-        self._keys = by_head(k, count, k.shape[1]).to(self.dtype).transpose(1, 2)
-        self._block_tokens = max(BLOCK_TOKENS, BLOCK_ROWS // self.groups)
-        widest = self.length if window is None else min(self.length, window - 1 + self._block_tokens)
-        self._size = min(self._block_tokens, self.num_queries) * self.groups * widest
-        self._num_heads = max(1, min(self.queries.shape[0], BLOCK_SCORES // self._size))
-        self._buffers: dict[str, Tensor] = {}
-
-    def blocks(self) -> Iterator[tuple[slice, slice, slice]]:
-        """Heads, rows and keys of each block."""
-        for head in range(0, self.queries.shape[0], self._num_heads):
-            for start in range(0, self.num_queries, self._block_tokens):
-                stop = min(start + self._block_tokens, self.num_queries)
-                first_key = 0 if self.window is None else max(0, self._before + start - self.window + 1)
-                rows = slice(start * self.groups, stop * self.groups)
-                keys = slice(first_key, min(self._before + stop, self.length))
-                if keys.start >= keys.stop:
-                    continue  # outside of the window
-                yield slice(head, min(head + self._num_heads, self.queries.shape[0])), rows, keys
-
-    def softmax(self, heads: slice, rows: slice, keys: slice) -> Tensor:
-        """Weights of a block, `[heads, rows, keys]`, until the next block's."""
-        scores = self.of_block(heads, rows, keys)
-        return torch.softmax(scores, -1, out=scores)
-
-    def of_block(self, heads: slice, rows: slice, keys: slice) -> Tensor:
-        """Scores of a block, `[heads, rows, keys]`, -inf for what is not seen, until the next block's."""
-        left, right = self.queries[heads, rows], self._keys[heads, :, keys]
-        scores = torch.bmm(left, right, out=self._buffer("scores", left, right))
-        num_tokens = scores.shape[1] // self.groups
-        num_before = self._before + rows.start // self.groups - keys.start
-        num_keys = scores.shape[2]
-        if num_before < num_keys:
-            scores[:, :, num_before:] += _later(num_tokens, self.groups, self.dtype, scores.device)[
-                :, : num_keys - num_before
-            ]
-        if self.window is not None and (spare := self.window - 1 - num_before) < num_tokens:
-            scores[:, :, :num_tokens] += _too_early(num_tokens, spare, self.groups, self.dtype, scores.device)[
-                :, :num_keys
-            ]
-        return scores
-
-    def slopes(self, weights: Tensor, grads: Tensor, values: Tensor) -> Tensor:
-        """Gradients of a block's scores, `[heads, rows, keys]`, until the next block's; `values` is transposed."""
-        slopes = torch.bmm(grads, values, out=self._buffer("slopes", grads, values))
-        return torch._softmax_backward_data(slopes, weights, -1, self.dtype, grad_input=slopes)
-
-    def _buffer(self, name: str, left: Tensor, right: Tensor) -> Tensor:
-        """Memory for a product."""
-        if name not in self._buffers:
-            self._buffers[name] = left.new_empty(self._num_heads * self._size)
-        shape = (left.shape[0], left.shape[1], right.shape[2])
-        return self._buffers[name][: shape[0] * shape[1] * shape[2]].view(shape)
-
-
-@functools.lru_cache(maxsize=64)
-def _later(num_tokens: int, groups: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Added to scores of a block's own keys, `[num_tokens x groups, num_tokens]`: -inf where they are later."""
-    hidden = torch.full((num_tokens, num_tokens), float("-inf"), dtype=dtype, device=device).triu_(1)
-    return hidden.repeat_interleave(groups, dim=0)
-
-
-@functools.lru_cache(maxsize=64)
-def _too_early(num_tokens: int, spare: int, groups: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Added to scores of a block's first keys, `[num_tokens x groups, num_tokens]`: -inf where they lie outside the
-    window, in which the block's first token could see so many more."""
-    hidden = torch.full((num_tokens, num_tokens), float("-inf"), dtype=dtype, device=device).tril_(-1 - spare)
-    return hidden.repeat_interleave(groups, dim=0)
 
 
 def _runs(spans: Sequence[KeySpan]) -> Iterator[_SpanRun]:
@@ -364,23 +309,13 @@ class _Grouped:
         return self._number
 
 
-def _apart(x: Tensor, count: int, num_groups: int) -> Tensor:
-    """`[count x length, n, d]` -> a view `[count, num_groups, length, n / num_groups, d]`."""
-    return x.unflatten(1, (num_groups, -1)).unflatten(0, (count, -1)).transpose(1, 2)
-
-
-def by_head(x: Tensor, count: int, num_groups: int) -> Tensor:
-    """`[count x length, n, d]` -> `[count x num_groups, length x n / num_groups, d]`."""
-    return _apart(x, count, num_groups).reshape(count * num_groups, -1, x.shape[2])
-
-
 def _put(out: Tensor, x: Tensor, count: int) -> None:
     """`_by_head` undone, into `[count x length, n, d]`."""
-    apart = _apart(out, count, x.shape[0] // count)
-    apart.copy_(x.view(apart.shape))
+    places = apart(out, count, x.shape[0] // count)
+    places.copy_(x.view(places.shape))
 
 
 def _add(total: Tensor, x: Tensor, count: int) -> None:
     """The same, added to what is there."""
-    apart = _apart(total, count, x.shape[0] // count)
-    apart += x.view(apart.shape)
+    places = apart(total, count, x.shape[0] // count)
+    places += x.view(places.shape)

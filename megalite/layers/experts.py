@@ -43,28 +43,45 @@ class Experts(nn.Module):
     Args:
         spec: of each.
         num_experts: that this rank holds.
-        tp_size: ranks that each is cut over; what comes out are parts of a sum over them.
+        tp: the ranks that each is cut over; what comes out are parts of a sum over them.
     """
 
-    def __init__(self, hidden_size: int, spec: FeedForwardSpec, num_experts: int, tp_size: int, gemm: Gemm = PLAIN):
+    def __init__(self, hidden_size: int, spec: FeedForwardSpec, num_experts: int, tp: Axis, gemm: Gemm = PLAIN):
         super().__init__()
-        width = spec.width // tp_size
+        width = spec.width // tp.size
         expand = nn.Parameter(torch.empty(num_experts * spec.num_expanding * width, hidden_size))
         self._expand_name = "gate_up" if spec.is_gated else "up"
         self.register_parameter(self._expand_name, expand)
         self.down = nn.Parameter(torch.empty(num_experts * hidden_size, width))
+        if spec.bias:
+            between = torch.empty(num_experts * spec.num_expanding * width)
+            self.register_parameter(f"{self._expand_name}_bias", nn.Parameter(between))
+            self.down_bias = nn.Parameter(torch.empty(num_experts * hidden_size))
+        self.has_bias, self.tp = spec.bias, tp
         self.activation = load_activation(spec.activation)
         self.products = GroupedProduct(expand, gemm), GroupedProduct(self.down, gemm)
 
     def forward(self, x: Tensor, sizes: Tensor) -> Tensor:
         expand, down = self.products
-        between = self.activation(expand(x, getattr(self, self._expand_name), sizes))
-        return down(between, self.down, sizes)
+        between = expand(x, getattr(self, self._expand_name), sizes)
+        if self.has_bias:
+            between = between + _of_rows(getattr(self, f"{self._expand_name}_bias"), sizes, between)
+        y = down(self.activation(between), self.down, sizes)
+        if not self.has_bias:
+            return y
+        return y + _of_rows(copy_to(self.down_bias, self.tp), sizes, y) / self.tp.size  # a part of the sum, too
 
     def hand_over_gradients(self, take: TakeGradient) -> None:
         """Let somebody else have the gradients of the weights."""
         for product in self.products:
             product.take = take
+
+
+def _of_rows(bias: Tensor, sizes: Tensor, rows: Tensor) -> Tensor:
+    """The bias of each row's expert, `[n, out]`, given those of all, `[experts x out]`."""
+    places = torch.arange(rows.shape[0], device=rows.device)
+    experts = torch.searchsorted(sizes.cumsum(0), places, right=True)  # nobody waits for the sizes
+    return bias.view(sizes.shape[0], -1).index_select(0, experts)
 
 
 class SparseMLP(nn.Module):
@@ -89,7 +106,7 @@ class SparseMLP(nn.Module):
         super().__init__()
         settings = spec.settings
         self.router = Router(hidden_size, settings, tp=tp, sequence_parallel=sequence_parallel, cp=cp)
-        self.experts = Experts(hidden_size, spec.expert, settings.num_experts // ep.size, tp.size, gemm)
+        self.experts = Experts(hidden_size, spec.expert, settings.num_experts // ep.size, tp, gemm)
         self.shared: MLP | None = None
         if spec.shared is not None:
             own_part = replace(spec.shared, width=spec.shared.width // tp.size)

@@ -27,6 +27,15 @@ def swiglu(gate: Tensor, up: Tensor) -> Tensor:
     return F.silu(gate) * up
 
 
+CLAMP, SIGMOID_SCALE = 7.0, 1.702
+
+
+def swiglu_clamped(gate: Tensor, up: Tensor) -> Tensor:
+    """`gate sigmoid(1.702 gate) (up + 1)`, both kept within 7, as gpt-oss has it."""
+    gate, up = gate.clamp(max=CLAMP), up.clamp(-CLAMP, CLAMP)
+    return gate * torch.sigmoid(SIGMOID_SCALE * gate) * (up + 1)
+
+
 def geglu(gate: Tensor, up: Tensor) -> Tensor:
     """`gelu(gate) * up` (Shazeer 2020)."""
     return F.gelu(gate) * up

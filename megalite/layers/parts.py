@@ -17,7 +17,14 @@ from megalite.architecture.architecture import Architecture
 from megalite.architecture.attentions import ATTENTIONS
 from megalite.architecture.norms import NORMS
 from megalite.config.plan import LOSS_CHUNK_TOKENS
-from megalite.layers.attention import Attend, attend_by_document, attend_capped, choose_attention, padded_values
+from megalite.layers.attention import (
+    Attend,
+    attend_by_document,
+    attend_spelled_out,
+    choose_attention,
+    padded_values,
+    takes_sinks,
+)
 from megalite.layers.context import ALL_HERE, LatentContext, OverContext, alone
 from megalite.layers.cross_entropy import TokenLoss
 from megalite.layers.documents import Documents
@@ -49,16 +56,18 @@ class Parts:
     precision: Precision = ONE_FORMAT
     """Of the linear layers in the blocks; keeps state, so each stage has its own."""
 
-    def attend_within(self, soft_cap: float | None) -> Attend:
-        """The attention of a block, whose scores may be bounded."""
-        return self.over_context(self._attend(soft_cap))
+    def attend_within(self, soft_cap: float | None, *, sinks: bool = False) -> Attend:
+        """The attention of a block, whose scores may be bounded, and which may be given sinks."""
+        return self.over_context(self._attend(soft_cap, sinks=sinks))
 
     def attend_latents(self, soft_cap: float | None) -> Attend:
         """The same of a block whose keys and values are made of latents."""
         return self.over_latents.over(self._attend(soft_cap))
 
-    def _attend(self, soft_cap: float | None) -> Attend:
-        return self.attend if soft_cap is None else partial(attend_capped, soft_cap)
+    def _attend(self, soft_cap: float | None, *, sinks: bool = False) -> Attend:
+        if soft_cap is None and (not sinks or takes_sinks(self.attend)):
+            return self.attend
+        return partial(attend_spelled_out, soft_cap)
 
 
 def choose_parts(

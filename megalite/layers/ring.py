@@ -24,8 +24,9 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.distributed_c10d import _resolve_process_group
 
-from megalite.layers.attention_blocks import NO_WINDOW, Scores, by_head
+from megalite.layers.attention_blocks import NO_WINDOW
 from megalite.layers.documents import Documents
+from megalite.layers.scores import Scores, by_head
 from megalite.parallel.axes import Axis
 from megalite.parallel.context import PieceSpan
 

@@ -1,6 +1,6 @@
 """The router of a sparse block: which experts each token goes to, with which weights, and how they are kept in balance.
 
-    logits = x W^T  -> scores (softmax or sigmoid) -> the best k of scores + bias -> their scores, normalised or not
+    logits = x W^T + b  -> scores (softmax or sigmoid) -> the best k of scores + bias -> their scores, normalised or not
 
 All of it is in fp32 at least. Balance comes from a bias that counts in the choice alone and moves once a step (Wang et
 al. 2024), or from losses that only training minimises: their gradients are added to those of the weights, and no loss
@@ -47,6 +47,7 @@ class Router(nn.Module):
     def __init__(self, hidden_size: int, settings: MoeConfig, *, tp: Axis, sequence_parallel: bool, cp: Axis = SINGLE):
         super().__init__()
         self.weight = nn.Parameter(torch.empty(settings.num_experts, hidden_size))
+        self.logit_bias = nn.Parameter(torch.empty(settings.num_experts)) if settings.logit_bias else None
         self.settings = settings
         self.tp, self.share = tp, replicated(sequence_parallel)
         self.own = own_rows if sequence_parallel else keep
@@ -86,7 +87,8 @@ class Router(nn.Module):
 
     def _logits(self, x: Tensor) -> Tensor:
         wide = torch.promote_types(x.dtype, torch.float32)
-        return F.linear(x.to(wide), self.share(self.weight, self.tp).to(wide))
+        bias = None if self.logit_bias is None else self.share(self.logit_bias, self.tp).to(wide)
+        return F.linear(x.to(wide), self.share(self.weight, self.tp).to(wide), bias)
 
     def _of_logits(self, logits: Tensor) -> Tensor:
         return logits.softmax(-1) if self.settings.scores == "softmax" else logits.sigmoid()

@@ -70,6 +70,7 @@ class SelfAttention(nn.Module):
         self.o = RowParallelLinear(
             self.num_heads * spec.head_dim, hidden_size, bias=spec.output_bias, gemm=gemm, **options
         )
+        self.sinks = nn.Parameter(torch.empty(self.num_heads)) if spec.sinks else None
         self.has_norms = bool(spec.qk_norm)
         if self.has_norms:
             kind, is_whole = NORMS[block.norm].of_heads, spec.qk_norm == "whole"
@@ -80,7 +81,8 @@ class SelfAttention(nn.Module):
 
     def forward(self, x: Tensor, documents: Documents) -> Tensor:
         q, k, v = self.project(x, documents)
-        mixed = self.attend(q, k, v, documents, self.window)
+        besides = {} if self.sinks is None else {"sinks": self.sinks}
+        mixed = self.attend(q, k, v, documents, self.window, **besides)
         return self.o(mixed.flatten(1))
 
     def project(self, x: Tensor, documents: Documents) -> tuple[Tensor, Tensor, Tensor]:

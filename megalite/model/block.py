@@ -79,7 +79,7 @@ def _attention(stage: StageSpec, block: BlockSpec, options: TensorParallel) -> S
     if block.attention.latent is not None:
         attend, whole = parts.attend_latents(soft_cap), parts.over_latents.whole
         return LatentAttention(hidden, block, attend=attend, whole=whole, gemm=parts.gemm, **options)
-    attend = parts.attend_within(soft_cap)
+    attend = parts.attend_within(soft_cap, sinks=block.attention.sinks)
     return SelfAttention(hidden, block, attend=attend, gemm=parts.gemm, sharers=stage.sharers, **options)
 
 

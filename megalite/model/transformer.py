@@ -99,7 +99,7 @@ class Stage(nn.Module):
         source = FreshWeights(model, spec.seed) if weights is None else weights
         fill(self, source)
         for name, row in state_table(model).items():
-            if (router := name.removesuffix(".bias")) in self.routers.by_name:
+            if (router := name.removesuffix(".balance")) in self.routers.by_name:
                 self.routers.begin_with(router, source.read(row, row.local(1, 0)).clone())
 
     def forward(self, x: Tensor, documents: Documents, targets: Targets | None = None, chunk: int = 0) -> Tensor:

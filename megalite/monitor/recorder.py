@@ -46,6 +46,10 @@ class Recorder:
         self.num_redone = drop_steps_after(folder / "metrics.jsonl", first_step)
         drop_steps_after(folder / "layers.jsonl", first_step)
         self._metrics, self._layers = JsonLines(folder / "metrics.jsonl"), JsonLines(folder / "layers.jsonl")
+        self._experts: JsonLines | None = None
+        if plan.model.moe is not None:
+            drop_steps_after(folder / "experts.jsonl", first_step)
+            self._experts = JsonLines(folder / "experts.jsonl")
         self._events = Events(folder / "events.jsonl")
         self.former_start = last_event(folder / "events.jsonl", "start")
         self.display = Display(total_steps=plan.total_steps, first_step=first_step, log_every=config.monitor.log_every)
@@ -96,7 +100,7 @@ class Recorder:
         """Drop what was recorded of later steps, which will be done again; events stay."""
         if not self.is_writer:
             return
-        for lines in (self._metrics, self._layers):
+        for lines in filter(None, (self._metrics, self._layers, self._experts)):
             lines.drop_after(step)
         self.display.rewind(step)
         for board in self._boards:
@@ -109,6 +113,11 @@ class Recorder:
         self._layers.write({"step": step, **record})
         for name, statistics in record["layers"].items():
             self.scalars(step, statistics, f"layers/{name}")
+
+    def experts(self, step: int, loads: Mapping[str, list[float]]) -> None:
+        """Record how many tokens each expert of each block had."""
+        if self.is_writer and self._experts is not None:
+            self._experts.write({"step": step, "loads": dict(loads)})
 
     def validation(self, step: int, record: dict[str, Any]) -> None:
         """Record a validation.
@@ -149,7 +158,7 @@ class Recorder:
         self.display.close()
         if not self.is_writer:
             return
-        for lines in (self._metrics, self._layers, self._events):
+        for lines in filter(None, (self._metrics, self._layers, self._experts, self._events)):
             lines.close()
         for board in self._boards:
             board.close()

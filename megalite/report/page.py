@@ -21,6 +21,7 @@ from megalite.page.style import CSS
 from megalite.page.write import write_page
 from megalite.progress import NoProgress, ProgressReporter
 from megalite.report import sections
+from megalite.report.balance import expert_balance
 from megalite.report.curves import Chart, charts_of, numbers_of
 from megalite.report.run_data import METRICS, RunData, read_runs
 
@@ -53,6 +54,7 @@ def render(runs: Sequence[RunData], now: float) -> str:
             tag("div", *(_figure(number, chart) for number, chart in enumerate(charts)), class_="charts"),
             _thinning(numbers["runs"]),
             Markup("<noscript><p>A script in this page draws the curves; it is switched off here.</p></noscript>"),
+            expert_balance(runs),
             sections.time_bars(runs),
             sections.settings(runs),
             sections.layout(runs),

@@ -24,7 +24,7 @@ from megalite.report.json_lines import Event, Record, read_events, read_records
 from megalite.report.spikes import Spike, find_spikes
 
 METRICS, EVENTS, CONFIG, PLAN = "metrics.jsonl", "events.jsonl", "config.yaml", "plan.json"
-LAYERS = "layers.jsonl"
+LAYERS, EXPERTS = "layers.jsonl", "experts.jsonl"
 """In a run folder; `train.run_folder` says what they are."""
 
 LAUNCHER_EVENTS = Path("slurm/events.jsonl")
@@ -46,6 +46,8 @@ class RunData:
     events: tuple[Event, ...]
     layer_stats: tuple[dict[str, Any], ...]
     """Statistics of the layers now and then: a step, and under `layers` the statistics of each by its name."""
+    expert_loads: tuple[dict[str, Any], ...]
+    """How many tokens each expert had now and then: a step, and under `loads` a list by block."""
     launched: float | None
     """When `megalite launch` took it on, in seconds since 1970; None for a run without a launcher."""
     problems: tuple[str, ...]
@@ -101,6 +103,7 @@ def _read(folder: Path, name: str, told: Callable[[int], None] | None) -> RunDat
         plan=_mapping(folder / PLAN, json.loads, problems),
         columns=columns,
         layer_stats=tuple(each for each in _layer_stats(folder, problems) if isinstance(each.get("layers"), dict)),
+        expert_loads=tuple(each for each in _expert_loads(folder, problems) if _are_loads(each)),
         events=tuple(sorted(events, key=lambda event: event["time"])),
         launched=next((event["time"] for event in launched), None),
         problems=tuple(problems),
@@ -127,6 +130,18 @@ def _lines(path: Path, problems: list[str]) -> Iterator[Record]:
 
 def _layer_stats(folder: Path, problems: list[str]) -> Iterator[dict[str, Any]]:
     return _lines(folder / LAYERS, problems) if (folder / LAYERS).is_file() else iter(())
+
+
+def _expert_loads(folder: Path, problems: list[str]) -> Iterator[dict[str, Any]]:
+    return _lines(folder / EXPERTS, problems) if (folder / EXPERTS).is_file() else iter(())
+
+
+def _are_loads(record: dict[str, Any]) -> bool:
+    """Whether it has a step, and numbers of experts by block."""
+    loads = record.get("loads")
+    if not isinstance(record.get("step"), int) or not isinstance(loads, dict):
+        return False
+    return all(isinstance(each, list) and all(type(n) in (int, float) for n in each) for each in loads.values())
 
 
 def _mapping(path: Path, parse: Any, problems: list[str]) -> dict[str, Any]:

@@ -101,6 +101,15 @@ DEEPSEEK_V3 = {
         "group_score": "sum_of_two",
     },
 }
+GPT_OSS = {
+    "activation": "swiglu_clamped",
+    "bias": "all",
+    "num_kv_heads": 2,
+    "attention_sinks": True,
+    "sliding_window": 7,
+    "layer_types": ["sliding_attention", "full_attention"],
+    "moe": {"num_experts": 3, "top_k": 2, "ffn_hidden_size": 32, "logit_bias": True},
+}
 EXPERTS = {"num_experts": 3, "top_k": 2, "ffn_hidden_size": 32}
 GEMMA2_LAYERS = ["sliding_attention", "full_attention"]
 GEMMA3 = {**GEMMA, "qk_norm": True, "layer_types": ["sliding_attention", "sliding_attention", "full_attention"]}
@@ -172,6 +181,13 @@ FAMILIES: dict[str, dict[str, Any]] = {
         **DEEPSEEK,
         "mla": {**MLA["mla"], "q_lora_rank": None, "v_head_dim": 20},
         "moe": {**DEEPSEEK["moe"], "normalize": False, "num_groups": 2, "top_groups": 1},
+    },
+    "gpt_oss": GPT_OSS,
+    "gpt_oss, yarn": {
+        **GPT_OSS,
+        "layer_types": None,
+        "rope": {"theta": 1.5e5, "scaling": {**YARN, "truncate": False}},
+        **LONG,
     },
     "gemma3_text": {**GEMMA3, "rope": {"theta": 1e6}, "sliding_rope": {"theta": 1e4}},
     "gemma3_text, stretched": {

@@ -22,6 +22,8 @@ from transformers import (
     GPT2LMHeadModel,
     GPTNeoXConfig,
     GPTNeoXForCausalLM,
+    GptOssConfig,
+    GptOssForCausalLM,
     LlamaConfig,
     LlamaForCausalLM,
     MinistralConfig,
@@ -190,6 +192,18 @@ FOREIGN = {
             rope_scaling=dict(OF_DEEPSEEK),
         ),
     ),
+    "gpt_oss": (
+        GptOssForCausalLM,
+        GptOssConfig(
+            **GATED,
+            num_local_experts=3,
+            num_experts_per_tok=2,
+            head_dim=16,
+            sliding_window=6,
+            rope_theta=1.5e5,
+            rope_scaling={**YARN, "truncate": False},
+        ),
+    ),
     "gemma3_text": (
         Gemma3ForCausalLM,
         Gemma3TextConfig(**GATED, head_dim=16, sliding_window=6, layer_types=["sliding_attention", "full_attention"]),
@@ -265,7 +279,7 @@ def test_published_folders(name: str, changes: dict, tmp_path: Path):
     from_hugging_face(tmp_path / "hf", tmp_path / "out")
 
 
-@pytest.mark.parametrize("name", ["llama", "llama, all biases", "gpt_neox", "gpt2", "phi3", "deepseek_v3"])
+@pytest.mark.parametrize("name", ["llama", "llama, all biases", "gpt_neox", "gpt2", "phi3", "deepseek_v3", "gpt_oss"])
 def test_any_rectangle(name: str, tmp_path: Path):
     """Each rank's part, and odd ones besides, equal the same part of the whole weight, however it is fused."""
     save_foreign(tmp_path, name)
@@ -343,6 +357,10 @@ CONFIG_REFUSALS = [
     ),
     ("deepseek_v2", {"norm_topk_prob": True}, "norm_topk_prob: found True"),
     ("deepseek_v2", {"topk_method": "group_limited_greedy"}, "n_group: topk_method 'group_limited_greedy' needs it"),
+    ("gpt_oss", {"swiglu_limit": 5.0}, "swiglu_limit: found 5.0, megalite has only 7.0"),
+    ("gpt_oss", {"attention_bias": False}, "attention_bias: found False"),
+    ("gpt_oss", {"layer_types": ["full_attention"]}, "layer_types: found 1 of 2 layers"),
+    ("gpt_oss", {"rope_parameters": None, "rope_scaling": None}, "rope_scaling: missing, where transformers has a"),
     ("olmoe", {"clip_qkv": 8.0}, "clip_qkv: found 8.0"),
     ("llama", {"hidden_act": "gelu"}, "hidden_act: found 'gelu'"),
     ("llama", {"rope_parameters": {"rope_type": "dynamic", "factor": 4.0}}, "rope_type is 'dynamic'"),

@@ -90,6 +90,8 @@ configs = {
     "deepseek_v3, yarn": t.DeepseekV3Config(**sizes, **latents, first_k_dense_replace=1, n_group=1, topk_group=1,
                                             rope_scaling=dict(yarn, mscale=1.0, mscale_all_dim=1.0)),
     "deepseek_v2": t.DeepseekV2Config(**sizes, **latents, first_k_dense_replace=1),
+    "gpt_oss": t.GptOssConfig(**gated, num_local_experts=3, num_experts_per_tok=2, head_dim=16, sliding_window=6,
+                              rope_theta=1.5e5, rope_scaling=dict(yarn, truncate=False)),
     "gemma2": t.Gemma2Config(**gated, head_dim=16, sliding_window=6),
     "gemma3": t.Gemma3TextConfig(**gated, head_dim=16, sliding_window=6, layer_types=layers, rope_scaling=linear),
 }
@@ -159,7 +161,7 @@ def test_folders_saved_by_version_4(tmp_path: Path):
     """What transformers 4.57 saves, with only its own keys, is imported with equal logits in version 5 and here."""
     _run("4.57", SAVE_ALL, [tmp_path])
     saved = sorted(path for path in tmp_path.iterdir())
-    assert len(saved) == 26
+    assert len(saved) == 27
     for folder in saved:
         config = json.loads((folder / "config.json").read_text())
         assert config["transformers_version"].startswith("4.57")

@@ -104,6 +104,13 @@ LATENTS = {
 
 BIASED = {"num_experts": 4, "top_k": 2, "ffn_hidden_size": 32, "bias_rate": 0.01, "aux_loss": 0.02, "first_dense": 1}
 
+GPT_OSS = {
+    "activation": "swiglu_clamped",
+    "bias": "all",
+    "attention_sinks": True,
+    "moe": {"num_experts": 4, "top_k": 2, "ffn_hidden_size": 32, "logit_bias": True},
+}
+
 FURTHER = {"moe": BIASED, "mtp": {"num_layers": 2}}
 OF_PREDICTIONS = {
     1: {"experts": layout(8), "experts-zero3": layout(4, zero_stage=3)},
@@ -130,6 +137,7 @@ MODELS: dict[str, tuple[dict, tuple[str, ...]]] = {
     "tied": ({"tie_embeddings": True}, WHEN_TIED),
     "one kv head": ({"num_kv_heads": 1}, WITH_SHARED_HEADS),
     "latents": (LATENTS, ("one", "zero3", *WITH_SHARED_HEADS)),
+    "gpt-oss": (GPT_OSS, tuple(name for cases in OF_EXPERTS.values() for name in cases)),
     "further": (FURTHER, tuple(name for cases in OF_PREDICTIONS.values() for name in cases)),
     "experts": ({"moe": BIASED}, tuple(name for cases in OF_EXPERTS.values() for name in cases)),
 }

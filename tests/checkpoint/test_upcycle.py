@@ -35,10 +35,11 @@ def logits_of(checkpoint: Path) -> torch.Tensor:
         return stage.logits(tokens.flatten(), documents_of(tokens))
 
 
+@pytest.mark.parametrize("bias", ["none", "all"])
 @pytest.mark.parametrize("options", [["--experts", "4"], ["--experts", "3", "--top-k", "3", "--first-dense", "1"]])
-def test_it_computes_what_the_dense_model_did(tmp_path, options, capsys):
-    """With experts in all blocks, or in some."""
-    dense = write_checkpoint(tmp_path / "run", tiny_model(num_kv_heads=2))
+def test_it_computes_what_the_dense_model_did(tmp_path, options, bias, capsys):
+    """With experts in all blocks, or in some, and with biases or without."""
+    dense = write_checkpoint(tmp_path / "run", tiny_model(num_kv_heads=2, bias=bias))
     assert run(tmp_path, *options) == 0
     made = tmp_path / "out" / "step-0000000"
     torch.testing.assert_close(logits_of(made), logits_of(dense), atol=TOLERANCE, rtol=TOLERANCE)
@@ -46,14 +47,13 @@ def test_it_computes_what_the_dense_model_did(tmp_path, options, capsys):
     manifest = json.loads((made / MANIFEST).read_text())
     assert manifest["data"]["upcycled_from"] == str(dense)
     weights = CheckpointReader(made)
-    experts = [name for name in weights.manifest.tensors if ".experts.0.up." in name]
+    experts = [name for name in weights.manifest.tensors if ".experts.0.up.weight" in name]
     assert len(experts) == (2 if "--first-dense" in options else 3)
 
 
 REFUSALS = [
     ({}, ["--experts", "2", "--top-k", "3"], "model.moe.top_k: a token cannot go to 3 of num_experts=2"),
     ({}, ["--first-dense", "3"], "leave none of num_layers=3 blocks for experts"),
-    ({"bias": "all"}, [], "model.bias: experts have no biases"),
     ({"moe": {"num_experts": 4}}, [], "the model has experts already"),
 ]
 

@@ -38,6 +38,7 @@ OTHERS = {
     "norm_placement": "both",
     "parallel_residual": True,
     "attention_scale": 0.3,
+    "attention_sinks": True,
     "attention_soft_cap": 5.0,
     "logit_soft_cap": 3.0,
     "embedding_scale": 8.0,

@@ -137,9 +137,9 @@ CONFLICTS = {
         "model.moe.aux_loss_over: found sequence, but it has no effect with aux_loss=0; leave it at global_batch",
     ),
     "biases of experts": (
-        config(model={"bias": "all", "moe": {}}),
+        config(model={"bias": "all", "moe": {"shared_ffn_hidden_size": 16}}),
         1,
-        "model.bias: experts have no biases; use bias=attention, or moe=null",
+        "model.bias: an MLP that all tokens go through has none here; use bias=attention, or no shared MLP",
     ),
     "chunks of experts": (
         config(model={"moe": {}}, train={"steps": 10, "mlp_chunk_tokens": 5}),

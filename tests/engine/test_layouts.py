@@ -266,6 +266,35 @@ DIVIDED = {
     ],
 }
 
+GPT_OSS = {
+    "model": {
+        "activation": "swiglu_clamped",
+        "bias": "all",
+        "num_kv_heads": 2,
+        "attention_sinks": True,
+        "sliding_window": 5,
+        "layer_types": ["sliding_attention", "full_attention"],
+        "moe": {**EXPERTS, "logit_bias": True, "aux_loss": 0.02, "aux_loss_over": "sequence"},
+    }
+}
+SINKS = {
+    1: [layout(more=GPT_OSS), layout(zero_stage=3, more={**GPT_OSS, **SELECTIVE}), layout(more={**GPT_OSS, **FULL})],
+    2: [
+        layout(dp=2, ep=2, more=GPT_OSS),
+        layout(tp=2, more={**GPT_OSS, **FEW}),
+        layout(tp=2, sequence_parallel=True, more={**GPT_OSS, **FEW, **SELECTIVE}),
+        layout(cp=2, more=GPT_OSS),
+        layout(cp=2, cp_kind="ulysses", ep=2, more={**GPT_OSS, **FULL}),
+        layout(dp=2, ep=2, **FSDP2, more=GPT_OSS),
+        layout(pp=2, schedule="zb-v", more=GPT_OSS),
+    ],
+    4: [
+        layout(dp=2, ep=2, tp=2, sequence_parallel=True, more={**GPT_OSS, **FEW}),
+        layout(tp=4, more={**GPT_OSS, **FEW}),
+        layout(dp=2, cp=2, ep=4, zero_stage=0, more=GPT_OSS),
+    ],
+}
+
 OVER_GLOO = [
     layout(dp=2),
     layout(dp=2, zero_stage=3),
@@ -326,6 +355,12 @@ def test_layouts_that_predict_further_equal_plain_pytorch(world_size):
 def test_layouts_of_fsdp2_equal_plain_pytorch(world_size):
     """The same where FSDP2 divides weights, dense and of experts."""
     compare(DIVIDED[world_size], world_size)
+
+
+@pytest.mark.parametrize("world_size", SINKS)
+def test_layouts_of_sinks_equal_plain_pytorch(world_size):
+    """The same with sinks, windows in every other block, and experts and routers with biases: against gpt-oss."""
+    compare(SINKS[world_size], world_size)
 
 
 def test_layouts_over_gloo():

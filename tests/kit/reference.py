@@ -17,6 +17,8 @@ from torch import Tensor
 from transformers import (
     DeepseekV3Config,
     DeepseekV3ForCausalLM,
+    GptOssConfig,
+    GptOssForCausalLM,
     LlamaConfig,
     LlamaForCausalLM,
     MixtralConfig,
@@ -33,7 +35,7 @@ from megalite.architecture.weights import weight_table
 from megalite.config.schema import Config, ModelConfig
 from megalite.model.initialize import FreshWeights
 from megalite.optim.schedules import learning_rate
-from tests.kit import reference_deepseek
+from tests.kit import reference_deepseek, reference_gpt_oss
 from tests.kit.batches import random_sequence
 
 PROJECTIONS = {
@@ -86,6 +88,7 @@ def reference_model(model: ModelConfig, seed: int) -> torch.nn.Module:
     }
     config, kind = _class_of(model)
     latent = {} if model.mla is None else reference_deepseek.settings(model)
+    latent |= reference_gpt_oss.settings(model) if model.attention_sinks else {}
     reference = kind(config(**{**common, **_expert_settings(model), **latent}))
     if model.mtp is not None:
         reference.mtp = reference_deepseek.prediction_layers(reference.config, model.num_predictions)
@@ -96,8 +99,10 @@ def reference_model(model: ModelConfig, seed: int) -> torch.nn.Module:
     if model.mla is not None:
         names, state = {**PROJECTIONS, **reference_deepseek.NAMES}, reference_deepseek.fused(weights, model)
         weights = {name: weight for name, weight in weights.items() if not reference_deepseek.is_fused(name)}
-    state |= {reference_name(name, names): weight for name, weight in weights.items()}
-    state |= _stacked_experts({row.name: source.read(row, row.local(1, 0)) for row in rows if row.expert is not None})
+    names = {**names, **reference_gpt_oss.NAMES} if model.attention_sinks else names
+    state = {reference_name(name, names): weight for name, weight in weights.items()} | state
+    stack = reference_gpt_oss.experts if model.attention_sinks else _stacked_experts
+    state |= stack({row.name: source.read(row, row.local(1, 0)) for row in rows if row.expert is not None})
     missing, unexpected = reference.load_state_dict(state, strict=False)
     assert not unexpected
     assert {name for name in missing if not name.endswith("e_score_correction_bias")} <= (
@@ -110,6 +115,8 @@ def reference_model(model: ModelConfig, seed: int) -> torch.nn.Module:
 def _class_of(model: ModelConfig) -> tuple[type, type]:
     if model.mla is not None:
         return DeepseekV3Config, DeepseekV3ForCausalLM
+    if model.attention_sinks:
+        return GptOssConfig, GptOssForCausalLM
     if model.moe is None:
         return (Qwen3Config, Qwen3ForCausalLM) if model.qk_norm else (LlamaConfig, LlamaForCausalLM)
     if model.moe.shared_gate:
@@ -164,12 +171,19 @@ def dense_inputs(indices: range, *, seq_len: int, vocab_size: int) -> dict[str, 
     return {**join, "attention_mask": mask, "documents": documents}
 
 
-def reference_training(config: Config, model: ModelConfig, steps: int) -> list[tuple[float, float]]:
-    """Loss and gradient norm of each step of plain training."""
+def reference_training(
+    config: Config, model: ModelConfig, steps: int, choices: list[list[Tensor]] | None = None
+) -> list[tuple[float, float]]:
+    """Loss and gradient norm of each step of plain training.
+
+    Args:
+        choices: gets each step's choices of each router, `[tokens, k]`.
+    """
     balance = Balance(model)
     reference = reference_model(model, config.run.seed)
-    decayed = [p for p in reference.parameters() if p.dim() > 1]
-    others = [p for p in reference.parameters() if p.dim() <= 1]
+    is_matrix = {p: p.dim() > 1 and not name.endswith("_bias") for name, p in reference.named_parameters()}
+    decayed = [p for p, is_one in is_matrix.items() if is_one]  # biases of experts are stacked, and none
+    others = [p for p, is_one in is_matrix.items() if not is_one]
     groups = [
         {"params": decayed, "weight_decay": config.optimizer.weight_decay},
         {"params": others, "weight_decay": 0.0},
@@ -183,9 +197,13 @@ def reference_training(config: Config, model: ModelConfig, steps: int) -> list[t
         )
         inputs = {"input_ids": data["tokens"], "position_ids": data["positions"]}
         with balance.watching(reference):
-            stream = reference.model(**inputs, attention_mask=data["attention_mask"]).last_hidden_state
+            mask = data["attention_mask"]
+            mask = reference_gpt_oss.masks(mask, model) if model.attention_sinks else mask
+            stream = reference.model(**inputs, attention_mask=mask).last_hidden_state
             nll = F.cross_entropy(reference.lm_head(stream).flatten(0, 1), data["labels"].flatten(), reduction="none")
             further = [] if model.mtp is None else reference_deepseek.losses_ahead(reference, stream, data)
+        if choices is not None:
+            choices.append(balance.choices())
         loss = (nll * data["mask"].flatten()).sum() / data["mask"].sum()
         masks = [data["mask"], *(counts for _, counts in further)]
         beside = balance.loss([each.float() for each in masks], config.batch.micro_batch_size)
@@ -223,6 +241,13 @@ class Balance:
     def _keep(self, gate: torch.nn.Module, _: object, out: tuple[Tensor, ...]) -> None:
         self._logits.append(out[0])
         self._chosen.append(out[2] if hasattr(gate, "e_score_correction_bias") else None)
+
+    def choices(self) -> list[Tensor]:
+        """Of each router, as it says itself, or the largest logits: `[tokens, k]`."""
+        pairs = zip(self._logits, self._chosen, strict=True)
+        return [
+            chosen if chosen is not None else logits.topk(self.moe.top_k, dim=-1).indices for logits, chosen in pairs
+        ]
 
     def end_step(self, reference: torch.nn.Module) -> None:
         """Biases of routers move by what they have chosen."""

@@ -92,7 +92,8 @@ def losses_ahead(reference: nn.Module, stream: Tensor, data: dict[str, Tensor]) 
 def gates_of(reference: nn.Module) -> list[nn.Module]:
     """The routers, those of predictions further ahead last."""
     blocks = [*reference.model.layers, *(layer.mtp_block for layer in getattr(reference, "mtp", ()))]
-    return [block.mlp.gate for block in blocks if hasattr(block.mlp, "gate")]
+    found = (getattr(block.mlp, "gate", getattr(block.mlp, "router", None)) for block in blocks)  # gpt-oss' name
+    return [gate for gate in found if gate is not None]
 
 
 @torch.no_grad()

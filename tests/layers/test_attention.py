@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from megalite.layers import attention_blocks
-from megalite.layers.attention import attend_by_document, attend_capped, choose_attention
+from megalite.layers import attention_blocks, scores
+from megalite.layers.attention import attend_by_document, attend_spelled_out, choose_attention
 from megalite.layers.attention_blocks import attend_in_blocks
 from megalite.layers.documents import Documents
 from tests.layers.parity import TOLERANCES, difference, draw
@@ -29,7 +29,13 @@ def documents(lengths: list[int], padding: int = 0) -> Documents:
 
 
 def dense_attention(
-    q: Tensor, k: Tensor, v: Tensor, lengths: list[int], window: int | None, soft_cap: float | None = None
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    lengths: list[int],
+    window: int | None,
+    soft_cap: float | None = None,
+    sinks: Tensor | None = None,
 ) -> Tensor:
     """Softmax of all scores, those of other documents, of later tokens and outside the window set to -inf."""
     num_tokens, groups = q.shape[0], q.shape[1] // k.shape[1]
@@ -41,7 +47,10 @@ def dense_attention(
     keys, values = k.repeat_interleave(groups, dim=1), v.repeat_interleave(groups, dim=1)
     scores = torch.einsum("qnd,knd->nqk", q, keys) / q.shape[2] ** 0.5
     scores = scores if soft_cap is None else soft_cap * torch.tanh(scores / soft_cap)
-    weights = scores.masked_fill(~seen, float("-inf")).softmax(dim=-1)
+    scores = scores.masked_fill(~seen, float("-inf"))
+    if sinks is not None:
+        scores = torch.cat((sinks.view(-1, 1, 1).expand(-1, num_tokens, 1), scores), dim=-1)
+    weights = scores.softmax(dim=-1)[..., -num_tokens:]
     return torch.einsum("nqk,knd->qnd", weights, values)
 
 
@@ -66,22 +75,26 @@ def assert_equals_dense(
     padding: int = 0,
     soft_cap: float | None = None,
     value_dim: int | None = None,
+    has_sinks: bool = False,
 ):
     """Output and all three gradients against the dense truth."""
     total = sum(lengths)
     found_inputs, true_inputs = (tensors(total, 4, kv_heads, 8, dtype, value_dim) for _ in range(2))
-    kinds = ATTENTIONS if soft_cap is None else [partial(attend_capped, soft_cap)]
-    truth = dense_attention(*true_inputs, lengths, window, soft_cap)
+    kinds = ATTENTIONS if soft_cap is None else [partial(attend_spelled_out, soft_cap)]
+    sinks = [draw((4,), dtype, 7).mul_(2).requires_grad_() if has_sinks else None for _ in range(2)]
+    truth = dense_attention(*true_inputs, lengths, window, soft_cap, sinks[1])
     grad = draw(tuple(truth.shape), dtype, 9)
     truth.backward(grad)
     for attend in kinds:
-        for x in found_inputs:
+        for x in (*found_inputs, *(sinks[:1] if has_sinks else ())):
             x.grad = None
-        found = attend(*found_inputs, documents(lengths, padding), window)
+        besides = {"sinks": sinks[0]} if has_sinks else {}
+        found = attend(*found_inputs, documents(lengths, padding), window, **besides)
         found.backward(grad)
         worst = max(
             difference(found.detach(), truth.detach()),
             *(difference(a.grad, b.grad) for a, b in zip(found_inputs, true_inputs, strict=True)),
+            difference(sinks[0].grad, sinks[1].grad) if has_sinks else 0.0,
         )
         where = f"{attend}, lengths {lengths}, window {window}, kv heads {kv_heads}"
         assert worst <= TOLERANCES[dtype], f"{where}: {worst:.1e}"
@@ -118,6 +131,21 @@ def test_narrow_values_equal_dense_attention(dtype, soft_cap, few, monkeypatch):
             assert_equals_dense([5, 1, 9, 9, 3], window, 2, dtype, soft_cap=soft_cap, value_dim=value_dim)
 
 
+@pytest.mark.parametrize("few", [0, attention_blocks.FEW_SCORES])
+@pytest.mark.parametrize("soft_cap", [None, 2.0])
+@pytest.mark.parametrize("dtype", TOLERANCES, ids=str)
+def test_sinks_equal_dense_attention(dtype, soft_cap, few, monkeypatch):
+    """A score of each head that softmax counts besides: results, and gradients of the sinks too, by blocks and by
+    torch's kernel, with heads that share keys or not."""
+    monkeypatch.setattr(attention_blocks, "FEW_SCORES", few)
+    monkeypatch.setattr(attention_blocks, "FLASH_FROM", dict.fromkeys(TOLERANCES, 40))
+    monkeypatch.setattr(scores, "BLOCK_ROWS", 12)
+    for window in (None, 3, 50):
+        for kv_heads in (4, 2, 1):
+            lengths = [5, 1, 9, 9, 45, 60]
+            assert_equals_dense(lengths, window, kv_heads, dtype, soft_cap=soft_cap, has_sinks=True)
+
+
 def test_padded_borders_equal_dense_attention():
     """Repeated borders at the end, which the pipeline adds to keep shapes, change nothing."""
     assert_equals_dense([5, 9, 3], None, 2, torch.float64, padding=4)
@@ -131,7 +159,7 @@ def test_blocks_equal_dense_attention(window, small, monkeypatch):
     that alone is larger than that."""
     if small:
         for name, size in {"BLOCK_ROWS": 12, "BLOCK_TOKENS": 5, "BLOCK_SCORES": 1000}.items():
-            monkeypatch.setattr(attention_blocks, name, size)
+            monkeypatch.setattr(scores, name, size)
     monkeypatch.setattr(attention_blocks, "FEW_SCORES", 0)
     for kv_heads in (4, 2, 1):
         assert_equals_dense([300, 5, 130, 130, 257, 1], window, kv_heads, torch.float64)

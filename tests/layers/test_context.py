@@ -12,8 +12,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from megalite.layers import attention_blocks
-from megalite.layers.attention import attend_by_document, attend_capped, attend_varlen
+from megalite.layers import scores
+from megalite.layers.attention import attend_by_document, attend_spelled_out, attend_varlen
 from megalite.layers.attention_blocks import attend_in_blocks
 from megalite.layers.context import choose_context
 from megalite.layers.documents import share_of
@@ -52,14 +52,14 @@ KERNELS = {
     "blocks": attend_in_blocks,
     "by document": attend_by_document,
     "varlen": partial(attend_varlen, kernel_by_hand),
-    "capped": partial(attend_capped, 2.0),
+    "capped": partial(attend_spelled_out, 2.0),
 }
 
 
 def compare(kinds: list[str], windows: list[int | None]) -> list[str]:
     """What differs by more than rounding from dense attention over the whole stream."""
     context.LEAST_BLOCK = 4
-    attention_blocks.BLOCK_ROWS, attention_blocks.BLOCK_TOKENS = 12, 5
+    scores.BLOCK_ROWS, scores.BLOCK_TOKENS = 12, 5
     cp = connect(Mesh(cp=dist.get_world_size()), dist.get_rank()).cp
     rng, wrong = random.Random(3), []
     for kv_heads, window, keeps_all in itertools.product((4, 2, 1), windows, (True, False)):

@@ -101,4 +101,4 @@ def made(settings: dict) -> tuple[Routers, nn.ModuleDict]:
     block.mlp = nn.Module()
     block.mlp.router = Router(2, MoeConfig(**settings), tp=SINGLE, sequence_parallel=False)
     blocks = nn.ModuleDict({"3": block})
-    return Routers(blocks), blocks
+    return Routers({"blocks": blocks}), blocks

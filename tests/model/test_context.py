@@ -39,6 +39,7 @@ MODELS: dict[str, dict[str, Any]] = {
     "one kv head, window": {"num_kv_heads": 1, "sliding_window": 5},
     "gpt": GPT_STYLE,
     "latents": LATENTS,
+    "sinks": {"attention_sinks": True, "num_kv_heads": 2},
     "latents, wide values": {**LATENTS, "mla": {**LATENTS["mla"], "q_lora_rank": None, "v_head_dim": 20}},
     "bounded scores": {"attention_soft_cap": 3.0},
     "long rope": {
@@ -60,7 +61,7 @@ def gradients_of(kind: str, recompute: str, dtype: torch.dtype, compiled: bool) 
     axes = connect(Mesh(cp=dist.get_world_size()), dist.get_rank())
     found = {}
     for name, settings in MODELS.items():
-        if kind == "ring" and "attention_soft_cap" in settings:
+        if kind == "ring" and {"attention_soft_cap", "attention_sinks"} & settings.keys():
             continue  # which is refused
         model = tiny_model(**settings)
         parts = Parts(norm=LayerNorm if model.norm == "layernorm" else RMSNorm, attend=attend_in_blocks)

@@ -32,6 +32,7 @@ MODELS = {
     "sliding window": {"sliding_window": 3},
     "gpt": GPT_STYLE,
     "latents": LATENTS,
+    "sinks": {"attention_sinks": True, "num_kv_heads": 2, "sliding_window": 3},
 }
 
 

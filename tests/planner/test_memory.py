@@ -209,6 +209,8 @@ BLOCKS = {
     "relu2": {"activation": "relu2"},
     "relu": {"activation": "relu"},
     "reglu": {"activation": "reglu"},
+    "clamped": {"activation": "swiglu_clamped"},
+    "sinks": {"attention_sinks": True, "num_kv_heads": 2},
     "latents": {"mla": LATENTS},
     "latents of queries": {"mla": {**LATENTS, "q_lora_rank": 24, "v_head_dim": 20}},
     "latents, gemma's norms": {"mla": {**LATENTS, "q_lora_rank": 24}, "norm": "zero_centered_rmsnorm"},

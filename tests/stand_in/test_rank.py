@@ -28,6 +28,10 @@ COMMON = ("train.device=cuda", "precision.dtype=bf16", "batch.global_batch_size=
 
 EXPERTS = "model.moe={num_experts: 4, top_k: 2, ffn_hidden_size: 16, aux_loss: 0.01, bias_rate: 0.001}"
 LATENTS = "model.mla={q_lora_rank: 24, kv_lora_rank: 16, qk_nope_head_dim: 16, qk_rope_head_dim: 8, v_head_dim: 16}"
+GPT_OSS = (
+    *("model.bias=all", "model.attention_sinks=true", "model.activation=swiglu_clamped"),
+    "model.moe={num_experts: 4, top_k: 2, ffn_hidden_size: 16, logit_bias: true}",
+)
 FSDP2 = ("parallel.zero_stage=3", "parallel.engine=fsdp2")
 
 ALONE = {
@@ -47,6 +51,8 @@ ALONE = {
     "latents": ("parallel.tp=1", LATENTS),
     "latents-further": ("parallel.tp=1", LATENTS, "model.mtp={num_layers: 1}"),
     "latents-fp32": ("parallel.tp=1", LATENTS, "precision.dtype=fp32"),
+    "gpt-oss": ("parallel.tp=1", *GPT_OSS),
+    "gpt-oss-fp32": ("parallel.tp=1", *GPT_OSS, "precision.dtype=fp32"),
     "experts-fp32": ("parallel.tp=1", EXPERTS, "precision.dtype=fp32", "run.deterministic=true"),
     "fp8-zero1": ("parallel.tp=1", "precision.fp8={backend: scaled_mm}", "parallel.zero_stage=1"),
     "fp8-zero2": ("parallel.tp=1", "precision.fp8={backend: scaled_mm, recipe: delayed}", "parallel.zero_stage=2"),
@@ -163,7 +169,7 @@ def _start(folder: Path, job: dict[str, Any]) -> None:
 @pytest.mark.parametrize("name", [*ALONE, *TOGETHER])
 def test_a_step_waits_for_the_device_once(runs, name: str):
     """More micro-batches than that pass by, so none of them is waited for."""
-    if name == "experts-fp32":
+    if name in ("experts-fp32", "gpt-oss-fp32"):
         pytest.skip("products in groups have a kernel in bf16 alone; a loop waits for the groups' sizes")
     for answer in runs[name][1]:
         counts = answer["syncs_by_step"]
@@ -215,5 +221,5 @@ def losses(folder: Path) -> Iterator[float]:
 def test_nothing_is_mixed_up_on_the_way(runs, name: str):
     """Losses are those of the run in fp32, but for the rounding of the format."""
     tolerance = TOLERANCE.get(name.split("-")[0], OTHERS_TOLERANCE)
-    truth = next((f"{model}-fp32" for model in ("experts", "latents") if name.startswith(model)), "zero0")
+    truth = next((f"{model}-fp32" for model in ("experts", "latents", "gpt-oss") if name.startswith(model)), "zero0")
     assert list(losses(runs[name][0])) == pytest.approx(list(losses(runs[truth][0])), abs=tolerance)

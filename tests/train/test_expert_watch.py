@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 import torch
 
@@ -33,7 +35,7 @@ def collapse_at_step_13() -> None:
 
 def run_of(folder, **experts):
     parallel = {"dp": 1, "pp": 2, "zero_stage": 1}
-    health = {"experts": {"every": 5, "least_entropy": 0.2, **experts}}
+    health = {"experts": {"every": 5, "loads_every": 4, "least_entropy": 0.2, **experts}}
     return planted_config(
         folder, range(0), steps=25, parallel=parallel, health=health, model={"moe": EXPERTS, "num_layers": 4}
     )
@@ -50,6 +52,12 @@ def test_a_collapse_is_told_once(tmp_path):
     assert [step for step, row in rows.items() if "expert_load_max" in row] == [5, 10, 15, 20, 25]
     assert (rows[20]["expert_load_max"], rows[20]["expert_load_entropy"], rows[20]["dead_experts"]) == (4.0, 0.0, 0.75)
     assert rows[25]["expert_load_entropy"] > 0.2
+    records = [json.loads(line) for line in (config.run.dir / "experts.jsonl").read_text().splitlines()]
+    assert [record["step"] for record in records] == [4, 8, 12, 16, 20, 24]
+    assert set(records[0]["loads"]) == {"blocks.1", "blocks.3"}
+    of_step_20 = records[4]["loads"]["blocks.3"]
+    assert (of_step_20[0], of_step_20[1], of_step_20[3]) == (0.0, 0.0, 0.0)
+    assert of_step_20[2] == sum(of_step_20) > 0
 
 
 def test_a_collapse_may_end_the_run(tmp_path):

@@ -35,6 +35,7 @@ PLAIN: dict[str, tuple] = {
     "parallel_residual": (False,),
     "attention_scale": (False,),
     "attention_soft_cap": (False,),
+    "attention_sinks": (False,),
     "logit_soft_cap": (False,),
     "embedding_scale": (1.0,),
     "rope.scaling": (None, "linear", "llama3", "yarn", "longrope"),
@@ -49,6 +50,7 @@ PLAIN: dict[str, tuple] = {
     "moe.shared_gate": (False,),
     "moe.num_groups": (1,),
     "moe.bias_rate": (False,),
+    "moe.logit_bias": (False,),
     "moe.blocks": ("all", "some"),
 }
 """What few classes have: those that say nothing of it have these."""
@@ -91,6 +93,10 @@ class Family:
     """Names in `inner` of fused tensors that hold the rows of each key and value head together: q0 k0 v0 | q1 k1 v1."""
     transposed: bool = False
     """Whether the matrices inside the blocks are stored `[in, out]`."""
+    transposed_experts: bool = False
+    """The same of experts that are one tensor: their names in `inner` have no `*`."""
+    experts_by_row: bool = False
+    """Whether such a tensor of fused weights has their rows in turns: gate0 up0 | gate1 up1."""
     published_code: frozenset[str] = frozenset()
     """Code that published folders bring in `auto_map`, and that this class has taken the place of."""
     refuses: Callable[[Architecture], Iterable[str]] = lambda model: ()
@@ -128,6 +134,7 @@ def traits(model: Architecture) -> dict[str, Any]:
         "norm_placement": model.norm_placement,
         "parallel_residual": model.parallel_residual,
         "attention_scale": _attention_scale(model),
+        "attention_sinks": model.attention_sinks,
         "attention_soft_cap": model.attention_soft_cap is not None,
         "logit_soft_cap": model.logit_soft_cap is not None,
         "embedding_scale": _embedding_scale(model),
@@ -153,6 +160,7 @@ def _experts(model: Architecture) -> dict[str, Any]:
         "moe.shared": moe.shared_ffn_hidden_size > 0,
         "moe.shared_gate": moe.shared_gate,
         "moe.num_groups": moe.num_groups,
+        "moe.logit_bias": moe.logit_bias,
         "moe.bias_rate": moe.bias_rate is not None,
         "moe.blocks": "all" if all(model.sparse_blocks) else "some",
     }

@@ -82,7 +82,9 @@ class HuggingFaceWeights:
         (rows, *others), row = rectangle.slices, 0
         for start, size in place.runs(rows.start, rows.stop):
             run = slice(start, start + size)
-            places = (*others, run) if place.transposed else (run, *others)
+            places: tuple[Any, ...] = (*others, run) if place.transposed else (run, *others)
+            if place.index is not None:
+                places = place.index, *places
             out[row : row + size] = stored[places].t() if place.transposed else stored[places]
             row += size
         return out

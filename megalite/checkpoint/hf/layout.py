@@ -10,7 +10,8 @@ One formula covers all of them. Rows of the parts, which need not be equally lar
     GPT-NeoX's fused qkv   q, k, v; a group for each head:       q0 k0 v0 | q1 k1 v1 | ...
     with grouped queries   a group for each key and value head:  q0 q1 k0 v0 | q2 q3 k1 v1 | ...
 
-A transposed tensor (GPT-2's Conv1D) is stored with its dims swapped after that.
+A transposed tensor (GPT-2's Conv1D) is stored with its dims swapped after that. Where all experts of a block are one
+tensor (gpt-oss), it has a dim more in front, of one such matrix an expert.
 
 Weights are read, converted and compared in blocks of rows, so that memory does not grow with them. Only where a weight
 lies across its tensor (transposed) is a tensor taken as one.
@@ -44,6 +45,15 @@ class StoredTensor:
     num_groups: int = 1
     """In which the rows of each part are dealt out."""
     transposed: bool = False
+    num_stacked: int | None = None
+    """Equal matrices of which it is a stack, each of as many of the parts; None where it is no stack."""
+
+    @property
+    def layers(self) -> list[StoredTensor]:
+        """The matrices of a stack."""
+        size = len(self.weights) // (self.num_stacked or 1)
+        starts = range(0, len(self.weights), size)
+        return [replace(self, weights=self.weights[start : start + size], num_stacked=None) for start in starts]
 
     @property
     def num_elements(self) -> int:
@@ -56,13 +66,17 @@ class StoredTensor:
 
     @property
     def shape(self) -> tuple[int, ...]:
+        if self.num_stacked is not None:
+            return (self.num_stacked, *self.layers[0].shape)
         rows = sum(weight.shape[0] for weight in self.weights)
         stored = (rows, *self.weights[0].shape[1:])
         return stored[::-1] if self.transposed else stored
 
     def blocks(self) -> Iterator[list[tuple[Weight, Rectangle]]]:
         """Blocks of the tensor from its first row to its last: what each is joined of."""
-        if self.transposed:
+        if self.num_stacked is not None:
+            yield from (block for layer in self.layers for block in layer.blocks())
+        elif self.transposed:
             yield [(weight, _rows(weight, 0, weight.shape[0])) for weight in self.weights]
         elif self.num_groups == 1:
             for weight in self.weights:
@@ -85,6 +99,9 @@ class StoredTensor:
 
     def place(self, part: int) -> TensorPlace:
         """The place of one of its weights."""
+        if self.num_stacked is not None:
+            index, part = divmod(part, len(self.weights) // self.num_stacked)
+            return replace(self.layers[index].place(part), shape=self.shape, index=index)
         sizes = [weight.shape[0] // self.num_groups for weight in self.weights]
         return TensorPlace(self.name, self.shape, sizes[part], sum(sizes[:part]), sum(sizes), self.transposed)
 
@@ -104,6 +121,8 @@ class TensorPlace:
     period: int
     """Rows of a group."""
     transposed: bool
+    index: int | None = None
+    """Of the matrix that it is in, in a stack."""
 
     def renamed(self, tensor: str) -> TensorPlace:
         """The same place in a tensor of another name."""
@@ -174,6 +193,8 @@ def _tensor_name(weight: Weight, family: Family, num_layers: int) -> str:
     if weight.state is not None:
         return f"{family.blocks}.{index}.{family.inner[f'{stem}.{kind}']}"
     theirs = family.inner[stem]
+    if weight.expert is not None and "*" not in theirs:  # a stack, which is a parameter itself
+        return f"{family.blocks}.{index}.{theirs}{'_bias' if kind == 'bias' else ''}"
     if weight.expert is not None:
         theirs = theirs.replace("*", str(weight.expert[0]))
     return f"{family.blocks}.{index}.{theirs}.{kind}"
@@ -183,8 +204,14 @@ def _stored(name: str, weights: list[Weight], model: Architecture, family: Famil
     if weights[0].name in family.outer or _inside(weights[0])[1] in family.predicting:
         return StoredTensor(name, tuple(weights))
     order = list(family.inner)
-    weights = sorted(weights, key=lambda weight: order.index(_inside(weight)[1]))
+    weights = sorted(weights, key=lambda weight: (weight.expert or (0, 0), order.index(_inside(weight)[1])))
     stem = _inside(weights[0])[1]
+    if weights[0].expert is not None and "*" not in family.inner[stem]:
+        count = weights[0].expert[1]
+        is_matrix = len(weights[0].shape) == 2
+        is_fused = len(weights) > count
+        groups = weights[0].shape[0] if is_fused and family.experts_by_row else 1
+        return StoredTensor(name, tuple(weights), groups, family.transposed_experts and is_matrix, count)
     num_groups = model.num_kv_heads if family.inner[stem] in family.fused_by_head else 1
     return StoredTensor(name, tuple(weights), num_groups, family.transposed and len(weights[0].shape) == 2)
 

@@ -39,6 +39,9 @@ class ExpertsHealthConfig(Section):
 
     every: PositiveInt = 10
     """Steps between looks at the loads of experts, which go to metrics.jsonl."""
+    loads_every: PositiveInt | None = 100
+    """Steps between records of what every expert had, in experts.jsonl, of which `megalite report` draws a picture of
+    each block; null for none."""
     least_entropy: float = Field(0.5, ge=0.0, le=1.0)
     """A router has collapsed when the entropy of its experts' shares of a step's tokens, over that of even ones, is
     below this: 0.33 is two experts of eight. 0 for never."""

@@ -3,6 +3,7 @@
 A router that sends all tokens to the same experts trains these alone, and seldom comes back. Every so many steps the
 loads of the last one are looked at, which all ranks of a stage have:
 
+    experts.jsonl    what every expert had
     metrics.jsonl    expert_load_max, expert_load_entropy, dead_experts of the block where each is worst
     events.jsonl     router_collapsed, when a block's entropy falls below a bound; once, until it is above again
 """
@@ -40,14 +41,19 @@ class ExpertWatch(Component):
         self._reason = ""
 
     def measure(self, step: Step, result: StepResult) -> None:
-        if step.number % self._settings.every:
+        is_look, every = step.number % self._settings.every == 0, self._settings.loads_every
+        is_record = every is not None and step.number % every == 0
+        if not is_look and not is_record:
             return
-        loads = self._engine.stage.routers.loads()
-        blocks: dict[str, dict[str, float]] = {}
-        for of_stage in from_all({name: load_figures(counts) for name, counts in loads.items()}, self._axes.pp):
-            blocks |= of_stage
-        if not blocks:
-            return
+        loads: dict[str, list[float]] = {}
+        for of_stage in from_all(self._engine.stage.routers.loads(), self._axes.pp):
+            loads |= of_stage
+        if is_record and loads:
+            self._recorder.experts(step.number, loads)
+        if is_look and loads:
+            self._look(step, {name: load_figures(counts) for name, counts in loads.items()})
+
+    def _look(self, step: Step, blocks: dict[str, dict[str, float]]) -> None:
         for name, (figure, worse) in WORST.items():
             step.figures[name] = worse(figures[figure] for figures in blocks.values())
         self._judge(step.number, {block: figures["load_entropy"] for block, figures in blocks.items()})

@@ -61,7 +61,7 @@ DEEPSEEK_NAMES: dict[str, Any] = {
         "mlp.shared.gate": "mlp.shared_experts.gate_proj",
         "mlp.shared.up": "mlp.shared_experts.up_proj",
         "mlp.shared.down": "mlp.shared_experts.down_proj",
-        "mlp.router.bias": "mlp.gate.e_score_correction_bias",
+        "mlp.router.balance": "mlp.gate.e_score_correction_bias",
     },
     "predicting": {
         "embedding_norm": "enorm",
