@@ -12,7 +12,7 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed$(if $(LOCKED),-locked)
 
 .DEFAULT_GOAL := help
-.PHONY: help install lock oracles transformers-4 lm-eval browser demo test test-fast fuzz lint bench clean
+.PHONY: help install lock oracles transformers-4 lm-eval browser demo moe-demo test test-fast fuzz lint bench clean
 
 help:  ## say what can be made
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {sub(/\$$\(DEMO_TIME\)/, "$(DEMO_TIME)"); printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -120,6 +120,15 @@ demo: $(BASE)  ## from raw text to a Hugging Face model: $(DEMO_TIME)
 	@echo "      megalite train configs/demo.yaml run.dir=runs/pp parallel.tp=1 parallel.pp=2   a pipeline instead"
 	@echo "      megalite config check configs/llama-70b.yaml --world-size 512   plan something larger"
 	@echo "(megalite is in $(BIN); activate it with: source $(BIN)/activate)"
+
+moe-demo: $(BASE)  ## the same with experts over two ranks: Mixtral, and DeepSeek-V3, in small
+	$(BIN)/megalite data prepare configs/data/demo.yaml
+	for name in moe-debug moe-deepseek-debug; do \
+		$(BIN)/megalite train configs/$$name.yaml train.device=cpu && $(BIN)/megalite report runs/$$name \
+			&& $(BIN)/megalite convert to-hf runs/$$name runs/$$name/hf --overwrite \
+			&& $(BIN)/megalite generate runs/$$name/hf --prompt "def main(" || exit; \
+	done
+	@echo "runs/moe-debug/report.html and runs/moe-deepseek-debug/report.html show how tokens went to experts."
 
 # A browser, where root may install one with apt; elsewhere the tests that look at pages take one from PATH, or are skipped
 APT_INSTALL := DEBIAN_FRONTEND=noninteractive timeout 300 apt-get -qq -y -o DPkg::Lock::Timeout=60 install --no-install-recommends

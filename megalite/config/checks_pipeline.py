@@ -8,7 +8,7 @@ from pathlib import Path
 from megalite.config.engine import NATIVE_STAGES, choose_engine
 from megalite.config.plan import derive_dp
 from megalite.config.schema import Config, ParallelConfig
-from megalite.config.wording import counted, or_, unused
+from megalite.config.wording import counted, divisors, or_, unused
 from megalite.parallel.schedules.files import read_schedule
 from megalite.parallel.schedules.kinds import SCHEDULES, SUFFIX, chunks_per_stage, is_file
 from megalite.parallel.schedules.operations import PipelineSchedule, ScheduleError
@@ -69,11 +69,22 @@ def _engine(config: Config, world_size: int) -> Iterator[str]:
     if pp > 1 and engine != "native":
         yield f"parallel.engine: {engine} has no pipelines here, found pp={pp}; use engine=native or null, or pp=1"
     if engine == "fsdp2":
-        yield from _fsdp2(config)
+        yield from _fsdp2(config, world_size)
+    else:
+        yield from unused(parallel, ("dp_replicate",), "parallel", f"engine={engine}")
 
 
-def _fsdp2(config: Config) -> Iterator[str]:
-    """What needs a gradient or weight whole, or keeps numbers beside it."""
+def _fsdp2(config: Config, world_size: int) -> Iterator[str]:
+    """What needs a gradient or weight whole, or keeps numbers beside it; and groups of replicas."""
+    parallel = config.parallel
+    replicas = derive_dp(config, world_size) * parallel.cp
+    if replicas % parallel.dp_replicate:
+        yield (
+            f"parallel.dp_replicate: dp x cp = {replicas} replicas are not {parallel.dp_replicate} equal groups; use "
+            f"{or_(divisors(replicas))}"
+        )
+    if parallel.dp_replicate > 1 and parallel.ep > 1:
+        yield "parallel.dp_replicate: experts are divided over all of their replicas; use 1, or ep=1"
     if config.precision.fp8 is not None:
         yield "precision.fp8: not known yet with engine=fsdp2; use engine=native with zero_stage=1, or fp8=null"
     if config.precision.master_dtype == "bf16":

@@ -208,7 +208,8 @@ def has_tied_copy(plan: RunPlan) -> bool:
 
 def has_copies(parallel: ParallelConfig, dp: int, *, has_tied_copy: bool) -> bool:
     """Whether any weight is held by two ranks of a layout."""
-    return parallel.tp > 1 or (dp * parallel.cp > 1 and parallel.zero_stage < 3) or has_tied_copy
+    is_copied = parallel.zero_stage < 3 or parallel.dp_replicate > 1
+    return parallel.tp > 1 or (dp * parallel.cp > 1 and is_copied) or has_tied_copy
 
 
 def ends_apart(parallel: ParallelConfig) -> bool:

@@ -30,11 +30,14 @@ def build_stage(
     device: torch.device,
     source: WeightSource,
     take_gradient: TakeGradient | None = None,
+    *,
+    is_filled: bool = True,
 ) -> Stage:
     """Build this rank's stage of the model on a device and fill it with weights, in fp32.
 
     Args:
         take_gradient: gets the gradients of the weights that products make; None leaves them to autograd.
+        is_filled: False leaves parameters unset, and in the host's memory.
     """
     loss, dtype = config.train.loss, DTYPES[config.precision.dtype]
     parts = choose_parts(
@@ -68,7 +71,9 @@ def build_stage(
         offload=config.train.offload_activations,
         seed=config.run.seed,
     )
-    stage = Stage(spec, source).to(device)
+    stage = Stage(spec, source, is_filled=is_filled)
+    if is_filled:
+        stage.to(device)
     stage.routers.to(device)
     return stage
 
@@ -104,8 +109,8 @@ def build_engine(config: Config, plan: RunPlan, axes: Axes, device: torch.device
     elif choose_engine(config.parallel) == "fsdp2":
         from megalite.engine.fsdp2.engine import Fsdp2Engine
 
-        engine = Fsdp2Engine(config, plan, axes, build_stage(config, plan, axes, device, source), device)
-        stage = engine.stage
+        stage = build_stage(config, plan, axes, device, source, is_filled=False)
+        engine = Fsdp2Engine(config, plan, axes, stage, source, device)
     else:
         from megalite.engine.deepspeed.engine import DeepSpeedEngine
 

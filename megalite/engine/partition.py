@@ -3,6 +3,7 @@
 nothing divided     every replica keeps all of its part of the model, and updates it
 state divided       each replica updates a run of the numbers, and all compute with the whole     ZeRO-1, 2
 weights divided     each replica keeps a run of the numbers, and they are gathered for use        ZeRO-3, FSDP2
+                    or so within groups of replicas, which update the same                        FSDP2
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from torch import Tensor, nn
 from megalite.model.initialize import EXPERT_MARK, LocalWeight, WeightSource, local_weights
 from megalite.model.transformer import Stage
 from megalite.optim.slices import Slice
-from megalite.parallel.axes import Axes, Axis
+from megalite.parallel.axes import SINGLE, Axes, Axis
 
 
 class Partition(Protocol):
@@ -27,6 +28,18 @@ class Partition(Protocol):
     divides_weights: bool
     axis: Axis
     """The ranks that update the stage together: the optimizer's exchanges go over it."""
+
+    def shards(self, *, is_expert: bool) -> Axis:
+        """The ranks that divide the state of a weight, an expert's or one that all replicas have."""
+        ...
+
+    def state_copies(self, *, is_expert: bool) -> Axis:
+        """The ranks that keep and update the same."""
+        ...
+
+    def weight_copies(self, *, is_expert: bool) -> Axis:
+        """The ranks that hold the same of the weight between steps."""
+        ...
 
     def part_of(self, parameter: nn.Parameter) -> tuple[int, Tensor] | None:
         """The run of a flattened parameter that this rank updates: where it begins, and its numbers, the memory that
@@ -46,14 +59,38 @@ class Partition(Protocol):
         ...
 
 
+class OverReplicas:
+    """Who divides what, and who has copies, where all replicas are alike.
+
+    Args:
+        divides_weights: which they do only where they divide the state.
+    """
+
+    def __init__(self, axes: Axes, *, divides_state: bool, divides_weights: bool):
+        self.divides_state, self.divides_weights = divides_state, divides_weights
+        self.axis = axes.stage if divides_state else axes.tp
+        self._axes = axes
+
+    def shards(self, *, is_expert: bool) -> Axis:
+        """See `Partition`."""
+        return self._axes.replicas_of(is_expert=is_expert) if self.divides_state else SINGLE
+
+    def state_copies(self, *, is_expert: bool) -> Axis:
+        """See `Partition`."""
+        return SINGLE if self.divides_state else self._axes.replicas_of(is_expert=is_expert)
+
+    def weight_copies(self, *, is_expert: bool) -> Axis:
+        """See `Partition`."""
+        return SINGLE if self.divides_weights else self._axes.replicas_of(is_expert=is_expert)
+
+
 def slices_of(stage: Stage, axes: Axes, partition: Partition) -> Iterator[Slice]:
     """What this rank updates of the weights, vocabulary padding left out."""
     rows: dict[str, list[LocalWeight]] = {}
     for local in local_weights(stage):
         rows.setdefault(local.parameter_name, []).append(local)
     for name, parameter in stage.named_parameters():
-        replicas = axes.replicas_of(is_expert=getattr(parameter, EXPERT_MARK))
-        is_other_replica = not partition.divides_state and replicas.rank != 0
+        is_other_replica = partition.state_copies(is_expert=getattr(parameter, EXPERT_MARK)).rank != 0
         found = partition.part_of(parameter)
         if found is None:
             continue

@@ -73,7 +73,7 @@ class StageState:
 
     def owned_parts(self) -> Iterator[Part]:
         """What this rank stands for: what it alone keeps, or else weights in turns with its replicas."""
-        is_crumbs = self._partition.divides_weights and self._axes.replicas.size > MAX_SLICES
+        is_crumbs = self._partition.divides_weights and self._partition.shards(is_expert=False).size > MAX_SLICES
         if is_crumbs or not self._partition.divides_state:
             yield from self._in_turns(is_live=not is_crumbs)
         else:
@@ -90,8 +90,8 @@ class StageState:
         found = []
         for name, parameter in self._parameters.items():
             is_cut_by_tp = getattr(parameter, CUT_MARK, False)
-            replicas = self._axes.replicas_of(is_expert=getattr(parameter, EXPERT_MARK))
-            over = (() if self._partition.divides_weights else (replicas,)) + (() if is_cut_by_tp else (self._axes.tp,))
+            copies = self._partition.weight_copies(is_expert=getattr(parameter, EXPERT_MARK))
+            over = (copies, *(() if is_cut_by_tp else (self._axes.tp,)))
             found.append(HeldWeight(name, self._partition.held(parameter), over))
         return found
 
@@ -111,16 +111,19 @@ class StageState:
         self._stage.precision.forget_weights()
         sources = {"weight": weights, **state}
         for part in self.slices:
-            rows, skipped = _rows_of(part)
-            for kind, tensor in part.tensors.items():
-                numbers = sources[kind].read(part.local.weight, rows).reshape(-1)
-                copy_numbers(tensor, numbers[skipped : skipped + tensor.numel()])
+            for kind in part.tensors:
+                _set(part, kind, sources[kind])
 
         def read(weight: Weight, kind: str, rectangle: Rectangle, shape: tuple[int, ...]) -> Tensor:
             return sources[kind].read(replace(weight, shape=shape), rectangle)
 
         self.optimizer.load_owned_states(read)
         self._partition.refresh(weights)
+
+    def set_weights(self, weights: WeightSource) -> None:
+        """Set weights alone, which nothing has been computed with yet."""
+        for part in self.slices:
+            _set(part, "weight", weights)
 
     def _in_turns(self, *, is_live: bool) -> Iterator[Part]:
         """Whole weights, each from one of the replicas."""
@@ -133,7 +136,8 @@ class StageState:
     def _stands_for(self, state: OwnedState) -> bool:
         """Whether no other rank with the same state comes first."""
         is_tied_copy = self._axes.pp.rank > 0 and state.unit.weight.layer == "embedding"
-        is_other_replica = not self._partition.divides_state and self._replicas_of(state.unit.weight).rank != 0
+        copies = self._partition.state_copies(is_expert=state.unit.weight.expert is not None)
+        is_other_replica = copies.rank != 0
         return not (is_tied_copy or is_other_replica or state.unit.replica != 0)
 
     def _whole(self, local: LocalWeight, slices: list[Slice], kind: str) -> Tensor:
@@ -145,11 +149,17 @@ class StageState:
         whole = torch.zeros(math.prod(shape), device=device)
         for part in slices:
             whole[part.start : part.stop] = part.tensors[kind]
-        return all_reduce(whole, self._replicas_of(local.weight)).view(shape)
+        return all_reduce(whole, self._partition.shards(is_expert=local.weight.expert is not None)).view(shape)
 
     def _replicas_of(self, weight: Weight) -> Axis:
         """The ranks that hold the same."""
         return self._axes.replicas_of(is_expert=weight.expert is not None)
+
+
+def _set(part: Slice, kind: str, source: WeightSource) -> None:
+    rows, skipped = _rows_of(part)
+    numbers, tensor = source.read(part.local.weight, rows).reshape(-1), part.tensors[kind]
+    copy_numbers(tensor, numbers[skipped : skipped + tensor.numel()])
 
 
 def _rows_of(part: Slice) -> tuple[Rectangle, int]:

@@ -116,15 +116,22 @@ def local_weights(stage: HoldsWeights) -> Iterator[LocalWeight]:
             first_row += row.local_shape(tp.size)[0]
 
 
+def mark(stage: HoldsWeights) -> None:
+    """Say of every parameter what it is; see the marks."""
+    parameters = dict(stage.named_parameters())
+    for name, rows in stage_weights(stage):
+        setattr(parameters[name], CUT_MARK, rows[0].cut is not None and stage.spec.tp.size > 1)
+        setattr(parameters[name], EXPERT_MARK, rows[0].expert is not None)
+
+
 @torch.no_grad()
 def fill(stage: HoldsWeights, source: WeightSource) -> None:
-    """Set every parameter of a stage from a source; vocabulary padding becomes zero. Sets the marks."""
+    """Set every parameter of a stage from a source, and mark it; vocabulary padding becomes zero."""
+    mark(stage)
     parameters = dict(stage.named_parameters())
     num_filled = dict.fromkeys(parameters, 0)
     for local in local_weights(stage):
         parameter = parameters[local.parameter_name]
-        setattr(parameter, CUT_MARK, local.weight.cut is not None and stage.spec.tp.size > 1)
-        setattr(parameter, EXPERT_MARK, local.weight.expert is not None)
         local.view(parameter).copy_(source.read(local.weight, local.rectangle))
         num_filled[local.parameter_name] += local.rectangle.shape[0]
     for name, num_rows in num_filled.items():

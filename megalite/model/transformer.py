@@ -32,7 +32,7 @@ from megalite.layers.routers import Routers
 from megalite.layers.scale import scaled_by
 from megalite.layers.weight_gradients import SummedLinear, TakeGradient
 from megalite.model.block import Block, Dropout
-from megalite.model.initialize import FreshWeights, WeightSource, fill
+from megalite.model.initialize import FreshWeights, WeightSource, fill, mark
 from megalite.model.offload import HostStore
 from megalite.model.prediction import Further, PredictionLayer
 from megalite.model.recompute import choose_recompute, compile_blocks
@@ -49,9 +49,10 @@ class Stage(nn.Module):
 
     Args:
         weights: where its weights come from; None draws them from `spec.seed`, equal in every layout.
+        is_filled: False leaves parameters unset, memory that nobody has touched, for who divides them first.
     """
 
-    def __init__(self, spec: StageSpec, weights: WeightSource | None = None):
+    def __init__(self, spec: StageSpec, weights: WeightSource | None = None, *, is_filled: bool = True):
         super().__init__()
         model, tp = spec.model, spec.tp
         self.spec = spec
@@ -97,7 +98,10 @@ class Stage(nn.Module):
         self._frequencies: dict[str, Frequencies] = {}
         self.rotate_as(model)
         source = FreshWeights(model, spec.seed) if weights is None else weights
-        fill(self, source)
+        if is_filled:
+            fill(self, source)
+        else:
+            mark(self)
         for name, row in state_table(model).items():
             if (router := name.removesuffix(".balance")) in self.routers.by_name:
                 self.routers.begin_with(router, source.read(row, row.local(1, 0)).clone())

@@ -11,7 +11,8 @@ runs as it is, compiled, recomputed or not. So the numbers belong to the batch a
 looking changes nothing. Attention's kernels never show their scores, so they are made once more: for every query of
 sequences up to EXACT_UP_TO tokens, and of longer ones for a random sample, the same in every layout, such that a token
 costs no more. `attention_queries` says for what share: below 1, the entropies are a sample's. What a plug-in's
-attention does with scores is not known, so nothing is said of it.
+attention does with scores is not known, so nothing is said of it. Layers that predict further ahead do not take part in
+such a pass.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
@@ -31,6 +33,7 @@ from megalite.engine.steps import token_axes
 from megalite.layers.context import whole_stream
 from megalite.layers.documents import Documents
 from megalite.layers.mlp import MLP
+from megalite.layers.router import Router
 from megalite.model.transformer import Stage
 from megalite.monitor.routers import RouterStatistics
 from megalite.parallel.axes import Axes
@@ -83,7 +86,7 @@ class Activations:
         self._largest_logit = torch.full_like(self._largest, -torch.inf)
         self._log_z, self._largest_log_z = new(2), new(1)  # sum of squares and number of tokens; largest size
         self._unit_largest = {index: torch.zeros(width, device=self._device) for index in self._dense_blocks()}
-        self._routers = RouterStatistics(self._stage.routers, self._device)
+        self._routers = RouterStatistics(self._routers_of_blocks(), self._device)
 
     @contextmanager
     def _watching(self) -> Iterator[None]:
@@ -111,6 +114,10 @@ class Activations:
                 hook.remove()
             for seen, seam, former in seams:
                 setattr(seen, seam, former)
+
+    def _routers_of_blocks(self) -> dict[str, Router]:
+        routers = self._stage.routers.by_name
+        return {name: router for name, router in routers.items() if name.startswith("blocks.")}
 
     def _dense_blocks(self) -> list[int]:
         return [index for index, block in self._stage.blocks_by_index().items() if isinstance(block.mlp, MLP)]
@@ -148,22 +155,25 @@ class Activations:
         v: Tensor,
         documents: Documents,
         window: int | None,
+        **sinks: Tensor,
     ) -> Tensor:
         chosen = sample_queries(documents.keys, self._stride)
         places, keys = torch.arange(q.shape[0], device=q.device), k
         if documents.share is not None:
-            places, keys = documents.share.own, whole_stream(k, self._axes.cp, documents.share)
+            places = documents.share.own
+            if k.shape[0] == q.shape[0]:  # else they were made of all ranks' latents
+                keys = whole_stream(k, self._axes.cp, documents.share)
         first_head = self._axes.tp.rank * q.shape[1]
         heads = slice(first_head, first_head + q.shape[1])
         size = max(1, SCORES_AT_ONCE // (q.shape[1] * keys.shape[0]))
         for queries in chosen.split(size) if chosen.numel() else ():
             where = places[queries], documents.positions[queries]
-            entropy, largest = scores_of(q[queries], keys, *where, window, self._model.attention_soft_cap)
+            entropy, largest = scores_of(q[queries], keys, *where, window, self._model.attention_soft_cap, **sinks)
             self._entropy[index, heads] += entropy.sum(1, dtype=torch.float64)
             self._largest_logit[index] = torch.maximum(self._largest_logit[index], largest.double())
         if self._axes.tp.rank == 0:
             self._sums["queries"][index] += chosen.numel()
-        return attend(q, k, v, documents, window)
+        return attend(q, k, v, documents, window, **sinks)
 
     def _collect(self) -> Statistics:
         axes = self._axes
@@ -225,7 +235,13 @@ def sample_queries(keys: Tensor, stride: int) -> Tensor:
 
 
 def scores_of(
-    q: Tensor, k: Tensor, places: Tensor, positions: Tensor, window: int | None, soft_cap: float | None
+    q: Tensor,
+    k: Tensor,
+    places: Tensor,
+    positions: Tensor,
+    window: int | None,
+    soft_cap: float | None,
+    sinks: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Entropy of some queries' attention, and their largest logit.
 
@@ -236,6 +252,7 @@ def scores_of(
         positions: `[c]`, of the queries in their documents.
         window: tokens that a query sees, itself included; None for all before it.
         soft_cap: bound c of the scores s, as c tanh(s / c); None for none.
+        sinks: `[n]`, a score that each head's softmax counts besides, and which counts in its entropy; None for none.
 
     Returns:
         entropy `[n, c]` in nats, and a scalar.
@@ -250,5 +267,9 @@ def scores_of(
     place = torch.arange(first, last + 1, device=k.device)
     seen = (place <= places.unsqueeze(1)) & (place >= (places - seen_back).unsqueeze(1))
     logits = logits.masked_fill(~seen, -torch.inf)
+    largest = logits.max()
+    if sinks is not None:
+        logits = torch.cat((logits, sinks.float().view(-1, 1, 1).expand(-1, logits.shape[1], 1)), dim=2)
+        seen = F.pad(seen, (0, 1), value=True)
     log_p = logits.log_softmax(-1)
-    return -(log_p.exp() * log_p.masked_fill(~seen, 0.0)).sum(-1), logits.max()
+    return -(log_p.exp() * log_p.masked_fill(~seen, 0.0)).sum(-1), largest

@@ -10,7 +10,7 @@ Of the tokens that count in the loss, whatever the layout:
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from functools import partial
 from math import log
 from typing import Any
@@ -20,16 +20,15 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from megalite.layers.router import Router, Routing
-from megalite.layers.routers import Routers
 from megalite.parallel.axes import Axis
 from megalite.parallel.collectives import all_reduce
 
 
 class RouterStatistics:
-    """Watches the routers of a stage."""
+    """Watches routers, by name."""
 
-    def __init__(self, routers: Routers, device: torch.device):
-        self._routers = routers.by_name
+    def __init__(self, routers: Mapping[str, Router], device: torch.device):
+        self._routers = routers
         self._seen = {
             name: torch.zeros(router.settings.num_experts + 2, dtype=torch.float64, device=device)
             for name, router in self._routers.items()

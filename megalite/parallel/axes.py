@@ -130,6 +130,34 @@ def connect_sharers(axes: Axes, num_kv_heads: int) -> Axis:
     return _join("sharers", tuple(groups), axes.global_rank, {})
 
 
+@dataclass(frozen=True)
+class ReplicaGroups:
+    """The replicas in groups, each of which has all weights among its ranks (hybrid sharding)."""
+
+    shards: Axis
+    """The ranks of a group."""
+    copies: Axis
+    """Those that hold the same in each group."""
+    stage: Axis
+    """The ranks of a group with their tensor-parallel ones: who has one copy of the stage."""
+
+
+def connect_groups(axes: Axes, count: int) -> ReplicaGroups:
+    """Divide the replicas into so many groups, of ranks that follow one another: nodes, where dp does not lie within
+    one. Collective over the world."""
+    if count == 1:
+        return ReplicaGroups(axes.replicas, SINGLE, axes.stage)
+    replicas, stages = (axes.mesh.groups(*ALONG[name]) for name in ("replicas", "stage"))
+    size, with_tp = axes.replicas.size // count, axes.stage.size // count
+    shards = tuple(ranks[first : first + size] for ranks in replicas for first in range(0, len(ranks), size))
+    copies = tuple(ranks[first::size] for ranks in replicas for first in range(size))
+    together = tuple(ranks[first : first + with_tp] for ranks in stages for first in range(0, len(ranks), with_tp))
+    made: dict[tuple[int, ...], dist.ProcessGroup | None] = {}
+    found = {"shards": shards, "copies": copies, "stage_shards": together}
+    joined = {name: _join(name, groups, axes.global_rank, made) for name, groups in found.items()}
+    return ReplicaGroups(joined["shards"], joined["copies"], joined["stage_shards"])
+
+
 def _join(
     name: str,
     groups: tuple[tuple[int, ...], ...],

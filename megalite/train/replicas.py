@@ -1,6 +1,6 @@
 """Whether the weights that several ranks hold are still the same on all of them, to the last bit.
 
-    every weight               over dp, where ZeRO does not cut it (stages 0 to 2)
+    every weight               over dp, where ZeRO does not cut it (stages 0 to 2), or over groups of replicas
     norms, row biases, ...     over tp as well: what tensor parallelism leaves whole
     a tied embedding           on the first and on the last stage of a pipeline
 
@@ -64,7 +64,7 @@ class Replicas:
         held = self._engine.held_weights()
         hashes = {weight.name: hash_tensor(weight.tensor) for weight in held}
         differs = not self._tied_are_equal(hashes)
-        for axis in (self._axes.replicas, self._axes.expert_replicas, self._axes.tp):
+        for axis in dict.fromkeys(axis for weight in held for axis in weight.copied_over):
             differs |= not _all_equal([hashes[weight.name] for weight in held if axis in weight.copied_over], axis)
         device = next(iter(hashes.values())).device
         return self._name_them(held, hashes) if any_rank(differs, self._axes.world, device) else []
@@ -91,9 +91,9 @@ class Replicas:
 def _place(weight: HeldWeight, axes: Axes) -> tuple[int, int]:
     """Which part of a weight, or of its experts, a rank holds."""
     over_tp = 0 if axes.tp in weight.copied_over else axes.tp.rank
-    if axes.replicas in weight.copied_over:
-        return over_tp, 0
-    return over_tp, axes.ep.rank if axes.expert_replicas in weight.copied_over else axes.replicas.rank
+    copies = next((axis.global_ranks for axis in weight.copied_over if axis.size > 1 and axis != axes.tp), None)
+    first = axes.global_rank if copies is None else copies[0]
+    return over_tp, axes.replicas.global_ranks.index(first)
 
 
 def find_odd_ones(copies: list[dict[tuple, int]]) -> Iterator[Drift]:

@@ -64,6 +64,7 @@ LAYOUTS = {
         "dp4-zero0": layout(dp=4, zero_stage=0),
         "tp2-dp2-zero2-sp": layout(1, tp=2, dp=2, zero_stage=2, sequence_parallel=True),
         "tp2-dp2-fsdp2": layout(tp=2, dp=2, zero_stage=3, engine="fsdp2"),
+        "dp4-fsdp2-hybrid": layout(dp=4, zero_stage=3, engine="fsdp2", dp_replicate=2),
         "tp2-dp2-zero3": layout(tp=2, dp=2, zero_stage=3),
         "pp2-tp2-sp": layout(1, pp=2, tp=2, sequence_parallel=True),
         "pp2-dp2": layout(pp=2, dp=2),

@@ -124,6 +124,18 @@ CONFLICTS = {
         1,
         "precision.master_dtype: engine=fsdp2 keeps masters in fp32; use that, or engine=deepspeed",
     ),
+    "groups of replicas that are not equal": (
+        config(
+            parallel={"engine": "fsdp2", "zero_stage": 3, "dp": 4, "dp_replicate": 3}, batch={"global_batch_size": 4}
+        ),
+        4,
+        "parallel.dp_replicate: dp x cp = 4 replicas are not 3 equal groups; use 1, 2 or 4",
+    ),
+    "groups of replicas without FSDP2": (
+        config(parallel={"dp": 2, "dp_replicate": 2}, batch={"global_batch_size": 4}),
+        2,
+        "parallel.dp_replicate: found 2, but it has no effect with engine=native; leave it at 1",
+    ),
     "settings for DeepSpeed without it": (
         config(engine={"deepspeed_extra": {"wall_clock_breakdown": True}}),
         1,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +11,7 @@ import yaml
 
 from tests.kit.runs import megalite, metrics
 
+ROOT = Path(__file__).parents[2]
 SEQ_LEN = 64
 
 
@@ -68,6 +70,39 @@ def test_generate(exported):
     done = megalite("generate", exported, "--prompt", "def main(", "--max-new-tokens", "20")
     assert done.returncode == 0, done.stderr
     assert "def main(" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("name", "engine", "class_name"),
+    [
+        ("moe-debug", ("parallel.engine=native",), "MixtralForCausalLM"),
+        ("moe-deepseek-debug", ("parallel.engine=fsdp2", "parallel.zero_stage=3"), "DeepseekV3ForCausalLM"),
+    ],
+)
+def test_models_with_experts(exported, workplace, name, engine, class_name):
+    """`make moe-demo` in small: a config of the project, over two ranks, to pictures of balance and to Hugging Face."""
+    run, data = workplace / name, workplace / "data/packed"
+    ours = (
+        *(f"run.dir={run}", f"data.train=[{{path: {data / 'train'}}}]", f"data.valid=[{{path: {data / 'valid'}}}]"),
+        *(f"batch.seq_len={SEQ_LEN}", "train.steps=25", "train.device=cpu", "health.experts.every=5"),
+    )
+    for arguments in (
+        ("train", ROOT / "configs" / f"{name}.yaml", *ours, *engine),
+        ("report", run),
+        ("convert", "to-hf", run, run / "hf"),
+    ):
+        done = megalite(*arguments)
+        assert done.returncode == 0, done.stdout + done.stderr
+    assert class_name in done.stdout
+    assert "every prediction equal" in done.stdout
+    rows = metrics(run)
+    assert rows[-1]["loss"] < rows[0]["loss"] - 0.5
+    assert {"expert_load_max", "expert_load_entropy", "dead_experts"} <= rows[4].keys()
+    page = (run / "report.html").read_text()
+    assert "Balance of experts" in page
+    assert page.count("at the end the fullest has") == len(
+        json.loads((run / "experts.jsonl").open().readline())["loads"]
+    )
 
 
 def test_second_prepare_reuses_everything(exported, workplace):

@@ -18,8 +18,8 @@ from tests.kit.train import start_rank, tiny_config, train
 
 STEPS = 8
 SMALL = {"num_layers": 2}
-FEW = {"micro_batch_size": 4}
-"""At most two micro-batches a step: what is compared is what an optimizer makes of their gradients."""
+ROWS = 8
+"""Of a step, in at most two micro-batches: what is compared is what an optimizer makes of their gradients."""
 
 TOLERANCES = {
     "adamw8bit": 2e-5,
@@ -40,7 +40,8 @@ def case(name: str, **parallel: Any) -> dict[str, Any]:
     """Sections of a tiny run with an optimizer."""
     momentum = {"momentum": 0.9} if name == "sgd" else {}
     optimizer = {"name": name, "lr": LR[name], **momentum}
-    return {"parallel": {"zero_stage": 1, **parallel}, "optimizer": optimizer, "model": SMALL, "batch": FEW}
+    few = {"micro_batch_size": min(4, ROWS // parallel.get("dp", 1))}
+    return {"parallel": {"zero_stage": 1, **parallel}, "optimizer": optimizer, "model": SMALL, "batch": few}
 
 
 LAYOUTS = {
@@ -59,6 +60,7 @@ LAYOUTS = {
         {"tp": 2, "dp": 2},
         {"tp": 2, "dp": 2, "zero_stage": 3, "sequence_parallel": True},
         {"tp": 2, "dp": 2, "zero_stage": 3, "engine": "fsdp2"},
+        {"dp": 4, "zero_stage": 3, "engine": "fsdp2", "dp_replicate": 2},
         {"pp": 2, "dp": 2},
     ],
 }

@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from megalite.config.plan import make_plan
-from megalite.engine.batch_cut import documents_of_batch
+from megalite.engine.batch_cut import documents_of_batch, with_ahead
 from megalite.engine.build import build_stage
-from megalite.layers.documents import Targets
+from megalite.engine.steps import targets_of_batch
 from megalite.layers.mlp import MLP
 from megalite.model.initialize import FreshWeights, local_weights
 from megalite.monitor.activations import DEAD, EXACT_UP_TO, Activations, sample_queries
@@ -41,6 +41,26 @@ CASES = {
     4: [{"pp": 2, "tp": 2, "sequence_parallel": True}, {"dp": 2, "tp": 2, "zero_stage": 3}],
 }
 
+
+CASES_OF_LATENTS = {
+    1: [{"zero_stage": 0}],
+    2: [
+        {"tp": 2, "sequence_parallel": True},
+        {"cp": 2},
+        {"cp": 2, "cp_kind": "ulysses", "zero_stage": 3},
+        {"dp": 2, "ep": 2, "zero_stage": 3, "engine": "fsdp2"},
+    ],
+}
+
+CASES_OF_SINKS = {
+    1: [{"zero_stage": 0}],
+    2: [
+        {"tp": 2},
+        {"cp": 2},
+        {"cp": 2, "cp_kind": "ulysses"},
+        {"dp": 2, "zero_stage": 3, "engine": "fsdp2"},
+    ],
+}
 
 CASES_OF_EXPERTS = {
     1: [{"zero_stage": 0}],
@@ -99,8 +119,8 @@ def truth(model: dict) -> Record:
     stage = build_stage(config, plan, connect(Mesh(), 0), torch.device("cpu"), source)
     batch = micro_batch(range(8), seq_len=config.batch.seq_len, vocab_size=plan.model.vocab_size)
     documents = documents_of_batch(batch)
-    weights = batch.loss_mask / batch.loss_mask.sum()
-    stage(batch.tokens, documents, Targets(batch.labels, weights)).backward()
+    ahead = with_ahead(batch, plan.model.num_predictions)
+    stage(batch.tokens, documents, targets_of_batch(ahead, 1 / batch.loss_mask.sum())).backward()
     parameters = dict(stage.named_parameters())
     gradients = {name: p.grad.clone() for name, p in parameters.items()}
     before = {name: p.detach().clone() for name, p in parameters.items()}
@@ -135,8 +155,12 @@ def blocks_of(stage, batch, documents) -> dict[str, dict[str, float]]:
         scores = torch.einsum("qhd,khd->hqk", q, k) / q.shape[2] ** 0.5
         if (bound := stage.spec.model.attention_soft_cap) is not None:
             scores = bound * torch.tanh(scores / bound)
-        scores = scores.masked_fill(~seen, -torch.inf)
-        p = scores.softmax(-1)
+        window = place.shape[0] if block.attention.window is None else block.attention.window
+        in_window = place.unsqueeze(1) - place.unsqueeze(0) < window
+        scores = scores.masked_fill(~(seen & in_window), -torch.inf)
+        sinks = getattr(block.attention, "sinks", None)
+        beside = [] if sinks is None else [sinks.view(-1, 1, 1).expand(-1, scores.shape[1], 1)]
+        p = torch.cat((scores, *beside), dim=2).softmax(-1)
         entropy = torch.special.entr(p).sum(-1)
         middle = x + block.attention(block.attention_norm(x), documents)
         of_mlp = in_mlp(block.mlp, block.mlp_norm(middle), batch.loss_mask)
@@ -239,18 +263,27 @@ def test_a_plugins_attention_has_no_softmax():
 MODELS = {
     "llama": {"num_kv_heads": 2, "z_loss": 1e-3},
     "experts": {"moe": {"num_experts": 4, "top_k": 2, "ffn_hidden_size": 32, "every": 2}},
+    "latents": {
+        "mla": {"kv_lora_rank": 12, "q_lora_rank": 16, "qk_nope_head_dim": 8, "qk_rope_head_dim": 4, "v_head_dim": 8},
+        "moe": {"num_experts": 4, "top_k": 2, "ffn_hidden_size": 32, "first_dense": 1},
+        "mtp": {"num_layers": 1},
+    },
+    "sinks": {"num_kv_heads": 2, "attention_sinks": True, "sliding_window": 5},
     "gpt": {"norm": "layernorm", "activation": "gelu", "bias": "all", "positions": "learned", "tie_embeddings": True},
 }
 
 
-@pytest.mark.parametrize("world_size", CASES)
-@pytest.mark.parametrize("name", MODELS)
-def test_every_layout_shows_the_truth(world_size, name):
+OWN_CASES = {"experts": CASES_OF_EXPERTS, "latents": CASES_OF_LATENTS, "sinks": CASES_OF_SINKS}
+
+
+@pytest.mark.parametrize(
+    ("name", "world_size"),
+    [(name, size) for name in MODELS for size in OWN_CASES.get(name, CASES) if (name, size) != ("gpt", 4)],
+)
+def test_every_layout_shows_the_truth(name, world_size):
     """Norms of gradients, weights and updates by weight, and what the blocks do, at every ZeRO stage, under tp with and
     without sequence parallelism and under pp: the numbers of plain formulas in one process."""
-    if (world_size, name) == (4, "gpt"):
-        pytest.skip("the other model covers four ranks")
-    cases = CASES_OF_EXPERTS[world_size] if name == "experts" else CASES[world_size]
+    cases = OWN_CASES.get(name, CASES)[world_size]
     (wanted,) = run_ranks(truth, 1, MODELS[name])
     for rank, records in enumerate(run_ranks(looks, world_size, cases, MODELS[name])):
         for case, record in zip(cases, records, strict=True):

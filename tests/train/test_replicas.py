@@ -64,6 +64,7 @@ CASES = {
     "tp 2": ({"tp": 2}, NORM, True),
     "tp 2, a cut weight": ({"tp": 2}, "blocks.0.mlp.down.weight", False),
     "tp 2, FSDP2": ({"tp": 2, "zero_stage": 3, "engine": "fsdp2"}, NORM, True),
+    "dp 2, FSDP2, copies": ({"dp": 2, "zero_stage": 3, "engine": "fsdp2", "dp_replicate": 2}, NORM, True),
     "tp 2, ZeRO-3": ({"tp": 2, "zero_stage": 3}, NORM, True),
     "ep 2, an expert": ({"dp": 2, "ep": 2}, "blocks.1.mlp.experts.down", False),
     "ep 2, a router": ({"dp": 2, "ep": 2}, "blocks.1.mlp.router.weight", True),

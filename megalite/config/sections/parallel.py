@@ -53,5 +53,8 @@ class ParallelConfig(Section):
     pad_tokens: bool = False
     """Where sequence_parallel, cp or FP8 do not divide the tokens of a micro-batch, work on some more, which are of no
     sample and count in nothing; false refuses such lengths."""
+    dp_replicate: PositiveInt = Field(1, le=MOST_RANKS)
+    """FSDP2: so many groups of replicas, each of which divides the weights among its ranks and updates all of them
+    (hybrid sharding): weights are gathered within a group, a node perhaps, and gradients summed over all."""
     zero_stage: Literal[0, 1, 2, 3] = 1
     """DeepSpeed ZeRO: what is cut over dp x cp. 0 nothing, 1 optimizer state, 2 gradients too, 3 weights too."""

@@ -20,6 +20,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from megalite.engine.partition import OverReplicas
 from megalite.model.initialize import WeightSource, fill
 from megalite.model.transformer import Stage
 from megalite.parallel.axes import Axes
@@ -43,13 +44,12 @@ def zero_view(parameter: nn.Parameter) -> ZeroView:
     return cast("ZeroView", parameter)
 
 
-class ZeroPartition:
+class ZeroPartition(OverReplicas):
     """See `engine.partition.Partition`: what a DeepSpeed engine keeps at each ZeRO stage."""
 
     def __init__(self, engine: Any, stage: Stage, axes: Axes, zero_stage: int):
+        super().__init__(axes, divides_state=zero_stage >= 1, divides_weights=zero_stage == 3)
         self._engine, self._stage, self._zero_stage = engine, stage, zero_stage
-        self.divides_state, self.divides_weights = zero_stage >= 1, zero_stage == 3
-        self.axis = axes.stage if self.divides_state else axes.tp
         if zero_stage == 3:
             _share_bf16_masters(engine.optimizer)
 

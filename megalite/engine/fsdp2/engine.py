@@ -30,7 +30,7 @@ from megalite.engine.update import Update
 from megalite.model.initialize import EXPERT_MARK, WeightSource
 from megalite.model.transformer import Stage
 from megalite.optim.optimizers import build_optimizer
-from megalite.parallel.axes import Axes
+from megalite.parallel.axes import Axes, connect_groups
 from megalite.parallel.collectives import all_reduce
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -41,25 +41,35 @@ class Fsdp2Engine(EngineOfState):
     """ZeRO 3 without a pipeline. Gradients are added up in fp32 where they are divided, micro-batch by micro-batch.
 
     Args:
-        stage: the whole model in fp32, filled with weights.
+        stage: the whole model in fp32, its parameters unset: no rank ever has all of them in its memory.
+        source: of the weights.
     """
 
     observed_weight = 1.0
 
-    def __init__(self, config: Config, plan: RunPlan, axes: Axes, stage: Stage, device: torch.device):
+    def __init__(
+        self, config: Config, plan: RunPlan, axes: Axes, stage: Stage, source: WeightSource, device: torch.device
+    ):
         self.stage, self.hooks = stage, UpdateHooks()
         self.clip_norm = config.optimizer.clip_grad_norm
         self._axes, self._device = axes, device
         self._scaler = LossScaler() if config.precision.dtype == "fp16" else None
         self._cut = BatchCut(axes.cp, config.parallel.cp_kind, plan.model, stream_unit(config))
         reduce_dtype = REDUCE_DTYPES[config.precision.reduce_dtype]
-        self._divided = Divided(stage, axes, device, DTYPES[config.precision.dtype], reduce_dtype)
+        groups = connect_groups(axes, config.parallel.dp_replicate)
+        self._divided = Divided(stage, axes, groups, device, DTYPES[config.precision.dtype], reduce_dtype)
         optimizer = build_optimizer(stage, config.optimizer, PRODUCT_DTYPES[config.precision.dtype])
         self._shards = {
-            parameter: Shard(parameter, axes.replicas_of(is_expert=getattr(parameter, EXPERT_MARK)))
+            parameter: Shard(
+                parameter,
+                axes.expert_replicas if getattr(parameter, EXPERT_MARK) and axes.ep.size > 1 else groups.shards,
+            )
             for parameter in stage.parameters()
         }
-        self._state = StageState(optimizer, stage, axes, ShardPartition(self._shards, self._divided, axes))
+        self._state = StageState(optimizer, stage, axes, ShardPartition(self._shards, self._divided, axes, groups))
+        for shard in self._shards.values():
+            shard.rows.zero_()  # what no weight has, padding, stays so
+        self._state.set_weights(source)
         self._update = Update(
             optimizer,
             list(self._shards.values()),

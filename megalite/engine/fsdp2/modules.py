@@ -19,7 +19,7 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from megalite.layers.experts import Experts
 from megalite.model.initialize import CUT_MARK, EXPERT_MARK
 from megalite.model.transformer import Stage
-from megalite.parallel.axes import Axes, Axis
+from megalite.parallel.axes import Axes, Axis, ReplicaGroups
 
 MARKS = (CUT_MARK, EXPERT_MARK)
 
@@ -28,19 +28,28 @@ class Divided:
     """Divides a stage, in place. Collective.
 
     Args:
+        groups: of the replicas.
         dtype: that the stage computes in; its parameters are fp32.
         reduce_dtype: that gradients are added up in.
     """
 
-    def __init__(self, stage: Stage, axes: Axes, device: torch.device, dtype: torch.dtype, reduce_dtype: torch.dtype):
+    def __init__(
+        self,
+        stage: Stage,
+        axes: Axes,
+        groups: ReplicaGroups,
+        device: torch.device,
+        dtype: torch.dtype,
+        reduce_dtype: torch.dtype,
+    ):
         marks = {name: [getattr(each, mark) for mark in MARKS] for name, each in stage.named_parameters()}
         policy = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=reduce_dtype, cast_forward_inputs=False)
         alone = _alone(axes)
-        everybody, of_experts = (
-            _mesh(axis, alone, device) for axis in (axes.replicas_of(is_expert=kind) for kind in (False, True))
-        )
+        everybody = _mesh_of_groups(axes, groups, alone, device)
+        of_experts = _mesh(axes.expert_replicas, alone, device)
         blocks = stage.all_blocks()
         experts = [layer for block in blocks for layer in block.modules() if isinstance(layer, Experts)]
+        experts = experts if axes.ep.size > 1 else []  # else they are divided as all others are
         for module, mesh in (*((each, of_experts) for each in experts), *((each, everybody) for each in blocks)):
             fully_shard(module, mesh=mesh, mp_policy=policy)
         fully_shard(stage, mesh=everybody, mp_policy=policy)
@@ -65,6 +74,19 @@ def _alone(axes: Axes) -> dist.ProcessGroup | None:
 
 
 def _mesh(axis: Axis, alone: dist.ProcessGroup | None, device: torch.device) -> DeviceMesh:
+    """Of the ranks that divide parameters."""
     group = axis.group if axis.size > 1 else alone
     assert group is not None
     return DeviceMesh.from_group(group, device.type)
+
+
+def _mesh_of_groups(
+    axes: Axes, groups: ReplicaGroups, alone: dist.ProcessGroup | None, device: torch.device
+) -> DeviceMesh:
+    """Of the ranks that divide parameters, and, where there are more groups than one, of those that have copies."""
+    if groups.copies.size == 1:
+        return _mesh(groups.shards, alone, device)
+    found = (groups.copies.group, groups.shards.group if groups.shards.size > 1 else alone)
+    both = [group for group in found if group is not None]
+    ranks = torch.tensor(axes.replicas.global_ranks).view(groups.copies.size, -1)
+    return DeviceMesh.from_group(both, device.type, mesh=ranks, mesh_dim_names=("copies", "shards"))

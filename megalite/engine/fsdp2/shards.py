@@ -15,7 +15,7 @@ from torch.distributed.tensor import DTensor
 
 from megalite.engine.fsdp2.modules import Divided
 from megalite.model.initialize import WeightSource
-from megalite.parallel.axes import Axes, Axis
+from megalite.parallel.axes import SINGLE, Axes, Axis, ReplicaGroups
 
 
 class Shard:
@@ -55,9 +55,19 @@ class ShardPartition:
 
     divides_state = divides_weights = True
 
-    def __init__(self, shards: dict[nn.Parameter, Shard], divided: Divided, axes: Axes):
+    def __init__(self, shards: dict[nn.Parameter, Shard], divided: Divided, axes: Axes, groups: ReplicaGroups):
         self._shards, self._divided = shards, divided
-        self.axis = axes.stage
+        self._axes, self._groups = axes, groups
+        self.axis = groups.stage
+
+    def shards(self, *, is_expert: bool) -> Axis:
+        return self._axes.expert_replicas if is_expert and self._axes.ep.size > 1 else self._groups.shards
+
+    def state_copies(self, *, is_expert: bool) -> Axis:
+        return SINGLE if is_expert and self._axes.ep.size > 1 else self._groups.copies
+
+    def weight_copies(self, *, is_expert: bool) -> Axis:
+        return self.state_copies(is_expert=is_expert)
 
     def part_of(self, parameter: nn.Parameter) -> tuple[int, Tensor] | None:
         shard = self._shards[parameter]

@@ -18,6 +18,7 @@ from megalite.engine.loss_scaling import LossScaler
 from megalite.engine.native.buckets import BUCKET_NUMBERS, Bucket, plan_buckets
 from megalite.engine.native.replication import Replication
 from megalite.engine.native.sums import GradientSums
+from megalite.engine.partition import OverReplicas
 from megalite.engine.programs import Programs
 from megalite.engine.protocol import Ask, GradientObserver, HeldWeight, LossScaling, StepResult, nothing
 from megalite.engine.runner import ProgramRunner
@@ -162,15 +163,12 @@ class NativeEngine(EngineOfState):
         self._replication.wait_for_weights(self._bucket_of_layer[layer])
 
 
-class BucketPartition:
+class BucketPartition(OverReplicas):
     """See `engine.partition.Partition`."""
 
-    divides_weights = False
-
     def __init__(self, buckets: Sequence[Bucket], replication: Replication, axes: Axes, *, is_sharded: bool):
+        super().__init__(axes, divides_state=is_sharded, divides_weights=False)
         self._buckets, self._replication = buckets, replication
-        self.divides_state = is_sharded
-        self.axis = axes.stage if is_sharded else axes.tp
         self._places = {
             parameter: (bucket, number) for bucket in buckets for number, parameter in enumerate(bucket.parameters)
         }
