@@ -140,8 +140,8 @@ class Architecture(ModelSettings):
     @property
     def blocks(self) -> tuple[BlockSpec, ...]:
         """The blocks, first to last."""
-        made = {kind: self._block(*kind) for kind in set(self._kinds())}
-        return tuple(made[kind] for kind in self._kinds())
+        made = {kind: self._block(*kind) for kind in set(self.kinds())}
+        return tuple(made[kind] for kind in self.kinds())
 
     @property
     def num_predictions(self) -> int:
@@ -152,8 +152,8 @@ class Architecture(ModelSettings):
         """A block, or one of those that predict further ahead, which count on and are like the last."""
         return self.blocks[min(index, self.num_layers - 1)]
 
-    def _kinds(self) -> list[tuple[bool, bool]]:
-        """For each block whether the window holds there, and whether it is sparse."""
+    def kinds(self) -> list[tuple[bool, bool]]:
+        """For each block whether the window holds there, and whether it is sparse: all that sets blocks apart."""
         return list(zip(self._windows(), self.sparse_blocks, strict=True))
 
     @property

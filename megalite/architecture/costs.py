@@ -97,11 +97,14 @@ def feed_forward_multiply_adds(mlp: FeedForwardSpec | ExpertsSpec, hidden_size: 
 
 
 def sum_by_layer(model: Architecture, measure: Callable[[Weight], int]) -> dict[str, int]:
-    """Sums over the weights of each layer of the list."""
+    """Sums over the weights of each layer of the list. Of blocks that are alike one is measured: a model with thousands
+    of experts has few kinds of blocks."""
+    kinds = model.kinds()
+    first = {kind: kinds.index(kind) for kind in kinds}
     sizes: dict[str, int] = {}
-    for weight in weight_table(model).values():
+    for weight in weight_table(model, blocks=set(first.values())).values():
         sizes[weight.layer] = sizes.get(weight.layer, 0) + measure(weight)
-    return sizes
+    return sizes | {f"blocks.{index}": sizes[f"blocks.{first[kind]}"] for index, kind in enumerate(kinds)}
 
 
 def block_activation_bytes(

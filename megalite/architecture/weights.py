@@ -16,6 +16,7 @@ rows of its own; those of the experts that a rank holds are fused the same way. 
 
 from __future__ import annotations
 
+from collections.abc import Container
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -97,14 +98,18 @@ class Weight:
         return tuple(shape)
 
 
-def weight_table(model: Architecture) -> dict[str, Weight]:
+def weight_table(model: Architecture, blocks: Container[int] | None = None) -> dict[str, Weight]:
     """All weights of a filled model by canonical name, in the order of the model's layers.
 
     A tied head has no row: the embedding's row serves both.
+
+    Args:
+        blocks: without those of other blocks than these; None for all.
     """
     rows = [*_embedding(model)]
     for index, block in enumerate(model.blocks):
-        rows += _block(model, block, f"blocks.{index}")
+        if blocks is None or index in blocks:
+            rows += _block(model, block, f"blocks.{index}")
     rows += _norm(model.norm, model.hidden_size, "final_norm", "final_norm")
     if not model.tie_embeddings:
         vocab = (model.vocab_size, model.hidden_size)

@@ -62,7 +62,7 @@ def _fsdp2(config: Config, plan: RunPlan, num_parameters: int, num_updated: int,
     """Masters, gradients and state in fp32, all of it divided. Gathered are what is outside of blocks, the block at
     work, as it has come and as it is used, and the next one; gradients of one block are on their way."""
     element, replicas = ELEMENT_BYTES[config.precision.dtype], plan.num_replicas // config.parallel.dp_replicate
-    outside = [weight for weight in weight_table(plan.model).values() if not weight.is_inner]
+    outside = [weight for weight in weight_table(plan.model, blocks=()).values() if not weight.is_inner]
     root = sum(prod(weight.local_shape(plan.tp)) for weight in outside)
     block = (num_parameters - root) // (plan.model.num_layers + plan.model.num_predictions)
     gathered = (root + 3 * block) * element

@@ -78,7 +78,8 @@ class StageMemory:
 def memory_by_stage(config: Config, plan: RunPlan) -> tuple[StageMemory, ...]:
     """Peak memory of the ranks of every pipeline stage, first to last, in the largest step that the run may have."""
     schedule = pipeline_schedule(config, plan, max(micro_batch_counts(config, plan)))
-    return tuple(_stage_memory(config, plan, stage, schedule.orders[stage]) for stage in range(plan.pp))
+    numbers = zip(parameters_by_stage(plan), updated_by_stage(plan), state_bytes_by_stage(config, plan), strict=True)
+    return tuple(_stage_memory(config, plan, stage, each, schedule.orders[stage]) for stage, each in enumerate(numbers))
 
 
 def parameters_by_stage(plan: RunPlan) -> tuple[int, ...]:
@@ -106,19 +107,19 @@ def state_bytes_by_stage(config: Config, plan: RunPlan) -> tuple[int, ...]:
 
 def state_bytes_per_parameter(config: Config, plan: RunPlan) -> float:
     """Bytes of optimizer state over the whole model, for each of its parameters; master weights not counted."""
-    table = weight_table(plan.model).values()
-    return sum(state_bytes(weight, config.optimizer) for weight in table) / sum(prod(row.shape) for row in table)
+    states = sum_by_layer(plan.model, lambda weight: state_bytes(weight, config.optimizer))
+    return sum(states.values()) / sum(sum_by_layer(plan.model, lambda weight: prod(weight.shape)).values())
 
 
 def _sum_by_stage(plan: RunPlan, measure: Callable[[Weight], int]) -> tuple[int, ...]:
     """Sums over the weights that each pipeline stage holds."""
-    table, sizes = weight_table(plan.model), sum_by_layer(plan.model, measure)
+    sizes = sum_by_layer(plan.model, measure)
     stages = [sum(sizes[f"blocks.{index}"] for index in plan.blocks_of(stage)) for stage in range(plan.pp)]
     stages[plan.chunk_ranks[0]] += sizes["embedding"]
     behind = ("final_norm", "head", *(f"mtp.{depth}" for depth in range(plan.model.num_predictions)))
     stages[plan.chunk_ranks[-1]] += sum(sizes.get(layer, 0) for layer in behind)
     if has_tied_copy(plan):
-        stages[plan.chunk_ranks[-1]] += measure(table["embedding.weight"])
+        stages[plan.chunk_ranks[-1]] += measure(weight_table(plan.model, blocks=())["embedding.weight"])
     return tuple(stages)
 
 
@@ -144,16 +145,16 @@ def block_activations(config: Config, plan: RunPlan, blocks: Iterable[int], reco
     ]
 
 
-def _stage_memory(config: Config, plan: RunPlan, stage: int, order: Sequence[Operation]) -> StageMemory:
-    num_parameters = parameters_by_stage(plan)[stage]
-    states = state_bytes_by_stage(config, plan)[stage]
-    kept = footprint(config, plan, num_parameters, updated_by_stage(plan)[stage], states)
+def _stage_memory(
+    config: Config, plan: RunPlan, stage: int, numbers: tuple[int, int, int], order: Sequence[Operation]
+) -> StageMemory:
+    kept = footprint(config, plan, *numbers)
     in_blocks, for_a_moment = _activations(config, plan, stage, order)
     is_away = config.train.offload_activations and config.train.device != "cpu"
     two_inputs = 2 * _micro_batch_tokens(config) * ELEMENT_BYTES[config.precision.dtype] * _stream_width(config, plan)
     return StageMemory(
         stage=stage,
-        num_parameters=num_parameters,
+        num_parameters=numbers[0],
         weights=kept.weights,
         gradients=kept.gradients,
         optimizer=kept.optimizer,
