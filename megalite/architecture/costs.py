@@ -49,16 +49,17 @@ NOT_CUT = BlockCut()
 
 def count_parameters(model: Architecture) -> int:
     """Parameters of a model, tied weights counted once."""
-    return sum(prod(weight.shape) for weight in weight_table(model).values())
+    return sum(sum_by_layer(model, lambda weight: prod(weight.shape)).values())
 
 
 def count_active_parameters(model: Architecture) -> int:
     """Those that one token meets: of the experts of a block the ones that it goes to."""
-    weights = weight_table(model).values()
-    if model.moe is None:
-        return sum(prod(weight.shape) for weight in weights)
-    first = [weight for weight in weights if weight.expert is None or weight.expert[0] < model.moe.top_k]
-    return sum(prod(weight.shape) for weight in first)
+    top_k = 0 if model.moe is None else model.moe.top_k
+
+    def met(weight: Weight) -> int:
+        return prod(weight.shape) if weight.expert is None or weight.expert[0] < top_k else 0
+
+    return sum(sum_by_layer(model, met).values())
 
 
 def flops_per_token(model: Architecture, seq_len: int) -> float:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 
 from megalite.parallel.schedules.files import read_schedule
@@ -90,7 +91,12 @@ def find_schedule(name: str, pp: int, num_micro_batches: int, chunks: int | None
     Raises:
         ScheduleError: there is none for so many micro-batches, or it keeps more of them than is said of it.
     """
-    kind, chunks = SCHEDULES[name], chunks_per_stage(name, chunks)
+    return _make(SCHEDULES[name], pp, num_micro_batches, chunks_per_stage(name, chunks))
+
+
+@lru_cache(maxsize=64)
+def _make(kind: ScheduleKind, pp: int, num_micro_batches: int, chunks: int) -> PipelineSchedule:
+    """A search, whose result is asked for again and again while a config is checked and plans are compared."""
     schedule = kind.make(pp, num_micro_batches, chunks)
     check_kept(schedule, [kind.most_kept(pp, num_micro_batches, chunks, stage) for stage in range(pp)])
     return schedule
