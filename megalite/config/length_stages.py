@@ -116,6 +116,13 @@ def check_length_stages(config: Config) -> Iterator[str]:
     for number, stage in enumerate(stages):
         if not any(getattr(stage, name) for name in (*SIZES, "rope", "train")):
             yield f"batch.stages.{number}: changes nothing; give it a seq_len, or leave it out"
+        for name in ("fraction", "interleaved") if stage.rope is not None else ():
+            now, trained = getattr(stage.rope, name), getattr(config.model.rope, name)
+            if now != trained:
+                yield (
+                    f"batch.stages.{number}.rope.{name}: found {now}, and the weights are trained with {trained}; a "
+                    f"stage turns the same channels, at other rates: use {name}={str(trained).lower()}"
+                )
     names = [_name(source) for stage in _configs(config) for source in stage.data.train]
     for name in sorted({name for name in names if names.count(name) > 1}):
         yield f"batch.stages: {name!r} is a source of two stages; give one of them another name"

@@ -56,10 +56,8 @@ def match(theirs: Architecture, ours: Architecture) -> Match:
     differing = [name for name in now if before[name] != now[name]]
     if ours.positions == "rope" and ours.max_positions <= theirs.max_positions:
         differing = [name for name in differing if name != "max_positions"]  # rotary positions have no last one
-    if theirs.num_predictions >= ours.num_predictions:
-        differing = [name for name in differing if name != "mtp.num_layers"]  # what is left out is not missed
     fixed = {"max_positions"} if ours.positions == "learned" else set()
-    if theirs.num_predictions:
+    if ours.num_predictions > theirs.num_predictions > 0:
         fixed.add("mtp.num_layers")  # which begin anew together, or not
     refused = [name for name in differing if name not in CHOICES or name in fixed]
     sentences = {name: f"model.{name} is {now[name]}, the weights have {before[name]}" for name in differing}

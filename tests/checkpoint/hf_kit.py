@@ -183,6 +183,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "moe": {**DEEPSEEK["moe"], "normalize": False, "num_groups": 2, "top_groups": 1},
     },
     "gpt_oss": GPT_OSS,
+    "gpt_oss, no window": {**GPT_OSS, "sliding_window": None, "layer_types": None},
     "gpt_oss, yarn": {
         **GPT_OSS,
         "layer_types": None,

@@ -250,6 +250,7 @@ def test_transformers_meaning_something_else(tmp_path: Path, monkeypatch: pytest
         ({"norm": "layernorm"}, "LlamaForCausalLM", "model.norm is layernorm, it needs rmsnorm"),
         ({"qk_norm": True, "bias": "all"}, "LlamaForCausalLM", "model.qk_norm is True, it needs False"),
         ({**FAMILIES["gpt2"], "num_kv_heads": 2}, "GPT2LMHeadModel", "model.num_kv_heads is 2, it needs num_heads"),
+        ({**FAMILIES["olmoe"], "head_dim": 24}, "Qwen3MoeForCausalLM", "model.qk_norm is whole, it needs True"),
         ({**FAMILIES["gpt_neox"], "bias": "none"}, "GPTNeoXForCausalLM", "model.bias is none, it needs all"),
     ],
 )

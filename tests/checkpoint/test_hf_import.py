@@ -179,6 +179,10 @@ FOREIGN = {
             **SIZES, **LATENTS, first_k_dense_replace=0, n_group=1, topk_group=1, rope_scaling=dict(OF_DEEPSEEK)
         ),
     ),
+    "deepseek_v2, dense": (
+        DeepseekV2ForCausalLM,
+        DeepseekV2Config(**SIZES, **LATENTS, n_shared_experts=2, first_k_dense_replace=2),
+    ),
     "deepseek_v2": (DeepseekV2ForCausalLM, DeepseekV2Config(**SIZES, **LATENTS, n_shared_experts=2)),
     "deepseek_v2, groups, yarn": (
         DeepseekV2ForCausalLM,
@@ -355,6 +359,7 @@ CONFIG_REFUSALS = [
         {"rope_parameters": {"rope_type": "linear", "factor": 2.0, "mscale_all_dim": 1.0}},
         "stands beside",
     ),
+    ("deepseek_v3", {"n_group": 6}, "n_group: found 6, whose best two experts are summed"),
     ("deepseek_v2", {"norm_topk_prob": True}, "norm_topk_prob: found True"),
     ("deepseek_v2", {"topk_method": "group_limited_greedy"}, "n_group: topk_method 'group_limited_greedy' needs it"),
     ("gpt_oss", {"swiglu_limit": 5.0}, "swiglu_limit: found 5.0, megalite has only 7.0"),

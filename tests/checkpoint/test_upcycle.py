@@ -54,6 +54,7 @@ def test_it_computes_what_the_dense_model_did(tmp_path, options, bias, capsys):
 REFUSALS = [
     ({}, ["--experts", "2", "--top-k", "3"], "model.moe.top_k: a token cannot go to 3 of num_experts=2"),
     ({}, ["--first-dense", "3"], "leave none of num_layers=3 blocks for experts"),
+    ({}, ["--experts", "2", "--top-k", "1"], "the router learns nothing from the loss"),
     ({"moe": {"num_experts": 4}}, [], "the model has experts already"),
 ]
 

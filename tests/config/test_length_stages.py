@@ -171,6 +171,11 @@ REFUSED = {
         "batch.ramp: has not ended when the stage from step 4 on begins",
     ),
     "nothing new": ([{"from_step": 9}], {}, "batch.stages.0: changes nothing; give it a seq_len, or leave it out"),
+    "other channels": (
+        [{"from_step": 9, "rope": {"theta": 5e5}}],
+        {"model": {"rope": {"interleaved": True}}},
+        "batch.stages.0.rope.interleaved: found False, and the weights are trained with True",
+    ),
     "one name twice": (
         [{"from_step": 9, "seq_len": 64, "train": [{"path": "a", "name": "short"}]}],
         {},

@@ -103,3 +103,15 @@ def test_positions_that_a_shorter_run_does_not_reach():
     assert match(model(), model(max_positions=128)).changed == ("model.max_positions is 128, the weights have 64",)
     learned = {"positions": "learned"}
     assert match(model(**learned), model(**learned, max_positions=32)).refused
+
+
+def test_layers_that_predict_further():
+    """They are left out or begun anew, and either is said; only some of them anew is refused."""
+    none, one, two = model(), model(mtp={"num_layers": 1}), model(mtp={"num_layers": 2})
+    for theirs, ours in ((none, two), (two, one), (one, none)):
+        found = match(theirs, ours)
+        assert found.refused == ()
+        assert found.changed == (
+            f"model.mtp.num_layers is {ours.num_predictions}, the weights have {theirs.num_predictions}",
+        )
+    assert match(one, two).refused

@@ -96,6 +96,11 @@ def _with_experts(dense: Architecture, settings: Mapping[str, int]) -> Architect
     """
     if dense.moe is not None:
         raise ConversionError("the model has experts already; upcycle a dense one")
+    if settings["top_k"] == 1:
+        raise ConversionError(
+            "a token that goes to one expert brings its output weighed by 1, where the router learns nothing from the "
+            "loss, or by its score, which is not what the dense model computes; use a top_k of 2 or more"
+        )
     try:
         moe = MoeConfig.model_validate({**settings, "ffn_hidden_size": dense.ffn_hidden_size})
     except ValidationError as error:

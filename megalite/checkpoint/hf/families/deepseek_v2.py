@@ -31,13 +31,11 @@ def _read(settings: Settings) -> dict[str, Any]:
     experts = read_experts(settings, num_experts=64, width=1407, num_shared=2, first_dense=0)
     method = settings.expect("topk_method", ONE_GROUP, ONE_GROUP, BY_GROUP)
     groups = [settings.take(Key(name, int, None, nullable=True)) for name in ("n_group", "topk_group")]
+    scale = settings.take(Key("routed_scaling_factor", float, 1.0))
     if experts is None:
+        settings.take(Key("num_experts_per_tok", int, None, nullable=True))
         return fields
-    experts |= {
-        "top_k": settings.take(Key("num_experts_per_tok", int)),
-        "normalize": False,
-        "scale": settings.take(Key("routed_scaling_factor", float, 1.0)),
-    }
+    experts |= {"top_k": settings.take(Key("num_experts_per_tok", int)), "normalize": False, "scale": scale}
     if method == BY_GROUP:
         if None in groups:
             settings.complain("n_group", f"topk_method {BY_GROUP!r} needs it, and topk_group")
@@ -57,6 +55,8 @@ def _write(model: Architecture) -> dict[str, Any]:
 
 def _refuses(model: Architecture) -> Iterator[str]:
     yield from refused_by_deepseek(model)
+    if model.mla is not None and model.mla.kv_lora_rank % 2:
+        yield f"model.mla.kv_lora_rank is {model.mla.kv_lora_rank}, transformers turns keys behind an even one only"
     moe = model.moe
     if moe is None:
         return

@@ -75,7 +75,7 @@ def _write(model: Architecture) -> dict[str, Any]:
         "layer_types": write_layer_types(model),
         "num_experts_per_tok": moe.top_k,
         "num_local_experts": moe.num_experts,
-        "sliding_window": model.sliding_window,
+        "sliding_window": model.sliding_window or WINDOW,  # transformers makes its mask, used or not
         "swiglu_alpha": SIGMOID_SCALE,
         "swiglu_limit": CLAMP,
         **write_balance(model),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 from megalite.architecture.architecture import Architecture
@@ -43,6 +44,11 @@ def _write(model: Architecture) -> dict[str, Any]:
     }
 
 
+def _refuses(model: Architecture) -> Iterator[str]:
+    if model.num_heads * model.head_dim != model.hidden_size:
+        yield f"model.head_dim is {model.head_dim}, its norms over all heads are for hidden_size / num_heads"
+
+
 FAMILY = Family(
     "olmoe",
     "OlmoeForCausalLM",
@@ -59,6 +65,7 @@ FAMILY = Family(
     keys={**llama_keys(), "norm_eps": Key("rms_norm_eps", float, 1e-5)},
     read=_read,
     write=_write,
+    refuses=_refuses,
     harmless=ABOUT_BALANCE,
     **EXPERT_NAMES,
 )
