@@ -130,9 +130,9 @@ def count_graphs(folder: str) -> list[tuple[int, int, list[str]]]:
 def noting(passes: list[str], name: str, function: Callable[..., Any]) -> Callable[..., Any]:
     """The function, which notes its name when it is called."""
 
-    def call(*arguments: Any) -> Any:
+    def call(*arguments: Any, **options: Any) -> Any:
         passes.append(name)
-        return function(*arguments)
+        return function(*arguments, **options)
 
     return call
 
