@@ -359,6 +359,7 @@ CONFIG_REFUSALS = [
         {"rope_parameters": {"rope_type": "linear", "factor": 2.0, "mscale_all_dim": 1.0}},
         "stands beside",
     ),
+    ("deepseek_v3", {"n_routed_experts": "6"}, "n_routed_experts: found '6', expected"),
     ("deepseek_v3", {"n_group": 6}, "n_group: found 6, whose best two experts are summed"),
     ("deepseek_v2", {"norm_topk_prob": True}, "norm_topk_prob: found True"),
     ("deepseek_v2", {"topk_method": "group_limited_greedy"}, "n_group: topk_method 'group_limited_greedy' needs it"),

@@ -96,15 +96,15 @@ def _with_experts(dense: Architecture, settings: Mapping[str, int]) -> Architect
     """
     if dense.moe is not None:
         raise ConversionError("the model has experts already; upcycle a dense one")
-    if settings["top_k"] == 1:
-        raise ConversionError(
-            "a token that goes to one expert brings its output weighed by 1, where the router learns nothing from the "
-            "loss, or by its score, which is not what the dense model computes; use a top_k of 2 or more"
-        )
     try:
         moe = MoeConfig.model_validate({**settings, "ffn_hidden_size": dense.ffn_hidden_size})
     except ValidationError as error:
         raise ConversionError(f"experts that no model has: {error.errors()[0]['msg']}") from error
+    if moe.top_k == 1:
+        raise ConversionError(
+            "a token that goes to one expert brings its output weighed by 1, where the router learns nothing from the "
+            "loss, or by its score, which is not what the dense model computes; use a top_k of 2 or more"
+        )
     model = dense.model_copy(update={"moe": moe})
     if problems := list(check_experts(model)):
         raise ConversionError("; ".join(problems))

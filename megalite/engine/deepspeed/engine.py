@@ -17,6 +17,7 @@ from megalite.engine.deepspeed.config import deepspeed_config
 from megalite.engine.deepspeed.loss_scaling import loss_scaling, set_loss_scaling
 from megalite.engine.deepspeed.partition import ZeroPartition
 from megalite.engine.deepspeed.update import UpdateStep
+from megalite.engine.evaluation import sum_losses, token_losses
 from megalite.engine.hooks import UpdateHooks
 from megalite.engine.protocol import Ask, GradientObserver, LossScaling, StepResult, nothing
 from megalite.engine.runtime import quiet
@@ -27,7 +28,6 @@ from megalite.engine.steps import (
     losses_of_step,
     set_accumulation,
     set_learning_rate,
-    sums_on_host,
     targets_of_batch,
     token_axes,
     token_weight,
@@ -131,26 +131,13 @@ class DeepSpeedEngine(EngineOfState):
         self._engine.step()
         return self._update.result(lr)
 
-    @torch.no_grad()
     def eval_step(self, batches: Sequence[Batch]) -> tuple[float, int]:
         self._engine.eval()
-        num_tokens = count_valid_tokens(batches, self._axes.batch)
-        total = torch.zeros((), dtype=torch.float32, device=self._engine.device)
-        for batch in map(self._cut.own, batches):
-            total += self._engine(batch.tokens, documents_of_batch(batch), targets_of_batch(batch))
-        return sums_on_host(all_reduce(total, self._axes.replicas), num_tokens)
+        return sum_losses(self._engine, self._cut, batches, self._axes, self._engine.device)
 
-    @torch.no_grad()
     def token_losses(self, batches: Sequence[Batch]) -> list[Tensor]:
         self._engine.eval()
-        found = []
-        for batch in batches:
-            own = self._cut.own(batch)
-            targets = targets_of_batch(own)
-            targets.losses = torch.zeros_like(targets.weights)
-            self._engine(own.tokens, documents_of_batch(own), targets)
-            found.append(self._cut.whole(targets.losses, own, batch))
-        return found
+        return token_losses(self._engine, self._cut, batches)
 
     def observe_gradients(self, observer: GradientObserver) -> Callable[[], None]:
         def tell(parameter: nn.Parameter) -> Callable[[Tensor], None]:

@@ -12,6 +12,7 @@ from megalite.config.schema import Config
 from megalite.config.stream import stream_unit
 from megalite.data.loader import Batch
 from megalite.engine.batch_cut import BatchCut, documents_of_batch
+from megalite.engine.evaluation import sum_losses, token_losses
 from megalite.engine.fsdp2.modules import Divided
 from megalite.engine.fsdp2.shards import Shard, ShardPartition
 from megalite.engine.hooks import UpdateHooks
@@ -22,7 +23,6 @@ from megalite.engine.steps import (
     PRODUCT_DTYPES,
     count_valid_tokens,
     losses_of_step,
-    sums_on_host,
     targets_of_batch,
     token_axes,
 )
@@ -31,7 +31,6 @@ from megalite.model.initialize import EXPERT_MARK, WeightSource
 from megalite.model.transformer import Stage
 from megalite.optim.optimizers import build_optimizer
 from megalite.parallel.axes import Axes, connect_groups
-from megalite.parallel.collectives import all_reduce
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 REDUCE_DTYPES = {None: torch.float32, "fp32": torch.float32, "bf16": torch.bfloat16}
@@ -84,7 +83,7 @@ class Fsdp2Engine(EngineOfState):
         self.stage.train()
         num_tokens = count_valid_tokens(batches, self._axes.batch)
         scale = (1.0 if self._scaler is None else self._scaler.scale) / num_tokens.clamp(min=1).float()
-        total = self._zero()
+        total = torch.zeros((), dtype=torch.float32, device=self._device)
         for batch in map(self._cut.own, batches):
             documents, targets = documents_of_batch(batch), targets_of_batch(batch, scale)
             documents.loss_weights = targets.weights
@@ -101,31 +100,22 @@ class Fsdp2Engine(EngineOfState):
             shard.forget_gradients()
         return result
 
-    @torch.no_grad()
     def eval_step(self, batches: Sequence[Batch]) -> tuple[float, int]:
         self.stage.eval()
-        num_tokens = count_valid_tokens(batches, self._axes.batch)
-        total = self._zero()
-        for batch in map(self._cut.own, batches):
-            total += self.stage(batch.tokens, documents_of_batch(batch), targets_of_batch(batch))
+        found = sum_losses(self.stage, self._cut, batches, self._axes, self._device)
         self._divided.let_go()
-        return sums_on_host(all_reduce(total, self._axes.replicas), num_tokens)
+        return found
 
-    @torch.no_grad()
     def token_losses(self, batches: Sequence[Batch]) -> list[Tensor]:
         self.stage.eval()
-        found = []
-        for batch in batches:
-            own = self._cut.own(batch)
-            targets = targets_of_batch(own)
-            targets.losses = torch.zeros_like(targets.weights)
-            self.stage(own.tokens, documents_of_batch(own), targets)
-            found.append(self._cut.whole(targets.losses, own, batch))
+        found = token_losses(self.stage, self._cut, batches)
         self._divided.let_go()
         return found
 
     def observe_gradients(self, observer: GradientObserver) -> Callable[[], None]:
-        raise NotImplementedError("refused: a gradient is reduced before anybody could see it whole")
+        raise NotImplementedError(
+            "engine=fsdp2 reduces a gradient before anybody could see it whole, and a config that asks is refused"
+        )
 
     def loss_scaling(self) -> LossScaling:
         return {} if self._scaler is None else self._scaler.state()
@@ -139,6 +129,3 @@ class Fsdp2Engine(EngineOfState):
 
     def close(self) -> None:
         """Nothing is held but memory."""
-
-    def _zero(self) -> Tensor:
-        return torch.zeros((), dtype=torch.float32, device=self._device)

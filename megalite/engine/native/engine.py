@@ -217,12 +217,12 @@ def _uses(stage: Stage, num_tokens: int) -> dict[nn.Parameter, int]:
         num_tokens: that an MLP is given.
     """
     uses: dict[nn.Parameter, int] = {}
-    num_heads = 1 + len(stage.mtp)
-    if stage.head is not None and num_heads > 1:
-        uses[stage.head.weight] = num_heads
+    of_head = 1 + len(stage.mtp)
+    if stage.head is not None and of_head > 1:
+        uses[stage.head.weight] = of_head
     if stage.embedding is not None:
         passes = 2 if stage.mtp and len(stage.spec.chunks) > 1 else 1  # the first chunk's and the last one's
-        uses[stage.embedding.weight] = passes + (num_heads if _shares_head(stage) else 0)
+        uses[stage.embedding.weight] = passes + (of_head if _shares_head(stage) else 0)
     for block in stage.all_blocks():
         if isinstance(block.mlp, MLP) and block.mlp.chunk_tokens is not None:
             count = -(-num_tokens // block.mlp.chunk_tokens)

@@ -38,7 +38,7 @@ def _read(settings: Settings) -> dict[str, Any]:
         chosen["group_score"] = "sum_of_two"
     if experts is None:
         return fields
-    if 2 * (chosen["num_groups"] or 1) > experts["num_experts"]:
+    if None not in (chosen["num_groups"], experts["num_experts"]) and 2 * chosen["num_groups"] > experts["num_experts"]:
         settings.complain("n_group", f"found {chosen['num_groups']}, whose best two experts are summed: each needs two")
     return {**fields, "moe": {**experts, **chosen, "scores": "sigmoid", "bias_rate": 0.0}}
 
