@@ -127,6 +127,7 @@ def test_any_key_of_a_config(name: str, num_cases: int, rng: random.Random, tmp_
     known: dict[str, list[Tensor]] = {}
     family = FAMILIES[config["model_type"]]
     numbers = {key.name for key in family.keys.values() if key.kind is float}  # transformers 5 takes no 1 for 1.0
+    numbers |= {key for key, value in config.items() if isinstance(value, float)}
     may_be_unreadable = HARMLESS | family.harmless | numbers | {"auto_map"}
     complaints = []
     for case in cases(config, rng, num_cases // 2):
