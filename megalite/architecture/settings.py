@@ -196,6 +196,10 @@ class MoeConfig(ModelSection):
     z_loss: NonNegativeFloat = 0.0
     """Coefficient of the squared log of the sum that the router's softmax divides by (ST-MoE, Zoph et al. 2022: 0.001),
     trained beside the loss likewise."""
+    capacity_factor: PositiveFloat | None = None
+    """In training an expert takes at most so many times its even share of a sequence's choices, those of the largest
+    weights, and the rest is dropped (GShard, Lepikhin et al. 2020: 2); null drops nothing, as evaluation and exports
+    do."""
     first_dense: NonNegativeInt = 0
     """The first blocks, which have one MLP of model.ffn_hidden_size (DeepSeek-V3: 3)."""
     every: PositiveInt = 1

@@ -96,6 +96,13 @@ def check_experts(model: Architecture) -> Iterator[str]:
         yield "model.moe.shared_gate: has no effect with shared_ffn_hidden_size=0; take it out"
     if not moe.aux_loss:
         yield from unused(moe, ("aux_loss_over",), "model.moe", "aux_loss=0")
+    factor = moe.capacity_factor
+    if factor is not None and factor * moe.top_k >= moe.num_experts:
+        yield (
+            f"model.moe.capacity_factor: {factor:g} times an even share, top_k={moe.top_k} of "
+            f"num_experts={moe.num_experts}, is room for all tokens: nothing would be dropped; use less than "
+            f"{moe.num_experts / moe.top_k:g}, or null"
+        )
     yield from _groups(moe)
 
 

@@ -34,7 +34,7 @@ def at_their_experts(
 
     Args:
         experts: this rank's; given rows in their order `[m, h]`, and how many are each one's `[e / r]`.
-        x: in order of the experts, the first rank's first.
+        x: in order of the experts, the first rank's first; rows behind theirs stay here, and zeros come out for them.
         sizes: `[e]` int64, rows of each expert.
         meanwhile: is done while rows travel, and its result is returned too.
     """
@@ -43,7 +43,7 @@ def at_their_experts(
     mine = mine.unflatten(0, (ep.size, -1))
     sent, received = torch.stack((sizes.unflatten(0, (ep.size, -1)).sum(1), mine.sum(1))).tolist()
     there = Message(sent, received, ep)
-    arriving = BeginMessage.apply(x, there)
+    arriving = BeginMessage.apply(x[: sum(sent)], there)
     made = meanwhile()
     arrived = EndMessage.apply(arriving, there)
     rows = torch.arange(arrived.shape[0], device=x.device)
@@ -52,7 +52,10 @@ def at_their_experts(
     inverse = order.argsort()
     y = experts(Permuted.apply(arrived, order, inverse), mine.sum(0))
     back = Message(received, sent, ep)
-    return EndMessage.apply(BeginMessage.apply(Permuted.apply(y, inverse, order), back), back), made
+    returned = EndMessage.apply(BeginMessage.apply(Permuted.apply(y, inverse, order), back), back)
+    if returned.shape[0] < x.shape[0]:
+        returned = torch.cat((returned, x.new_zeros(x.shape[0] - returned.shape[0], returned.shape[1])))
+    return returned, made
 
 
 class Permuted(torch.autograd.Function):

@@ -1,9 +1,12 @@
-"""Mixture of experts: many MLPs of which each token goes to few (Shazeer et al. 2017), without drops.
+"""Mixture of experts: many MLPs of which each token goes to few (Shazeer et al. 2017).
 
     x [t, h] -> router: k experts for each token, with weights
              -> a copy of each token for each of its experts, in order of the experts       [t k, h]
              -> products in groups (`layers.grouped`)                                       [t k, f] -> [t k, h]
              -> back in order of the tokens, weighed and added up                           [t, h]
+
+Choices that found no room at their expert (`layers.capacity`) are in no group: their rows lie behind those of all
+experts, do not travel, are not multiplied, and come out as zeros.
 
 Under expert parallelism each rank has some of the experts, and tokens travel to those that they have chosen and back
 (`layers.dispatch`), while the shared MLP is at work.
@@ -40,13 +43,25 @@ from megalite.parallel.collectives import copy_to, gather_rows, reduce_from, sca
 class Experts(nn.Module):
     """Some MLPs, each of which works on rows of its own. Shape: `[n, h]`, sorted by expert -> `[n, h]`.
 
+    Rows behind those of the experts are of none, and what comes out there is finite.
+
     Args:
         spec: of each.
         num_experts: that this rank holds.
         tp: the ranks that each is cut over; what comes out are parts of a sum over them.
+        may_spare: there may be rows of no expert.
     """
 
-    def __init__(self, hidden_size: int, spec: FeedForwardSpec, num_experts: int, tp: Axis, gemm: Gemm = PLAIN):
+    def __init__(
+        self,
+        hidden_size: int,
+        spec: FeedForwardSpec,
+        num_experts: int,
+        *,
+        tp: Axis,
+        gemm: Gemm = PLAIN,
+        may_spare: bool = False,
+    ):
         super().__init__()
         width = spec.width // tp.size
         expand = nn.Parameter(torch.empty(num_experts * spec.num_expanding * width, hidden_size))
@@ -59,7 +74,8 @@ class Experts(nn.Module):
             self.down_bias = nn.Parameter(torch.empty(num_experts * hidden_size))
         self.has_bias, self.tp = spec.bias, tp
         self.activation = load_activation(spec.activation)
-        self.products = GroupedProduct(expand, gemm), GroupedProduct(self.down, gemm)
+        made = partial(GroupedProduct, gemm=gemm, may_spare=may_spare)
+        self.products = made(expand), made(self.down)
 
     def forward(self, x: Tensor, sizes: Tensor) -> Tensor:
         expand, down = self.products
@@ -81,6 +97,7 @@ def _of_rows(bias: Tensor, sizes: Tensor, rows: Tensor) -> Tensor:
     """The bias of each row's expert, `[n, out]`, given those of all, `[experts x out]`."""
     places = torch.arange(rows.shape[0], device=rows.device)
     experts = torch.searchsorted(sizes.cumsum(0), places, right=True)  # nobody waits for the sizes
+    experts = experts.clamp(max=sizes.shape[0] - 1)  # rows of none
     return bias.view(sizes.shape[0], -1).index_select(0, experts)
 
 
@@ -106,7 +123,9 @@ class SparseMLP(nn.Module):
         super().__init__()
         settings = spec.settings
         self.router = Router(hidden_size, settings, tp=tp, sequence_parallel=sequence_parallel, cp=cp)
-        self.experts = Experts(hidden_size, spec.expert, settings.num_experts // ep.size, tp, gemm)
+        may_spare = settings.capacity_factor is not None and ep.size == 1  # over ranks no such rows travel
+        own = settings.num_experts // ep.size
+        self.experts = Experts(hidden_size, spec.expert, own, tp=tp, gemm=gemm, may_spare=may_spare)
         self.shared: MLP | None = None
         if spec.shared is not None:
             own_part = replace(spec.shared, width=spec.shared.width // tp.size)
@@ -124,13 +143,15 @@ class SparseMLP(nn.Module):
 
     def mix(self, x: Tensor, routing: Routing) -> tuple[Tensor, Tensor | None]:
         """What each token's experts put out, weighed, `[t, h]`, and what the shared MLP does."""
-        top_k = routing.chosen.shape[1]
+        top_k, num_experts = routing.chosen.shape[1], self.router.settings.num_experts
         flat = routing.chosen.flatten()
+        if routing.kept is not None:
+            flat = flat.masked_fill(~routing.kept.flatten(), num_experts)
         order = flat.argsort(stable=True)
         inverse = torch.empty_like(order).scatter(0, order, torch.arange(order.shape[0], device=order.device))
         ones = torch.ones_like(flat)
-        sizes = torch.zeros(self.router.settings.num_experts, dtype=flat.dtype, device=flat.device)
-        sizes = sizes.index_add(0, flat, ones)
+        sizes = torch.zeros(num_experts + 1, dtype=flat.dtype, device=flat.device)
+        sizes = sizes.index_add(0, flat, ones)[:num_experts]
         copies = _SortedCopies.apply(x, order, inverse, top_k)
         shared = partial(self._beside, x)
         if self.ep.size == 1:
@@ -151,10 +172,11 @@ class SparseMLP(nn.Module):
         """Where the tokens go that this rank's parts of the experts work on. Each rank has a part of the gradients of
         their weights, and these are added up."""
         if self.enter is copy_to:
-            return Routing(routing.chosen, copy_to(routing.weights, self.tp))
+            return routing._replace(weights=copy_to(routing.weights, self.tp))
         with torch.no_grad():
             chosen = gather_rows(routing.chosen, self.tp)
-        return Routing(chosen, gather_rows(routing.weights, self.tp))
+            kept = None if routing.kept is None else gather_rows(routing.kept.byte(), self.tp).bool()
+        return Routing(chosen, gather_rows(routing.weights, self.tp), kept)
 
 
 class SharedGate(nn.Module):

@@ -7,6 +7,8 @@ All matrices lie in one parameter, one below the other. On GPUs one kernel multi
 their sizes (`F.grouped_mm`, in bf16); elsewhere they are multiplied one by one. Gradients of the matrices can be handed
 over, as those of a `SummedLinear`. An op keeps it one step of a compiled block, and of what recomputation keeps.
 
+Rows behind the last group's are of no matrix: y and dx are zero there.
+
 Legend: n rows, g groups; x `[n, in]`, w `[g * out, in]`, y and dy `[n, out]`; sizes `[g]` int64, rows of each group.
 """
 
@@ -38,10 +40,11 @@ class GroupedProduct:
 
     Args:
         weight: `[g * out, in]`, the parameter itself.
+        may_spare: there may be rows behind the last group's.
     """
 
-    def __init__(self, weight: nn.Parameter, gemm: Gemm):
-        self.weight, self.gemm = weight, gemm
+    def __init__(self, weight: nn.Parameter, gemm: Gemm, *, may_spare: bool = False):
+        self.weight, self.gemm, self.may_spare = weight, gemm, may_spare
         self.take: TakeGradient | None = None
         """Gets the gradients; None leaves them to autograd."""
         self._number = opaque.number_of(self)
@@ -58,12 +61,12 @@ class GroupedProduct:
         """y."""
         matrices = _stacked(weight, sizes)
         if _has_kernel(x):
-            return F.grouped_mm(x, matrices.transpose(1, 2), offs=_ends(sizes))
+            return self._zero_spare(F.grouped_mm(x, matrices.transpose(1, 2), offs=_ends(sizes)), sizes)
         y = x.new_empty(x.shape[0], matrices.shape[1])
         for matrix, pieces in _groups(sizes, matrices.shape[1]):
             for rows in pieces:
                 self.gemm.multiply(x[rows], weight[matrix], y[rows])
-        return y
+        return self._zero_spare(y, sizes)
 
     def gradients(self, grad: Tensor, x: Tensor, weight: Tensor, sizes: Tensor) -> tuple[Tensor, Tensor | None]:
         """dx, and dw where it is not handed over."""
@@ -76,10 +79,18 @@ class GroupedProduct:
             for matrix, pieces in _groups(sizes, matrices.shape[1]):
                 for rows in pieces:
                     self.gemm.multiply(grad[rows], weight[matrix].t(), grad_x[rows])
+        grad_x = self._zero_spare(grad_x, sizes)
         if self.take is None:
             return grad_x, made.make()
         self.take(self.weight, made)
         return grad_x, None
+
+    def _zero_spare(self, y: Tensor, sizes: Tensor) -> Tensor:
+        """No product wrote the rows behind the last group's. Nothing waits for the sizes."""
+        if not self.may_spare:
+            return y
+        is_spare = torch.arange(y.shape[0], device=y.device) >= sizes.sum()
+        return y.masked_fill_(is_spare.unsqueeze(1), 0.0)
 
 
 class GroupedGradient:

@@ -7,8 +7,8 @@ al. 2024), or from losses that only training minimises: their gradients are adde
 that is reported has them in it (`_Beside`). They are sums over the tokens that count, each with its weight in the loss,
 so that they are means over the global batch in any layout.
 
-How often each expert was chosen is noted in the backward pass, of which there is one for each token, whatever is done
-again for it.
+How often each expert was chosen, and had no room, is noted in the backward pass, of which there is one for each token,
+whatever is done again for it.
 
 Legend: t tokens of this rank, h hidden size, e experts, k chosen ones.
 """
@@ -23,6 +23,7 @@ from torch import Tensor, nn
 
 from megalite.architecture.settings import MoeConfig
 from megalite.layers import opaque
+from megalite.layers.capacity import find_room
 from megalite.layers.documents import Documents
 from megalite.parallel.axes import SINGLE, Axis
 from megalite.parallel.collectives import keep, own_rows, reduce_from, replicated
@@ -34,7 +35,9 @@ class Routing(NamedTuple):
     chosen: Tensor
     """`[t, k]` int64, experts, the best first."""
     weights: Tensor
-    """`[t, k]` fp32 at least, with gradients."""
+    """`[t, k]` fp32 at least, with gradients; 0 of choices that were dropped."""
+    kept: Tensor | None = None
+    """`[t, k]` bool: which choices found room at their expert; None where all do."""
 
 
 class Router(nn.Module):
@@ -51,14 +54,16 @@ class Router(nn.Module):
         self.settings = settings
         self.tp, self.share = tp, replicated(sequence_parallel)
         self.own = own_rows if sequence_parallel else keep
-        self._sharers = (cp, tp) if sequence_parallel else (cp,)
+        self._cp, self._rows = cp, tp if sequence_parallel else SINGLE
         # State, which is no parameter and does not follow the stage's format: see `layers.routers`
         self.bias: Tensor | None = None
         """`[e]` fp32."""
         self.loads: Tensor | None = None
         """`[e]` fp32: how often tokens that count chose each expert in the last step; None before the first."""
-        self.noted = torch.zeros(settings.num_experts)
-        """The same of this rank so far."""
+        self.dropped: Tensor | None = None
+        """`[e]` fp32: how many of these choices found no room; None where there is room for all."""
+        self.noted = self.nothing_noted()
+        """Both, of this rank so far: `[1 or 2, e]`."""
         self._number = opaque.number_of(self)
 
     def forward(self, x: Tensor, documents: Documents | None = None) -> Routing:
@@ -71,9 +76,18 @@ class Router(nn.Module):
             weights = weights / weights.sum(1, keepdim=True)
         if self.settings.scale != 1.0:
             weights = weights * self.settings.scale
-        if self.training and documents is not None and documents.loss_weights is not None:
-            weights = self._balance(logits, scores, Routing(chosen, weights), documents)
-        return Routing(chosen, weights)
+        if not self.training or documents is None or documents.loss_weights is None:
+            return Routing(chosen, weights)
+        kept = None
+        if self.settings.capacity_factor is not None:
+            kept = find_room(chosen, weights, documents, self.settings, rows=self._rows, cp=self._cp)
+            weights = weights.masked_fill(~kept, 0.0)
+        routing = Routing(chosen, weights, kept)
+        return routing._replace(weights=self._balance(logits, scores, routing, documents))
+
+    def nothing_noted(self) -> Tensor:
+        """What `noted` is when a step begins."""
+        return torch.zeros(1 if self.settings.capacity_factor is None else 2, self.settings.num_experts)
 
     def scores(self, x: Tensor) -> Tensor:
         """`[t, e]`: of each expert, for who only looks on."""
@@ -105,7 +119,10 @@ class Router(nn.Module):
             loss = loss + settings.aux_loss * (weights.unsqueeze(1) * shares * means).sum()
         if settings.z_loss:
             loss = loss + settings.z_loss * (weights * logits.logsumexp(1).square()).sum()
-        return _Beside.apply(routing.weights, loss, self._count(routing.chosen, counted, 1)[0], self._number)
+        counts = self._count(routing.chosen, counted, 1)
+        if routing.kept is not None:
+            counts = torch.cat((counts, self._count(routing.chosen, counted * ~routing.kept, 1)))
+        return _Beside.apply(routing.weights, loss, counts, self._number)
 
     def _shares(self, chosen: Tensor, counted: Tensor, documents: Documents) -> Tensor:
         """`[t or 1, e]`: N f of the balancing loss, of the tokens that a token is counted with. 1 where even."""
@@ -118,7 +135,7 @@ class Router(nn.Module):
             places, num_units = self.own(documents.sequences, self.tp), documents.num_sequences
         with torch.no_grad():
             counts = self._count(chosen, counted, num_units, places)
-            for axis in self._sharers:
+            for axis in (self._cp, self._rows):
                 counts = reduce_from(counts, axis)
         shares = _even_is_one(counts)
         return shares if places is None else shares[places]

@@ -61,9 +61,10 @@ class Routers:
             counts = all_reduce(counts, axis)
         for router, noted in zip(routers, counts, strict=True):
             router.noted = torch.zeros_like(noted)
-            router.loads = noted.float()
+            router.loads = noted[0].float()
+            router.dropped = noted[1].float() if noted.shape[0] > 1 else None
             if router.bias is not None and router.settings.bias_rate:
-                excess = torch.sign(noted - noted.mean()).float()
+                excess = torch.sign(noted[0] - noted[0].mean()).float()
                 router.bias = router.bias - router.settings.bias_rate * excess
 
     def loads(self) -> dict[str, list[float]]:
@@ -72,6 +73,14 @@ class Routers:
             name.removesuffix(".mlp.router"): router.loads.tolist()
             for name, router in self.by_name.items()
             if router.loads is not None
+        }
+
+    def dropped(self) -> dict[str, float]:
+        """By block, the share of choices that found no room in the last step, where some may; likewise."""
+        return {
+            name.removesuffix(".mlp.router"): (router.dropped.sum() / router.loads.sum().clamp(min=1.0)).item()
+            for name, router in self.by_name.items()
+            if router.dropped is not None and router.loads is not None
         }
 
     def state(self) -> dict[str, Tensor]:

@@ -56,6 +56,7 @@ MEASURES = {
     "expert_load_max": Measure("Tokens of the fullest expert, over the mean, in the worst block"),
     "expert_load_entropy": Measure("Entropy of the experts' loads, over that of even ones, in the worst block"),
     "dead_experts": Measure("Experts without tokens, in the worst block", "%", factor=100.0),
+    "dropped_choices": Measure("Choices without room at their expert, in the worst block", "%", factor=100.0),
 }
 """In the order of their charts; numbers that are not here come after them under their own names."""
 

@@ -54,6 +54,8 @@ def experts(**moe):
 
 MIXTRAL = experts(aux_loss=0.02, z_loss=0.01)
 BY_SEQUENCE = experts(aux_loss=0.02, aux_loss_over="sequence", qk_norm=True, normalize=False, num_experts=8)
+FSDP2 = {"engine": "fsdp2", "zero_stage": 3}
+WITH_DROPS = experts(aux_loss=0.02, capacity_factor=0.75, qk_norm=True)
 BY_MICRO_BATCH = experts(aux_loss=0.02, aux_loss_over="micro_batch")
 SHARED = experts(shared_ffn_hidden_size=16, shared_gate=True, top_k=1, normalize=False)
 
@@ -179,6 +181,26 @@ SPARSE = {
     ],
 }
 
+DROPPING = {
+    1: [
+        layout(more=WITH_DROPS),
+        layout(more={**WITH_DROPS, **FULL}),
+        layout(**FSDP2, more={**WITH_DROPS, **SELECTIVE}),
+    ],
+    2: [
+        layout(dp=2, ep=2, more=WITH_DROPS),
+        layout(cp=2, ep=2, more={**WITH_DROPS, **FULL}),
+        layout(tp=2, sequence_parallel=True, more={**WITH_DROPS, **FEW}),
+        layout(dp=2, ep=2, **FSDP2, more={**WITH_DROPS, **SELECTIVE}),
+        layout(pp=2, schedule="zb-v", more=WITH_DROPS),
+    ],
+    4: [
+        layout(dp=2, ep=2, tp=2, sequence_parallel=True, more={**WITH_DROPS, **FEW, **SELECTIVE}),
+        layout(cp=2, ep=2, tp=2, sequence_parallel=True, more={**WITH_DROPS, **FEW}),
+        layout(dp=2, cp=2, ep=4, more=WITH_DROPS),
+    ],
+}
+
 MLA = {"q_lora_rank": 24, "kv_lora_rank": 16, "qk_nope_head_dim": 12, "qk_rope_head_dim": 8, "v_head_dim": 10}
 
 
@@ -241,8 +263,6 @@ LATENT = {
         layout(dp=2, ep=2, pp=2, schedule="zb-h1", more={**DEEPSEEK, **SELECTIVE}),
     ],
 }
-
-FSDP2 = {"engine": "fsdp2", "zero_stage": 3}
 DIVIDED = {
     1: [layout(**FSDP2), layout(**FSDP2, more={**TIED, **FULL})],
     2: [
@@ -340,6 +360,13 @@ def test_layouts_of_experts_equal_plain_pytorch(world_size):
     """The same with experts, whose routers have losses of each kind: against transformers' Mixtral, Qwen2-MoE and
     Qwen3-MoE."""
     compare(SPARSE[world_size], world_size)
+
+
+@pytest.mark.parametrize("world_size", DROPPING)
+def test_layouts_that_drop_choices_equal_plain_pytorch(world_size):
+    """The same where experts have room for three quarters of their share: against Qwen3-MoE's block, where weights of
+    choices without room are 0."""
+    compare(DROPPING[world_size], world_size)
 
 
 @pytest.mark.parametrize("world_size", LATENT)

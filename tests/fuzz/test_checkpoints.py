@@ -22,8 +22,8 @@ from megalite.checkpoint.format import FORMAT, MANIFEST, hash_file, stored_model
 from megalite.checkpoint.hf.importer import HuggingFaceWeights
 from megalite.checkpoint.listing import by_kind, inspect, list_checkpoints, storage
 from megalite.checkpoint.reader import CheckpointReader
+from tests.checkpoint.foreign import save_foreign
 from tests.checkpoint.stored import SMALL, store
-from tests.checkpoint.test_hf_import import save_foreign
 from tests.fuzz.kit import survive
 from tests.fuzz.mutate import mutate, mutate_bytes
 

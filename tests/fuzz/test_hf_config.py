@@ -24,7 +24,7 @@ from megalite.checkpoint.hf.importer import HuggingFaceWeights
 from megalite.checkpoint.hf.probes import Probe
 from megalite.checkpoint.hf.verify import LOGIT_TOLERANCE, compute_logits
 from megalite.errors import UserError
-from tests.checkpoint.test_hf_import import FOREIGN, IS_TRANSFORMERS_4, LLAMA3, LONGROPE, save_foreign, without_theta
+from tests.checkpoint.foreign import FOREIGN, IS_TRANSFORMERS_4, LLAMA3, LONGROPE, save_foreign, without_theta
 
 ORIGINAL = {"original_max_position_embeddings": 16}
 

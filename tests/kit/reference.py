@@ -6,6 +6,7 @@ sharding do not exist here. Only the initial weights are shared.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -179,7 +180,7 @@ def reference_training(
     Args:
         choices: gets each step's choices of each router, `[tokens, k]`.
     """
-    balance = Balance(model)
+    balance = Balance(model, config.batch.seq_len)
     reference = reference_model(model, config.run.seed)
     is_matrix = {p: p.dim() > 1 and not name.endswith("_bias") for name, p in reference.named_parameters()}
     decayed = [p for p, is_one in is_matrix.items() if is_one]  # biases of experts are stacked, and none
@@ -223,8 +224,8 @@ def reference_training(
 class Balance:
     """The losses of routers, by their formulas, from what routers of transformers put out."""
 
-    def __init__(self, model: ModelConfig):
-        self.moe, self._logits = model.moe, list[Tensor]()
+    def __init__(self, model: ModelConfig, seq_len: int):
+        self.moe, self._seq_len, self._logits = model.moe, seq_len, list[Tensor]()
         self._chosen, self._loads = list[Tensor | None](), list[Tensor]()
 
     @contextmanager
@@ -238,9 +239,24 @@ class Balance:
         for hook in hooks:
             hook.remove()
 
-    def _keep(self, gate: torch.nn.Module, _: object, out: tuple[Tensor, ...]) -> None:
+    def _keep(self, gate: torch.nn.Module, _: object, out: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         self._logits.append(out[0])
         self._chosen.append(out[2] if hasattr(gate, "e_score_correction_bias") else None)
+        if self.moe.capacity_factor is None:
+            return out
+        return out[0], out[1] * self._find_room(out[1], out[2]), *out[2:]
+
+    def _find_room(self, weights: Tensor, chosen: Tensor) -> Tensor:
+        """0 for each choice that others of its sequence and expert leave no room for, else 1: `[tokens, k]`."""
+        moe, length = self.moe, self._seq_len
+        room, found = math.ceil(moe.capacity_factor * length * moe.top_k / moe.num_experts), torch.zeros_like(weights)
+        for first in range(0, weights.shape[0], length):
+            for expert in range(moe.num_experts):
+                places = (chosen[first : first + length] == expert).nonzero()
+                best = sorted(places.tolist(), key=lambda place: -weights[first + place[0], place[1]].bfloat16())[:room]
+                for token, slot in best:
+                    found[first + token, slot] = 1.0
+        return found
 
     def choices(self) -> list[Tensor]:
         """Of each router, as it says itself, or the largest logits: `[tokens, k]`."""

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from megalite.architecture.architecture import ExpertsSpec
+from megalite.architecture.settings import MoeConfig
+from megalite.layers.capacity import find_room, room_for
+from megalite.layers.documents import Documents
 from megalite.layers.experts import SparseMLP
 from megalite.layers.gemm import PLAIN
 from megalite.layers.grouped import GroupedProduct
@@ -120,6 +125,75 @@ def check() -> list[str]:
 def test_experts_equal_one_process(world_size):
     """Cut over tensor-parallel ranks, the stream too or not: each rank has a part of each expert."""
     assert_equal_to_one_process(check, world_size)
+
+
+class TestCapacity:
+    """Which choices find room, by brute force; and that what does not is not there."""
+
+    SETTINGS = MoeConfig(num_experts=EXPERTS, ffn_hidden_size=FFN, capacity_factor=0.8)
+    LENGTH = 6  # two sequences and a piece of padding in the stream
+
+    def documents(self) -> Documents:
+        positions = torch.arange(NUM_TOKENS) % self.LENGTH
+        borders = torch.tensor([*range(0, NUM_TOKENS, self.LENGTH), NUM_TOKENS], dtype=torch.int32)
+        weights = torch.full((NUM_TOKENS,), 0.1)
+        return Documents(positions, borders, self.LENGTH, torch.arange(NUM_TOKENS), loss_weights=weights)
+
+    def test_the_largest_weights_find_room(self):
+        """Sequence by sequence and expert by expert; of equal ones the first."""
+        chosen = torch.randint(EXPERTS, (NUM_TOKENS, 2), generator=torch.Generator().manual_seed(5))
+        weights = torch.randint(4, (NUM_TOKENS, 2), generator=torch.Generator().manual_seed(6)) / 4
+        room = math.ceil(0.8 * self.LENGTH * 2 / EXPERTS)
+        assert room_for(self.SETTINGS, self.LENGTH) == room == 2
+        wanted = torch.zeros_like(chosen, dtype=torch.bool)
+        places = [(token, slot) for token in range(NUM_TOKENS) for slot in range(2)]
+        for token, slot in places:
+            rivals = [
+                (-weights[other].item(), other)
+                for other in places
+                if other[0] // self.LENGTH == token // self.LENGTH and chosen[other] == chosen[token, slot]
+            ]
+            wanted[token, slot] = sorted(rivals).index((-weights[token, slot].item(), (token, slot))) < room
+        found = find_room(chosen, weights, self.documents(), self.SETTINGS, rows=SINGLE, cp=SINGLE)
+        assert found.tolist() == wanted.tolist()
+        assert 0 < (~found).sum() < found.numel() / 2
+
+    def test_exact_shares(self):
+        """A factor that has no binary form takes no token more."""
+        settings = MoeConfig(num_experts=10, top_k=1, capacity_factor=1.1)
+        assert [room_for(settings, length) for length in (1, 100, 200, 1001)] == [1, 11, 22, 111]
+
+    @pytest.mark.parametrize("bias", [False, True])
+    def test_dropped_choices_do_nothing(self, bias):
+        """Output and gradients are those of all choices with weight 0 for the dropped ones; in evaluation all count."""
+        spec = (
+            small_model(
+                hidden_size=WIDTH,
+                bias="all" if bias else "none",
+                moe=self.SETTINGS.model_dump() | {"shared_ffn_hidden_size": 0},
+            )
+            .blocks[0]
+            .feed_forward
+        )
+        layer = SparseMLP(WIDTH, spec, tp=SINGLE, sequence_parallel=False).double()
+        fill_randomly(layer)
+        x, grad = (draw((NUM_TOKENS, WIDTH), torch.float64, seed) for seed in (1, 2))
+        kept = layer.router(x, self.documents()).kept
+        results = []
+        for mixes in ("without", "with"):
+            layer.zero_grad()
+            mine = x.clone().requires_grad_()
+            if mixes == "without":
+                y = layer(mine, self.documents())
+            else:
+                routing = layer.router(mine)
+                y, _ = layer.mix(mine, routing._replace(weights=routing.weights * kept))
+            y.backward(grad)
+            results.append([y.detach(), mine.grad, *(parameter.grad for parameter in layer.parameters())])
+        for found, wanted in zip(*results, strict=True):
+            assert difference(found, wanted) < TOLERANCE
+        layer.eval()
+        assert layer.router(x, self.documents()).kept is None
 
 
 SIZES = ([3, 0, 5, 1], [0, 0, 9, 0], [0, 0, 0, 0], [4, 1, 1, 3])

@@ -69,11 +69,11 @@ def test_biases_move_towards_a_balance():
     """By the rate, against the sign of what an expert has above its share; not at all where it has just that."""
     routers, blocks = made({"num_experts": 4, "top_k": 1, "bias_rate": 0.25})
     (router,) = routers.by_name.values()
-    router.noted = torch.tensor([6.0, 1.0, 3.0, 2.0])
+    router.noted = torch.tensor([[6.0, 1.0, 3.0, 2.0]])
     routers.end_step(())
     assert router.bias.tolist() == [-0.25, 0.25, 0.0, 0.25]
     assert router.loads.tolist() == [6.0, 1.0, 3.0, 2.0]
-    assert router.noted.tolist() == [0.0] * 4
+    assert router.noted.tolist() == [[0.0] * 4]
     state = routers.state()
     assert state.keys() == {"router_bias/blocks.3.mlp.router", "router_loads/blocks.3.mlp.router"}
     others, _ = made({"num_experts": 4, "top_k": 1, "bias_rate": 0.25})
@@ -85,11 +85,23 @@ def test_biases_move_towards_a_balance():
     del blocks
 
 
+def test_what_finds_no_room():
+    """Is known when the step is over, as a share of all choices; the balance is of what was chosen."""
+    routers, _ = made({"num_experts": 4, "top_k": 1, "capacity_factor": 1.0, "bias_rate": 0.25})
+    (router,) = routers.by_name.values()
+    assert routers.dropped() == {}
+    router.noted = torch.tensor([[6.0, 1.0, 3.0, 2.0], [3.0, 0.0, 0.0, 0.0]])
+    routers.end_step(())
+    assert router.bias.tolist() == [-0.25, 0.25, 0.0, 0.25]
+    assert routers.dropped() == {"blocks.3": 0.25}
+    assert router.noted.tolist() == [[0.0] * 4] * 2
+
+
 def test_a_bias_that_stays():
     """With a rate of 0, and there is none without a rate."""
     routers, _ = made({"num_experts": 2, "top_k": 1, "bias_rate": 0.0})
     (router,) = routers.by_name.values()
-    router.noted = torch.tensor([6.0, 1.0])
+    router.noted = torch.tensor([[6.0, 1.0]])
     routers.end_step(())
     assert router.bias.tolist() == [0.0, 0.0]
     routers, _ = made({"num_experts": 2, "top_k": 1})

@@ -22,7 +22,7 @@ SETTINGS = {"num_kv_heads": 2, "qk_norm": True, "dropout": 0.1}
 
 
 EXPERTS = {"num_experts": 5, "top_k": 2, "ffn_hidden_size": 16, "aux_loss": 0.1, "z_loss": 0.1, "normalize": False}
-EXPERTS |= {"aux_loss_over": "sequence", "shared_ffn_hidden_size": 8, "shared_gate": True}
+EXPERTS |= {"aux_loss_over": "sequence", "shared_ffn_hidden_size": 8, "shared_gate": True, "capacity_factor": 0.9}
 
 
 def train_stage(

@@ -33,7 +33,11 @@ def _grouped_mm(x: Tensor, matrices: Tensor, offs: Tensor, *_: Any, **__: Any) -
     spans = list(itertools.pairwise([0, *ends.tolist()]))
     left, right = left.float(), right.float()
     if right.dim() == 3:
-        made = torch.cat([left[slice(*span)] @ right[group] for group, span in enumerate(spans)])
+        made = torch.full(
+            (left.shape[0], right.shape[2]), torch.nan
+        )  # the kernel leaves rows behind the last run alone
+        for group, span in enumerate(spans):
+            made[slice(*span)] = left[slice(*span)] @ right[group]
     else:
         made = torch.stack([left[:, slice(*span)] @ right[slice(*span)] for span in spans])
     return _device(made.to(torch.bfloat16), x)

@@ -26,7 +26,9 @@ JOB_SECONDS = 300
 COMMON = ("train.device=cuda", "precision.dtype=bf16", "batch.global_batch_size=8", "checkpoint.every=3")
 """Four micro-batches a step on one rank and under a pipeline, two on each of two."""
 
-EXPERTS = "model.moe={num_experts: 4, top_k: 2, ffn_hidden_size: 16, aux_loss: 0.01, bias_rate: 0.001}"
+EXPERTS = (
+    "model.moe={num_experts: 4, top_k: 2, ffn_hidden_size: 16, aux_loss: 0.01, bias_rate: 0.001, capacity_factor: 1.5}"
+)
 LATENTS = "model.mla={q_lora_rank: 24, kv_lora_rank: 16, qk_nope_head_dim: 16, qk_rope_head_dim: 8, v_head_dim: 16}"
 GPT_OSS = (
     *("model.bias=all", "model.attention_sinks=true", "model.activation=swiglu_clamped"),

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from megalite.config.validate import validate
-from megalite.errors import EXIT_DONE, ConfigError
+from megalite.errors import EXIT_BAD_INPUT, EXIT_DONE, ConfigError
 from tests.kit.runs import events, metrics
 from tests.kit.train import tiny_config
 from tests.train.forked import launch
@@ -33,11 +33,12 @@ def collapse_at_step_13() -> None:
     NativeEngine.train_step = step
 
 
-def run_of(folder, **experts):
+def run_of(folder, capacity_factor=None, **experts):
     parallel = {"dp": 1, "pp": 2, "zero_stage": 1}
+    moe = {**EXPERTS, "capacity_factor": capacity_factor}
     health = {"experts": {"every": 5, "loads_every": 4, "least_entropy": 0.2, **experts}}
     return planted_config(
-        folder, range(0), steps=25, parallel=parallel, health=health, model={"moe": EXPERTS, "num_layers": 4}
+        folder, range(0), steps=25, parallel=parallel, health=health, model={"moe": moe, "num_layers": 4}
     )
 
 
@@ -61,10 +62,14 @@ def test_a_collapse_is_told_once(tmp_path):
 
 
 def test_a_collapse_may_end_the_run(tmp_path):
-    """For good, with a checkpoint."""
-    config = run_of(tmp_path, action="stop")
-    assert launch(config, 2, prepare=collapse_at_step_13) == EXIT_DONE
-    assert metrics(config.run.dir)[-1]["step"] == 15
+    """As a failure that a person must look at, with a checkpoint. In a collapse on one expert it has room for its share
+    of each sequence, and the rest is dropped."""
+    config = run_of(tmp_path, capacity_factor=1.0, action="stop")
+    assert launch(config, 2, prepare=collapse_at_step_13) == EXIT_BAD_INPUT
+    rows = {row["step"]: row for row in metrics(config.run.dir)}
+    assert max(rows) == 15
+    assert 0 < rows[10]["dropped_choices"] < rows[15]["dropped_choices"] == 0.75
+    assert not {event["event"] for event in events(config.run.dir)} & {"done", "early_stop"}
     assert (config.run.dir / "checkpoints" / "step-0000015").is_dir()
 
 

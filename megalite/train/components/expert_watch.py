@@ -4,8 +4,11 @@ A router that sends all tokens to the same experts trains these alone, and seldo
 loads of the last one are looked at, which all ranks of a stage have:
 
     experts.jsonl    what every expert had
-    metrics.jsonl    expert_load_max, expert_load_entropy, dead_experts of the block where each is worst
+    metrics.jsonl    expert_load_max, expert_load_entropy, dead_experts of the block where each is worst, and, where
+                     experts have room for so many, dropped_choices likewise
     events.jsonl     router_collapsed, when a block's entropy falls below a bound; once, until it is above again
+
+A run that this ends has gone wrong: it is saved, and is no success.
 """
 
 from __future__ import annotations
@@ -19,6 +22,7 @@ from megalite.monitor.routers import load_figures
 from megalite.parallel.axes import Axes
 from megalite.parallel.collectives import from_all
 from megalite.train.components.component import Component, Step
+from megalite.train.components.rollback_limit import Unstable
 
 WORST = {"expert_load_max": ("load_max", max), "expert_load_entropy": ("load_entropy", min)}
 WORST |= {"dead_experts": ("dead_experts", max)}
@@ -52,6 +56,10 @@ class ExpertWatch(Component):
             self._recorder.experts(step.number, loads)
         if is_look and loads:
             self._look(step, {name: load_figures(counts) for name, counts in loads.items()})
+            dropped = [
+                part for each in from_all(self._engine.stage.routers.dropped(), self._axes.pp) for part in each.values()
+            ]
+            step.figures |= {"dropped_choices": max(dropped)} if dropped else {}
 
     def _look(self, step: Step, blocks: dict[str, dict[str, float]]) -> None:
         for name, (figure, worse) in WORST.items():
@@ -60,6 +68,18 @@ class ExpertWatch(Component):
 
     def stop_reason(self) -> str:
         return self._reason
+
+    def finish(self, step: int) -> None:
+        """The run has come to its end.
+
+        Raises:
+            Unstable: routers have collapsed, and the settings end the run for it.
+        """
+        if self._reason:
+            raise Unstable(
+                f"{self._reason}; the run ends at step {step} (health.experts.action=stop): begin again from a "
+                "checkpoint before, with a higher model.moe.aux_loss, bias_rate or z_loss or a lower optimizer.lr"
+            )
 
     def state(self) -> dict[str, Any]:
         return {"collapsed": sorted(self._collapsed)} if self._collapsed else {}
