@@ -46,6 +46,8 @@ def check_architecture(given: ModelConfig, model: Architecture) -> Iterator[str]
         yield from unused(model.rope, RopeConfig.model_fields, "model.rope", "positions=learned")
         yield from unused(given, ("sliding_rope",), "model", "positions=learned")
         return
+    if model.mla is not None and model.turned_dim % 2:
+        return  # as `_latents` says
     yield from _rotary(model.rope, "model.rope", model.turned_dim, model.max_positions)
     if model.sliding_rope is not None:
         yield from _rotary(model.sliding_rope, "model.sliding_rope", model.turned_dim, model.max_positions)
@@ -78,6 +80,11 @@ def _latents(given: ModelConfig, model: Architecture, mla: MlaConfig) -> Iterato
         yield (
             f"model.num_kv_heads: mla makes keys and values of all num_heads={model.num_heads}, found "
             f"{model.num_kv_heads}; use null"
+        )
+    if mla.qk_rope_head_dim % 2:
+        yield (
+            f"model.mla.qk_rope_head_dim: {mla.qk_rope_head_dim} channels are rotated, and they turn in pairs; use "
+            f"{or_(near(mla.qk_rope_head_dim, 2))}"
         )
     if mla.v_head_dim > mla.head_dim:
         yield (

@@ -14,6 +14,7 @@ from megalite.checkpoint.hf.generate import generate
 from megalite.checkpoint.hf.to_checkpoint import from_hugging_face
 from megalite.errors import ConversionError, DataError
 from megalite.tokenizer.tokenizer import HUGGING_FACE, Tokenizer, TokenizerInfo, write_info
+from tests.checkpoint.foreign import edit_tensors
 from tests.checkpoint.hf_kit import (
     TOKENIZER_KINDS,
     TOKENIZER_SIZE,
@@ -175,3 +176,6 @@ def test_generate(tokenizers: Path, tmp_path: Path):
         generate(tmp_path / "hf", "def f", max_new_tokens=40)
     with pytest.raises(ConversionError, match=r"no config\.json"):
         generate(tmp_path, "def f")
+    edit_tensors(tmp_path / "hf", "model.norm.weight")
+    with pytest.raises(ConversionError, match=r"model\.norm\.weight of 1 tensors are not there"):
+        generate(tmp_path / "hf", "def f")

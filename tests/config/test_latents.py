@@ -24,7 +24,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "a fraction": ({"rope": {"fraction": 0.5}}, "model.rope.fraction: mla.qk_rope_head_dim says how much"),
     "an odd number of channels": (
         {"mla": {**MLA, "qk_rope_head_dim": 7}},
-        "rotates 7 channels, and they turn in pairs",
+        "model.mla.qk_rope_head_dim: 7 channels are rotated, and they turn in pairs; use 6 or 8",
     ),
     "norms of heads": ({"qk_norm": True}, "model.qk_norm: found True, but it has no effect with mla"),
     "biases": ({"bias": "attention"}, "model.bias: mla has none; found attention, use none"),

@@ -95,6 +95,10 @@ def test_models_with_experts(exported, workplace, name, engine, class_name):
         assert done.returncode == 0, done.stdout + done.stderr
     assert class_name in done.stdout
     assert "every prediction equal" in done.stdout
+    if "deepseek" in name:  # whose last layer transformers leaves out, without a word of its own
+        done = megalite("generate", run / "hf", "--prompt", "def main(", "--max-new-tokens", "5")
+        assert done.returncode == 0, done.stdout + done.stderr
+        assert done.stderr == "", done.stderr
     rows = metrics(run)
     assert rows[-1]["loss"] < rows[0]["loss"] - 0.5
     assert {"expert_load_max", "expert_load_entropy", "dead_experts"} <= rows[4].keys()

@@ -58,8 +58,15 @@ def _load(folder: Path) -> tuple[Any, Any]:
     from transformers.utils import logging
 
     logging.disable_progress_bar()
+    logging.set_verbosity_error()  # of what it leaves out, as layers that predict further; what lacks is told here
     try:
-        model = AutoModelForCausalLM.from_pretrained(folder, local_files_only=True)
-        return model.eval(), AutoTokenizer.from_pretrained(folder, local_files_only=True)
+        model, loading = AutoModelForCausalLM.from_pretrained(folder, local_files_only=True, output_loading_info=True)
+        tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
     except (OSError, ValueError) as error:
         raise ConversionError(f"{folder}: transformers cannot load it: {error}") from error
+    if lacking := sorted(loading["missing_keys"]):
+        raise ConversionError(
+            f"{folder}: {', '.join(lacking[:3])} of {len(lacking)} tensors are not there, and transformers would make "
+            "them up; convert or copy the folder anew"
+        )
+    return model.eval(), tokenizer
