@@ -83,6 +83,9 @@ def _sizes(config: Config, model: Architecture, multiple: int) -> Iterator[str]:
         "num_kv_heads x head_dim": (model.num_kv_heads * model.head_dim, tp),
         "ffn_hidden_size": (model.ffn_hidden_size, tp),
     }
+    if model.moe is not None:
+        widths["moe.ffn_hidden_size"] = (model.moe.ffn_hidden_size or 0, tp)
+        widths["moe.shared_ffn_hidden_size"] = (model.moe.shared_ffn_hidden_size, tp)
     for name, (width, parts) in widths.items():
         if width % (parts * multiple):
             over = f" / tp={tp}" if parts > 1 else ""

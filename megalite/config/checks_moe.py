@@ -9,8 +9,11 @@ from megalite.architecture.architecture import Architecture
 from megalite.architecture.settings import MoeConfig
 from megalite.config.engine import choose_engine
 from megalite.config.plan import derive_dp
-from megalite.config.schema import Config
+from megalite.config.schema import Config, Fp8Config
 from megalite.config.wording import divisors, near, or_, unused
+
+ROW_RECIPES = ("rowwise", "block", "mxfp8")
+"""Recipes of FP8 whose scales are of rows, or of pieces of them (`layers.fp8.recipes`)."""
 
 
 def check_moe(config: Config, model: Architecture, world_size: int) -> Iterator[str]:
@@ -39,11 +42,24 @@ def check_moe(config: Config, model: Architecture, world_size: int) -> Iterator[
     if config.train.mlp_chunk_tokens is not None:
         yield "train.mlp_chunk_tokens: experts have their tokens all at once; use null, or a model without experts"
     if config.precision.fp8 is not None:
-        yield "precision.fp8: experts multiply in precision.dtype alone; use null, or a model without experts"
+        yield from _fp8(config.precision.fp8)
     if config.precision.dtype == "fp16" and choose_engine(config.parallel) == "deepspeed" and _has_losses(moe):
         yield (
             "precision.dtype: losses of routers are not scaled as DeepSpeed scales the loss in fp16; use dtype=bf16, "
             "engine=native with zero_stage=1, or aux_loss=0 and z_loss=0"
+        )
+
+
+def _fp8(fp8: Fp8Config) -> Iterator[str]:
+    if fp8.backend == "te":
+        yield (
+            "precision.fp8.backend: te has layers of its own, and the experts of a block lie in one matrix; use "
+            "backend=scaled_mm with recipe=rowwise, or emulate"
+        )
+    elif fp8.recipe not in ROW_RECIPES:
+        yield (
+            f"precision.fp8.recipe: {fp8.recipe} has one scale for all tokens that an expert gets, whatever ranks they "
+            f"come from; use {or_(ROW_RECIPES)}"
         )
 
 

@@ -87,6 +87,10 @@ class Experts(nn.Module):
             return y
         return y + _of_rows(copy_to(self.down_bias, self.tp), sizes, y) / self.tp.size  # a part of the sum, too
 
+    def by_name(self) -> tuple[tuple[str, GroupedProduct], tuple[str, GroupedProduct]]:
+        """The products in their order, with the names of their weights."""
+        return (self._expand_name, self.products[0]), ("down", self.products[1])
+
     def hand_over_gradients(self, take: TakeGradient) -> None:
         """Let somebody else have the gradients of the weights."""
         for product in self.products:

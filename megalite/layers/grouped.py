@@ -4,19 +4,21 @@
     dx[a:b] = dy[a:b] w[e]        dw[e] = dy[a:b]^T x[a:b]
 
 All matrices lie in one parameter, one below the other. On GPUs one kernel multiplies all groups and nobody waits for
-their sizes (`F.grouped_mm`, in bf16); elsewhere they are multiplied one by one. Gradients of the matrices can be handed
-over, as those of a `SummedLinear`. An op keeps it one step of a compiled block, and of what recomputation keeps.
+their sizes (`F.grouped_mm`, in bf16); elsewhere they are multiplied one by one. y and dx may be made by others
+(`Rows`), as in FP8 (`fp8.grouped`). Gradients of the matrices can be handed over, as those of a `SummedLinear`. An op
+keeps it one step of a compiled block, and of what recomputation keeps.
 
 Rows behind the last group's are of no matrix: y and dx are zero there.
 
-Legend: n rows, g groups; x `[n, in]`, w `[g * out, in]`, y and dy `[n, out]`; sizes `[g]` int64, rows of each group.
+Legend: n rows, g groups; x `[n, in]`, w `[g * out, in]`, y and dy `[n, out]`; sizes `[g]` int64, rows of each group. Of
+either product: rows `[n, k]`, matrices `[g, m, k]`, which gives `[n, m]`.
 """
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Literal, Protocol
 
 import torch
 import torch.nn.functional as F
@@ -26,13 +28,37 @@ from megalite.layers import opaque
 from megalite.layers.gemm import Gemm
 from megalite.layers.weight_gradients import TakeGradient
 
-Group = tuple[slice, list[slice]]
-"""Its matrix' rows in the parameter, and its rows among all rows, in pieces."""
+RowsRole = Literal["activation", "gradient"]
+"""What the rows are: x, whose product is y, or dy, whose product is dx."""
 
 UNITS = (256, 32, 1)
 """Rows of a piece are a multiple of the first of these that they are enough for. oneDNN makes a program for each number
 of rows, which takes 0.4 ms, as long as 200 rows of a 384 x 1024 product on two cores of a Zen 5, and keeps a thousand.
 Groups have other sizes in each step; pieces soon have been there before."""
+
+
+class Rows(Protocol):
+    """What multiplies rows by the matrices of their groups, without gradients."""
+
+    def multiply(self, role: RowsRole, rows: Tensor, matrices: Tensor, sizes: Tensor) -> Tensor:
+        """`[n, k]` and `[g, m, k]` -> `[n, m]`; what lies behind the last group's rows may be anything."""
+        ...
+
+
+class PlainRows:
+    """In their own format."""
+
+    def __init__(self, gemm: Gemm):
+        self.gemm = gemm
+
+    def multiply(self, role: RowsRole, rows: Tensor, matrices: Tensor, sizes: Tensor) -> Tensor:
+        if _has_kernel(rows):
+            return F.grouped_mm(rows, matrices.transpose(1, 2), offs=ends(sizes))
+        y = rows.new_empty(rows.shape[0], matrices.shape[1])
+        for index, pieces in groups(sizes):
+            for piece in pieces:
+                self.gemm.multiply(rows[piece], matrices[index], y[piece])
+        return y
 
 
 class GroupedProduct:
@@ -45,6 +71,7 @@ class GroupedProduct:
 
     def __init__(self, weight: nn.Parameter, gemm: Gemm, *, may_spare: bool = False):
         self.weight, self.gemm, self.may_spare = weight, gemm, may_spare
+        self.rows: Rows = PlainRows(gemm)
         self.take: TakeGradient | None = None
         """Gets the gradients; None leaves them to autograd."""
         self._number = opaque.number_of(self)
@@ -59,27 +86,13 @@ class GroupedProduct:
 
     def product(self, x: Tensor, weight: Tensor, sizes: Tensor) -> Tensor:
         """y."""
-        matrices = _stacked(weight, sizes)
-        if _has_kernel(x):
-            return self._zero_spare(F.grouped_mm(x, matrices.transpose(1, 2), offs=_ends(sizes)), sizes)
-        y = x.new_empty(x.shape[0], matrices.shape[1])
-        for matrix, pieces in _groups(sizes, matrices.shape[1]):
-            for rows in pieces:
-                self.gemm.multiply(x[rows], weight[matrix], y[rows])
-        return self._zero_spare(y, sizes)
+        return self._zero_spare(self.rows.multiply("activation", x, _stacked(weight, sizes), sizes), sizes)
 
     def gradients(self, grad: Tensor, x: Tensor, weight: Tensor, sizes: Tensor) -> tuple[Tensor, Tensor | None]:
         """dx, and dw where it is not handed over."""
-        matrices = _stacked(weight, sizes)
         made = GroupedGradient(self.gemm, grad.detach(), x.detach(), sizes)
-        if _has_kernel(x):
-            grad_x = F.grouped_mm(grad, matrices, offs=_ends(sizes))
-        else:
-            grad_x = torch.empty_like(x)
-            for matrix, pieces in _groups(sizes, matrices.shape[1]):
-                for rows in pieces:
-                    self.gemm.multiply(grad[rows], weight[matrix].t(), grad_x[rows])
-        grad_x = self._zero_spare(grad_x, sizes)
+        matrices = _stacked(weight, sizes).transpose(1, 2)
+        grad_x = self._zero_spare(self.rows.multiply("gradient", grad, matrices, sizes), sizes)
         if self.take is None:
             return grad_x, made.make()
         self.take(self.weight, made)
@@ -101,7 +114,7 @@ class GroupedGradient:
 
     def make(self) -> Tensor:
         if _has_kernel(self._x):
-            return F.grouped_mm(self._grad.t(), self._x, offs=_ends(self._sizes)).flatten(0, 1)
+            return F.grouped_mm(self._grad.t(), self._x, offs=ends(self._sizes)).flatten(0, 1)
         total = self._x.new_empty(self._sizes.shape[0] * self._grad.shape[1], self._x.shape[1])
         self.begin(total)
         return total
@@ -110,23 +123,22 @@ class GroupedGradient:
         if _has_kernel(self._x):
             total.add_(self.make())
             return
-        for matrix, pieces in self._groups():
+        parts = _stacked(total, self._sizes)
+        for index, pieces in groups(self._sizes):
             for rows in pieces:
-                self._gemm.add_product(total[matrix], self._grad[rows], self._x[rows])
+                self._gemm.add_product(parts[index], self._grad[rows], self._x[rows])
 
     def begin(self, total: Tensor) -> None:
         if _has_kernel(self._x):
             total.copy_(self.make())
             return
-        for matrix, pieces in self._groups():
+        parts = _stacked(total, self._sizes)
+        for index, pieces in groups(self._sizes):
             if not pieces:
-                total[matrix].zero_()
+                parts[index].zero_()
             for number, rows in enumerate(pieces):
                 work = self._gemm.add_product if number else self._gemm.begin_product
-                work(total[matrix], self._grad[rows], self._x[rows])
-
-    def _groups(self) -> Iterator[Group]:
-        return _groups(self._sizes, self._grad.shape[1])
+                work(parts[index], self._grad[rows], self._x[rows])
 
 
 def _has_kernel(x: Tensor) -> bool:
@@ -139,16 +151,16 @@ def _stacked(weight: Tensor, sizes: Tensor) -> Tensor:
     return weight.unflatten(0, (sizes.shape[0], -1))
 
 
-def _ends(sizes: Tensor) -> Tensor:
+def ends(sizes: Tensor) -> Tensor:
     """Where each group ends, as the kernel wants it."""
     return sizes.cumsum(0).to(torch.int32)
 
 
-def _groups(sizes: Tensor, num_rows: int) -> Iterator[Group]:
-    """Each group, whose matrix has so many rows. Waits for the sizes."""
+def groups(sizes: Tensor) -> Iterator[tuple[int, list[slice]]]:
+    """Each group's number, and its rows in pieces. Waits for the sizes."""
     stops = [0, *itertools.accumulate(sizes.tolist())]
     for index, (start, stop) in enumerate(itertools.pairwise(stops)):
-        yield slice(index * num_rows, (index + 1) * num_rows), in_pieces(start, stop)
+        yield index, in_pieces(start, stop)
 
 
 def in_pieces(start: int, stop: int) -> list[slice]:

@@ -8,7 +8,7 @@ Engine's autocast; outside of it a `te.Linear` would quietly multiply in bf16. I
 machine without a GPU, so `why_unavailable` asks for the device first, and then asks the package itself.
 
 Its scales are those of what one rank multiplies: its part of a weight, and of an input or gradient that tensor
-parallelism cuts; ours (`fp8.sites`) are of the whole. Both are right, but here another tp rounds differently.
+parallelism cuts; ours (`fp8.linear`) are of the whole. Both are right, but here another tp rounds differently.
 """
 
 from __future__ import annotations
@@ -23,6 +23,8 @@ import torch
 from torch import Tensor
 
 from megalite.config.schema import Fp8Config
+from megalite.layers.fp8.grouped import Fp8Rows
+from megalite.layers.fp8.linear import WeightSharding
 from megalite.layers.fp8.quantise import Quantised, cast, scale_of, tile_amax
 from megalite.layers.fp8.recipes import Recipe, Role, make_recipe
 from megalite.layers.kept_products import keep_product
@@ -68,6 +70,10 @@ class TransformerEngine:
     def make_layers(self, layers: dict[str, ColumnParallelLinear | RowParallelLinear]) -> dict[str, TeLinear]:
         rounding = None if self._config.recipe == "nvfp4" else make_recipe(self._config)
         return {name: TeLinear(layer, rounding, keep_weights=self._keep_weights) for name, layer in layers.items()}
+
+    def make_rows(self, places: dict[str, WeightSharding]) -> dict[str, Fp8Rows]:
+        assert not places, "experts were refused"
+        return {}
 
     def context(self) -> AbstractContextManager:
         import transformer_engine.pytorch as te

@@ -107,6 +107,18 @@ CONFLICTS = {
         "batch.noise_scale: with ep=2 an expert's gradient is of several ranks' micro-batches, and cannot be measured "
         "for each; use null, or ep=1",
     ),
+    "one scale for all tokens": (
+        config(model={"moe": {}}, precision={"fp8": {"backend": "emulate"}}),
+        1,
+        "precision.fp8.recipe: current has one scale for all tokens that an expert gets, whatever ranks they come "
+        "from; use rowwise, block or mxfp8",
+    ),
+    "experts in layers of another library": (
+        config(model={"moe": {}, "num_layers": 2}, precision={"fp8": {"backend": "te", "recipe": "block"}}),
+        1,
+        "precision.fp8.backend: te has layers of its own, and the experts of a block lie in one matrix; use "
+        "backend=scaled_mm with recipe=rowwise, or emulate",
+    ),
     "room for all": (
         config(model={"moe": {"num_experts": 8, "top_k": 2, "capacity_factor": 4.5}}),
         1,

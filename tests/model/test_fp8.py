@@ -12,8 +12,8 @@ import torch.distributed as dist
 from megalite.checkpoint.reader import CheckpointReader
 from megalite.config.schema import Config
 from megalite.layers.fp8.history import Histories
+from megalite.layers.fp8.linear import CurrentScales, Fp8Linear, WeightSharding
 from megalite.layers.fp8.recipes import make_recipe
-from megalite.layers.fp8.sites import CurrentScales, Fp8Linear, WeightSharding
 from megalite.layers.weight_gradients import SummedLinear
 from megalite.parallel.axes import SINGLE, connect
 from megalite.parallel.mesh import Mesh
@@ -86,6 +86,30 @@ def test_layouts_agree(truth):
     }
     found = dict(zip(configs, run_ranks(curves, 2, list(configs.values()), COMPARED)[0], strict=True))
     gaps = {key: gap(curve, truth[key[0]][:COMPARED]) for key, curve in found.items()}
+    assert max(gaps.values()) < LAYOUT_TOLERANCE, gaps
+
+
+EXPERTS = {"num_experts": 4, "top_k": 2, "ffn_hidden_size": 64, "shared_ffn_hidden_size": 64, "aux_loss": 0.01}
+OVER_RANKS = {**LAYOUTS, "ep 2": {"ep": 2}, "ep 2, cp 2": {"ep": 2, "cp": 2}}
+OVER_RANKS["ep 2, FSDP2"] = {"ep": 2, "zero_stage": 3, "engine": "fsdp2"}
+
+
+def test_layouts_of_experts_agree():
+    """Rows of experts are rounded alike wherever they are multiplied, and it shows that they are."""
+    recipes = ("rowwise", "mxfp8", "block")
+    model = {"moe": EXPERTS}
+    plain = run_ranks(curves, 1, [fp8_config(None, model=model)], COMPARED)[0][0]
+    found = run_ranks(curves, 1, [fp8_config(recipe, model=model) for recipe in recipes], COMPARED)[0]
+    truth = dict(zip(recipes, found, strict=True))
+    assert all(LAYOUT_TOLERANCE < gap(curve, plain) < FP8_COST for curve in truth.values())
+    configs = {
+        (recipe, name): fp8_config(recipe, parallel=layout, model=model)
+        for recipe in recipes
+        for name, layout in OVER_RANKS.items()
+        if not (recipe == "block" and "tp" in layout)
+    }
+    curves_of = dict(zip(configs, run_ranks(curves, 2, list(configs.values()), COMPARED)[0], strict=True))
+    gaps = {key: gap(curve, truth[key[0]]) for key, curve in curves_of.items()}
     assert max(gaps.values()) < LAYOUT_TOLERANCE, gaps
 
 

@@ -19,6 +19,7 @@ def register_kernels() -> torch.library.Library:
     library.impl("_flash_attention_backward", _flash_backward, "CUDA")
     library.impl("_scaled_mm", _scaled_mm, "CUDA")
     library.impl("_grouped_mm", _grouped_mm, "CUDA")
+    library.impl("_scaled_grouped_mm", _scaled_grouped_mm, "CUDA")
     return library
 
 
@@ -41,6 +42,35 @@ def _grouped_mm(x: Tensor, matrices: Tensor, offs: Tensor, *_: Any, **__: Any) -
     else:
         made = torch.stack([left[:, slice(*span)] @ right[slice(*span)] for span in spans])
     return _device(made.to(torch.bfloat16), x)
+
+
+def _scaled_grouped_mm(
+    rows: Tensor,
+    matrices: Tensor,
+    scale_rows: Tensor,
+    scale_matrices: Tensor,
+    offs: Tensor,
+    bias: Tensor | None = None,
+    scale_result: Tensor | None = None,
+    out_dtype: torch.dtype | None = None,
+    use_fast_accum: bool = False,
+) -> Tensor:
+    """`[n, k]` by `[g, k, m]` in e4m3, a scale a row of the one and a column of the others."""
+    assert rows.dtype == matrices.dtype == torch.float8_e4m3fn
+    assert scale_rows.dtype == scale_matrices.dtype == torch.float32
+    assert offs.dtype == torch.int32
+    assert out_dtype == torch.bfloat16
+    assert rows.stride(1) == matrices.stride(1) == 1, "rows lie in rows, matrices in columns"
+    assert rows.shape[1] % 16 == matrices.shape[2] % 16 == 0
+    assert scale_rows.shape == rows.shape[:1]
+    assert scale_matrices.shape == (matrices.shape[0], matrices.shape[2])
+    assert scale_rows.stride(0) == scale_matrices.stride(1) == 1
+    left, right, of_rows, of_matrices, ends = _host(rows, matrices, scale_rows, scale_matrices, offs)
+    left, right = left.float() * of_rows.unsqueeze(1), right.float() * of_matrices.unsqueeze(1)
+    made = torch.full((left.shape[0], right.shape[2]), torch.nan)
+    for group, span in enumerate(itertools.pairwise([0, *ends.tolist()])):
+        made[slice(*span)] = left[slice(*span)] @ right[group]
+    return _device(made.to(torch.bfloat16), rows)
 
 
 def _host(*tensors: Tensor) -> list[Tensor]:

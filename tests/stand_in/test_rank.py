@@ -50,6 +50,7 @@ ALONE = {
         *("parallel.tp=1", "train.recompute=full", "train.offload_activations=true", "train.mlp_chunk_tokens=16"),
     ),
     "experts": ("parallel.tp=1", EXPERTS),
+    "experts-fp8": ("parallel.tp=1", EXPERTS, "precision.fp8={backend: scaled_mm, recipe: rowwise}"),
     "latents": ("parallel.tp=1", LATENTS),
     "latents-further": ("parallel.tp=1", LATENTS, "model.mtp={num_layers: 1}"),
     "latents-fp32": ("parallel.tp=1", LATENTS, "precision.dtype=fp32"),

@@ -60,10 +60,11 @@ def _load(folder: Path) -> tuple[Any, Any]:
     logging.disable_progress_bar()
     logging.set_verbosity_error()  # of what it leaves out, as layers that predict further; what lacks is told here
     try:
-        model, loading = AutoModelForCausalLM.from_pretrained(folder, local_files_only=True, output_loading_info=True)
+        loaded: Any = AutoModelForCausalLM.from_pretrained(folder, local_files_only=True, output_loading_info=True)
         tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
     except (OSError, ValueError) as error:
         raise ConversionError(f"{folder}: transformers cannot load it: {error}") from error
+    model, loading = loaded
     if lacking := sorted(loading["missing_keys"]):
         raise ConversionError(
             f"{folder}: {', '.join(lacking[:3])} of {len(lacking)} tensors are not there, and transformers would make "

@@ -9,11 +9,12 @@ import torch
 from torch import Tensor
 
 from megalite.config.schema import Fp8Config
+from megalite.layers.fp8.grouped import Fp8Rows, scaled_grouped_mm
 from megalite.layers.fp8.history import Histories
+from megalite.layers.fp8.linear import CurrentScales, DelayedScales, Fp8Linear, Scales, WeightSharding
 from megalite.layers.fp8.precision import Backend
 from megalite.layers.fp8.products import emulated, scaled_mm
 from megalite.layers.fp8.recipes import make_recipe
-from megalite.layers.fp8.sites import CurrentScales, DelayedScales, Fp8Linear, Scales, WeightSharding
 from megalite.layers.gemm import Gemm, choose_gemm
 from megalite.layers.linear import ColumnParallelLinear, RowParallelLinear
 from megalite.parallel.axes import Axis
@@ -45,6 +46,15 @@ class OwnBackend:
             self._histories = self._make_histories(list(layers))
             scales = {n: DelayedScales(self._histories, i, current[n]) for i, n in enumerate(layers)}
         return {n: Fp8Linear(self._recipe, scales[n], product, keep_weights=self._keep_weights) for n in layers}
+
+    def make_rows(self, places: dict[str, WeightSharding]) -> dict[str, Fp8Rows]:
+        is_scaled = self._config.backend == "scaled_mm"
+        product = scaled_mm if is_scaled else emulated(self._exact_gemm())
+        at_once = scaled_grouped_mm if is_scaled and self._device.type == "cuda" else None
+        return {
+            name: Fp8Rows(self._recipe, CurrentScales(self._recipe, place), product, at_once)
+            for name, place in places.items()
+        }
 
     def context(self) -> AbstractContextManager:
         return nullcontext()

@@ -1,29 +1,24 @@
-"""FP8 for the linear layers of a stage: which of them, by which backend, and what is kept between steps.
-
-Each layer gets a `Site`, which multiplies in FP8 or, where FP8 did harm, in the stage's own format again. A site
-changes its way between steps, unseen by compiled blocks (`fp8.opaque`).
-"""
+"""FP8 for the linear layers and the experts of a stage: which of them, by which backend, and what is kept between
+steps. Each gets a `Site`."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
-from functools import partial
-from typing import Protocol, cast
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 
 from megalite.config.schema import Fp8Config
-from megalite.layers.fp8.quantise import Quantised
-from megalite.layers.fp8.recipes import Role
+from megalite.layers.experts import Experts
+from megalite.layers.fp8.grouped import Fp8Rows
+from megalite.layers.fp8.linear import WeightSharding
+from megalite.layers.fp8.site import Fp8Layer, GroupedSite, LinearSite, Site
 from megalite.layers.fp8.watch import Gauge, LayerErrors, read_gauges
-from megalite.layers.gemm import Gemm, LinearGemm
 from megalite.layers.linear import ColumnParallelLinear, RowParallelLinear
-from megalite.layers.opaque import linear, number_of
 from megalite.layers.precision import ReadState, linear_layers
-from megalite.layers.weight_gradients import SummedLinear, WeightGradient
 from megalite.parallel.axes import Axis
 
 HISTORY = "fp8_amax"
@@ -34,34 +29,15 @@ while it has not, or WAS_OVER when the last measurement found too much error."""
 IN_FP8, WAS_OVER = -1, -2
 
 
-class Fp8Layer(LinearGemm, Protocol):
-    """A linear layer's products in FP8, by some backend."""
-
-    has_gradients: bool
-    """Whether there is `gradients`, so that a compiled block may take the products in as ops; else its graph ends
-    before each of them."""
-
-    hand_over: Callable[[WeightGradient], None] | None
-    """Gets gradients of the weight, which autograd then does not; None while autograd does. Set by the site."""
-
-    def gradients(self, grad: Tensor, x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Of `x` and `weight`, from that of the product."""
-        ...
-
-    def forget_weights(self) -> None:
-        """Round the weight anew at its next use."""
-        ...
-
-    def quantise(self, role: Role, x: Tensor) -> Quantised | None:
-        """An operand as it is rounded, for the watch; None where only the library knows."""
-        ...
-
-
 class Backend(Protocol):
     """Makes the layers of a stage multiply in FP8. All ranks of the stage call every method."""
 
     def make_layers(self, layers: dict[str, ColumnParallelLinear | RowParallelLinear]) -> Mapping[str, Fp8Layer]:
         """An FP8 product for each layer, by name."""
+        ...
+
+    def make_rows(self, places: dict[str, WeightSharding]) -> Mapping[str, Fp8Rows]:
+        """An FP8 product for each of experts, by name."""
         ...
 
     def context(self) -> AbstractContextManager:
@@ -81,79 +57,6 @@ class Backend(Protocol):
         ...
 
 
-class Site:
-    """One linear layer's way to multiply. The layer's own gemm is one that makes bare products too."""
-
-    def __init__(self, name: str, layer: ColumnParallelLinear | RowParallelLinear, fp8: Fp8Layer):
-        self.name, self.fp8, self.plain = name, fp8, cast("Gemm", layer.gemm)
-        if isinstance(layer.gemm, SummedLinear):
-            fp8.hand_over = partial(layer.gemm.take, layer.weight)
-        self._gemm: LinearGemm = fp8
-        self._gauge: Gauge | None = None
-        self._number = number_of(self) if fp8.has_gradients else None
-        self.retired_at: int | None = None
-        """The step after which FP8 was given up here."""
-        self.was_over = False
-        """Whether the last measurement found more error than is allowed."""
-
-    def linear(self, x: Tensor, weight: Tensor) -> Tensor:
-        """`x [t, in]` and `weight [out, in]` -> `[t, out]`, with gradients, in the present way."""
-        if self._number is not None and torch.compiler.is_compiling():
-            return linear(x, weight, self._number, hands_over=isinstance(self.plain, SummedLinear))
-        return self._multiply(x, weight)
-
-    def product(self, x: Tensor, weight: Tensor) -> Tensor:
-        """See `layers.opaque.OpaqueLayer`."""
-        return self._multiply(x, weight)
-
-    def gradients(self, grad: Tensor, x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor | None]:
-        """See `layers.opaque.OpaqueLayer`."""
-        if self._gemm is self.plain and isinstance(self.plain, SummedLinear):
-            return self.plain.gradients(grad, x, weight)
-        if self._gemm is self.plain:
-            return self.plain.multiply(grad, weight.t()), self.plain.multiply(grad.t(), x.t())
-        if self._gauge is not None:
-            self._measure(self._gauge, "gradient", grad)
-        return self.fp8.gradients(grad, x, weight)
-
-    def use_fp8(self) -> None:
-        """Multiply in FP8, unless that was given up."""
-        self._gemm, self._gauge = (self.fp8 if self.retired_at is None else self.plain), None
-
-    def use_gauge(self, gauge: Gauge) -> None:
-        """Multiply in FP8 and measure what that does."""
-        self._gemm, self._gauge = self.fp8, gauge
-
-    def use_plain(self) -> None:
-        """Multiply in the stage's own format."""
-        self._gemm, self._gauge = self.plain, None
-
-    def retire(self, step: int) -> None:
-        """Give FP8 up for good."""
-        self.retired_at = step
-        self.fp8.forget_weights()
-        self.use_fp8()
-
-    @torch.compiler.disable
-    def _multiply(self, x: Tensor, weight: Tensor) -> Tensor:
-        gauge = self._gauge
-        y = self._gemm.linear(x, weight)
-        if gauge is None or not torch.is_grad_enabled():  # without gradients it is a pass beside the step's own
-            return y
-        with torch.no_grad():
-            gauge.product(y, self.plain.linear(x, weight))
-            self._measure(gauge, "activation", x)
-            self._measure(gauge, "weight", weight)
-        if y.requires_grad:
-            y.register_hook(lambda grad: self._measure(gauge, "gradient", grad))
-        return y
-
-    def _measure(self, gauge: Gauge, role: Role, operand: Tensor) -> None:
-        rounded = self.fp8.quantise(role, operand.detach())
-        if rounded is not None:
-            gauge.operand(role, operand, rounded)
-
-
 @dataclass
 class Fp8:
     """See `layers.precision.Precision`.
@@ -169,16 +72,25 @@ class Fp8:
     backend: Backend
 
     def __post_init__(self) -> None:
-        self.sites: dict[str, Site] = {}
+        self.sites: dict[str, Site[Any, Any]] = {}
         self._gauges: dict[str, Gauge] = {}
         self._may_retire = self.config.fallback_error is not None
 
     def attach(self, blocks: nn.ModuleDict) -> None:
         first, last = self.config.bf16_first_blocks, self.num_layers - self.config.bf16_last_blocks
-        layers = {name: layer for name, layer in linear_layers(blocks) if first <= int(name.split(".")[1]) < last}
+        within = nn.ModuleDict({index: block for index, block in blocks.items() if first <= int(index) < last})
+        layers = dict(linear_layers(within))
         for name, fp8 in self.backend.make_layers(layers).items():
-            self.sites[name] = Site(name, layers[name], fp8)
-            layers[name].gemm = self.sites[name]
+            self.sites[name] = LinearSite(name, layers[name], fp8)
+        experts = {name: each for name, each in within.named_modules(prefix="blocks") if isinstance(each, Experts)}
+        products = {f"{name}.{part}": product for name, each in experts.items() for part, product in each.by_name()}
+        places = {
+            f"{name}.{part}": WeightSharding(each.tp, cut)
+            for name, each in experts.items()
+            for cut, (part, _) in enumerate(each.by_name())  # columns first, then rows
+        }
+        for name, rows in self.backend.make_rows(places).items():
+            self.sites[name] = GroupedSite(name, products[name], rows)
 
     def context(self) -> AbstractContextManager:
         return self.backend.context()
@@ -262,7 +174,7 @@ class Fp8:
         return missing
 
 
-def _standing(site: Site) -> int:
+def _standing(site: Site[Any, Any]) -> int:
     """Where a layer stands on its way out of FP8."""
     if site.retired_at is not None:
         return site.retired_at

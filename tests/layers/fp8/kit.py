@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from megalite.config.schema import Fp8Config
+from megalite.layers.fp8.linear import CurrentScales, Fp8Linear, WeightSharding
 from megalite.layers.fp8.products import Product, emulated
 from megalite.layers.fp8.recipes import make_recipe
-from megalite.layers.fp8.sites import CurrentScales, Fp8Linear, WeightSharding
 from megalite.layers.gemm import PLAIN
 from megalite.parallel.axes import SINGLE
 
