@@ -138,7 +138,7 @@ def block_activation_bytes(
         results = _results(attention, products, streams=stream / h, seen=seen) + _mlp_results(mlp, h, tp)
         shared = 2 * seen_kv_width(attention, tp) if sharing_ranks(attention, tp) > 1 else 0
         kept = a * (stream + results + shared + attention.mixed_width // tp) + softmax_sums(attention, tp)
-        return round(kept + (inputs * FP8_BYTES if keeps_fp8_inputs else 0) + _router_bytes(mlp))
+        return round(kept + (inputs * FP8_BYTES if keeps_fp8_inputs else 0) + _logits_bytes(mlp))
 
     norm = NORMS[block.norm]
     wide = FP32_BYTES * stream if norm.keeps_wide else 0  # a norm's input in fp32
@@ -177,17 +177,29 @@ def mlp_bytes(mlp: FeedForwardSpec | ExpertsSpec, *, element_bytes: int, tp: int
 
 
 def dispatch_bytes(mlp: FeedForwardSpec | ExpertsSpec, hidden_size: int, *, element_bytes: int) -> int:
-    """Bytes of one token around its experts: a copy of it for each, what each puts out, and the router's numbers."""
+    """Bytes of one token around its experts, beside an MLP's: a copy of it for each, what each puts out, and what the
+    router keeps, in whose format the token is too. In its own it is kept for the shared MLP alone."""
     if isinstance(mlp, FeedForwardSpec):
         return 0
-    return element_bytes * 2 * mlp.settings.top_k * hidden_size + FP32_BYTES * hidden_size + _router_bytes(mlp)
+    a, h, top_k = element_bytes, hidden_size, mlp.settings.top_k
+    found = 2 * a * top_k * h + _router_bytes(mlp) + a * top_k  # weights, as what they are multiplied with
+    if a != FP32_BYTES:
+        found += FP32_BYTES * h - (a * h if mlp.shared is None else 0)
+    return found + (a * (h + 1) if mlp.settings.shared_gate else 0)
 
 
-def _router_bytes(mlp: FeedForwardSpec | ExpertsSpec) -> int:
-    """Of one token: logits and scores of all experts, and of the chosen ones numbers, weights and two orders."""
-    if isinstance(mlp, FeedForwardSpec):
-        return 0
-    return 2 * FP32_BYTES * mlp.settings.num_experts + (2 * FP32_BYTES + 3 * INT64_BYTES) * mlp.settings.top_k
+def _router_bytes(mlp: ExpertsSpec) -> int:
+    """Of one token: scores, once more for each loss beside; of the chosen ones numbers and two orders, and weights
+    before and after they are normalised; where experts have biases, the expert of each row for either."""
+    moe = mlp.settings
+    scores = FP32_BYTES * moe.num_experts * (1 + (moe.aux_loss > 0.0) + (moe.z_loss > 0.0))
+    of_choices = 3 * INT64_BYTES + (FP32_BYTES if moe.normalize else 0) + (2 * INT64_BYTES if mlp.expert.bias else 0)
+    return scores + of_choices * moe.top_k
+
+
+def _logits_bytes(mlp: FeedForwardSpec | ExpertsSpec) -> int:
+    """Of one token: what the router's product puts out."""
+    return 0 if isinstance(mlp, FeedForwardSpec) else FP32_BYTES * mlp.settings.num_experts
 
 
 def _mlp_inputs(mlp: FeedForwardSpec | ExpertsSpec, hidden_size: int, tp: int) -> int:

@@ -190,6 +190,7 @@ class TestByHand:
 
 LATENTS = {"kv_lora_rank": 16, "qk_nope_head_dim": 12, "qk_rope_head_dim": 8, "v_head_dim": 10}
 
+EXPERTS = {"num_experts": 6, "top_k": 2, "ffn_hidden_size": 40}
 BLOCKS = {
     "llama": {},
     "grouped": {"num_kv_heads": 2},
@@ -211,13 +212,19 @@ BLOCKS = {
     "reglu": {"activation": "reglu"},
     "clamped": {"activation": "swiglu_clamped"},
     "sinks": {"attention_sinks": True, "num_kv_heads": 2},
+    "experts": {"moe": EXPERTS},
+    "experts, balanced": {"moe": {**EXPERTS, "aux_loss": 0.01, "z_loss": 0.01, "scores": "sigmoid"}},
+    "experts, not normalised": {"moe": {**EXPERTS, "normalize": False, "shared_ffn_hidden_size": 24}},
+    "experts, gated": {"moe": {**EXPERTS, "shared_ffn_hidden_size": 24, "shared_gate": True}},
+    "experts with biases": {"moe": {**EXPERTS, "logit_bias": True}, "bias": "all", "activation": "swiglu_clamped"},
     "latents": {"mla": LATENTS},
     "latents of queries": {"mla": {**LATENTS, "q_lora_rank": 24, "v_head_dim": 20}},
     "latents, gemma's norms": {"mla": {**LATENTS, "q_lora_rank": 24}, "norm": "zero_centered_rmsnorm"},
 }
 
 STATISTICS_BYTES = 4 * (2 * 4 + 2 * 8)
-"""Left out by the formulas: fp32 means and deviations a token, two of each of four norms and of 8 head norms."""
+"""Left out by the formulas: fp32 means and deviations a token, two of each of four norms and of 8 head norms, or what a
+router keeps one of a token."""
 
 
 @pytest.mark.parametrize("name", BLOCKS)
@@ -227,6 +234,7 @@ def test_block_keeps_what_is_planned(name: str, dtype: str):
     num_tokens = 32
     config, plan = planned(model=BLOCKS[name], precision={"dtype": dtype}, batch={"seq_len": num_tokens})
     block, x, documents, shared = _block(plan.model, dtype, num_tokens)
+    documents.loss_weights = torch.ones(num_tokens)
     saved: dict[int, torch.Tensor] = {}
 
     def keep(tensor: torch.Tensor) -> torch.Tensor:
@@ -235,11 +243,16 @@ def test_block_keeps_what_is_planned(name: str, dtype: str):
 
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
         block(x, documents)
-    measured = sum(t.untyped_storage().nbytes() for where, t in saved.items() if where not in shared) / num_tokens
+    router = EXPERTS["num_experts"] * plan.model.hidden_size  # its weight is widened, whatever the number of tokens
+    of_tokens = (t for where, t in saved.items() if where not in shared and num_tokens <= t.numel() != router)
+    measured = sum(t.untyped_storage().nbytes() for t in of_tokens) / num_tokens
     assert 0 <= measured - block_activations(config, plan, (0,), "none")[0] <= STATISTICS_BYTES
 
 
-@pytest.mark.parametrize("model", [{"num_kv_heads": 2}, {"mla": LATENTS}], ids=["grouped", "latents"])
+RECOMPUTED = {"grouped": {"num_kv_heads": 2}, "latents": {"mla": LATENTS}, "experts": {"moe": EXPERTS}}
+
+
+@pytest.mark.parametrize("model", RECOMPUTED.values(), ids=RECOMPUTED)
 @pytest.mark.parametrize("recompute", ["selective", "full"])
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
 def test_recomputation_keeps_what_is_planned(model: dict, recompute: str, dtype: str):
