@@ -55,10 +55,10 @@ def _noise_scale(config: Config, most: int | None) -> Iterator[str]:
     batch, mix = config.batch, config.data.mix
     if config.precision.dtype == "fp16":
         yield "batch.noise_scale: gradients are scaled in fp16, and by changing factors; use dtype=bf16, or null"
-    if config.model.tie_embeddings and ends_apart(config.parallel):
+    if (config.model.tie_embeddings or config.model.mtp is not None) and ends_apart(config.parallel):
         yield (
-            "batch.noise_scale: a tied table under a pipeline has its gradient in two parts, which are never whole for "
-            "a single micro-batch; use tie_embeddings=false, schedule=zb-v, pp=1 or null"
+            "batch.noise_scale: an embedding that the stage of the head has too (tie_embeddings, mtp) has its gradient "
+            "in two parts, which are never whole for a single micro-batch; use schedule=zb-v, pp=1 or null"
         )
     if most is None:
         return

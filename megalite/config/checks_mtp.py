@@ -6,18 +6,6 @@ import itertools
 from collections.abc import Iterator
 
 from megalite.architecture.architecture import Architecture
-from megalite.config.plan import ends_apart
-from megalite.config.schema import Config
-
-
-def check_prediction(config: Config, model: Architecture) -> Iterator[str]:
-    """Complaints about `model.mtp` and the rest of a run."""
-    if model.mtp is not None and ends_apart(config.parallel):
-        yield (
-            "model.mtp: layers that predict further need embedding and head, which "
-            f"schedule={config.parallel.schedule} has on two stages; use schedule=zb-v or dualpipe-v, which have "
-            "both on the first, pp=1, or mtp=null"
-        )
 
 
 def check_predictions(model: Architecture) -> Iterator[str]:

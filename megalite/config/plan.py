@@ -201,15 +201,20 @@ def derive_dp(config: Config, world_size: int) -> int:
     return parallel.dp or max(1, world_size // (parallel.pp * parallel.cp * parallel.tp))
 
 
-def has_tied_copy(plan: RunPlan) -> bool:
-    """Whether two pipeline stages hold the tied embedding: the first, and one with the head."""
-    return plan.model.tie_embeddings and plan.chunk_ranks[0] != plan.chunk_ranks[-1]
+def needs_embedding_at_head(model: Architecture) -> bool:
+    """Whether the stage of the head has the embedding too: as the head, or for predictions further ahead."""
+    return model.tie_embeddings or model.mtp is not None
 
 
-def has_copies(parallel: ParallelConfig, dp: int, *, has_tied_copy: bool) -> bool:
+def has_embedding_copy(plan: RunPlan) -> bool:
+    """Whether two pipeline stages hold the embedding: the first, and the one with the head."""
+    return needs_embedding_at_head(plan.model) and plan.chunk_ranks[0] != plan.chunk_ranks[-1]
+
+
+def has_copies(parallel: ParallelConfig, dp: int, *, has_embedding_copy: bool) -> bool:
     """Whether any weight is held by two ranks of a layout."""
     is_copied = parallel.zero_stage < 3 or parallel.dp_replicate > 1
-    return parallel.tp > 1 or (dp * parallel.cp > 1 and is_copied) or has_tied_copy
+    return parallel.tp > 1 or (dp * parallel.cp > 1 and is_copied) or has_embedding_copy
 
 
 def ends_apart(parallel: ParallelConfig) -> bool:

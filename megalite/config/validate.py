@@ -18,7 +18,6 @@ from megalite.config.checks_fp8 import check_fp8
 from megalite.config.checks_memory import check_chunks, check_memory
 from megalite.config.checks_model import check_model
 from megalite.config.checks_moe import check_moe
-from megalite.config.checks_mtp import check_prediction
 from megalite.config.checks_pipeline import check_pipeline
 from megalite.config.checks_schedule import check_schedule
 from megalite.config.engine import choose_engine
@@ -26,7 +25,7 @@ from megalite.config.evaluation import check_evaluation
 from megalite.config.fill import fill_model
 from megalite.config.length_stages import check_length_stages, length_stages
 from megalite.config.optimizers import OPTIMIZERS, RULES, scales_with_width, settings_read
-from megalite.config.plan import default_world_size, derive_dp, ends_apart, has_copies
+from megalite.config.plan import default_world_size, derive_dp, ends_apart, has_copies, needs_embedding_at_head
 from megalite.config.schema import Config, OptimizerConfig
 from megalite.config.stream import check_stream
 from megalite.config.wording import divisors, near, or_, unused
@@ -71,7 +70,6 @@ def _problems(config: Config, world_size: int) -> list[str]:
         *check_batch(config, world_size),
         *check_model(config, model),
         *check_moe(config, model, world_size),
-        *check_prediction(config, model),
         *_precision(config),
         *check_fp8(config, model),
         *_compile(config),
@@ -187,8 +185,8 @@ def _length(config: Config) -> Iterator[str]:
 def _health(config: Config, model: Architecture, world_size: int) -> Iterator[str]:
     if config.health.check_replicas_every is None:
         return
-    has_tied_copy = model.tie_embeddings and ends_apart(config.parallel)
-    if not has_copies(config.parallel, derive_dp(config, world_size), has_tied_copy=has_tied_copy):
+    has_embedding_copy = needs_embedding_at_head(model) and ends_apart(config.parallel)
+    if not has_copies(config.parallel, derive_dp(config, world_size), has_embedding_copy=has_embedding_copy):
         because = "a layout in which no weight is held by two ranks"
         yield from unused(config.health, ("check_replicas_every",), "health", because)
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 import torch
 
 from megalite.config.engine import choose_engine
-from megalite.config.plan import RunPlan, compile_pays, has_tied_copy
+from megalite.config.plan import RunPlan, compile_pays, has_embedding_copy
 from megalite.config.schema import Config
 from megalite.config.stream import stream_tokens
 from megalite.engine.protocol import Engine
@@ -104,7 +104,7 @@ def build_engine(config: Config, plan: RunPlan, axes: Axes, device: torch.device
 
         sums = GradientSums()
         stage = build_stage(config, plan, axes, device, source, sums.take).to(DTYPES[config.precision.dtype])
-        ends = connect_ends(axes) if has_tied_copy(plan) else SINGLE
+        ends = connect_ends(axes) if has_embedding_copy(plan) else SINGLE
         engine: Engine = NativeEngine(config, plan, axes, stage, sums, ends)
     elif choose_engine(config.parallel) == "fsdp2":
         from megalite.engine.fsdp2.engine import Fsdp2Engine

@@ -24,7 +24,7 @@ from megalite.parallel.collectives import all_reduce
 PIECE = 2**16
 """Numbers whose squares a CPU adds up in fp32."""
 
-TIED_COPY_MARK = "is_tied_copy"
+END_COPY_MARK = "is_copy_at_end"
 """Attribute of a parameter that is left out of norms, since another stage has it too."""
 
 
@@ -84,6 +84,6 @@ def drop_nonfinite(optimizer: Skippable, parameters: Iterable[nn.Parameter], nor
 
 def counts_here(parameter: nn.Parameter, axes: Axes) -> bool:
     """Whether this rank is the one of its model replica that counts a parameter, or its part of it, in a norm."""
-    if getattr(parameter, TIED_COPY_MARK, False):
+    if getattr(parameter, END_COPY_MARK, False):
         return False
     return axes.tp.rank == 0 or getattr(parameter, CUT_MARK, False)

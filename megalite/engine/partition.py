@@ -15,6 +15,7 @@ from typing import Protocol
 
 from torch import Tensor, nn
 
+from megalite.architecture.weights import Weight
 from megalite.model.initialize import EXPERT_MARK, LocalWeight, WeightSource, local_weights
 from megalite.model.transformer import Stage
 from megalite.optim.slices import Slice
@@ -110,6 +111,11 @@ def _cut(rows: list[LocalWeight], begin: int, numbers: Tensor) -> Iterator[Slice
 
 
 def is_copy_in_model(local: LocalWeight, axes: Axes) -> bool:
-    """Whether another rank of the same model replica stands for a weight: replicated ones and tied pairs count once."""
-    is_tied_copy = local.parameter_name == "head.weight" and local.weight.layer == "embedding"
-    return is_tied_copy or (local.weight.cut is None and axes.tp.rank != 0)
+    """Whether another rank of the same model replica stands for a weight: replicated ones and the embedding's
+    pair count once."""
+    return is_copy_at_end(local.weight, axes) or (local.weight.cut is None and axes.tp.rank != 0)
+
+
+def is_copy_at_end(weight: Weight, axes: Axes) -> bool:
+    """Whether this is the embedding's copy on the stage of the head."""
+    return weight.layer == "embedding" and axes.pp.rank > 0

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from megalite.architecture.weights import Rectangle, Weight
-from megalite.engine.partition import Partition, is_copy_in_model, slices_of
+from megalite.engine.partition import Partition, is_copy_at_end, is_copy_in_model, slices_of
 from megalite.engine.parts import Part, parts_of_slice
 from megalite.engine.protocol import HeldWeight, LocalState
 from megalite.model.initialize import CUT_MARK, EXPERT_MARK, LocalWeight, WeightSource, local_weights
@@ -135,10 +135,10 @@ class StageState:
 
     def _stands_for(self, state: OwnedState) -> bool:
         """Whether no other rank with the same state comes first."""
-        is_tied_copy = self._axes.pp.rank > 0 and state.unit.weight.layer == "embedding"
+        is_at_end = is_copy_at_end(state.unit.weight, self._axes)
         copies = self._partition.state_copies(is_expert=state.unit.weight.expert is not None)
         is_other_replica = copies.rank != 0
-        return not (is_tied_copy or is_other_replica or state.unit.replica != 0)
+        return not (is_at_end or is_other_replica or state.unit.replica != 0)
 
     def _whole(self, local: LocalWeight, slices: list[Slice], kind: str) -> Tensor:
         """All numbers of a local weight: a view where nothing is divided, else gathered."""

@@ -55,3 +55,8 @@ class StageSpec:
     @property
     def has_head(self) -> bool:
         return any(chunk.is_last for chunk in self.chunks)
+
+    @property
+    def looks_up(self) -> bool:
+        """Whether tokens become vectors here: the model's input, or what further predictions are given."""
+        return self.has_embedding or (self.has_head and self.model.mtp is not None)

@@ -43,9 +43,10 @@ from megalite.parallel.axes import TensorParallel
 class Stage(nn.Module):
     """Some runs of the model's layers.
 
-    The first chunk takes tokens, the others a hidden stream; the last one ends in the final norm and has the head. A
-    tied head shares the embedding's parameter when both are on this stage, and has a copy of its own otherwise, whose
-    gradients the pipeline engine keeps equal.
+    The first chunk takes tokens, the others a hidden stream; the last one ends in the final norm and has the head.
+    Layers that predict further stand behind it, with an embedding: a copy where the model's is on another stage. A tied
+    head shares the embedding's parameter when there is one on this stage, and is a copy of it otherwise. The pipeline
+    engine keeps copies equal.
 
     Args:
         weights: where its weights come from; None draws them from `spec.seed`, equal in every layout.
@@ -58,7 +59,7 @@ class Stage(nn.Module):
         self.spec = spec
         shared: TensorParallel = {"tp": tp, "sequence_parallel": spec.sequence_parallel}
         self.embedding: VocabParallelEmbedding | None = None
-        if spec.has_embedding:
+        if spec.looks_up:
             num_positions = model.max_positions if model.positions == "learned" else None
             self.embedding = VocabParallelEmbedding(
                 model.vocab_size, model.hidden_size, num_positions=num_positions, **shared
@@ -186,7 +187,7 @@ class Stage(nn.Module):
     def _look_further(self, loss: Tensor, stream: Tensor, documents: Documents, targets: Targets) -> Tensor:
         """The loss, beside which further predictions are trained."""
         embedding = self.embedding
-        assert embedding is not None, "refused: the embedding is on another stage"
+        assert embedding is not None, "it is where further predictions are"
 
         def run(layer: PredictionLayer, stream: Tensor, ahead: Ahead) -> Tensor:
             self.before_layer(f"mtp.{layer.depth}")

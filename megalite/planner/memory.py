@@ -35,7 +35,7 @@ from megalite.architecture.costs import (
 from megalite.architecture.norms import NORMS
 from megalite.architecture.weights import Weight, vocab_rows_per_rank, weight_table
 from megalite.config.pipeline import micro_batch_counts, pipeline_schedule
-from megalite.config.plan import LOSS_CHUNK_TOKENS, RunPlan, has_tied_copy
+from megalite.config.plan import LOSS_CHUNK_TOKENS, RunPlan, has_embedding_copy
 from megalite.config.schema import Config
 from megalite.config.stream import stream_tokens
 from megalite.engine.footprint import footprint
@@ -118,7 +118,7 @@ def _sum_by_stage(plan: RunPlan, measure: Callable[[Weight], int]) -> tuple[int,
     stages[plan.chunk_ranks[0]] += sizes["embedding"]
     behind = ("final_norm", "head", *(f"mtp.{depth}" for depth in range(plan.model.num_predictions)))
     stages[plan.chunk_ranks[-1]] += sum(sizes.get(layer, 0) for layer in behind)
-    if has_tied_copy(plan):
+    if has_embedding_copy(plan):
         stages[plan.chunk_ranks[-1]] += measure(weight_table(plan.model, blocks=())["embedding.weight"])
     return tuple(stages)
 

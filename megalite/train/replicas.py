@@ -2,7 +2,7 @@
 
     every weight               over dp, where ZeRO does not cut it (stages 0 to 2), or over groups of replicas
     norms, row biases, ...     over tp as well: what tensor parallelism leaves whole
-    a tied embedding           on the first and on the last stage of a pipeline
+    an embedding               on the first and on the last stage of a pipeline, tied or for further predictions
 
 Copies drift when a gradient is not summed, a collective is lost or a memory cell flips, and nothing shows it until the
 loss does; BLOOM's norms drifted apart over tp unseen (its training chronicles). Each weight becomes one 64-bit number,
@@ -20,6 +20,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from megalite.config.plan import needs_embedding_at_head
 from megalite.engine.protocol import Engine, HeldWeight
 from megalite.model.transformer import Stage
 from megalite.parallel.axes import Axes, Axis
@@ -31,8 +32,8 @@ PRIME = 0x9E3779B97F4A7C15 - (1 << 64)
 WORDS_AT_ONCE = {"cpu": 1 << 17, "cuda": 1 << 22}
 """Of a tensor that is hashed: what stays in a core's cache, and what keeps a GPU busy, with 64 MB on the way."""
 
-TIED = "embedding.weight"
-"""Whose copy is the head of the last stage."""
+AT_ENDS = "embedding.weight"
+"""Of which the last stage may have a copy, by this name or as its head."""
 
 
 @dataclass(frozen=True)
@@ -57,22 +58,22 @@ class Replicas:
 
     def __init__(self, engine: Engine, axes: Axes):
         self._engine, self._axes = engine, axes
-        self._tied = _tied_parameter(engine.stage, axes)
+        self._at_ends = _held_at_ends(engine.stage, axes)
 
     def find_drift(self) -> list[Drift]:
         """Compare now. Collective; returns the same on all ranks, empty when every copy is equal."""
         held = self._engine.held_weights()
         hashes = {weight.name: hash_tensor(weight.tensor) for weight in held}
-        differs = not self._tied_are_equal(hashes)
+        differs = not self._ends_are_equal(hashes)
         for axis in dict.fromkeys(axis for weight in held for axis in weight.copied_over):
             differs |= not _all_equal([hashes[weight.name] for weight in held if axis in weight.copied_over], axis)
         device = next(iter(hashes.values())).device
         return self._name_them(held, hashes) if any_rank(differs, self._axes.world, device) else []
 
-    def _tied_are_equal(self, hashes: dict[str, Tensor]) -> bool:
-        if self._tied is None:
+    def _ends_are_equal(self, hashes: dict[str, Tensor]) -> bool:
+        if self._at_ends is None:
             return True
-        mine = hashes.get(self._tied)  # stages in the middle have no copy, and no say
+        mine = hashes.get(self._at_ends)  # stages in the middle have no copy, and no say
         low = next(iter(hashes.values())).new_full((), torch.iinfo(torch.int64).min)
         bounds = torch.stack([low, low] if mine is None else [mine, ~mine])
         bounds = all_reduce(bounds, self._axes.pp, dist.ReduceOp.MAX)
@@ -83,7 +84,7 @@ class Replicas:
         axes = self._axes
         mine: dict[tuple, int] = {}
         for weight in held:
-            name, stage = (TIED, -1) if weight.name == self._tied else (weight.name, axes.pp.rank)
+            name, stage = (AT_ENDS, -1) if weight.name == self._at_ends else (weight.name, axes.pp.rank)
             mine[(name, stage, _place(weight, axes))] = int(hashes[weight.name].item())
         return list(find_odd_ones(from_all(mine, axes.world)))
 
@@ -135,12 +136,12 @@ def _all_equal(hashes: list[Tensor], axis: Axis) -> bool:
     return torch.equal(largest[: len(hashes)], ~largest[len(hashes) :])
 
 
-def _tied_parameter(stage: Stage, axes: Axes) -> str | None:
-    """This rank's name of the copy that first and last stage share; empty on stages between; None when none is."""
-    if not stage.spec.model.tie_embeddings or axes.pp.size == 1:
+def _held_at_ends(stage: Stage, axes: Axes) -> str | None:
+    """This rank's name of what first and last stage share; empty on stages between; None when there is none."""
+    if not needs_embedding_at_head(stage.spec.model) or axes.pp.size == 1:
         return None
-    if stage.spec.has_embedding:
-        return TIED
+    if stage.embedding is not None:
+        return AT_ENDS
     return "head.weight" if stage.spec.has_head else ""
 
 

@@ -120,9 +120,11 @@ OF_PREDICTIONS = {
         "experts-tp2-sp": layout(tp=2, sequence_parallel=True),
         "pp2-zb-v": layout(1, pp=2, schedule="zb-v"),
         "pp2-zb-v-zero0": layout(1, pp=2, schedule="zb-v", zero_stage=0),
+        "pp2": layout(2, pp=2),
+        "pp2-zero0": layout(2, pp=2, zero_stage=0),
     },
 }
-"""Of models that predict further: embedding and head on one stage."""
+"""Of models that predict further."""
 
 WHEN_TIED = (
     *("zero3", "tp2", "dp2-zero2", "pp2-zero0", "pp2-zero1", "tp2-dp2-zero3", "pp2-tp2-sp", "pp2-dp2", "pp4"),

@@ -15,7 +15,10 @@ MODEL = {"hidden_size": 64, "num_layers": 4, "num_heads": 4, "ffn_hidden_size": 
 BATCH = {"micro_batch_size": 1, "global_batch_size": 8}
 
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
-    "ends apart": ({"parallel": {"pp": 2}}, "schedule=1f1b has on two stages; use schedule=zb-v"),
+    "a noise scale of a gradient in two parts": (
+        {"parallel": {"pp": 2}, "batch": {**BATCH, "noise_scale": {}}},
+        "batch.noise_scale: an embedding that the stage of the head has too",
+    ),
     "a table of positions": ({"model": {"positions": "learned"}}, "model.mtp: tokens further ahead have no rows"),
     "muP": ({"model": {"mup": {"base_hidden_size": 32}}}, "model.mup: no rule is known here for the matrix that joins"),
     "steps that fall": ({"model": {"mtp": {"loss_weight_steps": [[5, 0.1], [3, 0.2]]}}}, r"must rise, found \[5, 3\]"),
@@ -26,7 +29,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
 
 def config(**sections: Any) -> Config:
     model = {**MODEL, **sections.pop("model", {})}
-    return Config(model=model, batch=BATCH, train={"steps": 1}, **sections)
+    return Config(model=model, batch=sections.pop("batch", BATCH), train={"steps": 1}, **sections)
 
 
 @pytest.mark.parametrize("name", REFUSED)

@@ -234,6 +234,15 @@ FURTHER = {
         layout(pp=2, schedule="zb-v", more=TWO_FURTHER),
         layout(pp=2, schedule="dualpipe-v", zero_stage=0, more={**ONE_FURTHER, **FULL}),
         layout(pp=2, schedule="zb-v", more={"model": {**ONE_FURTHER["model"], "tie_embeddings": True}}),
+        layout(pp=2, more=TWO_FURTHER),
+        layout(pp=2, zero_stage=0, more={"model": {**TWO_FURTHER["model"], "tie_embeddings": True}, **FULL}),
+        layout(pp=2, schedule="interleaved", more={**ONE_FURTHER, **SELECTIVE}),
+        layout(pp=2, schedule="zb-h1", blocks_per_stage=[3, 1], more=ONE_FURTHER),
+    ],
+    4: [
+        layout(pp=4, schedule="zb-h1", more={**TWO_FURTHER, **ACCUM}),
+        layout(pp=2, tp=2, sequence_parallel=True, more={**TWO_FURTHER, **FEW}),
+        layout(pp=2, dp=2, ep=2, more={"model": {**ONE_FURTHER["model"], "tie_embeddings": True}}),
     ],
 }
 

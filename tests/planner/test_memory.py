@@ -53,6 +53,14 @@ class TestByHand:
         _, whole = planned(1, model={"tie_embeddings": True})
         assert sum(parameters_by_stage(piped)) == parameters_by_stage(whole)[0] + 128 * 64
 
+    def test_further_predictions_bring_the_embedding_along(self):
+        """Their stage has a copy of it, whether the head is one or not."""
+        for tied in (False, True):
+            model = {"tie_embeddings": tied, "mtp": {"num_layers": 1}}
+            _, piped = planned(2, parallel={"pp": 2}, model=model)
+            _, whole = planned(1, model=model)
+            assert sum(parameters_by_stage(piped)) == parameters_by_stage(whole)[0] + 128 * 64
+
     @pytest.mark.parametrize(
         ("dtype", "stage", "dp", "expected"),
         [

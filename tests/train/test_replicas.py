@@ -70,6 +70,7 @@ CASES = {
     "ep 2, a router": ({"dp": 2, "ep": 2}, "blocks.1.mlp.router.weight", True),
     "dp 2, an expert": ({"dp": 2, "zero_stage": 0}, "blocks.1.mlp.experts.gate_up", True),
     "pp 2, tied": ({"pp": 2}, "head.weight", True),
+    "pp 2, further": ({"pp": 2}, "embedding.weight", True),
     "pp 2, a stage's own": ({"pp": 2}, "final_norm.weight", False),
 }
 """Layout, a weight that is nudged on rank 1, whether rank 0 has a copy of it."""
@@ -80,8 +81,9 @@ def nudge(names: list[str]) -> list[tuple[list[Drift], list[Drift]]]:
     seen = []
     for name in names:
         parallel, weight, _ = CASES[name]
-        experts = {"moe": {"num_experts": 4}} if ".experts." in weight or ".router." in weight else {}
-        rank = start_rank(tiny_config(parallel=parallel, model={"tie_embeddings": "tied" in name, **experts}))
+        others = {"mtp": {}} if "further" in name else {}
+        others |= {"moe": {"num_experts": 4}} if ".experts." in weight or ".router." in weight else {}
+        rank = start_rank(tiny_config(parallel=parallel, model={"tie_embeddings": "tied" in name, **others}))
         rank.train(0, 1)
         replicas = Replicas(rank.engine, rank.axes)
         before = replicas.find_drift()

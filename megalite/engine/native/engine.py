@@ -12,7 +12,7 @@ from megalite.config.schema import Config
 from megalite.config.stream import own_tokens, stream_unit
 from megalite.data.loader import Batch
 from megalite.engine.batch_cut import BatchCut
-from megalite.engine.grad_norm import TIED_COPY_MARK
+from megalite.engine.grad_norm import END_COPY_MARK
 from megalite.engine.hooks import UpdateHooks
 from megalite.engine.loss_scaling import LossScaler
 from megalite.engine.native.buckets import BUCKET_NUMBERS, Bucket, plan_buckets
@@ -43,7 +43,7 @@ class NativeEngine(EngineOfState):
     Args:
         stage: this rank's, filled with weights; its gradients go to `sums`.
         sums: made before the stage.
-        ends: the first and the last stage of this rank's pipeline, where both have a copy of a tied embedding.
+        ends: the first and the last stage of this rank's pipeline, where both have the embedding.
     """
 
     observed_weight = 1.0
@@ -57,19 +57,19 @@ class NativeEngine(EngineOfState):
         self._cut = BatchCut(axes.cp, config.parallel.cp_kind, plan.model, stream_unit(config))
         optimizer = build_optimizer(stage, config.optimizer, PRODUCT_DTYPES[config.precision.dtype])
         is_sharded = plan.sharding.optimizer
-        tied = _tied_copy(stage) if ends.size > 1 else None
-        if tied is not None:
-            setattr(tied, TIED_COPY_MARK, stage.embedding is None)
-        self._buckets = _make_buckets(stage, axes, is_sharded=is_sharded, first=tied)
+        at_ends = _held_at_ends(stage) if ends.size > 1 else None
+        if at_ends is not None:
+            setattr(at_ends, END_COPY_MARK, not stage.spec.has_embedding)
+        self._buckets = _make_buckets(stage, axes, is_sharded=is_sharded, first=at_ends)
         self._replication = Replication(
             self._buckets,
             is_sharded=is_sharded,
-            tied_sums=[self._buckets[0].views[0]] if tied is not None else [],
+            end_sums=[self._buckets[0].views[0]] if at_ends is not None else [],
             ends=ends,
             wire_dtype=WIRE_DTYPES[config.precision.reduce_dtype or "fp32"],
         )
         uses = _uses(stage, own_tokens(config))
-        sums.bind(self._buckets, uses, self._replication.reduce, num_at_end=int(tied is not None))
+        sums.bind(self._buckets, uses, self._replication.reduce, num_at_end=int(at_ends is not None))
         partition = BucketPartition(self._buckets, self._replication, axes, is_sharded=is_sharded)
         self._state = StageState(optimizer, stage, axes, partition)
         counted = [index for index, part in enumerate(self._state.slices) if not part.is_copy]
@@ -221,7 +221,8 @@ def _uses(stage: Stage, num_tokens: int) -> dict[nn.Parameter, int]:
     if stage.head is not None and of_head > 1:
         uses[stage.head.weight] = of_head
     if stage.embedding is not None:
-        passes = 2 if stage.mtp and len(stage.spec.chunks) > 1 else 1  # the first chunk's and the last one's
+        in_two = stage.mtp and stage.spec.has_embedding and len(stage.spec.chunks) > 1
+        passes = 2 if in_two else 1  # the first chunk's and the last one's
         uses[stage.embedding.weight] = passes + (of_head if _shares_head(stage) else 0)
     for block in stage.all_blocks():
         if isinstance(block.mlp, MLP) and block.mlp.chunk_tokens is not None:
@@ -235,8 +236,8 @@ def _shares_head(stage: Stage) -> bool:
     return stage.embedding is not None and stage.head is not None and stage.head.weight is stage.embedding.weight
 
 
-def _tied_copy(stage: Stage) -> nn.Parameter | None:
-    """The parameter that another stage has a copy of."""
+def _held_at_ends(stage: Stage) -> nn.Parameter | None:
+    """The embedding, or the head that is tied to it, which first and last stage both have."""
     if stage.embedding is not None:
         return stage.embedding.weight
     return stage.head.weight if stage.head is not None else None

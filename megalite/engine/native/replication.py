@@ -37,12 +37,12 @@ class Replication:
         buckets: Sequence[Bucket],
         *,
         is_sharded: bool,
-        tied_sums: Sequence[Tensor],
+        end_sums: Sequence[Tensor],
         ends: Axis,
         wire_dtype: torch.dtype,
     ):
         self._buckets, self._is_sharded = buckets, is_sharded
-        self._tied_sums, self._ends, self._wire_dtype = tied_sums, ends, wire_dtype
+        self._end_sums, self._ends, self._wire_dtype = end_sums, ends, wire_dtype
         self._reductions: list[tuple[Bucket, dist.Work | None, Tensor]] = []
         self._gatherings: dict[int, dist.Work | None] = {}
 
@@ -50,8 +50,8 @@ class Replication:
         """Begin to sum a bucket over the replicas. Tied weights, which are in the first, are summed over stages before,
         and that is waited for."""
         if number == 0:
-            for tied in self._tied_sums:
-                all_reduce(tied, self._ends)
+            for each in self._end_sums:
+                all_reduce(each, self._ends)
         bucket = self._buckets[number]
         if bucket.replicas.size == 1:
             return

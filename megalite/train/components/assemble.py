@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from megalite.config.plan import has_copies, has_tied_copy
+from megalite.config.plan import has_copies, has_embedding_copy
 from megalite.errors import UserError
 from megalite.monitor.layers import LayerStatistics
 from megalite.train.components.adaptive_control import AdaptiveControl
@@ -136,8 +136,8 @@ def _memory_check(run: Run) -> MemoryCheck | None:
 
 
 def _replica_check(run: Run, first_step: int) -> ReplicaCheck | None:
-    every = run.config.health.check_replicas_every
-    if every is None or not has_copies(run.config.parallel, run.plan.dp, has_tied_copy=has_tied_copy(run.plan)):
+    every, at_head = run.config.health.check_replicas_every, has_embedding_copy(run.plan)
+    if every is None or not has_copies(run.config.parallel, run.plan.dp, has_embedding_copy=at_head):
         return None
     return ReplicaCheck(Replicas(run.engine, run.axes), run.recorder, every, first_step)
 
