@@ -20,7 +20,6 @@ chance decides.
 
 from __future__ import annotations
 
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -132,8 +131,7 @@ class SparseMLP(nn.Module):
         self.experts = Experts(hidden_size, spec.expert, own, tp=tp, gemm=gemm, may_spare=may_spare)
         self.shared: MLP | None = None
         if spec.shared is not None:
-            own_part = replace(spec.shared, width=spec.shared.width // tp.size)
-            self.shared = MLP(hidden_size, own_part, tp=SINGLE, sequence_parallel=False, gemm=gemm)
+            self.shared = MLP(hidden_size, spec.shared, tp=tp, sequence_parallel=False, gemm=gemm, is_part=True)
         self.shared_gate = SharedGate(hidden_size, tp) if settings.shared_gate else None
         self.tp, self.ep = tp, ep
         self.enter = gather_rows if sequence_parallel else copy_to

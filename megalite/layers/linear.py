@@ -78,6 +78,7 @@ class RowParallelLinear(nn.Module):
         tp: the tensor-parallel axis.
         bias: add a bias of `[out]`, whole on every rank.
         sequence_parallel: the output is cut over tokens.
+        leaves_parts: somebody else adds up what the ranks put out, and a bias would be added by each.
         gemm: how to multiply.
 
     Shape: `[t, in/tp]` -> `[t, out]` (or `[t/tp, out]` when sequence parallel).
@@ -94,14 +95,16 @@ class RowParallelLinear(nn.Module):
         tp: Axis,
         bias: bool = False,
         sequence_parallel: bool = False,
+        leaves_parts: bool = False,
         gemm: LinearGemm = PLAIN,
     ):
         super().__init__()
+        assert not (bias and leaves_parts), "one bias for each rank"
         self.weight = nn.Parameter(torch.empty(out_features, in_features))
         self.bias = nn.Parameter(torch.empty(out_features)) if bias else None
         self.tp = tp
         self.share = replicated(sequence_parallel)
-        self.leave = scatter_rows if sequence_parallel else reduce_from
+        self.leave = keep if leaves_parts else scatter_rows if sequence_parallel else reduce_from
         self.gemm: LinearGemm = gemm
 
     def forward(self, x: Tensor) -> Tensor:

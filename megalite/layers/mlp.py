@@ -67,6 +67,7 @@ class MLP(nn.Module):
     Args:
         chunk_tokens: work on so many tokens of this rank at a time, and keep nothing of them but their input: what lies
             inside is made again in the backward pass. None for all at once.
+        is_part: somebody else has brought all tokens to all ranks, and adds up what these put out.
     """
 
     def __init__(
@@ -78,18 +79,19 @@ class MLP(nn.Module):
         sequence_parallel: bool,
         gemm: Gemm = PLAIN,
         chunk_tokens: int | None = None,
+        is_part: bool = False,
     ):
         super().__init__()
         self.chunk_tokens = chunk_tokens
         width = spec.width // tp.size
         options: LinearOptions = {"tp": tp, "bias": spec.bias, "sequence_parallel": sequence_parallel, "gemm": gemm}
         if spec.is_gated:
-            self.gate_up = ColumnParallelLinear(hidden_size, 2 * width, **options)
+            self.gate_up = ColumnParallelLinear(hidden_size, 2 * width, has_all=is_part, **options)
         else:
-            self.up = ColumnParallelLinear(hidden_size, width, **options)
+            self.up = ColumnParallelLinear(hidden_size, width, has_all=is_part, **options)
         self.expand = self.gate_up if spec.is_gated else self.up
         self.activation = load_activation(spec.activation)
-        self.down = RowParallelLinear(width, hidden_size, **options)
+        self.down = RowParallelLinear(width, hidden_size, leaves_parts=is_part, **options)
 
     def forward(self, x: Tensor, documents: Documents | None = None) -> Tensor:
         return self.mix(x) if self.chunk_tokens is None else self._in_chunks(x, self.chunk_tokens)

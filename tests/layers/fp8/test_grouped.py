@@ -2,21 +2,28 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 import torch
 
 from megalite.config.checks_moe import ROW_RECIPES
 from megalite.config.schema import Fp8Config
+from megalite.layers.experts import SparseMLP
+from megalite.layers.fp8.backends import choose_backend
 from megalite.layers.fp8.grouped import Fp8Rows
 from megalite.layers.fp8.linear import CurrentScales, WeightSharding
+from megalite.layers.fp8.precision import Fp8
 from megalite.layers.fp8.products import scaled_mm
 from megalite.layers.fp8.recipes import make_recipe
 from megalite.layers.fp8.site import GroupedSite
 from megalite.layers.fp8.watch import Gauge, read_gauges
 from megalite.layers.gemm import PLAIN
 from megalite.layers.grouped import GroupedProduct
-from megalite.parallel.axes import SINGLE
+from megalite.parallel.axes import SINGLE, Axis
 from tests.layers.fp8.kit import EMULATED, difference, draw, fp8_layer, run
+from tests.layers.parity import NUM_TOKENS, Case, assert_equal_to_one_process, columns, complaints, fused_rows, whole
+from tests.layers.small import small_model
 
 OUT, IN = 144, 160
 """More than one block of 128 numbers, and no whole number of them."""
@@ -81,3 +88,38 @@ def test_a_look_at_experts():
     assert torch.equal(grouped(x, grouped.weight, sizes), y)
     site.retire(5)
     assert torch.equal(grouped(x, grouped.weight, sizes), exact)
+
+
+HIDDEN, FFN, SHARED = 32, 64, 64
+
+
+def in_fp8(recipe: str, tp: Axis, sequence_parallel: bool) -> SparseMLP:
+    """Experts and an MLP beside them, as a stage gives them their way to multiply."""
+    moe = {"num_experts": 3, "ffn_hidden_size": FFN, "shared_ffn_hidden_size": SHARED}
+    spec = small_model(hidden_size=HIDDEN, moe=moe).blocks[0].feed_forward
+    layer = SparseMLP(HIDDEN, spec, tp=tp, sequence_parallel=sequence_parallel)
+    config = Fp8Config(backend="emulate", recipe=recipe)
+    backend = choose_backend(config, tp=tp, replicas=SINGLE, device=torch.device("cpu"), keep_weights=False)
+    Fp8(config, 1, backend).attach(torch.nn.ModuleDict({"0": layer}))
+    return layer
+
+
+def check() -> list[str]:
+    cuts = {
+        "router.weight": whole,
+        "experts.gate_up": fused_rows(*[FFN, FFN] * 3),
+        "experts.down": columns,
+        "shared.gate_up.weight": fused_rows(SHARED, SHARED),
+        "shared.down.weight": columns,
+    }
+    shape = (NUM_TOKENS, HIDDEN)
+    cases = {
+        recipe: Case(partial(in_fp8, recipe), cuts, input_shape=shape, output_shape=shape, dtypes=(torch.float32,))
+        for recipe in ("rowwise", "mxfp8")
+    }
+    return complaints(cases)
+
+
+def test_experts_in_fp8_equal_one_process():
+    """Cut over two ranks, every row and every matrix is rounded as the whole one is."""
+    assert_equal_to_one_process(check, 2)
