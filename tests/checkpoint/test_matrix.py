@@ -151,6 +151,7 @@ UNEVEN = {
     "dp3-zero2": {"parallel": {"dp": 3, "zero_stage": 2}},
     "dp3-zero3": {"parallel": {"dp": 3, "zero_stage": 3}},
     "dp3-zero0": {"parallel": {"dp": 3, "zero_stage": 0}},
+    "dp3-fsdp2": {"parallel": {"dp": 3, "zero_stage": 3, "engine": "fsdp2"}},
     "pp3": {"parallel": {"pp": 3, "zero_stage": 1}},
 }
 """Slices that end inside rows; their batches are other ones, so only the state is compared."""

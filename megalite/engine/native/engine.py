@@ -221,8 +221,7 @@ def _uses(stage: Stage, num_tokens: int) -> dict[nn.Parameter, int]:
     if stage.head is not None and of_head > 1:
         uses[stage.head.weight] = of_head
     if stage.embedding is not None:
-        in_two = stage.mtp and stage.spec.has_embedding and len(stage.spec.chunks) > 1
-        passes = 2 if in_two else 1  # the first chunk's and the last one's
+        passes = 2 if stage.mtp and len(stage.spec.chunks) > 1 else 1  # the first chunk's and the last one's
         uses[stage.embedding.weight] = passes + (of_head if _shares_head(stage) else 0)
     for block in stage.all_blocks():
         if isinstance(block.mlp, MLP) and block.mlp.chunk_tokens is not None:

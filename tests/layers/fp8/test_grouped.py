@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from functools import partial
-
 import pytest
 import torch
+import torch.distributed as dist
 
 from megalite.config.checks_moe import ROW_RECIPES
 from megalite.config.schema import Fp8Config
@@ -20,9 +19,11 @@ from megalite.layers.fp8.site import GroupedSite
 from megalite.layers.fp8.watch import Gauge, read_gauges
 from megalite.layers.gemm import PLAIN
 from megalite.layers.grouped import GroupedProduct
-from megalite.parallel.axes import SINGLE, Axis
+from megalite.parallel.axes import SINGLE, connect
+from megalite.parallel.collectives import from_all
+from megalite.parallel.mesh import Mesh
+from tests.kit.spawn import run_ranks
 from tests.layers.fp8.kit import EMULATED, difference, draw, fp8_layer, run
-from tests.layers.parity import NUM_TOKENS, Case, assert_equal_to_one_process, columns, complaints, fused_rows, whole
 from tests.layers.small import small_model
 
 OUT, IN = 144, 160
@@ -90,36 +91,54 @@ def test_a_look_at_experts():
     assert torch.equal(grouped(x, grouped.weight, sizes), exact)
 
 
-HIDDEN, FFN, SHARED = 32, 64, 64
+HIDDEN, FFN, NUM_EXPERTS = 32, 64, 3
 
 
-def in_fp8(recipe: str, tp: Axis, sequence_parallel: bool) -> SparseMLP:
-    """Experts and an MLP beside them, as a stage gives them their way to multiply."""
-    moe = {"num_experts": 3, "ffn_hidden_size": FFN, "shared_ffn_hidden_size": SHARED}
-    spec = small_model(hidden_size=HIDDEN, moe=moe).blocks[0].feed_forward
-    layer = SparseMLP(HIDDEN, spec, tp=tp, sequence_parallel=sequence_parallel)
-    config = Fp8Config(backend="emulate", recipe=recipe)
+def scales_of_ranks() -> dict[str, list[float]]:
+    """Scales of what is multiplied by experts and by the MLP beside them, cut over the ranks of this world, as a stage
+    gives them their way to multiply: those of this rank's own rows, where it has not all."""
+    tp = connect(Mesh(tp=dist.get_world_size()), dist.get_rank()).tp if dist.get_world_size() > 1 else SINGLE
+    moe = {"num_experts": NUM_EXPERTS, "ffn_hidden_size": FFN, "shared_ffn_hidden_size": FFN, "activation": "gelu"}
+    spec = small_model(hidden_size=HIDDEN, activation=moe.pop("activation"), moe=moe).blocks[0].feed_forward
+    config = Fp8Config(backend="emulate", recipe="rowwise")
     backend = choose_backend(config, tp=tp, replicas=SINGLE, device=torch.device("cpu"), keep_weights=False)
-    Fp8(config, 1, backend).attach(torch.nn.ModuleDict({"0": layer}))
-    return layer
+    precision = Fp8(config, 1, backend)
+    precision.attach(torch.nn.ModuleDict({"0": SparseMLP(HIDDEN, spec, tp=tp, sequence_parallel=False)}))
+    up, down = draw(NUM_EXPERTS, FFN, HIDDEN, seed=0), draw(NUM_EXPERTS, HIDDEN, FFN, seed=1)
+    stream, between = draw(8, HIDDEN, seed=2), draw(8, FFN, seed=3)
+    ahead = 2.0 ** torch.arange(FFN)  # the last rank's part is far larger than others
+    up, down, between = up * ahead.view(1, -1, 1), down * ahead, between * ahead
+    found = {}
+    for name, x, matrices, grad, dim in (
+        ("up", stream, up, between.chunk(tp.size, 1)[tp.rank], 1),
+        ("down", between.chunk(tp.size, 1)[tp.rank], down, stream, 2),
+    ):
+        rows = precision.sites[f"blocks.0.experts.{name}"].fp8
+        linear = precision.sites[f"blocks.0.shared.{name}"].fp8
+        part = matrices.chunk(tp.size, dim)[tp.rank]
+        found[f"{name}, x"] = rows.quantise("activation", x).inverse.flatten().tolist()
+        found[f"{name}, dy"] = rows.quantise("gradient", grad).inverse.flatten().tolist()
+        found[f"{name}, shared, x"] = linear.quantise("activation", x).inverse.flatten().tolist()
+        found[f"{name}, shared, dy"] = linear.quantise("gradient", grad).inverse.flatten().tolist()
+        for is_back in (False, True):
+            each = part.transpose(1, 2) if is_back else part
+            scales = torch.stack([one.inverse for one in rows.round_matrices(each, transposed=is_back)])
+            if (name == "up") != is_back:  # a rank has some of the rows
+                scales = torch.cat(from_all(scales, tp), dim=1) if tp.size > 1 else scales
+            found[f"{name}, w, {is_back}"] = scales.flatten().tolist()
+        sizes, (forth, back) = torch.tensor([3, 0, 5]), (torch.ones(8, part.shape[dim]) for dim in (2, 1))
+        found[f"{name}, parts"] = [
+            rows.multiply("activation", forth, part, sizes).abs().max().item(),
+            rows.multiply("gradient", back, part.transpose(1, 2), sizes).abs().max().item(),
+        ]
+    return found
 
 
-def check() -> list[str]:
-    cuts = {
-        "router.weight": whole,
-        "experts.gate_up": fused_rows(*[FFN, FFN] * 3),
-        "experts.down": columns,
-        "shared.gate_up.weight": fused_rows(SHARED, SHARED),
-        "shared.down.weight": columns,
-    }
-    shape = (NUM_TOKENS, HIDDEN)
-    cases = {
-        recipe: Case(partial(in_fp8, recipe), cuts, input_shape=shape, output_shape=shape, dtypes=(torch.float32,))
-        for recipe in ("rowwise", "mxfp8")
-    }
-    return complaints(cases)
-
-
-def test_experts_in_fp8_equal_one_process():
-    """Cut over two ranks, every row and every matrix is rounded as the whole one is."""
-    assert_equal_to_one_process(check, 2)
+def test_scales_agree_across_tp():
+    """Cut over two ranks, every row of tokens and of matrices has the scale of the whole one, there and back."""
+    whole = run_ranks(scales_of_ranks, 1)[0]
+    first, last = run_ranks(scales_of_ranks, 2)
+    assert first.pop("up, parts")[1] == 0.0, "its part of w^T is nothing beside the other's"
+    assert first.pop("down, parts")[0] == 0.0, "so is its part of w"
+    assert {name: found for name, found in last.items() if "parts" not in name} == first
+    assert first == {name: found for name, found in whole.items() if "parts" not in name}
