@@ -74,7 +74,8 @@ class BatchCut:
 
 
 def with_ahead(batch: Batch, depths: int) -> Batch:
-    """A micro-batch with what lies further ahead of each token in its document, by so many layers' reach."""
+    """A micro-batch with what lies further ahead of each token in its document, by so many layers' reach. Where that is
+    of another document, or behind the batch's end, there is no token: whatever follows, a layer sees the same."""
     if not depths:
         return batch
     found = []
@@ -82,8 +83,8 @@ def with_ahead(batch: Batch, depths: int) -> Batch:
         tokens, labels, mask, positions = (
             torch.roll(each, -depth) for each in (batch.tokens, batch.labels, batch.loss_mask, batch.positions)
         )
-        counts = mask & (positions == batch.positions + depth)  # else of another document, or round the end
-        found.append(torch.stack((tokens, labels, counts.long())))
+        is_there = positions == batch.positions + depth  # else of another document, or round the end
+        found.append(torch.stack((tokens.where(is_there, NO_TOKEN), labels, (mask & is_there).long())))
     return replace(batch, ahead=torch.stack(found))
 
 

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
+import torch
 from transformers import AutoTokenizer
 
 from megalite.checkpoint.hf.exporter import to_hugging_face
@@ -176,6 +177,13 @@ def test_generate(tokenizers: Path, tmp_path: Path):
         generate(tmp_path / "hf", "def f", max_new_tokens=40)
     with pytest.raises(ConversionError, match=r"no config\.json"):
         generate(tmp_path, "def f")
+    edit_tensors(tmp_path / "hf", **{"model/norm/weight": torch.full((48,), torch.nan)})
+    with pytest.raises(ConversionError, match=r"model\.norm\.weight holds NaN"):
+        generate(tmp_path / "hf", "def f")
     edit_tensors(tmp_path / "hf", "model.norm.weight")
     with pytest.raises(ConversionError, match=r"model\.norm\.weight of 1 tensors are not there"):
+        generate(tmp_path / "hf", "def f")
+    weights = tmp_path / "hf" / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:1000])
+    with pytest.raises(ConversionError, match="transformers cannot load it"):
         generate(tmp_path / "hf", "def f")

@@ -181,26 +181,6 @@ SPARSE = {
     ],
 }
 
-DROPPING = {
-    1: [
-        layout(more=WITH_DROPS),
-        layout(more={**WITH_DROPS, **FULL}),
-        layout(**FSDP2, more={**WITH_DROPS, **SELECTIVE}),
-    ],
-    2: [
-        layout(dp=2, ep=2, more=WITH_DROPS),
-        layout(cp=2, ep=2, more={**WITH_DROPS, **FULL}),
-        layout(tp=2, sequence_parallel=True, more={**WITH_DROPS, **FEW}),
-        layout(dp=2, ep=2, **FSDP2, more={**WITH_DROPS, **SELECTIVE}),
-        layout(pp=2, schedule="zb-v", more=WITH_DROPS),
-    ],
-    4: [
-        layout(dp=2, ep=2, tp=2, sequence_parallel=True, more={**WITH_DROPS, **FEW, **SELECTIVE}),
-        layout(cp=2, ep=2, tp=2, sequence_parallel=True, more={**WITH_DROPS, **FEW}),
-        layout(dp=2, cp=2, ep=4, more=WITH_DROPS),
-    ],
-}
-
 MLA = {"q_lora_rank": 24, "kv_lora_rank": 16, "qk_nope_head_dim": 12, "qk_rope_head_dim": 8, "v_head_dim": 10}
 
 
@@ -216,6 +196,29 @@ DEEPSEEK = latent({**BY_BIAS, "num_experts": 8, "num_groups": 4, "top_groups": 2
 BOTH_WAYS = latent({**BY_BIAS, "aux_loss": 0.01, "aux_loss_over": "sequence"}, v_head_dim=20)
 ONE_FURTHER, TWO_FURTHER = latent(BY_BIAS, mtp=1), latent({**BY_BIAS, "first_dense": 0}, mtp=2)
 DENSE, LITE = latent(), latent(q_lora_rank=None)
+
+FURTHER_DROPS = latent({**BY_BIAS, "capacity_factor": 0.75}, mtp=2)
+DROPPING = {
+    1: [
+        layout(more=WITH_DROPS),
+        layout(more={**WITH_DROPS, **FULL}),
+        layout(**FSDP2, more={**WITH_DROPS, **SELECTIVE}),
+    ],
+    2: [
+        layout(dp=2, ep=2, more=WITH_DROPS),
+        layout(cp=2, ep=2, more={**WITH_DROPS, **FULL}),
+        layout(tp=2, sequence_parallel=True, more={**WITH_DROPS, **FEW}),
+        layout(dp=2, ep=2, **FSDP2, more={**WITH_DROPS, **SELECTIVE}),
+        layout(pp=2, schedule="zb-v", more=WITH_DROPS),
+        layout(pp=2, more=FURTHER_DROPS),
+        layout(cp=2, ep=2, pad_tokens=True, more={**FURTHER_DROPS, **FULL}),
+    ],
+    4: [
+        layout(dp=2, ep=2, tp=2, sequence_parallel=True, more={**WITH_DROPS, **FEW, **SELECTIVE}),
+        layout(cp=2, ep=2, tp=2, sequence_parallel=True, more={**WITH_DROPS, **FEW}),
+        layout(dp=2, cp=2, ep=4, more=WITH_DROPS),
+    ],
+}
 
 FURTHER = {
     1: [

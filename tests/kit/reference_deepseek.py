@@ -80,10 +80,11 @@ def losses_ahead(reference: nn.Module, stream: Tensor, data: dict[str, Tensor]) 
     found, shifted = [], {key: data[key] for key in ("tokens", "labels", "mask", "documents")}
     for layer in reference.mtp:
         shifted = {key: F.pad(each[:, 1:], (0, 1)) for key, each in shifted.items()}
-        embedded = reference.model.embed_tokens(shifted["tokens"])
+        is_there = shifted["documents"] == data["documents"]
+        is_there[:, -len(found) - 1 :] = False  # behind the row's end
+        embedded = reference.model.embed_tokens(shifted["tokens"] * is_there)
         stream = layer(embedded, stream, rotation, data["attention_mask"], data["positions"], None)
-        counts = shifted["mask"] & (shifted["documents"] == data["documents"])
-        counts[:, -len(found) - 1 :] = False  # behind the row's end
+        counts = shifted["mask"] & is_there
         nll = F.cross_entropy(reference.lm_head(stream).flatten(0, 1), shifted["labels"].flatten(), reduction="none")
         found.append(((nll * counts.flatten()).sum(), counts))
     return found

@@ -111,9 +111,15 @@ MUTANTS = (
     ),
     Mutant(
         "engine/batch_cut.py",
-        "counts = mask & (positions == batch.positions + depth)",
-        "counts = mask & (positions >= batch.positions)",
+        "is_there = positions == batch.positions + depth",
+        "is_there = positions >= batch.positions",
         "engine/test_layouts.py::test_layouts_that_predict_further_equal_plain_pytorch",
+    ),
+    Mutant(
+        "engine/batch_cut.py",
+        "tokens.where(is_there, NO_TOKEN)",
+        "tokens",
+        "engine/test_layouts.py::test_layouts_that_drop_choices_equal_plain_pytorch",
     ),
     Mutant(
         "engine/partition.py",

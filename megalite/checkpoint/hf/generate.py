@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 
 from megalite.checkpoint.hf.config_json import FILE_NAME
 from megalite.errors import ConversionError
@@ -62,12 +63,18 @@ def _load(folder: Path) -> tuple[Any, Any]:
     try:
         loaded: Any = AutoModelForCausalLM.from_pretrained(folder, local_files_only=True, output_loading_info=True)
         tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
-    except (OSError, ValueError) as error:
-        raise ConversionError(f"{folder}: transformers cannot load it: {error}") from error
+    except (OSError, ValueError, RuntimeError, KeyError, SafetensorError) as error:  # as damage has made it raise
+        why = next(iter(str(error).strip().splitlines()), type(error).__name__)
+        raise ConversionError(
+            f"{folder}: transformers cannot load it: {why} (`megalite convert from-hf` says more)"
+        ) from error
     model, loading = loaded
     if lacking := sorted(loading["missing_keys"]):
         raise ConversionError(
             f"{folder}: {', '.join(lacking[:3])} of {len(lacking)} tensors are not there, and transformers would make "
             "them up; convert or copy the folder anew"
         )
+    for name, weight in model.named_parameters():
+        if not weight.isfinite().all():
+            raise ConversionError(f"{folder}: {name} holds NaN or infinite numbers; take a checkpoint from before")
     return model.eval(), tokenizer
