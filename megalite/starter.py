@@ -29,8 +29,7 @@ def starter_files() -> dict[str, Path]:
     Raises:
         UnavailableError: this installation has none.
     """
-    is_clone = not PACKAGED.is_dir() and (CLONE / "setup.py").is_file()
-    root = CLONE if is_clone else PACKAGED
+    root = _root()
     found = [file for name in NAMES for file in (root / name, *sorted((root / name).rglob("*"))) if file.is_file()]
     names = {file.relative_to(root).as_posix(): file for file in found if "__pycache__" not in file.parts}
     if not names:
@@ -39,6 +38,16 @@ def starter_files() -> dict[str, Path]:
             "or from a clone, `pip install .`"
         )
     return {ELSEWHERE.get(name, name): file for name, file in names.items()}
+
+
+def starter_folder(name: str) -> Path:
+    """Where a folder of starter files lies, which may have none in an installation without them."""
+    return _root() / name
+
+
+def _root() -> Path:
+    is_clone = not PACKAGED.is_dir() and (CLONE / "setup.py").is_file()
+    return CLONE if is_clone else PACKAGED
 
 
 def lay_out(folder: Path) -> list[str]:

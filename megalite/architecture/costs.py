@@ -89,6 +89,13 @@ def linear_multiply_adds(block: BlockSpec, hidden_size: int) -> float:
     return of_attention + feed_forward_multiply_adds(block.feed_forward, hidden_size)
 
 
+def linear_numbers(block: BlockSpec, hidden_size: int, tp: int) -> int:
+    """Numbers of one token that these products are given and put out, on one rank."""
+    mlp = block.feed_forward
+    of_attention = sum(each.inputs + each.outputs for each in projections(block.attention, hidden_size, tp))
+    return of_attention + _mlp_inputs(mlp, hidden_size, tp) + _mlp_results(mlp, hidden_size, tp)
+
+
 def feed_forward_multiply_adds(mlp: FeedForwardSpec | ExpertsSpec, hidden_size: int) -> float:
     """Those of the layers that a token goes through; of experts the chosen ones, and their router."""
     if isinstance(mlp, FeedForwardSpec):
@@ -219,9 +226,7 @@ def block_held_bytes(block: BlockSpec, hidden_size: int, *, element_bytes: int, 
 
     What its weights' gradients are made of: the four products' inputs, and the gradients of their outputs.
     """
-    mlp, h = block.feed_forward, hidden_size
-    held = sum(each.inputs + each.outputs for each in projections(block.attention, h, tp))
-    return element_bytes * (held + _mlp_inputs(mlp, h, tp) + _mlp_results(mlp, h, tp))
+    return element_bytes * linear_numbers(block, hidden_size, tp)
 
 
 def block_sent_bytes(

@@ -47,7 +47,7 @@ def doctor(
 
     from megalite.errors import EXIT_BAD_INPUT, EXIT_DONE
     from megalite.page.terminal import FittingTable
-    from megalite.planner.machine import examine
+    from megalite.planner.examine import examine
 
     findings = examine(folder)
     table = FittingTable("", "", "found", "to get it", box=None, pad_edge=False)

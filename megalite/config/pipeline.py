@@ -8,6 +8,8 @@ head makes its gradients in its forward pass, so that its backward pass costs no
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 from megalite.architecture.architecture import Architecture
 from megalite.architecture.attention_costs import mixing_multiply_adds
 from megalite.architecture.costs import linear_multiply_adds
@@ -54,10 +56,18 @@ def pipeline_schedule(config: Config, plan: RunPlan, num_micro_batches: int) -> 
     Raises:
         ScheduleError: there is none.
     """
-    parallel = config.parallel
-    schedule = plan.own_schedule or find_schedule(parallel.schedule, plan.pp, num_micro_batches, parallel.chunks)
+    parallel, schedule = config.parallel, plan.own_schedule
+    if schedule is None:
+        return _known_schedule(parallel.schedule, plan.pp, num_micro_batches, parallel.chunks)
     if schedule.num_micro_batches != num_micro_batches:
         raise ScheduleError(f"it is for {counted(schedule.num_micro_batches)}, and a step has {num_micro_batches}")
+    check_orders(schedule)
+    return schedule
+
+
+@lru_cache(maxsize=256)
+def _known_schedule(name: str, pp: int, num_micro_batches: int, chunks: int | None) -> PipelineSchedule:
+    schedule = find_schedule(name, pp, num_micro_batches, chunks)
     check_orders(schedule)
     return schedule
 

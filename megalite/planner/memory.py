@@ -22,6 +22,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from math import prod
 
+from megalite.architecture.architecture import BlockSpec
 from megalite.architecture.attention_costs import gathered_bytes
 from megalite.architecture.costs import (
     ELEMENT_BYTES,
@@ -79,7 +80,11 @@ def memory_by_stage(config: Config, plan: RunPlan) -> tuple[StageMemory, ...]:
     """Peak memory of the ranks of every pipeline stage, first to last, in the largest step that the run may have."""
     schedule = pipeline_schedule(config, plan, max(micro_batch_counts(config, plan)))
     numbers = zip(parameters_by_stage(plan), updated_by_stage(plan), state_bytes_by_stage(config, plan), strict=True)
-    return tuple(_stage_memory(config, plan, stage, each, schedule.orders[stage]) for stage, each in enumerate(numbers))
+    chunks = _kept_by_chunks(config, plan)
+    return tuple(
+        _stage_memory(config, plan, stage, each, order, chunks)
+        for stage, (each, order) in enumerate(zip(numbers, schedule.orders, strict=True))
+    )
 
 
 def parameters_by_stage(plan: RunPlan) -> tuple[int, ...]:
@@ -127,11 +132,11 @@ def block_activations(config: Config, plan: RunPlan, blocks: Iterable[int], reco
     """Bytes of one token that each of some blocks keeps for its backward pass, on one rank."""
     fp8, a = config.precision.fp8, ELEMENT_BYTES[config.precision.dtype]
     in_chunks = config.train.mlp_chunk_tokens is not None and recompute == "none"
-    chosen = [plan.model.block(index) for index in blocks]
+    chosen = blocks_alike(plan, blocks)
     seen = plan.cp if config.parallel.cp_kind == "allgather" else 1
     cut = BlockCut(plan.tp, config.parallel.sequence_parallel, seen)
-    return [
-        block_activation_bytes(
+    found = {
+        block: block_activation_bytes(
             block,
             plan.model.hidden_size,
             element_bytes=a,
@@ -141,15 +146,28 @@ def block_activations(config: Config, plan: RunPlan, blocks: Iterable[int], reco
             has_dropout=plan.model.dropout > 0.0,
         )
         - (mlp_bytes(block.feed_forward, element_bytes=a, tp=plan.tp) if in_chunks else 0)
-        for block in chosen
-    ]
+        for block in set(chosen)
+    }
+    return [found[block] for block in chosen]
+
+
+def blocks_alike(plan: RunPlan, blocks: Iterable[int]) -> list[BlockSpec]:
+    """Blocks by their numbers, those that predict further behind the model's."""
+    model = plan.model
+    made = model.blocks
+    return [made[min(index, model.num_layers - 1)] for index in blocks]
 
 
 def _stage_memory(
-    config: Config, plan: RunPlan, stage: int, numbers: tuple[int, int, int], order: Sequence[Operation]
+    config: Config,
+    plan: RunPlan,
+    stage: int,
+    numbers: tuple[int, int, int],
+    order: Sequence[Operation],
+    chunks: Sequence[ChunkCosts],
 ) -> StageMemory:
     kept = footprint(config, plan, *numbers)
-    in_blocks, for_a_moment = _activations(config, plan, stage, order)
+    in_blocks, for_a_moment = _activations(config, plan, stage, order, chunks)
     is_away = config.train.offload_activations and config.train.device != "cpu"
     two_inputs = 2 * _micro_batch_tokens(config) * ELEMENT_BYTES[config.precision.dtype] * _stream_width(config, plan)
     return StageMemory(
@@ -165,34 +183,39 @@ def _stage_memory(
     )
 
 
-def _activations(config: Config, plan: RunPlan, stage: int, order: Sequence[Operation]) -> tuple[int, int]:
+def _activations(
+    config: Config, plan: RunPlan, stage: int, order: Sequence[Operation], chunks: Sequence[ChunkCosts]
+) -> tuple[int, int]:
     """What the chunks keep at most for the micro-batches in flight; and what is there for a block at a time:
     recomputation brings it back, and an MLP in chunks has it."""
     blocks = plan.blocks_of(stage)
     kept, whole = (block_activations(config, plan, blocks, kind) for kind in (config.train.recompute, "none"))
     again = max((all_of_it - some for all_of_it, some in zip(whole, kept, strict=True)), default=0)
-    chunks = [_kept_by_chunk(config, plan, range(*bounds)) for bounds in plan.chunk_blocks[:-1]]
-    first, last = plan.chunk_blocks[-1]
-    chunks.append(_kept_by_chunk(config, plan, [*range(first, last), *_predicting(plan)]))
     tokens, chunk, a = _micro_batch_tokens(config), config.train.mlp_chunk_tokens, ELEMENT_BYTES[config.precision.dtype]
     inside = max(
-        (mlp_bytes(plan.model.blocks[index].feed_forward, element_bytes=a, tp=plan.tp) for index in blocks), default=0
+        (mlp_bytes(block.feed_forward, element_bytes=a, tp=plan.tp) for block in set(blocks_alike(plan, blocks))),
+        default=0,
     )
     pieces = plan.tp if config.parallel.sequence_parallel else 1  # gathered inside, so that a chunk there is tp of them
     in_mlp = 0 if chunk is None else min(chunk * pieces, tokens) * inside
     return tokens * int(peak_kept(order, chunks)), tokens * again + in_mlp
 
 
-def _kept_by_chunk(config: Config, plan: RunPlan, blocks: Iterable[int]) -> ChunkCosts:
-    """Bytes of one token that a chunk keeps, and of those what it holds from I until W."""
+def _kept_by_chunks(config: Config, plan: RunPlan) -> list[ChunkCosts]:
+    """Of each chunk, bytes of one token that it keeps, and of those what it holds from I until W."""
     model, element_bytes = plan.model, ELEMENT_BYTES[config.precision.dtype]
-    held = (
-        block_held_bytes(model.block(index), model.hidden_size, element_bytes=element_bytes, tp=plan.tp)
-        for index in blocks
-    )
-    kept = sum(block_activations(config, plan, blocks, config.train.recompute))
-    around = sum(_around_prediction(config, plan) for index in blocks if index in _predicting(plan))
-    return ChunkCosts(kept=kept + around, held=sum(held))
+    everything = range(model.num_layers + model.num_predictions)
+    kept = block_activations(config, plan, everything, config.train.recompute)
+    blocks = blocks_alike(plan, everything)
+    held_by = {
+        block: block_held_bytes(block, model.hidden_size, element_bytes=element_bytes, tp=plan.tp)
+        for block in set(blocks)
+    }
+    held = [held_by[block] for block in blocks]
+    for index in _predicting(plan):
+        kept[index] += _around_prediction(config, plan)
+    bounds = [*plan.chunk_blocks[:-1], (plan.chunk_blocks[-1][0], len(everything))]  # what predicts further is behind
+    return [ChunkCosts(kept=sum(kept[slice(*each)]), held=sum(held[slice(*each)])) for each in bounds]
 
 
 def _predicting(plan: RunPlan) -> range:
@@ -239,16 +262,17 @@ def _traffic(config: Config, plan: RunPlan, stage: int) -> int:
     edge = a * tokens * _stream_width(config, plan)
     cuts = plan.cuts_of(stage)
     leaving = SENDS_UNDER_WAY if cuts and config.train.device == "cpu" else cuts  # gloo's are kept until others follow
-    shared = max((_of_others(config, plan, index) for index in plan.blocks_of(stage)), default=0)
+    blocks = set(blocks_alike(plan, plan.blocks_of(stage)))
+    shared = max((_of_others(config, plan, block) for block in blocks), default=0)
     both_ways = edge * (cuts + leaving)  # over each cut, what comes and what goes
     return collective + tokens * (shared + _sent_to_experts(config, plan, stage)) + both_ways
 
 
-def _of_others(config: Config, plan: RunPlan, index: int) -> int:
+def _of_others(config: Config, plan: RunPlan, block: BlockSpec) -> int:
     """Bytes that a block's attention has of context-parallel ranks, for each token of the rank's own."""
     if plan.cp == 1:
         return 0
-    a, block = ELEMENT_BYTES[config.precision.dtype], plan.model.blocks[index]
+    a = ELEMENT_BYTES[config.precision.dtype]
     keys_and_values = gathered_bytes(block, element_bytes=a, tp=plan.tp)
     if config.parallel.cp_kind == "ring":  # what is here and what comes, with fp32 gradients
         return 2 * keys_and_values + 2 * gathered_bytes(block, element_bytes=FP32_BYTES, tp=plan.tp)
@@ -259,7 +283,8 @@ def _of_others(config: Config, plan: RunPlan, index: int) -> int:
 
 def _sent_to_experts(config: Config, plan: RunPlan, stage: int) -> int:
     """Bytes of a token's copies at the ranks of their experts, in order of arrival and sorted, a block at a time."""
-    if plan.ep == 1 or not any(plan.model.sparse_blocks[index] for index in plan.blocks_of(stage)):
+    sparse = plan.model.sparse_blocks
+    if plan.ep == 1 or not any(sparse[index] for index in plan.blocks_of(stage)):
         return 0
     assert plan.model.moe is not None
     return 2 * ELEMENT_BYTES[config.precision.dtype] * plan.model.moe.top_k * plan.model.hidden_size

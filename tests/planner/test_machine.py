@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from megalite.planner.machine import examine
+from megalite.planner.examine import examine
 from tests.kit.runs import megalite
 
 

@@ -30,7 +30,7 @@ def ask_all(folder: Path, rank: int, world_size: int, port: int) -> None:
 
 
 def _ask_machine(folder: Path) -> None:
-    from megalite.planner.machine import examine
+    from megalite.planner.examine import examine
 
     found = {finding.name: finding for finding in examine(folder)}
     assert found["CUDA"].present, found["CUDA"]

@@ -106,7 +106,7 @@ NOT_RUN = {
             "a backward pass, in a thread whose lines nobody watches; without them it asserts",
         ),
     },
-    "megalite/planner/machine.py": dict.fromkeys(
+    "megalite/planner/examine.py": dict.fromkeys(
         (
             "built = torch.version.cuda",
             'why = f"torch {torch.__version__} is built for CPU only" if ',
