@@ -76,7 +76,7 @@ FLOORS_INSIDE: dict[str, tuple[tuple[str, ...], ...]] = {
         ("paths",),
         ("ask", "convert", "curves", "data", "launch", "mup", "setup", "train"),
         ("checkpoint", "config"),
-        ("schedule",),
+        ("plan", "schedule"),
         ("main",),
     ),
     "corpus": (

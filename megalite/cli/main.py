@@ -23,6 +23,7 @@ from megalite.cli import (
     data,
     launch,
     mup,
+    plan,
     schedule,
     setup,
     train,
@@ -65,6 +66,7 @@ app.command("generate")(ask.generate)
 app.command("doctor")(setup.doctor)
 app.add_typer(config.app, name="config")
 app.add_typer(schedule.app, name="schedule")
+app.add_typer(plan.app, name="plan")
 app.add_typer(mup.app, name="mup")
 app.add_typer(data.app, name="data")
 app.add_typer(launch.app, name="launch")

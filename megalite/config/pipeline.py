@@ -72,6 +72,15 @@ def _known_schedule(name: str, pp: int, num_micro_batches: int, chunks: int | No
     return schedule
 
 
+def few_rounds(num_micro_batches: int, pp: int) -> int:
+    """So many micro-batches that a schedule of ours does with more of them what it does with these, again and again."""
+    return min(num_micro_batches, ROUNDS * pp + num_micro_batches % pp)
+
+
+ROUNDS = 3
+"""Of as many micro-batches as there are stages: it fills, it is full, it empties."""
+
+
 def proven_programs(config: Config, plan: RunPlan, schedule: PipelineSchedule) -> tuple[Program, ...]:
     """What each stage does in a step, proven to end.
 

@@ -35,7 +35,7 @@ from megalite.architecture.costs import (
 )
 from megalite.architecture.norms import NORMS
 from megalite.architecture.weights import Weight, vocab_rows_per_rank, weight_table
-from megalite.config.pipeline import micro_batch_counts, pipeline_schedule
+from megalite.config.pipeline import few_rounds, micro_batch_counts, pipeline_schedule
 from megalite.config.plan import LOSS_CHUNK_TOKENS, RunPlan, has_embedding_copy
 from megalite.config.schema import Config
 from megalite.config.stream import stream_tokens
@@ -78,7 +78,8 @@ class StageMemory:
 
 def memory_by_stage(config: Config, plan: RunPlan) -> tuple[StageMemory, ...]:
     """Peak memory of the ranks of every pipeline stage, first to last, in the largest step that the run may have."""
-    schedule = pipeline_schedule(config, plan, max(micro_batch_counts(config, plan)))
+    most = max(micro_batch_counts(config, plan))
+    schedule = pipeline_schedule(config, plan, most if plan.own_schedule is not None else few_rounds(most, plan.pp))
     numbers = zip(parameters_by_stage(plan), updated_by_stage(plan), state_bytes_by_stage(config, plan), strict=True)
     chunks = _kept_by_chunks(config, plan)
     return tuple(

@@ -1,0 +1,183 @@
+"""`megalite plan`: which layout for this model on that machine, before a GPU-hour is spent."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from typer.core import TyperGroup
+
+from megalite.cli.config import ASSUMED_VOCAB_SIZE, ConfigFile, Overrides
+from megalite.cli.data.options import report_console
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from megalite.planner.backtest import Backtest
+    from megalite.planner.estimate import Estimate
+    from megalite.planner.machines import Machine
+
+GIB = 2**30
+LAYOUTS = "layouts"
+
+
+class ConfigOrVerb(TyperGroup):
+    """`megalite plan FILE ...` stands for `megalite plan layouts FILE ...`."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        if args and args[0] not in self.commands and not args[0].startswith("-"):
+            args = [LAYOUTS, *args]
+        return super().parse_args(ctx, args)
+
+
+app = typer.Typer(
+    cls=ConfigOrVerb,
+    help="megalite plan CONFIG: the best layouts of a model on a machine, with seconds and memory (docs/plan.md).",
+    no_args_is_help=True,
+)
+
+
+@app.command(LAYOUTS)
+def layouts(
+    config: ConfigFile,
+    overrides: Overrides = None,
+    machine: Annotated[
+        str, typer.Option(help="A machine by its name in configs/machines, or a file of one's own.")
+    ] = "h100-sxm",
+    world_size: Annotated[
+        int | None,
+        typer.Option(min=1, help="Ranks; pp x dp x cp x tp when not given.", show_default=False),
+    ] = None,
+    top: Annotated[int, typer.Option(min=1, max=1000, help="Layouts to show.")] = 10,
+    as_is: Annotated[bool, typer.Option("--as-is", help="Judge the config's own layout alone.")] = False,
+    explain: Annotated[bool, typer.Option("--explain", help="Show what the seconds of each go into.")] = False,
+    price: Annotated[
+        float | None, typer.Option(min=0.0, help="Of an hour of a rank, for what a run costs.", show_default=False)
+    ] = None,
+    vocab_size: Annotated[
+        int, typer.Option(min=1, help="Vocabulary, where the config takes the tokenizer's.")
+    ] = ASSUMED_VOCAB_SIZE,
+    as_json: Annotated[bool, typer.Option("--json", help="Print everything as one JSON object.")] = False,
+) -> None:
+    """Search the legal layouts of a config on so many ranks of a machine, and show the quickest that fit.
+
+    Changed are tp, cp, ep, pp with its schedule, dp, ZeRO stage 1 or 3, micro-batch and recomputation; the global
+    batch and all else stay.
+    """
+    from megalite.config.load import load_config
+    from megalite.config.plan import default_world_size, derive_steps
+    from megalite.config.validate import validate
+    from megalite.planner.estimate import estimate
+    from megalite.planner.machines import load_machine
+    from megalite.planner.search import search
+
+    loaded, known = load_config(config, overrides or ()), load_machine(machine)
+    ranks = world_size or default_world_size(loaded)
+    if as_is:
+        validate(loaded, ranks)
+        found, looked_at = [estimate(loaded, ranks, known, vocab_size=vocab_size)], 1
+    else:
+        result = search(loaded, ranks, known, top=top, vocab_size=vocab_size)
+        found, looked_at = result.or_refusal(), result.num_layouts
+    if as_json:
+        typer.echo(json.dumps({"layouts": [each.to_dict() for each in found]}))
+        return
+    console = report_console()
+    title = f"{config} on {ranks:,} x {machine}: {looked_at:,} layouts looked at"
+    console.print(_table(title, found, ranks), *([_parts_table(found)] if explain else []))
+    console.print(_costs(found[0], derive_steps(loaded), ranks, known, price), style="dim")
+    if found[0].overrides:
+        console.print("the first: " + " ".join(found[0].overrides), soft_wrap=True)
+
+
+def _table(title: str, found: list[Estimate], ranks: int) -> Table:
+    from rich import box
+    from rich.table import Table
+
+    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD)
+    for name in ("", "seconds", "tokens/s a rank", "MFU", "GiB a rank", "most goes into", "overrides"):
+        table.add_column(name, justify="left" if name in ("most goes into", "overrides") else "right")
+    for number, each in enumerate(found, start=1):
+        memory = f"{max(each.memory) / GIB:.1f}" + ("" if each.fits else " (does not fit)")
+        numbers = f"{each.seconds:.3g}", f"{each.tokens_per_second / ranks:,.0f}", f"{100 * each.mfu:.1f} %", memory
+        table.add_row(str(number), *numbers, each.bound_by, " ".join(each.overrides) or "as it is")
+    return table
+
+
+def _parts_table(found: list[Estimate]) -> Table:
+    from rich import box
+    from rich.table import Table
+
+    names = sorted({name for each in found for name in each.parts}, key=lambda name: -found[0].parts.get(name, 0.0))
+    table = Table(title="seconds of a step", title_justify="left", box=box.SIMPLE_HEAD)
+    for name in ("", *names):
+        table.add_column(name, justify="right")
+    for number, each in enumerate(found, start=1):
+        table.add_row(str(number), *(f"{each.parts.get(name, 0.0):.3g}" for name in names))
+    return table
+
+
+def _costs(best: Estimate, steps: int, ranks: int, machine: Machine, price: float | None) -> str:
+    """What the whole run takes with a layout."""
+    hours = steps * best.seconds / 3600
+    said = f"{steps:,} steps: {hours:,.1f} hours, {hours * ranks:,.0f} rank-hours"
+    if machine.watts is not None:
+        said += f", {hours * ranks * machine.watts / 1e6:,.2f} MWh"
+    return said if price is None else f"{said}, {hours * ranks * price:,.0f} at {price:g} a rank-hour"
+
+
+@app.command()
+def backtest(
+    fit: Annotated[bool, typer.Option("--fit", help="Show the constants that fit each software best.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print everything as one JSON object.")] = False,
+) -> None:
+    """Hold the planner's clock against published runs: with constants of all runs of a software, and of all others."""
+    from megalite.planner.backtest import backtest as run_backtest
+    from megalite.planner.backtest import fit_all, median_error
+
+    found = run_backtest()
+    fitted = {" on ".join(reversed(key)): each.model_dump() for key, each in fit_all().items()} if fit else {}
+    if as_json:
+        rows = [{"run": each.run.name, **_row(each)} for tests in found.values() for each in tests]
+        typer.echo(json.dumps({"runs": rows, "constants": fitted}))
+        return
+    console = report_console()
+    for (machine, software), tests in found.items():
+        console.print(_backtest_table(f"{software} on {machine}", tests))
+    every = [each for tests in found.values() for each in tests]
+    worst = max(every, key=lambda each: abs(each.error_left_out))
+    console.print(
+        f"{len(every)} runs, left out of what predicts them: median error {100 * median_error(every):.1f} %, the worst "
+        f"{100 * worst.error_left_out:+.1f} % ({worst.run.name}, {worst.run.software})"
+    )
+    for name, constants in fitted.items():
+        console.print(f"{name}: " + ", ".join(f"{key} {value:.3g}" for key, value in constants.items()))
+
+
+def _row(each: Backtest) -> dict[str, Any]:
+    run = each.run
+    return {
+        "machine": run.machine,
+        "software": run.software,
+        "ranks": run.world_size,
+        "seconds": run.seconds,
+        "predicted": each.fitted,
+        "error": each.error,
+        "error_left_out": each.error_left_out,
+    }
+
+
+def _backtest_table(title: str, tests: list[Backtest]) -> Table:
+    from rich import box
+    from rich.table import Table
+
+    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD)
+    for name in ("run", "ranks", "seconds", "predicted", "error", "left out"):
+        table.add_column(name, justify="left" if name == "run" else "right")
+    for each in tests:
+        errors = f"{100 * each.error:+.1f} %", f"{100 * each.error_left_out:+.1f} %"
+        table.add_row(
+            each.run.name, f"{each.run.world_size:,}", f"{each.run.seconds:.2f}", f"{each.fitted:.2f}", *errors
+        )
+    return table

@@ -1,0 +1,121 @@
+"""The planner's clock against published runs: four constants for each machine and generation of software.
+
+Constants are those under which the logarithms of predicted over measured seconds have the least sum of squares, and
+which stay near what such machines usually do: with few runs and four numbers, a run would else be met by a machine that
+cannot be. Each run is also predicted by constants that were fitted without it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from statistics import median
+
+import numpy as np
+
+from megalite.planner.machines import Constants, Machine, load_machine
+from megalite.planner.published import RUNS, PublishedRun
+from megalite.planner.seconds import step_time
+
+USUAL = Constants(products=0.7, passes=1.0, links=0.75, overhead=20e-6)
+NEARNESS = 0.05
+"""Weight of being near to what is usual: of a constant that is twice of it or half, over a run that takes twice as
+long."""
+
+
+@dataclass(frozen=True)
+class Backtest:
+    """A run predicted."""
+
+    run: PublishedRun
+    fitted: float
+    """Seconds by constants of all runs of its software."""
+    left_out: float
+    """Seconds by constants of the others."""
+
+    @property
+    def error(self) -> float:
+        """Of `fitted`, relative."""
+        return self.fitted / self.run.seconds - 1.0
+
+    @property
+    def error_left_out(self) -> float:
+        """Of `left_out`, relative."""
+        return self.left_out / self.run.seconds - 1.0
+
+
+def backtest() -> dict[tuple[str, str], list[Backtest]]:
+    """All published runs, by machine and software, with the constants of the machines' files."""
+    found: dict[tuple[str, str], list[Backtest]] = {}
+    for run in RUNS:
+        alike = [each for each in RUNS if (each.machine, each.software) == (run.machine, run.software)]
+        machine = load_machine(run.machine)
+        others = fit([each for each in alike if each is not run], machine)
+        judged = Backtest(run, predict(run, machine.run_by(run.software)), predict(run, _with(machine, others)))
+        found.setdefault((run.machine, run.software), []).append(judged)
+    return found
+
+
+def fit_all() -> dict[tuple[str, str], Constants]:
+    """What the constants of all runs of each software are, by machine and software."""
+    found: dict[tuple[str, str], list[PublishedRun]] = {}
+    for run in RUNS:
+        found.setdefault((run.machine, run.software), []).append(run)
+    return {key: fit(runs, load_machine(key[0])) for key, runs in found.items()}
+
+
+def median_error(tests: Sequence[Backtest]) -> float:
+    """Of runs that were left out, without their signs."""
+    return median(abs(each.error_left_out) for each in tests)
+
+
+def predict(run: PublishedRun, machine: Machine) -> float:
+    """Seconds of a step of a run."""
+    return step_time(run.config, run.plan, machine, run.practice).seconds
+
+
+def fit(runs: Sequence[PublishedRun], machine: Machine) -> Constants:
+    """The constants of some runs on a machine."""
+    usual = np.log(list(USUAL.model_dump().values()))
+
+    def residuals(logarithms: np.ndarray) -> np.ndarray:
+        changed = _with(machine, _constants(logarithms))
+        off = [np.log(predict(run, changed) / run.seconds) for run in runs]
+        return np.concatenate([off, NEARNESS * (logarithms - usual)])
+
+    return _constants(_least_squares(residuals, usual))
+
+
+def _constants(logarithms: np.ndarray) -> Constants:
+    return Constants(**dict(zip(Constants.model_fields, np.exp(logarithms).tolist(), strict=True)))
+
+
+def _with(machine: Machine, constants: Constants) -> Machine:
+    return machine.model_copy(update={"constants": constants})
+
+
+def _least_squares(residuals: Callable[[np.ndarray], np.ndarray], x: np.ndarray) -> np.ndarray:
+    """By Levenberg and Marquardt's steps, with differences for derivatives."""
+    damping, off = 1e-3, residuals(x)
+    for _ in range(50):
+        columns = [(residuals(x + STEP * unit) - off) / STEP for unit in np.eye(x.size)]
+        jacobian = np.stack(columns, axis=1)
+        normal, gradient = jacobian.T @ jacobian, jacobian.T @ off
+        while damping < 1e9:
+            moved = x - np.linalg.solve(normal + damping * np.diag(np.diag(normal)), gradient)
+            after = residuals(moved)
+            if after @ after < off @ off:
+                break
+            damping *= 5
+        else:
+            return x
+        gain, x, off, damping = off @ off - after @ after, moved, after, damping / 5
+        if gain < ENOUGH:
+            return x
+    return x
+
+
+STEP = 1e-5
+"""Of a logarithm."""
+ENOUGH = 1e-6
+"""What the sum of squares must fall by in a step, so that another one follows: a tenth of a percent of one run."""

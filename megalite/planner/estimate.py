@@ -1,0 +1,98 @@
+"""What a layout takes on a machine: seconds, memory, and what both are made of."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from megalite.config.plan import RunPlan, make_plan
+from megalite.config.schema import Config
+from megalite.planner.machines import Machine
+from megalite.planner.memory import memory_by_stage
+from megalite.planner.seconds import OURS, Parts, Practice, step_time
+
+USABLE = 0.9
+"""Of a device's memory: the rest is the allocator's, whose blocks do not fit into one another."""
+TAKEN_BYTES = 2 * 2**30
+"""By the driver and by the libraries that ranks talk through."""
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A layout judged."""
+
+    overrides: tuple[str, ...]
+    """What makes the config this layout; empty for its own."""
+    seconds: float
+    """Of a step of the full batch."""
+    tokens_per_second: float
+    """Of all ranks."""
+    mfu: float
+    """Model FLOPs a second over the peak of the format, causal attention counted half."""
+    memory: tuple[int, ...]
+    """Bytes of a rank of each stage at the peak of a step."""
+    fits: bool
+    parts: Parts
+    """Seconds, by what they go into."""
+
+    @property
+    def bound_by(self) -> str:
+        """What most of a step goes into."""
+        return max(self.parts, key=self.parts.__getitem__)
+
+    def to_dict(self) -> dict[str, Any]:
+        """A JSON-ready form."""
+        return {
+            "overrides": list(self.overrides),
+            "seconds_per_step": self.seconds,
+            "tokens_per_second": self.tokens_per_second,
+            "mfu": self.mfu,
+            "memory_bytes": list(self.memory),
+            "fits": self.fits,
+            "breakdown": self.parts,
+        }
+
+
+def estimate(
+    config: Config,
+    world_size: int,
+    machine: Machine,
+    *,
+    vocab_size: int | None = None,
+    overrides: Sequence[str] = (),
+    practice: Practice = OURS,
+) -> Estimate:
+    """Judge a config that `validate` has passed.
+
+    Args:
+        vocab_size: where the config takes its tokenizer's.
+        overrides: what has made the config, for the record.
+        practice: of the software.
+
+    Raises:
+        UserError: the machine has no units for the config's format.
+    """
+    plan = make_plan(config, world_size, vocab_size)
+    memory = tuple(stage.total for stage in memory_by_stage(config, plan))
+    time = step_time(config, plan, machine, practice)
+    return Estimate(
+        tuple(overrides),
+        time.seconds,
+        plan.tokens_per_step / time.seconds,
+        mfu(config, plan, machine, time.seconds),
+        memory,
+        max(memory) <= usable_memory(machine),
+        time.parts,
+    )
+
+
+def mfu(config: Config, plan: RunPlan, machine: Machine, seconds: float) -> float:
+    """Of a step that takes so long."""
+    peak = machine.rate(config.precision.dtype) / machine.constants.products
+    return plan.flops_per_token * plan.tokens_per_step / plan.world_size / peak / seconds
+
+
+def usable_memory(machine: Machine) -> float:
+    """Bytes of a rank that tensors may take."""
+    return USABLE * machine.memory_gib * 2**30 - TAKEN_BYTES

@@ -1,0 +1,128 @@
+"""The layouts of a model on so many ranks that are worth a look, and the overrides that make them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from math import gcd
+
+from megalite.architecture.architecture import Architecture
+from megalite.config.schema import Config
+from megalite.planner.machines import Machine
+
+MOST_MICRO_BATCH = 16
+LEAST_TOKENS_OF_CP = 4096
+"""Of a rank: a sequence is not cut into less."""
+CHUNKS = (2, 3, 4, 5, 6, 8)
+"""Of a rank, in interleaved pipelines."""
+RECOMPUTE = ("none", "selective", "full")
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """How ranks share a step."""
+
+    tp: int
+    cp: int
+    ep: int
+    pp: int
+    dp: int
+    schedule: str
+    chunks: int | None
+    divides_weights: bool
+    micro_batch_size: int
+    recompute: str
+
+    @cached_property
+    def settings(self) -> dict[str, dict[str, object]]:
+        """By section, what makes a config this layout."""
+        engine = "fsdp2" if self.divides_weights else "native"
+        parallel: dict[str, object] = {
+            "tp": self.tp,
+            "pp": self.pp,
+            "cp": self.cp,
+            "ep": self.ep,
+            "dp": self.dp,
+            "zero_stage": 3 if self.divides_weights else 1,
+            "engine": engine,
+            "sequence_parallel": self.tp > 1,
+            "schedule": self.schedule,
+            "chunks": self.chunks,
+            "blocks_per_stage": None,
+            "blocks_per_chunk": None,
+            "dp_replicate": 1,
+        }
+        return {
+            "parallel": parallel,
+            "batch": {"micro_batch_size": self.micro_batch_size},
+            "train": {"recompute": self.recompute},
+        }
+
+    def overrides(self, base: Config) -> tuple[str, ...]:
+        """What differs from a config, as the command line takes it."""
+        found = []
+        for section, settings in self.settings.items():
+            for key, value in settings.items():
+                if getattr(getattr(base, section), key) != value:
+                    found.append(f"{section}.{key}={_yaml(value)}")
+        return tuple(found)
+
+    def applied_to(self, base: Config) -> Config:
+        """The config of this layout, whose values are right by themselves; `validate` says what is wrong between."""
+        sections = {name: getattr(base, name).model_copy(update=settings) for name, settings in self.settings.items()}
+        return base.model_copy(update=sections)
+
+
+def _yaml(value: object) -> str:
+    return "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def layouts(config: Config, model: Architecture, world_size: int, machine: Machine) -> Iterator[Candidate]:
+    """All that may be legal: tp within a node, sequences cut where they are long, as many micro-batches as a pipeline
+    wants, sequence parallelism wherever tp is."""
+    batch = config.batch
+    for tp in _divisors(gcd(model.num_heads, machine.ranks_per_node)):
+        for cp in _divisors(world_size // tp) if world_size % tp == 0 else ():
+            if cp > 1 and batch.seq_len < LEAST_TOKENS_OF_CP * cp:
+                continue
+            for pp in _divisors(world_size // (tp * cp)):
+                dp = world_size // (tp * cp * pp)
+                if pp > model.num_layers or batch.global_batch_size % dp:
+                    continue
+                for ep in _degrees_of_experts(model, dp * cp):
+                    yield from _of_mesh(config, model, tp=tp, cp=cp, ep=ep, pp=pp, dp=dp)
+
+
+def _degrees_of_experts(model: Architecture, replicas: int) -> list[int]:
+    return [1] if model.moe is None else _divisors(gcd(model.moe.num_experts, replicas))
+
+
+def _of_mesh(
+    config: Config, model: Architecture, *, tp: int, cp: int, ep: int, pp: int, dp: int
+) -> Iterator[Candidate]:
+    per_replica = config.batch.global_batch_size // dp
+    for size in (each for each in _divisors(per_replica) if each <= MOST_MICRO_BATCH):
+        count = per_replica // size
+        for schedule, chunks in _schedules(model, pp, count):
+            for divides in (False,) if pp > 1 or dp * cp == 1 else (False, True):
+                for recompute in RECOMPUTE:
+                    yield Candidate(tp, cp, ep, pp, dp, schedule, chunks, divides, size, recompute)
+
+
+def _schedules(model: Architecture, pp: int, count: int) -> Iterator[tuple[str, int | None]]:
+    """Of pipelines whose stages all have work."""
+    if pp == 1:
+        yield "1f1b", None
+        return
+    if count < pp:
+        return
+    yield "1f1b", None
+    if 2 * pp <= model.num_layers:
+        yield "zb-v", 2
+    if count % pp == 0:
+        yield from (("interleaved", chunks) for chunks in CHUNKS if chunks * pp <= model.num_layers)
+
+
+def _divisors(number: int) -> list[int]:
+    return [each for each in range(1, number + 1) if number % each == 0]

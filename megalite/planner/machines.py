@@ -1,0 +1,113 @@
+"""Machines that runs are planned for: what their data sheets say, and four numbers that measurements say.
+
+    configs/machines/h100-sxm.yaml     one of those that come along, by its name: h100-sxm
+    a file of one's own                as `megalite plan calibrate` writes it
+
+Every number has its source in the file. Rates are of one rank, one way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Literal
+
+from pydantic import Field, PositiveFloat, PositiveInt
+
+from megalite.config.load import build
+from megalite.config.wording import or_
+from megalite.config.yaml_source import read_source
+from megalite.errors import UserError
+from megalite.section import Problem, Section
+from megalite.starter import starter_folder
+
+Format = Literal["fp32", "bf16", "fp16", "fp8"]
+
+
+class Constants(Section):
+    """What formulas cannot know of a machine and a generation of software; fitted to runs, or measured."""
+
+    products: PositiveFloat
+    """Share of the peak that large matrix products reach."""
+    passes: PositiveFloat
+    """Share of the memory's bandwidth that passes over activations, weights and moments reach, as the planner counts
+    their bytes: above 1 where software fuses more than is counted."""
+    links: PositiveFloat
+    """Share of a link's bandwidth that collectives reach; above 1 where software hides more of them than is counted."""
+    overhead: PositiveFloat
+    """Seconds of a block's forward pass in which the device waits for the host, or for its own kernels to begin."""
+
+
+class Machine(Section):
+    """A rank's device, and what connects it to others."""
+
+    ranks_per_node: PositiveInt
+    memory_gib: PositiveFloat
+    """Of a rank."""
+    flops: dict[Format, PositiveFloat]
+    """Dense products, a second, by format."""
+    memory_bandwidth: PositiveFloat
+    """Bytes a second."""
+    link: PositiveFloat
+    """Bytes a second to the other ranks of a node."""
+    network: PositiveFloat
+    """Bytes a second to ranks of other nodes."""
+    watts: PositiveFloat | None = None
+    """Of a rank under load, its share of the node included."""
+    constants: Constants
+    """With megalite."""
+    others: dict[str, Constants] = Field(default_factory=dict)
+    """With other software, by its name and generation: what the back-test knows."""
+    sources: dict[str, str]
+    """Where each number is from."""
+
+    def run_by(self, software: str) -> Machine:
+        """The machine with other software."""
+        return self.model_copy(update={"constants": self.others[software]})
+
+    def problems(self) -> Iterator[Problem]:
+        numbers = {name for name in type(self).model_fields if name != "sources" and getattr(self, name)}
+        for name in sorted(numbers - self.sources.keys()):
+            yield (("sources",), f"{name} has no source; add one, as in `{name}: data sheet of ...`")
+        for name in sorted(self.sources.keys() - numbers):
+            yield (("sources",), f"{name} is no number of this file; use {or_(sorted(numbers))}")
+        for name, most in (("products", 1.0), ("links", 8.0)):
+            if getattr(self.constants, name) > most:
+                yield (
+                    ("constants", name),
+                    f"{getattr(self.constants, name):g} of the peak cannot be; at most {most:g}",
+                )
+
+    def rate(self, number_format: str) -> float:
+        """Products a second in a format, as large ones reach it.
+
+        Raises:
+            UserError: the machine has no units for it.
+        """
+        peak = {str(name): flops for name, flops in self.flops.items()}.get(number_format)
+        if peak is None:
+            raise UserError(
+                f"precision.dtype: {number_format} is no format of this machine's file; use {or_(sorted(self.flops))}"
+            )
+        return peak * self.constants.products
+
+
+def known_machines() -> dict[str, Path]:
+    """The files that come along, by name."""
+    return {path.stem: path for path in sorted(starter_folder("configs/machines").glob("*.yaml"))}
+
+
+def load_machine(name: str) -> Machine:
+    """A machine by the name of a file that comes along, or by the path of one.
+
+    Raises:
+        UserError: there is no such file.
+        ConfigError: naming every number that is missing, unknown or impossible.
+    """
+    path = known_machines().get(name, Path(name))
+    if not path.is_file():
+        raise UserError(
+            f"--machine: there is no file {name}, and no machine of this name; use {or_(sorted(known_machines()))}, or "
+            "a file that `megalite plan calibrate` has written"
+        )
+    return build(Machine, read_source(path))

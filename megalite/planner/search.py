@@ -1,0 +1,142 @@
+"""The best layouts of a model on so many ranks of a machine.
+
+All layouts are put in order by a lower bound of their time, which is quick: the work of a stage, and the bubble that no
+order of passes avoids. What cannot fit, by a lower bound of its memory, is passed over. The others are judged one by
+one, memory, time and legality, until no layout that is left could be among the best.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from megalite.architecture.costs import ELEMENT_BYTES, FP32_BYTES
+from megalite.config.plan import fill_model, make_plan
+from megalite.config.schema import Config
+from megalite.config.stream import stream_tokens
+from megalite.config.validate import validate
+from megalite.errors import ConfigError, UserError
+from megalite.planner.estimate import Estimate, estimate, usable_memory
+from megalite.planner.layouts import Candidate, layouts
+from megalite.planner.machines import Machine
+from megalite.planner.memory import block_activations, parameters_by_stage
+from megalite.planner.seconds import micro_batch_seconds
+
+
+@dataclass(frozen=True)
+class Search:
+    """What was found."""
+
+    best: tuple[Estimate, ...]
+    """Those that fit, the quickest first."""
+    smallest: Estimate | None
+    """Where none fits, the one that needs the least memory; None where there is no legal layout at all."""
+    num_layouts: int
+    """That were looked at."""
+
+    def or_refusal(self) -> list[Estimate]:
+        """The best.
+
+        Raises:
+            UserError: none fits, or there is none; with what comes nearest.
+        """
+        if self.best:
+            return list(self.best)
+
+        if self.smallest is None:
+            raise UserError(
+                "no layout is legal on so many ranks: their number must be a multiple of dp, which divides "
+                "batch.global_batch_size; change --world-size, or the batch"
+            )
+        raise UserError(
+            f"no layout fits: the smallest takes {max(self.smallest.memory) / 2**30:.1f} GiB of a rank "
+            f"({' '.join(self.smallest.overrides)}); use more ranks, a machine with more memory, train.recompute=full "
+            "with train.offload_activations=true, or optimizer.name=adamw8bit"
+        )
+
+
+def search(config: Config, world_size: int, machine: Machine, *, top: int, vocab_size: int | None = None) -> Search:
+    """The layouts of a config that take the least time on so many ranks.
+
+    Args:
+        config: its own layout does not matter.
+        top: layouts to find.
+        vocab_size: where the config takes its tokenizer's.
+
+    Raises:
+        UserError: the machine has no units for the config's format.
+    """
+    model = fill_model(config.model, config.batch, vocab_size)
+    bounds, most = Bounds(config, machine, vocab_size), usable_memory(machine)
+    found = sorted(layouts(config, model, world_size, machine), key=bounds.seconds)
+    best = list[Estimate]()
+    for layout in found:
+        if len(best) == top and bounds.seconds(layout) >= best[-1].seconds:
+            break
+        if bounds.memory(layout) > most:
+            continue
+        judged = _judge(config, layout, world_size, machine, vocab_size)
+        if judged is not None and judged.fits:
+            best = sorted([*best, judged], key=lambda each: each.seconds)[:top]
+    smallest = None
+    if not best:
+        judgements = (
+            _judge(config, each, world_size, machine, vocab_size) for each in sorted(found, key=bounds.memory)
+        )
+        smallest = next((judged for judged in judgements if judged is not None), None)
+    return Search(tuple(best), smallest, len(found))
+
+
+def _judge(
+    base: Config, layout: Candidate, world_size: int, machine: Machine, vocab_size: int | None
+) -> Estimate | None:
+    """A layout judged; None for one that is refused."""
+    config = layout.applied_to(base)
+    try:
+        validate(config, world_size)
+    except ConfigError:
+        return None
+    return estimate(config, world_size, machine, vocab_size=vocab_size, overrides=layout.overrides(base))
+
+
+class Bounds:
+    """What layouts take at least."""
+
+    def __init__(self, base: Config, machine: Machine, vocab_size: int | None):
+        self._base, self._machine, self._vocab_size = base, machine, vocab_size
+        self._known: dict[Candidate, tuple[float, float, int]] = {}
+
+    def seconds(self, layout: Candidate) -> float:
+        """Of a step."""
+        work, _, _ = self._of_micro_batch(layout)
+        count = self._base.batch.global_batch_size // (layout.dp * layout.micro_batch_size)
+        return work / layout.pp * (count + UNAVOIDABLE[layout.schedule](layout))
+
+    def memory(self, layout: Candidate) -> float:
+        """Bytes of a rank: weights and sums of gradients of a stage of mean size, the states of its share, and what the
+        first stage keeps of the micro-batches under way."""
+        _, kept, numbers = self._of_micro_batch(layout)
+        replicas, a = layout.dp * layout.cp, ELEMENT_BYTES[self._base.precision.dtype]
+        divided = replicas if layout.divides_weights else 1
+        state = numbers / layout.pp * ((a + FP32_BYTES) / divided + FP32_BYTES / replicas)
+        return state + kept  # of a pipeline's first stage: a share of the blocks, of as many micro-batches
+
+    def _of_micro_batch(self, layout: Candidate) -> tuple[float, float, int]:
+        """Seconds through the whole model, bytes kept of it, and parameters of a tp rank."""
+        alone = replace(layout, pp=1, dp=layout.ep, schedule="1f1b", chunks=None, divides_weights=False)
+        if alone not in self._known:
+            config = alone.applied_to(self._base)
+            plan = make_plan(config, alone.dp * alone.cp * alone.tp, self._vocab_size)
+            kept = sum(block_activations(config, plan, range(plan.model.num_layers), alone.recompute))
+            tokens = stream_tokens(config) // plan.cp
+            seconds = micro_batch_seconds(config, plan, self._machine)
+            self._known[alone] = seconds, float(kept * tokens), parameters_by_stage(plan)[0]
+        return self._known[alone]
+
+
+UNAVOIDABLE: dict[str, Callable[[Candidate], float]] = {
+    "1f1b": lambda layout: layout.pp - 1,
+    "interleaved": lambda layout: (layout.pp - 1) / (layout.chunks or 1),
+    "zb-v": lambda layout: 0.0,
+}
+"""Work of a micro-batch in which stages of a schedule wait, whatever else they do."""

@@ -1,0 +1,301 @@
+"""Seconds of a step on a machine, before anything runs, and what they go into.
+
+    products     matrix products of the blocks and of the head       FLOPs / (peak x products)
+    attention    queries with keys, weights with values              FLOPs / (peak x products x ATTENTION_RATE)
+    passes       norms, activations, what is added, the loss         bytes / (bandwidth x passes)
+    tp, cp, ep   what ranks of a micro-batch send                    bytes / (link x links): nothing hides them
+    host         between two blocks                                  overhead
+    pp, bubble   messages between stages, and waiting for them       from the schedule itself (`schedules.simulation`)
+    dp           gradients and weights over the replicas             what the backward pass does not hide
+    optimizer    masters and moments, read and written               bytes / (bandwidth x passes)
+
+FLOPs and bytes are those of the one table of costs (`architecture.costs`, `planner.traffic`). The four constants are
+the machine's. Sources: Narayanan et al. 2021 (Megatron-LM, sections 3 and 5), Korthikanti et al. 2022, Rajbhandari et
+al. 2020 (ZeRO).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from math import ceil
+
+from megalite.architecture.architecture import BlockSpec
+from megalite.architecture.attention_costs import context_sent_bytes, mixing_multiply_adds
+from megalite.architecture.costs import (
+    ELEMENT_BYTES,
+    FP32_BYTES,
+    BlockCut,
+    block_activation_bytes,
+    block_sent_bytes,
+    dispatch_sent_bytes,
+    linear_multiply_adds,
+    linear_numbers,
+)
+from megalite.architecture.weights import vocab_rows_per_rank
+from megalite.config.pipeline import few_rounds, pipeline_schedule
+from megalite.config.plan import RunPlan
+from megalite.config.schema import Config
+from megalite.config.stream import stream_tokens
+from megalite.parallel.schedules.simulation import ChunkCosts, simulate
+from megalite.planner.machines import Machine
+from megalite.planner.memory import parameters_by_stage, state_bytes_by_stage, updated_by_stage
+
+Parts = dict[str, float]
+"""Seconds, by what they go into."""
+
+ATTENTION_RATE = 0.6
+"""Of attention kernels, over that of large products (FlashAttention-2, Dao 2023, figures 5 and 6: 0.5 to 0.7)."""
+ATTENTION_BACKWARD = 2.5
+"""Products of attention's backward pass over its forward pass's; the scores are made again."""
+PASSES_FORWARD, PASSES_BACKWARD = 2.0, 3.0
+"""What a pass reads and writes over what is kept: once each, and twice read and once written."""
+LOGIT_BYTES = 12.0
+"""Of a logit, in all passes of the loss."""
+UNFUSED_PASSES = 8.0
+"""Scores read or written in a forward pass of attention that writes them: product, scale and mask, softmax, dropout."""
+
+
+@dataclass(frozen=True)
+class Practice:
+    """What software does beside what a layout says. The defaults are ours; other people's runs had others."""
+
+    fused_attention: bool = True
+    """Scores are never written, and those of later tokens never made (FlashAttention)."""
+    hides_reductions: bool = True
+    """Gradients travel behind the backward pass."""
+    redoes_attention: bool = False
+    """Selective recomputation makes the inside of attention again (Korthikanti et al. 2022); ours keeps its result and
+    makes norms and activations again."""
+    gradient_bytes: float = FP32_BYTES
+    """Of a gradient on the wire."""
+    visible_messages: float = 1.0
+    """Of messages between ranks of a micro-batch, the share that products do not hide; ours hide none."""
+
+
+OURS = Practice()
+
+
+@dataclass(frozen=True)
+class StepTime:
+    """What a step is said to take."""
+
+    seconds: float
+    parts: Parts
+    """Of the stage that works longest; with the bubble they add up to the whole."""
+
+
+def step_time(config: Config, plan: RunPlan, machine: Machine, practice: Practice = OURS) -> StepTime:
+    """Time of a step of the full batch."""
+    count, chunks = plan.grad_accum_steps, _chunks(config, plan, machine, practice)
+    work = [_sum(chunks[chunk].whole for chunk in plan.chunks_of(stage)) for stage in range(plan.pp)]
+    longest = max(range(plan.pp), key=lambda stage: sum(work[stage].values()))
+    parts = _times(work[longest], count)
+    if plan.pp > 1:
+        message = _stream_bytes(config, plan) / _rate_over(plan, machine, "pp")
+        parts["pp"] = count * plan.cuts_of(longest) * message
+        end = _end_of_pipeline(config, plan, chunks, message)
+        parts["bubble"] = max(0.0, end - sum(parts.values()))
+    parts |= _between_steps(config, plan, machine, practice, backward=sum(work[longest].values()) * 2 / 3)
+    return StepTime(sum(parts.values()), parts)
+
+
+def micro_batch_seconds(config: Config, plan: RunPlan, machine: Machine) -> float:
+    """Of one micro-batch through the whole model, both ways."""
+    return sum(seconds for chunk in _chunks(config, plan, machine, OURS) for seconds in chunk.whole.values())
+
+
+@dataclass(frozen=True)
+class _Chunk:
+    """A micro-batch in a chunk of a pipeline."""
+
+    forward: Parts
+    backward: Parts
+    weights: float
+    """Seconds of the backward pass that are the weights' gradients."""
+
+    @property
+    def whole(self) -> Parts:
+        return _sum((self.forward, self.backward))
+
+
+def _chunks(config: Config, plan: RunPlan, machine: Machine, practice: Practice) -> list[_Chunk]:
+    """Every chunk of the pipeline; blocks that are alike are counted once."""
+    model, kinds, found = plan.model, plan.model.kinds(), list[_Chunk]()
+    known = {kind: _block(config, plan, model.block(kinds.index(kind)), machine, practice) for kind in set(kinds)}
+    for number, bounds in enumerate(plan.chunk_blocks):
+        blocks = [known[kind] for kind in kinds[slice(*bounds)]]
+        is_last = number == len(plan.chunk_blocks) - 1
+        if is_last and model.num_predictions:
+            further = _block(config, plan, model.block(model.num_layers), machine, practice)
+            blocks += model.num_predictions * [further]
+        head = _head(config, plan, machine) if is_last else {}
+        found.append(
+            _Chunk(
+                _sum([*(each.forward for each in blocks), head]),
+                _sum(each.backward for each in blocks),
+                sum(each.weights for each in blocks),
+            )
+        )
+    return found
+
+
+def _block(config: Config, plan: RunPlan, block: BlockSpec, machine: Machine, practice: Practice) -> _Chunk:
+    """One block's passes over a micro-batch of a rank."""
+    hidden, a, recompute = plan.model.hidden_size, ELEMENT_BYTES[config.precision.dtype], config.train.recompute
+    tokens, rate = _tokens(config, plan), machine.rate(config.precision.dtype)
+    linear = 2.0 * tokens * linear_multiply_adds(block, hidden) / plan.tp / _rate_of_linear(config, machine)
+    linear += (
+        a
+        * (tokens * linear_numbers(block, hidden, plan.tp) + linear_multiply_adds(block, hidden) / plan.tp)
+        / (machine.memory_bandwidth)
+    )
+    spans = 2.0 * tokens * mixing_multiply_adds(block.attention, config.batch.seq_len) / plan.tp
+    attention = (1.0 if practice.fused_attention else 2.0) * spans / (rate * ATTENTION_RATE)
+    cut = BlockCut(plan.tp, config.parallel.sequence_parallel)
+    kept = tokens * block_activation_bytes(block, hidden, element_bytes=a, cut=cut)
+    bandwidth = machine.memory_bandwidth * machine.constants.passes
+    scores = 0.0
+    if not practice.fused_attention:
+        scores = UNFUSED_PASSES * a * tokens * config.batch.seq_len * block.attention.num_heads / plan.tp / bandwidth
+    passes = PASSES_FORWARD * kept / bandwidth
+    visible = practice.visible_messages / 2
+    sent = {axis: seconds * visible for axis, seconds in _sent(config, plan, block, machine).items()}
+    forward = {"products": linear, "attention": attention, "passes": passes + scores, **sent}
+    forward["host"] = machine.constants.overhead
+    backward = {
+        "products": 2 * linear,
+        "attention": ATTENTION_BACKWARD * attention,
+        "passes": PASSES_BACKWARD / PASSES_FORWARD * passes + 2 * scores,
+        **sent,
+        "host": 2 * machine.constants.overhead,
+    }
+    if recompute == "full":
+        backward = _sum((backward, forward))
+    elif recompute == "selective" and practice.redoes_attention:
+        backward = _sum((backward, {"attention": attention, "passes": scores}))
+    elif recompute == "selective":
+        backward = _sum((backward, {"passes": passes}))
+    return _Chunk(forward, backward, linear)
+
+
+def _rate_of_linear(config: Config, machine: Machine) -> float:
+    fp8 = config.precision.fp8
+    return machine.rate(config.precision.dtype if fp8 is None else "fp8")
+
+
+def _sent(config: Config, plan: RunPlan, block: BlockSpec, machine: Machine) -> Parts:
+    """Seconds of a block's messages to the ranks that have parts of the same micro-batch, there and back."""
+    a, tokens, parallel = ELEMENT_BYTES[config.precision.dtype], _tokens(config, plan), config.parallel
+    hidden, found = plan.model.hidden_size, {}
+    if plan.tp > 1:
+        sent = block_sent_bytes(
+            block, hidden, element_bytes=a, tp=plan.tp, sequence_parallel=parallel.sequence_parallel
+        )
+        found["tp"] = tokens * sent / _rate_over(plan, machine, "tp")
+    if plan.cp > 1:
+        sent = context_sent_bytes(block, kind=parallel.cp_kind, element_bytes=a, cp=plan.cp, tp=plan.tp)
+        found["cp"] = tokens * sent / _rate_over(plan, machine, "cp")
+    if plan.ep > 1:
+        sent = dispatch_sent_bytes(block.feed_forward, hidden, element_bytes=a, ep=plan.ep)
+        found["ep"] = tokens * sent / _rate_over(plan, machine, "ep")
+    return found
+
+
+def _head(config: Config, plan: RunPlan, machine: Machine) -> Parts:
+    """The head with its loss, whose gradients are made in the forward pass; once more for each further prediction."""
+    rows = vocab_rows_per_rank(plan.model.vocab_size, plan.tp)
+    logits = _tokens(config, plan) * rows * (1 + plan.model.num_predictions)
+    return {
+        "products": 6.0 * logits * plan.model.hidden_size / machine.rate(config.precision.dtype),
+        "passes": LOGIT_BYTES * logits / (machine.memory_bandwidth * machine.constants.passes),
+    }
+
+
+def _end_of_pipeline(config: Config, plan: RunPlan, chunks: list[_Chunk], message: float) -> float:
+    """When the last pass of a step ends. Beyond some rounds a schedule repeats itself, so only these are simulated."""
+    costs = tuple(
+        ChunkCosts(
+            forward=sum(each.forward.values()),
+            input_gradient=sum(each.backward.values()) - each.weights,
+            weight_gradient=each.weights,
+        )
+        for each in chunks
+    )
+    count = plan.grad_accum_steps
+    few = count if plan.own_schedule is not None else few_rounds(count, plan.pp)
+    timeline = simulate(pipeline_schedule(config, plan, few), costs, link=message)
+    steady = max(
+        sum(costs[chunk].forward + costs[chunk].seconds("B") for chunk in plan.chunks_of(stage))
+        for stage in range(plan.pp)
+    )
+    return timeline.end + (count - few) * steady
+
+
+def _between_steps(config: Config, plan: RunPlan, machine: Machine, practice: Practice, *, backward: float) -> Parts:
+    """What the replicas send, where the passes do not hide it, and the update.
+
+    Args:
+        backward: seconds of the last micro-batch's backward pass, behind which gradients may travel.
+    """
+    found, replicas = Parts(), plan.num_replicas
+    numbers, updated = max(parameters_by_stage(plan)), max(updated_by_stage(plan))
+    a, states = ELEMENT_BYTES[config.precision.dtype], max(state_bytes_by_stage(config, plan))
+    if replicas > 1:
+        once = (replicas - 1) / replicas * numbers / _rate_over(plan, machine, "dp")
+        hops = HOP_SECONDS * (replicas - 1)
+        reduced, gathered = practice.gradient_bytes * once, a * once
+        if plan.sharding.weights:  # gathered for each pass of each micro-batch, and reduced behind each
+            count = plan.grad_accum_steps
+            reduced, gathered = count * reduced, 2 * count * gathered
+            behind = 1.5 * backward * count
+            waits = 3 * count * max(len(plan.blocks_of(stage)) for stage in range(plan.pp)) * hops
+        else:
+            behind = backward
+            waits = 2 * ceil(numbers / BUCKET_NUMBERS) * hops
+        sent = reduced + gathered + waits
+        found["dp"] = max(sent - behind, sent * VISIBLE) if practice.hides_reductions else sent
+    pieces = replicas if plan.sharding.optimizer else 1
+    moved = 2.0 * (states + FP32_BYTES * updated) + (FP32_BYTES + a) * updated
+    found["optimizer"] = moved / pieces / (machine.memory_bandwidth * machine.constants.passes)
+    return found
+
+
+HOP_SECONDS = 5e-6
+"""Of a message's way to the next rank, however short it is: what makes rings of thousands of ranks slow."""
+BUCKET_NUMBERS = 40e6
+"""Gradients that are sent together."""
+VISIBLE = 0.1
+"""Of messages behind a pass, the share that shows all the same: the last bucket, the first weights, and what they take
+of the device."""
+
+
+def _rate_over(plan: RunPlan, machine: Machine, axis: str) -> float:
+    """Bytes a second that a rank sends to the others of an axis: as within a node where all of them are in one. Ranks
+    of tp are neighbours, then come cp, dp and pp."""
+    inner = {"tp": plan.tp, "cp": plan.tp * plan.cp, "ep": plan.tp * max(plan.cp, plan.ep)}
+    reach = inner.get(axis, plan.world_size)
+    bandwidth = machine.link if reach <= machine.ranks_per_node else machine.network
+    return bandwidth * machine.constants.links
+
+
+def _tokens(config: Config, plan: RunPlan) -> int:
+    """Of a micro-batch, on one rank."""
+    return stream_tokens(config) // plan.cp
+
+
+def _stream_bytes(config: Config, plan: RunPlan) -> float:
+    """Of what one stage hands to the next; ranks of tp send a part each."""
+    return ELEMENT_BYTES[config.precision.dtype] * _tokens(config, plan) * plan.model.hidden_size / plan.tp
+
+
+def _sum(parts: Iterable[Parts]) -> Parts:
+    total = Parts()
+    for each in parts:
+        for name, seconds in each.items():
+            total[name] = total.get(name, 0.0) + seconds
+    return total
+
+
+def _times(parts: Parts, factor: float) -> Parts:
+    return {name: factor * seconds for name, seconds in parts.items()}

@@ -1,0 +1,66 @@
+"""`megalite plan`: layouts, one's own, the back-test, and what is refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from megalite.cli.main import main
+from megalite.errors import EXIT_BAD_INPUT, EXIT_DONE
+
+ROOT = Path(__file__).parents[2]
+CONFIG = str(ROOT / "configs" / "llama-8b.yaml")
+KEYS = {"overrides", "seconds_per_step", "tokens_per_second", "mfu", "memory_bytes", "fits", "breakdown"}
+
+
+def run(capsys: pytest.CaptureFixture, *arguments: str) -> str:
+    capsys.readouterr()
+    with pytest.raises(SystemExit) as ended:
+        main(["plan", *arguments])
+    said = capsys.readouterr()
+    assert ended.value.code == EXIT_DONE, said.err
+    return said.out
+
+
+def test_layouts_and_ones_own(capsys: pytest.CaptureFixture):
+    """The best three for 32 ranks; the first, given as overrides and judged as it is, comes to the same."""
+    options = ("--machine", "h100-sxm", "--world-size", "32", "--json")
+    found = json.loads(run(capsys, CONFIG, *options, "--top", "3"))["layouts"]
+    assert len(found) == 3
+    assert all(each.keys() == KEYS and each["fits"] for each in found)
+    assert [each["seconds_per_step"] for each in found] == sorted(each["seconds_per_step"] for each in found)
+    first = found[0]
+    assert sum(first["breakdown"].values()) == pytest.approx(first["seconds_per_step"])
+    (same,) = json.loads(run(capsys, CONFIG, *first["overrides"], *options, "--as-is"))["layouts"]
+    assert {**first, "overrides": []} == {**same, "seconds_per_step": pytest.approx(same["seconds_per_step"])}
+
+
+def test_tables(capsys: pytest.CaptureFixture):
+    """What a person sees: a row each, what seconds go into, what the run costs, and the line to paste."""
+    said = run(capsys, CONFIG, "--machine", "h200", "--world-size", "64", "--top", "2", "--explain", "--price", "2.5")
+    assert "layouts looked at" in said
+    assert "products" in said
+    assert "at 2.5 a rank-hour" in said
+    assert "the first: parallel." in said
+    assert "MFU" in said
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        ((CONFIG, "--machine", "h300", "--world-size", "8"), "no machine of this name; use a100-40g"),
+        ((CONFIG, "--machine", "a100-40g", "--world-size", "1"), "no layout fits: the smallest takes"),
+        ((CONFIG, "--world-size", "131"), "no layout is legal on so many ranks"),
+        ((CONFIG, "--world-size", "8", "parallel.tp=3", "--as-is"), "parallel.tp"),
+        (("nowhere.yaml", "--world-size", "8"), "nowhere.yaml"),
+        ((CONFIG, "--machine", "a100-80g", "--world-size", "8", "precision.fp8={backend: te}"), "fp8"),
+    ],
+)
+def test_refused(capsys: pytest.CaptureFixture, arguments: tuple[str, ...], sentence: str):
+    """With exit code 2, and what to do."""
+    with pytest.raises(SystemExit) as ended:
+        main(["plan", *arguments])
+    assert ended.value.code == EXIT_BAD_INPUT
+    assert sentence in capsys.readouterr().err

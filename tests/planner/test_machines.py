@@ -1,0 +1,56 @@
+"""Machines' files: those that come along, and what is refused of others."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+from megalite.errors import UserError
+from megalite.planner.machines import known_machines, load_machine
+
+
+def test_files_that_come_along():
+    """Each can be loaded by its name, with a source for each number."""
+    assert {"a100-40g", "a100-80g", "h100-sxm", "h100-pcie", "h200", "b200", "cpu"} <= known_machines().keys()
+    for name in known_machines():
+        machine = load_machine(name)
+        assert machine.link > machine.network
+        assert machine.rate("bf16") == machine.flops["bf16"] * machine.constants.products
+
+
+def edited(path: Path, **changes: object) -> Path:
+    content = {**yaml.safe_load(known_machines()["h100-sxm"].read_text()), **changes}
+    path.write_text(yaml.safe_dump({key: value for key, value in content.items() if value != "gone"}))
+    return path
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"memory_gib": "gone"}, "memory_gib"),
+        ({"memory_gib": -80}, "memory_gib"),
+        ({"network": float("nan")}, "network"),
+        ({"colour": "green"}, "colour"),
+        ({"flops": {"int8": 1e15}}, "flops"),
+        (
+            {"constants": {"products": 1.2, "passes": 1, "links": 1, "overhead": 1e-5}},
+            "products: 1.2 of the peak cannot be; at most 1",
+        ),
+        ({"sources": {}}, "memory_bandwidth has no source; add one"),
+    ],
+)
+def test_refused(tmp_path: Path, changes: dict, sentence: str):
+    """A number that is missing, impossible, unknown or without a source is named, with the file."""
+    path = edited(tmp_path / "mine.yaml", **changes)
+    with pytest.raises(UserError, match=sentence) as error:
+        load_machine(str(path))
+    assert "mine.yaml" in str(error.value)
+
+
+def test_no_such_machine(tmp_path: Path):
+    with pytest.raises(UserError, match=r"no file h101, and no machine of this name; use a100-40g, .* or h200"):
+        load_machine("h101")
+    with pytest.raises(UserError, match="fp32 or fp8"):
+        load_machine(str(edited(tmp_path / "x.yaml", flops={"fp8": 1e15, "fp32": 1e13}))).rate("bf16")

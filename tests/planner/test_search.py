@@ -1,0 +1,121 @@
+"""The search against judging every layout, its bounds, and what it says where nothing fits."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import pytest
+
+from megalite.config.load import dump_config, load_config
+from megalite.config.plan import fill_model, make_plan
+from megalite.config.schema import Config
+from megalite.config.validate import validate
+from megalite.errors import ConfigError, UserError
+from megalite.planner.estimate import estimate, usable_memory
+from megalite.planner.layouts import layouts
+from megalite.planner.machines import load_machine
+from megalite.planner.memory import memory_by_stage
+from megalite.planner.search import Bounds, search
+from megalite.planner.seconds import step_time
+
+H100 = load_machine("h100-sxm")
+
+
+def config(batch: int = 32, seq_len: int = 4096, **model: Any) -> Config:
+    sizes = {"hidden_size": 2048, "num_layers": 8, "num_heads": 16, "ffn_hidden_size": 5632, "vocab_size": 32000}
+    return Config(model={**sizes, **model}, batch={"global_batch_size": batch, "seq_len": seq_len}, train={"steps": 1})
+
+
+MODELS = {
+    "dense": config(),
+    "long": config(batch=8, seq_len=16384, num_layers=4),
+    "experts": config(moe={"num_experts": 8, "ffn_hidden_size": 2048}, num_layers=4),
+    "further": config(mtp={"num_layers": 1}, num_layers=4, vocab_size=128000),
+}
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_the_search_finds_the_best_of_all(name: str):
+    """Judged one by one, every legal layout of eight ranks: the same ten, in the same order. No layout is quicker or
+    smaller than its bounds."""
+    base, machine = MODELS[name], H100.model_copy(update={"memory_gib": 24.0})
+    bounds, found = Bounds(base, machine, None), []
+    for layout in layouts(base, fill_model(base.model, base.batch, None), 8, machine):
+        applied = layout.applied_to(base)
+        try:
+            validate(applied, 8)
+        except ConfigError:
+            continue
+        judged = estimate(applied, 8, machine, overrides=layout.overrides(base))
+        assert bounds.seconds(layout) <= judged.seconds * (1 + 1e-9), layout
+        if judged.fits:
+            assert bounds.memory(layout) <= usable_memory(machine), layout
+            found.append(judged)
+    found.sort(key=lambda each: each.seconds)
+    best = search(base, 8, machine, top=10).best
+    assert [each.seconds for each in best] == pytest.approx([each.seconds for each in found[:10]])
+    assert len({each.overrides for each in best}) == 10
+
+
+def test_overrides_make_the_layout(tmp_path):
+    """What is printed, given to the command line, is judged the same."""
+    base, path = MODELS["experts"], tmp_path / "run.yaml"
+    path.write_text(dump_config(base))
+    for each in search(base, 8, H100, top=5).best:
+        loaded = load_config(path, each.overrides)
+        validate(loaded, 8)
+        plan = make_plan(loaded, 8)
+        assert step_time(loaded, plan, H100).seconds == pytest.approx(each.seconds)
+        assert tuple(stage.total for stage in memory_by_stage(loaded, plan)) == each.memory
+
+
+def test_nothing_fits():
+    """The smallest is named, with what would help; so is a world that no layout is legal on."""
+    huge = config(hidden_size=16384, num_heads=128, num_layers=96, ffn_hidden_size=65536, batch=8)
+    with pytest.raises(
+        UserError, match=r"no layout fits: the smallest takes \d+\.\d GiB of a rank \(.*parallel\."
+    ) as error:
+        search(huge, 8, H100, top=3).or_refusal()
+    assert "use more ranks" in str(error.value)
+    with pytest.raises(UserError, match="no layout is legal on so many ranks"):
+        search(config(batch=8), 7 * 11, H100, top=3).or_refusal()
+
+
+def test_what_is_known_not_to_fit():
+    """530B at ZeRO-3 on 560 A100 of 80 GB, four sequences at a time (Narayanan et al. 2021, section 5.2)."""
+    gpt = {"hidden_size": 20480, "num_layers": 105, "num_heads": 128, "ffn_hidden_size": 81920, "vocab_size": 51200}
+    model = {**gpt, "activation": "gelu", "norm": "layernorm", "bias": "all"}
+    sizes = {"micro_batch_size": 4, "global_batch_size": 2240, "seq_len": 2048}
+    base = Config(
+        model=model, batch=sizes, train={"steps": 1, "recompute": "full"}, parallel={"zero_stage": 3, "engine": "fsdp2"}
+    )
+    assert not estimate(base, 560, load_machine("a100-80g")).fits
+
+
+@pytest.mark.parametrize(
+    ("model", "batch", "ranks", "seconds"),
+    [
+        ({"preset": "llama-70b"}, {"global_batch_size": 1024, "seq_len": 8192}, 512, 5.0),
+        (
+            {
+                "hidden_size": 25600,
+                "num_layers": 128,
+                "num_heads": 160,
+                "ffn_hidden_size": 102400,
+                "activation": "gelu",
+            },
+            {"global_batch_size": 4096, "seq_len": 2048},
+            16384,
+            20.0,
+        ),
+    ],
+    ids=["70B on 512", "1T on 16,384"],
+)
+def test_large_searches_are_quick(model: dict, batch: dict, ranks: int, seconds: float):
+    """By the process' own clock."""
+    base = Config(model={"vocab_size": 51200, **model}, batch=batch, train={"steps": 1})
+    begin = time.process_time()
+    found = search(base, ranks, H100, top=10)
+    assert time.process_time() - begin < seconds
+    assert len(found.best) == 10

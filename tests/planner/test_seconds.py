@@ -1,0 +1,110 @@
+"""Seconds of a step against sums made by hand, and how they follow machines and layouts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from megalite.config.plan import make_plan
+from megalite.config.schema import Config
+from megalite.planner.machines import Constants, Machine, load_machine
+from megalite.planner.seconds import ATTENTION_BACKWARD, ATTENTION_RATE, OURS, Practice, StepTime, step_time
+
+H100 = load_machine("h100-sxm")
+MODEL = {"hidden_size": 4096, "num_layers": 32, "num_heads": 32, "ffn_hidden_size": 11008, "vocab_size": 32000}
+
+
+def time_of(world_size: int = 1, machine: Machine = H100, practice: Practice = OURS, **sections: Any) -> StepTime:
+    batch = {"micro_batch_size": 1, "global_batch_size": 64, "seq_len": 4096, **sections.pop("batch", {})}
+    model = {**MODEL, **sections.pop("model", {})}
+    train = {"steps": 1, **sections.pop("train", {})}
+    config = Config(model=model, batch=batch, train=train, **sections)
+    return step_time(config, make_plan(config, world_size), machine, practice)
+
+
+def changed(**numbers: Any) -> Machine:
+    return H100.model_copy(update=numbers)
+
+
+def test_products_by_hand():
+    """Six FLOPs a weight and token at the rate of large products, and what is read and written at the memory's."""
+    found = time_of()
+    tokens, h, f = 64 * 4096, 4096, 11008
+    weights = 4 * h * h + 3 * h * f
+    flops = 6 * tokens * (32 * weights + 32000 * h)
+    numbers = 8 * h + 3 * f  # into and out of four products; queries, keys and values are one, gate and up as well
+    moved = 3 * 32 * 2 * (tokens * numbers + 64 * weights)
+    expected = flops / (989.4e12 * H100.constants.products) + moved / H100.memory_bandwidth
+    assert found.parts["products"] == pytest.approx(expected)
+
+
+def test_attention_by_hand():
+    """Causal, forward and two and a half times that backward."""
+    tokens, span = 64 * 4096, 4096 / 2
+    flops = (1 + ATTENTION_BACKWARD) * 32 * tokens * 2 * 2 * 4096 * span
+    assert time_of().parts["attention"] == pytest.approx(flops / (989.4e12 * H100.constants.products * ATTENTION_RATE))
+
+
+def test_parts_add_up():
+    """For every kind of layout the parts are the whole, and none is negative."""
+    experts = {"moe": {"num_experts": 8, "ffn_hidden_size": 4096}}
+    for world, parallel, model in (
+        (1, {}, {}),
+        (8, {"tp": 8, "sequence_parallel": True}, {}),
+        (16, {"pp": 4, "tp": 4, "schedule": "zb-v", "chunks": 2}, {}),
+        (64, {"tp": 2, "cp": 2, "pp": 2, "schedule": "interleaved", "chunks": 4}, {}),
+        (16, {"zero_stage": 3, "engine": "fsdp2"}, {}),
+        (16, {"ep": 8}, experts),
+    ):
+        found = time_of(world, parallel=parallel, model=model)
+        assert sum(found.parts.values()) == pytest.approx(found.seconds)
+        assert min(found.parts.values()) >= 0.0, (parallel, found.parts)
+
+
+@pytest.mark.parametrize("count", [8, 32, 128])
+def test_the_bubble_of_1f1b(count: int):
+    """(p - 1) / m of the work, whatever the number of micro-batches that is simulated."""
+    parallel = {"pp": 4, "blocks_per_stage": [8, 8, 8, 8]}
+    machine = changed(network=1e18, link=1e18)
+    found = time_of(4, machine, parallel=parallel, model={"vocab_size": 2}, batch={"global_batch_size": count})
+    work = sum(seconds for name, seconds in found.parts.items() if name not in ("bubble", "optimizer", "pp"))
+    assert found.parts["bubble"] / work == pytest.approx(3 / count, rel=1e-3)
+
+
+def test_what_a_machine_changes():
+    """Halving a rate doubles what goes at that rate, and nothing else."""
+    layout = {"parallel": {"tp": 4, "dp": 2, "sequence_parallel": True}}
+    before = time_of(8, **layout).parts
+    slower = time_of(8, changed(link=H100.link / 2), **layout).parts
+    assert slower["tp"] == pytest.approx(2 * before["tp"])
+    assert {name for name in before if slower[name] != before[name]} == {"tp", "dp"}
+    across = time_of(8, changed(ranks_per_node=2), **layout).parts
+    assert across["tp"] == pytest.approx(before["tp"] * H100.link / H100.network)
+    constants = H100.constants.model_copy(update={"overhead": 2 * H100.constants.overhead})
+    waiting = time_of(8, changed(constants=constants), **layout).parts
+    assert waiting["host"] == pytest.approx(2 * before["host"])
+
+
+def test_what_settings_change():
+    """Full recomputation makes the blocks' forward passes again; FP8 halves large products; unhidden reductions take
+    their whole time."""
+    plain, again = time_of().parts, time_of(train={"recompute": "full"}).parts
+    head = 6 * 64 * 4096 * 32000 * 4096 / (989.4e12 * H100.constants.products)
+    assert again["products"] - head == pytest.approx((plain["products"] - head) * 4 / 3)
+    assert again["attention"] == pytest.approx(plain["attention"] * (2 + ATTENTION_BACKWARD) / (1 + ATTENTION_BACKWARD))
+    fp8 = {"precision": {"fp8": {"backend": "scaled_mm"}}}
+    assert 0.5 < time_of(**fp8).parts["products"] / plain["products"] < 0.6
+    open_to_see, hidden = (
+        time_of(16, practice=Practice(hides_reductions=hides)).parts["dp"] for hides in (False, True)
+    )
+    behind = 2 / 3 * sum(plain[name] for name in ("products", "attention", "passes", "host")) / 64
+    assert hidden == pytest.approx(open_to_see - behind)
+
+
+def test_constants_scale():
+    """Twice the share of the peak, half the time of products and attention."""
+    constants = Constants(**{**H100.constants.model_dump(), "products": H100.constants.products / 2})
+    assert time_of(machine=changed(constants=constants)).parts["attention"] == pytest.approx(
+        2 * time_of().parts["attention"]
+    )
