@@ -89,6 +89,15 @@ def linear_multiply_adds(block: BlockSpec, hidden_size: int) -> float:
     return of_attention + feed_forward_multiply_adds(block.feed_forward, hidden_size)
 
 
+def linear_weights(block: BlockSpec, hidden_size: int, ep: int = 1) -> float:
+    """Numbers of the matrices that a rank reads for them: of all experts that it has, not of a token's own alone."""
+    found, mlp = linear_multiply_adds(block, hidden_size), block.feed_forward
+    if isinstance(mlp, FeedForwardSpec):
+        return found
+    others = mlp.settings.num_experts / ep - mlp.settings.top_k
+    return found + others * feed_forward_multiply_adds(mlp.expert, hidden_size)
+
+
 def linear_numbers(block: BlockSpec, hidden_size: int, tp: int) -> int:
     """Numbers of one token that these products are given and put out, on one rank."""
     mlp = block.feed_forward

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -10,6 +11,7 @@ from typer.core import TyperGroup
 
 from megalite.cli.config import ASSUMED_VOCAB_SIZE, ConfigFile, Overrides
 from megalite.cli.data.options import report_console
+from megalite.cli.paths import named_file
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -20,6 +22,18 @@ if TYPE_CHECKING:
 
 GIB = 2**30
 LAYOUTS = "layouts"
+
+
+Ranks = Annotated[int | None, typer.Option(min=1, help="Ranks; pp x dp x cp x tp when not given.", show_default=False)]
+TraceFile = Annotated[
+    Path | None, typer.Option(callback=named_file, help="Write the first's timeline for Perfetto.", show_default=False)
+]
+Failures = Annotated[
+    float | None,
+    typer.Option(
+        min=1e-9, max=1e6, help="Of a node, a day: shows how often to save, and what is kept.", show_default=False
+    ),
+]
 
 
 class ConfigOrVerb(TyperGroup):
@@ -45,13 +59,16 @@ def layouts(
     machine: Annotated[
         str, typer.Option(help="A machine by its name in configs/machines, or a file of one's own.")
     ] = "h100-sxm",
-    world_size: Annotated[
-        int | None,
-        typer.Option(min=1, help="Ranks; pp x dp x cp x tp when not given.", show_default=False),
-    ] = None,
+    world_size: Ranks = None,
     top: Annotated[int, typer.Option(min=1, max=1000, help="Layouts to show.")] = 10,
     as_is: Annotated[bool, typer.Option("--as-is", help="Judge the config's own layout alone.")] = False,
     explain: Annotated[bool, typer.Option("--explain", help="Show what the seconds of each go into.")] = False,
+    trace: TraceFile = None,
+    failures: Failures = None,
+    save_seconds: Annotated[float, typer.Option(min=0.0, max=1e6, help="That a save holds training up.")] = 5.0,
+    restart_seconds: Annotated[
+        float, typer.Option(min=0.0, max=1e6, help="From a failure until training goes on.")
+    ] = 300.0,
     price: Annotated[
         float | None, typer.Option(min=0.0, help="Of an hour of a rank, for what a run costs.", show_default=False)
     ] = None,
@@ -66,11 +83,14 @@ def layouts(
     batch and all else stay.
     """
     from megalite.config.load import load_config
-    from megalite.config.plan import default_world_size, derive_steps
+    from megalite.config.plan import default_world_size, derive_steps, make_plan
     from megalite.config.validate import validate
+    from megalite.page.write import write_page
     from megalite.planner.estimate import estimate
     from megalite.planner.machines import load_machine
     from megalite.planner.search import search
+    from megalite.planner.seconds import step_timeline
+    from megalite.planner.trace import trace_events
 
     loaded, known = load_config(config, overrides or ()), load_machine(machine)
     ranks = world_size or default_world_size(loaded)
@@ -80,15 +100,27 @@ def layouts(
     else:
         result = search(loaded, ranks, known, top=top, vocab_size=vocab_size)
         found, looked_at = result.or_refusal(), result.num_layouts
+    if trace is not None:
+        chosen = load_config(config, [*(overrides or ()), *found[0].overrides])
+        timeline = step_timeline(chosen, make_plan(chosen, ranks, vocab_size), known)
+        write_page(trace, json.dumps(trace_events(timeline)))
     if as_json:
         typer.echo(json.dumps({"layouts": [each.to_dict() for each in found]}))
         return
-    console = report_console()
     title = f"{config} on {ranks:,} x {machine}: {looked_at:,} layouts looked at"
-    console.print(_table(title, found, ranks), *([_parts_table(found)] if explain else []))
-    console.print(_costs(found[0], derive_steps(loaded), ranks, known, price), style="dim")
-    if found[0].overrides:
-        console.print("the first: " + " ".join(found[0].overrides), soft_wrap=True)
+    notes = [_costs(found[0], derive_steps(loaded), ranks, known, price)]
+    if failures is not None:
+        notes.append(_failures(found[0], ranks, known, (failures, save_seconds, restart_seconds)))
+    _print([_table(title, found, ranks), *([_parts_table(found)] if explain else [])], notes, found[0])
+
+
+def _print(tables: list[Table], notes: list[str], first: Estimate) -> None:
+    console = report_console()
+    console.print(*tables)
+    for note in notes:
+        console.print(note, style="dim", soft_wrap=True)
+    if first.overrides:
+        console.print("the first: " + " ".join(first.overrides), soft_wrap=True)
 
 
 def _table(title: str, found: list[Estimate], ranks: int) -> Table:
@@ -125,6 +157,22 @@ def _costs(best: Estimate, steps: int, ranks: int, machine: Machine, price: floa
     if machine.watts is not None:
         said += f", {hours * ranks * machine.watts / 1e6:,.2f} MWh"
     return said if price is None else f"{said}, {hours * ranks * price:,.0f} at {price:g} a rank-hour"
+
+
+def _failures(best: Estimate, ranks: int, machine: Machine, numbers: tuple[float, float, float]) -> str:
+    """How often a run should save, given failures of a node a day, and seconds of a save and of a restart."""
+    from megalite.planner.goodput import reliability
+
+    often, save, restart = numbers
+    known = reliability(often, ranks=ranks, ranks_per_node=machine.ranks_per_node, save=save, restart=restart)
+    interval = known.best_interval()
+    steps = max(1, round(interval / best.seconds))
+    kept = known.goodput(steps * best.seconds)
+    return (
+        f"a failure every {known.between_failures / 3600:,.1f} hours in the mean: save every {steps:,} steps "
+        f"({steps * best.seconds / 60:,.0f} minutes; checkpoint.every={steps}), which keeps "
+        f"{100 * kept:.1f} % of the time"
+    )
 
 
 @app.command()

@@ -42,7 +42,6 @@ class Search:
         """
         if self.best:
             return list(self.best)
-
         if self.smallest is None:
             raise UserError(
                 "no layout is legal on so many ranks: their number must be a multiple of dp, which divides "
@@ -114,12 +113,12 @@ class Bounds:
 
     def memory(self, layout: Candidate) -> float:
         """Bytes of a rank: weights and sums of gradients of a stage of mean size, the states of its share, and what the
-        first stage keeps of the micro-batches under way."""
+        first stage keeps of the micro-batches under way, which is a share of the blocks of as many."""
         _, kept, numbers = self._of_micro_batch(layout)
         replicas, a = layout.dp * layout.cp, ELEMENT_BYTES[self._base.precision.dtype]
         divided = replicas if layout.divides_weights else 1
         state = numbers / layout.pp * ((a + FP32_BYTES) / divided + FP32_BYTES / replicas)
-        return state + kept  # of a pipeline's first stage: a share of the blocks, of as many micro-batches
+        return state + kept * (1.0 if layout.pp == 1 else SHARE_OF_FIRST)
 
     def _of_micro_batch(self, layout: Candidate) -> tuple[float, float, int]:
         """Seconds through the whole model, bytes kept of it, and parameters of a tp rank."""
@@ -133,6 +132,9 @@ class Bounds:
             self._known[alone] = seconds, float(kept * tokens), parameters_by_stage(plan)[0]
         return self._known[alone]
 
+
+SHARE_OF_FIRST = 0.8
+"""Of an even share of the blocks, what a pipeline's first stage has at least: others have less, for the head's sake."""
 
 UNAVOIDABLE: dict[str, Callable[[Candidate], float]] = {
     "1f1b": lambda layout: layout.pp - 1,

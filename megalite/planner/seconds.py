@@ -31,13 +31,14 @@ from megalite.architecture.costs import (
     dispatch_sent_bytes,
     linear_multiply_adds,
     linear_numbers,
+    linear_weights,
 )
 from megalite.architecture.weights import vocab_rows_per_rank
 from megalite.config.pipeline import few_rounds, pipeline_schedule
 from megalite.config.plan import RunPlan
 from megalite.config.schema import Config
 from megalite.config.stream import stream_tokens
-from megalite.parallel.schedules.simulation import ChunkCosts, simulate
+from megalite.parallel.schedules.simulation import ChunkCosts, Timeline, simulate
 from megalite.planner.machines import Machine
 from megalite.planner.memory import parameters_by_stage, state_bytes_by_stage, updated_by_stage
 
@@ -145,11 +146,8 @@ def _block(config: Config, plan: RunPlan, block: BlockSpec, machine: Machine, pr
     hidden, a, recompute = plan.model.hidden_size, ELEMENT_BYTES[config.precision.dtype], config.train.recompute
     tokens, rate = _tokens(config, plan), machine.rate(config.precision.dtype)
     linear = 2.0 * tokens * linear_multiply_adds(block, hidden) / plan.tp / _rate_of_linear(config, machine)
-    linear += (
-        a
-        * (tokens * linear_numbers(block, hidden, plan.tp) + linear_multiply_adds(block, hidden) / plan.tp)
-        / (machine.memory_bandwidth)
-    )
+    numbers = tokens * linear_numbers(block, hidden, plan.tp) + linear_weights(block, hidden, plan.ep) / plan.tp
+    linear += a * numbers / machine.memory_bandwidth
     spans = 2.0 * tokens * mixing_multiply_adds(block.attention, config.batch.seq_len) / plan.tp
     attention = (1.0 if practice.fused_attention else 2.0) * spans / (rate * ATTENTION_RATE)
     cut = BlockCut(plan.tp, config.parallel.sequence_parallel)
@@ -212,9 +210,15 @@ def _head(config: Config, plan: RunPlan, machine: Machine) -> Parts:
     }
 
 
-def _end_of_pipeline(config: Config, plan: RunPlan, chunks: list[_Chunk], message: float) -> float:
-    """When the last pass of a step ends. Beyond some rounds a schedule repeats itself, so only these are simulated."""
-    costs = tuple(
+def step_timeline(config: Config, plan: RunPlan, machine: Machine) -> Timeline:
+    """When each stage does what in a step, in seconds; without what stands between steps."""
+    costs = _costs(_chunks(config, plan, machine, OURS))
+    message = _stream_bytes(config, plan) / _rate_over(plan, machine, "pp")
+    return simulate(pipeline_schedule(config, plan, plan.grad_accum_steps), costs, link=message)
+
+
+def _costs(chunks: list[_Chunk]) -> tuple[ChunkCosts, ...]:
+    return tuple(
         ChunkCosts(
             forward=sum(each.forward.values()),
             input_gradient=sum(each.backward.values()) - each.weights,
@@ -222,7 +226,11 @@ def _end_of_pipeline(config: Config, plan: RunPlan, chunks: list[_Chunk], messag
         )
         for each in chunks
     )
-    count = plan.grad_accum_steps
+
+
+def _end_of_pipeline(config: Config, plan: RunPlan, chunks: list[_Chunk], message: float) -> float:
+    """When the last pass of a step ends. Beyond some rounds a schedule repeats itself, so only these are simulated."""
+    count, costs = plan.grad_accum_steps, _costs(chunks)
     few = count if plan.own_schedule is not None else few_rounds(count, plan.pp)
     timeline = simulate(pipeline_schedule(config, plan, few), costs, link=message)
     steady = max(

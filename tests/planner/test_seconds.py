@@ -39,6 +39,21 @@ def test_products_by_hand():
     assert found.parts["products"] == pytest.approx(expected)
 
 
+def test_experts_by_hand():
+    """FLOPs of a token's own experts and of the router, and all experts' matrices read, an ep rank's share of them."""
+    moe = {"num_experts": 64, "top_k": 4, "ffn_hidden_size": 1408}
+    sizes = {"model": {"moe": moe, "vocab_size": 2}, "batch": {"global_batch_size": 64}}
+    tokens, h, f = 4096, 4096, 1408
+    dense, expert, router = 4 * h * h, 3 * h * f, 64 * h
+    flops = 6 * tokens * (32 * (dense + 4 * expert + router) + 2 * h) / (989.4e12 * H100.constants.products)
+    numbers = 5 * h + 4 * (2 * h + 3 * f) + h  # a token's, as above, of four experts
+    for ep in (1, 8):
+        weights = dense + router + 64 // ep * expert
+        moved = 3 * 32 * 2 * (tokens * numbers + weights) / H100.memory_bandwidth
+        parts = time_of(64, parallel={"ep": ep, "dp": 64}, **sizes).parts
+        assert parts["products"] == pytest.approx(flops + moved, rel=1e-3), ep
+
+
 def test_attention_by_hand():
     """Causal, forward and two and a half times that backward."""
     tokens, span = 64 * 4096, 4096 / 2
