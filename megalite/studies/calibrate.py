@@ -1,0 +1,240 @@
+"""The machine at hand as a file for the planner: rates and constants measured with a config's own model.
+
+    peak            the fastest of a few large square products, by format
+    bandwidth       a copy
+    link            an all-reduce of a micro-batch's stream over the ranks of this node
+    products        products at the shapes of the config's blocks, over the peak
+    overhead        a block's passes over hardly any tokens
+    passes          what is left of a block's passes over a micro-batch
+
+Blocks are measured as differences between stages of few and of more blocks, so that head and embedding do not count.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from megalite.architecture.architecture import Architecture, FeedForwardSpec
+from megalite.architecture.attention_costs import projections
+from megalite.architecture.costs import linear_multiply_adds
+from megalite.config.plan import make_plan
+from megalite.config.schema import Config
+from megalite.config.validate import validate
+from megalite.errors import UserError
+from megalite.host import num_cores
+from megalite.layers.documents import Targets
+from megalite.layers.gemm import Gemm, choose_gemm
+from megalite.layers.parts import choose_parts
+from megalite.model.spec import StageSpec
+from megalite.model.transformer import Stage, documents_of
+from megalite.planner.machines import Constants, Machine
+from megalite.planner.seconds import micro_batch_seconds
+from megalite.train.device import measure_gemm_flops
+
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+PEAK_SIZE = {"cpu": 2048, "cuda": 8192}
+COPIED_BYTES = 2**28
+TRIES = 5
+FEW_TOKENS = 16
+BLOCKS = 2, 6
+"""Of the two stages whose difference is what blocks take."""
+NEARLY_NONE = 1e-9
+
+
+@dataclass(frozen=True)
+class Bench:
+    """A device with a model."""
+
+    config: Config
+    """On one rank, without a pipeline."""
+    model: Architecture
+    device: torch.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of the config."""
+        return DTYPES[self.config.precision.dtype]
+
+    def seconds(self, work: Callable[[], object]) -> float:
+        """The shortest of a few times that something takes."""
+        work()
+        found = []
+        for _ in range(TRIES):
+            self._wait()
+            begin = time.perf_counter()
+            work()
+            self._wait()
+            found.append(time.perf_counter() - begin)
+        return min(found)
+
+    def block_seconds(self, num_tokens: int) -> float:
+        """Of a block, both ways."""
+        few, more = (self.seconds(self._step_of(number, num_tokens)) for number in BLOCKS)
+        return max(NEARLY_NONE, (more - few) / (BLOCKS[1] - BLOCKS[0]))
+
+    def product_seconds(self, num_tokens: int) -> float:
+        """Of the products of a block, both ways."""
+        gemm = choose_gemm(self.device.type, self.dtype)
+        return sum(self._of_layer(gemm, num_tokens, *sizes) for sizes in self._linear_sizes())
+
+    def _linear_sizes(self) -> list[tuple[int, int]]:
+        block, hidden = self.model.block(0), self.model.hidden_size
+        found = [(each.inputs, each.outputs) for each in projections(block.attention, hidden)]
+        mlp = block.feed_forward
+        if not isinstance(mlp, FeedForwardSpec):
+            raise UserError("plan calibrate: give a config of a dense model; experts' constants are the same")
+        return [*found, (hidden, mlp.num_expanding * mlp.width), (mlp.width, hidden)]
+
+    def _of_layer(self, gemm: Gemm, tokens: int, inputs: int, outputs: int) -> float:
+        x, weight, grad = (self._draw(*shape) for shape in ((tokens, inputs), (outputs, inputs), (tokens, outputs)))
+        total = torch.zeros_like(weight)
+        forth = self.seconds(lambda: gemm.multiply(x, weight))
+        back = self.seconds(lambda: gemm.multiply(grad, weight.t()))
+        return forth + back + self.seconds(lambda: gemm.begin_product(total, grad, x))
+
+    def _step_of(self, num_blocks: int, num_tokens: int) -> Callable[[], object]:
+        model = self.model.model_copy(update={"num_layers": num_blocks, "mtp": None})
+        stage = Stage(StageSpec(model, parts=choose_parts(model, self.device.type, self.dtype)))
+        stage = stage.to(self.device, self.dtype).train()
+        length = min(num_tokens, self.config.batch.seq_len)
+        tokens = torch.zeros(max(1, num_tokens // length), length, dtype=torch.int64, device=self.device)
+        targets = Targets(tokens.flatten(), torch.ones(tokens.numel(), device=self.device) / tokens.numel())
+
+        def step() -> None:
+            stage(tokens.flatten(), documents_of(tokens), targets).backward()
+
+        return step
+
+    def _draw(self, *shape: int) -> Tensor:
+        return torch.randn(shape, device=self.device, dtype=self.dtype)
+
+    def _wait(self) -> None:
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+
+
+def calibrate(config: Config, device: torch.device, *, num_ranks: int, vocab_size: int) -> dict[str, Any]:
+    """What a machine's file says.
+
+    Args:
+        config: whose model and micro-batch are measured; its layout does not matter.
+        num_ranks: of this node.
+
+    Raises:
+        UserError: the model has experts.
+    """
+    alone = config.model_copy(
+        update={
+            "parallel": config.parallel.model_copy(
+                update={"tp": 1, "pp": 1, "cp": 1, "ep": 1, "dp": 1, "blocks_per_stage": None, "blocks_per_chunk": None}
+            ),
+            "train": config.train.model_copy(update={"recompute": "none"}),
+        }
+    )
+    validate(alone, 1)
+    if device.type == "cpu":
+        torch.set_num_threads(max(1, num_cores() // num_ranks))
+    plan = make_plan(alone, 1, vocab_size)
+    bench, tokens = Bench(alone, plan.model, device), alone.batch.micro_batch_size * alone.batch.seq_len
+    size, name = PEAK_SIZE[device.type], alone.precision.dtype
+    choose_gemm(device.type, torch.float32)  # as training does, for the whole process
+    flops = {each: measure_gemm_flops(device, dtype, size) for each, dtype in DTYPES.items()}
+    bandwidth = _copy_rate(bench)
+    link = _link_rate(tokens * plan.model.hidden_size, num_ranks, device.type)
+    multiplications = 6.0 * tokens * linear_multiply_adds(plan.model.block(0), plan.model.hidden_size)
+    products = min(1.0, multiplications / flops[name] / bench.product_seconds(tokens))
+    overhead = bench.block_seconds(FEW_TOKENS) / 3
+    found: dict[str, Any] = {
+        "ranks_per_node": num_ranks,
+        "memory_gib": _memory_bytes(device, num_ranks) / 2**30,
+        "flops": flops,
+        "memory_bandwidth": bandwidth,
+        "link": link,
+        "network": link,
+        "constants": {"products": products, "passes": 1.0, "links": 1.0, "overhead": overhead},
+    }
+    found["constants"]["passes"] = _passes(bench, Machine(**found, sources={}), bench.block_seconds(tokens))
+    how = f"megalite plan calibrate, {time.strftime('%Y-%m-%d')}, torch {torch.__version__}, {num_cores() // num_ranks} cores a rank"
+    return {**found, "sources": {**dict.fromkeys(found, how), "network": "that of the link: not measured"}}
+
+
+def _passes(bench: Bench, machine: Machine, measured: float) -> float:
+    """The constant with which a block takes what it took, by cutting the span in which it lies."""
+
+    def of_block(passes: float) -> float:
+        constants = Constants(**{**machine.constants.model_dump(), "passes": passes})
+        changed = machine.model_copy(update={"constants": constants})
+        few, more = (_whole(bench, number, changed) for number in BLOCKS)
+        return (more - few) / (BLOCKS[1] - BLOCKS[0])
+
+    low, high = SPAN_OF_PASSES
+    for _ in range(40):
+        middle = (low * high) ** 0.5
+        low, high = (low, middle) if of_block(middle) < measured else (middle, high)
+    return low
+
+
+SPAN_OF_PASSES = 0.01, 10.0
+
+
+def _whole(bench: Bench, num_blocks: int, machine: Machine) -> float:
+    model = bench.config.model.model_copy(update={"num_layers": num_blocks})
+    config = bench.config.model_copy(update={"model": model})
+    return micro_batch_seconds(config, make_plan(config, 1, bench.model.vocab_size), machine)
+
+
+def _copy_rate(bench: Bench) -> float:
+    """Bytes a second, read and written."""
+    source = torch.zeros(COPIED_BYTES, dtype=torch.uint8, device=bench.device)
+    target = torch.empty_like(source)
+    return 2 * COPIED_BYTES / bench.seconds(lambda: target.copy_(source))
+
+
+def _memory_bytes(device: torch.device, num_ranks: int) -> float:
+    if device.type == "cuda":
+        return float(torch.cuda.get_device_properties(device).total_memory)
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / num_ranks
+
+
+def _link_rate(numbers: int, num_ranks: int, device_type: str) -> float:
+    """Bytes a second that a rank sends while all of a node add up a stream. One rank has nobody to send to."""
+    if num_ranks == 1:
+        return float(COPIED_BYTES)
+    context = multiprocessing.get_context("spawn")
+    with tempfile.TemporaryDirectory(prefix="megalite-calibrate-") as folder:
+        queue = context.Queue()
+        arguments = (numbers, num_ranks, device_type, os.path.join(folder, "store"), queue)
+        ranks = [context.Process(target=_measure_link, args=(rank, *arguments)) for rank in range(num_ranks)]
+        for each in ranks:
+            each.start()
+        seconds = queue.get(timeout=300)
+        for each in ranks:
+            each.join()
+    return 2 * (num_ranks - 1) / num_ranks * 4 * numbers / seconds
+
+
+def _measure_link(rank: int, numbers: int, num_ranks: int, device_type: str, store: str, queue: Any) -> None:
+    backend = "nccl" if device_type == "cuda" else "gloo"
+    dist.init_process_group(backend, store=dist.FileStore(store, num_ranks), rank=rank, world_size=num_ranks)
+    data = torch.zeros(numbers, device=torch.device("cuda", rank) if device_type == "cuda" else None)
+    found = []
+    for _ in range(TRIES + 1):
+        dist.barrier()
+        begin = time.perf_counter()
+        dist.all_reduce(data)
+        if device_type == "cuda":
+            torch.cuda.synchronize()
+        found.append(time.perf_counter() - begin)
+    if rank == 0:
+        queue.put(min(found))
+    dist.destroy_process_group()

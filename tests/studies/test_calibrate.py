@@ -1,0 +1,42 @@
+"""This machine as a file for the planner."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from megalite.cli.main import main
+from megalite.errors import EXIT_BAD_INPUT, EXIT_DONE
+from megalite.planner.machines import load_machine
+
+ROOT = Path(__file__).parents[2]
+TINY = (
+    str(ROOT / "configs" / "debug.yaml"),
+    *("train.device=cpu", "model.hidden_size=64", "model.num_heads=2", "model.num_kv_heads=2"),
+    *("model.ffn_hidden_size=128", "batch.seq_len=64", "batch.micro_batch_size=2"),
+)
+
+
+def test_a_machine_is_measured(tmp_path: Path):
+    """Two ranks: a file that loads, with rates that a computer can have, and a source for each number."""
+    out = tmp_path / "mine.yaml"
+    with pytest.raises(SystemExit) as ended:
+        main(["plan", "calibrate", *TINY, "--ranks", "2", "--out", str(out)])
+    assert ended.value.code == EXIT_DONE
+    found = load_machine(str(out))
+    assert found.ranks_per_node == 2
+    assert 1e9 < found.flops["fp32"] < 1e14
+    assert 1e8 < found.memory_bandwidth < 1e13
+    assert 1e6 < found.link < 1e12
+    assert 0.0 < found.constants.products <= 1.0
+    assert 1e-6 < found.constants.overhead < 1.0
+    assert all("calibrate" in source or "not measured" in source for source in found.sources.values())
+
+
+def test_experts_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture):
+    with pytest.raises(SystemExit) as ended:
+        main(["plan", "calibrate", *TINY, "model.moe={num_experts: 4}", "--out", str(tmp_path / "x.yaml")])
+    assert ended.value.code == EXIT_BAD_INPUT
+    assert "give a config of a dense model" in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
