@@ -164,7 +164,8 @@ def calibrate(config: Config, device: torch.device, *, num_ranks: int, vocab_siz
         "constants": {"products": products, "passes": 1.0, "links": 1.0, "overhead": overhead},
     }
     found["constants"]["passes"] = _passes(bench, Machine(**found, sources={}), bench.block_seconds(tokens))
-    how = f"megalite plan calibrate, {time.strftime('%Y-%m-%d')}, torch {torch.__version__}, {num_cores() // num_ranks} cores a rank"
+    cores = max(1, num_cores() // num_ranks)
+    how = f"megalite plan calibrate, {time.strftime('%Y-%m-%d')}, torch {torch.__version__}, {cores} cores a rank"
     return {**found, "sources": {**dict.fromkeys(found, how), "network": "that of the link: not measured"}}
 
 
