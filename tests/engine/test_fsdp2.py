@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import gc
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from tests.kit.train import tiny_config
 
 WIDE = {"hidden_size": 1024, "num_layers": 4, "num_heads": 8, "num_kv_heads": 8, "ffn_hidden_size": 4096}
 RANKS = 4
+M_MMAP_THRESHOLD = -3
 
 
 def peak_of_building() -> tuple[int, int, int]:
@@ -28,6 +30,9 @@ def peak_of_building() -> tuple[int, int, int]:
     plan = make_plan(config, RANKS)
     axes = connect(Mesh(dp=RANKS), dist.get_rank())
     gc.collect()
+    ctypes.CDLL("libc.so.6").mallopt(
+        M_MMAP_THRESHOLD, 2**20
+    )  # so that what is freed is gone at once, whatever was before
     Path("/proc/self/clear_refs").write_text("5")  # the peak counts from here
     before = _peak()
     engine = build_engine(config, plan, axes, torch.device("cpu"), FreshWeights(plan.model, 1))
@@ -45,4 +50,4 @@ def test_no_rank_has_the_whole_model():
     """Weights are read where they are divided: a rank never holds as many bytes as the model, moments or not."""
     for whole, kept, rose in run_ranks(peak_of_building, RANKS):
         assert kept < 0.6 * whole, "a quarter of the weights, and of Lion's one moment"
-        assert kept < rose < 0.9 * whole, (whole, kept, rose)
+        assert kept < rose < 0.7 * whole, (whole, kept, rose)

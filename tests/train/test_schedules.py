@@ -213,7 +213,10 @@ class TestNoiseScale:
         [
             (("batch.noise_scale.max_batch_size=7",), "max_batch_size: 7 leaves no room to double 4; use 8 or more"),
             (("batch.micro_batch_size=4", "parallel.dp=1"), "a step of 4 sequences is one micro-batch"),
-            (("model.tie_embeddings=true", "parallel.pp=2", "parallel.dp=1"), "a tied table under a pipeline"),
+            (
+                ("model.tie_embeddings=true", "parallel.pp=2", "parallel.dp=1"),
+                "an embedding that the stage of the head has too",
+            ),
             (("train.steps=null", "train.tokens=1000"), "set train.steps"),
         ],
     )
