@@ -197,7 +197,7 @@ def calibrate(
     from megalite.studies.calibrate import calibrate as measure
 
     loaded = load_config(config, overrides or ())
-    device = torch.device(loaded.train.device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    device = loaded.train.device or ("cuda" if torch.cuda.is_available() else "cpu")
     found = measure(loaded, device, num_ranks=ranks, vocab_size=vocab_size)
     write_page(out, dump_yaml(found))
     constants = load_machine(str(out)).constants

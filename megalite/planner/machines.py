@@ -52,6 +52,8 @@ class Machine(Section):
     """Bytes a second to the other ranks of a node."""
     network: PositiveFloat
     """Bytes a second to ranks of other nodes."""
+    hides_messages: bool = True
+    """Ranks compute while messages travel; the cores of a CPU carry them themselves."""
     watts: PositiveFloat | None = None
     """Of a rank under load, its share of the node included."""
     constants: Constants
@@ -66,7 +68,8 @@ class Machine(Section):
         return self.model_copy(update={"constants": self.others[software]})
 
     def problems(self) -> Iterator[Problem]:
-        numbers = {name for name in type(self).model_fields if name != "sources" and getattr(self, name)}
+        flags = ("sources", "hides_messages")
+        numbers = {name for name in type(self).model_fields if name not in flags and getattr(self, name)}
         for name in sorted(numbers - self.sources.keys()):
             yield (("sources",), f"{name} has no source; add one, as in `{name}: data sheet of ...`")
         for name in sorted(self.sources.keys() - numbers):

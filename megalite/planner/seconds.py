@@ -20,7 +20,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from math import ceil
 
-from megalite.architecture.architecture import BlockSpec
+from megalite.architecture.architecture import BlockSpec, FeedForwardSpec
 from megalite.architecture.attention_costs import context_sent_bytes, mixing_multiply_adds
 from megalite.architecture.costs import (
     ELEMENT_BYTES,
@@ -183,21 +183,28 @@ def _rate_of_linear(config: Config, machine: Machine) -> float:
 
 
 def _sent(config: Config, plan: RunPlan, block: BlockSpec, machine: Machine) -> Parts:
-    """Seconds of a block's messages to the ranks that have parts of the same micro-batch, there and back."""
+    """Seconds of a block's messages to the ranks that have parts of the same micro-batch, there and back. Each waits to
+    begin as a block does."""
     a, tokens, parallel = ELEMENT_BYTES[config.precision.dtype], _tokens(config, plan), config.parallel
-    hidden, found = plan.model.hidden_size, {}
+    hidden, found, waits = plan.model.hidden_size, Parts(), machine.constants.overhead
     if plan.tp > 1:
         sent = block_sent_bytes(
             block, hidden, element_bytes=a, tp=plan.tp, sequence_parallel=parallel.sequence_parallel
         )
-        found["tp"] = tokens * sent / _rate_over(plan, machine, "tp")
+        messages = 8 if parallel.sequence_parallel else 4  # a gather and a scatter are an all-reduce in two
+        found["tp"] = tokens * sent / _rate_over(plan, machine, "tp") + messages * waits
     if plan.cp > 1:
         sent = context_sent_bytes(block, kind=parallel.cp_kind, element_bytes=a, cp=plan.cp, tp=plan.tp)
-        found["cp"] = tokens * sent / _rate_over(plan, machine, "cp")
-    if plan.ep > 1:
+        messages = 3 if parallel.cp_kind == "allgather" else 2 * plan.cp
+        found["cp"] = tokens * sent / _rate_over(plan, machine, "cp") + messages * waits
+    if plan.ep > 1 and not isinstance(block.feed_forward, FeedForwardSpec):
         sent = dispatch_sent_bytes(block.feed_forward, hidden, element_bytes=a, ep=plan.ep)
-        found["ep"] = tokens * sent / _rate_over(plan, machine, "ep")
+        found["ep"] = tokens * sent / _rate_over(plan, machine, "ep") + EP_MESSAGES * waits
     return found
+
+
+EP_MESSAGES = 5
+"""How many rows come, rows and results there and back, and their gradients likewise."""
 
 
 def _head(config: Config, plan: RunPlan, machine: Machine) -> Parts:
@@ -262,7 +269,9 @@ def _between_steps(config: Config, plan: RunPlan, machine: Machine, practice: Pr
             behind = backward
             waits = 2 * ceil(numbers / BUCKET_NUMBERS) * hops
         sent = reduced + gathered + waits
-        found["dp"] = max(sent - behind, sent * VISIBLE) if practice.hides_reductions else sent
+        found["dp"] = (
+            max(sent - behind, sent * VISIBLE) if practice.hides_reductions and machine.hides_messages else sent
+        )
     pieces = replicas if plan.sharding.optimizer else 1
     moved = 2.0 * (states + FP32_BYTES * updated) + (FP32_BYTES + a) * updated
     found["optimizer"] = moved / pieces / (machine.memory_bandwidth * machine.constants.passes)

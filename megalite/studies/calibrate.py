@@ -16,8 +16,10 @@ import multiprocessing
 import os
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from queue import Empty
+from statistics import median
 from typing import Any
 
 import torch
@@ -44,7 +46,7 @@ from megalite.train.device import measure_gemm_flops
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 PEAK_SIZE = {"cpu": 2048, "cuda": 8192}
 COPIED_BYTES = 2**28
-TRIES = 5
+TRIES = 9
 FEW_TOKENS = 16
 BLOCKS = 2, 6
 """Of the two stages whose difference is what blocks take."""
@@ -66,7 +68,7 @@ class Bench:
         return DTYPES[self.config.precision.dtype]
 
     def seconds(self, work: Callable[[], object]) -> float:
-        """The shortest of a few times that something takes."""
+        """What something takes while the other ranks do the same: the median of some times."""
         work()
         found = []
         for _ in range(TRIES):
@@ -75,7 +77,7 @@ class Bench:
             work()
             self._wait()
             found.append(time.perf_counter() - begin)
-        return min(found)
+        return median(found)
 
     def block_seconds(self, num_tokens: int) -> float:
         """Of a block, both ways."""
@@ -91,8 +93,7 @@ class Bench:
         block, hidden = self.model.block(0), self.model.hidden_size
         found = [(each.inputs, each.outputs) for each in projections(block.attention, hidden)]
         mlp = block.feed_forward
-        if not isinstance(mlp, FeedForwardSpec):
-            raise UserError("plan calibrate: give a config of a dense model; experts' constants are the same")
+        assert isinstance(mlp, FeedForwardSpec), "others were refused"
         return [*found, (hidden, mlp.num_expanding * mlp.width), (mlp.width, hidden)]
 
     def _of_layer(self, gemm: Gemm, tokens: int, inputs: int, outputs: int) -> float:
@@ -123,37 +124,100 @@ class Bench:
             torch.cuda.synchronize(self.device)
 
 
-def calibrate(config: Config, device: torch.device, *, num_ranks: int, vocab_size: int) -> dict[str, Any]:
-    """What a machine's file says.
+def calibrate(config: Config, device_type: str, *, num_ranks: int, vocab_size: int) -> dict[str, Any]:
+    """What a machine's file says. All ranks are measured at once, since they share the machine's memory.
 
     Args:
         config: whose model and micro-batch are measured; its layout does not matter.
+        device_type: cpu or cuda.
         num_ranks: of this node.
 
     Raises:
         UserError: the model has experts.
     """
-    alone = config.model_copy(
-        update={
-            "parallel": config.parallel.model_copy(
-                update={"tp": 1, "pp": 1, "cp": 1, "ep": 1, "dp": 1, "blocks_per_stage": None, "blocks_per_chunk": None}
-            ),
-            "train": config.train.model_copy(update={"recompute": "none"}),
-        }
-    )
+    alone = _on_one_rank(config)
     validate(alone, 1)
-    if device.type == "cpu":
+    model = make_plan(alone, 1, vocab_size).model
+    if model.moe is not None:
+        raise UserError("plan calibrate: give a config of a dense model; experts' constants are the same")
+    context = multiprocessing.get_context("spawn")
+    with tempfile.TemporaryDirectory(prefix="megalite-calibrate-") as folder:
+        queue, store = context.Queue(), os.path.join(folder, "store")
+        arguments = (num_ranks, device_type, store, alone, model, queue)
+        ranks = [context.Process(target=_measure, args=(rank, *arguments), daemon=True) for rank in range(num_ranks)]
+        for each in ranks:
+            each.start()
+        found = _first_of(queue, ranks)
+        for each in ranks:
+            each.join(SECONDS_TO_END)
+    cores = max(1, num_cores() // num_ranks)
+    how = f"megalite plan calibrate, {time.strftime('%Y-%m-%d')}, torch {torch.__version__}, {cores} cores a rank"
+    sources = dict.fromkeys(found.keys() - {"hides_messages"}, how)
+    return {**found, "sources": {**sources, "network": "that of the link: not measured"}}
+
+
+SECONDS_TO_END = 60.0
+
+
+def _first_of(queue: Any, ranks: Sequence[Any]) -> dict[str, Any]:
+    """What the first rank has found.
+
+    Raises:
+        UserError: a rank has failed.
+    """
+    while True:
+        try:
+            return dict(queue.get(timeout=1.0))
+        except Empty:
+            if any(each.exitcode for each in ranks):
+                raise UserError("plan calibrate: a rank failed, as it says above; use fewer --ranks") from None
+
+
+def _on_one_rank(config: Config) -> Config:
+    whole: dict[str, Any] = {
+        "tp": 1,
+        "pp": 1,
+        "cp": 1,
+        "ep": 1,
+        "dp": 1,
+        "dp_replicate": 1,
+        "zero_stage": 1,
+        "engine": None,
+    }
+    whole |= {"blocks_per_stage": None, "blocks_per_chunk": None, "chunks": None, "schedule": "1f1b"}
+    parallel = config.parallel.model_copy(update=whole)
+    batch = config.batch.model_copy(update={"global_batch_size": config.batch.micro_batch_size})
+    train = config.train.model_copy(update={"recompute": "none"})
+    return config.model_copy(update={"parallel": parallel, "batch": batch, "train": train})
+
+
+def _measure(
+    rank: int, num_ranks: int, device_type: str, store: str, config: Config, model: Architecture, queue: Any
+) -> None:
+    """One rank's measurements, beside those of the others."""
+    device = torch.device("cuda", rank) if device_type == "cuda" else torch.device("cpu")
+    if device_type == "cpu":
         torch.set_num_threads(max(1, num_cores() // num_ranks))
-    plan = make_plan(alone, 1, vocab_size)
-    bench, tokens = Bench(alone, plan.model, device), alone.batch.micro_batch_size * alone.batch.seq_len
-    size, name = PEAK_SIZE[device.type], alone.precision.dtype
-    choose_gemm(device.type, torch.float32)  # as training does, for the whole process
+    dist.init_process_group(
+        "nccl" if device_type == "cuda" else "gloo",
+        store=dist.FileStore(store, num_ranks),
+        rank=rank,
+        world_size=num_ranks,
+    )
+    bench, tokens = Bench(config, model, device), config.batch.micro_batch_size * config.batch.seq_len
+    size, name = PEAK_SIZE[device_type], config.precision.dtype
+    choose_gemm(device_type, torch.float32)  # as training does, for the whole process
     flops = {each: measure_gemm_flops(device, dtype, size) for each, dtype in DTYPES.items()}
-    bandwidth = _copy_rate(bench)
-    link = _link_rate(tokens * plan.model.hidden_size, num_ranks, device.type)
-    multiplications = 6.0 * tokens * linear_multiply_adds(plan.model.block(0), plan.model.hidden_size)
+    dist.barrier()
+    multiplications = 6.0 * tokens * linear_multiply_adds(model.block(0), model.hidden_size)
     products = min(1.0, multiplications / flops[name] / bench.product_seconds(tokens))
+    dist.barrier()
+    bandwidth = _copy_rate(bench)
+    dist.barrier()
     overhead = bench.block_seconds(FEW_TOKENS) / 3
+    dist.barrier()
+    of_block = bench.block_seconds(tokens)
+    link = _link_rate(bench, tokens * model.hidden_size, num_ranks)
     found: dict[str, Any] = {
         "ranks_per_node": num_ranks,
         "memory_gib": _memory_bytes(device, num_ranks) / 2**30,
@@ -161,12 +225,14 @@ def calibrate(config: Config, device: torch.device, *, num_ranks: int, vocab_siz
         "memory_bandwidth": bandwidth,
         "link": link,
         "network": link,
+        "hides_messages": device_type != "cpu",
         "constants": {"products": products, "passes": 1.0, "links": 1.0, "overhead": overhead},
     }
-    found["constants"]["passes"] = _passes(bench, Machine(**found, sources={}), bench.block_seconds(tokens))
-    cores = max(1, num_cores() // num_ranks)
-    how = f"megalite plan calibrate, {time.strftime('%Y-%m-%d')}, torch {torch.__version__}, {cores} cores a rank"
-    return {**found, "sources": {**dict.fromkeys(found, how), "network": "that of the link: not measured"}}
+    if rank == 0:
+        found["constants"]["passes"] = _passes(bench, Machine(**found, sources={}), of_block)
+        queue.put(found)
+    dist.barrier()
+    dist.destroy_process_group()
 
 
 def _passes(bench: Bench, machine: Machine, measured: float) -> float:
@@ -207,35 +273,10 @@ def _memory_bytes(device: torch.device, num_ranks: int) -> float:
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / num_ranks
 
 
-def _link_rate(numbers: int, num_ranks: int, device_type: str) -> float:
-    """Bytes a second that a rank sends while all of a node add up a stream. One rank has nobody to send to."""
+def _link_rate(bench: Bench, numbers: int, num_ranks: int) -> float:
+    """Bytes a second that a rank sends while all of a node add up a stream. One rank has nobody to send to, and gets
+    what memory does."""
     if num_ranks == 1:
-        return float(COPIED_BYTES)
-    context = multiprocessing.get_context("spawn")
-    with tempfile.TemporaryDirectory(prefix="megalite-calibrate-") as folder:
-        queue = context.Queue()
-        arguments = (numbers, num_ranks, device_type, os.path.join(folder, "store"), queue)
-        ranks = [context.Process(target=_measure_link, args=(rank, *arguments)) for rank in range(num_ranks)]
-        for each in ranks:
-            each.start()
-        seconds = queue.get(timeout=300)
-        for each in ranks:
-            each.join()
-    return 2 * (num_ranks - 1) / num_ranks * 4 * numbers / seconds
-
-
-def _measure_link(rank: int, numbers: int, num_ranks: int, device_type: str, store: str, queue: Any) -> None:
-    backend = "nccl" if device_type == "cuda" else "gloo"
-    dist.init_process_group(backend, store=dist.FileStore(store, num_ranks), rank=rank, world_size=num_ranks)
-    data = torch.zeros(numbers, device=torch.device("cuda", rank) if device_type == "cuda" else None)
-    found = []
-    for _ in range(TRIES + 1):
-        dist.barrier()
-        begin = time.perf_counter()
-        dist.all_reduce(data)
-        if device_type == "cuda":
-            torch.cuda.synchronize()
-        found.append(time.perf_counter() - begin)
-    if rank == 0:
-        queue.put(min(found))
-    dist.destroy_process_group()
+        return _copy_rate(bench)
+    data = torch.zeros(numbers, device=bench.device)
+    return 2 * (num_ranks - 1) / num_ranks * 4 * numbers / bench.seconds(lambda: dist.all_reduce(data))

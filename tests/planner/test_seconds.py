@@ -90,15 +90,19 @@ def test_the_bubble_of_1f1b(count: int):
 def test_what_a_machine_changes():
     """Halving a rate doubles what goes at that rate, and nothing else."""
     layout = {"parallel": {"tp": 4, "dp": 2, "sequence_parallel": True}}
-    before = time_of(8, **layout).parts
-    slower = time_of(8, changed(link=H100.link / 2), **layout).parts
+    waiting = H100.constants.model_copy(update={"overhead": 1.0})
+    quick = changed(constants=H100.constants.model_copy(update={"overhead": 1e-12}))
+    before = time_of(8, quick, **layout).parts
+    slower = time_of(8, quick.model_copy(update={"link": H100.link / 2}), **layout).parts
     assert slower["tp"] == pytest.approx(2 * before["tp"])
     assert {name for name in before if slower[name] != before[name]} == {"tp", "dp"}
-    across = time_of(8, changed(ranks_per_node=2), **layout).parts
+    across = time_of(8, quick.model_copy(update={"ranks_per_node": 2}), **layout).parts
     assert across["tp"] == pytest.approx(before["tp"] * H100.link / H100.network)
-    constants = H100.constants.model_copy(update={"overhead": 2 * H100.constants.overhead})
-    waiting = time_of(8, changed(constants=constants), **layout).parts
-    assert waiting["host"] == pytest.approx(2 * before["host"])
+    found = time_of(8, changed(constants=waiting), **layout).parts  # a second for a block and for each message
+    assert found["host"] == pytest.approx(32 * 32 * 3)
+    assert found["tp"] == pytest.approx(32 * 32 * 8, rel=1e-3)
+    open_to_see = time_of(16, changed(hides_messages=False)).parts["dp"]
+    assert open_to_see == time_of(16, practice=Practice(hides_reductions=False)).parts["dp"]
 
 
 def test_what_settings_change():
