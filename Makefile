@@ -118,7 +118,7 @@ demo: $(BASE)  ## from raw text to a Hugging Face model: $(DEMO_TIME)
 	@echo "Next: tensorboard --logdir runs/demo          the curves"
 	@echo "      megalite train configs/demo.yaml train.steps=600   go on; then convert again"
 	@echo "      megalite train configs/demo.yaml run.dir=runs/pp parallel.tp=1 parallel.pp=2   a pipeline instead"
-	@echo "      megalite config check configs/llama-70b.yaml --world-size 512   plan something larger"
+	@echo "      megalite plan configs/llama-70b.yaml --world-size 512   find a layout for something larger"
 	@echo "(megalite is in $(BIN); activate it with: source $(BIN)/activate)"
 
 moe-demo: $(BASE)  ## the same with experts over two ranks: Mixtral, and DeepSeek-V3, in small

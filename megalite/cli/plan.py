@@ -16,6 +16,8 @@ from megalite.cli.paths import named_file
 if TYPE_CHECKING:
     from rich.table import Table
 
+    from megalite.config.plan import RunPlan
+    from megalite.config.schema import Config
     from megalite.planner.backtest import Backtest
     from megalite.planner.estimate import Estimate
     from megalite.planner.machines import Machine
@@ -85,12 +87,9 @@ def layouts(
     from megalite.config.load import load_config
     from megalite.config.plan import default_world_size, derive_steps, make_plan
     from megalite.config.validate import validate
-    from megalite.page.write import write_page
     from megalite.planner.estimate import estimate
     from megalite.planner.machines import load_machine
     from megalite.planner.search import search
-    from megalite.planner.seconds import step_timeline
-    from megalite.planner.trace import trace_events
 
     loaded, known = load_config(config, overrides or ()), load_machine(machine)
     ranks = world_size or default_world_size(loaded)
@@ -102,16 +101,27 @@ def layouts(
         found, looked_at = result.or_refusal(), result.num_layouts
     if trace is not None:
         chosen = load_config(config, [*(overrides or ()), *found[0].overrides])
-        timeline = step_timeline(chosen, make_plan(chosen, ranks, vocab_size), known)
-        write_page(trace, json.dumps(trace_events(timeline)))
+        _write_trace(trace, chosen, make_plan(chosen, ranks, vocab_size), known)
     if as_json:
         typer.echo(json.dumps({"layouts": [each.to_dict() for each in found]}))
         return
     title = f"{config} on {ranks:,} x {machine}: {looked_at:,} layouts looked at"
     notes = [_costs(found[0], derive_steps(loaded), ranks, known, price)]
+    if loaded.batch.stages:
+        notes.append(
+            f"all of it with sequences of {loaded.batch.seq_len:,} tokens, as before the first of batch.stages"
+        )
     if failures is not None:
         notes.append(_failures(found[0], ranks, known, (failures, save_seconds, restart_seconds)))
     _print([_table(title, found, ranks), *([_parts_table(found)] if explain else [])], notes, found[0])
+
+
+def _write_trace(path: Path, config: Config, plan: RunPlan, machine: Machine) -> None:
+    from megalite.page.write import write_page
+    from megalite.planner.seconds import step_timeline
+    from megalite.planner.trace import trace_events
+
+    write_page(path, json.dumps(trace_events(step_timeline(config, plan, machine))))
 
 
 def _print(tables: list[Table], notes: list[str], first: Estimate) -> None:
@@ -194,6 +204,7 @@ def calibrate(
     from megalite.config.yaml_source import dump_yaml
     from megalite.page.write import write_page
     from megalite.planner.machines import load_machine
+    from megalite.studies.calibrate import SPAN_OF_PASSES
     from megalite.studies.calibrate import calibrate as measure
 
     loaded = load_config(config, overrides or ())
@@ -203,6 +214,8 @@ def calibrate(
     constants = load_machine(str(out)).constants
     said = ", ".join(f"{name} {value:.3g}" for name, value in constants.model_dump().items())
     typer.echo(f"{out}: {said}")
+    if not SPAN_OF_PASSES[0] * 1.01 < constants.passes < SPAN_OF_PASSES[1] / 1.01:
+        typer.echo("passes is at its bound: other work was going on, or the model is too small; measure again, quiet")
 
 
 @app.command()

@@ -44,7 +44,7 @@ class Machine(Section):
     ranks_per_node: PositiveInt
     memory_gib: PositiveFloat
     """Of a rank."""
-    flops: dict[Format, PositiveFloat]
+    flops: dict[Format, PositiveFloat] = Field(min_length=1)
     """Dense products, a second, by format."""
     memory_bandwidth: PositiveFloat
     """Bytes a second."""
@@ -90,7 +90,8 @@ class Machine(Section):
         peak = {str(name): flops for name, flops in self.flops.items()}.get(number_format)
         if peak is None:
             raise UserError(
-                f"precision.dtype: {number_format} is no format of this machine's file; use {or_(sorted(self.flops))}"
+                f"precision: {number_format} is no format of this machine's file; use {or_(sorted(self.flops))}, or a "
+                "machine that has it"
             )
         return peak * self.constants.products
 
@@ -107,10 +108,12 @@ def load_machine(name: str) -> Machine:
         UserError: there is no such file.
         ConfigError: naming every number that is missing, unknown or impossible.
     """
-    path = known_machines().get(name, Path(name))
+    known = known_machines()
+    path = known.get(name, Path(name))
     if not path.is_file():
+        names = f"{or_(sorted(known))}, or " if known else ""
         raise UserError(
-            f"--machine: there is no file {name}, and no machine of this name; use {or_(sorted(known_machines()))}, or "
-            "a file that `megalite plan calibrate` has written"
+            f"--machine: there is no file {name}, and no machine of this name; use {names}a file that `megalite plan "
+            "calibrate` has written"
         )
     return build(Machine, read_source(path))

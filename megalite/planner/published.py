@@ -24,7 +24,7 @@ from megalite.config.schema import Config
 from megalite.planner.seconds import Practice
 
 BEFORE_FLASH = Practice(fused_attention=False, hides_reductions=False, redoes_attention=True, gradient_bytes=2.0)
-MEGATRON_CORE = Practice(redoes_attention=True, visible_messages=0.3)
+HIDING_TP = Practice(redoes_attention=True, visible_messages=0.3)
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ class GptShape:
         attention, head = self.seq / (6 * self.hidden), self.vocab / (of_head * self.layers * self.hidden)
         return factor * batch * self.seq * self.layers * self.hidden**2 * (1 + attention + head)
 
-    def model(self, *, tied: bool = True) -> dict[str, Any]:
+    def model(self) -> dict[str, Any]:
         """As a section `model`."""
         return {
             "hidden_size": self.hidden,
@@ -82,86 +82,83 @@ class GptShape:
             "activation": "gelu",
             "positions": "learned",
             "bias": "all",
-            "tie_embeddings": tied,
+            "tie_embeddings": True,
             "dropout": 0.1,
         }
-
-
-def _mesh(shape: GptShape, tp: int, pp: int, chunks: int, ranks: int) -> dict[str, Any]:
-    """A section `parallel` with as many blocks in each chunk."""
-    found: dict[str, Any] = {"tp": tp, "pp": pp, "dp": ranks // (tp * pp), "engine": "native"}
-    even = [shape.layers // (pp * chunks)] * (pp * chunks)
-    if pp == 1:
-        return found
-    if chunks == 1:
-        return {**found, "schedule": "1f1b", "blocks_per_stage": even}
-    return {**found, "schedule": "interleaved", "chunks": chunks, "blocks_per_chunk": even}
 
 
 Three = tuple[int, int, int]
 
 
+@dataclass(frozen=True)
+class Software:
+    """What runs of a table have in common."""
+
+    machine: str
+    name: str
+    practice: Practice
+
+    def run(
+        self, name: str, shape: GptShape, mesh: Three, sizes: Three, seconds: float, **settings: dict[str, Any]
+    ) -> PublishedRun:
+        """A row.
+
+        Args:
+            mesh: tp, pp, chunks of a stage.
+            sizes: sequences of a micro-batch, GPUs, sequences of a step.
+            seconds: of a step.
+            settings: sections of a config, beside what follows from these.
+        """
+        (tp, pp, chunks), (micro, ranks, batch) = mesh, sizes
+        parallel: dict[str, Any] = {"tp": tp, "pp": pp, "dp": ranks // (tp * pp), "engine": "native"}
+        even = [shape.layers // (pp * chunks)] * (pp * chunks)
+        if pp > 1:
+            parallel |= {"blocks_per_stage": even} if chunks == 1 else {"chunks": chunks, "blocks_per_chunk": even}
+            parallel["schedule"] = "1f1b" if chunks == 1 else "interleaved"
+        sections = {
+            "model": shape.model() | settings.get("model", {}),
+            "parallel": parallel | settings.get("parallel", {}),
+            "batch": {"micro_batch_size": micro, "global_batch_size": batch, "seq_len": shape.seq},
+            "train": {"steps": 1} | settings.get("train", {}),
+        }
+        return PublishedRun(name, self.machine, self.name, self.practice, seconds, ranks, sections)
+
+
+MEGATRON_2021 = Software("a100-80g", "megatron-lm-2021", BEFORE_FLASH)
+MEGATRON_2022 = Software("a100-80g", "megatron-lm-2022", BEFORE_FLASH)
+MEGATRON_CORE = Software("h100-sxm", "megatron-core-0.8", HIDING_TP)
+
+
 def _narayanan(name: str, numbers: Three, mesh: Three, sizes: Three, tflops: float) -> PublishedRun:
-    """A row of table 1. numbers: heads, hidden size, layers; mesh: tp, pp, chunks of a stage; sizes: micro-batch, GPUs,
-    global batch."""
+    """A row of table 1; numbers are heads, hidden size, layers."""
     heads, hidden, layers = numbers
     shape = GptShape(hidden, layers, heads, 51200, 2048)
-    micro, ranks, batch = sizes
-    return PublishedRun(
-        name,
-        "a100-80g",
-        "megatron-lm-2021",
-        BEFORE_FLASH,
-        shape.flops(batch, with_recompute=True) / (tflops * 1e12 * ranks),
-        ranks,
-        {
-            "model": shape.model(),
-            "parallel": {**_mesh(shape, *mesh, ranks), "zero_stage": 0},
-            "batch": {"micro_batch_size": micro, "global_batch_size": batch, "seq_len": shape.seq},
-            "train": {"steps": 1, "recompute": "full"},
-        },
-    )
+    seconds = shape.flops(sizes[2], with_recompute=True) / (tflops * 1e12 * sizes[1])
+    parallel, train = {"zero_stage": 0}, {"recompute": "full"}
+    return MEGATRON_2021.run(name, shape, mesh, sizes, seconds, parallel=parallel, train=train)
 
 
-def _korthikanti(name: str, shape: GptShape, mesh: Three, micro: int, batch: int, seconds: float) -> PublishedRun:
+def _korthikanti(name: str, shape: GptShape, mesh: Three, sizes: Three, seconds: float) -> PublishedRun:
     """With sequence parallelism and selective recomputation where the name says so."""
     is_selective = name.endswith("selective")
-    ranks = mesh[0] * mesh[1]
-    return PublishedRun(
+    return MEGATRON_2022.run(
         name,
-        "a100-80g",
-        "megatron-lm-2022",
-        BEFORE_FLASH,
+        shape,
+        mesh,
+        sizes,
         seconds,
-        ranks,
-        {
-            "model": shape.model(),
-            "parallel": {**_mesh(shape, *mesh, ranks), "zero_stage": 0, "sequence_parallel": is_selective},
-            "batch": {"micro_batch_size": micro, "global_batch_size": batch, "seq_len": shape.seq},
-            "train": {"steps": 1, "recompute": "selective" if is_selective else "full"},
-        },
+        parallel={"zero_stage": 0, "sequence_parallel": is_selective},
+        train={"recompute": "selective" if is_selective else "full"},
     )
 
 
 def _core(name: str, numbers: Three, mesh: Three, sizes: Three, tflops: float) -> PublishedRun:
-    """A row of its table; as above."""
+    """A row of Megatron Core's table; numbers are heads, hidden size, layers."""
     heads, hidden, layers = numbers
     shape = GptShape(hidden, layers, heads, 131072, 4096)
-    micro, ranks, batch = sizes
-    return PublishedRun(
-        name,
-        "h100-sxm",
-        "megatron-core-0.8",
-        MEGATRON_CORE,
-        shape.flops(batch, with_recompute=False) / (tflops * 1e12 * ranks),
-        ranks,
-        {
-            "model": shape.model(tied=False),
-            "parallel": {**_mesh(shape, *mesh, ranks), "zero_stage": 1, "sequence_parallel": mesh[0] > 1},
-            "batch": {"micro_batch_size": micro, "global_batch_size": batch, "seq_len": shape.seq},
-            "train": {"steps": 1},
-        },
-    )
+    seconds = shape.flops(sizes[2], with_recompute=False) / (tflops * 1e12 * sizes[1])
+    model, parallel = {"tie_embeddings": False}, {"sequence_parallel": mesh[0] > 1}
+    return MEGATRON_CORE.run(name, shape, mesh, sizes, seconds, model=model, parallel=parallel)
 
 
 GPT_22B, GPT_530B = GptShape(6144, 48, 64, 51200, 2048), GptShape(20480, 105, 128, 51200, 2048)
@@ -172,10 +169,10 @@ RUNS = (
     _narayanan("GPT 39.1B", (64, 8192, 48), (8, 2, 1), (4, 512, 1536), 138),
     _narayanan("GPT 145.6B", (96, 12288, 80), (8, 8, 2), (2, 1536, 2304), 148),
     _narayanan("GPT 529.6B", (128, 20480, 105), (8, 35, 3), (1, 2520, 2520), 163),
-    _korthikanti("GPT 22B", GPT_22B, (8, 1, 1), 4, 4, 1.42),
-    _korthikanti("GPT 22B selective", GPT_22B, (8, 1, 1), 4, 4, 1.10),
-    _korthikanti("GPT 530B", GPT_530B, (8, 35, 3), 1, 280, 49.05),
-    _korthikanti("GPT 530B selective", GPT_530B, (8, 35, 3), 1, 280, 37.83),
+    _korthikanti("GPT 22B", GPT_22B, (8, 1, 1), (4, 8, 4), 1.42),
+    _korthikanti("GPT 22B selective", GPT_22B, (8, 1, 1), (4, 8, 4), 1.10),
+    _korthikanti("GPT 530B", GPT_530B, (8, 35, 3), (1, 280, 280), 49.05),
+    _korthikanti("GPT 530B selective", GPT_530B, (8, 35, 3), (1, 280, 280), 37.83),
     _core("GPT 1.7B", (16, 2048, 24), (1, 1, 1), (1, 48, 192), 408.8),
     _core("GPT 16B", (48, 6144, 32), (4, 1, 1), (1, 192, 192), 489.1),
     _core("GPT 70B", (64, 8192, 84), (8, 2, 7), (1, 768, 384), 419.7),

@@ -33,6 +33,8 @@ class Search:
     """Where none fits, the one that needs the least memory; None where there is no legal layout at all."""
     num_layouts: int
     """That were looked at."""
+    complaint: str = ""
+    """Why a layout was refused, where all were."""
 
     def or_refusal(self) -> list[Estimate]:
         """The best.
@@ -42,6 +44,8 @@ class Search:
         """
         if self.best:
             return list(self.best)
+        if self.complaint:
+            raise UserError(f"no layout is legal, whatever the ranks: {self.complaint}")
         if self.smallest is None:
             raise UserError(
                 "no layout is legal on so many ranks: their number must be a multiple of dp, which divides "
@@ -75,26 +79,28 @@ def search(config: Config, world_size: int, machine: Machine, *, top: int, vocab
         if bounds.memory(layout) > most:
             continue
         judged = _judge(config, layout, world_size, machine, vocab_size)
-        if judged is not None and judged.fits:
+        if isinstance(judged, Estimate) and judged.fits:
             best = sorted([*best, judged], key=lambda each: each.seconds)[:top]
-    smallest = None
-    if not best:
-        judgements = (
-            _judge(config, each, world_size, machine, vocab_size) for each in sorted(found, key=bounds.memory)
-        )
-        smallest = next((judged for judged in judgements if judged is not None), None)
-    return Search(tuple(best), smallest, len(found))
+    if best:
+        return Search(tuple(best), None, len(found))
+    complaint = ""
+    for layout in sorted(found, key=bounds.memory):
+        judged = _judge(config, layout, world_size, machine, vocab_size)
+        if isinstance(judged, Estimate):
+            return Search((), judged, len(found))
+        complaint = complaint or judged.problems[0]
+    return Search((), None, len(found), complaint)
 
 
 def _judge(
     base: Config, layout: Candidate, world_size: int, machine: Machine, vocab_size: int | None
-) -> Estimate | None:
-    """A layout judged; None for one that is refused."""
+) -> Estimate | ConfigError:
+    """A layout judged, or why it is refused."""
     config = layout.applied_to(base)
     try:
         validate(config, world_size)
-    except ConfigError:
-        return None
+    except ConfigError as error:
+        return error
     return estimate(config, world_size, machine, vocab_size=vocab_size, overrides=layout.overrides(base))
 
 

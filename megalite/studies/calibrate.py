@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import signal
 import tempfile
 import time
 from collections.abc import Callable, Sequence
@@ -32,6 +33,7 @@ from megalite.architecture.costs import linear_multiply_adds
 from megalite.config.plan import make_plan
 from megalite.config.schema import Config
 from megalite.config.validate import validate
+from megalite.config.wording import or_
 from megalite.errors import UserError
 from megalite.host import num_cores
 from megalite.layers.documents import Targets
@@ -70,19 +72,22 @@ class Bench:
     def seconds(self, work: Callable[[], object]) -> float:
         """What something takes while the other ranks do the same: the median of some times."""
         work()
-        found = []
-        for _ in range(TRIES):
-            self._wait()
-            begin = time.perf_counter()
-            work()
-            self._wait()
-            found.append(time.perf_counter() - begin)
-        return median(found)
+        return median(self._once(work) for _ in range(TRIES))
 
     def block_seconds(self, num_tokens: int) -> float:
-        """Of a block, both ways."""
-        few, more = (self.seconds(self._step_of(number, num_tokens)) for number in BLOCKS)
-        return max(NEARLY_NONE, (more - few) / (BLOCKS[1] - BLOCKS[0]))
+        """Of a block, both ways. The two stages take turns, so that both meet what else the machine does."""
+        few, more = (self._step_of(number, num_tokens) for number in BLOCKS)
+        few()
+        more()
+        differences = [self._once(more) - self._once(few) for _ in range(TRIES)]
+        return max(NEARLY_NONE, median(differences) / (BLOCKS[1] - BLOCKS[0]))
+
+    def _once(self, work: Callable[[], object]) -> float:
+        self._wait()
+        begin = time.perf_counter()
+        work()
+        self._wait()
+        return time.perf_counter() - begin
 
     def product_seconds(self, num_tokens: int) -> float:
         """Of the products of a block, both ways."""
@@ -133,13 +138,15 @@ def calibrate(config: Config, device_type: str, *, num_ranks: int, vocab_size: i
         num_ranks: of this node.
 
     Raises:
-        UserError: the model has experts.
+        UserError: the model has experts, the format is another one, or a rank failed.
     """
     alone = _on_one_rank(config)
     validate(alone, 1)
     model = make_plan(alone, 1, vocab_size).model
     if model.moe is not None:
         raise UserError("plan calibrate: give a config of a dense model; experts' constants are the same")
+    if alone.precision.dtype not in DTYPES:
+        raise UserError(f"plan calibrate: measures in {or_(DTYPES)}; give precision.dtype={or_(DTYPES)}")
     context = multiprocessing.get_context("spawn")
     with tempfile.TemporaryDirectory(prefix="megalite-calibrate-") as folder:
         queue, store = context.Queue(), os.path.join(folder, "store")
@@ -174,17 +181,9 @@ def _first_of(queue: Any, ranks: Sequence[Any]) -> dict[str, Any]:
 
 
 def _on_one_rank(config: Config) -> Config:
-    whole: dict[str, Any] = {
-        "tp": 1,
-        "pp": 1,
-        "cp": 1,
-        "ep": 1,
-        "dp": 1,
-        "dp_replicate": 1,
-        "zero_stage": 1,
-        "engine": None,
-    }
-    whole |= {"blocks_per_stage": None, "blocks_per_chunk": None, "chunks": None, "schedule": "1f1b"}
+    ones = ("tp", "pp", "cp", "ep", "dp", "dp_replicate", "zero_stage")
+    others = {"engine": None, "blocks_per_stage": None, "blocks_per_chunk": None, "chunks": None, "schedule": "1f1b"}
+    whole: dict[str, Any] = dict.fromkeys(ones, 1) | others
     parallel = config.parallel.model_copy(update=whole)
     batch = config.batch.model_copy(update={"global_batch_size": config.batch.micro_batch_size})
     train = config.train.model_copy(update={"recompute": "none"})
@@ -194,7 +193,9 @@ def _on_one_rank(config: Config) -> Config:
 def _measure(
     rank: int, num_ranks: int, device_type: str, store: str, config: Config, model: Architecture, queue: Any
 ) -> None:
-    """One rank's measurements, beside those of the others."""
+    """One rank's measurements, beside those of the others. Ctrl-C is for the process that has started them, which ends
+    them."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     device = torch.device("cuda", rank) if device_type == "cuda" else torch.device("cpu")
     if device_type == "cpu":
         torch.set_num_threads(max(1, num_cores() // num_ranks))

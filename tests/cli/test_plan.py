@@ -45,6 +45,20 @@ def test_tables(capsys: pytest.CaptureFixture):
     assert "at 2.5 a rank-hour" in said
     assert "the first: parallel." in said
     assert "MFU" in said
+    assert "batch.stages" not in said
+    stages = "batch.stages=[{from_step: 3, seq_len: 16384, train: [{path: data/long, name: long}]}]"
+    one = run(
+        capsys,
+        CONFIG,
+        "--world-size",
+        "64",
+        "--top",
+        "1",
+        stages,
+        "data.train=[{path: data/short}]",
+        "model.max_positions=16384",
+    )
+    assert "all of it with sequences of 8,192 tokens, as before the first of batch.stages" in one
 
 
 @pytest.mark.parametrize(
@@ -54,6 +68,7 @@ def test_tables(capsys: pytest.CaptureFixture):
         ((CONFIG, "--machine", "a100-40g", "--world-size", "1"), "no layout fits: the smallest takes"),
         ((CONFIG, "--world-size", "131"), "no layout is legal on so many ranks"),
         ((CONFIG, "--world-size", "8", "parallel.tp=3", "--as-is"), "parallel.tp"),
+        ((CONFIG, "--world-size", "8", "schedule.warmup_steps=10000000"), "whatever the ranks: schedule.warmup_steps"),
         (("nowhere.yaml", "--world-size", "8"), "nowhere.yaml"),
         ((CONFIG, "--machine", "a100-80g", "--world-size", "8", "precision.fp8={backend: te}"), "fp8"),
     ],

@@ -34,6 +34,7 @@ def edited(path: Path, **changes: object) -> Path:
         ({"network": float("nan")}, "network"),
         ({"colour": "green"}, "colour"),
         ({"flops": {"int8": 1e15}}, "flops"),
+        ({"flops": {}}, "flops"),
         (
             {"constants": {"products": 1.2, "passes": 1, "links": 1, "overhead": 1e-5}},
             "products: 1.2 of the peak cannot be; at most 1",

@@ -89,7 +89,19 @@ OF_EXPERTS = {"experts-ep2": 4, "experts-fsdp2": 4}
 
 WITHOUT_GPU = "the way of a machine without a GPU, where all other tests run"
 
+CALIBRATION = "`plan calibrate`, whose every line but these runs on CPUs: docs/gpu-queue.md, 22"
+
 NOT_RUN = {
+    "megalite/cli/plan.py": {'device = loaded.train.device or ("cuda" if torch.cuda.is_ava': CALIBRATION},
+    "megalite/studies/calibrate.py": dict.fromkeys(
+        (
+            'device = torch.device("cuda", rank) if device_type == "cuda"',
+            "dist.init_process_group(",
+            "return float(torch.cuda.get_device_properties(device).total_",
+            "torch.cuda.synchronize(self.device)",
+        ),
+        CALIBRATION,
+    ),
     "megalite/checkpoint/snapshot.py": {
         "torch.cuda.synchronize()  # the copies are queued": "ZeRO-3 over more than 64 ranks, where no part is live",
     },

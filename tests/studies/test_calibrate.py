@@ -30,13 +30,21 @@ def test_a_machine_is_measured(tmp_path: Path):
     assert 1e8 < found.memory_bandwidth < 1e13
     assert 1e6 < found.link < 1e12
     assert 0.0 < found.constants.products <= 1.0
-    assert 1e-6 < found.constants.overhead < 1.0
+    assert 0.0 < found.constants.overhead < 1.0  # beside other work, what blocks take may be lost in it
     assert all("calibrate" in source or "not measured" in source for source in found.sources.values())
 
 
-def test_experts_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture):
+@pytest.mark.parametrize(
+    ("setting", "sentence"),
+    [
+        ("model.moe={num_experts: 4}", "give a config of a dense model"),
+        ("precision.dtype=fp16", "precision.dtype"),
+    ],
+)
+def test_refused(tmp_path: Path, capsys: pytest.CaptureFixture, setting: str, sentence: str):
+    """Before anything is measured or written."""
     with pytest.raises(SystemExit) as ended:
-        main(["plan", "calibrate", *TINY, "model.moe={num_experts: 4}", "--out", str(tmp_path / "x.yaml")])
+        main(["plan", "calibrate", *TINY, setting, "--out", str(tmp_path / "x.yaml")])
     assert ended.value.code == EXIT_BAD_INPUT
-    assert "give a config of a dense model" in capsys.readouterr().err
+    assert sentence in capsys.readouterr().err
     assert not list(tmp_path.iterdir())

@@ -93,8 +93,8 @@ MUTANTS = (
     ),
     Mutant(
         "layers/fp8/precision.py",
-        'f"{name}.{part}": WeightSharding(each.tp, cut)',
-        'f"{name}.{part}": WeightSharding(each.tp, 1 - cut)',
+        "= WeightSharding(experts.tp, cut)",
+        "= WeightSharding(experts.tp, 1 - cut)",
         "layers/fp8/test_grouped.py",
     ),
     Mutant(

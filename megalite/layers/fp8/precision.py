@@ -17,6 +17,7 @@ from megalite.layers.fp8.grouped import Fp8Rows
 from megalite.layers.fp8.linear import WeightSharding
 from megalite.layers.fp8.site import Fp8Layer, GroupedSite, LinearSite, Site
 from megalite.layers.fp8.watch import Gauge, LayerErrors, read_gauges
+from megalite.layers.grouped import GroupedProduct
 from megalite.layers.linear import ColumnParallelLinear, RowParallelLinear
 from megalite.layers.precision import ReadState, linear_layers
 from megalite.parallel.axes import Axis
@@ -82,13 +83,12 @@ class Fp8:
         layers = dict(linear_layers(within))
         for name, fp8 in self.backend.make_layers(layers).items():
             self.sites[name] = LinearSite(name, layers[name], fp8)
-        experts = {name: each for name, each in within.named_modules(prefix="blocks") if isinstance(each, Experts)}
-        products = {f"{name}.{part}": product for name, each in experts.items() for part, product in each.by_name()}
-        places = {
-            f"{name}.{part}": WeightSharding(each.tp, cut)
-            for name, each in experts.items()
-            for cut, (part, _) in enumerate(each.by_name())  # columns first, then rows
-        }
+        products, places = dict[str, GroupedProduct](), dict[str, WeightSharding]()
+        for name, experts in within.named_modules(prefix="blocks"):
+            if isinstance(experts, Experts):
+                for cut, (part, product) in enumerate(experts.by_name()):  # columns first, then rows
+                    products[f"{name}.{part}"] = product
+                    places[f"{name}.{part}"] = WeightSharding(experts.tp, cut)
         for name, rows in self.backend.make_rows(places).items():
             self.sites[name] = GroupedSite(name, products[name], rows)
 
