@@ -1,6 +1,7 @@
 """FP8 and speed on one GPU, a section a call; each prints JSON lines to record under docs/benchmarks/.
 
-    python tools/benchmarks/gpu.py parity|gemm|steps|curve|profile|all [--models 125m,1b3] [--device cpu --tiny]
+    python tools/benchmarks/gpu.py parity|gemm|steps|curve|profile|all [--models 125m,1b3] [--recipes bf16]
+        [--device cpu --tiny]
 
     parity   one linear layer by each recipe: Transformer Engine and torch's products against emulation
     gemm     FLOP/s of square products in bf16 and FP8: the ceiling of everything else
@@ -76,6 +77,8 @@ RECIPES: dict[str, Fp8Config | None] = {
     "scaled_mm rowwise": Fp8Config(backend="scaled_mm", recipe="rowwise", watch_every=None),
 }
 """What is timed. Emulation is no contender."""
+chosen_recipes = list(RECIPES)
+"""Those of --recipes."""
 
 PARITY_TOLERANCE = 0.02
 """Relative norm of the difference from emulation: two bf16 roundings and tensor cores' shorter sums; rounding by
@@ -90,8 +93,9 @@ def say(section: str, name: str, **figures: object) -> None:
 
 
 def able(section: str, device: torch.device) -> Iterator[tuple[str, Fp8Config | None]]:
-    """The recipes that can run here; the others are said with their reason."""
-    for name, fp8 in RECIPES.items():
+    """The chosen recipes that can run here; the others are said with their reason."""
+    for name in chosen_recipes:
+        fp8 = RECIPES[name]
         reason = why_unavailable(fp8, device) if fp8 is not None else ""
         if reason:
             say(section, name, left_out=reason)
@@ -181,7 +185,7 @@ def steps(device: torch.device, tiny: bool, models: list[str]) -> bool:
 
 
 def _time_model(name: str, sizes: dict[str, int], case: Case, device: torch.device, tiny: bool, ceiling: float) -> None:
-    tokens, count = case.seq_len * case.micro_batch_size, 3 if tiny else 20
+    tokens, count = case.seq_len * case.micro_batch_size, 3 if tiny else 10
     shape = Shape(
         sizes["hidden_size"], sizes["num_layers"], sizes["num_heads"], sizes["ffn_hidden_size"], VOCAB, case.seq_len
     )
@@ -344,10 +348,14 @@ def main() -> None:
     parser.add_argument(
         "--models", type=names_of(MODELS), default=list(MODELS), help="for steps: which of " + ", ".join(MODELS)
     )
+    parser.add_argument(
+        "--recipes", type=names_of(RECIPES), default=list(RECIPES), help="which of " + ", ".join(RECIPES)
+    )
     parser.add_argument("--device", type=device_name, default="cuda")
     parser.add_argument("--deterministic", action="store_true", help="as with run.deterministic=true, to see its cost")
     parser.add_argument("--tiny", action="store_true", help="sizes for a rehearsal")
     arguments = parser.parse_args()
+    chosen_recipes[:] = arguments.recipes
     device = torch.device(arguments.device)
     name = torch.cuda.get_device_name() if device.type == "cuda" else "cpu"
     about = {
@@ -364,6 +372,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         connect_processes(rank=0, world_size=1, device_type=device.type, init_method=f"file://{folder}/store")
         passed = [section(device, arguments.tiny, arguments.models) for section in chosen.values()]
+        torch.distributed.destroy_process_group()  # else NCCL may hang when Python exits
     sys.exit(0 if all(passed) else 1)
 
 
