@@ -30,7 +30,7 @@ class Activation:
 ACTIVATIONS = Table(
     "activation",
     {
-        "swiglu": Activation("megalite.layers.mlp:swiglu", is_gated=True),
+        "swiglu": Activation("megalite.layers.swiglu:swiglu", is_gated=True),
         "swiglu_clamped": Activation("megalite.layers.mlp:swiglu_clamped", is_gated=True, kept=7),
         "geglu": Activation("megalite.layers.mlp:geglu", is_gated=True),
         "geglu_tanh": Activation("megalite.layers.mlp:geglu_tanh", is_gated=True),

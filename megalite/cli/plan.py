@@ -198,17 +198,16 @@ def calibrate(
     ] = ASSUMED_VOCAB_SIZE,
 ) -> None:
     """Measure this machine with a config's model, and write it as a file for `megalite plan --machine`. A minute."""
-    import torch
-
     from megalite.config.load import load_config
     from megalite.config.yaml_source import dump_yaml
     from megalite.page.write import write_page
     from megalite.planner.machines import load_machine
     from megalite.studies.calibrate import SPAN_OF_PASSES
     from megalite.studies.calibrate import calibrate as measure
+    from megalite.train.device import find_device
 
     loaded = load_config(config, overrides or ())
-    device = loaded.train.device or ("cuda" if torch.cuda.is_available() else "cpu")
+    device = find_device(loaded.train.device, ranks - 1).type
     found = measure(loaded, device, num_ranks=ranks, vocab_size=vocab_size)
     write_page(out, dump_yaml(found))
     constants = load_machine(str(out)).constants

@@ -72,6 +72,7 @@ def _problems(config: Config, world_size: int) -> list[str]:
         *check_moe(config, model, world_size),
         *_precision(config),
         *check_fp8(config, model),
+        *_flash_attention(config),
         *_compile(config),
         *check_memory(config),
         *_mup(config),
@@ -146,6 +147,14 @@ def _precision(config: Config) -> Iterator[str]:
             )
     if precision.dtype == "fp16" and config.train.device == "cpu":
         yield "precision.dtype: fp16 is for GPUs; use bf16, or fp32, which is faster without bf16 units"
+
+
+def _flash_attention(config: Config) -> Iterator[str]:
+    kind = config.train.flash_attention
+    if kind != "torch" and config.train.device == "cpu":
+        yield f"train.flash_attention: {kind} is for GPUs; use torch"
+    elif kind != "torch" and config.precision.dtype == "fp32":
+        yield f"train.flash_attention: {kind} has no kernels for fp32; use torch, or precision.dtype=bf16"
 
 
 def _compile(config: Config) -> Iterator[str]:

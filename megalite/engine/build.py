@@ -87,7 +87,14 @@ def choose_precision(config: Config, plan: RunPlan, axes: Axes, device: torch.de
     from megalite.layers.fp8.precision import Fp8
 
     keep_weights = not plan.sharding.weights
-    backend = choose_backend(fp8, tp=axes.tp, replicas=axes.replicas, device=device, keep_weights=keep_weights)
+    backend = choose_backend(
+        fp8,
+        tp=axes.tp,
+        replicas=axes.replicas,
+        device=device,
+        keep_weights=keep_weights,
+        is_compiled=compile_pays(config, plan, device.type),
+    )
     return Fp8(fp8, plan.model.num_layers, backend)
 
 

@@ -73,6 +73,11 @@ class Documents:
         return places // self.max_seqlen
 
     @property
+    def are_whole_sequences(self) -> bool:
+        """Whether every document is as long as any may be. Nothing waits for it."""
+        return self.share is None and (self.cu_seqlens.shape[0] - 1) * self.max_seqlen == self.positions.shape[0]
+
+    @property
     def num_sequences(self) -> int:
         """Of the micro-batch; what padding adds counts as one more."""
         num_tokens = self.positions.shape[0] if self.share is None else self.share.order.shape[0]

@@ -90,6 +90,21 @@ class OneDnnGemm(PlainGemm):
 
 PLAIN = PlainGemm()
 
+
+class CudaGemm(PlainGemm):
+    """The same on a GPU, whose products add to sums in fp32 by themselves: not rounded before, and without a pass."""
+
+    def add_product(self, total: Tensor, left: Tensor, right: Tensor) -> None:
+        if total.dtype == left.dtype:
+            return super().add_product(total, left, right)
+        torch.addmm(total, left.t(), right, out_dtype=total.dtype, out=total)
+
+    def begin_product(self, total: Tensor, left: Tensor, right: Tensor) -> None:
+        if total.dtype == left.dtype:
+            return super().begin_product(total, left, right)
+        torch.mm(left.t(), right, out_dtype=total.dtype, out=total)
+
+
 ONEDNN_FROM = 2**20
 """Multiplications in a product from which on oneDNN is faster: it takes 8 us more to begin with, and attention begins
 many (64 x 64 x 64 of them: 14 us for MKL's 7; 128 x 128 x 128: 29 for 41)."""
@@ -109,6 +124,8 @@ def choose_gemm(device_type: str, dtype: torch.dtype, product_size: int | None =
     Args:
         product_size: multiplications in a usual product of the whole model, however it is cut; None for many.
     """
+    if device_type == "cuda":
+        return CudaGemm()
     is_worth_it = product_size is None or product_size >= ONEDNN_FROM
     if device_type == "cpu" and dtype == torch.float32 and is_worth_it and _mkl_is_slow():
         return OneDnnGemm() if _leave_products_to_onednn() else PLAIN

@@ -19,13 +19,8 @@ from megalite.architecture.architecture import FeedForwardSpec
 from megalite.layers.documents import Documents
 from megalite.layers.gemm import PLAIN, Gemm
 from megalite.layers.linear import ColumnParallelLinear, LinearOptions, RowParallelLinear
+from megalite.layers.swiglu import swiglu, swiglu_of
 from megalite.parallel.axes import Axis
-
-
-def swiglu(gate: Tensor, up: Tensor) -> Tensor:
-    """`silu(gate) * up` (Shazeer 2020)."""
-    return F.silu(gate) * up
-
 
 CLAMP, SIGMOID_SCALE = 7.0, 1.702
 
@@ -110,6 +105,8 @@ def load_activation(name: str) -> Callable[[Tensor], Tensor]:
     """The function of what the first product puts out: `[t, 2f]` holding gate then up, or `[t, f]`."""
     activation = ACTIVATIONS[name]
     function = load(activation.function)
+    if function is swiglu:
+        return swiglu_of
     return partial(_gated, function) if activation.is_gated else function
 
 

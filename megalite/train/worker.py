@@ -122,6 +122,7 @@ def connect_rank(
         StartError: the ranks could not meet.
     """
     from megalite.engine.runtime import check_dtype, connect_processes, prepare_deepspeed, set_determinism
+    from megalite.layers.flash import use_flash_attention
     from megalite.parallel.axes import connect, connect_world
     from megalite.parallel.mesh import Mesh
     from megalite.train.device import choose_device, free_bytes
@@ -138,6 +139,7 @@ def connect_rank(
     prepare_deepspeed(device.type)
     check_dtype(config.precision.dtype, device.type)
     set_determinism(config.run.deterministic, device.type)
+    use_flash_attention(config.train.flash_attention, device)
     connect_processes(
         rank=place.rank,
         world_size=place.world_size,

@@ -20,7 +20,7 @@ from tests.stand_in.cuda import pretend
 NUM_LAYERS, SEQ_LEN = 2, 64
 
 BATCHES = ((64,), (10, 54), (3, 1, 60), (20, 20, 24))
-"""Lengths of documents: another number of them must not have a block compiled anew."""
+"""Lengths of documents: another number of short ones must not have a block compiled anew."""
 
 KINDS = ("none", "selective", "full")
 

@@ -17,6 +17,8 @@ def register_kernels() -> torch.library.Library:
     library = torch.library.Library("aten", "IMPL")
     library.impl("_flash_attention_forward", _flash_forward, "CUDA")
     library.impl("_flash_attention_backward", _flash_backward, "CUDA")
+    library.impl("mm.dtype_out", _mm_into, "CUDA")
+    library.impl("addmm.dtype_out", _addmm_into, "CUDA")
     library.impl("_scaled_mm", _scaled_mm, "CUDA")
     library.impl("_grouped_mm", _grouped_mm, "CUDA")
     library.impl("_scaled_grouped_mm", _scaled_grouped_mm, "CUDA")
@@ -71,6 +73,32 @@ def _scaled_grouped_mm(
     for group, span in enumerate(itertools.pairwise([0, *ends.tolist()])):
         made[slice(*span)] = left[slice(*span)] @ right[group]
     return _device(made.to(torch.bfloat16), rows)
+
+
+def _mm_into(left: Tensor, right: Tensor, out_dtype: torch.dtype, *, out: Tensor) -> Tensor:
+    """A product of half-precision matrices that is not rounded."""
+    assert left.dtype == right.dtype
+    assert left.dtype in (torch.bfloat16, torch.float16), left.dtype
+    assert out_dtype == out.dtype == torch.float32
+    wide = [x.float() for x in _host(left, right)]
+    return out.copy_(_device(wide[0] @ wide[1], left))
+
+
+def _addmm_into(
+    total: Tensor,
+    left: Tensor,
+    right: Tensor,
+    out_dtype: torch.dtype,
+    *,
+    beta: float = 1,
+    alpha: float = 1,
+    out: Tensor,
+) -> Tensor:
+    """The same, added to a sum in its place."""
+    assert beta == alpha == 1
+    assert total is out or total.data_ptr() == out.data_ptr()
+    before = total.clone()
+    return _mm_into(left, right, out_dtype, out=out).add_(before)
 
 
 def _host(*tensors: Tensor) -> list[Tensor]:

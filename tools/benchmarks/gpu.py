@@ -37,6 +37,7 @@ from megalite.config.fill import fill_model
 from megalite.config.schema import Fp8Config
 from megalite.engine.build import DTYPES
 from megalite.engine.runtime import connect_processes, prepare_deepspeed, set_determinism
+from megalite.layers.flash import PACKAGES, use_flash_attention
 from megalite.layers.fp8.available import why_unavailable
 from megalite.layers.fp8.backends import choose_backend
 from megalite.layers.gemm import choose_gemm
@@ -79,6 +80,8 @@ RECIPES: dict[str, Fp8Config | None] = {
 """What is timed. Emulation is no contender."""
 chosen_recipes = list(RECIPES)
 """Those of --recipes."""
+packing = {"documents": 1}
+"""Of a sequence, by --documents. Peers know of one alone, and are given one."""
 
 PARITY_TOLERANCE = 0.02
 """Relative norm of the difference from emulation: two bf16 roundings and tensor cores' shorter sums; rounding by
@@ -217,17 +220,16 @@ def _time_model(name: str, sizes: dict[str, int], case: Case, device: torch.devi
             precision=precision,
             train={"compile": "off" if tiny else "on"},
         )
-        batch = random_batch(case.micro_batch_size, case.seq_len, VOCAB, documents=1).to(device)
+        batch = random_batch(case.micro_batch_size, case.seq_len, VOCAB, documents=packing["documents"]).to(device)
         flops = flops_per_token(fill_model(config.model, config.batch), case.seq_len)
         try:
             measure(f"megalite, {recipe}", lambda e=engine, b=batch: lambda _: e.train_step([b], 3e-4), flops)
         finally:
             engine.close()
             del engine
-    peers = {"plain PyTorch, compiled": plain_step, "Hugging Face, compiled": hugging_face_step}
-    for who, make in peers.items():
+    for who, make in PEERS.items():
         try:
-            measure(who, lambda make=make: make(shape, case.micro_batch_size, device), flops)
+            measure(f"{who}, compiled", lambda make=make: make(shape, case.micro_batch_size, device), flops)
         except torch.OutOfMemoryError:
             say("steps", f"{name}: {who}", left_out="out of memory")
             free(device)
@@ -262,6 +264,10 @@ def hugging_face_step(shape: Shape, micro: int, device: torch.device) -> Callabl
         optimizer.zero_grad()
 
     return step
+
+
+PEERS = {"plain": plain_step, "hugging-face": hugging_face_step}
+"""Both compiled."""
 
 
 def curve(device: torch.device, tiny: bool, models: list[str]) -> bool:
@@ -351,11 +357,15 @@ def main() -> None:
     parser.add_argument(
         "--recipes", type=names_of(RECIPES), default=list(RECIPES), help="which of " + ", ".join(RECIPES)
     )
+    parser.add_argument("--documents", type=int, default=1, help="for steps: of equal length in a sequence")
+    parser.add_argument("--flash", choices=("torch", *PACKAGES), default="torch", help="train.flash_attention")
+    parser.add_argument("--peers", type=names_of((*PEERS, "none")), default=list(PEERS), help="for steps: beside whom")
     parser.add_argument("--device", type=device_name, default="cuda")
     parser.add_argument("--deterministic", action="store_true", help="as with run.deterministic=true, to see its cost")
     parser.add_argument("--tiny", action="store_true", help="sizes for a rehearsal")
     arguments = parser.parse_args()
     chosen_recipes[:] = arguments.recipes
+    packing["documents"] = arguments.documents
     device = torch.device(arguments.device)
     name = torch.cuda.get_device_name() if device.type == "cuda" else "cpu"
     about = {
@@ -364,10 +374,15 @@ def main() -> None:
         "torch": torch.__version__,
         "dtype": str(DTYPES["bf16"]),
         "deterministic": arguments.deterministic,
+        "documents": arguments.documents,
+        "flash_attention": arguments.flash,
     }
     print(json.dumps(about), flush=True)
     prepare_deepspeed(device.type)
     set_determinism(arguments.deterministic or None, device.type)
+    use_flash_attention(arguments.flash, device)
+    for who in set(PEERS) - set(arguments.peers):
+        del PEERS[who]
     chosen = SECTIONS if arguments.section == "all" else {arguments.section: SECTIONS[arguments.section]}
     with tempfile.TemporaryDirectory() as folder:
         connect_processes(rank=0, world_size=1, device_type=device.type, init_method=f"file://{folder}/store")

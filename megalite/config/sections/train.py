@@ -76,6 +76,9 @@ class TrainConfig(Section):
     offload_activations: bool = False
     """With recompute=full: what blocks keep, their input, waits for the backward pass in the host's memory, and is
     copied there and back while others compute."""
+    flash_attention: Literal["torch", "fa3", "fa4"] = "torch"
+    """Whose flash attention a GPU takes for packed documents: torch's own, or that of an installed flash-attn-3 or
+    flash-attn-4, for Hopper and newer."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Where to train; auto takes CUDA when it is there."""
 

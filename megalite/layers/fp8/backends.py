@@ -14,6 +14,7 @@ from megalite.layers.fp8.history import Histories
 from megalite.layers.fp8.linear import CurrentScales, DelayedScales, Fp8Linear, Scales, WeightSharding
 from megalite.layers.fp8.precision import Backend
 from megalite.layers.fp8.products import emulated, scaled_mm
+from megalite.layers.fp8.quantise import ONE_BY_ONE, Passes, compiled_passes
 from megalite.layers.fp8.recipes import make_recipe
 from megalite.layers.gemm import Gemm, choose_gemm
 from megalite.layers.linear import ColumnParallelLinear, RowParallelLinear
@@ -28,10 +29,20 @@ class OwnBackend:
         tp, replicas: the axes over which maxima are compared.
         device: of the stage.
         keep_weights: keep rounded weights until a step ends; not where ZeRO gathers them for each use.
+        passes: what matrices are rounded with.
     """
 
-    def __init__(self, config: Fp8Config, *, tp: Axis, replicas: Axis, device: torch.device, keep_weights: bool):
-        self._config, self._device, self._keep_weights = config, device, keep_weights
+    def __init__(
+        self,
+        config: Fp8Config,
+        *,
+        tp: Axis,
+        replicas: Axis,
+        device: torch.device,
+        keep_weights: bool,
+        passes: Passes = ONE_BY_ONE,
+    ):
+        self._config, self._device, self._keep_weights, self._passes = config, device, keep_weights, passes
         self._tp, self._replicas = tp, replicas
         self._recipe = make_recipe(config)
         self._histories: Histories | None = None
@@ -39,7 +50,8 @@ class OwnBackend:
     def make_layers(self, layers: dict[str, ColumnParallelLinear | RowParallelLinear]) -> dict[str, Fp8Linear]:
         product = scaled_mm if self._config.backend == "scaled_mm" else emulated(self._exact_gemm())
         current = {
-            n: CurrentScales(self._recipe, WeightSharding(each.tp, each.weight_cut)) for n, each in layers.items()
+            n: CurrentScales(self._recipe, WeightSharding(each.tp, each.weight_cut), self._passes)
+            for n, each in layers.items()
         }
         scales: Mapping[str, Scales] = current
         if self._config.recipe == "delayed":
@@ -52,7 +64,7 @@ class OwnBackend:
         product = scaled_mm if is_scaled else emulated(self._exact_gemm())
         at_once = scaled_grouped_mm if is_scaled and self._device.type == "cuda" else None
         return {
-            name: Fp8Rows(self._recipe, CurrentScales(self._recipe, place), product, at_once)
+            name: Fp8Rows(self._recipe, CurrentScales(self._recipe, place, self._passes), product, at_once)
             for name, place in places.items()
         }
 
@@ -87,10 +99,23 @@ class OwnBackend:
         )
 
 
-def choose_backend(config: Fp8Config, *, tp: Axis, replicas: Axis, device: torch.device, keep_weights: bool) -> Backend:
-    """The backend that a config names; whether it can run here was checked before."""
+def choose_backend(
+    config: Fp8Config,
+    *,
+    tp: Axis,
+    replicas: Axis,
+    device: torch.device,
+    keep_weights: bool,
+    is_compiled: bool = False,
+) -> Backend:
+    """The backend that a config names; whether it can run here was checked before.
+
+    Args:
+        is_compiled: the stage's blocks are.
+    """
     if config.backend == "te":
         from megalite.layers.te import TransformerEngine
 
         return TransformerEngine(config, keep_weights=keep_weights)
-    return OwnBackend(config, tp=tp, replicas=replicas, device=device, keep_weights=keep_weights)
+    passes = compiled_passes() if is_compiled and device.type == "cuda" else ONE_BY_ONE
+    return OwnBackend(config, tp=tp, replicas=replicas, device=device, keep_weights=keep_weights, passes=passes)

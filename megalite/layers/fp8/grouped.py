@@ -20,7 +20,7 @@ from torch import Tensor
 
 from megalite.layers.fp8.linear import CurrentScales
 from megalite.layers.fp8.products import Product
-from megalite.layers.fp8.quantise import Quantised, cast
+from megalite.layers.fp8.quantise import Quantised
 from megalite.layers.fp8.recipes import Recipe, Role
 from megalite.layers.grouped import RowsRole, ends, groups
 
@@ -60,7 +60,7 @@ class Fp8Rows:
     def quantise(self, role: Role, x: Tensor, *, transposed: bool = False) -> Quantised:
         """Round a matrix `[m, k]` that is to be reduced over k."""
         scale = self._scales(role, x, transposed=transposed)
-        return cast(x, scale, self.recipe.tiles[role], self.recipe.formats[role])
+        return self._scales.passes.cast(x, scale, self.recipe.tiles[role], self.recipe.formats[role])
 
     def round_matrices(self, matrices: Tensor, *, transposed: bool) -> list[Quantised]:
         """Each of `[g, m, k]`, as if it were alone."""

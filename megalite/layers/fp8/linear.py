@@ -23,7 +23,7 @@ from torch import Tensor
 
 from megalite.layers.fp8.history import Histories
 from megalite.layers.fp8.products import Product
-from megalite.layers.fp8.quantise import WHOLE, Quantised, Tile, cast, scale_of, tile_amax
+from megalite.layers.fp8.quantise import ONE_BY_ONE, WHOLE, Passes, Quantised, Tile, scale_of
 from megalite.layers.fp8.recipes import Recipe, Role
 from megalite.layers.weight_gradients import WeightGradient, WholeGradient
 from megalite.parallel.axes import Axis
@@ -48,6 +48,9 @@ class WeightSharding:
 class Scales(Protocol):
     """Where the scales of a layer's tensors come from."""
 
+    passes: Passes
+    """What matrices are looked at and rounded with."""
+
     def __call__(self, role: Role, x: Tensor, *, transposed: bool) -> Tensor:
         """The scale of each tile of `x [m, k]`, fp32 `[m/r, k/c]`; transposed: x is that of the table above."""
         ...
@@ -56,12 +59,12 @@ class Scales(Protocol):
 class CurrentScales:
     """Scales from the maxima of the tensor at hand, the same on all tensor-parallel ranks."""
 
-    def __init__(self, recipe: Recipe, place: WeightSharding):
-        self._recipe, self._place = recipe, place
+    def __init__(self, recipe: Recipe, place: WeightSharding, passes: Passes = ONE_BY_ONE):
+        self._recipe, self._place, self.passes = recipe, place, passes
 
     def __call__(self, role: Role, x: Tensor, *, transposed: bool) -> Tensor:
         tile = self._recipe.tiles[role]
-        amax = tile_amax(x, tile)
+        amax = self.passes.amax(x, tile)
         if self._spans_ranks(role, tile, transposed):
             all_reduce(amax, self._place.tp, dist.ReduceOp.MAX)
         return scale_of(amax, self._recipe.formats[role], power_of_two=self._recipe.power_of_two)
@@ -76,10 +79,11 @@ class DelayedScales:
 
     def __init__(self, histories: Histories, layer: int, current: CurrentScales):
         self._histories, self._layer, self._current = histories, layer, current
+        self.passes = current.passes
 
     def __call__(self, role: Role, x: Tensor, *, transposed: bool) -> Tensor:
         if role == "gradient" or torch.is_grad_enabled():
-            self._histories.record(self._layer, role, tile_amax(x, WHOLE))
+            self._histories.record(self._layer, role, self.passes.amax(x, WHOLE))
         if not self._histories.is_known[self._layer]:
             return self._current(role, x, transposed=transposed)
         return self._histories.scale_of(self._layer, role)
@@ -135,7 +139,8 @@ class Fp8Linear:
     def quantise(self, role: Role, x: Tensor, *, transposed: bool = False) -> Quantised:
         """Round a matrix `[m, k]` that is to be reduced over k."""
         tile = self.recipe.tiles[role]
-        return cast(x, self._scales(role, x, transposed=transposed), tile, self.recipe.formats[role])
+        scale = self._scales(role, x, transposed=transposed)
+        return self._scales.passes.cast(x, scale, tile, self.recipe.formats[role])
 
     def transpose(self, role: Role, x: Tensor, rounded: Quantised) -> Quantised:
         """`x.T` rounded: as x already is, or anew where other numbers share a scale."""

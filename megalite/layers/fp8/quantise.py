@@ -11,7 +11,9 @@ e4m3 has 3 bits of mantissa and ends at 448; e5m2 has 2, ends at 57344 and reach
 
 from __future__ import annotations
 
+import functools
 import math
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -78,6 +80,46 @@ def cast(x: Tensor, scale: Tensor, tile: Tile, fp8: torch.dtype) -> Quantised:
     limit = largest(fp8)
     scaled = x.detach().float() * spread(scale, x.shape, tile)
     return Quantised(scaled.clamp(-limit, limit).to(fp8), scale.reciprocal(), tile)
+
+
+class Passes(NamedTuple):
+    """The two passes over a matrix that rounding takes."""
+
+    amax: Callable[[Tensor, Tile], Tensor] = tile_amax
+    cast: Callable[[Tensor, Tensor, Tile, torch.dtype], Quantised] = cast
+
+
+ONE_BY_ONE = Passes()
+"""Op by op, each a pass of its own: a GPU is four times as slow with them."""
+
+
+VARIANTS = 64
+"""Tiles, formats and orders of strides that each pass may be compiled for; torch gives up after 8 of all of them."""
+
+
+@functools.cache
+def compiled_passes() -> Passes:
+    """Each as one kernel, which a GPU needs, and a cast that leaves rows in one piece. The numbers are the same."""
+
+    torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, VARIANTS)
+
+    def amax(x: Tensor, tile: Tile) -> Tensor:
+        return _compiled_amax(tile)(x)
+
+    def cast_to_rows(x: Tensor, scale: Tensor, tile: Tile, fp8: torch.dtype) -> Quantised:
+        return Quantised(_compiled_cast(tile, fp8)(x, scale), scale.reciprocal(), tile)
+
+    return Passes(amax, cast_to_rows)
+
+
+@functools.cache
+def _compiled_amax(tile: Tile) -> Callable[[Tensor], Tensor]:
+    return torch.compile(lambda x: tile_amax(x, tile), dynamic=True)
+
+
+@functools.cache
+def _compiled_cast(tile: Tile, fp8: torch.dtype) -> Callable[[Tensor, Tensor], Tensor]:
+    return torch.compile(lambda x, scale: cast(x, scale, tile, fp8).data.contiguous(), dynamic=True)
 
 
 def spread(per_tile: Tensor, shape: torch.Size, tile: Tile) -> Tensor:
