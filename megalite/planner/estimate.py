@@ -9,7 +9,7 @@ from typing import Any
 from megalite.config.plan import RunPlan, make_plan
 from megalite.config.schema import Config
 from megalite.planner.machines import Machine
-from megalite.planner.memory import memory_by_stage
+from megalite.planner.memory import memory_by_stage, on_device
 from megalite.planner.seconds import OURS, Parts, Practice, step_time
 
 USABLE = 0.9
@@ -73,6 +73,7 @@ def estimate(
     Raises:
         UserError: the machine has no units for the config's format.
     """
+    config = on_device(config, machine.device_type)
     plan = make_plan(config, world_size, vocab_size)
     memory = tuple(stage.total for stage in memory_by_stage(config, plan))
     time = step_time(config, plan, machine, practice)

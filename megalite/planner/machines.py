@@ -35,7 +35,8 @@ class Constants(Section):
     links: PositiveFloat
     """Share of a link's bandwidth that collectives reach; above 1 where software hides more of them than is counted."""
     overhead: PositiveFloat
-    """Seconds of a block's forward pass in which the device waits for the host, or for its own kernels to begin."""
+    """Seconds that the host takes for a block's forward pass, behind which a GPU works on what it was given before; and
+    in which a message begins."""
 
 
 class Machine(Section):
@@ -53,7 +54,8 @@ class Machine(Section):
     network: PositiveFloat
     """Bytes a second to ranks of other nodes."""
     hides_messages: bool = True
-    """Ranks compute while messages travel; the cores of a CPU carry them themselves."""
+    """Ranks compute while messages travel and while the host prepares what comes next; the cores of a CPU do all three
+    themselves."""
     watts: PositiveFloat | None = None
     """Of a rank under load, its share of the node included."""
     constants: Constants
@@ -62,6 +64,11 @@ class Machine(Section):
     """With other software, by its name and generation: what the back-test knows."""
     sources: dict[str, str]
     """Where each number is from."""
+
+    @property
+    def device_type(self) -> str:
+        """cpu or cuda."""
+        return "cuda" if self.hides_messages else "cpu"
 
     def run_by(self, software: str) -> Machine:
         """The machine with other software."""

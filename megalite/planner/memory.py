@@ -8,7 +8,7 @@
 
 The formulas count the tensors that this code and DeepSpeed 0.19 allocate; tests hold them against a real block and
 against the loss's own constants. Left out: the CUDA context and NCCL (1-2 GB together), on a CPU the process itself
-(0.4 to 0.6 GB, docs/config.md), the allocator's fragmentation (leave a tenth), and what torch.compile saves by fusing.
+(0.4 to 0.6 GB, docs/config.md), and the allocator's fragmentation (leave a tenth).
 Sources: ZeRO (Rajbhandari et al. 2020), activations and their recomputation (Korthikanti et al. 2022, section 4). How
 many micro-batches are in flight is counted in the schedule itself.
 
@@ -36,7 +36,7 @@ from megalite.architecture.costs import (
 from megalite.architecture.norms import NORMS
 from megalite.architecture.weights import Weight, vocab_rows_per_rank, weight_table
 from megalite.config.pipeline import few_rounds, micro_batch_counts, pipeline_schedule
-from megalite.config.plan import LOSS_CHUNK_TOKENS, RunPlan, has_embedding_copy
+from megalite.config.plan import LOSS_CHUNK_TOKENS, RunPlan, compile_pays, has_embedding_copy
 from megalite.config.schema import Config
 from megalite.config.stream import stream_tokens
 from megalite.engine.footprint import footprint
@@ -129,6 +129,23 @@ def _sum_by_stage(plan: RunPlan, measure: Callable[[Weight], int]) -> tuple[int,
     return tuple(stages)
 
 
+def on_device(config: Config, device_type: str) -> Config:
+    """The config of a run whose device is known."""
+    return config.model_copy(update={"train": config.train.model_copy(update={"device": device_type})})
+
+
+def is_compiled(config: Config, plan: RunPlan) -> bool:
+    """Whether blocks are, on a GPU where the config does not name the CPU."""
+    return compile_pays(config, plan, "cpu" if config.train.device == "cpu" else "cuda")
+
+
+def recomputed(config: Config, plan: RunPlan) -> str:
+    """What blocks make again in the backward pass: compiled ones, whatever is no product, since it costs them
+    nothing (`model.recompute`)."""
+    kind = config.train.recompute
+    return "selective" if kind == "none" and is_compiled(config, plan) else kind
+
+
 def block_activations(config: Config, plan: RunPlan, blocks: Iterable[int], recompute: str) -> list[int]:
     """Bytes of one token that each of some blocks keeps for its backward pass, on one rank."""
     fp8, a = config.precision.fp8, ELEMENT_BYTES[config.precision.dtype]
@@ -190,7 +207,7 @@ def _activations(
     """What the chunks keep at most for the micro-batches in flight; and what is there for a block at a time:
     recomputation brings it back, and an MLP in chunks has it."""
     blocks = plan.blocks_of(stage)
-    kept, whole = (block_activations(config, plan, blocks, kind) for kind in (config.train.recompute, "none"))
+    kept, whole = (block_activations(config, plan, blocks, kind) for kind in (recomputed(config, plan), "none"))
     again = max((all_of_it - some for all_of_it, some in zip(whole, kept, strict=True)), default=0)
     tokens, chunk, a = _micro_batch_tokens(config), config.train.mlp_chunk_tokens, ELEMENT_BYTES[config.precision.dtype]
     inside = max(
@@ -206,7 +223,7 @@ def _kept_by_chunks(config: Config, plan: RunPlan) -> list[ChunkCosts]:
     """Of each chunk, bytes of one token that it keeps, and of those what it holds from I until W."""
     model, element_bytes = plan.model, ELEMENT_BYTES[config.precision.dtype]
     everything = range(model.num_layers + model.num_predictions)
-    kept = block_activations(config, plan, everything, config.train.recompute)
+    kept = block_activations(config, plan, everything, recomputed(config, plan))
     blocks = blocks_alike(plan, everything)
     held_by = {
         block: block_held_bytes(block, model.hidden_size, element_bytes=element_bytes, tp=plan.tp)

@@ -119,7 +119,7 @@ class Software:
             "model": shape.model() | settings.get("model", {}),
             "parallel": parallel | settings.get("parallel", {}),
             "batch": {"micro_batch_size": micro, "global_batch_size": batch, "seq_len": shape.seq},
-            "train": {"steps": 1} | settings.get("train", {}),
+            "train": {"steps": 1, "compile": "off"} | settings.get("train", {}),
         }
         return PublishedRun(name, self.machine, self.name, self.practice, seconds, ranks, sections)
 

@@ -19,7 +19,7 @@ from megalite.errors import ConfigError, UserError
 from megalite.planner.estimate import Estimate, estimate, usable_memory
 from megalite.planner.layouts import Candidate, layouts
 from megalite.planner.machines import Machine
-from megalite.planner.memory import block_activations, parameters_by_stage
+from megalite.planner.memory import block_activations, is_compiled, on_device, parameters_by_stage, recomputed
 from megalite.planner.seconds import micro_batch_seconds
 
 
@@ -69,9 +69,11 @@ def search(config: Config, world_size: int, machine: Machine, *, top: int, vocab
     Raises:
         UserError: the machine has no units for the config's format.
     """
+    config = on_device(config, machine.device_type)
     model = fill_model(config.model, config.batch, vocab_size)
     bounds, most = Bounds(config, machine, vocab_size), usable_memory(machine)
-    found = sorted(layouts(config, model, world_size, machine), key=bounds.seconds)
+    legal = layouts(config, model, world_size, machine)
+    found = sorted((each for each in legal if not bounds.is_repeated(each)), key=bounds.seconds)
     best = list[Estimate]()
     for layout in found:
         if len(best) == top and bounds.seconds(layout) >= best[-1].seconds:
@@ -110,6 +112,8 @@ class Bounds:
     def __init__(self, base: Config, machine: Machine, vocab_size: int | None):
         self._base, self._machine, self._vocab_size = base, machine, vocab_size
         self._known: dict[Candidate, tuple[float, float, int]] = {}
+        self._compiles: bool | None = None
+        """Of all layouts alike: steps, and FLOPs a rank, are the same."""
 
     def seconds(self, layout: Candidate) -> float:
         """Of a step."""
@@ -126,13 +130,20 @@ class Bounds:
         state = numbers / layout.pp * ((a + FP32_BYTES) / divided + FP32_BYTES / replicas)
         return state + kept * (1.0 if layout.pp == 1 else SHARE_OF_FIRST)
 
+    def is_repeated(self, layout: Candidate) -> bool:
+        """Whether it is another one in other words: compiled blocks do under `none` what `selective` says."""
+        if layout.recompute == "selective" and self._compiles is None:
+            config, ranks = layout.applied_to(self._base), layout.dp * layout.cp * layout.tp * layout.pp
+            self._compiles = is_compiled(config, make_plan(config, ranks, self._vocab_size))
+        return layout.recompute == "selective" and bool(self._compiles)
+
     def _of_micro_batch(self, layout: Candidate) -> tuple[float, float, int]:
         """Seconds through the whole model, bytes kept of it, and parameters of a tp rank."""
         alone = replace(layout, pp=1, dp=layout.ep, schedule="1f1b", chunks=None, divides_weights=False)
         if alone not in self._known:
             config = alone.applied_to(self._base)
             plan = make_plan(config, alone.dp * alone.cp * alone.tp, self._vocab_size)
-            kept = sum(block_activations(config, plan, range(plan.model.num_layers), alone.recompute))
+            kept = sum(block_activations(config, plan, range(plan.model.num_layers), recomputed(config, plan)))
             tokens = stream_tokens(config) // plan.cp
             seconds = micro_batch_seconds(config, plan, self._machine)
             self._known[alone] = seconds, float(kept * tokens), parameters_by_stage(plan)[0]

@@ -4,7 +4,7 @@
     attention    queries with keys, weights with values              FLOPs / (peak x products x ATTENTION_RATE)
     passes       norms, activations, what is added, the loss         bytes / (bandwidth x passes)
     tp, cp, ep   what ranks of a micro-batch send                    bytes / (link x links): nothing hides them
-    host         between two blocks                                  overhead
+    host         what the device's own work does not hide            overhead
     pp, bubble   messages between stages, and waiting for them       from the schedule itself (`schedules.simulation`)
     dp           gradients and weights over the replicas             what the backward pass does not hide
     optimizer    masters and moments, read and written               bytes / (bandwidth x passes)
@@ -40,7 +40,7 @@ from megalite.config.schema import Config
 from megalite.config.stream import stream_tokens
 from megalite.parallel.schedules.simulation import ChunkCosts, Timeline, simulate
 from megalite.planner.machines import Machine
-from megalite.planner.memory import parameters_by_stage, state_bytes_by_stage, updated_by_stage
+from megalite.planner.memory import is_compiled, parameters_by_stage, state_bytes_by_stage, updated_by_stage
 
 Parts = dict[str, float]
 """Seconds, by what they go into."""
@@ -160,21 +160,29 @@ def _block(config: Config, plan: RunPlan, block: BlockSpec, machine: Machine, pr
     visible = practice.visible_messages / 2
     sent = {axis: seconds * visible for axis, seconds in _sent(config, plan, block, machine).items()}
     forward = {"products": linear, "attention": attention, "passes": passes + scores, **sent}
-    forward["host"] = machine.constants.overhead
+    forward["host"] = _host(machine, forward)
     backward = {
         "products": 2 * linear,
         "attention": ATTENTION_BACKWARD * attention,
         "passes": PASSES_BACKWARD / PASSES_FORWARD * passes + 2 * scores,
         **sent,
-        "host": 2 * machine.constants.overhead,
     }
+    backward["host"] = _host(machine, backward, passes=2)
     if recompute == "full":
         backward = _sum((backward, forward))
+    elif recompute == "selective" and is_compiled(config, plan):
+        pass  # what is made again is fused into what needs it
     elif recompute == "selective" and practice.redoes_attention:
         backward = _sum((backward, {"attention": attention, "passes": scores}))
     elif recompute == "selective":
         backward = _sum((backward, {"passes": passes}))
     return _Chunk(forward, backward, linear)
+
+
+def _host(machine: Machine, device: Parts, passes: int = 1) -> float:
+    """Seconds of the host that a device which is given work ahead has to wait for; a CPU is host and device in one."""
+    overhead = passes * machine.constants.overhead
+    return max(0.0, overhead - sum(device.values())) if machine.hides_messages else overhead
 
 
 def _rate_of_linear(config: Config, machine: Machine) -> float:

@@ -30,7 +30,7 @@ from torch import Tensor
 from megalite.architecture.architecture import Architecture, FeedForwardSpec
 from megalite.architecture.attention_costs import projections
 from megalite.architecture.costs import linear_multiply_adds
-from megalite.config.plan import make_plan
+from megalite.config.plan import compile_pays, make_plan
 from megalite.config.schema import Config
 from megalite.config.validate import validate
 from megalite.config.wording import or_
@@ -63,6 +63,8 @@ class Bench:
     """On one rank, without a pipeline."""
     model: Architecture
     device: torch.device
+    is_compiled: bool = False
+    """Blocks are, as in training."""
 
     @property
     def dtype(self) -> torch.dtype:
@@ -112,6 +114,8 @@ class Bench:
         model = self.model.model_copy(update={"num_layers": num_blocks, "mtp": None})
         stage = Stage(StageSpec(model, parts=choose_parts(model, self.device.type, self.dtype)))
         stage = stage.to(self.device, self.dtype).train()
+        if self.is_compiled:
+            stage.compile_blocks()
         length = min(num_tokens, self.config.batch.seq_len)
         tokens = torch.zeros(max(1, num_tokens // length), length, dtype=torch.int64, device=self.device)
         targets = Targets(tokens.flatten(), torch.ones(tokens.numel(), device=self.device) / tokens.numel())
@@ -205,7 +209,8 @@ def _measure(
         rank=rank,
         world_size=num_ranks,
     )
-    bench, tokens = Bench(config, model, device), config.batch.micro_batch_size * config.batch.seq_len
+    is_compiled = compile_pays(config, make_plan(config, 1, model.vocab_size), device_type)
+    bench, tokens = Bench(config, model, device, is_compiled), config.batch.micro_batch_size * config.batch.seq_len
     size, name = PEAK_SIZE[device_type], config.precision.dtype
     choose_gemm(device_type, torch.float32)  # as training does, for the whole process
     flops = {each: measure_gemm_flops(device, dtype, size) for each, dtype in DTYPES.items()}

@@ -18,7 +18,7 @@ from megalite.config.validate import validate
 from megalite.config.wording import divisors
 from megalite.errors import ConfigError, UserError
 from megalite.host import available_bytes, num_cores
-from megalite.planner.memory import memory_by_stage
+from megalite.planner.memory import memory_by_stage, on_device
 
 PROCESS_BYTES = 400 * 10**6
 """Of a rank on a CPU before it has a model: Python, PyTorch and DeepSpeed."""
@@ -77,6 +77,7 @@ def check_device_memory(config: Config, plan: RunPlan, stage: int, free: int) ->
     Raises:
         UserError: what is needed, what is free, and the nearest plan that fits.
     """
+    config = on_device(config, "cuda")
     needed = memory_by_stage(config, plan)[stage].total
     if needed > free:
         others = f"; {_advice(config, plan, free, on_devices=True)}"
@@ -88,7 +89,7 @@ def check_device_memory(config: Config, plan: RunPlan, stage: int, free: int) ->
 
 def needed_bytes(config: Config, plan: RunPlan, local_ranks: range) -> int:
     """Memory that some ranks take together at the peak of a step, on CPUs."""
-    stages, ranks_a_stage = memory_by_stage(config, plan), plan.world_size // plan.pp
+    stages, ranks_a_stage = memory_by_stage(on_device(config, "cpu"), plan), plan.world_size // plan.pp
     return sum(stages[rank // ranks_a_stage].total + PROCESS_BYTES for rank in local_ranks)
 
 

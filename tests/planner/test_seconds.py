@@ -98,9 +98,14 @@ def test_what_a_machine_changes():
     assert {name for name in before if slower[name] != before[name]} == {"tp", "dp"}
     across = time_of(8, quick.model_copy(update={"ranks_per_node": 2}), **layout).parts
     assert across["tp"] == pytest.approx(before["tp"] * H100.link / H100.network)
-    found = time_of(8, changed(constants=waiting), **layout).parts  # a second for a block and for each message
-    assert found["host"] == pytest.approx(32 * 32 * 3)
+    found = time_of(8, changed(constants=waiting, hides_messages=False), **layout).parts
+    assert found["host"] == pytest.approx(32 * 32 * 3)  # a second for a block and for each message
     assert found["tp"] == pytest.approx(32 * 32 * 8, rel=1e-3)
+    assert "host" not in {name for name, seconds in time_of(8, changed(), **layout).parts.items() if seconds}
+    ahead = time_of(8, changed(constants=waiting)).parts  # a GPU that waits for its host has all else done meanwhile
+    assert sum(ahead[name] for name in ("host", "products", "attention", "passes")) == pytest.approx(
+        3 * 32 * 8, rel=2e-3
+    )
     open_to_see = time_of(16, changed(hides_messages=False)).parts["dp"]
     assert open_to_see == time_of(16, practice=Practice(hides_reductions=False)).parts["dp"]
 

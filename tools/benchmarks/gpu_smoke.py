@@ -13,12 +13,13 @@ Prints one JSON line a check and exits 1 when one fails. With `--device cpu --ti
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import sys
 import tempfile
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
@@ -65,16 +66,20 @@ def report(check: str, passed: bool, **figures: object) -> bool:
 
 def random_batch(num_sequences: int, seq_len: int, vocab_size: int, documents: int, seed: int = 0) -> Batch:
     """Random tokens, each sequence holding `documents` documents of equal length."""
-    generator = torch.Generator().manual_seed(seed)
-    num_tokens, length = num_sequences * seq_len, seq_len // documents
-    stream = torch.randint(0, vocab_size, (num_tokens + 1,), generator=generator)
+    return packed_batch(num_sequences * documents * (seq_len // documents,), vocab_size, seed, max_seqlen=seq_len)
+
+
+def packed_batch(lengths: Sequence[int], vocab_size: int, seed: int = 0, max_seqlen: int | None = None) -> Batch:
+    """Random tokens in documents of these lengths."""
+    num_tokens = sum(lengths)
+    stream = torch.randint(0, vocab_size, (num_tokens + 1,), generator=torch.Generator().manual_seed(seed))
     return Batch(
         tokens=stream[:-1],
         labels=stream[1:],
         loss_mask=torch.ones(num_tokens, dtype=torch.bool),
-        positions=torch.arange(length).repeat(num_tokens // length),
-        cu_seqlens=torch.arange(0, num_tokens + 1, length, dtype=torch.int32),
-        max_seqlen=length,
+        positions=torch.cat([torch.arange(length) for length in lengths]),
+        cu_seqlens=torch.tensor([0, *itertools.accumulate(lengths)], dtype=torch.int32),
+        max_seqlen=max(lengths) if max_seqlen is None else max_seqlen,
         keys=torch.arange(num_tokens),
     )
 
@@ -147,7 +152,7 @@ def make_engine(
 
 
 def engines(device: torch.device, tiny: bool) -> bool:
-    """Three steps in every way that one rank can train; all losses agree to bf16 noise."""
+    """Three steps of two micro-batches in every way that one rank can train; all losses agree to bf16 noise."""
     sizes = TINY if tiny else SIZES["125m"]
     ways = {
         "zero 0 fp32": {"parallel": {"zero_stage": 0}, "precision": {"dtype": "fp32"}},
@@ -165,9 +170,12 @@ def engines(device: torch.device, tiny: bool) -> bool:
         ways["fp16"] = {"precision": {"dtype": "fp16"}}
     curves = {}
     for name, sections in ways.items():
-        engine, _ = make_engine(device, sizes, 256, 2, **sections)
-        batches = [random_batch(2, 256, 32000, documents=2, seed=step).to(device) for step in range(3)]
-        curves[name] = [engine.train_step([batch], 1e-3).loss for batch in batches]
+        engine, _ = make_engine(device, sizes, 256, 2, num_micro_batches=2, **sections)
+        lengths = ((256, 256), (100, 156, 3, 253))  # whole sequences, and documents of any length
+        curves[name] = []
+        for step in range(3):
+            batches = [packed_batch(each, 32000, seed=2 * step + n).to(device) for n, each in enumerate(lengths)]
+            curves[name].append(engine.train_step(batches, 1e-3).loss)
         engine.close()
     worst = max(abs(a - b) for curve in curves.values() for a, b in zip(curve, curves["zero 0 fp32"], strict=True))
     return report("engines agree", worst < BF16_LOSS_TOLERANCE, worst_difference=worst, curves=curves)
