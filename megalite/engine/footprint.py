@@ -40,7 +40,13 @@ class Footprint:
     optimizer: int
     """Master weights and the optimizer's state."""
     buffers: int
-    """Gradients on their way, weights that are gathered."""
+    """Gradients on their way, weights that are gathered: through the whole step."""
+    in_blocks: int = 0
+    """The same while a block works."""
+    after_backward: int = 0
+    """The same when the backward pass is over."""
+    late_gradients: int = 0
+    """Of gradients, what is not there before the step's first backward pass."""
 
 
 def footprint(config: Config, plan: RunPlan, num_parameters: int, num_updated: int, state_bytes: int) -> Footprint:
@@ -60,18 +66,19 @@ def footprint(config: Config, plan: RunPlan, num_parameters: int, num_updated: i
 
 def _fsdp2(config: Config, plan: RunPlan, num_parameters: int, num_updated: int, state_bytes: int) -> Footprint:
     """Masters, gradients and state in fp32, all of it divided. Gathered are what is outside of blocks, the block at
-    work, as it has come and as it is used, and the next one; gradients of one block are on their way."""
+    work, as it has come and as it is used, and the next one."""
     element, replicas = ELEMENT_BYTES[config.precision.dtype], plan.num_replicas // config.parallel.dp_replicate
     outside = [weight for weight in weight_table(plan.model, blocks=()).values() if not weight.is_inner]
     root = sum(prod(weight.local_shape(plan.tp)) for weight in outside)
     block = (num_parameters - root) // (plan.model.num_layers + plan.model.num_predictions)
-    gathered = (root + 3 * block) * element
-    reduced = block * ELEMENT_BYTES[config.precision.reduce_dtype or "fp32"]
+    gradients = num_updated * FP32_BYTES // replicas
     return Footprint(
         weights=num_updated * FP32_BYTES // replicas,
-        gradients=num_updated * FP32_BYTES // replicas,
+        gradients=gradients,
         optimizer=state_bytes // replicas,
-        buffers=gathered + reduced,
+        buffers=root * element,
+        in_blocks=3 * block * element,
+        late_gradients=gradients if plan.grad_accum_steps == 1 else 0,
     )
 
 
@@ -89,16 +96,21 @@ def _native(config: Config, plan: RunPlan, num_parameters: int, num_updated: int
 
 
 def _deepspeed(config: Config, plan: RunPlan, num_parameters: int, state_bytes: int) -> Footprint:
-    dtype, zero = config.precision.dtype, config.parallel.zero_stage
+    dtype, zero, sharding = config.precision.dtype, config.parallel.zero_stage, plan.sharding
     element, masters = ELEMENT_BYTES[dtype], MASTER_BYTES[config.precision.master_dtype][zero]
-    if zero == 0 or (zero == 1 and dtype == "bf16"):  # the gradients themselves are sent, copied message by message
+    sends_themselves = zero == 0 or (zero == 1 and dtype == "bf16")
+    if sends_themselves:  # the gradients are sent when all are there, copied message by message
         sent = min(num_parameters, ALLREDUCE_ELEMENTS) * FP32_BYTES if plan.num_replicas > 1 else 0
     else:
         sent = element * deepspeed_config(config, plan)["zero_optimization"]["reduce_bucket_size"]
-    gathers = plan.sharding.weights and plan.num_replicas > 1
+    gathers = sharding.weights and plan.num_replicas > 1
+    gradients = num_parameters * GRADIENT_BYTES[dtype][zero] // (plan.num_replicas if sharding.gradients else 1)
     return Footprint(
-        weights=num_parameters * element // (plan.num_replicas if plan.sharding.weights else 1),
-        gradients=num_parameters * GRADIENT_BYTES[dtype][zero] // (plan.num_replicas if plan.sharding.gradients else 1),
-        optimizer=(state_bytes + num_parameters * masters) // (plan.num_replicas if plan.sharding.optimizer else 1),
-        buffers=sent + (element * min(num_parameters, ZERO3_LIVE_PARAMETERS) if gathers else 0),
+        weights=num_parameters * element // (plan.num_replicas if sharding.weights else 1),
+        gradients=gradients,
+        optimizer=(state_bytes + num_parameters * masters) // (plan.num_replicas if sharding.optimizer else 1),
+        buffers=(element * min(num_parameters, ZERO3_LIVE_PARAMETERS) if gathers else 0)
+        + (0 if sends_themselves else sent),
+        after_backward=sent if sends_themselves else 0,
+        late_gradients=gradients if zero == 2 and plan.grad_accum_steps == 1 else 0,
     )

@@ -30,7 +30,7 @@ from torch import Tensor, nn
 
 from megalite.addition import naming
 from megalite.architecture.weights import vocab_rows_per_rank
-from megalite.config.plan import LOSS_CHUNK_TOKENS
+from megalite.config.plan import CACHED_LOGITS, LOSS_CHUNK_TOKENS
 from megalite.layers.documents import Targets
 from megalite.layers.gemm import PLAIN, Gemm
 from megalite.layers.weight_gradients import ScaledGradient, TakeGradient
@@ -155,10 +155,6 @@ class _LinearCrossEntropy(torch.autograd.Function):
             return grad_hidden * grad, (grad_weight * grad).to(ctx.weight_dtype), None, None, None
         head.take_gradient(head.weight, ScaledGradient(grad_weight, grad))
         return grad_hidden * grad, None, None, None, None
-
-
-CACHED_LOGITS = 2**20
-"""What a CPU's cores keep at hand between two passes over the same logits: 4 MB of fp32."""
 
 
 def _chunks(tokens: slice, size: int) -> list[slice]:

@@ -36,7 +36,7 @@ from megalite.architecture.costs import (
 from megalite.architecture.norms import NORMS
 from megalite.architecture.weights import Weight, vocab_rows_per_rank, weight_table
 from megalite.config.pipeline import few_rounds, micro_batch_counts, pipeline_schedule
-from megalite.config.plan import LOSS_CHUNK_TOKENS, RunPlan, compile_pays, has_embedding_copy
+from megalite.config.plan import CACHED_LOGITS, LOSS_CHUNK_TOKENS, RunPlan, compile_pays, has_embedding_copy
 from megalite.config.schema import Config
 from megalite.config.stream import stream_tokens
 from megalite.engine.footprint import footprint
@@ -66,10 +66,14 @@ class StageMemory:
     """Of activations that wait in the host's memory, which the total leaves out."""
     head: int
     buffers: int
+    apart: int
+    """Of all this, what is there at other moments than the rest, which the total leaves out: a chunk of logits while no
+    block works, and what only the end of the backward pass needs."""
 
     @property
     def total(self) -> int:
-        return self.weights + self.gradients + self.optimizer + self.activations + self.head + self.buffers
+        parts = self.weights + self.gradients + self.optimizer + self.activations + self.head + self.buffers
+        return parts - self.apart
 
     def to_dict(self) -> dict[str, int]:
         """A JSON-ready form, total included."""
@@ -188,16 +192,21 @@ def _stage_memory(
     in_blocks, for_a_moment = _activations(config, plan, stage, order, chunks)
     is_away = config.train.offload_activations and config.train.device != "cpu"
     two_inputs = 2 * _micro_batch_tokens(config) * ELEMENT_BYTES[config.precision.dtype] * _stream_width(config, plan)
+    lasting, logits = _head(config, plan, order) if stage == plan.chunk_ranks[-1] else (0, 0)
+    activations = two_inputs if is_away else in_blocks
+    block_at_work = for_a_moment + kept.in_blocks
+    during = activations + lasting + max(logits, block_at_work)
     return StageMemory(
         stage=stage,
         num_parameters=numbers[0],
         weights=kept.weights,
         gradients=kept.gradients,
         optimizer=kept.optimizer,
-        activations=(two_inputs if is_away else in_blocks) + for_a_moment,
+        activations=activations + for_a_moment,
         host=in_blocks if is_away else 0,
-        head=_head(config, plan, order) if stage == plan.chunk_ranks[-1] else 0,
-        buffers=kept.buffers + _traffic(config, plan, stage),
+        head=lasting + logits,
+        buffers=kept.buffers + kept.in_blocks + kept.after_backward + _traffic(config, plan, stage),
+        apart=min(logits, block_at_work) + min(during, kept.after_backward + kept.late_gradients),
     )
 
 
@@ -250,26 +259,29 @@ def _around_prediction(config: Config, plan: RunPlan) -> int:
     return 3 * (wide + normalised) + 2 * a * stream
 
 
-def _head(config: Config, plan: RunPlan, order: Sequence[Operation]) -> int:
-    """The final norm, the gradients that the loss makes in its forward pass, and the larger of its transients.
+def _head(config: Config, plan: RunPlan, order: Sequence[Operation]) -> tuple[int, int]:
+    """The final norm and the gradients that the loss makes in its forward pass; and the larger of its transients.
 
-    Those are a chunk of logits (in the stream's format and fp32) with the product added to the gradient, and in the
-    backward pass the scaled fp32 gradient.
+    Those are a chunk of logits with as many in fp32 as are measured at once, or with the product that is added to the
+    gradient, and in the backward pass the scaled fp32 gradient.
     """
     a = ELEMENT_BYTES[config.precision.dtype]
     half = a != FP32_BYTES
     tokens, stream = _micro_batch_tokens(config), _stream_width(config, plan)
     rows = min(vocab_rows_per_rank(plan.model.vocab_size, plan.tp), plan.model.vocab_size)
     matrix = rows * plan.model.hidden_size
-    chunk = LOSS_CHUNK_TOKENS["cpu" if config.train.device == "cpu" else "cuda"]
-    logits = min(chunk, tokens) * rows * (FP32_BYTES + (a if half else 0))
+    device = "cpu" if config.train.device == "cpu" else "cuda"
+    chunk = min(LOSS_CHUNK_TOKENS[device], tokens)
+    at_once = max(1, CACHED_LOGITS // rows) if device == "cpu" and plan.tp == 1 else chunk
+    logits, at_once = chunk * rows * a, min(chunk, at_once)
+    wide = at_once * rows * FP32_BYTES if half else 0
+    product = a * matrix if half and device == "cpu" else 0  # a GPU's adds itself to the sum
     norm = tokens * (FP32_BYTES + a) * stream
     gradients = tokens * 2 * a * plan.model.hidden_size + FP32_BYTES * matrix
     last = [operation for operation in order if operation.chunk == len(plan.chunk_ranks) - 1]
     in_flight = int(peak_kept(last, [ChunkCosts(held=1.0)] * len(plan.chunk_ranks)))
-    return (1 + plan.model.num_predictions) * in_flight * (norm + gradients) + max(
-        logits + (a * matrix if half else 0), FP32_BYTES * matrix
-    )
+    lasting = (1 + plan.model.num_predictions) * in_flight * (norm + gradients)
+    return lasting, max(logits + max(wide, product), FP32_BYTES * matrix)
 
 
 def _traffic(config: Config, plan: RunPlan, stage: int) -> int:
@@ -279,7 +291,9 @@ def _traffic(config: Config, plan: RunPlan, stage: int) -> int:
     collective = a * tokens * plan.model.hidden_size if plan.tp > 1 else 0
     edge = a * tokens * _stream_width(config, plan)
     cuts = plan.cuts_of(stage)
-    leaving = SENDS_UNDER_WAY if cuts and config.train.device == "cpu" else cuts  # gloo's are kept until others follow
+    leaving = cuts
+    if config.train.device == "cpu":  # gloo's are kept until others follow
+        leaving = min(SENDS_UNDER_WAY, cuts * plan.grad_accum_steps)
     blocks = set(blocks_alike(plan, plan.blocks_of(stage)))
     shared = max((_of_others(config, plan, block) for block in blocks), default=0)
     both_ways = edge * (cuts + leaving)  # over each cut, what comes and what goes

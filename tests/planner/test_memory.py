@@ -143,7 +143,30 @@ class TestByHand:
         config, plan = planned()
         found = memory_by_stage(config, plan)[0].to_dict()
         parts = ("weights", "gradients", "optimizer", "activations", "head", "buffers")
-        assert found["total"] == sum(found[part] for part in parts)
+        assert found["total"] == sum(found[part] for part in parts) - found["apart"]
+
+    def test_logits_and_a_block_at_work_are_never_there_together(self):
+        """Under full recomputation the smaller of the two is left out; nothing is where no block comes back."""
+        sections = {"batch": {"seq_len": 32}, "precision": {"dtype": "fp32"}}
+        for vocab_size, smaller in ((128, "logits"), (4096, "block")):
+            model = {"vocab_size": vocab_size}
+            config, plan = planned(train={"steps": 1, "recompute": "full"}, model=model, **sections)
+            kept, whole = (block_activations(config, plan, (0,), kind)[0] for kind in ("full", "none"))
+            logits = max(32 * vocab_size * 4, 4 * vocab_size * 64)
+            (found,) = memory_by_stage(config, plan)
+            assert found.apart == (logits if smaller == "logits" else 32 * (whole - kept))
+            (found,) = memory_by_stage(*planned(model=model, **sections))
+            assert found.apart == 0
+
+    def test_what_the_end_of_the_backward_pass_needs_finds_no_activations(self):
+        """Without ZeRO the gradients are copied to be sent when all are there."""
+        found = [
+            memory_by_stage(*planned(2, parallel={"zero_stage": 0, "engine": "deepspeed"}, batch=batch))[0]
+            for batch in ({"seq_len": 8, "global_batch_size": 2}, {"seq_len": 1024, "global_batch_size": 2})
+        ]
+        sent = 4 * found[0].num_parameters
+        assert found[0].buffers == found[1].buffers == sent
+        assert found[0].apart < sent == found[1].apart
 
     def test_chunks_hold_one_of_them(self):
         """Nothing inside an MLP is kept, but a chunk's worth is there while one works; under full recomputation the
