@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from megalite.planner.backtest import Backtest
     from megalite.planner.estimate import Estimate
     from megalite.planner.machines import Machine
+    from megalite.planner.scaling import Point
 
 GIB = 2**30
 LAYOUTS = "layouts"
@@ -183,6 +184,73 @@ def _failures(best: Estimate, ranks: int, machine: Machine, numbers: tuple[float
         f"({steps * best.seconds / 60:,.0f} minutes; checkpoint.every={steps}), which keeps "
         f"{100 * kept:.1f} % of the time"
     )
+
+
+@app.command()
+def scaling(
+    config: ConfigFile,
+    overrides: Overrides = None,
+    machine: Annotated[
+        str, typer.Option(help="A machine by its name in configs/machines, or a file of one's own.")
+    ] = "h100-sxm",
+    to: Annotated[int, typer.Option(min=1, max=10**6, help="Ranks at most.")] = 16_384,
+    plot: Annotated[
+        Path | None,
+        typer.Option(callback=named_file, help="Draw both curves: .svg, .png or .pdf.", show_default=False),
+    ] = None,
+    vocab_size: Annotated[
+        int, typer.Option(min=1, help="Vocabulary, where the config takes the tokenizer's.")
+    ] = ASSUMED_VOCAB_SIZE,
+    as_json: Annotated[bool, typer.Option("--json", help="Print everything as one JSON object.")] = False,
+) -> None:
+    """Show the best layout from one node to so many ranks, with the batch as it is (strong scaling) and with one that
+    grows with the ranks (weak)."""
+    from megalite.config.load import load_config
+    from megalite.planner.machines import load_machine
+    from megalite.planner.scaling import KINDS, rank_counts
+    from megalite.planner.scaling import scaling as scale
+
+    loaded, known = load_config(config, overrides or ()), load_machine(machine)
+    points = scale(loaded, known, rank_counts(known, to), vocab_size=vocab_size)
+    if plot is not None:
+        _draw_scaling(plot, points, f"{config} on {machine}")
+    if as_json:
+        typer.echo(json.dumps({"points": [point.to_dict() for point in points]}))
+        return
+    for kind in KINDS:
+        title = f"{kind} scaling: {'one global batch' if kind == 'strong' else 'a batch that grows with the ranks'}"
+        report_console().print(_scaling_table(title, [point for point in points if point.kind == kind]))
+
+
+def _scaling_table(title: str, points: list[Point]) -> Table:
+    from rich import box
+    from rich.table import Table
+
+    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD)
+    for name in ("ranks", "batch", "seconds", "tokens/s", "MFU", "kept", "GiB a rank", "most goes into", "overrides"):
+        table.add_column(name, justify="left" if name in ("most goes into", "overrides") else "right")
+    for point in points:
+        best = point.best
+        numbers = f"{best.seconds:.3g}", f"{best.tokens_per_second:,.0f}", f"{100 * best.mfu:.1f} %"
+        kept, memory = f"{100 * point.efficiency:.0f} %", f"{max(best.memory) / GIB:.1f}"
+        words = best.bound_by, " ".join(best.overrides) or "as it is"
+        table.add_row(f"{point.ranks:,}", f"{point.global_batch_size:,}", *numbers, kept, memory, *words)
+    return table
+
+
+def _draw_scaling(path: Path, points: list[Point], title: str) -> None:
+    from megalite.monitor.curves import Curve, draw
+    from megalite.planner.scaling import KINDS
+
+    curves = []
+    for panel in ("tokens a second", "share of the first point's, a rank"):
+        for kind in KINDS:
+            own = [point for point in points if point.kind == kind]
+            rates, shares = [point.best.tokens_per_second for point in own], [point.efficiency for point in own]
+            if own:
+                y = rates if panel == "tokens a second" else shares
+                curves.append(Curve(kind, [point.ranks for point in own], y, panel))
+    draw(path, curves, x_label="ranks", title=title, log="x")
 
 
 @app.command()

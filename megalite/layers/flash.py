@@ -78,6 +78,6 @@ def _attend_two_documents(device: torch.device) -> list[torch.Tensor]:
     q, k, v, grad = (torch.randn(shape, generator=generator).to(device, torch.bfloat16) for _ in range(4))
     borders = torch.tensor([0, TRIAL_LENGTHS[0], sum(TRIAL_LENGTHS)], dtype=torch.int32, device=device)
     operands, longest = [x.requires_grad_() for x in (q, k, v)], max(TRIAL_LENGTHS)
-    out = varlen_attn(*operands, borders, borders, longest, longest, window_size=(-1, 0))
+    out = varlen_attn(q, k, v, borders, borders, longest, longest, window_size=(-1, 0))
     assert isinstance(out, torch.Tensor), "a pair is returned only to those who ask for it"
     return [out.detach().float(), *(each.float() for each in torch.autograd.grad(out, operands, grad))]

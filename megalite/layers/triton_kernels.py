@@ -12,7 +12,7 @@ COLUMNS = 1024
 
 
 @triton.jit
-def _swiglu_gradient(grad, x, out, width, columns: tl.constexpr):
+def _swiglu_gradient(grad, x, out, width, columns: tl.constexpr):  # type: ignore[no-untyped-def]  # Triton's own types
     """Of one row: `grad [f]` and `x [2f]` -> `out [2f]`."""
     row = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * columns + tl.arange(0, columns)

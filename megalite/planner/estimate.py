@@ -75,7 +75,32 @@ def estimate(
     """
     config = on_device(config, machine.device_type)
     plan = make_plan(config, world_size, vocab_size)
-    memory = tuple(stage.total for stage in memory_by_stage(config, plan))
+    return _timed(config, plan, machine, rank_bytes(config, plan), overrides, practice)
+
+
+def estimate_if_fits(
+    config: Config, world_size: int, machine: Machine, *, vocab_size: int | None = None, overrides: Sequence[str] = ()
+) -> Estimate | None:
+    """The same, but None where it does not fit, which is sooner known than its seconds."""
+    config = on_device(config, machine.device_type)
+    plan = make_plan(config, world_size, vocab_size)
+    memory = rank_bytes(config, plan)
+    return _timed(config, plan, machine, memory, overrides, OURS) if max(memory) <= usable_memory(machine) else None
+
+
+def rank_bytes(config: Config, plan: RunPlan) -> tuple[int, ...]:
+    """Of a rank of each stage."""
+    return tuple(stage.total for stage in memory_by_stage(config, plan))
+
+
+def _timed(
+    config: Config,
+    plan: RunPlan,
+    machine: Machine,
+    memory: tuple[int, ...],
+    overrides: Sequence[str],
+    practice: Practice,
+) -> Estimate:
     time = step_time(config, plan, machine, practice)
     return Estimate(
         tuple(overrides),

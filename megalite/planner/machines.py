@@ -108,8 +108,27 @@ def known_machines() -> dict[str, Path]:
     return {path.stem: path for path in sorted(starter_folder("configs/machines").glob("*.yaml"))}
 
 
-def load_machine(name: str) -> Machine:
+GPU_NAMES = {
+    "H200": "h200",
+    "H100 80GB HBM3": "h100-sxm",
+    "H100 PCIe": "h100-pcie",
+    "A100-SXM4-80GB": "a100-80g",
+    "A100-SXM4-40GB": "a100-40g",
+    "B200": "b200",
+}
+"""What CUDA calls a device, and the machine of this name."""
+
+
+def machine_of_gpu(device_name: str) -> str | None:
+    """The machine that has a device, None where no file is of it."""
+    return GPU_NAMES.get(device_name.removeprefix("NVIDIA "))
+
+
+def load_machine(name: str, asked_by: str = "--machine") -> Machine:
     """A machine by the name of a file that comes along, or by the path of one.
+
+    Args:
+        asked_by: the option or setting that has the name, for what is said.
 
     Raises:
         UserError: there is no such file.
@@ -120,7 +139,7 @@ def load_machine(name: str) -> Machine:
     if not path.is_file():
         names = f"{or_(sorted(known))}, or " if known else ""
         raise UserError(
-            f"--machine: there is no file {name}, and no machine of this name; use {names}a file that `megalite plan "
+            f"{asked_by}: there is no file {name}, and no machine of this name; use {names}a file that `megalite plan "
             "calibrate` has written"
         )
     return build(Machine, read_source(path))

@@ -16,7 +16,7 @@ from megalite.config.schema import Config
 from megalite.config.stream import stream_tokens
 from megalite.config.validate import validate
 from megalite.errors import ConfigError, UserError
-from megalite.planner.estimate import Estimate, estimate, usable_memory
+from megalite.planner.estimate import Estimate, estimate, estimate_if_fits, usable_memory
 from megalite.planner.layouts import Candidate, layouts
 from megalite.planner.machines import Machine
 from megalite.planner.memory import block_activations, is_compiled, on_device, parameters_by_stage, recomputed
@@ -80,8 +80,8 @@ def search(config: Config, world_size: int, machine: Machine, *, top: int, vocab
             break
         if bounds.memory(layout) > most:
             continue
-        judged = _judge(config, layout, world_size, machine, vocab_size)
-        if isinstance(judged, Estimate) and judged.fits:
+        judged = _judge(config, layout, world_size, machine, vocab_size, must_fit=True)
+        if isinstance(judged, Estimate):
             best = sorted([*best, judged], key=lambda each: each.seconds)[:top]
     if best:
         return Search(tuple(best), None, len(found))
@@ -90,20 +90,28 @@ def search(config: Config, world_size: int, machine: Machine, *, top: int, vocab
         judged = _judge(config, layout, world_size, machine, vocab_size)
         if isinstance(judged, Estimate):
             return Search((), judged, len(found))
+        assert judged is not None, "it need not fit"
         complaint = complaint or judged.problems[0]
     return Search((), None, len(found), complaint)
 
 
 def _judge(
-    base: Config, layout: Candidate, world_size: int, machine: Machine, vocab_size: int | None
-) -> Estimate | ConfigError:
-    """A layout judged, or why it is refused."""
+    base: Config,
+    layout: Candidate,
+    world_size: int,
+    machine: Machine,
+    vocab_size: int | None,
+    *,
+    must_fit: bool = False,
+) -> Estimate | ConfigError | None:
+    """A layout judged, or why it is refused; None for one that does not fit and must."""
     config = layout.applied_to(base)
     try:
         validate(config, world_size)
     except ConfigError as error:
         return error
-    return estimate(config, world_size, machine, vocab_size=vocab_size, overrides=layout.overrides(base))
+    judge = estimate_if_fits if must_fit else estimate
+    return judge(config, world_size, machine, vocab_size=vocab_size, overrides=layout.overrides(base))
 
 
 class Bounds:

@@ -21,6 +21,7 @@ from megalite.config.validate import validate
 from megalite.data.samples import Samples, open_training_samples, open_validation_sets
 from megalite.errors import ConfigError, DataError, UserError
 from megalite.monitor.wandb import check_wandb
+from megalite.planner.machines import load_machine
 from megalite.tokenizer.tokenizer import Tokenizer
 from megalite.train.evaluation.tasks import Task, open_tasks
 from megalite.train.place import RENDEZVOUS_VARIABLE
@@ -76,6 +77,8 @@ def preflight_stages(
     for valid_samples in valid_sets.values():
         _gather(problems, partial(valid_samples.check_vocab_size, plan.model.vocab_size))
     _gather(problems, lambda: open_run_tasks(config, plan, samples))
+    if config.monitor.machine is not None:
+        _gather(problems, partial(load_machine, config.monitor.machine, "monitor.machine"))
     _gather(problems, lambda: _check_folder(config, plan))
     if has_device:
         _gather(problems, lambda: check_device(config, local_rank))

@@ -79,3 +79,21 @@ def test_refused(capsys: pytest.CaptureFixture, arguments: tuple[str, ...], sent
         main(["plan", *arguments])
     assert ended.value.code == EXIT_BAD_INPUT
     assert sentence in capsys.readouterr().err
+
+
+def test_scaling(capsys: pytest.CaptureFixture, tmp_path: Path):
+    """As a table, as JSON and as a figure."""
+    given = ("scaling", str(ROOT / "configs" / "llama-1b3.yaml"), "--to", "32")
+    plain = run(capsys, *given, "--plot", str(tmp_path / "curves.svg"))
+    assert "strong scaling" in plain
+    assert "weak scaling" in plain
+    assert "<svg" in (tmp_path / "curves.svg").read_text("utf-8")
+    points = json.loads(run(capsys, *given, "--json"))["points"]
+    assert [(each["kind"], each["ranks"]) for each in points] == [
+        (kind, ranks) for kind in ("strong", "weak") for ranks in (8, 32)
+    ]
+    assert all(each["fits"] and each["seconds_per_step"] > 0 for each in points)
+    with pytest.raises(SystemExit) as ended:
+        main(["plan", *given, "--plot", str(tmp_path / "curves.gif")])
+    assert ended.value.code == EXIT_BAD_INPUT
+    assert "a figure is written as .svg, .png, .pdf" in capsys.readouterr().err

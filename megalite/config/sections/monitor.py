@@ -37,6 +37,9 @@ class MonitorConfig(Section):
     """Steps between measurements of the layers, which go to layers.jsonl: norms of gradients, weights and updates,
     sizes of the stream, attention's entropy and logits, dead units. One costs about a third of a step; null for
     none."""
+    machine: str | None = None
+    """A machine of `megalite plan`, by its name or its file, to hold the first steps against what is planned for it;
+    null takes that of the GPU's name, if there is one."""
     metrics: Options = Field(default_factory=FrozenOptions)
     """Metrics that plug-ins bring, by name, each with its options; a number more in every line of metrics.jsonl."""
 

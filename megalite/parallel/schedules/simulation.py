@@ -62,8 +62,13 @@ class Timeline:
 
     spans: tuple[tuple[TimedPass, ...], ...]
     """Of each rank, in order."""
-    peaks: tuple[float, ...]
-    """The most that each rank keeps for backward passes at once."""
+    costs: tuple[ChunkCosts, ...]
+    """Chunk by chunk."""
+
+    @cached_property
+    def peaks(self) -> tuple[float, ...]:
+        """The most that each rank keeps for backward passes at once."""
+        return tuple(peak_kept([span.operation for span in spans], self.costs) for spans in self.spans)
 
     @cached_property
     def end(self) -> float:
@@ -117,8 +122,7 @@ def simulate(schedule: PipelineSchedule, costs: tuple[ChunkCosts, ...], link: fl
                 able += waiting.pop(made, [])
     if waiting:
         raise ScheduleError(_stuck(schedule, spans, waiting))
-    peaks = tuple(peak_kept(order, costs) for order in schedule.orders)
-    return Timeline(tuple(map(tuple, spans)), peaks)
+    return Timeline(tuple(map(tuple, spans)), costs)
 
 
 def peak_kept(order: Sequence[Operation], costs: Sequence[ChunkCosts]) -> float:

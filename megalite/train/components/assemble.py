@@ -18,6 +18,7 @@ from megalite.train.components.further_predictions import FurtherPredictions
 from megalite.train.components.layer_statistics import LayerStatisticsEvery
 from megalite.train.components.memory_check import MemoryCheck
 from megalite.train.components.metrics import Metrics
+from megalite.train.components.plan_comparison import comparison_of
 from megalite.train.components.replica_check import ReplicaCheck
 from megalite.train.components.rollback_limit import RollbackLimit
 from megalite.train.components.spikes import SkippedSteps, SpikeGuard
@@ -65,6 +66,7 @@ def assemble(run: Run, first_step: int) -> Components:
         _memory_check(run),
         _replica_check(run, first_step),
         validation,
+        comparison_of(config, run.plan, recorder, run.device),
         StragglerTimer(run.heartbeat, run.device, config.slurm.probe_seconds),
         *brought_components(config, Context(config, run.plan, run.axes, run.device, run.engine, recorder)),
     )

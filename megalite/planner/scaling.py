@@ -1,0 +1,98 @@
+"""How a model scales: the best layout at every number of ranks, with the config's batch and with one that grows.
+
+    strong    the global batch stays: the same run, sooner done
+    weak      the global batch grows with the ranks: each has the same work
+
+Efficiency is tokens a second and rank, over those of the fewest ranks on which the model fits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from megalite.config.schema import Config
+from megalite.errors import UserError
+from megalite.planner.estimate import Estimate
+from megalite.planner.machines import Machine
+from megalite.planner.search import search
+
+KINDS = ("strong", "weak")
+MOST_RANKS = 16_384
+LONG_RUN_STEPS = 100_000
+GROWTH = 4
+"""Of ranks from one point of a curve to the next."""
+
+
+@dataclass(frozen=True)
+class Point:
+    """The best layout on so many ranks."""
+
+    kind: str
+    ranks: int
+    global_batch_size: int
+    """Sequences."""
+    best: Estimate
+    efficiency: float
+
+    def to_dict(self) -> dict[str, Any]:
+        """A JSON-ready form."""
+        about = {"kind": self.kind, "ranks": self.ranks, "global_batch_size": self.global_batch_size}
+        return {**about, "efficiency": self.efficiency, **self.best.to_dict()}
+
+
+def rank_counts(machine: Machine, most: int) -> list[int]:
+    """Whole nodes: one, and always `GROWTH` times as many, up to the most."""
+    counts, ranks = list[int](), machine.ranks_per_node
+    while ranks < most:
+        counts.append(ranks)
+        ranks *= GROWTH
+    return [*counts, most]
+
+
+def scaling(config: Config, machine: Machine, counts: Sequence[int], *, vocab_size: int | None = None) -> list[Point]:
+    """Both curves of a config. The weak one's batch is the config's on the fewest ranks where the model fits.
+
+    Args:
+        counts: of ranks, growing. Those on which no layout is legal, or none fits, are left out.
+        vocab_size: where the config takes its tokenizer's.
+
+    Raises:
+        UserError: the model fits on none of them.
+    """
+    config = _as_long_as_any(config)
+    first = next(_curve("strong", config, machine, counts, vocab_size), None)
+    if first is None:
+        search(config, counts[-1], machine, top=1, vocab_size=vocab_size).or_refusal()
+        raise UserError(f"no layout of this model is legal on any of {', '.join(map(str, counts))} ranks")
+    more = [ranks for ranks in counts if ranks > first.ranks]
+    strong, weak = (_curve(kind, config, machine, more, vocab_size, first) for kind in KINDS)
+    return [first, *strong, replace(first, kind="weak"), *weak]
+
+
+def _as_long_as_any(config: Config) -> Config:
+    """The config of a run that is not over before its schedule begins, however large its batches."""
+    steps = max(LONG_RUN_STEPS, config.schedule.warmup_steps)
+    return config.model_copy(update={"train": config.train.model_copy(update={"tokens": None, "steps": steps})})
+
+
+def _curve(
+    kind: str,
+    config: Config,
+    machine: Machine,
+    counts: Sequence[int],
+    vocab_size: int | None,
+    first: Point | None = None,
+) -> Iterator[Point]:
+    """The points on so many ranks, given the curve's first one; without it the first is the yardstick."""
+    for ranks in counts:
+        batch = config.batch.global_batch_size
+        if kind == "weak" and first is not None:
+            batch = batch * ranks // first.ranks
+        sized = config.model_copy(update={"batch": config.batch.model_copy(update={"global_batch_size": batch})})
+        best = search(sized, ranks, machine, top=1, vocab_size=vocab_size).best
+        if best:
+            rate = best[0].tokens_per_second / ranks
+            yardstick = rate if first is None else first.best.tokens_per_second / first.ranks
+            yield Point(kind, ranks, batch, best[0], rate / yardstick)

@@ -1,0 +1,137 @@
+"""Measured steps against what `megalite plan` says of them, once they have settled: said and written down as the event
+`plan`, with why where it is off by more than a tenth.
+
+Seconds are the median of a few steps; memory is the first rank's, on a GPU, where torch counts tensors as the plan
+does. Nothing waits for it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from statistics import median
+
+import torch
+
+from megalite.config.plan import RunPlan
+from megalite.config.schema import Config
+from megalite.engine.protocol import StepResult
+from megalite.monitor.recorder import Recorder, peak_memory_bytes
+from megalite.planner.estimate import Estimate, estimate
+from megalite.planner.machines import load_machine, machine_of_gpu
+from megalite.planner.memory import is_compiled, on_device
+from megalite.train.components.component import Component, Step
+
+UNSETTLED = 5
+"""Steps of an attempt that are not counted: they allocate, compile and fill caches."""
+COUNTED = 10
+FAR = 0.1
+GIB = 2**30
+SETTING = "monitor.machine"
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What some steps took."""
+
+    seconds: tuple[float, ...]
+    waited: tuple[float, ...]
+    """Of these, what passed before the batches were there."""
+    memory: int | None
+    """Bytes of the first rank; None where it is not known."""
+
+
+class PlanComparison(Component):
+    """Compares once an attempt.
+
+    Args:
+        planned: what the machine was said to take for this config.
+        machine: its name.
+        is_compiled: whether blocks are.
+    """
+
+    name = "plan_comparison"
+
+    def __init__(self, planned: Estimate, machine: str, recorder: Recorder, device: torch.device, *, is_compiled: bool):
+        self._planned, self._machine, self._recorder, self._device = planned, machine, recorder, device
+        self._is_compiled = is_compiled
+        self._begun, self._seen = 0.0, 0
+        self._seconds, self._waited = list[float](), list[float]()
+
+    def before_step(self, step: Step) -> None:
+        self._begun = time.perf_counter()
+
+    def measure(self, step: Step, result: StepResult) -> None:
+        self._seen += 1
+        if self._seen <= UNSETTLED or len(self._seconds) >= COUNTED:
+            return
+        worked = time.perf_counter() - self._begun
+        self._waited.append(max(0.0, step.seconds - worked))
+        self._seconds.append(step.seconds)
+        if len(self._seconds) == COUNTED:
+            self._say(step.number)
+
+    def _say(self, step: int) -> None:
+        memory = peak_memory_bytes() if self._device.type == "cuda" else None
+        measured = Measured(tuple(self._seconds), tuple(self._waited), memory)
+        seconds = median(measured.seconds)
+        why = " ".join(complaints(measured, self._planned, is_compiled=self._is_compiled))
+        text = (
+            f"a step takes {seconds:.3g} s, and megalite plan says {self._planned.seconds:.3g} on {self._machine}"
+            f" ({seconds / self._planned.seconds - 1:+.0%})"
+        )
+        if memory is not None:
+            text += f"; {memory / GIB:.1f} GiB of {self._planned.memory[0] / GIB:.1f}"
+        self._recorder.note(
+            "plan",
+            step,
+            why=f"{text}{'. ' if why else ''}{why}",
+            machine=self._machine,
+            seconds=seconds,
+            planned_seconds=self._planned.seconds,
+            planned_parts=self._planned.parts,
+            memory_bytes=memory,
+            planned_memory_bytes=self._planned.memory[0],
+        )
+
+
+def complaints(measured: Measured, planned: Estimate, *, is_compiled: bool) -> Iterator[str]:
+    """Why steps or memory are more than a tenth from what was planned, as far as that can be told; else nothing."""
+    seconds, waited = median(measured.seconds), median(measured.waited)
+    off = seconds / planned.seconds - 1
+    if off > FAR and seconds - waited <= planned.seconds * (1 + FAR):
+        yield f"It waits {waited:.3g} s for its batch: see data.prefetch, and what reads the data."
+    elif off > FAR and min(measured.seconds) <= planned.seconds * (1 + FAR):
+        yield (
+            f"The fastest took {min(measured.seconds):.3g} s: something else takes turns with this run, on this node "
+            "or on another of its ranks'."
+        )
+    elif off > FAR and not is_compiled:
+        yield "Blocks are not compiled, and the machine's constants may be of compiled ones: see train.compile."
+    elif abs(off) > FAR:
+        part = max(planned.parts, key=planned.parts.__getitem__)
+        yield (
+            f"Nothing that is seen from here explains it; most was said to go into {part} "
+            f"({planned.parts[part]:.3g} s): `megalite plan calibrate` measures this machine, and `--explain` shows "
+            "all parts."
+        )
+    if measured.memory is not None and abs(measured.memory / planned.memory[0] - 1) > FAR:
+        more = measured.memory > planned.memory[0]
+        yield (
+            f"Memory is {'more' if more else 'less'} than planned: "
+            + ("what a plug-in or the allocator keeps is not counted." if more else "the peak may be still to come.")
+        )
+
+
+def comparison_of(config: Config, plan: RunPlan, recorder: Recorder, device: torch.device) -> PlanComparison | None:
+    """The component of a run on a machine that its config names, or that the GPU's name tells."""
+    name = config.monitor.machine
+    if name is None and device.type == "cuda":
+        name = machine_of_gpu(torch.cuda.get_device_name(device))
+    if name is None:
+        return None
+    machine = load_machine(name, asked_by=SETTING)
+    planned = estimate(config, plan.world_size, machine, vocab_size=plan.model.vocab_size)
+    compiled = is_compiled(on_device(config, device.type), plan)
+    return PlanComparison(planned, name, recorder, device, is_compiled=compiled)

@@ -1,0 +1,66 @@
+"""Curves over the number of ranks: each point the best that the search finds there."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from megalite.config.schema import Config
+from megalite.errors import UserError
+from megalite.planner.machines import load_machine
+from megalite.planner.scaling import rank_counts, scaling
+from megalite.planner.search import search
+
+H100 = load_machine("h100-sxm")
+SMALL = {"hidden_size": 2048, "num_layers": 24, "num_heads": 16, "ffn_hidden_size": 5632, "vocab_size": 32000}
+LARGE = {"preset": "llama-70b"}
+
+
+def config(model: dict, **sections) -> Config:
+    batch = {"global_batch_size": 512, "seq_len": 2048, **sections.pop("batch", {})}
+    return Config(**{"model": model, "batch": batch, "train": {"steps": 1000}, **sections})
+
+
+def test_ranks_grow_by_whole_nodes():
+    assert rank_counts(H100, 1024) == [8, 32, 128, 512, 1024]
+    assert rank_counts(H100, 8) == [8]
+    assert rank_counts(H100, 4) == [4]
+
+
+def test_points_are_the_best_of_the_search():
+    """With the batch of the point; what is kept is against the first one's tokens a second and rank."""
+    counts = [8, 32, 128]
+    points = scaling(config(SMALL), H100, counts)
+    assert [(each.kind, each.ranks) for each in points] == [(kind, n) for kind in ("strong", "weak") for n in counts]
+    for point in points:
+        wanted = 512 if point.kind == "strong" else 512 * point.ranks // 8
+        assert point.global_batch_size == wanted
+        (best,) = search(config(SMALL, batch={"global_batch_size": wanted}), point.ranks, H100, top=1).best
+        assert point.best.seconds == best.seconds
+        assert point.best.overrides == best.overrides
+        rate = best.tokens_per_second / point.ranks
+        assert point.efficiency == pytest.approx(rate / (points[0].best.tokens_per_second / 8))
+    strong, weak = points[:3], points[3:]
+    assert all(one.efficiency <= other.efficiency + 1e-9 for one, other in zip(strong, weak, strict=True))
+
+
+def test_it_begins_where_the_model_fits():
+    points = scaling(config(LARGE), H100, [8, 32, 128])
+    assert {each.ranks for each in points} == {32, 128}
+    with pytest.raises(UserError, match=r"no layout fits"):
+        scaling(config(LARGE), H100, [8])
+
+
+def test_a_batch_that_soon_ends_the_run_is_no_obstacle():
+    """A run of so many tokens would be over before its warm-up."""
+    short = config(SMALL, train={"tokens": 5e9}, schedule={"warmup_steps": 2000})
+    assert len(scaling(short, H100, [8, 512])) == 4
+
+
+def test_up_to_16384_ranks_is_quick():
+    """By the process' own clock."""
+    begin = time.process_time()
+    points = scaling(config(LARGE, batch={"global_batch_size": 1024, "seq_len": 8192}), H100, rank_counts(H100, 16384))
+    assert time.process_time() - begin < 10.0
+    assert points[-1].ranks == 16384

@@ -1,0 +1,73 @@
+"""What a run says of its steps beside what was planned for them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from statistics import median
+
+import pytest
+
+from megalite.planner.estimate import Estimate
+from megalite.planner.machines import known_machines, load_machine, machine_of_gpu
+from megalite.train.components.plan_comparison import COUNTED, UNSETTLED, Measured, complaints
+from tests.kit.runs import events, megalite, metrics, write_run
+
+PLANNED = Estimate((), 1.0, 1000.0, 0.5, (100,), True, {"products": 0.6, "passes": 0.4})
+AS_PLANNED = Measured((1.0,) * 3, (0.0,) * 3, 100)
+
+
+def why(measured: Measured, *, is_compiled: bool = True) -> str:
+    return " ".join(complaints(measured, PLANNED, is_compiled=is_compiled))
+
+
+def test_nothing_is_complained_about_within_a_tenth():
+    for seconds, memory in ((1.0, 100), (1.09, 109), (0.91, 91), (1.0, None)):
+        assert why(Measured((seconds,) * 3, (0.0,) * 3, memory)) == ""
+
+
+@pytest.mark.parametrize(
+    ("measured", "is_compiled", "said"),
+    [
+        (replace(AS_PLANNED, seconds=(1.5,) * 3, waited=(0.5,) * 3), True, "It waits 0.5 s for its batch"),
+        (replace(AS_PLANNED, seconds=(1.05, 1.5, 1.6)), True, "The fastest took 1.05 s: something else takes turns"),
+        (replace(AS_PLANNED, seconds=(1.5,) * 3), False, "Blocks are not compiled"),
+        (replace(AS_PLANNED, seconds=(1.5,) * 3), True, "most was said to go into products (0.6 s): `megalite plan"),
+        (replace(AS_PLANNED, seconds=(0.5,) * 3), True, "Nothing that is seen from here explains it"),
+        (replace(AS_PLANNED, memory=120), True, "Memory is more than planned"),
+        (replace(AS_PLANNED, memory=80), True, "Memory is less than planned"),
+    ],
+)
+def test_why_it_is_off(measured: Measured, is_compiled: bool, said: str):
+    assert said in why(measured, is_compiled=is_compiled)
+
+
+def test_gpus_have_machines():
+    """Every file of a GPU is found by what CUDA calls the device, and others have none."""
+    names = ("NVIDIA H200", "NVIDIA H100 80GB HBM3", "NVIDIA H100 PCIe", "NVIDIA B200", "NVIDIA A100-SXM4-80GB")
+    found = {machine_of_gpu(name) for name in (*names, "NVIDIA A100-SXM4-40GB")}
+    assert found == known_machines().keys() - {"cpu"}
+    assert all(load_machine(str(name)) for name in found)
+    assert machine_of_gpu("NVIDIA GeForce RTX 4090") is None
+
+
+def test_a_run_says_how_far_it_is(tmp_path):
+    """Once the steps have settled, on a machine that the config names; seconds are those of metrics.jsonl."""
+    steps = UNSETTLED + COUNTED + 1
+    config = write_run(tmp_path, parallel={"tp": 1}, train={"steps": steps}, monitor={"machine": "cpu"})
+    done = megalite("train", config)
+    assert done.returncode == 0, done.stderr
+    (found,) = [each for each in events(tmp_path / "run") if each["event"] == "plan"]
+    assert found["step"] == UNSETTLED + COUNTED
+    counted = metrics(tmp_path / "run")[UNSETTLED : UNSETTLED + COUNTED]
+    assert found["seconds"] == pytest.approx(median(each["seconds"] for each in counted), abs=1e-4)
+    assert sum(found["planned_parts"].values()) == pytest.approx(found["planned_seconds"])
+    assert "a step takes" in done.stdout
+    assert "megalite plan says" in done.stdout
+
+
+def test_an_unknown_machine_is_refused_before_the_start(tmp_path):
+    config = write_run(tmp_path, monitor={"machine": "h300"})
+    done = megalite("train", config)
+    assert done.returncode == 2
+    assert "monitor.machine: there is no file h300, and no machine of this name; use a100-40g" in done.stderr
+    assert not (tmp_path / "run" / "metrics.jsonl").exists()

@@ -1,0 +1,193 @@
+"""The planner's seconds against steps of our own runs on this machine.
+
+    python tools/benchmarks/plan_seconds.py [--only tp,pp] [--runs 2] [--out FILE]
+
+Calibrates with one model on one rank and on two (`megalite plan calibrate`), then trains configs of other sizes and
+layouts on the demo's data with `megalite train`, ten steps each, and compares medians of the last seven with what
+`megalite plan` says by the two files. Nothing else may run beside it. Prints a line a config, and a
+table at the end.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+
+from arguments import names_of
+
+from megalite.config.load import load_config
+from megalite.config.plan import default_world_size
+from megalite.planner.estimate import estimate
+from megalite.planner.machines import load_machine
+
+CONFIG = Path(__file__).parents[2] / "configs" / "demo.yaml"
+VOCAB = 4096
+"""Of the demo's tokenizer."""
+STEPS, SETTLED = 10, 3
+ALWAYS = (
+    f"train.steps={STEPS}",
+    "schedule.warmup_steps=2",
+    "train.device=cpu",
+    "train.eval_every=null",
+    "train.compile=off",
+    "checkpoint.every=null",
+    "monitor.log_every=1",
+)
+SMALL, MIDDLE, WIDE = (256, 704, 4), (384, 1024, 6), (768, 2048, 12)
+"""Hidden size, MLP width, heads."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """A config by what differs from the demo's."""
+
+    name: str
+    ranks: int
+    sizes: tuple[int, int, int]
+    num_layers: int
+    batch: tuple[int, int]
+    """Micro-batch and global batch, in sequences."""
+    others: tuple[str, ...] = ()
+
+    @property
+    def overrides(self) -> tuple[str, ...]:
+        """As the command line takes them."""
+        hidden, width, heads = self.sizes
+        model = {"hidden_size": hidden, "ffn_hidden_size": width, "num_heads": heads, "num_kv_heads": heads}
+        model["num_layers"] = self.num_layers
+        batch = dict(zip(("micro_batch_size", "global_batch_size"), self.batch, strict=True))
+        layout = {
+            key: 1 for key in ("tp", "pp", "dp") if not any(each.startswith(f"parallel.{key}=") for each in self.others)
+        }
+        if self.ranks > 1 and "parallel.tp=2" not in self.others and "parallel.pp=2" not in self.others:
+            layout["dp"] = self.ranks
+        sections = (("model", model), ("batch", batch), ("parallel", layout))
+        return (
+            *(f"{name}.{key}={value}" for name, each in sections for key, value in each.items()),
+            *self.others,
+            *ALWAYS,
+        )
+
+
+TP, SP = ("parallel.tp=2",), ("parallel.tp=2", "parallel.sequence_parallel=true")
+PP, ZBV = ("parallel.pp=2",), ("parallel.pp=2", "parallel.schedule=zb-v")
+LONG = (
+    "batch.seq_len=1024",
+    "data.train=[{path: data/demo/tokens/train}]",
+    "data.valid=[{path: data/demo/tokens/valid}]",
+)
+FULL, SELECTIVE, FSDP2 = (
+    ("train.recompute=full",),
+    ("train.recompute=selective",),
+    ("parallel.engine=fsdp2", "parallel.zero_stage=3"),
+)
+CASES = {
+    case.name: case
+    for case in (
+        Case("one", 1, MIDDLE, 6, (4, 8)),
+        Case("one, micro-batch of 8", 1, MIDDLE, 6, (8, 8)),
+        Case("one, micro-batches of 2", 1, MIDDLE, 6, (2, 8)),
+        Case("one, wide", 1, WIDE, 4, (4, 8)),
+        Case("one, deep", 1, SMALL, 16, (4, 8)),
+        Case("one, all recomputed", 1, MIDDLE, 6, (4, 8), FULL),
+        Case("one, selective", 1, MIDDLE, 6, (4, 8), SELECTIVE),
+        Case("one, wide, all recomputed", 1, WIDE, 4, (4, 8), FULL),
+        Case("one, 1024 tokens", 1, MIDDLE, 6, (1, 2), LONG),
+        Case("one, small", 1, SMALL, 6, (8, 16)),
+        Case("one, groups of heads", 1, WIDE, 4, (4, 4), ("model.num_kv_heads=4",)),
+        Case("dp", 2, MIDDLE, 6, (4, 8)),
+        Case("dp, wide", 2, WIDE, 4, (4, 8)),
+        Case("dp, deep", 2, SMALL, 16, (4, 8)),
+        Case("dp, two micro-batches", 2, MIDDLE, 6, (2, 8)),
+        Case("dp, all recomputed", 2, MIDDLE, 6, (4, 8), FULL),
+        Case("dp, FSDP2", 2, MIDDLE, 6, (4, 8), FSDP2),
+        Case("dp, FSDP2, wide", 2, WIDE, 4, (4, 8), FSDP2),
+        Case("tp", 2, MIDDLE, 6, (4, 8), TP),
+        Case("tp, wide", 2, WIDE, 4, (4, 8), TP),
+        Case("tp, deep", 2, SMALL, 16, (4, 8), TP),
+        Case("tp, sequence parallel", 2, MIDDLE, 6, (4, 8), SP),
+        Case("tp, sequence parallel, wide", 2, WIDE, 4, (4, 8), SP),
+        Case("tp, all recomputed", 2, MIDDLE, 6, (4, 8), TP + FULL),
+        Case("tp, 1024 tokens", 2, MIDDLE, 6, (1, 2), TP + LONG),
+        Case("pp", 2, MIDDLE, 6, (2, 8), PP),
+        Case("pp, wide", 2, WIDE, 4, (2, 8), PP),
+        Case("pp, 8 micro-batches", 2, MIDDLE, 6, (1, 8), PP),
+        Case("pp, ZB-V", 2, MIDDLE, 8, (2, 8), ZBV),
+        Case("pp, interleaved", 2, MIDDLE, 8, (2, 8), (*PP, "parallel.schedule=interleaved", "parallel.chunks=2")),
+    )
+}
+
+
+def megalite(*arguments: str) -> None:
+    """Run a command; what it says is shown when it fails."""
+    done = subprocess.run([sys.executable, "-m", "megalite", *arguments], capture_output=True, text=True)
+    if done.returncode:
+        sys.exit(f"megalite {' '.join(arguments)}\n{done.stdout}{done.stderr}")
+
+
+def calibrate(folder: Path, ranks: int) -> Path:
+    """The machine's file for so many ranks."""
+    found, model = folder / f"machine-{ranks}.yaml", Case("", 1, MIDDLE, 6, (4, 4)).overrides
+    megalite(
+        "plan", "calibrate", str(CONFIG), *model, "--ranks", str(ranks), "--out", str(found), "--vocab-size", str(VOCAB)
+    )
+    return found
+
+
+def seconds_of(case: Case, folder: Path) -> float:
+    """Of a step, once the first ones are over."""
+    megalite("train", str(CONFIG), *case.overrides, f"run.dir={folder}")
+    lines = (folder / "metrics.jsonl").read_text("utf-8").splitlines()
+    return median(json.loads(line)["seconds"] for line in lines[SETTLED:])
+
+
+def compare(names: list[str], runs: int) -> Iterator[dict[str, object]]:
+    """Each case measured and planned."""
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = Path(scratch)
+        machines = {ranks: load_machine(str(calibrate(folder, ranks))) for ranks in (1, 2)}
+        for number, name in enumerate(names):
+            case = CASES[name]
+            measured = [seconds_of(case, folder / f"{number}-{run}") for run in range(runs)]
+            config = load_config(CONFIG, case.overrides)
+            planned = estimate(config, default_world_size(config), machines[case.ranks], vocab_size=VOCAB)
+            off = planned.seconds / median(measured) - 1
+            yield {
+                "name": name,
+                "ranks": case.ranks,
+                "seconds": round(median(measured), 4),
+                "runs": [round(each, 4) for each in measured],
+                "planned": round(planned.seconds, 4),
+                "off": round(off, 4),
+                "parts": {part: round(seconds, 4) for part, seconds in planned.parts.items()},
+            }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--only", type=names_of(CASES), default=list(CASES), help="which of the configs")
+    parser.add_argument("--runs", type=int, default=1, help="of each")
+    parser.add_argument("--out", type=Path, help="a JSON file to write")
+    arguments = parser.parse_args()
+    rows = []
+    for row in compare(arguments.only, arguments.runs):
+        rows.append(row)
+        print(json.dumps(row), flush=True)
+    for row in rows:
+        figures = f"{row['seconds']:.3f} | {row['planned']:.3f} | {100 * float(str(row['off'])):+.0f} %"
+        print(f"| {row['ranks']} | {row['name']} | {figures} |")
+    off = [abs(float(str(row["off"]))) for row in rows]
+    print(f"{len(off)} configs: median {100 * median(off):.1f} %, the worst {100 * max(off):.1f} %")
+    if arguments.out is not None:
+        arguments.out.write_text(json.dumps(rows, indent=1) + "\n", "utf-8")
+
+
+if __name__ == "__main__":
+    main()
