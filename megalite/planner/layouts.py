@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from math import gcd
 
@@ -33,6 +33,8 @@ class Candidate:
     divides_weights: bool
     micro_batch_size: int
     recompute: str
+    offloads: bool = False
+    """What full recomputation keeps waits in the host's memory."""
 
     @cached_property
     def settings(self) -> dict[str, dict[str, object]]:
@@ -56,7 +58,7 @@ class Candidate:
         return {
             "parallel": parallel,
             "batch": {"micro_batch_size": self.micro_batch_size},
-            "train": {"recompute": self.recompute},
+            "train": {"recompute": self.recompute, "offload_activations": self.offloads},
         }
 
     def overrides(self, base: Config) -> tuple[str, ...]:
@@ -91,7 +93,10 @@ def layouts(config: Config, model: Architecture, world_size: int, machine: Machi
                 if pp > model.num_layers or batch.global_batch_size % dp:
                     continue
                 for ep in _degrees_of_experts(model, dp * cp):
-                    yield from _of_mesh(config, model, tp=tp, cp=cp, ep=ep, pp=pp, dp=dp)
+                    for layout in _of_mesh(config, model, tp=tp, cp=cp, ep=ep, pp=pp, dp=dp):
+                        yield layout
+                        if layout.recompute == "full" and machine.host_link is not None:
+                            yield replace(layout, offloads=True)
 
 
 def _degrees_of_experts(model: Architecture, replicas: int) -> list[int]:

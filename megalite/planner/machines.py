@@ -53,6 +53,10 @@ class Machine(Section):
     """Bytes a second to the other ranks of a node."""
     network: PositiveFloat
     """Bytes a second to ranks of other nodes."""
+    host_link: PositiveFloat | None = None
+    """Bytes a second to the host's memory, each way; None where a rank has no other."""
+    halves: PositiveFloat = 1.0
+    """Rate of gathers and scatters, over that of the all-reduce that they are the halves of."""
     hides_messages: bool = True
     """Ranks compute while messages travel and while the host prepares what comes next; the cores of a CPU do all three
     themselves."""
@@ -75,8 +79,8 @@ class Machine(Section):
         return self.model_copy(update={"constants": self.others[software]})
 
     def problems(self) -> Iterator[Problem]:
-        flags = ("sources", "hides_messages")
-        numbers = {name for name in type(self).model_fields if name not in flags and getattr(self, name)}
+        free = ("sources", "hides_messages", *(("halves",) if self.halves == 1.0 else ()))
+        numbers = {name for name in type(self).model_fields if name not in free and getattr(self, name)}
         for name in sorted(numbers - self.sources.keys()):
             yield (("sources",), f"{name} has no source; add one, as in `{name}: data sheet of ...`")
         for name in sorted(self.sources.keys() - numbers):

@@ -133,6 +133,7 @@ class Bounds:
         """Bytes of a rank: weights and sums of gradients of a stage of mean size, the states of its share, and what the
         first stage keeps of the micro-batches under way, which is a share of the blocks of as many."""
         _, kept, numbers = self._of_micro_batch(layout)
+        kept = 0.0 if layout.offloads else kept
         replicas, a = layout.dp * layout.cp, ELEMENT_BYTES[self._base.precision.dtype]
         divided = replicas if layout.divides_weights else 1
         state = numbers / layout.pp * ((a + FP32_BYTES) / divided + FP32_BYTES / replicas)

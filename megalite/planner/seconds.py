@@ -4,6 +4,7 @@
     attention    queries with keys, weights with values              FLOPs / (peak x products x ATTENTION_RATE)
     passes       norms, activations, what is added, the loss         bytes / (bandwidth x passes)
     tp, cp, ep   what ranks of a micro-batch send                    bytes / (link x links): nothing hides them
+    offload      inputs of blocks to the host's memory and back      bytes / (host link x links), behind its work
     host         what the device's own work does not hide            overhead
     pp, bubble   messages between stages, and waiting for them       from the schedule itself (`schedules.simulation`)
     dp           gradients and weights over the replicas             what the backward pass does not hide
@@ -62,7 +63,9 @@ class Practice:
     """What software does beside what a layout says. The defaults are ours; other people's runs had others."""
 
     fused_attention: bool = True
-    """Scores are never written, and those of later tokens never made (FlashAttention)."""
+    """Scores are never written (FlashAttention)."""
+    skips_hidden: bool = True
+    """Scores of later tokens are never made."""
     hides_reductions: bool = True
     """Gradients travel behind the backward pass."""
     redoes_attention: bool = False
@@ -149,7 +152,7 @@ def _block(config: Config, plan: RunPlan, block: BlockSpec, machine: Machine, pr
     numbers = tokens * linear_numbers(block, hidden, plan.tp) + linear_weights(block, hidden, plan.ep) / plan.tp
     linear += a * numbers / machine.memory_bandwidth
     spans = 2.0 * tokens * mixing_multiply_adds(block.attention, config.batch.seq_len) / plan.tp
-    attention = (1.0 if practice.fused_attention else 2.0) * spans / (rate * ATTENTION_RATE)
+    attention = (1.0 if practice.skips_hidden else 2.0) * spans / (rate * ATTENTION_RATE)
     cut = BlockCut(plan.tp, config.parallel.sequence_parallel)
     kept = tokens * block_activation_bytes(block, hidden, element_bytes=a, cut=cut)
     bandwidth = machine.memory_bandwidth * machine.constants.passes
@@ -160,6 +163,8 @@ def _block(config: Config, plan: RunPlan, block: BlockSpec, machine: Machine, pr
     visible = practice.visible_messages / 2
     sent = {axis: seconds * visible for axis, seconds in _sent(config, plan, block, machine).items()}
     forward = {"products": linear, "attention": attention, "passes": passes + scores, **sent}
+    copy = _copy_seconds(config, plan, machine)
+    forward["offload"] = max(0.0, copy - sum(forward.values()))
     forward["host"] = _host(machine, forward)
     backward = {
         "products": 2 * linear,
@@ -167,6 +172,7 @@ def _block(config: Config, plan: RunPlan, block: BlockSpec, machine: Machine, pr
         "passes": PASSES_BACKWARD / PASSES_FORWARD * passes + 2 * scores,
         **sent,
     }
+    backward["offload"] = max(0.0, copy - sum(backward.values()))
     backward["host"] = _host(machine, backward, passes=2)
     if recompute == "full":
         backward = _sum((backward, forward))
@@ -177,6 +183,13 @@ def _block(config: Config, plan: RunPlan, block: BlockSpec, machine: Machine, pr
     elif recompute == "selective":
         backward = _sum((backward, {"passes": passes}))
     return _Chunk(forward, backward, linear)
+
+
+def _copy_seconds(config: Config, plan: RunPlan, machine: Machine) -> float:
+    """Of a block's input to the host's memory, or back, where it waits there for the backward pass."""
+    if not config.train.offload_activations or machine.host_link is None:
+        return 0.0
+    return _stream_bytes(config, plan) / (machine.host_link * machine.constants.links)
 
 
 def _host(machine: Machine, device: Parts, passes: int = 1) -> float:
@@ -199,8 +212,8 @@ def _sent(config: Config, plan: RunPlan, block: BlockSpec, machine: Machine) -> 
         sent = block_sent_bytes(
             block, hidden, element_bytes=a, tp=plan.tp, sequence_parallel=parallel.sequence_parallel
         )
-        messages = 8 if parallel.sequence_parallel else 4  # a gather and a scatter are an all-reduce in two
-        found["tp"] = tokens * sent / _rate_over(plan, machine, "tp") + messages * waits
+        messages, share = (8, machine.halves) if parallel.sequence_parallel else (4, 1.0)
+        found["tp"] = tokens * sent / _rate_over(plan, machine, "tp") / share + messages * waits
     if plan.cp > 1:
         sent = context_sent_bytes(block, kind=parallel.cp_kind, element_bytes=a, cp=plan.cp, tp=plan.tp)
         messages = 3 if parallel.cp_kind == "allgather" else 2 * plan.cp
@@ -269,10 +282,10 @@ def _between_steps(config: Config, plan: RunPlan, machine: Machine, practice: Pr
         hops = HOP_SECONDS * (replicas - 1)
         reduced, gathered = practice.gradient_bytes * once, a * once
         if plan.sharding.weights:  # gathered for each pass of each micro-batch, and reduced behind each
-            count = plan.grad_accum_steps
+            count = plan.grad_accum_steps / machine.halves
             reduced, gathered = count * reduced, 2 * count * gathered
-            behind = 1.5 * backward * count
-            waits = 3 * count * max(len(plan.blocks_of(stage)) for stage in range(plan.pp)) * hops
+            behind = 1.5 * backward * plan.grad_accum_steps
+            waits = 3 * plan.grad_accum_steps * max(len(plan.blocks_of(stage)) for stage in range(plan.pp)) * hops
         else:
             behind = backward
             waits = 2 * ceil(numbers / BUCKET_NUMBERS) * hops

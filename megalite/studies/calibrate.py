@@ -224,6 +224,7 @@ def _measure(
     dist.barrier()
     of_block = bench.block_seconds(tokens)
     link = _link_rate(bench, tokens * model.hidden_size, num_ranks)
+    halves = _halves(bench, tokens * model.hidden_size, num_ranks, link)
     found: dict[str, Any] = {
         "ranks_per_node": num_ranks,
         "memory_gib": _memory_bytes(device, num_ranks) / 2**30,
@@ -234,6 +235,8 @@ def _measure(
         "hides_messages": device_type != "cpu",
         "constants": {"products": products, "passes": 1.0, "links": 1.0, "overhead": overhead},
     }
+    if halves != 1.0:
+        found["halves"] = halves
     if rank == 0:
         found["constants"]["passes"] = _passes(bench, Machine(**found, sources={}), of_block)
         queue.put(found)
@@ -271,6 +274,20 @@ def _copy_rate(bench: Bench) -> float:
     source = torch.zeros(COPIED_BYTES, dtype=torch.uint8, device=bench.device)
     target = torch.empty_like(source)
     return 2 * COPIED_BYTES / bench.seconds(lambda: target.copy_(source))
+
+
+def _halves(bench: Bench, numbers: int, num_ranks: int, link: float) -> float:
+    """Rate of a gather and a scatter of a stream, over that of its sum: gloo has none that scatters sums."""
+    if num_ranks == 1:
+        return 1.0
+    whole = torch.zeros(numbers // num_ranks * num_ranks, device=bench.device)
+    part = whole.new_zeros(numbers // num_ranks)
+
+    def both() -> None:
+        dist.reduce_scatter_tensor(part, whole)
+        dist.all_gather_into_tensor(whole, part)
+
+    return 2 * (num_ranks - 1) / num_ranks * 4 * whole.numel() / bench.seconds(both) / link
 
 
 def _memory_bytes(device: torch.device, num_ranks: int) -> float:
