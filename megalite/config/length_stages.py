@@ -13,6 +13,7 @@ count through the whole.
 from __future__ import annotations
 
 import itertools
+from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 
@@ -123,9 +124,22 @@ def check_length_stages(config: Config) -> Iterator[str]:
                     f"batch.stages.{number}.rope.{name}: found {now}, and the weights are trained with {trained}; a "
                     f"stage turns the same channels, at other rates: use {name}={str(trained).lower()}"
                 )
-    names = [_name(source) for stage in _configs(config) for source in stage.data.train]
-    for name in sorted({name for name in names if names.count(name) > 1}):
-        yield f"batch.stages: {name!r} is a source of two stages; give one of them another name"
+    yield from _repeated_names(config)
+
+
+def _repeated_names(config: Config) -> Iterator[str]:
+    """Sources are told apart by their names, over all stages."""
+    lists = {"data.train": config.data.train}
+    lists |= {f"batch.stages.{n}.train": stage.train or () for n, stage in enumerate(config.batch.stages)}
+    repeated = {
+        where: name for where, sources in lists.items() for name, n in Counter(map(_name, sources)).items() if n > 1
+    }
+    for where, name in repeated.items():
+        yield f"{where}: several sources are called {name!r}; give each a name of its own, as in `name: web`"
+    if not repeated:
+        names = Counter(_name(source) for stage in _configs(config) for source in stage.data.train)
+        for name in sorted(name for name, n in names.items() if n > 1):
+            yield f"batch.stages: {name!r} is a source of two stages; give one of them another name"
 
 
 def _configs(config: Config) -> Iterator[Config]:

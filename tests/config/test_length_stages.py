@@ -181,6 +181,16 @@ REFUSED = {
         {},
         "batch.stages: 'short' is a source of two stages",
     ),
+    "one folder's name twice": (
+        [{"from_step": 9, "seq_len": 64}],
+        {"data": {"train": [{"path": "web/train", "weight": 0.5}, {"path": "code/train", "weight": 0.5}]}},
+        "data.train: several sources are called 'train'; give each a name of its own",
+    ),
+    "one folder's name twice in a stage": (
+        [{"from_step": 9, "seq_len": 64, "train": [{"path": "web/b", "weight": 1}, {"path": "code/b", "weight": 1}]}],
+        {},
+        "batch.stages.0.train: several sources are called 'b'; give each a name of its own",
+    ),
 }
 
 
