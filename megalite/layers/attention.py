@@ -24,6 +24,8 @@ from megalite.layers.attention_blocks import attend_in_blocks
 from megalite.layers.documents import ContextShare, Documents
 from megalite.parallel.context import KeySpan
 
+TORCH = tuple(map(int, torch.__version__.split(".")[:2]))
+
 QUERIES_AT_ONCE = 256
 """Queries whose scores, or whose mask, exist at once."""
 
@@ -43,9 +45,8 @@ def choose_attention(device_type: str, dtype: torch.dtype) -> Attend:
             from torch.nn.attention.varlen import varlen_attn  # torch >= 2.10
         except ImportError:
             return attend_by_document
-        takes_groups = "enable_gqa" in inspect.signature(varlen_attn).parameters  # not in torch 2.10
         kernel = cast("Kernel", varlen_attn)  # a pair is returned only to those who ask for it
-        return padded_values(partial(attend_varlen, kernel if takes_groups else _repeating(kernel)))
+        return padded_values(partial(attend_varlen, _with_groups(kernel)))
     return attend_by_document
 
 
@@ -168,6 +169,24 @@ def padded_values(attend: Attend) -> Attend:
         if width == q.shape[2]:
             return attend(q, k, v, *others, **options)
         return attend(q, k, F.pad(v, (0, q.shape[2] - width)), *others, **options)[..., :width]
+
+    return call
+
+
+def _with_groups(kernel: Kernel) -> Kernel:
+    """A kernel for fewer key and value heads than query heads, whatever torch's version makes of that: torch 2.13's
+    wants to be told, 2.11's takes them unasked (tried on a H200: results and gradients are those of repeated heads),
+    and 2.10's has not been tried."""
+    if "enable_gqa" in inspect.signature(kernel).parameters:
+        return kernel
+    return _unasked(kernel) if TORCH >= (2, 11) else _repeating(kernel)
+
+
+def _unasked(kernel: Kernel) -> Kernel:
+    """A kernel that takes groups and has no word for them."""
+
+    def call(q: Tensor, k: Tensor, v: Tensor, *others: Any, enable_gqa: bool = False, **options: Any) -> Tensor:
+        return kernel(q, k, v, *others, **options)
 
     return call
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from megalite.layers import attention_blocks, scores
+from megalite.layers import attention, attention_blocks, scores
 from megalite.layers.attention import attend_by_document, attend_spelled_out, choose_attention
 from megalite.layers.attention_blocks import attend_in_blocks
 from megalite.layers.documents import Documents
@@ -270,3 +270,23 @@ def test_who_attends_forward_attends_backward():
         torch.set_float32_matmul_precision(former)
     for others in found[1:]:
         assert max(difference(a, b) for a, b in zip(others, found[0], strict=True)) <= 1e-5
+
+
+@pytest.mark.parametrize(("version", "heads_seen"), [((2, 10), 4), ((2, 11), 2), ((2, 13), 2)])
+def test_a_kernel_without_a_word_for_groups(monkeypatch, version: tuple[int, int], heads_seen: int):
+    """Torch 2.11's takes fewer key and value heads as they are, 2.10's gets repeated ones; neither is told of them."""
+    monkeypatch.setattr(attention, "TORCH", version)
+
+    def kernel(q, k, v, *others, window_size):
+        assert k.shape[1] == v.shape[1] == heads_seen
+        return q
+
+    q, k, v = torch.randn(3, 4, 8), torch.randn(3, 2, 8), torch.randn(3, 2, 8)
+    assert attention._with_groups(kernel)(q, k, v, window_size=(-1, 0), enable_gqa=True) is q
+
+
+def test_a_kernel_that_is_told_of_groups():
+    def kernel(q, k, v, *, enable_gqa=False):
+        return enable_gqa
+
+    assert attention._with_groups(kernel) is kernel

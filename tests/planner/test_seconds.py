@@ -8,6 +8,7 @@ import pytest
 
 from megalite.config.plan import make_plan
 from megalite.config.schema import Config
+from megalite.planner import seconds
 from megalite.planner.machines import Constants, Machine, load_machine
 from megalite.planner.seconds import ATTENTION_BACKWARD, ATTENTION_RATE, OURS, Practice, StepTime, step_time
 
@@ -119,8 +120,9 @@ def test_what_settings_change():
     assert again["attention"] == pytest.approx(plain["attention"] * (2 + ATTENTION_BACKWARD) / (1 + ATTENTION_BACKWARD))
     fp8 = {"precision": {"fp8": {"backend": "scaled_mm"}}}
     assert 0.5 < time_of(**fp8).parts["products"] / plain["products"] < 0.6
+    slow = changed(network=H100.network / 8)
     open_to_see, hidden = (
-        time_of(16, practice=Practice(hides_reductions=hides)).parts["dp"] for hides in (False, True)
+        time_of(16, slow, practice=Practice(hides_reductions=hides)).parts["dp"] for hides in (False, True)
     )
     behind = 2 / 3 * sum(plain[name] for name in ("products", "attention", "passes", "host")) / 64
     assert hidden == pytest.approx(open_to_see - behind)
@@ -132,3 +134,26 @@ def test_constants_scale():
     assert time_of(machine=changed(constants=constants)).parts["attention"] == pytest.approx(
         2 * time_of().parts["attention"]
     )
+
+
+def test_rings_over_nodes_have_every_adapter_of_theirs(monkeypatch):
+    """A sum over whole nodes goes through as many adapters as it has ranks in each, up to what links carry; tp leaves
+    it fewer, and a pipeline's message has one."""
+    monkeypatch.setattr(seconds, "HOP_SECONDS", 0.0)
+    quick = changed(constants=H100.constants.model_copy(update={"overhead": 1e-12}), network=10e9)
+    unhidden = Practice(hides_reductions=False)
+
+    def sent(ranks: int, **parallel: Any) -> float:
+        settings = {"parallel": {"zero_stage": 0, **parallel}}
+        return time_of(ranks, quick, practice=unhidden, **settings).parts["dp"]
+
+    within = sent(8)
+    assert sent(16) / within == pytest.approx((15 / 16) / (7 / 8) * H100.link / 80e9)
+    fast = quick.model_copy(update={"network": 200e9})  # eight of them are more than the links
+    settings = {"parallel": {"zero_stage": 0}}
+    over = time_of(16, fast, practice=unhidden, **settings).parts["dp"]
+    assert over / within == pytest.approx((15 / 16) / (7 / 8))
+    alone, divided = sent(16), sent(64, tp=4)  # a quarter of the weights, and two rings for eight
+    assert divided / alone == pytest.approx(1.0, rel=0.01)  # norms are not cut
+    pipes = [time_of(16, quick, parallel={"pp": 2, "tp": 8}).parts["pp"] for quick in (quick, fast)]
+    assert pipes[0] / pipes[1] == pytest.approx(20.0)
