@@ -27,7 +27,9 @@ GIB = 2**30
 LAYOUTS = "layouts"
 
 
-Ranks = Annotated[int | None, typer.Option(min=1, help="Ranks; pp x dp x cp x tp when not given.", show_default=False)]
+Ranks = Annotated[
+    int | None, typer.Option(min=1, max=10**6, help="Ranks; pp x dp x cp x tp when not given.", show_default=False)
+]
 TraceFile = Annotated[
     Path | None, typer.Option(callback=named_file, help="Write the first's timeline for Perfetto.", show_default=False)
 ]
@@ -73,7 +75,8 @@ def layouts(
         float, typer.Option(min=0.0, max=1e6, help="From a failure until training goes on.")
     ] = 300.0,
     price: Annotated[
-        float | None, typer.Option(min=0.0, help="Of an hour of a rank, for what a run costs.", show_default=False)
+        float | None,
+        typer.Option(min=0.0, max=1e9, help="Of an hour of a rank, for what a run costs.", show_default=False),
     ] = None,
     vocab_size: Annotated[
         int, typer.Option(min=1, help="Vocabulary, where the config takes the tokenizer's.")

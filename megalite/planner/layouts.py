@@ -35,6 +35,8 @@ class Candidate:
     recompute: str
     offloads: bool = False
     """What full recomputation keeps waits in the host's memory."""
+    divides_sequences: bool = True
+    """Sequence parallelism, where tp is."""
 
     @cached_property
     def settings(self) -> dict[str, dict[str, object]]:
@@ -48,7 +50,7 @@ class Candidate:
             "dp": self.dp,
             "zero_stage": 3 if self.divides_weights else 1,
             "engine": engine,
-            "sequence_parallel": self.tp > 1,
+            "sequence_parallel": self.tp > 1 and self.divides_sequences,
             "schedule": self.schedule,
             "chunks": self.chunks,
             "blocks_per_stage": None,
@@ -82,7 +84,7 @@ def _yaml(value: object) -> str:
 
 def layouts(config: Config, model: Architecture, world_size: int, machine: Machine) -> Iterator[Candidate]:
     """All that may be legal: tp within a node, sequences cut where they are long, as many micro-batches as a pipeline
-    wants, sequence parallelism wherever tp is."""
+    wants, sequence parallelism where it pays."""
     batch = config.batch
     for tp in _divisors(gcd(model.num_heads, machine.ranks_per_node)):
         for cp in _divisors(world_size // tp) if world_size % tp == 0 else ():
@@ -94,9 +96,21 @@ def layouts(config: Config, model: Architecture, world_size: int, machine: Machi
                     continue
                 for ep in _degrees_of_experts(model, dp * cp):
                     for layout in _of_mesh(config, model, tp=tp, cp=cp, ep=ep, pp=pp, dp=dp):
-                        yield layout
-                        if layout.recompute == "full" and machine.host_link is not None:
-                            yield replace(layout, offloads=True)
+                        for kind in _sequence_parallelism(config, layout, machine):
+                            yield kind
+                            if layout.recompute == "full" and machine.host_link is not None:
+                                yield replace(kind, offloads=True)
+
+
+def _sequence_parallelism(config: Config, layout: Candidate, machine: Machine) -> Iterator[Candidate]:
+    """With it wherever tp is, since it sends no more and keeps less; without it where sequences cannot be divided, or
+    the halves of a sum take longer than the sum."""
+    tokens = layout.micro_batch_size * config.batch.seq_len // layout.cp
+    can_divide = tokens % layout.tp == 0
+    if can_divide:
+        yield layout
+    if layout.tp > 1 and (not can_divide or machine.halves < 1.0):
+        yield replace(layout, divides_sequences=False)
 
 
 def _degrees_of_experts(model: Architecture, replicas: int) -> list[int]:

@@ -39,6 +39,10 @@ class Constants(Section):
     in which a message begins."""
 
 
+LEAST_RATE = 1e6
+"""Bytes or FLOPs a second, of anything that anybody would train on."""
+
+
 class Machine(Section):
     """A rank's device, and what connects it to others."""
 
@@ -83,6 +87,14 @@ class Machine(Section):
         numbers = {name for name in type(self).model_fields if name not in free and getattr(self, name)}
         for name in sorted(numbers - self.sources.keys()):
             yield (("sources",), f"{name} has no source; add one, as in `{name}: data sheet of ...`")
+        for name in sorted(numbers & {each for each, source in self.sources.items() if not source.strip()}):
+            yield (("sources", name), "says nothing; name where the number is from")
+        for name in ("memory_bandwidth", "link", "network", "host_link"):
+            if (getattr(self, name) or LEAST_RATE) < LEAST_RATE:
+                yield ((name,), f"{getattr(self, name):g} bytes a second cannot be; at least {LEAST_RATE:g}")
+        for name, flops in self.flops.items():
+            if flops < LEAST_RATE:
+                yield (("flops", name), f"{flops:g} a second cannot be; at least {LEAST_RATE:g}")
         for name in sorted(self.sources.keys() - numbers):
             yield (("sources",), f"{name} is no number of this file; use {or_(sorted(numbers))}")
         for name, most in (("products", 1.0), ("links", 8.0)):

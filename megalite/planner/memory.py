@@ -275,7 +275,9 @@ def _head(config: Config, plan: RunPlan, order: Sequence[Operation]) -> tuple[in
     at_once = max(1, CACHED_LOGITS // rows) if device == "cpu" and plan.tp == 1 else chunk
     logits, at_once = chunk * rows * a, min(chunk, at_once)
     wide = at_once * rows * FP32_BYTES if half else 0
-    product = a * matrix if half and device == "cpu" else 0  # a GPU's adds itself to the sum
+    product = 0  # a GPU's adds itself to the sum
+    if half and device == "cpu":  # rounded, and from the second chunk on widened to be added
+        product = (a + (FP32_BYTES if tokens > chunk else 0)) * matrix
     norm = tokens * (FP32_BYTES + a) * stream
     gradients = tokens * 2 * a * plan.model.hidden_size + FP32_BYTES * matrix
     last = [operation for operation in order if operation.chunk == len(plan.chunk_ranks) - 1]

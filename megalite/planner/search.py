@@ -35,6 +35,8 @@ class Search:
     """That were looked at."""
     complaint: str = ""
     """Why a layout was refused, where all were."""
+    usable: int = 0
+    """Bytes of a rank that a layout may take."""
 
     def or_refusal(self) -> list[Estimate]:
         """The best.
@@ -45,7 +47,9 @@ class Search:
         if self.best:
             return list(self.best)
         if self.complaint:
-            raise UserError(f"no layout is legal, whatever the ranks: {self.complaint}")
+            raise UserError(
+                f"no layout of engine native or fsdp2 is legal on so many ranks: {self.complaint}"
+            )
         if self.smallest is None:
             raise UserError(
                 "no layout is legal on so many ranks: their number must be a multiple of dp, which divides "
@@ -53,8 +57,8 @@ class Search:
             )
         raise UserError(
             f"no layout fits: the smallest takes {max(self.smallest.memory) / 2**30:.1f} GiB of a rank "
-            f"({' '.join(self.smallest.overrides)}); use more ranks, a machine with more memory, train.recompute=full "
-            "with train.offload_activations=true, or optimizer.name=adamw8bit"
+            f"({' '.join(self.smallest.overrides)}), and {max(0, self.usable) / 2**30:.1f} can be used; use more "
+            "ranks, a machine with more memory, or optimizer.name=adamw8bit"
         )
 
 
@@ -85,14 +89,22 @@ def search(config: Config, world_size: int, machine: Machine, *, top: int, vocab
             best = sorted([*best, judged], key=lambda each: each.seconds)[:top]
     if best:
         return Search(tuple(best), None, len(found))
-    complaint = ""
+    complaint, smallest = "", list[Estimate]()
     for layout in sorted(found, key=bounds.memory):
         judged = _judge(config, layout, world_size, machine, vocab_size)
-        if isinstance(judged, Estimate):
-            return Search((), judged, len(found))
         assert judged is not None, "it need not fit"
-        complaint = complaint or judged.problems[0]
-    return Search((), None, len(found), complaint)
+        if isinstance(judged, ConfigError):
+            complaint = complaint or judged.problems[0]
+        else:
+            smallest.append(judged)
+        if len(smallest) == TRIED_FOR_SMALLEST:
+            break
+    least = min(smallest, key=lambda each: max(each.memory), default=None)
+    return Search((), least, len(found), "" if least else complaint, int(most))
+
+
+TRIED_FOR_SMALLEST = 64
+"""Layouts that take little by their bounds, of which the least is said where none fits."""
 
 
 def _judge(
@@ -115,7 +127,7 @@ def _judge(
 
 
 class Bounds:
-    """What layouts take at least."""
+    """What layouts take at least. A pipeline of few micro-batches and uneven stages may take a tenth less."""
 
     def __init__(self, base: Config, machine: Machine, vocab_size: int | None):
         self._base, self._machine, self._vocab_size = base, machine, vocab_size

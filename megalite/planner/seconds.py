@@ -200,6 +200,8 @@ def _host(machine: Machine, device: Parts, passes: int = 1) -> float:
 
 def _rate_of_linear(config: Config, machine: Machine) -> float:
     fp8 = config.precision.fp8
+    if fp8 is not None and fp8.backend == "emulate":
+        return machine.rate("fp32")
     return machine.rate(config.precision.dtype if fp8 is None else "fp8")
 
 
@@ -315,7 +317,8 @@ def _rate_over(plan: RunPlan, machine: Machine, axis: str) -> float:
     A sum or a gather over several nodes goes round in as many rings as the axis has ranks in a node, each with an
     adapter of its own, so that every byte crosses with them all; messages to one other rank have the rank's own.
     """
-    inner = {"tp": plan.tp, "cp": plan.tp * plan.cp, "ep": plan.tp * max(plan.cp, plan.ep)}
+    stage = plan.tp * plan.num_replicas
+    inner = {"tp": plan.tp, "cp": plan.tp * plan.cp, "ep": plan.tp * max(plan.cp, plan.ep), "dp": stage}
     reach = inner.get(axis, plan.world_size)
     bandwidth = machine.link
     if reach > machine.ranks_per_node:

@@ -68,7 +68,10 @@ def test_tables(capsys: pytest.CaptureFixture):
         ((CONFIG, "--machine", "a100-40g", "--world-size", "1"), "no layout fits: the smallest takes"),
         ((CONFIG, "--world-size", "131"), "no layout is legal on so many ranks"),
         ((CONFIG, "--world-size", "8", "parallel.tp=3", "--as-is"), "parallel.tp"),
-        ((CONFIG, "--world-size", "8", "schedule.warmup_steps=10000000"), "whatever the ranks: schedule.warmup_steps"),
+        (
+            (CONFIG, "--world-size", "8", "schedule.warmup_steps=10000000"),
+            "is legal on so many ranks: schedule.warmup_steps",
+        ),
         (("nowhere.yaml", "--world-size", "8"), "nowhere.yaml"),
         ((CONFIG, "--machine", "a100-80g", "--world-size", "8", "precision.fp8={backend: te}"), "fp8"),
     ],

@@ -40,6 +40,8 @@ def edited(path: Path, **changes: object) -> Path:
             "products: 1.2 of the peak cannot be; at most 1",
         ),
         ({"sources": {}}, "memory_bandwidth has no source; add one"),
+        ({"link": 1e-300}, "1e-300 bytes a second cannot be; at least 1e.06"),
+        ({"flops": {"bf16": 10.0}}, "10 a second cannot be; at least 1e.06"),
     ],
 )
 def test_refused(tmp_path: Path, changes: dict, sentence: str):
@@ -55,3 +57,10 @@ def test_no_such_machine(tmp_path: Path):
         load_machine("h101")
     with pytest.raises(UserError, match="fp32 or fp8"):
         load_machine(str(edited(tmp_path / "x.yaml", flops={"fp8": 1e15, "fp32": 1e13}))).rate("bf16")
+
+
+def test_an_empty_source_is_none(tmp_path: Path):
+    given = yaml.safe_load(known_machines()["h100-sxm"].read_text("utf-8"))
+    path = edited(tmp_path / "x.yaml", sources={**given["sources"], "link": " "})
+    with pytest.raises(UserError, match="says nothing; name where the number is from"):
+        load_machine(str(path))

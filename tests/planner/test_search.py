@@ -12,10 +12,10 @@ from megalite.config.plan import fill_model, make_plan
 from megalite.config.schema import Config
 from megalite.config.validate import validate
 from megalite.errors import ConfigError, UserError
-from megalite.planner.estimate import estimate, usable_memory
+from megalite.planner.estimate import estimate, rank_bytes, usable_memory
 from megalite.planner.layouts import layouts
 from megalite.planner.machines import load_machine
-from megalite.planner.memory import memory_by_stage
+from megalite.planner.memory import memory_by_stage, on_device
 from megalite.planner.search import Bounds, search
 from megalite.planner.seconds import step_time
 
@@ -119,3 +119,34 @@ def test_large_searches_are_quick(model: dict, batch: dict, ranks: int, seconds:
     found = search(base, ranks, H100, top=10)
     assert time.process_time() - begin < seconds
     assert len(found.best) == 10
+
+
+def test_sequences_that_tp_cannot_divide_are_not_divided():
+    """Tensor parallelism without sequence parallelism is a layout too."""
+    odd = Config(
+        model={"hidden_size": 8192, "num_layers": 8, "num_heads": 64, "ffn_hidden_size": 28672, "vocab_size": 32000},
+        batch={"seq_len": 4095, "micro_batch_size": 1, "global_batch_size": 1},
+        train={"steps": 1},
+    )
+    found = search(odd, 8, H100, top=3).best
+    assert found
+    assert all("parallel.sequence_parallel=true" not in each.overrides for each in found)
+
+
+def test_the_smallest_is_said_where_none_fits():
+    """Among all that are legal, however much a bound leaves out."""
+    small = H100.model_copy(update={"memory_gib": 20.0})
+    base = Config(model={"preset": "llama-70b"}, batch={"seq_len": 2048, "global_batch_size": 16}, train={"steps": 1})
+    with pytest.raises(UserError, match=r"the smallest takes (\d+\.\d) GiB of a rank .*, and 16.0 can be used") as told:
+        search(base, 8, small, top=1).or_refusal()
+    said = float(str(told.value).split("takes ")[1].split()[0])
+    model = fill_model(base.model, base.batch, None)
+    tried = [layout.applied_to(base) for layout in layouts(base, model, 8, small)]
+    memory = []
+    for config in tried:
+        try:
+            validate(config, 8)
+        except ConfigError:
+            continue
+        memory.append(max(rank_bytes(on_device(config, "cuda"), make_plan(config, 8))))
+    assert said == pytest.approx(min(memory) / 2**30, rel=0.1)

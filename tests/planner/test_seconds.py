@@ -157,3 +157,16 @@ def test_rings_over_nodes_have_every_adapter_of_theirs(monkeypatch):
     assert divided / alone == pytest.approx(1.0, rel=0.01)  # norms are not cut
     pipes = [time_of(16, quick, parallel={"pp": 2, "tp": 8}).parts["pp"] for quick in (quick, fast)]
     assert pipes[0] / pipes[1] == pytest.approx(20.0)
+
+
+def test_replicas_within_a_node_do_not_feel_the_network():
+    """A pipeline over nodes, each of which has all replicas of a stage."""
+    parallel = {"pp": 2, "dp": 8}
+    quick, slow = (time_of(16, changed(network=rate), parallel=parallel).parts for rate in (50e9, 1e6))
+    assert quick["dp"] == slow["dp"]
+    assert slow["pp"] == pytest.approx(quick["pp"] * 50e3)
+
+
+def test_emulated_fp8_multiplies_in_fp32():
+    emulated = time_of(precision={"fp8": {"backend": "emulate"}}).parts["products"]
+    assert emulated > 5 * time_of().parts["products"]

@@ -17,6 +17,7 @@ import torch
 from megalite.config.plan import RunPlan
 from megalite.config.schema import Config
 from megalite.engine.protocol import StepResult
+from megalite.errors import UserError
 from megalite.monitor.recorder import Recorder, peak_memory_bytes
 from megalite.planner.estimate import Estimate, estimate
 from megalite.planner.machines import load_machine, machine_of_gpu
@@ -132,6 +133,10 @@ def comparison_of(config: Config, plan: RunPlan, recorder: Recorder, device: tor
     if name is None:
         return None
     machine = load_machine(name, asked_by=SETTING)
-    planned = estimate(config, plan.world_size, machine, vocab_size=plan.model.vocab_size)
+    try:
+        planned = estimate(config, plan.world_size, machine, vocab_size=plan.model.vocab_size)
+    except UserError as error:  # a machine without the format, on which the run trains all the same
+        recorder.say(f"no comparison with megalite plan: {error}")
+        return None
     compiled = is_compiled(on_device(config, device.type), plan)
     return PlanComparison(planned, name, recorder, device, is_compiled=compiled)
