@@ -65,6 +65,9 @@ WRONG = {
     "gpu": {
         "steps --device cpu --models 7b": "found '7b', there are 125m, ",
         "steps --device nonsense": "found 'nonsense'; ",
+        "steps --device cpu --documents 0": WHOLE,
+        "steps --device cpu --recipes bf17": "found 'bf17', there are bf16, ",
+        "steps --device cpu --peers plane": "found 'plane', there are plain, ",
         **({} if torch.cuda.is_available() else {"steps": "found 'cuda', which is not here"}),
     },
     "gpu_smoke": {"speed --device nonsense": "found 'nonsense'; ", "speed --device meta": "which is not here"},
@@ -88,6 +91,12 @@ WRONG = {
         "--against nowhere": NO_FOLDER,
         "--only zb-w": "found 'zb-w', there are 1f1b, ",
         "--pp 0": WHOLE,
+        "--out folder": "folder is a folder; name a file",
+    },
+    "plan_seconds": {
+        "--only one,tpp": "found 'tpp', there are one, ",
+        "--runs 0": WHOLE,
+        "--out nowhere/x": NO_FOLDER,
         "--out folder": "folder is a folder; name a file",
     },
     "recipe_costs": {"--steps 0": WHOLE, "--out nowhere/x": NO_FOLDER},

@@ -28,7 +28,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import torch
-from arguments import device_name, names_of
+from arguments import count, device_name, names_of
 from gpu_smoke import make_engine, plain_step, random_batch, timed
 from plain_llama import Shape
 
@@ -357,7 +357,7 @@ def main() -> None:
     parser.add_argument(
         "--recipes", type=names_of(RECIPES), default=list(RECIPES), help="which of " + ", ".join(RECIPES)
     )
-    parser.add_argument("--documents", type=int, default=1, help="for steps: of equal length in a sequence")
+    parser.add_argument("--documents", type=count, default=1, help="for steps: of equal length in a sequence")
     parser.add_argument("--flash", choices=("torch", *PACKAGES), default="torch", help="train.flash_attention")
     parser.add_argument("--peers", type=names_of((*PEERS, "none")), default=list(PEERS), help="for steps: beside whom")
     parser.add_argument("--device", type=device_name, default="cuda")

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 
-from arguments import names_of
+from arguments import count, names_of, out_file
 
 from megalite.config.load import load_config
 from megalite.config.plan import default_world_size
@@ -173,8 +173,8 @@ def compare(names: list[str], runs: int) -> Iterator[dict[str, object]]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--only", type=names_of(CASES), default=list(CASES), help="which of the configs")
-    parser.add_argument("--runs", type=int, default=1, help="of each")
-    parser.add_argument("--out", type=Path, help="a JSON file to write")
+    parser.add_argument("--runs", type=count, default=1, help="of each")
+    parser.add_argument("--out", type=out_file, help="a JSON file to write")
     arguments = parser.parse_args()
     rows = []
     for row in compare(arguments.only, arguments.runs):
