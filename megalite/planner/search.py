@@ -47,9 +47,7 @@ class Search:
         if self.best:
             return list(self.best)
         if self.complaint:
-            raise UserError(
-                f"no layout of engine native or fsdp2 is legal on so many ranks: {self.complaint}"
-            )
+            raise UserError(f"no layout of engine native or fsdp2 is legal on so many ranks: {self.complaint}")
         if self.smallest is None:
             raise UserError(
                 "no layout is legal on so many ranks: their number must be a multiple of dp, which divides "
