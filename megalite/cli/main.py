@@ -47,7 +47,7 @@ UsageError: type[Exception] = next(
 IMPOSSIBLE_PATH = (errno.ENAMETOOLONG, errno.ELOOP, errno.EILSEQ)
 """What the system answers to a name that no file could have; other faults of files are told where they arise."""
 
-FAILED_DISK = (errno.EIO, errno.ESTALE, errno.ENOSPC)
+FAILED_DISK = (errno.EIO, errno.ESTALE, errno.ENOSPC, errno.EDQUOT)
 """What it answers when a disk or a server of files fails, or is full, in the middle of the work."""
 
 app = typer.Typer(

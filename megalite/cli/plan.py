@@ -30,6 +30,9 @@ LAYOUTS = "layouts"
 Ranks = Annotated[
     int | None, typer.Option(min=1, max=10**6, help="Ranks; pp x dp x cp x tp when not given.", show_default=False)
 ]
+MachineName = Annotated[str, typer.Option(help="A machine by its name in configs/machines, or a file of one's own.")]
+VocabSize = Annotated[int, typer.Option(min=1, help="Vocabulary, where the config takes the tokenizer's.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print everything as one JSON object.")]
 TraceFile = Annotated[
     Path | None, typer.Option(callback=named_file, help="Write the first's timeline for Perfetto.", show_default=False)
 ]
@@ -61,9 +64,7 @@ app = typer.Typer(
 def layouts(
     config: ConfigFile,
     overrides: Overrides = None,
-    machine: Annotated[
-        str, typer.Option(help="A machine by its name in configs/machines, or a file of one's own.")
-    ] = "h100-sxm",
+    machine: MachineName = "h100-sxm",
     world_size: Ranks = None,
     top: Annotated[int, typer.Option(min=1, max=1000, help="Layouts to show.")] = 10,
     as_is: Annotated[bool, typer.Option("--as-is", help="Judge the config's own layout alone.")] = False,
@@ -78,10 +79,8 @@ def layouts(
         float | None,
         typer.Option(min=0.0, max=1e9, help="Of an hour of a rank, for what a run costs.", show_default=False),
     ] = None,
-    vocab_size: Annotated[
-        int, typer.Option(min=1, help="Vocabulary, where the config takes the tokenizer's.")
-    ] = ASSUMED_VOCAB_SIZE,
-    as_json: Annotated[bool, typer.Option("--json", help="Print everything as one JSON object.")] = False,
+    vocab_size: VocabSize = ASSUMED_VOCAB_SIZE,
+    as_json: AsJson = False,
 ) -> None:
     """Search the legal layouts of a config on so many ranks of a machine, and show the quickest that fit.
 
@@ -193,18 +192,14 @@ def _failures(best: Estimate, ranks: int, machine: Machine, numbers: tuple[float
 def scaling(
     config: ConfigFile,
     overrides: Overrides = None,
-    machine: Annotated[
-        str, typer.Option(help="A machine by its name in configs/machines, or a file of one's own.")
-    ] = "h100-sxm",
+    machine: MachineName = "h100-sxm",
     to: Annotated[int, typer.Option(min=1, max=10**6, help="Ranks at most.")] = 16_384,
     plot: Annotated[
         Path | None,
         typer.Option(callback=named_file, help="Draw both curves: .svg, .png or .pdf.", show_default=False),
     ] = None,
-    vocab_size: Annotated[
-        int, typer.Option(min=1, help="Vocabulary, where the config takes the tokenizer's.")
-    ] = ASSUMED_VOCAB_SIZE,
-    as_json: Annotated[bool, typer.Option("--json", help="Print everything as one JSON object.")] = False,
+    vocab_size: VocabSize = ASSUMED_VOCAB_SIZE,
+    as_json: AsJson = False,
 ) -> None:
     """Show the best layout from one node to so many ranks, with the batch as it is (strong scaling) and with one that
     grows with the ranks (weak)."""
@@ -264,9 +259,7 @@ def calibrate(
         "machine.yaml"
     ),
     ranks: Annotated[int, typer.Option(min=1, max=64, help="That this machine has for training.")] = 1,
-    vocab_size: Annotated[
-        int, typer.Option(min=1, help="Vocabulary, where the config takes the tokenizer's.")
-    ] = ASSUMED_VOCAB_SIZE,
+    vocab_size: VocabSize = ASSUMED_VOCAB_SIZE,
 ) -> None:
     """Measure this machine with a config's model, and write it as a file for `megalite plan --machine`. A minute."""
     from megalite.config.load import load_config
@@ -291,7 +284,7 @@ def calibrate(
 @app.command()
 def backtest(
     fit: Annotated[bool, typer.Option("--fit", help="Show the constants that fit each software best.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print everything as one JSON object.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Hold the planner's clock against published runs: with constants of all runs of a software, and of all others."""
     from megalite.planner.backtest import backtest as run_backtest

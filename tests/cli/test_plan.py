@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -100,3 +102,13 @@ def test_scaling(capsys: pytest.CaptureFixture, tmp_path: Path):
         main(["plan", *given, "--plot", str(tmp_path / "curves.gif")])
     assert ended.value.code == EXIT_BAD_INPUT
     assert "a figure is written as .svg, .png, .pdf" in capsys.readouterr().err
+
+
+def test_a_full_disk_is_told_in_a_line():
+    """Where the output goes, too."""
+    command = (sys.executable, "-m", "megalite", "plan", CONFIG, "--as-is", "--world-size", "32", "--json")
+    with open("/dev/full", "w", encoding="utf-8") as full:
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, timeout=120)
+    assert done.returncode == 1
+    assert "No space left on device; see to the disk" in done.stderr
+    assert "Traceback" not in done.stderr

@@ -99,8 +99,8 @@ VARIANTS = 64
 
 @functools.cache
 def compiled_passes() -> Passes:
-    """Each as one kernel, which a GPU needs, and a cast that leaves rows in one piece. The numbers are the same."""
-
+    """Each as one kernel, which a GPU needs, and a cast that leaves rows in one piece. The numbers are the same. Lets
+    the compiler make `VARIANTS` of a function, for the whole process."""
     torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, VARIANTS)
 
     def amax(x: Tensor, tile: Tile) -> Tensor:
