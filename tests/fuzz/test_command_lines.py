@@ -30,8 +30,8 @@ WORDS = (
 NOT_ASKED = ("--install-completion", "--show-completion")
 """They are Typer's own, and change the shell."""
 
-NOT_CALLED = ("init", "doctor")
-"""The first does what it is told with any name, the second takes no words."""
+NOT_CALLED = ("init", "doctor", "backtest")
+"""The first does what it is told with any name, the others take no words and then do their work."""
 
 
 def commands(group: Any, prefix: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], list[str]]]:
