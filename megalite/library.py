@@ -23,6 +23,7 @@ from megalite.config.schema import Config
 from megalite.config.validate import validate
 from megalite.config.wording import divisors, or_
 from megalite.data.loader import Batch, Loader
+from megalite.data.run_config import fill_epochs
 from megalite.engine.batch_cut import documents_of_batch
 from megalite.engine.steps import targets_of_batch
 from megalite.errors import UnavailableError, UserError
@@ -48,6 +49,7 @@ def plan_run(config: Config, world_size: int | None = None) -> RunPlan:
         DataError: there is no data to take the vocabulary from, or it is damaged.
     """
     load_plugins(config.plugins)  # it may come from another process
+    config = fill_epochs(config)
     if world_size is None:
         world_size = default_world_size(config)
     elif world_size < 1:
@@ -118,6 +120,7 @@ def batches(
     Raises:
         UserError: the config is wrong, there is no such step or reader, or the data is damaged or does not fit.
     """
+    config = fill_epochs(config)
     plan = plan_run(config)
     last = plan.total_steps if last_step is None else last_step
     problems = [*_wrong_steps(first_step, last, plan.total_steps), *_wrong_share(config, dp_size, dp_rank)]
@@ -198,6 +201,7 @@ def run_training(config: Config, *, stop_after: int | None = None) -> int:
         UserError: the config, data or run folder are wrong; nothing was started.
     """
     load_plugins(config.plugins)
+    config = fill_epochs(config)
     if stop_after is not None and stop_after < 1:
         raise UserError(f"run_training: found stop_after={stop_after}, expected a step, from 1, or None")
     return train_locally(config, default_world_size(config), stop_after=stop_after)

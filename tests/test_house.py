@@ -51,7 +51,7 @@ FLOORS_INSIDE: dict[str, tuple[tuple[str, ...], ...]] = {
         ("mix",),
         ("mix_plan",),
         ("cursor", "samples", "pack"),
-        ("audit", "loader", "show", "verify"),
+        ("audit", "loader", "run_config", "show", "verify"),
     ),
     "report": (
         ("json_lines", "spikes"),

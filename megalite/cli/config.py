@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from megalite.config.optimizers import FROZEN
+
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
@@ -51,15 +53,15 @@ def check(
     from megalite.checkpoint.hf.families.registry import exportable
     from megalite.config.engine import choose_engine
     from megalite.config.length_stages import length_stages, plan_stage
-    from megalite.config.load import load_config
     from megalite.config.pipeline import prove_pipeline
     from megalite.config.plan import default_world_size
     from megalite.config.validate import validate
+    from megalite.data.run_config import load_run
     from megalite.engine.deepspeed.config import deepspeed_config
     from megalite.planner.memory import memory_by_stage, state_bytes_per_parameter
     from megalite.planner.traffic import traffic_by_stage
 
-    loaded = load_config(config, overrides or ())
+    loaded = load_run(config, overrides or ())
     num_ranks = world_size or default_world_size(loaded)
     validate(loaded, num_ranks)
     notes = []
@@ -115,6 +117,42 @@ def show(config: ConfigFile, overrides: Overrides = None) -> None:
     from megalite.config.load import dump_config, load_config
 
     typer.echo(dump_config(load_config(config, overrides or ())), nl=False)
+
+
+@app.command()
+def weights(
+    config: ConfigFile,
+    overrides: Overrides = None,
+    match: Annotated[
+        str, typer.Option(help="Only those whose name is like this pattern, as in optimizer.groups.")
+    ] = "*",
+) -> None:
+    """List the weights of a config's model by the names that `optimizer.groups` matches, and how each is updated."""
+    from fnmatch import fnmatchcase
+
+    from megalite.architecture.weights import weight_table
+    from megalite.config.fill import fill_model
+    from megalite.config.load import load_config
+    from megalite.config.weight_groups import group_number
+    from megalite.errors import UserError
+    from megalite.optim.groups import rates_of
+    from megalite.optim.rules import rule_of
+
+    loaded = load_config(config, overrides or ())
+    model, optimizer = fill_model(loaded.model, loaded.batch, ASSUMED_VOCAB_SIZE), loaded.optimizer
+    found = [weight for weight in weight_table(model).values() if fnmatchcase(weight.name, match)]
+    if not found:
+        raise UserError(f"--match: no weight of {config} has a name like {match!r}; leave it out to see all names")
+    table = _table("weight", "shape", "group", "rule", "rate", "decay")
+    for weight in found:
+        rates, group = rates_of(weight, optimizer, model), group_number(weight.name, optimizer)
+        shape = " x ".join(f"{size:,}" for size in weight.shape)
+        rate, decay = f"{rates.lr_scale * optimizer.lr:.3g}", f"{rates.weight_decay:.3g}"
+        rule = rule_of(weight, optimizer)
+        if rule == FROZEN:
+            rate = decay = "-"
+        table.add_row(weight.name, shape, "" if group is None else str(group), rule, rate, decay)
+    _console().print(table)
 
 
 def _facts_of_length(config: Config, plan: RunPlan) -> dict[str, Any]:

@@ -52,10 +52,10 @@ def run(
     follow: Annotated[bool, typer.Option("--follow", help="Show the job's log until the run ends.")] = False,
 ) -> None:
     """Check, write down and submit a run; it goes on over as many jobs as it takes."""
-    from megalite.config.load import load_config
+    from megalite.data.run_config import load_run
     from megalite.slurm import launch as launching
 
-    loaded = load_config(config, overrides or ())
+    loaded = load_run(config, overrides or ())
     profile = _profile(cluster, settings or [])
     if dry_run:
         planned = launching.plan_launch(loaded, profile, nodes)

@@ -38,12 +38,12 @@ def check(
 
     Exit code 1 when muP is not flat.
     """
-    from megalite.config.load import load_config
+    from megalite.data.run_config import load_run
     from megalite.monitor.curves import draw
     from megalite.studies.mup_check import check_mup, parse_widths
 
     found = check_mup(
-        load_config(config, overrides or ()), parse_widths(widths), num_steps=steps, lr=lr, vocab_size=vocab_size
+        load_run(config, overrides or ()), parse_widths(widths), num_steps=steps, lr=lr, vocab_size=vocab_size
     )
     _print(found)
     if out is not None:

@@ -87,14 +87,15 @@ def layouts(
     Changed are tp, cp, ep, pp with its schedule, dp, ZeRO stage 1 or 3, micro-batch and recomputation; the global
     batch and all else stay.
     """
-    from megalite.config.load import load_config
-    from megalite.config.plan import default_world_size, derive_steps, make_plan
+    from megalite.config.length import derive_steps
+    from megalite.config.plan import default_world_size, make_plan
     from megalite.config.validate import validate
+    from megalite.data.run_config import load_run
     from megalite.planner.estimate import estimate
     from megalite.planner.machines import load_machine
     from megalite.planner.search import search
 
-    loaded, known = load_config(config, overrides or ()), load_machine(machine)
+    loaded, known = load_run(config, overrides or ()), load_machine(machine)
     ranks = world_size or default_world_size(loaded)
     if as_is:
         validate(loaded, ranks)
@@ -103,7 +104,7 @@ def layouts(
         result = search(loaded, ranks, known, top=top, vocab_size=vocab_size)
         found, looked_at = result.or_refusal(), result.num_layouts
     if trace is not None:
-        chosen = load_config(config, [*(overrides or ()), *found[0].overrides])
+        chosen = load_run(config, [*(overrides or ()), *found[0].overrides])
         _write_trace(trace, chosen, make_plan(chosen, ranks, vocab_size), known)
     if as_json:
         typer.echo(json.dumps({"layouts": [each.to_dict() for each in found]}))
@@ -203,12 +204,12 @@ def scaling(
 ) -> None:
     """Show the best layout from one node to so many ranks, with the batch as it is (strong scaling) and with one that
     grows with the ranks (weak)."""
-    from megalite.config.load import load_config
+    from megalite.data.run_config import load_run
     from megalite.planner.machines import load_machine
     from megalite.planner.scaling import KINDS, rank_counts
     from megalite.planner.scaling import scaling as scale
 
-    loaded, known = load_config(config, overrides or ()), load_machine(machine)
+    loaded, known = load_run(config, overrides or ()), load_machine(machine)
     points = scale(loaded, known, rank_counts(known, to), vocab_size=vocab_size)
     if plot is not None:
         _draw_scaling(plot, points, f"{config} on {machine}")
@@ -262,15 +263,15 @@ def calibrate(
     vocab_size: VocabSize = ASSUMED_VOCAB_SIZE,
 ) -> None:
     """Measure this machine with a config's model, and write it as a file for `megalite plan --machine`. A minute."""
-    from megalite.config.load import load_config
     from megalite.config.yaml_source import dump_yaml
+    from megalite.data.run_config import load_run
     from megalite.page.write import write_page
     from megalite.planner.machines import load_machine
     from megalite.studies.calibrate import SPAN_OF_PASSES
     from megalite.studies.calibrate import calibrate as measure
     from megalite.train.device import find_device
 
-    loaded = load_config(config, overrides or ())
+    loaded = load_run(config, overrides or ())
     device = find_device(loaded.train.device, ranks - 1).type
     found = measure(loaded, device, num_ranks=ranks, vocab_size=vocab_size)
     write_page(out, dump_yaml(found))

@@ -29,13 +29,13 @@ def plot(
     out: Drawing = None,
 ) -> None:
     """Draw the learning rate over the steps, and the batch size where it grows: as text, and into a file if asked."""
-    from megalite.config.load import load_config
     from megalite.config.plan import default_world_size
     from megalite.config.validate import validate
+    from megalite.data.run_config import load_run
     from megalite.monitor.curves import draw, sketch
     from megalite.monitor.schedule_curves import schedule_curves
 
-    loaded = load_config(config, overrides or ())
+    loaded = load_run(config, overrides or ())
     validate(loaded, default_world_size(loaded))
     curves = schedule_curves(loaded)
     for curve in curves:
@@ -67,17 +67,17 @@ def pipeline(
 
     Times are the blocks' work as the config describes it; messages take none.
     """
-    from megalite.config.load import load_config
     from megalite.config.pipeline import prove_pipeline
     from megalite.config.plan import default_world_size, make_plan
     from megalite.config.validate import validate
     from megalite.config.wording import counted
+    from megalite.data.run_config import load_run
     from megalite.errors import ConfigError
     from megalite.page.write import write_page
     from megalite.planner.pipeline import describe, report_pipeline
     from megalite.planner.timeline import LEGEND, NAME_COLUMNS, draw_lines, draw_page
 
-    loaded = load_config(config, overrides or ())
+    loaded = load_run(config, overrides or ())
     num_ranks = world_size or default_world_size(loaded)
     validate(loaded, num_ranks)
     plan = make_plan(loaded, num_ranks, vocab_size)

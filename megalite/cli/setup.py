@@ -39,9 +39,24 @@ def init(
 
 
 def doctor(
-    folder: Path = typer.Option(Path("runs"), "--dir", help="Where runs would be written."),
+    config: Annotated[
+        Path | None, typer.Argument(help="A run's YAML file, to look at the run as well.", show_default=False)
+    ] = None,
+    overrides: Annotated[
+        list[str] | None,
+        typer.Argument(help="Settings that replace the file's: section.key=value ...", show_default=False),
+    ] = None,
+    folder: Annotated[Path, typer.Option("--dir", help="Where runs would be written.")] = Path("runs"),
+    overfit_steps: Annotated[int, typer.Option(min=1, help="Updates on one batch, which should learn it.")] = 100,
 ) -> int:
-    """Say what this machine offers, and what each missing piece would need."""
+    """Say what this machine offers; with a config, look at the run before it begins.
+
+    Of a run: whether its data is text, its first loss that of its weights, every weight has a gradient, one batch can
+    be learnt by heart, the loss is the same in another layout, a restart is exact, and the speed the planned one. It
+    takes the run's own ranks and some minutes, and leaves the run's folder alone.
+    """
+    if config is not None:
+        return _examine_run(config, overrides or [], overfit_steps)
     from rich.console import Console
     from rich.markup import escape
 
@@ -61,4 +76,26 @@ def doctor(
         typer.echo(f"not ready to train: {', '.join(missing)} missing", err=True)
         return EXIT_BAD_INPUT
     typer.echo("ready to train on this machine")
+    return EXIT_DONE
+
+
+def _examine_run(config: Path, overrides: list[str], overfit_steps: int) -> int:
+    from rich.console import Console
+    from rich.markup import escape
+
+    from megalite.errors import EXIT_DONE, EXIT_FAULT
+    from megalite.page.terminal import FittingTable
+    from megalite.studies.checkup import check_up
+
+    verdicts = check_up(config, overrides, overfit_steps=overfit_steps)
+    table = FittingTable("", "", "found", "what to do", box=None, pad_edge=False)
+    marks = {True: "[green]good[/]", False: "[red]bad[/]", None: "[yellow]?[/]"}
+    for each in verdicts:
+        table.add_row(marks[each.is_good], each.what, escape(each.found), escape(each.advice))
+    Console().print(table)
+    bad = [each.what for each in verdicts if each.is_good is False]
+    if bad:
+        typer.echo(f"look at this before you train: {', '.join(bad)}", err=True)
+        return EXIT_FAULT
+    typer.echo("nothing speaks against this run")
     return EXIT_DONE

@@ -31,14 +31,14 @@ def train(
 
     Starts pp x dp x cp x tp ranks on this machine; under srun, torchrun or mpirun it is one of the ranks given.
     """
-    from megalite.config.load import load_config
     from megalite.config.plan import default_world_size
+    from megalite.data.run_config import load_run
     from megalite.train.local import train_locally
     from megalite.train.place import given_place
     from megalite.train.worker import leave, run_rank
 
     overrides = [*(overrides or ()), *(["train.verify_init_from=false"] if no_verify else [])]
-    loaded = load_config(config, overrides)
+    loaded = load_run(config, overrides)
     place = given_place()
     if place is not None:
         code = run_rank(loaded, place, is_forced=force)
@@ -61,12 +61,12 @@ def lr_find(
 
     Trains on the run's own ranks from where the run stands, and leaves the run as it was.
     """
-    from megalite.config.load import load_config
     from megalite.config.plan import default_world_size
+    from megalite.data.run_config import load_run
     from megalite.monitor.curves import Curve, draw, sketch
     from megalite.studies.lr_finder import Sweep, find_rate
 
-    loaded = load_config(config, overrides or ())
+    loaded = load_run(config, overrides or ())
     found = find_rate(loaded, default_world_size(loaded), Sweep(first, last, steps))
     if found is None:
         return

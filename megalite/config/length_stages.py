@@ -18,7 +18,8 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from megalite.config.batch_sizes import StageStart, batch_sizes, longest_sequence, stage_starts, tokens_before
-from megalite.config.plan import RunPlan, derive_steps, fill_schedule, make_plan
+from megalite.config.length import derive_steps, fill_schedule
+from megalite.config.plan import RunPlan, make_plan
 from megalite.config.schema import Config, LengthStageConfig, SourceConfig
 from megalite.errors import UserError
 from megalite.section import Section
@@ -74,6 +75,7 @@ def plan_stage(config: Config, stage: LengthStage, world_size: int, tokenizer_vo
     return replace(
         plan,
         batch_sizes=batch_sizes(config.batch),
+        full_batch_size=config.batch.global_batch_size,
         first_step=stage.first_step,
         last_step=stage.last_step,
         total_tokens=total_tokens,
@@ -144,7 +146,14 @@ def _repeated_names(config: Config) -> Iterator[str]:
 
 def _configs(config: Config) -> Iterator[Config]:
     """Of each stage, made of the one before."""
-    common: dict[str, Section] = {"schedule": fill_schedule(config)}
+    groups = [
+        group
+        if group.schedule is None
+        else group.model_copy(update={"schedule": fill_schedule(config, group.schedule)})
+        for group in config.optimizer.groups
+    ]
+    optimizer = config.optimizer.model_copy(update={"groups": tuple(groups)})
+    common: dict[str, Section] = {"schedule": fill_schedule(config), "optimizer": optimizer}
     common["train"] = config.train.model_copy(update={"steps": derive_steps(config), "tokens": None})
     longest = config.model.max_positions or longest_sequence(config.batch)
     common["model"] = config.model.model_copy(update={"max_positions": longest})

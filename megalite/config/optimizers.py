@@ -16,7 +16,7 @@ run may go on with adamw and back, and packing them again gives the same bits.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -63,6 +63,9 @@ class Optimizer:
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
 
+FROZEN = "frozen"
+"""The rule of weights that stay as they are (`optimizer.groups`); no optimizer by itself."""
+
 _IN = "megalite.optim"
 
 RULES: Table[UpdateRule] = Table(
@@ -90,6 +93,7 @@ RULES: Table[UpdateRule] = Table(
             multiplies=True,
         ),
         "sgd": UpdateRule(f"{_IN}.elementwise:Sgd", ("momentum",), ("momentum", "nesterov")),
+        FROZEN: UpdateRule(f"{_IN}.elementwise:Frozen", rate_exponent=0.0),
     },
 )
 
@@ -106,9 +110,9 @@ OPTIMIZERS: Table[Optimizer] = Table(
 )
 
 
-def settings_read(name: str) -> set[str]:
-    """The keys of the section that an optimizer reads, of those that not all do."""
-    return {key for rule in OPTIMIZERS[name].rules for key in RULES[rule].settings}
+def settings_read(names: Iterable[str]) -> set[str]:
+    """The keys of the section that optimizers read, of those that not all do."""
+    return {key for name in names for rule in OPTIMIZERS[name].rules for key in RULES[rule].settings}
 
 
 def scales_with_width(name: str) -> bool:

@@ -20,8 +20,9 @@ from megalite.architecture.costs import (
 )
 from megalite.architecture.settings import MOST_LAYERS
 from megalite.architecture.weights import vocab_rows_per_rank
-from megalite.config.batch_sizes import BatchSizes, batch_sizes, steps_for_tokens, tokens_before
+from megalite.config.batch_sizes import BatchSizes, batch_sizes, tokens_before
 from megalite.config.fill import fill_model
+from megalite.config.length import derive_steps, fill_schedule
 from megalite.config.schema import Config, ParallelConfig, ScheduleConfig
 from megalite.parallel.schedules.files import write_schedule
 from megalite.parallel.schedules.kinds import SCHEDULES, find_placement, is_file, read_own
@@ -92,8 +93,12 @@ class RunPlan:
     """Tokens of all steps."""
     batch_sizes: BatchSizes
     """Sequences of each step, and which."""
+    full_batch_size: int
+    """batch.global_batch_size of the run's config, which the learning rate is for."""
     schedule: ScheduleConfig
-    """The schedule with its warmup in steps."""
+    """The schedule with its warmup and its phases in steps."""
+    group_schedules: dict[int, ScheduleConfig]
+    """The same of `optimizer.groups` that have one of their own, by their number."""
     chunk_blocks: tuple[tuple[int, int], ...]
     """For each chunk of the pipeline, from the first layers to the last, the half-open range of blocks it holds."""
     chunk_ranks: tuple[int, ...]
@@ -148,6 +153,8 @@ class RunPlan:
         plain["sharding"] = dataclasses.asdict(self.sharding)
         plain["model"] = self.model.model_dump(mode="json")
         plain["schedule"] = self.schedule.model_dump(mode="json")
+        schedules = self.group_schedules.items()
+        plain["group_schedules"] = {str(number): each.model_dump(mode="json") for number, each in schedules}
         plain["batch_sizes"] = [dataclasses.asdict(span) for span in self.batch_sizes.spans]
         plain["own_schedule"] = write_schedule(self.own_schedule).splitlines() if self.own_schedule else None
         plain["chunk_blocks"] = [list(bounds) for bounds in self.chunk_blocks]
@@ -188,7 +195,13 @@ def make_plan(config: Config, world_size: int, tokenizer_vocab_size: int | None 
         last_step=total_steps,
         total_tokens=tokens_before(batch, total_steps + 1),
         batch_sizes=sizes,
+        full_batch_size=batch.global_batch_size,
         schedule=fill_schedule(config),
+        group_schedules={
+            number: fill_schedule(config, group.schedule)
+            for number, group in enumerate(config.optimizer.groups)
+            if group.schedule is not None
+        },
         chunk_blocks=chunk_blocks(parallel, model, batch.seq_len, placement),
         chunk_ranks=placement.ranks,
         own_schedule=own_schedule,
@@ -231,30 +244,6 @@ def ends_apart(parallel: ParallelConfig) -> bool:
     except ScheduleError:
         return False
     return ranks[0] != ranks[-1]
-
-
-def derive_steps(config: Config) -> int:
-    """Optimizer steps of the run: as configured, or the configured tokens rounded up to whole steps."""
-    return config.train.steps or _steps_for_tokens(config, config.train.tokens or 0)
-
-
-def derive_samples(config: Config) -> int:
-    """Sequences that the run reads."""
-    return batch_sizes(config.batch).first_sample(derive_steps(config) + 1)
-
-
-def fill_schedule(config: Config) -> ScheduleConfig:
-    """The schedule with its warmup in steps, whatever it was given in."""
-    schedule, steps = config.schedule, config.schedule.warmup_steps
-    if schedule.warmup_tokens is not None:
-        steps = _steps_for_tokens(config, schedule.warmup_tokens)
-    if schedule.warmup_fraction is not None:
-        steps = round(schedule.warmup_fraction * derive_steps(config))
-    return schedule.model_copy(update={"warmup_steps": steps, "warmup_tokens": None, "warmup_fraction": None})
-
-
-def _steps_for_tokens(config: Config, num_tokens: int) -> int:
-    return steps_for_tokens(config.batch, num_tokens)
 
 
 def default_world_size(config: Config) -> int:

@@ -18,15 +18,15 @@ from megalite.config.checks_fp8 import check_fp8
 from megalite.config.checks_memory import check_chunks, check_memory
 from megalite.config.checks_model import check_model
 from megalite.config.checks_moe import check_moe
+from megalite.config.checks_optimizer import check_optimizer
 from megalite.config.checks_pipeline import check_pipeline
 from megalite.config.checks_schedule import check_schedule
 from megalite.config.engine import choose_engine
 from megalite.config.evaluation import check_evaluation
 from megalite.config.fill import fill_model
 from megalite.config.length_stages import check_length_stages, length_stages
-from megalite.config.optimizers import OPTIMIZERS, RULES, scales_with_width, settings_read
 from megalite.config.plan import default_world_size, derive_dp, ends_apart, has_copies, needs_embedding_at_head
-from megalite.config.schema import Config, OptimizerConfig
+from megalite.config.schema import Config
 from megalite.config.stream import check_stream
 from megalite.config.wording import divisors, near, or_, unused
 from megalite.errors import ConfigError
@@ -75,10 +75,9 @@ def _problems(config: Config, world_size: int) -> list[str]:
         *_flash_attention(config),
         *_compile(config),
         *check_memory(config),
-        *_mup(config),
         *_length(config),
         *check_evaluation(config),
-        *_optimizer(config),
+        *check_optimizer(config, model),
         *check_schedule(config),
         *_periods(config),
         *_health(config, model, world_size),
@@ -145,6 +144,16 @@ def _precision(config: Config) -> Iterator[str]:
                 f"precision.master_dtype: with zero_stage={config.parallel.zero_stage} masters are kept in fp32; "
                 f"{advice} (right with dp=1 too), or master_dtype=fp32"
             )
+    if precision.dtype != "fp16":
+        yield from unused(precision, ("loss_scale",), "precision", f"dtype={precision.dtype}")
+    elif precision.loss_scale.fixed is not None:
+        others = [name for name in type(precision.loss_scale).model_fields if name != "fixed"]
+        yield from unused(precision.loss_scale, others, "precision.loss_scale", "a fixed scale")
+    elif precision.loss_scale.initial < precision.loss_scale.minimum:
+        yield (
+            f"precision.loss_scale.initial: {precision.loss_scale.initial:g} is below "
+            f"minimum={precision.loss_scale.minimum:g}; use {precision.loss_scale.minimum:g} or more"
+        )
     if precision.dtype == "fp16" and config.train.device == "cpu":
         yield "precision.dtype: fp16 is for GPUs; use bf16, or fp32, which is faster without bf16 units"
 
@@ -165,17 +174,15 @@ def _compile(config: Config) -> Iterator[str]:
         )
 
 
-def _mup(config: Config) -> Iterator[str]:
-    name = config.optimizer.name
-    if config.model.mup is not None and not scales_with_width(name):
-        known = or_(name for name in OPTIMIZERS if scales_with_width(name))
-        yield f"model.mup: how {name} scales with the width is not known here; use optimizer.name={known}, or mup=null"
-
-
 def _length(config: Config) -> Iterator[str]:
     train = config.train
-    if train.steps is None and train.tokens is None:
-        yield "train.steps: null, and so is train.tokens; set one of them"
+    if train.epochs is not None:
+        yield (
+            f"train.epochs: {train.epochs:g} passes are a number of steps once the data is there, and it has not been "
+            "looked at; see `megalite.data.run_config.fill_epochs`"
+        )
+    elif train.steps is None and train.tokens is None:
+        yield "train.steps: null, and so are train.tokens and train.epochs; set one of them"
     if train.steps is not None and train.tokens is not None:
         equal = steps_for_tokens(config.batch, train.tokens)
         yield (
@@ -198,23 +205,6 @@ def _health(config: Config, model: Architecture, world_size: int) -> Iterator[st
     if not has_copies(config.parallel, derive_dp(config, world_size), has_embedding_copy=has_embedding_copy):
         because = "a layout in which no weight is held by two ranks"
         yield from unused(config.health, ("check_replicas_every",), "health", because)
-
-
-def _optimizer(config: Config) -> Iterator[str]:
-    optimizer = config.optimizer
-    of_some = {key for rule in RULES.values() for key in rule.settings} - settings_read(optimizer.name)
-    others = [key for key in OptimizerConfig.model_fields if key in of_some]
-    yield from unused(optimizer, others, "optimizer", f"name={optimizer.name}")
-    if not optimizer.noise:
-        yield from unused(optimizer, ("noise_decay",), "optimizer", "noise=0")
-    clip = optimizer.clip
-    if clip is not None and clip.by != "percentile":
-        yield from unused(clip, ("window",), "optimizer.clip", f"by={clip.by}")
-    elif clip is not None and clip.threshold >= 100:
-        yield (
-            f"optimizer.clip.threshold: found {clip.threshold:g}, expected a percentile with by=percentile; use a "
-            "number below 100, such as 90"
-        )
 
 
 def _periods(config: Config) -> Iterator[str]:

@@ -12,11 +12,17 @@ def unused(section: Section, keys: Iterable[str], name: str, because: str) -> It
     for key in keys:
         value, default = getattr(section, key), type(section).model_fields[key].default
         if value != default:
-            found = "a group" if isinstance(value, Section) else value
+            found = "a group" if isinstance(value, Section) else _shown(value)
             advice = "leave it out" if isinstance(default, Section) else f"leave it at {default}"
             if default is None:
                 advice = "leave it at null"
             yield f"{name}.{key}: found {found}, but it has no effect with {because}; {advice}"
+
+
+def _shown(value: object) -> object:
+    """A value as a complaint has it: of a list of sections, how many there are."""
+    is_list = isinstance(value, tuple) and value and isinstance(value[0], Section)
+    return f"{len(value)} of them" if is_list and isinstance(value, tuple) else value
 
 
 def near(value: int, step: int) -> list[int]:

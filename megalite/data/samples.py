@@ -18,7 +18,7 @@ import numpy as np
 import xxhash
 
 from megalite.config.evaluation import validation_sets
-from megalite.config.plan import derive_samples
+from megalite.config.length import derive_samples
 from megalite.config.schema import Config, SourceConfig
 from megalite.data.cursor import DataCursor
 from megalite.data.indexed import bin_path

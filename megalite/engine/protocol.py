@@ -17,6 +17,7 @@ from megalite.engine.hooks import UpdateHooks
 from megalite.engine.parts import Part
 from megalite.model.initialize import LocalWeight, WeightSource
 from megalite.model.transformer import Stage
+from megalite.optim.groups import Pacing
 from megalite.optim.optimizer import OwnedState
 from megalite.optim.slices import Slice
 from megalite.parallel.axes import Axis
@@ -126,6 +127,10 @@ class Engine(Protocol):
 
         A valid token weighs `observed_weight` / (valid tokens of the global batch) in them, times the loss scale.
         """
+        ...
+
+    def set_pacing(self, pacing: Pacing) -> None:
+        """Set what the coming steps have besides their rate, the same on all ranks."""
         ...
 
     def slices(self) -> Sequence[Slice]:

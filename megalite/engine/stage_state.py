@@ -19,6 +19,7 @@ from megalite.engine.parts import Part, parts_of_slice
 from megalite.engine.protocol import HeldWeight, LocalState
 from megalite.model.initialize import CUT_MARK, EXPERT_MARK, LocalWeight, WeightSource, local_weights
 from megalite.model.transformer import Stage
+from megalite.optim.groups import Pacing
 from megalite.optim.optimizer import OwnedState, SlicedOptimizer
 from megalite.optim.slices import Slice, copy_numbers
 from megalite.parallel.axes import Axes, Axis
@@ -35,6 +36,9 @@ class EngineOfState:
 
     def slices(self) -> Sequence[Slice]:
         return self._state.slices
+
+    def set_pacing(self, pacing: Pacing) -> None:
+        self._state.optimizer.pacing = pacing
 
     def gradients(self) -> Sequence[Tensor]:
         return self._state.optimizer.gradients()
@@ -60,7 +64,7 @@ class StageState:
         self._stage, self._axes, self._partition = stage, axes, partition
         self._parameters: dict[str, nn.Parameter] = dict(stage.named_parameters())
         slices = slices_of(stage, axes, partition)
-        optimizer.bind(slices, partition.flat_weights(), partition.axis, axes.tp.rank)
+        optimizer.bind(slices, partition.flat_weights(), partition.axis, axes.world, axes.tp.rank)
 
     @property
     def slices(self) -> list[Slice]:

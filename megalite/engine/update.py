@@ -73,6 +73,7 @@ class Update:
         for bucket in self._buckets:
             bucket.master.grad = bucket.own_sums
         self._hooks.prepare()
+        self._optimizer.forget_frozen()
         gradients = self._optimizer.gradients()
         squares = squared_norm([gradients[index] for index in self._counted], loss.device)
         mine = torch.cat((squares.view(1), loss.double()))

@@ -90,11 +90,12 @@ class LocalWeight:
         self.weight = weight
         self.rectangle = rectangle
         self.parameter_name = parameter_name
-        self._first_row = first_row
+        self.first_row = first_row
+        """In the parameter."""
 
     def view(self, tensor: Tensor) -> Tensor:
         rows = self.rectangle.shape[0]
-        return tensor[self._first_row : self._first_row + rows]
+        return tensor[self.first_row : self.first_row + rows]
 
 
 def stage_weights(stage: HoldsWeights) -> Iterator[tuple[str, list[Weight]]]:

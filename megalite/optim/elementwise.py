@@ -90,6 +90,18 @@ class Sgd:
         shrink_and_add(weights, directions, lr=lr, decay=decay)
 
 
+class Frozen:
+    """No update at all."""
+
+    def __init__(self, optimizer: OptimizerConfig):
+        """Nothing of the section matters."""
+
+    def update(
+        self, weights: list[Tensor], gradients: list[Tensor], states: States, *, lr: float, decay: float, step: int
+    ) -> None:
+        """Leave the weights as they are."""
+
+
 def shrink_and_add(weights: list[Tensor], directions: Sequence[Tensor], *, lr: float, decay: float) -> None:
     """Decoupled decay, then a step of length `lr` against the directions."""
     if decay:

@@ -7,32 +7,38 @@ first. Here is what looks at a part of the gradients:
     parameter   each canonical weight           L2 norm at most `threshold`
     layer       each block, and each weight     L2 norm at most `threshold`
                 outside the blocks
+    group       all that one of the section's   L2 norm at most `threshold`
+                groups has, and all that none
+                has
     unit        each row of a matrix, each      L2 norm at most `threshold` times that of the weights: adaptive clipping
                 vector                          (Brock et al. 2021, equation 3)
 
-A row or a weight may lie on many ranks. Each rank adds up what it has, and one all-reduce of a number a group makes the
-sums whole.
+The weights of a group may have a threshold of their own; where they share a block with others they are then clipped
+apart from these. A row or a weight may lie on many ranks. Each rank adds up what it has, and one all-reduce of a number
+a group makes the sums whole.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import math
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from math import prod
-from typing import Literal
 
 import torch
 from torch import Tensor
 
 from megalite.architecture.weights import Weight
 from megalite.config.schema import OptimizerConfig
-from megalite.config.sections.optimizer import ClipConfig
+from megalite.config.weight_groups import group_number, group_of
 from megalite.optim.slices import Slice, chunks, places_in_whole
 from megalite.parallel.axes import Axis
 from megalite.parallel.collectives import all_reduce
 from megalite.parallel.random import name_seed, normal
 
-Grouping = Literal["parameter", "layer", "unit"]
+KeyOf = Callable[[Weight], Hashable]
+"""What weights that are taken together have in common."""
 
 UNIT_NORM_FLOOR = 1e-3
 """Adaptive clipping takes weights as at least this long, so that a zero row can learn (Brock et al. 2021)."""
@@ -59,24 +65,36 @@ class Groups:
         weights: of the stage, the same list on every rank of the axis.
         slices: this rank's.
         axis: the ranks that share the weights.
-        tp_rank: weights that every tp rank has whole count on the first only.
+        counted: for each slice, whether this rank counts it: no number is to count twice along the axis.
+        key_of: weights with one key are one group.
+        keys: what keys there are, in order, where a stage does not have all of them; they are found in the weights.
+        by_row: each row of a matrix is a group; keys are then of one weight each.
     """
 
     def __init__(
-        self, weights: Sequence[Weight], slices: Sequence[Slice], axis: Axis, tp_rank: int, grouping: Grouping
+        self,
+        weights: Sequence[Weight],
+        slices: Sequence[Slice],
+        axis: Axis,
+        counted: Sequence[bool],
+        *,
+        key_of: KeyOf,
+        keys: Sequence[Hashable] = (),
+        by_row: bool = False,
     ):
         self._axis = axis
         first: dict[str, int] = {}
-        size, keys = 0, {}
+        size, places = len(keys), {key: place for place, key in enumerate(keys)}
         for weight in weights:
-            key = weight.layer if grouping == "layer" and weight.is_inner else weight.name
-            if key not in keys:
-                keys[key] = size
-                size += weight.shape[0] if grouping == "unit" and len(weight.shape) > 1 else 1
-            first[weight.name] = keys[key]
-        self.size = size
-        self._runs = [list(_runs(part, first[part.local.weight.name], grouping)) for part in slices]
-        self._counts = [part.local.weight.cut is not None or tp_rank == 0 for part in slices]
+            key = key_of(weight)
+            if key not in places:
+                places[key] = size
+                size += weight.shape[0] if by_row and len(weight.shape) > 1 else 1
+            first[weight.name] = places[key]
+        self.size, self.first = size, first
+        """How many there are, and the first one of each weight."""
+        self._runs = [list(_runs(part, first[part.local.weight.name], by_row=by_row)) for part in slices]
+        self._counted = list(counted)
 
     def sums(self, tensors: Sequence[Tensor], device: torch.device, *, squared: bool) -> Tensor:
         """Sums of all numbers, or of their squares, by group. Collective over the axis.
@@ -85,7 +103,7 @@ class Groups:
             tensors: one flat tensor for each slice.
         """
         total = torch.zeros(self.size, device=device)
-        for tensor, runs, counts in zip(tensors, self._runs, self._counts, strict=True):
+        for tensor, runs, counts in zip(tensors, self._runs, self._counted, strict=True):
             for run in runs if counts else ():
                 numbers = run.of(tensor)
                 found = numbers.square().sum(dim=1) if squared else numbers.sum(dim=1)
@@ -99,7 +117,16 @@ class Groups:
 
 
 class GradientChanges:
-    """All that an optimizer section asks for, over the slices of one rank. Calling it is collective over the axis."""
+    """All that an optimizer section asks for, over the slices of one rank. Calling it is collective.
+
+    Args:
+        weights: of the stage, the same list on every rank of the axis.
+        slices: this rank's.
+        axis: the ranks that share the weights.
+        world: all ranks of the run, which have other stages too.
+        tp_rank: weights that every tp rank has whole count on the first only.
+        seed: of the noise.
+    """
 
     def __init__(
         self,
@@ -108,29 +135,48 @@ class GradientChanges:
         slices: Sequence[Slice],
         axis: Axis,
         *,
+        world: Axis,
         tp_rank: int,
         seed: int,
         device: torch.device,
     ):
         self._optimizer, self._slices, self._seed, self._device = optimizer, slices, seed, device
-        self._centred = Groups(weights, slices, axis, tp_rank, "unit") if optimizer.centralize else None
         clip = optimizer.clip
-        self._clipped: tuple[Groups, ClipConfig] | None = None
-        if clip is not None and clip.by in ("parameter", "layer", "unit"):
-            self._clipped = Groups(weights, slices, axis, tp_rank, clip.by), clip
-        self._largest = clip.threshold if clip is not None and clip.by == "value" else None
-        self.are_any = any((self._centred, self._clipped, self._largest is not None, optimizer.noise))
+        by = None if clip is None else clip.by
+        counted = [part.local.weight.cut is not None or tp_rank == 0 for part in slices]
+        by_row = partial(Groups, weights, slices, axis, counted, key_of=_name, by_row=True)
+        together = partial(Groups, weights, slices, axis, counted)
+        self._centred = by_row() if optimizer.centralize else None
+        self._clipped: Groups | None = None
+        if by == "unit":
+            self._clipped = by_row()
+        elif by == "parameter":
+            self._clipped = together(key_of=_name)
+        elif by == "layer":
+            self._clipped = together(key_of=lambda weight: _layer(weight, optimizer))
+        elif by == "group":
+            everywhere = [not part.is_copy for part in slices]
+            keys = [None, *range(len(optimizer.groups))]
+            key_of = partial(_group, optimizer=optimizer)
+            self._clipped = Groups(weights, slices, world, everywhere, key_of=key_of, keys=keys)
+        self._thresholds = {weight.name: _threshold(weight, optimizer) for weight in weights}
+        self._bounds: Tensor | None = None
+        if self._clipped is not None:
+            self._bounds = _bounds(weights, self._clipped, self._thresholds, by_row=by == "unit").to(device)
+        self._clips_numbers = by == "value"
+        self.are_any = any((self._centred, self._clipped, self._clips_numbers, optimizer.noise))
         """Whether anything is asked for."""
 
     def apply(self, gradients: Sequence[Tensor], step: int) -> None:
         """Change the gradients of all slices, fp32, in place; steps count from 1."""
         if self._centred is not None:
             self._centralize(self._centred, gradients)
-        if self._clipped is not None:
-            self._clip_groups(*self._clipped, gradients)
-        if self._largest is not None:
-            for gradient in gradients:
-                gradient.clamp_(-self._largest, self._largest)
+        if self._clipped is not None and self._bounds is not None:
+            self._clip_groups(self._clipped, self._bounds, gradients)
+        if self._clips_numbers:
+            for part, gradient in zip(self._slices, gradients, strict=True):
+                largest = self._thresholds[part.local.weight.name]
+                gradient.clamp_(-largest, largest)
         if self._optimizer.noise:
             self._add_noise(gradients, step)
 
@@ -143,12 +189,12 @@ class GradientChanges:
                 for numbers, total in groups.views(index, gradient, sums):
                     numbers.sub_(total / prod(weight.shape[1:]))
 
-    def _clip_groups(self, groups: Groups, clip: ClipConfig, gradients: Sequence[Tensor]) -> None:
+    def _clip_groups(self, groups: Groups, bounds: Tensor, gradients: Sequence[Tensor]) -> None:
         norms = groups.sums(gradients, self._device, squared=True).sqrt_()
-        bounds = torch.full_like(norms, clip.threshold)
-        if clip.by == "unit":
+        if self._optimizer.clip is not None and self._optimizer.clip.by == "unit":
             weights = [part.tensors["weight"] for part in self._slices]
-            bounds *= groups.sums(weights, self._device, squared=True).sqrt_().clamp_(min=UNIT_NORM_FLOOR)
+            of_weights = groups.sums(weights, self._device, squared=True).sqrt_().clamp_(min=UNIT_NORM_FLOOR)
+            bounds = bounds * of_weights
         factors = (bounds / norms.clamp_(min=1e-6)).clamp_(max=1.0)
         for index, gradient in enumerate(gradients):
             for numbers, factor in groups.views(index, gradient, factors):
@@ -164,10 +210,41 @@ class GradientChanges:
                 gradient[chunk].add_(normal(places, seed), alpha=deviation)
 
 
-def _runs(part: Slice, first: int, grouping: Grouping) -> Iterator[_Run]:
+def _name(weight: Weight) -> str:
+    return weight.name
+
+
+def _group(weight: Weight, optimizer: OptimizerConfig) -> Hashable:
+    return group_number(weight.name, optimizer)
+
+
+def _layer(weight: Weight, optimizer: OptimizerConfig) -> Hashable:
+    """A block, or a weight outside; what has a threshold of its own there is apart."""
+    group = group_number(weight.name, optimizer)
+    has_own = group is not None and optimizer.groups[group].clip_threshold is not None
+    return weight.layer if weight.is_inner else weight.name, group if has_own else None
+
+
+def _threshold(weight: Weight, optimizer: OptimizerConfig) -> float:
+    if optimizer.clip is None:
+        return math.inf
+    own = group.clip_threshold if (group := group_of(weight.name, optimizer)) is not None else None
+    return optimizer.clip.threshold if own is None else own
+
+
+def _bounds(weights: Sequence[Weight], groups: Groups, thresholds: dict[str, float], *, by_row: bool) -> Tensor:
+    """The threshold of each group, [groups] fp32."""
+    bounds = torch.zeros(groups.size)
+    for weight in weights:
+        first, count = groups.first[weight.name], weight.shape[0] if by_row and len(weight.shape) > 1 else 1
+        bounds[first : first + count] = thresholds[weight.name]
+    return bounds
+
+
+def _runs(part: Slice, first: int, *, by_row: bool) -> Iterator[_Run]:
     """The groups of a slice's numbers: one, or for rows the end of one, whole ones, and the beginning of one."""
     length = part.stop - part.start
-    if grouping != "unit" or len(part.local.rectangle.shape) == 1:
+    if not by_row or len(part.local.rectangle.shape) == 1:
         yield _Run(first, 1, 0, length)
         return
     row_size = prod(part.local.rectangle.shape[1:])

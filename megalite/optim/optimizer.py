@@ -19,10 +19,11 @@ import torch
 from torch import Tensor
 
 from megalite.architecture.weights import Rectangle, Weight
+from megalite.config.optimizers import FROZEN
 from megalite.optim.elementwise import ElementwiseRule, shrink_and_add
 from megalite.optim.exchange import Exchange, Unit
 from megalite.optim.gradients import GradientChanges
-from megalite.optim.groups import Rates
+from megalite.optim.groups import Pacing, Rates
 from megalite.optim.rounding import update_and_round, update_in_place
 from megalite.optim.slices import Slice
 from megalite.optim.whole import Placed, WholeRule
@@ -52,7 +53,7 @@ class SlicedOptimizer(torch.optim.Optimizer):
         rule_of: name of a weight's rule.
         rates_of: a weight's factor on the learning rate and its decay.
         seed: of the rounding of weights that live in bf16.
-        changes: makes what changes the gradients first, given slices, axis, `tp_rank` and `device`.
+        changes: makes what changes the gradients first, given slices, axis, `world`, `tp_rank` and `device`.
     """
 
     def __init__(
@@ -79,21 +80,26 @@ class SlicedOptimizer(torch.optim.Optimizer):
         """What this rank updates, with its state."""
         self.num_updates = 0
         """Steps that changed the weights."""
+        self.pacing = Pacing()
+        """Of the coming step."""
 
-    def bind(self, slices: Iterable[Slice], flat_weights: Sequence[Tensor], axis: Axis, tp_rank: int) -> None:
+    def bind(
+        self, slices: Iterable[Slice], flat_weights: Sequence[Tensor], axis: Axis, world: Axis, tp_rank: int
+    ) -> None:
         """Tell what lies where, and make the state. Collective over the axis.
 
         Args:
             slices: this rank's parts of the weights: views of `flat_weights`.
             flat_weights: the tensors that DeepSpeed hands over with gradients.
             axis: ranks that share these weights: dp x tp under ZeRO, tp without.
+            world: all ranks of the run.
             tp_rank: this rank's place in tensor parallelism.
         """
         self.slices = [replace(part, tensors=self._with_state(part)) for part in slices]
         self._places = [_find(part.tensors["weight"], flat_weights) for part in self.slices]
         device = flat_weights[0].device
         self._rounds = flat_weights[0].dtype == torch.bfloat16
-        self._changes = self._make_changes(self.slices, axis, tp_rank=tp_rank, device=device)
+        self._changes = self._make_changes(self.slices, axis, world=world, tp_rank=tp_rank, device=device)
         self._members = {name: {} for name in self._rules}
         for index, part in enumerate(self.slices):
             weight = part.local.weight
@@ -139,6 +145,14 @@ class SlicedOptimizer(torch.optim.Optimizer):
     def gradients(self) -> list[Tensor]:
         """The gradient of each slice, flat: only where a step is about to be made."""
         return [gradient for place in self._places if (gradient := _gradient(*place)) is not None]
+
+    def forget_frozen(self) -> None:
+        """Make the gradients of weights that stay as they are zero: they are no part of anything."""
+        if FROZEN in self._members:
+            gradients = [_gradient(*self._places[index]) for index in self._indices(FROZEN)]
+            for gradient in gradients:
+                if gradient is not None:
+                    gradient.zero_()
 
     def owned_states(self) -> Iterator[OwnedState]:
         """State that this rank keeps whole."""
@@ -189,18 +203,22 @@ class SlicedOptimizer(torch.optim.Optimizer):
         return {kind: {i: self.slices[i].tensors[kind] for i in indices} for kind in self._kinds[name]}
 
     def _step_elementwise(self, name: str, rule: ElementwiseRule, gradients: list[Tensor]) -> None:
-        def update(weights: list[Tensor], columns: dict[str, list[Tensor]], *, lr: float, decay: float) -> None:
-            rule.update(weights, columns["gradient"], columns, lr=lr, decay=decay, step=self.num_updates)
+        def update(weights: list[Tensor], columns: dict[str, list[Tensor]], *, lr: float, rates: Rates) -> None:
+            given, decay = columns["gradient"], self._decay(rates)
+            if rates.is_coupled and decay:
+                given, decay = list(torch._foreach_add(given, weights, alpha=decay)), 0.0
+            rule.update(weights, given, columns, lr=lr, decay=decay, step=self.num_updates)
 
         self._update(name, {"gradient": dict(enumerate(gradients)), **self._states(name)}, update)
 
     def _step_whole(self, name: str, rule: WholeRule, gradients: list[Tensor]) -> None:
-        def update(weights: list[Tensor], columns: dict[str, list[Tensor]], *, lr: float, decay: float) -> None:
+        def update(weights: list[Tensor], columns: dict[str, list[Tensor]], *, lr: float, rates: Rates) -> None:
+            decay = 0.0 if rates.is_coupled else self._decay(rates)
             shrink_and_add(weights, columns["direction"], lr=lr, decay=decay)
 
         indices, step = self._indices(name), self.num_updates
         states = {kind: list(state.values()) for kind, state in self._states(name).items()}
-        mine = [gradients[index].float() for index in indices]
+        mine = self._with_coupled_decay(name, [gradients[index].float() for index in indices])
         outgoing = rule.outgoing(mine, states) if mine else []
         arrived = self._exchanges[name].map(outgoing, lambda unit, whole: rule.direction(unit, whole, step))
         weights = [self.slices[index].local.weight for index in indices]
@@ -212,11 +230,28 @@ class SlicedOptimizer(torch.optim.Optimizer):
         for rates, members in self._members[name].items():
             parts = [self.slices[index] for index in members]
             of_parts = {kind: [column[index] for index in members] for kind, column in columns.items()}
-            step = partial(update, lr=self.param_groups[0]["lr"] * rates.lr_scale, decay=rates.weight_decay)
+            step = partial(update, lr=self._lr(rates), rates=rates)
             if self._rounds:
                 update_and_round(parts, of_parts, step, seed=self._seed, step=self.num_updates)
             else:
                 update_in_place(parts, of_parts, step)
+
+    def _with_coupled_decay(self, name: str, gradients: list[Tensor]) -> list[Tensor]:
+        """The gradients of a rule's slices in fp32, with decay times weight added where it is coupled."""
+        changed, given = [], iter(gradients)
+        for rates, members in self._members[name].items():
+            decay = self._decay(rates) if rates.is_coupled else 0.0
+            for index in members:
+                gradient = next(given)
+                changed.append(gradient.add(self.slices[index].tensors["weight"], alpha=decay) if decay else gradient)
+        return changed
+
+    def _lr(self, rates: Rates) -> float:
+        of_run = self.param_groups[0]["lr"]
+        return rates.lr_scale * (of_run if rates.group is None else self.pacing.lr_of_groups.get(rates.group, of_run))
+
+    def _decay(self, rates: Rates) -> float:
+        return rates.weight_decay * self.pacing.decay_scale
 
 
 def _find(weight: Tensor, flat_weights: Sequence[Tensor]) -> tuple[Tensor, int, int]:

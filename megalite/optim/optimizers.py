@@ -7,14 +7,14 @@ from functools import partial
 import torch
 
 from megalite.addition import Addition, load, made
-from megalite.config.optimizers import OPTIMIZERS, RULES
+from megalite.config.optimizers import RULES
 from megalite.config.schema import OptimizerConfig
 from megalite.model.initialize import stage_weights
 from megalite.model.transformer import Stage
 from megalite.optim.gradients import GradientChanges
 from megalite.optim.groups import rates_of
 from megalite.optim.optimizer import Rule, SlicedOptimizer
-from megalite.optim.rules import rule_of
+from megalite.optim.rules import all_rules, rule_of
 
 
 def build_optimizer(
@@ -25,7 +25,7 @@ def build_optimizer(
     Args:
         product_dtype: format of the matrix products of rules.
     """
-    names = OPTIMIZERS[optimizer.name].rules
+    names = all_rules(optimizer)
     weights = [weight for _, rows in stage_weights(stage) for weight in rows]
     return SlicedOptimizer(
         stage.parameters(),

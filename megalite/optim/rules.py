@@ -6,8 +6,9 @@ from math import prod
 
 from megalite.addition import load
 from megalite.architecture.weights import Weight
-from megalite.config.optimizers import MOMENTS, OPTIMIZERS, RULES, UpdateRule
+from megalite.config.optimizers import FROZEN, MOMENTS, OPTIMIZERS, RULES, UpdateRule
 from megalite.config.schema import OptimizerConfig
+from megalite.config.weight_groups import group_of
 
 FACTORS = ("exp_avg_sq_row", "exp_avg_sq_col")
 
@@ -20,10 +21,20 @@ UNIT_NUMBERS = 2**24
 
 def rule_of(weight: Weight, optimizer: OptimizerConfig) -> str:
     """Name of the rule that updates a weight."""
-    names = OPTIMIZERS[optimizer.name]
+    group = group_of(weight.name, optimizer)
+    if group is not None and group.frozen:
+        return FROZEN
+    names = OPTIMIZERS[(group and group.optimizer) or optimizer.name]
     if len(weight.shape) < 2:
         return names.vectors
     return names.matrices if weight.is_inner else names.tables
+
+
+def all_rules(optimizer: OptimizerConfig) -> tuple[str, ...]:
+    """Names of the rules that some weight may have, each once; that of the blocks' matrices comes first."""
+    names = [rule for name in optimizer.names for rule in OPTIMIZERS[name].rules]
+    frozen = [FROZEN] if any(group.frozen for group in optimizer.groups) else []
+    return tuple(dict.fromkeys(names + frozen))
 
 
 def state_shapes(weight: Weight, optimizer: OptimizerConfig) -> dict[str, tuple[int, ...]]:

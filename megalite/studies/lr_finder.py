@@ -9,7 +9,6 @@ works in a folder of its own, which goes away, and saves nothing.
 
 from __future__ import annotations
 
-import itertools
 import json
 import math
 import sys
@@ -19,18 +18,13 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from megalite.checkpoint.catalog import latest, step_of
-from megalite.checkpoint.sizes_so_far import sizes_at
-from megalite.config.batch_sizes import BatchSizes
-from megalite.config.plan import derive_steps
 from megalite.config.schema import Config
-from megalite.data.samples import Samples
 from megalite.errors import EXIT_DONE, UserError
 from megalite.train.local import run_local_ranks
 from megalite.train.place import Place, given_place
-from megalite.train.preflight import preflight, preflight_stages
+from megalite.train.preflight import preflight
 from megalite.train.signals import hear
-from megalite.train.worker import connect_rank, leave, run_by, run_guarded
+from megalite.train.worker import leave, run_by, run_guarded
 
 if TYPE_CHECKING:
     import torch
@@ -135,10 +129,12 @@ def find_rate(config: Config, world_size: int, sweep: Sweep) -> Found | None:
         raise UserError(
             f"--from {sweep.first:g} --to {sweep.last:g}: expected two finite rates above 0, the first the lower"
         )
+    from megalite.studies.aside import aside, is_finished
+
     place = given_place()
     with tempfile.TemporaryDirectory(prefix="megalite-") as name:
         folder = Path(name)
-        copied = _aside(config, folder / "run")
+        copied = aside(config, folder / "run")
         out = folder / "sweep.json"
         if place is not None:
             code = run_guarded(copied.run.dir, place, lambda: _sweep(copied, place, sweep, out))
@@ -152,69 +148,23 @@ def find_rate(config: Config, world_size: int, sweep: Sweep) -> Found | None:
             return None
         found = Found(**json.loads(out.read_text(encoding="utf-8")))
         anew = f" (the run in {config.run.dir} has done all its steps; this is where a new one would begin)"
-        return replace(found, origin=found.origin + anew) if _is_finished(config) else found
-
-
-def _aside(config: Config, folder: Path) -> Config:
-    """The same run in another folder, on from its newest checkpoint as a branch; anew where it has done its steps."""
-    newest = latest(config.run.dir)
-    train = config.train
-    if newest is not None and not _is_finished(config):
-        train = train.model_copy(update={"branch_from": newest.absolute(), "init_from": None})
-    run = config.run.model_copy(update={"dir": folder})
-    monitor = config.monitor.model_copy(update={"tensorboard": False})
-    return config.model_copy(update={"run": run, "train": train, "monitor": monitor})
-
-
-def _is_finished(config: Config) -> bool:
-    newest = latest(config.run.dir)
-    return newest is not None and step_of(newest) >= (derive_steps(config) or math.inf)
+        return replace(found, origin=found.origin + anew) if is_finished(config) else found
 
 
 def _sweep(config: Config, place: Place, sweep: Sweep, out: Path) -> int:
     """What each rank does; the first writes down what was seen."""
-    from megalite.checkpoint.precision_state import load_state
-    from megalite.engine.build import build_engine
     from megalite.engine.runtime import disconnect_processes
-    from megalite.train.start import first_start
+    from megalite.studies.beside import start_beside
 
-    stages, valid_sets = preflight_stages(config, place.world_size, local_rank=place.local_rank)
-    axes, device = connect_rank(config, stages, place, valid_sets)
-    start = first_start(config, stages, axes, device)
-    stage = next(each for each in stages if each.plan.goes_on_from(start.progress.step))
-    config, plan = stage.config, stage.plan
-    engine = build_engine(config, plan, axes, device, start.weights)
-    if start.progress.num_updates or config.precision.dtype != "fp32":
-        engine.load(start.weights, start.moments, start.progress.num_updates)
-    load_state(engine, start.reader)
-    samples = stage.samples.following(start.progress.account)
-    sizes = sizes_at(start.progress) or plan.batch_sizes
-    batches = _batches(config, sizes, axes, samples, start.progress.step)
-    rates, losses = raise_rate(engine, batches, sweep, axes, device)
-    engine.close()
+    beside = start_beside(config, place)
+    rates, losses = raise_rate(beside.engine, beside.batches(), sweep, beside.axes, beside.device)
+    beside.engine.close()
     disconnect_processes()
     if not losses:
         raise UserError("the first loss is not finite, so there is nothing to find; look for the reason in the model")
     if place.rank == 0:
-        out.write_text(json.dumps(asdict(Found(rates, losses, start.origin))), encoding="utf-8")
+        out.write_text(json.dumps(asdict(Found(rates, losses, beside.start.origin))), encoding="utf-8")
     return EXIT_DONE
-
-
-def _batches(config: Config, sizes: BatchSizes, axes: Axes, samples: Samples, step: int) -> Iterator[list[Batch]]:
-    """The micro-batches of the steps behind one."""
-    from megalite.data.loader import Loader
-
-    loader = Loader(
-        samples,
-        seq_len=config.batch.seq_len,
-        micro_batch_size=config.batch.micro_batch_size,
-        batch_sizes=sizes,
-        dp_size=axes.batch.size,
-        dp_rank=axes.batch.rank,
-        prefetch=config.data.prefetch,
-    )
-    for number in itertools.count(step + 1):
-        yield loader.step_batches(number)
 
 
 def raise_rate(
@@ -230,7 +180,7 @@ def raise_rate(
     for number in range(sweep.num_steps):
         rate = sweep.rate(number)
         try:
-            result = engine.train_step([batch.to(device) for batch in next(batches)], rate)
+            result = engine.train_step(next(batches), rate)
         except NonFiniteLossError:
             break
         if not result.num_tokens:

@@ -20,9 +20,10 @@ import torch
 from megalite.checkpoint.catalog import CHECKPOINTS
 from megalite.checkpoint.format import Progress, folder_name
 from megalite.checkpoint.reader import CheckpointReader
-from megalite.config.load import load_config
-from megalite.config.plan import default_world_size, derive_steps
+from megalite.config.length import derive_steps
+from megalite.config.plan import default_world_size
 from megalite.config.schema import Config
+from megalite.data.run_config import load_run
 from megalite.errors import EXIT_DONE, EXIT_REQUEUE, UserError
 from megalite.train.local import train_locally
 from megalite.train.run_folder import METRICS
@@ -99,12 +100,12 @@ def verify_resume(
     Raises:
         UserError: the run is shorter than 2 N steps, or cannot start.
     """
-    asked = load_config(path, overrides)
+    asked = load_run(path, overrides)
     forced = [*overrides, *FORCED, *([] if asked.schedule.name == "plateau" else [NO_VALIDATION])]
     if asked.run.deterministic is None:
         forced.append("run.deterministic=true")
     forced += [f"checkpoint.every={num_steps}", "monitor.tensorboard=false"]
-    whole, halves = (load_config(path, [*forced, f"run.dir={folder / name}"]) for name in ("whole", "halves"))
+    whole, halves = (load_run(path, [*forced, f"run.dir={folder / name}"]) for name in ("whole", "halves"))
     total = derive_steps(whole)
     if 2 * num_steps > total:
         raise UserError(f"the run has {total} steps, fewer than 2 x {num_steps}; use --steps {max(1, total // 2)}")

@@ -21,6 +21,7 @@ from megalite.config.schema import BatchConfig, Config
 from megalite.config.yaml_source import read_source
 from megalite.errors import ConfigError, UserError
 from megalite.files import write_atomically
+from megalite.train.optimizer_change import changed_optimizer
 
 CONFIG = "config.yaml"
 PLAN = "plan.json"
@@ -36,15 +37,11 @@ FIXED_KEYS = (
     "batch.ramp",
     "batch.seq_len",
     "data.document_masks",
-    "optimizer.name",
     "train.loss",
 )
 """What may not change between the attempts of one run: the model, how samples are made, and what is minimised. The
-layout, the length, rates and everything else may; so may the mixture, which then is another one from there on."""
-
-
-INTERCHANGEABLE = {"optimizer.name": {"adamw", "adamw8bit"}}
-"""Values of fixed keys that may take each other's place: these two have the same moments in checkpoints."""
+optimizer may where its state goes on (`optimizer_change`); the layout, the length, rates and everything else may; so
+may the mixture, which then is another one from there on."""
 
 
 def check_run_folder(config: Config) -> None:
@@ -66,6 +63,7 @@ def check_run_folder(config: Config) -> None:
         return
     newest = latest(folder / CHECKPOINTS)
     changed = changed_settings(folder / CONFIG, config, 0 if newest is None else step_of(newest))
+    changed += changed_optimizer(folder / CONFIG, config)
     if changed:
         advice = f"{folder} holds another run; set run.dir to a new folder, or take these settings back"
         raise ConfigError([*changed, advice])
@@ -88,7 +86,6 @@ def changed_settings(former_config: Path, config: Config, step: int) -> list[str
         f"{key}: {before!r} in {former_config}, {after!r} now"
         for fixed in FIXED_KEYS
         for key, before, after in _differences(fixed, _at(former, fixed), _at(now, fixed))
-        if not (key in INTERCHANGEABLE and {before, after} <= INTERCHANGEABLE[key])
     ]
     former_batch = BatchConfig.model_validate(_at(former, "batch"))
     changed += _changed_stages(former_config, former_batch, config.batch, step)

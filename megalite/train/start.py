@@ -23,7 +23,9 @@ from megalite.model.initialize import FreshWeights, WeightSource, WithFreshPredi
 from megalite.optim.rules import state_kinds
 from megalite.parallel.axes import Axes
 from megalite.parallel.collectives import any_rank, from_all
+from megalite.train.optimizer_change import changed_optimizer
 from megalite.train.preflight import ReadyStage
+from megalite.train.run_folder import CONFIG
 
 NOT_COMPARED = "not compared with transformers, as asked"
 
@@ -107,7 +109,12 @@ def first_start(
         trunk = _open_whole(branch_from, "train.branch_from", axes, device)
         if trunk is None:
             raise CheckpointError(f"train.branch_from: {branch_from} is no complete checkpoint; give a step-… folder")
-        return open_checkpoint(trunk, stages, f"checkpoint {trunk}, as a branch")
+        start = open_checkpoint(trunk, stages, f"checkpoint {trunk}, as a branch")
+        if changed_optimizer(trunk / CONFIG, config):
+            anew = replace(start.progress, num_updates=0)
+            origin = f"{start.origin}, with optimizer {config.optimizer.name} from its beginning"
+            return replace(start, moments=zeros, progress=anew, origin=origin)
+        return start
     if init_from is not None:
         is_compared = config.train.verify_init_from and not again
         found = _open_weights(init_from, model, axes, device, seed=config.run.seed, is_compared=is_compared)

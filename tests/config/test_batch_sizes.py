@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from megalite.config.batch_sizes import BatchSizes, Span, batch_sizes
-from megalite.config.plan import derive_samples, derive_steps, fill_schedule, make_plan
+from megalite.config.length import derive_samples, derive_steps, fill_schedule
+from megalite.config.plan import make_plan
 from megalite.config.schema import BatchConfig, Config
 
 

@@ -64,3 +64,86 @@ def test_check_prints_the_bytes_of_state():
     """`config check` says what the optimizer keeps of a parameter."""
     output = run("check", str(ROOT / "configs" / "demo.yaml"), "--vocab-size", "8192", "optimizer.name=adamw8bit")
     assert "adamw8bit, 2.03 bytes of state a parameter" in output
+
+
+GROUPS = {
+    "nothing by that name": (
+        [{"match": "blocks.*.attn.*", "lr_scale": 0.5}],
+        "optimizer.groups.0.match: no weight has a name like 'blocks.*.attn.*'; there are embedding.weight, "
+        "blocks.*.attention_norm.weight",
+    ),
+    "no pattern": ([{"match": [], "lr_scale": 0.5}], "optimizer.groups.0.match: empty; name some weights"),
+    "all taken before": (
+        [{"match": "blocks.*", "lr_scale": 0.5}, {"match": ["head.*", "blocks.0.*"], "lr_scale": 2.0}],
+        "optimizer.groups.1.match: all that 'blocks.0.*' has (blocks.0.attention_norm.weight, ",
+    ),
+    "nothing set": ([{"match": "head.*"}], "optimizer.groups.0: it sets nothing; leave it out, or set lr_scale, "),
+    "frozen, with a rate": (
+        [{"match": "head.*", "frozen": True, "lr_scale": 2.0}],
+        "optimizer.groups.0.lr_scale: found 2.0, but it has no effect with frozen=true",
+    ),
+    "all frozen": ([{"match": "*", "frozen": True}], "optimizer.groups: every weight is frozen"),
+    "a threshold of no clipping": (
+        [{"match": "head.*", "clip_threshold": 1.0}],
+        "optimizer.groups.0.clip_threshold: found 1.0, but it has no effect with optimizer.clip=null",
+    ),
+    "plateau of a group": (
+        [{"match": "head.*", "schedule": {"name": "plateau"}}],
+        "optimizer.groups.0.schedule.name: plateau is for the schedule of the run",
+    ),
+    "a warmup longer than the run": (
+        [{"match": "head.*", "schedule": {"warmup_steps": 11}}],
+        "optimizer.groups.0.schedule.warmup_steps: 11 is more than the 10 steps of the run; use 10 or less",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", GROUPS)
+def test_groups_refused(name: str):
+    """Patterns that have no weight, or none left; settings that have no effect in a group."""
+    groups, complaint = GROUPS[name]
+    with pytest.raises(ConfigError) as caught:
+        validate(Config(optimizer={"groups": groups}, train={"steps": 10}, model={"vocab_size": 64}), 1)
+    assert complaint in str(caught.value)
+
+
+OTHERS = [
+    (
+        {"optimizer": {"clip": {"by": "group", "threshold": 1}}},
+        "optimizer.clip.by: group, but optimizer.groups is empty",
+    ),
+    (
+        {"optimizer": {"decay": {"shape": "cosine"}}},
+        "optimizer.decay.shape: found cosine, but it has no effect with end",
+    ),
+    (
+        {"optimizer": {"weight_decay": 0.0, "decay": {"kind": "coupled"}}},
+        "optimizer.decay.kind: found coupled, but it has no effect with weight_decay=0; leave it at decoupled",
+    ),
+    (
+        {"optimizer": {"decay": {"kind": "coupled"}}, "model": {"mup": {"base_hidden_size": 64}}},
+        "optimizer.decay.kind: coupled decay has no known rule for other widths",
+    ),
+    (
+        {
+            "optimizer": {"groups": [{"match": "head.*", "optimizer": "sgd"}]},
+            "model": {"mup": {"base_hidden_size": 64}},
+        },
+        "model.mup: how sgd scales with the width is not known here",
+    ),
+    (
+        {
+            "optimizer": {"groups": [{"match": "head.*", "frozen": True}]},
+            "batch": {"noise_scale": {"every": 1}, "global_batch_size": 2},
+        },
+        "batch.noise_scale: the gradients of single micro-batches are measured with those of frozen weights",
+    ),
+]
+
+
+@pytest.mark.parametrize(("sections", "complaint"), OTHERS)
+def test_conflicts_refused(sections: dict[str, Any], complaint: str):
+    """Between groups or decay and other settings."""
+    with pytest.raises(ConfigError) as caught:
+        validate(Config(**{"train": {"steps": 10}, **sections}), 1)
+    assert complaint in str(caught.value)

@@ -81,6 +81,79 @@ SCHEDULES = {
         {"name": "constant", "decay_steps": 101},
         "schedule.decay_steps: 101 do not fit behind a warmup of 0 into the 100 steps of the run; use 100 or less",
     ),
+    "a power without a scale": (
+        {"name": "power"},
+        "schedule.timescale_steps: null stands for the steps of warmup, and there are none; set one of the two",
+    ),
+    "noise that is not measured": (
+        {"name": "noise_scale"},
+        "schedule.name: noise_scale goes by the noise in the gradients, which is not measured; set "
+        "batch.noise_scale.every, or use another schedule",
+    ),
+    "rates by a batch that does not change": (
+        {"scale_with_batch": "sqrt"},
+        "schedule.scale_with_batch: found sqrt, but it has no effect with a batch of one size: neither batch.ramp, nor "
+        "batch.stages, nor batch.noise_scale.max_batch_size; leave it at none",
+    ),
+    "phases of another schedule": (
+        {"phases": [{"name": "constant"}]},
+        "schedule.phases: found 1 of them, but it has no effect with name=cosine; leave it at ()",
+    ),
+    "one phase": (
+        {"name": "piecewise", "phases": [{"name": "constant"}]},
+        "schedule.phases: found 1, expected two or more with name=piecewise",
+    ),
+    "a warmup before all phases": (
+        {"name": "piecewise", "warmup_steps": 5, "phases": [{"name": "constant", "until_step": 9}, {"name": "linear"}]},
+        "schedule.warmup_steps: found 5, but it has no effect with name=piecewise, whose phases have their own; leave "
+        "it at 0",
+    ),
+    "piecewise within piecewise": (
+        {"name": "piecewise", "phases": [{"name": "piecewise", "until_step": 9}, {"name": "linear"}]},
+        "schedule.phases.0.name: piecewise within piecewise; write its phases here",
+    ),
+    "a phase that does not end": (
+        {"name": "piecewise", "phases": [{"name": "constant"}, {"name": "linear"}]},
+        "schedule.phases.0: found none of them, expected one of until_step, until_tokens or until_share, where this "
+        "phase ends",
+    ),
+    "a phase that ends twice": (
+        {"name": "piecewise", "phases": [{"until_step": 9, "until_share": 0.5, "min_lr": 1e-5}, {"name": "linear"}]},
+        "schedule.phases.0: found until_step and until_share, expected one of until_step, until_tokens or until_share, "
+        "where this phase ends",
+    ),
+    "an end of the last phase": (
+        {"name": "piecewise", "phases": [{"name": "constant", "until_step": 9}, {"name": "linear", "until_step": 20}]},
+        "schedule.phases.1.until_step: the last phase ends with the run; leave it at null",
+    ),
+    "a phase behind the run": (
+        {"name": "piecewise", "phases": [{"name": "constant", "until_step": 100}, {"name": "linear"}]},
+        "schedule.phases.0: it ends at step 100, expected one behind step 0, where it begins, and before step 100, the "
+        "last of the run",
+    ),
+    "a phase from zero": (
+        {"name": "piecewise", "phases": [{"name": "linear", "until_step": 50}, {"name": "constant"}]},
+        "schedule.phases.1.lr: null takes the rate at which the phase before it ends, and linear ends at min_lr=0; set "
+        "this lr, or that min_lr",
+    ),
+    "a cosine's power in a phase": (
+        {"name": "piecewise", "phases": [{"name": "constant", "until_step": 50}, {"name": "cosine", "power": 3.0}]},
+        "schedule.phases.1.power: found 3.0, but it has no effect with name=cosine; leave it at 2.0",
+    ),
+    "a floor above a phase's peak": (
+        {
+            "name": "piecewise",
+            "phases": [{"name": "constant", "until_step": 50}, {"name": "linear", "lr": 1e-4, "min_lr": 2e-4}],
+        },
+        "schedule.phases.1.min_lr: 0.0002 is above its lr=0.0001; use 0.0001 or less",
+    ),
+    "a warmup longer than its phase": (
+        {
+            "name": "piecewise",
+            "phases": [{"name": "constant", "until_step": 50, "warmup_steps": 51}, {"name": "linear"}],
+        },
+        "schedule.phases.0.warmup_steps: 51 is more than the 50 steps of the phase; use 50 or less",
+    ),
 }
 
 
@@ -121,6 +194,16 @@ ALLOWED = {
     "a cycle": {"name": "cyclical", "period_steps": 10, "cycle_shape": "cosine", "gamma": 1.0},
     "plateau": {"name": "plateau", "plateau": {"patience": 0}, "gamma": 0.3, "warmup_steps": 3},
     "one cycle": {"name": "one_cycle", "warmup_fraction": 0.3, "start_lr": 1e-5},
+    "power with cooldown": {"name": "power", "timescale_steps": 20, "decay_steps": 9, "decay_shape": "cosine"},
+    "phases": {
+        "name": "piecewise",
+        "phases": [
+            {"name": "constant", "until_tokens": 10**5, "warmup_steps": 4},
+            {"name": "plateau", "lr": 1e-4, "until_share": 0.5},
+            {"name": "step", "milestones": (8, 20), "until_step": 80},
+            {"name": "cosine", "lr": 2e-4, "warmup_fraction": 0.1},
+        ],
+    },
     "inverse root": {"name": "inverse_sqrt", "warmup_tokens": 10**5},
 }
 

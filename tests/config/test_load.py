@@ -162,7 +162,7 @@ class TestSettings:
             ("slurm: {max_failure: 1}", "1: slurm.max_failure: unknown key (did you mean 'max_failures'?)"),
             (
                 "train: {<<: {steps: 1}}",
-                "1: train.<<: unknown key; known here: steps, tokens, init_from, ",
+                "1: train.<<: unknown key; known here: steps, tokens, epochs, init_from, ",
             ),
         ],
     )

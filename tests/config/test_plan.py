@@ -10,15 +10,8 @@ import pytest
 from megalite.architecture.costs import flops_per_token
 from megalite.architecture.weights import vocab_rows_per_rank
 from megalite.config.fill import fill_model
-from megalite.config.plan import (
-    RunPlan,
-    compile_pays,
-    default_world_size,
-    derive_steps,
-    fill_stages,
-    make_plan,
-    split_blocks,
-)
+from megalite.config.length import derive_steps
+from megalite.config.plan import RunPlan, compile_pays, default_world_size, fill_stages, make_plan, split_blocks
 from megalite.config.schema import BatchConfig, Config, ModelConfig
 from megalite.errors import ConfigError
 from megalite.parallel.schedules.kinds import find_placement

@@ -46,6 +46,7 @@ def test_defaults_build(section: type[Section]):
         "ClipConfig": {"by": "unit", "threshold": 0.01},
         "TaskConfig": {"path": "data/qa.jsonl"},
         "LossConfig": {"name": "none_of_ours"},
+        "WeightGroupConfig": {"match": "head.*"},
     }
     with added(
         LOSSES, "none_of_ours", addition("loss", "none_of_ours", lambda logits, labels: 0, ("logits", "labels"))

@@ -253,7 +253,7 @@ CONFLICTS = {
         1,
         "precision.dtype: fp16 is for GPUs; use bf16, or fp32, which is faster without bf16 units",
     ),
-    "no length": (config(train={}), 1, "train.steps: null, and so is train.tokens; set one of them"),
+    "no length": (config(train={}), 1, "train.steps: null, and so are train.tokens and train.epochs; set one of them"),
     "two lengths": (
         config(train={"steps": 100, "tokens": 10**6}, batch={"seq_len": 512, "global_batch_size": 8}),
         1,

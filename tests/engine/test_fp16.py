@@ -55,6 +55,9 @@ def test_trains_like_fp32(world_size):
             assert norm == pytest.approx(wanted_norm, rel=2e-3), layout
 
 
+LARGE_POWER = 2.0**23
+"""The same, and half of it too, as a power of two."""
+
 LARGE = 1.5 * 2.0**22
 """A scale with which gradients of the tiny run are infinite in fp16."""
 
@@ -106,6 +109,56 @@ def test_an_overflow_costs_a_step():
                 assert scale == LARGE / 2 ** min(number, num_skipped - 1), layout
             assert stayed, layout
             assert moved, layout
+
+
+SCALES: dict[str, dict[str, Any]] = {
+    "fixed": {"fixed": LARGE_POWER},
+    "bounded": {"initial": LARGE_POWER, "hysteresis": 1, "minimum": LARGE_POWER / 2},
+    "searched": {"initial": LARGE_POWER, "hysteresis": 1, "window": 2},
+}
+
+
+NUM_SCALED = 9
+
+
+def scales(layouts: list[dict[str, Any]]) -> dict[str, list[list[tuple[bool, float]]]]:
+    """Of each step, whether it was left out and the scale behind it, by setting and layout."""
+    allow_fp16()
+    found: dict[str, list[list[tuple[bool, float]]]] = {}
+    for name, settings in SCALES.items():
+        for layout in layouts:
+            sections = case(**layout)
+            sections["precision"]["loss_scale"] = settings
+            rank = start_rank(tiny_config(**sections))
+            own, steps = {"dp": rank.axes.batch.size, "dp_rank": rank.axes.batch.rank}, []
+            for step in range(NUM_SCALED):
+                sizes = {"global_batch_size": 8, "micro_batch_size": 2, "seq_len": 16, "vocab_size": 101}
+                result = rank.engine.train_step(step_batches(step, **sizes, **own), 1e-3)
+                steps.append((result.skipped, rank.engine.loss_scaling()["scale"]))
+            rank.engine.close()
+            found.setdefault(name, []).append(steps)
+    return found
+
+
+def test_settings_of_the_scale():
+    """A fixed one stays, and steps that overflow are left out for ever; a search begins, is halved, stops falling and
+    rises where it is told to."""
+    top = LARGE_POWER
+    layouts = [{"dp": 2}, {"dp": 2, "zero_stage": 2}, {"dp": 2, "zero_stage": 3, "engine": "fsdp2"}]
+    found = run_ranks(scales, 2, layouts)[0]
+    assert found["fixed"] == [[(True, top)] * NUM_SCALED] * len(layouts)
+    assert found["bounded"] == [[(True, top / 2)] * NUM_SCALED] * len(layouts)
+    for layout, steps in zip(layouts, found["searched"], strict=True):
+        assert sum(skipped for skipped, _ in steps) >= 2, layout
+        expected, scale, last = [], top, -1
+        for number, (skipped, _) in enumerate(steps):
+            num_good = number - last - 1
+            if skipped:
+                scale, last = scale / 2, number
+            elif num_good > 0 and num_good % 2 == 0:
+                scale *= 2
+            expected.append((skipped, scale))
+        assert steps == expected, layout
 
 
 def noise_squares(dtypes: list[str]) -> list[float]:

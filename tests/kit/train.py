@@ -18,8 +18,9 @@ from megalite.config.schema import Config
 from megalite.engine.build import build_engine
 from megalite.engine.protocol import Engine
 from megalite.model.initialize import FreshWeights
+from megalite.optim.groups import Pacing
 from megalite.optim.rules import state_kinds
-from megalite.optim.schedules import learning_rate
+from megalite.optim.schedules import decay_scale, learning_rate
 from megalite.parallel.axes import Axes, connect
 from megalite.parallel.mesh import Mesh
 from tests.kit.batches import step_batches
@@ -84,7 +85,10 @@ class Rank:
             seq_len=self.config.batch.seq_len,
             vocab_size=self.plan.model.vocab_size,
         )
-        lr = learning_rate(step + 1, self.plan.total_steps, self.config.optimizer, self.config.schedule)
+        optimizer, total = self.config.optimizer, self.plan.total_steps
+        lr = learning_rate(step + 1, total, optimizer, self.plan.schedule)
+        own = {n: learning_rate(step + 1, total, optimizer, each) for n, each in self.plan.group_schedules.items()}
+        self.engine.set_pacing(Pacing(decay_scale(step + 1, total, optimizer, lr), own))
         result = self.engine.train_step(batches, lr)
         return result.loss, result.grad_norm
 

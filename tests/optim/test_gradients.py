@@ -41,7 +41,14 @@ def changed(step: int = 1, **settings: Any) -> tuple[Tensors, Tensors, Tensors]:
     after = [gradient.clone() for gradient in before]
     weights = [part.local.weight for part in slices]
     changes = GradientChanges(
-        OptimizerConfig(**settings), weights, slices, SINGLE, tp_rank=0, seed=1, device=torch.device("cpu")
+        OptimizerConfig(**settings),
+        weights,
+        slices,
+        SINGLE,
+        world=SINGLE,
+        tp_rank=0,
+        seed=1,
+        device=torch.device("cpu"),
     )
     changes.apply(after, step)
     flat = [part.tensors["weight"] for part in slices], before, after
@@ -192,6 +199,29 @@ def curves_with_bounds(layouts: list[dict[str, Any]]) -> list[list[tuple[float, 
     return found
 
 
+def test_thresholds_of_groups():
+    """A group's own threshold in place of the common one; what shares a block with others is clipped apart."""
+    own = [{"match": "blocks.*.attention.*", "clip_threshold": 0.5}, {"match": "embedding.*", "lr_scale": 2.0}]
+    attention = {name for name in changed()[1] if ".attention." in name}
+
+    def clipped(gradients: Tensors, names: set[str], threshold: float) -> Tensors:
+        norm = math.sqrt(sum(float(gradients[name].square().sum()) for name in names))
+        return {name: gradients[name] * min(1.0, threshold / norm) for name in names}
+
+    _, before, after = changed(clip={"by": "value", "threshold": 2.0}, groups=own)
+    bounds = {name: 0.5 if name in attention else 2.0 for name in before}
+    assert_close(after, {name: g.clamp(-bounds[name], bounds[name]) for name, g in before.items()})
+    _, before, after = changed(clip={"by": "layer", "threshold": 2.0}, groups=own)
+    for block in ("blocks.0.", "blocks.1."):
+        inside = {name for name in before if name.startswith(block)}
+        expected = clipped(before, inside & attention, 0.5) | clipped(before, inside - attention, 2.0)
+        assert_close({name: after[name] for name in inside}, expected)
+    _, before, after = changed(clip={"by": "group", "threshold": 2.0}, groups=own)
+    tables = {name for name in before if name.startswith("embedding.")}
+    rest = set(before) - attention - tables
+    assert_close(after, clipped(before, attention, 0.5) | clipped(before, tables, 2.0) | clipped(before, rest, 2.0))
+
+
 def test_a_bound_that_changes_holds_in_every_layout():
     """What a percentile needs: engines take another bound, or none, at every step."""
     (truth,) = run_ranks(curves_with_bounds, 1, [{"zero_stage": 0}])[0]
@@ -205,7 +235,8 @@ def test_recent_norms_survive_a_restart():
     """The norms are in the state that checkpoints hold: the bound of the next step is the same after a restart."""
     clip = {"by": "percentile", "threshold": 50, "window": 16}
     config = tiny_config(optimizer={"clip": clip, "clip_grad_norm": None})
-    engine = SimpleNamespace(loss_scaling=dict, set_loss_scaling=lambda state: None)
+    nothing = {"set_loss_scaling": lambda state: None, "set_pacing": lambda pacing: None}
+    engine = SimpleNamespace(loss_scaling=dict, **nothing)
     nobody = {"axes": None, "device": None, "recorder": None}
     control, again = (AdaptiveControl(config, make_plan(config, 1), engine=engine, **nobody) for _ in range(2))
     for number in range(20):

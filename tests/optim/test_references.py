@@ -39,7 +39,7 @@ def trained(product_dtype: torch.dtype = torch.float32, **settings: Any) -> Weig
     stage = make_stage(tiny_model(**GPT_STYLE), dtype=torch.float32)
     optimizer = build_optimizer(stage, OptimizerConfig(lr=LR, weight_decay=DECAY, **settings), product_dtype)
     parameters = list(stage.parameters())
-    optimizer.bind(whole_slices(stage), parameters, SINGLE, 0)
+    optimizer.bind(whole_slices(stage), parameters, SINGLE, SINGLE, 0)
     named = dict(stage.named_parameters())
     for parameter in parameters:
         parameter.grad = torch.zeros_like(parameter)
@@ -193,7 +193,7 @@ def test_a_step_is_torchs():
     """Given a closure, an optimizer calls it with autograd on, updates, and returns its result."""
     stage = make_stage(tiny_model(**GPT_STYLE), dtype=torch.float32)
     optimizer = build_optimizer(stage, OptimizerConfig(lr=LR, name="sgd"))
-    optimizer.bind(whole_slices(stage), list(stage.parameters()), SINGLE, 0)
+    optimizer.bind(whole_slices(stage), list(stage.parameters()), SINGLE, SINGLE, 0)
     before = [parameter.detach().clone() for parameter in stage.parameters()]
 
     def closure() -> float:

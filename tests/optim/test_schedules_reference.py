@@ -6,6 +6,7 @@ the first step is already one step past the start, and s - 1 where it is the sta
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -15,7 +16,7 @@ import transformers
 from torch.optim import lr_scheduler
 
 from megalite.config.schema import OptimizerConfig, ScheduleConfig
-from megalite.optim.schedules import learning_rate
+from megalite.optim.schedules import StepMeasures, learning_rate
 
 PEAK, MIN, WARMUP, STEPS = 3e-3, 3e-4, 10, 100
 
@@ -114,22 +115,41 @@ class TestTorch:
         assert found == close(expected[1:])
 
     def test_one_cycle(self):
-        """Torch has the start as a step of its own, so its run is one longer than ours; its rise ends at index 30."""
-
-        def make(optimizer: torch.optim.Optimizer) -> lr_scheduler.OneCycleLR:
-            total = STEPS + 1
-            return lr_scheduler.OneCycleLR(
-                optimizer, PEAK, total, pct_start=31 / total, div_factor=25, final_div_factor=10, anneal_strategy="cos"
-            )
-
+        """The first step is at the foot, the one at the end of warmup at the peak."""
         optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=PEAK, momentum=0.9)
-        scheduler, expected = make(optimizer), []
-        for _ in range(STEPS):
+        scheduler = lr_scheduler.OneCycleLR(
+            optimizer, PEAK, STEPS, pct_start=0.3, div_factor=25, final_div_factor=10, anneal_strategy="cos"
+        )
+        expected = [optimizer.param_groups[0]["lr"]]
+        for _ in range(STEPS - 1):
             optimizer.step()
             scheduler.step()
             expected.append(optimizer.param_groups[0]["lr"])
         found = ours(name="one_cycle", warmup_steps=30, start_lr=PEAK / 25, min_lr=PEAK / 250)
         assert found == close(expected)
+
+    def test_piecewise(self):
+        """SequentialLR of drops, a straight line and half a cosine."""
+
+        def make(it: torch.optim.Optimizer) -> lr_scheduler.SequentialLR:
+            parts = [
+                lr_scheduler.StepLR(it, 10, 0.5),
+                lr_scheduler.LinearLR(it, 1.0, MIN / PEAK, 30),
+                lr_scheduler.ExponentialLR(it, 0.9),
+            ]
+            return lr_scheduler.SequentialLR(it, parts, [40, 71])
+
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of torch, about its own use of a deprecated argument
+            expected = theirs(make, STEPS)
+        phases = [
+            {"name": "step", "period_steps": 10, "gamma": 0.5, "until_step": 40},
+            {"name": "constant", "lr": PEAK, "until_step": 41},
+            {"name": "linear", "lr": PEAK, "min_lr": MIN, "until_step": 71},
+            {"name": "constant", "lr": PEAK, "until_step": 72},
+            {"name": "exponential", "lr": PEAK, "gamma": 0.9, "period_steps": 1},
+        ]
+        assert ours(name="piecewise", phases=phases) == close(expected[:-1])
 
 
 def test_constant_with_cooldown_is_wsd():
@@ -151,7 +171,7 @@ def test_schedules_without_an_end_stop_at_min_lr(name):
     """min_lr is the floor of those that would fall for ever."""
     options = {"inverse_sqrt": {"timescale_steps": 1}, "plateau": {}}.get(name, {"period_steps": 3, "gamma": 0.1})
     settings = ScheduleConfig(name=name, min_lr=PEAK / 5, **options)
-    assert learning_rate(90, STEPS, OptimizerConfig(lr=PEAK), settings, num_cuts=9) == PEAK / 5
+    assert learning_rate(90, STEPS, OptimizerConfig(lr=PEAK), settings, StepMeasures(num_cuts=9)) == PEAK / 5
 
 
 def test_warmup_from_a_rate():

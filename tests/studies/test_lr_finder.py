@@ -16,7 +16,8 @@ from megalite.config.schema import Config
 from megalite.data.loader import Loader
 from megalite.errors import EXIT_DONE, EXIT_REQUEUE, UserError
 from megalite.studies import lr_finder
-from megalite.studies.lr_finder import Found, SmoothedLoss, Sweep, _aside, _sweep, find_rate
+from megalite.studies.aside import aside
+from megalite.studies.lr_finder import Found, SmoothedLoss, Sweep, _sweep, find_rate
 from megalite.train.place import Place
 from tests.kit.runs import megalite, metrics, write_run
 from tests.kit.spawn import run_ranks
@@ -103,7 +104,7 @@ def first_positions(config: Config) -> list[int]:
 
     Loader.step_batches = note
     with suppress(KeyboardInterrupt):
-        _sweep(_aside(config, config.run.dir / "aside"), Place(0, 1, 0, ""), Sweep(), config.run.dir / "sweep.json")
+        _sweep(aside(config, config.run.dir / "aside"), Place(0, 1, 0, ""), Sweep(), config.run.dir / "sweep.json")
     return seen[0]
 
 

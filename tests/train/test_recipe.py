@@ -8,11 +8,11 @@ from pathlib import Path
 
 import numpy as np
 
-from megalite.config.load import load_config
 from megalite.config.plan import default_world_size
 from megalite.config.schema import SourceConfig
 from megalite.config.validate import validate
 from megalite.data.ranking import write_ranks
+from megalite.data.run_config import load_run
 from megalite.data.samples import open_training_samples
 from megalite.data.sources import open_source
 from megalite.errors import EXIT_DONE
@@ -44,7 +44,7 @@ def test_every_override_is_valid_and_trains(tmp_path):
     own = {"schedule": {"warmup_steps": 0}, "model": {"vocab_size": 101}, "batch": {"micro_batch_size": 1}}
     base = write_run(tmp_path, parallel={"tp": 1}, **own)
     for row in rows:
-        config = load_config(base, row)
+        config = load_run(base, row)
         validate(config, default_world_size(config))
     for row, losses in zip(rows, run_ranks(train_each, 1, base, rows)[0], strict=True):
         assert len(losses) == STEPS, row
@@ -63,7 +63,7 @@ def test_every_mixture_trains(tmp_path, monkeypatch):
     data = {"train": train, "valid": []}
     base = write_run(tmp_path, parallel={"tp": 1}, data=data, train={"steps": MIXTURE_STEPS})
     for number, row in enumerate(rows):
-        config = load_config(base, [*row, f"run.dir={tmp_path / str(number)}"])
+        config = load_run(base, [*row, f"run.dir={tmp_path / str(number)}"])
         assert launch(config, 1) == EXIT_DONE, row
         (done,) = (event for event in events(config.run.dir) if event["event"] == "done")
         samples = {name: each["samples"] for name, each in done["consumed"].items()}
@@ -83,7 +83,7 @@ def train_each(base: Path, rows: list[list[str]]) -> list[list[float]]:
     """The losses of each config, one after the other in one process."""
     curves = []
     for row in rows:
-        config = load_config(base, row)
+        config = load_run(base, row)
         rank = start_rank(config)
         sizes, losses = rank.plan.batch_sizes, []
         for step in range(1, STEPS + 1):

@@ -105,6 +105,17 @@ class TestBranch:
         assert [record["step"] for record in metrics(branch)] == [5, 6]
         assert metrics(branch)[0]["lr"] == pytest.approx(1e-4 * (1 - 0.5**0.5))
 
+    def test_a_branch_may_have_another_optimizer(self, folder):
+        """Its first step sees the trunk's weights and data, with an optimizer that has made no update before."""
+        names = ("muon", "adamw")
+        branch, same = (self.branch(folder, 4, 2, f"run.dir={folder / it}", f"optimizer.name={it}") for it in names)
+        assert metrics(branch)[0]["loss"] == metrics(same)[0]["loss"]
+        assert metrics(branch)[1]["loss"] != metrics(same)[1]["loss"]
+        ends = (CheckpointReader(each / "checkpoints/step-0000006") for each in (branch, same))
+        assert [end.manifest.progress.num_updates for end in ends] == [2, 6]
+        (start,) = (event for event in events(branch) if event["event"] == "start")
+        assert start["origin"].endswith("as a branch, with optimizer muon from its beginning")
+
     def test_a_branch_off_a_merged_checkpoint(self, folder):
         """Which may be called anything: the same losses as off the original."""
         merge(folder / "run/checkpoints/step-0000004", folder / "archive")

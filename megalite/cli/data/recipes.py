@@ -77,11 +77,11 @@ def mix_plan(
     """Show how many tokens of each source a run will read, stage by stage, and how often each source is repeated."""
     from megalite.config.batch_sizes import batch_sizes
     from megalite.config.length_stages import length_stages
-    from megalite.config.load import load_config
     from megalite.data.mix_plan import render
+    from megalite.data.run_config import load_run
     from megalite.data.samples import open_training_samples
 
-    settings = load_config(config, overrides or [])
+    settings = load_run(config, overrides or [])
     sizes = batch_sizes(settings.batch)
     for stage in length_stages(settings):
         num_samples = sizes.first_sample(stage.last_step + 1) - sizes.first_sample(stage.first_step)

@@ -36,11 +36,11 @@ def show(
     """Show the batches that training will see: some as text, or all of them as arrays in a file."""
     from megalite.checkpoint.sizes_so_far import batch_sizes_of
     from megalite.config.length_stages import stage_of_steps
-    from megalite.config.load import load_config
     from megalite.data import show as showing
+    from megalite.data.run_config import load_run
 
     wanted = showing.parse_steps(steps)
-    settings = load_config(config, overrides or [])
+    settings = load_run(config, overrides or [])
     sizes = batch_sizes_of(settings)
     chosen = showing.parse_samples(numbers) if numbers is not None else None
     if chosen is not None:  # the steps that read them
@@ -264,9 +264,9 @@ def verify(
 
 
 def _plan_checks(path: Path) -> CheckPlan:
-    from megalite.config.load import load_config
+    from megalite.data.run_config import load_run
     from megalite.data.verify import list_path, list_run
 
     if path.suffix in CONFIG_SUFFIXES and not path.is_dir():
-        return list_run(load_config(path))
+        return list_run(load_run(path))
     return list_path(path)

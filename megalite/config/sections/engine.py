@@ -16,7 +16,7 @@ DEEPSPEED_OWNED_KEYS = {
     "zero_optimization": "set parallel.zero_stage",
     "zero_allow_untested_optimizer": "leave it out",
     "bf16": "set precision.dtype",
-    "fp16": "set precision.dtype",
+    "fp16": "set precision.dtype and precision.loss_scale",
     "data_types": "set precision.dtype",
     "communication_data_type": "set precision.reduce_dtype",
     "pipeline": "set parallel.pp",

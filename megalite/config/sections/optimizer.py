@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, Field, NonNegativeFloat, PositiveFloat, PositiveInt
+from pydantic import AfterValidator, BeforeValidator, Field, NonNegativeFloat, PositiveFloat, PositiveInt
 
 from megalite.config.brought import wrong_options
 from megalite.config.optimizers import OPTIMIZERS, RULES
+from megalite.config.sections.schedule import ScheduleConfig
 from megalite.section import FrozenOptions, Options, Problem, Section
 
 Decay = Annotated[float, Field(ge=0.0, lt=1.0)]
@@ -34,8 +35,9 @@ class LearningRateScales(Section):
 class ClipConfig(Section):
     """Clipping by something else than the norm of the whole gradient; `clip_grad_norm` comes before it."""
 
-    by: Literal["value", "parameter", "layer", "unit", "percentile"]
-    """value: each number. parameter: the norm of each weight. layer: of each block, and of each weight outside. unit:
+    by: Literal["value", "parameter", "layer", "unit", "group", "percentile"]
+    """value: each number. parameter: the norm of each weight. layer: of each block, and of each weight outside. group:
+    of all that one of `optimizer.groups` has together, and of all that none has. unit:
     the norm of each row, measured by that of the weights (adaptive clipping, Brock et al. 2021). percentile: the norm
     of the whole gradient, to a percentile of recent ones (Seetharaman et al. 2020); `clip_grad_norm` bounds it."""
     threshold: PositiveFloat
@@ -43,6 +45,45 @@ class ClipConfig(Section):
     number below 100, such as 90."""
     window: Annotated[int, Field(ge=MIN_NORMS)] = 128
     """percentile: steps that count as recent. Nothing is clipped by it before there are ten."""
+
+
+class WeightDecayConfig(Section):
+    """What a weight shrinks by, and how that changes: over the run, with the rate, and with the depth."""
+
+    kind: Literal["decoupled", "coupled", "independent"] = "decoupled"
+    """decoupled: by rate x decay (Loshchilov & Hutter 2019, as torch's AdamW). coupled: decay x weight is added to the
+    gradient, behind clipping (L2, as torch's Adam and SGD). independent: by decay x the rate's share of its peak,
+    whatever the peak is (Wortsman et al. 2023)."""
+    follows_rate: bool = False
+    """Times the rate's share of its peak, so that the decay goes to zero with the rate (Defazio 2025)."""
+    end_scale: NonNegativeFloat = 1.0
+    """Factor on the decay at the last step; 1 for none."""
+    shape: Literal["linear", "cosine"] = "linear"
+    """How the factor goes from 1 to end_scale over the run."""
+    layer_factor: PositiveFloat = 1.0
+    """Factor with each block away from the head: block i of n has layer_factor^(n - 1 - i) times the decay, embedding
+    tables that of the lowest block once more."""
+
+
+class WeightGroupConfig(Section):
+    """Settings of some weights, by their names. What is null stays as it is for all."""
+
+    match: Annotated[tuple[str, ...], BeforeValidator(lambda given: (given,) if isinstance(given, str) else given)]
+    """Patterns of canonical names, `embedding.*` or `blocks.[0-3].attention.*`: * is any run of characters, ? is one,
+    [0-3] one of some. A list has all that any of its patterns has. `megalite config weights CONFIG` shows the names. A
+    weight belongs to the first group that has it."""
+    lr_scale: PositiveFloat = 1.0
+    """Factor on the learning rate, times those of `lr_scales`."""
+    weight_decay: NonNegativeFloat | None = None
+    """In place of optimizer.weight_decay; norms and biases are decayed too where it is given."""
+    clip_threshold: PositiveFloat | None = None
+    """In place of optimizer.clip.threshold."""
+    optimizer: Annotated[str, AfterValidator(OPTIMIZERS.known)] | None = None
+    """Whose rule updates them, with the settings of the section; in a group of tables, muon's is that of its tables."""
+    schedule: ScheduleConfig | None = None
+    """The shape of their rate; its peak is optimizer.lr, as ever times the factors."""
+    frozen: bool = False
+    """They stay as they are: no update, no decay, no optimizer state, no part of the gradient's norm."""
 
 
 class OptimizerConfig(Section):
@@ -72,9 +113,13 @@ class OptimizerConfig(Section):
     update_clip: PositiveFloat = 1.0
     """adafactor: bound on the root mean square of a weight's update, before the learning rate."""
     weight_decay: NonNegativeFloat = 0.1
-    """Decoupled decay of matrices. Norms and biases are never decayed."""
+    """Decay of matrices. Norms and biases are decayed in groups that say so."""
     decay_embeddings: bool = True
     """Whether the embedding tables and the head are decayed too."""
+    decay: WeightDecayConfig = WeightDecayConfig()
+    """Whether decay is decoupled, and how it changes."""
+    groups: tuple[WeightGroupConfig, ...] = ()
+    """Settings of some weights, by their names."""
     clip_grad_norm: PositiveFloat | None = 1.0
     """Scale the gradient down to this global L2 norm; null for no clipping."""
     clip: ClipConfig | None = None
@@ -85,6 +130,11 @@ class OptimizerConfig(Section):
     """Variance of normal noise on the gradients at the beginning; 0 for none (Neelakantan et al. 2015)."""
     noise_decay: NonNegativeFloat = 0.55
     """The noise's variance falls as (1 + step)^-this."""
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Every optimizer that some weight has, each once."""
+        return tuple(dict.fromkeys((self.name, *(group.optimizer or self.name for group in self.groups))))
 
     def problems(self) -> Iterator[Problem]:
         yield from wrong_options(RULES[OPTIMIZERS[self.name].matrices].make, self.options, f"optimizer {self.name}")

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Literal
+import math
+from typing import Annotated, Literal
 
-from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt
+from pydantic import AfterValidator, Field, NonNegativeInt, PositiveFloat, PositiveInt
 
 from megalite.section import Section
 
@@ -48,6 +49,41 @@ class Fp8Config(Section):
         return self.format or ("hybrid" if self.recipe in ("current", "delayed") else "e4m3")
 
 
+def _is_power_of_two(scale: float) -> float:
+    if math.frexp(scale)[0] != 0.5:
+        below = 2.0 ** math.floor(math.log2(scale))
+        raise ValueError(f"{scale:g} is no power of two, which gradients bear exactly; use {below:g} or {2 * below:g}")
+    return scale
+
+
+NEVER = 10**15
+"""Steps, or overflows, that no run has."""
+
+LossScale = Annotated[PositiveFloat, AfterValidator(_is_power_of_two)]
+
+
+class LossScaleConfig(Section):
+    """fp16: the factor on the loss that keeps small gradients from vanishing. Steps that overflow are left out."""
+
+    fixed: LossScale | None = None
+    """The factor of all steps, such as 128; null finds it, by the other settings."""
+    initial: LossScale = 2.0**16
+    """Where the search begins."""
+    window: PositiveInt = 1000
+    """Steps without an overflow after which it is doubled."""
+    hysteresis: PositiveInt = 2
+    """Overflows, the last one counted, until it is halved; each further one halves it again."""
+    minimum: LossScale = 1.0
+    """It is never halved below this."""
+
+    @property
+    def search(self) -> LossScaleConfig:
+        """The settings as those of a search: a fixed scale is one that is never left."""
+        if self.fixed is None:
+            return self
+        return LossScaleConfig(initial=self.fixed, window=NEVER, hysteresis=NEVER, minimum=self.minimum)
+
+
 class PrecisionConfig(Section):
     """Number formats."""
 
@@ -61,5 +97,7 @@ class PrecisionConfig(Section):
     reduce_dtype: Literal["fp32", "bf16"] | None = None
     """Format in which dp ranks add up bf16's gradients. null means fp32 with ZeRO-1, where it happens once a step, and
     bf16 with ZeRO-2 and 3, where it happens with every micro-batch; those round the sum to bf16 in either case."""
+    loss_scale: LossScaleConfig = LossScaleConfig()
+    """fp16: the factor on the loss."""
     fp8: Fp8Config | None = None
     """FP8 for the linear layers inside the blocks; null for none."""

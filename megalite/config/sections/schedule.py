@@ -25,13 +25,14 @@ class PlateauConfig(Section):
     """Validations after a cut that do not count."""
 
 
-class ScheduleConfig(Section):
-    """The learning rate of each step. The first update is step 1."""
+class ShapeConfig(Section):
+    """A warmup, and the shape of the rate behind it."""
 
     name: Annotated[str, AfterValidator(SCHEDULES.known)] = "cosine"
-    """Shape after warmup: constant, linear, cosine, polynomial, exponential, step, inverse_sqrt, wsd, cyclical,
-    one_cycle, plateau, or one that a plug-in brings (docs/recipe.md says when to use which). linear, cosine and
-    polynomial fall to min_lr at the last step; wsd holds the peak and falls at the end (Hu et al. 2024)."""
+    """Shape after warmup: constant, linear, cosine, polynomial, exponential, step, inverse_sqrt, power, wsd, cyclical,
+    one_cycle, plateau, noise_scale, piecewise, or one that a plug-in brings (docs/recipe.md says when to use which).
+    linear, cosine and polynomial fall to min_lr at the last step; wsd holds the peak and falls at the end (Hu et al.
+    2024)."""
     options: Options = Field(default_factory=FrozenOptions)
     """What a plug-in's schedule may be told."""
     warmup_steps: NonNegativeInt = 0
@@ -46,12 +47,15 @@ class ScheduleConfig(Section):
     min_lr: NonNegativeFloat = 0.0
     """Learning rate of the last step, of the end of a decay, and the least of any schedule; the foot of a cycle."""
     decay_steps: PositiveInt | None = None
-    """Length of the final decay. wsd: null means a tenth of the run. constant: null means none; with it, this is
-    constant with cooldown."""
+    """Length of the final decay. wsd: null means a tenth of the run. constant, power: null means none; with it, this
+    is constant with cooldown."""
     decay_shape: Literal["linear", "cosine", "sqrt"] = "linear"
-    """Form of the final decay of wsd and constant; sqrt is 1 - sqrt(x) (Hägele et al. 2024)."""
+    """Form of the final decay of wsd, constant and power; sqrt is 1 - sqrt(x) (Hägele et al. 2024)."""
     power: PositiveFloat = 2.0
     """polynomial: exponent of the remaining share of the run; 1 is linear."""
+    exponent: PositiveFloat = 0.51
+    """power: the rate falls as steps^-exponent, the same however long the run is (Shen et al. 2024); 0.5 is the inverse
+    square root."""
     gamma: float = Field(0.5, gt=0.0, le=1.0)
     """step: factor at each drop. exponential: factor over period_steps. cyclical: factor on the height of each further
     cycle. plateau: factor at each cut."""
@@ -63,9 +67,33 @@ class ScheduleConfig(Section):
     """cyclical: up and down in straight lines (Smith 2017), or down by half a cosine and restarted (Loshchilov &
     Hutter 2017)."""
     timescale_steps: PositiveInt | None = None
-    """inverse_sqrt: the rate is lr x sqrt(t / (t + steps since warmup)); null takes t = the steps of warmup."""
+    """inverse_sqrt: the rate is lr x sqrt(t / (t + steps since warmup)). power: it is lr until step t, and lr x (t /
+    step)^exponent from there on. Null takes t = the steps of warmup."""
     plateau: PlateauConfig = PlateauConfig()
     """plateau: when the rate is lowered."""
 
     def problems(self) -> Iterator[Problem]:
         yield from wrong_options(SCHEDULES[self.name].rate, self.options, f"schedule {self.name}")
+
+
+class PhaseConfig(ShapeConfig):
+    """A stretch of a piecewise schedule. Its steps count from its beginning, its last one is the last of the shape."""
+
+    until_step: PositiveInt | None = None
+    """The last step of this phase. All phases but the last say where they end, in one of three ways."""
+    until_tokens: PositiveInt | None = None
+    """Tokens of the run at which it ends, rounded up to whole steps."""
+    until_share: Share | None = None
+    """Part of the run that is over when it ends."""
+    lr: PositiveFloat | None = None
+    """Its peak; null takes the rate at which the phase before it ends, for the first one optimizer.lr."""
+
+
+class ScheduleConfig(ShapeConfig):
+    """The learning rate of each step. The first update is step 1."""
+
+    phases: tuple[PhaseConfig, ...] = ()
+    """piecewise: schedules one after another, each with a warmup of its own if it has one."""
+    scale_with_batch: Literal["none", "linear", "sqrt"] = "none"
+    """Rates of steps whose batch is not batch.global_batch_size, as in a ramp or where it grows by its noise: as they
+    are, or times (size / global_batch_size) or the root of that."""

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, Field, PositiveInt
+from pydantic import AfterValidator, Field, PositiveFloat, PositiveInt
 
 from megalite.config.brought import COMPONENTS, LOSSES, wrong_choices, wrong_options
 from megalite.config.sections.evaluation import EarlyStoppingConfig, TaskConfig
@@ -33,9 +33,12 @@ class TrainConfig(Section):
     """How long, from where and how the loop runs."""
 
     steps: PositiveInt | None = None
-    """Number of optimizer steps. Give this or tokens."""
+    """Number of optimizer steps. Give one of steps, tokens and epochs."""
     tokens: PositiveInt | None = None
-    """Number of training tokens, rounded up to whole steps. Give this or steps."""
+    """Number of training tokens, rounded up to whole steps."""
+    epochs: PositiveFloat | None = None
+    """Passes over the one source of data.train, rounded up to whole steps, which they become when the run begins.
+    Passes over single sources of a mixture are data.mix.epochs."""
     init_from: Path | None = None
     """Weights to start from: a checkpoint folder or a Hugging Face folder. Step count and optimizer start anew.
     A run folder with checkpoints of its own is always resumed instead."""
@@ -45,8 +48,8 @@ class TrainConfig(Section):
     the weights in fp32 (or for the first blocks of them)."""
     branch_from: Path | None = None
     """A checkpoint to go on from in a run folder of its own, with its optimizer, step and place in the data: a decay
-    off a stable phase, another rate from there on. Steps count on, so `steps` must be above the checkpoint's. The
-    model, the data and the batch must be its run's."""
+    off a stable phase, another rate from there on, or another optimizer, which then begins anew. Steps count on, so
+    `steps` must be above the checkpoint's. The model, the data and the batch must be its run's."""
     eval_every: PositiveInt | None = None
     """Steps between validations (there is one at the end too when data.valid or tasks are given); null for only that
     one."""

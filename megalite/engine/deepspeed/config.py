@@ -6,6 +6,7 @@ are refused there by the schema.
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from megalite.config.plan import RunPlan
@@ -47,7 +48,15 @@ def deepspeed_config(config: Config, plan: RunPlan) -> dict[str, Any]:
         json["data_types"] = {"grad_accum_dtype": "fp32"}
         json["communication_data_type"] = config.precision.reduce_dtype or ("fp32" if stage == 1 else "bf16")
     if config.precision.dtype == "fp16":
-        json["fp16"] = {"enabled": True, "loss_scale": 0, "initial_scale_power": 16}
+        scale = config.precision.loss_scale.search
+        json["fp16"] = {
+            "enabled": True,
+            "loss_scale": 0,
+            "initial_scale_power": round(math.log2(scale.initial)),
+            "loss_scale_window": scale.window,
+            "hysteresis": scale.hysteresis,
+            "min_loss_scale": scale.minimum,
+        }
     if plan.pp > 1:
         json["pipeline"] = {"pipe_partitioned": False, "grad_partitioned": False, "use_reentrant": False}
     return {**json, **config.engine.deepspeed_extra}

@@ -19,6 +19,12 @@ FIELDS = {
 overflowed (-1 for none), and overflows left, this one counted, until the scale is halved."""
 
 
+def stay_at_minimum(optimizer: Any) -> None:
+    """Let a DeepSpeed optimizer's scale rest where it may not fall any more, where DeepSpeed would end the run."""
+    if loss_scaling(optimizer):
+        optimizer.loss_scaler.raise_error_at_min_scale = False
+
+
 def loss_scaling(optimizer: Any) -> LossScaling:
     """The state of a DeepSpeed optimizer's scaler."""
     scaler = getattr(optimizer, "loss_scaler", None)

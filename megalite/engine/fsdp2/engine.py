@@ -16,7 +16,7 @@ from megalite.engine.evaluation import sum_losses, token_losses
 from megalite.engine.fsdp2.modules import Divided
 from megalite.engine.fsdp2.shards import Shard, ShardPartition
 from megalite.engine.hooks import UpdateHooks
-from megalite.engine.loss_scaling import LossScaler
+from megalite.engine.loss_scaling import choose_scaler
 from megalite.engine.protocol import Ask, GradientObserver, LossScaling, StepResult, nothing
 from megalite.engine.stage_state import EngineOfState, StageState
 from megalite.engine.steps import (
@@ -52,7 +52,7 @@ class Fsdp2Engine(EngineOfState):
         self.stage, self.hooks = stage, UpdateHooks()
         self.clip_norm = config.optimizer.clip_grad_norm
         self._axes, self._device = axes, device
-        self._scaler = LossScaler() if config.precision.dtype == "fp16" else None
+        self._scaler = choose_scaler(config)
         self._cut = BatchCut(axes.cp, config.parallel.cp_kind, plan.model, stream_unit(config))
         reduce_dtype = REDUCE_DTYPES[config.precision.reduce_dtype]
         groups = connect_groups(axes, config.parallel.dp_replicate)

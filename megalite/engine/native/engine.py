@@ -14,7 +14,7 @@ from megalite.data.loader import Batch
 from megalite.engine.batch_cut import BatchCut
 from megalite.engine.grad_norm import END_COPY_MARK
 from megalite.engine.hooks import UpdateHooks
-from megalite.engine.loss_scaling import LossScaler
+from megalite.engine.loss_scaling import choose_scaler
 from megalite.engine.native.buckets import BUCKET_NUMBERS, Bucket, plan_buckets
 from megalite.engine.native.replication import Replication
 from megalite.engine.native.sums import GradientSums
@@ -52,7 +52,7 @@ class NativeEngine(EngineOfState):
         self.stage, self.hooks = stage, UpdateHooks()
         self.clip_norm = config.optimizer.clip_grad_norm
         self._axes, self._sums = axes, sums
-        self._scaler = LossScaler() if config.precision.dtype == "fp16" else None
+        self._scaler = choose_scaler(config)
         self._programs = Programs(config, plan, axes.pp.rank)
         self._cut = BatchCut(axes.cp, config.parallel.cp_kind, plan.model, stream_unit(config))
         optimizer = build_optimizer(stage, config.optimizer, PRODUCT_DTYPES[config.precision.dtype])

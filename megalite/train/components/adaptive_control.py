@@ -1,6 +1,7 @@
 """Rate, clipping and batch size of the coming steps: functions of the step, and of what the run has measured.
 
     validation loss          -> the rate, under the schedule `plateau`
+    noise in the gradients   -> the rate, under the schedule `noise_scale`
     norms of the gradients   -> where they are clipped, under `optimizer.clip`
     noise in the gradients   -> the batch size, under `batch.noise_scale.max_batch_size`
     gradients that overflow  -> the scale of the loss, in fp16; the engine decides, here it is remembered
@@ -17,12 +18,13 @@ import torch
 
 from megalite.checkpoint.sizes_so_far import CONTROL, sizes_in
 from megalite.config.plan import RunPlan
-from megalite.config.schema import Config
+from megalite.config.schema import Config, ScheduleConfig
 from megalite.engine.protocol import Engine, StepResult
 from megalite.monitor.recorder import Recorder
 from megalite.optim.adaptive import Plateau, after_validation, clip_bound, remember
+from megalite.optim.groups import Pacing
 from megalite.optim.noise_scale import NoiseScale, updated
-from megalite.optim.schedules import learning_rate
+from megalite.optim.schedules import StepMeasures, decay_scale, learning_rate, shape_at
 from megalite.parallel.axes import Axes
 from megalite.parallel.collectives import any_rank
 from megalite.train.components.component import Component, Step
@@ -48,13 +50,14 @@ class AdaptiveControl(Component):
         self._plateau = Plateau(**state.get("plateau", {}))
         self._norms: list[float] = list(state.get("norms", ()))
         self._noise = NoiseScale(**state.get("noise_scale", {}))
-        self._engine.set_loss_scaling(state.get("loss_scaling", {}))
+        is_fixed = self._config.precision.loss_scale.fixed is not None
+        self._engine.set_loss_scaling({} if is_fixed else state.get("loss_scaling", {}))
         self.batch_sizes = sizes_in(state) or self._plan.batch_sizes
         """Of all steps, as far as is known."""
 
     def state(self) -> dict[str, Any]:
         state: dict[str, Any] = {}
-        if self._config.schedule.name == "plateau":
+        if self._plateau != Plateau():
             state["plateau"] = asdict(self._plateau)
         if self._norms:
             state["norms"] = self._norms
@@ -68,6 +71,7 @@ class AdaptiveControl(Component):
 
     def before_step(self, step: Step) -> None:
         step.lr = self.learning_rate(step.number)
+        self._engine.set_pacing(self._pacing(step))
         step.clip_norm = clip_bound(self._norms, self._config.optimizer)
         if self._meter is not None and self._is_measured(step):
             self._meter.start(self._engine.loss_scaling().get("scale", 1.0))
@@ -86,14 +90,27 @@ class AdaptiveControl(Component):
 
     def learning_rate(self, step: int) -> float:
         """The rate of an update."""
-        plan = self._plan
-        return learning_rate(step, plan.total_steps, self._config.optimizer, plan.schedule, self._plateau.num_cuts)
+        return self._rate(step, self._plan.schedule)
+
+    def _rate(self, step: int, schedule: ScheduleConfig) -> float:
+        size, noise = self.batch_sizes.size(step), self._noise.tokens
+        measured = StepMeasures(
+            self._plateau.num_cuts,
+            0.0 if noise is None else noise / (size * self._config.batch.seq_len),
+            size / self._plan.full_batch_size,
+        )
+        return learning_rate(step, self._plan.total_steps, self._config.optimizer, schedule, measured)
+
+    def _pacing(self, step: Step) -> Pacing:
+        own = {number: self._rate(step.number, each) for number, each in self._plan.group_schedules.items()}
+        return Pacing(decay_scale(step.number, self._plan.total_steps, self._config.optimizer, step.lr), own)
 
     def note_validation(self, step: int, loss: float) -> None:
         """Let a validation loss, which is the same on all ranks, have its say on the rate."""
-        if self._config.schedule.name != "plateau":
+        shape = shape_at(step, self._plan.schedule)
+        if shape.name != "plateau":
             return
-        settings = self._config.schedule.plateau
+        settings = shape.plateau
         former, self._plateau = self._plateau, after_validation(self._plateau, loss, settings)
         if self._plateau.num_cuts > former.num_cuts:
             why = f"{settings.patience + 1} validations without a new best below {former.best:.4f}"

@@ -1,0 +1,125 @@
+"""What must hold between the settings of `optimizer`, the model's weights, and what is measured of gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from megalite.architecture.architecture import Architecture
+from megalite.architecture.weights import weight_table
+from megalite.config.optimizers import OPTIMIZERS, RULES, scales_with_width, settings_read
+from megalite.config.schema import Config, OptimizerConfig
+from megalite.config.sections.optimizer import WeightGroupConfig
+from megalite.config.weight_groups import does_match, group_number
+from megalite.config.wording import or_, unused
+
+MOST_SHOWN = 6
+"""Names of weights in a complaint."""
+
+
+def check_optimizer(config: Config, model: Architecture) -> Iterator[str]:
+    """Complaints about the optimizer and its groups of weights."""
+    optimizer = config.optimizer
+    of_some = {key for rule in RULES.values() for key in rule.settings} - settings_read(optimizer.names)
+    others = [key for key in OptimizerConfig.model_fields if key in of_some]
+    yield from unused(optimizer, others, "optimizer", f"name={or_(optimizer.names)}")
+    if not optimizer.noise:
+        yield from unused(optimizer, ("noise_decay",), "optimizer", "noise=0")
+    yield from _clip(optimizer)
+    yield from _decay(config)
+    yield from _mup(config)
+    if optimizer.groups:
+        yield from _groups(config, model)
+
+
+def _clip(optimizer: OptimizerConfig) -> Iterator[str]:
+    clip = optimizer.clip
+    if clip is None:
+        return
+    if clip.by != "percentile":
+        yield from unused(clip, ("window",), "optimizer.clip", f"by={clip.by}")
+    elif clip.threshold >= 100:
+        yield (
+            f"optimizer.clip.threshold: found {clip.threshold:g}, expected a percentile with by=percentile; use a "
+            "number below 100, such as 90"
+        )
+    if clip.by == "group" and not optimizer.groups:
+        yield "optimizer.clip.by: group, but optimizer.groups is empty; use clip_grad_norm, or write groups"
+
+
+def _decay(config: Config) -> Iterator[str]:
+    optimizer, decay = config.optimizer, config.optimizer.decay
+    if not optimizer.weight_decay and not any(group.weight_decay for group in optimizer.groups):
+        yield from unused(decay, type(decay).model_fields, "optimizer.decay", "weight_decay=0")
+    if decay.end_scale == 1.0:
+        yield from unused(decay, ("shape",), "optimizer.decay", "end_scale=1, where nothing changes")
+    if decay.kind == "coupled" and config.model.mup is not None:
+        yield (
+            "optimizer.decay.kind: coupled decay has no known rule for other widths (model.mup); use decoupled or "
+            "independent, or mup=null"
+        )
+
+
+def _mup(config: Config) -> Iterator[str]:
+    for name in config.optimizer.names if config.model.mup is not None else ():
+        if not scales_with_width(name):
+            known = or_(name for name in OPTIMIZERS if scales_with_width(name))
+            yield (
+                f"model.mup: how {name} scales with the width is not known here; use optimizer.name={known}, or "
+                "mup=null"
+            )
+
+
+def _groups(config: Config, model: Architecture) -> Iterator[str]:
+    optimizer, names = config.optimizer, list(weight_table(model))
+    for number, group in enumerate(optimizer.groups):
+        key = f"optimizer.groups.{number}"
+        yield from _patterns(optimizer, group, names, number)
+        yield from _settings(optimizer, group, key)
+    taken = [group_number(name, optimizer) for name in names]
+    if all(number is not None and optimizer.groups[number].frozen for number in taken):
+        yield "optimizer.groups: every weight is frozen, and nothing would be learnt; leave some out of the patterns"
+    if config.batch.noise_scale is not None and any(group.frozen for group in optimizer.groups):
+        yield (
+            "batch.noise_scale: the gradients of single micro-batches are measured with those of frozen weights "
+            "(optimizer.groups) among them, those of the batch without; use null, or freeze nothing"
+        )
+
+
+def _patterns(optimizer: OptimizerConfig, group: WeightGroupConfig, names: list[str], number: int) -> Iterator[str]:
+    key = f"optimizer.groups.{number}.match"
+    if not group.match:
+        yield f"{key}: empty; name some weights, as in `embedding.*`"
+    for pattern in group.match:
+        alone = group.model_copy(update={"match": (pattern,)})
+        found = [name for name in names if does_match(name, alone)]
+        if not found:
+            shown = ", ".join(dict.fromkeys(map(_any_block, names)))
+            yield f"{key}: no weight has a name like {pattern!r}; there are {shown}"
+        elif all((group_number(name, optimizer) or 0) < number for name in found):
+            earlier = {group_number(name, optimizer) for name in found}
+            yield (
+                f"{key}: all that {pattern!r} has ({_some(found)}) belongs to {or_(sorted(map(str, earlier)))} of the "
+                "groups before it, the first that has a weight; write this group before it"
+            )
+
+
+def _any_block(name: str) -> str:
+    """`blocks.*.attention.q.weight`"""
+    return ".".join("*" if part.isdigit() else part for part in name.split("."))
+
+
+def _some(names: list[str]) -> str:
+    more = f" and {len(names) - MOST_SHOWN} more" if len(names) > MOST_SHOWN else ""
+    return ", ".join(names[:MOST_SHOWN]) + more
+
+
+def _settings(optimizer: OptimizerConfig, group: WeightGroupConfig, key: str) -> Iterator[str]:
+    own = [name for name in type(group).model_fields if name not in ("match", "frozen")]
+    if group.frozen:
+        yield from unused(group, own, key, "frozen=true")
+    elif all(getattr(group, name) == type(group).model_fields[name].default for name in own):
+        yield f"{key}: it sets nothing; leave it out, or set {or_([*own, 'frozen'])}"
+    by = None if optimizer.clip is None else optimizer.clip.by
+    if by in (None, "percentile"):
+        because = "optimizer.clip=null" if by is None else "optimizer.clip.by=percentile, of the whole gradient"
+        yield from unused(group, ("clip_threshold",), key, because)

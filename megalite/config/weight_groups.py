@@ -1,0 +1,24 @@
+"""Which of `optimizer.groups` a weight belongs to: the first that has a pattern of its name. No torch."""
+
+from __future__ import annotations
+
+from fnmatch import fnmatchcase
+
+from megalite.config.sections.optimizer import OptimizerConfig, WeightGroupConfig
+
+
+def group_of(name: str, optimizer: OptimizerConfig) -> WeightGroupConfig | None:
+    """The group of a weight by its canonical name; None for what no group has."""
+    number = group_number(name, optimizer)
+    return None if number is None else optimizer.groups[number]
+
+
+def group_number(name: str, optimizer: OptimizerConfig) -> int | None:
+    """The same by its place in the list."""
+    matching = (number for number, group in enumerate(optimizer.groups) if does_match(name, group))
+    return next(matching, None)
+
+
+def does_match(name: str, group: WeightGroupConfig) -> bool:
+    """Whether a group has a pattern of a name."""
+    return any(fnmatchcase(name, pattern) for pattern in group.match)

@@ -1,0 +1,45 @@
+"""Which weights another optimizer updates than before: its state says nothing to the new one.
+
+A run goes on with the optimizer that it has, or with one whose state is the same (adamw, adamw8bit). A branch may take
+another one, which then begins anew, for all weights.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from megalite.architecture.weights import weight_table
+from megalite.config.fill import fill_model
+from megalite.config.optimizers import FROZEN
+from megalite.config.schema import Config, OptimizerConfig
+from megalite.config.yaml_source import read_source
+from megalite.optim.rules import rule_of
+
+INTERCHANGEABLE = {"adamw", "adamw8bit"}
+"""Rules with the same moments in checkpoints."""
+
+ANY_VOCAB_SIZE = 1
+"""No name depends on it."""
+
+
+def changed_optimizer(former_config: Path, config: Config) -> list[str]:
+    """What has another rule than by a former config, in a sentence; empty where its state goes on."""
+    given: Any = read_source(former_config).data.get("optimizer") or {}
+    default = OptimizerConfig()
+    before, now = given.get("name", default.name), config.optimizer.name
+    try:
+        former = OptimizerConfig.model_validate(given)
+    except ValidationError:  # it names what a plug-in has brought, and may have changed since
+        former = default.model_copy(update={"name": before, "groups": config.optimizer.groups})
+    if before != now and not {before, now} <= INTERCHANGEABLE:
+        return [f"optimizer.name: {before!r} in {former_config}, {now!r} now"]
+    if former.groups == config.optimizer.groups:
+        return []
+    for weight in weight_table(fill_model(config.model, config.batch, ANY_VOCAB_SIZE)).values():
+        had, has = rule_of(weight, former), rule_of(weight, config.optimizer)
+        if had != has and has != FROZEN and not {had, has} <= INTERCHANGEABLE:
+            return [f"optimizer.groups: {weight.name} and maybe others by {had} in {former_config}, by {has} now"]
+    return []
