@@ -221,8 +221,10 @@ class ModelSettings(ModelSection):
     norm: Annotated[str, AfterValidator(NORMS.known)] = "rmsnorm"
     """Normalisation of the stream: `rmsnorm`, `layernorm` (which has a bias), or `zero_centered_rmsnorm`, whose weights
     are what 1 is added to (Gemma); or one that a plug-in brings."""
-    norm_placement: Literal["before", "after", "both"] = "before"
-    """Where a block normalises: what goes into attention and MLP, what comes out (OLMo 2), or both (Gemma 2)."""
+    norm_placement: Literal["before", "after", "both", "post"] = "before"
+    """Where a block normalises: what goes into attention and MLP (pre-norm), what comes out, before it is added to the
+    stream (OLMo 2), both (Gemma 2; sandwich or peri-norm), or the stream after each addition (post-norm, the original
+    Transformer; the final norm before the head stays)."""
     parallel_residual: bool = False
     """Attention and MLP read the same stream and are added to it together (GPT-NeoX, Pythia)."""
     norm_eps: PositiveFloat = 1e-5

@@ -39,6 +39,11 @@ def check_architecture(given: ModelConfig, model: Architecture) -> Iterator[str]
         yield f"model.attention_soft_cap: attention={model.attention} does not bound its scores; use null"
     if model.attention_sinks and ATTENTIONS[model.attention].function is not None:
         yield f"model.attention_sinks: attention={model.attention} is a plug-in's, which has none; use false"
+    if model.parallel_residual and model.norm_placement == "post":
+        yield (
+            "model.parallel_residual: norm_placement=post normalises the stream between attention and MLP, which here "
+            "read the same one; use false, or norm_placement=before, after or both"
+        )
     yield from _windows(given)
     yield from check_experts(model)
     yield from check_predictions(model)

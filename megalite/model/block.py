@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 
 import torch
@@ -45,6 +46,7 @@ class Block(nn.Module):
     one after the other    x + attention(norm(x)), then x + mlp(norm(x))
     parallel               x + attention(norm(x)) + mlp(norm(x))
     norms after            x + norm(attention(...))
+    norms of sums          norm(x + attention(x)), then norm(x + mlp(x))
 
     Args:
         stage: that it is part of.
@@ -66,12 +68,24 @@ class Block(nn.Module):
         self.attention_dropout = Dropout(model.dropout, seed=stage.seed, site=f"blocks.{index}.attention", **options)
         self.mlp_dropout = Dropout(model.dropout, seed=stage.seed, site=f"blocks.{index}.mlp", **options)
         self.is_parallel = spec.is_parallel
+        self.add = _add_then_norm if spec.norm_sums else _norm_then_add
 
     def forward(self, x: Tensor, documents: Documents) -> Tensor:
-        mixed = self.attention_out_norm(self.attention(self.attention_norm(x), documents))
-        after = x + self.attention_dropout(mixed, documents)
-        expanded = self.mlp_out_norm(self.mlp(self.mlp_norm(x if self.is_parallel else after), documents))
-        return after + self.mlp_dropout(expanded, documents)
+        mixed = self.attention(self.attention_norm(x), documents)
+        after = self.add(x, mixed, self.attention_out_norm, partial(self.attention_dropout, documents=documents))
+        expanded = self.mlp(self.mlp_norm(x if self.is_parallel else after), documents)
+        return self.add(after, expanded, self.mlp_out_norm, partial(self.mlp_dropout, documents=documents))
+
+
+Layer = Callable[[Tensor], Tensor]
+
+
+def _norm_then_add(x: Tensor, branch: Tensor, norm: Layer, drop: Layer) -> Tensor:
+    return x + drop(norm(branch))
+
+
+def _add_then_norm(x: Tensor, branch: Tensor, norm: Layer, drop: Layer) -> Tensor:
+    return norm(x + drop(branch))
 
 
 def _attention(stage: StageSpec, block: BlockSpec, options: TensorParallel) -> SelfAttention | LatentAttention:
