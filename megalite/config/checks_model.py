@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from megalite.architecture.architecture import Architecture
 from megalite.architecture.attentions import ATTENTIONS
 from megalite.architecture.settings import MlaConfig
+from megalite.config.checks_init import check_init
 from megalite.config.checks_moe import check_experts
 from megalite.config.checks_mtp import check_predictions
 from megalite.config.schema import Config, ModelConfig, RopeConfig, RopeScaling
@@ -47,6 +48,7 @@ def check_architecture(given: ModelConfig, model: Architecture) -> Iterator[str]
     yield from _windows(given)
     yield from check_experts(model)
     yield from check_predictions(model)
+    yield from check_init(given, model)
     if model.positions == "learned":
         yield from unused(model.rope, RopeConfig.model_fields, "model.rope", "positions=learned")
         yield from unused(given, ("sliding_rope",), "model", "positions=learned")

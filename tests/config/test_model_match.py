@@ -45,6 +45,7 @@ OTHERS = {
     "dropout": 0.1,
     "init_std": 0.01,
     "init_depth_scaling": False,
+    "init": {"rule": "he_normal"},
     "mup": {"base_hidden_size": 32},
     "rope": {"theta": 5e5},
     "moe": {"num_experts": 4},

@@ -24,7 +24,7 @@ PLACEMENTS = ("before", "after", "both", "post")
 EXACT = 1e-12
 """Relative, in float64: products in another order."""
 CURVE_TOLERANCE = 2e-5
-"""fp32 over 5 steps at a high learning rate."""
+"""fp32 over 3 steps at a high learning rate."""
 
 ORIGINAL = {"norm": "layernorm", "activation": "relu", "bias": "all", "positions": "learned"}
 """The original Transformer, decoder alone, with learned positions."""
@@ -144,23 +144,21 @@ def test_torch_has_the_original():
 
 LAYOUTS = [
     {"parallel": {"tp": 2, "sequence_parallel": True}},
-    {"parallel": {"tp": 2, "zero_stage": 1}, "train": {"recompute": "full"}},
     {"parallel": {"pp": 2, "zero_stage": 1}, "train": {"recompute": "selective"}},
     {"parallel": {"dp": 2, "zero_stage": 2}},
     {"parallel": {"dp": 2, "zero_stage": 3, "engine": "fsdp2"}},
-    {"parallel": {"cp": 2}},
 ]
 
 
 def train_layouts(layouts: list[dict[str, Any]]) -> dict[str, list[list[tuple[float, float]]]]:
     return {
-        placement: [train(tiny_config(**layout, model={"norm_placement": placement}), 5) for layout in layouts]
+        placement: [train(tiny_config(**layout, model={"norm_placement": placement}), 3) for layout in layouts]
         for placement in PLACEMENTS
     }
 
 
 def test_layouts_agree():
-    """Five steps of each placement have the losses and gradient norms of one process, whatever the layout."""
+    """Three steps of each placement have the losses and gradient norms of one process, whatever the layout."""
     truth = run_ranks(train_layouts, 1, [{}])[0]
     assert len({curves[0][-1] for curves in truth.values()}) == len(PLACEMENTS), "placements that are one"
     for found in run_ranks(train_layouts, 2, LAYOUTS):
