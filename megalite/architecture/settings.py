@@ -163,7 +163,7 @@ class InitConfig(ModelSection):
 
     rule: Literal["normal", "fan_in", "xavier_normal", "xavier_uniform", "he_normal", "he_uniform"] = "normal"
     """`normal` has the deviation init_std; `fan_in` 1 / sqrt(inputs); `xavier_*` sqrt(2 / (inputs + outputs)) (Glorot
-    and Bengio 2010); `he_*` sqrt(2 / inputs) (He et al. 2015, Kaiming); `*_uniform` the same deviation, drawn evenly."""
+    and Bengio 2010); `he_*` sqrt(2 / inputs) (He et al. 2015, Kaiming); `*_uniform` as wide, drawn evenly."""
     gain: PositiveFloat | None = None
     """Factor on the deviation in place of the rule's own, which is 1, and sqrt(2) for `he_*`."""
     cut: float | None = Field(None, ge=0.5, le=6.0)
@@ -301,8 +301,8 @@ class ModelSettings(ModelSection):
     init_std: PositiveFloat = 0.02
     """Standard deviation of the initial weights, unless `init` has another rule for them."""
     init_depth_scaling: bool | Literal["layer"] = True
-    """Divide the deviation of the two projections that write to the residual stream by sqrt(2 x num_layers) (GPT-2), or,
-    `layer`, by sqrt(2 x (l + 1)) in block l, counted from 0; false for not at all."""
+    """Divide the deviation of the two projections that write to the residual stream by sqrt(2 x num_layers) (GPT-2);
+    `layer`: by sqrt(2 x (l + 1)) in block l, counted from 0; false for not at all."""
     init: InitConfig = InitConfig()
     """Other rules for the initial weights."""
     mup: MupConfig | None = None

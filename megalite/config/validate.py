@@ -26,6 +26,7 @@ from megalite.config.fill import fill_model
 from megalite.config.length_stages import check_length_stages, length_stages
 from megalite.config.optimizers import OPTIMIZERS, RULES, scales_with_width, settings_read
 from megalite.config.plan import default_world_size, derive_dp, ends_apart, has_copies, needs_embedding_at_head
+from megalite.config.recompute import check_recompute
 from megalite.config.schema import Config, OptimizerConfig
 from megalite.config.stream import check_stream
 from megalite.config.wording import divisors, near, or_, unused
@@ -75,6 +76,7 @@ def _problems(config: Config, world_size: int) -> list[str]:
         *_flash_attention(config),
         *_compile(config),
         *check_memory(config),
+        *check_recompute(config, model),
         *_mup(config),
         *_length(config),
         *check_evaluation(config),

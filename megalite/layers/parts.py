@@ -41,6 +41,8 @@ class Parts:
     attend: Attend = attend_by_document
     over_context: OverContext = alone
     """What context parallelism makes of it."""
+    over_context_again: OverContext | None = None
+    """The same in blocks that are recomputed, which find in the backward pass what was gathered; None for the same."""
     over_latents: LatentContext = ALL_HERE
     """And of latent attention."""
     gemm: Gemm = PLAIN
@@ -56,9 +58,14 @@ class Parts:
     precision: Precision = ONE_FORMAT
     """Of the linear layers in the blocks; keeps state, so each stage has its own."""
 
-    def attend_within(self, soft_cap: float | None, *, sinks: bool = False) -> Attend:
-        """The attention of a block, whose scores may be bounded, and which may be given sinks."""
-        return self.over_context(self._attend(soft_cap, sinks=sinks))
+    def attend_within(self, soft_cap: float | None, *, sinks: bool = False, is_redone: bool = False) -> Attend:
+        """The attention of a block, whose scores may be bounded, and which may be given sinks.
+
+        Args:
+            is_redone: in the backward pass, by recomputation.
+        """
+        over = self.over_context_again if is_redone and self.over_context_again is not None else self.over_context
+        return over(self._attend(soft_cap, sinks=sinks))
 
     def attend_latents(self, soft_cap: float | None) -> Attend:
         """The same of a block whose keys and values are made of latents."""

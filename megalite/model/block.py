@@ -57,10 +57,11 @@ class Block(nn.Module):
         super().__init__()
         model, parts = stage.model, stage.parts
         spec, hidden = model.block(index), model.hidden_size
+        self.recompute = stage.recompute_of(index)
         options: TensorParallel = {"tp": stage.tp, "sequence_parallel": stage.sequence_parallel}
         norm = partial(parts.norm, hidden, spec.norm_eps, **options)
         self.attention_norm = norm() if spec.norm_before else nn.Identity()
-        self.attention = _attention(stage, spec, options)
+        self.attention = _attention(stage, spec, options, is_redone=self.recompute != "none")
         self.attention_out_norm = norm() if spec.norm_after else nn.Identity()
         self.mlp_norm = norm() if spec.norm_before else nn.Identity()
         self.mlp = _feed_forward(stage, spec, options)
@@ -88,12 +89,14 @@ def _add_then_norm(x: Tensor, branch: Tensor, norm: Layer, drop: Layer) -> Tenso
     return norm(x + drop(branch))
 
 
-def _attention(stage: StageSpec, block: BlockSpec, options: TensorParallel) -> SelfAttention | LatentAttention:
+def _attention(
+    stage: StageSpec, block: BlockSpec, options: TensorParallel, *, is_redone: bool
+) -> SelfAttention | LatentAttention:
     parts, hidden, soft_cap = stage.parts, stage.model.hidden_size, block.attention.soft_cap
     if block.attention.latent is not None:
         attend, whole = parts.attend_latents(soft_cap), parts.over_latents.whole
         return LatentAttention(hidden, block, attend=attend, whole=whole, gemm=parts.gemm, **options)
-    attend = parts.attend_within(soft_cap, sinks=block.attention.sinks)
+    attend = parts.attend_within(soft_cap, sinks=block.attention.sinks, is_redone=is_redone)
     return SelfAttention(hidden, block, attend=attend, gemm=parts.gemm, sharers=stage.sharers, **options)
 
 

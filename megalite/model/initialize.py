@@ -36,8 +36,8 @@ class WeightSource(Protocol):
 
 
 class FreshWeights:
-    """Initial weights, by default N(0, init_std), residual projections narrower by sqrt(2 x num_layers), norms 1, biases
-    0; `architecture.initial` has every rule.
+    """Initial weights, by default N(0, init_std), residual projections narrower by sqrt(2 x num_layers), norms 1,
+    biases 0; `architecture.initial` has every rule.
 
     The scaled residual initialisation is GPT-2's (Radford et al. 2019, section 2.3) and Megatron-LM's.
     """

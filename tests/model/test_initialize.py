@@ -271,8 +271,8 @@ def test_tables_and_the_head_have_their_own():
 
 
 def test_with_mup():
-    """Under muP matrices are narrower by the root of the width multiplier, cut or not, and what tables and the head have
-    of their own stays."""
+    """Under muP matrices are narrower by the root of the width multiplier, cut or not, and what is set for tables and
+    the head stays."""
     init = {"cut": 2.0, "head_std": 0.3, "embedding_std": 0.4}
     model = large_model(**LARGE_LATENTS | {"mla": None}, init=init, mup={"base_hidden_size": 128})
     for name, std in (("blocks.0.mlp.up.weight", 0.01), ("head.weight", 0.3), ("embedding.weight", 0.4)):
