@@ -298,6 +298,10 @@ class ModelSettings(ModelSection):
     dropout: float = Field(0.0, ge=0.0, lt=1.0)
     """Dropout after the embedding and on each residual branch. The mask is a function of seed, token and channel, so
     it is the same in every layout."""
+    attention_dropout: float = Field(0.0, ge=0.0, lt=1.0)
+    """Dropout of attention's weights, behind softmax: of each head's pairs of a query and a key. The mask is a function
+    of seed, head and both tokens. No flash kernel takes it: in training scores are spelled out (docs/recipe.md says
+    what that costs)."""
     init_std: PositiveFloat = 0.02
     """Standard deviation of the initial weights, unless `init` has another rule for them."""
     init_depth_scaling: bool | Literal["layer"] = True

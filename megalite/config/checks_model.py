@@ -40,6 +40,8 @@ def check_architecture(given: ModelConfig, model: Architecture) -> Iterator[str]
         yield f"model.attention_soft_cap: attention={model.attention} does not bound its scores; use null"
     if model.attention_sinks and ATTENTIONS[model.attention].function is not None:
         yield f"model.attention_sinks: attention={model.attention} is a plug-in's, which has none; use false"
+    if model.attention_dropout and ATTENTIONS[model.attention].function is not None:
+        yield f"model.attention_dropout: attention={model.attention} is a plug-in's, which drops nothing; use 0"
     if model.parallel_residual and model.norm_placement == "post":
         yield (
             "model.parallel_residual: norm_placement=post normalises the stream between attention and MLP, which here "

@@ -155,6 +155,11 @@ def _flash_attention(config: Config) -> Iterator[str]:
     kind = config.train.flash_attention
     if kind != "torch" and config.train.device == "cpu":
         yield f"train.flash_attention: {kind} is for GPUs; use torch"
+    elif kind != "torch" and config.model.attention_dropout:
+        yield (
+            f"train.flash_attention: {kind} takes no mask of attention_dropout={config.model.attention_dropout:g}, and "
+            "training would not call it; use torch, or model.attention_dropout=0"
+        )
     elif kind != "torch" and config.precision.dtype == "fp32":
         yield f"train.flash_attention: {kind} has no kernels for fp32; use torch, or precision.dtype=bf16"
 

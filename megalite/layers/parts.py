@@ -58,20 +58,25 @@ class Parts:
     precision: Precision = ONE_FORMAT
     """Of the linear layers in the blocks; keeps state, so each stage has its own."""
 
-    def attend_within(self, soft_cap: float | None, *, sinks: bool = False, is_redone: bool = False) -> Attend:
+    def attend_within(
+        self, soft_cap: float | None, *, sinks: bool = False, is_redone: bool = False, drop: float = 0.0
+    ) -> Attend:
         """The attention of a block, whose scores may be bounded, and which may be given sinks.
 
         Args:
             is_redone: in the backward pass, by recomputation.
+            drop: probability of dropping a weight; such an attention is given seeds of heads.
         """
         over = self.over_context_again if is_redone and self.over_context_again is not None else self.over_context
-        return over(self._attend(soft_cap, sinks=sinks))
+        return over(self._attend(soft_cap, sinks=sinks, drop=drop))
 
-    def attend_latents(self, soft_cap: float | None) -> Attend:
+    def attend_latents(self, soft_cap: float | None, *, drop: float = 0.0) -> Attend:
         """The same of a block whose keys and values are made of latents."""
-        return self.over_latents.over(self._attend(soft_cap))
+        return self.over_latents.over(self._attend(soft_cap, drop=drop))
 
-    def _attend(self, soft_cap: float | None, *, sinks: bool = False) -> Attend:
+    def _attend(self, soft_cap: float | None, *, sinks: bool = False, drop: float = 0.0) -> Attend:
+        if drop:
+            return partial(attend_spelled_out, soft_cap, rate=drop)
         if soft_cap is None and (not sinks or takes_sinks(self.attend)):
             return self.attend
         return partial(attend_spelled_out, soft_cap)

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from megalite.architecture.architecture import BlockSpec, FeedForwardSpec
+from megalite.layers.attention_dropout import DroppingAttention
 from megalite.layers.documents import Documents
 from megalite.layers.experts import SparseMLP
 from megalite.layers.latent_attention import LatentAttention
@@ -61,7 +62,7 @@ class Block(nn.Module):
         options: TensorParallel = {"tp": stage.tp, "sequence_parallel": stage.sequence_parallel}
         norm = partial(parts.norm, hidden, spec.norm_eps, **options)
         self.attention_norm = norm() if spec.norm_before else nn.Identity()
-        self.attention = _attention(stage, spec, options, is_redone=self.recompute != "none")
+        self.attention = _attention(stage, index, options)
         self.attention_out_norm = norm() if spec.norm_after else nn.Identity()
         self.mlp_norm = norm() if spec.norm_before else nn.Identity()
         self.mlp = _feed_forward(stage, spec, options)
@@ -89,15 +90,26 @@ def _add_then_norm(x: Tensor, branch: Tensor, norm: Layer, drop: Layer) -> Tenso
     return norm(x + drop(branch))
 
 
-def _attention(
-    stage: StageSpec, block: BlockSpec, options: TensorParallel, *, is_redone: bool
-) -> SelfAttention | LatentAttention:
-    parts, hidden, soft_cap = stage.parts, stage.model.hidden_size, block.attention.soft_cap
-    if block.attention.latent is not None:
-        attend, whole = parts.attend_latents(soft_cap), parts.over_latents.whole
-        return LatentAttention(hidden, block, attend=attend, whole=whole, gemm=parts.gemm, **options)
-    attend = parts.attend_within(soft_cap, sinks=block.attention.sinks, is_redone=is_redone)
-    return SelfAttention(hidden, block, attend=attend, gemm=parts.gemm, sharers=stage.sharers, **options)
+def _attention(stage: StageSpec, index: int, options: TensorParallel) -> SelfAttention | LatentAttention:
+    block, parts, hidden = stage.model.block(index), stage.parts, stage.model.hidden_size
+    soft_cap, rate = block.attention.soft_cap, stage.model.attention_dropout
+    is_redone = stage.recompute_of(index) != "none"
+    is_latent, has_sinks = block.attention.latent is not None, block.attention.sinks
+    choose = partial(parts.attend_latents, soft_cap)
+    if not is_latent:
+        choose = partial(parts.attend_within, soft_cap, sinks=has_sinks, is_redone=is_redone)
+    dropping = None
+    if rate:
+        site, num_heads = f"blocks.{index}.attention.weights", block.attention.num_heads // stage.tp.size
+        dropping = DroppingAttention(choose(drop=rate), seed=stage.seed, site=site, num_heads=num_heads, tp=stage.tp)
+    if is_latent:
+        whole = parts.over_latents.whole
+        return LatentAttention(
+            hidden, block, attend=choose(), whole=whole, dropping=dropping, gemm=parts.gemm, **options
+        )
+    return SelfAttention(
+        hidden, block, attend=choose(), dropping=dropping, gemm=parts.gemm, sharers=stage.sharers, **options
+    )
 
 
 def _feed_forward(stage: StageSpec, block: BlockSpec, options: TensorParallel) -> MLP | SparseMLP:

@@ -47,6 +47,21 @@ def dropout(x: Tensor, keys: Tensor, *, rate: float, seed: int | Tensor, first_c
     return x * (uniform >= rate) / (1.0 - rate)
 
 
+def kept_pairs(first: Tensor, second: Tensor, seeds: Tensor, rate: float) -> Tensor:
+    """Which pairs are not dropped with probability `rate`: a function of (seed, first key, second key) alone.
+
+    Args:
+        first: `[r]` int64.
+        second: `[c]` int64.
+        seeds: `[n]` int64, each of which drops others.
+
+    Returns:
+        `[n, r, c]` bool.
+    """
+    rows = _mix(first + seeds.unsqueeze(1))
+    return _shift(_mix(rows.unsqueeze(2) + second), 40) >= math.ceil(rate * 2**24)
+
+
 def normal(keys: Tensor, seed: int) -> Tensor:
     """Standard normal numbers, fp32: a function of (seed, key) alone, by the Box-Muller transform.
 

@@ -43,6 +43,7 @@ OTHERS = {
     "logit_soft_cap": 3.0,
     "embedding_scale": 8.0,
     "dropout": 0.1,
+    "attention_dropout": 0.1,
     "init_std": 0.01,
     "init_depth_scaling": False,
     "init": {"rule": "he_normal"},
