@@ -75,12 +75,12 @@ def normal(keys: Tensor, seed: int) -> Tensor:
     return radius * angle.cos_()
 
 
-def random_bits(keys: Tensor, seed: int, num_bits: int) -> Tensor:
+def random_bits(keys: Tensor, seed: int | Tensor, num_bits: int) -> Tensor:
     """Random integers below 2^num_bits, int64: a function of (seed, key) alone.
 
     Args:
         keys: int64, of any shape.
-        seed: from `name_seed`.
+        seed: from `name_seed`; a tensor is `[]` int64, on the CPU or beside the keys.
         num_bits: at most 63.
     """
     return _shift(_mix(keys + seed), 64 - num_bits)

@@ -9,10 +9,11 @@ import torch
 from torch import Tensor, nn
 
 from megalite.architecture.weights import weight_table
+from megalite.checkpoint.hf.families.registry import choose_family
 from megalite.config.load import load_config
 from megalite.config.plan import default_world_size
 from megalite.config.validate import validate
-from megalite.errors import ConfigError
+from megalite.errors import ConfigError, UserError
 from megalite.model.initialize import FreshWeights
 from megalite.model.transformer import documents_of
 from tests.kit.spawn import run_ranks
@@ -166,6 +167,20 @@ def test_layouts_agree():
             wanted = torch.tensor(truth[placement][0])
             off = [float((torch.tensor(curve) - wanted).abs().max()) for curve in curves]
             assert max(off) < CURVE_TOLERANCE, (placement, off)
+
+
+@pytest.mark.parametrize(
+    ("placement", "wanted"),
+    [("before", "LlamaForCausalLM"), ("after", "Olmo2ForCausalLM"), ("both", None), ("post", None)],
+)
+def test_families_that_have_it(placement, wanted):
+    """Pre-norm and OLMo 2's exports, Gemma's where the rest is Gemma's too; post-norm by no class, which is said."""
+    settings = {"norm_placement": placement, "qk_norm": "whole" if placement == "after" else False}
+    if wanted is not None:
+        assert choose_family(tiny_model(**settings)).architecture == wanted
+        return
+    with pytest.raises(UserError, match=f"norm_placement.*{placement}"):
+        choose_family(tiny_model(**settings))
 
 
 def test_a_parallel_residual_has_no_norm_between(tmp_path):
