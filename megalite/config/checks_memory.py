@@ -24,7 +24,7 @@ def check_memory(config: Config) -> Iterator[str]:
     if train.offload_activations and modes != {"full"}:
         others = or_(sorted(modes - {"full"}))
         yield (
-            f"train.offload_activations: found with recompute={others} for blocks; what full recomputation keeps is "
+            f"train.offload_activations: found with recompute={others}; what full recomputation keeps is "
             "what waits in the host's memory: use recompute=full, or false"
         )
 

@@ -74,7 +74,7 @@ def attend_by_document(
         `[t, n, v]`.
     """
     if sinks is not None:
-        return attend_spelled_out(None, q, k, v, documents, window, sinks)
+        return attend_spelled_out(PLAIN, q, k, v, documents, window, sinks)
     if documents.share is not None:
         return torch.cat([_attend_span(q, k, v, span, window) for span in documents.spans])
     lengths = documents.lengths
@@ -87,9 +87,22 @@ def attend_by_document(
     return torch.cat([_attend_batch(q, k, v, window).squeeze(0) for q, k, v in whole])
 
 
+@dataclass(frozen=True)
+class ScoreOptions:
+    """What is done to scores that are spelled out."""
+
+    soft_cap: float | None = None
+    """They are bounded as `c tanh(s / c)` (Gemma 2)."""
+    drop_rate: float = 0.0
+    """Probability of dropping a weight, where heads have seeds."""
+
+
+PLAIN = ScoreOptions()
+
+
 @torch.compiler.disable
 def attend_spelled_out(
-    soft_cap: float | None,
+    scores: ScoreOptions,
     q: Tensor,
     k: Tensor,
     v: Tensor,
@@ -97,18 +110,15 @@ def attend_spelled_out(
     window: int | None,
     sinks: Tensor | None = None,
     head_seeds: Tensor | None = None,
-    *,
-    rate: float = 0.0,
 ) -> Tensor:
-    """Attention whose scores s may be bounded as `c tanh(s / c)` (Gemma 2), which may have sinks, and whose weights may
-    be dropped; the other arguments are those of `attend_by_document`.
+    """Attention whose scores may be bounded, which may have sinks, and whose weights may be dropped; the other arguments
+    are those of `attend_by_document`.
 
     No kernel of torch's has it, so scores are spelled out, for a block of queries at a time, and made again in the
     backward pass.
 
     Args:
         head_seeds: `[n]` int64, by which weights are dropped; None for none.
-        rate: probability of that.
     """
     outputs, others = [], documents.keys if documents.share is None else documents.share.whole.keys
     for span in documents.spans:
@@ -116,12 +126,16 @@ def attend_spelled_out(
         if head_seeds is not None:
             size = max(1, min(DROPPED_AT_ONCE, DROPPED_WEIGHTS // (q.shape[1] * span.num_keys)))
         for queries, keys, seen in _blocks_of(span, size, window, q.device):
-            drop = None if head_seeds is None else _Drop(documents.keys[queries], others[keys], head_seeds, rate)
+            drop = (
+                None
+                if head_seeds is None
+                else _Drop(documents.keys[queries], others[keys], head_seeds, scores.drop_rate)
+            )
             block = (q[queries], k[keys], v[keys], ~seen, sinks, drop)
             outputs.append(
-                checkpoint(_spelled_out_block, soft_cap, *block, use_reentrant=False, preserve_rng_state=False)
+                checkpoint(_spelled_out_block, scores.soft_cap, *block, use_reentrant=False, preserve_rng_state=False)
                 if torch.is_grad_enabled()
-                else _spelled_out_block(soft_cap, *block)
+                else _spelled_out_block(scores.soft_cap, *block)
             )
     return torch.cat(outputs)
 

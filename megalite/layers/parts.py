@@ -19,6 +19,7 @@ from megalite.architecture.norms import NORMS
 from megalite.config.plan import LOSS_CHUNK_TOKENS
 from megalite.layers.attention import (
     Attend,
+    ScoreOptions,
     attend_by_document,
     attend_spelled_out,
     choose_attention,
@@ -76,10 +77,10 @@ class Parts:
 
     def _attend(self, soft_cap: float | None, *, sinks: bool = False, drop: float = 0.0) -> Attend:
         if drop:
-            return partial(attend_spelled_out, soft_cap, rate=drop)
+            return partial(attend_spelled_out, ScoreOptions(soft_cap, drop))
         if soft_cap is None and (not sinks or takes_sinks(self.attend)):
             return self.attend
-        return partial(attend_spelled_out, soft_cap)
+        return partial(attend_spelled_out, ScoreOptions(soft_cap))
 
 
 def choose_parts(

@@ -64,7 +64,7 @@ def test_blocks_that_predict_further_count_on():
         ([{"first": 5}], {}, "train.recompute_layers.0.first: 5 is more than num_layers=4"),
         ([{"every": 2}], {"recompute": "full"}, "train.recompute_layers.0.mode: these blocks have full without it"),
         ([{"every": 2}], {"recompute": "selective", "mlp_chunk_tokens": 8}, "recompute=selective keeps the results"),
-        ([{"every": 2}], {"offload_activations": True}, "train.offload_activations: found with recompute=none"),
+        ([{"every": 2}], {"offload_activations": True}, "train.offload_activations: found with recompute=none; what"),
     ],
 )
 def test_what_is_refused(rules, train_options, complaint):

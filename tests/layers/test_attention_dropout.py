@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from functools import partial
 
 import numpy as np
 import pytest
@@ -14,7 +15,7 @@ from megalite.config.load import load_config
 from megalite.config.plan import default_world_size
 from megalite.config.validate import validate
 from megalite.errors import ConfigError
-from megalite.layers.attention import attend_spelled_out
+from megalite.layers.attention import ScoreOptions, attend_spelled_out
 from megalite.layers.attention_dropout import DroppingAttention
 from megalite.layers.documents import Documents
 from megalite.parallel.axes import Axis
@@ -82,7 +83,7 @@ def test_plain_attention_with_the_same_mask(window):
     for rank, size in ((0, 1), (0, 2), (1, 2)):
         axis = Axis("tp", size, rank, None, tuple(range(size)))
         dropping = DroppingAttention(
-            lambda *given, **options: attend_spelled_out(None, *given, rate=RATE, **options),
+            partial(attend_spelled_out, ScoreOptions(drop_rate=RATE)),
             seed=7,
             site="here",
             num_heads=HEADS // size,
