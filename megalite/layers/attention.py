@@ -111,8 +111,8 @@ def attend_spelled_out(
     sinks: Tensor | None = None,
     head_seeds: Tensor | None = None,
 ) -> Tensor:
-    """Attention whose scores may be bounded, which may have sinks, and whose weights may be dropped; the other arguments
-    are those of `attend_by_document`.
+    """Attention whose scores may be bounded, which may have sinks, and whose weights may be dropped; the other
+    arguments are those of `attend_by_document`.
 
     No kernel of torch's has it, so scores are spelled out, for a block of queries at a time, and made again in the
     backward pass.
