@@ -126,11 +126,9 @@ def attend_spelled_out(
         if head_seeds is not None:
             size = max(1, min(DROPPED_AT_ONCE, DROPPED_WEIGHTS // (q.shape[1] * span.num_keys)))
         for queries, keys, seen in _blocks_of(span, size, window, q.device):
-            drop = (
-                None
-                if head_seeds is None
-                else _Drop(documents.keys[queries], others[keys], head_seeds, scores.drop_rate)
-            )
+            drop = None
+            if head_seeds is not None:
+                drop = _Drop(documents.keys[queries], others[keys], head_seeds, scores.drop_rate)
             block = (q[queries], k[keys], v[keys], ~seen, sinks, drop)
             outputs.append(
                 checkpoint(_spelled_out_block, scores.soft_cap, *block, use_reentrant=False, preserve_rng_state=False)

@@ -29,6 +29,7 @@ def config_of(rules: list[dict[str, Any]], pp: int = 1, **sections: dict[str, An
     [
         ([], 1, (NONE,) * 4),
         ([{"blocks": [0, 3]}], 1, (FULL, NONE, NONE, FULL)),
+        ([0, 3], 1, (FULL, NONE, NONE, FULL)),
         ([{"every": 2}], 1, (FULL, NONE, FULL, NONE)),
         ([{"every": 3, "mode": SOME}], 2, (SOME, NONE, NONE, SOME)),
         ([{"first": 1}], 1, (FULL, NONE, NONE, NONE)),
