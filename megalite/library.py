@@ -19,6 +19,7 @@ from torch import Tensor
 from megalite.config.batch_sizes import batch_sizes
 from megalite.config.length_stages import stage_of_steps
 from megalite.config.plan import LOSS_CHUNK_TOKENS, RunPlan, default_world_size, make_plan
+from megalite.config.recompute import recompute_of_whole
 from megalite.config.schema import Config
 from megalite.config.validate import validate
 from megalite.config.wording import divisors, or_
@@ -84,7 +85,7 @@ def build_model(config: Config, weights: Path | str | None = None, device: torch
     try_plugins(config, model, device, torch.float32)
     spec = StageSpec(
         model,
-        recompute=config.train.recompute,
+        recompute=recompute_of_whole(config, model),
         parts=choose_parts(model, device.type, torch.float32, token_loss=None if loss is None else loss.function()),
         seed=config.run.seed,
     )

@@ -118,6 +118,8 @@ class BlockSpec:
     """What goes into attention and MLP is normalised."""
     norm_after: bool
     """What comes out of them is."""
+    norm_sums: bool
+    """It is once it has been added to the stream: `norm_after` then, and the stream is what norms put out."""
     is_parallel: bool
     """Both read the same stream."""
 
@@ -199,7 +201,8 @@ class Architecture(ModelSettings):
             norm=self.norm,
             norm_eps=self.norm_eps,
             norm_before=self.norm_placement in ("before", "both"),
-            norm_after=self.norm_placement in ("after", "both"),
+            norm_after=self.norm_placement in ("after", "both", "post"),
+            norm_sums=self.norm_placement == "post",
             is_parallel=self.parallel_residual,
         )
 

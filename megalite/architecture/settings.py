@@ -154,6 +154,36 @@ class MupConfig(ModelSection):
     """Factor on the logits, beside 1 / m; tuned on the base model and kept."""
 
 
+class InitConfig(ModelSection):
+    """How fresh weights are drawn (`architecture.initial`): by `init_std`, or by the width of each matrix.
+
+    Fans are those of the unfused matrix, so that weights are equal in every layout. `init_depth_scaling` holds for each
+    rule. Rules other than `normal` are for matrices of the blocks and the head; tables keep `init_std`.
+    """
+
+    rule: Literal["normal", "fan_in", "xavier_normal", "xavier_uniform", "he_normal", "he_uniform"] = "normal"
+    """`normal` has the deviation init_std; `fan_in` 1 / sqrt(inputs); `xavier_*` sqrt(2 / (inputs + outputs)) (Glorot
+    and Bengio 2010); `he_*` sqrt(2 / inputs) (He et al. 2015, Kaiming); `*_uniform` as wide, drawn evenly."""
+    gain: PositiveFloat | None = None
+    """Factor on the deviation in place of the rule's own, which is 1, and sqrt(2) for `he_*`."""
+    cut: float | None = Field(None, ge=0.5, le=6.0)
+    """Truncated normal: numbers further from 0 than so many deviations are drawn again, in tables and the head too (2
+    to 3 are usual); null for none."""
+    cut_keeps_std: bool = True
+    """What is drawn has the deviation that is asked for: the normal distribution behind it is wider, 1.14 times with a
+    cut of 2 and 1.014 times with 3, and the cut with it. false: as torch.nn.init.trunc_normal_, where the cut makes
+    deviations smaller."""
+    embedding_std: PositiveFloat | None = None
+    """Deviation of the tables of tokens and of positions; null for init_std."""
+    head_std: PositiveFloat | None = None
+    """Deviation of the output layer; null for the rule's."""
+
+    @property
+    def is_uniform(self) -> bool:
+        """Whether the rule draws evenly."""
+        return self.rule.endswith("_uniform")
+
+
 class MoeConfig(ModelSection):
     """Mixture of experts (Shazeer et al. 2017): in sparse blocks a router sends each token to few of many MLPs."""
 
@@ -221,8 +251,10 @@ class ModelSettings(ModelSection):
     norm: Annotated[str, AfterValidator(NORMS.known)] = "rmsnorm"
     """Normalisation of the stream: `rmsnorm`, `layernorm` (which has a bias), or `zero_centered_rmsnorm`, whose weights
     are what 1 is added to (Gemma); or one that a plug-in brings."""
-    norm_placement: Literal["before", "after", "both"] = "before"
-    """Where a block normalises: what goes into attention and MLP, what comes out (OLMo 2), or both (Gemma 2)."""
+    norm_placement: Literal["before", "after", "both", "post"] = "before"
+    """Where a block normalises: what goes into attention and MLP (pre-norm), what comes out, before it is added to the
+    stream (OLMo 2), both (Gemma 2; sandwich or peri-norm), or the stream after each addition (post-norm, the original
+    Transformer; the final norm before the head stays)."""
     parallel_residual: bool = False
     """Attention and MLP read the same stream and are added to it together (GPT-NeoX, Pythia)."""
     norm_eps: PositiveFloat = 1e-5
@@ -266,10 +298,17 @@ class ModelSettings(ModelSection):
     dropout: float = Field(0.0, ge=0.0, lt=1.0)
     """Dropout after the embedding and on each residual branch. The mask is a function of seed, token and channel, so
     it is the same in every layout."""
+    attention_dropout: float = Field(0.0, ge=0.0, lt=1.0)
+    """Dropout of attention's weights, behind softmax: of each head's pairs of a query and a key. The mask is a function
+    of seed, head and both tokens. No flash kernel takes it: in training scores are spelled out (docs/recipe.md says
+    what that costs)."""
     init_std: PositiveFloat = 0.02
-    """Standard deviation of the initial weights."""
-    init_depth_scaling: bool = True
-    """Divide the deviation of the two projections that write to the residual stream by sqrt(2 x num_layers) (GPT-2)."""
+    """Standard deviation of the initial weights, unless `init` has another rule for them."""
+    init_depth_scaling: bool | Literal["layer"] = True
+    """Divide the deviation of the two projections that write to the residual stream by sqrt(2 x num_layers) (GPT-2);
+    `layer`: by sqrt(2 x (l + 1)) in block l, counted from 0; false for not at all."""
+    init: InitConfig = InitConfig()
+    """Other rules for the initial weights."""
     mup: MupConfig | None = None
     """Maximal update parametrization; null for the usual one."""
     moe: MoeConfig | None = None

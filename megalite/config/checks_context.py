@@ -25,6 +25,11 @@ def check_context(config: Config, model: Architecture) -> Iterator[str]:
         )
     elif parallel.cp_kind == "ring" and model.attention_sinks:
         yield "parallel.cp_kind: ring does not count attention_sinks; use cp_kind=allgather or ulysses"
+    elif parallel.cp_kind == "ring" and model.attention_dropout:
+        yield (
+            f"parallel.cp_kind: ring drops no weights, which attention_dropout={model.attention_dropout:g} asks for; "
+            "use cp_kind=allgather or ulysses"
+        )
     elif parallel.cp_kind == "ring" and model.attention_soft_cap is not None:
         yield (
             f"parallel.cp_kind: ring does not bound scores, which attention_soft_cap={model.attention_soft_cap:g} "

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from megalite.architecture.architecture import Architecture
 from megalite.architecture.attentions import ATTENTIONS
 from megalite.architecture.settings import MlaConfig
+from megalite.config.checks_init import check_init
 from megalite.config.checks_moe import check_experts
 from megalite.config.checks_mtp import check_predictions
 from megalite.config.schema import Config, ModelConfig, RopeConfig, RopeScaling
@@ -39,9 +40,17 @@ def check_architecture(given: ModelConfig, model: Architecture) -> Iterator[str]
         yield f"model.attention_soft_cap: attention={model.attention} does not bound its scores; use null"
     if model.attention_sinks and ATTENTIONS[model.attention].function is not None:
         yield f"model.attention_sinks: attention={model.attention} is a plug-in's, which has none; use false"
+    if model.attention_dropout and ATTENTIONS[model.attention].function is not None:
+        yield f"model.attention_dropout: attention={model.attention} is a plug-in's, which drops nothing; use 0"
+    if model.parallel_residual and model.norm_placement == "post":
+        yield (
+            "model.parallel_residual: norm_placement=post normalises the stream between attention and MLP, which here "
+            "read the same one; use false, or norm_placement=before, after or both"
+        )
     yield from _windows(given)
     yield from check_experts(model)
     yield from check_predictions(model)
+    yield from check_init(given, model)
     if model.positions == "learned":
         yield from unused(model.rope, RopeConfig.model_fields, "model.rope", "positions=learned")
         yield from unused(given, ("sliding_rope",), "model", "positions=learned")

@@ -13,7 +13,7 @@ from typing import Any
 from megalite.architecture.architecture import Architecture
 from megalite.architecture.settings import MlaConfig, MoeConfig, RopeConfig
 
-TRAINING_ONLY = frozenset({"dropout", "init_std", "init_depth_scaling", "z_loss"})
+TRAINING_ONLY = frozenset({"attention_dropout", "dropout", "init", "init_std", "init_depth_scaling", "z_loss"})
 """Fields that do not change what the weights compute."""
 
 BALANCE_ONLY = frozenset({"aux_loss", "aux_loss_over", "z_loss", "capacity_factor"})

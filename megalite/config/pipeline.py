@@ -15,6 +15,7 @@ from megalite.architecture.attention_costs import mixing_multiply_adds
 from megalite.architecture.costs import linear_multiply_adds
 from megalite.config.batch_sizes import reachable_sizes
 from megalite.config.plan import HEAD_TIME_PER_FLOP, RunPlan
+from megalite.config.recompute import recompute_by_block
 from megalite.config.schema import Config
 from megalite.config.wording import counted
 from megalite.errors import ConfigError
@@ -30,19 +31,25 @@ ATTENTION_BACKWARD = 2.5
 
 def chunk_costs(config: Config, plan: RunPlan) -> tuple[ChunkCosts, ...]:
     """Of each chunk, in multiply-adds of a token."""
+    modes = recompute_by_block(config, plan)
     return tuple(
-        _costs(plan.model, blocks, config, is_last=blocks is plan.chunk_blocks[-1]) for blocks in plan.chunk_blocks
+        _costs(plan.model, blocks, config, modes, is_last=blocks is plan.chunk_blocks[-1])
+        for blocks in plan.chunk_blocks
     )
 
 
-def _costs(model: Architecture, blocks: tuple[int, int], config: Config, *, is_last: bool) -> ChunkCosts:
+def _costs(
+    model: Architecture, blocks: tuple[int, int], config: Config, modes: tuple[str, ...], *, is_last: bool
+) -> ChunkCosts:
     further = model.num_predictions if is_last else 0
+    indices = [*range(*blocks), *range(model.num_layers, model.num_layers + further)]
     chosen = (*model.blocks[slice(*blocks)], *(further * [model.block(model.num_layers)]))
-    linear = sum(linear_multiply_adds(block, model.hidden_size) for block in chosen)
-    linear += further * 2 * model.hidden_size**2
-    attention = sum(mixing_multiply_adds(block.attention, config.batch.seq_len) for block in chosen)
+    of_linear = [linear_multiply_adds(block, model.hidden_size) for block in chosen]
+    of_attention = [mixing_multiply_adds(block.attention, config.batch.seq_len) for block in chosen]
+    linear, attention = sum(of_linear) + further * 2 * model.hidden_size**2, sum(of_attention)
     head = 3.0 * HEAD_TIME_PER_FLOP * model.vocab_size * model.hidden_size * (1 + further) if is_last else 0.0
-    again = {"none": 0.0, "selective": 0.0, "full": linear + attention}[config.train.recompute]
+    passes = zip(indices, of_linear, of_attention, strict=True)
+    again = sum(products + mixing for index, products, mixing in passes if modes[index] == "full")
     return ChunkCosts(
         forward=linear + attention + head,
         input_gradient=linear + ATTENTION_BACKWARD * attention + again,

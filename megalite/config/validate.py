@@ -26,6 +26,7 @@ from megalite.config.evaluation import check_evaluation
 from megalite.config.fill import fill_model
 from megalite.config.length_stages import check_length_stages, length_stages
 from megalite.config.plan import default_world_size, derive_dp, ends_apart, has_copies, needs_embedding_at_head
+from megalite.config.recompute import check_recompute
 from megalite.config.schema import Config
 from megalite.config.stream import check_stream
 from megalite.config.wording import divisors, near, or_, unused
@@ -75,6 +76,7 @@ def _problems(config: Config, world_size: int) -> list[str]:
         *_flash_attention(config),
         *_compile(config),
         *check_memory(config),
+        *check_recompute(config, model),
         *_length(config),
         *check_evaluation(config),
         *check_optimizer(config, model),
@@ -162,6 +164,11 @@ def _flash_attention(config: Config) -> Iterator[str]:
     kind = config.train.flash_attention
     if kind != "torch" and config.train.device == "cpu":
         yield f"train.flash_attention: {kind} is for GPUs; use torch"
+    elif kind != "torch" and config.model.attention_dropout:
+        yield (
+            f"train.flash_attention: {kind} takes no mask of attention_dropout={config.model.attention_dropout:g}, and "
+            "training would not call it; use torch, or model.attention_dropout=0"
+        )
     elif kind != "torch" and config.precision.dtype == "fp32":
         yield f"train.flash_attention: {kind} has no kernels for fp32; use torch, or precision.dtype=bf16"
 

@@ -8,6 +8,7 @@ import torch
 
 from megalite.config.engine import choose_engine
 from megalite.config.plan import RunPlan, compile_pays, has_embedding_copy
+from megalite.config.recompute import recompute_by_block
 from megalite.config.schema import Config
 from megalite.config.stream import stream_tokens
 from megalite.engine.protocol import Engine
@@ -49,7 +50,7 @@ def build_stage(
         take_gradient,
         stream_tokens(config),
     )
-    keeps_all = config.train.recompute == "none"
+    over_context, again = (choose_context(axes.cp, config.parallel.cp_kind, keeps_all=each) for each in (True, False))
     spec = StageSpec(
         model=plan.model,
         chunks=tuple(
@@ -61,10 +62,11 @@ def build_stage(
         cp=axes.cp,
         ep=axes.ep,
         sequence_parallel=config.parallel.sequence_parallel and axes.tp.size > 1,
-        recompute=config.train.recompute,
+        recompute=recompute_by_block(config, plan),
         parts=replace(
             parts,
-            over_context=choose_context(axes.cp, config.parallel.cp_kind, keeps_all=keeps_all),
+            over_context=over_context,
+            over_context_again=again,
             over_latents=choose_latent_context(axes.cp, config.parallel.cp_kind),
             mlp_chunk_tokens=config.train.mlp_chunk_tokens,
         ),

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, cast
 
@@ -23,14 +24,19 @@ from torch.utils.checkpoint import checkpoint
 from megalite.layers.attention_blocks import attend_in_blocks
 from megalite.layers.documents import ContextShare, Documents
 from megalite.parallel.context import KeySpan
+from megalite.parallel.random import kept_pairs
 
 TORCH = tuple(map(int, torch.__version__.split(".")[:2]))
 
 QUERIES_AT_ONCE = 256
 """Queries whose scores, or whose mask, exist at once."""
+DROPPED_AT_ONCE = 64
+"""The same where weights are dropped: the hash of one takes 8 bytes, and there are some at once."""
+DROPPED_WEIGHTS = 2**24
+"""No more at once: some 0.6 GB with scores and gradients."""
 
 Attend = Callable[..., Tensor]
-"""Of q, k, v, documents and window, and perhaps sinks; called as `attend_by_document` is."""
+"""Of q, k, v, documents and window, and perhaps what each head has: sinks, seeds. Called as `attend_by_document` is."""
 Kernel = Callable[..., Tensor]
 """Of torch's, over a stream of documents of any length; called as `attend_varlen` does."""
 
@@ -68,7 +74,7 @@ def attend_by_document(
         `[t, n, v]`.
     """
     if sinks is not None:
-        return attend_spelled_out(None, q, k, v, documents, window, sinks)
+        return attend_spelled_out(PLAIN, q, k, v, documents, window, sinks)
     if documents.share is not None:
         return torch.cat([_attend_span(q, k, v, span, window) for span in documents.spans])
     lengths = documents.lengths
@@ -81,36 +87,82 @@ def attend_by_document(
     return torch.cat([_attend_batch(q, k, v, window).squeeze(0) for q, k, v in whole])
 
 
+@dataclass(frozen=True)
+class ScoreOptions:
+    """What is done to scores that are spelled out."""
+
+    soft_cap: float | None = None
+    """They are bounded as `c tanh(s / c)` (Gemma 2)."""
+    drop_rate: float = 0.0
+    """Probability of dropping a weight, where heads have seeds."""
+
+
+PLAIN = ScoreOptions()
+
+
 @torch.compiler.disable
 def attend_spelled_out(
-    soft_cap: float | None,
+    scores: ScoreOptions,
     q: Tensor,
     k: Tensor,
     v: Tensor,
     documents: Documents,
     window: int | None,
     sinks: Tensor | None = None,
+    head_seeds: Tensor | None = None,
 ) -> Tensor:
-    """Attention whose scores s may be bounded as `c tanh(s / c)` (Gemma 2), and which may have sinks; the other
+    """Attention whose scores may be bounded, which may have sinks, and whose weights may be dropped; the other
     arguments are those of `attend_by_document`.
 
     No kernel of torch's has it, so scores are spelled out, for a block of queries at a time, and made again in the
     backward pass.
+
+    Args:
+        head_seeds: `[n]` int64, by which weights are dropped; None for none.
     """
-    outputs = []
+    outputs, others = [], documents.keys if documents.share is None else documents.share.whole.keys
     for span in documents.spans:
-        for queries, keys, seen in _blocks_of(span, QUERIES_AT_ONCE, window, q.device):
-            block = (q[queries], k[keys], v[keys], ~seen, sinks)
+        size = QUERIES_AT_ONCE
+        if head_seeds is not None:
+            size = max(1, min(DROPPED_AT_ONCE, DROPPED_WEIGHTS // (q.shape[1] * span.num_keys)))
+        for queries, keys, seen in _blocks_of(span, size, window, q.device):
+            drop = None
+            if head_seeds is not None:
+                drop = _Drop(documents.keys[queries], others[keys], head_seeds, scores.drop_rate)
+            block = (q[queries], k[keys], v[keys], ~seen, sinks, drop)
             outputs.append(
-                checkpoint(_spelled_out_block, soft_cap, *block, use_reentrant=False, preserve_rng_state=False)
+                checkpoint(_spelled_out_block, scores.soft_cap, *block, use_reentrant=False, preserve_rng_state=False)
                 if torch.is_grad_enabled()
-                else _spelled_out_block(soft_cap, *block)
+                else _spelled_out_block(scores.soft_cap, *block)
             )
     return torch.cat(outputs)
 
 
+@dataclass(frozen=True)
+class _Drop:
+    """Which weights of a block are dropped."""
+
+    queries: Tensor
+    """`[r]` int64, keys of the tokens."""
+    keys: Tensor
+    """`[c]` int64, the same."""
+    head_seeds: Tensor
+    rate: float
+
+    def applied_to(self, weights: Tensor) -> Tensor:
+        """`[m, g, r, c]`, in the order of the heads."""
+        kept = kept_pairs(self.queries, self.keys, self.head_seeds, self.rate)
+        return weights * kept.view(weights.shape) / (1.0 - self.rate)
+
+
 def _spelled_out_block(
-    soft_cap: float | None, q: Tensor, k: Tensor, v: Tensor, hidden: Tensor, sinks: Tensor | None
+    soft_cap: float | None,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    hidden: Tensor,
+    sinks: Tensor | None,
+    drop: _Drop | None,
 ) -> Tensor:
     """Queries `[r, n, d]` against keys and values `[c, m, d]`; softmax is at least fp32."""
     groups = q.shape[1] // k.shape[1]
@@ -122,7 +174,8 @@ def _spelled_out_block(
     if sinks is not None:
         beside = sinks.to(wide).view(-1, groups, 1, 1).expand(-1, -1, scores.shape[2], 1)
         scores = torch.cat((scores, beside), dim=-1)
-    weights = scores.softmax(-1)[..., : k.shape[0]].to(v.dtype)
+    weights = scores.softmax(-1)[..., : k.shape[0]]
+    weights = (weights if drop is None else drop.applied_to(weights)).to(v.dtype)
     return torch.einsum("mgrc,cmd->rmgd", weights, v).flatten(1, 2)
 
 

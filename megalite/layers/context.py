@@ -101,17 +101,17 @@ def _attend_gathered(
     v: Tensor,
     documents: Documents,
     window: int | None,
-    **sinks: Tensor,
+    **of_heads: Tensor,
 ) -> Tensor:
     assert documents.share is not None, "a stream that is not cut"
     own = torch.cat((k, v), dim=1)
     whole = whole_stream(own, cp, documents.share)
     keys, values = whole.split((k.shape[1], v.shape[1]), dim=1)
     if not keeps_all or torch.compiler.is_compiling() or not torch.is_grad_enabled():
-        return attend(q, keys, values, documents, window, **sinks)
+        return attend(q, keys, values, documents, window, **of_heads)
     again = _GatheredAgain(own.detach(), whole, cp, documents.share)
     with torch.autograd.graph.saved_tensors_hooks(again.pack, again.unpack):
-        return attend(q, keys, values, documents, window, **sinks)
+        return attend(q, keys, values, documents, window, **of_heads)
 
 
 class _GatheredAgain:
@@ -152,7 +152,7 @@ def _attend_by_heads(
     v: Tensor,
     documents: Documents,
     window: int | None,
-    **sinks: Tensor,
+    **of_heads: Tensor,
 ) -> Tensor:
     assert documents.share is not None, "a stream that is not cut"
     if k.shape[1] % cp.size:
@@ -160,6 +160,6 @@ def _attend_by_heads(
     sizes = [x.shape[1] // cp.size for x in (q, k, v)]
     together = torch.cat([x.unflatten(1, (cp.size, -1)) for x in (q, k, v)], dim=2)
     queries, keys, values = to_parts(together, cp).split(sizes, dim=1)
-    own_sinks = {name: each.chunk(cp.size)[cp.rank] for name, each in sinks.items()}
-    mixed = attend(queries, keys, values, documents.share.whole, window, **own_sinks)
+    own_heads = {name: each.chunk(cp.size)[cp.rank] for name, each in of_heads.items()}
+    mixed = attend(queries, keys, values, documents.share.whole, window, **own_heads)
     return to_rows(mixed, cp).flatten(1, 2)

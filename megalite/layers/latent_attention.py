@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from megalite.architecture.architecture import BlockSpec
 from megalite.architecture.norms import NORMS
 from megalite.layers.attention import Attend
+from megalite.layers.attention_dropout import DroppingAttention, attention_now
 from megalite.layers.context import WholeStream
 from megalite.layers.documents import Documents
 from megalite.layers.gemm import PLAIN, Gemm
@@ -37,6 +38,7 @@ class LatentAttention(nn.Module):
 
     Args:
         attend: takes values of another width than queries and keys.
+        dropping: the same in training, where weights are dropped; None for as ever.
         whole: given this rank's latents, those of all tokens that its queries may see.
     """
 
@@ -49,6 +51,7 @@ class LatentAttention(nn.Module):
         sequence_parallel: bool,
         attend: Attend,
         whole: WholeStream,
+        dropping: DroppingAttention | None = None,
         gemm: Gemm = PLAIN,
     ):
         super().__init__()
@@ -59,7 +62,7 @@ class LatentAttention(nn.Module):
         self.tp, self.enter = tp, gather_rows if sequence_parallel else copy_to
         self.num_heads = spec.num_heads // tp.size
         self.mla, self.window = mla, spec.window
-        self.attend, self.whole = attend, whole
+        self.attend, self.whole, self.dropping = attend, whole, dropping
         self.turn, self.scale_query = Turn(spec), scaled_by(spec.query_scale)
         self.widths = [*([] if mla.q_lora_rank is None else [mla.q_lora_rank]), mla.kv_lora_rank, mla.qk_rope_head_dim]
         norm = NORM_OF_HEADS[NORMS[block.norm].of_heads]
@@ -79,7 +82,8 @@ class LatentAttention(nn.Module):
 
     def forward(self, x: Tensor, documents: Documents) -> Tensor:
         q, k, v = self.project(x, documents)
-        return self.o(self.attend(q, k, v, documents, self.window).flatten(1))
+        attend, of_heads = attention_now(self.attend, self.dropping, q)
+        return self.o(attend(q, k, v, documents, self.window, **of_heads).flatten(1))
 
     def project(self, x: Tensor, documents: Documents) -> tuple[Tensor, Tensor, Tensor]:
         """Rotated and scaled queries `[t, n, nope + rope]`; keys of that width, and values `[s, n, value]`, of all s

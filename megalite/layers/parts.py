@@ -19,6 +19,7 @@ from megalite.architecture.norms import NORMS
 from megalite.config.plan import LOSS_CHUNK_TOKENS
 from megalite.layers.attention import (
     Attend,
+    ScoreOptions,
     attend_by_document,
     attend_spelled_out,
     choose_attention,
@@ -41,6 +42,8 @@ class Parts:
     attend: Attend = attend_by_document
     over_context: OverContext = alone
     """What context parallelism makes of it."""
+    over_context_again: OverContext | None = None
+    """The same in blocks that are recomputed, which find in the backward pass what was gathered; None for the same."""
     over_latents: LatentContext = ALL_HERE
     """And of latent attention."""
     gemm: Gemm = PLAIN
@@ -56,18 +59,28 @@ class Parts:
     precision: Precision = ONE_FORMAT
     """Of the linear layers in the blocks; keeps state, so each stage has its own."""
 
-    def attend_within(self, soft_cap: float | None, *, sinks: bool = False) -> Attend:
-        """The attention of a block, whose scores may be bounded, and which may be given sinks."""
-        return self.over_context(self._attend(soft_cap, sinks=sinks))
+    def attend_within(
+        self, soft_cap: float | None, *, sinks: bool = False, is_redone: bool = False, drop: float = 0.0
+    ) -> Attend:
+        """The attention of a block, whose scores may be bounded, and which may be given sinks.
 
-    def attend_latents(self, soft_cap: float | None) -> Attend:
+        Args:
+            is_redone: in the backward pass, by recomputation.
+            drop: probability of dropping a weight; such an attention is given seeds of heads.
+        """
+        over = self.over_context_again if is_redone and self.over_context_again is not None else self.over_context
+        return over(self._attend(soft_cap, sinks=sinks, drop=drop))
+
+    def attend_latents(self, soft_cap: float | None, *, drop: float = 0.0) -> Attend:
         """The same of a block whose keys and values are made of latents."""
-        return self.over_latents.over(self._attend(soft_cap))
+        return self.over_latents.over(self._attend(soft_cap, drop=drop))
 
-    def _attend(self, soft_cap: float | None, *, sinks: bool = False) -> Attend:
+    def _attend(self, soft_cap: float | None, *, sinks: bool = False, drop: float = 0.0) -> Attend:
+        if drop:
+            return partial(attend_spelled_out, ScoreOptions(soft_cap, drop))
         if soft_cap is None and (not sinks or takes_sinks(self.attend)):
             return self.attend
-        return partial(attend_spelled_out, soft_cap)
+        return partial(attend_spelled_out, ScoreOptions(soft_cap))
 
 
 def choose_parts(

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from megalite.architecture.architecture import BlockSpec
 from megalite.architecture.norms import NORMS
 from megalite.layers.attention import Attend
+from megalite.layers.attention_dropout import DroppingAttention, attention_now
 from megalite.layers.documents import Documents
 from megalite.layers.gemm import PLAIN, Gemm
 from megalite.layers.linear import ColumnParallelLinear, RowParallelLinear
@@ -35,6 +36,7 @@ class SelfAttention(nn.Module):
     tp divides the key and value heads, or they divide it; `config.validate` refuses what does not.
 
     Args:
+        dropping: how it attends in training, where weights are dropped; None for as ever.
         sharers: the tensor-parallel ranks that share a key and value head; see `axes.connect_sharers`.
     """
 
@@ -46,6 +48,7 @@ class SelfAttention(nn.Module):
         tp: Axis,
         sequence_parallel: bool,
         attend: Attend,
+        dropping: DroppingAttention | None = None,
         gemm: Gemm = PLAIN,
         sharers: Axis = SINGLE,
     ):
@@ -57,7 +60,7 @@ class SelfAttention(nn.Module):
         self.sharers = sharers
         self.window = spec.window
         self.turn = Turn(spec)
-        self.attend = attend
+        self.attend, self.dropping = attend, dropping
         self.scale_query = scaled_by(spec.query_scale)
         options: TensorParallel = {"tp": tp, "sequence_parallel": sequence_parallel}
         self.qkv = ColumnParallelLinear(
@@ -81,8 +84,10 @@ class SelfAttention(nn.Module):
 
     def forward(self, x: Tensor, documents: Documents) -> Tensor:
         q, k, v = self.project(x, documents)
-        besides = {} if self.sinks is None else {"sinks": self.sinks}
-        mixed = self.attend(q, k, v, documents, self.window, **besides)
+        attend, of_heads = attention_now(self.attend, self.dropping, q)
+        if self.sinks is not None:
+            of_heads["sinks"] = self.sinks
+        mixed = attend(q, k, v, documents, self.window, **of_heads)
         return self.o(mixed.flatten(1))
 
     def project(self, x: Tensor, documents: Documents) -> tuple[Tensor, Tensor, Tensor]:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 
 import torch
 from torch import Tensor, nn
 
 from megalite.architecture.architecture import BlockSpec, FeedForwardSpec
+from megalite.layers.attention_dropout import DroppingAttention
 from megalite.layers.documents import Documents
 from megalite.layers.experts import SparseMLP
 from megalite.layers.latent_attention import LatentAttention
@@ -45,6 +47,7 @@ class Block(nn.Module):
     one after the other    x + attention(norm(x)), then x + mlp(norm(x))
     parallel               x + attention(norm(x)) + mlp(norm(x))
     norms after            x + norm(attention(...))
+    norms of sums          norm(x + attention(x)), then norm(x + mlp(x))
 
     Args:
         stage: that it is part of.
@@ -55,10 +58,11 @@ class Block(nn.Module):
         super().__init__()
         model, parts = stage.model, stage.parts
         spec, hidden = model.block(index), model.hidden_size
+        self.recompute = stage.recompute_of(index)
         options: TensorParallel = {"tp": stage.tp, "sequence_parallel": stage.sequence_parallel}
         norm = partial(parts.norm, hidden, spec.norm_eps, **options)
         self.attention_norm = norm() if spec.norm_before else nn.Identity()
-        self.attention = _attention(stage, spec, options)
+        self.attention = _attention(stage, index, options)
         self.attention_out_norm = norm() if spec.norm_after else nn.Identity()
         self.mlp_norm = norm() if spec.norm_before else nn.Identity()
         self.mlp = _feed_forward(stage, spec, options)
@@ -66,21 +70,46 @@ class Block(nn.Module):
         self.attention_dropout = Dropout(model.dropout, seed=stage.seed, site=f"blocks.{index}.attention", **options)
         self.mlp_dropout = Dropout(model.dropout, seed=stage.seed, site=f"blocks.{index}.mlp", **options)
         self.is_parallel = spec.is_parallel
+        self.add = _add_then_norm if spec.norm_sums else _norm_then_add
 
     def forward(self, x: Tensor, documents: Documents) -> Tensor:
-        mixed = self.attention_out_norm(self.attention(self.attention_norm(x), documents))
-        after = x + self.attention_dropout(mixed, documents)
-        expanded = self.mlp_out_norm(self.mlp(self.mlp_norm(x if self.is_parallel else after), documents))
-        return after + self.mlp_dropout(expanded, documents)
+        mixed = self.attention(self.attention_norm(x), documents)
+        after = self.add(x, mixed, self.attention_out_norm, partial(self.attention_dropout, documents=documents))
+        expanded = self.mlp(self.mlp_norm(x if self.is_parallel else after), documents)
+        return self.add(after, expanded, self.mlp_out_norm, partial(self.mlp_dropout, documents=documents))
 
 
-def _attention(stage: StageSpec, block: BlockSpec, options: TensorParallel) -> SelfAttention | LatentAttention:
-    parts, hidden, soft_cap = stage.parts, stage.model.hidden_size, block.attention.soft_cap
-    if block.attention.latent is not None:
-        attend, whole = parts.attend_latents(soft_cap), parts.over_latents.whole
-        return LatentAttention(hidden, block, attend=attend, whole=whole, gemm=parts.gemm, **options)
-    attend = parts.attend_within(soft_cap, sinks=block.attention.sinks)
-    return SelfAttention(hidden, block, attend=attend, gemm=parts.gemm, sharers=stage.sharers, **options)
+Layer = Callable[[Tensor], Tensor]
+
+
+def _norm_then_add(x: Tensor, branch: Tensor, norm: Layer, drop: Layer) -> Tensor:
+    return x + drop(norm(branch))
+
+
+def _add_then_norm(x: Tensor, branch: Tensor, norm: Layer, drop: Layer) -> Tensor:
+    return norm(x + drop(branch))
+
+
+def _attention(stage: StageSpec, index: int, options: TensorParallel) -> SelfAttention | LatentAttention:
+    block, parts, hidden = stage.model.block(index), stage.parts, stage.model.hidden_size
+    soft_cap, rate = block.attention.soft_cap, stage.model.attention_dropout
+    is_redone = stage.recompute_of(index) != "none"
+    is_latent, has_sinks = block.attention.latent is not None, block.attention.sinks
+    choose = partial(parts.attend_latents, soft_cap)
+    if not is_latent:
+        choose = partial(parts.attend_within, soft_cap, sinks=has_sinks, is_redone=is_redone)
+    dropping = None
+    if rate:
+        site, num_heads = f"blocks.{index}.attention.weights", block.attention.num_heads // stage.tp.size
+        dropping = DroppingAttention(choose(drop=rate), seed=stage.seed, site=site, num_heads=num_heads, tp=stage.tp)
+    if is_latent:
+        whole = parts.over_latents.whole
+        return LatentAttention(
+            hidden, block, attend=choose(), whole=whole, dropping=dropping, gemm=parts.gemm, **options
+        )
+    return SelfAttention(
+        hidden, block, attend=choose(), dropping=dropping, gemm=parts.gemm, sharers=stage.sharers, **options
+    )
 
 
 def _feed_forward(stage: StageSpec, block: BlockSpec, options: TensorParallel) -> MLP | SparseMLP:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from megalite.architecture.architecture import Architecture
-from megalite.architecture.mup import input_multiplier
+from megalite.architecture.initial import Initial, initial
 from megalite.architecture.weights import Rectangle, Weight, by_parameter, weight_table
 from megalite.model.spec import StageSpec
 from megalite.parallel.random import name_seed
@@ -36,23 +36,34 @@ class WeightSource(Protocol):
 
 
 class FreshWeights:
-    """Initial weights: N(0, init_std), residual projections narrower by sqrt(2 x num_layers), norms 1, biases 0.
+    """Initial weights, by default N(0, init_std), residual projections narrower by sqrt(2 x num_layers), norms 1,
+    biases 0; `architecture.initial` has every rule.
 
-    Under muP, matrices of the blocks are narrower by the root of the width multiplier.
     The scaled residual initialisation is GPT-2's (Radford et al. 2019, section 2.3) and Megatron-LM's.
     """
 
     def __init__(self, model: Architecture, seed: int):
-        self.std = {"normal": model.init_std, "residual": model.init_std / (2 * model.num_layers) ** 0.5}
         self.model, self.seed = model, seed
 
     def read(self, weight: Weight, rectangle: Rectangle) -> Tensor:
         if weight.init in ("ones", "zeros"):
             return torch.full(rectangle.shape, 1.0 if weight.init == "ones" else 0.0)
         generator = torch.Generator().manual_seed(name_seed(self.seed, weight.name))
-        std = self.std[weight.init] / input_multiplier(weight, self.model) ** 0.5
-        whole = torch.empty(weight.shape).normal_(0.0, std, generator=generator)
-        return whole[rectangle.slices]
+        return _draw(weight.shape, initial(weight, self.model), generator)[rectangle.slices]
+
+
+def _draw(shape: tuple[int, ...], wanted: Initial, generator: torch.Generator) -> Tensor:
+    """Numbers of a distribution, fp32."""
+    drawn = torch.empty(shape)
+    if wanted.is_uniform:
+        assert wanted.bound is not None
+        return drawn.uniform_(-wanted.bound, wanted.bound, generator=generator)
+    drawn.normal_(0.0, wanted.std, generator=generator)
+    if wanted.cut is not None:
+        # Drawn again, not by the inverse of a distribution: that function's last bits are a matter of the CPU
+        while (beyond := drawn.abs() > wanted.cut).any():
+            drawn[beyond] = torch.empty(int(beyond.sum())).normal_(0.0, wanted.std, generator=generator)
+    return drawn
 
 
 class WithFreshPredictions:

@@ -24,7 +24,7 @@ from megalite.model.block import Block
 from megalite.model.spec import StageSpec
 from megalite.parallel.axes import TensorParallel
 
-RunBlock = Callable[[nn.Module, Tensor, Documents], Tensor]
+RunBlock = Callable[[Block, Tensor, Documents], Tensor]
 
 
 class PredictionLayer(nn.Module):

@@ -9,13 +9,15 @@
 Dropout needs no saved random state: its masks are functions of the token (`parallel.random`). What is done again runs
 inside the stage's precision context, as it did at first.
 
+Blocks may differ in it: each says what it makes again (`Block.recompute`), and a stage has one way to run them all.
+
 A compiled block multiplies into buffers of its own, which torch's selective checkpointing refuses ("Tensor cached
 during selective activation checkpoint has been mutated"). There the compiler does the choosing, by its memory budget.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from functools import partial
 from typing import Any
@@ -26,6 +28,7 @@ from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selectiv
 
 from megalite.layers.documents import Documents
 from megalite.layers.kept_products import Keeper
+from megalite.model.block import Block
 from megalite.model.offload import HostStore, run_offloaded
 
 RunBlock = Callable[[torch.nn.Module, Tensor, Documents], Tensor]
@@ -54,23 +57,38 @@ def choose_recompute(kind: str, context: Context = nullcontext, store: HostStore
     return runs[kind]
 
 
+def run_by_kind(
+    blocks: Sequence[Block], context: Context = nullcontext, store: HostStore | None = None
+) -> Callable[[Block, Tensor, Documents], Tensor]:
+    """How to run blocks, each as it says."""
+    runs = {kind: choose_recompute(kind, context, store) for kind in {block.recompute for block in blocks}}
+
+    def run(block: Block, x: Tensor, documents: Documents) -> Tensor:
+        return runs[block.recompute](block, x, documents)
+
+    return run
+
+
 def compile_blocks(
-    blocks: Iterable[torch.nn.Module], kind: str, context: Context = nullcontext, store: HostStore | None = None
-) -> RunBlock:
-    """Compile blocks in place and return how to run them under `train.recompute`.
+    blocks: Sequence[Block], context: Context = nullcontext, store: HostStore | None = None
+) -> Callable[[Block, Tensor, Documents], Tensor]:
+    """Compile blocks in place and return how to run them, each as it says.
 
     The compiler itself decides what to keep, so `none` is as frugal as `selective`. Shapes are compiled in, but for the
     number of documents, which differs from batch to batch.
     """
     for block in blocks:
         block.compile(dynamic=False, backend=_compile_within_budget)
-    run = choose_recompute("full" if kind == "full" else "none", context, store)
+    kinds = {block.recompute for block in blocks}
+    runs = {
+        kind: choose_recompute("full", context, store) if kind == "full" else choose_recompute("none") for kind in kinds
+    }
 
-    def run_compiled(block: torch.nn.Module, x: Tensor, documents: Documents) -> Tensor:
+    def run_compiled(block: Block, x: Tensor, documents: Documents) -> Tensor:
         pieces = () if documents.share is None else (documents.share.pieces,)
         for table in (documents.cu_seqlens, documents.span_table, *pieces):
             torch._dynamo.maybe_mark_dynamic(table, 0)
-        return run(block, x, documents)
+        return runs[block.recompute](block, x, documents)
 
     return run_compiled
 

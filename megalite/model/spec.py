@@ -37,7 +37,9 @@ class StageSpec:
     ep: Axis = SINGLE
     """The ranks that have other experts."""
     sequence_parallel: bool = False
-    recompute: str = "none"
+    recompute: str | tuple[str, ...] = "none"
+    """What blocks make again in the backward pass, all of them or each of the model's, those that predict further
+    behind."""
     offload: bool = False
     """What full recomputation keeps goes to the host's memory."""
     parts: Parts = field(default_factory=Parts)
@@ -47,6 +49,10 @@ class StageSpec:
     def __post_init__(self) -> None:
         if not self.chunks:
             object.__setattr__(self, "chunks", (ChunkSpec((0, self.model.num_layers), is_first=True, is_last=True),))
+
+    def recompute_of(self, index: int) -> str:
+        """What a block of the model makes again."""
+        return self.recompute if isinstance(self.recompute, str) else self.recompute[index]
 
     @property
     def has_embedding(self) -> bool:

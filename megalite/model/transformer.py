@@ -35,7 +35,7 @@ from megalite.model.block import Block, Dropout
 from megalite.model.initialize import FreshWeights, WeightSource, fill, mark
 from megalite.model.offload import HostStore
 from megalite.model.prediction import Further, PredictionLayer
-from megalite.model.recompute import choose_recompute, compile_blocks
+from megalite.model.recompute import compile_blocks, run_by_kind
 from megalite.model.spec import StageSpec
 from megalite.parallel.axes import TensorParallel
 
@@ -93,7 +93,7 @@ class Stage(nn.Module):
         self.precision.attach(self.blocks)
         self.routers = Routers({"blocks": self.blocks, "mtp": self.mtp})
         self._kept = HostStore() if spec.offload else None
-        self.run_block = choose_recompute(spec.recompute, self.precision.context, self._kept)
+        self.run_block = run_by_kind(self.all_blocks(), self.precision.context, self._kept)
         self.before_layer: Callable[[str], None] = _go_on
         """Told the name of each layer that comes next, whose weights must be there when it returns."""
         self._frequencies: dict[str, Frequencies] = {}
@@ -135,7 +135,7 @@ class Stage(nn.Module):
         with self.precision.context():
             for index in range(*run.blocks):
                 self.before_layer(f"blocks.{index}")
-                x = self.run_block(self.blocks[str(index)], x, documents)
+                x = self.run_block(cast("Block", self.blocks[str(index)]), x, documents)
         if run.is_last and self.final_norm is not None:
             self.before_layer("final_norm")
             x = self.scale_output(self.final_norm(x))
@@ -207,7 +207,7 @@ class Stage(nn.Module):
 
     def compile_blocks(self) -> None:
         """Compile each block: one graph that all share."""
-        self.run_block = compile_blocks(self.all_blocks(), self.spec.recompute, self.precision.context, self._kept)
+        self.run_block = compile_blocks(self.all_blocks(), self.precision.context, self._kept)
 
 
 def _go_on(layer: str) -> None:

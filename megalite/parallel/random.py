@@ -47,6 +47,21 @@ def dropout(x: Tensor, keys: Tensor, *, rate: float, seed: int | Tensor, first_c
     return x * (uniform >= rate) / (1.0 - rate)
 
 
+def kept_pairs(first: Tensor, second: Tensor, seeds: Tensor, rate: float) -> Tensor:
+    """Which pairs are not dropped with probability `rate`: a function of (seed, first key, second key) alone.
+
+    Args:
+        first: `[r]` int64.
+        second: `[c]` int64.
+        seeds: `[n]` int64, each of which drops others.
+
+    Returns:
+        `[n, r, c]` bool.
+    """
+    rows = _mix(first + seeds.unsqueeze(1))
+    return _shift(_mix(rows.unsqueeze(2) + second), 40) >= math.ceil(rate * 2**24)
+
+
 def normal(keys: Tensor, seed: int) -> Tensor:
     """Standard normal numbers, fp32: a function of (seed, key) alone, by the Box-Muller transform.
 
@@ -60,12 +75,12 @@ def normal(keys: Tensor, seed: int) -> Tensor:
     return radius * angle.cos_()
 
 
-def random_bits(keys: Tensor, seed: int, num_bits: int) -> Tensor:
+def random_bits(keys: Tensor, seed: int | Tensor, num_bits: int) -> Tensor:
     """Random integers below 2^num_bits, int64: a function of (seed, key) alone.
 
     Args:
         keys: int64, of any shape.
-        seed: from `name_seed`.
+        seed: from `name_seed`; a tensor is `[]` int64, on the CPU or beside the keys.
         num_bits: at most 63.
     """
     return _shift(_mix(keys + seed), 64 - num_bits)

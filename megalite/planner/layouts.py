@@ -60,7 +60,11 @@ class Candidate:
         return {
             "parallel": parallel,
             "batch": {"micro_batch_size": self.micro_batch_size},
-            "train": {"recompute": self.recompute, "offload_activations": self.offloads},
+            "train": {
+                "recompute": self.recompute,
+                "recompute_layers": (),
+                "offload_activations": self.offloads,
+            },
         }
 
     def overrides(self, base: Config) -> tuple[str, ...]:
@@ -79,7 +83,9 @@ class Candidate:
 
 
 def _yaml(value: object) -> str:
-    return "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
+    if value is None or value == ():
+        return "null" if value is None else "[]"
+    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def layouts(config: Config, model: Architecture, world_size: int, machine: Machine) -> Iterator[Candidate]:

@@ -37,6 +37,7 @@ from megalite.architecture.norms import NORMS
 from megalite.architecture.weights import Weight, vocab_rows_per_rank, weight_table
 from megalite.config.pipeline import few_rounds, micro_batch_counts, pipeline_schedule
 from megalite.config.plan import CACHED_LOGITS, LOSS_CHUNK_TOKENS, RunPlan, compile_pays, has_embedding_copy
+from megalite.config.recompute import recompute_by_block
 from megalite.config.schema import Config
 from megalite.config.stream import stream_tokens
 from megalite.engine.footprint import footprint
@@ -143,22 +144,27 @@ def is_compiled(config: Config, plan: RunPlan) -> bool:
     return compile_pays(config, plan, "cpu" if config.train.device == "cpu" else "cuda")
 
 
-def recomputed(config: Config, plan: RunPlan) -> str:
-    """What blocks make again in the backward pass: compiled ones, whatever is no product, since it costs them
-    nothing (`model.recompute`)."""
-    kind = config.train.recompute
-    return "selective" if kind == "none" and is_compiled(config, plan) else kind
+def recomputed(config: Config, plan: RunPlan) -> tuple[str, ...]:
+    """What each block makes again in the backward pass, those that predict further behind the model's: compiled ones,
+    whatever is no product, since it costs them nothing (`model.recompute`)."""
+    modes = recompute_by_block(config, plan)
+    return tuple("selective" if mode == "none" else mode for mode in modes) if is_compiled(config, plan) else modes
 
 
-def block_activations(config: Config, plan: RunPlan, blocks: Iterable[int], recompute: str) -> list[int]:
-    """Bytes of one token that each of some blocks keeps for its backward pass, on one rank."""
+def block_activations(config: Config, plan: RunPlan, blocks: Sequence[int], modes: str | Sequence[str]) -> list[int]:
+    """Bytes of one token that each of some blocks keeps for its backward pass, on one rank.
+
+    Args:
+        modes: what all of them make again, or what each block of the model does.
+    """
     fp8, a = config.precision.fp8, ELEMENT_BYTES[config.precision.dtype]
-    in_chunks = config.train.mlp_chunk_tokens is not None and recompute == "none"
-    chosen = blocks_alike(plan, blocks)
+    is_in_chunks = config.train.mlp_chunk_tokens is not None
+    of_each = [modes if isinstance(modes, str) else modes[index] for index in blocks]
+    chosen = list(zip(blocks_alike(plan, blocks), of_each, strict=True))
     seen = plan.cp if config.parallel.cp_kind == "allgather" else 1
     cut = BlockCut(plan.tp, config.parallel.sequence_parallel, seen)
     found = {
-        block: block_activation_bytes(
+        (block, recompute): block_activation_bytes(
             block,
             plan.model.hidden_size,
             element_bytes=a,
@@ -167,10 +173,10 @@ def block_activations(config: Config, plan: RunPlan, blocks: Iterable[int], reco
             keeps_fp8_inputs=fp8 is not None and fp8.backend == "te",
             has_dropout=plan.model.dropout > 0.0,
         )
-        - (mlp_bytes(block.feed_forward, element_bytes=a, tp=plan.tp) if in_chunks else 0)
-        for block in set(chosen)
+        - (mlp_bytes(block.feed_forward, element_bytes=a, tp=plan.tp) if is_in_chunks and recompute == "none" else 0)
+        for block, recompute in set(chosen)
     }
-    return [found[block] for block in chosen]
+    return [found[each] for each in chosen]
 
 
 def blocks_alike(plan: RunPlan, blocks: Iterable[int]) -> list[BlockSpec]:

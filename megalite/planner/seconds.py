@@ -37,6 +37,7 @@ from megalite.architecture.costs import (
 from megalite.architecture.weights import vocab_rows_per_rank
 from megalite.config.pipeline import few_rounds, pipeline_schedule
 from megalite.config.plan import RunPlan
+from megalite.config.recompute import recompute_by_block
 from megalite.config.schema import Config
 from megalite.config.stream import stream_tokens
 from megalite.parallel.schedules.simulation import ChunkCosts, Timeline, simulate
@@ -126,13 +127,18 @@ class _Chunk:
 def _chunks(config: Config, plan: RunPlan, machine: Machine, practice: Practice) -> list[_Chunk]:
     """Every chunk of the pipeline; blocks that are alike are counted once."""
     model, kinds, found = plan.model, plan.model.kinds(), list[_Chunk]()
-    known = {kind: _block(config, plan, model.block(kinds.index(kind)), machine, practice) for kind in set(kinds)}
+    modes = recompute_by_block(config, plan)
+    kinds_and_modes = list(zip(kinds, modes, strict=False))  # of the model's own
+    known = {
+        (kind, mode): _block(config, plan, model.block(kinds.index(kind)), machine, practice, mode)
+        for kind, mode in set(kinds_and_modes)
+    }
     for number, bounds in enumerate(plan.chunk_blocks):
-        blocks = [known[kind] for kind in kinds[slice(*bounds)]]
+        blocks = [known[each] for each in kinds_and_modes[slice(*bounds)]]
         is_last = number == len(plan.chunk_blocks) - 1
         if is_last and model.num_predictions:
-            further = _block(config, plan, model.block(model.num_layers), machine, practice)
-            blocks += model.num_predictions * [further]
+            last = model.block(model.num_layers)
+            blocks += [_block(config, plan, last, machine, practice, mode) for mode in modes[model.num_layers :]]
         head = _head(config, plan, machine) if is_last else {}
         found.append(
             _Chunk(
@@ -144,9 +150,11 @@ def _chunks(config: Config, plan: RunPlan, machine: Machine, practice: Practice)
     return found
 
 
-def _block(config: Config, plan: RunPlan, block: BlockSpec, machine: Machine, practice: Practice) -> _Chunk:
+def _block(
+    config: Config, plan: RunPlan, block: BlockSpec, machine: Machine, practice: Practice, recompute: str
+) -> _Chunk:
     """One block's passes over a micro-batch of a rank."""
-    hidden, a, recompute = plan.model.hidden_size, ELEMENT_BYTES[config.precision.dtype], config.train.recompute
+    hidden, a = plan.model.hidden_size, ELEMENT_BYTES[config.precision.dtype]
     tokens, rate = _tokens(config, plan), machine.rate(config.precision.dtype)
     linear = 2.0 * tokens * linear_multiply_adds(block, hidden) / plan.tp / _rate_of_linear(config, machine)
     numbers = tokens * linear_numbers(block, hidden, plan.tp) + linear_weights(block, hidden, plan.ep) / plan.tp

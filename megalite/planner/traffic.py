@@ -7,6 +7,7 @@ data parallelism sends is the engine's choice, and not counted here.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 
 from megalite.architecture.architecture import BlockSpec
@@ -20,6 +21,7 @@ from megalite.architecture.costs import (
     round_trip,
 )
 from megalite.config.plan import RunPlan
+from megalite.config.recompute import recompute_by_block
 from megalite.config.schema import Config
 from megalite.config.stream import own_tokens, stream_tokens
 
@@ -60,8 +62,19 @@ def num_predictions(plan: RunPlan, stage: int) -> int:
 
 def blocks_of(plan: RunPlan, stage: int) -> list[BlockSpec]:
     """The blocks of a stage, those that predict further among them."""
-    indices = [*plan.blocks_of(stage), *(num_predictions(plan, stage) * [plan.model.num_layers])]
-    return [plan.model.block(index) for index in indices]
+    return [plan.model.block(index) for index in _indices(plan, stage)]
+
+
+def _indices(plan: RunPlan, stage: int) -> list[int]:
+    """Their numbers."""
+    first = plan.model.num_layers
+    return [*plan.blocks_of(stage), *range(first, first + num_predictions(plan, stage))]
+
+
+def _with_modes(config: Config, plan: RunPlan, stage: int) -> Iterator[tuple[BlockSpec, str]]:
+    """The same blocks, and what each makes again."""
+    modes, indices = recompute_by_block(config, plan), _indices(plan, stage)
+    return zip(blocks_of(plan, stage), (modes[index] for index in indices), strict=True)
 
 
 def _tp_bytes(config: Config, plan: RunPlan, stage: int) -> float:
@@ -76,10 +89,10 @@ def _tp_bytes(config: Config, plan: RunPlan, stage: int) -> float:
             element_bytes=element_bytes,
             tp=tp,
             sequence_parallel=config.parallel.sequence_parallel,
-            recompute=config.train.recompute,
+            recompute=mode,
             last_chunk=last_chunk,
         )
-        for block in blocks_of(plan, stage)
+        for block, mode in _with_modes(config, plan, stage)
     )
     if config.parallel.sequence_parallel:  # each rank makes a part of the gradient of what makes latents, or joins
         latents = sum(latent_width(block.attention) for block in blocks_of(plan, stage))
@@ -106,9 +119,9 @@ def _cp_bytes(config: Config, plan: RunPlan, stage: int) -> float:
             element_bytes=ELEMENT_BYTES[config.precision.dtype],
             cp=plan.cp,
             tp=plan.tp,
-            recompute=config.train.recompute,
+            recompute=mode,
         )
-        for block in blocks_of(plan, stage)
+        for block, mode in _with_modes(config, plan, stage)
     )
 
 
@@ -120,9 +133,9 @@ def _ep_bytes(config: Config, plan: RunPlan, stage: int) -> float:
             plan.model.hidden_size,
             element_bytes=ELEMENT_BYTES[config.precision.dtype],
             ep=plan.ep,
-            recompute=config.train.recompute,
+            recompute=mode,
         )
-        for block in blocks_of(plan, stage)
+        for block, mode in _with_modes(config, plan, stage)
     )
 
 

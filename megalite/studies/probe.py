@@ -21,6 +21,7 @@ from statistics import median
 
 import torch
 
+from megalite.architecture.initial import initial
 from megalite.architecture.mup import output_scale
 from megalite.architecture.weights import weight_table
 from megalite.config.schema import Config
@@ -59,15 +60,16 @@ def probe(config: Config, place: Place, out: Path, overfit_steps: int) -> int:
     beside.engine.close()
     disconnect_processes()
     if place.rank == 0:
-        model = beside.plan.model
+        model, weights = beside.plan.model, weight_table(beside.plan.model)
+        head = initial(weights.get("head.weight") or weights["embedding.weight"], model)
         report = ProbeReport(
             loss=result.loss,
             grad_norm=result.grad_norm,
             vocab_size=model.vocab_size,
-            logit_variance=model.hidden_size * (model.init_std * output_scale(model)) ** 2,
+            logit_variance=model.hidden_size * (head.std * output_scale(model)) ** 2,
             origin=beside.start.origin,
             is_fresh=isinstance(beside.start.weights, FreshWeights),
-            num_weights=len(weight_table(model)),
+            num_weights=len(weights),
             silent=silent,
             seconds=seconds,
             overfit=overfit,

@@ -108,7 +108,10 @@ def _nearest(config: Config, plan: RunPlan) -> Iterator[tuple[str, Config, RunPl
     """Plans of the same run that take less: first those that only cost time, then those with fewer ranks."""
     sizes = [size for size in reversed(divisors(config.batch.micro_batch_size)) if size < config.batch.micro_batch_size]
     changes: list[dict[str, object]] = [{"batch.micro_batch_size": size} for size in sizes]
-    changes += [{"train.recompute": "full"}, *({**change, "train.recompute": "full"} for change in changes)]
+    full: dict[str, object] = {"train.recompute": "full"}
+    if config.train.recompute_layers:
+        full["train.recompute_layers"] = ()
+    changes += [full, *({**change, **full} for change in changes)]
     fewer = [size for size in reversed(divisors(plan.dp)) if size < plan.dp]
     changes += [{"parallel.dp": size, **change} for size in fewer for change in ({}, *changes)]
     for change in changes:
@@ -119,7 +122,7 @@ def _nearest(config: Config, plan: RunPlan) -> Iterator[tuple[str, Config, RunPl
             other_plan = make_plan(other, world_size, plan.model.vocab_size)
         except ConfigError:
             continue
-        words = " ".join(f"{key}={value}" for key, value in change.items())
+        words = " ".join(f"{key}={'[]' if value == () else value}" for key, value in change.items())
         yield words, other, other_plan
 
 

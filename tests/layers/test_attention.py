@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from megalite.layers import attention, attention_blocks, scores
-from megalite.layers.attention import attend_by_document, attend_spelled_out, choose_attention
+from megalite.layers.attention import ScoreOptions, attend_by_document, attend_spelled_out, choose_attention
 from megalite.layers.attention_blocks import attend_in_blocks
 from megalite.layers.documents import Documents
 from tests.layers.parity import TOLERANCES, difference, draw
@@ -80,7 +80,7 @@ def assert_equals_dense(
     """Output and all three gradients against the dense truth."""
     total = sum(lengths)
     found_inputs, true_inputs = (tensors(total, 4, kv_heads, 8, dtype, value_dim) for _ in range(2))
-    kinds = ATTENTIONS if soft_cap is None else [partial(attend_spelled_out, soft_cap)]
+    kinds = ATTENTIONS if soft_cap is None else [partial(attend_spelled_out, ScoreOptions(soft_cap))]
     sinks = [draw((4,), dtype, 7).mul_(2).requires_grad_() if has_sinks else None for _ in range(2)]
     truth = dense_attention(*true_inputs, lengths, window, soft_cap, sinks[1])
     grad = draw(tuple(truth.shape), dtype, 9)

@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from megalite.layers import scores
-from megalite.layers.attention import attend_by_document, attend_spelled_out, attend_varlen
+from megalite.layers.attention import ScoreOptions, attend_by_document, attend_spelled_out, attend_varlen
 from megalite.layers.attention_blocks import attend_in_blocks
 from megalite.layers.context import choose_context
 from megalite.layers.documents import share_of
@@ -52,7 +52,7 @@ KERNELS = {
     "blocks": attend_in_blocks,
     "by document": attend_by_document,
     "varlen": partial(attend_varlen, kernel_by_hand),
-    "capped": partial(attend_spelled_out, 2.0),
+    "capped": partial(attend_spelled_out, ScoreOptions(2.0)),
 }
 
 

@@ -42,6 +42,8 @@ MODELS: dict[str, dict[str, Any]] = {
     "sinks": {"attention_sinks": True, "num_kv_heads": 2},
     "latents, wide values": {**LATENTS, "mla": {**LATENTS["mla"], "q_lora_rank": None, "v_head_dim": 20}},
     "bounded scores": {"attention_soft_cap": 3.0},
+    "dropped weights": {"attention_dropout": 0.2, "num_kv_heads": 2, "sliding_window": 5},
+    "latents, dropped weights": {**LATENTS, "attention_dropout": 0.2},
     "long rope": {
         "rope": {
             "scaling": {
@@ -56,12 +58,15 @@ MODELS: dict[str, dict[str, Any]] = {
 }
 
 
+REFUSED_BY_THE_RING = {"attention_soft_cap", "attention_sinks", "attention_dropout"}
+
+
 def gradients_of(kind: str, recompute: str, dtype: torch.dtype, compiled: bool) -> dict[str, dict[str, Tensor]]:
     """Loss and gradients of every model over two micro-batches, summed over the ranks that cut them."""
     axes = connect(Mesh(cp=dist.get_world_size()), dist.get_rank())
     found = {}
     for name, settings in MODELS.items():
-        if kind == "ring" and {"attention_soft_cap", "attention_sinks"} & settings.keys():
+        if kind == "ring" and REFUSED_BY_THE_RING & settings.keys():
             continue  # which is refused
         model = tiny_model(**settings)
         parts = Parts(norm=LayerNorm if model.norm == "layernorm" else RMSNorm, attend=attend_in_blocks)

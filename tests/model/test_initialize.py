@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
+import math
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor
 
+from megalite.architecture.initial import cut_deviation
 from megalite.architecture.weights import weight_table
-from megalite.config.schema import ModelConfig
+from megalite.config.fill import fill_model
+from megalite.config.load import load_config
+from megalite.config.plan import default_world_size
+from megalite.config.schema import BatchConfig, ModelConfig
+from megalite.config.validate import validate
+from megalite.errors import ConfigError
 from megalite.model.initialize import FreshWeights, fill, local_weights
 from megalite.model.transformer import Stage
 from megalite.parallel.axes import Axis
+from megalite.parallel.random import name_seed
 from tests.model.stages import GPT_STYLE, LATENTS, make_stage, tiny_model
 
 MODELS = {
@@ -19,6 +29,8 @@ MODELS = {
     "grouped-query": {"num_heads": 8, "num_kv_heads": 4, "qk_norm": True},
     "gpt": GPT_STYLE,
     "latents": LATENTS,
+    "evenly": {"init": {"rule": "xavier_uniform"}, "init_depth_scaling": "layer", "num_kv_heads": 4},
+    "cut": {"init": {"rule": "fan_in", "cut": 2.0, "head_std": 0.1}},
 }
 
 SIGMAS = 6.0
@@ -121,3 +133,177 @@ def test_fill_sets_a_source_in_the_stages_own_format():
     for first, second in zip(wide.parameters(), narrow.parameters(), strict=True):
         assert second.dtype == torch.bfloat16
         assert torch.equal(first.to(torch.bfloat16), second)
+
+
+def draw(name: str, model: ModelConfig) -> Tensor:
+    """A weight whole."""
+    row = weight_table(model)[name]
+    return FreshWeights(model, 1).read(row, row.local(1, 0))
+
+
+def test_the_default_is_what_it_was():
+    """Bit for bit what was drawn before there were other rules: one normal distribution, from a seed of the name."""
+    for mup in (None, {"base_hidden_size": 16}):
+        model = tiny_model(mup=mup)
+        for row in weight_table(model).values():
+            if row.init in ("normal", "residual"):
+                std = 0.2 / (4**0.5 if row.init == "residual" else 1.0)
+                if mup is not None and row.layer.startswith("blocks."):
+                    std = std / 2.0**0.5
+                generator = torch.Generator().manual_seed(name_seed(1, row.name))
+                wanted = torch.empty(row.shape).normal_(0.0, std, generator=generator)
+                assert torch.equal(draw(row.name, model), wanted), row.name
+
+
+LARGE = {
+    "hidden_size": 512,
+    "num_heads": 8,
+    "num_kv_heads": 2,
+    "head_dim": 32,
+    "ffn_hidden_size": 640,
+    "num_layers": 2,
+    "vocab_size": 700,
+    "moe": {"num_experts": 2, "ffn_hidden_size": 320, "every": 2, "shared_ffn_hidden_size": 96},
+}
+"""Large enough to see a deviation, no two matrices of a block of one shape but keys and values, gate and up."""
+LARGE_LATENTS = {
+    "hidden_size": 512,
+    "num_heads": 8,
+    "vocab_size": 700,
+    "num_layers": 2,
+    "mla": {"q_lora_rank": 160, "kv_lora_rank": 96, "qk_nope_head_dim": 24, "qk_rope_head_dim": 8, "v_head_dim": 16},
+    "mtp": {"num_layers": 1},
+}
+
+RULES: dict[str, Any] = {
+    "xavier_normal": torch.nn.init.xavier_normal_,
+    "xavier_uniform": torch.nn.init.xavier_uniform_,
+    "he_normal": lambda weight: torch.nn.init.kaiming_normal_(weight, nonlinearity="relu"),
+    "he_uniform": lambda weight: torch.nn.init.kaiming_uniform_(weight, nonlinearity="relu"),
+    "fan_in": lambda weight: torch.nn.init.kaiming_normal_(weight, nonlinearity="linear"),
+}
+"""torch's own, whose fans are of `[out, in]` too."""
+
+
+def large_model(**settings: Any) -> ModelConfig:
+    return fill_model(ModelConfig(**settings), BatchConfig(seq_len=16))
+
+
+def matrices(model: ModelConfig) -> dict[str, Tensor]:
+    """Every matrix but the table, drawn once."""
+    rows = [row for row in weight_table(model).values() if len(row.shape) == 2 and row.layer != "embedding"]
+    return {row.name: draw(row.name, model) for row in rows}
+
+
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("sizes", [LARGE, LARGE_LATENTS], ids=["experts", "latents"])
+def test_rules_are_torchs(rule, sizes):
+    """Every matrix, each expert's and those of latents, router and head among them, has the deviation, and where it is
+    drawn evenly the bound, of torch's function on the unfused matrix; means are 0; outputs to the stream are scaled."""
+    model = large_model(**sizes, init={"rule": rule})
+    torch.manual_seed(0)
+    for name, weight in matrices(model).items():
+        is_residual = name.endswith(("attention.o.weight", "down.weight"))
+        scale = 0.5 if is_residual else 1.0  # sqrt(2 x 2 layers)
+        theirs = RULES[rule](torch.empty_like(weight)) * scale
+        error = SIGMAS * float(theirs.std()) / (2 * weight.numel()) ** 0.5
+        assert abs(weight.std() - theirs.std()) < 2 * error, name
+        assert abs(weight.mean()) < SIGMAS * weight.std() / weight.numel() ** 0.5, name
+        if rule.endswith("uniform"):
+            fans = weight.shape[0] + weight.shape[1]
+            bound = scale * math.sqrt(6 / fans if rule == "xavier_uniform" else 6 / weight.shape[1])
+            assert bound * (1 - 40 / weight.numel()) < weight.abs().max() <= bound * (1 + 1e-6), name
+            assert abs(theirs.abs().max() / bound - 1) < 40 / weight.numel(), name
+    table = draw("embedding.weight", model)
+    assert abs(table.std() - 0.02) < SIGMAS * 0.02 / (2 * table.numel()) ** 0.5
+
+
+def test_gains():
+    """torch's default for linear layers, kaiming_uniform_ with a = sqrt(5), is he_uniform with a gain of sqrt(1/3)."""
+    model = large_model(**LARGE, init={"rule": "he_uniform", "gain": 3**-0.5})
+    weight = draw("blocks.0.attention.q.weight", model)
+    theirs = torch.nn.Linear(512, 256).weight
+    assert abs(theirs.abs().max() - weight.abs().max()) < 1e-4
+    assert 0.999 * 512**-0.5 < weight.abs().max() <= 512**-0.5 * (1 + 1e-6)
+
+
+@pytest.mark.parametrize("cut", [0.5, 2.0, 3.0])
+def test_a_cut_normal_distribution(cut):
+    """Its deviation is the one asked for, and its bounds those of a wider normal distribution; or both are those of
+    torch's trunc_normal_, to whose distribution it is as near as two samples of one are (Kolmogorov-Smirnov)."""
+    name, std = "blocks.0.mlp.gate.weight", 0.02
+    exact = draw(name, large_model(**LARGE, init={"cut": cut}))
+    assert abs(exact.std() - std) < SIGMAS * std / (2 * exact.numel()) ** 0.5
+    bound = cut * std / cut_deviation(cut)
+    assert 0.98 * bound < exact.abs().max() <= bound * (1 + 1e-6)
+
+    narrower = draw(name, large_model(**LARGE, init={"cut": cut, "cut_keeps_std": False}))
+    torch.manual_seed(0)
+    theirs = torch.nn.init.trunc_normal_(torch.empty_like(exact), std=std, a=-cut * std, b=cut * std)
+    assert 0.98 * cut * std < narrower.abs().max() <= cut * std * (1 + 1e-6)
+    assert abs(narrower.std() - theirs.std()) < SIGMAS * std / narrower.numel() ** 0.5
+    both = torch.cat((narrower.flatten(), theirs.flatten()))
+    ours_first = torch.cat((torch.ones(narrower.numel()), -torch.ones(theirs.numel())))
+    steps = ours_first[both.argsort()].cumsum(0).abs().max() / theirs.numel()
+    assert steps < 2.5 * (2 / theirs.numel()) ** 0.5  # once in a quarter of a million pairs
+
+
+def test_depth():
+    """Outputs to the stream are divided by sqrt(2 (l + 1)) of their own block, those that predict further count on."""
+    for rule, own in (("normal", 0.02), ("fan_in", None)):
+        model = large_model(**LARGE_LATENTS, init={"rule": rule}, init_depth_scaling="layer")
+        for depth, block in enumerate(("blocks.0", "blocks.1", "mtp.0.block")):
+            for name in ("attention.o.weight", "mlp.down.weight"):
+                weight = draw(f"{block}.{name}", model)
+                std = (own or weight.shape[1] ** -0.5) / (2 * (depth + 1)) ** 0.5
+                assert abs(weight.std() - std) < SIGMAS * std / (2 * weight.numel()) ** 0.5
+
+
+def test_tables_and_the_head_have_their_own():
+    """`embedding_std` and `head_std` go before any rule, and a cut holds for them too."""
+    for rule in ("normal", "xavier_uniform"):
+        init = {"rule": rule, "embedding_std": 0.5, "head_std": 0.003, "cut": 2.0}
+        model = large_model(**LARGE, positions="learned", max_positions=400, init=init)
+        for name, std in (("embedding.weight", 0.5), ("embedding.positions", 0.5), ("head.weight", 0.003)):
+            weight = draw(name, model)
+            assert abs(weight.std() - std) < SIGMAS * std / (2 * weight.numel()) ** 0.5
+            assert weight.abs().max() <= 2 * std / cut_deviation(2.0) * (1 + 1e-6)
+
+
+def test_with_mup():
+    """Under muP matrices are narrower by the root of the width multiplier, cut or not, and what is set for tables and
+    the head stays."""
+    init = {"cut": 2.0, "head_std": 0.3, "embedding_std": 0.4}
+    model = large_model(**LARGE_LATENTS | {"mla": None}, init=init, mup={"base_hidden_size": 128})
+    for name, std in (("blocks.0.mlp.up.weight", 0.01), ("head.weight", 0.3), ("embedding.weight", 0.4)):
+        weight = draw(name, model)
+        assert abs(weight.std() - std) < SIGMAS * std / (2 * weight.numel()) ** 0.5
+
+
+@pytest.mark.parametrize(
+    ("settings", "complaint"),
+    [
+        (
+            ["model.init.rule=he_normal", "model.mup={base_hidden_size: 64}"],
+            "model.init.rule: he_normal makes deviations",
+        ),
+        (["model.init.gain=2.0"], "model.init.gain: found 2.0, but it has no effect with rule=normal"),
+        (
+            ["model.init.cut_keeps_std=false"],
+            "model.init.cut_keeps_std: found False, but it has no effect with cut=null",
+        ),
+        (["model.init.head_std=0.1", "model.tie_embeddings=true"], "model.init.head_std: found 0.1, but the head is"),
+        (
+            ["model.init.rule=fan_in", "model.init.embedding_std=0.1", "model.init_std=0.5"],
+            "model.init_std: found 0.5, but it has no effect with init.rule=fan_in",
+        ),
+    ],
+)
+def test_what_goes_not_together_is_refused(tmp_path, settings, complaint):
+    """By name, before anything is built."""
+    path = tmp_path / "run.yaml"
+    path.write_text("train: {steps: 1}\nmodel: {vocab_size: 101}\n")
+    config = load_config(path, settings)
+    with pytest.raises(ConfigError) as caught:
+        validate(config, default_world_size(config))
+    assert complaint in str(caught.value)

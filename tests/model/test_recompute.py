@@ -25,6 +25,8 @@ from tests.model.stages import (
 )
 
 KINDS = ("none", "selective", "full")
+MIXED = (("full", "none"), ("selective", "full"))
+"""Of two blocks."""
 
 MODELS = {
     "llama": {"dropout": 0.1},
@@ -54,11 +56,11 @@ def results_of(kinds: dict[str, dict], dtype: torch.dtype) -> Iterator[tuple[str
 
 def compare_kinds() -> list[str]:
     """Every gradient that is not bit-equal to that without recomputation, on this rank."""
-    kinds = {kind: {"recompute": kind} for kind in KINDS}
+    kinds = {kind: {"recompute": kind} for kind in (*KINDS, *MIXED)}
     return [
         f"{where}, {kind}: {key}"
         for where, results in results_of(kinds, torch.float32)
-        for kind in KINDS[1:]
+        for kind in (*KINDS[1:], *MIXED)
         for key, value in results[kind].items()
         if not torch.equal(value, results["none"][key])
     ]
@@ -66,8 +68,8 @@ def compare_kinds() -> list[str]:
 
 @pytest.mark.parametrize("tp", [1, 2])
 def test_gradients_are_bit_equal(tp):
-    """Loss and all gradients are bit-equal under none, selective and full recomputation, over two accumulated
-    micro-batches, with dropout, at tp 1 and 2, with and without sequence parallelism."""
+    """Loss and all gradients are bit-equal under none, selective and full recomputation, and one block's unlike the
+    other's, over two accumulated micro-batches, with dropout, at tp 1 and 2, with and without sequence parallelism."""
     wrong = [line for lines in run_ranks(compare_kinds, tp) for line in lines]
     assert not wrong, "\n".join(wrong)
 
@@ -99,7 +101,7 @@ def test_savings_change_no_gradient(tp):
     assert not wrong, "\n".join(wrong)
 
 
-def bytes_kept(kind: str, num_layers: int) -> int:
+def bytes_kept(kind: str | tuple[str, ...], num_layers: int) -> int:
     """Bytes alive between the forward and the backward pass."""
     model = tiny_model(num_layers=num_layers, hidden_size=64, ffn_hidden_size=192)
     stage = make_stage(model, dtype=torch.float32, recompute=kind)
@@ -119,3 +121,11 @@ def test_recomputation_saves_memory():
     stream = 8 * SEQ_LEN * 64 * 4
     assert per_block["full"] == stream, per_block
     assert per_block["full"] < per_block["selective"] < 0.6 * per_block["none"], per_block
+
+
+def test_blocks_differ():
+    """What each block keeps is its own kind's, whatever the others have: a stage keeps their sum."""
+    per_block = {kind: bytes_kept(kind, 4) - bytes_kept(kind, 3) for kind in KINDS}
+    mixed = ("full", "none", "selective", "full")
+    wanted = bytes_kept("full", 3) - 3 * per_block["full"] + sum(per_block[kind] for kind in mixed)
+    assert bytes_kept(mixed, 4) == wanted

@@ -232,6 +232,8 @@ BLOCKS = {
     "pythia": {"norm": "layernorm", "activation": "gelu", "bias": "all", "parallel_residual": True},
     "parallel": {"parallel_residual": True, "norm_placement": "both"},
     "olmo": {"norm_placement": "after", "qk_norm": "whole"},
+    "post-norm": {"norm_placement": "post"},
+    "original": {"norm_placement": "post", "norm": "layernorm", "activation": "relu", "bias": "all", "dropout": 0.1},
     "gemma": {
         "norm": "zero_centered_rmsnorm",
         "norm_placement": "both",

@@ -28,6 +28,8 @@ CASES: dict[str, dict[str, Any]] = {
     "full recomputation": {"train": {"recompute": "full"}},
     "both": {"train": {"recompute": "full"}, "parallel": {"sequence_parallel": True}},
     "again behind norms": {"train": {"recompute": "full"}, "model": {"norm_placement": "both"}},
+    "again behind norms of sums": {"train": {"recompute": "full"}, "model": {"norm_placement": "post"}},
+    "some blocks again": {"train": {"recompute_layers": [{"every": 3}]}},
     "selective": {"train": {"recompute": "selective"}},
     "norms over all heads": {"model": {"qk_norm": "whole", "norm_placement": "after"}},
     "a shared kv head": {"model": {"num_kv_heads": 1}},

@@ -6,11 +6,11 @@ from typing import Any
 
 from pydantic import PositiveInt, field_validator, model_validator
 
-from megalite.architecture.settings import ModelSettings, MupConfig, RopeConfig, RopeScaling
+from megalite.architecture.settings import InitConfig, ModelSettings, MupConfig, RopeConfig, RopeScaling
 from megalite.config.presets import PRESETS, with_preset
 from megalite.errors import did_you_mean
 
-__all__ = ["ModelConfig", "MupConfig", "RopeConfig", "RopeScaling"]
+__all__ = ["InitConfig", "ModelConfig", "MupConfig", "RopeConfig", "RopeScaling"]
 
 
 class ModelConfig(ModelSettings):

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, Field, PositiveFloat, PositiveInt
+from pydantic import AfterValidator, Field, NonNegativeInt, PositiveFloat, PositiveInt, field_validator
 
 from megalite.config.brought import COMPONENTS, LOSSES, wrong_choices, wrong_options
 from megalite.config.sections.evaluation import EarlyStoppingConfig, TaskConfig
@@ -27,6 +27,22 @@ class LossConfig(Section):
     def function(self) -> Callable[..., Any]:
         """The plug-in's, with its options."""
         return LOSSES[self.name].bound(self.options)
+
+
+RecomputeMode = Literal["none", "selective", "full"]
+
+
+class RecomputeRule(Section):
+    """Some blocks, and what they make again: one of `blocks`, `every` and `first` says which."""
+
+    mode: RecomputeMode = "full"
+    """What they make again: nothing, what lies inside the MLP and norms, or all."""
+    blocks: tuple[NonNegativeInt, ...] = ()
+    """By their numbers from 0, whatever the layout; blocks that predict further ahead count on."""
+    every: PositiveInt | None = None
+    """Each so-manieth block of the model from the first on: 2 for 0, 2, 4."""
+    first: PositiveInt | None = None
+    """So many of each pipeline stage, from its first on: its blocks that keep their activations longest."""
 
 
 class TrainConfig(Section):
@@ -70,9 +86,12 @@ class TrainConfig(Section):
     order, after those of megalite."""
     compile: Literal["auto", "on", "off"] = "auto"
     """torch.compile for the blocks; auto turns it on when the run is long enough to repay the compilation."""
-    recompute: Literal["none", "selective", "full"] = "none"
+    recompute: RecomputeMode = "none"
     """Activations recomputed in the backward pass: none, those inside the MLP and norms, or whole blocks. Compiled
     blocks redo under `none` what `selective` does, since it costs them nothing."""
+    recompute_layers: tuple[RecomputeRule, ...] = ()
+    """Blocks that make something else again than `recompute` says, as in [{mode: full, every: 2}]; of several rules for
+    a block the last one holds. Numbers alone, as in [0, 1], stand for [{mode: full, blocks: [0, 1]}]."""
     mlp_chunk_tokens: PositiveInt | None = None
     """Tokens of a rank that an MLP works on at a time, for sequences whose MLPs do not fit: what lies inside them is
     redone in the backward pass, as many products again as the MLP's forward pass has; null for all at once."""
@@ -84,6 +103,12 @@ class TrainConfig(Section):
     flash-attn-4, for Hopper and newer."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Where to train; auto takes CUDA when it is there."""
+
+    @field_validator("recompute_layers", mode="before")
+    @classmethod
+    def _take_numbers(cls, given: Any) -> Any:
+        has_numbers = isinstance(given, list | tuple) and given and all(type(each) is int for each in given)
+        return [{"blocks": given}] if has_numbers else given
 
     def problems(self) -> Iterator[Problem]:
         yield from wrong_choices(COMPONENTS, self.components, "components")

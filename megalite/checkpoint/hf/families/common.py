@@ -159,7 +159,11 @@ def read_llama(settings: Settings, keys: RopeKeys = ROPE_KEYS, *, rotates_whole_
 
 def write_llama(model: Architecture) -> dict[str, Any]:
     """The keys that all classes like Llama share."""
-    return {"hidden_act": "silu", "attention_dropout": 0.0, **write_rope(model.rope, model.max_positions)}
+    return {
+        "hidden_act": "silu",
+        "attention_dropout": model.attention_dropout,
+        **write_rope(model.rope, model.max_positions),
+    }
 
 
 def read_gelu(settings: Settings, key: str, default: str) -> dict[str, Any]:

@@ -104,7 +104,7 @@ def write_gemma(model: Architecture) -> dict[str, Any]:
     return {
         "hidden_activation": GELU,
         "attention_bias": model.bias == "attention",
-        "attention_dropout": 0.0,
+        "attention_dropout": model.attention_dropout,
         "query_pre_attn_scalar": whole_scalar(model.attention_scale) if model.attention_scale else model.head_dim,
         "final_logit_softcapping": model.logit_soft_cap,
         "sliding_window": model.sliding_window or WINDOW,

@@ -22,7 +22,7 @@ def _write(model: Architecture) -> dict[str, Any]:
         "activation_function": gelu_name(model),
         "resid_pdrop": model.dropout,
         "embd_pdrop": model.dropout,
-        "attn_pdrop": 0.0,
+        "attn_pdrop": model.attention_dropout,
         "scale_attn_weights": True,
     }
 

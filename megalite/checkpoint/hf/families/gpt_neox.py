@@ -32,7 +32,7 @@ def _write(model: Architecture) -> dict[str, Any]:
         "attention_bias": True,
         "use_parallel_residual": model.parallel_residual,
         "hidden_dropout": model.dropout,
-        "attention_dropout": 0.0,
+        "attention_dropout": model.attention_dropout,
         ROPE_KEYS.theta: rope.pop("rope_theta"),
         ROPE_KEYS.fraction: model.rope.fraction,
         **rope,
