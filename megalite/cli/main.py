@@ -24,6 +24,7 @@ from megalite.cli import (
     launch,
     mup,
     plan,
+    profile,
     schedule,
     setup,
     train,
@@ -62,6 +63,7 @@ app.command("lr-find")(train.lr_find)
 app.command("verify-resume")(train.verify_resume)
 app.command("eval")(ask.evaluate)
 app.command("report")(curves.report)
+app.command("profile")(profile.profile)
 app.command("generate")(ask.generate)
 app.command("doctor")(setup.doctor)
 app.add_typer(config.app, name="config")

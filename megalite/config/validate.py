@@ -19,6 +19,7 @@ from megalite.config.checks_memory import check_chunks, check_memory
 from megalite.config.checks_model import check_model
 from megalite.config.checks_moe import check_moe
 from megalite.config.checks_pipeline import check_pipeline
+from megalite.config.checks_profile import check_profile
 from megalite.config.checks_schedule import check_schedule
 from megalite.config.engine import choose_engine
 from megalite.config.evaluation import check_evaluation
@@ -78,6 +79,7 @@ def _problems(config: Config, world_size: int) -> list[str]:
         *_mup(config),
         *_length(config),
         *check_evaluation(config),
+        *check_profile(config, world_size),
         *_optimizer(config),
         *check_schedule(config),
         *_periods(config),

@@ -8,6 +8,7 @@ from typing import Literal
 from pydantic import Field, PositiveInt
 
 from megalite.config.brought import METRICS, wrong_choices
+from megalite.config.sections.profile import ProfileConfig
 from megalite.section import FrozenOptions, Options, Problem, Section
 
 
@@ -40,6 +41,8 @@ class MonitorConfig(Section):
     machine: str | None = None
     """A machine of `megalite plan`, by its name or its file, to hold the first steps against what is planned for it;
     null takes that of the GPU's name, if there is one."""
+    profile: ProfileConfig | None = None
+    """Trace some steps with a profiler; null does not."""
     metrics: Options = Field(default_factory=FrozenOptions)
     """Metrics that plug-ins bring, by name, each with its options; a number more in every line of metrics.jsonl."""
 

@@ -19,6 +19,7 @@ from megalite.train.components.layer_statistics import LayerStatisticsEvery
 from megalite.train.components.memory_check import MemoryCheck
 from megalite.train.components.metrics import Metrics
 from megalite.train.components.plan_comparison import comparison_of
+from megalite.train.components.profiler import FOLDER, Profiler
 from megalite.train.components.replica_check import ReplicaCheck
 from megalite.train.components.rollback_limit import RollbackLimit
 from megalite.train.components.spikes import SkippedSteps, SpikeGuard
@@ -69,6 +70,7 @@ def assemble(run: Run, first_step: int) -> Components:
         comparison_of(config, run.plan, recorder, run.device),
         StragglerTimer(run.heartbeat, run.device, config.slurm.probe_seconds),
         *brought_components(config, Context(config, run.plan, run.axes, run.device, run.engine, recorder)),
+        _profiler(run),  # the last: a step ends where it has been told so
     )
     everything = tuple(each for each in found if each is not None)
     _refuse_equal_names(everything)
@@ -142,6 +144,21 @@ def _replica_check(run: Run, first_step: int) -> ReplicaCheck | None:
     if every is None or not has_copies(run.config.parallel, run.plan.dp, has_embedding_copy=at_head):
         return None
     return ReplicaCheck(Replicas(run.engine, run.axes), run.recorder, every, first_step)
+
+
+def _profiler(run: Run) -> Profiler | None:
+    settings, rank = run.config.monitor.profile, run.axes.global_rank
+    if settings is None or (settings.ranks is not None and rank not in settings.ranks):
+        return None
+    return Profiler(
+        settings,
+        run.engine,
+        folder=run.config.run.dir / FOLDER,
+        rank=rank,
+        device=run.device,
+        recorder=run.recorder,
+        heartbeat=run.heartbeat,
+    )
 
 
 def _validation(run: Run, control: AdaptiveControl) -> ValidateEvery | None:
