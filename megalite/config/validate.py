@@ -80,6 +80,7 @@ def _problems(config: Config, world_size: int) -> list[str]:
         *_length(config),
         *check_evaluation(config),
         *check_profile(config, world_size),
+        *_monitor(config),
         *_optimizer(config),
         *check_schedule(config),
         *_periods(config),
@@ -191,6 +192,11 @@ def _length(config: Config) -> Iterator[str]:
             "train.branch_from: found beside train.init_from; a branch has its checkpoint's weights, so set one of "
             "them to null"
         )
+
+
+def _monitor(config: Config) -> Iterator[str]:
+    if config.monitor.layers_every is None:
+        yield from unused(config.monitor, ("attention_queries",), "monitor", "layers_every=null")
 
 
 def _health(config: Config, model: Architecture, world_size: int) -> Iterator[str]:

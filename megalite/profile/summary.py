@@ -35,7 +35,7 @@ class RankTrace:
     @property
     def num_steps(self) -> int:
         """Traced ones."""
-        return len(self.trace.activity.steps)
+        return self.trace.num_steps
 
     def record(self, top: int) -> dict[str, Any]:
         """As JSON has it, in seconds a step."""
@@ -88,10 +88,11 @@ def read_run(path: Path, steps: str | None = None) -> list[RankTrace]:
 
 
 def _read(path: Path, steps: str, rank: int) -> RankTrace:
-    trace = read_trace(path)
-    match = NAME.fullmatch(path.name)
-    if match:
-        steps, rank = f"{match[1]}:{int(match[2]) + 1}", int(match[3])
+    num_steps = None
+    if match := NAME.fullmatch(path.name):
+        first, last, rank = map(int, match.groups())
+        steps, num_steps = f"{first}:{last + 1}", last + 1 - first
+    trace = read_trace(path, num_steps)
     return RankTrace(rank, steps, path, trace, break_down(trace.activity))
 
 

@@ -67,6 +67,7 @@ class MemoryTimeline:
 class Trace:
     """Of one rank."""
 
+    num_steps: int
     device: str
     """`cpu` or `cuda`: where it computes."""
     activity: Activity
@@ -75,8 +76,11 @@ class Trace:
     memory: MemoryTimeline | None
 
 
-def read_trace(path: Path) -> Trace:
+def read_trace(path: Path, num_steps: int | None = None) -> Trace:
     """Read a trace, compressed or not.
+
+    Args:
+        num_steps: as in `trace_of_events`.
 
     Raises:
         UserError: it is cut short, or no trace with steps.
@@ -84,7 +88,7 @@ def read_trace(path: Path) -> Trace:
     try:
         with gzip.open(path, "rb") if path.suffix == ".gz" else open(path, "rb") as file:
             events = json.load(file)["traceEvents"]
-        return trace_of_events(events)
+        return trace_of_events(events, num_steps)
     except (ValueError, KeyError, TypeError, AttributeError, EOFError, gzip.BadGzipFile, zlib.error) as error:
         raise UserError(
             f"{path}: no trace of torch's profiler, or one cut short ({type(error).__name__}: {error}); trace the "
@@ -92,8 +96,11 @@ def read_trace(path: Path) -> Trace:
         ) from error
 
 
-def trace_of_events(events: Iterable[Event]) -> Trace:
+def trace_of_events(events: Iterable[Event], num_steps: int | None = None) -> Trace:
     """What a trace says.
+
+    Args:
+        num_steps: that are whole; a run that stopped has begun another one. None for all that it has.
 
     Raises:
         ValueError: it has no step.
@@ -106,6 +113,7 @@ def trace_of_events(events: Iterable[Event]) -> Trace:
     marked = [event for event in annotations if STEP.match(event["name"])]
     if not marked:
         raise ValueError("it has no step (ProfilerStep#N)")
+    marked = sorted(marked, key=lambda event: event["ts"])[:num_steps]
     steps, thread = _set(marked), marked[0]["tid"]
     names = {f"{PREFIX}{phase}": phase for phase in PHASES}
     of_phase: dict[str, list[Event]] = defaultdict(list)
@@ -126,7 +134,7 @@ def trace_of_events(events: Iterable[Event]) -> Trace:
         compute, communication = _of_host(by_category["cpu_op"], annotations, host)
         ops = _own_times(_within(by_category["cpu_op"], steps))
     memory = _memory((event for event in events if event.get("name") == MEMORY), device, float(steps[0, 0]))
-    return Trace(device, Activity(steps, compute, communication, host), ops, memory)
+    return Trace(len(marked), device, Activity(steps, compute, communication, host), ops, memory)
 
 
 def _set(events: Iterable[Event]) -> Intervals:

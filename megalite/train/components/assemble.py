@@ -98,11 +98,11 @@ def _spikes(run: Run) -> SpikeGuard | None:
 
 
 def _layer_statistics(run: Run) -> LayerStatisticsEvery | None:
-    every = run.config.monitor.layers_every
-    if every is None:
+    settings, seq_len = run.config.monitor, run.config.batch.seq_len
+    if settings.layers_every is None:
         return None
-    statistics = LayerStatistics(run.engine, run.plan.model, run.axes, run.config.batch.seq_len)
-    return LayerStatisticsEvery(statistics, run.recorder, every)
+    statistics = LayerStatistics(run.engine, run.plan.model, run.axes, seq_len, settings.attention_queries)
+    return LayerStatisticsEvery(statistics, run.recorder, settings.layers_every)
 
 
 def _fp8_watch(run: Run, first_step: int) -> Fp8Watch | None:
