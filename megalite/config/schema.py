@@ -17,7 +17,7 @@ from megalite.config.sections.batch import BatchConfig, LengthStageConfig, Noise
 from megalite.config.sections.checkpoint import CheckpointConfig
 from megalite.config.sections.data import DataConfig, MixConfig, MixStageConfig, SourceConfig
 from megalite.config.sections.engine import DEEPSPEED_OWNED_KEYS, EngineConfig
-from megalite.config.sections.evaluation import EarlyStoppingConfig, TaskConfig
+from megalite.config.sections.evaluation import EarlyStoppingConfig, SlopeConfig, TaskConfig
 from megalite.config.sections.health import HealthConfig
 from megalite.config.sections.model import ModelConfig, MupConfig, RopeConfig, RopeScaling
 from megalite.config.sections.monitor import MonitorConfig
@@ -61,6 +61,7 @@ __all__ = [
     "RunConfig",
     "ScheduleConfig",
     "Section",
+    "SlopeConfig",
     "SlurmConfig",
     "SourceConfig",
     "TaskConfig",

@@ -9,10 +9,10 @@
 One forward pass over a step's whole global batch, without gradients and dropout, is watched; the training step itself
 runs as it is, compiled, recomputed or not. So the numbers belong to the batch and the weights, not to the layout, and
 looking changes nothing. Attention's kernels never show their scores, so they are made once more: for every query of
-sequences up to so many tokens (`monitor.attention_queries`), and of longer ones for a random sample of so many, the same
-in every layout. `attention_queries` says for what share: below 1, the entropies are a sample's, without bias. What a plug-in's
-attention does with scores is not known, so nothing is said of it. Layers that predict further ahead do not take part in
-such a pass.
+sequences up to so many tokens (`monitor.attention_queries`), and of longer ones for a random sample of so many, the
+same in every layout. `attention_queries` in the record says for what share: below 1, the entropies are a sample's,
+without bias. What a plug-in's attention does with scores is not known, so nothing is said of it. Layers that predict
+further ahead do not take part in such a pass.
 """
 
 from __future__ import annotations

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from megalite.config.batch_sizes import tokens_before
 from megalite.config.plan import has_copies, has_embedding_copy
 from megalite.errors import UserError
 from megalite.monitor.layers import LayerStatistics
@@ -180,5 +181,6 @@ def _validation(run: Run, control: AdaptiveControl) -> ValidateEvery | None:
         early_stopping=settings.early_stopping,
         recorder=run.recorder,
         heartbeat=run.heartbeat,
+        tokens_at=lambda step: tokens_before(run.whole.batch, step + 1),
         listeners=(control.note_validation,),
     )
