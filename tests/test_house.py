@@ -80,7 +80,7 @@ FLOORS_INSIDE: dict[str, tuple[tuple[str, ...], ...]] = {
     ),
     "cli": (
         ("paths",),
-        ("ask", "convert", "curves", "data", "launch", "mup", "profile", "setup", "train"),
+        ("ask", "convert", "curves", "data", "generate", "launch", "mup", "profile", "setup", "train"),
         ("checkpoint", "config"),
         ("plan", "schedule"),
         ("main",),

@@ -21,6 +21,7 @@ from megalite.cli import (
     convert,
     curves,
     data,
+    generate,
     launch,
     mup,
     plan,
@@ -64,7 +65,7 @@ app.command("verify-resume")(train.verify_resume)
 app.command("eval")(ask.evaluate)
 app.command("report")(curves.report)
 app.command("profile")(profile.profile)
-app.command("generate")(ask.generate)
+app.command("generate")(generate.generate)
 app.command("doctor")(setup.doctor)
 app.add_typer(config.app, name="config")
 app.add_typer(schedule.app, name="schedule")
