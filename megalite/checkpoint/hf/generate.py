@@ -100,7 +100,7 @@ class TextModel:
                 )
 
     def continue_text(self, prompt: str, settings: Settings, *, number: int = 0, sample: int = 0) -> Continuation:
-        """A text that begins so. An empty prompt starts a new document, as training saw it: behind an end-of-text token.
+        """A text that begins so. An empty prompt starts a new document, as training saw it: behind the end of another.
 
         Args:
             number: of the prompt among others.

@@ -59,6 +59,7 @@ class Profiler(Component):
         self._settings, self._steps, self._engine = settings, settings.step_range, engine
         self._folder, self._rank, self._device = folder, rank, device
         self._recorder, self._heartbeat = recorder, heartbeat
+        self._remembers_allocations = settings.memory and device.type == "cuda"
         self._profile: profile | None = None
         self._first, self._last = 0, 0
         """Steps that are recorded; the last is the last one done."""
@@ -105,7 +106,7 @@ class Profiler(Component):
             self._give_up(step, error)
             return
         self._profile = begun
-        if self._settings.memory and self._device.type == "cuda":
+        if self._remembers_allocations:
             torch.cuda.memory._record_memory_history(max_entries=MAX_ALLOCATIONS)
 
     def _end(self) -> None:
@@ -122,6 +123,9 @@ class Profiler(Component):
                 self._write(found)
         except (OSError, RuntimeError) as error:
             self._give_up(self._last, error)
+        finally:
+            if self._remembers_allocations:
+                torch.cuda.memory._record_memory_history(enabled=None)
 
     def _write(self, found: profile) -> None:
         self._folder.mkdir(parents=True, exist_ok=True)
@@ -137,9 +141,8 @@ class Profiler(Component):
         finally:
             plain.unlink(missing_ok=True)
             packed.unlink(missing_ok=True)
-        if self._settings.memory and self._device.type == "cuda":
+        if self._remembers_allocations:
             torch.cuda.memory._dump_snapshot(str(self._folder / f"{name}-memory.pickle"))
-            torch.cuda.memory._record_memory_history(enabled=None)
         steps = f"step {self._first}" if self._first == self._last else f"steps {self._first} to {self._last}"
         why = f"traced {steps} into {path.parent}; `megalite profile {self._folder.parent}` sums them up"
         self._recorder.note("profile", self._last, why=why, path=str(path), num_bytes=path.stat().st_size)
