@@ -48,11 +48,11 @@ def generate(
     as_json: Annotated[bool, typer.Option("--json", help="Print an object a text, one a line.")] = False,
 ) -> None:
     """Continue texts with a model in Hugging Face format; tokens are printed as they come."""
-    from megalite.checkpoint.hf.generate import Settings, TextModel
+    from megalite.checkpoint.hf.generate import GenerationSettings, TextModel
     from megalite.checkpoint.hf.prompts import Prompt, read_prompts
     from megalite.checkpoint.hf.sampling import Sampling
 
-    settings = Settings(max_new_tokens, Sampling(temperature, top_k, top_p, min_p), seed, tuple(stop))
+    settings = GenerationSettings(max_new_tokens, Sampling(temperature, top_k, top_p, min_p), seed, tuple(stop))
     if prompts is not None and prompt:
         raise UserError("--prompt and --prompts: both say what to begin with; give one of them")
     if samples > 1 and temperature == 0:

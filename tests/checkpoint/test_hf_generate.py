@@ -18,7 +18,7 @@ from transformers.generation.logits_process import (
 from typer.testing import CliRunner
 
 from megalite.checkpoint.hf.exporter import to_hugging_face
-from megalite.checkpoint.hf.generate import Settings, TextModel
+from megalite.checkpoint.hf.generate import GenerationSettings, TextModel
 from megalite.checkpoint.hf.prompts import Prompt, read_prompts
 from megalite.checkpoint.hf.sampling import Sampling, draw, filtered
 from megalite.checkpoint.hf.text_stream import TextStream
@@ -160,7 +160,7 @@ def test_texts_are_those_of_transformers(exported: Path):
     for prompt in ("def f", "import torch", "日本"):
         ids = tokenizer(prompt, return_tensors="pt")["input_ids"]
         wanted = model.generate(ids, max_new_tokens=20, do_sample=False)[0, ids.shape[1] :]
-        text = ours.continue_text(prompt, Settings(20, Sampling(0.0)))
+        text = ours.continue_text(prompt, GenerationSettings(20, Sampling(0.0)))
         assert "".join(text) == tokenizer.decode(wanted, skip_special_tokens=True)
         assert (text.num_tokens, text.ended_by) in ((20, "length"), (len(wanted), "end-of-text"))
 
@@ -168,14 +168,14 @@ def test_texts_are_those_of_transformers(exported: Path):
 def test_a_text_depends_on_its_own_numbers_alone(exported: Path):
     """The same for the same seed, prompt and sample, whatever else was generated; others differ; a stop string of
     several tokens ends it and is left out."""
-    model, settings = TextModel(exported), Settings(24, Sampling(1.0, top_k=50), seed=7)
+    model, settings = TextModel(exported), GenerationSettings(24, Sampling(1.0, top_k=50), seed=7)
     texts = {(n, s): "".join(model.continue_text("def", settings, number=n, sample=s)) for n in (0, 1) for s in (0, 1)}
     assert len(set(texts.values())) == 4
     assert "".join(model.continue_text("def", settings, number=1, sample=1)) == texts[1, 1]
-    assert "".join(model.continue_text("def", Settings(24, settings.sampling, seed=8))) != texts[0, 0]
+    assert "".join(model.continue_text("def", GenerationSettings(24, settings.sampling, seed=8))) != texts[0, 0]
     whole = texts[0, 0]
     stop = whole[len(whole) // 2 : len(whole) // 2 + 5]
-    stopped = model.continue_text("def", Settings(24, settings.sampling, 7, (stop,)))
+    stopped = model.continue_text("def", GenerationSettings(24, settings.sampling, 7, (stop,)))
     assert "".join(stopped) == whole[: whole.index(stop)]
     assert stopped.ended_by == "stop"
     assert stopped.num_tokens < 24

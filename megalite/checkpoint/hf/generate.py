@@ -22,7 +22,7 @@ from megalite.parallel.random import name_seed
 
 
 @dataclass(frozen=True)
-class Settings:
+class GenerationSettings:
     """What is generated behind a prompt.
 
     Raises:
@@ -99,7 +99,9 @@ class TextModel:
                     f"{longest} positions; use --max-new-tokens {max(0, longest - length)} or a shorter prompt"
                 )
 
-    def continue_text(self, prompt: str, settings: Settings, *, number: int = 0, sample: int = 0) -> Continuation:
+    def continue_text(
+        self, prompt: str, settings: GenerationSettings, *, number: int = 0, sample: int = 0
+    ) -> Continuation:
         """A text that begins so. An empty prompt starts a new document, as training saw it: behind the end of another.
 
         Args:
@@ -119,7 +121,7 @@ class TextModel:
         return self._tokenizer(prompt)["input_ids"] or [self._tokenizer.eos_token_id]
 
     def _pieces(
-        self, ids: list[int], settings: Settings, generator: torch.Generator, found: Continuation
+        self, ids: list[int], settings: GenerationSettings, generator: torch.Generator, found: Continuation
     ) -> Iterator[str]:
         stream, cache = TextStream(self._decode, settings.stops), None
         for _ in range(settings.max_new_tokens):
@@ -144,7 +146,7 @@ class TextModel:
 
 def generate(folder: Path, prompt: str, *, max_new_tokens: int = 64, temperature: float = 0.8, seed: int = 0) -> str:
     """Continue a text; the prompt and what follows it. See `TextModel`, which does more, and raises the same."""
-    settings = Settings(max_new_tokens, Sampling(temperature), seed)
+    settings = GenerationSettings(max_new_tokens, Sampling(temperature), seed)
     return prompt + "".join(TextModel(folder).continue_text(prompt, settings))
 
 
