@@ -51,7 +51,8 @@ def test_a_run_computes_the_same(tmp_path):
             assert times.phases[phase].computing > 0
         assert 0 < times.exposed <= times.communication < times.total
         assert each.trace.memory is not None
-        assert times.total / 1e6 > sum(line["seconds"] for line in metrics(traced.run.dir)[1:3])
+        if each.rank == 0:  # whose time it is that metrics have, components and votes left out
+            assert times.total / 1e6 > sum(line["seconds"] for line in metrics(traced.run.dir)[1:3])
     (noted,) = [event for event in events(traced.run.dir) if event["event"] == "profile"]
     assert (noted["step"], noted["num_bytes"] > 0) == (3, True)
 
