@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 from megalite.config.load import load_config
+from megalite.config.schema import ProfileConfig
 from megalite.config.validate import validate
 from megalite.errors import EXIT_DONE, EXIT_REQUEUE, ConfigError
 from megalite.phases import PHASES
 from megalite.profile.summary import read_run
 from megalite.spans import span
+from megalite.train.components.profiler import Profiler
+from megalite.train.heartbeat import Heartbeat
 from tests.kit.runs import events, metrics, write_run
 from tests.train.forked import launch
 
@@ -38,7 +42,7 @@ def traces(run_dir: Path) -> list[str]:
 def test_a_run_computes_the_same(tmp_path):
     """Metrics of a traced run are those of one that is not, to the last bit; each rank has a trace of the steps asked
     for, with every phase of training in it, whose parts add up to the time of the steps. A restart among them traces
-    those that are left, one behind them nothing."""
+    those that are left."""
     plain, traced = config_in(tmp_path / "plain", None), config_in(tmp_path, {"steps": "2:5", "memory": True})
     assert launch(plain, 2, backend="gloo") == EXIT_DONE
     assert launch(traced, 2, backend="gloo", stop_after=3) == EXIT_REQUEUE
@@ -62,8 +66,17 @@ def test_a_run_computes_the_same(tmp_path):
     ]
     assert read_run(traced.run.dir)[0].steps == "4:5"
     assert numbers(traced.run.dir) == numbers(plain.run.dir)
-    assert launch(load_config(tmp_path / "config.yaml", ["train.steps=8"]), 2) == EXIT_DONE
-    assert len(traces(traced.run.dir)) == 4
+
+
+@pytest.mark.parametrize(("first", "begins"), [(1, False), (2, True), (3, True), (4, True), (5, False), (9, False)])
+def test_when_a_profiler_begins(first: int, begins: bool):
+    """In the step before, to warm up, or among the steps; an attempt that begins behind them traces nothing."""
+    quiet = {"recorder": None, "heartbeat": Heartbeat(), "device": torch.device("cpu")}
+    profiler = Profiler(ProfileConfig(steps="3:5"), SimpleNamespace(), folder=Path("none"), rank=0, **quiet)
+    begun = []
+    profiler._begin = lambda step, *, warm_up: begun.append((step, warm_up))
+    profiler.before_step(SimpleNamespace(number=first))
+    assert begun == ([(first, first == 2)] if begins else [])
 
 
 def fill_disk() -> None:
