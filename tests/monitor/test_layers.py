@@ -245,7 +245,7 @@ def look_at(model: dict) -> tuple[dict[str, dict[str, float]], dict[str, dict[st
     stage = build_stage(config_of({}, model=model), plan, axes, torch.device("cpu"), FreshWeights(plan.model, 1))
     batch = micro_batch(range(2), seq_len=16, vocab_size=plan.model.vocab_size)
     documents = documents_of_batch(batch)
-    found = Activations(stage, axes, seq_len=16).measure(lambda: stage.logits(batch.tokens, documents))
+    found = Activations(stage, axes, seq_len=16, most_queries=None).measure(lambda: stage.logits(batch.tokens, documents))
     del found["head"]
     return found, blocks_of(stage, batch, documents)
 
