@@ -16,8 +16,8 @@ ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "megalite"
 
 FLOORS = (
-    ("errors", "files", "host", "kernel_cache"),
-    ("records", "kernel", "texts", "section", "slurm_commands", "slurm_quoting", "page", "starter"),
+    ("errors", "files", "host", "kernel_cache", "phases"),
+    ("records", "kernel", "texts", "section", "slurm_commands", "slurm_quoting", "page", "spans", "starter"),
     ("progress", "plugins"),
     ("addition",),
     ("architecture", "parallel"),
@@ -31,7 +31,7 @@ FLOORS = (
     ("engine", "trial"),
     ("checkpoint",),
     ("corpus",),
-    ("planner", "monitor", "report"),
+    ("planner", "monitor", "profile", "report"),
     ("loop_checks",),
     ("train",),
     ("studies",),
@@ -62,6 +62,12 @@ FLOORS_INSIDE: dict[str, tuple[tuple[str, ...], ...]] = {
         ("balance",),
         ("page",),
     ),
+    "profile": (
+        ("intervals",),
+        ("breakdown",),
+        ("trace",),
+        ("summary",),
+    ),
     "slurm": (
         ("affinity", "cluster", "control_channel", "controller", "link_check", "outcome", "stall", "storage"),
         ("detect", "folder", "network_partition", "peers", "placement", "wait_reason"),
@@ -74,7 +80,7 @@ FLOORS_INSIDE: dict[str, tuple[tuple[str, ...], ...]] = {
     ),
     "cli": (
         ("paths",),
-        ("ask", "convert", "curves", "data", "launch", "mup", "setup", "train"),
+        ("ask", "convert", "curves", "data", "generate", "launch", "mup", "profile", "setup", "train"),
         ("checkpoint", "config"),
         ("plan", "schedule"),
         ("main",),
@@ -133,6 +139,7 @@ TORCH_FREE = (
     "megalite.train.local",
     "megalite.data.samples",
     "megalite.report.page",
+    "megalite.profile.summary",
 )
 """Modules that a command needs before it knows that there is anything to compute."""
 

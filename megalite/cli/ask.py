@@ -1,4 +1,4 @@
-"""What a trained model is asked: `megalite eval` for its scores, `megalite generate` for a line of its text."""
+"""What a trained model is asked: `megalite eval` for its scores."""
 
 from __future__ import annotations
 
@@ -146,17 +146,3 @@ def _shares(option: str, given: str) -> tuple[float, ...]:
     if not all(0 <= number <= 1 for number in numbers):
         raise UserError(f"{option}: found {given!r}, expected numbers from 0 to 1 with commas, such as 0,0.5,1")
     return tuple(sorted(set(numbers)))
-
-
-def generate(
-    folder: Annotated[Path, typer.Argument(help="Folder made by `megalite convert to-hf`.", show_default=False)],
-    prompt: Annotated[str, typer.Option(help="Beginning of the text; empty starts a new document.")] = "",
-    max_new_tokens: Annotated[int, typer.Option(min=1, help="Tokens to add at most.")] = 64,
-    temperature: Annotated[float, typer.Option(min=0.0, help="0 takes the likeliest token each time.")] = 0.8,
-    seed: Annotated[int, typer.Option(min=0, help="Seed of the sampling.")] = 0,
-) -> None:
-    """Continue a text with a model in Hugging Face format."""
-    from megalite.checkpoint.hf import generate as generation
-
-    text = generation.generate(folder, prompt, max_new_tokens=max_new_tokens, temperature=temperature, seed=seed)
-    typer.echo(text)

@@ -21,9 +21,11 @@ from megalite.cli import (
     convert,
     curves,
     data,
+    generate,
     launch,
     mup,
     plan,
+    profile,
     schedule,
     setup,
     train,
@@ -62,7 +64,8 @@ app.command("lr-find")(train.lr_find)
 app.command("verify-resume")(train.verify_resume)
 app.command("eval")(ask.evaluate)
 app.command("report")(curves.report)
-app.command("generate")(ask.generate)
+app.command("profile")(profile.profile)
+app.command("generate")(generate.generate)
 app.command("doctor")(setup.doctor)
 app.add_typer(config.app, name="config")
 app.add_typer(schedule.app, name="schedule")

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from megalite.config.schema import Config, SourceConfig, TaskConfig
-from megalite.config.wording import or_
+from megalite.config.schema import Config, EarlyStoppingConfig, SourceConfig, TaskConfig
+from megalite.config.wording import or_, unused
 
 
 def validation_sets(sources: Sequence[SourceConfig]) -> dict[str, tuple[int, ...]]:
@@ -48,6 +48,7 @@ def check_evaluation(config: Config) -> Iterator[str]:
                 f"train.early_stopping: it has no effect without {' and '.join(missing)}; set "
                 f"{'both' if len(missing) == 2 else 'it'} too, or use null"
             )
+        yield from _early_stopping(train.early_stopping, names)
     if config.checkpoint.keep_best is not None and train.tasks and not names:
         yield (
             f"checkpoint.keep_best: {config.checkpoint.keep_best} has no effect without data.valid; add a source to "
@@ -56,3 +57,12 @@ def check_evaluation(config: Config) -> Iterator[str]:
     taken = [task_name(task) for task in train.tasks]
     for name in sorted({name for name in taken if taken.count(name) > 1}):
         yield f"train.tasks: {taken.count(name)} tasks are called {name!r}; give each a name of its own"
+
+
+def _early_stopping(rule: EarlyStoppingConfig, names: Sequence[str]) -> Iterator[str]:
+    if rule.patience is None:
+        yield from unused(rule, ("min_delta",), "train.early_stopping", "patience=null")
+        if rule.slope is None and rule.target is None:
+            yield "train.early_stopping: patience, slope and target are all null; set one of them, or use null"
+    if rule.set is not None and names and rule.set not in names:
+        yield f"train.early_stopping.set: found {rule.set!r}, but data.valid has {or_(names)}; name one of its sets"

@@ -17,13 +17,14 @@ from megalite.config.sections.batch import BatchConfig, LengthStageConfig, Noise
 from megalite.config.sections.checkpoint import CheckpointConfig
 from megalite.config.sections.data import DataConfig, MixConfig, MixStageConfig, SourceConfig
 from megalite.config.sections.engine import DEEPSPEED_OWNED_KEYS, EngineConfig
-from megalite.config.sections.evaluation import EarlyStoppingConfig, TaskConfig
+from megalite.config.sections.evaluation import EarlyStoppingConfig, SlopeConfig, TaskConfig
 from megalite.config.sections.health import HealthConfig
 from megalite.config.sections.model import ModelConfig, MupConfig, RopeConfig, RopeScaling
 from megalite.config.sections.monitor import MonitorConfig
 from megalite.config.sections.optimizer import OptimizerConfig
 from megalite.config.sections.parallel import ParallelConfig
 from megalite.config.sections.precision import Fp8Config, PrecisionConfig
+from megalite.config.sections.profile import ProfileConfig
 from megalite.config.sections.run import RunConfig
 from megalite.config.sections.schedule import PlateauConfig, ScheduleConfig
 from megalite.config.sections.slurm import SlurmConfig
@@ -53,12 +54,14 @@ __all__ = [
     "ParallelConfig",
     "PlateauConfig",
     "PrecisionConfig",
+    "ProfileConfig",
     "RampConfig",
     "RopeConfig",
     "RopeScaling",
     "RunConfig",
     "ScheduleConfig",
     "Section",
+    "SlopeConfig",
     "SlurmConfig",
     "SourceConfig",
     "TaskConfig",

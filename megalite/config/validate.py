@@ -20,6 +20,7 @@ from megalite.config.checks_model import check_model
 from megalite.config.checks_moe import check_moe
 from megalite.config.checks_optimizer import check_optimizer
 from megalite.config.checks_pipeline import check_pipeline
+from megalite.config.checks_profile import check_profile
 from megalite.config.checks_schedule import check_schedule
 from megalite.config.engine import choose_engine
 from megalite.config.evaluation import check_evaluation
@@ -80,6 +81,8 @@ def _problems(config: Config, world_size: int) -> list[str]:
         *_length(config),
         *check_evaluation(config),
         *check_optimizer(config, model),
+        *check_profile(config, world_size),
+        *_monitor(config),
         *check_schedule(config),
         *_periods(config),
         *_health(config, model, world_size),
@@ -203,6 +206,11 @@ def _length(config: Config) -> Iterator[str]:
             "train.branch_from: found beside train.init_from; a branch has its checkpoint's weights, so set one of "
             "them to null"
         )
+
+
+def _monitor(config: Config) -> Iterator[str]:
+    if config.monitor.layers_every is None:
+        yield from unused(config.monitor, ("attention_queries",), "monitor", "layers_every=null")
 
 
 def _health(config: Config, model: Architecture, world_size: int) -> Iterator[str]:

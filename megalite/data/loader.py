@@ -22,6 +22,7 @@ from megalite.config.batch_sizes import BatchSizes
 from megalite.config.schema import Config
 from megalite.data.samples import Samples
 from megalite.errors import DataError
+from megalite.spans import span
 
 SAMPLES_AHEAD = 4096
 """Samples whose places the reading thread finds in one go: the fixed cost of the array operations fades at some
@@ -214,7 +215,9 @@ class Loader:
         )
         try:
             for step in range(first, last + 1):
-                yield step, [reader.next() for _ in self._starts(step)]
+                with span("data"):
+                    batches = [reader.next() for _ in self._starts(step)]
+                yield step, batches
         finally:
             reader.close()
 

@@ -14,6 +14,7 @@ import numpy as np
 
 from megalite.config.batch_sizes import BatchSizes
 from megalite.config.schema import Config
+from megalite.config.step_range import parse_step_range
 from megalite.data.sample import Sample
 from megalite.data.samples import Samples, open_training_samples
 from megalite.errors import DataError
@@ -32,14 +33,10 @@ def parse_steps(text: str) -> range:
     Raises:
         DataError: it is written otherwise, is empty or begins before step 1.
     """
-    match = re.fullmatch(r"(\d+):(\d+)", text)
-    steps = range(int(match[1]), int(match[2])) if match else range(0)
-    if not steps or steps.start < 1:
-        raise DataError(
-            f"--steps {text}: write A:B for the steps A to B - 1, with 1 <= A < B; steps are counted from 1, so 1:5 "
-            "shows the first four"
-        )
-    return steps
+    try:
+        return parse_step_range(text)
+    except ValueError as error:
+        raise DataError(f"--steps {text}: {error}") from error
 
 
 def parse_samples(text: str) -> range:

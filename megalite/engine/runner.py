@@ -31,10 +31,14 @@ from megalite.model.transformer import Stage
 from megalite.parallel.axes import Axes
 from megalite.parallel.schedules.operations import Operation, Pass, made_by
 from megalite.parallel.schedules.programs import SENDS_UNDER_WAY, Program
+from megalite.spans import span
 
 HoldBack = Callable[[], AbstractContextManager[Any]]
 """Entered around I: holds gradients of products back, and yields what `MakeHeld` takes."""
 MakeHeld = Callable[[Any], None]
+
+PHASES_OF_KINDS = {"F": "forward", "B": "backward", "I": "backward", "W": "backward"}
+"""As a profiler's trace names passes that are learned from."""
 
 
 @dataclass
@@ -109,7 +113,8 @@ class ProgramRunner:
         do = {"F": self._forward, "B": self._backward, "I": self._input_gradient, "W": self._weight_gradient}
         for instruction in program:
             if instruction.what == "do":
-                do[instruction.operation.kind](step, instruction.operation)
+                with span(PHASES_OF_KINDS[instruction.operation.kind] if torch.is_grad_enabled() else "evaluate"):
+                    do[instruction.operation.kind](step, instruction.operation)
             elif instruction.what == "send":
                 self._send(step, instruction.operation, instruction.peer)
             else:

@@ -9,10 +9,10 @@
 One forward pass over a step's whole global batch, without gradients and dropout, is watched; the training step itself
 runs as it is, compiled, recomputed or not. So the numbers belong to the batch and the weights, not to the layout, and
 looking changes nothing. Attention's kernels never show their scores, so they are made once more: for every query of
-sequences up to EXACT_UP_TO tokens, and of longer ones for a random sample, the same in every layout, such that a token
-costs no more. `attention_queries` says for what share: below 1, the entropies are a sample's. What a plug-in's
-attention does with scores is not known, so nothing is said of it. Layers that predict further ahead do not take part in
-such a pass.
+sequences up to so many tokens (`monitor.attention_queries`), and of longer ones for a random sample of so many, the
+same in every layout. `attention_queries` in the record says for what share: below 1, the entropies are a sample's,
+without bias. What a plug-in's attention does with scores is not known, so nothing is said of it. Layers that predict
+further ahead do not take part in such a pass.
 """
 
 from __future__ import annotations
@@ -39,9 +39,6 @@ from megalite.monitor.routers import RouterStatistics
 from megalite.parallel.axes import Axes
 from megalite.parallel.collectives import all_reduce, from_all
 
-EXACT_UP_TO = 512
-"""Tokens of a sequence of which every query is looked at; of one n times as long, one in n."""
-
 HASH_MULTIPLIER = 2654435761
 """Prime, near 2^32 over the golden ratio (Knuth, The Art of Computer Programming, 6.4)."""
 
@@ -60,11 +57,15 @@ Statistics = dict[str, dict[str, float]]
 
 
 class Activations:
-    """Looks into the blocks and the head of a stage while a forward pass runs."""
+    """Looks into the blocks and the head of a stage while a forward pass runs.
 
-    def __init__(self, stage: Stage, axes: Axes, seq_len: int):
+    Args:
+        most_queries: of a sequence whose attention is looked at: of one n times as long, one in n. None for all.
+    """
+
+    def __init__(self, stage: Stage, axes: Axes, seq_len: int, most_queries: int | None):
         self._stage, self._axes = stage, axes
-        self._stride = -(-seq_len // EXACT_UP_TO)
+        self._stride = 1 if most_queries is None else -(-seq_len // most_queries)
         self._model = stage.spec.model
         self._has_softmax = ATTENTIONS[self._model.attention].function is None
         self._device = next(stage.parameters()).device

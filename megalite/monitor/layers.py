@@ -19,10 +19,10 @@ Record = dict[str, dict[str, dict[str, float]]]
 class LayerStatistics:
     """Measures one step at a time: `begin`, the step, `end`. Both are collective."""
 
-    def __init__(self, engine: Engine, model: Architecture, axes: Axes, seq_len: int):
+    def __init__(self, engine: Engine, model: Architecture, axes: Axes, seq_len: int, most_queries: int | None):
         self._engine = engine
         self._norms = WeightNorms(engine, model, axes)
-        self._activations = Activations(engine.stage, axes, seq_len)
+        self._activations = Activations(engine.stage, axes, seq_len, most_queries)
         self._layers: dict[str, dict[str, Any]] = {}
         self._stop_watching: Callable[[], None] = lambda: None
 

@@ -62,7 +62,7 @@ MEASURES = {
 
 NOT_DRAWN = {"step", "tokens", "hours", "skipped", "loss"}
 
-QUIET = {"start", "done", "validation", "save", "save_started", "consumed"}
+QUIET = {"start", "done", "validation", "save", "save_started", "consumed", "profile"}
 """Events that are a run's everyday life: not marked on the curves."""
 
 SEVERITY = {

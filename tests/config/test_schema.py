@@ -45,6 +45,8 @@ def test_defaults_build(section: type[Section]):
         "RampConfig": {"start_size": 1},
         "ClipConfig": {"by": "unit", "threshold": 0.01},
         "TaskConfig": {"path": "data/qa.jsonl"},
+        "ProfileConfig": {"steps": "10:15"},
+        "SlopeConfig": {"below": 0.1},
         "LossConfig": {"name": "none_of_ours"},
         "WeightGroupConfig": {"match": "head.*"},
     }

@@ -274,6 +274,39 @@ CONFLICTS = {
         1,
         "train.early_stopping: it has no effect without train.eval_every and data.valid; set both too, or use null",
     ),
+    "early stopping by nothing": (
+        config(
+            data={"valid": [{"path": "a"}]},
+            train={"steps": 100, "eval_every": 5, "early_stopping": {"patience": None}},
+        ),
+        1,
+        "train.early_stopping: patience, slope and target are all null; set one of them, or use null",
+    ),
+    "progress that nobody waits for": (
+        config(
+            data={"valid": [{"path": "a"}]},
+            train={
+                "steps": 100,
+                "eval_every": 5,
+                "early_stopping": {"patience": None, "target": 2.0, "min_delta": 0.1},
+            },
+        ),
+        1,
+        "train.early_stopping.min_delta: found 0.1, but it has no effect with patience=null; leave it at 0.0",
+    ),
+    "early stopping by a set that is not there": (
+        config(
+            data={"valid": [{"path": "a", "name": "prose"}, {"path": "b"}]},
+            train={"steps": 100, "eval_every": 5, "early_stopping": {"set": "code"}},
+        ),
+        1,
+        "train.early_stopping.set: found 'code', but data.valid has prose or b; name one of its sets",
+    ),
+    "queries that nobody looks at": (
+        config(monitor={"layers_every": None, "attention_queries": 16}),
+        1,
+        "monitor.attention_queries: found 16, but it has no effect with layers_every=null; leave it at 512",
+    ),
     "two tasks of one name": (
         config(train={"steps": 100, "tasks": [{"path": "a/qa.jsonl"}, {"path": "b/qa.jsonl"}]}),
         1,

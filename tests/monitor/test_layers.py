@@ -11,7 +11,7 @@ from megalite.engine.build import build_stage
 from megalite.engine.steps import targets_of_batch
 from megalite.layers.mlp import MLP
 from megalite.model.initialize import FreshWeights, local_weights
-from megalite.monitor.activations import DEAD, EXACT_UP_TO, Activations, sample_queries
+from megalite.monitor.activations import DEAD, Activations, sample_queries
 from megalite.monitor.layers import LayerStatistics, Record
 from megalite.parallel.axes import connect
 from megalite.parallel.mesh import Mesh
@@ -95,7 +95,9 @@ def own_batches(rank: Rank) -> list:
 
 
 def statistics_of(rank: Rank) -> LayerStatistics:
-    return LayerStatistics(rank.engine, rank.plan.model, rank.axes, rank.config.batch.seq_len)
+    return LayerStatistics(
+        rank.engine, rank.plan.model, rank.axes, rank.config.batch.seq_len, rank.config.monitor.attention_queries
+    )
 
 
 def looks(cases: list[dict], model: dict) -> list[Record]:
@@ -220,15 +222,20 @@ def test_a_sample_of_queries_is_a_fair_one():
         assert torch.equal(torch.cat(parts), chosen), "it must not matter how ranks cut the batch"
 
 
-@pytest.mark.parametrize(("seq_len", "share"), [(16, 1.0), (EXACT_UP_TO, 1.0), (4 * EXACT_UP_TO, 0.25)])
-def test_what_share_of_the_queries_is_looked_at(seq_len, share):
+@pytest.mark.parametrize(
+    ("seq_len", "most", "share"),
+    [(16, 512, 1.0), (512, 512, 1.0), (2048, 512, 0.25), (2048, None, 1.0), (2048, 1000, 1 / 3)],
+)
+def test_what_share_of_the_queries_is_looked_at(seq_len, most, share):
     """It stands beside the entropies, so that a sample is never taken for the whole."""
     config = config_of({})
     plan = make_plan(config, 1)
     axes = connect(Mesh(), 0)
     stage = build_stage(config, plan, axes, torch.device("cpu"), FreshWeights(plan.model, 1))
     batch = micro_batch(range(2), seq_len=16, vocab_size=plan.model.vocab_size)
-    found = Activations(stage, axes, seq_len).measure(lambda: stage.logits(batch.tokens, documents_of_batch(batch)))
+    found = Activations(stage, axes, seq_len, most).measure(
+        lambda: stage.logits(batch.tokens, documents_of_batch(batch))
+    )
     assert found["blocks.0"]["attention_queries"] == share
 
 
@@ -238,7 +245,9 @@ def look_at(model: dict) -> tuple[dict[str, dict[str, float]], dict[str, dict[st
     stage = build_stage(config_of({}, model=model), plan, axes, torch.device("cpu"), FreshWeights(plan.model, 1))
     batch = micro_batch(range(2), seq_len=16, vocab_size=plan.model.vocab_size)
     documents = documents_of_batch(batch)
-    found = Activations(stage, axes, seq_len=16).measure(lambda: stage.logits(batch.tokens, documents))
+    found = Activations(stage, axes, seq_len=16, most_queries=None).measure(
+        lambda: stage.logits(batch.tokens, documents)
+    )
     del found["head"]
     return found, blocks_of(stage, batch, documents)
 

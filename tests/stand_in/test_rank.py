@@ -140,6 +140,22 @@ NOT_RUN = {
         'backend, token = "nccl" if report.num_gpus else "gloo", os.e': "the agent on a"
         " node of a cluster, whose parts are asked one by one",
     },
+    "megalite/profile/summary.py": {
+        'what = "kernel" if one.trace.device == "cuda" else "op, with': "reads files, in tests/profile",
+    },
+    "megalite/profile/trace.py": {
+        'device = "cuda" if on_device else "cpu"': "reads files, in tests/profile",
+    },
+    "megalite/train/components/profiler.py": dict.fromkeys(
+        (
+            "self._remembers_allocations = settings.memory and device.typ",
+            "activities |= {ProfilerActivity.CUDA} & supported_activities",
+            "torch.cuda.memory._record_memory_history(max_entries=MAX_ALL",
+            'torch.cuda.memory._dump_snapshot(str(self._folder / f"{name}',
+            "torch.cuda.memory._record_memory_history(enabled=None)",
+        ),
+        "a profiler of CUDA, which torch without CUDA has not: docs/gpu-queue.md, 18",
+    ),
     "megalite/train/device.py": {'return torch.device("cpu")': WITHOUT_GPU},
 }
 """Statements for CUDA that do not run here, by file: how their first lines begin, and why."""

@@ -82,7 +82,7 @@ def cpu_seconds(work: Callable[[], object]) -> float:
 def measure(config: Config, plan: RunPlan, axes: Axes, num_steps: int) -> dict[str, float]:
     """Median CPU seconds of a plain step, and of what each way of watching adds to one."""
     engine = build_engine(config, plan, axes, torch.device("cpu"), FreshWeights(plan.model, 1))
-    layers = LayerStatistics(engine, plan.model, axes, config.batch.seq_len)
+    layers = LayerStatistics(engine, plan.model, axes, config.batch.seq_len, config.monitor.attention_queries)
     batches = [make_batch(0), make_batch(1)]
     memory = MemoryCheck(engine, axes, recorder=None, every=1)
     spikes = SpikeDetector(SpikesConfig(), {})

@@ -1,7 +1,13 @@
-"""Text from a Hugging Face folder, by transformers' own generation: what a user of an exported model would do."""
+"""Text from a Hugging Face folder, token by token: transformers' model with its cache, our sampling.
+
+A text is a function of the folder, its prompt, the settings, the seed, and its numbers among prompts and samples: what
+else is generated, and in what order, does not matter.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -9,48 +15,139 @@ import torch
 from safetensors import SafetensorError
 
 from megalite.checkpoint.hf.config_json import FILE_NAME
+from megalite.checkpoint.hf.sampling import Sampling, draw
+from megalite.checkpoint.hf.text_stream import TextStream
 from megalite.errors import ConversionError
+from megalite.parallel.random import name_seed
+
+
+@dataclass(frozen=True)
+class GenerationSettings:
+    """What is generated behind a prompt.
+
+    Raises:
+        ConversionError: a stop string is empty.
+    """
+
+    max_new_tokens: int = 64
+    """The end-of-text token ends a text sooner."""
+    sampling: Sampling = field(default_factory=Sampling)
+    seed: int = 0
+    stops: tuple[str, ...] = ()
+    """Texts that end a text, and are left out of it."""
+
+    def __post_init__(self) -> None:
+        if "" in self.stops:
+            raise ConversionError("stop: found an empty text, which every text has; leave it out")
+
+
+class Continuation:
+    """A text that grows while it is iterated over: pieces of it, each as soon as it is certain."""
+
+    def __init__(self, prompt: str, pieces: Iterator[str]):
+        self.prompt, self._pieces = prompt, pieces
+        self.text = ""
+        """What follows the prompt, so far."""
+        self.num_tokens = 0
+        """New ones, so far."""
+        self.ended_by = ""
+        """`length`, `end-of-text` or `stop`; empty until it has ended."""
+
+    def __iter__(self) -> Iterator[str]:
+        for piece in self._pieces:
+            self.text += piece
+            yield piece
+
+    def record(self) -> dict[str, Any]:
+        """As JSON has it."""
+        return {
+            "prompt": self.prompt,
+            "text": self.text,
+            "num_tokens": self.num_tokens,
+            "ended_by": self.ended_by,
+        }
+
+
+class TextModel:
+    """Model and tokenizer of a folder. Nothing is downloaded.
+
+    Args:
+        folder: as `to_hugging_face` makes it.
+
+    Raises:
+        ConversionError: there is no model or tokenizer in it that can be trusted.
+    """
+
+    def __init__(self, folder: Path):
+        folder = Path(folder)
+        if not (folder / FILE_NAME).is_file():
+            raise ConversionError(f"{folder}: no {FILE_NAME}; give a folder made by `megalite convert to-hf`")
+        self._model, self._tokenizer = _load(folder)
+        ends = self._model.generation_config.eos_token_id
+        ends = ends if isinstance(ends, list) else [ends]
+        self._ends = {end for end in (*ends, self._tokenizer.eos_token_id) if end is not None}
+
+    def require_room(self, prompts: Sequence[str], max_new_tokens: int) -> None:
+        """Raises ConversionError: a text would be longer than the model."""
+        longest = self._model.config.max_position_embeddings
+        for number, prompt in enumerate(prompts, start=1):
+            length = len(self._ids(prompt))
+            if length + max_new_tokens > longest:
+                where = f"prompt {number}: " if len(prompts) > 1 else ""
+                raise ConversionError(
+                    f"{where}{length} tokens of prompt and {max_new_tokens} new ones are more than the model's "
+                    f"{longest} positions; use --max-new-tokens {max(0, longest - length)} or a shorter prompt"
+                )
+
+    def continue_text(
+        self, prompt: str, settings: GenerationSettings, *, number: int = 0, sample: int = 0
+    ) -> Continuation:
+        """A text that begins so. An empty prompt starts a new document, as training saw it: behind the end of another.
+
+        Args:
+            number: of the prompt among others.
+            sample: of several that follow it.
+
+        Raises:
+            ConversionError: it would be longer than the model.
+        """
+        self.require_room([prompt], settings.max_new_tokens)
+        seed = settings.seed if (number, sample) == (0, 0) else name_seed(settings.seed, f"{number}/{sample}")
+        found = Continuation(prompt, iter(()))
+        found._pieces = self._pieces(self._ids(prompt), settings, torch.Generator().manual_seed(seed), found)
+        return found
+
+    def _ids(self, prompt: str) -> list[int]:
+        return self._tokenizer(prompt)["input_ids"] or [self._tokenizer.eos_token_id]
+
+    def _pieces(
+        self, ids: list[int], settings: GenerationSettings, generator: torch.Generator, found: Continuation
+    ) -> Iterator[str]:
+        stream, cache = TextStream(self._decode, settings.stops), None
+        for _ in range(settings.max_new_tokens):
+            with torch.inference_mode():
+                out = self._model(torch.tensor([ids]), past_key_values=cache, use_cache=True, logits_to_keep=1)
+                token = draw(out.logits[0, -1], settings.sampling, generator)
+            cache, ids = out.past_key_values, [token]
+            found.num_tokens += 1
+            if token in self._ends:
+                found.ended_by = "end-of-text"
+                break
+            yield stream.push(token)
+            if stream.stopped_by is not None:
+                found.ended_by = "stop"
+                return
+        yield stream.finish()
+        found.ended_by = "stop" if stream.stopped_by is not None else found.ended_by or "length"
+
+    def _decode(self, ids: list[int]) -> str:
+        return self._tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
 
 
 def generate(folder: Path, prompt: str, *, max_new_tokens: int = 64, temperature: float = 0.8, seed: int = 0) -> str:
-    """Continue a text.
-
-    Args:
-        folder: model and tokenizer, as `to_hugging_face` makes it. Nothing is downloaded.
-        prompt: the beginning. An empty one starts a new document, as training saw it: behind an end-of-text token.
-        max_new_tokens: tokens to add at most; the end-of-text token ends the text sooner.
-        temperature: of the sampling; 0 takes the likeliest token each time.
-        seed: of the sampling.
-
-    Returns:
-        The prompt and what follows it.
-
-    Raises:
-        ConversionError: there is no model or tokenizer in the folder, or the text would be longer than the model.
-    """
-    folder = Path(folder)
-    if not (folder / FILE_NAME).is_file():
-        raise ConversionError(f"{folder}: no {FILE_NAME}; give a folder made by `megalite convert to-hf`")
-    model, tokenizer = _load(folder)
-    ids = tokenizer(prompt)["input_ids"] or [tokenizer.eos_token_id]
-    longest = model.config.max_position_embeddings
-    if len(ids) + max_new_tokens > longest:
-        raise ConversionError(
-            f"{len(ids)} tokens of prompt and {max_new_tokens} new ones are more than the model's {longest} positions; "
-            f"use --max-new-tokens {max(0, longest - len(ids))} or a shorter prompt"
-        )
-    sampling = {"do_sample": True, "temperature": temperature} if temperature > 0 else {"do_sample": False}
-    inputs = torch.tensor([ids])
-    with torch.random.fork_rng(), torch.inference_mode():
-        torch.manual_seed(seed)
-        out = model.generate(
-            inputs,
-            attention_mask=torch.ones_like(inputs),
-            max_new_tokens=max_new_tokens,
-            pad_token_id=tokenizer.eos_token_id,
-            **sampling,
-        )
-    return prompt + tokenizer.decode(out[0, len(ids) :], skip_special_tokens=True)
+    """Continue a text; the prompt and what follows it. See `TextModel`, which does more, and raises the same."""
+    settings = GenerationSettings(max_new_tokens, Sampling(temperature), seed)
+    return prompt + "".join(TextModel(folder).continue_text(prompt, settings))
 
 
 def _load(folder: Path) -> tuple[Any, Any]:

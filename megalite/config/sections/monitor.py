@@ -8,6 +8,7 @@ from typing import Literal
 from pydantic import Field, PositiveInt
 
 from megalite.config.brought import METRICS, wrong_choices
+from megalite.config.sections.profile import ProfileConfig
 from megalite.section import FrozenOptions, Options, Problem, Section
 
 
@@ -37,9 +38,14 @@ class MonitorConfig(Section):
     """Steps between measurements of the layers, which go to layers.jsonl: norms of gradients, weights and updates,
     sizes of the stream, attention's entropy and logits, dead units. One costs about a third of a step; null for
     none."""
+    attention_queries: PositiveInt | None = 512
+    """Queries of a sequence whose attention `layers_every` looks at. Of a longer sequence they are a random sample, and
+    layers.jsonl says what share of all; null looks at all, which costs as the square of the length."""
     machine: str | None = None
     """A machine of `megalite plan`, by its name or its file, to hold the first steps against what is planned for it;
     null takes that of the GPU's name, if there is one."""
+    profile: ProfileConfig | None = None
+    """Trace some steps with a profiler; null does not."""
     metrics: Options = Field(default_factory=FrozenOptions)
     """Metrics that plug-ins bring, by name, each with its options; a number more in every line of metrics.jsonl."""
 

@@ -38,6 +38,7 @@ from megalite.model.transformer import Stage
 from megalite.optim.optimizers import build_optimizer
 from megalite.parallel.axes import Axes
 from megalite.parallel.collectives import all_reduce
+from megalite.spans import span
 
 
 class ModelParallelUnit:
@@ -120,23 +121,27 @@ class DeepSpeedEngine(EngineOfState):
             documents, targets = documents_of_batch(batch), targets_of_batch(batch, scale)
             documents.loss_share = 1.0 / len(batches)  # as DeepSpeed divides the loss it is given
             documents.loss_weights = targets.weights * documents.loss_share
-            loss = self._engine(batch.tokens, documents, targets)
+            with span("forward"):
+                loss = self._engine(batch.tokens, documents, targets)
             total += loss.detach()
-            self._engine.backward(loss)
-            if index + 1 < len(batches):
-                self._engine.step()
+            with span("backward"):
+                self._engine.backward(loss)
+                if index + 1 < len(batches):
+                    self._engine.step()
 
         self.stage.precision.end_step()
         self.stage.routers.end_step(token_axes(self.stage, self._axes))
         replicas = self._axes.replicas
         losses = losses_of_step(total, self.stage) / (len(batches) * replicas.size)
-        self._update.prepare(all_reduce(losses, replicas), num_tokens, ask)
-        self._engine.step()
+        with span("optimizer"):
+            self._update.prepare(all_reduce(losses, replicas), num_tokens, ask)
+            self._engine.step()
         return self._update.result(lr)
 
     def eval_step(self, batches: Sequence[Batch]) -> tuple[float, int]:
         self._engine.eval()
-        return sum_losses(self._engine, self._cut, batches, self._axes, self._engine.device)
+        with span("evaluate"):
+            return sum_losses(self._engine, self._cut, batches, self._axes, self._engine.device)
 
     def token_losses(self, batches: Sequence[Batch]) -> list[Tensor]:
         self._engine.eval()

@@ -31,6 +31,7 @@ from megalite.model.initialize import EXPERT_MARK, WeightSource
 from megalite.model.transformer import Stage
 from megalite.optim.optimizers import build_optimizer
 from megalite.parallel.axes import Axes, connect_groups
+from megalite.spans import span
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 REDUCE_DTYPES = {None: torch.float32, "fp32": torch.float32, "bf16": torch.bfloat16}
@@ -87,22 +88,26 @@ class Fsdp2Engine(EngineOfState):
         for batch in map(self._cut.own, batches):
             documents, targets = documents_of_batch(batch), targets_of_batch(batch, scale)
             documents.loss_weights = targets.weights
-            loss = self.stage(batch.tokens, documents, targets)
+            with span("forward"):
+                loss = self.stage(batch.tokens, documents, targets)
             total += loss.detach()
-            loss.backward()
+            with span("backward"):
+                loss.backward()
         self.stage.precision.end_step()
         self.stage.routers.end_step(token_axes(self.stage, self._axes))
         losses = losses_of_step(total, self.stage)
         if self._axes.tp.rank:
             losses = torch.zeros_like(losses)  # all tp ranks have the same
-        result = self._update.make(losses, num_tokens, lr=lr, clip_norm=self.clip_norm, ask=ask)
+        with span("optimizer"):
+            result = self._update.make(losses, num_tokens, lr=lr, clip_norm=self.clip_norm, ask=ask)
         for shard in self._shards.values():
             shard.forget_gradients()
         return result
 
     def eval_step(self, batches: Sequence[Batch]) -> tuple[float, int]:
         self.stage.eval()
-        found = sum_losses(self.stage, self._cut, batches, self._axes, self._device)
+        with span("evaluate"):
+            found = sum_losses(self.stage, self._cut, batches, self._axes, self._device)
         self._divided.let_go()
         return found
 

@@ -31,6 +31,7 @@ from megalite.model.transformer import Stage
 from megalite.optim.optimizers import build_optimizer
 from megalite.parallel.axes import Axes, Axis
 from megalite.parallel.collectives import all_reduce
+from megalite.spans import span
 
 WIRE_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
@@ -104,13 +105,16 @@ class NativeEngine(EngineOfState):
         self._sums.finish()
         self.stage.precision.end_step()
         self.stage.routers.end_step(token_axes(self.stage, self._axes))
-        self._replication.wait_for_sums()
+        with span("reduce"):
+            self._replication.wait_for_sums()
         loss = losses_of_step(loss, self.stage)
         if self._axes.tp.rank:
             loss = torch.zeros_like(loss)  # all tp ranks have the same
-        result = self._update.make(loss, num_tokens, lr=lr, clip_norm=self.clip_norm, ask=ask)
+        with span("optimizer"):
+            result = self._update.make(loss, num_tokens, lr=lr, clip_norm=self.clip_norm, ask=ask)
         if not result.skipped:
-            self._replication.gather()
+            with span("reduce"):
+                self._replication.gather()
         return result
 
     def eval_step(self, batches: Sequence[Batch]) -> tuple[float, int]:

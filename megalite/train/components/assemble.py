@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from megalite.config.batch_sizes import tokens_before
 from megalite.config.plan import has_copies, has_embedding_copy
 from megalite.errors import UserError
 from megalite.monitor.layers import LayerStatistics
@@ -19,6 +20,7 @@ from megalite.train.components.layer_statistics import LayerStatisticsEvery
 from megalite.train.components.memory_check import MemoryCheck
 from megalite.train.components.metrics import Metrics
 from megalite.train.components.plan_comparison import comparison_of
+from megalite.train.components.profiler import FOLDER, Profiler
 from megalite.train.components.replica_check import ReplicaCheck
 from megalite.train.components.rollback_limit import RollbackLimit
 from megalite.train.components.spikes import SkippedSteps, SpikeGuard
@@ -69,6 +71,7 @@ def assemble(run: Run, first_step: int) -> Components:
         comparison_of(config, run.plan, recorder, run.device),
         StragglerTimer(run.heartbeat, run.device, config.slurm.probe_seconds),
         *brought_components(config, Context(config, run.plan, run.axes, run.device, run.engine, recorder)),
+        _profiler(run),  # the last: a step ends where it has been told so
     )
     everything = tuple(each for each in found if each is not None)
     _refuse_equal_names(everything)
@@ -96,11 +99,11 @@ def _spikes(run: Run) -> SpikeGuard | None:
 
 
 def _layer_statistics(run: Run) -> LayerStatisticsEvery | None:
-    every = run.config.monitor.layers_every
-    if every is None:
+    settings, seq_len = run.config.monitor, run.config.batch.seq_len
+    if settings.layers_every is None:
         return None
-    statistics = LayerStatistics(run.engine, run.plan.model, run.axes, run.config.batch.seq_len)
-    return LayerStatisticsEvery(statistics, run.recorder, every)
+    statistics = LayerStatistics(run.engine, run.plan.model, run.axes, seq_len, settings.attention_queries)
+    return LayerStatisticsEvery(statistics, run.recorder, settings.layers_every)
 
 
 def _fp8_watch(run: Run, first_step: int) -> Fp8Watch | None:
@@ -144,6 +147,21 @@ def _replica_check(run: Run, first_step: int) -> ReplicaCheck | None:
     return ReplicaCheck(Replicas(run.engine, run.axes), run.recorder, every, first_step)
 
 
+def _profiler(run: Run) -> Profiler | None:
+    settings, rank = run.config.monitor.profile, run.axes.global_rank
+    if settings is None or (settings.ranks is not None and rank not in settings.ranks):
+        return None
+    return Profiler(
+        settings,
+        run.engine,
+        folder=run.config.run.dir / FOLDER,
+        rank=rank,
+        device=run.device,
+        recorder=run.recorder,
+        heartbeat=run.heartbeat,
+    )
+
+
 def _validation(run: Run, control: AdaptiveControl) -> ValidateEvery | None:
     if not run.valid_sets and not run.tasks:
         return None
@@ -163,5 +181,6 @@ def _validation(run: Run, control: AdaptiveControl) -> ValidateEvery | None:
         early_stopping=settings.early_stopping,
         recorder=run.recorder,
         heartbeat=run.heartbeat,
+        tokens_at=lambda step: tokens_before(run.whole.batch, step + 1),
         listeners=(control.note_validation,),
     )

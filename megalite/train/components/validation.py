@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from math import nan
 from typing import Any
 
 from megalite.config.sections.evaluation import EarlyStoppingConfig
@@ -24,6 +25,7 @@ class ValidateEvery(Component):
     Args:
         every: steps; None for the end alone.
         early_stopping: when to end the run.
+        tokens_at: what the run has read after a step, for an attempt that does none before it validates.
         listeners: told the step and the watched loss, which is the same on all ranks.
     """
 
@@ -37,10 +39,12 @@ class ValidateEvery(Component):
         early_stopping: EarlyStoppingConfig | None,
         recorder: Recorder,
         heartbeat: Heartbeat,
+        tokens_at: Callable[[int], int],
         listeners: Sequence[Listener] = (),
     ):
         self._evaluator, self._every, self._early_stopping = evaluator, every, early_stopping
         self._recorder, self._heartbeat, self._listeners = recorder, heartbeat, listeners
+        self._tokens_at = tokens_at
         self.load_state({})
 
     def state(self) -> dict[str, Any]:
@@ -49,8 +53,10 @@ class ValidateEvery(Component):
     def load_state(self, state: dict[str, Any]) -> None:
         self._tracker = ValidationTracker.load(state)
         self._last: tuple[int, Validation | None] = (-1, None)
+        self._num_tokens: int | None = None
 
     def after_step(self, step: Step, result: StepResult) -> None:
+        self._num_tokens = step.num_tokens_total
         if self._every is not None and step.number % self._every == 0:
             self._validate(step.number)
 
@@ -75,10 +81,18 @@ class ValidateEvery(Component):
             self._note_score(step, task, found.tasks[task.name])
         if found.watched is None:
             return
-        min_delta = self._early_stopping.min_delta if self._early_stopping else 0.0
-        self._tracker = self._tracker.after_loss(step, found.watched.loss, min_delta)
+        num_tokens = self._num_tokens if self._num_tokens is not None else self._tokens_at(step)
+        point = (step, num_tokens, self._deciding_loss(found))
+        self._tracker = self._tracker.after_loss(point, found.watched.loss, self._early_stopping)
         for tell in self._listeners:
             tell(step, found.watched.loss)
+
+    def _deciding_loss(self, found: Validation) -> float:
+        """What the run is stopped by."""
+        name = self._early_stopping.set if self._early_stopping is not None else None
+        if name is None:
+            return found.watched.loss if found.watched is not None else nan
+        return found.sets[name].loss
 
     def _note_score(self, step: int, task: Task, found: Score) -> None:
         """Note a task's score, and raise the alarm when it has fallen far below its best."""
