@@ -18,9 +18,10 @@ if TYPE_CHECKING:
     from megalite.ladder.ladder import Foretold, Plan, RungRun
     from megalite.ladder.law import Law
     from megalite.ladder.rule import Family
+    from megalite.page.terminal import FittingTable
     from megalite.sweeps.record import SweepBook
     from megalite.sweeps.settings import SweepConfig
-    from megalite.sweeps.sweep import Runner
+    from megalite.sweeps.sweep import Prepared, Runner
 
 
 def ladder(
@@ -109,7 +110,7 @@ def ladder(
     return EXIT_DONE
 
 
-def _prepare(settings: SweepConfig, cluster: str | None):
+def _prepare(settings: SweepConfig, cluster: str | None) -> Prepared:
     from megalite.sweeps.sweep import prepare
 
     return prepare(settings, has_device=cluster is None)
@@ -152,7 +153,7 @@ def _numbers(text: str, option: str) -> tuple[float, ...]:
     return found
 
 
-def _plan_table(plan: Plan):
+def _plan_table(plan: Plan) -> FittingTable:
     from megalite.page.numbers import short
     from megalite.page.terminal import figures
 
@@ -188,10 +189,10 @@ def _print(family: Family, runs: list[RungRun], law: Law, foretold: list[Foretol
     report_console().print(table)
     for name, number in law.numbers().items():
         typer.echo(f"{name:6} {number.value:.4g}  (95 %: {number.low:.4g} to {number.high:.4g})")
-    for each in foretold:
-        _say_foretold(each)
-        if each.measured is not None and each.error is not None:
-            typer.echo(f"  measured {each.measured:.4f}: the prediction is off by {100 * each.error:+.2f} %")
+    for target in foretold:
+        _say_foretold(target)
+        if target.measured is not None and target.error is not None:
+            typer.echo(f"  measured {target.measured:.4f}: the prediction is off by {100 * target.error:+.2f} %")
     if best is None:
         return
     size = best.chosen.size

@@ -26,6 +26,8 @@ from megalite.config.load import load_config
 from megalite.config.schema import Config
 from megalite.config.wording import or_
 from megalite.errors import ConfigError
+from megalite.tokenizer.tokenizer import Tokenizer
+from megalite.train.preflight import open_samples_of
 
 Depth = Literal["scaled", "fixed"]
 
@@ -137,20 +139,21 @@ def load_family(path: Path, overrides: Sequence[str], widths: Sequence[int], dep
     Raises:
         ConfigError: the config is wrong, or the rule cannot make such widths of it.
     """
-    from megalite.tokenizer.tokenizer import Tokenizer
-    from megalite.train.preflight import open_samples_of
-
     config = load_config(path, overrides)
     if config.batch.ramp is not None or config.batch.stages or config.batch.noise_scale is not None:
         raise ConfigError(["batch: ramp, stages and noise_scale change what a step is; a ladder wants one batch"])
-    vocab_size = config.model.vocab_size
-    if vocab_size is None:
-        tokenizer = config.data.tokenizer
-        vocab_size = (
-            Tokenizer.load(tokenizer).vocab_size if tokenizer is not None else open_samples_of(config).vocab_size
-        )
-    family = Family(config, vocab_size, depth)
+    family = Family(config, config.model.vocab_size or _vocab_size(config), depth)
     found = list(family.problems(widths))
     if found:
         raise ConfigError(found)
     return family
+
+
+def _vocab_size(config: Config) -> int:
+    """Of the tokenizer, or of the data."""
+    if config.data.tokenizer is not None:
+        return Tokenizer.load(config.data.tokenizer).vocab_size
+    found = open_samples_of(config).vocab_size
+    if found is None:
+        raise ConfigError(["model.vocab_size: null, and the data does not say it; set it, or set data.tokenizer"])
+    return found

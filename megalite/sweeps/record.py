@@ -17,7 +17,6 @@ from megalite.sweeps.outcome import Outcome
 from megalite.sweeps.space import Point
 
 FILE = "sweep.json"
-FORMAT = 1
 
 MAY_CHANGE = ("trials",)
 """Settings of a sweep that may be others when it goes on; `trials` may only grow."""
@@ -126,7 +125,7 @@ class SweepBook:
     def save(self) -> None:
         """Write the file."""
         trials = tuple(self.trials[number] for number in sorted(self.trials))
-        record = SweepRecord(format=FORMAT, settings=self._settings, base=self._base, trials=trials)
+        record = SweepRecord(format=1, settings=self._settings, base=self._base, trials=trials)
         write_atomically(self._path, record.model_dump_json(indent=1) + "\n")
 
 

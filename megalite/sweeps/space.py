@@ -177,8 +177,8 @@ def _wrong_range(name: str, given: Mapping[str, Any]) -> Iterator[str]:
         yield f"step: found {step!r}, expected a number above 0"
     if step is not None and (points is not None or given.get("log") is True):
         yield "step: found beside points or log; give one of them"
-    low, high = given.get("low"), given.get("high")
-    if _is_number(low) and _is_number(high):
+    if all(_is_number(given.get(key)) for key in ("low", "high")):
+        low, high = given["low"], given["high"]
         if low >= high:
             yield f"an empty range: low={low:g} is not below high={high:g}"
         elif given.get("log") is True and low <= 0:
