@@ -37,6 +37,8 @@ SEED = 0
 MAX_STEPS = 200
 GAIN_ENOUGH = 1e-12
 DAMPING, MORE, LESS, MAX_DAMPING = 1e-2, 4.0, 0.3, 1e12
+LEAST_DIAGONAL = 1e-12
+"""So that a number on which nothing depends is damped too."""
 
 EXPONENTS = math.log(0.02), math.log(3.0)
 """Bounds on the logarithms of alpha and beta."""
@@ -174,22 +176,23 @@ def _descend(rows: Array, n: Array, d: Array, targets: Array) -> tuple[Array, Ar
     """
     rows, damping = rows.astype(np.float64), np.full(len(rows), DAMPING)
     off, jacobian, cost = _residuals(rows, n, d, targets)
-    live = np.ones(len(rows), bool)
+    live = np.arange(len(rows))
     for _ in range(MAX_STEPS):
-        normal = np.einsum("rik,ril->rkl", jacobian, jacobian)
-        gradient = np.einsum("rik,ri->rk", jacobian, off)
-        diagonal = np.einsum("rkk->rk", normal)
-        damped = normal + (damping[:, None] * (diagonal + 1e-12))[:, :, None] * np.eye(NUM_NUMBERS)
-        moved = rows - np.linalg.solve(damped, gradient[:, :, None])[:, :, 0]
+        normal = np.einsum("rik,ril->rkl", jacobian[live], jacobian[live])
+        gradient = np.einsum("rik,ri->rk", jacobian[live], off[live])
+        diagonal = np.einsum("rkk->rk", normal) + LEAST_DIAGONAL
+        damped = normal + (damping[live, None] * diagonal)[:, :, None] * np.eye(NUM_NUMBERS)
+        moved = rows[live] - np.linalg.solve(damped, gradient[:, :, None])[:, :, 0]
         moved[:, 3:] = np.clip(moved[:, 3:], *EXPONENTS)
-        new_off, new_jacobian, new_cost = _residuals(moved, n, d, targets)
-        better = live & (new_cost < cost)
-        settled = better & (cost - new_cost < GAIN_ENOUGH * (cost + GAIN_ENOUGH))
-        rows[better], off[better], jacobian[better] = moved[better], new_off[better], new_jacobian[better]
-        cost = np.where(better, new_cost, cost)
-        damping = np.where(better, damping * LESS, damping * MORE)
-        live &= ~settled & (damping < MAX_DAMPING)
-        if not live.any():
+        new_off, new_jacobian, new_cost = _residuals(moved, n, d, targets[live])
+        is_better = new_cost < cost[live]
+        is_settled = is_better & (cost[live] - new_cost < GAIN_ENOUGH * (cost[live] + GAIN_ENOUGH))
+        better = live[is_better]
+        rows[better], off[better], jacobian[better] = moved[is_better], new_off[is_better], new_jacobian[is_better]
+        cost[better] = new_cost[is_better]
+        damping[live] *= np.where(is_better, LESS, MORE)
+        live = live[~is_settled & (damping[live] < MAX_DAMPING)]
+        if not live.size:
             break
     return rows, cost
 

@@ -40,6 +40,7 @@ class LocalRunner:
     def __init__(self, folder: Path, metric: str, jobs: int):
         self._folder, self._metric, self._jobs = folder, metric, jobs
         self._running: dict[subprocess.Popen, Trial] = {}
+        self._is_ending = False
 
     @property
     def has_room(self) -> bool:
@@ -78,11 +79,14 @@ class LocalRunner:
 
     def _outcome(self, trial: Trial, code: int) -> Outcome:
         found = read_outcome(trial.folder, self._metric, code=code)
+        if self._is_ending and found.state == "failed":  # it may have been killed at the user's own wish
+            return replace(found, state="stopped", why="ended with the sweep")
         said = _last_words(log_of(self._folder, trial)) if found.state == "failed" else ""
         return replace(found, why=said) if said else found
 
     def stop(self, *, at_once: bool) -> None:
         """Ask all to save and end, or end them."""
+        self._is_ending = True
         for process in list(self._running):
             with contextlib.suppress(ProcessLookupError):
                 if at_once:

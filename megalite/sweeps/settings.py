@@ -68,18 +68,18 @@ class SweepConfig(Section):
     def _grid_problems(self) -> Iterator[Problem]:
         dimensions = self.dimensions()
         spans = [(each.name, each.span) for each in dimensions if each.span is not None]
+        if self.method != "grid":
+            for name, span in spans:
+                if span.points is not None:
+                    yield (SPACE, name), f"points: {span.points} has no effect with method={self.method}; remove it"
+            return
         for name, span in spans:
-            if self.method == "grid" and span.points is None and span.step is None:
+            if span.num_points is None:
                 yield (SPACE, name), "a grid needs to know which numbers of the range: add points=5, or step"
-            elif self.method == "grid" and span.step is not None and (span.high - span.low) / span.step > MAX_GRID:
-                yield (SPACE, name), f"step: {span.step:g} makes more than {MAX_GRID:,} points; use a larger one"
-            elif self.method == "grid" and (span.points or 0) > MAX_GRID:
-                yield (SPACE, name), f"points: {span.points} are more than {MAX_GRID:,}"
-            elif self.method != "grid" and span.points is not None:
-                yield (SPACE, name), f"points: {span.points} has no effect with method={self.method}; remove it"
-        known = all(span.points is not None or span.step is not None for _, span in spans)
-        few = all((span.points or 0) <= MAX_GRID for _, span in spans)
-        if self.method == "grid" and known and few and (size := grid_size(dimensions)) > MAX_GRID:
+            elif span.num_points > MAX_GRID:
+                yield (SPACE, name), f"{span.num_points:,} points; at most {MAX_GRID:,}: fewer points, or a larger step"
+        is_small = all(span.num_points is not None and span.num_points <= MAX_GRID for _, span in spans)
+        if is_small and (size := grid_size(dimensions)) > MAX_GRID:
             yield (SPACE,), f"a grid of {size:,} trials; at most {MAX_GRID:,}: name fewer values, or use method=random"
 
     def dimensions(self) -> tuple[Dimension, ...]:

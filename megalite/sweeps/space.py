@@ -46,12 +46,20 @@ class Span:
         """Only whole numbers are drawn."""
         return isinstance(self.low, int) and isinstance(self.high, int)
 
+    @property
+    def num_points(self) -> int | None:
+        """Of a grid, at most; None where neither points nor steps are given."""
+        if self.points is not None or self.step is None:
+            return self.points
+        return math.floor((self.high - self.low) / self.step + 1e-9) + 1
+
     def grid(self) -> tuple[float, ...]:
         """Its points, evenly spaced (by their logarithms with `log`), or all of its steps."""
         if self.points is None:
-            assert self.step is not None, "checked"
-            count = math.floor((self.high - self.low) / self.step + 1e-9) + 1
-            return tuple(self.rounded(self.low + number * self.step) for number in range(count))
+            step, count = self.step, self.num_points
+            assert step is not None, "checked"
+            assert count is not None, "follows from the step"
+            return tuple(self.rounded(self.low + number * step) for number in range(count))
         shares = [number / max(1, self.points - 1) for number in range(self.points)]
         if self.log:
             found = [self.low * (self.high / self.low) ** share for share in shares]

@@ -71,12 +71,14 @@ def prepare(settings: SweepConfig, *, has_device: bool = True) -> Prepared:
     """
     points = corners(settings.dimensions()) if settings.method == "tpe" else all_points(settings)
     suggestions_or_refuse(settings)
-    trials = make_trials(points, settings.config, settings.overrides, settings.dir)
-    for trial in trials[:1]:
-        check_metric(trial.config, settings.metric)
+    made = make_trials(points, settings.config, settings.overrides, settings.dir)
+    trials, complaints = made.trials, made.complaints
+    check_trials(trials, settings.dir, complaints, has_device=has_device)
+    check_metric(trials[0].config, settings.metric)
     steps = rungs(trials, settings.halving) if settings.halving is not None else ()
-    check_trials([*trials, *(at_rung(each, steps[0]) for each in trials if steps)], settings.dir, has_device=has_device)
-    return Prepared(settings, tuple(trials), steps)
+    firsts = [at_rung(each, steps[0]) for each in trials if steps]
+    check_trials(firsts, settings.dir, complaints, has_device=has_device)
+    return Prepared(settings, trials, steps)
 
 
 def all_points(settings: SweepConfig) -> list[Point]:

@@ -59,50 +59,6 @@ def make_trial(number: int, point: Point, base: Path, overrides: Sequence[str], 
     return Trial(name, config, in_words(point))
 
 
-def make_trials(
-    points: Iterable[Point], base: Path, overrides: Sequence[str], folder: Path, *, first: int = 1
-) -> list[Trial]:
-    """Trials of a sweep, or every complaint about any of them.
-
-    Raises:
-        ConfigError: with each complaint once, and the first trial that has it.
-    """
-    made: list[Trial] = []
-    complaints = Complaints()
-    for number, point in enumerate(points, start=first):
-        try:
-            made.append(make_trial(number, point, base, overrides, folder))
-        except UserError as error:
-            complaints.add(error, trial_name(number), in_words(point))
-    complaints.refuse()
-    return made
-
-
-def check_trials(trials: Sequence[Trial], folder: Path, *, has_device: bool = True) -> None:
-    """All that can be known to be wrong with each trial before it starts; nothing is left behind.
-
-    Args:
-        has_device: whether this machine will train them.
-
-    Raises:
-        ConfigError: with each complaint once, and the first trial that has it.
-    """
-    complaints, was_there = Complaints(), folder.exists()
-    stand_in = folder / CHECKS
-    try:
-        for trial in trials:
-            run = trial.config.run.model_copy(update={"dir": stand_in})
-            try:
-                preflight(trial.config.model_copy(update={"run": run}), trial.world_size, has_device=has_device)
-            except UserError as error:
-                complaints.add(error, trial.name, trial.about)
-        complaints.refuse()
-    finally:
-        shutil.rmtree(stand_in, ignore_errors=True)
-        if not was_there and folder.is_dir() and not any(folder.iterdir()):
-            folder.rmdir()
-
-
 class Complaints:
     """What is wrong with some of many trials, each sentence once."""
 
@@ -128,3 +84,52 @@ class Complaints:
             told[MAX_COMPLAINTS:] = ["and more; correct these first"]
         if told:
             raise ConfigError(told)
+
+
+@dataclass(frozen=True)
+class Checked:
+    """Trials, and what is wrong with those that could not be made."""
+
+    trials: tuple[Trial, ...]
+    complaints: Complaints
+
+
+def make_trials(points: Iterable[Point], base: Path, overrides: Sequence[str], folder: Path) -> Checked:
+    """Trials of a sweep, those whose keys and values are sound, and what is wrong with the others."""
+    made: list[Trial] = []
+    complaints = Complaints()
+    for number, point in enumerate(points, start=1):
+        try:
+            made.append(make_trial(number, point, base, overrides, folder))
+        except UserError as error:
+            complaints.add(error, trial_name(number), in_words(point))
+    return Checked(tuple(made), complaints)
+
+
+def check_trials(trials: Sequence[Trial], folder: Path, complaints: Complaints, *, has_device: bool = True) -> None:
+    """All that can be known to be wrong with each trial before it starts; nothing is left behind.
+
+    Args:
+        folder: of the sweep.
+        complaints: that there are already.
+        has_device: whether this machine will train them.
+
+    Raises:
+        ConfigError: with each complaint once, and the first trial that has it.
+    """
+    there = next(each for each in (folder, *folder.absolute().parents) if each.exists())
+    stand_in = folder / CHECKS
+    try:
+        for trial in trials:
+            run = trial.config.run.model_copy(update={"dir": stand_in})
+            try:
+                preflight(trial.config.model_copy(update={"run": run}), trial.world_size, has_device=has_device)
+            except UserError as error:
+                complaints.add(error, trial.name, trial.about)
+        complaints.refuse()
+    finally:
+        shutil.rmtree(stand_in, ignore_errors=True)
+        made = folder.absolute()
+        while made != there.absolute() and made.is_dir() and not any(made.iterdir()):
+            made.rmdir()
+            made = made.parent

@@ -1,6 +1,7 @@
 """Whether the best rate of a narrow model is the best one of a wide one, with muP and without: docs/recipe.md.
 
-    python tools/benchmarks/mup_transfer.py [--dir runs/mup-transfer] [--jobs 2] --out F.json --figure F.svg
+    python tools/benchmarks/mup_transfer.py [--dir runs/mup-transfer] [--widths 64,128,256,512] [--jobs 2] --out F.json
+        [--figure F.svg]
 
 A sweep over widths, rates and seeds on the demo corpus, around the rates where the best one is expected; at the
 narrowest width both ways are one. Given again it goes on where it was. Data: `megalite data prepare
@@ -17,8 +18,9 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from arguments import count, existing, new_folder, out_file
+from arguments import count, existing, listed, new_folder, out_file
 
+from megalite.page.plot import Plot, Series, picture
 from megalite.sweeps.local import LocalRunner
 from megalite.sweeps.record import SweepBook
 from megalite.sweeps.settings import SweepConfig
@@ -55,10 +57,10 @@ def base_config(data: Path, num_steps: int) -> dict[str, Any]:
     }
 
 
-def cases() -> list[dict[str, Any]]:
-    """Every width with each of its rates, with muP and without: the wide ones last."""
+def cases(widths: list[int]) -> list[dict[str, Any]]:
+    """Every one of some widths with each of its rates, with muP and without: the wide ones last."""
     found = []
-    for width in RATES[WITH]:
+    for width in widths:
         for way, of_width in RATES.items():
             for rate in of_width.get(width, ()):
                 found.append(
@@ -102,11 +104,37 @@ def judge(found: dict[str, dict[int, dict[float, list[float]]]]) -> None:
             print(f"{way:9} width {width:4}: {told}")
 
 
+def draw(path: Path, found: dict[str, dict[int, dict[float, list[float]]]]) -> None:
+    """Mean losses over rates, a colour a width; bars reach over the seeds."""
+    plots = []
+    for way, by_width in found.items():
+        series = []
+        for colour, (width, of_width) in enumerate(by_width.items()):
+            kept = sorted((rate, each) for rate, each in of_width.items() if math.isfinite(sum(each)))
+            rates, each = [rate for rate, _ in kept], [losses for _, losses in kept]
+            means, ends = (
+                [statistics.fmean(one) for one in each],
+                ([min(one) for one in each], [max(one) for one in each]),
+            )
+            series.append(Series(f"width {width}", rates, means, colour, "both", *ends))
+        plots.append(Plot(way, "learning rate", "validation loss", tuple(series), log_x=True))
+    path.write_text(picture(plots) + "\n", encoding="utf-8")
+
+
+def known_width(text: str) -> int:
+    """A width that has rates."""
+    if not text.isdecimal() or int(text) not in RATES[WITH]:
+        there = ", ".join(map(str, RATES[WITH]))
+        raise argparse.ArgumentTypeError(f"found {text!r}, there are {there}")
+    return int(text)
+
+
 def main() -> None:
     """Measure, print, draw."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--data", type=existing, default="data/demo/packed")
     parser.add_argument("--dir", type=new_folder, default="runs/mup-transfer")
+    parser.add_argument("--widths", type=listed(known_width), default=list(RATES[WITH]), help="the narrowest first")
     parser.add_argument("--steps", type=count, default=100)
     parser.add_argument("--jobs", type=count, default=1)
     parser.add_argument("--out", type=out_file, required=True)
@@ -116,17 +144,21 @@ def main() -> None:
     base = options.dir / "base.yaml"
     base.write_text(yaml.safe_dump(base_config(options.data, options.steps)), encoding="utf-8")
     settings = SweepConfig(
-        config=base, dir=options.dir, space={"case": cases(), "run.seed": list(SEEDS)}, metric="validation"
+        config=base,
+        dir=options.dir,
+        space={"case": cases(options.widths), "run.seed": list(SEEDS)},
+        metric="validation",
     )
-    work = SweepRun(
-        prepare(settings), LocalRunner(options.dir, "validation", options.jobs), lambda line: print(line, flush=True)
-    )
+    runner = LocalRunner(options.dir, settings.metric, options.jobs)
+    work = SweepRun(prepare(settings), runner, lambda line: print(line, flush=True), may_grow=True)
     book = work.run()
     if work.was_stopped:
         parser.exit(3, "stopped; the same command goes on\n")
     found = losses(book)
     options.out.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
     judge(found)
+    if options.figure is not None:
+        draw(options.figure, found)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,82 @@
+"""Sweeps that really train, through the command line."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+from megalite.checkpoint.catalog import latest
+from tests.kit.runs import megalite, metrics, start, write_run
+from tests.train.test_schedules import assert_equal_checkpoints
+
+ONE_RANK = {
+    "parallel": {"tp": 1, "zero_stage": 0},
+    "monitor": {"log_every": 50, "tensorboard": False},
+    "train": {"steps": 12, "eval_batches": 2, "device": "cpu", "compile": "off"},
+}
+
+
+def result(done: subprocess.CompletedProcess) -> dict:
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+def test_halving_trains_the_whole_run_in_parts(tmp_path):
+    """Trials are run folders; a diverged one is written down and does not end the sweep; the survivor of three rungs
+    has the checkpoint, to the last bit, of a run that was never halved, with the decay of its wsd schedule."""
+    sections = {**ONE_RANK, "schedule": {"name": "wsd", "warmup_steps": 2, "decay_steps": 3}}
+    config = write_run(tmp_path, **sections)
+    path = tmp_path / "sweep.yaml"
+    path.write_text(
+        f"config: {config}\ndir: {tmp_path / 'sweep'}\nhalving: {{min_steps: 3, factor: 2}}\n"
+        "space: {optimizer.lr: [1.0e-2, 1.0e+18]}\n"
+    )
+    found = result(megalite("sweep", path, "--json", "--jobs", "2"))
+    assert [each["state"] for each in found["trials"]] == ["done", "diverged"]
+    assert [rung["steps"] for rung in found["best"]["rungs"]] == [3, 6, 12]
+    assert found["best"]["overrides"] == ["optimizer.lr=0.01"]
+    trial = tmp_path / "sweep" / "trial-0001"
+    assert [each["step"] for each in metrics(trial)] == list(range(1, 13))
+    whole = megalite("train", config, "optimizer.lr=0.01", f"run.dir={tmp_path / 'whole'}")
+    assert whole.returncode == 0, whole.stderr
+    assert_equal_checkpoints(latest(trial), latest(tmp_path / "whole"))
+    assert (tmp_path / "sweep" / "sweep.html").is_file()
+
+
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGKILL])
+def test_a_sweep_that_is_stopped_goes_on(tmp_path, how):
+    """Asked to stop it ends with exit code 3, killed it takes its trial with it; the trial in the middle goes on from
+    its checkpoint and ends as one that was never stopped."""
+    sections = {**ONE_RANK, "train": {**ONE_RANK["train"], "steps": 400}, "checkpoint": {"every": 50}}
+    config = write_run(tmp_path, **sections)
+    arguments = ("sweep", config, "--over", "run.seed=[1, 2]", "--dir", str(tmp_path / "sweep"), "--json")
+    process = start(*arguments)
+    first = tmp_path / "sweep" / "trial-0001"
+    deadline = time.monotonic() + 120
+    while latest(first) is None and process.poll() is None and time.monotonic() < deadline:
+        time.sleep(0.02)
+    process.send_signal(how)
+    code = process.wait(60)
+    process.stdout.close()
+    assert code == (3 if how == signal.SIGINT else -signal.SIGKILL)
+    while _is_at_work(first) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    found = result(megalite(*arguments))
+    assert {each["state"] for each in found["trials"]} == {"done"}
+    starts = [json.loads(line) for line in (first / "events.jsonl").read_text().splitlines() if '"start"' in line]
+    assert len(starts) == 2
+    assert starts[1]["step"] >= 50
+    whole = megalite("train", config, "run.seed=1", f"run.dir={tmp_path / 'whole'}")
+    assert whole.returncode == 0, whole.stderr
+    assert_equal_checkpoints(latest(first), latest(tmp_path / "whole"))
+
+
+def _is_at_work(folder: Path) -> bool:
+    """Whether a process trains there: one that was told that its parent has gone saves, and ends."""
+    found = subprocess.run(["pgrep", "-f", f"{folder.parent}/configs"], capture_output=True, check=False)
+    return found.returncode == 0
