@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -10,18 +13,18 @@ import typer
 
 from megalite.cli.config import ConfigFile, Overrides
 from megalite.cli.data.options import report_console
-from megalite.cli.launch import read_profile
 from megalite.cli.paths import named
+from megalite.cli.sweep import make_runner
 
 if TYPE_CHECKING:
     from megalite.ladder.budget import Best
     from megalite.ladder.ladder import Foretold, Plan, RungRun
     from megalite.ladder.law import Law
-    from megalite.ladder.rule import Family
+    from megalite.ladder.rule import SizeFamily
     from megalite.page.terminal import FittingTable
     from megalite.sweeps.record import SweepBook
     from megalite.sweeps.settings import SweepConfig
-    from megalite.sweeps.sweep import Prepared, Runner
+    from megalite.sweeps.sweep import Prepared
 
 
 def ladder(
@@ -58,56 +61,102 @@ def ladder(
 
     Given again, it goes on where it was. ladder.json and ladder.html in the folder have the result.
     """
-    from megalite.errors import EXIT_DONE, EXIT_REQUEUE, ConfigError, UserError
-    from megalite.files import write_atomically
-    from megalite.ladder.budget import best_for_flops, best_for_hours
-    from megalite.ladder.ladder import Plan, compare, foretell, law_of, read_target, runs_of, to_json
-    from megalite.ladder.page import write_ladder_page
-    from megalite.ladder.rule import load_family
+    from megalite.errors import EXIT_DONE, EXIT_REQUEUE, UserError
+    from megalite.ladder.ladder import read_target
 
     if flops is not None and hours is not None:
         raise UserError("--hours: found beside --flops; give one budget")
-    sizes, lengths = _whole_numbers(widths, "--widths"), _numbers(ratios, "--ratios")
-    family = load_family(config, overrides or (), sizes, depth)
-    plan = Plan(family, config, tuple(overrides or ()), folder or Path(f"runs/ladder-{config.stem}"), sizes, lengths)
-    problems = list(plan.problems())
-    if problems:
-        raise ConfigError(problems)
-    wanted = [read_target(each, family, "--predict") for each in predict or ()]
-    aim = None if target is None else read_target(target, family, "--target")
+    plan = _plan(config, overrides or [], _whole_numbers(widths), _numbers(ratios, "--ratios"), depth, folder)
+    wanted = [read_target(each, plan.family, "--predict") for each in predict or ()]
+    aim = None if target is None else read_target(target, plan.family, "--target")
     if check or not as_json:
         report_console().print(_plan_table(plan))
     if check:
         _prepare(plan.sweep(), cluster)
         return EXIT_DONE
-    book, was_stopped = _train(plan.sweep(), jobs, cluster, as_json)
-    if was_stopped:
-        return EXIT_REQUEUE
-    runs = runs_of(family, list(book.trials.values()))
+    train = partial(_train, jobs=jobs, cluster=cluster, is_quiet=as_json)
+    budget = Budget(flops, hours, machine, world_size)
+    return EXIT_DONE if _climb(plan, wanted, aim, train, budget, as_json=as_json) else EXIT_REQUEUE
+
+
+@dataclass(frozen=True)
+class Budget:
+    """What `--flops`, `--hours` and their like ask for; nothing, if neither is given."""
+
+    flops: float | None
+    hours: float | None
+    machine: str
+    world_size: int
+
+    def best(self, family: SizeFamily, law: Law) -> Best | None:
+        """The size and length that it is best spent on."""
+        from megalite.ladder.budget import best_for_flops, best_for_hours
+
+        if self.flops is not None:
+            return best_for_flops(family, law, self.flops)
+        if self.hours is not None:
+            return best_for_hours(family, law, self.hours, self.machine, self.world_size)
+        return None
+
+
+def _plan(
+    config: Path,
+    overrides: list[str],
+    widths: tuple[int, ...],
+    ratios: tuple[float, ...],
+    depth: Literal["scaled", "fixed"],
+    folder: Path | None,
+) -> Plan:
+    from megalite.errors import ConfigError
+    from megalite.ladder.ladder import Plan
+    from megalite.ladder.rule import load_family
+
+    family = load_family(config, overrides, widths, depth)
+    plan = Plan(family, config, tuple(overrides), folder or Path(f"runs/ladder-{config.stem}"), widths, ratios)
+    problems = list(plan.problems())
+    if problems:
+        raise ConfigError(problems)
+    return plan
+
+
+def _climb(
+    plan: Plan,
+    wanted: list[tuple[int, float]],
+    aim: tuple[int, float] | None,
+    train: Callable[[SweepConfig], SweepBook | None],
+    budget: Budget,
+    *,
+    as_json: bool,
+) -> bool:
+    """Train, fit, foretell, and write down; False where somebody asked to stop."""
+    from megalite.files import write_atomically
+    from megalite.ladder.ladder import compare, foretell, law_of, runs_of, to_json
+    from megalite.ladder.page import write_ladder_page
+
+    book = train(plan.sweep())
+    if book is None:
+        return False
+    runs = runs_of(plan.family, list(book.trials.values()))
     law = law_of(runs)
-    foretold = [foretell(family, law, *each) for each in wanted]
+    foretold = [foretell(plan.family, law, *each) for each in wanted]
     if aim is not None:
-        foretold.insert(0, foretell(family, law, *aim))
+        told = foretell(plan.family, law, *aim)
         if not as_json:
-            _say_foretold(foretold[0])
-        book, was_stopped = _train(plan.target(*aim), jobs, cluster, as_json)
-        if was_stopped:
-            return EXIT_REQUEUE
-        foretold[0] = compare(foretold[0], book)
-    best = None
-    if flops is not None:
-        best = best_for_flops(family, law, flops)
-    elif hours is not None:
-        best = best_for_hours(family, law, hours, machine, world_size)
+            _say_foretold(told)
+        came = train(plan.target(*aim))
+        if came is None:
+            return False
+        foretold.insert(0, compare(told, came))
+    best = budget.best(plan.family, law)
     result = to_json(runs, law, foretold, best)
     write_atomically(plan.folder / "ladder.json", json.dumps(result, indent=1) + "\n")
     page = write_ladder_page(plan, runs, law, foretold, best)
     if as_json:
         typer.echo(json.dumps(result))
     else:
-        _print(family, runs, law, foretold, best)
+        _print(runs, law, foretold, best)
         typer.echo(f"{page} ({page.stat().st_size / 1000:,.0f} kB)")
-    return EXIT_DONE
+    return True
 
 
 def _prepare(settings: SweepConfig, cluster: str | None) -> Prepared:
@@ -116,28 +165,23 @@ def _prepare(settings: SweepConfig, cluster: str | None) -> Prepared:
     return prepare(settings, has_device=cluster is None)
 
 
-def _train(settings: SweepConfig, jobs: int, cluster: str | None, as_json: bool) -> tuple[SweepBook, bool]:
-    from megalite.sweeps.cluster import ClusterRunner
-    from megalite.sweeps.local import LocalRunner
+def _train(settings: SweepConfig, *, jobs: int, cluster: str | None, is_quiet: bool) -> SweepBook | None:
+    """What came of its runs; None where somebody asked to stop."""
     from megalite.sweeps.sweep import SweepRun
 
     prepared = _prepare(settings, cluster)
-    if cluster is None:
-        runner: Runner = LocalRunner(settings.dir, settings.metric, jobs)
-    else:
-        on_cluster = ClusterRunner(read_profile(cluster, []), settings.metric, jobs)
-        on_cluster.check(list(prepared.trials))
-        runner = on_cluster
-    work = SweepRun(prepared, runner, lambda line: typer.echo(line, err=as_json), may_grow=True)
-    return work.run(), work.was_stopped
+    runner = make_runner(prepared, jobs, cluster, None, [])
+    work = SweepRun(prepared, runner, lambda line: typer.echo(line, err=is_quiet), may_grow=True)
+    book = work.run()
+    return None if work.was_stopped else book
 
 
-def _whole_numbers(text: str, option: str) -> tuple[int, ...]:
-    found = _numbers(text, option)
+def _whole_numbers(text: str) -> tuple[int, ...]:
+    from megalite.errors import UserError
+
+    found = _numbers(text, "--widths")
     if any(each != round(each) for each in found):
-        from megalite.errors import UserError
-
-        raise UserError(f"{option}: found {text!r}, expected whole numbers")
+        raise UserError(f"--widths: found {text!r}, expected whole numbers")
     return tuple(round(each) for each in found)
 
 
@@ -174,7 +218,7 @@ def _say_foretold(each: Foretold) -> None:
     typer.echo(f"{said}: predicted {loss.value:.4f}, 95 % between {loss.low:.4f} and {loss.high:.4f}")
 
 
-def _print(family: Family, runs: list[RungRun], law: Law, foretold: list[Foretold], best: Best | None) -> None:
+def _print(runs: list[RungRun], law: Law, foretold: list[Foretold], best: Best | None) -> None:
     from megalite.ladder.budget import far_off
     from megalite.page.numbers import short
     from megalite.page.terminal import figures

@@ -14,7 +14,7 @@ from megalite.cli.paths import named
 if TYPE_CHECKING:
     from megalite.sweeps.record import SweepBook
     from megalite.sweeps.settings import SweepConfig
-    from megalite.sweeps.sweep import Prepared, Runner
+    from megalite.sweeps.sweep import Prepared, TrialRunner
 
 BEST_SHOWN = 20
 
@@ -61,31 +61,31 @@ def sweep(
     Every trial is an ordinary run folder below the sweep's; sweep.json and sweep.html there have the result.
     """
     from megalite.errors import EXIT_DONE, EXIT_REQUEUE
-    from megalite.sweeps.page import write_sweep_page
     from megalite.sweeps.settings import load_sweep
     from megalite.sweeps.sweep import SweepRun, prepare
 
     given = {"dir": folder and str(folder), "method": method, "trials": trials, "seed": seed, "metric": metric}
     loaded = load_sweep(file, overrides or (), over or (), given)
     prepared = prepare(loaded, has_device=cluster is None)
-    runner = _runner(prepared, jobs, cluster, nodes, settings or [])
+    runner = make_runner(prepared, jobs, cluster, nodes, settings or [])
+    if check or not as_json:
+        typer.echo(_plan_in_words(prepared))
     if check:
-        typer.echo(_plan_in_words(prepared))
         return EXIT_DONE
-    if not as_json:
-        typer.echo(_plan_in_words(prepared))
     work = SweepRun(prepared, runner, lambda line: typer.echo(line, err=as_json), retry_failed=retry_failed)
     book = work.run()
-    page = write_sweep_page(loaded, book)
-    if as_json:
-        typer.echo(_json(loaded, book))
-    else:
-        _print(loaded, book)
-        typer.echo(f"{page} ({page.stat().st_size / 1000:,.0f} kB)")
+    _show(loaded, book, as_json=as_json)
     return EXIT_REQUEUE if work.was_stopped else EXIT_DONE
 
 
-def _runner(prepared: Prepared, jobs: int, cluster: str | None, nodes: int | None, settings: list[str]) -> Runner:
+def make_runner(
+    prepared: Prepared, jobs: int, cluster: str | None, nodes: int | None, settings: list[str]
+) -> TrialRunner:
+    """Where trials run: here, or on a cluster on which all of them have been placed.
+
+    Raises:
+        UserError: the cluster's profile is wrong, or a trial does not fit it.
+    """
     from megalite.errors import UserError
     from megalite.sweeps.cluster import ClusterRunner
     from megalite.sweeps.local import LocalRunner
@@ -99,6 +99,18 @@ def _runner(prepared: Prepared, jobs: int, cluster: str | None, nodes: int | Non
     runner = ClusterRunner(read_profile(cluster, settings), loaded.metric, jobs, nodes)
     runner.check(list(prepared.trials))
     return runner
+
+
+def _show(loaded: SweepConfig, book: SweepBook, *, as_json: bool) -> None:
+    """Write the page, and print the result."""
+    from megalite.sweeps.page import write_sweep_page
+
+    page = write_sweep_page(loaded, book)
+    if as_json:
+        typer.echo(_json(loaded, book))
+    else:
+        _print(loaded, book)
+        typer.echo(f"{page} ({page.stat().st_size / 1000:,.0f} kB)")
 
 
 def _plan_in_words(prepared: Prepared) -> str:

@@ -13,7 +13,7 @@ from typing import Any
 
 from megalite.errors import ConfigError, UserError
 from megalite.ladder.law import Interval, Law
-from megalite.ladder.rule import Family, Size
+from megalite.ladder.rule import Size, SizeFamily
 
 MOST_TIMES_WIDER, WIDTHS_TRIED = 4096, 400
 FAR = 10.0
@@ -64,7 +64,7 @@ class Best:
         }
 
 
-def best_for_flops(family: Family, law: Law, flops: float) -> Best:
+def best_for_flops(family: SizeFamily, law: Law, flops: float) -> Best:
     """The size and length of the least loss for so many FLOPs, forward and backward.
 
     Raises:
@@ -73,7 +73,7 @@ def best_for_flops(family: Family, law: Law, flops: float) -> Best:
     return _best(family, law, lambda size: flops / size.flops_per_token, f"{flops:.3g} FLOPs")
 
 
-def best_for_hours(family: Family, law: Law, hours: float, machine_name: str, world_size: int) -> Best:
+def best_for_hours(family: SizeFamily, law: Law, hours: float, machine_name: str, world_size: int) -> Best:
     """The same for hours on ranks of a machine, in the config's own layout and micro-batch.
 
     Raises:
@@ -98,7 +98,7 @@ def best_for_hours(family: Family, law: Law, hours: float, machine_name: str, wo
     return _best(family, law, tokens, f"{hours:g} hours on {ranks}")
 
 
-def _best(family: Family, law: Law, tokens_for: Callable[[Size], float], budget: str) -> Best:
+def _best(family: SizeFamily, law: Law, tokens_for: Callable[[Size], float], budget: str) -> Best:
     found: list[Choice] = []
     for size in _sizes(family):
         tokens = tokens_for(size)
@@ -115,7 +115,7 @@ def _best(family: Family, law: Law, tokens_for: Callable[[Size], float], budget:
     return Best(budget, flops, chosen, interval, tuple(found), steps, law.optimum(flops))
 
 
-def _sizes(family: Family) -> Iterator[Size]:
+def _sizes(family: SizeFamily) -> Iterator[Size]:
     """Legal widths from the narrowest on: all of them at first, then some 1 % apart."""
     width, granule = family.granule, family.granule
     for _ in range(WIDTHS_TRIED):

@@ -15,7 +15,7 @@ from typing import Any
 
 from megalite.errors import ConfigError, UserError
 from megalite.ladder.law import Interval, Law, fit_law
-from megalite.ladder.rule import Family, Size
+from megalite.ladder.rule import Size, SizeFamily
 from megalite.sweeps.record import SweepBook, TrialRecord
 from megalite.sweeps.settings import SweepConfig
 
@@ -27,7 +27,7 @@ METRIC = "validation"
 class Plan:
     """What a ladder is to train."""
 
-    family: Family
+    family: SizeFamily
     path: Path
     """Of the config."""
     overrides: tuple[str, ...]
@@ -87,7 +87,7 @@ class Foretold:
         return None if self.measured is None else self.loss.value / self.measured - 1.0
 
 
-def runs_of(family: Family, records: Sequence[TrialRecord]) -> list[RungRun]:
+def runs_of(family: SizeFamily, records: Sequence[TrialRecord]) -> list[RungRun]:
     """Those of a ladder's runs that have a loss."""
     found = []
     for record in records:
@@ -110,7 +110,7 @@ def law_of(runs: Sequence[RungRun]) -> Law:
     )
 
 
-def foretell(family: Family, law: Law, width: int, ratio: float) -> Foretold:
+def foretell(family: SizeFamily, law: Law, width: int, ratio: float) -> Foretold:
     """What the law says of a run."""
     size = family.size(width)
     tokens = family.steps(ratio * size.num_parameters) * family.tokens_per_step
@@ -123,7 +123,7 @@ def compare(foretold: Foretold, book: SweepBook) -> Foretold:
     return replace(foretold, measured=record.value if record.state == "done" else None)
 
 
-def read_target(text: str, family: Family, option: str) -> tuple[int, float]:
+def read_target(text: str, family: SizeFamily, option: str) -> tuple[int, float]:
     """`WIDTH:RATIO` of the command line.
 
     Raises:

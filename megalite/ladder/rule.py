@@ -49,7 +49,7 @@ class Size:
 
 
 @dataclass(frozen=True)
-class Family:
+class SizeFamily:
     """The models that a rule makes of a config.
 
     Args:
@@ -133,7 +133,7 @@ def multiplied_weights(model: Architecture) -> int:
     return count_parameters(model) - tables
 
 
-def load_family(path: Path, overrides: Sequence[str], widths: Sequence[int], depth: Depth) -> Family:
+def load_family(path: Path, overrides: Sequence[str], widths: Sequence[int], depth: Depth) -> SizeFamily:
     """The models of a config.
 
     Raises:
@@ -142,7 +142,7 @@ def load_family(path: Path, overrides: Sequence[str], widths: Sequence[int], dep
     config = load_config(path, overrides)
     if config.batch.ramp is not None or config.batch.stages or config.batch.noise_scale is not None:
         raise ConfigError(["batch: ramp, stages and noise_scale change what a step is; a ladder wants one batch"])
-    family = Family(config, config.model.vocab_size or _vocab_size(config), depth)
+    family = SizeFamily(config, config.model.vocab_size or _vocab_size(config), depth)
     found = list(family.problems(widths))
     if found:
         raise ConfigError(found)

@@ -11,7 +11,7 @@ from megalite.errors import UserError
 from megalite.slurm.cluster import ClusterConfig
 from megalite.slurm.folder import ENDED, LaunchFolder
 from megalite.slurm.launch import launch, plan_launch
-from megalite.sweeps.outcome import Outcome, read_outcome
+from megalite.sweeps.outcome import TrialOutcome, read_outcome
 from megalite.sweeps.trials import Complaints, Trial
 
 SECONDS_BETWEEN_LOOKS = 2.0
@@ -30,7 +30,7 @@ class ClusterRunner:
     def __init__(self, cluster: ClusterConfig, metric: str, jobs: int, num_nodes: int | None = None):
         self._cluster, self._metric, self._jobs, self._num_nodes = cluster, metric, jobs, num_nodes
         self._live: list[Trial] = []
-        self._refused: list[tuple[Trial, Outcome]] = []
+        self._refused: list[tuple[Trial, TrialOutcome]] = []
         self._due = 0.0
 
     @property
@@ -65,11 +65,11 @@ class ClusterRunner:
         try:
             launch(trial.config, self._cluster, self._num_nodes)
         except UserError as error:
-            self._refused.append((trial, Outcome("failed", why=str(error))))
+            self._refused.append((trial, TrialOutcome("failed", why=str(error))))
             return
         self._live.append(trial)
 
-    def ended(self) -> list[tuple[Trial, Outcome]]:
+    def ended(self) -> list[tuple[Trial, TrialOutcome]]:
         """Trials that have ended since it was last asked."""
         over, self._refused = self._refused, []
         if time.monotonic() < self._due:
@@ -82,12 +82,12 @@ class ClusterRunner:
                 over.append((trial, self._outcome(trial, status)))
         return over
 
-    def _outcome(self, trial: Trial, status: str) -> Outcome:
+    def _outcome(self, trial: Trial, status: str) -> TrialOutcome:
         found = read_outcome(trial.folder, self._metric, code=1 if status == "gave up" else 0)
         if found.state != "stopped" or status == "stopped":
             return found
         why = LaunchFolder(trial.folder.absolute()).read_state().get("why") or status
-        return Outcome("failed", None, found.steps, found.seconds, found.tokens, str(why))
+        return TrialOutcome("failed", None, found.steps, found.seconds, found.tokens, str(why))
 
     def _status(self, trial: Trial) -> str | None:
         status = LaunchFolder(trial.folder.absolute()).read_state().get("status")

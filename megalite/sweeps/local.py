@@ -17,7 +17,7 @@ from pathlib import Path
 
 from megalite.config.load import dump_config
 from megalite.host import num_cores
-from megalite.sweeps.outcome import Outcome, read_outcome
+from megalite.sweeps.outcome import TrialOutcome, read_outcome
 from megalite.sweeps.trials import Trial
 from megalite.train.signals import PR_SET_PDEATHSIG
 
@@ -70,14 +70,14 @@ class LocalRunner:
             )
         self._running[process] = trial
 
-    def ended(self) -> list[tuple[Trial, Outcome]]:
+    def ended(self) -> list[tuple[Trial, TrialOutcome]]:
         """Trials that have ended since it was last asked."""
         over = {process: trial for process, trial in self._running.items() if process.poll() is not None}
         for process in over:
             del self._running[process]
         return [(trial, self._outcome(trial, process.returncode)) for process, trial in over.items()]
 
-    def _outcome(self, trial: Trial, code: int) -> Outcome:
+    def _outcome(self, trial: Trial, code: int) -> TrialOutcome:
         found = read_outcome(trial.folder, self._metric, code=code)
         if self._is_ending and found.state == "failed":  # it may have been killed at the user's own wish
             return replace(found, state="stopped", why="ended with the sweep")

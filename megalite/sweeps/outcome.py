@@ -29,7 +29,7 @@ SHARE_AT_END = 0.1
 
 
 @dataclass(frozen=True)
-class Outcome:
+class TrialOutcome:
     """Of a trial."""
 
     state: State
@@ -45,7 +45,7 @@ class Outcome:
     """For all but done."""
 
 
-def read_outcome(folder: Path, metric: str, *, code: int | None = None) -> Outcome:
+def read_outcome(folder: Path, metric: str, *, code: int | None = None) -> TrialOutcome:
     """What a run folder says.
 
     Args:
@@ -53,26 +53,26 @@ def read_outcome(folder: Path, metric: str, *, code: int | None = None) -> Outco
         code: exit code of the process that trained it last; None where nobody knows.
     """
     if not (folder / METRICS).is_file() or not (folder / METRICS).stat().st_size:
-        return Outcome("failed" if code not in (None, 0, 3) else "stopped", why=_ended(code))
+        return TrialOutcome("failed" if code not in (None, 0, 3) else "stopped", why=_ended(code))
     try:
         (run,) = read_runs([folder])
     except UserError as error:
-        return Outcome("failed", why=str(error))
+        return TrialOutcome("failed", why=str(error))
     steps, tokens = run.last_step, int(run.columns["tokens"][-1])
     seconds = float(np.nansum(run.columns.get("seconds", np.zeros(1))))
     last = next((event for event in reversed(run.events) if event["event"] in LAST_WORDS), None)
     kind = last["event"] if last is not None else None
     if kind == "nonfinite" and code != 0:
-        return Outcome("diverged", None, steps, seconds, tokens, str(last and last.get("why", "")))
+        return TrialOutcome("diverged", None, steps, seconds, tokens, str(last and last.get("why", "")))
     if kind != "done":
         state: State = "failed" if code not in (None, 0, 3) else "stopped"
-        return Outcome(state, None, steps, seconds, tokens, _ended(code))
+        return TrialOutcome(state, None, steps, seconds, tokens, _ended(code))
     value = value_of(run, metric)
     if value is None:
-        return Outcome("failed", None, steps, seconds, tokens, f"the run has no {metric}")
+        return TrialOutcome("failed", None, steps, seconds, tokens, f"the run has no {metric}")
     if not math.isfinite(value):
-        return Outcome("diverged", None, steps, seconds, tokens, f"{metric} is {value}")
-    return Outcome("done", value, steps, seconds, tokens)
+        return TrialOutcome("diverged", None, steps, seconds, tokens, f"{metric} is {value}")
+    return TrialOutcome("done", value, steps, seconds, tokens)
 
 
 def value_of(run: RunData, metric: str) -> float | None:

@@ -13,7 +13,7 @@ from megalite.errors import ConfigError, DataError
 from megalite.files import write_atomically
 from megalite.page.markup import flatten
 from megalite.records import Record, read_record
-from megalite.sweeps.outcome import Outcome
+from megalite.sweeps.outcome import TrialOutcome
 from megalite.sweeps.space import Point
 
 FILE = "sweep.json"
@@ -49,7 +49,7 @@ class TrialRecord(Record):
     why: str = ""
     rungs: tuple[Rung, ...] = ()
 
-    def with_outcome(self, outcome: Outcome) -> TrialRecord:
+    def with_outcome(self, outcome: TrialOutcome) -> TrialRecord:
         """The same after it has run."""
         return self.model_copy(update=vars(outcome))
 

@@ -32,7 +32,7 @@ Point = dict[str, Any]
 
 
 @dataclass(frozen=True)
-class Span:
+class ValueRange:
     """A range of numbers, both ends included; whole ones where both ends are."""
 
     low: float
@@ -79,7 +79,7 @@ class Dimension:
 
     name: str
     choices: tuple[Any, ...] = ()
-    span: Span | None = None
+    span: ValueRange | None = None
     """In place of choices."""
 
     def grid(self) -> tuple[Any, ...]:
@@ -146,7 +146,7 @@ def read_dimension(name: str, given: Any) -> tuple[Dimension | None, list[str]]:
         hint = "a list of values, or a range such as {low: 1e-4, high: 1e-2, log: true}"
         return None, [f"found {given!r}, expected {hint}"]
     found = list(_wrong_range(name, given))
-    return (None, found) if found else (Dimension(name, span=Span(**given)), [])
+    return (None, found) if found else (Dimension(name, span=ValueRange(**given)), [])
 
 
 def _wrong_list(name: str, given: Sequence[Any]) -> Iterator[str]:

@@ -19,7 +19,7 @@ from megalite.config.load import load_config
 from megalite.errors import UserError
 from megalite.stations.lease import Lease
 from megalite.sweeps.halving import at_rung, num_promoted, rungs
-from megalite.sweeps.outcome import Outcome, check_metric
+from megalite.sweeps.outcome import TrialOutcome, check_metric
 from megalite.sweeps.record import Rung, SweepBook, TrialRecord
 from megalite.sweeps.settings import SweepConfig
 from megalite.sweeps.space import Point, corners, grid, in_words
@@ -32,7 +32,7 @@ LOCK = ".lock"
 """In a sweep's folder: who is at work there."""
 
 
-class Runner(Protocol):
+class TrialRunner(Protocol):
     """Where trials run."""
 
     @property
@@ -43,7 +43,7 @@ class Runner(Protocol):
 
     def start(self, trial: Trial) -> None: ...
 
-    def ended(self) -> list[tuple[Trial, Outcome]]: ...
+    def ended(self) -> list[tuple[Trial, TrialOutcome]]: ...
 
     def stop(self, *, at_once: bool) -> None: ...
 
@@ -113,7 +113,7 @@ class SweepRun:
     """
 
     def __init__(
-        self, prepared: Prepared, runner: Runner, told: Told, *, retry_failed: bool = False, may_grow: bool = False
+        self, prepared: Prepared, runner: TrialRunner, told: Told, *, retry_failed: bool = False, may_grow: bool = False
     ):
         self._prepared, self._settings = prepared, prepared.settings
         self._runner, self._told, self._retry, self._may_grow = runner, told, retry_failed, may_grow
@@ -174,7 +174,7 @@ class SweepRun:
             try:
                 return number, make_trial(number, point, settings.config, settings.overrides, settings.dir)
             except UserError as error:
-                self._note(book, number, Outcome("failed", why=str(error)))
+                self._note(book, number, TrialOutcome("failed", why=str(error)))
                 return following()
 
         self._drive(following, lambda number, outcome: self._note(book, number, outcome))
@@ -215,7 +215,7 @@ class SweepRun:
             [(number, at_rung(self._prepared.trials[number - 1], steps)) for number in alive if is_left(number)]
         )
 
-        def note(number: int, outcome: Outcome) -> None:
+        def note(number: int, outcome: TrialOutcome) -> None:
             record = book.trials[number]
             if outcome.state == "done":
                 rungs_now = (*record.rungs, Rung(steps=steps, value=outcome.value))
@@ -227,12 +227,14 @@ class SweepRun:
 
         self._drive(lambda: next(left, None), note)
 
-    def _note(self, book: SweepBook, number: int, outcome: Outcome, state: str | None = None) -> None:
+    def _note(self, book: SweepBook, number: int, outcome: TrialOutcome, state: str | None = None) -> None:
         record = book.trials[number].with_outcome(outcome)
         book.put(record if state is None else record.model_copy(update={"state": state}))
         self._told(line_of(record, outcome, self._settings.metric))
 
-    def _drive(self, following: Callable[[], tuple[int, Trial] | None], note: Callable[[int, Outcome], None]) -> None:
+    def _drive(
+        self, following: Callable[[], tuple[int, Trial] | None], note: Callable[[int, TrialOutcome], None]
+    ) -> None:
         """Keep the runner busy until there is nothing left, or somebody asks to stop."""
         runner, numbers, is_over = self._runner, dict[str, int](), False
         while True:
@@ -284,7 +286,7 @@ def open_book(settings: SweepConfig, *, may_grow: bool = False) -> SweepBook:
     return SweepBook(settings.dir, plain, base, may_grow=may_grow)
 
 
-def line_of(record: TrialRecord, outcome: Outcome, metric: str) -> str:
+def line_of(record: TrialRecord, outcome: TrialOutcome, metric: str) -> str:
     """A trial that has ended, in a line."""
     said = f"{metric} {outcome.value:.4f}" if outcome.value is not None else f"{outcome.state}: {outcome.why}"
     return f"trial {record.number}, {in_words(record.point)}: step {outcome.steps:,}, {said}"

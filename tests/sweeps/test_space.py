@@ -10,7 +10,7 @@ import pytest
 from megalite.config.load import load_config
 from megalite.errors import ConfigError
 from megalite.sweeps.settings import SweepConfig, load_sweep
-from megalite.sweeps.space import Dimension, Span, corners, grid, overrides_of, read_dimension
+from megalite.sweeps.space import Dimension, ValueRange, corners, grid, overrides_of, read_dimension
 from megalite.sweeps.suggest import Suggestions
 from tests.kit.paths import ROOT
 
@@ -31,14 +31,14 @@ def refusal(over: str, **settings) -> str:
 
 def test_a_grid_is_the_product():
     """Every combination once, with the numbers that logarithms and steps give."""
-    lr = Dimension("optimizer.lr", span=Span(1e-4, 1e-2, log=True, points=3))
-    layers = Dimension("model.num_layers", span=Span(2, 8, step=3))
+    lr = Dimension("optimizer.lr", span=ValueRange(1e-4, 1e-2, log=True, points=3))
+    layers = Dimension("model.num_layers", span=ValueRange(2, 8, step=3))
     tied = Dimension("model.tie_embeddings", choices=(True, False))
     found = grid([lr, layers, tied])
     expected = itertools.product((1e-4, 1e-3, 1e-2), (2, 5, 8), (True, False))
     assert [tuple(point.values()) for point in found] == list(expected)
     assert all(type(point["model.num_layers"]) is int for point in found)
-    assert Span(1, 5, points=9).grid() == (1, 2, 3, 4, 5)  # whole numbers, each once
+    assert ValueRange(1, 5, points=9).grid() == (1, 2, 3, 4, 5)  # whole numbers, each once
 
 
 def test_values_go_through_yaml(tmp_path):
@@ -118,13 +118,13 @@ def test_a_file_and_the_command_line(tmp_path):
 
 def test_corners_meet_every_value():
     """Of lists all values, of ranges both ends, one at a time."""
-    found = corners([Dimension("a.b", choices=(1, 2, 3)), Dimension("c.d", span=Span(0.0, 1.0))])
+    found = corners([Dimension("a.b", choices=(1, 2, 3)), Dimension("c.d", span=ValueRange(0.0, 1.0))])
     assert [tuple(each.values()) for each in found] == [(1, 0.0), (2, 0.0), (3, 0.0), (1, 1.0)]
 
 
 SPACE = (
-    Dimension("optimizer.lr", span=Span(1e-4, 1e-1, log=True)),
-    Dimension("model.num_layers", span=Span(1, 9, step=2)),
+    Dimension("optimizer.lr", span=ValueRange(1e-4, 1e-1, log=True)),
+    Dimension("model.num_layers", span=ValueRange(1, 9, step=2)),
     Dimension("group", choices=({"a.b": 1, "a.c": 1}, {"a.b": 2, "a.c": 3})),
 )
 

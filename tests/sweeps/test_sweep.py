@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from megalite.errors import ConfigError, DataError, UserError
-from megalite.sweeps.outcome import Outcome
+from megalite.sweeps.outcome import TrialOutcome
 from megalite.sweeps.page import render_sweep
 from megalite.sweeps.record import SweepBook
 from megalite.sweeps.settings import SweepConfig
@@ -25,7 +25,7 @@ FLAT = {"parallel": {"tp": 1}, "schedule": {"name": "constant", "warmup_steps": 
 class PretendedRunner:
     """Runs that end at once, the newest first, with what a function says."""
 
-    def __init__(self, value: Callable[[Trial], float | Outcome], jobs: int = 3, stop_after: int | None = None):
+    def __init__(self, value: Callable[[Trial], float | TrialOutcome], jobs: int = 3, stop_after: int | None = None):
         self._value, self._jobs, self._stop_after = value, jobs, stop_after
         self.started: list[tuple[str, int]] = []
         self._live: list[Trial] = []
@@ -44,16 +44,18 @@ class PretendedRunner:
         if len(self.started) == self._stop_after:
             signal.raise_signal(signal.SIGINT)
 
-    def ended(self) -> list[tuple[Trial, Outcome]]:
+    def ended(self) -> list[tuple[Trial, TrialOutcome]]:
         over, self._live = self._live[::-1], []
         return [(trial, self._outcome(trial)) for trial in over]
 
-    def _outcome(self, trial: Trial) -> Outcome:
+    def _outcome(self, trial: Trial) -> TrialOutcome:
         found = self._value(trial)
-        return found if isinstance(found, Outcome) else Outcome("done", found, trial.config.train.steps, 1.0, 10)
+        return (
+            found if isinstance(found, TrialOutcome) else TrialOutcome("done", found, trial.config.train.steps, 1.0, 10)
+        )
 
     def stop(self, *, at_once: bool) -> None:
-        self._value = lambda trial: Outcome("stopped", why="not at its end")
+        self._value = lambda trial: TrialOutcome("stopped", why="not at its end")
 
 
 def sweep(tmp_path: Path, **settings) -> SweepConfig:
@@ -94,10 +96,10 @@ def test_a_grid(tmp_path):
 def test_what_fails_does_not_end_a_sweep(tmp_path):
     """A loss that blew up and a fault are written down as such; only the fault is tried again, and only when asked."""
 
-    def value(trial: Trial) -> float | Outcome:
+    def value(trial: Trial) -> float | TrialOutcome:
         if trial.config.optimizer.lr == 1e-1:
-            return Outcome("diverged", why="the loss is nan")
-        return Outcome("failed", why="out of memory") if trial.config.optimizer.lr == 1e-3 else by_rate(trial)
+            return TrialOutcome("diverged", why="the loss is nan")
+        return TrialOutcome("failed", why="out of memory") if trial.config.optimizer.lr == 1e-3 else by_rate(trial)
 
     settings = sweep(tmp_path)
     book = run(settings, PretendedRunner(value))

@@ -9,8 +9,10 @@ import time
 from pathlib import Path
 
 import pytest
+import torch
 
 from megalite.checkpoint.catalog import latest
+from megalite.checkpoint.reader import CheckpointReader
 from tests.kit.runs import megalite, metrics, start, write_run
 from tests.train.test_schedules import assert_equal_checkpoints
 
@@ -36,7 +38,7 @@ def test_halving_trains_the_whole_run_in_parts(tmp_path):
         f"config: {config}\ndir: {tmp_path / 'sweep'}\nhalving: {{min_steps: 3, factor: 2}}\n"
         "space: {optimizer.lr: [1.0e-2, 1.0e+18]}\n"
     )
-    found = result(megalite("sweep", path, "--json", "--jobs", "2"))
+    found = result(megalite("sweep", path, "--json"))
     assert [each["state"] for each in found["trials"]] == ["done", "diverged"]
     assert [rung["steps"] for rung in found["best"]["rungs"]] == [3, 6, 12]
     assert found["best"]["overrides"] == ["optimizer.lr=0.01"]
@@ -44,7 +46,11 @@ def test_halving_trains_the_whole_run_in_parts(tmp_path):
     assert [each["step"] for each in metrics(trial)] == list(range(1, 13))
     whole = megalite("train", config, "optimizer.lr=0.01", f"run.dir={tmp_path / 'whole'}")
     assert whole.returncode == 0, whole.stderr
-    assert_equal_checkpoints(latest(trial), latest(tmp_path / "whole"))
+    one, other = CheckpointReader(latest(trial)), CheckpointReader(latest(tmp_path / "whole"))
+    assert one.manifest.progress.data_chain == other.manifest.progress.data_chain
+    assert any(name.startswith("exp_avg/") for name in one.manifest.tensors)
+    for name in other.manifest.tensors:
+        assert all(torch.equal(x, y) for x, y in zip(one.slabs(name), other.slabs(name), strict=True)), name
     assert (tmp_path / "sweep" / "sweep.html").is_file()
 
 
