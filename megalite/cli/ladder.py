@@ -233,6 +233,8 @@ def _print(runs: list[RungRun], law: Law, foretold: list[Foretold], best: Best |
     report_console().print(table)
     for name, number in law.numbers().items():
         typer.echo(f"{name:6} {number.value:.4g}  (95 %: {number.low:.4g} to {number.high:.4g})")
+    for doubt in law.doubts():
+        typer.echo(f"do not rely on this law: {doubt}")
     for target in foretold:
         _say_foretold(target)
         if target.measured is not None and target.error is not None:

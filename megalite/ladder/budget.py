@@ -130,7 +130,4 @@ def far_off(best: Best, largest: float, longest: float) -> str | None:
     size, tokens = best.chosen.size.num_parameters / largest, best.chosen.num_tokens / longest
     if size <= FAR and tokens <= FAR:
         return None
-    return (
-        f"this is {size:,.0f} times the largest model and {tokens:,.0f} times the longest run of the ladder: a guess; "
-        "climb in between"
-    )
+    return f"{size:.2g} times the largest model and {tokens:.2g} times the longest run of the ladder: a guess"

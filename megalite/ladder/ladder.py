@@ -158,6 +158,7 @@ def to_json(runs: Sequence[RungRun], law: Law | None, targets: Sequence[Foretold
             for each in runs
         ],
         "law": None if law is None else {name: vars(each) for name, each in law.numbers().items()},
+        "doubts": [] if law is None else law.doubts(),
         "targets": [
             {
                 "width": each.size.width,

@@ -42,6 +42,11 @@ LEAST_DIAGONAL = 1e-12
 
 EXPONENTS = math.log(0.02), math.log(3.0)
 """Bounds on the logarithms of alpha and beta."""
+MEAN_OFF = 0.005
+"""Of log L: more than seeds make of runs of some thousand steps."""
+LEAST_E = 1e-3
+LOG_SIZES = 0.0, 60.0
+"""Bounds on log N of an optimum: a law that nothing determines has none."""
 SHARES_OF_E = (0.2, 0.5, 0.8)
 SHARES_OF_TERM = (0.1, 0.4)
 START_EXPONENTS = (0.1, 0.3, 0.6, 1.0)
@@ -89,6 +94,20 @@ class Law:
         """E, A, B, alpha, beta."""
         best, draws = _plain(self.best[None], self.centre), _plain(self.draws, self.centre)
         return {name: _interval(float(best[name][0]), draws[name]) for name in best}
+
+    def doubts(self) -> list[str]:
+        """Why not to rely on it, in words; empty for a law that its runs follow and determine."""
+        found, numbers = [], self.numbers()
+        off = float(np.abs(self.residuals).mean())
+        if off > MEAN_OFF:
+            found.append(f"its own runs are off it by {100 * off:.1f} % in the mean: they are too short or too unlike")
+        if numbers["E"].low < LEAST_E:
+            found.append("E is not determined: the losses are far above what no size or length could take away")
+        lowest, highest = (math.exp(end) for end in EXPONENTS)
+        for name in ("alpha", "beta"):
+            if numbers[name].low <= 1.01 * lowest or numbers[name].high >= highest / 1.01:
+                found.append(f"{name} is not determined: give more sizes and lengths, further apart")
+        return found
 
     def optimum(self, flops: float) -> dict[str, Interval]:
         """N, D and tokens a parameter of the least loss for a budget of 6 N D FLOPs: all of it matrices."""
@@ -212,8 +231,8 @@ def _plain(rows: Array, centre: tuple[float, float]) -> dict[str, Array]:
 def _optimum(rows: Array, centre: tuple[float, float], flops: float) -> dict[str, Array]:
     plain = _plain(rows, centre)
     alpha, beta = plain["alpha"], plain["beta"]
-    scale = (alpha * plain["A"] / (beta * plain["B"])) ** (1 / (alpha + beta))
-    sizes = scale * (flops / 6) ** (beta / (alpha + beta))
+    logs = np.log(alpha * plain["A"]) - np.log(beta * plain["B"]) + beta * math.log(flops / 6)
+    sizes = np.exp(np.clip(logs / (alpha + beta), *LOG_SIZES))
     lengths = flops / 6 / sizes
     return {"N": sizes, "D": lengths, "tokens a parameter": lengths / sizes}
 

@@ -99,8 +99,9 @@ def _tiles(runs: Sequence[RungRun], law: Law, foretold: Sequence[Foretold]) -> M
 
 def _numbers(law: Law) -> Markup:
     rows: list[list[Child]] = [[name, *_cells(each)] for name, each in law.numbers().items()]
+    doubts = [tag("p", tag("b", "Do not rely on this law: "), doubt) for doubt in law.doubts()]
     said = tag("p", "L(N, D) = E + A / N^alpha + B / D^beta; the ends are those of 95 % of the draws of residuals.")
-    return join(said, table(["", "best", "low", "high"], rows, stacked=False))
+    return join(*doubts, said, table(["", "best", "low", "high"], rows, stacked=False))
 
 
 def _targets(foretold: Sequence[Foretold]) -> Markup | None:

@@ -41,6 +41,17 @@ def test_the_optimum_is_the_least():
     assert found["tokens a parameter"].value == pytest.approx(found["D"].value / found["N"].value)
 
 
+def test_a_law_that_nothing_determines_is_doubted():
+    """Losses that are no sum of powers, or noise of 5 %; not a sound law with noise of 0.2 %."""
+    assert fit_law(*ladder(0.0)).doubts() == []
+    assert fit_law(*ladder(0.0005)).doubts() == []
+    assert any("off it by" in each for each in fit_law(*ladder(0.05)).doubts())
+    sizes, lengths, _ = ladder(0.0)
+    flat = fit_law(sizes, lengths, [30.0 / d**0.1 for d in lengths])
+    assert any("E is not determined" in each for each in flat.doubts())
+    assert np.isfinite(flat.optimum(1e20)["N"].high)
+
+
 def test_derivatives():
     """Against differences."""
     rows, n, d = _starts(np.log([3.0, 2.5, 2.2]))[::37], np.array([-1.0, 0.0, 1.0]), np.array([0.5, -0.5, 0.3])
