@@ -136,7 +136,7 @@ def _climb(
     book = train(plan.sweep())
     if book is None:
         return False
-    runs = runs_of(plan.family, list(book.trials.values()))
+    runs = runs_of(plan.family, [book.trials[number] for number in range(1, plan.num_runs + 1)])
     law = law_of(runs)
     foretold = [foretell(plan.family, law, *each) for each in wanted]
     if aim is not None:

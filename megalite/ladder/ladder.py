@@ -36,6 +36,11 @@ class Plan:
     ratios: tuple[float, ...]
     """Tokens a parameter."""
 
+    @property
+    def num_runs(self) -> int:
+        """The target left out; the folder may hold more, of an earlier call with more sizes."""
+        return len(self.widths) * len(self.ratios)
+
     def sweep(self) -> SweepConfig:
         """Every size at every length."""
         return self._sweep(self.folder, [(width, ratio) for width in self.widths for ratio in self.ratios])
