@@ -84,7 +84,7 @@ class ClusterRunner:
 
     def _outcome(self, trial: Trial, status: str) -> TrialOutcome:
         found = read_outcome(trial.folder, self._metric, code=1 if status == "gave up" else 0)
-        if found.state != "stopped" or status == "stopped":
+        if found.state not in ("stopped", "failed") or status == "stopped":
             return found
         why = LaunchFolder(trial.folder.absolute()).read_state().get("why") or status
         return TrialOutcome("failed", None, found.steps, found.seconds, found.tokens, str(why))
