@@ -36,6 +36,8 @@ FLOORS = (
     ("train",),
     ("studies",),
     ("slurm",),
+    ("sweeps",),
+    ("ladder",),
     ("library", "extend"),
     ("cli",),
 )
@@ -81,8 +83,8 @@ FLOORS_INSIDE: dict[str, tuple[tuple[str, ...], ...]] = {
     "cli": (
         ("paths",),
         ("ask", "convert", "curves", "data", "generate", "launch", "mup", "profile", "setup", "train"),
-        ("checkpoint", "config"),
-        ("plan", "schedule"),
+        ("checkpoint", "config", "sweep"),
+        ("ladder", "plan", "schedule"),
         ("main",),
     ),
     "corpus": (
@@ -94,6 +96,19 @@ FLOORS_INSIDE: dict[str, tuple[tuple[str, ...], ...]] = {
         ("recipe",),
         ("card", "stations"),
         ("compile_ahead", "effects", "inspection", "preload", "prepare"),
+    ),
+    "sweeps": (
+        ("outcome", "space"),
+        ("record", "settings", "suggest"),
+        ("trials",),
+        ("cluster", "halving", "local", "table"),
+        ("page", "sweep"),
+    ),
+    "ladder": (
+        ("law", "rule"),
+        ("budget",),
+        ("ladder",),
+        ("page",),
     ),
     "tokenizer": (
         ("settings", "encoders"),
@@ -126,6 +141,7 @@ CONFINED = {
     "datasets": ("corpus/reading/hub.py",),
     "lm_eval": ("train/evaluation/harness.py",),
     "fsspec": ("corpus/reading/remote.py",),
+    "optuna": ("sweeps/suggest.py",),
 }
 """Packages that only some places may import."""
 
