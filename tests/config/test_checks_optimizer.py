@@ -113,6 +113,10 @@ OTHERS = [
         "optimizer.clip.by: group, but optimizer.groups is empty",
     ),
     (
+        {"optimizer": {"offload": True}, "parallel": {"zero_stage": 3}},
+        "optimizer.offload: engine=deepspeed keeps masters and state where the weights are; use zero_stage=0 or 1",
+    ),
+    (
         {"optimizer": {"decay": {"shape": "cosine"}}},
         "optimizer.decay.shape: found cosine, but it has no effect with end",
     ),

@@ -61,7 +61,8 @@ class NativeEngine(EngineOfState):
         at_ends = _held_at_ends(stage) if ends.size > 1 else None
         if at_ends is not None:
             setattr(at_ends, END_COPY_MARK, not stage.spec.has_embedding)
-        self._buckets = _make_buckets(stage, axes, is_sharded=is_sharded, first=at_ends)
+        on_host = config.optimizer.offload
+        self._buckets = _make_buckets(stage, axes, is_sharded=is_sharded, first=at_ends, on_host=on_host)
         self._replication = Replication(
             self._buckets,
             is_sharded=is_sharded,
@@ -193,7 +194,9 @@ class BucketPartition(OverReplicas):
         self._replication.gather()
 
 
-def _make_buckets(stage: Stage, axes: Axes, *, is_sharded: bool, first: nn.Parameter | None) -> list[Bucket]:
+def _make_buckets(
+    stage: Stage, axes: Axes, *, is_sharded: bool, first: nn.Parameter | None, on_host: bool
+) -> list[Bucket]:
     """All parameters of a stage in buckets, in the model's order; those of experts, which other ranks share, apart.
 
     Args:
@@ -207,7 +210,7 @@ def _make_buckets(stage: Stage, axes: Axes, *, is_sharded: bool, first: nn.Param
             group = [members[number] for number in bucket]
             found.append((places[group[0]] + 1, group))
     found.sort(key=lambda each: each[0])
-    return [Bucket(group, _replicas_of(group, axes), is_sharded=is_sharded) for _, group in found]
+    return [Bucket(group, _replicas_of(group, axes), is_sharded=is_sharded, on_host=on_host) for _, group in found]
 
 
 def _replicas_of(group: Sequence[nn.Parameter], axes: Axes) -> Axis:
