@@ -1,0 +1,394 @@
+"""Conversations as tokens, and which of these are learnt: a chat template's text, cut where answers begin and end.
+
+    messages --template--> <|user|>two and two?<|end|>\n<|assistant|>four<|end|>\n
+    learnt                                                            ^^^^^^^^^^^^
+
+The template is transformers' (jinja, in its sandbox). Where it has `{% generation %}` blocks, these are the answers.
+Elsewhere an answer is what the conversation up to it adds to that before it with the prompt of an answer; a template
+under which one is no beginning of the other is refused, for no border could be trusted. The token that ends a turn is
+learnt with it. A token that lies across a border counts as the answer's, as with transformers' own mask.
+
+Nobody's words become control tokens: where a message spells one, the text is encoded in parts that meet inside of it.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import re
+from bisect import bisect
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from megalite.errors import DataError, UserError
+from megalite.tokenizer.settings import ChatConfig
+from megalite.tokenizer.tokenizer import CONFIG_FILE, FAST_FILE
+
+TEMPLATE_FILE = "chat_template.jinja"
+
+SPECIAL_MAP_FILE = "special_tokens_map.json"
+
+GENERATION = re.compile(r"\{%-?\s*generation\s*-?%\}")
+
+GUARDS = [chr(code) for code in range(0xF8F0, 0xF900)]
+"""Characters of nobody's: one that a conversation lacks stands, while it is rendered, in control tokens it spells."""
+
+SHOWN = 60
+"""Characters of a text in a message."""
+
+Messages = Sequence[Mapping[str, Any]]
+
+
+class UnlearnableError(UserError):
+    """A conversation that cannot be made tokens of; the message is the reason by which it is counted."""
+
+
+class Span(NamedTuple):
+    """Characters of an answer, and what each token of it weighs."""
+
+    start: int
+    stop: int
+    weight: float
+
+
+@dataclass(frozen=True)
+class EncodedChat:
+    """One conversation as tokens."""
+
+    ids: np.ndarray
+    """int64 [tokens]"""
+    weights: np.ndarray
+    """float32 [tokens], of each as a label."""
+    num_messages_cut: int
+    """Messages at its end that did not fit."""
+    num_across: int
+    """Tokens that lie across the border of an answer."""
+
+
+def read_template(folder: Path, given: Path | None) -> str:
+    """A chat template's text.
+
+    Args:
+        folder: of the tokenizer.
+        given: a file of one's own; None takes the tokenizer's.
+
+    Raises:
+        DataError: there is none, or it cannot be read.
+    """
+    if given is not None:
+        try:
+            return given.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise DataError(f"{given}: cannot be read ({error}); name a file with a chat template (jinja)") from error
+    if (folder / TEMPLATE_FILE).is_file():
+        return (folder / TEMPLATE_FILE).read_text(encoding="utf-8")
+    found = _settings(folder).get("chat_template")
+    if isinstance(found, list):  # several, by name
+        found = {each["name"]: each["template"] for each in found}.get("default")
+    if not isinstance(found, str):
+        raise DataError(
+            f"{folder}: the tokenizer has no chat template ({TEMPLATE_FILE}, or chat_template in {CONFIG_FILE}); name "
+            "a file of your own with chat.template"
+        )
+    return found
+
+
+def _settings(folder: Path) -> dict[str, Any]:
+    path = folder / CONFIG_FILE
+    return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+
+
+def _named_tokens(folder: Path) -> dict[str, str]:
+    """Spellings that templates may name: bos_token, eos_token ..."""
+    found: dict[str, Any] = {}
+    path = folder / SPECIAL_MAP_FILE
+    for settings in (json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}, _settings(folder)):
+        found |= {key: value for key, value in settings.items() if key.endswith("_token") and value is not None}
+    spelt = {key: value["content"] if isinstance(value, dict) else value for key, value in found.items()}
+    return {key: value for key, value in spelt.items() if isinstance(value, str)}
+
+
+class ChatTemplate:
+    """Renders conversations, and finds the answers in what it rendered.
+
+    Args:
+        text: of the template.
+        name: for messages.
+        variables: that it is given: `bos_token` and the like, and the user's.
+        control: spellings of control tokens.
+
+    Raises:
+        DataError: it is no template.
+    """
+
+    def __init__(self, text: str, name: str, variables: Mapping[str, Any], control: Sequence[str]):
+        from jinja2.exceptions import TemplateSyntaxError
+        from transformers.utils import chat_template_utils
+
+        self.name = name
+        self.has_blocks = GENERATION.search(text) is not None
+        self._variables = {**variables, "strftime_now": self._refuse_date}
+        self._render_blocks = chat_template_utils._render_with_assistant_indices
+        spelt = sorted(filter(None, control), key=len, reverse=True)
+        self._control = re.compile("|".join(map(re.escape, spelt)) if spelt else r"(?!)")
+        try:
+            self._compiled = chat_template_utils._compile_jinja_template(text)
+        except TemplateSyntaxError as error:
+            raise DataError(f"{name}: no chat template: line {error.lineno}: {error.message}") from error
+
+    def _refuse_date(self, _format: str) -> str:
+        raise DataError(
+            f"{self.name}: asks for today's date, so that data made tomorrow would be other data; give it a fixed one, "
+            'as chat.variables={date_string: "26 Jul 2024"}'
+        )
+
+    def render(self, messages: Messages, tools: list[Any] | None, *, begin_answer: bool = False) -> str:
+        """The text of some messages.
+
+        Args:
+            begin_answer: with what stands before an answer behind it.
+
+        Raises:
+            UnlearnableError: the template refuses them.
+        """
+        with _refusals():
+            given = {"messages": _copy(messages), "tools": tools, "documents": None}
+            return self._compiled.render(**given, add_generation_prompt=begin_answer, **self._variables)
+
+    def answers(self, messages: Messages, tools: list[Any] | None) -> tuple[str, list[tuple[int, int]]]:
+        """The text of a conversation, and where each answer stands in it, the token that ends its turn included.
+
+        Raises:
+            UnlearnableError: the template refuses it.
+            DataError: answers cannot be found with this template.
+        """
+        if self.has_blocks:
+            with _refusals():
+                text, found = self._render_blocks(
+                    compiled_template=self._compiled,
+                    messages=_copy(messages),
+                    tools=tools,
+                    documents=None,
+                    add_generation_prompt=False,
+                    **self._variables,
+                )
+            return text, [self._with_end(text, start, stop) for start, stop in found]
+        text = self.render(messages, tools)
+        places = [number for number, message in enumerate(messages) if message["role"] == "assistant"]
+        return text, [self._by_beginnings(text, messages, tools, number) for number in places]
+
+    def _by_beginnings(self, text: str, messages: Messages, tools: list[Any] | None, number: int) -> tuple[int, int]:
+        """Where the answer `number` stands: what it adds to the conversation before it."""
+        before = self.render(messages[:number], tools, begin_answer=True)
+        whole = text if number == len(messages) - 1 else self.render(messages[: number + 1], tools)
+        for part, of, what in ((before, whole, "the prompt of an answer"), (whole, text, "the conversation up to it")):
+            if not of.startswith(part):
+                place = next(
+                    i for i, pair in enumerate(zip(part + "\0", of + "\1", strict=False)) if len(set(pair)) > 1
+                )
+                raise DataError(
+                    f"{self.name}: answers cannot be told apart under this template: {what} (message {number + 1} of "
+                    f"{len(messages)}) is no beginning of what follows: found {of[place : place + SHOWN]!r} where "
+                    f"{part[place : place + SHOWN]!r} was expected; put {{% generation %}} ... {{% endgeneration %}} "
+                    "around the answers in a copy of it, and name that as chat.template"
+                )
+        ends = [match.end() for match in self._control.finditer(whole, len(before))]
+        return len(before), ends[-1] if ends else len(whole)
+
+    def _with_end(self, text: str, start: int, stop: int) -> tuple[int, int]:
+        """A block's characters, and the control token right behind it, if it has not got one at its end itself."""
+        inside = text[start:stop].rstrip()
+        if any(match.end() == len(inside) for match in self._control.finditer(inside)):
+            return start, stop
+        behind = self._control.match(text, stop)
+        return start, behind.end() if behind is not None else stop
+
+    def ends_turn(self, text: str, stop: int) -> bool:
+        """Whether an answer that ends there has a control token at its end."""
+        return any(match.end() == len(text[:stop].rstrip()) for match in self._control.finditer(text[:stop]))
+
+    def spelt_in(self, text: str) -> Iterator[int]:
+        """Where a text spells control tokens, behind the first character of each."""
+        return (match.start() + 1 for match in self._control.finditer(text))
+
+
+@contextmanager
+def _refusals() -> Iterator[None]:
+    """What a template says against a conversation, as the reason that it is counted by."""
+    from jinja2.exceptions import TemplateError
+
+    try:
+        yield
+    except UserError:
+        raise
+    except (TemplateError, TypeError, ValueError, LookupError, AttributeError) as error:
+        raise UnlearnableError(f"template: {str(error) or type(error).__name__}"[: SHOWN + 40]) from error
+
+
+def _copy(value: Any) -> Any:
+    """Plain lists and dicts, which a template may not change for others."""
+    if isinstance(value, Mapping):
+        return {key: _copy(each) for key, each in value.items()}
+    return [_copy(each) for each in value] if isinstance(value, list | tuple) else value
+
+
+class ChatEncoder:
+    """Conversations to tokens and their weights.
+
+    Args:
+        folder: the tokenizer's, with a tokenizer.json.
+        config: what is learnt; `max_tokens` is set.
+        eos_id: ends answers of templates that end them by nothing.
+
+    Raises:
+        DataError: there is no template, or no tokenizer.json.
+    """
+
+    def __init__(self, folder: Path, config: ChatConfig, eos_id: int):
+        from tokenizers import Tokenizer as FastTokenizer
+        from tokenizers import processors
+
+        if not (folder / FAST_FILE).is_file():
+            raise DataError(f"{folder}: has no {FAST_FILE}, by which text and tokens of conversations are matched")
+        self._config, self._eos_id = config, eos_id
+        self._tokenizer = FastTokenizer.from_file(str(folder / FAST_FILE))
+        self._tokenizer.no_truncation()
+        self._tokenizer.no_padding()
+        self._tokenizer.post_processor = processors.ByteLevel(trim_offsets=False)  # offsets with their blanks
+        added = self._tokenizer.get_added_tokens_decoder().values()
+        control = [token.content for token in added if token.special]
+        name = str(config.template or folder)
+        variables = {**_named_tokens(folder), **config.variables}
+        self._template = ChatTemplate(read_template(folder, config.template), name, variables, control)
+
+    def encode(self, conversation: Mapping[str, Any]) -> EncodedChat:
+        """One conversation, cut at turns where it is too long and the settings allow that.
+
+        Args:
+            conversation: `messages`, and `tools` and `weight` if there are any.
+
+        Raises:
+            UnlearnableError: it is refused by the template, too long, or nothing of it would be learnt.
+            DataError: answers cannot be found with this template.
+        """
+        messages = conversation["messages"]
+        ends = [number for number, each in enumerate(messages) if each["role"] == "assistant"]
+        stops = [len(messages)]
+        if self._config.too_long == "cut":
+            stops += [number + 1 for number in reversed(ends) if number + 1 < len(messages)]
+        assert self._config.max_tokens is not None, "filled in"
+        for stop in stops:
+            found = self._encode(messages[:stop], conversation, len(messages) - stop)
+            if found.ids.size <= self._config.max_tokens and found.weights[1:].any():
+                return found
+        if found.ids.size <= self._config.max_tokens:
+            raise UnlearnableError("nothing in it is learnt")
+        raise UnlearnableError("too long")
+
+    def _encode(self, messages: Messages, conversation: Mapping[str, Any], num_cut: int) -> EncodedChat:
+        guard = next((char for char in GUARDS if char not in json.dumps(conversation, ensure_ascii=False)), None)
+        if guard is None:
+            raise UnlearnableError("private characters of every kind")
+        plain = [{key: value for key, value in each.items() if key != "weight"} for each in messages]
+        tools = conversation.get("tools")
+        text, places = self._template.answers(self._guarded(plain, guard), self._guarded(tools, guard))
+        spans = self._spans(text, places, messages, float(conversation.get("weight", 1.0)))
+        needs_end = (
+            bool(places) and not self._template.ends_turn(text, places[-1][1]) and not text[places[-1][1] :].strip()
+        )
+        found = [i for i, char in enumerate(text) if char == guard] if guard in text else []
+        spans = [
+            Span(start - bisect(found, start - 1), stop - bisect(found, stop - 1), own) for start, stop, own in spans
+        ]
+        ids, offsets = self._tokens(text.replace(guard, ""), [place - number for number, place in enumerate(found)])
+        weights, num_across = _weigh(offsets, spans, len(text))
+        if needs_end:
+            last = places[-1][1] - len(found)
+            cut = int(np.searchsorted(offsets[:, 0], last))
+            ids = np.append(ids[:cut], self._eos_id)
+            weights = np.append(weights[:cut], next(own for start, stop, own in spans if stop == last and start < stop))
+        return EncodedChat(ids, weights.astype(np.float32), num_cut, num_across)
+
+    def _guarded(self, value: Any, guard: str) -> Any:
+        """The same, with a guard in each control token that is spelt out in a text."""
+        if isinstance(value, Mapping):
+            return {key: self._guarded(each, guard) for key, each in value.items()}
+        if isinstance(value, list):
+            return [self._guarded(each, guard) for each in value]
+        if not isinstance(value, str):
+            return value
+        for place in reversed(list(self._template.spelt_in(value))):
+            value = value[:place] + guard + value[place:]
+        return value
+
+    def _spans(self, text: str, places: list[tuple[int, int]], messages: Messages, weight: float) -> list[Span]:
+        """The stretches that are learnt, in order, and what they weigh."""
+        own = [float(each.get("weight", 1.0)) for each in messages if each["role"] == "assistant"]
+        if len(own) != len(places):
+            if set(own) != {1.0}:
+                raise DataError(
+                    f"{self._template.name}: {len(places)} generation blocks for {len(own)} answers, which have "
+                    "weights of their own: these cannot be told apart"
+                )
+            own = [1.0] * len(places)
+        if self._config.learn == "last":
+            own = [0.0] * (len(own) - 1) + own[-1:]
+        spans = [Span(*place, weight * each) for place, each in zip(places, own, strict=True)]
+        if self._config.learn == "all":
+            borders = [0, *(place for span in spans for place in span[:2]), len(text)]
+            rest = [Span(start, stop, weight) for start, stop in zip(borders[::2], borders[1::2], strict=True)]
+            spans = sorted([*rest[:-1], *spans, rest[-1]], key=lambda span: span[:2])
+        return spans
+
+    def _tokens(self, text: str, breaks: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
+        """Ids of a text, int64 [tokens], and the characters of each, int64 [tokens, 2]."""
+        if breaks and self._adds_blanks:
+            raise UnlearnableError("spells a control token, which this tokenizer cannot take for text")
+        ids: list[int] = []
+        offsets: list[tuple[int, int]] = []
+        borders = [0, *breaks, len(text)]
+        for start, stop in itertools.pairwise(borders):
+            found = self._tokenizer.encode(text[start:stop], add_special_tokens=False)
+            ids += found.ids
+            offsets += [(start + first, start + last) for first, last in found.offsets]
+        return np.array(ids, np.int64), np.array(offsets, np.int64).reshape(-1, 2)
+
+    @cached_property
+    def _adds_blanks(self) -> bool:
+        """Whether a text in two parts would get a blank between them."""
+        return any(_puts_blank(each) for each in _parts(json.loads(self._tokenizer.to_str())))
+
+
+def _parts(value: Any) -> Iterator[dict[str, Any]]:
+    """Normalisers and pre-tokenizers in a tokenizer.json, however deep."""
+    for key in ("normalizer", "pre_tokenizer"):
+        waiting = [value.get(key)]
+        while waiting:
+            each = waiting.pop()
+            if isinstance(each, dict):
+                yield each
+                waiting += each.get("normalizers", []) + each.get("pretokenizers", [])
+
+
+def _puts_blank(part: dict[str, Any]) -> bool:
+    if part.get("type") == "Metaspace":
+        return part.get("prepend_scheme", "always") != "never"
+    return part.get("type") == "Prepend" or bool(part.get("add_prefix_space"))
+
+
+def _weigh(offsets: np.ndarray, spans: Sequence[Span], num_chars: int) -> tuple[np.ndarray, int]:
+    """What each token weighs, float64 [tokens], and how many lie across the border of a span."""
+    of_chars = np.zeros(num_chars + 1)
+    of_span = np.full(num_chars + 1, -1)
+    for number, (start, stop, weight) in enumerate(spans):
+        of_chars[start:stop], of_span[start:stop] = weight, number
+    firsts, lasts = offsets[:, 0], np.maximum(offsets[:, 1] - 1, offsets[:, 0])
+    weights = np.maximum(of_chars[firsts], of_chars[lasts])
+    across = (of_span[firsts] != of_span[lasts]) & (of_chars[firsts] != of_chars[lasts])
+    return weights, int(across.sum())
