@@ -166,12 +166,10 @@ def _message(found: Any) -> dict[str, Any]:
 def _content(found: Any) -> str:
     """A text, or OpenAI's list of parts, which all have to be texts."""
     if isinstance(found, list):
-        parts = [
-            part.get("text") if isinstance(part, Mapping) and part.get("type") == "text" else None for part in found
-        ]
-        if not all(isinstance(part, str) for part in parts):
+        parts = [part.get("text") for part in found if isinstance(part, Mapping) and part.get("type") == "text"]
+        if len(parts) < len(found) or not all(isinstance(part, str) for part in parts):
             raise MalformedRecordError("content that is no text")
-        found = "".join(parts)
+        found = "".join(map(str, parts))
     if not isinstance(found, str):
         raise MalformedRecordError("content that is no text")
     try:

@@ -205,9 +205,8 @@ def _capped(batches: Iterator[DocumentBatch], max_bytes: float) -> Iterator[Docu
 def _cut_file(piece: FilePiece, size: int) -> Iterator[FilePiece]:
     """The parts of a file that is much larger than a shard, or the file."""
     suffix = data_suffix(piece.path)
-    if suffix == ".json" and not is_url(piece.path) and _is_array(piece.path):
-        yield piece
-    elif is_compressed(piece.path) or text_bytes(piece.path, piece.num_bytes) < 2 * size:
+    is_array = suffix == ".json" and not is_url(piece.path) and _is_array(piece.path)
+    if is_array or is_compressed(piece.path) or text_bytes(piece.path, piece.num_bytes) < 2 * size:
         yield piece
     elif suffix == ".parquet":
         yield from _cut_parquet(piece, size)

@@ -111,8 +111,8 @@ class DocumentSource(Section):
     """Further fields or columns to carry along, as a JSON object in the column `metadata` (a URL, a date, a score)."""
     conversations: Shape | None = None
     """Records are conversations to learn answers from, of the shape `messages` (OpenAI), `sharegpt`, `alpaca` or
-    `prompt_completion`; `auto` goes by the fields of each. `docstrings`, with `kind: python`, makes questions and answers
-    of its functions and classes. Null for text."""
+    `prompt_completion`; `auto` goes by the fields of each. `docstrings`, with `kind: python`, makes questions and
+    answers of its functions and classes. Null for text."""
     max_mb: PositiveFloat | None = None
     """Stop after this many million bytes of text; null for all."""
     max_record_mb: PositiveFloat = 64.0

@@ -261,8 +261,8 @@ class IndexedTokens:
         """Whether some document has two tokens, so that one of them has a next one, and one that counts. Looks until it
         finds one."""
         if self.is_weighted:
-            stretches = range(0, self.num_tokens, DOCUMENTS_AT_ONCE)
-            return any(self.stream.weights[first : first + DOCUMENTS_AT_ONCE].any() for first in stretches)
+            firsts = range(0, self.num_tokens, DOCUMENTS_AT_ONCE)
+            return any(self.stream.weights[first : first + DOCUMENTS_AT_ONCE].any() for first in firsts)
         starts = range(0, self.num_documents, DOCUMENTS_AT_ONCE)
         stretches = (self.document_starts(first, first + DOCUMENTS_AT_ONCE + 1) for first in starts)
         return any(bool((np.diff(stretch) > 1).any()) for stretch in stretches)

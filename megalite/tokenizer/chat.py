@@ -99,6 +99,12 @@ def read_template(folder: Path, given: Path | None) -> str:
     return found
 
 
+def for_chats(config: dict[str, Any]) -> dict[str, Any]:
+    """A tokenizer_config.json with which transformers reads the control tokens of a template as such, which it does not
+    with `split_special_tokens`."""
+    return {**config, "split_special_tokens": False} if config.get("split_special_tokens") else config
+
+
 def _settings(folder: Path) -> dict[str, Any]:
     path = folder / CONFIG_FILE
     return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}

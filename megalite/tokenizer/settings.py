@@ -55,3 +55,39 @@ class ChatConfig(Section):
     def problems(self) -> Iterator[Problem]:
         if self.too_long == "cut" and self.learn == "last":
             yield ("too_long",), "cut leaves out the last turns, which `learn: last` is about; use drop"
+
+
+class FillInTokens(Section):
+    """Spellings of the control tokens around the parts of a text with a hole."""
+
+    prefix: str = "<|fim_prefix|>"
+    """Before what stands before the hole."""
+    suffix: str = "<|fim_suffix|>"
+    """Before what stands behind it."""
+    middle: str = "<|fim_middle|>"
+    """Before what fills it."""
+
+    @property
+    def spellings(self) -> tuple[str, str, str]:
+        """All three."""
+        return self.prefix, self.suffix, self.middle
+
+
+class FillInConfig(Section):
+    """Fill-in-the-middle (Bavarian et al. 2022): which texts are taken apart, and how."""
+
+    rate: float = Field(0.5, gt=0.0, le=1.0)
+    """Share of the documents, or contexts, that are taken apart."""
+    spm_rate: float = Field(0.5, ge=0.0, le=1.0)
+    """Share of these in the order suffix, prefix, middle; the others are prefix, suffix, middle."""
+    level: Literal["document", "context"] = "document"
+    """What is taken apart: whole documents before they are packed, of which a border of sequences may part the pieces;
+    or what fills a sequence, which is whole in one (with `pack.method: best_fit` alone)."""
+    tokens: FillInTokens = FillInTokens()
+    """Control tokens that the tokenizer must have."""
+    valid: bool = False
+    """Take held-out documents apart too; otherwise validation reads them as they are."""
+
+    def problems(self) -> Iterator[Problem]:
+        if len(set(self.tokens.spellings)) < len(self.tokens.spellings):
+            yield ("tokens",), "two of the three are spelt alike; each part needs a token of its own"

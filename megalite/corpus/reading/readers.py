@@ -31,6 +31,7 @@ from megalite.corpus.reading.columns import (
     read_csv,
     read_parquet,
 )
+from megalite.corpus.reading.docstrings import questions_in
 from megalite.corpus.reading.files import (
     READ_ERRORS,
     TOO_LARGE,
@@ -42,7 +43,6 @@ from megalite.corpus.reading.files import (
     reading_station_file,
     shown,
 )
-from megalite.corpus.reading.docstrings import questions_in
 from megalite.corpus.reading.hub import read_dataset
 from megalite.corpus.reading.remote import local_copy
 from megalite.corpus.source import DocumentSource, is_url
