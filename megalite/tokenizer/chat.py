@@ -6,9 +6,11 @@
 The template is transformers' (jinja, in its sandbox). Where it has `{% generation %}` blocks, these are the answers.
 Elsewhere an answer is what the conversation up to it adds to that before it with the prompt of an answer; a template
 under which one is no beginning of the other is refused, for no border could be trusted. The token that ends a turn is
-learnt with it. A token that lies across a border counts as the answer's, as with transformers' own mask.
+learnt with it. The text is encoded in parts that meet at these borders, so that no token lies across one: what stands
+before an answer has the ids that it has when a model is asked. A tokenizer that puts a blank before every part (Llama's
+of old) gets the text in one piece; a token across a border is then the answer's, as in transformers' mask, and counted.
 
-Nobody's words become control tokens: where a message spells one, the text is encoded in parts that meet inside of it.
+Nobody's words become control tokens: where a message spells one, parts meet inside of it.
 """
 
 from __future__ import annotations
@@ -312,7 +314,8 @@ class ChatEncoder:
         spans = [
             Span(start - bisect(found, start - 1), stop - bisect(found, stop - 1), own) for start, stop, own in spans
         ]
-        ids, offsets = self._tokens(text.replace(guard, ""), [place - number for number, place in enumerate(found)])
+        breaks = [place - number for number, place in enumerate(found)]
+        ids, offsets = self._tokens(text.replace(guard, ""), breaks, spans)
         weights, num_across = _weigh(offsets, spans, len(text))
         if needs_end:
             last = places[-1][1] - len(found)
@@ -352,14 +355,20 @@ class ChatEncoder:
             spans = sorted([*rest[:-1], *spans, rest[-1]], key=lambda span: span[:2])
         return spans
 
-    def _tokens(self, text: str, breaks: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
-        """Ids of a text, int64 [tokens], and the characters of each, int64 [tokens, 2]."""
+    def _tokens(self, text: str, breaks: Sequence[int], spans: Sequence[Span]) -> tuple[np.ndarray, np.ndarray]:
+        """Ids of a text, int64 [tokens], and the characters of each, int64 [tokens, 2].
+
+        Args:
+            breaks: inside of control tokens that are text.
+        """
         if breaks and self._adds_blanks:
             raise UnlearnableError("spells a control token, which this tokenizer cannot take for text")
+        borders = {0, len(text), *breaks}
+        if not self._adds_blanks:
+            borders |= {place for span in spans for place in span[:2]}
         ids: list[int] = []
         offsets: list[tuple[int, int]] = []
-        borders = [0, *breaks, len(text)]
-        for start, stop in itertools.pairwise(borders):
+        for start, stop in itertools.pairwise(sorted(borders)):
             found = self._tokenizer.encode(text[start:stop], add_special_tokens=False)
             ids += found.ids
             offsets += [(start + first, start + last) for first, last in found.offsets]

@@ -1,4 +1,4 @@
-"""Conversations as tokens: transformers' ids and mask, answers by their borders, weights, and templates that cannot be."""
+"""Conversations as tokens: transformers' ids and mask, borders of answers, weights, and templates that cannot be."""
 
 from __future__ import annotations
 
@@ -56,7 +56,11 @@ def encoder(folder: Path, template: str, tmp_path: Path, **settings) -> ChatEnco
     path = tmp_path / "template.jinja"
     path.write_text(template, encoding="utf-8")
     given = {"template": path, "max_tokens": 1000, **settings}
-    return ChatEncoder(folder, ChatConfig(**given), eos_id=2)
+    return ChatEncoder(folder, ChatConfig(**given), eos_id=eos_of(folder))
+
+
+def eos_of(folder: Path) -> int:
+    return PreTrainedTokenizerFast.from_pretrained(folder).eos_token_id
 
 
 def learnt(folder: Path, found) -> list[str]:
@@ -74,12 +78,13 @@ def learnt(folder: Path, found) -> list[str]:
 
 @pytest.mark.parametrize("template", [BLOCKS, WITHOUT_END])
 def test_ids_and_mask_are_those_of_transformers(folder, template, tmp_path):
-    """`apply_chat_template` with its mask of assistant tokens; where a block leaves the end of a turn out, this is learnt
-    besides, and nothing else. Indentation, several bytes a character, blanks at the end."""
+    """`apply_chat_template` with its mask of assistant tokens; where a block leaves the end of a turn out, this is
+    learnt besides, and nothing else. Several bytes a character, blanks at the end."""
     tokenizer = PreTrainedTokenizerFast.from_pretrained(folder)
     tokenizer.chat_template = template
-    expected = tokenizer.apply_chat_template(TALK, tokenize=True, return_dict=True, return_assistant_tokens_mask=True)
-    found = encoder(folder, template, tmp_path).encode({"messages": TALK})
+    talk = [*TALK[:2], {**TALK[2], "content": TALK[2]["content"].lstrip()}, *TALK[3:]]
+    expected = tokenizer.apply_chat_template(talk, tokenize=True, return_dict=True, return_assistant_tokens_mask=True)
+    found = encoder(folder, template, tmp_path).encode({"messages": talk})
     assert found.ids.tolist() == expected["input_ids"]
     mask = np.array(expected["assistant_masks"], bool)
     if template == WITHOUT_END:
@@ -96,6 +101,19 @@ def test_answers_without_blocks_are_those_with_blocks(folder, tmp_path):
     assert without.ids.tolist() == with_blocks.ids.tolist()
     assert without.weights.tolist() == with_blocks.weights.tolist()
     assert learnt(folder, without) == [f"{TALK[2]['content']}<|im_end|>", f"{TALK[4]['content']}<|im_end|>"]
+
+
+@pytest.mark.parametrize("template", [BLOCKS, PLAIN])
+def test_what_stands_before_an_answer_is_what_a_model_is_asked(folder, template, tmp_path):
+    """The tokens before each answer are those of transformers' prompt for it, also where the answer begins with blanks
+    that the tokenizer would join to the prompt's last token; no token lies across a border."""
+    tokenizer = PreTrainedTokenizerFast.from_pretrained(folder)
+    tokenizer.chat_template = template
+    found = encoder(folder, template, tmp_path).encode({"messages": TALK[:3]})
+    prompt = tokenizer.apply_chat_template(TALK[:2], tokenize=True, add_generation_prompt=True)["input_ids"]
+    assert found.ids[: len(prompt)].tolist() == prompt
+    assert np.flatnonzero(found.weights)[0] == len(prompt)
+    assert found.num_across == 0
 
 
 def test_what_is_learnt(folder, tmp_path):
@@ -142,14 +160,14 @@ def test_long_conversations(folder, tmp_path):
 def test_a_template_that_ends_turns_by_nothing(folder, tmp_path):
     """The last answer gets the token that ends a document, and it is learnt."""
     found = encoder(folder, NO_CONTROL, tmp_path).encode({"messages": TALK[1:3]})
-    assert found.ids[-1] == 2
+    assert found.ids[-1] == eos_of(folder)
     assert learnt(folder, found) == [f" {TALK[2]['content']}</s>"]
 
 
 def test_templates_that_cannot_be(folder, tmp_path):
-    """One that writes earlier turns otherwise later, one that asks for the date, one that is none: refused by name. What
-    a template refuses is a reason to leave one conversation out."""
-    with pytest.raises(DataError, match="template.jinja: answers cannot be told apart under this template"):
+    """One that writes earlier turns otherwise later, one that asks for the date, one that is none: refused by name.
+    What a template refuses is a reason to leave one conversation out."""
+    with pytest.raises(DataError, match=r"template\.jinja: answers cannot be told apart under this template"):
         encoder(folder, FORGETFUL, tmp_path).encode({"messages": TALK[1:]})
     with pytest.raises(DataError, match="asks for today's date"):
         encoder(folder, "{{ strftime_now('%d') }}" + PLAIN, tmp_path).encode({"messages": TALK})
@@ -159,5 +177,5 @@ def test_templates_that_cannot_be(folder, tmp_path):
         encoder(folder, STRICT, tmp_path).encode({"messages": TALK})
     with pytest.raises(DataError, match="the tokenizer has no chat template"):
         ChatEncoder(folder, ChatConfig(max_tokens=10), eos_id=2)
-    dated = encoder(folder, PLAIN + "{{ date_string }}", tmp_path, variables={"date_string": "26 Jul 2024"})
+    dated = encoder(folder, "{{ date_string }}" + PLAIN, tmp_path, variables={"date_string": "26 Jul 2024"})
     assert dated.encode({"messages": TALK[1:3]}).ids.size

@@ -19,7 +19,7 @@ NAMES = ("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>")
 def tokenizer(tmp_path_factory) -> Tokenizer:
     """Byte-level BPE with the three control tokens."""
     folder = tmp_path_factory.mktemp("fim")
-    write_tokenizer(iter(prose(300)), folder, TokenizerConfig(kind="byte-bpe", vocab_size=400, special_tokens=NAMES))
+    write_tokenizer(iter(prose(300)), folder, TokenizerConfig(kind="byte-bpe", vocab_size=300, special_tokens=NAMES))
     return Tokenizer.load(folder)
 
 
@@ -61,7 +61,8 @@ def test_documents_are_taken_apart_as_published(tokenizer):
     num_spm, num_psm = orders.count("spm"), orders.count("psm")
     assert abs(num_spm + num_psm - 1000) < 5 * np.sqrt(500)
     assert abs(num_spm - 250) < 5 * np.sqrt(190)
-    assert (fill_in.counts["spm"], fill_in.counts["psm"]) == (num_spm, num_psm)
+    assert 0 <= num_spm - fill_in.counts["spm"] <= 10  # PSM without a prefix is written as SPM is
+    assert fill_in.counts["spm"] + fill_in.counts["psm"] == num_spm + num_psm
     for column, power in ((0, 1), (1, 2)):  # the smaller of two uniform numbers, and the larger
         values = 1 - np.array(places)[:, 0] if column == 0 else np.array(places)[:, 1]
         for quantile in (0.25, 0.5, 0.75):

@@ -30,14 +30,17 @@ def has_conversations(documents: pa.RecordBatch) -> bool:
     return bool(pc.any(pc.match_substring(documents.column("metadata"), METADATA_KEY)).as_py())
 
 
-def refuse_conversations(documents: pa.RecordBatch, who: str) -> None:
-    """What changes texts cannot change what is said in a conversation.
+EDITS = "edits texts, and a conversation stays whole or goes; leave it out where there are any"
+
+
+def refuse_conversations(documents: pa.RecordBatch, why: str) -> None:
+    """What works on texts alone would miss what is said in a conversation.
 
     Raises:
         DataError: there is one among the documents.
     """
     if has_conversations(documents):
-        raise DataError(f"{who} edits texts, and a conversation stays whole or goes; leave it out where there are any")
+        raise DataError(f"found conversations: {why}")
 
 
 def repaired(documents: pa.RecordBatch, change: Change) -> tuple[pa.RecordBatch, Mapping[str, int]]:

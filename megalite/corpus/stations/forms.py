@@ -172,7 +172,9 @@ class PlainDocuments:
         self._tokenizer = tokenizer
 
     def encode(self, batch: DocumentBatch, wanted: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        refuse_conversations(batch.documents, "tokenize without `chat`")
+        refuse_conversations(
+            batch.documents, "say what of them is learnt: `chat: {}` in a recipe, or -s chat.max_tokens=N"
+        )
         texts = batch.texts if wanted.all() else batch.texts.take(wanted)
         tokens, sizes = self._tokenizer.encode_texts(texts, with_eos=True)
         return tokens, NO_WEIGHTS, sizes
@@ -198,7 +200,7 @@ class FilledDocuments:
         self._fill_in = fill_in
 
     def encode(self, batch: DocumentBatch, wanted: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        refuse_conversations(batch.documents, "fim")
+        refuse_conversations(batch.documents, "fim takes texts apart; make two recipes, and mix what they make")
         found = [part for row in np.flatnonzero(wanted) for part in self._fill_in.encode(batch.texts[int(row)])]
         tokens = np.concatenate([np.zeros(0, np.int64), *(np.array(part, np.int64) for part in found)])
         return tokens, NO_WEIGHTS, np.array([len(part) for part in found], np.int64)
