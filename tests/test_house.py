@@ -80,7 +80,7 @@ FLOORS_INSIDE: dict[str, tuple[tuple[str, ...], ...]] = {
         ("main",),
     ),
     "corpus": (
-        ("documents", "source", "split"),
+        ("conversations", "documents", "source", "split"),
         ("reading",),
         ("shards",),
         ("corpus",),
@@ -92,7 +92,8 @@ FLOORS_INSIDE: dict[str, tuple[tuple[str, ...], ...]] = {
     "tokenizer": (
         ("settings", "encoders"),
         ("fast", "tokenizer"),
-        ("report", "training"),
+        ("chat_template", "fill_in", "report", "training"),
+        ("chat",),
     ),
     "stations": (
         ("facts", "hashes", "lease", "tasks"),

@@ -64,12 +64,8 @@ def evaluate(
     from megalite.train.evaluation.needle import NeedleTest, read_haystack
     from megalite.train.evaluation.offline import open_model
 
-    if not tasks and not needle and positions is None and not loss:
-        raise UserError("nothing is asked: give --tasks, --loss, --needle or --positions")
-    if plot is not None and not needle:
-        raise UserError("--plot draws what --needle finds; give both")
-    asked = _whole_numbers("--lengths", lengths)
-    test = NeedleTest(asked, _shares("--depths", depths), trials)
+    _refuse_nothing(bool(tasks or loss or needle or positions), plot is not None and not needle)
+    test = NeedleTest(asked := _whole_numbers("--lengths", lengths), _shares("--depths", depths), trials)
     saved, hay = open_model(model, tokenizer), read_haystack(haystack) if needle else ""
     results: dict[str, Any] = {}
     if tasks:
@@ -85,6 +81,13 @@ def evaluate(
         results["positions"] = _positions(saved, positions, max(asked, default=None), documents, quiet=as_json)
     if as_json:
         typer.echo(json.dumps(_without_nan({"model": str(model), **results})))
+
+
+def _refuse_nothing(is_asked: bool, draws_nothing: bool) -> None:
+    if not is_asked:
+        raise UserError("nothing is asked: give --tasks, --loss, --needle or --positions")
+    if draws_nothing:
+        raise UserError("--plot draws what --needle finds; give both")
 
 
 def _without_nan(record: Any) -> Any:

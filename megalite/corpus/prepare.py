@@ -40,7 +40,7 @@ from megalite.progress import NoProgress, ProgressReporter
 from megalite.stations.lease import Lease
 from megalite.stations.station import StationResult
 from megalite.stations.tasks import Runner
-from megalite.tokenizer.chat import read_template
+from megalite.tokenizer.chat_template import read_template
 from megalite.tokenizer.fill_in import sentinel_ids
 from megalite.tokenizer.tokenizer import Tokenizer
 

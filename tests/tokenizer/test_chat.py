@@ -9,7 +9,8 @@ import pytest
 from transformers import PreTrainedTokenizerFast
 
 from megalite.errors import DataError
-from megalite.tokenizer.chat import ChatEncoder, UnlearnableError
+from megalite.tokenizer.chat import ChatEncoder
+from megalite.tokenizer.chat_template import UnlearnableError
 from megalite.tokenizer.settings import ChatConfig
 
 BLOCKS = (

@@ -7,7 +7,7 @@ import shutil
 from pathlib import Path
 
 from megalite.errors import ConversionError
-from megalite.tokenizer.chat import TEMPLATE_FILE, for_chats
+from megalite.tokenizer.chat_template import TEMPLATE_FILE, for_chats
 from megalite.tokenizer.tokenizer import CONFIG_FILE, FAST_FILE, MODEL_FILE, RECORD_FILE, Tokenizer
 
 COPIED = (

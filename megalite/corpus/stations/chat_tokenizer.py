@@ -11,7 +11,7 @@ import xxhash
 
 from megalite.errors import DataError
 from megalite.stations.station import StationResult, run_station
-from megalite.tokenizer.chat import TEMPLATE_FILE, for_chats
+from megalite.tokenizer.chat_template import TEMPLATE_FILE, for_chats
 from megalite.tokenizer.tokenizer import CONFIG_FILE, FAST_FILE, MODEL_FILE, RECORD_FILE, fingerprint_files
 
 COPIED = (

@@ -17,7 +17,8 @@ from megalite.corpus.documents import ARROW_TYPE, DocumentBatch, Rejected, with_
 from megalite.data.indexed import WEIGHT_DTYPE
 from megalite.errors import DataError
 from megalite.texts import Texts
-from megalite.tokenizer.chat import ChatEncoder, UnlearnableError, read_template
+from megalite.tokenizer.chat import ChatEncoder
+from megalite.tokenizer.chat_template import UnlearnableError, read_template
 from megalite.tokenizer.settings import ChatConfig
 from megalite.tokenizer.tokenizer import Tokenizer
 

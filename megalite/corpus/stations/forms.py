@@ -16,7 +16,7 @@ from megalite.corpus.stations.conversing import MixedEncoder, chat_encoder, refu
 from megalite.data.indexed import WEIGHT_DTYPE
 from megalite.errors import DataError
 from megalite.section import Problem, Section
-from megalite.tokenizer.chat import read_template
+from megalite.tokenizer.chat_template import read_template
 from megalite.tokenizer.fill_in import FillIn, sentinel_ids
 from megalite.tokenizer.settings import ChatConfig, FillInConfig
 from megalite.tokenizer.tokenizer import Tokenizer

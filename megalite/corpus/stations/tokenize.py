@@ -78,22 +78,16 @@ def tokenize(
     progress, runner = progress or NoProgress(), runner or InProcess()
     tokenizer = _load_once(tokenizer_folder.absolute(), fingerprint_files(tokenizer_folder))
     inputs = [*corpus.inputs, (tokenizer_folder, tokenizer.fingerprint)]
-    settings = {
-        "tokenizer": {"fingerprint": tokenizer.fingerprint, "vocab_size": tokenizer.vocab_size},
-        "tokenizer_input": len(inputs) - 1,
-        "eos_id": tokenizer.eos_id,
-        "split": split.settings(),
-    }
-    settings |= {"describe": True} if describe else {}
+    settings = _settings(tokenizer, len(inputs) - 1, split, describe=describe)
     settings |= forms.settings(tokenizer_folder)
     forms.check(tokenizer)
     shards = corpus.shards()
+    common: Task = {"tokenizer": str(tokenizer_folder.absolute()), "fingerprint": tokenizer.fingerprint}
+    common |= {"split": split.settings(), "describe": describe, "forms": forms.task()}
 
     def build(folder: Path) -> dict[str, Any]:
         title = "tokenize" if split.part == "all" else f"tokenize {split.part}"
         progress.start(title, split.share_of(corpus.text_mb), "MB")
-        common: Task = {"tokenizer": str(tokenizer_folder.absolute()), "fingerprint": tokenizer.fingerprint}
-        common |= {"split": split.settings(), "describe": describe, "forms": forms.task()}
         tasks = [{**common, "shard": shard} for shard in shards]
         reports = run_tasks(folder, "encode", encode_shard, tasks, runner=runner, progress=progress)
         refuse_unreadable([(shard, report["reading"]) for shard, report in zip(shards, reports, strict=True)])
@@ -116,6 +110,17 @@ def tokenize(
         return counts
 
     return run_station("tokenize", out, inputs=inputs, settings=settings, build=build, resumable=True)
+
+
+def _settings(tokenizer: Tokenizer, tokenizer_input: int, split: CorpusSplit, *, describe: bool) -> dict[str, Any]:
+    """What decides the tokens of plain texts."""
+    settings = {
+        "tokenizer": {"fingerprint": tokenizer.fingerprint, "vocab_size": tokenizer.vocab_size},
+        "tokenizer_input": tokenizer_input,
+        "eos_id": tokenizer.eos_id,
+        "split": split.settings(),
+    }
+    return {**settings, "describe": True} if describe else settings
 
 
 def encode_shard(task: Task, number: int, folder: Path) -> Report:
