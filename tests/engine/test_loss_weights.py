@@ -21,7 +21,7 @@ from tests.kit.reference import reference_training
 from tests.kit.spawn import run_ranks
 from tests.kit.train import Rank, start_rank, tiny_config
 
-STEPS = 4
+STEPS = 3
 SMALL = 3
 """Of so many sequences in a row one has no label at all, so that some ranks have none in a micro-batch."""
 
@@ -30,22 +30,18 @@ EXPERTS = {"num_experts": 4, "top_k": 2, "ffn_hidden_size": 32}
 MOE = {"model": {"moe": {**EXPERTS, "aux_loss": 0.02, "aux_loss_over": "sequence", "z_loss": 0.01}}}
 
 CASES = {
-    1: [layout(zero_stage=0), layout(engine="deepspeed", zero_stage=2), layout(**FSDP2), layout(more=MOE)],
+    1: [layout(engine="deepspeed", zero_stage=2), layout(more=MOE)],
     2: [
-        *(layout(dp=2, zero_stage=stage, more={"batch": {"micro_batch_size": 1}}) for stage in range(4)),
+        layout(dp=2, zero_stage=0),
+        layout(dp=2, more={"batch": {"micro_batch_size": 1}}),
+        layout(dp=2, zero_stage=3),
         layout(dp=2, **FSDP2),
-        layout(dp=2, engine="deepspeed"),
         layout(tp=2, sequence_parallel=True, more=FEW),
         layout(pp=2, schedule="zb-v"),
-        layout(pp=2, schedule="interleaved", more=MOE),
         *(layout(cp=2, cp_kind=kind) for kind in ("allgather", "ring", "ulysses")),
         layout(cp=2, pad_tokens=True, more={"batch": {"micro_batch_size": 1, "seq_len": 15}}),
     ],
-    4: [
-        layout(dp=2, cp=2, zero_stage=3),
-        layout(pp=2, tp=2, sequence_parallel=True, more=FEW),
-        layout(dp=2, tp=2, **FSDP2, more=FEW),
-    ],
+    4: [layout(dp=2, cp=2, zero_stage=3), layout(pp=2, tp=2, sequence_parallel=True, more=FEW)],
 }
 
 
@@ -131,7 +127,7 @@ def further(parallel: dict[str, Any]) -> list[tuple[float, float, float]]:
 def test_predictions_further_ahead_are_weighed_too():
     """The losses of further predictions weigh the label further ahead, in one process and over two cp ranks."""
     (alone,) = run_ranks(further, 1, {})
-    for other in (*run_ranks(further, 2, {"cp": 2}), *run_ranks(further, 2, {"dp": 2, "engine": "deepspeed"})):
+    for other in run_ranks(further, 2, {"cp": 2}):
         assert np.allclose(alone, other, rtol=NORM_TOLERANCE, atol=LOSS_TOLERANCE)
 
 

@@ -105,11 +105,15 @@ def tokenize(
             **lost_counts(reports),
         }
         forms.refuse_without_effect(counts, split.part)
-        told = forms.in_words(counts) + lost_in_words(counts)
-        progress.finish(f"{counts['tokens']:,} tokens in {counts['documents']:,} documents{told}")
+        progress.finish(in_words(counts) + forms.in_words(counts) + lost_in_words(counts))
         return counts
 
     return run_station("tokenize", out, inputs=inputs, settings=settings, build=build, resumable=True)
+
+
+def in_words(counts: dict[str, Any]) -> str:
+    """How much came of it, for people."""
+    return f"{counts['tokens']:,} tokens in {counts['documents']:,} documents"
 
 
 def _settings(tokenizer: Tokenizer, tokenizer_input: int, split: CorpusSplit, *, describe: bool) -> dict[str, Any]:
