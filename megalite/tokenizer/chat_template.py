@@ -63,6 +63,11 @@ def read_template(folder: Path, given: Path | None) -> str:
     return found
 
 
+def has_template(folder: Path) -> bool:
+    """Whether a tokenizer's folder has a chat template."""
+    return (folder / TEMPLATE_FILE).is_file() or "chat_template" in _settings(folder)
+
+
 def for_chats(config: dict[str, Any]) -> dict[str, Any]:
     """A tokenizer_config.json with which transformers reads the control tokens of a template as such, which it does not
     with `split_special_tokens`."""
