@@ -30,8 +30,10 @@ NO_WEIGHTS = np.zeros(0, WEIGHT_DTYPE)
 class DocumentEncoder(Protocol):
     """Makes tokens of a shard's documents, batch by batch."""
 
-    rejected: Sequence[Rejected]
-    """Of the last batch: what could not be encoded."""
+    @property
+    def rejected(self) -> Sequence[Rejected]:
+        """Of the last batch: what could not be encoded."""
+        ...
 
     def encode(self, batch: DocumentBatch, wanted: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Tokens of the wanted documents end to end, their loss weights if there are any, and the number of each
