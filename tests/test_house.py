@@ -88,7 +88,7 @@ FLOORS_INSIDE: dict[str, tuple[tuple[str, ...], ...]] = {
         ("main",),
     ),
     "corpus": (
-        ("documents", "source", "split"),
+        ("conversations", "documents", "source", "split"),
         ("reading",),
         ("shards",),
         ("corpus",),
@@ -113,7 +113,8 @@ FLOORS_INSIDE: dict[str, tuple[tuple[str, ...], ...]] = {
     "tokenizer": (
         ("settings", "encoders"),
         ("fast", "tokenizer"),
-        ("report", "training"),
+        ("chat_template", "fill_in", "report", "training"),
+        ("chat",),
     ),
     "stations": (
         ("facts", "hashes", "lease", "tasks"),

@@ -20,10 +20,10 @@ from megalite.engine.native.replication import Replication
 from megalite.engine.native.sums import GradientSums
 from megalite.engine.partition import OverReplicas
 from megalite.engine.programs import Programs
-from megalite.engine.protocol import Ask, GradientObserver, HeldWeight, LossScaling, StepResult, nothing
+from megalite.engine.protocol import Ask, GradientObserver, HeldWeight, LossScaling, LossSum, StepResult, nothing
 from megalite.engine.runner import ProgramRunner
 from megalite.engine.stage_state import EngineOfState, StageState
-from megalite.engine.steps import PRODUCT_DTYPES, count_valid_tokens, losses_of_step, sums_on_host, token_axes
+from megalite.engine.steps import PRODUCT_DTYPES, count_loss, losses_of_step, sums_on_host, token_axes
 from megalite.engine.update import Update
 from megalite.layers.mlp import MLP
 from megalite.model.initialize import EXPERT_MARK, WeightSource
@@ -98,8 +98,8 @@ class NativeEngine(EngineOfState):
 
     def train_step(self, batches: Sequence[Batch], lr: float, ask: Ask = nothing) -> StepResult:
         self._be_in_mode(training=True)
-        num_tokens = count_valid_tokens(batches, self._axes.batch)
-        scale = (1.0 if self._scaler is None else self._scaler.scale) / num_tokens.clamp(min=1).float()
+        count = count_loss(batches, self._axes.batch)
+        scale = (1.0 if self._scaler is None else self._scaler.scale) / count.divisor.float()
         self._sums.begin(len(batches))
         own = [self._cut.own(batch) for batch in batches]
         loss = self._runner.train(self._programs.training(len(own)), own, scale)
@@ -112,20 +112,20 @@ class NativeEngine(EngineOfState):
         if self._axes.tp.rank:
             loss = torch.zeros_like(loss)  # all tp ranks have the same
         with span("optimizer"):
-            result = self._update.make(loss, num_tokens, lr=lr, clip_norm=self.clip_norm, ask=ask)
+            result = self._update.make(loss, count.num_tokens, lr=lr, clip_norm=self.clip_norm, ask=ask)
         if not result.skipped:
             with span("reduce"):
                 self._replication.gather()
         return result
 
-    def eval_step(self, batches: Sequence[Batch]) -> tuple[float, int]:
+    def eval_step(self, batches: Sequence[Batch]) -> LossSum:
         self._be_in_mode(training=False)
-        num_tokens = count_valid_tokens(batches, self._axes.batch)
+        count = count_loss(batches, self._axes.batch)
         own = [self._cut.own(batch) for batch in batches]
         total = self._runner.evaluate(self._programs.evaluation(len(own)), own)
         for axis in (self._axes.pp, self._axes.replicas):
             total = all_reduce(total, axis)
-        return sums_on_host(total, num_tokens)
+        return sums_on_host(total, count)
 
     def token_losses(self, batches: Sequence[Batch]) -> list[Tensor]:
         self._be_in_mode(training=False)
