@@ -126,7 +126,7 @@ def _reads(samples: Samples) -> Look:
     for index in range(NUM_SAMPLES):
         sample = samples.sample(index)
         text = tokenizer.decode(sample.tokens[sample.document_ids >= 0].tolist())
-        shown = shown or text.strip()[:SHOWN_CHARACTERS]
+        shown = shown or " ".join(text.split())[:SHOWN_CHARACTERS]
         characters, unreadable = characters + len(text), unreadable + text.count("\ufffd")
         labels += int(sample.loss_mask.sum())
     if unreadable > UNREADABLE * max(1, characters):
