@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from megalite.config.batch_sizes import ramp_increment
+from megalite.config.engine import choose_engine
 from megalite.config.plan import derive_dp, ends_apart
 from megalite.config.schema import Config, RampConfig
 from megalite.config.wording import divisors, near, or_
@@ -42,11 +43,32 @@ def check_batch(config: Config, world_size: int) -> Iterator[str]:
                 f"ranks, expected at most {MOST_MICRO_BATCHES}; use {MOST_MICRO_BATCHES * unit} or less, or a larger "
                 "micro_batch_size"
             )
+    yield from _shares(config, dp)
     least = batch.ramp.start_size if batch.ramp is not None else batch.global_batch_size
     if batch.noise_scale is not None and least == unit == batch.micro_batch_size:
         yield (
             f"batch.noise_scale: a step of {least} sequences is one micro-batch, and it takes two to compare; use "
             "a smaller micro_batch_size"
+        )
+
+
+def _shares(config: Config, dp: int) -> Iterator[str]:
+    """Of the dp ranks in a step."""
+    parallel, batch = config.parallel, config.batch
+    if batch.shares == "even":
+        return
+    if choose_engine(parallel) != "native" or parallel.pp > 1 or parallel.ep > 1:
+        yield (
+            f"batch.shares: found with engine={choose_engine(parallel)}, pp={parallel.pp}, ep={parallel.ep}, where "
+            "ranks work in step through every micro-batch; use engine=native, pp=1 and ep=1, or shares=even"
+        )
+    if isinstance(batch.shares, tuple) and len(batch.shares) != dp:
+        yield f"batch.shares: found {len(batch.shares)} speeds for dp={dp} ranks; give one for each"
+    elif dp == 1 or batch.global_batch_size <= batch.micro_batch_size * dp:
+        yield (
+            f"batch.shares: a step of {batch.global_batch_size} sequences has one micro-batch of "
+            f"{batch.micro_batch_size} for each of dp={dp} ranks, and nothing to deal out; use shares=even, or a "
+            "smaller micro_batch_size"
         )
 
 

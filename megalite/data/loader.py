@@ -3,6 +3,8 @@
     step s uses the G global samples from `BatchSizes.first_sample(s)` on
     micro-batch a of dp rank r holds offsets (a x dp + r) x m + [0, m) of those       (G = a x dp x m)
 
+Ranks of unlike speeds take unlike numbers of them (`config.shares`), each a run of micro-batches behind another.
+
 The thread finds the places of some thousand samples at once and then fills batch after batch in compiled code, which
 releases the interpreter lock; so a process a loader would bring nothing but a copy of every batch.
 """
@@ -20,6 +22,7 @@ import torch
 
 from megalite.config.batch_sizes import BatchSizes
 from megalite.config.schema import Config
+from megalite.config.shares import deal_out
 from megalite.data.samples import Samples
 from megalite.errors import DataError
 from megalite.spans import span
@@ -155,6 +158,7 @@ class Loader:
         dp_rank: which of them this is.
         prefetch: micro-batches read ahead; more where several are read at once because they are small.
         pin_memory: hand out what `steps` reads in page-locked memory, for ranks that train on a GPU.
+        speeds: of the data-parallel ranks; None where they take equally many micro-batches.
     """
 
     def __init__(
@@ -168,6 +172,7 @@ class Loader:
         dp_rank: int,
         prefetch: int,
         pin_memory: bool = False,
+        speeds: Sequence[float] | None = None,
     ):
         assert samples.seq_len == seq_len, (samples.seq_len, seq_len)
         assert 0 <= dp_rank < dp_size, (dp_rank, dp_size)
@@ -178,6 +183,7 @@ class Loader:
         self._dp_rank = dp_rank
         self._prefetch = prefetch
         self._pin_memory = pin_memory
+        self._speeds = speeds
         self._reader: _ReadAhead | None = None
 
     @classmethod
@@ -190,6 +196,7 @@ class Loader:
         dp_size: int,
         dp_rank: int,
         pin_memory: bool = False,
+        speeds: Sequence[float] | None = None,
     ) -> Loader:
         """The loader of one data-parallel rank with the micro-batches of a config."""
         return cls(
@@ -201,6 +208,7 @@ class Loader:
             dp_rank=dp_rank,
             prefetch=config.data.prefetch,
             pin_memory=pin_memory,
+            speeds=speeds,
         )
 
     def step_batches(self, step: int) -> list[Batch]:
@@ -239,6 +247,10 @@ class Loader:
         first, size = self._batch_sizes.first_sample(step), self._batch_sizes.size(step)
         stride = self._dp_size * self._micro_batch_size
         assert size % stride == 0, (step, size, self._dp_size, self._micro_batch_size)
+        if self._speeds is not None:
+            counts = deal_out(size // self._micro_batch_size, self._speeds)
+            before, own = sum(counts[: self._dp_rank]), counts[self._dp_rank]
+            return [first + number * self._micro_batch_size for number in range(before, before + own)]
         return list(range(first + self._dp_rank * self._micro_batch_size, first + size, stride))
 
 

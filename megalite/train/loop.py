@@ -139,6 +139,7 @@ class TrainingLoop:
             dp_size=run.axes.batch.size,
             dp_rank=run.axes.batch.rank,
             pin_memory=run.device.type == "cuda",
+            speeds=self._components.balance.speeds_from(self.progress.step + 1, sizes),
         )
         clock = time.perf_counter()
         try:
@@ -361,8 +362,7 @@ class TrainingLoop:
 
     def _validation_loss(self) -> float | None:
         """The watched validation loss of this very step."""
-        validation = self._components.validation
-        return validation.loss_at(self.progress.step) if validation is not None else None
+        return None if (found := self._components.validation) is None else found.loss_at(self.progress.step)
 
     def _is_due(self, every: int | None, step: int) -> bool:
         return every is not None and step % every == 0 and step < self.run.plan.last_step

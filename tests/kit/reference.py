@@ -292,7 +292,7 @@ class Balance:
             scores = logits.softmax(-1) if moe.scores == "softmax" else logits.sigmoid()
             best = self._chosen[layer]  # where a bias has a say in it, as transformers' own router says
             best = scores.topk(moe.top_k, dim=-1).indices if best is None else best.view(*mask.shape, -1)
-            chosen = F.one_hot(best, moe.num_experts).sum(2) * (mask > 0).unsqueeze(2)
+            chosen = F.one_hot(best, moe.num_experts).sum(2) * (mask > 0).to(mask.dtype).unsqueeze(2)
             scores = scores / scores.sum(-1, keepdim=True)
             self._loads.append(chosen.sum((0, 1)))
             size = {"sequence": 1, "micro_batch": micro_batch_size, "global_batch": mask.shape[0]}[moe.aux_loss_over]

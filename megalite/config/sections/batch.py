@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from pydantic import Field, PositiveInt
+from typing import Literal
+
+from pydantic import Field, PositiveFloat, PositiveInt
 
 from megalite.architecture.settings import RopeConfig
 from megalite.config.sections.data import SourceConfig
@@ -65,6 +67,10 @@ class BatchConfig(Section):
     """Sequences in one optimizer step, over all ranks and accumulation steps."""
     seq_len: PositiveInt = 512
     """Tokens in a sequence."""
+    shares: Literal["even", "measured"] | tuple[PositiveFloat, ...] = "even"
+    """How many micro-batches of a step each dp rank takes: all as many; as fast as ranks were before the last restart,
+    by a product that each times now and then; or by given speeds, one a dp rank, such as [1, 1, 0.5]. Every token
+    weighs the same in any case. Of the native engine without a pipeline."""
     stages: tuple[LengthStageConfig, ...] = ()
     """Later parts of the run, with longer sequences: short ones first are cheaper (docs/long-context.md)."""
     ramp: RampConfig | None = None

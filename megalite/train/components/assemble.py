@@ -11,6 +11,7 @@ from megalite.config.plan import has_copies, has_embedding_copy
 from megalite.errors import UserError
 from megalite.monitor.layers import LayerStatistics
 from megalite.train.components.adaptive_control import AdaptiveControl
+from megalite.train.components.balance import Balance
 from megalite.train.components.brought import brought_components
 from megalite.train.components.component import Component, Context
 from megalite.train.components.expert_watch import ExpertWatch
@@ -39,6 +40,7 @@ class Components:
     rollbacks: RollbackLimit
     spikes: SpikeGuard | None
     validation: ValidateEvery | None
+    balance: Balance
     everything: tuple[Component, ...]
 
     def __iter__(self) -> Iterator[Component]:
@@ -54,9 +56,10 @@ def assemble(run: Run, first_step: int) -> Components:
     config, recorder = run.config, run.recorder
     control = AdaptiveControl(config, run.plan, engine=run.engine, axes=run.axes, device=run.device, recorder=recorder)
     spikes, rollbacks = _spikes(run), RollbackLimit(config, recorder)
-    validation = _validation(run, control)
+    validation, balance = _validation(run, control), Balance(config, run.axes, run.device, recorder)
     found = (
         control,
+        balance,
         _layer_statistics(run),
         _fp8_watch(run, first_step),
         _expert_watch(run),
@@ -75,7 +78,7 @@ def assemble(run: Run, first_step: int) -> Components:
     )
     everything = tuple(each for each in found if each is not None)
     _refuse_equal_names(everything)
-    return Components(control, rollbacks, spikes, validation, everything)
+    return Components(control, rollbacks, spikes, validation, balance, everything)
 
 
 def _refuse_equal_names(components: tuple[Component, ...]) -> None:
