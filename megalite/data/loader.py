@@ -150,7 +150,6 @@ class Loader:
 
     Args:
         samples: what is read.
-        seq_len: tokens in a sequence.
         micro_batch_size: sequences in a micro-batch.
         batch_sizes: sequences of each step over all ranks; those of steps that are read are multiples of
             micro_batch_size x dp_size.
@@ -165,7 +164,6 @@ class Loader:
         self,
         samples: Samples,
         *,
-        seq_len: int,
         micro_batch_size: int,
         batch_sizes: BatchSizes,
         dp_size: int,
@@ -174,7 +172,6 @@ class Loader:
         pin_memory: bool = False,
         speeds: Sequence[float] | None = None,
     ):
-        assert samples.seq_len == seq_len, (samples.seq_len, seq_len)
         assert 0 <= dp_rank < dp_size, (dp_rank, dp_size)
         self._samples = samples
         self._micro_batch_size = micro_batch_size
@@ -199,9 +196,9 @@ class Loader:
         speeds: Sequence[float] | None = None,
     ) -> Loader:
         """The loader of one data-parallel rank with the micro-batches of a config."""
+        assert samples.seq_len == config.batch.seq_len, (samples.seq_len, config.batch.seq_len)
         return cls(
             samples,
-            seq_len=config.batch.seq_len,
             micro_batch_size=config.batch.micro_batch_size,
             batch_sizes=batch_sizes,
             dp_size=dp_size,

@@ -42,7 +42,6 @@ class Beside:
         """This rank's micro-batches of the steps to come, on its device."""
         loader = Loader(
             self.samples,
-            seq_len=self.config.batch.seq_len,
             micro_batch_size=self.config.batch.micro_batch_size,
             batch_sizes=self.sizes,
             dp_size=self.axes.batch.size,

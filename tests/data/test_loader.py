@@ -49,7 +49,6 @@ def make_loader(
 ) -> Loader:
     return Loader(
         samples,
-        seq_len=SEQ_LEN,
         micro_batch_size=micro_batch_size,
         batch_sizes=BatchSizes.fixed(GLOBAL_BATCH_SIZE),
         dp_size=dp_size,
@@ -328,9 +327,7 @@ def test_golden_batches(tmp_path, method, masks, seed):
         SourceConfig(path=write_pair(tmp_path / "wide", fixed_documents(40, 9), vocab_size=70_000), weight=0.3),
     ]
     samples = open_samples(sources, seq_len=16, seed=seed, document_masks=masks)
-    loader = Loader(
-        samples, seq_len=16, micro_batch_size=4, batch_sizes=BatchSizes.fixed(16), dp_size=2, dp_rank=1, prefetch=2
-    )
+    loader = Loader(samples, micro_batch_size=4, batch_sizes=BatchSizes.fixed(16), dp_size=2, dp_rank=1, prefetch=2)
     names = ("tokens", "labels", "loss_mask", "positions", "cu_seqlens", "keys")
     arrays = []
     for _, batches in loader.steps(3, 20):

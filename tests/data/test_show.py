@@ -64,7 +64,6 @@ def test_the_file_holds_what_every_rank_sees(config_file, tmp_path):
         for rank in range(dp_size):
             loader = Loader(
                 samples,
-                seq_len=SEQ_LEN,
                 micro_batch_size=micro_batch_size,
                 batch_sizes=BatchSizes.fixed(4),
                 dp_size=dp_size,

@@ -136,7 +136,6 @@ def test_show_is_what_training_reads(exported, workplace):
     for rank in range(2):
         loader = Loader(
             samples,
-            seq_len=SEQ_LEN,
             micro_batch_size=4,
             batch_sizes=BatchSizes.fixed(8),
             dp_size=2,

@@ -250,7 +250,7 @@ def load(inputs: Inputs, setting: str) -> Run:
     sizes = {"micro_batch_size": MICRO_BATCH_SIZE, "batch_sizes": BatchSizes.fixed(MICRO_BATCH_SIZE)}
 
     def run(_: Path) -> Outcome:
-        loader = Loader(samples, seq_len=int(seq_len), **sizes, dp_size=1, dp_rank=0, prefetch=2)
+        loader = Loader(samples, **sizes, dp_size=1, dp_rank=0, prefetch=2)
         num_tokens = 0
         for _, batches in loader.steps(1, num_steps):
             num_tokens += sum(batch.tokens.numel() for batch in batches)

@@ -21,7 +21,7 @@ from megalite.monitor.recorder import Recorder
 from megalite.parallel.axes import Axes
 from megalite.parallel.collectives import from_all
 from megalite.train.components.component import Component, RollBack, Step
-from megalite.train.components.straggler_timer import Product
+from megalite.train.components.straggler_timer import OwnProduct
 
 EVERY = 10
 """Steps between measurements: a product takes some milliseconds."""
@@ -38,7 +38,7 @@ class Balance(Component):
     def __init__(self, config: Config, axes: Axes, device: torch.device, recorder: Recorder):
         self._shares, self._axes, self._recorder = config.batch.shares, axes, recorder
         self._micro_batch_size = config.batch.micro_batch_size
-        self._product = Product(device) if self._shares == "measured" else None
+        self._product = OwnProduct(device) if self._shares == "measured" else None
         self._own: float | None = None
         self._seconds: list[float] = []
         self.speeds: tuple[float, ...] | None = None

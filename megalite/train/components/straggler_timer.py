@@ -21,7 +21,7 @@ NUM_TRIES = 3
 """The fastest counts: what else a core was doing is not the rank's fault."""
 
 
-class Product:
+class OwnProduct:
     """A product on a rank's device, which waits for no one else."""
 
     def __init__(self, device: torch.device):
@@ -59,7 +59,7 @@ class StragglerTimer(Component):
     def __init__(self, heartbeat: Heartbeat, device: torch.device, every_seconds: float):
         self._heartbeat, self._every_seconds = heartbeat, every_seconds
         self._due = time.monotonic() + every_seconds
-        self._product = Product(device) if heartbeat.is_watched else None
+        self._product = OwnProduct(device) if heartbeat.is_watched else None
 
     def after_step(self, step: Step, result: StepResult) -> None:
         self.take()
