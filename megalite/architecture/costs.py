@@ -9,7 +9,7 @@ heads, f feed-forward width; q, kv and f divided by tp.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from math import prod
 
@@ -113,10 +113,14 @@ def feed_forward_multiply_adds(mlp: FeedForwardSpec | ExpertsSpec, hidden_size: 
     return router + sum(feed_forward_multiply_adds(each, hidden_size) for each in mlp.active)
 
 
-def sum_by_layer(model: Architecture, measure: Callable[[Weight], int]) -> dict[str, int]:
+def sum_by_layer(model: Architecture, measure: Callable[[Weight], int], *, by_name: bool = False) -> dict[str, int]:
     """Sums over the weights of each layer of the list. Of blocks that are alike one is measured: a model with thousands
-    of experts has few kinds of blocks."""
-    kinds = model.kinds()
+    of experts has few kinds of blocks.
+
+    Args:
+        by_name: what is measured depends on names, and alike blocks differ in it.
+    """
+    kinds: list[Hashable] = list(range(model.num_layers)) if by_name else list(model.kinds())
     first = {kind: kinds.index(kind) for kind in kinds}
     sizes: dict[str, int] = {}
     for weight in weight_table(model, blocks=set(first.values())).values():

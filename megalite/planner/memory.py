@@ -113,18 +113,19 @@ def state_bytes_by_stage(config: Config, plan: RunPlan) -> tuple[int, ...]:
         pieces = 1 if weight.cut is None else plan.tp
         return state_bytes(weight, config.optimizer) // pieces if weight.is_held(ep, 0) else 0
 
-    return _sum_by_stage(plan, measure)
+    return _sum_by_stage(plan, measure, by_name=bool(config.optimizer.groups))
 
 
 def state_bytes_per_parameter(config: Config, plan: RunPlan) -> float:
     """Bytes of optimizer state over the whole model, for each of its parameters; master weights not counted."""
-    states = sum_by_layer(plan.model, lambda weight: state_bytes(weight, config.optimizer))
+    by_name = bool(config.optimizer.groups)
+    states = sum_by_layer(plan.model, lambda weight: state_bytes(weight, config.optimizer), by_name=by_name)
     return sum(states.values()) / sum(sum_by_layer(plan.model, lambda weight: prod(weight.shape)).values())
 
 
-def _sum_by_stage(plan: RunPlan, measure: Callable[[Weight], int]) -> tuple[int, ...]:
-    """Sums over the weights that each pipeline stage holds."""
-    sizes = sum_by_layer(plan.model, measure)
+def _sum_by_stage(plan: RunPlan, measure: Callable[[Weight], int], *, by_name: bool = False) -> tuple[int, ...]:
+    """Sums over the weights that each pipeline stage holds; see `sum_by_layer`."""
+    sizes = sum_by_layer(plan.model, measure, by_name=by_name)
     stages = [sum(sizes[f"blocks.{index}"] for index in plan.blocks_of(stage)) for stage in range(plan.pp)]
     stages[plan.chunk_ranks[0]] += sizes["embedding"]
     behind = ("final_norm", "head", *(f"mtp.{depth}" for depth in range(plan.model.num_predictions)))
