@@ -165,14 +165,14 @@ MUTANTS = (
     ),
     Mutant("architecture/costs.py", "return 6.0 * (blocks", "return 6.0 * (0.99 * blocks", "config/test_plan.py"),
     Mutant(
-        "architecture/costs.py",
+        "architecture/attention_costs.py",
         "mean_span = window - window * window / (2 * seq_len)",
         "mean_span = window / 2",
         "config/test_plan.py",
     ),
     Mutant(
         "architecture/architecture.py",
-        'self.norm_placement in ("after", "both")',
+        'self.norm_placement in ("after", "both", "post")',
         'self.norm_placement == "after"',
         "model/test_transformer.py planner/test_traffic.py",
     ),
@@ -241,9 +241,9 @@ MUTANTS = (
         "layers/test_attention.py",
     ),
     Mutant(
-        "layers/attention_blocks.py",
-        ".tril_(-1 - spare)",
-        ".tril_(-2 - spare)",
+        "layers/attention.py",
+        "first_key = 0 if window is None else max(0, before + start - window + 1)",
+        "first_key = 0 if window is None else max(0, before + start - window + 2)",
         "layers/test_attention.py",
     ),
     Mutant(
@@ -259,7 +259,9 @@ MUTANTS = (
         "if False:",
         "train/test_brought_ranks.py train/test_plugins.py",
     ),
-    Mutant("model/initialize.py", "(2 * model.num_layers) ** 0.5", "model.num_layers**0.5", "model/test_initialize.py"),
+    Mutant(
+        "architecture/initial.py", "(2 * model.num_layers) ** 0.5", "model.num_layers**0.5", "model/test_initialize.py"
+    ),
     Mutant(
         "optim/schedules.py",
         "num_drops = (k - 1) //",
@@ -322,4 +324,50 @@ MUTANTS = (
         "slurm/test_outcome.py",
     ),
     Mutant("slurm/stall.py", "now - moved <= max(", "now - moved <= min(", "slurm/test_goodput.py"),
+    Mutant(
+        "optim/groups.py",
+        "(1.0 if group is None else group.lr_scale)",
+        "1.0",
+        "optim/test_weight_groups.py",
+    ),
+    Mutant("optim/groups.py", "decay /= optimizer.lr * scale", "decay /= optimizer.lr", "optim/test_weight_groups.py"),
+    Mutant(
+        "optim/optimizer.py",
+        "given, decay = list(torch._foreach_add(given, weights, alpha=decay)), 0.0",
+        "given = list(torch._foreach_add(given, weights, alpha=decay))",
+        "optim/test_weight_groups.py",
+    ),
+    Mutant(
+        "optim/gradients.py",
+        "everywhere = [not part.is_copy for part in slices]",
+        "everywhere = counted",
+        "engine/test_weight_groups.py",
+    ),
+    Mutant(
+        "engine/deepspeed/frozen.py",
+        "cleared[found] = 0.0",
+        "cleared[found.start] = 0.0",
+        "engine/test_weight_groups.py",
+    ),
+    Mutant(
+        "optim/schedules.py",
+        "begin, peak = end, _rate(end - begin, end - begin, top, phase, measured)",
+        "begin, peak = end, top",
+        "optim/test_phases.py",
+    ),
+    Mutant(
+        "config/shares.py", "(counts[rank] + 1) / speeds[rank]", "counts[rank] / speeds[rank]", "train/test_balance.py"
+    ),
+    Mutant(
+        "engine/steps.py",
+        "loss_weights(batch).double().sum()",
+        "batch.loss_mask.double().sum()",
+        "engine/test_loss_weights.py",
+    ),
+    Mutant(
+        "data/gather.py",
+        "stream.weights[token]",
+        "stream.weights[token - 1]",
+        "data/test_gather.py tokenizer/test_chat.py",
+    ),
 )
