@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from megalite.layers.weight_gradients import ProductGradient
 from tests.kit.spawn import run_ranks
 from tests.kit.train import start_rank, tiny_config, train
 
@@ -62,25 +63,34 @@ def test_every_layout_trains_like_one_process():
                 assert off <= TOLERANCE, (layout, off)
 
 
-def one_step(frozen: list[list[str]]) -> list[tuple[float, dict[str, float]]]:
-    """The gradient norm of the first step, and how far each weight moves in it."""
-    found = []
+def one_step(frozen: list[list[str]]) -> list[tuple[float, dict[str, float], int]]:
+    """The gradient norm of the first step, how far each weight moves in it, and of how many a product is made."""
+    found, made, begin = [], [0], ProductGradient.begin
+
+    def counted(gradient: ProductGradient, total: torch.Tensor) -> None:
+        made[0] += 1
+        begin(gradient, total)
+
+    ProductGradient.begin = counted
     for patterns in frozen:
+        made[0] = 0
         own = [{"match": patterns, "frozen": True}] if patterns else []
         rank = start_rank(tiny_config(optimizer={"groups": own}, model={"num_layers": 2}))
         before = {each.local.weight.name: each.tensors["weight"].clone() for each in rank.engine.local_weights()}
         ((_, norm),) = rank.train(0, 1)
         after = {each.local.weight.name: each.tensors["weight"] for each in rank.engine.local_weights()}
-        found.append((norm, {name: float((after[name] - w).abs().max()) for name, w in before.items()}))
+        found.append((norm, {name: float((after[name] - w).abs().max()) for name, w in before.items()}, made[0]))
         rank.engine.close()
     return found
 
 
 def test_frozen_weights_have_no_part():
-    """They do not move by a bit, and the norm is that of the others: squares of complementary halves add up to all."""
+    """They do not move by a bit, no product is made for them, and the norm is that of the others: squares of
+    complementary halves add up to all."""
     one, other = ["blocks.*", "final_norm.weight"], ["embedding.*", "head.*"]
-    (whole, moved), (norm, few), (rest, many) = run_ranks(one_step, 1, [[], one, other])[0]
+    (whole, moved, products), (norm, few, of_few), (rest, many, _) = run_ranks(one_step, 1, [[], one, other])[0]
     assert all(moved.values())
+    assert products - of_few == 2 * 4, "qkv, o, gate with up and down of two blocks"
     assert {name for name, far in few.items() if not far} == {n for n in few if n.startswith(("blocks.", "final_norm"))}
     assert {name for name, far in many.items() if not far} == {"embedding.weight", "head.weight"}
     assert math.isclose(math.hypot(norm, rest), whole, rel_tol=1e-5)

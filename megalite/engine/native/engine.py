@@ -8,8 +8,9 @@ import torch
 from torch import Tensor, nn
 
 from megalite.config.plan import RunPlan
-from megalite.config.schema import Config
+from megalite.config.schema import Config, OptimizerConfig
 from megalite.config.stream import own_tokens, stream_unit
+from megalite.config.weight_groups import group_of
 from megalite.data.loader import Batch
 from megalite.engine.batch_cut import BatchCut
 from megalite.engine.grad_norm import END_COPY_MARK
@@ -26,7 +27,7 @@ from megalite.engine.stage_state import EngineOfState, StageState
 from megalite.engine.steps import PRODUCT_DTYPES, count_loss, losses_of_step, sums_on_host, token_axes
 from megalite.engine.update import Update
 from megalite.layers.mlp import MLP
-from megalite.model.initialize import EXPERT_MARK, WeightSource
+from megalite.model.initialize import EXPERT_MARK, WeightSource, stage_weights
 from megalite.model.transformer import Stage
 from megalite.optim.optimizers import build_optimizer
 from megalite.parallel.axes import Axes, Axis
@@ -71,7 +72,8 @@ class NativeEngine(EngineOfState):
             wire_dtype=WIRE_DTYPES[config.precision.reduce_dtype or "fp32"],
         )
         uses = _uses(stage, own_tokens(config))
-        sums.bind(self._buckets, uses, self._replication.reduce, num_at_end=int(at_ends is not None))
+        frozen, num_at_end = _frozen(stage, config.optimizer), int(at_ends is not None)
+        sums.bind(self._buckets, uses, self._replication.reduce, num_at_end=num_at_end, frozen=frozen)
         partition = BucketPartition(self._buckets, self._replication, axes, is_sharded=is_sharded)
         self._state = StageState(optimizer, stage, axes, partition)
         counted = [index for index, part in enumerate(self._state.slices) if not part.is_copy]
@@ -215,6 +217,13 @@ def _make_buckets(
 
 def _replicas_of(group: Sequence[nn.Parameter], axes: Axes) -> Axis:
     return axes.replicas_of(is_expert=getattr(group[0], EXPERT_MARK))
+
+
+def _frozen(stage: Stage, optimizer: OptimizerConfig) -> list[nn.Parameter]:
+    """Parameters of which all stays as it is."""
+    parameters = dict(stage.named_parameters())
+    of_rows = ((name, [group_of(row.name, optimizer) for row in rows]) for name, rows in stage_weights(stage))
+    return [parameters[name] for name, groups in of_rows if all(group is not None and group.frozen for group in groups)]
 
 
 def _uses(stage: Stage, num_tokens: int) -> dict[nn.Parameter, int]:

@@ -10,7 +10,7 @@ reduced from the last to the first, whatever becomes whole first, so that all ra
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 import torch
@@ -53,6 +53,7 @@ class GradientSums:
         self.observer: GradientObserver | None = None
         """Is told each gradient; set for steps that are measured."""
         self._seen: dict[tuple[nn.Parameter, int], list[Tensor]] = {}
+        self._frozen: Collection[nn.Parameter] = ()
 
     def bind(
         self,
@@ -61,6 +62,7 @@ class GradientSums:
         reduce: Callable[[int], None],
         *,
         num_at_end: int = 0,
+        frozen: Collection[nn.Parameter] = (),
     ) -> None:
         """Say where the sums are.
 
@@ -69,8 +71,10 @@ class GradientSums:
             uses: how often a micro-batch makes a gradient of a parameter, where that is not once.
             reduce: begins the reduction of a bucket, by its number; called once a step for each, in falling order.
             num_at_end: of the first buckets, whose reduction must wait until all passes of the step are over.
+            frozen: whose gradients are not made: they are zero.
         """
         self._buckets, self._reduce, self._num_at_end = buckets, reduce, num_at_end
+        self._frozen = frozenset(frozen)
         for number, bucket in enumerate(buckets):
             for parameter, view in zip(bucket.parameters, bucket.views, strict=True):
                 self._sums[parameter] = _Sum(number, view, uses.get(parameter, 1))
@@ -121,6 +125,15 @@ class GradientSums:
     @torch.no_grad()
     def _add(self, parameter: nn.Parameter, gradient: WeightGradient) -> None:
         found = self._sums[parameter]
+        if parameter not in self._frozen:
+            self._make(parameter, gradient, found)
+        found.num_left -= 1
+        if found.num_left == 0:
+            self._left[found.bucket] -= 1
+            while self._next >= self._num_at_end and self._left[self._next] == 0:
+                self._reduce_next()
+
+    def _make(self, parameter: nn.Parameter, gradient: WeightGradient, found: _Sum) -> None:
         if self.observer is not None:
             gradient = self._tell(self.observer, parameter, gradient.make(), found.uses)
         if found.is_begun:
@@ -128,11 +141,6 @@ class GradientSums:
         else:
             gradient.begin(found.total)
             found.is_begun = True
-        found.num_left -= 1
-        if found.num_left == 0:
-            self._left[found.bucket] -= 1
-            while self._next >= self._num_at_end and self._left[self._next] == 0:
-                self._reduce_next()
 
     def _tell(self, observer: GradientObserver, parameter: nn.Parameter, made: Tensor, uses: int) -> WholeGradient:
         """Tell a micro-batch's gradient, once all uses of the parameter have added to it."""
