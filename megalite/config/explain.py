@@ -31,8 +31,16 @@ LONGEST_FOUND = 60
 def explain(error: ValidationError, kind: type[Section]) -> Iterator[tuple[tuple[str, ...], str]]:
     """Yield, for each complaint about data for `kind`, the keys that lead to the setting and a sentence about it."""
     settings = _Settings(kind)
-    errors = error.errors()
+    errors, told = error.errors(), set[tuple[int | str, ...]]()
     for details in errors:
+        keys = settings.union_on_the_way(details["loc"])
+        if keys is not None:  # pydantic complains of each alternative by itself
+            of_all = (each for each in errors if each["loc"][:-1] == keys)
+            whole = next(of_all, details)
+            if keys not in told:
+                yield tuple(map(str, keys)), _sentence({**whole, "type": "union", "loc": keys}, settings)
+            told.add(keys)
+            continue
         if details["type"] == "too_short" and any(_is_inside(other["loc"], details["loc"]) for other in errors):
             continue  # of a list whose wrong values do not count: they have their own complaints
         yield tuple(str(key) for key in details["loc"]), _sentence(details, settings)
@@ -84,7 +92,7 @@ def _schema(kind: type[Section]) -> Node:
 class _Settings:
     """The JSON schema of a section and all below it, with references followed.
 
-    In the nodes it hands out, a null alternative has become the key `nullable`.
+    In the nodes it hands out, a null alternative has become the key `nullable`, and others the key `alternatives`.
     """
 
     def __init__(self, kind: type[Section]):
@@ -105,6 +113,11 @@ class _Settings:
             node = self._resolved(inner)
         return node
 
+    def union_on_the_way(self, keys: tuple[int | str, ...]) -> tuple[int | str, ...] | None:
+        """The keys of a setting on the way whose value may be of several kinds; None where there is none."""
+        passed = (keys[:number] for number in range(1, len(keys)))
+        return next((each for each in passed if "alternatives" in (self.at(each) or {})), None)
+
     def by_last_key(self) -> dict[str, list[str]]:
         """Dotted names of all settings that are not sections, by their last part."""
         names: dict[str, list[str]] = {}
@@ -123,8 +136,11 @@ class _Settings:
     def _resolved(self, node: Node) -> Node:
         description = {"description": node["description"]} if "description" in node else {}
         if "anyOf" in node:
-            option = next(option for option in node["anyOf"] if option.get("type") != "null")
-            return {**self._resolved(option), "nullable": True, **description}
+            options = [option for option in node["anyOf"] if option.get("type") != "null"]
+            null = {"nullable": True} if len(options) < len(node["anyOf"]) else {}
+            if len(options) == 1:
+                return {**self._resolved(options[0]), **null, **description}
+            return {"alternatives": [self._resolved(option) for option in options], **null, **description}
         if "$ref" in node:
             target = self._root["$defs"][node["$ref"].rpartition("/")[2]]
             return {**target, **description}
@@ -136,6 +152,8 @@ def _expected(setting: Node) -> str:
 
 
 def _words(setting: Node) -> str:
+    if "alternatives" in setting:
+        return ", or ".join(map(_words, setting["alternatives"]))
     choices = _choices(setting)
     if choices:
         return ", ".join(choices[:-1]) + (" or " if len(choices) > 1 else "") + choices[-1]
@@ -156,6 +174,8 @@ def _words(setting: Node) -> str:
 
 
 def _choices(setting: Node) -> list[str]:
+    if "alternatives" in setting:
+        return [choice for each in setting["alternatives"] for choice in _choices(each)]
     options = setting.get("enum") or ([setting["const"]] if "const" in setting else [])
     return [str(option) for option in options]
 

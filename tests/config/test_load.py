@@ -349,3 +349,15 @@ class TestDump:
         text = dump_config(Config())
         assert all(f"\n{section}:" in f"\n{text}" for section in Config.model_fields)
         assert "  preset: null\n" in text
+
+
+@pytest.mark.parametrize("value", ["fast", "[0, 1]", "[x]", "{a: 1}"])
+def test_settings_of_several_kinds(tmp_path, value):
+    """One complaint, at the setting, with all that it may be."""
+    path = tmp_path / "run.yaml"
+    path.write_text("train: {steps: 1}\n", encoding="utf-8")
+    with pytest.raises(ConfigError) as caught:
+        load_config(path, [f"batch.shares={value}"])
+    (problem,) = caught.value.problems
+    assert problem.startswith("command line: batch.shares: found ")
+    assert "expected even or measured, or a list" in problem
