@@ -41,11 +41,12 @@ class Share:
 
     def copy(self) -> None:
         """Copy what is pending. A thread may do it."""
-        if self.is_final is None:
+        device = next((source.device for _, source in self.pending if source.is_cuda), None)
+        if self.is_final is None or device is None:  # of an offloaded optimizer all is the host's
             for target, source in self.pending:
                 copy_numbers(target, source)
         else:
-            stream = torch.cuda.Stream(self.pending[0][1].device)
+            stream = torch.cuda.Stream(device)
             stream.wait_event(self.is_final)
             with torch.cuda.stream(stream):
                 for target, source in self.pending:
