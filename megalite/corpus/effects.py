@@ -47,7 +47,7 @@ MOST_ON_A_LINEAR_SCALE = 20.0
 
 BLOCKS = " ▁▂▃▄▅▆▇█"
 
-RULE_SETS = ("c4", "gopher_quality", "gopher_repetition", "fineweb", "bad_words")
+RULE_SETS = ("c4", "gopher_quality", "gopher_repetition", "fineweb", "bad_words", "code")
 
 
 @dataclass(frozen=True)
