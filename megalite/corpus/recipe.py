@@ -31,6 +31,24 @@ class LanguageConfig(Section):
     """Least probability of the language that is found; short and mixed texts score low."""
 
 
+class LicenseConfig(Section):
+    """Which licences to accept; they are counted too. What the texts say comes before what the metadata say."""
+
+    accept: tuple[str, ...] = Field(
+        default=(
+            *("MIT", "MIT-0", "Apache-2.0", "BSD-2-Clause", "BSD-3-Clause", "ISC", "0BSD", "Zlib", "BSL-1.0"),
+            *("Unlicense", "CC0-1.0", "PSF-2.0", "Python-2.0"),
+        ),
+        min_length=1,
+    )
+    """SPDX identifiers; the default is permissive ones. Of an expression, `OR` needs one of them, `AND` all."""
+    field: str | None = None
+    """Field of the metadata that names the licence, or a list of which all must be accepted; the sources must keep it,
+    as in `keep_fields: [license]`. null looks at the texts alone."""
+    unknown: Literal["reject", "keep"] = "reject"
+    """What to do with documents that say nothing of a licence."""
+
+
 class CleanConfig(RulesConfig):
     """Repair of each document, redaction, then rules that keep or reject it. null turns a rule off."""
 
@@ -44,6 +62,8 @@ class CleanConfig(RulesConfig):
     """Replace personal data and secrets; {} takes the usual kinds."""
     language: LanguageConfig | None = None
     """Keep some languages only; needs py3langid."""
+    license: LicenseConfig | None = None
+    """Keep documents under some licences only; {} takes the usual permissive ones."""
 
 
 class DedupConfig(Section):

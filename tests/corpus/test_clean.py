@@ -63,6 +63,7 @@ def test_the_station_keeps_counts_and_rejects(tmp_path):
         "rejected": {row["reason"]: 1 for row in sorted(rejected, key=lambda row: row["reason"])},
         "redacted": {},
         "languages": {},
+        "licenses": {},
     }
 
 
