@@ -36,6 +36,9 @@ from megalite.texts import Texts
 
 LATER = ("code", "license")
 
+LATER_KINDS = ("address", "name")
+"""Of privacy."""
+
 
 def clean(
     corpus: Corpus,
@@ -96,6 +99,9 @@ def _described(settings: dict[str, Any], config: CleanConfig) -> dict[str, Any]:
     """The settings by which a finished folder is known: with the code of plug-ins' rules, and without those settings
     that came later where they are off, as in folders that are older than they."""
     settings = {name: value for name, value in settings.items() if value is not None or name not in LATER}
+    if settings["privacy"] is not None:
+        kinds = settings["privacy"].items()
+        settings["privacy"] = {kind: value for kind, value in kinds if value is not None or kind not in LATER_KINDS}
     if not config.custom:
         return {name: value for name, value in settings.items() if name != "custom"}
     code = {name: xxhash.xxh3_64_hexdigest(FILTER_RULES.code(name, FILTER_RULES[name].call)) for name in config.custom}
