@@ -14,7 +14,7 @@ from megalite.config.schema import Section
 from megalite.corpus.near.settings import NearDedupConfig
 from megalite.corpus.privacy.settings import PrivacyConfig
 from megalite.corpus.rules.settings import RulesConfig
-from megalite.corpus.scoring.settings import ClassifierConfig, PerplexityConfig
+from megalite.corpus.scoring.settings import ClassifierConfig, HarmfulConfig, PerplexityConfig
 from megalite.corpus.source import DocumentSource
 from megalite.corpus.spans.settings import DecontaminateConfig, LineDedupConfig, SubstringConfig, UrlDedupConfig
 from megalite.data.settings import PackConfig
@@ -107,6 +107,8 @@ class DataRecipe(Section):
     """Remove passages that stood earlier in the corpus."""
     decontaminate: DecontaminateConfig | None = None
     """Remove documents that share runs of words with evaluation sets."""
+    harmful: HarmfulConfig | None = None
+    """Put documents aside that look more like a harmful sample than like a harmless one."""
     perplexity: PerplexityConfig | None = None
     """Keep the documents that an n-gram model finds least surprising."""
     classifier: ClassifierConfig | None = None

@@ -148,6 +148,7 @@ DOCUMENT_STATIONS = (
     "line-dedup",
     "substring-dedup",
     "decontaminate",
+    "harmful",
     "perplexity",
     "classifier",
 )

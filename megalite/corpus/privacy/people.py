@@ -39,7 +39,7 @@ WORDS = re.compile(
 TITLE_BEFORE = re.compile(rb"(?<![0-9A-Za-z_])(%b)\.?[ \n]{1,3}\Z" % b"|".join(TITLES), re.IGNORECASE)
 
 INTRODUCTION_BEFORE = re.compile(
-    rb"(?<![0-9A-Za-z_])(%b)[ \n]{1,3}\Z" % b"|".join(sorted(INTRODUCTIONS, key=len, reverse=True)), re.IGNORECASE
+    rb"(?<![0-9A-Za-z_])(%b)[ \n]{1,3}\Z" % b"|".join(sorted(INTRODUCTIONS, reverse=True)), re.IGNORECASE
 )
 
 MAX_BEFORE = 24

@@ -96,9 +96,10 @@ STREETS = (
 
 GERMAN_STREETS = (
     *("straße", "strasse", "str.", "weg", "platz", "allee", "gasse", "damm", "ufer", "chaussee", "steig", "stieg"),
-    *("promenade", "ring", "pfad", "markt"),
+    *("promenade", "pfad", "markt"),
 )
-"""Ends of a street's name in Germany, Austria and Switzerland, in small letters."""
+"""Ends of a street's name in Germany, Austria and Switzerland, in small letters.
+`ring` is left out: Engineering 23."""
 
 BOXES = (b"box", b"postfach")
 """Before the number of a post office box."""
