@@ -56,6 +56,9 @@ SENTENCES: tuple[Sentence, ...] = (
     ),
     ("Apache-2.0", b"licensed under the apache license version 2 0", b""),
     ("Apache-2.0", b"apache license version 2 0 january 2004", b""),
+    ("MIT", b"under the mit license", b""),
+    ("BSD-3-Clause", b"bsd 3 clause license", b""),
+    ("BSD-2-Clause", b"bsd 2 clause license", b""),
     ("BSD-3-Clause", BSD + b"&" + NEITHER_NAME, b""),
     ("BSD-2-Clause", BSD, NEITHER_NAME),
     (

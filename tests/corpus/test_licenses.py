@@ -57,6 +57,8 @@ TEXTS = {
     "/* SPDX-License-Identifier: GPL-2.0-only WITH Linux-syscall-note */": "GPL-2.0-only WITH Linux-syscall-note",
     "<!-- SPDX-License-Identifier: MIT -->": "MIT",
     MIT + APACHE: "MIT AND Apache-2.0",
+    "# BSD 3-Clause License; see LICENSE": "BSD-3-Clause",
+    "// Released under the MIT license.": "MIT",
     "def permit(licensed): return licensed": UNKNOWN,
     "x = 1\n" * 2000 + MIT: UNKNOWN,
     "": UNKNOWN,
