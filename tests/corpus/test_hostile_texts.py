@@ -31,6 +31,7 @@ from megalite.corpus.repair.repair import repair
 from megalite.corpus.rules.apply import apply_rules
 from megalite.corpus.rules.settings import (
     C4Config,
+    CodeConfig,
     FineWebConfig,
     GopherQualityConfig,
     GopherRepetitionConfig,
@@ -65,6 +66,7 @@ RULES = RulesConfig(
     gopher_quality=GopherQualityConfig(),
     gopher_repetition=GopherRepetitionConfig(),
     fineweb=FineWebConfig(),
+    code=CodeConfig(),
 )
 
 HEADER = base64.urlsafe_b64encode(json.dumps({"alg": "HS256", "typ": "JWT"}).encode()).decode().rstrip("=")

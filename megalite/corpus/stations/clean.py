@@ -126,7 +126,7 @@ def _refuse_without_license_field(config: LicenseConfig | None, num_documents: i
     if config is not None and config.field is not None and num_documents and not num_described:
         raise DataError(
             f"license.field: no document has a field {config.field!r} that names a licence; name it in keep_fields of "
-            "the sources, spelled as there, or leave license.field out to look at the texts alone"
+            "the sources (--keep-field), spelled as there, or leave license.field out to look at the texts alone"
         )
 
 
