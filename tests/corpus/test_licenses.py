@@ -6,7 +6,7 @@ import itertools
 import json
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from megalite.corpus.corpus import Corpus
@@ -108,6 +108,7 @@ EXPRESSIONS = st.recursive(
 )
 
 
+@settings(max_examples=40, deadline=None)
 @given(EXPRESSIONS)
 def test_expressions_are_those_of_logic(expression):
     """AND, OR and brackets against Python's own, over all choices of accepted licences."""
