@@ -92,7 +92,7 @@ FLOORS_INSIDE: dict[str, tuple[tuple[str, ...], ...]] = {
         ("reading",),
         ("shards",),
         ("corpus",),
-        ("blanks", "language", "near", "privacy", "repair", "rules", "scoring", "spans"),
+        ("blanks", "language", "licenses", "near", "privacy", "repair", "rules", "scoring", "spans"),
         ("recipe",),
         ("card", "stations"),
         ("compile_ahead", "effects", "inspection", "preload", "prepare"),

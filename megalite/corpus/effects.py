@@ -16,7 +16,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 
@@ -26,7 +26,7 @@ from megalite.corpus.recipe import CleanConfig
 from megalite.corpus.rules.rule import Rule
 from megalite.corpus.rules.settings import FineWebConfig, GopherQualityConfig, GopherRepetitionConfig
 from megalite.corpus.shards import Shard, ShardReading
-from megalite.corpus.stations.clean import detect_languages, repair_and_redact
+from megalite.corpus.stations.clean import detect_languages, detect_licenses, repair_and_redact
 from megalite.errors import DataError
 from megalite.stations.manifest import write_text
 
@@ -47,7 +47,7 @@ MOST_ON_A_LINEAR_SCALE = 20.0
 
 BLOCKS = " ▁▂▃▄▅▆▇█"
 
-RULE_SETS = ("c4", "gopher_quality", "gopher_repetition", "fineweb", "bad_words")
+RULE_SETS = ("c4", "gopher_quality", "gopher_repetition", "fineweb", "bad_words", "code")
 
 
 @dataclass(frozen=True)
@@ -99,11 +99,21 @@ class Effects:
     """Records left out because they could not be read."""
     other_languages: int
     """Documents left out because of their language, which is looked at before the rules."""
+    other_licenses: int
+    """Documents left out because of their licence, which comes before the language."""
     rejected: int
     """Documents that at least one rule rejects."""
     rejected_bytes: int
     rules: tuple[Effect, ...]
     """In the order in which they are asked."""
+
+
+class LeftOut(NamedTuple):
+    """Numbers of records, and of documents, that rules do not get to see."""
+
+    unreadable: int
+    other_languages: int
+    other_licenses: int
 
 
 def measure_effects(corpus: Corpus, config: CleanConfig, *, max_mb: float = 20.0) -> Effects:
@@ -121,10 +131,13 @@ def measure_effects(corpus: Corpus, config: CleanConfig, *, max_mb: float = 20.0
 
     rules = make_rules(config)
     lengths, values, rejects = [], [], []
-    unreadable = other_languages = 0
+    unreadable = other_languages = other_licenses = 0
     for batch in _sample(corpus.shards(), max_mb * 1e6):
         unreadable += len(batch.rejected)
-        texts, _ = repair_and_redact(batch.texts, config)
+        refused, _, _ = detect_licenses(batch.texts, batch.documents.column("metadata"), config.license)
+        other_licenses += int((refused != "").sum())
+        given = batch.texts.take(refused == "") if config.license is not None else batch.texts
+        texts, _ = repair_and_redact(given, config)
         if config.language is not None and config.language.keep:
             is_other, _ = detect_languages(texts, config.language)
             other_languages += int(is_other.sum())
@@ -135,11 +148,12 @@ def measure_effects(corpus: Corpus, config: CleanConfig, *, max_mb: float = 20.0
         rejects.append(np.stack([rule.rejects(statistics) for rule in rules]))
     if not sum(map(len, lengths)):
         raise DataError(
-            f"no document to look at: {unreadable} records in the sample could not be read, and {other_languages} are "
-            "in other languages than language.keep names; are the text field and the languages the right ones?"
+            f"no document to look at: {unreadable} records in the sample could not be read, {other_licenses} are under "
+            f"other licences than license.accept names, and {other_languages} are in other languages than "
+            "language.keep names; are the text field, the licences and the languages the right ones?"
         )
-    left_out = unreadable, other_languages
-    return _add_up(rules, np.concatenate(lengths), np.hstack(values), np.hstack(rejects), *left_out)
+    left_out = LeftOut(unreadable, other_languages, other_licenses)
+    return _add_up(rules, np.concatenate(lengths), np.hstack(values), np.hstack(rejects), left_out)
 
 
 def with_rule_sets(config: CleanConfig) -> CleanConfig:
@@ -175,8 +189,7 @@ def _add_up(
     lengths: np.ndarray,
     values: np.ndarray,
     rejects: np.ndarray,
-    unreadable: int,
-    other_languages: int,
+    left_out: LeftOut,
 ) -> Effects:
     """Counts and histograms.
 
@@ -185,8 +198,7 @@ def _add_up(
         lengths: int64 [documents], bytes.
         values: float64 [rules, documents].
         rejects: bool [rules, documents].
-        unreadable: number of records.
-        other_languages: number of documents.
+        left_out: what the rules did not get to see.
     """
     num_rejecting = rejects.sum(axis=0)
     effects = tuple(
@@ -205,8 +217,7 @@ def _add_up(
     return Effects(
         documents=lengths.size,
         text_bytes=int(lengths.sum()),
-        unreadable=unreadable,
-        other_languages=other_languages,
+        **left_out._asdict(),
         rejected=int(gone.sum()),
         rejected_bytes=int(lengths[gone].sum()),
         rules=effects,
@@ -301,6 +312,8 @@ def headline(effects: Effects) -> str:
     share_of_text = effects.rejected_bytes / max(effects.text_bytes, 1)
     unreadable = f", {effects.unreadable:,} records unreadable" if effects.unreadable else ""
     others = f", {effects.other_languages:,} documents in other languages" if effects.other_languages else ""
+    if effects.other_licenses:
+        others += f", {effects.other_licenses:,} documents under other licences"
     return (
         f"sample: {effects.documents:,} documents, {effects.text_bytes / 1e6:,.1f} MB{unreadable}{others}; "
         f"all rules together reject {share:.1%} of the documents, {share_of_text:.1%} of the text"

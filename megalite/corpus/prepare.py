@@ -1,7 +1,7 @@
 """A recipe from raw documents to packed training data, station by station.
 
     sources -> clean -> url-dedup, dedup, near-dedup, line-dedup, substring-dedup, decontaminate
-            -> perplexity, classifier -> tokenizer, chat-tokenizer
+            -> harmful, perplexity, classifier -> tokenizer, chat-tokenizer
             -> tokens/train, tokens/valid -> packed/train, packed/valid
 
 Every station leaves its folder below the recipe's `out`. One that is finished, with the same settings and the same
@@ -30,7 +30,7 @@ from megalite.corpus.stations.clean import clean
 from megalite.corpus.stations.dedup import dedup
 from megalite.corpus.stations.forms import Forms
 from megalite.corpus.stations.near import near_dedup
-from megalite.corpus.stations.select import classifier, perplexity
+from megalite.corpus.stations.select import classifier, harmful, perplexity
 from megalite.corpus.stations.spans import decontaminate, line_dedup, substring_dedup, url_dedup
 from megalite.corpus.stations.tokenize import tokenize
 from megalite.corpus.stations.train_tokenizer import train_tokenizer
@@ -152,6 +152,8 @@ def _filters(recipe: DataRecipe) -> Iterator[tuple[str, Callable[..., StationRes
         yield "substring-dedup", partial(substring_dedup, config=recipe.substring_dedup)
     if recipe.decontaminate is not None:
         yield "decontaminate", partial(decontaminate, config=recipe.decontaminate)
+    if recipe.harmful is not None:
+        yield "harmful", partial(harmful, config=recipe.harmful)
     if recipe.perplexity is not None:
         yield "perplexity", partial(perplexity, config=recipe.perplexity)
     if recipe.classifier is not None:
@@ -188,6 +190,10 @@ def _refuse_missing_files(recipe: DataRecipe) -> None:
         wanted["near_dedup.older"] = recipe.near_dedup.older
     if recipe.decontaminate is not None:
         wanted["decontaminate.paths"] = recipe.decontaminate.paths
+    if recipe.harmful is not None:
+        wanted["harmful.model"] = [recipe.harmful.model]
+        wanted["harmful.harmful"] = recipe.harmful.harmful
+        wanted["harmful.harmless"] = recipe.harmful.harmless
     if recipe.perplexity is not None:
         wanted["perplexity.model"] = [recipe.perplexity.model]
         wanted["perplexity.train_on"] = recipe.perplexity.train_on

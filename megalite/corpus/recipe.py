@@ -15,7 +15,7 @@ from megalite.config.schema import Section
 from megalite.corpus.near.settings import NearDedupConfig
 from megalite.corpus.privacy.settings import PrivacyConfig
 from megalite.corpus.rules.settings import RulesConfig
-from megalite.corpus.scoring.settings import ClassifierConfig, PerplexityConfig
+from megalite.corpus.scoring.settings import ClassifierConfig, HarmfulConfig, PerplexityConfig
 from megalite.corpus.source import DocumentSource
 from megalite.corpus.spans.settings import DecontaminateConfig, LineDedupConfig, SubstringConfig, UrlDedupConfig
 from megalite.data.settings import PackConfig
@@ -33,6 +33,24 @@ class LanguageConfig(Section):
     """Least probability of the language that is found; short and mixed texts score low."""
 
 
+class LicenseConfig(Section):
+    """Which licences to accept; they are counted too. What the texts say comes before what the metadata say."""
+
+    accept: tuple[str, ...] = Field(
+        default=(
+            *("MIT", "MIT-0", "Apache-2.0", "BSD-2-Clause", "BSD-3-Clause", "ISC", "0BSD", "Zlib", "BSL-1.0"),
+            *("Unlicense", "CC0-1.0", "PSF-2.0", "Python-2.0"),
+        ),
+        min_length=1,
+    )
+    """SPDX identifiers; the default is permissive ones. Of an expression, `OR` needs one of them, `AND` all."""
+    field: str | None = None
+    """Field of the metadata that names the licence, or a list of which all must be accepted; the sources must keep it,
+    as in `keep_fields: [license]`. null looks at the texts alone."""
+    unknown: Literal["reject", "keep"] = "reject"
+    """What to do with documents that say nothing of a licence."""
+
+
 class CleanConfig(RulesConfig):
     """Repair of each document, redaction, then rules that keep or reject it. null turns a rule off."""
 
@@ -46,6 +64,8 @@ class CleanConfig(RulesConfig):
     """Replace personal data and secrets; {} takes the usual kinds."""
     language: LanguageConfig | None = None
     """Keep some languages only; needs py3langid."""
+    license: LicenseConfig | None = None
+    """Keep documents under some licences only; {} takes the usual permissive ones."""
 
 
 class DedupConfig(Section):
@@ -89,6 +109,8 @@ class DataRecipe(Section):
     """Remove passages that stood earlier in the corpus."""
     decontaminate: DecontaminateConfig | None = None
     """Remove documents that share runs of words with evaluation sets."""
+    harmful: HarmfulConfig | None = None
+    """Put documents aside that look more like a harmful sample than like a harmless one."""
     perplexity: PerplexityConfig | None = None
     """Keep the documents that an n-gram model finds least surprising."""
     classifier: ClassifierConfig | None = None

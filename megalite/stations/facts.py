@@ -43,6 +43,7 @@ class DocumentCounts(OpenRecord):
     removed: Counts = Field(default_factory=dict)
     redacted: Counts = Field(default_factory=dict)
     languages: Counts = Field(default_factory=dict)
+    licenses: Counts = Field(default_factory=dict)
 
 
 class ClusterCounts(DocumentCounts):
@@ -153,6 +154,7 @@ DOCUMENT_STATIONS = (
     "line-dedup",
     "substring-dedup",
     "decontaminate",
+    "harmful",
     "perplexity",
     "classifier",
 )

@@ -63,7 +63,9 @@ def test_the_station_keeps_counts_and_rejects(tmp_path):
         "rejected": {row["reason"]: 1 for row in sorted(rejected, key=lambda row: row["reason"])},
         "redacted": {},
         "languages": {},
+        "licenses": {},
     }
+    assert not {"code", "license", "custom"} & result.manifest.settings.keys()  # so that older folders are done too
 
 
 def test_unreadable_records_stop_the_station_when_asked(tmp_path):

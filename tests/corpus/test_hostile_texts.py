@@ -31,6 +31,7 @@ from megalite.corpus.repair.repair import repair
 from megalite.corpus.rules.apply import apply_rules
 from megalite.corpus.rules.settings import (
     C4Config,
+    CodeConfig,
     FineWebConfig,
     GopherQualityConfig,
     GopherRepetitionConfig,
@@ -56,18 +57,37 @@ TRIES = 12
 
 Step = Callable[[str], object]
 
-EVERYTHING = PrivacyConfig(us_ssn="<SSN>", password="<PASSWORD>", private_ip_addresses=True)
+EVERYTHING = PrivacyConfig(
+    us_ssn="<SSN>", address="<ADDRESS>", name="<NAME>", password="<PASSWORD>", private_ip_addresses=True
+)
 
 RULES = RulesConfig(
     c4=C4Config(),
     gopher_quality=GopherQualityConfig(),
     gopher_repetition=GopherRepetitionConfig(),
     fineweb=FineWebConfig(),
+    code=CodeConfig(),
 )
 
 HEADER = base64.urlsafe_b64encode(json.dumps({"alg": "HS256", "typ": "JWT"}).encode()).decode().rstrip("=")
 
 PRIVATE = {
+    "addresses.STREET": ("1 A A A A ", "12 1st A. ", "1 Aaaaaaaaaaaaaaaaaaaaaaaaa Street "),
+    "addresses.BEHIND": (
+        "1 A St, A A A A A A A A A A A A A A A A",
+        "1 A St, Aaaaaaaaaaaaa, Aaaaaaaaaaaaa, Aaaaaaaaaa, ",
+    ),
+    "addresses.FLAT_BEFORE": ("Flat 2, 1 A Street ",),
+    "addresses.NO_HOUSE_BEFORE": ("1-1 Aaa ",),
+    "addresses.YEAR": ("2019 Wall Street ",),
+    "addresses.YEAR_BEFORE": ("in 2019 Wall Street ",),
+    "addresses.HOUSE_NUMBER": ("Aweg 1 ", "Aweg 1-"),
+    "addresses.GERMAN_TOWN": ("Aweg 1, 10115 Aaaaaaaaaaaaaaaaaaaaaaaaaaa-",),
+    "addresses.GERMAN_STREET_BEFORE": ("Aaa-Aaa-Aaa-Aweg 1 ", "Aaa-Aaa-Aaa-Aaa-Aaa weg 1 "),
+    "addresses.HIGHWAY": ("Bundesstraße 1 ",),
+    "addresses.NAME_BEFORE": ("A den A den A den 1, 10115 A", "Aaaaaaaa 1, 10115 Aaaaaaaaa "),
+    "addresses.BOX_BEFORE": ("P.O. Box 1 ",),
+    "addresses.BOX_NUMBER": ("Postfach 10 20 30 40 ",),
     "credentials.KEY": ("sk-", "sk-sk-a1-", "xoxb-", "xoxb-a_", "glpat-", "pypi-", "xapp-1-", "gho_a ", "AIza-"),
     "credentials.PREFIX": ("sk-" + "aB1" * 9 + " ",),
     "credentials.PEM_BEGIN": ("-----BEGIN A1 B2 C3 PRIVATE KEY-", "-----BEGIN PRIVATE KEY-----"),
@@ -87,6 +107,9 @@ PRIVATE = {
     "payment.IBAN": ("DE89 ", "DE89 A A A A A A A A A A A ", "DE89" + "A" * 30 + " "),
     "payment.CARD": ("4111 1111 1111 1111 ", "4111-1111-1111-111 ", "1" * 19 + " "),
     "payment.CARD_FORMS": ("4111111111111111 ", "62" + "1" * 17 + " "),
+    "people.WORDS": ("Anna ", "Anna A. von ", "John Aaaaaaaaaaaaaaaaaaaaaaa-", "Dear McMcMc"),
+    "people.TITLE_BEFORE": ("Mr. Aa ", "Mr\n\n\nAa"),
+    "people.INTRODUCTION_BEFORE": ("my name is Aa ", "name:  Aa Aa "),
     "telephone.INTERNATIONAL": ("+1", "+1" + "1" * 45, "\n+1 22 33 44 55 66", "+1(11)", "+49 1" + "1-11 22" * 6),
     "telephone.NORTH_AMERICA": ("212.555.1234 ", "212-555-1234-"),
     "telephone.NORTH_AMERICA_OPENED": ("(212) 555-123 ", "(212)"),
@@ -96,7 +119,8 @@ PRIVATE = {
     "telephone.HEX_PAIR_BEFORE": ("ab 01 23 45 67 89x",),
     "telephone.HEX_PAIR_BEHIND": ("01 23 45 67 89 ab ",),
     "telephone.PATCH_LINE": ("+49 30 1234567\n" + "-" * 300 + "\n",),
-    "telephone.SSN": ("123-45-6789-", "123-45-6789 "),
+    "telephone.SSN": ("123-45-6789-", "123-45-6789 ", "123 45 6789 "),
+    "telephone.SSN_BEFORE": ("SSN 123 45 6789 ", "social security 123 45 6789"),
 }
 """Texts that are bad for each pattern, or for what is done with what it finds: of a megabyte the first of each, the
 others of a fifth of one, which is enough to see a square."""

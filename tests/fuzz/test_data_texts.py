@@ -18,6 +18,7 @@ from megalite.corpus.corpus import Corpus
 from megalite.corpus.documents import Rejected
 from megalite.corpus.effects import with_rule_sets
 from megalite.corpus.recipe import CleanConfig, DocumentSource
+from megalite.corpus.rules.settings import CodeConfig
 from megalite.corpus.stations.clean import clean_texts
 from megalite.corpus.stations.train_tokenizer import train_tokenizer
 from megalite.texts import Texts
@@ -34,7 +35,8 @@ PIECES = (
     *("<", "</", "<!--", "<script>", "<p>" * 300, "&#0;", "&" * 500, "<![CDATA[", "<a b='", "&#x110000;", "\\ud800"),
     *("{", "}", '"', "\\", "[" * 5000, "{" * 5000, "9" * 5000, "1e999", ",", "null", '{"text": ', '{"text": "x"}\n'),
     *("sk-" * 300, "AKIA" * 99, "a@b." * 300, "1." * 300, "http://" * 99, "-----BEGIN ", "xoxb-" * 99),
-    *("</s>", "<unk>"),
+    *("</s>", "<unk>", "00 " * 300, "\\x00" * 300, "<?xml version=", "<!doctype html", "SPDX-License-Identifier: ("),
+    *("Dear Anna ", "Mr. ", "12 A St, ", "Hauptstra\u00dfe 5, 10115 "),
     *("\u2581" * 50, "the the " * 300, "a" * 9000, " " * 9000, "\n" * 3000, "\t", "| --- " * 300, "lorem ipsum"),
 )
 
@@ -46,7 +48,9 @@ WARC = "".join(
     for number in range(5)
 )
 
-CONFIG = with_rule_sets(CleanConfig(privacy={}, fix_encoding=True))
+CONFIG = with_rule_sets(
+    CleanConfig(privacy={"name": "<NAME>", "address": "<ADDRESS>"}, fix_encoding=True, license={"unknown": "keep"})
+).model_copy(update={"code": CodeConfig()})
 
 
 def raw_files() -> dict[str, bytes]:

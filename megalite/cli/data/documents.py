@@ -168,5 +168,25 @@ def classifier(
     run_station(station.classifier, open_corpus(inputs), out, config, workers)
 
 
+def harmful(
+    inputs: StationFolders,
+    out: Out,
+    like: Annotated[list[Path] | None, typer.Option("--harmful", help="Documents that must not stay.")] = None,
+    harmless: Annotated[list[Path] | None, typer.Option(help="Documents that may stay.")] = None,
+    max_score: Annotated[
+        float | None, typer.Option(help="Largest probability of being harmful. [default: 0.5]")
+    ] = None,
+    settings: Set = None,
+    workers: Workers = None,
+) -> None:
+    """Put documents aside that look more like a harmful sample than like a harmless one."""
+    from megalite.corpus.scoring.settings import HarmfulConfig
+    from megalite.corpus.stations import select as station
+
+    given = {"harmful": _strings(like), "harmless": _strings(harmless), "max_score": max_score}
+    config = make_settings(HarmfulConfig, settings, **given)
+    run_station(station.harmful, open_corpus(inputs), out, config, workers)
+
+
 def _strings(paths: list[Path] | None) -> list[str] | None:
     return [str(path) for path in paths] if paths else None

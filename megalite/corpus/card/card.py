@@ -6,7 +6,7 @@ No times and no absolute paths, so the card of equal data is equal byte for byte
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from megalite.corpus.card.measure import Lengths
@@ -65,6 +65,8 @@ class StageCard:
     clusters: Clusters | None
     languages: dict[str, int]
     """Documents by language, where they were counted."""
+    licenses: dict[str, int] = field(default_factory=dict)
+    """The same by licence."""
 
 
 @dataclass(frozen=True)

@@ -92,6 +92,7 @@ def _stages(lineage: Lineage, raw: BySource, kept: list[BySource]) -> tuple[Stag
                 redacted=_largest_first(counts.get("redacted", {})),
                 clusters=_clusters(counts),
                 languages=_largest_first(counts.get("languages", {})),
+                licenses=_largest_first(counts.get("licenses", {})),
             )
         )
     return tuple(stages)

@@ -36,6 +36,7 @@ def render(card: Card) -> str:
         sections.redacted(card),
         sections.duplicates(card),
         sections.languages(card),
+        sections.licenses(card),
         sections.lengths(card),
         sections.tokens(card),
         sections.sources_by_station(card),

@@ -115,6 +115,14 @@ def languages(card: Card) -> Markup | None:
     return _section("Languages", bars(found, sum(found.values()), "Documents by language"))
 
 
+def licenses(card: Card) -> Markup | None:
+    """Documents by licence, also of those that were put aside."""
+    found = next((stage.licenses for stage in card.stages if stage.licenses), None)
+    if found is None:
+        return None
+    return _section("Licences of documents", bars(found, sum(found.values()), "Documents by licence"))
+
+
 def lengths(card: Card) -> Markup:
     """How long the documents are."""
     parts: list[Markup] = []

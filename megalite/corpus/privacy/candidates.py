@@ -4,8 +4,9 @@
                  ^ AT                 ^ PHONE: digits in groups of 3, 3, 4
 
 What decides is cheap and never misses: a sign (`@`, `:`, `+`, `=`), the sizes of groups of digits, the first letters
-of a word. The exact and slow checks (`telephone`, `payment`, `network`, `credentials`) look at these places only; in
-ordinary text there are some tens of them in a megabyte.
+of a word. The exact and slow checks (`telephone`, `payment`, `network`, `credentials`, and where they are asked for
+`people` and `addresses`) look at these places only; in ordinary text there are some tens of them in a megabyte, and of
+those of names and houses some hundreds.
 
 A text may be made of nothing else, so a check must not read far from each of its places: those that read to the end
 of a run of letters and hyphens get one place in a run (keys), or only places near its end (tokens).
@@ -19,6 +20,7 @@ import numpy as np
 
 from megalite.corpus.privacy.digits import bit, codes_of_number, has_international_digits, is_digit
 from megalite.corpus.privacy.window import (
+    ADDRESS,
     ASSIGNED_NAMES,
     ASSIGNMENT,
     AT,
@@ -26,9 +28,11 @@ from megalite.corpus.privacy.window import (
     IBAN,
     JWT,
     KEY,
+    NAME,
     PLUS,
     PREFIXES,
 )
+from megalite.corpus.privacy.words import codes_of_house_number, codes_of_name
 from megalite.kernel import kernel
 
 OTHER, SIGN, LETTER, INITIAL, DIGIT = range(5)
@@ -116,8 +120,12 @@ def find_candidates(buffer: np.ndarray, offsets: np.ndarray, wanted: int) -> tup
                 codes = _codes_of_sign(buffer, start, place, end)
             elif kind == DIGIT:
                 codes = codes_of_number(buffer, start, place, end)
+                if wanted & bit(ADDRESS):
+                    codes |= codes_of_house_number(buffer, start, place, end)
             else:
                 codes = _codes_of_word(buffer, start, place, end)
+                if wanted & bit(NAME) and buffer[place] <= 90:  # Z
+                    codes |= codes_of_name(buffer, start, place, end)
                 if codes & bit(JWT):
                     token_end = _end_of_token(buffer, max(place, token_end), end)
                     if not _may_be_header(buffer, start, place, token_end, end):

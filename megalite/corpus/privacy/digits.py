@@ -61,7 +61,7 @@ def codes_of_number(buffer: np.ndarray, start: int, place: int, end: int) -> int
     sizes, signs, num_groups, num_digits = _read_groups(buffer, place, end)
     if num_groups >= 4 and signs & 0xFFFFFF == 0x2E2E2E and _at_most(sizes, 4, 3):
         codes |= bit(DOTTED)
-    if sizes & MASK_3 == SIZES_3_2_4 and signs & 0xFFFF == 0x2D2D:
+    if sizes & MASK_3 == SIZES_3_2_4 and signs & 0xFFFF in (0x2D2D, 0x2020):
         codes |= bit(SSN)
     unbroken = sizes & MASK_1
     if (

@@ -15,9 +15,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from megalite.corpus.privacy import credentials, network, payment, telephone
+from megalite.corpus.privacy import addresses, credentials, network, payment, people, telephone
 from megalite.corpus.privacy.settings import PrivacyConfig
 from megalite.corpus.privacy.window import (
+    ADDRESS,
     ASSIGNMENT,
     AT,
     CARD,
@@ -26,6 +27,7 @@ from megalite.corpus.privacy.window import (
     IBAN,
     JWT,
     KEY,
+    NAME,
     PEM,
     PHONE,
     PLUS,
@@ -68,6 +70,14 @@ def redact(texts: Texts, config: PrivacyConfig) -> tuple[Texts, dict[str, int]]:
     Returns:
         The texts, and how many of each kind were replaced; kinds that were not found are left out.
     """
+    chosen = find_redactions(texts, config)
+    counts = Counter(item.rule.kind for item in chosen)
+    patches = [Patch(item.document, item.start, item.end, item.rule.replacement) for item in chosen]
+    return splice(texts, patches), dict(sorted(counts.items()))
+
+
+def find_redactions(texts: Texts, config: PrivacyConfig) -> list[Redaction]:
+    """What is to be replaced, in order of place, none over another."""
     from megalite.corpus.privacy.candidates import find_candidates
 
     rules: dict[int, list[RedactionRule]] = {}
@@ -83,10 +93,7 @@ def redact(texts: Texts, config: PrivacyConfig) -> tuple[Texts, dict[str, int]]:
         for rule in rules[code]:
             if (span := rule.check(window)) is not None:
                 found.append(Redaction(span[0], rule.rank, span[1], document, rule))
-    chosen = _without_overlaps(found)
-    counts = Counter(item.rule.kind for item in chosen)
-    patches = [Patch(item.document, item.start, item.end, item.rule.replacement) for item in chosen]
-    return splice(texts, patches), dict(sorted(counts.items()))
+    return _without_overlaps(found)
 
 
 def make_rules(config: PrivacyConfig) -> list[RedactionRule]:
@@ -105,6 +112,8 @@ def make_rules(config: PrivacyConfig) -> list[RedactionRule]:
         (SSN, "us_ssn", telephone.find_ssn),
         (PLUS, "phone", telephone.find_international),
         (PHONE, "phone", telephone.find_national),
+        (ADDRESS, "address", addresses.find_address),
+        (NAME, "name", people.find_name),
         (ASSIGNMENT, "password", credentials.find_assigned_password),
     ]
     rules: list[RedactionRule] = []

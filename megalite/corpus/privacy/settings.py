@@ -25,7 +25,14 @@ class PrivacyConfig(Section):
     card: str | None = "<CARD>"
     """Payment cards: known prefix and length, and the check digit (Luhn) right."""
     us_ssn: str | None = None
-    """US social security numbers, as 123-45-6789. Without a checksum, part numbers of that form are taken too."""
+    """US social security numbers that may be given out: 123-45-6789, and 123 45 6789 where `SSN` or `social security`
+    stands before it. Without a checksum, part numbers of the first form are taken too."""
+    address: str | None = None
+    """Postal addresses as they are written in the United States, the United Kingdom and Germany: a house or a box, with
+    its street, and what follows of town and postcode. By rules: docs/data.md says how many they find and miss."""
+    name: str | None = None
+    """Names of persons: a common given name with a surname, or what a title or a greeting introduces. By lists, which
+    miss many and take the famous too: docs/data.md says how many."""
     api_key: str | None = "<API_KEY>"
     """Keys with a well-known prefix: AWS, GitHub, GitLab, Slack, OpenAI, Anthropic, Hugging Face, Google, Stripe, npm,
     PyPI; and AWS secret keys by the name they are assigned to."""

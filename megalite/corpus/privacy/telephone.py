@@ -45,7 +45,7 @@ NATIONAL = re.compile(
     rb"0[1-9]([ .-])\d\d(?:\1\d\d){3}"  # France
     rb"|0(?:20([ -])\d{4}\2\d{4}|\d{3}([ -])\d{3}\3\d{3,4}|\d{4}([ -])(?:\d{6}|\d{3}\4\d{3}))"  # Britain, Australia
     rb"|0[1-9]\d{1,4}(?: ?/ ?\d{6,8}|-\d{6,8})"  # Germany
-    rb"|0[1-9]\d{0,2}-\d{2,4}-\d{4}"  # Japan
+    rb"|0[1-9]-\d{4}-\d{4}|0[1-9]\d-\d{3,4}-\d{4}|0[1-9]\d\d-\d\d-\d{4}"  # Japan
     rb")%b" % NOT_LONGER
 )
 
@@ -65,7 +65,16 @@ PATCH_LINE = re.compile(rb"[-@]|\+(?!\d)")
 
 MAX_LINE = 400
 
-SSN = re.compile(rb"(?!000|666|9)\d{3}-(?!00)\d\d-(?!0000)\d{4}%b" % NOT_LONGER)
+SSN = re.compile(rb"(?!000|666|9)\d{3}([- ])(?!00)\d\d\1(?!0000)\d{4}%b" % NOT_LONGER)
+"""Area, group and serial number (Social Security Administration, POMS RM 10201.035): no area of 000, 666 or from 900
+on, no group of 00, no serial of 0000."""
+
+NEVER_GIVEN = frozenset((b"078051120", b"219099999"))
+"""Of a wallet's sample card, and of an advertisement."""
+
+SSN_BEFORE = re.compile(rb"(?:SSN|SS ?#|[Ss]ocial [Ss]ecurity)[^\n]{0,24}\Z")
+
+MAX_BEFORE_SSN = 48
 
 
 def find_international(window: Window) -> Span | None:
@@ -101,9 +110,13 @@ def find_national(window: Window) -> Span | None:
 
 
 def find_ssn(window: Window) -> Span | None:
-    """The number 123-45-6789 that begins here, if its parts may be given out."""
+    """The number 123-45-6789 that begins here, if its parts may be given out; with blanks only where it is said."""
     match = window.match(SSN)
-    return None if match is None or window.before(1) in (b"-", b"#", b"/") else match.span()
+    if match is None or window.before(1) in (b"-", b"#", b"/"):
+        return None
+    if match[1] == b" " and SSN_BEFORE.search(window.before(MAX_BEFORE_SSN)) is None:
+        return None
+    return None if match[0].translate(None, b"- ") in NEVER_GIVEN else match.span()
 
 
 def _count_digits(text: bytes) -> int:

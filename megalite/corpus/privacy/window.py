@@ -38,9 +38,9 @@ class Window(NamedTuple):
         return pattern.match(self.memory, self.place + shift, self.end)
 
 
-AT, DOTTED, COLONS, PHONE, PLUS, IBAN, CARD, SSN, KEY, JWT, PEM, ASSIGNMENT = range(12)
+AT, DOTTED, COLONS, PHONE, PLUS, IBAN, CARD, SSN, KEY, JWT, PEM, ASSIGNMENT, NAME, ADDRESS = range(14)
 """Codes of candidates: an @, four groups of digits with dots, colons between hexadecimal digits, groups of digits like
-a national telephone number's, a plus sign before digits, and so on."""
+a national telephone number's, a plus sign before digits, and so on; a capital, and a number that may be a house's."""
 
 KEY_PREFIXES = (
     *(b"AKIA", b"ASIA"),  # AWS, permanent and temporary

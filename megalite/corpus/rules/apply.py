@@ -2,7 +2,8 @@
 
     texts -> c4: edit lines -> measure -> rules in order, the first that fires names the reason
              (only if on)      (twice where some count as datatrove does)
-                                          c4, basic, gopher quality, gopher repetition, fineweb, bad words, plug-ins'
+                                          c4, basic, gopher quality, gopher repetition, fineweb, bad words, code,
+                                          plug-ins'
 
 C4's rules come first because they edit: all other rules judge the text that would be kept, so a page that was mostly
 menus is judged by its sentences, and one that shrank to two lines is too short.
@@ -17,6 +18,7 @@ import numpy as np
 from megalite.corpus.rules.bad_words import bad_word_rules, read_bad_words
 from megalite.corpus.rules.brought import brought_rules, with_brought
 from megalite.corpus.rules.c4 import c4_rules, edit_lines
+from megalite.corpus.rules.code import code_rules, measure_code
 from megalite.corpus.rules.datatrove import measure_as_datatrove
 from megalite.corpus.rules.fineweb import fineweb_rules
 from megalite.corpus.rules.gopher import quality_rules, repetition_rules
@@ -54,6 +56,7 @@ def make_rules(config: RulesConfig) -> list[Rule]:
     rules += repetition_rules(config.gopher_repetition) if config.gopher_repetition else []
     rules += fineweb_rules(config.fineweb) if config.fineweb else []
     rules += bad_word_rules(config.bad_words) if config.bad_words else []
+    rules += code_rules(config.code) if config.code else []
     rules += brought_rules(config.custom)
     return rules
 
@@ -92,6 +95,8 @@ def edit_and_measure(texts: Texts, config: RulesConfig) -> tuple[Texts, np.ndarr
     )
     if counts_as_datatrove(config):
         measure_as_datatrove(texts, statistics, config)
+    if config.code:
+        measure_code(texts, statistics, config.code)
     return texts, with_brought(statistics, texts, config.custom)
 
 

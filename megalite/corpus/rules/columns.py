@@ -4,7 +4,8 @@ A *line* stands between "\\n"s, a *chunk* between blanks (what `str.split()` giv
 punctuation and symbols at its ends, if anything is left. A *paragraph* is a run of lines that are not blank.
 
 The columns of `compat: datatrove` count *tokens*: the words and marks that spaCy's English tokenizer cuts. They, and
-where these rules are on the paragraphs, are filled by `datatrove.py`.
+where these rules are on the paragraphs, are filled by `datatrove.py`. Those from `letters` on are filled by
+`code_scan.py`, where the rules for source code are on.
 """
 
 from __future__ import annotations
@@ -55,6 +56,16 @@ COLUMNS = (
     "split_lines",
     "duplicate_split_lines",
     "duplicate_split_line_chars",
+    "letters",
+    "code_lines",
+    "longest_line_chars",
+    "encoded_chars",
+    "longest_encoded_chars",
+    "generated_marks",
+    "xml_declarations",
+    "is_html",
+    "html_chars",
+    "visible_chars",
 )
 NUM_COLUMNS = len(COLUMNS)
 
@@ -125,3 +136,21 @@ SPLIT_LINES = COLUMNS.index("split_lines")
 """What stands between runs of line ends; of blanks too, and an empty one before the first and behind the last."""
 DUPLICATE_SPLIT_LINES = COLUMNS.index("duplicate_split_lines")
 DUPLICATE_SPLIT_LINE_CHARS = COLUMNS.index("duplicate_split_line_chars")
+
+LETTERS = COLUMNS.index("letters")
+CODE_LINES = COLUMNS.index("code_lines")
+"""Lines, without the empty one behind a line end that closes the text: what `str.splitlines()` gives."""
+LONGEST_LINE_CHARS = COLUMNS.index("longest_line_chars")
+ENCODED_CHARS = COLUMNS.index("encoded_chars")
+"""Characters of all runs that look like data in letters: base64, hexadecimal bytes, escapes."""
+LONGEST_ENCODED_CHARS = COLUMNS.index("longest_encoded_chars")
+GENERATED_MARKS = COLUMNS.index("generated_marks")
+"""Phrases in the first lines that say that a program wrote the file."""
+XML_DECLARATIONS = COLUMNS.index("xml_declarations")
+"""1 where an XML declaration stands in the first characters, else 0."""
+IS_HTML = COLUMNS.index("is_html")
+"""1 for a page of HTML, else 0."""
+HTML_CHARS = COLUMNS.index("html_chars")
+"""Characters of a page of HTML; 0 for other documents."""
+VISIBLE_CHARS = COLUMNS.index("visible_chars")
+"""Characters of a page of HTML outside of tags, comments, scripts and styles, a run of blanks as one."""

@@ -1,4 +1,4 @@
-"""A quality classifier: how likely a text comes from the good sample rather than from the bad one.
+"""A classifier of two samples: how likely a text comes from the good one rather than from the bad one.
 
     good, bad --hash words and pairs--> logistic regression on 80 % --> calibration on 10 % --> report on the last 10 %
 
@@ -10,6 +10,9 @@ each has, so a score is a probability for even odds.
 
 Calibration is Platt's (1999): a slope and an offset fitted on documents that training has not seen, and folded into the
 weights. Which documents are held out is decided by a hash of their text.
+
+Another use of the same is to find what must not stay: the harmful sample then stands in the place of the good one, and
+the score is the probability of being harmful.
 """
 
 from __future__ import annotations
@@ -60,6 +63,10 @@ class ClassifierReport:
     test_good: int
     """Of the good sample, held out."""
     test_bad: int
+    recall: float | None = None
+    """Share of the good ones that score above 0.5; None in a model of an older version, as below."""
+    precision: float | None = None
+    """Share of the good ones among those that score above 0.5, at even odds. Where they are rarer it is lower."""
 
 
 @dataclass(frozen=True)
@@ -125,7 +132,12 @@ class Classifier:
 
 
 def train_classifier(
-    good: Iterable[Texts], bad: Iterable[Texts], *, hash_bits: int = 20, l2: float = 1e-7
+    good: Iterable[Texts],
+    bad: Iterable[Texts],
+    *,
+    hash_bits: int = 20,
+    l2: float = 1e-7,
+    names: tuple[str, str] = ("good", "bad"),
 ) -> Classifier:
     """Train a classifier.
 
@@ -134,19 +146,20 @@ def train_classifier(
         bad: likewise.
         hash_bits: 2^hash_bits buckets of 4 bytes each.
         l2: pull of all weights towards 0: the loss is the mean log loss + l2 / 2 * the sum of squared weights.
+        names: of the samples, for messages.
 
     Raises:
         DataError: a sample has too few documents, or the two cannot be told apart.
     """
-    samples = [_read_sample(good, "good", 1 << hash_bits), _read_sample(bad, "bad", 1 << hash_bits)]
+    samples = [_read_sample(sample, name, 1 << hash_bits) for sample, name in zip((good, bad), names, strict=True)]
     training, calibration, testing = (SparseRows.join([sample[part] for sample in samples]) for part in range(3))
     labels = [np.repeat([1.0, 0.0], [sample[part].size for sample in samples]) for part in range(3)]
     weights = fit_weights(training, labels[0], 1 << hash_bits, l2)
     slope, offset = calibrate(calibration.logits(weights), labels[1])
     if slope <= 0.0:
         raise DataError(
-            "the good and the bad sample cannot be told apart: on documents held out, the classifier is no better than "
-            "chance. Give samples that differ more, or larger ones"
+            f"the {names[0]} and the {names[1]} sample cannot be told apart: on documents held out, the classifier is "
+            "no better than chance. Give samples that differ more, or larger ones"
         )
     weights = (slope * weights).astype(np.float32)
     settings = ClassifierSettings(
@@ -252,10 +265,13 @@ def fit_weights(rows: SparseRows, labels: np.ndarray, num_buckets: int, l2: floa
 
 def _report(logits: np.ndarray, labels: np.ndarray) -> ClassifierReport:
     right = (logits > 0) == (labels == 1)
+    recall, false_alarms = float(right[labels == 1].mean()), 1 - float(right[labels == 0].mean())
     return ClassifierReport(
         accuracy=float(right[labels == 1].mean() + right[labels == 0].mean()) / 2,
         auc=area_under_curve(logits, labels),
         log_loss=dot(class_weights(labels), log_losses(logits, labels)),
         test_good=int(labels.sum()),
         test_bad=int((1 - labels).sum()),
+        recall=recall,
+        precision=recall / (recall + false_alarms) if recall + false_alarms else 0.0,
     )

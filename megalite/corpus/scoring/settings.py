@@ -30,6 +30,11 @@ class PerplexityConfig(Section):
     keep_fraction: float | None = Field(None, gt=0.0, le=1.0)
     """Keep this share of the documents, those with the lowest perplexity."""
 
+    @property
+    def samples(self) -> tuple[tuple[Path, ...], ...]:
+        """What the model is trained on."""
+        return (self.train_on,)
+
     @model_validator(mode="after")
     def _fits_together(self) -> PerplexityConfig:
         _require_one("model", self.model, "train_on", self.train_on or None)
@@ -66,6 +71,11 @@ class ClassifierConfig(Section):
     seed: NonNegativeInt = 0
     """Seed of those random numbers."""
 
+    @property
+    def samples(self) -> tuple[tuple[Path, ...], ...]:
+        """What the model is trained on; what it is to score high comes first."""
+        return self.good, self.bad
+
     @model_validator(mode="after")
     def _fits_together(self) -> ClassifierConfig:
         if bool(self.good) != bool(self.bad):
@@ -74,6 +84,43 @@ class ClassifierConfig(Section):
         choices = {name: getattr(self, name) for name in ("min_score", "keep_fraction", "pareto_alpha")}
         if sum(value is not None for value in choices.values()) != 1:
             raise ValueError(f"set exactly one of {', '.join(choices)}")
+        return self
+
+
+class HarmfulConfig(Section):
+    """Put documents aside that look more like a harmful sample than like a harmless one.
+
+    No labels and no model come with megalite: what is harmful is yours to say, by documents of both kinds, from the
+    corpus that is to be filtered or one like it.
+    """
+
+    model: Path | None = None
+    """File (.npz) of a classifier that was trained before; null trains one on `harmful` and `harmless`."""
+    harmful: tuple[Path, ...] = ()
+    """Files or folders with documents that must not stay."""
+    harmless: tuple[Path, ...] = ()
+    """Files or folders with documents that may stay; among them such as speak of the same things without harm, or the
+    classifier learns to put the subject aside."""
+    train_mb: PositiveFloat = 100.0
+    """Train on at most this many million bytes of each sample."""
+    hash_bits: int = Field(20, ge=10, le=28)
+    """2^hash_bits weights of 4 bytes each."""
+    l2: PositiveFloat = 1e-7
+    """Pull of the weights towards 0."""
+    max_score: float = Field(0.5, ge=0.0, lt=1.0)
+    """Keep documents whose probability of being harmful, at even odds, is at most this. Lower it to miss fewer, and put
+    more aside in vain: look at the scores of a sample first."""
+
+    @property
+    def samples(self) -> tuple[tuple[Path, ...], ...]:
+        """What the model is trained on; what it is to score high comes first."""
+        return self.harmful, self.harmless
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> HarmfulConfig:
+        if bool(self.harmful) != bool(self.harmless):
+            raise ValueError("harmful and harmless belong together; give both samples")
+        _require_one("model", self.model, "harmful and harmless", self.harmful or None)
         return self
 
 

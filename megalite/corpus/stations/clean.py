@@ -1,10 +1,11 @@
 """Station 1: repair each document's text, redact what is private, then keep or reject it by rules.
 
-    shard -> repair -> redact -> language -> rules -> part-*.parquet
-                                     \\----------\\---> rejected/part-*.parquet, with the reason
+    shard -> repair -> redact -> licence -> language -> rules -> part-*.parquet
+                                     \\----------\\---------\\---> rejected/part-*.parquet, with the reason
 
 Nothing is thrown away: what is rejected lies beside what is kept, as it came, and the manifest counts each reason.
-A page in another language is rejected for its language, and not for what rules made for the wanted ones find in it.
+A page in another language is rejected for its language, and not for what rules made for the wanted ones find in it; a
+text under a licence that is not accepted, for that alone.
 Every step takes a batch of texts as bytes (`texts.py`), so a document that needs nothing costs next to nothing.
 """
 
@@ -21,7 +22,7 @@ import xxhash
 
 from megalite.corpus.corpus import Corpus
 from megalite.corpus.documents import DocumentBatch, Rejected, ShardOutput, what_is_kept, with_texts
-from megalite.corpus.recipe import CleanConfig, LanguageConfig
+from megalite.corpus.recipe import CleanConfig, LanguageConfig, LicenseConfig
 from megalite.corpus.repair.repair import repair
 from megalite.corpus.rules.english import refuse_without_spacy
 from megalite.corpus.rules.settings import FILTER_RULES, counts_as_datatrove
@@ -33,6 +34,11 @@ from megalite.stations.runners import InProcess
 from megalite.stations.station import StationResult, run_station
 from megalite.stations.tasks import Report, Runner, Task, add_counts, run_tasks
 from megalite.texts import Texts
+
+LATER = ("code", "license")
+
+LATER_KINDS = ("address", "name")
+"""Of privacy."""
 
 
 def clean(
@@ -69,8 +75,20 @@ def clean(
         tasks = [{"shard": shard, "config": settings} for shard in shards]
         reports = run_tasks(folder, "clean", clean_shard, tasks, runner=runner, progress=progress)
         refuse_unreadable([(shard, report["reading"]) for shard, report in zip(shards, reports, strict=True)])
-        names = ("documents_in", "documents", "text_bytes_in", "text_bytes", "rejected", "redacted", "languages")
+        names = (
+            "documents_in",
+            "documents",
+            "text_bytes_in",
+            "text_bytes",
+            "rejected",
+            "redacted",
+            "languages",
+            "licenses",
+        )
         counts = {name: add_counts(reports, name) for name in names} | lost_counts(reports)
+        _refuse_without_license_field(
+            config.license, counts["documents_in"], sum(each["described"] for each in reports)
+        )
         progress.finish(what_is_kept(counts) + lost_in_words(counts))
         return counts
 
@@ -79,8 +97,12 @@ def clean(
 
 
 def _described(settings: dict[str, Any], config: CleanConfig) -> dict[str, Any]:
-    """The settings by which a finished folder is known: with the code of plug-ins' rules, and without these where there
-    are none, as in folders that are older than they."""
+    """The settings by which a finished folder is known: with the code of plug-ins' rules, and without those settings
+    that came later where they are off, as in folders that are older than they."""
+    settings = {name: value for name, value in settings.items() if value is not None or name not in LATER}
+    if settings["privacy"] is not None:
+        kinds = settings["privacy"].items()
+        settings["privacy"] = {kind: value for kind, value in kinds if value is not None or kind not in LATER_KINDS}
     if not config.custom:
         return {name: value for name, value in settings.items() if name != "custom"}
     code = {name: xxhash.xxh3_64_hexdigest(FILTER_RULES.code(name, FILTER_RULES[name].call)) for name in config.custom}
@@ -101,13 +123,22 @@ def _refuse_unknown_languages(config: LanguageConfig | None) -> None:
         )
 
 
+def _refuse_without_license_field(config: LicenseConfig | None, num_documents: int, num_described: int) -> None:
+    if config is not None and config.field is not None and num_documents and not num_described:
+        raise DataError(
+            f"license.field: no document has a field {config.field!r} that names a licence; name it in keep_fields of "
+            "the sources (--keep-field), spelled as there, or leave license.field out to look at the texts alone"
+        )
+
+
 def clean_shard(task: Task, number: int, folder: Path) -> Report:
     """Task: repair, redact and filter the documents of one shard."""
     config = CleanConfig.model_validate(task["config"])
     reading = ShardReading(task["shard"])
     redacted: Counter[str] = Counter()
     languages: Counter[str] = Counter()
-    num_bytes = 0
+    licenses: Counter[str] = Counter()
+    num_bytes = num_described = 0
     with ShardOutput(folder, number) as outcome:
         for batch in reading:
             if batch.rejected and config.on_error == "fail":
@@ -118,9 +149,12 @@ def clean_shard(task: Task, number: int, folder: Path) -> Report:
             if config.c4 is not None:
                 refuse_conversations(batch.documents, f"clean.c4 {EDITS}")
             documents, replaced = repaired(batch.documents, lambda texts: repair_and_redact(texts, config))
-            cleaned = clean_texts(Texts.from_arrow(documents.column("text")), config)
+            texts, metadata = Texts.from_arrow(documents.column("text")), documents.column("metadata")
+            cleaned = clean_texts(texts, config, metadata)
             redacted.update(Counter(replaced) + Counter(cleaned.redacted))
             languages.update(cleaned.languages)
+            licenses.update(cleaned.licenses)
+            num_described += cleaned.num_described
             kept = cleaned.reasons == ""
             outcome.keep(with_texts(documents, cleaned.texts).filter(pa.array(kept)))
             outcome.reject(_refused(batch, cleaned.reasons))
@@ -129,6 +163,8 @@ def clean_shard(task: Task, number: int, folder: Path) -> Report:
         "text_bytes_in": num_bytes,
         "redacted": dict(sorted(redacted.items())),
         "languages": dict(sorted(languages.items())),
+        "licenses": dict(sorted(licenses.items())),
+        "described": num_described,
         "reading": reading.report(),
         "megabytes": num_bytes / 1e6,
     }
@@ -145,12 +181,17 @@ class CleanedBatch(NamedTuple):
     """What was replaced, by kind."""
     languages: Mapping[str, int]
     """Documents by language, also of those that are refused; empty where it is not asked for."""
+    licenses: Mapping[str, int]
+    """The same by licence."""
+    num_described: int
+    """Documents whose metadata name a licence."""
 
 
-def clean_texts(texts: Texts, config: CleanConfig) -> CleanedBatch:
-    """Repair and redact a batch, and apply the rules."""
+def clean_texts(texts: Texts, config: CleanConfig, metadata: pa.Array | None = None) -> CleanedBatch:
+    """Repair and redact a batch, and apply the rules; only licences are looked for in the metadata."""
     from megalite.corpus.rules.apply import apply_rules  # brings numba, which takes a second to import
 
+    refused, licenses, num_described = detect_licenses(texts, metadata, config.license)
     texts, redacted = repair_and_redact(texts, config)
     result = apply_rules(texts, config)
     reasons = np.array([*result.reason_names, ""], dtype=object)[result.reason_codes]
@@ -158,7 +199,8 @@ def clean_texts(texts: Texts, config: CleanConfig) -> CleanedBatch:
     if config.language is not None:
         is_other, languages = detect_languages(texts, config.language)
         reasons[is_other] = "language"
-    return CleanedBatch(result.texts, reasons, redacted, languages)
+    reasons = np.where(refused == "", reasons, refused)
+    return CleanedBatch(result.texts, reasons, redacted, languages, licenses, num_described)
 
 
 def repair_and_redact(texts: Texts, config: CleanConfig) -> tuple[Texts, Mapping[str, int]]:
@@ -184,6 +226,22 @@ def detect_languages(texts: Texts, config: LanguageConfig) -> tuple[np.ndarray, 
     if config.keep:
         is_other = has_text & (~np.isin(codes, config.keep) | (scores < config.min_score))
     return is_other, Counter(np.array(codes, object)[has_text].tolist())
+
+
+def detect_licenses(
+    texts: Texts, metadata: pa.Array | None, config: LicenseConfig | None
+) -> tuple[np.ndarray, Mapping[str, int], int]:
+    """Why each document's licence is refused, object [documents] of str, "" for one that is not; all by licence; and
+    how many are named by the metadata."""
+    if config is None:
+        return np.full(len(texts), "", object), {}, 0
+    from megalite.corpus.licenses import UNKNOWN, find_licenses
+
+    found = find_licenses(texts, metadata, config.field, config.accept)
+    reasons = np.array([f"license: {name}" for name in found.names], object)
+    unknown = np.array(found.names, object) == UNKNOWN
+    reasons[found.accepted | (unknown & (config.unknown == "keep"))] = ""
+    return reasons, Counter(found.names), found.num_described
 
 
 def _refused(batch: DocumentBatch, reasons: np.ndarray) -> list[Rejected]:

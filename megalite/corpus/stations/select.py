@@ -1,4 +1,5 @@
-"""Stations: keep the documents that a model scores well: an n-gram model's perplexity, or a classifier.
+"""Stations: keep the documents that a model scores well: an n-gram model's perplexity, a classifier of quality, or a
+classifier of harm, whose score is better the lower it is.
 
     train                   the model, on the samples that the settings name (or load one)        model/
     score     a shard       one number a document                                                 scores/00000.npy
@@ -22,7 +23,7 @@ import pyarrow as pa
 
 from megalite.corpus.corpus import Corpus
 from megalite.corpus.documents import add_numbers
-from megalite.corpus.scoring.settings import ClassifierConfig, PerplexityConfig
+from megalite.corpus.scoring.settings import ClassifierConfig, HarmfulConfig, PerplexityConfig
 from megalite.corpus.scoring.threshold import Scorer, Threshold, best_fraction, pareto_keeps, write_scores
 from megalite.corpus.shards import ShardReading
 from megalite.corpus.source import DocumentSource
@@ -32,15 +33,19 @@ from megalite.texts import Texts
 
 SCORES_FOLDER = "scores"
 
-MODEL_NAMES = {"perplexity": "model", "classifier": "model.npz"}
+MODEL_NAMES = {"perplexity": "model", "classifier": "model.npz", "harmful": "model.npz"}
+
+SAMPLE_NAMES = {"classifier": ("good", "bad"), "harmful": ("harmful", "harmless")}
+
+SelectConfig = PerplexityConfig | ClassifierConfig | HarmfulConfig
 
 
-def _select(filtering: Filtering, folder: Path, config: PerplexityConfig | ClassifierConfig) -> dict[str, Any]:
+def _select(filtering: Filtering, folder: Path, config: SelectConfig) -> dict[str, Any]:
     kind, model = filtering.station, config.model
     if model is None:
         model = folder / MODEL_NAMES[kind]
         if not model.exists():
-            _train(config, _samples(config), model)
+            _train(kind, config, model)
     common = {"kind": kind, "model": str(model.absolute()), "config": config.model_dump_json()}
     tasks: list[Task] = [{**common, "path": path} for path in filtering.paths]
     run_tasks(folder, "score", score_shard, tasks, **filtering.where)
@@ -65,8 +70,8 @@ def score_shard(task: Task, number: int, folder: Path) -> Report:
 def keep_shard(task: Task, number: int, folder: Path) -> Report:
     """Task: write the documents of a shard whose scores are good enough."""
     all_scores = np.load(_scores_file(folder, number), mmap_mode="r")
-    lower_is_better = task["kind"] == "perplexity"
-    alpha = None if lower_is_better else ClassifierConfig.model_validate_json(task["config"]).pareto_alpha
+    kind = task["kind"]
+    alpha = ClassifierConfig.model_validate_json(task["config"]).pareto_alpha if kind == "classifier" else None
 
     def decide(documents: pa.RecordBatch, texts: Texts, row: int) -> Decision:
         scores = np.asarray(all_scores[row : row + len(texts)])
@@ -74,25 +79,24 @@ def keep_shard(task: Task, number: int, folder: Path) -> Report:
             seed = ClassifierConfig.model_validate_json(task["config"]).seed
             keep = pareto_keeps(scores, texts, alpha=alpha, seed=seed)
         else:
-            keep = Threshold(task["threshold"], not lower_is_better).keeps(scores)
-        metadata = add_numbers(documents.column("metadata"), task["kind"], scores)
-        return Decision(keep, task["kind"], details=[f"{score:.6g}" for score in scores.tolist()], metadata=metadata)
+            keep = Threshold(task["threshold"], kind == "classifier").keeps(scores)
+        metadata = add_numbers(documents.column("metadata"), kind, scores)
+        return Decision(keep, kind, details=[f"{score:.6g}" for score in scores.tolist()], metadata=metadata)
 
     return write_shard(task["path"], number, folder, decide)
 
 
-def _samples(config: PerplexityConfig | ClassifierConfig) -> list[Corpus]:
+def _samples(config: SelectConfig) -> list[Corpus]:
     """The texts to train on, none for a model that exists."""
-    groups = [config.train_on] if isinstance(config, PerplexityConfig) else [config.good, config.bad]
-    return [Corpus([DocumentSource(path=path) for path in group]) for group in groups if group]
+    return [Corpus([DocumentSource(path=path) for path in group]) for group in config.samples if group]
 
 
-def _inputs(config: PerplexityConfig | ClassifierConfig) -> list[tuple[Path | str, str]]:
+def _inputs(config: SelectConfig) -> list[tuple[Path | str, str]]:
     return [each for sample in _samples(config) for each in sample.inputs]
 
 
-def _train(config: PerplexityConfig | ClassifierConfig, samples: Sequence[Corpus], path: Path) -> None:
-    texts = [_first_texts(sample, config.train_mb) for sample in samples]
+def _train(kind: str, config: SelectConfig, path: Path) -> None:
+    texts = [_first_texts(sample, config.train_mb) for sample in _samples(config)]
     if isinstance(config, PerplexityConfig):
         from megalite.corpus.scoring.ngram import train_ngram
 
@@ -101,7 +105,8 @@ def _train(config: PerplexityConfig | ClassifierConfig, samples: Sequence[Corpus
     else:
         from megalite.corpus.scoring.classifier import train_classifier
 
-        train_classifier(*texts, hash_bits=config.hash_bits, l2=config.l2).save(path)
+        names = SAMPLE_NAMES[kind]
+        train_classifier(*texts, hash_bits=config.hash_bits, l2=config.l2, names=names).save(path)
 
 
 def _first_texts(corpus: Corpus, max_mb: float) -> Iterator[Texts]:
@@ -115,8 +120,10 @@ def _first_texts(corpus: Corpus, max_mb: float) -> Iterator[Texts]:
             yield batch.texts
 
 
-def _threshold(config: PerplexityConfig | ClassifierConfig, paths: Sequence[Path]) -> Threshold | None:
+def _threshold(config: SelectConfig, paths: Sequence[Path]) -> Threshold | None:
     """The worst score that is kept; None under the Pareto rule, which has none."""
+    if isinstance(config, HarmfulConfig):
+        return Threshold(config.max_score, higher_is_better=False)
     higher_is_better = isinstance(config, ClassifierConfig)
     fixed = config.min_score if isinstance(config, ClassifierConfig) else config.max_perplexity
     if fixed is not None:
@@ -157,3 +164,4 @@ def _scores_file(folder: Path, number: int) -> Path:
 
 perplexity = FilterStation[PerplexityConfig]("perplexity", _select, num_passes=2, inputs=_inputs)
 classifier = FilterStation[ClassifierConfig]("classifier", _select, num_passes=2, inputs=_inputs)
+harmful = FilterStation[HarmfulConfig]("harmful", _select, num_passes=2, inputs=_inputs)

@@ -27,7 +27,13 @@ def hostile(card: Card) -> Card:
     """A card with markup wherever words from outside may stand."""
     source = SourceCard(HOSTILE + "2", "<b>bold</b>", "<i>x</i>", "javascript:alert(1)", 1, Amount(1, 1))
     near = card.stages[-1]
-    near = replace(near, reasons={f"{HOSTILE}{'long ' * 20}": 1}, redacted={HOSTILE: 1}, languages={"<en>": 7})
+    near = replace(
+        near,
+        reasons={f"{HOSTILE}{'long ' * 20}": 1},
+        redacted={HOSTILE: 1},
+        languages={"<en>": 7},
+        licenses={HOSTILE: 7},
+    )
     return replace(card, name=f"</title>{HOSTILE}", sources=(*card.sources, source), stages=(*card.stages[:-1], near))
 
 

@@ -20,11 +20,16 @@ from megalite.corpus.privacy.settings import PrivacyConfig
 from megalite.corpus.privacy.window import ASSIGNMENT
 from megalite.texts import Texts
 
-KINDS = ("email", "ip_address", "phone", "iban", "card", "us_ssn", "api_key", "jwt", "private_key", "password")
+KINDS = (
+    *("email", "ip_address", "phone", "iban", "card", "us_ssn", "address", "name", "api_key", "jwt", "private_key"),
+    "password",
+)
 
 MARKS = {kind: f"<{kind}>" for kind in KINDS}
 
-WITHOUT_GUESSES = PrivacyConfig(**{**MARKS, "us_ssn": None, "password": None})
+GUESSES = ("us_ssn", "address", "name", "password")
+
+WITHOUT_GUESSES = PrivacyConfig(**{**MARKS, **dict.fromkeys(GUESSES)})
 
 ALL = PrivacyConfig(**MARKS)
 
@@ -120,6 +125,22 @@ TAKEN = [
     ("card", "{}", "2223003122003222"),
     ("us_ssn", "SSN {}.", "123-45-6789"),
     ("us_ssn", "{}", "899-99-9999"),
+    ("us_ssn", "SSN: {}", "123 45 6788"),
+    ("us_ssn", "social security number is {}", "001 01 0001"),
+    ("address", "at {}.", "1600 Amphitheatre Parkway, Mountain View, CA 94043"),
+    ("address", "{}", "350 5th Ave Apt 4B\nNew York, NY 10118-0110"),
+    ("address", "{}, UK", "Flat 2, 10 Downing Street, London SW1A 2AA"),
+    ("address", "in der {},", "Hauptstraße 5a"),
+    ("address", "({})", "Unter den Linden 77, 10117 Berlin"),
+    ("address", "{}", "P.O. Box 123, Springfield, IL 62704"),
+    ("address", "{}", "Postfach 10 20 30, 50667 Köln"),
+    ("name", "said Mr. {}.", "Okonkwo"),
+    ("name", "Dear {},", "Ngozi"),
+    ("name", "by {}'s", "Marie Curie"),
+    ("name", "{} wrote", "John F. Kennedy"),
+    ("name", "{},", "Ludwig van Beethoven"),
+    ("name", "Frau {} ist", "Müller-Lüdenscheidt"),
+    ("name", "Name: {}\n", "Xiuying O'Brien"),
     ("api_key", "id = {}", AWS_ID),
     ("api_key", "aws_secret_access_key = {}", AWS_SECRET),
     ("api_key", '"AWS_SECRET_ACCESS_KEY": "{}"', AWS_SECRET),
@@ -202,6 +223,10 @@ LEFT = [
     *(f"{DASHES}BEGIN CERTIFICATE{DASHES}\nabc\n{DASHES}END CERTIFICATE{DASHES}", f"{DASHES}BEGIN PRIVATE KEY{DASHES}"),
     *(PEM.replace("RSA", "PUBLIC", 1), PEM.replace("END", "EN"), "BEGIN RSA PRIVATE KEY", "-" * 80),
     *("000-12-3456", "666-12-3456", "900-12-3456", "123-00-4567", "123-45-0000", "#123-45-6789", "123-45-67890"),
+    *("078-05-1120", "219-09-9999", "123 45 6789", "SSN 123 45-6789", "SSN\n123 45 6789", "SSN 078 05 1120"),
+    *("In 2019 Wall Street fell", "Bundesstraße 12", "12 angry men", "5 Main", "$5 Main Street", "Figure 3 Road"),
+    *("Elizabeth Street", "Dear Sir", "Mr. President's 5", "John Said", "Name: Value", "JohnSmith", "John_Smith Xa"),
+    *("/home/John Smith", "John Smith()", "Anna", "Mary and Paul", "Die Straße 5", "a box 7", "10115 Berlin"),
     *(
         'password = os.environ["DB"]',
         "password: str = None",
@@ -321,8 +346,7 @@ def test_all_off():
 def test_guesses_are_off_by_default():
     """What has no form of its own is redacted only when asked."""
     defaults = PrivacyConfig()
-    assert defaults.us_ssn is None
-    assert defaults.password is None
+    assert [getattr(defaults, kind) for kind in GUESSES] == [None] * len(GUESSES)
     assert redacted("123-45-6789", 'password = "hunter2!"', config=defaults)[1] == {}
 
 
