@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from megalite.architecture.architecture import Architecture
 from megalite.architecture.mup import input_multiplier
@@ -22,6 +23,9 @@ from megalite.config.optimizers import RULES
 from megalite.config.schema import OptimizerConfig
 from megalite.config.weight_groups import group_number
 from megalite.optim.rules import rule_of
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 @dataclass(frozen=True)
@@ -47,6 +51,8 @@ class Pacing:
     lr_of_groups: Mapping[int, float] = field(default_factory=dict)
     """The rate of groups that have a schedule of their own, by their number; of others, and where it is not known, it
     is the run's."""
+    row_scales: Mapping[str, Tensor] = field(default_factory=dict)
+    """Factors of rows of weights behind the update, by canonical name (`optim.qk_clip`)."""
 
 
 def rates_of(weight: Weight, optimizer: OptimizerConfig, model: Architecture) -> Rates:

@@ -17,6 +17,10 @@ REFUSED = [
     ({"name": "lion", "eps": 1e-6}, "optimizer.eps: found 1e-06, but it has no effect with name=lion"),
     ({"name": "adafactor", "betas": [0.9, 0.99]}, "optimizer.betas: found"),
     ({"name": "sgd", "newton_schulz_steps": 6}, "has no effect with name=sgd; leave it at 5"),
+    (
+        {"name": "muon", "precondition_every": 5},
+        "optimizer.precondition_every: found 5, but it has no effect",
+    ),
     ({"noise_decay": 1.0}, "optimizer.noise_decay: found 1.0, but it has no effect with noise=0"),
     ({"clip": {"by": "value", "threshold": 1, "window": 20}}, "optimizer.clip.window: found 20"),
     ({"clip": {"by": "percentile", "threshold": 100}}, "optimizer.clip.threshold: found 100, expected a percentile"),
@@ -36,6 +40,7 @@ RECIPES = {
     "Lion": ["optimizer.name=lion", "optimizer.lr=3.0e-4", "optimizer.betas=[0.9, 0.99]", "optimizer.weight_decay=0.3"],
     "Adafactor": ["optimizer.name=adafactor", "optimizer.clip_grad_norm=null"],
     "Muon": ["optimizer.name=muon"],
+    "SOAP": ["optimizer.name=soap"],
     "SGD": ["optimizer.name=sgd", "optimizer.lr=0.3", "optimizer.momentum=0.9"],
     "rates by depth": ["optimizer.lr_scales.layer_decay=0.9", "optimizer.lr_scales.embedding=0.1"],
     "clip each number": ["optimizer.clip.by=value", "optimizer.clip.threshold=0.01"],

@@ -26,20 +26,22 @@ TOLERANCES = {
     "lion": 2e-4,
     "adafactor": 1e-5,
     "muon": 2e-5,
+    "soap": 2e-5,
     "sgd": 1e-5,
 }
 """Of the loss, near 4.6, fp32 sums in another order. Lion turns a rounding of a momentum near zero into a whole step,
 and a number at the border of two codes of 8 bits into another code; Muon lifts small singular values."""
 
-LR = {"adamw8bit": 2e-3, "lion": 5e-4, "adafactor": 2e-3, "muon": 2e-3, "sgd": 0.05}
+LR = {"adamw8bit": 2e-3, "lion": 5e-4, "adafactor": 2e-3, "muon": 2e-3, "soap": 2e-3, "sgd": 0.05}
+
+SETTINGS: dict[str, dict[str, Any]] = {"sgd": {"momentum": 0.9}, "soap": {"precondition_every": 2}}
 
 Curve = list[tuple[float, float]]
 
 
 def case(name: str, **parallel: Any) -> dict[str, Any]:
     """Sections of a tiny run with an optimizer."""
-    momentum = {"momentum": 0.9} if name == "sgd" else {}
-    optimizer = {"name": name, "lr": LR[name], **momentum}
+    optimizer = {"name": name, "lr": LR[name], **SETTINGS.get(name, {})}
     few = {"micro_batch_size": min(4, ROWS // parallel.get("dp", 1))}
     return {"parallel": {"zero_stage": 1, **parallel}, "optimizer": optimizer, "model": SMALL, "batch": few}
 

@@ -34,8 +34,8 @@ def gradients(weights: Weights, step: int) -> Weights:
     return {name: 0.3 * w + torch.randn(w.shape, generator=generator) for name, w in weights.items()}
 
 
-def trained(product_dtype: torch.dtype = torch.float32, **settings: Any) -> Weights:
-    """A stage's canonical weights after all steps."""
+def trained(product_dtype: torch.dtype = torch.float32, seen: list[Weights] | None = None, **settings: Any) -> Weights:
+    """A stage's canonical weights after all steps; `seen` gets the gradients of each."""
     stage = make_stage(tiny_model(**GPT_STYLE), dtype=torch.float32)
     optimizer = build_optimizer(stage, OptimizerConfig(lr=LR, weight_decay=DECAY, **settings), product_dtype)
     parameters = list(stage.parameters())
@@ -45,6 +45,8 @@ def trained(product_dtype: torch.dtype = torch.float32, **settings: Any) -> Weig
         parameter.grad = torch.zeros_like(parameter)
     for step in range(1, STEPS + 1):
         found = gradients(canonical(optimizer.slices), step)
+        if seen is not None:
+            seen.append(found)
         for part in optimizer.slices:
             parameter = named[part.local.parameter_name]
             part.local.view(parameter.grad).copy_(found[part.local.weight.name])
@@ -135,6 +137,54 @@ def test_adafactor():
     options = {"scale_parameter": False, "relative_step": False, "warmup_init": False, "decay_rate": -0.8}
     run_reference(weights, transformers.Adafactor(groups(weights), lr=LR, **options))
     assert_close(trained(name="adafactor"), weights, ROUNDING)
+
+
+def slow_soap(weight: Tensor, name: str, every: int, longest: int, step_gradients: list[Weights]) -> Tensor:
+    """A matrix after all steps of SOAP in fp64, by the paper's algorithm 3, but for the choice of first bases."""
+    rows, columns = weight.shape
+    mean, square = torch.zeros_like(weight), torch.zeros_like(weight)
+    left, right = torch.eye(rows, dtype=torch.float64), torch.eye(columns, dtype=torch.float64)
+    covariances = {"left": torch.zeros_like(left), "right": torch.zeros_like(right)}
+
+    def eigenvectors(covariance: Tensor, basis: Tensor) -> Tensor:
+        if len(basis) > longest:
+            return basis
+        damped = covariance + 1e-2 * covariance.trace() / len(basis) * torch.eye(len(basis), dtype=torch.float64)
+        return torch.linalg.qr(damped @ basis).Q
+
+    for step, found in enumerate(step_gradients, 1):
+        g = found[name].double()
+        weight = weight * (1 - LR * DECAY)
+        if step > 1:
+            mean = 0.9 * mean + 0.1 * g
+            square = 0.95 * square + 0.05 * (left.T @ g @ right) ** 2
+            root = (square / (1 - 0.95 ** (step - 1))).sqrt() + 1e-8
+            weight = weight - LR * left @ ((left.T @ mean @ right) / (1 - 0.9 ** (step - 1)) / root) @ right.T
+        covariances["left"] = 0.95 * covariances["left"] + 0.05 * g @ g.T
+        covariances["right"] = 0.95 * covariances["right"] + 0.05 * g.T @ g
+        for _ in range(10 if step == 1 else int(step % every == 0)):
+            left, right = eigenvectors(covariances["left"], left), eigenvectors(covariances["right"], right)
+    return weight
+
+
+SOAP_ROUNDING = 1e-4
+"""fp32 against fp64: bases of eigenvalues that lie close turn by more than their matrices were rounded by."""
+
+
+@pytest.mark.parametrize(("every", "longest"), [(3, 1000), (7, 40), (7, 1)])
+def test_soap(every, longest):
+    """The paper's algorithm, both sides turned, one alone, or none, which is AdamW a step late; the rest is AdamW's."""
+    seen: list[Weights] = []
+    found = trained(name="soap", precondition_every=every, max_precondition_dim=longest, seen=seen)
+    adamw = start()
+    run_reference(adamw, torch.optim.AdamW(groups(adamw), lr=LR, betas=(0.9, 0.95), eps=1e-8))
+    expected = {
+        name: slow_soap(w.detach().double(), name, every, longest, seen).float()
+        if name.startswith("blocks.") and w.dim() == 2
+        else adamw[name]
+        for name, w in start().items()
+    }
+    assert_close(found, expected, SOAP_ROUNDING)
 
 
 def test_muon():
