@@ -17,8 +17,9 @@ further ahead do not take part in such a pass.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from typing import Any
 
@@ -74,7 +75,7 @@ class Activations:
     def measure(self, forward: Callable[[], Any]) -> Statistics:
         """Run a forward pass over the global batch and return what it shows. Collective."""
         self._start()
-        with self._watching(), torch.compiler.set_stance("force_eager"):
+        with self._watching(), uncompiled():
             forward()
         return self._collect()
 
@@ -229,6 +230,13 @@ def sample_queries(keys: Tensor, stride: int) -> Tensor:
     """
     drawn = ((keys // stride) * HASH_MULTIPLIER >> 15) % stride
     return (keys % stride == drawn).nonzero().squeeze(1)
+
+
+def uncompiled() -> AbstractContextManager[Any]:
+    """Within it compiled blocks run as they are written. Where nothing is compiled, torch's compiler, whose import
+    takes seconds, is left alone."""
+    is_there = "torch._dynamo" in sys.modules
+    return torch.compiler.set_stance("force_eager") if is_there else nullcontext()
 
 
 def seen_keys(q: Tensor, k: Tensor, documents: Documents, cp: Axis) -> tuple[Tensor, Tensor]:

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from megalite.layers.documents import Documents
 from megalite.model.transformer import Stage
-from megalite.monitor.activations import SCORES_AT_ONCE, logits_of, seen_keys
+from megalite.monitor.activations import SCORES_AT_ONCE, logits_of, seen_keys, uncompiled
 from megalite.parallel.axes import Axes
 from megalite.parallel.collectives import all_reduce
 
@@ -37,7 +37,7 @@ class AttentionLogits:
         """Run a forward pass over the global batch and return the largest logits `[blocks, heads]`, on the CPU, the
         same on all ranks. Collective."""
         self._largest.fill_(-torch.inf)
-        with ExitStack() as stack, torch.compiler.set_stance("force_eager"):
+        with ExitStack() as stack, uncompiled():
             for index, block in self._stage.blocks_by_index().items():
                 attention: Any = block.attention
                 stack.callback(setattr, attention, "attend", attention.attend)

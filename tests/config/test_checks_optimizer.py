@@ -40,6 +40,7 @@ RECIPES = {
     "Lion": ["optimizer.name=lion", "optimizer.lr=3.0e-4", "optimizer.betas=[0.9, 0.99]", "optimizer.weight_decay=0.3"],
     "Adafactor": ["optimizer.name=adafactor", "optimizer.clip_grad_norm=null"],
     "Muon": ["optimizer.name=muon"],
+    "MuonClip": ["optimizer.name=muon", "optimizer.qk_clip={threshold: 100, every: 1}"],
     "SOAP": ["optimizer.name=soap"],
     "SGD": ["optimizer.name=sgd", "optimizer.lr=0.3", "optimizer.momentum=0.9"],
     "rates by depth": ["optimizer.lr_scales.layer_decay=0.9", "optimizer.lr_scales.embedding=0.1"],
@@ -116,6 +117,22 @@ OTHERS = [
     (
         {"optimizer": {"clip": {"by": "group", "threshold": 1}}},
         "optimizer.clip.by: group, but optimizer.groups is empty",
+    ),
+    (
+        {"optimizer": {"qk_clip": {}}, "model": {"qk_norm": True}},
+        "optimizer.qk_clip: with model.qk_norm the size of queries and keys does not depend on their weights; use null",
+    ),
+    (
+        {"optimizer": {"qk_clip": {}}, "model": {"attention_soft_cap": 30.0}},
+        "optimizer.qk_clip: model.attention_soft_cap bounds the logits already",
+    ),
+    (
+        {"optimizer": {"qk_clip": {}}, "parallel": {"pad_tokens": True}},
+        "optimizer.qk_clip: parallel.pad_tokens adds tokens whose logits would count",
+    ),
+    (
+        {"optimizer": {"qk_clip": {}, "groups": [{"match": "blocks.0.attention.*", "frozen": True}]}},
+        "optimizer.qk_clip: it would change weights that optimizer.groups has frozen, blocks.0.attention.q.weight, ",
     ),
     (
         {"optimizer": {"decay": {"shape": "cosine"}}},

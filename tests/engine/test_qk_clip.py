@@ -106,12 +106,9 @@ STEPS = 6
 LAYOUTS: dict[int, list[dict[str, Any]]] = {
     2: [
         {"tp": 2},
-        {"dp": 2, "zero_stage": 2},
         {"dp": 2, "zero_stage": 3},
         {"dp": 2, "zero_stage": 3, "engine": "fsdp2"},
         {"pp": 2},
-        {"cp": 2},
-        {"cp": 2, "cp_kind": "ulysses"},
         {"cp": 2, "cp_kind": "ring"},
     ],
     4: [{"tp": 2, "dp": 2, "sequence_parallel": True}, {"tp": 4, "zero_stage": 0}],
