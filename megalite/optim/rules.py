@@ -16,10 +16,10 @@ SOAP_SIDES = (("covariance_row", "basis_row"), ("covariance_col", "basis_col"))
 """Of SOAP: for the rows' side of a matrix and for the columns', the mean of products of gradients, and its basis."""
 
 BLOCK_SIZE = 256
-"""Numbers of a weight, read row by row, that share a scale in adamw8bit."""
+"""Numbers of a weight, read row by row, that share a scale in 8 bits."""
 
 UNIT_NUMBERS = 2**24
-"""Of adamw8bit: whole rows with about this many numbers are one rank's, so that a large table has many owners."""
+"""Of adamw8bit and lion8bit: whole rows with about so many numbers are one rank's: a large table has many owners."""
 
 
 def rule_of(weight: Weight, optimizer: OptimizerConfig) -> str:
@@ -97,7 +97,27 @@ def packed_bytes(weight: Weight) -> int:
     return 2 * prod(weight.shape) + 2 * 4 * blocks
 
 
+def momentum_shapes(weight: Weight, optimizer: OptimizerConfig) -> dict[str, tuple[int, ...]]:
+    """The momentum of muon8bit as checkpoints hold it, which is Muon's."""
+    return {"momentum": weight.shape}
+
+
+def mean_shapes(weight: Weight, optimizer: OptimizerConfig) -> dict[str, tuple[int, ...]]:
+    """The momentum of lion8bit as checkpoints hold it, which is Lion's."""
+    return {"exp_avg": weight.shape}
+
+
+def packed_matrix_bytes(weight: Weight) -> int:
+    """What muon8bit keeps: a code a number, and a scale a block."""
+    return prod(weight.shape) + 4 * -(-prod(weight.shape) // BLOCK_SIZE)
+
+
+def packed_rows_bytes(weight: Weight) -> int:
+    """What lion8bit keeps: half of adamw8bit's."""
+    return packed_bytes(weight) // 2
+
+
 def unit_rows(weight: Weight) -> list[tuple[int, int]]:
-    """The runs of rows, first and one past the last, that adamw8bit treats as one; the same in every layout."""
+    """The runs of rows, first and one past the last, that are one unit of adamw8bit and lion8bit, in every layout."""
     rows = max(1, UNIT_NUMBERS // prod(weight.shape[1:]))
     return [(start, min(start + rows, weight.shape[0])) for start in range(0, weight.shape[0], rows)]

@@ -37,6 +37,13 @@ def test_refused(settings: dict[str, Any], complaint: str):
 
 RECIPES = {
     "8-bit AdamW": ["optimizer.name=adamw8bit"],
+    "8-bit Muon": ["optimizer.name=muon8bit"],
+    "8-bit Lion": [
+        "optimizer.name=lion8bit",
+        "optimizer.lr=3.0e-4",
+        "optimizer.betas=[0.9, 0.99]",
+        "optimizer.weight_decay=0.3",
+    ],
     "Lion": ["optimizer.name=lion", "optimizer.lr=3.0e-4", "optimizer.betas=[0.9, 0.99]", "optimizer.weight_decay=0.3"],
     "Adafactor": ["optimizer.name=adafactor", "optimizer.clip_grad_norm=null"],
     "Muon": ["optimizer.name=muon"],

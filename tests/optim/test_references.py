@@ -274,3 +274,45 @@ def test_adamw8bit():
     off = torch.cat([(found[name] - weights[name]).abs().view(-1) for name in found])
     assert (off > 10 * ROUNDING).sum() <= FLIPS * off.numel()
     assert off.max() < ONE_CODE
+
+
+class RoundedMuon(torch.optim.Muon):
+    """torch's Muon, whose momentum is rounded to the nearest of all codes after each step."""
+
+    def step(self, closure: Any = None) -> None:
+        super().step(closure)
+        for state in self.state.values():
+            momentum = state["momentum_buffer"]
+            momentum.copy_(rounded(momentum.double(), dynamic_table(True)))
+
+
+def test_muon8bit():
+    """torch's Muon with a rounded momentum; norms and biases by AdamW. A number at the border of two codes may fall to
+    the other side, and then all of its matrix moves a little."""
+    weights = start()
+    inner = [w for name, w in weights.items() if name.startswith("blocks.") and w.dim() == 2]
+    vectors = [w for w in weights.values() if w.dim() == 1]
+    muon = RoundedMuon(inner, lr=LR, weight_decay=DECAY, momentum=0.95, adjust_lr_fn="match_rms_adamw")
+    run_reference(weights, muon, torch.optim.AdamW(vectors, lr=LR, betas=(0.9, 0.95), eps=1e-8, weight_decay=0.0))
+    found, plain = (trained(torch.bfloat16, name=name) for name in ("muon8bit", "muon"))
+    for name, weight in weights.items():
+        if weight.dim() == 1:
+            torch.testing.assert_close(found[name], weight.detach(), rtol=0.0, atol=ROUNDING)
+        elif name.startswith("blocks."):
+            off, apart = ((each[name] - weight).detach().abs() for each in (found, plain))
+            assert off.max() < ONE_CODE, name
+            assert off.mean() < 0.3 * apart.mean(), name  # 8 bits are seen, and are the right ones
+
+
+def test_lion8bit():
+    """Lion as above, with a momentum that is rounded to the nearest of all codes after each step."""
+    weights = {name: weight.detach() for name, weight in start().items()}
+    momenta = {name: torch.zeros_like(weight) for name, weight in weights.items()}
+    for step in range(1, STEPS + 1):
+        for name, gradient in gradients(weights, step).items():
+            is_matrix = weights[name].dim() > 1
+            update = (0.9 * momenta[name] + 0.1 * gradient).sign()
+            weights[name] = weights[name] - LR * (update + (DECAY if is_matrix else 0.0) * weights[name])
+            kept = 0.99 * momenta[name] + 0.01 * gradient
+            momenta[name] = rounded(kept.double(), dynamic_table(True)).float() if is_matrix else kept
+    assert_close(trained(name="lion8bit", betas=(0.9, 0.99)), weights, ROUNDING)

@@ -92,6 +92,9 @@ def test_what_belongs_to_a_run(tmp_path, sections, complaint):
     ("before", "now", "complaint"),
     [
         ({"name": "soap"}, {"name": "soap", "precondition_every": 3, "max_precondition_dim": 900}, None),
+        ({"name": "muon"}, {"name": "muon8bit"}, None),
+        ({"name": "lion8bit"}, {"name": "lion"}, None),
+        ({"name": "lion"}, {"name": "muon8bit"}, "optimizer.name: 'lion' in"),
         ({"name": "soap"}, {"name": "soap", "max_precondition_dim": 40}, "optimizer.max_precondition_dim: 10000 in"),
     ],
 )

@@ -100,8 +100,9 @@ class OptimizerConfig(Section):
     """The weight update."""
 
     name: Annotated[str, AfterValidator(OPTIMIZERS.known)] = "adamw"
-    """The rule of the update: adamw, adamw8bit, lion, adafactor, muon and soap (which leave tables, head and vectors to
-    adamw), sgd, or one that a plug-in brings. docs/recipe.md says when to use which."""
+    """The rule of the update: adamw, lion, adafactor, muon and soap (which leave tables, head and vectors to adamw),
+    sgd; adamw8bit, lion8bit and muon8bit, whose state has 8 bits a number; or one that a plug-in brings. docs/recipe.md
+    says when to use which."""
     options: Options = Field(default_factory=FrozenOptions)
     """What a plug-in's rule may be told."""
     lr: PositiveFloat = 3e-4
@@ -109,16 +110,16 @@ class OptimizerConfig(Section):
     lr_scales: LearningRateScales = LearningRateScales()
     """Factors on the learning rate, by the kind of weight and by depth."""
     betas: tuple[Decay, Decay] = (0.9, 0.95)
-    """Decay of the first and second moment, each in [0, 1): adamw, adamw8bit, lion, soap, and what muon leaves to
-    AdamW."""
+    """Decay of the first and second moment, each in [0, 1): adamw, lion, those of 8 bits, soap, and what muon leaves
+    to AdamW."""
     eps: PositiveFloat = 1e-8
-    """Added to the root of the second moment: adamw, adamw8bit, muon, soap."""
+    """Added to the root of the second moment: adamw, adamw8bit, muon, muon8bit, soap."""
     momentum: Decay = 0.95
-    """Decay of the momentum: muon, sgd."""
+    """Decay of the momentum: muon, muon8bit, sgd."""
     nesterov: bool = True
-    """Look ahead along the momentum: muon, sgd."""
+    """Look ahead along the momentum: muon, muon8bit, sgd."""
     newton_schulz_steps: PositiveInt = 5
-    """Iterations that orthogonalise muon's momentum."""
+    """Iterations that orthogonalise the momentum of muon and muon8bit."""
     precondition_every: PositiveInt = 10
     """soap: steps from one refresh of the bases to the next. Fewer follow the gradients better, and take more time."""
     max_precondition_dim: PositiveInt = 10_000
