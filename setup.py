@@ -78,6 +78,7 @@ setup(
         "fast": ["gigatoken>=0.10"],
         "ray": ["ray>=2.30"],
         "wandb": ["wandb>=0.18"],
+        "sweep": ["optuna>=4.0"],
         "eval": ["lm-eval>=0.4.9"],
         "dev": [
             "pytest>=8",

@@ -26,7 +26,7 @@ from megalite.config.wording import divisors, or_
 from megalite.data.loader import Batch, Loader
 from megalite.data.run_config import fill_epochs
 from megalite.engine.batch_cut import documents_of_batch
-from megalite.engine.steps import targets_of_batch
+from megalite.engine.steps import loss_weights, targets_of_batch
 from megalite.errors import UnavailableError, UserError
 from megalite.layers.parts import choose_parts
 from megalite.model.spec import StageSpec
@@ -181,11 +181,9 @@ def loss(model: Stage, micro_batches: Sequence[Batch]) -> Tensor:
         )
     device = next(model.parameters()).device
     found = [batch.to(device) for batch in micro_batches]
-    num_tokens = torch.stack([batch.loss_mask.sum() for batch in found]).sum()
-    losses = [
-        model(batch.tokens, documents_of_batch(batch), targets_of_batch(batch, 1.0 / num_tokens.clamp(min=1)))
-        for batch in found
-    ]
+    weight = torch.stack([loss_weights(batch).double().sum() for batch in found]).sum()
+    scale = 1.0 / torch.where(weight > 0, weight, 1.0).float()
+    losses = [model(batch.tokens, documents_of_batch(batch), targets_of_batch(batch, scale)) for batch in found]
     return torch.stack(losses).sum()
 
 

@@ -85,6 +85,14 @@ WRONG = {
         "--out file --data folder": "file is there and no file of runs",
         "--out x --data folder --steps 0": WHOLE,
     },
+    "mup_transfer": {
+        "--out x": "data/demo/packed is not there",
+        "--out x --data folder --widths 64,96": "found '96', there are 64, 128, 256, 512",
+        "--out nowhere/x --data folder": NO_FOLDER,
+        "--out x --data folder --figure folder": "folder is a folder; name a file",
+        "--out x --data folder --dir file": "file is no folder",
+        "--out x --data folder --jobs 0": WHOLE,
+    },
     "monitoring": {"--steps 0": WHOLE, "--out nowhere/x": NO_FOLDER},
     "optimizers": {"--steps 0": WHOLE, "--out nowhere/x": NO_FOLDER, "--out file": "file is there and no file of runs"},
     "pipeline": {

@@ -36,6 +36,8 @@ FLOORS = (
     ("train",),
     ("studies",),
     ("slurm",),
+    ("sweeps",),
+    ("ladder",),
     ("library", "extend"),
     ("cli",),
 )
@@ -81,12 +83,12 @@ FLOORS_INSIDE: dict[str, tuple[tuple[str, ...], ...]] = {
     "cli": (
         ("paths",),
         ("ask", "convert", "curves", "data", "generate", "launch", "mup", "profile", "setup", "train"),
-        ("checkpoint", "config"),
-        ("plan", "schedule"),
+        ("checkpoint", "config", "sweep"),
+        ("ladder", "plan", "schedule"),
         ("main",),
     ),
     "corpus": (
-        ("documents", "source", "split"),
+        ("conversations", "documents", "source", "split"),
         ("reading",),
         ("shards",),
         ("corpus",),
@@ -95,10 +97,24 @@ FLOORS_INSIDE: dict[str, tuple[tuple[str, ...], ...]] = {
         ("card", "stations"),
         ("compile_ahead", "effects", "inspection", "preload", "prepare"),
     ),
+    "sweeps": (
+        ("outcome", "space"),
+        ("record", "settings", "suggest"),
+        ("trials",),
+        ("cluster", "halving", "local", "table"),
+        ("page", "sweep"),
+    ),
+    "ladder": (
+        ("law", "rule"),
+        ("budget",),
+        ("ladder",),
+        ("page",),
+    ),
     "tokenizer": (
         ("settings", "encoders"),
         ("fast", "tokenizer"),
-        ("report", "training"),
+        ("chat_template", "fill_in", "report", "training"),
+        ("chat",),
     ),
     "stations": (
         ("facts", "hashes", "lease", "tasks"),
@@ -126,6 +142,7 @@ CONFINED = {
     "datasets": ("corpus/reading/hub.py",),
     "lm_eval": ("train/evaluation/harness.py",),
     "fsspec": ("corpus/reading/remote.py",),
+    "optuna": ("sweeps/suggest.py",),
 }
 """Packages that only some places may import."""
 

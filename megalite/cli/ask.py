@@ -33,6 +33,9 @@ def evaluate(
     positions: Annotated[
         Path | None, typer.Option(help="Tokenized documents; shows the loss by position in long ones.")
     ] = None,
+    loss: Annotated[
+        list[Path], typer.Option("--loss", help="A packed set; shows the mean loss of its labels; repeatable.")
+    ] = [],  # noqa: B006
     lengths: Annotated[
         str | None,
         typer.Option(help="Tokens of the texts, with commas. [default: doubling to max_positions]", show_default=False),
@@ -50,7 +53,8 @@ def evaluate(
     limit: Annotated[int | None, typer.Option(min=1, help="Questions of each task. [default: all]")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print everything as one JSON object.")] = False,
 ) -> None:
-    """Score a model on multiple-choice questions, and on long texts (docs/evaluate.md, docs/long-context.md).
+    """Score a model on multiple-choice questions, on packed sets and on long texts (docs/evaluate.md,
+    docs/long-context.md).
 
     Files of questions are scored by megalite itself, tasks in YAML by lm-evaluation-harness on transformers, for which
     a checkpoint is exported into a temporary folder first. Nothing is downloaded.
@@ -60,16 +64,14 @@ def evaluate(
     from megalite.train.evaluation.needle import NeedleTest, read_haystack
     from megalite.train.evaluation.offline import open_model
 
-    if not tasks and not needle and positions is None:
-        raise UserError("nothing is asked: give --tasks, --needle or --positions")
-    if plot is not None and not needle:
-        raise UserError("--plot draws what --needle finds; give both")
-    asked = _whole_numbers("--lengths", lengths)
-    test = NeedleTest(asked, _shares("--depths", depths), trials)
+    _refuse_nothing(bool(tasks or loss or needle or positions), plot is not None and not needle)
+    test = NeedleTest(asked := _whole_numbers("--lengths", lengths), _shares("--depths", depths), trials)
     saved, hay = open_model(model, tokenizer), read_haystack(haystack) if needle else ""
     results: dict[str, Any] = {}
     if tasks:
         results["tasks"] = _tasks(saved, tasks, limit, quiet=as_json)
+    if loss:
+        results["loss"] = _losses(saved, loss, quiet=as_json)
     if needle:
         found = _needles(saved, test, hay, quiet=as_json)
         results["needles"] = [each.record() for each in found]
@@ -79,6 +81,13 @@ def evaluate(
         results["positions"] = _positions(saved, positions, max(asked, default=None), documents, quiet=as_json)
     if as_json:
         typer.echo(json.dumps(_without_nan({"model": str(model), **results})))
+
+
+def _refuse_nothing(is_asked: bool, draws_nothing: bool) -> None:
+    if not is_asked:
+        raise UserError("nothing is asked: give --tasks, --loss, --needle or --positions")
+    if draws_nothing:
+        raise UserError("--plot draws what --needle finds; give both")
 
 
 def _without_nan(record: Any) -> Any:
@@ -99,6 +108,20 @@ def _tasks(saved: SavedModel, tasks: Sequence[Path], limit: int | None, *, quiet
         if not quiet:
             scores = ", ".join(f"{key} {value:.4f}" for key, value in record.items() if isinstance(value, float))
             typer.echo(f"{name}: {scores} ({record['num']:,} questions, {record['by']})")
+    return results
+
+
+def _losses(saved: SavedModel, sets: Sequence[Path], *, quiet: bool) -> dict[str, Any]:
+    from megalite.train.evaluation.set_loss import loss_on
+
+    results = {}
+    for path in sets:
+        found = loss_on(saved, path)
+        results[str(path)] = found.record()
+        if not quiet:
+            typer.echo(
+                f"{path}: loss {found.loss:.4f}, perplexity {found.perplexity:.2f} ({found.num_tokens:,} labels)"
+            )
     return results
 
 

@@ -56,7 +56,7 @@ def run(
     from megalite.slurm import launch as launching
 
     loaded = load_run(config, overrides or ())
-    profile = _profile(cluster, settings or [])
+    profile = read_profile(cluster, settings or [])
     if dry_run:
         planned = launching.plan_launch(loaded, profile, nodes)
         _print_placement(planned.placement, profile)
@@ -104,7 +104,8 @@ def stop(
     typer.echo(ask_to_stop(folder, at_once=now))
 
 
-def _profile(cluster: str, settings: list[str]) -> ClusterConfig:
+def read_profile(cluster: str, settings: list[str]) -> ClusterConfig:
+    """A cluster's profile from its file, or as Slurm describes it (`auto[:PARTITION]`)."""
     from megalite.config.load import build
     from megalite.config.yaml_source import command_line_source
     from megalite.slurm.cluster import ClusterConfig, load_cluster

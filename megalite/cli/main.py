@@ -22,12 +22,14 @@ from megalite.cli import (
     curves,
     data,
     generate,
+    ladder,
     launch,
     mup,
     plan,
     profile,
     schedule,
     setup,
+    sweep,
     train,
 )
 from megalite.errors import EXIT_BAD_INPUT, EXIT_FAULT, EXIT_INTERRUPTED, UserError
@@ -61,6 +63,8 @@ app = typer.Typer(
 app.command("init")(setup.init)
 app.command("train")(train.train)
 app.command("lr-find")(train.lr_find)
+app.command("sweep")(sweep.sweep)
+app.command("ladder")(ladder.ladder)
 app.command("verify-resume")(train.verify_resume)
 app.command("eval")(ask.evaluate)
 app.command("report")(curves.report)

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from megalite.architecture.architecture import Architecture
 from megalite.architecture.attentions import ATTENTIONS
 from megalite.architecture.weights import weight_table
+from megalite.config.engine import choose_engine
 from megalite.config.optimizers import OPTIMIZERS, RULES, scales_with_width, settings_read
 from megalite.config.schema import Config, OptimizerConfig
 from megalite.config.sections.optimizer import WeightGroupConfig
@@ -33,6 +34,11 @@ def check_optimizer(config: Config, model: Architecture) -> Iterator[str]:
     yield from _mup(config)
     if optimizer.qk_clip is not None:
         yield from _qk_clip(config, model)
+    if optimizer.offload and (engine := choose_engine(config.parallel)) != "native":
+        yield (
+            f"optimizer.offload: engine={engine} keeps masters and state where the weights are; use zero_stage=0 or 1 "
+            "with engine=native, or offload=false"
+        )
     if optimizer.groups:
         yield from _groups(config, model)
 

@@ -1,7 +1,8 @@
 """A recipe from raw documents to packed training data, station by station.
 
     sources -> clean -> url-dedup, dedup, near-dedup, line-dedup, substring-dedup, decontaminate
-            -> perplexity, classifier -> tokenizer -> tokens/train, tokens/valid -> packed/train, packed/valid
+            -> perplexity, classifier -> tokenizer, chat-tokenizer
+            -> tokens/train, tokens/valid -> packed/train, packed/valid
 
 Every station leaves its folder below the recipe's `out`. One that is finished, with the same settings and the same
 input, is not run again: an interrupted recipe goes on where it was, and a changed setting redoes only what follows it.
@@ -13,6 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from megalite.config.load import build
 from megalite.config.schema import Config
@@ -23,8 +25,10 @@ from megalite.corpus.near.settings import NearDedupConfig
 from megalite.corpus.recipe import DataRecipe
 from megalite.corpus.source import DocumentSource
 from megalite.corpus.split import ALL, CorpusSplit, Part
+from megalite.corpus.stations.chat_tokenizer import chat_tokenizer
 from megalite.corpus.stations.clean import clean
 from megalite.corpus.stations.dedup import dedup
+from megalite.corpus.stations.forms import Forms
 from megalite.corpus.stations.near import near_dedup
 from megalite.corpus.stations.select import classifier, perplexity
 from megalite.corpus.stations.spans import decontaminate, line_dedup, substring_dedup, url_dedup
@@ -36,6 +40,9 @@ from megalite.progress import NoProgress, ProgressReporter
 from megalite.stations.lease import Lease
 from megalite.stations.station import StationResult
 from megalite.stations.tasks import Runner
+from megalite.tokenizer.chat_template import read_template
+from megalite.tokenizer.fill_in import sentinel_ids
+from megalite.tokenizer.tokenizer import Tokenizer
 
 LOCK_FILE = ".lock"
 
@@ -99,13 +106,17 @@ def _prepare(recipe: DataRecipe, runner: Runner | None, progress: ProgressReport
         result = train_tokenizer(documents, out / "tokenizer", recipe.tokenizer, split=training, progress=progress)
         tokenizer = finish("tokenizer", result)
 
+    if recipe.chat is not None and recipe.chat.template is not None:
+        result = chat_tokenizer(tokenizer, recipe.chat.template, out / "chat-tokenizer")
+        tokenizer = finish("chat-tokenizer", result)
+
     parts: list[Part] = ["train", "valid"] if recipe.valid_fraction > 0 else ["train"]
     for part in parts:
         name, split = f"tokens/{part}", _split(recipe, part)
         describe = recipe.describe_tokens
-        result = tokenize(
-            documents, tokenizer, out / name, split=split, describe=describe, runner=runner, progress=progress
-        )
+        forms = forms_of(recipe, part)
+        options: dict[str, Any] = {"describe": describe, "forms": forms, "runner": runner, "progress": progress}
+        result = tokenize(documents, tokenizer, out / name, split=split, **options)
         tokens = finish(name, result)
         _refuse_empty(done[-1], f"valid_fraction={recipe.valid_fraction} leaves nothing for {part}: change it")
         name = f"packed/{part}"
@@ -114,6 +125,16 @@ def _prepare(recipe: DataRecipe, runner: Runner | None, progress: ProgressReport
     if not all(station.result.reused for station in done) or not (out / JSON_FILE).is_file():
         write_card(out, make_card(out, recipe))
     return done
+
+
+def forms_of(recipe: DataRecipe, part: Part) -> Forms:
+    """The forms that documents of a part take as tokens."""
+    chat, fim = recipe.chat, recipe.fim
+    if chat is not None:  # whose template is the tokenizer's by now
+        chat = chat.model_copy(update={"template": None, "max_tokens": chat.max_tokens or recipe.pack.seq_len})
+    if fim is not None and part == "valid" and not fim.valid:
+        fim = None
+    return Forms(chat, fim, seq_len=recipe.pack.seq_len, seed=recipe.seed)
 
 
 def _filters(recipe: DataRecipe) -> Iterator[tuple[str, Callable[..., StationResult]]]:
@@ -174,6 +195,8 @@ def _refuse_missing_files(recipe: DataRecipe) -> None:
         wanted["classifier.model"] = [recipe.classifier.model]
         wanted["classifier.good"] = recipe.classifier.good
         wanted["classifier.bad"] = recipe.classifier.bad
+    if recipe.chat is not None:
+        wanted["chat.template"] = [recipe.chat.template]
     missing = [
         f"{key}: {path}: no such file or folder"
         for key, paths in wanted.items()
@@ -182,6 +205,10 @@ def _refuse_missing_files(recipe: DataRecipe) -> None:
     ]
     if missing:
         raise DataError("\n".join(missing))
+    if recipe.tokenizer.path is not None and recipe.fim is not None:
+        sentinel_ids(Tokenizer.load(recipe.tokenizer.path), recipe.fim)
+    if recipe.tokenizer.path is not None and recipe.chat is not None:
+        read_template(recipe.tokenizer.path, recipe.chat.template)
 
 
 def _station(folder: Path) -> Corpus:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Literal
 
@@ -19,7 +20,8 @@ from megalite.corpus.source import DocumentSource
 from megalite.corpus.spans.settings import DecontaminateConfig, LineDedupConfig, SubstringConfig, UrlDedupConfig
 from megalite.data.settings import PackConfig
 from megalite.plugins import Plugins
-from megalite.tokenizer.settings import TokenizerConfig
+from megalite.section import Problem
+from megalite.tokenizer.settings import ChatConfig, FillInConfig, TokenizerConfig
 
 
 class LanguageConfig(Section):
@@ -92,9 +94,54 @@ class DataRecipe(Section):
     classifier: ClassifierConfig | None = None
     """Keep the documents that look more like a good sample than like a bad one."""
     tokenizer: TokenizerConfig = TokenizerConfig()
+    chat: ChatConfig | None = None
+    """How conversations become tokens, and which are learnt; {} takes the tokenizer's template and learns all answers.
+    For sources with `conversations`."""
+    fim: FillInConfig | None = None
+    """Fill-in-the-middle, for programs; {} takes half of the documents apart."""
     describe_tokens: bool = False
     """Keep documents.parquet beside the tokens: id, source and metadata of each document (`megalite data rank` can then
     order samples by a field of it)."""
     pack: PackConfig = PackConfig()
     seed: NonNegativeInt = 0
     """Seed of the hold-out choice."""
+
+    def problems(self) -> Iterator[Problem]:
+        is_talk = any(source.conversations is not None for source in self.sources)
+        if is_talk and self.chat is None:
+            yield ("chat",), "is missing: a source has conversations; write `chat: {}` to learn their answers"
+        if self.chat is not None:
+            yield from self._chat_problems()
+        if self.fim is not None:
+            yield from self._fim_problems(self.fim)
+
+    def _chat_problems(self) -> Iterator[Problem]:
+        assert self.chat is not None
+        editing = {"line_dedup": self.line_dedup, "substring_dedup": self.substring_dedup, "clean.c4": self.clean.c4}
+        for name, section in editing.items():
+            if section is not None:
+                yield tuple(name.split(".")), "edits texts, and a conversation stays whole or goes; leave it out"
+        if self.fim is not None:
+            yield ("fim",), "takes texts apart, which conversations are not; make two recipes, and mix what they make"
+        if self.pack.repeats:
+            yield ("pack", "repeats"), "is for long texts, and found with chat; leave it out"
+        longest = self.chat.max_tokens
+        if longest is not None and longest > self.pack.seq_len:
+            why = (
+                f"{longest} tokens do not fit a sequence, so that answers would be cut; use {self.pack.seq_len} or less"
+            )
+            yield ("chat", "max_tokens"), why
+
+    def _fim_problems(self, fim: FillInConfig) -> Iterator[Problem]:
+        if fim.level == "context" and self.pack.method != "best_fit":
+            yield ("fim", "level"), "context needs pack.method=best_fit: concat has its borders anywhere"
+        if fim.level == "context" and self.pack.seq_len < 16:
+            yield (
+                ("pack", "seq_len"),
+                f"found {self.pack.seq_len}, too few tokens for fim.level=context; use 16 or more",
+            )
+        if fim.level == "context" and self.describe_tokens:
+            yield ("describe_tokens",), "has a line for each document, and fim.level=context makes several of one"
+        missing = [token for token in fim.tokens.spellings if token not in self.tokenizer.special_tokens]
+        if self.tokenizer.path is None and missing:
+            yield ("tokenizer", "special_tokens"), f"lacks {', '.join(missing)}, which fim needs; add them"

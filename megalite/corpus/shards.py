@@ -17,7 +17,7 @@ import numpy as np
 from megalite.corpus.documents import REJECTED_FOLDER, BatchBuilder, DocumentBatch, Rejected
 from megalite.corpus.reading.columns import open_parquet
 from megalite.corpus.reading.files import READ_ERRORS, FilePiece, data_suffix, is_compressed, is_machine_fault
-from megalite.corpus.reading.readers import read_piece, read_station_shard
+from megalite.corpus.reading.readers import is_json_array, read_piece, read_station_shard
 from megalite.corpus.reading.remote import open_remote
 from megalite.corpus.source import DocumentSource, is_url
 from megalite.errors import DataError
@@ -205,7 +205,8 @@ def _capped(batches: Iterator[DocumentBatch], max_bytes: float) -> Iterator[Docu
 def _cut_file(piece: FilePiece, size: int) -> Iterator[FilePiece]:
     """The parts of a file that is much larger than a shard, or the file."""
     suffix = data_suffix(piece.path)
-    if is_compressed(piece.path) or text_bytes(piece.path, piece.num_bytes) < 2 * size:
+    is_array = suffix == ".json" and not is_url(piece.path) and _is_array(piece.path)
+    if is_array or is_compressed(piece.path) or text_bytes(piece.path, piece.num_bytes) < 2 * size:
         yield piece
     elif suffix == ".parquet":
         yield from _cut_parquet(piece, size)
@@ -213,6 +214,12 @@ def _cut_file(piece: FilePiece, size: int) -> Iterator[FilePiece]:
         yield from (_cut_remote_lines if is_url(piece.path) else _cut_lines)(piece, size)
     else:
         yield piece
+
+
+def _is_array(path: str) -> bool:
+    """Whether a file of JSON is one array, which has no lines of its own."""
+    with open(path, "rb") as file:
+        return is_json_array(file.read(1024))
 
 
 def _cut_parquet(piece: FilePiece, size: int) -> Iterator[FilePiece]:

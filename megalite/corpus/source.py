@@ -21,6 +21,7 @@ from pydantic import (
 
 from megalite.addition import Addition
 from megalite.config.brought import wrong_options
+from megalite.corpus.conversations import Shape
 from megalite.plugins import Table
 from megalite.section import FrozenOptions, Options, Problem, Section
 
@@ -49,7 +50,7 @@ help it is a path; a union of both would complain of two types for one mistake."
 
 DATASET_SETTINGS = ("dataset", "subset", "data_files", "split", "revision", "streaming")
 
-LATER = ("max_record_mb", "max_expansion", "options")
+LATER = ("max_record_mb", "max_expansion", "options", "conversations")
 """Settings of a source that came later: at their defaults they leave fingerprints as they were."""
 
 UNREAD = {
@@ -108,6 +109,10 @@ class DocumentSource(Section):
     """Field or column that names the document; where it is missing, the file and line do."""
     keep_fields: tuple[str, ...] = ()
     """Further fields or columns to carry along, as a JSON object in the column `metadata` (a URL, a date, a score)."""
+    conversations: Shape | None = None
+    """Records are conversations to learn answers from, of the shape `messages` (OpenAI), `sharegpt`, `alpaca` or
+    `prompt_completion`; `auto` goes by the fields of each. `docstrings`, with `kind: python`, makes questions and
+    answers of its functions and classes. Null for text."""
     max_mb: PositiveFloat | None = None
     """Stop after this many million bytes of text; null for all."""
     max_record_mb: PositiveFloat = 64.0
@@ -158,6 +163,16 @@ class DocumentSource(Section):
         for name in UNREAD_BY_PLUGINS if brought else UNREAD.get(self.kind, ()):
             if (found := getattr(self, name)) != type(self).model_fields[name].default:
                 yield (name,), f"found {found!r}, which kind: {self.kind} does not read; leave it out"
+
+    @model_validator(mode="after")
+    def _conversations_fit_kind(self) -> DocumentSource:
+        if self.conversations is None:
+            return self
+        if (self.kind == "python") != (self.conversations == "docstrings"):
+            raise ValueError("conversations: docstrings are of kind: python alone, and this kind has no others")
+        if self.text_field != type(self).model_fields["text_field"].default:
+            raise ValueError("text_field must be left out with conversations, which have fields of their own")
+        return self
 
     @model_validator(mode="after")
     def _settings_fit_kind(self) -> DocumentSource:

@@ -7,6 +7,7 @@
     rows            tokens    a a a a a|b b b|             int64 [rows, seq_len]
                     labels    a a a a .|b b .|             the next token; none behind the last one of a document
                     positions 0 1 2 3 4|0 1 2|
+                    weights   1 0 0 1 0|1 1 0|             of the labels, where the data has any; a label of 0 is none
 
 Nothing is copied in between and no Python object is made for a document, so a core fills some hundreds of millions of
 tokens a second; numpy, piece by piece, spends most of its time on the calls. What the rows must hold is said in
@@ -17,6 +18,8 @@ module needs numba at import; import it where reading begins.
 """
 
 from __future__ import annotations
+
+import math
 
 import numpy as np
 
@@ -170,9 +173,12 @@ def _fill_piece(
     rows.loss_mask[row, place : place + length] = True
     labels[length - 1] = NO_TOKEN
     rows.loss_mask[row, place + length - 1] = False
+    if rows.weights.size:
+        for index in range(length - 1):
+            _weigh(stream, start + index + 1, row, place + index, rows)
+        rows.weights[row, place + length - 1] = 0.0
     if place > 0 and not document_masks:
-        rows.labels[row, place - 1] = source[0]
-        rows.loss_mask[row, place - 1] = True
+        _put_label(stream, start, row, place - 1, rows)
     if rows.document_ids.size:
         rows.document_ids[row, place : place + length] = document
     return np.int64(largest)
@@ -191,13 +197,44 @@ def _finish_row(
         rows.tokens[row, filled:] = NO_TOKEN
         rows.labels[row, filled:] = NO_TOKEN
         rows.loss_mask[row, filled:] = False
+        if rows.weights.size:
+            rows.weights[row, filled:] = 0.0
         if rows.document_ids.size:
             rows.document_ids[row, filled:] = NO_DOCUMENT
     if not goes_on:
         return 0
-    rows.labels[row, filled - 1] = stream.tokens[following]
-    rows.loss_mask[row, filled - 1] = True
+    _put_label(stream, following, row, filled - 1, rows)
     return np.int64(stream.tokens[following])
+
+
+@kernel
+def _put_label(stream: Stream, following: int, row: int, place: int, rows: SampleRows) -> None:
+    """Close the label at a place of a row with a token of the stream."""
+    rows.labels[row, place] = stream.tokens[following]
+    rows.loss_mask[row, place] = True
+    if rows.weights.size:
+        _weigh(stream, following, row, place, rows)
+
+
+@kernel
+def _weigh(stream: Stream, token: int, row: int, place: int, rows: SampleRows) -> None:
+    """Give the label at a place, a token of the stream, its weight; take it away where that is 0."""
+    weight = 1.0
+    if stream.weights.size:
+        weight = _from_half(stream.weights[token])
+    rows.weights[row, place] = weight
+    if weight == 0.0:
+        rows.labels[row, place] = NO_TOKEN
+        rows.loss_mask[row, place] = False
+
+
+@kernel
+def _from_half(bits: int) -> float:
+    """A float16 from its bits: never negative, and finite."""
+    exponent, fraction = np.int64(bits) >> 10, np.int64(bits) & 1023
+    if exponent == 0:
+        return math.ldexp(float(fraction), -24)
+    return math.ldexp(float(1024 + fraction), exponent - 25)
 
 
 @kernel

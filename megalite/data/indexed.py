@@ -4,6 +4,9 @@
     prefix.idx   magic 9 bytes | version u64 | dtype code u8 | number of sequences u64 | number of borders u64
                  | sequence lengths i32 [s] | byte offsets into .bin i64 [s] | document borders i64 [d + 1]
 
+    prefix.weights   where labels do not all count alike: how much each token weighs as a label, f16 [tokens]. Ours; a
+                     pair of Megatron's has none, and reads the other two files as ever
+
 A document is a run of sequences, borders[d] to borders[d + 1]; we write one sequence a document and read any number.
 The offsets grow, so the document of a token is found by bisection in the mapped file: nothing is built or held in
 memory, however many documents there are.
@@ -49,6 +52,13 @@ COPY_BYTES = 1 << 24
 
 DOCUMENTS_AT_ONCE = 1 << 16
 
+WEIGHT_DTYPE = np.dtype(np.float16)
+"""Of loss weights: 11 bits each, 0 for a token that is not learnt."""
+
+SMALLEST_WEIGHT = float(np.finfo(WEIGHT_DTYPE).tiny)
+LARGEST_WEIGHT = 1024.0
+"""Between them a weight keeps its 11 bits, and a sum over any global batch is exact in float64."""
+
 
 def bin_path(prefix: Path) -> Path:
     """The file of tokens of a pair."""
@@ -58,6 +68,11 @@ def bin_path(prefix: Path) -> Path:
 def idx_path(prefix: Path) -> Path:
     """The index file of a pair."""
     return prefix.parent / f"{prefix.name}.idx"
+
+
+def weights_path(prefix: Path) -> Path:
+    """The file of loss weights beside a pair."""
+    return prefix.parent / f"{prefix.name}.weights"
 
 
 class IndexedWriter:
@@ -142,6 +157,8 @@ class Stream(NamedTuple):
     """int64 [sequences]: where each begins in the token file, in bytes."""
     borders: np.ndarray
     """int64 [documents + 1]: first sequence of each document."""
+    weights: np.ndarray
+    """uint16 [tokens], the bits of each token's loss weight in float16; [0] where all count alike."""
 
 
 class IndexedTokens:
@@ -149,12 +166,13 @@ class IndexedTokens:
 
     Args:
         prefix: path of the pair without `.bin` or `.idx`.
+        weighted: loss weights lie beside it.
 
     Raises:
-        DataError: a file is missing, is no Megatron index, or the two do not fit each other.
+        DataError: a file is missing, is no Megatron index, or they do not fit each other.
     """
 
-    def __init__(self, prefix: Path):
+    def __init__(self, prefix: Path, *, weighted: bool = False):
         self.prefix = prefix
         index, tokens = idx_path(prefix), bin_path(prefix)
         for path in (index, tokens):
@@ -172,7 +190,8 @@ class IndexedTokens:
         if self.num_tokens:
             self._maps[tokens] = _map(tokens)
             self._tokens = np.frombuffer(self._maps[tokens], self.dtype, self.num_tokens)
-        self.stream = Stream(self._tokens, self._offsets, self._borders)
+        bits = self._map_weights(weights_path(prefix)) if weighted and self.num_tokens else np.zeros(0, np.uint16)
+        self.stream = Stream(self._tokens, self._offsets, self._borders, bits)
 
     def check_unchanged(self) -> None:
         """Compare the sizes of both files with those at opening, as far as the disk tells.
@@ -215,8 +234,35 @@ class IndexedTokens:
             )
         return expected // self.dtype.itemsize
 
+    def _map_weights(self, path: Path) -> np.ndarray:
+        """The weights' bits, as many as there are tokens."""
+        if not path.is_file():
+            raise DataError(f"{path}: no such file; loss weights of {self.prefix.name}.bin are expected: make it again")
+        found, expected = path.stat().st_size, self.num_tokens * WEIGHT_DTYPE.itemsize
+        if found != expected:
+            raise DataError(
+                f"{path}: {found} bytes found, {expected} expected for {self.num_tokens} tokens; copy or make it again"
+            )
+        self._maps[path] = _map(path)
+        return np.frombuffer(self._maps[path], np.uint16, self.num_tokens)
+
+    @property
+    def is_weighted(self) -> bool:
+        """Whether tokens have loss weights."""
+        return self.stream.weights.size > 0
+
+    def read_weights(self, start: int, stop: int) -> np.ndarray:
+        """Loss weights of tokens start..stop-1 of the stream, float32 [tokens]; ones where all count alike."""
+        if not self.is_weighted:
+            return np.ones(max(0, min(stop, self.num_tokens) - start), np.float32)
+        return self.stream.weights[start:stop].view(WEIGHT_DTYPE).astype(np.float32)
+
     def has_label(self) -> bool:
-        """Whether some document has two tokens, so that one of them has a next one. Looks until it finds one."""
+        """Whether some document has two tokens, so that one of them has a next one, and one that counts. Looks until it
+        finds one."""
+        if self.is_weighted:
+            firsts = range(0, self.num_tokens, DOCUMENTS_AT_ONCE)
+            return any(self.stream.weights[first : first + DOCUMENTS_AT_ONCE].any() for first in firsts)
         starts = range(0, self.num_documents, DOCUMENTS_AT_ONCE)
         stretches = (self.document_starts(first, first + DOCUMENTS_AT_ONCE + 1) for first in starts)
         return any(bool((np.diff(stretch) > 1).any()) for stretch in stretches)

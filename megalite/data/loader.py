@@ -53,9 +53,14 @@ class Batch:
     """[t] int64: global sample index x seq_len + place in the sequence; a token's name in every layout."""
     borders: torch.Tensor | None = None
     """`cu_seqlens` in host memory, wherever the batch is."""
+    weights: torch.Tensor | None = None
+    """[t] fp32: how much each label weighs in the loss, 0 where loss_mask is False; None where those that count all
+    weigh 1. All micro-batches of a run have them, or none."""
     ahead: torch.Tensor | None = None
     """[depths, 3, t] int64: for a model that predicts further than the next token, the tokens that are k further, their
     labels, and whether these count (1 or 0)."""
+    ahead_weights: torch.Tensor | None = None
+    """[depths, t] fp32: how much these weigh; None where those that count all weigh 1."""
 
     def __post_init__(self) -> None:
         if self.borders is None:
@@ -128,10 +133,12 @@ def _read_group(samples: Samples, starts: Sequence[int], places: np.ndarray) -> 
     count_up(keys, np.array(starts, np.int64) * samples.seq_len)
     columns = (rows.tokens, rows.labels, rows.loss_mask, rows.positions, keys)
     tensors = (torch.from_numpy(column.reshape(shape)).unbind() for column in columns)
+    weights = torch.from_numpy(rows.weights.reshape(shape)).unbind() if samples.is_weighted else [None] * len(starts)
     group = []
     for number, (tokens, labels, loss_mask, positions, names) in enumerate(zip(*tensors, strict=True)):
         borders = torch.from_numpy(span_borders(rows.positions.reshape(shape)[number]))
-        group.append(Batch(tokens, labels, loss_mask, positions, borders, samples.seq_len, names))
+        batch = Batch(tokens, labels, loss_mask, positions, borders, samples.seq_len, names, weights=weights[number])
+        group.append(batch)
     yield group
 
 

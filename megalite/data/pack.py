@@ -64,9 +64,11 @@ def pack(
         counts = _counts(tokens, statistics, config)
         counts["report"].update(windowing)
         progress.advance(tokens.num_tokens / 1e6)
+        inside = counts.get("cuts_in_learnt", 0)
         progress.finish(
             f"{counts['samples']:,} sequences of {config.seq_len}, {counts['padding_percent']:.3f} % padding, "
             f"{counts['documents_split']:,} of {tokens.num_documents:,} documents cut"
+            + (f", {inside:,} times inside an answer or a text that is learnt" if inside else "")
         )
         return counts
 
@@ -168,7 +170,7 @@ def repeated(documents: np.ndarray, times: np.ndarray) -> np.ndarray:
 def _counts(tokens: IndexedTokens, statistics: PackStatistics, config: PackConfig) -> dict[str, Any]:
     """What the manifest says."""
     seq_len, method = config.seq_len, config.method
-    num_split, num_longer, num_filled = 0, 0, 0
+    num_split, num_longer, num_filled, num_inside = 0, 0, 0, 0
     for first, begins in _windows(tokens, WALK_DOCUMENTS):
         lengths = np.diff(begins)
         longer = lengths > seq_len
@@ -176,11 +178,15 @@ def _counts(tokens: IndexedTokens, statistics: PackStatistics, config: PackConfi
         num_split += int((longer if method == "best_fit" else across).sum())
         num_longer += int(longer.sum())
         num_filled += int((lengths > 0).sum())
+        if tokens.is_weighted:
+            num_inside += _cuts_in_learnt(tokens, begins, config)
         if config.repeats:
             num_filled += int((times_of(lengths, first, config.repeats) - 1)[lengths > 0].sum())
     counts = {"samples": statistics.num_sequences, "documents_split": num_split, "tokens": tokens.num_tokens}
     if method == "best_fit":
         counts["pieces"] = statistics.num_pieces
+    if tokens.is_weighted:
+        counts["cuts_in_learnt"] = num_inside
     if config.repeats:
         counts["tokens_with_repeats"] = statistics.num_tokens
     return {
@@ -190,6 +196,19 @@ def _counts(tokens: IndexedTokens, statistics: PackStatistics, config: PackConfi
         "documents_longer_than_seq_len": num_longer,
         "report": statistics.report(num_filled),
     }
+
+
+def _cuts_in_learnt(tokens: IndexedTokens, begins: np.ndarray, config: PackConfig) -> int:
+    """Borders of sequences with a learnt token on both sides, in one of some documents."""
+    seq_len = config.seq_len
+    if config.method == "concat":
+        cuts = np.setdiff1d(np.arange(-(-int(begins[0]) // seq_len) * seq_len, int(begins[-1]), seq_len), begins)
+    else:
+        long = np.flatnonzero(np.diff(begins) > seq_len)
+        found = [np.arange(begins[each] + seq_len, begins[each + 1], seq_len) for each in long]
+        cuts = np.concatenate([np.zeros(0, np.int64), *found])
+    weights = tokens.stream.weights
+    return int(((weights[cuts - 1] > 0) & (weights[cuts] > 0)).sum())
 
 
 def _windows(tokens: IndexedTokens, num_documents: int) -> Iterator[tuple[int, np.ndarray]]:

@@ -7,6 +7,7 @@ The rules, which `gather.py` follows for many samples at once:
                 stream, so that a cut inside a document loses no label
     loss_mask   with document masks no label crosses a border; without them only padding has none, and the last token
                 of the row where the text does not go on
+    weights     of data with loss weights: that of the label, 0 where the mask is False. A label of weight 0 is none
     positions   with document masks they count from 0 in each piece, and in the padding; without, through the row
 """
 
@@ -39,6 +40,8 @@ class Sample:
     positions: np.ndarray
     """int64 place of the token: in its document, padding taken as one, or in the sequence when there are no document
     masks. A document cut by a sample's start begins at 0 there. 0 always begins a span of attention."""
+    weights: np.ndarray | None = None
+    """float32 weight of the label in the loss; None where all that count weigh 1."""
 
 
 class DocumentPieces(NamedTuple):
@@ -78,17 +81,33 @@ class SampleRows(NamedTuple):
     """bool"""
     document_ids: np.ndarray
     """int64, counted within the row's source; [0, 0] when they are not wanted."""
+    weights: np.ndarray
+    """float32, as in `Sample`; [0, 0] where all labels weigh 1."""
 
 
-def empty_rows(num_rows: int, seq_len: int, *, document_ids: bool) -> SampleRows:
+def empty_rows(num_rows: int, seq_len: int, *, document_ids: bool, weights: bool = False) -> SampleRows:
     """Rows to be filled, in memory as it comes.
 
     Args:
         num_rows: how many.
         seq_len: tokens in each.
         document_ids: whether they are wanted too; training does not need them.
+        weights: whether labels have weights.
     """
     tokens, labels, positions = np.empty((3, num_rows, seq_len), np.int64)
     loss_mask = np.empty((num_rows, seq_len), np.bool_)
     of_documents = np.empty((num_rows, seq_len) if document_ids else (0, 0), np.int64)
-    return SampleRows(tokens, labels, positions, loss_mask, of_documents)
+    of_labels = np.empty((num_rows, seq_len) if weights else (0, 0), np.float32)
+    return SampleRows(tokens, labels, positions, loss_mask, of_documents, of_labels)
+
+
+def first_sample(rows: SampleRows, first_document: int) -> Sample:
+    """The first of some rows, which have document ids, by itself.
+
+    Args:
+        first_document: number of the source's first document among those of all sources.
+    """
+    ids = rows.document_ids[0]
+    ids[ids != NO_DOCUMENT] += first_document
+    weights = rows.weights[0] if rows.weights.size else None
+    return Sample(rows.tokens[0], rows.labels[0], rows.loss_mask[0], ids, rows.positions[0], weights)

@@ -25,7 +25,7 @@ from megalite.data.indexed import bin_path
 from megalite.data.mix import BLOCK, InTurn, ShuffledMixture, round_to_quotas
 from megalite.data.mix_plan import PLAIN, MixPlan, MixSettings, SourceSize, StageSettings, plan_mix, resolve_stages
 from megalite.data.ranking import open_ranks
-from megalite.data.sample import NO_DOCUMENT, Sample, SampleRows, empty_rows
+from megalite.data.sample import NO_DOCUMENT, Sample, SampleRows, empty_rows, first_sample
 from megalite.data.sources import TokenizerRecord, TokenSource, largest_token, open_source
 from megalite.errors import DataError
 from megalite.tokenizer.tokenizer import Tokenizer
@@ -73,6 +73,7 @@ class Samples:
         self._order = order
         self._first_document = np.cumsum([0, *(source.tokens.num_documents for source in sources)]).tolist()
         self._vocab_size = self.vocab_size
+        self.is_weighted = any(source.is_weighted for source in sources)  # then plain sources' labels are too
 
     @property
     def tokenizer(self) -> TokenizerRecord | None:
@@ -91,8 +92,8 @@ class Samples:
 
     def identity(self, global_index: int) -> SampleId:
         """Which sample of the data `global_index` means."""
-        source, epoch, position = self._place(global_index)
-        return SampleId(self.sources[source].name, epoch, position)
+        source, *place = self._place(global_index)
+        return SampleId(self.sources[source].name, *place)
 
     def beginning_at(self, first: int) -> Samples:
         """The same data, whose first sample is that of a run index."""
@@ -112,12 +113,12 @@ class Samples:
         assert isinstance(self._order, ShuffledMixture), "validation data has no mixture"
         number = max(0, self.cursor.data_index(run_index) - self.cursor.beginning(self.first))
         counts = self._order.mixture.count(number) + self._order.shift
-        return {source.name: int(count) for source, count in zip(self.sources, counts, strict=True)}
+        return dict(zip((source.name for source in self.sources), counts.tolist(), strict=True))
 
     def count(self, start: int, stop: int) -> dict[str, int]:
         """Samples of each source among global samples start..stop-1."""
         counts = np.bincount(self.identities(start, stop)[:, 0], minlength=len(self.sources))
-        return {source.name: int(count) for source, count in zip(self.sources, counts, strict=True)}
+        return dict(zip((source.name for source in self.sources), counts.tolist(), strict=True))
 
     def document_ids(self, start: int, stop: int) -> list[int]:
         """The documents in global samples start..stop-1, as `data show` numbers them."""
@@ -155,14 +156,10 @@ class Samples:
             DataError: it holds a token beyond the vocabulary, or its index is damaged.
         """
         place = self._place(global_index)
-        rows = self.read(np.array([place], np.int64), document_ids=True)
-        ids = rows.document_ids[0]
-        ids[ids != NO_DOCUMENT] += self._first_document[place[0]]
-        return Sample(rows.tokens[0], rows.labels[0], rows.loss_mask[0], ids, rows.positions[0])
+        return first_sample(self.read(np.array([place], np.int64), document_ids=True), self._first_document[place[0]])
 
     def _place(self, global_index: int) -> tuple[int, int, int]:
-        source, epoch, position = self.locate(np.array([global_index], np.int64))[0].tolist()
-        return source, epoch, position
+        return tuple(self.locate(np.array([global_index], np.int64))[0].tolist())
 
     def read(self, places: np.ndarray, *, document_ids: bool = False) -> SampleRows:
         """The arrays of several samples at once, one compiled call for each source among them.
@@ -174,7 +171,7 @@ class Samples:
         Raises:
             DataError: one holds a token beyond the vocabulary, or its index is damaged.
         """
-        rows = empty_rows(len(places), self.seq_len, document_ids=document_ids)
+        rows = empty_rows(len(places), self.seq_len, document_ids=document_ids, weights=self.is_weighted)
         of_source: dict[int, tuple[list[int], list[int]]] = {}
         for row, (number, _, position) in enumerate(places.tolist()):
             positions, targets = of_source.setdefault(number, ([], []))
@@ -186,6 +183,8 @@ class Samples:
             largest = source.layout.fill(source.tokens, *chosen, rows, document_masks=self.document_masks)
             if self._vocab_size is not None and largest >= self._vocab_size:
                 raise DataError(_beyond_vocabulary(source, largest, self._vocab_size, positions))
+            if source.loss_weight != 1.0:
+                rows.weights[targets] *= np.float32(source.loss_weight)
         return rows
 
     def check_unchanged(self) -> None:

@@ -24,7 +24,11 @@ from megalite.tokenizer.tokenizer import Tokenizer
 ARRAYS = ("tokens", "labels", "loss_mask", "document_ids")
 
 SHOWN_CHARS = 300
-"""Text shown of each document's part."""
+"""Text shown of each document's part, or of each stretch in one that is learnt or is not."""
+
+LEARNT_COLOUR = ("\033[32m", "\033[0m")
+LEARNT_MARKS = ("\N{LEFT-POINTING DOUBLE ANGLE QUOTATION MARK}", "\N{RIGHT-POINTING DOUBLE ANGLE QUOTATION MARK}")
+"""Around what is learnt, of data that is not learnt whole: green, or where there is no colour in guillemets."""
 
 
 def parse_steps(text: str) -> range:
@@ -70,7 +74,8 @@ def collect_arrays(samples: Samples, steps: range, sizes: BatchSizes) -> dict[st
     """The batches of some steps, all of one size.
 
     Returns:
-        tokens, labels, loss_mask and document_ids, each [steps, global_batch_size, seq_len].
+        tokens, labels, loss_mask and document_ids, each [steps, global_batch_size, seq_len]; and weights, where labels
+        have any.
 
     Raises:
         DataError: the batch grows between the steps.
@@ -84,7 +89,8 @@ def collect_arrays(samples: Samples, steps: range, sizes: BatchSizes) -> dict[st
         )
     shape = (len(steps), size, samples.seq_len)
     rows = [samples.sample(index) for index in range(sizes.first_sample(steps.start), sizes.first_sample(steps.stop))]
-    return {name: np.stack([getattr(row, name) for row in rows]).reshape(shape) for name in ARRAYS}
+    names = (*ARRAYS, "weights") if samples.is_weighted else ARRAYS
+    return {name: np.stack([getattr(row, name) for row in rows]).reshape(shape) for name in names}
 
 
 def save_arrays(path: Path, arrays: dict[str, np.ndarray]) -> None:
@@ -100,19 +106,20 @@ def save_arrays(path: Path, arrays: dict[str, np.ndarray]) -> None:
         raise DataError(f"{path}: cannot be written: {error.strerror or error}") from error
 
 
-def describe(samples: Samples, steps: range, sizes: BatchSizes) -> Iterator[str]:
-    """Lines that show the first sample of each step as text, document by document."""
-    yield from _describe_samples(samples, ((sizes.first_sample(step), f"step {step}, ") for step in steps))
+def describe(samples: Samples, steps: range, sizes: BatchSizes, *, colour: bool = False) -> Iterator[str]:
+    """Lines that show the first sample of each step as text, document by document; `colour` marks by it what is learnt
+    of data that is not learnt whole."""
+    yield from _describe_samples(samples, ((sizes.first_sample(step), f"step {step}, ") for step in steps), colour)
 
 
-def describe_samples(samples: Samples, numbers: range) -> Iterator[str]:
+def describe_samples(samples: Samples, numbers: range, *, colour: bool = False) -> Iterator[str]:
     """Lines that show samples as text, by their numbers in the data, as events have them: those that a run has left out
     among them."""
     whole = samples.following(replace(samples.cursor, gaps=()))
-    yield from _describe_samples(whole, ((number, "") for number in numbers))
+    yield from _describe_samples(whole, ((number, "") for number in numbers), colour)
 
 
-def _describe_samples(samples: Samples, titled: Iterable[tuple[int, str]]) -> Iterator[str]:
+def _describe_samples(samples: Samples, titled: Iterable[tuple[int, str]], colour: bool) -> Iterator[str]:
     tokenizer = Tokenizer.load(samples.tokenizer_path) if samples.tokenizer_path else None
     for index, title in titled:
         source, epoch, position = samples.identity(index)
@@ -121,13 +128,30 @@ def _describe_samples(samples: Samples, titled: Iterable[tuple[int, str]]) -> It
         yield (
             f"{title}global sample {samples.cursor.data_index(index)}: source {source}, epoch {epoch}, "
             f"sample {position}; {num_labels} of {samples.seq_len} labels count"
+            + ("" if sample.weights is None else f", of weight {float(sample.weights.sum()):g}")
         )
-        yield from _describe_documents(sample, tokenizer)
+        yield from _describe_documents(sample, tokenizer, LEARNT_COLOUR if colour else LEARNT_MARKS)
 
 
-def _describe_documents(sample: Sample, tokenizer: Tokenizer | None) -> Iterator[str]:
+def _describe_documents(sample: Sample, tokenizer: Tokenizer | None, marks: tuple[str, str]) -> Iterator[str]:
     borders = np.flatnonzero(np.diff(sample.document_ids)) + 1
-    for ids, tokens in zip(np.split(sample.document_ids, borders), np.split(sample.tokens, borders), strict=True):
+    columns = (sample.document_ids, sample.tokens, np.append(False, sample.loss_mask[:-1]))
+    for ids, tokens, learnt in zip(*(np.split(column, borders) for column in columns), strict=True):
         name = "padding" if ids[0] < 0 else f"document {ids[0]}"
-        text = str(tokens[:SHOWN_CHARS].tolist()) if tokenizer is None else repr(tokenizer.decode(tokens.tolist()))
-        yield f"  {name}, {len(ids)} tokens" + ("" if ids[0] < 0 else f": {text[:SHOWN_CHARS]}")
+        if sample.weights is not None and tokenizer is not None:
+            text = _marked(tokens, learnt, tokenizer, marks)
+        else:
+            text = str(tokens[:SHOWN_CHARS].tolist()) if tokenizer is None else repr(tokenizer.decode(tokens.tolist()))
+            text = text[:SHOWN_CHARS]
+        yield f"  {name}, {len(ids)} tokens" + ("" if ids[0] < 0 else f": {text}")
+
+
+def _marked(tokens: np.ndarray, learnt: np.ndarray, tokenizer: Tokenizer, marks: tuple[str, str]) -> str:
+    """The text of a document's part, control tokens spelled out, with marks around what is learnt."""
+    borders = np.flatnonzero(np.diff(learnt)) + 1
+    parts = []
+    for own, is_learnt in zip(np.split(tokens, borders), np.split(learnt, borders), strict=True):
+        text = repr(tokenizer.decode_all(own.tolist()))[1:-1]
+        text = text if len(text) <= SHOWN_CHARS else text[:SHOWN_CHARS] + "\N{HORIZONTAL ELLIPSIS}"
+        parts.append(f"{marks[0]}{text}{marks[1]}" if is_learnt[0] else text)
+    return "".join(parts)

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 import xxhash
 
 from megalite.config.schema import SourceConfig
-from megalite.data.indexed import IndexedTokens, bin_path, idx_path
+from megalite.data.indexed import IndexedTokens, bin_path, idx_path, weights_path
 from megalite.data.layout import COLUMNS, ConcatLayout, Layout, PackedLayout
 from megalite.errors import DataError
 from megalite.stations.manifest import StationManifest, check_input, check_sampled_bytes, find_manifest, refuse_damage
@@ -18,6 +18,9 @@ TOKENS_NAME = "tokens"
 """Name of the pair inside a tokenized folder."""
 
 TOKEN_FILES = (f"{TOKENS_NAME}.bin", f"{TOKENS_NAME}.idx")
+
+WEIGHTS_FILE = weights_path(Path(TOKENS_NAME)).name
+"""Beside them where labels have weights."""
 
 SCAN_TOKENS = 1 << 20
 """Tokens looked at, spread over the stream, to find ids beyond the vocabulary before training does."""
@@ -57,7 +60,14 @@ class TokenSource:
     layout: Layout
     tokenizer: TokenizerRecord | None
     fingerprint: str
-    """Changes with the tokens and with their cut into samples."""
+    """Changes with the tokens, with their weights and with their cut into samples."""
+    loss_weight: float = 1.0
+    """Times the weight of each label."""
+
+    @property
+    def is_weighted(self) -> bool:
+        """Whether its labels do not all weigh 1."""
+        return self.tokens.is_weighted or self.loss_weight != 1.0
 
     def check_labels(self, document_masks: bool) -> None:
         """Refuse a source from which nothing can be learnt, since no token in it has a next one.
@@ -70,6 +80,11 @@ class TokenSource:
         """
         if self.tokens.has_label() or (not document_masks and self.tokens.num_tokens > self.layout.num_samples):
             return
+        if self.tokens.is_weighted:
+            raise DataError(
+                f"{self.tokens.prefix}: no label: every loss weight is 0; tokenize conversations with answers, or "
+                "leave this source out"
+            )
         raise DataError(
             f"{self.tokens.prefix}: no label: none of its {self.tokens.num_documents} documents has two tokens, so "
             "there is no next token to predict; tokenize documents with text, or leave this source out"
@@ -85,12 +100,25 @@ def open_source(config: SourceConfig, *, name: str, seq_len: int) -> TokenSource
     path = config.path
     packed = find_manifest(path) if path.is_dir() else None
     if packed is not None and packed.station == "pack":
-        return _open_packed(path, name, seq_len)
+        return _weighing(_open_packed(path, name, seq_len), config.loss_weight)
     stream = open_tokens(path)
+    if stream.tokens.is_weighted:
+        raise DataError(
+            f"{path}: conversations that are not packed: cut every {seq_len} tokens, answers would break off; run "
+            f"`megalite data pack --seq-len {seq_len}`, which says how many it cuts"
+        )
     if stream.tokens.num_tokens == 0:
         raise DataError(f"{path}: empty: it holds {stream.tokens.num_documents} documents and no token")
     fingerprint = _combine(stream.fingerprint, f"concat/{seq_len}")
-    return TokenSource(name, stream.tokens, ConcatLayout(stream.tokens, seq_len), stream.tokenizer, fingerprint)
+    layout = ConcatLayout(stream.tokens, seq_len)
+    return _weighing(TokenSource(name, stream.tokens, layout, stream.tokenizer, fingerprint), config.loss_weight)
+
+
+def _weighing(source: TokenSource, loss_weight: float) -> TokenSource:
+    """The source with its labels weighed as the config says."""
+    if loss_weight == 1.0:
+        return source
+    return replace(source, loss_weight=loss_weight, fingerprint=_combine(source.fingerprint, f"x {loss_weight!r}"))
 
 
 def open_tokens(path: Path, *, contents: bool = False) -> TokenStream:
@@ -106,14 +134,24 @@ def open_tokens(path: Path, *, contents: bool = False) -> TokenStream:
     if path.is_dir() and find_manifest(path) is not None:
         manifest = check_input(path, "tokenize", contents=contents)
         if not contents:
-            check_sampled_bytes(manifest, TOKEN_FILES)
-        tokens = IndexedTokens(path / TOKENS_NAME)
+            check_sampled_bytes(manifest, files_of_tokens(manifest))
+        tokens = IndexedTokens(path / TOKENS_NAME, weighted=has_weights(manifest))
         _compare_counts(manifest, tokens=tokens.num_tokens, documents=tokens.num_documents)
         return TokenStream(path, tokens, tokenizer_of(manifest), manifest.fingerprint)
     prefix = pair_prefix(path)
     if is_pair(path):
         return TokenStream(prefix, IndexedTokens(prefix), None, _fingerprint_pair(prefix))
     raise DataError(what_is_wrong_with(path))
+
+
+def has_weights(manifest: StationManifest) -> bool:
+    """Whether the labels of a tokenized folder have weights."""
+    return any(output.path == WEIGHTS_FILE for output in manifest.outputs)
+
+
+def files_of_tokens(manifest: StationManifest) -> tuple[str, ...]:
+    """The files of a tokenized folder that training reads."""
+    return (*TOKEN_FILES, WEIGHTS_FILE) if has_weights(manifest) else TOKEN_FILES
 
 
 def tokens_folder(path: Path) -> Path:

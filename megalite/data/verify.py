@@ -20,7 +20,7 @@ from megalite.config.schema import Config
 from megalite.data.indexed import IndexedTokens, bin_path, idx_path
 from megalite.data.layout import COLUMNS, PackedLayout
 from megalite.data.ranking import damage_of_ranks, has_record
-from megalite.data.sources import TOKEN_FILES, TOKENS_NAME, is_pair, pair_prefix, tokenizer_of, what_is_wrong_with
+from megalite.data.sources import TOKENS_NAME, files_of_tokens, is_pair, pair_prefix, tokenizer_of, what_is_wrong_with
 from megalite.errors import DataError
 from megalite.progress import NoProgress, ProgressReporter
 from megalite.stations.hashes import CHUNK_BYTES, hash_file
@@ -166,7 +166,8 @@ class _CheckPlanner:
         if manifest is None:
             self.listing.problems.append(f"{folder}: no {FILE_NAME}; not a folder that a station left")
             return
-        read = {"pack": tuple(COLUMNS), "tokenize": TOKEN_FILES}.get(manifest.station, ()) if only_read else None
+        names = {"pack": tuple(COLUMNS), "tokenize": files_of_tokens(manifest)}
+        read = names.get(manifest.station, ()) if only_read else None
         self._add_files(manifest, read)
         if manifest.station == "pack":
             self._add_packed(manifest, vocab_size, only_read)

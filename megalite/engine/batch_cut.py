@@ -16,7 +16,8 @@ from megalite.parallel.axes import Axis
 from megalite.parallel.collectives import gather_in_order
 from megalite.parallel.context import deal, in_a_row
 
-PER_TOKEN = ("tokens", "labels", "loss_mask")
+PER_TOKEN = ("tokens", "labels", "loss_mask", "weights")
+"""Columns of a batch that a rank has its own tokens of; the last one is not in every batch."""
 
 
 @dataclass(kw_only=True)
@@ -56,9 +57,10 @@ class BatchCut:
         documents = share_of(whole, stretches, self._axis.rank, keys_go_round=self._kind == "ring")
         assert documents.share is not None
         kept = {field.name: getattr(batch, field.name) for field in fields(batch)}
-        cut = {name: kept[name][documents.share.own] for name in PER_TOKEN}
-        if batch.ahead is not None:
-            cut["ahead"] = batch.ahead[:, :, documents.share.own]
+        cut = {name: kept[name][documents.share.own] for name in PER_TOKEN if kept[name] is not None}
+        for name in ("ahead", "ahead_weights"):
+            if kept[name] is not None:
+                cut[name] = kept[name][..., documents.share.own]
         return BatchShare(
             **{**kept, **cut, "positions": documents.positions, "keys": documents.keys}, documents=documents
         )
@@ -78,14 +80,16 @@ def with_ahead(batch: Batch, depths: int) -> Batch:
     of another document, or behind the batch's end, there is no token: whatever follows, a layer sees the same."""
     if not depths:
         return batch
-    found = []
+    found, weights = [], []
     for depth in range(1, depths + 1):
         tokens, labels, mask, positions = (
             torch.roll(each, -depth) for each in (batch.tokens, batch.labels, batch.loss_mask, batch.positions)
         )
         is_there = positions == batch.positions + depth  # else of another document, or round the end
         found.append(torch.stack((tokens.where(is_there, NO_TOKEN), labels, (mask & is_there).long())))
-    return replace(batch, ahead=torch.stack(found))
+        if batch.weights is not None:
+            weights.append(torch.roll(batch.weights, -depth) * is_there)
+    return replace(batch, ahead=torch.stack(found), ahead_weights=torch.stack(weights) if weights else None)
 
 
 def padded(batch: Batch, unit: int) -> Batch:
@@ -107,6 +111,8 @@ def padded(batch: Batch, unit: int) -> Batch:
         "cu_seqlens": ends,
     }
     kept = {field.name: getattr(batch, field.name) for field in fields(batch)}
+    if batch.weights is not None:
+        added["weights"] = torch.zeros(number)
     longer = {name: _longer(kept[name], numbers) for name, numbers in added.items()}
     return Batch(**{**kept, **longer, "borders": _longer(batch.borders, ends)})
 

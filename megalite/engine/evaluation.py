@@ -9,7 +9,8 @@ from torch import Tensor
 
 from megalite.data.loader import Batch
 from megalite.engine.batch_cut import BatchCut, documents_of_batch
-from megalite.engine.steps import count_valid_tokens, sums_on_host, targets_of_batch
+from megalite.engine.protocol import LossSum
+from megalite.engine.steps import count_loss, sums_on_host, targets_of_batch
 from megalite.layers.documents import Documents, Targets
 from megalite.parallel.axes import Axes
 from megalite.parallel.collectives import all_reduce
@@ -19,15 +20,13 @@ Run = Callable[[Tensor, Documents, Targets], Tensor]
 
 
 @torch.no_grad()
-def sum_losses(
-    run: Run, cut: BatchCut, batches: Sequence[Batch], axes: Axes, device: torch.device
-) -> tuple[float, int]:
-    """The sum of the global batch's losses, and of how many tokens. Collective; see `Engine.eval_step`."""
-    num_tokens = count_valid_tokens(batches, axes.batch)
+def sum_losses(run: Run, cut: BatchCut, batches: Sequence[Batch], axes: Axes, device: torch.device) -> LossSum:
+    """The sum of the global batch's losses. Collective; see `Engine.eval_step`."""
+    count = count_loss(batches, axes.batch)
     total = torch.zeros((), dtype=torch.float32, device=device)
     for batch in map(cut.own, batches):
         total += run(batch.tokens, documents_of_batch(batch), targets_of_batch(batch))
-    return sums_on_host(all_reduce(total, axes.replicas), num_tokens)
+    return sums_on_host(all_reduce(total, axes.replicas), count)
 
 
 @torch.no_grad()

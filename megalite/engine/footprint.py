@@ -47,6 +47,8 @@ class Footprint:
     """The same when the backward pass is over."""
     late_gradients: int = 0
     """Of gradients, what is not there before the step's first backward pass."""
+    host: int = 0
+    """In the host's memory, beside all this."""
 
 
 def footprint(config: Config, plan: RunPlan, num_parameters: int, num_updated: int, state_bytes: int) -> Footprint:
@@ -85,12 +87,17 @@ def _fsdp2(config: Config, plan: RunPlan, num_parameters: int, num_updated: int,
 def _native(config: Config, plan: RunPlan, num_parameters: int, num_updated: int, state_bytes: int) -> Footprint:
     """Sums of gradients in fp32, and masters where the weights are not."""
     element = ELEMENT_BYTES[config.precision.dtype]
-    masters = num_updated * FP32_BYTES if element != FP32_BYTES else 0
+    offload = config.optimizer.offload
+    masters = num_updated * FP32_BYTES if element != FP32_BYTES or offload else 0
     wire = ELEMENT_BYTES[config.precision.reduce_dtype or "fp32"]
+    kept = state_bytes + masters + (num_updated * FP32_BYTES if offload else 0)  # with the gradient's copy
+    optimizer = kept // (plan.num_replicas if plan.sharding.optimizer else 1)
+    is_away = offload and config.train.device != "cpu"  # where that is another memory
     return Footprint(
         weights=num_parameters * element,
         gradients=num_parameters * FP32_BYTES,
-        optimizer=(state_bytes + masters) // (plan.num_replicas if plan.sharding.optimizer else 1),
+        optimizer=0 if is_away else optimizer,
+        host=optimizer if is_away else 0,
         buffers=num_parameters * wire if plan.num_replicas > 1 and wire != FP32_BYTES else 0,
     )
 

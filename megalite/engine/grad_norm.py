@@ -48,13 +48,13 @@ def norm_over(axes: Iterable[Axis], gradients: Sequence[Tensor], device: torch.d
 
 
 def squared_norm(gradients: Sequence[Tensor], device: torch.device) -> Tensor:
-    """The sum of all squares: fp64 scalar on the device."""
+    """The sum of all squares: fp64 scalar on a device, wherever the gradients are."""
     if not gradients:
         return torch.zeros((), dtype=torch.float64, device=device)
-    if device.type == "cpu":
+    if gradients[0].device.type == "cpu":
         gradients = [piece for gradient in gradients for piece in gradient.flatten().split(PIECE)]
     norms = torch._foreach_norm(list(gradients), 2.0, torch.float32)
-    return torch.stack(norms).double().square().sum()
+    return torch.stack(norms).double().square().sum().to(device)
 
 
 def global_grad_norm(parameters: Iterable[nn.Parameter], axes: Axes, device: torch.device) -> Tensor:

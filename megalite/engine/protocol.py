@@ -1,14 +1,15 @@
 """The engine: what the trainer may ask of whatever does the training steps.
 
-Nothing of DeepSpeed shows through. Both engines compute the same numbers: the loss is the sum over the valid tokens of
-the whole global batch divided by their number, and the gradient norm is that of this loss, before clipping.
+Nothing of DeepSpeed shows through. Both engines compute the same numbers: the loss is the mean over the valid tokens of
+the whole global batch, by their weights where the data has any, and the gradient norm is that of this loss, before
+clipping.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from torch import Tensor, nn
 
@@ -47,12 +48,12 @@ class StepResult:
     """What one optimizer step did."""
 
     loss: float
-    """Mean over the valid tokens of the global batch, before the update; NaN where it has none."""
+    """Mean over the valid tokens of the global batch, by their weights, before the update; NaN where it has none."""
     grad_norm: float
     """Global L2 norm before clipping."""
     lr: float
     num_tokens: int
-    """Valid tokens of the global batch: those that counted in the loss."""
+    """Valid tokens of the global batch: those that counted in the loss, whatever they weigh."""
     skipped: bool = False
     """The weights were left alone."""
     why: str = ""
@@ -61,6 +62,17 @@ class StepResult:
     """The same of each layer that predicts further ahead, over as many tokens: those that end a document count 0."""
     told: Sequence[int] = ()
     """What ranks had to tell, each number added up over all of them. It comes along with loss and norm."""
+
+
+class LossSum(NamedTuple):
+    """What a forward pass over a global batch found."""
+
+    total: float
+    """The sum of weight x cross-entropy over the valid tokens."""
+    num_tokens: int
+    """Valid tokens."""
+    weight: float
+    """The sum of their weights, by which `total` is divided: their number where nothing weighs otherwise."""
 
 
 class NonFiniteLossError(RuntimeError):
@@ -109,8 +121,8 @@ class Engine(Protocol):
         """
         ...
 
-    def eval_step(self, batches: Sequence[Batch]) -> tuple[float, int]:
-        """Sum of the cross-entropies, and number of valid tokens, of one global batch without touching anything."""
+    def eval_step(self, batches: Sequence[Batch]) -> LossSum:
+        """The losses of one global batch, added up, without touching anything."""
         ...
 
     def token_losses(self, batches: Sequence[Batch]) -> list[Tensor]:
@@ -125,7 +137,8 @@ class Engine(Protocol):
         """From now on tell somebody the gradient of every parameter of this rank in each micro-batch, before it is
         added to others, reduced or cut. Returns what ends that.
 
-        A valid token weighs `observed_weight` / (valid tokens of the global batch) in them, times the loss scale.
+        A valid token weighs `observed_weight` x its weight / (that of all of the global batch) in them, times the loss
+        scale.
         """
         ...
 

@@ -25,7 +25,7 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from megalite.data.loader import Batch
 from megalite.engine.batch_cut import documents_of_batch
-from megalite.engine.steps import targets_of_batch
+from megalite.engine.steps import loss_weights, targets_of_batch
 from megalite.layers.documents import Documents
 from megalite.model.transformer import Stage
 from megalite.parallel.axes import Axes
@@ -209,5 +209,5 @@ class ProgramRunner:
 def _documents(batch: Batch, scale: Tensor | float) -> Documents:
     """Of a micro-batch whose valid tokens weigh so much in the loss."""
     documents = documents_of_batch(batch)
-    documents.loss_weights = batch.loss_mask.to(torch.float32) * scale
+    documents.loss_weights = loss_weights(batch) * scale
     return documents

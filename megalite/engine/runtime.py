@@ -92,6 +92,7 @@ def connect_processes(
     token: str = "",
     say: Callable[[str], None] = lambda what: None,
     timeout_seconds: float = 1800.0,
+    for_host: bool = False,
 ) -> None:
     """Initialise torch.distributed and let DeepSpeed use it.
 
@@ -103,13 +104,14 @@ def connect_processes(
         token: of the attempt, by which ranks know each other; empty for none.
         say: is told who is waited for.
         timeout_seconds: a collective that takes longer is an error.
+        for_host: there are collectives of tensors in the host's memory too: of masters that live there.
 
     Raises:
         StartError: the ranks could not meet.
     """
     import deepspeed
 
-    backend = "nccl" if device_type == "cuda" else "gloo"
+    backend = "gloo" if device_type == "cpu" else "cpu:gloo,cuda:nccl" if for_host else "nccl"
     if not dist.is_initialized():
         store = None
         if init_method.startswith("tcp://") and AGENT_STORE_VARIABLE not in os.environ:

@@ -1,19 +1,21 @@
 """What both engines do around a step: turn batches into model inputs, weigh the loss, count tokens.
 
-The loss of a step is the sum over the valid tokens of the whole global batch, divided by their number N. DeepSpeed
-averages over accumulation steps and dp, so each token gets the weight `grad_accum_steps x dp / N`, and the averages
-come out as the exact sum.
+The loss of a step is the sum over the valid tokens of the whole global batch of weight x cross-entropy, divided by the
+sum W of their weights; where nothing says otherwise each weighs 1, and W is their number. DeepSpeed averages over
+accumulation steps and dp, so each token's weight is multiplied by `grad_accum_steps x dp / W`, and the averages come
+out as the exact sum.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from megalite.data.loader import Batch
+from megalite.engine.protocol import LossSum
 from megalite.layers.documents import Ahead, Targets
 from megalite.model.transformer import Stage
 from megalite.parallel.axes import Axes, Axis
@@ -24,20 +26,49 @@ PRODUCT_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.b
 
 
 def targets_of_batch(batch: Batch, scale: Tensor | float = 1.0) -> Targets:
-    """Labels of a micro-batch, valid tokens weighted by `scale` and the others by 0."""
+    """Labels of a micro-batch, valid tokens weighted by `scale` times their weight and the others by 0."""
     ahead = () if batch.ahead is None else batch.ahead.unbind(0)
-    further = (Ahead(tokens, labels, counts.to(torch.float32) * scale) for tokens, labels, counts in ahead)
-    return Targets(batch.labels, batch.loss_mask.to(torch.float32) * scale, ahead=tuple(further))
+    weights = (
+        [counts.to(torch.float32) for _, _, counts in ahead] if batch.ahead_weights is None else batch.ahead_weights
+    )
+    further = (Ahead(tokens, labels, own * scale) for (tokens, labels, _), own in zip(ahead, weights, strict=False))
+    return Targets(batch.labels, loss_weights(batch) * scale, ahead=tuple(further))
 
 
-def count_valid_tokens(batches: Sequence[Batch], batch_axis: Axis) -> Tensor:
-    """Tokens of the global batch that count in the loss, as a number on the device. Collective."""
-    return all_reduce(torch.stack([batch.loss_mask.sum() for batch in batches]).sum(), batch_axis)
+def loss_weights(batch: Batch) -> Tensor:
+    """How much each label of a micro-batch weighs, `[t]` fp32; 0 for those that do not count."""
+    return batch.loss_mask.to(torch.float32) if batch.weights is None else batch.weights
 
 
-def token_weight(num_micro_batches: int, replicas: Axis, num_tokens: Tensor) -> Tensor:
-    """The weight of a valid token in the loss of its micro-batch, fp32; without any valid token as if there was one."""
-    return (num_micro_batches * replicas.size / num_tokens.clamp(min=1).double()).float()
+class LossCount(NamedTuple):
+    """What of a global batch counts in the loss, as numbers on the device."""
+
+    num_tokens: Tensor
+    """Valid tokens, int64."""
+    weight: Tensor
+    """The sum of their weights, float64; without loss weights it is their number."""
+
+    @property
+    def divisor(self) -> Tensor:
+        """By which a sum of losses is divided, float64: without any valid token 1."""
+        return torch.where(self.weight > 0, self.weight, 1.0)
+
+
+def count_loss(batches: Sequence[Batch], batch_axis: Axis) -> LossCount:
+    """What of the global batch counts in the loss. Collective. The weights are short numbers (`data.indexed`), whose
+    sum is the same in any order."""
+    num_tokens = torch.stack([batch.loss_mask.sum() for batch in batches]).sum()
+    if batches[0].weights is None:
+        num_tokens = all_reduce(num_tokens, batch_axis)
+        return LossCount(num_tokens, num_tokens.double())
+    weight = torch.stack([loss_weights(batch).double().sum() for batch in batches]).sum()
+    found = all_reduce(torch.stack((num_tokens.double(), weight)), batch_axis)
+    return LossCount(found[0].long(), found[1])
+
+
+def token_weight(num_micro_batches: int, replicas: Axis, count: LossCount) -> Tensor:
+    """The weight of a token of weight 1 in the loss of its micro-batch, fp32."""
+    return (num_micro_batches * replicas.size / count.divisor).float()
 
 
 def token_axes(stage: Stage, axes: Axes) -> tuple[Axis, ...]:
@@ -45,10 +76,10 @@ def token_axes(stage: Stage, axes: Axes) -> tuple[Axis, ...]:
     return (axes.replicas, axes.tp) if stage.spec.sequence_parallel else (axes.replicas,)
 
 
-def sums_on_host(loss: Tensor, num_tokens: Tensor) -> tuple[float, int]:
-    """Two numbers of the device by one sync."""
-    numbers = torch.stack((loss.double(), num_tokens.double())).tolist()
-    return numbers[0], int(numbers[1])
+def sums_on_host(loss: Tensor, count: LossCount) -> LossSum:
+    """Numbers of the device by one sync."""
+    total, num_tokens, weight = torch.stack((loss.double(), count.num_tokens.double(), count.weight)).tolist()
+    return LossSum(total, int(num_tokens), weight)
 
 
 def losses_of_step(loss: Tensor, stage: Stage) -> Tensor:

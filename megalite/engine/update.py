@@ -29,8 +29,8 @@ class Updated(Protocol):
     """Flat, at least fp32; its gradient is set for the update."""
 
     @property
-    def own_sums(self) -> Tensor:
-        """Their gradients, reduced, while a step ends."""
+    def gradient(self) -> Tensor:
+        """Their gradients, reduced, while a step ends; on the master's device."""
         ...
 
     def round_weights(self) -> None:
@@ -71,7 +71,7 @@ class Update:
             ask: what this rank has to tell all others; equally many numbers on each.
         """
         for bucket in self._buckets:
-            bucket.master.grad = bucket.own_sums
+            bucket.master.grad = bucket.gradient
         self._hooks.prepare()
         self._optimizer.forget_frozen()
         gradients = self._optimizer.gradients()
@@ -119,7 +119,8 @@ class Update:
     def _scale_gradients(self, norm: float, scale: float, clip_norm: float | None) -> None:
         factor = 1.0 if clip_norm is None else min(1.0, clip_norm / (norm + 1e-6))
         if factor != 1.0 or scale != 1.0:
-            torch._foreach_mul_([bucket.own_sums for bucket in self._buckets], factor / scale)
+            gradients = [bucket.master.grad for bucket in self._buckets if bucket.master.grad is not None]
+            torch._foreach_mul_(gradients, factor / scale)
 
     def _apply(self) -> None:
         self._optimizer.step()

@@ -2,7 +2,7 @@
 
     model state   weights | gradients | master weights and moments      lives through the run     (ZeRO, section 3)
     activations   what the blocks keep for the backward pass            for all micro-batches in flight
-    host          the same where it waits in the host's memory
+    host          what of both waits, or lives, in the host's memory
     head          final norm, loss in chunks, gradient of the matrix    the last chunk's stage only
     buffers       gradient buckets, gathered weights, pipeline traffic
 
@@ -64,7 +64,7 @@ class StageMemory:
     """Master weights and the optimizer's state."""
     activations: int
     host: int
-    """Of activations that wait in the host's memory, which the total leaves out."""
+    """Activations that wait in the host's memory, masters and state that live there; the total leaves them out."""
     head: int
     buffers: int
     apart: int
@@ -209,7 +209,7 @@ def _stage_memory(
         gradients=kept.gradients,
         optimizer=kept.optimizer,
         activations=activations + for_a_moment,
-        host=in_blocks if is_away else 0,
+        host=kept.host + (in_blocks if is_away else 0),
         head=lasting + logits,
         buffers=kept.buffers + kept.in_blocks + kept.after_backward + _traffic(config, plan, stage),
         apart=min(logits, block_at_work) + min(during, kept.after_backward + kept.late_gradients),

@@ -70,6 +70,10 @@ class TokenizeCounts(OpenRecord):
     documents: NonNegativeInt
     tokens: NonNegativeInt
     text_bytes: NonNegativeInt
+    rejected: Counts = Field(default_factory=dict)
+    conversations: NonNegativeInt = 0
+    tokens_learnt: NonNegativeInt | None = None
+    """Those with a loss weight above 0, where tokens have any."""
 
 
 class PackSettings(OpenRecord):
@@ -90,6 +94,8 @@ class PackCounts(OpenRecord):
     documents_split: NonNegativeInt
     documents_longer_than_seq_len: NonNegativeInt
     padding_percent: float
+    cuts_in_learnt: NonNegativeInt | None = None
+    """Borders put inside what is learnt, where tokens have loss weights."""
     report: dict[str, int | float | Counts] = Field(default_factory=dict)
 
 
@@ -159,8 +165,16 @@ FACTS: dict[str, type[Facts]] = {
     "tokenize": TokenizeFacts,
     "pack": PackFacts,
     "train-tokenizer": TrainTokenizerFacts,
+    "chat-tokenizer": Facts,
 }
 """By station."""
 
-LEAST_INPUTS = {**dict.fromkeys(DOCUMENT_STATIONS, 1), "clean": 0, "tokenize": 1, "pack": 1, "train-tokenizer": 0}
+LEAST_INPUTS = {
+    **dict.fromkeys(DOCUMENT_STATIONS, 1),
+    "clean": 0,
+    "tokenize": 1,
+    "pack": 1,
+    "train-tokenizer": 0,
+    "chat-tokenizer": 1,
+}
 """Inputs that a station has at least, as far as others follow them."""

@@ -22,7 +22,7 @@ from megalite.config.plan import default_world_size, make_plan
 from megalite.config.schema import Config
 from megalite.data.run_config import load_run
 from megalite.data.samples import Samples
-from megalite.errors import EXIT_DONE, UserError
+from megalite.errors import EXIT_DONE, DataError, UserError
 from megalite.planner.estimate import estimate
 from megalite.planner.machines import load_machine
 from megalite.studies.aside import aside
@@ -118,12 +118,15 @@ def _reads(samples: Samples) -> Look:
     what = "data is text"
     if samples.tokenizer_path is None:
         return Look(what, None, "the data names no tokenizer", "set data.tokenizer to see it as text")
-    tokenizer = Tokenizer.load(samples.tokenizer_path)
+    try:
+        tokenizer = Tokenizer.load(samples.tokenizer_path)
+    except DataError as error:
+        return Look(what, None, str(error), "set data.tokenizer to see it as text")
     shown, labels, characters, unreadable = "", 0, 0, 0
     for index in range(NUM_SAMPLES):
         sample = samples.sample(index)
         text = tokenizer.decode(sample.tokens[sample.document_ids >= 0].tolist())
-        shown = shown or text.strip()[:SHOWN_CHARACTERS]
+        shown = shown or " ".join(text.split())[:SHOWN_CHARACTERS]
         characters, unreadable = characters + len(text), unreadable + text.count("\ufffd")
         labels += int(sample.loss_mask.sum())
     if unreadable > UNREADABLE * max(1, characters):

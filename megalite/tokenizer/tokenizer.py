@@ -15,6 +15,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import groupby
 from pathlib import Path
 
 import numpy as np
@@ -135,6 +136,20 @@ class Tokenizer:
     def stopgaps(self) -> FallbackTokens:
         """The tokens of characters that the vocabulary lacks."""
         return self._reference.stopgaps()
+
+    @cached_property
+    def control_tokens(self) -> dict[str, int]:
+        """Ids of all control tokens, by how they are spelled."""
+        return self._reference.control_tokens()
+
+    def decode_all(self, ids: Sequence[int]) -> str:
+        """Text of ids, control tokens spelled out: for people, who see where turns end."""
+        spelt = {id: token for token, id in self.control_tokens.items()}
+        parts = groupby(ids, key=spelt.__contains__)
+        texts = (
+            "".join(spelt[id] for id in own) if is_control else self.decode(list(own)) for is_control, own in parts
+        )
+        return "".join(texts)
 
     @property
     def backend(self) -> str:

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from megalite.data.loader import Batch
 from megalite.engine.grad_norm import counts_here
 from megalite.engine.protocol import Engine, StepResult
+from megalite.engine.steps import loss_weights
 from megalite.optim.noise_scale import Squares
 from megalite.parallel.axes import Axes
 from megalite.parallel.collectives import all_reduce
@@ -44,7 +45,9 @@ class MicroGradients:
         """Stop listening and compare the step's micro-batches with its whole batch. Collective.
 
         A token weighs w / N in a gradient of a micro-batch, N being the valid tokens of the global batch and w the
-        engine's `observed_weight`; the mean over the micro-batch's own n tokens is N / (w n) times that.
+        engine's `observed_weight`; the mean over the micro-batch's own n tokens is N / (w n) times that. Where tokens
+        have weights of their own, N and n are sums of these, and a mean is as noisy as one of n^2 / (sum of their
+        squares) tokens that weigh alike.
 
         Args:
             batches: this rank's micro-batches, in order.
@@ -54,13 +57,16 @@ class MicroGradients:
         for micro_batch, square in self._squares:
             totals[micro_batch] += square
         totals = all_reduce(totals, self._axes.model)
-        counts = torch.stack([batch.loss_mask.sum() for batch in batches]).to(torch.float64)
-        has_tokens = counts > 0
-        counts = counts.clamp(min=1.0)
-        means = totals * (result.num_tokens / (self._engine.observed_weight * counts * self._loss_scale)) ** 2
-        sums = torch.stack([(means * has_tokens).sum(), (has_tokens / counts).sum(), has_tokens.sum()])
-        small, inverse, number = all_reduce(sums, self._axes.batch).tolist()
-        return Squares(small / number, inverse / number, result.grad_norm**2, 1.0 / result.num_tokens)
+        weights = [loss_weights(batch).double() for batch in batches]
+        sums = torch.stack([each.sum() for each in weights])
+        squares = torch.stack([each.square().sum() for each in weights])
+        has_tokens = sums > 0
+        own = torch.where(has_tokens, sums, 1.0)
+        means = totals / (self._engine.observed_weight * own * self._loss_scale) ** 2
+        told = (means * has_tokens, squares / own**2, has_tokens, sums, squares)
+        numbers = all_reduce(torch.stack([each.double().sum() for each in told]), self._axes.batch)
+        small, inverse, number, weight, square = numbers.tolist()
+        return Squares(small * weight**2 / number, inverse / number, result.grad_norm**2, square / weight**2)
 
     def _observe(self, parameter: nn.Parameter, gradient: Tensor, micro_batch: int) -> None:
         if parameter in self._counted:

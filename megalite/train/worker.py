@@ -147,6 +147,7 @@ def connect_rank(
         init_method=place.init_method,
         token=place.token,
         say=say,
+        for_host=config.optimizer.offload,
     )
     check_same_run(config, stages, valid_sets, connect_world(place.world_size, place.rank))
     return connect(mesh, place.rank), device

@@ -13,7 +13,11 @@ from megalite.checkpoint.hf.exporter import to_hugging_face
 from megalite.checkpoint.hf.families.registry import exportable
 from megalite.checkpoint.hf.generate import generate
 from megalite.checkpoint.hf.to_checkpoint import from_hugging_face
+from megalite.checkpoint.hf.tokenizer_files import copy_tokenizer
+from megalite.corpus.stations.chat_tokenizer import chat_tokenizer
 from megalite.errors import ConversionError, DataError
+from megalite.tokenizer.chat import ChatEncoder
+from megalite.tokenizer.settings import ChatConfig
 from megalite.tokenizer.tokenizer import HUGGING_FACE, Tokenizer, TokenizerInfo, write_info
 from tests.checkpoint.foreign import edit_tensors
 from tests.checkpoint.hf_kit import (
@@ -187,3 +191,25 @@ def test_generate(tokenizers: Path, tmp_path: Path):
     weights.write_bytes(weights.read_bytes()[:1000])
     with pytest.raises(ConversionError, match="transformers cannot load it"):
         generate(tmp_path / "hf", "def f")
+
+
+def test_a_chat_template_travels(tmp_path, tokenizer_folder):
+    """An export has the template of the data's tokenizer, and transformers reads its turns' tokens as such: the ids
+    that were trained on."""
+    template = tmp_path / "chat.jinja"
+    template.write_text(
+        "{% for m in messages %}{% if m.role == 'user' %}Q: {{ m.content }}\nA:{% else %}{% generation %} "
+        "{{ m.content }}{{ eos_token }}{% endgeneration %}{% endif %}{% endfor %}"
+    )
+    chat_tokenizer(tokenizer_folder, template, tmp_path / "chat-tokenizer")
+    (tmp_path / "hf").mkdir()
+    copy_tokenizer(tmp_path / "chat-tokenizer", tmp_path / "hf")
+    talk = [{"role": "user", "content": "two?"}, {"role": "assistant", "content": "four"}]
+    read = AutoTokenizer.from_pretrained(tmp_path / "hf")
+    found = read.apply_chat_template(talk, tokenize=True, return_dict=True, return_assistant_tokens_mask=True)
+    own = Tokenizer.load(tokenizer_folder)
+    encoder = ChatEncoder(tmp_path / "chat-tokenizer", ChatConfig(max_tokens=99), own.eos_id)
+    encoded = encoder.encode({"messages": talk})
+    assert encoded.ids.tolist() == found["input_ids"]
+    assert (encoded.weights > 0).astype(int).tolist() == found["assistant_masks"]
+    assert encoded.ids[-1] == own.eos_id

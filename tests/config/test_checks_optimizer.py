@@ -142,6 +142,10 @@ OTHERS = [
         "optimizer.qk_clip: it would change weights that optimizer.groups has frozen, blocks.0.attention.q.weight, ",
     ),
     (
+        {"optimizer": {"offload": True}, "parallel": {"zero_stage": 3}},
+        "optimizer.offload: engine=deepspeed keeps masters and state where the weights are; use zero_stage=0 or 1",
+    ),
+    (
         {"optimizer": {"decay": {"shape": "cosine"}}},
         "optimizer.decay.shape: found cosine, but it has no effect with end",
     ),

@@ -29,7 +29,14 @@ DOCUMENTS = random_documents(60, longest=40)
 
 
 def assemble(
-    tokens: IndexedTokens, pieces: DocumentPieces, seq_len: int, *, document_masks: bool, stream_goes_on: bool
+    tokens: IndexedTokens,
+    pieces: DocumentPieces,
+    seq_len: int,
+    *,
+    document_masks: bool,
+    stream_goes_on: bool,
+    weighted: bool = False,
+    loss_weight: float = 1.0,
 ) -> Sample:
     """What the kernel must give, piece by piece in numpy.
 
@@ -60,8 +67,17 @@ def assemble(
         if same_document or (stream_goes_on and not document_masks):
             labels[filled - 1] = tokens.read(following, following + 1)[0]
             loss_mask[filled - 1] = True
+    weights = None
+    if weighted:
+        stream = np.append(tokens.read_weights(0, tokens.num_tokens), np.float32(0))
+        weights = np.zeros(seq_len, np.float32)
+        ends = np.concatenate([start + 1 + np.arange(length) for start, length in zip(*pieces[:2], strict=True)])
+        ends[np.cumsum(pieces.lengths)[:-1] - 1] = pieces.starts[1:]  # across a border, where masks allow
+        weights[:filled] = stream[ends] * loss_weight
+        weights[~loss_mask] = 0
+        loss_mask &= weights != 0
     labels[~loss_mask] = NO_TOKEN
-    return Sample(ids[:-1], labels, loss_mask, document_ids, positions)
+    return Sample(ids[:-1], labels, loss_mask, document_ids, positions, weights)
 
 
 def assert_rows_equal_the_reference(samples: Samples) -> None:
@@ -77,8 +93,13 @@ def assert_rows_equal_the_reference(samples: Samples) -> None:
             samples.seq_len,
             document_masks=samples.document_masks,
             stream_goes_on=isinstance(source.layout, ConcatLayout),
+            weighted=samples.is_weighted,
+            loss_weight=np.float32(source.loss_weight),
         )
         for name, values in vars(expected).items():
+            if values is None:
+                assert getattr(rows, name).size == 0
+                continue
             found = getattr(rows, name)[row]
             assert found.dtype == values.dtype
             assert found.tolist() == values.tolist(), (name, row)
@@ -115,6 +136,62 @@ def test_kernel_equals_the_plain_reading(tmp_path_factory, lengths, seq_len, mas
     with unseen_at_opening():
         samples = open_samples(configs, seq_len=seq_len, seed=seed, document_masks=masks)
     assert_rows_equal_the_reference(samples)
+
+
+WEIGHTS = [0.0, 0.0, 1.0, 1.0, 0.3, 6.5, 6.103515625e-05, 1024.0]
+
+
+@given(
+    lengths=st.lists(st.integers(0, 40), min_size=1, max_size=40).filter(lambda found: max(found) > 1),
+    seq_len=st.integers(1, 24),
+    masks=st.booleans(),
+    method=st.sampled_from(["best_fit", "concat"]),
+    seed=st.integers(0, 3),
+)
+@settings(max_examples=40, deadline=None)
+def test_labels_weigh_what_the_file_says(tmp_path_factory, lengths, seq_len, masks, method, seed):
+    """Loss weights of tokens, beside a plain source that has none and is weighed as a whole: labels of weight 0 are
+    none, in both layouts, with documents that are cut and without masks."""
+    rng = np.random.default_rng(seed)
+    documents = [rng.integers(3, VOCAB_SIZE, length) for length in lengths]
+    weights = [rng.choice(WEIGHTS, length).astype(np.float16) for length in lengths]
+    folder = tmp_path_factory.mktemp("data")
+    write_packed_folder(folder / "packed", documents, seq_len=seq_len, method=method, weights=weights)
+    pair = write_pair(folder / "pair", random_documents(20, seed=seed))
+    configs = [SourceConfig(path=folder / "packed"), SourceConfig(path=pair, loss_weight=0.7)]
+    with unseen_at_opening():
+        samples = open_samples(configs, seq_len=seq_len, seed=seed, document_masks=masks)
+    assert samples.is_weighted
+    assert_rows_equal_the_reference(samples)
+
+
+def test_weights_are_other_data(tmp_path):
+    """Fingerprints, by which a run knows its data, change with a token's weight and with a source's."""
+    documents = random_documents(20)
+    seen = set()
+    for name, weight in (("plain", None), ("ones", 1.0), ("halves", 0.5)):
+        weights = None if weight is None else [np.full(each.size, weight, np.float16) for each in documents]
+        folder = write_packed_folder(tmp_path / name, documents, seq_len=SEQ_LEN, weights=weights)
+        for loss_weight in (1.0, 2.0):
+            config = SourceConfig(path=folder, loss_weight=loss_weight)
+            samples = open_samples([config], seq_len=SEQ_LEN, seed=1, document_masks=True)
+            seen.add(samples.fingerprint)
+    assert len(seen) == 6
+
+
+def test_weights_that_are_not_there_or_all_0_are_refused(tmp_path):
+    """By name, when the data is opened; so are conversations that nobody has packed."""
+    documents = random_documents(20)
+    zeros = [np.zeros(each.size, np.float16) for each in documents]
+    folder = write_packed_folder(tmp_path / "packed", documents, seq_len=SEQ_LEN, weights=zeros)
+    tokens = tmp_path / "packed-tokens"
+    messages = {folder: "no label: every loss weight is 0", tokens: "conversations that are not packed"}
+    for path, message in messages.items():
+        with pytest.raises(DataError, match=message):
+            open_samples([SourceConfig(path=path)], seq_len=SEQ_LEN, seed=1, document_masks=True)
+    (tokens / "tokens.weights").unlink()
+    with pytest.raises(DataError, match=r"tokens\.weights"):
+        open_samples([SourceConfig(path=folder)], seq_len=SEQ_LEN, seed=1, document_masks=True)
 
 
 @pytest.mark.parametrize("masks", [True, False])

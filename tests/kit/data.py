@@ -14,7 +14,7 @@ from megalite.corpus.recipe import DocumentSource
 from megalite.data.indexed import IndexedWriter
 from megalite.data.pack import pack
 from megalite.data.settings import PackConfig
-from megalite.data.sources import TOKENS_NAME
+from megalite.data.sources import TOKENS_NAME, WEIGHTS_FILE
 from megalite.stations.station import StationResult, run_station
 from megalite.tokenizer.settings import TokenizerKind
 from megalite.tokenizer.tokenizer import token_dtype
@@ -44,12 +44,20 @@ def write_pair(prefix: Path, documents: Sequence[np.ndarray], vocab_size: int = 
 
 
 def write_tokens_folder(
-    folder: Path, documents: Sequence[np.ndarray], *, vocab_size: int = VOCAB_SIZE, tokenizer: str = "a tokenizer"
+    folder: Path,
+    documents: Sequence[np.ndarray],
+    *,
+    vocab_size: int = VOCAB_SIZE,
+    tokenizer: str = "a tokenizer",
+    weights: Sequence[np.ndarray] | None = None,
 ) -> Path:
-    """A folder as `megalite data tokenize` leaves it, without a tokenizer behind it."""
+    """A folder as `megalite data tokenize` leaves it, without a tokenizer behind it; of conversations, with the loss
+    weights of each document."""
 
     def build(partial: Path) -> dict[str, Any]:
         write_pair(partial / TOKENS_NAME, documents, vocab_size)
+        if weights is not None:
+            np.concatenate(weights).astype(np.float16).tofile(partial / WEIGHTS_FILE)
         num_tokens = sum(document.size for document in documents)
         return {"documents": len(documents), "tokens": num_tokens, "text_bytes": 4 * num_tokens, "rejected": {}}
 
@@ -59,10 +67,15 @@ def write_tokens_folder(
 
 
 def write_packed_folder(
-    folder: Path, documents: Sequence[np.ndarray], *, seq_len: int, method: str = "best_fit"
+    folder: Path,
+    documents: Sequence[np.ndarray],
+    *,
+    seq_len: int,
+    method: str = "best_fit",
+    weights: Sequence[np.ndarray] | None = None,
 ) -> Path:
     """A packed folder, its tokens beside it."""
-    tokens = write_tokens_folder(folder.with_name(folder.name + "-tokens"), documents)
+    tokens = write_tokens_folder(folder.with_name(folder.name + "-tokens"), documents, weights=weights)
     pack(tokens, folder, PackConfig(seq_len=seq_len, method=method))
     return folder
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import numpy as np
@@ -173,12 +173,18 @@ def dense_inputs(indices: range, *, seq_len: int, vocab_size: int) -> dict[str, 
 
 
 def reference_training(
-    config: Config, model: ModelConfig, steps: int, choices: list[list[Tensor]] | None = None
+    config: Config,
+    model: ModelConfig,
+    steps: int,
+    choices: list[list[Tensor]] | None = None,
+    *,
+    weigh: Callable[[Tensor, range], Tensor] | None = None,
 ) -> list[tuple[float, float]]:
     """Loss and gradient norm of each step of plain training.
 
     Args:
         choices: gets each step's choices of each router, `[tokens, k]`.
+        weigh: of the mask of some sequences and their numbers, the weight of each label.
     """
     balance = Balance(model, config.batch.seq_len)
     reference = reference_model(model, config.run.seed)
@@ -196,6 +202,8 @@ def reference_training(
         data = dense_inputs(
             range(step * size, (step + 1) * size), seq_len=config.batch.seq_len, vocab_size=model.vocab_size
         )
+        if weigh is not None:
+            data["mask"] = weigh(data["mask"], range(step * size, (step + 1) * size))
         inputs = {"input_ids": data["tokens"], "position_ids": data["positions"]}
         with balance.watching(reference):
             mask = data["attention_mask"]
@@ -284,7 +292,7 @@ class Balance:
             scores = logits.softmax(-1) if moe.scores == "softmax" else logits.sigmoid()
             best = self._chosen[layer]  # where a bias has a say in it, as transformers' own router says
             best = scores.topk(moe.top_k, dim=-1).indices if best is None else best.view(*mask.shape, -1)
-            chosen = F.one_hot(best, moe.num_experts).sum(2) * mask.unsqueeze(2)
+            chosen = F.one_hot(best, moe.num_experts).sum(2) * (mask > 0).unsqueeze(2)
             scores = scores / scores.sum(-1, keepdim=True)
             self._loads.append(chosen.sum((0, 1)))
             size = {"sequence": 1, "micro_batch": micro_batch_size, "global_batch": mask.shape[0]}[moe.aux_loss_over]
@@ -293,7 +301,7 @@ class Balance:
                 counts = chosen[unit].sum((0, 1))
                 if moe.aux_loss_over == "global_batch":
                     counts = former[layer] if former else torch.ones_like(counts)
-                share = counts / counts.sum()
+                share = counts / counts.sum().clamp(min=1)  # no token of it counts: nothing is weighed by it
                 means = (scores[unit] * mask[unit].unsqueeze(2)).sum((0, 1))
                 total = total + moe.aux_loss * moe.num_experts * (share * means).sum()
             total = total + moe.z_loss * (mask * logits.logsumexp(-1).square()).sum()

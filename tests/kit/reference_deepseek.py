@@ -84,7 +84,7 @@ def losses_ahead(reference: nn.Module, stream: Tensor, data: dict[str, Tensor]) 
         is_there[:, -len(found) - 1 :] = False  # behind the row's end
         embedded = reference.model.embed_tokens(shifted["tokens"] * is_there)
         stream = layer(embedded, stream, rotation, data["attention_mask"], data["positions"], None)
-        counts = shifted["mask"] & is_there
+        counts = shifted["mask"] * is_there  # of masks it is `and`
         nll = F.cross_entropy(reference.lm_head(stream).flatten(0, 1), shifted["labels"].flatten(), reduction="none")
         found.append(((nll * counts.flatten()).sum(), counts))
     return found

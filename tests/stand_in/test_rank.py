@@ -46,6 +46,7 @@ ALONE = {
     "fp16-zero1": ("parallel.tp=1", "precision.dtype=fp16", "parallel.zero_stage=1"),
     "fp16-zero2": ("parallel.tp=1", "precision.dtype=fp16", "parallel.zero_stage=2"),
     "fp16-zero3": ("parallel.tp=1", "precision.dtype=fp16", "parallel.zero_stage=3"),
+    "optimizer-offload": ("parallel.tp=1", "optimizer.offload=true"),
     "offload": (
         *("parallel.tp=1", "train.recompute=full", "train.offload_activations=true", "train.mlp_chunk_tokens=16"),
     ),

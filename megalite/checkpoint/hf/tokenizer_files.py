@@ -7,6 +7,7 @@ import shutil
 from pathlib import Path
 
 from megalite.errors import ConversionError
+from megalite.tokenizer.chat_template import TEMPLATE_FILE, for_chats
 from megalite.tokenizer.tokenizer import CONFIG_FILE, FAST_FILE, MODEL_FILE, RECORD_FILE, Tokenizer
 
 COPIED = (
@@ -17,7 +18,7 @@ COPIED = (
     "added_tokens.json",
     "vocab.json",
     "merges.txt",
-    "chat_template.jinja",
+    TEMPLATE_FILE,
 )
 """Files taken as they are; tokenizer_config.json is rewritten."""
 
@@ -52,6 +53,8 @@ def copy_tokenizer(source: Path, folder: Path, *, max_length: int | None = None)
         if (source / name).is_file():
             shutil.copyfile(source / name, folder / name)
     config = _readable_by_both(source / CONFIG_FILE)
+    if "chat_template" in config or (source / TEMPLATE_FILE).is_file():
+        config = for_chats(config)
     if max_length is not None:
         config["model_max_length"] = max_length
     (folder / CONFIG_FILE).write_text(json.dumps(config, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")

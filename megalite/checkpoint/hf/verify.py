@@ -40,6 +40,7 @@ from megalite.layers.parts import choose_parts
 from megalite.model.initialize import WeightSource
 from megalite.model.spec import StageSpec
 from megalite.model.transformer import Stage
+from megalite.tokenizer.chat_template import has_template
 from megalite.tokenizer.tokenizer import HUGGING_FACE, Tokenizer
 
 LOGIT_TOLERANCE = 1e-4
@@ -197,7 +198,7 @@ def ask(
         "sequences": [asdict(probe) for probe in probes],
         "num_blocks": num_blocks or model.num_layers,
         "texts": TEXTS if tokenizer else (),
-        "add_nothing": tokenizer is not None and tokenizer.kind == HUGGING_FACE,
+        "add_nothing": tokenizer is not None and (tokenizer.kind == HUGGING_FACE or has_template(tokenizer.folder)),
     }
     (work / reload.REQUEST).write_text(json.dumps(request), encoding="utf-8")
     return probes

@@ -49,17 +49,24 @@ def show(
     opened = showing.open_training_data(stage.config).beginning_at(sizes.first_sample(stage.first_step))
     samples = follow_run(opened, settings)
     if chosen is not None:
-        for line in showing.describe_samples(samples, chosen):
+        for line in showing.describe_samples(samples, chosen, colour=_has_colour()):
             typer.echo(line)
         return
     if out is None:
-        for line in showing.describe(samples, wanted, sizes):
+        for line in showing.describe(samples, wanted, sizes, colour=_has_colour()):
             typer.echo(line)
         return
     arrays = showing.collect_arrays(samples, wanted, sizes)
     showing.save_arrays(out, arrays)
     shape = list(arrays["tokens"].shape)
-    typer.echo(f"{out}: steps {wanted.start} to {wanted.stop - 1}: {', '.join(showing.ARRAYS)} of shape {shape}")
+    typer.echo(f"{out}: steps {wanted.start} to {wanted.stop - 1}: {', '.join(arrays)} of shape {shape}")
+
+
+def _has_colour() -> bool:
+    """Whether what is printed goes to a terminal that shows colours, and nobody has asked for none."""
+    from rich.console import Console
+
+    return Console().color_system is not None
 
 
 def follow_run(samples: Samples, config: Config) -> Samples:

@@ -76,19 +76,22 @@ def tokenize(
     valid_fraction: ValidFraction = 0.0,
     part: Annotated[str, typer.Option(help="all, train or valid: the side of the hold-out to write.")] = "all",
     describe: Annotated[bool, typer.Option("--describe", help="Keep ids, sources and metadata beside.")] = False,
+    settings: Set = None,
     text_field: TextField = "text",
     include: Include = None,
     workers: Workers = None,
 ) -> None:
-    """Encode documents into a .bin/.idx pair that Megatron-LM reads too."""
+    """Encode documents into a .bin/.idx pair that Megatron-LM reads too; `-s chat.max_tokens=2048` conversations, with
+    loss weights beside it, and `-s fim.rate=0.5` texts with holes."""
     from megalite.corpus.split import parse_split
     from megalite.corpus.stations import tokenize as station
+    from megalite.corpus.stations.forms import FormsConfig
 
-    split = parse_split(part, valid_fraction)
+    split, forms = parse_split(part, valid_fraction), make_settings(FormsConfig, settings).forms()
     corpus = open_corpus(inputs, text_field, include)
     with working(workers) as (progress, runner):
         result = station.tokenize(
-            corpus, tokenizer, out, split=split, describe=describe, runner=runner, progress=progress
+            corpus, tokenizer, out, split=split, describe=describe, forms=forms, runner=runner, progress=progress
         )
     print_result(out, result)
 

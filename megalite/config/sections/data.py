@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 from pydantic import Field, PositiveFloat, PositiveInt
 
-from megalite.section import Section
+from megalite.section import Problem, Section
 
 
 class SourceConfig(Section):
@@ -17,6 +18,9 @@ class SourceConfig(Section):
     pair. What is not packed is concatenated and cut on the fly."""
     weight: PositiveFloat = 1.0
     """Share of the samples that come from here, relative to the other sources."""
+    loss_weight: float = Field(1.0, gt=0.0, le=1000.0)
+    """Times the weight of each label of its samples in the loss, which is the mean by weights: how much a token of this
+    source counts beside one of another, whatever its share. Only of training sources."""
     name: str | None = None
     """Name in metrics and messages; null takes the last part of the path."""
 
@@ -68,3 +72,9 @@ class DataConfig(Section):
     trusted; it costs the time that reading everything takes (`megalite data verify CONFIG` does it beforehand)."""
     prefetch: PositiveInt = 4
     """Micro-batches that the loader's thread reads ahead, at least; small ones are read together."""
+
+    def problems(self) -> Iterator[Problem]:
+        for number, source in enumerate(self.valid):
+            if source.loss_weight != 1.0:
+                why = "which a validation set does not read: its loss is the mean of its own labels; leave it out"
+                yield ("valid", str(number), "loss_weight"), f"found {source.loss_weight:g}, {why}"

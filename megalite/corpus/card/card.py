@@ -98,6 +98,10 @@ class SplitCard:
     documents_longer_than_seq_len: int
     report: dict[str, Any]
     """Further numbers of the pack station."""
+    conversations: int = 0
+    """Documents that are conversations."""
+    tokens_learnt: int | None = None
+    """Tokens with a loss weight above 0, where tokens have weights."""
 
 
 @dataclass(frozen=True)

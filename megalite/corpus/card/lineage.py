@@ -29,12 +29,14 @@ class Lineage:
     tokens: dict[Part, StationManifest]
     """By part: `train`, and `valid` where documents were held out."""
     packed: dict[Part, StationManifest]
+    chat_tokenizer: StationManifest | None = None
+    """Where the recipe gave the tokenizer a chat template."""
 
     @property
     def stations(self) -> list[StationManifest]:
         """All of them, in their order."""
         parts = [manifest for part in self.tokens for manifest in (self.tokens[part], self.packed[part])]
-        return [*self.documents, *([self.tokenizer] if self.tokenizer else []), *parts]
+        return [*self.documents, *filter(None, (self.tokenizer, self.chat_tokenizer)), *parts]
 
 
 def trace(out: Path) -> Lineage:
@@ -58,7 +60,10 @@ def trace(out: Path) -> Lineage:
     while chain[0].station != "clean":
         chain.insert(0, _before(chain[0]))
     folder = train.input_path(train.settings["tokenizer_input"])
-    return Lineage(tuple(chain), find_manifest(folder), folder, tokens, packed)
+    made, chat = find_manifest(folder), None
+    if made is not None and made.station == "chat-tokenizer":
+        made, chat = find_manifest(made.input_path()), made
+    return Lineage(tuple(chain), made, folder, tokens, packed, chat)
 
 
 def _before(manifest: StationManifest) -> StationManifest:

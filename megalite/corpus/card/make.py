@@ -170,6 +170,8 @@ def _split(part: Part, lineage: Lineage) -> SplitCard:
         sequences=packed.counts["samples"],
         **{name: packed.counts[name] for name in same},
         report=packed.counts.get("report", {}),
+        conversations=tokens.counts.get("conversations", 0),
+        tokens_learnt=tokens.counts.get("tokens_learnt"),
     )
 
 

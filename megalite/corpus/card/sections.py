@@ -142,6 +142,7 @@ def tokens(card: Card) -> Markup:
         "documents": [count(each.documents) for each in card.splits],
         "text": [size(each.text_bytes) for each in card.splits],
         "tokens": [count(each.tokens) for each in card.splits],
+        **_learnt_rows(card),
         "sequences": [count(each.sequences) for each in card.splits],
         "tokens in a sequence": [count(each.seq_len) for each in card.splits],
         "packing": [each.method for each in card.splits],
@@ -160,6 +161,14 @@ def tokens(card: Card) -> Markup:
     rows: list[list[Child]] = [[title, *cells] for title, cells in columns.items()]
     found = table(["", *(each.part for each in card.splits)], rows, stacked=False)
     return _section("Tokens and sequences", tag("p", said), found)
+
+
+def _learnt_rows(card: Card) -> dict[str, list[str]]:
+    """What is learnt of conversations, where there are any."""
+    if all(each.tokens_learnt is None for each in card.splits):
+        return {}
+    learnt = [f"{count(own)}, {share(own, e.tokens)}" for e in card.splits for own in (e.tokens_learnt or 0,)]
+    return {"conversations": [count(each.conversations) for each in card.splits], "tokens learnt": learnt}
 
 
 def sources_by_station(card: Card) -> Markup | None:

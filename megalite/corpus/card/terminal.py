@@ -25,6 +25,12 @@ def summary(card: Card) -> RenderableType:
     line = (
         f"tokenizer: {tokenizer.kind}, {tokenizer.vocab_size:,} tokens, {tokenizer.bytes_per_token:.2f} bytes a token"
     )
+    learnt = [
+        f"{each.part}: {each.tokens_learnt:,} of {each.tokens:,} tokens learnt, {each.conversations:,} conversations"
+        for each in card.splits
+        if each.tokens_learnt is not None
+    ]
+    line = "\n".join([line, *learnt])
     return Group(Text(card.name, style="bold"), _stages(card), _splits(card), Text(line), *_sources(card))
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import xxhash
 
 from megalite.corpus.documents import BatchBuilder, DocumentBatch
-from megalite.corpus.reading.columns import NO_TEXT, kept_fields
+from megalite.corpus.reading.columns import NO_TEXT, add_conversation, kept_fields
 from megalite.corpus.reading.files import FilePiece
 from megalite.corpus.source import SOURCES, DocumentSource
 from megalite.errors import DataError
@@ -16,7 +16,7 @@ from megalite.errors import DataError
 READ = {"kind", "options", "keep_fields", "max_mb"}
 """Settings of a source that may change its documents."""
 
-LATER_READ = ("name", "text_field", "id_field")
+LATER_READ = ("name", "text_field", "id_field", "conversations")
 """So may these; at their defaults they leave fingerprints as they were."""
 
 
@@ -64,6 +64,9 @@ def _add(record: Any, where: str, config: DocumentSource, builder: BatchBuilder)
     fields = {config.text_field: record} if isinstance(record, str) else record
     if not isinstance(fields, Mapping):
         raise DataError(f"source {config.kind}: found {record!r} at {where}, expected a text or a group of fields")
+    if config.conversations is not None:
+        add_conversation(dict(fields), where, config, builder)
+        return
     text = fields.get(config.text_field)
     if not isinstance(text, str):
         builder.reject(where, str(dict(fields)), NO_TEXT)

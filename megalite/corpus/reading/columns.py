@@ -17,6 +17,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from pyarrow import csv
 
+from megalite.corpus.conversations import COLUMNS, MalformedRecordError, parse_conversation, text_of, to_metadata
 from megalite.corpus.documents import ARROW_TYPE, BATCH_BYTES, BatchBuilder, DocumentBatch, Rejected, make_documents
 from megalite.corpus.reading.decompression import EXPANSION_FROM
 from megalite.corpus.reading.files import (
@@ -216,6 +217,11 @@ def choose_columns(schema: pa.Schema, path: str, config: DocumentSource) -> list
     Raises:
         DataError: the text's is not there.
     """
+    if config.conversations is not None:
+        wanted = dict.fromkeys([*COLUMNS, config.id_field, *config.keep_fields])
+        if not set(COLUMNS) & set(schema.names):
+            raise DataError(f"{path}: no column of a conversation; it has {', '.join(schema.names)}: leave it out")
+        return [name for name in wanted if name in schema.names]
     if config.text_field not in schema.names:
         hint = did_you_mean(config.text_field, schema.names)
         raise DataError(
@@ -248,6 +254,9 @@ def read_columns(
         batch = _with_readable_names(batch, config.text_field)
         rows = pa.array(np.arange(row, row + batch.num_rows))
         row += batch.num_rows
+        if config.conversations is not None:
+            yield from _read_conversations(batch, rows.to_pylist(), piece, config, builder)
+            continue
         texts, rejected = batch.column(config.text_field), []
         good = _good_texts(texts, int(config.max_record_mb * 1e6))
         if good is not None:
@@ -261,6 +270,43 @@ def read_columns(
             metadata = [kept_fields(fields, config) for fields in batch.to_pylist()]
         ids = _ids(batch, rows, piece, config)
         yield DocumentBatch(make_documents(ids, builder.source, texts.cast(ARROW_TYPE), metadata), rejected)
+
+
+def _read_conversations(
+    batch: pa.RecordBatch, rows: list[int], piece: FilePiece, config: DocumentSource, builder: BatchBuilder
+) -> Iterator[DocumentBatch]:
+    for number, row in enumerate(rows):
+        where = f"{piece.id}:{row}"
+        try:
+            (fields,) = batch.slice(number, 1).to_pylist()
+        except UnicodeDecodeError:
+            builder.reject(where, "", NOT_UTF8)
+            continue
+        add_conversation(_unpacked(fields), where, config, builder)
+        if builder.full():
+            yield from builder.take()
+
+
+def _unpacked(value: Any) -> Any:
+    """A table's row as a line of JSON would have it: structs without the fields that only other rows have."""
+    if isinstance(value, dict):
+        return {name: _unpacked(each) for name, each in value.items() if each is not None}
+    return [_unpacked(each) for each in value] if isinstance(value, list) else value
+
+
+def add_conversation(fields: dict[str, Any], where: str, config: DocumentSource, builder: BatchBuilder) -> bool:
+    """Add the conversation of a record as a document, or put the record aside; whether it was one."""
+    assert config.conversations is not None
+    try:
+        found = parse_conversation(fields, config.conversations)
+    except MalformedRecordError as error:
+        shown = json.dumps(fields, ensure_ascii=False, default=str).encode(errors="backslashreplace").decode()
+        builder.reject(where, shown, f"conversation: {error}")
+        return False
+    given = fields.get(config.id_field)
+    name = where if given is None else str(given)
+    builder.add(name, text_of(found).encode(), to_metadata(found, kept_fields(fields, config)))
+    return True
 
 
 def _with_readable_names(batch: pa.RecordBatch, text_field: str) -> pa.RecordBatch:

@@ -22,6 +22,7 @@ from megalite.corpus.reading.brought import read_brought
 from megalite.corpus.reading.columns import (
     NO_TEXT,
     NOT_UTF8,
+    add_conversation,
     choose_columns,
     is_utf8,
     kept_fields,
@@ -30,6 +31,7 @@ from megalite.corpus.reading.columns import (
     read_csv,
     read_parquet,
 )
+from megalite.corpus.reading.docstrings import questions_in
 from megalite.corpus.reading.files import (
     READ_ERRORS,
     TOO_LARGE,
@@ -62,6 +64,9 @@ def read_piece(piece: FilePiece, config: DocumentSource, builder: BatchBuilder) 
     """
     builder.begin_file()
     reader = READERS.get(data_suffix(piece.path), _read_text)
+    if config.conversations is not None:
+        reader = _CONVERSATION_READERS.get(data_suffix(piece.path), _refuse_text)
+        reader = _read_docstrings if config.kind == "python" else reader
     if config.kind == "datasets" or config.is_brought:
         reader = _read_dataset if config.kind == "datasets" else read_brought
     try:
@@ -133,6 +138,8 @@ def _add_line(line: bytes, where: str, config: DocumentSource, builder: BatchBui
         fields = _read_leniently(line, where, builder)
         if fields is None:
             return False
+    if config.conversations is not None and isinstance(fields, dict):
+        return add_conversation(fields, where, config, builder)
     text = fields.get(config.text_field) if isinstance(fields, dict) else None
     if not isinstance(text, str):
         why = NO_TEXT if isinstance(fields, dict) else NOT_JSON
@@ -158,6 +165,48 @@ def _read_leniently(line: bytes, where: str, builder: BatchBuilder) -> Any:
     except (ValueError, RecursionError):
         builder.reject(where, line.decode(errors="backslashreplace"), NOT_JSON)
         return None
+
+
+def _read_json(piece: FilePiece, config: DocumentSource, builder: BatchBuilder) -> Iterator[DocumentBatch]:
+    """Conversations in one array of JSON, as sets of them are often handed on, or one a line."""
+    with open_content(piece, config, builder) as reading:
+        is_array = is_json_array(reading.file.peek(1024) if hasattr(reading.file, "peek") else b"")
+        content = reading.whole() if is_array else b""
+        if content is None and not reading.is_damaged:
+            builder.reject(piece.id, f"more than {config.max_record_mb:g} MB", TOO_LARGE)
+    if not is_array:
+        yield from _read_json_lines(piece, config, builder)
+        return
+    try:
+        records = orjson.loads(content or b"[]")
+    except ValueError as error:
+        builder.reject(piece.id, str(error), NOT_JSON)
+        return
+    for number, fields in enumerate(records, start=1):
+        if isinstance(fields, dict):
+            add_conversation(fields, f"{piece.id}:{number}", config, builder)
+        else:
+            builder.reject(f"{piece.id}:{number}", str(fields), NOT_JSON)
+        if builder.full():
+            yield from builder.take()
+
+
+def is_json_array(beginning: bytes) -> bool:
+    """Whether a file of JSON that begins so is one array."""
+    return beginning.lstrip(b"\xef\xbb\xbf \t\r\n").startswith(b"[")
+
+
+def _read_docstrings(piece: FilePiece, config: DocumentSource, builder: BatchBuilder) -> Iterator[DocumentBatch]:
+    with open_content(piece, config, builder) as reading:
+        content = reading.whole()
+    for name, fields in questions_in(content or b"", piece.id):
+        add_conversation(fields, f"{piece.id}:{name}", config, builder)
+    return iter(())
+
+
+def _refuse_text(piece: FilePiece, config: DocumentSource, builder: BatchBuilder) -> Iterator[DocumentBatch]:
+    builder.reject(piece.id, "", "conversation: a file of text, where lines of JSON or tables are read")
+    return iter(())
 
 
 def _read_html(piece: FilePiece, config: DocumentSource, builder: BatchBuilder) -> Iterator[DocumentBatch]:
@@ -214,3 +263,8 @@ READERS: dict[str, Reader] = {
     ".arc": _read_archive,
 }
 """By suffix; any other file is plain text, one document each."""
+
+_CONVERSATION_READERS: dict[str, Reader] = {
+    **{suffix: READERS[suffix] for suffix in (".jsonl", ".ndjson", ".parquet", ".arrow", ".csv", ".tsv")},
+    ".json": _read_json,
+}

@@ -26,6 +26,7 @@ from megalite.corpus.repair.repair import repair
 from megalite.corpus.rules.english import refuse_without_spacy
 from megalite.corpus.rules.settings import FILTER_RULES, counts_as_datatrove
 from megalite.corpus.shards import ShardReading, lost_counts, lost_in_words, refuse_unreadable
+from megalite.corpus.stations.conversing import EDITS, refuse_conversations, repaired
 from megalite.errors import DataError
 from megalite.progress import NoProgress, ProgressReporter
 from megalite.stations.runners import InProcess
@@ -114,11 +115,14 @@ def clean_shard(task: Task, number: int, folder: Path) -> Report:
                 raise DataError(f"{first.source}: {first.id}: {first.reason}; set on_error: reject to put it aside")
             outcome.reject(batch.rejected)
             num_bytes += batch.texts.num_bytes
-            cleaned = clean_texts(batch.texts, config)
-            redacted.update(cleaned.redacted)
+            if config.c4 is not None:
+                refuse_conversations(batch.documents, f"clean.c4 {EDITS}")
+            documents, replaced = repaired(batch.documents, lambda texts: repair_and_redact(texts, config))
+            cleaned = clean_texts(Texts.from_arrow(documents.column("text")), config)
+            redacted.update(Counter(replaced) + Counter(cleaned.redacted))
             languages.update(cleaned.languages)
             kept = cleaned.reasons == ""
-            outcome.keep(with_texts(batch.documents, cleaned.texts).filter(pa.array(kept)))
+            outcome.keep(with_texts(documents, cleaned.texts).filter(pa.array(kept)))
             outcome.reject(_refused(batch, cleaned.reasons))
     return {
         **outcome.counts(),

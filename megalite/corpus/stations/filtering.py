@@ -29,6 +29,7 @@ from megalite.corpus.documents import (
     with_texts,
 )
 from megalite.corpus.shards import ShardReading
+from megalite.corpus.stations.conversing import EDITS, refuse_conversations
 from megalite.errors import DataError
 from megalite.progress import NoProgress, ProgressReporter
 from megalite.section import Section
@@ -210,6 +211,7 @@ def write_shard(path: str, number: int, folder: Path, decide: Decide, *, schema:
             documents, texts = batch.documents, batch.texts
             decision = decide(documents, texts, row)
             if decision.texts is not None:
+                refuse_conversations(documents, f"this station {EDITS}")
                 documents = with_texts(documents, decision.texts)
             if decision.metadata is not None:
                 documents = with_column(documents, "metadata", decision.metadata)

@@ -3,11 +3,15 @@
     encode   a shard   texts -> .work/tokens/00000.bin, the length of each document, and its name and metadata if asked
     join               the shards' tokens one behind the other: tokens.bin, tokens.idx (and documents.parquet)
 
+With `chat` conversations become what its template makes of them, and tokens.weights says how much each token weighs as
+a label; plain documents among them are learnt whole. With `fim` some documents are taken apart to be filled in.
+
 The shards are joined in their order, so the bytes are the same for any number of workers.
 """
 
 from __future__ import annotations
 
+import shutil
 from collections import Counter
 from functools import lru_cache
 from pathlib import Path
@@ -30,8 +34,9 @@ from megalite.corpus.documents import (
 )
 from megalite.corpus.shards import ShardReading, lost_counts, lost_in_words, refuse_unreadable
 from megalite.corpus.split import ALL, CorpusSplit
+from megalite.corpus.stations.forms import PLAIN, Forms, make_encoder
 from megalite.data.indexed import IndexedWriter
-from megalite.data.sources import TOKENS_NAME
+from megalite.data.sources import TOKENS_NAME, WEIGHTS_FILE
 from megalite.errors import DataError
 from megalite.progress import NoProgress, ProgressReporter
 from megalite.stations.runners import InProcess
@@ -51,6 +56,7 @@ def tokenize(
     *,
     split: CorpusSplit = ALL,
     describe: bool = False,
+    forms: Forms = PLAIN,
     runner: Runner | None = None,
     progress: ProgressReporter | None = None,
 ) -> StationResult:
@@ -62,6 +68,7 @@ def tokenize(
         out: folder to make.
         split: the side of the hold-out that is wanted.
         describe: also write documents.parquet: id, source and metadata of each document, in the order of the index.
+        forms: of documents that are more than their text and its end.
         runner: where the tasks run; the result does not depend on it. None is this process.
         progress: told of every shard.
 
@@ -71,26 +78,22 @@ def tokenize(
     progress, runner = progress or NoProgress(), runner or InProcess()
     tokenizer = _load_once(tokenizer_folder.absolute(), fingerprint_files(tokenizer_folder))
     inputs = [*corpus.inputs, (tokenizer_folder, tokenizer.fingerprint)]
-    settings = {
-        "tokenizer": {"fingerprint": tokenizer.fingerprint, "vocab_size": tokenizer.vocab_size},
-        "tokenizer_input": len(inputs) - 1,
-        "eos_id": tokenizer.eos_id,
-        "split": split.settings(),
-    }
-    settings |= {"describe": True} if describe else {}
+    settings = _settings(tokenizer, len(inputs) - 1, split, describe=describe)
+    settings |= forms.settings(tokenizer_folder)
+    forms.check(tokenizer)
     shards = corpus.shards()
+    common: Task = {"tokenizer": str(tokenizer_folder.absolute()), "fingerprint": tokenizer.fingerprint}
+    common |= {"split": split.settings(), "describe": describe, "forms": forms.task()}
 
     def build(folder: Path) -> dict[str, Any]:
         title = "tokenize" if split.part == "all" else f"tokenize {split.part}"
         progress.start(title, split.share_of(corpus.text_mb), "MB")
-        common: Task = {"tokenizer": str(tokenizer_folder.absolute()), "fingerprint": tokenizer.fingerprint}
-        common |= {"split": split.settings(), "describe": describe}
         tasks = [{**common, "shard": shard} for shard in shards]
         reports = run_tasks(folder, "encode", encode_shard, tasks, runner=runner, progress=progress)
         refuse_unreadable([(shard, report["reading"]) for shard, report in zip(shards, reports, strict=True)])
         if split.part == "all" and not add_counts(reports, "text_bytes"):
             raise DataError("there is no document with text to encode; name files with text")
-        writer = _join_tokens(folder, len(shards), token_dtype(tokenizer.vocab_size))
+        writer = _join_tokens(folder, len(shards), token_dtype(tokenizer.vocab_size), weighted=forms.chat is not None)
         if describe:
             _join_descriptions(folder, len(shards))
         counts = {
@@ -98,12 +101,30 @@ def tokenize(
             "tokens": writer.num_tokens,
             "text_bytes": add_counts(reports, "text_bytes"),
             "rejected": add_counts(reports, "rejected"),
+            **{name: add_counts(reports, name) for name in reports[0].get("formed", ())},
             **lost_counts(reports),
         }
-        progress.finish(f"{counts['tokens']:,} tokens in {counts['documents']:,} documents{lost_in_words(counts)}")
+        forms.refuse_without_effect(counts, split.part)
+        progress.finish(in_words(counts) + forms.in_words(counts) + lost_in_words(counts))
         return counts
 
     return run_station("tokenize", out, inputs=inputs, settings=settings, build=build, resumable=True)
+
+
+def in_words(counts: dict[str, Any]) -> str:
+    """How much came of it, for people."""
+    return f"{counts['tokens']:,} tokens in {counts['documents']:,} documents"
+
+
+def _settings(tokenizer: Tokenizer, tokenizer_input: int, split: CorpusSplit, *, describe: bool) -> dict[str, Any]:
+    """What decides the tokens of plain texts."""
+    settings = {
+        "tokenizer": {"fingerprint": tokenizer.fingerprint, "vocab_size": tokenizer.vocab_size},
+        "tokenizer_input": tokenizer_input,
+        "eos_id": tokenizer.eos_id,
+        "split": split.settings(),
+    }
+    return {**settings, "describe": True} if describe else settings
 
 
 def encode_shard(task: Task, number: int, folder: Path) -> Report:
@@ -114,31 +135,36 @@ def encode_shard(task: Task, number: int, folder: Path) -> Report:
     lengths = [np.zeros(0, np.int32)]
     reasons: Counter[str] = Counter()
     num_bytes = 0
+    encoder = make_encoder(Path(task["tokenizer"]), tokenizer, task.get("forms", {}))
     with (
         replacing(_tokens_file(folder, number)) as path,
+        replacing(_weights_file(folder, number)) as weights_path,
         open(path, "wb") as file,
+        open(weights_path, "wb") as weights_file,
         ShardWriter(folder / REJECTED_FOLDER / shard_name(number), REJECTED_SCHEMA) as rejects,
         ShardWriter(_descriptions_file(folder, number), DESCRIPTION_SCHEMA) as descriptions,
     ):
         for batch in reading:
             empty = batch.texts.lengths == 0
-            rejected = [*batch.rejected, *_empty_documents(batch, empty)]
+            wanted = split.mask(batch.texts) & ~empty
+            tokens, weights, sizes = encoder.encode(batch, wanted)  # which are fewer then, perhaps
+            rejected = [*batch.rejected, *_empty_documents(batch, empty), *encoder.rejected]
             rejects.write_rejected(rejected)
             reasons.update(record.reason for record in rejected)
-            wanted = split.mask(batch.texts) & ~empty
-            texts = batch.texts if wanted.all() else batch.texts.take(wanted)
-            tokens, sizes = tokenizer.encode_texts(texts, with_eos=True)
             file.write(np.ascontiguousarray(tokens, token_dtype(tokenizer.vocab_size)).data)
+            weights_file.write(weights.data)
             lengths.append(sizes.astype(np.int32))
             if task["describe"]:
                 chosen = batch.documents.filter(pa.array(wanted))
                 descriptions.write(chosen.select(DESCRIPTION_SCHEMA.names))
-            num_bytes += texts.num_bytes
+            num_bytes += int(batch.texts.lengths[wanted].sum())
     with replacing(_lengths_file(folder, number)) as path, open(path, "wb") as file:
         np.save(file, np.concatenate(lengths))
     return {
         "text_bytes": num_bytes,
         "rejected": dict(sorted(reasons.items())),
+        **encoder.counts(),
+        "formed": sorted(encoder.counts()),
         "reading": reading.report(),
         "megabytes": num_bytes / 1e6,
     }
@@ -180,8 +206,13 @@ def read_scores(folder: Path, field: str) -> np.ndarray:
     return scores
 
 
-def _join_tokens(folder: Path, num_shards: int, dtype: np.dtype) -> IndexedWriter:
-    """The shards' tokens one behind the other; returns what has written them."""
+def _join_tokens(folder: Path, num_shards: int, dtype: np.dtype, *, weighted: bool) -> IndexedWriter:
+    """The shards' tokens one behind the other, and their weights; returns what has written them."""
+    if weighted:
+        with open(folder / WEIGHTS_FILE, "wb") as weights:
+            for number in range(num_shards):
+                with open(_weights_file(folder, number), "rb") as file:
+                    shutil.copyfileobj(file, weights)
     with IndexedWriter(folder / TOKENS_NAME, dtype) as writer:
         for number in range(num_shards):
             writer.add_file(_tokens_file(folder, number), np.load(_lengths_file(folder, number)))
@@ -203,6 +234,10 @@ def _descriptions_file(folder: Path, number: int) -> Path:
 
 def _tokens_file(folder: Path, number: int) -> Path:
     return folder / WORK_FOLDER / "tokens" / f"{number:05d}.bin"
+
+
+def _weights_file(folder: Path, number: int) -> Path:
+    return folder / WORK_FOLDER / "tokens" / f"{number:05d}.weights"
 
 
 def _lengths_file(folder: Path, number: int) -> Path:

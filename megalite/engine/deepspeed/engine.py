@@ -20,12 +20,12 @@ from megalite.engine.deepspeed.partition import ZeroPartition
 from megalite.engine.deepspeed.update import UpdateStep
 from megalite.engine.evaluation import sum_losses, token_losses
 from megalite.engine.hooks import UpdateHooks
-from megalite.engine.protocol import Ask, GradientObserver, LossScaling, StepResult, nothing
+from megalite.engine.protocol import Ask, GradientObserver, LossScaling, LossSum, StepResult, nothing
 from megalite.engine.runtime import quiet
 from megalite.engine.stage_state import EngineOfState, StageState
 from megalite.engine.steps import (
     PRODUCT_DTYPES,
-    count_valid_tokens,
+    count_loss,
     losses_of_step,
     set_accumulation,
     set_learning_rate,
@@ -114,8 +114,8 @@ class DeepSpeedEngine(EngineOfState):
         set_learning_rate(self._engine.optimizer, lr)
         self._update.set_clipping(self.clip_norm)
         set_accumulation(self._engine, len(batches))
-        num_tokens = count_valid_tokens(batches, self._axes.batch)
-        scale = token_weight(len(batches), self._axes.replicas, num_tokens)
+        count = count_loss(batches, self._axes.batch)
+        scale = token_weight(len(batches), self._axes.replicas, count)
         total = torch.zeros((), dtype=torch.float32, device=self._engine.device)
         for index, batch in enumerate(map(self._cut.own, batches)):
             documents, targets = documents_of_batch(batch), targets_of_batch(batch, scale)
@@ -134,11 +134,11 @@ class DeepSpeedEngine(EngineOfState):
         replicas = self._axes.replicas
         losses = losses_of_step(total, self.stage) / (len(batches) * replicas.size)
         with span("optimizer"):
-            self._update.prepare(all_reduce(losses, replicas), num_tokens, ask)
+            self._update.prepare(all_reduce(losses, replicas), count.num_tokens, ask)
             self._engine.step()
         return self._update.result(lr)
 
-    def eval_step(self, batches: Sequence[Batch]) -> tuple[float, int]:
+    def eval_step(self, batches: Sequence[Batch]) -> LossSum:
         self._engine.eval()
         with span("evaluate"):
             return sum_losses(self._engine, self._cut, batches, self._axes, self._engine.device)

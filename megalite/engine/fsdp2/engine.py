@@ -17,11 +17,11 @@ from megalite.engine.fsdp2.modules import Divided
 from megalite.engine.fsdp2.shards import Shard, ShardPartition
 from megalite.engine.hooks import UpdateHooks
 from megalite.engine.loss_scaling import choose_scaler
-from megalite.engine.protocol import Ask, GradientObserver, LossScaling, StepResult, nothing
+from megalite.engine.protocol import Ask, GradientObserver, LossScaling, LossSum, StepResult, nothing
 from megalite.engine.stage_state import EngineOfState, StageState
 from megalite.engine.steps import (
     PRODUCT_DTYPES,
-    count_valid_tokens,
+    count_loss,
     losses_of_step,
     targets_of_batch,
     token_axes,
@@ -82,8 +82,8 @@ class Fsdp2Engine(EngineOfState):
 
     def train_step(self, batches: Sequence[Batch], lr: float, ask: Ask = nothing) -> StepResult:
         self.stage.train()
-        num_tokens = count_valid_tokens(batches, self._axes.batch)
-        scale = (1.0 if self._scaler is None else self._scaler.scale) / num_tokens.clamp(min=1).float()
+        count = count_loss(batches, self._axes.batch)
+        scale = (1.0 if self._scaler is None else self._scaler.scale) / count.divisor.float()
         total = torch.zeros((), dtype=torch.float32, device=self._device)
         for batch in map(self._cut.own, batches):
             documents, targets = documents_of_batch(batch), targets_of_batch(batch, scale)
@@ -99,12 +99,12 @@ class Fsdp2Engine(EngineOfState):
         if self._axes.tp.rank:
             losses = torch.zeros_like(losses)  # all tp ranks have the same
         with span("optimizer"):
-            result = self._update.make(losses, num_tokens, lr=lr, clip_norm=self.clip_norm, ask=ask)
+            result = self._update.make(losses, count.num_tokens, lr=lr, clip_norm=self.clip_norm, ask=ask)
         for shard in self._shards.values():
             shard.forget_gradients()
         return result
 
-    def eval_step(self, batches: Sequence[Batch]) -> tuple[float, int]:
+    def eval_step(self, batches: Sequence[Batch]) -> LossSum:
         self.stage.eval()
         with span("evaluate"):
             found = sum_losses(self.stage, self._cut, batches, self._axes, self._device)

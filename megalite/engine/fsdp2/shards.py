@@ -38,7 +38,7 @@ class Shard:
         """What the optimizer works on."""
 
     @property
-    def own_sums(self) -> Tensor:
+    def gradient(self) -> Tensor:
         """The gradients of a step, flat, reduced; zeros where there were none."""
         grad = self._parameter.grad
         return torch.zeros_like(self.master) if grad is None else _here(grad).view(-1)

@@ -46,9 +46,10 @@ class Bucket:
         parameters: in the model's order.
         replicas: the ranks that hold the same and see other tokens.
         is_sharded: each updates one of equally long runs.
+        on_host: the master, and the gradient that it is updated by, are in the host's memory.
     """
 
-    def __init__(self, parameters: Sequence[nn.Parameter], replicas: Axis, *, is_sharded: bool):
+    def __init__(self, parameters: Sequence[nn.Parameter], replicas: Axis, *, is_sharded: bool, on_host: bool = False):
         num_runs, run = (replicas.size, replicas.rank) if is_sharded else (1, 0)
         self.parameters, self.replicas = list(parameters), replicas
         starts, size = [], 0
@@ -69,8 +70,14 @@ class Bucket:
         self._starts = starts
         self.own = slice(run * length, (run + 1) * length)
         self.own_weights, self.own_sums = self.weights[self.own], self.sums[self.own]
-        self.master = self.own_weights if self.sums.dtype == first.dtype else self.own_weights.to(self.sums.dtype)
+        self.master = self.own_weights
         """What the optimizer works on, `[length]`."""
+        self._host_sums: Tensor | None = None
+        if on_host:
+            self.master, self._host_sums = (_in_host_memory(self.own_sums) for _ in range(2))
+            self.master.copy_(self.own_weights)
+        elif self.sums.dtype != first.dtype:
+            self.master = self.own_weights.to(self.sums.dtype)
 
     def part_of(self, number: int) -> tuple[int, Tensor] | None:
         """The run of the number-th parameter that this replica updates: where in it that begins, and its masters."""
@@ -80,8 +87,18 @@ class Bucket:
             return None
         return first - begin, self.master.narrow(0, first - self.own.start, last - first)
 
+    @property
+    def gradient(self) -> Tensor:
+        """Of the master, on its device (`engine.update.Updated`); a copy to the host waits for the device."""
+        return self.own_sums if self._host_sums is None else self._host_sums.copy_(self.own_sums)
+
     @torch.no_grad()
     def round_weights(self) -> None:
         """Make this replica's weights of its masters."""
         if self.master is not self.own_weights:
-            self.own_weights.copy_(self.master)
+            self.own_weights.copy_(self.master, non_blocking=True)
+
+
+def _in_host_memory(like: Tensor) -> Tensor:
+    """Memory of the host's that a GPU reads and writes by itself, and no other program's pages take the place of."""
+    return torch.empty(like.shape, dtype=like.dtype, device="cpu", pin_memory=like.is_cuda)

@@ -20,10 +20,10 @@ from megalite.engine.native.replication import Replication
 from megalite.engine.native.sums import GradientSums
 from megalite.engine.partition import OverReplicas
 from megalite.engine.programs import Programs
-from megalite.engine.protocol import Ask, GradientObserver, HeldWeight, LossScaling, StepResult, nothing
+from megalite.engine.protocol import Ask, GradientObserver, HeldWeight, LossScaling, LossSum, StepResult, nothing
 from megalite.engine.runner import ProgramRunner
 from megalite.engine.stage_state import EngineOfState, StageState
-from megalite.engine.steps import PRODUCT_DTYPES, count_valid_tokens, losses_of_step, sums_on_host, token_axes
+from megalite.engine.steps import PRODUCT_DTYPES, count_loss, losses_of_step, sums_on_host, token_axes
 from megalite.engine.update import Update
 from megalite.layers.mlp import MLP
 from megalite.model.initialize import EXPERT_MARK, WeightSource
@@ -61,7 +61,8 @@ class NativeEngine(EngineOfState):
         at_ends = _held_at_ends(stage) if ends.size > 1 else None
         if at_ends is not None:
             setattr(at_ends, END_COPY_MARK, not stage.spec.has_embedding)
-        self._buckets = _make_buckets(stage, axes, is_sharded=is_sharded, first=at_ends)
+        on_host = config.optimizer.offload
+        self._buckets = _make_buckets(stage, axes, is_sharded=is_sharded, first=at_ends, on_host=on_host)
         self._replication = Replication(
             self._buckets,
             is_sharded=is_sharded,
@@ -97,8 +98,8 @@ class NativeEngine(EngineOfState):
 
     def train_step(self, batches: Sequence[Batch], lr: float, ask: Ask = nothing) -> StepResult:
         self._be_in_mode(training=True)
-        num_tokens = count_valid_tokens(batches, self._axes.batch)
-        scale = (1.0 if self._scaler is None else self._scaler.scale) / num_tokens.clamp(min=1).float()
+        count = count_loss(batches, self._axes.batch)
+        scale = (1.0 if self._scaler is None else self._scaler.scale) / count.divisor.float()
         self._sums.begin(len(batches))
         own = [self._cut.own(batch) for batch in batches]
         loss = self._runner.train(self._programs.training(len(own)), own, scale)
@@ -111,20 +112,20 @@ class NativeEngine(EngineOfState):
         if self._axes.tp.rank:
             loss = torch.zeros_like(loss)  # all tp ranks have the same
         with span("optimizer"):
-            result = self._update.make(loss, num_tokens, lr=lr, clip_norm=self.clip_norm, ask=ask)
+            result = self._update.make(loss, count.num_tokens, lr=lr, clip_norm=self.clip_norm, ask=ask)
         if not result.skipped:
             with span("reduce"):
                 self._replication.gather()
         return result
 
-    def eval_step(self, batches: Sequence[Batch]) -> tuple[float, int]:
+    def eval_step(self, batches: Sequence[Batch]) -> LossSum:
         self._be_in_mode(training=False)
-        num_tokens = count_valid_tokens(batches, self._axes.batch)
+        count = count_loss(batches, self._axes.batch)
         own = [self._cut.own(batch) for batch in batches]
         total = self._runner.evaluate(self._programs.evaluation(len(own)), own)
         for axis in (self._axes.pp, self._axes.replicas):
             total = all_reduce(total, axis)
-        return sums_on_host(total, num_tokens)
+        return sums_on_host(total, count)
 
     def token_losses(self, batches: Sequence[Batch]) -> list[Tensor]:
         self._be_in_mode(training=False)
@@ -193,7 +194,9 @@ class BucketPartition(OverReplicas):
         self._replication.gather()
 
 
-def _make_buckets(stage: Stage, axes: Axes, *, is_sharded: bool, first: nn.Parameter | None) -> list[Bucket]:
+def _make_buckets(
+    stage: Stage, axes: Axes, *, is_sharded: bool, first: nn.Parameter | None, on_host: bool
+) -> list[Bucket]:
     """All parameters of a stage in buckets, in the model's order; those of experts, which other ranks share, apart.
 
     Args:
@@ -207,7 +210,7 @@ def _make_buckets(stage: Stage, axes: Axes, *, is_sharded: bool, first: nn.Param
             group = [members[number] for number in bucket]
             found.append((places[group[0]] + 1, group))
     found.sort(key=lambda each: each[0])
-    return [Bucket(group, _replicas_of(group, axes), is_sharded=is_sharded) for _, group in found]
+    return [Bucket(group, _replicas_of(group, axes), is_sharded=is_sharded, on_host=on_host) for _, group in found]
 
 
 def _replicas_of(group: Sequence[nn.Parameter], axes: Axes) -> Axis:

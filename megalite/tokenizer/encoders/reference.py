@@ -68,6 +68,10 @@ class Reference(Encoder, Protocol):
         """How the control tokens are spelled, and others that are no part of the model."""
         ...
 
+    def control_tokens(self) -> dict[str, int]:
+        """Ids of control tokens, by how they are spelled."""
+        ...
+
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]: ...
 
     def decode(self, ids: Sequence[int]) -> str: ...
@@ -97,8 +101,12 @@ class SentencePieceEncoder:
 
     def added_spellings(self) -> list[str]:
         """See `Reference`."""
+        return list(self.control_tokens())
+
+    def control_tokens(self) -> dict[str, int]:
+        """See `Reference`."""
         is_control = self._processor.is_control(list(range(self.vocab_size)))
-        return self._processor.id_to_piece([id for id, found in enumerate(is_control) if found])
+        return {self._processor.id_to_piece(id): id for id, found in enumerate(is_control) if found}
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
         """Ids of each text."""
@@ -141,6 +149,11 @@ class FastEncoder:
     def added_spellings(self) -> list[str]:
         """See `Reference`."""
         return [token.content for token in self._tokenizer.get_added_tokens_decoder().values()]
+
+    def control_tokens(self) -> dict[str, int]:
+        """See `Reference`."""
+        added = self._tokenizer.get_added_tokens_decoder().items()
+        return {each.content: id for id, each in added if each.special}
 
     def encode_batch(self, texts: Iterable[str]) -> list[list[int]]:
         """Ids of each text."""

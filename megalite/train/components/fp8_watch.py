@@ -104,8 +104,8 @@ class Fp8Watch(Component):
         return {**losses, "error": abs(losses["loss"] - exact) / abs(exact) if exact else 0.0}
 
     def _loss(self, batch: Batch) -> float:
-        total, num_tokens = self._engine.eval_step([batch])
-        return total / max(1, num_tokens)
+        found = self._engine.eval_step([batch])
+        return found.total / (found.weight or 1.0)
 
     def _write(self, step: int, errors: dict[str, LayerErrors], shadow: dict[str, float]) -> None:
         if self._file is None:

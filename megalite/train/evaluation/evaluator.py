@@ -36,11 +36,13 @@ class SetLoss:
 
     total: float
     num_tokens: int
+    weight: float
+    """Of these tokens, by which the total is divided: their number, where the data has no loss weights."""
 
     @property
     def loss(self) -> float:
-        """Mean cross-entropy of its valid tokens, in nats; NaN where it has none."""
-        return self.total / self.num_tokens if self.num_tokens else math.nan
+        """Mean cross-entropy of its valid tokens by their weights, in nats; NaN where it has none."""
+        return self.total / self.weight if self.weight else math.nan
 
     @property
     def perplexity(self) -> float:
@@ -49,7 +51,8 @@ class SetLoss:
 
     def record(self) -> dict[str, Any]:
         """As events.jsonl keeps it."""
-        return {"loss": self.loss, "perplexity": self.perplexity, "num_tokens": self.num_tokens}
+        record = {"loss": self.loss, "perplexity": self.perplexity, "num_tokens": self.num_tokens}
+        return record if self.weight == self.num_tokens else {**record, "weight": self.weight}
 
 
 @dataclass(frozen=True)
@@ -110,14 +113,14 @@ class Evaluator:
         size, batch = self._config.batch.global_batch_size, self._axes.batch
         available = max(1, samples.num_samples_per_epoch // size)
         loader = Loader.for_run(samples, self._config, BatchSizes.fixed(size), dp_size=batch.size, dp_rank=batch.rank)
-        total, num_tokens = 0.0, 0
+        total, num_tokens, weight = 0.0, 0, 0.0
         try:
             for _, batches in loader.steps(1, min(self._config.train.eval_batches, available)):
-                loss, count = self._engine.eval_step([each.to(self._device) for each in batches])
-                total, num_tokens = total + loss, num_tokens + count
+                found = self._engine.eval_step([each.to(self._device) for each in batches])
+                total, num_tokens, weight = total + found.total, num_tokens + found.num_tokens, weight + found.weight
         finally:
             loader.close()
-        return SetLoss(one_for_all(total, self._axes.world, self._device), num_tokens)
+        return SetLoss(one_for_all(total, self._axes.world, self._device), num_tokens, weight)
 
     def _score(self, task: Task) -> Score:
         found = log_likelihoods(task.requests, self._engine.token_losses, self._shape, self._axes.batch)
@@ -127,5 +130,5 @@ class Evaluator:
 def _watched(sets: dict[str, SetLoss], name: str | None) -> SetLoss | None:
     """The set that is watched, or all of them together; None where no token of it counted."""
     chosen = list(sets.values()) if name is None else [sets[name]]
-    watched = SetLoss(sum(each.total for each in chosen), sum(each.num_tokens for each in chosen))
+    watched = SetLoss(*(sum(getattr(each, name) for each in chosen) for name in ("total", "num_tokens", "weight")))
     return watched if watched.num_tokens else None

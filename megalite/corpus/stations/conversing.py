@@ -1,0 +1,146 @@
+"""What stations do with conversations: repair what is said in them, refuse to edit them, make tokens of them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from megalite.corpus.conversations import METADATA_KEY, contents_of, from_metadata, text_of, to_metadata, with_contents
+from megalite.corpus.documents import ARROW_TYPE, DocumentBatch, Rejected, with_column
+from megalite.data.indexed import WEIGHT_DTYPE
+from megalite.errors import DataError
+from megalite.texts import Texts
+from megalite.tokenizer.chat import ChatEncoder
+from megalite.tokenizer.chat_template import UnlearnableError, read_template
+from megalite.tokenizer.settings import ChatConfig
+from megalite.tokenizer.tokenizer import Tokenizer
+
+Change = Callable[[Texts], tuple[Texts, Mapping[str, int]]]
+"""Repairs texts, and counts what it replaced."""
+
+
+def has_conversations(documents: pa.RecordBatch) -> bool:
+    """Whether some documents of a batch may be conversations."""
+    return bool(pc.any(pc.match_substring(documents.column("metadata"), METADATA_KEY)).as_py())
+
+
+EDITS = "edits texts, and a conversation stays whole or goes; leave it out where there are any"
+
+
+def refuse_conversations(documents: pa.RecordBatch, why: str) -> None:
+    """What works on texts alone would miss what is said in a conversation.
+
+    Raises:
+        DataError: there is one among the documents.
+    """
+    if has_conversations(documents):
+        raise DataError(f"found conversations: {why}")
+
+
+def repaired(documents: pa.RecordBatch, change: Change) -> tuple[pa.RecordBatch, Mapping[str, int]]:
+    """The documents with what is said in conversations repaired, and what was replaced. One of which a turn is left
+    empty has no text any more."""
+    if not has_conversations(documents):
+        return documents, {}
+    metadata = documents.column("metadata").to_pylist()
+    texts = documents.column("text").to_pylist()
+    found = {row: each for row, text in enumerate(metadata) if (each := from_metadata(text)) is not None}
+    said = [contents_of(each) for each in found.values()]
+    changed, replaced = change(Texts.of([text for each in said for text in each]))
+    rest = iter(changed)
+    for (row, conversation), own in zip(found.items(), said, strict=True):
+        contents = [next(rest) for _ in own]
+        conversation = with_contents(conversation, contents)
+        texts[row] = text_of(conversation) if all(text.strip() for text in contents) else ""
+        metadata[row] = to_metadata(conversation, metadata[row])
+    documents = with_column(documents, "metadata", pa.array(metadata, ARROW_TYPE))
+    return with_column(documents, "text", pa.array(texts, ARROW_TYPE)), replaced
+
+
+COUNTED = ("conversations", "conversations_cut", "messages_cut", "tokens_learnt", "tokens_across_borders")
+"""What is told of conversations."""
+
+
+class MixedEncoder:
+    """Batches of plain documents and conversations to tokens with weights.
+
+    Args:
+        folder: the tokenizer's.
+        tokenizer: loaded from there.
+        config: what of conversations is learnt, its `max_tokens` filled in.
+    """
+
+    def __init__(self, folder: Path, tokenizer: Tokenizer, config: ChatConfig):
+        self._tokenizer, self._config = tokenizer, config
+        self._chats = chat_encoder(folder, tokenizer, config)
+        self.tally: Counter[str] = Counter(dict.fromkeys(COUNTED, 0))
+        self.rejected: list[Rejected] = []
+
+    def encode(self, batch: DocumentBatch, wanted: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """The wanted documents of a batch.
+
+        Args:
+            wanted: bool [documents]; False is put where a conversation cannot be learnt.
+
+        Returns:
+            Tokens end to end, their weights in `WEIGHT_DTYPE`, and the number of each document's.
+
+        Raises:
+            DataError: a conversation cannot be learnt and on_error is `fail`, or answers cannot be told apart.
+        """
+        self.rejected = []
+        names = batch.documents.column("id").to_pylist(), batch.documents.column("source").to_pylist()
+        metadata, parts = batch.documents.column("metadata").to_pylist(), []
+        for row in np.flatnonzero(wanted).tolist():
+            conversation = from_metadata(metadata[row])
+            if conversation is None:
+                ids = np.append(self._tokenizer.encode(batch.texts[row]), self._tokenizer.eos_id)
+                parts.append((ids, np.ones(ids.size)))
+            elif (own := self._learn(conversation, names[0][row], names[1][row], batch.texts[row])) is not None:
+                parts.append(own)
+            else:
+                wanted[row] = False
+        tokens = np.concatenate([np.zeros(0, np.int64), *(ids for ids, _ in parts)])
+        weights = np.concatenate([np.zeros(0), *(own for _, own in parts)]).astype(WEIGHT_DTYPE)
+        self.tally["tokens_learnt"] += int((weights > 0).sum())
+        return tokens, weights, np.array([ids.size for ids, _ in parts], np.int64)
+
+    def _learn(
+        self, conversation: dict[str, Any], id: str, source: str, text: str
+    ) -> tuple[np.ndarray, np.ndarray] | None:
+        """Of one conversation; None where it is put aside."""
+        try:
+            found = self._chats.encode(conversation)
+        except UnlearnableError as error:
+            if self._config.on_error == "fail":
+                raise DataError(f"{source}: {id}: {error}; set chat.on_error: drop to count it and go on") from error
+            self.rejected.append(Rejected(id, source, text, f"conversation: {error}"))
+            return None
+        self.tally.update(
+            conversations=1,
+            conversations_cut=int(found.num_messages_cut > 0),
+            messages_cut=found.num_messages_cut,
+            tokens_across_borders=found.num_across,
+        )
+        return found.ids, found.weights
+
+
+def chat_encoder(folder: Path, tokenizer: Tokenizer, config: ChatConfig) -> ChatEncoder:
+    """The encoder of conversations, which a process keeps from shard to shard, as long as it is the same one.
+
+    Raises:
+        DataError: there is no template, or no tokenizer.json.
+    """
+    return _make_once(folder, (tokenizer.fingerprint, read_template(folder, config.template)), config, tokenizer.eos_id)
+
+
+@lru_cache(maxsize=1)
+def _make_once(folder: Path, _fingerprints: tuple[str, str], config: ChatConfig, eos_id: int) -> ChatEncoder:
+    return ChatEncoder(folder, config, eos_id)

@@ -1,0 +1,1 @@
+"""Many runs of one config: what is tried, where it runs, what came of it."""

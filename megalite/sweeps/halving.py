@@ -1,0 +1,97 @@
+"""Successive halving: rungs, and how a trial gets from one to the next.
+
+    steps     100          300          900
+    trials    27    ->     9     ->     3         factor 3: the best third of each rung goes on
+
+All trials of a rung end before any goes on, so what goes on is a function of their values, whatever ran beside what.
+A trial goes on from its checkpoint where the learning rates of its steps are those of the whole run: then the rung is
+the beginning of the whole run, to the last bit. A schedule that ends in a decay (wsd, constant with cooldown) trains
+its rungs before the last without it. Where the rates depend on the length in another way (cosine, linear, a warmup by
+fraction), or the data does (stages, passes), each rung is a run anew in a folder of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from megalite.config.plan import derive_steps, fill_schedule
+from megalite.config.schema import Config
+from megalite.errors import ConfigError
+from megalite.optim.schedules import learning_rate
+from megalite.sweeps.settings import HalvingConfig
+from megalite.sweeps.trials import Trial
+
+SAMPLED_STEPS = 500
+"""At which two schedules are compared."""
+
+DECAYING = ("wsd", "constant")
+
+
+def rungs(trials: Sequence[Trial], settings: HalvingConfig) -> tuple[int, ...]:
+    """Steps of each rung; the last is the whole run.
+
+    Raises:
+        ConfigError: trials differ in their steps, or the first rung is the whole run.
+    """
+    lengths = sorted({derive_steps(each.config) for each in trials})
+    if len(lengths) > 1:
+        raise ConfigError(
+            [
+                f"halving: trials have from {lengths[0]} to {lengths[-1]} steps, which have no rungs in common; give "
+                "all the same train.steps"
+            ]
+        )
+    (total,) = lengths
+    if settings.min_steps >= total:
+        raise ConfigError(
+            [
+                f"halving.min_steps: {settings.min_steps} is not below the {total} steps of a trial; use "
+                f"{max(1, total // 2)} or less"
+            ]
+        )
+    found = [settings.min_steps]
+    while found[-1] * settings.factor < total:
+        found.append(found[-1] * settings.factor)
+    return (*found, total)
+
+
+def num_promoted(number: int, factor: int) -> int:
+    """How many of the trials of a rung go on."""
+    return max(1, number // factor)
+
+
+def at_rung(trial: Trial, steps: int) -> Trial:
+    """A trial that trains to a rung: going on in its own folder where that is exact, else anew in another."""
+    total = derive_steps(trial.config)
+    if steps == total:
+        return replace(trial, steps=steps)
+    part = beginning_of(trial.config, steps)
+    if part is not None:
+        return replace(trial, config=part, steps=steps)
+    name = f"{trial.name}-at-{steps}"
+    run = trial.config.run.model_copy(update={"dir": trial.folder.with_name(name)})
+    return replace(trial, name=name, config=_cut(trial.config, steps).model_copy(update={"run": run}), steps=steps)
+
+
+def beginning_of(config: Config, steps: int) -> Config | None:
+    """The config under which a run of so many steps is the beginning of the whole one; None where there is none."""
+    mix = config.data.mix
+    if mix.stages or mix.epochs or mix.ranks:
+        return None
+    total, part = derive_steps(config), _cut(config, steps)
+    if config.schedule.name in DECAYING:
+        schedule = config.schedule.model_copy(
+            update={"name": "constant", "decay_steps": None, "decay_shape": "linear", "min_lr": 0.0}
+        )
+        part = part.model_copy(update={"schedule": schedule})
+    whole_rates, part_rates = fill_schedule(config), fill_schedule(part)
+    for step in sorted({1 + index * (steps - 1) // SAMPLED_STEPS for index in range(SAMPLED_STEPS + 1)}):
+        expected = learning_rate(step, total, config.optimizer, whole_rates)
+        if learning_rate(step, steps, part.optimizer, part_rates) != expected:
+            return None
+    return part
+
+
+def _cut(config: Config, steps: int) -> Config:
+    return config.model_copy(update={"train": config.train.model_copy(update={"steps": steps, "tokens": None})})

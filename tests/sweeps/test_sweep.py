@@ -1,0 +1,226 @@
+"""Sweeps at work, with runs that are pretended: who runs, what is written down, what is done again."""
+
+from __future__ import annotations
+
+import json
+import signal
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from megalite.errors import ConfigError, DataError, UserError
+from megalite.sweeps.outcome import TrialOutcome
+from megalite.sweeps.page import render_sweep
+from megalite.sweeps.record import SweepBook
+from megalite.sweeps.settings import SweepConfig
+from megalite.sweeps.sweep import SweepRun, open_book, prepare
+from megalite.sweeps.table import in_order
+from megalite.sweeps.trials import Trial
+from tests.kit.runs import write_run
+
+FLAT = {"parallel": {"tp": 1}, "schedule": {"name": "constant", "warmup_steps": 0}, "train": {"steps": 90}}
+
+
+class PretendedRunner:
+    """Runs that end at once, the newest first, with what a function says."""
+
+    def __init__(self, value: Callable[[Trial], float | TrialOutcome], jobs: int = 3, stop_after: int | None = None):
+        self._value, self._jobs, self._stop_after = value, jobs, stop_after
+        self.started: list[tuple[str, int]] = []
+        self._live: list[Trial] = []
+
+    @property
+    def has_room(self) -> bool:
+        return len(self._live) < self._jobs
+
+    @property
+    def is_idle(self) -> bool:
+        return not self._live
+
+    def start(self, trial: Trial) -> None:
+        self.started.append((trial.name, trial.config.train.steps))
+        self._live.append(trial)
+        if len(self.started) == self._stop_after:
+            signal.raise_signal(signal.SIGINT)
+
+    def ended(self) -> list[tuple[Trial, TrialOutcome]]:
+        over, self._live = self._live[::-1], []
+        return [(trial, self._outcome(trial)) for trial in over]
+
+    def _outcome(self, trial: Trial) -> TrialOutcome:
+        found = self._value(trial)
+        return (
+            found if isinstance(found, TrialOutcome) else TrialOutcome("done", found, trial.config.train.steps, 1.0, 10)
+        )
+
+    def stop(self, *, at_once: bool) -> None:
+        self._value = lambda trial: TrialOutcome("stopped", why="not at its end")
+
+
+def sweep(tmp_path: Path, **settings) -> SweepConfig:
+    config = write_run(tmp_path, **FLAT)
+    given = {"config": config, "dir": tmp_path / "sweep", "space": {"optimizer.lr": [1e-4, 1e-3, 1e-2, 1e-1]}}
+    return SweepConfig(**{**given, **settings})
+
+
+def run(settings: SweepConfig, runner: PretendedRunner, **options) -> SweepBook:
+    return SweepRun(prepare(settings), runner, lambda line: None, **options).run()
+
+
+def by_rate(trial: Trial) -> float:
+    """Best at 1e-2, and better the longer."""
+    return {1e-4: 4.0, 1e-3: 3.0, 1e-2: 1.0, 1e-1: 2.0}[trial.config.optimizer.lr] - trial.config.train.steps / 1000
+
+
+def test_a_grid(tmp_path):
+    """Every trial once, in a folder of its own below the sweep's; the best first; the page and the table have all."""
+    settings = sweep(tmp_path)
+    runner = PretendedRunner(by_rate)
+    book = run(settings, runner)
+    assert [name for name, _ in runner.started] == [f"trial-000{number}" for number in range(1, 5)]
+    assert [each.number for each in in_order(settings, book)] == [3, 4, 2, 1]
+    page = render_sweep(settings, book, 0.0)
+    assert "optimizer.lr=0.01" in page
+    assert "http" not in page.replace("http-equiv", "").replace("http://www.w3.org/2000/svg", "")
+    for name in ("again", "killed"):
+        runner = PretendedRunner(by_rate)
+        if name == "killed":  # in the middle of its second trial
+            record = json.loads((settings.dir / "sweep.json").read_text())
+            record["trials"][1] |= {"state": "waiting", "value": None}
+            (settings.dir / "sweep.json").write_text(json.dumps(record))
+        assert run(settings, runner).trials.keys() == book.trials.keys()
+        assert [each for each, _ in runner.started] == ([] if name == "again" else ["trial-0002"])
+
+
+def test_what_fails_does_not_end_a_sweep(tmp_path):
+    """A loss that blew up and a fault are written down as such; only the fault is tried again, and only when asked."""
+
+    def value(trial: Trial) -> float | TrialOutcome:
+        if trial.config.optimizer.lr == 1e-1:
+            return TrialOutcome("diverged", why="the loss is nan")
+        return TrialOutcome("failed", why="out of memory") if trial.config.optimizer.lr == 1e-3 else by_rate(trial)
+
+    settings = sweep(tmp_path)
+    book = run(settings, PretendedRunner(value))
+    assert [book.trials[n].state for n in (1, 2, 3, 4)] == ["done", "failed", "done", "diverged"]
+    assert book.trials[2].why == "out of memory"
+    runner = PretendedRunner(by_rate)
+    run(settings, runner)
+    assert runner.started == []
+    book = run(settings, runner, retry_failed=True)
+    assert [name for name, _ in runner.started] == ["trial-0002"]
+    assert book.trials[2].state == "done"
+
+
+def test_a_request_to_stop(tmp_path):
+    """No more trials begin, those that run are asked to save; the next call finishes them before it starts others."""
+    settings = sweep(tmp_path)
+    work = SweepRun(prepare(settings), PretendedRunner(by_rate, jobs=1, stop_after=2), lambda line: None)
+    book = work.run()
+    assert work.was_stopped
+    assert [book.trials[n].state for n in (1, 2, 3)] == ["done", "stopped", "waiting"]
+    runner = PretendedRunner(by_rate)
+    run(settings, runner)
+    assert [name for name, _ in runner.started] == ["trial-0002", "trial-0003", "trial-0004"]
+
+
+@pytest.mark.parametrize("jobs", [1, 2, 4])
+def test_halving(tmp_path, jobs):
+    """Of four the best two go on, of two the best one, whatever order trials end in and however many run at once;
+    each goes on in its own folder, for the rates of a constant schedule do not know where the run ends."""
+    settings = sweep(tmp_path, halving={"min_steps": 30, "factor": 2})
+    runner = PretendedRunner(by_rate, jobs)
+    book = run(settings, runner)
+    assert sorted(runner.started) == sorted(
+        [*((f"trial-000{n}", 30) for n in (1, 2, 3, 4)), ("trial-0003", 60), ("trial-0004", 60), ("trial-0003", 90)]
+    )
+    assert [book.trials[n].state for n in (1, 2, 3, 4)] == ["pruned", "pruned", "done", "pruned"]
+    assert [rung.steps for rung in book.trials[3].rungs] == [30, 60, 90]
+    assert "Successive halving" in render_sweep(settings, book, 0.0)
+
+
+def test_halving_goes_on_in_the_middle_of_a_rung(tmp_path):
+    """Stopped in its second rung it does again nothing that it has done, and ends with the same."""
+    settings = sweep(tmp_path, halving={"min_steps": 30, "factor": 2})
+    run(settings, PretendedRunner(by_rate, jobs=1, stop_after=6))
+    runner = PretendedRunner(by_rate)
+    book = run(settings, runner)
+    assert runner.started == [("trial-0004", 60), ("trial-0003", 90)]
+    assert [book.trials[n].state for n in (1, 2, 3, 4)] == ["pruned", "pruned", "done", "pruned"]
+
+
+def test_halving_where_the_schedule_knows_its_end(tmp_path):
+    """With a cosine a rung is a run anew, in a folder of its own; with wsd its beginning, without the decay."""
+    settings = sweep(tmp_path, halving={"min_steps": 30, "factor": 3}, overrides=("schedule.name=cosine",))
+    runner = PretendedRunner(by_rate)
+    run(settings, runner)
+    assert {name for name, steps in runner.started if steps == 30} == {f"trial-000{n}-at-30" for n in (1, 2, 3, 4)}
+    assert [each for each in runner.started if each[1] == 90] == [("trial-0003", 90)]
+    wsd = sweep(
+        tmp_path,
+        dir=tmp_path / "wsd",
+        halving={"min_steps": 30},
+        overrides=("schedule.name=wsd", "schedule.min_lr=1e-5"),
+    )
+    seen = []
+    run(wsd, PretendedRunner(lambda trial: seen.append((trial.name, trial.config.schedule.name)) or by_rate(trial)))
+    assert ("trial-0001", "constant") in seen
+    assert seen[-1] == ("trial-0003", "wsd")
+
+
+def test_what_halving_cannot_be(tmp_path):
+    """Rungs of runs of different lengths, or a first rung that is the whole run."""
+    with pytest.raises(ConfigError, match="min_steps: 90 is not below the 90 steps of a trial; use 45 or less"):
+        prepare(sweep(tmp_path, halving={"min_steps": 90}))
+    with pytest.raises(ConfigError, match="from 10 to 20 steps"):
+        prepare(sweep(tmp_path, space={"train.steps": [10, 20]}, halving={"min_steps": 5}))
+    with pytest.raises(ConfigError, match="warmup_steps: 40 is more than the 30 steps"):
+        prepare(sweep(tmp_path, halving={"min_steps": 30}, overrides=("schedule.warmup_steps=40",)))
+
+
+def test_tpe(tmp_path):
+    """It asks one by one, goes on with what it asked, and may be given more trials; a resumed sweep asks the same."""
+    settings = sweep(tmp_path, method="tpe", trials=6, space={"optimizer.lr": {"low": 1e-4, "high": 1e-1, "log": True}})
+
+    def value(trial: Trial) -> float:
+        return abs(trial.config.optimizer.lr - 1e-2)
+
+    whole = run(settings, PretendedRunner(value, jobs=1))
+    cut = settings.model_copy(update={"dir": tmp_path / "cut"})
+    run(cut, PretendedRunner(value, jobs=1, stop_after=4))
+    resumed = run(cut, PretendedRunner(value, jobs=1))
+    assert [each.point for each in resumed.trials.values()] == [each.point for each in whole.trials.values()]
+    runner = PretendedRunner(value, jobs=1)
+    more = run(settings.model_copy(update={"trials": 8}), runner)
+    assert [name for name, _ in runner.started] == ["trial-0007", "trial-0008"]
+    assert len(more.trials) == 8
+
+
+def test_another_sweep_in_the_folder(tmp_path):
+    """Every setting that differs is named, of the sweep and of the config; a damaged file is told too."""
+    settings = sweep(tmp_path)
+    run(settings, PretendedRunner(by_rate))
+    other = settings.model_copy(update={"metric": "loss", "overrides": ("batch.seq_len=16",)})
+    with pytest.raises(ConfigError) as refused:
+        open_book(other)
+    assert "metric: 'validation' before, 'loss' now" in str(refused.value)
+    assert "config: batch.seq_len: 32 before, 16 now" in str(refused.value)
+    (settings.dir / "sweep.json").write_text('{"format": 1}')
+    with pytest.raises(DataError, match="damaged"):
+        open_book(settings)
+
+
+def test_every_trial_is_checked_before_the_first_starts(tmp_path):
+    """All complaints at once, each with a trial that has it, and no folder is left."""
+    settings = sweep(tmp_path, space={"model.num_heads": [3, 4], "optimizer.lr": [1e-3, -1]})
+    with pytest.raises(UserError) as refused:
+        prepare(settings)
+    assert "optimizer.lr: found -1" in str(refused.value)
+    assert "(trial-0002, model.num_heads=3 optimizer.lr=-1, and 1 more trials)" in str(refused.value)
+    assert "32 / 3 is not whole" in str(refused.value)
+    assert not settings.dir.exists()
+    with pytest.raises(UserError, match=r"unknown key \(did you mean 'lr'\?\)"):
+        prepare(sweep(tmp_path, space={"optimizer.lrr": [1]}))
+    with pytest.raises(UserError, match="use validation, validation/packed, loss"):
+        prepare(sweep(tmp_path, metric="validation/other"))
