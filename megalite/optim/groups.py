@@ -3,10 +3,10 @@
 Under muP rates go by width too, for each weight and the rule that updates it: an update must change what a matrix puts
 out by as much at any width. With m times as many inputs (`input_multiplier`):
 
-    adamw, adamw8bit, lion  numbers of the update have size lr, all of one sign along the input: lr / m
-    muon                    its update has root mean square lr and full rank, so it grows by sqrt(m) only: lr / sqrt(m)
+    adamw, lion   numbers of the update have size lr, all of one sign along the input: lr / m
+    muon          its update has root mean square lr and full rank, so it grows by sqrt(m) only: lr / sqrt(m)
 
-The second is the spectral condition (Yang et al. 2023) for an update that is scaled as Moonlight's. A weight decays by
+State of 8 bits changes nothing in that. The second is the spectral condition (Yang et al. 2023) for an update that is scaled as Moonlight's. A weight decays by
 the product of its rate and its decay, and that product is kept: decay is multiplied by what the rate is divided by.
 """
 
