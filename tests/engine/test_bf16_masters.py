@@ -15,15 +15,12 @@ from tests.kit.spawn import run_ranks
 from tests.kit.train import Rank, start_rank, tiny_config
 
 STEPS = 8
-LR = {"adamw": 2e-3, "adamw8bit": 2e-3, "lion": 5e-4, "adafactor": 2e-3, "muon": 2e-3, "soap": 2e-3, "sgd": 0.05}
+LR = {"adamw": 2e-3, "adamw8bit": 2e-3, "lion": 5e-4, "adafactor": 2e-3, "muon": 2e-3, "sgd": 0.05}
 LOSS_TOLERANCE = 1e-3
 """Of a loss near 4.6: bf16 sums in another order, and rounded weights."""
 
-EQUAL_SHARE = {"adafactor": 0.85, "muon": 0.85, "soap": 0.85}
-"""Of all weights after a step, at least; 0.99 for the others. These mix each number with its row and column."""
-
-BY_CHANCE = {"soap": 0.95}
-"""Share that is equal whatever the rounding, at most; 0.7 for the others. SOAP's first step moves no matrix."""
+EQUAL_SHARE = {"adafactor": 0.85, "muon": 0.85}
+"""Of all weights after a step, at least; 0.99 for the others. These two mix each number with its row and column."""
 
 LAYOUTS: list[dict[str, Any]] = [
     {"dp": 2, "zero_stage": 2},
@@ -111,11 +108,7 @@ def test_every_optimizer_and_layout_rounds_alike():
         first = whole([truth[name][1]])
         share, by_chance = share_equal(weights, first), share_equal(whole([reseeded[name][1]]), first)
         distances = [off(curve, other[name][0]) for other in (truth, exact)]
-        if (
-            share < EQUAL_SHARE.get(name, 0.99)
-            or by_chance > BY_CHANCE.get(name, 0.7)
-            or max(distances) > LOSS_TOLERANCE
-        ):
+        if share < EQUAL_SHARE.get(name, 0.99) or by_chance > 0.7 or max(distances) > LOSS_TOLERANCE:
             complaints.append(f"{name} {layout}: {share:.3f} equal, {by_chance:.3f} by chance, losses off {distances}")
     assert not complaints, "\n".join(complaints)
 

@@ -119,18 +119,19 @@ def test_every_layout_trains_like_one_process(world_size):
 def test_every_optimizer_takes_experts(tmp_path):
     """Loss of each step, as one process without ZeRO has it: a rule that takes whole matrices takes each expert's. From
     a checkpoint of ep 2 the rest is repeated bit by bit."""
-    truth = dict(zip(LR, run_ranks(curves, 1, [sparse(case(name, zero_stage=0)) for name in LR])[0], strict=True))
+    names = [name for name in LR if name not in LIKE_OTHERS]
+    truth = dict(zip(names, run_ranks(curves, 1, [sparse(case(name, zero_stage=0)) for name in names])[0], strict=True))
     for world_size, layouts in LAYOUTS_OF_EXPERTS.items():
-        cases = [(name, layout) for name in LR for layout in layouts]
+        cases = [(name, layout) for name in names for layout in layouts]
         found = run_ranks(curves, world_size, [sparse(case(name, **layout)) for name, layout in cases])[0]
         for (name, layout), curve in zip(cases, found, strict=True):
             off = max(abs(loss - wanted) for (loss, _), (wanted, _) in zip(curve, truth[name], strict=True))
             assert off <= TOLERANCES[name], f"{name} {layout}: loss off by {off:.1e}"
-    written = [sparse(case(name, dp=2, ep=2)) for name in LR]
+    written = [sparse(case(name, dp=2, ep=2)) for name in names]
     whole = run_ranks(save_in_the_middle, 2, tmp_path, written)
     again = run_ranks(go_on, 2, tmp_path, list(enumerate(written)))
     for rank in range(2):
-        for name, curve, rest in zip(LR, whole[rank], again[rank], strict=True):
+        for name, curve, rest in zip(names, whole[rank], again[rank], strict=True):
             assert rest == curve[STEPS // 2 :], name
 
 
