@@ -138,8 +138,8 @@ class MupConfig(ModelSection):
     """Maximal update parametrization (Yang et al. 2022): rates tuned on a narrow model hold on a wide one.
 
     The width multiplier m is hidden_size / base_hidden_size. Matrices inside the blocks start narrower by sqrt(m) and
-    learn at lr / m (adamw, adamw8bit, lion) or lr / sqrt(m) (muon); logits are divided by m; attention divides by
-    head_dim instead of its root. At m = 1 nothing changes.
+    learn at lr / m (adamw, lion) or lr / sqrt(m) (muon), with state of 8 bits too; logits are divided by m; attention
+    divides by head_dim instead of its root. At m = 1 nothing changes.
     """
 
     base_hidden_size: PositiveInt = 256

@@ -5,13 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from megalite.architecture.architecture import Architecture
+from megalite.architecture.attentions import ATTENTIONS
 from megalite.architecture.weights import weight_table
 from megalite.config.engine import choose_engine
 from megalite.config.optimizers import OPTIMIZERS, RULES, scales_with_width, settings_read
 from megalite.config.schema import Config, OptimizerConfig
 from megalite.config.sections.optimizer import WeightGroupConfig
-from megalite.config.weight_groups import does_match, group_number
+from megalite.config.weight_groups import does_match, group_number, group_of
 from megalite.config.wording import or_, unused
+
+CLIPPED = ("attention.q", "attention.k", "attention.q_b", "attention.k_b")
+"""What QK-clip scales in a block, of heads of the stream and of heads made of latents."""
 
 MOST_SHOWN = 6
 """Names of weights in a complaint."""
@@ -28,6 +32,8 @@ def check_optimizer(config: Config, model: Architecture) -> Iterator[str]:
     yield from _clip(optimizer)
     yield from _decay(config)
     yield from _mup(config)
+    if optimizer.qk_clip is not None:
+        yield from _qk_clip(config, model)
     if optimizer.offload and (engine := choose_engine(config.parallel)) != "native":
         yield (
             f"optimizer.offload: engine={engine} keeps masters and state where the weights are; use zero_stage=0 or 1 "
@@ -73,6 +79,29 @@ def _mup(config: Config) -> Iterator[str]:
                 f"model.mup: how {name} scales with the width is not known here; use optimizer.name={known}, or "
                 "mup=null"
             )
+
+
+def _qk_clip(config: Config, model: Architecture) -> Iterator[str]:
+    key, optimizer = "optimizer.qk_clip", config.optimizer
+    if ATTENTIONS[model.attention].function is not None:
+        yield f"{key}: what attention={model.attention}, a plug-in's, makes of queries and keys is not known; use null"
+    if model.qk_norm:
+        yield f"{key}: with model.qk_norm the size of queries and keys does not depend on their weights; use null"
+    if model.attention_soft_cap is not None:
+        yield f"{key}: model.attention_soft_cap bounds the logits already; use null for one of the two"
+    if model.num_predictions:
+        yield f"{key}: the logits of layers that predict further ahead (model.mtp) are not measured; use null"
+    if config.parallel.pad_tokens:
+        yield f"{key}: parallel.pad_tokens adds tokens whose logits would count, as many as the layout wants; use null"
+    frozen = [
+        name
+        for name in weight_table(model)
+        if name.split(".", 2)[-1].removesuffix(".weight").removesuffix(".bias") in CLIPPED
+        and (group := group_of(name, optimizer)) is not None
+        and group.frozen
+    ]
+    if frozen:
+        yield f"{key}: it would change weights that optimizer.groups has frozen, {_some(frozen)}; use null"
 
 
 def _groups(config: Config, model: Architecture) -> Iterator[str]:

@@ -6,12 +6,15 @@
     lion        lion                     lion              lion              momentum, 4 bytes
     adafactor   adafactor                adafactor         adafactor         a row and a column, next to nothing
     muon        muon                     adamw             adamw             momentum, 4 bytes
+    muon8bit    muon8bit                 adamw8bit         adamw             a code and a scale a block, 1 byte
+    lion8bit    lion8bit                 lion8bit          lion              a code and a scale a block, 1 byte
+    soap        soap                     adamw             adamw             two moments, and squares of both sides
     sgd         sgd                      sgd               sgd               momentum, 4 bytes
 
-State that has a number for every number of the weight is cut as the weight is, by tp and by ZeRO. adafactor's factors
-and adamw8bit's blocks are not such: they are kept for whole rows or whole weights, by one rank (`optim.exchange`). In a
-checkpoint both are tensors named after their canonical weight, in fp32; adamw8bit saves its moments unpacked, so that a
-run may go on with adamw and back, and packing them again gives the same bits.
+State that has a number for every number of the weight is cut as the weight is, by tp and by ZeRO. adafactor's factors,
+the blocks of 8 bits and soap's bases are not such: they are kept for whole rows or whole weights, by one rank
+(`optim.exchange`). In a checkpoint all are tensors named after their canonical weight, in fp32. What has 8 bits is
+saved unpacked, so that a run may go on with adamw, muon or lion and back, and packing it again gives the same bits.
 """
 
 from __future__ import annotations
@@ -37,7 +40,8 @@ class UpdateRule:
     rate_exponent: float | None = None
     """muP divides a matrix's rate by its width multiplier to this power (`optim.groups` says why); None: not known."""
     whole_state: str | Callable[[Any], dict[str, tuple[int, ...]]] | None = None
-    """`module:function` from a weight to the shapes, by kind, of state that one rank keeps whole; or the function."""
+    """`module:function` from a weight and the section to the shapes, by kind, of state that one rank keeps whole; or a
+    plug-in's function, from a weight alone."""
     state_bytes: str | None = None
     """`module:function` from a weight to the bytes of its state, where a number does not take four."""
     multiplies: bool = False
@@ -92,6 +96,26 @@ RULES: Table[UpdateRule] = Table(
             rate_exponent=0.5,
             multiplies=True,
         ),
+        "muon8bit": UpdateRule(
+            f"{_IN}.momentum8bit:Muon8bit",
+            settings=("momentum", "nesterov", "newton_schulz_steps"),
+            rate_exponent=0.5,
+            multiplies=True,
+            whole_state=f"{_IN}.rules:momentum_shapes",
+            state_bytes=f"{_IN}.rules:packed_matrix_bytes",
+        ),
+        "lion8bit": UpdateRule(
+            f"{_IN}.momentum8bit:Lion8bit",
+            settings=("betas",),
+            rate_exponent=1.0,
+            whole_state=f"{_IN}.rules:mean_shapes",
+            state_bytes=f"{_IN}.rules:packed_rows_bytes",
+        ),
+        "soap": UpdateRule(
+            f"{_IN}.soap:Soap",
+            settings=("betas", "eps", "precondition_every", "max_precondition_dim"),
+            whole_state=f"{_IN}.rules:soap_shapes",
+        ),
         "sgd": UpdateRule(f"{_IN}.elementwise:Sgd", ("momentum",), ("momentum", "nesterov")),
         FROZEN: UpdateRule(f"{_IN}.elementwise:Frozen", rate_exponent=0.0),
     },
@@ -105,6 +129,9 @@ OPTIMIZERS: Table[Optimizer] = Table(
         "lion": Optimizer("lion", "lion", "lion"),
         "adafactor": Optimizer("adafactor", "adafactor", "adafactor"),
         "muon": Optimizer("muon", "adamw", "adamw"),
+        "muon8bit": Optimizer("muon8bit", "adamw8bit", "adamw"),
+        "lion8bit": Optimizer("lion8bit", "lion8bit", "lion"),
+        "soap": Optimizer("soap", "adamw", "adamw"),
         "sgd": Optimizer("sgd", "sgd", "sgd"),
     },
 )

@@ -17,8 +17,9 @@ further ahead do not take part in such a pass.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from typing import Any
 
@@ -36,7 +37,7 @@ from megalite.layers.mlp import MLP
 from megalite.layers.router import Router
 from megalite.model.transformer import Stage
 from megalite.monitor.routers import RouterStatistics
-from megalite.parallel.axes import Axes
+from megalite.parallel.axes import Axes, Axis
 from megalite.parallel.collectives import all_reduce, from_all
 
 HASH_MULTIPLIER = 2654435761
@@ -74,7 +75,7 @@ class Activations:
     def measure(self, forward: Callable[[], Any]) -> Statistics:
         """Run a forward pass over the global batch and return what it shows. Collective."""
         self._start()
-        with self._watching(), torch.compiler.set_stance("force_eager"):
+        with self._watching(), uncompiled():
             forward()
         return self._collect()
 
@@ -159,11 +160,7 @@ class Activations:
         **sinks: Tensor,
     ) -> Tensor:
         chosen = sample_queries(documents.keys, self._stride)
-        places, keys = torch.arange(q.shape[0], device=q.device), k
-        if documents.share is not None:
-            places = documents.share.own
-            if k.shape[0] == q.shape[0]:  # else they were made of all ranks' latents
-                keys = whole_stream(k, self._axes.cp, documents.share)
+        places, keys = seen_keys(q, k, documents, self._axes.cp)
         first_head = self._axes.tp.rank * q.shape[1]
         heads = slice(first_head, first_head + q.shape[1])
         size = max(1, SCORES_AT_ONCE // (q.shape[1] * keys.shape[0]))
@@ -235,6 +232,21 @@ def sample_queries(keys: Tensor, stride: int) -> Tensor:
     return (keys % stride == drawn).nonzero().squeeze(1)
 
 
+def uncompiled() -> AbstractContextManager[Any]:
+    """Within it compiled blocks run as they are written. Where nothing is compiled, torch's compiler, whose import
+    takes seconds, is left alone."""
+    is_there = "torch._dynamo" in sys.modules
+    return torch.compiler.set_stance("force_eager") if is_there else nullcontext()
+
+
+def seen_keys(q: Tensor, k: Tensor, documents: Documents, cp: Axis) -> tuple[Tensor, Tensor]:
+    """The places of this rank's queries `[c]` among all tokens, and the keys of all `[t, m, d]`. Collective over cp."""
+    if documents.share is None:
+        return torch.arange(q.shape[0], device=q.device), k
+    is_whole = k.shape[0] != q.shape[0]  # made of all ranks' latents
+    return documents.share.own, k if is_whole else whole_stream(k, cp, documents.share)
+
+
 def scores_of(
     q: Tensor,
     k: Tensor,
@@ -258,19 +270,24 @@ def scores_of(
     Returns:
         entropy `[n, c]` in nats, and a scalar.
     """
-    group = q.shape[1] // k.shape[1]
-    chosen = q.float().unflatten(1, (-1, group))
-    seen_back = positions if window is None else positions.clamp(max=window - 1)
-    first, last = int((places - seen_back).min()), int(places[-1])  # a sync; most keys are of other documents
-    logits = torch.einsum("cmgd,kmd->mgck", chosen, k[first : last + 1].float()).flatten(0, 1) / q.shape[-1] ** 0.5
+    logits, seen = logits_of(q, k, places, positions, window)
     if soft_cap is not None:
-        logits = soft_cap * torch.tanh(logits / soft_cap)
-    place = torch.arange(first, last + 1, device=k.device)
-    seen = (place <= places.unsqueeze(1)) & (place >= (places - seen_back).unsqueeze(1))
-    logits = logits.masked_fill(~seen, -torch.inf)
+        logits = (soft_cap * torch.tanh(logits / soft_cap)).masked_fill(~seen, -torch.inf)
     largest = logits.max()
     if sinks is not None:
         logits = torch.cat((logits, sinks.float().view(-1, 1, 1).expand(-1, logits.shape[1], 1)), dim=2)
         seen = F.pad(seen, (0, 1), value=True)
     log_p = logits.log_softmax(-1)
     return -(log_p.exp() * log_p.masked_fill(~seen, 0.0)).sum(-1), largest
+
+
+def logits_of(q: Tensor, k: Tensor, places: Tensor, positions: Tensor, window: int | None) -> tuple[Tensor, Tensor]:
+    """Logits `[n, c, k]` of some queries, -inf of what they do not see, and what they see `[c, k]`; see `scores_of`."""
+    group = q.shape[1] // k.shape[1]
+    chosen = q.float().unflatten(1, (-1, group))
+    seen_back = positions if window is None else positions.clamp(max=window - 1)
+    first, last = int((places - seen_back).min()), int(places[-1])  # a sync; most keys are of other documents
+    logits = torch.einsum("cmgd,kmd->mgck", chosen, k[first : last + 1].float()).flatten(0, 1) / q.shape[-1] ** 0.5
+    place = torch.arange(first, last + 1, device=k.device)
+    seen = (place <= places.unsqueeze(1)) & (place >= (places - seen_back).unsqueeze(1))
+    return logits.masked_fill(~seen, -torch.inf), seen

@@ -17,7 +17,7 @@ from torch import Tensor
 from megalite.architecture.weights import Rectangle
 from megalite.config.schema import OptimizerConfig
 from megalite.optim.exchange import Unit
-from megalite.optim.whole import Placed, WholeRule
+from megalite.optim.whole import Placed, WholeRule, all_of
 
 SQUARE_FLOOR = 1e-30
 """Added to squared gradients (the paper's epsilon 1)."""
@@ -52,12 +52,8 @@ class Adafactor(WholeRule):
 
     def state(self, unit: Unit) -> Placed:
         tensors = self._states[unit.weight.name, unit.replica]
-        return {kind: (_all_of(tensor), tensor) for kind, tensor in tensors.items()}
+        return {kind: (all_of(tensor), tensor) for kind, tensor in tensors.items()}
 
     def load(self, unit: Unit, read: Callable[[str, Rectangle, tuple[int, ...]], Tensor]) -> None:
         for kind, (place, tensor) in self.state(unit).items():
             tensor.copy_(read(kind, place, tuple(tensor.shape)))
-
-
-def _all_of(tensor: Tensor) -> Rectangle:
-    return Rectangle((0,) * tensor.dim(), tuple(tensor.shape))

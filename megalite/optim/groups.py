@@ -3,17 +3,19 @@
 Under muP rates go by width too, for each weight and the rule that updates it: an update must change what a matrix puts
 out by as much at any width. With m times as many inputs (`input_multiplier`):
 
-    adamw, adamw8bit, lion  numbers of the update have size lr, all of one sign along the input: lr / m
-    muon                    its update has root mean square lr and full rank, so it grows by sqrt(m) only: lr / sqrt(m)
+    adamw, lion   numbers of the update have size lr, all of one sign along the input: lr / m
+    muon          its update has root mean square lr and full rank, so it grows by sqrt(m) only: lr / sqrt(m)
 
-The second is the spectral condition (Yang et al. 2023) for an update that is scaled as Moonlight's. A weight decays by
-the product of its rate and its decay, and that product is kept: decay is multiplied by what the rate is divided by.
+State of 8 bits changes nothing in that. The second is the spectral condition (Yang et al. 2023) for an update that is
+scaled as Moonlight's. A weight decays by the product of its rate and its decay, and that product is kept: decay is
+multiplied by what the rate is divided by.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from megalite.architecture.architecture import Architecture
 from megalite.architecture.mup import input_multiplier
@@ -22,6 +24,9 @@ from megalite.config.optimizers import RULES
 from megalite.config.schema import OptimizerConfig
 from megalite.config.weight_groups import group_number
 from megalite.optim.rules import rule_of
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 @dataclass(frozen=True)
@@ -47,6 +52,8 @@ class Pacing:
     lr_of_groups: Mapping[int, float] = field(default_factory=dict)
     """The rate of groups that have a schedule of their own, by their number; of others, and where it is not known, it
     is the run's."""
+    row_scales: Mapping[str, Tensor] = field(default_factory=dict)
+    """Factors of rows of weights behind the update, by canonical name (`optim.qk_clip`)."""
 
 
 def rates_of(weight: Weight, optimizer: OptimizerConfig, model: Architecture) -> Rates:

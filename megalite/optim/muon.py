@@ -40,8 +40,7 @@ class Muon(WholeRule):
         self.steps, self.wire_dtype = optimizer.newton_schulz_steps, product_dtype
 
     def cost(self, unit: Unit) -> float:
-        short, long = sorted(unit.shape)
-        return float(short * short * (2 * long + short))
+        return cost_of_orthogonal(unit)
 
     def outgoing(self, gradients: list[Tensor], states: dict[str, list[Tensor]]) -> list[Tensor]:
         momenta = states["momentum"]
@@ -50,7 +49,7 @@ class Muon(WholeRule):
         return [tensor.to(self.wire_dtype) for tensor in ahead]
 
     def incoming(self, weight: Weight, direction: Tensor) -> Tensor:
-        return direction.float().mul_(ADAMW_RMS * max(weight.shape) ** 0.5)  # fp32, else the factor would round again
+        return scaled_as_adamw(weight, direction)
 
     def start(self, unit: Unit, device: torch.device) -> None:
         """Nothing: the momentum is cut as the weights are."""
@@ -63,6 +62,17 @@ class Muon(WholeRule):
 
     def load(self, unit: Unit, read: Callable[[str, Rectangle, tuple[int, ...]], Tensor]) -> None:
         """Nothing."""
+
+
+def cost_of_orthogonal(unit: Unit) -> float:
+    """The work of a matrix, in any measure."""
+    short, long = sorted(unit.shape)
+    return float(short * short * (2 * long + short))
+
+
+def scaled_as_adamw(weight: Weight, direction: Tensor) -> Tensor:
+    """A part of an orthogonal matrix with the root mean square of AdamW's updates; changes fp32 in place."""
+    return direction.float().mul_(ADAMW_RMS * max(weight.shape) ** 0.5)  # fp32, else the factor would round again
 
 
 def orthogonalize(matrix: Tensor, steps: int) -> Tensor:

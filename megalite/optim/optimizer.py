@@ -24,6 +24,7 @@ from megalite.optim.elementwise import ElementwiseRule, shrink_and_add
 from megalite.optim.exchange import Exchange, Unit
 from megalite.optim.gradients import GradientChanges
 from megalite.optim.groups import Pacing, Rates
+from megalite.optim.qk_clip import scale_rows
 from megalite.optim.rounding import update_and_round, update_in_place
 from megalite.optim.slices import Slice
 from megalite.optim.whole import Placed, WholeRule
@@ -141,6 +142,7 @@ class SlicedOptimizer(torch.optim.Optimizer):
                 self._step_whole(name, rule, present)
             else:
                 self._step_elementwise(name, rule, present)
+        scale_rows(self.slices, self.pacing.row_scales, rounds=self._rounds, seed=self._seed, step=self.num_updates)
 
     def gradients(self) -> list[Tensor]:
         """The gradient of each slice, flat: only where a step is about to be made."""

@@ -12,11 +12,14 @@ from megalite.config.weight_groups import group_of
 
 FACTORS = ("exp_avg_sq_row", "exp_avg_sq_col")
 
+SOAP_SIDES = (("covariance_row", "basis_row"), ("covariance_col", "basis_col"))
+"""Of SOAP: for the rows' side of a matrix and for the columns', the mean of products of gradients, and its basis."""
+
 BLOCK_SIZE = 256
-"""Numbers of a weight, read row by row, that share a scale in adamw8bit."""
+"""Numbers of a weight, read row by row, that share a scale in 8 bits."""
 
 UNIT_NUMBERS = 2**24
-"""Of adamw8bit: whole rows with about this many numbers are one rank's, so that a large table has many owners."""
+"""Of adamw8bit and lion8bit: whole rows with about so many numbers are one rank's: a large table has many owners."""
 
 
 def rule_of(weight: Weight, optimizer: OptimizerConfig) -> str:
@@ -39,18 +42,23 @@ def all_rules(optimizer: OptimizerConfig) -> tuple[str, ...]:
 
 def state_shapes(weight: Weight, optimizer: OptimizerConfig) -> dict[str, tuple[int, ...]]:
     """What a checkpoint holds of a weight beside itself: shapes by kind."""
-    return _shapes(RULES[rule_of(weight, optimizer)], weight)
+    return _shapes(RULES[rule_of(weight, optimizer)], weight, optimizer)
 
 
-def _shapes(rule: UpdateRule, weight: Weight) -> dict[str, tuple[int, ...]]:
-    whole = load(rule.whole_state)(weight) if rule.whole_state is not None else {}
+def _shapes(rule: UpdateRule, weight: Weight, optimizer: OptimizerConfig) -> dict[str, tuple[int, ...]]:
+    make, whole = rule.whole_state, dict[str, tuple[int, ...]]()
+    if isinstance(make, str):
+        whole = load(make)(weight, optimizer)
+    elif make is not None:
+        whole = make(weight)
     return {**dict.fromkeys(rule.state, weight.shape), **whole}
 
 
 def state_kinds() -> tuple[str, ...]:
     """All kinds of state that a checkpoint may have: those of every rule, for a matrix and for a vector."""
     weights = [Weight("", shape, "", "") for shape in ((1, 1), (1,))]
-    kinds = (kind for rule in RULES.values() for weight in weights for kind in _shapes(rule, weight))
+    default = OptimizerConfig()
+    kinds = (kind for rule in RULES.values() for weight in weights for kind in _shapes(rule, weight, default))
     return tuple(dict.fromkeys(kinds))
 
 
@@ -62,14 +70,23 @@ def state_bytes(weight: Weight, optimizer: OptimizerConfig) -> int:
     return 4 * sum(prod(shape) for shape in state_shapes(weight, optimizer).values())
 
 
-def factored_shapes(weight: Weight) -> dict[str, tuple[int, ...]]:
+def factored_shapes(weight: Weight, optimizer: OptimizerConfig) -> dict[str, tuple[int, ...]]:
     """Adafactor's second moment: a row and a column of a matrix, all of a vector."""
     if len(weight.shape) > 1:
         return dict(zip(FACTORS, (weight.shape[:1], weight.shape[1:]), strict=True))
     return {"exp_avg_sq": weight.shape}
 
 
-def unpacked_shapes(weight: Weight) -> dict[str, tuple[int, ...]]:
+def soap_shapes(weight: Weight, optimizer: OptimizerConfig) -> dict[str, tuple[int, ...]]:
+    """SOAP's two moments of a matrix, the second one in the bases, and of each side that is turned two squares."""
+    shapes = dict.fromkeys(("exp_avg", "exp_avg_sq_turned"), weight.shape)
+    for side, kinds in zip(weight.shape, SOAP_SIDES, strict=False):
+        if side <= optimizer.max_precondition_dim:
+            shapes |= dict.fromkeys(kinds, (side, side))
+    return shapes
+
+
+def unpacked_shapes(weight: Weight, optimizer: OptimizerConfig) -> dict[str, tuple[int, ...]]:
     """The moments of adamw8bit as checkpoints hold them."""
     return dict.fromkeys(MOMENTS, weight.shape)
 
@@ -80,7 +97,27 @@ def packed_bytes(weight: Weight) -> int:
     return 2 * prod(weight.shape) + 2 * 4 * blocks
 
 
+def momentum_shapes(weight: Weight, optimizer: OptimizerConfig) -> dict[str, tuple[int, ...]]:
+    """The momentum of muon8bit as checkpoints hold it, which is Muon's."""
+    return {"momentum": weight.shape}
+
+
+def mean_shapes(weight: Weight, optimizer: OptimizerConfig) -> dict[str, tuple[int, ...]]:
+    """The momentum of lion8bit as checkpoints hold it, which is Lion's."""
+    return {"exp_avg": weight.shape}
+
+
+def packed_matrix_bytes(weight: Weight) -> int:
+    """What muon8bit keeps: a code a number, and a scale a block."""
+    return prod(weight.shape) + 4 * -(-prod(weight.shape) // BLOCK_SIZE)
+
+
+def packed_rows_bytes(weight: Weight) -> int:
+    """What lion8bit keeps: half of adamw8bit's."""
+    return packed_bytes(weight) // 2
+
+
 def unit_rows(weight: Weight) -> list[tuple[int, int]]:
-    """The runs of rows, first and one past the last, that adamw8bit treats as one; the same in every layout."""
+    """The runs of rows, first and one past the last, that are one unit of adamw8bit and lion8bit, in every layout."""
     rows = max(1, UNIT_NUMBERS // prod(weight.shape[1:]))
     return [(start, min(start + rows, weight.shape[0])) for start in range(0, weight.shape[0], rows)]

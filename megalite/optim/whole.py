@@ -16,6 +16,11 @@ Placed = dict[str, tuple[Rectangle, Tensor]]
 """Tensors by kind of state, each with its place in the whole tensor of that kind."""
 
 
+def all_of(tensor: Tensor) -> Rectangle:
+    """The place of a tensor that is the whole."""
+    return Rectangle((0,) * tensor.dim(), tuple(tensor.shape))
+
+
 class WholeRule(ABC):
     """Turns gradients into directions, unit by unit; the weights then shrink and move against them."""
 

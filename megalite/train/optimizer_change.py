@@ -1,7 +1,7 @@
 """Which weights another optimizer updates than before: its state says nothing to the new one.
 
-A run goes on with the optimizer that it has, or with one whose state is the same (adamw, adamw8bit). A branch may take
-another one, which then begins anew, for all weights.
+A run goes on with the optimizer that it has, or with one whose state is the same (adamw and adamw8bit, muon and
+muon8bit, lion and lion8bit). A branch may take another one, which then begins anew, for all weights.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from megalite.config.fill import fill_model
 from megalite.config.optimizers import FROZEN
 from megalite.config.schema import Config, OptimizerConfig
 from megalite.config.yaml_source import read_source
-from megalite.optim.rules import rule_of
+from megalite.optim.rules import all_rules, rule_of, state_shapes
 
-INTERCHANGEABLE = {"adamw", "adamw8bit"}
-"""Rules with the same moments in checkpoints."""
+INTERCHANGEABLE = tuple({name, f"{name}8bit"} for name in ("adamw", "muon", "lion"))
+"""Optimizers, and rules, with the same state in checkpoints."""
 
 ANY_VOCAB_SIZE = 1
 """No name depends on it."""
@@ -33,13 +33,23 @@ def changed_optimizer(former_config: Path, config: Config) -> list[str]:
     try:
         former = OptimizerConfig.model_validate(given)
     except ValidationError:  # it names what a plug-in has brought, and may have changed since
-        former = default.model_copy(update={"name": before, "groups": config.optimizer.groups})
-    if before != now and not {before, now} <= INTERCHANGEABLE:
+        former = config.optimizer.model_copy(update={"name": before})
+    if not _goes_on(before, now):
         return [f"optimizer.name: {before!r} in {former_config}, {now!r} now"]
-    if former.groups == config.optimizer.groups:
+    side, side_now = former.max_precondition_dim, config.optimizer.max_precondition_dim
+    if former.groups == config.optimizer.groups and (side == side_now or "soap" not in all_rules(former)):
         return []
     for weight in weight_table(fill_model(config.model, config.batch, ANY_VOCAB_SIZE)).values():
         had, has = rule_of(weight, former), rule_of(weight, config.optimizer)
-        if had != has and has != FROZEN and not {had, has} <= INTERCHANGEABLE:
+        if has != FROZEN and not _goes_on(had, has):
             return [f"optimizer.groups: {weight.name} and maybe others by {had} in {former_config}, by {has} now"]
+        if had == has and state_shapes(weight, former) != state_shapes(weight, config.optimizer):
+            return [
+                f"optimizer.max_precondition_dim: {side} in {former_config}, {side_now} now, by which the state of "
+                f"{weight.name} and maybe others has another shape"
+            ]
     return []
+
+
+def _goes_on(before: str, now: str) -> bool:
+    return before == now or any({before, now} <= family for family in INTERCHANGEABLE)

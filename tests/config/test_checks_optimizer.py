@@ -17,6 +17,10 @@ REFUSED = [
     ({"name": "lion", "eps": 1e-6}, "optimizer.eps: found 1e-06, but it has no effect with name=lion"),
     ({"name": "adafactor", "betas": [0.9, 0.99]}, "optimizer.betas: found"),
     ({"name": "sgd", "newton_schulz_steps": 6}, "has no effect with name=sgd; leave it at 5"),
+    (
+        {"name": "muon", "precondition_every": 5},
+        "optimizer.precondition_every: found 5, but it has no effect",
+    ),
     ({"noise_decay": 1.0}, "optimizer.noise_decay: found 1.0, but it has no effect with noise=0"),
     ({"clip": {"by": "value", "threshold": 1, "window": 20}}, "optimizer.clip.window: found 20"),
     ({"clip": {"by": "percentile", "threshold": 100}}, "optimizer.clip.threshold: found 100, expected a percentile"),
@@ -33,9 +37,18 @@ def test_refused(settings: dict[str, Any], complaint: str):
 
 RECIPES = {
     "8-bit AdamW": ["optimizer.name=adamw8bit"],
+    "8-bit Muon": ["optimizer.name=muon8bit"],
+    "8-bit Lion": [
+        "optimizer.name=lion8bit",
+        "optimizer.lr=3.0e-4",
+        "optimizer.betas=[0.9, 0.99]",
+        "optimizer.weight_decay=0.3",
+    ],
     "Lion": ["optimizer.name=lion", "optimizer.lr=3.0e-4", "optimizer.betas=[0.9, 0.99]", "optimizer.weight_decay=0.3"],
     "Adafactor": ["optimizer.name=adafactor", "optimizer.clip_grad_norm=null"],
     "Muon": ["optimizer.name=muon"],
+    "MuonClip": ["optimizer.name=muon", "optimizer.qk_clip={threshold: 100, every: 1}"],
+    "SOAP": ["optimizer.name=soap"],
     "SGD": ["optimizer.name=sgd", "optimizer.lr=0.3", "optimizer.momentum=0.9"],
     "rates by depth": ["optimizer.lr_scales.layer_decay=0.9", "optimizer.lr_scales.embedding=0.1"],
     "clip each number": ["optimizer.clip.by=value", "optimizer.clip.threshold=0.01"],
@@ -111,6 +124,22 @@ OTHERS = [
     (
         {"optimizer": {"clip": {"by": "group", "threshold": 1}}},
         "optimizer.clip.by: group, but optimizer.groups is empty",
+    ),
+    (
+        {"optimizer": {"qk_clip": {}}, "model": {"qk_norm": True}},
+        "optimizer.qk_clip: with model.qk_norm the size of queries and keys does not depend on their weights; use null",
+    ),
+    (
+        {"optimizer": {"qk_clip": {}}, "model": {"attention_soft_cap": 30.0}},
+        "optimizer.qk_clip: model.attention_soft_cap bounds the logits already",
+    ),
+    (
+        {"optimizer": {"qk_clip": {}}, "parallel": {"pad_tokens": True}},
+        "optimizer.qk_clip: parallel.pad_tokens adds tokens whose logits would count",
+    ),
+    (
+        {"optimizer": {"qk_clip": {}, "groups": [{"match": "blocks.0.attention.*", "frozen": True}]}},
+        "optimizer.qk_clip: it would change weights that optimizer.groups has frozen, blocks.0.attention.q.weight, ",
     ),
     (
         {"optimizer": {"offload": True}, "parallel": {"zero_stage": 3}},

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -23,6 +24,7 @@ from megalite.optim.rules import state_kinds
 from megalite.optim.schedules import decay_scale, learning_rate
 from megalite.parallel.axes import Axes, connect
 from megalite.parallel.mesh import Mesh
+from megalite.train.qk_clip import QkClip
 from tests.kit.batches import step_batches
 
 TINY = {
@@ -57,6 +59,8 @@ class Rank:
     plan: RunPlan
     axes: Axes
     engine: Engine
+    figures: list[dict[str, float]] = field(default_factory=list)
+    """Of steps that `optimizer.qk_clip` has measured."""
 
     def train(self, first: int, last: int) -> list[tuple[float, float]]:
         """Loss and gradient norm of steps first+1 .. last."""
@@ -88,9 +92,19 @@ class Rank:
         optimizer, total = self.config.optimizer, self.plan.total_steps
         lr = learning_rate(step + 1, total, optimizer, self.plan.schedule)
         own = {n: learning_rate(step + 1, total, optimizer, each) for n, each in self.plan.group_schedules.items()}
-        self.engine.set_pacing(Pacing(decay_scale(step + 1, total, optimizer, lr), own))
+        scales = self._scales(step + 1, batches)
+        self.engine.set_pacing(Pacing(decay_scale(step + 1, total, optimizer, lr), own, scales))
         result = self.engine.train_step(batches, lr)
         return result.loss, result.grad_norm
+
+    def _scales(self, number: int, batches: list) -> dict[str, torch.Tensor]:
+        settings = self.config.optimizer.qk_clip
+        if settings is None:
+            return {}
+        step: Any = SimpleNamespace(number=number, batches=batches, figures={})
+        found = QkClip(settings, self.engine, self.axes).scales(step)
+        self.figures.append(step.figures)
+        return found
 
 
 def start_rank(config: Config, checkpoint: Path | None = None) -> Rank:

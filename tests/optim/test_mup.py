@@ -40,7 +40,14 @@ def test_factors():
     table = weight_table(model)
     for name, row in table.items():
         is_matrix = name.startswith("blocks.") and len(row.shape) == 2
-        for rule, exponent in {"adamw": 1.0, "adamw8bit": 1.0, "lion": 1.0, "muon": 0.5}.items():
+        for rule, exponent in {
+            "adamw": 1.0,
+            "adamw8bit": 1.0,
+            "lion": 1.0,
+            "lion8bit": 1.0,
+            "muon": 0.5,
+            "muon8bit": 0.5,
+        }.items():
             assert rate_factor(row, model, rule) == (4.0**-exponent if is_matrix else 1.0), name
             assert rate_factor(row, base, rule) == 1.0
         mine, usual = (FreshWeights(m, 1).read(row, row.local(1, 0)) for m in (model, base))

@@ -34,8 +34,8 @@ def gradients(weights: Weights, step: int) -> Weights:
     return {name: 0.3 * w + torch.randn(w.shape, generator=generator) for name, w in weights.items()}
 
 
-def trained(product_dtype: torch.dtype = torch.float32, **settings: Any) -> Weights:
-    """A stage's canonical weights after all steps."""
+def trained(product_dtype: torch.dtype = torch.float32, seen: list[Weights] | None = None, **settings: Any) -> Weights:
+    """A stage's canonical weights after all steps; `seen` gets the gradients of each."""
     stage = make_stage(tiny_model(**GPT_STYLE), dtype=torch.float32)
     optimizer = build_optimizer(stage, OptimizerConfig(lr=LR, weight_decay=DECAY, **settings), product_dtype)
     parameters = list(stage.parameters())
@@ -45,6 +45,8 @@ def trained(product_dtype: torch.dtype = torch.float32, **settings: Any) -> Weig
         parameter.grad = torch.zeros_like(parameter)
     for step in range(1, STEPS + 1):
         found = gradients(canonical(optimizer.slices), step)
+        if seen is not None:
+            seen.append(found)
         for part in optimizer.slices:
             parameter = named[part.local.parameter_name]
             part.local.view(parameter.grad).copy_(found[part.local.weight.name])
@@ -137,6 +139,54 @@ def test_adafactor():
     assert_close(trained(name="adafactor"), weights, ROUNDING)
 
 
+def slow_soap(weight: Tensor, name: str, every: int, longest: int, step_gradients: list[Weights]) -> Tensor:
+    """A matrix after all steps of SOAP in fp64, by the paper's algorithm 3, but for the choice of first bases."""
+    rows, columns = weight.shape
+    mean, square = torch.zeros_like(weight), torch.zeros_like(weight)
+    left, right = torch.eye(rows, dtype=torch.float64), torch.eye(columns, dtype=torch.float64)
+    covariances = {"left": torch.zeros_like(left), "right": torch.zeros_like(right)}
+
+    def eigenvectors(covariance: Tensor, basis: Tensor) -> Tensor:
+        if len(basis) > longest:
+            return basis
+        damped = covariance + 1e-2 * covariance.trace() / len(basis) * torch.eye(len(basis), dtype=torch.float64)
+        return torch.linalg.qr(damped @ basis).Q
+
+    for step, found in enumerate(step_gradients, 1):
+        g = found[name].double()
+        weight = weight * (1 - LR * DECAY)
+        if step > 1:
+            mean = 0.9 * mean + 0.1 * g
+            square = 0.95 * square + 0.05 * (left.T @ g @ right) ** 2
+            root = (square / (1 - 0.95 ** (step - 1))).sqrt() + 1e-8
+            weight = weight - LR * left @ ((left.T @ mean @ right) / (1 - 0.9 ** (step - 1)) / root) @ right.T
+        covariances["left"] = 0.95 * covariances["left"] + 0.05 * g @ g.T
+        covariances["right"] = 0.95 * covariances["right"] + 0.05 * g.T @ g
+        for _ in range(10 if step == 1 else int(step % every == 0)):
+            left, right = eigenvectors(covariances["left"], left), eigenvectors(covariances["right"], right)
+    return weight
+
+
+SOAP_ROUNDING = 1e-4
+"""fp32 against fp64: bases of eigenvalues that lie close turn by more than their matrices were rounded by."""
+
+
+@pytest.mark.parametrize(("every", "longest"), [(3, 1000), (7, 40), (7, 1)])
+def test_soap(every, longest):
+    """The paper's algorithm, both sides turned, one alone, or none, which is AdamW a step late; the rest is AdamW's."""
+    seen: list[Weights] = []
+    found = trained(name="soap", precondition_every=every, max_precondition_dim=longest, seen=seen)
+    adamw = start()
+    run_reference(adamw, torch.optim.AdamW(groups(adamw), lr=LR, betas=(0.9, 0.95), eps=1e-8))
+    expected = {
+        name: slow_soap(w.detach().double(), name, every, longest, seen).float()
+        if name.startswith("blocks.") and w.dim() == 2
+        else adamw[name]
+        for name, w in start().items()
+    }
+    assert_close(found, expected, SOAP_ROUNDING)
+
+
 def test_muon():
     """torch's Muon on the matrices of the blocks, query, key and value each for itself, and its AdamW on the rest."""
     weights = start()
@@ -224,3 +274,45 @@ def test_adamw8bit():
     off = torch.cat([(found[name] - weights[name]).abs().view(-1) for name in found])
     assert (off > 10 * ROUNDING).sum() <= FLIPS * off.numel()
     assert off.max() < ONE_CODE
+
+
+class RoundedMuon(torch.optim.Muon):
+    """torch's Muon, whose momentum is rounded to the nearest of all codes after each step."""
+
+    def step(self, closure: Any = None) -> None:
+        super().step(closure)
+        for state in self.state.values():
+            momentum = state["momentum_buffer"]
+            momentum.copy_(rounded(momentum.double(), dynamic_table(True)))
+
+
+def test_muon8bit():
+    """torch's Muon with a rounded momentum; norms and biases by AdamW. A number at the border of two codes may fall to
+    the other side, and then all of its matrix moves a little."""
+    weights = start()
+    inner = [w for name, w in weights.items() if name.startswith("blocks.") and w.dim() == 2]
+    vectors = [w for w in weights.values() if w.dim() == 1]
+    muon = RoundedMuon(inner, lr=LR, weight_decay=DECAY, momentum=0.95, adjust_lr_fn="match_rms_adamw")
+    run_reference(weights, muon, torch.optim.AdamW(vectors, lr=LR, betas=(0.9, 0.95), eps=1e-8, weight_decay=0.0))
+    found, plain = (trained(torch.bfloat16, name=name) for name in ("muon8bit", "muon"))
+    for name, weight in weights.items():
+        if weight.dim() == 1:
+            torch.testing.assert_close(found[name], weight.detach(), rtol=0.0, atol=ROUNDING)
+        elif name.startswith("blocks."):
+            off, apart = ((each[name] - weight).detach().abs() for each in (found, plain))
+            assert off.max() < ONE_CODE, name
+            assert off.mean() < 0.3 * apart.mean(), name  # 8 bits are seen, and are the right ones
+
+
+def test_lion8bit():
+    """Lion as above, with a momentum that is rounded to the nearest of all codes after each step."""
+    weights = {name: weight.detach() for name, weight in start().items()}
+    momenta = {name: torch.zeros_like(weight) for name, weight in weights.items()}
+    for step in range(1, STEPS + 1):
+        for name, gradient in gradients(weights, step).items():
+            is_matrix = weights[name].dim() > 1
+            update = (0.9 * momenta[name] + 0.1 * gradient).sign()
+            weights[name] = weights[name] - LR * (update + (DECAY if is_matrix else 0.0) * weights[name])
+            kept = 0.99 * momenta[name] + 0.01 * gradient
+            momenta[name] = rounded(kept.double(), dynamic_table(True)).float() if is_matrix else kept
+    assert_close(trained(name="lion8bit", betas=(0.9, 0.99)), weights, ROUNDING)

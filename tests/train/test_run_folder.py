@@ -88,6 +88,28 @@ def test_what_belongs_to_a_run(tmp_path, sections, complaint):
     assert complaint.format(**found) in error.value.problems
 
 
+@pytest.mark.parametrize(
+    ("before", "now", "complaint"),
+    [
+        ({"name": "soap"}, {"name": "soap", "precondition_every": 3, "max_precondition_dim": 900}, None),
+        ({"name": "muon"}, {"name": "muon8bit"}, None),
+        ({"name": "lion8bit"}, {"name": "lion"}, None),
+        ({"name": "lion"}, {"name": "muon8bit"}, "optimizer.name: 'lion' in"),
+        ({"name": "soap"}, {"name": "soap", "max_precondition_dim": 40}, "optimizer.max_precondition_dim: 10000 in"),
+    ],
+)
+def test_optimizers_whose_state_goes_on(tmp_path, before, now, complaint):
+    """Settings of an optimizer may change unless its state would not fit, which is said before anything is read."""
+    leave_run(load_config(write_run(tmp_path, optimizer=before)))
+    config = load_config(write_run(tmp_path, optimizer=now))
+    if complaint is None:
+        check_run_folder(config)
+        return
+    with pytest.raises(ConfigError) as error:
+        check_run_folder(config)
+    assert any(complaint in problem for problem in error.value.problems), error.value.problems
+
+
 def test_a_config_that_is_older_than_a_setting(tmp_path):
     """What it does not name had the default; what it names and nobody knows any more is of no account."""
     config = load_config(write_run(tmp_path))

@@ -32,8 +32,11 @@ VOCAB = "4096"
 CASES: dict[str, tuple[list[str], tuple[float, ...]]] = {
     "adamw": ([], (1e-3, 2e-3, 4e-3)),
     "muon": ([], (1e-3, 2e-3, 4e-3)),
+    "soap": ([], (1e-3, 2e-3, 4e-3)),
     "adamw8bit": ([], (1e-3, 2e-3, 4e-3)),
     "lion": (["optimizer.betas=[0.9, 0.99]", "optimizer.weight_decay=0.3"], (2e-4, 4e-4, 8e-4)),
+    "muon8bit": ([], (1e-3, 2e-3, 4e-3)),
+    "lion8bit": (["optimizer.betas=[0.9, 0.99]", "optimizer.weight_decay=0.3"], (2e-4, 4e-4, 8e-4)),
     "adafactor": (["optimizer.clip_grad_norm=null"], (1e-3, 2e-3, 4e-3)),
     "sgd": (["optimizer.momentum=0.9"], (0.1, 0.3, 1.0)),
 }

@@ -65,6 +65,16 @@ class WeightDecayConfig(Section):
     tables that of the lowest block once more."""
 
 
+class QkClipConfig(Section):
+    """Attention logits that stay bounded, because weights of queries and keys shrink behind the update (Kimi K2, 2025):
+    those of a head whose largest logit of the step is above a threshold."""
+
+    threshold: PositiveFloat = 100.0
+    """The largest logit, scaled as softmax gets it."""
+    every: PositiveInt = 1
+    """Steps from one measurement to the next. Each takes a forward pass more, and the scores of all queries in fp32."""
+
+
 class WeightGroupConfig(Section):
     """Settings of some weights, by their names. What is null stays as it is for all."""
 
@@ -90,8 +100,9 @@ class OptimizerConfig(Section):
     """The weight update."""
 
     name: Annotated[str, AfterValidator(OPTIMIZERS.known)] = "adamw"
-    """The rule of the update: adamw, adamw8bit, lion, adafactor, muon (which leaves tables, head and vectors to adamw),
-    sgd, or one that a plug-in brings. docs/recipe.md says when to use which."""
+    """The rule of the update: adamw, lion, adafactor, muon and soap (which leave tables, head and vectors to adamw),
+    sgd; adamw8bit, lion8bit and muon8bit, whose state has 8 bits a number; or one that a plug-in brings. docs/recipe.md
+    says when to use which."""
     options: Options = Field(default_factory=FrozenOptions)
     """What a plug-in's rule may be told."""
     lr: PositiveFloat = 3e-4
@@ -99,15 +110,20 @@ class OptimizerConfig(Section):
     lr_scales: LearningRateScales = LearningRateScales()
     """Factors on the learning rate, by the kind of weight and by depth."""
     betas: tuple[Decay, Decay] = (0.9, 0.95)
-    """Decay of the first and second moment, each in [0, 1): adamw, adamw8bit, lion, and what muon leaves to AdamW."""
+    """Decay of the first and second moment, each in [0, 1): adamw, lion, those of 8 bits, soap, and what muon leaves
+    to AdamW."""
     eps: PositiveFloat = 1e-8
-    """Added to the root of the second moment: adamw, adamw8bit, muon."""
+    """Added to the root of the second moment: adamw, adamw8bit, muon, muon8bit, soap."""
     momentum: Decay = 0.95
-    """Decay of the momentum: muon, sgd."""
+    """Decay of the momentum: muon, muon8bit, sgd."""
     nesterov: bool = True
-    """Look ahead along the momentum: muon, sgd."""
+    """Look ahead along the momentum: muon, muon8bit, sgd."""
     newton_schulz_steps: PositiveInt = 5
-    """Iterations that orthogonalise muon's momentum."""
+    """Iterations that orthogonalise the momentum of muon and muon8bit."""
+    precondition_every: PositiveInt = 10
+    """soap: steps from one refresh of the bases to the next. Fewer follow the gradients better, and take more time."""
+    max_precondition_dim: PositiveInt = 10_000
+    """soap: a side of a matrix that is longer is not turned into a basis: two squares of that side would be state."""
     factored_decay: Annotated[float, Field(gt=0.0, le=1.0)] = 0.8
     """adafactor: the second moment decays by 1 - step^-this."""
     update_clip: PositiveFloat = 1.0
@@ -128,6 +144,8 @@ class OptimizerConfig(Section):
     """Scale the gradient down to this global L2 norm; null for no clipping."""
     clip: ClipConfig | None = None
     """Clipping by something else, after that; null for none."""
+    qk_clip: QkClipConfig | None = None
+    """Shrink weights of queries and keys where attention logits are too large; null for none."""
     centralize: bool = False
     """Take the mean off each row of the gradients of the blocks' matrices (Yong et al. 2020)."""
     noise: NonNegativeFloat = 0.0

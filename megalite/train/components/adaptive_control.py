@@ -4,6 +4,7 @@
     noise in the gradients   -> the rate, under the schedule `noise_scale`
     norms of the gradients   -> where they are clipped, under `optimizer.clip`
     noise in the gradients   -> the batch size, under `batch.noise_scale.max_batch_size`
+    attention's logits       -> what weights of queries and keys shrink by, under `optimizer.qk_clip`
     gradients that overflow  -> the scale of the loss, in fp16; the engine decides, here it is remembered
 
 All ranks decide alike.
@@ -29,6 +30,7 @@ from megalite.parallel.axes import Axes
 from megalite.parallel.collectives import any_rank
 from megalite.train.components.component import Component, Step
 from megalite.train.micro_gradients import MicroGradients
+from megalite.train.qk_clip import QkClip
 
 
 class AdaptiveControl(Component):
@@ -44,6 +46,7 @@ class AdaptiveControl(Component):
         self._meter: MicroGradients | None = None
         if config.batch.noise_scale is not None:
             self._meter = MicroGradients(engine, axes)
+        self._qk_clip = None if config.optimizer.qk_clip is None else QkClip(config.optimizer.qk_clip, engine, axes)
         self.load_state({})
 
     def load_state(self, state: dict[str, Any]) -> None:
@@ -103,7 +106,8 @@ class AdaptiveControl(Component):
 
     def _pacing(self, step: Step) -> Pacing:
         own = {number: self._rate(step.number, each) for number, each in self._plan.group_schedules.items()}
-        return Pacing(decay_scale(step.number, self._plan.total_steps, self._config.optimizer, step.lr), own)
+        scales = {} if self._qk_clip is None else self._qk_clip.scales(step)
+        return Pacing(decay_scale(step.number, self._plan.total_steps, self._config.optimizer, step.lr), own, scales)
 
     def note_validation(self, step: int, loss: float) -> None:
         """Let a validation loss, which is the same on all ranks, have its say on the rate."""
