@@ -15,6 +15,7 @@ from megalite.train.components.brought import brought_components
 from megalite.train.components.component import Component, Context
 from megalite.train.components.expert_watch import ExpertWatch
 from megalite.train.components.fp8_watch import FP8_FILE, Fp8Watch
+from megalite.train.components.qat_start import QatStart
 from megalite.train.components.further_predictions import FurtherPredictions
 from megalite.train.components.layer_statistics import LayerStatisticsEvery
 from megalite.train.components.memory_check import MemoryCheck
@@ -59,6 +60,7 @@ def assemble(run: Run, first_step: int) -> Components:
         control,
         _layer_statistics(run),
         _fp8_watch(run, first_step),
+        _qat_start(run, first_step),
         _expert_watch(run),
         Metrics(recorder),
         SkippedSteps(recorder, spikes),
@@ -122,6 +124,13 @@ def _fp8_watch(run: Run, first_step: int) -> Fp8Watch | None:
     )
     watch.start_at(first_step)
     return watch
+
+
+def _qat_start(run: Run, first_step: int) -> QatStart | None:
+    qat = run.config.precision.qat
+    if qat is None or qat.start_step <= 1:
+        return None
+    return QatStart(run.engine, run.recorder, qat.start_step, first_step)
 
 
 def _expert_watch(run: Run) -> ExpertWatch | None:
