@@ -44,9 +44,9 @@ def rounding_of(reader: CheckpointReader) -> Rounding | None:
     path = reader.folder / CONFIG
     config = yaml.safe_load(path.read_text(encoding="utf-8")) if path.is_file() else None
     precision = config.get("precision") if isinstance(config, dict) else None
-    found = precision.get("qat") if isinstance(precision, dict) else None
-    if found is None:
+    if not isinstance(precision, dict) or precision.get("qat") is None:
         return None
+    found = precision["qat"]
     try:
         qat = QatConfig.model_validate(found)
         dtype = DTYPES[precision["dtype"]]

@@ -24,7 +24,7 @@ def check_qat(config: Config, model: Architecture) -> Iterator[str]:
     if qat is None:
         return
     if config.precision.fp8 is not None:
-        yield "precision.qat: weights are rounded to integers or to FP8, not to both; use precision.fp8=null, or qat=null"
+        yield "precision.qat: weights are rounded to integers or to FP8, not to both; use qat=null, or fp8=null"
     if config.precision.dtype == "fp16":
         yield (
             "precision.dtype: scales of small weights underflow in fp16, and precision.qat divides by them; use "

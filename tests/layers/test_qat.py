@@ -76,7 +76,11 @@ def test_layer_and_gradients_are_those_of_a_plain_module(handed_over: bool):
         wanted = torch.autograd.grad(wanted_y.square().sum(), [x, *weights])
         layers = []
         for weight in weights:
-            plain = SummedLinear(weight, PLAIN, lambda p, g: taken.update({p: g.make()})) if handed_over else PLAIN
+            plain = (
+                SummedLinear(weight, PLAIN, lambda p, g, taken=taken: taken.update({p: g.make()}))
+                if handed_over
+                else PLAIN
+            )
             layers.append(RoundedLinear(plain, RoundedWeight(qat, SINGLE, keep=True)))
         y = layers[1].linear(F.silu(layers[0].linear(ours, weights[0])), weights[1])
         y.square().sum().backward()

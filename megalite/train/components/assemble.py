@@ -15,13 +15,13 @@ from megalite.train.components.brought import brought_components
 from megalite.train.components.component import Component, Context
 from megalite.train.components.expert_watch import ExpertWatch
 from megalite.train.components.fp8_watch import FP8_FILE, Fp8Watch
-from megalite.train.components.qat_start import QatStart
 from megalite.train.components.further_predictions import FurtherPredictions
 from megalite.train.components.layer_statistics import LayerStatisticsEvery
 from megalite.train.components.memory_check import MemoryCheck
 from megalite.train.components.metrics import Metrics
 from megalite.train.components.plan_comparison import comparison_of
 from megalite.train.components.profiler import FOLDER, Profiler
+from megalite.train.components.qat_start import QatStart
 from megalite.train.components.replica_check import ReplicaCheck
 from megalite.train.components.rollback_limit import RollbackLimit
 from megalite.train.components.spikes import SkippedSteps, SpikeGuard
