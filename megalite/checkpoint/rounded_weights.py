@@ -26,7 +26,7 @@ DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 
 @dataclass(frozen=True)
-class Rounding:
+class RunRounding:
     """How a run rounds its weights."""
 
     qat: QatConfig
@@ -35,7 +35,7 @@ class Rounding:
     num_layers: int
 
 
-def rounding_of(reader: CheckpointReader) -> Rounding | None:
+def rounding_of(reader: CheckpointReader) -> RunRounding | None:
     """How the run that wrote a checkpoint rounded its weights at that step; None if it did not.
 
     Raises:
@@ -54,7 +54,7 @@ def rounding_of(reader: CheckpointReader) -> Rounding | None:
         raise CheckpointError(f"{path}: precision.qat is none that is known here: {found}") from error
     if reader.manifest.progress.step < qat.start_step:
         return None
-    return Rounding(qat, dtype, int(reader.manifest.model["num_layers"]))
+    return RunRounding(qat, dtype, int(reader.manifest.model["num_layers"]))
 
 
 class RoundedSource:
@@ -64,7 +64,7 @@ class RoundedSource:
         source: of the weights that are trained.
     """
 
-    def __init__(self, source: WeightSource, rounding: Rounding):
+    def __init__(self, source: WeightSource, rounding: RunRounding):
         self._source, self.rounding = source, rounding
 
     def rounds(self, weight: Weight) -> bool:

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from megalite.architecture.architecture import Architecture
-from megalite.checkpoint.rounded_weights import RoundedSource, Rounding
+from megalite.checkpoint.rounded_weights import RoundedSource, RunRounding
 from megalite.config.rounded import rounded_weights
 from megalite.config.schema import Config
 from megalite.layers.attention_blocks import attend_in_blocks
@@ -102,7 +102,7 @@ def compare_with_rounded_model(configs: list[Config]) -> list[dict[str, Any]]:
     for config in configs:
         model, qat = start_rank(config).plan.model, config.precision.qat
         fresh, precision = FreshWeights(model, 0), Qat(qat, model.num_layers, keep_weights=True)
-        rounded = RoundedSource(fresh, Rounding(qat, torch.float32, model.num_layers))
+        rounded = RoundedSource(fresh, RunRounding(qat, torch.float32, model.num_layers))
         stages = [make_stage(model, ONE_FORMAT, rounded), make_stage(model, precision, fresh)]
         losses = [run_stage(stage, make_batch()) for stage in stages]
         for loss in losses:

@@ -108,25 +108,18 @@ def to_hugging_face(
     require_memory(model, verify_blocks)
     require_room(out, count_parameters(model) * DTYPES[dtype].itemsize)
     with building(out, overwrite=overwrite) as partial, _still_there(reader.folder):
-        own_tokenizer = None
+        own = None
         if tokenizer_folder is not None:
-            own_tokenizer = copy_tokenizer(tokenizer_folder, partial, max_length=model.max_positions)
-            notes += check_tokenizer(own_tokenizer, model, provenance.tokenizers, given=tokenizer is not None)
+            own = copy_tokenizer(tokenizer_folder, partial, max_length=model.max_positions)
+            notes += check_tokenizer(own, model, provenance.tokenizers, given=tokenizer is not None)
         say(CHECKING_AND_WRITING)
         with _checking(reader.folder):
             written = write_weights(
                 source, model, family, partial, dtype=dtype, max_shard_bytes=max_shard_bytes, packing=packing
             )
-        _write_configs(partial, model, family, dtype, own_tokenizer, packing)
+        _write_configs(partial, model, family, dtype, own, packing)
         verdict = verify(
-            partial,
-            source,
-            model,
-            dtype=dtype,
-            tokenizer=own_tokenizer,
-            num_blocks=verify_blocks,
-            say=say,
-            packing=packing,
+            partial, source, model, dtype=dtype, tokenizer=own, num_blocks=verify_blocks, say=say, packing=packing
         )
         if verdict.tokenizer_problem:
             raise ConversionError(
@@ -165,6 +158,12 @@ def _choose(reader: CheckpointReader, dtype: str) -> _Chosen:
                 "export without it"
             )
         packing = Packing(source, whole, family)
+        notes.append("transformers and vLLM read these integers with compressed-tensors installed")
+    elif isinstance(source, RoundedSource):
+        notes.append(
+            f"Weights are those that the run computes with, int{source.rounding.qat.bits} times their scales; "
+            "--quantized writes the integers"
+        )
     return _Chosen(source if whole.mup is None else Folded(source, whole), model, family, packing, notes)
 
 

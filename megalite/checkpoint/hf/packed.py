@@ -35,6 +35,9 @@ from megalite.layers.qat.integers import Integers
 PACKAGE = "compressed_tensors"
 """What transformers reads these files with."""
 
+HEAD = "lm_head"
+"""What transformers 5 calls the head of every class, whatever its file says."""
+
 WORD_BITS = 32
 
 
@@ -83,11 +86,9 @@ class Packing:
 
     def settings(self) -> dict[str, Any]:
         """What config.json says of it."""
-        tensors = stored_tensors(self.model, self.family)
-        plain = [each for each in tensors if not self.packs(each) and each.name.endswith(".weight")]
-        outside = [*self.family.outer.values()] if self.model.tie_embeddings else []
-        left = [each.name for each in plain if len(each.shape) == 2 and each.weights[0].layer != "embedding"]
-        left += [name for name in outside if name == self.family.outer["head.weight"]]
+        plain = [each for each in stored_tensors(self.model, self.family) if not self.packs(each)]
+        inside = [each.name for each in plain if len(each.shape) == 2 and each.weights[0].is_inner]
+        left = [*inside, self.family.outer["head.weight"], f"{HEAD}.weight"]
         size = self.qat.group_size
         weights = {
             "num_bits": self.qat.bits,
@@ -102,7 +103,7 @@ class Packing:
             "format": "pack-quantized",
             "quantization_status": "compressed",
             "config_groups": {"group_0": {"targets": ["Linear"], "weights": weights}},
-            "ignore": [name.removesuffix(".weight") for name in left],
+            "ignore": list(dict.fromkeys(name.removesuffix(".weight") for name in left)),
         }
 
     def describe(self) -> str:
