@@ -104,7 +104,6 @@ def to_hugging_face(
     provenance = trace(reader.folder, manifest)
     alarms = find_alarms(manifest, model, provenance)
     tokenizer_folder, notes = choose_tokenizer(tokenizer, reader.folder, manifest)
-    notes += left_out
     require_memory(model, verify_blocks)
     require_room(out, count_parameters(model) * DTYPES[dtype].itemsize)
     with building(out, overwrite=overwrite) as partial, _still_there(reader.folder):
@@ -121,14 +120,12 @@ def to_hugging_face(
         verdict = verify(
             partial, source, model, dtype=dtype, tokenizer=own, num_blocks=verify_blocks, say=say, packing=packing
         )
-        if verdict.tokenizer_problem:
-            raise ConversionError(
-                f"{verdict.tokenizer_problem}: transformers reads the tokenizer in {tokenizer_folder} otherwise in a "
-                f"folder of {family.architecture}; export with --tokenizer none, and load it from its own folder"
-            )
+        _require_same_ids(verdict, tokenizer_folder, family)
         card = write_card(out.name, model, manifest, provenance, verdict, dtype=words, alarms=alarms)
         (partial / CARD_FILE).write_text(card, encoding="utf-8")
-    return Exported(reader.folder, out, family.architecture, words, written, verdict, tuple(alarms), tuple(notes))
+    return Exported(
+        reader.folder, out, family.architecture, words, written, verdict, tuple(alarms), (*notes, *left_out)
+    )
 
 
 class _Chosen(NamedTuple):
@@ -165,6 +162,15 @@ def _choose(reader: CheckpointReader, dtype: str) -> _Chosen:
             "--quantized writes the integers"
         )
     return _Chosen(source if whole.mup is None else Folded(source, whole), model, family, packing, notes)
+
+
+def _require_same_ids(verdict: Verdict, tokenizer_folder: Path | None, family: Family) -> None:
+    """Raises ConversionError: transformers reads the tokenizer otherwise."""
+    if verdict.tokenizer_problem:
+        raise ConversionError(
+            f"{verdict.tokenizer_problem}: transformers reads the tokenizer in {tokenizer_folder} otherwise in a "
+            f"folder of {family.architecture}; export with --tokenizer none, and load it from its own folder"
+        )
 
 
 def _choose_class(model: Architecture) -> tuple[Architecture, Family, list[str]]:
