@@ -54,7 +54,7 @@ class QatConfig(Section):
     in the forward pass and in gradients of inputs; their own gradients pass through the rounding unchanged."""
 
     bits: Literal[4, 8]
-    """Of an integer."""
+    """Of a weight."""
     group_size: Literal[32, 64, 128] | None = 128
     """Numbers along the input dim that share a scale; null for a whole row."""
     symmetric: bool = True
