@@ -155,7 +155,7 @@ def _choose(reader: CheckpointReader, dtype: str) -> _Chosen:
                 "export without it"
             )
         packing = Packing(source, whole, family)
-        notes.append("transformers and vLLM read these integers with compressed-tensors installed")
+        notes.append("whoever loads these integers needs compressed-tensors, as transformers does")
     elif isinstance(source, RoundedSource):
         notes.append(
             f"Weights are those that the run computes with, int{source.rounding.qat.bits} times their scales; "
