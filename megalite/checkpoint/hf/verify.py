@@ -134,8 +134,7 @@ def verify(
     rounded: WeightSource = Rounded(source, dtype) if packing is None else AsPacked(packing)
     say(COMPARING)
     with one_thread():
-        stored = HuggingFaceWeights(folder, model) if packing is None else PackedWeights(folder, packing)
-        num_weights = _compare_weights(folder, stored, rounded, model)
+        num_weights = _compare_weights(folder, _stored(folder, model, packing), rounded, model)
     answer = compare_logits(folder, rounded, model, num_blocks, tokenizer=tokenizer, say=say)
     probes = make_probes(model)
     return Verdict(
@@ -244,6 +243,11 @@ def compute_logits(source: WeightSource, model: Architecture, probes: Sequence[P
         borders = torch.tensor([0, length], dtype=torch.int32)
         documents = Documents(torch.tensor(probe.positions), borders, length, keys=torch.arange(length))
         yield stage.logits(torch.tensor(probe.tokens), documents)
+
+
+def _stored(folder: Path, model: Architecture, packing: Packing | None) -> WeightSource:
+    """The weights of a folder. Its files stay mapped as long as somebody has this."""
+    return HuggingFaceWeights(folder, model) if packing is None else PackedWeights(folder, packing)
 
 
 def _compare_weights(folder: Path, stored: WeightSource, expected: WeightSource, model: Architecture) -> int:
