@@ -80,6 +80,7 @@ setup(
         "wandb": ["wandb>=0.18"],
         "sweep": ["optuna>=4.0"],
         "eval": ["lm-eval>=0.4.9"],
+        "quantized": ["compressed-tensors>=0.15"],  # with which transformers reads packed integers
         "dev": [
             "pytest>=8",
             "pytest-timeout>=2.3",

@@ -129,6 +129,7 @@ CONFINED = {
     "deepspeed": ("engine",),
     "transformer_engine": ("layers/te.py",),
     "transformers": ("checkpoint/hf", "tokenizer"),
+    "compressed_tensors": (),  # transformers alone
     "tensorboard": ("monitor",),
     "wandb": ("monitor/wandb.py",),
     "matplotlib": ("monitor",),

@@ -29,7 +29,13 @@ from torch import Tensor
 from megalite.checkpoint.format import FileRecord
 from megalite.errors import CheckpointError
 
-DTYPE_NAMES = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16"}
+DTYPE_NAMES = {
+    torch.float32: "F32",
+    torch.bfloat16: "BF16",
+    torch.float16: "F16",
+    torch.int32: "I32",
+    torch.int64: "I64",
+}
 """safetensors' names."""
 
 BLOCK_BYTES = 4 * 2**20

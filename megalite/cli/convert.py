@@ -42,7 +42,17 @@ VerifyBlocks = Annotated[
 def to_hf(
     checkpoint: Annotated[Path, typer.Argument(help="A step-… folder, or a run's folder for its newest checkpoint.")],
     out: Annotated[Path, typer.Argument(callback=named, help="Folder to make.")],
-    dtype: Annotated[Dtype, typer.Option(help="Number format of the weights.")] = Dtype.fp32,
+    dtype: Annotated[
+        Dtype | None, typer.Option(help="Number format of the weights. [default: fp32]", show_default=False)
+    ] = None,
+    quantized: Annotated[
+        bool,
+        typer.Option(
+            "--quantized",
+            help="Write the integers of a run with precision.qat (compressed-tensors), and all else as that run "
+            "computes with it.",
+        ),
+    ] = False,
     max_shard_size: Annotated[str, typer.Option(help="Largest file of weights.")] = "5GB",
     tokenizer: Annotated[
         str | None,
@@ -54,15 +64,21 @@ def to_hf(
     verify_blocks: VerifyBlocks = None,
 ) -> None:
     """Export a checkpoint as a folder that transformers reads; refused unless a reload gives equal logits and ids."""
-    from megalite.checkpoint.hf.exporter import to_hugging_face
+    from megalite.checkpoint.hf.exporter import QUANTIZED, to_hugging_face
     from megalite.checkpoint.hf.shards import parse_size
+    from megalite.errors import ConversionError
 
+    if quantized and dtype is not None:
+        raise ConversionError(
+            f"--dtype: found {dtype.value} beside --quantized, which keeps the run's own format; leave one out"
+        )
     max_shard_bytes = parse_size(max_shard_size)
+    number_format = QUANTIZED if quantized else Dtype.fp32.value if dtype is None else dtype.value
     with _working(out) as say:
         done = to_hugging_face(
             checkpoint,
             out,
-            dtype=dtype.value,
+            dtype=number_format,
             max_shard_bytes=max_shard_bytes,
             tokenizer=tokenizer,
             overwrite=overwrite,
@@ -73,7 +89,7 @@ def to_hf(
     typer.echo(f"{done.checkpoint} -> {done.folder}")
     typer.echo(
         f"  {done.architecture}: {written.num_parameters:,} parameters in {written.num_tensors} tensors, "
-        f"{dtype.value}, {written.num_bytes / 1e6:,.1f} MB in {num_files} file{'s' if num_files > 1 else ''}"
+        f"{done.dtype}, {written.num_bytes / 1e6:,.1f} MB in {num_files} file{'s' if num_files > 1 else ''}"
     )
     _print_verdict(done.verdict)
     _print_notes(done.alarms, "WARNING")

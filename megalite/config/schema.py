@@ -23,7 +23,7 @@ from megalite.config.sections.model import ModelConfig, MupConfig, RopeConfig, R
 from megalite.config.sections.monitor import MonitorConfig
 from megalite.config.sections.optimizer import OptimizerConfig
 from megalite.config.sections.parallel import ParallelConfig
-from megalite.config.sections.precision import Fp8Config, PrecisionConfig
+from megalite.config.sections.precision import Fp8Config, PrecisionConfig, QatConfig
 from megalite.config.sections.profile import ProfileConfig
 from megalite.config.sections.run import RunConfig
 from megalite.config.sections.schedule import PlateauConfig, ScheduleConfig
@@ -55,6 +55,7 @@ __all__ = [
     "PlateauConfig",
     "PrecisionConfig",
     "ProfileConfig",
+    "QatConfig",
     "RampConfig",
     "RopeConfig",
     "RopeScaling",

@@ -21,6 +21,7 @@ from megalite.config.checks_moe import check_moe
 from megalite.config.checks_optimizer import check_optimizer
 from megalite.config.checks_pipeline import check_pipeline
 from megalite.config.checks_profile import check_profile
+from megalite.config.checks_qat import check_qat
 from megalite.config.checks_schedule import check_schedule
 from megalite.config.engine import choose_engine
 from megalite.config.evaluation import check_evaluation
@@ -74,6 +75,7 @@ def _problems(config: Config, world_size: int) -> list[str]:
         *check_moe(config, model, world_size),
         *_precision(config),
         *check_fp8(config, model),
+        *check_qat(config, model),
         *_flash_attention(config),
         *_compile(config),
         *check_memory(config),

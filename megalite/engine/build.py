@@ -82,13 +82,17 @@ def build_stage(
 
 def choose_precision(config: Config, plan: RunPlan, axes: Axes, device: torch.device) -> Precision:
     """The precision of a stage's linear layers."""
-    fp8 = config.precision.fp8
+    fp8, qat = config.precision.fp8, config.precision.qat
+    keep_weights = not plan.sharding.weights
+    if qat is not None:
+        from megalite.layers.qat.precision import Qat
+
+        return Qat(qat, plan.model.num_layers, keep_weights)
     if fp8 is None:
         return ONE_FORMAT
     from megalite.layers.fp8.backends import choose_backend
     from megalite.layers.fp8.precision import Fp8
 
-    keep_weights = not plan.sharding.weights
     backend = choose_backend(
         fp8,
         tp=axes.tp,

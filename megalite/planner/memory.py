@@ -38,6 +38,7 @@ from megalite.architecture.weights import Weight, vocab_rows_per_rank, weight_ta
 from megalite.config.pipeline import few_rounds, micro_batch_counts, pipeline_schedule
 from megalite.config.plan import CACHED_LOGITS, LOSS_CHUNK_TOKENS, RunPlan, compile_pays, has_embedding_copy
 from megalite.config.recompute import recompute_by_block
+from megalite.config.rounded import is_rounded
 from megalite.config.schema import Config
 from megalite.config.stream import stream_tokens
 from megalite.engine.footprint import footprint
@@ -114,6 +115,19 @@ def state_bytes_by_stage(config: Config, plan: RunPlan) -> tuple[int, ...]:
         return state_bytes(weight, config.optimizer) // pieces if weight.is_held(ep, 0) else 0
 
     return _sum_by_stage(plan, measure, by_name=bool(config.optimizer.groups))
+
+
+def rounded_bytes_by_stage(config: Config, plan: RunPlan) -> tuple[int, ...]:
+    """Bytes of the rounded weights that a rank of each stage keeps for a step, beside those that are trained."""
+    qat, element = config.precision.qat, ELEMENT_BYTES[config.precision.dtype]
+    if qat is None or plan.sharding.weights:
+        return (0,) * plan.pp
+
+    def measure(weight: Weight) -> int:
+        is_kept = is_rounded(weight, qat, plan.model.num_layers) and weight.is_held(plan.ep, 0)
+        return prod(weight.local_shape(plan.tp)) * element if is_kept else 0
+
+    return _sum_by_stage(plan, measure)
 
 
 def state_bytes_per_parameter(config: Config, plan: RunPlan) -> float:
@@ -212,7 +226,11 @@ def _stage_memory(
         activations=activations + for_a_moment,
         host=kept.host + (in_blocks if is_away else 0),
         head=lasting + logits,
-        buffers=kept.buffers + kept.in_blocks + kept.after_backward + _traffic(config, plan, stage),
+        buffers=kept.buffers
+        + kept.in_blocks
+        + kept.after_backward
+        + _traffic(config, plan, stage)
+        + rounded_bytes_by_stage(config, plan)[stage],
         apart=min(logits, block_at_work) + min(during, kept.after_backward + kept.late_gradients),
     )
 

@@ -46,6 +46,7 @@ def test_defaults_build(section: type[Section]):
         "ClipConfig": {"by": "unit", "threshold": 0.01},
         "TaskConfig": {"path": "data/qa.jsonl"},
         "ProfileConfig": {"steps": "10:15"},
+        "QatConfig": {"bits": 8},
         "SlopeConfig": {"below": 0.1},
         "LossConfig": {"name": "none_of_ours"},
         "WeightGroupConfig": {"match": "head.*"},

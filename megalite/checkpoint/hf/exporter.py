@@ -13,6 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from megalite.architecture.architecture import Architecture
 from megalite.architecture.costs import count_parameters
@@ -26,6 +27,7 @@ from megalite.checkpoint.hf.family import Family
 from megalite.checkpoint.hf.folders import building, find_checkpoint, require_room
 from megalite.checkpoint.hf.memory import require_memory
 from megalite.checkpoint.hf.model_card import write_card
+from megalite.checkpoint.hf.packed import Packing
 from megalite.checkpoint.hf.provenance import trace
 from megalite.checkpoint.hf.shards import DTYPES, WrittenShards, write_weights
 from megalite.checkpoint.hf.stages import CHECKING_AND_WRITING, Say, silent
@@ -33,6 +35,7 @@ from megalite.checkpoint.hf.tokenizer_choice import check_tokenizer, choose_toke
 from megalite.checkpoint.hf.tokenizer_files import copy_tokenizer, special_ids
 from megalite.checkpoint.hf.verify import Verdict, verify
 from megalite.checkpoint.reader import CheckpointReader
+from megalite.checkpoint.rounded_weights import RoundedSource, rounding_of
 from megalite.errors import CheckpointError, ConversionError
 from megalite.model.initialize import WeightSource
 from megalite.model.mup import Folded, without_mup
@@ -40,6 +43,9 @@ from megalite.tokenizer.tokenizer import Tokenizer
 
 GENERATION_FILE = "generation_config.json"
 CARD_FILE = "README.md"
+
+QUANTIZED = "quantized"
+"""A number format: the integers that a run rounds its weights to."""
 
 DEFAULT_SHARD_BYTES = 5 * 10**9
 """Small enough to fetch again after a broken download."""
@@ -52,6 +58,8 @@ class Exported:
     checkpoint: Path
     folder: Path
     architecture: str
+    dtype: str
+    """Number format of the weights, in words."""
     written: WrittenShards
     verdict: Verdict
     alarms: tuple[str, ...]
@@ -76,7 +84,8 @@ def to_hugging_face(
     Args:
         checkpoint: its folder, or a run's for the newest.
         out: folder to make.
-        dtype: number format of the weights: fp32, bf16 or fp16.
+        dtype: number format of the weights: fp32, bf16 or fp16; `quantized` has the integers of a run with
+            `precision.qat`, and all else as that run computes with it.
         max_shard_bytes: no file of weights is larger, unless a single tensor is.
         tokenizer: a tokenizer's folder, or `none`; None takes the one that the checkpoint records.
         overwrite: replace an older model in `out`.
@@ -90,40 +99,78 @@ def to_hugging_face(
     """
     out, reader = Path(out), _open_checkpoint(Path(checkpoint), dtype, max_shard_bytes)
     manifest = reader.manifest
-    model = stored_model(reader.folder, manifest)
-    source, model = _without_mup(reader.source("weight"), model)
-    model, family, left_out = _choose_class(model)
+    source, model, family, packing, left_out = _choose(reader, dtype)
+    dtype, words = (dtype, dtype) if packing is None else (packing.format, packing.describe())
     provenance = trace(reader.folder, manifest)
     alarms = find_alarms(manifest, model, provenance)
     tokenizer_folder, notes = choose_tokenizer(tokenizer, reader.folder, manifest)
-    notes += left_out
     require_memory(model, verify_blocks)
     require_room(out, count_parameters(model) * DTYPES[dtype].itemsize)
     with building(out, overwrite=overwrite) as partial, _still_there(reader.folder):
-        own_tokenizer = None
+        own = None
         if tokenizer_folder is not None:
-            own_tokenizer = copy_tokenizer(tokenizer_folder, partial, max_length=model.max_positions)
-            notes += check_tokenizer(own_tokenizer, model, provenance.tokenizers, given=tokenizer is not None)
+            own = copy_tokenizer(tokenizer_folder, partial, max_length=model.max_positions)
+            notes += check_tokenizer(own, model, provenance.tokenizers, given=tokenizer is not None)
         say(CHECKING_AND_WRITING)
         with _checking(reader.folder):
-            written = write_weights(source, model, family, partial, dtype=dtype, max_shard_bytes=max_shard_bytes)
-        _write_configs(partial, model, family, dtype, own_tokenizer)
-        verdict = verify(
-            partial, source, model, dtype=dtype, tokenizer=own_tokenizer, num_blocks=verify_blocks, say=say
-        )
-        if verdict.tokenizer_problem:
-            raise ConversionError(
-                f"{verdict.tokenizer_problem}: transformers reads the tokenizer in {tokenizer_folder} otherwise in a "
-                f"folder of {family.architecture}; export with --tokenizer none, and load it from its own folder"
+            written = write_weights(
+                source, model, family, partial, dtype=dtype, max_shard_bytes=max_shard_bytes, packing=packing
             )
-        card = write_card(out.name, model, manifest, provenance, verdict, dtype=dtype, alarms=alarms)
+        _write_configs(partial, model, family, dtype, own, packing)
+        verdict = verify(
+            partial, source, model, dtype=dtype, tokenizer=own, num_blocks=verify_blocks, say=say, packing=packing
+        )
+        _require_same_ids(verdict, tokenizer_folder, family)
+        card = write_card(out.name, model, manifest, provenance, verdict, dtype=words, alarms=alarms)
         (partial / CARD_FILE).write_text(card, encoding="utf-8")
-    return Exported(reader.folder, out, family.architecture, written, verdict, tuple(alarms), tuple(notes))
+    return Exported(
+        reader.folder, out, family.architecture, words, written, verdict, tuple(alarms), (*notes, *left_out)
+    )
 
 
-def _without_mup(source: WeightSource, model: Architecture) -> tuple[WeightSource, Architecture]:
-    """The usual model that computes the same, and its weights."""
-    return (source, model) if model.mup is None else (Folded(source, model), without_mup(model))
+class _Chosen(NamedTuple):
+    """What of a checkpoint is written, and as what."""
+
+    source: WeightSource
+    model: Architecture
+    family: Family
+    packing: Packing | None
+    notes: list[str]
+
+
+def _choose(reader: CheckpointReader, dtype: str) -> _Chosen:
+    """The model that a checkpoint's run computes: rounded where the run rounds, and without muP.
+
+    Raises:
+        ConversionError: no class represents it, or there are no integers where these are asked for.
+    """
+    trained, rounding = reader.source("weight"), rounding_of(reader)
+    source: WeightSource = trained if rounding is None else RoundedSource(trained, rounding)
+    whole, packing = stored_model(reader.folder, reader.manifest), None
+    model, family, notes = _choose_class(whole if whole.mup is None else without_mup(whole))
+    if dtype == QUANTIZED:
+        if not isinstance(source, RoundedSource):
+            raise ConversionError(
+                f"--quantized: {reader.folder.name} is of a run that rounds no weights, or not yet (precision.qat); "
+                "export without it"
+            )
+        packing = Packing(source, whole, family)
+        notes.append("whoever loads these integers needs compressed-tensors, as transformers does")
+    elif isinstance(source, RoundedSource):
+        notes.append(
+            f"Weights are those that the run computes with, int{source.rounding.qat.bits} times their scales; "
+            "--quantized writes the integers"
+        )
+    return _Chosen(source if whole.mup is None else Folded(source, whole), model, family, packing, notes)
+
+
+def _require_same_ids(verdict: Verdict, tokenizer_folder: Path | None, family: Family) -> None:
+    """Raises ConversionError: transformers reads the tokenizer otherwise."""
+    if verdict.tokenizer_problem:
+        raise ConversionError(
+            f"{verdict.tokenizer_problem}: transformers reads the tokenizer in {tokenizer_folder} otherwise in a "
+            f"folder of {family.architecture}; export with --tokenizer none, and load it from its own folder"
+        )
 
 
 def _choose_class(model: Architecture) -> tuple[Architecture, Family, list[str]]:
@@ -147,8 +194,8 @@ def _choose_class(model: Architecture) -> tuple[Architecture, Family, list[str]]
 
 def _open_checkpoint(checkpoint: Path, dtype: str, max_shard_bytes: int) -> CheckpointReader:
     """A checkpoint that is to be exported, in what can be written."""
-    if dtype not in DTYPES:
-        raise ConversionError(f"found dtype={dtype!r}, expected {', '.join(DTYPES)}")
+    if dtype not in (*DTYPES, QUANTIZED):
+        raise ConversionError(f"found dtype={dtype!r}, expected {', '.join(DTYPES)} or {QUANTIZED}")
     if max_shard_bytes < 1:
         raise ConversionError(f"found max_shard_bytes={max_shard_bytes}, expected 1 or more")
     folder = find_checkpoint(checkpoint)
@@ -194,10 +241,15 @@ def _still_there(folder: Path) -> Iterator[None]:
         ) from error
 
 
-def _write_configs(folder: Path, model: Architecture, family: Family, dtype: str, tokenizer: Tokenizer | None) -> None:
+def _write_configs(
+    folder: Path, model: Architecture, family: Family, dtype: str, tokenizer: Tokenizer | None, packing: Packing | None
+) -> None:
     ids = special_ids(tokenizer)
     torch_name = str(DTYPES[dtype]).removeprefix("torch.")
-    _write_json(folder / CONFIG_FILE, write_config(model, family, dtype=torch_name, special_ids=ids))
+    config = write_config(model, family, dtype=torch_name, special_ids=ids)
+    if packing is not None:
+        config["quantization_config"] = packing.settings()
+    _write_json(folder / CONFIG_FILE, config)
     _write_json(folder / GENERATION_FILE, {name: id for name, id in ids.items() if id is not None})
 
 

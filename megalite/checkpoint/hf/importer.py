@@ -159,7 +159,7 @@ class HuggingFaceWeights:
 def _described(folder: Path) -> tuple[Description, dict[str, str]]:
     """What config.json says, and the file of every tensor. Without layers that predict further if none of their weights
     is there: transformers 5 counts them in every config of such a class."""
-    found, files = read_config(folder), _locate(folder)
+    found, files = read_config(folder), locate(folder)
     first = f"{found.family.blocks}.{found.model.num_layers}."
     if found.model.mtp is None or any(name.startswith(first) for name in files):
         return found, files
@@ -191,7 +191,7 @@ def require_same_model(folder: Path, theirs: Architecture, ours: Architecture) -
         )
 
 
-def _locate(folder: Path) -> dict[str, str]:
+def locate(folder: Path) -> dict[str, str]:
     """The file of every tensor."""
     index = folder / INDEX_FILE
     if index.is_file():

@@ -21,6 +21,7 @@ from megalite.architecture.weights import Rectangle, Weight
 from megalite.checkpoint.hf.family import Family
 from megalite.checkpoint.hf.importer import INDEX_FILE, SINGLE_FILE
 from megalite.checkpoint.hf.layout import StoredTensor, stored_tensors
+from megalite.checkpoint.hf.packed import Packing
 from megalite.checkpoint.hf.stream import is_finite, write_stream
 from megalite.checkpoint.tensor_file import Entry, group_by_size
 from megalite.errors import ConversionError
@@ -42,7 +43,14 @@ class WrittenShards:
 
 
 def write_weights(
-    source: WeightSource, model: Architecture, family: Family, folder: Path, *, dtype: str, max_shard_bytes: int
+    source: WeightSource,
+    model: Architecture,
+    family: Family,
+    folder: Path,
+    *,
+    dtype: str,
+    max_shard_bytes: int,
+    packing: Packing | None = None,
 ) -> WrittenShards:
     """Write model.safetensors, or shards and their index, into a folder.
 
@@ -53,26 +61,36 @@ def write_weights(
         folder: an existing one.
         dtype: fp32, bf16 or fp16.
         max_shard_bytes: no file is larger, unless a single tensor is.
+        packing: of weights that are written as integers; None for no such weights.
 
     Raises:
         ConversionError: a weight is not finite, or not in the number format asked for.
     """
-    tensors = {tensor.name: tensor for tensor in stored_tensors(model, family)}
-    formats = {name: torch.float32 if tensor.is_state else DTYPES[dtype] for name, tensor in tensors.items()}
-    sizes = {name: tensor.num_elements * formats[name].itemsize for name, tensor in tensors.items()}
+    tensors, entries, parts = stored_tensors(model, family), dict[str, Entry](), dict[str, StoredTensor]()
+    for tensor in tensors:
+        plain = Entry(tensor.name, tensor.shape, torch.float32 if tensor.is_state else DTYPES[dtype])
+        found = packing.entries(tensor) if packing is not None and packing.packs(tensor) else [plain]
+        entries |= {entry.key: entry for entry in found}
+        parts |= {entry.key: tensor for entry in found}
+
+    def blocks(key: str) -> Iterator[Tensor]:
+        if packing is not None and key != parts[key].name:
+            return packing.blocks(parts[key], key)
+        return tensor_blocks(source, parts[key], entries[key].dtype)
+
+    sizes = {key: entry.num_bytes for key, entry in entries.items()}
     shards = group_by_size(sizes, max_shard_bytes)
     files = _file_names(len(shards))
     weight_map: dict[str, str] = {}
     for file, names in zip(files, shards, strict=True):
-        entries = [Entry(name, tensors[name].shape, formats[name]) for name in names]
-        write_stream(folder / file, entries, lambda name: tensor_blocks(source, tensors[name], formats[name]))
+        write_stream(folder / file, [entries[name] for name in names], blocks)
         weight_map |= dict.fromkeys(names, file)
-    num_parameters = sum(tensor.num_elements for tensor in tensors.values())
+    num_parameters = sum(tensor.num_elements for tensor in tensors)
     if len(files) > 1:
         metadata = {"total_parameters": num_parameters, "total_size": sum(sizes.values())}
         index = {"metadata": metadata, "weight_map": weight_map}
         (folder / INDEX_FILE).write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")
-    return WrittenShards(len(tensors), num_parameters, sum(sizes.values()), tuple(files))
+    return WrittenShards(len(entries), num_parameters, sum(sizes.values()), tuple(files))
 
 
 def tensor_blocks(source: WeightSource, tensor: StoredTensor, dtype: torch.dtype) -> Iterator[Tensor]:

@@ -31,6 +31,7 @@ from megalite.architecture.weights import Rectangle, Weight, stored_table
 from megalite.checkpoint.hf import reload
 from megalite.checkpoint.hf.importer import DERIVABLE, HuggingFaceWeights
 from megalite.checkpoint.hf.layout import one_thread, row_blocks
+from megalite.checkpoint.hf.packed import AsPacked, PackedWeights, Packing
 from megalite.checkpoint.hf.probes import TEXTS, Probe, make_probes
 from megalite.checkpoint.hf.shards import DTYPES
 from megalite.checkpoint.hf.stages import COMPARING, COMPUTING, RELOADING, Say, silent
@@ -111,6 +112,7 @@ def verify(
     tokenizer: Tokenizer | None = None,
     num_blocks: int | None = None,
     say: Say = silent,
+    packing: Packing | None = None,
 ) -> Verdict:
     """Compare a Hugging Face folder with the weights it stands for.
 
@@ -122,6 +124,7 @@ def verify(
         tokenizer: what training used; None when the folder has none.
         num_blocks: run only the first blocks through both, when the whole model does not fit into memory.
         say: is told what begins.
+        packing: of the weights that are written as integers; None for no such weights.
 
     Raises:
         ConversionError: at the first number that differs, or when transformers cannot read the folder. What differs in
@@ -129,10 +132,10 @@ def verify(
         CheckpointError: tensors are missing, too many, or of another shape.
     """
     num_blocks = min(num_blocks or model.num_layers, model.num_layers)
-    rounded = Rounded(source, dtype)
+    rounded: WeightSource = Rounded(source, dtype) if packing is None else AsPacked(packing)
     say(COMPARING)
     with one_thread():
-        num_weights = _compare_weights(folder, rounded, model)
+        num_weights = _compare_weights(folder, _stored(folder, model, packing), rounded, model)
     answer = compare_logits(folder, rounded, model, num_blocks, tokenizer=tokenizer, say=say)
     probes = make_probes(model)
     return Verdict(
@@ -243,9 +246,13 @@ def compute_logits(source: WeightSource, model: Architecture, probes: Sequence[P
         yield stage.logits(torch.tensor(probe.tokens), documents)
 
 
-def _compare_weights(folder: Path, expected: WeightSource, model: Architecture) -> int:
+def _stored(folder: Path, model: Architecture, packing: Packing | None) -> WeightSource:
+    """The weights of a folder. Its files stay mapped as long as somebody has this."""
+    return HuggingFaceWeights(folder, model) if packing is None else PackedWeights(folder, packing)
+
+
+def _compare_weights(folder: Path, stored: WeightSource, expected: WeightSource, model: Architecture) -> int:
     """Read every tensor back, block by block, and return their number."""
-    stored = HuggingFaceWeights(folder, model)
     table = stored_table(model)
     for weight in table.values():
         for rows in row_blocks(weight.shape):

@@ -49,6 +49,25 @@ class Fp8Config(Section):
         return self.format or ("hybrid" if self.recipe in ("current", "delayed") else "e4m3")
 
 
+class QatConfig(Section):
+    """Quantisation-aware training: weights of the linear layers and experts inside the blocks are rounded to integers
+    in the forward pass and in gradients of inputs; their own gradients pass through the rounding unchanged."""
+
+    bits: Literal[4, 8]
+    """Of a weight."""
+    group_size: Literal[32, 64, 128] | None = 128
+    """Numbers along the input dim that share a scale; null for a whole row."""
+    symmetric: bool = True
+    """Integers from -7 to 7, or -127 to 127, around zero. false has a whole zero point beside each scale, and all of 16
+    or 256 integers."""
+    keep_first_blocks: NonNegativeInt = 0
+    """Blocks at the start of the model that are not rounded."""
+    keep_last_blocks: NonNegativeInt = 0
+    """Blocks at the end of the model that are not rounded."""
+    start_step: PositiveInt = 1
+    """The first step with rounded weights; those before it are plain ones."""
+
+
 def _is_power_of_two(scale: float) -> float:
     if math.frexp(scale)[0] != 0.5:
         below = 2.0 ** math.floor(math.log2(scale))
@@ -101,3 +120,5 @@ class PrecisionConfig(Section):
     """fp16: the factor on the loss."""
     fp8: Fp8Config | None = None
     """FP8 for the linear layers inside the blocks; null for none."""
+    qat: QatConfig | None = None
+    """Rounds weights to 4 or 8 bits while training; null for none."""

@@ -22,6 +22,7 @@ from megalite.train.components.memory_check import MemoryCheck
 from megalite.train.components.metrics import Metrics
 from megalite.train.components.plan_comparison import comparison_of
 from megalite.train.components.profiler import FOLDER, Profiler
+from megalite.train.components.qat_start import QatStart
 from megalite.train.components.replica_check import ReplicaCheck
 from megalite.train.components.rollback_limit import RollbackLimit
 from megalite.train.components.spikes import SkippedSteps, SpikeGuard
@@ -62,6 +63,7 @@ def assemble(run: Run, first_step: int) -> Components:
         balance,
         _layer_statistics(run),
         _fp8_watch(run, first_step),
+        _qat_start(run, first_step),
         _expert_watch(run),
         Metrics(recorder),
         SkippedSteps(recorder, spikes),
@@ -125,6 +127,13 @@ def _fp8_watch(run: Run, first_step: int) -> Fp8Watch | None:
     )
     watch.start_at(first_step)
     return watch
+
+
+def _qat_start(run: Run, first_step: int) -> QatStart | None:
+    qat = run.config.precision.qat
+    if qat is None or qat.start_step <= 1:
+        return None
+    return QatStart(run.engine, run.recorder, qat.start_step, first_step)
 
 
 def _expert_watch(run: Run) -> ExpertWatch | None:

@@ -24,6 +24,7 @@ from megalite.checkpoint.hf.folders import find_checkpoint
 from megalite.checkpoint.hf.importer import HuggingFaceWeights, model_config
 from megalite.checkpoint.hf.tokenizer_choice import choose_tokenizer
 from megalite.checkpoint.reader import CheckpointReader
+from megalite.checkpoint.rounded_weights import computing_weights
 from megalite.config.schema import TaskConfig
 from megalite.data.loader import Batch
 from megalite.errors import ConversionError, DataError
@@ -72,7 +73,7 @@ def open_model(folder: Path, tokenizer: Path | None = None) -> SavedModel:
     reader = CheckpointReader(find_checkpoint(folder))
     found, _ = choose_tokenizer(tokenizer, reader.folder, reader.manifest)
     model = stored_model(reader.folder, reader.manifest)
-    return SavedModel(reader.folder, model, reader.source("weight"), found, is_checkpoint=True)
+    return SavedModel(reader.folder, model, computing_weights(reader), found, is_checkpoint=True)
 
 
 def score_all(

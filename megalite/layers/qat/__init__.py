@@ -1,0 +1,1 @@
+"""Quantisation-aware training: weights rounded to integers in the forward pass."""
