@@ -13,7 +13,7 @@ shift
 # By measured times: both lanes take about as long.
 waiting=(tests/slurm tests/faults tests/stations tests/cli tests/report)
 waiting+=(tests/tokenizer tests/data tests/corpus tests/fuzz tests/checkpoint tests/end_to_end)
-waiting+=(tests/stand_in tests/monitor)
+waiting+=(tests/stand_in tests/monitor tests/planner tests/sweeps tests/ladder tests/studies tests/model)
 
 read -r -d '' halves <<'END'
 import os

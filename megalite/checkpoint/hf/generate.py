@@ -6,6 +6,7 @@ else is generated, and in what order, does not matter.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -124,11 +125,13 @@ class TextModel:
         self, ids: list[int], settings: GenerationSettings, generator: torch.Generator, found: Continuation
     ) -> Iterator[str]:
         stream, cache = TextStream(self._decode, settings.stops), None
+        taken = inspect.signature(self._model.forward).parameters
+        name = "cache" if "cache" in taken else "past_key_values"  # its name in newer generations of transformers
         for _ in range(settings.max_new_tokens):
             with torch.inference_mode():
-                out = self._model(torch.tensor([ids]), past_key_values=cache, use_cache=True, logits_to_keep=1)
+                out = self._model(torch.tensor([ids]), **{name: cache}, use_cache=True, logits_to_keep=1)
                 token = draw(out.logits[0, -1], settings.sampling, generator)
-            cache, ids = out.past_key_values, [token]
+            cache, ids = out.get(name), [token]
             found.num_tokens += 1
             if token in self._ends:
                 found.ended_by = "end-of-text"
