@@ -178,7 +178,7 @@ def _overfits(report: ProbeReport, config: Config) -> Look:
 
 
 def _layout(report: ProbeReport, config: Config, world_size: int, probe: Probe) -> Look:
-    what = "loss is the layout's no matter"
+    what = "same loss in another layout"
     other, described = _in_another_layout(config, world_size)
     if other is None:
         return Look(what, None, described)

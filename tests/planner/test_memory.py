@@ -21,15 +21,8 @@ from megalite.model.block import Block
 from megalite.model.recompute import choose_recompute
 from megalite.model.spec import StageSpec
 from megalite.model.transformer import documents_of
-from megalite.planner.memory import (
-    block_activations,
-    memory_by_stage,
-    parameters_by_stage,
-    state_bytes_by_stage,
-    state_bytes_per_parameter,
-)
+from megalite.planner.memory import block_activations, memory_by_stage, parameters_by_stage
 from tests.kit.spawn import run_ranks
-from tests.kit.train import tiny_config
 
 SMALL = {"hidden_size": 64, "num_layers": 4, "num_heads": 4, "ffn_hidden_size": 192, "vocab_size": 128}
 
@@ -439,14 +432,3 @@ def test_buffers_follow_the_json():
     assert memory_by_stage(config, plan)[0].buffers == 2 * bucket
     config, plan = planned(1, parallel={"zero_stage": 0}, precision={"dtype": "fp32"})
     assert memory_by_stage(config, plan)[0].buffers == 0
-
-
-def test_state_of_groups_is_counted_by_name():
-    """A frozen block has no state, its like has: eight bytes a parameter of what is left."""
-    config = tiny_config(optimizer={"groups": [{"match": "blocks.0.*", "frozen": True}]})
-    plan = make_plan(config, 1)
-    table = weight_table(plan.model).values()
-    left = sum(prod(weight.shape) for weight in table if weight.layer != "blocks.0")
-    assert state_bytes_by_stage(config, plan) == (8 * left,)
-    whole = sum(prod(weight.shape) for weight in table)
-    assert state_bytes_per_parameter(config, plan) == pytest.approx(8 * left / whole)

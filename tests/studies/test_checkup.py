@@ -85,7 +85,7 @@ def test_experts_without_tokens_are_no_fault(monkeypatch, tmp_path):
 
 def test_a_loss_that_hangs_on_the_layout(monkeypatch, tmp_path):
     """Further off than sums in another order."""
-    found = looks(monkeypatch, tmp_path, alone=4.625)["loss is the layout's no matter"]
+    found = looks(monkeypatch, tmp_path, alone=4.625)["same loss in another layout"]
     assert (found.is_good, found.found) == (False, "4.62 and 4.625 on one rank")
 
 
