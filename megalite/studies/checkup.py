@@ -22,7 +22,7 @@ from megalite.config.plan import default_world_size, make_plan
 from megalite.config.schema import Config
 from megalite.data.run_config import load_run
 from megalite.data.samples import Samples
-from megalite.errors import EXIT_DONE, DataError, UserError
+from megalite.errors import EXIT_DONE, EXIT_REQUEUE, DataError, UserError
 from megalite.planner.estimate import estimate
 from megalite.planner.machines import load_machine
 from megalite.studies.aside import aside
@@ -86,7 +86,8 @@ def check_up(
     """
     config = load_run(path, overrides)
     world_size, probe = default_world_size(config), probe or probe_locally
-    plan, samples, _ = preflight(config, world_size)
+    with tempfile.TemporaryDirectory(prefix="megalite-") as name:  # where the run's own would be made
+        plan, samples, _ = preflight(aside(config, Path(name) / "run"), world_size)
     report = probe(config, world_size, overfit_steps)
     return [
         _reads(samples),
@@ -109,6 +110,8 @@ def probe_locally(config: Config, world_size: int, overfit_steps: int) -> ProbeR
         folder = Path(name)
         copied, out = aside(config, folder / "run"), folder / "probe.json"
         code = run_local_ranks(copied, world_size, "megalite.studies.probe", [str(out), str(overfit_steps)])
+        if code == EXIT_REQUEUE:  # its ranks were asked to stop
+            raise KeyboardInterrupt
         if code != EXIT_DONE:
             raise UserError("the run's first steps failed; what its ranks said stands above")
         return ProbeReport(**json.loads(out.read_text(encoding="utf-8")))

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from megalite.config.schema import Config
-from megalite.errors import EXIT_DONE, UserError
+from megalite.errors import EXIT_DONE, EXIT_REQUEUE, UserError
 from megalite.train.local import run_local_ranks
 from megalite.train.place import Place, given_place
 from megalite.train.preflight import preflight
@@ -142,6 +142,8 @@ def find_rate(config: Config, world_size: int, sweep: Sweep) -> Found | None:
             preflight(copied, world_size)
             arguments = [str(out), *(str(value) for value in asdict(sweep).values())]
             code = run_local_ranks(copied, world_size, "megalite.studies.lr_finder", arguments)
+        if code == EXIT_REQUEUE:  # its ranks were asked to stop
+            raise KeyboardInterrupt
         if code != EXIT_DONE:
             raise UserError("the sweep ended early; what its ranks said stands above")
         if not out.exists():

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 from megalite.config.plan import compile_pays
 from megalite.config.schema import Config
-from megalite.errors import EXIT_BAD_INPUT, EXIT_FAULT, StartError, UserError
+from megalite.errors import EXIT_BAD_INPUT, EXIT_FAULT, EXIT_REQUEUE, StartError, UserError
 from megalite.host import total_bytes
 from megalite.plugins import place_of
 from megalite.train.failures import error_path, leave_error
@@ -66,12 +66,20 @@ def run_rank(
 
 
 def run_by(path: str | Path, place: Place, work: Callable[[Config], int]) -> int:
-    """Read the config that who started this rank has left, and do a rank's work by it; returns its exit code."""
+    """Read the config that who started this rank has left, and do a rank's work by it; returns its exit code, that of a
+    stop where the work is interrupted."""
     from megalite.config.load import load_config
     from megalite.config.yaml_source import read_source
 
     run_dir = Path(read_source(Path(path)).data["run"]["dir"])  # known before plug-ins are loaded, which may fail
-    return run_guarded(run_dir, place, lambda: work(load_config(path)))
+
+    def do() -> int:
+        try:
+            return work(load_config(path))
+        except KeyboardInterrupt:  # where work does not hear of a stop by itself, as training does
+            return EXIT_REQUEUE
+
+    return run_guarded(run_dir, place, do)
 
 
 def run_guarded(run_dir: Path, place: Place, work: Callable[[], int]) -> int:

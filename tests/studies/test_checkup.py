@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 import math
+import signal
+import subprocess
+import time
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +14,7 @@ import pytest
 
 from megalite.config.load import load_config
 from megalite.config.schema import Config
-from megalite.errors import EXIT_DONE, EXIT_FAULT, UserError
+from megalite.errors import EXIT_DONE, EXIT_FAULT, EXIT_INTERRUPTED, UserError
 from megalite.studies import checkup
 from megalite.studies.aside import aside
 from megalite.studies.checkup import Look, check_up
@@ -19,7 +22,7 @@ from megalite.studies.probe import probe
 from megalite.studies.probe_report import ProbeReport
 from megalite.studies.verify_resume import Report, ResumeFinding
 from megalite.train.place import Place
-from tests.kit.runs import megalite, write_run
+from tests.kit.runs import COMMAND, megalite, write_run
 from tests.kit.spawn import run_ranks
 
 SOUND = ProbeReport(
@@ -132,3 +135,17 @@ def test_the_command(tmp_path):
     assert "look at this before you train: overfits one batch" in done.stderr
     assert "exact: 6 steps" in " ".join(done.stdout.split())
     assert megalite("doctor", path, "train.steps=0").returncode == 2
+
+
+@pytest.mark.parametrize("seconds", [1.0, 9.0])
+def test_ctrl_c_is_an_end_in_words(tmp_path, seconds):
+    """While ranks start, and while they train: one line, the code of an interruption, and no folder."""
+    path = write_run(tmp_path, parallel={"tp": 1}, optimizer={"lr": 1e-9}, train={"steps": 8})
+    command = [*COMMAND, "doctor", str(path), "--overfit-steps", "100000"]
+    child = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    time.sleep(seconds)
+    child.send_signal(signal.SIGINT)
+    _, said = child.communicate(timeout=60)
+    assert child.returncode == EXIT_INTERRUPTED, said
+    assert "Traceback" not in said, said
+    assert not (tmp_path / "run").exists()
