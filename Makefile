@@ -89,16 +89,16 @@ $(TRANSFORMERS_4)/.installed: $(INSTALLED) Makefile
 		transformers==4.57.6 tokenizers==0.22.2 huggingface-hub==0.36.2 && touch $@ \
 		|| echo "transformers 4.57 could not be fetched: its tests will be skipped"
 
-# lm-evaluation-harness with the little that a local task needs of what it depends on (100 MB), for one test
+# lm-evaluation-harness with the little that a local task needs of what it depends on (100 MB), for one test, and PEFT for another
 LM_EVAL := $(VENV)/lm-eval
 
-lm-eval: $(LM_EVAL)/.installed  ## the evaluation harness, which one test asks
+lm-eval: $(LM_EVAL)/.installed  ## the evaluation harness and PEFT, which one test each asks
 
 $(LM_EVAL)/.installed: $(INSTALLED) Makefile
 	$(BIN)/python -m pip install -q --no-deps --upgrade --target $(LM_EVAL) \
 		lm-eval==0.4.13 accelerate==1.15.0 evaluate==0.4.6 sacrebleu==2.6.0 portalocker==4.4.2 tabulate==0.10.0 \
-		colorama==0.4.6 lxml==6.1.3 more-itertools==11.2.1 && touch $@ \
-		|| echo "lm-evaluation-harness could not be fetched: its tests will be skipped"
+		colorama==0.4.6 lxml==6.1.3 more-itertools==11.2.1 peft==0.21.2 && touch $@ \
+		|| echo "lm-evaluation-harness and PEFT could not be fetched: their tests will be skipped"
 
 # The demo's layout is two ranks on the CPU; on a machine with GPUs it is one rank in bf16.
 DEMO_LAYOUT := $(if $(shell nvidia-smi -L 2>/dev/null),parallel.tp=1 precision.dtype=bf16,)

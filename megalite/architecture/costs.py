@@ -27,7 +27,7 @@ from megalite.architecture.attention_costs import (
     softmax_sums,
 )
 from megalite.architecture.norms import NORMS
-from megalite.architecture.weights import Weight, weight_table
+from megalite.architecture.weights import Weight, is_adapter, weight_table
 
 FP8_BYTES = 1
 INT64_BYTES = 8
@@ -52,6 +52,11 @@ def count_parameters(model: Architecture) -> int:
     return sum(sum_by_layer(model, lambda weight: prod(weight.shape)).values())
 
 
+def count_adapters(model: Architecture) -> int:
+    """Those of low-rank adapters."""
+    return sum(sum_by_layer(model, lambda weight: prod(weight.shape) if is_adapter(weight.name) else 0).values())
+
+
 def count_active_parameters(model: Architecture) -> int:
     """Those that one token meets: of the experts of a block the ones that it goes to."""
     top_k = 0 if model.moe is None else model.moe.top_k
@@ -65,11 +70,16 @@ def count_active_parameters(model: Architecture) -> int:
 def flops_per_token(model: Architecture, seq_len: int) -> float:
     """Forward and backward FLOPs of one token: 6 a matrix weight, and causal attention over the mean span it sees.
 
-    The convention of PaLM (Chowdhery et al. 2022, appendix B) with attention counted causal, i.e. half.
+    The convention of PaLM (Chowdhery et al. 2022, appendix B) with attention counted causal, i.e. half. Where adapters
+    alone are trained, no gradients of other matrices are made: 4 a weight.
     """
     blocks = sum(block_multiply_adds(block, model.hidden_size, seq_len) for block in model.blocks)
     head = model.vocab_size * model.hidden_size
-    return 6.0 * (blocks + head + model.num_predictions * (prediction_multiply_adds(model, seq_len) + head))
+    everything = blocks + head + model.num_predictions * (prediction_multiply_adds(model, seq_len) + head)
+    if model.lora is None:
+        return 6.0 * everything
+    mixing = sum(mixing_multiply_adds(block.attention, seq_len) for block in model.blocks)
+    return 4.0 * everything + 2.0 * mixing + 6.0 * count_adapters(model)
 
 
 def prediction_multiply_adds(model: Architecture, seq_len: int) -> float:

@@ -10,7 +10,8 @@
 
 `in` and `out` are those of the canonical matrix: of queries, keys, values, gate and up each by itself, and of each
 expert. So the layout, and what is fused in it, changes nothing. Tables (tokens, positions) and sinks have no fans and
-are N(0, init_std); `embedding_std` and `head_std` go before. Norms are 1 and biases 0.
+are N(0, init_std); `embedding_std` and `head_std` go before. Norms are 1 and biases 0. Of a low-rank adapter A is
+U(-1 / sqrt(in), 1 / sqrt(in)), whatever the rule, and B 0: at first it adds nothing.
 
 What writes to the residual stream is scaled by depth (`init_depth_scaling`), and muP divides what it widens by
 sqrt(m) (`architecture.mup`).
@@ -48,6 +49,8 @@ class Initial:
 
 def initial(weight: Weight, model: Architecture) -> Initial:
     """What a weight that is neither ones nor zeros is drawn from."""
+    if weight.init == "adapter":
+        return Initial(1.0 / math.sqrt(3.0 * weight.shape[1]), is_uniform=True)
     init = model.init
     own = own_deviation(weight, init)
     std = _deviation(weight, model) if own is None else own

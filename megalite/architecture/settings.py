@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 from pydantic import (
     AfterValidator,
@@ -236,6 +236,36 @@ class MoeConfig(ModelSection):
     """Of the others each so-manieth is sparse, the last of each such run: 2 for each second (Llama 4)."""
 
 
+LoraTarget = Literal["q", "k", "v", "o", "gate", "up", "down"]
+
+LORA_TARGETS: tuple[LoraTarget, ...] = get_args(LoraTarget)
+
+
+class LoraConfig(ModelSection):
+    """Low-rank adaptation (LoRA, Hu et al. 2021): `y = x W' + scale (x A') B'`, where W stays as it is and A and B are
+    trained. All other weights are frozen, unless an entry of `optimizer.groups` has them."""
+
+    rank: PositiveInt = 16
+    """Rows of A and columns of B."""
+    alpha: PositiveFloat = 32.0
+    """scale is alpha / rank."""
+    targets: tuple[LoraTarget, ...] | None = None
+    """The linear layers that have one: q, k, v and o of attention; gate, up and down of MLPs that are not experts.
+    null: all that the model has of these."""
+    rank_stabilized: bool = False
+    """scale is alpha / sqrt(rank), so that rates stay as the rank grows (rsLoRA, Kalajdzievski 2023)."""
+
+    @property
+    def found_targets(self) -> tuple[LoraTarget, ...]:
+        """The targets, null spelled out."""
+        return LORA_TARGETS if self.targets is None else self.targets
+
+    @property
+    def scale(self) -> float:
+        """Factor on what A and B put out."""
+        return self.alpha / (self.rank**0.5 if self.rank_stabilized else self.rank)
+
+
 class ModelSettings(ModelSection):
     """What a config may say of a model, and what a filled one has."""
 
@@ -315,6 +345,8 @@ class ModelSettings(ModelSection):
     """Mixture of experts; null for one MLP a block."""
     mtp: MtpConfig | None = None
     """Multi-token prediction; null for the next token alone."""
+    lora: LoraConfig | None = None
+    """Low-rank adapters beside the linear layers; null trains the layers themselves."""
 
     @property
     def has_qkv_bias(self) -> bool:

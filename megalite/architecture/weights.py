@@ -23,7 +23,7 @@ from typing import Literal
 from megalite.architecture.architecture import Architecture, BlockSpec, ExpertsSpec, FeedForwardSpec
 from megalite.architecture.norms import NORMS
 
-Init = Literal["normal", "residual", "ones", "zeros"]
+Init = Literal["normal", "residual", "adapter", "ones", "zeros"]
 
 VOCAB_MULTIPLE = 64
 """Each tensor-parallel rank holds a multiple of this many vocabulary rows: whole tiles for the matrix units."""
@@ -109,7 +109,7 @@ def weight_table(model: Architecture, blocks: Container[int] | None = None) -> d
     rows = [*_embedding(model)]
     for index, block in enumerate(model.blocks):
         if blocks is None or index in blocks:
-            rows += _block(model, block, f"blocks.{index}")
+            rows += _with_adapters(_block(model, block, f"blocks.{index}"), model)
     rows += _norm(model.norm, model.hidden_size, "final_norm", "final_norm")
     if not model.tie_embeddings:
         vocab = (model.vocab_size, model.hidden_size)
@@ -182,6 +182,36 @@ def _norm(kind: str, size: int, layer: str, prefix: str) -> list[Weight]:
     if norm.has_bias:
         rows.append(Weight(f"{prefix}.bias", shape, layer, f"{prefix}.bias", init="zeros", decay=False))
     return rows
+
+
+LORA_A, LORA_B = "lora_a", "lora_b"
+"""Last parts of the names of adapters' weights: `blocks.3.attention.q.lora_a [rank, in]`, `lora_b [out, rank]`."""
+
+
+def is_adapter(name: str) -> bool:
+    """Whether a canonical weight is one of a low-rank adapter."""
+    return name.endswith((f".{LORA_A}", f".{LORA_B}"))
+
+
+def adapters_of(weight: Weight, rank: int) -> tuple[Weight, Weight]:
+    """A and B beside a linear layer's weight. Each is cut as the side of the weight that it shares: A by inputs, B by
+    outputs; what shares no cut side is whole on every tensor-parallel rank."""
+    (rows, columns), stem = weight.shape, weight.name.removesuffix("weight")
+    parameter = weight.parameter.removesuffix("weight")
+    a = Weight(f"{stem}{LORA_A}", (rank, columns), weight.layer, f"{parameter}lora.a", init="adapter")
+    b = Weight(f"{stem}{LORA_B}", (rows, rank), weight.layer, f"{parameter}lora.b", init="zeros")
+    return (replace(a, cut=1), b) if weight.cut == 1 else (a, replace(b, cut=weight.cut))
+
+
+def _with_adapters(rows: list[Weight], model: Architecture) -> list[Weight]:
+    """A block's rows, each weight that is a target followed by its adapter."""
+    lora, found = model.lora, list[Weight]()
+    for row in rows:
+        found.append(row)
+        *_, part, kind = row.name.split(".")
+        if lora is not None and kind == "weight" and part in lora.found_targets and row.expert is None:
+            found += adapters_of(row, lora.rank)
+    return found
 
 
 def _linear(

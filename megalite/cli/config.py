@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from megalite.architecture.architecture import Architecture
+    from megalite.checkpoint.hf.families.registry import Exportable
     from megalite.config.plan import RunPlan
     from megalite.config.schema import Config
     from megalite.planner.memory import StageMemory
@@ -58,7 +59,8 @@ def check(
     from megalite.config.validate import validate
     from megalite.data.run_config import load_run
     from megalite.engine.deepspeed.config import deepspeed_config
-    from megalite.planner.memory import memory_by_stage, state_bytes_per_parameter
+    from megalite.planner.holdings import state_bytes_per_parameter
+    from megalite.planner.memory import memory_by_stage
     from megalite.planner.traffic import traffic_by_stage
 
     loaded = load_run(config, overrides or ())
@@ -76,10 +78,7 @@ def check(
     engine = choose_engine(loaded.parallel)
     json_config = deepspeed_config(loaded, plan) if engine == "deepspeed" else None
     export = exportable(plan.model)
-    if export.why_not:
-        notes.append(f"it trains, but cannot be exported to Hugging Face: {export.why_not}")
-    if export.condition:
-        notes.append(f"to be exported as {export.architecture}, {export.condition}")
+    notes += _export_notes(export)
     if world_size is None:
         notes += dict.fromkeys(note for own, planned in lengths for note in _fit_notes(own, planned))
     by_length = [_facts_of_length(own, planned) for own, planned in lengths] if len(lengths) > 1 else []
@@ -153,6 +152,13 @@ def weights(
             rate = decay = "-"
         table.add_row(weight.name, shape, "" if group is None else str(group), rule, rate, decay)
     _console().print(table)
+
+
+def _export_notes(export: Exportable) -> Iterator[str]:
+    if export.why_not:
+        yield f"it trains, but cannot be exported to Hugging Face: {export.why_not}"
+    if export.condition:
+        yield f"to be exported as {export.architecture}, {export.condition}"
 
 
 def _facts_of_length(config: Config, plan: RunPlan) -> dict[str, Any]:

@@ -96,6 +96,32 @@ def to_hf(
     _print_notes(done.notes)
 
 
+@app.command("to-peft")
+def to_peft(
+    checkpoint: Annotated[Path, typer.Argument(help="A step-… folder, or a run's folder for its newest checkpoint.")],
+    out: Annotated[Path, typer.Argument(callback=named, help="Folder to make.")],
+    base: Annotated[
+        Path | None,
+        typer.Option(
+            help="Hugging Face folder of the model that was adapted. [default: what the run began with]",
+            show_default=False,
+        ),
+    ] = None,
+    overwrite: Overwrite = False,
+) -> None:
+    """Export the low-rank adapters of a run (`model.lora`) alone, for PEFT; refused unless all other weights are the
+    base's."""
+    from megalite.checkpoint.hf.adapter import to_peft as export
+
+    with _working(out):
+        done = export(checkpoint, out, base=base, overwrite=overwrite)
+    typer.echo(f"{done.checkpoint} -> {done.folder}")
+    typer.echo(
+        f"  {done.num_parameters:,} parameters of adapters in {done.num_layers} layers of {done.architecture}, fp32; "
+        f"all other weights are equal to those of {done.base}"
+    )
+
+
 @app.command("from-hf")
 def from_hf(
     folder: Annotated[Path, typer.Argument(help="Folder with config.json and safetensors.")],

@@ -6,7 +6,8 @@ from collections.abc import Iterator
 
 from megalite.architecture.architecture import Architecture
 from megalite.architecture.attentions import ATTENTIONS
-from megalite.architecture.settings import MlaConfig
+from megalite.architecture.settings import LoraConfig, MlaConfig
+from megalite.architecture.weights import is_adapter, weight_table
 from megalite.config.checks_init import check_init
 from megalite.config.checks_moe import check_experts
 from megalite.config.checks_mtp import check_predictions
@@ -51,6 +52,8 @@ def check_architecture(given: ModelConfig, model: Architecture) -> Iterator[str]
     yield from check_experts(model)
     yield from check_predictions(model)
     yield from check_init(given, model)
+    if model.lora is not None:
+        yield from _adapters(model, model.lora)
     if model.positions == "learned":
         yield from unused(model.rope, RopeConfig.model_fields, "model.rope", "positions=learned")
         yield from unused(given, ("sliding_rope",), "model", "positions=learned")
@@ -108,6 +111,21 @@ def _latents(given: ModelConfig, model: Architecture, mla: MlaConfig) -> Iterato
         yield f"model.bias: mla has none; found {model.bias}, use none"
     if model.mup is not None:
         yield "model.mup: no rule is known here for the widths of latents; use mup=null, or mla=null"
+
+
+def _adapters(model: Architecture, lora: LoraConfig) -> Iterator[str]:
+    with_all = model.model_copy(update={"lora": lora.model_copy(update={"targets": None})})
+    has = {name.split(".")[-2]: None for name in weight_table(with_all) if is_adapter(name)}
+    lacking = [] if lora.targets is None else [each for each in lora.targets if each not in has]
+    if lacking:
+        yield f"model.lora.targets: no layer that can be adapted is called {or_(lacking)}; there are {', '.join(has)}"
+    elif not lora.found_targets:
+        yield "model.lora.targets: empty, and nothing would be learnt; name some layers, or set model.lora=null"
+    if model.mup is not None:
+        yield (
+            "model.mup: how adapters scale with the width is not known here; use model.lora=null, or export the "
+            "checkpoint, which multiplies muP's factors into the weights, and begin with that and mup=null"
+        )
 
 
 def _windows(given: ModelConfig) -> Iterator[str]:

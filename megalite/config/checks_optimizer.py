@@ -6,10 +6,10 @@ from collections.abc import Iterator
 
 from megalite.architecture.architecture import Architecture
 from megalite.architecture.attentions import ATTENTIONS
-from megalite.architecture.weights import weight_table
+from megalite.architecture.weights import is_adapter, weight_table
 from megalite.config.engine import choose_engine
 from megalite.config.optimizers import OPTIMIZERS, RULES, scales_with_width, settings_read
-from megalite.config.schema import Config, OptimizerConfig
+from megalite.config.schema import ADAPTED, Config, OptimizerConfig
 from megalite.config.sections.optimizer import WeightGroupConfig
 from megalite.config.weight_groups import does_match, group_number, group_of
 from megalite.config.wording import or_, unused
@@ -106,7 +106,11 @@ def _qk_clip(config: Config, model: Architecture) -> Iterator[str]:
 
 def _groups(config: Config, model: Architecture) -> Iterator[str]:
     optimizer, names = config.optimizer, list(weight_table(model))
+    if model.lora is not None and not any(map(is_adapter, names)):
+        return  # as is said of model.lora.targets
     for number, group in enumerate(optimizer.groups):
+        if group == ADAPTED:  # nobody wrote it
+            continue
         key = f"optimizer.groups.{number}"
         yield from _patterns(optimizer, group, names, number)
         yield from _settings(optimizer, group, key)
@@ -137,6 +141,14 @@ def _patterns(optimizer: OptimizerConfig, group: WeightGroupConfig, names: list[
                 "groups before it, the first that has a weight; write this group before it"
             )
 
+    for pattern in group.but:
+        named, whole = group.model_copy(update={"match": (pattern,), "but": ()}), group.model_copy(update={"but": ()})
+        if not any(does_match(name, named) and does_match(name, whole) for name in names):
+            yield (
+                f"optimizer.groups.{number}.but: no weight of match has a name like {pattern!r}, and nothing would be "
+                "taken out; leave it out, or correct it"
+            )
+
 
 def _any_block(name: str) -> str:
     """`blocks.*.attention.q.weight`"""
@@ -149,7 +161,7 @@ def _some(names: list[str]) -> str:
 
 
 def _settings(optimizer: OptimizerConfig, group: WeightGroupConfig, key: str) -> Iterator[str]:
-    own = [name for name in type(group).model_fields if name not in ("match", "frozen")]
+    own = [name for name in type(group).model_fields if name not in ("match", "but", "frozen")]
     if group.frozen:
         yield from unused(group, own, key, "frozen=true")
     elif all(getattr(group, name) == type(group).model_fields[name].default for name in own):

@@ -30,6 +30,12 @@ def check_qat(config: Config, model: Architecture) -> Iterator[str]:
             "precision.dtype: scales of small weights underflow in fp16, and precision.qat divides by them; use "
             "dtype=bf16 or fp32"
         )
+    if model.lora is not None:
+        yield (
+            "precision.qat: with model.lora the rounded weights are frozen, and would learn nothing of it; use "
+            "qat=null, or lora=null"
+        )
+        return
     kept = qat.keep_first_blocks + qat.keep_last_blocks
     if kept >= model.num_layers:
         yield (

@@ -53,7 +53,7 @@ def _costs(
     return ChunkCosts(
         forward=linear + attention + head,
         input_gradient=linear + ATTENTION_BACKWARD * attention + again,
-        weight_gradient=linear,
+        weight_gradient=linear if model.lora is None else 0.0,  # of what is frozen none is made
     )
 
 

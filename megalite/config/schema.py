@@ -21,7 +21,7 @@ from megalite.config.sections.evaluation import EarlyStoppingConfig, SlopeConfig
 from megalite.config.sections.health import HealthConfig
 from megalite.config.sections.model import ModelConfig, MupConfig, RopeConfig, RopeScaling
 from megalite.config.sections.monitor import MonitorConfig
-from megalite.config.sections.optimizer import OptimizerConfig
+from megalite.config.sections.optimizer import OptimizerConfig, WeightGroupConfig
 from megalite.config.sections.parallel import ParallelConfig
 from megalite.config.sections.precision import Fp8Config, PrecisionConfig, QatConfig
 from megalite.config.sections.profile import ProfileConfig
@@ -70,6 +70,10 @@ __all__ = [
 ]
 
 
+ADAPTED = WeightGroupConfig(match=("*",), but=("*.lora_?",), frozen=True)
+"""All that low-rank adapters leave as it is."""
+
+
 class _Told(type(Section)):  # type: ignore[misc]  # pydantic's own metaclass, which has no public name
     """The type of a class whose wrong values are told as those of a file are."""
 
@@ -101,6 +105,15 @@ class Config(Section, metaclass=_Told):
     health: HealthConfig = HealthConfig()
     slurm: SlurmConfig = SlurmConfig()
     engine: EngineConfig = EngineConfig()
+
+    @model_validator(mode="after")
+    def _freeze_what_is_adapted(self) -> Config:
+        """With adapters (`model.lora`) alone trained, unless a group that the user gave has a weight."""
+        groups = self.optimizer.groups
+        if self.model.lora is not None and ADAPTED not in groups:
+            optimizer = self.optimizer.model_copy(update={"groups": (*groups, ADAPTED)})
+            object.__setattr__(self, "optimizer", optimizer)
+        return self
 
     @model_validator(mode="before")
     @classmethod

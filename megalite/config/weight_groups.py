@@ -20,5 +20,6 @@ def group_number(name: str, optimizer: OptimizerConfig) -> int | None:
 
 
 def does_match(name: str, group: WeightGroupConfig) -> bool:
-    """Whether a group has a pattern of a name."""
-    return any(fnmatchcase(name, pattern) for pattern in group.match)
+    """Whether a group has a pattern of a name, and none that takes it out."""
+    is_in, is_out = (any(fnmatchcase(name, pattern) for pattern in patterns) for patterns in (group.match, group.but))
+    return is_in and not is_out

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import prod
+from typing import NamedTuple
 
 from megalite.architecture.costs import ELEMENT_BYTES, FP32_BYTES
 from megalite.architecture.weights import weight_table
@@ -51,42 +52,59 @@ class Footprint:
     """In the host's memory, beside all this."""
 
 
-def footprint(config: Config, plan: RunPlan, num_parameters: int, num_updated: int, state_bytes: int) -> Footprint:
-    """What the engine of a config keeps on a rank.
+class EngineNumbers(NamedTuple):
+    """What an engine is given to keep on a rank."""
 
-    Args:
-        num_parameters: of the rank before ZeRO cuts them.
-        num_updated: those whose masters ZeRO divides among the replicas: with expert parallelism more.
-        state_bytes: of the optimizer's state of these, before ZeRO cuts it.
-    """
-    if choose_engine(config.parallel) == "native":
-        return _native(config, plan, num_parameters, num_updated, state_bytes)
-    if choose_engine(config.parallel) == "fsdp2":
-        return _fsdp2(config, plan, num_parameters, num_updated, state_bytes)
-    return _deepspeed(config, plan, num_parameters, state_bytes)
+    parameters: int
+    """Of the rank before ZeRO cuts them."""
+    updated: int
+    """Those whose masters ZeRO divides among the replicas: with expert parallelism more."""
+    state_bytes: int
+    """Of the optimizer's state of these, before ZeRO cuts it."""
+    still: int = 0
+    """Of the parameters those that are frozen, of which our own engine keeps nothing else."""
+    still_updated: int = 0
+    """The same of `updated`."""
+
+    @property
+    def trained(self) -> int:
+        """Parameters that have gradients."""
+        return self.parameters - self.still
+
+    @property
+    def masters(self) -> int:
+        """Numbers that the replicas update together."""
+        return self.updated - self.still_updated
 
 
-def _fsdp2(config: Config, plan: RunPlan, num_parameters: int, num_updated: int, state_bytes: int) -> Footprint:
+def footprint(config: Config, plan: RunPlan, numbers: EngineNumbers) -> Footprint:
+    """What the engine of a config keeps on a rank."""
+    engine = choose_engine(config.parallel)
+    return {"native": _native, "fsdp2": _fsdp2, "deepspeed": _deepspeed}[engine](config, plan, numbers)
+
+
+def _fsdp2(config: Config, plan: RunPlan, numbers: EngineNumbers) -> Footprint:
     """Masters, gradients and state in fp32, all of it divided. Gathered are what is outside of blocks, the block at
     work, as it has come and as it is used, and the next one."""
     element, replicas = ELEMENT_BYTES[config.precision.dtype], plan.num_replicas // config.parallel.dp_replicate
     outside = [weight for weight in weight_table(plan.model, blocks=()).values() if not weight.is_inner]
     root = sum(prod(weight.local_shape(plan.tp)) for weight in outside)
-    block = (num_parameters - root) // (plan.model.num_layers + plan.model.num_predictions)
-    gradients = num_updated * FP32_BYTES // replicas
+    block = (numbers.parameters - root) // (plan.model.num_layers + plan.model.num_predictions)
+    gradients = numbers.updated * FP32_BYTES // replicas
     return Footprint(
-        weights=num_updated * FP32_BYTES // replicas,
+        weights=numbers.updated * FP32_BYTES // replicas,
         gradients=gradients,
-        optimizer=state_bytes // replicas,
+        optimizer=numbers.state_bytes // replicas,
         buffers=root * element,
         in_blocks=3 * block * element,
         late_gradients=gradients if plan.grad_accum_steps == 1 else 0,
     )
 
 
-def _native(config: Config, plan: RunPlan, num_parameters: int, num_updated: int, state_bytes: int) -> Footprint:
-    """Sums of gradients in fp32, and masters where the weights are not."""
-    element = ELEMENT_BYTES[config.precision.dtype]
+def _native(config: Config, plan: RunPlan, numbers: EngineNumbers) -> Footprint:
+    """Sums of gradients in fp32, and masters where the weights are not; of what is frozen neither."""
+    element, trained = ELEMENT_BYTES[config.precision.dtype], numbers.trained
+    num_updated, state_bytes = numbers.masters, numbers.state_bytes
     offload = config.optimizer.offload
     masters = num_updated * FP32_BYTES if element != FP32_BYTES or offload else 0
     wire = ELEMENT_BYTES[config.precision.reduce_dtype or "fp32"]
@@ -94,15 +112,16 @@ def _native(config: Config, plan: RunPlan, num_parameters: int, num_updated: int
     optimizer = kept // (plan.num_replicas if plan.sharding.optimizer else 1)
     is_away = offload and config.train.device != "cpu"  # where that is another memory
     return Footprint(
-        weights=num_parameters * element,
-        gradients=num_parameters * FP32_BYTES,
+        weights=numbers.parameters * element,
+        gradients=trained * FP32_BYTES,
         optimizer=0 if is_away else optimizer,
         host=optimizer if is_away else 0,
-        buffers=num_parameters * wire if plan.num_replicas > 1 and wire != FP32_BYTES else 0,
+        buffers=trained * wire if plan.num_replicas > 1 and wire != FP32_BYTES else 0,
     )
 
 
-def _deepspeed(config: Config, plan: RunPlan, num_parameters: int, state_bytes: int) -> Footprint:
+def _deepspeed(config: Config, plan: RunPlan, numbers: EngineNumbers) -> Footprint:
+    num_parameters, state_bytes = numbers.parameters, numbers.state_bytes
     dtype, zero, sharding = config.precision.dtype, config.parallel.zero_stage, plan.sharding
     element, masters = ELEMENT_BYTES[dtype], MASTER_BYTES[config.precision.master_dtype][zero]
     sends_themselves = zero == 0 or (zero == 1 and dtype == "bf16")

@@ -47,6 +47,10 @@ class Partition(Protocol):
         the optimizer works on. None when it has none."""
         ...
 
+    def updates(self, parameter: nn.Parameter) -> bool:
+        """Whether the optimizer works on it; not where an engine keeps frozen ones apart."""
+        ...
+
     def flat_weights(self) -> list[Tensor]:
         """The tensors that the optimizer is given with gradients; every part lies in one."""
         ...
@@ -84,9 +88,13 @@ class OverReplicas:
         """See `Partition`."""
         return SINGLE if self.divides_weights else self._axes.replicas_of(is_expert=is_expert)
 
+    def updates(self, parameter: nn.Parameter) -> bool:
+        """See `Partition`."""
+        return True
+
 
 def slices_of(stage: Stage, axes: Axes, partition: Partition) -> Iterator[Slice]:
-    """What this rank updates of the weights, vocabulary padding left out."""
+    """What this rank stands for of the weights, vocabulary padding left out."""
     rows: dict[str, list[LocalWeight]] = {}
     for local in local_weights(stage):
         rows.setdefault(local.parameter_name, []).append(local)

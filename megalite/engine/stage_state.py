@@ -63,8 +63,11 @@ class StageState:
         self.optimizer = optimizer
         self._stage, self._axes, self._partition = stage, axes, partition
         self._parameters: dict[str, nn.Parameter] = dict(stage.named_parameters())
-        slices = slices_of(stage, axes, partition)
-        optimizer.bind(slices, partition.flat_weights(), partition.axis, axes.world, axes.tp.rank)
+        updated, self._still = list[Slice](), list[Slice]()
+        for part in slices_of(stage, axes, partition):
+            is_updated = partition.updates(self._parameters[part.local.parameter_name])
+            (updated if is_updated else self._still).append(part)
+        optimizer.bind(updated, partition.flat_weights(), partition.axis, axes.world, axes.tp.rank)
 
     @property
     def slices(self) -> list[Slice]:
@@ -81,7 +84,7 @@ class StageState:
         if is_crumbs or not self._partition.divides_state:
             yield from self._in_turns(is_live=not is_crumbs)
         else:
-            for part in self.slices:
+            for part in (*self.slices, *self._still):
                 if not part.is_copy:
                     yield from parts_of_slice(part)
         for state in self.optimizer.owned_states():
@@ -102,7 +105,7 @@ class StageState:
     def read(self) -> Iterator[LocalState]:
         """Yield every canonical weight with its elementwise state, one in memory at a time. Collective over dp."""
         slices: dict[tuple[str, str], list[Slice]] = {}
-        for part in self.slices:
+        for part in (*self.slices, *self._still):
             slices.setdefault((part.local.parameter_name, part.local.weight.name), []).append(part)
         for local in local_weights(self._stage):
             mine = slices.get((local.parameter_name, local.weight.name), [])
@@ -114,7 +117,7 @@ class StageState:
         self.optimizer.num_updates = num_updates
         self._stage.precision.forget_weights()
         sources = {"weight": weights, **state}
-        for part in self.slices:
+        for part in (*self.slices, *self._still):
             for kind in part.tensors:
                 _set(part, kind, sources[kind])
 
@@ -126,7 +129,7 @@ class StageState:
 
     def set_weights(self, weights: WeightSource) -> None:
         """Set weights alone, which nothing has been computed with yet."""
-        for part in self.slices:
+        for part in (*self.slices, *self._still):
             _set(part, "weight", weights)
 
     def _in_turns(self, *, is_live: bool) -> Iterator[Part]:

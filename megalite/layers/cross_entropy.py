@@ -124,7 +124,9 @@ class _LinearCrossEntropy(torch.autograd.Function):
         matrix = weight[: head.num_true_rows]
         accumulate = torch.promote_types(weight.dtype, torch.float32)
         grad_hidden = torch.empty_like(hidden) if want_grad else None
-        grad_weight = torch.empty_like(weight, dtype=accumulate) if want_grad else None
+        grad_weight = None  # of a frozen one too
+        if want_grad and weight.requires_grad:
+            grad_weight = torch.empty_like(weight, dtype=accumulate)
         loss = torch.zeros((), dtype=accumulate, device=hidden.device)
         chunks = _chunks(slice(0, num_tokens), head.spec.chunk_tokens)
         whole = hidden.new_empty(min(num_tokens, head.spec.chunk_tokens), matrix.shape[0])
@@ -135,15 +137,16 @@ class _LinearCrossEntropy(torch.autograd.Function):
             for rows in _chunks(tokens, _tokens_at_once(head, logits)):
                 part = logits[rows.start - tokens.start : rows.stop - tokens.start]
                 loss += _measure(head, part, rows, targets, accumulate, want_grad=want_grad)
-            if grad_hidden is not None and grad_weight is not None:  # the logits' gradient is in their place
+            if grad_hidden is not None:  # the logits' gradient is in their place
                 grad_hidden[tokens] = gemm.multiply(logits, matrix.t())
+            if grad_weight is not None:
                 put = gemm.add_product if number else gemm.begin_product
                 put(grad_weight[: head.num_true_rows], logits, chunk)
 
         ctx.head, ctx.weight_dtype = head, weight.dtype
-        if want_grad:
-            assert grad_weight is not None
+        if grad_weight is not None:
             grad_weight[head.num_true_rows if num_tokens else 0 :].zero_()
+        if want_grad:
             ctx.save_for_backward(grad_hidden, grad_weight)
         return loss
 
@@ -151,6 +154,8 @@ class _LinearCrossEntropy(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         grad_hidden, grad_weight = ctx.saved_tensors
         head: Head = ctx.head
+        if grad_weight is None:
+            return grad_hidden * grad, None, None, None, None
         if head.take_gradient is None:
             return grad_hidden * grad, (grad_weight * grad).to(ctx.weight_dtype), None, None, None
         head.take_gradient(head.weight, ScaledGradient(grad_weight, grad))

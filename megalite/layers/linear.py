@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from megalite.layers.gemm import PLAIN, LinearGemm
+from megalite.layers.low_rank import LowRank
 from megalite.parallel.axes import Axis, TensorParallel
 from megalite.parallel.collectives import copy_to, gather_rows, keep, reduce_from, replicated, scatter_rows
 
@@ -63,9 +64,12 @@ class ColumnParallelLinear(nn.Module):
         self.tp = tp
         self.enter = keep if has_all else gather_rows if sequence_parallel else copy_to
         self.gemm: LinearGemm = gemm
+        self.lora: LowRank | None = None
 
     def forward(self, x: Tensor) -> Tensor:
-        y = self.gemm.linear(self.enter(x, self.tp), self.weight)
+        x = self.enter(x, self.tp)
+        y = self.gemm.linear(x, self.weight)
+        y = y if self.lora is None else self.lora(x, y)
         return y if self.bias is None else y + self.bias
 
 
@@ -106,9 +110,11 @@ class RowParallelLinear(nn.Module):
         self.share = replicated(sequence_parallel)
         self.leave = keep if leaves_parts else scatter_rows if sequence_parallel else reduce_from
         self.gemm: LinearGemm = gemm
+        self.lora: LowRank | None = None
 
     def forward(self, x: Tensor) -> Tensor:
-        y = self.leave(self.gemm.linear(x, self.weight), self.tp)
+        y = self.gemm.linear(x, self.weight)
+        y = self.leave(y if self.lora is None else self.lora(x, y), self.tp)
         return y if self.bias is None else y + self.share(self.bias, self.tp)
 
 

@@ -33,6 +33,7 @@ from megalite.layers.scale import scaled_by
 from megalite.layers.weight_gradients import SummedLinear, TakeGradient
 from megalite.model.block import Block, Dropout
 from megalite.model.initialize import FreshWeights, WeightSource, fill, mark
+from megalite.model.lora import add_adapters
 from megalite.model.offload import HostStore
 from megalite.model.prediction import Further, PredictionLayer
 from megalite.model.recompute import compile_blocks, run_by_kind
@@ -69,6 +70,8 @@ class Stage(nn.Module):
         for chunk in spec.chunks:
             for index in range(*chunk.blocks):
                 self.blocks[str(index)] = Block(spec, index)
+        if model.lora is not None:
+            add_adapters(self.blocks, model, model.lora)
         self.mtp = nn.ModuleDict()
         self.final_norm: nn.Module | None = None
         self.head: Head | None = None

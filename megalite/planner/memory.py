@@ -18,12 +18,10 @@ heads, f MLP width; q, kv and f divided by tp.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
-from functools import lru_cache
-from math import prod
 
-from megalite.architecture.architecture import Architecture, BlockSpec
+from megalite.architecture.architecture import BlockSpec
 from megalite.architecture.attention_costs import gathered_bytes
 from megalite.architecture.costs import (
     ELEMENT_BYTES,
@@ -32,24 +30,19 @@ from megalite.architecture.costs import (
     block_activation_bytes,
     block_held_bytes,
     mlp_bytes,
-    sum_by_layer,
 )
 from megalite.architecture.norms import NORMS
-from megalite.architecture.weights import Weight, vocab_rows_per_rank, weight_table
+from megalite.architecture.weights import vocab_rows_per_rank
 from megalite.config.pipeline import few_rounds, micro_batch_counts, pipeline_schedule
-from megalite.config.plan import CACHED_LOGITS, LOSS_CHUNK_TOKENS, RunPlan, compile_pays, has_embedding_copy
+from megalite.config.plan import CACHED_LOGITS, LOSS_CHUNK_TOKENS, RunPlan, compile_pays
 from megalite.config.recompute import recompute_by_block
-from megalite.config.rounded import is_rounded
-from megalite.config.schema import Config, OptimizerConfig
+from megalite.config.schema import Config
 from megalite.config.stream import stream_tokens
-from megalite.engine.footprint import footprint
-from megalite.optim.rules import state_bytes
+from megalite.engine.footprint import EngineNumbers, footprint
 from megalite.parallel.schedules.operations import Operation
 from megalite.parallel.schedules.programs import SENDS_UNDER_WAY
 from megalite.parallel.schedules.simulation import ChunkCosts, peak_kept
-
-MOST_KEPT = 256
-"""Models and layouts whose sums are remembered: a search asks for the same again and again."""
+from megalite.planner.holdings import numbers_by_stage, rounded_bytes_by_stage
 
 COPIES_OF_OTHERS = 3
 """Of what a rank gets for its attention, at most at once: itself, the gradients, and these in the order in which they
@@ -90,90 +83,12 @@ def memory_by_stage(config: Config, plan: RunPlan) -> tuple[StageMemory, ...]:
     """Peak memory of the ranks of every pipeline stage, first to last, in the largest step that the run may have."""
     most = max(micro_batch_counts(config, plan))
     schedule = pipeline_schedule(config, plan, most if plan.own_schedule is not None else few_rounds(most, plan.pp))
-    numbers = zip(parameters_by_stage(plan), updated_by_stage(plan), state_bytes_by_stage(config, plan), strict=True)
+    numbers = numbers_by_stage(config, plan)
     chunks = _kept_by_chunks(config, plan)
     return tuple(
         _stage_memory(config, plan, stage, each, order, chunks)
         for stage, (each, order) in enumerate(zip(numbers, schedule.orders, strict=True))
     )
-
-
-def parameters_by_stage(plan: RunPlan) -> tuple[int, ...]:
-    """Parameters that one rank of each stage allocates, before ZeRO: exact, from the table of weights."""
-    return _by_stage(plan, _parameters(plan.model, plan.tp, plan.ep))
-
-
-def updated_by_stage(plan: RunPlan) -> tuple[int, ...]:
-    """Parameters whose masters and states the replicas of each stage have together, for one tp rank: where ZeRO divides
-    them those of all experts, else those of a rank's own."""
-    return _by_stage(plan, _parameters(plan.model, plan.tp, 1 if plan.sharding.optimizer else plan.ep))
-
-
-def state_bytes_by_stage(config: Config, plan: RunPlan) -> tuple[int, ...]:
-    """Bytes of the optimizer state of these."""
-    ep = 1 if plan.sharding.optimizer else plan.ep
-    return _by_stage(plan, _state_bytes(plan.model, plan.tp, ep, config.optimizer))
-
-
-def rounded_bytes_by_stage(config: Config, plan: RunPlan) -> tuple[int, ...]:
-    """Bytes of the rounded weights that a rank of each stage keeps for a step, beside those that are trained."""
-    qat, element = config.precision.qat, ELEMENT_BYTES[config.precision.dtype]
-    if qat is None or plan.sharding.weights:
-        return (0,) * plan.pp
-
-    def measure(weight: Weight) -> int:
-        is_kept = is_rounded(weight, qat, plan.model.num_layers) and weight.is_held(plan.ep, 0)
-        return prod(weight.local_shape(plan.tp)) * element if is_kept else 0
-
-    return _by_stage(plan, _by_layer(plan.model, measure, by_name=True))
-
-
-def state_bytes_per_parameter(config: Config, plan: RunPlan) -> float:
-    """Bytes of optimizer state over the whole model, for each of its parameters; master weights not counted."""
-    by_name = bool(config.optimizer.groups)
-    states = sum_by_layer(plan.model, lambda weight: state_bytes(weight, config.optimizer), by_name=by_name)
-    return sum(states.values()) / sum(sum_by_layer(plan.model, lambda weight: prod(weight.shape)).values())
-
-
-Sizes = dict[str, int]
-"""Of what a rank has of each layer; not to be written to."""
-
-AT_HEAD = "embedding, at the head"
-"""Their key of the table that first and last stage both have."""
-
-
-@lru_cache(maxsize=MOST_KEPT)
-def _parameters(model: Architecture, tp: int, ep: int) -> Sizes:
-    """Numbers that a rank allocates, by layer. They are asked for again for every machine and micro-batch."""
-    return _by_layer(model, lambda weight: prod(weight.local_shape(tp)) if weight.is_held(ep, 0) else 0)
-
-
-@lru_cache(maxsize=MOST_KEPT)
-def _state_bytes(model: Architecture, tp: int, ep: int, optimizer: OptimizerConfig) -> Sizes:
-    """Bytes of optimizer state, by layer."""
-
-    def measure(weight: Weight) -> int:
-        pieces = 1 if weight.cut is None else tp
-        return state_bytes(weight, optimizer) // pieces if weight.is_held(ep, 0) else 0
-
-    return _by_layer(model, measure, by_name=bool(optimizer.groups))
-
-
-def _by_layer(model: Architecture, measure: Callable[[Weight], int], *, by_name: bool = False) -> Sizes:
-    """Sums by layer (`sum_by_layer`), with what a copy of the embedding at the head has."""
-    table = weight_table(model, blocks=())["embedding.weight"]
-    return {**sum_by_layer(model, measure, by_name=by_name), AT_HEAD: measure(table)}
-
-
-def _by_stage(plan: RunPlan, sizes: Sizes) -> tuple[int, ...]:
-    """Sums over what each pipeline stage holds."""
-    stages = [sum(sizes[f"blocks.{index}"] for index in plan.blocks_of(stage)) for stage in range(plan.pp)]
-    stages[plan.chunk_ranks[0]] += sizes["embedding"]
-    behind = ("final_norm", "head", *(f"mtp.{depth}" for depth in range(plan.model.num_predictions)))
-    stages[plan.chunk_ranks[-1]] += sum(sizes.get(layer, 0) for layer in behind)
-    if has_embedding_copy(plan):
-        stages[plan.chunk_ranks[-1]] += sizes[AT_HEAD]
-    return tuple(stages)
 
 
 def on_device(config: Config, device_type: str) -> Config:
@@ -232,11 +147,11 @@ def _stage_memory(
     config: Config,
     plan: RunPlan,
     stage: int,
-    numbers: tuple[int, int, int],
+    numbers: EngineNumbers,
     order: Sequence[Operation],
     chunks: Sequence[ChunkCosts],
 ) -> StageMemory:
-    kept = footprint(config, plan, *numbers)
+    kept = footprint(config, plan, numbers)
     in_blocks, for_a_moment = _activations(config, plan, stage, order, chunks)
     is_away = config.train.offload_activations and config.train.device != "cpu"
     two_inputs = 2 * _micro_batch_tokens(config) * ELEMENT_BYTES[config.precision.dtype] * _stream_width(config, plan)
@@ -246,7 +161,7 @@ def _stage_memory(
     during = activations + lasting + max(logits, block_at_work)
     return StageMemory(
         stage=stage,
-        num_parameters=numbers[0],
+        num_parameters=numbers.parameters,
         weights=kept.weights,
         gradients=kept.gradients,
         optimizer=kept.optimizer,

@@ -17,9 +17,10 @@ from megalite.config.stream import stream_tokens
 from megalite.config.validate import validate
 from megalite.errors import ConfigError, UserError
 from megalite.planner.estimate import Estimate, estimate, estimate_if_fits, usable_memory
+from megalite.planner.holdings import parameters_by_stage
 from megalite.planner.layouts import Candidate, layouts
 from megalite.planner.machines import Machine
-from megalite.planner.memory import block_activations, is_compiled, on_device, parameters_by_stage, recomputed
+from megalite.planner.memory import block_activations, is_compiled, on_device, recomputed
 from megalite.planner.seconds import micro_batch_seconds
 
 

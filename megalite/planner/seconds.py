@@ -41,8 +41,9 @@ from megalite.config.recompute import recompute_by_block
 from megalite.config.schema import Config
 from megalite.config.stream import stream_tokens
 from megalite.parallel.schedules.simulation import ChunkCosts, Timeline, simulate
+from megalite.planner.holdings import numbers_by_stage
 from megalite.planner.machines import Machine
-from megalite.planner.memory import is_compiled, parameters_by_stage, state_bytes_by_stage, updated_by_stage
+from megalite.planner.memory import is_compiled
 
 Parts = dict[str, float]
 """Seconds, by what they go into."""
@@ -175,7 +176,7 @@ def _block(
     forward["offload"] = max(0.0, copy - sum(forward.values()))
     forward["host"] = _host(machine, forward)
     backward = {
-        "products": 2 * linear,
+        "products": (2 if plan.model.lora is None else 1) * linear,  # without gradients of what is frozen
         "attention": ATTENTION_BACKWARD * attention,
         "passes": PASSES_BACKWARD / PASSES_FORWARD * passes + 2 * scores,
         **sent,
@@ -190,7 +191,7 @@ def _block(
         backward = _sum((backward, {"attention": attention, "passes": scores}))
     elif recompute == "selective":
         backward = _sum((backward, {"passes": passes}))
-    return _Chunk(forward, backward, linear)
+    return _Chunk(forward, backward, linear if plan.model.lora is None else 0.0)
 
 
 def _copy_seconds(config: Config, plan: RunPlan, machine: Machine) -> float:
@@ -242,8 +243,9 @@ def _head(config: Config, plan: RunPlan, machine: Machine) -> Parts:
     """The head with its loss, whose gradients are made in the forward pass; once more for each further prediction."""
     rows = vocab_rows_per_rank(plan.model.vocab_size, plan.tp)
     logits = _tokens(config, plan) * rows * (1 + plan.model.num_predictions)
+    operations = (6.0 if plan.model.lora is None else 4.0) * logits * plan.model.hidden_size
     return {
-        "products": 6.0 * logits * plan.model.hidden_size / machine.rate(config.precision.dtype),
+        "products": operations / machine.rate(config.precision.dtype),
         "passes": LOGIT_BYTES * logits / (machine.memory_bandwidth * machine.constants.passes),
     }
 
@@ -285,8 +287,9 @@ def _between_steps(config: Config, plan: RunPlan, machine: Machine, practice: Pr
         backward: seconds of the last micro-batch's backward pass, behind which gradients may travel.
     """
     found, replicas = Parts(), plan.num_replicas
-    numbers, updated = max(parameters_by_stage(plan)), max(updated_by_stage(plan))
-    a, states = ELEMENT_BYTES[config.precision.dtype], max(state_bytes_by_stage(config, plan))
+    of_stages = numbers_by_stage(config, plan)
+    numbers, updated = max(each.trained for each in of_stages), max(each.masters for each in of_stages)
+    a, states = ELEMENT_BYTES[config.precision.dtype], max(each.state_bytes for each in of_stages)
     if replicas > 1:
         once = (replicas - 1) / replicas * numbers / _rate_over(plan, machine, "dp")
         hops = HOP_SECONDS * (replicas - 1)

@@ -20,6 +20,7 @@ from megalite.data.cursor import DataCursor, add_counts
 from megalite.data.samples import Samples
 from megalite.errors import CheckpointError, ConversionError, UserError
 from megalite.model.initialize import FreshWeights, WeightSource, WithFreshPredictions
+from megalite.model.lora import WithAdaptersAdded, WithFreshAdapters, without_lora
 from megalite.optim.rules import state_kinds
 from megalite.parallel.axes import Axes
 from megalite.parallel.collectives import any_rank, from_all
@@ -209,13 +210,13 @@ def _open_weights(
     """The weights of a checkpoint, of a run's newest one, or of a Hugging Face folder. Collective.
 
     Args:
-        seed: of layers that predict further, where the weights have none.
+        seed: of layers that predict further and of adapters, where the weights have none.
     """
     checkpoint = _open_whole(folder, "train.init_from", axes, device)
     if checkpoint is not None:
         reader = CheckpointReader(checkpoint)
-        theirs = stored_model(reader.folder, reader.manifest)
-        source = _completed(reader.source("weight"), theirs, model, seed)
+        theirs, source = _adapted(stored_model(reader.folder, reader.manifest), reader.source("weight"), model)
+        source = _completed(source, theirs, model, seed)
         return Start(source, {}, choices=_compare(checkpoint, theirs, model), trained_as=theirs)
     from megalite.checkpoint.hf.importer import HuggingFaceWeights
 
@@ -226,11 +227,19 @@ def _open_weights(
     return Start(source, {}, choices=choices, trained_as=weights.model, proof=proof)
 
 
+def _adapted(theirs: Architecture, source: WeightSource, ours: Architecture) -> tuple[Architecture, WeightSource]:
+    """Weights with their adapters added to them, unless ours goes on with the same ones."""
+    if theirs.lora is None or theirs.lora == ours.lora:
+        return theirs, source
+    return without_lora(theirs), WithAdaptersAdded(source, theirs)
+
+
 def _completed(source: WeightSource, theirs: Architecture, ours: Architecture, seed: int) -> WeightSource:
-    """Weights with fresh layers that predict further, where ours has such and theirs has none."""
-    if theirs.num_predictions or not ours.num_predictions:
-        return source
-    return WithFreshPredictions(source, FreshWeights(ours, seed))
+    """Weights with fresh layers that predict further, and fresh adapters, where ours has such and theirs has none."""
+    fresh = FreshWeights(ours, seed)
+    if ours.num_predictions and not theirs.num_predictions:
+        source = WithFreshPredictions(source, fresh)
+    return WithFreshAdapters(source, fresh) if ours.lora is not None and theirs.lora is None else source
 
 
 def _compare(folder: Path, theirs: Architecture, ours: Architecture) -> tuple[str, ...]:

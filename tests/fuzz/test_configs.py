@@ -19,7 +19,8 @@ from megalite.config.validate import validate
 from megalite.config.yaml_source import Source
 from megalite.corpus.prepare import load_recipe
 from megalite.engine.deepspeed.config import deepspeed_config
-from megalite.planner.memory import memory_by_stage, state_bytes_per_parameter
+from megalite.planner.holdings import state_bytes_per_parameter
+from megalite.planner.memory import memory_by_stage
 from megalite.slurm.cluster import load_cluster
 from tests.fuzz.kit import survive
 from tests.fuzz.mutate import mutate, mutate_text, paths_of, with_value

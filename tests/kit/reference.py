@@ -96,6 +96,7 @@ def reference_model(model: ModelConfig, seed: int) -> torch.nn.Module:
     source = FreshWeights(model, seed)
     rows = weight_table(model).values()
     weights = {row.name: source.read(row, row.local(1, 0)) for row in rows if row.expert is None}
+    adapters = {name: weights.pop(name) for name in list(weights) if name.rpartition(".")[2].startswith("lora_")}
     names, state = PROJECTIONS, {}
     if model.mla is not None:
         names, state = {**PROJECTIONS, **reference_deepseek.NAMES}, reference_deepseek.fused(weights, model)
@@ -110,7 +111,30 @@ def reference_model(model: ModelConfig, seed: int) -> torch.nn.Module:
         {"lm_head.weight"} if model.tie_embeddings else set()
     )
     reference.tie_weights()
+    if model.lora is not None:
+        adapt(reference, adapters, model.lora.alpha / model.lora.rank)
     return reference
+
+
+class WithAdapter(torch.nn.Module):
+    """`W + scale B A`, in place of W."""
+
+    def __init__(self, a: Tensor, b: Tensor, scale: float):
+        super().__init__()
+        self.a, self.b, self.scale = torch.nn.Parameter(a.clone()), torch.nn.Parameter(b.clone()), scale
+
+    def forward(self, weight: Tensor) -> Tensor:
+        return weight + self.scale * self.b @ self.a
+
+
+def adapt(reference: torch.nn.Module, adapters: dict[str, Tensor], scale: float) -> None:
+    """Freeze all but adapters, given by canonical name, which are added to the weights of their layers."""
+    reference.requires_grad_(requires_grad=False)
+    for name in [name for name in adapters if name.endswith(".lora_a")]:
+        stem = name.removesuffix("lora_a")
+        layer = reference.get_submodule(reference_name(f"{stem}weight").removesuffix(".weight"))
+        adapter = WithAdapter(adapters[name], adapters[f"{stem}lora_b"], scale)
+        torch.nn.utils.parametrize.register_parametrization(layer, "weight", adapter)
 
 
 def _class_of(model: ModelConfig) -> tuple[type, type]:

@@ -21,7 +21,8 @@ from megalite.model.block import Block
 from megalite.model.recompute import choose_recompute
 from megalite.model.spec import StageSpec
 from megalite.model.transformer import documents_of
-from megalite.planner.memory import block_activations, memory_by_stage, parameters_by_stage
+from megalite.planner.holdings import parameters_by_stage
+from megalite.planner.memory import block_activations, memory_by_stage
 from tests.kit.spawn import run_ranks
 
 SMALL = {"hidden_size": 64, "num_layers": 4, "num_heads": 4, "ffn_hidden_size": 192, "vocab_size": 128}

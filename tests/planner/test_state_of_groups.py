@@ -8,7 +8,9 @@ import pytest
 
 from megalite.architecture.weights import weight_table
 from megalite.config.plan import make_plan
-from megalite.planner.memory import rounded_bytes_by_stage, state_bytes_by_stage, state_bytes_per_parameter
+from megalite.config.schema import Config
+from megalite.planner.holdings import numbers_by_stage, rounded_bytes_by_stage, state_bytes_per_parameter
+from megalite.planner.memory import memory_by_stage
 from tests.kit.train import tiny_config
 
 
@@ -18,7 +20,7 @@ def test_state_of_groups_is_counted_by_name():
     plan = make_plan(config, 1)
     table = weight_table(plan.model).values()
     left = sum(prod(weight.shape) for weight in table if weight.layer != "blocks.0")
-    assert state_bytes_by_stage(config, plan) == (8 * left,)
+    assert [each.state_bytes for each in numbers_by_stage(config, plan)] == [8 * left]
     whole = sum(prod(weight.shape) for weight in table)
     assert state_bytes_per_parameter(config, plan) == pytest.approx(8 * left / whole)
 
@@ -31,3 +33,24 @@ def test_rounded_weights_of_kept_blocks_are_not_counted():
     )
     sizes = [rounded_bytes_by_stage(config, make_plan(config, 1))[0] for config in (both, second)]
     assert sizes[0] == 2 * sizes[1] > 0
+
+
+def test_adapters_alone_have_gradients_and_masters():
+    """By hand, of a model with adapters of queries and of what leads down: their numbers, half of what is cut on two
+    tensor-parallel ranks; 6 FLOPs for each of them, 4 for every other matrix weight, 6 for attention's products."""
+    hidden, ffn, rank, layers, seq_len = 64, 128, 4, 2, 32
+    sizes = {"hidden_size": hidden, "ffn_hidden_size": ffn, "num_layers": layers, "num_heads": 4, "vocab_size": 128}
+    model = {**sizes, "lora": {"rank": rank, "targets": ["q", "down"]}}
+    adapters = layers * rank * (hidden + hidden + ffn + hidden)
+    matrices = layers * (4 * hidden * hidden + 3 * hidden * ffn) + 128 * hidden
+    for tp, own in ((1, adapters), (2, layers * rank * (hidden + hidden // 2 + ffn // 2 + hidden))):
+        given = {"precision": {"dtype": "bf16"}, "parallel": {"tp": tp}, "batch": {"seq_len": seq_len}}
+        config = Config(model=model, **given)
+        plan = make_plan(config, tp)
+        (found,) = numbers_by_stage(config, plan)
+        assert (found.trained, found.masters) == (own, own)
+        (memory,) = memory_by_stage(config, plan)
+        assert (memory.weights, memory.gradients) == (2 * found.parameters, 4 * own)
+        assert memory.optimizer - 4 * own == found.state_bytes == 8 * own
+        mixing = layers * hidden * seq_len  # queries with keys and weights with values, over half of the sequence
+        assert plan.flops_per_token == 4 * matrices + 6 * mixing + 6 * adapters

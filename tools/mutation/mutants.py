@@ -163,7 +163,15 @@ MUTANTS = (
         "ranks[first * len(ranks) // self.ep : (first + 1) * len(ranks) // self.ep] for ranks",
         "engine/test_layouts.py::test_layouts_of_experts_equal_plain_pytorch",
     ),
-    Mutant("architecture/costs.py", "return 6.0 * (blocks", "return 6.0 * (0.99 * blocks", "config/test_plan.py"),
+    Mutant("architecture/costs.py", "return 6.0 * everything", "return 5.9 * everything", "config/test_plan.py"),
+    Mutant("architecture/costs.py", "+ 2.0 * mixing +", "+", "planner/test_state_of_groups.py"),
+    Mutant(
+        "layers/low_rank.py",
+        "self.a if self.cuts_inputs else copy_to(self.a, self.tp)",
+        "self.a",
+        "engine/test_lora.py",
+    ),
+    Mutant("model/lora.py", "alpha=self._lora.scale", "alpha=1.0", "checkpoint/test_hf_lora.py"),
     Mutant(
         "architecture/attention_costs.py",
         "mean_span = window - window * window / (2 * seq_len)",

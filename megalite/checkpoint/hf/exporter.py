@@ -38,6 +38,7 @@ from megalite.checkpoint.reader import CheckpointReader
 from megalite.checkpoint.rounded_weights import RoundedSource, rounding_of
 from megalite.errors import CheckpointError, ConversionError
 from megalite.model.initialize import WeightSource
+from megalite.model.lora import WithAdaptersAdded, without_lora
 from megalite.model.mup import Folded, without_mup
 from megalite.tokenizer.tokenizer import Tokenizer
 
@@ -139,7 +140,7 @@ class _Chosen(NamedTuple):
 
 
 def _choose(reader: CheckpointReader, dtype: str) -> _Chosen:
-    """The model that a checkpoint's run computes: rounded where the run rounds, and without muP.
+    """The model that a checkpoint's run computes: rounded where the run rounds, adapters added, and without muP.
 
     Raises:
         ConversionError: no class represents it, or there are no integers where these are asked for.
@@ -147,6 +148,8 @@ def _choose(reader: CheckpointReader, dtype: str) -> _Chosen:
     trained, rounding = reader.source("weight"), rounding_of(reader)
     source: WeightSource = trained if rounding is None else RoundedSource(trained, rounding)
     whole, packing = stored_model(reader.folder, reader.manifest), None
+    if whole.lora is not None:
+        source, whole = WithAdaptersAdded(source, whole), without_lora(whole)
     model, family, notes = _choose_class(whole if whole.mup is None else without_mup(whole))
     if dtype == QUANTIZED:
         if not isinstance(source, RoundedSource):

@@ -13,7 +13,7 @@ from megalite.checkpoint.format import MANIFEST
 from megalite.errors import CheckpointError, ConversionError
 from megalite.page.numbers import size
 
-OURS = ("config.json", "step-0000000")
+OURS = ("config.json", "step-0000000", "adapter_config.json")
 """What a folder made by a conversion has; nothing else is ever replaced."""
 
 

@@ -26,6 +26,7 @@ from megalite.checkpoint.reader import CheckpointReader
 from megalite.config.checks_moe import check_experts
 from megalite.errors import CheckpointError, ConversionError
 from megalite.model.initialize import FreshWeights, WeightSource
+from megalite.model.lora import WithAdaptersAdded, without_lora
 
 UPCYCLED_FROM = "upcycled_from"
 
@@ -76,11 +77,14 @@ def upcycle(checkpoint: Path, out: Path, settings: Mapping[str, int], *, seed: i
     """
     reader = CheckpointReader(find_checkpoint(checkpoint))
     dense = stored_model(reader.folder, reader.manifest)
+    weights: WeightSource = reader.source("weight")
+    if dense.lora is not None:
+        dense, weights = without_lora(dense), WithAdaptersAdded(weights, dense)
     model = _with_experts(dense, settings)
     if problems := reader.verify():
         raise CheckpointError("\n  ".join([f"{reader.folder} is damaged; upcycle an older one", *problems]))
     require_room(out, count_parameters(model) * BYTES_PER_PARAMETER)
-    source = ExpertsOfMlps(reader.source("weight"), FreshWeights(model, seed))
+    source = ExpertsOfMlps(weights, FreshWeights(model, seed))
     with building(out, overwrite=overwrite) as partial:
         step = partial / folder_name(0)
         step.mkdir()

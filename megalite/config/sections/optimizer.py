@@ -82,6 +82,8 @@ class WeightGroupConfig(Section):
     """Patterns of canonical names, `embedding.*` or `blocks.[0-3].attention.*`: * is any run of characters, ? is one,
     [0-3] one of some. A list has all that any of its patterns has. `megalite config weights CONFIG` shows the names. A
     weight belongs to the first group that has it."""
+    but: Annotated[tuple[str, ...], BeforeValidator(lambda given: (given,) if isinstance(given, str) else given)] = ()
+    """Patterns of names that the group has not, though `match` has them."""
     lr_scale: PositiveFloat = 1.0
     """Factor on the learning rate, times those of `lr_scales`."""
     weight_decay: NonNegativeFloat | None = None

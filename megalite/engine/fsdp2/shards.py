@@ -73,6 +73,9 @@ class ShardPartition:
         shard = self._shards[parameter]
         return (shard.begin, shard.master) if shard.master.numel() else None
 
+    def updates(self, parameter: nn.Parameter) -> bool:
+        return True
+
     def flat_weights(self) -> list[Tensor]:
         return [shard.master for shard in self._shards.values()]
 

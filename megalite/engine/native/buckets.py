@@ -39,53 +39,76 @@ def plan_buckets(sizes: Sequence[int], limit: int) -> list[list[int]]:
     return buckets
 
 
-class Bucket:
+class FlatWeights:
     """Some parameters of a stage. Making it moves them into one flat tensor.
 
     Args:
         parameters: in the model's order.
         replicas: the ranks that hold the same and see other tokens.
-        is_sharded: each updates one of equally long runs.
-        on_host: the master, and the gradient that it is updated by, are in the host's memory.
+        is_sharded: each stands for one of equally long runs.
     """
 
-    def __init__(self, parameters: Sequence[nn.Parameter], replicas: Axis, *, is_sharded: bool, on_host: bool = False):
+    def __init__(self, parameters: Sequence[nn.Parameter], replicas: Axis, *, is_sharded: bool):
         num_runs, run = (replicas.size, replicas.rank) if is_sharded else (1, 0)
         self.parameters, self.replicas = list(parameters), replicas
-        starts, size = [], 0
+        self._starts, size = list[int](), 0
         for parameter in self.parameters:
-            starts.append(size)
+            self._starts.append(size)
             size += parameter.numel()
         length = -(-size // (num_runs * ALIGNED_NUMBERS)) * ALIGNED_NUMBERS
         first = self.parameters[0]
         self.weights = torch.zeros(num_runs * length, dtype=first.dtype, device=first.device)
-        self.sums = torch.zeros_like(self.weights, dtype=torch.promote_types(first.dtype, torch.float32))
-        self.views: list[Tensor] = []
-        """The sum of each parameter's gradients."""
-        for parameter, start in zip(self.parameters, starts, strict=True):
-            view = self.weights.narrow(0, start, parameter.numel()).view(parameter.shape)
+        for parameter, view in zip(self.parameters, self._views(self.weights), strict=True):
             view.copy_(parameter.detach())
             parameter.data = view
-            self.views.append(self.sums.narrow(0, start, parameter.numel()).view(parameter.shape))
-        self._starts = starts
         self.own = slice(run * length, (run + 1) * length)
-        self.own_weights, self.own_sums = self.weights[self.own], self.sums[self.own]
+        self.own_weights = self.weights[self.own]
         self.master = self.own_weights
-        """What the optimizer works on, `[length]`."""
+        """What is updated and saved, `[length]`."""
+
+    def part_of(self, number: int) -> tuple[int, Tensor] | None:
+        """The run of the number-th parameter that this replica stands for: where in it that begins, and its masters."""
+        begin, end = self._starts[number], self._starts[number] + self.parameters[number].numel()
+        first, last = max(begin, self.own.start), min(end, self.own.stop)
+        if first >= last:
+            return None
+        return first - begin, self.master.narrow(0, first - self.own.start, last - first)
+
+    def _views(self, flat: Tensor) -> list[Tensor]:
+        """Of each parameter its numbers in a tensor like `weights`."""
+        starts = zip(self.parameters, self._starts, strict=True)
+        return [flat.narrow(0, start, parameter.numel()).view(parameter.shape) for parameter, start in starts]
+
+
+class StillBucket(FlatWeights):
+    """Frozen weights: nothing is added up, sent or updated, and they are kept in the format that computes alone."""
+
+    def __init__(self, parameters: Sequence[nn.Parameter], replicas: Axis, *, is_sharded: bool):
+        super().__init__(parameters, replicas, is_sharded=is_sharded)
+        for parameter in self.parameters:
+            parameter.requires_grad_(False)
+
+
+class Bucket(FlatWeights):
+    """Weights that are trained; each replica updates its run.
+
+    Args:
+        on_host: the master, and the gradient that it is updated by, are in the host's memory.
+    """
+
+    def __init__(self, parameters: Sequence[nn.Parameter], replicas: Axis, *, is_sharded: bool, on_host: bool = False):
+        super().__init__(parameters, replicas, is_sharded=is_sharded)
+        first = self.parameters[0]
+        self.sums = torch.zeros_like(self.weights, dtype=torch.promote_types(first.dtype, torch.float32))
+        self.views = self._views(self.sums)
+        """The sum of each parameter's gradients."""
+        self.own_sums = self.sums[self.own]
         self._host_sums: Tensor | None = None
         if on_host:
             self.master, self._host_sums = (_in_host_memory(self.own_sums) for _ in range(2))
             self.master.copy_(self.own_weights)
         elif self.sums.dtype != first.dtype:
             self.master = self.own_weights.to(self.sums.dtype)
-
-    def part_of(self, number: int) -> tuple[int, Tensor] | None:
-        """The run of the number-th parameter that this replica updates: where in it that begins, and its masters."""
-        begin, end = self._starts[number], self._starts[number] + self.parameters[number].numel()
-        first, last = max(begin, self.own.start), min(end, self.own.stop)
-        if first >= last:
-            return None
-        return first - begin, self.master.narrow(0, first - self.own.start, last - first)
 
     @property
     def gradient(self) -> Tensor:

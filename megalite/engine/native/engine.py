@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
+from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -16,7 +18,7 @@ from megalite.engine.batch_cut import BatchCut
 from megalite.engine.grad_norm import END_COPY_MARK
 from megalite.engine.hooks import UpdateHooks
 from megalite.engine.loss_scaling import choose_scaler
-from megalite.engine.native.buckets import BUCKET_NUMBERS, Bucket, plan_buckets
+from megalite.engine.native.buckets import BUCKET_NUMBERS, Bucket, FlatWeights, StillBucket, plan_buckets
 from megalite.engine.native.replication import Replication
 from megalite.engine.native.sums import GradientSums
 from megalite.engine.partition import OverReplicas
@@ -33,6 +35,8 @@ from megalite.optim.optimizers import build_optimizer
 from megalite.parallel.axes import Axes, Axis
 from megalite.parallel.collectives import all_reduce
 from megalite.spans import span
+
+BucketT = TypeVar("BucketT", bound=FlatWeights)
 
 WIRE_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
@@ -59,11 +63,14 @@ class NativeEngine(EngineOfState):
         self._cut = BatchCut(axes.cp, config.parallel.cp_kind, plan.model, stream_unit(config))
         optimizer = build_optimizer(stage, config.optimizer, PRODUCT_DTYPES[config.precision.dtype])
         is_sharded = plan.sharding.optimizer
+        still, trained = _divide(stage, config.optimizer)
         at_ends = _held_at_ends(stage) if ends.size > 1 else None
         if at_ends is not None:
             setattr(at_ends, END_COPY_MARK, not stage.spec.has_embedding)
-        on_host = config.optimizer.offload
-        self._buckets = _make_buckets(stage, axes, is_sharded=is_sharded, first=at_ends, on_host=on_host)
+            at_ends = None if at_ends in frozenset(still) else at_ends
+        ours = partial(Bucket, on_host=config.optimizer.offload)
+        self._buckets = _make_buckets(ours, trained, axes, is_sharded=is_sharded, first=at_ends)
+        still_buckets = _make_buckets(StillBucket, still, axes, is_sharded=is_sharded)
         self._replication = Replication(
             self._buckets,
             is_sharded=is_sharded,
@@ -71,10 +78,9 @@ class NativeEngine(EngineOfState):
             ends=ends,
             wire_dtype=WIRE_DTYPES[config.precision.reduce_dtype or "fp32"],
         )
-        uses = _uses(stage, own_tokens(config))
-        frozen, num_at_end = _frozen(stage, config.optimizer), int(at_ends is not None)
-        sums.bind(self._buckets, uses, self._replication.reduce, num_at_end=num_at_end, frozen=frozen)
-        partition = BucketPartition(self._buckets, self._replication, axes, is_sharded=is_sharded)
+        uses, num_at_end = _uses(stage, own_tokens(config)), int(at_ends is not None)
+        sums.bind(self._buckets, uses, self._replication.reduce, num_at_end=num_at_end)
+        partition = BucketPartition(self._buckets, still_buckets, self._replication, axes, is_sharded=is_sharded)
         self._state = StageState(optimizer, stage, axes, partition)
         counted = [index for index, part in enumerate(self._state.slices) if not part.is_copy]
         self._update = Update(
@@ -173,12 +179,25 @@ class NativeEngine(EngineOfState):
 class BucketPartition(OverReplicas):
     """See `engine.partition.Partition`."""
 
-    def __init__(self, buckets: Sequence[Bucket], replication: Replication, axes: Axes, *, is_sharded: bool):
+    def __init__(
+        self,
+        buckets: Sequence[Bucket],
+        still: Sequence[StillBucket],
+        replication: Replication,
+        axes: Axes,
+        *,
+        is_sharded: bool,
+    ):
         super().__init__(axes, divides_state=is_sharded, divides_weights=False)
-        self._buckets, self._replication = buckets, replication
-        self._places = {
-            parameter: (bucket, number) for bucket in buckets for number, parameter in enumerate(bucket.parameters)
+        self._buckets, self._still, self._replication = buckets, still, replication
+        self._places: dict[nn.Parameter, tuple[FlatWeights, int]] = {
+            parameter: (bucket, number)
+            for bucket in (*buckets, *still)
+            for number, parameter in enumerate(bucket.parameters)
         }
+
+    def updates(self, parameter: nn.Parameter) -> bool:
+        return not isinstance(self._places[parameter][0], StillBucket)
 
     def part_of(self, parameter: nn.Parameter) -> tuple[int, Tensor] | None:
         bucket, number = self._places[parameter]
@@ -193,37 +212,48 @@ class BucketPartition(OverReplicas):
     def refresh(self, weights: WeightSource) -> None:
         for bucket in self._buckets:
             bucket.round_weights()
+        self._replication.gather_still(self._still)
         self._replication.gather()
 
 
 def _make_buckets(
-    stage: Stage, axes: Axes, *, is_sharded: bool, first: nn.Parameter | None, on_host: bool
-) -> list[Bucket]:
-    """All parameters of a stage in buckets, in the model's order; those of experts, which other ranks share, apart.
+    kind: Callable[..., BucketT],
+    parameters: Sequence[nn.Parameter],
+    axes: Axes,
+    *,
+    is_sharded: bool,
+    first: nn.Parameter | None = None,
+) -> list[BucketT]:
+    """Parameters in buckets, in their order; those of experts, which other ranks share, apart.
 
     Args:
         first: one that has the first bucket for itself.
     """
     found = [(0, [first])] if first is not None else []
-    places = {parameter: place for place, parameter in enumerate(stage.parameters()) if parameter is not first}
+    places = {parameter: place for place, parameter in enumerate(parameters) if parameter is not first}
     for is_expert in (False, True):
         members = [parameter for parameter in places if getattr(parameter, EXPERT_MARK) == is_expert]
         for bucket in plan_buckets([parameter.numel() for parameter in members], BUCKET_NUMBERS):
             group = [members[number] for number in bucket]
             found.append((places[group[0]] + 1, group))
     found.sort(key=lambda each: each[0])
-    return [Bucket(group, _replicas_of(group, axes), is_sharded=is_sharded, on_host=on_host) for _, group in found]
+    return [kind(group, _replicas_of(group, axes), is_sharded=is_sharded) for _, group in found]
 
 
 def _replicas_of(group: Sequence[nn.Parameter], axes: Axes) -> Axis:
     return axes.replicas_of(is_expert=getattr(group[0], EXPERT_MARK))
 
 
-def _frozen(stage: Stage, optimizer: OptimizerConfig) -> list[nn.Parameter]:
-    """Parameters of which all stays as it is."""
+def _divide(stage: Stage, optimizer: OptimizerConfig) -> tuple[list[nn.Parameter], list[nn.Parameter]]:
+    """Parameters of which all stays as it is, and the others. Where nothing of a stage is trained, which every step has
+    to go through all the same, its smallest parameter counts as trained: its gradients are made, and forgotten."""
     parameters = dict(stage.named_parameters())
     of_rows = ((name, [group_of(row.name, optimizer) for row in rows]) for name, rows in stage_weights(stage))
-    return [parameters[name] for name, groups in of_rows if all(group is not None and group.frozen for group in groups)]
+    frozen = {name for name, groups in of_rows if all(group is not None and group.frozen for group in groups)}
+    if len(frozen) == len(parameters):
+        frozen.remove(min(frozen, key=lambda name: parameters[name].numel()))
+    still = [parameter for name, parameter in parameters.items() if name in frozen]
+    return still, [parameter for name, parameter in parameters.items() if name not in frozen]
 
 
 def _uses(stage: Stage, num_tokens: int) -> dict[nn.Parameter, int]:
@@ -264,5 +294,7 @@ def _layers_of(stage: Stage, buckets: Sequence[Bucket]) -> dict[str, list[int]]:
     found: dict[str, set[int]] = {}
     for name, parameter in stage.named_parameters(remove_duplicate=False):
         layer = ".".join(name.split(".")[: 2 if name.startswith(("blocks.", "mtp.")) else 1])
-        found.setdefault(layer, set()).add(homes[parameter])
+        of_layer = found.setdefault(layer, set())
+        if parameter in homes:  # else it is frozen, and always there
+            of_layer.add(homes[parameter])
     return {layer: sorted(numbers) for layer, numbers in found.items()}

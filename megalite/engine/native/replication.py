@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from megalite.engine.native.buckets import Bucket
+from megalite.engine.native.buckets import Bucket, FlatWeights
 from megalite.parallel.axes import Axis
 from megalite.parallel.collectives import all_reduce
 
@@ -74,11 +74,18 @@ class Replication:
 
     def gather(self) -> None:
         """Begin to bring the updated weights together, the first layers' first."""
-        for number, bucket in enumerate(self._buckets):
-            if not self._is_sharded or bucket.replicas.size == 1:
-                continue
-            work = _all_gather(bucket.weights, bucket.own_weights, group=bucket.replicas.group, async_op=True)
-            self._gatherings[number] = work
+        self._gatherings = dict(enumerate(map(self._begin_gathering, self._buckets)))
+
+    def gather_still(self, buckets: Sequence[FlatWeights]) -> None:
+        """Bring together what no step changes: each replica has set its run."""
+        for work in [self._begin_gathering(bucket) for bucket in buckets]:
+            if work is not None:
+                work.wait()
+
+    def _begin_gathering(self, bucket: FlatWeights) -> dist.Work | None:
+        if not self._is_sharded or bucket.replicas.size == 1:
+            return None
+        return _all_gather(bucket.weights, bucket.own_weights, group=bucket.replicas.group, async_op=True)
 
     def wait_for_weights(self, numbers: Sequence[int] | None = None) -> None:
         """The weights of some buckets are there; None for all."""

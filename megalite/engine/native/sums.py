@@ -10,7 +10,7 @@ reduced from the last to the first, whatever becomes whole first, so that all ra
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 import torch
@@ -53,7 +53,6 @@ class GradientSums:
         self.observer: GradientObserver | None = None
         """Is told each gradient; set for steps that are measured."""
         self._seen: dict[tuple[nn.Parameter, int], list[Tensor]] = {}
-        self._frozen: Collection[nn.Parameter] = ()
 
     def bind(
         self,
@@ -62,7 +61,6 @@ class GradientSums:
         reduce: Callable[[int], None],
         *,
         num_at_end: int = 0,
-        frozen: Collection[nn.Parameter] = (),
     ) -> None:
         """Say where the sums are.
 
@@ -71,10 +69,8 @@ class GradientSums:
             uses: how often a micro-batch makes a gradient of a parameter, where that is not once.
             reduce: begins the reduction of a bucket, by its number; called once a step for each, in falling order.
             num_at_end: of the first buckets, whose reduction must wait until all passes of the step are over.
-            frozen: whose gradients are not made: they are zero.
         """
         self._buckets, self._reduce, self._num_at_end = buckets, reduce, num_at_end
-        self._frozen = frozenset(frozen)
         for number, bucket in enumerate(buckets):
             for parameter, view in zip(bucket.parameters, bucket.views, strict=True):
                 self._sums[parameter] = _Sum(number, view, uses.get(parameter, 1))
@@ -124,9 +120,10 @@ class GradientSums:
 
     @torch.no_grad()
     def _add(self, parameter: nn.Parameter, gradient: WeightGradient) -> None:
-        found = self._sums[parameter]
-        if parameter not in self._frozen:
-            self._make(parameter, gradient, found)
+        found = self._sums.get(parameter)
+        if found is None:  # frozen: its product is not made
+            return
+        self._make(parameter, gradient, found)
         found.num_left -= 1
         if found.num_left == 0:
             self._left[found.bucket] -= 1

@@ -1,0 +1,85 @@
+"""Adapters train like plain PyTorch's in every layout, and what is frozen costs no gradient and no master."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.engine.test_layouts import compare, layout
+from tests.kit.spawn import run_ranks
+from tests.kit.train import start_rank, tiny_config
+
+FEW = {"batch": {"micro_batch_size": 4}}
+SOME = {"lora": {"rank": 3, "alpha": 6, "targets": ["q", "v", "down"]}, "num_layers": 2}
+ALL = {"lora": {"rank": 4, "alpha": 20}, "num_layers": 2, "tie_embeddings": True}
+SHARED_HEADS = {**SOME, "num_kv_heads": 1}
+
+
+def case(model: dict[str, Any], **parallel: Any) -> dict[str, Any]:
+    train = parallel.pop("train", {})
+    return layout(**parallel, more={"model": model, "train": train, **FEW})
+
+
+CASES = {
+    1: [
+        case(ALL, zero_stage=0),
+        case(SOME, train={"recompute": "selective"}),
+        case(SOME, train={"mlp_chunk_tokens": 7, "recompute": "full"}),
+    ],
+    2: [
+        case(SOME, dp=2),
+        case(ALL, dp=2, zero_stage=3),
+        case(SOME, dp=2, zero_stage=3, engine="fsdp2"),
+        case(ALL, tp=2),
+        case(SHARED_HEADS, tp=2, sequence_parallel=True),
+        case(ALL, pp=2),
+        case(ALL, cp=2),
+        case(SOME, pp=2, schedule="zb-h1"),
+        case(ALL, pp=2, blocks_per_stage=[2, 0]),
+    ],
+    4: [case(SOME, tp=2, dp=2, sequence_parallel=True), case(ALL, pp=2, dp=2)],
+}
+
+
+@pytest.mark.parametrize("world_size", CASES)
+def test_layouts_equal_plain_pytorch(world_size):
+    """Loss to 1e-5 and norm to 1e-4 over 20 steps: against transformers' Llama with `W + scale B A` in place of W."""
+    compare(CASES[world_size], world_size)
+
+
+BF16 = {"precision": {"dtype": "bf16"}, "model": SOME, "batch": {"micro_batch_size": 2}}
+
+
+def gone_on(folder: Path) -> list[Any]:
+    """Losses of a run that is stopped and goes on in its layout, how many numbers have sums of gradients and masters,
+    and what of its weights moved."""
+    config = tiny_config(**BF16, parallel={"dp": 2, "zero_stage": 1})
+    whole = start_rank(config)
+    before = {each.local.weight.name: each.tensors["weight"].clone() for each in whole.engine.local_weights()}
+    curve = whole.train(0, 3)
+    checkpoint = whole.save(folder, 3)
+    curve += whole.train(3, 6)
+    moved = [
+        each.local.weight.name
+        for each in whole.engine.local_weights()
+        if not torch.equal(each.tensors["weight"], before[each.local.weight.name])
+    ]
+    again = start_rank(config, checkpoint).train(3, 6)
+    kept = [(bucket.sums.numel(), bucket.master.numel()) for bucket in whole.engine._buckets]
+    parameters = sum(each.numel() for name, each in whole.engine.stage.named_parameters() if ".lora." in name)
+    return [curve[3:], again, kept, parameters, moved]
+
+
+def test_frozen_weights_cost_nothing_and_restarts_are_exact(tmp_path):
+    """In bf16 on two replicas: sums and masters are of adapters alone, no other weight moves, and a run that was
+    stopped goes on bit by bit."""
+    for curve, again, kept, parameters, moved in run_ranks(gone_on, 2, tmp_path):
+        assert again == curve
+        ((sums, masters),) = kept
+        assert parameters <= sums < parameters + 128
+        assert masters == sums // 2
+        assert moved
+        assert all(name.endswith((".lora_a", ".lora_b")) for name in moved)
