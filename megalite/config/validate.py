@@ -20,6 +20,7 @@ from megalite.config.checks_model import check_model
 from megalite.config.checks_moe import check_moe
 from megalite.config.checks_optimizer import check_optimizer
 from megalite.config.checks_pipeline import check_pipeline
+from megalite.config.checks_preference import check_preference
 from megalite.config.checks_profile import check_profile
 from megalite.config.checks_qat import check_qat
 from megalite.config.checks_schedule import check_schedule
@@ -80,6 +81,7 @@ def _problems(config: Config, world_size: int) -> list[str]:
         *_compile(config),
         *check_memory(config),
         *check_recompute(config, model),
+        *check_preference(config, model),
         *_length(config),
         *check_evaluation(config),
         *check_optimizer(config, model),

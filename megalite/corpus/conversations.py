@@ -4,10 +4,12 @@
     sharegpt            {"conversations": [{"from": "human", "value": ...}, {"from": "gpt", "value": ...}]}
     alpaca              {"instruction": ..., "input": ..., "output": ...}
     prompt_completion   {"prompt": ..., "completion": ...}, texts or lists of messages
+    preference          {"prompt": ..., "chosen": ..., "rejected": ...}, the same; or whole conversations without prompt
 
-All become the first shape. A conversation travels as a document: its text is what people said, one turn below the
-other, so that rules judge it and duplicates are found; the conversation itself goes along in the metadata. Whatever is
-wrong with a record is a reason, by which it is put aside and counted.
+All become the first shape; the last one keeps the rejected conversation beside it. A conversation travels as a
+document: its text is what people said, one turn below the other, so that rules judge it and duplicates are found; the
+conversation itself goes along in the metadata. Whatever is wrong with a record is a reason, by which it is put aside
+and counted.
 """
 
 from __future__ import annotations
@@ -20,7 +22,19 @@ import orjson
 
 from megalite.errors import UserError
 
-Shape = Literal["auto", "messages", "sharegpt", "alpaca", "prompt_completion", "docstrings"]
+Shape = Literal[
+    "auto",
+    "messages",
+    "sharegpt",
+    "alpaca",
+    "prompt_completion",
+    "preference",
+    "docstrings",
+    "docstring_pairs",
+]
+
+OF_PYTHON: dict[str, Shape] = {"docstrings": "messages", "docstring_pairs": "preference"}
+"""Shapes that are made of Python's own documentation, and what they are then."""
 
 METADATA_KEY = "megalite:conversation"
 """In a document's metadata. No field of a record is called so."""
@@ -50,6 +64,7 @@ FIELDS = {
     "sharegpt": ("conversations",),
     "alpaca": ("instruction", "output"),
     "prompt_completion": ("prompt", "completion"),
+    "preference": ("chosen", "rejected"),
 }
 """By these a record shows its shape."""
 
@@ -62,7 +77,9 @@ LARGEST_WEIGHT = 1024.0
 SMALLEST_WEIGHT = 2.0**-14
 
 Conversation = dict[str, Any]
-"""`messages`, and where there are any `tools` and `weight`."""
+"""`messages`, and where there are any `tools` and `weight`; of a pair, `rejected` messages too."""
+
+REJECTED = "rejected"
 
 
 class MalformedRecordError(UserError):
@@ -85,24 +102,31 @@ def parse_conversation(fields: Mapping[str, Any], shape: Shape) -> Conversation:
         if len(found) != 1:
             raise MalformedRecordError("fields of no known shape" if not found else f"fields of {' and '.join(found)}")
         shape = found[0]  # type: ignore[assignment]
-    shape = "messages" if shape == "docstrings" else shape
+    shape = OF_PYTHON.get(shape, shape)
     if missing := [name for name in FIELDS[shape] if name not in fields]:
         raise MalformedRecordError(f"no field {missing[0]}")
     messages = [_message(each) for each in _SHAPES[shape](fields)]
     _check_turns(messages)
     conversation: Conversation = {"messages": messages}
+    if shape == "preference":
+        conversation = _pair(messages, [_message(each) for each in _of_rejected(fields)])
     if (tools := fields.get("tools")) is not None:
         if not isinstance(tools, list) or not all(isinstance(each, dict) for each in tools):
             raise MalformedRecordError("tools are no list of objects")
         conversation["tools"] = tools
     if "weight" in fields:
+        if shape == "preference":
+            raise MalformedRecordError("weight of a pair")
         conversation["weight"] = _weight(fields["weight"])
     return conversation
 
 
 def text_of(conversation: Conversation) -> str:
     """What is said in it, for rules and for people."""
-    said = ((each["role"], each.get("content") or _called(each)) for each in conversation["messages"])
+    messages = conversation["messages"]
+    others = conversation.get(REJECTED, [])
+    own = others[_num_shared(messages, others) :]
+    said = [(each["role"], each.get("content") or _called(each)) for each in (*messages, *own)]
     return "\n\n".join(f"{role}: {content}" for role, content in said)
 
 
@@ -122,14 +146,19 @@ def from_metadata(metadata: str) -> Conversation | None:
 
 def contents_of(conversation: Conversation) -> list[str]:
     """The texts of its messages, in order; those without one leave none."""
-    return [each["content"] for each in conversation["messages"] if each.get("content")]
+    messages = (*conversation["messages"], *conversation.get(REJECTED, ()))
+    return [each["content"] for each in messages if each.get("content")]
 
 
 def with_contents(conversation: Conversation, contents: Sequence[str]) -> Conversation:
     """The same with other texts, as many as `contents_of` has."""
     rest = iter(contents)
-    messages = [{**each, "content": next(rest)} if each.get("content") else each for each in conversation["messages"]]
-    return {**conversation, "messages": messages}
+    changed = {
+        name: [{**each, "content": next(rest)} if each.get("content") else each for each in conversation[name]]
+        for name in ("messages", REJECTED)
+        if name in conversation
+    }
+    return {**conversation, **changed}
 
 
 def _called(message: Mapping[str, Any]) -> str:
@@ -198,6 +227,47 @@ def _check_turns(messages: Sequence[Mapping[str, Any]]) -> None:
         raise MalformedRecordError("an answer without a question")
 
 
+def _pair(chosen: list[dict[str, Any]], rejected: list[dict[str, Any]]) -> Conversation:
+    """Two conversations that part at an answer; what they share is not learnt."""
+    _check_turns(rejected)
+    num_shared = _num_shared(chosen, rejected)
+    if len(chosen) == num_shared == len(rejected):
+        raise MalformedRecordError("chosen and rejected are the same")
+    parted = chosen[num_shared:], rejected[num_shared:]
+    if not all(part and part[0]["role"] == "assistant" == part[-1]["role"] for part in parted):
+        raise MalformedRecordError("chosen and rejected do not part at an answer, and end with one")
+    shared = [{**each, "weight": 0.0} if each["role"] == "assistant" else each for each in chosen[:num_shared]]
+    return {"messages": [*shared, *parted[0]], REJECTED: [*shared, *parted[1]]}
+
+
+def _num_shared(chosen: Sequence[Mapping[str, Any]], rejected: Sequence[Mapping[str, Any]]) -> int:
+    """Messages at the beginning that are the same."""
+    pairs = enumerate(zip(chosen, rejected, strict=False))
+    return next((number for number, (a, b) in pairs if a != b), min(len(chosen), len(rejected)))
+
+
+def _of_chosen(fields: Mapping[str, Any]) -> list[Any]:
+    return _side(fields, "chosen")
+
+
+def _of_rejected(fields: Mapping[str, Any]) -> list[Any]:
+    return _side(fields, "rejected")
+
+
+def _side(fields: Mapping[str, Any], name: str) -> list[Any]:
+    """The messages of one side of a pair."""
+    prompt, answer = fields.get("prompt"), fields[name]
+    if isinstance(answer, str):
+        if prompt is None:
+            raise MalformedRecordError("no field prompt")
+        answer = [{"role": "assistant", "content": answer}]
+    if not isinstance(answer, list):
+        raise MalformedRecordError(f"{name} is no text and no list")
+    if prompt is None:
+        return answer
+    return [*(prompt if isinstance(prompt, list) else [{"role": "user", "content": prompt}]), *answer]
+
+
 def _of_messages(fields: Mapping[str, Any]) -> list[Any]:
     if not isinstance(fields["messages"], list):
         raise MalformedRecordError("messages are no list")
@@ -251,5 +321,5 @@ _SHAPES: dict[str, Callable[[Mapping[str, Any]], list[Any]]] = {
     "sharegpt": _of_sharegpt,
     "alpaca": _of_alpaca,
     "prompt_completion": _of_completion,
-    "docstrings": _of_messages,
+    "preference": _of_chosen,
 }

@@ -21,7 +21,7 @@ from pydantic import (
 
 from megalite.addition import Addition
 from megalite.config.brought import wrong_options
-from megalite.corpus.conversations import Shape
+from megalite.corpus.conversations import OF_PYTHON, Shape
 from megalite.plugins import Table
 from megalite.section import FrozenOptions, Options, Problem, Section
 
@@ -111,8 +111,8 @@ class DocumentSource(Section):
     """Further fields or columns to carry along, as a JSON object in the column `metadata` (a URL, a date, a score)."""
     conversations: Shape | None = None
     """Records are conversations to learn answers from, of the shape `messages` (OpenAI), `sharegpt`, `alpaca` or
-    `prompt_completion`; `auto` goes by the fields of each. `docstrings`, with `kind: python`, makes questions and
-    answers of its functions and classes. Null for text."""
+    `prompt_completion`, or pairs of answers (`preference`); `auto` goes by the fields of each. `docstrings` and
+    `docstring_pairs`, with `kind: python`, make such of its functions and classes. Null for text."""
     max_mb: PositiveFloat | None = None
     """Stop after this many million bytes of text; null for all."""
     max_record_mb: PositiveFloat = 64.0
@@ -168,8 +168,10 @@ class DocumentSource(Section):
     def _conversations_fit_kind(self) -> DocumentSource:
         if self.conversations is None:
             return self
-        if (self.kind == "python") != (self.conversations == "docstrings"):
-            raise ValueError("conversations: docstrings are of kind: python alone, and this kind has no others")
+        if (self.kind == "python") != (self.conversations in OF_PYTHON):
+            raise ValueError(
+                f"conversations: {' and '.join(OF_PYTHON)} are of kind: python alone, and this kind has no others"
+            )
         if self.text_field != type(self).model_fields["text_field"].default:
             raise ValueError("text_field must be left out with conversations, which have fields of their own")
         return self

@@ -64,6 +64,9 @@ class Batch:
     labels, and whether these count (1 or 0)."""
     ahead_weights: torch.Tensor | None = None
     """[depths, t] fp32: how much these weigh; None where those that count all weigh 1."""
+    pairs: torch.Tensor | None = None
+    """fp64 scalar: pairs of answers in it, by whose number a step's loss is divided in place of the weights, of which
+    some are negative then; None where tokens are learnt for themselves."""
 
     def __post_init__(self) -> None:
         if self.borders is None:

@@ -53,15 +53,20 @@ def pack(
     if tokens.num_tokens == 0:
         raise DataError(f"{tokens_path}: empty: there is no token to pack")
 
+    if opened.is_paired and config.method != "best_fit":
+        raise DataError(f"{tokens_path}: pairs of answers, which {config.method} would cut; use method: best_fit")
+
     def build(folder: Path) -> dict[str, Any]:
         progress.start("pack", tokens.num_tokens / 1e6, "M tokens")
         statistics = PackStatistics(config.seq_len)
         if config.method == "best_fit":
-            windowing = _pack_best_fit(tokens, config, statistics, folder)
+            windowing = _pack_best_fit(tokens, config, statistics, folder, together=2 if opened.is_paired else 1)
         else:
             windowing = {}
             _count_concat(tokens, statistics)
         counts = _counts(tokens, statistics, config)
+        if opened.is_paired:
+            counts["pairs"] = tokens.num_documents // 2
         counts["report"].update(windowing)
         progress.advance(tokens.num_tokens / 1e6)
         inside = counts.get("cuts_in_learnt", 0)
@@ -107,9 +112,13 @@ class _Column:
 
 
 def _pack_best_fit(
-    tokens: IndexedTokens, config: PackConfig, statistics: PackStatistics, folder: Path
+    tokens: IndexedTokens, config: PackConfig, statistics: PackStatistics, folder: Path, *, together: int
 ) -> dict[str, int]:
-    """Write the pieces; returns what the report says of the windows."""
+    """Write the pieces; returns what the report says of the windows.
+
+    Args:
+        together: so many documents in a row stay whole and in one sequence.
+    """
     from megalite.data.best_fit import assign_pieces, cut_documents, group_pieces  # numba takes a second to import
 
     seq_len, window_documents, num_windows, num_pieces = config.seq_len, config.window_documents, 0, 0
@@ -120,21 +129,37 @@ def _pack_best_fit(
         _Column(folder / DOCUMENTS_FILE, np.int64) as all_documents,
     ):
         all_borders.add(np.zeros(1, np.int64))
-        for first, begins in _windows(tokens, window_documents or tokens.num_documents):
-            starts, sizes, documents = cut_documents(np.diff(begins), seq_len)
+        window = -(-(window_documents or tokens.num_documents) // together) * together
+        for first, begins in _windows(tokens, window):
+            units = np.diff(begins[::together])
+            if together > 1:
+                _require_whole(units, tokens, seq_len)
+            starts, sizes, documents = cut_documents(units, seq_len)
             if config.repeats:
-                pieces = repeated(documents, times_of(np.diff(begins), first, config.repeats))
+                pieces = repeated(documents, times_of(units, first, config.repeats))
                 starts, sizes, documents = starts[pieces], sizes[pieces], documents[pieces]
             sequence_of, num_sequences = assign_pieces(sizes, seq_len)
             order, borders = group_pieces(sequence_of, num_sequences)
-            sizes = sizes[order]
+            starts, sizes, documents = starts[order] + begins[0], sizes[order], documents[order]
+            if together > 1:
+                documents = (together * documents[:, None] + np.arange(together)).ravel()
+                starts, sizes, borders = begins[documents], np.diff(begins)[documents], together * borders
             statistics.add(sizes, borders)
             all_borders.add(borders[1:] + num_pieces)
-            all_starts.add(starts[order] + begins[0])
+            all_starts.add(starts)
             all_lengths.add(sizes)
-            all_documents.add(documents[order] + first)
+            all_documents.add(documents + first)
             num_windows, num_pieces = num_windows + 1, num_pieces + sizes.size
     return {} if window_documents is None else {"windows": num_windows, "window_documents": window_documents}
+
+
+def _require_whole(lengths: np.ndarray, tokens: IndexedTokens, seq_len: int) -> None:
+    """Raises DataError: a pair fits into no sequence."""
+    if (num_longer := int((lengths > seq_len).sum())) > 0:
+        raise DataError(
+            f"{tokens.prefix}: {num_longer:,} of its pairs of answers are longer than seq_len={seq_len}, and none is "
+            f"cut; tokenize with chat.max_tokens={seq_len}, which leaves them out, or pack to {int(lengths.max())}"
+        )
 
 
 def _count_concat(tokens: IndexedTokens, statistics: PackStatistics) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -49,6 +50,8 @@ class TokenStream:
     tokenizer: TokenizerRecord | None
     """None for a bare Megatron pair, which does not say."""
     fingerprint: str
+    is_paired: bool = False
+    """Its documents are chosen and rejected answers in turn."""
 
 
 @dataclass(frozen=True)
@@ -63,6 +66,8 @@ class TokenSource:
     """Changes with the tokens, with their weights and with their cut into samples."""
     loss_weight: float = 1.0
     """Times the weight of each label."""
+    is_paired: bool = False
+    """Its documents are chosen and rejected answers in turn, both of a pair in one sample."""
 
     @property
     def is_weighted(self) -> bool:
@@ -89,6 +94,28 @@ class TokenSource:
             f"{self.tokens.prefix}: no label: none of its {self.tokens.num_documents} documents has two tokens, so "
             "there is no next token to predict; tokenize documents with text, or leave this source out"
         )
+
+
+def check_pairs(sources: Iterable[TokenSource], *, are_wanted: bool) -> None:
+    """Refuse tokens where pairs of answers are wanted, and pairs where they are not.
+
+    Raises:
+        DataError: a source is of the other kind, or weighs its labels.
+    """
+    for source in sources:
+        where = source.tokens.prefix
+        if source.is_paired and not are_wanted:
+            raise DataError(
+                f"{where}: pairs of answers, of which the second would be learnt as well; set train.preference, or "
+                "name other data"
+            )
+        if are_wanted and not source.is_paired:
+            raise DataError(
+                f"{where}: no pairs of answers, which train.preference learns from; prepare records with chosen and "
+                "rejected, or set train.preference=null"
+            )
+        if are_wanted and source.loss_weight != 1.0:
+            raise DataError(f"{where}: loss_weight={source.loss_weight:g} weighs tokens, not pairs; use 1")
 
 
 def open_source(config: SourceConfig, *, name: str, seq_len: int) -> TokenSource:
@@ -137,11 +164,16 @@ def open_tokens(path: Path, *, contents: bool = False) -> TokenStream:
             check_sampled_bytes(manifest, files_of_tokens(manifest))
         tokens = IndexedTokens(path / TOKENS_NAME, weighted=has_weights(manifest))
         _compare_counts(manifest, tokens=tokens.num_tokens, documents=tokens.num_documents)
-        return TokenStream(path, tokens, tokenizer_of(manifest), manifest.fingerprint)
+        return TokenStream(path, tokens, tokenizer_of(manifest), manifest.fingerprint, are_pairs(manifest))
     prefix = pair_prefix(path)
     if is_pair(path):
         return TokenStream(prefix, IndexedTokens(prefix), None, _fingerprint_pair(prefix))
     raise DataError(what_is_wrong_with(path))
+
+
+def are_pairs(manifest: StationManifest) -> bool:
+    """Whether the documents of a tokenized folder, or of a packed one, are chosen and rejected answers in turn."""
+    return bool(manifest.counts.get("pairs"))
 
 
 def has_weights(manifest: StationManifest) -> bool:
@@ -205,7 +237,9 @@ def _open_packed(path: Path, name: str, seq_len: int) -> TokenSource:
             raise DataError(f"{path}: damaged: {problem}; run `megalite data pack` again")
     _compare_counts(packed, samples=layout.num_samples, tokens=stream.tokens.num_tokens)
     fingerprint = _combine(stream.fingerprint, packed.fingerprint)
-    return TokenSource(name, stream.tokens, layout, stream.tokenizer, fingerprint)
+    return TokenSource(
+        name, stream.tokens, layout, stream.tokenizer, fingerprint, is_paired=stream.is_paired and are_pairs(packed)
+    )
 
 
 def _compare_counts(manifest: StationManifest, **found: int) -> None:

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
+from typing import cast
 
 import torch
 
 from megalite.config.engine import choose_engine
 from megalite.config.plan import RunPlan, compile_pays, has_embedding_copy
 from megalite.config.recompute import recompute_by_block
-from megalite.config.schema import Config
+from megalite.config.schema import Config, OptimizerConfig
+from megalite.config.sections.optimizer import WeightGroupConfig
 from megalite.config.stream import stream_tokens
+from megalite.engine.preference import FrozenModel, PreferenceEngine, WithoutAdapters
 from megalite.engine.protocol import Engine
 from megalite.layers.context import choose_context, choose_latent_context
 from megalite.layers.parts import choose_parts
@@ -20,6 +24,8 @@ from megalite.model.initialize import WeightSource
 from megalite.model.spec import ChunkSpec, StageSpec
 from megalite.model.transformer import Stage
 from megalite.parallel.axes import SINGLE, Axes, connect_ends, connect_sharers
+
+OpenWeights = Callable[[], WeightSource]
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -132,3 +138,21 @@ def build_engine(config: Config, plan: RunPlan, axes: Axes, device: torch.device
     if compile_pays(config, plan, device.type):
         stage.compile_blocks()
     return engine
+
+
+def with_preference(
+    engine: Engine, config: Config, plan: RunPlan, axes: Axes, device: torch.device, reference: OpenWeights
+) -> Engine:
+    """The engine as a run trains with it: over pairs of answers where the config asks for that. Collective.
+
+    Args:
+        reference: opens the weights that the run began with.
+    """
+    settings = config.train.preference
+    if settings is None:
+        return engine
+    frozen: FrozenModel = WithoutAdapters(engine)
+    if config.model.lora is None:
+        nothing_trained = OptimizerConfig(groups=(WeightGroupConfig(match=("*",), frozen=True),))
+        frozen = build_engine(config.model_copy(update={"optimizer": nothing_trained}), plan, axes, device, reference())
+    return cast("Engine", PreferenceEngine(engine, frozen, settings, axes.batch))

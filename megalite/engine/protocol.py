@@ -7,8 +7,8 @@ clipping.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
 from torch import Tensor, nn
@@ -62,6 +62,8 @@ class StepResult:
     """The same of each layer that predicts further ahead, over as many tokens: those that end a document count 0."""
     told: Sequence[int] = ()
     """What ranks had to tell, each number added up over all of them. It comes along with loss and norm."""
+    figures: Mapping[str, float] = field(default_factory=dict)
+    """Of the loss, further means for metrics.jsonl."""
 
 
 class LossSum(NamedTuple):

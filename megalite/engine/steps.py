@@ -46,7 +46,7 @@ class LossCount(NamedTuple):
     num_tokens: Tensor
     """Valid tokens, int64."""
     weight: Tensor
-    """The sum of their weights, float64; without loss weights it is their number."""
+    """The sum of their weights, float64; without loss weights it is their number. Of pairs, the number of these."""
 
     @property
     def divisor(self) -> Tensor:
@@ -61,7 +61,8 @@ def count_loss(batches: Sequence[Batch], batch_axis: Axis) -> LossCount:
     if batches[0].weights is None:
         num_tokens = all_reduce(num_tokens, batch_axis)
         return LossCount(num_tokens, num_tokens.double())
-    weight = torch.stack([loss_weights(batch).double().sum() for batch in batches]).sum()
+    own = [loss_weights(batch).double().sum() if batch.pairs is None else batch.pairs for batch in batches]
+    weight = torch.stack(own).sum()
     found = all_reduce(torch.stack((num_tokens.double(), weight)), batch_axis)
     return LossCount(found[0].long(), found[1])
 

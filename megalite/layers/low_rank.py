@@ -51,10 +51,14 @@ class LowRank(nn.Module):
         sizes = [part.size for part in parts if part.is_adapted]
         self.a = nn.Parameter(torch.empty(rank * len(sizes), in_features))
         self.b = nn.Parameter(torch.empty(sum(sizes), rank))
+        self.is_on = True
+        """Without it a layer puts out what its weight does."""
         self.parts, self.rank, self.scale, self.tp, self.cuts_inputs = tuple(parts), rank, scale, tp, cuts_inputs
 
     def forward(self, x: Tensor, y: Tensor) -> Tensor:
         """What the layer puts out for `x`, given what its weight does."""
+        if not self.is_on:
+            return y
         a = self.a if self.cuts_inputs else copy_to(self.a, self.tp)
         b = copy_to(self.b, self.tp) if self.cuts_inputs else self.b
         narrow = (F.linear(x, a) * self.scale).split(self.rank, dim=1)

@@ -11,7 +11,8 @@ Legend: t tokens of the micro-batch's stream, h hidden size; with sequence paral
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import cast
 
 import torch
@@ -26,6 +27,7 @@ from megalite.layers.embedding import VocabParallelEmbedding
 from megalite.layers.experts import Experts
 from megalite.layers.gemm import Gemm
 from megalite.layers.linear import ReplicatedLinear
+from megalite.layers.low_rank import LowRank
 from megalite.layers.precision import linear_layers
 from megalite.layers.rope import Frequencies, frequencies, rotation
 from megalite.layers.routers import Routers
@@ -155,6 +157,18 @@ class Stage(nn.Module):
         """
         stream = self(tokens, documents)
         return self._own_head().logits(stream if last is None else stream[-last:])
+
+    @contextmanager
+    def without_adapters(self) -> Iterator[None]:
+        """Within it the stage computes what it would without its low-rank adapters."""
+        adapters = [module for module in self.modules() if isinstance(module, LowRank)]
+        for each in adapters:
+            each.is_on = False
+        try:
+            yield
+        finally:
+            for each in adapters:
+                each.is_on = True
 
     def rotate_as(self, model: Architecture) -> None:
         """Turn queries and keys from here on as a model of the same shape does."""

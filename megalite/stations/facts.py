@@ -73,6 +73,8 @@ class TokenizeCounts(OpenRecord):
     text_bytes: NonNegativeInt
     rejected: Counts = Field(default_factory=dict)
     conversations: NonNegativeInt = 0
+    pairs: NonNegativeInt = 0
+    """Chosen and rejected answers, a document each."""
     tokens_learnt: NonNegativeInt | None = None
     """Those with a loss weight above 0, where tokens have any."""
 
@@ -97,6 +99,7 @@ class PackCounts(OpenRecord):
     padding_percent: float
     cuts_in_learnt: NonNegativeInt | None = None
     """Borders put inside what is learnt, where tokens have loss weights."""
+    pairs: NonNegativeInt = 0
     report: dict[str, int | float | Counts] = Field(default_factory=dict)
 
 

@@ -15,7 +15,7 @@ from megalite.config.plan import RunPlan
 from megalite.config.schema import Config
 from megalite.data.loader import Batch, Loader
 from megalite.data.samples import Samples
-from megalite.engine.build import build_engine
+from megalite.engine.build import build_engine, with_preference
 from megalite.engine.protocol import Engine
 from megalite.parallel.axes import Axes
 from megalite.train.place import Place
@@ -67,6 +67,7 @@ def start_beside(config: Config, place: Place) -> Beside:
     if start.progress.num_updates or config.precision.dtype != "fp32":
         engine.load(start.weights, start.moments, start.progress.num_updates)
     load_state(engine, start.reader)
+    engine = with_preference(engine, config, plan, axes, device, lambda: start.weights)
     samples = stage.samples.following(start.progress.account)
     sizes = sizes_at(start.progress) or plan.batch_sizes
     return Beside(config, plan, axes, device, engine, samples, sizes, start)

@@ -108,6 +108,26 @@ class ChatEncoder:
             raise UnlearnableError("nothing in it is learnt")
         raise UnlearnableError("too long")
 
+    def encode_pair(self, conversation: Mapping[str, Any]) -> list[EncodedChat]:
+        """Both sides of a pair, whole, the chosen one first.
+
+        Args:
+            conversation: `messages` and `rejected`, and `tools` if there are any.
+
+        Raises:
+            UnlearnableError: as `encode`; the sides are too long together.
+            DataError: as `encode`; all turns are to be learnt.
+        """
+        if self._config.learn == "all":
+            raise DataError("chat.learn: all would learn the questions of pairs, which no one prefers; use answers")
+        sides = [self._encode(conversation[name], conversation, 0) for name in ("messages", "rejected")]
+        assert self._config.max_tokens is not None, "filled in"
+        if sum(each.ids.size for each in sides) > self._config.max_tokens:
+            raise UnlearnableError("too long")
+        if not all(each.weights[1:].any() for each in sides):
+            raise UnlearnableError("nothing in it is learnt")
+        return sides
+
     def _encode(self, messages: Messages, conversation: Mapping[str, Any], num_cut: int) -> EncodedChat:
         guard = next((char for char in GUARDS if char not in json.dumps(conversation, ensure_ascii=False)), None)
         if guard is None:

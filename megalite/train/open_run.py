@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -16,8 +17,9 @@ from megalite.checkpoint.precision_state import load_state
 from megalite.config.plan import RunPlan
 from megalite.config.schema import Config
 from megalite.data.samples import Samples
-from megalite.engine.build import DTYPES, build_engine
+from megalite.engine.build import DTYPES, build_engine, with_preference
 from megalite.engine.protocol import Engine
+from megalite.model.initialize import WeightSource
 from megalite.monitor.recorder import Recorder
 from megalite.parallel.axes import Axes
 from megalite.plugins import changed_plugins, loaded_plugins
@@ -30,7 +32,7 @@ from megalite.train.rotation_change import is_rotated_otherwise, measure_rotatio
 from megalite.train.run import Run
 from megalite.train.run_folder import write_run_folder
 from megalite.train.signals import StopRequest
-from megalite.train.start import Start, Zeros, choose_start
+from megalite.train.start import Start, Zeros, choose_start, first_start
 from megalite.train.startup import BUILDING, LOADING, Say
 
 
@@ -84,6 +86,8 @@ def open_run(rank: Connected, entry: Entrance, say: Say) -> tuple[Run, Progress]
     config, plan = stage.config, stage.plan
     say(BUILDING)
     engine = _build_engine(config, plan, axes, device, start)
+    reference = partial(_reference, rank.config, rank.stages, axes, device)
+    engine = with_preference(engine, config, plan, axes, device, reference)
     anew = load_state(engine, start.reader)
     peak = find_peak(device, DTYPES[config.precision.dtype])
     recorder = Recorder(config, plan, first_step=start.progress.step, peak_flops=peak.flops, is_writer=is_writer)
@@ -133,6 +137,11 @@ def _build_engine(config: Config, plan: RunPlan, axes: Axes, device: torch.devic
     if is_loaded:
         engine.load(start.weights, start.moments, start.progress.num_updates)
     return engine
+
+
+def _reference(config: Config, stages: tuple[ReadyStage, ...], axes: Axes, device: torch.device) -> WeightSource:
+    """The weights that a run began with, whether it begins now or goes on. Collective."""
+    return first_start(config, stages, axes, device, again=True).weights
 
 
 def _record_start(

@@ -19,6 +19,7 @@ from megalite.config.plan import RunPlan
 from megalite.config.schema import Config
 from megalite.config.validate import validate
 from megalite.data.samples import Samples, open_training_samples, open_validation_sets
+from megalite.data.sources import check_pairs
 from megalite.errors import ConfigError, DataError, UserError
 from megalite.monitor.wandb import check_wandb
 from megalite.planner.machines import load_machine
@@ -76,6 +77,8 @@ def preflight_stages(
     plan, samples = stages[0].plan, stages[0].samples
     for valid_samples in valid_sets.values():
         _gather(problems, partial(valid_samples.check_vocab_size, plan.model.vocab_size))
+        are_wanted = config.train.preference is not None
+        _gather(problems, partial(check_pairs, valid_samples.sources, are_wanted=are_wanted))
     _gather(problems, lambda: open_run_tasks(config, plan, samples))
     if config.monitor.machine is not None:
         _gather(problems, partial(load_machine, config.monitor.machine, "monitor.machine"))
@@ -108,6 +111,8 @@ def _check_stage(problems: list[str], stage: ReadyStage, tokenizer: Tokenizer | 
     if tokenizer is not None:
         _gather(problems, lambda: stage.samples.check_tokenizer(tokenizer))
     _gather(problems, lambda: stage.samples.check_vocab_size(stage.plan.model.vocab_size))
+    are_wanted = stage.config.train.preference is not None
+    _gather(problems, lambda: check_pairs(stage.samples.sources, are_wanted=are_wanted))
 
 
 def open_data(config: Config) -> tuple[Samples, dict[str, Samples]]:

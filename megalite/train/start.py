@@ -118,7 +118,16 @@ def first_start(
         return start
     if init_from is not None:
         is_compared = config.train.verify_init_from and not again
-        found = _open_weights(init_from, model, axes, device, seed=config.run.seed, is_compared=is_compared)
+        keeps_adapters = config.train.preference is None  # else what the run began with is the model without them
+        found = _open_weights(
+            init_from,
+            model,
+            axes,
+            device,
+            seed=config.run.seed,
+            is_compared=is_compared,
+            keeps_adapters=keeps_adapters,
+        )
         return replace(found, moments=zeros, origin=f"weights of {init_from}")
     return Start(FreshWeights(model, config.run.seed), zeros, origin=f"fresh weights, seed {config.run.seed}")
 
@@ -205,17 +214,28 @@ def _go_on_with_data(reader: CheckpointReader, samples: Samples) -> tuple[Progre
 
 
 def _open_weights(
-    folder: Path, model: Architecture, axes: Axes, device: torch.device, *, seed: int, is_compared: bool
+    folder: Path,
+    model: Architecture,
+    axes: Axes,
+    device: torch.device,
+    *,
+    seed: int,
+    is_compared: bool,
+    keeps_adapters: bool,
 ) -> Start:
     """The weights of a checkpoint, of a run's newest one, or of a Hugging Face folder. Collective.
 
     Args:
         seed: of layers that predict further and of adapters, where the weights have none.
+        keeps_adapters: weights with the same adapters as the model's go on with them; all others have theirs added.
     """
     checkpoint = _open_whole(folder, "train.init_from", axes, device)
     if checkpoint is not None:
         reader = CheckpointReader(checkpoint)
-        theirs, source = _adapted(stored_model(reader.folder, reader.manifest), reader.source("weight"), model)
+        theirs = stored_model(reader.folder, reader.manifest)
+        source: WeightSource = reader.source("weight")
+        if theirs.lora is not None and not (keeps_adapters and theirs.lora == model.lora):
+            theirs, source = without_lora(theirs), WithAdaptersAdded(source, theirs)
         source = _completed(source, theirs, model, seed)
         return Start(source, {}, choices=_compare(checkpoint, theirs, model), trained_as=theirs)
     from megalite.checkpoint.hf.importer import HuggingFaceWeights
@@ -225,13 +245,6 @@ def _open_weights(
     proof = _prove(folder, axes) if is_compared else NOT_COMPARED
     source = _completed(weights, weights.model, model, seed)
     return Start(source, {}, choices=choices, trained_as=weights.model, proof=proof)
-
-
-def _adapted(theirs: Architecture, source: WeightSource, ours: Architecture) -> tuple[Architecture, WeightSource]:
-    """Weights with their adapters added to them, unless ours goes on with the same ones."""
-    if theirs.lora is None or theirs.lora == ours.lora:
-        return theirs, source
-    return without_lora(theirs), WithAdaptersAdded(source, theirs)
 
 
 def _completed(source: WeightSource, theirs: Architecture, ours: Architecture, seed: int) -> WeightSource:

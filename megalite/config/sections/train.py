@@ -6,7 +6,15 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, Field, NonNegativeInt, PositiveFloat, PositiveInt, field_validator
+from pydantic import (
+    AfterValidator,
+    Field,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    field_validator,
+)
 
 from megalite.config.brought import COMPONENTS, LOSSES, wrong_choices, wrong_options
 from megalite.config.sections.evaluation import EarlyStoppingConfig, TaskConfig
@@ -27,6 +35,25 @@ class LossConfig(Section):
     def function(self) -> Callable[..., Any]:
         """The plug-in's, with its options."""
         return LOSSES[self.name].bound(self.options)
+
+
+class PreferenceConfig(Section):
+    """Learning from pairs of answers, of which the first is preferred (DPO, Rafailov et al. 2023). The reference is the
+    model that the run begins with (train.init_from)."""
+
+    loss: Literal["sigmoid", "hinge", "ipo"] = "sigmoid"
+    """Of a pair's margin: DPO's own, SLiC's, or IPO's, whose log-probabilities are means over tokens."""
+    beta: PositiveFloat = 0.1
+    """How closely the model is held to the reference: larger is closer."""
+    label_smoothing: float = Field(0.0, ge=0.0, lt=0.5)
+    """sigmoid: share of pairs whose order is taken to be wrong (conservative DPO)."""
+    chosen_nll: NonNegativeFloat = 0.0
+    """Coefficient of the mean cross-entropy of chosen answers beside the loss (0.2 in Llama 3), which keeps their
+    likelihood from falling."""
+
+    def problems(self) -> Iterator[Problem]:
+        if self.label_smoothing and self.loss != "sigmoid":
+            yield ("label_smoothing",), f"only loss=sigmoid has it; use 0 with loss={self.loss}"
 
 
 RecomputeMode = Literal["none", "selective", "full"]
@@ -78,6 +105,8 @@ class TrainConfig(Section):
     """End the run when the watched loss no longer falls; null to train to the last step."""
     tasks: tuple[TaskConfig, ...] = ()
     """Multiple-choice questions that are answered at every validation."""
+    preference: PreferenceConfig | None = None
+    """Learn from pairs of answers (docs/finetune.md); null for tokens by themselves."""
     loss: LossConfig | None = None
     """What training minimises and `loss` in metrics.jsonl is; null for the cross-entropy, which every validation
     measures in any case."""

@@ -34,15 +34,16 @@ OF_CLASSES = (
 Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
 
 
-def questions_in(source: bytes, id: str) -> Iterator[tuple[str, dict[str, Any]]]:
+def questions_in(source: bytes, id: str, *, are_pairs: bool = False) -> Iterator[tuple[str, dict[str, Any]]]:
     """A question and its answer for each public function and class of a module that has a docstring.
 
     Args:
         source: the module's text; of one that is no Python there are none.
         id: of its file, as `list_python_files` has it.
+        are_pairs: beside each answer stands another question's, that of the definition before it, as a rejected one.
 
     Yields:
-        The name in the module, and a record with `messages`.
+        The name in the module, and a record with `messages`, or with `prompt`, `chosen` and `rejected`.
     """
     module = re.sub(r"(/__init__)?\.py$", "", id.partition("/")[2]).replace("/", ".")
     try:
@@ -51,13 +52,19 @@ def questions_in(source: bytes, id: str) -> Iterator[tuple[str, dict[str, Any]]]
             tree = ast.parse(source)
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return
+    before = ""
     for name, node in _definitions(tree, ""):
         answer = _answer(node)
         if SHORTEST <= len(answer) <= LONGEST:
             phrases = OF_CLASSES if isinstance(node, ast.ClassDef) else OF_FUNCTIONS
             called = f"{module}.{name}{_arguments(node)}"
             phrase = phrases[xxhash.xxh3_64_intdigest(called.encode()) % len(phrases)]
-            yield name, {"messages": _turns(phrase.format(called), answer)}
+            question = phrase.format(called)
+            if not are_pairs:
+                yield name, {"messages": _turns(question, answer)}
+            elif before not in ("", answer):
+                yield name, {"prompt": question, "chosen": answer, "rejected": before}
+            before = answer
 
 
 def _turns(question: str, answer: str) -> list[dict[str, str]]:

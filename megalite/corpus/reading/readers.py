@@ -199,7 +199,8 @@ def is_json_array(beginning: bytes) -> bool:
 def _read_docstrings(piece: FilePiece, config: DocumentSource, builder: BatchBuilder) -> Iterator[DocumentBatch]:
     with open_content(piece, config, builder) as reading:
         content = reading.whole()
-    for name, fields in questions_in(content or b"", piece.id):
+    are_pairs = config.conversations == "docstring_pairs"
+    for name, fields in questions_in(content or b"", piece.id, are_pairs=are_pairs):
         add_conversation(fields, f"{piece.id}:{name}", config, builder)
     return iter(())
 

@@ -12,7 +12,15 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from megalite.corpus.conversations import METADATA_KEY, contents_of, from_metadata, text_of, to_metadata, with_contents
+from megalite.corpus.conversations import (
+    METADATA_KEY,
+    REJECTED,
+    contents_of,
+    from_metadata,
+    text_of,
+    to_metadata,
+    with_contents,
+)
 from megalite.corpus.documents import ARROW_TYPE, DocumentBatch, Rejected, with_column
 from megalite.data.indexed import WEIGHT_DTYPE
 from megalite.errors import DataError
@@ -64,7 +72,7 @@ def repaired(documents: pa.RecordBatch, change: Change) -> tuple[pa.RecordBatch,
     return with_column(documents, "text", pa.array(texts, ARROW_TYPE)), replaced
 
 
-COUNTED = ("conversations", "conversations_cut", "messages_cut", "tokens_learnt", "tokens_across_borders")
+COUNTED = ("conversations", "pairs", "conversations_cut", "messages_cut", "tokens_learnt", "tokens_across_borders")
 """What is told of conversations."""
 
 
@@ -90,7 +98,8 @@ class MixedEncoder:
             wanted: bool [documents]; False is put where a conversation cannot be learnt.
 
         Returns:
-            Tokens end to end, their weights in `WEIGHT_DTYPE`, and the number of each document's.
+            Tokens end to end, their weights in `WEIGHT_DTYPE`, and the number of each document's: a pair is two, the
+            chosen side first.
 
         Raises:
             DataError: a conversation cannot be learnt and on_error is `fail`, or answers cannot be told apart.
@@ -104,7 +113,7 @@ class MixedEncoder:
                 ids = np.append(self._tokenizer.encode(batch.texts[row]), self._tokenizer.eos_id)
                 parts.append((ids, np.ones(ids.size)))
             elif (own := self._learn(conversation, names[0][row], names[1][row], batch.texts[row])) is not None:
-                parts.append(own)
+                parts += own
             else:
                 wanted[row] = False
         tokens = np.concatenate([np.zeros(0, np.int64), *(ids for ids, _ in parts)])
@@ -114,10 +123,14 @@ class MixedEncoder:
 
     def _learn(
         self, conversation: dict[str, Any], id: str, source: str, text: str
-    ) -> tuple[np.ndarray, np.ndarray] | None:
-        """Of one conversation; None where it is put aside."""
+    ) -> list[tuple[np.ndarray, np.ndarray]] | None:
+        """Of one conversation, or of both sides of a pair; None where it is put aside."""
         try:
-            found = self._chats.encode(conversation)
+            found = (
+                self._chats.encode_pair(conversation)
+                if REJECTED in conversation
+                else [self._chats.encode(conversation)]
+            )
         except UnlearnableError as error:
             if self._config.on_error == "fail":
                 raise DataError(f"{source}: {id}: {error}; set chat.on_error: drop to count it and go on") from error
@@ -125,11 +138,12 @@ class MixedEncoder:
             return None
         self.tally.update(
             conversations=1,
-            conversations_cut=int(found.num_messages_cut > 0),
-            messages_cut=found.num_messages_cut,
-            tokens_across_borders=found.num_across,
+            pairs=int(len(found) > 1),
+            conversations_cut=int(found[0].num_messages_cut > 0),
+            messages_cut=found[0].num_messages_cut,
+            tokens_across_borders=sum(each.num_across for each in found),
         )
-        return found.ids, found.weights
+        return [(each.ids, each.weights) for each in found]
 
 
 def chat_encoder(folder: Path, tokenizer: Tokenizer, config: ChatConfig) -> ChatEncoder:

@@ -78,8 +78,7 @@ def tokenize(
     progress, runner = progress or NoProgress(), runner or InProcess()
     tokenizer = _load_once(tokenizer_folder.absolute(), fingerprint_files(tokenizer_folder))
     inputs = [*corpus.inputs, (tokenizer_folder, tokenizer.fingerprint)]
-    settings = _settings(tokenizer, len(inputs) - 1, split, describe=describe)
-    settings |= forms.settings(tokenizer_folder)
+    settings = _settings(tokenizer, len(inputs) - 1, split, describe=describe) | forms.settings(tokenizer_folder)
     forms.check(tokenizer)
     shards = corpus.shards()
     common: Task = {"tokenizer": str(tokenizer_folder.absolute()), "fingerprint": tokenizer.fingerprint}
@@ -104,11 +103,28 @@ def tokenize(
             **{name: add_counts(reports, name) for name in reports[0].get("formed", ())},
             **lost_counts(reports),
         }
+        _refuse_mixed(counts, describe=describe)
         forms.refuse_without_effect(counts, split.part)
         progress.finish(in_words(counts) + forms.in_words(counts) + lost_in_words(counts))
         return counts
 
     return run_station("tokenize", out, inputs=inputs, settings=settings, build=build, resumable=True)
+
+
+def _refuse_mixed(counts: dict[str, Any], *, describe: bool) -> None:
+    """Pairs of answers are documents two by two, and all of a folder or none.
+
+    Raises:
+        DataError: others are among them, or each document is to be described.
+    """
+    pairs, others = counts.get("pairs", 0), counts["documents"] - 2 * counts.get("pairs", 0)
+    if pairs and others:
+        raise DataError(
+            f"found {pairs:,} pairs of answers among {others:,} other documents; pairs are learnt by a loss of their "
+            "own (train.preference), so prepare them apart"
+        )
+    if pairs and describe:
+        raise DataError("found pairs of answers, which are two documents each and have one description; leave it out")
 
 
 def in_words(counts: dict[str, Any]) -> str:

@@ -22,5 +22,5 @@ class Metrics(Component):
             num_tokens=step.num_tokens,
             num_tokens_total=step.num_tokens_total,
             seconds=step.seconds,
-            figures=step.figures,
+            figures={**result.figures, **step.figures},
         )

@@ -33,6 +33,10 @@ def loss_on(saved: SavedModel, packed: Path) -> SetLoss:
         raise DataError(f"{packed}: no packed set; name a folder that `megalite data pack` or `prepare` made")
     seq_len = manifest.settings["seq_len"]
     samples = open_validation_samples([SourceConfig(path=packed)], seq_len=seq_len, document_masks=True)
+    if any(source.is_paired for source in samples.sources):
+        raise DataError(
+            f"{packed}: pairs of answers, which have a loss beside a reference only: put them into data.valid"
+        )
     if saved.tokenizer is not None:
         samples.check_tokenizer(Tokenizer.load(saved.tokenizer))
     samples.check_vocab_size(saved.model.vocab_size)
