@@ -6,8 +6,11 @@
 
 A bucket is a run of the model's parameters. Its sums are reduced over the replicas by one collective, once all of them
 are there, and its weights are gathered by one. Under ZeRO-1 each replica updates one of equally long runs of it,
-without ZeRO all of it. In fp32 the weights are what is updated; in half precision a master in fp32 is, of this rank's
-run.
+without ZeRO all of it. In fp32 the weights are what is updated; in half precision, and where weights travel rounded, a
+master in fp32 is, of this rank's run.
+
+Where numbers travel in few bits each parameter begins with a block of its own: ranks that hold the same parameter beside
+others, as those of tensor parallelism do, round it alike.
 """
 
 from __future__ import annotations
@@ -17,6 +20,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
+from megalite.engine.wire import PLAIN, Wire, whole_blocks
+from megalite.engine.wire_bytes import BLOCK
 from megalite.parallel.axes import Axis
 
 BUCKET_NUMBERS = 40_000_000
@@ -47,18 +52,27 @@ class Bucket:
         replicas: the ranks that hold the same and see other tokens.
         is_sharded: each updates one of equally long runs.
         on_host: the master, and the gradient that it is updated by, are in the host's memory.
+        wire: how gradients and weights travel.
     """
 
-    def __init__(self, parameters: Sequence[nn.Parameter], replicas: Axis, *, is_sharded: bool, on_host: bool = False):
-        num_runs, run = (replicas.size, replicas.rank) if is_sharded else (1, 0)
+    def __init__(
+        self,
+        parameters: Sequence[nn.Parameter],
+        replicas: Axis,
+        *,
+        is_sharded: bool,
+        on_host: bool = False,
+        wire: Wire = PLAIN,
+    ):
         self.parameters, self.replicas = list(parameters), replicas
         starts, size = [], 0
         for parameter in self.parameters:
             starts.append(size)
-            size += parameter.numel()
-        length = -(-size // (num_runs * ALIGNED_NUMBERS)) * ALIGNED_NUMBERS
-        first = self.parameters[0]
-        self.weights = torch.zeros(num_runs * length, dtype=first.dtype, device=first.device)
+            size += whole_blocks(parameter.numel()) if wire.has_blocks else parameter.numel()
+        aligned = BLOCK if wire.has_blocks else ALIGNED_NUMBERS
+        run_length = -(-size // (replicas.size * aligned)) * aligned
+        first, total = self.parameters[0], replicas.size * run_length
+        self.weights = torch.zeros(total, dtype=first.dtype, device=first.device)
         self.sums = torch.zeros_like(self.weights, dtype=torch.promote_types(first.dtype, torch.float32))
         self.views: list[Tensor] = []
         """The sum of each parameter's gradients."""
@@ -68,7 +82,10 @@ class Bucket:
             parameter.data = view
             self.views.append(self.sums.narrow(0, start, parameter.numel()).view(parameter.shape))
         self._starts = starts
-        self.own = slice(run * length, (run + 1) * length)
+        self.run = slice(replicas.rank * run_length, (replicas.rank + 1) * run_length)
+        """This replica's, of as many equally long ones."""
+        self.own = self.run if is_sharded else slice(0, total)
+        """What it updates."""
         self.own_weights, self.own_sums = self.weights[self.own], self.sums[self.own]
         self.master = self.own_weights
         """What the optimizer works on, `[length]`."""
@@ -76,8 +93,8 @@ class Bucket:
         if on_host:
             self.master, self._host_sums = (_in_host_memory(self.own_sums) for _ in range(2))
             self.master.copy_(self.own_weights)
-        elif self.sums.dtype != first.dtype:
-            self.master = self.own_weights.to(self.sums.dtype)
+        elif self.sums.dtype != first.dtype or (wire.gather_bits is not None and replicas.size > 1):
+            self.master = self.own_weights.to(self.sums.dtype, copy=True)
 
     def part_of(self, number: int) -> tuple[int, Tensor] | None:
         """The run of the number-th parameter that this replica updates: where in it that begins, and its masters."""

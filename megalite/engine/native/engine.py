@@ -26,6 +26,7 @@ from megalite.engine.runner import ProgramRunner
 from megalite.engine.stage_state import EngineOfState, StageState
 from megalite.engine.steps import PRODUCT_DTYPES, count_loss, losses_of_step, sums_on_host, token_axes
 from megalite.engine.update import Update
+from megalite.engine.wire import Wire, choose_wire
 from megalite.layers.mlp import MLP
 from megalite.model.initialize import EXPERT_MARK, WeightSource, stage_weights
 from megalite.model.transformer import Stage
@@ -33,9 +34,6 @@ from megalite.optim.optimizers import build_optimizer
 from megalite.parallel.axes import Axes, Axis
 from megalite.parallel.collectives import all_reduce
 from megalite.spans import span
-
-WIRE_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
-
 
 class NativeEngine(EngineOfState):
     """ZeRO 0 and 1, of whole models and of pipelines.
@@ -62,14 +60,14 @@ class NativeEngine(EngineOfState):
         at_ends = _held_at_ends(stage) if ends.size > 1 else None
         if at_ends is not None:
             setattr(at_ends, END_COPY_MARK, not stage.spec.has_embedding)
-        on_host = config.optimizer.offload
-        self._buckets = _make_buckets(stage, axes, is_sharded=is_sharded, first=at_ends, on_host=on_host)
+        on_host, wire = config.optimizer.offload, choose_wire(config.precision)
+        self._buckets = _make_buckets(stage, axes, wire, is_sharded=is_sharded, first=at_ends, on_host=on_host)
         self._replication = Replication(
             self._buckets,
             is_sharded=is_sharded,
             end_sums=[self._buckets[0].views[0]] if at_ends is not None else [],
             ends=ends,
-            wire_dtype=WIRE_DTYPES[config.precision.reduce_dtype or "fp32"],
+            wire=wire,
         )
         uses = _uses(stage, own_tokens(config))
         frozen, num_at_end = _frozen(stage, config.optimizer), int(at_ends is not None)
@@ -95,6 +93,8 @@ class NativeEngine(EngineOfState):
             make_held=sums.add,
             on_micro_batch=sums.now_at,
         )
+        if wire.gather_bits is not None:
+            self._replication.gather()  # a run computes with rounded weights from its first step on
         stage.before_layer = self._await_weights
         self._bucket_of_layer = _layers_of(stage, self._buckets)
 
@@ -197,7 +197,7 @@ class BucketPartition(OverReplicas):
 
 
 def _make_buckets(
-    stage: Stage, axes: Axes, *, is_sharded: bool, first: nn.Parameter | None, on_host: bool
+    stage: Stage, axes: Axes, wire: Wire, *, is_sharded: bool, first: nn.Parameter | None, on_host: bool
 ) -> list[Bucket]:
     """All parameters of a stage in buckets, in the model's order; those of experts, which other ranks share, apart.
 
@@ -212,7 +212,10 @@ def _make_buckets(
             group = [members[number] for number in bucket]
             found.append((places[group[0]] + 1, group))
     found.sort(key=lambda each: each[0])
-    return [Bucket(group, _replicas_of(group, axes), is_sharded=is_sharded, on_host=on_host) for _, group in found]
+    return [
+        Bucket(group, _replicas_of(group, axes), is_sharded=is_sharded, on_host=on_host, wire=wire)
+        for _, group in found
+    ]
 
 
 def _replicas_of(group: Sequence[nn.Parameter], axes: Axes) -> Axis:
