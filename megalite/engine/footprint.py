@@ -71,8 +71,7 @@ def _fsdp2(config: Config, plan: RunPlan, num_parameters: int, num_updated: int,
     """Masters, gradients and state in fp32, all of it divided. Gathered are what is outside of blocks, the block at
     work, as it has come and as it is used, and the next one."""
     element, replicas = ELEMENT_BYTES[config.precision.dtype], plan.num_replicas // config.parallel.dp_replicate
-    outside = [weight for weight in weight_table(plan.model, blocks=()).values() if not weight.is_inner]
-    root = sum(prod(weight.local_shape(plan.tp)) for weight in outside)
+    root = outer_parameters(plan)
     block = (num_parameters - root) // (plan.model.num_layers + plan.model.num_predictions)
     gradients, rows = num_updated * FP32_BYTES // replicas, num_updated * FP32_BYTES // replicas
     state, hpz = state_bytes // replicas, config.parallel.hpz_size
@@ -87,6 +86,12 @@ def _fsdp2(config: Config, plan: RunPlan, num_parameters: int, num_updated: int,
         in_blocks=3 * block * element + _rounded_block(config, block, replicas),
         late_gradients=gradients if plan.grad_accum_steps == 1 and not is_away else 0,
     )
+
+
+def outer_parameters(plan: RunPlan) -> int:
+    """Numbers of a rank that are outside of blocks, where there is no pipeline."""
+    outside = [weight for weight in weight_table(plan.model, blocks=()).values() if not weight.is_inner]
+    return sum(prod(weight.local_shape(plan.tp)) for weight in outside)
 
 
 def _rounded_block(config: Config, block: int, replicas: int) -> int:

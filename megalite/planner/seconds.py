@@ -43,6 +43,7 @@ from megalite.config.stream import stream_tokens
 from megalite.parallel.schedules.simulation import ChunkCosts, Timeline, simulate
 from megalite.planner.machines import Machine
 from megalite.planner.memory import is_compiled, parameters_by_stage, state_bytes_by_stage, updated_by_stage
+from megalite.planner.replica_traffic import gradient_bytes, weight_bytes
 
 Parts = dict[str, float]
 """Seconds, by what they go into."""
@@ -290,10 +291,12 @@ def _between_steps(config: Config, plan: RunPlan, machine: Machine, practice: Pr
     if replicas > 1:
         once = (replicas - 1) / replicas * numbers / _rate_over(plan, machine, "dp")
         hops = HOP_SECONDS * (replicas - 1)
-        reduced, gathered = practice.gradient_bytes * once, a * once
+        rounded = config.precision.reduce_bits is not None
+        reduced = (gradient_bytes(config) if rounded else practice.gradient_bytes) * once
+        gathered = weight_bytes(config) * once
         if plan.sharding.weights:  # gathered for each pass of each micro-batch, and reduced behind each
             count = plan.grad_accum_steps / machine.halves
-            reduced, gathered = count * reduced, 2 * count * gathered
+            reduced, gathered = count * reduced, count * (gathered + _gathered_again(config, plan, machine, gathered))
             behind = 1.5 * backward * plan.grad_accum_steps
             waits = 3 * plan.grad_accum_steps * max(len(plan.blocks_of(stage)) for stage in range(plan.pp)) * hops
         else:
@@ -307,6 +310,17 @@ def _between_steps(config: Config, plan: RunPlan, machine: Machine, practice: Pr
     moved = 2.0 * (states + FP32_BYTES * updated) + (FP32_BYTES + a) * updated
     found["optimizer"] = moved / pieces / (machine.memory_bandwidth * machine.constants.passes)
     return found
+
+
+def _gathered_again(config: Config, plan: RunPlan, machine: Machine, gathered: float) -> float:
+    """Seconds of a backward pass's gather of all weights: from all replicas, or from the neighbours that kept them."""
+    hpz = config.parallel.hpz_size
+    if hpz is None:
+        return gathered
+    near = plan.tp * hpz <= machine.ranks_per_node
+    rate = machine.link * machine.constants.links if near else _rate_over(plan, machine, "dp")
+    numbers = max(parameters_by_stage(plan))
+    return (hpz - 1) / hpz * numbers * ELEMENT_BYTES[config.precision.dtype] / rate
 
 
 HOP_SECONDS = 5e-6

@@ -73,16 +73,15 @@ class Divided:
         keep: dict[str, Any] = {"mp_policy": policy}
         if traffic.on_host:
             keep["offload_policy"] = CPUOffloadPolicy(pin_memory=device.type == "cuda")
-        inner = [(each, of_experts) for each in experts] + [(each, everybody) for each in blocks]
+        inner: list[tuple[Any, DeviceMesh]] = [(each, of_experts) for each in experts]
+        inner += [(each, everybody) for each in blocks]
         with _kept_within(axes, traffic.kept_within, alone, device) as again:
             for module, mesh in inner:
                 fully_shard(module, mesh=mesh, **keep, **again)
         fully_shard(stage, mesh=everybody, **keep)
-        for module in (*blocks, stage):
-            round_traffic(module, traffic.wire, groups.shards)
-        for module in experts:
-            round_traffic(module, traffic.wire, axes.expert_replicas)
         self._modules: list[Any] = [each for each in stage.modules() if isinstance(each, FSDPModule)]
+        for module in self._modules:
+            round_traffic(module, traffic.wire, axes.expert_replicas if module in experts else groups.shards)
         for module in self._modules:
             module.set_gradient_divide_factor(1.0)
             module.set_force_sum_reduction_for_comms(True)
@@ -99,7 +98,7 @@ class Divided:
 @contextmanager
 def _kept_within(
     axes: Axes, size: int | None, alone: dist.ProcessGroup | None, device: torch.device
-) -> Iterator[dict[str, int]]:
+) -> Iterator[dict[str, Any]]:
     """Within it, what `fully_shard` needs to leave weights divided over so many neighbours after a forward pass.
 
     torch (2.13) makes groups for each module, of the ranks that it finds in the module's mesh: with tensor parallelism

@@ -107,7 +107,8 @@ def round_traffic(module: FSDPModule, wire: Wire, replicas: Axis) -> None:
             f"precision.reduce_bits and gather_bits: torch {torch.__version__} takes no collectives of one's own for "
             "FSDP2; use torch 2.13, null, or zero_stage=1 with the native engine"
         )
-    divided = module._get_fsdp_state()._fsdp_param_group.fsdp_params
+    group: Any = module._get_fsdp_state()._fsdp_param_group
+    divided = group.fsdp_params
 
     def sizes() -> list[int]:
         return [each.padded_sharded_param_size.numel() for each in divided]

@@ -35,6 +35,7 @@ from megalite.parallel.axes import Axes, Axis
 from megalite.parallel.collectives import all_reduce
 from megalite.spans import span
 
+
 class NativeEngine(EngineOfState):
     """ZeRO 0 and 1, of whole models and of pipelines.
 
