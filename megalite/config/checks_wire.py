@@ -1,4 +1,4 @@
-"""What must hold between the settings of what replicas send each other: formats, bits, and who keeps what is gathered."""
+"""What must hold between the settings of what replicas send each other: bits, and who keeps what is gathered."""
 
 from __future__ import annotations
 

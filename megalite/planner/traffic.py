@@ -52,12 +52,9 @@ class StageTraffic:
 def traffic_by_stage(config: Config, plan: RunPlan) -> tuple[StageTraffic, ...]:
     """What the ranks of every stage send, first to last."""
     tokens = stream_tokens(config) // plan.cp * plan.grad_accum_steps
-    return tuple(
-        StageTraffic(
-            stage, *(round(tokens * measure(config, plan, stage)) for measure in MEASURES), dp=round(sent.total)
-        )
-        for stage, sent in enumerate(bytes_by_stage(config, plan))
-    )
+    by_axis = [[tokens * measure(config, plan, stage) for measure in MEASURES] for stage in range(plan.pp)]
+    over_replicas = [sent.total for sent in bytes_by_stage(config, plan)]
+    return tuple(StageTraffic(stage, *map(round, (*by_axis[stage], over_replicas[stage]))) for stage in range(plan.pp))
 
 
 def num_predictions(plan: RunPlan, stage: int) -> int:

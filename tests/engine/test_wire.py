@@ -1,4 +1,4 @@
-"""Gradients and weights that travel in few bits, a second gather within a node, and an optimizer in the host's memory."""
+"""Gradients and weights that travel in few bits, alone and beside an optimizer in the host's memory."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import math
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor
@@ -22,14 +23,15 @@ SMALL = {"num_layers": 2}
 
 
 def rounded(numbers: Tensor, bits: int) -> Tensor:
-    """By the formula, block by block and number by number."""
-    most, found = 2 ** (bits - 1) - 1, []
-    for block in numbers.split(BLOCK):
-        scale = torch.tensor(max(abs(number) for number in block.tolist())) / most
-        for number in block:
-            code = max(-most, min(most, round((number / scale).item()))) if scale > 0 else 0
-            found.append(code * scale)
-    return torch.stack(found)
+    """By the formula, in numpy."""
+    most = np.float32(2 ** (bits - 1) - 1)
+    found = np.zeros(numbers.numel(), np.float32)
+    for begin in range(0, numbers.numel(), BLOCK):
+        block = numbers[begin : begin + BLOCK].numpy()
+        scale = np.abs(block).max() / most
+        if scale > 0:
+            found[begin : begin + BLOCK] = np.rint(block / scale) * scale
+    return torch.from_numpy(found)
 
 
 def test_messages():

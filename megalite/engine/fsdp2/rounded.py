@@ -1,4 +1,4 @@
-"""FSDP2's collectives in few bits: what `engine.wire` does, in the places that torch leaves for collectives of one's own.
+"""FSDP2's collectives in few bits: `engine.wire`, in the places that torch leaves for collectives of one's own.
 
     gather      each rank's rows, rounded; every rank unpacks all of them, its own too       bytes / 4 of fp32's
     reduction   all-to-all of rounded gradients, added up in fp32 at their owner

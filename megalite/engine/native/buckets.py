@@ -6,8 +6,8 @@
 
 A bucket is a run of the model's parameters. Its sums are reduced over the replicas by one collective, once all of them
 are there, and its weights are gathered by one. Under ZeRO-1 each replica updates one of equally long runs of it,
-without ZeRO all of it. In fp32 the weights are what is updated; in half precision, and where weights travel rounded, a
-master in fp32 is, of this rank's run.
+without ZeRO all of it. In fp32 the weights are what is updated; in half precision, and where weights travel in few
+bits, a master in fp32 is, of this rank's run.
 
 Where numbers travel in few bits each parameter begins with a block of its own: ranks that hold the same parameter beside
 others, as those of tensor parallelism do, round it alike.
