@@ -14,6 +14,7 @@ from torch import Tensor
 from megalite.engine.native import replication
 from megalite.engine.wire import add_up, cut_padding, pack, padded, padded_size, unpack
 from megalite.train.replicas import Replicas
+from tests.kit.batches import step_batches
 from tests.kit.spawn import run_ranks
 from tests.kit.train import start_rank, tiny_config
 
@@ -109,10 +110,37 @@ def test_gradients_are_rounded_once():
         ({"dp": 2, "tp": 2}, 8),
         ({"dp": 2, "cp": 2, "zero_stage": 0}, 4),
         ({"dp": 2, "pp": 2}, 4),
-        ({"dp": 2, "tp": 2, "sequence_parallel": True, "zero_stage": 0}, 4),
     ]
     for rank in run_ranks(reduced_by_hand, 4, cases):
         assert rank == [True] * len(cases)
+
+
+def kept_near(cases: list[dict[str, Any]]) -> list[tuple[list[tuple[float, float]], float]]:
+    """Curves with an evaluation in the middle, and its loss."""
+    found = []
+    for sections in cases:
+        rank = start_rank(tiny_config(**sections, model=SMALL))
+        curve = rank.train(0, 2)
+        loss = rank.engine.eval_step(_batches(rank, 2)).total
+        found.append((curve + rank.train(2, 4), loss))
+        rank.engine.close()
+    return found
+
+
+def _batches(rank: Any, step: int) -> Any:
+    batch, axes = rank.config.batch, rank.axes
+    sizes = {"global_batch_size": batch.global_batch_size, "micro_batch_size": batch.micro_batch_size}
+    where = {"dp": axes.batch.size, "dp_rank": axes.batch.rank}
+    return step_batches(step, **sizes, **where, seq_len=batch.seq_len, vocab_size=rank.plan.model.vocab_size)
+
+
+def test_weights_kept_near():
+    """What neighbours keep between a block's passes is what was gathered: no bit differs, with rounded weights either,
+    with recomputation, and where an evaluation comes between."""
+    kinds: list[dict[str, Any]] = [{}, {"precision": {"gather_bits": 8}, "train": {"recompute": "full"}}]
+    cases = [{**kind, "parallel": {"dp": 4, "hpz_size": size, **FSDP2}} for kind in kinds for size in (None, 2)]
+    for found in run_ranks(kept_near, 4, cases):
+        assert found[0] == found[1] != found[2] == found[3]
 
 
 NATIVE_CASES: dict[str, dict[str, Any]] = {

@@ -9,7 +9,7 @@ are there, and its weights are gathered by one. Under ZeRO-1 each replica update
 without ZeRO all of it. In fp32 the weights are what is updated; in half precision, and where weights travel in few
 bits, a master in fp32 is, of this rank's run.
 
-Where numbers travel in few bits each parameter begins with a block of its own: ranks that hold the same parameter beside
+Where numbers travel in few bits each parameter begins with a block of its own: ranks that hold the same one beside
 others, as those of tensor parallelism do, round it alike.
 """
 
