@@ -11,7 +11,7 @@ from megalite.config.wording import divisors, or_, unused
 
 
 def check_wire(config: Config, world_size: int) -> Iterator[str]:
-    """Complaints about `precision.reduce_bits` and `gather_bits`, and about `parallel.hpz_size`."""
+    """Complaints about `precision.reduce_bits` and `gather_bits`, `parallel.reduce_within` and `hpz_size`."""
     engine = choose_engine(config.parallel)
     if engine == "deepspeed":
         for key in ("reduce_bits", "gather_bits"):
@@ -22,8 +22,11 @@ def check_wire(config: Config, world_size: int) -> Iterator[str]:
                 )
     else:
         yield from _bits(config, engine)
+    if config.precision.reduce_bits is None:
+        yield from unused(config.parallel, ("reduce_within",), "parallel", "precision.reduce_bits=null")
+    yield from _groups(config, world_size, "reduce_within")
     if engine == "fsdp2":
-        yield from _hpz(config, world_size)
+        yield from _groups(config, world_size, "hpz_size")
     else:
         yield from unused(config.parallel, ("hpz_size",), "parallel", f"engine={engine}")
 
@@ -49,14 +52,15 @@ def _bits(config: Config, engine: str) -> Iterator[str]:
         )
 
 
-def _hpz(config: Config, world_size: int) -> Iterator[str]:
-    parallel, size = config.parallel, config.parallel.hpz_size
+def _groups(config: Config, world_size: int, key: str) -> Iterator[str]:
+    """Of a setting that is a number of neighbouring replicas."""
+    parallel, size = config.parallel, getattr(config.parallel, key)
     if size is None:
         return
     shards = derive_dp(config, world_size) * parallel.cp // parallel.dp_replicate
     fitting = [each for each in divisors(shards) if 1 < each < shards]
     if size not in fitting:
         use = f"use {or_([*fitting, 'null'])}"
-        yield f"parallel.hpz_size: {shards} ranks divide the weights, not into smaller groups of {size}; {use}"
+        yield f"parallel.{key}: {shards} ranks divide the work, not into smaller groups of {size}; {use}"
     if parallel.ep > 1:
-        yield "parallel.hpz_size: experts are divided over all of their replicas; use null, or ep=1"
+        yield f"parallel.{key}: experts are divided over all of their replicas; use null, or ep=1"

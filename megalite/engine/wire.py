@@ -5,7 +5,9 @@
 
 Gradients go by one all-to-all, every rank's share of each to its owner, and are added up there in fp32, in the order of
 the ranks: each is rounded once, whatever the number of ranks, where a reduce-scatter in few bits would round the sum
-at every hop. A block with a number that is not finite comes out as numbers that are not, so a norm tells.
+at every hop. Over nodes there may be two all-to-alls: among the ranks of a node, to the one that stands where the owner
+stands in its own; and their sums, rounded again, between these. A byte leaves a node once then, not once a rank. A
+block with a number that is not finite comes out as numbers that are not, so a norm tells.
 
 Rounding is to the nearest: two ranks that round the same numbers get the same, and so does a run that is repeated.
 """
@@ -93,6 +95,18 @@ def add_up(message: Tensor, bits: int, out: Tensor) -> None:
         for number in numbers[1:]:
             total += number
         blocks[piece] = total
+
+
+def by_neighbour(numbers: Tensor, num_nodes: int, num_near: int) -> Tensor:
+    """Runs of numbers, one for each rank, node by node, in the order of the ranks' places in their nodes.
+
+    Args:
+        numbers: `[nodes x near x run]`.
+
+    Returns:
+        `[near x nodes x run]`.
+    """
+    return numbers.view(num_nodes, num_near, -1).transpose(0, 1).reshape(-1)
 
 
 def padded(numbers: Tensor, sizes: Sequence[int], num_rows: int = 1) -> Tensor:

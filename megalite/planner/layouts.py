@@ -57,6 +57,7 @@ class Candidate:
             "blocks_per_chunk": None,
             "dp_replicate": 1,
             "hpz_size": None,
+            "reduce_within": None,
         }
         return {
             "parallel": parallel,

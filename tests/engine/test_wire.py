@@ -73,6 +73,15 @@ def test_what_is_not_finite_stays_so():
             assert [int(block.isfinite().sum()) for block in out.split(BLOCK)] == [BLOCK, 0, BLOCK]
 
 
+def summed(every: list[Tensor], bits: int, within: int | None) -> Tensor:
+    """Of all ranks' gradients, each rounded; node by node where they go on rounded once more."""
+    found = [rounded(each, bits) for each in every]
+    if within is None:
+        return sum(found)
+    nodes = [sum(found[first : first + within]) for first in range(0, len(found), within)]
+    return sum(rounded(each, bits) for each in nodes)
+
+
 def reduced_by_hand(cases: list[tuple[dict[str, Any], int]]) -> list[bool]:
     """Whether a step's sums are those of all ranks' rounded gradients, and copies are equal on all ranks."""
     found = []
@@ -81,11 +90,13 @@ def reduced_by_hand(cases: list[tuple[dict[str, Any], int]]) -> list[bool]:
         wanted: list[tuple[Any, Tensor]] = []
         send = replication.Replication._send_rounded
 
-        def sent(self, bucket, bits, send=send, wanted=wanted):
+        within = parallel.get("reduce_within")
+
+        def sent(self, bucket, send=send, wanted=wanted, bits=bits, within=within):
             every = [torch.empty_like(bucket.sums) for _ in range(bucket.replicas.size)]
             dist.all_gather(every, bucket.sums, group=bucket.replicas.group)
-            wanted.append((bucket, sum(rounded(each, bits) for each in every)))
-            send(self, bucket, bits)
+            wanted.append((bucket, summed(every, bits, within)))
+            send(self, bucket)
 
         replication.Replication._send_rounded = sent
         engine: Any = rank.engine
@@ -105,11 +116,12 @@ def reduced_by_hand(cases: list[tuple[dict[str, Any], int]]) -> list[bool]:
 
 def test_gradients_are_rounded_once():
     """The owner's sum of a bucket is that of every rank's gradients, each rounded by the formula: over dp x cp, beside
-    tensor parallelism and a pipeline with tied ends, with ZeRO 0 and 1."""
+    tensor parallelism and a pipeline, with ZeRO 0 and 1; in two hops each node's sum is rounded too."""
     cases = [
         ({"dp": 2, "tp": 2}, 8),
         ({"dp": 2, "cp": 2, "zero_stage": 0}, 4),
         ({"dp": 2, "pp": 2}, 4),
+        ({"dp": 4, "reduce_within": 2}, 8),
     ]
     for rank in run_ranks(reduced_by_hand, 4, cases):
         assert rank == [True] * len(cases)
@@ -136,11 +148,16 @@ def _batches(rank: Any, step: int) -> Any:
 
 def test_weights_kept_near():
     """What neighbours keep between a block's passes is what was gathered: no bit differs, with rounded weights either,
-    with recomputation, and where an evaluation comes between."""
+    with recomputation, and where an evaluation comes between. Gradients in two hops stay near exact ones."""
     kinds: list[dict[str, Any]] = [{}, {"precision": {"gather_bits": 8}, "train": {"recompute": "full"}}]
     cases = [{**kind, "parallel": {"dp": 4, "hpz_size": size, **FSDP2}} for kind in kinds for size in (None, 2)]
+    hops = {"parallel": {"dp": 4, "reduce_within": 2}, "precision": {"reduce_bits": 8}}
+    cases += [hops, {**hops, "parallel": {**hops["parallel"], **FSDP2}}]
     for found in run_ranks(kept_near, 4, cases):
         assert found[0] == found[1] != found[2] == found[3]
+        for curve, _ in found[4:]:
+            off = max(abs(loss - wanted) for (loss, _), (wanted, _) in zip(curve, found[0][0], strict=True))
+            assert 1e-6 < off < 5e-3
 
 
 NATIVE_CASES: dict[str, dict[str, Any]] = {

@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any
 
+import pytest
 import torch
 import torch.distributed as dist
 
 from megalite.config.plan import make_plan
 from megalite.engine.fsdp2 import rounded
 from megalite.engine.native import replication
-from megalite.planner.replica_traffic import bytes_by_stage
+from megalite.planner.memory import parameters_by_stage
+from megalite.planner.replica_traffic import bytes_by_stage, replica_bytes
 from megalite.planner.traffic import traffic_by_stage
 from tests.kit.spawn import run_ranks
 from tests.kit.train import start_rank, tiny_config
@@ -50,6 +52,7 @@ CASES: dict[int, dict[str, dict[str, Any]]] = {
     },
     4: {
         "FSDP2, hpZ": {"parallel": {"hpz_size": 2, **FSDP2}},
+        "two hops": {"parallel": {"reduce_within": 2}, "precision": {"reduce_bits": 8}},
         "FSDP2, copies": {"parallel": {"dp_replicate": 2, **FSDP2}},
     },
 }
@@ -104,8 +107,13 @@ def test_bytes_over_replicas():
                 config = config_of(world_size, sections)
                 plan = make_plan(config, world_size)
                 (planned,) = bytes_by_stage(config, plan)
+                if name == "two hops":  # equal runs of whole blocks for four
+                    (numbers,) = parameters_by_stage(plan)
+                    planned = replica_bytes(config, plan, -(-numbers // 1024) * 1024, 0)
                 count = found[name][0]
                 assert sum(count.values()) == planned.total, f"{name}: {count}, {planned}"
-                assert traffic_by_stage(config, plan)[0].dp == round(planned.total)
+                assert traffic_by_stage(config, plan)[0].dp == pytest.approx(planned.total, rel=1e-3)
                 if "hpz_size" in sections.get("parallel", {}):
                     assert count[2] == planned.near > 0
+                if name == "two hops":  # 2 of 4 in each group, and all of those within a node
+                    assert planned.reduced_near == 2 * planned.reduced > 0

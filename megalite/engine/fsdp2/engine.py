@@ -58,7 +58,9 @@ class Fsdp2Engine(EngineOfState):
         self._cut = BatchCut(axes.cp, config.parallel.cp_kind, plan.model, stream_unit(config))
         reduce_dtype = REDUCE_DTYPES[config.precision.reduce_dtype]
         groups = connect_groups(axes, config.parallel.dp_replicate)
-        traffic = Traffic(choose_wire(config.precision), config.parallel.hpz_size, config.optimizer.offload)
+        parallel = config.parallel
+        wire, on_host = choose_wire(config.precision), config.optimizer.offload
+        traffic = Traffic(wire, parallel.reduce_within, parallel.hpz_size, on_host)
         self._divided = Divided(stage, axes, groups, device, DTYPES[config.precision.dtype], reduce_dtype, traffic)
         optimizer = build_optimizer(stage, config.optimizer, PRODUCT_DTYPES[config.precision.dtype])
         self._shards = {

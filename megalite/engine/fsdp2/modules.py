@@ -25,7 +25,7 @@ from megalite.engine.wire import Wire
 from megalite.layers.experts import Experts
 from megalite.model.initialize import CUT_MARK, EXPERT_MARK
 from megalite.model.transformer import Stage
-from megalite.parallel.axes import Axes, Axis, ReplicaGroups, connect_groups
+from megalite.parallel.axes import Axes, Axis, ReplicaGroups, connect_groups, connect_hops
 
 MARKS = (CUT_MARK, EXPERT_MARK)
 
@@ -36,6 +36,8 @@ class Traffic:
 
     wire: Wire
     """How they and their gradients travel."""
+    reduce_within: int | None
+    """Ranks that add up rounded gradients before these travel on."""
     kept_within: int | None
     """Ranks among which a block's gathered weights stay between its passes; None divides them over all again."""
     on_host: bool
@@ -79,9 +81,11 @@ class Divided:
             for module, mesh in inner:
                 fully_shard(module, mesh=mesh, **keep, **again)
         fully_shard(stage, mesh=everybody, **keep)
+        hops = connect_hops(axes, traffic.reduce_within)
         self._modules: list[Any] = [each for each in stage.modules() if isinstance(each, FSDPModule)]
         for module in self._modules:
-            round_traffic(module, traffic.wire, axes.expert_replicas if module in experts else groups.shards)
+            replicas = axes.expert_replicas if module in experts else groups.shards
+            round_traffic(module, traffic.wire, replicas, hops)
         for module in self._modules:
             module.set_gradient_divide_factor(1.0)
             module.set_force_sum_reduction_for_comms(True)

@@ -17,9 +17,9 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.fsdp import FSDPModule
 
-from megalite.engine.wire import Wire, add_up, cut_padding, pack, padded, padded_size, unpack
+from megalite.engine.wire import Wire, add_up, by_neighbour, cut_padding, pack, padded, padded_size, unpack
 from megalite.errors import UserError
-from megalite.parallel.axes import Axis
+from megalite.parallel.axes import Axis, ReplicaGroups
 from megalite.parallel.collectives import fill_all_gather
 
 Sizes = Callable[[], Sequence[int]]
@@ -67,10 +67,11 @@ class RoundedReduction(_Buffers):
     Args:
         bits: of a gradient.
         sizes: of the weights.
+        hops: within a node, and between nodes, where gradients travel in two.
     """
 
-    def __init__(self, bits: int, sizes: Sizes):
-        self._bits, self._sizes = bits, sizes
+    def __init__(self, bits: int, sizes: Sizes, hops: ReplicaGroups | None):
+        self._bits, self._sizes, self._hops = bits, sizes, hops
 
     def __call__(
         self,
@@ -82,20 +83,32 @@ class RoundedReduction(_Buffers):
     ) -> dist.Work | None:
         assert op == dist.ReduceOp.SUM, f"gradients are added up, and nothing else: {op}"
         sizes, num_ranks = self._sizes(), group.size()
-        sent = pack(padded(input_tensor, sizes, num_ranks), self._bits, num_ranks)
-        received = torch.empty_like(sent)
-        dist.all_to_all_single(received, sent, group=group)
-        total = output_tensor.new_empty(padded_size(sizes))
-        add_up(received, self._bits, total)
+        numbers = padded(input_tensor, sizes, num_ranks)
+        if self._hops is None:
+            total = self._sum(numbers, num_ranks, group)
+        else:
+            near, far = self._hops.shards, self._hops.copies
+            sums = self._sum(by_neighbour(numbers, far.size, near.size), near.size, near.group)
+            total = self._sum(sums, far.size, far.group)
         cut_padding(total, sizes, output_tensor)
         return None
 
+    def _sum(self, numbers: Tensor, num_ranks: int, group: dist.ProcessGroup | None) -> Tensor:
+        """Of what all ranks of a group have of this one's run."""
+        sent = pack(numbers, self._bits, num_ranks)
+        received = torch.empty_like(sent)
+        dist.all_to_all_single(received, sent, group=group)
+        total = numbers.new_empty(numbers.numel() // num_ranks)
+        add_up(received, self._bits, total)
+        return total
 
-def round_traffic(module: FSDPModule, wire: Wire, replicas: Axis) -> None:
+
+def round_traffic(module: FSDPModule, wire: Wire, replicas: Axis, hops: ReplicaGroups | None) -> None:
     """Have the collectives of a divided module round what they send.
 
     Args:
         replicas: the ranks that divide it.
+        hops: in which its gradients travel.
 
     Raises:
         UserError: this torch has no place for such collectives.
@@ -116,4 +129,4 @@ def round_traffic(module: FSDPModule, wire: Wire, replicas: Axis) -> None:
     if wire.gather_bits is not None:
         module.set_custom_all_gather(RoundedGather(wire.gather_bits, sizes, replicas.size))  # type: ignore[arg-type]
     if wire.reduce_bits is not None:
-        module.set_custom_reduce_scatter(RoundedReduction(wire.reduce_bits, sizes))  # type: ignore[arg-type]
+        module.set_custom_reduce_scatter(RoundedReduction(wire.reduce_bits, sizes, hops))  # type: ignore[arg-type]

@@ -31,7 +31,7 @@ from megalite.layers.mlp import MLP
 from megalite.model.initialize import EXPERT_MARK, WeightSource, stage_weights
 from megalite.model.transformer import Stage
 from megalite.optim.optimizers import build_optimizer
-from megalite.parallel.axes import Axes, Axis
+from megalite.parallel.axes import Axes, Axis, connect_hops
 from megalite.parallel.collectives import all_reduce
 from megalite.spans import span
 
@@ -69,6 +69,7 @@ class NativeEngine(EngineOfState):
             end_sums=[self._buckets[0].views[0]] if at_ends is not None else [],
             ends=ends,
             wire=wire,
+            hops=connect_hops(axes, config.parallel.reduce_within),
         )
         uses = _uses(stage, own_tokens(config))
         frozen, num_at_end = _frozen(stage, config.optimizer), int(at_ends is not None)

@@ -18,8 +18,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from megalite.engine.native.buckets import Bucket
-from megalite.engine.wire import Wire, add_up, pack, unpack
-from megalite.parallel.axes import Axis
+from megalite.engine.wire import Wire, add_up, by_neighbour, pack, unpack
+from megalite.parallel.axes import Axis, ReplicaGroups
 from megalite.parallel.collectives import all_reduce, fill_all_gather
 
 
@@ -32,14 +32,23 @@ class Replication:
         end_sums: of parameters that another stage has too, which are in the first bucket: they are added up first.
         ends: the two stages that have those.
         wire: how gradients and weights travel.
+        hops: within a node, and between nodes, where rounded gradients travel in two.
     """
 
     def __init__(
-        self, buckets: Sequence[Bucket], *, is_sharded: bool, end_sums: Sequence[Tensor], ends: Axis, wire: Wire
+        self,
+        buckets: Sequence[Bucket],
+        *,
+        is_sharded: bool,
+        end_sums: Sequence[Tensor],
+        ends: Axis,
+        wire: Wire,
+        hops: ReplicaGroups | None = None,
     ):
         self._buckets, self._is_sharded = buckets, is_sharded
-        self._end_sums, self._ends, self._wire = end_sums, ends, wire
-        self._messages: list[tuple[Bucket, _Message]] = []
+        self._end_sums, self._ends, self._wire, self._hops = end_sums, ends, wire, hops
+        self._messages: list[tuple[Bucket, _Message, bool]] = []
+        """What carries rounded gradients of a bucket, and whether it goes to their owners."""
         self._reductions: list[tuple[Bucket, dist.Work | None, Tensor]] = []
         self._gatherings: dict[int, tuple[Bucket, _Message]] = {}
 
@@ -54,7 +63,7 @@ class Replication:
             return
         if self._wire.reduce_bits is not None:
             self._add_up_messages()  # of the bucket before, which had the time of a bucket's backward pass
-            self._send_rounded(bucket, self._wire.reduce_bits)
+            self._send_rounded(bucket)
             return
         sums, group = bucket.sums.to(self._wire.dtype), bucket.replicas.group
         if self._is_sharded:
@@ -66,7 +75,8 @@ class Replication:
 
     def wait_for_sums(self) -> None:
         """All that `reduce` has begun is there."""
-        self._add_up_messages()
+        while self._messages:
+            self._add_up_messages()
         for bucket, work, run in self._reductions:
             if work is not None:
                 work.wait()
@@ -99,25 +109,37 @@ class Replication:
                 with torch.no_grad():
                     unpack(rows, self._wire.gather_bits, bucket.weights)
 
-    def _send_rounded(self, bucket: Bucket, bits: int) -> None:
-        """Begin to send each replica its run of a bucket's sums."""
-        sent = pack(bucket.sums, bits, bucket.replicas.size)
+    def _send_rounded(self, bucket: Bucket) -> None:
+        """Begin to send each replica its run of a bucket's sums, or each neighbour those of its like in all nodes."""
+        if self._hops is None:
+            self._send(bucket, bucket.sums, bucket.replicas, is_last=True)
+        else:
+            near = self._hops.shards
+            self._send(bucket, by_neighbour(bucket.sums, self._hops.copies.size, near.size), near, is_last=False)
+
+    def _send(self, bucket: Bucket, numbers: Tensor, to: Axis, *, is_last: bool) -> None:
+        sent = pack(numbers, self._wire.reduce_bits or 0, to.size)
         received = torch.empty_like(sent)
-        work = dist.all_to_all_single(received, sent, group=bucket.replicas.group, async_op=True)
-        self._messages.append((bucket, _Message(work, sent, received)))
+        work = dist.all_to_all_single(received, sent, group=to.group, async_op=True)
+        self._messages.append((bucket, _Message(work, sent, received), is_last))
 
     def _add_up_messages(self) -> None:
-        """Sum what has been sent to this replica; where all need all sums, begin to bring these together."""
-        assert self._wire.reduce_bits is not None or not self._messages
-        for bucket, message in self._messages:
+        """Sum what has been sent to this replica, and send it on where it is not the owner's yet. Where all need all
+        sums, begin to bring these together."""
+        messages, self._messages = self._messages, []
+        for bucket, message, is_last in messages:
             message.wait()
-            run = bucket.sums[bucket.run]
-            add_up(message.received, self._wire.reduce_bits or 0, run)
+            if not is_last:
+                assert self._hops is not None
+                total = bucket.sums.new_empty(bucket.sums.numel() // self._hops.shards.size)
+                add_up(message.received, self._wire.reduce_bits or 0, total)
+                self._send(bucket, total, self._hops.copies, is_last=True)
+                continue
+            add_up(message.received, self._wire.reduce_bits or 0, bucket.sums[bucket.run])
             if not self._is_sharded:
                 sums = bucket.sums.to(self._wire.dtype)
                 work = _all_gather(sums, sums[bucket.run], group=bucket.replicas.group, async_op=True)
                 self._reductions.append((bucket, work, sums))
-        self._messages.clear()
 
 
 class _Message:
