@@ -120,25 +120,20 @@ def _native(config: Config, plan: RunPlan, num_parameters: int, num_updated: int
         gradients=num_parameters * FP32_BYTES,
         optimizer=0 if is_away else optimizer,
         host=optimizer if is_away else 0,
-        buffers=_rounded_gradients(config, num_parameters, wire) if replicas > 1 else 0,
-        after_backward=_rounded_weights(config, num_parameters, replicas) if replicas > 1 else 0,
+        buffers=num_parameters * wire if replicas > 1 and wire != FP32_BYTES else 0,
+        after_backward=_messages(config, num_parameters, replicas) if replicas > 1 else 0,
     )
 
 
-def _rounded_gradients(config: Config, num_parameters: int, wire: int) -> int:
-    """Gradients on their way: all of them in a format that is not fp32's, or of one bucket what is sent and what comes
-    in few bits."""
-    bits = config.precision.reduce_bits
-    sums = num_parameters * wire if wire != FP32_BYTES else 0
-    if bits is None:
-        return sums
-    return sums + round(2 * min(num_parameters, ROUNDED_BUCKET) * bytes_per_number(bits))
-
-
-def _rounded_weights(config: Config, num_parameters: int, replicas: int) -> int:
-    """Weights in few bits, of all replicas and of this one's run, from the update to the layer that needs them."""
-    bits = config.precision.gather_bits
-    return 0 if bits is None else round(num_parameters * (1 + 1 / replicas) * bytes_per_number(bits))
+def _messages(config: Config, num_parameters: int, replicas: int) -> int:
+    """What travels in few bits: of a bucket's gradients, the last one's at the end of the backward pass, what is sent
+    and what comes; or of all weights, from the update to the layer that needs them, and of this replica's run."""
+    precision, gradients, weights = config.precision, 0.0, 0.0
+    if precision.reduce_bits is not None:
+        gradients = 2 * min(num_parameters, ROUNDED_BUCKET) * bytes_per_number(precision.reduce_bits)
+    if precision.gather_bits is not None:
+        weights = num_parameters * (1 + 1 / replicas) * bytes_per_number(precision.gather_bits)
+    return round(max(gradients, weights))
 
 
 def _deepspeed(config: Config, plan: RunPlan, num_parameters: int, state_bytes: int) -> Footprint:

@@ -176,9 +176,7 @@ CONFLICTS = {
         "parallel.reduce_within: found 2, but it has no effect with precision.reduce_bits=null; leave it at null",
     ),
     "neighbours that do not divide the ranks": (
-        config(
-            parallel={"engine": "fsdp2", "zero_stage": 3, "dp": 4, "hpz_size": 4}, batch={"global_batch_size": 4}
-        ),
+        config(parallel={"engine": "fsdp2", "zero_stage": 3, "dp": 4, "hpz_size": 4}, batch={"global_batch_size": 4}),
         4,
         "parallel.hpz_size: 4 ranks divide the work, not into smaller groups of 4; use 2 or null",
     ),
