@@ -28,7 +28,6 @@ def recomputing(kind: str, **others) -> dict:
 
 
 FEW_BITS = {"reduce_bits": 8, "gather_bits": 8}
-DIVIDED = {"dp": 2, "zero_stage": 3, "engine": "fsdp2"}
 BF16 = {"precision": {"dtype": "bf16"}}
 CASES = (
     of("alone"),
@@ -73,7 +72,6 @@ CASES = (
     of("FSDP2 one micro-batch", 2, parallel={"dp": 2, "zero_stage": 3, "engine": "fsdp2"}),
     of("FSDP2 bf16", 2, parallel={"dp": 2, "zero_stage": 3, "engine": "fsdp2"}, batch=TWO_OF_DP, **BF16),
     of("FSDP2 hpZ", 4, parallel={"dp": 4, "zero_stage": 3, "engine": "fsdp2", "hpz_size": 2}, batch=TWO_OF_DP),
-    of("FSDP2 few bits", 2, parallel=DIVIDED, batch=TWO_OF_DP, precision={"dtype": "bf16", **FEW_BITS}),
     of("DeepSpeed ZeRO 0", 2, parallel={"dp": 2, "zero_stage": 0, "engine": "deepspeed"}, batch=TWO_OF_DP),
     of("DeepSpeed ZeRO 1", 2, parallel={"dp": 2, "engine": "deepspeed"}, batch=TWO_OF_DP),
     of("DeepSpeed ZeRO 1 bf16", 2, parallel={"dp": 2, "engine": "deepspeed"}, batch=TWO_OF_DP, **BF16),
