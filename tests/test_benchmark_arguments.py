@@ -70,6 +70,11 @@ WRONG = {
         "steps --device cpu --peers plane": "found 'plane', there are plain, ",
         **({} if torch.cuda.is_available() else {"steps": "found 'cuda', which is not here"}),
     },
+    "wire_loss": {
+        "--cases int2": "found 'int2', there are exact, ",
+        "--seeds 1,0": WHOLE,
+        "--dir file": "file is no folder",
+    },
     "qat_loss": {"--cases int4": "found 'int4', there are fp32, ", "--dir file": "file is no folder"},
     "gpu_smoke": {"speed --device nonsense": "found 'nonsense'; ", "speed --device meta": "which is not here"},
     "long_context": {

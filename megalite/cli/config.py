@@ -223,7 +223,7 @@ def _print_report(title: str, tables: tuple[Table, ...], json_config: dict[str, 
 
 def _sent(traffic: tuple[StageTraffic, ...]) -> str:
     """What the rank that sends most sends in a step."""
-    largest = {axis: max(getattr(stage, axis) for stage in traffic) for axis in ("tp", "cp", "pp", "ep")}
+    largest = {axis: max(getattr(stage, axis) for stage in traffic) for axis in ("tp", "cp", "pp", "ep", "dp")}
     shown = {axis: size for axis, size in largest.items() if size or axis in ("tp", "pp")}
     by_axis = ", ".join(f"{size / 1e6:,.1f} MB over {axis}" for axis, size in shown.items())
     return f"{by_axis}, by the rank that sends most"

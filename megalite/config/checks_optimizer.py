@@ -34,10 +34,10 @@ def check_optimizer(config: Config, model: Architecture) -> Iterator[str]:
     yield from _mup(config)
     if optimizer.qk_clip is not None:
         yield from _qk_clip(config, model)
-    if optimizer.offload and (engine := choose_engine(config.parallel)) != "native":
+    if optimizer.offload and choose_engine(config.parallel) == "deepspeed":
         yield (
-            f"optimizer.offload: engine={engine} keeps masters and state where the weights are; use zero_stage=0 or 1 "
-            "with engine=native, or offload=false"
+            "optimizer.offload: engine=deepspeed keeps masters and state where the weights are; use engine=fsdp2 with "
+            "zero_stage=3, engine=native with zero_stage=0 or 1, or offload=false"
         )
     if optimizer.groups:
         yield from _groups(config, model)

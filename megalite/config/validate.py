@@ -24,6 +24,7 @@ from megalite.config.checks_preference import check_preference
 from megalite.config.checks_profile import check_profile
 from megalite.config.checks_qat import check_qat
 from megalite.config.checks_schedule import check_schedule
+from megalite.config.checks_wire import check_wire
 from megalite.config.engine import choose_engine
 from megalite.config.evaluation import check_evaluation
 from megalite.config.fill import fill_model
@@ -77,6 +78,7 @@ def _problems(config: Config, world_size: int) -> list[str]:
         *_precision(config),
         *check_fp8(config, model),
         *check_qat(config, model),
+        *check_wire(config, world_size),
         *_flash_attention(config),
         *_compile(config),
         *check_memory(config),

@@ -15,6 +15,7 @@ from megalite.config.engine import choose_engine
 from megalite.config.plan import RunPlan
 from megalite.config.schema import Config
 from megalite.engine.deepspeed.config import deepspeed_config
+from megalite.engine.wire_bytes import ROUNDED_BUCKET, bytes_per_number
 
 MASTER_BYTES = {"fp32": (0, 4, 4, 4), "bf16": (0, 4, 2, 0)}
 """Of a parameter, by ZeRO stage: the weight that is updated, beside the one that computes. Without ZeRO, and in bf16 at
@@ -87,26 +88,47 @@ def _fsdp2(config: Config, plan: RunPlan, numbers: EngineNumbers) -> Footprint:
     """Masters, gradients and state in fp32, all of it divided. Gathered are what is outside of blocks, the block at
     work, as it has come and as it is used, and the next one."""
     element, replicas = ELEMENT_BYTES[config.precision.dtype], plan.num_replicas // config.parallel.dp_replicate
-    outside = [weight for weight in weight_table(plan.model, blocks=()).values() if not weight.is_inner]
-    root = sum(prod(weight.local_shape(plan.tp)) for weight in outside)
+    root = outer_parameters(plan)
     block = (numbers.parameters - root) // (plan.model.num_layers + plan.model.num_predictions)
-    gradients = numbers.updated * FP32_BYTES // replicas
+    gradients = rows = numbers.updated * FP32_BYTES // replicas
+    state, hpz = numbers.state_bytes // replicas, config.parallel.hpz_size
+    kept = 0 if hpz is None else (numbers.parameters - root) * element // hpz
+    is_away = config.optimizer.offload and config.train.device != "cpu"  # where that is another memory
     return Footprint(
-        weights=numbers.updated * FP32_BYTES // replicas,
-        gradients=gradients,
-        optimizer=numbers.state_bytes // replicas,
-        buffers=root * element,
-        in_blocks=3 * block * element,
-        late_gradients=gradients if plan.grad_accum_steps == 1 else 0,
+        weights=0 if is_away else rows,
+        gradients=0 if is_away else gradients,
+        optimizer=0 if is_away else state,
+        host=rows + gradients + state if is_away else 0,
+        buffers=root * element + kept,
+        in_blocks=3 * block * element + _rounded_block(config, block, replicas),
+        late_gradients=gradients if plan.grad_accum_steps == 1 and not is_away else 0,
     )
+
+
+def outer_parameters(plan: RunPlan) -> int:
+    """Numbers of a rank that are outside of blocks, where there is no pipeline."""
+    outside = [weight for weight in weight_table(plan.model, blocks=()).values() if not weight.is_inner]
+    return sum(prod(weight.local_shape(plan.tp)) for weight in outside)
+
+
+def _rounded_block(config: Config, block: int, replicas: int) -> int:
+    """What rounding needs of a block at a time: numbers in whole blocks of their own, and messages."""
+    element, precision = ELEMENT_BYTES[config.precision.dtype], config.precision
+    gathered = reduced = 0.0
+    if precision.gather_bits is not None and replicas > 1:
+        gathered = block * (element + (1 + 1 / replicas) * bytes_per_number(precision.gather_bits))
+    if precision.reduce_bits is not None and replicas > 1:
+        reduced = block * (FP32_BYTES + 2 * bytes_per_number(precision.reduce_bits))
+    return round(max(gathered, reduced))
 
 
 def _native(config: Config, plan: RunPlan, numbers: EngineNumbers) -> Footprint:
     """Sums of gradients in fp32, and masters where the weights are not; of what is frozen neither."""
     element, trained = ELEMENT_BYTES[config.precision.dtype], numbers.trained
     num_updated, state_bytes = numbers.masters, numbers.state_bytes
-    offload = config.optimizer.offload
-    masters = num_updated * FP32_BYTES if element != FP32_BYTES or offload else 0
+    offload, precision, replicas = config.optimizer.offload, config.precision, plan.num_replicas
+    are_apart = element != FP32_BYTES or offload or (precision.gather_bits is not None and replicas > 1)
+    masters = num_updated * FP32_BYTES if are_apart else 0
     wire = ELEMENT_BYTES[config.precision.reduce_dtype or "fp32"]
     kept = state_bytes + masters + (num_updated * FP32_BYTES if offload else 0)  # with the gradient's copy
     optimizer = kept // (plan.num_replicas if plan.sharding.optimizer else 1)
@@ -116,8 +138,20 @@ def _native(config: Config, plan: RunPlan, numbers: EngineNumbers) -> Footprint:
         gradients=trained * FP32_BYTES,
         optimizer=0 if is_away else optimizer,
         host=optimizer if is_away else 0,
-        buffers=trained * wire if plan.num_replicas > 1 and wire != FP32_BYTES else 0,
+        buffers=trained * wire if replicas > 1 and wire != FP32_BYTES else 0,
+        after_backward=_messages(config, trained, replicas) if replicas > 1 else 0,
     )
+
+
+def _messages(config: Config, num_parameters: int, replicas: int) -> int:
+    """What travels in few bits: of a bucket's gradients, the last one's at the end of the backward pass, what is sent
+    and what comes; or of all weights, from the update to the layer that needs them, and of this replica's run."""
+    precision, gradients, weights = config.precision, 0.0, 0.0
+    if precision.reduce_bits is not None:
+        gradients = 2 * min(num_parameters, ROUNDED_BUCKET) * bytes_per_number(precision.reduce_bits)
+    if precision.gather_bits is not None:
+        weights = num_parameters * (1 + 1 / replicas) * bytes_per_number(precision.gather_bits)
+    return round(max(gradients, weights))
 
 
 def _deepspeed(config: Config, plan: RunPlan, numbers: EngineNumbers) -> Footprint:

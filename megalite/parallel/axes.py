@@ -158,6 +158,11 @@ def connect_groups(axes: Axes, count: int) -> ReplicaGroups:
     return ReplicaGroups(joined["shards"], joined["copies"], joined["stage_shards"])
 
 
+def connect_hops(axes: Axes, size: int | None) -> ReplicaGroups | None:
+    """The replicas in groups of so many neighbours; None without a size. Collective over the world."""
+    return None if size is None else connect_groups(axes, axes.replicas.size // size)
+
+
 def _join(
     name: str,
     groups: tuple[tuple[int, ...], ...],

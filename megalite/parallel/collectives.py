@@ -39,7 +39,7 @@ _ops = torch.ops._c10d_functional
 """Ops that return their result, and that the compiler knows."""
 
 # torch 2.13 renamed it: the old name warns there, the new one does not exist before.
-_fill_all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+fill_all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 
 
 def copy_to(x: Tensor, axis: Axis) -> Tensor:
@@ -176,7 +176,7 @@ def gather_by_gloo(x: Tensor, size: int, group_name: str) -> Tensor:
     in training has: `_ALLGATHER_BASE` takes 15.
     """
     whole = x.new_empty(x.shape[0] * size, *x.shape[1:])
-    _fill_all_gather(whole, x, group=_resolve_process_group(cast("GroupName", group_name)))  # ops take plain text
+    fill_all_gather(whole, x, group=_resolve_process_group(cast("GroupName", group_name)))  # ops take plain text
     return whole
 
 
@@ -189,7 +189,7 @@ def _(x: Tensor, size: int, group_name: str) -> Tensor:
 def gather_anew(x: Tensor, size: int, group_name: str) -> Tensor:
     """All-gather on dim 0 that recomputation does again."""
     whole = x.new_empty(x.shape[0] * size, *x.shape[1:])
-    _fill_all_gather(whole, x.contiguous(), group=_resolve_process_group(cast("GroupName", group_name)))
+    fill_all_gather(whole, x.contiguous(), group=_resolve_process_group(cast("GroupName", group_name)))
     return whole
 
 

@@ -56,6 +56,8 @@ class Candidate:
             "blocks_per_stage": None,
             "blocks_per_chunk": None,
             "dp_replicate": 1,
+            "hpz_size": None,
+            "reduce_within": None,
         }
         return {
             "parallel": parallel,

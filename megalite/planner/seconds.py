@@ -41,9 +41,10 @@ from megalite.config.recompute import recompute_by_block
 from megalite.config.schema import Config
 from megalite.config.stream import stream_tokens
 from megalite.parallel.schedules.simulation import ChunkCosts, Timeline, simulate
-from megalite.planner.holdings import numbers_by_stage
+from megalite.planner.holdings import numbers_by_stage, parameters_by_stage
 from megalite.planner.machines import Machine
 from megalite.planner.memory import is_compiled
+from megalite.planner.replica_traffic import gradient_bytes, weight_bytes
 
 Parts = dict[str, float]
 """Seconds, by what they go into."""
@@ -293,10 +294,13 @@ def _between_steps(config: Config, plan: RunPlan, machine: Machine, practice: Pr
     if replicas > 1:
         once = (replicas - 1) / replicas * numbers / _rate_over(plan, machine, "dp")
         hops = HOP_SECONDS * (replicas - 1)
-        reduced, gathered = practice.gradient_bytes * once, a * once
+        reduced = practice.gradient_bytes * once
+        if config.precision.reduce_bits is not None:
+            reduced = _rounded_seconds(config, plan, machine, numbers)
+        gathered = weight_bytes(config) * once
         if plan.sharding.weights:  # gathered for each pass of each micro-batch, and reduced behind each
             count = plan.grad_accum_steps / machine.halves
-            reduced, gathered = count * reduced, 2 * count * gathered
+            reduced, gathered = count * reduced, count * (gathered + _gathered_again(config, plan, machine, gathered))
             behind = 1.5 * backward * plan.grad_accum_steps
             waits = 3 * plan.grad_accum_steps * max(len(plan.blocks_of(stage)) for stage in range(plan.pp)) * hops
         else:
@@ -310,6 +314,35 @@ def _between_steps(config: Config, plan: RunPlan, machine: Machine, practice: Pr
     moved = 2.0 * (states + FP32_BYTES * updated) + (FP32_BYTES + a) * updated
     found["optimizer"] = moved / pieces / (machine.memory_bandwidth * machine.constants.passes)
     return found
+
+
+def _rounded_seconds(config: Config, plan: RunPlan, machine: Machine, numbers: int) -> float:
+    """Of rounded gradients: by messages to each rank, for which a rank has its own adapter alone, and not all of its
+    node's as a ring has; or within a node, and what is left of them between nodes."""
+    links, once = machine.constants.links, gradient_bytes(config) * numbers
+    own = min(machine.link, machine.network) if _leaves_node(plan, machine, plan.num_replicas) else machine.link
+    within, replicas = config.parallel.reduce_within, plan.num_replicas
+    if within is None:
+        return (replicas - 1) / replicas * once / (own * links)
+    near = own if _leaves_node(plan, machine, within) else machine.link
+    return ((within - 1) / within * once / near + (replicas // within - 1) / replicas * once / own) / links
+
+
+def _leaves_node(plan: RunPlan, machine: Machine, num_replicas: int) -> bool:
+    """Whether so many neighbouring replicas are in more nodes than one."""
+    return plan.tp * num_replicas > machine.ranks_per_node
+
+
+def _gathered_again(config: Config, plan: RunPlan, machine: Machine, gathered: float) -> float:
+    """Seconds of a backward pass's gather of all weights: from all replicas, or from the neighbours that kept them."""
+    hpz = config.parallel.hpz_size
+    if hpz is None:
+        return gathered
+    rate = _rate_over(plan, machine, "dp")
+    if not _leaves_node(plan, machine, hpz):
+        rate = machine.link * machine.constants.links
+    numbers = max(parameters_by_stage(plan))
+    return (hpz - 1) / hpz * numbers * ELEMENT_BYTES[config.precision.dtype] / rate
 
 
 HOP_SECONDS = 5e-6

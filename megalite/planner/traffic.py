@@ -1,8 +1,8 @@
-"""What a rank sends in a step over tensor, context, pipeline and expert parallelism, by stage, before anything runs.
+"""What a rank sends in a step over each kind of parallelism, by stage, before anything runs.
 
 Bytes of the residual stream that a ring sends, and gradients of what makes latents, which all tp ranks hold whole. Left
 out are those of norms (some thousand numbers a micro-batch), and the borders of documents that go with the stream. What
-data parallelism sends is the engine's choice, and not counted here.
+replicas send is the engine's choice: `replica_traffic`.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from megalite.config.plan import RunPlan
 from megalite.config.recompute import recompute_by_block
 from megalite.config.schema import Config
 from megalite.config.stream import own_tokens, stream_tokens
+from megalite.planner.replica_traffic import bytes_by_stage
 
 
 @dataclass(frozen=True)
@@ -40,6 +41,8 @@ class StageTraffic:
     """To other stages: streams forward, their gradients back."""
     ep: int
     """To the ranks of other experts, where tokens choose all of them as often: tokens, results, and their gradients."""
+    dp: int
+    """To its replicas: gradients and weights."""
 
     def to_dict(self) -> dict[str, int]:
         """A JSON-ready form."""
@@ -49,10 +52,9 @@ class StageTraffic:
 def traffic_by_stage(config: Config, plan: RunPlan) -> tuple[StageTraffic, ...]:
     """What the ranks of every stage send, first to last."""
     tokens = stream_tokens(config) // plan.cp * plan.grad_accum_steps
-    return tuple(
-        StageTraffic(stage, *(round(tokens * measure(config, plan, stage)) for measure in MEASURES))
-        for stage in range(plan.pp)
-    )
+    by_axis = [[tokens * measure(config, plan, stage) for measure in MEASURES] for stage in range(plan.pp)]
+    over_replicas = [sent.total for sent in bytes_by_stage(config, plan)]
+    return tuple(StageTraffic(stage, *map(round, (*by_axis[stage], over_replicas[stage]))) for stage in range(plan.pp))
 
 
 def num_predictions(plan: RunPlan, stage: int) -> int:
@@ -146,4 +148,4 @@ def _pp_bytes(config: Config, plan: RunPlan, stage: int) -> float:
 
 
 MEASURES = (_tp_bytes, _cp_bytes, _pp_bytes, _ep_bytes)
-"""In the order of the fields of `StageTraffic`."""
+"""In the order of the fields of `StageTraffic`, `dp` left out."""

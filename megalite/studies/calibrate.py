@@ -187,6 +187,7 @@ def _first_of(queue: Any, ranks: Sequence[Any]) -> dict[str, Any]:
 def _on_one_rank(config: Config) -> Config:
     ones = ("tp", "pp", "cp", "ep", "dp", "dp_replicate", "zero_stage")
     others = {"engine": None, "blocks_per_stage": None, "blocks_per_chunk": None, "chunks": None, "schedule": "1f1b"}
+    others |= {"hpz_size": None, "reduce_within": None}
     whole: dict[str, Any] = dict.fromkeys(ones, 1) | others
     parallel = config.parallel.model_copy(update=whole)
     batch = config.batch.model_copy(update={"global_batch_size": config.batch.micro_batch_size})

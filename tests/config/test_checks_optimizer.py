@@ -143,7 +143,7 @@ OTHERS = [
     ),
     (
         {"optimizer": {"offload": True}, "parallel": {"zero_stage": 3}},
-        "optimizer.offload: engine=deepspeed keeps masters and state where the weights are; use zero_stage=0 or 1",
+        "optimizer.offload: engine=deepspeed keeps masters and state where the weights are; use engine=fsdp2",
     ),
     (
         {"optimizer": {"decay": {"shape": "cosine"}}},

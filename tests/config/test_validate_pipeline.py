@@ -136,6 +136,55 @@ CONFLICTS = {
         2,
         "parallel.dp_replicate: found 2, but it has no effect with engine=native; leave it at 1",
     ),
+    "few bits with DeepSpeed": (
+        config(parallel={"zero_stage": 3}, precision={"dtype": "fp32", "reduce_bits": 8}),
+        1,
+        "precision.reduce_bits: found 8, but engine=deepspeed sends whole numbers; use engine=fsdp2 with "
+        "zero_stage=3, engine=native with zero_stage=1, or null",
+    ),
+    "weights in few bits that are not gathered": (
+        config(parallel={"zero_stage": 0}, precision={"dtype": "fp32", "gather_bits": 8}),
+        1,
+        "precision.gather_bits: found 8, but it has no effect with zero_stage=0, which gathers no weights; leave it at "
+        "null",
+    ),
+    "a format of sums that do not travel": (
+        config(precision={"dtype": "bf16", "reduce_bits": 4, "reduce_dtype": "bf16"}),
+        1,
+        "precision.reduce_dtype: found bf16, but it has no effect with reduce_bits=4, whose sums are fp32; leave it at "
+        "null",
+    ),
+    "few bits within copies": (
+        config(
+            parallel={"engine": "fsdp2", "zero_stage": 3, "dp": 4, "dp_replicate": 2},
+            precision={"dtype": "fp32", "reduce_bits": 8},
+            batch={"global_batch_size": 4},
+        ),
+        4,
+        "precision.reduce_bits: 8 bits would travel within each of dp_replicate=2 groups, and fp32 between them, which "
+        "is the longer way; use dp_replicate=1, with hpz_size where gathers should stay near, or null",
+    ),
+    "weights rounded twice": (
+        config(precision={"dtype": "fp32", "gather_bits": 8, "qat": {"bits": 4, "group_size": 32}}),
+        1,
+        "precision.gather_bits: precision.qat rounds weights as they are exported, and these would be rounded ones "
+        "already; use null, or qat=null",
+    ),
+    "hops of nothing": (
+        config(parallel={"dp": 4, "reduce_within": 2}, batch={"global_batch_size": 4}),
+        4,
+        "parallel.reduce_within: found 2, but it has no effect with precision.reduce_bits=null; leave it at null",
+    ),
+    "neighbours that do not divide the ranks": (
+        config(parallel={"engine": "fsdp2", "zero_stage": 3, "dp": 4, "hpz_size": 4}, batch={"global_batch_size": 4}),
+        4,
+        "parallel.hpz_size: 4 ranks divide the work, not into smaller groups of 4; use 2 or null",
+    ),
+    "neighbours without FSDP2": (
+        config(parallel={"dp": 4, "hpz_size": 2}, batch={"global_batch_size": 4}),
+        4,
+        "parallel.hpz_size: found 2, but it has no effect with engine=native; leave it at null",
+    ),
     "settings for DeepSpeed without it": (
         config(engine={"deepspeed_extra": {"wall_clock_breakdown": True}}),
         1,

@@ -77,11 +77,12 @@ BUCKET = 2**18
 Span = tuple[float, float]
 
 
-def reductions(zero_stage: int) -> tuple[list[Span], float]:
+def reductions(zero_stage: int, bits: int | None) -> tuple[list[Span], float]:
     """When each reduction of a step began and was done, and when the backward pass was over. By a clock that all
     processes of a machine share."""
     engine.BUCKET_NUMBERS = BUCKET
-    rank = start_rank(tiny_config(parallel={"dp": 2, "zero_stage": zero_stage}, **MANY))
+    precision = {"dtype": "fp32", "reduce_bits": bits}
+    rank = start_rank(tiny_config(parallel={"dp": 2, "zero_stage": zero_stage}, precision=precision, **MANY))
     rank.train(0, 2)
     spans: list[Span] = []
     threads: list[threading.Thread] = []
@@ -110,17 +111,18 @@ def reductions(zero_stage: int) -> tuple[list[Span], float]:
     GradientSums.finish = finished  # type: ignore[method-assign]
     replication._reduce_scatter = traced(replication._reduce_scatter)
     dist.all_reduce = traced(dist.all_reduce)
+    dist.all_to_all_single = traced(dist.all_to_all_single)
     rank.train(2, 3)
     for thread in threads:
         thread.join()
     return spans, ends[0]
 
 
-@pytest.mark.parametrize("zero_stage", [0, 1])
-def test_reductions_lie_inside_the_backward_pass(zero_stage):
+@pytest.mark.parametrize(("zero_stage", "bits"), [(0, None), (1, None), (1, 8)])
+def test_reductions_lie_inside_the_backward_pass(zero_stage, bits):
     """At least 90 % of their time, over gloo; what is left is the first layers' bucket, which has nothing to hide
     behind."""
-    ranks = run_ranks(reductions, 2, zero_stage, backend="gloo")
+    ranks = run_ranks(reductions, 2, zero_stage, bits, backend="gloo")
     end = max(end for _, end in ranks)
     for spans, _ in ranks:
         assert len(spans) > 20

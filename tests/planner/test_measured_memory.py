@@ -27,6 +27,7 @@ def recomputing(kind: str, **others) -> dict:
     return {"train": {"recompute": kind}, **others}
 
 
+FEW_BITS = {"reduce_bits": 8, "gather_bits": 8}
 BF16 = {"precision": {"dtype": "bf16"}}
 CASES = (
     of("alone"),
@@ -54,6 +55,7 @@ CASES = (
     of("dp 2", 2, parallel={"dp": 2}, batch=TWO_OF_DP),
     of("dp 2 bf16", 2, parallel={"dp": 2}, batch=TWO_OF_DP, **BF16),
     of("dp 2 ZeRO 0", 2, parallel={"dp": 2, "zero_stage": 0}, batch=TWO_OF_DP),
+    of("dp 2 few bits", 2, parallel={"dp": 2}, batch=TWO_OF_DP, precision={"dtype": "fp32", **FEW_BITS}),
     of("dp 4", 4, parallel={"dp": 4}, batch=TWO_OF_DP),
     of("tp 2", 2, parallel={"tp": 2}),
     of("tp 2 bf16", 2, parallel={"tp": 2}, **BF16),
@@ -69,6 +71,7 @@ CASES = (
     of("FSDP2", 2, parallel={"dp": 2, "zero_stage": 3, "engine": "fsdp2"}, batch=TWO_OF_DP),
     of("FSDP2 one micro-batch", 2, parallel={"dp": 2, "zero_stage": 3, "engine": "fsdp2"}),
     of("FSDP2 bf16", 2, parallel={"dp": 2, "zero_stage": 3, "engine": "fsdp2"}, batch=TWO_OF_DP, **BF16),
+    of("FSDP2 hpZ", 4, parallel={"dp": 4, "zero_stage": 3, "engine": "fsdp2", "hpz_size": 2}, batch=TWO_OF_DP),
     of("DeepSpeed ZeRO 0", 2, parallel={"dp": 2, "zero_stage": 0, "engine": "deepspeed"}, batch=TWO_OF_DP),
     of("DeepSpeed ZeRO 1", 2, parallel={"dp": 2, "engine": "deepspeed"}, batch=TWO_OF_DP),
     of("DeepSpeed ZeRO 1 bf16", 2, parallel={"dp": 2, "engine": "deepspeed"}, batch=TWO_OF_DP, **BF16),

@@ -42,6 +42,7 @@ ALONE = {
     "zero3": ("parallel.tp=1", "parallel.zero_stage=3"),
     "zero0": ("parallel.tp=1", "parallel.zero_stage=0", "precision.dtype=fp32", "run.deterministic=true"),
     "fsdp2": ("parallel.tp=1", *FSDP2),
+    "fsdp2-offload": ("parallel.tp=1", *FSDP2, "optimizer.offload=true"),
     "fsdp2-fp16": ("parallel.tp=1", *FSDP2, "precision.dtype=fp16"),
     "fp16-zero1": ("parallel.tp=1", "precision.dtype=fp16", "parallel.zero_stage=1"),
     "fp16-zero2": ("parallel.tp=1", "precision.dtype=fp16", "parallel.zero_stage=2"),
@@ -70,10 +71,10 @@ TOGETHER = {
     "cp2-ring": ("parallel.tp=1", "parallel.cp=2", "parallel.cp_kind=ring"),
     "latents-cp2": ("parallel.tp=1", "parallel.cp=2", LATENTS),
     "experts-ep2": ("parallel.tp=1", "parallel.ep=2", EXPERTS),
-    "dp2-zero1": ("parallel.tp=1",),
+    "dp2-zero1": ("parallel.tp=1", "precision.reduce_bits=4", "precision.gather_bits=8"),
     "dp2-zero2": ("parallel.tp=1", "parallel.zero_stage=2"),
     "dp2-zero3": ("parallel.tp=1", "parallel.zero_stage=3"),
-    "dp2-fsdp2": ("parallel.tp=1", *FSDP2),
+    "dp2-fsdp2": ("parallel.tp=1", *FSDP2, "precision.reduce_bits=8", "precision.gather_bits=8"),
     "experts-fsdp2": ("parallel.tp=1", "parallel.ep=2", EXPERTS, *FSDP2),
 }
 UNLOCKED = "zero2"
@@ -85,9 +86,9 @@ PLAIN_STEPS = (1, 4)
 SYNCS_A_STEP = 1
 """The loss, norm, tokens and what ranks were asked, at once."""
 
-FURTHER_SYNCS = {"experts-ep2": 4, "experts-fsdp2": 4, "offload": 2}
+FURTHER_SYNCS = {"experts-ep2": 4, "experts-fsdp2": 4, "offload": 2, "fsdp2-offload": 1}
 """In each of two blocks two micro-batches learn how many rows come from other ranks; an offloaded optimizer's gradient
-goes to the host, and its norm comes back."""
+goes to the host (FSDP2 sends it there by itself), and its norm comes back."""
 
 WITHOUT_GPU = "the way of a machine without a GPU, where all other tests run"
 

@@ -56,5 +56,13 @@ class ParallelConfig(Section):
     dp_replicate: PositiveInt = Field(1, le=MOST_RANKS)
     """FSDP2: so many groups of replicas, each of which divides the weights among its ranks and updates all of them
     (hybrid sharding): weights are gathered within a group, a node perhaps, and gradients summed over all."""
+    hpz_size: PositiveInt | None = Field(None, le=MOST_RANKS)
+    """FSDP2: so many neighbouring replicas, those of a node perhaps, keep a block's weights among them between its
+    forward and its backward pass (ZeRO++'s hpZ): the second gathering does not leave the node. Takes the bytes of the
+    weights in dtype, divided by this many. null divides over all replicas again, and gathers from all of them."""
+    reduce_within: PositiveInt | None = Field(None, le=MOST_RANKS)
+    """precision.reduce_bits: so many neighbouring replicas, those of a node perhaps, add up their gradients first, and
+    the sums go on between nodes, rounded once more: so many times fewer bytes leave a node. null sends every gradient
+    to its owner at once."""
     zero_stage: Literal[0, 1, 2, 3] = 1
     """DeepSpeed ZeRO: what is cut over dp x cp. 0 nothing, 1 optimizer state, 2 gradients too, 3 weights too."""

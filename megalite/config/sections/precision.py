@@ -116,6 +116,13 @@ class PrecisionConfig(Section):
     reduce_dtype: Literal["fp32", "bf16"] | None = None
     """Format in which dp ranks add up bf16's gradients. null means fp32 with ZeRO-1, where it happens once a step, and
     bf16 with ZeRO-2 and 3, where it happens with every micro-batch; those round the sum to bf16 in either case."""
+    reduce_bits: Literal[4, 8] | None = None
+    """Bits of a gradient on its way to the dp rank that adds it up, in blocks of 256 that share a scale (ZeRO++'s qgZ);
+    sums are fp32. null sends gradients as reduce_dtype says. Native engine and FSDP2; the loss changes a little."""
+    gather_bits: Literal[8] | None = None
+    """Bits of a weight on its way to the dp ranks that compute with it, in such blocks (ZeRO++'s qwZ): all compute with
+    the rounded ones, updates are added to the exact ones. null sends weights as they are. Native engine with ZeRO-1,
+    and FSDP2."""
     loss_scale: LossScaleConfig = LossScaleConfig()
     """fp16: the factor on the loss."""
     fp8: Fp8Config | None = None

@@ -13,7 +13,7 @@ from megalite.config.stream import stream_unit
 from megalite.data.loader import Batch
 from megalite.engine.batch_cut import BatchCut, documents_of_batch
 from megalite.engine.evaluation import sum_losses, token_losses
-from megalite.engine.fsdp2.modules import Divided
+from megalite.engine.fsdp2.modules import Divided, Traffic
 from megalite.engine.fsdp2.shards import Shard, ShardPartition
 from megalite.engine.hooks import UpdateHooks
 from megalite.engine.loss_scaling import choose_scaler
@@ -27,6 +27,7 @@ from megalite.engine.steps import (
     token_axes,
 )
 from megalite.engine.update import Update
+from megalite.engine.wire import choose_wire
 from megalite.model.initialize import EXPERT_MARK, WeightSource
 from megalite.model.transformer import Stage
 from megalite.optim.optimizers import build_optimizer
@@ -57,7 +58,10 @@ class Fsdp2Engine(EngineOfState):
         self._cut = BatchCut(axes.cp, config.parallel.cp_kind, plan.model, stream_unit(config))
         reduce_dtype = REDUCE_DTYPES[config.precision.reduce_dtype]
         groups = connect_groups(axes, config.parallel.dp_replicate)
-        self._divided = Divided(stage, axes, groups, device, DTYPES[config.precision.dtype], reduce_dtype)
+        parallel = config.parallel
+        wire, on_host = choose_wire(config.precision), config.optimizer.offload
+        traffic = Traffic(wire, parallel.reduce_within, parallel.hpz_size, on_host)
+        self._divided = Divided(stage, axes, groups, device, DTYPES[config.precision.dtype], reduce_dtype, traffic)
         optimizer = build_optimizer(stage, config.optimizer, PRODUCT_DTYPES[config.precision.dtype])
         self._shards = {
             parameter: Shard(

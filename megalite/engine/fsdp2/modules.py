@@ -9,19 +9,39 @@ Sums, not means: a token has its weight in the mean over the global batch alread
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib import import_module
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, fully_shard
 
+from megalite.engine.fsdp2.rounded import round_traffic
+from megalite.engine.wire import Wire
 from megalite.layers.experts import Experts
 from megalite.model.initialize import CUT_MARK, EXPERT_MARK
 from megalite.model.transformer import Stage
-from megalite.parallel.axes import Axes, Axis, ReplicaGroups
+from megalite.parallel.axes import Axes, Axis, ReplicaGroups, connect_groups, connect_hops
 
 MARKS = (CUT_MARK, EXPERT_MARK)
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """What a config says of a divided stage's weights."""
+
+    wire: Wire
+    """How they and their gradients travel."""
+    reduce_within: int | None
+    """Ranks that add up rounded gradients before these travel on."""
+    kept_within: int | None
+    """Ranks among which a block's gathered weights stay between its passes; None divides them over all again."""
+    on_host: bool
+    """Rows and gradients live in the host's memory."""
 
 
 class Divided:
@@ -31,6 +51,7 @@ class Divided:
         groups: of the replicas.
         dtype: that the stage computes in; its parameters are fp32.
         reduce_dtype: that gradients are added up in.
+        traffic: how weights and gradients travel, and where divided weights live.
     """
 
     def __init__(
@@ -41,6 +62,7 @@ class Divided:
         device: torch.device,
         dtype: torch.dtype,
         reduce_dtype: torch.dtype,
+        traffic: Traffic,
     ):
         marks = {name: [getattr(each, mark) for mark in MARKS] for name, each in stage.named_parameters()}
         policy = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=reduce_dtype, cast_forward_inputs=False)
@@ -50,10 +72,20 @@ class Divided:
         blocks = stage.all_blocks()
         experts = [layer for block in blocks for layer in block.modules() if isinstance(layer, Experts)]
         experts = experts if axes.ep.size > 1 else []  # else they are divided as all others are
-        for module, mesh in (*((each, of_experts) for each in experts), *((each, everybody) for each in blocks)):
-            fully_shard(module, mesh=mesh, mp_policy=policy)
-        fully_shard(stage, mesh=everybody, mp_policy=policy)
+        keep: dict[str, Any] = {"mp_policy": policy}
+        if traffic.on_host:
+            keep["offload_policy"] = CPUOffloadPolicy(pin_memory=device.type == "cuda")
+        inner: list[tuple[Any, DeviceMesh]] = [(each, of_experts) for each in experts]
+        inner += [(each, everybody) for each in blocks]
+        with _kept_within(axes, traffic.kept_within, alone, device) as again:
+            for module, mesh in inner:
+                fully_shard(module, mesh=mesh, **keep, **again)
+        fully_shard(stage, mesh=everybody, **keep)
+        hops = connect_hops(axes, traffic.reduce_within)
         self._modules: list[Any] = [each for each in stage.modules() if isinstance(each, FSDPModule)]
+        for module in self._modules:
+            replicas = axes.expert_replicas if module in experts else groups.shards
+            round_traffic(module, traffic.wire, replicas, hops)
         for module in self._modules:
             module.set_gradient_divide_factor(1.0)
             module.set_force_sum_reduction_for_comms(True)
@@ -65,6 +97,31 @@ class Divided:
         """Keep nothing gathered."""
         for module in self._modules:
             module.reshard()
+
+
+@contextmanager
+def _kept_within(
+    axes: Axes, size: int | None, alone: dist.ProcessGroup | None, device: torch.device
+) -> Iterator[dict[str, Any]]:
+    """Within it, what `fully_shard` needs to leave weights divided over so many neighbours after a forward pass.
+
+    torch (2.13) makes groups for each module, of the ranks that it finds in the module's mesh: with tensor parallelism
+    ranks would wait for others that make different ones. Here all modules have one mesh, of groups made once.
+    """
+    if size is None:
+        yield {}
+        return
+    groups = connect_groups(axes, axes.replicas.size // size)
+    mesh = _mesh_of_groups(axes, groups, alone, device)
+    internals: Any = import_module("torch.distributed.fsdp._fully_shard._fully_shard")
+    common: Any = import_module("torch.distributed.fsdp._fully_shard._fsdp_common")
+    kept = common.HSDPMeshInfo(mesh, shard_mesh_dim=1, replicate_mesh_dim=0)
+    theirs = internals._get_post_forward_mesh_info
+    internals._get_post_forward_mesh_info = lambda *_: kept
+    try:
+        yield {"reshard_after_forward": size}
+    finally:
+        internals._get_post_forward_mesh_info = theirs
 
 
 def _alone(axes: Axes) -> dist.ProcessGroup | None:

@@ -6,8 +6,11 @@
 
 A bucket is a run of the model's parameters. Its sums are reduced over the replicas by one collective, once all of them
 are there, and its weights are gathered by one. Under ZeRO-1 each replica updates one of equally long runs of it,
-without ZeRO all of it. In fp32 the weights are what is updated; in half precision a master in fp32 is, of this rank's
-run.
+without ZeRO all of it. In fp32 the weights are what is updated; in half precision, and where weights travel in few
+bits, a master in fp32 is, of this rank's run.
+
+Where numbers travel in few bits each parameter begins with a block of its own: ranks that hold the same one beside
+others, as those of tensor parallelism do, round it alike.
 """
 
 from __future__ import annotations
@@ -17,6 +20,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
+from megalite.engine.wire import PLAIN, Wire, whole_blocks
+from megalite.engine.wire_bytes import BLOCK
 from megalite.parallel.axes import Axis
 
 BUCKET_NUMBERS = 40_000_000
@@ -46,22 +51,26 @@ class FlatWeights:
         parameters: in the model's order.
         replicas: the ranks that hold the same and see other tokens.
         is_sharded: each stands for one of equally long runs.
+        wire: how gradients and weights travel.
     """
 
-    def __init__(self, parameters: Sequence[nn.Parameter], replicas: Axis, *, is_sharded: bool):
-        num_runs, run = (replicas.size, replicas.rank) if is_sharded else (1, 0)
+    def __init__(self, parameters: Sequence[nn.Parameter], replicas: Axis, *, is_sharded: bool, wire: Wire = PLAIN):
         self.parameters, self.replicas = list(parameters), replicas
         self._starts, size = list[int](), 0
         for parameter in self.parameters:
             self._starts.append(size)
-            size += parameter.numel()
-        length = -(-size // (num_runs * ALIGNED_NUMBERS)) * ALIGNED_NUMBERS
-        first = self.parameters[0]
-        self.weights = torch.zeros(num_runs * length, dtype=first.dtype, device=first.device)
+            size += whole_blocks(parameter.numel()) if wire.has_blocks else parameter.numel()
+        aligned = BLOCK if wire.has_blocks else ALIGNED_NUMBERS
+        run_length = -(-size // (replicas.size * aligned)) * aligned
+        first, total = self.parameters[0], replicas.size * run_length
+        self.weights = torch.zeros(total, dtype=first.dtype, device=first.device)
         for parameter, view in zip(self.parameters, self._views(self.weights), strict=True):
             view.copy_(parameter.detach())
             parameter.data = view
-        self.own = slice(run * length, (run + 1) * length)
+        self.run = slice(replicas.rank * run_length, (replicas.rank + 1) * run_length)
+        """This replica's, of as many equally long ones."""
+        self.own = self.run if is_sharded else slice(0, total)
+        """What it stands for."""
         self.own_weights = self.weights[self.own]
         self.master = self.own_weights
         """What is updated and saved, `[length]`."""
@@ -96,8 +105,16 @@ class Bucket(FlatWeights):
         on_host: the master, and the gradient that it is updated by, are in the host's memory.
     """
 
-    def __init__(self, parameters: Sequence[nn.Parameter], replicas: Axis, *, is_sharded: bool, on_host: bool = False):
-        super().__init__(parameters, replicas, is_sharded=is_sharded)
+    def __init__(
+        self,
+        parameters: Sequence[nn.Parameter],
+        replicas: Axis,
+        *,
+        is_sharded: bool,
+        on_host: bool = False,
+        wire: Wire = PLAIN,
+    ):
+        super().__init__(parameters, replicas, is_sharded=is_sharded, wire=wire)
         first = self.parameters[0]
         self.sums = torch.zeros_like(self.weights, dtype=torch.promote_types(first.dtype, torch.float32))
         self.views = self._views(self.sums)
@@ -107,8 +124,8 @@ class Bucket(FlatWeights):
         if on_host:
             self.master, self._host_sums = (_in_host_memory(self.own_sums) for _ in range(2))
             self.master.copy_(self.own_weights)
-        elif self.sums.dtype != first.dtype:
-            self.master = self.own_weights.to(self.sums.dtype)
+        elif self.sums.dtype != first.dtype or (wire.gather_bits is not None and replicas.size > 1):
+            self.master = self.own_weights.to(self.sums.dtype, copy=True)
 
     @property
     def gradient(self) -> Tensor:

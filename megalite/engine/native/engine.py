@@ -28,17 +28,16 @@ from megalite.engine.runner import ProgramRunner
 from megalite.engine.stage_state import EngineOfState, StageState
 from megalite.engine.steps import PRODUCT_DTYPES, count_loss, losses_of_step, sums_on_host, token_axes
 from megalite.engine.update import Update
+from megalite.engine.wire import choose_wire
 from megalite.layers.mlp import MLP
 from megalite.model.initialize import EXPERT_MARK, WeightSource, stage_weights
 from megalite.model.transformer import Stage
 from megalite.optim.optimizers import build_optimizer
-from megalite.parallel.axes import Axes, Axis
+from megalite.parallel.axes import Axes, Axis, connect_hops
 from megalite.parallel.collectives import all_reduce
 from megalite.spans import span
 
 BucketT = TypeVar("BucketT", bound=FlatWeights)
-
-WIRE_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 
 class NativeEngine(EngineOfState):
@@ -68,7 +67,8 @@ class NativeEngine(EngineOfState):
         if at_ends is not None:
             setattr(at_ends, END_COPY_MARK, not stage.spec.has_embedding)
             at_ends = None if at_ends in frozenset(still) else at_ends
-        ours = partial(Bucket, on_host=config.optimizer.offload)
+        wire = choose_wire(config.precision)
+        ours = partial(Bucket, on_host=config.optimizer.offload, wire=wire)
         self._buckets = _make_buckets(ours, trained, axes, is_sharded=is_sharded, first=at_ends)
         still_buckets = _make_buckets(StillBucket, still, axes, is_sharded=is_sharded)
         self._replication = Replication(
@@ -76,7 +76,8 @@ class NativeEngine(EngineOfState):
             is_sharded=is_sharded,
             end_sums=[self._buckets[0].views[0]] if at_ends is not None else [],
             ends=ends,
-            wire_dtype=WIRE_DTYPES[config.precision.reduce_dtype or "fp32"],
+            wire=wire,
+            hops=connect_hops(axes, config.parallel.reduce_within),
         )
         uses, num_at_end = _uses(stage, own_tokens(config)), int(at_ends is not None)
         sums.bind(self._buckets, uses, self._replication.reduce, num_at_end=num_at_end)
@@ -101,6 +102,8 @@ class NativeEngine(EngineOfState):
             make_held=sums.add,
             on_micro_batch=sums.now_at,
         )
+        if wire.gather_bits is not None:
+            self._replication.gather()  # a run computes with rounded weights from its first step on
         stage.before_layer = self._await_weights
         self._bucket_of_layer = _layers_of(stage, self._buckets)
 

@@ -1,6 +1,7 @@
 """Between the replicas of a stage: gradients are summed as soon as a bucket has them, weights follow once updated.
 
     sums       reduce-scatter, each replica getting its run of a bucket    (without ZeRO: all-reduce)
+               in few bits: all-to-all, and what has come is added up      (without ZeRO: and an all-gather of sums)
     weights    all-gather                                                  (without ZeRO: nothing)
 
 Of n bytes of gradients and of weights a rank sends (r - 1) / r n each, r being the replicas. Nothing here waits for a
@@ -17,8 +18,9 @@ import torch.distributed as dist
 from torch import Tensor
 
 from megalite.engine.native.buckets import Bucket, FlatWeights
-from megalite.parallel.axes import Axis
-from megalite.parallel.collectives import all_reduce
+from megalite.engine.wire import Wire, add_up, by_neighbour, pack, unpack
+from megalite.parallel.axes import Axis, ReplicaGroups
+from megalite.parallel.collectives import all_reduce, fill_all_gather
 
 
 class Replication:
@@ -27,9 +29,10 @@ class Replication:
     Args:
         buckets: of the stage, each with the replicas that share it.
         is_sharded: each replica updates a run of every bucket.
-        ties: by bucket and number in it, parameters that another stage has too, whose sums are added up first.
+        end_sums: of parameters that another stage has too, which are in the first bucket: they are added up first.
         ends: the two stages that have those.
-        wire_dtype: format in which gradients travel.
+        wire: how gradients and weights travel.
+        hops: within a node, and between nodes, where rounded gradients travel in two.
     """
 
     def __init__(
@@ -39,12 +42,15 @@ class Replication:
         is_sharded: bool,
         end_sums: Sequence[Tensor],
         ends: Axis,
-        wire_dtype: torch.dtype,
+        wire: Wire,
+        hops: ReplicaGroups | None = None,
     ):
         self._buckets, self._is_sharded = buckets, is_sharded
-        self._end_sums, self._ends, self._wire_dtype = end_sums, ends, wire_dtype
+        self._end_sums, self._ends, self._wire, self._hops = end_sums, ends, wire, hops
+        self._messages: list[tuple[Bucket, _Message, bool]] = []
+        """What carries rounded gradients of a bucket, and whether it goes to their owners."""
         self._reductions: list[tuple[Bucket, dist.Work | None, Tensor]] = []
-        self._gatherings: dict[int, dist.Work | None] = {}
+        self._gatherings: dict[int, tuple[Bucket, _Message]] = {}
 
     def reduce(self, number: int) -> None:
         """Begin to sum a bucket over the replicas. Tied weights, which are in the first, are summed over stages before,
@@ -55,16 +61,22 @@ class Replication:
         bucket = self._buckets[number]
         if bucket.replicas.size == 1:
             return
-        sums = bucket.sums.to(self._wire_dtype)
+        if self._wire.reduce_bits is not None:
+            self._add_up_messages()  # of the bucket before, which had the time of a bucket's backward pass
+            self._send_rounded(bucket)
+            return
+        sums, group = bucket.sums.to(self._wire.dtype), bucket.replicas.group
         if self._is_sharded:
             run = sums[bucket.own]
-            work = _reduce_scatter(run, sums, group=bucket.replicas.group, async_op=True)
+            work = _reduce_scatter(run, sums, group=group, async_op=True)
         else:
-            run, work = sums, dist.all_reduce(sums, group=bucket.replicas.group, async_op=True)
+            run, work = sums, dist.all_reduce(sums, group=group, async_op=True)
         self._reductions.append((bucket, work, run))
 
     def wait_for_sums(self) -> None:
         """All that `reduce` has begun is there."""
+        while self._messages:
+            self._add_up_messages()
         for bucket, work, run in self._reductions:
             if work is not None:
                 work.wait()
@@ -74,27 +86,83 @@ class Replication:
 
     def gather(self) -> None:
         """Begin to bring the updated weights together, the first layers' first."""
-        self._gatherings = dict(enumerate(map(self._begin_gathering, self._buckets)))
+        for number, bucket in enumerate(self._buckets):
+            if not self._is_sharded or bucket.replicas.size == 1:
+                continue
+            mine, everybodys = bucket.own_weights, bucket.weights
+            if self._wire.gather_bits is not None:
+                packed = pack(bucket.master, self._wire.gather_bits)
+                mine = packed.to(bucket.weights.device, non_blocking=True).view(-1)
+                everybodys = mine.new_empty(bucket.replicas.size * mine.numel())
+            work = _all_gather(everybodys, mine, group=bucket.replicas.group, async_op=True)
+            self._gatherings[number] = bucket, _Message(work, mine, everybodys)
 
     def gather_still(self, buckets: Sequence[FlatWeights]) -> None:
-        """Bring together what no step changes: each replica has set its run."""
-        for work in [self._begin_gathering(bucket) for bucket in buckets]:
-            if work is not None:
-                work.wait()
-
-    def _begin_gathering(self, bucket: FlatWeights) -> dist.Work | None:
-        if not self._is_sharded or bucket.replicas.size == 1:
-            return None
-        return _all_gather(bucket.weights, bucket.own_weights, group=bucket.replicas.group, async_op=True)
+        """Bring together what no step changes, as it is: each replica has set its run."""
+        for bucket in buckets:
+            if self._is_sharded and bucket.replicas.size > 1:
+                _all_gather(bucket.weights, bucket.own_weights, group=bucket.replicas.group)
 
     def wait_for_weights(self, numbers: Sequence[int] | None = None) -> None:
         """The weights of some buckets are there; None for all."""
         for number in list(self._gatherings) if numbers is None else numbers:
-            work = self._gatherings.pop(number, None)
-            if work is not None:
-                work.wait()
+            if number not in self._gatherings:
+                continue
+            bucket, message = self._gatherings.pop(number)
+            message.wait()
+            if self._wire.gather_bits is not None:
+                rows = message.received.view(bucket.replicas.size, -1)
+                with torch.no_grad():
+                    unpack(rows, self._wire.gather_bits, bucket.weights)
+
+    def _send_rounded(self, bucket: Bucket) -> None:
+        """Begin to send each replica its run of a bucket's sums, or each neighbour those of its like in all nodes."""
+        if self._hops is None:
+            self._send(bucket, bucket.sums, bucket.replicas, is_last=True)
+        else:
+            near = self._hops.shards
+            self._send(bucket, by_neighbour(bucket.sums, self._hops.copies.size, near.size), near, is_last=False)
+
+    def _send(self, bucket: Bucket, numbers: Tensor, to: Axis, *, is_last: bool) -> None:
+        sent = pack(numbers, self._wire.reduce_bits or 0, to.size)
+        received = torch.empty_like(sent)
+        work = dist.all_to_all_single(received, sent, group=to.group, async_op=True)
+        self._messages.append((bucket, _Message(work, sent, received), is_last))
+
+    def _add_up_messages(self) -> None:
+        """Sum what has been sent to this replica, and send it on where it is not the owner's yet. Where all need all
+        sums, begin to bring these together."""
+        messages, self._messages = self._messages, []
+        for bucket, message, is_last in messages:
+            message.wait()
+            if not is_last:
+                assert self._hops is not None
+                total = bucket.sums.new_empty(bucket.sums.numel() // self._hops.shards.size)
+                add_up(message.received, self._wire.reduce_bits or 0, total)
+                self._send(bucket, total, self._hops.copies, is_last=True)
+                continue
+            add_up(message.received, self._wire.reduce_bits or 0, bucket.sums[bucket.run])
+            if not self._is_sharded:
+                sums = bucket.sums.to(self._wire.dtype)
+                work = _all_gather(sums, sums[bucket.run], group=bucket.replicas.group, async_op=True)
+                self._reductions.append((bucket, work, sums))
 
 
-# torch 2.13 renamed these: the old names warn there, the new ones do not exist before.
+class _Message:
+    """On its way.
+
+    Args:
+        sent: kept until it is over.
+    """
+
+    def __init__(self, work: dist.Work | None, sent: Tensor, received: Tensor):
+        self._work, self._sent, self.received = work, sent, received
+
+    def wait(self) -> None:
+        if self._work is not None:
+            self._work.wait()
+
+
+# torch 2.13 renamed it: the old name warns there, the new one does not exist before.
 _reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
-_all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+_all_gather = fill_all_gather
