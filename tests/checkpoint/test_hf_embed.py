@@ -39,9 +39,9 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 def alone(folder: Path, text: str, pooling: str, layer: int, max_tokens: int) -> np.ndarray:
     """The truth: one document, no padding, every hidden state that transformers hands out."""
-    ids = AutoTokenizer.from_pretrained(folder)(
-        text, truncation=True, max_length=max_tokens, return_tensors="pt"
-    )["input_ids"]
+    ids = AutoTokenizer.from_pretrained(folder)(text, truncation=True, max_length=max_tokens, return_tensors="pt")[
+        "input_ids"
+    ]
     model = AutoModel.from_pretrained(folder, dtype=torch.float32).eval()
     with torch.no_grad():
         states = model(ids, output_hidden_states=True).hidden_states[layer][0].double().numpy()
@@ -107,7 +107,9 @@ def test_folders_that_make_no_embeddings_are_refused_by_name(folders: dict[str, 
     save_file({**weights, name: weights[name] * float("nan")}, folder / "model.safetensors", {"format": "pt"})
     refused(f"nan: {name} holds NaN", folder)
     folder = copied(good, tmp_path / "lacking")
-    save_file({key: each for key, each in weights.items() if key != name}, folder / "model.safetensors", {"format": "pt"})
+    save_file(
+        {key: each for key, each in weights.items() if key != name}, folder / "model.safetensors", {"format": "pt"}
+    )
     refused(f"lacking: {name} of 1 tensors are not there", folder)
     folder = copied(good, tmp_path / "pooler")  # which is not used
     left = {key: each for key, each in weights.items() if "pooler" not in key}

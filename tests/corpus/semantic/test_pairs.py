@@ -163,8 +163,8 @@ print(compare_stripes({**common, "stripes": [[0, rows - 512, rows]]}, 0, folder)
 
 
 def test_memory_is_that_of_blocks(tmp_path):
-    """205 MB of vectors in one cluster, assigned and compared in 180 MB: half of them near each other, half near nobody,
-    which are compared with all."""
+    """205 MB of vectors in one cluster, assigned and compared in 180 MB: half of them near each other, half near
+    nobody, which are compared with all."""
     vectors = np.random.default_rng(0).standard_normal((400_000, 128), np.float32)
     vectors[::2, 0] += 20
     np.save(tmp_path / "embeddings.npy", unit(vectors))
