@@ -24,13 +24,13 @@ from megalite.corpus.corpus import Corpus
 from megalite.corpus.near.settings import NearDedupConfig
 from megalite.corpus.recipe import DataRecipe
 from megalite.corpus.semantic.nearest import require_faiss
-from megalite.corpus.semantic.settings import SemanticDedupConfig, SemanticStationConfig
+from megalite.corpus.semantic.settings import SemanticDedupConfig
 from megalite.corpus.source import DocumentSource
 from megalite.corpus.split import ALL, CorpusSplit, Part
 from megalite.corpus.stations.chat_tokenizer import chat_tokenizer
 from megalite.corpus.stations.clean import clean
 from megalite.corpus.stations.dedup import dedup
-from megalite.corpus.stations.embed import check_model, embed, settings_of
+from megalite.corpus.stations.embed import check_model, embed
 from megalite.corpus.stations.forms import Forms
 from megalite.corpus.stations.near import near_dedup
 from megalite.corpus.stations.select import classifier, harmful, perplexity
@@ -42,7 +42,6 @@ from megalite.data.pack import pack
 from megalite.errors import ConfigError, DataError
 from megalite.progress import NoProgress, ProgressReporter
 from megalite.stations.lease import Lease
-from megalite.stations.manifest import FILE_NAME as MANIFEST
 from megalite.stations.station import StationResult
 from megalite.stations.tasks import Runner
 from megalite.tokenizer.chat_template import read_template
@@ -240,16 +239,8 @@ def _refuse_missing_files(recipe: DataRecipe) -> None:
     if recipe.tokenizer.path is not None and recipe.chat is not None:
         read_template(recipe.tokenizer.path, recipe.chat.template)
     if recipe.semantic_dedup is not None:
-        _refuse_unfit_model(recipe.semantic_dedup, recipe.out)
-
-
-def _refuse_unfit_model(config: SemanticStationConfig, out: Path) -> None:
-    """One that cannot make embeddings; looked at as a whole as long as it has made none."""
-    require_faiss()
-    if (out / EMBEDDINGS / MANIFEST).is_file():
-        settings_of(config.model, config.embed)
-    else:
-        check_model(config.model, config.embed)
+        require_faiss()
+        check_model(recipe.semantic_dedup.model, recipe.semantic_dedup.embed, recipe.out / EMBEDDINGS)
 
 
 def _station(folder: Path) -> Corpus:

@@ -31,7 +31,7 @@ from megalite.corpus.semantic.settings import EmbedConfig
 from megalite.corpus.shards import ShardReading, lost_counts, lost_in_words, refuse_unreadable
 from megalite.errors import DataError
 from megalite.progress import NoProgress, ProgressReporter
-from megalite.stations.manifest import StationManifest, check_input
+from megalite.stations.manifest import StationManifest, check_input, find_manifest
 from megalite.stations.runners import InProcess
 from megalite.stations.station import StationResult, run_station
 from megalite.stations.tasks import WORK_FOLDER, Report, Runner, Task, add_counts, run_tasks
@@ -85,15 +85,12 @@ def embed(
         DataError: a source cannot be read at all, or a document has no token, or no embedding.
     """
     progress, runner = progress or NoProgress(), runner or InProcess()
-    settings = settings_of(model, config)
+    settings = check_model(model, config, out)
+    if not isinstance(runner, InProcess):
+        _load_once.cache_clear()
     inputs = [*corpus.inputs, (model, settings["model"]["fingerprint"])]
 
     def build(folder: Path) -> dict[str, Any]:
-        _load_once(
-            model.absolute(), config, settings["model"]["fingerprint"]
-        )  # or say what is wrong, before workers do
-        if not isinstance(runner, InProcess):
-            _load_once.cache_clear()
         progress.start(STATION, 2 * corpus.text_mb, "MB")
         common: Task = {"model": str(model.absolute()), "config": config.model_dump_json()}
         common |= {"fingerprint": settings["model"]["fingerprint"]}
@@ -114,11 +111,13 @@ def embed(
     return run_station(STATION, out, inputs=inputs, settings=settings, build=build, resumable=True)
 
 
-def settings_of(model: Path, config: EmbedConfig) -> dict[str, Any]:
-    """What decides the embeddings, JSON-ready.
+def check_model(model: Path, config: EmbedConfig, out: Path) -> dict[str, Any]:
+    """What decides the embeddings, JSON-ready. Unless they are in `out` already, the model is loaded to learn whether
+    it can be used, before there are a folder and workers.
 
     Raises:
-        ConversionError: there is no model or tokenizer, or it has no such layer, positions or pooling.
+        ConversionError: it cannot be trusted, or has no such layer, positions or pooling.
+        UnavailableError: there is no such device.
     """
     from megalite.checkpoint.hf.encoder_files import read_encoder
 
@@ -129,23 +128,16 @@ def settings_of(model: Path, config: EmbedConfig) -> dict[str, Any]:
         "pooling": facts.choose_pooling(config.pooling),
     }
     about = {"kind": facts.kind, "hidden_size": facts.hidden_size, "num_layers": facts.num_layers}
-    return {
+    settings = {
         **config.model_dump(mode="json"),
         **chosen,
         "model": {"fingerprint": facts.fingerprint, **about},
         "tokenizer": {"fingerprint": facts.tokenizer_fingerprint},
     }
-
-
-def check_model(model: Path, config: EmbedConfig) -> None:
-    """Load a model, to learn before other work whether it can make embeddings.
-
-    Raises:
-        ConversionError: it cannot be trusted, or has no such layer, positions or pooling.
-        UnavailableError: there is no such device.
-    """
-    _load_once(model.absolute(), config, "")
-    _load_once.cache_clear()
+    made = find_manifest(out)
+    if made is None or made.settings != settings:
+        _load_once(model.absolute(), config, facts.fingerprint)
+    return settings
 
 
 def open_embeddings(folder: Path) -> StationManifest:

@@ -157,7 +157,7 @@ kmeans.save_array(kmeans._centroids_file(folder, 0), np.asarray(some[:1]))
 ranges = kmeans.chunks(rows, some.shape[1])
 for number, chunk in enumerate(ranges):
     kmeans.assign_documents({**common, "rows": chunk}, number, folder)
-print(compare_stripes({**common, "stripes": [[0, rows - 512, rows]]}, 0, folder)["comparisons"], len(ranges))
+print(compare_stripes({**common, "stripes": [[0, rows - 256, rows]]}, 0, folder)["comparisons"], len(ranges))
 """
 """The limit is on private memory: mapped files, which the system may drop at any time, do not count."""
 
@@ -174,5 +174,5 @@ def test_memory_is_that_of_blocks(tmp_path):
     outcome = subprocess.run(command, cwd=root, timeout=120, capture_output=True, text=True, check=False)
     assert outcome.returncode == 0, outcome.stderr[-3000:]
     comparisons, num_chunks = map(int, outcome.stdout.split())
-    assert 250 * len(vectors) < comparisons < 300 * len(vectors)
+    assert 125 * len(vectors) < comparisons < 150 * len(vectors)
     assert num_chunks == 13

@@ -12,6 +12,7 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 from pydantic import ValidationError
+from safetensors.torch import load_file, save_file
 
 from megalite.checkpoint.hf.embed import TextEmbedder
 from megalite.cli.main import main
@@ -117,6 +118,13 @@ def test_paraphrases_go_that_others_do_not_see(tmp_path, model: Path):
     assert example.detail == gone[place[example.id]]["detail"]
 
 
+class Backwards(InProcess):
+    """Does the last task first."""
+
+    def run(self, folder: Path, phase: str, numbers: Sequence[int]) -> Iterator[int]:
+        yield from super().run(folder, phase, numbers[::-1])
+
+
 class StopsAfter(InProcess):
     """Does so many tasks, then is interrupted."""
 
@@ -132,16 +140,19 @@ class StopsAfter(InProcess):
 
 
 def test_workers_shards_and_stops_change_nothing(tmp_path, model: Path, monkeypatch):
-    """The same bytes from this process, from two others, and with a stop behind every few tasks; the same vectors and
-    the same documents where the corpus is one shard."""
+    """The same bytes from this process, from the last task to the first, from two other processes (which only compare:
+    torch takes them seconds to load), and with a stop behind every few tasks; the same vectors and the same documents
+    where the corpus is one shard."""
     texts, _ = documents()
     corpus = cleaned(tmp_path, texts)
     assert len(corpus.shards()) > 1
     both(corpus, tmp_path / "one", model)
-    with LocalPool(2) as runner:
-        both(corpus, tmp_path / "two", model, runner)
     wanted = {name: all_bytes(tmp_path / "one" / name) for name in ("embeddings", "out")}
-    assert {name: all_bytes(tmp_path / "two" / name) for name in wanted} == wanted
+    both(corpus, tmp_path / "back", model, Backwards())
+    assert {name: all_bytes(tmp_path / "back" / name) for name in wanted} == wanted
+    with LocalPool(2) as runner:
+        semantic_dedup(corpus, tmp_path / "back/two", DEDUP, embeddings=tmp_path / "back/embeddings", runner=runner)
+    assert all_bytes(tmp_path / "back/two") == wanted["out"]
     stops = 0
     while not (tmp_path / "stopped/out/manifest.json").exists():
         try:
@@ -210,6 +221,11 @@ def test_what_does_not_fit_is_refused(tmp_path, model: Path, monkeypatch):
         embed(corpus_of(empty), tmp_path / "vectors", EMBED, model=model)
     with pytest.raises(ConversionError, match="clean: no model"):
         embed(corpus, tmp_path / "vectors", EMBED, model=tmp_path / "clean")
+    weights = load_file(other / "model.safetensors")
+    weights["model.norm.weight"][0] = float("nan")
+    save_file(weights, other / "model.safetensors", {"format": "pt"})
+    with pytest.raises(ConversionError, match=r"other: norm\.weight holds NaN"):
+        embed(corpus, tmp_path / "vectors", EMBED, model=other)
     assert not list(tmp_path.glob("vectors*"))
 
 
