@@ -8,8 +8,8 @@
     documents.parquet    the same order: id, source, text_bytes, tokens, truncated
 
 Ranges are cut by tokens out of all documents, whatever the shards, and a batch lies within a range, so the vectors
-depend on the documents and their order alone. A range is some minutes' work: that is what a kill costs. Memory: the
-model, a batch's hidden states, and the ids of a range.
+depend on the documents and their order alone. A kill costs the range at hand. Memory: the model, a batch's hidden
+states, and the ids of a range.
 """
 
 from __future__ import annotations
@@ -52,7 +52,12 @@ DOCUMENTS_SCHEMA = pa.schema(
 )
 """`tokens` are those that the model read."""
 
-TOKENS_PER_TASK = 1 << 20
+FEWEST_TOKENS, MOST_TOKENS = 1 << 16, 1 << 22
+"""In one task: of a small corpus so few that all workers have some and a kill costs little, of a large one so many that
+there are not millions of tasks."""
+
+TASKS_OF_A_CORPUS = 4096
+"""Between these sizes."""
 
 TEXTS_AT_ONCE = 1 << 10
 """Encoded together."""
@@ -204,7 +209,8 @@ def embed_range(task: Task, number: int, folder: Path) -> Report:
 
 
 def _ranges(folder: Path, encoded: Sequence[Report]) -> list[Task]:
-    """Runs of documents of about TOKENS_PER_TASK tokens: parts of shards as [shard, first, last]."""
+    """Runs of documents of about as many tokens: parts of shards as [shard, first, last]."""
+    size = min(max(add_counts(encoded, "tokens") // TASKS_OF_A_CORPUS, FEWEST_TOKENS), MOST_TOKENS)
     tasks: list[Task] = []
     parts: list[list[int]] = []
     held, text_mb = 0, 0.0
@@ -213,12 +219,12 @@ def _ranges(folder: Path, encoded: Sequence[Report]) -> list[Task]:
         mb_per_token = report["megabytes"] / max(1, report["tokens"])
         first = done = 0
         while first < ends.size:
-            last = min(int(np.searchsorted(ends, done + TOKENS_PER_TASK - held)) + 1, ends.size)
+            last = min(int(np.searchsorted(ends, done + size - held)) + 1, ends.size)
             tokens = int(ends[last - 1]) - done
             parts.append([shard, first, last])
             held, text_mb = held + tokens, text_mb + mb_per_token * tokens
             first, done = last, int(ends[last - 1])
-            if held >= TOKENS_PER_TASK:
+            if held >= size:
                 tasks.append({"parts": parts, "text_mb": text_mb})
                 parts, held, text_mb = [], 0, 0.0
     return [*tasks, {"parts": parts, "text_mb": text_mb}] if parts else tasks

@@ -58,7 +58,7 @@ def documents() -> tuple[list[str], dict[int, int]]:
 def _small_tasks(monkeypatch):
     """Several of each kind. What tasks themselves go by is not changed: workers would not know."""
     monkeypatch.setattr("megalite.corpus.shards.SMALLEST_SHARD", 1500)
-    monkeypatch.setattr("megalite.corpus.stations.embed.TOKENS_PER_TASK", 1000)
+    monkeypatch.setattr("megalite.corpus.stations.embed.FEWEST_TOKENS", 1000)
     monkeypatch.setattr("megalite.corpus.semantic.kmeans.CHUNK_BYTES", 2000)
     monkeypatch.setattr("megalite.corpus.semantic.pairs.PRODUCTS_PER_TASK", 100)
 
