@@ -119,6 +119,7 @@ def test_folders_that_make_no_embeddings_are_refused_by_name(folders: dict[str, 
     refused(r"layer=3, and the model has layers 0 .* to 2", layer=3)
     refused("layer=-4", layer=-4)
     refused("max_tokens=97, and the model has positions for 96", max_tokens=97)
+    refused("max_tokens=2, and its tokenizer puts 2 around each document; use 3 or more", max_tokens=2)
     if not torch.cuda.is_available():
         refused("device=cuda: torch finds no GPU", error=UnavailableError, device="cuda")
 

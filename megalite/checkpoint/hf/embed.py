@@ -64,6 +64,12 @@ class TextEmbedder:
         self._device = _choose_device(device)
         self._model, self._tokenizer = _load(self.facts.folder, DTYPES[dtype])
         self._model.to(self._device)
+        ends = self._tokenizer.num_special_tokens_to_add()
+        if self.max_tokens <= ends:
+            raise ConversionError(
+                f"{folder}: max_tokens={self.max_tokens}, and its tokenizer puts {ends} around each document; use "
+                f"{ends + 1} or more"
+            )
 
     def ids(self, texts: Sequence[str]) -> tuple[list[list[int]], np.ndarray]:
         """Token ids of texts, with what the tokenizer puts around them, cut to `max_tokens`.
