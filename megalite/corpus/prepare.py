@@ -34,7 +34,7 @@ from megalite.corpus.stations.embed import check_model, embed
 from megalite.corpus.stations.forms import Forms
 from megalite.corpus.stations.near import near_dedup
 from megalite.corpus.stations.select import classifier, harmful, perplexity
-from megalite.corpus.stations.semantic import semantic_dedup
+from megalite.corpus.stations.semantic import semantic_dedup, with_clusters
 from megalite.corpus.stations.spans import decontaminate, line_dedup, substring_dedup, url_dedup
 from megalite.corpus.stations.tokenize import tokenize
 from megalite.corpus.stations.train_tokenizer import train_tokenizer
@@ -107,7 +107,7 @@ def _prepare(recipe: DataRecipe, runner: Runner | None, progress: ProgressReport
         documents = _station(finish(name, station(documents, out / name, runner=runner, progress=progress)))
         _refuse_empty(done[-1], "its removed/ folder says why each one went")
     if recipe.semantic_dedup is not None:
-        documents = _station(_semantic(recipe, documents, finish, runner=runner, progress=progress))
+        documents = _station(_semantic(recipe, done[-1], finish, runner=runner, progress=progress))
 
     tokenizer = recipe.tokenizer.path
     if tokenizer is None:
@@ -137,15 +137,16 @@ def _prepare(recipe: DataRecipe, runner: Runner | None, progress: ProgressReport
 
 
 def _semantic(
-    recipe: DataRecipe, documents: Corpus, finish: Callable[[str, StationResult], Path], **where: Any
+    recipe: DataRecipe, before: FinishedStation, finish: Callable[[str, StationResult], Path], **where: Any
 ) -> Path:
     """Embeddings, then the documents without those that mean about the same; the folder of these."""
     config, out, name = recipe.semantic_dedup, recipe.out, "semantic-dedup"
     assert config is not None
-    made = finish(EMBEDDINGS, embed(documents, out / EMBEDDINGS, config.embed, model=config.model, **where))
     settings = SemanticDedupConfig(**config.model_dump(exclude={"model", "embed"}))
-    left = finish(name, semantic_dedup(documents, out / name, settings, embeddings=made, **where))
-    return left
+    with_clusters(settings, before.result.manifest.counts["documents"])  # or refuse before the embeddings are made
+    documents = _station(before.folder)
+    made = finish(EMBEDDINGS, embed(documents, out / EMBEDDINGS, config.embed, model=config.model, **where))
+    return finish(name, semantic_dedup(documents, out / name, settings, embeddings=made, **where))
 
 
 def forms_of(recipe: DataRecipe, part: Part) -> Forms:

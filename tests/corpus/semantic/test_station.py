@@ -253,8 +253,13 @@ def test_a_recipe(tmp_path, model: Path):
     with pytest.raises(DataError, match=r"semantic_dedup\.model: .*absent: no such file or folder"):
         run(tmp_path / "absent")
     assert not (tmp_path / "out/clean").exists()
+    with pytest.raises(DataError, match="clusters=51, and there are 50 documents"):
+        run(clusters=51)
+    assert not (tmp_path / "out/embeddings").exists()
     before, behind = ["clean", "dedup", "embeddings"], ["tokenizer", "tokens/train", "packed/train"]
-    assert list(run()) == [*before, "semantic-dedup", *behind]
+    done = run()
+    assert list(done) == [*before, "semantic-dedup", *behind]
+    assert [name for name, reused in done.items() if reused] == ["clean", "dedup"]
     assert all(run().values())
     assert [name for name, reused in run(threshold=1.0).items() if reused] == before
     card = json.loads((tmp_path / "out/card.json").read_text())
