@@ -49,7 +49,7 @@ $(BASE): setup.py pyproject.toml Makefile
 	touch $@
 
 $(INSTALLED): $(BASE)
-	DS_BUILD_OPS=0 $(BIN)/python -m pip install -q --no-build-isolation -e ".[dev,data,fast,ray,wandb,sweep,quantized]"
+	DS_BUILD_OPS=0 $(BIN)/python -m pip install -q --no-build-isolation -e ".[dev,data,fast,ray,wandb,sweep,quantized,semantic]"
 	touch $@
 endif
 

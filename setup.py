@@ -79,6 +79,7 @@ setup(
         "ray": ["ray>=2.30"],
         "wandb": ["wandb>=0.18"],
         "sweep": ["optuna>=4.0"],
+        "semantic": ["faiss-cpu>=1.8"],
         "eval": ["lm-eval>=0.4.9"],
         "quantized": ["compressed-tensors>=0.15"],  # with which transformers reads packed integers
         "dev": [

@@ -82,7 +82,7 @@ FLOORS_INSIDE: dict[str, tuple[tuple[str, ...], ...]] = {
     ),
     "cli": (
         ("paths",),
-        ("ask", "convert", "curves", "data", "generate", "launch", "mup", "profile", "setup", "train"),
+        ("ask", "convert", "curves", "data", "embed", "generate", "launch", "mup", "profile", "setup", "train"),
         ("checkpoint", "config", "sweep"),
         ("ladder", "plan", "schedule"),
         ("main",),
@@ -92,7 +92,7 @@ FLOORS_INSIDE: dict[str, tuple[tuple[str, ...], ...]] = {
         ("reading",),
         ("shards",),
         ("corpus",),
-        ("blanks", "language", "licenses", "near", "privacy", "repair", "rules", "scoring", "spans"),
+        ("blanks", "language", "licenses", "near", "privacy", "repair", "rules", "scoring", "semantic", "spans"),
         ("recipe",),
         ("card", "stations"),
         ("compile_ahead", "effects", "inspection", "preload", "prepare"),
@@ -144,6 +144,7 @@ CONFINED = {
     "lm_eval": ("train/evaluation/harness.py",),
     "fsspec": ("corpus/reading/remote.py",),
     "optuna": ("sweeps/suggest.py",),
+    "faiss": ("corpus/semantic/nearest.py",),
 }
 """Packages that only some places may import."""
 

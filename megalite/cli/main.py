@@ -21,6 +21,7 @@ from megalite.cli import (
     convert,
     curves,
     data,
+    embed,
     generate,
     ladder,
     launch,
@@ -70,6 +71,7 @@ app.command("eval")(ask.evaluate)
 app.command("report")(curves.report)
 app.command("profile")(profile.profile)
 app.command("generate")(generate.generate)
+app.command("embed")(embed.embed)
 app.command("doctor")(setup.doctor)
 app.add_typer(config.app, name="config")
 app.add_typer(schedule.app, name="schedule")

@@ -1,7 +1,7 @@
 """A recipe from raw documents to packed training data, station by station.
 
     sources -> clean -> url-dedup, dedup, near-dedup, line-dedup, substring-dedup, decontaminate
-            -> harmful, perplexity, classifier -> tokenizer, chat-tokenizer
+            -> harmful, perplexity, classifier, semantic-dedup -> tokenizer, chat-tokenizer
             -> tokens/train, tokens/valid -> packed/train, packed/valid
 
 Every station leaves its folder below the recipe's `out`. One that is finished, with the same settings and the same
@@ -23,14 +23,18 @@ from megalite.corpus.card.make import JSON_FILE, make_card, write_card
 from megalite.corpus.corpus import Corpus
 from megalite.corpus.near.settings import NearDedupConfig
 from megalite.corpus.recipe import DataRecipe
+from megalite.corpus.semantic.nearest import require_faiss
+from megalite.corpus.semantic.settings import SemanticDedupConfig
 from megalite.corpus.source import DocumentSource
 from megalite.corpus.split import ALL, CorpusSplit, Part
 from megalite.corpus.stations.chat_tokenizer import chat_tokenizer
 from megalite.corpus.stations.clean import clean
 from megalite.corpus.stations.dedup import dedup
+from megalite.corpus.stations.embed import check_model, embed
 from megalite.corpus.stations.forms import Forms
 from megalite.corpus.stations.near import near_dedup
 from megalite.corpus.stations.select import classifier, harmful, perplexity
+from megalite.corpus.stations.semantic import semantic_dedup, with_clusters
 from megalite.corpus.stations.spans import decontaminate, line_dedup, substring_dedup, url_dedup
 from megalite.corpus.stations.tokenize import tokenize
 from megalite.corpus.stations.train_tokenizer import train_tokenizer
@@ -45,6 +49,9 @@ from megalite.tokenizer.fill_in import sentinel_ids
 from megalite.tokenizer.tokenizer import Tokenizer
 
 LOCK_FILE = ".lock"
+
+EMBEDDINGS = "embeddings"
+"""Folder of what `semantic_dedup` goes by."""
 
 TRAINING_SECTIONS = frozenset(Config.model_fields) - frozenset(DataRecipe.model_fields)
 """By these a training config is told from a recipe with a mistake in it."""
@@ -99,6 +106,8 @@ def _prepare(recipe: DataRecipe, runner: Runner | None, progress: ProgressReport
     for name, station in _filters(recipe):
         documents = _station(finish(name, station(documents, out / name, runner=runner, progress=progress)))
         _refuse_empty(done[-1], "its removed/ folder says why each one went")
+    if recipe.semantic_dedup is not None:
+        documents = _station(_semantic(recipe, done[-1], finish, runner=runner, progress=progress))
 
     tokenizer = recipe.tokenizer.path
     if tokenizer is None:
@@ -125,6 +134,19 @@ def _prepare(recipe: DataRecipe, runner: Runner | None, progress: ProgressReport
     if not all(station.result.reused for station in done) or not (out / JSON_FILE).is_file():
         write_card(out, make_card(out, recipe))
     return done
+
+
+def _semantic(
+    recipe: DataRecipe, before: FinishedStation, finish: Callable[[str, StationResult], Path], **where: Any
+) -> Path:
+    """Embeddings, then the documents without those that mean about the same; the folder of these."""
+    config, out, name = recipe.semantic_dedup, recipe.out, "semantic-dedup"
+    assert config is not None
+    settings = SemanticDedupConfig(**config.model_dump(exclude={"model", "embed"}))
+    with_clusters(settings, before.result.manifest.counts["documents"])  # or refuse before the embeddings are made
+    documents = _station(before.folder)
+    made = finish(EMBEDDINGS, embed(documents, out / EMBEDDINGS, config.embed, model=config.model, **where))
+    return finish(name, semantic_dedup(documents, out / name, settings, embeddings=made, **where))
 
 
 def forms_of(recipe: DataRecipe, part: Part) -> Forms:
@@ -201,6 +223,8 @@ def _refuse_missing_files(recipe: DataRecipe) -> None:
         wanted["classifier.model"] = [recipe.classifier.model]
         wanted["classifier.good"] = recipe.classifier.good
         wanted["classifier.bad"] = recipe.classifier.bad
+    if recipe.semantic_dedup is not None:
+        wanted["semantic_dedup.model"] = [recipe.semantic_dedup.model]
     if recipe.chat is not None:
         wanted["chat.template"] = [recipe.chat.template]
     missing = [
@@ -215,6 +239,9 @@ def _refuse_missing_files(recipe: DataRecipe) -> None:
         sentinel_ids(Tokenizer.load(recipe.tokenizer.path), recipe.fim)
     if recipe.tokenizer.path is not None and recipe.chat is not None:
         read_template(recipe.tokenizer.path, recipe.chat.template)
+    if recipe.semantic_dedup is not None:
+        require_faiss()
+        check_model(recipe.semantic_dedup.model, recipe.semantic_dedup.embed, recipe.out / EMBEDDINGS)
 
 
 def _station(folder: Path) -> Corpus:

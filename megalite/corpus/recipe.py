@@ -16,6 +16,7 @@ from megalite.corpus.near.settings import NearDedupConfig
 from megalite.corpus.privacy.settings import PrivacyConfig
 from megalite.corpus.rules.settings import RulesConfig
 from megalite.corpus.scoring.settings import ClassifierConfig, HarmfulConfig, PerplexityConfig
+from megalite.corpus.semantic.settings import SemanticStationConfig
 from megalite.corpus.source import DocumentSource
 from megalite.corpus.spans.settings import DecontaminateConfig, LineDedupConfig, SubstringConfig, UrlDedupConfig
 from megalite.data.settings import PackConfig
@@ -115,6 +116,9 @@ class DataRecipe(Section):
     """Keep the documents that an n-gram model finds least surprising."""
     classifier: ClassifierConfig | None = None
     """Keep the documents that look more like a good sample than like a bad one."""
+    semantic_dedup: SemanticStationConfig | None = None
+    """Remove documents that mean about the same as another one, by the embeddings of a model of one's own. It costs
+    more than all others, and so comes last, on what they have left."""
     tokenizer: TokenizerConfig = TokenizerConfig()
     chat: ChatConfig | None = None
     """How conversations become tokens, and which are learnt; {} takes the tokenizer's template and learns all answers.

@@ -110,6 +110,28 @@ class TrainTokenizerCounts(OpenRecord):
     text_bytes: NonNegativeInt
 
 
+class ModelFacts(OpenRecord):
+    """The model, or the tokenizer, that made embeddings."""
+
+    fingerprint: str
+
+
+class EmbedSettings(OpenRecord):
+    """Of `embed`."""
+
+    model: ModelFacts
+    tokenizer: ModelFacts
+
+
+class EmbedCounts(OpenRecord):
+    """Of `embed`."""
+
+    documents: NonNegativeInt
+    tokens: NonNegativeInt
+    text_bytes: NonNegativeInt
+    truncated: NonNegativeInt
+
+
 class Facts(OpenRecord):
     """Of a station that nobody reads anything from."""
 
@@ -143,6 +165,13 @@ class PackFacts(Facts):
     counts: PackCounts
 
 
+class EmbedFacts(Facts):
+    """Of `embed`."""
+
+    settings: EmbedSettings
+    counts: EmbedCounts
+
+
 class TrainTokenizerFacts(Facts):
     """Of `train-tokenizer`."""
 
@@ -160,6 +189,7 @@ DOCUMENT_STATIONS = (
     "harmful",
     "perplexity",
     "classifier",
+    "semantic-dedup",
 )
 """Stations that leave documents behind."""
 
@@ -167,6 +197,8 @@ FACTS: dict[str, type[Facts]] = {
     **dict.fromkeys(DOCUMENT_STATIONS, DocumentFacts),
     "dedup": ClusterFacts,
     "near-dedup": ClusterFacts,
+    "semantic-dedup": ClusterFacts,
+    "embed": EmbedFacts,
     "tokenize": TokenizeFacts,
     "pack": PackFacts,
     "train-tokenizer": TrainTokenizerFacts,
@@ -181,5 +213,6 @@ LEAST_INPUTS = {
     "pack": 1,
     "train-tokenizer": 0,
     "chat-tokenizer": 1,
+    "embed": 1,
 }
 """Inputs that a station has at least, as far as others follow them."""

@@ -107,6 +107,10 @@ NOT_RUN = {
     "megalite/checkpoint/snapshot.py": {
         "torch.cuda.synchronize()  # the copies are queued": "ZeRO-3 over more than 64 ranks, where no part is live",
     },
+    "megalite/checkpoint/hf/embed.py": {
+        'raise UnavailableError("device=cuda: torch finds no GPU here': WITHOUT_GPU,
+        'return torch.device("cuda", os.getpid() % torch.cuda.device_': "`megalite embed`: docs/gpu-queue.md, 23",
+    },
     "megalite/layers/attention.py": {"return attend_by_document": "torch before 2.10"},
     "megalite/layers/flash.py": {
         'raise UnavailableError(f"{setting}: it is for GPUs, and this': WITHOUT_GPU,

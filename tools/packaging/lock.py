@@ -35,7 +35,7 @@ from packaging.utils import canonicalize_name
 ROOT = Path(__file__).parents[2]
 LOCK = ROOT / "requirements.lock"
 
-EXTRAS = ("dev", "data", "fast", "ray", "wandb", "sweep", "quantized")
+EXTRAS = ("dev", "data", "fast", "ray", "wandb", "sweep", "quantized", "semantic")
 """Of setup.py, which `make install` takes."""
 
 BUILD_TOOLS = ("setuptools", "wheel")

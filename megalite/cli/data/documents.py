@@ -188,5 +188,29 @@ def harmful(
     run_station(station.harmful, open_corpus(inputs), out, config, workers)
 
 
+def semantic_dedup(
+    inputs: StationFolders,
+    embeddings: Annotated[Path, typer.Option(help="Folder that `megalite embed` has made of these documents.")],
+    out: Out,
+    threshold: Annotated[
+        float | None, typer.Option(help="Cosine similarity from which on two mean the same. [default: 0.95]")
+    ] = None,
+    clusters: Annotated[
+        int | None, typer.Option(help="Of k-means. [default: the root of the number of documents]")
+    ] = None,
+    keep: Annotated[str | None, typer.Option(help="farthest, longest or first: who stays.")] = None,
+    model: Annotated[Path | None, typer.Option(help="Refuse embeddings that are not of this one.")] = None,
+    settings: Set = None,
+    workers: Workers = None,
+) -> None:
+    """Keep one of documents that mean about the same, by their embeddings (SemDeDup)."""
+    from megalite.corpus.semantic.settings import SemanticDedupConfig
+    from megalite.corpus.stations import semantic as station
+
+    config = make_settings(SemanticDedupConfig, settings, threshold=threshold, clusters=clusters, keep=keep)
+    options = {"embeddings": embeddings, "model": model}
+    run_station(station.semantic_dedup, open_corpus(inputs), out, config, workers, **options)
+
+
 def _strings(paths: list[Path] | None) -> list[str] | None:
     return [str(path) for path in paths] if paths else None

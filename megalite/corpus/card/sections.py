@@ -20,6 +20,7 @@ TITLES = {
     "substring-dedup": "passages that repeat",
     "decontaminate": "overlap with evaluation sets",
     "select": "documents that score well",
+    "semantic-dedup": "documents that mean the same (embeddings)",
 }
 """What a station of documents is about."""
 

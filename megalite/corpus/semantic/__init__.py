@@ -1,0 +1,1 @@
+"""Semantic duplicates: documents whose embeddings are near (SemDeDup, Abbas et al. 2023)."""
