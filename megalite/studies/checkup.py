@@ -190,7 +190,9 @@ def _layout(report: ProbeReport, config: Config, world_size: int, probe: Probe) 
     except UserError as error:
         return Look(what, None, f"{described}: {error}", "it may not fit on one rank here")
     off = abs(found.loss - report.loss) / abs(found.loss)
-    allowed = LOSS_OFF[config.precision.dtype] * (1.0 if config.precision.fp8 is None else 2.0)
+    precision = config.precision
+    allowed = LOSS_OFF["bf16" if precision.fp4 is not None else precision.dtype]
+    allowed *= 1.0 if precision.fp8 is None else 2.0
     said = f"{report.loss:.6g} and {found.loss:.6g} {described}"
     return Look(what, off <= allowed, said, "" if off <= allowed else "please report it, with the config")
 
