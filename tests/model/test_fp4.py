@@ -8,8 +8,10 @@ from typing import Any
 import torch
 
 from megalite.config.schema import Config
+from megalite.planner.memory import rounded_bytes_by_stage
 from tests.kit.spawn import run_ranks
 from tests.kit.train import start_rank, tiny_config, train
+from tests.model.stages import make_batch, run_stage
 
 STEPS, COMPARED = 4, 1
 LAYOUT_TOLERANCE = 1e-4
@@ -72,6 +74,28 @@ def test_layouts_agree_and_recomputed_blocks_round_alike():
     found = run_ranks(curves, 2, list(made.values()))[0]
     gaps = {key: gap(curve, truth[key[0]]) for key, curve in zip(made, found, strict=True)}
     assert max(gaps.values()) < LAYOUT_TOLERANCE, gaps
+
+
+def kept_bytes(configs: list[Config]) -> list[tuple[int, int]]:
+    """Of rounded weights after a backward pass: there, and planned."""
+    found = []
+    for config in configs:
+        rank = start_rank(config)
+        stage = rank.engine.stage
+        run_stage(stage, make_batch()).backward()
+        kept = [tensor for layer in stage.precision.layers.values() for tensor in layer._kept.values()]
+        found.append((sum(each.nbytes for each in kept), rounded_bytes_by_stage(config, rank.plan)[0]))
+        stage.precision.end_step()
+        assert not any(layer._kept for layer in stage.precision.layers.values())
+    return found
+
+
+def test_kept_weights_are_counted():
+    """The plan's bytes are those that are there: one matrix for both passes, one of two, two."""
+    rows = {**NVFP4, "square_weights": False}
+    found = run_ranks(kept_bytes, 1, [fp4_config(NVFP4), fp4_config(MXFP4), fp4_config(rows)])[0]
+    assert all(there == planned > 0 for there, planned in found)
+    assert found[2][0] == 2 * found[0][0]
 
 
 def leg(root: Path, config: Config, legs: list[tuple[int, int]]) -> list[tuple[float, float]]:
