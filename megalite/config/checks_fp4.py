@@ -15,6 +15,9 @@ from megalite.config.wording import divisors, or_, unused
 BLOCKS = {"nvfp4": 16, "mxfp4": 32}
 """Numbers that share a scale."""
 
+TRANSFORMS = (16, 32, 64, 128)
+"""Numbers that may be transformed together."""
+
 
 def check_fp4(config: Config, model: Architecture) -> Iterator[str]:
     """Complaints about emulated FP4.
@@ -72,24 +75,27 @@ def _sizes(config: Config, fp4: Fp4Config, model: Architecture) -> Iterator[str]
     """No block lies on two ranks, or in two of the weights that are fused."""
     full, tp, seen = fp4.filled, config.parallel.tp, set[str]()
     block = BLOCKS[fp4.format]
-    out = lcm(block, full.hadamard_size or 1) if full.hadamard == "backward" else block
+    transformed = (full.hadamard_size or 1) if full.hadamard == "backward" else 1
     for weight in weight_table(model, fp4.rounded_blocks(model.num_layers)).values():
         kind = re.sub(r"\d+", "*", weight.name)
         if not is_in_fp4(weight, fp4, model.num_layers) or kind in seen:
             continue
-        for dim, multiple in ((0, out), (1, block)):
+        for dim, multiple in ((0, lcm(block, transformed)), (1, block)):
             parts = tp if weight.cut == dim else 1
             if weight.shape[dim] % (parts * multiple) and kind not in seen:
                 seen.add(kind)
-                yield _odd_size(weight, dim, parts, multiple)
+                yield _odd_size(weight, dim, parts, multiple, block)
 
 
-def _odd_size(weight: Weight, dim: int, parts: int, multiple: int) -> str:
+def _odd_size(weight: Weight, dim: int, parts: int, multiple: int, block: int) -> str:
+    """A complaint about one dim of a weight, of whose local size `multiple` should be a divisor."""
     size, what = weight.shape[dim], ("rows", "columns")[dim]
     over = f" / tp={parts}" if parts > 1 else ""
+    smaller = [each for each in TRANSFORMS if each < multiple and size % (parts * max(each, block)) == 0]
     fitting = divisors(size // multiple) if size % multiple == 0 else []
-    use = f"use tp={or_(fitting)}, or other widths" if fitting else f"use widths of which {multiple} is a divisor"
+    use = [f"hadamard_size={or_(smaller)}"] if smaller else []
+    use += [f"tp={or_(fitting)}"] if fitting else []
     return (
         f"precision.fp4: {weight.name.removesuffix('.weight')} has {size}{over} {what}, which are no whole blocks of "
-        f"{multiple}; {use}"
+        f"{multiple}; use {', or '.join([*use, f'widths of which {parts * multiple} is a divisor'])}"
     )

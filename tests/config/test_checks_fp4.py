@@ -62,8 +62,8 @@ CONFLICTS = {
     ),
     "blocks on two ranks": (
         config({"format": "mxfp4", "hadamard_size": 128}, parallel={"tp": 8}),
-        "precision.fp4: blocks.0.attention.q has 512 / tp=8 rows, which are no whole blocks of 128; use tp=1, 2 or 4, "
-        "or other widths",
+        "precision.fp4: blocks.0.attention.q has 512 / tp=8 rows, which are no whole blocks of 128; use "
+        "hadamard_size=16, 32 or 64, or tp=1, 2 or 4, or widths of which 1024 is a divisor",
     ),
 }
 
