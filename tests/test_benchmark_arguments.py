@@ -56,6 +56,7 @@ WRONG = {
         "--out nowhere/x": NO_FOLDER,
     },
     "export": {"--folder nowhere": NO_FOLDER, "--json nowhere/x": NO_FOLDER, "--rounds 0": WHOLE},
+    "fp4_loss": {"--cases nvfp5": "found 'nvfp5', there are fp32, ", "--json nowhere/x": NO_FOLDER, "--steps 0": WHOLE},
     "fp8_loss": {
         "--layouts tp2,dp": "found 'dp', there are tp2, ",
         "--recipes bf17": "found 'bf17', there are bf16, ",

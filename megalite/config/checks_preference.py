@@ -56,6 +56,6 @@ def _weights(config: Config, model: Architecture) -> Iterator[str]:
     for key, (is_set, what, otherwise) in others.items():
         if is_set:
             yield f"{KEY}: {key}: {what} by their weights, negative ones in rejected answers; use {key}={otherwise}"
-    for key in ("fp8", "qat"):
+    for key in ("fp8", "fp4", "qat"):
         if getattr(config.precision, key) is not None:
             yield f"{KEY}: precision.{key}: the reference would be rounded with the model's own history; use {key}=null"

@@ -355,6 +355,8 @@ def compile_pays(config: Config, plan: RunPlan, device: str) -> bool:
     """Whether torch.compile is on: the user's word, or under `auto` whether the run is long enough to repay it."""
     if config.train.compile != "auto":
         return config.train.compile == "on"
+    if config.precision.fp4 is not None:
+        return False  # emulation ends the graph at each product
     if config.parallel.zero_stage == 3 and config.parallel.engine != "fsdp2":
         return False  # the compiler would trace DeepSpeed's gathering hooks, and give up on each
     if device == "cuda":

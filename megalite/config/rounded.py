@@ -1,4 +1,5 @@
-"""Which canonical weights a run with `precision.qat` rounds. No torch: checks, memory, training and export ask here."""
+"""Which canonical weights a run with `precision.qat` or `precision.fp4` rounds. No torch: checks, memory, training and
+export ask here."""
 
 from __future__ import annotations
 
@@ -6,7 +7,7 @@ from collections.abc import Iterator
 
 from megalite.architecture.architecture import Architecture
 from megalite.architecture.weights import Weight, weight_table
-from megalite.config.schema import QatConfig
+from megalite.config.schema import Fp4Config, QatConfig
 
 UNROUNDED = (".mlp.router.", ".mlp.shared_gate.")
 """Matrices of a block that are no linear layer's: they choose, and are a thousandth of its size."""
@@ -28,3 +29,17 @@ def is_rounded(weight: Weight, qat: QatConfig, num_layers: int) -> bool:
 def rounded_weights(qat: QatConfig, model: Architecture) -> Iterator[Weight]:
     """All of them, of a filled model."""
     return (each for each in weight_table(model).values() if is_rounded(each, qat, model.num_layers))
+
+
+def is_in_fp4(weight: Weight, fp4: Fp4Config, num_layers: int) -> bool:
+    """Whether a weight's products are in FP4: it is a matrix that tensor parallelism may cut, in such a block."""
+    room, _, index = weight.layer.partition(".")
+    is_matrix = room == "blocks" and len(weight.shape) == 2 and weight.cut is not None
+    return is_matrix and int(index) in fp4.rounded_blocks(num_layers)
+
+
+def kept_fp4_bytes(fp4: Fp4Config) -> int:
+    """Of a number of such a weight, as it is kept rounded for a step: fp32, for one pass or both."""
+    full = fp4.filled
+    is_kept_again = not full.square_weights and full.stochastic_rounding != "backward"
+    return 4 * (bool(full.forward or full.square_weights) + is_kept_again)

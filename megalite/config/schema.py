@@ -23,7 +23,7 @@ from megalite.config.sections.model import ModelConfig, MupConfig, RopeConfig, R
 from megalite.config.sections.monitor import MonitorConfig
 from megalite.config.sections.optimizer import OptimizerConfig, WeightGroupConfig
 from megalite.config.sections.parallel import ParallelConfig
-from megalite.config.sections.precision import Fp8Config, PrecisionConfig, QatConfig
+from megalite.config.sections.precision import Fp4Config, Fp8Config, PrecisionConfig, QatConfig
 from megalite.config.sections.profile import ProfileConfig
 from megalite.config.sections.run import RunConfig
 from megalite.config.sections.schedule import PlateauConfig, ScheduleConfig
@@ -41,6 +41,7 @@ __all__ = [
     "DataConfig",
     "EarlyStoppingConfig",
     "EngineConfig",
+    "Fp4Config",
     "Fp8Config",
     "HealthConfig",
     "LengthStageConfig",

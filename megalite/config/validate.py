@@ -14,6 +14,7 @@ from megalite.architecture.architecture import Architecture
 from megalite.config.batch_sizes import steps_for_tokens
 from megalite.config.checks_batch import check_batch
 from megalite.config.checks_context import check_context
+from megalite.config.checks_fp4 import check_fp4
 from megalite.config.checks_fp8 import check_fp8
 from megalite.config.checks_memory import check_chunks, check_memory
 from megalite.config.checks_model import check_model
@@ -77,6 +78,7 @@ def _problems(config: Config, world_size: int) -> list[str]:
         *check_moe(config, model, world_size),
         *_precision(config),
         *check_fp8(config, model),
+        *check_fp4(config, model),
         *check_qat(config, model),
         *check_wire(config, world_size),
         *_flash_attention(config),

@@ -94,6 +94,10 @@ def choose_precision(config: Config, plan: RunPlan, axes: Axes, device: torch.de
         from megalite.layers.qat.precision import Qat
 
         return Qat(qat, plan.model.num_layers, keep_weights)
+    if config.precision.fp4 is not None:
+        from megalite.layers.fp4.precision import Fp4
+
+        return Fp4(config.precision.fp4, plan.model, device, keep_weights, config.run.seed)
     if fp8 is None:
         return ONE_FORMAT
     from megalite.layers.fp8.backends import choose_backend

@@ -12,6 +12,7 @@ from typing import Protocol
 
 from torch import Tensor, nn
 
+from megalite.layers.documents import Documents
 from megalite.layers.linear import ColumnParallelLinear, RowParallelLinear
 
 ReadState = Callable[[str], Tensor | None]
@@ -25,8 +26,12 @@ class Precision(Protocol):
         """Give the linear layers of blocks, keyed by their index, their way to multiply."""
         ...
 
-    def context(self) -> AbstractContextManager:
-        """Around each forward pass of the stage, and around each that is done again for the backward pass."""
+    def context(self, documents: Documents) -> AbstractContextManager:
+        """Around each forward pass of the stage, and around each that is done again for the backward pass.
+
+        Args:
+            documents: of the stream that passes.
+        """
         ...
 
     def end_step(self) -> None:
@@ -57,7 +62,7 @@ class OneFormat:
     def attach(self, blocks: nn.ModuleDict) -> None:
         pass
 
-    def context(self) -> AbstractContextManager:
+    def context(self, documents: Documents) -> AbstractContextManager:
         return nullcontext()
 
     def end_step(self) -> None:

@@ -80,7 +80,11 @@ class Kept:
 
 
 def run_offloaded(
-    store: HostStore, context: Callable[[], AbstractContextManager], block: nn.Module, x: Tensor, documents: Documents
+    store: HostStore,
+    context: Callable[[Documents], AbstractContextManager],
+    block: nn.Module,
+    x: Tensor,
+    documents: Documents,
 ) -> Tensor:
     """Run a block; its backward pass runs it again, within a context."""
     if not torch.is_grad_enabled():
@@ -96,7 +100,7 @@ class _Offloaded(torch.autograd.Function):
         block: nn.Module,
         documents: Documents,
         store: HostStore,
-        context: Callable[[], AbstractContextManager],
+        context: Callable[[Documents], AbstractContextManager],
     ) -> Tensor:
         ctx.block, ctx.documents, ctx.context = block, documents, context
         ctx.kept = store.put(x.detach())
@@ -105,7 +109,7 @@ class _Offloaded(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, None, None, None, None]:
         x = ctx.kept.take().requires_grad_()
-        with torch.enable_grad(), ctx.context():
+        with torch.enable_grad(), ctx.context(ctx.documents):
             y = ctx.block(x, ctx.documents)
         torch.autograd.backward(y, grad)
         return x.grad, None, None, None, None

@@ -32,7 +32,7 @@ from megalite.model.block import Block
 from megalite.model.offload import HostStore, run_offloaded
 
 RunBlock = Callable[[torch.nn.Module, Tensor, Documents], Tensor]
-Context = Callable[[], AbstractContextManager]
+Context = Callable[[Documents], AbstractContextManager]
 
 COMPILED_BUDGET = 0.9
 """Share of the activations that a compiled block may keep. From 0.95 down to 0.6 the compiler redoes everything but
@@ -41,7 +41,7 @@ it redoes products too."""
 
 
 def choose_recompute(kind: str, context: Context = nullcontext, store: HostStore | None = None) -> RunBlock:
-    """How to run a block under `train.recompute`; `context` is entered around what runs again.
+    """How to run a block under `train.recompute`; `context` is entered around what runs again, by its documents.
 
     Args:
         store: for what full recomputation keeps; None to keep it where it is.
@@ -109,7 +109,7 @@ def _run(block: torch.nn.Module, x: Tensor, documents: Documents) -> Tensor:
 
 def _run_full(context: Context, block: torch.nn.Module, x: Tensor, documents: Documents) -> Tensor:
     def contexts() -> tuple[AbstractContextManager, AbstractContextManager]:
-        return nullcontext(), context()
+        return nullcontext(), context(documents)
 
     return checkpoint(block, x, documents, use_reentrant=False, preserve_rng_state=False, context_fn=contexts)
 
@@ -118,7 +118,7 @@ def _run_selective(context: Context, block: torch.nn.Module, x: Tensor, document
     def contexts() -> tuple[AbstractContextManager, AbstractContextManager]:
         first, again = create_selective_checkpoint_contexts(_keep_products)
         keeper = Keeper()
-        return _all(first, keeper.keeping()), _all(context(), again, keeper.handing_out())
+        return _all(first, keeper.keeping()), _all(context(documents), again, keeper.handing_out())
 
     return checkpoint(block, x, documents, use_reentrant=False, preserve_rng_state=False, context_fn=contexts)
 

@@ -137,7 +137,7 @@ class Stage(nn.Module):
         if run.is_first and self.embedding is not None:
             self.before_layer("embedding")
             x = self.embedding_dropout(self.scale_embedding(self.embedding(x, documents)), documents)
-        with self.precision.context():
+        with self.precision.context(documents):
             for index in range(*run.blocks):
                 self.before_layer(f"blocks.{index}")
                 x = self.run_block(cast("Block", self.blocks[str(index)]), x, documents)

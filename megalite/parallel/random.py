@@ -40,11 +40,24 @@ def dropout(x: Tensor, keys: Tensor, *, rate: float, seed: int | Tensor, first_c
         first_channel: whole-model index of the first channel, for a tensor cut over its channels.
     """
     channels = torch.arange(first_channel, first_channel + x.shape[1], device=x.device)
+    return x * (uniform(keys, channels, seed) >= rate) / (1.0 - rate)
+
+
+def uniform(keys: Tensor, channels: Tensor, seed: int | Tensor) -> Tensor:
+    """Numbers from [0, 1), multiples of 2^-24: a function of (seed, key, channel) alone.
+
+    Args:
+        keys: `[tokens]` int64.
+        channels: `[channels]` int64.
+        seed: from `name_seed`; a tensor is `[]` int64, on the CPU or beside the keys.
+
+    Returns:
+        `[tokens, channels]`, fp32.
+    """
     # mix(key) + channel * golden. torch.compile would write that product as C++, whose compiler takes an overflow for
     # what cannot be: it left out the end of a loop, and the kernel ran on into nothing. This sum has no known range.
     bits = _mix(((_mix(keys + seed) * _INVERSE_OF_GOLDEN).unsqueeze(1) + channels) * _GOLDEN)
-    uniform = _shift(bits, 40).to(torch.float32) * 2.0**-24
-    return x * (uniform >= rate) / (1.0 - rate)
+    return _shift(bits, 40).to(torch.float32) * 2.0**-24
 
 
 def kept_pairs(first: Tensor, second: Tensor, seeds: Tensor, rate: float) -> Tensor:

@@ -15,7 +15,7 @@ from megalite.architecture.weights import Weight, weight_table
 from megalite.config.engine import choose_engine
 from megalite.config.optimizers import FROZEN
 from megalite.config.plan import RunPlan, has_embedding_copy
-from megalite.config.rounded import is_rounded
+from megalite.config.rounded import is_in_fp4, is_rounded, kept_fp4_bytes
 from megalite.config.schema import Config, OptimizerConfig
 from megalite.engine.footprint import EngineNumbers
 from megalite.optim.rules import rule_of, state_bytes
@@ -67,13 +67,16 @@ def _still_by_stage(config: Config, plan: RunPlan, ep: int) -> tuple[int, ...]:
 
 def rounded_bytes_by_stage(config: Config, plan: RunPlan) -> tuple[int, ...]:
     """Bytes of the rounded weights that a rank of each stage keeps for a step, beside those that are trained."""
-    qat, element = config.precision.qat, ELEMENT_BYTES[config.precision.dtype]
-    if qat is None or plan.sharding.weights:
+    qat, fp4, element = config.precision.qat, config.precision.fp4, ELEMENT_BYTES[config.precision.dtype]
+    if (qat is None and fp4 is None) or plan.sharding.weights:
         return (0,) * plan.pp
 
     def measure(weight: Weight) -> int:
-        is_kept = is_rounded(weight, qat, plan.model.num_layers) and weight.is_held(plan.ep, 0)
-        return prod(weight.local_shape(plan.tp)) * element if is_kept else 0
+        numbers = prod(weight.local_shape(plan.tp))
+        if fp4 is not None:
+            return numbers * kept_fp4_bytes(fp4) if is_in_fp4(weight, fp4, plan.model.num_layers) else 0
+        is_kept = qat is not None and is_rounded(weight, qat, plan.model.num_layers) and weight.is_held(plan.ep, 0)
+        return numbers * element if is_kept else 0
 
     return _by_stage(plan, _by_layer(plan.model, measure, by_name=True))
 

@@ -192,7 +192,7 @@ def _on_one_rank(config: Config) -> Config:
     parallel = config.parallel.model_copy(update=whole)
     batch = config.batch.model_copy(update={"global_batch_size": config.batch.micro_batch_size})
     train = config.train.model_copy(update={"recompute": "none", "recompute_layers": (), "offload_activations": False})
-    precision = config.precision.model_copy(update={"fp8": None, "qat": None, "master_dtype": "fp32"})
+    precision = config.precision.model_copy(update={"fp8": None, "fp4": None, "qat": None, "master_dtype": "fp32"})
     changed = {"parallel": parallel, "batch": batch, "train": train, "precision": precision}
     return config.model_copy(update=changed)
 

@@ -191,7 +191,8 @@ def _layout(report: ProbeReport, config: Config, world_size: int, probe: Probe) 
         return Look(what, None, f"{described}: {error}", "it may not fit on one rank here")
     off = abs(found.loss - report.loss) / abs(found.loss)
     precision = config.precision
-    allowed = LOSS_OFF[precision.dtype if precision.gather_bits is None else "bf16"]  # one rank's are not rounded
+    is_rounded = precision.gather_bits is not None or precision.fp4 is not None  # one rank's are not, or otherwise
+    allowed = LOSS_OFF["bf16" if is_rounded else precision.dtype]
     allowed *= 1.0 if precision.fp8 is None else 2.0
     said = f"{report.loss:.6g} and {found.loss:.6g} {described}"
     return Look(what, off <= allowed, said, "" if off <= allowed else "please report it, with the config")

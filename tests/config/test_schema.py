@@ -41,6 +41,7 @@ def test_defaults_build(section: type[Section]):
     required = {
         "SourceConfig": {"path": "data/a"},
         "RopeScaling": {"type": "llama3"},
+        "Fp4Config": {"format": "nvfp4"},
         "Fp8Config": {"backend": "te"},
         "RampConfig": {"start_size": 1},
         "ClipConfig": {"by": "unit", "threshold": 0.01},

@@ -68,6 +68,64 @@ class QatConfig(Section):
     """The first step with rounded weights; those before it are plain ones."""
 
 
+Fp4Rounding = Literal["none", "gradients", "backward"]
+Fp4Transform = Literal["none", "weight_gradient", "backward"]
+
+KEPT_SHARE = 0.15
+"""Of the blocks, which NVFP4's recipe leaves in `dtype` at the end of the model."""
+
+
+class Fp4Config(Section):
+    """Matrix products of the linear layers inside the blocks in emulated FP4: rounded to 4-bit numbers (e2m1) and
+    multiplied in fp32, on any device, to study a recipe. null in a setting takes what was published with the format."""
+
+    format: Literal["nvfp4", "mxfp4"]
+    """`nvfp4`: blocks of 16 with an e4m3 scale, and an fp32 scale a tensor (NVIDIA 2025, arXiv 2509.25149). `mxfp4`:
+    blocks of 32 with a power of two (Tseng et al. 2025, arXiv 2502.20586)."""
+    forward: bool | None = None
+    """Round the forward product too; false rounds those of the backward pass alone. null: true for nvfp4, false for
+    mxfp4."""
+    stochastic_rounding: Fp4Rounding | None = None
+    """What is rounded up or down by chance, so that its mean is right: `gradients` of outputs; `backward`, the
+    activations and weights of the backward products too; `none`. null: gradients for nvfp4, backward for mxfp4."""
+    hadamard: Fp4Transform | None = None
+    """Which products get both operands by a random Hadamard transform, which spreads outliers: the `weight_gradient`;
+    both products of the `backward` pass; `none`. null: weight_gradient for nvfp4, backward for mxfp4."""
+    hadamard_size: Literal[16, 32, 64, 128] | None = None
+    """Numbers that are transformed together. null: 16 for nvfp4, 64 for mxfp4."""
+    square_weights: bool | None = None
+    """A square of a weight (16 x 16, or 32 x 32) shares a scale, so that the backward pass has the numbers of the
+    forward pass; false has blocks of rows, and of columns in the backward pass. null: true for nvfp4, false for
+    mxfp4."""
+    keep_first_blocks: NonNegativeInt = 0
+    """Blocks at the start of the model that keep `dtype`."""
+    keep_last_blocks: NonNegativeInt | None = None
+    """Blocks at the end of the model that keep `dtype`. null: 15 % of them, rounded up, for nvfp4; 0 for mxfp4."""
+
+    @property
+    def filled(self) -> Fp4Config:
+        """The settings with what was published in place of null, but for `keep_last_blocks`."""
+        is_nvfp4 = self.format == "nvfp4"
+        published = {
+            "forward": is_nvfp4,
+            "stochastic_rounding": "gradients" if is_nvfp4 else "backward",
+            "hadamard": "weight_gradient" if is_nvfp4 else "backward",
+            "hadamard_size": 16 if is_nvfp4 else 64,
+            "square_weights": is_nvfp4,
+        }
+        return self.model_copy(update={name: value for name, value in published.items() if getattr(self, name) is None})
+
+    def last_kept(self, num_layers: int) -> int:
+        """Blocks at the end of a model that keep `dtype`."""
+        if self.keep_last_blocks is not None:
+            return self.keep_last_blocks
+        return math.ceil(KEPT_SHARE * num_layers) if self.format == "nvfp4" else 0
+
+    def rounded_blocks(self, num_layers: int) -> range:
+        """Blocks of a model that multiply in FP4."""
+        return range(self.keep_first_blocks, num_layers - self.last_kept(num_layers))
+
+
 def _is_power_of_two(scale: float) -> float:
     if math.frexp(scale)[0] != 0.5:
         below = 2.0 ** math.floor(math.log2(scale))
@@ -127,5 +185,7 @@ class PrecisionConfig(Section):
     """fp16: the factor on the loss."""
     fp8: Fp8Config | None = None
     """FP8 for the linear layers inside the blocks; null for none."""
+    fp4: Fp4Config | None = None
+    """Emulated FP4 for the linear layers inside the blocks; null for none."""
     qat: QatConfig | None = None
     """Rounds weights to 4 or 8 bits while training; null for none."""

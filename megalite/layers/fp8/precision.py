@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from megalite.config.schema import Fp8Config
+from megalite.layers.documents import Documents
 from megalite.layers.experts import Experts
 from megalite.layers.fp8.grouped import Fp8Rows
 from megalite.layers.fp8.linear import WeightSharding
@@ -42,7 +43,7 @@ class Backend(Protocol):
         ...
 
     def context(self) -> AbstractContextManager:
-        """See `Precision.context`."""
+        """Around what `Precision.context` is around."""
         ...
 
     def end_step(self) -> None:
@@ -92,7 +93,7 @@ class Fp8:
         for name, rows in self.backend.make_rows(places).items():
             self.sites[name] = GroupedSite(name, products[name], rows)
 
-    def context(self) -> AbstractContextManager:
+    def context(self, documents: Documents) -> AbstractContextManager:
         return self.backend.context()
 
     def end_step(self) -> None:

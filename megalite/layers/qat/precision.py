@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from megalite.config.rounded import rounded_blocks
 from megalite.config.schema import QatConfig
+from megalite.layers.documents import Documents
 from megalite.layers.experts import Experts
 from megalite.layers.gemm import Gemm
 from megalite.layers.linear import ColumnParallelLinear, ReplicatedLinear, RowParallelLinear
@@ -55,7 +56,7 @@ class Qat:
         for weight in self.weights.values():
             weight.is_on = is_on
 
-    def context(self) -> AbstractContextManager:
+    def context(self, documents: Documents) -> AbstractContextManager:
         return nullcontext()
 
     def end_step(self) -> None:
