@@ -128,7 +128,7 @@ class TestCheck:
         assert (found["engine"], found["deepspeed"]) == ("native", None)
         assert found["notes"] == []
         assert found["export"] == {"architecture": "LlamaForCausalLM", "why_not": "", "condition": ""}
-        assert found["sent"] == [{"stage": 0, "tp": 0, "cp": 0, "pp": 0, "ep": 0}]  # one rank has nobody to send to
+        assert found["sent"] == [{"stage": 0, "tp": 0, "cp": 0, "pp": 0, "ep": 0, "dp": 0}]  # one rank has nobody to send to
 
     def test_overrides_and_default_world_size(self):
         found = json.loads(run("check", str(ROOT / "configs/debug.yaml"), "parallel.tp=2", "train.steps=7", "--json"))
