@@ -128,11 +128,9 @@ class TestCheck:
         assert (found["engine"], found["deepspeed"]) == ("native", None)
         assert found["notes"] == []
         assert found["export"] == {"architecture": "LlamaForCausalLM", "why_not": "", "condition": ""}
-<<<<<<< HEAD
-        assert found["sent"] == [dict.fromkeys(("stage", "tp", "cp", "pp", "ep", "dp"), 0)]  # one rank has nobody to send to
-=======
-        assert found["sent"] == [{"stage": 0, "tp": 0, "cp": 0, "pp": 0, "ep": 0, "dp": 0}]  # one rank has nobody to send to
->>>>>>> f3adc6f24780ce85bb60298818c2f66f90ebc0a2
+        assert found["sent"] == [
+            {"stage": 0, "tp": 0, "cp": 0, "pp": 0, "ep": 0, "dp": 0}
+        ]  # one rank has nobody to send to
 
     def test_overrides_and_default_world_size(self):
         found = json.loads(run("check", str(ROOT / "configs/debug.yaml"), "parallel.tp=2", "train.steps=7", "--json"))
