@@ -171,11 +171,12 @@ def test_pairs_go_with_nothing_else(tmp_path, tokenizer_folder):
 
 
 def test_docstrings_make_pairs(tmp_path):
-    """A definition's own words are chosen, those of the one before it rejected."""
+    """A definition's own sentence is chosen, its words in another order rejected."""
     source = Corpus([DocumentSource(kind="python", conversations="docstring_pairs", max_mb=0.2)])
     clean(source, tmp_path / "out", CleanConfig(min_chars=None, max_repeated_line_share=None))
     table = pq.read_table(tmp_path / "out" / "part-00000.parquet")
     found = [from_metadata(each) for each in table.column("metadata").to_pylist()]
     assert len(found) > 20
     assert all(each["messages"][:-1] == each["rejected"][:-1] for each in found)
-    assert all(each["messages"][-1] != each["rejected"][-1] for each in found)
+    chosen, rejected = ([each[side][-1]["content"].split() for each in found] for side in SIDES)
+    assert all(a != b and sorted(a) == sorted(b) for a, b in zip(chosen, rejected, strict=True))

@@ -40,7 +40,7 @@ def questions_in(source: bytes, id: str, *, are_pairs: bool = False) -> Iterator
     Args:
         source: the module's text; of one that is no Python there are none.
         id: of its file, as `list_python_files` has it.
-        are_pairs: beside each answer stands another question's, that of the definition before it, as a rejected one.
+        are_pairs: beside each answer stands a rejected one, its own words in another order.
 
     Yields:
         The name in the module, and a record with `messages`, or with `prompt`, `chosen` and `rejected`.
@@ -52,7 +52,6 @@ def questions_in(source: bytes, id: str, *, are_pairs: bool = False) -> Iterator
             tree = ast.parse(source)
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return
-    before = ""
     for name, node in _definitions(tree, ""):
         answer = _answer(node)
         if SHORTEST <= len(answer) <= LONGEST:
@@ -62,9 +61,14 @@ def questions_in(source: bytes, id: str, *, are_pairs: bool = False) -> Iterator
             question = phrase.format(called)
             if not are_pairs:
                 yield name, {"messages": _turns(question, answer)}
-            elif before not in ("", answer):
-                yield name, {"prompt": question, "chosen": answer, "rejected": before}
-            before = answer
+            elif (worse := _shuffled(answer)) != answer:
+                yield name, {"prompt": question, "chosen": answer, "rejected": worse}
+
+
+def _shuffled(answer: str) -> str:
+    """The same words in an order that follows from them."""
+    words = enumerate(answer.split())
+    return " ".join(word for _, word in sorted(words, key=lambda each: xxhash.xxh3_64_intdigest(f"{each[0]} {answer}")))
 
 
 def _turns(question: str, answer: str) -> list[dict[str, str]]:
