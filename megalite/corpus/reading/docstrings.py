@@ -68,7 +68,9 @@ def questions_in(source: bytes, id: str, *, are_pairs: bool = False) -> Iterator
 def _shuffled(answer: str) -> str:
     """The same words in an order that follows from them."""
     words = enumerate(answer.split())
-    return " ".join(word for _, word in sorted(words, key=lambda each: xxhash.xxh3_64_intdigest(f"{each[0]} {answer}")))
+    return " ".join(
+        word for _, word in sorted(words, key=lambda each: xxhash.xxh3_64_intdigest(f"{each[0]} {answer}".encode()))
+    )
 
 
 def _turns(question: str, answer: str) -> list[dict[str, str]]:
