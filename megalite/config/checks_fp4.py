@@ -30,6 +30,8 @@ def check_fp4(config: Config, model: Architecture) -> Iterator[str]:
         return
     yield from _beside(config, model)
     yield from _settings(fp4)
+    if model.lora is not None:
+        return
     last = fp4.last_kept(model.num_layers)
     if fp4.keep_first_blocks + last >= model.num_layers:
         yield (

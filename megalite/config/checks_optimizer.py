@@ -108,6 +108,8 @@ def _groups(config: Config, model: Architecture) -> Iterator[str]:
     optimizer, names = config.optimizer, list(weight_table(model))
     if model.lora is not None and not any(map(is_adapter, names)):
         return  # as is said of model.lora.targets
+    if model.lora is not None:
+        yield from _beside_adapters(optimizer, model, names)
     for number, group in enumerate(optimizer.groups):
         if group == ADAPTED:  # nobody wrote it
             continue
@@ -120,8 +122,38 @@ def _groups(config: Config, model: Architecture) -> Iterator[str]:
     if config.batch.noise_scale is not None and any(group.frozen for group in optimizer.groups):
         yield (
             "batch.noise_scale: the gradients of single micro-batches are measured with those of frozen weights "
-            "(optimizer.groups) among them, those of the batch without; use null, or freeze nothing"
+            "(optimizer.groups, model.lora) among them, those of the batch without; use null, or freeze nothing"
         )
+
+
+def trained_beside_adapters(optimizer: OptimizerConfig, model: Architecture) -> list[str]:
+    """Weights that are no adapters and move all the same, in a model with adapters."""
+    return [name for name in weight_table(model) if not is_adapter(name) and not _is_frozen(name, optimizer)]
+
+
+def _beside_adapters(optimizer: OptimizerConfig, model: Architecture, names: list[str]) -> Iterator[str]:
+    """An adapter stands in for its matrix: one of the two is trained, and B begins at zero."""
+    table = weight_table(model)
+    matrices = [
+        name
+        for name in trained_beside_adapters(optimizer, model)
+        if table[name].is_inner and len(table[name].shape) == 2 and table[name].expert is None
+    ]
+    if matrices:
+        yield (
+            f"optimizer.groups: model.lora trains adapters in place of matrices, and a group trains {_some(matrices)} "
+            "themselves; freeze them, or use model.lora=null"
+        )
+    if all(_is_frozen(name, optimizer) for name in names if name.endswith(".lora_b")):
+        yield (
+            "optimizer.groups: every lora_b is frozen, which begins at zero, and nothing would be learnt; leave it out "
+            "of the patterns"
+        )
+
+
+def _is_frozen(name: str, optimizer: OptimizerConfig) -> bool:
+    group = group_of(name, optimizer)
+    return group is not None and group.frozen
 
 
 def _patterns(optimizer: OptimizerConfig, group: WeightGroupConfig, names: list[str], number: int) -> Iterator[str]:

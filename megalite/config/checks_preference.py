@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from megalite.architecture.architecture import Architecture
+from megalite.config.checks_optimizer import trained_beside_adapters
 from megalite.config.engine import choose_engine
 from megalite.config.schema import Config
 
@@ -19,7 +20,7 @@ def check_preference(config: Config, model: Architecture) -> Iterator[str]:
     """
     if config.train.preference is None:
         return
-    yield from _reference(config)
+    yield from _reference(config, model)
     yield from _weights(config, model)
     if config.model.dropout or config.model.attention_dropout:
         yield f"{KEY}: margins are measured without dropout, and gradients would be made with it; use model.dropout=0"
@@ -31,9 +32,14 @@ def check_preference(config: Config, model: Architecture) -> Iterator[str]:
         yield f"{KEY}: a rejected answer would see the chosen one before it; use data.document_masks=true"
 
 
-def _reference(config: Config) -> Iterator[str]:
+def _reference(config: Config, model: Architecture) -> Iterator[str]:
     """Of the frozen model."""
-    if config.train.init_from is None:
+    if config.train.branch_from is not None:
+        yield (
+            f"{KEY}: a branch goes on from weights that are not the reference; use train.branch_from=null, and begin a "
+            "new run from a model: train.init_from"
+        )
+    elif config.train.init_from is None:
         yield (
             f"{KEY}: the reference is the model that the run begins with, and without train.init_from that knows "
             "nothing; name a model that was trained on answers"
@@ -43,6 +49,16 @@ def _reference(config: Config) -> Iterator[str]:
             f"{KEY}: engine=deepspeed cannot hold the reference beside the model; use zero_stage=0 or 1 with "
             "engine=native, engine=fsdp2, or model.lora, whose reference is the model without adapters"
         )
+    moving = [] if model.lora is None else trained_beside_adapters(config.optimizer, model)
+    if moving:
+        yield (
+            f"{KEY}: with model.lora the reference is the model without adapters, and optimizer.groups trains "
+            f"{moving[0]} of it; freeze it, or use lora=null"
+        )
+    if config.batch.stages:
+        yield f"{KEY}: batch.stages: the reference would change with the stages' lengths; use one length"
+    if config.precision.gather_bits is not None and choose_engine(config.parallel) == "native" and model.lora is None:
+        yield f"{KEY}: precision.gather_bits: the model's weights are rounded, the reference's are not; use null"
 
 
 def _weights(config: Config, model: Architecture) -> Iterator[str]:

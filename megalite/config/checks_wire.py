@@ -36,6 +36,11 @@ def _bits(config: Config, engine: str) -> Iterator[str]:
     if precision.reduce_bits is not None and (engine == "fsdp2" or parallel.zero_stage == 1):
         because = f"reduce_bits={precision.reduce_bits}, whose sums are fp32"
         yield from unused(precision, ("reduce_dtype",), "precision", because)
+    if precision.reduce_bits is not None and config.batch.noise_scale is not None:
+        yield (
+            "batch.noise_scale: gradients of single micro-batches are exact, and with precision.reduce_bits those of "
+            "the batch are rounded; use null for one of the two"
+        )
     if precision.reduce_bits is not None and parallel.dp_replicate > 1:
         yield (
             f"precision.reduce_bits: {precision.reduce_bits} bits would travel within each of "

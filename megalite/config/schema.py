@@ -110,10 +110,10 @@ class Config(Section, metaclass=_Told):
     @model_validator(mode="after")
     def _freeze_what_is_adapted(self) -> Config:
         """With adapters (`model.lora`) alone trained, unless a group that the user gave has a weight."""
-        groups = self.optimizer.groups
-        if self.model.lora is not None and ADAPTED not in groups:
-            optimizer = self.optimizer.model_copy(update={"groups": (*groups, ADAPTED)})
-            object.__setattr__(self, "optimizer", optimizer)
+        others = tuple(group for group in self.optimizer.groups if group != ADAPTED)
+        groups = others if self.model.lora is None else (*others, ADAPTED)
+        if groups != self.optimizer.groups:
+            object.__setattr__(self, "optimizer", self.optimizer.model_copy(update={"groups": groups}))
         return self
 
     @model_validator(mode="before")

@@ -123,19 +123,20 @@ class Recorder:
         """Record a validation.
 
         Args:
-            record: `loss`, `perplexity` and `num_tokens` of what is watched, where there are sets; `sets` with the same
-                of each; `tasks` with the scores of each; `seconds`.
+            record: `loss`, `perplexity` and `num_tokens` of what is watched, where there are sets, or of pairs of
+                answers `loss` and `num_pairs`; `sets` with the same of each; `tasks` with scores of each; `seconds`.
         """
         self.event("validation", step, **record)
         sets, tasks = record.get("sets", {}), record.get("tasks", {})
         if "loss" in record:
-            self.scalars(step, {key: record[key] for key in ("loss", "perplexity")}, "valid")
+            self.scalars(step, _losses(record), "valid")
             others = ", ".join(f"{name} {each['loss']:.4f}" for name, each in sets.items()) if len(sets) > 1 else ""
-            perplexity = f"{record['perplexity']:{'.2f' if record['perplexity'] < LARGE_PERPLEXITY else '.3g'}}"
-            said = f"loss {record['loss']:.4f}, perplexity {perplexity}"
+            said = f"loss {record['loss']:.4f}"
+            if (perplexity := record.get("perplexity")) is not None:
+                said += f", perplexity {perplexity:{'.2f' if perplexity < LARGE_PERPLEXITY else '.3g'}}"
             self.say(f"validation at step {step}: {said}{f' ({others})' if others else ''}")
         for name, each in sets.items() if len(sets) > 1 else ():
-            self.scalars(step, {key: each[key] for key in ("loss", "perplexity")}, f"valid/{name}")
+            self.scalars(step, _losses(each), f"valid/{name}")
         for name, each in tasks.items():
             self.scalars(step, {key: each[key] for key in ("acc", "acc_norm")}, f"tasks/{name}")
             self.say(f"  {name}: acc {each['acc']:.4f}, acc_norm {each['acc_norm']:.4f} ({each['num']:,} questions)")
@@ -175,3 +176,8 @@ def peak_memory_bytes() -> int:
     if torch.cuda.is_initialized():
         return torch.cuda.max_memory_allocated()
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def _losses(record: Mapping[str, Any]) -> dict[str, float]:
+    """The numbers of a set that are curves; pairs of answers have no perplexity."""
+    return {key: record[key] for key in ("loss", "perplexity") if key in record}

@@ -172,9 +172,19 @@ def _stage_memory(
         + kept.in_blocks
         + kept.after_backward
         + _traffic(config, plan, stage)
-        + rounded_bytes_by_stage(config, plan)[stage],
+        + rounded_bytes_by_stage(config, plan)[stage]
+        + _reference(config, plan, numbers),
         apart=min(logits, block_at_work) + min(during, kept.after_backward + kept.late_gradients),
     )
+
+
+def _reference(config: Config, plan: RunPlan, numbers: EngineNumbers) -> int:
+    """The frozen model beside one that learns from pairs of answers: weights alone, or what FSDP2 keeps of them."""
+    if config.train.preference is None or config.model.lora is not None:
+        return 0
+    if plan.sharding.weights:
+        return numbers.updated * FP32_BYTES // (plan.num_replicas // config.parallel.dp_replicate)
+    return numbers.parameters * ELEMENT_BYTES[config.precision.dtype]
 
 
 def _activations(

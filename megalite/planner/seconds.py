@@ -142,9 +142,11 @@ def _chunks(config: Config, plan: RunPlan, machine: Machine, practice: Practice)
             last = model.block(model.num_layers)
             blocks += [_block(config, plan, last, machine, practice, mode) for mode in modes[model.num_layers :]]
         head = _head(config, plan, machine) if is_last else {}
+        # Pairs of answers: the model's own forward pass once more, and the reference's
+        passes = 1 if config.train.preference is None else 3
         found.append(
             _Chunk(
-                _sum([*(each.forward for each in blocks), head]),
+                _sum([*(each.forward for each in blocks), head] * passes),
                 _sum(each.backward for each in blocks),
                 sum(each.weights for each in blocks),
             )

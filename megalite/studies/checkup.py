@@ -217,7 +217,7 @@ def _restart(path: Path, overrides: Sequence[str]) -> Look:
         try:
             report = verify_resume(path, overrides, RESTART_STEPS, Path(name))
         except (UserError, RuntimeError) as error:
-            return Look(what, None, str(error), "try `megalite checkpoint verify-resume`")
+            return Look(what, None, str(error), "try `megalite verify-resume`")
     differing = ", ".join(each.what for each in report.findings if each.until_restart or each.after_restart)
     return Look(what, report.is_equal, report.verdict, differing and f"{differing} differ; docs/checkpoints.md")
 

@@ -23,7 +23,7 @@ from megalite.errors import EXIT_DONE, EXIT_REQUEUE, UserError
 from megalite.train.local import run_local_ranks
 from megalite.train.place import Place, given_place
 from megalite.train.preflight import preflight
-from megalite.train.signals import hear
+from megalite.train.signals import hear_or_leave
 from megalite.train.worker import leave, run_by, run_guarded
 
 if TYPE_CHECKING:
@@ -198,7 +198,7 @@ def raise_rate(
 
 def main() -> None:
     """Entry of a rank: `python -m megalite.studies.lr_finder CONFIG.yaml OUT.json FIRST LAST STEPS`."""
-    hear()
+    hear_or_leave()
     config_path, out, first, last, num_steps = sys.argv[1:]
     place = given_place()
     assert place is not None, "a rank is started by megalite lr-find"

@@ -23,7 +23,7 @@ import torch
 
 from megalite.architecture.initial import initial
 from megalite.architecture.mup import output_scale
-from megalite.architecture.weights import weight_table
+from megalite.architecture.weights import LORA_A, weight_table
 from megalite.config.schema import Config
 from megalite.config.weight_groups import group_of
 from megalite.data.loader import Batch
@@ -35,7 +35,7 @@ from megalite.parallel.collectives import all_reduce
 from megalite.studies.beside import Beside, start_beside
 from megalite.studies.probe_report import ProbeReport
 from megalite.train.place import Place, given_place
-from megalite.train.signals import hear
+from megalite.train.signals import hear_or_leave
 from megalite.train.worker import leave, run_by
 
 TIMED_STEPS = 4
@@ -85,6 +85,7 @@ class _GradientSquares:
         optimizer = beside.config.optimizer
         self._beside, self._names = beside, list(weight_table(beside.plan.model))
         self._frozen = {name for name in self._names if (group := group_of(name, optimizer)) and group.frozen}
+        self._frozen |= {name for name in self._names if name.endswith(LORA_A)}  # which has none while B is zero
         self._sums = torch.zeros(len(self._names), dtype=torch.float64, device=beside.device)
         self.stop = beside.engine.hooks.around_update.add(self._look)
 
@@ -123,7 +124,7 @@ def _overfit(beside: Beside, batch: list[Batch], num_steps: int) -> list[float]:
 
 def main() -> None:
     """Entry of a rank."""
-    hear()
+    hear_or_leave()
     config_path, out, overfit_steps = sys.argv[1:]
     place = given_place()
     assert place is not None, "a rank is started by megalite doctor"

@@ -19,7 +19,6 @@ from megalite.config.schema import Config
 from megalite.data.samples import Samples
 from megalite.engine.build import DTYPES, build_engine, with_preference
 from megalite.engine.protocol import Engine
-from megalite.model.initialize import WeightSource
 from megalite.monitor.recorder import Recorder
 from megalite.parallel.axes import Axes
 from megalite.plugins import changed_plugins, loaded_plugins
@@ -28,11 +27,12 @@ from megalite.train.device import describe_machine, find_peak
 from megalite.train.heartbeat import Heartbeat
 from megalite.train.place import Place
 from megalite.train.preflight import ReadyStage, open_run_tasks
+from megalite.train.reference import open_reference
 from megalite.train.rotation_change import is_rotated_otherwise, measure_rotation, tell_rotation
 from megalite.train.run import Run
 from megalite.train.run_folder import write_run_folder
 from megalite.train.signals import StopRequest
-from megalite.train.start import Start, Zeros, choose_start, first_start
+from megalite.train.start import Start, Zeros, choose_start
 from megalite.train.startup import BUILDING, LOADING, Say
 
 
@@ -86,7 +86,7 @@ def open_run(rank: Connected, entry: Entrance, say: Say) -> tuple[Run, Progress]
     config, plan = stage.config, stage.plan
     say(BUILDING)
     engine = _build_engine(config, plan, axes, device, start)
-    reference = partial(_reference, rank.config, rank.stages, axes, device)
+    reference = partial(open_reference, rank.config, rank.stages, axes, device)
     engine = with_preference(engine, config, plan, axes, device, reference)
     anew = load_state(engine, start.reader)
     peak = find_peak(device, DTYPES[config.precision.dtype])
@@ -137,11 +137,6 @@ def _build_engine(config: Config, plan: RunPlan, axes: Axes, device: torch.devic
     if is_loaded:
         engine.load(start.weights, start.moments, start.progress.num_updates)
     return engine
-
-
-def _reference(config: Config, stages: tuple[ReadyStage, ...], axes: Axes, device: torch.device) -> WeightSource:
-    """The weights that a run began with, whether it begins now or goes on. Collective."""
-    return first_start(config, stages, axes, device, again=True).weights
 
 
 def _record_start(

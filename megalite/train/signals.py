@@ -57,6 +57,14 @@ def hear() -> None:
     signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
 
 
+def hear_or_leave() -> None:
+    """`hear`, for ranks that do not listen for requests afterwards: one that has waited is the end, without a word."""
+    try:
+        hear()
+    except KeyboardInterrupt:
+        os._exit(EXIT_REQUEUE)  # nothing has begun
+
+
 class StopRequest:
     """Remembers that a signal asked for the end. Installed in each rank before anything else.
 

@@ -251,6 +251,11 @@ def _completed(source: WeightSource, theirs: Architecture, ours: Architecture, s
     """Weights with fresh layers that predict further, and fresh adapters, where ours has such and theirs has none."""
     fresh = FreshWeights(ours, seed)
     if ours.num_predictions and not theirs.num_predictions:
+        if ours.lora is not None:
+            raise CheckpointError(
+                "model.mtp: the weights have no layers that predict further, and with model.lora fresh ones would stay "
+                "as they are drawn; use mtp=null, or lora=null"
+            )
         source = WithFreshPredictions(source, fresh)
     return WithFreshAdapters(source, fresh) if ours.lora is not None and theirs.lora is None else source
 

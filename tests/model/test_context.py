@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -116,10 +117,16 @@ def test_gradients_are_those_of_one_rank(kind, recompute):
             assert all(value.abs().max() > LEAST for key, value in each.items() if "k.bias" not in key), name
 
 
+@pytest.fixture(scope="module")
+def kernels(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where compiled code is kept: much of it is the same whatever the exchange."""
+    return tmp_path_factory.mktemp("kernels")
+
+
 @pytest.mark.parametrize("kind", ["allgather", "ulysses", "ring"])
-def test_compiled_blocks(kind, tmp_path, monkeypatch):
+def test_compiled_blocks(kind, kernels, monkeypatch):
     """In fp32, with the exchange inside the compiled graph."""
-    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(kernels))
     (truth,) = run_ranks(gradients_of, 1, kind, "none", torch.float32, False)
     for found in run_ranks(gradients_of, 2, kind, "none", torch.float32, True):
         off = worst(found, truth)

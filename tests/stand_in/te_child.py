@@ -7,6 +7,7 @@ difference over the norm) and which products the library made.
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections import Counter
 from collections.abc import Callable
@@ -169,4 +170,5 @@ def _micro_batches(stage: Any) -> list[float]:
 
 
 if __name__ == "__main__":
-    print(json.dumps(main(json.loads(sys.stdin.read())["library"])))
+    print(json.dumps(main(json.loads(sys.stdin.read())["library"])), flush=True)
+    os._exit(0)  # torch's threads may still run, and a process that ends beside them aborts

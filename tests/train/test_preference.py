@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from megalite.corpus.stations.forms import Forms
 from megalite.corpus.stations.tokenize import tokenize
 from megalite.data.pack import pack
 from megalite.data.settings import PackConfig
-from megalite.errors import EXIT_DONE, EXIT_REQUEUE, ConfigError, DataError, UserError
+from megalite.errors import EXIT_BAD_INPUT, EXIT_DONE, EXIT_REQUEUE, ConfigError, DataError, UserError
 from megalite.tokenizer.settings import ChatConfig
 from megalite.train.preflight import preflight
 from tests.checkpoint.hf_kit import tiny_model, write_checkpoint
@@ -76,7 +77,34 @@ def test_a_run_learns_which_is_better(tmp_path, world, lora):
     assert losses[-1] < losses[0] < np.log(2)
 
 
+def test_the_reference_stays_what_it_was(tmp_path, world):
+    """The folder that the run began from has a newer checkpoint when it goes on: the same numbers as undisturbed, for
+    it opens the old one; where that has changed, or another folder is named, it is refused."""
+    whole, parts = (config_of(tmp_path / name, world) for name in ("whole", "parts"))
+    assert launch(whole, 2) == EXIT_DONE
+    begin = tmp_path / "base"
+    moving = config_of(tmp_path / "parts", {**world, "begin": begin})
+    assert launch(moving, 2, stop_after=2) == EXIT_REQUEUE
+    newer = begin / "checkpoints" / "step-0000009"
+    shutil.copytree(world["begin"], newer)
+    manifest = newer / "manifest.json"
+    manifest.write_text(manifest.read_text().replace('"step": 7', '"step": 9'))
+    other = config_of(tmp_path / "parts", {**world, "begin": newer})
+    assert launch(other, 2) == EXIT_BAD_INPUT
+    assert launch(moving, 2) == EXIT_DONE
+    curve, again = ([each["loss"] for each in metrics(config.run.dir)] for config in (whole, parts))
+    assert again == curve
+
+
 WRONG = {
+    "optimizer.groups trains final_norm.weight of it": {
+        "model": {"lora": {"rank": 2}},
+        "optimizer": {"groups": [{"match": "final_norm.*", "lr_scale": 0.5}]},
+    },
+    "a branch goes on from weights that are not the reference": {
+        "train": {"init_from": None, "branch_from": "runs/other"},
+    },
+    "use one length": {"batch": {"stages": [{"seq_len": 64, "from_step": 3}]}},
     "train.init_from that knows nothing": {"train": {"init_from": None}},
     "engine=deepspeed cannot hold the reference": {"parallel": {"zero_stage": 2}},
     "measured without dropout": {"model": {"dropout": 0.1}},

@@ -38,6 +38,8 @@ class SetLoss:
     num_tokens: int
     weight: float
     """Of these tokens, by which the total is divided: their number, where the data has no loss weights."""
+    are_pairs: bool = False
+    """The loss is of pairs of answers, whose number the others are."""
 
     @property
     def loss(self) -> float:
@@ -51,6 +53,8 @@ class SetLoss:
 
     def record(self) -> dict[str, Any]:
         """As events.jsonl keeps it."""
+        if self.are_pairs:
+            return {"loss": self.loss, "num_pairs": self.num_tokens}
         record = {"loss": self.loss, "perplexity": self.perplexity, "num_tokens": self.num_tokens}
         return record if self.weight == self.num_tokens else {**record, "weight": self.weight}
 
@@ -120,7 +124,8 @@ class Evaluator:
                 total, num_tokens, weight = total + found.total, num_tokens + found.num_tokens, weight + found.weight
         finally:
             loader.close()
-        return SetLoss(one_for_all(total, self._axes.world, self._device), num_tokens, weight)
+        are_pairs = self._config.train.preference is not None
+        return SetLoss(one_for_all(total, self._axes.world, self._device), num_tokens, weight, are_pairs)
 
     def _score(self, task: Task) -> Score:
         found = log_likelihoods(task.requests, self._engine.token_losses, self._shape, self._axes.batch)
@@ -130,5 +135,10 @@ class Evaluator:
 def _watched(sets: dict[str, SetLoss], name: str | None) -> SetLoss | None:
     """The set that is watched, or all of them together; None where no token of it counted."""
     chosen = list(sets.values()) if name is None else [sets[name]]
-    watched = SetLoss(*(sum(getattr(each, name) for each in chosen) for name in ("total", "num_tokens", "weight")))
+    watched = SetLoss(
+        sum(each.total for each in chosen),
+        sum(each.num_tokens for each in chosen),
+        sum(each.weight for each in chosen),
+        are_pairs=any(each.are_pairs for each in chosen),
+    )
     return watched if watched.num_tokens else None
