@@ -20,7 +20,7 @@ from torch import Tensor
 
 from megalite.config.sections.train import PreferenceConfig
 from megalite.data.loader import Batch
-from megalite.engine.preference_loss import FIGURES, count_pairs, pair_loss
+from megalite.engine.preference_loss import FIGURES, pair_loss
 from megalite.engine.protocol import Ask, Engine, LossSum, StepResult, nothing
 from megalite.parallel.axes import Axis
 from megalite.parallel.collectives import all_reduce
@@ -85,8 +85,9 @@ class PreferenceEngine:
         own, theirs = (source.token_losses(batches) for source in (self._engine, self._reference))
         found = [pair_loss(*each, self._settings) for each in zip(batches, own, theirs, strict=True)]
         sums = all_reduce(torch.stack([each.sums for each in found]).sum(0), self._batch_axis).tolist()
+        pairs = FIGURES.index("pairs")
         weighed = [
-            replace(batch, weights=each.weights, pairs=count_pairs(batch))
+            replace(batch, weights=each.weights, pairs=each.sums[pairs])
             for batch, each in zip(batches, found, strict=True)
         ]
         return weighed, dict(zip(FIGURES, sums, strict=True))

@@ -61,12 +61,6 @@ def pair_loss(batch: Batch, losses: Tensor, reference: Tensor, settings: Prefere
     return PairLoss(gradient.float(), sums.detach())
 
 
-def count_pairs(batch: Batch) -> Tensor:
-    """Pairs in a micro-batch, fp64 on its device."""
-    answers = _answers_of_tokens(batch)
-    return (answers.max() + 1).clamp(min=0).double() / 2
-
-
 def _answers_of_tokens(batch: Batch) -> Tensor:
     """`[t]` int64: which answer each token is learnt in, -1 for all others. Nothing waits for it."""
     places = torch.arange(batch.tokens.shape[0], device=batch.tokens.device, dtype=batch.cu_seqlens.dtype)
