@@ -15,7 +15,7 @@ from typing import Literal
 from pydantic import PositiveInt
 
 from megalite.architecture.activations import is_gated
-from megalite.architecture.settings import MlaConfig, ModelSettings, MoeConfig, RopeConfig
+from megalite.architecture.settings import MlaConfig, ModelSettings, MoeConfig, RopeConfig, WeightScales
 
 
 @dataclass(frozen=True)
@@ -133,6 +133,8 @@ class Architecture(ModelSettings):
     vocab_size: PositiveInt
     """True size; padding for tp is derived."""
     max_positions: PositiveInt
+    weight_scales: WeightScales | None = None
+    """Scales that are trained beside weights that are rounded; None for none."""
 
     @property
     def turned_dim(self) -> int:

@@ -72,7 +72,7 @@ def own_deviation(weight: Weight, init: InitConfig) -> float | None:
 
 def has_fans(weight: Weight) -> bool:
     """Whether it is a matrix that multiplies, and no table."""
-    return len(weight.shape) == 2 and weight.layer != "embedding"
+    return weight.is_matrix and weight.layer != "embedding"
 
 
 def cut_deviation(cut: float) -> float:

@@ -36,7 +36,7 @@ def input_multiplier(weight: Weight, model: Architecture) -> float:
     Matrix-like, with both dims growing with the width, are the matrices of the blocks. Tables and the head grow in one
     dim, norms and biases too; these are vector-like and treated as usual.
     """
-    if len(weight.shape) < 2 or not weight.is_inner:
+    if not weight.is_matrix or not weight.is_inner:
         return 1.0
     return ffn_multiplier(model) if weight.name.endswith("mlp.down.weight") else width_multiplier(model)
 

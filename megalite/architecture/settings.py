@@ -266,6 +266,25 @@ class LoraConfig(ModelSection):
         return self.alpha / (self.rank**0.5 if self.rank_stabilized else self.rank)
 
 
+class WeightScales(ModelSection):
+    """Which weights are rounded to integers times scales that are trained, and how; `precision.qat` with
+    `learned_scales`, as a model has it."""
+
+    bits: Literal[4, 8]
+    """Of an integer."""
+    group_size: PositiveInt | None
+    """Numbers along the input dim that share a scale; None for a whole row."""
+    first_block: NonNegativeInt
+    """The first block with such weights."""
+    last_block: NonNegativeInt
+    """The last one."""
+
+    @property
+    def largest(self) -> int:
+        """The largest integer; the smallest is its negative."""
+        return 2 ** (self.bits - 1) - 1
+
+
 class ModelSettings(ModelSection):
     """What a config may say of a model, and what a filled one has."""
 

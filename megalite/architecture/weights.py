@@ -23,7 +23,7 @@ from typing import Literal
 from megalite.architecture.architecture import Architecture, BlockSpec, ExpertsSpec, FeedForwardSpec
 from megalite.architecture.norms import NORMS
 
-Init = Literal["normal", "residual", "adapter", "ones", "zeros"]
+Init = Literal["normal", "residual", "adapter", "scale", "ones", "zeros"]
 
 VOCAB_MULTIPLE = 64
 """Each tensor-parallel rank holds a multiple of this many vocabulary rows: whole tiles for the matrix units."""
@@ -65,6 +65,11 @@ class Weight:
     experts. None for what all of them hold."""
     state: str | None = None
     """What it is called in checkpoints, where it is no weight that is trained; see `state_table`."""
+
+    @property
+    def is_matrix(self) -> bool:
+        """Whether it multiplies, or is a table: two dims, and no scales."""
+        return len(self.shape) == 2 and self.init != "scale"
 
     @property
     def is_inner(self) -> bool:
@@ -109,7 +114,7 @@ def weight_table(model: Architecture, blocks: Container[int] | None = None) -> d
     rows = [*_embedding(model)]
     for index, block in enumerate(model.blocks):
         if blocks is None or index in blocks:
-            rows += _with_adapters(_block(model, block, f"blocks.{index}"), model)
+            rows += _with_scales(_with_adapters(_block(model, block, f"blocks.{index}"), model), model, index)
     rows += _norm(model.norm, model.hidden_size, "final_norm", "final_norm")
     if not model.tie_embeddings:
         vocab = (model.vocab_size, model.hidden_size)
@@ -211,6 +216,43 @@ def _with_adapters(rows: list[Weight], model: Architecture) -> list[Weight]:
         *_, part, kind = row.name.split(".")
         if lora is not None and kind == "weight" and part in lora.found_targets and row.expert is None:
             found += adapters_of(row, lora.rank)
+    return found
+
+
+SCALE = "weight_scale"
+"""Last part of the name of scales that are trained: `blocks.3.attention.q.weight_scale [out, groups]`."""
+
+CHOOSING = (".mlp.router.", ".mlp.shared_gate.")
+"""Matrices of a block that are no linear layer's: they choose, and are a thousandth of its size."""
+
+
+def is_linear(weight: Weight) -> bool:
+    """Whether a weight is the matrix `[out, in]` of a linear layer or an expert inside the blocks."""
+    return weight.layer.startswith("blocks.") and weight.is_matrix and not any(each in weight.name for each in CHOOSING)
+
+
+def scale_of(weight: Weight, group_size: int | None) -> Weight:
+    """The scales beside a linear layer's weight, one for each group of a row. They are cut as it is; where a row has
+    one scale and lies on several ranks, it is whole on each."""
+    (rows, columns), stem = weight.shape, weight.name.removesuffix("weight")
+    return replace(
+        weight,
+        name=f"{stem}{SCALE}",
+        shape=(rows, columns // (group_size or columns)),
+        parameter=f"{weight.parameter.removesuffix('weight')}learned.scale",
+        cut=None if weight.cut == 1 and group_size is None else weight.cut,
+        init="scale",
+        decay=False,
+    )
+
+
+def _with_scales(rows: list[Weight], model: Architecture, block: int) -> list[Weight]:
+    """A block's rows, each weight that is rounded with trained scales followed by these."""
+    scales, found = model.weight_scales, list[Weight]()
+    if scales is None or not scales.first_block <= block <= scales.last_block:
+        return rows
+    for row in rows:
+        found += [row, scale_of(row, scales.group_size)] if is_linear(row) else [row]
     return found
 
 

@@ -34,8 +34,7 @@ import xxhash
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from megalite.architecture.architecture import Architecture
-from megalite.config.fill import FILLED
-from megalite.config.sections.model import ModelConfig
+from megalite.config.fill import FILLED, FilledModel
 from megalite.data.cursor import DataCursor
 from megalite.errors import CheckpointError, MisnamedError
 from megalite.records import explain
@@ -282,7 +281,7 @@ def stored_model(folder: Path, manifest: Manifest) -> Architecture:
         CheckpointError: its manifest describes none that this megalite knows.
     """
     try:
-        model = ModelConfig.model_validate(manifest.model)
+        model = FilledModel.model_validate(manifest.model)
     except ValidationError as error:
         raise CheckpointError(f"{folder}: its model is none that is known here: {explain(error)}") from error
     missing = [name for name in FILLED if getattr(model, name) is None]

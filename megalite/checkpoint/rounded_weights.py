@@ -13,7 +13,7 @@ import yaml
 from pydantic import ValidationError
 from torch import Tensor
 
-from megalite.architecture.weights import Rectangle, Weight
+from megalite.architecture.weights import Rectangle, Weight, scale_of
 from megalite.checkpoint.format import CONFIG
 from megalite.checkpoint.reader import CheckpointReader
 from megalite.config.rounded import is_rounded
@@ -73,8 +73,11 @@ class RoundedSource:
 
     def integers(self, weight: Weight, start: int, count: int) -> Integers:
         """Some rows of a weight that is rounded, whole ones."""
-        rows = Rectangle((start, 0), (count, weight.shape[1]))
-        return to_integers(self._source.read(weight, rows).to(self.rounding.dtype), self.rounding.qat)
+        numbers = self._read(weight, start, count)
+        if not self.rounding.qat.learned_scales:
+            return to_integers(numbers, self.rounding.qat)
+        scales = self._read(scale_of(weight, self.rounding.qat.group_size), start, count)
+        return to_integers(numbers, self.rounding.qat, scale=scales)
 
     def read(self, weight: Weight, rectangle: Rectangle) -> Tensor:
         if not self.rounds(weight):
@@ -83,6 +86,11 @@ class RoundedSource:
         exact = found._replace(q=found.q.float(), scale=found.scale.float())
         first, width = rectangle.start[1], rectangle.shape[1]
         return exact.values()[:, first : first + width]
+
+    def _read(self, weight: Weight, start: int, count: int) -> Tensor:
+        """Whole rows as the forward pass has them."""
+        rows = Rectangle((start, 0), (count, weight.shape[1]))
+        return self._source.read(weight, rows).to(self.rounding.dtype)
 
 
 def computing_weights(reader: CheckpointReader) -> WeightSource:

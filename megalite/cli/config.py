@@ -130,7 +130,7 @@ def weights(
     from fnmatch import fnmatchcase
 
     from megalite.architecture.weights import weight_table
-    from megalite.config.fill import fill_model
+    from megalite.config.fill import fill
     from megalite.config.load import load_config
     from megalite.config.weight_groups import group_number
     from megalite.errors import UserError
@@ -138,7 +138,7 @@ def weights(
     from megalite.optim.rules import rule_of
 
     loaded = load_config(config, overrides or ())
-    model, optimizer = fill_model(loaded.model, loaded.batch, ASSUMED_VOCAB_SIZE), loaded.optimizer
+    model, optimizer = fill(loaded, ASSUMED_VOCAB_SIZE), loaded.optimizer
     found = [weight for weight in weight_table(model).values() if fnmatchcase(weight.name, match)]
     if not found:
         raise UserError(f"--match: no weight of {config} has a name like {match!r}; leave it out to see all names")

@@ -36,6 +36,7 @@ def check_qat(config: Config, model: Architecture) -> Iterator[str]:
             "qat=null, or lora=null"
         )
         return
+    yield from _learned(qat, model) if qat.learned_scales else ()
     kept = qat.keep_first_blocks + qat.keep_last_blocks
     if kept >= model.num_layers:
         yield (
@@ -51,6 +52,25 @@ def check_qat(config: Config, model: Architecture) -> Iterator[str]:
             f"rounded; use {steps} or less, or precision.qat=null"
         )
     yield from _groups(config, qat, model)
+
+
+def _learned(qat: QatConfig, model: Architecture) -> Iterator[str]:
+    """What scales that are trained cannot go with."""
+    key = "precision.qat.learned_scales"
+    if not qat.symmetric:
+        yield f"{key}: scales are trained without zero points; use symmetric=true, or learned_scales=false"
+    if qat.start_step > 1:
+        yield (
+            f"{key}: scales begin with the weights, and start_step={qat.start_step} would round with old ones; "
+            "train without qat first, and go on with train.init_from in a new run, or use learned_scales=false"
+        )
+    if model.moe is not None:
+        yield f"{key}: scales of experts are not trained; use a model without model.moe, or learned_scales=false"
+    if model.mup is not None:
+        yield (
+            f"{key}: how rates of scales go with the width is not known here; use model.mup=null, or "
+            "learned_scales=false"
+        )
 
 
 def _groups(config: Config, qat: QatConfig, model: Architecture) -> Iterator[str]:

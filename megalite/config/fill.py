@@ -6,9 +6,12 @@ from typing import Any
 
 from megalite.architecture.activations import is_gated
 from megalite.architecture.architecture import Architecture
+from megalite.architecture.settings import WeightScales
 from megalite.config.batch_sizes import longest_sequence
+from megalite.config.schema import Config
 from megalite.config.sections.batch import BatchConfig
 from megalite.config.sections.model import ModelConfig
+from megalite.config.sections.precision import QatConfig
 from megalite.errors import ConfigError
 
 FFN_MULTIPLE = 64
@@ -17,6 +20,32 @@ FFN_MULTIPLE = 64
 
 FILLED = ("num_kv_heads", "head_dim", "ffn_hidden_size", "vocab_size", "max_positions")
 """What a section may leave open."""
+
+
+class FilledModel(ModelConfig):
+    """The section with what follows from others, as checkpoints have it."""
+
+    weight_scales: WeightScales | None = None
+
+
+def fill(config: Config, tokenizer_vocab_size: int | None = None) -> Architecture:
+    """The model of a run, filled.
+
+    Raises:
+        ConfigError: no vocabulary size is known.
+    """
+    made = fill_model(config.model, config.batch, tokenizer_vocab_size)
+    qat = config.precision.qat
+    scales = None if qat is None or not qat.learned_scales else _scales(qat, made.num_layers)
+    return made if scales is None else made.model_copy(update={"weight_scales": scales})
+
+
+def _scales(qat: QatConfig, num_layers: int) -> WeightScales | None:
+    """What is trained beside rounded weights; None where no block has such, which is refused elsewhere."""
+    blocks = range(qat.keep_first_blocks, num_layers - qat.keep_last_blocks)
+    if not blocks:
+        return None
+    return WeightScales(bits=qat.bits, group_size=qat.group_size, first_block=blocks[0], last_block=blocks[-1])
 
 
 def fill_model(model: ModelConfig, batch: BatchConfig, tokenizer_vocab_size: int | None = None) -> Architecture:

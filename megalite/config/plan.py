@@ -21,7 +21,7 @@ from megalite.architecture.costs import (
 from megalite.architecture.settings import MOST_LAYERS
 from megalite.architecture.weights import vocab_rows_per_rank
 from megalite.config.batch_sizes import BatchSizes, batch_sizes, tokens_before
-from megalite.config.fill import fill_model
+from megalite.config.fill import fill
 from megalite.config.length import derive_steps, fill_schedule
 from megalite.config.schema import Config, ParallelConfig, ScheduleConfig
 from megalite.parallel.schedules.files import write_schedule
@@ -173,7 +173,7 @@ def make_plan(config: Config, world_size: int, tokenizer_vocab_size: int | None 
         ConfigError: the vocabulary size is given neither by the config nor by a tokenizer.
         ScheduleError: the schedule's file cannot be read any more.
     """
-    model = fill_model(config.model, config.batch, tokenizer_vocab_size)
+    model = fill(config, tokenizer_vocab_size)
     parallel, batch = config.parallel, config.batch
     dp = derive_dp(config, world_size)
     sizes, total_steps = batch_sizes(batch), derive_steps(config)

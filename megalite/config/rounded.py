@@ -6,11 +6,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from megalite.architecture.architecture import Architecture
-from megalite.architecture.weights import Weight, weight_table
+from megalite.architecture.weights import Weight, is_linear, weight_table
 from megalite.config.schema import Fp4Config, QatConfig
-
-UNROUNDED = (".mlp.router.", ".mlp.shared_gate.")
-"""Matrices of a block that are no linear layer's: they choose, and are a thousandth of its size."""
 
 
 def rounded_blocks(qat: QatConfig, num_layers: int) -> range:
@@ -20,10 +17,7 @@ def rounded_blocks(qat: QatConfig, num_layers: int) -> range:
 
 def is_rounded(weight: Weight, qat: QatConfig, num_layers: int) -> bool:
     """Whether a weight is one of those: a matrix `[out, in]` of a linear layer or an expert, in such a block."""
-    room, _, index = weight.layer.partition(".")
-    if room != "blocks" or len(weight.shape) != 2 or any(part in weight.name for part in UNROUNDED):
-        return False
-    return int(index) in rounded_blocks(qat, num_layers)
+    return is_linear(weight) and int(weight.layer.partition(".")[2]) in rounded_blocks(qat, num_layers)
 
 
 def rounded_weights(qat: QatConfig, model: Architecture) -> Iterator[Weight]:
@@ -34,8 +28,8 @@ def rounded_weights(qat: QatConfig, model: Architecture) -> Iterator[Weight]:
 def is_in_fp4(weight: Weight, fp4: Fp4Config, num_layers: int) -> bool:
     """Whether a weight's products are in FP4: it is a matrix that tensor parallelism may cut, in such a block."""
     room, _, index = weight.layer.partition(".")
-    is_matrix = room == "blocks" and len(weight.shape) == 2 and weight.cut is not None
-    return is_matrix and int(index) in fp4.rounded_blocks(num_layers)
+    is_cut = room == "blocks" and weight.is_matrix and weight.cut is not None
+    return is_cut and int(index) in fp4.rounded_blocks(num_layers)
 
 
 def kept_fp4_bytes(fp4: Fp4Config) -> int:

@@ -28,7 +28,7 @@ from megalite.config.checks_schedule import check_schedule
 from megalite.config.checks_wire import check_wire
 from megalite.config.engine import choose_engine
 from megalite.config.evaluation import check_evaluation
-from megalite.config.fill import fill_model
+from megalite.config.fill import fill
 from megalite.config.length_stages import check_length_stages, length_stages
 from megalite.config.plan import default_world_size, derive_dp, ends_apart, has_copies, needs_embedding_at_head
 from megalite.config.recompute import check_recompute
@@ -65,7 +65,7 @@ def validate(config: Config, world_size: int) -> None:
 
 def _problems(config: Config, world_size: int) -> list[str]:
     """All complaints about a config, its stages left out."""
-    model = fill_model(config.model, config.batch, ANY_VOCAB_SIZE)
+    model = fill(config, ANY_VOCAB_SIZE)
     return [
         *(f"{'.'.join(keys)}: {sentence}" for keys, sentence in problems_of(config)),
         *_world(config, world_size),

@@ -21,7 +21,7 @@ from typing import Any, Literal
 
 from megalite.architecture.architecture import Architecture
 from megalite.architecture.costs import count_parameters, flops_per_token
-from megalite.config.fill import fill_model
+from megalite.config.fill import fill
 from megalite.config.load import load_config
 from megalite.config.schema import Config
 from megalite.config.wording import or_
@@ -65,7 +65,7 @@ class SizeFamily:
     @property
     def base(self) -> Architecture:
         """The config's own model."""
-        return fill_model(self.config.model, self.config.batch, self.vocab_size)
+        return fill(self.config, self.vocab_size)
 
     @property
     def granule(self) -> int:
@@ -102,7 +102,9 @@ class SizeFamily:
             "model.ffn_hidden_size": max(1, round(base.ffn_hidden_size * share / FFN_MULTIPLE)) * FFN_MULTIPLE,
         }
         changed = {key.removeprefix("model."): value for key, value in settings.items()}
-        model = fill_model(self.config.model.model_copy(update=changed), self.config.batch, self.vocab_size)
+        model = fill(
+            self.config.model_copy(update={"model": self.config.model.model_copy(update=changed)}), self.vocab_size
+        )
         flops = flops_per_token(model, self.config.batch.seq_len)
         return Size(width, model.num_layers, multiplied_weights(model), flops, settings)
 

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from megalite.layers.gemm import PLAIN, LinearGemm
 from megalite.layers.low_rank import LowRank
+from megalite.layers.qat.learned import LearnedRounding
 from megalite.parallel.axes import Axis, TensorParallel
 from megalite.parallel.collectives import copy_to, gather_rows, keep, reduce_from, replicated, scatter_rows
 
@@ -65,10 +66,11 @@ class ColumnParallelLinear(nn.Module):
         self.enter = keep if has_all else gather_rows if sequence_parallel else copy_to
         self.gemm: LinearGemm = gemm
         self.lora: LowRank | None = None
+        self.learned: LearnedRounding | None = None
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.enter(x, self.tp)
-        y = self.gemm.linear(x, self.weight)
+        y = self.gemm.linear(x, self.weight) if self.learned is None else self.learned(x, self.weight)
         y = y if self.lora is None else self.lora(x, y)
         return y if self.bias is None else y + self.bias
 
@@ -111,9 +113,10 @@ class RowParallelLinear(nn.Module):
         self.leave = keep if leaves_parts else scatter_rows if sequence_parallel else reduce_from
         self.gemm: LinearGemm = gemm
         self.lora: LowRank | None = None
+        self.learned: LearnedRounding | None = None
 
     def forward(self, x: Tensor) -> Tensor:
-        y = self.gemm.linear(x, self.weight)
+        y = self.gemm.linear(x, self.weight) if self.learned is None else self.learned(x, self.weight)
         y = self.leave(y if self.lora is None else self.lora(x, y), self.tp)
         return y if self.bias is None else y + self.share(self.bias, self.tp)
 
@@ -139,6 +142,14 @@ class ReplicatedLinear(nn.Module):
         self.makes_partial_gradients = sequence_parallel and tp.size > 1
         """Its weight's gradient is summed over tp, by autograd: nobody else may take it before."""
         self.gemm: LinearGemm = gemm
+        self.learned: LearnedRounding | None = None
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.gemm.linear(x, self.share(self.weight, self.tp))
+        weight = self.share(self.weight, self.tp)
+        return self.gemm.linear(x, weight) if self.learned is None else self.learned(x, weight)
+
+
+def handed_over(layer: ColumnParallelLinear | RowParallelLinear) -> list[nn.Parameter]:
+    """The parameters whose gradients an engine gets from the layer's product, where it keeps their sums."""
+    learned = layer.learned
+    return [layer.weight, *([] if learned is None or not learned.hands_over[1] else [learned.scale])]

@@ -18,7 +18,7 @@ from megalite.architecture.activations import ACTIVATIONS
 from megalite.architecture.architecture import FeedForwardSpec
 from megalite.layers.documents import Documents
 from megalite.layers.gemm import PLAIN, Gemm
-from megalite.layers.linear import ColumnParallelLinear, LinearOptions, RowParallelLinear
+from megalite.layers.linear import ColumnParallelLinear, LinearOptions, RowParallelLinear, handed_over
 from megalite.layers.swiglu import swiglu, swiglu_of
 from megalite.parallel.axes import Axis
 
@@ -94,6 +94,10 @@ class MLP(nn.Module):
     def mix(self, x: Tensor) -> Tensor:
         """The function of any tokens."""
         return self.down(self.activation(self.expand(x)))
+
+    def handed_over(self) -> list[nn.Parameter]:
+        """What has a gradient for each chunk, where somebody else keeps it."""
+        return [each for layer in (self.expand, self.down) for each in handed_over(layer)]
 
     @torch.compiler.disable
     def _in_chunks(self, x: Tensor, size: int) -> Tensor:

@@ -7,6 +7,7 @@ from equal weights.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from typing import Protocol
 
@@ -15,7 +16,7 @@ from torch import Tensor
 
 from megalite.architecture.architecture import Architecture
 from megalite.architecture.initial import Initial, initial
-from megalite.architecture.weights import Rectangle, Weight, by_parameter, weight_table
+from megalite.architecture.weights import SCALE, Rectangle, Weight, by_parameter, weight_table
 from megalite.model.spec import StageSpec
 from megalite.parallel.random import name_seed
 
@@ -37,7 +38,7 @@ class WeightSource(Protocol):
 
 class FreshWeights:
     """Initial weights, by default N(0, init_std), residual projections narrower by sqrt(2 x num_layers), norms 1,
-    biases 0; `architecture.initial` has every rule.
+    biases 0; `architecture.initial` has every rule. Scales of rounded weights follow from these.
 
     The scaled residual initialisation is GPT-2's (Radford et al. 2019, section 2.3) and Megatron-LM's.
     """
@@ -46,10 +47,31 @@ class FreshWeights:
         self.model, self.seed = model, seed
 
     def read(self, weight: Weight, rectangle: Rectangle) -> Tensor:
+        if weight.init == "scale":
+            return first_scales(self, weight, rectangle, self.model)
         if weight.init in ("ones", "zeros"):
             return torch.full(rectangle.shape, 1.0 if weight.init == "ones" else 0.0)
         generator = torch.Generator().manual_seed(name_seed(self.seed, weight.name))
         return _draw(weight.shape, initial(weight, self.model), generator)[rectangle.slices]
+
+
+def first_scales(source: WeightSource, scales: Weight, rectangle: Rectangle, model: Architecture) -> Tensor:
+    """Some of the scales that a weight begins with: `2 mean |w| / sqrt(n)` of each group, n being the largest integer
+    (Esser et al. 2020); for a group of zeros that of numbers of deviation `init_std`.
+
+    Args:
+        source: of the weight.
+        scales: the row of the scales.
+    """
+    settings = model.weight_scales
+    assert settings is not None
+    weight = weight_table(model, {int(scales.layer.split(".")[1])})[scales.name.removesuffix(SCALE) + "weight"]
+    size = weight.shape[1] // scales.shape[1]
+    (row, group), (rows, groups) = rectangle.start, rectangle.shape
+    numbers = source.read(weight, Rectangle((row, group * size), (rows, groups * size)))
+    means = numbers.double().abs().unflatten(1, (groups, size)).mean(2)
+    usual = model.init_std * math.sqrt(2.0 / math.pi)
+    return (torch.where(means > 0.0, means, usual) * 2.0 / math.sqrt(settings.largest)).float()
 
 
 def _draw(shape: tuple[int, ...], wanted: Initial, generator: torch.Generator) -> Tensor:

@@ -39,6 +39,7 @@ from megalite.model.lora import add_adapters
 from megalite.model.offload import HostStore
 from megalite.model.prediction import Further, PredictionLayer
 from megalite.model.recompute import compile_blocks, run_by_kind
+from megalite.model.scales import add_scales
 from megalite.model.spec import StageSpec
 from megalite.parallel.axes import TensorParallel
 
@@ -74,6 +75,8 @@ class Stage(nn.Module):
                 self.blocks[str(index)] = Block(spec, index)
         if model.lora is not None:
             add_adapters(self.blocks, model, model.lora)
+        if model.weight_scales is not None:
+            add_scales(self.blocks, model, model.weight_scales)
         self.mtp = nn.ModuleDict()
         self.final_norm: nn.Module | None = None
         self.head: Head | None = None

@@ -185,7 +185,7 @@ class GradientChanges:
         sums = groups.sums(gradients, self._device, squared=False)
         for index, (part, gradient) in enumerate(zip(self._slices, gradients, strict=True)):
             weight = part.local.weight
-            if len(weight.shape) > 1 and weight.is_inner:
+            if weight.is_matrix and weight.is_inner:
                 for numbers, total in groups.views(index, gradient, sums):
                     numbers.sub_(total / prod(weight.shape[1:]))
 

@@ -28,7 +28,7 @@ def rule_of(weight: Weight, optimizer: OptimizerConfig) -> str:
     if group is not None and group.frozen:
         return FROZEN
     names = OPTIMIZERS[(group and group.optimizer) or optimizer.name]
-    if len(weight.shape) < 2:
+    if not weight.is_matrix:
         return names.vectors
     return names.matrices if weight.is_inner else names.tables
 

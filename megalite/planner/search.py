@@ -11,7 +11,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from megalite.architecture.costs import ELEMENT_BYTES, FP32_BYTES
-from megalite.config.plan import fill_model, make_plan
+from megalite.config.fill import fill
+from megalite.config.plan import make_plan
 from megalite.config.schema import Config
 from megalite.config.stream import stream_tokens
 from megalite.config.validate import validate
@@ -73,7 +74,7 @@ def search(config: Config, world_size: int, machine: Machine, *, top: int, vocab
         UserError: the machine has no units for the config's format.
     """
     config = on_device(config, machine.device_type)
-    model = fill_model(config.model, config.batch, vocab_size)
+    model = fill(config, vocab_size)
     bounds, most = Bounds(config, machine, vocab_size), usable_memory(machine)
     legal = layouts(config, model, world_size, machine)
     found = sorted((each for each in legal if not bounds.is_repeated(each)), key=bounds.seconds)

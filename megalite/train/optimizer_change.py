@@ -12,7 +12,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from megalite.architecture.weights import weight_table
-from megalite.config.fill import fill_model
+from megalite.config.fill import fill
 from megalite.config.optimizers import FROZEN
 from megalite.config.schema import Config, OptimizerConfig
 from megalite.config.yaml_source import read_source
@@ -39,7 +39,7 @@ def changed_optimizer(former_config: Path, config: Config) -> list[str]:
     side, side_now = former.max_precondition_dim, config.optimizer.max_precondition_dim
     if former.groups == config.optimizer.groups and (side == side_now or "soap" not in all_rules(former)):
         return []
-    for weight in weight_table(fill_model(config.model, config.batch, ANY_VOCAB_SIZE)).values():
+    for weight in weight_table(fill(config, ANY_VOCAB_SIZE)).values():
         had, has = rule_of(weight, former), rule_of(weight, config.optimizer)
         if has != FROZEN and not _goes_on(had, has):
             return [f"optimizer.groups: {weight.name} and maybe others by {had} in {former_config}, by {has} now"]

@@ -21,6 +21,7 @@ from megalite.data.samples import Samples
 from megalite.errors import CheckpointError, ConversionError, UserError
 from megalite.model.initialize import FreshWeights, WeightSource, WithFreshPredictions
 from megalite.model.lora import WithAdaptersAdded, WithFreshAdapters, without_lora
+from megalite.model.scales import WithFreshScales, without_scales
 from megalite.optim.rules import state_kinds
 from megalite.parallel.axes import Axes
 from megalite.parallel.collectives import any_rank, from_all
@@ -149,7 +150,18 @@ def open_checkpoint(folder: Path, stages: Sequence[ReadyStage], origin: str, dam
         progress = replace(progress, account=replace(progress.account, shift={}, shift_from=0))  # other data comes next
     moments: dict[str, WeightSource] = {key: reader.source(key) for key in state_kinds()}
     theirs = stored_model(reader.folder, reader.manifest)
+    _require_scales(folder, theirs, stage.plan.model)
     return Start(reader.source("weight"), moments, progress, origin, remixed, damaged, reader, trained_as=theirs)
+
+
+def _require_scales(folder: Path, theirs: Architecture, ours: Architecture) -> None:
+    """Raises CheckpointError: a run would go on with scales that it did not train, or without those that it did."""
+    if theirs.weight_scales != ours.weight_scales:
+        raise CheckpointError(
+            f"{folder}: precision.qat trains other scales (learned_scales, bits, group_size, kept blocks) than the run "
+            "did; put it back, or start a new run from these weights: run.dir=NEW "
+            f"train.init_from={folder}"
+        )
 
 
 def set_aside(folders: list[Path], axes: Axes) -> tuple[Path, ...]:
@@ -236,6 +248,8 @@ def _open_weights(
         source: WeightSource = reader.source("weight")
         if theirs.lora is not None and not (keeps_adapters and theirs.lora == model.lora):
             theirs, source = without_lora(theirs), WithAdaptersAdded(source, theirs)
+        if theirs.weight_scales != model.weight_scales and theirs.weight_scales is not None:
+            theirs = without_scales(theirs)
         source = _completed(source, theirs, model, seed)
         return Start(source, {}, choices=_compare(checkpoint, theirs, model), trained_as=theirs)
     from megalite.checkpoint.hf.importer import HuggingFaceWeights
@@ -248,7 +262,7 @@ def _open_weights(
 
 
 def _completed(source: WeightSource, theirs: Architecture, ours: Architecture, seed: int) -> WeightSource:
-    """Weights with fresh layers that predict further, and fresh adapters, where ours has such and theirs has none."""
+    """Weights with fresh layers that predict further, scales and adapters, where ours has such and theirs has none."""
     fresh = FreshWeights(ours, seed)
     if ours.num_predictions and not theirs.num_predictions:
         if ours.lora is not None:
@@ -257,6 +271,8 @@ def _completed(source: WeightSource, theirs: Architecture, ours: Architecture, s
                 "as they are drawn; use mtp=null, or lora=null"
             )
         source = WithFreshPredictions(source, fresh)
+    if ours.weight_scales is not None and theirs.weight_scales is None:
+        source = WithFreshScales(source, ours)
     return WithFreshAdapters(source, fresh) if ours.lora is not None and theirs.lora is None else source
 
 

@@ -12,6 +12,8 @@ from safetensors.torch import load_file
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
+from megalite.architecture.architecture import Architecture
+from megalite.architecture.settings import WeightScales
 from megalite.architecture.weights import weight_table
 from megalite.checkpoint.hf import packed, verify
 from megalite.checkpoint.hf.exporter import QUANTIZED, to_hugging_face
@@ -37,6 +39,7 @@ from tests.checkpoint.hf_kit import (
 )
 
 INT4 = {"bits": 4, "group_size": 32, "keep_first_blocks": 1}
+LEARNED = {**INT4, "keep_first_blocks": 0, "learned_scales": True}
 ROWS = {"bits": 8, "group_size": None}
 WIDE = {"hidden_size": 64, "ffn_hidden_size": 96, "num_kv_heads": 2}
 
@@ -47,6 +50,16 @@ def write_run(root: Path, model: ModelConfig, qat: dict[str, Any], dtype: str = 
     config = Config.model_validate({"train": {"steps": 20}, "precision": {"dtype": dtype, "qat": qat}})
     (folder / "config.yaml").write_text(dump_config(config))
     return root / "run"
+
+
+def with_scales(model: Architecture, qat: dict[str, Any]) -> Architecture:
+    """The model, with scales where these are trained."""
+    if not qat.get("learned_scales"):
+        return model
+    scales = WeightScales(
+        bits=qat["bits"], group_size=qat["group_size"], first_block=0, last_block=model.num_layers - 1
+    )
+    return model.model_copy(update={"weight_scales": scales})
 
 
 def own_logits(model: ModelConfig, qat: dict[str, Any], tokens: Tensor) -> Tensor:
@@ -63,14 +76,15 @@ def own_logits(model: ModelConfig, qat: dict[str, Any], tokens: Tensor) -> Tenso
     [
         (WIDE, INT4),
         ({**GPT, "positions": "rope", "parallel_residual": True, "rope": {"fraction": 0.5}}, ROWS),
+        ({**WIDE, "ffn_hidden_size": 128}, LEARNED),
     ],
-    ids=["Llama, int4", "GPT-NeoX, int8"],
+    ids=["Llama, int4", "GPT-NeoX, int8", "Llama, scales that are trained"],
 )
 @pytest.mark.usefixtures("reload_here")
 def test_logits_in_transformers_are_those_of_the_forward_pass(fields, qat, tmp_path: Path):
     """Exported as numbers and as integers, transformers computes what megalite's own rounding forward pass does; a
     folder of integers is smaller, and its weights are those of the other, bit by bit."""
-    model, tokens = tiny_model(**fields), torch.arange(20).reshape(2, 10)
+    model, tokens = with_scales(tiny_model(**fields), qat), torch.arange(20).reshape(2, 10)
     run = write_run(tmp_path, model, qat, dtype="fp32")
     wanted = own_logits(model, qat, tokens)
     for kind in ("fp32", QUANTIZED):

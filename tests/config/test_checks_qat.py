@@ -49,6 +49,26 @@ CONFLICTS = {
         "precision.qat.group_size: blocks.0.mlp.down has rows of 768 / tp=4 numbers, which are no whole groups of 128; "
         "use group_size=32, 64 or null, or tp=1, 2 or 3",
     ),
+    "learned scales and zero points": (
+        config({"learned_scales": True, "symmetric": False}),
+        "precision.qat.learned_scales: scales are trained without zero points; use symmetric=true, or "
+        "learned_scales=false",
+    ),
+    "learned scales, later": (
+        config({"learned_scales": True, "start_step": 10}),
+        "precision.qat.learned_scales: scales begin with the weights, and start_step=10 would round with old ones; "
+        "train without qat first, and go on with train.init_from in a new run, or use learned_scales=false",
+    ),
+    "learned scales of experts": (
+        config({"learned_scales": True}, model={"moe": {"num_experts": 4, "top_k": 2, "ffn_hidden_size": 128}}),
+        "precision.qat.learned_scales: scales of experts are not trained; use a model without model.moe, or "
+        "learned_scales=false",
+    ),
+    "learned scales under muP": (
+        config({"learned_scales": True}, model={"mup": {"base_hidden_size": 256}}),
+        "precision.qat.learned_scales: how rates of scales go with the width is not known here; use model.mup=null, or "
+        "learned_scales=false",
+    ),
     "experts": (
         config({}, model={"moe": {"num_experts": 4, "top_k": 2, "ffn_hidden_size": 96}}),
         "precision.qat.group_size: blocks.0.mlp.experts.0.down has rows of 96 numbers, which are no whole groups of "

@@ -6,6 +6,7 @@ import pytest
 
 from megalite.architecture.architecture import Architecture
 from megalite.architecture.attentions import ATTENTIONS, Attention
+from megalite.architecture.settings import WeightScales
 from megalite.architecture.weights import weight_table
 from megalite.config.fill import fill_model
 from megalite.config.model_match import CHOICES, TRAINING_ONLY, match
@@ -52,6 +53,7 @@ OTHERS = {
     "moe": {"num_experts": 4},
     "mtp": {"num_layers": 2},
     "lora": {"rank": 4},
+    "weight_scales": WeightScales(bits=4, group_size=32, first_block=0, last_block=1),
     "mla": {"kv_lora_rank": 16, "qk_nope_head_dim": 12, "qk_rope_head_dim": 8, "v_head_dim": 8},
 }
 """Another value of each field of a model."""
@@ -79,9 +81,11 @@ def test_every_field_is_of_one_kind():
 @pytest.mark.parametrize("name", OTHERS)
 def test_fields(name):
     """What changes a weight's shape, or what the architecture computes from it, is refused; choices are said."""
-    theirs, ours = model(), model(**{name: OTHERS[name]})
+    theirs, ours = model(), model().model_copy(update={name: OTHERS[name]})
+    if name in ModelConfig.model_fields:
+        ours = model(**{name: OTHERS[name]})
     found = match(theirs, ours)
-    if name in TRAINING_ONLY or name == "lora":  # adapters are added, or begin anew
+    if name in TRAINING_ONLY or name in ("lora", "weight_scales"):  # they are added, or begin anew
         assert found == match(theirs, theirs)
         return
     is_choice = name in CHOICES or name in ("rope", "mtp")

@@ -7,13 +7,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from megalite.architecture.settings import WeightScales
 from megalite.config.schema import QatConfig
 from megalite.layers.gemm import PLAIN
 from megalite.layers.grouped import GroupedProduct
 from megalite.layers.qat.integers import to_integers
+from megalite.layers.qat.learned import LearnedRounding
 from megalite.layers.qat.linear import RoundedLinear, RoundedRows, RoundedWeight
 from megalite.layers.weight_gradients import SummedLinear
 from megalite.parallel.axes import SINGLE
+from megalite.parallel.collectives import copy_to, keep
 
 SETTINGS = [
     QatConfig(bits=bits, group_size=group, symmetric=symmetric)
@@ -109,3 +112,51 @@ def test_experts_are_rounded_matrix_by_matrix():
     wanted = torch.autograd.grad(wanted_y.square().sum(), [x, weight])
     for one, other in zip([y, *found], [wanted_y, *wanted], strict=True):
         assert torch.allclose(one, other, rtol=1e-4, atol=1e-4)
+
+
+def learned_by_autograd(weight: Tensor, scale: Tensor, limit: int) -> Tensor:
+    """LSQ's weights as its authors have them: rounding has the derivative 1, and the scale's gradient a factor."""
+    factor = (weight[0].numel() / scale[0].numel() * limit) ** -0.5
+    size = ((scale - scale * factor).detach() + scale * factor).abs().unsqueeze(-1)
+    ratio = (weight.unflatten(1, (scale.shape[1], -1)) / size).clamp(-limit, limit)
+    return ((ratio + (ratio.round() - ratio).detach()) * size).flatten(1)
+
+
+@pytest.mark.parametrize("handed_over", ["nothing", "weight", "both"])
+@pytest.mark.parametrize(("bits", "group"), [(4, 32), (8, 32), (4, None)])
+def test_learned_scales_are_those_of_the_formula(bits: int, group: int | None, handed_over: str):
+    """Result and gradients of inputs, weights and scales, one of these below zero, by autograd and handed over; some
+    numbers lie beyond the largest integer, and some groups are zeros."""
+    limit, width = 2 ** (bits - 1) - 1, 96
+    weight = nn.Parameter(draw(48, width, seed=1) * 0.1)
+    weight.data[3] = 0.0
+    means = weight.detach().abs().unflatten(1, (-1, group or width)).mean(2).clamp(min=1e-3)
+    scale = means * 2 / limit**0.5 * (1 + 0.3 * draw(*means.shape, seed=2))
+    scale[5, 0] *= -0.5
+    settings = WeightScales(bits=bits, group_size=group, first_block=0, last_block=0)
+    share = keep if handed_over == "both" else copy_to
+    layer = LearnedRounding(tuple(scale.shape), group or width, settings, tp=SINGLE, share=share)
+    layer.scale.data.copy_(scale)
+    taken: dict[nn.Parameter, Tensor] = {}
+    summed = SummedLinear(weight, PLAIN, lambda parameter, made: taken.update({parameter: made.make()}))
+    rounded = RoundedWeight(QatConfig(bits=bits, group_size=group, learned_scales=True), SINGLE, keep=True)
+    layer.attach(PLAIN if handed_over == "nothing" else summed, rounded)
+    x, gradient = draw(10, width, seed=3).requires_grad_(), draw(10, 48, seed=4)
+    y = layer(x, weight)
+    y.backward(gradient)
+
+    wanted_x, wanted_weight, wanted_scale = (
+        each.detach().clone().requires_grad_() for each in (x, weight, layer.scale)
+    )
+    wanted_y = F.linear(wanted_x, learned_by_autograd(wanted_weight, wanted_scale, limit))
+    wanted_y.backward(gradient)
+    inside = (weight.detach().unflatten(1, (scale.shape[1], -1)) / scale.unsqueeze(2)).abs() <= limit
+    assert bits == 8 or 0.5 < inside.float().mean() < 1.0
+    ours = {"x": x.grad, "weight": weight.grad, "scale": layer.scale.grad}
+    ours |= {"weight": taken[weight]} if handed_over != "nothing" else {}
+    ours |= {"scale": taken[layer.scale]} if handed_over == "both" else {}
+    assert set(taken) == {"nothing": set(), "weight": {weight}, "both": {weight, layer.scale}}[handed_over]
+    wanted = {"x": wanted_x.grad, "weight": wanted_weight.grad, "scale": wanted_scale.grad}
+    torch.testing.assert_close(y, wanted_y, rtol=1e-5, atol=1e-5)
+    for name, each in wanted.items():
+        torch.testing.assert_close(ours[name], each, rtol=1e-4, atol=1e-5, msg=name)

@@ -32,6 +32,8 @@ weight over a border of its grid; scales of other groups move these numbers by 1
 
 MODEL = {"hidden_size": 64, "num_heads": 4, "ffn_hidden_size": 128, "init_std": 0.2}
 INT4 = {"bits": 4, "group_size": 32}
+LEARNED = {**INT4, "learned_scales": True}
+LEARNED_ROWS = {**LEARNED, "group_size": None}
 ROWS = {"bits": 4, "group_size": None, "symmetric": False}
 EXPERTS = {"num_experts": 4, "top_k": 2, "ffn_hidden_size": 64, "shared_ffn_hidden_size": 64, "aux_loss": 0.01}
 MLA = {"q_lora_rank": 32, "kv_lora_rank": 32, "qk_nope_head_dim": 16, "qk_rope_head_dim": 8, "v_head_dim": 16}
@@ -60,6 +62,9 @@ CASES = {
     "rows": qat_config(ROWS),
     "experts": qat_config(INT4, model={"moe": EXPERTS}),
     "latents": qat_config(INT4, model={"mla": MLA, "num_kv_heads": 4}),
+    "learned": qat_config(LEARNED),
+    "learned, rows": qat_config(LEARNED_ROWS),
+    "learned, latents": qat_config(LEARNED, model={"mla": MLA, "num_kv_heads": 4}),
 }
 LAYOUTS = {
     "tp 2": {"tp": 2},
@@ -73,14 +78,14 @@ OF_EXPERTS = {"ep 2, FSDP2": {"ep": 2, "zero_stage": 3, "engine": "fsdp2"}}
 
 
 def test_layouts_agree():
-    """Losses and gradient norms of six layouts are those of one rank, for groups, rows whose scale spans ranks, experts
-    and latent attention; and they are not those of plain training."""
+    """Losses and gradient norms of six layouts are one rank's, for groups, rows whose scale spans ranks, experts,
+    latents and scales that are trained; and they are not those of plain training."""
     plain = {name: qat_config(None, model=config.model.model_dump()) for name, config in CASES.items()}
     ones = run_ranks(curves, 1, [*CASES.values(), *plain.values()])[0]
     truth = dict(zip(CASES, ones[: len(CASES)], strict=True))
     for name, other in zip(CASES, ones[len(CASES) :], strict=True):
         assert gap(truth[name], other) > 100 * LAYOUT_TOLERANCE, name
-    chosen = {case: LAYOUTS if case == "groups" else ("tp 2, sequence parallel",) for case in CASES}
+    chosen = {case: LAYOUTS if case in ("groups", "learned") else ("tp 2, sequence parallel",) for case in CASES}
     chosen["experts"] = ("tp 2", "ep 2, FSDP2")
     made = {
         (case, name): Config(**{**CASES[case].model_dump(), "parallel": {**LAYOUTS, **OF_EXPERTS}[name]})
@@ -122,45 +127,69 @@ def test_gradients_are_those_of_the_rounded_model():
     """Straight through: loss and all gradients are those of a plain model that has the rounded weights, which are read
     as an export reads them; and the table of weights names the very parameters that are rounded."""
     kept = {**INT4, "keep_first_blocks": 1, "keep_last_blocks": 1}
-    for found in run_ranks(compare_with_rounded_model, 1, [*CASES.values(), qat_config(kept)])[0]:
+    straight = [case for name, case in CASES.items() if "learned" not in name]
+    for found in run_ranks(compare_with_rounded_model, 1, [*straight, qat_config(kept)])[0]:
         assert found["named alike"]
         assert found["losses"][0] == pytest.approx(found["losses"][1], rel=1e-6)
         assert found["gap"] < 1e-4
 
 
 def test_recomputed_blocks_round_alike():
-    """Curves under full and selective recomputation are bit-equal to those without."""
-    kinds = [qat_config(INT4, train={"recompute": kind}) for kind in ("none", "full", "selective")]
-    plain, *others = run_ranks(curves, 1, kinds, 3)[0]
-    assert others == [plain, plain]
+    """Curves under full and selective recomputation are bit-equal to those without, and MLPs in chunks whose scales are
+    trained have those of whole ones."""
+    kinds = [
+        qat_config(qat, train={"recompute": kind}) for qat in (INT4, LEARNED) for kind in ("none", "full", "selective")
+    ]
+    chunks = [qat_config(LEARNED, train={"mlp_chunk_tokens": size}) for size in (None, 16)]
+    found = run_ranks(curves, 1, [*kinds, *chunks], 3)[0]
+    assert found[1:3] == [found[0]] * 2
+    assert found[4:6] == [found[3]] * 2
+    assert gap(*found[6:]) < LAYOUT_TOLERANCE
 
 
-def compiled_beside_eager() -> tuple[list[float], int, int]:
-    """Losses of a step before and one after rounding begins, eager and compiled; graphs, and breaks in them. Graphs are
-    made and taken apart for gradients, but no kernels of them, which would take half a minute."""
+def compiled_beside_eager(
+    qat: dict[str, Any], *, hands_over: bool
+) -> tuple[list[float], list[dict[str, float]], int, int]:
+    """Losses of a step before and one after rounding begins, eager and compiled; norms of the gradients of each pair's
+    second; graphs, and breaks in them. Graphs are made and taken apart for gradients, but no kernels of them, which
+    would take half a minute."""
     torch.compile = partial(torch.compile, backend="aot_eager")
     torch._dynamo.config.error_on_recompile = True
-    config = qat_config({**INT4, "start_step": 2}, model={"num_layers": 2})
-    model, losses = start_rank(config).plan.model, []
+    config = qat_config(qat, model={"num_layers": 2})
+    model, losses, norms = start_rank(config).plan.model, [], []
     for is_compiled in (False, True):
+        taken = dict[torch.nn.Parameter, torch.Tensor]()
+        take: dict[str, Any] = {"take_gradient": lambda weight, made, taken=taken: taken.update({weight: made.make()})}
         precision = Qat(config.precision.qat, model.num_layers, keep_weights=True)
-        stage = make_stage(model, precision, FreshWeights(model, 0), take_gradient=lambda weight, made: made.make())
+        stage = make_stage(model, precision, FreshWeights(model, 0), **(take if hands_over else {}))
         if is_compiled:
             stage.compile_blocks()
         for step in (1, 2):
             precision.begin_step(step)
+            stage.zero_grad()
             loss = run_stage(stage, make_batch())
             loss.backward()
             losses.append(loss.item())
+        norms.append({name: taken.get(each, each.grad).norm().item() for name, each in stage.named_parameters()})
     counters = torch._dynamo.utils.counters
-    return losses, counters["stats"]["unique_graphs"], sum(counters["graph_break"].values())
+    return losses, norms, counters["stats"]["unique_graphs"], sum(counters["graph_break"].values())
 
 
-def test_compiled_blocks_are_one_graph():
-    """Both blocks share one graph, which stays when rounding begins, and compute what eager ones do."""
-    losses, graphs, breaks = run_ranks(compiled_beside_eager, 1)[0]
+@pytest.mark.parametrize(
+    ("qat", "hands_over"),
+    [({**INT4, "start_step": 2}, True), (LEARNED, True), (LEARNED, False)],
+    ids=["begins later", "learned", "learned, by autograd"],
+)
+def test_compiled_blocks_are_one_graph(qat: dict[str, Any], hands_over: bool):
+    """Both blocks share one graph, which stays when rounding begins, and compute what eager ones do, scales' gradients
+    among it."""
+    losses, (eager, compiled), graphs, breaks = run_ranks(
+        partial(compiled_beside_eager, hands_over=hands_over), 1, qat
+    )[0]
     assert losses[:2] == pytest.approx(losses[2:], rel=1e-5)
-    assert abs(losses[0] - losses[1]) > 1e-3
+    assert (losses[0] == losses[1]) is ("start_step" not in qat)
+    assert compiled == pytest.approx(eager, rel=1e-4)
+    assert any(name.endswith("learned.scale") for name in eager) is ("learned_scales" in qat)
     assert (graphs, breaks) == (1, 0)
 
 
@@ -173,9 +202,11 @@ def leg(root: Path, config: Config, first: int, last: int) -> list[tuple[float, 
     return curve
 
 
-def test_resumed_runs_are_bit_equal(tmp_path):
-    """A run in two halves has the losses of one in a piece: nothing of the rounding has to be remembered."""
-    config = qat_config(INT4, precision={"dtype": "bf16"})
+@pytest.mark.parametrize("qat", [INT4, LEARNED], ids=["int4", "learned"])
+def test_resumed_runs_are_bit_equal(qat: dict[str, Any], tmp_path: Path):
+    """A run in two halves has the losses of one in a piece: nothing of the rounding has to be remembered but the scales
+    that are trained."""
+    config = qat_config(qat, precision={"dtype": "bf16"})
     whole = run_ranks(leg, 1, tmp_path / "whole", config, 0, STEPS)[0]
     halves = [run_ranks(leg, 1, tmp_path / "halves", config, *steps)[0] for steps in ((0, 2), (2, STEPS))]
     assert whole == halves[0] + halves[1]

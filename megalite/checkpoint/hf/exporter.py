@@ -40,6 +40,7 @@ from megalite.errors import CheckpointError, ConversionError
 from megalite.model.initialize import WeightSource
 from megalite.model.lora import WithAdaptersAdded, without_lora
 from megalite.model.mup import Folded, without_mup
+from megalite.model.scales import without_scales
 from megalite.tokenizer.tokenizer import Tokenizer
 
 GENERATION_FILE = "generation_config.json"
@@ -147,7 +148,7 @@ def _choose(reader: CheckpointReader, dtype: str) -> _Chosen:
     """
     trained, rounding = reader.source("weight"), rounding_of(reader)
     source: WeightSource = trained if rounding is None else RoundedSource(trained, rounding)
-    whole, packing = stored_model(reader.folder, reader.manifest), None
+    whole, packing = without_scales(stored_model(reader.folder, reader.manifest)), None
     if whole.lora is not None:
         source, whole = WithAdaptersAdded(source, whole), without_lora(whole)
     model, family, notes = _choose_class(whole if whole.mup is None else without_mup(whole))

@@ -27,6 +27,7 @@ from megalite.config.checks_moe import check_experts
 from megalite.errors import CheckpointError, ConversionError
 from megalite.model.initialize import FreshWeights, WeightSource
 from megalite.model.lora import WithAdaptersAdded, without_lora
+from megalite.model.scales import without_scales
 
 UPCYCLED_FROM = "upcycled_from"
 
@@ -76,7 +77,7 @@ def upcycle(checkpoint: Path, out: Path, settings: Mapping[str, int], *, seed: i
         ConversionError: its model has experts, or cannot have such, or `out` is taken.
     """
     reader = CheckpointReader(find_checkpoint(checkpoint))
-    dense = stored_model(reader.folder, reader.manifest)
+    dense = without_scales(stored_model(reader.folder, reader.manifest))
     weights: WeightSource = reader.source("weight")
     if dense.lora is not None:
         dense, weights = without_lora(dense), WithAdaptersAdded(weights, dense)

@@ -60,6 +60,9 @@ class QatConfig(Section):
     symmetric: bool = True
     """Integers from -7 to 7, or -127 to 127, around zero. false has a whole zero point beside each scale, and all of 16
     or 256 integers."""
+    learned_scales: bool = False
+    """Train the scales with the weights (LSQ, Esser et al. 2020), which then clip what lies beyond them; false takes
+    them from the largest number of each group."""
     keep_first_blocks: NonNegativeInt = 0
     """Blocks at the start of the model that are not rounded."""
     keep_last_blocks: NonNegativeInt = 0

@@ -275,7 +275,7 @@ def _uses(stage: Stage, num_tokens: int) -> dict[nn.Parameter, int]:
     for block in stage.all_blocks():
         if isinstance(block.mlp, MLP) and block.mlp.chunk_tokens is not None:
             count = -(-num_tokens // block.mlp.chunk_tokens)
-            uses |= dict.fromkeys((block.mlp.expand.weight, block.mlp.down.weight), count)
+            uses |= dict.fromkeys(block.mlp.handed_over(), count)
     return uses
 
 

@@ -10,6 +10,7 @@ g numbers along the input dim share a scale. With b bits and n = 2^(b-1) - 1, af
 
 Nothing is clipped but what rounding a scale moves beyond the last integer, so a gradient passes through all numbers
 alike. Scales have the weight's own format: a model that is written down has the very scales that it was trained with.
+Scales that are trained (`layers.qat.learned`) are symmetric ones, and what lies beyond -n and n is clipped.
 """
 
 from __future__ import annotations
@@ -23,6 +24,9 @@ from torch import Tensor
 from megalite.config.schema import QatConfig
 from megalite.parallel.axes import SINGLE, Axis
 from megalite.parallel.collectives import all_reduce
+
+TINY = torch.finfo(torch.float32).tiny
+"""The least scale there is."""
 
 
 class Integers(NamedTuple):
@@ -41,16 +45,21 @@ class Integers(NamedTuple):
         return (q * self.scale).flatten(-2)
 
 
-def to_integers(weight: Tensor, qat: QatConfig, across: Axis = SINGLE) -> Integers:
+def to_integers(weight: Tensor, qat: QatConfig, across: Axis = SINGLE, scale: Tensor | None = None) -> Integers:
     """Round a matrix `[..., out, in]`. Collective over `across`, where that has ranks.
 
     Args:
         across: ranks that have other parts of the same rows, where a row has one scale.
+        scale: `[..., out, in/g]`, trained; None takes what the weight says.
     """
+    if scale is not None:
+        ratio, size = in_scales(weight, scale)
+        limit = largest_integer(qat)
+        return Integers(ratio.round_().clamp_(-limit, limit).to(weight.dtype), size.to(weight.dtype), None)
     assert qat.group_size is None or across.size == 1, "groups do not lie on two ranks"
     grouped = weight.detach().unflatten(-1, (-1, qat.group_size or weight.shape[-1])).float()
     if qat.symmetric:
-        largest, span = 2 ** (qat.bits - 1) - 1, _maximum(grouped.abs(), across)
+        largest, span = largest_integer(qat), _maximum(grouped.abs(), across)
         scale = _scale(span / largest, weight.dtype)
         q = (grouped / scale).round_().clamp_(-largest, largest)
         return Integers(q.to(weight.dtype), scale.to(weight.dtype), None)
@@ -60,6 +69,18 @@ def to_integers(weight: Tensor, qat: QatConfig, across: Axis = SINGLE) -> Intege
     zero = (bottom / scale).round_().clamp_(max=largest)
     q = (grouped / scale).round_().add_(zero).clamp_(0, largest)
     return Integers(q.to(weight.dtype), scale.to(weight.dtype), zero.to(weight.dtype))
+
+
+def largest_integer(qat: QatConfig) -> int:
+    """Of symmetric ones; the smallest is its negative."""
+    return 2 ** (qat.bits - 1) - 1
+
+
+def in_scales(weight: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
+    """A matrix `[..., out, in]` in units of scales `[..., out, in/g]` that are trained: fp32 `[..., out, groups, g]`,
+    and the units, fp32 `[..., out, groups, 1]`. A scale below 0 counts by its size."""
+    size = scale.detach().float().abs().clamp_(min=TINY).unsqueeze(-1)
+    return weight.detach().float().unflatten(-1, (scale.shape[-1], -1)) / size, size
 
 
 def _maximum(grouped: Tensor, across: Axis) -> Tensor:

@@ -37,13 +37,17 @@ class RoundedWeight:
         self._qat, self._across, self._keep = qat, across, keep
         self._kept: Tensor | None = None
 
-    def of(self, weight: Tensor, *, in_training: bool) -> Tensor:
-        """`[..., out, in]`, in the weight's format; the weight itself while nothing is rounded yet."""
+    def of(self, weight: Tensor, scale: Tensor | None = None, *, in_training: bool) -> Tensor:
+        """`[..., out, in]`, in the weight's format; the weight itself while nothing is rounded yet.
+
+        Args:
+            scale: see `to_integers`.
+        """
         if not self.is_on:
             return weight.detach()
         if self._kept is not None:
             return self._kept
-        rounded = to_integers(weight, self._qat, self._across).values()
+        rounded = to_integers(weight, self._qat, self._across, scale).values()
         if self._keep and in_training:
             self._kept = rounded
         return rounded

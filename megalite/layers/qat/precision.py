@@ -43,8 +43,11 @@ class Qat:
             for name, layer in block.named_modules(prefix=f"blocks.{index}") if int(index) in within else ():
                 if isinstance(layer, (ColumnParallelLinear, RowParallelLinear, ReplicatedLinear)):
                     across = layer.tp if isinstance(layer, RowParallelLinear) else SINGLE
-                    weight = self._rounded(f"{name}.weight", across)
-                    layer.gemm = RoundedLinear(cast("Gemm", layer.gemm), weight)
+                    weight, plain = self._rounded(f"{name}.weight", across), cast("Gemm", layer.gemm)
+                    if layer.learned is None:
+                        layer.gemm = RoundedLinear(plain, weight)
+                    else:
+                        layer.learned.attach(plain, weight)
                 if isinstance(layer, Experts):
                     for is_cut_in, (part, product) in enumerate(layer.by_name()):  # columns first, then rows
                         across = layer.tp if is_cut_in else SINGLE

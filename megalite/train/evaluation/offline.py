@@ -31,6 +31,7 @@ from megalite.errors import ConversionError, DataError
 from megalite.layers.documents import Documents, Targets
 from megalite.layers.parts import choose_parts
 from megalite.model.initialize import WeightSource
+from megalite.model.scales import without_scales
 from megalite.model.spec import StageSpec
 from megalite.model.transformer import Stage
 from megalite.train.device import choose_device
@@ -72,7 +73,7 @@ def open_model(folder: Path, tokenizer: Path | None = None) -> SavedModel:
         return SavedModel(folder, model, HuggingFaceWeights(folder, model), tokenizer or folder, is_checkpoint=False)
     reader = CheckpointReader(find_checkpoint(folder))
     found, _ = choose_tokenizer(tokenizer, reader.folder, reader.manifest)
-    model = stored_model(reader.folder, reader.manifest)
+    model = without_scales(stored_model(reader.folder, reader.manifest))
     return SavedModel(reader.folder, model, computing_weights(reader), found, is_checkpoint=True)
 
 
