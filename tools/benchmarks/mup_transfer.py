@@ -4,8 +4,8 @@
         [--figure F.svg]
 
 A sweep over widths, rates and seeds, around the rates where the best one is expected; at the narrowest width both ways
-are one. The multipliers were tuned there (`init_std`, `embedding_multiplier`, `output_multiplier`), as muP asks. Without
-muP they are the same, and each width is its own base. Given again it goes on where it was.
+are one. The multipliers were tuned there (`init_std`, `embedding_multiplier`, `output_multiplier`), as muP asks.
+Without muP they are the same, and each width is its own base. Given again it goes on where it was.
 
 Data: the demo's recipe (`configs/data/demo.yaml`) with `max_mb: 60` and `vocab_size: 512`, of which models of this size
 learn more in a minute than the frequencies of words.

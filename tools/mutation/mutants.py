@@ -171,6 +171,16 @@ MUTANTS = (
         "self.a",
         "engine/test_lora.py",
     ),
+    Mutant(
+        "model/scales.py",
+        "return copy_to if isinstance(layer, RowParallelLinear) and settings.group_size is None else keep",
+        "return keep",
+        "model/test_qat.py",
+    ),
+    Mutant(
+        "layers/qat/learned.py", "ratio.abs_() > self.layer.limit, 0.0", "ratio.abs_() > 1e9, 0.0", "layers/test_qat.py"
+    ),
+    Mutant("layers/qat/learned.py", "self.scale < 0.0, -found", "self.scale < 0.0, found", "layers/test_qat.py"),
     Mutant("model/lora.py", "alpha=self._lora.scale", "alpha=1.0", "checkpoint/test_hf_lora.py"),
     Mutant(
         "architecture/attention_costs.py",
