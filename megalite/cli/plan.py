@@ -115,6 +115,8 @@ def layouts(
         notes.append(
             f"all of it with sequences of {loaded.batch.seq_len:,} tokens, as before the first of batch.stages"
         )
+    if loaded.precision.is_emulated:
+        notes.append("seconds are those of products in fp32: what emulation takes to round is not counted, and is more")
     if failures is not None:
         notes.append(_failures(found[0], ranks, known, (failures, save_seconds, restart_seconds)))
     _print([_table(title, found, ranks), *([_parts_table(found)] if explain else [])], notes, found[0])

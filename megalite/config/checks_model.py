@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from megalite.architecture.architecture import Architecture
 from megalite.architecture.attentions import ATTENTIONS
 from megalite.architecture.settings import LoraConfig, MlaConfig
-from megalite.architecture.weights import is_adapter, weight_table
+from megalite.architecture.weights import adapters_of, is_adapter, weight_table
 from megalite.config.checks_init import check_init
 from megalite.config.checks_moe import check_experts
 from megalite.config.checks_mtp import check_predictions
@@ -121,10 +121,24 @@ def _adapters(model: Architecture, lora: LoraConfig) -> Iterator[str]:
         yield f"model.lora.targets: no layer that can be adapted is called {or_(lacking)}; there are {', '.join(has)}"
     elif not lora.found_targets:
         yield "model.lora.targets: empty, and nothing would be learnt; name some layers, or set model.lora=null"
+    else:
+        yield from _high_rank(model, lora)
     if model.mup is not None:
         yield (
             "model.mup: how adapters scale with the width is not known here; use model.lora=null, or export the "
             "checkpoint, which multiplies muP's factors into the weights, and begin with that and mup=null"
+        )
+
+
+def _high_rank(model: Architecture, lora: LoraConfig) -> Iterator[str]:
+    """A rank that no adapted matrix has: an adapter would have more numbers than what it corrects."""
+    table = weight_table(model, {0, model.num_layers - 1})
+    of_targets = (row.shape for row in table.values() if row.is_matrix and adapters_of(row, 1)[0].name in table)
+    highest = max((min(shape) for shape in of_targets), default=lora.rank)
+    if lora.rank > highest:
+        yield (
+            f"model.lora.rank: {lora.rank}, and what is adapted has rank {highest} at most; use less, or "
+            "set model.lora=null, which trains them whole"
         )
 
 

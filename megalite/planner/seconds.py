@@ -211,10 +211,9 @@ def _host(machine: Machine, device: Parts, passes: int = 1) -> float:
 
 
 def _rate_of_linear(config: Config, machine: Machine) -> float:
-    fp8, fp4 = config.precision.fp8, config.precision.fp4
-    if fp4 is not None or (fp8 is not None and fp8.backend == "emulate"):
+    if config.precision.is_emulated:
         return machine.rate("fp32")
-    return machine.rate(config.precision.dtype if fp8 is None else "fp8")
+    return machine.rate(config.precision.dtype if config.precision.fp8 is None else "fp8")
 
 
 def _sent(config: Config, plan: RunPlan, block: BlockSpec, machine: Machine) -> Parts:

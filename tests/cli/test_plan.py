@@ -48,6 +48,7 @@ def test_tables(capsys: pytest.CaptureFixture):
     assert "the first: parallel." in said
     assert "MFU" in said
     assert "batch.stages" not in said
+    assert "emulation" not in said
     stages = "batch.stages=[{from_step: 3, seq_len: 16384, train: [{path: data/long, name: long}]}]"
     one = run(
         capsys,
@@ -59,7 +60,9 @@ def test_tables(capsys: pytest.CaptureFixture):
         stages,
         "data.train=[{path: data/short}]",
         "model.max_positions=16384",
+        "precision.fp4={format: nvfp4}",
     )
+    assert "what emulation takes to round is not counted" in one
     assert "all of it with sequences of 8,192 tokens, as before the first of batch.stages" in one
 
 

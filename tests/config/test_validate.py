@@ -13,6 +13,12 @@ VALID_SOURCE = {"valid": [{"path": "data/v"}]}
 
 
 CONFLICTS = {
+    "an adapter that is larger than what it adapts": (
+        config(model={"hidden_size": 64, "num_heads": 4, "num_kv_heads": 2, "lora": {"rank": 33, "targets": ["k"]}}),
+        1,
+        "model.lora.rank: 33, and what is adapted has rank 32 at most; use less, or set model.lora=null, "
+        "which trains them whole",
+    ),
     "dp that cannot be derived": (
         config(parallel={"tp": 2, "pp": 2}),
         6,

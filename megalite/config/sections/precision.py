@@ -192,3 +192,8 @@ class PrecisionConfig(Section):
     """Emulated FP4 for the linear layers inside the blocks; null for none."""
     qat: QatConfig | None = None
     """Rounds weights to 4 or 8 bits while training; null for none."""
+
+    @property
+    def is_emulated(self) -> bool:
+        """Whether products are made in fp32 of what was rounded to fewer bits, which no device does sooner."""
+        return self.fp4 is not None or (self.fp8 is not None and self.fp8.backend == "emulate")
