@@ -216,7 +216,7 @@ def _measure(
     bench, tokens = Bench(config, model, device, is_compiled), config.batch.micro_batch_size * config.batch.seq_len
     size, name = PEAK_SIZE[device_type], config.precision.dtype
     choose_gemm(device_type, torch.float32)  # as training does, for the whole process
-    flops = {each: measure_gemm_flops(device, dtype, size) for each, dtype in DTYPES.items()}
+    flops = {each: measure_gemm_flops(device, dtype, size)[0] for each, dtype in DTYPES.items()}
     dist.barrier()
     multiplications = 6.0 * tokens * linear_multiply_adds(model.block(0), model.hidden_size)
     products = min(1.0, multiplications / flops[name] / bench.product_seconds(tokens))

@@ -51,6 +51,9 @@ parts of names are shared by devices of quite different speed (L4 and L40, A10 a
 CEILING_SIZE = {"cpu": 1024, "cuda": 8192}
 """Of the product that is timed where the peak is not known: so large that starting it takes no part of the time."""
 CEILING_TRIES = 8
+SMALLEST_CEILING = 128
+CEILING_SECONDS = 0.5
+"""That it may take; if it would take longer it is made smaller."""
 
 
 @dataclass(frozen=True)
@@ -120,18 +123,29 @@ def find_peak(device: torch.device, dtype: torch.dtype) -> Peak:
         known = DENSE_BF16_FLOPS.get(torch.cuda.get_device_name(device))
         if known is not None:
             return Peak(known, "its data sheet's dense bf16 peak")
-    size, name = CEILING_SIZE[device.type], str(dtype).removeprefix("torch.")
-    return Peak(measure_gemm_flops(device, dtype, size), f"measured here: a product of {size} x {size} in {name}")
+    name = str(dtype).removeprefix("torch.")
+    flops, size = measure_gemm_flops(device, dtype, CEILING_SIZE[device.type])
+    return Peak(flops, f"measured here: a product of {size} x {size} in {name}")
 
 
-def measure_gemm_flops(device: torch.device, dtype: torch.dtype, size: int) -> float:
-    """FLOP/s of the fastest of a few square products, by what the engine, which is there, has chosen for its own."""
+def measure_gemm_flops(device: torch.device, dtype: torch.dtype, largest: int) -> tuple[float, int]:
+    """FLOP/s of the fastest of a few square products, by what the engine, which is there, has chosen for its own; and
+    their size, which is less than the largest where that takes seconds: fp16 on a CPU without units for it."""
+    size = SMALLEST_CEILING
+    # The first product of a kind loads what makes it, and the next size takes eight times as long
+    while size < largest and _seconds_of_product(device, dtype, size, tries=3) < CEILING_SECONDS / 8:
+        size *= 2
+    return 2.0 * size**3 / _seconds_of_product(device, dtype, size, tries=CEILING_TRIES), size
+
+
+def _seconds_of_product(device: torch.device, dtype: torch.dtype, size: int, *, tries: int) -> float:
+    """Of the fastest."""
     left, right = (torch.randn(size, size, device=device, dtype=dtype) for _ in range(2))
     best = float("inf")
-    for _ in range(CEILING_TRIES):
+    for _ in range(tries):
         start = time.perf_counter()
         torch.mm(left, right)
         if device.type == "cuda":
             torch.cuda.synchronize(device)
         best = min(best, time.perf_counter() - start)
-    return 2.0 * size**3 / best
+    return best
