@@ -1,5 +1,5 @@
-"""Whole runs whose model is an average: what a run validates is what everybody reads of its checkpoints, and what it goes
-on from is what it trained."""
+"""Whole runs whose model is an average: what a run validates is what everybody reads of its checkpoints, and what it
+goes on from is what it trained."""
 
 from __future__ import annotations
 
