@@ -18,7 +18,7 @@ from typing import NamedTuple
 from megalite.architecture.architecture import Architecture
 from megalite.architecture.costs import count_parameters
 from megalite.checkpoint import catalog
-from megalite.checkpoint.averaged_weights import model_weights
+from megalite.checkpoint.averaged_weights import AveragedSource, model_weights
 from megalite.checkpoint.format import stored_model
 from megalite.checkpoint.hf.alarms import find_alarms
 from megalite.checkpoint.hf.config_json import FILE_NAME as CONFIG_FILE
@@ -153,6 +153,8 @@ def _choose(reader: CheckpointReader, dtype: str) -> _Chosen:
     if whole.lora is not None:
         source, whole = WithAdaptersAdded(source, whole), without_lora(whole)
     model, family, notes = _choose_class(whole if whole.mup is None else without_mup(whole))
+    if isinstance(trained, AveragedSource):
+        notes.append("Weights are the averages that the run's optimizer makes, by which it is evaluated")
     if dtype == QUANTIZED:
         if not isinstance(source, RoundedSource):
             raise ConversionError(
