@@ -23,6 +23,7 @@ from pathlib import Path
 import torch
 
 from megalite import __version__
+from megalite.checkpoint.averaged_weights import model_slabs
 from megalite.checkpoint.catalog import DISK_MARGIN, commit
 from megalite.checkpoint.format import MANIFEST, FileRecord, Piece, TensorRecord, write_manifest
 from megalite.checkpoint.reader import CheckpointReader
@@ -64,7 +65,8 @@ def merge(
     Args:
         checkpoint: its folder.
         out: folder to make.
-        weights_only: leave the optimizer's moments out; such a checkpoint can be started from, but not resumed.
+        weights_only: leave the optimizer's moments out; such a checkpoint can be started from, but not resumed. Where
+            the run averages its weights, it has the averages.
         dtype: fp32, or, for weights only, bf16.
         max_file_bytes: no file is larger, unless a single tensor is.
         overwrite: replace an older checkpoint at `out`.
@@ -89,22 +91,26 @@ def merge(
     out.parent.mkdir(parents=True, exist_ok=True)
     _require_room(out, num_bytes)
     with _building(out) as folder:
-        files, tensors = _write_tensors(reader, folder, entries, max_file_bytes)
+        files, tensors = _write_tensors(reader, folder, entries, max_file_bytes, is_model=weights_only)
         _write_rest(reader, folder, files, tensors)
     return Merged(checkpoint, out, len(entries), num_bytes, len(files))
 
 
 def _write_tensors(
-    reader: CheckpointReader, folder: Path, entries: dict[str, Entry], max_file_bytes: int
+    reader: CheckpointReader, folder: Path, entries: dict[str, Entry], max_file_bytes: int, *, is_model: bool
 ) -> tuple[dict[str, FileRecord], dict[str, TensorRecord]]:
-    """Write the tensors into files; what the manifest is to say of both."""
+    """Write the tensors into files; what the manifest is to say of both.
+
+    Args:
+        is_model: they are the weights of the model, averaged where the run averages.
+    """
     files, tensors = {}, {}
     sizes = {name: entry.num_bytes for name, entry in entries.items()}
     for number, names in enumerate(group_by_size(sizes, max_file_bytes)):
         file_name = f"merged-{number:05d}.safetensors"
         with TensorFile(folder / file_name, [entries[name] for name in names]) as file:
             for name in names:
-                for slab in reader.slabs(name):
+                for slab in model_slabs(reader, name) if is_model else reader.slabs(name):
                     file.write(as_bytes(slab.to(entries[name].dtype)))
                 shape = entries[name].shape
                 tensors[name] = TensorRecord(shape, [Piece(file_name, name, (0,) * len(shape), shape)])

@@ -14,6 +14,7 @@ from pydantic import ValidationError
 from torch import Tensor
 
 from megalite.architecture.weights import Rectangle, Weight, scale_of
+from megalite.checkpoint.averaged_weights import model_weights
 from megalite.checkpoint.format import CONFIG
 from megalite.checkpoint.reader import CheckpointReader
 from megalite.config.rounded import is_rounded
@@ -94,6 +95,6 @@ class RoundedSource:
 
 
 def computing_weights(reader: CheckpointReader) -> WeightSource:
-    """The weights that a checkpoint's run computes with."""
-    source, rounding = reader.source("weight"), rounding_of(reader)
+    """The weights that a checkpoint's run is evaluated with: averaged and rounded, as its settings say."""
+    source, rounding = model_weights(reader), rounding_of(reader)
     return source if rounding is None else RoundedSource(source, rounding)

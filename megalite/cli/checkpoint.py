@@ -224,6 +224,7 @@ KINDS = {
     "exp_avg_sq_row": "second moments, means of rows",
     "exp_avg_sq_col": "second moments, means of columns",
     "momentum": "momentum",
+    "z_minus_x": "of averages: model = weight - (1 - beta) this",
     "fp8_amax": "maxima that FP8 scales come from",
     "fp8_retired": "layers that went back from FP8",
 }

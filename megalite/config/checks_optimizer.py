@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from megalite.addition import Addition
 from megalite.architecture.architecture import Architecture
 from megalite.architecture.attentions import ATTENTIONS
 from megalite.architecture.weights import is_adapter, weight_table
 from megalite.config.engine import choose_engine
-from megalite.config.optimizers import OPTIMIZERS, RULES, scales_with_width, settings_read
+from megalite.config.optimizers import OPTIMIZERS, RULES, averages, scales_with_width, settings_read
+from megalite.config.schedules import SCHEDULES
 from megalite.config.schema import ADAPTED, Config, OptimizerConfig
 from megalite.config.sections.optimizer import WeightGroupConfig
+from megalite.config.sections.schedule import ScheduleConfig, ShapeConfig
 from megalite.config.weight_groups import does_match, group_number, group_of
 from megalite.config.wording import or_, unused
 
@@ -32,6 +35,7 @@ def check_optimizer(config: Config, model: Architecture) -> Iterator[str]:
     yield from _clip(optimizer)
     yield from _decay(config)
     yield from _mup(config)
+    yield from _averages(config)
     if optimizer.qk_clip is not None:
         yield from _qk_clip(config, model)
     if optimizer.offload and choose_engine(config.parallel) == "deepspeed":
@@ -79,6 +83,33 @@ def _mup(config: Config) -> Iterator[str]:
                 f"model.mup: how {name} scales with the width is not known here; use optimizer.name={known}, or "
                 "mup=null"
             )
+
+
+def _averages(config: Config) -> Iterator[str]:
+    """Averages are there in place of a decay."""
+    optimizer = config.optimizer
+    followed = {("schedule", optimizer.name): config.schedule}
+    for number, group in enumerate(optimizer.groups):
+        name = group.optimizer or optimizer.name
+        if group.schedule is not None:
+            followed[f"optimizer.groups.{number}.schedule", name] = group.schedule
+        elif not group.frozen:
+            followed["schedule", name] = config.schedule
+    for (key, name), shape in followed.items():
+        if averages(name) and _falls(shape):
+            lowered = "decay_steps" if shape.name == "constant" else f"name={shape.name}"
+            yield (
+                f"{key}: {lowered} lowers the rate, and the averages of {name} are there in place of that; use "
+                "name=constant with decay_steps=null, and a warmup"
+            )
+
+
+def _falls(shape: ShapeConfig) -> bool:
+    """Whether a rate does anything but rise and stay, as far as is known."""
+    if isinstance(shape, ScheduleConfig) and shape.name == "piecewise":
+        return any(map(_falls, shape.phases))
+    is_brought = isinstance(SCHEDULES[shape.name].rate, Addition)
+    return not is_brought and (shape.name != "constant" or shape.decay_steps is not None)
 
 
 def _qk_clip(config: Config, model: Architecture) -> Iterator[str]:

@@ -11,6 +11,8 @@
     soap        soap                     adamw             adamw             two moments, and squares of both sides
     sgd         sgd                      sgd               sgd               momentum, 4 bytes
 
+    schedule_free_adamw    itself, for all weights                           a second moment, and z - x, 8 bytes
+
 State that has a number for every number of the weight is cut as the weight is, by tp and by ZeRO. adafactor's factors,
 the blocks of 8 bits and soap's bases are not such: they are kept for whole rows or whole weights, by one rank
 (`optim.exchange`). In a checkpoint all are tensors named after their canonical weight, in fp32. What has 8 bits is
@@ -46,6 +48,8 @@ class UpdateRule:
     """`module:function` from a weight to the bytes of its state, where a number does not take four."""
     multiplies: bool = False
     """It is given the format of its matrix products, too."""
+    averages: bool = False
+    """The model is an average of the weights, not the ones that gradients are taken at (`optim.averaging`)."""
 
 
 @dataclass(frozen=True)
@@ -66,6 +70,9 @@ class Optimizer:
 
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
+
+LEAD = "z_minus_x"
+"""State of rules that average (`optim.averaging`)."""
 
 FROZEN = "frozen"
 """The rule of weights that stay as they are (`optimizer.groups`); no optimizer by itself."""
@@ -117,6 +124,13 @@ RULES: Table[UpdateRule] = Table(
             whole_state=f"{_IN}.rules:soap_shapes",
         ),
         "sgd": UpdateRule(f"{_IN}.elementwise:Sgd", ("momentum",), ("momentum", "nesterov")),
+        "schedule_free_adamw": UpdateRule(
+            f"{_IN}.elementwise:ScheduleFreeAdamW",
+            (LEAD, "exp_avg_sq"),
+            ("betas", "eps"),
+            rate_exponent=1.0,
+            averages=True,
+        ),
         FROZEN: UpdateRule(f"{_IN}.elementwise:Frozen", rate_exponent=0.0),
     },
 )
@@ -133,6 +147,7 @@ OPTIMIZERS: Table[Optimizer] = Table(
         "lion8bit": Optimizer("lion8bit", "lion8bit", "lion"),
         "soap": Optimizer("soap", "adamw", "adamw"),
         "sgd": Optimizer("sgd", "sgd", "sgd"),
+        "schedule_free_adamw": Optimizer("schedule_free_adamw", "schedule_free_adamw", "schedule_free_adamw"),
     },
 )
 
@@ -140,6 +155,11 @@ OPTIMIZERS: Table[Optimizer] = Table(
 def settings_read(names: Iterable[str]) -> set[str]:
     """The keys of the section that optimizers read, of those that not all do."""
     return {key for name in names for rule in OPTIMIZERS[name].rules for key in RULES[rule].settings}
+
+
+def averages(name: str) -> bool:
+    """Whether the model that an optimizer trains is an average of the weights that it updates."""
+    return any(RULES[rule].averages for rule in OPTIMIZERS[name].rules)
 
 
 def scales_with_width(name: str) -> bool:

@@ -12,6 +12,7 @@ from typing import NamedTuple
 from megalite.architecture.costs import ELEMENT_BYTES, FP32_BYTES
 from megalite.architecture.weights import weight_table
 from megalite.config.engine import choose_engine
+from megalite.config.optimizers import averages
 from megalite.config.plan import RunPlan
 from megalite.config.schema import Config
 from megalite.engine.deepspeed.config import deepspeed_config
@@ -165,12 +166,15 @@ def _deepspeed(config: Config, plan: RunPlan, numbers: EngineNumbers) -> Footpri
         sent = element * deepspeed_config(config, plan)["zero_optimization"]["reduce_bucket_size"]
     gathers = sharding.weights and plan.num_replicas > 1
     gradients = num_parameters * GRADIENT_BYTES[dtype][zero] // (plan.num_replicas if sharding.gradients else 1)
+    copied = 0  # while averages are evaluated; the other engines have memory of gradients for that
+    if any(averages(name) for name in config.optimizer.names):
+        copied = num_parameters * (masters or element) // (plan.num_replicas if sharding.optimizer else 1)
     return Footprint(
         weights=num_parameters * element // (plan.num_replicas if sharding.weights else 1),
         gradients=gradients,
         optimizer=(state_bytes + num_parameters * masters) // (plan.num_replicas if sharding.optimizer else 1),
         buffers=(element * min(num_parameters, ZERO3_LIVE_PARAMETERS) if gathers else 0)
         + (0 if sends_themselves else sent),
-        after_backward=sent if sends_themselves else 0,
+        after_backward=max(sent if sends_themselves else 0, copied),
         late_gradients=gradients if zero == 2 and plan.grad_accum_steps == 1 else 0,
     )

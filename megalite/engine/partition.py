@@ -59,8 +59,17 @@ class Partition(Protocol):
         """What this rank has of a parameter between steps: live memory."""
         ...
 
-    def refresh(self, weights: WeightSource) -> None:
-        """What the optimizer works on was set from outside: compute with it from now on. Collective."""
+    def refresh(self, weights: WeightSource, *, with_still: bool = True) -> None:
+        """What the optimizer works on was set from outside: compute with it from now on. Collective.
+
+        Args:
+            weights: all of it, for whoever finds it there sooner than at other ranks.
+            with_still: weights that no step changes were set, too.
+        """
+        ...
+
+    def spare(self) -> list[Tensor]:
+        """Memory like `flat_weights`, which nobody needs between steps."""
         ...
 
 

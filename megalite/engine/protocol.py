@@ -8,6 +8,7 @@ clipping.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
@@ -18,6 +19,7 @@ from megalite.engine.hooks import UpdateHooks
 from megalite.engine.parts import Part
 from megalite.model.initialize import LocalWeight, WeightSource
 from megalite.model.transformer import Stage
+from megalite.optim.averaging import AveragingState
 from megalite.optim.groups import Pacing
 from megalite.optim.optimizer import OwnedState
 from megalite.optim.slices import Slice
@@ -146,6 +148,20 @@ class Engine(Protocol):
 
     def set_pacing(self, pacing: Pacing) -> None:
         """Set what the coming steps have besides their rate, the same on all ranks."""
+        ...
+
+    def averaged_weights(self) -> AbstractContextManager[None]:
+        """Within it the weights are those of the run's model: where the optimizer averages (`optim.averaging`) the
+        averages, else what they always are. For evaluation; behind it they are what they were, to the last bit.
+        Collective."""
+        ...
+
+    def averaging(self) -> AveragingState:
+        """What the averages remember of the steps so far, equal on all ranks; empty where nothing is averaged."""
+        ...
+
+    def set_averaging(self, state: AveragingState) -> None:
+        """Go on from such a state."""
         ...
 
     def slices(self) -> Sequence[Slice]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 
 import torch
@@ -17,8 +18,9 @@ from megalite.architecture.weights import Rectangle, Weight
 from megalite.engine.partition import Partition, is_copy_at_end, is_copy_in_model, slices_of
 from megalite.engine.parts import Part, parts_of_slice
 from megalite.engine.protocol import HeldWeight, LocalState
-from megalite.model.initialize import CUT_MARK, EXPERT_MARK, LocalWeight, WeightSource, local_weights
+from megalite.model.initialize import CUT_MARK, EXPERT_MARK, WeightSource, local_weights
 from megalite.model.transformer import Stage
+from megalite.optim.averaging import AveragingState, put_average
 from megalite.optim.groups import Pacing
 from megalite.optim.optimizer import OwnedState, SlicedOptimizer
 from megalite.optim.slices import Slice, copy_numbers
@@ -36,6 +38,15 @@ class EngineOfState:
 
     def slices(self) -> Sequence[Slice]:
         return self._state.slices
+
+    def averaged_weights(self) -> AbstractContextManager[None]:
+        return self._state.averaged()
+
+    def averaging(self) -> AveragingState:
+        return self._state.optimizer.averaging_state()
+
+    def set_averaging(self, state: AveragingState) -> None:
+        self._state.optimizer.set_averaging(state)
 
     def set_pacing(self, pacing: Pacing) -> None:
         self._state.optimizer.pacing = pacing
@@ -110,7 +121,8 @@ class StageState:
         for local in local_weights(self._stage):
             mine = slices.get((local.parameter_name, local.weight.name), [])
             kinds = ("weight", *self.optimizer.elementwise_kinds(local.weight))
-            yield LocalState(local, {kind: self._whole(local, mine, kind) for kind in kinds})
+            shape = local.rectangle.shape
+            yield LocalState(local, {kind: self._whole(local.weight, shape, mine, kind) for kind in kinds})
 
     def write(self, weights: WeightSource, state: dict[str, WeightSource], num_updates: int) -> None:
         """Set every weight and all state from sources by kind, each rank what it keeps; padding stays zero."""
@@ -126,6 +138,38 @@ class StageState:
 
         self.optimizer.load_owned_states(read)
         self._partition.refresh(weights)
+
+    @contextmanager
+    def averaged(self) -> Iterator[None]:
+        """Within it, weights whose rule averages are their averages. Collective. What fails within it leaves masters as
+        they were, but not what was gathered from them: the run is over."""
+        beta = self.optimizer.beta
+        if beta is None:
+            yield
+            return
+        flats, kept = self._partition.flat_weights(), self._partition.spare()
+        for flat, copy in zip(flats, kept, strict=True):
+            copy.copy_(flat.detach())
+        try:
+            for part in self.slices:
+                put_average(part, beta)
+            self._compute_anew()
+            yield
+        finally:
+            for flat, copy in zip(flats, kept, strict=True):
+                flat.data.copy_(copy)
+        self._compute_anew()
+
+    def gather(self, weight: Weight, shape: tuple[int, ...]) -> Tensor:
+        """What the ranks of a stage keep of a weight, brought together: of `shape`, this rank's part of the model.
+        Collective over dp."""
+        mine = [part for part in (*self.slices, *self._still) if part.local.weight.name == weight.name]
+        return self._whole(weight, shape, mine, "weight")
+
+    def _compute_anew(self) -> None:
+        """Let what computes follow what the optimizer works on. Collective."""
+        self._stage.precision.forget_weights()
+        self._partition.refresh(_Gathered(self), with_still=False)
 
     def set_weights(self, weights: WeightSource) -> None:
         """Set weights alone, which nothing has been computed with yet."""
@@ -147,20 +191,29 @@ class StageState:
         is_other_replica = copies.rank != 0
         return not (is_at_end or is_other_replica or state.unit.replica != 0)
 
-    def _whole(self, local: LocalWeight, slices: list[Slice], kind: str) -> Tensor:
-        """All numbers of a local weight: a view where nothing is divided, else gathered."""
-        shape = local.rectangle.shape
+    def _whole(self, weight: Weight, shape: tuple[int, ...], slices: list[Slice], kind: str) -> Tensor:
+        """All numbers of a weight's local part: a view where nothing is divided, else gathered."""
         if not self._partition.divides_state and slices:
             return slices[0].tensors[kind].view(shape)
         device = next(iter(self._parameters.values())).device
         whole = torch.zeros(math.prod(shape), device=device)
         for part in slices:
             whole[part.start : part.stop] = part.tensors[kind]
-        return all_reduce(whole, self._partition.shards(is_expert=local.weight.expert is not None)).view(shape)
+        return all_reduce(whole, self._partition.shards(is_expert=weight.expert is not None)).view(shape)
 
     def _replicas_of(self, weight: Weight) -> Axis:
         """The ranks that hold the same."""
         return self._axes.replicas_of(is_expert=weight.expert is not None)
+
+
+class _Gathered:
+    """A stage's own weights as a source, which all replicas read in one order."""
+
+    def __init__(self, state: StageState):
+        self._state = state
+
+    def read(self, weight: Weight, rectangle: Rectangle) -> Tensor:
+        return self._state.gather(weight, rectangle.shape)
 
 
 def _set(part: Slice, kind: str, source: WeightSource) -> None:

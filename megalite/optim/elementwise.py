@@ -1,4 +1,5 @@
-"""Rules whose update of a number depends on nothing but that number's own history: AdamW, Lion, SGD.
+"""Rules whose update of a number depends on nothing but that number's own history: AdamW, plain or without a schedule,
+Lion, SGD.
 
 Each works on lists of flat tensors, so any cut of the weights is right.
 """
@@ -12,6 +13,7 @@ import torch
 from torch import Tensor
 from torch.optim.adamw import adamw
 
+from megalite.config.optimizers import LEAD
 from megalite.config.schema import OptimizerConfig
 
 States = dict[str, list[Tensor]]
@@ -88,6 +90,48 @@ class Sgd:
         if self.nesterov:
             directions = torch._foreach_add(gradients, momenta, alpha=self.momentum)
         shrink_and_add(weights, directions, lr=lr, decay=decay)
+
+
+class ScheduleFreeAdamW:
+    """Schedule-free AdamW (Defazio et al. 2024, algorithm 1): the momentum is a pull toward the mean of all z.
+
+    With D = lr (g / (sqrt(v) + eps) + decay y), where v is the second moment without its bias, and c the share:
+
+        z - x  <-  (1 - c) (z - x - D)
+        y      <-  y - (1 - beta (1 - c)) D + beta c (z - x)          with the former z - x
+
+    which are z <- z - D, x <- (1 - c) x + c z, y = (1 - beta) z + beta x, told of y and z - x.
+    """
+
+    def __init__(self, optimizer: OptimizerConfig):
+        self.betas, self.eps = optimizer.betas, optimizer.eps
+
+    def update(
+        self,
+        weights: list[Tensor],
+        gradients: list[Tensor],
+        states: States,
+        *,
+        lr: float,
+        decay: float,
+        step: int,
+        share: float,
+    ) -> None:
+        """One step; `share` is that of the newest z in the mean, c."""
+        (beta, second), leads, squares = self.betas, states[LEAD], states["exp_avg_sq"]
+        torch._foreach_mul_(squares, second)
+        torch._foreach_addcmul_(squares, gradients, gradients, value=1.0 - second)
+        directions = torch._foreach_div(squares, 1.0 - second**step)
+        torch._foreach_sqrt_(directions)
+        torch._foreach_add_(directions, self.eps)
+        for gradient, direction in zip(gradients, directions, strict=True):
+            torch.div(gradient, direction, out=direction)
+        if decay:
+            torch._foreach_add_(directions, weights, alpha=decay)
+        torch._foreach_add_(weights, directions, alpha=-lr * (1.0 - beta * (1.0 - share)))
+        torch._foreach_add_(weights, leads, alpha=beta * share)
+        torch._foreach_add_(leads, directions, alpha=-lr)
+        torch._foreach_mul_(leads, 1.0 - share)
 
 
 class Frozen:

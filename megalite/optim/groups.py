@@ -6,9 +6,9 @@ out by as much at any width. With m times as many inputs (`input_multiplier`):
     adamw, lion   numbers of the update have size lr, all of one sign along the input: lr / m
     muon          its update has root mean square lr and full rank, so it grows by sqrt(m) only: lr / sqrt(m)
 
-State of 8 bits changes nothing in that. The second is the spectral condition (Yang et al. 2023) for an update that is
-scaled as Moonlight's. A weight decays by the product of its rate and its decay, and that product is kept: decay is
-multiplied by what the rate is divided by.
+State of 8 bits changes nothing in that, nor do averages of adamw's steps. The second is the spectral condition (Yang et
+al. 2023) for an update that is scaled as Moonlight's. A weight decays by the product of its rate and its decay, and
+that product is kept: decay is multiplied by what the rate is divided by.
 """
 
 from __future__ import annotations

@@ -20,7 +20,8 @@ from torch import Tensor
 
 from megalite.architecture.weights import Rectangle, Weight
 from megalite.config.optimizers import FROZEN
-from megalite.optim.elementwise import ElementwiseRule, shrink_and_add
+from megalite.optim.averaging import Averaging, AveragingState
+from megalite.optim.elementwise import ElementwiseRule, ScheduleFreeAdamW, shrink_and_add
 from megalite.optim.exchange import Exchange, Unit
 from megalite.optim.gradients import GradientChanges
 from megalite.optim.groups import Pacing, Rates
@@ -30,7 +31,7 @@ from megalite.optim.slices import Slice
 from megalite.optim.whole import Placed, WholeRule
 from megalite.parallel.axes import Axis
 
-Rule = ElementwiseRule | WholeRule
+Rule = ElementwiseRule | ScheduleFreeAdamW | WholeRule
 
 
 @dataclass(frozen=True)
@@ -83,6 +84,8 @@ class SlicedOptimizer(torch.optim.Optimizer):
         """Steps that changed the weights."""
         self.pacing = Pacing()
         """Of the coming step."""
+        self.averaging = Averaging()
+        """Of weights whose rule averages."""
 
     def bind(
         self, slices: Iterable[Slice], flat_weights: Sequence[Tensor], axis: Axis, world: Axis, tp_rank: int
@@ -133,6 +136,7 @@ class SlicedOptimizer(torch.optim.Optimizer):
             assert not present, "some gradients are missing"
             return
         self.num_updates += 1
+        self.averaging.advance(self.param_groups[0]["lr"], self.pacing.lr_of_groups)
         assert self._changes is not None, "not bound"
         if self._changes.are_any:
             present = [gradient.float() for gradient in present]  # no copy where they are fp32
@@ -155,6 +159,19 @@ class SlicedOptimizer(torch.optim.Optimizer):
             for gradient in gradients:
                 if gradient is not None:
                     gradient.zero_()
+
+    @property
+    def beta(self) -> float | None:
+        """Of weights whose rule averages (`optim.averaging`); None where none does."""
+        return next((rule.betas[0] for rule in self._rules.values() if isinstance(rule, ScheduleFreeAdamW)), None)
+
+    def averaging_state(self) -> AveragingState:
+        """Of the averages, for `set_averaging`; empty where nothing is averaged."""
+        return {} if self.beta is None else self.averaging.state()
+
+    def set_averaging(self, state: AveragingState) -> None:
+        """Go on from a state; an optimizer that has made no update has nothing to go on from."""
+        self.averaging.load(state if self.num_updates else {})
 
     def owned_states(self) -> Iterator[OwnedState]:
         """State that this rank keeps whole."""
@@ -204,12 +221,15 @@ class SlicedOptimizer(torch.optim.Optimizer):
         indices = self._indices(name)
         return {kind: {i: self.slices[i].tensors[kind] for i in indices} for kind in self._kinds[name]}
 
-    def _step_elementwise(self, name: str, rule: ElementwiseRule, gradients: list[Tensor]) -> None:
+    def _step_elementwise(self, name: str, rule: ElementwiseRule | ScheduleFreeAdamW, gradients: list[Tensor]) -> None:
         def update(weights: list[Tensor], columns: dict[str, list[Tensor]], *, lr: float, rates: Rates) -> None:
             given, decay = columns["gradient"], self._decay(rates)
             if rates.is_coupled and decay:
                 given, decay = list(torch._foreach_add(given, weights, alpha=decay)), 0.0
-            rule.update(weights, given, columns, lr=lr, decay=decay, step=self.num_updates)
+            make: Callable[..., None] = rule.update
+            if isinstance(rule, ScheduleFreeAdamW):
+                make = partial(rule.update, share=self.averaging.share(rates.group))
+            make(weights, given, columns, lr=lr, decay=decay, step=self.num_updates)
 
         self._update(name, {"gradient": dict(enumerate(gradients)), **self._states(name)}, update)
 

@@ -9,7 +9,8 @@
                                     times g, since its key is shared by all heads
 
 Logits are linear in each, so the same batch would then reach the threshold at most. Biases shrink with their weights.
-It follows the update, on whatever slices a rank updates; momenta stay as they are.
+It follows the update, on whatever slices a rank updates; momenta stay as they are, and averages of weights shrink as
+the weights do.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ import torch
 from torch import Tensor
 
 from megalite.architecture.architecture import Architecture
+from megalite.config.optimizers import LEAD
 from megalite.optim.rounding import update_and_round, update_in_place
 from megalite.optim.slices import Slice, chunks, places_in_whole
 from megalite.parallel.random import name_seed
@@ -66,7 +68,7 @@ def _of_block(factors: Tensor, model: Architecture) -> tuple[Tensor, Tensor]:
 
 
 def scale_rows(slices: Sequence[Slice], scales: RowScales, *, rounds: bool, seed: int, step: int) -> None:
-    """Scale rows of weights in place.
+    """Scale rows of weights in place, and what they are ahead of their averages by (`optim.averaging`) as well.
 
     Args:
         slices: what this rank updates.
@@ -78,6 +80,9 @@ def scale_rows(slices: Sequence[Slice], scales: RowScales, *, rounds: bool, seed
     def update(weights: list[Tensor], columns: dict[str, list[Tensor]]) -> None:
         torch._foreach_mul_(weights, columns["scale"])
 
+    for part, scale in zip(parts, columns["scale"], strict=True):
+        if LEAD in part.tensors:  # so that z and x are scaled as y is
+            part.tensors[LEAD].mul_(scale)
     change = partial(update_and_round, seed=name_seed(seed, "qk_clip"), step=step) if rounds else update_in_place
     if parts:
         change(parts, columns, update)

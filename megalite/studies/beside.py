@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 
 from megalite.checkpoint.precision_state import load_state
-from megalite.checkpoint.sizes_so_far import sizes_at
+from megalite.checkpoint.sizes_so_far import CONTROL, sizes_at
 from megalite.config.batch_sizes import BatchSizes
 from megalite.config.plan import RunPlan
 from megalite.config.schema import Config
@@ -67,6 +67,7 @@ def start_beside(config: Config, place: Place) -> Beside:
     if start.progress.num_updates or config.precision.dtype != "fp32":
         engine.load(start.weights, start.moments, start.progress.num_updates)
     load_state(engine, start.reader)
+    engine.set_averaging(start.progress.components.get(CONTROL, {}).get("averaging", {}))
     engine = with_preference(engine, config, plan, axes, device, lambda: start.weights)
     samples = stage.samples.following(start.progress.account)
     sizes = sizes_at(start.progress) or plan.batch_sizes

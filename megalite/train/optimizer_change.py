@@ -1,7 +1,8 @@
 """Which weights another optimizer updates than before: its state says nothing to the new one.
 
 A run goes on with the optimizer that it has, or with one whose state is the same (adamw and adamw8bit, muon and
-muon8bit, lion and lion8bit). A branch may take another one, which then begins anew, for all weights.
+muon8bit, lion and lion8bit). A branch may take another one, which then begins anew, for all weights; where the former
+one averages, from the averages.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from pydantic import ValidationError
 
 from megalite.architecture.weights import weight_table
 from megalite.config.fill import fill
-from megalite.config.optimizers import FROZEN
+from megalite.config.optimizers import FROZEN, RULES
 from megalite.config.schema import Config, OptimizerConfig
 from megalite.config.yaml_source import read_source
 from megalite.optim.rules import all_rules, rule_of, state_shapes
@@ -36,6 +37,11 @@ def changed_optimizer(former_config: Path, config: Config) -> list[str]:
         former = config.optimizer.model_copy(update={"name": before})
     if not _goes_on(before, now):
         return [f"optimizer.name: {before!r} in {former_config}, {now!r} now"]
+    beta, beta_now = former.betas[0], config.optimizer.betas[0]
+    if beta != beta_now and any(RULES[rule].averages for rule in all_rules(former)):
+        return [
+            f"optimizer.betas: {beta:g} in {former_config}, {beta_now:g} now, by which the averages would be others"
+        ]
     side, side_now = former.max_precondition_dim, config.optimizer.max_precondition_dim
     if former.groups == config.optimizer.groups and (side == side_now or "soap" not in all_rules(former)):
         return []

@@ -71,7 +71,9 @@ def measure_rotation(
     found = []
     for model in (theirs, stage.plan.model):  # the run's comes last, and stays
         engine.stage.rotate_as(model)
-        found.append(_by_position(engine.token_losses(batches), batches, axes, stage.config.batch.seq_len))
+        with engine.averaged_weights():
+            losses = engine.token_losses(batches)
+        found.append(_by_position(losses, batches, axes, stage.config.batch.seq_len))
     return RotationChange(*found)
 
 

@@ -12,6 +12,7 @@ from torch import Tensor
 from megalite.architecture.architecture import Architecture
 from megalite.architecture.weights import Rectangle, Weight
 from megalite.checkpoint import catalog
+from megalite.checkpoint.averaged_weights import model_weights
 from megalite.checkpoint.format import MANIFEST, Progress, stored_model
 from megalite.checkpoint.reader import CheckpointReader
 from megalite.config.model_match import match
@@ -115,7 +116,8 @@ def first_start(
         if changed_optimizer(trunk / CONFIG, config):
             anew = replace(start.progress, num_updates=0)
             origin = f"{start.origin}, with optimizer {config.optimizer.name} from its beginning"
-            return replace(start, moments=zeros, progress=anew, origin=origin)
+            weights = model_weights(CheckpointReader(trunk))
+            return replace(start, weights=weights, moments=zeros, progress=anew, origin=origin)
         return start
     if init_from is not None:
         is_compared = config.train.verify_init_from and not again
@@ -245,7 +247,7 @@ def _open_weights(
     if checkpoint is not None:
         reader = CheckpointReader(checkpoint)
         theirs = stored_model(reader.folder, reader.manifest)
-        source: WeightSource = reader.source("weight")
+        source: WeightSource = model_weights(reader)
         if theirs.lora is not None and not (keeps_adapters and theirs.lora == model.lora):
             theirs, source = without_lora(theirs), WithAdaptersAdded(source, theirs)
         if theirs.weight_scales != model.weight_scales and theirs.weight_scales is not None:

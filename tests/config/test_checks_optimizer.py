@@ -35,7 +35,64 @@ def test_refused(settings: dict[str, Any], complaint: str):
     assert complaint in str(caught.value)
 
 
+AVERAGED = {"name": "schedule_free_adamw"}
+CONSTANT, COSINE = {"name": "constant"}, {"name": "cosine"}
+IN_PLACE = "lowers the rate, and the averages of schedule_free_adamw are there in place of that; use name=constant"
+FALLING: dict[str, tuple[dict[str, Any], dict[str, Any], str | None]] = {
+    "the default": (AVERAGED, COSINE, f"schedule: name=cosine {IN_PLACE}"),
+    "a cooldown": (AVERAGED, {**CONSTANT, "decay_steps": 2}, f"schedule: decay_steps {IN_PLACE}"),
+    "a phase that falls": (
+        AVERAGED,
+        {"name": "piecewise", "phases": [{**CONSTANT, "until_step": 5}, {**COSINE, "min_lr": 1e-5}]},
+        f"schedule: name=piecewise {IN_PLACE}",
+    ),
+    "phases that stay": (
+        AVERAGED,
+        {"name": "piecewise", "phases": [{**CONSTANT, "until_step": 5}, {**CONSTANT, "lr": 1e-3, "warmup_steps": 2}]},
+        None,
+    ),
+    "a group's own": (
+        {**AVERAGED, "groups": [{"match": "head.*", "schedule": {"name": "linear"}}]},
+        {**CONSTANT, "warmup_steps": 2},
+        f"optimizer.groups.0.schedule: name=linear {IN_PLACE}",
+    ),
+    "a group that is not averaged": (
+        {**AVERAGED, "groups": [{"match": "head.*", "optimizer": "lion", "schedule": {"name": "linear"}}]},
+        CONSTANT,
+        None,
+    ),
+    "a group that is": (
+        {"groups": [{"match": "head.*", "optimizer": "schedule_free_adamw"}]},
+        COSINE,
+        f"schedule: name=cosine {IN_PLACE}",
+    ),
+    "a group that is, with its own": (
+        {"groups": [{"match": "head.*", "optimizer": "schedule_free_adamw", "schedule": CONSTANT}]},
+        COSINE,
+        None,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", FALLING)
+def test_averages_take_the_place_of_a_decay(name: str):
+    """A rate that falls, of whatever weights are averaged, is named."""
+    optimizer, schedule, complaint = FALLING[name]
+    config = Config(optimizer=optimizer, schedule=schedule, train={"steps": 10})
+    if complaint is None:
+        validate(config, 1)
+        return
+    with pytest.raises(ConfigError) as caught:
+        validate(config, 1)
+    assert [problem for problem in caught.value.problems if problem.startswith(complaint)], caught.value.problems
+
+
 RECIPES = {
+    "schedule-free AdamW": [
+        "optimizer.name=schedule_free_adamw",
+        "schedule.name=constant",
+        "schedule.min_lr=0.0",
+    ],
     "8-bit AdamW": ["optimizer.name=adamw8bit"],
     "8-bit Muon": ["optimizer.name=muon8bit"],
     "8-bit Lion": [

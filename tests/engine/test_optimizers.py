@@ -30,6 +30,7 @@ TOLERANCES = {
     "muon8bit": 2e-4,
     "lion8bit": 2e-4,
     "sgd": 1e-5,
+    "schedule_free_adamw": 2e-5,
 }
 """Of the loss, near 4.6, fp32 sums in another order. Lion turns a rounding of a momentum near zero into a whole step,
 and a number at the border of two codes of 8 bits into another code; Muon lifts small singular values."""
@@ -43,10 +44,11 @@ LR = {
     "sgd": 0.05,
     "muon8bit": 2e-3,
     "lion8bit": 5e-4,
+    "schedule_free_adamw": 5e-3,
 }
 
-LIKE_OTHERS = ("muon8bit", "lion8bit")
-"""Made of parts that others are tested with: a third of the layouts will do."""
+LIKE_OTHERS = ("muon8bit", "lion8bit", "schedule_free_adamw")
+"""Made of parts that others are tested with, or more so elsewhere: a third of the layouts will do."""
 
 SETTINGS: dict[str, dict[str, Any]] = {"sgd": {"momentum": 0.9}, "soap": {"precondition_every": 2}}
 

@@ -4,13 +4,16 @@ every layout measures and clips alike."""
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from megalite.config.optimizers import LEAD
 from megalite.monitor.attention_logits import AttentionLogits
+from megalite.optim.averaging import average_of
 from megalite.optim.groups import Pacing
 from megalite.optim.qk_clip import row_scales, scale_rows
 from tests.kit.batches import step_batches
@@ -100,6 +103,22 @@ def test_weights_in_bf16_are_rounded_by_chance():
         assert ((weight.float() - exact).abs() <= exact.abs() * 2**-7).all()
         total += weight.float()
     assert ((total / count - exact).abs().mean() / exact.abs().mean()).item() < 2**-7 / 6
+
+
+def test_averages_shrink_as_the_weights_do():
+    """Where an optimizer averages, rows of x and z are scaled as those of y are, and other weights' are not."""
+    parts = [
+        replace(part, tensors={**part.tensors, LEAD: torch.randn_like(part.tensors["weight"])})
+        for part in whole_slices(make_stage(tiny_model(), dtype=torch.float32))
+    ]
+    name, rows = "blocks.1.attention.q.weight", torch.linspace(0.5, 1.0, 32)
+    before = [average_of(part.tensors["weight"], part.tensors[LEAD], 0.9) for part in parts]
+    scale_rows(parts, {name: rows}, rounds=False, seed=1, step=1)
+    for part, former in zip(parts, before, strict=True):
+        factor = rows.unsqueeze(1) if part.local.weight.name == name else torch.ones(1, 1)
+        expected = (former.view(part.local.rectangle.shape) * factor).view(-1)
+        found = average_of(part.tensors["weight"], part.tensors[LEAD], 0.9)
+        torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
 
 
 STEPS = 6

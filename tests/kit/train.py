@@ -45,6 +45,10 @@ TINY = {
 """A model that every layout up to tp 4, pp 4 and dp 4 divides, with clipping active at every step."""
 
 
+AVERAGING = "averaging"
+"""By which a checkpoint of a `Rank` has what its averages remember."""
+
+
 def tiny_config(**sections: dict[str, Any]) -> Config:
     """`TINY` with some keys of some sections replaced."""
     names = {*TINY, *sections}
@@ -73,7 +77,7 @@ class Rank:
             self.engine,
             self.axes,
             plan=self.plan,
-            progress=Progress(step=step, num_updates=step),
+            progress=Progress(step=step, num_updates=step, components={AVERAGING: self.engine.averaging()}),
             config_text="",
             data={},
             device=torch.device("cpu"),
@@ -119,6 +123,7 @@ def start_rank(config: Config, checkpoint: Path | None = None) -> Rank:
     moments = {key: reader.source(key) for key in state_kinds()}
     engine.load(reader.source("weight"), moments, reader.manifest.progress.num_updates)
     load_state(engine, reader)
+    engine.set_averaging(reader.manifest.progress.components.get(AVERAGING, {}))
     return Rank(config, plan, axes, engine)
 
 

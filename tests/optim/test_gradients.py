@@ -235,8 +235,8 @@ def test_recent_norms_survive_a_restart():
     """The norms are in the state that checkpoints hold: the bound of the next step is the same after a restart."""
     clip = {"by": "percentile", "threshold": 50, "window": 16}
     config = tiny_config(optimizer={"clip": clip, "clip_grad_norm": None})
-    nothing = {"set_loss_scaling": lambda state: None, "set_pacing": lambda pacing: None}
-    engine = SimpleNamespace(loss_scaling=dict, **nothing)
+    nothing = {name: lambda state: None for name in ("set_loss_scaling", "set_averaging", "set_pacing")}
+    engine = SimpleNamespace(loss_scaling=dict, averaging=dict, **nothing)
     nobody = {"axes": None, "device": None, "recorder": None}
     control, again = (AdaptiveControl(config, make_plan(config, 1), engine=engine, **nobody) for _ in range(2))
     for number in range(20):

@@ -44,6 +44,7 @@ def test_factors():
             "adamw": 1.0,
             "adamw8bit": 1.0,
             "lion": 1.0,
+            "schedule_free_adamw": 1.0,
             "lion8bit": 1.0,
             "muon": 0.5,
             "muon8bit": 0.5,

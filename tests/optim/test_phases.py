@@ -104,6 +104,7 @@ def test_rates_follow_the_batch(kind, exponent):
 def controlled(config: Config) -> Any:
     """The component that sets rates, on an engine that only listens."""
     engine = SimpleNamespace(loss_scaling=dict, set_loss_scaling=lambda state: None, pacing=None)
+    engine.averaging, engine.set_averaging = dict, lambda state: None
     engine.set_pacing = lambda pacing: setattr(engine, "pacing", pacing)
     engine.observe_gradients = lambda observer: None
     engine.stage = SimpleNamespace(parameters=list)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -11,7 +12,9 @@ import transformers
 from torch import Tensor
 
 from megalite.config.schema import OptimizerConfig
+from megalite.optim.averaging import Averaging, put_average
 from megalite.optim.optimizers import build_optimizer
+from megalite.optim.slices import Slice
 from megalite.parallel.axes import SINGLE
 from tests.kit.slices import whole_slices
 from tests.model.stages import GPT_STYLE, make_stage, tiny_model
@@ -36,6 +39,16 @@ def gradients(weights: Weights, step: int) -> Weights:
 
 def trained(product_dtype: torch.dtype = torch.float32, seen: list[Weights] | None = None, **settings: Any) -> Weights:
     """A stage's canonical weights after all steps; `seen` gets the gradients of each."""
+    return canonical(slices_of_trained(product_dtype, seen, **settings))
+
+
+def slices_of_trained(
+    product_dtype: torch.dtype = torch.float32,
+    seen: list[Weights] | None = None,
+    rate: Callable[[int], float] = lambda step: LR,
+    **settings: Any,
+) -> list[Slice]:
+    """The same with what an optimizer keeps; `rate` is that of each step."""
     stage = make_stage(tiny_model(**GPT_STYLE), dtype=torch.float32)
     optimizer = build_optimizer(stage, OptimizerConfig(lr=LR, weight_decay=DECAY, **settings), product_dtype)
     parameters = list(stage.parameters())
@@ -50,12 +63,13 @@ def trained(product_dtype: torch.dtype = torch.float32, seen: list[Weights] | No
         for part in optimizer.slices:
             parameter = named[part.local.parameter_name]
             part.local.view(parameter.grad).copy_(found[part.local.weight.name])
+        optimizer.param_groups[0]["lr"] = rate(step)
         optimizer.step()
-    return canonical(optimizer.slices)
+    return optimizer.slices
 
 
-def canonical(slices: list) -> Weights:
-    return {part.local.weight.name: part.tensors["weight"].view(part.local.rectangle.shape).clone() for part in slices}
+def canonical(slices: list[Slice], kind: str = "weight") -> Weights:
+    return {part.local.weight.name: part.tensors[kind].view(part.local.rectangle.shape).clone() for part in slices}
 
 
 def start() -> Weights:
@@ -129,6 +143,60 @@ def test_lion():
             weights[name] = weights[name] - LR * (update + decay * weights[name])
             momenta[name] = 0.99 * momenta[name] + 0.01 * gradient
     assert_close(trained(name="lion", betas=(0.9, 0.99)), weights, ROUNDING)
+
+
+def warmed_up(step: int) -> float:
+    """Ten steps up, forty at the peak."""
+    return LR * min(1.0, step / 10)
+
+
+def test_schedule_free_adamw():
+    """Algorithm 1 of Defazio et al. 2024 with x, y and z written out, each z weighed by its rate squared; the average
+    that is read of the state is x."""
+    x = {name: weight.detach() for name, weight in start().items()}
+    z, y, squares = dict(x), dict(x), {name: torch.zeros_like(weight) for name, weight in x.items()}
+    total = 0.0
+    for step in range(1, STEPS + 1):
+        rate = warmed_up(step)
+        total += rate**2
+        share = rate**2 / total
+        for name, gradient in gradients(y, step).items():
+            decay = DECAY if x[name].dim() > 1 else 0.0
+            squares[name] = 0.95 * squares[name] + 0.05 * gradient**2
+            direction = gradient / ((squares[name] / (1 - 0.95**step)).sqrt() + 1e-8)
+            z[name] = z[name] - rate * (direction + decay * y[name])
+            x[name] = (1 - share) * x[name] + share * z[name]
+            y[name] = 0.1 * z[name] + 0.9 * x[name]
+    found = slices_of_trained(rate=warmed_up, name="schedule_free_adamw", betas=(0.9, 0.95))
+    assert_close(canonical(found), y, ROUNDING)
+    assert_close(canonical(found, "z_minus_x"), {name: z[name] - x[name] for name in x}, ROUNDING)
+    for part in found:
+        put_average(part, 0.9)
+    assert_close(canonical(found), x, ROUNDING)
+    assert max(float((x[name] - y[name]).abs().max()) for name in x) > 1000 * ROUNDING
+
+
+def test_averages_by_schedule():
+    """A group with a schedule of its own has shares of its own, and one that gets it late goes on from the run's; a
+    state goes on as if nothing had been."""
+    rates, own, averaging = [0.1, 0.2, 0.2, 0.1, 0.2], [0.3, 0.1, 0.0, 0.6, 0.3], Averaging()
+    largest, others = [0.1, 0.2, 0.2, 0.2, 0.2], [0.3, 0.3, 0.3, 0.6, 0.6]
+    for step in range(5):
+        averaging.advance(rates[step], {2: own[step]})
+        for group, top in ((None, largest), (7, largest), (2, others)):
+            expected = top[step] ** 2 / sum(each**2 for each in top[: step + 1])
+            assert averaging.share(group) == pytest.approx(expected, rel=1e-12)
+        again = Averaging()
+        again.load(json.loads(json.dumps(averaging.state())))
+        averaging = again
+    averaging.advance(0.2, {2: 0.1, 5: 0.4})
+    total = sum(each**2 for each in largest) + 0.4**2
+    assert averaging.share(5) == pytest.approx(0.4**2 / total, rel=1e-12)
+    averaging.load({})
+    averaging.advance(0.0, {})
+    assert averaging.share(None) == 0.0  # of a first step without a rate nothing counts
+    averaging.advance(0.1, {})
+    assert averaging.share(None) == 1.0
 
 
 def test_adafactor():

@@ -88,6 +88,7 @@ def test_muon_takes_the_matrices_of_blocks():
         ("lion8bit", 1.0 + 4 / 256, 1.0 + 4 / 256, 4.0),
         ("soap", 4 * (2 + 2 * (512**2 + 256**2) / (512 * 256)), 8.0, 8.0),
         ("sgd", 4.0, 4.0, 4.0),
+        ("schedule_free_adamw", 8.0, 8.0, 8.0),
     ],
 )
 def test_bytes_of_state(name, matrix, table, vector):

@@ -88,6 +88,9 @@ def test_what_belongs_to_a_run(tmp_path, sections, complaint):
     assert complaint.format(**found) in error.value.problems
 
 
+AVERAGED = {"name": "schedule_free_adamw"}
+
+
 @pytest.mark.parametrize(
     ("before", "now", "complaint"),
     [
@@ -96,6 +99,9 @@ def test_what_belongs_to_a_run(tmp_path, sections, complaint):
         ({"name": "lion8bit"}, {"name": "lion"}, None),
         ({"name": "lion"}, {"name": "muon8bit"}, "optimizer.name: 'lion' in"),
         ({"name": "soap"}, {"name": "soap", "max_precondition_dim": 40}, "optimizer.max_precondition_dim: 10000 in"),
+        (AVERAGED, {**AVERAGED, "lr": 0.5, "betas": [0.9, 0.99]}, None),
+        (AVERAGED, {**AVERAGED, "betas": [0.95, 0.95]}, "optimizer.betas: 0.9 in"),
+        (AVERAGED, {"name": "adamw"}, "optimizer.name: 'schedule_free_adamw' in"),
     ],
 )
 def test_optimizers_whose_state_goes_on(tmp_path, before, now, complaint):

@@ -22,6 +22,7 @@ from torch import Tensor
 from megalite.architecture.architecture import Architecture
 from megalite.architecture.settings import LoraConfig
 from megalite.architecture.weights import Weight, adapters_of, weight_table
+from megalite.checkpoint.averaged_weights import model_weights
 from megalite.checkpoint.format import CONFIG, stored_model
 from megalite.checkpoint.hf.config_json import FILE_NAME
 from megalite.checkpoint.hf.families.registry import choose_family
@@ -77,7 +78,7 @@ def to_peft(checkpoint: Path, out: Path, *, base: Path | None = None, overwrite:
     family, base = choose_family(model), _base_of(reader, base)
     if problems := reader.verify():
         raise CheckpointError("\n  ".join([f"{reader.folder} is damaged; export an older one", *problems]))
-    source = reader.source("weight")
+    source = model_weights(reader)
     _require_equal(source, model, base)
     modules = _modules(whole, whole.lora, family)
     tensors = {

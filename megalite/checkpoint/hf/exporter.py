@@ -18,6 +18,7 @@ from typing import NamedTuple
 from megalite.architecture.architecture import Architecture
 from megalite.architecture.costs import count_parameters
 from megalite.checkpoint import catalog
+from megalite.checkpoint.averaged_weights import AveragedSource, model_weights
 from megalite.checkpoint.format import stored_model
 from megalite.checkpoint.hf.alarms import find_alarms
 from megalite.checkpoint.hf.config_json import FILE_NAME as CONFIG_FILE
@@ -141,17 +142,20 @@ class _Chosen(NamedTuple):
 
 
 def _choose(reader: CheckpointReader, dtype: str) -> _Chosen:
-    """The model that a checkpoint's run computes: rounded where the run rounds, adapters added, and without muP.
+    """The model that a checkpoint's run computes: averaged and rounded where the run does so, adapters added, and
+    without muP.
 
     Raises:
         ConversionError: no class represents it, or there are no integers where these are asked for.
     """
-    trained, rounding = reader.source("weight"), rounding_of(reader)
+    trained, rounding = model_weights(reader), rounding_of(reader)
     source: WeightSource = trained if rounding is None else RoundedSource(trained, rounding)
     whole, packing = without_scales(stored_model(reader.folder, reader.manifest)), None
     if whole.lora is not None:
         source, whole = WithAdaptersAdded(source, whole), without_lora(whole)
     model, family, notes = _choose_class(whole if whole.mup is None else without_mup(whole))
+    if isinstance(trained, AveragedSource):
+        notes.append("Weights are the averages that the run's optimizer makes, by which it is evaluated")
     if dtype == QUANTIZED:
         if not isinstance(source, RoundedSource):
             raise ConversionError(

@@ -19,6 +19,7 @@ from megalite.architecture.architecture import Architecture
 from megalite.architecture.costs import count_active_parameters, count_parameters
 from megalite.architecture.settings import MoeConfig
 from megalite.architecture.weights import Rectangle, Weight
+from megalite.checkpoint.averaged_weights import model_weights
 from megalite.checkpoint.format import folder_name, stored_model
 from megalite.checkpoint.hf.folders import building, find_checkpoint, require_room
 from megalite.checkpoint.hf.to_checkpoint import BYTES_PER_PARAMETER, write_weights_only
@@ -78,7 +79,7 @@ def upcycle(checkpoint: Path, out: Path, settings: Mapping[str, int], *, seed: i
     """
     reader = CheckpointReader(find_checkpoint(checkpoint))
     dense = without_scales(stored_model(reader.folder, reader.manifest))
-    weights: WeightSource = reader.source("weight")
+    weights: WeightSource = model_weights(reader)
     if dense.lora is not None:
         dense, weights = without_lora(dense), WithAdaptersAdded(weights, dense)
     model = _with_experts(dense, settings)

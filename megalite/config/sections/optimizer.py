@@ -103,8 +103,8 @@ class OptimizerConfig(Section):
 
     name: Annotated[str, AfterValidator(OPTIMIZERS.known)] = "adamw"
     """The rule of the update: adamw, lion, adafactor, muon and soap (which leave tables, head and vectors to adamw),
-    sgd; adamw8bit, lion8bit and muon8bit, whose state has 8 bits a number; or one that a plug-in brings. docs/recipe.md
-    says when to use which."""
+    sgd; adamw8bit, lion8bit and muon8bit, whose state has 8 bits a number; schedule_free_adamw, whose model is an
+    average; or one that a plug-in brings. docs/recipe.md says when to use which."""
     options: Options = Field(default_factory=FrozenOptions)
     """What a plug-in's rule may be told."""
     lr: PositiveFloat = 3e-4
@@ -113,9 +113,9 @@ class OptimizerConfig(Section):
     """Factors on the learning rate, by the kind of weight and by depth."""
     betas: tuple[Decay, Decay] = (0.9, 0.95)
     """Decay of the first and second moment, each in [0, 1): adamw, lion, those of 8 bits, soap, and what muon leaves
-    to AdamW."""
+    to AdamW. schedule_free_adamw: the share of the average where gradients are taken, and the second moment's decay."""
     eps: PositiveFloat = 1e-8
-    """Added to the root of the second moment: adamw, adamw8bit, muon, muon8bit, soap."""
+    """Added to the root of the second moment: adamw, adamw8bit, muon, muon8bit, soap, schedule_free_adamw."""
     momentum: Decay = 0.95
     """Decay of the momentum: muon, muon8bit, sgd."""
     nesterov: bool = True

@@ -68,11 +68,14 @@ class ZeroPartition(OverReplicas):
     def held(self, parameter: nn.Parameter) -> Tensor:
         return zero_view(parameter).ds_tensor if self.divides_weights else parameter
 
-    def refresh(self, weights: WeightSource) -> None:
+    def refresh(self, weights: WeightSource, *, with_still: bool = True) -> None:
         if self._zero_stage == 3:
             _gather_anew(self._engine.optimizer)
         elif self._zero_stage:
             fill(self._stage, weights)  # from the page cache by now: sooner there than gathered from the other ranks
+
+    def spare(self) -> list[Tensor]:
+        return [torch.empty_like(flat) for flat in self.flat_weights()]
 
 
 def _of_stage_1_and_2(parameter: nn.Parameter) -> tuple[int, Tensor] | None:

@@ -82,8 +82,11 @@ class ShardPartition:
     def held(self, parameter: nn.Parameter) -> Tensor:
         return self._shards[parameter].rows
 
-    def refresh(self, weights: WeightSource) -> None:
+    def refresh(self, weights: WeightSource, *, with_still: bool = True) -> None:
         self._divided.let_go()
+
+    def spare(self) -> list[Tensor]:
+        return [torch.empty_like(flat) for flat in self.flat_weights()]
 
 
 def _here(x: Tensor) -> Tensor:

@@ -132,6 +132,11 @@ class Bucket(FlatWeights):
         """Of the master, on its device (`engine.update.Updated`); a copy to the host waits for the device."""
         return self.own_sums if self._host_sums is None else self._host_sums.copy_(self.own_sums)
 
+    @property
+    def spare(self) -> Tensor:
+        """Memory like the master's that nobody needs between steps: its gradient's."""
+        return self.own_sums if self._host_sums is None else self._host_sums
+
     @torch.no_grad()
     def round_weights(self) -> None:
         """Make this replica's weights of its masters."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import TypeVar
 
@@ -153,6 +154,13 @@ class NativeEngine(EngineOfState):
 
         return end
 
+    @contextmanager
+    def averaged_weights(self) -> Iterator[None]:
+        self._replication.wait_for_weights()
+        with super().averaged_weights():
+            yield
+            self._replication.wait_for_weights()
+
     def held_weights(self) -> list[HeldWeight]:
         self._replication.wait_for_weights()
         return super().held_weights()
@@ -212,11 +220,15 @@ class BucketPartition(OverReplicas):
     def held(self, parameter: nn.Parameter) -> Tensor:
         return parameter
 
-    def refresh(self, weights: WeightSource) -> None:
+    def refresh(self, weights: WeightSource, *, with_still: bool = True) -> None:
         for bucket in self._buckets:
             bucket.round_weights()
-        self._replication.gather_still(self._still)
+        if with_still:
+            self._replication.gather_still(self._still)
         self._replication.gather()
+
+    def spare(self) -> list[Tensor]:
+        return [bucket.spare for bucket in self._buckets]
 
 
 def _make_buckets(

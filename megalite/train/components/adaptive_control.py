@@ -6,6 +6,7 @@
     noise in the gradients   -> the batch size, under `batch.noise_scale.max_batch_size`
     attention's logits       -> what weights of queries and keys shrink by, under `optimizer.qk_clip`
     gradients that overflow  -> the scale of the loss, in fp16; the engine decides, here it is remembered
+    rates so far             -> what an update counts in averages of weights; the same
 
 All ranks decide alike.
 """
@@ -55,6 +56,7 @@ class AdaptiveControl(Component):
         self._noise = NoiseScale(**state.get("noise_scale", {}))
         is_fixed = self._config.precision.loss_scale.fixed is not None
         self._engine.set_loss_scaling({} if is_fixed else state.get("loss_scaling", {}))
+        self._engine.set_averaging(state.get("averaging", {}))
         self.batch_sizes = sizes_in(state) or self._plan.batch_sizes
         """Of all steps, as far as is known."""
 
@@ -66,6 +68,8 @@ class AdaptiveControl(Component):
             state["norms"] = self._norms
         if scaling := self._engine.loss_scaling():
             state["loss_scaling"] = scaling
+        if averaging := self._engine.averaging():
+            state["averaging"] = averaging
         if self._config.batch.noise_scale is not None:
             state["noise_scale"] = asdict(self._noise)
         if self.batch_sizes != self._plan.batch_sizes:

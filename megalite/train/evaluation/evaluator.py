@@ -104,11 +104,12 @@ class Evaluator:
         self._shape = Shape(batch.seq_len, batch.micro_batch_size, batches_at_once=plan.grad_accum_steps, device=device)
 
     def validate(self) -> Validation:
-        """Every set and every task, on the weights as they are. All ranks find the same losses, to the last bit, for
-        what they decide by them."""
+        """Every set and every task, on the weights as they are, averaged where the optimizer averages. All ranks find
+        the same losses, to the last bit, for what they decide by them."""
         clock = time.perf_counter()
-        sets = {name: self._loss(samples) for name, samples in self._sets.items()}
-        tasks = {task.name: self._score(task) for task in self.tasks}
+        with self._engine.averaged_weights():
+            sets = {name: self._loss(samples) for name, samples in self._sets.items()}
+            tasks = {task.name: self._score(task) for task in self.tasks}
         watched = _watched(sets, self._config.train.watch)
         return Validation(sets, tasks, watched, time.perf_counter() - clock)
 
