@@ -11,6 +11,7 @@ from torch import Tensor
 
 from megalite.layers import attention_blocks
 from megalite.parallel.axes import SINGLE
+from tests.kit.graphs import make_no_kernels
 from tests.kit.spawn import run_ranks
 from tests.layers.parity import difference
 from tests.model.stages import LATENTS, gradients, make_batch, make_stage, run_stage, tensor_axis, tiny_model
@@ -103,12 +104,11 @@ def test_compiled_blocks_with_collectives(tmp_path):
         assert not wrong, "\n".join(wrong)
 
 
-def count_graphs(folder: str) -> list[tuple[int, int, list[str]]]:
+def count_graphs() -> list[tuple[int, int, list[str]]]:
     """Graphs and breaks of the blocks of a stage at tp 2, without and with sequence parallelism, and with latents, and
-    each pass of attention in a forward and backward pass."""
-    from torch._inductor import config
-
-    config.compile_threads = 1
+    each pass of attention in a forward and backward pass. Graphs are made and divided as for kernels, which would take
+    most of the time and are not."""
+    make_no_kernels()
     found, passes = [], []
     for name in ("_attend", "_gradients"):
         setattr(attention_blocks, name, noting(passes, name, getattr(attention_blocks, name)))
@@ -119,8 +119,7 @@ def count_graphs(folder: str) -> list[tuple[int, int, list[str]]]:
         stage = make_stage(tiny_model(**settings), dtype=torch.float32, **spec)
         stage.compile_blocks()
         passes.clear()
-        with torch._inductor.utils.fresh_cache(dir=folder):
-            run_stage(stage, make_batch()).backward()
+        run_stage(stage, make_batch()).backward()
         counters = torch._dynamo.utils.counters
         breaks = sum(counters["graph_break"].values())
         found.append((counters["stats"]["unique_graphs"], breaks, sorted(passes)))
@@ -137,7 +136,7 @@ def noting(passes: list[str], name: str, function: Callable[..., Any]) -> Callab
     return call
 
 
-def test_a_block_is_one_graph(tmp_path):
+def test_a_block_is_one_graph():
     """With its collectives and its attention, which is not made again; and all blocks share it."""
     once = (1, 0, ["_attend", "_attend", "_gradients", "_gradients"])
-    assert run_ranks(count_graphs, 2, str(tmp_path)) == [[once] * 3] * 2
+    assert run_ranks(count_graphs, 2) == [[once] * 3] * 2

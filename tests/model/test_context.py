@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -24,6 +23,7 @@ from megalite.model.transformer import Stage
 from megalite.parallel.axes import connect
 from megalite.parallel.collectives import all_reduce
 from megalite.parallel.mesh import Mesh
+from tests.kit.graphs import make_no_kernels
 from tests.kit.spawn import run_ranks
 from tests.model.stages import GPT_STYLE, LATENTS, gradients, make_batch, tiny_model
 
@@ -117,17 +117,18 @@ def test_gradients_are_those_of_one_rank(kind, recompute):
             assert all(value.abs().max() > LEAST for key, value in each.items() if "k.bias" not in key), name
 
 
-@pytest.fixture(scope="module")
-def kernels(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where compiled code is kept: much of it is the same whatever the exchange."""
-    return tmp_path_factory.mktemp("kernels")
+def compiled_gradients(kind: str, makes_kernels: bool) -> dict[str, dict[str, Tensor]]:
+    if not makes_kernels:
+        make_no_kernels()
+    return gradients_of(kind, "none", torch.float32, True)
 
 
-@pytest.mark.parametrize("kind", ["allgather", "ulysses", "ring"])
-def test_compiled_blocks(kind, kernels, monkeypatch):
-    """In fp32, with the exchange inside the compiled graph."""
-    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(kernels))
+@pytest.mark.parametrize(("kind", "makes_kernels"), [("allgather", True), ("ulysses", False), ("ring", False)])
+def test_compiled_blocks(kind, makes_kernels, tmp_path, monkeypatch):
+    """In fp32, with the exchange inside the compiled graph. Kernels, which are the same whatever the exchange, are made
+    for one of them."""
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
     (truth,) = run_ranks(gradients_of, 1, kind, "none", torch.float32, False)
-    for found in run_ranks(gradients_of, 2, kind, "none", torch.float32, True):
+    for found in run_ranks(compiled_gradients, 2, kind, makes_kernels):
         off = worst(found, truth)
         assert max(off.values()) < CLOSE, off

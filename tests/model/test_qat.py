@@ -20,6 +20,7 @@ from megalite.layers.qat.precision import Qat
 from megalite.model.initialize import FreshWeights, WeightSource
 from megalite.model.spec import StageSpec
 from megalite.model.transformer import Stage
+from tests.kit.graphs import make_no_kernels
 from tests.kit.spawn import run_ranks
 from tests.kit.train import start_rank, tiny_config, train
 from tests.model.stages import gradients, make_batch, run_stage
@@ -151,9 +152,8 @@ def compiled_beside_eager(
     qat: dict[str, Any], *, hands_over: bool
 ) -> tuple[list[float], list[dict[str, float]], int, int]:
     """Losses of a step before and one after rounding begins, eager and compiled; norms of the gradients of each pair's
-    second; graphs, and breaks in them. Graphs are made and taken apart for gradients, but no kernels of them, which
-    would take half a minute."""
-    torch.compile = partial(torch.compile, backend="aot_eager")
+    second; graphs, and breaks in them. No kernels are made, which would take half a minute."""
+    make_no_kernels()
     torch._dynamo.config.error_on_recompile = True
     config = qat_config(qat, model={"num_layers": 2})
     model, losses, norms = start_rank(config).plan.model, [], []

@@ -15,6 +15,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from tests.kit.graphs import make_no_kernels
 from tests.stand_in.cuda import pretend
 
 NUM_LAYERS, SEQ_LEN = 2, 64
@@ -33,28 +34,13 @@ def main(library: str) -> dict[str, Any]:
     import torch
 
     torch.set_num_threads(1)
-    graphs = _count_graphs()
+    graphs = make_no_kernels()
     answer = {
         "compiled": {name: _compare(name, graphs) for name in FORMATS},
         "products": {f"{name} {kind}": _products(name, kind) for name in ("bf16", "current") for kind in KINDS},
     }
     del device
     return answer
-
-
-def _count_graphs() -> list[Any]:
-    """Where each graph goes that the compiler makes from now on."""
-    from torch._dynamo.backends.debugging import aot_eager_decomp_partition
-    from torch._inductor import compile_fx
-
-    graphs: list[Any] = []
-
-    def compile_eagerly(graph: Any, inputs: list[Any]) -> Any:
-        graphs.append(graph)
-        return aot_eager_decomp_partition(graph, inputs)
-
-    compile_fx.compile_fx = compile_eagerly
-    return graphs
 
 
 def _make(name: str, recompute: str = "none") -> Any:
