@@ -99,8 +99,8 @@ def _averages(config: Config) -> Iterator[str]:
         if averages(name) and _falls(shape):
             setting, use = ("decay_steps", "null") if shape.name == "constant" else ("name", "constant")
             yield (
-                f"{key}.{setting}: found {getattr(shape, setting)}, which lowers the rate, and the averages of {name} are "
-                f"there in place of that; use {use}, with a warmup"
+                f"{key}.{setting}: found {getattr(shape, setting)}, which lowers the rate, and the averages of {name} "
+                f"are there in place of that; use {use}, with a warmup"
             )
 
 
