@@ -97,10 +97,10 @@ def _averages(config: Config) -> Iterator[str]:
             followed["schedule", name] = config.schedule
     for (key, name), shape in followed.items():
         if averages(name) and _falls(shape):
-            lowered = "decay_steps" if shape.name == "constant" else f"name={shape.name}"
+            setting, use = ("decay_steps", "null") if shape.name == "constant" else ("name", "constant")
             yield (
-                f"{key}: {lowered} lowers the rate, and the averages of {name} are there in place of that; use "
-                "name=constant with decay_steps=null, and a warmup"
+                f"{key}.{setting}: found {getattr(shape, setting)}, which lowers the rate, and the averages of {name} "
+                f"are there in place of that; use {use}, with a warmup"
             )
 
 

@@ -37,14 +37,14 @@ def test_refused(settings: dict[str, Any], complaint: str):
 
 AVERAGED = {"name": "schedule_free_adamw"}
 CONSTANT, COSINE = {"name": "constant"}, {"name": "cosine"}
-IN_PLACE = "lowers the rate, and the averages of schedule_free_adamw are there in place of that; use name=constant"
+IN_PLACE = "which lowers the rate, and the averages of schedule_free_adamw are there in place of that; use "
 FALLING: dict[str, tuple[dict[str, Any], dict[str, Any], str | None]] = {
-    "the default": (AVERAGED, COSINE, f"schedule: name=cosine {IN_PLACE}"),
-    "a cooldown": (AVERAGED, {**CONSTANT, "decay_steps": 2}, f"schedule: decay_steps {IN_PLACE}"),
+    "the default": (AVERAGED, COSINE, f"schedule.name: found cosine, {IN_PLACE}constant"),
+    "a cooldown": (AVERAGED, {**CONSTANT, "decay_steps": 2}, f"schedule.decay_steps: found 2, {IN_PLACE}null"),
     "a phase that falls": (
         AVERAGED,
         {"name": "piecewise", "phases": [{**CONSTANT, "until_step": 5}, {**COSINE, "min_lr": 1e-5}]},
-        f"schedule: name=piecewise {IN_PLACE}",
+        f"schedule.name: found piecewise, {IN_PLACE}constant",
     ),
     "phases that stay": (
         AVERAGED,
@@ -54,7 +54,7 @@ FALLING: dict[str, tuple[dict[str, Any], dict[str, Any], str | None]] = {
     "a group's own": (
         {**AVERAGED, "groups": [{"match": "head.*", "schedule": {"name": "linear"}}]},
         {**CONSTANT, "warmup_steps": 2},
-        f"optimizer.groups.0.schedule: name=linear {IN_PLACE}",
+        f"optimizer.groups.0.schedule.name: found linear, {IN_PLACE}constant",
     ),
     "a group that is not averaged": (
         {**AVERAGED, "groups": [{"match": "head.*", "optimizer": "lion", "schedule": {"name": "linear"}}]},
@@ -64,7 +64,7 @@ FALLING: dict[str, tuple[dict[str, Any], dict[str, Any], str | None]] = {
     "a group that is": (
         {"groups": [{"match": "head.*", "optimizer": "schedule_free_adamw"}]},
         COSINE,
-        f"schedule: name=cosine {IN_PLACE}",
+        f"schedule.name: found cosine, {IN_PLACE}constant",
     ),
     "a group that is, with its own": (
         {"groups": [{"match": "head.*", "optimizer": "schedule_free_adamw", "schedule": CONSTANT}]},
