@@ -96,7 +96,7 @@ def _averages(config: Config) -> Iterator[str]:
         elif not group.frozen:
             followed["schedule", name] = config.schedule
     for (key, name), shape in followed.items():
-        if averages(name) and _falls(shape):
+        if averages(name) and _falls(shape, config.optimizer.lr):
             setting, use = ("decay_steps", "null") if shape.name == "constant" else ("name", "constant")
             yield (
                 f"{key}.{setting}: found {getattr(shape, setting)}, which lowers the rate, and the averages of {name} "
@@ -104,10 +104,16 @@ def _averages(config: Config) -> Iterator[str]:
             )
 
 
-def _falls(shape: ShapeConfig) -> bool:
-    """Whether a rate does anything but rise and stay, as far as is known."""
+def _falls(shape: ShapeConfig, peak: float) -> bool:
+    """Whether a rate does anything but rise and stay, as far as is known.
+
+    Args:
+        peak: of a shape that has none of its own.
+    """
     if isinstance(shape, ScheduleConfig) and shape.name == "piecewise":
-        return any(map(_falls, shape.phases))
+        peaks = [peak if phase.lr is None else phase.lr for phase in shape.phases[:1]]
+        peaks += [phase.lr for phase in shape.phases[1:] if phase.lr is not None]
+        return peaks != sorted(peaks) or any(_falls(phase, peak) for phase in shape.phases)
     is_brought = isinstance(SCHEDULES[shape.name].rate, Addition)
     return not is_brought and (shape.name != "constant" or shape.decay_steps is not None)
 
@@ -127,7 +133,7 @@ def _qk_clip(config: Config, model: Architecture) -> Iterator[str]:
     frozen = [
         name
         for name in weight_table(model)
-        if name.split(".", 2)[-1].removesuffix(".weight").removesuffix(".bias") in CLIPPED
+        if name.split(".", 2)[-1].rpartition(".")[0] in CLIPPED
         and (group := group_of(name, optimizer)) is not None
         and group.frozen
     ]

@@ -39,8 +39,9 @@ def check_qat(config: Config, model: Architecture) -> Iterator[str]:
     yield from _learned(qat, model) if qat.learned_scales else ()
     kept = qat.keep_first_blocks + qat.keep_last_blocks
     if kept >= model.num_layers:
+        end = "last" if qat.keep_last_blocks else "first"
         yield (
-            f"precision.qat.keep_last_blocks: {qat.keep_first_blocks} blocks at the start and {qat.keep_last_blocks} "
+            f"precision.qat.keep_{end}_blocks: {qat.keep_first_blocks} blocks at the start and {qat.keep_last_blocks} "
             f"at the end leave none of num_layers={model.num_layers} to be rounded; keep fewer, or set "
             "precision.qat=null"
         )

@@ -35,17 +35,28 @@ def fill(config: Config, tokenizer_vocab_size: int | None = None) -> Architectur
         ConfigError: no vocabulary size is known.
     """
     made = fill_model(config.model, config.batch, tokenizer_vocab_size)
-    qat = config.precision.qat
-    scales = None if qat is None or not qat.learned_scales else _scales(qat, made.num_layers)
+    scales = trained_scales(config.precision.qat, made.num_layers)
     return made if scales is None else made.model_copy(update={"weight_scales": scales})
 
 
-def _scales(qat: QatConfig, num_layers: int) -> WeightScales | None:
-    """What is trained beside rounded weights; None where no block has such, which is refused elsewhere."""
+def trained_scales(qat: QatConfig | None, num_layers: int) -> WeightScales | None:
+    """What is trained beside rounded weights; None for nothing, and where no block has such, which is refused."""
+    if qat is None or not qat.learned_scales:
+        return None
     blocks = range(qat.keep_first_blocks, num_layers - qat.keep_last_blocks)
     if not blocks:
         return None
     return WeightScales(bits=qat.bits, group_size=qat.group_size, first_block=blocks[0], last_block=blocks[-1])
+
+
+def in_words(scales: WeightScales | None) -> str:
+    """What is trained beside rounded weights, for people."""
+    if scales is None:
+        return "no scales that are trained"
+    groups = "rows" if scales.group_size is None else f"groups of {scales.group_size}"
+    return (
+        f"scales of {scales.bits}-bit {groups} that are trained, in blocks {scales.first_block} to {scales.last_block}"
+    )
 
 
 def fill_model(model: ModelConfig, batch: BatchConfig, tokenizer_vocab_size: int | None = None) -> Architecture:

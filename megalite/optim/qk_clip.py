@@ -23,10 +23,14 @@ import torch
 from torch import Tensor
 
 from megalite.architecture.architecture import Architecture
+from megalite.architecture.weights import SCALE
 from megalite.config.optimizers import LEAD
 from megalite.optim.rounding import update_and_round, update_in_place
 from megalite.optim.slices import Slice, chunks, places_in_whole
 from megalite.parallel.random import name_seed
+
+CLIPPED_KINDS = ("weight", "bias", SCALE)
+"""With the scales that a weight is rounded by, where these are trained, its rounded numbers shrink as it does."""
 
 RowScales = Mapping[str, Tensor]
 """Factors of the rows of weights by canonical name, fp32 `[rows]`."""
@@ -50,7 +54,7 @@ def row_scales(largest: Tensor, threshold: float, model: Architecture) -> dict[s
     for index, of_heads in enumerate(factors):
         if bool((of_heads < 1.0).any()):
             for name, rows in zip(clipped_names(model), _of_block(of_heads, model), strict=True):
-                scales |= {f"blocks.{index}.{name}.{kind}": rows.float() for kind in ("weight", "bias")}
+                scales |= {f"blocks.{index}.{name}.{kind}": rows.float() for kind in CLIPPED_KINDS}
     return scales
 
 

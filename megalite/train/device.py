@@ -49,11 +49,12 @@ DENSE_BF16_FLOPS = {
 parts of names are shared by devices of quite different speed (L4 and L40, A10 and A100, H100 SXM and NVL)."""
 
 CEILING_SIZE = {"cpu": 1024, "cuda": 8192}
-"""Of the product that is timed where the peak is not known: so large that starting it takes no part of the time."""
+"""Of the product that is timed where the peak is not known, at most: so large that starting it takes no part of the
+time."""
 CEILING_TRIES = 8
 SMALLEST_CEILING = 128
 CEILING_SECONDS = 0.5
-"""That it may take; if it would take longer it is made smaller."""
+"""That one product may take; where it would take longer it is smaller."""
 
 
 @dataclass(frozen=True)

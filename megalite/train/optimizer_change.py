@@ -47,6 +47,11 @@ def changed_optimizer(former_config: Path, config: Config) -> list[str]:
         return []
     for weight in weight_table(fill(config, ANY_VOCAB_SIZE)).values():
         had, has = rule_of(weight, former), rule_of(weight, config.optimizer)
+        if has == FROZEN and RULES[had].averages:
+            return [
+                f"optimizer.groups: {weight.name} and maybe others are averaged in {former_config} and frozen now, "
+                "which would leave them beside their averages; a branch (train.branch_from) begins from these"
+            ]
         if has != FROZEN and not _goes_on(had, has):
             return [f"optimizer.groups: {weight.name} and maybe others by {had} in {former_config}, by {has} now"]
         if had == has and state_shapes(weight, former) != state_shapes(weight, config.optimizer):

@@ -12,12 +12,15 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from pydantic import ValidationError
+
 from megalite.checkpoint.catalog import latest, step_of
 from megalite.checkpoint.hf.families.registry import exportable
 from megalite.config.batch_sizes import longest_sequence, stage_starts
+from megalite.config.fill import in_words, trained_scales
 from megalite.config.load import dump_config
 from megalite.config.plan import RunPlan
-from megalite.config.schema import BatchConfig, Config
+from megalite.config.schema import BatchConfig, Config, QatConfig
 from megalite.config.yaml_source import read_source
 from megalite.errors import ConfigError, UserError
 from megalite.files import write_atomically
@@ -63,10 +66,22 @@ def check_run_folder(config: Config) -> None:
         return
     newest = latest(folder / CHECKPOINTS)
     changed = changed_settings(folder / CONFIG, config, 0 if newest is None else step_of(newest))
-    changed += changed_optimizer(folder / CONFIG, config)
+    changed += [*changed_scales(folder / CONFIG, config), *changed_optimizer(folder / CONFIG, config)]
     if changed:
         advice = f"{folder} holds another run; set run.dir to a new folder, or take these settings back"
         raise ConfigError([*changed, advice])
+
+
+def changed_scales(former_config: Path, config: Config) -> Iterator[str]:
+    """Whether a run would train other scales of rounded weights than by a former config, in a sentence."""
+    former = _at(read_source(former_config).data, "precision.qat")
+    try:
+        before = None if former is None else QatConfig.model_validate(former)
+    except ValidationError:  # of another version, as the checkpoint will say
+        return
+    had, has = (trained_scales(each, config.model.num_layers) for each in (before, config.precision.qat))
+    if had != has:
+        yield f"precision.qat: {in_words(had)} in {former_config}, {in_words(has)} now"
 
 
 def holds_steps(folder: Path) -> bool:

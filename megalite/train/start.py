@@ -15,6 +15,7 @@ from megalite.checkpoint import catalog
 from megalite.checkpoint.averaged_weights import model_weights
 from megalite.checkpoint.format import MANIFEST, Progress, stored_model
 from megalite.checkpoint.reader import CheckpointReader
+from megalite.config.fill import in_words
 from megalite.config.model_match import match
 from megalite.config.schema import Config
 from megalite.data.cursor import DataCursor, add_counts
@@ -157,12 +158,12 @@ def open_checkpoint(folder: Path, stages: Sequence[ReadyStage], origin: str, dam
 
 
 def _require_scales(folder: Path, theirs: Architecture, ours: Architecture) -> None:
-    """Raises CheckpointError: a run would go on with scales that it did not train, or without those that it did."""
-    if theirs.weight_scales != ours.weight_scales:
+    """Raises CheckpointError: a run would go on with scales that were not trained, or without those that were."""
+    had, has = theirs.weight_scales, ours.weight_scales
+    if had != has:
         raise CheckpointError(
-            f"{folder}: precision.qat trains other scales (learned_scales, bits, group_size, kept blocks) than the run "
-            "did; put it back, or start a new run from these weights: run.dir=NEW "
-            f"train.init_from={folder}"
+            f"precision.qat: {in_words(had)} in {folder}, {in_words(has)} now; take over what is there, or "
+            f"start a new run from these weights: run.dir=NEW train.init_from={folder}"
         )
 
 

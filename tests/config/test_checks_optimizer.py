@@ -51,6 +51,11 @@ FALLING: dict[str, tuple[dict[str, Any], dict[str, Any], str | None]] = {
         {"name": "piecewise", "phases": [{**CONSTANT, "until_step": 5}, {**CONSTANT, "lr": 1e-3, "warmup_steps": 2}]},
         None,
     ),
+    "phases of less and less": (
+        AVERAGED,
+        {"name": "piecewise", "phases": [{**CONSTANT, "until_step": 5, "lr": 1e-2}, {**CONSTANT, "lr": 1e-3}]},
+        f"schedule.name: found piecewise, {IN_PLACE}constant",
+    ),
     "a group's own": (
         {**AVERAGED, "groups": [{"match": "head.*", "schedule": {"name": "linear"}}]},
         {**CONSTANT, "warmup_steps": 2},

@@ -35,6 +35,8 @@ MODELS: dict[str, dict[str, Any]] = {
     "latents of queries too": {"num_kv_heads": None, "head_dim": None, "mla": {**LATENTS, "q_lora_rank": 24}},
 }
 
+ROUNDED = {"bits": 4, "group_size": 32, "learned_scales": True}
+
 NO_LR = 1e-30
 
 
@@ -51,10 +53,11 @@ def brute_force(q: Tensor, k: Tensor, borders: list[int], window: int | None) ->
     return found
 
 
-def clip_once(model: dict[str, Any]) -> tuple[Tensor, Tensor, Tensor, float]:
+def clip_once(model: dict[str, Any], qat: dict[str, Any] | None = None) -> tuple[Tensor, Tensor, Tensor, float]:
     """Of one block, the largest logits by brute force, as measured, and behind a clipped update of no other effect."""
     sections = {"num_layers": 1, "init_std": 0.3, **model}
-    rank = start_rank(tiny_config(model=sections, optimizer={"weight_decay": 0.0}, parallel={"zero_stage": 0}))
+    others = {"optimizer": {"weight_decay": 0.0}, "parallel": {"zero_stage": 0}, "precision": {"qat": qat}}
+    rank = start_rank(tiny_config(model=sections, **others))
     sizes = {"global_batch_size": 4, "micro_batch_size": 2, "dp": 1, "dp_rank": 0, "seq_len": 16, "vocab_size": 101}
     batches = step_batches(0, **sizes)
     (block,) = rank.engine.stage.blocks_by_index().values()
@@ -79,12 +82,13 @@ def clip_once(model: dict[str, Any]) -> tuple[Tensor, Tensor, Tensor, float]:
 
 
 def clip_each(models: list[dict[str, Any]]) -> list[tuple[Tensor, Tensor, Tensor, float]]:
-    return [clip_once(model) for model in models]
+    return [*map(clip_once, models), clip_once({}, ROUNDED)]
 
 
 def test_each_head_comes_down_to_the_threshold():
-    """Of five kinds of attention, measured logits are brute force's, and behind the update min(logit, threshold)."""
-    for name, found in zip(MODELS, run_ranks(clip_each, 1, list(MODELS.values()))[0], strict=True):
+    """Of five kinds of attention, and of weights that are rounded by scales of their own, measured logits are brute
+    force's, and behind the update min(logit, threshold)."""
+    for name, found in zip([*MODELS, "rounded"], run_ranks(clip_each, 1, list(MODELS.values()))[0], strict=True):
         truth, before, after, threshold = found
         torch.testing.assert_close(before.double(), truth, rtol=ROUNDING, atol=0.0, msg=name)
         assert 0 < (before > threshold).sum() < len(before), name

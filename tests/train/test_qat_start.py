@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
 import torch
 from torch import Tensor
 
@@ -14,7 +15,7 @@ from megalite.checkpoint.reader import CheckpointReader
 from megalite.checkpoint.rounded_weights import computing_weights, rounding_of
 from megalite.config.schema import Config
 from megalite.data.run_config import load_run
-from megalite.errors import EXIT_DONE
+from megalite.errors import EXIT_DONE, ConfigError
 from megalite.model.initialize import WeightSource
 from tests.kit.runs import events, metrics, write_run
 from tests.train.forked import launch
@@ -84,10 +85,12 @@ def test_scales_are_trained_from_the_weights_that_a_run_begins_with(tmp_path: Pa
     torch.testing.assert_close(groups, groups.round(), rtol=0.0, atol=1e-4)
     assert set(range(-6, 7)) <= set(groups.round().int().unique().tolist()) <= set(range(-7, 8))
 
-    for override in ("precision.qat.bits=8", "precision.qat=null"):
-        changed = config_of(tmp_path, "a", qat, override, f"train.steps={STEPS + 1}")
-        assert launch(changed, 1) != EXIT_DONE
-        said = [path for path in (learned.run.dir / "logs").rglob("*") if "trains other scales" in path.read_text()]
-        assert said, override
-        for path in said:
-            path.unlink()
+    for override, now in ((("precision.qat.bits=8",), "scales of 8-bit"), (("precision.qat=null",), "no scales")):
+        with pytest.raises(ConfigError, match=rf"precision.qat: scales of 4-bit groups of 32 .*, {now}"):
+            launch(config_of(tmp_path, "a", qat, *override, f"train.steps={STEPS + 1}"), 1)
+    trunk = f"train.branch_from={begun.run.dir}/checkpoints/step-{STEPS:07d}"
+    branch = config_of(tmp_path, "branch", trunk, f"train.steps={STEPS + 1}")
+    assert launch(branch, 1) != EXIT_DONE
+    said = "".join(path.read_text() for path in (branch.run.dir / "logs").rglob("*") if path.is_file())
+    assert "4-bit groups of 32 that are trained" in said
+    assert "no scales that are trained now" in said

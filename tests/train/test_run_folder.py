@@ -102,6 +102,7 @@ AVERAGED = {"name": "schedule_free_adamw"}
         (AVERAGED, {**AVERAGED, "lr": 0.5, "betas": [0.9, 0.99]}, None),
         (AVERAGED, {**AVERAGED, "betas": [0.95, 0.95]}, "optimizer.betas: 0.9 in"),
         (AVERAGED, {"name": "adamw"}, "optimizer.name: 'schedule_free_adamw' in"),
+        (AVERAGED, {**AVERAGED, "groups": [{"match": "head.*", "frozen": True}]}, "optimizer.groups: head.weight and"),
     ],
 )
 def test_optimizers_whose_state_goes_on(tmp_path, before, now, complaint):
