@@ -13,8 +13,11 @@ from __future__ import annotations
 
 import json
 import math
+import os
+import sys
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -215,11 +218,32 @@ def _restart(path: Path, overrides: Sequence[str]) -> Look:
     what = "a restart changes nothing"
     with tempfile.TemporaryDirectory(prefix="megalite-") as name:
         try:
-            report = verify_resume(path, overrides, RESTART_STEPS, Path(name))
+            with _written_to(Path(name) / "said.log"):
+                report = verify_resume(path, overrides, RESTART_STEPS, Path(name))
         except (UserError, RuntimeError) as error:
             return Look(what, None, str(error), "try `megalite verify-resume`")
     differing = ", ".join(each.what for each in report.findings if each.until_restart or each.after_restart)
     return Look(what, report.is_equal, report.verdict, differing and f"{differing} differ; docs/checkpoints.md")
+
+
+@contextmanager
+def _written_to(log: Path) -> Iterator[None]:
+    """Within it this process, and those that it starts, write to a file what they would say."""
+    said = (sys.stdout, sys.stderr)
+    for stream in said:
+        stream.flush()
+    kept = [os.dup(number) for number in (1, 2)]
+    with log.open("ab", buffering=0) as file:
+        for number in (1, 2):
+            os.dup2(file.fileno(), number)
+    try:
+        yield
+    finally:
+        for stream in said:
+            stream.flush()
+        for former, number in zip(kept, (1, 2), strict=True):
+            os.dup2(former, number)
+            os.close(former)
 
 
 def _speed(report: ProbeReport, config: Config, world_size: int, vocab_size: int) -> Look:

@@ -128,12 +128,14 @@ def test_a_probe_of_real_ranks(tmp_path):
 
 
 def test_the_command(tmp_path):
-    """A run that cannot learn at its rate is bad: exit code 1, one line to stderr; a wrong config is told first."""
+    """A run that cannot learn at its rate is bad: exit code 1, one line to stderr; a wrong config is told first. What the
+    runs that are restarted say is nobody's."""
     path = write_run(tmp_path, parallel={"tp": 1}, optimizer={"lr": 1e-9}, train={"steps": 8})
     done = megalite("doctor", path, "--overfit-steps", "4")
     assert done.returncode == EXIT_FAULT, done.stderr
     assert "look at this before you train: overfits one batch" in done.stderr
     assert "exact: 6 steps" in " ".join(done.stdout.split())
+    assert "the first step" not in done.stdout + done.stderr
     assert megalite("doctor", path, "train.steps=0").returncode == 2
 
 
