@@ -128,8 +128,8 @@ def test_a_probe_of_real_ranks(tmp_path):
 
 
 def test_the_command(tmp_path):
-    """A run that cannot learn at its rate is bad: exit code 1, one line to stderr; a wrong config is told first. The runs
-    that are restarted say nothing."""
+    """A run that cannot learn at its rate is bad: exit code 1, one line to stderr; a wrong config is told first.
+    Runs that are restarted say nothing."""
     path = write_run(tmp_path, parallel={"tp": 1}, optimizer={"lr": 1e-9}, train={"steps": 8})
     done = megalite("doctor", path, "--overfit-steps", "4")
     assert done.returncode == EXIT_FAULT, done.stderr
