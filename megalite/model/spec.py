@@ -26,7 +26,7 @@ class StageSpec:
     """Everything a stage is built from."""
 
     model: Architecture
-    """Filled by `config.plan.fill_model`."""
+    """Filled by `config.fill`."""
     chunks: tuple[ChunkSpec, ...] = ()
     """The runs of layers that the stage holds, in the model's order; none is the whole model in one."""
     tp: Axis = SINGLE

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from megalite.config.load import dump_config, load_config
 from megalite.config.fill import fill_model
+from megalite.config.load import dump_config, load_config
 from megalite.config.plan import make_plan
 from megalite.config.schema import Config
 from megalite.config.validate import validate
