@@ -181,6 +181,15 @@ MUTANTS = (
         "layers/qat/learned.py", "ratio.abs_() > self.layer.limit, 0.0", "ratio.abs_() > 1e9, 0.0", "layers/test_qat.py"
     ),
     Mutant("layers/qat/learned.py", "self.scale < 0.0, -found", "self.scale < 0.0, found", "layers/test_qat.py"),
+    Mutant("optim/averaging.py", "largest = max(self.largest, lr)", "largest = lr", "optim/test_references.py"),
+    Mutant("optim/elementwise.py", "alpha=beta * share)", "alpha=beta)", "optim/test_references.py"),
+    Mutant(
+        "checkpoint/averaged_weights.py",
+        "return average_of(found,",
+        "return (lambda w, *_: w)(found,",
+        "train/test_schedule_free.py",
+    ),
+    Mutant("optim/qk_clip.py", '("weight", "bias", SCALE)', '("weight", "bias")', "engine/test_qk_clip.py"),
     Mutant("model/lora.py", "alpha=self._lora.scale", "alpha=1.0", "checkpoint/test_hf_lora.py"),
     Mutant(
         "architecture/attention_costs.py",
