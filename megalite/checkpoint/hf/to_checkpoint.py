@@ -48,6 +48,7 @@ from megalite.checkpoint.hf.tokenizer_files import copy_tokenizer
 from megalite.checkpoint.hf.verify import Verdict, verify
 from megalite.checkpoint.reader import CheckpointReader
 from megalite.checkpoint.tensor_file import Entry, group_by_size
+from megalite.config.sections.model import ModelConfig
 from megalite.config.yaml_source import dump_yaml
 from megalite.errors import ConversionError, DataError
 from megalite.model.initialize import WeightSource
@@ -154,7 +155,8 @@ def write_weights_only(step: Path, source: WeightSource, model: Architecture, *,
         for key, weight in weights.items():
             start = (0,) * len(weight.shape)
             manifest.tensors[key] = TensorRecord(weight.shape, [Piece(file, key, start, weight.shape)])
-    (step / CONFIG).write_text(dump_yaml({"model": manifest.model}), encoding="utf-8")
+    section = {name: value for name, value in manifest.model.items() if name in ModelConfig.model_fields}
+    (step / CONFIG).write_text(dump_yaml({"model": section}), encoding="utf-8")
     manifest.files[CONFIG] = hash_file(step / CONFIG)
     write_manifest(step, manifest)
 
