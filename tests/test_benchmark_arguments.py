@@ -93,7 +93,7 @@ WRONG = {
         "--out x --data folder --steps 0": WHOLE,
     },
     "mup_transfer": {
-        "--out x": "data/demo/packed is not there",
+        "--out x": "data/small/packed is not there",
         "--out x --data folder --widths 64,96": "found '96', there are 64, 128, 256, 512",
         "--out nowhere/x --data folder": NO_FOLDER,
         "--out x --data folder --figure folder": "folder is a folder; name a file",

@@ -266,6 +266,11 @@ class LoraConfig(ModelSection):
         return self.alpha / (self.rank**0.5 if self.rank_stabilized else self.rank)
 
 
+def largest_integer(bits: int) -> int:
+    """Of integers around zero with so many bits; the smallest is its negative."""
+    return 2 ** (bits - 1) - 1
+
+
 class WeightScales(ModelSection):
     """Which weights are rounded to integers times scales that are trained, and how; `precision.qat` with
     `learned_scales`, as a model has it."""
@@ -281,8 +286,8 @@ class WeightScales(ModelSection):
 
     @property
     def largest(self) -> int:
-        """The largest integer; the smallest is its negative."""
-        return 2 ** (self.bits - 1) - 1
+        """See `largest_integer`."""
+        return largest_integer(self.bits)
 
 
 class ModelSettings(ModelSection):

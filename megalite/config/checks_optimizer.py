@@ -87,21 +87,22 @@ def _mup(config: Config) -> Iterator[str]:
 
 def _averages(config: Config) -> Iterator[str]:
     """Averages are there in place of a decay."""
-    optimizer = config.optimizer
+    optimizer, falls = config.optimizer, _falls(config.schedule, config.optimizer.lr)
+    why = "which lowers the rate, and the averages of {} are there in place of that"
     followed = {("schedule", optimizer.name): config.schedule}
     for number, group in enumerate(optimizer.groups):
-        name = group.optimizer or optimizer.name
+        key, name = f"optimizer.groups.{number}.schedule", group.optimizer or optimizer.name
         if group.schedule is not None:
-            followed[f"optimizer.groups.{number}.schedule", name] = group.schedule
-        elif not group.frozen:
-            followed["schedule", name] = config.schedule
-    for (key, name), shape in followed.items():
-        if averages(name) and _falls(shape, config.optimizer.lr):
-            setting, use = ("decay_steps", "null") if shape.name == "constant" else ("name", "constant")
+            followed[key, name] = group.schedule
+        elif name != optimizer.name and not group.frozen and averages(name) and falls:
             yield (
-                f"{key}.{setting}: found {getattr(shape, setting)}, which lowers the rate, and the averages of {name} "
-                f"are there in place of that; use {use}, with a warmup"
+                f"{key}: null follows schedule.name={config.schedule.name}, {why.format(name)}; give the group a "
+                "schedule of its own: {name: constant}, with a warmup"
             )
+    for (key, name), shape in followed.items():
+        if averages(name) and _falls(shape, optimizer.lr):
+            setting, use = ("decay_steps", "null") if shape.name == "constant" else ("name", "constant")
+            yield f"{key}.{setting}: found {getattr(shape, setting)}, {why.format(name)}; use {use}, with a warmup"
 
 
 def _falls(shape: ShapeConfig, peak: float) -> bool:

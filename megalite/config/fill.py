@@ -8,6 +8,7 @@ from megalite.architecture.activations import is_gated
 from megalite.architecture.architecture import Architecture
 from megalite.architecture.settings import WeightScales
 from megalite.config.batch_sizes import longest_sequence
+from megalite.config.rounded import rounded_blocks
 from megalite.config.schema import Config
 from megalite.config.sections.batch import BatchConfig
 from megalite.config.sections.model import ModelConfig
@@ -26,6 +27,7 @@ class FilledModel(ModelConfig):
     """The section with what follows from others, as checkpoints have it."""
 
     weight_scales: WeightScales | None = None
+    """Of `precision.qat`, where it trains scales."""
 
 
 def fill(config: Config, tokenizer_vocab_size: int | None = None) -> Architecture:
@@ -43,13 +45,13 @@ def trained_scales(qat: QatConfig | None, num_layers: int) -> WeightScales | Non
     """What is trained beside rounded weights; None for nothing, and where no block has such, which is refused."""
     if qat is None or not qat.learned_scales:
         return None
-    blocks = range(qat.keep_first_blocks, num_layers - qat.keep_last_blocks)
+    blocks = rounded_blocks(qat, num_layers)
     if not blocks:
         return None
     return WeightScales(bits=qat.bits, group_size=qat.group_size, first_block=blocks[0], last_block=blocks[-1])
 
 
-def in_words(scales: WeightScales | None) -> str:
+def scales_in_words(scales: WeightScales | None) -> str:
     """What is trained beside rounded weights, for people."""
     if scales is None:
         return "no scales that are trained"

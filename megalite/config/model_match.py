@@ -66,8 +66,8 @@ def match(theirs: Architecture, ours: Architecture) -> Match:
 
 
 def _fields(model: Architecture) -> dict[str, Any]:
-    """The fields that change what the weights compute, those of `rope` by themselves. Adapters and
-    scales are added, or begin anew, where they differ."""
+    """The fields that change what the weights compute, those of `rope` by themselves. Adapters and scales are added, or
+    begin anew, where they differ."""
     fields = {name: getattr(model, name) for name in Architecture.model_fields if name not in TRAINING_ONLY}
     fields["sliding_rope"] = model.sliding_rope and _spelled_out(model.sliding_rope)
     fields["sliding_rope.interleaved"] = (model.sliding_rope or model.rope).interleaved

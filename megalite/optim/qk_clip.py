@@ -8,9 +8,9 @@
     heads made of latents           the parts that are not rotated times sqrt(g) each; the rotated part of the query
                                     times g, since its key is shared by all heads
 
-Logits are linear in each, so the same batch would then reach the threshold at most. Biases shrink with their weights.
-It follows the update, on whatever slices a rank updates; momenta stay as they are, and averages of weights shrink as
-the weights do.
+Logits are linear in each, so the same batch would then reach the threshold at most. Biases and trained scales of
+rounded weights shrink with their weights. It follows the update, on whatever slices a rank updates; momenta stay as
+they are, and averages of weights shrink as the weights do.
 """
 
 from __future__ import annotations

@@ -53,6 +53,7 @@ CEILING_SIZE = {"cpu": 1024, "cuda": 8192}
 time."""
 CEILING_TRIES = 8
 SMALLEST_CEILING = 128
+"""Of the one that is tried first."""
 CEILING_SECONDS = 0.5
 """That one product may take; where it would take longer it is smaller."""
 

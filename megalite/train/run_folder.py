@@ -17,7 +17,7 @@ from pydantic import ValidationError
 from megalite.checkpoint.catalog import latest, step_of
 from megalite.checkpoint.hf.families.registry import exportable
 from megalite.config.batch_sizes import longest_sequence, stage_starts
-from megalite.config.fill import in_words, trained_scales
+from megalite.config.fill import scales_in_words, trained_scales
 from megalite.config.load import dump_config
 from megalite.config.plan import RunPlan
 from megalite.config.schema import BatchConfig, Config, QatConfig
@@ -81,7 +81,7 @@ def changed_scales(former_config: Path, config: Config) -> Iterator[str]:
         return
     had, has = (trained_scales(each, config.model.num_layers) for each in (before, config.precision.qat))
     if had != has:
-        yield f"precision.qat: {in_words(had)} in {former_config}, {in_words(has)} now"
+        yield f"precision.qat: {scales_in_words(had)} in {former_config}, {scales_in_words(has)} now"
 
 
 def holds_steps(folder: Path) -> bool:

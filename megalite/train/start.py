@@ -15,7 +15,7 @@ from megalite.checkpoint import catalog
 from megalite.checkpoint.averaged_weights import model_weights
 from megalite.checkpoint.format import MANIFEST, Progress, stored_model
 from megalite.checkpoint.reader import CheckpointReader
-from megalite.config.fill import in_words
+from megalite.config.fill import scales_in_words
 from megalite.config.model_match import match
 from megalite.config.schema import Config
 from megalite.data.cursor import DataCursor, add_counts
@@ -162,7 +162,7 @@ def _require_scales(folder: Path, theirs: Architecture, ours: Architecture) -> N
     had, has = theirs.weight_scales, ours.weight_scales
     if had != has:
         raise CheckpointError(
-            f"precision.qat: {in_words(had)} in {folder}, {in_words(has)} now; take over what is there, or "
+            f"precision.qat: {scales_in_words(had)} in {folder}, {scales_in_words(has)} now; take it over, or "
             f"start a new run from these weights: run.dir=NEW train.init_from={folder}"
         )
 

@@ -69,7 +69,7 @@ FALLING: dict[str, tuple[dict[str, Any], dict[str, Any], str | None]] = {
     "a group that is": (
         {"groups": [{"match": "head.*", "optimizer": "schedule_free_adamw"}]},
         COSINE,
-        f"schedule.name: found cosine, {IN_PLACE}constant",
+        "optimizer.groups.0.schedule: null follows schedule.name=cosine, which lowers the rate",
     ),
     "a group that is, with its own": (
         {"groups": [{"match": "head.*", "optimizer": "schedule_free_adamw", "schedule": CONSTANT}]},

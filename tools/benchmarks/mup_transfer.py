@@ -7,8 +7,10 @@ A sweep over widths, rates and seeds, around the rates where the best one is exp
 are one. The multipliers were tuned there (`init_std`, `embedding_multiplier`, `output_multiplier`), as muP asks.
 Without muP they are the same, and each width is its own base. Given again it goes on where it was.
 
-Data: the demo's recipe (`configs/data/demo.yaml`) with `max_mb: 60` and `vocab_size: 512`, of which models of this size
-learn more in a minute than the frequencies of words.
+Models of this size learn more in a minute from a small vocabulary than the frequencies of words. Data:
+
+    megalite data prepare configs/data/demo.yaml out=data/small tokenizer.vocab_size=512 \\
+        "sources=[{kind: python, max_mb: 60}]"
 """
 
 from __future__ import annotations
@@ -132,7 +134,7 @@ def known_width(text: str) -> int:
 def main() -> None:
     """Measure, print, draw."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--data", type=existing, default="data/demo/packed")
+    parser.add_argument("--data", type=existing, default="data/small/packed")
     parser.add_argument("--dir", type=new_folder, default="runs/mup-transfer")
     parser.add_argument("--widths", type=listed(known_width), default=list(RATES[WITH]), help="the narrowest first")
     parser.add_argument("--steps", type=count, default=400)

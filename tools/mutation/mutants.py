@@ -178,7 +178,10 @@ MUTANTS = (
         "model/test_qat.py",
     ),
     Mutant(
-        "layers/qat/learned.py", "ratio.abs_() > self.layer.limit, 0.0", "ratio.abs_() > 1e9, 0.0", "layers/test_qat.py"
+        "layers/qat/learned.py",
+        "self._ratio.abs() > self.layer.limit, 0.0",
+        "self._ratio.abs() > 1e9, 0.0",
+        "layers/test_qat.py",
     ),
     Mutant("layers/qat/learned.py", "self.scale < 0.0, -found", "self.scale < 0.0, found", "layers/test_qat.py"),
     Mutant("optim/averaging.py", "largest = max(self.largest, lr)", "largest = lr", "optim/test_references.py"),

@@ -21,6 +21,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from megalite.architecture.settings import largest_integer
 from megalite.config.schema import QatConfig
 from megalite.parallel.axes import SINGLE, Axis
 from megalite.parallel.collectives import all_reduce
@@ -54,12 +55,12 @@ def to_integers(weight: Tensor, qat: QatConfig, across: Axis = SINGLE, scale: Te
     """
     if scale is not None:
         ratio, size = in_scales(weight, scale)
-        limit = largest_integer(qat)
+        limit = largest_integer(qat.bits)
         return Integers(ratio.round_().clamp_(-limit, limit).to(weight.dtype), size.to(weight.dtype), None)
     assert qat.group_size is None or across.size == 1, "groups do not lie on two ranks"
     grouped = weight.detach().unflatten(-1, (-1, qat.group_size or weight.shape[-1])).float()
     if qat.symmetric:
-        largest, span = largest_integer(qat), _maximum(grouped.abs(), across)
+        largest, span = largest_integer(qat.bits), _maximum(grouped.abs(), across)
         scale = _scale(span / largest, weight.dtype)
         q = (grouped / scale).round_().clamp_(-largest, largest)
         return Integers(q.to(weight.dtype), scale.to(weight.dtype), None)
@@ -69,11 +70,6 @@ def to_integers(weight: Tensor, qat: QatConfig, across: Axis = SINGLE, scale: Te
     zero = (bottom / scale).round_().clamp_(max=largest)
     q = (grouped / scale).round_().add_(zero).clamp_(0, largest)
     return Integers(q.to(weight.dtype), scale.to(weight.dtype), zero.to(weight.dtype))
-
-
-def largest_integer(qat: QatConfig) -> int:
-    """Of symmetric ones; the smallest is its negative."""
-    return 2 ** (qat.bits - 1) - 1
 
 
 def in_scales(weight: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:

@@ -78,16 +78,15 @@ class LearnedRounding(nn.Module):
 
     def gradients(self, grad: Tensor, x: Tensor, weight: Tensor, scale: Tensor) -> Gradients:
         """dx, and dw and ds where they are not handed over."""
-        made = _ProductOfBoth(self, grad.detach(), x.detach(), weight.detach(), scale.detach())
         grad_x = self.plain.multiply(grad, self.weight.of(weight, scale, in_training=True).t())
-        of_weight, of_scale = self.hands_over
-        if of_weight:
-            assert isinstance(self.plain, SummedLinear)
-            # what a compiled graph hands on is a copy
-            made.weight, made.scale = self.plain.weight.detach(), self.scale.detach()
-            self.plain.take(self.plain.weight, WholeGradient(made.of_weight))
+        plain, (of_weight, of_scale) = self.plain, self.hands_over
+        if isinstance(plain, SummedLinear):
+            weight, scale = plain.weight, self.scale  # what a compiled graph hands on is a copy, not to be kept
+        made = _ProductOfBoth(self, grad.detach(), x.detach(), weight.detach(), scale.detach())
+        if isinstance(plain, SummedLinear):
+            plain.take(plain.weight, WholeGradient(made.of_weight))
             if of_scale:
-                self.plain.take(self.scale, WholeGradient(made.of_scale))
+                plain.take(self.scale, WholeGradient(made.of_scale))
         return (
             grad_x,
             None if of_weight else made.of_weight().to(weight.dtype),
@@ -103,20 +102,23 @@ class _ProductOfBoth:
 
     def of_weight(self) -> Tensor:
         """`[out, in]`."""
-        ratio, _ = in_scales(self.weight, self.scale)
-        return self._whole.masked_fill(ratio.abs_() > self.layer.limit, 0.0).flatten(-2)
+        return self._whole.masked_fill(self._ratio.abs() > self.layer.limit, 0.0).flatten(-2)
 
     def of_scale(self) -> Tensor:
         """`[out, in/g]`."""
-        ratio, _ = in_scales(self.weight, self.scale)
-        q = ratio.round().clamp_(-self.layer.limit, self.layer.limit)
-        change = torch.where(ratio.abs() > self.layer.limit, q, q - ratio)
+        q = self._ratio.round().clamp_(-self.layer.limit, self.layer.limit)
+        change = torch.where(self._ratio.abs() > self.layer.limit, q, q - self._ratio)
         found = (self._whole * change).sum(-1).mul_(self.layer.factor)
         return torch.where(self.scale < 0.0, -found, found)
 
     @cached_property
+    def _ratio(self) -> Tensor:
+        """v, `[out, groups, g]`."""
+        return in_scales(self.weight, self.scale)[0]
+
+    @cached_property
     def _whole(self) -> Tensor:
-        """`dy^T x`, `[out, groups, g]`."""
+        """e, `[out, groups, g]`."""
         total = torch.empty(self.weight.shape, dtype=torch.float32, device=self.grad.device)
         self.layer.plain.begin_product(total, self.grad, self.x)
         return total.unflatten(-1, (self.scale.shape[-1], -1))
