@@ -46,22 +46,30 @@ class Backtest:
 
 def backtest() -> dict[tuple[str, str], list[Backtest]]:
     """All published runs, by machine and software, with the constants of the machines' files."""
-    found: dict[tuple[str, str], list[Backtest]] = {}
-    for run in RUNS:
-        alike = [each for each in RUNS if (each.machine, each.software) == (run.machine, run.software)]
-        machine = load_machine(run.machine)
-        others = fit([each for each in alike if each is not run], machine)
-        judged = Backtest(run, predict(run, machine.run_by(run.software)), predict(run, _with(machine, others)))
-        found.setdefault((run.machine, run.software), []).append(judged)
+    return {key: _judge(runs, load_machine(key[0])) for key, runs in _by_software().items()}
+
+
+def _judge(runs: Sequence[PublishedRun], machine: Machine) -> list[Backtest]:
+    """Runs of one machine and software."""
+    stated, whole = machine.run_by(runs[0].software), fit(runs, machine)
+    found = []
+    for run in runs:
+        others = fit([each for each in runs if each is not run], machine, near=whole)
+        found.append(Backtest(run, predict(run, stated), predict(run, _with(machine, others))))
     return found
 
 
 def fit_all() -> dict[tuple[str, str], Constants]:
     """What the constants of all runs of each software are, by machine and software."""
+    return {key: fit(runs, load_machine(key[0])) for key, runs in _by_software().items()}
+
+
+def _by_software() -> dict[tuple[str, str], list[PublishedRun]]:
+    """All published runs, by machine and software."""
     found: dict[tuple[str, str], list[PublishedRun]] = {}
     for run in RUNS:
         found.setdefault((run.machine, run.software), []).append(run)
-    return {key: fit(runs, load_machine(key[0])) for key, runs in found.items()}
+    return found
 
 
 def median_error(tests: Sequence[Backtest]) -> float:
@@ -74,8 +82,12 @@ def predict(run: PublishedRun, machine: Machine) -> float:
     return step_time(run.config, run.plan, machine, run.practice).seconds
 
 
-def fit(runs: Sequence[PublishedRun], machine: Machine) -> Constants:
-    """The constants of some runs on a machine."""
+def fit(runs: Sequence[PublishedRun], machine: Machine, near: Constants = USUAL) -> Constants:
+    """The constants of some runs on a machine.
+
+    Args:
+        near: where to begin to look.
+    """
     usual = np.log(list(USUAL.model_dump().values()))
 
     def residuals(logarithms: np.ndarray) -> np.ndarray:
@@ -83,7 +95,7 @@ def fit(runs: Sequence[PublishedRun], machine: Machine) -> Constants:
         off = [np.log(predict(run, changed) / run.seconds) for run in runs]
         return np.concatenate([off, NEARNESS * (logarithms - usual)])
 
-    return _constants(_least_squares(residuals, usual))
+    return _constants(_least_squares(residuals, np.log(list(near.model_dump().values()))))
 
 
 def _constants(logarithms: np.ndarray) -> Constants:
@@ -117,5 +129,5 @@ def _least_squares(residuals: Callable[[np.ndarray], np.ndarray], x: np.ndarray)
 
 STEP = 1e-5
 """Of a logarithm."""
-ENOUGH = 1e-6
-"""What the sum of squares must fall by in a step, so that another one follows: a tenth of a percent of one run."""
+ENOUGH = 1e-7
+"""What the sum of squares must fall by in a step, so that another one follows: a thirtieth of a percent of one run."""

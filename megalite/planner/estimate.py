@@ -9,8 +9,9 @@ from typing import Any
 from megalite.config.plan import RunPlan, make_plan
 from megalite.config.schema import Config
 from megalite.planner.machines import Machine
-from megalite.planner.memory import memory_by_stage, on_device
-from megalite.planner.seconds import OURS, Parts, Practice, step_time
+from megalite.planner.memory import each_stage, memory_by_stage, on_device
+from megalite.planner.practice import OURS, Practice
+from megalite.planner.seconds import Parts, step_time
 
 USABLE = 0.9
 """Of a device's memory: the rest is the allocator's, whose blocks do not fit into one another."""
@@ -84,8 +85,12 @@ def estimate_if_fits(
     """The same, but None where it does not fit, which is sooner known than its seconds."""
     config = on_device(config, machine.device_type)
     plan = make_plan(config, world_size, vocab_size)
-    memory = rank_bytes(config, plan)
-    return _timed(config, plan, machine, memory, overrides, OURS) if max(memory) <= usable_memory(machine) else None
+    usable, memory = usable_memory(machine), list[int]()
+    for stage in each_stage(config, plan):
+        if stage.total > usable:
+            return None
+        memory.append(stage.total)
+    return _timed(config, plan, machine, tuple(memory), overrides, OURS)
 
 
 def rank_bytes(config: Config, plan: RunPlan) -> tuple[int, ...]:

@@ -19,6 +19,10 @@ CHUNKS = (2, 3, 4, 5, 6, 8)
 RECOMPUTE = ("none", "selective", "full")
 
 
+Mesh = tuple[int, int, int, int, int, bool]
+"""tp, cp, ep, pp, dp, and whether weights are divided over dp."""
+
+
 @dataclass(frozen=True)
 class Candidate:
     """How ranks share a step."""
@@ -37,6 +41,11 @@ class Candidate:
     """What full recomputation keeps waits in the host's memory."""
     divides_sequences: bool = True
     """Sequence parallelism, where tp is."""
+
+    @property
+    def mesh(self) -> Mesh:
+        """Who shares what."""
+        return self.tp, self.cp, self.ep, self.pp, self.dp, self.divides_weights
 
     @cached_property
     def settings(self) -> dict[str, dict[str, object]]:

@@ -18,7 +18,7 @@ heads, f MLP width; q, kv and f divided by tp.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 
 from megalite.architecture.architecture import BlockSpec
@@ -81,14 +81,17 @@ class StageMemory:
 
 def memory_by_stage(config: Config, plan: RunPlan) -> tuple[StageMemory, ...]:
     """Peak memory of the ranks of every pipeline stage, first to last, in the largest step that the run may have."""
+    return tuple(each_stage(config, plan))
+
+
+def each_stage(config: Config, plan: RunPlan) -> Iterator[StageMemory]:
+    """The same, one after the other: who looks for a stage that does not fit need not wait for the others."""
     most = max(micro_batch_counts(config, plan))
     schedule = pipeline_schedule(config, plan, most if plan.own_schedule is not None else few_rounds(most, plan.pp))
     numbers = numbers_by_stage(config, plan)
-    chunks = _kept_by_chunks(config, plan)
-    return tuple(
-        _stage_memory(config, plan, stage, each, order, chunks)
-        for stage, (each, order) in enumerate(zip(numbers, schedule.orders, strict=True))
-    )
+    blocks = _kept_by_blocks(config, plan)
+    for stage, (each, order) in enumerate(zip(numbers, schedule.orders, strict=True)):
+        yield _stage_memory(config, plan, stage, each, order, blocks)
 
 
 def on_device(config: Config, device_type: str) -> Config:
@@ -149,10 +152,10 @@ def _stage_memory(
     stage: int,
     numbers: EngineNumbers,
     order: Sequence[Operation],
-    chunks: Sequence[ChunkCosts],
+    blocks: _KeptByBlocks,
 ) -> StageMemory:
     kept = footprint(config, plan, numbers)
-    in_blocks, for_a_moment = _activations(config, plan, stage, order, chunks)
+    in_blocks, for_a_moment = _activations(config, plan, stage, order, blocks)
     is_away = config.train.offload_activations and config.train.device != "cpu"
     two_inputs = 2 * _micro_batch_tokens(config) * ELEMENT_BYTES[config.precision.dtype] * _stream_width(config, plan)
     lasting, logits = _head(config, plan, order) if stage == plan.chunk_ranks[-1] else (0, 0)
@@ -188,28 +191,39 @@ def _reference(config: Config, plan: RunPlan, numbers: EngineNumbers) -> int:
 
 
 def _activations(
-    config: Config, plan: RunPlan, stage: int, order: Sequence[Operation], chunks: Sequence[ChunkCosts]
+    config: Config, plan: RunPlan, stage: int, order: Sequence[Operation], blocks: _KeptByBlocks
 ) -> tuple[int, int]:
     """What the chunks keep at most for the micro-batches in flight; and what is there for a block at a time:
     recomputation brings it back, and an MLP in chunks has it."""
-    blocks = plan.blocks_of(stage)
-    kept, whole = (block_activations(config, plan, blocks, kind) for kind in (recomputed(config, plan), "none"))
-    again = max((all_of_it - some for all_of_it, some in zip(whole, kept, strict=True)), default=0)
-    tokens, chunk, a = _micro_batch_tokens(config), config.train.mlp_chunk_tokens, ELEMENT_BYTES[config.precision.dtype]
-    inside = max(
-        (mlp_bytes(block.feed_forward, element_bytes=a, tp=plan.tp) for block in set(blocks_alike(plan, blocks))),
-        default=0,
-    )
+    mine, tokens = plan.blocks_of(stage), _micro_batch_tokens(config)
+    again = max((blocks.again[index] for index in mine), default=0)
+    in_mlp = 0 if config.train.mlp_chunk_tokens is None else _in_mlp(config, plan, blocks_alike(plan, mine))
+    return tokens * int(peak_kept(order, blocks.by_chunk)), tokens * again + in_mlp
+
+
+def _in_mlp(config: Config, plan: RunPlan, blocks: Sequence[BlockSpec]) -> int:
+    """Inside the widest of some MLPs that take a chunk of tokens at a time."""
+    a, tokens, chunk = ELEMENT_BYTES[config.precision.dtype], _micro_batch_tokens(config), config.train.mlp_chunk_tokens
+    inside = max((mlp_bytes(block.feed_forward, element_bytes=a, tp=plan.tp) for block in set(blocks)), default=0)
     pieces = plan.tp if config.parallel.sequence_parallel else 1  # gathered inside, so that a chunk there is tp of them
-    in_mlp = 0 if chunk is None else min(chunk * pieces, tokens) * inside
-    return tokens * int(peak_kept(order, chunks)), tokens * again + in_mlp
+    return min((chunk or tokens) * pieces, tokens) * inside
 
 
-def _kept_by_chunks(config: Config, plan: RunPlan) -> list[ChunkCosts]:
-    """Of each chunk, bytes of one token that it keeps, and of those what it holds from I until W."""
+@dataclass(frozen=True)
+class _KeptByBlocks:
+    """Bytes of one token."""
+
+    by_chunk: list[ChunkCosts]
+    """That a chunk keeps, and of those what it holds from I until W."""
+    again: list[int]
+    """That recomputation brings back of each block."""
+
+
+def _kept_by_blocks(config: Config, plan: RunPlan) -> _KeptByBlocks:
     model, element_bytes = plan.model, ELEMENT_BYTES[config.precision.dtype]
     everything = range(model.num_layers + model.num_predictions)
-    kept = block_activations(config, plan, everything, recomputed(config, plan))
+    kept, whole = (block_activations(config, plan, everything, kind) for kind in (recomputed(config, plan), "none"))
+    again = [all_of_it - some for all_of_it, some in zip(whole, kept, strict=True)]
     blocks = blocks_alike(plan, everything)
     held_by = {
         block: block_held_bytes(block, model.hidden_size, element_bytes=element_bytes, tp=plan.tp)
@@ -219,7 +233,8 @@ def _kept_by_chunks(config: Config, plan: RunPlan) -> list[ChunkCosts]:
     for index in _predicting(plan):
         kept[index] += _around_prediction(config, plan)
     bounds = [*plan.chunk_blocks[:-1], (plan.chunk_blocks[-1][0], len(everything))]  # what predicts further is behind
-    return [ChunkCosts(kept=sum(kept[slice(*each)]), held=sum(held[slice(*each)])) for each in bounds]
+    by_chunk = [ChunkCosts(kept=sum(kept[slice(*each)]), held=sum(held[slice(*each)])) for each in bounds]
+    return _KeptByBlocks(by_chunk, again)
 
 
 def _predicting(plan: RunPlan) -> range:

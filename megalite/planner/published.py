@@ -9,9 +9,7 @@ convention of its paper. Where a paper leaves something open, what is assumed he
     Megatron Core 0.8         its README, weak scaling: FLOPs are 72 B s l h^2 (1 + s / 6h + V / 12 l h). It hides
                               messages of tp, of which 0.3 are taken to show. Not said, and taken to be: micro-batches
                               of 1 sequence, and as many chunks of a stage, up to 8, as divide its blocks
-    llm-foundry 2023          its benchmark table of MPT models on H100s (`published_mpt`). Not said, and taken to be:
-                              attention, in Triton, makes scores of later tokens too
-
+    llm-foundry 2023          its benchmark tables of MPT models (`published_mpt`)
 """
 
 from __future__ import annotations
@@ -24,13 +22,12 @@ from typing import Any
 from megalite.config.plan import RunPlan, make_plan
 from megalite.config.schema import Config
 from megalite.planner import published_mpt as mpt
-from megalite.planner.seconds import Practice
+from megalite.planner.practice import Practice
 
 BEFORE_FLASH = Practice(
     fused_attention=False, skips_hidden=False, hides_reductions=False, redoes_attention=True, gradient_bytes=2.0
 )
 HIDING_TP = Practice(redoes_attention=True, visible_messages=0.3)
-MPT = Practice(skips_hidden=False)
 
 
 @dataclass(frozen=True)
@@ -184,6 +181,10 @@ RUNS = (
     _core("GPT 70B", (64, 8192, 84), (8, 2, 7), (1, 768, 384), 419.7),
     _core("GPT 177B", (96, 12288, 96), (8, 6, 8), (1, 2304, 1152), 432.8),
     _core("GPT 462B", (144, 18432, 112), (8, 16, 7), (1, 6144, 3072), 459.9),
-    *(PublishedRun(f"MPT {row.name}", "h100-sxm", "llm-foundry-2023", MPT, *row.as_run) for row in mpt.ROWS),
+    *(
+        PublishedRun(f"MPT {row.name}", machine, "llm-foundry-2023", row.practice, *row.as_run)
+        for machine, rows in (("h100-sxm", mpt.H100), ("a100-80g", mpt.A100_80G), ("a100-40g", mpt.A100_40G))
+        for row in rows
+    ),
 )
 """A machine of each is in configs/machines."""

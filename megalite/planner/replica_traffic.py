@@ -44,16 +44,16 @@ class ReplicaBytes:
         return self.reduced + self.gathered + self.near + self.reduced_near
 
 
-def gradient_bytes(config: Config, default: float = FP32_BYTES) -> float:
-    """Of a gradient on the wire.
-
-    Args:
-        default: where the config says nothing.
-    """
+def gradient_bytes(config: Config, plan: RunPlan) -> float:
+    """Of a gradient on the wire: where the config does not say, fp32, or with DeepSpeed's stages 2 and 3 the weights'
+    format."""
     precision = config.precision
     if precision.reduce_bits is not None:
         return bytes_per_number(precision.reduce_bits)
-    return default if precision.reduce_dtype is None else ELEMENT_BYTES[precision.reduce_dtype]
+    if precision.reduce_dtype is not None:
+        return ELEMENT_BYTES[precision.reduce_dtype]
+    is_as_weights = choose_engine(config.parallel) == "deepspeed" and plan.sharding.gradients
+    return ELEMENT_BYTES[precision.dtype] if is_as_weights else FP32_BYTES
 
 
 def weight_bytes(config: Config) -> float:
@@ -72,7 +72,7 @@ def replica_bytes(config: Config, plan: RunPlan, num_inner: int, num_outer: int)
     numbers, replicas = num_inner + num_outer, plan.num_replicas
     if replicas == 1:
         return ReplicaBytes(0.0, 0.0)
-    share, gradient, weight = (replicas - 1) / replicas, gradient_bytes(config), weight_bytes(config)
+    share, gradient, weight = (replicas - 1) / replicas, gradient_bytes(config, plan), weight_bytes(config)
     near, far = _hops(config, replicas)
     if choose_engine(config.parallel) == "fsdp2":
         return _fsdp2(config, plan, num_inner, num_outer)
@@ -81,7 +81,7 @@ def replica_bytes(config: Config, plan: RunPlan, num_inner: int, num_outer: int)
         return ReplicaBytes(numbers * (far * gradient + share * again), 0.0, reduced_near=near * numbers * gradient)
     if not plan.sharding.gradients:
         return ReplicaBytes(far * numbers * gradient, share * numbers * weight, reduced_near=near * numbers * gradient)
-    count, gradient = plan.grad_accum_steps, gradient_bytes(config, ELEMENT_BYTES[config.precision.dtype])
+    count = plan.grad_accum_steps
     passes = 2 * count if plan.sharding.weights else 1
     return ReplicaBytes(share * count * numbers * gradient, share * passes * numbers * weight)
 
@@ -105,8 +105,8 @@ def _fsdp2(config: Config, plan: RunPlan, num_inner: int, num_outer: int) -> Rep
     share = (shards - 1) / shards
     between = 2 * (copies - 1) / copies / shards  # a ring's all-reduce of what a rank has
     near, far = _hops(config, shards)
-    reduced = numbers * (far + between) * gradient_bytes(config)
-    reduced_near = numbers * near * gradient_bytes(config)
+    reduced = numbers * (far + between) * gradient_bytes(config, plan)
+    reduced_near = numbers * near * gradient_bytes(config, plan)
     again = 0.0 if hpz is None else num_inner * (hpz - 1) / hpz * ELEMENT_BYTES[config.precision.dtype]
     gathered = share * (numbers + (num_inner if hpz is None else 0)) * weight_bytes(config)
     return ReplicaBytes(count * reduced, count * gathered, count * again, count * reduced_near)

@@ -3,12 +3,16 @@
 All layouts are put in order by a lower bound of their time, which is quick: the work of a stage, and the bubble that no
 order of passes avoids. What cannot fit, by a lower bound of its memory, is passed over. The others are judged one by
 one, memory, time and legality, until no layout that is left could be among the best.
+
+Of layouts that share ranks alike, and differ in micro-batch, schedule or recomputation, one is shown: of those that are
+as quick as the quickest, as far as this clock can tell, the one that takes the least memory.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from math import inf
 
 from megalite.architecture.costs import ELEMENT_BYTES, FP32_BYTES
 from megalite.config.fill import fill
@@ -19,7 +23,7 @@ from megalite.config.validate import validate
 from megalite.errors import ConfigError, UserError
 from megalite.planner.estimate import Estimate, estimate, estimate_if_fits, usable_memory
 from megalite.planner.holdings import parameters_by_stage
-from megalite.planner.layouts import Candidate, layouts
+from megalite.planner.layouts import Candidate, Mesh, layouts
 from megalite.planner.machines import Machine
 from megalite.planner.memory import block_activations, is_compiled, on_device, recomputed
 from megalite.planner.seconds import micro_batch_seconds
@@ -30,7 +34,7 @@ class Search:
     """What was found."""
 
     best: tuple[Estimate, ...]
-    """Those that fit, the quickest first."""
+    """Those that fit, one of each mesh, the quickest first."""
     smallest: Estimate | None
     """Where none fits, the one that needs the least memory; None where there is no legal layout at all."""
     num_layouts: int
@@ -67,7 +71,7 @@ def search(config: Config, world_size: int, machine: Machine, *, top: int, vocab
 
     Args:
         config: its own layout does not matter.
-        top: layouts to find.
+        top: layouts to find, each of another mesh.
         vocab_size: where the config takes its tokenizer's.
 
     Raises:
@@ -78,17 +82,17 @@ def search(config: Config, world_size: int, machine: Machine, *, top: int, vocab
     bounds, most = Bounds(config, machine, vocab_size), usable_memory(machine)
     legal = layouts(config, model, world_size, machine)
     found = sorted((each for each in legal if not bounds.is_repeated(each)), key=bounds.seconds)
-    best = list[Estimate]()
+    best = Quickest(top)
     for layout in found:
-        if len(best) == top and bounds.seconds(layout) >= best[-1].seconds:
+        if bounds.seconds(layout) >= best.limit * (1 + EQUAL):
             break
-        if bounds.memory(layout) > most:
+        if bounds.memory(layout) > most or bounds.seconds(layout) >= best.limit_of(layout.mesh):
             continue
         judged = _judge(config, layout, world_size, machine, vocab_size, must_fit=True)
         if isinstance(judged, Estimate):
-            best = sorted([*best, judged], key=lambda each: each.seconds)[:top]
-    if best:
-        return Search(tuple(best), None, len(found))
+            best.add(layout.mesh, judged)
+    if chosen := best.chosen():
+        return Search(chosen, None, len(found))
     complaint, smallest = "", list[Estimate]()
     for layout in sorted(found, key=bounds.memory):
         judged = _judge(config, layout, world_size, machine, vocab_size)
@@ -124,6 +128,45 @@ def _judge(
         return error
     judge = estimate_if_fits if must_fit else estimate
     return judge(config, world_size, machine, vocab_size=vocab_size, overrides=layout.overrides(base))
+
+
+EQUAL = 0.005
+"""Of a step: layouts that are nearer to each other are equally quick."""
+
+
+class Quickest:
+    """The quickest layouts of the meshes that are quickest."""
+
+    def __init__(self, top: int):
+        self._top = top
+        self._found: dict[Mesh, list[Estimate]] = {}
+        """All that are equal to the quickest of their mesh, it first."""
+
+    @property
+    def limit(self) -> float:
+        """Seconds that a layout of another mesh has to stay below."""
+        quickest = sorted(each[0].seconds for each in self._found.values())
+        return quickest[self._top - 1] if len(quickest) >= self._top else inf
+
+    def limit_of(self, mesh: Mesh) -> float:
+        """Seconds that a layout of a mesh has to stay below."""
+        known = self._found.get(mesh)
+        return self.limit if known is None else min(self.limit, known[0].seconds) * (1 + EQUAL)
+
+    def add(self, mesh: Mesh, layout: Estimate) -> None:
+        """One that fits."""
+        all_of_mesh = sorted([*self._found.get(mesh, ()), layout], key=lambda each: each.seconds)
+        equal = all_of_mesh[0].seconds * (1 + EQUAL)
+        self._found[mesh] = [each for each in all_of_mesh if each.seconds <= equal]
+
+    def chosen(self) -> tuple[Estimate, ...]:
+        """One of each of the quickest meshes, the quickest first."""
+        meshes = sorted(self._found.values(), key=lambda each: each[0].seconds)[: self._top]
+        return tuple(sorted((min(each, key=_least) for each in meshes), key=lambda each: each.seconds))
+
+
+def _least(layout: Estimate) -> tuple[int, float]:
+    return max(layout.memory), layout.seconds
 
 
 class Bounds:

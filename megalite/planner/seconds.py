@@ -7,7 +7,7 @@
     offload      inputs of blocks to the host's memory and back      bytes / (host link x links), behind its work
     host         what the device's own work does not hide            overhead
     pp, bubble   messages between stages, and waiting for them       from the schedule itself (`schedules.simulation`)
-    dp           gradients and weights over the replicas             what the backward pass does not hide
+    dp           gradients and weights over the replicas             what the passes do not hide (`replica_seconds`)
     optimizer    masters and moments, read and written               bytes / (bandwidth x passes)
 
 FLOPs and bytes are those of the one table of costs (`architecture.costs`, `planner.traffic`). The four constants are
@@ -19,13 +19,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from math import ceil
 
 from megalite.architecture.architecture import BlockSpec, FeedForwardSpec
 from megalite.architecture.attention_costs import context_sent_bytes, mixing_multiply_adds
 from megalite.architecture.costs import (
     ELEMENT_BYTES,
-    FP32_BYTES,
     BlockCut,
     block_activation_bytes,
     block_sent_bytes,
@@ -40,11 +38,12 @@ from megalite.config.plan import RunPlan
 from megalite.config.recompute import recompute_by_block
 from megalite.config.schema import Config
 from megalite.config.stream import stream_tokens
-from megalite.parallel.schedules.simulation import ChunkCosts, Timeline, simulate
-from megalite.planner.holdings import numbers_by_stage, parameters_by_stage
+from megalite.parallel.schedules.simulation import ChunkCosts, Timeline, end_of, simulate
+from megalite.planner.links import rate_over
 from megalite.planner.machines import Machine
 from megalite.planner.memory import is_compiled
-from megalite.planner.replica_traffic import gradient_bytes, weight_bytes
+from megalite.planner.practice import OURS, Practice
+from megalite.planner.replica_seconds import between_steps
 
 Parts = dict[str, float]
 """Seconds, by what they go into."""
@@ -59,28 +58,6 @@ LOGIT_BYTES = 12.0
 """Of a logit, in all passes of the loss."""
 UNFUSED_PASSES = 8.0
 """Scores read or written in a forward pass of attention that writes them: product, scale and mask, softmax, dropout."""
-
-
-@dataclass(frozen=True)
-class Practice:
-    """What software does beside what a layout says. The defaults are ours; other people's runs had others."""
-
-    fused_attention: bool = True
-    """Scores are never written (FlashAttention)."""
-    skips_hidden: bool = True
-    """Scores of later tokens are never made."""
-    hides_reductions: bool = True
-    """Gradients travel behind the backward pass."""
-    redoes_attention: bool = False
-    """Selective recomputation makes the inside of attention again (Korthikanti et al. 2022); ours keeps its result and
-    makes norms and activations again."""
-    gradient_bytes: float = FP32_BYTES
-    """Of a gradient on the wire."""
-    visible_messages: float = 1.0
-    """Of messages between ranks of a micro-batch, the share that products do not hide; ours hide none."""
-
-
-OURS = Practice()
 
 
 @dataclass(frozen=True)
@@ -99,11 +76,11 @@ def step_time(config: Config, plan: RunPlan, machine: Machine, practice: Practic
     longest = max(range(plan.pp), key=lambda stage: sum(work[stage].values()))
     parts = _times(work[longest], count)
     if plan.pp > 1:
-        message = _stream_bytes(config, plan) / _rate_over(plan, machine, "pp")
+        message = _stream_bytes(config, plan) / rate_over(plan, machine, "pp")
         parts["pp"] = count * plan.cuts_of(longest) * message
         end = _end_of_pipeline(config, plan, chunks, message)
         parts["bubble"] = max(0.0, end - sum(parts.values()))
-    parts |= _between_steps(config, plan, machine, practice, backward=sum(work[longest].values()) * 2 / 3)
+    parts |= between_steps(config, plan, machine, practice, backward=sum(work[longest].values()) * 2 / 3)
     return StepTime(sum(parts.values()), parts)
 
 
@@ -226,14 +203,14 @@ def _sent(config: Config, plan: RunPlan, block: BlockSpec, machine: Machine) -> 
             block, hidden, element_bytes=a, tp=plan.tp, sequence_parallel=parallel.sequence_parallel
         )
         messages, share = (8, machine.halves) if parallel.sequence_parallel else (4, 1.0)
-        found["tp"] = tokens * sent / _rate_over(plan, machine, "tp") / share + messages * waits
+        found["tp"] = tokens * sent / rate_over(plan, machine, "tp") / share + messages * waits
     if plan.cp > 1:
         sent = context_sent_bytes(block, kind=parallel.cp_kind, element_bytes=a, cp=plan.cp, tp=plan.tp)
         messages = 3 if parallel.cp_kind == "allgather" else 2 * plan.cp
-        found["cp"] = tokens * sent / _rate_over(plan, machine, "cp") + messages * waits
+        found["cp"] = tokens * sent / rate_over(plan, machine, "cp") + messages * waits
     if plan.ep > 1 and not isinstance(block.feed_forward, FeedForwardSpec):
         sent = dispatch_sent_bytes(block.feed_forward, hidden, element_bytes=a, ep=plan.ep)
-        found["ep"] = tokens * sent / _rate_over(plan, machine, "ep") + EP_MESSAGES * waits
+        found["ep"] = tokens * sent / rate_over(plan, machine, "ep") + EP_MESSAGES * waits
     return found
 
 
@@ -255,7 +232,7 @@ def _head(config: Config, plan: RunPlan, machine: Machine) -> Parts:
 def step_timeline(config: Config, plan: RunPlan, machine: Machine) -> Timeline:
     """When each stage does what in a step, in seconds; without what stands between steps."""
     costs = _costs(_chunks(config, plan, machine, OURS))
-    message = _stream_bytes(config, plan) / _rate_over(plan, machine, "pp")
+    message = _stream_bytes(config, plan) / rate_over(plan, machine, "pp")
     return simulate(pipeline_schedule(config, plan, plan.grad_accum_steps), costs, link=message)
 
 
@@ -274,103 +251,12 @@ def _end_of_pipeline(config: Config, plan: RunPlan, chunks: list[_Chunk], messag
     """When the last pass of a step ends. Beyond some rounds a schedule repeats itself, so only these are simulated."""
     count, costs = plan.grad_accum_steps, _costs(chunks)
     few = count if plan.own_schedule is not None else few_rounds(count, plan.pp)
-    timeline = simulate(pipeline_schedule(config, plan, few), costs, link=message)
+    end = end_of(pipeline_schedule(config, plan, few), costs, link=message)
     steady = max(
         sum(costs[chunk].forward + costs[chunk].seconds("B") for chunk in plan.chunks_of(stage))
         for stage in range(plan.pp)
     )
-    return timeline.end + (count - few) * steady
-
-
-def _between_steps(config: Config, plan: RunPlan, machine: Machine, practice: Practice, *, backward: float) -> Parts:
-    """What the replicas send, where the passes do not hide it, and the update.
-
-    Args:
-        backward: seconds of the last micro-batch's backward pass, behind which gradients may travel.
-    """
-    found, replicas = Parts(), plan.num_replicas
-    of_stages = numbers_by_stage(config, plan)
-    numbers, updated = max(each.trained for each in of_stages), max(each.masters for each in of_stages)
-    a, states = ELEMENT_BYTES[config.precision.dtype], max(each.state_bytes for each in of_stages)
-    if replicas > 1:
-        once = (replicas - 1) / replicas * numbers / _rate_over(plan, machine, "dp")
-        hops = HOP_SECONDS * (replicas - 1)
-        reduced = practice.gradient_bytes * once
-        if config.precision.reduce_bits is not None:
-            reduced = _rounded_seconds(config, plan, machine, numbers)
-        gathered = weight_bytes(config) * once
-        if plan.sharding.weights:  # gathered for each pass of each micro-batch, and reduced behind each
-            count = plan.grad_accum_steps / machine.halves
-            reduced, gathered = count * reduced, count * (gathered + _gathered_again(config, plan, machine, gathered))
-            behind = 1.5 * backward * plan.grad_accum_steps
-            waits = 3 * plan.grad_accum_steps * max(len(plan.blocks_of(stage)) for stage in range(plan.pp)) * hops
-        else:
-            behind = backward
-            waits = 2 * ceil(numbers / BUCKET_NUMBERS) * hops
-        sent = reduced + gathered + waits
-        found["dp"] = (
-            max(sent - behind, sent * VISIBLE) if practice.hides_reductions and machine.hides_messages else sent
-        )
-    pieces = replicas if plan.sharding.optimizer else 1
-    moved = 2.0 * (states + FP32_BYTES * updated) + (FP32_BYTES + a) * updated
-    found["optimizer"] = moved / pieces / (machine.memory_bandwidth * machine.constants.passes)
-    return found
-
-
-def _rounded_seconds(config: Config, plan: RunPlan, machine: Machine, numbers: int) -> float:
-    """Of rounded gradients: by messages to each rank, for which a rank has its own adapter alone, and not all of its
-    node's as a ring has; or within a node, and what is left of them between nodes."""
-    links, once = machine.constants.links, gradient_bytes(config) * numbers
-    own = min(machine.link, machine.network) if _leaves_node(plan, machine, plan.num_replicas) else machine.link
-    within, replicas = config.parallel.reduce_within, plan.num_replicas
-    if within is None:
-        return (replicas - 1) / replicas * once / (own * links)
-    near = own if _leaves_node(plan, machine, within) else machine.link
-    return ((within - 1) / within * once / near + (replicas // within - 1) / replicas * once / own) / links
-
-
-def _leaves_node(plan: RunPlan, machine: Machine, num_replicas: int) -> bool:
-    """Whether so many neighbouring replicas are in more nodes than one."""
-    return plan.tp * num_replicas > machine.ranks_per_node
-
-
-def _gathered_again(config: Config, plan: RunPlan, machine: Machine, gathered: float) -> float:
-    """Seconds of a backward pass's gather of all weights: from all replicas, or from the neighbours that kept them."""
-    hpz = config.parallel.hpz_size
-    if hpz is None:
-        return gathered
-    rate = _rate_over(plan, machine, "dp")
-    if not _leaves_node(plan, machine, hpz):
-        rate = machine.link * machine.constants.links
-    numbers = max(parameters_by_stage(plan))
-    return (hpz - 1) / hpz * numbers * ELEMENT_BYTES[config.precision.dtype] / rate
-
-
-HOP_SECONDS = 5e-6
-"""Of a message's way to the next rank, however short it is: what makes rings of thousands of ranks slow."""
-BUCKET_NUMBERS = 40e6
-"""Gradients that are sent together."""
-VISIBLE = 0.1
-"""Of messages behind a pass, the share that shows all the same: the last bucket, the first weights, and what they take
-of the device."""
-
-
-def _rate_over(plan: RunPlan, machine: Machine, axis: str) -> float:
-    """Bytes a second that a rank sends to the others of an axis: as within a node where all of them are in one. Ranks
-    of tp are neighbours, then come cp, dp and pp.
-
-    A sum or a gather over several nodes goes round in as many rings as the axis has ranks in a node, each with an
-    adapter of its own, so that every byte crosses with them all; messages to one other rank have the rank's own.
-    """
-    stage = plan.tp * plan.num_replicas
-    inner = {"tp": plan.tp, "cp": plan.tp * plan.cp, "ep": plan.tp * max(plan.cp, plan.ep), "dp": stage}
-    reach = inner.get(axis, plan.world_size)
-    bandwidth = machine.link
-    if reach > machine.ranks_per_node:
-        sizes = {"cp": plan.cp, "dp": plan.num_replicas}
-        rings = max(1, min(sizes.get(axis, 1), machine.ranks_per_node // plan.tp))
-        bandwidth = min(machine.link, rings * machine.network)
-    return bandwidth * machine.constants.links
+    return end + (count - few) * steady
 
 
 def _tokens(config: Config, plan: RunPlan) -> int:

@@ -2,8 +2,8 @@
 
     peak            the fastest of a few large square products, by format
     bandwidth       a copy
-    link            an all-reduce of a micro-batch's stream over the ranks of this node
-    products        products at the shapes of the config's blocks, over the peak
+    link            an all-reduce of a micro-batch's stream over the ranks of this node, behind a product that makes it
+    products        products at the shapes of the config's blocks, over the peak, without what reading and writing takes
     overhead        a block's passes over hardly any tokens
     passes          what is left of a block's passes over a micro-batch
 
@@ -29,7 +29,7 @@ from torch import Tensor
 
 from megalite.architecture.architecture import Architecture, FeedForwardSpec
 from megalite.architecture.attention_costs import projections
-from megalite.architecture.costs import linear_multiply_adds
+from megalite.architecture.costs import ELEMENT_BYTES, linear_multiply_adds, linear_numbers, linear_weights
 from megalite.config.plan import compile_pays, make_plan
 from megalite.config.schema import Config
 from megalite.config.validate import validate
@@ -84,6 +84,16 @@ class Bench:
         differences = [self._once(more) - self._once(few) for _ in range(TRIES)]
         return max(NEARLY_NONE, median(differences) / (BLOCKS[1] - BLOCKS[0]))
 
+    def seconds_behind(self, work: Callable[[], object], before: Callable[[], object]) -> float:
+        """What something takes behind other work, in whose caches and whose order of ranks it begins."""
+
+        def both() -> None:
+            before()
+            work()
+
+        both()
+        return max(NEARLY_NONE, median(self._once(both) - self._once(before) for _ in range(TRIES)))
+
     def _once(self, work: Callable[[], object]) -> float:
         self._wait()
         begin = time.perf_counter()
@@ -104,7 +114,7 @@ class Bench:
         return [*found, (hidden, mlp.num_expanding * mlp.width), (mlp.width, hidden)]
 
     def _of_layer(self, gemm: Gemm, tokens: int, inputs: int, outputs: int) -> float:
-        x, weight, grad = (self._draw(*shape) for shape in ((tokens, inputs), (outputs, inputs), (tokens, outputs)))
+        x, weight, grad = (self.draw(*shape) for shape in ((tokens, inputs), (outputs, inputs), (tokens, outputs)))
         total = torch.zeros_like(weight)
         forth = self.seconds(lambda: gemm.multiply(x, weight))
         back = self.seconds(lambda: gemm.multiply(grad, weight.t()))
@@ -125,7 +135,8 @@ class Bench:
 
         return step
 
-    def _draw(self, *shape: int) -> Tensor:
+    def draw(self, *shape: int) -> Tensor:
+        """Random numbers, as weights have them."""
         return torch.randn(shape, device=self.device, dtype=self.dtype)
 
     def _wait(self) -> None:
@@ -218,16 +229,15 @@ def _measure(
     choose_gemm(device_type, torch.float32)  # as training does, for the whole process
     flops = {each: measure_gemm_flops(device, dtype, size)[0] for each, dtype in DTYPES.items()}
     dist.barrier()
-    multiplications = 6.0 * tokens * linear_multiply_adds(model.block(0), model.hidden_size)
-    products = min(1.0, multiplications / flops[name] / bench.product_seconds(tokens))
-    dist.barrier()
     bandwidth = _copy_rate(bench)
+    dist.barrier()
+    products = _products(bench, tokens, flops[name], bandwidth)
     dist.barrier()
     overhead = bench.block_seconds(FEW_TOKENS) / 3
     dist.barrier()
     of_block = bench.block_seconds(tokens)
-    link = _link_rate(bench, tokens * model.hidden_size, num_ranks)
-    halves = _halves(bench, tokens * model.hidden_size, num_ranks, link)
+    link = _link_rate(bench, tokens, num_ranks)
+    halves = _halves(bench, tokens, num_ranks, link)
     found: dict[str, Any] = {
         "ranks_per_node": num_ranks,
         "memory_gib": _memory_bytes(device, num_ranks) / 2**30,
@@ -245,6 +255,16 @@ def _measure(
         queue.put(found)
     dist.barrier()
     dist.destroy_process_group()
+
+
+def _products(bench: Bench, tokens: int, flops: float, bandwidth: float) -> float:
+    """Share of the peak with which the products of a block take what they took, what they read and write counted as the
+    planner does."""
+    block, hidden = bench.model.block(0), bench.model.hidden_size
+    numbers = tokens * linear_numbers(block, hidden, 1) + linear_weights(block, hidden, 1)
+    measured, moved = bench.product_seconds(tokens), 3.0 * ELEMENT_BYTES[bench.config.precision.dtype] * numbers
+    multiplying = max(measured / 2, measured - moved / bandwidth)
+    return min(1.0, 6.0 * tokens * linear_multiply_adds(block, hidden) / flops / multiplying)
 
 
 def _passes(bench: Bench, machine: Machine, measured: float) -> float:
@@ -279,18 +299,31 @@ def _copy_rate(bench: Bench) -> float:
     return 2 * COPIED_BYTES / bench.seconds(lambda: target.copy_(source))
 
 
-def _halves(bench: Bench, numbers: int, num_ranks: int, link: float) -> float:
+def _halves(bench: Bench, tokens: int, num_ranks: int, link: float) -> float:
     """Rate of a gather and a scatter of a stream, over that of its sum: gloo has none that scatters sums."""
     if num_ranks == 1:
         return 1.0
-    whole = torch.zeros(numbers // num_ranks * num_ranks, device=bench.device)
-    part = whole.new_zeros(numbers // num_ranks)
+    tokens = tokens // num_ranks * num_ranks
+    stream, make = _stream(bench, tokens)
+    part = stream.new_zeros(tokens // num_ranks, stream.shape[1])
 
     def both() -> None:
-        dist.reduce_scatter_tensor(part, whole)
-        dist.all_gather_into_tensor(whole, part)
+        dist.reduce_scatter_tensor(part, stream)
+        dist.all_gather_into_tensor(stream, part)
 
-    return 2 * (num_ranks - 1) / num_ranks * 4 * whole.numel() / bench.seconds(both) / link
+    return _sent_bytes(stream, num_ranks) / bench.seconds_behind(both, make) / link
+
+
+def _stream(bench: Bench, tokens: int) -> tuple[Tensor, Callable[[], object]]:
+    """A micro-batch's, and a product that makes it."""
+    hidden = bench.model.hidden_size
+    x, weight, stream = bench.draw(tokens, hidden), bench.draw(hidden, hidden), bench.draw(tokens, hidden)
+    return stream, lambda: torch.mm(x, weight, out=stream)
+
+
+def _sent_bytes(stream: Tensor, num_ranks: int) -> float:
+    """That a rank sends while all add a stream up."""
+    return 2 * (num_ranks - 1) / num_ranks * stream.nbytes
 
 
 def _memory_bytes(device: torch.device, num_ranks: int) -> float:
@@ -299,10 +332,10 @@ def _memory_bytes(device: torch.device, num_ranks: int) -> float:
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / num_ranks
 
 
-def _link_rate(bench: Bench, numbers: int, num_ranks: int) -> float:
+def _link_rate(bench: Bench, tokens: int, num_ranks: int) -> float:
     """Bytes a second that a rank sends while all of a node add up a stream. One rank has nobody to send to, and gets
     what memory does."""
     if num_ranks == 1:
         return _copy_rate(bench)
-    data = torch.zeros(numbers, device=bench.device)
-    return 2 * (num_ranks - 1) / num_ranks * 4 * numbers / bench.seconds(lambda: dist.all_reduce(data))
+    stream, make = _stream(bench, tokens)
+    return _sent_bytes(stream, num_ranks) / bench.seconds_behind(lambda: dist.all_reduce(stream), make)

@@ -12,27 +12,32 @@ from megalite.planner.memory import memory_by_stage
 from megalite.planner.published import RUNS
 
 BEYOND = {
-    ("GPT 1.7B", "megatron-core-0.8"),
-    ("MPT 30B on 8, 8192 tokens", "llm-foundry-2023"),
-    ("MPT 13B on 8, 2048 tokens", "llm-foundry-2023"),
-    ("MPT 13B on 8, 1024 tokens", "llm-foundry-2023"),
-    ("MPT 7B on 8, 4096 tokens", "llm-foundry-2023"),
-    ("MPT 7B on 8, 1024 tokens", "llm-foundry-2023"),
+    ("GPT 1.7B", "h100-sxm", "megatron-core-0.8"): 0.12,
+    ("MPT 30B on 8, 8192 tokens", "h100-sxm", "llm-foundry-2023"): 0.22,
+    ("MPT 30B on 8, 8192 tokens", "a100-80g", "llm-foundry-2023"): 0.27,
+    ("MPT 13B on 8, 2048 tokens", "a100-40g", "llm-foundry-2023"): 0.12,
+    ("MPT 13B on 8, 1024 tokens", "a100-40g", "llm-foundry-2023"): 0.13,
+    ("MPT 70B on 64, 2048 tokens", "a100-40g", "llm-foundry-2023"): 0.46,
+    ("MPT 1B on 32, 2048 tokens", "a100-40g", "llm-foundry-2023"): 0.19,
 }
-"""Of 45 runs those that are off by more than a tenth when they are left out. Of Megatron Core the one without tp, whose
-table says neither the micro-batch nor what was hidden. Of MPT two that nearly fill their GPUs take longer than is said,
-and three with micro-batches of 40,000 tokens and more less."""
+"""Of 115 runs those that are off by more than a tenth when they are left out, and how far at most
+(docs/benchmarks/plan.md says why)."""
 
 
 def test_published_runs():
-    """Left out of what predicts it, a run is met within 3 % in the median, and within 10 % but for six; constants of
+    """Left out of what predicts it, a run is met within 3 % in the median, and within 10 % but for seven; constants of
     the machines' files are those that fit."""
     found = backtest()
     every = [each for tests in found.values() for each in tests]
-    assert len(every) == len(RUNS) == 45
+    assert len(every) == len(RUNS) == 115
     assert median_error(every) <= 0.03
-    assert {(each.run.name, each.run.software) for each in every if abs(each.error_left_out) > 0.10} == BEYOND
-    assert max(abs(each.error_left_out) for each in every) < 0.23
+    beyond = {
+        (each.run.name, each.run.machine, each.run.software): abs(each.error_left_out)
+        for each in every
+        if abs(each.error_left_out) > 0.10
+    }
+    assert beyond.keys() == BEYOND.keys()
+    assert all(off < BEYOND[key] for key, off in beyond.items())
     for (machine, software), constants in fit_all().items():
         stated = load_machine(machine).others[software].model_dump()
         assert stated == pytest.approx(constants.model_dump(), rel=0.02)

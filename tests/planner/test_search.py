@@ -13,8 +13,8 @@ from megalite.config.plan import make_plan
 from megalite.config.schema import Config
 from megalite.config.validate import validate
 from megalite.errors import ConfigError, UserError
-from megalite.planner.estimate import estimate, rank_bytes, usable_memory
-from megalite.planner.layouts import layouts
+from megalite.planner.estimate import Estimate, estimate, rank_bytes, usable_memory
+from megalite.planner.layouts import Mesh, layouts
 from megalite.planner.machines import load_machine
 from megalite.planner.memory import memory_by_stage, on_device
 from megalite.planner.search import Bounds, search
@@ -38,10 +38,10 @@ MODELS = {
 
 @pytest.mark.parametrize("name", MODELS)
 def test_the_search_finds_the_best_of_all(name: str):
-    """Judged one by one, every legal layout of eight ranks: the same ten, in the same order. No layout is quicker or
-    smaller than its bounds."""
+    """Judged one by one, every legal layout of eight ranks: of each mesh the leanest of those that are as quick as its
+    quickest, and of these the quickest six. No layout is quicker or smaller than its bounds."""
     base, machine = MODELS[name], H100.model_copy(update={"memory_gib": 24.0})
-    bounds, found = Bounds(base, machine, None), []
+    bounds, found = Bounds(base, machine, None), dict[Mesh, list[Estimate]]()
     for layout in layouts(base, fill_model(base.model, base.batch, None), 8, machine):
         applied = layout.applied_to(base)
         try:
@@ -52,11 +52,16 @@ def test_the_search_finds_the_best_of_all(name: str):
         assert bounds.seconds(layout) <= judged.seconds * (1 + 1e-9), layout
         if judged.fits:
             assert bounds.memory(layout) <= usable_memory(machine), layout
-            found.append(judged)
-    found.sort(key=lambda each: each.seconds)
-    best = search(base, 8, machine, top=10).best
-    assert [each.seconds for each in best] == pytest.approx([each.seconds for each in found[:10]])
-    assert len({each.overrides for each in best}) == 10
+            found.setdefault(layout.mesh, []).append(judged)
+    quickest = {mesh: min(each.seconds for each in alike) for mesh, alike in found.items()}
+    expected = []
+    for mesh in sorted(found, key=quickest.__getitem__)[:6]:
+        equal = [each for each in found[mesh] if each.seconds <= quickest[mesh] * 1.005]
+        expected.append(min(equal, key=lambda each: max(each.memory)))
+    assert len(expected) == 6
+    best = search(base, 8, machine, top=6).best
+    assert [each.seconds for each in best] == pytest.approx(sorted(each.seconds for each in expected))
+    assert {max(each.memory) for each in best} == {max(each.memory) for each in expected}
 
 
 def test_overrides_make_the_layout(tmp_path):
@@ -119,7 +124,7 @@ def test_large_searches_are_quick(model: dict, batch: dict, ranks: int, seconds:
     begin = time.process_time()
     found = search(base, ranks, H100, top=10)
     assert time.process_time() - begin < seconds
-    assert len(found.best) == 10
+    assert len(found.best) >= 9  # of 1T no more meshes fit
 
 
 def test_sequences_that_tp_cannot_divide_are_not_divided():

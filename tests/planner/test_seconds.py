@@ -8,9 +8,11 @@ import pytest
 
 from megalite.config.plan import make_plan
 from megalite.config.schema import Config
-from megalite.planner import seconds
+from megalite.planner import replica_seconds
 from megalite.planner.machines import Constants, Machine, load_machine
-from megalite.planner.seconds import ATTENTION_BACKWARD, ATTENTION_RATE, OURS, Practice, StepTime, step_time
+from megalite.planner.practice import OURS, Practice
+from megalite.planner.replica_seconds import COPY_RATE
+from megalite.planner.seconds import ATTENTION_BACKWARD, ATTENTION_RATE, StepTime, step_time
 
 H100 = load_machine("h100-sxm")
 MODEL = {"hidden_size": 4096, "num_layers": 32, "num_heads": 32, "ffn_hidden_size": 11008, "vocab_size": 32000}
@@ -136,10 +138,42 @@ def test_constants_scale():
     )
 
 
+def test_divided_weights_are_copied(monkeypatch):
+    """What is gathered is copied out for each pass of a micro-batch, and gradients in, in the format of the wire;
+    nothing hides that. Messages of a whole step are hidden here."""
+    monkeypatch.setattr(replica_seconds, "HOP_SECONDS", 0.0)
+    monkeypatch.setattr(replica_seconds, "VISIBLE", 0.0)
+    divided = {"zero_stage": 3, "engine": "fsdp2"}
+    parameters = 32 * (4 * 4096**2 + 3 * 4096 * 11008 + 2 * 4096) + 2 * 32000 * 4096 + 4096
+
+    def copied(practice: Practice = OURS, **precision: Any) -> float:
+        seconds = time_of(8, practice=practice, parallel=divided, precision=precision).parts["dp"]
+        return seconds * H100.memory_bandwidth * COPY_RATE / parameters / 8  # micro-batches
+
+    assert copied() == pytest.approx(2 * 4 + 2 + 4)  # bf16 read and written, twice; bf16 read, fp32 written
+    assert copied(reduce_dtype="bf16") == pytest.approx(2 * 4 + 2 + 2)
+    assert copied(Practice(copied_bytes=5.0)) == pytest.approx(5.0)
+    assert time_of(8).parts["dp"] == 0.0  # weights that stay whole are not copied
+
+
+def test_gradients_travel_in_the_format_that_is_asked_for(monkeypatch):
+    """fp32, or what the config says; with DeepSpeed's stage 2 that of the weights."""
+    monkeypatch.setattr(replica_seconds, "HOP_SECONDS", 0.0)
+    open_to_see = H100.model_copy(update={"hides_messages": False})
+
+    def sent(stage: int, engine: str, **precision: Any) -> float:
+        parallel = {"zero_stage": stage, "engine": engine}
+        return time_of(8, open_to_see, parallel=parallel, precision=precision).parts["dp"]
+
+    plain, halved = sent(1, "native"), sent(1, "native", reduce_dtype="bf16")
+    assert halved / plain == pytest.approx((2 + 2) / (4 + 2))  # and weights in bf16
+    assert sent(2, "deepspeed") / plain == pytest.approx((2 + 2) / (4 + 2))
+
+
 def test_rings_over_nodes_have_every_adapter_of_theirs(monkeypatch):
     """A sum over whole nodes goes through as many adapters as it has ranks in each, up to what links carry; tp leaves
     it fewer, and a pipeline's message has one."""
-    monkeypatch.setattr(seconds, "HOP_SECONDS", 0.0)
+    monkeypatch.setattr(replica_seconds, "HOP_SECONDS", 0.0)
     quick = changed(constants=H100.constants.model_copy(update={"overhead": 1e-12}), network=10e9)
     unhidden = Practice(hides_reductions=False)
 

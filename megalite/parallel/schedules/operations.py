@@ -11,6 +11,7 @@ otherwise wait (Qi et al. 2023, Zero Bubble Pipeline Parallelism).
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -82,6 +83,15 @@ class PipelineSchedule:
     """The passes of each rank."""
 
     @cached_property
+    def wiring(self) -> Wiring:
+        """What each pass waits for.
+
+        Raises:
+            ScheduleError: ranks wait for each other for ever; it says where each stands.
+        """
+        return _wire(self)
+
+    @cached_property
     def is_split(self) -> bool:
         """Some backward passes are cut in two."""
         return any(operation.kind == "W" for order in self.orders for operation in order)
@@ -119,6 +129,78 @@ def needs(operation: Operation, num_chunks: int) -> tuple[Pass, ...]:
         return ((False, chunk, micro_batch),)
     behind = ((False, chunk + 1, micro_batch),) if chunk + 1 < num_chunks else ()
     return ((True, chunk, micro_batch), *behind)
+
+
+@dataclass(frozen=True)
+class Wiring:
+    """The passes of a schedule, in an order in which each finds what it waits for. Four numbers of each: a step of
+    hundreds of stages has hundreds of thousands."""
+
+    rank: array[int]
+    cost: array[int]
+    """Kind and chunk, as `cost_index` numbers them."""
+    before: array[int]
+    """Place of the pass before it on its rank; that of `at_once` for the first."""
+    sender: array[int]
+    """Place of the pass whose result comes from another rank; that of `never` for none. What its own rank has made is
+    there since before."""
+
+    @property
+    def at_once(self) -> int:
+        """A place behind all passes."""
+        return len(self.rank)
+
+    @property
+    def never(self) -> int:
+        """The place behind that."""
+        return len(self.rank) + 1
+
+
+def cost_index(kind: Kind, chunk: int) -> int:
+    """A number for each kind of pass of each chunk."""
+    return len(KINDS) * chunk + KINDS.index(kind)
+
+
+def _wire(schedule: PipelineSchedule) -> Wiring:
+    num_chunks, orders = schedule.placement.num_chunks, schedule.orders
+    at_once = sum(map(len, orders))
+    wiring = Wiring(*(array("l") for _ in range(4)))
+    finished: dict[Pass, tuple[int, int]] = {}
+    """Place and rank."""
+    waiting: dict[Pass, list[int]] = {}
+    done, latest, able = [0] * len(orders), [at_once] * len(orders), list(range(len(orders)))
+    while able:
+        rank = able.pop()
+        for operation in orders[rank][done[rank] :]:
+            wanted = needs(operation, num_chunks)
+            missing = next((each for each in wanted if each not in finished), None)
+            if missing is not None:
+                waiting.setdefault(missing, []).append(rank)
+                break
+            senders = [place for place, maker in map(finished.__getitem__, wanted) if maker != rank]
+            place = len(wiring.rank)
+            wiring.rank.append(rank)
+            wiring.cost.append(cost_index(operation.kind, operation.chunk))
+            wiring.before.append(latest[rank])
+            wiring.sender.append(senders[0] if senders else at_once + 1)
+            latest[rank], done[rank] = place, done[rank] + 1
+            made = made_by(operation)
+            if made is not None:
+                finished[made] = place, rank
+                able += waiting.pop(made, [])
+    if waiting:
+        raise ScheduleError(_stuck(schedule, done, waiting))
+    return wiring
+
+
+def _stuck(schedule: PipelineSchedule, done: Sequence[int], waiting: dict[Pass, list[int]]) -> str:
+    """Who waits for what."""
+    sentences = [
+        f"rank {rank} waits with {schedule.orders[rank][done[rank]]} for {shown(wanted)}"
+        for wanted, ranks in waiting.items()
+        for rank in ranks
+    ]
+    return "no rank can go on: " + "; ".join(sorted(sentences))
 
 
 def goes_to(operation: Operation, ranks: Sequence[int]) -> int | None:

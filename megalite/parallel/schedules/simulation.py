@@ -11,17 +11,9 @@ import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from math import inf
 
-from megalite.parallel.schedules.operations import (
-    Kind,
-    Operation,
-    Pass,
-    PipelineSchedule,
-    ScheduleError,
-    made_by,
-    needs,
-    shown,
-)
+from megalite.parallel.schedules.operations import KINDS, Kind, Operation, PipelineSchedule
 
 
 @dataclass(frozen=True)
@@ -97,45 +89,34 @@ def simulate(schedule: PipelineSchedule, costs: tuple[ChunkCosts, ...], link: fl
     Raises:
         ScheduleError: ranks wait for each other for ever; it says where each stands.
     """
-    num_ranks, num_chunks = len(schedule.orders), len(costs)
-    finished: dict[Pass, tuple[float, int]] = {}
-    waiting: dict[Pass, list[int]] = {}
-    spans: list[list[TimedPass]] = [[] for _ in range(num_ranks)]
-    able = list(range(num_ranks))
-    while able:
-        rank = able.pop()
-        mine, order = spans[rank], schedule.orders[rank]
-        for place in range(len(mine), len(order)):
-            operation = order[place]
-            wanted = needs(operation, num_chunks)
-            missing = next((each for each in wanted if each not in finished), None)
-            if missing is not None:
-                waiting.setdefault(missing, []).append(rank)
-                break
-            arrivals = [end + (link if maker != rank else 0.0) for end, maker in map(finished.__getitem__, wanted)]
-            start = max([mine[-1].end if mine else 0.0, *arrivals])
-            end = start + costs[operation.chunk].seconds(operation.kind)
-            mine.append(TimedPass(operation, start, end))
-            made = made_by(operation)
-            if made is not None:
-                finished[made] = end, rank
-                able += waiting.pop(made, [])
-    if waiting:
-        raise ScheduleError(_stuck(schedule, spans, waiting))
+    durations, spans, wiring = _durations(costs), [list[TimedPass]() for _ in schedule.orders], schedule.wiring
+    for rank, cost, end in zip(wiring.rank, wiring.cost, _ends(schedule, durations, link), strict=True):
+        mine = spans[rank]
+        mine.append(TimedPass(schedule.orders[rank][len(mine)], end - durations[cost], end))
     return Timeline(tuple(map(tuple, spans)), costs)
+
+
+def end_of(schedule: PipelineSchedule, costs: tuple[ChunkCosts, ...], link: float = 0.0) -> float:
+    """When the last rank has finished, which is sooner known than the whole timeline."""
+    return max(_ends(schedule, _durations(costs), link), default=0.0)
+
+
+def _durations(costs: Sequence[ChunkCosts]) -> list[float]:
+    """As `cost_index` numbers them."""
+    return [each.seconds(kind) for each in costs for kind in KINDS]
+
+
+def _ends(schedule: PipelineSchedule, durations: Sequence[float], link: float) -> list[float]:
+    """When each pass is over, as the wiring has them."""
+    wiring = schedule.wiring
+    ends = [0.0] * wiring.at_once + [0.0, -inf]
+    for place, (cost, before, sender) in enumerate(zip(wiring.cost, wiring.before, wiring.sender, strict=True)):
+        start, arrival = ends[before], ends[sender] + link
+        ends[place] = (arrival if arrival > start else start) + durations[cost]
+    return ends[: wiring.at_once]
 
 
 def peak_kept(order: Sequence[Operation], costs: Sequence[ChunkCosts]) -> float:
     """The most that a rank keeps for backward passes at once, given its order of passes and the costs by chunk."""
     changes = (costs[operation.chunk].memory_change(operation.kind) for operation in order)
     return max(itertools.accumulate(changes), default=0.0)
-
-
-def _stuck(schedule: PipelineSchedule, spans: list[list[TimedPass]], waiting: dict[Pass, list[int]]) -> str:
-    """Who waits for what."""
-    sentences = [
-        f"rank {rank} waits with {schedule.orders[rank][len(spans[rank])]} for {shown(wanted)}"
-        for wanted, ranks in waiting.items()
-        for rank in ranks
-    ]
-    return "no rank can go on: " + "; ".join(sorted(sentences))
