@@ -2,9 +2,9 @@
 
     peak            the fastest of a few large square products, by format
     bandwidth       a copy
-    link            an all-reduce of a micro-batch's stream over the ranks of this node, behind a product that makes it
+    link            an all-reduce of a large stream over the ranks of this node, behind a product that makes it
     products        products at the shapes of the config's blocks, over the peak, without what reading and writing takes
-    overhead        a block's passes over hardly any tokens
+    overhead        a block's passes over hardly any tokens, without their products
     passes          what is left of a block's passes over a micro-batch
 
 Blocks are measured as differences between stages of few and of more blocks, so that head and embedding do not count.
@@ -17,7 +17,8 @@ import os
 import signal
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from queue import Empty
 from statistics import median
@@ -44,10 +45,12 @@ from megalite.model.transformer import Stage, documents_of
 from megalite.planner.machines import Constants, Machine
 from megalite.planner.seconds import micro_batch_seconds
 from megalite.train.device import measure_gemm_flops
+from megalite.train.local import ALLOCATOR
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 PEAK_SIZE = {"cpu": 2048, "cuda": 8192}
 COPIED_BYTES = 2**28
+LEAST_SENT_BYTES = 2**25
 TRIES = 9
 FEW_TOKENS = 16
 BLOCKS = 2, 6
@@ -167,8 +170,9 @@ def calibrate(config: Config, device_type: str, *, num_ranks: int, vocab_size: i
         queue, store = context.Queue(), os.path.join(folder, "store")
         arguments = (num_ranks, device_type, store, alone, model, queue)
         ranks = [context.Process(target=_measure, args=(rank, *arguments), daemon=True) for rank in range(num_ranks)]
-        for each in ranks:
-            each.start()
+        with _allocator_of_training():
+            for each in ranks:
+                each.start()
         found = _first_of(queue, ranks)
         for each in ranks:
             each.join(SECONDS_TO_END)
@@ -179,6 +183,19 @@ def calibrate(config: Config, device_type: str, *, num_ranks: int, vocab_size: i
 
 
 SECONDS_TO_END = 60.0
+
+
+@contextmanager
+def _allocator_of_training() -> Iterator[None]:
+    """What processes that are started now keep of freed memory is what ranks of a run do; else their passes would be
+    slowed by the system, which hands out memory anew each time."""
+    added = ALLOCATOR.keys() - os.environ.keys()
+    os.environ.update({name: ALLOCATOR[name] for name in added})
+    try:
+        yield
+    finally:
+        for name in added:
+            del os.environ[name]
 
 
 def _first_of(queue: Any, ranks: Sequence[Any]) -> dict[str, Any]:
@@ -233,7 +250,7 @@ def _measure(
     dist.barrier()
     products = _products(bench, tokens, flops[name], bandwidth)
     dist.barrier()
-    overhead = bench.block_seconds(FEW_TOKENS) / 3
+    overhead = _overhead(bench, flops[name] * products, bandwidth)
     dist.barrier()
     of_block = bench.block_seconds(tokens)
     link = _link_rate(bench, tokens, num_ranks)
@@ -257,14 +274,29 @@ def _measure(
     dist.destroy_process_group()
 
 
-def _products(bench: Bench, tokens: int, flops: float, bandwidth: float) -> float:
-    """Share of the peak with which the products of a block take what they took, what they read and write counted as the
-    planner does."""
+def _multiply_adds(bench: Bench, tokens: int) -> float:
+    """Of a block's products, both ways."""
+    return 3.0 * tokens * linear_multiply_adds(bench.model.block(0), bench.model.hidden_size)
+
+
+def _moving_seconds(bench: Bench, tokens: int, bandwidth: float) -> float:
+    """That a block's products read and write, both ways, as the planner counts it."""
     block, hidden = bench.model.block(0), bench.model.hidden_size
     numbers = tokens * linear_numbers(block, hidden, 1) + linear_weights(block, hidden, 1)
-    measured, moved = bench.product_seconds(tokens), 3.0 * ELEMENT_BYTES[bench.config.precision.dtype] * numbers
-    multiplying = max(measured / 2, measured - moved / bandwidth)
-    return min(1.0, 6.0 * tokens * linear_multiply_adds(block, hidden) / flops / multiplying)
+    return 3.0 * ELEMENT_BYTES[bench.config.precision.dtype] * numbers / bandwidth
+
+
+def _products(bench: Bench, tokens: int, flops: float, bandwidth: float) -> float:
+    """Share of the peak with which the products of a block take what they took."""
+    measured = bench.product_seconds(tokens)
+    multiplying = max(measured / 2, measured - _moving_seconds(bench, tokens, bandwidth))
+    return min(1.0, 2.0 * _multiply_adds(bench, tokens) / flops / multiplying)
+
+
+def _overhead(bench: Bench, rate: float, bandwidth: float) -> float:
+    """Of a pass over hardly any tokens, what their products do not take."""
+    products = 2.0 * _multiply_adds(bench, FEW_TOKENS) / rate + _moving_seconds(bench, FEW_TOKENS, bandwidth)
+    return max(NEARLY_NONE, bench.block_seconds(FEW_TOKENS) - products) / 3
 
 
 def _passes(bench: Bench, machine: Machine, measured: float) -> float:
@@ -303,9 +335,9 @@ def _halves(bench: Bench, tokens: int, num_ranks: int, link: float) -> float:
     """Rate of a gather and a scatter of a stream, over that of its sum: gloo has none that scatters sums."""
     if num_ranks == 1:
         return 1.0
-    tokens = tokens // num_ranks * num_ranks
     stream, make = _stream(bench, tokens)
-    part = stream.new_zeros(tokens // num_ranks, stream.shape[1])
+    stream = stream[: len(stream) // num_ranks * num_ranks]
+    part = stream.new_zeros(len(stream) // num_ranks, stream.shape[1])
 
     def both() -> None:
         dist.reduce_scatter_tensor(part, stream)
@@ -315,8 +347,9 @@ def _halves(bench: Bench, tokens: int, num_ranks: int, link: float) -> float:
 
 
 def _stream(bench: Bench, tokens: int) -> tuple[Tensor, Callable[[], object]]:
-    """A micro-batch's, and a product that makes it."""
+    """A large one, so that how a message begins counts little, which `overhead` has, and a product that makes it."""
     hidden = bench.model.hidden_size
+    tokens = max(tokens, LEAST_SENT_BYTES // (ELEMENT_BYTES[bench.config.precision.dtype] * hidden))
     x, weight, stream = bench.draw(tokens, hidden), bench.draw(hidden, hidden), bench.draw(tokens, hidden)
     return stream, lambda: torch.mm(x, weight, out=stream)
 
