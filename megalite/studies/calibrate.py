@@ -170,7 +170,7 @@ def calibrate(config: Config, device_type: str, *, num_ranks: int, vocab_size: i
         queue, store = context.Queue(), os.path.join(folder, "store")
         arguments = (num_ranks, device_type, store, alone, model, queue)
         ranks = [context.Process(target=_measure, args=(rank, *arguments), daemon=True) for rank in range(num_ranks)]
-        with _allocator_of_training():
+        with allocator_of_training():
             for each in ranks:
                 each.start()
         found = _first_of(queue, ranks)
@@ -186,7 +186,7 @@ SECONDS_TO_END = 60.0
 
 
 @contextmanager
-def _allocator_of_training() -> Iterator[None]:
+def allocator_of_training() -> Iterator[None]:
     """What processes that are started now keep of freed memory is what ranks of a run do; else their passes would be
     slowed by the system, which hands out memory anew each time."""
     added = ALLOCATOR.keys() - os.environ.keys()

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -9,6 +13,8 @@ import pytest
 from megalite.cli.main import main
 from megalite.errors import EXIT_BAD_INPUT, EXIT_DONE
 from megalite.planner.machines import load_machine
+from megalite.studies.calibrate import allocator_of_training
+from megalite.train.local import ALLOCATOR
 
 ROOT = Path(__file__).parents[2]
 TINY = (
@@ -32,6 +38,22 @@ def test_a_machine_is_measured(tmp_path: Path):
     assert 0.0 < found.constants.products <= 1.0
     assert 0.0 < found.constants.overhead < 1.0  # beside other work, what blocks take may be lost in it
     assert all("calibrate" in source or "not measured" in source for source in found.sources.values())
+
+
+def test_ranks_keep_freed_memory_as_those_of_training(monkeypatch: pytest.MonkeyPatch):
+    """Processes started meanwhile have the allocator's settings; what the user has set stays, and afterwards all is as
+    before."""
+    for name in ALLOCATOR:
+        monkeypatch.delenv(name, raising=False)
+    own, *others = ALLOCATOR
+    monkeypatch.setenv(own, "12345")
+    before = dict(os.environ)
+    with allocator_of_training():
+        asked = [sys.executable, "-c", "import json, os; print(json.dumps(dict(os.environ)))"]
+        seen = json.loads(subprocess.check_output(asked, text=True))
+    assert seen[own] == "12345"
+    assert {name: seen[name] for name in others} == {name: ALLOCATOR[name] for name in others}
+    assert dict(os.environ) == before
 
 
 @pytest.mark.parametrize(
