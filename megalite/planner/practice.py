@@ -21,7 +21,8 @@ class Practice:
     gradient_bytes: float | None = None
     """Of a gradient on the wire; None for what the config says, or its engine has."""
     copied_bytes: float | None = None
-    """Read and written of a divided weight in a micro-batch, beside messages; None for what FSDP2 does."""
+    """Read and written of a divided weight in a micro-batch, beside messages; None for what FSDP2 does, and
+    DeepSpeed much alike."""
     visible_messages: float = 1.0
     """Of messages between ranks of a micro-batch, the share that products do not hide; ours hide none."""
 

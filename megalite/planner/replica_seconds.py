@@ -55,8 +55,11 @@ def _with_whole_weights(
     config: Config, plan: RunPlan, machine: Machine, practice: Practice, *, numbers: int, backward: float
 ) -> float:
     num_messages = 2 * ceil(numbers / BUCKET_NUMBERS)
-    sent = sum(_once(config, plan, machine, practice, numbers)) + num_messages * _waiting(plan)
-    return _seen(sent, backward, machine, practice)
+    reduced, gathered = _once(config, plan, machine, practice, numbers)
+    if not plan.sharding.optimizer and config.precision.reduce_bits is None:
+        gathered = reduced  # sums, not weights
+    times = plan.grad_accum_steps if plan.sharding.gradients else 1  # divided sums grow by a micro-batch at a time
+    return _seen(times * reduced + gathered + num_messages * _waiting(plan), times * backward, machine, practice)
 
 
 def _once(config: Config, plan: RunPlan, machine: Machine, practice: Practice, numbers: int) -> tuple[float, float]:
@@ -65,7 +68,8 @@ def _once(config: Config, plan: RunPlan, machine: Machine, practice: Practice, n
     gathered = weight_bytes(config) * once
     if config.precision.reduce_bits is not None:
         return _rounded_seconds(config, plan, machine, numbers), gathered
-    return (practice.gradient_bytes or gradient_bytes(config, plan)) * once, gathered
+    gradient = gradient_bytes(config, plan) if practice.gradient_bytes is None else practice.gradient_bytes
+    return gradient * once, gathered
 
 
 def _seen(sent: float, behind: float, machine: Machine, practice: Practice) -> float:

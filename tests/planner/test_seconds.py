@@ -167,7 +167,8 @@ def test_gradients_travel_in_the_format_that_is_asked_for(monkeypatch):
 
     plain, halved = sent(1, "native"), sent(1, "native", reduce_dtype="bf16")
     assert halved / plain == pytest.approx((2 + 2) / (4 + 2))  # and weights in bf16
-    assert sent(2, "deepspeed") / plain == pytest.approx((2 + 2) / (4 + 2))
+    assert sent(0, "native") / plain == pytest.approx((4 + 4) / (4 + 2))  # sums for everybody
+    assert sent(2, "deepspeed") / plain == pytest.approx((8 * 2 + 2) / (4 + 2))  # of each of eight micro-batches
 
 
 def test_rings_over_nodes_have_every_adapter_of_theirs(monkeypatch):

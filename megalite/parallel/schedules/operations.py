@@ -143,7 +143,7 @@ class Wiring:
     """Place of the pass before it on its rank; that of `at_once` for the first."""
     sender: array[int]
     """Place of the pass whose result comes from another rank; that of `never` for none. What its own rank has made is
-    there since before."""
+    there since before; and as all passes of a chunk are on one rank (`check_orders`), no pass waits for two others."""
 
     @property
     def at_once(self) -> int:
