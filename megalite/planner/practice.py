@@ -18,8 +18,6 @@ class Practice:
     redoes_attention: bool = False
     """Selective recomputation makes the inside of attention again (Korthikanti et al. 2022); ours keeps its result and
     makes norms and activations again."""
-    gradient_bytes: float | None = None
-    """Of a gradient on the wire; None for what the config says, or its engine has."""
     copied_bytes: float | None = None
     """Read and written of a divided weight in a micro-batch, beside messages; None for what FSDP2 does, and
     DeepSpeed much alike."""

@@ -24,9 +24,7 @@ from megalite.config.schema import Config
 from megalite.planner import published_mpt as mpt
 from megalite.planner.practice import Practice
 
-BEFORE_FLASH = Practice(
-    fused_attention=False, skips_hidden=False, hides_reductions=False, redoes_attention=True, gradient_bytes=2.0
-)
+BEFORE_FLASH = Practice(fused_attention=False, skips_hidden=False, hides_reductions=False, redoes_attention=True)
 HIDING_TP = Practice(redoes_attention=True, visible_messages=0.3)
 
 
@@ -100,6 +98,8 @@ class Software:
     machine: str
     name: str
     practice: Practice
+    reduce_dtype: str
+    """In which gradients travel between replicas."""
 
     def run(
         self, name: str, shape: GptShape, mesh: Three, sizes: Three, seconds: float, **settings: dict[str, Any]
@@ -123,13 +123,14 @@ class Software:
             "parallel": parallel | settings.get("parallel", {}),
             "batch": {"micro_batch_size": micro, "global_batch_size": batch, "seq_len": shape.seq},
             "train": {"steps": 1, "compile": "off"} | settings.get("train", {}),
+            "precision": {"reduce_dtype": self.reduce_dtype},
         }
         return PublishedRun(name, self.machine, self.name, self.practice, seconds, ranks, sections)
 
 
-MEGATRON_2021 = Software("a100-80g", "megatron-lm-2021", BEFORE_FLASH)
-MEGATRON_2022 = Software("a100-80g", "megatron-lm-2022", BEFORE_FLASH)
-MEGATRON_CORE = Software("h100-sxm", "megatron-core-0.8", HIDING_TP)
+MEGATRON_2021 = Software("a100-80g", "megatron-lm-2021", BEFORE_FLASH, "bf16")
+MEGATRON_2022 = Software("a100-80g", "megatron-lm-2022", BEFORE_FLASH, "bf16")
+MEGATRON_CORE = Software("h100-sxm", "megatron-core-0.8", HIDING_TP, "fp32")
 
 
 def _narayanan(name: str, numbers: Three, mesh: Three, sizes: Three, tflops: float) -> PublishedRun:

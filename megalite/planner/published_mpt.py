@@ -16,8 +16,8 @@ from typing import Any, NamedTuple
 from megalite.planner.practice import Practice
 
 SOURCE = "github.com/mosaicml/llm-foundry, scripts/train/benchmarking/README.md"
-IN_FP32 = Practice(skips_hidden=False, gradient_bytes=4.0, copied_bytes=4.0 + 6.0 + 8.0)
-IN_BF16 = Practice(skips_hidden=False, gradient_bytes=2.0, copied_bytes=4.0 + 4.0)
+IN_FP32 = Practice(skips_hidden=False, copied_bytes=4.0 + 6.0 + 8.0)
+IN_BF16 = Practice(skips_hidden=False, copied_bytes=4.0 + 4.0)
 """By the format that gradients travel in."""
 ALIKE = {
     "vocab_size": 50368,
@@ -77,6 +77,7 @@ class Row(NamedTuple):
                 "seq_len": self.seq_len,
             },
             "train": {"steps": 1, "compile": "off", "recompute": "full" if self.recomputes else "none"},
+            "precision": {"reduce_dtype": "bf16" if self.sends_bf16 else "fp32"},
         }
         return batch * self.seq_len / self.tokens_per_second, self.ranks, sections
 

@@ -11,11 +11,11 @@ from math import ceil
 from megalite.architecture.costs import ELEMENT_BYTES, FP32_BYTES
 from megalite.config.plan import RunPlan
 from megalite.config.schema import Config
-from megalite.planner.holdings import numbers_by_stage, parameters_by_stage
+from megalite.planner.holdings import numbers_by_stage
 from megalite.planner.links import leaves_node, rate_over
 from megalite.planner.machines import Machine
 from megalite.planner.practice import Practice
-from megalite.planner.replica_traffic import gradient_bytes, weight_bytes
+from megalite.planner.replica_traffic import ReplicaBytes, bytes_by_stage, gathered_once, gradient_bytes
 
 
 def between_steps(
@@ -28,90 +28,72 @@ def between_steps(
     """
     found, of_stages = dict[str, float](), numbers_by_stage(config, plan)
     numbers, updated = max(each.trained for each in of_stages), max(each.masters for each in of_stages)
-    memory_rate = machine.memory_bandwidth * machine.constants.passes
-    if plan.num_replicas > 1 and plan.sharding.weights:
-        found["dp"] = _with_divided_weights(config, plan, machine, practice, numbers=numbers, backward=backward)
-        copied = _copied_bytes(config, plan) if practice.copied_bytes is None else practice.copied_bytes
-        found["dp"] += plan.grad_accum_steps * copied * numbers / (machine.memory_bandwidth * COPY_RATE)
-    elif plan.num_replicas > 1:
-        found["dp"] = _with_whole_weights(config, plan, machine, practice, numbers=numbers, backward=backward)
+    if plan.num_replicas > 1:
+        sent = _sent_seconds(config, plan, machine, numbers)
+        behind = backward * _passes_to_hide_behind(plan)
+        hides = practice.hides_reductions and machine.hides_messages
+        found["dp"] = max(sent - behind, sent * VISIBLE) if hides else sent
+        found["dp"] += _copied_bytes(config, plan, practice, numbers) / (machine.memory_bandwidth * COPY_RATE)
     a, states = ELEMENT_BYTES[config.precision.dtype], max(each.state_bytes for each in of_stages)
     moved = 2.0 * (states + FP32_BYTES * updated) + (FP32_BYTES + a) * updated
-    found["optimizer"] = moved / (plan.num_replicas if plan.sharding.optimizer else 1) / memory_rate
+    pieces = _num_shards(config, plan) if plan.sharding.optimizer else 1
+    found["optimizer"] = moved / pieces / (machine.memory_bandwidth * machine.constants.passes)
     return found
 
 
-def _with_divided_weights(
-    config: Config, plan: RunPlan, machine: Machine, practice: Practice, *, numbers: int, backward: float
-) -> float:
-    reduced, gathered = _once(config, plan, machine, practice, numbers)
-    gathered += _gathered_again(config, plan, machine, gathered)
-    num_messages = 3 * max(len(plan.blocks_of(stage)) for stage in range(plan.pp))
-    each = (reduced + gathered) / machine.halves + num_messages * _waiting(plan)
-    return _seen(plan.grad_accum_steps * each, 1.5 * backward * plan.grad_accum_steps, machine, practice)
+def _num_shards(config: Config, plan: RunPlan) -> int:
+    return plan.num_replicas // config.parallel.dp_replicate
 
 
-def _with_whole_weights(
-    config: Config, plan: RunPlan, machine: Machine, practice: Practice, *, numbers: int, backward: float
-) -> float:
-    num_messages = 2 * ceil(numbers / BUCKET_NUMBERS)
-    reduced, gathered = _once(config, plan, machine, practice, numbers)
-    if not plan.sharding.optimizer and config.precision.reduce_bits is None:
-        gathered = reduced  # sums, not weights
-    times = plan.grad_accum_steps if plan.sharding.gradients else 1  # divided sums grow by a micro-batch at a time
-    return _seen(times * reduced + gathered + num_messages * _waiting(plan), times * backward, machine, practice)
+def _passes_to_hide_behind(plan: RunPlan) -> float:
+    """In backward passes of a micro-batch; a forward pass is half of one."""
+    if plan.sharding.weights:
+        return 1.5 * plan.grad_accum_steps
+    return plan.grad_accum_steps if plan.sharding.gradients else 1.0
 
 
-def _once(config: Config, plan: RunPlan, machine: Machine, practice: Practice, numbers: int) -> tuple[float, float]:
-    """Seconds in which all gradients are reduced, and in which all weights are gathered, once."""
-    once = (plan.num_replicas - 1) / plan.num_replicas * numbers / rate_over(plan, machine, "dp")
-    gathered = weight_bytes(config) * once
-    if config.precision.reduce_bits is not None:
-        return _rounded_seconds(config, plan, machine, numbers), gathered
-    gradient = gradient_bytes(config, plan) if practice.gradient_bytes is None else practice.gradient_bytes
-    return gradient * once, gathered
+def _sent_seconds(config: Config, plan: RunPlan, machine: Machine, numbers: int) -> float:
+    """Of all messages of a step between replicas, by the bytes that they have (`replica_traffic`)."""
+    sent = max(bytes_by_stage(config, plan), key=lambda each: each.total)
+    waiting = HOP_SECONDS * (plan.num_replicas - 1)  # of a message, however short it is
+    if not plan.sharding.weights:
+        return _seconds_of(sent, config, plan, machine) + 2 * ceil(numbers / BUCKET_NUMBERS) * waiting
+    num_messages = 3 * plan.grad_accum_steps * max(len(plan.blocks_of(stage)) for stage in range(plan.pp))
+    return _seconds_of(sent, config, plan, machine) / machine.halves + num_messages * waiting
 
 
-def _seen(sent: float, behind: float, machine: Machine, practice: Practice) -> float:
-    """Of seconds of messages, those that passes of so many seconds do not hide."""
-    hides = practice.hides_reductions and machine.hides_messages
-    return max(sent - behind, sent * VISIBLE) if hides else sent
+def _seconds_of(sent: ReplicaBytes, config: Config, plan: RunPlan, machine: Machine) -> float:
+    parallel, ring = config.parallel, rate_over(plan, machine, "dp")
+
+    def within(num_replicas: int) -> float:
+        """Rate of a ring of neighbours."""
+        return ring if leaves_node(plan, machine, num_replicas) else machine.link * machine.constants.links
+
+    def to_each(num_replicas: int) -> float:
+        """Rate of messages to each rank of a group, for which a rank has its own adapter alone, and not all of its
+        node's as a ring has."""
+        leaves = leaves_node(plan, machine, num_replicas)
+        return (min(machine.link, machine.network) if leaves else machine.link) * machine.constants.links
+
+    reducing = ring if config.precision.reduce_bits is None else to_each(plan.num_replicas)
+    return (
+        sent.reduced / reducing
+        + sent.reduced_near / to_each(parallel.reduce_within or 1)
+        + sent.gathered / within(_num_shards(config, plan))
+        + sent.near / within(parallel.hpz_size or 1)
+    )
 
 
-def _waiting(plan: RunPlan) -> float:
-    """Seconds of a message around the replicas, however short it is."""
-    return HOP_SECONDS * (plan.num_replicas - 1)
-
-
-def _copied_bytes(config: Config, plan: RunPlan) -> float:
-    """Read and written of a divided weight in a micro-batch: twice out of what was gathered, and its gradient into what
-    is reduced, in the format of the wire."""
+def _copied_bytes(config: Config, plan: RunPlan, practice: Practice, numbers: int) -> float:
+    """Read and written of divided weights in a step: out of what was gathered, as often as it was, and gradients into
+    what is reduced, in the format of the wire."""
+    if not plan.sharding.weights:
+        return 0.0
+    if practice.copied_bytes is not None:
+        return plan.grad_accum_steps * practice.copied_bytes * numbers
     a = ELEMENT_BYTES[config.precision.dtype]
-    return 2 * (a + a) + a + gradient_bytes(config, plan)
-
-
-def _rounded_seconds(config: Config, plan: RunPlan, machine: Machine, numbers: int) -> float:
-    """Of rounded gradients: by messages to each rank, for which a rank has its own adapter alone, and not all of its
-    node's as a ring has; or within a node, and what is left of them between nodes."""
-    links, once = machine.constants.links, gradient_bytes(config, plan) * numbers
-    own = min(machine.link, machine.network) if leaves_node(plan, machine, plan.num_replicas) else machine.link
-    within, replicas = config.parallel.reduce_within, plan.num_replicas
-    if within is None:
-        return (replicas - 1) / replicas * once / (own * links)
-    near = own if leaves_node(plan, machine, within) else machine.link
-    return ((within - 1) / within * once / near + (replicas // within - 1) / replicas * once / own) / links
-
-
-def _gathered_again(config: Config, plan: RunPlan, machine: Machine, gathered: float) -> float:
-    """Seconds of a backward pass's gather of all weights: from all replicas, or from the neighbours that kept them."""
-    hpz = config.parallel.hpz_size
-    if hpz is None:
-        return gathered
-    rate = rate_over(plan, machine, "dp")
-    if not leaves_node(plan, machine, hpz):
-        rate = machine.link * machine.constants.links
-    numbers = max(parameters_by_stage(plan))
-    return (hpz - 1) / hpz * numbers * ELEMENT_BYTES[config.precision.dtype] / rate
+    out = (a + a) * (2 * numbers - gathered_once(config, plan))
+    return plan.grad_accum_steps * (out + (a + gradient_bytes(config, plan)) * numbers)
 
 
 HOP_SECONDS = 5e-6

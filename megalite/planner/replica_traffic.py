@@ -115,7 +115,13 @@ def _fsdp2(config: Config, plan: RunPlan, num_inner: int, num_outer: int) -> Rep
 def bytes_by_stage(config: Config, plan: RunPlan) -> tuple[ReplicaBytes, ...]:
     """What the ranks of every stage send, first to last: nothing for what is frozen in our own engine. Experts, which
     fewer replicas share, count as others do."""
-    outer = outer_parameters(plan) if choose_engine(config.parallel) == "fsdp2" else 0
+    outer = gathered_once(config, plan)
     return tuple(
         replica_bytes(config, plan, numbers.trained - outer, outer) for numbers in numbers_by_stage(config, plan)
     )
+
+
+def gathered_once(config: Config, plan: RunPlan) -> int:
+    """Weights that a micro-batch gathers once, those outside of FSDP2's blocks; the others come again for the backward
+    pass."""
+    return outer_parameters(plan) if choose_engine(config.parallel) == "fsdp2" else 0

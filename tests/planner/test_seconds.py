@@ -12,6 +12,7 @@ from megalite.planner import replica_seconds
 from megalite.planner.machines import Constants, Machine, load_machine
 from megalite.planner.practice import OURS, Practice
 from megalite.planner.replica_seconds import COPY_RATE
+from megalite.planner.replica_traffic import bytes_by_stage
 from megalite.planner.seconds import ATTENTION_BACKWARD, ATTENTION_RATE, StepTime, step_time
 
 H100 = load_machine("h100-sxm")
@@ -144,15 +145,16 @@ def test_divided_weights_are_copied(monkeypatch):
     monkeypatch.setattr(replica_seconds, "HOP_SECONDS", 0.0)
     monkeypatch.setattr(replica_seconds, "VISIBLE", 0.0)
     divided = {"zero_stage": 3, "engine": "fsdp2"}
-    parameters = 32 * (4 * 4096**2 + 3 * 4096 * 11008 + 2 * 4096) + 2 * 32000 * 4096 + 4096
+    inner, outer = 32 * (4 * 4096**2 + 3 * 4096 * 11008 + 2 * 4096), 2 * 32000 * 4096 + 4096
 
     def copied(practice: Practice = OURS, **precision: Any) -> float:
         seconds = time_of(8, practice=practice, parallel=divided, precision=precision).parts["dp"]
-        return seconds * H100.memory_bandwidth * COPY_RATE / parameters / 8  # micro-batches
+        return seconds * H100.memory_bandwidth * COPY_RATE / 8  # micro-batches
 
-    assert copied() == pytest.approx(2 * 4 + 2 + 4)  # bf16 read and written, twice; bf16 read, fp32 written
-    assert copied(reduce_dtype="bf16") == pytest.approx(2 * 4 + 2 + 2)
-    assert copied(Practice(copied_bytes=5.0)) == pytest.approx(5.0)
+    out = 4 * (2 * inner + outer)  # bf16 read and written; what is outside of blocks once
+    assert copied() == pytest.approx(out + (2 + 4) * (inner + outer))  # bf16 read, fp32 written
+    assert copied(reduce_dtype="bf16") == pytest.approx(out + (2 + 2) * (inner + outer))
+    assert copied(Practice(copied_bytes=5.0)) == pytest.approx(5.0 * (inner + outer))
     assert time_of(8).parts["dp"] == 0.0  # weights that stay whole are not copied
 
 
@@ -169,6 +171,31 @@ def test_gradients_travel_in_the_format_that_is_asked_for(monkeypatch):
     assert halved / plain == pytest.approx((2 + 2) / (4 + 2))  # and weights in bf16
     assert sent(0, "native") / plain == pytest.approx((4 + 4) / (4 + 2))  # sums for everybody
     assert sent(2, "deepspeed") / plain == pytest.approx((8 * 2 + 2) / (4 + 2))  # of each of eight micro-batches
+
+
+SENDING: tuple[tuple[dict[str, Any], dict[str, Any]], ...] = (
+    ({"zero_stage": 0}, {}),
+    ({"zero_stage": 1}, {"reduce_dtype": "bf16"}),
+    ({"zero_stage": 2, "engine": "deepspeed"}, {}),
+    ({"zero_stage": 3, "engine": "deepspeed"}, {}),
+    ({"zero_stage": 3, "engine": "fsdp2"}, {"gather_bits": 8}),
+    ({"zero_stage": 3, "engine": "fsdp2", "dp_replicate": 2}, {}),
+    ({"zero_stage": 3, "engine": "fsdp2", "hpz_size": 4}, {"reduce_bits": 4}),
+    ({"zero_stage": 1, "reduce_within": 4}, {"reduce_bits": 8}),
+)
+
+
+@pytest.mark.parametrize(("parallel", "precision"), SENDING)
+def test_seconds_are_those_of_the_bytes_that_travel(monkeypatch, parallel: dict, precision: dict):
+    """Within a node everything has one rate: what `replica_traffic` counts, which real collectives confirm."""
+    monkeypatch.setattr(replica_seconds, "HOP_SECONDS", 0.0)
+    monkeypatch.setattr(replica_seconds, "COPY_RATE", float("inf"))
+    batch = {"micro_batch_size": 1, "global_batch_size": 64, "seq_len": 4096}
+    config = Config(model=MODEL, batch=batch, train={"steps": 1}, parallel=parallel, precision=precision)
+    plan, machine = make_plan(config, 8), H100.model_copy(update={"hides_messages": False})
+    found = step_time(config, plan, machine).parts["dp"]
+    (sent,) = bytes_by_stage(config, plan)
+    assert found == pytest.approx(sent.total / (machine.link * machine.constants.links))
 
 
 def test_rings_over_nodes_have_every_adapter_of_theirs(monkeypatch):
