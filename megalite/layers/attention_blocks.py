@@ -16,7 +16,8 @@ A head's sink is one more score, of no value: P is then exp(S - z), z the log of
 
 Queries are all tokens of a document, or, of a context-parallel rank, some that follow one another; their last key is
 their own. Heads that share a key and value head are rows of one matrix: row r is token r // g, g being the heads that
-share one.
+share one. Tiny documents side by side are made as if they were one, with a mask that keeps them apart: what they cost
+is the way to their products, not these.
 
 Legend: t tokens, n query heads, m key and value heads, d head_dim, v the channels of a value, of
 which latent attention has fewer.
@@ -25,6 +26,7 @@ which latent attention has fewer.
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -34,13 +36,17 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from megalite.layers.documents import Documents, spans_in
-from megalite.layers.scores import Scores, apart, by_head
+from megalite.layers.scores import BLOCK_ROWS, Scores, apart, by_head, unseen
 from megalite.parallel.context import KeySpan
 
 FLASH_FROM = {torch.float32: 768, torch.bfloat16: 2048, torch.float16: 2048}
 """Tokens of a document without a window from which on torch's kernel is faster, by format."""
 FEW_SCORES = 2**15
 """Where the way to so many small products takes longer than torch's kernel."""
+JOINT = 2**23
+"""Tiny documents are made as one up to so many multiplications of one product, of all heads."""
+JOINT_BY_TORCH = 2**18
+"""The same where torch's kernel makes few scores, which begins sooner."""
 
 NO_WINDOW = -1
 """To an op, which takes numbers alone."""
@@ -68,15 +74,25 @@ class _Cuts:
 
     def are_left_to_torch(self, run: _SpanRun, q: Tensor) -> bool:
         """Whether torch's kernel, which wants as many keys as queries, is faster for documents of one length."""
-        if run.num_queries < run.num_keys or (self.window is not None and self.window < run.num_keys):
+        has_window = self.window is not None and self.window < run.num_keys and not run.lengths
+        if run.num_queries < run.num_keys or has_window:
             return False
         has_few = q.dtype == torch.float32 and run.count * q.shape[1] * run.num_keys**2 <= self.few
         return has_few or run.num_keys >= FLASH_FROM.get(q.dtype, run.num_keys + 1)
 
+    def most_joint(self, q: Tensor) -> int:
+        """Tokens that tiny documents together may have to be made as one."""
+        limit = JOINT_BY_TORCH if self.few and q.dtype == torch.float32 else JOINT
+        return min(BLOCK_ROWS, math.isqrt(limit // (q.shape[1] * q.shape[2])))
+
+    def mask(self, run: _SpanRun, q: Tensor) -> Tensor | None:
+        """Added to scores of documents that are made as one, `[t, t]`; None for others, which are causal."""
+        return unseen(run.lengths, self.window, 1, q.dtype, q.device) if run.lengths else None
+
 
 @dataclass(frozen=True)
 class _SpanRun:
-    """Spans of one size that stand side by side: whole documents, or one that is not."""
+    """Spans that stand side by side: whole documents of one size, tiny ones of any, or one that is not whole."""
 
     queries: slice
     """Of the rank's own tokens."""
@@ -86,6 +102,12 @@ class _SpanRun:
     """Of each."""
     num_keys: int
     count: int
+    lengths: tuple[int, ...] = ()
+    """Of tiny documents that are made as one, which has all of their tokens."""
+
+    @property
+    def are_whole(self) -> bool:
+        return self.num_queries == self.num_keys
 
 
 class _InBlocks(torch.autograd.Function):
@@ -173,14 +195,15 @@ def _few_scores() -> int:
 
 def _attend(q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None, cuts: _Cuts) -> tuple[Tensor, Tensor]:
     out, log_z = _empty_result(q, v), _empty_log_z(q)
-    for run in _runs(cuts.spans):
+    for run in _runs(cuts.spans, cuts.most_joint(q)):
         tokens, seen = run.queries, run.keys
         if cuts.are_left_to_torch(run, q):
-            _attend_by_torch(out[tokens], log_z[tokens], q[tokens], k[seen], v[seen], run.count)
+            mask = cuts.mask(run, q)
+            _attend_by_torch(out[tokens], log_z[tokens], q[tokens], k[seen], v[seen], run.count, mask)
             if sinks is not None:
                 _give_to_sinks(out[tokens], log_z[tokens], sinks)
             continue
-        scores = Scores(q[tokens], k[seen], run.count, cuts.window)
+        scores = Scores(q[tokens], k[seen], run.count, cuts.window, lengths=run.lengths)
         values = by_head(v[seen], run.count, v.shape[1])
         mixed = values.new_empty((*scores.queries.shape[:2], v.shape[2]))
         z = None if sinks is None else _of_queries(sinks.to(log_z), q[tokens], run.count, k.shape[1])
@@ -219,13 +242,13 @@ def _gradients(grad: Tensor, kept: Sequence[Tensor], cuts: _Cuts, *, has_sinks: 
     dq, dk, dv = (torch.empty_like(x, memory_format=torch.contiguous_format) for x in (q, k, v))
     if not is_whole:  # keys are seen from several spans
         dk, dv = (x.new_zeros(x.shape, dtype=torch.promote_types(x.dtype, torch.float32)) for x in (dk, dv))
-    for run in _runs(cuts.spans):
+    for run in _runs(cuts.spans, cuts.most_joint(q)):
         tokens, seen, count = run.queries, run.keys, run.count
         if cuts.are_left_to_torch(run, q):
             parts = [q[tokens], k[seen], v[seen], out[tokens], log_z[tokens]]
-            _gradients_by_torch((dq[tokens], dk[seen], dv[seen]), grad[tokens], parts, count)
+            _gradients_by_torch((dq[tokens], dk[seen], dv[seen]), grad[tokens], parts, count, cuts.mask(run, q))
             continue
-        scores = Scores(q[tokens], k[seen], count, cuts.window)
+        scores = Scores(q[tokens], k[seen], count, cuts.window, lengths=run.lengths)
         keys_here, values = (by_head(x[seen], count, k.shape[1]) for x in (k, v))
         grads = by_head(grad[tokens], count, k.shape[1])
         queries = scores.queries.to(k.dtype)
@@ -247,24 +270,28 @@ def _gradients(grad: Tensor, kept: Sequence[Tensor], cuts: _Cuts, *, has_sinks: 
     return dq, dk.to(k.dtype), dv.to(v.dtype)
 
 
-def _attend_by_torch(out: Tensor, log_z: Tensor, q: Tensor, k: Tensor, v: Tensor, count: int) -> None:
+def _attend_by_torch(
+    out: Tensor, log_z: Tensor, q: Tensor, k: Tensor, v: Tensor, count: int, mask: Tensor | None
+) -> None:
     """Fill `out` and `log_z` of documents of one length by torch's kernel, which wants as many keys as queries, and
     values as wide."""
     found, found_log_z = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
-        *_headsapart(q, k, _as_wide(v, q), count=count), is_causal=True
+        *_headsapart(q, k, _as_wide(v, q), count=count), is_causal=mask is None, attn_mask=mask
     )
     out.unflatten(0, (count, -1)).copy_(found.transpose(1, 2)[..., : out.shape[2]])
     log_z.unflatten(0, (count, -1)).copy_(found_log_z.transpose(1, 2))
 
 
-def _gradients_by_torch(into: tuple[Tensor, Tensor, Tensor], grad: Tensor, kept: Sequence[Tensor], count: int) -> None:
+def _gradients_by_torch(
+    into: tuple[Tensor, Tensor, Tensor], grad: Tensor, kept: Sequence[Tensor], count: int, mask: Tensor | None
+) -> None:
     """Fill dq, dk and dv, given q, k, v, the output and `log_z`."""
     q, k, v, out, log_z = kept
     grad_by_head, out_by_head = _headsapart(_as_wide(grad, q), _as_wide(out, q), count=count)
     queries, keys, values = _headsapart(q, k, _as_wide(v, q), count=count)
     log_z_by_head = log_z.unflatten(0, (count, -1)).transpose(1, 2).contiguous()
     found = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
-        grad_by_head, queries, keys, values, out_by_head, log_z_by_head, 0.0, True
+        grad_by_head, queries, keys, values, out_by_head, log_z_by_head, 0.0, mask is None, attn_mask=mask
     )
     for target, each in zip(into, found, strict=True):
         apart = target.unflatten(0, (count, -1)).transpose(1, 2)
@@ -284,14 +311,43 @@ def _headsapart(first: Tensor, *others: Tensor, count: int) -> list[Tensor]:
     return [x.unflatten(0, (count, -1)).transpose(1, 2) for x in (first, *repeated)]
 
 
-def _runs(spans: Sequence[KeySpan]) -> Iterator[_SpanRun]:
-    """Spans of one size that stand side by side, taken together."""
+def _runs(spans: Sequence[KeySpan], most_joint: int) -> Iterator[_SpanRun]:
+    """Spans of one size that stand side by side, taken together, and then tiny documents of any."""
+    for _, same in itertools.groupby(_runs_of_one_size(spans), _Joint(most_joint)):
+        first, *others = same
+        if not others:
+            yield first
+            continue
+        lengths = tuple(run.num_keys for run in (first, *others) for _ in range(run.count))
+        last, total = others[-1], sum(lengths)
+        queries, keys = slice(first.queries.start, last.queries.stop), slice(first.keys.start, last.keys.stop)
+        yield _SpanRun(queries, keys, total, total, 1, lengths)
+
+
+def _runs_of_one_size(spans: Sequence[KeySpan]) -> Iterator[_SpanRun]:
     for _, same in itertools.groupby(spans, _Grouped()):
         first, *others = same
         count = 1 + len(others)
         queries = slice(first.query, first.query + count * first.num_queries)
         keys = slice(first.key, first.key + count * first.num_keys)
         yield _SpanRun(queries, keys, first.num_queries, first.num_keys, count)
+
+
+class _Joint:
+    """The number of the document that a run is made part of."""
+
+    def __init__(self, most_tokens: int) -> None:
+        self._most_tokens = most_tokens
+        self._former: _SpanRun | None = None
+        self._number = self._num_tokens = 0
+
+    def __call__(self, run: _SpanRun) -> int:
+        former, self._former = self._former, run
+        self._num_tokens += run.count * run.num_keys
+        follows = former is not None and former.are_whole and former.keys.stop == run.keys.start
+        if not (run.are_whole and follows and self._num_tokens <= self._most_tokens):
+            self._number, self._num_tokens = self._number + 1, run.count * run.num_keys
+        return self._number
 
 
 class _Grouped:

@@ -27,10 +27,20 @@ class Scores:
         q: `[count x queries, n, d]`, the last tokens of each document.
         k: `[count x length, m, d]`.
         before: tokens between the first key and the first query of each; None where their last ones are the same.
+        lengths: of documents that are made as if they were one, `count` being 1 then; empty where each is by itself.
     """
 
-    def __init__(self, q: Tensor, k: Tensor, count: int, window: int | None, before: int | None = None):
+    def __init__(
+        self,
+        q: Tensor,
+        k: Tensor,
+        count: int,
+        window: int | None,
+        before: int | None = None,
+        lengths: tuple[int, ...] = (),
+    ):
         self.num_queries, self.length, self.window = q.shape[0] // count, k.shape[0] // count, window
+        self._lengths = lengths
         self._before = self.length - self.num_queries if before is None else before
         self.groups = q.shape[1] // k.shape[1]
         self.dtype = torch.promote_types(q.dtype, torch.float32)
@@ -75,6 +85,9 @@ class Scores:
         """Scores of a block, `[heads, rows, keys]`, -inf for what is not seen, until the next block's."""
         left, right = self.queries[heads, rows], self._keys[heads, :, keys]
         scores = torch.bmm(left, right, out=self._buffer("scores", left, right))
+        if self._lengths:
+            scores += unseen(self._lengths, self.window, self.groups, self.dtype, scores.device)[rows, keys]
+            return scores
         num_tokens = scores.shape[1] // self.groups
         num_before = self._before + rows.start // self.groups - keys.start
         num_keys = scores.shape[2]
@@ -99,6 +112,20 @@ class Scores:
             self._buffers[name] = left.new_empty(self._num_heads * self._size)
         shape = (left.shape[0], left.shape[1], right.shape[2])
         return self._buffers[name][: shape[0] * shape[1] * shape[2]].view(shape)
+
+
+@functools.lru_cache(maxsize=64)
+def unseen(
+    lengths: tuple[int, ...], window: int | None, groups: int, dtype: torch.dtype, device: torch.device
+) -> Tensor:
+    """Added to scores of some documents that are made as if they were one, `[t x groups, t]`: -inf where the key is
+    another one's, later, or outside the window."""
+    document = torch.arange(len(lengths)).repeat_interleave(torch.tensor(lengths))
+    seen = (document[:, None] == document).tril_()
+    if window is not None:
+        seen.triu_(1 - window)
+    hidden = torch.zeros(seen.shape, dtype=dtype).masked_fill_(~seen, float("-inf"))
+    return hidden.repeat_interleave(groups, dim=0).to(device)
 
 
 @functools.lru_cache(maxsize=64)

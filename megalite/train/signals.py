@@ -58,11 +58,11 @@ def hear() -> None:
 
 
 def hear_or_leave() -> None:
-    """`hear`, for ranks that do not listen for requests afterwards: one that has waited is the end, without a word."""
-    try:
-        hear()
-    except KeyboardInterrupt:
-        os._exit(EXIT_REQUEUE)  # nothing has begun
+    """`hear`, for ranks that have nothing to save: a request is the end of the process, without a word, whenever it
+    comes. Not by an exception: one that comes while a callback of C runs is printed there, and lost."""
+    for number in STOP_SIGNALS:
+        signal.signal(number, lambda *_: os._exit(EXIT_REQUEUE))
+    hear()
 
 
 class StopRequest:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 
 import numpy as np
@@ -10,8 +11,10 @@ import torch
 from megalite.data.loader import Batch
 
 
+@functools.lru_cache(maxsize=4096)
 def random_sequence(index: int, *, seq_len: int, vocab_size: int, seed: int = 0) -> dict[str, np.ndarray]:
-    """Sequence number `index`: tokens, labels, a mask with holes, and one to four documents."""
+    """Sequence number `index`: tokens, labels, a mask with holes, and one to four documents. Not to be written to: it
+    is made once, for all cases of a process."""
     rng = np.random.default_rng([seed, index])
     tokens = rng.integers(0, vocab_size, seq_len)
     labels = np.roll(tokens, -1)

@@ -100,17 +100,49 @@ def assert_equals_dense(
         assert worst <= TOLERANCES[dtype], f"{where}: {worst:.1e}"
 
 
+@pytest.mark.parametrize("most_joint", [0, 7, 128], ids=["each by itself", "some joint", "all joint"])
 @pytest.mark.parametrize("few", [0, attention_blocks.FEW_SCORES])
 @pytest.mark.parametrize("window", [None, 1, 2, 3, 7, 16, 100])
 @pytest.mark.parametrize("dtype", TOLERANCES, ids=str)
-def test_random_packings_equal_dense_attention(window, dtype, few, monkeypatch):
+def test_random_packings_equal_dense_attention(window, dtype, few, most_joint, monkeypatch):
     """Output and gradients for random packings, one-token documents included, and windows shorter than, as long as
     and longer than the documents, with as many or fewer key heads than query heads."""
     monkeypatch.setattr(attention_blocks, "FEW_SCORES", few)
+    monkeypatch.setattr(attention_blocks, "BLOCK_ROWS", most_joint)
     rng = random.Random(window or 0)
     for kv_heads in (4, 2, 1):
         for _ in range(3):
             assert_equals_dense(random_lengths(29, rng), window, kv_heads, dtype)
+
+
+@pytest.mark.parametrize("few", [0, attention_blocks.FEW_SCORES])
+@pytest.mark.parametrize(
+    ("lengths", "products"),
+    [
+        ([5, 3, 9, 1, 20], [38]),
+        ([100, 20, 8, 9], [128, 9]),  # no more than a block of rows
+        ([200, 4, 5, 300, 3, 1], [200, 9, 300, 4]),
+        ([4] * 50 + [3], [4, 3]),  # those of one length are a batch, which makes no product for nothing
+    ],
+)
+def test_tiny_documents_are_made_as_one(lengths, products, few, monkeypatch):
+    """Of which lengths kernels are called."""
+    monkeypatch.setattr(attention_blocks, "FEW_SCORES", few)
+    q, k, v = tensors(sum(lengths), 4, 2, 2, torch.float32)
+    seen = []
+
+    def noting(real, count_at):
+        def note(*given):
+            seen.append(given[0].shape[0] // given[count_at])
+            return real(*given)
+
+        return note
+
+    for name, count_at in (("by_head", 1), ("_attend_by_torch", 5)):
+        monkeypatch.setattr(attention_blocks, name, noting(getattr(attention_blocks, name), count_at))
+    with torch.no_grad():
+        attend_in_blocks(q, k, v, documents(lengths), None)
+    assert seen == products
 
 
 @pytest.mark.parametrize("window", [None, 3, 8, 20])
