@@ -88,8 +88,10 @@ def simulate(schedule: PipelineSchedule, costs: tuple[ChunkCosts, ...], link: fl
 
     Raises:
         ScheduleError: ranks wait for each other for ever; it says where each stands.
+        ValueError: as many costs as the schedule has chunks were not given.
     """
-    durations, spans, wiring = _durations(costs), [list[TimedPass]() for _ in schedule.orders], schedule.wiring
+    durations, wiring = _durations(schedule, costs), schedule.wiring
+    spans = [list[TimedPass]() for _ in schedule.orders]
     for rank, cost, end in zip(wiring.rank, wiring.cost, _ends(schedule, durations, link), strict=True):
         mine = spans[rank]
         mine.append(TimedPass(schedule.orders[rank][len(mine)], end - durations[cost], end))
@@ -98,11 +100,13 @@ def simulate(schedule: PipelineSchedule, costs: tuple[ChunkCosts, ...], link: fl
 
 def end_of(schedule: PipelineSchedule, costs: tuple[ChunkCosts, ...], link: float = 0.0) -> float:
     """When the last rank has finished, which is sooner known than the whole timeline."""
-    return max(_ends(schedule, _durations(costs), link), default=0.0)
+    return max(_ends(schedule, _durations(schedule, costs), link), default=0.0)
 
 
-def _durations(costs: Sequence[ChunkCosts]) -> list[float]:
+def _durations(schedule: PipelineSchedule, costs: Sequence[ChunkCosts]) -> list[float]:
     """As `cost_index` numbers them."""
+    if len(costs) != schedule.placement.num_chunks:
+        raise ValueError(f"{len(costs)} costs for a schedule of {schedule.placement.num_chunks} chunks")
     return [each.seconds(kind) for each in costs for kind in KINDS]
 
 

@@ -52,6 +52,12 @@ def test_no_stage_keeps_more_than_is_said(name):
             ]
 
 
+@pytest.mark.parametrize("count", [0, 3, 5])
+def test_costs_are_those_of_all_chunks(count):
+    with pytest.raises(ValueError, match=f"{count} costs for a schedule of 4 chunks"):
+        simulate(one_f_one_b(4, 8), (EVEN,) * count)
+
+
 def test_who_keeps_too_much_is_named():
     with pytest.raises(ScheduleError, match="rank 0: with 0F2 it keeps 3 micro-batches, expected 2 at most"):
         check_kept(one_f_one_b(3, 8), [2, 2, 1])
