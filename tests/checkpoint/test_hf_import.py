@@ -142,6 +142,7 @@ CONFIG_REFUSALS = [
     ("deepseek_v3", {"num_key_value_heads": 2}, "num_key_value_heads: found 2, expected 4"),
     ("deepseek_v3", {"scoring_func": "softmax"}, "scoring_func: found 'softmax'"),
     ("deepseek_v3", {"kv_lora_rank": 0}, "kv_lora_rank: found 0, expected 1 or more"),
+    ("deepseek_v3", {"head_dim": None}, "head_dim: found None, expected a whole number"),
     ("deepseek_v3", {"attention_bias": True}, "attention_bias: found True"),
     ("deepseek_v3", {"moe_layer_freq": 2}, "moe_layer_freq: found 2"),
     ("deepseek_v3, yarn", {"rope_scaling": {**OF_DEEPSEEK, "mscale_all_dim": 1.0}}, "mscale_all_dim and factor differ"),

@@ -105,10 +105,11 @@ def _read_mla(settings: Settings, q_lora_rank: int) -> MlaConfig:
 
 
 def _check_sums(settings: Settings, mla: MlaConfig) -> None:
-    """Keys that follow from others, which transformers makes anew."""
+    """Keys that follow from others, which transformers makes anew; but for a null in place of the channels that it
+    rotates, which it then tries to rotate."""
     heads = settings.take(Key("num_attention_heads", int, None))
     for name, expected in (("num_key_value_heads", heads), ("head_dim", mla.qk_rope_head_dim)):
-        found = settings.take(Key(name, int, None, nullable=True))
+        found = settings.take(Key(name, int, None, nullable=name != "head_dim"))
         if found is not None and expected is not None and found != expected:
             settings.complain(name, f"found {found}, expected {expected} of a model with latents")
 
