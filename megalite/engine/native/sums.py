@@ -10,6 +10,7 @@ reduced from the last to the first, whatever becomes whole first, so that all ra
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
@@ -71,10 +72,11 @@ class GradientSums:
             num_at_end: of the first buckets, whose reduction must wait until all passes of the step are over.
         """
         self._buckets, self._reduce, self._num_at_end = buckets, reduce, num_at_end
+        hook = _without_keeping(self._from_autograd)
         for number, bucket in enumerate(buckets):
             for parameter, view in zip(bucket.parameters, bucket.views, strict=True):
                 self._sums[parameter] = _Sum(number, view, uses.get(parameter, 1))
-                parameter.register_post_accumulate_grad_hook(self._from_autograd)
+                parameter.register_post_accumulate_grad_hook(hook)
 
     def begin(self, num_micro_batches: int) -> None:
         """Begin a step."""
@@ -156,3 +158,16 @@ class GradientSums:
     def _reduce_next(self) -> None:
         self._reduce(self._next)
         self._next -= 1
+
+
+def _without_keeping(method: Callable[[nn.Parameter], None]) -> Callable[[nn.Parameter], None]:
+    """A hook of parameters that does not keep its object, which keeps them: a circle through autograd, which garbage
+    collection does not see, and so all of an engine's memory."""
+    found = weakref.WeakMethod(method)
+
+    def call(parameter: nn.Parameter) -> None:
+        method = found()
+        if method is not None:
+            method(parameter)
+
+    return call
