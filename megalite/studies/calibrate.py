@@ -1,6 +1,6 @@
 """The machine at hand as a file for the planner: rates and constants measured with a config's own model.
 
-    peak            the fastest of a few large square products, by format
+    peak            the fastest of a few large square products, by format, or of the config's own
     bandwidth       a copy
     link            an all-reduce of a large stream over the ranks of this node, behind a product that makes it
     products        products at the shapes of the config's blocks, over the peak, without what reading and writing takes
@@ -8,6 +8,8 @@
     passes          what is left of a block's passes over a micro-batch
 
 Blocks are measured as differences between stages of few and of more blocks, so that head and embedding do not count.
+A GPU is kept at work before it is timed, on numbers as drawn as those of training: a cool one, and one whose numbers
+are all alike, runs at a clock that its power does not allow for long.
 """
 
 from __future__ import annotations
@@ -52,6 +54,8 @@ PEAK_SIZE = {"cpu": 2048, "cuda": 8192}
 COPIED_BYTES = 2**28
 LEAST_SENT_BYTES = 2**25
 TRIES = 9
+BUSY_SECONDS = {"cpu": 0.0, "cuda": 1.0}
+"""Of the same work, before the tries that count end: power limits show within tenths of a second."""
 FEW_TOKENS = 16
 BLOCKS = 2, 6
 """Of the two stages whose difference is what blocks take."""
@@ -77,15 +81,14 @@ class Bench:
     def seconds(self, work: Callable[[], object]) -> float:
         """What something takes while the other ranks do the same: the median of some times."""
         work()
-        return median(self._once(work) for _ in range(TRIES))
+        return self._median(lambda: self._once(work))
 
     def block_seconds(self, num_tokens: int) -> float:
         """Of a block, both ways. The two stages take turns, so that both meet what else the machine does."""
         few, more = (self._step_of(number, num_tokens) for number in BLOCKS)
         few()
         more()
-        differences = [self._once(more) - self._once(few) for _ in range(TRIES)]
-        return max(NEARLY_NONE, median(differences) / (BLOCKS[1] - BLOCKS[0]))
+        return max(NEARLY_NONE, self._median(lambda: self._once(more) - self._once(few)) / (BLOCKS[1] - BLOCKS[0]))
 
     def seconds_behind(self, work: Callable[[], object], before: Callable[[], object]) -> float:
         """What something takes behind other work, in whose caches and whose order of ranks it begins."""
@@ -96,6 +99,14 @@ class Bench:
 
         both()
         return max(NEARLY_NONE, median(self._once(both) - self._once(before) for _ in range(TRIES)))
+
+    def _median(self, once: Callable[[], float]) -> float:
+        """Of the last tries, when the device has been at work for a while. Not for messages: ranks may try more or less
+        often."""
+        found, begin = list[float](), time.perf_counter()
+        while len(found) < TRIES or time.perf_counter() - begin < BUSY_SECONDS[self.device.type]:
+            found.append(once())
+        return median(found[-TRIES:])
 
     def _once(self, work: Callable[[], object]) -> float:
         self._wait()
@@ -130,7 +141,8 @@ class Bench:
         if self.is_compiled:
             stage.compile_blocks()
         length = min(num_tokens, self.config.batch.seq_len)
-        tokens = torch.zeros(max(1, num_tokens // length), length, dtype=torch.int64, device=self.device)
+        rows = max(1, num_tokens // length)
+        tokens = torch.randint(self.model.vocab_size, (rows, length), device=self.device)
         targets = Targets(tokens.flatten(), torch.ones(tokens.numel(), device=self.device) / tokens.numel())
 
         def step() -> None:
@@ -248,9 +260,10 @@ def _measure(
     dist.barrier()
     bandwidth = _copy_rate(bench)
     dist.barrier()
-    products = _products(bench, tokens, flops[name], bandwidth)
+    of_products = _rate_of_products(bench, tokens, bandwidth)
+    flops[name] = max(flops[name], of_products)
     dist.barrier()
-    overhead = _overhead(bench, flops[name] * products, bandwidth)
+    overhead = _overhead(bench, of_products, bandwidth)
     dist.barrier()
     of_block = bench.block_seconds(tokens)
     link = _link_rate(bench, tokens, num_ranks)
@@ -263,7 +276,7 @@ def _measure(
         "link": link,
         "network": link,
         "hides_messages": device_type != "cpu",
-        "constants": {"products": products, "passes": 1.0, "links": 1.0, "overhead": overhead},
+        "constants": {"products": of_products / flops[name], "passes": 1.0, "links": 1.0, "overhead": overhead},
     }
     if halves != 1.0:
         found["halves"] = halves
@@ -286,11 +299,11 @@ def _moving_seconds(bench: Bench, tokens: int, bandwidth: float) -> float:
     return 3.0 * ELEMENT_BYTES[bench.config.precision.dtype] * numbers / bandwidth
 
 
-def _products(bench: Bench, tokens: int, flops: float, bandwidth: float) -> float:
-    """Share of the peak with which the products of a block take what they took."""
+def _rate_of_products(bench: Bench, tokens: int, bandwidth: float) -> float:
+    """FLOP/s with which the products of a block take what they took."""
     measured = bench.product_seconds(tokens)
     multiplying = max(measured / 2, measured - _moving_seconds(bench, tokens, bandwidth))
-    return min(1.0, 2.0 * _multiply_adds(bench, tokens) / flops / multiplying)
+    return 2.0 * _multiply_adds(bench, tokens) / multiplying
 
 
 def _overhead(bench: Bench, rate: float, bandwidth: float) -> float:

@@ -15,7 +15,7 @@ from tests.kit.spawn import run_ranks
 from tests.kit.train import start_rank, tiny_config, train
 
 SCHEDULES = ("1f1b", "interleaved", "zb-h1", "zb-v", "dualpipe-v")
-STEPS = 8
+STEPS = 6
 UNCLIPPED = {"optimizer": {"lr": 2e-3, "clip_grad_norm": None}}
 BF16 = {"precision": {"dtype": "bf16"}}
 FP8 = {"precision": {"dtype": "bf16", "fp8": {"backend": "emulate"}}}

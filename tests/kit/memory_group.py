@@ -22,7 +22,7 @@ from torch import Tensor
 from torch._C import _distributed_c10d as c10d
 from torch.futures import Future
 
-from tests.kit.board import SLOT_BYTES, Board, board_bytes, wait_until
+from tests.kit.board import SLOT_BYTES, Board, board_bytes
 
 NAME = "shared_memory"
 """Of the backend."""
@@ -46,14 +46,14 @@ class MemoryGroup(dist.ProcessGroup):
 
     def __init__(self, store: dist.Store, rank: int, size: int, timeout: timedelta):
         super().__init__(rank, size)
-        self._rank, self._size, self._timeout = rank, size, timeout.total_seconds()
+        self._rank, self._size = rank, size
         if rank == 0:
             file, path = tempfile.mkstemp(prefix="ranks-", dir=SHARED if SHARED.is_dir() else None)
             os.ftruncate(file, board_bytes(size))
             os.close(file)
             store.set("board", path)
         self._path = store.get("board").decode()
-        self._board = Board(Path(self._path), rank, size, self._timeout)
+        self._board = Board(Path(self._path), rank, size, timeout.total_seconds())
         self._messages: dict[str, int] = {}
         self.barrier()
         if rank == 0:
@@ -173,10 +173,11 @@ class MemoryGroup(dist.ProcessGroup):
         path = self._message(self._rank, to, tag)
         path.with_suffix(".new").write_bytes(_bytes(tensors[0].detach().contiguous().view(-1)).numpy())
         path.with_suffix(".new").rename(path)
+        self._board.has_sent()
         return _done(tensors)
 
     def recv(self, tensors: Sequence[Tensor], source: int, tag: int = 0) -> dist.Work:
-        return _Receiving(self._message(source, self._rank, tag), tensors[0], self._timeout)
+        return _Receiving(self._board, source, self._message(source, self._rank, tag), tensors[0])
 
     def _message(self, source: int, to: int, tag: int) -> Path:
         """The file of the next message between two ranks."""
@@ -220,13 +221,13 @@ class MemoryGroup(dist.ProcessGroup):
 class _Receiving(dist.Work):
     """A message that is read when it is waited for."""
 
-    def __init__(self, path: Path, tensor: Tensor, timeout_seconds: float):
+    def __init__(self, board: Board, source: int, path: Path, tensor: Tensor):
         super().__init__()
-        self._path, self._tensor, self._timeout, self._is_read = path, tensor, timeout_seconds, False
+        self._board, self._source, self._path, self._tensor, self._is_read = board, source, path, tensor, False
 
     def wait(self, timeout: timedelta = timedelta(0)) -> bool:
         if not self._is_read:
-            wait_until(self._path.exists, self._timeout)
+            self._board.wait_for_message(self._source, self._path.exists)
             content = torch.frombuffer(bytearray(self._path.read_bytes()), dtype=self._tensor.dtype)
             self._tensor.detach().copy_(content.view(self._tensor.shape))
             self._path.unlink()
