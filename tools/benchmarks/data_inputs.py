@@ -161,10 +161,12 @@ def _make_tokens(inputs: Inputs, num_tokens: int) -> None:
             tokens.read(0, tokens.num_tokens),
             np.diff(tokens.document_starts(0, tokens.num_documents + 1)),
         )
+        times = -(-max(1, num_tokens) // tokens.num_tokens)
         with IndexedWriter(partial / TOKENS_NAME, tokens.dtype) as writer:
-            while writer.num_tokens < max(1, num_tokens):
+            for _ in range(times):
                 writer.add(stream, lengths)
-        return {"documents": writer.num_documents, "tokens": writer.num_tokens}
+        text_bytes = times * result.manifest.counts["text_bytes"]
+        return {"documents": writer.num_documents, "tokens": writer.num_tokens, "text_bytes": text_bytes}
 
     settings = {**result.manifest.settings, "num_tokens": num_tokens}
     sources = [(once, result.manifest.fingerprint), (inputs.tokenizer(kind), settings["tokenizer"]["fingerprint"])]
