@@ -1,16 +1,12 @@
-"""Bringing up a rank: torch.distributed, DeepSpeed's own set-up, and the known traps of DeepSpeed on a CPU.
+"""Bringing up a rank: torch.distributed, and how torch computes on its device.
 
 Everything here happens once a process, before any model exists.
 """
 
 from __future__ import annotations
 
-import contextlib
-import io
-import logging
 import os
-import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from datetime import timedelta
 
 import torch
@@ -23,50 +19,24 @@ AGENT_STORE_VARIABLE = "TORCHELASTIC_USE_AGENT_STORE"
 """Set by torchrun, which has a store of its own at the address that it gives."""
 
 
-def prepare_deepspeed(device_type: str) -> None:
-    """Import DeepSpeed for a device, quietly, without its compile step at first use.
-
-    On a CPU, `init_distributed` would build a shared-memory op with a compiler (a minute of CPU, and a build that was
-    killed leaves a lock on which every later process hangs); only inference uses that op, so it is switched off.
-
-    On a GPU, ZeRO-3 waits for the device after every backward pass and every gather, in case its reductions and
-    gathers run on streams of their own. They do not: with `overlap_comm` off they are on the stream of everything else,
-    in order (stage3.py:340, parameter_offload.py:195), which is what a device is asked by `resolves_data_dependency`.
-    """
-    os.environ.setdefault("DS_ACCELERATOR", device_type)
-    os.environ.setdefault("LOCAL_RANK", "0")
-    import deepspeed
-    from deepspeed.accelerator import get_accelerator
-    from deepspeed.utils import logger
-
-    logger.setLevel(logging.ERROR)
-    warnings.filterwarnings("ignore", category=FutureWarning, module=r"torch\.distributed")  # DeepSpeed's old names
-    if device_type == "cpu":
-        deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
-    else:
-        get_accelerator().resolves_data_dependency = lambda: True  # as long as deepspeed_config has overlap_comm off
-
-
-@contextlib.contextmanager
-def quiet() -> Iterator[None]:
-    """Keep DeepSpeed's tables and memory reports, which it prints on every start, off standard output."""
-    with contextlib.redirect_stdout(io.StringIO()):
-        yield
-
-
 def check_dtype(dtype: str, device_type: str) -> None:
-    """See whether the device that DeepSpeed was prepared for has the format of a run.
+    """See whether this rank's device has the format of a run.
 
     Raises:
         UnavailableError: fp16 on a CPU without units for it.
     """
-    from deepspeed.accelerator import get_accelerator
-
-    if dtype == "fp16" and not get_accelerator().is_fp16_supported():
+    if dtype == "fp16" and not has_fp16(device_type):
         raise UnavailableError(
             f"precision.dtype=fp16: this {device_type.upper()} has no units for it; set precision.dtype=bf16, or fp32, "
             "which is faster without bf16 units"
         )
+
+
+def has_fp16(device_type: str) -> bool:
+    """Whether this rank's device has units for it: GPUs since Volta, and some CPUs."""
+    if device_type == "cuda":
+        return torch.cuda.get_device_capability() >= (7, 0)
+    return torch.backends.mkldnn.is_available() and bool(torch.ops.mkldnn._is_mkldnn_fp16_supported())
 
 
 def set_determinism(deterministic: bool | None, device_type: str) -> None:
@@ -94,7 +64,7 @@ def connect_processes(
     timeout_seconds: float = 1800.0,
     for_host: bool = False,
 ) -> None:
-    """Initialise torch.distributed and let DeepSpeed use it.
+    """Initialise torch.distributed.
 
     Args:
         rank: global rank.
@@ -109,8 +79,6 @@ def connect_processes(
     Raises:
         StartError: the ranks could not meet.
     """
-    import deepspeed
-
     backend = "gloo" if device_type == "cpu" else "cpu:gloo,cuda:nccl" if for_host else "nccl"
     if not dist.is_initialized():
         store = None
@@ -125,7 +93,6 @@ def connect_processes(
             timeout=timedelta(seconds=timeout_seconds),
             device_id=torch.device("cuda", torch.cuda.current_device()) if device_type == "cuda" else None,
         )
-    deepspeed.init_distributed(dist_backend=backend, verbose=False, dist_init_required=False)
 
 
 def disconnect_processes() -> None:

@@ -218,9 +218,8 @@ def _random_batch(vocab_size: int, seed: int) -> Batch:
 @contextmanager
 def _one_rank() -> Iterator[None]:
     """A world of this process alone."""
-    from megalite.engine.runtime import connect_processes, disconnect_processes, prepare_deepspeed
+    from megalite.engine.runtime import connect_processes, disconnect_processes
 
-    prepare_deepspeed("cpu")
     with tempfile.TemporaryDirectory(prefix="megalite-") as folder:
         connect_processes(rank=0, world_size=1, device_type="cpu", init_method=f"file://{folder}/rendezvous")
         try:

@@ -1,6 +1,6 @@
 """What a rank does before its first step, said aloud: nobody should look at a silent terminal and wonder.
 
-    importing PyTorch and DeepSpeed | meeting the other ranks | reading ... | building the model | the first step
+    importing PyTorch | meeting the other ranks | reading ... | building the model | the first step
 
 The first rank speaks. A phase is told when it begins, so the last line says what takes so long. Who waits for other
 ranks says so on every node.
@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 Say = Callable[[str], None]
 """Is told what begins, or what is waited for."""
 
-IMPORTING = "importing PyTorch and DeepSpeed"
+IMPORTING = "importing PyTorch"
 MEETING = "meeting the other ranks"
 LOADING = "looking for checkpoints"
 BUILDING = "building the model"

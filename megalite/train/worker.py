@@ -129,7 +129,7 @@ def connect_rank(
         UserError: it does not, the device has not the run's format, or other ranks have another run.
         StartError: the ranks could not meet.
     """
-    from megalite.engine.runtime import check_dtype, connect_processes, prepare_deepspeed, set_determinism
+    from megalite.engine.runtime import check_dtype, connect_processes, set_determinism
     from megalite.layers.flash import use_flash_attention
     from megalite.parallel.axes import connect, connect_world
     from megalite.parallel.mesh import Mesh
@@ -144,7 +144,6 @@ def connect_rank(
         for stage in stages:
             check_device_memory(stage.config, stage.plan, mesh.coords(place.rank).pp, free_bytes(device))
     os.environ["LOCAL_RANK"] = str(place.local_rank)
-    prepare_deepspeed(device.type)
     check_dtype(config.precision.dtype, device.type)
     set_determinism(config.run.deterministic, device.type)
     use_flash_attention(config.train.flash_attention, device)

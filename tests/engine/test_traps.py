@@ -414,14 +414,15 @@ def test_replicated_weights_stay_equal_across_tensor_parallel_ranks(world_size):
 
 
 def shm_op() -> bool:
-    import deepspeed
+    with running(parallel={"engine": "deepspeed"}):
+        import deepspeed
 
     return deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"]
 
 
 def test_no_op_is_built_at_first_use():
-    """On a CPU DeepSpeed compiles a shared-memory op when ranks connect: a minute, and a lock that a killed build
-    leaves behind hangs every later process. It is off in every rank."""
+    """On a CPU DeepSpeed compiles a shared-memory op when it starts: a minute, and a lock that a killed build leaves
+    behind hangs every later process. It is off in every rank that has its engine."""
     assert run_ranks(shm_op, 1) == [False]
 
 

@@ -43,7 +43,7 @@ def run_ranks(
 ) -> list[Any]:
     """Call `function(*args)` on every rank of a world and return the results in order of rank.
 
-    Inside, torch.distributed and DeepSpeed are initialised; one thread a rank.
+    Inside, torch.distributed is initialised; one thread a rank.
 
     Args:
         backend: `gloo`, or the tests' own, which sends tiny messages twenty times as fast.
@@ -109,10 +109,9 @@ def _rank_main(
         import torch
         import torch.distributed as dist
 
-        from megalite.engine.runtime import connect_processes, disconnect_processes, prepare_deepspeed
+        from megalite.engine.runtime import connect_processes, disconnect_processes
 
         torch.set_num_threads(1)
-        prepare_deepspeed("cpu")
         memory_group.register()
         dist.init_process_group(
             backend,

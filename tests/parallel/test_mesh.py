@@ -58,7 +58,7 @@ def test_the_drawing():
 @pytest.mark.parametrize("mesh", [Mesh(2, 2, 1, 2), Mesh(4, 1, 1, 2), Mesh(1, 3, 1, 4), Mesh(3, 2, 1, 1)], ids=str)
 def test_order_is_deepspeeds(mesh: Mesh):
     """A rank has the same place for us and for DeepSpeed's own topology."""
-    from megalite.engine.runtime import prepare_deepspeed
+    from megalite.engine.deepspeed.start import prepare_deepspeed
 
     prepare_deepspeed("cpu")
     from deepspeed.runtime.pipe.topology import PipeModelDataParallelTopology

@@ -416,7 +416,7 @@ def _engine_state_bytes(dtype: str, stage: int, engine_name: str | None = None) 
 class TestConstants:
     def test_deepspeed_defaults(self):
         """What DeepSpeed does when its JSON leaves it open."""
-        from megalite.engine.runtime import prepare_deepspeed
+        from megalite.engine.deepspeed.start import prepare_deepspeed
 
         prepare_deepspeed("cpu")
         from deepspeed.runtime.engine import MEMORY_OPT_ALLREDUCE_SIZE

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 import subprocess
 import sys
@@ -12,7 +13,7 @@ import pytest
 from megalite.errors import EXIT_BAD_INPUT, EXIT_FAULT, EXIT_REQUEUE
 from megalite.train import local
 from megalite.train.failures import leave_error
-from tests.kit.runs import clean_environment, megalite, write_run
+from tests.kit.runs import COMMAND, clean_environment, megalite, write_run
 
 TIMEOUT_SECONDS = 120.0
 
@@ -86,6 +87,21 @@ def test_a_refused_start_leaves_the_folder_free(tmp_path):
     other = megalite("train", config)
     assert other.returncode == EXIT_BAD_INPUT
     assert "holds another run" in other.stderr
+
+
+def test_deepspeed_is_imported_by_its_own_engine_alone(tmp_path):
+    """It is half a second of a start."""
+    imports = {**clean_environment(), "PYTHONPROFILEIMPORTTIME": "1"}
+    for engine, is_imported in (("native", False), ("fsdp2", False), ("deepspeed", True)):
+        stage = 3 if engine == "fsdp2" else 1
+        sections = {
+            "parallel": {"tp": 1, "engine": engine, "zero_stage": stage},
+            "train": {"steps": 1, "compile": "off"},
+            "schedule": {"warmup_steps": 0},
+        }
+        command = [*COMMAND, "train", str(write_run(tmp_path / engine, **sections))]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_SECONDS, env=imports, check=True)
+        assert bool(re.search(r"\| +deepspeed$", done.stderr, re.MULTILINE)) == is_imported, engine
 
 
 def test_too_much_for_this_machine_is_refused_before_a_rank_starts(tmp_path):

@@ -176,15 +176,10 @@ def megalite_step(job: Job) -> Step:
     from megalite.config.schema import Config
     from megalite.data.loader import Batch
     from megalite.engine.build import build_engine
-    from megalite.engine.runtime import prepare_deepspeed
     from megalite.model.initialize import FreshWeights
     from megalite.parallel.axes import connect
     from megalite.parallel.mesh import Mesh
 
-    prepare_deepspeed("cpu")
-    import deepspeed
-
-    deepspeed.init_distributed("gloo", verbose=False, dist_init_required=False)
     shape, dp = job.shape, world_size() // (job.tp * job.pp)
     config = Config(
         model={

@@ -208,16 +208,19 @@ def run_dcp(job: Job) -> dict[str, float]:
 
 def run_deepspeed(job: Job) -> dict[str, float]:
     """DeepSpeed's own, of the same model, with torch's AdamW, whose moments it knows how to save."""
-    import deepspeed
     import torch
     import torch.distributed as dist
 
     from megalite.config.plan import make_plan
     from megalite.engine.build import build_stage
     from megalite.engine.deepspeed.config import deepspeed_config
+    from megalite.engine.deepspeed.start import start_deepspeed
     from megalite.model.initialize import FreshWeights
     from megalite.parallel.axes import connect
     from megalite.parallel.mesh import Mesh
+
+    start_deepspeed("cpu")
+    import deepspeed
 
     config = config_of(job)
     plan = make_plan(config, dist.get_world_size())
@@ -288,10 +291,9 @@ def rank_main(job: Job) -> None:
     """One rank of a case: prints its figures on rank 0."""
     import torch
 
-    from megalite.engine.runtime import connect_processes, prepare_deepspeed
+    from megalite.engine.runtime import connect_processes
 
     torch.manual_seed(int(os.environ["RANK"]))
-    prepare_deepspeed("cpu")
     rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     connect_processes(rank=rank, world_size=size, device_type="cpu", init_method=os.environ["RENDEZVOUS"])
     runs = {"megalite": run_megalite, "megalite - sync": run_megalite, "behind": run_behind, "dcp": run_dcp}

@@ -36,7 +36,7 @@ from megalite.architecture.costs import flops_per_token
 from megalite.config.fill import fill_model
 from megalite.config.schema import Fp8Config
 from megalite.engine.build import DTYPES
-from megalite.engine.runtime import connect_processes, prepare_deepspeed, set_determinism
+from megalite.engine.runtime import connect_processes, set_determinism
 from megalite.layers.flash import PACKAGES, use_flash_attention
 from megalite.layers.fp8.available import why_unavailable
 from megalite.layers.fp8.backends import choose_backend
@@ -378,7 +378,6 @@ def main() -> None:
         "flash_attention": arguments.flash,
     }
     print(json.dumps(about), flush=True)
-    prepare_deepspeed(device.type)
     set_determinism(arguments.deterministic or None, device.type)
     use_flash_attention(arguments.flash, device)
     for who in set(PEERS) - set(arguments.peers):

@@ -34,7 +34,7 @@ from megalite.config.schema import BatchConfig, Config, ModelConfig
 from megalite.data.loader import Batch
 from megalite.engine.build import DTYPES, build_engine
 from megalite.engine.protocol import Engine
-from megalite.engine.runtime import connect_processes, prepare_deepspeed, set_determinism
+from megalite.engine.runtime import connect_processes, set_determinism
 from megalite.layers.documents import Documents, Targets
 from megalite.layers.gemm import PLAIN
 from megalite.layers.grouped import GroupedProduct
@@ -355,7 +355,6 @@ def main() -> None:
     device = torch.device(arguments.device)
     name = torch.cuda.get_device_name() if device.type == "cuda" else "cpu"
     print(json.dumps({"date": time.strftime("%Y-%m-%d"), "device": name, "torch": torch.__version__}), flush=True)
-    prepare_deepspeed(device.type)
     set_determinism(None, device.type)
     with tempfile.TemporaryDirectory() as folder:
         connect_processes(rank=0, world_size=1, device_type=device.type, init_method=f"file://{folder}/store")

@@ -29,7 +29,7 @@ from megalite.data.loader import Loader
 from megalite.data.samples import Samples, open_samples, open_validation_samples
 from megalite.engine.build import build_engine
 from megalite.engine.protocol import Engine, NonFiniteLossError
-from megalite.engine.runtime import connect_processes, disconnect_processes, prepare_deepspeed
+from megalite.engine.runtime import connect_processes, disconnect_processes
 from megalite.model.initialize import FreshWeights
 from megalite.optim.schedules import learning_rate
 from megalite.parallel.axes import connect
@@ -179,7 +179,6 @@ def main() -> None:
         found = json.loads(options.out.read_text(encoding="utf-8")) if options.out.exists() else {}
     except ValueError as error:
         parser.error(f"--out: {options.out} is there and no file of runs ({error}); use another file")
-    prepare_deepspeed("cpu")
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as folder:
         connect_processes(rank=0, world_size=1, device_type="cpu", init_method=f"file://{folder}/store")

@@ -27,7 +27,7 @@ from megalite.config.sections.health import HealthConfig, SpikesConfig
 from megalite.config.sections.monitor import MonitorConfig
 from megalite.data.loader import Batch
 from megalite.engine.build import build_engine
-from megalite.engine.runtime import connect_processes, disconnect_processes, prepare_deepspeed
+from megalite.engine.runtime import connect_processes, disconnect_processes
 from megalite.model.initialize import FreshWeights
 from megalite.monitor.layers import LayerStatistics
 from megalite.parallel.axes import Axes, connect
@@ -136,7 +136,6 @@ def main() -> None:
     parser.add_argument("--compile", choices=("off", "on"), default="off")
     parser.add_argument("--out", type=out_file)
     options = parser.parse_args()
-    prepare_deepspeed("cpu")
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as folder:
         connect_processes(rank=0, world_size=1, device_type="cpu", init_method=f"file://{folder}/store")

@@ -22,7 +22,7 @@ from monitoring import cpu_seconds, make_batch, make_config
 from megalite.config.plan import make_plan
 from megalite.config.schema import Config
 from megalite.engine.build import build_engine
-from megalite.engine.runtime import connect_processes, disconnect_processes, prepare_deepspeed
+from megalite.engine.runtime import connect_processes, disconnect_processes
 from megalite.model.initialize import FreshWeights
 from megalite.parallel.axes import connect
 from megalite.parallel.mesh import Mesh
@@ -86,7 +86,6 @@ def main() -> None:
     parser.add_argument("--only", action="append", choices=CASES, help="this setting; may be given several times")
     parser.add_argument("--out", type=out_file)
     options = parser.parse_args()
-    prepare_deepspeed("cpu")
     torch.set_num_threads(1)
     found = {}
     with tempfile.TemporaryDirectory() as folder:

@@ -67,7 +67,7 @@ def _zero_buckets(plan: RunPlan) -> dict[str, Any]:
     return {
         "reduce_bucket_size": elements,
         "allgather_bucket_size": elements,
-        "overlap_comm": False,  # `runtime.prepare_deepspeed` builds on it
+        "overlap_comm": False,  # `start.prepare_deepspeed` builds on it
         "contiguous_gradients": True,
         "memory_efficient_linear": False,
     }

@@ -17,11 +17,11 @@ from megalite.engine.deepspeed.config import deepspeed_config
 from megalite.engine.deepspeed.frozen import clear_frozen
 from megalite.engine.deepspeed.loss_scaling import loss_scaling, set_loss_scaling, stay_at_minimum
 from megalite.engine.deepspeed.partition import ZeroPartition
+from megalite.engine.deepspeed.start import quiet, start_deepspeed
 from megalite.engine.deepspeed.update import UpdateStep
 from megalite.engine.evaluation import sum_losses, token_losses
 from megalite.engine.hooks import UpdateHooks
 from megalite.engine.protocol import Ask, GradientObserver, LossScaling, LossSum, StepResult, nothing
-from megalite.engine.runtime import quiet
 from megalite.engine.stage_state import EngineOfState, StageState
 from megalite.engine.steps import (
     PRODUCT_DTYPES,
@@ -85,6 +85,7 @@ class DeepSpeedEngine(EngineOfState):
     """
 
     def __init__(self, config: Config, plan: RunPlan, axes: Axes, stage: Stage):
+        start_deepspeed(next(stage.parameters()).device.type)
         import deepspeed
 
         forget_former_engine()
