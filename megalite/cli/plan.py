@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from megalite.planner.estimate import Estimate
     from megalite.planner.machines import Machine
     from megalite.planner.scaling import Point
+    from megalite.planner.whole_run import WholeRun
 
 GIB = 2**30
 LAYOUTS = "layouts"
@@ -87,13 +88,13 @@ def layouts(
     Changed are tp, cp, ep, pp with its schedule, dp, ZeRO stage 1 or 3, micro-batch and recomputation; the global
     batch and all else stay.
     """
-    from megalite.config.length import derive_steps
     from megalite.config.plan import default_world_size, make_plan
     from megalite.config.validate import validate
     from megalite.data.run_config import load_run
     from megalite.planner.estimate import estimate
     from megalite.planner.machines import load_machine
     from megalite.planner.search import search
+    from megalite.planner.whole_run import whole_run
 
     loaded, known = load_run(config, overrides or ()), load_machine(machine)
     ranks = world_size or default_world_size(loaded)
@@ -103,23 +104,34 @@ def layouts(
     else:
         result = search(loaded, ranks, known, top=top, vocab_size=vocab_size)
         found, looked_at = result.or_refusal(), result.num_layouts
+    chosen = load_run(config, [*(overrides or ()), *found[0].overrides])
     if trace is not None:
-        chosen = load_run(config, [*(overrides or ()), *found[0].overrides])
         _write_trace(trace, chosen, make_plan(chosen, ranks, vocab_size), known)
+    run, notes = whole_run(chosen, ranks, known, vocab_size=vocab_size, price=price), _notes(loaded)
+    if failures is not None:
+        notes.append(_failures(run, ranks, known, (failures, save_seconds, restart_seconds)))
     if as_json:
-        typer.echo(json.dumps({"layouts": [each.to_dict() for each in found]}))
+        typer.echo(json.dumps({"layouts": [each.to_dict() for each in found], "run": run.to_dict(), "notes": notes}))
         return
     title = f"{config} on {ranks:,} x {machine}: {looked_at:,} layouts looked at"
-    notes = [_costs(found[0], derive_steps(loaded), ranks, known, price)]
-    if loaded.batch.stages:
+    _print([_table(title, found, ranks), *([_parts_table(found)] if explain else [])], [str(run), *notes], found[0])
+
+
+def _notes(config: Config) -> list[str]:
+    """What the figures leave out."""
+    notes = []
+    if config.batch.stages:
         notes.append(
-            f"all of it with sequences of {loaded.batch.seq_len:,} tokens, as before the first of batch.stages"
+            f"a step's seconds are those of sequences of {config.batch.seq_len:,} tokens, as before the first of "
+            "batch.stages; memory is that of the longest, and the run has all of them"
         )
-    if loaded.precision.is_emulated:
+    if config.precision.is_emulated:
         notes.append("seconds are those of products in fp32: what emulation takes to round is not counted, and is more")
-    if failures is not None:
-        notes.append(_failures(found[0], ranks, known, (failures, save_seconds, restart_seconds)))
-    _print([_table(title, found, ranks), *([_parts_table(found)] if explain else [])], notes, found[0])
+    if config.precision.qat is not None:
+        notes.append("what rounding weights to few bits takes is not counted")
+    if config.optimizer.offload:
+        notes.append("what an offloaded optimizer takes, on the host and to the device and back, is not counted")
+    return notes
 
 
 def _write_trace(path: Path, config: Config, plan: RunPlan, machine: Machine) -> None:
@@ -166,27 +178,18 @@ def _parts_table(found: list[Estimate]) -> Table:
     return table
 
 
-def _costs(best: Estimate, steps: int, ranks: int, machine: Machine, price: float | None) -> str:
-    """What the whole run takes with a layout."""
-    hours = steps * best.seconds / 3600
-    said = f"{steps:,} steps: {hours:,.1f} hours, {hours * ranks:,.0f} rank-hours"
-    if machine.watts is not None:
-        said += f", {hours * ranks * machine.watts / 1e6:,.2f} MWh"
-    return said if price is None else f"{said}, {hours * ranks * price:,.0f} at {price:g} a rank-hour"
-
-
-def _failures(best: Estimate, ranks: int, machine: Machine, numbers: tuple[float, float, float]) -> str:
+def _failures(run: WholeRun, ranks: int, machine: Machine, numbers: tuple[float, float, float]) -> str:
     """How often a run should save, given failures of a node a day, and seconds of a save and of a restart."""
     from megalite.planner.goodput import reliability
 
     often, save, restart = numbers
     known = reliability(often, ranks=ranks, ranks_per_node=machine.ranks_per_node, save=save, restart=restart)
-    interval = known.best_interval()
-    steps = max(1, round(interval / best.seconds))
-    kept = known.goodput(steps * best.seconds)
+    of_step = run.seconds / run.steps
+    steps = min(run.steps, max(1, round(known.best_interval() / of_step)))
+    kept = known.goodput(steps * of_step)
     return (
         f"a failure every {known.between_failures / 3600:,.1f} hours in the mean: save every {steps:,} steps "
-        f"({steps * best.seconds / 60:,.0f} minutes; checkpoint.every={steps}), which keeps "
+        f"({steps * of_step / 60:,.0f} minutes; checkpoint.every={steps}), which keeps "
         f"{100 * kept:.1f} % of the time"
     )
 

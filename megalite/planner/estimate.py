@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from megalite.config.length_stages import length_stages
 from megalite.config.plan import RunPlan, make_plan
 from megalite.config.schema import Config
 from megalite.planner.machines import Machine
@@ -32,7 +33,7 @@ class Estimate:
     mfu: float
     """Model FLOPs a second over the peak of the format, causal attention counted half."""
     memory: tuple[int, ...]
-    """Bytes of a rank of each stage at the peak of a step."""
+    """Bytes of a rank of each stage of the pipeline at the peak of a step; of the longest sequences of the run."""
     fits: bool
     parts: Parts
     """Seconds, by what they go into."""
@@ -76,7 +77,8 @@ def estimate(
     """
     config = on_device(config, machine.device_type)
     plan = make_plan(config, world_size, vocab_size)
-    return _timed(config, plan, machine, rank_bytes(config, plan), overrides, practice)
+    lengths = [rank_bytes(each, make_plan(each, world_size, vocab_size)) for each in _of_one_length(config)]
+    return _timed(config, plan, machine, tuple(map(max, *lengths)) if lengths[1:] else lengths[0], overrides, practice)
 
 
 def estimate_if_fits(
@@ -85,12 +87,18 @@ def estimate_if_fits(
     """The same, but None where it does not fit, which is sooner known than its seconds."""
     config = on_device(config, machine.device_type)
     plan = make_plan(config, world_size, vocab_size)
-    usable, memory = usable_memory(machine), list[int]()
-    for stage in each_stage(config, plan):
-        if stage.total > usable:
-            return None
-        memory.append(stage.total)
+    usable, memory = usable_memory(machine), [0] * plan.pp
+    for each in _of_one_length(config):
+        for number, stage in enumerate(each_stage(each, make_plan(each, world_size, vocab_size))):
+            if stage.total > usable:
+                return None
+            memory[number] = max(memory[number], stage.total)
     return _timed(config, plan, machine, tuple(memory), overrides, OURS)
+
+
+def _of_one_length(config: Config) -> list[Config]:
+    """The run's stages as runs by themselves: memory is that of the longest sequences."""
+    return [stage.config for stage in length_stages(config)] if config.batch.stages else [config]
 
 
 def rank_bytes(config: Config, plan: RunPlan) -> tuple[int, ...]:

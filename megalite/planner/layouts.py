@@ -68,6 +68,8 @@ class Candidate:
             "hpz_size": None,
             "reduce_within": None,
         }
+        if self.cp == 1:
+            parallel["cp_kind"] = "allgather"  # another one would be said to have no effect
         return {
             "parallel": parallel,
             "batch": {"micro_batch_size": self.micro_batch_size},

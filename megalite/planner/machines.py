@@ -8,7 +8,7 @@ Every number has its source in the file. Rates are of one rank, one way.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Literal
 
@@ -39,8 +39,23 @@ class Constants(Section):
     in which a message begins."""
 
 
-LEAST_RATE = 1e6
-"""Bytes or FLOPs a second, of anything that anybody would train on."""
+A_SECOND = 1e6, 1e19
+"""Bytes or FLOPs, of anything that anybody would train on."""
+RANGES: dict[str, tuple[float, float, str]] = {
+    "memory_bandwidth": (*A_SECOND, " bytes a second"),
+    "link": (*A_SECOND, " bytes a second"),
+    "network": (*A_SECOND, " bytes a second"),
+    "host_link": (*A_SECOND, " bytes a second"),
+    "memory_gib": (0.01, 1e5, " GiB a rank"),
+    "halves": (0.01, 100.0, " of a rate"),
+    "watts": (0.01, 1e6, " W a rank"),
+    "ranks_per_node": (1, 1024, " ranks a node"),
+    "products": (1e-3, 1.0, " of the peak"),
+    "passes": (1e-3, 100.0, " of the bandwidth"),
+    "links": (1e-3, 8.0, " of the bandwidth"),
+    "overhead": (0.0, 1.0, " s a block"),
+}
+"""What a number can be, and its unit: a slip of a unit or of a sign of an exponent is none of these."""
 
 
 class Machine(Section):
@@ -89,20 +104,17 @@ class Machine(Section):
             yield (("sources",), f"{name} has no source; add one, as in `{name}: data sheet of ...`")
         for name in sorted(numbers & {each for each, source in self.sources.items() if not source.strip()}):
             yield (("sources", name), "says nothing; name where the number is from")
-        for name in ("memory_bandwidth", "link", "network", "host_link"):
-            if (getattr(self, name) or LEAST_RATE) < LEAST_RATE:
-                yield ((name,), f"{getattr(self, name):g} bytes a second cannot be; at least {LEAST_RATE:g}")
-        for name, flops in self.flops.items():
-            if flops < LEAST_RATE:
-                yield (("flops", name), f"{flops:g} a second cannot be; at least {LEAST_RATE:g}")
+        yield from _impossible(
+            (), {name: getattr(self, name) for name in RANGES.keys() & type(self).model_fields.keys()}
+        )
+        yield from _impossible(
+            ("flops",), {str(name): each for name, each in self.flops.items()}, (*A_SECOND, " a second")
+        )
+        yield from _impossible(("constants",), self.constants.model_dump())
+        for name, constants in self.others.items():
+            yield from _impossible(("others", name), constants.model_dump())
         for name in sorted(self.sources.keys() - numbers):
             yield (("sources",), f"{name} is no number of this file; use {or_(sorted(numbers))}")
-        for name, most in (("products", 1.0), ("links", 8.0)):
-            if getattr(self.constants, name) > most:
-                yield (
-                    ("constants", name),
-                    f"{getattr(self.constants, name):g} of the peak cannot be; at most {most:g}",
-                )
 
     def rate(self, number_format: str) -> float:
         """Products a second in a format, as large ones reach it.
@@ -117,6 +129,17 @@ class Machine(Section):
                 "machine that has it"
             )
         return peak * self.constants.products
+
+
+def _impossible(
+    place: tuple[str, ...], numbers: Mapping[str, float | None], span: tuple[float, float, str] | None = None
+) -> Iterator[Problem]:
+    """Numbers outside of what they can be, by `RANGES` where no span is given."""
+    for name, number in sorted(numbers.items()):
+        least, most, unit = span or RANGES[name]
+        if number is not None and not least <= number <= most:
+            bound = f"at least {least:g}" if number < least else f"at most {most:g}"
+            yield ((*place, name), f"{number:g}{unit} cannot be; {bound}")
 
 
 def known_machines() -> dict[str, Path]:

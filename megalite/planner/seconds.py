@@ -77,9 +77,12 @@ def step_time(config: Config, plan: RunPlan, machine: Machine, practice: Practic
     parts = _times(work[longest], count)
     if plan.pp > 1:
         message = _stream_bytes(config, plan) / rate_over(plan, machine, "pp")
-        parts["pp"] = count * plan.cuts_of(longest) * message
+        busy, alone = sum(parts.values()), _end_of_pipeline(config, plan, chunks, 0.0)
         end = _end_of_pipeline(config, plan, chunks, message)
-        parts["bubble"] = max(0.0, end - sum(parts.values()))
+        if not machine.hides_messages:
+            end = max(end, busy + count * plan.cuts_of(longest) * message)
+        parts["bubble"] = max(0.0, min(alone, end) - busy)
+        parts["pp"] = max(0.0, end - busy - parts["bubble"])
     parts |= between_steps(config, plan, machine, practice, backward=sum(work[longest].values()) * 2 / 3)
     return StepTime(sum(parts.values()), parts)
 
@@ -248,15 +251,15 @@ def _costs(chunks: list[_Chunk]) -> tuple[ChunkCosts, ...]:
 
 
 def _end_of_pipeline(config: Config, plan: RunPlan, chunks: list[_Chunk], message: float) -> float:
-    """When the last pass of a step ends. Beyond some rounds a schedule repeats itself, so only these are simulated."""
+    """When the last pass of a step ends. Beyond some rounds a schedule repeats itself, so only these are simulated, and
+    one more, which tells what the others take."""
     count, costs = plan.grad_accum_steps, _costs(chunks)
     few = count if plan.own_schedule is not None else few_rounds(count, plan.pp)
     end = end_of(pipeline_schedule(config, plan, few), costs, link=message)
-    steady = max(
-        sum(costs[chunk].forward + costs[chunk].seconds("B") for chunk in plan.chunks_of(stage))
-        for stage in range(plan.pp)
-    )
-    return end + (count - few) * steady
+    if few == count:
+        return end
+    of_round = end_of(pipeline_schedule(config, plan, few + plan.pp), costs, link=message) - end
+    return end + (count - few) / plan.pp * of_round
 
 
 def _tokens(config: Config, plan: RunPlan) -> int:

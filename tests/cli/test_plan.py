@@ -63,7 +63,9 @@ def test_tables(capsys: pytest.CaptureFixture):
         "precision.fp4={format: nvfp4}",
     )
     assert "what emulation takes to round is not counted" in one
-    assert "all of it with sequences of 8,192 tokens, as before the first of batch.stages" in one
+    assert (
+        "those of sequences of 8,192 tokens, as before the first of batch.stages; memory is that of the longest" in one
+    )
 
 
 @pytest.mark.parametrize(

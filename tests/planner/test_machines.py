@@ -42,6 +42,17 @@ def edited(path: Path, **changes: object) -> Path:
         ({"sources": {}}, "memory_bandwidth has no source; add one"),
         ({"link": 1e-300}, "1e-300 bytes a second cannot be; at least 1e.06"),
         ({"flops": {"bf16": 10.0}}, "10 a second cannot be; at least 1e.06"),
+        ({"flops": {"bf16": 1e300}}, "flops.bf16: 1e.300 a second cannot be; at most 1e.19"),
+        ({"memory_gib": 8.6e10}, "memory_gib: 8.6e.10 GiB a rank cannot be; at most 100000"),
+        ({"ranks_per_node": 10**18}, "ranks_per_node: 1e.18 ranks a node cannot be; at most 1024"),
+        (
+            {"constants": {"products": 0.6, "passes": 1, "links": 1, "overhead": 1e9}},
+            "constants.overhead: 1e.09 s a block cannot be; at most 1",
+        ),
+        (
+            {"others": {"x": {"products": 7, "passes": 1, "links": 1, "overhead": 1e-5}}},
+            "others.x.products: 7 of the peak cannot be; at most 1",
+        ),
     ],
 )
 def test_refused(tmp_path: Path, changes: dict, sentence: str):

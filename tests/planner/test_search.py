@@ -156,3 +156,13 @@ def test_the_smallest_is_said_where_none_fits():
             continue
         memory.append(max(rank_bytes(on_device(config, "cuda"), make_plan(config, 8))))
     assert said == pytest.approx(min(memory) / 2**30, rel=0.1)
+
+
+def test_its_own_layout_does_not_matter():
+    """A config that cuts sequences in another way, or not at all, has the same best layouts."""
+    found = []
+    for parallel in ({}, {"cp": 2, "cp_kind": "ring"}, {"cp": 2, "cp_kind": "ulysses"}, {"tp": 4, "pp": 2}):
+        base = MODELS["dense"].model_copy(update={"parallel": Config(parallel=parallel).parallel})
+        best = search(base, 8, H100, top=1).best[0]
+        found.append((best.seconds, best.memory))
+    assert found == [found[0]] * len(found)

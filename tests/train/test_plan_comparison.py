@@ -71,3 +71,25 @@ def test_an_unknown_machine_is_refused_before_the_start(tmp_path):
     assert done.returncode == 2
     assert "monitor.machine: there is no file h300, and no machine of this name; use a100-40g" in done.stderr
     assert not (tmp_path / "run" / "metrics.jsonl").exists()
+
+
+def test_steps_of_a_growing_batch_are_not_compared(tmp_path):
+    """What was planned is a step of the whole batch."""
+    steps, growing = UNSETTLED + COUNTED + 4, 4
+    ramp = {"start_size": 2, "samples": 2 * growing}
+    sections = {"train": {"steps": steps}, "monitor": {"machine": "cpu"}, "batch": {"ramp": ramp}}
+    done = megalite("train", write_run(tmp_path, parallel={"tp": 1}, **sections))
+    assert done.returncode == 0, done.stderr
+    sizes = [each["tokens"] for each in metrics(tmp_path / "run")]
+    small = sum(later - former < sizes[-1] - sizes[-2] for former, later in zip([0, *sizes], sizes, strict=False))
+    assert small >= 1
+    (found,) = [each for each in events(tmp_path / "run") if each["event"] == "plan"]
+    assert found["step"] == small + UNSETTLED + COUNTED
+
+
+def test_the_machine_of_another_device_is_not_compared(tmp_path):
+    sections = {"train": {"steps": 1}, "schedule": {"warmup_steps": 0}, "monitor": {"machine": "h100-sxm"}}
+    config = write_run(tmp_path, parallel={"tp": 1}, **sections)
+    done = megalite("train", config)
+    assert done.returncode == 0, done.stderr
+    assert "no comparison with megalite plan: monitor.machine=h100-sxm is not for a CPU" in done.stdout

@@ -8,7 +8,7 @@ does. Nothing waits for it.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from statistics import median
 
@@ -49,14 +49,24 @@ class PlanComparison(Component):
     Args:
         planned: what the machine was said to take for this config.
         machine: its name.
+        is_full: whether a step has the whole batch, which was planned: it may still be growing.
         is_compiled: whether blocks are.
     """
 
     name = "plan_comparison"
 
-    def __init__(self, planned: Estimate, machine: str, recorder: Recorder, device: torch.device, *, is_compiled: bool):
+    def __init__(
+        self,
+        planned: Estimate,
+        machine: str,
+        recorder: Recorder,
+        device: torch.device,
+        is_full: Callable[[int], bool],
+        *,
+        is_compiled: bool,
+    ):
         self._planned, self._machine, self._recorder, self._device = planned, machine, recorder, device
-        self._is_compiled = is_compiled
+        self._is_full, self._is_compiled = is_full, is_compiled
         self._begun, self._seen = 0.0, 0
         self._seconds, self._waited = list[float](), list[float]()
 
@@ -64,6 +74,8 @@ class PlanComparison(Component):
         self._begun = time.perf_counter()
 
     def measure(self, step: Step, result: StepResult) -> None:
+        if not self._is_full(step.number):
+            return
         self._seen += 1
         if self._seen <= UNSETTLED or len(self._seconds) >= COUNTED:
             return
@@ -133,10 +145,14 @@ def comparison_of(config: Config, plan: RunPlan, recorder: Recorder, device: tor
     if name is None:
         return None
     machine = load_machine(name, asked_by=SETTING)
+    if machine.device_type != device.type:
+        recorder.say(f"no comparison with megalite plan: {SETTING}={name} is not for a {device.type.upper()}")
+        return None
     try:
         planned = estimate(config, plan.world_size, machine, vocab_size=plan.model.vocab_size)
     except UserError as error:  # a machine without the format, on which the run trains all the same
         recorder.say(f"no comparison with megalite plan: {error}")
         return None
     compiled = is_compiled(on_device(config, device.type), plan)
-    return PlanComparison(planned, name, recorder, device, is_compiled=compiled)
+    sizes, whole = plan.batch_sizes, config.batch.global_batch_size
+    return PlanComparison(planned, name, recorder, device, lambda step: sizes.size(step) == whole, is_compiled=compiled)
