@@ -87,8 +87,15 @@ def unpack(message: Tensor, bits: int, out: Tensor) -> None:
         blocks[:, piece] = numbers.to(out.dtype)
 
 
-def add_up(message: Tensor, bits: int, out: Tensor) -> None:
-    """Write the sums of the numbers of messages, `[rows, bytes]`: `[n]`, in the order of the rows."""
+def add_up(message: Tensor, bits: int | None, out: Tensor) -> None:
+    """Write the sums of the numbers of messages, `[rows, bytes]`, or as they are, `[rows x n]`: `[n]`, in the order of
+    the rows."""
+    if bits is None:
+        first, *others = message.view(-1, out.numel())
+        out.copy_(first)
+        for row in others:
+            out += row
+        return
     blocks = out.view(-1, BLOCK)
     for piece, numbers in _numbers(message, bits):
         total = numbers[0]

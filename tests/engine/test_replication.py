@@ -1,7 +1,9 @@
-"""What replicas of the native engine send in a step, and when: by count, and by the clock."""
+"""What replicas of the native engine send in a step, and when: by count, by the sockets, and by the clock."""
 
 from __future__ import annotations
 
+import os
+import socket
 import threading
 import time
 from collections import Counter
@@ -67,6 +69,65 @@ def test_bytes_without_zero():
         assert 0 <= counts["all_reduce"] - 4 * (num_parameters + padding) <= SMALL_BYTES
 
 
+def socket_bytes() -> int:
+    """Sent by this process over TCP and received by others, since its sockets are there."""
+    total = 0
+    for name in os.listdir("/proc/self/fd"):
+        try:
+            if not os.readlink(f"/proc/self/fd/{name}").startswith("socket:"):
+                continue
+            with socket.socket(fileno=os.dup(int(name))) as each:
+                if each.family in (socket.AF_INET, socket.AF_INET6) and each.type == socket.SOCK_STREAM:
+                    told = each.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 256)
+                    total += int.from_bytes(told[ACKED : ACKED + 8], "little")
+        except OSError:
+            continue  # the folder's own, or not connected
+    return total
+
+
+ACKED = 120
+"""Where `tcpi_bytes_acked` stands in the kernel's `tcp_info`."""
+STEPS = 4
+HEADERS = 0.05
+"""Of the bytes: gloo's own words, and a step's loss, norm and tokens."""
+
+
+def sent_over_sockets(cases: list[dict[str, Any]]) -> list[tuple[int, int, int]]:
+    """Bytes that this rank has sent in some steps, parameters, and numbers of padding."""
+    found = []
+    for case in cases:
+        rank = start_rank(tiny_config(**MANY, **case))
+        rank.train(0, 1)
+        rank.engine.held_weights()
+        dist.barrier()
+        before = socket_bytes()
+        rank.train(1, 1 + STEPS)
+        rank.engine.held_weights()
+        dist.barrier()
+        sent = socket_bytes() - before
+        num_parameters = sum(parameter.numel() for parameter in rank.engine.stage.parameters())
+        found.append((sent, num_parameters, sum(each.weights.numel() for each in rank.engine._buckets)))
+        rank.engine.close()
+    return found
+
+
+@pytest.mark.parametrize("dp", [2, 4])
+def test_bytes_on_the_network(dp):
+    """What the kernel counts on sockets is (dp - 1) / dp of the bytes of all gradients and weights, as is said."""
+    fp32, bf16 = {"dtype": "fp32"}, {"dtype": "bf16"}
+    cases = [
+        (4 + 4, {"parallel": {"dp": dp, "zero_stage": 0}, "precision": fp32}),
+        (4 + 4, {"parallel": {"dp": dp, "zero_stage": 1}, "precision": fp32}),
+        (4 + 2, {"parallel": {"dp": dp, "zero_stage": 1}, "precision": bf16}),
+        (2 + 2, {"parallel": {"dp": dp, "zero_stage": 1}, "precision": {**bf16, "reduce_dtype": "bf16"}}),
+    ]
+    for rank in run_ranks(sent_over_sockets, dp, [case for _, case in cases], backend="gloo"):
+        for (number_bytes, case), (sent, num_parameters, num_padded) in zip(cases, rank, strict=True):
+            assert num_padded < 1.01 * num_parameters
+            expected = STEPS * number_bytes * num_padded * (dp - 1) / dp
+            assert sent == pytest.approx(expected, rel=HEADERS), case
+
+
 MANY = {
     "model": {"hidden_size": 256, "num_layers": 12, "num_heads": 4, "num_kv_heads": 4, "ffn_hidden_size": 704},
     "batch": {"micro_batch_size": 4, "global_batch_size": 16, "seq_len": 128},
@@ -77,19 +138,32 @@ BUCKET = 2**18
 Span = tuple[float, float]
 
 
-def reductions(zero_stage: int, bits: int | None) -> tuple[list[Span], float]:
-    """When each reduction of a step began and was done, and when the backward pass was over. By a clock that all
-    processes of a machine share."""
+class Watched:
+    """A reduction under way, and what is waited for it."""
+
+    def __init__(self, work: dist.Work, waits: list[Span]):
+        self._work, self._waits = work, waits
+
+    def wait(self) -> None:
+        began = time.perf_counter()
+        self._work.wait()
+        self._waits.append((began, time.perf_counter()))
+
+
+def reductions(zero_stage: int, bits: int | None) -> tuple[list[Span], list[Span], float]:
+    """When each reduction of a step began and was done, when the backward pass stood still for one, and when it was
+    over. By a clock that all processes of a machine share."""
     engine.BUCKET_NUMBERS = BUCKET
     precision = {"dtype": "fp32", "reduce_bits": bits}
     rank = start_rank(tiny_config(parallel={"dp": 2, "zero_stage": zero_stage}, precision=precision, **MANY))
     rank.train(0, 2)
-    spans: list[Span] = []
+    spans, waits = list[Span](), list[Span]()
     threads: list[threading.Thread] = []
 
     def traced(function: Any) -> Any:
         def call(*arguments: Any, **options: Any) -> Any:
             began, work = time.perf_counter(), function(*arguments, **options)
+            waits.append((began, time.perf_counter()))
             if options.get("async_op"):
 
                 def watch() -> None:
@@ -98,6 +172,7 @@ def reductions(zero_stage: int, bits: int | None) -> tuple[list[Span], float]:
 
                 threads.append(threading.Thread(target=watch))
                 threads[-1].start()
+                return Watched(work, waits)
             return work
 
         return call
@@ -115,16 +190,47 @@ def reductions(zero_stage: int, bits: int | None) -> tuple[list[Span], float]:
     rank.train(2, 3)
     for thread in threads:
         thread.join()
-    return spans, ends[0]
+    return spans, waits, ends[0]
 
 
 @pytest.mark.parametrize(("zero_stage", "bits"), [(0, None), (1, None), (1, 8)])
 def test_reductions_lie_inside_the_backward_pass(zero_stage, bits):
     """At least 90 % of their time, over gloo; what is left is the first layers' bucket, which has nothing to hide
-    behind."""
+    behind. And the pass goes on meanwhile: it stands still for less than 0.4 of that time where the other rank is
+    not behind."""
     ranks = run_ranks(reductions, 2, zero_stage, bits, backend="gloo")
-    end = max(end for _, end in ranks)
-    for spans, _ in ranks:
+    end, still = max(end for *_, end in ranks), []
+    for spans, waits, _ in ranks:
         assert len(spans) > 20
-        inside = sum(min(done, end) - min(began, end) for began, done in spans)
-        assert inside >= 0.9 * sum(done - began for began, done in spans)
+        total = sum(done - began for began, done in spans)
+        assert before(end, spans) >= 0.9 * total
+        still.append(before(end, waits) / total)
+    assert min(still) < 0.4, still
+
+
+def before(end: float, spans: list[Span]) -> float:
+    """Seconds of spans before a time."""
+    return sum(min(done, end) - min(began, end) for began, done in spans)
+
+
+def gatherings(zero_stage: int) -> tuple[int, list[int]]:
+    """Buckets, and how many are still to be waited for: behind a step, and as each block of the next begins."""
+    engine.BUCKET_NUMBERS = BUCKET
+    rank = start_rank(tiny_config(parallel={"dp": 2, "zero_stage": zero_stage}, **MANY))
+    rank.train(0, 1)
+    under_way = rank.engine._replication._gatherings
+    seen = [len(under_way)]
+    for block in rank.engine.stage.blocks.values():
+        block.register_forward_pre_hook(lambda *_: seen.append(len(under_way)))
+    rank.train(1, 2)
+    return len(rank.engine._buckets), seen
+
+
+def test_weights_are_gathered_behind_the_next_forward_pass():
+    """A step leaves all of them under way, and a block waits for its own alone."""
+    for num_buckets, (left, *before_blocks) in run_ranks(gatherings, 2, 1, backend="gloo"):
+        assert left == num_buckets > 20
+        first = before_blocks[: MANY["model"]["num_layers"]]
+        assert first == sorted(first, reverse=True)
+        assert first[0] > num_buckets / 2
+        assert len(set(first)) > 6

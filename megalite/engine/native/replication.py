@@ -1,7 +1,8 @@
 """Between the replicas of a stage: gradients are summed as soon as a bucket has them, weights follow once updated.
 
     sums       reduce-scatter, each replica getting its run of a bucket    (without ZeRO: all-reduce)
-               in few bits: all-to-all, and what has come is added up      (without ZeRO: and an all-gather of sums)
+               over gloo, whose reduce-scatter sends twice as much, and in few bits: all-to-all, and what has come is
+               added up                                                    (without ZeRO: and an all-gather of sums)
     weights    all-gather                                                  (without ZeRO: nothing)
 
 Of n bytes of gradients and of weights a rank sends (r - 1) / r n each, r being the replicas. Nothing here waits for a
@@ -11,6 +12,7 @@ that follows, up to the layer that needs it.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 
 import torch
@@ -21,6 +23,9 @@ from megalite.engine.native.buckets import Bucket, FlatWeights
 from megalite.engine.wire import Wire, add_up, by_neighbour, pack, unpack
 from megalite.parallel.axes import Axis, ReplicaGroups
 from megalite.parallel.collectives import all_reduce, fill_all_gather
+
+UNDER_WAY = 2
+"""Messages that are left alone when a bucket is sent: each has the time of so many buckets' backward pass."""
 
 
 class Replication:
@@ -47,8 +52,8 @@ class Replication:
     ):
         self._buckets, self._is_sharded = buckets, is_sharded
         self._end_sums, self._ends, self._wire, self._hops = end_sums, ends, wire, hops
-        self._messages: list[tuple[Bucket, _Message, bool]] = []
-        """What carries rounded gradients of a bucket, and whether it goes to their owners."""
+        self._messages: deque[tuple[Bucket, _Message, bool]] = deque()
+        """What carries gradients of a bucket that are added up here, and whether it goes to their owners."""
         self._reductions: list[tuple[Bucket, dist.Work | None, Tensor]] = []
         self._gatherings: dict[int, tuple[Bucket, _Message]] = {}
 
@@ -61,22 +66,21 @@ class Replication:
         bucket = self._buckets[number]
         if bucket.replicas.size == 1:
             return
-        if self._wire.reduce_bits is not None:
-            self._add_up_messages()  # of the bucket before, which had the time of a bucket's backward pass
-            self._send_rounded(bucket)
-            return
         sums, group = bucket.sums.to(self._wire.dtype), bucket.replicas.group
-        if self._is_sharded:
+        self._add_up_messages(UNDER_WAY)
+        if self._wire.reduce_bits is not None:
+            self._send_rounded(bucket)
+        elif self._is_sharded and dist.get_backend(group) == "gloo":
+            self._send(bucket, sums, bucket.replicas, is_last=True)
+        elif self._is_sharded:
             run = sums[bucket.own]
-            work = _reduce_scatter(run, sums, group=group, async_op=True)
+            self._reductions.append((bucket, _reduce_scatter(run, sums, group=group, async_op=True), run))
         else:
-            run, work = sums, dist.all_reduce(sums, group=group, async_op=True)
-        self._reductions.append((bucket, work, run))
+            self._reductions.append((bucket, dist.all_reduce(sums, group=group, async_op=True), sums))
 
     def wait_for_sums(self) -> None:
         """All that `reduce` has begun is there."""
-        while self._messages:
-            self._add_up_messages()
+        self._add_up_messages()
         for bucket, work, run in self._reductions:
             if work is not None:
                 work.wait()
@@ -124,24 +128,29 @@ class Replication:
             self._send(bucket, by_neighbour(bucket.sums, self._hops.copies.size, near.size), near, is_last=False)
 
     def _send(self, bucket: Bucket, numbers: Tensor, to: Axis, *, is_last: bool) -> None:
-        sent = pack(numbers, self._wire.reduce_bits or 0, to.size)
+        sent = numbers if self._wire.reduce_bits is None else pack(numbers, self._wire.reduce_bits, to.size)
         received = torch.empty_like(sent)
         work = dist.all_to_all_single(received, sent, group=to.group, async_op=True)
         self._messages.append((bucket, _Message(work, sent, received), is_last))
 
-    def _add_up_messages(self) -> None:
+    def _add_up_messages(self, num_left: int = 0) -> None:
         """Sum what has been sent to this replica, and send it on where it is not the owner's yet. Where all need all
-        sums, begin to bring these together."""
-        messages, self._messages = self._messages, []
-        for bucket, message, is_last in messages:
+        sums, begin to bring these together.
+
+        Args:
+            num_left: of the messages, the last, to go on with. A number that all ranks have: what follows is sent in
+                the same order everywhere.
+        """
+        while len(self._messages) > num_left:
+            bucket, message, is_last = self._messages.popleft()
             message.wait()
             if not is_last:
                 assert self._hops is not None
                 total = bucket.sums.new_empty(bucket.sums.numel() // self._hops.shards.size)
-                add_up(message.received, self._wire.reduce_bits or 0, total)
+                add_up(message.received, self._wire.reduce_bits, total)
                 self._send(bucket, total, self._hops.copies, is_last=True)
                 continue
-            add_up(message.received, self._wire.reduce_bits or 0, bucket.sums[bucket.run])
+            add_up(message.received, self._wire.reduce_bits, bucket.sums[bucket.run])
             if not self._is_sharded:
                 sums = bucket.sums.to(self._wire.dtype)
                 work = _all_gather(sums, sums[bucket.run], group=bucket.replicas.group, async_op=True)
