@@ -175,8 +175,8 @@ class PrecisionConfig(Section):
     rounded stochastically. Saves 4 bytes a parameter with ZeRO-3 and 2 with ZeRO-2, divided by dp; needs dtype=bf16
     and one of these stages."""
     reduce_dtype: Literal["fp32", "bf16"] | None = None
-    """Format in which dp ranks add up bf16's gradients. null means fp32 with ZeRO-1, where it happens once a step, and
-    bf16 with ZeRO-2 and 3, where it happens with every micro-batch; those round the sum to bf16 in either case."""
+    """Format in which dp ranks add up bf16's gradients. null means fp32 with our own engines, and bf16 with DeepSpeed's
+    ZeRO-2 and 3, which add up with every micro-batch and round the sum to bf16 in either case."""
     reduce_bits: Literal[4, 8] | None = None
     """Bits of a gradient on its way to the dp rank that adds it up, in blocks of 256 that share a scale (ZeRO++'s qgZ);
     sums are fp32. null sends gradients as reduce_dtype says. Native engine and FSDP2; the loss changes a little."""
