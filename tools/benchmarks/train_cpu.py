@@ -22,6 +22,7 @@ import importlib.util
 import json
 import os
 import platform
+import signal
 import statistics
 import subprocess
 import sys
@@ -121,9 +122,10 @@ def run(entry: Entry) -> dict | None:
         try:
             outputs = [process.communicate(timeout=TIMEOUT_SECONDS) for process in ranks]
         except subprocess.TimeoutExpired:
-            for process in ranks:
-                process.kill()
             return None
+        finally:
+            for process in ranks:  # or the next benchmark is measured beside them
+                process.kill()
     lines = [line for line in outputs[0][0].splitlines() if line.startswith("{")]
     if not lines:
         print(f"{entry.name} failed:\n" + "\n".join(outputs[0][1].splitlines()[-5:]), file=sys.stderr)
@@ -212,6 +214,7 @@ def main() -> None:
     parser.add_argument("--out", type=out_file, help="write the figures to this JSON file")
     parser.add_argument("--profile", action="store_true", help="show where the time of one process goes")
     arguments = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))  # and ends what it has started
     chosen = [entry for entry in entries(arguments.vocab) if entry.group in arguments.only]
     if arguments.cases:
         chosen = [entry for entry in chosen if entry.name in arguments.cases]
