@@ -104,7 +104,7 @@ def layouts(
     else:
         result = search(loaded, ranks, known, top=top, vocab_size=vocab_size)
         found, looked_at = result.or_refusal(), result.num_layouts
-    chosen = load_run(config, [*(overrides or ()), *found[0].overrides])
+    chosen = load_run(config, [*(overrides or ()), *found[0].overrides]) if found[0].overrides else loaded
     if trace is not None:
         _write_trace(trace, chosen, make_plan(chosen, ranks, vocab_size), known)
     run, notes = whole_run(chosen, ranks, known, vocab_size=vocab_size, price=price), _notes(loaded)

@@ -16,7 +16,7 @@ from megalite.config.optimizers import averages
 from megalite.config.plan import RunPlan
 from megalite.config.schema import Config
 from megalite.engine.deepspeed.config import deepspeed_config
-from megalite.engine.wire_bytes import ROUNDED_BUCKET, bytes_per_number
+from megalite.engine.wire_bytes import ROUNDED_BUCKET, UNDER_WAY, bytes_per_number
 
 MASTER_BYTES = {"fp32": (0, 4, 4, 4), "bf16": (0, 4, 2, 0)}
 """Of a parameter, by ZeRO stage: the weight that is updated, beside the one that computes. Without ZeRO, and in bf16 at
@@ -145,11 +145,12 @@ def _native(config: Config, plan: RunPlan, numbers: EngineNumbers) -> Footprint:
 
 
 def _messages(config: Config, num_parameters: int, replicas: int) -> int:
-    """What travels in few bits: of a bucket's gradients, the last one's at the end of the backward pass, what is sent
-    and what comes; or of all weights, from the update to the layer that needs them, and of this replica's run."""
+    """What travels in few bits: of the last buckets' gradients at the end of the backward pass, what is sent and what
+    comes; or of all weights, from the update to the layer that needs them, and of this replica's run."""
     precision, gradients, weights = config.precision, 0.0, 0.0
     if precision.reduce_bits is not None:
-        gradients = 2 * min(num_parameters, ROUNDED_BUCKET) * bytes_per_number(precision.reduce_bits)
+        num_under_way = min(num_parameters, (1 + UNDER_WAY) * ROUNDED_BUCKET)
+        gradients = 2 * num_under_way * bytes_per_number(precision.reduce_bits)
     if precision.gather_bits is not None:
         weights = num_parameters * (1 + 1 / replicas) * bytes_per_number(precision.gather_bits)
     return round(max(gradients, weights))

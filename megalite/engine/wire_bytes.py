@@ -10,6 +10,10 @@ SCALE_BYTES = 4
 ROUNDED_BUCKET = 40_000_000
 """Numbers that are rounded and sent at once: those of a bucket (`native.buckets.BUCKET_NUMBERS`)."""
 
+UNDER_WAY = 2
+"""The native engine's messages of gradients that are left alone when the next is sent: each has the time of so many
+buckets' backward pass."""
+
 
 def message_bytes(num_numbers: int, bits: int) -> int:
     """Of whole blocks."""

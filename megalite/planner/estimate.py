@@ -77,8 +77,8 @@ def estimate(
     """
     config = on_device(config, machine.device_type)
     plan = make_plan(config, world_size, vocab_size)
-    lengths = [rank_bytes(each, make_plan(each, world_size, vocab_size)) for each in _of_one_length(config)]
-    return _timed(config, plan, machine, tuple(map(max, *lengths)) if lengths[1:] else lengths[0], overrides, practice)
+    lengths = [rank_bytes(*each) for each in _of_one_length(config, plan, vocab_size)]
+    return _timed(config, plan, machine, tuple(map(max, zip(*lengths, strict=True))), overrides, practice)
 
 
 def estimate_if_fits(
@@ -88,17 +88,20 @@ def estimate_if_fits(
     config = on_device(config, machine.device_type)
     plan = make_plan(config, world_size, vocab_size)
     usable, memory = usable_memory(machine), [0] * plan.pp
-    for each in _of_one_length(config):
-        for number, stage in enumerate(each_stage(each, make_plan(each, world_size, vocab_size))):
+    for each in _of_one_length(config, plan, vocab_size):
+        for number, stage in enumerate(each_stage(*each)):
             if stage.total > usable:
                 return None
             memory[number] = max(memory[number], stage.total)
     return _timed(config, plan, machine, tuple(memory), overrides, OURS)
 
 
-def _of_one_length(config: Config) -> list[Config]:
+def _of_one_length(config: Config, plan: RunPlan, vocab_size: int | None) -> list[tuple[Config, RunPlan]]:
     """The run's stages as runs by themselves: memory is that of the longest sequences."""
-    return [stage.config for stage in length_stages(config)] if config.batch.stages else [config]
+    if not config.batch.stages:
+        return [(config, plan)]
+    configs = [stage.config for stage in length_stages(config)]
+    return [(each, make_plan(each, plan.world_size, vocab_size)) for each in configs]
 
 
 def rank_bytes(config: Config, plan: RunPlan) -> tuple[int, ...]:

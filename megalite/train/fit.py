@@ -21,7 +21,7 @@ from megalite.host import available_bytes, num_cores
 from megalite.planner.memory import memory_by_stage, on_device
 
 PROCESS_BYTES = 400 * 10**6
-"""Of a rank on a CPU before it has a model: Python, PyTorch and DeepSpeed."""
+"""Of a rank on a CPU before it has a model: Python, PyTorch, and DeepSpeed where that is the engine."""
 
 MOST_RANKS_A_CORE = 8
 """With more, a step of a tiny model takes minutes."""

@@ -36,9 +36,8 @@ def sent(parallel: dict[str, Any], dtype: str) -> tuple[Counter, int, int]:
     rank = start_rank(tiny_config(parallel=parallel, precision={"dtype": dtype}))
     rank.train(0, 1)
     rank.engine.held_weights()
-    names = {"_reduce_scatter": 1, "_all_gather": 0}
-    for name, which in names.items():
-        setattr(replication, name, counted(name.strip("_"), getattr(replication, name), which))
+    replication._reduce_scatter = counted("reduce_scatter", replication._reduce_scatter, 1)
+    replication._all_gather = counted("all_gather", replication._all_gather, 0)
     dist.all_reduce = counted("all_reduce", dist.all_reduce, 0)
     rank.train(1, 2)
     rank.engine.held_weights()

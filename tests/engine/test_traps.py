@@ -421,8 +421,7 @@ def shm_op() -> bool:
 
 
 def test_no_op_is_built_at_first_use():
-    """On a CPU DeepSpeed compiles a shared-memory op when it starts: a minute, and a lock that a killed build leaves
-    behind hangs every later process. It is off in every rank that has its engine."""
+    """On a CPU DeepSpeed compiles a shared-memory op as it starts: a minute, and a killed build's lock hangs others."""
     assert run_ranks(shm_op, 1) == [False]
 
 

@@ -21,11 +21,9 @@ from torch import Tensor
 
 from megalite.engine.native.buckets import Bucket, FlatWeights
 from megalite.engine.wire import Wire, add_up, by_neighbour, pack, unpack
+from megalite.engine.wire_bytes import UNDER_WAY
 from megalite.parallel.axes import Axis, ReplicaGroups
 from megalite.parallel.collectives import all_reduce, fill_all_gather
-
-UNDER_WAY = 2
-"""Messages that are left alone when a bucket is sent: each has the time of so many buckets' backward pass."""
 
 
 class Replication:
@@ -66,11 +64,12 @@ class Replication:
         bucket = self._buckets[number]
         if bucket.replicas.size == 1:
             return
-        sums, group = bucket.sums.to(self._wire.dtype), bucket.replicas.group
         self._add_up_messages(UNDER_WAY)
         if self._wire.reduce_bits is not None:
             self._send_rounded(bucket)
-        elif self._is_sharded and dist.get_backend(group) == "gloo":
+            return
+        sums, group = bucket.sums.to(self._wire.dtype), bucket.replicas.group
+        if self._is_sharded and dist.get_backend(group) == "gloo":
             self._send(bucket, sums, bucket.replicas, is_last=True)
         elif self._is_sharded:
             run = sums[bucket.own]
