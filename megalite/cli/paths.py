@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Annotated
 
@@ -18,7 +19,7 @@ def named(path: Path | None) -> Path | None:
 
 
 def named_file(path: Path | None) -> Path | None:
-    """Refuse also what cannot be replaced by a file: a folder, a device, a name below a file."""
+    """Refuse also what no file can be written to: a folder, a device, a name below a file, a place of others."""
     named(path)
     if path is None:
         return None
@@ -28,6 +29,8 @@ def named_file(path: Path | None) -> Path | None:
     found = next(parent for parent in path.absolute().parents if parent.exists())
     if not found.is_dir():
         raise UserError(f"{path}: {found} is no folder; give another name")
+    if not os.access(found, os.W_OK | os.X_OK):
+        raise UserError(f"{path}: {found} may not be written to; give another name")
     return path
 
 

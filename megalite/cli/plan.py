@@ -12,6 +12,7 @@ from typer.core import TyperGroup
 from megalite.cli.config import ASSUMED_VOCAB_SIZE, ConfigFile, Overrides
 from megalite.cli.data.options import report_console
 from megalite.cli.paths import named_file
+from megalite.errors import UserError
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -44,6 +45,16 @@ Failures = Annotated[
     ),
 ]
 
+SAVE_SECONDS, RESTART_SECONDS = 5.0, 300.0
+SaveSeconds = Annotated[
+    float | None,
+    typer.Option(min=0.0, max=1e6, help="That a save holds training up.", show_default=str(SAVE_SECONDS)),
+]
+RestartSeconds = Annotated[
+    float | None,
+    typer.Option(min=0.0, max=1e6, help="From a failure until training goes on.", show_default=str(RESTART_SECONDS)),
+]
+
 
 class ConfigOrVerb(TyperGroup):
     """`megalite plan FILE ...` stands for `megalite plan layouts FILE ...`."""
@@ -72,10 +83,8 @@ def layouts(
     explain: Annotated[bool, typer.Option("--explain", help="Show what the seconds of each go into.")] = False,
     trace: TraceFile = None,
     failures: Failures = None,
-    save_seconds: Annotated[float, typer.Option(min=0.0, max=1e6, help="That a save holds training up.")] = 5.0,
-    restart_seconds: Annotated[
-        float, typer.Option(min=0.0, max=1e6, help="From a failure until training goes on.")
-    ] = 300.0,
+    save_seconds: SaveSeconds = None,
+    restart_seconds: RestartSeconds = None,
     price: Annotated[
         float | None,
         typer.Option(min=0.0, max=1e9, help="Of an hour of a rank, for what a run costs.", show_default=False),
@@ -93,9 +102,12 @@ def layouts(
     from megalite.data.run_config import load_run
     from megalite.planner.estimate import estimate
     from megalite.planner.machines import load_machine
+    from megalite.planner.nearest import best_or_refusal, what_helps
     from megalite.planner.search import search
     from megalite.planner.whole_run import whole_run
 
+    if failures is None and not (save_seconds is None and restart_seconds is None):
+        raise UserError("--save-seconds and --restart-seconds have no effect without --failures; give it, or neither")
     loaded, known = load_run(config, overrides or ()), load_machine(machine)
     ranks = world_size or default_world_size(loaded)
     if as_is:
@@ -103,13 +115,17 @@ def layouts(
         found, looked_at = [estimate(loaded, ranks, known, vocab_size=vocab_size)], 1
     else:
         result = search(loaded, ranks, known, top=top, vocab_size=vocab_size)
-        found, looked_at = result.or_refusal(), result.num_layouts
+        found, looked_at = best_or_refusal(result, loaded, ranks, known, vocab_size), result.num_layouts
     chosen = load_run(config, [*(overrides or ()), *found[0].overrides]) if found[0].overrides else loaded
     if trace is not None:
         _write_trace(trace, chosen, make_plan(chosen, ranks, vocab_size), known)
     run, notes = whole_run(chosen, ranks, known, vocab_size=vocab_size, price=price), _notes(loaded)
+    if not found[0].fits:
+        notes.insert(0, what_helps(loaded, ranks, known, vocab_size))
     if failures is not None:
-        notes.append(_failures(run, ranks, known, (failures, save_seconds, restart_seconds)))
+        save = SAVE_SECONDS if save_seconds is None else save_seconds
+        restart = RESTART_SECONDS if restart_seconds is None else restart_seconds
+        notes.append(_failures(run, ranks, known, (failures, save, restart)))
     if as_json:
         typer.echo(json.dumps({"layouts": [each.to_dict() for each in found], "run": run.to_dict(), "notes": notes}))
         return

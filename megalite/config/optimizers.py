@@ -48,6 +48,9 @@ class UpdateRule:
     """`module:function` from a weight to the bytes of its state, where a number does not take four."""
     multiplies: bool = False
     """It is given the format of its matrix products, too."""
+    multiply_adds: str | None = None
+    """`module:function` from a weight and the section to what a step's products of a whole matrix take; None for none.
+    Those of a rule that is given no format are in fp32."""
     averages: bool = False
     """The model is an average of the weights, not the ones that gradients are taken at (`optim.averaging`)."""
 
@@ -102,12 +105,14 @@ RULES: Table[UpdateRule] = Table(
             ("momentum", "nesterov", "newton_schulz_steps"),
             rate_exponent=0.5,
             multiplies=True,
+            multiply_adds=f"{_IN}.rules:orthogonal_multiply_adds",
         ),
         "muon8bit": UpdateRule(
             f"{_IN}.momentum8bit:Muon8bit",
             settings=("momentum", "nesterov", "newton_schulz_steps"),
             rate_exponent=0.5,
             multiplies=True,
+            multiply_adds=f"{_IN}.rules:orthogonal_multiply_adds",
             whole_state=f"{_IN}.rules:momentum_shapes",
             state_bytes=f"{_IN}.rules:packed_matrix_bytes",
         ),
@@ -122,6 +127,7 @@ RULES: Table[UpdateRule] = Table(
             f"{_IN}.soap:Soap",
             settings=("betas", "eps", "precondition_every", "max_precondition_dim"),
             whole_state=f"{_IN}.rules:soap_shapes",
+            multiply_adds=f"{_IN}.rules:soap_multiply_adds",
         ),
         "sgd": UpdateRule(f"{_IN}.elementwise:Sgd", ("momentum",), ("momentum", "nesterov")),
         "schedule_free_adamw": UpdateRule(

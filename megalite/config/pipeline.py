@@ -8,8 +8,6 @@ head makes its gradients in its forward pass, so that its backward pass costs no
 
 from __future__ import annotations
 
-from functools import lru_cache
-
 from megalite.architecture.architecture import Architecture
 from megalite.architecture.attention_costs import mixing_multiply_adds
 from megalite.architecture.costs import linear_multiply_adds
@@ -58,23 +56,16 @@ def _costs(
 
 
 def pipeline_schedule(config: Config, plan: RunPlan, num_micro_batches: int) -> PipelineSchedule:
-    """The order of passes of a step of so many micro-batches, whole and where it belongs.
+    """The order of passes of a step of so many micro-batches.
 
     Raises:
         ScheduleError: there is none.
     """
     parallel, schedule = config.parallel, plan.own_schedule
     if schedule is None:
-        return _known_schedule(parallel.schedule, plan.pp, num_micro_batches, parallel.chunks)
+        return find_schedule(parallel.schedule, plan.pp, num_micro_batches, parallel.chunks)
     if schedule.num_micro_batches != num_micro_batches:
         raise ScheduleError(f"it is for {counted(schedule.num_micro_batches)}, and a step has {num_micro_batches}")
-    check_orders(schedule)
-    return schedule
-
-
-@lru_cache(maxsize=256)
-def _known_schedule(name: str, pp: int, num_micro_batches: int, chunks: int | None) -> PipelineSchedule:
-    schedule = find_schedule(name, pp, num_micro_batches, chunks)
     check_orders(schedule)
     return schedule
 
@@ -89,11 +80,12 @@ ROUNDS = 3
 
 
 def proven_programs(config: Config, plan: RunPlan, schedule: PipelineSchedule) -> tuple[Program, ...]:
-    """What each stage does in a step, proven to end.
+    """What each stage does in a step, proven to be whole and to end.
 
     Raises:
         ScheduleError: naming the passes or messages that are at fault.
     """
+    check_orders(schedule)
     programs = make_programs(schedule, chunk_costs(config, plan))
     prove(programs, schedule.placement)
     return programs

@@ -70,6 +70,31 @@ def state_bytes(weight: Weight, optimizer: OptimizerConfig) -> int:
     return 4 * sum(prod(shape) for shape in state_shapes(weight, optimizer).values())
 
 
+def update_multiply_adds(weight: Weight, optimizer: OptimizerConfig) -> float:
+    """Of a step's products of a whole weight, over all ranks that share it."""
+    function = RULES[rule_of(weight, optimizer)].multiply_adds
+    return 0.0 if function is None else load(function)(weight, optimizer)
+
+
+def orthogonal_multiply_adds(weight: Weight, optimizer: OptimizerConfig) -> float:
+    """Of Newton-Schulz iterations: a matrix with itself, that with itself, and with the matrix."""
+    short, long = sorted(weight.shape)
+    return float(optimizer.newton_schulz_steps * short * short * (2 * long + short))
+
+
+QR_COST = 4.0
+"""Of the decomposition of a square matrix, in products of two of its size."""
+
+
+def soap_multiply_adds(weight: Weight, optimizer: OptimizerConfig) -> float:
+    """Of SOAP: both squares of a gradient, three matrices turned on each side that has a basis, and now and then that
+    side's iteration."""
+    rows, columns = weight.shape
+    turned = [side for side in weight.shape if side <= optimizer.max_precondition_dim]
+    refreshed = sum((1.0 + QR_COST) * side**3 for side in turned) / optimizer.precondition_every
+    return rows * columns * (rows + columns + 3.0 * sum(turned)) + refreshed
+
+
 def factored_shapes(weight: Weight, optimizer: OptimizerConfig) -> dict[str, tuple[int, ...]]:
     """Adafactor's second moment: a row and a column of a matrix, all of a vector."""
     if len(weight.shape) > 1:

@@ -27,7 +27,7 @@ from torch import Tensor
 from megalite.architecture.weights import Rectangle
 from megalite.config.schema import OptimizerConfig
 from megalite.optim.exchange import Unit
-from megalite.optim.rules import SOAP_SIDES
+from megalite.optim.rules import QR_COST, SOAP_SIDES
 from megalite.optim.whole import Placed, WholeRule, all_of
 
 DAMPING = 1e-2
@@ -35,9 +35,6 @@ DAMPING = 1e-2
 
 FIRST_ITERATIONS = 10
 """That make the first bases."""
-
-QR_COST = 4.0
-"""Of a side's decomposition, in products of two matrices of its size."""
 
 
 class Soap(WholeRule):

@@ -46,7 +46,10 @@ def _packages() -> Iterator[Finding]:
 
 
 def _devices() -> Iterator[Finding]:
-    units = "units for bf16" if cpu_flags() & BF16_UNITS else "no units for bf16: precision.dtype=fp32 is fast here"
+    has_units = bool(cpu_flags() & BF16_UNITS)
+    units = (
+        f"{'' if has_units else 'no '}units for bf16: the faster precision.dtype is {'bf16' if has_units else 'fp32'}"
+    )
     yield Finding("CPU", True, f"{num_cores()} cores for this process, {units}")
     if importlib.util.find_spec("torch") is None:
         return
@@ -97,8 +100,15 @@ def _slurm() -> Finding:
             timeout=COMMAND_TIMEOUT_SECONDS,
             check=True,
         ).stdout
-    except (OSError, subprocess.SubprocessError) as error:
-        return Finding("Slurm", False, f"sbatch is here, but sinfo fails: {error}", "a running slurmctld")
+    except subprocess.CalledProcessError as error:
+        said = error.stderr.strip().splitlines()
+        why = said[-1] if said else f"exit code {error.returncode}"
+        return Finding("Slurm", False, f"sbatch is here, but sinfo fails: {why}", "a running slurmctld")
+    except subprocess.TimeoutExpired:
+        why = f"sinfo does not answer in {COMMAND_TIMEOUT_SECONDS:g} s"
+        return Finding("Slurm", False, f"sbatch is here, but {why}", "a running slurmctld")
+    except OSError as error:
+        return Finding("Slurm", False, f"sbatch is here, but not sinfo: {error.strerror}", "a whole installation")
     return Finding("Slurm", True, "; ".join(out.split("\n")).strip("; ") or "no partitions")
 
 

@@ -19,6 +19,7 @@ from megalite.config.rounded import is_in_fp4, is_rounded, kept_fp4_bytes
 from megalite.config.schema import Config, OptimizerConfig
 from megalite.engine.footprint import EngineNumbers
 from megalite.optim.rules import rule_of, state_bytes
+from megalite.optim.rules import update_multiply_adds as rule_multiply_adds
 
 MOST_KEPT = 256
 """Models and layouts whose sums are remembered: a search asks for the same again and again."""
@@ -47,6 +48,14 @@ def _updated_by_stage(plan: RunPlan) -> tuple[int, ...]:
 def _state_bytes_by_stage(config: Config, plan: RunPlan) -> tuple[int, ...]:
     """Bytes of the optimizer state of these."""
     return _by_stage(plan, _state_bytes(plan.model, plan.tp, _ep_of_updated(plan), config.optimizer))
+
+
+def update_multiply_adds(config: Config, plan: RunPlan) -> float:
+    """Products of the optimizer's rules in a step, of the rank that has most: matrices are shared out whole over the
+    ranks that have parts of them."""
+    stages = _by_stage(plan, _update_multiply_adds(plan.model, config.optimizer))
+    sharers = plan.tp * (plan.num_replicas if plan.sharding.optimizer else 1)
+    return max(max(stages) / sharers, _largest_update(plan.model, config.optimizer))
 
 
 def _ep_of_updated(plan: RunPlan) -> int:
@@ -122,6 +131,22 @@ def _state_bytes(model: Architecture, tp: int, ep: int, optimizer: OptimizerConf
         return state_bytes(weight, optimizer) // pieces if weight.is_held(ep, 0) else 0
 
     return _by_layer(model, measure, by_name=bool(optimizer.groups))
+
+
+@lru_cache(maxsize=MOST_KEPT)
+def _update_multiply_adds(model: Architecture, optimizer: OptimizerConfig) -> Sizes:
+    """Of whole matrices, by layer."""
+
+    def measure(weight: Weight) -> int:
+        return int(rule_multiply_adds(weight, optimizer))
+
+    return _by_layer(model, measure, by_name=bool(optimizer.groups))
+
+
+@lru_cache(maxsize=MOST_KEPT)
+def _largest_update(model: Architecture, optimizer: OptimizerConfig) -> float:
+    """Of one matrix."""
+    return max(rule_multiply_adds(weight, optimizer) for weight in weight_table(model).values())
 
 
 def _by_layer(model: Architecture, measure: Callable[[Weight], int], *, by_name: bool = False) -> Sizes:

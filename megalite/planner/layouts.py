@@ -9,6 +9,7 @@ from math import gcd
 
 from megalite.architecture.architecture import Architecture
 from megalite.config.schema import Config
+from megalite.parallel.schedules.kinds import SCHEDULES
 from megalite.planner.machines import Machine
 
 MOST_MICRO_BATCH = 16
@@ -156,8 +157,11 @@ def _schedules(model: Architecture, pp: int, count: int) -> Iterator[tuple[str, 
     if count < pp:
         return
     yield "1f1b", None
+    yield "zb-h1", None
     if 2 * pp <= model.num_layers:
         yield "zb-v", 2
+        if count >= SCHEDULES["dualpipe-v"].least_micro_batches(pp):
+            yield "dualpipe-v", 2
     if count % pp == 0:
         yield from (("interleaved", chunks) for chunks in CHUNKS if chunks * pp <= model.num_layers)
 

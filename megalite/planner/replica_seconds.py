@@ -9,9 +9,11 @@ from __future__ import annotations
 from math import ceil
 
 from megalite.architecture.costs import ELEMENT_BYTES, FP32_BYTES
+from megalite.config.optimizers import RULES
 from megalite.config.plan import RunPlan
 from megalite.config.schema import Config
-from megalite.planner.holdings import numbers_by_stage
+from megalite.optim.rules import all_rules
+from megalite.planner.holdings import numbers_by_stage, update_multiply_adds
 from megalite.planner.links import leaves_node, rate_over
 from megalite.planner.machines import Machine
 from megalite.planner.practice import Practice
@@ -38,6 +40,9 @@ def between_steps(
     moved = 2.0 * (states + FP32_BYTES * updated) + (FP32_BYTES + a) * updated
     pieces = _num_shards(config, plan) if plan.sharding.optimizer else 1
     found["optimizer"] = moved / pieces / (machine.memory_bandwidth * machine.constants.passes)
+    if products := update_multiply_adds(config, plan):
+        is_given_format = any(RULES[name].multiplies for name in all_rules(config.optimizer))
+        found["optimizer"] += 2.0 * products / machine.rate(config.precision.dtype if is_given_format else "fp32")
     return found
 
 

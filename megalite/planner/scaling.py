@@ -16,10 +16,10 @@ from megalite.config.schema import Config
 from megalite.errors import UserError
 from megalite.planner.estimate import Estimate
 from megalite.planner.machines import Machine
+from megalite.planner.nearest import best_or_refusal
 from megalite.planner.search import search
 
 KINDS = ("strong", "weak")
-MOST_RANKS = 16_384
 LONG_RUN_STEPS = 100_000
 GROWTH = 4
 """Of ranks from one point of a curve to the next."""
@@ -64,7 +64,8 @@ def scaling(config: Config, machine: Machine, counts: Sequence[int], *, vocab_si
     config = _as_long_as_any(config)
     first = next(_curve("strong", config, machine, counts, vocab_size), None)
     if first is None:
-        search(config, counts[-1], machine, top=1, vocab_size=vocab_size).or_refusal()
+        found = search(config, counts[-1], machine, top=1, vocab_size=vocab_size)
+        best_or_refusal(found, config, counts[-1], machine, vocab_size)
         raise UserError(f"no layout of this model is legal on any of {', '.join(map(str, counts))} ranks")
     more = [ranks for ranks in counts if ranks > first.ranks]
     strong, weak = (_curve(kind, config, machine, more, vocab_size, first) for kind in KINDS)

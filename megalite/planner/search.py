@@ -20,7 +20,7 @@ from megalite.config.plan import make_plan
 from megalite.config.schema import Config
 from megalite.config.stream import stream_tokens
 from megalite.config.validate import validate
-from megalite.errors import ConfigError, UserError
+from megalite.errors import ConfigError
 from megalite.planner.estimate import Estimate, estimate, estimate_if_fits, usable_memory
 from megalite.planner.holdings import parameters_by_stage
 from megalite.planner.layouts import Candidate, Mesh, layouts
@@ -43,27 +43,6 @@ class Search:
     """Why a layout was refused, where all were."""
     usable: int = 0
     """Bytes of a rank that a layout may take."""
-
-    def or_refusal(self) -> list[Estimate]:
-        """The best.
-
-        Raises:
-            UserError: none fits, or there is none; with what comes nearest.
-        """
-        if self.best:
-            return list(self.best)
-        if self.complaint:
-            raise UserError(f"no layout of engine native or fsdp2 is legal on so many ranks: {self.complaint}")
-        if self.smallest is None:
-            raise UserError(
-                "no layout is legal on so many ranks: their number must be a multiple of dp, which divides "
-                "batch.global_batch_size; change --world-size, or the batch"
-            )
-        raise UserError(
-            f"no layout fits: the smallest takes {max(self.smallest.memory) / 2**30:.1f} GiB of a rank "
-            f"({' '.join(self.smallest.overrides)}), and {max(0, self.usable) / 2**30:.1f} can be used; use more "
-            "ranks, a machine with more memory, or optimizer.name=adamw8bit"
-        )
 
 
 def search(config: Config, world_size: int, machine: Machine, *, top: int, vocab_size: int | None = None) -> Search:
@@ -220,6 +199,8 @@ SHARE_OF_FIRST = 0.8
 UNAVOIDABLE: dict[str, Callable[[Candidate], float]] = {
     "1f1b": lambda layout: layout.pp - 1,
     "interleaved": lambda layout: (layout.pp - 1) / (layout.chunks or 1),
+    "zb-h1": lambda layout: (layout.pp - 1) / 3,
     "zb-v": lambda layout: 0.0,
+    "dualpipe-v": lambda layout: 0.0,
 }
 """Work of a micro-batch in which stages of a schedule wait, whatever else they do."""

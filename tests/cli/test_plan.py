@@ -73,6 +73,7 @@ def test_tables(capsys: pytest.CaptureFixture):
     [
         ((CONFIG, "--machine", "h300", "--world-size", "8"), "no machine of this name; use a100-40g"),
         ((CONFIG, "--machine", "a100-40g", "--world-size", "1"), "no layout fits: the smallest takes"),
+        ((CONFIG, "--world-size", "8", "--save-seconds", "3"), "--save-seconds and --restart-seconds have no effect"),
         ((CONFIG, "--world-size", "131"), "no layout is legal on so many ranks"),
         ((CONFIG, "--world-size", "8", "parallel.tp=3", "--as-is"), "parallel.tp"),
         (

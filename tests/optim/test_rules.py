@@ -6,12 +6,24 @@ from math import prod
 from typing import Any
 
 import pytest
+import torch
+from torch.utils.flop_counter import FlopCounterMode
 
 from megalite.architecture.weights import Weight, weight_table
 from megalite.config.optimizers import OPTIMIZERS
 from megalite.config.schema import OptimizerConfig
+from megalite.optim.exchange import Unit
 from megalite.optim.groups import rates_of
-from megalite.optim.rules import rule_of, state_bytes, state_kinds, state_shapes
+from megalite.optim.muon import orthogonalize
+from megalite.optim.rules import (
+    QR_COST,
+    rule_of,
+    state_bytes,
+    state_kinds,
+    state_shapes,
+    update_multiply_adds,
+)
+from megalite.optim.soap import Soap
 from tests.model.stages import GPT_STYLE, tiny_model
 
 BLOCK_MATRICES = {
@@ -108,3 +120,23 @@ def test_all_kinds_are_listed():
     optimizers = [OptimizerConfig(name=name) for name in OPTIMIZERS]
     kinds = {kind for each in optimizers for weight in weights for kind in state_shapes(weight, each)}
     assert kinds == set(state_kinds())
+
+
+@pytest.mark.parametrize("shape", [(64, 48), (32, 160), (40, 40)])
+def test_products_of_a_step(shape: tuple[int, int]):
+    """Against those that torch counts: Newton-Schulz iterations, and what SOAP does to a gradient. Torch counts no
+    decompositions."""
+    weight = Weight("blocks.0.mlp.up.weight", shape, "blocks.0", "")
+    muon = OptimizerConfig(name="muon")
+    with FlopCounterMode(display=False) as counted:
+        orthogonalize(torch.randn(shape), muon.newton_schulz_steps)
+    assert counted.get_total_flops() == 2 * update_multiply_adds(weight, muon)
+    optimizer = OptimizerConfig(name="soap", precondition_every=1, max_precondition_dim=100)
+    unit, soap = Unit(weight, 0, 0, shape[0]), Soap(optimizer)
+    soap.start(unit, torch.device("cpu"))
+    for step in (1, 2):
+        with FlopCounterMode(display=False) as counted:
+            soap.direction(unit, torch.randn(shape), step)
+    decompositions = sum(QR_COST * side**3 for side in shape if side <= 100)
+    assert counted.get_total_flops() == 2 * (update_multiply_adds(weight, optimizer) - decompositions)
+    assert update_multiply_adds(weight, OptimizerConfig()) == 0

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from megalite.planner.examine import examine
+from pathlib import Path
+
+import pytest
+
+from megalite.planner.examine import Finding, examine
 from tests.kit.runs import megalite
 
 
@@ -19,3 +23,30 @@ def test_doctor_command():
     done = megalite("doctor")
     assert done.returncode == 0, done.stderr
     assert "ready to train" in done.stdout
+
+
+def fake(folder: Path, name: str, script: str) -> None:
+    (folder / name).write_text(f"#!/bin/sh\n{script}\n")
+    (folder / name).chmod(0o755)
+
+
+@pytest.mark.parametrize(
+    ("script", "says"),
+    [
+        ("echo 'sinfo: fatal: Could not establish a configuration source' >&2; exit 1", "sinfo fails: sinfo: fatal"),
+        ("exit 3", "sinfo fails: exit code 3"),
+        ("exec sleep 5", "sinfo does not answer in 0.2 s"),
+        (None, "but not sinfo: No such file"),
+    ],
+)
+def test_a_slurm_that_does_not_answer(tmp_path, monkeypatch, script: str | None, says: str):
+    """What sinfo says itself, in one line."""
+    fake(tmp_path, "sbatch", "true")
+    if script is not None:
+        fake(tmp_path, "sinfo", script)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/bin:/usr/bin" if script else str(tmp_path))
+    monkeypatch.setattr("megalite.planner.examine.COMMAND_TIMEOUT_SECONDS", 0.2)
+    found: Finding = next(each for each in examine(tmp_path) if each.name == "Slurm")
+    assert not found.present
+    assert says in found.found
+    assert "\n" not in found.found

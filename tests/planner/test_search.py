@@ -15,8 +15,9 @@ from megalite.config.validate import validate
 from megalite.errors import ConfigError, UserError
 from megalite.planner.estimate import Estimate, estimate, rank_bytes, usable_memory
 from megalite.planner.layouts import Mesh, layouts
-from megalite.planner.machines import load_machine
+from megalite.planner.machines import Machine, load_machine
 from megalite.planner.memory import memory_by_stage, on_device
+from megalite.planner.nearest import best_or_refusal
 from megalite.planner.search import Bounds, search
 from megalite.planner.seconds import step_time
 
@@ -26,6 +27,11 @@ H100 = load_machine("h100-sxm")
 def config(batch: int = 32, seq_len: int = 4096, **model: Any) -> Config:
     sizes = {"hidden_size": 2048, "num_layers": 8, "num_heads": 16, "ffn_hidden_size": 5632, "vocab_size": 32000}
     return Config(model={**sizes, **model}, batch={"global_batch_size": batch, "seq_len": seq_len}, train={"steps": 1})
+
+
+def best(base: Config, world_size: int, machine: Machine) -> list[Estimate]:
+    """Of a search, or the refusal."""
+    return best_or_refusal(search(base, world_size, machine, top=1), base, world_size, machine, None)
 
 
 MODELS = {
@@ -82,10 +88,10 @@ def test_nothing_fits():
     with pytest.raises(
         UserError, match=r"no layout fits: the smallest takes \d+\.\d GiB of a rank \(.*parallel\."
     ) as error:
-        search(huge, 8, H100, top=3).or_refusal()
-    assert "use more ranks" in str(error.value)
+        best(huge, 8, H100)
+    assert "it fits with --world-size" in str(error.value)
     with pytest.raises(UserError, match="no layout is legal on so many ranks"):
-        search(config(batch=8), 7 * 11, H100, top=3).or_refusal()
+        best(config(batch=8), 7 * 11, H100)
 
 
 def test_what_is_known_not_to_fit():
@@ -144,7 +150,7 @@ def test_the_smallest_is_said_where_none_fits():
     small = H100.model_copy(update={"memory_gib": 20.0})
     base = Config(model={"preset": "llama-70b"}, batch={"seq_len": 2048, "global_batch_size": 16}, train={"steps": 1})
     with pytest.raises(UserError, match=r"the smallest takes (\d+\.\d) GiB of a rank .*, and 16.0 can be used") as told:
-        search(base, 8, small, top=1).or_refusal()
+        best(base, 8, small)
     said = float(str(told.value).split("takes ")[1].split()[0])
     model = fill_model(base.model, base.batch, None)
     tried = [layout.applied_to(base) for layout in layouts(base, model, 8, small)]

@@ -94,7 +94,7 @@ def find_schedule(name: str, pp: int, num_micro_batches: int, chunks: int | None
     return _make(SCHEDULES[name], pp, num_micro_batches, chunks_per_stage(name, chunks))
 
 
-@lru_cache(maxsize=64)
+@lru_cache(maxsize=256)
 def _make(kind: ScheduleKind, pp: int, num_micro_batches: int, chunks: int) -> PipelineSchedule:
     """A search, whose result is asked for again and again while a config is checked and plans are compared."""
     schedule = kind.make(pp, num_micro_batches, chunks)

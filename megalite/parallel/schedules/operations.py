@@ -120,40 +120,37 @@ def made_by(operation: Operation) -> Pass | None:
 
 
 def needs(operation: Operation, num_chunks: int) -> tuple[Pass, ...]:
-    """What must be there before a pass: for a forward one that of the chunk before it; for a backward one its own
-    forward pass, and the backward pass of the chunk behind; for the weights the input's."""
+    """What must be there before a pass."""
+    return tuple(each for each in _inputs(operation, num_chunks - 1) if each is not None)
+
+
+def _inputs(operation: Operation, last: int) -> tuple[Pass | None, Pass | None]:
+    """What a pass needs of its own chunk, and of the chunk beside it: a forward one that of the chunk before it; a
+    backward one its own forward pass, and the backward pass of the chunk behind; one for the weights the input's."""
     kind, chunk, micro_batch = operation
     if kind == "F":
-        return ((True, chunk - 1, micro_batch),) if chunk else ()
+        return None, ((True, chunk - 1, micro_batch) if chunk else None)
     if kind == "W":
-        return ((False, chunk, micro_batch),)
-    behind = ((False, chunk + 1, micro_batch),) if chunk + 1 < num_chunks else ()
-    return ((True, chunk, micro_batch), *behind)
+        return (False, chunk, micro_batch), None
+    return (True, chunk, micro_batch), ((False, chunk + 1, micro_batch) if chunk < last else None)
 
 
 @dataclass(frozen=True)
 class Wiring:
-    """The passes of a schedule, in an order in which each finds what it waits for. Four numbers of each: a step of
-    hundreds of stages has hundreds of thousands."""
+    """The passes of a schedule, in an order in which each finds what it waits for, as numbers: a step of hundreds of
+    stages has hundreds of thousands. Places begin at `FIRST_PLACE`; those before it are of no pass."""
 
     rank: array[int]
     cost: array[int]
     """Kind and chunk, as `cost_index` numbers them."""
     before: array[int]
-    """Place of the pass before it on its rank; that of `at_once` for the first."""
+    """Place of the pass before it on its rank; `AT_ONCE` for the first."""
     sender: array[int]
-    """Place of the pass whose result comes from another rank; that of `never` for none. What its own rank has made is
-    there since before; and as all passes of a chunk are on one rank (`check_orders`), no pass waits for two others."""
+    """Place of the pass whose result comes from another rank; `NEVER` for none. What its own rank has made is there
+    since before; and as all passes of a chunk are on one rank (`check_orders`), no pass waits for two others."""
 
-    @property
-    def at_once(self) -> int:
-        """A place behind all passes."""
-        return len(self.rank)
 
-    @property
-    def never(self) -> int:
-        """The place behind that."""
-        return len(self.rank) + 1
+AT_ONCE, NEVER, FIRST_PLACE = 0, 1, 2
 
 
 def cost_index(kind: Kind, chunk: int) -> int:
@@ -162,32 +159,35 @@ def cost_index(kind: Kind, chunk: int) -> int:
 
 
 def _wire(schedule: PipelineSchedule) -> Wiring:
-    num_chunks, orders = schedule.placement.num_chunks, schedule.orders
-    at_once = sum(map(len, orders))
+    orders, ranks, last = schedule.orders, schedule.placement.ranks, schedule.placement.num_chunks - 1
     wiring = Wiring(*(array("l") for _ in range(4)))
-    finished: dict[Pass, tuple[int, int]] = {}
-    """Place and rank."""
+    finished: dict[Pass, int] = {}
+    """Places."""
     waiting: dict[Pass, list[int]] = {}
-    done, latest, able = [0] * len(orders), [at_once] * len(orders), list(range(len(orders)))
+    done, latest, able = [0] * len(orders), [AT_ONCE] * len(orders), list(range(len(orders)))
+    place = FIRST_PLACE
     while able:
         rank = able.pop()
         for operation in orders[rank][done[rank] :]:
-            wanted = needs(operation, num_chunks)
-            missing = next((each for each in wanted if each not in finished), None)
-            if missing is not None:
-                waiting.setdefault(missing, []).append(rank)
+            own, other = _inputs(operation, last)
+            if own is not None and own not in finished:
+                waiting.setdefault(own, []).append(rank)
                 break
-            senders = [place for place, maker in map(finished.__getitem__, wanted) if maker != rank]
-            place = len(wiring.rank)
+            if other is not None and other not in finished:
+                waiting.setdefault(other, []).append(rank)
+                break
             wiring.rank.append(rank)
             wiring.cost.append(cost_index(operation.kind, operation.chunk))
             wiring.before.append(latest[rank])
-            wiring.sender.append(senders[0] if senders else at_once + 1)
-            latest[rank], done[rank] = place, done[rank] + 1
+            wiring.sender.append(NEVER if other is None or ranks[other[1]] == rank else finished[other])
             made = made_by(operation)
             if made is not None:
-                finished[made] = place, rank
-                able += waiting.pop(made, [])
+                finished[made] = place
+                if made in waiting:
+                    able += waiting.pop(made)
+            latest[rank] = place
+            place += 1
+            done[rank] += 1
     if waiting:
         raise ScheduleError(_stuck(schedule, done, waiting))
     return wiring

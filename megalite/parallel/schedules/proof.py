@@ -97,7 +97,8 @@ def check_kept(schedule: PipelineSchedule, most: Sequence[int]) -> None:
 
 def kept_after(order: Iterable[Operation]) -> Iterator[int]:
     """How many micro-batches, times chunks, a rank keeps after each of its passes: until B, or W where it is split."""
-    return accumulate({"F": 1, "B": -1, "I": 0, "W": -1}[operation.kind] for operation in order)
+    change = {"F": 1, "B": -1, "I": 0, "W": -1}
+    return accumulate(change[operation.kind] for operation in order)
 
 
 def prove(programs: Sequence[Program], placement: ChunkPlacement) -> None:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from math import inf
 
-from megalite.parallel.schedules.operations import KINDS, Kind, Operation, PipelineSchedule
+from megalite.parallel.schedules.operations import FIRST_PLACE, KINDS, Kind, Operation, PipelineSchedule
 
 
 @dataclass(frozen=True)
@@ -113,14 +113,15 @@ def _durations(schedule: PipelineSchedule, costs: Sequence[ChunkCosts]) -> list[
 def _ends(schedule: PipelineSchedule, durations: Sequence[float], link: float) -> list[float]:
     """When each pass is over, as the wiring has them."""
     wiring = schedule.wiring
-    ends = [0.0] * wiring.at_once + [0.0, -inf]
-    for place, (cost, before, sender) in enumerate(zip(wiring.cost, wiring.before, wiring.sender, strict=True)):
+    ends = [0.0, -inf]  # at AT_ONCE, and at NEVER
+    for cost, before, sender in zip(wiring.cost, wiring.before, wiring.sender, strict=True):
         start, arrival = ends[before], ends[sender] + link
-        ends[place] = (arrival if arrival > start else start) + durations[cost]
-    return ends[: wiring.at_once]
+        ends.append((arrival if arrival > start else start) + durations[cost])
+    return ends[FIRST_PLACE:]
 
 
 def peak_kept(order: Sequence[Operation], costs: Sequence[ChunkCosts]) -> float:
     """The most that a rank keeps for backward passes at once, given its order of passes and the costs by chunk."""
-    changes = (costs[operation.chunk].memory_change(operation.kind) for operation in order)
+    changes_by_kind = [{kind: each.memory_change(kind) for kind in KINDS} for each in costs]
+    changes = [changes_by_kind[chunk][kind] for kind, chunk, _ in order]
     return max(itertools.accumulate(changes), default=0.0)

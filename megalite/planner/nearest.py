@@ -1,0 +1,115 @@
+"""What to change in a config that does not fit: each change is tried, and said only where it helps."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from megalite.config.schema import Config
+from megalite.config.validate import validate
+from megalite.config.wording import or_
+from megalite.errors import ConfigError, UserError
+from megalite.planner.estimate import Estimate, estimate
+from megalite.planner.machines import Machine
+from megalite.planner.search import Search, search
+
+MOST_RANKS = 16_384
+FEW_BITS = {"adamw": "adamw8bit", "lion": "lion8bit", "muon": "muon8bit"}
+"""Optimizers, and those that keep the same state in 8 bits a number."""
+
+
+@dataclass(frozen=True)
+class Change:
+    """Some settings: section, key and value of each."""
+
+    settings: tuple[tuple[str, str, bool | int | str], ...]
+
+    def applied_to(self, config: Config) -> Config:
+        """The config with them."""
+        for section, key, value in self.settings:
+            changed = getattr(config, section).model_copy(update={key: value})
+            config = config.model_copy(update={section: changed})
+        return config
+
+    def __str__(self) -> str:
+        """As the command line takes them."""
+        words = ((f"{section}.{key}", str(value).lower()) for section, key, value in self.settings)
+        return " ".join(f"{key}={value}" for key, value in words)
+
+
+def best_or_refusal(
+    found: Search, config: Config, world_size: int, machine: Machine, vocab_size: int | None
+) -> list[Estimate]:
+    """The best layouts of a search.
+
+    Raises:
+        UserError: none fits, or there is none; with what comes nearest, and what would fit.
+    """
+    if found.best:
+        return list(found.best)
+    if found.complaint:
+        raise UserError(f"no layout of engine native or fsdp2 is legal on so many ranks: {found.complaint}")
+    if found.smallest is None:
+        raise UserError(
+            "no layout is legal on so many ranks: their number must be a multiple of dp, which divides "
+            "batch.global_batch_size; change --world-size, or the batch"
+        )
+
+    def has_layout(config: Config, ranks: int = world_size) -> bool:
+        return bool(search(config, ranks, machine, top=1, vocab_size=vocab_size).best)
+
+    changes = list(_of_any_layout(config, machine))
+    helps, ranks = _that_help(config, changes, has_layout), 2 * world_size
+    while ranks <= MOST_RANKS and not has_layout(config, ranks):
+        ranks *= 2
+    if ranks <= MOST_RANKS:
+        helps.insert(0, f"--world-size {ranks}")
+    tried = [f"up to {MOST_RANKS:,} ranks", *map(str, changes)]
+    otherwise = f"nor does it with {or_(tried)}: use a machine with more memory, or a smaller model"
+    raise UserError(
+        f"no layout fits: the smallest takes {max(found.smallest.memory) / 2**30:.1f} GiB of a rank "
+        f"({' '.join(found.smallest.overrides)}), and {max(0, found.usable) / 2**30:.1f} can be used; "
+        + (f"it fits with {or_(helps)}" if helps else otherwise)
+    )
+
+
+def what_helps(config: Config, world_size: int, machine: Machine, vocab_size: int | None) -> str:
+    """What to change in a config whose own layout does not fit, as a sentence."""
+
+    def fits(config: Config) -> bool:
+        try:
+            validate(config, world_size)
+        except ConfigError:
+            return False
+        return estimate(config, world_size, machine, vocab_size=vocab_size).fits
+
+    helps = _that_help(config, [*_of_own_layout(config, machine), *_of_any_layout(config, machine)], fits)
+    others = "without --as-is other layouts are looked at"
+    return f"this does not fit; it would with {or_(helps)}; {others}" if helps else f"this does not fit; {others}"
+
+
+def _that_help(config: Config, changes: list[Change], fits: Callable[[Config], bool]) -> list[str]:
+    """Those of the changes with which a config fits, each by itself; all at once where none does."""
+    helps = [str(change) for change in changes if fits(change.applied_to(config))]
+    together = Change(tuple(setting for change in changes for setting in change.settings))
+    return helps or [str(together)] * (len(changes) > 1 and fits(together.applied_to(config)))
+
+
+def _of_any_layout(config: Config, machine: Machine) -> Iterator[Change]:
+    """What a search leaves as it is."""
+    if config.precision.dtype == "fp32" and "bf16" in machine.flops:
+        yield Change((("precision", "dtype", "bf16"),))
+    if not config.optimizer.offload and machine.host_link is not None:
+        yield Change((("optimizer", "offload", True),))
+    if few := FEW_BITS.get(config.optimizer.name):
+        yield Change((("optimizer", "name", few),))
+
+
+def _of_own_layout(config: Config, machine: Machine) -> Iterator[Change]:
+    """What a search would change."""
+    if config.train.recompute != "full" and not config.train.recompute_layers:
+        yield Change((("train", "recompute", "full"),))
+    elif not config.train.offload_activations and machine.host_link is not None:
+        yield Change((("train", "offload_activations", True),))
+    if config.batch.micro_batch_size > 1:
+        yield Change((("batch", "micro_batch_size", 1),))

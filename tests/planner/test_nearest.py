@@ -1,0 +1,73 @@
+"""What is said to help where a config does not fit: each change is tried, and what is not said does not help."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from megalite.config.schema import Config
+from megalite.errors import UserError
+from megalite.planner.estimate import estimate
+from megalite.planner.machines import load_machine
+from megalite.planner.nearest import Change, best_or_refusal, what_helps
+from megalite.planner.search import search
+
+H100 = load_machine("h100-sxm")
+EIGHT_BITS = Change((("optimizer", "name", "adamw8bit"),))
+OFFLOADED = Change((("optimizer", "offload", True),))
+
+
+def config(**sections: Any) -> Config:
+    sizes = {"hidden_size": 4096, "num_layers": 32, "num_heads": 32, "ffn_hidden_size": 14336, "vocab_size": 32000}
+    return Config(model=sizes, batch={"global_batch_size": 64, "seq_len": 4096}, train={"steps": 1}, **sections)
+
+
+def refusal(base: Config, ranks: int, memory_gib: float) -> str:
+    machine = H100.model_copy(update={"memory_gib": memory_gib})
+    with pytest.raises(UserError) as told:
+        best_or_refusal(search(base, ranks, machine, top=1), base, ranks, machine, None)
+    return str(told.value)
+
+
+@pytest.mark.parametrize("memory_gib", [12.0, 18.0])
+def test_what_is_said_helps_and_nothing_else(memory_gib: float):
+    """Of eight ranks with less and less memory."""
+    base, machine = config(precision={"dtype": "bf16"}), H100.model_copy(update={"memory_gib": memory_gib})
+    said = refusal(base, 8, memory_gib).split("it fits with ")[1]
+    for change in (EIGHT_BITS, OFFLOADED):
+        assert (str(change) in said) == bool(search(change.applied_to(base), 8, machine, top=1).best), change
+    ranks = int(said.split("--world-size ")[1].split(" ")[0].rstrip(","))
+    assert search(base, ranks, machine, top=1).best
+    assert not search(base, ranks // 2, machine, top=1).best
+
+
+def test_what_is_there_already_is_not_said():
+    base = config(optimizer={"name": "adamw8bit", "offload": True}, precision={"dtype": "bf16"})
+    said = refusal(base, 8, 8.0)
+    assert "adamw8bit or" not in said
+    assert "it fits with --world-size" in said
+
+
+def test_nothing_helps():
+    """A machine that nothing is left of."""
+    said = refusal(config(precision={"dtype": "bf16"}), 8, 2.5)
+    assert "nor does it with up to 16,384 ranks, optimizer.offload=true or optimizer.name=adamw8bit" in said
+
+
+def test_of_ones_own_layout():
+    """Each that is said makes it fit by itself, and the others do not."""
+    base = config(precision={"dtype": "bf16"}, parallel={"dp": 8, "zero_stage": 1})
+    base = Change((("batch", "micro_batch_size", 4),)).applied_to(base)
+    machine = H100.model_copy(update={"memory_gib": 96.0})
+    assert not estimate(base, 8, machine).fits
+    said = what_helps(base, 8, machine, None)
+    for change in (
+        Change((("train", "recompute", "full"),)),
+        Change((("batch", "micro_batch_size", 1),)),
+        EIGHT_BITS,
+        OFFLOADED,
+    ):
+        assert (str(change) in said) == estimate(change.applied_to(base), 8, machine).fits, change
+    assert "it would with " in said
+    assert said.endswith("without --as-is other layouts are looked at")
