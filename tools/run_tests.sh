@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# All tests, with a given Python, in two lanes side by side: those that wait (for Slurm, processes that are started and
-# killed, disks) and those that compute. On four cores or more each lane has half of the cores, so that a test finds
-# there what it finds on a machine of its own; on fewer both have all, and the computing lane stands back. What the first
-# lane said is shown when both have ended.
+# All tests, with a given Python, in three lanes side by side: one of those that wait (for Slurm, processes that are
+# started and killed, disks), two that compute. On six cores or more each lane has a third of the cores, so that a test
+# finds there what it finds on a machine of its own; on fewer all have all, and those that compute stand back. What a
+# lane said is shown when all have ended, but for the last one's, which is seen as it comes.
 #
 #   tools/run_tests.sh .venv/bin/python [options of pytest]
 set -uo pipefail
@@ -10,38 +10,48 @@ cd "$(dirname "$0")/.."
 python=$1
 shift
 
-# By measured times: both lanes take about as long.
-waiting=(tests/slurm tests/faults tests/stations tests/cli tests/report)
-waiting+=(tests/tokenizer tests/data tests/corpus tests/fuzz tests/checkpoint tests/end_to_end)
-waiting+=(tests/stand_in tests/monitor tests/planner tests/sweeps tests/ladder tests/studies tests/model)
+# By measured times: all lanes take about as long. The last one has what is named in neither of these.
+waiting=(slurm faults stations cli report tokenizer data corpus fuzz end_to_end monitor sweeps ladder studies)
+computing=(stand_in planner model train)
+waiting=("${waiting[@]/#/tests/}") computing=("${computing[@]/#/tests/}")
 
-read -r -d '' halves <<'END'
-import os
-cores = sorted(os.sched_getaffinity(0))
-for half in (cores[: len(cores) // 2], cores[len(cores) // 2 :]):
-    print(",".join(map(str, half)))
-END
-first=() second=()
 if [ "$(nproc)" -lt 2 ]; then
     exec "$python" -m pytest "$@"
-elif [ "$(nproc)" -lt 4 ] || ! command -v taskset >/dev/null; then
-    second=(nice -n 5)
-else
-    { read -r some; read -r others; } < <("$python" -c "$halves")
-    first=(taskset -c "$some") second=(taskset -c "$others")
 fi
-said=$(mktemp)
-trap 'rm -f "$said"; [ -z "${lane:-}" ] || kill -INT -- "-$lane" 2>/dev/null' EXIT
+read -r -d '' thirds <<'END'
+import os
+cores = sorted(os.sched_getaffinity(0))
+size = len(cores) // 3
+for third in (cores[:size], cores[size : 2 * size], cores[2 * size :]):
+    print(",".join(map(str, third)))
+END
+first=() second=(nice -n 5) third=(nice -n 5)
+if [ "$(nproc)" -ge 6 ] && command -v taskset >/dev/null; then
+    { read -r a; read -r b; read -r c; } < <("$python" -c "$thirds")
+    first=(taskset -c "$a") second=(taskset -c "$b") third=(taskset -c "$c")
+fi
+said=$(mktemp -d)
+lanes=()
+end() {
+    for lane in "${lanes[@]}"; do kill -INT -- "-$lane" 2>/dev/null; done
+    rm -rf "$said"
+}
+trap end EXIT
 trap 'exit 130' INT TERM
 
-set -m # a group of its own, so that it can be ended with all that it started
-"${first[@]}" "$python" -m pytest -p no:cacheprovider "$@" "${waiting[@]}" >"$said" 2>&1 </dev/null &
-lane=$!
+set -m # a group of its own for each lane, so that it can be ended with all that it started
+"${first[@]}" "$python" -m pytest -p no:cacheprovider "$@" "${waiting[@]}" >"$said/waiting" 2>&1 </dev/null &
+lanes+=($!)
+"${second[@]}" "$python" -m pytest -p no:cacheprovider "$@" "${computing[@]}" >"$said/computing" 2>&1 </dev/null &
+lanes+=($!)
 set +m
-"${second[@]}" "$python" -m pytest "$@" "${waiting[@]/#/--ignore=}"
-second_code=$?
-wait "$lane"
-first_code=$?
-lane=
-cat "$said"
-exit $((first_code ? first_code : second_code))
+"${third[@]}" "$python" -m pytest "$@" "${waiting[@]/#/--ignore=}" "${computing[@]/#/--ignore=}"
+code=$?
+for lane in "${lanes[@]}"; do
+    wait "$lane"
+    ended=$?
+    code=$((code ? code : ended))
+done
+lanes=()
+cat "$said/waiting" "$said/computing"
+exit "$code"
