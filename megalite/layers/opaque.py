@@ -79,24 +79,27 @@ def keeping_operands() -> Iterator[None]:
         _lends_operands = before
 
 
-def linear(x: Tensor, weight: Tensor, number: Tensor, *, hands_over: bool) -> Tensor:
+def linear(x: Tensor, weight: Tensor, number: Tensor, *, hands_over: bool, num_rows: int | None = None) -> Tensor:
     """The product of a layer, with gradients.
 
     Args:
         hands_over: the layer hands weight gradients to somebody itself.
+        num_rows: that the layer puts out, where these are not x's.
     """
-    return _product(x, weight, number, torch.is_grad_enabled(), hands_over)
+    return _product(
+        x, weight, number, torch.is_grad_enabled(), hands_over, x.shape[0] if num_rows is None else num_rows
+    )
 
 
 @torch.library.custom_op("megalite::product", mutates_args=())
-def _product(x: Tensor, weight: Tensor, number: Tensor, is_training: bool, hands_over: bool) -> Tensor:
+def _product(x: Tensor, weight: Tensor, number: Tensor, is_training: bool, hands_over: bool, num_rows: int) -> Tensor:
     with torch.set_grad_enabled(is_training):
         return _layers[int(number)].product(x.detach(), weight.detach())
 
 
 @_product.register_fake
-def _(x: Tensor, weight: Tensor, number: Tensor, is_training: bool, hands_over: bool) -> Tensor:
-    return x.new_empty(x.shape[0], weight.shape[0])
+def _(x: Tensor, weight: Tensor, number: Tensor, is_training: bool, hands_over: bool, num_rows: int) -> Tensor:
+    return x.new_empty(num_rows, weight.shape[0])
 
 
 @torch.library.custom_op("megalite::product_gradients", mutates_args=())
@@ -131,8 +134,49 @@ def _keep_inputs(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
 
 def _backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
     if ctx.hands_over:
-        return _input_gradient(grad, *ctx.saved_tensors), None, None, None, None
-    return *_gradients(grad, *ctx.saved_tensors), None, None, None
+        return _input_gradient(grad, *ctx.saved_tensors), None, None, None, None, None
+    return *_gradients(grad, *ctx.saved_tensors), None, None, None, None
 
 
 _product.register_autograd(_backward, setup_context=_keep_inputs)
+
+
+def gathered_linear(x: Tensor, weight: Tensor, number: Tensor, size: int) -> Tensor:
+    """The product of a layer that brings the rows of all ranks together, with gradients: `[t/n, in]` -> `[t, out]`. It
+    hands weight gradients to somebody itself."""
+    return _gathered_product(x, weight, number, size)[0]
+
+
+@torch.library.custom_op("megalite::gathered_product", mutates_args=())
+def _gathered_product(x: Tensor, weight: Tensor, number: Tensor, size: int) -> tuple[Tensor, Tensor]:
+    return _layers[int(number)].product_of_gathered(x.detach(), weight.detach())
+
+
+@_gathered_product.register_fake
+def _(x: Tensor, weight: Tensor, number: Tensor, size: int) -> tuple[Tensor, Tensor]:
+    rows = size * x.shape[0]
+    return x.new_empty(rows, weight.shape[0]), x.new_empty(rows, x.shape[1])
+
+
+@torch.library.custom_op("megalite::scattered_gradient", mutates_args=())
+def _scattered_gradient(grad: Tensor, x: Tensor, weight: Tensor, number: Tensor, size: int) -> Tensor:
+    grad, x = own_copies(grad, x)
+    return _layers[int(number)].gradients(grad, x, weight)[0]
+
+
+@_scattered_gradient.register_fake
+def _(grad: Tensor, x: Tensor, weight: Tensor, number: Tensor, size: int) -> Tensor:
+    return x.new_empty(x.shape[0] // size, x.shape[1])
+
+
+def _keep_gathered(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    _, weight, number, ctx.size = inputs
+    ctx.save_for_backward(output[1], weight, number)
+    ctx.mark_non_differentiable(output[1])
+
+
+def _backward_of_gathered(ctx: Any, grad: Tensor, of_gathered: Tensor) -> tuple[Tensor | None, ...]:
+    return _scattered_gradient(grad, *ctx.saved_tensors, ctx.size), None, None, None
+
+
+_gathered_product.register_autograd(_backward_of_gathered, setup_context=_keep_gathered)

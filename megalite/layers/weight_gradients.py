@@ -95,10 +95,11 @@ class SummedLinear:
         weight: the layer's parameter itself: what recomputation and compiled graphs hand to a backward pass is a copy.
         gemm: the backend.
         take: gets the gradients.
+        is_redone: what the layer is given is made again in the backward pass.
     """
 
-    def __init__(self, weight: nn.Parameter, gemm: Gemm, take: TakeGradient):
-        self.weight, self.take = weight, take
+    def __init__(self, weight: nn.Parameter, gemm: Gemm, take: TakeGradient, *, is_redone: bool = False):
+        self.weight, self.take, self.is_redone = weight, take, is_redone
         self._gemm, self._number = gemm, opaque.number_of(self)
         self.multiply, self.add_product, self.begin_product = gemm.multiply, gemm.add_product, gemm.begin_product
 
@@ -106,11 +107,18 @@ class SummedLinear:
         """`x [t, in]` and `weight [out, in]` -> `[t, out]`, with gradients."""
         if torch.compiler.is_compiling():
             return opaque.linear(x, weight, self._number, hands_over=True)
+        if self.is_redone:
+            passed = list[Tensor]()
+            return _ProductOfKept.apply(_Operands.apply(x, weight, self, passed), weight.detach(), self, passed)
         return _SummedProduct.apply(x, weight, self)
 
     def product(self, x: Tensor, weight: Tensor) -> Tensor:
         """y."""
         return self._gemm.multiply(x, weight)
+
+    def product_as_op(self, x: Tensor, weight: Tensor) -> Tensor:
+        """The same, by an op whose result selective recomputation can keep."""
+        return self.product(x, weight)
 
     def gradients(self, grad: Tensor, x: Tensor, weight: Tensor) -> tuple[Tensor, None]:
         """dx; dw is handed over."""
@@ -123,9 +131,40 @@ class _SummedProduct(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, weight: Tensor, layer: SummedLinear) -> Tensor:
         ctx.save_for_backward(x, weight)
         ctx.layer = layer
-        return layer.product(x, weight)
+        return layer.product_as_op(x, weight)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
         grad_x, _ = ctx.layer.gradients(grad, *ctx.saved_tensors)
         return grad_x, None, None
+
+
+class _Operands(torch.autograd.Function):
+    """Keeps what gradients are made of before the product is made: recomputation stops as soon as it has all that was
+    kept, so that a block's last product, and what that sends, is not done again. (Torch's own products keep their
+    operands first, too; a function of one's own keeps them when it is through.)"""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, layer: SummedLinear, passed: list[Tensor]) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        ctx.layer, ctx.passed = layer, passed
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, nothing: Tensor) -> tuple[Tensor, None, None, None]:
+        grad_x, _ = ctx.layer.gradients(ctx.passed.pop(), *ctx.saved_tensors)
+        return grad_x, None, None, None
+
+
+class _ProductOfKept(torch.autograd.Function):
+    """The product, whose gradient is passed on to where the operands are."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, layer: SummedLinear, passed: list[Tensor]) -> Tensor:
+        ctx.shape, ctx.passed = x.shape, passed
+        return layer.product_as_op(x, weight)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
+        ctx.passed.append(grad)
+        return grad.new_empty(()).expand(ctx.shape), None, None, None

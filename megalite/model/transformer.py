@@ -28,7 +28,8 @@ from megalite.layers.experts import Experts
 from megalite.layers.gemm import Gemm
 from megalite.layers.linear import ReplicatedLinear
 from megalite.layers.low_rank import LowRank
-from megalite.layers.precision import linear_layers
+from megalite.layers.overlapped import overlap
+from megalite.layers.precision import ONE_FORMAT, linear_layers
 from megalite.layers.rope import Frequencies, frequencies, rotation
 from megalite.layers.routers import Routers
 from megalite.layers.scale import scaled_by
@@ -194,8 +195,14 @@ class Stage(nn.Module):
 
     def _hand_over_gradients(self, take: TakeGradient) -> None:
         """Let somebody else have the gradients of the weights that products make."""
-        for _, layer in (*linear_layers(self.blocks), *linear_layers(self.mtp)):
-            layer.gemm = SummedLinear(layer.weight, cast("Gemm", layer.gemm), take)
+        for block in self.all_blocks():
+            is_redone = block.recompute == "full" or self.spec.parts.mlp_chunk_tokens is not None
+            for _, layer in linear_layers(block):
+                gemm, has_more = cast("Gemm", layer.gemm), layer.lora is not None or layer.learned is not None
+                if self.spec.parts.precision is ONE_FORMAT and not has_more:
+                    layer.gemm = overlap(layer, gemm, take, is_redone=is_redone)
+                else:
+                    layer.gemm = SummedLinear(layer.weight, gemm, take, is_redone=is_redone)
         for module in (*self.blocks.modules(), *self.mtp.modules()):
             if isinstance(module, Experts):
                 module.hand_over_gradients(take)

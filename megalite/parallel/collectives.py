@@ -13,8 +13,8 @@ Context parallelism has its own: `gather_in_order`, a `gather_rows` of rows that
 all-to-all of `to_parts` and `to_rows`.
 
 Over an axis of size 1 each returns its input untouched. The collectives are torch's functional ones, which return their
-result instead of changing a buffer, as selective recomputation needs; gloo's all-gather is our own. In a compiled block
-they are part of its graph.
+result instead of changing a buffer, as selective recomputation needs; over gloo all-gather and reduce-scatter are our
+own. In a compiled block they are part of its graph.
 """
 
 from __future__ import annotations
@@ -163,6 +163,8 @@ def _gather(x: Tensor, axis: Axis) -> Tensor:
 
 
 def _scatter_sum(x: Tensor, axis: Axis) -> Tensor:
+    if x.device.type == "cpu":
+        return scatter_sum_by_gloo(x.contiguous(), axis.size, axis.group_name)
     return _ops.wait_tensor(_ops.reduce_scatter_tensor(x.contiguous(), "sum", axis.size, axis.group_name))
 
 
@@ -183,6 +185,25 @@ def gather_by_gloo(x: Tensor, size: int, group_name: str) -> Tensor:
 @gather_by_gloo.register_fake
 def _(x: Tensor, size: int, group_name: str) -> Tensor:
     return x.new_empty(x.shape[0] * size, *x.shape[1:])
+
+
+@torch.library.custom_op("megalite_gloo::scatter_sum", mutates_args=())
+def scatter_sum_by_gloo(x: Tensor, size: int, group_name: str) -> Tensor:
+    """Reduce-scatter on dim 0, `[t, ...]` -> `[t/n, ...]`: each rank is sent its rows and adds them up. Gloo's own
+    sends all rows to all ranks, which takes 1.7 times as long."""
+    parts = torch.empty_like(x)
+    dist.all_to_all_single(parts, x, group=_resolve_process_group(cast("GroupName", group_name)))
+    return added(parts, size)
+
+
+@scatter_sum_by_gloo.register_fake
+def _(x: Tensor, size: int, group_name: str) -> Tensor:
+    return x.new_empty(x.shape[0] // size, *x.shape[1:])
+
+
+def added(parts: Tensor, size: int) -> Tensor:
+    """The sum of what all ranks have sent, in their order, one after the other on dim 0: `[t, ...]` -> `[t/n, ...]`."""
+    return parts.unflatten(0, (size, -1)).sum(0)
 
 
 @torch.library.custom_op("megalite_context::gather", mutates_args=())

@@ -44,6 +44,8 @@ from megalite.layers.gemm import Gemm, choose_gemm
 from megalite.layers.parts import choose_parts
 from megalite.model.spec import StageSpec
 from megalite.model.transformer import Stage, documents_of
+from megalite.parallel.axes import Axis
+from megalite.parallel.messages import begin_gather, begin_scatter_sum
 from megalite.planner.machines import Constants, Machine
 from megalite.planner.seconds import micro_batch_seconds
 from megalite.train.device import measure_gemm_flops
@@ -345,16 +347,15 @@ def _copy_rate(bench: Bench) -> float:
 
 
 def _halves(bench: Bench, tokens: int, num_ranks: int, link: float) -> float:
-    """Rate of a gather and a scatter of a stream, over that of its sum: gloo has none that scatters sums."""
+    """Rate of a gather and a scatter of a stream, over that of its sum."""
     if num_ranks == 1:
         return 1.0
     stream, make = _stream(bench, tokens)
     stream = stream[: len(stream) // num_ranks * num_ranks]
-    part = stream.new_zeros(len(stream) // num_ranks, stream.shape[1])
+    world = Axis("world", num_ranks, dist.get_rank(), dist.group.WORLD)
 
     def both() -> None:
-        dist.reduce_scatter_tensor(part, stream)
-        dist.all_gather_into_tensor(stream, part)
+        begin_gather(begin_scatter_sum(stream, world)(), world)()
 
     return _sent_bytes(stream, num_ranks) / bench.seconds_behind(both, make) / link
 

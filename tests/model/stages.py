@@ -17,6 +17,7 @@ from megalite.engine.steps import targets_of_batch
 from megalite.layers.attention_blocks import attend_in_blocks
 from megalite.layers.norm import LayerNorm, RMSNorm
 from megalite.layers.parts import Parts
+from megalite.layers.weight_gradients import TakeGradient
 from megalite.model.initialize import FreshWeights, fill, local_weights
 from megalite.model.spec import ChunkSpec, StageSpec
 from megalite.model.transformer import Stage
@@ -68,6 +69,7 @@ def make_stage(
     pp: int = 1,
     pp_rank: int = 0,
     mlp_chunk_tokens: int | None = None,
+    take_gradient: TakeGradient | None = None,
     **spec: Any,
 ) -> Stage:
     """A stage of the model with the weights of seed 1."""
@@ -78,7 +80,9 @@ def make_stage(
             model,
             (ChunkSpec(blocks, is_first=pp_rank == 0, is_last=pp_rank == pp - 1),),
             tp=tp,
-            parts=Parts(norm=norm, attend=attend_in_blocks, mlp_chunk_tokens=mlp_chunk_tokens),
+            parts=Parts(
+                norm=norm, attend=attend_in_blocks, mlp_chunk_tokens=mlp_chunk_tokens, take_gradient=take_gradient
+            ),
             **spec,
         )
     ).to(dtype)

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
+from torch.utils.flop_counter import FlopCounterMode
 
+from megalite.layers.weight_gradients import TakeGradient
 from megalite.parallel.axes import SINGLE
 from tests.kit.spawn import run_ranks
 from tests.layers.tracking import LivingStorages
@@ -129,3 +132,17 @@ def test_blocks_differ():
     mixed = ("full", "none", "selective", "full")
     wanted = bytes_kept("full", 3) - 3 * per_block["full"] + sum(per_block[kind] for kind in mixed)
     assert bytes_kept(mixed, 4) == wanted
+
+
+def flops(take: TakeGradient | None, **spec: Any) -> int:
+    """Of products, in a forward and a backward pass."""
+    stage = make_stage(tiny_model(), dtype=torch.float32, take_gradient=take, **spec)
+    with FlopCounterMode(display=False) as counted:
+        run_stage(stage, make_batch()).backward()
+    return counted.get_total_flops()
+
+
+@pytest.mark.parametrize("spec", [{"recompute": "full"}, {"mlp_chunk_tokens": 7}, {"recompute": "selective"}, {}])
+def test_gradients_that_somebody_else_keeps_take_no_more_products(spec: dict[str, Any]):
+    """Recomputation ends before a block's last product, as it does with torch's own: the next pass does not need it."""
+    assert flops(lambda parameter, made: made.make(), **spec) == flops(None, **spec)

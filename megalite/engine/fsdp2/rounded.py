@@ -2,6 +2,7 @@
 
     gather      each rank's rows, rounded; every rank unpacks all of them, its own too       bytes / 4 of fp32's
     reduction   all-to-all of rounded gradients, added up in fp32 at their owner
+                over gloo, whose reduce-scatter sends all to all ranks, of exact ones too
 
 Both are told what tensors their numbers are of, so that blocks are of one weight. They run where torch calls them: on a
 GPU on the streams of its own collectives, behind the passes of other blocks.
@@ -103,8 +104,26 @@ class RoundedReduction(_Buffers):
         return total
 
 
+class ExactReduction(_Buffers):
+    """A reduce-scatter of gradients by messages to their owners."""
+
+    def __call__(
+        self,
+        output_tensor: Tensor,
+        input_tensor: Tensor,
+        group: dist.ProcessGroup,
+        op: Any,
+        async_op: bool = False,
+    ) -> dist.Work | None:
+        assert op == dist.ReduceOp.SUM, f"gradients are added up, and nothing else: {op}"
+        received = torch.empty_like(input_tensor)
+        dist.all_to_all_single(received, input_tensor, group=group)
+        torch.sum(received.view(group.size(), -1), 0, out=output_tensor.view(-1))
+        return None
+
+
 def round_traffic(module: FSDPModule, wire: Wire, replicas: Axis, hops: ReplicaGroups | None) -> None:
-    """Have the collectives of a divided module round what they send.
+    """Have the collectives of a divided module send as little as they may.
 
     Args:
         replicas: the ranks that divide it.
@@ -113,9 +132,14 @@ def round_traffic(module: FSDPModule, wire: Wire, replicas: Axis, hops: ReplicaG
     Raises:
         UserError: this torch has no place for such collectives.
     """
-    if not wire.has_blocks or replicas.size == 1:
+    if replicas.size == 1:
         return
-    if not hasattr(module, "set_custom_all_gather"):
+    takes_own = hasattr(module, "set_custom_all_gather")
+    if not wire.has_blocks:
+        if takes_own and dist.get_backend(replicas.group) == "gloo":
+            module.set_custom_reduce_scatter(ExactReduction())  # type: ignore[arg-type]
+        return
+    if not takes_own:
         raise UserError(
             f"precision.reduce_bits and gather_bits: torch {torch.__version__} takes no collectives of one's own for "
             "FSDP2; use torch 2.13, null, or zero_stage=1 with the native engine"
