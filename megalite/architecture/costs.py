@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
+from functools import lru_cache
 from math import prod
 
 from megalite.architecture.activations import ACTIVATIONS
@@ -47,6 +48,12 @@ class BlockCut:
 NOT_CUT = BlockCut()
 
 
+MOST_KEPT = 64
+"""Models that are remembered: a search asks for the same again and again, and one of thousands of experts is long to
+count."""
+
+
+@lru_cache(maxsize=MOST_KEPT)
 def count_parameters(model: Architecture) -> int:
     """Parameters of a model, tied weights counted once."""
     return sum(sum_by_layer(model, lambda weight: prod(weight.shape)).values())
@@ -73,7 +80,7 @@ def flops_per_token(model: Architecture, seq_len: int) -> float:
     The convention of PaLM (Chowdhery et al. 2022, appendix B) with attention counted causal, i.e. half. Where adapters
     alone are trained, no gradients of other matrices are made: 4 a weight.
     """
-    blocks = sum(block_multiply_adds(block, model.hidden_size, seq_len) for block in model.blocks)
+    blocks = sum(multiply_adds_by_block(model, seq_len))
     head = model.vocab_size * model.hidden_size
     everything = blocks + head + model.num_predictions * (prediction_multiply_adds(model, seq_len) + head)
     if model.lora is None:
@@ -86,6 +93,13 @@ def prediction_multiply_adds(model: Architecture, seq_len: int) -> float:
     """Those of one token's forward pass through a layer that predicts further ahead, without the head."""
     block = model.block(model.num_layers)
     return 2 * model.hidden_size**2 + block_multiply_adds(block, model.hidden_size, seq_len)
+
+
+@lru_cache(maxsize=MOST_KEPT)
+def multiply_adds_by_block(model: Architecture, seq_len: int) -> tuple[float, ...]:
+    """Those of one token's forward pass through each block."""
+    found = {block: block_multiply_adds(block, model.hidden_size, seq_len) for block in set(model.blocks)}
+    return tuple(found[block] for block in model.blocks)
 
 
 def block_multiply_adds(block: BlockSpec, hidden_size: int, seq_len: int) -> float:

@@ -78,7 +78,7 @@ def check(
     engine = choose_engine(loaded.parallel)
     json_config = deepspeed_config(loaded, plan) if engine == "deepspeed" else None
     export = exportable(plan.model)
-    notes += _export_notes(export)
+    notes += [*_export_notes(export), *_engine_notes(loaded, plan, engine)]
     if world_size is None:
         notes += dict.fromkeys(note for own, planned in lengths for note in _fit_notes(own, planned))
     by_length = [_facts_of_length(own, planned) for own, planned in lengths] if len(lengths) > 1 else []
@@ -159,6 +159,14 @@ def _export_notes(export: Exportable) -> Iterator[str]:
         yield f"it trains, but cannot be exported to Hugging Face: {export.why_not}"
     if export.condition:
         yield f"to be exported as {export.architecture}, {export.condition}"
+
+
+def _engine_notes(config: Config, plan: RunPlan, engine: str) -> Iterator[str]:
+    if plan.sharding.weights and engine == "deepspeed" and config.train.compile != "off":
+        yield (
+            "DeepSpeed divides the weights, and its blocks cannot be compiled; parallel.engine=fsdp2 divides them alike "
+            "and compiles"
+        )
 
 
 def _facts_of_length(config: Config, plan: RunPlan) -> dict[str, Any]:

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 
 from megalite.architecture.architecture import Architecture
 from megalite.architecture.costs import (
-    block_multiply_adds,
     count_parameters,
     flops_per_token,
+    multiply_adds_by_block,
     prediction_multiply_adds,
 )
 from megalite.architecture.settings import MOST_LAYERS
@@ -269,7 +269,7 @@ def chunk_blocks(
     if counts is None:
         head = (1 + model.num_predictions) * HEAD_TIME_PER_FLOP * model.vocab_size * model.hidden_size
         head += model.num_predictions * prediction_multiply_adds(model, seq_len)
-        costs = [block_multiply_adds(block, model.hidden_size, seq_len) for block in model.blocks]
+        costs = multiply_adds_by_block(model, seq_len)
         ranks = placement.ranks
         if head * len(ranks) <= sum(costs) + head or len(ranks) == parallel.pp:
             return split_blocks(costs, len(ranks), head)

@@ -13,12 +13,12 @@ from megalite.architecture.architecture import Architecture
 from megalite.architecture.costs import ELEMENT_BYTES, sum_by_layer
 from megalite.architecture.weights import Weight, weight_table
 from megalite.config.engine import choose_engine
-from megalite.config.optimizers import FROZEN
+from megalite.config.optimizers import FROZEN, RULES
 from megalite.config.plan import RunPlan, has_embedding_copy
 from megalite.config.rounded import is_in_fp4, is_rounded, kept_fp4_bytes
 from megalite.config.schema import Config, OptimizerConfig
 from megalite.engine.footprint import EngineNumbers
-from megalite.optim.rules import rule_of, state_bytes
+from megalite.optim.rules import all_rules, rule_of, state_bytes
 from megalite.optim.rules import update_multiply_adds as rule_multiply_adds
 
 MOST_KEPT = 256
@@ -53,6 +53,8 @@ def _state_bytes_by_stage(config: Config, plan: RunPlan) -> tuple[int, ...]:
 def update_multiply_adds(config: Config, plan: RunPlan) -> float:
     """Products of the optimizer's rules in a step, of the rank that has most: matrices are shared out whole over the
     ranks that have parts of them."""
+    if not any(RULES[name].multiply_adds for name in all_rules(config.optimizer)):
+        return 0.0
     stages = _by_stage(plan, _update_multiply_adds(plan.model, config.optimizer))
     sharers = plan.tp * (plan.num_replicas if plan.sharding.optimizer else 1)
     return max(max(stages) / sharers, _largest_update(plan.model, config.optimizer))

@@ -65,7 +65,10 @@ def best_or_refusal(
     if ranks <= MOST_RANKS:
         helps.insert(0, f"--world-size {ranks}")
     tried = [f"up to {MOST_RANKS:,} ranks", *map(str, changes)]
-    otherwise = f"nor does it with {or_(tried)}: use a machine with more memory, or a smaller model"
+    otherwise = (
+        f"nor does it with {or_(tried)}: use a machine with more memory, a larger batch, which more ranks can "
+        "share, or a smaller model"
+    )
     raise UserError(
         f"no layout fits: the smallest takes {max(found.smallest.memory) / 2**30:.1f} GiB of a rank "
         f"({' '.join(found.smallest.overrides)}), and {max(0, found.usable) / 2**30:.1f} can be used; "

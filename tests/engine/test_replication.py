@@ -127,6 +127,28 @@ def test_bytes_on_the_network(dp):
             assert sent == pytest.approx(expected, rel=HEADERS), case
 
 
+def sent_by_fsdp2() -> tuple[int, int, int]:
+    """Bytes that this rank has sent in some steps of one micro-batch, parameters of the blocks, and all."""
+    one = {"micro_batch_size": 8, "global_batch_size": 16, "seq_len": 128}
+    parallel = {"dp": 2, "zero_stage": 3, "engine": "fsdp2"}
+    rank = start_rank(tiny_config(model=MANY["model"], batch=one, parallel=parallel))
+    rank.train(0, 1)
+    dist.barrier()
+    before = socket_bytes()
+    rank.train(1, 1 + STEPS)
+    dist.barrier()
+    sent, named = socket_bytes() - before, list(rank.engine.stage.named_parameters())
+    rank.engine.close()
+    of_blocks = sum(parameter.numel() for name, parameter in named if name.startswith("blocks."))
+    return sent, of_blocks, sum(parameter.numel() for _, parameter in named)
+
+
+def test_bytes_of_fsdp2_on_the_network():
+    """Blocks are gathered twice and all else once, gradients reduced once, each by half of its bytes."""
+    for sent, of_blocks, everything in run_ranks(sent_by_fsdp2, 2, backend="gloo"):
+        assert sent == pytest.approx(STEPS * 4 * (of_blocks + everything + everything) / 2, rel=HEADERS)
+
+
 MANY = {
     "model": {"hidden_size": 256, "num_layers": 12, "num_heads": 4, "num_kv_heads": 4, "ffn_hidden_size": 704},
     "batch": {"micro_batch_size": 4, "global_batch_size": 16, "seq_len": 128},

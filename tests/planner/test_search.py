@@ -84,7 +84,7 @@ def test_overrides_make_the_layout(tmp_path):
 
 def test_nothing_fits():
     """The smallest is named, with what would help; so is a world that no layout is legal on."""
-    huge = config(hidden_size=16384, num_heads=128, num_layers=96, ffn_hidden_size=65536, batch=8)
+    huge = config(hidden_size=16384, num_heads=128, num_layers=96, ffn_hidden_size=65536, batch=512)
     with pytest.raises(
         UserError, match=r"no layout fits: the smallest takes \d+\.\d GiB of a rank \(.*parallel\."
     ) as error:
