@@ -164,8 +164,8 @@ def _export_notes(export: Exportable) -> Iterator[str]:
 def _engine_notes(config: Config, plan: RunPlan, engine: str) -> Iterator[str]:
     if plan.sharding.weights and engine == "deepspeed" and config.train.compile != "off":
         yield (
-            "DeepSpeed divides the weights, and its blocks cannot be compiled; parallel.engine=fsdp2 divides them alike "
-            "and compiles"
+            "DeepSpeed divides the weights, and its blocks cannot be compiled; parallel.engine=fsdp2 divides them "
+            "alike and compiles"
         )
 
 
