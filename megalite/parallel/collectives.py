@@ -38,8 +38,9 @@ Said = TypeVar("Said")
 _ops = torch.ops._c10d_functional
 """Ops that return their result, and that the compiler knows."""
 
-# torch 2.13 renamed it: the old name warns there, the new one does not exist before.
+# torch 2.13 renamed them: the old names warn there, the new ones do not exist before.
 fill_all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+fill_reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 
 
 def copy_to(x: Tensor, axis: Axis) -> Tensor:

@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from megalite.parallel.axes import Axis
-from megalite.parallel.collectives import added, fill_all_gather
+from megalite.parallel.collectives import added, fill_all_gather, fill_reduce_scatter
 
 Arrival = Callable[[], Tensor]
 """Waits for a message, and has what came."""
@@ -34,7 +34,7 @@ def begin_scatter_sum(x: Tensor, axis: Axis) -> Arrival:
     """Sum partial results, and keep this rank's rows: `[t, ...]` -> `[t/n, ...]`."""
     if x.device.type != "cpu":
         mine = x.new_empty(x.shape[0] // axis.size, *x.shape[1:])
-        return _arrival(_reduce_scatter(mine, x, group=axis.group, async_op=True), mine)
+        return _arrival(fill_reduce_scatter(mine, x, group=axis.group, async_op=True), mine)
     parts = torch.empty_like(x)
     work = dist.all_to_all_single(parts, x, group=axis.group, async_op=True)
     arrival = _arrival(work, parts)
@@ -73,7 +73,3 @@ def _arrival(work: dist.Work | None, result: Tensor) -> Arrival:
         return result
 
     return arrive
-
-
-_reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
-"""torch 2.13 renamed it."""

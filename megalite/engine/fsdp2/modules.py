@@ -20,7 +20,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, fully_shard
 
-from megalite.engine.fsdp2.rounded import round_traffic
+from megalite.engine.fsdp2.rounded import set_collectives
 from megalite.engine.wire import Wire
 from megalite.layers.experts import Experts
 from megalite.model.initialize import CUT_MARK, EXPERT_MARK
@@ -85,7 +85,7 @@ class Divided:
         self._modules: list[Any] = [each for each in stage.modules() if isinstance(each, FSDPModule)]
         for module in self._modules:
             replicas = axes.expert_replicas if module in experts else groups.shards
-            round_traffic(module, traffic.wire, replicas, hops)
+            set_collectives(module, traffic.wire, replicas, hops)
         for module in self._modules:
             module.set_gradient_divide_factor(1.0)
             module.set_force_sum_reduction_for_comms(True)

@@ -122,7 +122,7 @@ class ExactReduction(_Buffers):
         return None
 
 
-def round_traffic(module: FSDPModule, wire: Wire, replicas: Axis, hops: ReplicaGroups | None) -> None:
+def set_collectives(module: FSDPModule, wire: Wire, replicas: Axis, hops: ReplicaGroups | None) -> None:
     """Have the collectives of a divided module send as little as they may.
 
     Args:

@@ -23,7 +23,7 @@ from megalite.engine.native.buckets import Bucket, FlatWeights
 from megalite.engine.wire import Wire, add_up, by_neighbour, pack, unpack
 from megalite.engine.wire_bytes import UNDER_WAY
 from megalite.parallel.axes import Axis, ReplicaGroups
-from megalite.parallel.collectives import all_reduce, fill_all_gather
+from megalite.parallel.collectives import all_reduce, fill_all_gather, fill_reduce_scatter
 
 
 class Replication:
@@ -171,6 +171,4 @@ class _Message:
             self._work.wait()
 
 
-# torch 2.13 renamed it: the old name warns there, the new one does not exist before.
-_reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
-_all_gather = fill_all_gather
+_reduce_scatter, _all_gather = fill_reduce_scatter, fill_all_gather
