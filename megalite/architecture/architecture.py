@@ -124,6 +124,10 @@ class BlockSpec:
     """Both read the same stream."""
 
 
+BlockKind = tuple[bool, bool]
+"""Whether a block's window holds, and whether it is sparse: all that sets the blocks of a model apart."""
+
+
 class Architecture(ModelSettings):
     """A model as it is built; `config.fill` makes it of a section `model`."""
 
@@ -144,8 +148,9 @@ class Architecture(ModelSettings):
     @property
     def blocks(self) -> tuple[BlockSpec, ...]:
         """The blocks, first to last."""
-        made = {kind: self._block(*kind) for kind in set(self.kinds())}
-        return tuple(made[kind] for kind in self.kinds())
+        kinds = self.kinds()
+        made = {kind: self.block_of(kind) for kind in set(kinds)}
+        return tuple(made[kind] for kind in kinds)
 
     @property
     def num_predictions(self) -> int:
@@ -154,10 +159,10 @@ class Architecture(ModelSettings):
 
     def block(self, index: int) -> BlockSpec:
         """A block, or one of those that predict further ahead, which count on and are like the last."""
-        return self.blocks[min(index, self.num_layers - 1)]
+        return self.block_of(self.kinds()[min(index, self.num_layers - 1)])
 
-    def kinds(self) -> list[tuple[bool, bool]]:
-        """For each block whether the window holds there, and whether it is sparse: all that sets blocks apart."""
+    def kinds(self) -> list[BlockKind]:
+        """The kind of each block, first to last. Whoever works something out for every block does it for every kind."""
         return list(zip(self._windows(), self.sparse_blocks, strict=True))
 
     @property
@@ -166,10 +171,8 @@ class Architecture(ModelSettings):
         moe = self.moe
         if moe is None:
             return [False] * self.num_layers
-        return [
-            index >= moe.first_dense and (index - moe.first_dense) % moe.every == moe.every - 1
-            for index in range(self.num_layers)
-        ]
+        first, every = moe.first_dense, moe.every
+        return [index >= first and (index - first) % every == every - 1 for index in range(self.num_layers)]
 
     def _windows(self) -> list[bool]:
         """For each block whether the window holds there."""
@@ -178,7 +181,9 @@ class Architecture(ModelSettings):
         types = self.layer_types or ("sliding_attention",)
         return [types[index % len(types)] == "sliding_attention" for index in range(self.num_layers)]
 
-    def _block(self, has_window: bool, is_sparse: bool) -> BlockSpec:
+    def block_of(self, kind: BlockKind) -> BlockSpec:
+        """All blocks of a kind."""
+        has_window, is_sparse = kind
         has_own_rope = has_window and self.sliding_rope is not None
         attention = AttentionSpec(
             self.attention,

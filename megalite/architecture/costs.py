@@ -98,8 +98,9 @@ def prediction_multiply_adds(model: Architecture, seq_len: int) -> float:
 @lru_cache(maxsize=MOST_KEPT)
 def multiply_adds_by_block(model: Architecture, seq_len: int) -> tuple[float, ...]:
     """Those of one token's forward pass through each block."""
-    found = {block: block_multiply_adds(block, model.hidden_size, seq_len) for block in set(model.blocks)}
-    return tuple(found[block] for block in model.blocks)
+    kinds = model.kinds()
+    found = {kind: block_multiply_adds(model.block_of(kind), model.hidden_size, seq_len) for kind in set(kinds)}
+    return tuple(found[kind] for kind in kinds)
 
 
 def block_multiply_adds(block: BlockSpec, hidden_size: int, seq_len: int) -> float:

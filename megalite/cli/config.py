@@ -75,7 +75,7 @@ def check(
         prove_pipeline(own, planned)
     plan = lengths[0][1]
     memory, traffic = memory_by_stage(lengths[0][0], plan), traffic_by_stage(lengths[0][0], plan)
-    engine = choose_engine(loaded.parallel)
+    engine = choose_engine(loaded)
     json_config = deepspeed_config(loaded, plan) if engine == "deepspeed" else None
     export = exportable(plan.model)
     notes += [*_export_notes(export), *_engine_notes(loaded, plan, engine)]

@@ -57,9 +57,9 @@ def _shares(config: Config, dp: int) -> Iterator[str]:
     parallel, batch = config.parallel, config.batch
     if batch.shares == "even":
         return
-    if choose_engine(parallel) != "native" or parallel.pp > 1 or parallel.ep > 1:
+    if choose_engine(config) != "native" or parallel.pp > 1 or parallel.ep > 1:
         yield (
-            f"batch.shares: found with engine={choose_engine(parallel)}, pp={parallel.pp}, ep={parallel.ep}, where "
+            f"batch.shares: found with engine={choose_engine(config)}, pp={parallel.pp}, ep={parallel.ep}, where "
             "ranks work in step through every micro-batch; use engine=native, pp=1 and ep=1, or shares=even"
         )
     if isinstance(batch.shares, tuple) and len(batch.shares) != dp:

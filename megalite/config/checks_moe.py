@@ -43,7 +43,7 @@ def check_moe(config: Config, model: Architecture, world_size: int) -> Iterator[
         yield "train.mlp_chunk_tokens: experts have their tokens all at once; use null, or a model without experts"
     if config.precision.fp8 is not None:
         yield from _fp8(config.precision.fp8)
-    if config.precision.dtype == "fp16" and choose_engine(config.parallel) == "deepspeed" and _has_losses(moe):
+    if config.precision.dtype == "fp16" and choose_engine(config) == "deepspeed" and _has_losses(moe):
         yield (
             "precision.dtype: losses of routers are not scaled as DeepSpeed scales the loss in fp16; use dtype=bf16, "
             "engine=native with zero_stage=1, or aux_loss=0 and z_loss=0"
@@ -82,7 +82,7 @@ def _expert_parallel(config: Config, moe: MoeConfig, world_size: int) -> Iterato
             f"batch.noise_scale: with ep={ep} an expert's gradient is of several ranks' micro-batches, and cannot be "
             "measured for each; use null, or ep=1"
         )
-    if ep > 1 and choose_engine(parallel) == "deepspeed":
+    if ep > 1 and choose_engine(config) == "deepspeed":
         yield (
             "parallel.ep: DeepSpeed has all experts on each rank here; use ep=1, or engine=native with zero_stage=1 or "
             f"engine=fsdp2 with zero_stage=3 for ep={ep}"

@@ -38,7 +38,7 @@ def check_optimizer(config: Config, model: Architecture) -> Iterator[str]:
     yield from _averages(config)
     if optimizer.qk_clip is not None:
         yield from _qk_clip(config, model)
-    if optimizer.offload and choose_engine(config.parallel) == "deepspeed":
+    if optimizer.offload and choose_engine(config) == "deepspeed":
         yield (
             "optimizer.offload: engine=deepspeed keeps masters and state where the weights are; use engine=fsdp2 with "
             "zero_stage=3, engine=native with zero_stage=0 or 1, or offload=false"

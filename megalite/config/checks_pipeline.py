@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from megalite.config.engine import NATIVE_STAGES, choose_engine
+from megalite.config.engine import NATIVE_STAGES, choose_engine, unknown_to_fsdp2
 from megalite.config.plan import derive_dp
 from megalite.config.schema import Config, ParallelConfig
 from megalite.config.wording import counted, divisors, or_, unused
@@ -46,7 +46,7 @@ def _pipeline(config: Config, world_size: int) -> Iterator[str]:
 
 def _engine(config: Config, world_size: int) -> Iterator[str]:
     parallel = config.parallel
-    pp, stage, engine = parallel.pp, parallel.zero_stage, choose_engine(parallel)
+    pp, stage, engine = parallel.pp, parallel.zero_stage, choose_engine(config)
     if pp > 1 and stage not in NATIVE_STAGES:
         dp = world_size // (parallel.cp * parallel.tp)
         yield (
@@ -75,7 +75,7 @@ def _engine(config: Config, world_size: int) -> Iterator[str]:
 
 
 def _fsdp2(config: Config, world_size: int) -> Iterator[str]:
-    """What needs a gradient or weight whole, or keeps numbers beside it; and groups of replicas."""
+    """Groups of replicas, and what the engine does not know."""
     parallel = config.parallel
     replicas = derive_dp(config, world_size) * parallel.cp
     if replicas % parallel.dp_replicate:
@@ -85,15 +85,7 @@ def _fsdp2(config: Config, world_size: int) -> Iterator[str]:
         )
     if parallel.dp_replicate > 1 and parallel.ep > 1:
         yield "parallel.dp_replicate: experts are divided over all of their replicas; use 1, or ep=1"
-    if config.precision.fp8 is not None:
-        yield "precision.fp8: not known yet with engine=fsdp2; use engine=native with zero_stage=1, or fp8=null"
-    if config.precision.master_dtype == "bf16":
-        yield "precision.master_dtype: engine=fsdp2 keeps masters in fp32; use that, or engine=deepspeed"
-    if config.batch.noise_scale is not None:
-        yield (
-            "batch.noise_scale: engine=fsdp2 reduces gradients before anybody sees those of a micro-batch whole; use "
-            "null, or another engine"
-        )
+    yield from unknown_to_fsdp2(config)
 
 
 def _kind(config: Config, world_size: int) -> Iterator[str]:

@@ -44,7 +44,7 @@ def _reference(config: Config, model: Architecture) -> Iterator[str]:
             f"{KEY}: the reference is the model that the run begins with, and without train.init_from that knows "
             "nothing; name a model that was trained on answers"
         )
-    if choose_engine(config.parallel) == "deepspeed" and config.model.lora is None:
+    if choose_engine(config) == "deepspeed" and config.model.lora is None:
         yield (
             f"{KEY}: engine=deepspeed cannot hold the reference beside the model; use zero_stage=0 or 1 with "
             "engine=native, engine=fsdp2, or model.lora, whose reference is the model without adapters"
@@ -57,7 +57,7 @@ def _reference(config: Config, model: Architecture) -> Iterator[str]:
         )
     if config.batch.stages:
         yield f"{KEY}: batch.stages: the reference would change with the stages' lengths; use one length"
-    if config.precision.gather_bits is not None and choose_engine(config.parallel) == "native" and model.lora is None:
+    if config.precision.gather_bits is not None and choose_engine(config) == "native" and model.lora is None:
         yield f"{KEY}: precision.gather_bits: the model's weights are rounded, the reference's are not; use null"
 
 

@@ -12,7 +12,7 @@ from megalite.config.wording import divisors, or_, unused
 
 def check_wire(config: Config, world_size: int) -> Iterator[str]:
     """Complaints about `precision.reduce_bits` and `gather_bits`, `parallel.reduce_within` and `hpz_size`."""
-    engine = choose_engine(config.parallel)
+    engine = choose_engine(config)
     if engine == "deepspeed":
         for key in ("reduce_bits", "gather_bits"):
             if (bits := getattr(config.precision, key)) is not None:

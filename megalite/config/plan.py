@@ -10,6 +10,7 @@ import dataclasses
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 from megalite.architecture.architecture import Architecture
 from megalite.architecture.costs import (
@@ -21,6 +22,7 @@ from megalite.architecture.costs import (
 from megalite.architecture.settings import MOST_LAYERS
 from megalite.architecture.weights import vocab_rows_per_rank
 from megalite.config.batch_sizes import BatchSizes, batch_sizes, tokens_before
+from megalite.config.engine import choose_engine
 from megalite.config.fill import fill
 from megalite.config.length import derive_steps, fill_schedule
 from megalite.config.schema import Config, ParallelConfig, ScheduleConfig
@@ -39,6 +41,9 @@ weight against 6 x tokens FLOPs, so a tenth of the products' time at most where 
 
 CACHED_LOGITS = 2**20
 """What a CPU's cores keep at hand between two passes over the same logits: 4 MB of fp32."""
+
+SPLITS_KEPT = 256
+"""Cuts of blocks that are remembered: a search asks for the same again and again."""
 
 SPLIT_HALVINGS = 60
 """Of the span in which the fastest cut is looked for: to the last bit of a float."""
@@ -297,7 +302,8 @@ def fill_stages(ranks: Sequence[int], num_layers: int, head_cost: float) -> list
     return counts
 
 
-def split_blocks(costs: Sequence[float], pp: int, head_cost: float) -> tuple[tuple[int, int], ...]:
+@lru_cache(maxsize=SPLITS_KEPT)
+def split_blocks(costs: tuple[float, ...], pp: int, head_cost: float) -> tuple[tuple[int, int], ...]:
     """Cut the blocks into pp runs such that the slowest stage is as fast as can be.
 
     The last stage has the head and its loss too, which in a small model with a large vocabulary outweigh several
@@ -357,7 +363,7 @@ def compile_pays(config: Config, plan: RunPlan, device: str) -> bool:
         return config.train.compile == "on"
     if config.precision.fp4 is not None:
         return False  # emulation ends the graph at each product
-    if config.parallel.zero_stage == 3 and config.parallel.engine != "fsdp2":
+    if config.parallel.zero_stage == 3 and choose_engine(config) == "deepspeed":
         return False  # the compiler would trace DeepSpeed's gathering hooks, and give up on each
     if device == "cuda":
         return plan.total_steps >= COMPILE_PAYS_FROM_STEPS_CUDA

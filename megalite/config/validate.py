@@ -140,7 +140,7 @@ def _tensor_parallel(config: Config, model: Architecture) -> Iterator[str]:
 
 def _precision(config: Config) -> Iterator[str]:
     precision = config.precision
-    engine = choose_engine(config.parallel)
+    engine = choose_engine(config)
     if precision.dtype != "fp32" and config.parallel.zero_stage == 0 and engine == "deepspeed":
         yield (
             f"parallel.zero_stage: found 0 with dtype={precision.dtype}, where DeepSpeed applies wrong updates; use "
@@ -185,7 +185,7 @@ def _flash_attention(config: Config) -> Iterator[str]:
 
 
 def _compile(config: Config) -> Iterator[str]:
-    if config.train.compile == "on" and config.parallel.zero_stage == 3 and choose_engine(config.parallel) != "fsdp2":
+    if config.train.compile == "on" and config.parallel.zero_stage == 3 and choose_engine(config) == "deepspeed":
         yield (
             "train.compile: on gains nothing with DeepSpeed's zero_stage=3, whose gathering hooks the compiler cannot "
             "follow; use compile=auto, engine=fsdp2, or a zero_stage of 2 or less"

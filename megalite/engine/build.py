@@ -121,7 +121,7 @@ def build_engine(config: Config, plan: RunPlan, axes: Axes, device: torch.device
         source: where the initial weights come from. Half-precision masters are made of them rounded, and are to be set
             by `Engine.load`.
     """
-    if choose_engine(config.parallel) == "native":
+    if choose_engine(config) == "native":
         from megalite.engine.native.engine import NativeEngine
         from megalite.engine.native.sums import GradientSums
 
@@ -129,7 +129,7 @@ def build_engine(config: Config, plan: RunPlan, axes: Axes, device: torch.device
         stage = build_stage(config, plan, axes, device, source, sums.take).to(DTYPES[config.precision.dtype])
         ends = connect_ends(axes) if has_embedding_copy(plan) else SINGLE
         engine: Engine = NativeEngine(config, plan, axes, stage, sums, ends)
-    elif choose_engine(config.parallel) == "fsdp2":
+    elif choose_engine(config) == "fsdp2":
         from megalite.engine.fsdp2.engine import Fsdp2Engine
 
         stage = build_stage(config, plan, axes, device, source, is_filled=False)

@@ -81,7 +81,7 @@ class EngineNumbers(NamedTuple):
 
 def footprint(config: Config, plan: RunPlan, numbers: EngineNumbers) -> Footprint:
     """What the engine of a config keeps on a rank."""
-    engine = choose_engine(config.parallel)
+    engine = choose_engine(config)
     return {"native": _native, "fsdp2": _fsdp2, "deepspeed": _deepspeed}[engine](config, plan, numbers)
 
 

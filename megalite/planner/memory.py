@@ -21,7 +21,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 
-from megalite.architecture.architecture import BlockSpec
+from megalite.architecture.architecture import BlockKind, BlockSpec
 from megalite.architecture.attention_costs import gathered_bytes
 from megalite.architecture.costs import (
     ELEMENT_BYTES,
@@ -120,11 +120,12 @@ def block_activations(config: Config, plan: RunPlan, blocks: Sequence[int], mode
     fp8, a = config.precision.fp8, ELEMENT_BYTES[config.precision.dtype]
     is_in_chunks = config.train.mlp_chunk_tokens is not None
     of_each = [modes if isinstance(modes, str) else modes[index] for index in blocks]
-    chosen = list(zip(blocks_alike(plan, blocks), of_each, strict=True))
+    chosen = list(zip(kinds_of(plan, blocks), of_each, strict=True))
     seen = plan.cp if config.parallel.cp_kind == "allgather" else 1
     cut = BlockCut(plan.tp, config.parallel.sequence_parallel, seen)
-    found = {
-        (block, recompute): block_activation_bytes(
+
+    def kept_by(block: BlockSpec, recompute: str) -> int:
+        kept = block_activation_bytes(
             block,
             plan.model.hidden_size,
             element_bytes=a,
@@ -133,17 +134,22 @@ def block_activations(config: Config, plan: RunPlan, blocks: Sequence[int], mode
             keeps_fp8_inputs=fp8 is not None and fp8.backend == "te",
             has_dropout=plan.model.dropout > 0.0,
         )
-        - (mlp_bytes(block.feed_forward, element_bytes=a, tp=plan.tp) if is_in_chunks and recompute == "none" else 0)
-        for block, recompute in set(chosen)
-    }
+        is_without_mlp = is_in_chunks and recompute == "none"
+        return kept - (mlp_bytes(block.feed_forward, element_bytes=a, tp=plan.tp) if is_without_mlp else 0)
+
+    found = {(kind, mode): kept_by(plan.model.block_of(kind), mode) for kind, mode in set(chosen)}
     return [found[each] for each in chosen]
 
 
-def blocks_alike(plan: RunPlan, blocks: Iterable[int]) -> list[BlockSpec]:
-    """Blocks by their numbers, those that predict further behind the model's."""
-    model = plan.model
-    made = model.blocks
-    return [made[min(index, model.num_layers - 1)] for index in blocks]
+def kinds_of(plan: RunPlan, blocks: Iterable[int]) -> list[BlockKind]:
+    """Kinds of blocks by their numbers, those that predict further behind the model's, like its last."""
+    kinds = plan.model.kinds()
+    return [kinds[min(index, len(kinds) - 1)] for index in blocks]
+
+
+def blocks_among(plan: RunPlan, blocks: Iterable[int]) -> list[BlockSpec]:
+    """One of each kind among blocks."""
+    return [plan.model.block_of(kind) for kind in set(kinds_of(plan, blocks))]
 
 
 def _stage_memory(
@@ -197,14 +203,14 @@ def _activations(
     recomputation brings it back, and an MLP in chunks has it."""
     mine, tokens = plan.blocks_of(stage), _micro_batch_tokens(config)
     again = max((blocks.again[index] for index in mine), default=0)
-    in_mlp = 0 if config.train.mlp_chunk_tokens is None else _in_mlp(config, plan, blocks_alike(plan, mine))
+    in_mlp = 0 if config.train.mlp_chunk_tokens is None else _in_mlp(config, plan, blocks_among(plan, mine))
     return tokens * int(peak_kept(order, blocks.by_chunk)), tokens * again + in_mlp
 
 
 def _in_mlp(config: Config, plan: RunPlan, blocks: Sequence[BlockSpec]) -> int:
     """Inside the widest of some MLPs that take a chunk of tokens at a time."""
     a, tokens, chunk = ELEMENT_BYTES[config.precision.dtype], _micro_batch_tokens(config), config.train.mlp_chunk_tokens
-    inside = max((mlp_bytes(block.feed_forward, element_bytes=a, tp=plan.tp) for block in set(blocks)), default=0)
+    inside = max((mlp_bytes(block.feed_forward, element_bytes=a, tp=plan.tp) for block in blocks), default=0)
     pieces = plan.tp if config.parallel.sequence_parallel else 1  # gathered inside, so that a chunk there is tp of them
     return min((chunk or tokens) * pieces, tokens) * inside
 
@@ -224,12 +230,12 @@ def _kept_by_blocks(config: Config, plan: RunPlan) -> _KeptByBlocks:
     everything = range(model.num_layers + model.num_predictions)
     kept, whole = (block_activations(config, plan, everything, kind) for kind in (recomputed(config, plan), "none"))
     again = [all_of_it - some for all_of_it, some in zip(whole, kept, strict=True)]
-    blocks = blocks_alike(plan, everything)
+    kinds = kinds_of(plan, everything)
     held_by = {
-        block: block_held_bytes(block, model.hidden_size, element_bytes=element_bytes, tp=plan.tp)
-        for block in set(blocks)
+        kind: block_held_bytes(model.block_of(kind), model.hidden_size, element_bytes=element_bytes, tp=plan.tp)
+        for kind in set(kinds)
     }
-    held = [held_by[block] for block in blocks]
+    held = [held_by[kind] for kind in kinds]
     for index in _predicting(plan):
         kept[index] += _around_prediction(config, plan)
     bounds = [*plan.chunk_blocks[:-1], (plan.chunk_blocks[-1][0], len(everything))]  # what predicts further is behind
@@ -288,8 +294,7 @@ def _traffic(config: Config, plan: RunPlan, stage: int) -> int:
     leaving = cuts
     if config.train.device == "cpu":  # gloo's are kept until others follow
         leaving = min(SENDS_UNDER_WAY, cuts * plan.grad_accum_steps)
-    blocks = set(blocks_alike(plan, plan.blocks_of(stage)))
-    shared = max((_of_others(config, plan, block) for block in blocks), default=0)
+    shared = max((_of_others(config, plan, block) for block in blocks_among(plan, plan.blocks_of(stage))), default=0)
     both_ways = edge * (cuts + leaving)  # over each cut, what comes and what goes
     return collective + tokens * (shared + _sent_to_experts(config, plan, stage)) + both_ways
 

@@ -52,7 +52,7 @@ def gradient_bytes(config: Config, plan: RunPlan) -> float:
         return bytes_per_number(precision.reduce_bits)
     if precision.reduce_dtype is not None:
         return ELEMENT_BYTES[precision.reduce_dtype]
-    is_as_weights = choose_engine(config.parallel) == "deepspeed" and plan.sharding.gradients
+    is_as_weights = choose_engine(config) == "deepspeed" and plan.sharding.gradients
     return ELEMENT_BYTES[precision.dtype] if is_as_weights else FP32_BYTES
 
 
@@ -74,7 +74,7 @@ def replica_bytes(config: Config, plan: RunPlan, num_inner: int, num_outer: int)
         return ReplicaBytes(0.0, 0.0)
     share, gradient, weight = (replicas - 1) / replicas, gradient_bytes(config, plan), weight_bytes(config)
     near, far = _hops(config, replicas)
-    if choose_engine(config.parallel) == "fsdp2":
+    if choose_engine(config) == "fsdp2":
         return _fsdp2(config, plan, num_inner, num_outer)
     if not plan.sharding.optimizer:
         again = gradient if config.precision.reduce_bits is None else _sum_bytes(config)
@@ -124,4 +124,4 @@ def bytes_by_stage(config: Config, plan: RunPlan) -> tuple[ReplicaBytes, ...]:
 def gathered_once(config: Config, plan: RunPlan) -> int:
     """Weights that a micro-batch gathers once, those outside of FSDP2's blocks; the others come again for the backward
     pass."""
-    return outer_parameters(plan) if choose_engine(config.parallel) == "fsdp2" else 0
+    return outer_parameters(plan) if choose_engine(config) == "fsdp2" else 0

@@ -13,16 +13,17 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from math import inf
+from operator import itemgetter
 
-from megalite.architecture.costs import ELEMENT_BYTES, FP32_BYTES
 from megalite.config.fill import fill
 from megalite.config.plan import make_plan
 from megalite.config.schema import Config
 from megalite.config.stream import stream_tokens
 from megalite.config.validate import validate
+from megalite.engine.footprint import footprint
 from megalite.errors import ConfigError
 from megalite.planner.estimate import Estimate, estimate, estimate_if_fits, usable_memory
-from megalite.planner.holdings import parameters_by_stage
+from megalite.planner.holdings import numbers_by_stage
 from megalite.planner.layouts import Candidate, Mesh, layouts
 from megalite.planner.machines import Machine
 from megalite.planner.memory import block_activations, is_compiled, on_device, recomputed
@@ -59,13 +60,13 @@ def search(config: Config, world_size: int, machine: Machine, *, top: int, vocab
     config = on_device(config, machine.device_type)
     model = fill(config, vocab_size)
     bounds, most = Bounds(config, machine, vocab_size), usable_memory(machine)
-    legal = layouts(config, model, world_size, machine)
-    found = sorted((each for each in legal if not bounds.is_repeated(each)), key=bounds.seconds)
+    legal = (each for each in layouts(config, model, world_size, machine) if not bounds.is_repeated(each))
+    found = sorted(((bounds.seconds(each), each) for each in legal), key=itemgetter(0))
     best = Quickest(top)
-    for layout in found:
-        if bounds.seconds(layout) >= best.limit * (1 + EQUAL):
+    for seconds, layout in found:
+        if seconds >= best.limit * (1 + EQUAL):
             break
-        if bounds.memory(layout) > most or bounds.seconds(layout) >= best.limit_of(layout.mesh):
+        if seconds >= best.limit_of(layout.mesh) or bounds.memory(layout) > most:
             continue
         judged = _judge(config, layout, world_size, machine, vocab_size, must_fit=True)
         if isinstance(judged, Estimate):
@@ -73,7 +74,7 @@ def search(config: Config, world_size: int, machine: Machine, *, top: int, vocab
     if chosen := best.chosen():
         return Search(chosen, None, len(found))
     complaint, smallest = "", list[Estimate]()
-    for layout in sorted(found, key=bounds.memory):
+    for layout in sorted((each for _, each in found), key=bounds.memory):
         judged = _judge(config, layout, world_size, machine, vocab_size)
         assert judged is not None, "it need not fit"
         if isinstance(judged, ConfigError):
@@ -153,25 +154,24 @@ class Bounds:
 
     def __init__(self, base: Config, machine: Machine, vocab_size: int | None):
         self._base, self._machine, self._vocab_size = base, machine, vocab_size
-        self._known: dict[Candidate, tuple[float, float, int]] = {}
+        self._of_micro_batches: dict[tuple[int | str, ...], tuple[float, float]] = {}
+        self._of_engines: dict[tuple[int, ...], tuple[int, int]] = {}
         self._compiles: bool | None = None
         """Of all layouts alike: steps, and FLOPs a rank, are the same."""
 
     def seconds(self, layout: Candidate) -> float:
         """Of a step."""
-        work, _, _ = self._of_micro_batch(layout)
+        work, _ = self._of_micro_batch(layout)
         count = self._base.batch.global_batch_size // (layout.dp * layout.micro_batch_size)
         return work / layout.pp * (count + UNAVOIDABLE[layout.schedule](layout))
 
     def memory(self, layout: Candidate) -> float:
-        """Bytes of a rank: weights and sums of gradients of a stage of mean size, the states of its share, and what the
+        """Bytes of a rank: what the engine keeps of a stage of mean size, what it has of a block at work, and what the
         first stage keeps of the micro-batches under way, which is a share of the blocks of as many."""
-        _, kept, numbers = self._of_micro_batch(layout)
-        kept = 0.0 if layout.offloads else kept
-        replicas, a = layout.dp * layout.cp, ELEMENT_BYTES[self._base.precision.dtype]
-        divided = replicas if layout.divides_weights else 1
-        state = numbers / layout.pp * ((a + FP32_BYTES) / divided + FP32_BYTES / replicas)
-        return state + kept * (1.0 if layout.pp == 1 else SHARE_OF_FIRST)
+        _, kept = self._of_micro_batch(layout)
+        lasting, at_work = self._of_engine(layout)
+        first = 0.0 if layout.offloads else kept * (1.0 if layout.pp == 1 else SHARE_OF_FIRST)
+        return lasting / layout.pp + at_work + first
 
     def is_repeated(self, layout: Candidate) -> bool:
         """Whether it is another one in other words: compiled blocks do under `none` what `selective` says."""
@@ -180,17 +180,31 @@ class Bounds:
             self._compiles = is_compiled(config, make_plan(config, ranks, self._vocab_size))
         return layout.recompute == "selective" and bool(self._compiles)
 
-    def _of_micro_batch(self, layout: Candidate) -> tuple[float, float, int]:
-        """Seconds through the whole model, bytes kept of it, and parameters of a tp rank."""
-        alone = replace(layout, pp=1, dp=layout.ep, schedule="1f1b", chunks=None, divides_weights=False)
-        if alone not in self._known:
+    def _of_micro_batch(self, layout: Candidate) -> tuple[float, float]:
+        """Seconds through the whole model, and bytes kept of it."""
+        shared = layout.tp, layout.cp, layout.ep, layout.divides_sequences
+        key = (*shared, layout.micro_batch_size, layout.recompute, layout.offloads)
+        if key not in self._of_micro_batches:
+            alone = replace(layout, pp=1, dp=layout.ep, schedule="1f1b", chunks=None, divides_weights=False)
             config = alone.applied_to(self._base)
             plan = make_plan(config, alone.dp * alone.cp * alone.tp, self._vocab_size)
             kept = sum(block_activations(config, plan, range(plan.model.num_layers), recomputed(config, plan)))
             tokens = stream_tokens(config) // plan.cp
             seconds = micro_batch_seconds(config, plan, self._machine)
-            self._known[alone] = seconds, float(kept * tokens), parameters_by_stage(plan)[0]
-        return self._known[alone]
+            self._of_micro_batches[key] = seconds, float(kept * tokens)
+        return self._of_micro_batches[key]
+
+    def _of_engine(self, layout: Candidate) -> tuple[int, int]:
+        """Bytes of the whole model's weights, gradients and states on one rank, and of a block at work."""
+        is_single = self._base.batch.global_batch_size == layout.dp * layout.micro_batch_size
+        key = layout.tp, layout.cp, layout.ep, layout.dp, layout.divides_weights, is_single
+        if key not in self._of_engines:
+            config = replace(layout, pp=1, schedule="1f1b", chunks=None).applied_to(self._base)
+            plan = make_plan(config, layout.dp * layout.cp * layout.tp, self._vocab_size)
+            held = footprint(config, plan, numbers_by_stage(config, plan)[0])
+            lasting = held.weights + held.gradients + held.optimizer - held.late_gradients
+            self._of_engines[key] = lasting, held.in_blocks
+        return self._of_engines[key]
 
 
 SHARE_OF_FIRST = 0.8

@@ -17,6 +17,7 @@ al. 2020 (ZeRO).
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -105,6 +106,10 @@ class _Chunk:
     def whole(self) -> Parts:
         return _sum((self.forward, self.backward))
 
+    def times(self, count: int) -> _Chunk:
+        """So many alike, one behind the other."""
+        return _Chunk(_times(self.forward, count), _times(self.backward, count), count * self.weights)
+
 
 def _chunks(config: Config, plan: RunPlan, machine: Machine, practice: Practice) -> list[_Chunk]:
     """Every chunk of the pipeline; blocks that are alike are counted once."""
@@ -112,11 +117,12 @@ def _chunks(config: Config, plan: RunPlan, machine: Machine, practice: Practice)
     modes = recompute_by_block(config, plan)
     kinds_and_modes = list(zip(kinds, modes, strict=False))  # of the model's own
     known = {
-        (kind, mode): _block(config, plan, model.block(kinds.index(kind)), machine, practice, mode)
+        (kind, mode): _block(config, plan, model.block_of(kind), machine, practice, mode)
         for kind, mode in set(kinds_and_modes)
     }
     for number, bounds in enumerate(plan.chunk_blocks):
-        blocks = [known[each] for each in kinds_and_modes[slice(*bounds)]]
+        alike = Counter(kinds_and_modes[slice(*bounds)])
+        blocks = [known[each].times(count) for each, count in alike.items()]
         is_last = number == len(plan.chunk_blocks) - 1
         if is_last and model.num_predictions:
             last = model.block(model.num_layers)

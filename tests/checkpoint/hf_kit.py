@@ -231,7 +231,7 @@ def write_checkpoint(
     updates = step if num_updates is None else num_updates
     progress = Progress(step=step, num_updates=updates, num_tokens=1000 * step)
     manifest = Manifest(progress, model.model_dump(mode="json"), {"pp": PP, "tp": TP}, {}, {}, data=data or {})
-    stages = split_blocks([1.0] * model.num_layers, PP, head_cost=0)
+    stages = split_blocks((1.0,) * model.num_layers, PP, head_cost=0)
     for stage, tp_rank in itertools.product(range(PP), range(TP)):
         file, tensors = f"rank-{stage * TP + tp_rank:05d}.safetensors", {}
         for weight in stored_table(model).values():

@@ -28,7 +28,7 @@ LATE_SECONDS = 0.3
 """Time enough for an update that does not wait."""
 LAYOUTS = {
     "zero1": {"dp": 2, "zero_stage": 1},
-    "zero3": {"dp": 2, "zero_stage": 3},
+    "zero3": {"dp": 2, "zero_stage": 3, "engine": "deepspeed"},
     "fsdp2": {"dp": 2, "zero_stage": 3, "engine": "fsdp2"},
     "tp2-zero0": {"tp": 2, "zero_stage": 0},
     "pp2": {"pp": 2, "zero_stage": 1},

@@ -35,17 +35,17 @@ LAYOUTS = {
     1: {
         "zero1": layout(8),
         "zero2": layout(1, zero_stage=2),
-        "zero3": layout(4, zero_stage=3),
+        "zero3": layout(4, zero_stage=3, engine="deepspeed"),
     },
     2: {
         "tp2": layout(tp=2),
         "tp2-sp-zero2": layout(1, tp=2, zero_stage=2, sequence_parallel=True),
         "tp2-zero0": layout(4, tp=2, zero_stage=0),
-        "tp2-sp-zero3": layout(tp=2, zero_stage=3, sequence_parallel=True),
+        "tp2-sp-zero3": layout(tp=2, zero_stage=3, engine="deepspeed", sequence_parallel=True),
         "dp2-zero0": layout(4, dp=2, zero_stage=0),
         "dp2-zero1": layout(dp=2),
         "dp2-zero2": layout(1, dp=2, zero_stage=2),
-        "dp2-zero3": layout(4, dp=2, zero_stage=3),
+        "dp2-zero3": layout(4, dp=2, zero_stage=3, engine="deepspeed"),
         "dp2-fsdp2": layout(4, dp=2, zero_stage=3, engine="fsdp2"),
         "pp2-zero0": layout(pp=2, zero_stage=0),
         "pp2-zero1": layout(1, pp=2),
@@ -54,18 +54,18 @@ LAYOUTS = {
         "pp2-zb-v": layout(1, pp=2, schedule="zb-v"),
         "cp2-zero0": layout(cp=2, zero_stage=0),
         "cp2-zero1": layout(4, cp=2, cp_kind="ulysses"),
-        "cp2-zero3": layout(cp=2, zero_stage=3),
+        "cp2-zero3": layout(cp=2, zero_stage=3, engine="deepspeed"),
     },
     4: {
         "tp4-sp": layout(4, tp=4, sequence_parallel=True),
-        "tp4-zero3": layout(tp=4, zero_stage=3),
+        "tp4-zero3": layout(tp=4, zero_stage=3, engine="deepspeed"),
         "dp4": layout(dp=4),
-        "dp4-zero3": layout(1, dp=4, zero_stage=3),
+        "dp4-zero3": layout(1, dp=4, zero_stage=3, engine="deepspeed"),
         "dp4-zero0": layout(dp=4, zero_stage=0),
         "tp2-dp2-zero2-sp": layout(1, tp=2, dp=2, zero_stage=2, sequence_parallel=True),
         "tp2-dp2-fsdp2": layout(tp=2, dp=2, zero_stage=3, engine="fsdp2"),
         "dp4-fsdp2-hybrid": layout(dp=4, zero_stage=3, engine="fsdp2", dp_replicate=2),
-        "tp2-dp2-zero3": layout(tp=2, dp=2, zero_stage=3),
+        "tp2-dp2-zero3": layout(tp=2, dp=2, zero_stage=3, engine="deepspeed"),
         "pp2-tp2-sp": layout(1, pp=2, tp=2, sequence_parallel=True),
         "pp2-dp2": layout(pp=2, dp=2),
         "pp2-dp2-zero0": layout(1, pp=2, dp=2, zero_stage=0),
@@ -77,7 +77,7 @@ LAYOUTS = {
     },
 }
 OF_EXPERTS = {
-    1: {"experts": layout(8), "experts-zero3": layout(4, zero_stage=3)},
+    1: {"experts": layout(8), "experts-zero3": layout(4, zero_stage=3, engine="deepspeed")},
     2: {
         "ep2": layout(dp=2, ep=2),
         "ep2-zero0": layout(4, dp=2, ep=2, zero_stage=0),
@@ -114,7 +114,7 @@ GPT_OSS = {
 
 FURTHER = {"moe": BIASED, "mtp": {"num_layers": 2}}
 OF_PREDICTIONS = {
-    1: {"experts": layout(8), "experts-zero3": layout(4, zero_stage=3)},
+    1: {"experts": layout(8), "experts-zero3": layout(4, zero_stage=3, engine="deepspeed")},
     2: {
         "ep2": layout(dp=2, ep=2),
         "experts-tp2-sp": layout(tp=2, sequence_parallel=True),
@@ -149,7 +149,7 @@ MODELS: dict[str, tuple[dict, tuple[str, ...]]] = {
 UNEVEN = {
     "dp3-zero1": {"parallel": {"dp": 3, "zero_stage": 1}},
     "dp3-zero2": {"parallel": {"dp": 3, "zero_stage": 2}},
-    "dp3-zero3": {"parallel": {"dp": 3, "zero_stage": 3}},
+    "dp3-zero3": {"parallel": {"dp": 3, "zero_stage": 3, "engine": "deepspeed"}},
     "dp3-zero0": {"parallel": {"dp": 3, "zero_stage": 0}},
     "dp3-fsdp2": {"parallel": {"dp": 3, "zero_stage": 3, "engine": "fsdp2"}},
     "pp3": {"parallel": {"pp": 3, "zero_stage": 1}},

@@ -18,8 +18,8 @@ STEPS_PER_LEG = 2
 
 JOURNEY = (
     (1, {"zero_stage": 0}, 2),
-    (2, {"tp": 2, "zero_stage": 3}, 1),
-    (4, {"tp": 2, "dp": 2, "zero_stage": 3, "sequence_parallel": True}, 2),
+    (2, {"tp": 2, "zero_stage": 3, "engine": "deepspeed"}, 1),
+    (4, {"tp": 2, "dp": 2, "zero_stage": 3, "engine": "deepspeed", "sequence_parallel": True}, 2),
     (2, {"dp": 2, "zero_stage": 3, "engine": "fsdp2"}, 2),
     (4, {"pp": 4, "zero_stage": 1}, 1),
     (2, {"pp": 2, "zero_stage": 0}, 4),
@@ -60,7 +60,7 @@ def test_the_world_grows_and_shrinks(tmp_path, tied):
 
 def test_reader_joins_pieces_of_any_rectangle(tmp_path):
     """Every rectangle asked of a tensor cut by tp 2 and by ZeRO equals the slice of the whole."""
-    run_ranks(travel, 4, tmp_path, 0, {"tp": 2, "dp": 2, "zero_stage": 3}, 2, {})
+    run_ranks(travel, 4, tmp_path, 0, {"tp": 2, "dp": 2, "zero_stage": 3, "engine": "deepspeed"}, 2, {})
     reader = CheckpointReader(tmp_path / f"step-{STEPS_PER_LEG:07d}")
     for name in ("weight/embedding.weight", "exp_avg/blocks.1.mlp.down.weight"):
         record = reader.manifest.tensors[name]

@@ -204,7 +204,7 @@ OTHERS = [
         "optimizer.qk_clip: it would change weights that optimizer.groups has frozen, blocks.0.attention.q.weight, ",
     ),
     (
-        {"optimizer": {"offload": True}, "parallel": {"zero_stage": 3}},
+        {"optimizer": {"offload": True}, "parallel": {"zero_stage": 3, "engine": "deepspeed"}},
         "optimizer.offload: engine=deepspeed keeps masters and state where the weights are; use engine=fsdp2",
     ),
     (

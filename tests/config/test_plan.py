@@ -86,14 +86,14 @@ class TestLayout:
         ],
     )
     def test_split_blocks(self, num_layers: int, pp: int, head_cost: float, expected: list[int]):
-        assert [stop - first for first, stop in split_blocks([1.0] * num_layers, pp, head_cost)] == expected
+        assert [stop - first for first, stop in split_blocks((1.0,) * num_layers, pp, head_cost)] == expected
 
     @pytest.mark.parametrize("head_cost", [0.0, 0.7, 3.0, 100.0])
     @pytest.mark.parametrize("num_layers", range(1, 10))
     def test_split_is_the_best(self, num_layers: int, head_cost: float):
         """No block is lost or doubled, and no other way to cut has a faster slowest stage."""
         for pp in range(1, num_layers + 1):
-            bounds = split_blocks([1.0] * num_layers, pp, head_cost)
+            bounds = split_blocks((1.0,) * num_layers, pp, head_cost)
             assert [index for first, stop in bounds for index in range(first, stop)] == list(range(num_layers))
             sizes = [stop - first for first, stop in bounds]
             assert min(sizes[:-1], default=1) >= 1
@@ -110,7 +110,7 @@ class TestLayout:
     @pytest.mark.parametrize("head_cost", [0.0, 2.5, 40.0])
     def test_split_of_unlike_blocks_is_the_best(self, head_cost: float):
         """As where some have a window and some have not: against every way to cut."""
-        costs = [3.0, 1.0, 1.0, 7.0, 1.0, 1.0, 3.0, 1.0]
+        costs = (3.0, 1.0, 1.0, 7.0, 1.0, 1.0, 3.0, 1.0)
         for pp in (2, 3, 4, 8):
             bounds = split_blocks(costs, pp, head_cost)
             assert [index for first, stop in bounds for index in range(first, stop)] == list(range(len(costs)))

@@ -20,7 +20,11 @@ CONFLICTS = {
         "parallel.ep: num_experts=6 is not divisible by ep=4; use ep=1 or 2",
     ),
     "experts under DeepSpeed": (
-        config(parallel={"dp": 2, "ep": 2, "zero_stage": 3}, model={"moe": {}}, batch={"global_batch_size": 2}),
+        config(
+            parallel={"dp": 2, "ep": 2, "zero_stage": 3, "engine": "deepspeed"},
+            model={"moe": {}},
+            batch={"global_batch_size": 2},
+        ),
         2,
         "parallel.ep: DeepSpeed has all experts on each rank here; use ep=1, or engine=native with zero_stage=1 or "
         "engine=fsdp2 with zero_stage=3 for ep=2",

@@ -137,7 +137,7 @@ CONFLICTS = {
         "parallel.dp_replicate: found 2, but it has no effect with engine=native; leave it at 1",
     ),
     "few bits with DeepSpeed": (
-        config(parallel={"zero_stage": 3}, precision={"dtype": "fp32", "reduce_bits": 8}),
+        config(parallel={"zero_stage": 3, "engine": "deepspeed"}, precision={"dtype": "fp32", "reduce_bits": 8}),
         1,
         "precision.reduce_bits: found 8, but engine=deepspeed sends whole numbers; use engine=fsdp2 with "
         "zero_stage=3, engine=native with zero_stage=1, or null",

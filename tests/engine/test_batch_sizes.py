@@ -16,7 +16,10 @@ STEPS = 7
 
 LAYOUTS = {
     2: [*({"dp": 2, "zero_stage": stage} for stage in range(4)), {"tp": 2, "zero_stage": 2}, {"pp": 2}],
-    4: [{"pp": 2, "dp": 2, "zero_stage": 0}, {"tp": 2, "dp": 2, "zero_stage": 3}],
+    4: [
+        {"pp": 2, "dp": 2, "zero_stage": 0},
+        {"tp": 2, "dp": 2, "zero_stage": 3, "engine": "deepspeed"},
+    ],
 }
 
 

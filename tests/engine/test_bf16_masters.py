@@ -24,9 +24,9 @@ EQUAL_SHARE = {"adafactor": 0.85, "muon": 0.85}
 
 LAYOUTS: list[dict[str, Any]] = [
     {"dp": 2, "zero_stage": 2},
-    {"dp": 2, "zero_stage": 3},
+    {"dp": 2, "zero_stage": 3, "engine": "deepspeed"},
     {"tp": 2, "zero_stage": 2},
-    {"tp": 2, "zero_stage": 3, "sequence_parallel": True},
+    {"tp": 2, "zero_stage": 3, "engine": "deepspeed", "sequence_parallel": True},
 ]
 
 Curve = list[float]
@@ -158,7 +158,7 @@ def go_on(root: Path, cases: list[dict[str, Any]]) -> list[Curve]:
 def test_restart_is_bit_equal(tmp_path):
     """Every optimizer at stage 3 over two ranks repeats the rest bit by bit, and so does stage 2, whose arithmetic is
     the same; one process, and fp32 masters, have it to rounding."""
-    layout = [case(name, dp=2, zero_stage=3) for name in LR]
+    layout = [case(name, dp=2, zero_stage=3, engine="deepspeed") for name in LR]
     wanted = run_ranks(save_in_the_middle, 2, tmp_path, layout)[0]
     assert run_ranks(go_on, 2, tmp_path, layout)[0] == wanted
     assert run_ranks(go_on, 2, tmp_path, [case(name, dp=2) for name in LR])[0] == wanted

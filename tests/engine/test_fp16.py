@@ -20,8 +20,13 @@ LOSS_TOLERANCE = 1e-3
 """Of a loss near 4.6; found were 2e-4."""
 
 LAYOUTS: dict[int, list[dict[str, Any]]] = {
-    1: [{"zero_stage": 1}, {"zero_stage": 2}, {"zero_stage": 3}],
-    2: [{"dp": 2}, {"dp": 2, "zero_stage": 3}, {"tp": 2, "zero_stage": 2, "sequence_parallel": True}, {"pp": 2}],
+    1: [{"zero_stage": 1}, {"zero_stage": 2}, {"zero_stage": 3, "engine": "deepspeed"}],
+    2: [
+        {"dp": 2},
+        {"dp": 2, "zero_stage": 3, "engine": "deepspeed"},
+        {"tp": 2, "zero_stage": 2, "sequence_parallel": True},
+        {"pp": 2},
+    ],
 }
 
 

@@ -39,7 +39,8 @@ CASES = [
 
 
 def start(zero_stage: int, parallel: dict[str, Any], dtype: str) -> Rank:
-    config = tiny_config(parallel={**parallel, "zero_stage": zero_stage}, precision={"dtype": dtype})
+    parallel = {**parallel, "zero_stage": zero_stage, "engine": "deepspeed" if zero_stage > 1 else None}
+    config = tiny_config(parallel=parallel, precision={"dtype": dtype})
     plan = make_plan(config, dist.get_world_size())
     axes = connect(Mesh(plan.pp, plan.dp, plan.cp, plan.tp), dist.get_rank())
     source = FreshWeights(plan.model, 1)

@@ -73,7 +73,7 @@ CASES = {
         layout(zero_stage=0),
         layout(),
         layout(zero_stage=2),
-        layout(zero_stage=3),
+        layout(zero_stage=3, engine="deepspeed"),
         layout(engine="deepspeed", zero_stage=0),
         layout(engine="deepspeed", more=TIED),
         layout(more=TIED),
@@ -99,8 +99,8 @@ CASES = {
         layout(tp=2, zero_stage=2, more={**ONE_KV_HEAD, **FEW, **SELECTIVE}),
         layout(tp=2, sequence_parallel=True, more={**ONE_KV_HEAD, **FEW, **FULL}),
         layout(tp=2, sequence_parallel=True, pad_tokens=True, zero_stage=2, more=ODD),
-        layout(dp=2, zero_stage=3, more={**TIED, "train": {"recompute": "selective"}}),
-        layout(dp=2, zero_stage=3, more={"train": {"recompute": "full"}}),
+        layout(dp=2, zero_stage=3, engine="deepspeed", more={**TIED, "train": {"recompute": "selective"}}),
+        layout(dp=2, zero_stage=3, engine="deepspeed", more={"train": {"recompute": "full"}}),
         layout(pp=2, zero_stage=0),
         layout(pp=2),
         layout(pp=2, more=TIED),
@@ -114,7 +114,7 @@ CASES = {
         layout(pp=2, schedule="zb-h1", more={**TIED, **FULL}),
         layout(pp=2, schedule="zb-v", more=TIED),
         layout(pp=2, schedule="zb-v", more={**TIED, **CHUNKS}),
-        layout(dp=2, zero_stage=3, more={**TIED, **CHUNKS}),
+        layout(dp=2, zero_stage=3, engine="deepspeed", more={**TIED, **CHUNKS}),
         layout(pp=2, schedule="zb-v", zero_stage=0, more={**FIVE, **FULL}),
         layout(pp=2, schedule="dualpipe-v", zero_stage=0, more={**TIED, **SELECTIVE}),
         layout(pp=2, schedule="dualpipe-v", more=FIVE),
@@ -128,11 +128,11 @@ CASES = {
         layout(pp=2, tp=2, schedule="zb-v", more={**ONE_KV_HEAD, **FEW}),
         layout(pp=2, tp=2, sequence_parallel=True, pad_tokens=True, more={**ODD, **TIED}),
         layout(dp=4, zero_stage=2, more=ACCUM),
-        layout(dp=4, zero_stage=3),
+        layout(dp=4, zero_stage=3, engine="deepspeed"),
         layout(dp=4, more={**TIED, **ACCUM}),
         layout(pp=4),
         layout(pp=4, blocks_per_stage=[1, 2, 1, 0], more={**TIED, **ACCUM}),
-        layout(tp=2, dp=2, zero_stage=3, sequence_parallel=True),
+        layout(tp=2, dp=2, zero_stage=3, engine="deepspeed", sequence_parallel=True),
         layout(tp=2, dp=2, zero_stage=2, more=TIED),
         layout(pp=2, tp=2, sequence_parallel=True, more=TIED),
         layout(pp=2, dp=2, zero_stage=0, more=TIED),
@@ -161,7 +161,7 @@ SPARSE = {
         layout(more={**BY_MICRO_BATCH, **FULL}),
         layout(zero_stage=0, more={**SHARED, **SELECTIVE}),
         layout(engine="deepspeed", more=MIXTRAL),
-        layout(zero_stage=3, more=SHARED),
+        layout(zero_stage=3, engine="deepspeed", more=SHARED),
     ],
     2: [
         layout(dp=2, more=MIXTRAL),
@@ -173,7 +173,7 @@ SPARSE = {
         layout(tp=2, sequence_parallel=True, more={**BY_SEQUENCE, **FEW, **FULL}),
         layout(tp=2, sequence_parallel=True, more={**SHARED, **FEW, **SELECTIVE}),
         layout(engine="deepspeed", dp=2, zero_stage=2, more=BY_MICRO_BATCH),
-        layout(dp=2, zero_stage=3, more=MIXTRAL),
+        layout(dp=2, zero_stage=3, engine="deepspeed", more=MIXTRAL),
         layout(pp=2, schedule="zb-v", more=MIXTRAL),
         layout(pp=2, schedule="interleaved", more={**SHARED, **FULL}),
     ],
@@ -233,7 +233,7 @@ FURTHER = {
     1: [
         layout(more=TWO_FURTHER),
         layout(zero_stage=0, more={**ONE_FURTHER, **FULL}),
-        layout(zero_stage=3, more={**TWO_FURTHER, **SELECTIVE}),
+        layout(zero_stage=3, engine="deepspeed", more={**TWO_FURTHER, **SELECTIVE}),
         layout(more={**ONE_FURTHER, "model": {**ONE_FURTHER["model"], "tie_embeddings": True}}),
     ],
     2: [
@@ -263,7 +263,7 @@ LATENT = {
         layout(more=DEEPSEEK),
         layout(zero_stage=0, more={**BOTH_WAYS, **FULL}),
         layout(zero_stage=2, more={**DENSE, **SELECTIVE}),
-        layout(zero_stage=3, more=LITE),
+        layout(zero_stage=3, engine="deepspeed", more=LITE),
     ],
     2: [
         layout(dp=2, ep=2, more=DEEPSEEK),
@@ -280,7 +280,7 @@ LATENT = {
         layout(dp=2, ep=2, tp=2, sequence_parallel=True, more={**DEEPSEEK, **FEW, **FULL}),
         layout(dp=2, cp=2, ep=4, more=DEEPSEEK),
         layout(cp=2, tp=2, sequence_parallel=True, more={**LITE, **FEW}),
-        layout(dp=2, tp=2, zero_stage=3, more={**DENSE, **FEW}),
+        layout(dp=2, tp=2, zero_stage=3, engine="deepspeed", more={**DENSE, **FEW}),
         layout(dp=2, ep=2, pp=2, schedule="zb-h1", more={**DEEPSEEK, **SELECTIVE}),
     ],
 }
@@ -322,7 +322,11 @@ GPT_OSS = {
     }
 }
 SINKS = {
-    1: [layout(more=GPT_OSS), layout(zero_stage=3, more={**GPT_OSS, **SELECTIVE}), layout(more={**GPT_OSS, **FULL})],
+    1: [
+        layout(more=GPT_OSS),
+        layout(zero_stage=3, engine="deepspeed", more={**GPT_OSS, **SELECTIVE}),
+        layout(more={**GPT_OSS, **FULL}),
+    ],
     2: [
         layout(dp=2, ep=2, more=GPT_OSS),
         layout(tp=2, more={**GPT_OSS, **FEW}),
@@ -341,7 +345,7 @@ SINKS = {
 
 OVER_GLOO = [
     layout(dp=2),
-    layout(dp=2, zero_stage=3),
+    layout(dp=2, zero_stage=3, engine="deepspeed"),
     layout(tp=2, sequence_parallel=True, more=FEW),
     layout(pp=2, more=TIED),
     layout(pp=2, schedule="zb-v"),

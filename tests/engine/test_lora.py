@@ -31,7 +31,7 @@ CASES = {
     ],
     2: [
         case(SOME, dp=2),
-        case(ALL, dp=2, zero_stage=3),
+        case(ALL, dp=2, zero_stage=3, engine="deepspeed"),
         case(SOME, dp=2, zero_stage=3, engine="fsdp2"),
         case(ALL, tp=2),
         case(SHARED_HEADS, tp=2, sequence_parallel=True),

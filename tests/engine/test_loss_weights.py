@@ -34,14 +34,14 @@ CASES = {
     2: [
         layout(dp=2, zero_stage=0),
         layout(dp=2, more={"batch": {"micro_batch_size": 1}}),
-        layout(dp=2, zero_stage=3),
+        layout(dp=2, zero_stage=3, engine="deepspeed"),
         layout(dp=2, **FSDP2),
         layout(tp=2, sequence_parallel=True, more=FEW),
         layout(pp=2, schedule="zb-v"),
         *(layout(cp=2, cp_kind=kind) for kind in ("allgather", "ring", "ulysses")),
         layout(cp=2, pad_tokens=True, more={"batch": {"micro_batch_size": 1, "seq_len": 15}}),
     ],
-    4: [layout(dp=2, cp=2, zero_stage=3), layout(pp=2, tp=2, sequence_parallel=True, more=FEW)],
+    4: [layout(dp=2, cp=2, zero_stage=3, engine="deepspeed"), layout(pp=2, tp=2, sequence_parallel=True, more=FEW)],
 }
 
 

@@ -69,14 +69,14 @@ LAYOUTS = {
         {"dp": 2, "zero_stage": 0},
         {"dp": 2},
         {"dp": 2, "zero_stage": 2},
-        {"dp": 2, "zero_stage": 3},
+        {"dp": 2, "zero_stage": 3, "engine": "deepspeed"},
         {"dp": 2, "zero_stage": 3, "engine": "fsdp2"},
         {"pp": 2},
     ],
     4: [
         {"cp": 2, "dp": 2},
         {"tp": 2, "dp": 2},
-        {"tp": 2, "dp": 2, "zero_stage": 3, "sequence_parallel": True},
+        {"tp": 2, "dp": 2, "zero_stage": 3, "engine": "deepspeed", "sequence_parallel": True},
         {"tp": 2, "dp": 2, "zero_stage": 3, "engine": "fsdp2"},
         {"dp": 4, "zero_stage": 3, "engine": "fsdp2", "dp_replicate": 2},
         {"pp": 2, "dp": 2},
@@ -169,7 +169,8 @@ def test_restart_is_bit_equal_and_reshards(tmp_path):
     for rank in range(2):
         for name, curve, rest in zip(LR, whole[rank], again[rank], strict=True):
             assert rest == curve[STEPS // 2 :], name
-    others = [{"dp": 2, "zero_stage": 3}, {"dp": 2, "zero_stage": 3, "engine": "fsdp2"}, {"pp": 2}, {"zero_stage": 0}]
+    divided = [{"dp": 2, "zero_stage": 3, "engine": engine} for engine in ("deepspeed", "fsdp2")]
+    others = [*divided, {"pp": 2}, {"zero_stage": 0}]
     for layout in others:
         size = 1 if len(layout) == 1 and "zero_stage" in layout else 2
         cases = [(number, case(name, **layout)) for number, name in enumerate(LR)]

@@ -46,7 +46,7 @@ CASES = {
         case(cp=2),
         case(dp=2, **FSDP2),
         case(model=LORA, tp=2),
-        case(model=LORA, dp=2, zero_stage=3),
+        case(model=LORA, dp=2, zero_stage=3, engine="deepspeed"),
     ],
 }
 

@@ -129,7 +129,7 @@ STEPS = 6
 LAYOUTS: dict[int, list[dict[str, Any]]] = {
     2: [
         {"tp": 2},
-        {"dp": 2, "zero_stage": 3},
+        {"dp": 2, "zero_stage": 3, "engine": "deepspeed"},
         {"dp": 2, "zero_stage": 3, "engine": "fsdp2"},
         {"pp": 2},
         {"cp": 2, "cp_kind": "ring"},

@@ -34,7 +34,7 @@ LAYOUTS: dict[str, dict[int, list[dict[str, Any]]]] = {
             {"dp": 2, "zero_stage": 3, "engine": "fsdp2"},
             {"dp": 2, "engine": "deepspeed"},
             {"dp": 2, "zero_stage": 2},
-            {"dp": 2, "zero_stage": 3},
+            {"dp": 2, "zero_stage": 3, "engine": "deepspeed"},
         ],
         4: [
             {"tp": 2, "dp": 2},
@@ -43,9 +43,13 @@ LAYOUTS: dict[str, dict[int, list[dict[str, Any]]]] = {
         ],
     },
     "bf16": {2: [{"dp": 2}, {"dp": 2, "zero_stage": 3, "engine": "fsdp2"}, {"dp": 2, "zero_stage": 2}]},
-    "bf16 alone": {2: [{"dp": 2, "zero_stage": 3}]},
+    "bf16 alone": {2: [{"dp": 2, "zero_stage": 3, "engine": "deepspeed"}]},
 }
-ALONE = {"fp32": {"zero_stage": 0}, "bf16": {"zero_stage": 0}, "bf16 alone": {"zero_stage": 3}}
+ALONE = {
+    "fp32": {"zero_stage": 0},
+    "bf16": {"zero_stage": 0},
+    "bf16 alone": {"zero_stage": 3, "engine": "deepspeed"},
+}
 """On one process, as what the others are compared with."""
 
 Found = tuple[list[tuple[float, float]], list[float]]

@@ -20,7 +20,7 @@ LAYOUTS = [
     {"zero_stage": 1, "dp": 1, "tp": 2},
     {"zero_stage": 1, "engine": "deepspeed"},
     {"zero_stage": 2},
-    {"zero_stage": 3},
+    {"zero_stage": 3, "engine": "deepspeed"},
     {"zero_stage": 3, "engine": "fsdp2"},
 ]
 CASES = [(DEEPSPEED_0, "fp32"), *((layout, dtype) for layout in LAYOUTS for dtype in ("fp32", "bf16"))]

@@ -130,10 +130,10 @@ def test_pipeline_zero_0_clips_by_the_norm_of_all_stages(more):
 BF16_LAYOUTS = {
     "dp 2, ZeRO-1": {"parallel": {"dp": 2, "zero_stage": 1}},
     "dp 2, ZeRO-2": {"parallel": {"dp": 2, "zero_stage": 2}},
-    "dp 2, ZeRO-3": {"parallel": {"dp": 2, "zero_stage": 3}},
+    "dp 2, ZeRO-3": {"parallel": {"dp": 2, "zero_stage": 3, "engine": "deepspeed"}},
     "dp 2, FSDP2": {"parallel": {"dp": 2, "zero_stage": 3, "engine": "fsdp2"}},
     "tp 2, ZeRO-1": {"parallel": {"tp": 2, "sequence_parallel": True}},
-    "tp 2, ZeRO-3": {"parallel": {"tp": 2, "zero_stage": 3}},
+    "tp 2, ZeRO-3": {"parallel": {"tp": 2, "zero_stage": 3, "engine": "deepspeed"}},
     "pp 2": {"parallel": {"pp": 2}},
     "pp 2, tied": {"parallel": {"pp": 2}, **TIED},
 }
@@ -160,7 +160,8 @@ def norms_of_equal_micro_batches(stage: int) -> tuple[float, float]:
     model = {"num_layers": 1, "hidden_size": 16, "num_heads": 2, "num_kv_heads": 2, "ffn_hidden_size": 16}
     for count in (1, NUM_EQUAL):
         batch = {"micro_batch_size": 1, "global_batch_size": count * dist.get_world_size(), "seq_len": 8}
-        with running(parallel={"zero_stage": stage}, model=model, batch=batch, **BF16) as run:
+        parallel = {"zero_stage": stage, "engine": "deepspeed" if stage > 1 else None}
+        with running(parallel=parallel, model=model, batch=batch, **BF16) as run:
             same = micro_batch(range(1), seq_len=8, vocab_size=run.plan.model.vocab_size)
             norms.append(run.engine.train_step([same] * count, LR).grad_norm)
     return norms[0], norms[1]
@@ -267,7 +268,8 @@ def break_gradient(zero_stage: int, parallel: dict[str, Any], dtype: str) -> lis
         return grad * float("inf") if broken else grad
 
     options = {"precision": {"dtype": dtype}, "batch": {"micro_batch_size": 2}}
-    with running(parallel={**parallel, "zero_stage": zero_stage}, **options) as run:
+    engine = "deepspeed" if zero_stage > 1 else None
+    with running(parallel={**parallel, "zero_stage": zero_stage, "engine": engine}, **options) as run:
         if dist.get_rank() == 0:
             run.parameter("blocks.0.mlp_norm.weight").register_hook(spoil)
         run.step(0)  # moments exist only after the first update
@@ -369,7 +371,11 @@ REPLICATED_CASES = {
         *({"parallel": {"tp": 2, "zero_stage": s, "sequence_parallel": True}, "model": GPT} for s in range(4)),
         {"parallel": {"tp": 2, "sequence_parallel": True}, "model": QWEN},
         {"parallel": {"tp": 2, "sequence_parallel": True}, "model": GPT, **BF16},
-        {"parallel": {"tp": 2, "zero_stage": 3, "sequence_parallel": True}, "model": QWEN, **BF16},
+        {
+            "parallel": {"tp": 2, "zero_stage": 3, "engine": "deepspeed", "sequence_parallel": True},
+            "model": QWEN,
+            **BF16,
+        },
         {"parallel": {"tp": 2, **FSDP2, "sequence_parallel": True}, "model": QWEN, **BF16},
         {"parallel": {"tp": 2}, "model": {**QWEN, "dropout": 0.1}},
     ],
@@ -442,7 +448,7 @@ def test_no_collective_over_gloo_has_a_long_name():
         {"parallel": {"tp": 2, "sequence_parallel": True}, "train": {"recompute": "selective"}},
         {"parallel": {"pp": 2}},
         {"parallel": {"dp": 2}, "optimizer": {"name": "muon"}},
-        {"parallel": {"dp": 2, "zero_stage": 3}, **BF16},
+        {"parallel": {"dp": 2, "zero_stage": 3, "engine": "deepspeed"}, **BF16},
         {"parallel": {"dp": 2, **FSDP2}, **BF16},
     ]
     for found in run_ranks(names_of_collectives, 2, cases, backend="gloo"):

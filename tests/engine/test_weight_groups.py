@@ -32,7 +32,7 @@ LAYOUTS = {
         {"dp": 2},
         {"dp": 2, "engine": "deepspeed"},
         {"dp": 2, "zero_stage": 2},
-        {"dp": 2, "zero_stage": 3},
+        {"dp": 2, "zero_stage": 3, "engine": "deepspeed"},
         {"dp": 2, "zero_stage": 3, "engine": "fsdp2"},
         {"pp": 2},
     ],

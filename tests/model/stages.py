@@ -74,7 +74,7 @@ def make_stage(
 ) -> Stage:
     """A stage of the model with the weights of seed 1."""
     norm = LayerNorm if model.norm == "layernorm" else RMSNorm
-    blocks = split_blocks([1.0] * model.num_layers, pp, head_cost=0)[pp_rank]
+    blocks = split_blocks((1.0,) * model.num_layers, pp, head_cost=0)[pp_rank]
     stage = Stage(
         StageSpec(
             model,

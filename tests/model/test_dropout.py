@@ -125,7 +125,10 @@ LAYOUTS = {
     1: [{}, {"train": {"recompute": "full"}}, {"batch": {"micro_batch_size": 8}}, {"batch": {"micro_batch_size": 1}}],
     2: [
         {"parallel": {"dp": 2}},
-        {"parallel": {"dp": 2, "zero_stage": 3}, "train": {"recompute": "full"}},
+        {
+            "parallel": {"dp": 2, "zero_stage": 3, "engine": "deepspeed"},
+            "train": {"recompute": "full"},
+        },
         {"parallel": {"tp": 2}},
         {"parallel": {"tp": 2, "sequence_parallel": True}, "train": {"recompute": "selective"}},
         {"parallel": {"pp": 2}},

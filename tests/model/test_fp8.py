@@ -71,7 +71,7 @@ LAYOUTS = {
     "tp 2": {"tp": 2},
     "tp 2, sequence parallel": {"tp": 2, "sequence_parallel": True},
     "pp 2": {"pp": 2},
-    "dp 2, ZeRO-3": {"zero_stage": 3},
+    "dp 2, ZeRO-3": {"zero_stage": 3, "engine": "deepspeed"},
 }
 
 

@@ -35,10 +35,13 @@ CASES = {
         {"pp": 2},
         {"pp": 2, "zero_stage": 0},
         {"cp": 2},
-        {"cp": 2, "cp_kind": "ulysses", "zero_stage": 3},
+        {"cp": 2, "cp_kind": "ulysses", "zero_stage": 3, "engine": "deepspeed"},
         {"dp": 2, "zero_stage": 3, "engine": "fsdp2"},
     ],
-    4: [{"pp": 2, "tp": 2, "sequence_parallel": True}, {"dp": 2, "tp": 2, "zero_stage": 3}],
+    4: [
+        {"pp": 2, "tp": 2, "sequence_parallel": True},
+        {"dp": 2, "tp": 2, "zero_stage": 3, "engine": "deepspeed"},
+    ],
 }
 
 
@@ -47,7 +50,7 @@ CASES_OF_LATENTS = {
     2: [
         {"tp": 2, "sequence_parallel": True},
         {"cp": 2},
-        {"cp": 2, "cp_kind": "ulysses", "zero_stage": 3},
+        {"cp": 2, "cp_kind": "ulysses", "zero_stage": 3, "engine": "deepspeed"},
         {"dp": 2, "ep": 2, "zero_stage": 3, "engine": "fsdp2"},
     ],
 }
@@ -67,7 +70,7 @@ CASES_OF_EXPERTS = {
     2: [
         {"dp": 2, "ep": 2},
         {"dp": 2, "ep": 2, "zero_stage": 0},
-        {"dp": 2, "zero_stage": 3},
+        {"dp": 2, "zero_stage": 3, "engine": "deepspeed"},
         {"tp": 2, "sequence_parallel": True},
         {"pp": 2},
         {"cp": 2, "ep": 2},

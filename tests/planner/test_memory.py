@@ -79,8 +79,9 @@ class TestByHand:
         ],
     )
     def test_model_state(self, dtype: str, stage: int, dp: int, expected: tuple):
-        """Bytes a parameter of weights, gradients and optimizer."""
-        config, plan = planned(dp, precision=PRECISIONS[dtype], parallel={"zero_stage": stage})
+        """Bytes a parameter of weights, gradients and optimizer, ours and DeepSpeed's."""
+        engine = "native" if stage < 2 else "deepspeed"
+        config, plan = planned(dp, precision=PRECISIONS[dtype], parallel={"zero_stage": stage, "engine": engine})
         (found,) = memory_by_stage(config, plan)
         parts = (found.weights, found.gradients, found.optimizer)
         assert tuple(part / found.num_parameters for part in parts) == pytest.approx(expected, rel=1e-4)
@@ -330,7 +331,8 @@ def _storages() -> dict[int, int]:
 @pytest.mark.parametrize(("dtype", "stage"), [("bf16", 1), ("bf16", 3), ("bf16 masters", 2), ("bf16 masters", 3)])
 def test_engine_holds_the_planned_state(dtype: str, stage: int):
     """Weights, gradients, optimizer state and gathered weights of a real engine on two ranks, between micro-batches."""
-    config, plan = _engine_config(dtype, stage)
+    engine = "native" if stage == 1 else "deepspeed"
+    config, plan = _engine_config(dtype, stage, engine)
     (expected,) = memory_by_stage(config, plan)
     planned_bytes = expected.weights + expected.gradients + expected.optimizer
     element = footprint.ELEMENT_BYTES["bf16"]
@@ -338,7 +340,7 @@ def test_engine_holds_the_planned_state(dtype: str, stage: int):
         planned_bytes += element * expected.num_parameters  # all are gathered: there are few
         bucket = deepspeed_config(config, plan)["zero_optimization"]["reduce_bucket_size"]
         planned_bytes += element * bucket  # planned as a buffer, and there between steps
-    for measured in run_ranks(_engine_state_bytes, 2, dtype, stage):
+    for measured in run_ranks(_engine_state_bytes, 2, dtype, stage, engine):
         assert measured == pytest.approx(planned_bytes, rel=0.03)  # padding of flat buffers, batches
 
 

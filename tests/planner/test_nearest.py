@@ -44,7 +44,7 @@ def test_what_is_said_helps_and_nothing_else(memory_gib: float):
 
 def test_what_is_there_already_is_not_said():
     base = config(optimizer={"name": "adamw8bit", "offload": True}, precision={"dtype": "bf16"})
-    said = refusal(base, 8, 8.0)
+    said = refusal(base, 8, 3.0)
     assert "adamw8bit or" not in said
     assert "it fits with --world-size" in said
 

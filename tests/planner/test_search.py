@@ -10,7 +10,7 @@ import pytest
 from megalite.config.fill import fill_model
 from megalite.config.load import dump_config, load_config
 from megalite.config.plan import make_plan
-from megalite.config.schema import Config
+from megalite.config.schema import Config, OptimizerConfig
 from megalite.config.validate import validate
 from megalite.errors import ConfigError, UserError
 from megalite.planner.estimate import Estimate, estimate, rank_bytes, usable_memory
@@ -39,6 +39,7 @@ MODELS = {
     "long": config(batch=8, seq_len=16384, num_layers=4),
     "experts": config(moe={"num_experts": 8, "ffn_hidden_size": 2048}, num_layers=4),
     "further": config(mtp={"num_layers": 1}, num_layers=4, vocab_size=128000),
+    "offloaded": config().model_copy(update={"optimizer": OptimizerConfig(offload=True)}),
 }
 
 

@@ -39,14 +39,14 @@ FSDP2 = ("parallel.zero_stage=3", "parallel.engine=fsdp2")
 ALONE = {
     "zero1": ("parallel.tp=1", "parallel.zero_stage=1"),
     "zero2": ("parallel.tp=1", "parallel.zero_stage=2"),
-    "zero3": ("parallel.tp=1", "parallel.zero_stage=3"),
+    "zero3": ("parallel.tp=1", "parallel.zero_stage=3", "parallel.engine=deepspeed"),
     "zero0": ("parallel.tp=1", "parallel.zero_stage=0", "precision.dtype=fp32", "run.deterministic=true"),
     "fsdp2": ("parallel.tp=1", *FSDP2),
     "fsdp2-offload": ("parallel.tp=1", *FSDP2, "optimizer.offload=true"),
     "fsdp2-fp16": ("parallel.tp=1", *FSDP2, "precision.dtype=fp16"),
     "fp16-zero1": ("parallel.tp=1", "precision.dtype=fp16", "parallel.zero_stage=1"),
     "fp16-zero2": ("parallel.tp=1", "precision.dtype=fp16", "parallel.zero_stage=2"),
-    "fp16-zero3": ("parallel.tp=1", "precision.dtype=fp16", "parallel.zero_stage=3"),
+    "fp16-zero3": ("parallel.tp=1", "precision.dtype=fp16", "parallel.zero_stage=3", "parallel.engine=deepspeed"),
     "offload": (
         *("parallel.tp=1", "train.recompute=full", "train.offload_activations=true", "train.mlp_chunk_tokens=16"),
         "optimizer.offload=true",
@@ -62,7 +62,12 @@ ALONE = {
     "fp4": ("parallel.tp=1", "precision.fp4={format: mxfp4, forward: true, hadamard_size: 32}"),
     "fp8-zero1": ("parallel.tp=1", "precision.fp8={backend: scaled_mm}", "parallel.zero_stage=1"),
     "fp8-zero2": ("parallel.tp=1", "precision.fp8={backend: scaled_mm, recipe: delayed}", "parallel.zero_stage=2"),
-    "fp8-zero3": ("parallel.tp=1", "precision.fp8={backend: scaled_mm, recipe: rowwise}", "parallel.zero_stage=3"),
+    "fp8-zero3": (
+        "parallel.tp=1",
+        "precision.fp8={backend: scaled_mm, recipe: rowwise}",
+        "parallel.zero_stage=3",
+        "parallel.engine=deepspeed",
+    ),
 }
 TOGETHER = {
     "tp2": ("parallel.tp=2",),
@@ -74,7 +79,7 @@ TOGETHER = {
     "experts-ep2": ("parallel.tp=1", "parallel.ep=2", EXPERTS),
     "dp2-zero1": ("parallel.tp=1", "precision.reduce_bits=4", "precision.gather_bits=8"),
     "dp2-zero2": ("parallel.tp=1", "parallel.zero_stage=2"),
-    "dp2-zero3": ("parallel.tp=1", "parallel.zero_stage=3"),
+    "dp2-zero3": ("parallel.tp=1", "parallel.zero_stage=3", "parallel.engine=deepspeed"),
     "dp2-fsdp2": ("parallel.tp=1", *FSDP2, "precision.reduce_bits=8", "precision.gather_bits=8"),
     "experts-fsdp2": ("parallel.tp=1", "parallel.ep=2", EXPERTS, *FSDP2),
 }

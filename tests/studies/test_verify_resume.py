@@ -23,7 +23,7 @@ LAYOUTS = {
     "zero0": {"tp": 1, "dp": 2, "zero_stage": 0},
     "zero1": {"tp": 1, "dp": 2, "zero_stage": 1},
     "zero2": {"tp": 1, "dp": 2, "zero_stage": 2},
-    "zero3": {"tp": 1, "dp": 2, "zero_stage": 3},
+    "zero3": {"tp": 1, "dp": 2, "zero_stage": 3, "engine": "deepspeed"},
     "fsdp2": {"tp": 1, "dp": 2, "zero_stage": 3, "engine": "fsdp2"},
     "tp2": {"tp": 2, "zero_stage": 1, "sequence_parallel": True},
     "pp2": {"tp": 1, "pp": 2, "zero_stage": 1},

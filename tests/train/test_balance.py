@@ -77,7 +77,10 @@ def test_a_slow_rank_takes_less(tmp_path):
 
 REFUSED = [
     (
-        {"parallel": {"dp": 2, "zero_stage": 3}, "batch": {"shares": "measured"}},
+        {
+            "parallel": {"dp": 2, "zero_stage": 3, "engine": "deepspeed"},
+            "batch": {"shares": "measured"},
+        },
         "batch.shares: found with engine=deepspeed",
     ),
     ({"parallel": {"dp": 2}, "batch": {"shares": (1.0, 2.0, 3.0)}}, "batch.shares: found 3 speeds for dp=2 ranks"),

@@ -40,7 +40,7 @@ STAGES = [
 
 LAYOUTS = {
     "one": (1, {"zero_stage": 0}),
-    "dp2-zero3": (2, {"dp": 2, "zero_stage": 3}),
+    "dp2-zero3": (2, {"dp": 2, "zero_stage": 3, "engine": "deepspeed"}),
     "fsdp2": (2, {"dp": 2, "zero_stage": 3, "engine": "fsdp2"}),
     "tp2-sp": (2, {"tp": 2, "sequence_parallel": True}),
     "pp2": (2, {"pp": 2}),

@@ -47,7 +47,7 @@ BROUGHT: dict[str, Any] = {
 LAYOUTS: tuple[dict[str, Any], ...] = (
     {"tp": 2, "sequence_parallel": True},
     {"dp": 2, "zero_stage": 2},
-    {"dp": 2, "zero_stage": 3},
+    {"dp": 2, "zero_stage": 3, "engine": "deepspeed"},
     {"dp": 2, "zero_stage": 3, "engine": "fsdp2"},
     {"pp": 2, "zero_stage": 1},
 )

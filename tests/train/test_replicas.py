@@ -59,13 +59,13 @@ def test_the_minority_is_named():
 CASES = {
     "dp 2": ({"dp": 2}, "blocks.1.mlp.down.weight", True),
     "dp 2, ZeRO-2": ({"dp": 2, "zero_stage": 2}, "head.weight", True),
-    "dp 2, ZeRO-3": ({"dp": 2, "zero_stage": 3}, NORM, False),
+    "dp 2, ZeRO-3": ({"dp": 2, "zero_stage": 3, "engine": "deepspeed"}, NORM, False),
     "cp 2": ({"cp": 2}, "blocks.1.mlp.down.weight", True),
     "tp 2": ({"tp": 2}, NORM, True),
     "tp 2, a cut weight": ({"tp": 2}, "blocks.0.mlp.down.weight", False),
     "tp 2, FSDP2": ({"tp": 2, "zero_stage": 3, "engine": "fsdp2"}, NORM, True),
     "dp 2, FSDP2, copies": ({"dp": 2, "zero_stage": 3, "engine": "fsdp2", "dp_replicate": 2}, NORM, True),
-    "tp 2, ZeRO-3": ({"tp": 2, "zero_stage": 3}, NORM, True),
+    "tp 2, ZeRO-3": ({"tp": 2, "zero_stage": 3, "engine": "deepspeed"}, NORM, True),
     "ep 2, an expert": ({"dp": 2, "ep": 2}, "blocks.1.mlp.experts.down", False),
     "ep 2, a router": ({"dp": 2, "ep": 2}, "blocks.1.mlp.router.weight", True),
     "dp 2, an expert": ({"dp": 2, "zero_stage": 0}, "blocks.1.mlp.experts.gate_up", True),
@@ -160,7 +160,7 @@ def test_a_run_goes_back_and_ends_as_if_nothing_had_been(tmp_path):
 def test_a_check_without_copies_is_refused():
     """One rank, and ZeRO-3 over dp alone, hold nothing twice."""
     health = {"check_replicas_every": 10}
-    for parallel in ({}, {"dp": 2, "zero_stage": 3}):
+    for parallel in ({}, {"dp": 2, "zero_stage": 3, "engine": "deepspeed"}):
         config = tiny_config(parallel=parallel, health=health)
         with pytest.raises(ConfigError, match=r"check_replicas_every: found 10, .* no weight is held by two ranks"):
             validate(config, parallel.get("dp", 1))

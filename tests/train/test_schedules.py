@@ -101,7 +101,7 @@ class TestBranch:
 
     def test_a_branch_may_have_another_rate_and_layout(self, folder):
         """What is not fixed within a run may differ in a branch."""
-        branch = self.branch(folder, 4, 2, "optimizer.lr=1e-4", "parallel.zero_stage=3")
+        branch = self.branch(folder, 4, 2, "optimizer.lr=1e-4", "parallel.zero_stage=3", "parallel.engine=deepspeed")
         assert [record["step"] for record in metrics(branch)] == [5, 6]
         assert metrics(branch)[0]["lr"] == pytest.approx(1e-4 * (1 - 0.5**0.5))
 

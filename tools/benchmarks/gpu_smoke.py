@@ -160,6 +160,7 @@ def engines(device: torch.device, tiny: bool) -> bool:
         "zero 1": {},
         "zero 2": {"parallel": {"zero_stage": 2}},
         "zero 3": {"parallel": {"zero_stage": 3}},
+        "zero 3, DeepSpeed": {"parallel": {"zero_stage": 3, "engine": "deepspeed"}},
         "masters in bf16": {"parallel": {"zero_stage": 3}, "precision": {"master_dtype": "bf16"}},
         "selective": {"train": {"recompute": "selective"}},
         "full": {"train": {"recompute": "full"}},
@@ -190,6 +191,7 @@ def waits(device: torch.device, tiny: bool) -> bool:
         "zero 1": {},
         "zero 2": {"parallel": {"zero_stage": 2}},
         "zero 3": {"parallel": {"zero_stage": 3}},
+        "zero 3, DeepSpeed": {"parallel": {"zero_stage": 3, "engine": "deepspeed"}},
         "deterministic": {},
     }.items():
         set_determinism(name == "deterministic", device.type)

@@ -28,7 +28,7 @@ from megalite.parallel.axes import connect
 from megalite.parallel.mesh import Mesh
 from megalite.train.micro_gradients import MicroGradients
 
-BF16 = {"precision": {"dtype": "bf16"}, "parallel": {"zero_stage": 3}}
+BF16 = {"precision": {"dtype": "bf16"}, "parallel": {"zero_stage": 3, "engine": "deepspeed"}}
 
 CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "optimizer.clip.by=value": ({}, {"optimizer": {"clip": {"by": "value", "threshold": 0.01}}}),

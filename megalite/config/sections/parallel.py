@@ -20,9 +20,9 @@ class ParallelConfig(Section):
     pp: PositiveInt = Field(1, le=MOST_LAYERS)
     """Pipeline stages: the list of layers is cut into this many."""
     engine: Literal["native", "deepspeed", "fsdp2"] | None = None
-    """Who does the training steps: `native`, our own (ZeRO 0 and 1, and all pipelines), DeepSpeed (ZeRO 0 to 3, without
-    a pipeline), or torch's FSDP2 (ZeRO 3, compiled, with experts over ranks). null takes native where it can be, else
-    DeepSpeed."""
+    """Who does the training steps: `native`, our own (ZeRO 0 and 1, and all pipelines), `deepspeed` (ZeRO 0 to 3,
+    without a pipeline), or `fsdp2`, torch's (ZeRO 3, compiled, with experts over ranks). null takes native where it can
+    be, fsdp2 for ZeRO 3, and DeepSpeed for ZeRO 2 and what FSDP2 does not know: FP8, masters in bf16, noise_scale."""
     schedule: str = "1f1b"
     """Order of a pipeline's passes: `1f1b`, `interleaved`, `zb-h1`, `zb-v`, `dualpipe-v` (docs/train.md says how to
     choose), or a file of one's own, NAME.csv."""
