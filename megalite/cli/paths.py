@@ -34,6 +34,13 @@ def named_file(path: Path | None) -> Path | None:
     return path
 
 
+def not_an_input(path: Path | None, *inputs: Path) -> None:
+    """Refuse to write over what is read."""
+    for each in inputs:
+        if path is not None and path.exists() and each.exists() and path.samefile(each):
+            raise UserError(f"{path}: is read here, and would be written over; give another name")
+
+
 Drawing = Annotated[
     Path | None,
     typer.Option("--out", "-o", callback=named_file, help="Draw it into this file, .svg or .png.", show_default=False),

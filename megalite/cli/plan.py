@@ -11,7 +11,7 @@ from typer.core import TyperGroup
 
 from megalite.cli.config import ASSUMED_VOCAB_SIZE, ConfigFile, Overrides
 from megalite.cli.data.options import report_console
-from megalite.cli.paths import named_file
+from megalite.cli.paths import named_file, not_an_input
 from megalite.errors import UserError
 
 if TYPE_CHECKING:
@@ -33,7 +33,14 @@ Ranks = Annotated[
     int | None, typer.Option(min=1, max=10**6, help="Ranks; pp x dp x cp x tp when not given.", show_default=False)
 ]
 MachineName = Annotated[str, typer.Option(help="A machine by its name in configs/machines, or a file of one's own.")]
-VocabSize = Annotated[int, typer.Option(min=1, help="Vocabulary, where the config takes the tokenizer's.")]
+VocabSize = Annotated[
+    int | None,
+    typer.Option(
+        min=1,
+        help=f"Vocabulary, where the config takes the tokenizer's; {ASSUMED_VOCAB_SIZE:,} otherwise.",
+        show_default=False,
+    ),
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print everything as one JSON object.")]
 TraceFile = Annotated[
     Path | None, typer.Option(callback=named_file, help="Write the first's timeline for Perfetto.", show_default=False)
@@ -89,7 +96,7 @@ def layouts(
         float | None,
         typer.Option(min=0.0, max=1e9, help="Of an hour of a rank, for what a run costs.", show_default=False),
     ] = None,
-    vocab_size: VocabSize = ASSUMED_VOCAB_SIZE,
+    vocab_size: VocabSize = None,
     as_json: AsJson = False,
 ) -> None:
     """Search the legal layouts of a config on so many ranks of a machine, and show the quickest that fit.
@@ -108,7 +115,9 @@ def layouts(
 
     if failures is None and not (save_seconds is None and restart_seconds is None):
         raise UserError("--save-seconds and --restart-seconds have no effect without --failures; give it, or neither")
+    not_an_input(trace, config, Path(machine))
     loaded, known = load_run(config, overrides or ()), load_machine(machine)
+    vocab_size, assumed = _vocabulary(loaded, vocab_size)
     ranks = world_size or default_world_size(loaded)
     if as_is:
         validate(loaded, ranks)
@@ -119,7 +128,7 @@ def layouts(
     chosen = load_run(config, [*(overrides or ()), *found[0].overrides]) if found[0].overrides else loaded
     if trace is not None:
         _write_trace(trace, chosen, make_plan(chosen, ranks, vocab_size), known)
-    run, notes = whole_run(chosen, ranks, known, vocab_size=vocab_size, price=price), _notes(loaded)
+    run, notes = whole_run(chosen, ranks, known, vocab_size=vocab_size, price=price), [*assumed, *_notes(loaded, known)]
     if not found[0].fits:
         notes.insert(0, what_helps(loaded, ranks, known, vocab_size))
     if failures is not None:
@@ -133,7 +142,18 @@ def layouts(
     _print([_table(title, found, ranks), *([_parts_table(found)] if explain else [])], [str(run), *notes], found[0])
 
 
-def _notes(config: Config) -> list[str]:
+def _vocabulary(config: Config, given: int | None) -> tuple[int, list[str]]:
+    """The vocabulary to count with, and what there is to say of it."""
+    own = config.model.vocab_size
+    if own is not None and given not in (None, own):
+        raise UserError(f"--vocab-size: found {given}, but model.vocab_size={own}; leave out one of them")
+    if own is None and given is None:
+        said = f"model.vocab_size is left to the tokenizer; {ASSUMED_VOCAB_SIZE} assumed here, or give --vocab-size"
+        return ASSUMED_VOCAB_SIZE, [said]
+    return own or given or ASSUMED_VOCAB_SIZE, []
+
+
+def _notes(config: Config, machine: Machine) -> list[str]:
     """What the figures leave out."""
     notes = []
     if config.batch.stages:
@@ -145,6 +165,8 @@ def _notes(config: Config) -> list[str]:
         notes.append("seconds are those of products in fp32: what emulation takes to round is not counted, and is more")
     if config.precision.qat is not None:
         notes.append("what rounding weights to few bits takes is not counted")
+    if config.train.offload_activations and machine.host_link is None and machine.device_type != "cpu":
+        notes.append("what offload_activations takes to the host and back is not counted: the machine has no host_link")
     if config.optimizer.offload:
         notes.append("what an offloaded optimizer takes, on the host and to the device and back, is not counted")
     return notes
@@ -220,7 +242,7 @@ def scaling(
         Path | None,
         typer.Option(callback=named_file, help="Draw both curves: .svg, .png or .pdf.", show_default=False),
     ] = None,
-    vocab_size: VocabSize = ASSUMED_VOCAB_SIZE,
+    vocab_size: VocabSize = None,
     as_json: AsJson = False,
 ) -> None:
     """Show the best layout from one node to so many ranks, with the batch as it is (strong scaling) and with one that
@@ -230,16 +252,20 @@ def scaling(
     from megalite.planner.scaling import KINDS, rank_counts
     from megalite.planner.scaling import scaling as scale
 
+    not_an_input(plot, config, Path(machine))
     loaded, known = load_run(config, overrides or ()), load_machine(machine)
+    vocab_size, notes = _vocabulary(loaded, vocab_size)
     points = scale(loaded, known, rank_counts(known, to), vocab_size=vocab_size)
     if plot is not None:
         _draw_scaling(plot, points, f"{config} on {machine}")
     if as_json:
-        typer.echo(json.dumps({"points": [point.to_dict() for point in points]}))
+        typer.echo(json.dumps({"points": [point.to_dict() for point in points], "notes": notes}))
         return
     for kind in KINDS:
         title = f"{kind} scaling: {'one global batch' if kind == 'strong' else 'a batch that grows with the ranks'}"
         report_console().print(_scaling_table(title, [point for point in points if point.kind == kind]))
+    for note in notes:
+        report_console().print(note, style="dim", soft_wrap=True)
 
 
 def _scaling_table(title: str, points: list[Point]) -> Table:
@@ -281,7 +307,7 @@ def calibrate(
         "machine.yaml"
     ),
     ranks: Annotated[int, typer.Option(min=1, max=64, help="That this machine has for training.")] = 1,
-    vocab_size: VocabSize = ASSUMED_VOCAB_SIZE,
+    vocab_size: VocabSize = None,
 ) -> None:
     """Measure this machine with a config's model, and write it as a file for `megalite plan --machine`. A minute."""
     from megalite.config.yaml_source import dump_yaml
@@ -292,13 +318,15 @@ def calibrate(
     from megalite.studies.calibrate import calibrate as measure
     from megalite.train.device import find_device
 
+    not_an_input(out, config)
     loaded = load_run(config, overrides or ())
+    vocab_size, notes = _vocabulary(loaded, vocab_size)
     device = find_device(loaded.train.device, ranks - 1).type
     found = measure(loaded, device, num_ranks=ranks, vocab_size=vocab_size)
     write_page(out, dump_yaml(found))
     constants = load_machine(str(out)).constants
     said = ", ".join(f"{name} {value:.3g}" for name, value in constants.model_dump().items())
-    typer.echo(f"{out}: {said}")
+    typer.echo("\n".join([f"{out}: {said}", *notes]))
     if not SPAN_OF_PASSES[0] * 1.01 < constants.passes < SPAN_OF_PASSES[1] / 1.01:
         typer.echo("passes is at its bound: other work was going on, or the model is too small; measure again, quiet")
 

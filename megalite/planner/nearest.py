@@ -10,6 +10,7 @@ from megalite.config.validate import validate
 from megalite.config.wording import or_
 from megalite.errors import ConfigError, UserError
 from megalite.planner.estimate import Estimate, estimate
+from megalite.planner.layouts import LEAST_TOKENS_OF_CP
 from megalite.planner.machines import Machine
 from megalite.planner.search import Search, search
 
@@ -51,8 +52,9 @@ def best_or_refusal(
         raise UserError(f"no layout of engine native or fsdp2 is legal on so many ranks: {found.complaint}")
     if found.smallest is None:
         raise UserError(
-            "no layout is legal on so many ranks: their number must be a multiple of dp, which divides "
-            "batch.global_batch_size; change --world-size, or the batch"
+            "no layout is legal on so many ranks, of those that are looked at: dp divides batch.global_batch_size, a "
+            f"pipeline has a micro-batch for each stage, and cp leaves a rank {LEAST_TOKENS_OF_CP:,} tokens; change "
+            "--world-size, or the batch, or judge a layout of your own with --as-is"
         )
 
     def has_layout(config: Config, ranks: int = world_size) -> bool:

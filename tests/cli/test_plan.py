@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -74,7 +75,8 @@ def test_tables(capsys: pytest.CaptureFixture):
         ((CONFIG, "--machine", "h300", "--world-size", "8"), "no machine of this name; use a100-40g"),
         ((CONFIG, "--machine", "a100-40g", "--world-size", "1"), "no layout fits: the smallest takes"),
         ((CONFIG, "--world-size", "8", "--save-seconds", "3"), "--save-seconds and --restart-seconds have no effect"),
-        ((CONFIG, "--world-size", "131"), "no layout is legal on so many ranks"),
+        ((CONFIG, "--world-size", "131"), "no layout is legal on so many ranks, of those that are looked at"),
+        ((CONFIG, "model.vocab_size=1000", "--vocab-size", "2000"), "found 2000, but model.vocab_size=1000"),
         ((CONFIG, "--world-size", "8", "parallel.tp=3", "--as-is"), "parallel.tp"),
         (
             (CONFIG, "--world-size", "8", "schedule.warmup_steps=10000000"),
@@ -90,6 +92,31 @@ def test_refused(capsys: pytest.CaptureFixture, arguments: tuple[str, ...], sent
         main(["plan", *arguments])
     assert ended.value.code == EXIT_BAD_INPUT
     assert sentence in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("verb", [("layouts", "--trace"), ("scaling", "--plot"), ("calibrate", "--out")])
+def test_what_is_read_is_not_written_over(capsys: pytest.CaptureFixture, tmp_path: Path, verb: tuple[str, str]):
+    """Neither the config nor, below another name, what it is a link to."""
+    own, link = tmp_path / "own.yaml", tmp_path / "link.svg"
+    own.write_text(text := (ROOT / "configs" / "llama-1b3.yaml").read_text())
+    link.symlink_to(own)
+    for written in (own, link):
+        with pytest.raises(SystemExit) as ended:
+            main(["plan", verb[0], str(own), verb[1], str(written)])
+        assert ended.value.code == EXIT_BAD_INPUT
+        assert "would be written over" in capsys.readouterr().err
+        assert own.read_text() == text
+
+
+def test_what_is_assumed_is_said(capsys: pytest.CaptureFixture, tmp_path: Path):
+    """A vocabulary that neither config nor caller gives, and a way to the host that the machine's file leaves out."""
+    given = (CONFIG, "--world-size", "8", "--as-is", "--json")
+    assert "32000 assumed here" in json.loads(run(capsys, *given))["notes"][0]
+    assert json.loads(run(capsys, *given, "--vocab-size", "32000"))["notes"] == []
+    text = (ROOT / "configs" / "machines" / "h100-sxm.yaml").read_text()
+    (machine := tmp_path / "mine.yaml").write_text(re.sub("(?m)^ *host_link:.*\n", "", text))
+    away = ("--machine", str(machine), "train.recompute=full", "train.offload_activations=true")
+    assert "the machine has no host_link" in json.loads(run(capsys, *given, *away))["notes"][1]
 
 
 def test_scaling(capsys: pytest.CaptureFixture, tmp_path: Path):

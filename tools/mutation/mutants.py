@@ -19,6 +19,24 @@ class Mutant(NamedTuple):
 
 MUTANTS = (
     Mutant(
+        "parallel/messages.py",
+        "dist.all_reduce(x, group=axis.group, async_op=True)",
+        "dist.all_reduce(x, group=axis.group)",
+        "layers/test_overlapped.py",
+    ),
+    Mutant(
+        "parallel/messages.py",
+        "    arrival = _arrival(work, parts)\n",
+        "    work.wait()\n    arrival = _arrival(None, parts)\n",
+        "layers/test_overlapped.py",
+    ),
+    Mutant(
+        "parallel/messages.py",
+        "        )\n    make(axis.rank, parts[axis.rank])\n",
+        "        )\n        works.pop().wait()\n    make(axis.rank, parts[axis.rank])\n",
+        "layers/test_overlapped.py",
+    ),
+    Mutant(
         "architecture/weights.py",
         "cut=0, bias=mlp.bias)",
         'cut=0, bias=mlp.bias and part == "up")',
