@@ -7,6 +7,8 @@ import socket
 import threading
 import time
 from collections import Counter
+from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -234,12 +236,28 @@ def before(end: float, spans: list[Span]) -> float:
     return sum(min(done, end) - min(began, end) for began, done in spans)
 
 
+def watched(begin: Callable[..., dist.Work], under_way: list[dist.Work]) -> Callable[..., SimpleNamespace]:
+    """Begins a message as before, which is under way until somebody has waited for it."""
+
+    def call(*arguments: Any, **options: Any) -> SimpleNamespace:
+        under_way.append(work := begin(*arguments, **options))
+
+        def wait() -> None:
+            work.wait()
+            under_way.remove(work)
+
+        return SimpleNamespace(wait=wait)
+
+    return call
+
+
 def gatherings(zero_stage: int) -> tuple[int, list[int]]:
     """Buckets, and how many are still to be waited for: behind a step, and as each block of the next begins."""
     engine.BUCKET_NUMBERS = BUCKET
     rank = start_rank(tiny_config(parallel={"dp": 2, "zero_stage": zero_stage}, **MANY))
+    under_way: list[dist.Work] = []
+    replication._all_gather = watched(replication._all_gather, under_way)
     rank.train(0, 1)
-    under_way = rank.engine._replication._gatherings
     seen = [len(under_way)]
     for block in rank.engine.stage.blocks.values():
         block.register_forward_pre_hook(lambda *_: seen.append(len(under_way)))

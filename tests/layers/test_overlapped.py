@@ -15,11 +15,13 @@ from torch.utils.checkpoint import checkpoint
 from megalite.layers.gemm import PlainGemm
 from megalite.layers.linear import ColumnParallelLinear, RowParallelLinear
 from megalite.layers.overlapped import overlap
+from megalite.layers.precision import linear_layers
 from megalite.layers.weight_gradients import WeightGradient
 from megalite.parallel import messages
 from megalite.parallel.axes import Axis, connect
 from megalite.parallel.mesh import Mesh
 from tests.kit.spawn import run_ranks
+from tests.kit.train import start_rank, tiny_config
 from tests.layers.parity import NUM_TOKENS, Case, assert_equal_to_one_process, columns, complaints, rows, whole
 
 WIDE, NARROW = 32, 20
@@ -87,6 +89,23 @@ def check() -> list[str]:
 def test_equal_to_one_process(world_size: int):
     """Output, and gradients of input, weight and bias, with and without sequence parallelism."""
     assert_equal_to_one_process(check, world_size)
+
+
+def ways_of_a_model(sequence_parallel: bool) -> set[str]:
+    """How the products of a model's blocks come by their messages, in the engine that trains it."""
+    rank = start_rank(tiny_config(parallel={"tp": 2, "sequence_parallel": sequence_parallel}))
+    layers = (layer for block in rank.engine.stage.all_blocks() for _, layer in linear_layers(block))
+    return {f"{type(layer).__name__}: {type(layer.gemm).__name__}" for layer in layers}
+
+
+@pytest.mark.parametrize(
+    ("sequence_parallel", "column", "row"),
+    [(False, "_SummedInput", "_SummedOutput"), (True, "_GatheredInput", "_ScatteredOutput")],
+)
+def test_a_model_trains_with_it(sequence_parallel: bool, column: str, row: str):
+    """Each tensor-parallel layer of every block."""
+    expected = {f"ColumnParallelLinear: {column}", f"RowParallelLinear: {row}"}
+    assert run_ranks(ways_of_a_model, 2, sequence_parallel) == [expected] * 2
 
 
 class Watched:

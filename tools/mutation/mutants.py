@@ -19,6 +19,18 @@ class Mutant(NamedTuple):
 
 MUTANTS = (
     Mutant(
+        "model/transformer.py",
+        "layer.gemm = overlap(layer, gemm, take, is_redone=is_redone)",
+        "layer.gemm = SummedLinear(layer.weight, gemm, take, is_redone=is_redone)",
+        "layers/test_overlapped.py",
+    ),
+    Mutant(
+        "engine/native/replication.py",
+        "bucket, _Message(work, mine, everybodys)\n",
+        "bucket, _Message(work, mine, everybodys)\n            self._gatherings[number][1].wait()\n",
+        "engine/test_replication.py",
+    ),
+    Mutant(
         "parallel/messages.py",
         "dist.all_reduce(x, group=axis.group, async_op=True)",
         "dist.all_reduce(x, group=axis.group)",
