@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from megalite.config.optimizers import FROZEN
+from megalite.errors import UserError
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -33,6 +34,24 @@ Overrides = Annotated[
 
 ASSUMED_VOCAB_SIZE = 32000
 """Stands in for a tokenizer's vocabulary where a config leaves it open; a note says so."""
+
+
+def known_vocabulary(config: Config, given: int | None) -> tuple[int, list[str]]:
+    """The vocabulary to count with, and what there is to say of it.
+
+    Args:
+        given: by `--vocab-size`.
+
+    Raises:
+        UserError: the config has another one.
+    """
+    own = config.model.vocab_size
+    if own is not None and given not in (None, own):
+        raise UserError(f"--vocab-size: found {given}, but model.vocab_size={own}; leave out one of them")
+    if own is None and given is None:
+        said = f"model.vocab_size is left to the tokenizer; {ASSUMED_VOCAB_SIZE} assumed here, or give --vocab-size"
+        return ASSUMED_VOCAB_SIZE, [said]
+    return own or given or ASSUMED_VOCAB_SIZE, []
 
 
 @app.command()
@@ -66,10 +85,7 @@ def check(
     loaded = load_run(config, overrides or ())
     num_ranks = world_size or default_world_size(loaded)
     validate(loaded, num_ranks)
-    notes = []
-    if loaded.model.vocab_size is None and vocab_size is None:
-        vocab_size = ASSUMED_VOCAB_SIZE
-        notes.append(f"model.vocab_size is left to the tokenizer; {vocab_size} assumed here, or give --vocab-size")
+    vocab_size, notes = known_vocabulary(loaded, vocab_size)
     lengths = [(stage.config, plan_stage(loaded, stage, num_ranks, vocab_size)) for stage in length_stages(loaded)]
     for own, planned in lengths:
         prove_pipeline(own, planned)
@@ -133,7 +149,6 @@ def weights(
     from megalite.config.fill import fill
     from megalite.config.load import load_config
     from megalite.config.weight_groups import group_number
-    from megalite.errors import UserError
     from megalite.optim.groups import rates_of
     from megalite.optim.rules import rule_of
 
@@ -162,7 +177,10 @@ def _export_notes(export: Exportable) -> Iterator[str]:
 
 
 def _engine_notes(config: Config, plan: RunPlan, engine: str) -> Iterator[str]:
-    if plan.sharding.weights and engine == "deepspeed" and config.train.compile != "off":
+    from megalite.config.engine import unknown_to_fsdp2
+
+    is_uncompiled = engine == "deepspeed" and plan.sharding.weights and config.train.compile != "off"
+    if is_uncompiled and not any(unknown_to_fsdp2(config)):
         yield (
             "DeepSpeed divides the weights, and its blocks cannot be compiled; parallel.engine=fsdp2 divides them "
             "alike and compiles"
@@ -194,7 +212,6 @@ def _lengths_table(by_length: Sequence[dict[str, Any]]) -> Table:
 
 def _fit_notes(config: Config, plan: RunPlan) -> list[str]:
     """Why `megalite train` would refuse to start the run here; nothing when it would not."""
-    from megalite.errors import UserError
     from megalite.train.fit import check_fit
 
     try:

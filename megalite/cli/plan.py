@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from megalite.cli.config import ASSUMED_VOCAB_SIZE, ConfigFile, Overrides
+from megalite.cli.config import ASSUMED_VOCAB_SIZE, ConfigFile, Overrides, known_vocabulary
 from megalite.cli.data.options import report_console
 from megalite.cli.paths import named_file, not_an_input
 from megalite.errors import UserError
@@ -117,7 +117,7 @@ def layouts(
         raise UserError("--save-seconds and --restart-seconds have no effect without --failures; give it, or neither")
     not_an_input(trace, config, Path(machine))
     loaded, known = load_run(config, overrides or ()), load_machine(machine)
-    vocab_size, assumed = _vocabulary(loaded, vocab_size)
+    vocab_size, assumed = known_vocabulary(loaded, vocab_size)
     ranks = world_size or default_world_size(loaded)
     if as_is:
         validate(loaded, ranks)
@@ -140,17 +140,6 @@ def layouts(
         return
     title = f"{config} on {ranks:,} x {machine}: {looked_at:,} layouts looked at"
     _print([_table(title, found, ranks), *([_parts_table(found)] if explain else [])], [str(run), *notes], found[0])
-
-
-def _vocabulary(config: Config, given: int | None) -> tuple[int, list[str]]:
-    """The vocabulary to count with, and what there is to say of it."""
-    own = config.model.vocab_size
-    if own is not None and given not in (None, own):
-        raise UserError(f"--vocab-size: found {given}, but model.vocab_size={own}; leave out one of them")
-    if own is None and given is None:
-        said = f"model.vocab_size is left to the tokenizer; {ASSUMED_VOCAB_SIZE} assumed here, or give --vocab-size"
-        return ASSUMED_VOCAB_SIZE, [said]
-    return own or given or ASSUMED_VOCAB_SIZE, []
 
 
 def _notes(config: Config, machine: Machine) -> list[str]:
@@ -254,7 +243,7 @@ def scaling(
 
     not_an_input(plot, config, Path(machine))
     loaded, known = load_run(config, overrides or ()), load_machine(machine)
-    vocab_size, notes = _vocabulary(loaded, vocab_size)
+    vocab_size, notes = known_vocabulary(loaded, vocab_size)
     points = scale(loaded, known, rank_counts(known, to), vocab_size=vocab_size)
     if plot is not None:
         _draw_scaling(plot, points, f"{config} on {machine}")
@@ -320,7 +309,7 @@ def calibrate(
 
     not_an_input(out, config)
     loaded = load_run(config, overrides or ())
-    vocab_size, notes = _vocabulary(loaded, vocab_size)
+    vocab_size, notes = known_vocabulary(loaded, vocab_size)
     device = find_device(loaded.train.device, ranks - 1).type
     found = measure(loaded, device, num_ranks=ranks, vocab_size=vocab_size)
     write_page(out, dump_yaml(found))
