@@ -67,6 +67,7 @@ WRONG = {
         "steps --device cpu --models 7b": "found '7b', there are 125m, ",
         "steps --device nonsense": "found 'nonsense'; ",
         "steps --device cpu --documents 0": WHOLE,
+        "steps --device cpu --set offload=true": "found 'offload=true', SECTION.KEY=VALUE was expected",
         "steps --device cpu --recipes bf17": "found 'bf17', there are bf16, ",
         "steps --device cpu --peers plane": "found 'plane', there are plain, ",
         **({} if torch.cuda.is_available() else {"steps": "found 'cuda', which is not here"}),

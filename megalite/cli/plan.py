@@ -303,8 +303,8 @@ def calibrate(
     from megalite.data.run_config import load_run
     from megalite.page.write import write_page
     from megalite.planner.machines import load_machine
-    from megalite.studies.calibrate import SPAN_OF_PASSES
     from megalite.studies.calibrate import calibrate as measure
+    from megalite.studies.calibrate import is_plausible
     from megalite.train.device import find_device
 
     not_an_input(out, config)
@@ -316,7 +316,7 @@ def calibrate(
     constants = load_machine(str(out)).constants
     said = ", ".join(f"{name} {value:.3g}" for name, value in constants.model_dump().items())
     typer.echo("\n".join([f"{out}: {said}", *notes]))
-    if not SPAN_OF_PASSES[0] * 1.01 < constants.passes < SPAN_OF_PASSES[1] / 1.01:
+    if not is_plausible(constants, device):
         typer.echo("passes is at its bound: other work was going on, or the model is too small; measure again, quiet")
 
 

@@ -5,7 +5,7 @@ tokens at a time, and no rank ever sees another's part of the vocabulary. For ea
 
     logits = hidden @ weight.T            [c, v]     v: this rank's true vocabulary rows, padding left out
     log(Z), target's logit                [c] each   reduced over tp: two small messages
-    d logits = (softmax - one-hot) * w    [c, v]     in place of the logits, a part at a time on a CPU (see below)
+    d logits = (softmax - one-hot) * w    [c, v]     in place of the logits (`layers.logits`)
     d hidden, d weight                    two products, accumulated
 
 With a z-loss of coefficient z (PaLM, Chowdhery et al. 2022, section 5) training minimises nll + z log(Z)^2, Z being the
@@ -19,8 +19,7 @@ format.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -33,6 +32,7 @@ from megalite.architecture.weights import vocab_rows_per_rank
 from megalite.config.plan import CACHED_LOGITS, LOSS_CHUNK_TOKENS
 from megalite.layers.documents import Targets
 from megalite.layers.gemm import PLAIN, Gemm
+from megalite.layers.logits import Columns, OwnColumns, SpelledOutColumns, columns_of
 from megalite.layers.weight_gradients import ScaledGradient, TakeGradient
 from megalite.parallel.axes import Axis
 from megalite.parallel.collectives import all_reduce, copy_to, gather_rows
@@ -178,51 +178,41 @@ def _measure(
     head: Head, logits: Tensor, tokens: slice, targets: Targets, accumulate: torch.dtype, *, want_grad: bool
 ) -> Tensor:
     """The weighted loss of some tokens, and in place of their logits `[c, v]` its gradient if wanted, else anything."""
-    spec, weights = head.spec, targets.weights[tokens].to(accumulate)
-    wide = logits.to(accumulate)  # themselves where they are
-    slope = _bound(wide, spec.soft_cap) if spec.soft_cap is not None else None
-    measure = _cross_entropy if spec.token_loss is None or not want_grad else _other_loss
-    losses, grad = measure(head, wide, targets.labels[tokens], weights, want_grad=want_grad)
+    weights, labels = targets.weights[tokens].to(accumulate), targets.labels[tokens]
+    if head.spec.token_loss is None or not want_grad:
+        columns = columns_of(logits, labels - head.first_row, head.spec.soft_cap)
+        losses = _cross_entropy(head, columns, weights, want_grad=want_grad)
+    else:
+        losses = _other_loss(head, SpelledOutColumns(logits, labels, head.spec.soft_cap), labels, weights)
     if targets.losses is not None:
         targets.losses[tokens] = losses
-    if grad is not None:
-        grad = grad if slope is None else grad.mul_(slope)
-        if grad is not logits:
-            logits.copy_(grad)
     return torch.dot(losses, weights)
 
 
-def _cross_entropy(
-    head: Head, logits: Tensor, labels: Tensor, weights: Tensor, *, want_grad: bool
-) -> tuple[Tensor, Tensor | None]:
-    """Each token's cross-entropy `[c]` and, if wanted, its weighted gradient, with the z-loss's; both in place of the
-    logits `[c, v]`.
+def _cross_entropy(head: Head, columns: Columns, weights: Tensor, *, want_grad: bool) -> Tensor:
+    """Each token's cross-entropy `[c]`, and in place of the logits its weighted gradient if wanted, with the z-loss's.
 
     Whatever is exponentiated or subtracted is relative to the largest logit, so that large ones lose no digits.
     """
-    labels = labels - head.first_row
-    own = _softmax(logits, labels)
+    own = columns.measure()
     largest, total, target = _over_vocabulary(own, head.tp)
     log_total = total.log()
     nll, log_z = log_total - target, largest + log_total
     if head.see_log_z is not None:
         head.see_log_z(log_z, weights)
-    if not want_grad:
-        return nll, None
-    scale = weights * (1.0 + 2.0 * head.spec.z_loss * log_z) * (own.maximum - largest).exp() * own.unit / total
-    return nll, _grad_logits(logits, labels, weights, scale=scale)
+    if want_grad:
+        scale = weights * (1.0 + 2.0 * head.spec.z_loss * log_z) * (own.maximum - largest).exp() / total
+        columns.put_gradient(scale, weights)
+    return nll
 
 
-def _other_loss(
-    head: Head, logits: Tensor, labels: Tensor, weights: Tensor, *, want_grad: bool
-) -> tuple[Tensor, Tensor]:
+def _other_loss(head: Head, columns: SpelledOutColumns, labels: Tensor, weights: Tensor) -> Tensor:
     """The same of a plug-in's loss, which sees all columns of a chunk."""
-    assert want_grad, "validations measure the cross-entropy"
     measure = head.spec.token_loss
     assert measure is not None, "somebody brought one"
     mine = slice(head.first_row, head.first_row + head.num_true_rows)
-    whole = logits.new_zeros(logits.shape[0], head.vocab_size)
-    whole[:, mine] = logits
+    whole = columns.wide.new_zeros(len(labels), head.vocab_size)
+    whole[:, mine] = columns.wide
     whole = all_reduce(whole, head.tp)
     if head.see_log_z is not None:
         head.see_log_z(whole.logsumexp(1), weights)
@@ -232,50 +222,11 @@ def _other_loss(
         if losses.shape != labels.shape:
             raise ValueError(f"its shape is {list(losses.shape)}, expected {list(labels.shape)}")
         (grad,) = torch.autograd.grad(torch.dot(losses, weights), whole)
-    return losses.detach(), grad[:, mine]
+    columns.put(grad[:, mine])
+    return losses.detach()
 
 
-def _bound(logits: Tensor, soft_cap: float) -> Tensor:
-    """Turn logits `[c, v]` into `soft_cap x tanh(logits / soft_cap)` in place; returns the slope there."""
-    bounded = logits.div_(soft_cap).tanh_()
-    slope = 1.0 - bounded.square()
-    bounded.mul_(soft_cap)
-    return slope
-
-
-@dataclass(frozen=True)
-class _OwnColumns:
-    """Of a rank's columns, `[c]` each; exponentials are of the logits less the maximum."""
-
-    maximum: Tensor
-    unit: Tensor
-    """The exponential that a softmax of 1 stands for."""
-    total: Tensor
-    """Sum of exponentials."""
-    target: Tensor
-    """The label's logit less the maximum."""
-    here: Tensor
-    """Whether the label is among these columns."""
-
-
-def _softmax(logits: Tensor, local_labels: Tensor) -> _OwnColumns:
-    """Turn logits `[c, v]` into their softmax in place, by torch's kernel, which passes over a row while it is at hand.
-
-    Its exponentials follow from the largest entry, which stands for 1. What it has added them up to is too coarse where
-    there are 100,000: so they are added up once more.
-    """
-    here, columns = _places(logits, local_labels)
-    if not logits.shape[1]:
-        none = logits.new_zeros(logits.shape[0])
-        return _OwnColumns(torch.full_like(none, float("-inf")), none, none, none, here)
-    maximum = logits.amax(dim=1)
-    target = logits.gather(1, columns).squeeze(1) - maximum
-    torch.softmax(logits, 1, out=logits)
-    unit = 1.0 / logits.amax(dim=1)
-    return _OwnColumns(maximum, unit, logits.sum(dim=1) * unit, target, here)
-
-
-def _over_vocabulary(own: _OwnColumns, tp: Axis) -> tuple[Tensor, Tensor, Tensor]:
+def _over_vocabulary(own: OwnColumns, tp: Axis) -> tuple[Tensor, Tensor, Tensor]:
     """Over the whole vocabulary, `[c]` each: the largest logit, the sum of exponentials of logits less that, and the
     label's logit less that; 0 for a label that is nowhere. Collective."""
     if tp.size == 1:
@@ -285,31 +236,3 @@ def _over_vocabulary(own: _OwnColumns, tp: Axis) -> tuple[Tensor, Tensor, Tensor
     target = torch.where(own.here, own.target + below, 0.0)
     total, target = all_reduce(torch.stack((own.total * below.exp(), target)), tp).unbind()
     return largest, total, target
-
-
-def _grad_logits(softmax: Tensor, local_labels: Tensor, weights: Tensor, *, scale: Tensor) -> Tensor:
-    """`softmax * scale - one_hot * weights`, in place of a rank's softmax `[c, v]`."""
-    if not softmax.shape[1]:
-        return softmax
-    here, columns = _places(softmax, local_labels)
-    softmax.mul_(scale.unsqueeze(1))
-    with _one_place_a_row():
-        return softmax.scatter_add_(1, columns, -(weights * here).unsqueeze(1))
-
-
-def _places(logits: Tensor, local_labels: Tensor) -> tuple[Tensor, Tensor]:
-    """Which labels `[c]` are among these columns, and the column of each `[c, 1]`; any where it is elsewhere."""
-    here = (local_labels >= 0) & (local_labels < logits.shape[1])
-    return here, torch.where(here, local_labels, 0).unsqueeze(1)
-
-
-@contextmanager
-def _one_place_a_row() -> Iterator[None]:
-    """Scatter as fast as it goes though algorithms are to be deterministic: every row is added to in one place, so no
-    order matters. Torch's deterministic form on a GPU sorts the places, and waits for the device."""
-    mode = torch.get_deterministic_debug_mode()
-    torch.set_deterministic_debug_mode("default")
-    try:
-        yield
-    finally:
-        torch.set_deterministic_debug_mode(mode)

@@ -93,14 +93,11 @@ class SelfAttention(nn.Module):
     def project(self, x: Tensor, documents: Documents) -> tuple[Tensor, Tensor, Tensor]:
         """Normalised, rotated and scaled queries `[t, n, d]`, keys `[t, m, d]`, and values `[t, m, d]`."""
         heads = self._whole_heads(self.qkv(x)).unflatten(1, (-1, self.head_dim))
-        queries_and_keys, v = heads.split((self.num_heads + self.num_kv_heads, self.num_kv_heads), dim=1)
-        if not self.has_norms:
-            queries_and_keys = self.turn(queries_and_keys, documents)
-        q, k = queries_and_keys.split((self.num_heads, self.num_kv_heads), dim=1)
         if self.has_norms:
+            q, k, v = heads.split((self.num_heads, self.num_kv_heads, self.num_kv_heads), dim=1)
             q, k = (self.turn(norm(each), documents) for norm, each in ((self.q_norm, q), (self.k_norm, k)))
-        elif self.turn.rope is not None:
-            v = v.contiguous()  # else the view would keep the whole projection until the backward pass
+        else:
+            q, k, v = self.turn.take_apart(heads, documents, self.num_heads, self.num_kv_heads)
         return self.scale_query(q), k, v
 
     def _whole_heads(self, x: Tensor) -> Tensor:

@@ -39,6 +39,9 @@ COMPILED_BUDGET = 0.9
 products: 0.64 of eager's bytes (0.80 at 1), in no more time, because what is redone is fused into what needs it. At 0.5
 it redoes products too."""
 
+PRODUCTS = ("linear", "mm", "product")
+"""In the names of operations that multiply matrices, ours too."""
+
 
 def choose_recompute(kind: str, context: Context = nullcontext, store: HostStore | None = None) -> RunBlock:
     """How to run a block under `train.recompute`; `context` is entered around what runs again, by its documents.
@@ -97,10 +100,23 @@ def _compile_within_budget(graph: torch.fx.GraphModule, inputs: list[Any]) -> Ca
     from torch._functorch import config
     from torch._inductor.compile_fx import compile_fx
 
-    with config.patch(activation_memory_budget=COMPILED_BUDGET):
+    with config.patch(activation_memory_budget=_budget_of(graph)):
         compiled = compile_fx(graph, inputs)
     assert callable(compiled), "files are made only for those who ask"
     return compiled
+
+
+def _budget_of(graph: torch.fx.GraphModule) -> float:
+    """Share of its activations that a graph keeps.
+
+    Where a library's products end graphs, as Transformer Engine's do, attention stands in one without any. There a
+    budget leaves nothing to redo but attention, and it ran twice (3 % of a step on a H200).
+    """
+    parts = [part for part in graph.modules() if isinstance(part, torch.fx.GraphModule)]
+    names = {str(node.target) for part in parts for node in part.graph.nodes}
+    attention = {name for name in names if "attention" in name or "attn" in name}
+    multiplies = any(word in name for name in names - attention for word in PRODUCTS)
+    return COMPILED_BUDGET if multiplies or not attention else 1.0
 
 
 def _run(block: torch.nn.Module, x: Tensor, documents: Documents) -> Tensor:

@@ -1,15 +1,11 @@
 """The machine at hand as a file for the planner: rates and constants measured with a config's own model.
 
-    peak            the fastest of a few large square products, by format, or of the config's own
-    bandwidth       a copy
-    link            an all-reduce of a large stream over the ranks of this node, behind a product that makes it
-    products        products at the shapes of the config's blocks, over the peak, without what reading and writing takes
-    overhead        a block's passes over hardly any tokens, without their products
-    passes          what is left of a block's passes over a micro-batch
-
-Blocks are measured as differences between stages of few and of more blocks, so that head and embedding do not count.
-A GPU is kept at work before it is timed, on numbers as drawn as those of training: a cool one, and one whose numbers
-are all alike, runs at a clock that its power does not allow for long.
+peak            the fastest of a few large square products, by format, or of the config's own
+bandwidth       a copy
+link            an all-reduce of a large stream over the ranks of this node, behind a product that makes it
+products        products at the shapes of the config's blocks, over the peak, without what reading and writing takes
+overhead        a block's passes over hardly any tokens, without their products
+passes          what is left of a block's passes over a micro-batch
 """
 
 from __future__ import annotations
@@ -21,17 +17,14 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from queue import Empty
-from statistics import median
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from megalite.architecture.architecture import Architecture, FeedForwardSpec
-from megalite.architecture.attention_costs import projections
+from megalite.architecture.architecture import Architecture
 from megalite.architecture.costs import ELEMENT_BYTES, linear_multiply_adds, linear_numbers, linear_weights
 from megalite.config.plan import compile_pays, make_plan
 from megalite.config.schema import Config
@@ -39,126 +32,19 @@ from megalite.config.validate import validate
 from megalite.config.wording import or_
 from megalite.errors import UserError
 from megalite.host import num_cores
-from megalite.layers.documents import Targets
-from megalite.layers.gemm import Gemm, choose_gemm
-from megalite.layers.parts import choose_parts
-from megalite.model.spec import StageSpec
-from megalite.model.transformer import Stage, documents_of
+from megalite.layers.gemm import choose_gemm
 from megalite.parallel.axes import Axis
 from megalite.parallel.messages import begin_gather, begin_scatter_sum
 from megalite.planner.machines import Constants, Machine
 from megalite.planner.seconds import micro_batch_seconds
+from megalite.studies.bench import BLOCKS, DTYPES, NEARLY_NONE, Bench
 from megalite.train.device import measure_gemm_flops
 from megalite.train.local import ALLOCATOR
 
-DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 PEAK_SIZE = {"cpu": 2048, "cuda": 8192}
 COPIED_BYTES = 2**28
 LEAST_SENT_BYTES = 2**25
-TRIES = 9
-BUSY_SECONDS = {"cpu": 0.0, "cuda": 1.0}
-"""Of the same work, before the tries that count end: power limits show within tenths of a second."""
 FEW_TOKENS = 16
-BLOCKS = 2, 6
-"""Of the two stages whose difference is what blocks take."""
-NEARLY_NONE = 1e-9
-
-
-@dataclass(frozen=True)
-class Bench:
-    """A device with a model."""
-
-    config: Config
-    """On one rank, without a pipeline."""
-    model: Architecture
-    device: torch.device
-    is_compiled: bool = False
-    """Blocks are, as in training."""
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """Of the config."""
-        return DTYPES[self.config.precision.dtype]
-
-    def seconds(self, work: Callable[[], object]) -> float:
-        """What something takes while the other ranks do the same: the median of some times."""
-        work()
-        return self._median(lambda: self._once(work))
-
-    def block_seconds(self, num_tokens: int) -> float:
-        """Of a block, both ways. The two stages take turns, so that both meet what else the machine does."""
-        few, more = (self._step_of(number, num_tokens) for number in BLOCKS)
-        few()
-        more()
-        return max(NEARLY_NONE, self._median(lambda: self._once(more) - self._once(few)) / (BLOCKS[1] - BLOCKS[0]))
-
-    def seconds_behind(self, work: Callable[[], object], before: Callable[[], object]) -> float:
-        """What something takes behind other work, in whose caches and whose order of ranks it begins."""
-
-        def both() -> None:
-            before()
-            work()
-
-        both()
-        return max(NEARLY_NONE, median(self._once(both) - self._once(before) for _ in range(TRIES)))
-
-    def _median(self, once: Callable[[], float]) -> float:
-        """Of the last tries, when the device has been at work for a while. Not for messages: ranks may try more or less
-        often."""
-        found, begin = list[float](), time.perf_counter()
-        while len(found) < TRIES or time.perf_counter() - begin < BUSY_SECONDS[self.device.type]:
-            found.append(once())
-        return median(found[-TRIES:])
-
-    def _once(self, work: Callable[[], object]) -> float:
-        self._wait()
-        begin = time.perf_counter()
-        work()
-        self._wait()
-        return time.perf_counter() - begin
-
-    def product_seconds(self, num_tokens: int) -> float:
-        """Of the products of a block, both ways."""
-        gemm = choose_gemm(self.device.type, self.dtype)
-        return sum(self._of_layer(gemm, num_tokens, *sizes) for sizes in self._linear_sizes())
-
-    def _linear_sizes(self) -> list[tuple[int, int]]:
-        block, hidden = self.model.block(0), self.model.hidden_size
-        found = [(each.inputs, each.outputs) for each in projections(block.attention, hidden)]
-        mlp = block.feed_forward
-        assert isinstance(mlp, FeedForwardSpec), "others were refused"
-        return [*found, (hidden, mlp.num_expanding * mlp.width), (mlp.width, hidden)]
-
-    def _of_layer(self, gemm: Gemm, tokens: int, inputs: int, outputs: int) -> float:
-        x, weight, grad = (self.draw(*shape) for shape in ((tokens, inputs), (outputs, inputs), (tokens, outputs)))
-        total = torch.zeros_like(weight)
-        forth = self.seconds(lambda: gemm.multiply(x, weight))
-        back = self.seconds(lambda: gemm.multiply(grad, weight.t()))
-        return forth + back + self.seconds(lambda: gemm.begin_product(total, grad, x))
-
-    def _step_of(self, num_blocks: int, num_tokens: int) -> Callable[[], object]:
-        model = self.model.model_copy(update={"num_layers": num_blocks, "mtp": None})
-        stage = Stage(StageSpec(model, parts=choose_parts(model, self.device.type, self.dtype)))
-        stage = stage.to(self.device, self.dtype).train()
-        if self.is_compiled:
-            stage.compile_blocks()
-        length = min(num_tokens, self.config.batch.seq_len)
-        rows = max(1, num_tokens // length)
-        tokens = torch.randint(self.model.vocab_size, (rows, length), device=self.device)
-        targets = Targets(tokens.flatten(), torch.ones(tokens.numel(), device=self.device) / tokens.numel())
-
-        def step() -> None:
-            stage(tokens.flatten(), documents_of(tokens), targets).backward()
-
-        return step
-
-    def draw(self, *shape: int) -> Tensor:
-        """Random numbers, as weights have them."""
-        return torch.randn(shape, device=self.device, dtype=self.dtype)
-
-    def _wait(self) -> None:
-        if self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)
 
 
 def calibrate(config: Config, device_type: str, *, num_ranks: int, vocab_size: int) -> dict[str, Any]:
@@ -323,14 +209,22 @@ def _passes(bench: Bench, machine: Machine, measured: float) -> float:
         few, more = (_whole(bench, number, changed) for number in BLOCKS)
         return (more - few) / (BLOCKS[1] - BLOCKS[0])
 
-    low, high = SPAN_OF_PASSES
+    low, high = SPAN_OF_PASSES[bench.device.type]
     for _ in range(40):
         middle = (low * high) ** 0.5
         low, high = (low, middle) if of_block(middle) < measured else (middle, high)
     return low
 
 
-SPAN_OF_PASSES = 0.01, 10.0
+SPAN_OF_PASSES = {"cpu": (0.01, 10.0), "cuda": (0.01, 1.0)}
+"""What the constant may be. A CPU's caches are in it. No pass over a GPU's memory is quicker than a copy: what blocks
+take less than that was counted among their products."""
+
+
+def is_plausible(constants: Constants, device_type: str) -> bool:
+    """Whether what was measured can be true of a machine: passes that no constant explains are other work's."""
+    low, high = SPAN_OF_PASSES[device_type]
+    return 1.01 * low < constants.passes and (constants.passes < high / 1.01 or device_type != "cpu")
 
 
 def _whole(bench: Bench, num_blocks: int, machine: Machine) -> float:

@@ -7,9 +7,11 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+import torch.nn.functional as F
 from torch import Tensor
 
 from megalite.layers import attention_blocks
+from megalite.layers.rope import rotate
 from megalite.parallel.axes import SINGLE
 from tests.kit.graphs import make_no_kernels
 from tests.kit.spawn import run_ranks
@@ -144,3 +146,32 @@ def test_a_block_is_one_graph():
     """With its collectives and its attention, which is not made again; and all blocks share it."""
     once = (1, 0, ["_attend", "_attend", "_gradients", "_gradients"])
     assert run_ranks(count_graphs, 2) == [[once] * 3] * 2
+
+
+def attention_passes() -> list[int]:
+    """How often attention runs forward and backward where it is compiled without the products around it."""
+    from torch.profiler import profile
+
+    from megalite.model.recompute import _compile_within_budget
+
+    make_no_kernels()
+    cos, sin = torch.randn(2, 1, 32, 1, 4).unbind()
+
+    def piece(qkv: Tensor) -> Tensor:
+        q, k, v = qkv.view(2, 32, 3, 2, 8).unbind(2)
+        q, k = (rotate(each, (cos, sin)) for each in (q, k))
+        mixed = F.scaled_dot_product_attention(*(each.transpose(1, 2) for each in (q, k, v)), is_causal=True)
+        return mixed.transpose(1, 2).flatten(2)
+
+    run = torch.compile(piece, dynamic=False, backend=_compile_within_budget)
+    x = torch.randn(2, 32, 48, requires_grad=True)
+    run(x).sum().backward()
+    with profile() as found:
+        run(x).sum().backward()
+    names = [event.key for event in found.key_averages() for _ in range(event.count) if "attention" in event.key]
+    return [sum("backward" not in name for name in names), sum("backward" in name for name in names)]
+
+
+def test_attention_between_a_librarys_products_runs_once():
+    """As between Transformer Engine's, which end graphs: it is not made again in the backward pass."""
+    assert run_ranks(attention_passes, 1) == [[1, 1]]

@@ -98,7 +98,7 @@ goes to the host (FSDP2 sends it there by itself), and its norm comes back."""
 
 WITHOUT_GPU = "the way of a machine without a GPU, where all other tests run"
 
-CALIBRATION = "`plan calibrate`, whose every line but these runs on CPUs: docs/gpu-queue.md, 22"
+CALIBRATION = "`plan calibrate`, whose every line but these runs on CPUs; on a GPU: docs/benchmarks/gpu.md"
 
 NOT_RUN = {
     "megalite/studies/calibrate.py": dict.fromkeys(
@@ -106,10 +106,10 @@ NOT_RUN = {
             'device = torch.device("cuda", rank) if device_type == "cuda"',
             "dist.init_process_group(",
             "return float(torch.cuda.get_device_properties(device).total_",
-            "torch.cuda.synchronize(self.device)",
         ),
         CALIBRATION,
     ),
+    "megalite/studies/bench.py": {"torch.cuda.synchronize(self.device)": CALIBRATION},
     "megalite/checkpoint/snapshot.py": {
         "torch.cuda.synchronize()  # the copies are queued": "ZeRO-3 over more than 64 ranks, where no part is live",
     },
@@ -123,6 +123,7 @@ NOT_RUN = {
         "found = torch.cuda.get_device_capability(device)": "a FlashAttention that is installed",
         "name = torch.cuda.get_device_name(device)": "a FlashAttention that is installed",
     },
+    "megalite/layers/logits.py": {"return KernelColumns(logits, labels, soft_cap)": "Triton"},
     "megalite/layers/swiglu.py": {"return OneKernelSwiglu.apply(x)": "Triton"},
     "megalite/layers/te.py": {'return "there is no CUDA device"': WITHOUT_GPU},
     "megalite/model/offload.py": {

@@ -97,6 +97,20 @@ def out_file(text: str) -> Path:
     return path
 
 
+def config_value(text: str) -> tuple[str, str, object]:
+    """Section, key and value of `SECTION.KEY=VALUE`."""
+    import yaml
+
+    name, equals, value = text.partition("=")
+    section, dot, key = name.partition(".")
+    if not (equals and dot and section and key and "." not in key):
+        raise argparse.ArgumentTypeError(f"found {text!r}, SECTION.KEY=VALUE was expected")
+    try:
+        return section, key, yaml.safe_load(value)
+    except yaml.YAMLError as error:
+        raise argparse.ArgumentTypeError(f"found {text!r}, whose value is no YAML") from error
+
+
 def device_name(text: str) -> str:
     """A device of torch that is here."""
     import torch

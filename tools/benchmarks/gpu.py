@@ -25,16 +25,17 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
-from arguments import count, device_name, names_of
-from gpu_smoke import make_engine, plain_step, random_batch, timed
+from arguments import config_value, count, device_name, names_of
+from gpu_peers import PEERS
+from gpu_smoke import make_engine, random_batch, timed
 from plain_llama import Shape
 
-from megalite.architecture.costs import flops_per_token
+from megalite.architecture.costs import count_parameters, flops_per_token
 from megalite.config.fill import fill_model
-from megalite.config.schema import Fp8Config
+from megalite.config.schema import BatchConfig, Fp8Config, ModelConfig
 from megalite.engine.build import DTYPES
 from megalite.engine.runtime import connect_processes, set_determinism
 from megalite.layers.flash import PACKAGES, use_flash_attention
@@ -64,7 +65,7 @@ MODELS = {
     "1b3": Case({"hidden_size": 2048, "num_layers": 24, "num_heads": 16, "ffn_hidden_size": 5632}, 2048, 16),
     "3b": Case({"hidden_size": 2560, "num_layers": 32, "num_heads": 20, "ffn_hidden_size": 8704}, 2048, 8),
     "8b": Case(
-        {"hidden_size": 4096, "num_layers": 32, "num_heads": 32, "ffn_hidden_size": 14336}, 4096, 2, (28, 24, 20, 16)
+        {"hidden_size": 4096, "num_layers": 32, "num_heads": 32, "ffn_hidden_size": 14336}, 4096, 2, (24, 20, 16)
     ),
 }
 TINY = Case({"hidden_size": 64, "num_layers": 2, "num_heads": 4, "ffn_hidden_size": 128}, 128, 2)
@@ -82,6 +83,10 @@ chosen_recipes = list(RECIPES)
 """Those of --recipes."""
 packing = {"documents": 1}
 """Of a sequence, by --documents. Peers know of one alone, and are given one."""
+settings: dict[str, dict[str, object]] = {}
+"""Of the config, by --set: of megalite's steps, not of the peers'."""
+BYTES_OF_A_PARAMETER = 18
+"""Weight in bf16, gradient in fp32, and AdamW's three."""
 
 PARITY_TOLERANCE = 0.02
 """Relative norm of the difference from emulation: two bf16 roundings and tensor cores' shorter sums; rounding by
@@ -178,6 +183,9 @@ def steps(device: torch.device, tiny: bool, models: list[str]) -> bool:
     for name, case in {"tiny": TINY}.items() if tiny else [(name, MODELS[name]) for name in models]:
         for num_layers in (case.sizes["num_layers"], *case.fits):
             sizes = {**case.sizes, "num_layers": num_layers}
+            if not _weights_fit(sizes, case, device):
+                say("steps", f"{name}, {num_layers} layers", left_out="the memory is smaller than what weights take")
+                continue
             try:
                 _time_model(f"{name}, {num_layers} layers", sizes, case, device, tiny, ceiling)
                 break
@@ -185,6 +193,14 @@ def steps(device: torch.device, tiny: bool, models: list[str]) -> bool:
                 say("steps", f"{name}, {num_layers} layers", left_out="out of memory")
                 free(device)
     return True
+
+
+def _weights_fit(sizes: dict[str, int], case: Case, device: torch.device) -> bool:
+    """Whether to try at all: finding out by trying takes minutes."""
+    if device.type != "cuda" or settings:
+        return True
+    model = fill_model(ModelConfig(vocab_size=VOCAB, **sizes), BatchConfig(seq_len=case.seq_len))
+    return BYTES_OF_A_PARAMETER * count_parameters(model) < torch.cuda.get_device_properties(device).total_memory
 
 
 def _time_model(name: str, sizes: dict[str, int], case: Case, device: torch.device, tiny: bool, ceiling: float) -> None:
@@ -217,8 +233,7 @@ def _time_model(name: str, sizes: dict[str, int], case: Case, device: torch.devi
             {**sizes, "tie_embeddings": True},
             case.seq_len,
             case.micro_batch_size,
-            precision=precision,
-            train={"compile": "off" if tiny else "on"},
+            **_sections(precision=precision, train={"compile": "off" if tiny else "on"}),
         )
         batch = random_batch(case.micro_batch_size, case.seq_len, VOCAB, documents=packing["documents"]).to(device)
         flops = flops_per_token(fill_model(config.model, config.batch), case.seq_len)
@@ -235,39 +250,9 @@ def _time_model(name: str, sizes: dict[str, int], case: Case, device: torch.devi
             free(device)
 
 
-def hugging_face_step(shape: Shape, micro: int, device: torch.device) -> Callable[[int], None]:
-    """transformers' Llama in bf16 with compile, its own fused attention, and torch's fused AdamW."""
-    from transformers import LlamaConfig, LlamaForCausalLM
-
-    config = LlamaConfig(
-        vocab_size=shape.vocab,
-        hidden_size=shape.hidden,
-        intermediate_size=shape.ffn,
-        num_hidden_layers=shape.layers,
-        num_attention_heads=shape.heads,
-        max_position_embeddings=shape.seq_len,
-        tie_word_embeddings=True,
-        attn_implementation="sdpa",
-        use_cache=False,
-    )
-    model = LlamaForCausalLM(config).to(device)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4, fused=True)
-    run = torch.compile(model)
-    tokens = torch.randint(0, shape.vocab, (micro, shape.seq_len), device=device)
-
-    def step(_: int) -> None:
-        with torch.autocast(device.type, torch.bfloat16):
-            loss = run(input_ids=tokens, labels=tokens).loss
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        optimizer.zero_grad()
-
-    return step
-
-
-PEERS = {"plain": plain_step, "hugging-face": hugging_face_step}
-"""Both compiled."""
+def _sections(**sections: dict[str, object]) -> dict[str, dict[str, object]]:
+    """These of a config, with what --set says in them."""
+    return {name: {**sections.get(name, {}), **settings.get(name, {})} for name in {**sections, **settings}}
 
 
 def curve(device: torch.device, tiny: bool, models: list[str]) -> bool:
@@ -323,7 +308,7 @@ def profile(device: torch.device, tiny: bool, models: list[str]) -> bool:
         timed(lambda _, e=engine, b=batch: e.train_step([b], 3e-4), device, 1)
         with torch_profile(activities=kinds) as found:
             engine.train_step([batch], 3e-4)
-        say("profile", name, table=found.key_averages().table(sort_by=key, row_limit=25).splitlines())
+        say("profile", name, table=found.key_averages().table(sort_by=key, row_limit=60).splitlines())
         engine.close()
         free(device)
     return True
@@ -358,14 +343,27 @@ def main() -> None:
         "--recipes", type=names_of(RECIPES), default=list(RECIPES), help="which of " + ", ".join(RECIPES)
     )
     parser.add_argument("--documents", type=count, default=1, help="for steps: of equal length in a sequence")
+    parser.add_argument("--micro-batch-size", type=count, help="for steps: sequences, in place of each model's own")
     parser.add_argument("--flash", choices=("torch", *PACKAGES), default="torch", help="train.flash_attention")
     parser.add_argument("--peers", type=names_of((*PEERS, "none")), default=list(PEERS), help="for steps: beside whom")
+    parser.add_argument(
+        "--set",
+        type=config_value,
+        action="append",
+        default=[],
+        help="for steps: of megalite's config, SECTION.KEY=VALUE; may be given several times",
+    )
     parser.add_argument("--device", type=device_name, default="cuda")
     parser.add_argument("--deterministic", action="store_true", help="as with run.deterministic=true, to see its cost")
     parser.add_argument("--tiny", action="store_true", help="sizes for a rehearsal")
     arguments = parser.parse_args()
     chosen_recipes[:] = arguments.recipes
+    if arguments.micro_batch_size:
+        for model in arguments.models:
+            MODELS[model] = replace(MODELS[model], micro_batch_size=arguments.micro_batch_size)
     packing["documents"] = arguments.documents
+    for section, key, value in arguments.set:
+        settings.setdefault(section, {})[key] = value
     device = torch.device(arguments.device)
     name = torch.cuda.get_device_name() if device.type == "cuda" else "cpu"
     about = {
@@ -376,6 +374,7 @@ def main() -> None:
         "deterministic": arguments.deterministic,
         "documents": arguments.documents,
         "flash_attention": arguments.flash,
+        "set": settings,
     }
     print(json.dumps(about), flush=True)
     set_determinism(arguments.deterministic or None, device.type)

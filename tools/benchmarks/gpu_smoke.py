@@ -25,7 +25,8 @@ from pathlib import Path
 
 import torch
 from arguments import device_name
-from plain_llama import Llama, Shape
+from gpu_peers import plain_step
+from plain_llama import Shape
 
 from megalite.architecture.costs import flops_per_token
 from megalite.config.fill import fill_model
@@ -141,13 +142,16 @@ def make_engine(
     device: torch.device, sizes: dict, seq_len: int, micro: int, num_micro_batches: int = 1, **sections: dict
 ) -> tuple[Engine, Config]:
     """An engine on one rank."""
-    config = Config(
-        model={"vocab_size": 32000, "tie_embeddings": False, **sizes},
-        parallel={"zero_stage": 1, **sections.get("parallel", {})},
-        batch={"micro_batch_size": micro, "global_batch_size": micro * num_micro_batches, "seq_len": seq_len},
-        precision={"dtype": "bf16", **sections.get("precision", {})},
-        train={"steps": 1000, "compile": "off", **sections.get("train", {})},
-    )
+    values: dict[str, dict] = {
+        "model": {"vocab_size": 32000, "tie_embeddings": False, **sizes},
+        "parallel": {"zero_stage": 1},
+        "batch": {"micro_batch_size": micro, "global_batch_size": micro * num_micro_batches, "seq_len": seq_len},
+        "precision": {"dtype": "bf16"},
+        "train": {"steps": 1000, "compile": "off"},
+    }
+    for section, said in sections.items():
+        values[section] = {**values.get(section, {}), **said}
+    config = Config(**values)
     plan = make_plan(config, 1)
     return build_engine(config, plan, connect(Mesh(), 0), device, FreshWeights(plan.model, 0)), config
 
@@ -236,24 +240,6 @@ def timed(step: Callable[[int], None], device: torch.device, steps: int, warmup:
         step(number)
     wait()
     return (time.perf_counter() - start) / steps
-
-
-def plain_step(shape: Shape, micro: int, device: torch.device) -> Callable[[int], None]:
-    """Plain PyTorch with compile and autocast to bf16 over fp32 weights."""
-    model = Llama(shape).to(device)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4, fused=True)
-    run = torch.compile(model)
-    stream = torch.randint(0, shape.vocab, (micro, shape.seq_len + 1), device=device)
-
-    def step(number: int) -> None:
-        with torch.autocast(device.type, torch.bfloat16):
-            loss = run(stream[:, :-1], stream[:, 1:])
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        optimizer.zero_grad()
-
-    return step
 
 
 def speed(device: torch.device, tiny: bool) -> bool:

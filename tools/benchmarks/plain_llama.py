@@ -75,11 +75,14 @@ class Llama(nn.Module):
         self.register_buffer("sin", angles.sin(), persistent=False)
 
     def forward(self, tokens: Tensor, labels: Tensor) -> Tensor:
+        return F.cross_entropy(self.logits(tokens).flatten(0, 1), labels.flatten())
+
+    def logits(self, tokens: Tensor) -> Tensor:
+        """`[batch, length, vocabulary]`."""
         x = self.embedding(tokens)
         for block in self.blocks:
             x = block(x, self.cos, self.sin)
-        logits = self.head(self.norm(x))
-        return F.cross_entropy(logits.flatten(0, 1), labels.flatten())
+        return self.head(self.norm(x))
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:

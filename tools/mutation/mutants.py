@@ -49,6 +49,37 @@ MUTANTS = (
         "layers/test_overlapped.py",
     ),
     Mutant(
+        "layers/triton_kernels.py",
+        "totals = totals * tl.exp(maxima - larger) + tl.exp(logit - larger)",
+        "totals = totals + tl.exp(logit - larger)",
+        "layers/test_logits.py",
+    ),
+    Mutant(
+        "layers/triton_kernels.py",
+        "grad = grad * (1.0 - tanh * tanh)",
+        "grad = grad * (1.0 - tanh)",
+        "layers/test_logits.py",
+    ),
+    Mutant(
+        "layers/triton_kernels.py",
+        "second = second * c + first * s",
+        "second = second * c - first * s",
+        "layers/test_turn.py",
+    ),
+    Mutant("layers/logits.py", "(scale * self._unit)", "scale", "layers/test_logits.py layers/test_cross_entropy.py"),
+    Mutant(
+        "layers/turn.py",
+        "rotate(grad_k, (cos, -sin))",
+        "rotate(grad_k, (cos, sin))",
+        "layers/test_turn.py",
+    ),
+    Mutant(
+        "model/recompute.py",
+        "return COMPILED_BUDGET if multiplies or not attention else 1.0",
+        "return COMPILED_BUDGET",
+        "model/test_compile.py",
+    ),
+    Mutant(
         "architecture/weights.py",
         "cut=0, bias=mlp.bias)",
         'cut=0, bias=mlp.bias and part == "up")',
