@@ -5,18 +5,18 @@
     backward    block 2    block 1    block 0
                 < input 1  < input 0                   copies back, each begun a block before it is needed
 
-A block is run without a graph first, and again with one when its gradient comes: full recomputation, with an input that
-is not on the device in between. On a CPU there is no other memory, and inputs are kept where they are.
+A block's graph keeps nothing, and what it needs is made again when its gradient comes: full recomputation, with an
+input that is not on the device in between. On a CPU there is no other memory, and inputs are kept where they are.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager
-from typing import Any
+from contextlib import AbstractContextManager, nullcontext
 
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from megalite.layers.documents import Documents
 
@@ -86,30 +86,16 @@ def run_offloaded(
     x: Tensor,
     documents: Documents,
 ) -> Tensor:
-    """Run a block; its backward pass runs it again, within a context."""
+    """Run a block; its backward pass runs it again, within a context, as far as it needs what comes of it."""
     if not torch.is_grad_enabled():
         return block(x, documents)
-    return _Offloaded.apply(x, block, documents, store, context)
+    kept, first = store.put(x.detach()), [x]
 
+    def run(documents: Documents) -> Tensor:
+        return block(first.pop() if first else kept.take().requires_grad_(), documents)
 
-class _Offloaded(torch.autograd.Function):
-    @staticmethod
-    def forward(
-        ctx: Any,
-        x: Tensor,
-        block: nn.Module,
-        documents: Documents,
-        store: HostStore,
-        context: Callable[[Documents], AbstractContextManager],
-    ) -> Tensor:
-        ctx.block, ctx.documents, ctx.context = block, documents, context
-        ctx.kept = store.put(x.detach())
-        return block(x, documents)
+    def contexts() -> tuple[AbstractContextManager, AbstractContextManager]:
+        return nullcontext(), context(documents)
 
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, None, None, None, None]:
-        x = ctx.kept.take().requires_grad_()
-        with torch.enable_grad(), ctx.context(ctx.documents):
-            y = ctx.block(x, ctx.documents)
-        torch.autograd.backward(y, grad)
-        return x.grad, None, None, None, None
+    # What the graph would save of the block is made again, so nothing of it keeps x, nor does `run` from here on
+    return checkpoint(run, documents, use_reentrant=False, preserve_rng_state=False, context_fn=contexts)

@@ -12,6 +12,7 @@ import torch.distributed as dist
 from torch.utils.flop_counter import FlopCounterMode
 
 from megalite.layers.weight_gradients import TakeGradient
+from megalite.model.offload import HostStore, Kept
 from megalite.parallel.axes import SINGLE
 from tests.kit.spawn import run_ranks
 from tests.layers.tracking import LivingStorages
@@ -104,10 +105,10 @@ def test_savings_change_no_gradient(tp):
     assert not wrong, "\n".join(wrong)
 
 
-def bytes_kept(kind: str | tuple[str, ...], num_layers: int) -> int:
+def bytes_kept(kind: str | tuple[str, ...], num_layers: int, **spec: Any) -> int:
     """Bytes alive between the forward and the backward pass."""
     model = tiny_model(num_layers=num_layers, hidden_size=64, ffn_hidden_size=192)
-    stage = make_stage(model, dtype=torch.float32, recompute=kind)
+    stage = make_stage(model, dtype=torch.float32, recompute=kind, **spec)
     batch = make_batch(count=8)
     with LivingStorages() as storages:
         loss = run_stage(stage, batch)
@@ -124,6 +125,13 @@ def test_recomputation_saves_memory():
     stream = 8 * SEQ_LEN * 64 * 4
     assert per_block["full"] == stream, per_block
     assert per_block["full"] < per_block["selective"] < 0.6 * per_block["none"], per_block
+
+
+def test_an_input_that_waits_elsewhere_is_not_kept_here(monkeypatch):
+    """Of a block nothing is alive but the copy, here in the same memory."""
+    monkeypatch.setattr(HostStore, "put", lambda store, x: Kept(x.clone(), None, None))
+    per_block = bytes_kept("full", 4, offload=True) - bytes_kept("full", 3, offload=True)
+    assert per_block == 8 * SEQ_LEN * 64 * 4
 
 
 def test_blocks_differ():
@@ -146,3 +154,8 @@ def flops(take: TakeGradient | None, **spec: Any) -> int:
 def test_gradients_that_somebody_else_keeps_take_no_more_products(spec: dict[str, Any]):
     """Recomputation ends before a block's last product, as it does with torch's own: the next pass does not need it."""
     assert flops(lambda parameter, made: made.make(), **spec) == flops(None, **spec)
+
+
+def test_an_input_that_waits_elsewhere_takes_no_more_products():
+    """Its second pass ends where that of full recomputation does."""
+    assert flops(None, recompute="full", offload=True) == flops(None, recompute="full")

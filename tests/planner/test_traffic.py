@@ -28,6 +28,7 @@ CASES: dict[str, dict[str, Any]] = {
     "sequence parallel": {"parallel": {"sequence_parallel": True}},
     "full recomputation": {"train": {"recompute": "full"}},
     "both": {"train": {"recompute": "full"}, "parallel": {"sequence_parallel": True}},
+    "inputs wait elsewhere": {"train": {"recompute": "full", "offload_activations": True}},
     "again behind norms": {"train": {"recompute": "full"}, "model": {"norm_placement": "both"}},
     "again behind norms of sums": {"train": {"recompute": "full"}, "model": {"norm_placement": "post"}},
     "some blocks again": {"train": {"recompute_layers": [{"every": 3}]}},
