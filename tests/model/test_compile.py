@@ -111,8 +111,8 @@ def test_compiled_blocks_with_collectives(tmp_path):
 
 
 def count_graphs() -> list[tuple[int, int, list[str]]]:
-    """Graphs and breaks of the blocks of a stage at tp 2, without and with sequence parallelism, and with latents, and
-    each pass of attention in a forward and backward pass. Graphs are made and divided as for kernels, which would take
+    """Graphs and breaks of the blocks of a stage at tp 2 whose weight gradients are handed over, as in training, without
+    and with sequence parallelism, and with latents, and each pass of attention in a forward and backward pass. Graphs are made and divided as for kernels, which would take
     most of the time and are not."""
     make_no_kernels()
     found, passes = [], []
@@ -122,6 +122,7 @@ def count_graphs() -> list[tuple[int, int, list[str]]]:
         torch._dynamo.reset()
         torch._dynamo.utils.counters.clear()
         spec = {"tp": tensor_axis(), "sequence_parallel": sequence_parallel, "recompute": "none"}
+        spec["take_gradient"] = lambda parameter, gradient: gradient.make()
         stage = make_stage(tiny_model(**settings), dtype=torch.float32, **spec)
         stage.compile_blocks()
         passes.clear()
