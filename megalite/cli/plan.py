@@ -23,10 +23,10 @@ if TYPE_CHECKING:
     from megalite.planner.estimate import Estimate
     from megalite.planner.machines import Machine
     from megalite.planner.scaling import Point
-    from megalite.planner.whole_run import WholeRun
 
 GIB = 2**30
 LAYOUTS = "layouts"
+SHOWN_LAYOUTS = 10
 
 
 Ranks = Annotated[
@@ -40,6 +40,12 @@ VocabSize = Annotated[
         help=f"Vocabulary, where the config takes the tokenizer's; {ASSUMED_VOCAB_SIZE:,} otherwise.",
         show_default=False,
     ),
+]
+Top = Annotated[int | None, typer.Option(min=1, max=1000, help="Layouts to show.", show_default=str(SHOWN_LAYOUTS))]
+Explain = Annotated[bool, typer.Option("--explain", help="Show what the seconds of each go into; JSON does always.")]
+Price = Annotated[
+    float | None,
+    typer.Option(min=0.0, max=1e9, help="Of an hour of a rank, for what a run costs.", show_default=False),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print everything as one JSON object.")]
 TraceFile = Annotated[
@@ -85,17 +91,14 @@ def layouts(
     overrides: Overrides = None,
     machine: MachineName = "h100-sxm",
     world_size: Ranks = None,
-    top: Annotated[int, typer.Option(min=1, max=1000, help="Layouts to show.")] = 10,
+    top: Top = None,
     as_is: Annotated[bool, typer.Option("--as-is", help="Judge the config's own layout alone.")] = False,
-    explain: Annotated[bool, typer.Option("--explain", help="Show what the seconds of each go into.")] = False,
+    explain: Explain = False,
     trace: TraceFile = None,
     failures: Failures = None,
     save_seconds: SaveSeconds = None,
     restart_seconds: RestartSeconds = None,
-    price: Annotated[
-        float | None,
-        typer.Option(min=0.0, max=1e9, help="Of an hour of a rank, for what a run costs.", show_default=False),
-    ] = None,
+    price: Price = None,
     vocab_size: VocabSize = None,
     as_json: AsJson = False,
 ) -> None:
@@ -106,15 +109,18 @@ def layouts(
     """
     from megalite.config.plan import default_world_size, make_plan
     from megalite.config.validate import validate
+    from megalite.config.wording import counted
     from megalite.data.run_config import load_run
     from megalite.planner.estimate import estimate
+    from megalite.planner.goodput import under_failures
     from megalite.planner.machines import load_machine
     from megalite.planner.nearest import best_or_refusal, what_helps
     from megalite.planner.search import search
     from megalite.planner.whole_run import whole_run
 
-    if failures is None and not (save_seconds is None and restart_seconds is None):
-        raise UserError("--save-seconds and --restart-seconds have no effect without --failures; give it, or neither")
+    trouble = _trouble(failures, save_seconds, restart_seconds)
+    if as_is and top is not None:
+        raise UserError("--top has no effect with --as-is, which judges one layout; leave one of them out")
     not_an_input(trace, config, Path(machine))
     loaded, known = load_run(config, overrides or ()), load_machine(machine)
     vocab_size, assumed = known_vocabulary(loaded, vocab_size)
@@ -123,7 +129,7 @@ def layouts(
         validate(loaded, ranks)
         found, looked_at = [estimate(loaded, ranks, known, vocab_size=vocab_size)], 1
     else:
-        result = search(loaded, ranks, known, top=top, vocab_size=vocab_size)
+        result = search(loaded, ranks, known, top=top or SHOWN_LAYOUTS, vocab_size=vocab_size)
         found, looked_at = best_or_refusal(result, loaded, ranks, known, vocab_size), result.num_layouts
     chosen = load_run(config, [*(overrides or ()), *found[0].overrides]) if found[0].overrides else loaded
     if trace is not None:
@@ -131,20 +137,31 @@ def layouts(
     run, notes = whole_run(chosen, ranks, known, vocab_size=vocab_size, price=price), [*assumed, *_notes(loaded, known)]
     if not found[0].fits:
         notes.insert(0, what_helps(loaded, ranks, known, vocab_size))
-    if failures is not None:
-        save = SAVE_SECONDS if save_seconds is None else save_seconds
-        restart = RESTART_SECONDS if restart_seconds is None else restart_seconds
-        notes.append(_failures(run, ranks, known, (failures, save, restart)))
+    risks = None if trouble is None else under_failures(run, ranks, known, trouble)
     if as_json:
-        typer.echo(json.dumps({"layouts": [each.to_dict() for each in found], "run": run.to_dict(), "notes": notes}))
+        others = {"run": run.to_dict(), "failures": None if risks is None else risks.to_dict(), "notes": notes}
+        typer.echo(json.dumps({"layouts": [each.to_dict() for each in found], **others}))
         return
-    title = f"{config} on {ranks:,} x {machine}: {looked_at:,} layouts looked at"
+    title = f"{config} on {ranks:,} x {machine}: {counted(looked_at, 'layout', 'layouts')} looked at"
+    notes += [] if risks is None else [str(risks)]
     _print([_table(title, found, ranks), *([_parts_table(found)] if explain else [])], [str(run), *notes], found[0])
+
+
+def _trouble(often: float | None, save: float | None, restart: float | None) -> tuple[float, float, float] | None:
+    """Failures of a node a day, and seconds of a save and of a restart; None where nothing fails."""
+    if often is None and not (save is None and restart is None):
+        raise UserError("--save-seconds and --restart-seconds have no effect without --failures; give it, or neither")
+    if often is None:
+        return None
+    return often, SAVE_SECONDS if save is None else save, RESTART_SECONDS if restart is None else restart
 
 
 def _notes(config: Config, machine: Machine) -> list[str]:
     """What the figures leave out."""
     notes = []
+    others = {"train.eval_every": config.train.eval_every, "checkpoint.every": config.checkpoint.every}
+    if given := [name for name, every in others.items() if every is not None]:
+        notes.append(f"hours are those of training steps: what {' and '.join(given)} add is not counted")
     if config.batch.stages:
         notes.append(
             f"a step's seconds are those of sequences of {config.batch.seq_len:,} tokens, as before the first of "
@@ -203,22 +220,6 @@ def _parts_table(found: list[Estimate]) -> Table:
     for number, each in enumerate(found, start=1):
         table.add_row(str(number), *(f"{each.parts.get(name, 0.0):.3g}" for name in names))
     return table
-
-
-def _failures(run: WholeRun, ranks: int, machine: Machine, numbers: tuple[float, float, float]) -> str:
-    """How often a run should save, given failures of a node a day, and seconds of a save and of a restart."""
-    from megalite.planner.goodput import reliability
-
-    often, save, restart = numbers
-    known = reliability(often, ranks=ranks, ranks_per_node=machine.ranks_per_node, save=save, restart=restart)
-    of_step = run.seconds / run.steps
-    steps = min(run.steps, max(1, round(known.best_interval() / of_step)))
-    kept = known.goodput(steps * of_step)
-    return (
-        f"a failure every {known.between_failures / 3600:,.1f} hours in the mean: save every {steps:,} steps "
-        f"({steps * of_step / 60:,.0f} minutes; checkpoint.every={steps}), which keeps "
-        f"{100 * kept:.1f} % of the time"
-    )
 
 
 @app.command()

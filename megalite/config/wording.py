@@ -48,4 +48,4 @@ def or_(values: Iterable[object]) -> str:
 
 def counted(number: int, noun: str = "micro-batch", many: str = "micro-batches") -> str:
     """`1 micro-batch`, `2 micro-batches`."""
-    return f"{number} {noun if number == 1 else many}"
+    return f"{number:,} {noun if number == 1 else many}"

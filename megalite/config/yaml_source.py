@@ -155,8 +155,13 @@ class Source:
         self.problems.append(f"{COMMAND_LINE}: {sentence}")
 
 
-def read_source(path: Path) -> Source:
+def read_source(
+    path: Path, expected: str = "a config is a mapping of sections, such as `train:` with `steps: 100`"
+) -> Source:
     """Read a YAML file that holds a mapping.
+
+    Args:
+        expected: what it is, for who gives another one.
 
     Raises:
         ConfigError: the file is missing, unreadable, not UTF-8, not YAML or not a mapping.
@@ -169,7 +174,7 @@ def read_source(path: Path) -> Source:
         raise ConfigError([f"{path}{_line(error)}: not YAML: {_reason(error)}"]) from None
     if not isinstance(data, dict):
         found = "is empty" if data is None else f"holds {_kind(data)}"
-        raise ConfigError([f"{path}: {found}; a config is a mapping of sections, such as `train:` with `steps: 100`"])
+        raise ConfigError([f"{path}: {found}; {expected}"])
     return Source(data, places, problems)
 
 

@@ -192,7 +192,7 @@ def load_recipe(path: Path | str, overrides: Sequence[str] = ()) -> DataRecipe:
     Raises:
         ConfigError: everything that is wrong with it, each complaint with `file:line`.
     """
-    source = read_source(Path(path))
+    source = read_source(Path(path), "a recipe for data is a mapping of sections, such as `sources:`")
     if "sources" not in source.data and (found := sorted(TRAINING_SECTIONS & source.data.keys())):
         raise ConfigError(
             [

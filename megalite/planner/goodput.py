@@ -11,6 +11,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import exp, expm1
+from typing import Any
+
+from megalite.planner.machines import Machine
+from megalite.planner.whole_run import WholeRun
 
 SECONDS_A_DAY = 86_400.0
 
@@ -60,3 +64,52 @@ def reliability(failures_a_day: float, *, ranks: int, ranks_per_node: int, save:
     """
     nodes = -(-ranks // ranks_per_node)
     return Reliability(SECONDS_A_DAY / (failures_a_day * nodes), save, restart)
+
+
+@dataclass(frozen=True)
+class UnderFailures:
+    """A whole run that is interrupted, and saves as often as keeps the most of its time."""
+
+    between_failures: float
+    """Seconds, in the mean."""
+    save_every: int
+    """Steps."""
+    interval: float
+    """Seconds that they take."""
+    goodput: float
+    """Share of the time that is kept."""
+    seconds: float
+    """Of the whole run; infinite where nothing is kept."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """A JSON-ready form."""
+        return {
+            "hours_between": self.between_failures / 3600,
+            "save_every": self.save_every,
+            "goodput": self.goodput,
+            "hours": self.seconds / 3600 if self.goodput else None,
+        }
+
+    def __str__(self) -> str:
+        hours = f": {self.seconds / 3600:,.1f} hours" if self.goodput else ""
+        return (
+            f"a failure every {self.between_failures / 3600:,.1f} hours in the mean: save every {self.save_every:,} "
+            f"steps ({self.interval / 60:,.0f} minutes; checkpoint.every={self.save_every}), which keeps "
+            f"{100 * self.goodput:.1f} % of the time{hours}"
+        )
+
+
+def under_failures(run: WholeRun, ranks: int, machine: Machine, numbers: tuple[float, float, float]) -> UnderFailures:
+    """How often a run should save, and what it takes then.
+
+    Args:
+        numbers: failures of a node a day, and seconds of a save and of a restart.
+    """
+    often, save, restart = numbers
+    known = reliability(often, ranks=ranks, ranks_per_node=machine.ranks_per_node, save=save, restart=restart)
+    of_step = run.seconds / run.steps
+    steps = min(run.steps, max(1, round(known.best_interval() / of_step)))
+    kept = known.goodput(steps * of_step)
+    return UnderFailures(
+        known.between_failures, steps, steps * of_step, kept, run.seconds / kept if kept else float("inf")
+    )

@@ -181,4 +181,4 @@ def load_machine(name: str, asked_by: str = "--machine") -> Machine:
             f"{asked_by}: there is no file {name}, and no machine of this name; use {names}a file that `megalite plan "
             "calibrate` has written"
         )
-    return build(Machine, read_source(path))
+    return build(Machine, read_source(path, "a machine's file is a mapping of its rates, such as `memory_gib: 80`"))

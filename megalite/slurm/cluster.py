@@ -198,7 +198,7 @@ def load_cluster(path: Path, overrides: Sequence[str] = ()) -> ClusterConfig:
     Raises:
         ConfigError: everything that is wrong with it, with `file:line`.
     """
-    source = read_source(path)
+    source = read_source(path, "a cluster's profile is a mapping of its settings, such as `partition: gpu`")
     for assignment in overrides:
         source.override(assignment)
     return build(ClusterConfig, source)

@@ -79,7 +79,10 @@ def calibrate(config: Config, device_type: str, *, num_ranks: int, vocab_size: i
     cores = max(1, num_cores() // num_ranks)
     how = f"megalite plan calibrate, {time.strftime('%Y-%m-%d')}, torch {torch.__version__}, {cores} cores a rank"
     sources = dict.fromkeys(found.keys() - {"hides_messages"}, how)
-    return {**found, "sources": {**sources, "network": "that of the link: not measured"}}
+    unmeasured = {"network": "that of the link: not measured"}
+    if num_ranks == 1:
+        unmeasured |= {"link": "that of memory: not measured, one rank has nobody to send to"}
+    return {**found, "sources": {**sources, **unmeasured}}
 
 
 SECONDS_TO_END = 60.0

@@ -75,6 +75,7 @@ def test_tables(capsys: pytest.CaptureFixture):
         ((CONFIG, "--machine", "h300", "--world-size", "8"), "no machine of this name; use a100-40g"),
         ((CONFIG, "--machine", "a100-40g", "--world-size", "1"), "no layout fits: the smallest takes"),
         ((CONFIG, "--world-size", "8", "--save-seconds", "3"), "--save-seconds and --restart-seconds have no effect"),
+        ((CONFIG, "--world-size", "8", "--as-is", "--top", "3"), "--top has no effect with --as-is"),
         ((CONFIG, "--world-size", "131"), "no layout is legal on so many ranks, of those that are looked at"),
         ((CONFIG, "model.vocab_size=1000", "--vocab-size", "2000"), "found 2000, but model.vocab_size=1000"),
         ((CONFIG, "--world-size", "8", "parallel.tp=3", "--as-is"), "parallel.tp"),
@@ -112,11 +113,28 @@ def test_what_is_assumed_is_said(capsys: pytest.CaptureFixture, tmp_path: Path):
     """A vocabulary that neither config nor caller gives, and a way to the host that the machine's file leaves out."""
     given = (CONFIG, "--world-size", "8", "--as-is", "--json")
     assert "32000 assumed here" in json.loads(run(capsys, *given))["notes"][0]
-    assert json.loads(run(capsys, *given, "--vocab-size", "32000"))["notes"] == []
+    (note,) = json.loads(run(capsys, *given, "--vocab-size", "32000"))["notes"]
+    assert note == "hours are those of training steps: what train.eval_every and checkpoint.every add is not counted"
+    never = ("--vocab-size", "32000", "train.eval_every=null", "checkpoint.every=null", "checkpoint.keep_every=null")
+    assert json.loads(run(capsys, *given, *never))["notes"] == []
     text = (ROOT / "configs" / "machines" / "h100-sxm.yaml").read_text()
     (machine := tmp_path / "mine.yaml").write_text(re.sub("(?m)^ *host_link:.*\n", "", text))
     away = ("--machine", str(machine), "train.recompute=full", "train.offload_activations=true")
-    assert "the machine has no host_link" in json.loads(run(capsys, *given, *away))["notes"][1]
+    assert "the machine has no host_link" in json.loads(run(capsys, *given, *away))["notes"][2]
+
+
+def test_failures_in_numbers(capsys: pytest.CaptureFixture):
+    """What is said of failures is in the JSON, and the words are made of the same."""
+    given = (CONFIG, "--world-size", "512", "--as-is", "--vocab-size", "32000", "--failures", "0.01")
+    found = json.loads(run(capsys, *given, "--json"))
+    risks, hours = found["failures"], found["run"]["hours"]
+    assert risks["hours_between"] == pytest.approx(24 / 0.01 / (512 / 8))
+    assert risks["hours"] == pytest.approx(hours / risks["goodput"])
+    assert 0.9 < risks["goodput"] < 1.0
+    words = run(capsys, *given)
+    assert f"checkpoint.every={risks['save_every']}), which keeps {100 * risks['goodput']:.1f} % of the time" in words
+    assert "1 layout looked at" in words
+    assert json.loads(run(capsys, *given[:-2], "--json"))["failures"] is None
 
 
 def test_scaling(capsys: pytest.CaptureFixture, tmp_path: Path):

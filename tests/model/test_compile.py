@@ -111,9 +111,9 @@ def test_compiled_blocks_with_collectives(tmp_path):
 
 
 def count_graphs() -> list[tuple[int, int, list[str]]]:
-    """Graphs and breaks of the blocks of a stage at tp 2 whose weight gradients are handed over, as in training, without
-    and with sequence parallelism, and with latents, and each pass of attention in a forward and backward pass. Graphs are made and divided as for kernels, which would take
-    most of the time and are not."""
+    """Graphs and breaks of the blocks of a stage at tp 2 whose weight gradients are handed over, as in training,
+    without and with sequence parallelism, and with latents; and each pass of attention there and back. Graphs are made
+    and divided as for kernels, which would take most of the time and are not."""
     make_no_kernels()
     found, passes = [], []
     for name in ("_attend", "_gradients"):
