@@ -16,8 +16,11 @@ MODULES = (
     *("megalite.engine.build", "megalite.engine.native.engine", "megalite.engine.deepspeed.engine"),
     *("megalite.data.gather", "megalite.train.loop", "megalite.train.open_run", "megalite.train.local"),
     *("megalite.report.page", "megalite.slurm.rank", "megalite.slurm.node_check", "megalite.cli.main"),
-    *("megalite.trial", "rich.console"),
+    *("megalite.trial", "rich.console", "numpy.ma"),
+    *("megalite.engine.fsdp2.engine", "megalite.engine.runtime", "megalite.checkpoint.writer"),
+    *("deepspeed.ops.op_builder.all_ops", "deepspeed.runtime.superoffload.superoffload_stage3"),
 )
+"""The last ones are what DeepSpeed imports as it makes its first engine."""
 
 for module in MODULES:
     import_module(module)

@@ -62,10 +62,11 @@ def run_ranks(
 
 @functools.cache
 def _fork_server() -> Any:
-    """The server that ranks are forked from; it imports once what every rank would import again."""
+    """The server that ranks are forked from; it imports once what every rank would import again: modules of tests
+    begin with pytest, and many with transformers' models."""
     os.environ.update(DS_ACCELERATOR="cpu", GLOO_SOCKET_IFNAME="lo", LOCAL_RANK="0", OMP_NUM_THREADS="1")
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["tests.kit.imported"])
+    context.set_forkserver_preload(["pytest", "tests.kit.reference", "tests.kit.imported"])
     return context
 
 
