@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import signal
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,8 +19,14 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--fuzz-seed", type=int, default=None, help="their seed [default: of the commit]")
 
 
-def pytest_configure() -> None:
-    """What a shell starts in the background ignores Ctrl-C, and so would all that tests start and interrupt."""
+def pytest_configure(config: pytest.Config) -> None:
+    """What a shell starts in the background ignores Ctrl-C, and so would all that tests start and interrupt.
+
+    A kernel for CPUs is built once, for all tests that compile a graph which has it, and without a pool of workers.
+    """
+    kernels = tempfile.TemporaryDirectory(prefix="kernels-")
+    config.add_cleanup(kernels.cleanup)
+    os.environ.update(TORCHINDUCTOR_CACHE_DIR=kernels.name, TORCHINDUCTOR_COMPILE_THREADS="1")
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 

@@ -49,64 +49,56 @@ def train_stage(
     return {"loss": loss.detach(), **gradients(stage)}, sum(saved.values())
 
 
-def compare_compiled(folder: str, kinds: tuple[str, ...]) -> tuple[list[str], dict[str, int]]:
+def compare_compiled(kinds: tuple[str, ...]) -> tuple[list[str], dict[str, int]]:
     """Tensors that differ from the eager ones, and the bytes saved under each kind of recomputation."""
-    from torch._inductor import config
-
-    config.compile_threads = 1  # no pool of workers
     tp = tensor_axis() if dist.get_world_size() > 1 else SINGLE
     torch._dynamo.config.error_on_recompile = tp.size == 1  # others are compiled a layer at a time, of several shapes
     wrong, saved = [], {}
-    with torch._inductor.utils.fresh_cache(dir=folder):
-        for kind in kinds:
-            spec = {"tp": tp, "sequence_parallel": tp.size > 1, "recompute": kind}
-            eager, saved[f"{kind}, eager"] = train_stage(False, 2, **spec)
-            found, saved[kind] = train_stage(True, 2, **spec)
-            bad = {key: difference(found[key], eager[key]) for key in eager}
-            wrong += [f"{kind}, rank {tp.rank}: {key} {error:.1e}" for key, error in bad.items() if error > TOLERANCE]
+    for kind in kinds:
+        spec = {"tp": tp, "sequence_parallel": tp.size > 1, "recompute": kind}
+        eager, saved[f"{kind}, eager"] = train_stage(False, 2, **spec)
+        found, saved[kind] = train_stage(True, 2, **spec)
+        bad = {key: difference(found[key], eager[key]) for key in eager}
+        wrong += [f"{kind}, rank {tp.rank}: {key} {error:.1e}" for key, error in bad.items() if error > TOLERANCE]
     return wrong, saved
 
 
-def test_compiled_blocks_equal_eager_ones(tmp_path):
+def test_compiled_blocks_equal_eager_ones():
     """Loss and all gradients of two accumulated micro-batches are those of eager blocks for every kind of
     recomputation, with dropout on; the second block and batch find the graphs of the first. The compiler redoes by
     itself what selective recomputation does, whatever was asked for; full recomputation saves less than that."""
-    ((wrong, saved),) = run_ranks(compare_compiled, 1, str(tmp_path), ("none", "selective", "full"))
+    ((wrong, saved),) = run_ranks(compare_compiled, 1, ("none", "selective", "full"))
     assert not wrong, "\n".join(wrong)
     assert saved["full"] < saved["selective"] == saved["none"] < 0.75 * saved["none, eager"], saved
 
 
-def compare_kinds_of_blocks(folder: str) -> list[str]:
-    from torch._inductor import config
-
-    config.compile_threads = 1  # no pool of workers
+def compare_kinds_of_blocks() -> list[str]:
     torch._dynamo.config.error_on_recompile = True
     wrong = []
     sparse = {**SETTINGS, "moe": EXPERTS}
     cases = [("none", sparse, True), ("none", LATENTS, True), ("full", sparse, False)]
-    with torch._inductor.utils.fresh_cache(dir=folder):
-        for kind, settings, makes_kernels in cases:
-            if not makes_kernels:
-                make_no_kernels()
-            eager, _ = train_stage(False, 2, settings, recompute=kind)
-            found, _ = train_stage(True, 2, settings, recompute=kind)
-            bad = {key: difference(found[key], eager[key]) for key in eager}
-            wrong += [f"{kind}: {key} {error:.1e}" for key, error in bad.items() if error > TOLERANCE]
-            torch._dynamo.reset()
+    for kind, settings, makes_kernels in cases:
+        if not makes_kernels:
+            make_no_kernels()
+        eager, _ = train_stage(False, 2, settings, recompute=kind)
+        found, _ = train_stage(True, 2, settings, recompute=kind)
+        bad = {key: difference(found[key], eager[key]) for key in eager}
+        wrong += [f"{kind}: {key} {error:.1e}" for key, error in bad.items() if error > TOLERANCE]
+        torch._dynamo.reset()
     return wrong
 
 
-def test_compiled_blocks_with_experts_or_latents(tmp_path):
+def test_compiled_blocks_with_experts_or_latents():
     """Routers, their losses and counts, and products in groups are part of the graph, which is compiled once; so are
     latents, and values that are narrower than keys. Full recomputation has the same kernels: its graphs alone are made.
     """
-    (wrong,) = run_ranks(compare_kinds_of_blocks, 1, str(tmp_path))
+    (wrong,) = run_ranks(compare_kinds_of_blocks, 1)
     assert not wrong, "\n".join(wrong)
 
 
-def test_compiled_blocks_with_collectives(tmp_path):
+def test_compiled_blocks_with_collectives():
     """The same for tp 2 with sequence parallelism."""
-    for wrong, _ in run_ranks(compare_compiled, 2, str(tmp_path), ("selective",)):
+    for wrong, _ in run_ranks(compare_compiled, 2, ("selective",)):
         assert not wrong, "\n".join(wrong)
 
 

@@ -132,9 +132,8 @@ def compiled_gradients(kind: str, with_kernels: Sequence[str]) -> dict[str, dict
 
 
 @pytest.mark.parametrize(("kind", "with_kernels"), [("allgather", WITH_KERNELS), ("ulysses", ()), ("ring", ())])
-def test_compiled_blocks(kind, with_kernels, tmp_path, monkeypatch):
+def test_compiled_blocks(kind, with_kernels):
     """In fp32, with the exchange inside the compiled graph."""
-    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
     (truth,) = run_ranks(gradients_of, 1, kind, "none", torch.float32, False)
     for found in run_ranks(compiled_gradients, 2, kind, with_kernels):
         assert found.keys() == truth.keys()

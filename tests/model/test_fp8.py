@@ -316,30 +316,25 @@ def test_fp8_learns_as_well(layout):
     assert all(abs(loss - last[0]) < LOSS_TOLERANCE * last[0] for loss in last[1:]), last
 
 
-def compiled_steps(folder: str) -> tuple[float, float]:
+def compiled_steps() -> tuple[float, float]:
     """Losses of the third micro-batch of a compiled stage that was looked at in between, and of an eager one."""
-    from torch._inductor import config as inductor
-    from torch._inductor.utils import fresh_cache
-
-    inductor.compile_threads = 1  # no pool of workers
     losses = []
-    with fresh_cache(dir=folder):
-        for compiles in (True, False):
-            stage = start_rank(fp8_config("current")).engine.stage
-            if compiles:
-                stage.compile_blocks()
-            run_stage(stage, make_batch(0)).backward()
-            with torch._dynamo.config.patch(error_on_recompile=True):
-                for _ in range(2):
-                    stage.precision.begin_measuring(torch.device("cpu"))
-                    run_stage(stage, make_batch(1)).backward()
-                    stage.precision.end_measuring(SINGLE, SINGLE)
-                    stage.precision.end_step()
-                losses.append(run_stage(stage, make_batch(2)).item())
+    for compiles in (True, False):
+        stage = start_rank(fp8_config("current")).engine.stage
+        if compiles:
+            stage.compile_blocks()
+        run_stage(stage, make_batch(0)).backward()
+        with torch._dynamo.config.patch(error_on_recompile=True):
+            for _ in range(2):
+                stage.precision.begin_measuring(torch.device("cpu"))
+                run_stage(stage, make_batch(1)).backward()
+                stage.precision.end_measuring(SINGLE, SINGLE)
+                stage.precision.end_step()
+            losses.append(run_stage(stage, make_batch(2)).item())
     return losses[0], losses[1]
 
 
-def test_looks_compile_nothing_anew(tmp_path):
+def test_looks_compile_nothing_anew():
     """Blocks that are compiled stay so while layers are looked at, and compute what eager ones do."""
-    compiled, eager = run_ranks(compiled_steps, 1, str(tmp_path))[0]
+    compiled, eager = run_ranks(compiled_steps, 1)[0]
     assert compiled == pytest.approx(eager, rel=LAYOUT_TOLERANCE)
