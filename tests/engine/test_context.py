@@ -1,4 +1,4 @@
-"""Context parallelism trains like plain PyTorch: 20 steps of a plain model on two ranks and 6 of all others, in every
+"""Context parallelism trains like plain PyTorch: 12 steps of a plain model on two ranks and 6 of all others, in every
 kind of layout."""
 
 from __future__ import annotations

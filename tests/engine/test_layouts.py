@@ -1,4 +1,4 @@
-"""Every layout trains like plain PyTorch: loss and gradient norm against transformers, over 20 steps of a plain model
+"""Every layout trains like plain PyTorch: loss and gradient norm against transformers, over 12 steps of a plain model
 on one and two ranks, and 6 of all others."""
 
 from __future__ import annotations
@@ -13,27 +13,27 @@ from tests.kit.reference import reference_training
 from tests.kit.spawn import run_ranks
 from tests.kit.train import tiny_config, train
 
-STEPS = 20
+STEPS = 12
 FEWER_STEPS = 6
 """Of models, settings and worlds whose engines and optimizer are those of the others: what is their own differs from
 the first step on, or from the second. Three warm up, and three decay."""
 LINEAR = torch.nn.functional.linear
 LOSS_TOLERANCE = 1e-5
-"""fp32 sums in another order, over 20 steps at a high learning rate."""
+"""fp32 sums in another order, over 12 steps at a high learning rate."""
 NORM_TOLERANCE = 1e-4
 """Relative."""
 
 
 FEW = {"batch": {"micro_batch_size": 4}}
-"""Two micro-batches a step in place of four: under tp each costs some twenty collectives, and these the time."""
+"""Two micro-batches a step in place of four: under tp and cp each costs some twenty collectives, and these the time."""
 
 
 def layout(**parallel):
     """A named case: parallel settings, and under `more` other sections. Where blocks are computed again, which takes a
-    block four times as long, two micro-batches a step are enough."""
+    block four times as long, or ranks cut a sequence, two micro-batches a step are enough."""
     more = parallel.pop("more", {})
-    is_again = more.get("train", {}).get("recompute", "none") != "none"
-    if is_again and "batch" not in more and not {"dp", "pp"} & parallel.keys():
+    is_slow = "cp" in parallel or more.get("train", {}).get("recompute", "none") != "none"
+    if is_slow and "batch" not in more and not {"dp", "pp"} & parallel.keys():
         more = {**more, **FEW}
     return {"parallel": {"zero_stage": 1, **parallel}, **more}
 

@@ -88,7 +88,7 @@ def socket_bytes() -> int:
 
 ACKED = 120
 """Where `tcpi_bytes_acked` stands in the kernel's `tcp_info`."""
-STEPS = 4
+STEPS = 2
 HEADERS = 0.05
 """Of the bytes: gloo's own words, and a step's loss, norm and tokens."""
 
@@ -97,7 +97,7 @@ def sent_over_sockets(cases: list[dict[str, Any]]) -> list[tuple[int, int, int]]
     """Bytes that this rank has sent in some steps, parameters, and numbers of padding."""
     found = []
     for case in cases:
-        rank = start_rank(tiny_config(**MANY, **case))
+        rank = start_rank(tiny_config(**MANY_OF_FEW_TOKENS, **case))
         rank.train(0, 1)
         rank.engine.held_weights()
         dist.barrier()
@@ -131,7 +131,7 @@ def test_bytes_on_the_network(dp):
 
 def sent_by_fsdp2() -> tuple[int, int, int]:
     """Bytes that this rank has sent in some steps of one micro-batch, parameters of the blocks, and all."""
-    one = {"micro_batch_size": 8, "global_batch_size": 16, "seq_len": 128}
+    one = {"micro_batch_size": 8, "global_batch_size": 16, "seq_len": 8}
     parallel = {"dp": 2, "zero_stage": 3, "engine": "fsdp2"}
     rank = start_rank(tiny_config(model=MANY["model"], batch=one, parallel=parallel))
     rank.train(0, 1)
@@ -155,6 +155,8 @@ MANY = {
     "model": {"hidden_size": 256, "num_layers": 12, "num_heads": 4, "num_kv_heads": 4, "ffn_hidden_size": 704},
     "batch": {"micro_batch_size": 4, "global_batch_size": 16, "seq_len": 128},
 }
+MANY_OF_FEW_TOKENS = {**MANY, "batch": {**MANY["batch"], "seq_len": 8}}
+"""Where bytes count, and no time: a step sends the same."""
 BUCKET = 2**18
 """Numbers, so that this small model has dozens of buckets, as a large one has."""
 
@@ -254,7 +256,7 @@ def watched(begin: Callable[..., dist.Work], under_way: list[dist.Work]) -> Call
 def gatherings(zero_stage: int) -> tuple[int, list[int]]:
     """Buckets, and how many are still to be waited for: behind a step, and as each block of the next begins."""
     engine.BUCKET_NUMBERS = BUCKET
-    rank = start_rank(tiny_config(parallel={"dp": 2, "zero_stage": zero_stage}, **MANY))
+    rank = start_rank(tiny_config(parallel={"dp": 2, "zero_stage": zero_stage}, **MANY_OF_FEW_TOKENS))
     under_way: list[dist.Work] = []
     replication._all_gather = watched(replication._all_gather, under_way)
     rank.train(0, 1)
