@@ -17,7 +17,7 @@ from megalite.planner.memory import memory_by_stage
 from tests.kit.batches import step_batches
 from tests.kit.spawn import run_ranks
 
-MODEL = {"hidden_size": 384, "num_layers": 6, "num_heads": 6, "ffn_hidden_size": 1024, "vocab_size": 4096}
+MODEL = {"hidden_size": 256, "num_layers": 6, "num_heads": 4, "ffn_hidden_size": 688, "vocab_size": 4096}
 
 FEW_TOKENS = 64
 
@@ -31,7 +31,7 @@ class Case(NamedTuple):
 
     def config(self) -> Config:
         """The whole config."""
-        batch = {"micro_batch_size": 2, "global_batch_size": 4, "seq_len": 512, **self.sections.get("batch", {})}
+        batch = {"micro_batch_size": 2, "global_batch_size": 4, "seq_len": 344, **self.sections.get("batch", {})}
         made = Config(
             model=model if "preset" in (model := self.sections.get("model", {})) else {**MODEL, **model},
             batch=batch,

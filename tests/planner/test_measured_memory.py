@@ -11,6 +11,9 @@ from tests.planner.measured import Case, measure, planned
 SEQUENCE_PARALLEL = {"tp": 2, "sequence_parallel": True}
 PIPELINE = {"micro_batch_size": 1, "global_batch_size": 4}
 TWO_OF_DP = {"global_batch_size": 8}
+LARGER = {"hidden_size": 384, "num_heads": 6, "ffn_hidden_size": 1024}
+LARGER_OF_DP, LARGER_PIPELINE = {**TWO_OF_DP, "seq_len": 512}, {**PIPELINE, "seq_len": 512}
+"""Beside which DeepSpeed's buckets, and the ends of a pipeline, are less."""
 WIDE, DEEP = {"hidden_size": 768, "num_heads": 12, "ffn_hidden_size": 2048, "num_layers": 3}, {"num_layers": 12}
 LONG = {"seq_len": 8192, "micro_batch_size": 1, "global_batch_size": 2}
 SHORT_MODEL = {"hidden_size": 128, "num_heads": 4, "num_layers": 2, "ffn_hidden_size": 384}
@@ -65,7 +68,7 @@ CASES = (
     of("pp 2", 2, parallel={"pp": 2}, batch=PIPELINE),
     of("pp 2 selective", 2, parallel={"pp": 2}, batch=PIPELINE, **recomputing("selective")),
     of("pp 2 interleaved", 2, parallel={"pp": 2, "schedule": "interleaved", "chunks": 3}, batch=PIPELINE),
-    of("pp 2 ZB-V", 2, parallel={"pp": 2, "schedule": "zb-v", "chunks": 2}, batch=PIPELINE),
+    of("pp 2 ZB-V", 2, parallel={"pp": 2, "schedule": "zb-v", "chunks": 2}, model=LARGER, batch=LARGER_PIPELINE),
     of("pp 2 tp 2", 4, parallel={"pp": 2, "tp": 2}, batch=PIPELINE),
     of("cp 2", 2, parallel={"cp": 2}),
     of("FSDP2", 2, parallel={"dp": 2, "zero_stage": 3, "engine": "fsdp2"}, batch=TWO_OF_DP),
@@ -75,10 +78,23 @@ CASES = (
     of("DeepSpeed ZeRO 0", 2, parallel={"dp": 2, "zero_stage": 0, "engine": "deepspeed"}, batch=TWO_OF_DP),
     of("DeepSpeed ZeRO 1", 2, parallel={"dp": 2, "engine": "deepspeed"}, batch=TWO_OF_DP),
     of("DeepSpeed ZeRO 1 bf16", 2, parallel={"dp": 2, "engine": "deepspeed"}, batch=TWO_OF_DP, **BF16),
-    of("DeepSpeed ZeRO 2", 2, parallel={"dp": 2, "zero_stage": 2}, batch=TWO_OF_DP),
-    of("DeepSpeed ZeRO 2 bf16", 2, parallel={"dp": 2, "zero_stage": 2}, batch=TWO_OF_DP, **BF16),
-    of("DeepSpeed ZeRO 3", 2, parallel={"dp": 2, "zero_stage": 3, "engine": "deepspeed"}, batch=TWO_OF_DP),
-    of("DeepSpeed ZeRO 3 bf16", 2, parallel={"dp": 2, "zero_stage": 3, "engine": "deepspeed"}, batch=TWO_OF_DP, **BF16),
+    of("DeepSpeed ZeRO 2", 2, parallel={"dp": 2, "zero_stage": 2}, model=LARGER, batch=LARGER_OF_DP),
+    of("DeepSpeed ZeRO 2 bf16", 2, parallel={"dp": 2, "zero_stage": 2}, model=LARGER, batch=LARGER_OF_DP, **BF16),
+    of(
+        "DeepSpeed ZeRO 3",
+        2,
+        parallel={"dp": 2, "zero_stage": 3, "engine": "deepspeed"},
+        model=LARGER,
+        batch=LARGER_OF_DP,
+    ),
+    of(
+        "DeepSpeed ZeRO 3 bf16",
+        2,
+        parallel={"dp": 2, "zero_stage": 3, "engine": "deepspeed"},
+        model=LARGER,
+        batch=LARGER_OF_DP,
+        **BF16,
+    ),
 )
 
 BEYOND = {
