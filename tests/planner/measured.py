@@ -18,6 +18,7 @@ from tests.kit.batches import step_batches
 from tests.kit.spawn import run_ranks
 
 MODEL = {"hidden_size": 256, "num_layers": 6, "num_heads": 4, "ffn_hidden_size": 688, "vocab_size": 4096}
+"""With as many tokens for its width, 2 x 344, as one of 384 has with 2 x 512, so that activations are half of all."""
 
 FEW_TOKENS = 64
 

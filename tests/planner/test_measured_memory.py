@@ -12,7 +12,8 @@ SEQUENCE_PARALLEL = {"tp": 2, "sequence_parallel": True}
 PIPELINE = {"micro_batch_size": 1, "global_batch_size": 4}
 TWO_OF_DP = {"global_batch_size": 8}
 LARGER = {"hidden_size": 384, "num_heads": 6, "ffn_hidden_size": 1024}
-LARGER_OF_DP, LARGER_PIPELINE = {**TWO_OF_DP, "seq_len": 512}, {**PIPELINE, "seq_len": 512}
+MORE_TOKENS = {"seq_len": 512}
+LARGER_OF_DP, LARGER_PIPELINE = {**TWO_OF_DP, **MORE_TOKENS}, {**PIPELINE, **MORE_TOKENS}
 """Beside which DeepSpeed's buckets, and the ends of a pipeline, are less."""
 WIDE, DEEP = {"hidden_size": 768, "num_heads": 12, "ffn_hidden_size": 2048, "num_layers": 3}, {"num_layers": 12}
 LONG = {"seq_len": 8192, "micro_batch_size": 1, "global_batch_size": 2}
@@ -40,12 +41,12 @@ CASES = (
     of("bf16 selective", **recomputing("selective", **BF16)),
     of("bf16 full", **recomputing("full", **BF16)),
     of("ZeRO 0", parallel={"zero_stage": 0}),
-    of("wide", model=WIDE),
+    of("wide", model=WIDE, batch=MORE_TOKENS),
     of("deep", model=DEEP),
-    of("wide full", model=WIDE, **recomputing("full")),
+    of("wide full", model=WIDE, batch=MORE_TOKENS, **recomputing("full")),
     of("tied", model={"tie_embeddings": True}),
     of("groups of heads", model={"num_kv_heads": 2}),
-    of("layer norms, GELU, biases", model=GPT2),
+    of("layer norms, GELU, biases", model=GPT2, batch=MORE_TOKENS),
     of("128k words", model=MANY_WORDS, batch={"seq_len": 256}),
     of("128k words bf16", model=MANY_WORDS, batch={"seq_len": 256}, **BF16),
     of("8k tokens", model=SHORT_MODEL, batch=LONG),
