@@ -60,7 +60,7 @@ def turn_apart(heads: Tensor, cos: Tensor, sin: Tensor, num_queries: int) -> tup
     """See `Turn.take_apart`; all channels are rotated."""
     num_kv = (heads.shape[1] - num_queries) // 2
     q, k, v = heads.split((num_queries, num_kv, num_kv), dim=1)
-    return rotate(q, (cos, sin)), rotate(k, (cos, sin)), v.contiguous()
+    return rotate(q, (cos, sin)), rotate(k, (cos, sin)), v.clone()  # never a view
 
 
 @turn_apart.register_fake

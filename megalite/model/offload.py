@@ -69,9 +69,10 @@ class Kept:
     def take(self) -> Tensor:
         """It, on its device, once; the one before is on its way from here on."""
         self.fetch()
-        found, self._back = self._back, None
+        found = self._back
         assert found is not None
         if self._stream is not None:
+            self._back = None  # the host's is there for another backward pass
             torch.cuda.current_stream().wait_stream(self._stream)
             found.record_stream(torch.cuda.current_stream())
         if self._before is not None:
@@ -89,10 +90,10 @@ def run_offloaded(
     """Run a block; its backward pass runs it again, within a context, as far as it needs what comes of it."""
     if not torch.is_grad_enabled():
         return block(x, documents)
-    kept, first = store.put(x.detach()), [x]
+    kept, first, is_wanted = store.put(x.detach()), [x], x.requires_grad
 
     def run(documents: Documents) -> Tensor:
-        return block(first.pop() if first else kept.take().requires_grad_(), documents)
+        return block(first.pop() if first else kept.take().requires_grad_(is_wanted), documents)
 
     def contexts() -> tuple[AbstractContextManager, AbstractContextManager]:
         return nullcontext(), context(documents)

@@ -39,7 +39,7 @@ COMPILED_BUDGET = 0.9
 products: 0.64 of eager's bytes (0.80 at 1), in no more time, because what is redone is fused into what needs it. At 0.5
 it redoes products too."""
 
-PRODUCTS = ("linear", "mm", "product")
+PRODUCTS = ("linear", "mm", "matmul", "einsum", "conv", "product")
 """In the names of operations that multiply matrices, ours too."""
 
 
@@ -113,7 +113,8 @@ def _budget_of(graph: torch.fx.GraphModule) -> float:
     budget leaves nothing to redo but attention, and it ran twice (3 % of a step on a H200).
     """
     parts = [part for part in graph.modules() if isinstance(part, torch.fx.GraphModule)]
-    names = {str(node.target) for part in parts for node in part.graph.nodes}
+    calls = ("call_function", "call_method")
+    names = {str(node.target) for part in parts for node in part.graph.nodes if node.op in calls}
     attention = {name for name in names if "attention" in name or "attn" in name}
     multiplies = any(word in name for name in names - attention for word in PRODUCTS)
     return COMPILED_BUDGET if multiplies or not attention else 1.0

@@ -52,6 +52,7 @@ class Language:
 
     arange = staticmethod(torch.arange)
     exp, sigmoid, maximum, where = map(staticmethod, (torch.exp, torch.sigmoid, torch.maximum, torch.where))
+    abs = staticmethod(torch.abs)
 
     @staticmethod
     def full(shape: tuple[int, ...], value: float, dtype: torch.dtype) -> Tensor:

@@ -59,6 +59,30 @@ def test_kernels_compute_what_is_spelled_out(shape, dtype, soft_cap):
         assert torch.equal(between, stays)
 
 
+@pytest.mark.parametrize("soft_cap", [1e3, 1e7])
+def test_a_wide_bound_keeps_the_logits(soft_cap):
+    """Hardly bounded, they are hardly changed, though their share of the bound is tiny."""
+    logits, scale, weights = numbers(101, 101, torch.float32)
+    logits[4] -= 500.0
+    plain = logits.clone()
+    wanted = through(SpelledOutColumns(plain, LABELS, None), scale, weights)
+    with triton_on_a_cpu():
+        found = through(KernelColumns(logits, LABELS, soft_cap), scale, weights)
+    assert torch.allclose(found.maximum, wanted.maximum, rtol=100 / soft_cap**2 + 1e-6)
+    assert torch.allclose(logits, plain, rtol=2e-4, atol=1e-6)
+
+
+def test_weights_may_be_one_number_for_all():
+    """Or labels every second of a tensor's: what is not end to end is made so."""
+    logits, scale, weights = numbers(101, 101, torch.float32)
+    plain, same = logits.clone(), weights[:1].expand(7)
+    labels = torch.stack((LABELS, LABELS + 1), dim=1)[:, 0]
+    through(SpelledOutColumns(plain, labels, None), scale, same)
+    with triton_on_a_cpu():
+        through(KernelColumns(logits, labels, None), scale, same)
+    assert torch.allclose(logits, plain, rtol=1e-6, atol=4e-7)
+
+
 @pytest.mark.parametrize("soft_cap", [None, 1.5])
 def test_the_gradient_is_that_of_the_loss(soft_cap):
     """With scales of a softmax over these columns alone it is autograd's, in float64."""

@@ -81,6 +81,12 @@ def test_kernels_compute_what_the_ops_do(shape, dtype):
     assert torch.allclose(together.float(), wanted.float(), rtol=tolerance, atol=tolerance)
 
 
+def test_one_token():
+    """Whose heads lie in memory as a copy of them would."""
+    q, k, v = turn_apart(x := torch.randn(1, 4, 8), torch.ones(1, 1, 4), torch.zeros(1, 1, 4), 2)
+    assert torch.equal(torch.cat((q, k, v), dim=1), x)
+
+
 def test_no_tokens():
     """A rank may have none."""
     with triton_on_a_cpu() as kernels:

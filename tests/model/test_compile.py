@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import pytest
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
@@ -12,6 +13,7 @@ from torch import Tensor
 
 from megalite.layers import attention_blocks
 from megalite.layers.rope import rotate
+from megalite.model.recompute import COMPILED_BUDGET, _budget_of, _compile_within_budget
 from megalite.parallel.axes import SINGLE
 from tests.kit.graphs import make_no_kernels
 from tests.kit.spawn import run_ranks
@@ -145,8 +147,6 @@ def attention_passes() -> list[int]:
     """How often attention runs forward and backward where it is compiled without the products around it."""
     from torch.profiler import profile
 
-    from megalite.model.recompute import _compile_within_budget
-
     make_no_kernels()
     cos, sin = torch.randn(2, 1, 32, 1, 4).unbind()
 
@@ -163,6 +163,19 @@ def attention_passes() -> list[int]:
         run(x).sum().backward()
     names = [event.key for event in found.key_averages() for _ in range(event.count) if "attention" in event.key]
     return [sum("backward" not in name for name in names), sum("backward" in name for name in names)]
+
+
+@pytest.mark.parametrize(
+    ("makes", "share"),
+    [
+        (lambda comm: F.scaled_dot_product_attention(comm, comm, comm), 1.0),
+        (lambda x: F.scaled_dot_product_attention(x, x, x) @ x.mT, COMPILED_BUDGET),
+        (lambda attention_weight: attention_weight.exp(), COMPILED_BUDGET),
+    ],
+)
+def test_what_a_graph_may_keep_follows_from_what_it_computes(makes, share):
+    """Not from what its inputs are called."""
+    assert _budget_of(torch.fx.symbolic_trace(makes)) == share
 
 
 def test_attention_between_a_librarys_products_runs_once():

@@ -156,6 +156,18 @@ def test_gradients_that_somebody_else_keeps_take_no_more_products(spec: dict[str
     assert flops(lambda parameter, made: made.make(), **spec) == flops(None, **spec)
 
 
+def test_an_input_that_needs_no_gradient_waits_elsewhere_too():
+    """As behind an embedding that is frozen: the second pass is the first one's."""
+    found = []
+    for offload in (False, True):
+        stage = make_stage(tiny_model(tie_embeddings=False), dtype=torch.float32, recompute="full", offload=offload)
+        stage.embedding.weight.requires_grad_(False)
+        run_stage(stage, make_batch()).backward()
+        found.append({name: each.grad for name, each in stage.named_parameters() if each.requires_grad})
+    assert found[0].keys() == found[1].keys()
+    assert all(torch.equal(found[0][name], found[1][name]) for name in found[0])
+
+
 def test_an_input_that_waits_elsewhere_takes_no_more_products():
     """Its second pass ends where that of full recomputation does."""
     assert flops(None, recompute="full", offload=True) == flops(None, recompute="full")

@@ -30,14 +30,17 @@ from dataclasses import dataclass, replace
 import torch
 from arguments import config_value, count, device_name, names_of
 from gpu_peers import PEERS
-from gpu_smoke import make_engine, random_batch, timed
+from gpu_smoke import make_config, make_engine, random_batch, timed
 from plain_llama import Shape
+from pydantic import ValidationError
 
 from megalite.architecture.costs import count_parameters, flops_per_token
 from megalite.config.fill import fill_model
 from megalite.config.schema import BatchConfig, Fp8Config, ModelConfig
+from megalite.config.validate import validate
 from megalite.engine.build import DTYPES
 from megalite.engine.runtime import connect_processes, set_determinism
+from megalite.errors import ConfigError
 from megalite.layers.flash import PACKAGES, use_flash_attention
 from megalite.layers.fp8.available import why_unavailable
 from megalite.layers.fp8.backends import choose_backend
@@ -87,6 +90,8 @@ settings: dict[str, dict[str, object]] = {}
 """Of the config, by --set: of megalite's steps, not of the peers'."""
 BYTES_OF_A_PARAMETER = 18
 """Weight in bf16, gradient in fp32, and AdamW's three."""
+SHARE_FOR_WEIGHTS = 0.8
+"""Of the memory; the rest is for activations."""
 
 PARITY_TOLERANCE = 0.02
 """Relative norm of the difference from emulation: two bf16 roundings and tensor cores' shorter sums; rounding by
@@ -111,7 +116,7 @@ def able(section: str, device: torch.device) -> Iterator[tuple[str, Fp8Config | 
             yield name, fp8
 
 
-def parity(device: torch.device, tiny: bool, models: list[str]) -> bool:
+def parity(device: torch.device, tiny: bool, cases: dict[str, Case]) -> bool:
     """Result and gradients of a linear layer by each backend, as distances from emulation of the same recipe."""
     tokens, width = (128, 64) if tiny else (4096, 2048)
     passed = True
@@ -155,7 +160,7 @@ def _linear(fp8: Fp8Config | None, tokens: int, width: int, device: torch.device
     return {"y": y.detach().float(), "dx": x.grad.float(), "dw": layer.weight.grad.float()}
 
 
-def gemm(device: torch.device, tiny: bool, models: list[str]) -> bool:
+def gemm(device: torch.device, tiny: bool, cases: dict[str, Case]) -> bool:
     """FLOP/s of square products, with and without rounding the operands."""
     for size in (64, 128) if tiny else (2048, 4096, 8192):
         left, right = (torch.randn(size, size, device=device, dtype=torch.bfloat16) for _ in range(2))
@@ -177,14 +182,14 @@ def gemm(device: torch.device, tiny: bool, models: list[str]) -> bool:
     return True
 
 
-def steps(device: torch.device, tiny: bool, models: list[str]) -> bool:
+def steps(device: torch.device, tiny: bool, cases: dict[str, Case]) -> bool:
     """Tokens/s and memory of training steps, each model by each recipe and by the peers."""
     ceiling = measured_ceiling(device, tiny)
-    for name, case in {"tiny": TINY}.items() if tiny else [(name, MODELS[name]) for name in models]:
+    for name, case in cases.items():
         for num_layers in (case.sizes["num_layers"], *case.fits):
             sizes = {**case.sizes, "num_layers": num_layers}
             if not _weights_fit(sizes, case, device):
-                say("steps", f"{name}, {num_layers} layers", left_out="the memory is smaller than what weights take")
+                say("steps", f"{name}, {num_layers} layers", left_out="weights would leave no room for activations")
                 continue
             try:
                 _time_model(f"{name}, {num_layers} layers", sizes, case, device, tiny, ceiling)
@@ -200,7 +205,8 @@ def _weights_fit(sizes: dict[str, int], case: Case, device: torch.device) -> boo
     if device.type != "cuda" or settings:
         return True
     model = fill_model(ModelConfig(vocab_size=VOCAB, **sizes), BatchConfig(seq_len=case.seq_len))
-    return BYTES_OF_A_PARAMETER * count_parameters(model) < torch.cuda.get_device_properties(device).total_memory
+    memory = SHARE_FOR_WEIGHTS * torch.cuda.get_device_properties(device).total_memory
+    return BYTES_OF_A_PARAMETER * count_parameters(model) < memory
 
 
 def _time_model(name: str, sizes: dict[str, int], case: Case, device: torch.device, tiny: bool, ceiling: float) -> None:
@@ -250,12 +256,25 @@ def _time_model(name: str, sizes: dict[str, int], case: Case, device: torch.devi
             free(device)
 
 
+def _why_not(case: Case) -> str:
+    """What is wrong with --set, in a line; empty where nothing is."""
+    own = {**case.sizes, "tie_embeddings": True, "vocab_size": VOCAB}
+    for section, values in settings.items():
+        if section == "batch" or (section == "model" and own.keys() & values.keys()):
+            return f"--set {section}: sizes are those of --models, --micro-batch-size and --documents"
+    try:
+        validate(make_config(case.sizes, case.seq_len, case.micro_batch_size, **_sections()), 1)
+    except (ValidationError, ConfigError) as error:
+        return f"--set: {' '.join(str(error).split())}"
+    return ""
+
+
 def _sections(**sections: dict[str, object]) -> dict[str, dict[str, object]]:
     """These of a config, with what --set says in them."""
     return {name: {**sections.get(name, {}), **settings.get(name, {})} for name in {**sections, **settings}}
 
 
-def curve(device: torch.device, tiny: bool, models: list[str]) -> bool:
+def curve(device: torch.device, tiny: bool, cases: dict[str, Case]) -> bool:
     """Losses of the same model on the same tokens, by each recipe and in other formats: text-like tokens, so that there
     is much to learn."""
     case, count = (TINY, 10) if tiny else (MODELS["125m"], 200)
@@ -286,7 +305,7 @@ def curve(device: torch.device, tiny: bool, models: list[str]) -> bool:
     return passed
 
 
-def profile(device: torch.device, tiny: bool, models: list[str]) -> bool:
+def profile(device: torch.device, tiny: bool, cases: dict[str, Case]) -> bool:
     """The kernels that a step spends its time in, in bf16 and in FP8."""
     from torch.profiler import ProfilerActivity
     from torch.profiler import profile as torch_profile
@@ -358,12 +377,16 @@ def main() -> None:
     parser.add_argument("--tiny", action="store_true", help="sizes for a rehearsal")
     arguments = parser.parse_args()
     chosen_recipes[:] = arguments.recipes
+    if (arguments.set or arguments.micro_batch_size) and arguments.section != "steps":
+        parser.error(f"--set and --micro-batch-size are for steps, found {arguments.section}")
+    cases = {"tiny": TINY} if arguments.tiny else {name: MODELS[name] for name in arguments.models}
     if arguments.micro_batch_size:
-        for model in arguments.models:
-            MODELS[model] = replace(MODELS[model], micro_batch_size=arguments.micro_batch_size)
+        cases = {name: replace(case, micro_batch_size=arguments.micro_batch_size) for name, case in cases.items()}
     packing["documents"] = arguments.documents
     for section, key, value in arguments.set:
         settings.setdefault(section, {})[key] = value
+    if wrong := next((why for case in cases.values() if (why := _why_not(case))), ""):
+        parser.error(wrong)
     device = torch.device(arguments.device)
     name = torch.cuda.get_device_name() if device.type == "cuda" else "cpu"
     about = {
@@ -375,6 +398,7 @@ def main() -> None:
         "documents": arguments.documents,
         "flash_attention": arguments.flash,
         "set": settings,
+        "micro_batch_size": arguments.micro_batch_size or "each model's own",
     }
     print(json.dumps(about), flush=True)
     set_determinism(arguments.deterministic or None, device.type)
@@ -384,7 +408,7 @@ def main() -> None:
     chosen = SECTIONS if arguments.section == "all" else {arguments.section: SECTIONS[arguments.section]}
     with tempfile.TemporaryDirectory() as folder:
         connect_processes(rank=0, world_size=1, device_type=device.type, init_method=f"file://{folder}/store")
-        passed = [section(device, arguments.tiny, arguments.models) for section in chosen.values()]
+        passed = [section(device, arguments.tiny, cases) for section in chosen.values()]
         torch.distributed.destroy_process_group()  # else NCCL may hang when Python exits
     sys.exit(0 if all(passed) else 1)
 

@@ -138,10 +138,8 @@ def compare(sizes: dict, device: torch.device, *, of_routers: bool = False) -> b
     return ok & report("no leak between documents", leak == 0, changed_logits=leak)
 
 
-def make_engine(
-    device: torch.device, sizes: dict, seq_len: int, micro: int, num_micro_batches: int = 1, **sections: dict
-) -> tuple[Engine, Config]:
-    """An engine on one rank."""
+def make_config(sizes: dict, seq_len: int, micro: int, num_micro_batches: int = 1, **sections: dict) -> Config:
+    """Of a run on one rank."""
     values: dict[str, dict] = {
         "model": {"vocab_size": 32000, "tie_embeddings": False, **sizes},
         "parallel": {"zero_stage": 1},
@@ -151,7 +149,14 @@ def make_engine(
     }
     for section, said in sections.items():
         values[section] = {**values.get(section, {}), **said}
-    config = Config(**values)
+    return Config(**values)
+
+
+def make_engine(
+    device: torch.device, sizes: dict, seq_len: int, micro: int, num_micro_batches: int = 1, **sections: dict
+) -> tuple[Engine, Config]:
+    """An engine on one rank."""
+    config = make_config(sizes, seq_len, micro, num_micro_batches, **sections)
     plan = make_plan(config, 1)
     return build_engine(config, plan, connect(Mesh(), 0), device, FreshWeights(plan.model, 0)), config
 
