@@ -118,7 +118,7 @@ def layouts(
     from megalite.planner.search import search
     from megalite.planner.whole_run import whole_run
 
-    trouble = _trouble(failures, save_seconds, restart_seconds)
+    given = _failures(failures, save_seconds, restart_seconds)
     if as_is and top is not None:
         raise UserError("--top has no effect with --as-is, which judges one layout; leave one of them out")
     not_an_input(trace, config, Path(machine))
@@ -137,7 +137,7 @@ def layouts(
     run, notes = whole_run(chosen, ranks, known, vocab_size=vocab_size, price=price), [*assumed, *_notes(loaded, known)]
     if not found[0].fits:
         notes.insert(0, what_helps(loaded, ranks, known, vocab_size))
-    risks = None if trouble is None else under_failures(run, ranks, known, trouble)
+    risks = None if given is None else under_failures(run, ranks, known, given)
     if as_json:
         others = {"run": run.to_dict(), "failures": None if risks is None else risks.to_dict(), "notes": notes}
         typer.echo(json.dumps({"layouts": [each.to_dict() for each in found], **others}))
@@ -147,7 +147,7 @@ def layouts(
     _print([_table(title, found, ranks), *([_parts_table(found)] if explain else [])], [str(run), *notes], found[0])
 
 
-def _trouble(often: float | None, save: float | None, restart: float | None) -> tuple[float, float, float] | None:
+def _failures(often: float | None, save: float | None, restart: float | None) -> tuple[float, float, float] | None:
     """Failures of a node a day, and seconds of a save and of a restart; None where nothing fails."""
     if often is None and not (save is None and restart is None):
         raise UserError("--save-seconds and --restart-seconds have no effect without --failures; give it, or neither")

@@ -21,7 +21,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from megalite.layers.swiglu import FORMATS, has_kernel
+from megalite.layers.own_kernels import takes_own_kernels
 
 
 @dataclass(frozen=True)
@@ -55,8 +55,7 @@ def columns_of(logits: Tensor, labels: Tensor, soft_cap: float | None) -> Column
     Args:
         soft_cap: bound of the logits, which have not been bounded yet; None for none.
     """
-    has_whole_rows = logits.shape[1] > 0 and logits.stride(1) == 1
-    if logits.is_cuda and logits.dtype in FORMATS and has_whole_rows and has_kernel():
+    if logits.shape[1] and logits.stride(1) == 1 and takes_own_kernels(logits):
         return KernelColumns(logits, labels, soft_cap)
     return SpelledOutColumns(logits, labels, soft_cap)
 
@@ -71,7 +70,7 @@ class SpelledOutColumns:
         self._slope = None if soft_cap is None else _bound(self.wide, soft_cap)
         self._here = (labels >= 0) & (labels < logits.shape[1])
         self._columns = torch.where(self._here, labels, 0).unsqueeze(1)
-        self._unit = torch.ones_like(logits[:, :0].sum(1))
+        self._unit: Tensor | None = None
 
     def measure(self) -> OwnColumns:
         """By torch's kernel, which passes over a row while it is at hand.
@@ -92,6 +91,7 @@ class SpelledOutColumns:
         """As the protocol says."""
         if not self.wide.shape[1]:
             return
+        assert self._unit is not None, "measured first"
         self.wide.mul_((scale * self._unit).unsqueeze(1))
         with _one_place_a_row():
             self.wide.scatter_add_(1, self._columns, -(weights * self._here).to(self.wide.dtype).unsqueeze(1))

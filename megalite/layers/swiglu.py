@@ -18,8 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-FORMATS = (torch.bfloat16, torch.float16, torch.float32)
-"""The kernel computes in fp32."""
+from megalite.layers.own_kernels import takes_own_kernels
 
 
 def swiglu(gate: Tensor, up: Tensor) -> Tensor:
@@ -29,17 +28,9 @@ def swiglu(gate: Tensor, up: Tensor) -> Tensor:
 
 def swiglu_of(x: Tensor) -> Tensor:
     """`[t, 2f]` -> `[t, f]`."""
-    if torch.compiler.is_compiling() and x.is_cuda and x.dtype in FORMATS and has_kernel():
+    if torch.compiler.is_compiling() and takes_own_kernels(x):
         return OneKernelSwiglu.apply(x)
     return swiglu(*x.chunk(2, dim=-1))
-
-
-@torch.compiler.assume_constant_result
-def has_kernel() -> bool:
-    """Whether Triton makes kernels for this machine's GPU."""
-    from torch.utils._triton import has_triton
-
-    return has_triton()
 
 
 class OneKernelSwiglu(torch.autograd.Function):

@@ -17,8 +17,8 @@ from torch import Tensor
 
 from megalite.architecture.architecture import AttentionSpec
 from megalite.layers.documents import Documents
+from megalite.layers.own_kernels import takes_own_kernels
 from megalite.layers.rope import Rotation, rotate
-from megalite.layers.swiglu import FORMATS, has_kernel
 
 
 class Turn:
@@ -33,12 +33,14 @@ class Turn:
             return heads
         return rotate(heads, self._rotation(documents), interleaved=self.rope.interleaved)
 
-    def take_apart(self, heads: Tensor, documents: Documents, num: int, num_kv: int) -> tuple[Tensor, Tensor, Tensor]:
+    def take_apart(
+        self, heads: Tensor, documents: Documents, num_heads: int, num_kv_heads: int
+    ) -> tuple[Tensor, Tensor, Tensor]:
         """Rotated queries `[t, n, d]` and keys `[t, m, d]`, and values `[t, m, d]`, of `[t, n + 2 m, d]`."""
         if self.rope is not None and self._is_for_kernel(heads, rotation := self._rotation(documents)):
-            return turn_apart(heads, *rotation, num)
-        queries_and_keys, v = heads.split((num + num_kv, num_kv), dim=1)
-        q, k = self(queries_and_keys, documents).split((num, num_kv), dim=1)
+            return turn_apart(heads, *rotation, num_heads)
+        queries_and_keys, v = heads.split((num_heads + num_kv_heads, num_kv_heads), dim=1)
+        q, k = self(queries_and_keys, documents).split((num_heads, num_kv_heads), dim=1)
         if self.rope is not None:
             v = v.contiguous()  # else the view would keep the whole projection until the backward pass
         return q, k, v
@@ -49,10 +51,10 @@ class Turn:
         return turn
 
     def _is_for_kernel(self, heads: Tensor, rotation: Rotation) -> bool:
-        """Halves of whole heads, on a GPU."""
+        """Whole heads, whose halves are pairs."""
         assert self.rope is not None
         is_whole = 2 * rotation[0].shape[2] == heads.shape[2] and not self.rope.interleaved
-        return is_whole and heads.is_cuda and heads.dtype in FORMATS and has_kernel()
+        return is_whole and takes_own_kernels(heads)
 
 
 @torch.library.custom_op("megalite::turn_apart", mutates_args=())

@@ -1,11 +1,13 @@
 """The machine at hand as a file for the planner: rates and constants measured with a config's own model.
 
-peak            the fastest of a few large square products, by format, or of the config's own
-bandwidth       a copy
-link            an all-reduce of a large stream over the ranks of this node, behind a product that makes it
-products        products at the shapes of the config's blocks, over the peak, without what reading and writing takes
-overhead        a block's passes over hardly any tokens, without their products
-passes          what is left of a block's passes over a micro-batch
+    peak            the fastest of a few large square products, by format, or of the config's own
+    bandwidth       a copy
+    link            an all-reduce of a large stream over the ranks of this node, behind a product that makes it
+    products        products at the shapes of the config's blocks, over the peak, without what reading and writing takes
+    overhead        a block's passes over hardly any tokens, without their products
+    passes          what is left of a block's passes over a micro-batch
+
+Blocks, products and messages are timed by `studies.bench`.
 """
 
 from __future__ import annotations

@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
+from megalite.layers import logits as logits_module
+from megalite.layers.cross_entropy import Head, HeadSpec
+from megalite.layers.documents import Targets
 from megalite.layers.logits import Columns, KernelColumns, OwnColumns, SpelledOutColumns
 from megalite.layers.swiglu import swiglu_gradient
+from megalite.parallel.axes import SINGLE
 from tests.kit.triton_stand_in import triton_on_a_cpu
 
 LABELS = torch.tensor([0, -1, 3, 2, -100, 4, 10**9])
@@ -125,3 +130,23 @@ def test_kernel_of_swiglu(dtype):
         found = kernels.launch_swiglu_gradient(grad, x)
     tolerance = BF16_STEP if dtype == torch.bfloat16 else 1e-6
     assert torch.allclose(found.float(), swiglu_gradient(grad, x).float(), rtol=tolerance, atol=tolerance / 10)
+
+
+@pytest.mark.parametrize("spec", [HeadSpec(13), HeadSpec(13, 0.03, 1.5)], ids=["plain", "bounded, z-loss"])
+def test_a_head_computes_the_same_by_kernels(monkeypatch, spec):
+    """Loss and both gradients, over chunks of tokens, where they are taken."""
+    generator = torch.Generator().manual_seed(0)
+    weight, hidden = torch.randn(101, 12, generator=generator), torch.randn(40, 12, generator=generator)
+    targets = Targets(torch.randint(101, (40,), generator=generator), torch.rand(40, generator=generator))
+    found = []
+    for by_kernels in (False, True):
+        monkeypatch.setattr(logits_module, "takes_own_kernels", lambda x, answer=by_kernels: answer)
+        head = Head(101, 12, tp=SINGLE, spec=spec)
+        head.weight.data.copy_(F.pad(weight, (0, 0, 0, len(head.weight) - 101)))
+        leaf = hidden.clone().requires_grad_()
+        with triton_on_a_cpu():
+            loss = head(leaf, targets)
+        loss.backward()
+        found.append((loss.detach(), leaf.grad, head.weight.grad))
+    for one, other in zip(*found, strict=True):
+        assert torch.allclose(one, other, rtol=1e-5, atol=1e-6)

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from torch import Tensor
 
+from megalite.layers import turn
 from megalite.layers.rope import Rotation, rotate
 from megalite.layers.turn import turn_apart, turn_together
 from tests.kit.triton_stand_in import triton_on_a_cpu
+from tests.model.stages import tiny_model
 
 TOKENS = 5
 SHAPES = {"as many": (4, 4, 8), "groups": (6, 2, 6), "one": (1, 1, 2), "many channels": (3, 1, 96)}
@@ -92,3 +96,18 @@ def test_no_tokens():
     with triton_on_a_cpu() as kernels:
         q, k, v = kernels.launch_turn_apart(torch.empty(0, 4, 8), torch.empty(0, 1, 4), torch.empty(0, 1, 4), 2)
     assert (q.shape, k.shape, v.shape) == ((0, 2, 8), (0, 1, 8), (0, 1, 8))
+
+
+@pytest.mark.parametrize("more", [{}, {"interleaved": True}, {"fraction": 0.5}], ids=str)
+def test_a_block_takes_the_op_where_it_may(monkeypatch, more):
+    """Queries, keys and values are the same; neighbours that are pairs, and parts of heads, go the other way."""
+    spec = tiny_model(num_kv_heads=2, rope=more).block(0).attention
+    rotation = [each.float() for each in torch.rand(2, TOKENS, 1, int(spec.head_dim * spec.rope.fraction) // 2).unbind()]
+    documents = SimpleNamespace(rotation=tuple(rotation), sliding_rotation=None)
+    heads = torch.randn(TOKENS, spec.num_heads + 2 * spec.num_kv_heads, spec.head_dim)
+    found = []
+    for by_op in (False, True):
+        monkeypatch.setattr(turn, "takes_own_kernels", lambda x, answer=by_op: answer)
+        found.append(turn.Turn(spec).take_apart(heads, documents, spec.num_heads, spec.num_kv_heads))
+    for one, other in zip(*found, strict=True):
+        assert torch.equal(one, other)

@@ -123,8 +123,6 @@ NOT_RUN = {
         "found = torch.cuda.get_device_capability(device)": "a FlashAttention that is installed",
         "name = torch.cuda.get_device_name(device)": "a FlashAttention that is installed",
     },
-    "megalite/layers/logits.py": {"return KernelColumns(logits, labels, soft_cap)": "Triton"},
-    "megalite/layers/swiglu.py": {"return OneKernelSwiglu.apply(x)": "Triton"},
     "megalite/layers/te.py": {'return "there is no CUDA device"': WITHOUT_GPU},
     "megalite/model/offload.py": {
         "return Kept(x, None, None)": WITHOUT_GPU,

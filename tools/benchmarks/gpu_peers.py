@@ -7,19 +7,16 @@ from collections.abc import Callable
 import torch
 import torch.nn.functional as F
 from plain_llama import Llama, Shape
-from torch import Tensor
+from torch import Tensor, nn
 
 
-def plain_step(shape: Shape, micro: int, device: torch.device) -> Callable[[int], None]:
-    """Plain PyTorch with compile and autocast to bf16 over fp32 weights."""
-    model = Llama(shape).to(device)
+def trained(model: nn.Module, device: torch.device, loss_of: Callable[[], Tensor]) -> Callable[[int], None]:
+    """A training step: bf16 autocast over fp32 weights, gradients clipped, torch's fused AdamW."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4, fused=True)
-    run = torch.compile(model)
-    stream = torch.randint(0, shape.vocab, (micro, shape.seq_len + 1), device=device)
 
-    def step(number: int) -> None:
+    def step(_: int) -> None:
         with torch.autocast(device.type, torch.bfloat16):
-            loss = run(stream[:, :-1], stream[:, 1:])
+            loss = loss_of()
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
@@ -28,10 +25,18 @@ def plain_step(shape: Shape, micro: int, device: torch.device) -> Callable[[int]
     return step
 
 
+def plain_step(shape: Shape, micro: int, device: torch.device) -> Callable[[int], None]:
+    """Plain PyTorch with compile and autocast to bf16 over fp32 weights."""
+    model = Llama(shape).to(device)
+    run = torch.compile(model)
+    stream = torch.randint(0, shape.vocab, (micro, shape.seq_len + 1), device=device)
+
+    return trained(model, device, lambda: run(stream[:, :-1], stream[:, 1:]))
+
+
 def blockwise_step(shape: Shape, micro: int, device: torch.device) -> Callable[[int], None]:
     """torchtitan's recipe on one GPU: the plain model with each block, and the loss, compiled by itself."""
     model = Llama(shape).to(device)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4, fused=True)
     for block in model.blocks:
         block.compile(fullgraph=True)
 
@@ -41,17 +46,7 @@ def blockwise_step(shape: Shape, micro: int, device: torch.device) -> Callable[[
 
     stream = torch.randint(0, shape.vocab, (micro, shape.seq_len + 1), device=device)
 
-    def step(_: int) -> None:
-        with torch.autocast(device.type, torch.bfloat16):
-            logits = model.logits(stream[:, :-1])
-            loss = loss_of(logits, stream[:, 1:])
-        del logits
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0, foreach=True)
-        optimizer.step()
-        optimizer.zero_grad()
-
-    return step
+    return trained(model, device, lambda: loss_of(model.logits(stream[:, :-1]), stream[:, 1:]))
 
 
 def hugging_face_step(shape: Shape, micro: int, device: torch.device) -> Callable[[int], None]:
@@ -70,19 +65,10 @@ def hugging_face_step(shape: Shape, micro: int, device: torch.device) -> Callabl
         use_cache=False,
     )
     model = LlamaForCausalLM(config).to(device)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4, fused=True)
     run = torch.compile(model)
     tokens = torch.randint(0, shape.vocab, (micro, shape.seq_len), device=device)
 
-    def step(_: int) -> None:
-        with torch.autocast(device.type, torch.bfloat16):
-            loss = run(input_ids=tokens, labels=tokens).loss
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        optimizer.zero_grad()
-
-    return step
+    return trained(model, device, lambda: run(input_ids=tokens, labels=tokens).loss)
 
 
 PEERS = {"plain": plain_step, "blockwise": blockwise_step, "hugging-face": hugging_face_step}
