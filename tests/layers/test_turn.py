@@ -102,8 +102,8 @@ def test_no_tokens():
 def test_a_block_takes_the_op_where_it_may(monkeypatch, more):
     """Queries, keys and values are the same; neighbours that are pairs, and parts of heads, go the other way."""
     spec = tiny_model(num_kv_heads=2, rope=more).block(0).attention
-    rotation = [each.float() for each in torch.rand(2, TOKENS, 1, int(spec.head_dim * spec.rope.fraction) // 2).unbind()]
-    documents = SimpleNamespace(rotation=tuple(rotation), sliding_rotation=None)
+    rotation = torch.rand(2, TOKENS, 1, int(spec.head_dim * spec.rope.fraction) // 2).unbind()
+    documents = SimpleNamespace(rotation=rotation, sliding_rotation=None)
     heads = torch.randn(TOKENS, spec.num_heads + 2 * spec.num_kv_heads, spec.head_dim)
     found = []
     for by_op in (False, True):
