@@ -12,6 +12,7 @@ from math import gcd
 
 from megalite.architecture.architecture import Architecture
 from megalite.config.batch_sizes import steps_for_tokens
+from megalite.config.checks_async_tp import check_async_tp
 from megalite.config.checks_batch import check_batch
 from megalite.config.checks_context import check_context
 from megalite.config.checks_fp4 import check_fp4
@@ -70,6 +71,7 @@ def _problems(config: Config, world_size: int) -> list[str]:
         *(f"{'.'.join(keys)}: {sentence}" for keys, sentence in problems_of(config)),
         *_world(config, world_size),
         *_tensor_parallel(config, model),
+        *check_async_tp(config),
         *check_stream(config),
         *check_context(config, model),
         *check_pipeline(config, world_size),

@@ -68,6 +68,7 @@ def build_stage(
         cp=axes.cp,
         ep=axes.ep,
         sequence_parallel=config.parallel.sequence_parallel and axes.tp.size > 1,
+        async_tp=config.parallel.async_tp,
         recompute=recompute_by_block(config, plan),
         parts=replace(
             parts,

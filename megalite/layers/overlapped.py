@@ -14,6 +14,11 @@ A layer whose weight's gradient somebody else keeps need not do one thing after 
 Only the layers' own messages are meant, so a layer that has one does not `enter` or `leave` by a collective any more.
 What is sent, and kept for the backward pass, is as without; sums of rows are in another order.
 
+Under sequence parallelism on GPUs of one node the rows may go through memory that these share, by torch's own ops
+(async tensor parallelism): a rank reads those of others out of their memory and writes its results into it, piece by
+piece beside its products, where a collective has kernels of its own. What is summed beside a weight's gradient still
+is by a collective.
+
 Legend: t tokens of the whole stream, of which a rank has t/n; shapes as in `layers.weight_gradients`.
 """
 
@@ -35,13 +40,19 @@ from megalite.parallel.messages import Arrival, begin_gather, begin_scatter_sum,
 
 
 def overlap(
-    layer: ColumnParallelLinear | RowParallelLinear, gemm: Gemm, take: TakeGradient, *, is_redone: bool = False
+    layer: ColumnParallelLinear | RowParallelLinear,
+    gemm: Gemm,
+    take: TakeGradient,
+    *,
+    is_redone: bool = False,
+    is_symmetric: bool = False,
 ) -> SummedLinear:
     """How a layer multiplies, whose messages are its product's from here on.
 
     Args:
         take: gets the weight's gradients.
         is_redone: what the layer is given is made again in the backward pass.
+        is_symmetric: under sequence parallelism, messages go through memory that GPUs share.
     """
     kinds: dict[Any, type[_Overlapped]] = {
         copy_to: _SummedInput,
@@ -49,6 +60,8 @@ def overlap(
         reduce_from: _SummedOutput,
         scatter_rows: _ScatteredOutput,
     }
+    if is_symmetric:
+        kinds |= {gather_rows: _SymmetricGatheredInput, scatter_rows: _SymmetricScatteredOutput}
     message = layer.enter if isinstance(layer, ColumnParallelLinear) else layer.leave
     if layer.tp.size == 1 or message not in kinds:
         return SummedLinear(layer.weight, gemm, take, is_redone=is_redone)
@@ -138,3 +151,30 @@ class _ScatteredOutput(_Overlapped):
         grad_x, whole = self._multiply_by_rank(grad, begin_gather(grad, self.axis), weight.t())
         self.take(self.weight, ProductGradient(self._gemm, whole, x))
         return grad_x, None
+
+
+class _SymmetricGatheredInput(_GatheredInput):
+    def product_of_gathered(self, x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+        """`x [t/n, in]` -> `y [t, out]`, and x of all ranks."""
+        return _gathered_product(x, weight, self.axis)
+
+
+class _SymmetricScatteredOutput(_ScatteredOutput):
+    def product(self, x: Tensor, weight: Tensor) -> Tensor:
+        """`x [t, in]` -> `y [t/n, out]`, summed over the axis."""
+        name = self.axis.group_name
+        summed: Tensor = torch.ops.symm_mem.fused_matmul_reduce_scatter(x, weight.t(), "sum", 0, name)
+        return summed
+
+    def gradients(self, grad: Tensor, x: Tensor, weight: Tensor) -> tuple[Tensor, None]:
+        """dx of all rows, `grad [t/n, out]` being those of this rank's."""
+        grad_x, whole = _gathered_product(grad, weight.t(), self.axis)
+        self.take(self.weight, ProductGradient(self._gemm, whole, x))
+        return grad_x, None
+
+
+def _gathered_product(mine: Tensor, right: Tensor, axis: Axis) -> tuple[Tensor, Tensor]:
+    """The product of all ranks' rows, this rank's being `mine [t/n, k]`, with `right [n, k]`: `[t, n]`; and those
+    rows `[t, k]`."""
+    whole, (product,) = torch.ops.symm_mem.fused_all_gather_matmul(mine.contiguous(), [right.t()], 0, axis.group_name)
+    return product, whole

@@ -37,6 +37,8 @@ class StageSpec:
     ep: Axis = SINGLE
     """The ranks that have other experts."""
     sequence_parallel: bool = False
+    async_tp: bool = False
+    """Tensor-parallel products send through memory that the ranks' GPUs share (`layers.overlapped`)."""
     recompute: str | tuple[str, ...] = "none"
     """What blocks make again in the backward pass, all of them or each of the model's, those that predict further
     behind."""

@@ -200,7 +200,7 @@ class Stage(nn.Module):
             for _, layer in linear_layers(block):
                 gemm, has_more = cast("Gemm", layer.gemm), layer.lora is not None or layer.learned is not None
                 if self.spec.parts.precision is ONE_FORMAT and not has_more:
-                    layer.gemm = overlap(layer, gemm, take, is_redone=is_redone)
+                    layer.gemm = overlap(layer, gemm, take, is_redone=is_redone, is_symmetric=self.spec.async_tp)
                 else:
                     layer.gemm = SummedLinear(layer.weight, gemm, take, is_redone=is_redone)
         for module in (*self.blocks.modules(), *self.mtp.modules()):

@@ -14,7 +14,8 @@ from statistics import median
 import numpy as np
 
 from megalite.planner.machines import Constants, Machine, load_machine
-from megalite.planner.published import RUNS, PublishedRun
+from megalite.planner.published import RUNS
+from megalite.planner.published_run import PublishedRun
 from megalite.planner.seconds import step_time
 
 USUAL = Constants(products=0.7, passes=1.0, links=0.75, overhead=20e-6)
@@ -79,7 +80,7 @@ def median_error(tests: Sequence[Backtest]) -> float:
 
 def predict(run: PublishedRun, machine: Machine) -> float:
     """Seconds of a step of a run."""
-    return step_time(run.config, run.plan, machine, run.practice).seconds
+    return step_time(run.config, run.plan, run.on(machine), run.practice).seconds
 
 
 def fit(runs: Sequence[PublishedRun], machine: Machine, near: Constants = USUAL) -> Constants:

@@ -82,7 +82,13 @@ def estimate(
 
 
 def estimate_if_fits(
-    config: Config, world_size: int, machine: Machine, *, vocab_size: int | None = None, overrides: Sequence[str] = ()
+    config: Config,
+    world_size: int,
+    machine: Machine,
+    *,
+    vocab_size: int | None = None,
+    overrides: Sequence[str] = (),
+    practice: Practice = OURS,
 ) -> Estimate | None:
     """The same, but None where it does not fit, which is sooner known than its seconds."""
     config = on_device(config, machine.device_type)
@@ -93,7 +99,7 @@ def estimate_if_fits(
             if stage.total > usable:
                 return None
             memory[number] = max(memory[number], stage.total)
-    return _timed(config, plan, machine, tuple(memory), overrides, OURS)
+    return _timed(config, plan, machine, tuple(memory), overrides, practice)
 
 
 def _of_one_length(config: Config, plan: RunPlan, vocab_size: int | None) -> list[tuple[Config, RunPlan]]:

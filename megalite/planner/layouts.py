@@ -11,6 +11,7 @@ from megalite.architecture.architecture import Architecture
 from megalite.config.schema import Config
 from megalite.parallel.schedules.kinds import SCHEDULES
 from megalite.planner.machines import Machine
+from megalite.planner.practice import Practice
 
 MOST_MICRO_BATCH = 16
 LEAST_TOKENS_OF_CP = 4096
@@ -18,6 +19,7 @@ LEAST_TOKENS_OF_CP = 4096
 CHUNKS = (2, 3, 4, 5, 6, 8)
 """Of a rank, in interleaved pipelines."""
 RECOMPUTE = ("none", "selective", "full")
+"""`Practice.recomputes` of ours, in order."""
 
 
 Mesh = tuple[int, int, int, int, int, bool]
@@ -42,6 +44,8 @@ class Candidate:
     """What full recomputation keeps waits in the host's memory."""
     divides_sequences: bool = True
     """Sequence parallelism, where tp is."""
+    divides_state: bool = True
+    """Of the optimizer, over dp."""
 
     @property
     def mesh(self) -> Mesh:
@@ -58,7 +62,7 @@ class Candidate:
             "cp": self.cp,
             "ep": self.ep,
             "dp": self.dp,
-            "zero_stage": 3 if self.divides_weights else 1,
+            "zero_stage": 3 if self.divides_weights else int(self.divides_state),
             "engine": engine,
             "sequence_parallel": self.tp > 1 and self.divides_sequences,
             "schedule": self.schedule,
@@ -96,15 +100,37 @@ class Candidate:
         return base.model_copy(update=sections)
 
 
+def has(practice: Practice, layout: Candidate) -> bool:
+    """Whether software has a layout."""
+    axes = {"tp": layout.tp, "cp": layout.cp, "ep": layout.ep, "pp": layout.pp, "dp": layout.dp}
+    used = {axis for axis, size in axes.items() if size > 1}
+    return (
+        used <= practice.axes
+        and practice.divides_weights in (None, layout.divides_weights)
+        and (layout.pp == 1 or layout.schedule in practice.schedules)
+        and layout.recompute in practice.recomputes
+        and (practice.offloads or not layout.offloads)
+    )
+
+
 def _yaml(value: object) -> str:
     if value is None or value == ():
         return "null" if value is None else "[]"
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def layouts(config: Config, model: Architecture, world_size: int, machine: Machine) -> Iterator[Candidate]:
-    """All that may be legal: tp within a node, sequences cut where they are long, as many micro-batches as a pipeline
-    wants, sequence parallelism where it pays."""
+def layouts(
+    config: Config, model: Architecture, world_size: int, machine: Machine, practice: Practice
+) -> Iterator[Candidate]:
+    """All that may be legal and the software has: tp within a node, sequences cut where they are long, as many
+    micro-batches as a pipeline wants, sequence parallelism where it pays."""
+    every = _layouts(config, model, world_size, machine, practice)
+    return (layout for layout in every if has(practice, layout))
+
+
+def _layouts(
+    config: Config, model: Architecture, world_size: int, machine: Machine, practice: Practice
+) -> Iterator[Candidate]:
     batch = config.batch
     for tp in _divisors(gcd(model.num_heads, machine.ranks_per_node)):
         for cp in _divisors(world_size // tp) if world_size % tp == 0 else ():
@@ -116,17 +142,20 @@ def layouts(config: Config, model: Architecture, world_size: int, machine: Machi
                     continue
                 for ep in _degrees_of_experts(model, dp * cp):
                     for layout in _of_mesh(config, model, tp=tp, cp=cp, ep=ep, pp=pp, dp=dp):
-                        for kind in _sequence_parallelism(config, layout, machine):
+                        layout = replace(layout, divides_state=practice.divides_state)
+                        for kind in _sequence_parallelism(config, layout, machine, practice):
                             yield kind
                             if layout.recompute == "full" and machine.host_link is not None:
                                 yield replace(kind, offloads=True)
 
 
-def _sequence_parallelism(config: Config, layout: Candidate, machine: Machine) -> Iterator[Candidate]:
+def _sequence_parallelism(
+    config: Config, layout: Candidate, machine: Machine, practice: Practice
+) -> Iterator[Candidate]:
     """With it wherever tp is, since it sends no more and keeps less; without it where sequences cannot be divided, or
     the halves of a sum take longer than the sum."""
     tokens = layout.micro_batch_size * config.batch.seq_len // layout.cp
-    can_divide = tokens % layout.tp == 0
+    can_divide = tokens % layout.tp == 0 and (layout.tp == 1 or practice.divides_sequences)
     if can_divide:
         yield layout
     if layout.tp > 1 and (not can_divide or machine.halves < 1.0):

@@ -150,6 +150,7 @@ def known_machines() -> dict[str, Path]:
 GPU_NAMES = {
     "H200": "h200",
     "H100 80GB HBM3": "h100-sxm",
+    "H100": "h100-96g",
     "H100 PCIe": "h100-pcie",
     "A100-SXM4-80GB": "a100-80g",
     "A100-SXM4-40GB": "a100-40g",

@@ -296,6 +296,8 @@ def _traffic(config: Config, plan: RunPlan, stage: int) -> int:
         leaving = min(SENDS_UNDER_WAY, cuts * plan.grad_accum_steps)
     shared = max((_of_others(config, plan, block) for block in blocks_among(plan, plan.blocks_of(stage))), default=0)
     both_ways = edge * (cuts + leaving)  # over each cut, what comes and what goes
+    if config.parallel.async_tp:  # what torch's ops copy through: two pieces of a rank's rows
+        collective += 2 * edge
     return collective + tokens * (shared + _sent_to_experts(config, plan, stage)) + both_ways
 
 

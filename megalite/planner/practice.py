@@ -1,4 +1,4 @@
-"""What software does beside what a layout says: of megalite, and of other people's runs."""
+"""What software does beside what a layout says, and which layouts it has: megalite, and that of other people's runs."""
 
 from __future__ import annotations
 
@@ -21,8 +21,27 @@ class Practice:
     copied_bytes: float | None = None
     """Read and written of a divided weight in a micro-batch, beside messages; None for what FSDP2 does, and
     DeepSpeed much alike."""
+    logit_bytes: float = 12.0
+    """Of a logit, read and written in all passes of the loss; ours is two kernels, or as one."""
+    cast_bytes: float = 0.0
+    """Read and written to turn a number into FP8 for a product, in passes of their own: 0 where they are part of the
+    passes before."""
     visible_messages: float = 1.0
     """Of messages between ranks of a micro-batch, the share that products do not hide; ours hide none."""
+    axes: frozenset[str] = frozenset({"tp", "cp", "ep", "pp", "dp"})
+    """That it has."""
+    divides_sequences: bool = True
+    """It has sequence parallelism."""
+    divides_state: bool = True
+    """The optimizer's, over dp (ZeRO 1)."""
+    divides_weights: bool | None = None
+    """Over dp: always, or never; None for both."""
+    schedules: frozenset[str] = frozenset({"1f1b", "interleaved", "zb-h1", "zb-v", "dualpipe-v"})
+    """Of its pipelines."""
+    recomputes: frozenset[str] = frozenset({"none", "selective", "full"})
+    """Ways to make activations again."""
+    offloads: bool = True
+    """Inputs of blocks may wait in the host's memory."""
 
 
 OURS = Practice()

@@ -11,13 +11,21 @@ number), into fp32 (6) and divided by the number of ranks (8); where gradients t
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 from megalite.planner.practice import Practice
 
 SOURCE = "github.com/mosaicml/llm-foundry, scripts/train/benchmarking/README.md"
-IN_FP32 = Practice(skips_hidden=False, copied_bytes=4.0 + 6.0 + 8.0)
-IN_BF16 = Practice(skips_hidden=False, copied_bytes=4.0 + 4.0)
+IN_FP32 = Practice(
+    skips_hidden=False,
+    copied_bytes=4.0 + 6.0 + 8.0,
+    axes=frozenset({"dp"}),
+    divides_weights=True,
+    recomputes=frozenset({"none", "full"}),
+    offloads=False,
+)
+IN_BF16 = replace(IN_FP32, copied_bytes=4.0 + 4.0)
 """By the format that gradients travel in."""
 ALIKE = {
     "vocab_size": 50368,

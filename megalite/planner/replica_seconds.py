@@ -31,10 +31,11 @@ def between_steps(
     found, of_stages = dict[str, float](), numbers_by_stage(config, plan)
     numbers, updated = max(each.trained for each in of_stages), max(each.masters for each in of_stages)
     if plan.num_replicas > 1:
-        sent = _sent_seconds(config, plan, machine, numbers)
-        behind = backward * _passes_to_hide_behind(plan)
         hides = practice.hides_reductions and machine.hides_messages
-        found["dp"] = max(sent - behind, sent * VISIBLE) if hides else sent
+        found["dp"] = sum(
+            max(sent - behind, sent * VISIBLE) if hides else sent
+            for sent, behind in _messages(config, plan, machine, numbers, backward)
+        )
         found["dp"] += _copied_bytes(config, plan, practice, numbers) / (machine.memory_bandwidth * COPY_RATE)
     a, states = ELEMENT_BYTES[config.precision.dtype], max(each.state_bytes for each in of_stages)
     moved = 2.0 * (states + FP32_BYTES * updated) + (FP32_BYTES + a) * updated
@@ -50,24 +51,37 @@ def _num_shards(config: Config, plan: RunPlan) -> int:
     return plan.num_replicas // config.parallel.dp_replicate
 
 
-def _passes_to_hide_behind(plan: RunPlan) -> float:
-    """In backward passes of a micro-batch; a forward pass is half of one."""
-    if plan.sharding.weights:
-        return 1.5 * plan.grad_accum_steps
-    return plan.grad_accum_steps if plan.sharding.gradients else 1.0
-
-
-def _sent_seconds(config: Config, plan: RunPlan, machine: Machine, numbers: int) -> float:
-    """Of all messages of a step between replicas, by the bytes that they have (`replica_traffic`)."""
+def _messages(
+    config: Config, plan: RunPlan, machine: Machine, numbers: int, backward: float
+) -> list[tuple[float, float]]:
+    """Seconds of what replicas send each other in a step, by the bytes that it has (`replica_traffic`), and seconds of
+    the passes that it travels behind. A forward pass is half of a backward one."""
     sent = max(bytes_by_stage(config, plan), key=lambda each: each.total)
+    gradients, weights = _seconds_of(sent, config, plan, machine)
     waiting = HOP_SECONDS * (plan.num_replicas - 1)  # of a message, however short it is
-    if not plan.sharding.weights:
-        return _seconds_of(sent, config, plan, machine) + 2 * ceil(numbers / BUCKET_NUMBERS) * waiting
-    num_messages = 3 * plan.grad_accum_steps * max(len(plan.blocks_of(stage)) for stage in range(plan.pp))
-    return _seconds_of(sent, config, plan, machine) / machine.halves + num_messages * waiting
+    count = plan.grad_accum_steps
+    if plan.sharding.weights:
+        num_messages = 3 * count * max(len(plan.blocks_of(stage)) for stage in range(plan.pp))
+        return [((gradients + weights) / machine.halves + num_messages * waiting, 1.5 * count * backward)]
+    buckets = ceil(numbers / BUCKET_NUMBERS) * waiting
+    behind = (count if plan.sharding.gradients else _last_passes(config, plan)) * backward
+    if not plan.sharding.optimizer:
+        return [(gradients + 2 * buckets, behind)]
+    return [(gradients + buckets, behind), (weights + buckets, _last_passes(config, plan) * backward / 2)]
 
 
-def _seconds_of(sent: ReplicaBytes, config: Config, plan: RunPlan, machine: Machine) -> float:
+def _last_passes(config: Config, plan: RunPlan) -> float:
+    """Backward passes of a micro-batch from where the first gradients are whole to the end of a step, and forward
+    passes of the next one until its last weights are needed: one, and where chunks are interleaved, those of as many
+    micro-batches as there are stages through all chunks but one. A zero-bubble schedule ends with gradients of all."""
+    if config.parallel.schedule != "interleaved":
+        return 1.0
+    chunks = len(plan.chunk_blocks) // plan.pp
+    return (plan.pp * (chunks - 1) + 1) / chunks
+
+
+def _seconds_of(sent: ReplicaBytes, config: Config, plan: RunPlan, machine: Machine) -> tuple[float, float]:
+    """Of gradients, and of weights."""
     parallel, ring = config.parallel, rate_over(plan, machine, "dp")
 
     def within(num_replicas: int) -> float:
@@ -82,10 +96,8 @@ def _seconds_of(sent: ReplicaBytes, config: Config, plan: RunPlan, machine: Mach
 
     reducing = ring if config.precision.reduce_bits is None else to_each(plan.num_replicas)
     return (
-        sent.reduced / reducing
-        + sent.reduced_near / to_each(parallel.reduce_within or 1)
-        + sent.gathered / within(_num_shards(config, plan))
-        + sent.near / within(parallel.hpz_size or 1)
+        sent.reduced / reducing + sent.reduced_near / to_each(parallel.reduce_within or 1),
+        sent.gathered / within(_num_shards(config, plan)) + sent.near / within(parallel.hpz_size or 1),
     )
 
 

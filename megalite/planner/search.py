@@ -27,6 +27,7 @@ from megalite.planner.holdings import numbers_by_stage
 from megalite.planner.layouts import Candidate, Mesh, layouts
 from megalite.planner.machines import Machine
 from megalite.planner.memory import block_activations, is_compiled, on_device, recomputed
+from megalite.planner.practice import OURS, Practice
 from megalite.planner.seconds import micro_batch_seconds
 
 
@@ -46,21 +47,30 @@ class Search:
     """Bytes of a rank that a layout may take."""
 
 
-def search(config: Config, world_size: int, machine: Machine, *, top: int, vocab_size: int | None = None) -> Search:
+def search(
+    config: Config,
+    world_size: int,
+    machine: Machine,
+    *,
+    top: int,
+    vocab_size: int | None = None,
+    practice: Practice = OURS,
+) -> Search:
     """The layouts of a config that take the least time on so many ranks.
 
     Args:
         config: its own layout does not matter.
         top: layouts to find, each of another mesh.
         vocab_size: where the config takes its tokenizer's.
+        practice: of the software, which has these layouts alone.
 
     Raises:
         UserError: the machine has no units for the config's format.
     """
     config = on_device(config, machine.device_type)
     model = fill(config, vocab_size)
-    bounds, most = Bounds(config, machine, vocab_size), usable_memory(machine)
-    legal = (each for each in layouts(config, model, world_size, machine) if not bounds.is_repeated(each))
+    bounds, most = Bounds(config, machine, vocab_size, practice), usable_memory(machine)
+    legal = (each for each in layouts(config, model, world_size, machine, practice) if not bounds.is_repeated(each))
     found = sorted(((bounds.seconds(each), each) for each in legal), key=itemgetter(0))
     best = Quickest(top)
     for seconds, layout in found:
@@ -68,14 +78,14 @@ def search(config: Config, world_size: int, machine: Machine, *, top: int, vocab
             break
         if seconds >= best.limit_of(layout.mesh) or bounds.memory(layout) > most:
             continue
-        judged = _judge(config, layout, world_size, machine, vocab_size, must_fit=True)
+        judged = _judge(config, layout, world_size, machine, vocab_size, must_fit=True, practice=practice)
         if isinstance(judged, Estimate):
             best.add(layout.mesh, judged)
     if chosen := best.chosen():
         return Search(chosen, None, len(found))
     complaint, smallest = "", list[Estimate]()
     for layout in sorted((each for _, each in found), key=bounds.memory):
-        judged = _judge(config, layout, world_size, machine, vocab_size)
+        judged = _judge(config, layout, world_size, machine, vocab_size, practice=practice)
         assert judged is not None, "it need not fit"
         if isinstance(judged, ConfigError):
             complaint = complaint or judged.problems[0]
@@ -99,6 +109,7 @@ def _judge(
     vocab_size: int | None,
     *,
     must_fit: bool = False,
+    practice: Practice,
 ) -> Estimate | ConfigError | None:
     """A layout judged, or why it is refused; None for one that does not fit and must."""
     config = layout.applied_to(base)
@@ -107,7 +118,9 @@ def _judge(
     except ConfigError as error:
         return error
     judge = estimate_if_fits if must_fit else estimate
-    return judge(config, world_size, machine, vocab_size=vocab_size, overrides=layout.overrides(base))
+    return judge(
+        config, world_size, machine, vocab_size=vocab_size, overrides=layout.overrides(base), practice=practice
+    )
 
 
 EQUAL = 0.005
@@ -152,8 +165,8 @@ def _least(layout: Estimate) -> tuple[int, float]:
 class Bounds:
     """What layouts take at least. A pipeline of few micro-batches and uneven stages may take a tenth less."""
 
-    def __init__(self, base: Config, machine: Machine, vocab_size: int | None):
-        self._base, self._machine, self._vocab_size = base, machine, vocab_size
+    def __init__(self, base: Config, machine: Machine, vocab_size: int | None, practice: Practice):
+        self._base, self._machine, self._vocab_size, self._practice = base, machine, vocab_size, practice
         self._of_micro_batches: dict[tuple[int | str, ...], tuple[float, float]] = {}
         self._of_engines: dict[tuple[int, ...], tuple[int, int]] = {}
         self._compiles: bool | None = None
@@ -190,7 +203,7 @@ class Bounds:
             plan = make_plan(config, alone.dp * alone.cp * alone.tp, self._vocab_size)
             kept = sum(block_activations(config, plan, range(plan.model.num_layers), recomputed(config, plan)))
             tokens = stream_tokens(config) // plan.cp
-            seconds = micro_batch_seconds(config, plan, self._machine)
+            seconds = micro_batch_seconds(config, plan, self._machine, self._practice)
             self._of_micro_batches[key] = seconds, float(kept * tokens)
         return self._of_micro_batches[key]
 

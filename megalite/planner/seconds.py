@@ -55,8 +55,6 @@ ATTENTION_BACKWARD = 2.5
 """Products of attention's backward pass over its forward pass's; the scores are made again."""
 PASSES_FORWARD, PASSES_BACKWARD = 2.0, 3.0
 """What a pass reads and writes over what is kept: once each, and twice read and once written."""
-LOGIT_BYTES = 12.0
-"""Of a logit, in all passes of the loss."""
 UNFUSED_PASSES = 8.0
 """Scores read or written in a forward pass of attention that writes them: product, scale and mask, softmax, dropout."""
 
@@ -88,9 +86,9 @@ def step_time(config: Config, plan: RunPlan, machine: Machine, practice: Practic
     return StepTime(sum(parts.values()), parts)
 
 
-def micro_batch_seconds(config: Config, plan: RunPlan, machine: Machine) -> float:
+def micro_batch_seconds(config: Config, plan: RunPlan, machine: Machine, practice: Practice = OURS) -> float:
     """Of one micro-batch through the whole model, both ways."""
-    return sum(seconds for chunk in _chunks(config, plan, machine, OURS) for seconds in chunk.whole.values())
+    return sum(seconds for chunk in _chunks(config, plan, machine, practice) for seconds in chunk.whole.values())
 
 
 @dataclass(frozen=True)
@@ -127,7 +125,7 @@ def _chunks(config: Config, plan: RunPlan, machine: Machine, practice: Practice)
         if is_last and model.num_predictions:
             last = model.block(model.num_layers)
             blocks += [_block(config, plan, last, machine, practice, mode) for mode in modes[model.num_layers :]]
-        head = _head(config, plan, machine) if is_last else {}
+        head = _head(config, plan, machine, practice) if is_last else {}
         # Pairs of answers: the model's own forward pass once more, and the reference's
         passes = 1 if config.train.preference is None else 3
         found.append(
@@ -158,16 +156,17 @@ def _block(
     if not practice.fused_attention:
         scores = UNFUSED_PASSES * a * tokens * config.batch.seq_len * block.attention.num_heads / plan.tp / bandwidth
     passes = PASSES_FORWARD * kept / bandwidth
+    casts = practice.cast_bytes * numbers / bandwidth if config.precision.fp8 is not None else 0.0
     visible = practice.visible_messages / 2
     sent = {axis: seconds * visible for axis, seconds in _sent(config, plan, block, machine).items()}
-    forward = {"products": linear, "attention": attention, "passes": passes + scores, **sent}
+    forward = {"products": linear, "attention": attention, "passes": passes + scores + casts / 2, **sent}
     copy = _copy_seconds(config, plan, machine)
     forward["offload"] = max(0.0, copy - sum(forward.values()))
     forward["host"] = _host(machine, forward)
     backward = {
         "products": (2 if plan.model.lora is None else 1) * linear,  # without gradients of what is frozen
         "attention": ATTENTION_BACKWARD * attention,
-        "passes": PASSES_BACKWARD / PASSES_FORWARD * passes + 2 * scores,
+        "passes": PASSES_BACKWARD / PASSES_FORWARD * passes + 2 * scores + casts,
         **sent,
     }
     backward["offload"] = max(0.0, copy - sum(backward.values()))
@@ -227,14 +226,14 @@ EP_MESSAGES = 5
 """How many rows come, rows and results there and back, and their gradients likewise."""
 
 
-def _head(config: Config, plan: RunPlan, machine: Machine) -> Parts:
+def _head(config: Config, plan: RunPlan, machine: Machine, practice: Practice) -> Parts:
     """The head with its loss, whose gradients are made in the forward pass; once more for each further prediction."""
     rows = vocab_rows_per_rank(plan.model.vocab_size, plan.tp)
     logits = _tokens(config, plan) * rows * (1 + plan.model.num_predictions)
     operations = (6.0 if plan.model.lora is None else 4.0) * logits * plan.model.hidden_size
     return {
         "products": operations / machine.rate(config.precision.dtype),
-        "passes": LOGIT_BYTES * logits / (machine.memory_bandwidth * machine.constants.passes),
+        "passes": practice.logit_bytes * logits / (machine.memory_bandwidth * machine.constants.passes),
     }
 
 

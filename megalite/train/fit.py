@@ -136,3 +136,21 @@ def _with(config: Config, changes: dict[str, object]) -> Config:
 
 def _gib(num_bytes: int) -> str:
     return f"{num_bytes / GIB:.1f} GiB"
+
+
+def check_shared_memory(device_type: str, tp: int, local_world_size: int | None) -> None:
+    """Refuse `parallel.async_tp` where the ranks of tp have no GPUs, or not all in one node.
+
+    Args:
+        local_world_size: ranks on this node, where the launcher says.
+
+    Raises:
+        UserError: one of both.
+    """
+    if device_type == "cpu":
+        raise UserError("parallel.async_tp: needs GPUs that share memory, and this rank has none; use false")
+    if local_world_size is not None and local_world_size % tp:
+        raise UserError(
+            f"parallel.async_tp: each tp={tp} ranks share memory, and a node has {local_world_size}; use a tp that "
+            "divides these, or async_tp=false"
+        )

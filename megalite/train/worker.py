@@ -126,7 +126,8 @@ def connect_rank(
         is_forced: do not ask whether the model fits on the device.
 
     Raises:
-        UserError: it does not, the device has not the run's format, or other ranks have another run.
+        UserError: it does not, the device has not the run's format, ranks that are to share memory cannot, or other
+            ranks have another run.
         StartError: the ranks could not meet.
     """
     from megalite.engine.runtime import check_dtype, connect_processes, set_determinism
@@ -134,12 +135,14 @@ def connect_rank(
     from megalite.parallel.axes import connect, connect_world
     from megalite.parallel.mesh import Mesh
     from megalite.train.device import choose_device, free_bytes
-    from megalite.train.fit import check_device_memory
+    from megalite.train.fit import check_device_memory, check_shared_memory
     from megalite.train.same_run import check_same_run
 
     plan = stages[0].plan
     mesh = Mesh(plan.pp, plan.dp, plan.cp, plan.tp, plan.ep)
     device = choose_device(config.train.device, place.local_rank)
+    if config.parallel.async_tp:
+        check_shared_memory(device.type, plan.tp, place.local_world_size)
     if device.type == "cuda" and not is_forced:
         for stage in stages:
             check_device_memory(stage.config, stage.plan, mesh.coords(place.rank).pp, free_bytes(device))

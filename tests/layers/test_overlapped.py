@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 from unittest import mock
@@ -9,6 +11,7 @@ from unittest import mock
 import pytest
 import torch
 import torch.distributed as dist
+import torch.distributed._symmetric_memory as symmetric_memory
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
@@ -34,19 +37,19 @@ def take(parameter: nn.Parameter, gradient: WeightGradient) -> None:
     parameter.grad = made if parameter.grad is None else parameter.grad + made
 
 
-def build(kind: str, bias: bool, axis: Axis, sequence_parallel: bool) -> nn.Module:
+def build(kind: str, bias: bool, axis: Axis, sequence_parallel: bool, *, is_symmetric: bool = False) -> nn.Module:
     sizes = (NARROW, WIDE // axis.size) if kind == "column" else (WIDE // axis.size, NARROW)
     layer = KINDS[kind](*sizes, tp=axis, bias=bias, sequence_parallel=sequence_parallel)
-    layer.gemm = overlap(layer, PlainGemm(), take)
+    layer.gemm = overlap(layer, PlainGemm(), take, is_symmetric=is_symmetric)
     return layer
 
 
-def case(kind: str, num_tokens: int, **more: Any) -> Case:
+def case(kind: str, num_tokens: int, *, is_symmetric: bool = False, **more: Any) -> Case:
     is_column = kind == "column"
     shapes = ((num_tokens, NARROW), (num_tokens, WIDE))
     cut = {"output_cut" if is_column else "input_cut": lambda sequence_parallel: columns}
     return Case(
-        build=partial(build, kind, is_column),
+        build=partial(build, kind, is_column, is_symmetric=is_symmetric),
         cuts={"weight": rows, "bias": rows} if is_column else {"weight": columns, "bias": whole},
         input_shape=shapes[0] if is_column else shapes[1],
         output_shape=shapes[1] if is_column else shapes[0],
@@ -77,12 +80,27 @@ CASES = {
         "a row a rank": {"num_tokens": 4},
         "recomputed": {"num_tokens": NUM_TOKENS, "run": again},
         "compiled": {"num_tokens": NUM_TOKENS, "run": compiled},
+        "shared memory": {"num_tokens": NUM_TOKENS, "is_symmetric": True},
+        "shared memory, compiled": {"num_tokens": NUM_TOKENS, "is_symmetric": True, "run": compiled},
     }.items()
 } | {f"{kind}, one row": case(kind, num_tokens=1, sequence_parallel=(False,)) for kind in KINDS}
 
 
 def check() -> list[str]:
-    return complaints(CASES)
+    with ops_of_shared_memory():
+        return complaints(CASES)
+
+
+@contextmanager
+def ops_of_shared_memory() -> Iterator[None]:
+    """Torch has these for GPUs alone; what it puts in their place in its own tests takes any device's tensors."""
+    library = torch.library.Library("symm_mem", "IMPL")
+    library.impl("fused_all_gather_matmul", symmetric_memory._fused_all_gather_matmul_fallback, "CPU")
+    library.impl("fused_matmul_reduce_scatter", symmetric_memory._fused_matmul_reduce_scatter_fallback, "CPU")
+    try:
+        yield
+    finally:
+        library._destroy()
 
 
 @pytest.mark.parametrize("world_size", [2, 4])
@@ -91,21 +109,26 @@ def test_equal_to_one_process(world_size: int):
     assert_equal_to_one_process(check, world_size)
 
 
-def ways_of_a_model(sequence_parallel: bool) -> set[str]:
+def ways_of_a_model(**settings: bool) -> set[str]:
     """How the products of a model's blocks come by their messages, in the engine that trains it."""
-    rank = start_rank(tiny_config(parallel={"tp": 2, "sequence_parallel": sequence_parallel}))
+    rank = start_rank(tiny_config(parallel={"tp": 2, **settings}))
     layers = (layer for block in rank.engine.stage.all_blocks() for _, layer in linear_layers(block))
     return {f"{type(layer).__name__}: {type(layer.gemm).__name__}" for layer in layers}
 
 
 @pytest.mark.parametrize(
-    ("sequence_parallel", "column", "row"),
-    [(False, "_SummedInput", "_SummedOutput"), (True, "_GatheredInput", "_ScatteredOutput")],
+    ("settings", "column", "row"),
+    [
+        ({}, "_SummedInput", "_SummedOutput"),
+        ({"sequence_parallel": True}, "_GatheredInput", "_ScatteredOutput"),
+        ({"sequence_parallel": True, "async_tp": True}, "_SymmetricGatheredInput", "_SymmetricScatteredOutput"),
+    ],
+    ids=str,
 )
-def test_a_model_trains_with_it(sequence_parallel: bool, column: str, row: str):
+def test_a_model_trains_with_it(settings: dict[str, bool], column: str, row: str):
     """Each tensor-parallel layer of every block."""
     expected = {f"ColumnParallelLinear: {column}", f"RowParallelLinear: {row}"}
-    assert run_ranks(ways_of_a_model, 2, sequence_parallel) == [expected] * 2
+    assert run_ranks(partial(ways_of_a_model, **settings), 2) == [expected] * 2
 
 
 class Watched:

@@ -13,7 +13,16 @@ from megalite.planner.machines import known_machines, load_machine
 
 def test_files_that_come_along():
     """Each can be loaded by its name, with a source for each number."""
-    assert {"a100-40g", "a100-80g", "h100-sxm", "h100-pcie", "h200", "b200", "cpu"} <= known_machines().keys()
+    assert {
+        "a100-40g",
+        "a100-80g",
+        "h100-sxm",
+        "h100-96g",
+        "h100-pcie",
+        "h200",
+        "b200",
+        "cpu",
+    } <= known_machines().keys()
     for name in known_machines():
         machine = load_machine(name)
         assert machine.link > machine.network

@@ -18,6 +18,7 @@ from megalite.planner.layouts import Mesh, layouts
 from megalite.planner.machines import Machine, load_machine
 from megalite.planner.memory import memory_by_stage, on_device
 from megalite.planner.nearest import best_or_refusal
+from megalite.planner.practice import OURS
 from megalite.planner.search import Bounds, search
 from megalite.planner.seconds import step_time
 
@@ -48,8 +49,8 @@ def test_the_search_finds_the_best_of_all(name: str):
     """Judged one by one, every legal layout of eight ranks: of each mesh the leanest of those that are as quick as its
     quickest, and of these the quickest six. No layout is quicker or smaller than its bounds."""
     base, machine = MODELS[name], H100.model_copy(update={"memory_gib": 24.0})
-    bounds, found = Bounds(base, machine, None), dict[Mesh, list[Estimate]]()
-    for layout in layouts(base, fill_model(base.model, base.batch, None), 8, machine):
+    bounds, found = Bounds(base, machine, None, OURS), dict[Mesh, list[Estimate]]()
+    for layout in layouts(base, fill_model(base.model, base.batch, None), 8, machine, OURS):
         applied = layout.applied_to(base)
         try:
             validate(applied, 8)
@@ -154,7 +155,7 @@ def test_the_smallest_is_said_where_none_fits():
         best(base, 8, small)
     said = float(str(told.value).split("takes ")[1].split()[0])
     model = fill_model(base.model, base.batch, None)
-    tried = [layout.applied_to(base) for layout in layouts(base, model, 8, small)]
+    tried = [layout.applied_to(base) for layout in layouts(base, model, 8, small, OURS)]
     memory = []
     for config in tried:
         try:

@@ -174,6 +174,7 @@ def pretend(library: Path, devices: int = 1) -> ctypes.CDLL:
 
     _answer_as_cuda(torch, device, devices)
     _meet_by_gloo(torch)
+    torch.distributed._symmetric_memory._is_test_mode = True  # of torch's own: collectives for what GPUs share
     from tests.stand_in.kernels import register_kernels
 
     device.kernels = register_kernels()

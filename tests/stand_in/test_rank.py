@@ -71,6 +71,7 @@ ALONE = {
 }
 TOGETHER = {
     "tp2": ("parallel.tp=2",),
+    "tp2-async": ("parallel.tp=2", "parallel.sequence_parallel=true", "parallel.async_tp=true"),
     "pp2": ("parallel.tp=1", "parallel.pp=2"),
     "cp2": ("parallel.tp=1", "parallel.cp=2"),
     "cp2-ulysses": ("parallel.tp=1", "parallel.cp=2", "parallel.cp_kind=ulysses"),

@@ -10,7 +10,7 @@ from megalite.config.validate import validate
 from megalite.errors import UserError
 from megalite.planner.memory import memory_by_stage
 from megalite.train import fit
-from megalite.train.fit import GIB, PROCESS_BYTES, check_device_memory, check_fit, needed_bytes
+from megalite.train.fit import GIB, PROCESS_BYTES, check_device_memory, check_fit, check_shared_memory, needed_bytes
 
 SECTIONS = {
     "model": {"preset": "llama-125m", "vocab_size": 32000},
@@ -112,6 +112,16 @@ def test_a_device_that_is_too_small():
     check_device_memory(config, plan, 1, needed)
     with pytest.raises(UserError, match=r"pipeline stage 1 needs about .* of its device.* fits"):
         check_device_memory(config, plan, 1, needed - 1)
+
+
+def test_memory_that_ranks_share():
+    """`parallel.async_tp` wants a GPU for each rank of tp, all in one node; a launcher that says nothing is trusted."""
+    for local_world_size in (4, 8, None):
+        check_shared_memory("cuda", 4, local_world_size)
+    with pytest.raises(UserError, match="this rank has none; use false"):
+        check_shared_memory("cpu", 4, 4)
+    with pytest.raises(UserError, match="each tp=4 ranks share memory, and a node has 6"):
+        check_shared_memory("cuda", 4, 6)
 
 
 def test_a_schedule_of_ones_own_is_kept(machine, tmp_path):

@@ -43,7 +43,14 @@ def test_why_it_is_off(measured: Measured, is_compiled: bool, said: str):
 
 def test_gpus_have_machines():
     """Every file of a GPU is found by what CUDA calls the device, and others have none."""
-    names = ("NVIDIA H200", "NVIDIA H100 80GB HBM3", "NVIDIA H100 PCIe", "NVIDIA B200", "NVIDIA A100-SXM4-80GB")
+    names = (
+        "NVIDIA H200",
+        "NVIDIA H100",
+        "NVIDIA H100 80GB HBM3",
+        "NVIDIA H100 PCIe",
+        "NVIDIA B200",
+        "NVIDIA A100-SXM4-80GB",
+    )
     found = {machine_of_gpu(name) for name in (*names, "NVIDIA A100-SXM4-40GB")}
     assert found == known_machines().keys() - {"cpu"}
     assert all(load_machine(str(name)) for name in found)

@@ -20,8 +20,14 @@ class Mutant(NamedTuple):
 MUTANTS = (
     Mutant(
         "model/transformer.py",
-        "layer.gemm = overlap(layer, gemm, take, is_redone=is_redone)",
+        "layer.gemm = overlap(layer, gemm, take, is_redone=is_redone, is_symmetric=self.spec.async_tp)",
         "layer.gemm = SummedLinear(layer.weight, gemm, take, is_redone=is_redone)",
+        "layers/test_overlapped.py",
+    ),
+    Mutant(
+        "model/transformer.py",
+        "is_symmetric=self.spec.async_tp",
+        "is_symmetric=False",
         "layers/test_overlapped.py",
     ),
     Mutant(

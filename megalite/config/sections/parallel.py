@@ -50,6 +50,10 @@ class ParallelConfig(Section):
     sequence_parallel: bool = False
     """Between the tensor-parallel parts, cut the stream of tokens over tp too (Korthikanti et al. 2022): less memory,
     the same traffic."""
+    async_tp: bool = False
+    """With sequence_parallel, on GPUs of one node: products of tensor-parallel layers send and get their rows through
+    memory that the GPUs share, piece by piece beside the multiplication (torch's async tensor parallelism). false sends
+    them by collectives beside the products. Tried on a stand-in for GPUs alone."""
     pad_tokens: bool = False
     """Where sequence_parallel, cp or FP8 do not divide the tokens of a micro-batch, work on some more, which are of no
     sample and count in nothing; false refuses such lengths."""
