@@ -169,6 +169,8 @@ def block_activation_bytes(
     attention kernels that keep only their inputs, their output and a sum a head.
 
     Args:
+        recompute: none, selective or full; or compiled, which is selective without what the last product puts out:
+            that is added to the stream, and no gradient asks for it.
         keeps_fp8_inputs: selective recomputation keeps each product's input in FP8 (`layers.kept_products`).
     """
     tp, seen = cut.tp, cut.seen
@@ -178,9 +180,11 @@ def block_activation_bytes(
     products = projections(attention, h, tp)
     if recompute == "full":
         return a * stream
-    if recompute == "selective":  # the block's input, and the results of its products and of attention
+    if recompute in ("selective", "compiled"):  # the block's input, and the results of its products and of attention
         inputs = sum(each.inputs for each in products if not each.makes_latents) + _mlp_inputs(mlp, h, tp)
         results = _results(attention, products, streams=stream / h, seen=seen) + _mlp_results(mlp, h, tp)
+        if recompute == "compiled" and isinstance(mlp, FeedForwardSpec) and not block.norm_after:
+            results -= h
         shared = 2 * seen_kv_width(attention, tp) if sharing_ranks(attention, tp) > 1 else 0
         kept = a * (stream + results + shared + attention.mixed_width // tp) + softmax_sums(attention, tp)
         return round(kept + (inputs * FP8_BYTES if keeps_fp8_inputs else 0) + _logits_bytes(mlp))

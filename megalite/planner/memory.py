@@ -105,10 +105,14 @@ def is_compiled(config: Config, plan: RunPlan) -> bool:
 
 
 def recomputed(config: Config, plan: RunPlan) -> tuple[str, ...]:
-    """What each block makes again in the backward pass, those that predict further behind the model's: compiled ones,
-    whatever is no product, since it costs them nothing (`model.recompute`)."""
+    """What each block makes again in the backward pass, those that predict further behind the model's, as
+    `block_activation_bytes` has it: compiled ones, whatever is no product, since it costs them nothing
+    (`model.recompute`)."""
     modes = recompute_by_block(config, plan)
-    return tuple("selective" if mode == "none" else mode for mode in modes) if is_compiled(config, plan) else modes
+    if not is_compiled(config, plan):
+        return modes
+    is_in_graphs = config.train.device != "cpu" and config.precision.fp8 is None
+    return tuple(mode if mode == "full" else "compiled" if is_in_graphs else "selective" for mode in modes)
 
 
 def block_activations(config: Config, plan: RunPlan, blocks: Sequence[int], modes: str | Sequence[str]) -> list[int]:

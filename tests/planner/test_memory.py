@@ -435,15 +435,3 @@ def test_buffers_follow_the_json():
     assert memory_by_stage(config, plan)[0].buffers == 2 * bucket
     config, plan = planned(1, parallel={"zero_stage": 0}, precision={"dtype": "fp32"})
     assert memory_by_stage(config, plan)[0].buffers == 0
-
-
-def test_shared_memory_is_two_pieces_of_the_stream():
-    """What torch's ops copy through, for `parallel.async_tp`: twice a rank's rows."""
-    tp = {"tp": 2, "sequence_parallel": True}
-    before, after = (
-        memory_by_stage(*planned(2, parallel={**tp, "async_tp": is_async}, train={"device": "cuda"}))[0].buffers
-        for is_async in (False, True)
-    )
-    config, _ = planned(2, parallel=tp)
-    rows = config.batch.micro_batch_size * config.batch.seq_len // 2
-    assert after - before == 2 * 2 * rows * config.model.hidden_size  # bf16

@@ -60,6 +60,8 @@ class Entry:
 
 
 COMPILED = {"compile": True, "warmup": 5}
+TINY = {"hidden": 64, "layers": 2, "seq_len": 64, "micro_batch_size": 1, "vocab": 512, "warmup": 50, "steps": 200}
+"""Products of which take nothing: what is left is what a step costs by itself."""
 MEDIUM, BF16 = {"matmul": "medium"}, {"bf16": True}
 
 
@@ -108,6 +110,8 @@ def entries(vocab: int) -> list[Entry]:
             ("megalite dp2",),
             ("megalite dp2", 0.85),
         ),
+        Entry("plain tiny", "tiny", 1, {"case": "plain", **TINY}),
+        Entry("megalite tiny", "tiny", 1, {**alone, **TINY, "compile": False}, ("plain tiny",), ("plain tiny", 0.667)),
     ]
 
 
