@@ -107,7 +107,9 @@ def check(
     title = f"{config} on {num_ranks} rank{'s' if num_ranks > 1 else ''}"
     state = f"{loaded.optimizer.name}, {state_bytes_per_parameter(loaded, plan):.2f} bytes of state a parameter"
     export_as = export.architecture or "no class of transformers"
-    table = _plan_table(plan, optimizer=state, sent=_sent(traffic), pipeline=_pipeline(loaded, plan), export=export_as)
+    rows = {"engine": _engine(loaded, engine), "optimizer": state, "pipeline": _pipeline(loaded, plan)}
+    rows |= {"sent a step": _sent(traffic), "exports as": export_as}
+    table = _plan_table(plan, rows)
     tables = (table, _memory_table(plan, memory), *map(_lengths_table, filter(None, [by_length])))
     _print_report(title, tables, json_config, notes)
 
@@ -254,7 +256,14 @@ def _sent(traffic: tuple[StageTraffic, ...]) -> str:
     return f"{by_axis}, by the rank that sends most"
 
 
-def _plan_table(plan: RunPlan, *, optimizer: str, sent: str, pipeline: str, export: str) -> Table:
+def _engine(config: Config, engine: str) -> str:
+    """The engine, and who has chosen it."""
+    chosen = "" if config.parallel.engine == engine else ", as parallel.engine=null chooses"
+    return f"{engine} at ZeRO {config.parallel.zero_stage}{chosen}"
+
+
+def _plan_table(plan: RunPlan, more: dict[str, str]) -> Table:
+    """What a plan comes to, and further rows by their names."""
     from megalite.config.wording import counted
 
     model = plan.model
@@ -268,13 +277,10 @@ def _plan_table(plan: RunPlan, *, optimizer: str, sent: str, pipeline: str, expo
         **_experts_row(model),
         "heads": heads,
         "vocabulary": f"{model.vocab_size:,}, padded to {plan.padded_vocab_size:,}",
-        "optimizer": optimizer,
         "step": f"{plan.tokens_per_step:,} tokens, {counted(plan.grad_accum_steps)} a rank",
         "run": f"{plan.total_steps:,} steps, {plan.total_tokens:,} tokens",
         "work": f"{plan.flops_per_token:.4g} FLOP a token, {plan.flops_per_token * plan.total_tokens:.4g} FLOP in all",
-        "pipeline": pipeline,
-        "sent a step": sent,
-        "exports as": export,
+        **more,
     }
     table = _table("plan", "")
     for name, value in rows.items():

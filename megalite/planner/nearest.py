@@ -81,16 +81,30 @@ def best_or_refusal(
 def what_helps(config: Config, world_size: int, machine: Machine, vocab_size: int | None) -> str:
     """What to change in a config whose own layout does not fit, as a sentence."""
 
-    def fits(config: Config) -> bool:
+    def fits(config: Config, ranks: int = world_size) -> bool:
         try:
-            validate(config, world_size)
+            validate(config, ranks)
         except ConfigError:
             return False
-        return estimate(config, world_size, machine, vocab_size=vocab_size).fits
+        return estimate(config, ranks, machine, vocab_size=vocab_size).fits
 
     helps = _that_help(config, [*_of_own_layout(config, machine), *_of_any_layout(config, machine)], fits)
+    if more := _more_replicas(config, world_size, fits):
+        helps.insert(0, more)
     others = "without --as-is other layouts are looked at"
     return f"this does not fit; it would with {or_(helps)}; {others}" if helps else f"this does not fit; {others}"
+
+
+def _more_replicas(config: Config, world_size: int, fits: Callable[[Config, int], bool]) -> str:
+    """The fewest ranks, doubled at a time, on which a layout's ZeRO stage has divided enough; empty for none."""
+    factor, dp = 2, config.parallel.dp
+    while factor * world_size <= MOST_RANKS:
+        ranks = factor * world_size
+        change = Change((("parallel", "dp", factor * dp),) if dp is not None else ())
+        if fits(change.applied_to(config), ranks):
+            return f"--world-size {ranks} {change}".rstrip()
+        factor *= 2
+    return ""
 
 
 def _that_help(config: Config, changes: list[Change], fits: Callable[[Config], bool]) -> list[str]:

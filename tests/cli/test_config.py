@@ -25,3 +25,21 @@ def test_memory_fits_the_terminal(capsys, monkeypatch, width):
     assert sum("." in word for word in words) == 4 * 7
     assert "…" not in text
     assert max(map(len, memory.splitlines())) <= width
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ([], "native at ZeRO 1, as parallel.engine=null chooses"),
+        (["parallel.zero_stage=3"], "fsdp2 at ZeRO 3, as parallel.engine=null chooses"),
+        (["parallel.zero_stage=3", "parallel.engine=deepspeed"], "deepspeed at ZeRO 3"),
+    ],
+)
+def test_it_says_which_engine(capsys, monkeypatch, settings, said):
+    """Where a config leaves it open too."""
+    monkeypatch.setattr("megalite.cli.data.options.report_console", lambda: Console(width=120))
+    with pytest.raises(SystemExit) as ended:
+        main(["config", "check", str(ROOT / "configs/llama-1b3.yaml"), *settings, "--world-size", "8"])
+    assert ended.value.code == 0
+    (line,) = [line for line in capsys.readouterr().out.splitlines() if line.strip().startswith("engine ")]
+    assert line.split(maxsplit=1)[1].strip() == said

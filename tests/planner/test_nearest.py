@@ -71,3 +71,23 @@ def test_of_ones_own_layout():
         assert (str(change) in said) == estimate(change.applied_to(base), 8, machine).fits, change
     assert "it would with " in said
     assert said.endswith("without --as-is other layouts are looked at")
+
+
+@pytest.mark.parametrize("dp", [None, 4])
+def test_more_ranks_of_ones_own_layout(dp: int | None):
+    """The fewest on which ZeRO has divided enough are said, with the dp that a config names; none where nothing is
+    divided."""
+    base = Change((("batch", "micro_batch_size", 1),)).applied_to(
+        config(precision={"dtype": "bf16"}, parallel={"dp": dp, "zero_stage": 1})
+    )
+    machine = H100.model_copy(update={"memory_gib": 90.0})
+    fitting = [
+        ranks
+        for ranks in (4, 8, 16, 32)
+        if estimate(Change((("parallel", "dp", ranks),)).applied_to(base), ranks, machine).fits
+    ]
+    assert 4 < fitting[0] < 32
+    more = f" parallel.dp={fitting[0]}" if dp else ""
+    assert f"it would with --world-size {fitting[0]}{more}, " in what_helps(base, 4, machine, None)
+    alone = Change((("parallel", "zero_stage", 0),)).applied_to(base)
+    assert "--world-size" not in what_helps(alone, 4, machine, None)
