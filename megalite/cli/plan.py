@@ -59,6 +59,7 @@ Failures = Annotated[
 ]
 
 SAVE_SECONDS, RESTART_SECONDS = 5.0, 300.0
+"""Where nothing else is said; docs/plan.md has what ours were measured to be."""
 SaveSeconds = Annotated[
     float | None,
     typer.Option(min=0.0, max=1e6, help="That a save holds training up.", show_default=str(SAVE_SECONDS)),
