@@ -169,8 +169,8 @@ def block_activation_bytes(
     attention kernels that keep only their inputs, their output and a sum a head.
 
     Args:
-        recompute: none, selective or full; or compiled, which is selective without what the last product puts out:
-            that is added to the stream, and no gradient asks for it.
+        recompute: none, selective or full; or compiled, which is selective without what is added to the stream alone,
+            since no gradient asks for it: what the last product puts out, and of parallel blocks attention's.
         keeps_fp8_inputs: selective recomputation keeps each product's input in FP8 (`layers.kept_products`).
     """
     tp, seen = cut.tp, cut.seen
@@ -184,7 +184,7 @@ def block_activation_bytes(
         inputs = sum(each.inputs for each in products if not each.makes_latents) + _mlp_inputs(mlp, h, tp)
         results = _results(attention, products, streams=stream / h, seen=seen) + _mlp_results(mlp, h, tp)
         if recompute == "compiled" and isinstance(mlp, FeedForwardSpec) and not block.norm_after:
-            results -= h
+            results -= 2 * h if block.is_parallel else h
         shared = 2 * seen_kv_width(attention, tp) if sharing_ranks(attention, tp) > 1 else 0
         kept = a * (stream + results + shared + attention.mixed_width // tp) + softmax_sums(attention, tp)
         return round(kept + (inputs * FP8_BYTES if keeps_fp8_inputs else 0) + _logits_bytes(mlp))

@@ -115,6 +115,7 @@ def layouts(
     from megalite.planner.estimate import estimate
     from megalite.planner.goodput import under_failures
     from megalite.planner.machines import load_machine
+    from megalite.planner.memory import on_device
     from megalite.planner.nearest import best_or_refusal, what_helps
     from megalite.planner.search import search
     from megalite.planner.whole_run import whole_run
@@ -127,7 +128,7 @@ def layouts(
     vocab_size, assumed = known_vocabulary(loaded, vocab_size)
     ranks = world_size or default_world_size(loaded)
     if as_is:
-        validate(loaded, ranks)
+        validate(on_device(loaded, known.device_type), ranks)
         found, looked_at = [estimate(loaded, ranks, known, vocab_size=vocab_size)], 1
     else:
         result = search(loaded, ranks, known, top=top or SHOWN_LAYOUTS, vocab_size=vocab_size)

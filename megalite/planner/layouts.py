@@ -46,6 +46,8 @@ class Candidate:
     """Sequence parallelism, where tp is."""
     divides_state: bool = True
     """Of the optimizer, over dp."""
+    is_async: bool = False
+    """`parallel.async_tp`, where a config has it and a layout may."""
 
     @property
     def mesh(self) -> Mesh:
@@ -71,6 +73,7 @@ class Candidate:
             "blocks_per_chunk": None,
             "dp_replicate": 1,
             "hpz_size": None,
+            "async_tp": self.is_async,
             "reduce_within": None,
         }
         if self.cp == 1:
@@ -142,8 +145,10 @@ def _layouts(
                     continue
                 for ep in _degrees_of_experts(model, dp * cp):
                     for layout in _of_mesh(config, model, tp=tp, cp=cp, ep=ep, pp=pp, dp=dp):
-                        layout = replace(layout, divides_state=practice.divides_state)
                         for kind in _sequence_parallelism(config, layout, machine, practice):
+                            can_be_async = kind.tp > 1 and kind.divides_sequences and not kind.divides_weights
+                            is_async = config.parallel.async_tp and can_be_async and machine.device_type != "cpu"
+                            kind = replace(kind, divides_state=practice.divides_state, is_async=is_async)
                             yield kind
                             if layout.recompute == "full" and machine.host_link is not None:
                                 yield replace(kind, offloads=True)

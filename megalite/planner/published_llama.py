@@ -8,8 +8,10 @@
                               a stage when interleaved, blocks divided as here, and keeps its weights whole; Float8
                               casts in passes of their own. Tables 2 and 6 are left out: rings, of which it is not said
                               how they divide what a causal mask hides
-    Megatron Bridge           its performance summaries of 25.09, 25.11 and 26.04, H100, FP8 by current scaling;
-                              layouts of its `perf_recipes`; gradients travel in bf16
+    Megatron Bridge           its performance summaries, every row of 8,192 tokens of a Llama 3 on 8 to 1,024 H100 from
+                              release 25.09 to 26.06, FP8 by current scaling. By its recipes of those days blocks are
+                              divided evenly, counting embedding and head as one each where they do not come out even,
+                              8B makes five blocks again from 25.11 on, and gradients travel in bf16
 
 FP8 is Transformer Engine's in all of them, as far as the clock goes.
 """
@@ -25,6 +27,9 @@ from megalite.planner.published_run import SHOWN_OF_HIDDEN, LlamaShape, Publishe
 
 L8B, L70B = LlamaShape(4096, 32, 32, 14336, 8192), LlamaShape(8192, 80, 64, 28672, 8192)
 L405B = LlamaShape(16384, 126, 128, 53248, 8192)
+OF_405B = [1, *[2] * 62, 1]
+"""Blocks of 64 chunks, of which the first has the embedding too and the last the head."""
+FIVE_BLOCKS = ({"first": 5, "mode": "full"},)
 FP8 = {"fp8": {"backend": "te", "recipe": "current"}}
 FULLY_SHARDED = {"zero_stage": 3, "engine": "fsdp2"}
 
@@ -47,8 +52,7 @@ def _seconds(shape: LlamaShape, batch: int, ranks: int, tokens_per_second: float
 
 def _meta(ranks: int, batch: int, tflops: float) -> PublishedRun:
     seconds = _seconds(L405B, batch, ranks, tflops * 1e12 / L405B.flops_per_token)
-    blocks = [1] + [2] * 62 + [1]
-    parallel = {"blocks_per_chunk": blocks, "sequence_parallel": True}
+    parallel = {"blocks_per_chunk": OF_405B, "sequence_parallel": True}
     return META.run(f"Llama 3 405B on {ranks:,}", L405B, (8, 16, 4), (1, ranks, batch), seconds, parallel=parallel)
 
 
@@ -84,19 +88,19 @@ def _titan(
 
 
 def _bridge() -> Iterator[PublishedRun]:
-    """Tokens a second a GPU by release, and sequences of a step where they are not the first release's."""
-    uneven = [2] * 35 + [3] + [2] * 3 + [1]
-    for release, rate in (("25.09", 14079.0), ("25.11", 14451.0)):
-        seconds = _seconds(L8B, 128, 8, rate)
-        name = f"Llama 3 8B, {release}"
-        yield BRIDGE.run(name, L8B, (1, 1, 1), (1, 8, 128), seconds, parallel=FULLY_SHARDED, precision=FP8)
-    for release, batch, rate in (("25.09", 128, 1619.0), ("25.11", 128, 1602.0), ("26.04", 256, 1664.0)):
-        seconds, parallel = _seconds(L70B, batch, 64, rate), {"blocks_per_chunk": uneven, "sequence_parallel": True}
+    """By release: sequences of a step, and tokens a second a GPU."""
+    for release, rate, recomputed in (("25.09", 14079.0, ()), ("25.11", 14451.0, FIVE_BLOCKS)):
+        seconds, train = _seconds(L8B, 128, 8, rate), {"recompute_layers": recomputed}
+        name, sizes = f"Llama 3 8B, {release}", (1, 8, 128)
+        yield BRIDGE.run(name, L8B, (1, 1, 1), sizes, seconds, parallel=FULLY_SHARDED, precision=FP8, train=train)
+    rows = ("25.09", 128, 1619.0), ("25.11", 128, 1602.0), ("26.02", 256, 1621.0), ("26.02.01", 256, 1639.0)
+    for release, batch, rate in (*rows, ("26.04", 256, 1633.0), ("26.04.01", 256, 1664.0)):
+        seconds, parallel = _seconds(L70B, batch, 64, rate), {"sequence_parallel": True}
         name = f"Llama 3 70B, {release}"
         yield BRIDGE.run(name, L70B, (4, 8, 5), (1, 64, batch), seconds, parallel=parallel, precision=FP8)
-    mesh = {"cp": 2, "dp": 8, "cp_kind": "allgather", "sequence_parallel": True}
-    mesh["blocks_per_chunk"] = [2] * 31 + [1, 1] + [2] * 31
-    for release, batch, rate in (("25.09", 512, 302.0), ("25.11", 512, 292.0), ("26.04", 1536, 328.0)):
+    mesh = {"cp": 2, "dp": 8, "cp_kind": "allgather", "sequence_parallel": True, "blocks_per_chunk": OF_405B}
+    rows = ("25.09", 512, 302.0), ("25.11", 512, 292.0), ("26.02", 1536, 311.0), ("26.04.01", 1536, 328.0)
+    for release, batch, rate in (*rows, ("26.06", 1536, 326.0)):
         seconds, name = _seconds(L405B, batch, 1024, rate), f"Llama 3 405B, {release}"
         yield BRIDGE.run(name, L405B, (8, 8, 8), (1, 1024, batch), seconds, parallel=mesh, precision=FP8)
 

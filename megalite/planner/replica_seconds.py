@@ -13,6 +13,7 @@ from megalite.config.optimizers import RULES
 from megalite.config.plan import RunPlan
 from megalite.config.schema import Config
 from megalite.optim.rules import all_rules
+from megalite.parallel.schedules.kinds import SCHEDULES
 from megalite.planner.holdings import numbers_by_stage, update_multiply_adds
 from megalite.planner.links import leaves_node, rate_over
 from megalite.planner.machines import Machine
@@ -74,9 +75,11 @@ def _last_passes(config: Config, plan: RunPlan) -> float:
     """Backward passes of a micro-batch from where the first gradients are whole to the end of a step, and forward
     passes of the next one until its last weights are needed: one, and where chunks are interleaved, those of as many
     micro-batches as there are stages through all chunks but one. A zero-bubble schedule ends with gradients of all."""
-    if config.parallel.schedule != "interleaved":
-        return 1.0
     chunks = len(plan.chunk_blocks) // plan.pp
+    own = plan.own_schedule
+    is_split = SCHEDULES[config.parallel.schedule].is_split if own is None else own.is_split
+    if chunks == 1 or is_split:
+        return 1.0
     return (plan.pp * (chunks - 1) + 1) / chunks
 
 

@@ -56,6 +56,8 @@ def check_fit(
             f"{len(local_ranks)} ranks on {cores} cores: use at most {MOST_RANKS_A_CORE} a core, or another "
             f"machine{hint}"
         )
+    if config.parallel.async_tp:
+        check_shared_memory("cpu" if trains_on_cpu(config) else "cuda", plan.tp, len(local_ranks))
     if not trains_on_cpu(config):
         return
     needed, available = needed_bytes(config, plan, local_ranks), available_bytes() if memory is None else memory

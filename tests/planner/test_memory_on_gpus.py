@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from megalite.planner.memory import memory_by_stage
+from megalite.planner.memory import block_activations, memory_by_stage, recomputed
 from tests.planner.test_memory import planned
 
 
@@ -43,3 +43,30 @@ def test_a_gpu_takes_what_is_planned(name: str):
         **settings,
     )
     assert memory_by_stage(config, plan)[0].total / 2**30 == pytest.approx(measured, rel=0.03)
+
+
+@pytest.mark.parametrize(
+    ("model", "streams"),
+    [
+        ({}, 1),
+        ({"parallel_residual": True}, 2),
+        ({"norm_placement": "after"}, 0),
+        ({"moe": {"num_experts": 4, "top_k": 2, "ffn_hidden_size": 64}}, 0),
+    ],
+    ids=str,
+)
+def test_what_is_added_to_the_stream_is_not_kept(model: dict, streams: int):
+    """By a graph on a GPU: results of a block's last product, and of parallel blocks attention's; a norm asks for what
+    it is given, and experts' results are weighed."""
+    config, plan = planned(model=model, train={"steps": 1, "compile": "on", "device": "cuda"})
+    (one,), (other,) = (block_activations(config, plan, [1], mode) for mode in ("selective", "compiled"))
+    assert one - other == 2 * streams * config.model.hidden_size
+
+
+def test_who_keeps_it_all_the_same():
+    """Blocks on a CPU, and those whose products are a library's."""
+    for device, precision in (("cpu", {}), ("cuda", {"fp8": {"backend": "te"}})):
+        config, plan = planned(train={"steps": 1, "compile": "on", "device": device}, precision=precision)
+        assert set(recomputed(config, plan)) == {"selective"}
+    config, plan = planned(train={"steps": 1, "compile": "on", "device": "cuda"})
+    assert set(recomputed(config, plan)) == {"compiled"}

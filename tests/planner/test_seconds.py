@@ -6,8 +6,10 @@ from typing import Any
 
 import pytest
 
+from megalite.config.pipeline import pipeline_schedule
 from megalite.config.plan import make_plan
 from megalite.config.schema import Config
+from megalite.parallel.schedules.files import write_schedule
 from megalite.planner import replica_seconds
 from megalite.planner.links import rate_over
 from megalite.planner.machines import Constants, Machine, load_machine
@@ -160,6 +162,25 @@ def test_what_settings_change():
     passes = sum(plain[name] for name in ("products", "attention", "passes", "host")) / 64
     behind = 2 / 3 * passes + 1 / 3 * passes  # gradients behind the last backward pass, weights behind the next forward
     assert hidden == pytest.approx(open_to_see - behind)
+
+
+def test_interleaving_by_another_name(tmp_path):
+    """Chunks hide what replicas send by the order of their passes, which a file of one's own may have too."""
+    parallel = {"tp": 8, "sequence_parallel": True, "pp": 4, "dp": 16, "chunks": 4}
+    sections = {"batch": {"global_batch_size": 256, "seq_len": 4096}, "precision": {"dtype": "bf16"}}
+    model = {"hidden_size": 8192, "num_layers": 32, "num_heads": 64, "ffn_hidden_size": 28672, "vocab_size": 32000}
+
+    def config(schedule: str) -> Config:
+        return Config(model=model, train={"steps": 1}, parallel={**parallel, "schedule": schedule}, **sections)
+
+    named = config("interleaved")
+    plan, path = make_plan(named, 512), tmp_path / "own.csv"
+    path.write_text(write_schedule(pipeline_schedule(named, plan, plan.grad_accum_steps)))
+    own = config(str(path))
+    found = [step_time(each, make_plan(each, 512), H100).parts["dp"] for each in (named, own)]
+    assert found[0] == pytest.approx(found[1])
+    alone = replica_seconds._last_passes(named, plan)
+    assert alone == (4 * 3 + 1) / 4 == replica_seconds._last_passes(own, make_plan(own, 512))
 
 
 def test_constants_scale():
