@@ -259,7 +259,7 @@ def _sent(traffic: tuple[StageTraffic, ...]) -> str:
 def _engine(config: Config, engine: str) -> str:
     """The engine, and who has chosen it."""
     chosen = "" if config.parallel.engine == engine else ", as parallel.engine=null chooses"
-    return f"{engine} at ZeRO {config.parallel.zero_stage}{chosen}"
+    return f"{engine}{chosen}"
 
 
 def _plan_table(plan: RunPlan, more: dict[str, str]) -> Table:
