@@ -57,7 +57,7 @@ def check_fit(
             f"machine{hint}"
         )
     if config.parallel.async_tp:
-        check_shared_memory("cpu" if trains_on_cpu(config) else "cuda", plan.tp, len(local_ranks))
+        check_shared_memory(not trains_on_cpu(config), plan.tp, len(local_ranks))
     if not trains_on_cpu(config):
         return
     needed, available = needed_bytes(config, plan, local_ranks), available_bytes() if memory is None else memory
@@ -140,7 +140,7 @@ def _gib(num_bytes: int) -> str:
     return f"{num_bytes / GIB:.1f} GiB"
 
 
-def check_shared_memory(device_type: str, tp: int, local_world_size: int | None) -> None:
+def check_shared_memory(has_gpus: bool, tp: int, local_world_size: int | None) -> None:
     """Refuse `parallel.async_tp` where the ranks of tp have no GPUs, or not all in one node.
 
     Args:
@@ -149,7 +149,7 @@ def check_shared_memory(device_type: str, tp: int, local_world_size: int | None)
     Raises:
         UserError: one of both.
     """
-    if device_type == "cpu":
+    if not has_gpus:
         raise UserError("parallel.async_tp: needs GPUs that share memory, and this rank has none; use false")
     if local_world_size is not None and local_world_size % tp:
         raise UserError(

@@ -142,7 +142,7 @@ def connect_rank(
     mesh = Mesh(plan.pp, plan.dp, plan.cp, plan.tp, plan.ep)
     device = choose_device(config.train.device, place.local_rank)
     if config.parallel.async_tp:
-        check_shared_memory(device.type, plan.tp, place.local_world_size)
+        check_shared_memory(device.type != "cpu", plan.tp, place.local_world_size)
     if device.type == "cuda" and not is_forced:
         for stage in stages:
             check_device_memory(stage.config, stage.plan, mesh.coords(place.rank).pp, free_bytes(device))

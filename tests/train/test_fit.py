@@ -117,11 +117,11 @@ def test_a_device_that_is_too_small():
 def test_memory_that_ranks_share():
     """`parallel.async_tp` wants a GPU for each rank of tp, all in one node; a launcher that says nothing is trusted."""
     for local_world_size in (4, 8, None):
-        check_shared_memory("cuda", 4, local_world_size)
+        check_shared_memory(True, 4, local_world_size)
     with pytest.raises(UserError, match="this rank has none; use false"):
-        check_shared_memory("cpu", 4, 4)
+        check_shared_memory(False, 4, 4)
     with pytest.raises(UserError, match="each tp=4 ranks share memory, and a node has 6"):
-        check_shared_memory("cuda", 4, 6)
+        check_shared_memory(True, 4, 6)
 
 
 def test_a_schedule_of_ones_own_is_kept(machine, tmp_path):
