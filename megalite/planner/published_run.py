@@ -158,7 +158,7 @@ class Software:
         """
         (tp, pp, chunks), (micro, ranks, batch) = mesh, sizes
         parallel: dict[str, Any] = {"tp": tp, "pp": pp, "dp": ranks // (tp * pp), "engine": "native"}
-        even = [shape.layers // (pp * chunks)] * (pp * chunks)  # of those that are, the others say how
+        even = [shape.layers // (pp * chunks)] * (pp * chunks)  # rows that are not give theirs in `settings`
         if pp > 1:
             parallel |= {"blocks_per_stage": even} if chunks == 1 else {"chunks": chunks, "blocks_per_chunk": even}
             parallel["schedule"] = "1f1b" if chunks == 1 else "interleaved"

@@ -39,7 +39,8 @@ def trains_on_cpu(config: Config) -> bool:
 def check_fit(
     config: Config, plan: RunPlan, local_ranks: range, *, memory: int | None = None, cores: int | None = None
 ) -> None:
-    """Refuse to start ranks for which this machine has too little memory or too few cores.
+    """Refuse to start ranks for which this machine has too little memory or too few cores, or no memory that those of
+    tp could share where they are to (`parallel.async_tp`).
 
     Args:
         local_ranks: global ranks that will run here.
@@ -147,7 +148,7 @@ def check_shared_memory(has_gpus: bool, tp: int, local_world_size: int | None) -
         local_world_size: ranks on this node, where the launcher says.
 
     Raises:
-        UserError: one of both.
+        UserError: which of both it is, and what to set instead.
     """
     if not has_gpus:
         raise UserError("parallel.async_tp: needs GPUs that share memory, and this rank has none; use false")

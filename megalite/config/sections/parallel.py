@@ -53,7 +53,7 @@ class ParallelConfig(Section):
     async_tp: bool = False
     """With sequence_parallel, on GPUs of one node: products of tensor-parallel layers send and get their rows through
     memory that the GPUs share, piece by piece beside the multiplication (torch's async tensor parallelism). false sends
-    them by collectives beside the products. Tried on a stand-in for GPUs alone."""
+    them by collectives beside the products. It has not run on a GPU yet."""
     pad_tokens: bool = False
     """Where sequence_parallel, cp or FP8 do not divide the tokens of a micro-batch, work on some more, which are of no
     sample and count in nothing; false refuses such lengths."""
