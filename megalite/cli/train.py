@@ -31,19 +31,26 @@ def train(
 
     Starts pp x dp x cp x tp ranks on this machine; under srun, torchrun or mpirun it is one of the ranks given.
     """
-    from megalite.config.plan import default_world_size
-    from megalite.data.run_config import load_run
-    from megalite.train.local import train_locally
+    from megalite.train.fork_server import ForkServer
     from megalite.train.place import given_place
-    from megalite.train.worker import leave, run_rank
 
     overrides = [*(overrides or ()), *(["train.verify_init_from=false"] if no_verify else [])]
-    loaded = load_run(config, overrides)
     place = given_place()
-    if place is not None:
-        code = run_rank(loaded, place, is_forced=force)
-        leave(code)  # Python's own exit takes torch's threads apart, and may abort over it
-    return train_locally(loaded, default_world_size(loaded), max_failures=max_failures, is_forced=force)
+    if place is None:
+        with ForkServer() as server:  # imports while we check
+            from megalite.config.plan import default_world_size
+            from megalite.data.run_config import load_run
+            from megalite.train.local import train_locally
+
+            loaded = load_run(config, overrides)
+            world_size = default_world_size(loaded)
+            return train_locally(loaded, world_size, max_failures=max_failures, is_forced=force, server=server)
+
+    from megalite.data.run_config import load_run
+    from megalite.train.worker import leave, run_rank
+
+    code = run_rank(load_run(config, overrides), place, is_forced=force)
+    leave(code)  # Python's own exit takes torch's threads apart, and may abort over it
 
 
 def lr_find(

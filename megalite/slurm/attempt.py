@@ -22,8 +22,8 @@ from megalite.slurm.network_partition import find_partition
 from megalite.slurm.node_selection import NodeAssignment
 from megalite.slurm.outcome import AttemptOutcome, NextAction, RankExit, find_outcome, read_errors
 from megalite.slurm.storage import STORAGE_FAULTS
+from megalite.train.fork_server import ALLOCATOR
 from megalite.train.heartbeat import DONE, Beat, read_beats
-from megalite.train.local import ALLOCATOR
 from megalite.train.place import ATTEMPT_VARIABLE
 from megalite.train.run_folder import LOGS
 from megalite.train.watch import Patience, find_trouble

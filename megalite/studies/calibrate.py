@@ -41,7 +41,7 @@ from megalite.planner.machines import Constants, Machine
 from megalite.planner.seconds import micro_batch_seconds
 from megalite.studies.bench import BLOCKS, DTYPES, NEARLY_NONE, Bench
 from megalite.train.device import measure_gemm_flops
-from megalite.train.local import ALLOCATOR
+from megalite.train.fork_server import ALLOCATOR
 
 PEAK_SIZE = {"cpu": 2048, "cuda": 8192}
 COPIED_BYTES = 2**28

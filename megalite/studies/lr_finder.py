@@ -197,14 +197,10 @@ def raise_rate(
 
 
 def main() -> None:
-    """Entry of a rank: `python -m megalite.studies.lr_finder CONFIG.yaml OUT.json FIRST LAST STEPS`."""
+    """Entrance of a rank, with CONFIG.yaml OUT.json FIRST LAST STEPS in sys.argv."""
     hear_or_leave()
     config_path, out, first, last, num_steps = sys.argv[1:]
     place = given_place()
     assert place is not None, "a rank is started by megalite lr-find"
     sweep = Sweep(float(first), float(last), int(num_steps))
     leave(run_by(config_path, place, lambda config: _sweep(config, place, sweep, Path(out))))
-
-
-if __name__ == "__main__":
-    main()

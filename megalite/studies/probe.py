@@ -129,7 +129,3 @@ def main() -> None:
     place = given_place()
     assert place is not None, "a rank is started by megalite doctor"
     leave(run_by(config_path, place, lambda config: probe(config, place, Path(out), int(overfit_steps))))
-
-
-if __name__ == "__main__":
-    main()

@@ -2,20 +2,20 @@
 
     parent: check everything -> start ranks -> forward signals -> first failure ends all -> say what failed first
 
-The parent never imports torch, so a wrong config is told at once. Each rank gets its share of the cores, and allocator
-settings that keep large buffers mapped: glibc otherwise returns them to the kernel and faults them in again every step,
-a fifth of the time of a small model.
+The parent never imports torch, so a wrong config is told at once; a process beside it does meanwhile, and forks the
+ranks (`fork_server.py`). Each rank gets its share of the cores, and allocator settings that keep large buffers mapped:
+glibc otherwise returns them to the kernel and faults them in again every step, a fifth of the time of a small model.
 """
 
 from __future__ import annotations
 
 import os
 import signal
-import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
@@ -24,25 +24,19 @@ from typing import Any
 from megalite.checkpoint.catalog import CHECKPOINTS, latest, step_of
 from megalite.config.load import dump_config
 from megalite.config.schema import Config, SlurmConfig
-from megalite.errors import EXIT_BAD_INPUT, EXIT_DONE, EXIT_FAULT, EXIT_REQUEUE, UserError
+from megalite.errors import EXIT_BAD_INPUT, EXIT_DONE, EXIT_FAULT, EXIT_REQUEUE, StartError, UserError
 from megalite.host import num_cores, num_killed_for_memory
 from megalite.train.failures import Failures, error_path, read_error, speaks_of_a_peer
 from megalite.train.fit import check_fit
+from megalite.train.fork_server import ALLOCATOR, THREADS_VARIABLE, ForkedRank, ForkServer
 from megalite.train.heartbeat import read_beats
 from megalite.train.in_place import clock_of
 from megalite.train.place import BEATS_VARIABLE, RENDEZVOUS_VARIABLE
 from megalite.train.preflight import preflight_stages
 from megalite.train.run_folder import LOGS
-from megalite.train.signals import PARENT_VARIABLE, STOP_SIGNALS, held
+from megalite.train.signals import STOP_SIGNALS, held
+from megalite.train.startup import IMPORTING
 from megalite.train.watch import Patience, Trouble, find_trouble
-
-ALLOCATOR = {
-    "MALLOC_MMAP_THRESHOLD_": str(8 * 2**30),
-    "MALLOC_TRIM_THRESHOLD_": str(16 * 2**30),
-    "MALLOC_TOP_PAD_": str(256 * 2**20),
-}
-"""What every rank gets, wherever it runs, unless the user has set it: glibc keeps freed memory up to these sizes
-instead of giving it back."""
 
 WORKER = "megalite.train.worker"
 
@@ -73,11 +67,17 @@ class Rank:
     """A started rank."""
 
     number: int
-    process: subprocess.Popen
+    process: ForkedRank
 
 
 def train_locally(
-    config: Config, world_size: int, *, stop_after: int | None = None, max_failures: int = 0, is_forced: bool = False
+    config: Config,
+    world_size: int,
+    *,
+    stop_after: int | None = None,
+    max_failures: int = 0,
+    is_forced: bool = False,
+    server: ForkServer | None = None,
 ) -> int:
     """Run a whole training on this machine and return its exit code.
 
@@ -86,31 +86,46 @@ def train_locally(
         max_failures: start again after a fault or a hang, until so many have happened in a row without a new
             checkpoint; 0 ends with the first, and leaves a hang to itself.
         is_forced: do not ask whether the run fits this machine.
+        server: forks the ranks, where one has been started already; else one is started here.
 
     Raises:
         UserError: the run cannot start, or its ranks found what the user must change.
+    """
+    with ExitStack() as servers:
+        server = server or servers.enter_context(ForkServer())
+        if not _is_to_train(config, world_size, is_forced=is_forced):
+            return EXIT_DONE
+        print(_announcement(config, world_size), flush=True)
+        arguments = (str(stop_after),) if stop_after is not None else ()
+        launch, failures = _Launch(WORKER, arguments, is_watched=max_failures > 0), Failures()
+        while True:
+            code, is_asked_to_stop = _attempt(config, world_size, launch, server)
+            if code != EXIT_FAULT or is_asked_to_stop or max_failures == 0:
+                return code
+            number = failures.add(config.run.dir)
+            if number >= max_failures:
+                print(f"megalite: {number} failures without a new checkpoint, the last one above", file=sys.stderr)
+                return code
+            print(f"megalite: starting again from step {failures.last_step}", file=sys.stderr)
+            if server.has_gone:
+                server = servers.enter_context(ForkServer())
+
+
+def _is_to_train(config: Config, world_size: int, *, is_forced: bool) -> bool:
+    """Check a run before its ranks start; whether it has steps left.
+
+    Raises:
+        UserError: it cannot start.
     """
     stages, _ = preflight_stages(config, world_size)
     plan = stages[0].plan
     newest = latest(config.run.dir / CHECKPOINTS)
     if newest is not None and step_of(newest) >= plan.total_steps:
         print(f"{config.run.dir} is at step {step_of(newest)} of {plan.total_steps}: done; raise train.steps to go on")
-        return EXIT_DONE
-    if not is_forced:
-        for stage in stages:
-            check_fit(stage.config, stage.plan, range(world_size))
-    print(_announcement(config, world_size), flush=True)
-    arguments = [str(stop_after)] if stop_after is not None else []
-    failures = Failures()
-    while True:
-        code, is_asked_to_stop = _attempt(config, world_size, WORKER, arguments, is_watched=max_failures > 0)
-        if code != EXIT_FAULT or is_asked_to_stop or max_failures == 0:
-            return code
-        number = failures.add(config.run.dir)
-        if number >= max_failures:
-            print(f"megalite: {number} failures without a new checkpoint, the last one above", file=sys.stderr)
-            return code
-        print(f"megalite: starting again from step {failures.last_step}", file=sys.stderr)
+        return False
+    for stage in () if is_forced else stages:
+        check_fit(stage.config, stage.plan, range(world_size))
+    return True
 
 
 def _announcement(config: Config, world_size: int) -> str:
@@ -127,75 +142,87 @@ def _threads_a_rank(world_size: int) -> int:
 
 
 def run_local_ranks(config: Config, world_size: int, module: str, arguments: Sequence[str]) -> int:
-    """Start `python -m MODULE CONFIG.yaml ARGUMENTS...` once a rank and wait for all; returns the exit code.
+    """Run MODULE's `main` with CONFIG.yaml ARGUMENTS... once a rank and wait for all; returns the exit code.
 
     Raises:
         UserError: the ranks found what the user must change.
     """
-    return _attempt(config, world_size, module, arguments, is_watched=False)[0]
+    with ForkServer() as server:
+        return _attempt(config, world_size, _Launch(module, tuple(arguments)), server)[0]
 
 
-def _attempt(
-    config: Config, world_size: int, module: str, arguments: Sequence[str], *, is_watched: bool
-) -> tuple[int, bool]:
+@dataclass(frozen=True)
+class _Launch:
+    """What each rank runs."""
+
+    module: str
+    arguments: tuple[str, ...]
+    """Behind the config's path."""
+    is_watched: bool = False
+    """Ranks leave heartbeats, and one that hangs ends all."""
+
+
+def _attempt(config: Config, world_size: int, launch: _Launch, server: ForkServer) -> tuple[int, bool]:
     """Start all ranks and wait for their end; the exit code, and whether the user asked for the end."""
     _clear_errors(config.run.dir, world_size)
     with tempfile.TemporaryDirectory(prefix="megalite-") as name:
         folder = Path(name)
         (folder / "config.yaml").write_text(dump_config(config), encoding="utf-8")
-        command = [sys.executable, "-m", module, str(folder / "config.yaml"), *arguments]
+        arguments = [str(folder / "config.yaml"), *launch.arguments]
         environments = [rank_environment(number, world_size, folder) for number in range(world_size)]
-        if is_watched:
+        if launch.is_watched:
             environments = [{**environment, BEATS_VARIABLE: name} for environment in environments]
         ranks: list[Rank] = []
         requests: list[int] = []
         num_killed = num_killed_for_memory()
         previous = _forward_signals(ranks, requests)
         try:
+            if not _await(server, requests):
+                return _verdict(config.run.dir, [-requests[0]], is_out_of_memory=False), True
             with held():
                 for number, environment in enumerate(environments):
-                    ranks.append(_start(command, config, number, environment))
+                    log = config.run.dir / LOGS / f"rank-{number}.log" if number > 0 else None  # ours, or the run's
+                    ranks.append(Rank(number, server.fork(launch.module, arguments, environment, log)))
             for rank in ranks if requests else ():  # some may have been started after the request
                 rank.process.send_signal(requests[0])
-            codes = _watch(ranks, _trouble_finder(folder, world_size, config.slurm) if is_watched else None)
+            find = _trouble_finder(folder, world_size, config.slurm) if launch.is_watched else None
+            codes = _watch(ranks, find)
+        except StartError as error:
+            print(f"megalite: {error}", file=sys.stderr)
+            return EXIT_FAULT, bool(requests)
         finally:
             for number, handler in previous.items():
                 signal.signal(number, handler)
+    if server.has_gone:
+        print("megalite: the process that ranks are forked from has ended, and they with it", file=sys.stderr)
     return _verdict(config.run.dir, codes, is_out_of_memory=num_killed_for_memory() > num_killed), bool(requests)
+
+
+def _await(server: ForkServer, requests: list[int]) -> bool:
+    """Wait until ranks can be forked; whether that was not cut short by a request to stop.
+
+    Raises:
+        StartError: they never can.
+    """
+    if not server.is_ready():
+        print(IMPORTING, flush=True)
+    while not server.is_ready() and not requests:
+        time.sleep(POLL_SECONDS)
+    return not requests
 
 
 def rank_environment(rank: int, world_size: int, folder: Path) -> dict[str, str]:
     """Environment of a local rank: who it is, its share of the cores, the allocator."""
     return {
         **ALLOCATOR,
-        "OMP_NUM_THREADS": str(_threads_a_rank(world_size)),
+        THREADS_VARIABLE: str(_threads_a_rank(world_size)),
         "GLOO_SOCKET_IFNAME": "lo",
         **os.environ,
         "RANK": str(rank),
         "LOCAL_RANK": str(rank),
         "WORLD_SIZE": str(world_size),
-        PARENT_VARIABLE: str(os.getpid()),
         RENDEZVOUS_VARIABLE: f"file://{folder}/rendezvous",
     }
-
-
-def _start(command: list[str], config: Config, rank: int, environment: dict[str, str]) -> Rank:
-    """Start a rank; the first shares our terminal, the others write to the run's logs."""
-    log = None
-    if rank > 0:
-        log_path = config.run.dir / LOGS / f"rank-{rank}.log"
-        log = open(log_path, "ab")  # noqa: SIM115  (the child keeps it)
-    process = subprocess.Popen(
-        command,
-        env=environment,
-        stdout=log,
-        stderr=log if rank > 0 else None,
-        stdin=subprocess.DEVNULL,
-        start_new_session=True,  # Ctrl-C reaches us alone; we pass it on once
-    )
-    if log is not None:
-        log.close()
-    return Rank(rank, process)
 
 
 def _forward_signals(ranks: list[Rank], requests: list[int]) -> dict[int, Handler]:
@@ -251,7 +278,7 @@ def _watch(ranks: list[Rank], find: Callable[[], Trouble | None] | None) -> list
                 if rank.process.poll() is None:
                     rank.process.kill()
         time.sleep(POLL_SECONDS)
-    return [rank.process.returncode for rank in ranks]
+    return [rank.process.wait() for rank in ranks]
 
 
 def _end_with_stacks(ranks: list[Rank]) -> None:

@@ -174,7 +174,8 @@ def _train(config: Config, place: Place, stop: StopRequest, heartbeat: Heartbeat
         cores = os.cpu_count()  # of ours, each may have a share
         for stage in stages:
             check_fit(stage.config, stage.plan, place.local_ranks, memory=memory, cores=cores)
-    start_up.say(IMPORTING)
+    if "megalite.train.loop" not in sys.modules:  # else a fork server has imported all
+        start_up.say(IMPORTING)
 
     from megalite.engine.build import DTYPES
     from megalite.engine.runtime import disconnect_processes, set_determinism
@@ -247,7 +248,7 @@ def _leave_word(run_dir: Path, place: Place, message: str, *, is_user_error: boo
 
 
 def main() -> None:
-    """Entrance of a rank that `train.local` started: `python -m megalite.train.worker CONFIG.yaml [STOP_AFTER]`."""
+    """Entrance of a rank that `train.local` started, with CONFIG.yaml [STOP_AFTER] in sys.argv."""
     place = given_place()
     assert place is not None, "a worker is started by megalite train"
     stop_after = int(sys.argv[2]) if len(sys.argv) > 2 else None
@@ -269,7 +270,3 @@ def leave(code: int) -> NoReturn:
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)  # a peer that died may have left collectives behind that a normal exit would wait for
-
-
-if __name__ == "__main__":
-    main()

@@ -40,8 +40,10 @@ from tests.kit.paths import ROOT
 
 FOLDER = Path(__file__).parent / "preload"
 
-RANKS = ("megalite.train.worker", "megalite.studies.lr_finder", "megalite.slurm.rank", "megalite.slurm.node_check")
-"""Programs that are not the parent of anything which outlives them."""
+FORK_SERVER = "megalite.train.fork_server"
+
+RANKS = (FORK_SERVER, "megalite.slurm.rank", "megalite.slurm.node_check")
+"""Programs that are not the parent of anything which outlives them: ranks, and what forks them on one machine."""
 
 CLONE_FLAGS = {"uts": 0x04000000, "ipc": 0x08000000, "net": 0x40000000, "pid": 0x20000000, "mnt": 0x00020000}
 """Of setns(2); the mounts come last, for /proc is one."""
@@ -221,6 +223,8 @@ def run(request: dict[str, Any]) -> NoReturn:
     code = 0
     try:
         hook().install_faults()
+        if request["module"] == FORK_SERVER:
+            _serve_ranks()
         warnings.filterwarnings("ignore", category=RuntimeWarning, module="runpy")
         runpy.run_module(request["module"], run_name="__main__", alter_sys=True)
     except SystemExit as end:
@@ -235,6 +239,20 @@ def run(request: dict[str, Any]) -> NoReturn:
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code & 0xFF)
+
+
+def _serve_ranks() -> NoReturn:
+    """Fork ranks as megalite's own server does, and be in each of them what this folder's hook is in a new Python."""
+    server = import_module(FORK_SERVER)
+    become_rank = server.become_rank
+
+    def become_ours(request: dict[str, Any]) -> None:
+        become_rank(request)
+        hook().leave_process_number()
+        hook().install_faults()
+
+    server.become_rank = become_ours
+    server.main()
 
 
 if __name__ == "__main__":

@@ -59,9 +59,8 @@ def start(*arguments: str | Path, is_fresh: bool = False, processes: Path | None
     """Start a command and leave it running; the caller ends it.
 
     Args:
-        is_fresh: each rank imports by itself, for tests of what happens meanwhile.
-        processes: a folder in which each rank leaves its process number, in `rank-RANK`. The command's own children
-            stand in for the ranks, and cannot pass on SIGSTOP.
+        is_fresh: everything is imported anew, for tests of what happens meanwhile.
+        processes: a folder in which each rank leaves its process number, in `rank-RANK`.
     """
     environment = clean_environment()
     if processes is not None:

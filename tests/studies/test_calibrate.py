@@ -14,7 +14,7 @@ from megalite.cli.main import main
 from megalite.errors import EXIT_BAD_INPUT, EXIT_DONE
 from megalite.planner.machines import load_machine
 from megalite.studies.calibrate import allocator_of_training
-from megalite.train.local import ALLOCATOR
+from megalite.train.fork_server import ALLOCATOR
 
 ROOT = Path(__file__).parents[2]
 TINY = (

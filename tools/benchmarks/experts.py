@@ -33,7 +33,7 @@ from megalite.engine.build import build_engine
 from megalite.model.initialize import FreshWeights
 from megalite.parallel.axes import connect
 from megalite.parallel.mesh import Mesh
-from megalite.train.local import ALLOCATOR
+from megalite.train.fork_server import ALLOCATOR
 
 HIDDEN, LAYERS, HEADS, WIDTH = 384, 6, 6, 512
 SEQ_LEN, MICRO = 512, 4

@@ -1,0 +1,300 @@
+"""Ranks of one machine that import PyTorch once: a process imports it while the command still checks, and forks them.
+
+    command --starts--> fork server      imports PyTorch and what ranks need
+            --a rank's environment, program, log-->        forks the rank, which begins with everything imported
+            <--its process number, later its exit code--
+
+Commands and ranks speak over the server's stdin, a socket, a line of JSON each way. The server is the ranks' parent: it
+ends with the command, and they hear of its end as a request to stop. No GPU is touched before a rank is forked, because
+CUDA does not survive that.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from importlib import import_module
+from pathlib import Path
+from types import TracebackType
+from typing import Any, NoReturn
+
+from megalite.errors import EXIT_FAULT, StartError
+from megalite.train.signals import PARENT_VARIABLE, held
+
+SERVER = "megalite.train.fork_server"
+
+ALLOCATOR = {
+    "MALLOC_MMAP_THRESHOLD_": str(8 * 2**30),
+    "MALLOC_TRIM_THRESHOLD_": str(16 * 2**30),
+    "MALLOC_TOP_PAD_": str(256 * 2**20),
+}
+"""What every rank gets, wherever it runs, unless the user has set it: glibc keeps freed memory up to these sizes
+instead of giving it back. It reads them as a process begins, so the server has them too."""
+
+THREADS_VARIABLE = "OMP_NUM_THREADS"
+
+IMPORTS = (
+    *("megalite.engine.build", "megalite.data.gather", "megalite.train.open_run", "megalite.train.loop"),
+    *("megalite.trial", "torch._dynamo"),
+)
+"""What every rank needs. The compiler is among it, because torch.optim asks for it."""
+
+POLL_SECONDS = 0.02
+
+_MAX_LINE = 1 << 22
+
+
+class ForkedRank:
+    """The process of a rank, which the server has forked; what `subprocess.Popen` is for a child of one's own."""
+
+    def __init__(self, server: ForkServer, process_number: int):
+        self.returncode: int | None = None
+        """As `Popen` has it: minus the number of the signal that ended it."""
+        self._server, self._number = server, process_number
+
+    def poll(self) -> int | None:
+        """The exit code, None while it runs."""
+        if self.returncode is None:
+            self.returncode = self._server.exit_code(self._number)
+        return self.returncode
+
+    def send_signal(self, number: int) -> None:
+        """Send a signal to it, unless it has ended."""
+        if self.poll() is None:
+            with contextlib.suppress(ProcessLookupError):  # it has just ended
+                os.kill(self._number, number)
+
+    def kill(self) -> None:
+        """End it at once."""
+        self.send_signal(signal.SIGKILL)
+
+    def wait(self) -> int:
+        """Wait for its end; the exit code."""
+        while (code := self.poll()) is None:
+            time.sleep(POLL_SECONDS)
+        return code
+
+
+class ForkServer:
+    """A process that imports what ranks need, and forks them; begins at once, ends with its context.
+
+    with ForkServer() as server:
+        ...                                     # check the config, while the server imports
+        while not server.is_ready():
+            ...
+        rank = server.fork(module, arguments, environment, log)
+    """
+
+    def __init__(self) -> None:
+        ours, theirs = socket.socketpair()
+        with theirs, held():  # ranks inherit that requests to stop wait until they listen
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", SERVER],
+                env={**ALLOCATOR, **os.environ},
+                stdin=theirs.fileno(),
+                start_new_session=True,  # Ctrl-C reaches the command alone
+            )
+        ours.setblocking(False)
+        self._link, self._received, self._is_ready = ours, b"", False
+        self.has_gone = False
+        """The server has ended: no rank can be forked any more."""
+        self._codes: dict[int, int] = {}
+        self._forked: list[int] = []
+
+    def __enter__(self) -> ForkServer:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._link.close()
+        self._process.kill()
+        self._process.wait()
+
+    def is_ready(self) -> bool:
+        """Whether everything is imported.
+
+        Raises:
+            StartError: it has ended instead.
+        """
+        self._listen()
+        if self.has_gone and not self._is_ready:
+            raise StartError(
+                f"the process that imports PyTorch for all ranks ended with exit code {self._process.wait()}; what it "
+                "said stands above"
+            )
+        return self._is_ready
+
+    def fork(
+        self, module: str, arguments: Sequence[str], environment: dict[str, str], log: Path | None = None
+    ) -> ForkedRank:
+        """Start a rank, once the server is ready.
+
+        Args:
+            module: whose `main` it runs.
+            arguments: of it, in sys.argv.
+            environment: the rank's, but for the parent that it listens to.
+            log: takes what it says, behind what stands there; None for our own streams.
+
+        Raises:
+            StartError: the server has ended.
+        """
+        if log is not None:
+            open(log, "ab").close()  # what is wrong with it is told here
+        request = {
+            "module": module,
+            "arguments": list(arguments),
+            "environment": environment,
+            "log": str(log) if log else None,
+        }
+        known = len(self._forked)
+        try:
+            self._link.setblocking(True)
+            self._link.sendall(json.dumps(request).encode() + b"\n")
+        except OSError:
+            self.has_gone = True
+        finally:
+            self._link.setblocking(False)
+        while len(self._forked) == known:
+            if self.has_gone:
+                raise StartError("the process that ranks are forked from has ended; start again")
+            select.select([self._link], [], [])
+            self._listen()
+        return ForkedRank(self, self._forked[-1])
+
+    def exit_code(self, process_number: int) -> int | None:
+        """Of a rank that has ended; None while it runs. A server that was killed cannot tell: that is a fault."""
+        self._listen()
+        if self.has_gone and process_number not in self._codes and not _is_running(process_number):
+            return EXIT_FAULT
+        return self._codes.get(process_number)
+
+    def _listen(self) -> None:
+        """Take in what the server has said since."""
+        with contextlib.suppress(BlockingIOError):
+            while not self.has_gone:
+                try:
+                    new = self._link.recv(1 << 16)
+                except ConnectionResetError:
+                    new = b""
+                self._received += new
+                self.has_gone = not new
+        *lines, self._received = self._received.split(b"\n")
+        for said in map(json.loads, lines):
+            self._is_ready |= "ready" in said
+            self._forked += [said["forked"]] if "forked" in said else []
+            if "ended" in said:
+                self._codes[said["ended"]] = said["code"]
+
+
+def _is_running(process_number: int) -> bool:
+    try:
+        os.kill(process_number, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def serve(link: socket.socket) -> dict[str, Any]:
+    """Import, then fork a rank for each request, until the command ends; returns the request in the forked process."""
+    for name in IMPORTS:
+        import_module(name)
+    _keep_shared()
+    _say(link, {"ready": True})
+    running: set[int] = set()
+    while True:
+        if select.select([link], [], [], POLL_SECONDS)[0]:
+            line = _line(link)
+            if not line:
+                os._exit(0)
+            request = json.loads(line)
+            sys.stdout.flush()
+            sys.stderr.flush()
+            parent, number = os.getpid(), os.fork()
+            if number == 0:
+                link.close()
+                request["environment"][PARENT_VARIABLE] = str(parent)
+                return request
+            running.add(number)
+            _say(link, {"forked": number})
+        for number in sorted(running):
+            ended, status = os.waitpid(number, os.WNOHANG)
+            if ended:
+                running.remove(number)
+                _say(link, {"ended": number, "code": os.waitstatus_to_exitcode(status)})
+
+
+def _keep_shared() -> None:
+    """What was imported is no garbage: a rank that looked through it for some would copy all of it."""
+    import gc
+
+    gc.collect()
+    gc.freeze()
+
+
+def _line(link: socket.socket) -> bytes:
+    """The next request; nothing where the command has ended."""
+    line = b""
+    while not line.endswith(b"\n"):
+        new = link.recv(1 << 16)
+        if not new or len(line) > _MAX_LINE:
+            return b""
+        line += new
+    return line
+
+
+def _say(link: socket.socket, what: dict[str, Any]) -> None:
+    try:
+        link.sendall(json.dumps(what).encode() + b"\n")
+    except OSError:  # the command has ended; ranks hear it when we do
+        os._exit(0)
+
+
+def become_rank(request: dict[str, Any]) -> None:
+    """Make this process, just forked, the rank of a request: session, streams, environment, threads."""
+    import torch
+
+    os.setsid()
+    with open(os.devnull, "rb") as nothing:
+        os.dup2(nothing.fileno(), 0)
+    if request["log"] is not None:
+        with open(request["log"], "ab") as log:
+            os.dup2(log.fileno(), 1)
+            os.dup2(log.fileno(), 2)
+    threads_before = os.environ.get(THREADS_VARIABLE)
+    os.environ.clear()
+    os.environ.update(request["environment"])
+    threads = os.environ.get(THREADS_VARIABLE, "")
+    if threads != threads_before and threads.isdecimal():  # else read as torch was imported
+        torch.set_num_threads(int(threads))
+    sys.argv = [request["module"], *request["arguments"]]
+
+
+def run_rank(request: dict[str, Any]) -> NoReturn:
+    """Be the rank of a request, to its end."""
+    import traceback
+
+    try:
+        become_rank(request)
+        import_module(request["module"]).main()
+    except BaseException:  # those that ranks expect do not come here: they leave with a code of their own
+        traceback.print_exc()
+    sys.stderr.flush()
+    os._exit(EXIT_FAULT)
+
+
+def main() -> NoReturn:
+    """`python -m megalite.train.fork_server`, its stdin the socket of a `ForkServer`."""
+    run_rank(serve(socket.socket(fileno=os.dup(0))))
+
+
+if __name__ == "__main__":
+    main()
