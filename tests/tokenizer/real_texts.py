@@ -36,3 +36,10 @@ def scrambled_texts(num_texts: int = 3000, most_pieces: int = 25) -> list[str]:
     """Random chains of PIECES: every kind of character next to every other."""
     rng = random.Random(8)
     return ["".join(rng.choices(PIECES, k=rng.randrange(most_pieces))) for _ in range(num_texts)]
+
+
+@cache
+def texts_of_numbers(num_texts: int = 3000, most_chars: int = 14) -> list[str]:
+    """Random chains of digits, blanks of several kinds, other numbers, and a letter or a sign here and there."""
+    rng, choices = random.Random(9), "0123456789  \t\n\u00a0\u3000½Ⅷ٣²a-.'é"
+    return ["".join(rng.choices(choices, k=rng.randrange(most_chars))) for _ in range(num_texts)]

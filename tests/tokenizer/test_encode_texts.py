@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import sys
 
@@ -12,12 +13,12 @@ from hypothesis import strategies as st
 
 from megalite.corpus.stations.train_tokenizer import train_tokenizer
 from megalite.texts import Texts
-from megalite.tokenizer.encoders import choose, word_cache
+from megalite.tokenizer.encoders import choose, giga, word_cache
 from megalite.tokenizer.encoders.check import TRICKY_TEXTS, first_difference
 from megalite.tokenizer.settings import TokenizerConfig
 from megalite.tokenizer.tokenizer import Tokenizer, token_dtype
 from tests.kit.data import KINDS, corpus_of, write_json_lines
-from tests.tokenizer.real_texts import library_texts, scrambled_texts
+from tests.tokenizer.real_texts import library_texts, scrambled_texts, texts_of_numbers
 
 
 @pytest.fixture(scope="module")
@@ -167,13 +168,52 @@ def test_without_gigatoken_the_ids_are_the_same(tokenizers, monkeypatch):
     assert np.array_equal(tokens, tokenizers["byte-bpe, whole numbers"].encode_texts(texts)[0])
 
 
-def test_gigatoken_agrees_on_thousands_of_texts(tokenizers):
-    """Where it is installed: the ids of the reference, though the package reads control tokens out of text."""
+@pytest.mark.parametrize("name", ["byte-bpe", "byte-bpe, whole numbers"])
+def test_gigatoken_agrees_on_thousands_of_texts(tokenizers, name):
+    """Where it is installed: the ids of the reference, though the package reads control tokens out of text, and does
+    not know what splits digits."""
     pytest.importorskip("gigatoken")
-    tokenizer = tokenizers["byte-bpe, whole numbers"]
-    assert tokenizer.backend == "gigatoken"
-    texts = [*TRICKY_TEXTS, *library_texts(), *scrambled_texts()]
+    tokenizer = tokenizers[name]
+    texts = [*TRICKY_TEXTS, *library_texts(), *scrambled_texts(), *texts_of_numbers()]
     assert rows(*tokenizer.encode_texts(Texts.of(texts))) == tokenizer.encode_batch(texts)
+    assert tokenizer.backend == "gigatoken"
+
+
+def test_texts_are_cut_where_numbers_matter(tokenizers):
+    """Before a digit behind two blanks and more, or what is not ASCII, and around numbers beyond it; nowhere else."""
+    pytest.importorskip("gigatoken")
+    encoder = choose._gigatoken(tokenizers["byte-bpe"].folder / "tokenizer.json")
+    expected = [
+        ["a 1 23, b"],
+        [""],
+        ["x  ", "12\u3000 ", "3"],
+        ["9"],
+        ["é", "7"],
+        ["½", "¼", "y"],
+        ["z ", "½", " ", "4"],
+        ["  ", "5"],
+    ]
+    texts = Texts.of(["".join(pieces) for pieces in expected])
+    pieces, counts = giga._cut(texts, encoder._classes)
+    assert [list(each) for each in np.split(np.array(list(pieces), object), np.cumsum(counts)[:-1])] == expected
+    columns = Texts.of(["  7" * 5000])
+    assert len(giga._cut(columns, encoder._classes)[0]) == 5001, "more than there is room for at first"
+
+
+@pytest.mark.parametrize("change", ["joined", "added", "normalized"])
+def test_digits_that_are_more_than_split_are_not_for_gigatoken(tokenizers, tmp_path, change):
+    """A token of several digits, one that is matched in the text, a normaliser: cut at numbers, ids would be others."""
+    content = json.loads((tokenizers["byte-bpe"].folder / "tokenizer.json").read_text(encoding="utf-8"))
+    if change == "joined":
+        content["model"]["vocab"]["12"] = len(content["model"]["vocab"])
+        content["model"]["merges"].append(["1", "2"])
+    elif change == "added":
+        flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized", "special"), False)
+        content["added_tokens"].append({"id": 5000, "content": "a  1", **flags})
+    else:
+        content["normalizer"] = {"type": "NFKC"}
+    with pytest.raises(giga.Unsupported, match="splits digits, but"):
+        giga.GigatokenEncoder(json.dumps(content))
 
 
 def test_an_encoder_that_differs_is_not_used(tokenizers, monkeypatch):

@@ -15,7 +15,7 @@ from functools import lru_cache
 
 import numpy as np
 
-from megalite.kernel import bare_kernel
+from megalite.kernel import bare_kernel, kernel
 from megalite.tokenizer.encoders.utf8 import char_size, code_point
 from megalite.tokenizer.encoders.vocabulary import CUT, HARD, JOIN
 
@@ -26,6 +26,7 @@ ASCII_END = 0x80
 
 APOSTROPHE, BLANK = b"' "
 D, E, L, M, R, S, T, V = b"delmrstv"
+ZERO, NINE = b"09"
 """Bytes; compiled code does not fold `ord` of a constant."""
 
 NUM_CODE_POINTS = 0x40000
@@ -126,3 +127,60 @@ def _clitic(buffer: np.ndarray, start: int, stop: int) -> int:
             if (second == E and (first in (R, V))) or (second == L and first == L):
                 return 2
     return 0
+
+
+@kernel
+def cut_at_numbers(
+    buffer: np.ndarray, offsets: np.ndarray, classes: np.ndarray, starts: np.ndarray, counts: np.ndarray
+) -> int:
+    """Cut texts where the pattern, on its own, would read on past the split of digits before it.
+
+        a  12 ½¼   ->   a__ | 12_ | ½ | ¼        (_ is a blank)
+
+    Of two blanks and more before a number it leaves the last one to the number, and numbers beyond ASCII, of several
+    bytes, it takes as one word. Digits of ASCII in a row are one word to it too, which changes nothing where the
+    vocabulary joins no digit to anything. A cut before a digit never does harm: a word ends there in any case.
+
+    Args:
+        buffer: uint8 [bytes] of UTF-8.
+        offsets: int64 [texts + 1] in it.
+        classes: of characters, with split digits.
+        starts: int64, takes where pieces begin, as many as it has room for.
+        counts: int64 [texts], takes the number of pieces of each; an empty text is one.
+
+    Returns:
+        The number of all pieces.
+    """
+    found = 0
+    for text in range(counts.size):
+        begin, stop, before = offsets[text], offsets[text + 1], found
+        found = _add_start(starts, found, begin)
+        at = last = begin
+        while at < stop:
+            first = buffer[at]
+            size = char_size(first)
+            if first < ASCII_END:
+                if ZERO <= first <= NINE and at > begin + 1 and _may_be_blanks(buffer, at, classes) and at > last:
+                    last, found = at, _add_start(starts, found, at)
+            elif _class_at(buffer, at, classes) == ALONE:
+                if at > last:
+                    found = _add_start(starts, found, at)
+                if at + size < stop:
+                    last, found = at + size, _add_start(starts, found, at + size)
+            at += size
+        counts[text] = found - before
+    return found
+
+
+@bare_kernel
+def _add_start(starts: np.ndarray, found: int, at: int) -> int:
+    if found < starts.size:
+        starts[found] = at
+    return found + 1
+
+
+@bare_kernel
+def _may_be_blanks(buffer: np.ndarray, at: int, classes: np.ndarray) -> bool:
+    """Whether the two characters before a place are blanks, or it takes a look beyond ASCII to tell."""
+    one, two = buffer[at - 1], buffer[at - 2]
+    return (one >= ASCII_END or classes[one] == SPACE) and (two >= ASCII_END or classes[two] == SPACE)

@@ -26,7 +26,7 @@ def read_json(text: str) -> VocabularyArrays:
     model = content["model"]
     if model.get("type", "BPE") != "BPE" or model.get("byte_fallback"):
         raise Unsupported("it is no byte-level BPE")
-    split_digits = _splits_digits(content["pre_tokenizer"])
+    split_digits = splits_digits(content["pre_tokenizer"])
     options = ("dropout", "unk_token", "continuing_subword_prefix", "end_of_word_suffix", "ignore_merges")
     if found := [option for option in options if model.get(option)]:
         raise Unsupported(f"its model sets {', '.join(found)}")
@@ -52,8 +52,12 @@ def read_json(text: str) -> VocabularyArrays:
     return make_pieces(BYTE_BPE, pair_rules(classes), byte_ids, merges=table, classes=classes)
 
 
-def _splits_digits(splitter: dict[str, Any] | None) -> bool:
-    """Whether GPT-2's pattern comes after a split of digits."""
+def splits_digits(splitter: dict[str, Any] | None) -> bool:
+    """Whether GPT-2's pattern comes after a split of digits.
+
+    Raises:
+        Unsupported: words are split by something else.
+    """
     steps = splitter["pretokenizers"] if splitter and splitter["type"] == "Sequence" else [splitter]
     digits = {"type": "Digits", "individual_digits": True}
     pattern = {"type": "ByteLevel", "add_prefix_space": False, "use_regex": True}

@@ -1,7 +1,8 @@
 """Byte-level BPE by the optional package `gigatoken`: Rust with SIMD, and a cache of words of its own.
 
 It knows the patterns that published tokenizers split words by (GPT-2's, GPT-4's, Llama 3's, Qwen's and so on), but not
-GPT-2's behind a split of digits, which is what `train-tokenizer` makes by default.
+GPT-2's behind a split of digits, which is what `train-tokenizer` makes by default. There it gets GPT-2's alone, and the
+texts in pieces, cut where the two differ (`byte_level.cut_at_numbers`).
 
 It reads a text that spells a control token as that token and cannot be asked not to. So it gets the tokenizer without
 its control tokens: what is not in the vocabulary is not found in a text.
@@ -10,14 +11,22 @@ its control tokens: what is not in the vocabulary is not found in a text.
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 import numpy as np
 
 from megalite.texts import Texts
+from megalite.tokenizer.encoders.byte_level import character_classes, cut_at_numbers
+from megalite.tokenizer.encoders.byte_level_json import splits_digits
 from megalite.tokenizer.encoders.reference import Unsupported, end_texts
 
 PACKAGE = "gigatoken"
+
+DIGIT = re.compile("[0-9]")
+
+BYTES_A_PIECE = 256
+"""Room for pieces; texts full of numbers in columns get more."""
 
 
 class GigatokenEncoder:
@@ -43,8 +52,12 @@ class GigatokenEncoder:
         control = {token["id"] for token in content["added_tokens"] if token["special"]}
         vocab = {token: id for token, id in content["model"]["vocab"].items() if id not in control}
         added = [token for token in content["added_tokens"] if not token["special"]]
-        content |= {"added_tokens": added, "pre_tokenizer": _unwrapped(content["pre_tokenizer"])}
         content["model"] |= {"vocab": vocab}
+        splitter = content["pre_tokenizer"]
+        self._classes = character_classes(split_digits=True) if _is_cut_at_numbers(content) else None
+        if self._classes is not None:
+            splitter = splitter["pretokenizers"][-1]
+        content |= {"added_tokens": added, "pre_tokenizer": _unwrapped(splitter)}
         try:
             self._tokenizer = gigatoken.Tokenizer.from_json(json.dumps(content))
         except Exception as error:  # it raises bare exceptions for tokenizers that it does not know
@@ -56,10 +69,36 @@ class GigatokenEncoder:
 
         if not len(texts):
             return np.zeros(0, dtype), np.zeros(0, np.int64)
-        rows = self._tokenizer.encode_batch([texts.bytes_of(text) for text in range(len(texts))], parallel=False)
+        pieces, counts = (texts, None) if self._classes is None else _cut(texts, self._classes)
+        rows = self._tokenizer.encode_batch([pieces.bytes_of(piece) for piece in range(len(pieces))], parallel=False)
         lengths = awkward.to_numpy(awkward.num(rows)).astype(np.int64)
+        if counts is not None:
+            lengths = np.add.reduceat(lengths, np.cumsum(counts) - counts)
         tokens = awkward.to_numpy(awkward.flatten(rows)).astype(dtype)
         return end_texts(tokens, lengths, eos_id)
+
+
+def _is_cut_at_numbers(content: dict[str, Any]) -> bool:
+    """Whether digits are split before GPT-2's pattern, in a vocabulary whose texts may be cut at them."""
+    try:
+        if not splits_digits(content["pre_tokenizer"]):
+            return False
+    except Unsupported:  # another pattern, which the package may know
+        return False
+    joined = any(len(token) > 1 and DIGIT.search(token) for token in content["model"]["vocab"])
+    is_text_added = not all(token["special"] for token in content["added_tokens"])
+    if joined or is_text_added or content["normalizer"] is not None:
+        raise Unsupported("it splits digits, but joins them, normalises or has added tokens that are text")
+    return True
+
+
+def _cut(texts: Texts, classes: np.ndarray) -> tuple[Texts, np.ndarray]:
+    """Texts in pieces, and the number of pieces of each, int64 [texts]."""
+    counts = np.empty(len(texts), np.int64)
+    starts = np.empty(len(texts) + texts.num_bytes // BYTES_A_PIECE, np.int64)
+    while (found := cut_at_numbers(texts.buffer, texts.offsets, classes, starts, counts)) > starts.size:
+        starts = np.empty(found, np.int64)
+    return Texts(texts.buffer, np.append(starts[:found], texts.offsets[-1])), counts
 
 
 def _unwrapped(splitter: dict[str, Any] | None) -> dict[str, Any] | None:
