@@ -138,14 +138,13 @@ def damaged(folder: Path) -> list[Path]:
 
 
 def check_disk(folder: Path, num_parameters: int) -> None:
-    """Refuse to go on when the disk under `folder` has no room for one more checkpoint.
+    """Refuse to go on when the disk where `folder` is, or will be, has no room for one more checkpoint.
 
     Raises:
         CheckpointError: with what is free and what is needed.
     """
-    folder.mkdir(parents=True, exist_ok=True)
     needed = int(num_parameters * BYTES_PER_PARAMETER * DISK_MARGIN)
-    free = shutil.disk_usage(folder).free
+    free = shutil.disk_usage(next(each for each in (folder, *folder.parents) if each.is_dir())).free
     if free < needed:
         raise CheckpointError(
             f"{folder}: the next checkpoint needs {size(needed)} and the disk has {size(free)} free; "

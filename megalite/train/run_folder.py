@@ -55,9 +55,9 @@ def check_run_folder(config: Config) -> None:
         ConfigError: it holds a run whose fixed settings differ; every one of them is named.
     """
     folder = config.run.dir
+    nearest = next(each for each in (folder, *folder.parents) if os.path.lexists(each))
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        probe = folder / f".write-test-{os.getpid()}"
+        probe = nearest / f".write-test-{os.getpid()}"  # nothing is made yet: something else may be wrong
         probe.write_bytes(b"")
         probe.unlink()
     except OSError as error:

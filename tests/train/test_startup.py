@@ -89,6 +89,22 @@ def test_a_refused_start_leaves_the_folder_free(tmp_path):
     assert "holds another run" in other.stderr
 
 
+@pytest.mark.parametrize("kind", ["file", "below a file", "link to nothing", "of the system"])
+def test_a_folder_that_cannot_be_made_is_refused(tmp_path, kind):
+    """In words, before a rank starts."""
+    (tmp_path / "file").write_text("of somebody")
+    (tmp_path / "link").symlink_to(tmp_path / "nothing")
+    folder = {
+        "file": tmp_path / "file",
+        "below a file": tmp_path / "file" / "run",
+        "link to nothing": tmp_path / "link",
+        "of the system": "/proc/run",
+    }[kind]
+    refused = megalite("train", write_run(tmp_path, run={"dir": str(folder)}))
+    assert refused.returncode == EXIT_BAD_INPUT
+    assert f"run.dir: {folder} cannot be written" in refused.stderr
+
+
 def test_deepspeed_is_imported_by_its_own_engine_alone(tmp_path):
     """It is half a second of a start."""
     imports = {**clean_environment(), "PYTHONPROFILEIMPORTTIME": "1"}
@@ -114,7 +130,7 @@ def test_too_much_for_this_machine_is_refused_before_a_rank_starts(tmp_path):
     assert "GiB are available" in done.stderr
     assert "batch.micro_batch_size=" in done.stderr
     assert time.monotonic() - began < 30
-    assert not list((tmp_path / "run").glob("logs/*"))
+    assert not (tmp_path / "run").exists()
     checked = megalite("config", "check", config, "--vocab-size", "1000", *huge)
     assert checked.returncode == 0
     assert "not on this machine" in checked.stdout
