@@ -60,6 +60,7 @@ def test_mlp_equals_one_process(world_size):
 
 def test_activations():
     """Each is its formula: gates are applied to the first half, the exact GELU is by erf, the other GPT-2's."""
+    torch.manual_seed(0)
     x = 6 * torch.randn(5, 2 * FFN, dtype=torch.float64)
     gate, up = x[:, :FFN], x[:, FFN:]
     assert min(gate.max(), up.max(), -up.min()) > 7, "beyond gpt-oss's bounds"
@@ -78,6 +79,6 @@ def test_activations():
         "relu": x.clamp(min=0),
         "relu2": x.clamp(min=0) ** 2,
     }
-    assert wanted.keys() == ACTIVATIONS.keys()
+    assert list(wanted) == [name for name in ACTIVATIONS if not ACTIVATIONS.is_brought(name)]
     for name, values in wanted.items():
         torch.testing.assert_close(load_activation(name)(x), values, rtol=FORMULA_TOLERANCE, atol=FORMULA_TOLERANCE)
