@@ -6,7 +6,8 @@
 
 Commands and ranks speak over the server's stdin, a socket, a line of JSON each way. The server is the ranks' parent: it
 ends with the command, and they hear of its end as a request to stop. No GPU is touched before a rank is forked, because
-CUDA does not survive that.
+CUDA does not survive that. With MEGALITE_FORK=0 a rank is a Python of its own, which imports by itself: for debuggers
+and profilers that lose sight of what is forked.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, NoReturn
 
-from megalite.errors import EXIT_FAULT, StartError
+from megalite.errors import EXIT_FAULT, StartError, UserError
 from megalite.train.signals import PARENT_VARIABLE, held
 
 SERVER = "megalite.train.fork_server"
@@ -40,6 +41,12 @@ ALLOCATOR = {
 instead of giving it back. It reads them as a process begins, so the server has them too."""
 
 THREADS_VARIABLE = "OMP_NUM_THREADS"
+
+FORK_VARIABLE = "MEGALITE_FORK"
+"""0 for ranks that import by themselves; 1, or nothing, for ranks that have all of the server's imports."""
+
+GPU_CHECK = {"PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
+"""Asked whether there is a GPU, PyTorch then does not begin to use it."""
 
 IMPORTS = (
     *("megalite.engine.build", "megalite.data.gather", "megalite.train.open_run", "megalite.train.loop"),
@@ -84,21 +91,23 @@ class ForkedRank:
 
 
 class ForkServer:
-    """A process that imports what ranks need, and forks them; begins at once, ends with its context.
+    """A process that imports what ranks need, and forks them: it begins at once, and ends with its context. It can fork
+    as soon as `is_ready`.
 
-    with ForkServer() as server:
-        ...                                     # check the config, while the server imports
-        while not server.is_ready():
-            ...
-        rank = server.fork(module, arguments, environment, log)
+    Raises:
+        UserError: the environment has a MEGALITE_FORK that is none.
     """
 
     def __init__(self) -> None:
+        if (choice := os.environ.get(FORK_VARIABLE, "1")) not in ("0", "1"):
+            raise UserError(
+                f"{FORK_VARIABLE}: found {choice!r} in the environment, expected 0 or 1; correct or unset it"
+            )
         ours, theirs = socket.socketpair()
         with theirs, held():  # ranks inherit that requests to stop wait until they listen
             self._process = subprocess.Popen(
                 [sys.executable, "-m", SERVER],
-                env={**ALLOCATOR, **os.environ},
+                env={**ALLOCATOR, **GPU_CHECK, **os.environ},
                 stdin=theirs.fileno(),
                 start_new_session=True,  # Ctrl-C reaches the command alone
             )
@@ -205,9 +214,10 @@ def _is_running(process_number: int) -> bool:
 
 def serve(link: socket.socket) -> dict[str, Any]:
     """Import, then fork a rank for each request, until the command ends; returns the request in the forked process."""
-    for name in IMPORTS:
-        import_module(name)
-    _keep_shared()
+    if not is_anew():
+        for name in IMPORTS:
+            import_module(name)
+        _keep_shared()
     _say(link, {"ready": True})
     running: set[int] = set()
     while True:
@@ -258,10 +268,13 @@ def _say(link: socket.socket, what: dict[str, Any]) -> None:
         os._exit(0)
 
 
+def is_anew() -> bool:
+    """Whether ranks are to import by themselves."""
+    return os.environ.get(FORK_VARIABLE) == "0"
+
+
 def become_rank(request: dict[str, Any]) -> None:
     """Make this process, just forked, the rank of a request: session, streams, environment, threads."""
-    import torch
-
     os.setsid()
     with open(os.devnull, "rb") as nothing:
         os.dup2(nothing.fileno(), 0)
@@ -272,19 +285,26 @@ def become_rank(request: dict[str, Any]) -> None:
     threads_before = os.environ.get(THREADS_VARIABLE)
     os.environ.clear()
     os.environ.update(request["environment"])
+    if is_anew():
+        os.execv(sys.executable, [sys.executable, "-m", SERVER, request["module"], *request["arguments"]])
     threads = os.environ.get(THREADS_VARIABLE, "")
     if threads != threads_before and threads.isdecimal():  # else read as torch was imported
+        import torch
+
         torch.set_num_threads(int(threads))
     sys.argv = [request["module"], *request["arguments"]]
 
 
-def run_rank(request: dict[str, Any]) -> NoReturn:
-    """Be the rank of a request, to its end."""
+def run_rank(request: dict[str, Any] | None) -> NoReturn:
+    """Be the rank of a request, to its end; None for a rank of its own, which has become it."""
     import traceback
 
     try:
-        become_rank(request)
-        import_module(request["module"]).main()
+        if request is None:
+            del sys.argv[0]
+        else:
+            become_rank(request)
+        import_module(sys.argv[0]).main()
     except BaseException:  # those that ranks expect do not come here: they leave with a code of their own
         traceback.print_exc()
     sys.stderr.flush()
@@ -292,8 +312,9 @@ def run_rank(request: dict[str, Any]) -> NoReturn:
 
 
 def main() -> NoReturn:
-    """`python -m megalite.train.fork_server`, its stdin the socket of a `ForkServer`."""
-    run_rank(serve(socket.socket(fileno=os.dup(0))))
+    """`python -m megalite.train.fork_server`, its stdin the socket of a `ForkServer`; or with a rank's program and its
+    arguments, which it then is."""
+    run_rank(None if sys.argv[1:] else serve(socket.socket(fileno=os.dup(0))))
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from megalite.errors import EXIT_FAULT, StartError
+from megalite.errors import EXIT_FAULT, StartError, UserError
 from megalite.train.fork_server import IMPORTS, ForkedRank, ForkServer
 from tests.kit.paths import ROOT
 
@@ -132,6 +132,30 @@ def test_a_request_to_stop_waits_until_the_rank_listens(server, tmp_path):
 def test_a_log_that_cannot_be_written_is_told_to_the_command(server, tmp_path):
     with pytest.raises(FileNotFoundError):
         fork(server, "tell", tmp_path / "out", log=tmp_path / "no such folder" / "log")
+
+
+def test_a_rank_may_be_a_python_of_its_own(folder, tmp_path, monkeypatch):
+    """MEGALITE_FORK=0, for what loses sight of a fork: it has all that others have, but the imports."""
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(ROOT), str(folder)]))
+    monkeypatch.setenv("MEGALITE_FORK", "0")
+    with ForkServer() as server:
+        ready(server)
+        out = tmp_path / "seen"
+        rank, waiting = fork(server, "tell", out, "a b", log=tmp_path / "log", RANK="1"), fork(server, "wait", out)
+        waiting.send_signal(signal.SIGTERM)
+        assert rank.wait() == 7
+        seen = json.loads(out.read_text())
+        assert seen["environment"] == {**os.environ, "RANK": "1", "MEGALITE_PARENT": str(server._process.pid)}
+        assert (seen["arguments"], seen["session"], seen["stdin"]) == ([str(out), "a b"], True, "")
+        assert "megalite.train.loop" not in seen["imported"]
+        assert (tmp_path / "log").read_text() == "to the log\nand this\n"
+        assert waiting.wait() == 3
+
+
+def test_a_choice_that_is_none_is_refused(monkeypatch):
+    monkeypatch.setenv("MEGALITE_FORK", "no")
+    with pytest.raises(UserError, match="found 'no' in the environment, expected 0 or 1"):
+        ForkServer()
 
 
 def test_ranks_end_with_a_server_that_is_killed(folder, tmp_path, monkeypatch):
