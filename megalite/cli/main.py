@@ -7,9 +7,13 @@ A verb lives in a module of its own and imports what it needs when it is called,
 from __future__ import annotations
 
 import errno
+import os
 import reprlib
+import signal
 import sys
-from typing import Protocol, runtime_checkable
+import threading
+from types import FrameType
+from typing import NoReturn, Protocol, runtime_checkable
 
 import typer
 
@@ -48,6 +52,8 @@ UsageError: type[Exception] = next(
     base for base in typer.BadParameter.__mro__ if issubclass(base, Exception) and base.__name__ == "ClickException"
 )
 """What a mistyped command raises: click's own class in older Typers, that of a copy inside Typer in newer ones."""
+
+INTERRUPTED = "megalite: interrupted; run the same command again to go on"
 
 IMPOSSIBLE_PATH = (errno.ENAMETOOLONG, errno.ELOOP, errno.EILSEQ)
 """What the system answers to a name that no file could have; other faults of files are told where they arise."""
@@ -101,6 +107,9 @@ def root(
 
 def main(arguments: list[str] | None = None) -> None:
     """Run the command line and exit: 0 done, 2 bad input (message on stderr), 3 stopped to be requeued."""
+    is_main = threading.current_thread() is threading.main_thread()
+    if is_main and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, _interrupt)
     try:
         code = app(args=arguments, prog_name="megalite", standalone_mode=False)
     except UserError as error:
@@ -114,8 +123,18 @@ def main(arguments: list[str] | None = None) -> None:
     except typer.Abort:  # how older Typers report Ctrl-C; newer ones return 130
         code = EXIT_INTERRUPTED
     if code == EXIT_INTERRUPTED:
-        print("megalite: interrupted; run the same command again to go on", file=sys.stderr)
+        print(INTERRUPTED, file=sys.stderr)
     sys.exit(code if isinstance(code, int) else 0)
+
+
+def _interrupt(number: int, frame: FrameType | None) -> NoReturn:
+    """Ctrl-C. An exception that comes up while PyTorch is imported goes through its C++, which aborts over it; nothing
+    has begun by then."""
+    names = [name for name in sys.modules if name == "torch" or name.startswith("torch.")]
+    if any(getattr(getattr(sys.modules[name], "__spec__", None), "_initializing", False) for name in names):
+        print(INTERRUPTED, file=sys.stderr, flush=True)
+        os._exit(EXIT_INTERRUPTED)
+    raise KeyboardInterrupt
 
 
 def _tell_machine(error: OSError) -> int:

@@ -143,6 +143,11 @@ def count_up(values: np.ndarray, firsts: np.ndarray) -> None:
             column[index] = first + index
 
 
+def warm_up() -> None:
+    """Call a kernel: before the first one of a process numba looks for all that extends it, a third of a second."""
+    count_up(np.zeros((1, 1), np.int64), np.zeros(1, np.int64))
+
+
 @kernel
 def _fill_piece(
     stream: Stream, start: int, length: int, document: int, row: int, place: int, rows: SampleRows, document_masks: bool

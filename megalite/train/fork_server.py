@@ -215,9 +215,7 @@ def _is_running(process_number: int) -> bool:
 def serve(link: socket.socket) -> dict[str, Any]:
     """Import, then fork a rank for each request, until the command ends; returns the request in the forked process."""
     if not is_anew():
-        for name in IMPORTS:
-            import_module(name)
-        _keep_shared()
+        _import_all()
     _say(link, {"ready": True})
     running: set[int] = set()
     while True:
@@ -242,10 +240,14 @@ def serve(link: socket.socket) -> dict[str, Any]:
                 _say(link, {"ended": number, "code": os.waitstatus_to_exitcode(status)})
 
 
-def _keep_shared() -> None:
-    """What was imported is no garbage: a rank that looked through it for some would copy all of it."""
+def _import_all() -> None:
+    """Import what ranks need, and keep it shared: it is no garbage, and a rank that looked through it for some would
+    copy all of it."""
     import gc
 
+    for name in IMPORTS:
+        import_module(name)
+    import_module("megalite.data.gather").warm_up()
     gc.collect()
     gc.freeze()
 

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import errno
+import os
+import subprocess
 
 import pytest
 
 from megalite.cli import main, setup
 from megalite.errors import EXIT_BAD_INPUT, EXIT_FAULT, EXIT_INTERRUPTED, DataError
+from tests.kit.paths import ROOT
+from tests.kit.runs import COMMAND, clean_environment, write_run
 
 
 @pytest.mark.parametrize(
@@ -51,3 +55,31 @@ def test_a_mistyped_command_is_bad_input(capsys, arguments, said):
         main.main(arguments)
     assert ended.value.code == EXIT_BAD_INPUT
     assert said in capsys.readouterr().err
+
+
+TORCH = """
+import os, signal, time
+try:
+    os.kill(os.getpid(), signal.SIGINT)
+    time.sleep(20)
+except KeyboardInterrupt:
+    os.abort()  # as its C++ does, through which no exception may go
+"""
+
+
+def test_ctrl_c_while_torch_is_imported(tmp_path):
+    """One line and the code of an interruption, from the place where an exception would abort the process."""
+    (tmp_path / "torch").mkdir()
+    (tmp_path / "torch" / "__init__.py").write_text(TORCH)
+    config = write_run(tmp_path, parallel={"tp": 1})
+    path = os.pathsep.join([str(tmp_path), str(ROOT)])
+    done = subprocess.run(
+        [*COMMAND, "doctor", str(config)],
+        capture_output=True,
+        text=True,
+        env={**clean_environment(), "PYTHONPATH": path},
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == EXIT_INTERRUPTED, done.stderr
+    assert done.stderr.splitlines() == ["megalite: interrupted; run the same command again to go on"]
