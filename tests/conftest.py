@@ -23,10 +23,12 @@ def pytest_configure(config: pytest.Config) -> None:
     """What a shell starts in the background ignores Ctrl-C, and so would all that tests start and interrupt.
 
     A kernel for CPUs is built once, for all tests that compile a graph which has it, and without a pool of workers.
+    What tests start has one thread: two of a tiny model wait for each other whenever another test has the second core,
+    and it takes twenty times as long.
     """
     kernels = tempfile.TemporaryDirectory(prefix="kernels-")
     config.add_cleanup(kernels.cleanup)
-    os.environ.update(TORCHINDUCTOR_CACHE_DIR=kernels.name, TORCHINDUCTOR_COMPILE_THREADS="1")
+    os.environ.update(TORCHINDUCTOR_CACHE_DIR=kernels.name, TORCHINDUCTOR_COMPILE_THREADS="1", OMP_NUM_THREADS="1")
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 

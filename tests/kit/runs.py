@@ -76,7 +76,7 @@ def start(*arguments: str | Path, is_fresh: bool = False, processes: Path | None
 
 def clean_environment() -> dict[str, str]:
     """The environment without what this test process set for its own ranks."""
-    dropped = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "OMP_NUM_THREADS", "DS_ACCELERATOR", "MASTER_ADDR", "MASTER_PORT")
+    dropped = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "DS_ACCELERATOR", "MASTER_ADDR", "MASTER_PORT")
     dropped += ("GLOO_SOCKET_IFNAME", "CUBLAS_WORKSPACE_CONFIG")
     return {name: value for name, value in os.environ.items() if name not in dropped}
 

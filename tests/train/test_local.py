@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from megalite.host import num_cores
+from megalite.train import local
 from tests.kit.paths import ROOT
 from tests.kit.runs import clean_environment, megalite, metrics, start, wait_for_step, write_run
 
@@ -69,12 +69,20 @@ def test_a_run_is_started_again(tmp_path, undisturbed):
     assert_equal(metrics(tmp_path / "run"), undisturbed)
 
 
+def test_each_rank_has_its_share_of_the_cores(tmp_path, monkeypatch):
+    """Unless the user has said how many threads, and never none."""
+    monkeypatch.setattr(local, "num_cores", lambda: 8)
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    found = [local.rank_environment(0, world_size, tmp_path)["OMP_NUM_THREADS"] for world_size in (1, 3, 16)]
+    assert found == ["8", "2", "1"]
+    monkeypatch.setenv("OMP_NUM_THREADS", "5")
+    assert local.rank_environment(0, 2, tmp_path)["OMP_NUM_THREADS"] == "5"
+
+
 def test_torchrun_gives_the_ranks(tmp_path, undisturbed):
     """`torchrun launch/launch.py CONFIG` trains as `megalite train CONFIG` does."""
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    threads = str(max(1, num_cores() // 2))  # as many as local ranks get: sums come out in another order with others
     environment = {**clean_environment(), "PYTHONPATH": str(ROOT), "GLOO_SOCKET_IFNAME": "lo"}
-    environment["OMP_NUM_THREADS"] = threads
     done = subprocess.run(
         [*command, ROOT / "launch" / "launch.py", write_run(tmp_path, **SECTIONS)],
         capture_output=True,
