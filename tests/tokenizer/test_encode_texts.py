@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from megalite.corpus.stations.train_tokenizer import train_tokenizer
 from megalite.texts import Texts
-from megalite.tokenizer.encoders import choose, giga, word_cache
+from megalite.tokenizer.encoders import choose, giga, giga_unicode, word_cache
 from megalite.tokenizer.encoders.check import TRICKY_TEXTS, first_difference
 from megalite.tokenizer.settings import TokenizerConfig
 from megalite.tokenizer.tokenizer import Tokenizer, token_dtype
@@ -47,7 +47,7 @@ def compiled(tokenizer: Tokenizer):
     """The word cache of a tokenizer, whatever it would choose itself."""
     path = tokenizer.folder / ("tokenizer.json" if tokenizer.kind == "byte-bpe" else "tokenizer.model")
     make = choose._word_cache_of_json if tokenizer.kind == "byte-bpe" else choose._word_cache_of_model
-    return make(path)
+    return make(path, tokenizer._reference)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -179,10 +179,41 @@ def test_gigatoken_agrees_on_thousands_of_texts(tokenizers, name):
     assert tokenizer.backend == "gigatoken"
 
 
+@pytest.mark.parametrize("name", ["byte-bpe", "byte-bpe, whole numbers"])
+def test_every_character_is_the_same_to_gigatoken(tokenizers, name):
+    """All of Unicode, each beside what shows whether it is a letter, a number or a blank: the package has another
+    version of it, and the reference gets what differs."""
+    pytest.importorskip("gigatoken")
+    tokenizer = tokenizers[name]
+    points = [*range(0xD800), *range(0xE000, 0x40000), *range(0xE0000, 0xE0200), 0xF0000, 0x10FFFF]
+    texts = ["".join(f"{chr(point)}'s{chr(point)}a1 {chr(point)}\n" for point in points[n : n + 64]) for n in
+             range(0, len(points), 64)]  # fmt: skip
+    assert tokenizer.backend == "gigatoken"
+    for text, ids in zip(texts, rows(*tokenizer.encode_texts(Texts.of(texts))), strict=True):
+        assert ids == tokenizer.encode(text), hex(ord(text[0]))
+
+
+@pytest.mark.parametrize(("char", "like"), [("€", "क"), ("क", "€"), ("１", "€"), ("\u3000", "क"), ("é", "½")])
+def test_a_character_that_is_not_the_same_is_found(char, like):
+    """One that the package takes for a letter, say, and the reference does not; and with none there is none."""
+    import tokenizers as library
+
+    probe = library.Tokenizer.from_str(giga_unicode.probe_json())
+    unknown = giga_unicode.unknown_characters()
+
+    def count(texts: list[bytes], char: str = char) -> np.ndarray:
+        return np.array([len(probe.encode(text.decode().replace(char, like)).ids) for text in texts])
+
+    found = giga_unicode.doubtful_characters(count) & ~unknown
+    assert [chr(point) for point in np.flatnonzero(found)] == [char]
+    assert np.array_equal(giga_unicode.doubtful_characters(lambda texts: count(texts, like)), unknown)
+
+
 def test_texts_are_cut_where_numbers_matter(tokenizers):
     """Before a digit behind two blanks and more, or what is not ASCII, and around numbers beyond it; nowhere else."""
     pytest.importorskip("gigatoken")
-    encoder = choose._gigatoken(tokenizers["byte-bpe"].folder / "tokenizer.json")
+    tokenizer = tokenizers["byte-bpe"]
+    encoder = choose._gigatoken(tokenizer.folder / "tokenizer.json", tokenizer._reference)
     expected = [
         ["a 1 23, b"],
         [""],
@@ -213,7 +244,7 @@ def test_digits_that_are_more_than_split_are_not_for_gigatoken(tokenizers, tmp_p
     else:
         content["normalizer"] = {"type": "NFKC"}
     with pytest.raises(giga.Unsupported, match="splits digits, but"):
-        giga.GigatokenEncoder(json.dumps(content))
+        giga.GigatokenEncoder(json.dumps(content), tokenizers["byte-bpe"]._reference)
 
 
 def test_an_encoder_that_differs_is_not_used(tokenizers, monkeypatch):

@@ -38,28 +38,35 @@ FIRST_SURROGATE, NUM_SURROGATES = 0xD800, 0x800
 @lru_cache
 def character_classes(*, split_digits: bool) -> np.ndarray:
     """The class of each code point, uint8 [NUM_CODE_POINTS]; made once a process, in a second. Not to be changed."""
+    classes = np.full(NUM_CODE_POINTS, OTHER, np.uint8)
+    for name, (pattern, member) in {LETTER: (r"\p{L}+", "a"), NUMBER: (r"\p{N}+", "0"), SPACE: (r"\s+", " ")}.items():
+        classes[members_of(pattern, member)] = name
+    if split_digits:
+        classes[members_of(None, "0")] = ALONE
+    return classes
+
+
+def members_of(pattern: str | None, member: str) -> np.ndarray:
+    """Which characters match, by the reference library: bool [NUM_CODE_POINTS].
+
+    Args:
+        pattern: of runs of them; None for what its split of digits takes.
+        member: one of them.
+    """
     from tokenizers import Regex, pre_tokenizers
 
-    splitters: dict[int, pre_tokenizers.PreTokenizer] = {
-        LETTER: pre_tokenizers.Split(Regex(r"\p{L}+"), "isolated"),
-        NUMBER: pre_tokenizers.Split(Regex(r"\p{N}+"), "isolated"),
-        SPACE: pre_tokenizers.Split(Regex(r"\s+"), "isolated"),
-    }
-    members = {LETTER: "a", NUMBER: "0", SPACE: " "}
-    if split_digits:
-        splitters[ALONE], members[ALONE] = pre_tokenizers.Digits(individual_digits=False), "0"
+    digits = pre_tokenizers.Digits(individual_digits=False)
+    splitter = digits if pattern is None else pre_tokenizers.Split(Regex(pattern), "isolated")
     surrogates = range(FIRST_SURROGATE, FIRST_SURROGATE + NUM_SURROGATES)
     points = np.delete(np.arange(NUM_CODE_POINTS), surrogates)
-    everything = "".join(map(chr, points))
-    classes = np.full(NUM_CODE_POINTS, OTHER, np.uint8)
-    for name, splitter in splitters.items():
-        borders = np.zeros(points.size + 1, np.int8)
-        for _, (start, _stop) in splitter.pre_tokenize_str(everything):
-            borders[start] = 1
-        # Runs of members and of others take turns, so a run is of members when its distance to a known one is even.
-        run = np.cumsum(borders[:-1])
-        classes[points[(run - run[ord(members[name])]) % 2 == 0]] = name
-    return classes
+    borders = np.zeros(points.size + 1, np.int8)
+    for _, (start, _stop) in splitter.pre_tokenize_str("".join(map(chr, points))):
+        borders[start] = 1
+    # Runs of members and of others take turns, so a run is of members when its distance to a known one is even.
+    run = np.cumsum(borders[:-1])
+    found = np.zeros(NUM_CODE_POINTS, np.bool_)
+    found[points[(run - run[points.searchsorted(ord(member))]) % 2 == 0]] = True
+    return found
 
 
 def pair_rules(classes: np.ndarray) -> np.ndarray:

@@ -36,7 +36,7 @@ def read_json(text: str) -> VocabularyArrays:
     if not all(token["special"] for token in content["added_tokens"]):
         raise Unsupported("it has added tokens that are text")
     vocab = model["vocab"]
-    letters = _byte_letters()
+    letters = byte_letters()
     if missing := [letter for letter in letters if letter not in vocab]:
         raise Unsupported(f"{len(missing)} bytes have no token")
     merges = [merge.split(" ") if isinstance(merge, str) else merge for merge in model["merges"]]
@@ -69,7 +69,7 @@ def splits_digits(splitter: dict[str, Any] | None) -> bool:
     raise Unsupported("it splits words by another pattern than GPT-2's")
 
 
-def _byte_letters() -> list[str]:
+def byte_letters() -> list[str]:
     """The letter that stands for each byte in a vocabulary: itself where it prints, else the next from U+0100 on."""
     prints = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
     hidden = [byte for byte in range(256) if byte not in prints]

@@ -29,7 +29,7 @@ def choose_encoder(reference: Reference, path: Path, dtype: np.dtype) -> tuple[E
     refused: dict[str, str] = {}
     for name, make in _CANDIDATES[type(reference)].items():
         try:
-            encoder = make(path)
+            encoder = make(path, reference)
         except Unsupported as error:
             refused[name] = str(error)
             continue
@@ -40,27 +40,27 @@ def choose_encoder(reference: Reference, path: Path, dtype: np.dtype) -> tuple[E
     return reference, refused
 
 
-def _word_cache_of_model(path: Path) -> Encoder:
+def _word_cache_of_model(path: Path, reference: Encoder) -> Encoder:
     from megalite.tokenizer.encoders.sentencepiece_model import read_model
     from megalite.tokenizer.encoders.word_cache import WordCacheEncoder
 
     return WordCacheEncoder(read_model(path.read_bytes()))
 
 
-def _word_cache_of_json(path: Path) -> Encoder:
+def _word_cache_of_json(path: Path, reference: Encoder) -> Encoder:
     from megalite.tokenizer.encoders.byte_level_json import read_json
     from megalite.tokenizer.encoders.word_cache import WordCacheEncoder
 
     return WordCacheEncoder(read_json(path.read_text(encoding="utf-8")))
 
 
-def _gigatoken(path: Path) -> Encoder:
+def _gigatoken(path: Path, reference: Encoder) -> Encoder:
     from megalite.tokenizer.encoders.giga import GigatokenEncoder
 
-    return GigatokenEncoder(path.read_text(encoding="utf-8"))
+    return GigatokenEncoder(path.read_text(encoding="utf-8"), reference)
 
 
-_CANDIDATES: dict[type, dict[str, Callable[[Path], Encoder]]] = {
+_CANDIDATES: dict[type, dict[str, Callable[[Path, Encoder], Encoder]]] = {
     SentencePieceEncoder: {"word-cache": _word_cache_of_model},
     FastEncoder: {"gigatoken": _gigatoken, "word-cache": _word_cache_of_json},
 }

@@ -4,6 +4,9 @@ It knows the patterns that published tokenizers split words by (GPT-2's, GPT-4's
 GPT-2's behind a split of digits, which is what `train-tokenizer` makes by default. There it gets GPT-2's alone, and the
 texts in pieces, cut where the two differ (`byte_level.cut_at_numbers`).
 
+Its version of Unicode is another one than the reference's, which gets the few texts with a character that is not the
+same in both (`giga_unicode.py`).
+
 It reads a text that spells a control token as that token and cannot be asked not to. So it gets the tokenizer without
 its control tokens: what is not in the vocabulary is not found in a text.
 """
@@ -19,7 +22,8 @@ import numpy as np
 from megalite.texts import Texts
 from megalite.tokenizer.encoders.byte_level import character_classes, cut_at_numbers
 from megalite.tokenizer.encoders.byte_level_json import splits_digits
-from megalite.tokenizer.encoders.reference import Unsupported, end_texts
+from megalite.tokenizer.encoders.giga_unicode import doubtful_characters, doubtful_texts, probe_json
+from megalite.tokenizer.encoders.reference import Encoder, Unsupported, end_texts
 
 PACKAGE = "gigatoken"
 
@@ -34,6 +38,7 @@ class GigatokenEncoder:
 
     Args:
         text: contents of a `tokenizer.json`.
+        reference: gets texts with characters that gigatoken knows otherwise.
 
     Raises:
         Unsupported: the package is not installed, or it is another kind of tokenizer than the package knows.
@@ -41,7 +46,7 @@ class GigatokenEncoder:
 
     name = PACKAGE
 
-    def __init__(self, text: str):
+    def __init__(self, text: str, reference: Encoder):
         content = json.loads(text)
         if content["model"].get("type", "BPE") != "BPE" or content["model"].get("byte_fallback"):
             raise Unsupported("it is no byte-level BPE")
@@ -62,20 +67,41 @@ class GigatokenEncoder:
             self._tokenizer = gigatoken.Tokenizer.from_json(json.dumps(content))
         except Exception as error:  # it raises bare exceptions for tokenizers that it does not know
             raise Unsupported(str(error).splitlines()[0]) from error
+        probe = gigatoken.Tokenizer.from_json(probe_json())
+        self._doubtful = doubtful_characters(lambda texts: _encode(probe, texts)[1])
+        self._reference = reference
 
     def encode_texts(self, texts: Texts, dtype: np.dtype, eos_id: int | None) -> tuple[np.ndarray, np.ndarray]:
         """See `Encoder`."""
-        import awkward
-
         if not len(texts):
             return np.zeros(0, dtype), np.zeros(0, np.int64)
+        doubtful = doubtful_texts(texts, self._doubtful)
+        if doubtful is None:
+            return end_texts(*self._encode_texts(texts, dtype), eos_id)
+        parts = {False: self._encode_texts(texts.take(~doubtful), dtype)}
+        parts[True] = self._reference.encode_texts(texts.take(doubtful), dtype, None)
+        rows = {which: iter(np.split(tokens, np.cumsum(lengths)[:-1])) for which, (tokens, lengths) in parts.items()}
+        lengths = np.empty(len(texts), np.int64)
+        for which, (_, each) in parts.items():
+            lengths[doubtful == which] = each
+        return end_texts(np.concatenate([next(rows[which]) for which in doubtful.tolist()]), lengths, eos_id)
+
+    def _encode_texts(self, texts: Texts, dtype: np.dtype) -> tuple[np.ndarray, np.ndarray]:
+        """By gigatoken alone: ids end to end, and the number of each text's."""
         pieces, counts = (texts, None) if self._classes is None else _cut(texts, self._classes)
-        rows = self._tokenizer.encode_batch([pieces.bytes_of(piece) for piece in range(len(pieces))], parallel=False)
-        lengths = awkward.to_numpy(awkward.num(rows)).astype(np.int64)
-        if counts is not None:
+        tokens, lengths = _encode(self._tokenizer, [pieces.bytes_of(piece) for piece in range(len(pieces))])
+        if counts is not None and counts.size:
             lengths = np.add.reduceat(lengths, np.cumsum(counts) - counts)
-        tokens = awkward.to_numpy(awkward.flatten(rows)).astype(dtype)
-        return end_texts(tokens, lengths, eos_id)
+        return tokens.astype(dtype), lengths
+
+
+def _encode(tokenizer: Any, texts: list[bytes]) -> tuple[np.ndarray, np.ndarray]:
+    import awkward
+
+    if not texts:
+        return np.zeros(0, np.int64), np.zeros(0, np.int64)
+    rows = tokenizer.encode_batch(texts, parallel=False)
+    return awkward.to_numpy(awkward.flatten(rows)), awkward.to_numpy(awkward.num(rows)).astype(np.int64)
 
 
 def _is_cut_at_numbers(content: dict[str, Any]) -> bool:
