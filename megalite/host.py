@@ -1,4 +1,4 @@
-"""What this machine lets a process have: memory, cores, and whether the kernel has killed for memory.
+"""What this machine lets a process have: memory, cores, streams, and whether the kernel has killed for memory.
 
 A job is limited by its control group long before the machine is full, so both are asked.
 """
@@ -6,6 +6,7 @@ A job is limited by its control group long before the machine is full, so both a
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -103,3 +104,14 @@ def _left(group: Path, limit_name: str, used_name: str, cache_names: tuple[str, 
         stat = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
         used = int((group / used_name).read_text()) - sum(int(stat.get(name, 0)) for name in cache_names)
         yield from (limit - used for limit in _limit(group, limit_name))
+
+
+def open_missing_streams() -> None:
+    """Let whatever a daemon has closed of stdin, stdout and stderr lead nowhere: a file that we open would else take
+    its place, and be written to."""
+    while (opened := os.open(os.devnull, os.O_RDWR)) <= 2:
+        os.set_inheritable(opened, True)
+    os.close(opened)
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115  (for good)

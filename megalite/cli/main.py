@@ -38,6 +38,7 @@ from megalite.cli import (
     train,
 )
 from megalite.errors import EXIT_BAD_INPUT, EXIT_FAULT, EXIT_INTERRUPTED, UserError
+from megalite.host import open_missing_streams
 from megalite.plugins import load_plugins, name_for_all
 
 
@@ -107,6 +108,7 @@ def root(
 
 def main(arguments: list[str] | None = None) -> None:
     """Run the command line and exit: 0 done, 2 bad input (message on stderr), 3 stopped to be requeued."""
+    open_missing_streams()
     is_main = threading.current_thread() is threading.main_thread()
     if is_main and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, _interrupt)

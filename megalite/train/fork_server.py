@@ -28,7 +28,8 @@ from types import TracebackType
 from typing import Any, NoReturn
 
 from megalite.errors import EXIT_FAULT, StartError, UserError
-from megalite.train.signals import PARENT_VARIABLE, held
+from megalite.host import open_missing_streams
+from megalite.train.signals import PARENT_VARIABLE, end_with_parent, held
 
 SERVER = "megalite.train.fork_server"
 
@@ -55,8 +56,6 @@ IMPORTS = (
 """What every rank needs. The compiler is among it, because torch.optim asks for it."""
 
 POLL_SECONDS = 0.02
-
-_MAX_LINE = 1 << 22
 
 
 class ForkedRank:
@@ -99,10 +98,11 @@ class ForkServer:
     """
 
     def __init__(self) -> None:
-        if (choice := os.environ.get(FORK_VARIABLE, "1")) not in ("0", "1"):
+        if (choice := os.environ.get(FORK_VARIABLE, "")) not in ("", "0", "1"):
             raise UserError(
                 f"{FORK_VARIABLE}: found {choice!r} in the environment, expected 0 or 1; correct or unset it"
             )
+        open_missing_streams()
         ours, theirs = socket.socketpair()
         with theirs, held():  # ranks inherit that requests to stop wait until they listen
             self._process = subprocess.Popen(
@@ -151,13 +151,11 @@ class ForkServer:
             module: whose `main` it runs.
             arguments: of it, in sys.argv.
             environment: the rank's, but for the parent that it listens to.
-            log: takes what it says, behind what stands there; None for our own streams.
+            log: takes what it says, behind what stands there; None for our own streams. It can be opened.
 
         Raises:
             StartError: the server has ended.
         """
-        if log is not None:
-            open(log, "ab").close()  # what is wrong with it is told here
         request = {
             "module": module,
             "arguments": list(arguments),
@@ -205,11 +203,14 @@ class ForkServer:
 
 
 def _is_running(process_number: int) -> bool:
+    """Whether a rank runs whose server has ended. Whoever it belongs to now may be us, or may never ask for its end."""
+    with contextlib.suppress(ChildProcessError):
+        return os.waitpid(process_number, os.WNOHANG)[0] == 0
     try:
-        os.kill(process_number, 0)
-    except ProcessLookupError:
+        state = Path(f"/proc/{process_number}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2]
+    except OSError:
         return False
-    return True
+    return state.split()[0] not in ("Z", "X")
 
 
 def serve(link: socket.socket) -> dict[str, Any]:
@@ -221,7 +222,7 @@ def serve(link: socket.socket) -> dict[str, Any]:
     while True:
         if select.select([link], [], [], POLL_SECONDS)[0]:
             line = _line(link)
-            if not line:
+            if not line:  # the command has ended
                 os._exit(0)
             request = json.loads(line)
             sys.stdout.flush()
@@ -257,7 +258,7 @@ def _line(link: socket.socket) -> bytes:
     line = b""
     while not line.endswith(b"\n"):
         new = link.recv(1 << 16)
-        if not new or len(line) > _MAX_LINE:
+        if not new:
             return b""
         line += new
     return line
@@ -316,7 +317,11 @@ def run_rank(request: dict[str, Any] | None) -> NoReturn:
 def main() -> NoReturn:
     """`python -m megalite.train.fork_server`, its stdin the socket of a `ForkServer`; or with a rank's program and its
     arguments, which it then is."""
-    run_rank(None if sys.argv[1:] else serve(socket.socket(fileno=os.dup(0))))
+    if sys.argv[1:]:
+        run_rank(None)
+    end_with_parent(signal.SIGKILL)  # in the middle of an import it would not hear of the command's end
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # ignored by some who start commands, and no end is told then
+    run_rank(serve(socket.socket(fileno=os.dup(0))))
 
 
 if __name__ == "__main__":

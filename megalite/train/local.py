@@ -164,7 +164,7 @@ class _Launch:
 
 def _attempt(config: Config, world_size: int, launch: _Launch, server: ForkServer) -> tuple[int, bool]:
     """Start all ranks and wait for their end; the exit code, and whether the user asked for the end."""
-    _clear_errors(config.run.dir, world_size)
+    logs = _make_logs(config.run.dir, world_size)
     with tempfile.TemporaryDirectory(prefix="megalite-") as name:
         folder = Path(name)
         (folder / "config.yaml").write_text(dump_config(config), encoding="utf-8")
@@ -180,8 +180,7 @@ def _attempt(config: Config, world_size: int, launch: _Launch, server: ForkServe
             if not _await(server, requests):
                 return _verdict(config.run.dir, [-requests[0]], is_out_of_memory=False), True
             with held():
-                for number, environment in enumerate(environments):
-                    log = config.run.dir / LOGS / f"rank-{number}.log" if number > 0 else None  # ours, or the run's
+                for number, (environment, log) in enumerate(zip(environments, logs, strict=True)):
                     ranks.append(Rank(number, server.fork(launch.module, arguments, environment, log)))
             for rank in ranks if requests else ():  # some may have been started after the request
                 rank.process.send_signal(requests[0])
@@ -189,6 +188,9 @@ def _attempt(config: Config, world_size: int, launch: _Launch, server: ForkServe
             codes = _watch(ranks, find)
         except StartError as error:
             print(f"megalite: {error}", file=sys.stderr)
+            for rank in ranks:
+                rank.process.kill()
+                rank.process.wait()
             return EXIT_FAULT, bool(requests)
         finally:
             for number, handler in previous.items():
@@ -321,7 +323,19 @@ def _verdict(run_dir: Path, codes: list[int], *, is_out_of_memory: bool) -> int:
     return EXIT_FAULT
 
 
-def _clear_errors(run_dir: Path, world_size: int) -> None:
-    (run_dir / LOGS).mkdir(parents=True, exist_ok=True)
-    for rank in range(world_size):
-        error_path(run_dir, rank).unlink(missing_ok=True)
+def _make_logs(run_dir: Path, world_size: int) -> list[Path | None]:
+    """Where each rank writes what it says, for the first to our own streams; without the errors of another attempt.
+
+    Raises:
+        UserError: they cannot be written.
+    """
+    logs = [run_dir / LOGS / f"rank-{rank}.log" if rank > 0 else None for rank in range(world_size)]
+    try:
+        (run_dir / LOGS).mkdir(parents=True, exist_ok=True)
+        for rank, log in enumerate(logs):
+            error_path(run_dir, rank).unlink(missing_ok=True)
+            if log is not None:
+                open(log, "ab").close()
+    except OSError as error:
+        raise UserError(f"{run_dir / LOGS}: cannot be written ({error}); move it away, or set run.dir") from error
+    return logs

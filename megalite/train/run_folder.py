@@ -55,13 +55,14 @@ def check_run_folder(config: Config) -> None:
         ConfigError: it holds a run whose fixed settings differ; every one of them is named.
     """
     folder = config.run.dir
-    nearest = next(each for each in (folder, *folder.parents) if os.path.lexists(each))
-    try:
-        probe = nearest / f".write-test-{os.getpid()}"  # nothing is made yet: something else may be wrong
-        probe.write_bytes(b"")
-        probe.unlink()
-    except OSError as error:
-        raise UserError(f"run.dir: {folder} cannot be written ({error}); set run.dir to a folder of yours") from error
+    for path in (folder, folder / CHECKPOINTS, folder / LOGS):
+        nearest = next(each for each in (path, *path.parents) if os.path.lexists(each))
+        try:
+            probe = nearest / f".write-test-{os.getpid()}"  # nothing is made yet: something else may be wrong
+            probe.write_bytes(b"")
+            probe.unlink()
+        except OSError as error:
+            raise UserError(f"run.dir: {path} cannot be written ({error}); set run.dir to a folder of yours") from error
     if not (folder / CONFIG).is_file() or not holds_steps(folder):
         return
     newest = latest(folder / CHECKPOINTS)

@@ -48,10 +48,16 @@ def held() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
+def end_with_parent(number: int) -> None:
+    """Get a signal when the parent ends, however it does; Linux alone has that."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, number)
+
+
 def hear() -> None:
     """Let requests in, those that have waited too; the end of the process that PARENT_VARIABLE names is one."""
     if PARENT_VARIABLE in os.environ and sys.platform == "linux":
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+        end_with_parent(signal.SIGTERM)
         if os.getppid() != int(os.environ[PARENT_VARIABLE]):
             os.kill(os.getpid(), signal.SIGTERM)  # it had ended before
     signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)

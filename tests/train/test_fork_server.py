@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 import signal
@@ -14,10 +15,15 @@ from pathlib import Path
 import pytest
 
 from megalite.errors import EXIT_FAULT, StartError, UserError
+from megalite.train import fork_server
 from megalite.train.fork_server import IMPORTS, ForkedRank, ForkServer
 from tests.kit.paths import ROOT
+from tests.kit.runs import clean_environment, metrics, write_run
 
 TIMEOUT_SECONDS = 60.0
+
+PR_SET_CHILD_SUBREAPER = 36
+"""Of prctl(2): orphans below a process become its children."""
 
 PROGRAM = """
 import json, os, signal, sys, time
@@ -129,11 +135,6 @@ def test_a_request_to_stop_waits_until_the_rank_listens(server, tmp_path):
     assert out.read_text() == "stopped"
 
 
-def test_a_log_that_cannot_be_written_is_told_to_the_command(server, tmp_path):
-    with pytest.raises(FileNotFoundError):
-        fork(server, "tell", tmp_path / "out", log=tmp_path / "no such folder" / "log")
-
-
 def test_a_rank_may_be_a_python_of_its_own(folder, tmp_path, monkeypatch):
     """MEGALITE_FORK=0, for what loses sight of a fork: it has all that others have, but the imports."""
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(ROOT), str(folder)]))
@@ -158,20 +159,57 @@ def test_a_choice_that_is_none_is_refused(monkeypatch):
         ForkServer()
 
 
-def test_ranks_end_with_a_server_that_is_killed(folder, tmp_path, monkeypatch):
-    """They are asked to stop, their end is a fault, and no other rank is forked."""
+@pytest.mark.parametrize("is_adopted", [False, True])
+def test_ranks_end_with_a_server_that_is_killed(folder, tmp_path, monkeypatch, is_adopted):
+    """They are asked to stop, their end is a fault, and no other rank is forked; also where the command is the first
+    process of a container, whose children they are then."""
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(ROOT), str(folder)]))
-    with ForkServer() as server:
-        ready(server)
-        out = tmp_path / "out"
-        rank = fork(server, "wait", out)
-        wait_for(tmp_path / "out.waits")
-        server._process.kill()
-        assert rank.wait() == EXIT_FAULT
-        assert out.read_text() == "stopped"
-        assert server.has_gone
-        with pytest.raises(StartError, match="has ended"):
-            fork(server, "wait", out)
+    library = ctypes.CDLL(None)
+    assert library.prctl(PR_SET_CHILD_SUBREAPER, is_adopted) == 0
+    try:
+        with ForkServer() as server:
+            ready(server)
+            out = tmp_path / "out"
+            rank = fork(server, "wait", out)
+            wait_for(tmp_path / "out.waits")
+            server._process.kill()
+            assert rank.wait() == EXIT_FAULT
+            assert out.read_text() == "stopped"
+            assert server.has_gone
+            with pytest.raises(StartError, match="has ended"):
+                fork(server, "wait", out)
+    finally:
+        library.prctl(PR_SET_CHILD_SUBREAPER, 0)
+
+
+def test_who_has_ended_and_is_not_asked_for_does_not_run():
+    """A first process that reaps nobody leaves zombies; they are no reason to wait."""
+    forks = "import os, time; child = os.fork() or os._exit(0); print(child, flush=True); time.sleep(100)"
+    parent = subprocess.Popen([sys.executable, "-c", forks], stdout=subprocess.PIPE, text=True)
+    child = int(parent.stdout.readline())
+    deadline = time.monotonic() + TIMEOUT_SECONDS
+    while fork_server._is_running(child):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    assert fork_server._is_running(parent.pid)
+    parent.kill()
+    parent.communicate()
+    assert not fork_server._is_running(child)
+
+
+def test_surroundings_that_daemons_have(tmp_path):
+    """No streams at all, ends of children ignored, a large environment: a run trains, and its ranks have their logs."""
+    config = write_run(tmp_path, train={"steps": 2, "compile": "off"})
+    variables = {f"LONG_{number}": "é" * 60_000 for number in range(12)}
+    done = subprocess.run(
+        ["bash", "-c", f"trap '' CHLD; exec {sys.executable} -m megalite train {config} <&- >&- 2>&-"],
+        env={**clean_environment(), **variables},
+        timeout=120,
+        check=False,
+        preexec_fn=lambda: signal.signal(signal.SIGCHLD, signal.SIG_IGN),
+    )
+    assert done.returncode == 0
+    assert [row["step"] for row in metrics(tmp_path / "run")] == [1, 2]
 
 
 COMMAND = """
@@ -220,6 +258,7 @@ def touched(*_, **__):
 for name in ("is_available", "device_count", "init", "_lazy_init", "current_device", "get_device_capability"):
     setattr(torch.cuda, name, touched)
 from importlib import import_module
+from megalite.train import fork_server
 from megalite.train.fork_server import IMPORTS
 for name in IMPORTS:
     import_module(name)

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
@@ -89,20 +90,36 @@ def test_a_refused_start_leaves_the_folder_free(tmp_path):
     assert "holds another run" in other.stderr
 
 
-@pytest.mark.parametrize("kind", ["file", "below a file", "link to nothing", "of the system"])
-def test_a_folder_that_cannot_be_made_is_refused(tmp_path, kind):
+@pytest.mark.parametrize(
+    ("kind", "named"),
+    [
+        ("a file", "run"),
+        ("below a file", "run"),
+        ("a link to nothing", "run"),
+        ("of the system", "run"),
+        ("its checkpoints are a file", "run/checkpoints"),
+        ("its checkpoints are elsewhere", "run/checkpoints"),
+        ("its logs are a file", "run/logs"),
+        ("a log is a folder", "run/logs"),
+    ],
+)
+def test_a_folder_that_cannot_be_written_is_refused(tmp_path, kind, named):
     """In words, before a rank starts."""
+    base = Path("/proc") if kind == "of the system" else tmp_path / "file" if kind == "below a file" else tmp_path
+    run, sections = base / "run", {"parallel": {"tp": 2}}
     (tmp_path / "file").write_text("of somebody")
-    (tmp_path / "link").symlink_to(tmp_path / "nothing")
-    folder = {
-        "file": tmp_path / "file",
-        "below a file": tmp_path / "file" / "run",
-        "link to nothing": tmp_path / "link",
-        "of the system": "/proc/run",
-    }[kind]
-    refused = megalite("train", write_run(tmp_path, run={"dir": str(folder)}))
-    assert refused.returncode == EXIT_BAD_INPUT
-    assert f"run.dir: {folder} cannot be written" in refused.stderr
+    if kind.startswith("its"):
+        run.mkdir()
+    if kind == "a log is a folder":
+        (run / "logs" / "rank-1.log").mkdir(parents=True)
+    elif kind.endswith("a file") and kind != "below a file":
+        (base / named).write_text("of somebody")
+    elif kind in ("a link to nothing", "its checkpoints are elsewhere"):
+        (base / named).symlink_to(tmp_path / "nothing")
+    refused = megalite("train", write_run(tmp_path, run={"dir": str(run)}, **sections))
+    assert refused.returncode == EXIT_BAD_INPUT, refused.stderr
+    assert re.search(rf"{base / named}:? cannot be written", refused.stderr)
+    assert "Traceback" not in refused.stderr
 
 
 def test_deepspeed_is_imported_by_its_own_engine_alone(tmp_path):
