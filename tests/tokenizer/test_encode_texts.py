@@ -227,6 +227,10 @@ def test_texts_are_cut_where_numbers_matter(tokenizers):
     texts = Texts.of(["".join(pieces) for pieces in expected])
     pieces, counts = giga._cut(texts, encoder._classes)
     assert [list(each) for each in np.split(np.array(list(pieces), object), np.cumsum(counts)[:-1])] == expected
+    for place in range(200):  # whole chunks are passed over at once
+        long = [["x" * place + "  ", "7" + "y" * (300 - place)], ["x" * place, "½", "y" * 200]][place % 2 :]
+        pieces, _ = giga._cut(Texts.of(["".join(each) for each in long]), encoder._classes)
+        assert list(pieces) == [piece for each in long for piece in each if piece]
     columns = Texts.of(["  7" * 5000])
     assert len(giga._cut(columns, encoder._classes)[0]) == 5001, "more than there is room for at first"
 

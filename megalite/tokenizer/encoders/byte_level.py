@@ -16,13 +16,11 @@ from functools import lru_cache
 import numpy as np
 
 from megalite.kernel import bare_kernel, kernel
-from megalite.tokenizer.encoders.utf8 import char_size, code_point
+from megalite.tokenizer.encoders.utf8 import ASCII_END, CHUNK, char_size, code_point
 from megalite.tokenizer.encoders.vocabulary import CUT, HARD, JOIN
 
 OTHER, LETTER, NUMBER, SPACE, ALONE = range(5)
 """Classes of characters; ALONE is a word of its own."""
-
-ASCII_END = 0x80
 
 APOSTROPHE, BLANK = b"' "
 D, E, L, M, R, S, T, V = b"delmrstv"
@@ -164,17 +162,20 @@ def cut_at_numbers(
         found = _add_start(starts, found, begin)
         at = last = begin
         while at < stop:
-            first = buffer[at]
-            size = char_size(first)
-            if first < ASCII_END:
-                if ZERO <= first <= NINE and at > begin + 1 and _may_be_blanks(buffer, at, classes) and at > last:
-                    last, found = at, _add_start(starts, found, at)
-            elif _class_at(buffer, at, classes) == ALONE:
-                if at > last:
-                    found = _add_start(starts, found, at)
-                if at + size < stop:
-                    last, found = at + size, _add_start(starts, found, at + size)
-            at += size
+            end = min(stop, at + CHUNK)
+            while at < end:
+                first = buffer[at]
+                size = char_size(first)
+                if first < ASCII_END:
+                    if ZERO <= first <= NINE and at > begin + 1 and _may_be_blanks(buffer, at, classes) and at > last:
+                        last, found = at, _add_start(starts, found, at)
+                elif _class_at(buffer, at, classes) == ALONE:
+                    if at > last:
+                        found = _add_start(starts, found, at)
+                    if at + size < stop:
+                        last, found = at + size, _add_start(starts, found, at + size)
+                at += size
+            at = _skip_uncut(buffer, at, stop)
         counts[text] = found - before
     return found
 
@@ -184,6 +185,28 @@ def _add_start(starts: np.ndarray, found: int, at: int) -> int:
     if found < starts.size:
         starts[found] = at
     return found + 1
+
+
+@bare_kernel
+def _skip_uncut(buffer: np.ndarray, at: int, stop: int) -> int:
+    """Where the first chunk begins that may have to be cut, or less than a chunk before stop; two bytes precede it."""
+    while at + CHUNK <= stop:
+        bits = np.uint8(0)
+        for place in range(at, at + CHUNK):
+            byte = buffer[place]
+            is_digit = (byte >= np.uint8(ZERO)) & (byte <= np.uint8(NINE))
+            is_behind = _may_be_blank(buffer[place - 1]) & _may_be_blank(buffer[place - 2])
+            bits |= np.uint8(is_digit & is_behind) | (byte & np.uint8(ASCII_END))
+        if bits:
+            break
+        at += CHUNK
+    return at
+
+
+@bare_kernel
+def _may_be_blank(byte: int) -> bool:
+    """At a glance: all blanks of ASCII are below what prints."""
+    return (byte <= np.uint8(BLANK)) | (byte >= np.uint8(ASCII_END))
 
 
 @bare_kernel

@@ -22,7 +22,6 @@ import numpy as np
 from megalite.kernel import kernel
 from megalite.texts import Texts
 from megalite.tokenizer.encoders.byte_level import (
-    ASCII_END,
     FIRST_SURROGATE,
     LETTER,
     NUM_CODE_POINTS,
@@ -33,7 +32,7 @@ from megalite.tokenizer.encoders.byte_level import (
     members_of,
 )
 from megalite.tokenizer.encoders.byte_level_json import byte_letters
-from megalite.tokenizer.encoders.utf8 import char_size, code_point
+from megalite.tokenizer.encoders.utf8 import ASCII_END, CHUNK, char_size, code_point, skip_ascii
 
 JOINED: dict[bytes, tuple[int, ...]] = {b"'s": (OTHER,), b"a": (LETTER,), b"1": (NUMBER,)}
 """What is put behind a character, and the classes behind which it makes another number of tokens than behind others."""
@@ -103,11 +102,12 @@ def texts_with(buffer: np.ndarray, offsets: np.ndarray, chars: np.ndarray, found
     for text in range(found.size):
         at, stop, has = offsets[text], offsets[text + 1], False
         while at < stop and not has:
-            if buffer[at] < ASCII_END:
-                at += 1
-            else:
-                char = code_point(buffer, at)
-                has = char < NUM_CODE_POINTS and chars[char]
+            at = skip_ascii(buffer, at, stop)
+            end = min(stop, at + CHUNK)
+            while at < end and not has:
+                if buffer[at] >= ASCII_END:
+                    char = code_point(buffer, at)
+                    has = char < NUM_CODE_POINTS and chars[char]
                 at += char_size(buffer[at])
         found[text] = has
         total += has

@@ -6,6 +6,11 @@ import numpy as np
 
 from megalite.kernel import bare_kernel
 
+ASCII_END = 0x80
+
+CHUNK = 64
+"""Bytes that are looked at together."""
+
 
 @bare_kernel
 def char_size(first: int) -> int:
@@ -29,3 +34,17 @@ def code_point(buffer: np.ndarray, at: int) -> int:
         return (first & 0x0F) << 12 | (buffer[at + 1] & 0x3F) << 6 | buffer[at + 2] & 0x3F
     tail = (buffer[at + 1] & 0x3F) << 12 | (buffer[at + 2] & 0x3F) << 6 | buffer[at + 3] & 0x3F
     return (first & 0x07) << 18 | tail
+
+
+@bare_kernel
+def skip_ascii(buffer: np.ndarray, at: int, stop: int) -> int:
+    """Where the first chunk begins that is not all ASCII, or less than a chunk before stop. Chunks of this size are a
+    few instructions each, on all their bytes at once."""
+    while at + CHUNK <= stop:
+        bits = np.uint8(0)
+        for place in range(at, at + CHUNK):
+            bits |= buffer[place]
+        if bits >= ASCII_END:
+            break
+        at += CHUNK
+    return at
