@@ -21,6 +21,7 @@ import socket
 import subprocess
 import sys
 import time
+import warnings
 from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
@@ -225,9 +226,7 @@ def serve(link: socket.socket) -> dict[str, Any]:
             if not line:  # the command has ended
                 os._exit(0)
             request = json.loads(line)
-            sys.stdout.flush()
-            sys.stderr.flush()
-            parent, number = os.getpid(), os.fork()
+            parent, number = os.getpid(), _fork()
             if number == 0:
                 link.close()
                 request["environment"][PARENT_VARIABLE] = str(parent)
@@ -251,6 +250,14 @@ def _import_all() -> None:
     import_module("megalite.data.gather").warm_up()
     gc.collect()
     gc.freeze()
+
+
+def _fork() -> int:
+    sys.stdout.flush()
+    sys.stderr.flush()
+    with warnings.catch_warnings():  # of Python 3.12 about threads: numpy's, which stop for a fork
+        warnings.simplefilter("ignore", DeprecationWarning)
+        return os.fork()
 
 
 def _line(link: socket.socket) -> bytes:
