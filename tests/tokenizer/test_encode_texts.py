@@ -209,6 +209,20 @@ def test_a_character_that_is_not_the_same_is_found(char, like):
     assert np.array_equal(giga_unicode.doubtful_characters(lambda texts: count(texts, like)), unknown)
 
 
+def test_gigatoken_begins_anew_before_it_remembers_too_much(tokenizers, monkeypatch):
+    """Its memory of words has no bound of its own; the ids do not change."""
+    pytest.importorskip("gigatoken")
+    monkeypatch.setattr(giga, "RENEWED_AFTER", 20_000)
+    tokenizer = tokenizers["byte-bpe"]
+    encoder = choose._gigatoken(tokenizer.folder / "tokenizer.json", tokenizer._reference)
+    used = set()
+    for texts in (library_texts()[start : start + 20] for start in range(0, 200, 20)):
+        assert rows(*encoder.encode_texts(Texts.of(texts), np.dtype(np.uint16), None)) == tokenizer.encode_batch(texts)
+        used.add(encoder._tokenizer)
+        assert encoder._num_bytes <= max(20_000, Texts.of(texts).num_bytes)
+    assert len(used) > 3
+
+
 def test_texts_are_cut_where_numbers_matter(tokenizers):
     """Before a digit behind two blanks and more, or what is not ASCII, and around numbers beyond it; nowhere else."""
     pytest.importorskip("gigatoken")

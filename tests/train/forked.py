@@ -27,6 +27,7 @@ def launch(
     """Train as `train_locally` does and return the exit code. `prepare` is called on every rank first."""
     preflight(config, world_size)
     path = config.run.dir.parent / "forked.yaml"
+    path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(dump_config(config), encoding="utf-8")
     codes = run_ranks(_train_rank, world_size, path, stop_after, prepare, backend=backend)
     assert len(set(codes)) == 1, codes

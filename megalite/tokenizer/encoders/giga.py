@@ -29,6 +29,10 @@ PACKAGE = "gigatoken"
 
 DIGIT = re.compile("[0-9]")
 
+RENEWED_AFTER = 64 * 10**6
+"""Bytes of text, behind which the package begins anew: it remembers every word, for ever. Words of random letters take
+it 6 bytes a byte."""
+
 BYTES_A_PIECE = 256
 """Room for pieces; texts full of numbers in columns get more."""
 
@@ -63,13 +67,15 @@ class GigatokenEncoder:
         if self._classes is not None:
             splitter = splitter["pretokenizers"][-1]
         content |= {"added_tokens": added, "pre_tokenizer": _unwrapped(splitter)}
+        self._make = lambda: gigatoken.Tokenizer.from_json(json.dumps(content))
         try:
-            self._tokenizer = gigatoken.Tokenizer.from_json(json.dumps(content))
+            self._tokenizer = self._make()
         except Exception as error:  # it raises bare exceptions for tokenizers that it does not know
             raise Unsupported(str(error).splitlines()[0]) from error
         probe = gigatoken.Tokenizer.from_json(probe_json())
         self._doubtful = doubtful_characters(lambda texts: _encode(probe, texts)[1])
         self._reference = reference
+        self._num_bytes = 0
 
     def encode_texts(self, texts: Texts, dtype: np.dtype, eos_id: int | None) -> tuple[np.ndarray, np.ndarray]:
         """See `Encoder`."""
@@ -88,6 +94,10 @@ class GigatokenEncoder:
 
     def _encode_texts(self, texts: Texts, dtype: np.dtype) -> tuple[np.ndarray, np.ndarray]:
         """By gigatoken alone: ids end to end, and the number of each text's."""
+        self._num_bytes += texts.num_bytes
+        if self._num_bytes > RENEWED_AFTER:
+            self._tokenizer, self._num_bytes = None, texts.num_bytes  # before there is another
+            self._tokenizer = self._make()
         pieces, counts = (texts, None) if self._classes is None else _cut(texts, self._classes)
         tokens, lengths = _encode(self._tokenizer, [pieces.bytes_of(piece) for piece in range(len(pieces))])
         if counts is not None and counts.size:
