@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -67,9 +68,9 @@ class GigatokenEncoder:
         if self._classes is not None:
             splitter = splitter["pretokenizers"][-1]
         content |= {"added_tokens": added, "pre_tokenizer": _unwrapped(splitter)}
-        self._make = lambda: gigatoken.Tokenizer.from_json(json.dumps(content))
+        self._make: Callable[[], Any] = lambda: gigatoken.Tokenizer.from_json(json.dumps(content))
         try:
-            self._tokenizer = self._make()
+            self._tokenizer: Any = self._make()
         except Exception as error:  # it raises bare exceptions for tokenizers that it does not know
             raise Unsupported(str(error).splitlines()[0]) from error
         probe = gigatoken.Tokenizer.from_json(probe_json())
