@@ -17,6 +17,7 @@ from megalite.config.checks_batch import check_batch
 from megalite.config.checks_context import check_context
 from megalite.config.checks_fp4 import check_fp4
 from megalite.config.checks_fp8 import check_fp8
+from megalite.config.checks_graphs import check_graphs
 from megalite.config.checks_memory import check_chunks, check_memory
 from megalite.config.checks_model import check_model
 from megalite.config.checks_moe import check_moe
@@ -84,6 +85,7 @@ def _problems(config: Config, world_size: int) -> list[str]:
         *check_qat(config, model),
         *check_wire(config, world_size),
         *_flash_attention(config),
+        *check_graphs(config, model),
         *_compile(config),
         *check_memory(config),
         *check_recompute(config, model),

@@ -63,7 +63,7 @@ class Router(nn.Module):
         self.dropped: Tensor | None = None
         """`[e]` fp32: how many of these choices found no room; None where there is room for all."""
         self.noted = self.nothing_noted()
-        """Both, of this rank so far: `[1 or 2, e]`."""
+        """Both, of this rank so far: `[1 or 2, e]`. This and the others stay where they are from step to step."""
         self._number = opaque.number_of(self)
 
     def forward(self, x: Tensor, documents: Documents | None = None) -> Routing:
@@ -187,7 +187,9 @@ class _Beside(torch.autograd.Function):
 def _note(grad: Tensor, counts: Tensor, number: Tensor) -> Tensor:
     """An op, so that a compiled block does it as well; it hands on a gradient, or the compiler would leave it out."""
     router = opaque.layer_of(number, Router)
-    router.noted = router.noted.to(counts.device) + counts
+    if router.noted.device != counts.device:
+        router.noted = router.noted.to(counts.device)
+    router.noted += counts
     return grad.clone()
 
 

@@ -41,7 +41,7 @@ class Routers:
 
     def begin_with(self, name: str, bias: Tensor) -> None:
         """The bias that a router begins with, `[experts]` fp32."""
-        self._first[name] = self.by_name[name].bias = bias
+        self._first[name], self.by_name[name].bias = bias, bias.clone()
 
     def to(self, device: torch.device) -> None:
         """Bring all of it to a device."""
@@ -60,12 +60,12 @@ class Routers:
         for axis in axes:
             counts = all_reduce(counts, axis)
         for router, noted in zip(routers, counts, strict=True):
-            router.noted = torch.zeros_like(noted)
-            router.loads = noted[0].float()
+            router.noted.zero_()
+            router.loads = _in_place(router.loads, noted[0].float())
             router.dropped = noted[1].float() if noted.shape[0] > 1 else None
             if router.bias is not None and router.settings.bias_rate:
                 excess = torch.sign(noted[0] - noted[0].mean()).float()
-                router.bias = router.bias - router.settings.bias_rate * excess
+                router.bias -= router.settings.bias_rate * excess
 
     def loads(self) -> dict[str, list[float]]:
         """By block, how often each expert was chosen in the last step; empty before the first. Waits for the device."""
@@ -84,11 +84,11 @@ class Routers:
         }
 
     def state(self) -> dict[str, Tensor]:
-        """What a resumed run needs to go on exactly: fp32, by names that no layout changes."""
+        """What a resumed run needs to go on exactly: fp32, by names that no layout changes; copies."""
         found = dict[str, Tensor]()
         for name, router in self.by_name.items():
-            found |= {f"{ROUTER_BIAS}/{name}": router.bias} if router.bias is not None else {}
-            found |= {f"{LOADS}/{name}": router.loads} if router.loads is not None else {}
+            found |= {f"{ROUTER_BIAS}/{name}": router.bias.clone()} if router.bias is not None else {}
+            found |= {f"{LOADS}/{name}": router.loads.clone()} if router.loads is not None else {}
         return found
 
     def load(self, read: ReadState) -> None:
@@ -99,4 +99,9 @@ class Routers:
             router.loads = None if loads is None else loads.to(device)
             if router.bias is not None:
                 bias = read(f"{ROUTER_BIAS}/{name}")
-                router.bias = (self._first[name] if bias is None else bias).to(device)
+                router.bias = (self._first[name] if bias is None else bias).to(device, copy=True)
+
+
+def _in_place(former: Tensor | None, x: Tensor) -> Tensor:
+    """The same numbers, where there were others before: a recorded pass reads them there."""
+    return x if former is None else former.copy_(x)

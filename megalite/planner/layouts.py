@@ -48,6 +48,8 @@ class Candidate:
     """Of the optimizer, over dp."""
     is_async: bool = False
     """`parallel.async_tp`, where a config has it and a layout may."""
+    is_recorded: bool = False
+    """`train.cuda_graphs`, likewise."""
 
     @property
     def mesh(self) -> Mesh:
@@ -85,6 +87,7 @@ class Candidate:
                 "recompute": self.recompute,
                 "recompute_layers": (),
                 "offload_activations": self.offloads,
+                "cuda_graphs": self.is_recorded,
             },
         }
 
@@ -149,9 +152,17 @@ def _layouts(
                             can_be_async = kind.tp > 1 and kind.divides_sequences and not kind.divides_weights
                             is_async = config.parallel.async_tp and can_be_async and machine.device_type != "cpu"
                             kind = replace(kind, divides_state=practice.divides_state, is_async=is_async)
-                            yield kind
+                            yield replace(
+                                kind, is_recorded=config.train.cuda_graphs and _can_be_recorded(kind, machine)
+                            )
                             if layout.recompute == "full" and machine.host_link is not None:
                                 yield replace(kind, offloads=True)
+
+
+def _can_be_recorded(layout: Candidate, machine: Machine) -> bool:
+    """As `config.checks_graphs` has it."""
+    is_whole = layout.pp == layout.cp == layout.ep == 1 and not layout.divides_weights
+    return is_whole and not layout.is_async and machine.device_type != "cpu"
 
 
 def _sequence_parallelism(

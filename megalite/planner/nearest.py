@@ -128,7 +128,7 @@ def _of_own_layout(config: Config, machine: Machine) -> Iterator[Change]:
     """What a search would change."""
     if config.train.recompute != "full" and not config.train.recompute_layers:
         yield Change((("train", "recompute", "full"),))
-    elif not config.train.offload_activations and machine.host_link is not None:
+    elif not config.train.offload_activations and machine.host_link is not None and not config.train.cuda_graphs:
         yield Change((("train", "offload_activations", True),))
     if config.batch.micro_batch_size > 1:
         yield Change((("batch", "micro_batch_size", 1),))

@@ -32,7 +32,7 @@ def between_steps(
     found, of_stages = dict[str, float](), numbers_by_stage(config, plan)
     numbers, updated = max(each.trained for each in of_stages), max(each.masters for each in of_stages)
     if plan.num_replicas > 1:
-        hides = practice.hides_reductions and machine.hides_messages
+        hides = practice.hides_reductions and machine.hides_messages and not config.train.cuda_graphs
         found["dp"] = sum(
             max(sent - behind, sent * VISIBLE) if hides else sent
             for sent, behind in _messages(config, plan, machine, numbers, backward)

@@ -162,7 +162,7 @@ def _block(
     forward = {"products": linear, "attention": attention, "passes": passes + scores + casts / 2, **sent}
     copy = _copy_seconds(config, plan, machine)
     forward["offload"] = max(0.0, copy - sum(forward.values()))
-    forward["host"] = _host(machine, forward)
+    forward["host"] = _host(config, machine, forward)
     backward = {
         "products": (2 if plan.model.lora is None else 1) * linear,  # without gradients of what is frozen
         "attention": ATTENTION_BACKWARD * attention,
@@ -170,7 +170,7 @@ def _block(
         **sent,
     }
     backward["offload"] = max(0.0, copy - sum(backward.values()))
-    backward["host"] = _host(machine, backward, passes=2)
+    backward["host"] = _host(config, machine, backward, passes=2)
     if recompute == "full":
         backward = _sum((backward, forward))
     elif recompute == "selective" and is_compiled(config, plan):
@@ -189,8 +189,11 @@ def _copy_seconds(config: Config, plan: RunPlan, machine: Machine) -> float:
     return _stream_bytes(config, plan) / (machine.host_link * machine.constants.links)
 
 
-def _host(machine: Machine, device: Parts, passes: int = 1) -> float:
-    """Seconds of the host that a device which is given work ahead has to wait for; a CPU is host and device in one."""
+def _host(config: Config, machine: Machine, device: Parts, passes: int = 1) -> float:
+    """Seconds of the host that a device which is given work ahead has to wait for; a CPU is host and device in one, and
+    one that repeats a micro-batch from its record waits for nobody."""
+    if config.train.cuda_graphs:
+        return 0.0
     overhead = passes * machine.constants.overhead
     return max(0.0, overhead - sum(device.values())) if machine.hides_messages else overhead
 

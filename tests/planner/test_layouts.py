@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from megalite.config.checks_graphs import check_graphs
 from megalite.config.fill import fill
 from megalite.config.schema import Config
 from megalite.planner.layouts import Candidate, layouts
@@ -55,6 +56,20 @@ def test_what_software_always_does():
     stages = {each.settings["parallel"]["zero_stage"] for each in found(replace(OURS, divides_state=False))}
     assert stages == {0, 3}
     assert {each.tp for each in found(replace(OURS, divides_sequences=False))} == {each.tp for each in found(OURS)}
+
+
+def test_records_where_a_layout_may():
+    """`train.cuda_graphs` of a config goes with layouts whose configs may have it, on GPUs, and with no other."""
+    base = BASE.model_copy(update={"train": BASE.train.model_copy(update={"cuda_graphs": True})})
+    base = base.model_copy(update={"precision": base.precision.model_copy(update={"dtype": "bf16"})})
+    every = found(OURS, base)
+    for each in every:
+        recorded = each.applied_to(base).model_copy(update={"train": base.train})
+        may = not list(check_graphs(recorded, fill(recorded, 64))) and not each.offloads
+        assert each.settings["train"]["cuda_graphs"] == may
+        assert not list(check_graphs(each.applied_to(base), fill(base, 64)))
+    assert any(each.is_recorded for each in every)
+    assert not any(each.is_recorded for each in [*found(OURS), *found(OURS, base, CPU)])
 
 
 def test_shared_memory_where_a_layout_may():

@@ -142,8 +142,13 @@ def test_what_a_machine_changes():
     assert sum(ahead[name] for name in ("host", "products", "attention", "passes")) == pytest.approx(
         3 * 32 * 8, rel=2e-3
     )
+    recorded = time_of(
+        8, changed(constants=waiting), train={"steps": 1, "cuda_graphs": True}
+    ).parts  # it waits for none
+    assert "host" not in {name for name, seconds in recorded.items() if seconds}
+    behind_all = time_of(16, train={"steps": 1, "cuda_graphs": True}).parts["dp"]
     open_to_see = time_of(16, changed(hides_messages=False)).parts["dp"]
-    assert open_to_see == time_of(16, practice=Practice(hides_reductions=False)).parts["dp"]
+    assert open_to_see == behind_all == time_of(16, practice=Practice(hides_reductions=False)).parts["dp"]
 
 
 def test_what_settings_change():

@@ -172,12 +172,16 @@ def pretend(library: Path, devices: int = 1) -> ctypes.CDLL:
     import torch
     import torch._dynamo  # it looks at torch.cuda's own functions
 
+    from tests.stand_in.graphs import Graphs
+
+    graphs = Graphs(device, seen.note)
     _answer_as_cuda(torch, device, devices)
+    torch.cuda.CUDAGraph, torch.cuda.graph = graphs.new_graph, graphs.capture
     _meet_by_gloo(torch)
     torch.distributed._symmetric_memory._is_test_mode = True  # of torch's own: collectives for what GPUs share
     from tests.stand_in.kernels import register_kernels
 
-    device.kernels = register_kernels()
+    device.kernels = register_kernels(graphs)
     return device
 
 

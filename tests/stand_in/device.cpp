@@ -14,13 +14,17 @@
 #include <ATen/detail/CUDAHooksInterface.h>
 #include <c10/core/DeviceGuard.h>
 #include <c10/core/impl/DeviceGuardImplInterface.h>
+#include <torch/csrc/autograd/engine.h>
+#include <torch/csrc/distributed/c10d/Work.hpp>
 #include <torch/library.h>
 
 #include <atomic>
 #include <cstdlib>
+#include <functional>
 #include <map>
 #include <mutex>
 #include <string>
+#include <thread>
 
 namespace {
 
@@ -38,7 +42,10 @@ thread_local bool has_failed = false;  // CUDA keeps a thread's last error until
 std::atomic<long> touched[MOST_DEVICES];  // times that a program chose a device, or took memory on it
 std::atomic<void (*)(const char*)> listener{nullptr};
 
+bool is_recorded();
+
 void tell(const std::string& what) {
+  TORCH_CHECK(what.rfind("sync", 0) != 0 || !is_recorded(), "CUDA error: ", what, " is not permitted when stream is capturing");
   if (auto listen = listener.load()) listen(what.c_str());
 }
 
@@ -141,6 +148,45 @@ Tensor seen_from(const Tensor& x, Device device) {
 Tensor on_host(const Tensor& x) { return is_on_device(x) ? seen_from(x, Device(DeviceType::CPU)) : x; }
 Tensor on_device(const Tensor& x, Device device) { return !x.defined() || x.device().is_cuda() ? x : seen_from(x, device); }
 
+// ---- graphs: what is done between begin and end is left without effect, and done again on the same memory when asked
+//
+// The memory that ops get meanwhile stays theirs, as that of a graph's pool does; a host that would have to wait is
+// refused, as are numbers of the host's that only its own pages have.
+
+struct Graph {
+  std::vector<std::function<void()>> ops;
+  std::vector<std::pair<Tensor, Tensor>> before;  // memory that was written to, and what it held, the oldest first
+};
+
+std::map<int, Graph> graphs;
+int last_graph = 0;
+Graph* under_way = nullptr;
+std::thread::id recorder;
+std::vector<c10::intrusive_ptr<c10d::Work>> sent;  // while a graph is repeated: whom nobody has to wait for
+thread_local bool is_aside = false;  // within a kernel in Python, which is recorded as one
+
+// A backward pass runs in a thread of the device's.
+bool is_recorded() {
+  return under_way && !is_aside &&
+      (std::this_thread::get_id() == recorder || torch::autograd::get_current_graph_task_id() != -1);
+}
+
+void keep_what_was(const Tensor& x) {
+  const Tensor seen = on_host(x);
+  if (seen.numel()) under_way->before.emplace_back(seen, seen.clone());
+}
+
+void record(std::function<void()> op) { under_way->ops.push_back(std::move(op)); }
+
+void put_into(const IValue& old, const IValue& made) {
+  if (old.isTensor() && old.toTensor().defined()) {
+    const Tensor to = old.toTensor(), from = made.toTensor();
+    if (from.numel() && to.const_data_ptr() != from.const_data_ptr()) to.copy_(from);
+  } else if (old.isTensorList()) {
+    for (size_t index = 0; index < old.toTensorVector().size(); index++) put_into(old.toTensorVector()[index], made.toTensorVector()[index]);
+  }
+}
+
 // Change every tensor in a value, however deep its lists are.
 template <typename F>
 IValue with_tensors(const IValue& value, const F& change) {
@@ -197,6 +243,28 @@ void tell_waiting(const std::string& name, const std::vector<IValue>& arguments)
   if (is_scatter && at::globalContext().deterministicAlgorithms()) tell("sync: deterministic " + name);
 }
 
+void record_op(
+    const c10::OperatorHandle& op,
+    const std::vector<IValue>& given,
+    const std::vector<IValue>& results,
+    const std::vector<std::pair<Tensor, Tensor>>& empty_outputs) {
+  std::vector<std::pair<Tensor, Tensor>> outputs;
+  for (const auto& [output, result] : empty_outputs) outputs.emplace_back(on_host(output), result);
+  record([op, given, results, outputs] {
+    torch::jit::Stack stack(given);
+    op.redispatchBoxed(c10::DispatchKeySet(c10::DispatchKey::CPU), &stack);
+    for (size_t index = 0; index < results.size(); index++) {
+      if (stack[index].isCustomClass()) {
+        auto work = stack[index].toCustomClass<c10d::Work>();
+        op.schema().name() == "c10d::send" ? sent.push_back(work) : (void)work->wait();
+      } else {
+        put_into(results[index], stack[index]);
+      }
+    }
+    for (const auto& [output, result] : outputs) put_into(output, result);
+  });
+}
+
 void run(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   TORCH_CHECK(!std::exchange(has_failed, false), "CUDA error: left behind by an earlier call");
   const auto& schema = op.schema();
@@ -205,9 +273,11 @@ void run(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   const Device device = device_of(schema.name(), given);
   tell_waiting(schema.name(), given);
   std::vector<std::pair<Tensor, Tensor>> empty_outputs;  // they get their size from the op
+  const bool is_kept = is_recorded();
   for (size_t index = 0; index < num_arguments; index++) {
     const auto* alias = schema.arguments()[index].alias_info();
     IValue& value = (*stack)[first + index];
+    if (is_kept && alias && alias->isWrite() && value.isTensor()) keep_what_was(value.toTensor());
     if (value.isDevice()) {
       value = Device(DeviceType::CPU);
     } else if (alias && alias->isWrite() && value.isTensor() && is_on_device(value.toTensor()) && !value.toTensor().numel()) {
@@ -217,11 +287,13 @@ void run(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
       value = with_tensors(value, on_host);
     }
   }
+  const std::vector<IValue> on_hosts(stack->begin() + first, stack->end());
   op.redispatchBoxed(c10::DispatchKeySet(c10::DispatchKey::CPU), stack);
   for (auto& [output, result] : empty_outputs) {
     if (result.numel()) on_host(output.resize_(result.sizes())).copy_(result);
   }
   const size_t num_results = schema.returns().size(), base = stack->size() - num_results;
+  if (is_kept) record_op(op, on_hosts, std::vector<IValue>(stack->begin() + base, stack->end()), empty_outputs);
   for (size_t index = 0; index < num_results; index++) {
     IValue& value = (*stack)[base + index];
     const auto* alias = schema.returns()[index].alias_info();
@@ -264,9 +336,13 @@ Tensor& copy_(Tensor& to, const Tensor& from, bool non_blocking) {
   TORCH_CHECK(!std::exchange(has_failed, false), "CUDA error: left behind by an earlier call");
   if (from.numel() && is_on_device(to) != is_on_device(from)) {
     const bool is_upload = is_on_device(to);
-    const bool is_free = non_blocking && is_pinned((is_upload ? from : to).const_data_ptr());
+    const bool is_free = non_blocking && is_pinned((is_upload ? from : to).const_data_ptr()) && !is_recorded();
     const std::string what = is_upload ? "upload" : "download";
     tell(is_free ? what : "sync: " + what);
+  }
+  if (is_recorded()) {
+    keep_what_was(to);
+    record([to = on_host(to), from = on_host(from)] { to.copy_(from); });
   }
   on_host(to).copy_(on_host(from));
   return to;
@@ -327,6 +403,7 @@ TORCH_LIBRARY(stand_in, library) {
   library.def("device(Tensor x, Tensor like) -> Tensor", [](const Tensor& x, const Tensor& like) {
     return on_device(x, like.device());
   });
+  library.def("written(Tensor x) -> ()", [](const Tensor& x) { keep_what_was(x); });
 }
 
 struct CUDAHooks : at::CUDAHooksInterface {
@@ -363,4 +440,22 @@ long stand_in_touched(int index) { return touched[index]; }
 void stand_in_pin(void* address, size_t size) { pin(address, size); }
 void stand_in_unpin(void* address) { unpin(address); }
 void stand_in_fail() { has_failed = true; }
+int stand_in_begin_graph() {
+  under_way = &graphs[++last_graph];
+  recorder = std::this_thread::get_id();
+  return last_graph;
+}
+void stand_in_end_graph() {
+  Graph& graph = *std::exchange(under_way, nullptr);
+  for (auto each = graph.before.rbegin(); each != graph.before.rend(); each++) each->first.copy_(each->second);
+  graph.before.clear();
+}
+void stand_in_aside(bool is_on) { is_aside = is_on; }
+bool stand_in_is_recorded() { return is_recorded(); }
+void stand_in_record(void (*op)()) { record(op); }
+void stand_in_replay(int number) {
+  for (const auto& op : graphs.at(number).ops) op();
+  for (auto& work : std::exchange(sent, {})) work->wait();
+}
+void stand_in_forget(int number) { graphs.erase(number); }
 }

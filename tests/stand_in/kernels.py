@@ -11,17 +11,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tests.stand_in.graphs import Graphs
 
-def register_kernels() -> torch.library.Library:
+
+def register_kernels(graphs: Graphs) -> torch.library.Library:
     """Register all kernels; they are there as long as the result lives."""
     library = torch.library.Library("aten", "IMPL")
-    library.impl("_flash_attention_forward", _flash_forward, "CUDA")
-    library.impl("_flash_attention_backward", _flash_backward, "CUDA")
-    library.impl("mm.dtype_out", _mm_into, "CUDA")
-    library.impl("addmm.dtype_out", _addmm_into, "CUDA")
-    library.impl("_scaled_mm", _scaled_mm, "CUDA")
-    library.impl("_grouped_mm", _grouped_mm, "CUDA")
-    library.impl("_scaled_grouped_mm", _scaled_grouped_mm, "CUDA")
+    library.impl("_flash_attention_forward", graphs.recorded(_flash_forward), "CUDA")
+    library.impl("_flash_attention_backward", graphs.recorded(_flash_backward), "CUDA")
+    library.impl("mm.dtype_out", graphs.recorded(_mm_into), "CUDA")
+    library.impl("addmm.dtype_out", graphs.recorded(_addmm_into), "CUDA")
+    library.impl("_scaled_mm", graphs.recorded(_scaled_mm), "CUDA")
+    library.impl("_grouped_mm", graphs.recorded(_grouped_mm), "CUDA")
+    library.impl("_scaled_grouped_mm", graphs.recorded(_scaled_grouped_mm), "CUDA")
     return library
 
 

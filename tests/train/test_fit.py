@@ -10,7 +10,15 @@ from megalite.config.validate import validate
 from megalite.errors import UserError
 from megalite.planner.memory import memory_by_stage
 from megalite.train import fit
-from megalite.train.fit import GIB, PROCESS_BYTES, check_device_memory, check_fit, check_shared_memory, needed_bytes
+from megalite.train.fit import (
+    GIB,
+    PROCESS_BYTES,
+    check_device_memory,
+    check_fit,
+    check_recording,
+    check_shared_memory,
+    needed_bytes,
+)
 
 SECTIONS = {
     "model": {"preset": "llama-125m", "vocab_size": 32000},
@@ -112,6 +120,12 @@ def test_a_device_that_is_too_small():
     check_device_memory(config, plan, 1, needed)
     with pytest.raises(UserError, match=r"pipeline stage 1 needs about .* of its device.* fits"):
         check_device_memory(config, plan, 1, needed - 1)
+
+
+def test_records_need_a_gpu():
+    check_recording(True)
+    with pytest.raises(UserError, match=r"train\.cuda_graphs: it is for GPUs, and this rank is on the CPU; use false"):
+        check_recording(False)
 
 
 def test_memory_that_ranks_share():

@@ -162,7 +162,7 @@ def make_engine(
 
 
 def engines(device: torch.device, tiny: bool) -> bool:
-    """Three steps of two micro-batches in every way that one rank can train; all losses agree to bf16 noise."""
+    """Four steps of two micro-batches in every way that one rank can train; all losses agree to bf16 noise."""
     sizes = TINY if tiny else SIZES["125m"]
     ways = {
         "zero 0 fp32": {"parallel": {"zero_stage": 0}, "precision": {"dtype": "fp32"}},
@@ -179,13 +179,16 @@ def engines(device: torch.device, tiny: bool) -> bool:
     }
     if device.type == "cuda":
         ways["fp16"] = {"precision": {"dtype": "fp16"}}
+        ways["recorded"] = {"train": {"cuda_graphs": True}}
+        ways["recorded, compiled"] = {"train": {"cuda_graphs": True, "compile": "on"}}
     curves = {}
     for name, sections in ways.items():
         engine, _ = make_engine(device, sizes, 256, 2, num_micro_batches=2, **sections)
         lengths = ((256, 256), (100, 156, 3, 253))  # whole sequences, and documents of any length
         curves[name] = []
-        for step in range(3):
+        for step in range(4):
             batches = [packed_batch(each, 32000, seed=2 * step + n).to(device) for n, each in enumerate(lengths)]
+            lengths = lengths[::-1]  # a graph is recorded of the first of a step
             curves[name].append(engine.train_step(batches, 1e-3).loss)
         engine.close()
     worst = max(abs(a - b) for curve in curves.values() for a, b in zip(curve, curves["zero 0 fp32"], strict=True))
@@ -202,6 +205,7 @@ def waits(device: torch.device, tiny: bool) -> bool:
         "zero 3": {"parallel": {"zero_stage": 3}},
         "zero 3, DeepSpeed": {"parallel": {"zero_stage": 3, "engine": "deepspeed"}},
         "deterministic": {},
+        **({"recorded": {"train": {"cuda_graphs": True}}} if device.type == "cuda" else {}),
     }.items():
         set_determinism(name == "deterministic", device.type)
         counts = {}

@@ -115,6 +115,9 @@ class TrainConfig(Section):
     order, after those of megalite."""
     compile: Literal["auto", "on", "off"] = "auto"
     """torch.compile for the blocks; auto turns it on when the run is long enough to repay the compilation."""
+    cuda_graphs: bool = False
+    """Record the kernels of a micro-batch once, and have the GPU start them by itself from then on: for models so small
+    that the host cannot start kernels as fast as they end. With one stage, ZeRO 0 or 1, and bf16 or fp16."""
     recompute: RecomputeMode = "none"
     """Activations recomputed in the backward pass: none, those inside the MLP and norms, or whole blocks. Compiled
     blocks redo under `none` what `selective` does, since it costs them nothing."""

@@ -20,6 +20,7 @@ from megalite.engine.grad_norm import END_COPY_MARK
 from megalite.engine.hooks import UpdateHooks
 from megalite.engine.loss_scaling import choose_scaler
 from megalite.engine.native.buckets import BUCKET_NUMBERS, Bucket, FlatWeights, StillBucket, plan_buckets
+from megalite.engine.native.graphs import MicroBatchGraphs
 from megalite.engine.native.replication import Replication
 from megalite.engine.native.sums import GradientSums
 from megalite.engine.partition import OverReplicas
@@ -103,6 +104,7 @@ class NativeEngine(EngineOfState):
             make_held=sums.add,
             on_micro_batch=sums.now_at,
         )
+        self._graphs = self._plan_graphs() if config.train.cuda_graphs else None
         if wire.gather_bits is not None:
             self._replication.gather()  # a run computes with rounded weights from its first step on
         stage.before_layer = self._await_weights
@@ -112,19 +114,17 @@ class NativeEngine(EngineOfState):
         self._be_in_mode(training=True)
         count = count_loss(batches, self._axes.batch)
         scale = (1.0 if self._scaler is None else self._scaler.scale) / count.divisor.float()
-        self._sums.begin(len(batches))
         own = [self._cut.own(batch) for batch in batches]
-        loss = self._runner.train(self._programs.training(len(own)), own, scale)
+        losses = self._passes(own, scale)
         self._sums.finish()
         self.stage.precision.end_step()
         self.stage.routers.end_step(token_axes(self.stage, self._axes))
         with span("reduce"):
             self._replication.wait_for_sums()
-        loss = losses_of_step(loss, self.stage)
         if self._axes.tp.rank:
-            loss = torch.zeros_like(loss)  # all tp ranks have the same
+            losses = torch.zeros_like(losses)  # all tp ranks have the same
         with span("optimizer"):
-            result = self._update.make(loss, count.num_tokens, lr=lr, clip_norm=self.clip_norm, ask=ask)
+            result = self._update.make(losses, count.num_tokens, lr=lr, clip_norm=self.clip_norm, ask=ask)
         if not result.skipped:
             with span("reduce"):
                 self._replication.gather()
@@ -175,9 +175,38 @@ class NativeEngine(EngineOfState):
     def load(self, source: WeightSource, state: dict[str, WeightSource], num_updates: int) -> None:
         self._replication.wait_for_weights()
         self._state.write(source, state, num_updates)
+        self._forget_graphs()
 
     def close(self) -> None:
         self._replication.wait_for_weights()
+        self._forget_graphs()
+
+    def _plan_graphs(self) -> MicroBatchGraphs:
+        stage, train, program = self.stage, self._runner.train, self._programs.training(1)
+
+        def run(batch: Batch, scale: Tensor) -> Tensor:
+            return losses_of_step(train(program, [batch], scale), stage)
+
+        def totals() -> list[Tensor]:
+            return [*sums, *(router.noted for router in stage.routers.by_name.values())]
+
+        sums = [bucket.sums for bucket in self._buckets]
+        return MicroBatchGraphs(run, totals, lambda: stage.further.weight)
+
+    def _passes(self, batches: Sequence[Batch], scale: Tensor) -> Tensor:
+        """All passes of a step: its losses (`losses_of_step`), this rank's."""
+        if self._graphs is None or self._sums.observer is not None:  # a graph tells nobody anything
+            self._sums.begin(len(batches))
+            loss = self._runner.train(self._programs.training(len(batches)), batches, scale)
+            return losses_of_step(loss, self.stage)
+        self._replication.wait_for_weights()
+        self._sums.begin_with_zeros()
+        with span("backward"):
+            return self._graphs.train(batches, scale)
+
+    def _forget_graphs(self) -> None:
+        if self._graphs is not None:
+            self._graphs.forget()
 
     def _be_in_mode(self, *, training: bool) -> None:
         if self.stage.training != training:  # it goes through all modules

@@ -85,6 +85,14 @@ class GradientSums:
         self._left = [len(bucket.parameters) for bucket in self._buckets]
         self._next = len(self._buckets) - 1
 
+    def begin_with_zeros(self) -> None:
+        """Begin a step whose micro-batches all do the same: each adds, and no reduction begins before `finish`."""
+        self.begin(0)
+        for each in self._sums.values():
+            each.is_begun = True
+        for bucket in self._buckets:
+            bucket.sums.zero_()
+
     def now_at(self, micro_batch: int) -> None:
         """Say whose gradients come now."""
         self.micro_batch = micro_batch
