@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from megalite.architecture.weights import vocab_rows_per_rank
 from megalite.layers.documents import Documents
+from megalite.layers.weight_gradients import RowsGradient, TakeGradient
 from megalite.parallel.axes import Axis
 from megalite.parallel.collectives import keep, own_rows, reduce_from, replicated, scatter_rows
 
@@ -43,15 +46,40 @@ class VocabParallelEmbedding(nn.Module):
         self.leave = scatter_rows if sequence_parallel else reduce_from
         self.own = own_rows if sequence_parallel else keep
         self.share = replicated(sequence_parallel)
+        self.take_gradient: TakeGradient | None = None
+        """Gets the table's gradients, one a lookup; None leaves them to autograd."""
+
+    @property
+    def hands_over(self) -> bool:
+        """Whether somebody else gets the table's gradients. A GPU adds up rows in an order that chance decides, unless
+        the whole gradient is made, which takes its memory no time."""
+        return self.take_gradient is not None and self.weight.device.type == "cpu"
 
     def forward(self, tokens: Tensor, documents: Documents) -> Tensor:
         local = tokens - self.first_row
         if self.tp.size == 1:
-            x = F.embedding(local, self.weight)
+            x = self._look_up(local)
         else:
             here = (local >= 0) & (local < self.weight.shape[0])
-            x = F.embedding(torch.where(here, local, 0), self.weight) * here.unsqueeze(1)
+            x = self._look_up(torch.where(here, local, 0)) * here.unsqueeze(1)
         x = self.leave(x, self.tp)
         if self.positions is not None:
             x = x + F.embedding(self.own(documents.positions, self.tp), self.share(self.positions, self.tp))
         return x
+
+    def _look_up(self, rows: Tensor) -> Tensor:
+        return _LookUp.apply(self.weight, rows, self) if self.hands_over else F.embedding(rows, self.weight)
+
+
+class _LookUp(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, weight: Tensor, rows: Tensor, table: VocabParallelEmbedding) -> Tensor:
+        ctx.save_for_backward(rows)
+        ctx.table = table
+        return F.embedding(rows, weight)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[None, None, None]:
+        (rows,), table = ctx.saved_tensors, ctx.table
+        table.take_gradient(table.weight, RowsGradient(grad, rows, table.weight.shape[0]))
+        return None, None, None

@@ -88,6 +88,31 @@ class ScaledGradient:
         torch.mul(self._tensor, self._factor, out=total)
 
 
+class RowsGradient:
+    """One of a table, which is zero but for the rows that were looked up: neither made nor passed over whole.
+
+    Args:
+        grad: `[t, h]`, of what was looked up.
+        rows: `[t]` int64, where; some of them often.
+        num_rows: of the table.
+    """
+
+    def __init__(self, grad: Tensor, rows: Tensor, num_rows: int):
+        self._grad, self._rows, self._num_rows = grad, rows, num_rows
+
+    def make(self) -> Tensor:
+        total = self._grad.new_zeros(self._num_rows, self._grad.shape[1])
+        self.add_to(total)
+        return total
+
+    def add_to(self, total: Tensor) -> None:
+        total.index_add_(0, self._rows, self._grad.to(total.dtype))
+
+    def begin(self, total: Tensor) -> None:
+        total.zero_()
+        self.add_to(total)
+
+
 class SummedLinear:
     """How one linear layer multiplies, as `layers.gemm.Gemm`, when somebody else keeps its weight's gradient.
 

@@ -208,8 +208,9 @@ class Stage(nn.Module):
                 module.hand_over_gradients(take)
             if isinstance(module, ReplicatedLinear) and not module.makes_partial_gradients:
                 module.gemm = SummedLinear(module.weight, cast("Gemm", module.gemm), take)
-        if self.head is not None:
-            self.head.take_gradient = take
+        for table in (self.embedding, self.head):
+            if table is not None:
+                table.take_gradient = take
 
     def _look_further(self, loss: Tensor, stream: Tensor, documents: Documents, targets: Targets) -> Tensor:
         """The loss, beside which further predictions are trained."""

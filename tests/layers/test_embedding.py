@@ -5,11 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from megalite.architecture.weights import vocab_rows_per_rank
 from megalite.layers.documents import Documents
 from megalite.layers.embedding import VocabParallelEmbedding
+from megalite.layers.weight_gradients import WeightGradient
 from megalite.parallel.axes import SINGLE, Axis
 from tests.layers.parity import NUM_TOKENS, Case, assert_equal_to_one_process, complaints, draw, whole
 
@@ -64,3 +65,27 @@ def test_one_rank_is_a_table_and_positions():
         layer.weight.copy_(draw(tuple(layer.weight.shape), torch.float64, 0))
         layer.positions.copy_(draw(tuple(layer.positions.shape), torch.float64, 1))
     assert torch.equal(layer(TOKENS, DOCUMENTS), layer.weight[TOKENS] + layer.positions[POSITIONS])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_rows_that_are_handed_over_are_autograds_gradient(dtype: torch.dtype):
+    """Added to a sum in fp32, where autograd's is rounded to the format of the weights; one of each lookup."""
+    layer = VocabParallelEmbedding(VOCAB, WIDTH, tp=SINGLE).to(dtype)
+    with torch.no_grad():
+        layer.weight.copy_(draw(tuple(layer.weight.shape), torch.float32, 0))
+    grad = draw((NUM_TOKENS, WIDTH), torch.float32, 1).to(dtype)
+    layer(TOKENS, DOCUMENTS).backward(grad)
+    taken: list[tuple[nn.Parameter, WeightGradient]] = []
+    wide = torch.zeros(layer.weight.shape, dtype=torch.float32).index_add(0, TOKENS, grad.float())
+    torch.testing.assert_close(layer.weight.grad, wide.to(dtype))
+    layer.weight.grad, layer.take_gradient = None, lambda *both: taken.append(both)
+    for _ in range(2):
+        layer(TOKENS, DOCUMENTS).backward(grad)
+    assert layer.weight.grad is None
+    assert [parameter for parameter, _ in taken] == [layer.weight] * 2
+    total = torch.full(layer.weight.shape, torch.nan)
+    taken[0][1].begin(total)
+    assert torch.equal(total, wide)
+    taken[1][1].add_to(total)
+    assert torch.allclose(total, 2 * wide)
+    torch.testing.assert_close(taken[0][1].make(), wide.to(dtype))

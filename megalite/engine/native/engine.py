@@ -312,6 +312,8 @@ def _uses(stage: Stage, num_tokens: int) -> dict[nn.Parameter, int]:
         uses[stage.head.weight] = of_head
     if stage.embedding is not None:
         passes = 2 if stage.mtp and len(stage.spec.chunks) > 1 else 1  # the first chunk's and the last one's
+        if stage.embedding.hands_over:
+            passes = int(stage.spec.has_embedding) + len(stage.mtp)  # each lookup by itself
         uses[stage.embedding.weight] = passes + (of_head if _shares_head(stage) else 0)
     for block in stage.all_blocks():
         if isinstance(block.mlp, MLP) and block.mlp.chunk_tokens is not None:
