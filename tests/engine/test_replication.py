@@ -16,6 +16,7 @@ import torch.distributed as dist
 
 from megalite.engine.native import engine, replication
 from megalite.engine.native.sums import GradientSums
+from megalite.parallel import messages
 from tests.kit.spawn import run_ranks
 from tests.kit.train import start_rank, tiny_config
 
@@ -38,8 +39,8 @@ def sent(parallel: dict[str, Any], dtype: str) -> tuple[Counter, int, int]:
     rank = start_rank(tiny_config(parallel=parallel, precision={"dtype": dtype}))
     rank.train(0, 1)
     rank.engine.held_weights()
-    replication._reduce_scatter = counted("reduce_scatter", replication._reduce_scatter, 1)
-    replication._all_gather = counted("all_gather", replication._all_gather, 0)
+    replication.fill_reduce_scatter = counted("reduce_scatter", replication.fill_reduce_scatter, 1)
+    messages.fill_all_gather = counted("all_gather", messages.fill_all_gather, 0)
     dist.all_reduce = counted("all_reduce", dist.all_reduce, 0)
     rank.train(1, 2)
     rank.engine.held_weights()
@@ -209,7 +210,7 @@ def reductions(zero_stage: int, bits: int | None) -> tuple[list[Span], list[Span
         finish(self)
 
     GradientSums.finish = finished  # type: ignore[method-assign]
-    replication._reduce_scatter = traced(replication._reduce_scatter)
+    replication.fill_reduce_scatter = traced(replication.fill_reduce_scatter)
     dist.all_reduce = traced(dist.all_reduce)
     dist.all_to_all_single = traced(dist.all_to_all_single)
     rank.train(2, 3)
@@ -260,7 +261,7 @@ def gatherings(zero_stage: int) -> tuple[int, list[int]]:
     engine.BUCKET_NUMBERS = BUCKET
     rank = start_rank(tiny_config(parallel={"dp": 2, "zero_stage": zero_stage}, **MANY_OF_FEW_TOKENS))
     under_way: list[dist.Work] = []
-    replication._all_gather = watched(replication._all_gather, under_way)
+    messages.fill_all_gather = watched(messages.fill_all_gather, under_way)
     rank.train(0, 1)
     seen = [len(under_way)]
     for block in rank.engine.stage.blocks.values():
@@ -277,3 +278,18 @@ def test_weights_are_gathered_behind_the_next_forward_pass():
         assert first == sorted(first, reverse=True)
         assert first[0] > num_buckets / 2
         assert len(set(first)) > 6
+
+
+def curves(zero_stage: int, least: int) -> list[tuple[float, float]]:
+    """Losses and norms of steps in whose buckets runs of so many bytes travel by messages from each to each."""
+    engine.BUCKET_NUMBERS, messages.LARGE_BYTES = BUCKET, least
+    parallel, precision = {"dp": 4, "zero_stage": zero_stage}, {"reduce_bits": 8 if zero_stage == 0 else None}
+    rank = start_rank(tiny_config(parallel=parallel, precision=precision, **MANY_OF_FEW_TOKENS))
+    return rank.train(0, 4)
+
+
+@pytest.mark.parametrize("zero_stage", [0, 1])
+def test_large_runs_travel_from_each_to_each(zero_stage):
+    """All buckets of a step at once, and weights are those that an all-gather brings, to the last bit."""
+    each_to_each, gathered = (run_ranks(curves, 4, zero_stage, least, backend="gloo") for least in (0, 2**40))
+    assert each_to_each == gathered

@@ -12,6 +12,7 @@ import torch.distributed as dist
 from megalite.config.plan import make_plan
 from megalite.engine.fsdp2 import rounded
 from megalite.engine.native import replication
+from megalite.parallel import messages
 from megalite.planner.holdings import parameters_by_stage
 from megalite.planner.replica_traffic import bytes_by_stage, replica_bytes
 from megalite.planner.traffic import traffic_by_stage
@@ -63,7 +64,7 @@ class Count:
 
     def __init__(self) -> None:
         self.sent: Counter[int] = Counter()
-        doors = [(replication, "_reduce_scatter"), (replication, "_all_gather"), (rounded, "fill_all_gather")]
+        doors = [(replication, "fill_reduce_scatter"), (messages, "fill_all_gather"), (rounded, "fill_all_gather")]
         doors += [(dist, name) for name in NAMES if hasattr(dist, name)]
         for module, name in doors:
             setattr(module, name, self._counted(name, getattr(module, name)))

@@ -24,6 +24,7 @@ from megalite.engine.wire import Wire, add_up, by_neighbour, pack, unpack
 from megalite.engine.wire_bytes import UNDER_WAY
 from megalite.parallel.axes import Axis, ReplicaGroups
 from megalite.parallel.collectives import all_reduce, fill_all_gather, fill_reduce_scatter
+from megalite.parallel.messages import begin_runs, begun
 
 
 class Replication:
@@ -52,7 +53,7 @@ class Replication:
         self._end_sums, self._ends, self._wire, self._hops = end_sums, ends, wire, hops
         self._messages: deque[tuple[Bucket, _Message, bool]] = deque()
         """What carries gradients of a bucket that are added up here, and whether it goes to their owners."""
-        self._reductions: list[tuple[Bucket, dist.Work | None, Tensor]] = []
+        self._reductions: list[tuple[Bucket, list[dist.Work], Tensor]] = []
         self._gatherings: dict[int, tuple[Bucket, _Message]] = {}
 
     def reduce(self, number: int) -> None:
@@ -73,15 +74,16 @@ class Replication:
             self._send(bucket, sums, bucket.replicas, is_last=True)
         elif self._is_sharded:
             run = sums[bucket.own]
-            self._reductions.append((bucket, _reduce_scatter(run, sums, group=group, async_op=True), run))
+            work = fill_reduce_scatter(run, sums, group=group, async_op=True)
+            self._reductions.append((bucket, begun(work), run))
         else:
-            self._reductions.append((bucket, dist.all_reduce(sums, group=group, async_op=True), sums))
+            self._reductions.append((bucket, begun(dist.all_reduce(sums, group=group, async_op=True)), sums))
 
     def wait_for_sums(self) -> None:
         """All that `reduce` has begun is there."""
         self._add_up_messages()
-        for bucket, work, run in self._reductions:
-            if work is not None:
+        for bucket, works, run in self._reductions:
+            for work in works:
                 work.wait()
             if run.dtype != bucket.sums.dtype:
                 (bucket.own_sums if self._is_sharded else bucket.sums).copy_(run)
@@ -97,14 +99,14 @@ class Replication:
                 packed = pack(bucket.master, self._wire.gather_bits)
                 mine = packed.to(bucket.weights.device, non_blocking=True).view(-1)
                 everybodys = mine.new_empty(bucket.replicas.size * mine.numel())
-            work = _all_gather(everybodys, mine, group=bucket.replicas.group, async_op=True)
-            self._gatherings[number] = bucket, _Message(work, mine, everybodys)
+            works = begin_runs(everybodys, mine, bucket.replicas, tag=number)
+            self._gatherings[number] = bucket, _Message(works, mine, everybodys)
 
     def gather_still(self, buckets: Sequence[FlatWeights]) -> None:
         """Bring together what no step changes, as it is: each replica has set its run."""
         for bucket in buckets:
             if self._is_sharded and bucket.replicas.size > 1:
-                _all_gather(bucket.weights, bucket.own_weights, group=bucket.replicas.group)
+                fill_all_gather(bucket.weights, bucket.own_weights, group=bucket.replicas.group)
 
     def wait_for_weights(self, numbers: Sequence[int] | None = None) -> None:
         """The weights of some buckets are there; None for all."""
@@ -130,7 +132,7 @@ class Replication:
         sent = numbers if self._wire.reduce_bits is None else pack(numbers, self._wire.reduce_bits, to.size)
         received = torch.empty_like(sent)
         work = dist.all_to_all_single(received, sent, group=to.group, async_op=True)
-        self._messages.append((bucket, _Message(work, sent, received), is_last))
+        self._messages.append((bucket, _Message(begun(work), sent, received), is_last))
 
     def _add_up_messages(self, num_left: int = 0) -> None:
         """Sum what has been sent to this replica, and send it on where it is not the owner's yet. Where all need all
@@ -152,8 +154,8 @@ class Replication:
             add_up(message.received, self._wire.reduce_bits, bucket.sums[bucket.run])
             if not self._is_sharded:
                 sums = bucket.sums.to(self._wire.dtype)
-                work = _all_gather(sums, sums[bucket.run], group=bucket.replicas.group, async_op=True)
-                self._reductions.append((bucket, work, sums))
+                works = begin_runs(sums, sums[bucket.run], bucket.replicas, tag=self._buckets.index(bucket))
+                self._reductions.append((bucket, works, sums))
 
 
 class _Message:
@@ -163,12 +165,9 @@ class _Message:
         sent: kept until it is over.
     """
 
-    def __init__(self, work: dist.Work | None, sent: Tensor, received: Tensor):
-        self._work, self._sent, self.received = work, sent, received
+    def __init__(self, works: list[dist.Work], sent: Tensor, received: Tensor):
+        self._works, self._sent, self.received = works, sent, received
 
     def wait(self) -> None:
-        if self._work is not None:
-            self._work.wait()
-
-
-_reduce_scatter, _all_gather = fill_reduce_scatter, fill_all_gather
+        for work in self._works:
+            work.wait()
