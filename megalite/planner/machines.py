@@ -48,6 +48,7 @@ RANGES: dict[str, tuple[float, float, str]] = {
     "host_link": (*A_SECOND, " bytes a second"),
     "memory_gib": (0.01, 1e5, " GiB a rank"),
     "halves": (0.01, 100.0, " of a rate"),
+    "meeting": (1e-7, 1.0, " s a message"),
     "watts": (0.01, 1e6, " W a rank"),
     "ranks_per_node": (1, 1024, " ranks a node"),
     "products": (1e-3, 1.0, " of the peak"),
@@ -76,6 +77,9 @@ class Machine(Section):
     """Bytes a second to the host's memory, each way; None where a rank has no other."""
     halves: PositiveFloat = 1.0
     """Rate of gathers and scatters, over that of the all-reduce that they are the halves of."""
+    meeting: PositiveFloat | None = None
+    """Seconds that a gather or a scatter within a block takes besides its bytes, and an all-reduce twice, where the
+    same cores compute and send: until all ranks have come and are awake. None where it begins within `overhead`."""
     hides_messages: bool = True
     """Ranks compute while messages travel and while the host prepares what comes next; the cores of a CPU do all three
     themselves."""

@@ -206,14 +206,15 @@ def _rate_of_linear(config: Config, machine: Machine) -> float:
 
 def _sent(config: Config, plan: RunPlan, block: BlockSpec, machine: Machine) -> Parts:
     """Seconds of a block's messages to the ranks that have parts of the same micro-batch, there and back. Each waits to
-    begin as a block does."""
+    begin as a block does, or until all have come."""
     a, tokens, parallel = ELEMENT_BYTES[config.precision.dtype], _tokens(config, plan), config.parallel
-    hidden, found, waits = plan.model.hidden_size, Parts(), machine.constants.overhead
+    hidden, found, waits = plan.model.hidden_size, Parts(), machine.meeting or machine.constants.overhead
     if plan.tp > 1:
         sent = block_sent_bytes(
             block, hidden, element_bytes=a, tp=plan.tp, sequence_parallel=parallel.sequence_parallel
         )
-        messages, share = (8, machine.halves) if parallel.sequence_parallel else (4, 1.0)
+        share = machine.halves if parallel.sequence_parallel else 1.0
+        messages = 8 if parallel.sequence_parallel or machine.meeting is not None else 4
         found["tp"] = tokens * sent / rate_over(plan, machine, "tp") / share + messages * waits
     if plan.cp > 1:
         sent = context_sent_bytes(block, kind=parallel.cp_kind, element_bytes=a, cp=plan.cp, tp=plan.tp)

@@ -32,6 +32,8 @@ LAUNCHES = {"cpu": 1, "cuda": 8}
 """Of the same work one behind the other, where the host gives work ahead and would be timed with a single one."""
 BLOCKS = 2, 6
 """Of the two stages whose difference is what blocks take."""
+IN_A_ROW = 20
+"""Times that something is done without a wait between."""
 NEARLY_NONE = 1e-9
 
 
@@ -78,6 +80,22 @@ class Bench:
 
         both()
         return max(NEARLY_NONE, median(self._once(both) - self._once(before) for _ in range(TRIES)))
+
+    def seconds_in_a_row(self, work: Callable[[], object], before: Callable[[], object]) -> float:
+        """What something takes behind other work as a step has it: again and again, with nobody waiting between."""
+
+        def row(*each: Callable[[], object]) -> Callable[[], None]:
+            def run() -> None:
+                for _ in range(IN_A_ROW):
+                    for one in each:
+                        one()
+
+            return run
+
+        both, alone = row(before, work), row(before)
+        both()
+        found = median(self._once(both) - self._once(alone) for _ in range(TRIES))
+        return max(NEARLY_NONE, found / IN_A_ROW)
 
     def _median(self, once: Callable[[], float]) -> float:
         """Of the last tries, when the device has been at work for a while. Not for messages: ranks may try more or less

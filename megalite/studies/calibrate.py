@@ -3,6 +3,7 @@
     peak            the fastest of a few large square products, by format, or of the config's own
     bandwidth       a copy
     link            an all-reduce of a large stream over the ranks of this node, behind a product that makes it
+    meeting         half an all-reduce of a micro-batch's stream, in a row with such products, on CPUs, less its bytes
     products        products at the shapes of the config's blocks, over the peak, without what reading and writing takes
     overhead        a block's passes over hardly any tokens, without their products
     passes          what is left of a block's passes over a micro-batch
@@ -173,6 +174,9 @@ def _measure(
     }
     if halves != 1.0:
         found["halves"] = halves
+    meeting = _meeting(bench, tokens, num_ranks, link) if device_type == "cpu" and num_ranks > 1 else 0.0
+    if meeting > overhead:
+        found["meeting"] = meeting
     if rank == 0:
         found["constants"]["passes"] = _passes(bench, Machine(**found, sources={}), of_block)
         queue.put(found)
@@ -259,10 +263,18 @@ def _halves(bench: Bench, tokens: int, num_ranks: int, link: float) -> float:
     return _sent_bytes(stream, num_ranks) / bench.seconds_behind(both, make) / link
 
 
-def _stream(bench: Bench, tokens: int) -> tuple[Tensor, Callable[[], object]]:
-    """A large one, so that how a message begins counts little, which `overhead` has, and a product that makes it."""
+def _meeting(bench: Bench, tokens: int, num_ranks: int, link: float) -> float:
+    """Seconds of half a sum of a micro-batch's stream, as blocks send it, besides its bytes."""
+    stream, make = _stream(bench, tokens, least_bytes=0)
+    whole = bench.seconds_in_a_row(lambda: dist.all_reduce(stream), make)
+    return (whole - _sent_bytes(stream, num_ranks) / link) / 2
+
+
+def _stream(bench: Bench, tokens: int, *, least_bytes: int = LEAST_SENT_BYTES) -> tuple[Tensor, Callable[[], object]]:
+    """One of so many tokens, or more, and a product that makes it. Of a large one how a message begins counts little,
+    which `overhead` has, or `meeting`."""
     hidden = bench.model.hidden_size
-    tokens = max(tokens, LEAST_SENT_BYTES // (ELEMENT_BYTES[bench.config.precision.dtype] * hidden))
+    tokens = max(tokens, least_bytes // (ELEMENT_BYTES[bench.config.precision.dtype] * hidden))
     x, weight, stream = bench.draw(tokens, hidden), bench.draw(hidden, hidden), bench.draw(tokens, hidden)
     return stream, lambda: torch.mm(x, weight, out=stream)
 

@@ -137,6 +137,10 @@ def test_what_a_machine_changes():
     found = time_of(8, changed(constants=waiting, hides_messages=False), **layout).parts
     assert found["host"] == pytest.approx(32 * 32 * 3)  # a second for a block and for each message
     assert found["tp"] == pytest.approx(32 * 32 * 8, rel=1e-3)
+    meeting = changed(constants=waiting, hides_messages=False, meeting=2.0)  # a sum is a scatter and a gather
+    divided = {"parallel": {**layout["parallel"], "sequence_parallel": False}}
+    assert time_of(8, meeting, **layout).parts["tp"] == pytest.approx(32 * 32 * 16, rel=1e-3)
+    assert time_of(8, meeting, **divided).parts["tp"] == pytest.approx(32 * 32 * 16, rel=1e-3)
     assert "host" not in {name for name, seconds in time_of(8, changed(), **layout).parts.items() if seconds}
     ahead = time_of(8, changed(constants=waiting)).parts  # a GPU that waits for its host has all else done meanwhile
     assert sum(ahead[name] for name in ("host", "products", "attention", "passes")) == pytest.approx(

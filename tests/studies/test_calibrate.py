@@ -36,6 +36,7 @@ def test_a_machine_is_measured(tmp_path: Path):
     assert 1e8 < found.memory_bandwidth < 1e13
     assert 1e6 < found.link < 1e12
     assert 0.0 < found.constants.products <= 1.0
+    assert found.meeting is None or found.constants.overhead < found.meeting < 1.0
     assert 0.0 < found.constants.overhead < 1.0  # beside other work, what blocks take may be lost in it
     assert all("calibrate" in source or "not measured" in source for source in found.sources.values())
 
