@@ -39,12 +39,21 @@ def _of_layout(config: Config) -> Iterator[Conflict]:
         yield "train.offload_activations copies by a stream of its own, when it has room", "offload_activations=false"
     if train.preference is not None:
         yield "train.preference asks a second model beside each micro-batch", "preference=null"
+    if train.loss is not None:
+        yield (
+            f"the loss {train.loss.name} is a plug-in's, and may take numbers from the host or remember some",
+            "loss=null",
+        )
+    if train.components:
+        yield "a component of a plug-in may change between steps what was recorded", "components={}"
 
 
 def _of_numbers(config: Config) -> Iterator[Conflict]:
     precision = config.precision
     if precision.dtype == "fp32":
         yield "in fp32 attention goes from document to document, on the host", "precision.dtype=bf16"
+    elif precision.dtype != "bf16" and config.model.moe is not None:
+        yield "products of experts are made in groups in bf16 alone, and one by one else", "precision.dtype=bf16"
     for name in ("fp8", "fp4", "qat"):
         if getattr(precision, name) is not None:
             yield f"layers of precision.{name} change their way between micro-batches", f"{name}=null"

@@ -186,6 +186,9 @@ def _stage_memory(
         + kept.after_backward
         + _traffic(config, plan, stage)
         + rounded_bytes_by_stage(config, plan)[stage]
+        + (
+            during if config.train.cuda_graphs else 0
+        )  # a record keeps its own, beside those of passes that are computed
         + _reference(config, plan, numbers),
         apart=min(logits, block_at_work) + min(during, kept.after_backward + kept.late_gradients),
     )

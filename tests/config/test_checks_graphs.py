@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 
 from megalite.config.checks_graphs import check_graphs
@@ -50,6 +52,10 @@ REFUSED = {
         {"precision": {"dtype": "fp32"}},
         "in fp32 attention goes from document to document, on the host; use precision.dtype=bf16",
     ),
+    "experts in fp16": (
+        {"precision": {"dtype": "fp16"}, "model": {**MODEL, "moe": EXPERTS}},
+        "products of experts are made in groups in bf16 alone, and one by one else; use precision.dtype=bf16",
+    ),
     "FP8": (
         {"precision": {"dtype": "bf16", "fp8": {"backend": "scaled_mm"}}},
         "layers of precision.fp8 change their way between micro-batches; use fp8=null",
@@ -84,6 +90,26 @@ def said(given: Config) -> list[str]:
 @pytest.mark.parametrize(("sections", "why"), REFUSED.values(), ids=REFUSED)
 def test_refused(sections: dict, why: str):
     assert said(config(**sections)) == [f"train.cuda_graphs: {why}, or false"]
+
+
+@pytest.mark.parametrize(
+    ("settings", "why"),
+    [
+        (
+            {"loss": SimpleNamespace(name="mine")},
+            "the loss mine is a plug-in's, and may take numbers from the host or remember some; use loss=null",
+        ),
+        (
+            {"components": {"mine": {}}},
+            "a component of a plug-in may change between steps what was recorded; use components={}",
+        ),
+    ],
+)
+def test_plug_ins_that_may_change_a_pass(settings: dict, why: str):
+    given = config()
+    assert said(given.model_copy(update={"train": given.train.model_copy(update=settings)})) == [
+        f"train.cuda_graphs: {why}, or false"
+    ]
 
 
 @pytest.mark.parametrize(

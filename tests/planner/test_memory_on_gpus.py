@@ -8,6 +8,17 @@ from megalite.planner.memory import block_activations, memory_by_stage, recomput
 from tests.planner.test_memory import planned
 
 
+def test_a_record_keeps_a_pass_of_its_own():
+    """With `train.cuda_graphs`: what blocks and head keep once more, and the larger of logits and a block at work."""
+    plain, recorded = (
+        memory_by_stage(*planned(train={"steps": 1, "device": "cuda", "cuda_graphs": is_recorded}))[0]
+        for is_recorded in (False, True)
+    )
+    added = recorded.buffers - plain.buffers
+    assert plain.activations < added <= plain.activations + plain.head
+    assert recorded.total - plain.total == added
+
+
 def test_shared_memory_is_two_pieces_of_the_stream():
     """What torch's ops copy through, for `parallel.async_tp`: twice a rank's rows."""
     tp = {"tp": 2, "sequence_parallel": True}

@@ -30,6 +30,7 @@ def main(library: str) -> dict[str, Any]:
         "constants": try_constants(),
         "shapes": try_shapes(),
         "nothing finite": try_pass(lambda batch, scale: batch.tokens.float() * torch.nan),
+        "many": try_many_micro_batches(),
         "forgotten": try_forgetting(),
     }
     del device
@@ -135,7 +136,7 @@ def try_constants() -> dict[str, Any]:
     for step in range(8):
         factor[0] = 1.0 if step < 4 else 3.0
         worst.append(trial.differs(step, [TWO, TWO]))
-    return {"worst": max(worst), "repeated": seen.calls["graph replayed"]}
+    return {"worst": max(worst), "repeated": seen.calls["graph replayed"], "records": num_records(trial)}
 
 
 def try_shapes() -> dict[str, Any]:
@@ -147,7 +148,30 @@ def try_shapes() -> dict[str, Any]:
     seen.clear()
     worst = max(trial.differs(step, [each]) for step in range(3) for each in (TWO, THREE, FIVE))
     graphs.MOST_GRAPHS = before
-    return {"worst": worst, "repeated": seen.calls["graph replayed"], "shapes": len(trial.graphs._by_shape)}
+    return {"worst": worst, "repeated": seen.calls["graph replayed"], "records": num_records(trial)}
+
+
+def num_records(trial: Trial) -> int:
+    """Of shapes that are repeated from now on."""
+    return sum(each.graph is not None for each in trial.graphs._by_shape.values())
+
+
+def try_many_micro_batches() -> dict[str, Any]:
+    """Losses are added up in their order, however many there are."""
+    import torch
+
+    trial = Trial(lambda batch, scale: batch.tokens.float() * 1.1 * scale)
+    differs = []
+    for step in range(4):
+        batches = [make_batch(100 * step + number, TWO) for number in range(23)]
+        scale = torch.full((), 0.3, device="cuda")
+        trial.total.zero_()
+        losses = trial.graphs.train(batches, scale)
+        wanted = torch.zeros((), device="cuda")
+        for batch in batches:
+            wanted += trial.run(batch, scale)[0]
+        differs.append((losses[0] - wanted).abs().item())
+    return {"worst": max(differs)}
 
 
 def try_forgetting() -> dict[str, Any]:

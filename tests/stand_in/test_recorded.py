@@ -36,12 +36,16 @@ def test_a_pass_that_remembers_another_micro_batch_is_found_out(answer):
 
 
 def test_what_the_host_changes_between_steps_is_recorded_again(answer):
-    """Of eight steps of two micro-batches the first with each number are computed."""
-    assert answer["constants"] == {"worst": 0.0, "repeated": 12}
+    """Of eight steps of two micro-batches the first with each number are computed; records of the other are gone."""
+    assert answer["constants"] == {"worst": 0.0, "repeated": 12, "records": 1}
+
+
+def test_losses_are_added_up_in_order(answer):
+    assert answer["many"] == {"worst": 0.0}
 
 
 def test_shapes_that_are_too_many_are_computed(answer):
-    assert answer["shapes"] == {"worst": 0.0, "repeated": 4, "shapes": 2}
+    assert answer["shapes"] == {"worst": 0.0, "repeated": 4, "records": 2}
 
 
 def test_what_is_forgotten_is_recorded_again(answer):

@@ -95,12 +95,13 @@ class MicroBatchGraphs:
     Args:
         run: both passes of a micro-batch.
         totals: tells the tensors that a pass adds to, zero before a step's first one; they stay where they are.
-        constants: tells what a pass takes from the host, which is recorded as it is; it may change between steps.
+        constants: tells what a pass takes from the host; when it changes, between steps, all is recorded anew.
     """
 
     def __init__(self, run: Run, totals: Callable[[], Sequence[Tensor]], constants: Callable[[], Any]):
         self._run, self._totals, self._constants = run, totals, constants
         self._by_shape: dict[tuple[Any, ...], _Record] = {}
+        self._recorded_with: Any = None
         self._stream: torch.cuda.Stream | None = None
         self._pool: Any = None
 
@@ -110,11 +111,15 @@ class MicroBatchGraphs:
         Raises:
             UnavailableError: they cannot be recorded, or a graph does something else.
         """
-        losses = [
-            self._train_one(FixedBatch.of(batch), scale, is_first=number == 0).clone()
-            for number, batch in enumerate(batches)
-        ]
-        return torch.stack(losses).sum(0)
+        if (constants := self._constants()) != self._recorded_with:
+            self.forget()
+            self._recorded_with = constants
+        total = None
+        for batch in batches:  # one after the other, as without graphs
+            losses = self._train_one(FixedBatch.of(batch), scale, is_first=total is None)
+            total = losses.clone() if total is None else total + losses
+        assert total is not None, "a step has a micro-batch"
+        return total
 
     def forget(self) -> None:
         """Give all memory back; what comes is recorded anew."""
@@ -122,15 +127,14 @@ class MicroBatchGraphs:
         self._pool = None
 
     def _train_one(self, batch: FixedBatch, scale: Tensor, *, is_first: bool) -> Tensor:
-        shape = (self._constants(), batch.shape())
-        found = self._by_shape.get(shape)
+        found = self._by_shape.get(shape := batch.shape())
         if found is None:
-            if len(self._by_shape) < MOST_GRAPHS:
-                self._by_shape[shape] = _Record.of(batch, scale)
+            self._by_shape[shape] = _Record.of(batch, scale)
             return self._run(batch, scale)
         if found.graph is not None:
             return found.repeat(batch, scale)
-        return self._record(found, batch, scale) if is_first else self._run(batch, scale)
+        is_wanted = is_first and sum(each.graph is not None for each in self._by_shape.values()) < MOST_GRAPHS
+        return self._record(found, batch, scale) if is_wanted else self._run(batch, scale)
 
     def _record(self, buffers: _Record, batch: FixedBatch, scale: Tensor) -> Tensor:
         stream = self._stream = self._stream or torch.cuda.Stream(scale.device)
@@ -142,6 +146,8 @@ class MicroBatchGraphs:
         try:
             with torch.cuda.graph(graph, pool=self._pool, stream=stream, capture_error_mode="thread_local"):
                 losses = self._run(buffers.batch, buffers.scale)
+        except torch.OutOfMemoryError:
+            raise
         except RuntimeError as error:
             why = str(error).splitlines()[0]
             raise UnavailableError(f"train.cuda_graphs: a micro-batch cannot be recorded ({why}); {INSTEAD}") from error
