@@ -141,16 +141,6 @@ def _gib(num_bytes: int) -> str:
     return f"{num_bytes / GIB:.1f} GiB"
 
 
-def check_recording(has_gpus: bool) -> None:
-    """Refuse `train.cuda_graphs` where there is nothing that records.
-
-    Raises:
-        UserError: what was found, and what to set instead.
-    """
-    if not has_gpus:
-        raise UserError("train.cuda_graphs: it is for GPUs, and this rank is on the CPU; use false")
-
-
 def check_shared_memory(has_gpus: bool, tp: int, local_world_size: int | None) -> None:
     """Refuse `parallel.async_tp` where the ranks of tp have no GPUs, or not all in one node.
 

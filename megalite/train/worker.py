@@ -135,14 +135,12 @@ def connect_rank(
     from megalite.parallel.axes import connect, connect_world
     from megalite.parallel.mesh import Mesh
     from megalite.train.device import choose_device, free_bytes
-    from megalite.train.fit import check_device_memory, check_recording, check_shared_memory
+    from megalite.train.fit import check_device_memory, check_shared_memory
     from megalite.train.same_run import check_same_run
 
     plan = stages[0].plan
     mesh = Mesh(plan.pp, plan.dp, plan.cp, plan.tp, plan.ep)
     device = choose_device(config.train.device, place.local_rank)
-    if config.train.cuda_graphs:
-        check_recording(device.type != "cpu")
     if config.parallel.async_tp:
         check_shared_memory(device.type != "cpu", plan.tp, place.local_world_size)
     if device.type == "cuda" and not is_forced:

@@ -15,7 +15,6 @@ from megalite.train.fit import (
     PROCESS_BYTES,
     check_device_memory,
     check_fit,
-    check_recording,
     check_shared_memory,
     needed_bytes,
 )
@@ -120,12 +119,6 @@ def test_a_device_that_is_too_small():
     check_device_memory(config, plan, 1, needed)
     with pytest.raises(UserError, match=r"pipeline stage 1 needs about .* of its device.* fits"):
         check_device_memory(config, plan, 1, needed - 1)
-
-
-def test_records_need_a_gpu():
-    check_recording(True)
-    with pytest.raises(UserError, match=r"train\.cuda_graphs: it is for GPUs, and this rank is on the CPU; use false"):
-        check_recording(False)
 
 
 def test_memory_that_ranks_share():

@@ -7,10 +7,11 @@ import os
 
 import pytest
 
-from megalite.errors import EXIT_FAULT, UserError
+from megalite.errors import EXIT_BAD_INPUT, EXIT_FAULT, UserError
 from megalite.train import worker
 from megalite.train.failures import error_path, read_error
 from megalite.train.place import MPI_VARIABLES, RENDEZVOUS_VARIABLE, Place, given_place
+from tests.kit.runs import megalite, write_run
 
 NAMES = (
     "RANK",
@@ -104,3 +105,12 @@ def test_a_full_disk_is_told_in_words(tmp_path, number):
     message = read_error(error_path(tmp_path, 0))["message"]
     assert message.startswith(f"[Errno {number}] ")
     assert f"run.dir={tmp_path}; make room and start again" in message
+
+
+def test_records_of_micro_batches_need_a_gpu(tmp_path):
+    """Said by the run, where the config leaves the device open; no step is done."""
+    config = write_run(tmp_path)
+    outcome = megalite("train", config, "train.cuda_graphs=true", "train.device=auto", "precision.dtype=bf16")
+    assert outcome.returncode == EXIT_BAD_INPUT, outcome.stderr
+    assert "train.cuda_graphs: it is for GPUs, and this run is on the CPU; use false" in outcome.stderr
+    assert "step 1/" not in outcome.stdout + outcome.stderr

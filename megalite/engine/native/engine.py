@@ -31,6 +31,7 @@ from megalite.engine.stage_state import EngineOfState, StageState
 from megalite.engine.steps import PRODUCT_DTYPES, count_loss, losses_of_step, sums_on_host, token_axes
 from megalite.engine.update import Update
 from megalite.engine.wire import choose_wire
+from megalite.errors import UnavailableError
 from megalite.layers.mlp import MLP
 from megalite.model.initialize import EXPERT_MARK, WeightSource, stage_weights
 from megalite.model.transformer import Stage
@@ -183,6 +184,8 @@ class NativeEngine(EngineOfState):
 
     def _plan_graphs(self) -> MicroBatchGraphs:
         stage, train, program = self.stage, self._runner.train, self._programs.training(1)
+        if next(stage.parameters()).device.type == "cpu":
+            raise UnavailableError("train.cuda_graphs: it is for GPUs, and this run is on the CPU; use false")
 
         def run(batch: Batch, scale: Tensor) -> Tensor:
             return losses_of_step(train(program, [batch], scale), stage)
