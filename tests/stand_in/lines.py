@@ -16,7 +16,7 @@ from typing import Any
 
 from tests.kit.paths import ROOT
 
-CUDA = re.compile(r"cuda|\b_?gpu\b|pin_memory|CUBLAS|nccl", re.IGNORECASE)
+CUDA = re.compile(r"cuda(?!_graphs)|\b_?gpu\b|pin_memory|CUBLAS|nccl", re.IGNORECASE)
 
 SIMPLE = (ast.Assign, ast.AnnAssign, ast.AugAssign, ast.Expr, ast.Return, ast.Raise, ast.Delete, ast.Assert)
 

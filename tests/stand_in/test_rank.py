@@ -127,9 +127,6 @@ NOT_RUN = {
         'return torch.device("cuda", os.getpid() % torch.cuda.device_': "`megalite embed`: docs/gpu-queue.md, 23",
     },
     "megalite/layers/attention.py": {"return attend_by_document": "torch before 2.10"},
-    "megalite/engine/native/engine.py": {
-        'raise UnavailableError("train.cuda_graphs: it is for GPUs, and': WITHOUT_GPU,
-    },
     "megalite/layers/flash.py": {
         'raise UnavailableError(f"{setting}: it is for GPUs, and this': WITHOUT_GPU,
         "found = torch.cuda.get_device_capability(device)": "a FlashAttention that is installed",

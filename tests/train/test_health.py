@@ -118,7 +118,7 @@ def plant_nan() -> None:
     def step_with_nan(loop: TrainingLoop, step: int, batches: list[Batch]) -> tuple[Step, StepResult]:
         if step != NAN_STEP or loop.run.axes.global_rank == 0:
             return step_as_usual(loop, step, batches)
-        weight = next(loop.run.engine.stage.parameters())
+        weight = loop.run.engine.stage.final_norm.weight  # of a lookup or a product autograd makes none
         hook = weight.register_hook(lambda gradient: torch.full_like(gradient, torch.nan))
         result = step_as_usual(loop, step, batches)
         hook.remove()

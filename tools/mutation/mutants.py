@@ -32,8 +32,8 @@ MUTANTS = (
     ),
     Mutant(
         "engine/native/replication.py",
-        "bucket, _Message(work, mine, everybodys)\n",
-        "bucket, _Message(work, mine, everybodys)\n            self._gatherings[number][1].wait()\n",
+        "bucket, _Message(works, mine, everybodys)\n",
+        "bucket, _Message(works, mine, everybodys)\n            self._gatherings[number][1].wait()\n",
         "engine/test_replication.py",
     ),
     Mutant(
