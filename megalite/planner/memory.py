@@ -172,6 +172,7 @@ def _stage_memory(
     activations = two_inputs if is_away else in_blocks
     block_at_work = for_a_moment + kept.in_blocks
     during = activations + lasting + max(logits, block_at_work)
+    recorded = during if config.train.cuda_graphs else 0  # by a graph, beside what passes that are computed take
     return StageMemory(
         stage=stage,
         num_parameters=numbers.parameters,
@@ -186,9 +187,7 @@ def _stage_memory(
         + kept.after_backward
         + _traffic(config, plan, stage)
         + rounded_bytes_by_stage(config, plan)[stage]
-        + (
-            during if config.train.cuda_graphs else 0
-        )  # a record keeps its own, beside those of passes that are computed
+        + recorded
         + _reference(config, plan, numbers),
         apart=min(logits, block_at_work) + min(during, kept.after_backward + kept.late_gradients),
     )

@@ -204,7 +204,7 @@ class NativeEngine(EngineOfState):
             return losses_of_step(loss, self.stage)
         self._replication.wait_for_weights()
         self._sums.begin_with_zeros()
-        with span("backward"):
+        with span("backward"):  # both passes, which a record has as one
             return self._graphs.train(batches, scale)
 
     def _forget_graphs(self) -> None:
