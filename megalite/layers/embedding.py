@@ -51,8 +51,8 @@ class VocabParallelEmbedding(nn.Module):
 
     @property
     def hands_over(self) -> bool:
-        """Whether somebody else gets the table's gradients, row by row. Not on a GPU, which would add rows up in an order
-        that chance decides; there autograd makes the whole gradient, in little time."""
+        """Whether somebody else gets the table's gradients, row by row. Not on a GPU, which would add rows up in an
+        order that chance decides; there autograd makes the whole gradient, in little time."""
         return self.take_gradient is not None and self.weight.device.type == "cpu"
 
     def forward(self, tokens: Tensor, documents: Documents) -> Tensor:
