@@ -59,6 +59,12 @@ def _meminfo(name: str) -> int:
     return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(f"{name}:"))
 
 
+def peak_process_bytes() -> int:
+    """The most memory that this program has held; `getrusage` counts what its process held before as another one."""
+    lines = (PROC / "self" / "status").read_text().splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM:"))
+
+
 def num_killed_for_memory() -> int:
     """Processes that the kernel has killed for want of memory so far: on this machine, and in our control groups.
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import pytest
 
 from megalite import host
@@ -34,3 +37,11 @@ def test_a_machine_that_does_not_say(tmp_path, monkeypatch):
     """No file, no flags."""
     monkeypatch.setattr(host, "PROC", tmp_path / "none")
     assert host.cpu_flags() == set()
+
+
+def test_a_program_has_a_peak_of_its_own():
+    """Whatever the one held that started it."""
+    ballast = b"1" * 2**28
+    asked = [sys.executable, "-c", "from megalite.host import peak_process_bytes; print(peak_process_bytes())"]
+    found = int(subprocess.check_output(asked, text=True))
+    assert 2**20 < found < len(ballast) < host.peak_process_bytes()

@@ -225,6 +225,13 @@ def mlp_bytes(mlp: FeedForwardSpec | ExpertsSpec, *, element_bytes: int, tp: int
     return sum(element_bytes * ACTIVATIONS[each.activation].num_kept * (each.width // tp) for each in layers)
 
 
+def mlp_gradient_bytes(mlp: FeedForwardSpec | ExpertsSpec, *, element_bytes: int, tp: int = 1) -> int:
+    """Bytes of one token that the backward pass of an MLP's activation has beside what the MLP keeps: gradients of its
+    result and of what it was made from, while the result itself is needed no more."""
+    layers = (mlp,) if isinstance(mlp, FeedForwardSpec) else mlp.active
+    return sum(element_bytes * each.num_expanding * (each.width // tp) for each in layers)
+
+
 def dispatch_bytes(mlp: FeedForwardSpec | ExpertsSpec, hidden_size: int, *, element_bytes: int) -> int:
     """Bytes of one token around its experts, beside an MLP's: a copy of it for each, what each puts out, and what the
     router keeps, in whose format the token is too. In its own it is kept for the shared MLP alone."""

@@ -110,7 +110,7 @@ def check(
     rows = {"engine": _engine(loaded, engine), "optimizer": state, "pipeline": _pipeline(loaded, plan)}
     rows |= {"sent a step": _sent(traffic), "exports as": export_as}
     table = _plan_table(plan, rows)
-    tables = (table, _memory_table(plan, memory), *map(_lengths_table, filter(None, [by_length])))
+    tables = (table, _memory_table(lengths[0][0], plan, memory), *map(_lengths_table, filter(None, [by_length])))
     _print_report(title, tables, json_config, notes)
 
 
@@ -300,20 +300,23 @@ def _experts_row(model: Architecture) -> dict[str, str]:
     return {"experts": f"{each}; {moe.top_k} a token, which meets {count_active_parameters(model):,} parameters"}
 
 
-def _memory_table(plan: RunPlan, memory: tuple[StageMemory, ...]) -> Table:
+def _memory_table(config: Config, plan: RunPlan, memory: tuple[StageMemory, ...]) -> Table:
+    from megalite.planner.process import process_bytes
+
     large = max(stage.total for stage in memory) >= 10 * 2**30
     unit, size, decimals = ("GiB", 2**30, 1) if large else ("MiB", 2**20, 0)
     parts = {"weights": "weights", "gradients": "grads", "optimizer": "optim", "activations": "activ"}
     parts |= {"head": "head", "buffers": "comm", "total": "total"}
     parts |= {"host": "on the host"} if any(stage.host for stage in memory) else {}
-    table = _table(
-        "stage", "blocks", "parameters", *parts.values(), title=f"{unit} of tensors on each rank, at the peak of a step"
-    )
+    of_processes = ["process"] if config.train.device == "cpu" else []
+    title = f"{unit} of tensors on each rank, at the peak of a step"
+    table = _table("stage", "blocks", "parameters", *parts.values(), *of_processes, title=title)
     for column in table.columns[2:]:
         column.justify = "right"
     for stage in memory:
         sizes = stage.to_dict()
-        shares = [f"{sizes[part] / size:,.{decimals}f}" for part in parts]
+        taken = [sizes[part] for part in parts] + [process_bytes(config, stage.total) for _ in of_processes]
+        shares = [f"{each / size:,.{decimals}f}" for each in taken]
         table.add_row(str(stage.stage), _ranges(plan, stage.stage), f"{stage.num_parameters:,}", *shares)
     return table
 

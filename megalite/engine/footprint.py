@@ -29,6 +29,10 @@ beside the bf16 gradient of the micro-batch."""
 ZERO3_LIVE_PARAMETERS = 10**9
 """DeepSpeed's stage3_max_live_parameters: weights that stage 3 keeps gathered at most."""
 
+ZERO3_PREFETCHED = 5 * 10**7
+"""DeepSpeed's stage3_prefetch_bucket_size: weights of blocks that come in one message at most, which is there beside
+what it is copied to until the last of them is used."""
+
 ALLREDUCE_ELEMENTS = 5 * 10**8
 """DeepSpeed's MEMORY_OPT_ALLREDUCE_SIZE: gradient elements copied into one message where ZeRO has no bucket."""
 
@@ -165,7 +169,10 @@ def _deepspeed(config: Config, plan: RunPlan, numbers: EngineNumbers) -> Footpri
         sent = min(num_parameters, ALLREDUCE_ELEMENTS) * FP32_BYTES if plan.num_replicas > 1 else 0
     else:
         sent = element * deepspeed_config(config, plan)["zero_optimization"]["reduce_bucket_size"]
-    gathers = sharding.weights and plan.num_replicas > 1
+    gathered = 0
+    if sharding.weights and plan.num_replicas > 1:
+        in_blocks = num_parameters - outer_parameters(plan)
+        gathered = element * (min(num_parameters, ZERO3_LIVE_PARAMETERS) + min(in_blocks, ZERO3_PREFETCHED))
     gradients = num_parameters * GRADIENT_BYTES[dtype][zero] // (plan.num_replicas if sharding.gradients else 1)
     copied = 0  # while averages are evaluated; the other engines have memory of gradients for that
     if any(averages(name) for name in config.optimizer.names):
@@ -174,8 +181,7 @@ def _deepspeed(config: Config, plan: RunPlan, numbers: EngineNumbers) -> Footpri
         weights=num_parameters * element // (plan.num_replicas if sharding.weights else 1),
         gradients=gradients,
         optimizer=(state_bytes + num_parameters * masters) // (plan.num_replicas if sharding.optimizer else 1),
-        buffers=(element * min(num_parameters, ZERO3_LIVE_PARAMETERS) if gathers else 0)
-        + (0 if sends_themselves else sent),
+        buffers=gathered + (0 if sends_themselves else sent),
         after_backward=max(sent if sends_themselves else 0, copied),
         late_gradients=gradients if zero == 2 and plan.grad_accum_steps == 1 else 0,
     )

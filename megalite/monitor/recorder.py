@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import resource
 from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
@@ -13,6 +12,7 @@ import torch
 from megalite.config.plan import RunPlan
 from megalite.config.schema import Config
 from megalite.engine.protocol import StepResult
+from megalite.host import peak_process_bytes
 from megalite.monitor.boards import Board, open_boards
 from megalite.monitor.display import Display, Silence
 from megalite.monitor.records import STEP_KEYS, Events, JsonLines, drop_steps_after, last_event
@@ -175,7 +175,7 @@ def peak_memory_bytes() -> int:
     """The most memory that this rank has held: what torch has allocated on its GPU, or the process on a CPU."""
     if torch.cuda.is_initialized():
         return torch.cuda.max_memory_allocated()
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    return peak_process_bytes()
 
 
 def _losses(record: Mapping[str, Any]) -> dict[str, float]:

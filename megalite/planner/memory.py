@@ -21,7 +21,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 
-from megalite.architecture.architecture import BlockKind, BlockSpec
+from megalite.architecture.architecture import BlockKind, BlockSpec, ExpertsSpec, FeedForwardSpec
 from megalite.architecture.attention_costs import gathered_bytes
 from megalite.architecture.costs import (
     ELEMENT_BYTES,
@@ -30,6 +30,7 @@ from megalite.architecture.costs import (
     block_activation_bytes,
     block_held_bytes,
     mlp_bytes,
+    mlp_gradient_bytes,
 )
 from megalite.architecture.norms import NORMS
 from megalite.architecture.weights import vocab_rows_per_rank
@@ -165,10 +166,10 @@ def _stage_memory(
     blocks: _KeptByBlocks,
 ) -> StageMemory:
     kept = footprint(config, plan, numbers)
-    in_blocks, for_a_moment = _activations(config, plan, stage, order, blocks)
+    of_each, logits = _head(config, plan) if stage == plan.chunk_ranks[-1] else (0, 0)
+    in_blocks, for_a_moment, lasting = _activations(config, plan, stage, order, blocks, of_each)
     is_away = config.train.offload_activations and config.train.device != "cpu"
     two_inputs = 2 * _micro_batch_tokens(config) * ELEMENT_BYTES[config.precision.dtype] * _stream_width(config, plan)
-    lasting, logits = _head(config, plan, order) if stage == plan.chunk_ranks[-1] else (0, 0)
     activations = two_inputs if is_away else in_blocks
     block_at_work = for_a_moment + kept.in_blocks
     during = activations + lasting + max(logits, block_at_work)
@@ -203,22 +204,31 @@ def _reference(config: Config, plan: RunPlan, numbers: EngineNumbers) -> int:
 
 
 def _activations(
-    config: Config, plan: RunPlan, stage: int, order: Sequence[Operation], blocks: _KeptByBlocks
-) -> tuple[int, int]:
-    """What the chunks keep at most for the micro-batches in flight; and what is there for a block at a time:
-    recomputation brings it back, and an MLP in chunks has it."""
+    config: Config, plan: RunPlan, stage: int, order: Sequence[Operation], blocks: _KeptByBlocks, at_the_head: int
+) -> tuple[int, int, int]:
+    """What the chunks keep at most for the micro-batches in flight; what is there for a block at a time, because
+    recomputation brings it back, or inside an MLP; and what the head's part of each micro-batch adds to the former."""
     mine, tokens = plan.blocks_of(stage), _micro_batch_tokens(config)
     again = max((blocks.again[index] for index in mine), default=0)
-    in_mlp = 0 if config.train.mlp_chunk_tokens is None else _in_mlp(config, plan, blocks_among(plan, mine))
-    return tokens * int(peak_kept(order, blocks.by_chunk)), tokens * again + in_mlp
+    by_chunk = [ChunkCosts(kept=tokens * each.kept, held=tokens * each.held) for each in blocks.by_chunk]
+    in_blocks, last = int(peak_kept(order, by_chunk)), by_chunk[-1]
+    by_chunk[-1] = ChunkCosts(kept=last.kept + at_the_head, held=last.held + at_the_head)
+    return in_blocks, tokens * again + _in_mlp(config, plan, mine), int(peak_kept(order, by_chunk)) - in_blocks
 
 
-def _in_mlp(config: Config, plan: RunPlan, blocks: Sequence[BlockSpec]) -> int:
-    """Inside the widest of some MLPs that take a chunk of tokens at a time."""
+def _in_mlp(config: Config, plan: RunPlan, blocks: Iterable[int]) -> int:
+    """Inside the widest of some MLPs: gradients, which compiled blocks have in place of what is brought back; and what
+    it keeps, where it takes a chunk of tokens at a time."""
     a, tokens, chunk = ELEMENT_BYTES[config.precision.dtype], _micro_batch_tokens(config), config.train.mlp_chunk_tokens
-    inside = max((mlp_bytes(block.feed_forward, element_bytes=a, tp=plan.tp) for block in blocks), default=0)
+    are_compiled = is_compiled(config, plan)
+
+    def inside(mlp: FeedForwardSpec | ExpertsSpec) -> int:
+        kept = 0 if chunk is None else mlp_bytes(mlp, element_bytes=a, tp=plan.tp)
+        return kept + (0 if are_compiled else mlp_gradient_bytes(mlp, element_bytes=a, tp=plan.tp))
+
+    widest = max((inside(block.feed_forward) for block in blocks_among(plan, blocks)), default=0)
     pieces = plan.tp if config.parallel.sequence_parallel else 1  # gathered inside, so that a chunk there is tp of them
-    return min((chunk or tokens) * pieces, tokens) * inside
+    return min((chunk or tokens) * pieces, tokens) * widest
 
 
 @dataclass(frozen=True)
@@ -263,8 +273,9 @@ def _around_prediction(config: Config, plan: RunPlan) -> int:
     return 3 * (wide + normalised) + 2 * a * stream
 
 
-def _head(config: Config, plan: RunPlan, order: Sequence[Operation]) -> tuple[int, int]:
-    """The final norm and the gradients that the loss makes in its forward pass; and the larger of its transients.
+def _head(config: Config, plan: RunPlan) -> tuple[int, int]:
+    """The final norm and the gradients that the loss makes in a micro-batch's forward pass; and the larger of its
+    transients.
 
     Those are a chunk of logits with as many in fp32 as are measured at once, or with the product that is added to the
     gradient, and in the backward pass the scaled fp32 gradient.
@@ -284,9 +295,7 @@ def _head(config: Config, plan: RunPlan, order: Sequence[Operation]) -> tuple[in
         product = (a + (FP32_BYTES if tokens > chunk else 0)) * matrix
     norm = tokens * (FP32_BYTES + a) * stream
     gradients = tokens * 2 * a * plan.model.hidden_size + FP32_BYTES * matrix
-    last = [operation for operation in order if operation.chunk == len(plan.chunk_ranks) - 1]
-    in_flight = int(peak_kept(last, [ChunkCosts(held=1.0)] * len(plan.chunk_ranks)))
-    lasting = (1 + plan.model.num_predictions) * in_flight * (norm + gradients)
+    lasting = (1 + plan.model.num_predictions) * (norm + gradients)
     return lasting, max(logits + max(wide, product), FP32_BYTES * matrix)
 
 

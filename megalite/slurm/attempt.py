@@ -22,7 +22,7 @@ from megalite.slurm.network_partition import find_partition
 from megalite.slurm.node_selection import NodeAssignment
 from megalite.slurm.outcome import AttemptOutcome, NextAction, RankExit, find_outcome, read_errors
 from megalite.slurm.storage import STORAGE_FAULTS
-from megalite.train.fork_server import ALLOCATOR
+from megalite.train.fork_server import RANK_MEMORY
 from megalite.train.heartbeat import DONE, Beat, read_beats
 from megalite.train.place import ATTEMPT_VARIABLE
 from megalite.train.run_folder import LOGS
@@ -91,7 +91,7 @@ class Attempt:
             hosts=self.assignment.used,
             processes_per_node=self._job.ranks_per_node,
             environment={
-                **{name: os.environ.get(name, value) for name, value in ALLOCATOR.items()},
+                **{name: os.environ.get(name, value) for name, value in RANK_MEMORY.items()},
                 "MASTER_ADDR": first[0] if first is not None else self.assignment.used[0],
                 "MASTER_PORT": str(port),
                 ATTEMPT_VARIABLE: str(self.number),

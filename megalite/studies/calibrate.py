@@ -42,7 +42,7 @@ from megalite.planner.machines import Constants, Machine
 from megalite.planner.seconds import micro_batch_seconds
 from megalite.studies.bench import BLOCKS, DTYPES, NEARLY_NONE, Bench
 from megalite.train.device import measure_gemm_flops
-from megalite.train.fork_server import ALLOCATOR
+from megalite.train.fork_server import RANK_MEMORY
 
 PEAK_SIZE = {"cpu": 2048, "cuda": 8192}
 COPIED_BYTES = 2**28
@@ -95,8 +95,8 @@ SECONDS_TO_END = 60.0
 def allocator_of_training() -> Iterator[None]:
     """What processes that are started now keep of freed memory is what ranks of a run do; else their passes would be
     slowed by the system, which hands out memory anew each time."""
-    added = ALLOCATOR.keys() - os.environ.keys()
-    os.environ.update({name: ALLOCATOR[name] for name in added})
+    added = RANK_MEMORY.keys() - os.environ.keys()
+    os.environ.update({name: RANK_MEMORY[name] for name in added})
     try:
         yield
     finally:

@@ -34,13 +34,17 @@ from megalite.train.signals import PARENT_VARIABLE, end_with_parent, held
 
 SERVER = "megalite.train.fork_server"
 
-ALLOCATOR = {
+RANK_MEMORY = {
     "MALLOC_MMAP_THRESHOLD_": str(8 * 2**30),
     "MALLOC_TRIM_THRESHOLD_": str(16 * 2**30),
     "MALLOC_TOP_PAD_": str(256 * 2**20),
+    "ONEDNN_PRIMITIVE_CACHE_CAPACITY": "128",
+    "LRU_CACHE_CAPACITY": "128",
 }
 """What every rank gets, wherever it runs, unless the user has set it: glibc keeps freed memory up to these sizes
-instead of giving it back. It reads them as a process begins, so the server has them too."""
+instead of giving it back. It reads them as a process begins, so the server has them too. oneDNN, and PyTorch's way to
+it, keep what they have made for so many shapes of products, not for 1,024 each: documents have ever new lengths, and a
+shape takes a quarter of a megabyte in either (docs/config.md)."""
 
 THREADS_VARIABLE = "OMP_NUM_THREADS"
 
@@ -108,7 +112,7 @@ class ForkServer:
         with theirs, held():  # ranks inherit that requests to stop wait until they listen
             self._process = subprocess.Popen(
                 [sys.executable, "-m", SERVER],
-                env={**ALLOCATOR, **GPU_CHECK, **os.environ},
+                env={**RANK_MEMORY, **GPU_CHECK, **os.environ},
                 stdin=theirs.fileno(),
                 start_new_session=True,  # Ctrl-C reaches the command alone
             )

@@ -28,7 +28,7 @@ from megalite.errors import EXIT_BAD_INPUT, EXIT_DONE, EXIT_FAULT, EXIT_REQUEUE,
 from megalite.host import num_cores, num_killed_for_memory
 from megalite.train.failures import Failures, error_path, read_error, speaks_of_a_peer
 from megalite.train.fit import check_fit
-from megalite.train.fork_server import ALLOCATOR, THREADS_VARIABLE, ForkedRank, ForkServer
+from megalite.train.fork_server import RANK_MEMORY, THREADS_VARIABLE, ForkedRank, ForkServer
 from megalite.train.heartbeat import read_beats
 from megalite.train.in_place import clock_of
 from megalite.train.place import BEATS_VARIABLE, RENDEZVOUS_VARIABLE
@@ -216,7 +216,7 @@ def _await(server: ForkServer, requests: list[int]) -> bool:
 def rank_environment(rank: int, world_size: int, folder: Path) -> dict[str, str]:
     """Environment of a local rank: who it is, its share of the cores, the allocator."""
     return {
-        **ALLOCATOR,
+        **RANK_MEMORY,
         THREADS_VARIABLE: str(_threads_a_rank(world_size)),
         "GLOO_SOCKET_IFNAME": "lo",
         **os.environ,

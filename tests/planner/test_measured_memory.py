@@ -98,11 +98,7 @@ CASES = (
     ),
 )
 
-BEYOND = {
-    "8k tokens full": (-0.09, "attention on CPUs: scores of a block of queries, which grow with the sequence alone"),
-    "pp 2 ZB-V": (0.07, "the first rank has both ends, whose peaks are at other moments"),
-    "DeepSpeed ZeRO 3": (-0.09, "what it gathers in fp32 is there longer than its settings say"),
-}
+BEYOND = {}
 """Those that are off by more than a twentieth, how far at most and why."""
 MOST, MEDIAN = 0.05, 0.02
 

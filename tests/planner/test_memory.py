@@ -9,8 +9,9 @@ from math import prod
 import pytest
 import torch
 
+from megalite.architecture.costs import ELEMENT_BYTES
 from megalite.architecture.weights import weight_table
-from megalite.config.plan import make_plan
+from megalite.config.plan import RunPlan, make_plan
 from megalite.config.schema import Config, ModelConfig
 from megalite.config.validate import validate
 from megalite.engine import footprint
@@ -39,6 +40,11 @@ def planned(world_size: int = 1, **sections: dict):
     model = {**SMALL, **sections.pop("model", {})}
     config = Config(**{"train": {"steps": 1}, "model": model, **sections})
     return config, make_plan(config, world_size)
+
+
+def _gradients_in_mlp(config: Config, plan: RunPlan) -> int:
+    """Bytes of a token: of what an MLP's activation is made from, twice its width."""
+    return ELEMENT_BYTES[config.precision.dtype] * 2 * plan.model.blocks[0].feed_forward.width
 
 
 class TestByHand:
@@ -112,15 +118,18 @@ class TestByHand:
         batch = {"micro_batch_size": 1, "global_batch_size": 8, "seq_len": 32}
         config, plan = planned(4, parallel={"pp": 4}, batch=batch)
         one = 32 * block_activations(config, plan, (0,), "none")[0]
-        assert [stage.activations for stage in memory_by_stage(config, plan)] == [4 * one, 3 * one, 2 * one, one]
+        gradients = 32 * _gradients_in_mlp(config, plan)
+        found = [stage.activations - gradients for stage in memory_by_stage(config, plan)]
+        assert found == [4 * one, 3 * one, 2 * one, one]
         config, plan = planned(4, parallel={"pp": 4}, batch={**batch, "global_batch_size": 2})
-        assert [stage.activations for stage in memory_by_stage(config, plan)] == [2 * one, 2 * one, 2 * one, one]
+        found = [stage.activations - gradients for stage in memory_by_stage(config, plan)]
+        assert found == [2 * one, 2 * one, 2 * one, one]
 
     def test_full_recomputation_brings_one_block_back(self):
         config, plan = planned(train={"steps": 1, "recompute": "full"}, batch={"seq_len": 32})
         kept, whole = (block_activations(config, plan, (0,), kind)[0] for kind in ("full", "none"))
         (found,) = memory_by_stage(config, plan)
-        assert found.activations == 32 * (4 * kept + whole - kept)
+        assert found.activations == 32 * (4 * kept + whole - kept + _gradients_in_mlp(config, plan))
 
     def test_head(self):
         """fp32: the norm's two [t, h] and two gradients of that shape; the matrix' gradient and its scaled copy."""
@@ -148,7 +157,8 @@ class TestByHand:
         assert found["total"] == sum(found[part] for part in parts) - found["apart"]
 
     def test_logits_and_a_block_at_work_are_never_there_together(self):
-        """Under full recomputation the smaller of the two is left out; nothing is where no block comes back."""
+        """Under full recomputation the smaller of the two is left out; of a block that is there the gradients of its
+        MLP are at work."""
         sections = {"batch": {"seq_len": 32}, "precision": {"dtype": "fp32"}}
         for vocab_size, smaller in ((128, "logits"), (4096, "block")):
             model = {"vocab_size": vocab_size}
@@ -156,26 +166,31 @@ class TestByHand:
             kept, whole = (block_activations(config, plan, (0,), kind)[0] for kind in ("full", "none"))
             logits = max(32 * vocab_size * 4, 4 * vocab_size * 64)
             (found,) = memory_by_stage(config, plan)
-            assert found.apart == (logits if smaller == "logits" else 32 * (whole - kept))
+            gradients = _gradients_in_mlp(config, plan)
+            assert found.apart == (logits if smaller == "logits" else 32 * (whole - kept + gradients))
             (found,) = memory_by_stage(*planned(model=model, **sections))
-            assert found.apart == 0
+            assert found.apart == min(logits, 32 * gradients)
 
     def test_what_the_end_of_the_backward_pass_needs_finds_no_activations(self):
         """Without ZeRO the gradients are copied to be sent when all are there."""
-        found = [
-            memory_by_stage(*planned(2, parallel={"zero_stage": 0, "engine": "deepspeed"}, batch=batch))[0]
-            for batch in ({"seq_len": 8, "global_batch_size": 2}, {"seq_len": 1024, "global_batch_size": 2})
-        ]
+        found, own = (
+            [
+                memory_by_stage(*planned(2, parallel={"zero_stage": 0, "engine": engine}, batch=batch))[0]
+                for batch in ({"seq_len": 8, "global_batch_size": 2}, {"seq_len": 1024, "global_batch_size": 2})
+            ]
+            for engine in ("deepspeed", "native")
+        )
         sent = 4 * found[0].num_parameters
         assert found[0].buffers == found[1].buffers == sent
-        assert found[0].apart < sent == found[1].apart
+        few, many = (each.apart - other.apart for each, other in zip(found, own, strict=True))
+        assert few < sent == many
 
     def test_chunks_hold_one_of_them(self):
-        """Nothing inside an MLP is kept, but a chunk's worth is there while one works; under full recomputation the
-        block that comes back has no more of it either."""
+        """Nothing inside an MLP is kept, but a chunk's worth is there while one works, and of its gradients; under full
+        recomputation the block that comes back has no more of it either."""
         settings = {"precision": {"dtype": "bf16"}, "batch": {"seq_len": 32}, "parallel": {"zero_stage": 0}}
         settings["precision"] = {"dtype": "fp32"}
-        inside = 4 * (2 * 192 + 192 + 192)
+        inside, gradients = 4 * (2 * 192 + 192 + 192), 4 * (2 * 192)
         for recompute in ("none", "full"):
             found = [
                 memory_by_stage(*planned(train={"steps": 1, "recompute": recompute, **chunks}, **settings))[
@@ -184,7 +199,7 @@ class TestByHand:
                 for chunks in ({}, {"mlp_chunk_tokens": 8})
             ]
             blocks = 4 if recompute == "none" else 1
-            assert found[0] - found[1] == blocks * 32 * inside - 8 * inside
+            assert found[0] - found[1] == blocks * 32 * inside - 8 * inside + (32 - 8) * gradients
 
     def test_offloaded_inputs_are_the_hosts(self):
         """Of all blocks' inputs two are on the device at most; on a CPU nothing moves."""

@@ -14,7 +14,7 @@ from megalite.cli.main import main
 from megalite.errors import EXIT_BAD_INPUT, EXIT_DONE
 from megalite.planner.machines import load_machine
 from megalite.studies.calibrate import allocator_of_training
-from megalite.train.fork_server import ALLOCATOR
+from megalite.train.fork_server import RANK_MEMORY
 
 ROOT = Path(__file__).parents[2]
 TINY = (
@@ -44,16 +44,16 @@ def test_a_machine_is_measured(tmp_path: Path):
 def test_ranks_keep_freed_memory_as_those_of_training(monkeypatch: pytest.MonkeyPatch):
     """Processes started meanwhile have the allocator's settings; what the user has set stays, and afterwards all is as
     before."""
-    for name in ALLOCATOR:
+    for name in RANK_MEMORY:
         monkeypatch.delenv(name, raising=False)
-    own, *others = ALLOCATOR
+    own, *others = RANK_MEMORY
     monkeypatch.setenv(own, "12345")
     before = dict(os.environ)
     with allocator_of_training():
         asked = [sys.executable, "-c", "import json, os; print(json.dumps(dict(os.environ)))"]
         seen = json.loads(subprocess.check_output(asked, text=True))
     assert seen[own] == "12345"
-    assert {name: seen[name] for name in others} == {name: ALLOCATOR[name] for name in others}
+    assert {name: seen[name] for name in others} == {name: RANK_MEMORY[name] for name in others}
     assert dict(os.environ) == before
 
 

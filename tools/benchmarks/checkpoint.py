@@ -34,7 +34,7 @@ from typing import Any
 
 from arguments import count, folder, listed, names_of, out_file
 
-from megalite.train.local import ALLOCATOR
+from megalite.train.local import RANK_MEMORY
 
 CASES = ("megalite", "megalite - sync", "behind", "dcp", "deepspeed", "deepspeed + sync")
 TIMEOUT_SECONDS = 600.0
@@ -311,7 +311,7 @@ def run_case(job: Job, world_size: int) -> dict[str, float] | None:
         for rank in range(world_size):
             env = {
                 **os.environ,
-                **ALLOCATOR,
+                **RANK_MEMORY,
                 "OMP_NUM_THREADS": str(NUM_CORES // world_size),
                 "GLOO_SOCKET_IFNAME": "lo",
                 "RANK": str(rank),

@@ -33,7 +33,7 @@ from megalite.engine.build import build_engine
 from megalite.model.initialize import FreshWeights
 from megalite.parallel.axes import connect
 from megalite.parallel.mesh import Mesh
-from megalite.train.fork_server import ALLOCATOR
+from megalite.train.fork_server import RANK_MEMORY
 
 HIDDEN, LAYERS, HEADS, WIDTH = 384, 6, 6, 512
 SEQ_LEN, MICRO = 512, 4
@@ -119,7 +119,7 @@ def run_case(name: str, given: argparse.Namespace) -> float:
 
 def measure(name: str, arguments: list[str]) -> float:
     """The same in a process of its own."""
-    environment = {**os.environ, **ALLOCATOR, "TORCHINDUCTOR_COMPILE_THREADS": "1"}
+    environment = {**os.environ, **RANK_MEMORY, "TORCHINDUCTOR_COMPILE_THREADS": "1"}
     command = [sys.executable, __file__, *arguments, "--case", name]
     done = subprocess.run(
         command, env=environment, capture_output=True, text=True, timeout=TIMEOUT_SECONDS, check=False

@@ -1,11 +1,11 @@
-"""The planner's seconds against steps of our own runs on this machine.
+"""The planner's seconds, and memory of processes, against steps of our own runs on this machine.
 
     python tools/benchmarks/plan_seconds.py [--only tp,pp] [--runs 2] [--out FILE]
 
 Calibrates with one model on one rank and on two (`megalite plan calibrate`), then trains configs of other sizes and
 layouts on the demo's data with `megalite train`, ten steps each, and compares medians of the last seven with what
-`megalite plan` says by the two files. Nothing else may run beside it. Prints a line a config, and a
-table at the end.
+`megalite plan` says by the two files; and the most that the first rank's process has taken, with `megalite config
+check`'s. Nothing else may run beside it. Prints a line a config, and a table at the end.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 from arguments import count, names_of, out_file
 
@@ -26,6 +27,7 @@ from megalite.config.load import load_config
 from megalite.config.plan import default_world_size
 from megalite.planner.estimate import estimate
 from megalite.planner.machines import load_machine
+from megalite.planner.process import process_bytes
 
 CONFIG = Path(__file__).parents[2] / "configs" / "demo.yaml"
 VOCAB = 4096
@@ -141,24 +143,24 @@ def calibrate(folder: Path, ranks: int) -> Path:
     return found
 
 
-def seconds_of(case: Case, folder: Path) -> float:
-    """Of a step, once the first ones are over."""
+def train(case: Case, folder: Path) -> tuple[float, int]:
+    """Seconds of a step, once the first ones are over, and bytes of the first rank's process."""
     megalite("train", str(CONFIG), *case.overrides, f"run.dir={folder}")
-    lines = (folder / "metrics.jsonl").read_text("utf-8").splitlines()
-    return median(json.loads(line)["seconds"] for line in lines[SETTLED:])
+    steps = [json.loads(line) for line in (folder / "metrics.jsonl").read_text("utf-8").splitlines()]
+    return median(step["seconds"] for step in steps[SETTLED:]), steps[-1]["memory_bytes"]
 
 
-def compare(names: list[str], runs: int) -> Iterator[dict[str, object]]:
+def compare(names: list[str], runs: int) -> Iterator[dict[str, Any]]:
     """Each case measured and planned."""
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
         machines = {ranks: load_machine(str(calibrate(folder, ranks))) for ranks in (1, 2)}
         for number, name in enumerate(names):
             case = CASES[name]
-            measured = [seconds_of(case, folder / f"{number}-{run}") for run in range(runs)]
+            measured, memory = zip(*(train(case, folder / f"{number}-{run}") for run in range(runs)), strict=True)
             config = load_config(CONFIG, case.overrides)
             planned = estimate(config, default_world_size(config), machines[case.ranks], vocab_size=VOCAB)
-            off = planned.seconds / median(measured) - 1
+            off, of_process = planned.seconds / median(measured) - 1, process_bytes(config, planned.memory[0])
             yield {
                 "name": name,
                 "ranks": case.ranks,
@@ -166,6 +168,9 @@ def compare(names: list[str], runs: int) -> Iterator[dict[str, object]]:
                 "runs": [round(each, 4) for each in measured],
                 "planned": round(planned.seconds, 4),
                 "off": round(off, 4),
+                "memory": max(memory),
+                "planned_memory": of_process,
+                "memory_off": round(of_process / max(memory) - 1, 4),
                 "parts": {part: round(seconds, 4) for part, seconds in planned.parts.items()},
             }
 
@@ -181,10 +186,15 @@ def main() -> None:
         rows.append(row)
         print(json.dumps(row), flush=True)
     for row in rows:
-        figures = f"{row['seconds']:.3f} | {row['planned']:.3f} | {100 * float(str(row['off'])):+.0f} %"
-        print(f"| {row['ranks']} | {row['name']} | {figures} |")
-    off = [abs(float(str(row["off"]))) for row in rows]
-    print(f"{len(off)} configs: median {100 * median(off):.1f} %, the worst {100 * max(off):.1f} %")
+        figures = f"{row['seconds']:.3f} | {row['planned']:.3f} | {100 * row['off']:+.0f} %"
+        memory = (
+            f"{row['memory'] / 2**20:,.0f} | {row['planned_memory'] / 2**20:,.0f} | {100 * row['memory_off']:+.0f} %"
+        )
+        print(f"| {row['ranks']} | {row['name']} | {figures} | {memory} |")
+    for what in ("off", "memory_off"):
+        off = [abs(row[what]) for row in rows]
+        words = "seconds" if what == "off" else "memory of processes"
+        print(f"{len(off)} configs, {words}: median {100 * median(off):.1f} %, the worst {100 * max(off):.1f} %")
     if arguments.out is not None:
         arguments.out.write_text(json.dumps(rows, indent=1) + "\n", "utf-8")
 

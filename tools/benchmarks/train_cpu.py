@@ -35,7 +35,7 @@ from pathlib import Path
 from arguments import count, names_of, out_file
 from step_profile import show_profile
 
-from megalite.train.local import ALLOCATOR
+from megalite.train.local import RANK_MEMORY
 
 HERE = Path(__file__).parent
 TIMEOUT_SECONDS = 600.0
@@ -140,7 +140,7 @@ def run(entry: Entry) -> dict | None:
 def _start(entry: Entry, rank: int, folder: str) -> subprocess.Popen:
     env = {
         **os.environ,
-        **ALLOCATOR,
+        **RANK_MEMORY,
         "OMP_NUM_THREADS": str(NUM_CORES // entry.world_size),
         "GLOO_SOCKET_IFNAME": "lo",
         "RANK": str(rank),

@@ -1,15 +1,15 @@
 """Measured steps against what `megalite plan` says of them, once they have settled: said and written down as the event
 `plan`, with why where it is off by more than a tenth.
 
-Seconds are the median of a few steps; memory is the first rank's, on a GPU, where torch counts tensors as the plan
-does. Nothing waits for it.
+Seconds are the median of a few steps; memory is the first rank's: on a GPU torch's, which counts tensors as the plan
+does, on a CPU that of the process. Nothing waits for it.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import median
 
 import torch
@@ -22,6 +22,7 @@ from megalite.monitor.recorder import Recorder, peak_memory_bytes
 from megalite.planner.estimate import Estimate, estimate
 from megalite.planner.machines import load_machine, machine_of_gpu
 from megalite.planner.memory import is_compiled, on_device
+from megalite.planner.process import process_bytes
 from megalite.train.components.component import Component, Step
 
 UNSETTLED = 5
@@ -39,15 +40,15 @@ class Measured:
     seconds: tuple[float, ...]
     waited: tuple[float, ...]
     """Of these, what passed before the batches were there."""
-    memory: int | None
-    """Bytes of the first rank; None where it is not known."""
+    memory: int
+    """Bytes of the first rank."""
 
 
 class PlanComparison(Component):
     """Compares once an attempt.
 
     Args:
-        planned: what the machine was said to take for this config.
+        planned: what the machine was said to take for this config, memory being the process's on a CPU.
         machine: its name.
         is_full: whether a step has the whole batch, which was planned: it may still be growing.
         is_compiled: whether blocks are.
@@ -60,12 +61,11 @@ class PlanComparison(Component):
         planned: Estimate,
         machine: str,
         recorder: Recorder,
-        device: torch.device,
         is_full: Callable[[int], bool],
         *,
         is_compiled: bool,
     ):
-        self._planned, self._machine, self._recorder, self._device = planned, machine, recorder, device
+        self._planned, self._machine, self._recorder = planned, machine, recorder
         self._is_full, self._is_compiled = is_full, is_compiled
         self._begun, self._seen = 0.0, 0
         self._seconds, self._waited = list[float](), list[float]()
@@ -86,16 +86,14 @@ class PlanComparison(Component):
             self._say(step.number)
 
     def _say(self, step: int) -> None:
-        memory = peak_memory_bytes() if self._device.type == "cuda" else None
+        memory, planned_memory = peak_memory_bytes(), self._planned.memory[0]
         measured = Measured(tuple(self._seconds), tuple(self._waited), memory)
         seconds = median(measured.seconds)
         why = " ".join(complaints(measured, self._planned, is_compiled=self._is_compiled))
         text = (
             f"a step takes {seconds:.3g} s, and megalite plan says {self._planned.seconds:.3g} on {self._machine}"
-            f" ({seconds / self._planned.seconds - 1:+.0%})"
+            f" ({seconds / self._planned.seconds - 1:+.0%}); {memory / GIB:.1f} GiB of {planned_memory / GIB:.1f}"
         )
-        if memory is not None:
-            text += f"; {memory / GIB:.1f} GiB of {self._planned.memory[0] / GIB:.1f}"
         self._recorder.note(
             "plan",
             step,
@@ -105,7 +103,7 @@ class PlanComparison(Component):
             planned_seconds=self._planned.seconds,
             planned_parts=self._planned.parts,
             memory_bytes=memory,
-            planned_memory_bytes=self._planned.memory[0],
+            planned_memory_bytes=planned_memory,
         )
 
 
@@ -129,7 +127,7 @@ def complaints(measured: Measured, planned: Estimate, *, is_compiled: bool) -> I
             f"({planned.parts[part]:.3g} s): `megalite plan calibrate` measures this machine, and `--explain` shows "
             "all parts."
         )
-    if measured.memory is not None and abs(measured.memory / planned.memory[0] - 1) > FAR:
+    if abs(measured.memory / planned.memory[0] - 1) > FAR:
         more = measured.memory > planned.memory[0]
         yield (
             f"Memory is {'more' if more else 'less'} than planned: "
@@ -153,6 +151,8 @@ def comparison_of(config: Config, plan: RunPlan, recorder: Recorder, device: tor
     except UserError as error:  # a machine without the format, on which the run trains all the same
         recorder.say(f"no comparison with megalite plan: {error}")
         return None
+    if device.type == "cpu":
+        planned = replace(planned, memory=tuple(process_bytes(config, tensors) for tensors in planned.memory))
     compiled = is_compiled(on_device(config, device.type), plan)
     sizes, whole = plan.batch_sizes, config.batch.global_batch_size
-    return PlanComparison(planned, name, recorder, device, lambda step: sizes.size(step) == whole, is_compiled=compiled)
+    return PlanComparison(planned, name, recorder, lambda step: sizes.size(step) == whole, is_compiled=compiled)

@@ -1,0 +1,44 @@
+"""Ranks do not grow with the shapes that they meet."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from megalite.train.fork_server import RANK_MEMORY
+
+NUM_SHAPES, FEW_BYTES = 600, 200 * 2**20
+
+MULTIPLY_EVER_NEW_SHAPES = """
+import random, sys, torch
+
+def held():
+    return next(1024 * int(line.split()[1]) for line in open("/proc/self/status") if line.startswith("VmHWM"))
+
+torch.set_float32_matmul_precision("medium")
+left, right = torch.randn(4, 1000, 32), torch.randn(4, 32, 1000)
+halves = left.bfloat16(), right.bfloat16()
+torch.bmm(left, right), torch.bmm(*halves)
+before = held()
+for length in random.Random(0).sample(range(8, 1000), int(sys.argv[1])):
+    for a, b in ((left, right), halves):
+        torch.bmm(a[:, :length], b[:, :, :length])
+print(held() - before)
+"""
+
+
+@pytest.mark.parametrize("dropped", [(), tuple(RANK_MEMORY)], ids=["as ranks have it", "without"])
+def test_products_of_ever_new_shapes(dropped: tuple[str, ...]):
+    """What oneDNN has prepared for documents of so many lengths is let go again; the other case shows that it is not by
+    itself, where oneDNN multiplies."""
+    environment = {**os.environ, **RANK_MEMORY}
+    kept = {name: value for name, value in environment.items() if name not in dropped}
+    command = [sys.executable, "-c", MULTIPLY_EVER_NEW_SHAPES, str(NUM_SHAPES)]
+    grown = int(subprocess.check_output(command, env=kept, text=True))
+    if not dropped:
+        assert grown < FEW_BYTES
+    elif grown < FEW_BYTES:
+        pytest.skip(f"this CPU's products keep nothing for a shape: {grown:,} bytes")
