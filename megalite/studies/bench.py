@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from statistics import median
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from megalite.architecture.architecture import Architecture, FeedForwardSpec
 from megalite.architecture.attention_costs import projections
@@ -21,8 +21,10 @@ from megalite.config.schema import Config
 from megalite.layers.documents import Targets
 from megalite.layers.gemm import Gemm, choose_gemm
 from megalite.layers.parts import choose_parts
+from megalite.layers.weight_gradients import WeightGradient
 from megalite.model.spec import StageSpec
 from megalite.model.transformer import Stage, documents_of
+from megalite.parallel.axes import SINGLE, Axis
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 TRIES = 9
@@ -32,9 +34,19 @@ LAUNCHES = {"cpu": 1, "cuda": 8}
 """Of the same work one behind the other, where the host gives work ahead and would be timed with a single one."""
 BLOCKS = 2, 6
 """Of the two stages whose difference is what blocks take."""
-IN_A_ROW = 20
-"""Times that something is done without a wait between."""
 NEARLY_NONE = 1e-9
+
+
+class _Sums:
+    """Gradients of weights, which products add to by themselves."""
+
+    def __init__(self) -> None:
+        self._totals: dict[nn.Parameter, Tensor] = {}
+
+    def __call__(self, weight: nn.Parameter, gradient: WeightGradient) -> None:
+        if weight not in self._totals:
+            self._totals[weight] = torch.zeros_like(weight, dtype=torch.float32)
+        gradient.add_to(self._totals[weight])
 
 
 @dataclass(frozen=True)
@@ -64,9 +76,13 @@ class Bench:
         several()
         return self._median(lambda: self._once(several)) / count
 
-    def block_seconds(self, num_tokens: int) -> float:
-        """Of a block, both ways. The two stages take turns, so that both meet what else the machine does."""
-        few, more = (self._step_of(number, num_tokens) for number in BLOCKS)
+    def block_seconds(self, num_tokens: int, tp: Axis = SINGLE) -> float:
+        """Of a block, both ways. The two stages take turns, so that both meet what else the machine does.
+
+        Args:
+            tp: the ranks that share it; all of them call this.
+        """
+        few, more = (self._step_of(number, num_tokens, tp) for number in BLOCKS)
         few()
         more()
         return max(NEARLY_NONE, self._median(lambda: self._once(more) - self._once(few)) / (BLOCKS[1] - BLOCKS[0]))
@@ -80,22 +96,6 @@ class Bench:
 
         both()
         return max(NEARLY_NONE, median(self._once(both) - self._once(before) for _ in range(TRIES)))
-
-    def seconds_in_a_row(self, work: Callable[[], object], before: Callable[[], object]) -> float:
-        """What something takes behind other work as a step has it: again and again, with nobody waiting between."""
-
-        def row(*each: Callable[[], object]) -> Callable[[], None]:
-            def run() -> None:
-                for _ in range(IN_A_ROW):
-                    for one in each:
-                        one()
-
-            return run
-
-        both, alone = row(before, work), row(before)
-        both()
-        found = median(self._once(both) - self._once(alone) for _ in range(TRIES))
-        return max(NEARLY_NONE, found / IN_A_ROW)
 
     def _median(self, once: Callable[[], float]) -> float:
         """Of the last tries, when the device has been at work for a while. Not for messages: ranks may try more or less
@@ -131,9 +131,11 @@ class Bench:
         back = self.seconds(lambda: gemm.multiply(grad, weight.t()))
         return forth + back + self.seconds(lambda: gemm.begin_product(total, grad, x))
 
-    def _step_of(self, num_blocks: int, num_tokens: int) -> Callable[[], object]:
+    def _step_of(self, num_blocks: int, num_tokens: int, tp: Axis) -> Callable[[], object]:
         model = self.model.model_copy(update={"num_layers": num_blocks, "mtp": None})
-        stage = Stage(StageSpec(model, parts=choose_parts(model, self.device.type, self.dtype)))
+        take = _Sums() if tp.size > 1 else None  # beside whose products messages travel
+        parts = choose_parts(model, self.device.type, self.dtype, take_gradient=take)
+        stage = Stage(StageSpec(model, tp=tp, parts=parts))
         stage = stage.to(self.device, self.dtype).train()
         if self.is_compiled:
             stage.compile_blocks()

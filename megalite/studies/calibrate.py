@@ -3,7 +3,7 @@
     peak            the fastest of a few large square products, by format, or of the config's own
     bandwidth       a copy
     link            an all-reduce of a large stream over the ranks of this node, behind a product that makes it
-    meeting         half an all-reduce of a micro-batch's stream, in a row with such products, on CPUs, less its bytes
+    meeting         on CPUs, what a block that all ranks share takes longer than everything else says, a message
     products        products at the shapes of the config's blocks, over the peak, without what reading and writing takes
     overhead        a block's passes over hardly any tokens, without their products
     passes          what is left of a block's passes over a micro-batch
@@ -160,6 +160,7 @@ def _measure(
     overhead = _overhead(bench, of_products, bandwidth)
     dist.barrier()
     of_block = bench.block_seconds(tokens)
+    shared = _shared_block_seconds(bench, tokens, num_ranks) if device_type == "cpu" else None
     link = _link_rate(bench, tokens, num_ranks)
     halves = _halves(bench, tokens, num_ranks, link)
     found: dict[str, Any] = {
@@ -174,12 +175,10 @@ def _measure(
     }
     if halves != 1.0:
         found["halves"] = halves
-    meeting = _meeting(bench, tokens, num_ranks, link) if device_type == "cpu" and num_ranks > 1 else 0.0
-    if meeting > overhead:
-        found["meeting"] = meeting
     if rank == 0:
         found["constants"]["passes"] = _passes(bench, Machine(**found, sources={}), of_block)
-        queue.put(found)
+        meeting = 0.0 if shared is None else _meeting(bench, Machine(**found, sources={}), shared, num_ranks)
+        queue.put(found | ({"meeting": meeting} if meeting > overhead else {}))
     dist.barrier()
     dist.destroy_process_group()
 
@@ -214,9 +213,7 @@ def _passes(bench: Bench, machine: Machine, measured: float) -> float:
 
     def of_block(passes: float) -> float:
         constants = Constants(**{**machine.constants.model_dump(), "passes": passes})
-        changed = machine.model_copy(update={"constants": constants})
-        few, more = (_whole(bench, number, changed) for number in BLOCKS)
-        return (more - few) / (BLOCKS[1] - BLOCKS[0])
+        return _of_block(bench, machine.model_copy(update={"constants": constants}))
 
     low, high = SPAN_OF_PASSES[bench.device.type]
     for _ in range(40):
@@ -236,10 +233,17 @@ def is_plausible(constants: Constants, device_type: str) -> bool:
     return 1.01 * low < constants.passes and (constants.passes < high / 1.01 or device_type != "cpu")
 
 
-def _whole(bench: Bench, num_blocks: int, machine: Machine) -> float:
+def _of_block(bench: Bench, machine: Machine, tp: int = 1) -> float:
+    """Planned seconds of a block."""
+    few, more = (_whole(bench, number, machine, tp) for number in BLOCKS)
+    return (more - few) / (BLOCKS[1] - BLOCKS[0])
+
+
+def _whole(bench: Bench, num_blocks: int, machine: Machine, tp: int) -> float:
     model = bench.config.model.model_copy(update={"num_layers": num_blocks})
-    config = bench.config.model_copy(update={"model": model})
-    return micro_batch_seconds(config, make_plan(config, 1, bench.model.vocab_size), machine)
+    parallel = bench.config.parallel.model_copy(update={"tp": tp})
+    config = bench.config.model_copy(update={"model": model, "parallel": parallel})
+    return micro_batch_seconds(config, make_plan(config, tp, bench.model.vocab_size), machine)
 
 
 def _copy_rate(bench: Bench) -> float:
@@ -263,18 +267,30 @@ def _halves(bench: Bench, tokens: int, num_ranks: int, link: float) -> float:
     return _sent_bytes(stream, num_ranks) / bench.seconds_behind(both, make) / link
 
 
-def _meeting(bench: Bench, tokens: int, num_ranks: int, link: float) -> float:
-    """Seconds of half a sum of a micro-batch's stream, as blocks send it, besides its bytes."""
-    stream, make = _stream(bench, tokens, least_bytes=0)
-    whole = bench.seconds_in_a_row(lambda: dist.all_reduce(stream), make)
-    return (whole - _sent_bytes(stream, num_ranks) / link) / 2
+def _shared_block_seconds(bench: Bench, tokens: int, num_ranks: int) -> float | None:
+    """Of a block whose matrices all ranks have parts of; None where the model cannot be cut so."""
+    attention = bench.model.block(0).attention
+    if num_ranks == 1 or attention.num_kv_heads % num_ranks or bench.model.ffn_hidden_size % num_ranks:
+        return None
+    return bench.block_seconds(tokens, Axis("tp", num_ranks, dist.get_rank(), dist.group.WORLD))
 
 
-def _stream(bench: Bench, tokens: int, *, least_bytes: int = LEAST_SENT_BYTES) -> tuple[Tensor, Callable[[], object]]:
+def _meeting(bench: Bench, machine: Machine, measured: float, num_ranks: int) -> float:
+    """Seconds a message with which such a block takes what it took. Sums by themselves are quicker: beside a block's
+    work ranks come less evenly."""
+
+    def of_block(meeting: float) -> float:
+        return _of_block(bench, machine.model_copy(update={"meeting": meeting}), num_ranks)
+
+    without = of_block(NEARLY_NONE)
+    return max(0.0, measured - without) / (of_block(1.0) - without)
+
+
+def _stream(bench: Bench, tokens: int) -> tuple[Tensor, Callable[[], object]]:
     """One of so many tokens, or more, and a product that makes it. Of a large one how a message begins counts little,
     which `overhead` has, or `meeting`."""
     hidden = bench.model.hidden_size
-    tokens = max(tokens, least_bytes // (ELEMENT_BYTES[bench.config.precision.dtype] * hidden))
+    tokens = max(tokens, LEAST_SENT_BYTES // (ELEMENT_BYTES[bench.config.precision.dtype] * hidden))
     x, weight, stream = bench.draw(tokens, hidden), bench.draw(hidden, hidden), bench.draw(tokens, hidden)
     return stream, lambda: torch.mm(x, weight, out=stream)
 
