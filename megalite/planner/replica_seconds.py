@@ -63,6 +63,7 @@ def _messages(
     count = plan.grad_accum_steps
     if plan.sharding.weights:
         num_messages = 3 * count * max(len(plan.blocks_of(stage)) for stage in range(plan.pp))
+        waiting = max(waiting, machine.meeting or 0.0)  # for each other in every block
         return [((gradients + weights) / machine.halves + num_messages * waiting, 1.5 * count * backward)]
     buckets = ceil(numbers / BUCKET_NUMBERS) * waiting
     behind = (count if plan.sharding.gradients else _last_passes(config, plan)) * backward
