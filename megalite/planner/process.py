@@ -16,8 +16,9 @@ from megalite.config.schema import Config
 BASE_BYTES = 340 * 10**6
 KERNEL_BYTES = 135 * 10**6
 
-HEAP = {"native": 1.22, "fsdp2": 2.0, "deepspeed": 1.9}
-"""Bytes of the heap for one of tensors at their peak, by engine. DeepSpeed's are 1.5 without ZeRO to 2.5 at stage 3."""
+HEAP = {"native": 1.22, "fsdp2": 1.9, "deepspeed": 1.9}
+"""Bytes of the heap for one of tensors at their peak, by engine. FSDP2 was seen with 1.5 to 2.2, DeepSpeed with 1.5
+without ZeRO and 2.5 at stage 3."""
 
 
 def process_bytes(config: Config, tensors: int, base: int = BASE_BYTES) -> int:

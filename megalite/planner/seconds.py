@@ -20,6 +20,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
+from math import ceil
 
 from megalite.architecture.architecture import BlockSpec, FeedForwardSpec
 from megalite.architecture.attention_costs import context_sent_bytes, mixing_multiply_adds
@@ -29,13 +30,15 @@ from megalite.architecture.costs import (
     block_activation_bytes,
     block_sent_bytes,
     dispatch_sent_bytes,
+    embedding_sent_bytes,
+    head_sent_bytes,
     linear_multiply_adds,
     linear_numbers,
     linear_weights,
 )
 from megalite.architecture.weights import vocab_rows_per_rank
 from megalite.config.pipeline import few_rounds, pipeline_schedule
-from megalite.config.plan import RunPlan
+from megalite.config.plan import LOSS_CHUNK_TOKENS, RunPlan
 from megalite.config.recompute import recompute_by_block
 from megalite.config.schema import Config
 from megalite.config.stream import stream_tokens
@@ -126,11 +129,12 @@ def _chunks(config: Config, plan: RunPlan, machine: Machine, practice: Practice)
             last = model.block(model.num_layers)
             blocks += [_block(config, plan, last, machine, practice, mode) for mode in modes[model.num_layers :]]
         head = _head(config, plan, machine, practice) if is_last else {}
+        embedding = _embedding(config, plan, machine) if number == 0 else {}
         # Pairs of answers: the model's own forward pass once more, and the reference's
         passes = 1 if config.train.preference is None else 3
         found.append(
             _Chunk(
-                _sum([*(each.forward for each in blocks), head] * passes),
+                _sum([embedding, *(each.forward for each in blocks), head] * passes),
                 _sum(each.backward for each in blocks),
                 sum(each.weights for each in blocks),
             )
@@ -235,10 +239,31 @@ def _head(config: Config, plan: RunPlan, machine: Machine, practice: Practice) -
     rows = vocab_rows_per_rank(plan.model.vocab_size, plan.tp)
     logits = _tokens(config, plan) * rows * (1 + plan.model.num_predictions)
     operations = (6.0 if plan.model.lora is None else 4.0) * logits * plan.model.hidden_size
-    return {
+    found = {
         "products": operations / machine.rate(config.precision.dtype),
         "passes": practice.logit_bytes * logits / (machine.memory_bandwidth * machine.constants.passes),
     }
+    if plan.tp > 1:
+        chunk = LOSS_CHUNK_TOKENS["cuda" if machine.hides_messages else "cpu"]
+        a, num_sums = ELEMENT_BYTES[config.precision.dtype], 1 + 2 * ceil(_tokens(config, plan) / chunk)
+        sent = head_sent_bytes(plan.model.hidden_size, element_bytes=a, tp=plan.tp)
+        found["tp"] = (1 + plan.model.num_predictions) * _sums(config, plan, machine, sent, num_sums)
+    return found
+
+
+def _embedding(config: Config, plan: RunPlan, machine: Machine) -> Parts:
+    """Rows that each rank of tp has found, added up; once more for each further prediction."""
+    if plan.tp == 1:
+        return {}
+    a = ELEMENT_BYTES[config.precision.dtype]
+    sent = embedding_sent_bytes(plan.model.hidden_size, element_bytes=a, tp=plan.tp)
+    return {"tp": (1 + plan.model.num_predictions) * _sums(config, plan, machine, sent, 1)}
+
+
+def _sums(config: Config, plan: RunPlan, machine: Machine, sent: float, count: int) -> float:
+    """Seconds of some sums over tp outside of blocks, given the bytes of each token that a rank sends for all."""
+    waits = machine.constants.overhead if machine.meeting is None else 2 * machine.meeting
+    return _tokens(config, plan) * sent / rate_over(plan, machine, "tp") + count * waits
 
 
 def step_timeline(config: Config, plan: RunPlan, machine: Machine) -> Timeline:

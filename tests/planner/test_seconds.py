@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from math import ceil
 from typing import Any
 
 import pytest
 
 from megalite.config.pipeline import pipeline_schedule
-from megalite.config.plan import make_plan
+from megalite.config.plan import LOSS_CHUNK_TOKENS, make_plan
 from megalite.config.schema import Config
 from megalite.parallel.schedules.files import write_schedule
 from megalite.planner import replica_seconds
@@ -136,11 +137,12 @@ def test_what_a_machine_changes():
     assert across["tp"] == pytest.approx(before["tp"] * H100.link / H100.network)
     found = time_of(8, changed(constants=waiting, hides_messages=False), **layout).parts
     assert found["host"] == pytest.approx(32 * 32 * 3)  # a second for a block and for each message
-    assert found["tp"] == pytest.approx(32 * 32 * 8, rel=1e-3)
+    outside = 2 + 2 * ceil(config_of(**layout).batch.seq_len / LOSS_CHUNK_TOKENS["cpu"])  # sums of embedding and loss
+    assert found["tp"] == pytest.approx(32 * (32 * 8 + outside), rel=1e-3)
     meeting = changed(constants=waiting, hides_messages=False, meeting=2.0)  # a sum is a scatter and a gather
     divided = {"parallel": {**layout["parallel"], "sequence_parallel": False}}
-    assert time_of(8, meeting, **layout).parts["tp"] == pytest.approx(32 * 32 * 16, rel=1e-3)
-    assert time_of(8, meeting, **divided).parts["tp"] == pytest.approx(32 * 32 * 16, rel=1e-3)
+    for each in (layout, divided):
+        assert time_of(8, meeting, **each).parts["tp"] == pytest.approx(32 * (32 * 16 + 4 * outside), rel=1e-3)
     assert "host" not in {name for name, seconds in time_of(8, changed(), **layout).parts.items() if seconds}
     ahead = time_of(8, changed(constants=waiting)).parts  # a GPU that waits for its host has all else done meanwhile
     assert sum(ahead[name] for name in ("host", "products", "attention", "passes")) == pytest.approx(
