@@ -67,8 +67,9 @@ class StageMemory:
     head: int
     buffers: int
     apart: int
-    """Of all this, what is there at other moments than the rest, which the total leaves out: a chunk of logits while no
-    block works, and what only the end of the backward pass needs."""
+    """Of all this, what is there at other moments than the rest, which the total leaves out: what the head has of a
+    micro-batch, of which a block at its backward pass finds the stream's gradient alone, or such a block; and what only
+    the end of the backward pass needs."""
 
     @property
     def total(self) -> int:
@@ -171,8 +172,10 @@ def _stage_memory(
     is_away = config.train.offload_activations and config.train.device != "cpu"
     two_inputs = 2 * _micro_batch_tokens(config) * ELEMENT_BYTES[config.precision.dtype] * _stream_width(config, plan)
     activations = two_inputs if is_away else in_blocks
-    block_at_work = for_a_moment + kept.in_blocks
-    during = activations + lasting + max(logits, block_at_work)
+    block_at_work, at_the_head = for_a_moment + kept.in_blocks, lasting + logits
+    beside_a_block = lasting - min(lasting, of_each) + (two_inputs // 2 if of_each else 0)
+    at_once = max(at_the_head, beside_a_block + block_at_work)
+    during = activations + at_once
     recorded = during if config.train.cuda_graphs else 0  # by a graph, beside what passes that are computed take
     return StageMemory(
         stage=stage,
@@ -190,7 +193,7 @@ def _stage_memory(
         + rounded_bytes_by_stage(config, plan)[stage]
         + recorded
         + _reference(config, plan, numbers),
-        apart=min(logits, block_at_work) + min(during, kept.after_backward + kept.late_gradients),
+        apart=block_at_work + at_the_head - at_once + min(during, kept.after_backward + kept.late_gradients),
     )
 
 

@@ -156,20 +156,18 @@ class TestByHand:
         parts = ("weights", "gradients", "optimizer", "activations", "head", "buffers")
         assert found["total"] == sum(found[part] for part in parts) - found["apart"]
 
-    def test_logits_and_a_block_at_work_are_never_there_together(self):
-        """Under full recomputation the smaller of the two is left out; of a block that is there the gradients of its
-        MLP are at work."""
+    def test_the_head_and_a_block_at_work_are_never_there_together(self):
+        """The smaller of the two is left out: a block comes back under full recomputation, and the gradients of its MLP
+        are at work, when of the head the stream's gradient is left."""
         sections = {"batch": {"seq_len": 32}, "precision": {"dtype": "fp32"}}
-        for vocab_size, smaller in ((128, "logits"), (4096, "block")):
+        for vocab_size, recompute, larger in ((16, "full", "block"), (4096, "full", "head"), (128, "none", "head")):
             model = {"vocab_size": vocab_size}
-            config, plan = planned(train={"steps": 1, "recompute": "full"}, model=model, **sections)
-            kept, whole = (block_activations(config, plan, (0,), kind)[0] for kind in ("full", "none"))
-            logits = max(32 * vocab_size * 4, 4 * vocab_size * 64)
+            config, plan = planned(train={"steps": 1, "recompute": recompute}, model=model, **sections)
+            kept, whole = (block_activations(config, plan, (0,), kind)[0] for kind in (recompute, "none"))
+            block, stream = 32 * (whole - kept + _gradients_in_mlp(config, plan)), 32 * 64 * 4
             (found,) = memory_by_stage(config, plan)
-            gradients = _gradients_in_mlp(config, plan)
-            assert found.apart == (logits if smaller == "logits" else 32 * (whole - kept + gradients))
-            (found,) = memory_by_stage(*planned(model=model, **sections))
-            assert found.apart == min(logits, 32 * gradients)
+            assert (larger == "block") == (stream + block > found.head)
+            assert found.apart == (found.head - stream if larger == "block" else block)
 
     def test_what_the_end_of_the_backward_pass_needs_finds_no_activations(self):
         """Without ZeRO the gradients are copied to be sent when all are there."""
