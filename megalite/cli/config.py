@@ -99,7 +99,7 @@ def check(
         notes += dict.fromkeys(note for own, planned in lengths for note in _fit_notes(own, planned))
     by_length = [_facts_of_length(own, planned) for own, planned in lengths] if len(lengths) > 1 else []
     if as_json:
-        stages = [stage.to_dict() for stage in memory]
+        stages = [stage.to_dict() | _process(lengths[0][0], stage) for stage in memory]
         report = {"plan": plan.to_dict(), "memory": stages, "engine": engine, "deepspeed": json_config, "notes": notes}
         report |= {"export": asdict(export), "sent": [stage.to_dict() for stage in traffic], "lengths": by_length}
         typer.echo(json.dumps({**report, "optimizer_bytes_per_parameter": state_bytes_per_parameter(loaded, plan)}))
@@ -301,24 +301,29 @@ def _experts_row(model: Architecture) -> dict[str, str]:
 
 
 def _memory_table(config: Config, plan: RunPlan, memory: tuple[StageMemory, ...]) -> Table:
-    from megalite.planner.process import process_bytes
-
     large = max(stage.total for stage in memory) >= 10 * 2**30
     unit, size, decimals = ("GiB", 2**30, 1) if large else ("MiB", 2**20, 0)
     parts = {"weights": "weights", "gradients": "grads", "optimizer": "optim", "activations": "activ"}
     parts |= {"head": "head", "buffers": "comm", "total": "total"}
     parts |= {"host": "on the host"} if any(stage.host for stage in memory) else {}
-    of_processes = ["process"] if config.train.device == "cpu" else []
+    of_process = _process(config, memory[0])
     title = f"{unit} of tensors on each rank, at the peak of a step"
-    table = _table("stage", "blocks", "parameters", *parts.values(), *of_processes, title=title)
+    table = _table("stage", "blocks", "parameters", *parts.values(), *of_process, title=title)
     for column in table.columns[2:]:
         column.justify = "right"
     for stage in memory:
         sizes = stage.to_dict()
-        taken = [sizes[part] for part in parts] + [process_bytes(config, stage.total) for _ in of_processes]
+        taken = [*(sizes[part] for part in parts), *_process(config, stage).values()]
         shares = [f"{each / size:,.{decimals}f}" for each in taken]
         table.add_row(str(stage.stage), _ranges(plan, stage.stage), f"{stage.num_parameters:,}", *shares)
     return table
+
+
+def _process(config: Config, stage: StageMemory) -> dict[str, int]:
+    """What the whole process of a rank takes, where it is on a CPU."""
+    from megalite.planner.process import process_bytes
+
+    return {"process": process_bytes(config, stage.total)} if config.train.device == "cpu" else {}
 
 
 def _ranges(plan: RunPlan, stage: int) -> str:

@@ -287,7 +287,9 @@ def _head(config: Config, plan: RunPlan) -> tuple[int, int]:
     half = a != FP32_BYTES
     tokens, stream = _micro_batch_tokens(config), _stream_width(config, plan)
     rows = min(vocab_rows_per_rank(plan.model.vocab_size, plan.tp), plan.model.vocab_size)
-    matrix = rows * plan.model.hidden_size
+    matrix = (
+        rows * plan.model.hidden_size if config.model.lora is None else 0
+    )  # whose gradient is made: adapters have none
     device = "cpu" if config.train.device == "cpu" else "cuda"
     chunk = min(LOSS_CHUNK_TOKENS[device], tokens)
     at_once = max(1, CACHED_LOGITS // rows) if device == "cpu" and plan.tp == 1 else chunk

@@ -43,6 +43,7 @@ from megalite.planner.seconds import micro_batch_seconds
 from megalite.studies.bench import BLOCKS, DTYPES, NEARLY_NONE, Bench
 from megalite.train.device import measure_gemm_flops
 from megalite.train.fork_server import RANK_MEMORY
+from megalite.train.signals import hear, held
 
 PEAK_SIZE = {"cpu": 2048, "cuda": 8192}
 COPIED_BYTES = 2**28
@@ -73,12 +74,17 @@ def calibrate(config: Config, device_type: str, *, num_ranks: int, vocab_size: i
         queue, store = context.Queue(), os.path.join(folder, "store")
         arguments = (num_ranks, device_type, store, alone, model, queue)
         ranks = [context.Process(target=_measure, args=(rank, *arguments), daemon=True) for rank in range(num_ranks)]
-        with allocator_of_training():
+        try:
+            with allocator_of_training(), held():
+                for each in ranks:
+                    each.start()
+            found = _first_of(queue, ranks)
             for each in ranks:
-                each.start()
-        found = _first_of(queue, ranks)
-        for each in ranks:
-            each.join(SECONDS_TO_END)
+                each.join(SECONDS_TO_END)
+        finally:
+            for each in ranks:
+                if each.is_alive():  # it waits for others, or this process was interrupted
+                    each.kill()
     cores = max(1, num_cores() // num_ranks)
     how = f"megalite plan calibrate, {time.strftime('%Y-%m-%d')}, torch {torch.__version__}, {cores} cores a rank"
     sources = dict.fromkeys(found.keys() - {"hides_messages"}, how)
@@ -120,8 +126,8 @@ def _first_of(queue: Any, ranks: Sequence[Any]) -> dict[str, Any]:
 
 def _on_one_rank(config: Config) -> Config:
     ones = ("tp", "pp", "cp", "ep", "dp", "dp_replicate", "zero_stage")
-    others = {"engine": None, "blocks_per_stage": None, "blocks_per_chunk": None, "chunks": None, "schedule": "1f1b"}
-    others |= {"hpz_size": None, "reduce_within": None}
+    others: dict[str, Any] = {"engine": None, "blocks_per_stage": None, "blocks_per_chunk": None, "chunks": None, "schedule": "1f1b"}
+    others |= {"hpz_size": None, "reduce_within": None, "sequence_parallel": False, "async_tp": False}
     whole: dict[str, Any] = dict.fromkeys(ones, 1) | others
     parallel = config.parallel.model_copy(update=whole)
     batch = config.batch.model_copy(update={"global_batch_size": config.batch.micro_batch_size})
@@ -137,6 +143,7 @@ def _measure(
     """One rank's measurements, beside those of the others. Ctrl-C is for the process that has started them, which ends
     them."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    hear()
     device = torch.device("cuda", rank) if device_type == "cuda" else torch.device("cpu")
     if device_type == "cpu":
         torch.set_num_threads(max(1, num_cores() // num_ranks))
