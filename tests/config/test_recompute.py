@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from megalite.architecture.costs import mlp_gradient_bytes
 from megalite.config.plan import make_plan
 from megalite.config.recompute import recompute_by_block
 from megalite.config.schema import Config
@@ -76,13 +77,15 @@ def test_what_is_refused(rules, train_options, complaint):
 
 
 def test_memory_is_that_of_each_block():
-    """Activations of a stage are those that its blocks keep, each by its mode, and one block that comes back whole."""
+    """Activations of a stage are those that its blocks keep, each by its mode, one block that comes back whole, and the
+    gradients of its MLP."""
     large = {"batch": {"seq_len": 512, "micro_batch_size": 2, "global_batch_size": 2}}
     config = config_of([{"every": 2}, {"mode": SOME, "blocks": [1]}], **large)
     plan, tokens = make_plan(config, 1), 2 * 512
     (whole,), (some,), (stream,) = (block_activations(config, plan, (0,), mode) for mode in (NONE, SOME, FULL))
     (found,) = memory_by_stage(config, plan)
-    assert found.activations == tokens * (stream + some + stream + whole + (whole - stream))
+    gradients = mlp_gradient_bytes(plan.model.blocks[0].feed_forward, element_bytes=4)
+    assert found.activations == tokens * (stream + some + stream + whole + (whole - stream) + gradients)
 
 
 LAYOUTS = [

@@ -142,7 +142,8 @@ def test_a_rank_may_be_a_python_of_its_own(folder, tmp_path, monkeypatch):
     with ForkServer() as server:
         ready(server)
         out = tmp_path / "seen"
-        rank, waiting = fork(server, "tell", out, "a b", log=tmp_path / "log", RANK="1"), fork(server, "wait", out)
+        rank = fork(server, "tell", out, "a b", log=tmp_path / "log", RANK="1")
+        waiting = fork(server, "wait", tmp_path / "another")  # which it writes to as it stops
         waiting.send_signal(signal.SIGTERM)
         assert rank.wait() == 7
         seen = json.loads(out.read_text())
