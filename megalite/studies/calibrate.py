@@ -126,9 +126,9 @@ def _first_of(queue: Any, ranks: Sequence[Any]) -> dict[str, Any]:
 
 def _on_one_rank(config: Config) -> Config:
     ones = ("tp", "pp", "cp", "ep", "dp", "dp_replicate", "zero_stage")
-    others: dict[str, Any] = {"engine": None, "blocks_per_stage": None, "blocks_per_chunk": None, "chunks": None, "schedule": "1f1b"}
-    others |= {"hpz_size": None, "reduce_within": None, "sequence_parallel": False, "async_tp": False}
-    whole: dict[str, Any] = dict.fromkeys(ones, 1) | others
+    none = ("engine", "blocks_per_stage", "blocks_per_chunk", "chunks", "hpz_size", "reduce_within")
+    others = {"schedule": "1f1b", "sequence_parallel": False, "async_tp": False}
+    whole: dict[str, Any] = {**dict.fromkeys(ones, 1), **dict.fromkeys(none), **others}
     parallel = config.parallel.model_copy(update=whole)
     batch = config.batch.model_copy(update={"global_batch_size": config.batch.micro_batch_size})
     train = config.train.model_copy(update={"recompute": "none", "recompute_layers": (), "offload_activations": False})
