@@ -14,6 +14,7 @@ from megalite.config.engine import choose_engine
 from megalite.config.schema import Config
 
 BASE_BYTES = 340 * 10**6
+"""Of a rank before it has a model: what has not even so much, nobody can start (`train.fit`)."""
 KERNEL_BYTES = 135 * 10**6
 
 HEAP = {"native": 1.22, "fsdp2": 1.9, "deepspeed": 1.9}

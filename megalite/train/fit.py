@@ -19,9 +19,7 @@ from megalite.config.wording import divisors
 from megalite.errors import ConfigError, UserError
 from megalite.host import available_bytes, num_cores
 from megalite.planner.memory import memory_by_stage, on_device
-
-PROCESS_BYTES = 400 * 10**6
-"""Of a rank on a CPU before it has a model: Python, PyTorch, and DeepSpeed where that is the engine."""
+from megalite.planner.process import BASE_BYTES
 
 MOST_RANKS_A_CORE = 8
 """With more, a step of a tiny model takes minutes."""
@@ -93,7 +91,7 @@ def check_device_memory(config: Config, plan: RunPlan, stage: int, free: int) ->
 def needed_bytes(config: Config, plan: RunPlan, local_ranks: range) -> int:
     """Memory that some ranks take together at the peak of a step, on CPUs."""
     stages, ranks_a_stage = memory_by_stage(on_device(config, "cpu"), plan), plan.world_size // plan.pp
-    return sum(stages[rank // ranks_a_stage].total + PROCESS_BYTES for rank in local_ranks)
+    return sum(stages[rank // ranks_a_stage].total + BASE_BYTES for rank in local_ranks)
 
 
 def _advice(config: Config, plan: RunPlan, available: int, *, on_devices: bool = False) -> str:

@@ -9,10 +9,10 @@ from megalite.config.schema import Config
 from megalite.config.validate import validate
 from megalite.errors import UserError
 from megalite.planner.memory import memory_by_stage
+from megalite.planner.process import BASE_BYTES
 from megalite.train import fit
 from megalite.train.fit import (
     GIB,
-    PROCESS_BYTES,
     check_device_memory,
     check_fit,
     check_shared_memory,
@@ -54,8 +54,8 @@ def test_what_is_needed_is_the_plan_of_each_rank_and_its_process():
     """Ranks of a pipeline differ, so which of them are here counts."""
     config, plan = planned(parallel={"pp": 2, "tp": 2})
     first, last = (stage.total for stage in memory_by_stage(config, plan))
-    assert needed_bytes(config, plan, range(4)) == 2 * first + 2 * last + 4 * PROCESS_BYTES
-    assert needed_bytes(config, plan, range(2, 4)) == 2 * last + 2 * PROCESS_BYTES
+    assert needed_bytes(config, plan, range(4)) == 2 * first + 2 * last + 4 * BASE_BYTES
+    assert needed_bytes(config, plan, range(2, 4)) == 2 * last + 2 * BASE_BYTES
 
 
 def test_a_smaller_micro_batch_is_named_first(machine):
