@@ -73,8 +73,7 @@ class Experts(nn.Module):
             self.down_bias = nn.Parameter(torch.empty(num_experts * hidden_size))
         self.has_bias, self.tp = spec.bias, tp
         self.activation = load_activation(spec.activation)
-        made = partial(GroupedProduct, gemm=gemm, may_spare=may_spare)
-        self.products = made(expand), made(self.down)
+        self.products = tuple(GroupedProduct(gemm, may_spare=may_spare) for _ in range(2))
 
     def forward(self, x: Tensor, sizes: Tensor) -> Tensor:
         expand, down = self.products
@@ -92,8 +91,8 @@ class Experts(nn.Module):
 
     def hand_over_gradients(self, take: TakeGradient) -> None:
         """Let somebody else have the gradients of the weights."""
-        for product in self.products:
-            product.take = take
+        for name, product in self.by_name():
+            product.take = partial(take, getattr(self, name))
 
 
 def _of_rows(bias: Tensor, sizes: Tensor, rows: Tensor) -> Tensor:

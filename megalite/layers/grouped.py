@@ -17,16 +17,16 @@ either product: rows `[n, k]`, matrices `[g, m, k]`, which gives `[n, m]`.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, Literal, Protocol
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 from megalite.layers import opaque
 from megalite.layers.gemm import Gemm
-from megalite.layers.weight_gradients import TakeGradient
+from megalite.layers.weight_gradients import WeightGradient
 
 RowsRole = Literal["activation", "gradient"]
 """What the rows are: x, whose product is y, or dy, whose product is dx."""
@@ -62,17 +62,17 @@ class PlainRows:
 
 
 class GroupedProduct:
-    """How one stack of matrices multiplies.
+    """How one stack of matrices multiplies. It knows none of them: a parameter that is divided among ranks would stay
+    whole in the memory of each for as long as anybody knows it.
 
     Args:
-        weight: `[g * out, in]`, the parameter itself.
         may_spare: there may be rows behind the last group's.
     """
 
-    def __init__(self, weight: nn.Parameter, gemm: Gemm, *, may_spare: bool = False):
-        self.weight, self.gemm, self.may_spare = weight, gemm, may_spare
+    def __init__(self, gemm: Gemm, *, may_spare: bool = False):
+        self.gemm, self.may_spare = gemm, may_spare
         self.rows: Rows = PlainRows(gemm)
-        self.take: TakeGradient | None = None
+        self.take: Callable[[WeightGradient], None] | None = None
         """Gets the gradients; None leaves them to autograd."""
         self._number = opaque.number_of(self)
 
@@ -80,7 +80,7 @@ class GroupedProduct:
         """`[n, in]` -> `[n, out]`, with gradients.
 
         Args:
-            weight: what its module has in the parameter's place, which may have been gathered.
+            weight: `[g * out, in]`.
         """
         return _grouped_product(x, weight, sizes, self._number, self.take is not None)
 
@@ -95,7 +95,7 @@ class GroupedProduct:
         grad_x = self._zero_spare(self.rows.multiply("gradient", grad, matrices, sizes), sizes)
         if self.take is None:
             return grad_x, made.make()
-        self.take(self.weight, made)
+        self.take(made)
         return grad_x, None
 
     def _zero_spare(self, y: Tensor, sizes: Tensor) -> Tensor:

@@ -102,7 +102,7 @@ def test_experts_are_rounded_matrix_by_matrix():
     """Products in groups and their gradients are those of each expert's fake-quantised matrix alone."""
     qat, sizes = QatConfig(bits=4, group_size=32), torch.tensor([3, 0, 5])
     weight, x = nn.Parameter(draw(3 * 16, 64)), draw(8, 64, seed=1).requires_grad_()
-    product = GroupedProduct(weight, PLAIN)
+    product = GroupedProduct(PLAIN)
     product.rows = RoundedRows(product.rows, RoundedWeight(qat, SINGLE, keep=True))
     y = product(x, weight, sizes)
     found = torch.autograd.grad(y.square().sum(), [x, weight])

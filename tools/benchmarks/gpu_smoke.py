@@ -288,8 +288,8 @@ def experts(device: torch.device, tiny: bool) -> bool:
         torch.randn(rows, columns, generator=generator).to(device, torch.bfloat16)
         for rows, columns in ((4 * width, hidden), (sum(sizes), hidden), (sum(sizes), width))
     )
-    product = GroupedProduct(torch.nn.Parameter(weight / hidden**0.5), PLAIN)
-    matrices, counts = product.weight.detach(), torch.tensor(sizes, device=device)
+    product, matrices = GroupedProduct(PLAIN), weight / hidden**0.5
+    counts = torch.tensor(sizes, device=device)
     found = [product.product(x, matrices, counts), *product.gradients(grad, x, matrices, counts)]
     parts = list(zip(x.split(sizes), grad.split(sizes), matrices.chunk(4), strict=True))
     wanted = [

@@ -32,11 +32,15 @@ OUT, IN = 144, 160
 SIZES = ([3, 0, 21, 8], [0, 0, 32, 0], [0, 0, 0, 0])
 
 
+def weights() -> torch.nn.Parameter:
+    """Four matrices."""
+    return torch.nn.Parameter(draw(4 * OUT, IN, seed=0))
+
+
 def made(recipe: str, product=EMULATED, *, may_spare: bool = False) -> tuple[GroupedProduct, GroupedSite]:
-    weight = torch.nn.Parameter(draw(4 * OUT, IN, seed=0))
     settings = make_recipe(Fp8Config(backend="emulate", recipe=recipe))
     rows = Fp8Rows(settings, CurrentScales(settings, WeightSharding(SINGLE, 0)), product)
-    grouped = GroupedProduct(weight, PLAIN, may_spare=may_spare)
+    grouped = GroupedProduct(PLAIN, may_spare=may_spare)
     return grouped, GroupedSite("blocks.0.mlp.experts.up", grouped, rows)
 
 
@@ -44,51 +48,51 @@ def made(recipe: str, product=EMULATED, *, may_spare: bool = False) -> tuple[Gro
 @pytest.mark.parametrize("recipe", ROW_RECIPES)
 def test_each_expert_is_a_linear_layer(recipe: str, sizes: list[int]):
     """y and dx, of experts without rows too, and with rows behind of no expert; dw is that of unrounded numbers."""
-    grouped, _ = made(recipe, may_spare=True)
+    (grouped, _), weight = made(recipe, may_spare=True), weights()
     num_rows = sum(sizes) + 2
     x, grad = draw(num_rows, IN, seed=1).requires_grad_(), draw(num_rows, OUT, seed=2)
-    y = grouped(x, grouped.weight, torch.tensor(sizes))
+    y = grouped(x, weight, torch.tensor(sizes))
     y.backward(grad)
-    parts = zip(x.detach().split([*sizes, 2]), grad.split([*sizes, 2]), grouped.weight.detach().chunk(4), strict=False)
+    parts = zip(x.detach().split([*sizes, 2]), grad.split([*sizes, 2]), weight.detach().chunk(4), strict=False)
     wanted = [run(fp8_layer(recipe), *part[::2], part[1]) if len(part[0]) else None for part in parts]
     behind = {"y": torch.zeros(2, OUT), "dx": torch.zeros(2, IN)}
     for name, found in {"y": y.detach(), "dx": x.grad}.items():
         torch.testing.assert_close(found, torch.cat([*(each[name] for each in wanted if each), behind[name]]))
     exact = [g.t() @ a for a, g in zip(x.detach().split([*sizes, 2])[:4], grad.split([*sizes, 2])[:4], strict=True)]
-    torch.testing.assert_close(grouped.weight.grad, torch.cat(exact))
+    torch.testing.assert_close(weight.grad, torch.cat(exact))
 
 
 def test_torchs_product_is_the_same():
     """`scaled_mm`, group by group, against the emulation."""
     x, sizes = draw(32, IN, seed=1), torch.tensor([3, 0, 21, 8])
-    results = [made("rowwise", product)[0](x, made("rowwise")[0].weight, sizes) for product in (EMULATED, scaled_mm)]
+    results = [made("rowwise", product)[0](x, weights(), sizes) for product in (EMULATED, scaled_mm)]
     assert difference(results[1], results[0]) < 1e-5
 
 
 def test_a_look_at_experts():
     """A measurement takes in rows, all matrices, the product and the gradient; without FP8 nothing is rounded."""
-    grouped, site = made("rowwise")
+    (grouped, site), weight = made("rowwise"), weights()
     x, grad, sizes = draw(32, IN, seed=1).requires_grad_(), draw(32, OUT, seed=2), torch.tensor([3, 0, 21, 8])
     gauge = Gauge(torch.device("cpu"))
     site.use_gauge(gauge)
-    y = grouped(x, grouped.weight, sizes)
+    y = grouped(x, weight, sizes)
     y.backward(grad)
     found = read_gauges({"up": gauge}, SINGLE, SINGLE)["up"]
     site.use_plain()
-    exact = grouped(x, grouped.weight, sizes)
+    exact = grouped(x, weight, sizes)
     assert found.error == pytest.approx(difference(y.detach(), exact.detach()), rel=1e-4)
     assert 0.001 < found.error < 0.05
     assert {role: each.amax for role, each in found.operands.items()} == {
         "activation": x.abs().max().item(),
-        "weight": grouped.weight.abs().max().item(),
+        "weight": weight.abs().max().item(),
         "gradient": grad.abs().max().item(),
     }
-    rows = torch.cat([a @ w.t() for a, w in zip(x.split(sizes.tolist()), grouped.weight.chunk(4), strict=True)])
+    rows = torch.cat([a @ w.t() for a, w in zip(x.split(sizes.tolist()), weight.chunk(4), strict=True)])
     torch.testing.assert_close(exact, rows)
     site.use_fp8()
-    assert torch.equal(grouped(x, grouped.weight, sizes), y)
+    assert torch.equal(grouped(x, weight, sizes), y)
     site.retire(5)
-    assert torch.equal(grouped(x, grouped.weight, sizes), exact)
+    assert torch.equal(grouped(x, weight, sizes), exact)
 
 
 HIDDEN, FFN, NUM_EXPERTS = 32, 64, 3
