@@ -162,6 +162,7 @@ def block_activation_bytes(
     recompute: str = "none",
     keeps_fp8_inputs: bool = False,
     has_dropout: bool = False,
+    trains_norms: bool = True,
 ) -> int:
     """Bytes of one token that a block keeps between its forward and its backward pass, on one rank.
 
@@ -192,6 +193,8 @@ def block_activation_bytes(
     norm = NORMS[block.norm]
     wide = FP32_BYTES * stream if norm.keeps_wide else 0  # a norm's input in fp32
     normalised = FP32_BYTES if norm.multiplies_wide else a
+    if norm.keeps_wide and not trains_norms:
+        normalised = 0  # nothing but a weight's gradient asks for it
     norms = a * (_taken(attention, h, stream) + h)  # what the first products take
     norms += 2 * (normalised * stream + wide) if block.norm_before else 0
     norms += 2 * (normalised * stream + wide) if block.norm_after else 0

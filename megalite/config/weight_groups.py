@@ -13,6 +13,12 @@ def group_of(name: str, optimizer: OptimizerConfig) -> WeightGroupConfig | None:
     return None if number is None else optimizer.groups[number]
 
 
+def is_trained(name: str, optimizer: OptimizerConfig) -> bool:
+    """Whether a weight is not frozen."""
+    group = group_of(name, optimizer)
+    return group is None or not group.frozen
+
+
 def group_number(name: str, optimizer: OptimizerConfig) -> int | None:
     """The same by its place in the list."""
     matching = (number for number, group in enumerate(optimizer.groups) if does_match(name, group))

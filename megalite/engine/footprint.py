@@ -10,13 +10,14 @@ from math import prod
 from typing import NamedTuple
 
 from megalite.architecture.costs import ELEMENT_BYTES, FP32_BYTES
-from megalite.architecture.weights import weight_table
+from megalite.architecture.weights import by_parameter, vocab_rows_per_rank, weight_table
 from megalite.config.engine import choose_engine
 from megalite.config.optimizers import averages
 from megalite.config.plan import RunPlan
 from megalite.config.schema import Config
+from megalite.config.weight_groups import is_trained
 from megalite.engine.deepspeed.config import deepspeed_config
-from megalite.engine.wire_bytes import ROUNDED_BUCKET, UNDER_WAY, bytes_per_number
+from megalite.engine.wire_bytes import BLOCK, PIECE_BLOCKS, ROUNDED_BUCKET, UNDER_WAY, bytes_per_number
 
 MASTER_BYTES = {"fp32": (0, 4, 4, 4), "bf16": (0, 4, 2, 0)}
 """Of a parameter, by ZeRO stage: the weight that is updated, beside the one that computes. Without ZeRO, and in bf16 at
@@ -48,8 +49,20 @@ class Footprint:
     """Master weights and the optimizer's state."""
     buffers: int
     """Gradients on their way, weights that are gathered: through the whole step."""
+    at_head: int = 0
+    """The same while the loss works."""
+    gathering: int = 0
+    """The same besides while the next block's weights come."""
     in_blocks: int = 0
     """The same while a block works."""
+    behind_one: int = 0
+    """The same when a block's backward pass is over, and what it kept is gone."""
+    in_second: int = 0
+    """The same while the next block works."""
+    behind_two: int = 0
+    """The same when that is over, too."""
+    of_head: int = 0
+    """Of the head's gradient, what is there until the backward pass is over."""
     after_backward: int = 0
     """The same when the backward pass is over."""
     late_gradients: int = 0
@@ -90,24 +103,54 @@ def footprint(config: Config, plan: RunPlan, numbers: EngineNumbers) -> Footprin
 
 
 def _fsdp2(config: Config, plan: RunPlan, numbers: EngineNumbers) -> Footprint:
-    """Masters, gradients and state in fp32, all of it divided. Gathered are what is outside of blocks, the block at
-    work, as it has come and as it is used, and the next one."""
+    """Masters in fp32, and gradients and state of what is trained, all of it divided. Gathered is what is outside of
+    blocks. Of blocks (torch 2.13), in the backward pass but for the first line:
+
+        as the last one begins its forward pass: it as it has come and as it is used, and the one before as it has come
+        at the head        the last one has come
+        in the first       it is as it is used, the next one comes, and gradients of its last weights are there
+        behind it          its gradients on their way (`_reducing`), and the next one
+        in the second      as in the first; and the message, which is kept until the next is sent
+        at its end         it, all its gradients, the next one and the message
+        at the very end    as behind a block, for what is outside of blocks
+    """
     element, replicas = ELEMENT_BYTES[config.precision.dtype], plan.num_replicas // config.parallel.dp_replicate
-    root = outer_parameters(plan)
-    block = (numbers.parameters - root) // (plan.model.num_layers + plan.model.num_predictions)
-    gradients = rows = numbers.updated * FP32_BYTES // replicas
+    root, head = outer_parameters(plan), _head_parameters(config, plan)
+    num_blocks = plan.model.num_layers + plan.model.num_predictions
+    block = (numbers.parameters - root) // num_blocks
+    trained = max(0, numbers.trained - (root if head else 0)) // num_blocks
+    last = min(_last_of_block(plan), trained)
+    gathered, reduced = _rounded_block(config, block, trained, replicas)
+    in_its_format = block * element // replicas if element < FP32_BYTES else 0  # of a rank's own, to be sent
+    message, others = trained * _wire_bytes(config), [block if num_blocks > number else 0 for number in (1, 2)]
+    behind = others[0] * element + _reducing(config, trained, replicas, last) + reduced
+    rows, gradients = (count * FP32_BYTES // replicas for count in (numbers.updated, numbers.masters))
     state, hpz = numbers.state_bytes // replicas, config.parallel.hpz_size
-    kept = 0 if hpz is None else (numbers.parameters - root) * element // hpz
     is_away = config.optimizer.offload and config.train.device != "cpu"  # where that is another memory
+    is_late = plan.grad_accum_steps == 1 and not is_away
+    sums = root * _wire_bytes(config) // replicas if is_late and head else 0  # counted among the gradients
     return Footprint(
         weights=0 if is_away else rows,
         gradients=0 if is_away else gradients,
         optimizer=0 if is_away else state,
         host=rows + gradients + state if is_away else 0,
-        buffers=root * element + kept,
-        in_blocks=3 * block * element + _rounded_block(config, block, replicas),
-        late_gradients=gradients if plan.grad_accum_steps == 1 and not is_away else 0,
+        buffers=root * element + (0 if hpz is None else (numbers.parameters - root) * element // hpz),
+        at_head=block * element,
+        gathering=in_its_format + gathered,
+        in_blocks=(block + others[0] + last) * element,
+        behind_one=max(min(num_blocks + 1, 3) * block * element, behind),
+        in_second=(block + others[1] + last) * element + message,
+        behind_two=(block + others[1] + trained) * element + message,
+        of_head=head * element,
+        after_backward=_reducing(config, root, replicas, head) - root * element - sums if head else 0,
+        late_gradients=gradients if is_late else 0,
     )
+
+
+def _head_parameters(config: Config, plan: RunPlan) -> int:
+    """Numbers of a rank in the head's matrix, where it is trained."""
+    is_still = not is_trained("head.weight", config.optimizer)
+    return 0 if is_still else vocab_rows_per_rank(plan.model.vocab_size, plan.tp) * plan.model.hidden_size
 
 
 def outer_parameters(plan: RunPlan) -> int:
@@ -116,15 +159,38 @@ def outer_parameters(plan: RunPlan) -> int:
     return sum(prod(weight.local_shape(plan.tp)) for weight in outside)
 
 
-def _rounded_block(config: Config, block: int, replicas: int) -> int:
-    """What rounding needs of a block at a time: numbers in whole blocks of their own, and messages."""
+def _wire_bytes(config: Config) -> int:
+    """Of a gradient in a message that is not rounded to few bits."""
+    return ELEMENT_BYTES[config.precision.reduce_dtype or "fp32"]
+
+
+def _reducing(config: Config, num: int, replicas: int, last: int) -> int:
+    """Bytes at most while so many gradients are added up: in order, and as they go; or as they go, as others send
+    theirs (over gloo), as their sum, and those of the last parameter, which torch's loop still has."""
+    element, wire = ELEMENT_BYTES[config.precision.dtype], _wire_bytes(config)
+    received = wire if config.train.device == "cpu" and replicas > 1 else 0
+    return max(num * (element + wire), num * (wire + received + wire // replicas) + last * element)
+
+
+def _last_of_block(plan: RunPlan) -> int:
+    """Numbers of a rank in the last parameter of the last block."""
+    last = plan.model.num_layers - 1
+    rows = {name: row for name, row in weight_table(plan.model, {last}).items() if row.layer == f"blocks.{last}"}
+    of_last = by_parameter(rows).popitem()[1]
+    return sum(prod(row.local_shape(plan.tp)) for row in of_last if row.is_held(plan.ep, 0))
+
+
+def _rounded_block(config: Config, block: int, trained: int, replicas: int) -> tuple[int, int]:
+    """What rounding needs of a block at a time: numbers in whole blocks of their own, and messages, of its weights and
+    of its gradients. A piece of the numbers is made in fp32, and made again as it was."""
     element, precision = ELEMENT_BYTES[config.precision.dtype], config.precision
     gathered = reduced = 0.0
     if precision.gather_bits is not None and replicas > 1:
         gathered = block * (element + (1 + 1 / replicas) * bytes_per_number(precision.gather_bits))
+        gathered += 2 * FP32_BYTES * min(block, PIECE_BLOCKS * BLOCK)
     if precision.reduce_bits is not None and replicas > 1:
-        reduced = block * (FP32_BYTES + 2 * bytes_per_number(precision.reduce_bits))
-    return round(max(gathered, reduced))
+        reduced = trained * (FP32_BYTES + 2 * bytes_per_number(precision.reduce_bits))
+    return round(gathered), round(reduced)
 
 
 def _native(config: Config, plan: RunPlan, numbers: EngineNumbers) -> Footprint:

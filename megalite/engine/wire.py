@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from megalite.config.schema import PrecisionConfig
-from megalite.engine.wire_bytes import BLOCK, SCALE_BYTES, message_bytes
+from megalite.engine.wire_bytes import BLOCK, PIECE_BLOCKS, SCALE_BYTES, message_bytes
 
 WIRE_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
@@ -49,10 +49,6 @@ PLAIN = Wire()
 def choose_wire(precision: PrecisionConfig) -> Wire:
     """What a config says."""
     return Wire(WIRE_DTYPES[precision.reduce_dtype or "fp32"], precision.reduce_bits, precision.gather_bits)
-
-
-PIECE_BLOCKS = 2**14
-"""Rounded at once: 4 million numbers, so that what is made of them in fp32 on the way stays small."""
 
 
 def pack(numbers: Tensor, bits: int, num_rows: int = 1) -> Tensor:

@@ -7,6 +7,9 @@ BLOCK = 256
 
 SCALE_BYTES = 4
 
+PIECE_BLOCKS = 2**14
+"""Rounded at once: 4 million numbers, so that what is made of them in fp32 on the way stays small."""
+
 ROUNDED_BUCKET = 40_000_000
 """Numbers that are rounded and sent at once: those of a bucket (`native.buckets.BUCKET_NUMBERS`)."""
 

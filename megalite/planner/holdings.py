@@ -29,7 +29,7 @@ def numbers_by_stage(config: Config, plan: RunPlan) -> tuple[EngineNumbers, ...]
     """What the engine of each stage is given to keep, before ZeRO."""
     held, updated, states = parameters_by_stage(plan), _updated_by_stage(plan), _state_bytes_by_stage(config, plan)
     still = tuple((0,) * plan.pp for _ in range(2))
-    if choose_engine(config) == "native":
+    if choose_engine(config) != "deepspeed":
         still = _still_by_stage(config, plan, plan.ep), _still_by_stage(config, plan, _ep_of_updated(plan))
     return tuple(map(EngineNumbers, held, updated, states, *still))
 

@@ -39,7 +39,8 @@ from megalite.config.plan import CACHED_LOGITS, LOSS_CHUNK_TOKENS, RunPlan, comp
 from megalite.config.recompute import recompute_by_block
 from megalite.config.schema import Config
 from megalite.config.stream import stream_tokens
-from megalite.engine.footprint import EngineNumbers, footprint
+from megalite.config.weight_groups import is_trained
+from megalite.engine.footprint import EngineNumbers, Footprint, footprint
 from megalite.parallel.schedules.operations import Operation
 from megalite.parallel.schedules.programs import SENDS_UNDER_WAY
 from megalite.parallel.schedules.simulation import ChunkCosts, peak_kept
@@ -128,6 +129,7 @@ def block_activations(config: Config, plan: RunPlan, blocks: Sequence[int], mode
     of_each = [modes if isinstance(modes, str) else modes[index] for index in blocks]
     chosen = list(zip(kinds_of(plan, blocks), of_each, strict=True))
     seen = plan.cp if config.parallel.cp_kind == "allgather" else 1
+    trains_norms = is_trained("blocks.0.attention_norm.weight", config.optimizer)
     cut = BlockCut(plan.tp, config.parallel.sequence_parallel, seen)
 
     def kept_by(block: BlockSpec, recompute: str) -> int:
@@ -139,6 +141,7 @@ def block_activations(config: Config, plan: RunPlan, blocks: Sequence[int], mode
             recompute=recompute,
             keeps_fp8_inputs=fp8 is not None and fp8.backend == "te",
             has_dropout=plan.model.dropout > 0.0,
+            trains_norms=trains_norms,
         )
         is_without_mlp = is_in_chunks and recompute == "none"
         return kept - (mlp_bytes(block.feed_forward, element_bytes=a, tp=plan.tp) if is_without_mlp else 0)
@@ -172,9 +175,11 @@ def _stage_memory(
     is_away = config.train.offload_activations and config.train.device != "cpu"
     two_inputs = 2 * _micro_batch_tokens(config) * ELEMENT_BYTES[config.precision.dtype] * _stream_width(config, plan)
     activations = two_inputs if is_away else in_blocks
-    block_at_work, at_the_head = for_a_moment + kept.in_blocks, lasting + logits
-    beside_a_block = lasting - min(lasting, of_each) + (two_inputs // 2 if of_each else 0)
-    at_once = max(at_the_head, beside_a_block + block_at_work)
+    at_the_head = lasting + max(logits, kept.gathering) + kept.at_head if of_each else lasting + logits
+    beside_blocks = lasting - min(lasting, of_each) + (two_inputs // 2 + kept.of_head if of_each else 0)
+    of_blocks = _of_blocks(kept, plan.blocks_of(stage), blocks, _micro_batch_tokens(config), for_a_moment)
+    at_once = max(at_the_head, beside_blocks + of_blocks)
+    of_engine = kept.gathering + max(kept.at_head, kept.in_blocks, kept.behind_one, kept.in_second, kept.behind_two)
     during = activations + at_once
     recorded = during if config.train.cuda_graphs else 0  # by a graph, beside what passes that are computed take
     return StageMemory(
@@ -187,13 +192,31 @@ def _stage_memory(
         host=kept.host + (in_blocks if is_away else 0),
         head=lasting + logits,
         buffers=kept.buffers
-        + kept.in_blocks
+        + of_engine
         + kept.after_backward
         + _traffic(config, plan, stage)
         + rounded_bytes_by_stage(config, plan)[stage]
         + recorded
         + _reference(config, plan, numbers),
-        apart=block_at_work + at_the_head - at_once + min(during, kept.after_backward + kept.late_gradients),
+        apart=for_a_moment
+        + of_engine
+        + lasting
+        + logits
+        - at_once
+        + min(during, kept.after_backward + kept.late_gradients),
+    )
+
+
+def _of_blocks(kept: Footprint, mine: Sequence[int], blocks: _KeptByBlocks, tokens: int, for_a_moment: int) -> int:
+    """The most that an engine has of blocks in the backward pass, and a block for a moment, beside what is kept before
+    it: of the last two blocks that is gone when they are done."""
+    of_last, of_both = (tokens * sum(blocks.of_each[index] for index in mine[-count:]) for count in (1, 2))
+    at_work = max(for_a_moment, kept.gathering)
+    return max(
+        kept.in_blocks + at_work,
+        kept.behind_one - of_last,
+        kept.in_second + at_work - of_last,
+        kept.behind_two - of_both,
     )
 
 
@@ -238,6 +261,8 @@ def _in_mlp(config: Config, plan: RunPlan, blocks: Iterable[int]) -> int:
 class _KeptByBlocks:
     """Bytes of one token."""
 
+    of_each: list[int]
+    """That a block keeps."""
     by_chunk: list[ChunkCosts]
     """That a chunk keeps, and of those what it holds from I until W."""
     again: list[int]
@@ -259,7 +284,7 @@ def _kept_by_blocks(config: Config, plan: RunPlan) -> _KeptByBlocks:
         kept[index] += _around_prediction(config, plan)
     bounds = [*plan.chunk_blocks[:-1], (plan.chunk_blocks[-1][0], len(everything))]  # what predicts further is behind
     by_chunk = [ChunkCosts(kept=sum(kept[slice(*each)]), held=sum(held[slice(*each)])) for each in bounds]
-    return _KeptByBlocks(by_chunk, again)
+    return _KeptByBlocks(kept, by_chunk, again)
 
 
 def _predicting(plan: RunPlan) -> range:
@@ -288,8 +313,8 @@ def _head(config: Config, plan: RunPlan) -> tuple[int, int]:
     tokens, stream = _micro_batch_tokens(config), _stream_width(config, plan)
     rows = min(vocab_rows_per_rank(plan.model.vocab_size, plan.tp), plan.model.vocab_size)
     matrix = (
-        rows * plan.model.hidden_size if config.model.lora is None else 0
-    )  # whose gradient is made: adapters have none
+        rows * plan.model.hidden_size if is_trained("head.weight", config.optimizer) else 0
+    )  # whose gradient is made
     device = "cpu" if config.train.device == "cpu" else "cuda"
     chunk = min(LOSS_CHUNK_TOKENS[device], tokens)
     at_once = max(1, CACHED_LOGITS // rows) if device == "cpu" and plan.tp == 1 else chunk
@@ -298,7 +323,8 @@ def _head(config: Config, plan: RunPlan) -> tuple[int, int]:
     product = 0  # a GPU's adds itself to the sum
     if half and device == "cpu":  # rounded, and from the second chunk on widened to be added
         product = (a + (FP32_BYTES if tokens > chunk else 0)) * matrix
-    norm = tokens * (FP32_BYTES + a) * stream
+    normalised = a if is_trained("final_norm.weight", config.optimizer) or not NORMS[plan.model.norm].keeps_wide else 0
+    norm = tokens * (FP32_BYTES + normalised) * stream
     gradients = tokens * 2 * a * plan.model.hidden_size + FP32_BYTES * matrix
     lasting = (1 + plan.model.num_predictions) * (norm + gradients)
     return lasting, max(logits + max(wide, product), FP32_BYTES * matrix)

@@ -37,7 +37,9 @@ def between_steps(
             max(sent - behind, sent * VISIBLE) if hides else sent
             for sent, behind in _messages(config, plan, machine, numbers, backward)
         )
-        found["dp"] += _copied_bytes(config, plan, practice, numbers) / (machine.memory_bandwidth * COPY_RATE)
+        gathered = max(each.parameters for each in of_stages)
+        copied = _copied_bytes(config, plan, practice, numbers, gathered)
+        found["dp"] += copied / (machine.memory_bandwidth * COPY_RATE)
     a, states = ELEMENT_BYTES[config.precision.dtype], max(each.state_bytes for each in of_stages)
     moved = 2.0 * (states + FP32_BYTES * updated) + (FP32_BYTES + a) * updated
     pieces = _num_shards(config, plan) if plan.sharding.optimizer else 1
@@ -105,16 +107,16 @@ def _seconds_of(sent: ReplicaBytes, config: Config, plan: RunPlan, machine: Mach
     )
 
 
-def _copied_bytes(config: Config, plan: RunPlan, practice: Practice, numbers: int) -> float:
+def _copied_bytes(config: Config, plan: RunPlan, practice: Practice, trained: int, gathered: int) -> float:
     """Read and written of divided weights in a step: out of what was gathered, as often as it was, and gradients into
     what is reduced, in the format of the wire."""
     if not plan.sharding.weights:
         return 0.0
     if practice.copied_bytes is not None:
-        return plan.grad_accum_steps * practice.copied_bytes * numbers
+        return plan.grad_accum_steps * practice.copied_bytes * trained
     a = ELEMENT_BYTES[config.precision.dtype]
-    out = (a + a) * (2 * numbers - gathered_once(config, plan))
-    return plan.grad_accum_steps * (out + (a + gradient_bytes(config, plan)) * numbers)
+    out = (a + a) * (2 * gathered - gathered_once(config, plan))
+    return plan.grad_accum_steps * (out + (a + gradient_bytes(config, plan)) * trained)
 
 
 HOP_SECONDS = 5e-6

@@ -62,28 +62,28 @@ def weight_bytes(config: Config) -> float:
     return ELEMENT_BYTES[config.precision.dtype] if bits is None else bytes_per_number(bits)
 
 
-def replica_bytes(config: Config, plan: RunPlan, num_inner: int, num_outer: int) -> ReplicaBytes:
+def replica_bytes(config: Config, plan: RunPlan, trained: int, gathered: int) -> ReplicaBytes:
     """What a rank sends.
 
     Args:
-        num_inner: of its numbers those in blocks.
-        num_outer: all others.
+        trained: those of its numbers that have gradients.
+        gathered: those that come from others, where these update them or keep them.
     """
-    numbers, replicas = num_inner + num_outer, plan.num_replicas
+    replicas = plan.num_replicas
     if replicas == 1:
         return ReplicaBytes(0.0, 0.0)
     share, gradient, weight = (replicas - 1) / replicas, gradient_bytes(config, plan), weight_bytes(config)
     near, far = _hops(config, replicas)
     if choose_engine(config) == "fsdp2":
-        return _fsdp2(config, plan, num_inner, num_outer)
+        return _fsdp2(config, plan, trained, gathered)
     if not plan.sharding.optimizer:
         again = gradient if config.precision.reduce_bits is None else _sum_bytes(config)
-        return ReplicaBytes(numbers * (far * gradient + share * again), 0.0, reduced_near=near * numbers * gradient)
+        return ReplicaBytes(trained * (far * gradient + share * again), 0.0, reduced_near=near * trained * gradient)
     if not plan.sharding.gradients:
-        return ReplicaBytes(far * numbers * gradient, share * numbers * weight, reduced_near=near * numbers * gradient)
+        return ReplicaBytes(far * trained * gradient, share * gathered * weight, reduced_near=near * trained * gradient)
     count = plan.grad_accum_steps
     passes = 2 * count if plan.sharding.weights else 1
-    return ReplicaBytes(share * count * numbers * gradient, share * passes * numbers * weight)
+    return ReplicaBytes(share * count * trained * gradient, share * passes * gathered * weight)
 
 
 def _hops(config: Config, replicas: int) -> tuple[float, float]:
@@ -99,25 +99,28 @@ def _sum_bytes(config: Config) -> int:
     return ELEMENT_BYTES[config.precision.reduce_dtype or "fp32"]
 
 
-def _fsdp2(config: Config, plan: RunPlan, num_inner: int, num_outer: int) -> ReplicaBytes:
+def _fsdp2(config: Config, plan: RunPlan, trained: int, gathered: int) -> ReplicaBytes:
     copies, hpz, count = config.parallel.dp_replicate, config.parallel.hpz_size, plan.grad_accum_steps
-    shards, numbers = plan.num_replicas // copies, num_inner + num_outer
+    shards, again = plan.num_replicas // copies, gathered - gathered_once(config, plan)
     share = (shards - 1) / shards
     between = 2 * (copies - 1) / copies / shards  # a ring's all-reduce of what a rank has
     near, far = _hops(config, shards)
-    reduced = numbers * (far + between) * gradient_bytes(config, plan)
-    reduced_near = numbers * near * gradient_bytes(config, plan)
-    again = 0.0 if hpz is None else num_inner * (hpz - 1) / hpz * ELEMENT_BYTES[config.precision.dtype]
-    gathered = share * (numbers + (num_inner if hpz is None else 0)) * weight_bytes(config)
-    return ReplicaBytes(count * reduced, count * gathered, count * again, count * reduced_near)
+    reduced = trained * (far + between) * gradient_bytes(config, plan)
+    reduced_near = trained * near * gradient_bytes(config, plan)
+    if hpz is None:
+        from_near, from_all = 0.0, share * (gathered + again) * weight_bytes(config)
+    else:
+        from_near = again * (hpz - 1) / hpz * ELEMENT_BYTES[config.precision.dtype]
+        from_all = share * gathered * weight_bytes(config)
+    return ReplicaBytes(count * reduced, count * from_all, count * from_near, count * reduced_near)
 
 
 def bytes_by_stage(config: Config, plan: RunPlan) -> tuple[ReplicaBytes, ...]:
-    """What the ranks of every stage send, first to last: nothing for what is frozen in our own engine. Experts, which
-    fewer replicas share, count as others do."""
-    outer = gathered_once(config, plan)
+    """What the ranks of every stage send, first to last: nothing for what is frozen, but FSDP2's gathered weights and
+    what DeepSpeed does not leave out. Experts, which fewer replicas share, count as others do."""
     return tuple(
-        replica_bytes(config, plan, numbers.trained - outer, outer) for numbers in numbers_by_stage(config, plan)
+        replica_bytes(config, plan, numbers.trained, numbers.parameters if plan.sharding.weights else numbers.trained)
+        for numbers in numbers_by_stage(config, plan)
     )
 
 

@@ -11,6 +11,7 @@ from tests.planner.measured import Case, measure, planned
 SEQUENCE_PARALLEL = {"tp": 2, "sequence_parallel": True}
 PIPELINE = {"micro_batch_size": 1, "global_batch_size": 4}
 TWO_OF_DP = {"global_batch_size": 8}
+FSDP2 = {"dp": 2, "zero_stage": 3, "engine": "fsdp2"}
 LARGER = {"hidden_size": 384, "num_heads": 6, "ffn_hidden_size": 1024}
 MORE_TOKENS = {"seq_len": 512}
 LARGER_OF_DP, LARGER_PIPELINE = {**TWO_OF_DP, **MORE_TOKENS}, {**PIPELINE, **MORE_TOKENS}
@@ -19,6 +20,7 @@ WIDE, DEEP = {"hidden_size": 768, "num_heads": 12, "ffn_hidden_size": 2048, "num
 LONG = {"seq_len": 8192, "micro_batch_size": 1, "global_batch_size": 2}
 SHORT_MODEL = {"hidden_size": 128, "num_heads": 4, "num_layers": 2, "ffn_hidden_size": 384}
 GPT2 = {"preset": "gpt2", "num_layers": 3, "vocab_size": 4096}
+EXPERTS = {"moe": {"num_experts": 8, "top_k": 2, "ffn_hidden_size": 368}}
 MANY_WORDS = {"vocab_size": 131072, "hidden_size": 128, "num_heads": 4, "num_layers": 2, "ffn_hidden_size": 384}
 
 
@@ -72,10 +74,18 @@ CASES = (
     of("pp 2 ZB-V", 2, parallel={"pp": 2, "schedule": "zb-v", "chunks": 2}, model=LARGER, batch=LARGER_PIPELINE),
     of("pp 2 tp 2", 4, parallel={"pp": 2, "tp": 2}, batch=PIPELINE),
     of("cp 2", 2, parallel={"cp": 2}),
-    of("FSDP2", 2, parallel={"dp": 2, "zero_stage": 3, "engine": "fsdp2"}, batch=TWO_OF_DP),
-    of("FSDP2 one micro-batch", 2, parallel={"dp": 2, "zero_stage": 3, "engine": "fsdp2"}),
-    of("FSDP2 bf16", 2, parallel={"dp": 2, "zero_stage": 3, "engine": "fsdp2"}, batch=TWO_OF_DP, **BF16),
-    of("FSDP2 hpZ", 4, parallel={"dp": 4, "zero_stage": 3, "engine": "fsdp2", "hpz_size": 2}, batch=TWO_OF_DP),
+    of("FSDP2", 2, parallel=FSDP2, batch=TWO_OF_DP),
+    of("FSDP2 one micro-batch", 2, parallel=FSDP2),
+    of("FSDP2 bf16", 2, parallel=FSDP2, batch=TWO_OF_DP, **BF16),
+    of("FSDP2 hpZ", 4, parallel={**FSDP2, "dp": 4, "hpz_size": 2}, batch=TWO_OF_DP),
+    of("FSDP2 few tokens bf16", 2, parallel=FSDP2, model=WIDE, batch={**TWO_OF_DP, "seq_len": 64}, **BF16),
+    of("FSDP2 full", 2, parallel=FSDP2, model=WIDE, batch=TWO_OF_DP, **recomputing("full")),
+    of("FSDP2 few bits", 2, parallel=FSDP2, batch=TWO_OF_DP, precision={"dtype": "bf16", **FEW_BITS}),
+    of("FSDP2 128k words bf16", 2, parallel=FSDP2, model=MANY_WORDS, batch={"seq_len": 256}, **BF16),
+    of("FSDP2 adapters", 2, parallel=FSDP2, model={"lora": {"rank": 8, "alpha": 16}}, batch=TWO_OF_DP),
+    of("FSDP2 experts bf16", 2, parallel=FSDP2, model=EXPERTS, batch=TWO_OF_DP, **BF16),
+    of("experts over ranks", 2, parallel={"dp": 2, "ep": 2}, model=EXPERTS, batch=TWO_OF_DP),
+    of("FSDP2 experts over ranks", 2, parallel={**FSDP2, "ep": 2}, model=EXPERTS, batch=TWO_OF_DP),
     of("DeepSpeed ZeRO 0", 2, parallel={"dp": 2, "zero_stage": 0, "engine": "deepspeed"}, batch=TWO_OF_DP),
     of("DeepSpeed ZeRO 1", 2, parallel={"dp": 2, "engine": "deepspeed"}, batch=TWO_OF_DP),
     of("DeepSpeed ZeRO 1 bf16", 2, parallel={"dp": 2, "engine": "deepspeed"}, batch=TWO_OF_DP, **BF16),

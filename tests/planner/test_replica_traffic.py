@@ -49,6 +49,7 @@ CASES: dict[int, dict[str, dict[str, Any]]] = {
         },
         "4 bits, weights": {"precision": {"reduce_bits": 4, "gather_bits": 8}},
         "FSDP2": {"parallel": FSDP2},
+        "FSDP2, adapters": {"parallel": FSDP2, "model": {**MODEL, "lora": {"rank": 16, "alpha": 16}}},
         "FSDP2, both": {"parallel": FSDP2, "precision": {"reduce_bits": 8, "gather_bits": 8}},
     },
     4: {
@@ -83,7 +84,7 @@ class Count:
 
 
 def config_of(world_size: int, sections: dict[str, Any]) -> Any:
-    return tiny_config(**{**sections, "model": MODEL, "parallel": {"dp": world_size, **sections.get("parallel", {})}})
+    return tiny_config(**{"model": MODEL, **sections, "parallel": {"dp": world_size, **sections.get("parallel", {})}})
 
 
 def sent(world_size: int) -> dict[str, tuple[Counter[int], list[tuple[float, float]]]]:
@@ -110,7 +111,7 @@ def test_bytes_over_replicas():
                 (planned,) = bytes_by_stage(config, plan)
                 if name == "two hops":  # equal runs of whole blocks for four
                     (numbers,) = parameters_by_stage(plan)
-                    planned = replica_bytes(config, plan, -(-numbers // 1024) * 1024, 0)
+                    planned = replica_bytes(config, plan, *(2 * [-(-numbers // 1024) * 1024]))
                 count = found[name][0]
                 assert sum(count.values()) == planned.total, f"{name}: {count}, {planned}"
                 assert traffic_by_stage(config, plan)[0].dp == pytest.approx(planned.total, rel=1e-3)

@@ -26,6 +26,7 @@ from megalite.engine.steps import (
     targets_of_batch,
     token_axes,
 )
+from megalite.engine.still import still_and_trained
 from megalite.engine.update import Update
 from megalite.engine.wire import choose_wire
 from megalite.model.initialize import EXPERT_MARK, WeightSource
@@ -59,6 +60,8 @@ class Fsdp2Engine(EngineOfState):
         reduce_dtype = REDUCE_DTYPES[config.precision.reduce_dtype]
         groups = connect_groups(axes, config.parallel.dp_replicate)
         parallel = config.parallel
+        for parameter in still_and_trained(stage, config.optimizer)[0]:
+            parameter.requires_grad_(False)
         wire, on_host = choose_wire(config.precision), config.optimizer.offload
         traffic = Traffic(wire, parallel.reduce_within, parallel.hpz_size, on_host)
         self._divided = Divided(stage, axes, groups, device, DTYPES[config.precision.dtype], reduce_dtype, traffic)
@@ -76,7 +79,7 @@ class Fsdp2Engine(EngineOfState):
         self._state.set_weights(source)
         self._update = Update(
             optimizer,
-            list(self._shards.values()),
+            [shard for parameter, shard in self._shards.items() if parameter.requires_grad],
             axes,
             self.hooks,
             counted=[index for index, part in enumerate(self._state.slices) if not part.is_copy],

@@ -145,12 +145,13 @@ def set_collectives(module: FSDPModule, wire: Wire, replicas: Axis, hops: Replic
             "FSDP2; use torch 2.13, null, or zero_stage=1 with the native engine"
         )
     group: Any = module._get_fsdp_state()._fsdp_param_group
-    divided = group.fsdp_params
+    trained = [each for each in group.fsdp_params if each.sharded_param.requires_grad]
 
-    def sizes() -> list[int]:
-        return [each.padded_sharded_param_size.numel() for each in divided]
+    def sizes_of(parameters: Sequence[Any]) -> Sizes:
+        return lambda: [each.padded_sharded_param_size.numel() for each in parameters]
 
     if wire.gather_bits is not None:
-        module.set_custom_all_gather(RoundedGather(wire.gather_bits, sizes, replicas.size))  # type: ignore[arg-type]
+        gather = RoundedGather(wire.gather_bits, sizes_of(group.fsdp_params), replicas.size)
+        module.set_custom_all_gather(gather)  # type: ignore[arg-type]
     if wire.reduce_bits is not None:
-        module.set_custom_reduce_scatter(RoundedReduction(wire.reduce_bits, sizes, hops))  # type: ignore[arg-type]
+        module.set_custom_reduce_scatter(RoundedReduction(wire.reduce_bits, sizes_of(trained), hops))  # type: ignore[arg-type]

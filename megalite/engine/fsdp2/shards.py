@@ -74,10 +74,10 @@ class ShardPartition:
         return (shard.begin, shard.master) if shard.master.numel() else None
 
     def updates(self, parameter: nn.Parameter) -> bool:
-        return True
+        return parameter.requires_grad
 
     def flat_weights(self) -> list[Tensor]:
-        return [shard.master for shard in self._shards.values()]
+        return [shard.master for parameter, shard in self._shards.items() if self.updates(parameter)]
 
     def held(self, parameter: nn.Parameter) -> Tensor:
         return self._shards[parameter].rows

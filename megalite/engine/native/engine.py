@@ -11,9 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from megalite.config.plan import RunPlan
-from megalite.config.schema import Config, OptimizerConfig
+from megalite.config.schema import Config
 from megalite.config.stream import own_tokens, stream_unit
-from megalite.config.weight_groups import group_of
 from megalite.data.loader import Batch
 from megalite.engine.batch_cut import BatchCut
 from megalite.engine.grad_norm import END_COPY_MARK
@@ -29,11 +28,12 @@ from megalite.engine.protocol import Ask, GradientObserver, HeldWeight, LossScal
 from megalite.engine.runner import ProgramRunner
 from megalite.engine.stage_state import EngineOfState, StageState
 from megalite.engine.steps import PRODUCT_DTYPES, count_loss, losses_of_step, sums_on_host, token_axes
+from megalite.engine.still import still_and_trained
 from megalite.engine.update import Update
 from megalite.engine.wire import choose_wire
 from megalite.errors import UnavailableError
 from megalite.layers.mlp import MLP
-from megalite.model.initialize import EXPERT_MARK, WeightSource, stage_weights
+from megalite.model.initialize import EXPERT_MARK, WeightSource
 from megalite.model.transformer import Stage
 from megalite.optim.optimizers import build_optimizer
 from megalite.parallel.axes import Axes, Axis, connect_hops
@@ -65,7 +65,7 @@ class NativeEngine(EngineOfState):
         self._cut = BatchCut(axes.cp, config.parallel.cp_kind, plan.model, stream_unit(config))
         optimizer = build_optimizer(stage, config.optimizer, PRODUCT_DTYPES[config.precision.dtype])
         is_sharded = plan.sharding.optimizer
-        still, trained = _divide(stage, config.optimizer)
+        still, trained = still_and_trained(stage, config.optimizer)
         at_ends = _held_at_ends(stage) if ends.size > 1 else None
         if at_ends is not None:
             setattr(at_ends, END_COPY_MARK, not stage.spec.has_embedding)
@@ -289,18 +289,6 @@ def _make_buckets(
 
 def _replicas_of(group: Sequence[nn.Parameter], axes: Axes) -> Axis:
     return axes.replicas_of(is_expert=getattr(group[0], EXPERT_MARK))
-
-
-def _divide(stage: Stage, optimizer: OptimizerConfig) -> tuple[list[nn.Parameter], list[nn.Parameter]]:
-    """Parameters of which all stays as it is, and the others. Where nothing of a stage is trained, which every step has
-    to go through all the same, its smallest parameter counts as trained: its gradients are made, and forgotten."""
-    parameters = dict(stage.named_parameters())
-    of_rows = ((name, [group_of(row.name, optimizer) for row in rows]) for name, rows in stage_weights(stage))
-    frozen = {name for name, groups in of_rows if all(group is not None and group.frozen for group in groups)}
-    if len(frozen) == len(parameters):
-        frozen.remove(min(frozen, key=lambda name: parameters[name].numel()))
-    still = [parameter for name, parameter in parameters.items() if name in frozen]
-    return still, [parameter for name, parameter in parameters.items() if name not in frozen]
 
 
 def _uses(stage: Stage, num_tokens: int) -> dict[nn.Parameter, int]:
