@@ -210,19 +210,22 @@ def _native(config: Config, plan: RunPlan, numbers: EngineNumbers) -> Footprint:
         optimizer=0 if is_away else optimizer,
         host=optimizer if is_away else 0,
         buffers=trained * wire if replicas > 1 and wire != FP32_BYTES else 0,
-        after_backward=_messages(config, trained, replicas) if replicas > 1 else 0,
+        after_backward=_messages(config, plan, trained) if replicas > 1 else 0,
     )
 
 
-def _messages(config: Config, num_parameters: int, replicas: int) -> int:
-    """What travels in few bits: of the last buckets' gradients at the end of the backward pass, what is sent and what
-    comes; or of all weights, from the update to the layer that needs them, and of this replica's run."""
+def _messages(config: Config, plan: RunPlan, num_parameters: int) -> int:
+    """What comes of the last buckets' gradients at the end of the backward pass, over gloo or in few bits, in which it
+    is also sent; or of all weights in few bits, from the update to the layer that needs them, and of this replica's
+    run."""
     precision, gradients, weights = config.precision, 0.0, 0.0
+    num_under_way = min(num_parameters, (1 + UNDER_WAY) * ROUNDED_BUCKET)
     if precision.reduce_bits is not None:
-        num_under_way = min(num_parameters, (1 + UNDER_WAY) * ROUNDED_BUCKET)
         gradients = 2 * num_under_way * bytes_per_number(precision.reduce_bits)
+    elif config.train.device == "cpu" and plan.sharding.optimizer:
+        gradients = num_under_way * _wire_bytes(config)
     if precision.gather_bits is not None:
-        weights = num_parameters * (1 + 1 / replicas) * bytes_per_number(precision.gather_bits)
+        weights = num_parameters * (1 + 1 / plan.num_replicas) * bytes_per_number(precision.gather_bits)
     return round(max(gradients, weights))
 
 
@@ -232,14 +235,18 @@ def _deepspeed(config: Config, plan: RunPlan, numbers: EngineNumbers) -> Footpri
     element, masters = ELEMENT_BYTES[dtype], MASTER_BYTES[config.precision.master_dtype][zero]
     sends_themselves = zero == 0 or (zero == 1 and dtype == "bf16")
     if sends_themselves:  # the gradients are sent when all are there, copied message by message
-        sent = min(num_parameters, ALLREDUCE_ELEMENTS) * FP32_BYTES if plan.num_replicas > 1 else 0
+        sent = at_the_end = min(num_parameters, ALLREDUCE_ELEMENTS) * FP32_BYTES if plan.num_replicas > 1 else 0
     else:
-        sent = element * deepspeed_config(config, plan)["zero_optimization"]["reduce_bucket_size"]
+        bucket = deepspeed_config(config, plan)["zero_optimization"]["reduce_bucket_size"]
+        sent, at_the_end = element * bucket, 0
+        if not sharding.weights and plan.num_replicas > 1:
+            at_the_end = element * min(num_parameters, bucket)  # its tensors, once more in a row
     gathered = 0
     if sharding.weights and plan.num_replicas > 1:
         in_blocks = num_parameters - outer_parameters(plan)
         gathered = element * (min(num_parameters, ZERO3_LIVE_PARAMETERS) + min(in_blocks, ZERO3_PREFETCHED))
     gradients = num_parameters * GRADIENT_BYTES[dtype][zero] // (plan.num_replicas if sharding.gradients else 1)
+    is_late = zero == 2 and plan.grad_accum_steps == 1
     copied = 0  # while averages are evaluated; the other engines have memory of gradients for that
     if any(averages(name) for name in config.optimizer.names):
         copied = num_parameters * (masters or element) // (plan.num_replicas if sharding.optimizer else 1)
@@ -248,6 +255,6 @@ def _deepspeed(config: Config, plan: RunPlan, numbers: EngineNumbers) -> Footpri
         gradients=gradients,
         optimizer=(state_bytes + num_parameters * masters) // (plan.num_replicas if sharding.optimizer else 1),
         buffers=gathered + (0 if sends_themselves else sent),
-        after_backward=max(sent if sends_themselves else 0, copied),
-        late_gradients=gradients if zero == 2 and plan.grad_accum_steps == 1 else 0,
+        after_backward=max(at_the_end - (gradients if is_late else 0), copied),
+        late_gradients=gradients if is_late else 0,
     )

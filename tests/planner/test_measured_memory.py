@@ -61,6 +61,7 @@ CASES = (
     of("dp 2", 2, parallel={"dp": 2}, batch=TWO_OF_DP),
     of("dp 2 bf16", 2, parallel={"dp": 2}, batch=TWO_OF_DP, **BF16),
     of("dp 2 ZeRO 0", 2, parallel={"dp": 2, "zero_stage": 0}, batch=TWO_OF_DP),
+    of("dp 2 few tokens bf16", 2, parallel={"dp": 2}, model=WIDE, batch={**TWO_OF_DP, "seq_len": 64}, **BF16),
     of("dp 2 few bits", 2, parallel={"dp": 2}, batch=TWO_OF_DP, precision={"dtype": "fp32", **FEW_BITS}),
     of("dp 4", 4, parallel={"dp": 4}, batch=TWO_OF_DP),
     of("tp 2", 2, parallel={"tp": 2}),
@@ -90,6 +91,7 @@ CASES = (
     of("DeepSpeed ZeRO 1", 2, parallel={"dp": 2, "engine": "deepspeed"}, batch=TWO_OF_DP),
     of("DeepSpeed ZeRO 1 bf16", 2, parallel={"dp": 2, "engine": "deepspeed"}, batch=TWO_OF_DP, **BF16),
     of("DeepSpeed ZeRO 2", 2, parallel={"dp": 2, "zero_stage": 2}, model=LARGER, batch=LARGER_OF_DP),
+    of("DeepSpeed ZeRO 2 few tokens", 2, parallel={"dp": 2, "zero_stage": 2}, model=WIDE, batch={"seq_len": 64}),
     of("DeepSpeed ZeRO 2 bf16", 2, parallel={"dp": 2, "zero_stage": 2}, model=LARGER, batch=LARGER_OF_DP, **BF16),
     of(
         "DeepSpeed ZeRO 3",
