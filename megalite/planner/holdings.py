@@ -17,7 +17,7 @@ from megalite.config.optimizers import FROZEN, RULES
 from megalite.config.plan import RunPlan, has_embedding_copy
 from megalite.config.rounded import is_in_fp4, is_rounded, kept_fp4_bytes
 from megalite.config.schema import Config, OptimizerConfig
-from megalite.engine.footprint import EngineNumbers
+from megalite.engine.kept import EngineNumbers
 from megalite.optim.rules import all_rules, rule_of, state_bytes
 from megalite.optim.rules import update_multiply_adds as rule_multiply_adds
 

@@ -40,7 +40,8 @@ from megalite.config.recompute import recompute_by_block
 from megalite.config.schema import Config
 from megalite.config.stream import stream_tokens
 from megalite.config.weight_groups import is_trained
-from megalite.engine.footprint import EngineNumbers, Footprint, footprint
+from megalite.engine.footprint import footprint
+from megalite.engine.kept import EngineNumbers, InBlocks
 from megalite.parallel.schedules.operations import Operation
 from megalite.parallel.schedules.programs import SENDS_UNDER_WAY
 from megalite.parallel.schedules.simulation import ChunkCosts, peak_kept
@@ -175,11 +176,11 @@ def _stage_memory(
     is_away = config.train.offload_activations and config.train.device != "cpu"
     two_inputs = 2 * _micro_batch_tokens(config) * ELEMENT_BYTES[config.precision.dtype] * _stream_width(config, plan)
     activations = two_inputs if is_away else in_blocks
-    at_the_head = lasting + max(logits, kept.gathering) + kept.at_head if of_each else lasting + logits
-    beside_blocks = lasting - min(lasting, of_each) + (two_inputs // 2 + kept.of_head if of_each else 0)
-    of_blocks = _of_blocks(kept, plan.blocks_of(stage), blocks, _micro_batch_tokens(config), for_a_moment)
+    passing = kept.in_blocks
+    at_the_head = lasting + max(logits, passing.coming) + passing.at_head if of_each else lasting + logits
+    beside_blocks = lasting - min(lasting, of_each) + (two_inputs // 2 + passing.head_gradient if of_each else 0)
+    of_blocks = _of_blocks(passing, plan.blocks_of(stage), blocks, _micro_batch_tokens(config), for_a_moment)
     at_once = max(at_the_head, beside_blocks + of_blocks)
-    of_engine = kept.gathering + max(kept.at_head, kept.in_blocks, kept.behind_one, kept.in_second, kept.behind_two)
     during = activations + at_once
     recorded = during if config.train.cuda_graphs else 0  # by a graph, beside what passes that are computed take
     return StageMemory(
@@ -192,14 +193,14 @@ def _stage_memory(
         host=kept.host + (in_blocks if is_away else 0),
         head=lasting + logits,
         buffers=kept.buffers
-        + of_engine
+        + passing.most
         + kept.after_backward
         + _traffic(config, plan, stage)
         + rounded_bytes_by_stage(config, plan)[stage]
         + recorded
         + _reference(config, plan, numbers),
         apart=for_a_moment
-        + of_engine
+        + passing.most
         + lasting
         + logits
         - at_once
@@ -207,16 +208,16 @@ def _stage_memory(
     )
 
 
-def _of_blocks(kept: Footprint, mine: Sequence[int], blocks: _KeptByBlocks, tokens: int, for_a_moment: int) -> int:
-    """The most that an engine has of blocks in the backward pass, and a block for a moment, beside what is kept before
-    it: of the last two blocks that is gone when they are done."""
+def _of_blocks(passing: InBlocks, mine: Sequence[int], blocks: _KeptByBlocks, tokens: int, for_a_moment: int) -> int:
+    """The most that blocks have in the backward pass, of the engine's and for a moment, beside what is kept before it:
+    of the last two that is gone when they are done."""
     of_last, of_both = (tokens * sum(blocks.of_each[index] for index in mine[-count:]) for count in (1, 2))
-    at_work = max(for_a_moment, kept.gathering)
+    at_work = max(for_a_moment, passing.coming)
     return max(
-        kept.in_blocks + at_work,
-        kept.behind_one - of_last,
-        kept.in_second + at_work - of_last,
-        kept.behind_two - of_both,
+        passing.first + at_work,
+        passing.behind_first - of_last,
+        passing.second + at_work - of_last,
+        passing.behind_second - of_both,
     )
 
 

@@ -38,7 +38,7 @@ def between_steps(
             for sent, behind in _messages(config, plan, machine, numbers, backward)
         )
         gathered = max(each.parameters for each in of_stages)
-        copied = _copied_bytes(config, plan, practice, numbers, gathered)
+        copied = _copied_bytes(config, plan, machine, practice, numbers, gathered)
         found["dp"] += copied / (machine.memory_bandwidth * COPY_RATE)
     a, states = ELEMENT_BYTES[config.precision.dtype], max(each.state_bytes for each in of_stages)
     moved = 2.0 * (states + FP32_BYTES * updated) + (FP32_BYTES + a) * updated
@@ -107,16 +107,22 @@ def _seconds_of(sent: ReplicaBytes, config: Config, plan: RunPlan, machine: Mach
     )
 
 
-def _copied_bytes(config: Config, plan: RunPlan, practice: Practice, trained: int, gathered: int) -> float:
+def _copied_bytes(
+    config: Config, plan: RunPlan, machine: Machine, practice: Practice, trained: int, gathered: int
+) -> float:
     """Read and written of divided weights in a step: out of what was gathered, as often as it was, and gradients into
-    what is reduced, in the format of the wire."""
+    what is reduced, in the format of the wire. On CPUs, where it is not beside other work, also a rank's own into what
+    is sent, and what is added up of the gradients that have come."""
     if not plan.sharding.weights:
         return 0.0
     if practice.copied_bytes is not None:
         return plan.grad_accum_steps * practice.copied_bytes * trained
-    a = ELEMENT_BYTES[config.precision.dtype]
-    out = (a + a) * (2 * gathered - gathered_once(config, plan))
-    return plan.grad_accum_steps * (out + (a + gradient_bytes(config, plan)) * trained)
+    a, wire, pieces = ELEMENT_BYTES[config.precision.dtype], gradient_bytes(config, plan), _num_shards(config, plan)
+    of_weight, of_gradient = a + a, a + wire
+    if not machine.hides_messages:
+        of_weight, of_gradient = of_weight + (FP32_BYTES + a) / pieces, of_gradient + wire + wire / pieces
+    times = 2 * gathered - gathered_once(config, plan)
+    return plan.grad_accum_steps * (of_weight * times + of_gradient * trained)
 
 
 HOP_SECONDS = 5e-6

@@ -21,7 +21,7 @@ from megalite.architecture.costs import ELEMENT_BYTES, FP32_BYTES
 from megalite.config.engine import choose_engine
 from megalite.config.plan import RunPlan
 from megalite.config.schema import Config
-from megalite.engine.footprint import outer_parameters
+from megalite.engine.kept import outer_parameters
 from megalite.engine.wire_bytes import bytes_per_number
 from megalite.planner.holdings import numbers_by_stage
 

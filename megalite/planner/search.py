@@ -216,7 +216,7 @@ class Bounds:
             plan = make_plan(config, layout.dp * layout.cp * layout.tp, self._vocab_size)
             held = footprint(config, plan, numbers_by_stage(config, plan)[0])
             lasting = held.weights + held.gradients + held.optimizer - held.late_gradients
-            self._of_engines[key] = lasting, held.in_blocks
+            self._of_engines[key] = lasting, held.in_blocks.first
         return self._of_engines[key]
 
 

@@ -14,7 +14,7 @@ from megalite.architecture.weights import weight_table
 from megalite.config.plan import RunPlan, make_plan
 from megalite.config.schema import Config, ModelConfig
 from megalite.config.validate import validate
-from megalite.engine import footprint
+from megalite.engine.deepspeed import footprint
 from megalite.engine.deepspeed.config import deepspeed_config
 from megalite.layers.parts import choose_parts
 from megalite.layers.rope import frequencies, rotation
@@ -348,7 +348,7 @@ def test_engine_holds_the_planned_state(dtype: str, stage: int):
     config, plan = _engine_config(dtype, stage, engine)
     (expected,) = memory_by_stage(config, plan)
     planned_bytes = expected.weights + expected.gradients + expected.optimizer
-    element = footprint.ELEMENT_BYTES["bf16"]
+    element = ELEMENT_BYTES["bf16"]
     if stage == 3:
         planned_bytes += element * expected.num_parameters  # all are gathered: there are few
         bucket = deepspeed_config(config, plan)["zero_optimization"]["reduce_bucket_size"]
@@ -369,7 +369,7 @@ def test_fsdp2_holds_the_planned_state(dtype: str):
         for weight in weight_table(plan.model).values()
     )
     planned_bytes = expected.weights + expected.gradients + expected.optimizer
-    planned_bytes += footprint.ELEMENT_BYTES[config.precision.dtype] * gathered
+    planned_bytes += ELEMENT_BYTES[config.precision.dtype] * gathered
     for measured in run_ranks(_engine_state_bytes, 2, dtype, 3, "fsdp2"):
         assert measured == pytest.approx(planned_bytes, rel=0.03)
 

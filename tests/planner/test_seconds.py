@@ -204,20 +204,23 @@ def test_constants_scale():
 
 def test_divided_weights_are_copied(monkeypatch):
     """What is gathered is copied out for each pass of a micro-batch, and gradients in, in the format of the wire;
-    nothing hides that. Messages of a whole step are hidden here."""
+    nothing hides that. Messages of a whole step are hidden here. A CPU copies its own rows too, and adds gradients up."""
     monkeypatch.setattr(replica_seconds, "HOP_SECONDS", 0.0)
     monkeypatch.setattr(replica_seconds, "VISIBLE", 0.0)
     divided = {"zero_stage": 3, "engine": "fsdp2"}
     inner, outer = 32 * (4 * 4096**2 + 3 * 4096 * 11008 + 2 * 4096), 2 * 32000 * 4096 + 4096
 
-    def copied(practice: Practice = OURS, **precision: Any) -> float:
-        seconds = time_of(8, practice=practice, parallel=divided, precision=precision).parts["dp"]
+    def copied(practice: Practice = OURS, machine: Machine = H100, **precision: Any) -> float:
+        seconds = time_of(8, machine=machine, practice=practice, parallel=divided, precision=precision).parts["dp"]
         return seconds * H100.memory_bandwidth * COPY_RATE / 8  # micro-batches
 
     out = 4 * (2 * inner + outer)  # bf16 read and written; what is outside of blocks once
     assert copied() == pytest.approx(out + (2 + 4) * (inner + outer))  # bf16 read, fp32 written
     assert copied(reduce_dtype="bf16") == pytest.approx(out + (2 + 2) * (inner + outer))
     assert copied(Practice(copied_bytes=5.0)) == pytest.approx(5.0 * (inner + outer))
+    beside_nothing = changed(hides_messages=False, link=1e30, network=1e30)
+    own, added_up = (4 + 2) / 8 * (2 * inner + outer), (4 + 4 / 8) * (inner + outer)
+    assert copied(machine=beside_nothing) == pytest.approx(out + own + (2 + 4) * (inner + outer) + added_up)
     assert time_of(8).parts["dp"] == 0.0  # weights that stay whole are not copied
 
 

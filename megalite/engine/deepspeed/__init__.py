@@ -1,6 +1,9 @@
-"""Engines on DeepSpeed: what is said of its settings, states and places stays in this folder.
+"""The engine on DeepSpeed: what is said of its settings, states and places stays in this folder.
 
-base.py           what both engines share            plain.py   ZeRO 0-3, a whole model on each rank
-update.py         norm, clipping, gate, one look     pipeline.py   ZeRO 0-1, a stage a rank, 1F1B
-partition.py      which part of each weight ZeRO keeps here; stage_state.py reads and writes it
+config.py          its settings, from ours                start.py           its engine, given a stage
+partition.py       which part of each weight ZeRO keeps here; `engine.stage_state` reads and writes it
+update.py          norm, clipping, gate, one look         gate.py            an update that others can veto
+step_numbers.py    what a step says                       loss_scaling.py    in fp16
+frozen.py          gradients of frozen weights            footprint.py       the bytes that all of it keeps
+engine.py          all of it as an engine
 """

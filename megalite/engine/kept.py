@@ -1,0 +1,96 @@
+"""What an engine is given to keep on a rank, and the bytes that it says it does: for the planner, without torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import prod
+from typing import NamedTuple
+
+from megalite.architecture.costs import ELEMENT_BYTES
+from megalite.architecture.weights import weight_table
+from megalite.config.plan import RunPlan
+from megalite.config.schema import Config
+
+
+@dataclass(frozen=True)
+class InBlocks:
+    """Bytes of weights and gradients that come and go while blocks work, from moment to moment of a backward pass."""
+
+    at_head: int = 0
+    """While the loss works."""
+    coming: int = 0
+    """Besides, while a block's weights come; what it works with is not there yet."""
+    first: int = 0
+    """While the last block works, the first in this direction."""
+    behind_first: int = 0
+    """When it is done, and what it kept is gone."""
+    second: int = 0
+    """While the next one works."""
+    behind_second: int = 0
+    """When that is done, too."""
+    head_gradient: int = 0
+    """That is there from the loss to the end."""
+
+    @property
+    def most(self) -> int:
+        """Of all moments, the head's gradient apart."""
+        return self.coming + max(self.at_head, self.first, self.behind_first, self.second, self.behind_second)
+
+
+NOTHING = InBlocks()
+
+
+@dataclass(frozen=True)
+class Footprint:
+    """Bytes on one rank of a pipeline stage."""
+
+    weights: int
+    """Those that compute."""
+    gradients: int
+    optimizer: int
+    """Master weights and the optimizer's state."""
+    buffers: int
+    """Gradients on their way, weights that are gathered: through the whole step."""
+    in_blocks: InBlocks = NOTHING
+    after_backward: int = 0
+    """Of such, when the backward pass is over."""
+    late_gradients: int = 0
+    """Of gradients, what is not there before the step's first backward pass."""
+    host: int = 0
+    """In the host's memory, beside all this."""
+
+
+class EngineNumbers(NamedTuple):
+    """What an engine is given to keep on a rank."""
+
+    parameters: int
+    """Of the rank before ZeRO cuts them."""
+    updated: int
+    """Those whose masters ZeRO divides among the replicas: with expert parallelism more."""
+    state_bytes: int
+    """Of the optimizer's state of these, before ZeRO cuts it."""
+    still: int = 0
+    """Of the parameters those that are frozen, of which an engine keeps nothing else."""
+    still_updated: int = 0
+    """The same of `updated`."""
+
+    @property
+    def trained(self) -> int:
+        """Parameters that have gradients."""
+        return self.parameters - self.still
+
+    @property
+    def masters(self) -> int:
+        """Numbers that the replicas update together."""
+        return self.updated - self.still_updated
+
+
+def outer_parameters(plan: RunPlan) -> int:
+    """Numbers of a rank that are outside of blocks, where there is no pipeline."""
+    outside = [weight for weight in weight_table(plan.model, blocks=()).values() if not weight.is_inner]
+    return sum(prod(weight.local_shape(plan.tp)) for weight in outside)
+
+
+def wire_bytes(config: Config) -> int:
+    """Of a gradient in a message that is not rounded to few bits."""
+    return ELEMENT_BYTES[config.precision.reduce_dtype or "fp32"]

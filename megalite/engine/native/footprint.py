@@ -1,0 +1,45 @@
+"""Bytes that our own engine keeps (ZeRO, Rajbhandari et al. 2020, section 3)."""
+
+from __future__ import annotations
+
+from megalite.architecture.costs import ELEMENT_BYTES, FP32_BYTES
+from megalite.config.plan import RunPlan
+from megalite.config.schema import Config
+from megalite.engine.kept import EngineNumbers, Footprint, wire_bytes
+from megalite.engine.wire_bytes import ROUNDED_BUCKET, UNDER_WAY, bytes_per_number
+
+
+def footprint(config: Config, plan: RunPlan, numbers: EngineNumbers) -> Footprint:
+    """Sums of gradients in fp32, and masters where the weights are not; of what is frozen neither."""
+    element, trained = ELEMENT_BYTES[config.precision.dtype], numbers.trained
+    num_updated, state_bytes = numbers.masters, numbers.state_bytes
+    offload, precision, replicas = config.optimizer.offload, config.precision, plan.num_replicas
+    are_apart = element != FP32_BYTES or offload or (precision.gather_bits is not None and replicas > 1)
+    masters = num_updated * FP32_BYTES if are_apart else 0
+    wire = ELEMENT_BYTES[config.precision.reduce_dtype or "fp32"]
+    kept = state_bytes + masters + (num_updated * FP32_BYTES if offload else 0)  # with the gradient's copy
+    optimizer = kept // (plan.num_replicas if plan.sharding.optimizer else 1)
+    is_away = offload and config.train.device != "cpu"  # where that is another memory
+    return Footprint(
+        weights=numbers.parameters * element,
+        gradients=trained * FP32_BYTES,
+        optimizer=0 if is_away else optimizer,
+        host=optimizer if is_away else 0,
+        buffers=trained * wire if replicas > 1 and wire != FP32_BYTES else 0,
+        after_backward=_messages(config, plan, trained) if replicas > 1 else 0,
+    )
+
+
+def _messages(config: Config, plan: RunPlan, num_parameters: int) -> int:
+    """What comes of the last buckets' gradients at the end of the backward pass, over gloo or in few bits, in which it
+    is also sent; or of all weights in few bits, from the update to the layer that needs them, and of this replica's
+    run."""
+    precision, gradients, weights = config.precision, 0.0, 0.0
+    num_under_way = min(num_parameters, (1 + UNDER_WAY) * ROUNDED_BUCKET)
+    if precision.reduce_bits is not None:
+        gradients = 2 * num_under_way * bytes_per_number(precision.reduce_bits)
+    elif config.train.device == "cpu" and plan.sharding.optimizer:
+        gradients = num_under_way * wire_bytes(config)
+    if precision.gather_bits is not None:
+        weights = num_parameters * (1 + 1 / plan.num_replicas) * bytes_per_number(precision.gather_bits)
+    return round(max(gradients, weights))
