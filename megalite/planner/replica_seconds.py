@@ -118,11 +118,9 @@ def _copied_bytes(
     if practice.copied_bytes is not None:
         return plan.grad_accum_steps * practice.copied_bytes * trained
     a, wire, pieces = ELEMENT_BYTES[config.precision.dtype], gradient_bytes(config, plan), _num_shards(config, plan)
-    of_weight, of_gradient = a + a, a + wire
-    if not machine.hides_messages:
-        of_weight, of_gradient = of_weight + (FP32_BYTES + a) / pieces, of_gradient + wire + wire / pieces
+    own, added_up = (0.0, 0.0) if machine.hides_messages else ((FP32_BYTES + a) / pieces, wire + wire / pieces)
     times = 2 * gathered - gathered_once(config, plan)
-    return plan.grad_accum_steps * (of_weight * times + of_gradient * trained)
+    return plan.grad_accum_steps * ((a + a + own) * times + (a + wire + added_up) * trained)
 
 
 HOP_SECONDS = 5e-6

@@ -204,7 +204,8 @@ def test_constants_scale():
 
 def test_divided_weights_are_copied(monkeypatch):
     """What is gathered is copied out for each pass of a micro-batch, and gradients in, in the format of the wire;
-    nothing hides that. Messages of a whole step are hidden here. A CPU copies its own rows too, and adds gradients up."""
+    nothing hides that. Messages of a whole step are hidden here. A CPU copies its own rows too, and adds
+    gradients up."""
     monkeypatch.setattr(replica_seconds, "HOP_SECONDS", 0.0)
     monkeypatch.setattr(replica_seconds, "VISIBLE", 0.0)
     divided = {"zero_stage": 3, "engine": "fsdp2"}

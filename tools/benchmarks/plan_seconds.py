@@ -2,10 +2,11 @@
 
     python tools/benchmarks/plan_seconds.py [--only tp,pp] [--runs 2] [--out FILE]
 
-Calibrates with one model on one rank and on two (`megalite plan calibrate`), then trains configs of other sizes and
-layouts on the demo's data with `megalite train`, ten steps each, and compares medians of the last seven with what
-`megalite plan` says by the two files; and the most that the first rank's process has taken, with `megalite config
-check`'s. Nothing else may run beside it. Prints a line a config, and a table at the end.
+Calibrates with a model of each width on one rank and on two (`megalite plan calibrate`, which measures the products of
+its config's own model), then trains configs of these widths, of other depths, batches and layouts, on the demo's data
+with `megalite train`, ten steps each, and compares medians of the last seven with what `megalite plan` says by those
+files; and the most that the first rank's process has taken, with `megalite config check`'s. Nothing else may run beside
+it. Prints a line a config, and a table at the end.
 """
 
 from __future__ import annotations
@@ -134,9 +135,9 @@ def megalite(*arguments: str) -> None:
         sys.exit(f"megalite {' '.join(arguments)}\n{done.stdout}{done.stderr}")
 
 
-def calibrate(folder: Path, ranks: int) -> Path:
-    """The machine's file for so many ranks."""
-    found, model = folder / f"machine-{ranks}.yaml", Case("", 1, MIDDLE, 6, (4, 4)).overrides
+def calibrate(folder: Path, ranks: int, sizes: tuple[int, int, int]) -> Path:
+    """The machine's file for so many ranks and models of a width."""
+    found, model = folder / f"machine-{ranks}-{sizes[0]}.yaml", Case("", 1, sizes, 6, (4, 4)).overrides
     megalite(
         "plan", "calibrate", str(CONFIG), *model, "--ranks", str(ranks), "--out", str(found), "--vocab-size", str(VOCAB)
     )
@@ -154,12 +155,13 @@ def compare(names: list[str], runs: int) -> Iterator[dict[str, Any]]:
     """Each case measured and planned."""
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
-        machines = {ranks: load_machine(str(calibrate(folder, ranks))) for ranks in (1, 2)}
+        kinds = dict.fromkeys((CASES[name].ranks, CASES[name].sizes) for name in names)
+        machines = {kind: load_machine(str(calibrate(folder, *kind))) for kind in kinds}
         for number, name in enumerate(names):
             case = CASES[name]
             measured, memory = zip(*(train(case, folder / f"{number}-{run}") for run in range(runs)), strict=True)
             config = load_config(CONFIG, case.overrides)
-            planned = estimate(config, default_world_size(config), machines[case.ranks], vocab_size=VOCAB)
+            planned = estimate(config, default_world_size(config), machines[case.ranks, case.sizes], vocab_size=VOCAB)
             off, of_process = planned.seconds / median(measured) - 1, process_bytes(config, planned.memory[0])
             yield {
                 "name": name,
