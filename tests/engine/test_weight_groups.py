@@ -63,6 +63,34 @@ def test_every_layout_trains_like_one_process():
                 assert off <= TOLERANCE, (layout, off)
 
 
+WHOLE = {"groups": [{"match": ["embedding.*", "blocks.0.*", "head.*"], "frozen": True}]}
+FSDP2 = {"dp": 2, "zero_stage": 3, "engine": "fsdp2"}
+STILL = [
+    {"parallel": {"dp": 2}},
+    {"parallel": {"dp": 2, "zero_stage": 3, "engine": "deepspeed"}},
+    {"parallel": FSDP2},
+    {"parallel": FSDP2, "train": {"recompute": "full"}},
+    {"parallel": {"pp": 2}},
+    {"parallel": {"tp": 2}},
+]
+
+
+def still(**others: Any) -> dict[str, Any]:
+    """Sections of a tiny run whose first block, table and head stay as they are: nothing before the second block has a
+    gradient."""
+    batch = {"micro_batch_size": min(4, 8 // others.get("parallel", {}).get("dp", 1))}
+    return {"optimizer": WHOLE, "model": {"num_layers": 2, "tie_embeddings": False}, "batch": batch, **others}
+
+
+def test_whole_blocks_stay_as_they_are():
+    """The same curve as one process has."""
+    (truth,) = run_ranks(curves, 1, [still()])[0]
+    for rank in run_ranks(curves, 2, [still(**each) for each in STILL]):
+        for case, curve in zip(STILL, rank, strict=True):
+            off = np.abs(np.array(curve) - np.array(truth)).max()
+            assert off <= TOLERANCE, (case, off)
+
+
 def one_step(frozen: list[list[str]]) -> list[tuple[float, dict[str, float], int]]:
     """The gradient norm of the first step, how far each weight moves in it, and of how many a product is made."""
     found, made, begin = [], [0], ProductGradient.begin
