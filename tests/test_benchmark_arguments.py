@@ -115,7 +115,7 @@ WRONG = {
     },
     "plan_seconds": {
         "--only one,tpp": "found 'tpp', there are one, ",
-        "--runs 0": WHOLE,
+        "--passes 0": WHOLE,
         "--out nowhere/x": NO_FOLDER,
         "--out folder": "folder is a folder; name a file",
     },

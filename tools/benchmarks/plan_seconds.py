@@ -1,12 +1,12 @@
 """The planner's seconds, and memory of processes, against steps of our own runs on this machine.
 
-    python tools/benchmarks/plan_seconds.py [--only tp,pp] [--runs 2] [--out FILE]
+    python tools/benchmarks/plan_seconds.py [--only tp,pp] [--passes 2] [--out FILE]
 
 Calibrates with a model of each width on one rank and on two (`megalite plan calibrate`, which measures the products of
 its config's own model), then trains configs of these widths, of other depths, batches and layouts, on the demo's data
 with `megalite train`, ten steps each, and compares medians of the last seven with what `megalite plan` says by those
 files; and the most that the first rank's process has taken, with `megalite config check`'s. Nothing else may run beside
-it. Prints a line a config, and a table at the end.
+it. Prints a line a run, and a table at the end.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from arguments import count, names_of, out_file
 
 from megalite.config.load import load_config
 from megalite.config.plan import default_world_size
-from megalite.planner.estimate import estimate
-from megalite.planner.machines import load_machine
+from megalite.planner.estimate import Estimate, estimate
+from megalite.planner.machines import Machine, load_machine
 from megalite.planner.process import process_bytes
 
 CONFIG = Path(__file__).parents[2] / "configs" / "demo.yaml"
@@ -151,42 +151,53 @@ def train(case: Case, folder: Path) -> tuple[float, int]:
     return median(step["seconds"] for step in steps[SETTLED:]), steps[-1]["memory_bytes"]
 
 
-def compare(names: list[str], runs: int) -> Iterator[dict[str, Any]]:
-    """Each case measured and planned."""
-    with tempfile.TemporaryDirectory() as scratch:
-        folder = Path(scratch)
-        kinds = dict.fromkeys((CASES[name].ranks, CASES[name].sizes) for name in names)
-        machines = {kind: load_machine(str(calibrate(folder, *kind))) for kind in kinds}
-        for number, name in enumerate(names):
-            case = CASES[name]
-            measured, memory = zip(*(train(case, folder / f"{number}-{run}") for run in range(runs)), strict=True)
-            config = load_config(CONFIG, case.overrides)
-            planned = estimate(config, default_world_size(config), machines[case.ranks, case.sizes], vocab_size=VOCAB)
-            off, of_process = planned.seconds / median(measured) - 1, process_bytes(config, planned.memory[0])
-            yield {
-                "name": name,
-                "ranks": case.ranks,
-                "seconds": round(median(measured), 4),
-                "runs": [round(each, 4) for each in measured],
-                "planned": round(planned.seconds, 4),
-                "off": round(off, 4),
-                "memory": max(memory),
-                "planned_memory": of_process,
-                "memory_off": round(of_process / max(memory) - 1, 4),
-                "parts": {part: round(seconds, 4) for part, seconds in planned.parts.items()},
-            }
+def compare(names: list[str], passes: int) -> Iterator[dict[str, Any]]:
+    """Each case measured and planned. In each pass the machine is calibrated anew, and all cases are trained, so that a
+    moment in which the machine is slower or quicker is not all that a case, or a calibration, has met."""
+    measured, planned, memory = ({name: [] for name in names} for _ in range(3))
+    for _ in range(passes):
+        with tempfile.TemporaryDirectory() as scratch:
+            folder = Path(scratch)
+            kinds = dict.fromkeys((CASES[name].ranks, CASES[name].sizes) for name in names)
+            machines = {kind: load_machine(str(calibrate(folder, *kind))) for kind in kinds}
+            for number, name in enumerate(names):
+                case = CASES[name]
+                seconds, taken = train(case, folder / str(number))
+                measured[name].append(seconds)
+                memory[name].append(taken)
+                planned[name].append(plan_of(case, machines[case.ranks, case.sizes]))
+                print(f"{name}: {seconds:.3f} s, planned {planned[name][-1].seconds:.3f}", flush=True)
+    for name in names:
+        case, expected = CASES[name], median(each.seconds for each in planned[name])
+        of_process = process_bytes(load_config(CONFIG, case.overrides), planned[name][0].memory[0])
+        yield {
+            "name": name,
+            "ranks": case.ranks,
+            "seconds": round(median(measured[name]), 4),
+            "runs": [round(each, 4) for each in measured[name]],
+            "planned": round(expected, 4),
+            "plans": [round(each.seconds, 4) for each in planned[name]],
+            "off": round(expected / median(measured[name]) - 1, 4),
+            "memory": max(memory[name]),
+            "planned_memory": of_process,
+            "memory_off": round(of_process / max(memory[name]) - 1, 4),
+            "parts": {part: round(seconds, 4) for part, seconds in planned[name][-1].parts.items()},
+        }
+
+
+def plan_of(case: Case, machine: Machine) -> Estimate:
+    """What is said of a case before it runs."""
+    config = load_config(CONFIG, case.overrides)
+    return estimate(config, default_world_size(config), machine, vocab_size=VOCAB)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--only", type=names_of(CASES), default=list(CASES), help="which of the configs")
-    parser.add_argument("--runs", type=count, default=1, help="of each")
+    parser.add_argument("--passes", type=count, default=1, help="calibrations, and runs of each config")
     parser.add_argument("--out", type=out_file, help="a JSON file to write")
     arguments = parser.parse_args()
-    rows = []
-    for row in compare(arguments.only, arguments.runs):
-        rows.append(row)
-        print(json.dumps(row), flush=True)
+    rows = list(compare(arguments.only, arguments.passes))
     for row in rows:
         figures = f"{row['seconds']:.3f} | {row['planned']:.3f} | {100 * row['off']:+.0f} %"
         memory = (
