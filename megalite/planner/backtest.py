@@ -2,7 +2,7 @@
 
 Constants are those under which the logarithms of predicted over measured seconds have the least sum of squares, and
 which stay near what such machines usually do: with few runs and four numbers, a run would else be met by a machine that
-cannot be. Each run is also predicted by constants that were fitted without it.
+cannot be. Each run is also predicted by constants that were fitted without it; some were never fitted to.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from statistics import median
 import numpy as np
 
 from megalite.planner.machines import Constants, Machine, load_machine
-from megalite.planner.published import RUNS
+from megalite.planner.published import RUNS, UNSEEN
 from megalite.planner.published_run import PublishedRun
 from megalite.planner.seconds import step_time
 
@@ -46,7 +46,8 @@ class Backtest:
 
 
 def backtest() -> dict[tuple[str, str], list[Backtest]]:
-    """All published runs, by machine and software, with the constants of the machines' files."""
+    """All published runs, by machine and software, with the constants of the machines' files; behind them those that no
+    constant has seen."""
     return {key: _judge(runs, load_machine(key[0])) for key, runs in _by_software().items()}
 
 
@@ -57,7 +58,8 @@ def _judge(runs: Sequence[PublishedRun], machine: Machine) -> list[Backtest]:
     for run in runs:
         others = fit([each for each in runs if each is not run], machine, near=whole)
         found.append(Backtest(run, predict(run, stated), predict(run, _with(machine, others))))
-    return found
+    unseen = [each for each in UNSEEN if (each.machine, each.software) == (runs[0].machine, runs[0].software)]
+    return found + [Backtest(run, predict(run, stated), predict(run, _with(machine, whole))) for run in unseen]
 
 
 def fit_all() -> dict[tuple[str, str], Constants]:

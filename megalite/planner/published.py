@@ -112,3 +112,13 @@ RUNS = (
     *llama.RUNS,
 )
 """A machine of each is in configs/machines."""
+
+UNSEEN = (
+    _narayanan("GPT 3.6B", (32, 3072, 30), (2, 1, 1), (16, 64, 512), 138),
+    _narayanan("GPT 18.4B", (48, 6144, 40), (8, 1, 1), (8, 256, 1024), 135),
+    _narayanan("GPT 76.1B", (80, 10240, 60), (8, 4, 3), (2, 1024, 1792), 140),
+    _narayanan("GPT 310.1B", (128, 16384, 96), (8, 16, 2), (1, 1920, 2160), 155),
+    _narayanan("GPT 1008B", (160, 25600, 128), (8, 64, 1), (1, 3072, 3072), 163),
+)
+"""The other rows of the table of 2021, which nothing was fitted to or chosen by: the planner met them when all else was
+done. Layouts and chunks are those of the scripts that its authors published (Megatron-LM, examples/sc21)."""
