@@ -26,7 +26,7 @@ from megalite.engine.wire_bytes import BLOCK, PIECE_BLOCKS, bytes_per_number
 
 
 def footprint(config: Config, plan: RunPlan, numbers: EngineNumbers) -> Footprint:
-    """See the head of this module."""
+    """What a rank keeps, and what it has beside that at each of the moments above."""
     element, shards = ELEMENT_BYTES[config.precision.dtype], _num_shards(config, plan)
     root, head = outer_parameters(plan), _head_parameters(config, plan)
     rows, gradients = (count * FP32_BYTES // shards for count in (numbers.updated, numbers.masters))
@@ -86,7 +86,7 @@ def _reducing(config: Config, num: int, shards: int, last: int) -> int:
     theirs (over gloo), as their sum, and those of the last parameter, which torch's loop still has."""
     element, wire = ELEMENT_BYTES[config.precision.dtype], wire_bytes(config)
     received = wire if config.train.device == "cpu" and shards > 1 else 0
-    return max(num * (element + wire), num * (wire + received + wire // shards) + last * element)
+    return max(num * (element + wire), num * (wire + received) + num * wire // shards + last * element)
 
 
 def _last_of_block(plan: RunPlan) -> int:
