@@ -33,7 +33,7 @@ from megalite.architecture.costs import (
     mlp_gradient_bytes,
 )
 from megalite.architecture.norms import NORMS
-from megalite.architecture.weights import vocab_rows_per_rank
+from megalite.architecture.weights import vocab_rows_per_rank, weight_table
 from megalite.config.pipeline import few_rounds, micro_batch_counts, pipeline_schedule
 from megalite.config.plan import CACHED_LOGITS, LOSS_CHUNK_TOKENS, RunPlan, compile_pays
 from megalite.config.recompute import recompute_by_block
@@ -131,6 +131,7 @@ def block_activations(config: Config, plan: RunPlan, blocks: Sequence[int], mode
     chosen = list(zip(kinds_of(plan, blocks), of_each, strict=True))
     seen = plan.cp if config.parallel.cp_kind == "allgather" else 1
     trains_norms = is_trained("blocks.0.attention_norm.weight", config.optimizer)
+    beside, are_compiled = _of_adapters(plan), is_compiled(config, plan)
     cut = BlockCut(plan.tp, config.parallel.sequence_parallel, seen)
 
     def kept_by(block: BlockSpec, recompute: str) -> int:
@@ -144,11 +145,21 @@ def block_activations(config: Config, plan: RunPlan, blocks: Sequence[int], mode
             has_dropout=plan.model.dropout > 0.0,
             trains_norms=trains_norms,
         )
+        if recompute == "selective" and not are_compiled:
+            kept += a * beside  # products whose sum with another's is what is needed
         is_without_mlp = is_in_chunks and recompute == "none"
         return kept - (mlp_bytes(block.feed_forward, element_bytes=a, tp=plan.tp) if is_without_mlp else 0)
 
     found = {(kind, mode): kept_by(plan.model.block_of(kind), mode) for kind, mode in set(chosen)}
     return [found[each] for each in chosen]
+
+
+def _of_adapters(plan: RunPlan) -> int:
+    """Numbers of a token that a block's adapters make: what each leads down to, and what it puts out."""
+    if plan.model.lora is None:
+        return 0
+    leading_out = [row for name, row in weight_table(plan.model, {0}).items() if name.endswith(".lora_b")]
+    return sum(sum(row.local_shape(plan.tp)) for row in leading_out)
 
 
 def kinds_of(plan: RunPlan, blocks: Iterable[int]) -> list[BlockKind]:
@@ -251,6 +262,8 @@ def _in_mlp(config: Config, plan: RunPlan, blocks: Iterable[int]) -> int:
 
     def inside(mlp: FeedForwardSpec | ExpertsSpec) -> int:
         kept = 0 if chunk is None else mlp_bytes(mlp, element_bytes=a, tp=plan.tp)
+        if plan.model.lora is not None and isinstance(mlp, FeedForwardSpec) and not are_compiled:
+            kept += a * mlp.num_expanding * mlp.width // plan.tp  # gradients of what adapters put out, beside the rest
         return kept + (0 if are_compiled else mlp_gradient_bytes(mlp, element_bytes=a, tp=plan.tp))
 
     widest = max((inside(block.feed_forward) for block in blocks_among(plan, blocks)), default=0)

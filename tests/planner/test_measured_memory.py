@@ -20,6 +20,7 @@ WIDE, DEEP = {"hidden_size": 768, "num_heads": 12, "ffn_hidden_size": 2048, "num
 LONG = {"seq_len": 8192, "micro_batch_size": 1, "global_batch_size": 2}
 SHORT_MODEL = {"hidden_size": 128, "num_heads": 4, "num_layers": 2, "ffn_hidden_size": 384}
 GPT2 = {"preset": "gpt2", "num_layers": 3, "vocab_size": 4096}
+ADAPTERS = {"lora": {"rank": 8, "alpha": 16}}
 EXPERTS = {"moe": {"num_experts": 8, "top_k": 2, "ffn_hidden_size": 368}}
 MANY_WORDS = {"vocab_size": 131072, "hidden_size": 128, "num_heads": 4, "num_layers": 2, "ffn_hidden_size": 384}
 
@@ -83,7 +84,8 @@ CASES = (
     of("FSDP2 full", 2, parallel=FSDP2, model=WIDE, batch=TWO_OF_DP, **recomputing("full")),
     of("FSDP2 few bits", 2, parallel=FSDP2, batch=TWO_OF_DP, precision={"dtype": "bf16", **FEW_BITS}),
     of("FSDP2 128k words bf16", 2, parallel=FSDP2, model=MANY_WORDS, batch={"seq_len": 256}, **BF16),
-    of("FSDP2 adapters", 2, parallel=FSDP2, model={"lora": {"rank": 8, "alpha": 16}}, batch=TWO_OF_DP),
+    of("adapters selective", model=ADAPTERS, **recomputing("selective", **BF16)),
+    of("FSDP2 adapters", 2, parallel=FSDP2, model=ADAPTERS, batch=TWO_OF_DP),
     of("FSDP2 experts bf16", 2, parallel=FSDP2, model=EXPERTS, batch=TWO_OF_DP, **BF16),
     of("experts over ranks", 2, parallel={"dp": 2, "ep": 2}, model=EXPERTS, batch=TWO_OF_DP),
     of("FSDP2 experts over ranks", 2, parallel={**FSDP2, "ep": 2}, model=EXPERTS, batch=TWO_OF_DP),

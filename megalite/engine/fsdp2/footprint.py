@@ -9,7 +9,8 @@ Gathered is what is outside of blocks, and of blocks, in the backward pass:
     behind the second      it, all its gradients, the next one and the message
     at the very end        as behind a block, for what is outside of blocks
 
-and as the last one begins its forward pass, it as it has come and as it is used, and the one before as it has come.
+At the very start that is there as it has come and as it is used, and the first block, too; and as the last one begins
+its forward pass, it as it has come and as it is used, and the one before as it has come.
 """
 
 from __future__ import annotations
@@ -34,6 +35,10 @@ def footprint(config: Config, plan: RunPlan, numbers: EngineNumbers) -> Footprin
     is_away = config.optimizer.offload and config.train.device != "cpu"  # where that is another memory
     is_late = plan.grad_accum_steps == 1 and not is_away
     sums = root * wire_bytes(config) // shards if is_late else 0  # of what is reduced last, counted among the gradients
+    rounding, reduced = _rounding(config, root, root, shards)
+    at_the_end = _reducing(config, root, shards, head) + reduced - root * element - sums if head else 0
+    block = (numbers.parameters - root) // (plan.model.num_layers + plan.model.num_predictions)
+    at_the_start = max(rounding, (root + 2 * block) * element) - (gradients if is_late else 0)
     return Footprint(
         weights=0 if is_away else rows,
         gradients=0 if is_away else gradients,
@@ -41,7 +46,7 @@ def footprint(config: Config, plan: RunPlan, numbers: EngineNumbers) -> Footprin
         host=rows + gradients + state if is_away else 0,
         buffers=root * element + (0 if hpz is None else (numbers.parameters - root) * element // hpz),
         in_blocks=_in_blocks(config, plan, numbers),
-        after_backward=_reducing(config, root, shards, head) - root * element - sums if head else 0,
+        after_backward=max(at_the_end, at_the_start),
         late_gradients=gradients if is_late else 0,
     )
 
