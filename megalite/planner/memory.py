@@ -262,8 +262,6 @@ def _in_mlp(config: Config, plan: RunPlan, blocks: Iterable[int]) -> int:
 
     def inside(mlp: FeedForwardSpec | ExpertsSpec) -> int:
         kept = 0 if chunk is None else mlp_bytes(mlp, element_bytes=a, tp=plan.tp)
-        if plan.model.lora is not None and isinstance(mlp, FeedForwardSpec) and not are_compiled:
-            kept += a * mlp.num_expanding * mlp.width // plan.tp  # gradients of what adapters put out, beside the rest
         return kept + (0 if are_compiled else mlp_gradient_bytes(mlp, element_bytes=a, tp=plan.tp))
 
     widest = max((inside(block.feed_forward) for block in blocks_among(plan, blocks)), default=0)
