@@ -140,12 +140,18 @@ QWEN_FIRST_WINDOWED_LAYER = 28
 FULL, SLIDING = "full_attention", "sliding_attention"
 
 
-def llama_keys(*, num_kv_heads: Key | None = None, head_dim: Key | None = None) -> dict[str, Key]:
+HEAD_DIM = Key("head_dim", int, None)
+"""Of the classes whose code takes null for a number: left out, it is hidden_size / num_attention_heads."""
+NULLABLE_HEAD_DIM = Key("head_dim", int, None, nullable=True)
+"""Of the others, where null means the same as left out."""
+
+
+def llama_keys(*, num_kv_heads: Key | None = None, head_dim: Key = HEAD_DIM) -> dict[str, Key]:
     """The sizes of a class like Llama, some with another default."""
     return {
         **SIZES,
         "num_kv_heads": num_kv_heads or Key("num_key_value_heads", int, None, nullable=True),
-        "head_dim": head_dim or Key("head_dim", int, None, nullable=True),
+        "head_dim": head_dim,
         "norm_eps": Key("rms_norm_eps", float, 1e-6),
     }
 

@@ -192,7 +192,7 @@ def read_experts(settings: Settings, *, num_experts: int, width: int, num_shared
     first = settings.take(Key("first_k_dense_replace", int, first_dense)) or 0
     settings.expect("moe_layer_freq", 1, 1)
     width = settings.take(Key("moe_intermediate_size", int, width)) or 0
-    shared = settings.take(Key("n_shared_experts", int, num_shared, nullable=True)) or 0
+    shared = settings.take(Key("n_shared_experts", int, num_shared)) or 0
     found = {
         "num_experts": settings.take(Key("n_routed_experts", int, num_experts)),
         "ffn_hidden_size": width,

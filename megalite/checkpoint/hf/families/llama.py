@@ -5,7 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 from megalite.architecture.architecture import Architecture
-from megalite.checkpoint.hf.families.common import LLAMA_NAMES, LLAMA_NEEDS, llama_keys, read_llama, write_llama
+from megalite.checkpoint.hf.families.common import (
+    LLAMA_NAMES,
+    LLAMA_NEEDS,
+    NULLABLE_HEAD_DIM,
+    llama_keys,
+    read_llama,
+    write_llama,
+)
 from megalite.checkpoint.hf.family import Family
 from megalite.checkpoint.hf.settings import Key, Settings
 
@@ -36,7 +43,7 @@ FAMILY = Family(
         "sliding_window": (None,),
         "hidden_size % num_heads": (0,),
     },
-    keys=llama_keys(),
+    keys=llama_keys(head_dim=NULLABLE_HEAD_DIM),
     read=_read,
     write=_write,
     **LLAMA_NAMES,

@@ -5,7 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 from megalite.architecture.architecture import Architecture
-from megalite.checkpoint.hf.families.common import LLAMA_NAMES, LLAMA_NEEDS, llama_keys, read_llama, write_llama
+from megalite.checkpoint.hf.families.common import (
+    LLAMA_NAMES,
+    LLAMA_NEEDS,
+    NULLABLE_HEAD_DIM,
+    llama_keys,
+    read_llama,
+    write_llama,
+)
 from megalite.checkpoint.hf.family import Family
 from megalite.checkpoint.hf.settings import Key, Settings
 
@@ -26,7 +33,7 @@ FAMILY = Family(
     "MistralForCausalLM",
     rank=10,
     needs={**LLAMA_NEEDS, "qk_norm": (False,), "bias": ("none",)},
-    keys=llama_keys(num_kv_heads=Key("num_key_value_heads", int, 8, nullable=True)),
+    keys=llama_keys(num_kv_heads=Key("num_key_value_heads", int, 8, nullable=True), head_dim=NULLABLE_HEAD_DIM),
     read=_read,
     write=_write,
     **LLAMA_NAMES,

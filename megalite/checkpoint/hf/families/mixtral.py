@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from megalite.architecture.architecture import Architecture
-from megalite.checkpoint.hf.families.common import LLAMA_NEEDS, llama_keys, read_llama, write_llama
+from megalite.checkpoint.hf.families.common import LLAMA_NEEDS, NULLABLE_HEAD_DIM, llama_keys, read_llama, write_llama
 from megalite.checkpoint.hf.families.experts import (
     ABOUT_BALANCE,
     EXPERT_NAMES,
@@ -67,7 +67,7 @@ FAMILY = Family(
         "bias": ("none",),
     },
     keys={
-        **llama_keys(num_kv_heads=Key("num_key_value_heads", int, 8, nullable=True)),
+        **llama_keys(num_kv_heads=Key("num_key_value_heads", int, 8, nullable=True), head_dim=NULLABLE_HEAD_DIM),
         "norm_eps": Key("rms_norm_eps", float, 1e-5),
     },
     read=_read,

@@ -12,13 +12,12 @@ from collections.abc import Iterator
 from typing import Any
 
 from megalite.architecture.architecture import Architecture
-from megalite.checkpoint.hf.families.common import LLAMA_NAMES, llama_keys, read_llama, write_llama
+from megalite.checkpoint.hf.families.common import HEAD_DIM, LLAMA_NAMES, llama_keys, read_llama, write_llama
 from megalite.checkpoint.hf.family import QKV, Family
 from megalite.checkpoint.hf.rope_json import ORIGINAL
 from megalite.checkpoint.hf.settings import Key, Settings
 
 LONGROPE = "longrope"
-HEAD_DIM = Key("head_dim", int, None)
 
 NO_BIAS = dict.fromkeys(("attention_bias", "mlp_bias", "lm_head_bias"), False)
 UNREAD = {**NO_BIAS, "full_attn_mod": 1, "interpolate_factor": 1}
@@ -90,7 +89,7 @@ FAMILY = Family(
         "bias": ("none",),
         "rope.scaling": (None, LONGROPE),
     },
-    keys={**llama_keys(head_dim=HEAD_DIM), "norm_eps": Key("rms_norm_eps", float, 1e-5)},
+    keys={**llama_keys(), "norm_eps": Key("rms_norm_eps", float, 1e-5)},
     read=_read,
     write=_write,
     refuses=_refuses,

@@ -31,9 +31,7 @@ FAMILY = Family(
     "Qwen2ForCausalLM",
     rank=20,
     needs={**LLAMA_NEEDS, "qk_norm": (False,), "bias": ("qkv",)},
-    keys=llama_keys(
-        num_kv_heads=Key("num_key_value_heads", int, 32, nullable=True), head_dim=Key("head_dim", int, None)
-    ),
+    keys=llama_keys(num_kv_heads=Key("num_key_value_heads", int, 32, nullable=True)),
     read=_read,
     write=_write,
     condition="its tokenizer has to be Qwen2's, since transformers 5 splits texts as Qwen2 does whatever lies in such "
