@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 import json
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
 from pathlib import Path
 from typing import Any
 
@@ -72,15 +72,17 @@ TOKENS = tuple(torch.randint(101, (30,), generator=torch.Generator().manual_seed
 PROBES = (Probe(TOKENS, tuple(range(30))), Probe(TOKENS[:16], tuple(index * 39 // 15 for index in range(16))))
 
 REFUSED_BY_TRANSFORMERS = "transformers cannot read it"
+UNLIKE_IN_4 = {"deepseek_v2, groups, yarn": "transformers 4 leaves mscale_all_dim out of DeepSeek-V2's attention"}
 
 
-def cases(config: dict[str, Any], rng: random.Random, number: int) -> Iterator[dict[str, Any]]:
-    """The config with one key left out or set to something, `number` times; then the harmless keys all at once."""
+def cases(config: dict[str, Any], harmless: Set[str], rng: random.Random, number: int) -> Iterator[dict[str, Any]]:
+    """The config with one key left out or set to something: every key to everything, of harmless ones only `number`."""
     keys = sorted({*config, *HARMLESS, *OTHER_KEYS} - {"model_type"})
-    changes = [(key, value) for key in keys for value in VALUES]
     for key in config.keys() - {"model_type"}:
         yield {name: value for name, value in config.items() if name != key}
-    for key, value in rng.sample(changes, min(number, len(changes))):
+    some = [(key, value) for key in keys if key in harmless for value in VALUES]
+    changes = [(key, value) for key in keys if key not in harmless for value in VALUES]
+    for key, value in changes + rng.sample(some, min(number, len(some))):
         yield {**config, key: copy.deepcopy(value)}
 
 
@@ -121,6 +123,8 @@ def what_differs(folder: Path, known: dict[str, list[Tensor]]) -> str:
 @torch.inference_mode()
 def test_any_key_of_a_config(name: str, num_cases: int, rng: random.Random, tmp_path: Path):
     """Whatever a key is set to, the folder is refused or means the same to transformers, for every supported class."""
+    if IS_TRANSFORMERS_4 and name in UNLIKE_IN_4:
+        pytest.skip(UNLIKE_IN_4[name])
     save_foreign(tmp_path, name)
     path = tmp_path / "config.json"
     config = json.loads(path.read_text())
@@ -128,9 +132,10 @@ def test_any_key_of_a_config(name: str, num_cases: int, rng: random.Random, tmp_
     family = FAMILIES[config["model_type"]]
     numbers = {key.name for key in family.keys.values() if key.kind is float}  # transformers 5 takes no 1 for 1.0
     numbers |= {key for key, value in config.items() if isinstance(value, float)}
-    may_be_unreadable = HARMLESS | family.harmless | numbers | {"auto_map"}
+    harmless = HARMLESS | family.harmless
+    may_be_unreadable = harmless | numbers | {"auto_map"}
     complaints = []
-    for case in cases(config, rng, num_cases // 2):
+    for case in cases(config, harmless, rng, num_cases // 4):
         path.write_text(json.dumps(case))
         found = what_differs(tmp_path, known)
         changed = {key for key in {**case, **config} if case.get(key, KeyError) != config.get(key, KeyError)}

@@ -163,15 +163,25 @@ def _read_scaling(group: Settings, kind: str, original: int | None, length: int 
         group.complain(ORIGINAL.name, "missing at the top of the file, where transformers 4 looks for it")
     if None not in (inner, original) and inner != original:
         group.complain(ORIGINAL.name, f"found {inner}, and {original} outside the group; delete the wrong one")
+    if kind == "yarn" and None not in (original, length) and (inner or length) != original:
+        _complain_of_4(group, ORIGINAL.name, f"found {original} outside the group", str(inner or length))
     original = original or inner or length
     form: dict[str, Any] = {"type": kind, "original_max_positions": original}
     if kind == "llama3":
         return form | {key: group.take(Key(key, float)) for key in ("factor", "low_freq_factor", "high_freq_factor")}
     factor = group.take(Key("factor", float, None, nullable=True))
-    if factor is None and length is not None and original:
-        factor = length / original
-    form |= {"factor": factor, "attention_factor": group.take(Key("attention_factor", float, None, nullable=True))}
+    ratio = length / original if length is not None and original else None
+    form |= {"factor": ratio if factor is None else factor}
+    form |= {"attention_factor": group.take(Key("attention_factor", float, None, nullable=True))}
+    if kind == "longrope" and form["factor"] != ratio and form["attention_factor"] is None:
+        _complain_of_4(group, "factor", f"found {factor!r} and no attention_factor", f"{ratio} of the lengths")
     return form | (_read_yarn(group, form) if kind == "yarn" else _read_longrope(group))
+
+
+def _complain_of_4(group: Settings, key: str, found: str, instead: str) -> None:
+    """A problem with what version 5 reads and version 4, which knows the older form alone, does not."""
+    if not group.is_at("rope_parameters"):
+        group.complain(key, f"{found}, by which transformers 5 alone goes; 4 takes {instead}")
 
 
 def _read_yarn(group: Settings, form: dict[str, Any]) -> dict[str, Any]:

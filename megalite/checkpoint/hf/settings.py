@@ -7,6 +7,7 @@ Values are held to their JSON kind, because `true` is not 1 and "48" is not 48 t
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -122,5 +123,5 @@ def _is(value: Any, kind: type) -> bool:
 
 
 def _short(value: Any, longest: int = 60) -> str:
-    text = repr(value)
+    text = json.dumps(value) if value is None or isinstance(value, bool) else repr(value)
     return text if len(text) <= longest else text[: longest - 3] + "..."

@@ -5,7 +5,16 @@ from __future__ import annotations
 from typing import Any
 
 from megalite.architecture.architecture import Architecture
-from megalite.checkpoint.hf.families.common import FULL, LLAMA_NEEDS, llama_keys, read_llama, write_llama
+from megalite.checkpoint.hf.families.common import (
+    FULL,
+    LLAMA_NEEDS,
+    SLIDING,
+    llama_keys,
+    read_layer_types,
+    read_llama,
+    take_num_layers,
+    write_llama,
+)
 from megalite.checkpoint.hf.families.experts import (
     ABOUT_BALANCE,
     EXPERT_NAMES,
@@ -20,8 +29,8 @@ from megalite.checkpoint.hf.settings import Key, Settings
 
 def _read(settings: Settings) -> dict[str, Any]:
     settings.expect("use_sliding_window", False, False)
-    types = settings.take(Key("layer_types", list, None, nullable=True)) or []
-    if set(map(str, types)) - {FULL}:
+    types = read_layer_types(settings, [FULL] * take_num_layers(settings))
+    if SLIDING in (types or ()):
         settings.complain("layer_types", f"found windows, megalite has only {FULL} for this class")
     shared = {
         "shared_ffn_hidden_size": settings.take(Key("shared_expert_intermediate_size", int, 5632)),
