@@ -7,9 +7,11 @@ from math import prod
 from typing import NamedTuple
 
 from megalite.architecture.costs import ELEMENT_BYTES
-from megalite.architecture.weights import weight_table
+from megalite.architecture.weights import vocab_rows_per_rank, weight_table
+from megalite.config.engine import choose_engine
 from megalite.config.plan import RunPlan
 from megalite.config.schema import Config
+from megalite.config.weight_groups import is_trained
 
 
 @dataclass(frozen=True)
@@ -91,6 +93,18 @@ def outer_parameters(plan: RunPlan) -> int:
     return sum(prod(weight.local_shape(plan.tp)) for weight in outside)
 
 
-def wire_bytes(config: Config) -> int:
-    """Of a gradient in a message that is not rounded to few bits."""
+def has_gradient(name: str, config: Config) -> bool:
+    """Whether a gradient of a weight is made. DeepSpeed makes one of a frozen weight, too, and clears it."""
+    return choose_engine(config) == "deepspeed" or is_trained(name, config.optimizer)
+
+
+def head_numbers(config: Config, plan: RunPlan) -> int:
+    """Numbers of a rank in the head's matrix, which may be the embedding's; 0 where no gradient of it is made."""
+    name = "embedding.weight" if plan.model.tie_embeddings else "head.weight"
+    rows = min(vocab_rows_per_rank(plan.model.vocab_size, plan.tp), plan.model.vocab_size)
+    return rows * plan.model.hidden_size if has_gradient(name, config) else 0
+
+
+def exact_gradient_bytes(config: Config) -> int:
+    """Of a gradient on its way, or a sum of them, that is not rounded to few bits."""
     return ELEMENT_BYTES[config.precision.reduce_dtype or "fp32"]

@@ -39,9 +39,8 @@ from megalite.config.plan import CACHED_LOGITS, LOSS_CHUNK_TOKENS, RunPlan, comp
 from megalite.config.recompute import recompute_by_block
 from megalite.config.schema import Config
 from megalite.config.stream import stream_tokens
-from megalite.config.weight_groups import is_trained
 from megalite.engine.footprint import footprint
-from megalite.engine.kept import EngineNumbers, InBlocks
+from megalite.engine.kept import EngineNumbers, InBlocks, has_gradient, head_numbers
 from megalite.parallel.schedules.operations import Operation
 from megalite.parallel.schedules.programs import SENDS_UNDER_WAY
 from megalite.parallel.schedules.simulation import ChunkCosts, peak_kept
@@ -130,7 +129,7 @@ def block_activations(config: Config, plan: RunPlan, blocks: Sequence[int], mode
     of_each = [modes if isinstance(modes, str) else modes[index] for index in blocks]
     chosen = list(zip(kinds_of(plan, blocks), of_each, strict=True))
     seen = plan.cp if config.parallel.cp_kind == "allgather" else 1
-    trains_norms = is_trained("blocks.0.attention_norm.weight", config.optimizer)
+    trains_norms = has_gradient("blocks.0.attention_norm.weight", config)  # as of one, so of all
     beside, are_compiled = _of_adapters(plan), is_compiled(config, plan)
     cut = BlockCut(plan.tp, config.parallel.sequence_parallel, seen)
 
@@ -324,9 +323,7 @@ def _head(config: Config, plan: RunPlan) -> tuple[int, int]:
     half = a != FP32_BYTES
     tokens, stream = _micro_batch_tokens(config), _stream_width(config, plan)
     rows = min(vocab_rows_per_rank(plan.model.vocab_size, plan.tp), plan.model.vocab_size)
-    matrix = (
-        rows * plan.model.hidden_size if is_trained("head.weight", config.optimizer) else 0
-    )  # whose gradient is made
+    matrix = head_numbers(config, plan)
     device = "cpu" if config.train.device == "cpu" else "cuda"
     chunk = min(LOSS_CHUNK_TOKENS[device], tokens)
     at_once = max(1, CACHED_LOGITS // rows) if device == "cpu" and plan.tp == 1 else chunk
@@ -335,7 +332,7 @@ def _head(config: Config, plan: RunPlan) -> tuple[int, int]:
     product = 0  # a GPU's adds itself to the sum
     if half and device == "cpu":  # rounded, and from the second chunk on widened to be added
         product = (a + (FP32_BYTES if tokens > chunk else 0)) * matrix
-    normalised = a if is_trained("final_norm.weight", config.optimizer) or not NORMS[plan.model.norm].keeps_wide else 0
+    normalised = a if has_gradient("final_norm.weight", config) or not NORMS[plan.model.norm].keeps_wide else 0
     norm = tokens * (FP32_BYTES + normalised) * stream
     gradients = tokens * 2 * a * plan.model.hidden_size + FP32_BYTES * matrix
     lasting = (1 + plan.model.num_predictions) * (norm + gradients)

@@ -17,11 +17,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from megalite.architecture.costs import ELEMENT_BYTES, FP32_BYTES
+from megalite.architecture.costs import ELEMENT_BYTES
 from megalite.config.engine import choose_engine
 from megalite.config.plan import RunPlan
 from megalite.config.schema import Config
-from megalite.engine.kept import outer_parameters
+from megalite.engine.kept import exact_gradient_bytes, outer_parameters
 from megalite.engine.wire_bytes import bytes_per_number
 from megalite.planner.holdings import numbers_by_stage
 
@@ -50,10 +50,10 @@ def gradient_bytes(config: Config, plan: RunPlan) -> float:
     precision = config.precision
     if precision.reduce_bits is not None:
         return bytes_per_number(precision.reduce_bits)
-    if precision.reduce_dtype is not None:
-        return ELEMENT_BYTES[precision.reduce_dtype]
     is_as_weights = choose_engine(config) == "deepspeed" and plan.sharding.gradients
-    return ELEMENT_BYTES[precision.dtype] if is_as_weights else FP32_BYTES
+    if precision.reduce_dtype is None and is_as_weights:
+        return ELEMENT_BYTES[precision.dtype]
+    return exact_gradient_bytes(config)
 
 
 def weight_bytes(config: Config) -> float:
@@ -77,7 +77,7 @@ def replica_bytes(config: Config, plan: RunPlan, trained: int, gathered: int) ->
     if choose_engine(config) == "fsdp2":
         return _fsdp2(config, plan, trained, gathered)
     if not plan.sharding.optimizer:
-        again = gradient if config.precision.reduce_bits is None else _sum_bytes(config)
+        again = gradient if config.precision.reduce_bits is None else exact_gradient_bytes(config)
         return ReplicaBytes(trained * (far * gradient + share * again), 0.0, reduced_near=near * trained * gradient)
     if not plan.sharding.gradients:
         return ReplicaBytes(far * trained * gradient, share * gathered * weight, reduced_near=near * trained * gradient)
@@ -92,11 +92,6 @@ def _hops(config: Config, replicas: int) -> tuple[float, float]:
     if within is None:
         return 0.0, (replicas - 1) / replicas
     return (within - 1) / within, (replicas // within - 1) / replicas
-
-
-def _sum_bytes(config: Config) -> int:
-    """Of a sum that all replicas need."""
-    return ELEMENT_BYTES[config.precision.reduce_dtype or "fp32"]
 
 
 def _fsdp2(config: Config, plan: RunPlan, trained: int, gathered: int) -> ReplicaBytes:

@@ -54,8 +54,7 @@ BF16 = {"precision": {"dtype": "bf16"}, "model": SOME, "batch": {"micro_batch_si
 
 
 def gone_on(folder: Path, parallel: dict[str, Any]) -> list[Any]:
-    """Losses of a run that is stopped and goes on in its layout, what of its weights moved, how many numbers adapters
-    have, and the engine."""
+    """Train, stop and go on in a layout; how many numbers its adapters have, and the engine that was not stopped."""
     config = tiny_config(**BF16, parallel={"dp": 2, **parallel})
     whole = start_rank(config)
     before = {each.local.weight.name: each.tensors["weight"].clone() for each in whole.engine.local_weights()}

@@ -33,10 +33,12 @@ class Case(NamedTuple):
     def config(self) -> Config:
         """The whole config."""
         batch = {"micro_batch_size": 2, "global_batch_size": 4, "seq_len": 344, **self.sections.get("batch", {})}
+        assert self.sections.keys() <= {"model", "batch", "parallel", "precision", "train", "optimizer"}, self.sections
         made = Config(
             model=model if "preset" in (model := self.sections.get("model", {})) else {**MODEL, **model},
             batch=batch,
             parallel=self.sections.get("parallel", {}),
+            optimizer=self.sections.get("optimizer", {}),
             precision={"dtype": "fp32", **self.sections.get("precision", {})},
             train={"steps": 4, "compile": "off", "device": "cpu", **self.sections.get("train", {})},
         )

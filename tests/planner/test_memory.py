@@ -442,8 +442,7 @@ class TestConstants:
 
 
 def test_buffers_follow_the_json():
-    """The bucket of ZeRO-2, with its tensors once more in a row, is the one DeepSpeed is told to make; a single rank
-    without ZeRO sends nothing."""
+    """ZeRO-2's bucket, and its tensors once more, are as DeepSpeed is told; one rank without ZeRO sends nothing."""
     config, plan = planned(2, parallel={"zero_stage": 2}, precision={"dtype": "bf16"})
     bucket = deepspeed_config(config, plan)["zero_optimization"]["reduce_bucket_size"]
     assert memory_by_stage(config, plan)[0].buffers == 2 * bucket + 2 * bucket

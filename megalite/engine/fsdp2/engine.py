@@ -29,6 +29,7 @@ from megalite.engine.steps import (
 from megalite.engine.still import still_and_trained
 from megalite.engine.update import Update
 from megalite.engine.wire import choose_wire
+from megalite.errors import UserError
 from megalite.model.initialize import EXPERT_MARK, WeightSource
 from megalite.model.transformer import Stage
 from megalite.optim.optimizers import build_optimizer
@@ -125,8 +126,8 @@ class Fsdp2Engine(EngineOfState):
         return found
 
     def observe_gradients(self, observer: GradientObserver) -> Callable[[], None]:
-        raise NotImplementedError(
-            "engine=fsdp2 reduces a gradient before anybody could see it whole, and a config that asks is refused"
+        raise UserError(
+            "parallel.engine: fsdp2 reduces a gradient before anybody can see it whole; use null, and zero_stage=1"
         )
 
     def loss_scaling(self) -> LossScaling:

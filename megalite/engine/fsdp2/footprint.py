@@ -18,23 +18,30 @@ from __future__ import annotations
 from math import prod
 
 from megalite.architecture.costs import ELEMENT_BYTES, FP32_BYTES
-from megalite.architecture.weights import by_parameter, vocab_rows_per_rank, weight_table
+from megalite.architecture.weights import by_parameter, weight_table
 from megalite.config.plan import RunPlan
 from megalite.config.schema import Config
-from megalite.config.weight_groups import is_trained
-from megalite.engine.kept import EngineNumbers, Footprint, InBlocks, outer_parameters, wire_bytes
+from megalite.engine.kept import (
+    EngineNumbers,
+    Footprint,
+    InBlocks,
+    exact_gradient_bytes,
+    head_numbers,
+    outer_parameters,
+)
 from megalite.engine.wire_bytes import BLOCK, PIECE_BLOCKS, bytes_per_number
 
 
 def footprint(config: Config, plan: RunPlan, numbers: EngineNumbers) -> Footprint:
     """What a rank keeps, and what it has beside that at each of the moments above."""
     element, shards = ELEMENT_BYTES[config.precision.dtype], _num_shards(config, plan)
-    root, head = outer_parameters(plan), _head_parameters(config, plan)
+    root, head = outer_parameters(plan), head_numbers(config, plan)
     rows, gradients = (count * FP32_BYTES // shards for count in (numbers.updated, numbers.masters))
     state, hpz = numbers.state_bytes // shards, config.parallel.hpz_size
     is_away = config.optimizer.offload and config.train.device != "cpu"  # where that is another memory
     is_late = plan.grad_accum_steps == 1 and not is_away
-    sums = root * wire_bytes(config) // shards if is_late else 0  # of what is reduced last, counted among the gradients
+    # Sums of what is reduced last are counted among the gradients
+    sums = root * exact_gradient_bytes(config) // shards if is_late else 0
     rounding, reduced = _rounding(config, root, root, shards)
     at_the_end = _reducing(config, root, shards, head) + reduced - root * element - sums if head else 0
     block = (numbers.parameters - root) // (plan.model.num_layers + plan.model.num_predictions)
@@ -53,11 +60,11 @@ def footprint(config: Config, plan: RunPlan, numbers: EngineNumbers) -> Footprin
 
 def _in_blocks(config: Config, plan: RunPlan, numbers: EngineNumbers) -> InBlocks:
     element, shards = ELEMENT_BYTES[config.precision.dtype], _num_shards(config, plan)
-    root, head = outer_parameters(plan), _head_parameters(config, plan)
+    root, head = outer_parameters(plan), head_numbers(config, plan)
     num_blocks = plan.model.num_layers + plan.model.num_predictions
     numbers_of_block = (numbers.parameters - root) // num_blocks
     trained = max(0, numbers.trained - (root if head else 0)) // num_blocks
-    block, gradients, message = numbers_of_block * element, trained * element, trained * wire_bytes(config)
+    block, gradients, message = numbers_of_block * element, trained * element, trained * exact_gradient_bytes(config)
     last = min(_last_of_block(plan), trained)
     gathered, reduced = _rounding(config, numbers_of_block, trained, shards)
     in_its_format = block // shards if element < FP32_BYTES else 0  # of a rank's own, to be sent
@@ -80,16 +87,10 @@ def _num_shards(config: Config, plan: RunPlan) -> int:
     return plan.num_replicas // config.parallel.dp_replicate
 
 
-def _head_parameters(config: Config, plan: RunPlan) -> int:
-    """Numbers of a rank in the head's matrix, where it is trained."""
-    is_still = not is_trained("head.weight", config.optimizer)
-    return 0 if is_still else vocab_rows_per_rank(plan.model.vocab_size, plan.tp) * plan.model.hidden_size
-
-
 def _reducing(config: Config, num: int, shards: int, last: int) -> int:
     """Bytes at most while so many gradients are added up: in order, and as they go; or as they go, as others send
     theirs (over gloo), as their sum, and those of the last parameter, which torch's loop still has."""
-    element, wire = ELEMENT_BYTES[config.precision.dtype], wire_bytes(config)
+    element, wire = ELEMENT_BYTES[config.precision.dtype], exact_gradient_bytes(config)
     received = wire if config.train.device == "cpu" and shards > 1 else 0
     return max(num * (element + wire), num * (wire + received) + num * wire // shards + last * element)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from megalite.architecture.costs import ELEMENT_BYTES, FP32_BYTES
 from megalite.config.plan import RunPlan
 from megalite.config.schema import Config
-from megalite.engine.kept import EngineNumbers, Footprint, wire_bytes
+from megalite.engine.kept import EngineNumbers, Footprint, exact_gradient_bytes
 from megalite.engine.wire_bytes import ROUNDED_BUCKET, UNDER_WAY, bytes_per_number
 
 
@@ -16,7 +16,7 @@ def footprint(config: Config, plan: RunPlan, numbers: EngineNumbers) -> Footprin
     offload, precision, replicas = config.optimizer.offload, config.precision, plan.num_replicas
     are_apart = element != FP32_BYTES or offload or (precision.gather_bits is not None and replicas > 1)
     masters = num_updated * FP32_BYTES if are_apart else 0
-    wire = ELEMENT_BYTES[config.precision.reduce_dtype or "fp32"]
+    wire = exact_gradient_bytes(config)
     kept = state_bytes + masters + (num_updated * FP32_BYTES if offload else 0)  # with the gradient's copy
     optimizer = kept // (plan.num_replicas if plan.sharding.optimizer else 1)
     is_away = offload and config.train.device != "cpu"  # where that is another memory
@@ -39,7 +39,7 @@ def _messages(config: Config, plan: RunPlan, num_parameters: int) -> int:
     if precision.reduce_bits is not None:
         gradients = 2 * num_under_way * bytes_per_number(precision.reduce_bits)
     elif config.train.device == "cpu" and plan.sharding.optimizer:
-        gradients = num_under_way * wire_bytes(config)
+        gradients = num_under_way * exact_gradient_bytes(config)
     if precision.gather_bits is not None:
         weights = num_parameters * (1 + 1 / plan.num_replicas) * bytes_per_number(precision.gather_bits)
     return round(max(gradients, weights))
