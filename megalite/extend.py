@@ -21,6 +21,7 @@ import importlib
 import inspect
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast
 
@@ -191,7 +192,9 @@ def optimizer(
         if hasattr(code, "update"):
             given = ("weights", "gradients", "states")
             check_method(f"optimizer {name}", code, "update", given, ("lr", "decay", "step"))
-        RULES.add(name, UpdateRule(making, state, rate_exponent=rate_exponent, whole_state=whole_state))
+        rule = UpdateRule(making, state, rate_exponent=rate_exponent, whole_state=whole_state, results_beside=1)
+        is_whole = not hasattr(code, "update")
+        RULES.add(name, replace(rule, work="megalite.optim.at_work:plain_work") if is_whole else rule)
         OPTIMIZERS.add(name, Optimizer(name, tables or name, vectors or name))
         return code
 

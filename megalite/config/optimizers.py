@@ -51,6 +51,17 @@ class UpdateRule:
     multiply_adds: str | None = None
     """`module:function` from a weight and the section to what a step's products of a whole matrix take; None for none.
     Those of a rule that is given no format are in fp32."""
+    results_beside: int = 0
+    """Of an elementwise rule: fp32 numbers that it makes for each that it is at work on."""
+    work: str | None = None
+    """Of a rule that works on whole units: `module:function` from the shape of one, and formats, to the bytes beside it
+    (`optim.at_work`)."""
+    in_rows: bool = False
+    """Its units are runs of rows (`optim.rules.unit_rows`), not whole weights."""
+    makes_what_travels: bool = False
+    """To units' owners, who get the gradients themselves otherwise."""
+    travels_as_products: bool = False
+    """In the format of its products; else in fp32."""
     averages: bool = False
     """The model is an average of the weights, not the ones that gradients are taken at (`optim.averaging`)."""
 
@@ -92,12 +103,15 @@ RULES: Table[UpdateRule] = Table(
             rate_exponent=1.0,
             whole_state=f"{_IN}.rules:unpacked_shapes",
             state_bytes=f"{_IN}.rules:packed_bytes",
+            work=f"{_IN}.at_work:packed_adam_work",
+            in_rows=True,
         ),
-        "lion": UpdateRule(f"{_IN}.elementwise:Lion", ("exp_avg",), ("betas",), rate_exponent=1.0),
+        "lion": UpdateRule(f"{_IN}.elementwise:Lion", ("exp_avg",), ("betas",), rate_exponent=1.0, results_beside=1),
         "adafactor": UpdateRule(
             f"{_IN}.adafactor:Adafactor",
             settings=("factored_decay", "update_clip"),
             whole_state=f"{_IN}.rules:factored_shapes",
+            work=f"{_IN}.at_work:factored_work",
         ),
         "muon": UpdateRule(
             f"{_IN}.muon:Muon",
@@ -106,6 +120,9 @@ RULES: Table[UpdateRule] = Table(
             rate_exponent=0.5,
             multiplies=True,
             multiply_adds=f"{_IN}.rules:orthogonal_multiply_adds",
+            work=f"{_IN}.at_work:orthogonal_work",
+            makes_what_travels=True,
+            travels_as_products=True,
         ),
         "muon8bit": UpdateRule(
             f"{_IN}.momentum8bit:Muon8bit",
@@ -115,6 +132,7 @@ RULES: Table[UpdateRule] = Table(
             multiply_adds=f"{_IN}.rules:orthogonal_multiply_adds",
             whole_state=f"{_IN}.rules:momentum_shapes",
             state_bytes=f"{_IN}.rules:packed_matrix_bytes",
+            work=f"{_IN}.at_work:packed_orthogonal_work",
         ),
         "lion8bit": UpdateRule(
             f"{_IN}.momentum8bit:Lion8bit",
@@ -122,20 +140,24 @@ RULES: Table[UpdateRule] = Table(
             rate_exponent=1.0,
             whole_state=f"{_IN}.rules:mean_shapes",
             state_bytes=f"{_IN}.rules:packed_rows_bytes",
+            work=f"{_IN}.at_work:packed_lion_work",
+            in_rows=True,
         ),
         "soap": UpdateRule(
             f"{_IN}.soap:Soap",
             settings=("betas", "eps", "precondition_every", "max_precondition_dim"),
             whole_state=f"{_IN}.rules:soap_shapes",
             multiply_adds=f"{_IN}.rules:soap_multiply_adds",
+            work=f"{_IN}.at_work:soap_work",
         ),
-        "sgd": UpdateRule(f"{_IN}.elementwise:Sgd", ("momentum",), ("momentum", "nesterov")),
+        "sgd": UpdateRule(f"{_IN}.elementwise:Sgd", ("momentum",), ("momentum", "nesterov"), results_beside=1),
         "schedule_free_adamw": UpdateRule(
             f"{_IN}.elementwise:ScheduleFreeAdamW",
             (LEAD, "exp_avg_sq"),
             ("betas", "eps"),
             rate_exponent=1.0,
             averages=True,
+            results_beside=1,
         ),
         FROZEN: UpdateRule(f"{_IN}.elementwise:Frozen", rate_exponent=0.0),
     },

@@ -46,7 +46,8 @@ class Adafactor(WholeRule):
             row, column = state["exp_avg_sq_row"], state["exp_avg_sq_col"]
             row.lerp_(squares.mean(dim=1), 1.0 - keep)
             column.lerp_(squares.mean(dim=0), 1.0 - keep)
-            update = whole * (row / row.mean()).rsqrt_().unsqueeze(1) * column.rsqrt()
+            del squares
+            update = (whole * (row / row.mean()).rsqrt_().unsqueeze(1)).mul_(column.rsqrt())
         rms = update.norm() / update.numel() ** 0.5
         return update.div_((rms / self.clip).clamp_(min=1.0))
 

@@ -17,6 +17,7 @@ from megalite.config.schema import OptimizerConfig
 from megalite.optim.exchange import Unit
 from megalite.optim.quantize import Packed, pack, unpack, zeros
 from megalite.optim.rules import unit_rows
+from megalite.optim.slices import chunks
 from megalite.optim.whole import Placed, WholeRule
 
 
@@ -38,14 +39,19 @@ class AdamW8bit(WholeRule):
 
     def direction(self, unit: Unit, whole: Tensor, step: int) -> Tensor:
         first, root = self._moments[_key(unit)]
-        gradient = whole.reshape(-1)
+        gradient, direction = whole.reshape(-1), torch.empty_like(whole)
+        for run in chunks(gradient):
+            direction.view(-1)[run] = self._adam(gradient[run], first.part(run), root.part(run), step)
+        return direction
+
+    def _adam(self, gradient: Tensor, first: Packed, root: Packed, step: int) -> Tensor:
         mean = unpack(first).lerp_(gradient, 1.0 - self.betas[0])
         square = unpack(root).square_().lerp_(gradient.square(), 1.0 - self.betas[1])
         pack(mean, first)
         pack(square.sqrt(), root)
         corrections = [1.0 - beta**step for beta in self.betas]
         denominator = square.div_(corrections[1]).sqrt_().add_(self.eps)
-        return mean.div_(corrections[0]).div_(denominator).view(unit.shape)
+        return mean.div_(corrections[0]).div_(denominator)
 
     def state(self, unit: Unit) -> Placed:
         first, root = self._moments[_key(unit)]

@@ -8,7 +8,8 @@ numbers. So each *unit*, a weight or some rows of it, has one owner among the ra
 
 Every rank sends what it has and gets as much back, two times its share of the weights, which beside ZeRO's own
 gathering of all weights is little; owners are chosen so that the work is even. What an owner keeps of a unit has
-nothing to do with how the run is cut. Units go in rounds, so that few are whole at once.
+nothing to do with how the run is cut. Units go in rounds, and what a round needs is made for it and gone with it, so
+that an update's memory is a round's, however large the model.
 
 A weight that every tp rank holds whole (norms) is a unit for each of them, owned among those of the same tp rank.
 """
@@ -16,7 +17,7 @@ A weight that every tp rank holds whole (norms) is a unit for each of them, owne
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -24,12 +25,10 @@ import torch.distributed as dist
 from torch import Tensor
 
 from megalite.architecture.weights import Rectangle, Weight
+from megalite.optim.at_work import ROUND_NUMBERS
 from megalite.optim.slices import Slice
 from megalite.parallel.axes import Axis
 from megalite.parallel.collectives import from_all
-
-ROUND_NUMBERS = 2**25
-"""Numbers that an owner has whole at once, or one unit that is larger."""
 
 
 @dataclass(frozen=True)
@@ -124,56 +123,87 @@ class Exchange:
         units = _assign(_units(tables, rows_of_units), [rank for rank, _ in tables], cost_of_unit)
         self.units = [unit for unit in units if unit.owner == axis.rank]
         """Those that this rank owns."""
-        self._rounds = _rounds(units, tables)
+        self._rounds = _rounds(units, tables, ROUND_NUMBERS if axis.size > 1 else 1)
+        self._begin, self._end = _ends(self._rounds, axis.rank)
+        """The slices of which each round has the first, and the last, numbers."""
 
-    def map(self, tensors: Sequence[Tensor], function: Callable[[Unit, Tensor], Tensor]) -> list[Tensor]:
-        """Apply a function to whole units. Collective over the axis.
+    def map(
+        self,
+        make: Callable[[list[int]], list[Tensor]],
+        function: Callable[[Unit, Tensor], Tensor],
+        take: Callable[[dict[int, Tensor]], None],
+    ) -> None:
+        """Apply a function to whole units, round after round. Collective over the axis.
 
         Args:
-            tensors: one flat tensor for each slice, all of one type.
-            function: gets a unit that this rank owns and its tensor, and returns one of that shape.
-
-        Returns:
-            The results, cut as `tensors` are.
+            make: flat tensors of some slices, given their numbers, when a round needs the first of them; all of one
+                type. What is nobody else's is gone when it has been sent.
+            function: gets a unit that this rank owns and its tensor, not to be changed, and returns one of that shape.
+            take: gets the results of slices, cut as those are, when they are complete.
         """
-        results = [torch.empty_like(tensor) for tensor in tensors]
-        for each in self._rounds:
-            self._run(each, tensors, results, function)
-        return results
+        waiting: dict[int, Tensor] = {}
+        unfinished: dict[int, Tensor] = {}
+        for each, begin, end in zip(self._rounds, self._begin, self._end, strict=True):
+            waiting |= dict(zip(begin, make(begin) if begin else [], strict=True))
+            self._run(each, waiting, unfinished, function, end)
+            take({index: unfinished.pop(index) for index in end})
 
     def _run(
-        self, each: _Round, tensors: Sequence[Tensor], results: list[Tensor], function: Callable[[Unit, Tensor], Tensor]
+        self,
+        each: _Round,
+        waiting: dict[int, Tensor],
+        results: dict[int, Tensor],
+        function: Callable[[Unit, Tensor], Tensor],
+        end: list[int],
     ) -> None:
+        """One round: each thing is gone before the next one but one is there. A result is made of what `waiting` has,
+        which is gone for the slices that end."""
         rank, ranks = self.axis.rank, range(self.axis.size)
         mine = [(unit.owner, piece) for unit, pieces in each.units for piece in pieces if piece.rank == rank]
-        sent = [[piece for owner, piece in mine if owner == to] for to in ranks]
+        sent = [piece for to in ranks for owner, piece in mine if owner == to]
         owned = [(unit, pieces) for unit, pieces in each.units if unit.owner == rank]
-        received = [[piece for _, pieces in owned for piece in pieces if piece.rank == source] for source in ranks]
-        sizes_out = [sum(piece.length for piece in pieces) for pieces in sent]
-        sizes_in = [sum(piece.length for piece in pieces) for pieces in received]
+        received = [piece for source in ranks for _, pieces in owned for piece in pieces if piece.rank == source]
+        sizes_out = [sum(piece.length for owner, piece in mine if owner == to) for to in ranks]
+        sizes_in = [sum(piece.length for piece in received if piece.rank == source) for source in ranks]
 
-        outgoing = [tensors[p.slice_index].narrow(0, p.start, p.length) for pieces in sent for p in pieces]
+        sizes = {piece.slice_index: waiting[piece.slice_index].numel() for piece in sent}
+        outgoing = self._joined(waiting[p.slice_index].narrow(0, p.start, p.length) for p in sent)
+        for index in end:
+            del waiting[index]
         incoming = self._send(outgoing, sizes_out, sizes_in)
-        places = _places(received)
-        answers: dict[_Piece, Tensor] = {}
+        del outgoing
+        places, answers = _places(received), dict[_Piece, Tensor]()
         for unit, pieces in owned:
-            whole = _assemble(unit, pieces, incoming, places)
-            answers |= _take_apart(function(unit, whole), pieces)
-        back = self._send([answers[p] for pieces in received for p in pieces], sizes_in, sizes_out)
-        position = 0
-        for piece in (piece for pieces in sent for piece in pieces):
-            target = results[piece.slice_index].narrow(0, piece.start, piece.length)
-            target.copy_(back.narrow(0, position, piece.length))
-            position += piece.length
+            answers |= _take_apart(function(unit, _assemble(unit, pieces, incoming, places)), pieces)
+        del incoming
+        outgoing = self._joined(answers[p] for p in received)
+        answers.clear()
+        back = self._send(outgoing, sizes_in, sizes_out)
+        del outgoing
+        for piece, place in _places(sent).items():
+            _put(results, piece, back.narrow(0, place, piece.length), sizes[piece.slice_index])
 
-    def _send(self, tensors: list[Tensor], sizes_out: list[int], sizes_in: list[int]) -> Tensor:
-        """All-to-all of flat tensors that are in order of the ranks they go to."""
-        joined = torch.cat(tensors) if tensors else self._like
+    def _joined(self, tensors: Iterable[Tensor]) -> Tensor:
+        """Flat tensors in a row; a single one as it is."""
+        found = list(tensors)
+        return found[0] if len(found) == 1 else torch.cat(found) if found else self._like
+
+    def _send(self, joined: Tensor, sizes_out: list[int], sizes_in: list[int]) -> Tensor:
+        """All-to-all of what is in order of the ranks it goes to."""
         if self.axis.size == 1:
             return joined
         result = self._like.new_empty(sum(sizes_in))
         dist.all_to_all_single(result, joined, sizes_in, sizes_out, group=self.axis.group)
         return result
+
+
+def _put(results: dict[int, Tensor], piece: _Piece, numbers: Tensor, size: int) -> None:
+    """A piece of a slice's result, which has so many numbers: where it is all of it, as it came."""
+    if piece.length == size:
+        results[piece.slice_index] = numbers
+        return
+    whole = results.setdefault(piece.slice_index, numbers.new_empty(size))
+    whole.narrow(0, piece.start, piece.length).copy_(numbers)
 
 
 def _units(
@@ -203,8 +233,8 @@ def _assign(units: list[Unit], tp_ranks: list[int], cost_of_unit: Callable[[Unit
     return assigned
 
 
-def _rounds(units: list[Unit], tables: list[tuple[int, list[_Held]]]) -> list[_Round]:
-    """Fill rounds with the units of each owner, in order, up to `ROUND_NUMBERS` an owner."""
+def _rounds(units: list[Unit], tables: list[tuple[int, list[_Held]]], most: int) -> list[_Round]:
+    """Fill rounds with the units of each owner, in order: so many numbers an owner at most, or one unit."""
     by_weight: dict[tuple[str, int], list[tuple[int, int, _Held]]] = {}
     for rank, (_, table) in enumerate(tables):
         for index, held in enumerate(table):
@@ -213,7 +243,7 @@ def _rounds(units: list[Unit], tables: list[tuple[int, list[_Held]]]) -> list[_R
     place, filled = [0] * len(tables), [0] * len(tables)
     for unit in units:
         size, owner = math.prod(unit.shape), unit.owner
-        if filled[owner] and filled[owner] + size > ROUND_NUMBERS:
+        if filled[owner] and filled[owner] + size > most:
             place[owner], filled[owner] = place[owner] + 1, 0
         filled[owner] += size
         while len(rounds) <= place[owner]:
@@ -239,10 +269,25 @@ def _piece(unit: Unit, rank: int, index: int, held: _Held) -> _Piece | None:
     return _Piece(rank, index, here - held.start, stop - here, part, here - begin)
 
 
-def _places(received: list[list[_Piece]]) -> dict[_Piece, int]:
-    """Where in the received numbers each piece begins."""
+def _ends(rounds: list[_Round], rank: int) -> tuple[list[list[int]], list[list[int]]]:
+    """The slices of a rank that begin in each round, and those that end there."""
+    begin, end = ([list[int]() for _ in rounds] for _ in range(2))
+    first: dict[int, int] = {}
+    last: dict[int, int] = {}
+    for number, each in enumerate(rounds):
+        for piece in (piece for _, pieces in each.units for piece in pieces if piece.rank == rank):
+            first.setdefault(piece.slice_index, number)
+            last[piece.slice_index] = number
+    for places, found in ((begin, first), (end, last)):
+        for index, number in found.items():
+            places[number].append(index)
+    return begin, end
+
+
+def _places(pieces: list[_Piece]) -> dict[_Piece, int]:
+    """Where each piece begins in all their numbers in a row."""
     places, position = {}, 0
-    for piece in (piece for pieces in received for piece in pieces):
+    for piece in pieces:
         places[piece] = position
         position += piece.length
     return places

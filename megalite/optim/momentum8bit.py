@@ -19,7 +19,11 @@ from megalite.optim.exchange import Unit
 from megalite.optim.muon import cost_of_orthogonal, orthogonalize, scaled_as_adamw
 from megalite.optim.quantize import Packed, pack, unpack, zeros
 from megalite.optim.rules import unit_rows
+from megalite.optim.slices import chunks
 from megalite.optim.whole import Placed, WholeRule
+
+Step = Callable[[Tensor, Tensor], Tensor]
+"""Of some numbers, from their gradient and momentum to their direction; moves the momentum."""
 
 Read = Callable[[str, Rectangle, tuple[int, ...]], Tensor]
 
@@ -35,22 +39,24 @@ class PackedMomenta:
         """Zeros."""
         self.packed[_key(unit)] = zeros(prod(unit.shape), signed=True, device=device)
 
-    def numbers(self, unit: Unit) -> Tensor:
-        """A unit's, fp32."""
-        return unpack(self.packed[_key(unit)]).view(unit.shape)
-
-    def keep(self, unit: Unit, momentum: Tensor) -> None:
-        """What 8 bits keep of it."""
-        pack(momentum.reshape(-1), self.packed[_key(unit)])
+    def advance(self, unit: Unit, whole: Tensor, step: Step, dtype: torch.dtype) -> Tensor:
+        """A unit's direction, as a step makes it of gradient and momentum, which it moves; a chunk is in fp32 at a
+        time."""
+        packed, gradient, direction = self.packed[_key(unit)], whole.reshape(-1), torch.empty_like(whole, dtype=dtype)
+        for run in chunks(gradient):
+            momentum = unpack(of_run := packed.part(run))
+            direction.view(-1)[run] = step(gradient[run], momentum)
+            pack(momentum, of_run)
+        return direction
 
     def state(self, unit: Unit) -> Placed:
         """As checkpoints hold it."""
-        return {self._kind: (unit.rectangle, self.numbers(unit))}
+        return {self._kind: (unit.rectangle, unpack(self.packed[_key(unit)]).view(unit.shape))}
 
     def load(self, unit: Unit, read: Read) -> None:
         """Set it from there."""
-        device = self.packed[_key(unit)].codes.device
-        self.keep(unit, read(self._kind, unit.rectangle, unit.weight.shape).to(device))
+        packed = self.packed[_key(unit)]
+        pack(read(self._kind, unit.rectangle, unit.weight.shape).reshape(-1).to(packed.codes.device), packed)
 
 
 class Muon8bit(WholeRule):
@@ -73,10 +79,12 @@ class Muon8bit(WholeRule):
         self._momenta.start(unit, device)
 
     def direction(self, unit: Unit, whole: Tensor, step: int) -> Tensor:
-        momentum = self._momenta.numbers(unit).lerp_(whole, 1.0 - self.momentum)
-        self._momenta.keep(unit, momentum)
-        ahead = whole.lerp(momentum, self.momentum) if self.nesterov else momentum
-        return orthogonalize(ahead.to(self._product_dtype), self.steps).to(self.wire_dtype)
+        ahead = self._momenta.advance(unit, whole, self._ahead, self._product_dtype)
+        return orthogonalize(ahead, self.steps).to(self.wire_dtype)
+
+    def _ahead(self, gradient: Tensor, momentum: Tensor) -> Tensor:
+        momentum.lerp_(gradient, 1.0 - self.momentum)
+        return gradient.lerp(momentum, self.momentum) if self.nesterov else momentum
 
     def state(self, unit: Unit) -> Placed:
         return self._momenta.state(unit)
@@ -101,10 +109,12 @@ class Lion8bit(WholeRule):
         self._momenta.start(unit, device)
 
     def direction(self, unit: Unit, whole: Tensor, step: int) -> Tensor:
-        momentum = self._momenta.numbers(unit)
-        direction = whole.lerp(momentum, self.betas[0]).sign_()
-        self._momenta.keep(unit, momentum.lerp_(whole, 1.0 - self.betas[1]))
-        return direction
+        return self._momenta.advance(unit, whole, self._signs, self.wire_dtype)
+
+    def _signs(self, gradient: Tensor, momentum: Tensor) -> Tensor:
+        signs = gradient.lerp(momentum, self.betas[0]).sign_()
+        momentum.lerp_(gradient, 1.0 - self.betas[1])
+        return signs
 
     def state(self, unit: Unit) -> Placed:
         return self._momenta.state(unit)

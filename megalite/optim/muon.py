@@ -45,8 +45,10 @@ class Muon(WholeRule):
     def outgoing(self, gradients: list[Tensor], states: dict[str, list[Tensor]]) -> list[Tensor]:
         momenta = states["momentum"]
         torch._foreach_lerp_(momenta, gradients, 1.0 - self.momentum)
-        ahead = torch._foreach_lerp(gradients, momenta, self.momentum) if self.nesterov else momenta
-        return [tensor.to(self.wire_dtype) for tensor in ahead]
+        if not self.nesterov:
+            return [momentum.to(self.wire_dtype) for momentum in momenta]
+        both = zip(gradients, momenta, strict=True)
+        return [gradient.lerp(momentum, self.momentum).to(self.wire_dtype) for gradient, momentum in both]
 
     def incoming(self, weight: Weight, direction: Tensor) -> Tensor:
         return scaled_as_adamw(weight, direction)

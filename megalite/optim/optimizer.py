@@ -27,7 +27,7 @@ from megalite.optim.gradients import GradientChanges
 from megalite.optim.groups import Pacing, Rates
 from megalite.optim.qk_clip import scale_rows
 from megalite.optim.rounding import update_and_round, update_in_place
-from megalite.optim.slices import Slice
+from megalite.optim.slices import Slice, batches
 from megalite.optim.whole import Placed, WholeRule
 from megalite.parallel.axes import Axis
 
@@ -238,18 +238,23 @@ class SlicedOptimizer(torch.optim.Optimizer):
             decay = 0.0 if rates.is_coupled else self._decay(rates)
             shrink_and_add(weights, columns["direction"], lr=lr, decay=decay)
 
-        indices, step = self._indices(name), self.num_updates
-        states = {kind: list(state.values()) for kind, state in self._states(name).items()}
-        mine = self._with_coupled_decay(name, [gradients[index].float() for index in indices])
-        outgoing = rule.outgoing(mine, states) if mine else []
-        arrived = self._exchanges[name].map(outgoing, lambda unit, whole: rule.direction(unit, whole, step))
-        weights = [self.slices[index].local.weight for index in indices]
-        directions = dict(zip(indices, map(rule.incoming, weights, arrived), strict=True))
-        self._update(name, {"direction": directions}, update)
+        def outgoing(some: list[int]) -> list[Tensor]:
+            mine = [self._with_coupled_decay(indices[each], gradients[indices[each]].float()) for each in some]
+            return rule.outgoing(mine, {kind: [of[indices[each]] for each in some] for kind, of in states.items()})
+
+        def take(arrived: dict[int, Tensor]) -> None:
+            for some in batches(list(arrived), lambda each: arrived[each].numel()):
+                directions = {indices[e]: rule.incoming(self.slices[indices[e]].local.weight, arrived[e]) for e in some}
+                self._update(name, {"direction": directions}, update)
+
+        indices, states, step = self._indices(name), self._states(name), self.num_updates
+        self._exchanges[name].map(outgoing, lambda unit, whole: rule.direction(unit, whole, step), take)
 
     def _update(self, name: str, columns: dict[str, dict[int, Tensor]], update: Callable[..., None]) -> None:
-        """Update the weights of a rule, those of one rate together, given columns by slice; see `rounding.Update`."""
-        for rates, members in self._members[name].items():
+        """Update those weights of a rule that the columns are of, those of one rate together; see `rounding.Update`."""
+        there = next(iter(columns.values())).keys()
+        for rates, all_members in self._members[name].items():
+            members = [index for index in all_members if index in there]
             parts = [self.slices[index] for index in members]
             of_parts = {kind: [column[index] for index in members] for kind, column in columns.items()}
             step = partial(update, lr=self._lr(rates), rates=rates)
@@ -258,15 +263,12 @@ class SlicedOptimizer(torch.optim.Optimizer):
             else:
                 update_in_place(parts, of_parts, step)
 
-    def _with_coupled_decay(self, name: str, gradients: list[Tensor]) -> list[Tensor]:
-        """The gradients of a rule's slices in fp32, with decay times weight added where it is coupled."""
-        changed, given = [], iter(gradients)
-        for rates, members in self._members[name].items():
-            decay = self._decay(rates) if rates.is_coupled else 0.0
-            for index in members:
-                gradient = next(given)
-                changed.append(gradient.add(self.slices[index].tensors["weight"], alpha=decay) if decay else gradient)
-        return changed
+    def _with_coupled_decay(self, index: int, gradient: Tensor) -> Tensor:
+        """A slice's gradient in fp32, with decay times weight added where it is coupled."""
+        part = self.slices[index]
+        rates = self._rates_of(part.local.weight)
+        decay = self._decay(rates) if rates.is_coupled else 0.0
+        return gradient.add(part.tensors["weight"], alpha=decay) if decay else gradient
 
     def _lr(self, rates: Rates) -> float:
         of_run = self.param_groups[0]["lr"]

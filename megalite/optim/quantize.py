@@ -36,6 +36,11 @@ class Packed:
     """fp32 `[ceil(n / BLOCK_SIZE)]`"""
     signed: bool
 
+    def part(self, run: slice) -> Packed:
+        """Views of a run of numbers that begins with a block."""
+        assert run.start % BLOCK_SIZE == 0
+        return Packed(self.codes[run], self.scales[run.start // BLOCK_SIZE : -(-run.stop // BLOCK_SIZE)], self.signed)
+
 
 class CodeTable:
     """What codes stand for.

@@ -13,7 +13,8 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from megalite.optim.slices import Slice, chunks, places_in_whole
+from megalite.optim.at_work import AT_ONCE
+from megalite.optim.slices import Slice, batches, chunks, pieces, places_in_whole
 from megalite.parallel.random import name_seed, random_bits
 
 Columns = dict[str, list[Tensor]]
@@ -24,8 +25,12 @@ Update = Callable[[list[Tensor], Columns], None]
 
 
 def update_in_place(parts: Sequence[Slice], columns: Columns, update: Update) -> None:
-    """Update fp32 weights, all at once."""
-    update([part.tensors["weight"] for part in parts], columns)
+    """Update fp32 weights, at most `AT_ONCE` numbers at a time: an update may have results beside as many."""
+    weights = [part.tensors["weight"] for part in parts]
+    runs = [(number, run) for number, weight in enumerate(weights) for run in pieces(weight.numel(), AT_ONCE)]
+    for batch in batches(runs, lambda each: each[1].stop - each[1].start):
+        of_batch = {name: [column[number][run] for number, run in batch] for name, column in columns.items()}
+        update([weights[number][run] for number, run in batch], of_batch)
 
 
 def update_and_round(parts: Sequence[Slice], columns: Columns, update: Update, *, seed: int, step: int) -> None:

@@ -87,12 +87,12 @@ QR_COST = 4.0
 
 
 def soap_multiply_adds(weight: Weight, optimizer: OptimizerConfig) -> float:
-    """Of SOAP: both squares of a gradient, three matrices turned on each side that has a basis, and now and then that
-    side's iteration."""
+    """Of SOAP, for each side that has a basis: a square of the gradient, three matrices turned, and now and then its
+    iteration."""
     rows, columns = weight.shape
     turned = [side for side in weight.shape if side <= optimizer.max_precondition_dim]
     refreshed = sum((1.0 + QR_COST) * side**3 for side in turned) / optimizer.precondition_every
-    return rows * columns * (rows + columns + 3.0 * sum(turned)) + refreshed
+    return rows * columns * 4.0 * sum(turned) + refreshed
 
 
 def factored_shapes(weight: Weight, optimizer: OptimizerConfig) -> dict[str, tuple[int, ...]]:

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from megalite.model.initialize import LocalWeight
+from megalite.optim.at_work import AT_ONCE, CHUNK
 
-CHUNK = {"cpu": 2**16, "cuda": 2**22}
-"""Numbers that are hashed at a time, by device: as many as stay in a core's cache, or fill a GPU."""
+Part = TypeVar("Part")
 
 
 @dataclass(frozen=True)
@@ -37,9 +38,25 @@ class Slice:
 
 def chunks(tensor: Tensor) -> Iterator[slice]:
     """Cut a flat tensor for work with large intermediate results."""
-    size = CHUNK[tensor.device.type]
-    for start in range(0, tensor.numel(), size):
-        yield slice(start, min(start + size, tensor.numel()))
+    return pieces(tensor.numel(), CHUNK[tensor.device.type])
+
+
+def pieces(num: int, size: int) -> Iterator[slice]:
+    """Cut so many numbers in runs of at most `size`."""
+    return (slice(start, min(start + size, num)) for start in range(0, num, size))
+
+
+def batches(parts: Sequence[Part], size: Callable[[Part], int]) -> Iterator[list[Part]]:
+    """Consecutive parts with up to `AT_ONCE` numbers together, or one that has more."""
+    batch, filled = list[Part](), 0
+    for part in parts:
+        if batch and filled + size(part) > AT_ONCE:
+            yield batch
+            batch, filled = [], 0
+        batch.append(part)
+        filled += size(part)
+    if batch:
+        yield batch
 
 
 def places_in_whole(part: Slice, chunk: slice, device: torch.device) -> Tensor:

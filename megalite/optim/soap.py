@@ -61,12 +61,12 @@ class Soap(WholeRule):
     def direction(self, unit: Unit, whole: Tensor, step: int) -> Tensor:
         state = self._states[unit.weight.name, unit.replica]
         direction = self._adam(state, whole, step - 1) if step > 1 else torch.zeros_like(whole)
-        for squares, (covariance, basis) in zip((whole @ whole.t(), whole.t() @ whole), SOAP_SIDES, strict=True):
+        for gradient, (covariance, basis) in zip((whole, whole.t()), SOAP_SIDES, strict=True):
             if basis not in state:
                 continue
-            state[covariance].lerp_(squares, 1.0 - self.betas[1])
+            state[covariance].lerp_(gradient @ gradient.t(), 1.0 - self.betas[1])
             if step == 1:
-                state[basis].copy_(torch.eye(len(squares), device=squares.device))
+                state[basis].copy_(torch.eye(len(gradient), device=gradient.device))
                 for _ in range(FIRST_ITERATIONS):
                     _refresh(state[basis], state[covariance])
             elif step % self.every == 0:
@@ -102,5 +102,5 @@ def _turned(matrix: Tensor, left: Tensor | None, right: Tensor | None) -> Tensor
 def _refresh(basis: Tensor, covariance: Tensor) -> None:
     """One power iteration of a basis towards the eigenvectors, in place; a matrix of zeros leaves it."""
     mean = covariance.diagonal().mean()
-    scaled = covariance / torch.where(mean > 0, mean, 1.0)
-    basis.copy_(torch.linalg.qr(torch.addmm(basis, scaled, basis, beta=DAMPING))[0])
+    iterated = torch.addmm(basis, covariance / torch.where(mean > 0, mean, 1.0), basis, beta=DAMPING)
+    basis.copy_(torch.linalg.qr(iterated)[0])

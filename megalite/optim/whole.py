@@ -51,7 +51,7 @@ class WholeRule(ABC):
 
     @abstractmethod
     def direction(self, unit: Unit, whole: Tensor, step: int) -> Tensor:
-        """The direction of a unit, of its shape; changes its state. Steps count from 1."""
+        """The direction of a unit, of its shape; changes its state, and not `whole`. Steps count from 1."""
 
     @abstractmethod
     def state(self, unit: Unit) -> Placed:

@@ -45,6 +45,11 @@ def _updated_by_stage(plan: RunPlan) -> tuple[int, ...]:
     return _by_stage(plan, _parameters(plan.model, plan.tp, _ep_of_updated(plan)))
 
 
+def updated_by_stage(plan: RunPlan, rule: str, optimizer: OptimizerConfig) -> tuple[int, ...]:
+    """Of these, the numbers of weights that a rule updates."""
+    return _by_stage(plan, _numbers_of_rule(plan.model, plan.tp, _ep_of_updated(plan), rule, optimizer))
+
+
 def _state_bytes_by_stage(config: Config, plan: RunPlan) -> tuple[int, ...]:
     """Bytes of the optimizer state of these."""
     return _by_stage(plan, _state_bytes(plan.model, plan.tp, _ep_of_updated(plan), config.optimizer))
@@ -110,6 +115,17 @@ AT_HEAD = "embedding, at the head"
 def _parameters(model: Architecture, tp: int, ep: int) -> Sizes:
     """Numbers that a rank allocates, by layer. They are asked for again for every machine and micro-batch."""
     return _by_layer(model, lambda weight: prod(weight.local_shape(tp)) if weight.is_held(ep, 0) else 0)
+
+
+@lru_cache(maxsize=MOST_KEPT)
+def _numbers_of_rule(model: Architecture, tp: int, ep: int, rule: str, optimizer: OptimizerConfig) -> Sizes:
+    """Numbers of the weights that a rule updates, by layer."""
+
+    def measure(weight: Weight) -> int:
+        is_mine = rule_of(weight, optimizer) == rule and weight.is_held(ep, 0)
+        return prod(weight.local_shape(tp)) if is_mine else 0
+
+    return _by_layer(model, measure, by_name=bool(optimizer.groups))
 
 
 @lru_cache(maxsize=MOST_KEPT)

@@ -45,6 +45,7 @@ from megalite.parallel.schedules.operations import Operation
 from megalite.parallel.schedules.programs import SENDS_UNDER_WAY
 from megalite.parallel.schedules.simulation import ChunkCosts, peak_kept
 from megalite.planner.holdings import numbers_by_stage, rounded_bytes_by_stage
+from megalite.planner.update_memory import update_bytes_by_stage
 
 COPIES_OF_OTHERS = 3
 """Of what a rank gets for its attention, at most at once: itself, the gradients, and these in the order in which they
@@ -192,6 +193,7 @@ def _stage_memory(
     of_blocks = _of_blocks(passing, plan.blocks_of(stage), blocks, _micro_batch_tokens(config), for_a_moment)
     at_once = max(at_the_head, beside_blocks + of_blocks)
     during = activations + at_once
+    at_the_end = max(kept.after_backward, update_bytes_by_stage(config, plan)[stage])
     recorded = during if config.train.cuda_graphs else 0  # by a graph, beside what passes that are computed take
     return StageMemory(
         stage=stage,
@@ -204,17 +206,12 @@ def _stage_memory(
         head=lasting + logits,
         buffers=kept.buffers
         + passing.most
-        + kept.after_backward
+        + at_the_end
         + _traffic(config, plan, stage)
         + rounded_bytes_by_stage(config, plan)[stage]
         + recorded
         + _reference(config, plan, numbers),
-        apart=for_a_moment
-        + passing.most
-        + lasting
-        + logits
-        - at_once
-        + min(during, kept.after_backward + kept.late_gradients),
+        apart=for_a_moment + passing.most + lasting + logits - at_once + min(during, at_the_end + kept.late_gradients),
     )
 
 

@@ -9,6 +9,7 @@ Receives are there when they are waited for, everything else when the call retur
 from __future__ import annotations
 
 import itertools
+import math
 import os
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
@@ -152,12 +153,14 @@ class MemoryGroup(dist.ProcessGroup):
         sizes = torch.tensor(input_sizes or [tensor.shape[0] // self._size] * self._size)
         tables = [torch.empty_like(sizes) for _ in range(self._size)]
         self._gather(tables, sizes)
-        rows = [[0, *itertools.accumulate(table.tolist())] for table in tables]
-        row_shape = output.shape[1:]
-        parts = [output.new_empty(stops[-1], *row_shape) for stops in rows]
-        self._gather_all_of(parts, tensor)
-        mine = [part[stops[self._rank] : stops[self._rank + 1]] for part, stops in zip(parts, rows, strict=True)]
-        output.detach().copy_(torch.cat(mine))
+        row_bytes = output.element_size() * math.prod(output.shape[1:])
+        stops = [[0, *itertools.accumulate(row_bytes * rows for rows in table.tolist())] for table in tables]
+        mine = [slice(each[self._rank], each[self._rank + 1]) for each in stops]
+        whole = output.detach() if output.is_contiguous() else torch.empty_like(output)
+        targets = _bytes(whole.view(-1)).split([each.stop - each.start for each in mine])
+        self._gather_parts(targets, mine, _bytes(tensor.detach().contiguous().view(-1)), max(map(max, stops)))
+        if not output.is_contiguous():
+            output.detach().copy_(whole)
         return _done(output)
 
     alltoall_base = all_to_all_single
@@ -207,15 +210,24 @@ class MemoryGroup(dist.ProcessGroup):
         mine = _bytes(tensor.detach().contiguous().view(-1))
         found = [output if output.is_contiguous() else torch.empty_like(output) for output in outputs]
         targets = [_bytes(output.view(-1)) for output in found]
-        for start in range(0, max(target.numel() for target in targets), SLOT_BYTES):
-            self._board.post(mine[start : start + SLOT_BYTES])
-            for rank, target in enumerate(targets):
-                place = target[start : start + SLOT_BYTES]
-                place.copy_(self._board.read(rank, place.numel()))
-            self._board.release()
+        everything = [slice(0, target.numel()) for target in targets]
+        self._gather_parts(targets, everything, mine, max(target.numel() for target in targets))
         for output, whole in zip(outputs, found, strict=True):
             if output is not whole:
                 output.copy_(whole)
+
+    def _gather_parts(self, targets: Sequence[Tensor], parts: Sequence[slice], mine: Tensor, most: int) -> None:
+        """A part of each rank's bytes into a target; the longest rank has so many."""
+        for start in range(0, most, SLOT_BYTES):
+            self._board.post(mine[start : start + SLOT_BYTES])
+            for rank, (target, part) in enumerate(zip(targets, parts, strict=True)):
+                first, last = max(start, part.start), min(start + SLOT_BYTES, part.stop)
+                if first < last:
+                    found = self._board.read(rank, last - start)[first - start :]
+                    target[first - part.start : last - part.start].copy_(found)
+                else:
+                    self._board.read(rank, 0)
+            self._board.release()
 
 
 class _Receiving(dist.Work):

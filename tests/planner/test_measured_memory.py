@@ -24,10 +24,21 @@ ADAPTERS = {"lora": {"rank": 8, "alpha": 16}}
 EXPERTS = {"moe": {"num_experts": 8, "top_k": 2, "ffn_hidden_size": 368}}
 MANY_WORDS = {"vocab_size": 131072, "hidden_size": 128, "num_heads": 4, "num_layers": 2, "ffn_hidden_size": 384}
 
+FEW_TOKENS = {"seq_len": 32, "micro_batch_size": 1, "global_batch_size": 4}
+"""Beside which an update takes most."""
+FROZEN = {"groups": [{"match": ["blocks.0.*", "embedding.*"], "frozen": True}]}
+COUPLED = {"decay": {"kind": "coupled"}}
+
 
 def of(name: str, ranks: int = 1, **sections) -> Case:
     """A case, its parallelism among the sections."""
     return Case(name, ranks, sections)
+
+
+def updating(name: str, ranks: int = 1, optimizer: dict | None = None, **sections) -> Case:
+    """A case of which an optimizer's update takes most."""
+    of_optimizer = {"name": name.split()[0], **(optimizer or {})}
+    return of(name, ranks, optimizer=of_optimizer, model=WIDE, batch=FEW_TOKENS, **sections)
 
 
 def recomputing(kind: str, **others) -> dict:
@@ -89,6 +100,19 @@ CASES = (
     of("FSDP2 experts bf16", 2, parallel=FSDP2, model=EXPERTS, batch=TWO_OF_DP, **BF16),
     of("experts over ranks", 2, parallel={"dp": 2, "ep": 2}, model=EXPERTS, batch=TWO_OF_DP),
     of("FSDP2 experts over ranks", 2, parallel={**FSDP2, "ep": 2}, model=EXPERTS, batch=TWO_OF_DP),
+    of("frozen weights", optimizer=FROZEN),
+    of("FSDP2 frozen weights", 2, parallel=FSDP2, optimizer=FROZEN),
+    updating("lion"),
+    updating("sgd"),
+    updating("adamw coupled", optimizer=COUPLED),
+    updating("muon bf16", **BF16),
+    updating("muon coupled", optimizer=COUPLED),
+    updating("muon ZeRO 1", 2, parallel={"dp": 2}),
+    updating("muon tp 2", 2, parallel={"tp": 2}),
+    updating("muon FSDP2 bf16", 2, parallel=FSDP2, **BF16),
+    updating("muon8bit ZeRO 1 bf16", 2, parallel={"dp": 2}, **BF16),
+    updating("adamw8bit"),
+    updating("adafactor FSDP2", 2, parallel=FSDP2),
     of("DeepSpeed ZeRO 0", 2, parallel={"dp": 2, "zero_stage": 0, "engine": "deepspeed"}, batch=TWO_OF_DP),
     of("DeepSpeed ZeRO 1", 2, parallel={"dp": 2, "engine": "deepspeed"}, batch=TWO_OF_DP),
     of("DeepSpeed ZeRO 1 bf16", 2, parallel={"dp": 2, "engine": "deepspeed"}, batch=TWO_OF_DP, **BF16),

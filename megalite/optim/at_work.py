@@ -1,0 +1,119 @@
+"""What an update has beside weights, gradients and state while it works, and how much of it at a time. No torch.
+
+    elementwise rules   a batch      results beside `AT_ONCE` numbers at most
+    whole rules         a round      units of `ROUND_NUMBERS` an owner at most, on their way and at work (`exchange`)
+
+In a round those are, one after the other: what travels, as it was made and in a row; that, and what comes; units that
+have come, one at work, and those that are done; these, in a row; and as they come back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from megalite.addition import load
+from megalite.config.optimizers import UpdateRule
+
+AT_ONCE = 2**24
+"""Numbers of which an update has results beside them."""
+
+ROUND_NUMBERS = 2**25
+"""Numbers that an owner has whole at once, or one unit that is larger; one unit, too, where it is alone."""
+
+CHUNK = {"cpu": 2**16, "cuda": 2**22}
+"""Numbers of work with large intermediate results: as many as stay in a core's cache, or fill a GPU."""
+
+Shape = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Formats:
+    """Bytes of a number, and numbers of a chunk."""
+
+    product: int
+    """In which rules multiply."""
+    gradient: int
+    chunk: int
+
+
+def elementwise_bytes(rule: UpdateRule, numbers: int, *, is_coupled: bool) -> int:
+    """Of an elementwise rule, given so many numbers of a rank."""
+    return 4 * (rule.results_beside + is_coupled) * min(numbers, AT_ONCE)
+
+
+def whole_bytes(
+    rule: UpdateRule, numbers: int, units: Sequence[Shape], sharers: int, formats: Formats, *, is_coupled: bool
+) -> int:
+    """Of a rule that works on whole units.
+
+    Args:
+        numbers: of a rank.
+        units: their shapes, each once.
+        sharers: ranks that share them.
+    """
+    assert rule.work is not None
+    of_rule, wire = load(rule.work), formats.product if rule.travels_as_products else 4
+    most = max(map(_size, units))
+    working = max(of_rule(unit, formats) for unit in units)
+    made = wire if rule.makes_what_travels else 4 if is_coupled or formats.gradient != 4 else 0
+    if sharers == 1:
+        return made * most + working
+    owned = min(max(numbers, most), max(ROUND_NUMBERS, most))
+    mine = min(numbers, owned)
+    return max(
+        (made + wire) * mine,
+        wire * (mine + owned),
+        wire * (owned + most) + working,
+        2 * wire * owned,
+        wire * mine + (0 if wire == 4 else 4 * min(mine, AT_ONCE)),
+    )
+
+
+def _size(shape: Shape) -> int:
+    size = 1
+    for each in shape:
+        size *= each
+    return size
+
+
+def orthogonal_work(unit: Shape, formats: Formats) -> int:
+    """Muon's: the matrix before and after an iteration, its square and a polynomial of it."""
+    return formats.product * 2 * (_size(unit) + min(unit) ** 2)
+
+
+def packed_orthogonal_work(unit: Shape, formats: Formats) -> int:
+    """muon8bit's: the same and the momentum, or at the end the result in fp32, too."""
+    size, product = _size(unit), formats.product
+    return max(product * size + orthogonal_work(unit, formats), (2 * product + 4) * size)
+
+
+def packed_work(unit: Shape, formats: Formats, per_number: int) -> int:
+    """The direction, and a chunk's moments and codes."""
+    return 4 * _size(unit) + per_number * min(formats.chunk, _size(unit))
+
+
+def packed_adam_work(unit: Shape, formats: Formats) -> int:
+    """adamw8bit's; counted in a profile, as lion8bit's."""
+    return packed_work(unit, formats, 33)
+
+
+def packed_lion_work(unit: Shape, formats: Formats) -> int:
+    """lion8bit's."""
+    return packed_work(unit, formats, 25)
+
+
+def plain_work(unit: Shape, formats: Formats) -> int:
+    """Of a rule that nothing is known of: its direction, and as much again."""
+    return 2 * 4 * _size(unit)
+
+
+def factored_work(unit: Shape, formats: Formats) -> int:
+    """Adafactor's: squares, and when they are gone the direction."""
+    return 4 * _size(unit)
+
+
+def soap_work(unit: Shape, formats: Formats) -> int:
+    """SOAP's: both moments turned, the denominator and what is made of them; or beside the direction a side's basis,
+    what is decomposed, and what that makes."""
+    return max(16 * _size(unit), 4 * _size(unit) + 13 * max(unit) ** 2)
