@@ -32,6 +32,9 @@ class InBlocks:
     """When that is done, too."""
     head_gradient: int = 0
     """That is there from the loss to the end."""
+    product: int = 0
+    """Of a block's largest gradient, as it is made and widened to be added to its sum, in place of what else the block
+    has for a moment."""
 
     @property
     def most(self) -> int:

@@ -55,7 +55,7 @@ class _Step:
     streams: dict[Pass, Tensor] = field(default_factory=dict)
     """What passes of this rank have made for others, or for its own next chunk."""
     arriving: dict[Pass, tuple[dist.Work, Tensor]] = field(default_factory=dict)
-    kept: dict[tuple[int, int], tuple[Tensor, Tensor | GradientEdge]] = field(default_factory=dict)
+    kept: dict[tuple[int, int], tuple[Tensor, Tensor | GradientEdge | None]] = field(default_factory=dict)
     """Of forward passes, by chunk and micro-batch, until their backward pass: the input, and the loss or where the
     output stands in the graph. The output itself is not kept, which no backward pass asks for."""
     held: dict[tuple[int, int], Any] = field(default_factory=dict)
@@ -143,7 +143,8 @@ class ProgramRunner:
         else:
             step.streams[True, chunk, micro_batch] = y.detach()
         if torch.is_grad_enabled():
-            step.kept[chunk, micro_batch] = x, y if targets is not None else get_gradient_edge(y)
+            of_pass = y if targets is not None else get_gradient_edge(y) if y.requires_grad else None
+            step.kept[chunk, micro_batch] = x, of_pass
 
     def _backward(self, step: _Step, operation: Operation) -> None:
         _, chunk, micro_batch = operation
@@ -151,7 +152,8 @@ class ProgramRunner:
         is_last = chunk == self._num_chunks - 1
         grad = None if is_last else self._take(step, (False, chunk + 1, micro_batch))
         self._on_micro_batch(micro_batch)
-        torch.autograd.backward(y, grad)
+        if y is not None:  # else all that the first chunk has is frozen
+            torch.autograd.backward(y, grad)
         if chunk > 0:
             assert x.grad is not None, "the stream of a chunk is a leaf"
             step.streams[False, chunk, micro_batch] = x.grad

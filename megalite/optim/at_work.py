@@ -29,12 +29,14 @@ Shape = tuple[int, ...]
 
 @dataclass(frozen=True)
 class Formats:
-    """Bytes of a number, and numbers of a chunk."""
+    """Bytes of a number, numbers of a chunk, and how units lie."""
 
     product: int
     """In which rules multiply."""
     gradient: int
     chunk: int
+    cuts_units: bool = False
+    """Each is cut over ranks, not only those that are more than a rank has."""
 
 
 def elementwise_bytes(rule: UpdateRule, numbers: int, *, is_coupled: bool) -> int:
@@ -61,10 +63,11 @@ def whole_bytes(
         return made * most + working
     owned = min(max(numbers, most), max(ROUND_NUMBERS, most))
     mine = min(numbers, owned)
+    assembled = wire * most if formats.cuts_units or most > numbers else 0
     return max(
         (made + wire) * mine,
         wire * (mine + owned),
-        wire * (owned + most) + working,
+        wire * owned + assembled + working,
         2 * wire * owned,
         wire * mine + (0 if wire == 4 else 4 * min(mine, AT_ONCE)),
     )

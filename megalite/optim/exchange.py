@@ -297,11 +297,15 @@ def _assemble(unit: Unit, pieces: list[_Piece], incoming: Tensor, places: dict[_
     """A whole unit from its pieces."""
     if len(pieces) == 1:
         return incoming.narrow(0, places[pieces[0]], pieces[0].length).view(unit.shape)
-    whole = incoming.new_empty(unit.shape)
-    parts = {piece.part: incoming.new_empty(math.prod(piece.part.shape)) for piece in pieces}
+    whole, parts = incoming.new_empty(unit.shape), dict[Rectangle, Tensor]()
     for piece in pieces:
+        target = whole[piece.part.slices]
+        if not target.is_contiguous():
+            if piece.part not in parts:
+                parts[piece.part] = incoming.new_empty(math.prod(piece.part.shape))
+            target = parts[piece.part]
         source = incoming.narrow(0, places[piece], piece.length)
-        parts[piece.part].narrow(0, piece.offset, piece.length).copy_(source)
+        target.view(-1).narrow(0, piece.offset, piece.length).copy_(source)
     for part, numbers in parts.items():
         whole[part.slices] = numbers.view(part.shape)
     return whole

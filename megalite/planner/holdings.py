@@ -17,7 +17,7 @@ from megalite.config.optimizers import FROZEN, RULES
 from megalite.config.plan import RunPlan, has_embedding_copy
 from megalite.config.rounded import is_in_fp4, is_rounded, kept_fp4_bytes
 from megalite.config.schema import Config, OptimizerConfig
-from megalite.engine.kept import EngineNumbers
+from megalite.engine.kept import EngineNumbers, has_gradient
 from megalite.optim.rules import all_rules, rule_of, state_bytes
 from megalite.optim.rules import update_multiply_adds as rule_multiply_adds
 
@@ -79,6 +79,21 @@ def _still_by_stage(config: Config, plan: RunPlan, ep: int) -> tuple[int, ...]:
     if not any(group.frozen for group in config.optimizer.groups):
         return (0,) * plan.pp
     return _by_stage(plan, _still(plan.model, plan.tp, ep, config.optimizer))
+
+
+def num_still_below(config: Config, plan: RunPlan) -> int:
+    """Blocks of the first chunk that no gradient goes down to: what is beneath is frozen, and so are they."""
+    if not any(group.frozen for group in config.optimizer.groups):
+        return 0
+    stage, (first, stop) = plan.chunk_ranks[0], plan.chunk_blocks[0]
+    mine = {"embedding", *(f"blocks.{index}" for index in plan.blocks_of(stage))}
+    if plan.chunk_ranks[-1] == stage:
+        mine |= {"final_norm", "head"}
+    table = weight_table(plan.model, set(plan.blocks_of(stage)))
+    trained = mine & {row.layer for name, row in table.items() if has_gradient(name, config)}
+    if not trained or "embedding" in trained:  # without any a stage goes down all the same (`engine.still`)
+        return 0
+    return next((index for index in range(first, stop) if f"blocks.{index}" in trained), stop) - first
 
 
 def rounded_bytes_by_stage(config: Config, plan: RunPlan) -> tuple[int, ...]:

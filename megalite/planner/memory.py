@@ -34,6 +34,7 @@ from megalite.architecture.costs import (
 )
 from megalite.architecture.norms import NORMS
 from megalite.architecture.weights import vocab_rows_per_rank, weight_table
+from megalite.config.engine import choose_engine
 from megalite.config.pipeline import few_rounds, micro_batch_counts, pipeline_schedule
 from megalite.config.plan import CACHED_LOGITS, LOSS_CHUNK_TOKENS, RunPlan, compile_pays
 from megalite.config.recompute import recompute_by_block
@@ -44,7 +45,7 @@ from megalite.engine.kept import EngineNumbers, InBlocks, has_gradient, head_num
 from megalite.parallel.schedules.operations import Operation
 from megalite.parallel.schedules.programs import SENDS_UNDER_WAY
 from megalite.parallel.schedules.simulation import ChunkCosts, peak_kept
-from megalite.planner.holdings import numbers_by_stage, rounded_bytes_by_stage
+from megalite.planner.holdings import num_still_below, numbers_by_stage, rounded_bytes_by_stage
 from megalite.planner.update_memory import update_bytes_by_stage
 
 COPIES_OF_OTHERS = 3
@@ -128,13 +129,13 @@ def block_activations(config: Config, plan: RunPlan, blocks: Sequence[int], mode
     fp8, a = config.precision.fp8, ELEMENT_BYTES[config.precision.dtype]
     is_in_chunks = config.train.mlp_chunk_tokens is not None
     of_each = [modes if isinstance(modes, str) else modes[index] for index in blocks]
-    chosen = list(zip(kinds_of(plan, blocks), of_each, strict=True))
+    trains_norms = [has_gradient(f"blocks.{index}.attention_norm.weight", config) for index in blocks]
+    chosen = list(zip(kinds_of(plan, blocks), of_each, trains_norms, strict=True))
     seen = plan.cp if config.parallel.cp_kind == "allgather" else 1
-    trains_norms = has_gradient("blocks.0.attention_norm.weight", config)  # as of one, so of all
     beside, are_compiled = _of_adapters(plan), is_compiled(config, plan)
     cut = BlockCut(plan.tp, config.parallel.sequence_parallel, seen)
 
-    def kept_by(block: BlockSpec, recompute: str) -> int:
+    def kept_by(block: BlockSpec, recompute: str, trains_norms: bool) -> int:
         kept = block_activation_bytes(
             block,
             plan.model.hidden_size,
@@ -150,7 +151,7 @@ def block_activations(config: Config, plan: RunPlan, blocks: Sequence[int], mode
         is_without_mlp = is_in_chunks and recompute == "none"
         return kept - (mlp_bytes(block.feed_forward, element_bytes=a, tp=plan.tp) if is_without_mlp else 0)
 
-    found = {(kind, mode): kept_by(plan.model.block_of(kind), mode) for kind, mode in set(chosen)}
+    found = {each: kept_by(plan.model.block_of(each[0]), *each[1:]) for each in set(chosen)}
     return [found[each] for each in chosen]
 
 
@@ -219,7 +220,7 @@ def _of_blocks(passing: InBlocks, mine: Sequence[int], blocks: _KeptByBlocks, to
     """The most that blocks have in the backward pass, of the engine's and for a moment, beside what is kept before it:
     of the last two that is gone when they are done."""
     of_last, of_both = (tokens * sum(blocks.of_each[index] for index in mine[-count:]) for count in (1, 2))
-    at_work = max(for_a_moment, passing.coming)
+    at_work = max(for_a_moment, passing.coming, passing.product)
     return max(
         passing.first + at_work,
         passing.behind_first - of_last,
@@ -247,7 +248,8 @@ def _activations(
     by_chunk = [ChunkCosts(kept=tokens * each.kept, held=tokens * each.held) for each in blocks.by_chunk]
     in_blocks, last = int(peak_kept(order, by_chunk)), by_chunk[-1]
     by_chunk[-1] = ChunkCosts(kept=last.kept + at_the_head, held=last.held + at_the_head)
-    return in_blocks, tokens * again + _in_mlp(config, plan, mine), int(peak_kept(order, by_chunk)) - in_blocks
+    at_work = max(_in_mlp(config, plan, mine), tokens * _in_attention(config, plan, mine))
+    return in_blocks, tokens * again + at_work, int(peak_kept(order, by_chunk)) - in_blocks
 
 
 def _in_mlp(config: Config, plan: RunPlan, blocks: Iterable[int]) -> int:
@@ -263,6 +265,16 @@ def _in_mlp(config: Config, plan: RunPlan, blocks: Iterable[int]) -> int:
     widest = max((inside(block.feed_forward) for block in blocks_among(plan, blocks)), default=0)
     pieces = plan.tp if config.parallel.sequence_parallel else 1  # gathered inside, so that a chunk there is tp of them
     return min((chunk or tokens) * pieces, tokens) * widest
+
+
+def _in_attention(config: Config, plan: RunPlan, blocks: Iterable[int]) -> int:
+    """Of a token, what a block's attention has of context-parallel ranks, when what its MLP kept is gone."""
+    a = ELEMENT_BYTES[config.precision.dtype]
+
+    def inside(block: BlockSpec) -> int:
+        return _of_others(config, plan, block) - mlp_bytes(block.feed_forward, element_bytes=a, tp=plan.tp)
+
+    return max((inside(block) for block in blocks_among(plan, blocks)), default=0) if plan.cp > 1 else 0
 
 
 @dataclass(frozen=True)
@@ -290,6 +302,8 @@ def _kept_by_blocks(config: Config, plan: RunPlan) -> _KeptByBlocks:
     held = [held_by[kind] for kind in kinds]
     for index in _predicting(plan):
         kept[index] += _around_prediction(config, plan)
+    for index in range(num_still_below(config, plan)):
+        kept[index] = again[index] = held[index] = 0
     bounds = [*plan.chunk_blocks[:-1], (plan.chunk_blocks[-1][0], len(everything))]  # what predicts further is behind
     by_chunk = [ChunkCosts(kept=sum(kept[slice(*each)]), held=sum(held[slice(*each)])) for each in bounds]
     return _KeptByBlocks(kept, by_chunk, again)
@@ -314,7 +328,7 @@ def _head(config: Config, plan: RunPlan) -> tuple[int, int]:
     transients.
 
     Those are a chunk of logits with as many in fp32 as are measured at once, or with the product that is added to the
-    gradient, and in the backward pass the scaled fp32 gradient.
+    gradient, and in the backward pass of other engines than ours the scaled fp32 gradient.
     """
     a = ELEMENT_BYTES[config.precision.dtype]
     half = a != FP32_BYTES
@@ -333,12 +347,12 @@ def _head(config: Config, plan: RunPlan) -> tuple[int, int]:
     norm = tokens * (FP32_BYTES + normalised) * stream
     gradients = tokens * 2 * a * plan.model.hidden_size + FP32_BYTES * matrix
     lasting = (1 + plan.model.num_predictions) * (norm + gradients)
-    return lasting, max(logits + max(wide, product), FP32_BYTES * matrix)
+    scaled = 0 if choose_engine(config) == "native" else FP32_BYTES * matrix  # ours scales it while it adds it
+    return lasting, max(logits + max(wide, product), scaled)
 
 
 def _traffic(config: Config, plan: RunPlan, stage: int) -> int:
-    """Buffers of tensor-parallel collectives, of what pipeline stages hand on, and of what context-parallel ranks have
-    of each other, of a block at a time."""
+    """Buffers of tensor-parallel collectives, of what pipeline stages hand on, and of what goes to experts."""
     a, tokens = ELEMENT_BYTES[config.precision.dtype], _micro_batch_tokens(config)
     collective = a * tokens * plan.model.hidden_size if plan.tp > 1 else 0
     edge = a * tokens * _stream_width(config, plan)
@@ -346,11 +360,10 @@ def _traffic(config: Config, plan: RunPlan, stage: int) -> int:
     leaving = cuts
     if config.train.device == "cpu":  # gloo's are kept until others follow
         leaving = min(SENDS_UNDER_WAY, cuts * plan.grad_accum_steps)
-    shared = max((_of_others(config, plan, block) for block in blocks_among(plan, plan.blocks_of(stage))), default=0)
     both_ways = edge * (cuts + leaving)  # over each cut, what comes and what goes
     if config.parallel.async_tp:  # what torch's ops copy through: two pieces of a rank's rows
         collective += 2 * edge
-    return collective + tokens * (shared + _sent_to_experts(config, plan, stage)) + both_ways
+    return collective + tokens * _sent_to_experts(config, plan, stage) + both_ways
 
 
 def _of_others(config: Config, plan: RunPlan, block: BlockSpec) -> int:

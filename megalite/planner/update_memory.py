@@ -11,7 +11,8 @@ from functools import lru_cache
 from megalite.architecture.architecture import Architecture
 from megalite.architecture.costs import ELEMENT_BYTES, FP32_BYTES
 from megalite.architecture.weights import Weight, weight_table
-from megalite.config.optimizers import RULES, UpdateRule
+from megalite.config.engine import choose_engine
+from megalite.config.optimizers import FROZEN, RULES, UpdateRule
 from megalite.config.plan import RunPlan
 from megalite.config.schema import Config, OptimizerConfig
 from megalite.optim.at_work import CHUNK, Formats, Shape, elementwise_bytes, whole_bytes
@@ -22,7 +23,8 @@ from megalite.planner.holdings import MOST_KEPT, updated_by_stage
 def update_bytes_by_stage(config: Config, plan: RunPlan) -> tuple[int, ...]:
     """Bytes at most, stage after stage."""
     optimizer, is_coupled = config.optimizer, config.optimizer.decay.kind == "coupled"
-    names = [name for name in all_rules(optimizer) if (rule := RULES[name]).work or rule.results_beside or is_coupled]
+    moving = [name for name in all_rules(optimizer) if name != FROZEN]
+    names = [name for name in moving if (rule := RULES[name]).work or rule.results_beside or is_coupled]
     found = [0] * plan.pp
     for name in names:
         of_stages = updated_by_stage(plan, name, optimizer)
@@ -40,15 +42,16 @@ def _of_rule(config: Config, plan: RunPlan, name: str, numbers: int) -> int:
     if rule.work is None:
         return elementwise_bytes(rule, mine, is_coupled=is_coupled)
     units = _units(plan.model, config.optimizer, name)
-    return whole_bytes(rule, mine, units, plan.tp * shards, _formats(config), is_coupled=is_coupled)
+    return whole_bytes(rule, mine, units, plan.tp * shards, _formats(config, plan), is_coupled=is_coupled)
 
 
-def _formats(config: Config) -> Formats:
+def _formats(config: Config, plan: RunPlan) -> Formats:
     precision = config.precision
     return Formats(
         product=FP32_BYTES if precision.dtype == "fp32" else ELEMENT_BYTES["bf16"],
         gradient=ELEMENT_BYTES[precision.master_dtype],
         chunk=CHUNK["cpu" if config.train.device == "cpu" else "cuda"],
+        cuts_units=plan.tp > 1 or choose_engine(config) == "fsdp2",  # the others cut all weights in a row
     )
 
 

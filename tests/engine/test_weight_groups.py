@@ -71,15 +71,17 @@ STILL = [
     {"parallel": FSDP2},
     {"parallel": FSDP2, "train": {"recompute": "full"}},
     {"parallel": {"pp": 2}},
+    {"parallel": {"pp": 2, "schedule": "interleaved", "chunks": 2}},
+    {"parallel": {"pp": 2, "schedule": "zb-v", "chunks": 2}},
     {"parallel": {"tp": 2}},
 ]
 
 
 def still(**others: Any) -> dict[str, Any]:
     """Sections of a tiny run whose first block, table and head stay as they are: nothing before the second block has a
-    gradient."""
+    gradient, and the first chunk of a pipeline that takes turns nothing to go back through."""
     batch = {"micro_batch_size": min(4, 8 // others.get("parallel", {}).get("dp", 1))}
-    return {"optimizer": WHOLE, "model": {"num_layers": 2, "tie_embeddings": False}, "batch": batch, **others}
+    return {"optimizer": WHOLE, "model": {"num_layers": 4, "tie_embeddings": False}, "batch": batch, **others}
 
 
 def test_whole_blocks_stay_as_they_are():

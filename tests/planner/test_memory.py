@@ -132,10 +132,14 @@ class TestByHand:
         assert found.activations == 32 * (4 * kept + whole - kept + _gradients_in_mlp(config, plan))
 
     def test_head(self):
-        """fp32: the norm's two [t, h] and two gradients of that shape; the matrix' gradient and its scaled copy."""
+        """fp32: the norm's two [t, h] and two gradients of that shape; the matrix' gradient, and logits or, where it is
+        not ours that adds it to a sum, its scaled copy."""
         config, plan = planned(precision={"dtype": "fp32"}, batch={"seq_len": 32})
         (found,) = memory_by_stage(config, plan)
-        assert found.head == 32 * (8 * 64 + 8 * 64) + 4 * 128 * 64 + max(32 * 128 * 4, 4 * 128 * 64)
+        assert found.head == 32 * (8 * 64 + 8 * 64) + 4 * 128 * 64 + 32 * 128 * 4
+        fsdp2 = {"dp": 2, "zero_stage": 3, "engine": "fsdp2"}
+        (found,) = memory_by_stage(*planned(2, parallel=fsdp2, precision={"dtype": "fp32"}, batch={"seq_len": 32}))
+        assert found.head == 32 * (8 * 64 + 8 * 64) + 4 * 128 * 64 + 4 * 128 * 64
 
     def test_head_holds_one_chunk_of_logits(self):
         """Doubling the tokens of a large vocabulary adds no logits."""

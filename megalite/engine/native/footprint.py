@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from math import prod
+
 from megalite.architecture.costs import ELEMENT_BYTES, FP32_BYTES
+from megalite.architecture.weights import by_parameter, weight_table
 from megalite.config.plan import RunPlan
 from megalite.config.schema import Config
-from megalite.engine.kept import EngineNumbers, Footprint, exact_gradient_bytes
+from megalite.engine.kept import EngineNumbers, Footprint, InBlocks, exact_gradient_bytes, has_gradient
 from megalite.engine.wire_bytes import ROUNDED_BUCKET, UNDER_WAY, bytes_per_number
 
 
@@ -26,8 +29,22 @@ def footprint(config: Config, plan: RunPlan, numbers: EngineNumbers) -> Footprin
         optimizer=0 if is_away else optimizer,
         host=optimizer if is_away else 0,
         buffers=trained * wire if replicas > 1 and wire != FP32_BYTES else 0,
+        in_blocks=InBlocks(product=_largest_product(config, plan)),
         after_backward=_messages(config, plan, trained) if replicas > 1 else 0,
     )
+
+
+def _largest_product(config: Config, plan: RunPlan) -> int:
+    """Of a CPU's largest gradient in few bits, in them and in fp32. A GPU's product adds itself to the sum, and so does
+    one in fp32."""
+    element = ELEMENT_BYTES[config.precision.dtype]
+    if config.train.device != "cpu" or element == FP32_BYTES:
+        return 0
+    kinds = plan.model.kinds()
+    inner = weight_table(plan.model, {kinds.index(kind) for kind in kinds}).values()
+    joined = by_parameter({row.name: row for row in inner if row.is_inner and has_gradient(row.name, config)})
+    sizes = (sum(prod(row.local_shape(plan.tp)) for row in rows) for rows in joined.values())
+    return (element + FP32_BYTES) * max(sizes, default=0)
 
 
 def _messages(config: Config, plan: RunPlan, num_parameters: int) -> int:
