@@ -25,14 +25,15 @@ def update_bytes_by_stage(config: Config, plan: RunPlan) -> tuple[int, ...]:
     optimizer, is_coupled = config.optimizer, config.optimizer.decay.kind == "coupled"
     moving = [name for name in all_rules(optimizer) if name != FROZEN]
     names = [name for name in moving if (rule := RULES[name]).work or rule.results_beside or is_coupled]
-    found = [0] * plan.pp
+    found, formats = [0] * plan.pp, _formats(config, plan)
     for name in names:
         of_stages = updated_by_stage(plan, name, optimizer)
-        found = [max(most, _of_rule(config, plan, name, each)) for most, each in zip(found, of_stages, strict=True)]
+        of_rule = (_of_rule(config, plan, name, numbers, formats) for numbers in of_stages)
+        found = list(map(max, found, of_rule))
     return tuple(found)
 
 
-def _of_rule(config: Config, plan: RunPlan, name: str, numbers: int) -> int:
+def _of_rule(config: Config, plan: RunPlan, name: str, numbers: int, formats: Formats) -> int:
     """Of a rule, given what a stage's replicas update by it together, for one tp rank."""
     rule, is_coupled = RULES[name], config.optimizer.decay.kind == "coupled"
     shards = plan.num_replicas // config.parallel.dp_replicate if plan.sharding.optimizer else 1
@@ -42,7 +43,7 @@ def _of_rule(config: Config, plan: RunPlan, name: str, numbers: int) -> int:
     if rule.work is None:
         return elementwise_bytes(rule, mine, is_coupled=is_coupled)
     units = _units(plan.model, config.optimizer, name)
-    return whole_bytes(rule, mine, units, plan.tp * shards, _formats(config, plan), is_coupled=is_coupled)
+    return whole_bytes(rule, mine, units, plan.tp * shards, formats, is_coupled=is_coupled)
 
 
 def _formats(config: Config, plan: RunPlan) -> Formats:
