@@ -194,7 +194,9 @@ def _stage_memory(
     of_blocks = _of_blocks(passing, plan.blocks_of(stage), blocks, _micro_batch_tokens(config), for_a_moment)
     at_once = max(at_the_head, beside_blocks + of_blocks)
     during = activations + at_once
-    at_the_end = max(kept.after_backward, update_bytes_by_stage(config, plan)[stage])
+    update = update_bytes_by_stage(config, plan)[stage]
+    is_on_host = config.optimizer.offload and config.train.device != "cpu"
+    at_the_end = max(kept.after_backward, 0 if is_on_host else update)
     recorded = during if config.train.cuda_graphs else 0  # by a graph, beside what passes that are computed take
     return StageMemory(
         stage=stage,
@@ -203,7 +205,7 @@ def _stage_memory(
         gradients=kept.gradients,
         optimizer=kept.optimizer,
         activations=activations + for_a_moment,
-        host=kept.host + (in_blocks if is_away else 0),
+        host=kept.host + (in_blocks if is_away else 0) + (update if is_on_host else 0),
         head=lasting + logits,
         buffers=kept.buffers
         + passing.most
