@@ -24,6 +24,9 @@ ROUND_NUMBERS = 2**25
 CHUNK = {"cpu": 2**16, "cuda": 2**22}
 """Numbers of work with large intermediate results: as many as stay in a core's cache, or fill a GPU."""
 
+PACKED_ADAM, PACKED_LION = 33, 25
+"""Bytes beside a number of a chunk with moments of 8 bits, counted in a profile."""
+
 Shape = tuple[int, ...]
 
 
@@ -88,7 +91,8 @@ def orthogonal_work(unit: Shape, formats: Formats) -> int:
 def packed_orthogonal_work(unit: Shape, formats: Formats) -> int:
     """muon8bit's: the same and the momentum, or at the end the result in fp32, too."""
     size, product = _size(unit), formats.product
-    return max(product * size + orthogonal_work(unit, formats), (2 * product + 4) * size)
+    made = product * size + PACKED_LION * min(formats.chunk, size)
+    return max(made, product * size + orthogonal_work(unit, formats), (2 * product + 4) * size)
 
 
 def packed_work(unit: Shape, formats: Formats, per_number: int) -> int:
@@ -97,13 +101,13 @@ def packed_work(unit: Shape, formats: Formats, per_number: int) -> int:
 
 
 def packed_adam_work(unit: Shape, formats: Formats) -> int:
-    """adamw8bit's; counted in a profile, as lion8bit's."""
-    return packed_work(unit, formats, 33)
+    """adamw8bit's."""
+    return packed_work(unit, formats, PACKED_ADAM)
 
 
 def packed_lion_work(unit: Shape, formats: Formats) -> int:
     """lion8bit's."""
-    return packed_work(unit, formats, 25)
+    return packed_work(unit, formats, PACKED_LION)
 
 
 def plain_work(unit: Shape, formats: Formats) -> int:

@@ -12,45 +12,36 @@ against the loss's own constants. Left out: the CUDA context and NCCL (1-2 GB to
 Sources: ZeRO (Rajbhandari et al. 2020), activations and their recomputation (Korthikanti et al. 2022, section 4). How
 many micro-batches are in flight is counted in the schedule itself.
 
-Legend: a bytes of an element, t tokens of a micro-batch, h hidden size, q and kv widths of all query and of all key
-heads, f MLP width; q, kv and f divided by tp.
+Legend: a bytes of an element, t tokens of a micro-batch, h hidden size.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 
-from megalite.architecture.architecture import BlockKind, BlockSpec, ExpertsSpec, FeedForwardSpec
-from megalite.architecture.attention_costs import gathered_bytes
-from megalite.architecture.costs import (
-    ELEMENT_BYTES,
-    FP32_BYTES,
-    BlockCut,
-    block_activation_bytes,
-    block_held_bytes,
-    mlp_bytes,
-    mlp_gradient_bytes,
-)
+from megalite.architecture.costs import ELEMENT_BYTES, FP32_BYTES
 from megalite.architecture.norms import NORMS
-from megalite.architecture.weights import vocab_rows_per_rank, weight_table
+from megalite.architecture.weights import vocab_rows_per_rank
 from megalite.config.engine import choose_engine
 from megalite.config.pipeline import few_rounds, micro_batch_counts, pipeline_schedule
-from megalite.config.plan import CACHED_LOGITS, LOSS_CHUNK_TOKENS, RunPlan, compile_pays
-from megalite.config.recompute import recompute_by_block
+from megalite.config.plan import CACHED_LOGITS, LOSS_CHUNK_TOKENS, RunPlan
 from megalite.config.schema import Config
-from megalite.config.stream import stream_tokens
 from megalite.engine.footprint import footprint
 from megalite.engine.kept import EngineNumbers, InBlocks, has_gradient, head_numbers
 from megalite.parallel.schedules.operations import Operation
 from megalite.parallel.schedules.programs import SENDS_UNDER_WAY
 from megalite.parallel.schedules.simulation import ChunkCosts, peak_kept
-from megalite.planner.holdings import num_still_below, numbers_by_stage, rounded_bytes_by_stage
+from megalite.planner.block_memory import (
+    KeptByBlocks,
+    in_attention,
+    in_mlp,
+    kept_by_blocks,
+    micro_batch_tokens,
+    stream_width,
+)
+from megalite.planner.holdings import numbers_by_stage, rounded_bytes_by_stage
 from megalite.planner.update_memory import update_bytes_by_stage
-
-COPIES_OF_OTHERS = 3
-"""Of what a rank gets for its attention, at most at once: itself, the gradients, and these in the order in which they
-are sent back."""
 
 
 @dataclass(frozen=True)
@@ -94,7 +85,7 @@ def each_stage(config: Config, plan: RunPlan) -> Iterator[StageMemory]:
     most = max(micro_batch_counts(config, plan))
     schedule = pipeline_schedule(config, plan, most if plan.own_schedule is not None else few_rounds(most, plan.pp))
     numbers = numbers_by_stage(config, plan)
-    blocks = _kept_by_blocks(config, plan)
+    blocks = kept_by_blocks(config, plan)
     for stage, (each, order) in enumerate(zip(numbers, schedule.orders, strict=True)):
         yield _stage_memory(config, plan, stage, each, order, blocks)
 
@@ -104,94 +95,24 @@ def on_device(config: Config, device_type: str) -> Config:
     return config.model_copy(update={"train": config.train.model_copy(update={"device": device_type})})
 
 
-def is_compiled(config: Config, plan: RunPlan) -> bool:
-    """Whether blocks are, on a GPU where the config does not name the CPU."""
-    return compile_pays(config, plan, "cpu" if config.train.device == "cpu" else "cuda")
-
-
-def recomputed(config: Config, plan: RunPlan) -> tuple[str, ...]:
-    """What each block makes again in the backward pass, those that predict further behind the model's, as
-    `block_activation_bytes` has it: compiled ones, whatever is no product, since it costs them nothing
-    (`model.recompute`)."""
-    modes = recompute_by_block(config, plan)
-    if not is_compiled(config, plan):
-        return modes
-    is_in_graphs = config.train.device != "cpu" and config.precision.fp8 is None
-    return tuple(mode if mode == "full" else "compiled" if is_in_graphs else "selective" for mode in modes)
-
-
-def block_activations(config: Config, plan: RunPlan, blocks: Sequence[int], modes: str | Sequence[str]) -> list[int]:
-    """Bytes of one token that each of some blocks keeps for its backward pass, on one rank.
-
-    Args:
-        modes: what all of them make again, or what each block of the model does.
-    """
-    fp8, a = config.precision.fp8, ELEMENT_BYTES[config.precision.dtype]
-    is_in_chunks = config.train.mlp_chunk_tokens is not None
-    of_each = [modes if isinstance(modes, str) else modes[index] for index in blocks]
-    trains_norms = [has_gradient(f"blocks.{index}.attention_norm.weight", config) for index in blocks]
-    chosen = list(zip(kinds_of(plan, blocks), of_each, trains_norms, strict=True))
-    seen = plan.cp if config.parallel.cp_kind == "allgather" else 1
-    beside, are_compiled = _of_adapters(plan), is_compiled(config, plan)
-    cut = BlockCut(plan.tp, config.parallel.sequence_parallel, seen)
-
-    def kept_by(block: BlockSpec, recompute: str, trains_norms: bool) -> int:
-        kept = block_activation_bytes(
-            block,
-            plan.model.hidden_size,
-            element_bytes=a,
-            cut=cut,
-            recompute=recompute,
-            keeps_fp8_inputs=fp8 is not None and fp8.backend == "te",
-            has_dropout=plan.model.dropout > 0.0,
-            trains_norms=trains_norms,
-        )
-        if recompute == "selective" and not are_compiled:
-            kept += a * beside  # products whose sum with another's is what is needed
-        is_without_mlp = is_in_chunks and recompute == "none"
-        return kept - (mlp_bytes(block.feed_forward, element_bytes=a, tp=plan.tp) if is_without_mlp else 0)
-
-    found = {each: kept_by(plan.model.block_of(each[0]), *each[1:]) for each in set(chosen)}
-    return [found[each] for each in chosen]
-
-
-def _of_adapters(plan: RunPlan) -> int:
-    """Numbers of a token that a block's adapters make: what each leads down to, and what it puts out."""
-    if plan.model.lora is None:
-        return 0
-    leading_out = [row for name, row in weight_table(plan.model, {0}).items() if name.endswith(".lora_b")]
-    return sum(sum(row.local_shape(plan.tp)) for row in leading_out)
-
-
-def kinds_of(plan: RunPlan, blocks: Iterable[int]) -> list[BlockKind]:
-    """Kinds of blocks by their numbers, those that predict further behind the model's, like its last."""
-    kinds = plan.model.kinds()
-    return [kinds[min(index, len(kinds) - 1)] for index in blocks]
-
-
-def blocks_among(plan: RunPlan, blocks: Iterable[int]) -> list[BlockSpec]:
-    """One of each kind among blocks."""
-    return [plan.model.block_of(kind) for kind in set(kinds_of(plan, blocks))]
-
-
 def _stage_memory(
     config: Config,
     plan: RunPlan,
     stage: int,
     numbers: EngineNumbers,
     order: Sequence[Operation],
-    blocks: _KeptByBlocks,
+    blocks: KeptByBlocks,
 ) -> StageMemory:
     kept = footprint(config, plan, numbers)
     of_each, logits = _head(config, plan) if stage == plan.chunk_ranks[-1] else (0, 0)
     in_blocks, for_a_moment, lasting = _activations(config, plan, stage, order, blocks, of_each)
     is_away = config.train.offload_activations and config.train.device != "cpu"
-    two_inputs = 2 * _micro_batch_tokens(config) * ELEMENT_BYTES[config.precision.dtype] * _stream_width(config, plan)
+    two_inputs = 2 * micro_batch_tokens(config) * ELEMENT_BYTES[config.precision.dtype] * stream_width(config, plan)
     activations = two_inputs if is_away else in_blocks
     passing = kept.in_blocks
     at_the_head = lasting + max(logits, passing.coming) + passing.at_head if of_each else lasting + logits
     beside_blocks = lasting - min(lasting, of_each) + (two_inputs // 2 + passing.head_gradient if of_each else 0)
-    of_blocks = _of_blocks(passing, plan.blocks_of(stage), blocks, _micro_batch_tokens(config), for_a_moment)
+    of_blocks = _of_blocks(passing, plan.blocks_of(stage), blocks, micro_batch_tokens(config), for_a_moment)
     at_once = max(at_the_head, beside_blocks + of_blocks)
     during = activations + at_once
     update = update_bytes_by_stage(config, plan)[stage]
@@ -218,7 +139,7 @@ def _stage_memory(
     )
 
 
-def _of_blocks(passing: InBlocks, mine: Sequence[int], blocks: _KeptByBlocks, tokens: int, for_a_moment: int) -> int:
+def _of_blocks(passing: InBlocks, mine: Sequence[int], blocks: KeptByBlocks, tokens: int, for_a_moment: int) -> int:
     """The most that blocks have in the backward pass, of the engine's and for a moment, beside what is kept before it:
     of the last two that is gone when they are done."""
     of_last, of_both = (tokens * sum(blocks.of_each[index] for index in mine[-count:]) for count in (1, 2))
@@ -241,88 +162,17 @@ def _reference(config: Config, plan: RunPlan, numbers: EngineNumbers) -> int:
 
 
 def _activations(
-    config: Config, plan: RunPlan, stage: int, order: Sequence[Operation], blocks: _KeptByBlocks, at_the_head: int
+    config: Config, plan: RunPlan, stage: int, order: Sequence[Operation], blocks: KeptByBlocks, at_the_head: int
 ) -> tuple[int, int, int]:
     """What the chunks keep at most for the micro-batches in flight; what is there for a block at a time, because
     recomputation brings it back, or inside an MLP; and what the head's part of each micro-batch adds to the former."""
-    mine, tokens = plan.blocks_of(stage), _micro_batch_tokens(config)
+    mine, tokens = plan.blocks_of(stage), micro_batch_tokens(config)
     again = max((blocks.again[index] for index in mine), default=0)
     by_chunk = [ChunkCosts(kept=tokens * each.kept, held=tokens * each.held) for each in blocks.by_chunk]
     in_blocks, last = int(peak_kept(order, by_chunk)), by_chunk[-1]
     by_chunk[-1] = ChunkCosts(kept=last.kept + at_the_head, held=last.held + at_the_head)
-    at_work = max(_in_mlp(config, plan, mine), tokens * _in_attention(config, plan, mine))
+    at_work = max(in_mlp(config, plan, mine), tokens * in_attention(config, plan, mine))
     return in_blocks, tokens * again + at_work, int(peak_kept(order, by_chunk)) - in_blocks
-
-
-def _in_mlp(config: Config, plan: RunPlan, blocks: Iterable[int]) -> int:
-    """Inside the widest of some MLPs: gradients, which compiled blocks have in place of what is brought back; and what
-    it keeps, where it takes a chunk of tokens at a time."""
-    a, tokens, chunk = ELEMENT_BYTES[config.precision.dtype], _micro_batch_tokens(config), config.train.mlp_chunk_tokens
-    are_compiled = is_compiled(config, plan)
-
-    def inside(mlp: FeedForwardSpec | ExpertsSpec) -> int:
-        kept = 0 if chunk is None else mlp_bytes(mlp, element_bytes=a, tp=plan.tp)
-        return kept + (0 if are_compiled else mlp_gradient_bytes(mlp, element_bytes=a, tp=plan.tp))
-
-    widest = max((inside(block.feed_forward) for block in blocks_among(plan, blocks)), default=0)
-    pieces = plan.tp if config.parallel.sequence_parallel else 1  # gathered inside, so that a chunk there is tp of them
-    return min((chunk or tokens) * pieces, tokens) * widest
-
-
-def _in_attention(config: Config, plan: RunPlan, blocks: Iterable[int]) -> int:
-    """Of a token, what a block's attention has of context-parallel ranks, when what its MLP kept is gone."""
-    a = ELEMENT_BYTES[config.precision.dtype]
-
-    def inside(block: BlockSpec) -> int:
-        return _of_others(config, plan, block) - mlp_bytes(block.feed_forward, element_bytes=a, tp=plan.tp)
-
-    return max((inside(block) for block in blocks_among(plan, blocks)), default=0) if plan.cp > 1 else 0
-
-
-@dataclass(frozen=True)
-class _KeptByBlocks:
-    """Bytes of one token."""
-
-    of_each: list[int]
-    """That a block keeps."""
-    by_chunk: list[ChunkCosts]
-    """That a chunk keeps, and of those what it holds from I until W."""
-    again: list[int]
-    """That recomputation brings back of each block."""
-
-
-def _kept_by_blocks(config: Config, plan: RunPlan) -> _KeptByBlocks:
-    model, element_bytes = plan.model, ELEMENT_BYTES[config.precision.dtype]
-    everything = range(model.num_layers + model.num_predictions)
-    kept, whole = (block_activations(config, plan, everything, kind) for kind in (recomputed(config, plan), "none"))
-    again = [all_of_it - some for all_of_it, some in zip(whole, kept, strict=True)]
-    kinds = kinds_of(plan, everything)
-    held_by = {
-        kind: block_held_bytes(model.block_of(kind), model.hidden_size, element_bytes=element_bytes, tp=plan.tp)
-        for kind in set(kinds)
-    }
-    held = [held_by[kind] for kind in kinds]
-    for index in _predicting(plan):
-        kept[index] += _around_prediction(config, plan)
-    for index in range(num_still_below(config, plan)):
-        kept[index] = again[index] = held[index] = 0
-    bounds = [*plan.chunk_blocks[:-1], (plan.chunk_blocks[-1][0], len(everything))]  # what predicts further is behind
-    by_chunk = [ChunkCosts(kept=sum(kept[slice(*each)]), held=sum(held[slice(*each)])) for each in bounds]
-    return _KeptByBlocks(kept, by_chunk, again)
-
-
-def _predicting(plan: RunPlan) -> range:
-    """Numbers of the blocks that predict further ahead."""
-    return range(plan.model.num_layers, plan.model.num_layers + plan.model.num_predictions)
-
-
-def _around_prediction(config: Config, plan: RunPlan) -> int:
-    """Bytes of one token that a layer which predicts further keeps beside its block: what its two norms and the one
-    behind it are given and put out, and both of them joined."""
-    a, stream, norm = ELEMENT_BYTES[config.precision.dtype], _stream_width(config, plan), NORMS[plan.model.norm]
-    wide = FP32_BYTES * stream if norm.keeps_wide else 0
-    normalised = (FP32_BYTES if norm.multiplies_wide else a) * stream
-    return 3 * (wide + normalised) + 2 * a * stream
 
 
 def _head(config: Config, plan: RunPlan) -> tuple[int, int]:
@@ -334,7 +184,7 @@ def _head(config: Config, plan: RunPlan) -> tuple[int, int]:
     """
     a = ELEMENT_BYTES[config.precision.dtype]
     half = a != FP32_BYTES
-    tokens, stream = _micro_batch_tokens(config), _stream_width(config, plan)
+    tokens, stream = micro_batch_tokens(config), stream_width(config, plan)
     rows = min(vocab_rows_per_rank(plan.model.vocab_size, plan.tp), plan.model.vocab_size)
     matrix = head_numbers(config, plan)
     device = "cpu" if config.train.device == "cpu" else "cuda"
@@ -355,9 +205,9 @@ def _head(config: Config, plan: RunPlan) -> tuple[int, int]:
 
 def _traffic(config: Config, plan: RunPlan, stage: int) -> int:
     """Buffers of tensor-parallel collectives, of what pipeline stages hand on, and of what goes to experts."""
-    a, tokens = ELEMENT_BYTES[config.precision.dtype], _micro_batch_tokens(config)
+    a, tokens = ELEMENT_BYTES[config.precision.dtype], micro_batch_tokens(config)
     collective = a * tokens * plan.model.hidden_size if plan.tp > 1 else 0
-    edge = a * tokens * _stream_width(config, plan)
+    edge = a * tokens * stream_width(config, plan)
     cuts = plan.cuts_of(stage)
     leaving = cuts
     if config.train.device == "cpu":  # gloo's are kept until others follow
@@ -368,19 +218,6 @@ def _traffic(config: Config, plan: RunPlan, stage: int) -> int:
     return collective + tokens * _sent_to_experts(config, plan, stage) + both_ways
 
 
-def _of_others(config: Config, plan: RunPlan, block: BlockSpec) -> int:
-    """Bytes that a block's attention has of context-parallel ranks, for each token of the rank's own."""
-    if plan.cp == 1:
-        return 0
-    a = ELEMENT_BYTES[config.precision.dtype]
-    keys_and_values = gathered_bytes(block, element_bytes=a, tp=plan.tp)
-    if config.parallel.cp_kind == "ring":  # what is here and what comes, with fp32 gradients
-        return 2 * keys_and_values + 2 * gathered_bytes(block, element_bytes=FP32_BYTES, tp=plan.tp)
-    if config.parallel.cp_kind == "allgather":
-        return COPIES_OF_OTHERS * plan.cp * keys_and_values
-    return COPIES_OF_OTHERS * (a * block.attention.q_width // plan.tp + keys_and_values)
-
-
 def _sent_to_experts(config: Config, plan: RunPlan, stage: int) -> int:
     """Bytes of a token's copies at the ranks of their experts, in order of arrival and sorted, a block at a time."""
     sparse = plan.model.sparse_blocks
@@ -388,13 +225,3 @@ def _sent_to_experts(config: Config, plan: RunPlan, stage: int) -> int:
         return 0
     assert plan.model.moe is not None
     return 2 * ELEMENT_BYTES[config.precision.dtype] * plan.model.moe.top_k * plan.model.hidden_size
-
-
-def _micro_batch_tokens(config: Config) -> int:
-    """Those of a rank."""
-    return stream_tokens(config) // config.parallel.cp
-
-
-def _stream_width(config: Config, plan: RunPlan) -> int:
-    """Elements of the residual stream that a rank holds for each token; sequence parallelism cuts the tokens."""
-    return plan.model.hidden_size // (plan.tp if config.parallel.sequence_parallel else 1)

@@ -22,11 +22,12 @@ from megalite.config.stream import stream_tokens
 from megalite.config.validate import validate
 from megalite.engine.footprint import footprint
 from megalite.errors import ConfigError
+from megalite.planner.block_memory import block_activations, is_compiled, recomputed
 from megalite.planner.estimate import Estimate, estimate, estimate_if_fits, usable_memory
 from megalite.planner.holdings import numbers_by_stage
 from megalite.planner.layouts import Candidate, Mesh, layouts
 from megalite.planner.machines import Machine
-from megalite.planner.memory import block_activations, is_compiled, on_device, recomputed
+from megalite.planner.memory import on_device
 from megalite.planner.practice import OURS, Practice
 from megalite.planner.seconds import micro_batch_seconds
 

@@ -43,9 +43,9 @@ from megalite.config.recompute import recompute_by_block
 from megalite.config.schema import Config
 from megalite.config.stream import stream_tokens
 from megalite.parallel.schedules.simulation import ChunkCosts, Timeline, end_of, simulate
+from megalite.planner.block_memory import is_compiled
 from megalite.planner.links import rate_over
 from megalite.planner.machines import Machine
-from megalite.planner.memory import is_compiled
 from megalite.planner.practice import OURS, Practice
 from megalite.planner.replica_seconds import between_steps
 

@@ -12,7 +12,8 @@ from megalite.config.recompute import recompute_by_block
 from megalite.config.schema import Config
 from megalite.config.validate import validate
 from megalite.errors import ConfigError
-from megalite.planner.memory import block_activations, memory_by_stage
+from megalite.planner.block_memory import block_activations
+from megalite.planner.memory import memory_by_stage
 from tests.kit.spawn import run_ranks
 from tests.kit.train import tiny_config, train
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from megalite.config.schema import Config
-from megalite.planner.memory import rounded_bytes_by_stage
+from megalite.planner.holdings import rounded_bytes_by_stage
 from tests.kit.spawn import run_ranks
 from tests.kit.train import start_rank, tiny_config, train
 from tests.model.stages import make_batch, run_stage

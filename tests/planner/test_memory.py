@@ -22,8 +22,9 @@ from megalite.model.block import Block
 from megalite.model.recompute import choose_recompute
 from megalite.model.spec import StageSpec
 from megalite.model.transformer import documents_of
+from megalite.planner.block_memory import block_activations
 from megalite.planner.holdings import parameters_by_stage
-from megalite.planner.memory import block_activations, memory_by_stage
+from megalite.planner.memory import memory_by_stage
 from tests.kit.spawn import run_ranks
 
 SMALL = {"hidden_size": 64, "num_layers": 4, "num_heads": 4, "ffn_hidden_size": 192, "vocab_size": 128}

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from megalite.planner.memory import block_activations, memory_by_stage, recomputed
+from megalite.planner.block_memory import block_activations, recomputed
+from megalite.planner.memory import memory_by_stage
 from tests.planner.test_memory import planned
 
 

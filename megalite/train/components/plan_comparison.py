@@ -19,9 +19,10 @@ from megalite.config.schema import Config
 from megalite.engine.protocol import StepResult
 from megalite.errors import UserError
 from megalite.monitor.recorder import Recorder, peak_memory_bytes
+from megalite.planner.block_memory import is_compiled
 from megalite.planner.estimate import Estimate, estimate
 from megalite.planner.machines import load_machine, machine_of_gpu
-from megalite.planner.memory import is_compiled, on_device
+from megalite.planner.memory import on_device
 from megalite.planner.process import process_bytes
 from megalite.train.components.component import Component, Step
 

@@ -1,0 +1,206 @@
+"""What the blocks of a stage keep for their backward pass, and what one at work has beside that, in bytes of a token.
+
+Legend: a bytes of an element, t tokens of a micro-batch, h hidden size, q and kv widths of all query and of all key
+heads, f MLP width; q, kv and f divided by tp.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from megalite.architecture.architecture import BlockKind, BlockSpec, ExpertsSpec, FeedForwardSpec
+from megalite.architecture.attention_costs import gathered_bytes
+from megalite.architecture.costs import (
+    ELEMENT_BYTES,
+    FP32_BYTES,
+    BlockCut,
+    block_activation_bytes,
+    block_held_bytes,
+    mlp_bytes,
+    mlp_gradient_bytes,
+)
+from megalite.architecture.norms import NORMS
+from megalite.architecture.weights import weight_table
+from megalite.config.plan import RunPlan, compile_pays
+from megalite.config.recompute import recompute_by_block
+from megalite.config.schema import Config
+from megalite.config.stream import stream_tokens
+from megalite.engine.kept import has_gradient
+from megalite.parallel.schedules.simulation import ChunkCosts
+from megalite.planner.holdings import num_still_below
+
+COPIES_OF_OTHERS = 3
+"""Of what a rank gets for its attention, at most at once: itself, the gradients, and these in the order in which they
+are sent back."""
+
+
+@dataclass(frozen=True)
+class KeptByBlocks:
+    """Bytes of one token."""
+
+    of_each: list[int]
+    """That a block keeps."""
+    by_chunk: list[ChunkCosts]
+    """That a chunk keeps, and of those what it holds from I until W."""
+    again: list[int]
+    """That recomputation brings back of each block."""
+
+
+def kept_by_blocks(config: Config, plan: RunPlan) -> KeptByBlocks:
+    """Of all blocks of the model, those that predict further behind the others."""
+    model, element_bytes = plan.model, ELEMENT_BYTES[config.precision.dtype]
+    everything = range(model.num_layers + model.num_predictions)
+    kept, whole = (block_activations(config, plan, everything, kind) for kind in (recomputed(config, plan), "none"))
+    again = [all_of_it - some for all_of_it, some in zip(whole, kept, strict=True)]
+    kinds = kinds_of(plan, everything)
+    held_by = {
+        kind: block_held_bytes(model.block_of(kind), model.hidden_size, element_bytes=element_bytes, tp=plan.tp)
+        for kind in set(kinds)
+    }
+    held = [held_by[kind] for kind in kinds]
+    for index in _predicting(plan):
+        kept[index] += _around_prediction(config, plan)
+    for index in range(num_still_below(config, plan)):
+        kept[index] = again[index] = held[index] = 0
+    bounds = [*plan.chunk_blocks[:-1], (plan.chunk_blocks[-1][0], len(everything))]  # what predicts further is behind
+    by_chunk = [ChunkCosts(kept=sum(kept[slice(*each)]), held=sum(held[slice(*each)])) for each in bounds]
+    return KeptByBlocks(kept, by_chunk, again)
+
+
+def is_compiled(config: Config, plan: RunPlan) -> bool:
+    """Whether blocks are, on a GPU where the config does not name the CPU."""
+    return compile_pays(config, plan, "cpu" if config.train.device == "cpu" else "cuda")
+
+
+def recomputed(config: Config, plan: RunPlan) -> tuple[str, ...]:
+    """What each block makes again in the backward pass, those that predict further behind the model's, as
+    `block_activation_bytes` has it: compiled ones, whatever is no product, since it costs them nothing
+    (`model.recompute`)."""
+    modes = recompute_by_block(config, plan)
+    if not is_compiled(config, plan):
+        return modes
+    is_in_graphs = config.train.device != "cpu" and config.precision.fp8 is None
+    return tuple(mode if mode == "full" else "compiled" if is_in_graphs else "selective" for mode in modes)
+
+
+def block_activations(config: Config, plan: RunPlan, blocks: Sequence[int], modes: str | Sequence[str]) -> list[int]:
+    """Bytes of one token that each of some blocks keeps for its backward pass, on one rank.
+
+    Args:
+        modes: what all of them make again, or what each block of the model does.
+    """
+    fp8, a = config.precision.fp8, ELEMENT_BYTES[config.precision.dtype]
+    is_in_chunks = config.train.mlp_chunk_tokens is not None
+    of_each = [modes if isinstance(modes, str) else modes[index] for index in blocks]
+    trains_norms = [has_gradient(f"blocks.{index}.attention_norm.weight", config) for index in blocks]
+    chosen = list(zip(kinds_of(plan, blocks), of_each, trains_norms, strict=True))
+    seen = plan.cp if config.parallel.cp_kind == "allgather" else 1
+    beside, are_compiled = _of_adapters(plan), is_compiled(config, plan)
+    cut = BlockCut(plan.tp, config.parallel.sequence_parallel, seen)
+
+    def kept_by(block: BlockSpec, recompute: str, trains_norms: bool) -> int:
+        kept = block_activation_bytes(
+            block,
+            plan.model.hidden_size,
+            element_bytes=a,
+            cut=cut,
+            recompute=recompute,
+            keeps_fp8_inputs=fp8 is not None and fp8.backend == "te",
+            has_dropout=plan.model.dropout > 0.0,
+            trains_norms=trains_norms,
+        )
+        if recompute == "selective" and not are_compiled:
+            kept += a * beside  # products whose sum with another's is what is needed
+        is_without_mlp = is_in_chunks and recompute == "none"
+        return kept - (mlp_bytes(block.feed_forward, element_bytes=a, tp=plan.tp) if is_without_mlp else 0)
+
+    found = {each: kept_by(plan.model.block_of(each[0]), *each[1:]) for each in set(chosen)}
+    return [found[each] for each in chosen]
+
+
+def _of_adapters(plan: RunPlan) -> int:
+    """Numbers of a token that a block's adapters make: what each leads down to, and what it puts out."""
+    if plan.model.lora is None:
+        return 0
+    leading_out = [row for name, row in weight_table(plan.model, {0}).items() if name.endswith(".lora_b")]
+    return sum(sum(row.local_shape(plan.tp)) for row in leading_out)
+
+
+def kinds_of(plan: RunPlan, blocks: Iterable[int]) -> list[BlockKind]:
+    """Kinds of blocks by their numbers, those that predict further behind the model's, like its last."""
+    kinds = plan.model.kinds()
+    return [kinds[min(index, len(kinds) - 1)] for index in blocks]
+
+
+def blocks_among(plan: RunPlan, blocks: Iterable[int]) -> list[BlockSpec]:
+    """One of each kind among blocks."""
+    return [plan.model.block_of(kind) for kind in set(kinds_of(plan, blocks))]
+
+
+def _predicting(plan: RunPlan) -> range:
+    """Numbers of the blocks that predict further ahead."""
+    return range(plan.model.num_layers, plan.model.num_layers + plan.model.num_predictions)
+
+
+def _around_prediction(config: Config, plan: RunPlan) -> int:
+    """Bytes of one token that a layer which predicts further keeps beside its block: what its two norms and the one
+    behind it are given and put out, and both of them joined."""
+    a, stream, norm = ELEMENT_BYTES[config.precision.dtype], stream_width(config, plan), NORMS[plan.model.norm]
+    wide = FP32_BYTES * stream if norm.keeps_wide else 0
+    normalised = (FP32_BYTES if norm.multiplies_wide else a) * stream
+    return 3 * (wide + normalised) + 2 * a * stream
+
+
+def in_mlp(config: Config, plan: RunPlan, blocks: Iterable[int]) -> int:
+    """Inside the widest of some MLPs: gradients, which compiled blocks have in place of what is brought back; and what
+    it keeps, where it takes a chunk of tokens at a time."""
+    a, tokens, chunk = ELEMENT_BYTES[config.precision.dtype], micro_batch_tokens(config), config.train.mlp_chunk_tokens
+    are_compiled = is_compiled(config, plan)
+
+    def inside(mlp: FeedForwardSpec | ExpertsSpec) -> int:
+        kept = 0 if chunk is None else mlp_bytes(mlp, element_bytes=a, tp=plan.tp)
+        return kept + (0 if are_compiled else mlp_gradient_bytes(mlp, element_bytes=a, tp=plan.tp))
+
+    widest = max((inside(block.feed_forward) for block in blocks_among(plan, blocks)), default=0)
+    pieces = plan.tp if config.parallel.sequence_parallel else 1  # gathered inside, so that a chunk there is tp of them
+    return min((chunk or tokens) * pieces, tokens) * widest
+
+
+def in_attention(config: Config, plan: RunPlan, blocks: Iterable[int]) -> int:
+    """Of a token, what a block's attention has when what its MLP kept is gone: of context-parallel ranks, or halves of
+    queries and keys while they are rotated."""
+    a, are_compiled = ELEMENT_BYTES[config.precision.dtype], is_compiled(config, plan)
+
+    def inside(block: BlockSpec) -> int:
+        attention, rotated = block.attention, 0
+        if attention.rope is not None and attention.latent is None and not are_compiled:
+            halves = 4 if a == FP32_BYTES else 6  # what is in fp32 need not be made so
+            rotated = halves * FP32_BYTES * (attention.q_width + attention.kv_width) // 2 // plan.tp
+        beside = max(_of_others(config, plan, block), rotated)
+        return beside - mlp_bytes(block.feed_forward, element_bytes=a, tp=plan.tp)
+
+    return max((inside(block) for block in blocks_among(plan, blocks)), default=0)
+
+
+def _of_others(config: Config, plan: RunPlan, block: BlockSpec) -> int:
+    """Bytes that a block's attention has of context-parallel ranks, for each token of the rank's own."""
+    if plan.cp == 1:
+        return 0
+    a = ELEMENT_BYTES[config.precision.dtype]
+    keys_and_values = gathered_bytes(block, element_bytes=a, tp=plan.tp)
+    if config.parallel.cp_kind == "ring":  # what is here and what comes, with fp32 gradients
+        return 2 * keys_and_values + 2 * gathered_bytes(block, element_bytes=FP32_BYTES, tp=plan.tp)
+    if config.parallel.cp_kind == "allgather":
+        return COPIES_OF_OTHERS * plan.cp * keys_and_values
+    return COPIES_OF_OTHERS * (a * block.attention.q_width // plan.tp + keys_and_values)
+
+
+def micro_batch_tokens(config: Config) -> int:
+    """Those of a rank."""
+    return stream_tokens(config) // config.parallel.cp
+
+
+def stream_width(config: Config, plan: RunPlan) -> int:
+    """Elements of the residual stream that a rank holds for each token; sequence parallelism cuts the tokens."""
+    return plan.model.hidden_size // (plan.tp if config.parallel.sequence_parallel else 1)
