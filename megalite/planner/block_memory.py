@@ -45,6 +45,8 @@ class KeptByBlocks:
     """That a chunk keeps, and of those what it holds from I until W."""
     again: list[int]
     """That recomputation brings back of each block."""
+    below: int
+    """That a block has at work in the forward pass, of those that keep nothing since no gradient goes down to them."""
 
 
 def kept_by_blocks(config: Config, plan: RunPlan) -> KeptByBlocks:
@@ -61,11 +63,16 @@ def kept_by_blocks(config: Config, plan: RunPlan) -> KeptByBlocks:
     held = [held_by[kind] for kind in kinds]
     for index in _predicting(plan):
         kept[index] += _around_prediction(config, plan)
-    for index in range(num_still_below(config, plan)):
+    still = range(num_still_below(config, plan))
+    for index in still:
         kept[index] = again[index] = held[index] = 0
     bounds = [*plan.chunk_blocks[:-1], (plan.chunk_blocks[-1][0], len(everything))]  # what predicts further is behind
     by_chunk = [ChunkCosts(kept=sum(kept[slice(*each)]), held=sum(held[slice(*each)])) for each in bounds]
-    return KeptByBlocks(kept, by_chunk, again)
+    mlps = (
+        mlp_bytes(block.feed_forward, element_bytes=element_bytes, tp=plan.tp) for block in blocks_among(plan, still)
+    )
+    streams = 2 * element_bytes * stream_width(config, plan)
+    return KeptByBlocks(kept, by_chunk, again, below=max((streams + mlp for mlp in mlps), default=0))
 
 
 def is_compiled(config: Config, plan: RunPlan) -> bool:

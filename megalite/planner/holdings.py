@@ -91,8 +91,10 @@ def num_still_below(config: Config, plan: RunPlan) -> int:
         mine |= {"final_norm", "head"}
     table = weight_table(plan.model, set(plan.blocks_of(stage)))
     trained = mine & {row.layer for name, row in table.items() if has_gradient(name, config)}
-    if not trained or "embedding" in trained:  # without any a stage goes down all the same (`engine.still`)
+    if "embedding" in trained:
         return 0
+    if not trained:  # a stage goes down to one of its last parameters all the same (`engine.still`)
+        return stop - first - 1
     return next((index for index in range(first, stop) if f"blocks.{index}" in trained), stop) - first
 
 

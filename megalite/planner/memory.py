@@ -113,7 +113,8 @@ def _stage_memory(
     at_the_head = lasting + max(logits, passing.coming) + passing.at_head if of_each else lasting + logits
     beside_blocks = lasting - min(lasting, of_each) + (two_inputs // 2 + passing.head_gradient if of_each else 0)
     of_blocks = _of_blocks(passing, plan.blocks_of(stage), blocks, micro_batch_tokens(config), for_a_moment)
-    at_once = max(at_the_head, beside_blocks + of_blocks)
+    below = micro_batch_tokens(config) * blocks.below if stage == plan.chunk_ranks[0] else 0
+    at_once = max(at_the_head, beside_blocks + of_blocks, below - activations)
     during = activations + at_once
     update = update_bytes_by_stage(config, plan)[stage]
     is_on_host = config.optimizer.offload and config.train.device != "cpu"
