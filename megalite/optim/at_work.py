@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import prod
 
 from megalite.addition import load
 from megalite.config.optimizers import UpdateRule
@@ -32,34 +33,39 @@ Shape = tuple[int, ...]
 
 @dataclass(frozen=True)
 class Formats:
-    """Bytes of a number, numbers of a chunk, and how units lie."""
+    """How a run's updates work: bytes of numbers, sizes, and how units lie."""
 
     product: int
-    """In which rules multiply."""
+    """Bytes of a number in the format in which rules multiply."""
     gradient: int
+    """Bytes of a number of a gradient, as an update finds it."""
     chunk: int
+    """Numbers of a chunk (`CHUNK`)."""
+    longest_turned: int
+    """Sides of a matrix that are no longer have a basis (SOAP)."""
     cuts_units: bool = False
     """Each is cut over ranks, not only those that are more than a rank has."""
 
 
 def elementwise_bytes(rule: UpdateRule, numbers: int, *, is_coupled: bool) -> int:
-    """Of an elementwise rule, given so many numbers of a rank."""
+    """Bytes of an elementwise rule at work, given so many numbers of a rank."""
     return 4 * (rule.results_beside + is_coupled) * min(numbers, AT_ONCE)
 
 
 def whole_bytes(
     rule: UpdateRule, numbers: int, units: Sequence[Shape], sharers: int, formats: Formats, *, is_coupled: bool
 ) -> int:
-    """Of a rule that works on whole units.
+    """Bytes of a rule at work that works on whole units.
 
     Args:
-        numbers: of a rank.
+        numbers: that a rank updates by it.
         units: their shapes, each once.
         sharers: ranks that share them.
+        is_coupled: decay is added to the gradients, which are then copies.
     """
     assert rule.work is not None
     of_rule, wire = load(rule.work), formats.product if rule.travels_as_products else 4
-    most = max(map(_size, units))
+    most = max(map(prod, units))
     working = max(of_rule(unit, formats) for unit in units)
     made = wire if rule.makes_what_travels else 4 if is_coupled or formats.gradient != 4 else 0
     if sharers == 1:
@@ -76,28 +82,21 @@ def whole_bytes(
     )
 
 
-def _size(shape: Shape) -> int:
-    size = 1
-    for each in shape:
-        size *= each
-    return size
-
-
 def orthogonal_work(unit: Shape, formats: Formats) -> int:
     """Muon's: the matrix before and after an iteration, its square and a polynomial of it."""
-    return formats.product * 2 * (_size(unit) + min(unit) ** 2)
+    return formats.product * 2 * (prod(unit) + min(unit) ** 2)
 
 
 def packed_orthogonal_work(unit: Shape, formats: Formats) -> int:
     """muon8bit's: the same and the momentum, or at the end the result in fp32, too."""
-    size, product = _size(unit), formats.product
+    size, product = prod(unit), formats.product
     made = product * size + PACKED_LION * min(formats.chunk, size)
     return max(made, product * size + orthogonal_work(unit, formats), (2 * product + 4) * size)
 
 
 def packed_work(unit: Shape, formats: Formats, per_number: int) -> int:
     """The direction, and a chunk's moments and codes."""
-    return 4 * _size(unit) + per_number * min(formats.chunk, _size(unit))
+    return 4 * prod(unit) + per_number * min(formats.chunk, prod(unit))
 
 
 def packed_adam_work(unit: Shape, formats: Formats) -> int:
@@ -112,15 +111,16 @@ def packed_lion_work(unit: Shape, formats: Formats) -> int:
 
 def plain_work(unit: Shape, formats: Formats) -> int:
     """Of a rule that nothing is known of: its direction, and as much again."""
-    return 2 * 4 * _size(unit)
+    return 2 * 4 * prod(unit)
 
 
 def factored_work(unit: Shape, formats: Formats) -> int:
     """Adafactor's: squares, and when they are gone the direction."""
-    return 4 * _size(unit)
+    return 4 * prod(unit)
 
 
 def soap_work(unit: Shape, formats: Formats) -> int:
     """SOAP's: both moments turned, the denominator and what is made of them; or beside the direction a side's basis,
     what is decomposed, and what that makes."""
-    return max(16 * _size(unit), 4 * _size(unit) + 13 * max(unit) ** 2)
+    longest = max((side for side in unit if side <= formats.longest_turned), default=0)
+    return max(16 * prod(unit), 4 * prod(unit) + 13 * longest**2)

@@ -52,6 +52,7 @@ def _formats(config: Config, plan: RunPlan) -> Formats:
         product=FP32_BYTES if precision.dtype == "fp32" else ELEMENT_BYTES["bf16"],
         gradient=ELEMENT_BYTES[precision.master_dtype],
         chunk=CHUNK["cpu" if config.train.device == "cpu" else "cuda"],
+        longest_turned=config.optimizer.max_precondition_dim,
         cuts_units=plan.tp > 1 or choose_engine(config) == "fsdp2",  # the others cut all weights in a row
     )
 

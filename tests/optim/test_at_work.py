@@ -45,4 +45,6 @@ def test_bytes_of_a_unit_at_work(name: str, product: int):
         rule.start(unit, torch.device("cpu"))
         rule.direction(unit, torch.randn(shape, dtype=rule.wire_dtype), 1)  # makes tables, and bases
         found = max(peak_of(rule, unit, step) for step in (2, 3))
-        assert work(shape, Formats(product, 4, CHUNK["cpu"])) == pytest.approx(found, rel=0.1), (shape, found)
+        assert work(shape, Formats(product, 4, CHUNK["cpu"], optimizer.max_precondition_dim)) == pytest.approx(
+            found, rel=0.1
+        ), (shape, found)
