@@ -149,7 +149,7 @@ def _all(*contexts: AbstractContextManager) -> Iterator[None]:
 
 
 _KEPT_NAMESPACES = ("_c10d_functional", "megalite_gloo")
-"""Our collectives. Not `c10d`: those are in place, so a kept result would be wrong, and ZeRO-3 gathers with them."""
+"""Our collectives. Not `c10d`: those are in place, so a kept result would be wrong."""
 
 _KEPT_WORDS = ("mm", "product", "attention", "varlen_attn")
 

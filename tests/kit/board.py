@@ -68,7 +68,8 @@ class Board:
         for taken in self._taken:
             taken.wait_for(self._number - 2)
         if content is not None:
-            self._slots[self.rank, self._number % 2, : content.numel()] = content.numpy()
+            slot = torch.from_numpy(self._slots[self.rank, self._number % 2, : content.numel()])
+            slot.copy_(content)  # no `content.numpy()`, after which FSDP2 cannot free its storage
         self._posted[self.rank].set(self._number)
 
     def read(self, rank: int, num_bytes: int) -> Tensor:

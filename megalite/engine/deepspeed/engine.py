@@ -15,6 +15,7 @@ from megalite.data.loader import Batch
 from megalite.engine.batch_cut import BatchCut, documents_of_batch
 from megalite.engine.deepspeed.config import deepspeed_config
 from megalite.engine.deepspeed.frozen import clear_frozen
+from megalite.engine.deepspeed.gathers import gather_unseen
 from megalite.engine.deepspeed.loss_scaling import loss_scaling, set_loss_scaling, stay_at_minimum
 from megalite.engine.deepspeed.partition import ZeroPartition
 from megalite.engine.deepspeed.start import quiet, start_deepspeed
@@ -102,6 +103,8 @@ class DeepSpeedEngine(EngineOfState):
         self.clip_norm = config.optimizer.clip_grad_norm
         clear_frozen(stage, config.optimizer)
         stay_at_minimum(engine.optimizer)
+        if config.parallel.zero_stage == 3:
+            gather_unseen(engine.optimizer)
         self._engine, self._axes = engine, axes
         self._cut = BatchCut(axes.cp, config.parallel.cp_kind, plan.model, stream_unit(config))
         self.observed_weight = float(axes.replicas.size)  # DeepSpeed averages over them
