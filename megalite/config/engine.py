@@ -29,8 +29,6 @@ def choose_engine(config: Config) -> EngineName:
 
 def unknown_to_fsdp2(config: Config) -> Iterator[str]:
     """Each setting that needs a gradient or weight whole, or keeps numbers beside it: what to do instead."""
-    if config.precision.fp8 is not None:
-        yield "precision.fp8: not known yet with engine=fsdp2; use engine=native with zero_stage=1, or fp8=null"
     if config.precision.master_dtype == "bf16":
         yield "precision.master_dtype: engine=fsdp2 keeps masters in fp32; use that, or engine=deepspeed"
     if config.batch.noise_scale is not None:

@@ -15,7 +15,7 @@ from megalite.architecture.weights import Weight, weight_table
 from megalite.config.engine import choose_engine
 from megalite.config.optimizers import FROZEN, RULES
 from megalite.config.plan import RunPlan, has_embedding_copy
-from megalite.config.rounded import is_in_fp4, is_rounded, kept_fp4_bytes
+from megalite.config.rounded import is_in_fp4, is_rounded, kept_fp4_bytes, kept_fp8_bytes
 from megalite.config.schema import Config, OptimizerConfig
 from megalite.engine.kept import EngineNumbers, has_gradient
 from megalite.optim.rules import all_rules, rule_of, state_bytes
@@ -100,16 +100,20 @@ def num_still_below(config: Config, plan: RunPlan) -> int:
 
 def rounded_bytes_by_stage(config: Config, plan: RunPlan) -> tuple[int, ...]:
     """Bytes of the rounded weights that a rank of each stage keeps for a step, beside those that are trained."""
-    qat, fp4, element = config.precision.qat, config.precision.fp4, ELEMENT_BYTES[config.precision.dtype]
-    if (qat is None and fp4 is None) or plan.sharding.weights:
+    qat, fp4, fp8 = config.precision.qat, config.precision.fp4, config.precision.fp8
+    num_layers, element = plan.model.num_layers, ELEMENT_BYTES[config.precision.dtype]
+    if (qat is None and fp4 is None and fp8 is None) or plan.sharding.weights:
         return (0,) * plan.pp
 
-    def measure(weight: Weight) -> int:
-        numbers = prod(weight.local_shape(plan.tp))
+    def bytes_of_number(weight: Weight) -> float:
+        if fp8 is not None:
+            return kept_fp8_bytes(weight, fp8, num_layers)
         if fp4 is not None:
-            return numbers * kept_fp4_bytes(fp4) if is_in_fp4(weight, fp4, plan.model.num_layers) else 0
-        is_kept = qat is not None and is_rounded(weight, qat, plan.model.num_layers) and weight.is_held(plan.ep, 0)
-        return numbers * element if is_kept else 0
+            return kept_fp4_bytes(fp4) if is_in_fp4(weight, fp4, num_layers) else 0
+        return element if qat is not None and is_rounded(weight, qat, num_layers) and weight.is_held(plan.ep, 0) else 0
+
+    def measure(weight: Weight) -> int:
+        return round(prod(weight.local_shape(plan.tp)) * bytes_of_number(weight))
 
     return _by_stage(plan, _by_layer(plan.model, measure, by_name=True))
 

@@ -21,7 +21,7 @@ CHOSEN = {
     "ZeRO-3 in few bits": ("fsdp2", {"parallel": {"zero_stage": 3}, "precision": {**BF16, "gather_bits": 8}}),
     "ZeRO-3 with an offloaded optimizer": ("fsdp2", {"parallel": {"zero_stage": 3}, "optimizer": {"offload": True}}),
     "ZeRO-3 in FP8": (
-        "deepspeed",
+        "fsdp2",
         {"parallel": {"zero_stage": 3}, "precision": {**BF16, "fp8": {"backend": "emulate"}}},
     ),
     "ZeRO-3 with masters in bf16": (

@@ -114,11 +114,6 @@ CONFLICTS = {
         2,
         "parallel.engine: fsdp2 has no pipelines here, found pp=2; use engine=native or null, or pp=1",
     ),
-    "FSDP2 with FP8": (
-        config(parallel={"engine": "fsdp2", "zero_stage": 3}, precision={"fp8": {"backend": "emulate"}}),
-        1,
-        "precision.fp8: not known yet with engine=fsdp2; use engine=native with zero_stage=1, or fp8=null",
-    ),
     "FSDP2 with masters in bf16": (
         config(parallel={"engine": "fsdp2", "zero_stage": 3}, precision={"dtype": "bf16", "master_dtype": "bf16"}),
         1,

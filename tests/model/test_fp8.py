@@ -72,6 +72,8 @@ LAYOUTS = {
     "tp 2, sequence parallel": {"tp": 2, "sequence_parallel": True},
     "pp 2": {"pp": 2},
     "dp 2, ZeRO-3": {"zero_stage": 3, "engine": "deepspeed"},
+    "dp 2, FSDP2": {"zero_stage": 3, "engine": "fsdp2"},
+    "tp 2, FSDP2": {"zero_stage": 3, "engine": "fsdp2", "tp": 2, "sequence_parallel": True},
 }
 
 
@@ -195,12 +197,14 @@ def test_delayed_scaling_resumes_exactly(tmp_path, truth):
         assert slabs[0].count_nonzero() == 9
         assert torch.equal(*slabs), name
 
-    other = fp8_config("delayed", parallel={"pp": 2, "tp": 2})
-    (tmp_path / "other").mkdir()
-    (tmp_path / "other" / "step-0000002").symlink_to(tmp_path / "halves" / "step-0000002")
-    elsewhere = run_ranks(leg, 4, tmp_path / "other", other, 2, STEPS)[0]
-    assert gap(elsewhere[:1], truth["delayed"][2:3]) < LAYOUT_TOLERANCE
-    assert set(CheckpointReader(tmp_path / "other" / f"step-{STEPS:07d}").manifest.tensors) >= set(names)
+    others = {"a pipeline": {"pp": 2, "tp": 2}, "FSDP2": {"dp": 4, "zero_stage": 3, "engine": "fsdp2"}}
+    for name, parallel in others.items():
+        other = fp8_config("delayed", parallel=parallel, batch={"micro_batch_size": 1})
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "step-0000002").symlink_to(tmp_path / "halves" / "step-0000002")
+        elsewhere = run_ranks(leg, 4, tmp_path / name, other, 2, STEPS)[0]
+        assert gap(elsewhere[:1], truth["delayed"][2:3]) < LAYOUT_TOLERANCE
+        assert set(CheckpointReader(tmp_path / name / f"step-{STEPS:07d}").manifest.tensors) >= set(names)
 
 
 def test_formats_interchange(tmp_path):

@@ -47,6 +47,16 @@ def recomputing(kind: str, **others) -> dict:
 
 FEW_BITS = {"reduce_bits": 8, "gather_bits": 8}
 BF16 = {"precision": {"dtype": "bf16"}}
+FP8, ROWWISE = {"backend": "scaled_mm"}, {"backend": "emulate", "recipe": "rowwise"}
+QAT = {"bits": 8, "group_size": None}
+
+
+def rounding(name: str, ranks: int = 1, of_model: dict | None = None, **sections) -> Case:
+    """A case whose products are of rounded numbers, some of which are kept for a step."""
+    precision = {"dtype": "bf16", **(of_model or {})}
+    return of(name, ranks, precision=precision, model=WIDE, batch={**TWO_OF_DP, "seq_len": 64}, **sections)
+
+
 CASES = (
     of("alone"),
     of("selective", **recomputing("selective")),
@@ -113,6 +123,11 @@ CASES = (
     updating("muon8bit ZeRO 1 bf16", 2, parallel={"dp": 2}, **BF16),
     updating("adamw8bit"),
     updating("adafactor FSDP2", 2, parallel=FSDP2),
+    rounding("FP8", of_model={"fp8": FP8}),
+    rounding("FP8 rowwise tp 2", 2, {"fp8": ROWWISE}, parallel={"tp": 2}),
+    rounding("FSDP2 FP8", 2, {"fp8": FP8}, parallel=FSDP2),
+    rounding("rounded weights", of_model={"qat": QAT}),
+    rounding("FSDP2 rounded weights", 2, {"qat": QAT}, parallel=FSDP2),
     of("DeepSpeed ZeRO 0", 2, parallel={"dp": 2, "zero_stage": 0, "engine": "deepspeed"}, batch=TWO_OF_DP),
     of("DeepSpeed ZeRO 1", 2, parallel={"dp": 2, "engine": "deepspeed"}, batch=TWO_OF_DP),
     of("DeepSpeed ZeRO 1 bf16", 2, parallel={"dp": 2, "engine": "deepspeed"}, batch=TWO_OF_DP, **BF16),

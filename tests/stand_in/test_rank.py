@@ -73,6 +73,7 @@ ALONE = {
         "parallel.zero_stage=3",
         "parallel.engine=deepspeed",
     ),
+    "fp8-fsdp2": ("parallel.tp=1", "precision.fp8={backend: scaled_mm, recipe: delayed}", *FSDP2),
 }
 TOGETHER = {
     "tp2": ("parallel.tp=2",),
