@@ -28,6 +28,7 @@ from megalite.architecture.attention_costs import (
     softmax_sums,
 )
 from megalite.architecture.norms import NORMS
+from megalite.architecture.trained import TrainedParts, everything
 from megalite.architecture.weights import Weight, is_adapter, weight_table
 
 FP8_BYTES = 1
@@ -74,19 +75,26 @@ def count_active_parameters(model: Architecture) -> int:
     return sum(sum_by_layer(model, met).values())
 
 
-def flops_per_token(model: Architecture, seq_len: int) -> float:
+@lru_cache(maxsize=MOST_KEPT)
+def flops_per_token(model: Architecture, seq_len: int, trained: TrainedParts | None = None) -> float:
     """Forward and backward FLOPs of one token: 6 a matrix weight, and causal attention over the mean span it sees.
 
-    The convention of PaLM (Chowdhery et al. 2022, appendix B) with attention counted causal, i.e. half. Where adapters
-    alone are trained, no gradients of other matrices are made: 4 a weight.
+    The convention of PaLM (Chowdhery et al. 2022, appendix B) with attention counted causal, i.e. half. Of what is not
+    trained there are no gradients: 4 a weight, and 2 where no gradient goes back to, neither.
+
+    Args:
+        trained: what of the model is; None for all of it.
     """
-    blocks = sum(multiply_adds_by_block(model, seq_len))
-    head = model.vocab_size * model.hidden_size
-    everything = blocks + head + model.num_predictions * (prediction_multiply_adds(model, seq_len) + head)
-    if model.lora is None:
-        return 6.0 * everything
-    mixing = sum(mixing_multiply_adds(block.attention, seq_len) for block in model.blocks)
-    return 4.0 * everything + 2.0 * mixing + 6.0 * count_adapters(model)
+    trained, head = trained or everything(model), model.vocab_size * model.hidden_size
+    of_head = head * (4.0 + 2.0 * trained.trains_head)
+    total = of_head * (1 + model.num_predictions) + 6.0 * count_adapters(model)
+    for index, share in enumerate(trained.shares):
+        block = model.block(index)
+        linear, mixing = linear_multiply_adds(block, model.hidden_size), mixing_multiply_adds(block.attention, seq_len)
+        if index >= model.num_layers:
+            linear += 2 * model.hidden_size**2  # the matrix that joins two streams
+        total += (4.0 + 2.0 * share) * linear + 6.0 * mixing if trained.is_passed(index) else 2.0 * (linear + mixing)
+    return total
 
 
 def prediction_multiply_adds(model: Architecture, seq_len: int) -> float:

@@ -26,6 +26,7 @@ from megalite.config.engine import choose_engine
 from megalite.config.fill import fill
 from megalite.config.length import derive_steps, fill_schedule
 from megalite.config.schema import Config, ParallelConfig, ScheduleConfig
+from megalite.config.trained import trained_parts
 from megalite.parallel.schedules.files import write_schedule
 from megalite.parallel.schedules.kinds import SCHEDULES, find_placement, is_file, read_own
 from megalite.parallel.schedules.operations import ChunkPlacement, PipelineSchedule, ScheduleError
@@ -211,7 +212,7 @@ def make_plan(config: Config, world_size: int, tokenizer_vocab_size: int | None 
         chunk_ranks=placement.ranks,
         own_schedule=own_schedule,
         num_parameters=count_parameters(model),
-        flops_per_token=flops_per_token(model, batch.seq_len),
+        flops_per_token=flops_per_token(model, batch.seq_len, trained_parts(model, config.optimizer)),
         sharding=Sharding(*(parallel.zero_stage >= stage for stage in (1, 2, 3))),
     )
 

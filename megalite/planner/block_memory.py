@@ -61,18 +61,40 @@ def kept_by_blocks(config: Config, plan: RunPlan) -> KeptByBlocks:
         for kind in set(kinds)
     }
     held = [held_by[kind] for kind in kinds]
+    for index, mode in enumerate(recomputed(config, plan)):
+        again[index] += _input_beside(config, plan, mode, model.block_of(kinds[index]))
     for index in _predicting(plan):
         kept[index] += _around_prediction(config, plan)
     still = range(num_still_below(config, plan))
     for index in still:
         kept[index] = again[index] = held[index] = 0
     bounds = [*plan.chunk_blocks[:-1], (plan.chunk_blocks[-1][0], len(everything))]  # what predicts further is behind
-    by_chunk = [ChunkCosts(kept=sum(kept[slice(*each)]), held=sum(held[slice(*each)])) for each in bounds]
+    is_away = config.train.offload_activations and config.train.device != "cpu"  # what blocks are given, nothing else
+    tables = 0 if is_away else rotation_bytes(plan)
+    by_chunk = [
+        ChunkCosts(kept=sum(kept[slice(*each)]) + (tables if each[0] < each[1] else 0), held=sum(held[slice(*each)]))
+        for each in bounds
+    ]
     mlps = (
         mlp_bytes(block.feed_forward, element_bytes=element_bytes, tp=plan.tp) for block in blocks_among(plan, still)
     )
     streams = 2 * element_bytes * stream_width(config, plan)
     return KeptByBlocks(kept, by_chunk, again, below=max((streams + mlp for mlp in mlps), default=0))
+
+
+def rotation_bytes(plan: RunPlan) -> int:
+    """Of one token: cosines and sines, made once for all blocks of a chunk."""
+    model = plan.model
+    ropes = [model.rope, model.sliding_rope] if model.positions == "rope" else []
+    return FP32_BYTES * sum(int(model.turned_dim * rope.fraction) for rope in ropes if rope is not None)
+
+
+def _input_beside(config: Config, plan: RunPlan, mode: str, block: BlockSpec) -> int:
+    """What a block that is computed again was given, where its norm keeps a copy in fp32."""
+    is_again = mode in ("selective", "full") and not is_compiled(config, plan)
+    a = ELEMENT_BYTES[config.precision.dtype]
+    is_copied = a != FP32_BYTES and block.norm_before and NORMS[block.norm].keeps_wide
+    return a * stream_width(config, plan) if is_again and is_copied else 0
 
 
 def is_compiled(config: Config, plan: RunPlan) -> bool:
@@ -160,14 +182,16 @@ def _around_prediction(config: Config, plan: RunPlan) -> int:
 
 
 def in_mlp(config: Config, plan: RunPlan, blocks: Iterable[int]) -> int:
-    """Inside the widest of some MLPs: gradients, which compiled blocks have in place of what is brought back; and what
-    it keeps, where it takes a chunk of tokens at a time."""
+    """Inside the widest of some MLPs: gradients, which compiled blocks have in place of what is brought back, of
+    experts those of what they put out, before and after it is weighed; and what it keeps, where it takes a chunk of
+    tokens at a time."""
     a, tokens, chunk = ELEMENT_BYTES[config.precision.dtype], micro_batch_tokens(config), config.train.mlp_chunk_tokens
     are_compiled = is_compiled(config, plan)
 
     def inside(mlp: FeedForwardSpec | ExpertsSpec) -> int:
         kept = 0 if chunk is None else mlp_bytes(mlp, element_bytes=a, tp=plan.tp)
-        return kept + (0 if are_compiled else mlp_gradient_bytes(mlp, element_bytes=a, tp=plan.tp))
+        weighed = 2 * a * mlp.settings.top_k * plan.model.hidden_size if isinstance(mlp, ExpertsSpec) else 0
+        return kept + (0 if are_compiled else max(mlp_gradient_bytes(mlp, element_bytes=a, tp=plan.tp), weighed))
 
     widest = max((inside(block.feed_forward) for block in blocks_among(plan, blocks)), default=0)
     pieces = plan.tp if config.parallel.sequence_parallel else 1  # gathered inside, so that a chunk there is tp of them
@@ -175,16 +199,21 @@ def in_mlp(config: Config, plan: RunPlan, blocks: Iterable[int]) -> int:
 
 
 def in_attention(config: Config, plan: RunPlan, blocks: Iterable[int]) -> int:
-    """Of a token, what a block's attention has when what its MLP kept is gone: of context-parallel ranks, or halves of
-    queries and keys while they are rotated."""
-    a, are_compiled = ELEMENT_BYTES[config.precision.dtype], is_compiled(config, plan)
+    """Of a token, what a block has when what its MLP kept is gone: its gradients in the norm before it, of
+    context-parallel ranks, or halves of queries and keys while they are rotated, where the norm's is gone too."""
+    a, stream = ELEMENT_BYTES[config.precision.dtype], stream_width(config, plan)
+    are_compiled, norm = is_compiled(config, plan), NORMS[plan.model.norm]
+    of_norm = (norm_gradients(config) if norm.keeps_wide and not are_compiled else 0) * FP32_BYTES * stream
+    kept_by_norm = (FP32_BYTES if norm.multiplies_wide else a) * stream + a * plan.model.hidden_size
+    kept_by_norm += FP32_BYTES * stream if norm.keeps_wide else 0
 
     def inside(block: BlockSpec) -> int:
         attention, rotated = block.attention, 0
         if attention.rope is not None and attention.latent is None and not are_compiled:
             halves = 4 if a == FP32_BYTES else 6  # what is in fp32 need not be made so
             rotated = halves * FP32_BYTES * (attention.q_width + attention.kv_width) // 2 // plan.tp
-        beside = max(_of_others(config, plan, block), rotated)
+            rotated -= kept_by_norm if block.norm_before else 0
+        beside = max(_of_others(config, plan, block), rotated, of_norm if block.norm_before else 0)
         return beside - mlp_bytes(block.feed_forward, element_bytes=a, tp=plan.tp)
 
     return max((inside(block) for block in blocks_among(plan, blocks)), default=0)
@@ -201,6 +230,12 @@ def _of_others(config: Config, plan: RunPlan, block: BlockSpec) -> int:
     if config.parallel.cp_kind == "allgather":
         return COPIES_OF_OTHERS * plan.cp * keys_and_values
     return COPIES_OF_OTHERS * (a * block.attention.q_width // plan.tp + keys_and_values)
+
+
+def norm_gradients(config: Config) -> int:
+    """Gradients in fp32, as wide as the stream, that a norm has in its backward pass: four, and the one that came where
+    that is no copy's."""
+    return 4 + (ELEMENT_BYTES[config.precision.dtype] != FP32_BYTES)
 
 
 def micro_batch_tokens(config: Config) -> int:

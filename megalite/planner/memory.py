@@ -38,6 +38,7 @@ from megalite.planner.block_memory import (
     in_mlp,
     kept_by_blocks,
     micro_batch_tokens,
+    norm_gradients,
     stream_width,
 )
 from megalite.planner.holdings import numbers_by_stage, rounded_bytes_by_stage
@@ -113,8 +114,9 @@ def _stage_memory(
     at_the_head = lasting + max(logits, passing.coming) + passing.at_head if of_each else lasting + logits
     beside_blocks = lasting - min(lasting, of_each) + (two_inputs // 2 + passing.head_gradient if of_each else 0)
     of_blocks = _of_blocks(passing, plan.blocks_of(stage), blocks, micro_batch_tokens(config), for_a_moment)
+    at_the_norm = lasting - min(lasting, of_each) + _at_final_norm(config, plan) + passing.at_head if of_each else 0
     below = micro_batch_tokens(config) * blocks.below if stage == plan.chunk_ranks[0] else 0
-    at_once = max(at_the_head, beside_blocks + of_blocks, below - activations)
+    at_once = max(at_the_head, at_the_norm, beside_blocks + of_blocks, below - activations)
     during = activations + at_once
     update = update_bytes_by_stage(config, plan)[stage]
     is_on_host = config.optimizer.offload and config.train.device != "cpu"
@@ -185,7 +187,7 @@ def _head(config: Config, plan: RunPlan) -> tuple[int, int]:
     """
     a = ELEMENT_BYTES[config.precision.dtype]
     half = a != FP32_BYTES
-    tokens, stream = micro_batch_tokens(config), stream_width(config, plan)
+    tokens = micro_batch_tokens(config)
     rows = min(vocab_rows_per_rank(plan.model.vocab_size, plan.tp), plan.model.vocab_size)
     matrix = head_numbers(config, plan)
     device = "cpu" if config.train.device == "cpu" else "cuda"
@@ -196,12 +198,25 @@ def _head(config: Config, plan: RunPlan) -> tuple[int, int]:
     product = 0  # a GPU's adds itself to the sum
     if half and device == "cpu":  # rounded, and from the second chunk on widened to be added
         product = (a + (FP32_BYTES if tokens > chunk else 0)) * matrix
-    normalised = a if has_gradient("final_norm.weight", config) or not NORMS[plan.model.norm].keeps_wide else 0
-    norm = tokens * (FP32_BYTES + normalised) * stream
     gradients = tokens * 2 * a * plan.model.hidden_size + FP32_BYTES * matrix
-    lasting = (1 + plan.model.num_predictions) * (norm + gradients)
+    lasting = (1 + plan.model.num_predictions) * (_kept_by_final_norm(config, plan) + gradients)
     scaled = 0 if choose_engine(config) == "native" else FP32_BYTES * matrix  # ours scales it while it adds it
     return lasting, max(logits + max(wide, product), scaled)
+
+
+def _kept_by_final_norm(config: Config, plan: RunPlan) -> int:
+    """Of a micro-batch: its input in fp32, and what it multiplies with its weights."""
+    a = ELEMENT_BYTES[config.precision.dtype]
+    normalised = a if has_gradient("final_norm.weight", config) or not NORMS[plan.model.norm].keeps_wide else 0
+    return micro_batch_tokens(config) * (FP32_BYTES + normalised) * stream_width(config, plan)
+
+
+def _at_final_norm(config: Config, plan: RunPlan) -> int:
+    """What a backward pass has when it is through the head and in the final norm, which is never compiled."""
+    if not NORMS[plan.model.norm].keeps_wide:
+        return 0
+    at_work = norm_gradients(config) * FP32_BYTES * micro_batch_tokens(config) * stream_width(config, plan)
+    return (1 + plan.model.num_predictions) * _kept_by_final_norm(config, plan) + at_work
 
 
 def _traffic(config: Config, plan: RunPlan, stage: int) -> int:

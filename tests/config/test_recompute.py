@@ -12,7 +12,7 @@ from megalite.config.recompute import recompute_by_block
 from megalite.config.schema import Config
 from megalite.config.validate import validate
 from megalite.errors import ConfigError
-from megalite.planner.block_memory import block_activations
+from megalite.planner.block_memory import block_activations, rotation_bytes
 from megalite.planner.memory import memory_by_stage
 from tests.kit.spawn import run_ranks
 from tests.kit.train import tiny_config, train
@@ -78,15 +78,16 @@ def test_what_is_refused(rules, train_options, complaint):
 
 
 def test_memory_is_that_of_each_block():
-    """Activations of a stage are those that its blocks keep, each by its mode, one block that comes back whole, and the
-    gradients of its MLP."""
+    """Activations of a stage are those that its blocks keep, each by its mode, tables of the rotation, one block that
+    comes back whole, and the gradients of its MLP."""
     large = {"batch": {"seq_len": 512, "micro_batch_size": 2, "global_batch_size": 2}}
     config = config_of([{"every": 2}, {"mode": SOME, "blocks": [1]}], **large)
     plan, tokens = make_plan(config, 1), 2 * 512
     (whole,), (some,), (stream,) = (block_activations(config, plan, (0,), mode) for mode in (NONE, SOME, FULL))
     (found,) = memory_by_stage(config, plan)
     gradients = mlp_gradient_bytes(plan.model.blocks[0].feed_forward, element_bytes=4)
-    assert found.activations == tokens * (stream + some + stream + whole + (whole - stream) + gradients)
+    kept = stream + some + stream + whole + rotation_bytes(plan)
+    assert found.activations == tokens * (kept + (whole - stream) + gradients)
 
 
 LAYOUTS = [

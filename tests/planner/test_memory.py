@@ -19,7 +19,7 @@ from megalite.model.block import Block
 from megalite.model.recompute import choose_recompute
 from megalite.model.spec import StageSpec
 from megalite.model.transformer import documents_of
-from megalite.planner.block_memory import block_activations
+from megalite.planner.block_memory import block_activations, rotation_bytes
 from megalite.planner.holdings import parameters_by_stage
 from megalite.planner.memory import memory_by_stage
 
@@ -114,7 +114,7 @@ class TestByHand:
         """1F1B: stage s of pp holds pp - s micro-batches, but never more than there are."""
         batch = {"micro_batch_size": 1, "global_batch_size": 8, "seq_len": 32}
         config, plan = planned(4, parallel={"pp": 4}, batch=batch)
-        one = 32 * block_activations(config, plan, (0,), "none")[0]
+        one = 32 * (block_activations(config, plan, (0,), "none")[0] + rotation_bytes(plan))
         gradients = 32 * _gradients_in_mlp(config, plan)
         found = [stage.activations - gradients for stage in memory_by_stage(config, plan)]
         assert found == [4 * one, 3 * one, 2 * one, one]
@@ -126,7 +126,8 @@ class TestByHand:
         config, plan = planned(train={"steps": 1, "recompute": "full"}, batch={"seq_len": 32})
         kept, whole = (block_activations(config, plan, (0,), kind)[0] for kind in ("full", "none"))
         (found,) = memory_by_stage(config, plan)
-        assert found.activations == 32 * (4 * kept + whole - kept + _gradients_in_mlp(config, plan))
+        beside = 2 * 64 + rotation_bytes(plan)  # what the block was given, which its norm has a copy of
+        assert found.activations == 32 * (4 * kept + whole - kept + beside + _gradients_in_mlp(config, plan))
 
     def test_head(self):
         """fp32: the norm's two [t, h] and two gradients of that shape; the matrix' gradient, and logits or, where it is
@@ -209,7 +210,7 @@ class TestByHand:
         )
         one = 32 * 2 * 64
         assert (away.host, here.host) == (4 * one, 0)
-        assert here.activations - away.activations == 4 * one - 2 * one
+        assert here.activations - away.activations == 4 * one - 2 * one + 32 * 4 * 16  # and tables of the rotation
 
     def test_a_million_tokens_fit_64_gpus(self):
         """1.3B parameters, the row that docs/long-context.md shows."""

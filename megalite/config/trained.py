@@ -1,0 +1,42 @@
+"""Where a model's backward pass goes, and of which products it makes gradients of weights. No torch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from functools import lru_cache
+from math import prod
+
+from megalite.architecture.architecture import Architecture
+from megalite.architecture.costs import MOST_KEPT
+from megalite.architecture.trained import TrainedParts, everything
+from megalite.architecture.weights import Weight, weight_table
+from megalite.config.sections.optimizer import OptimizerConfig, WeightGroupConfig
+from megalite.config.weight_groups import does_match
+
+
+def trained_parts(model: Architecture, optimizer: OptimizerConfig) -> TrainedParts:
+    """What a step of a filled model trains."""
+    if model.lora is not None or not any(group.frozen for group in optimizer.groups):
+        return everything(model)
+    return _with_frozen(model, optimizer.groups)
+
+
+@lru_cache(maxsize=MOST_KEPT)
+def _with_frozen(model: Architecture, groups: tuple[WeightGroupConfig, ...]) -> TrainedParts:
+    layers: dict[str, list[tuple[Weight, bool]]] = {}
+    for weight in weight_table(model).values():
+        group = next((each for each in groups if does_match(weight.name, each)), None)
+        layers.setdefault(weight.layer, []).append((weight, group is None or not group.frozen))
+    names = [f"blocks.{index}" for index in range(model.num_layers)]
+    names += [f"mtp.{index}" for index in range(model.num_predictions)]
+    has_trained = [any(is_trained for _, is_trained in layers[name]) for name in ("embedding", *names)]
+    first = 0 if has_trained[0] else next((n for n, trained in enumerate(has_trained[1:]) if trained), len(names))
+    head = layers.get("head") or layers["embedding"]
+    return TrainedParts(first, tuple(_share(layers[name]) for name in names), any(is_trained for _, is_trained in head))
+
+
+def _share(weights: Iterable[tuple[Weight, bool]]) -> float:
+    """Of the numbers of matrices, those that are trained."""
+    sizes = [(prod(weight.shape), is_trained) for weight, is_trained in weights if weight.is_matrix]
+    total = sum(size for size, _ in sizes)
+    return sum(size for size, is_trained in sizes if is_trained) / total if total else 0.0
