@@ -131,6 +131,7 @@ def layouts(
         validate(on_device(loaded, known.device_type), ranks)
         found, looked_at = [estimate(loaded, ranks, known, vocab_size=vocab_size)], 1
     else:
+        _refuse_schedule(loaded, ranks)
         result = search(loaded, ranks, known, top=top or SHOWN_LAYOUTS, vocab_size=vocab_size)
         found, looked_at = best_or_refusal(result, loaded, ranks, known, vocab_size), result.num_layouts
     chosen = load_run(config, [*(overrides or ()), *found[0].overrides]) if found[0].overrides else loaded
@@ -147,6 +148,18 @@ def layouts(
     title = f"{config} on {ranks:,} x {machine}: {counted(looked_at, 'layout', 'layouts')} looked at"
     notes += [] if risks is None else [str(risks)]
     _print([_table(title, found, ranks), *([_parts_table(found)] if explain else [])], [str(run), *notes], found[0])
+
+
+def _refuse_schedule(config: Config, ranks: int) -> None:
+    """Refuse what is wrong with the length of a run, which no layout mends, before layouts are looked at."""
+    from megalite.config.validate import validate
+    from megalite.errors import ConfigError
+
+    try:
+        validate(config, ranks)
+    except ConfigError as error:
+        if found := [problem for problem in error.problems if problem.startswith("schedule.")]:
+            raise ConfigError(found) from None
 
 
 def _failures(often: float | None, save: float | None, restart: float | None) -> tuple[float, float, float] | None:
@@ -185,7 +198,7 @@ def _write_trace(path: Path, config: Config, plan: RunPlan, machine: Machine) ->
     from megalite.planner.seconds import step_timeline
     from megalite.planner.trace import trace_events
 
-    write_page(path, json.dumps(trace_events(step_timeline(config, plan, machine))))
+    write_page(path, json.dumps(trace_events(step_timeline(config, plan, machine))), "--trace")
 
 
 def _print(tables: list[Table], notes: list[str], first: Estimate) -> None:
@@ -205,7 +218,8 @@ def _table(title: str, found: list[Estimate], ranks: int) -> Table:
     for name in ("", "seconds", "tokens/s a rank", "MFU", "GiB a rank", "most goes into", "overrides"):
         table.add_column(name, justify="left" if name in ("most goes into", "overrides") else "right")
     for number, each in enumerate(found, start=1):
-        memory = f"{max(each.memory) / GIB:.1f}" + ("" if each.fits else " (does not fit)")
+        beside = f" + {max(each.host) / GIB:.1f} of the host's" if any(each.host) else ""
+        memory = f"{max(each.memory) / GIB:.1f}{beside}" + ("" if each.fits else " (does not fit)")
         numbers = f"{each.seconds:.3g}", f"{each.tokens_per_second / ranks:,.0f}", f"{100 * each.mfu:.1f} %", memory
         table.add_row(str(number), *numbers, each.bound_by, " ".join(each.overrides) or "as it is")
     return table
@@ -304,13 +318,14 @@ def calibrate(
     """Measure this machine with a config's model, and write it as a file for `megalite plan --machine`. A minute."""
     from megalite.config.yaml_source import dump_yaml
     from megalite.data.run_config import load_run
-    from megalite.page.write import write_page
+    from megalite.page.write import check_writable, write_page
     from megalite.planner.machines import load_machine
     from megalite.studies.calibrate import calibrate as measure
     from megalite.studies.calibrate import is_plausible
     from megalite.train.device import find_device
 
     not_an_input(out, config)
+    check_writable(out)
     loaded = load_run(config, overrides or ())
     vocab_size, notes = known_vocabulary(loaded, vocab_size)
     device = find_device(loaded.train.device, ranks - 1).type

@@ -39,6 +39,8 @@ def load_config(path: str | Path, overrides: Sequence[str] = ()) -> Config:
             What is wrong between values is for `config.validate`.
     """
     source = read_source(Path(path))
+    if "ranks_per_node" in source.data:
+        raise ConfigError([f"{path}: this is a machine's file, no training config: give it to --machine"])
     if "sources" in source.data:
         raise ConfigError(
             [f"{path}: this is a recipe for data with sources, no training config: `megalite data prepare` reads it"]

@@ -98,7 +98,8 @@ def outer_parameters(plan: RunPlan) -> int:
 
 def has_gradient(name: str, config: Config) -> bool:
     """Whether a gradient of a weight is made. DeepSpeed makes one of a frozen weight, too, and clears it."""
-    return choose_engine(config) == "deepspeed" or is_trained(name, config.optimizer)
+    optimizer = config.optimizer
+    return not optimizer.groups or choose_engine(config) == "deepspeed" or is_trained(name, optimizer)
 
 
 def head_numbers(config: Config, plan: RunPlan) -> int:

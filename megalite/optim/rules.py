@@ -118,7 +118,9 @@ def unpacked_shapes(weight: Weight, optimizer: OptimizerConfig) -> dict[str, tup
 
 def packed_bytes(weight: Weight) -> int:
     """The same as adamw8bit keeps them: two codes a number, and two scales a block."""
-    blocks = sum(-(-prod((stop - start, *weight.shape[1:])) // BLOCK_SIZE) for start, stop in unit_rows(weight))
+    row, rows = prod(weight.shape[1:]), rows_of_unit(weight)
+    whole, rest = divmod(weight.shape[0], rows)
+    blocks = whole * -(-rows * row // BLOCK_SIZE) + -(-rest * row // BLOCK_SIZE)
     return 2 * prod(weight.shape) + 2 * 4 * blocks
 
 
@@ -144,5 +146,10 @@ def packed_rows_bytes(weight: Weight) -> int:
 
 def unit_rows(weight: Weight) -> list[tuple[int, int]]:
     """The runs of rows, first and one past the last, that are one unit of adamw8bit and lion8bit, in every layout."""
-    rows = max(1, UNIT_NUMBERS // prod(weight.shape[1:]))
+    rows = rows_of_unit(weight)
     return [(start, min(start + rows, weight.shape[0])) for start in range(0, weight.shape[0], rows)]
+
+
+def rows_of_unit(weight: Weight) -> int:
+    """Rows of each of them but the last, which may be shorter."""
+    return max(1, UNIT_NUMBERS // prod(weight.shape[1:]))

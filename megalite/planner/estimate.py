@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from math import inf
+from typing import Any, NamedTuple
 
 from megalite.config.length_stages import length_stages
 from megalite.config.plan import RunPlan, make_plan
 from megalite.config.schema import Config
 from megalite.planner.machines import Machine
-from megalite.planner.memory import each_stage, memory_by_stage, on_device
+from megalite.planner.memory import StageMemory, each_stage, memory_by_stage, on_device
 from megalite.planner.practice import OURS, Practice
 from megalite.planner.seconds import Parts, step_time
 
@@ -18,6 +19,8 @@ USABLE = 0.9
 """Of a device's memory: the rest is the allocator's, whose blocks do not fit into one another."""
 TAKEN_BYTES = 2 * 2**30
 """By the driver and by the libraries that ranks talk through."""
+USABLE_OF_HOST = 0.9
+"""Of a node's memory: the rest is the system's, the processes' and the page cache's."""
 
 
 @dataclass(frozen=True)
@@ -31,9 +34,12 @@ class Estimate:
     tokens_per_second: float
     """Of all ranks."""
     mfu: float
-    """Model FLOPs a second over the peak of the format, causal attention counted half."""
+    """Model FLOPs a second over the peak of `precision.dtype`, causal attention counted half: FP8's products are held
+    against that, too, as `megalite train` has it, and can bring it above 1."""
     memory: tuple[int, ...]
     """Bytes of a rank of each stage of the pipeline at the peak of a step; of the longest sequences of the run."""
+    host: tuple[int, ...]
+    """The same of the host's memory: what is offloaded."""
     fits: bool
     parts: Parts
     """Seconds, by what they go into."""
@@ -51,6 +57,7 @@ class Estimate:
             "tokens_per_second": self.tokens_per_second,
             "mfu": self.mfu,
             "memory_bytes": list(self.memory),
+            "host_bytes": list(self.host),
             "fits": self.fits,
             "breakdown": self.parts,
         }
@@ -77,8 +84,11 @@ def estimate(
     """
     config = on_device(config, machine.device_type)
     plan = make_plan(config, world_size, vocab_size)
-    lengths = [rank_bytes(*each) for each in _of_one_length(config, plan, vocab_size)]
-    return _timed(config, plan, machine, tuple(map(max, zip(*lengths, strict=True))), overrides, practice)
+    memory = Memory([0] * plan.pp, [0] * plan.pp)
+    for each in _of_one_length(config, plan, vocab_size):
+        for stage in memory_by_stage(*each):
+            memory.add(stage)
+    return _timed(config, plan, machine, memory, overrides, practice)
 
 
 def estimate_if_fits(
@@ -93,13 +103,25 @@ def estimate_if_fits(
     """The same, but None where it does not fit, which is sooner known than its seconds."""
     config = on_device(config, machine.device_type)
     plan = make_plan(config, world_size, vocab_size)
-    usable, memory = usable_memory(machine), [0] * plan.pp
+    usable, of_host, memory = usable_memory(machine), usable_host_memory(machine), Memory([0] * plan.pp, [0] * plan.pp)
     for each in _of_one_length(config, plan, vocab_size):
-        for number, stage in enumerate(each_stage(*each)):
-            if stage.total > usable:
+        for stage in each_stage(*each):
+            if stage.total > usable or stage.host > of_host:
                 return None
-            memory[number] = max(memory[number], stage.total)
-    return _timed(config, plan, machine, tuple(memory), overrides, practice)
+            memory.add(stage)
+    return _timed(config, plan, machine, memory, overrides, practice)
+
+
+class Memory(NamedTuple):
+    """Most bytes of a rank of each stage, of the device's memory and of the host's."""
+
+    device: list[int]
+    host: list[int]
+
+    def add(self, stage: StageMemory) -> None:
+        """What a stage takes in a run of one length."""
+        for most, taken in ((self.device, stage.total), (self.host, stage.host)):
+            most[stage.stage] = max(most[stage.stage], taken)
 
 
 def _of_one_length(config: Config, plan: RunPlan, vocab_size: int | None) -> list[tuple[Config, RunPlan]]:
@@ -119,7 +141,7 @@ def _timed(
     config: Config,
     plan: RunPlan,
     machine: Machine,
-    memory: tuple[int, ...],
+    memory: Memory,
     overrides: Sequence[str],
     practice: Practice,
 ) -> Estimate:
@@ -129,8 +151,9 @@ def _timed(
         time.seconds,
         plan.tokens_per_step / time.seconds,
         mfu(config, plan, machine, time.seconds),
-        memory,
-        max(memory) <= usable_memory(machine),
+        tuple(memory.device),
+        tuple(memory.host),
+        max(memory.device) <= usable_memory(machine) and max(memory.host) <= usable_host_memory(machine),
         time.parts,
     )
 
@@ -144,3 +167,10 @@ def mfu(config: Config, plan: RunPlan, machine: Machine, seconds: float) -> floa
 def usable_memory(machine: Machine) -> float:
     """Bytes of a rank that tensors may take."""
     return USABLE * machine.memory_gib * 2**30 - TAKEN_BYTES
+
+
+def usable_host_memory(machine: Machine) -> float:
+    """Bytes that a rank may keep in the memory of its node."""
+    if machine.host_memory_gib is None:
+        return inf
+    return USABLE_OF_HOST * machine.host_memory_gib * 2**30 / machine.ranks_per_node

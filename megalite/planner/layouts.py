@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import product
 from math import gcd
+from typing import Any
 
 from megalite.architecture.architecture import Architecture
 from megalite.config.schema import Config
@@ -14,8 +16,10 @@ from megalite.planner.machines import Machine
 from megalite.planner.practice import Practice
 
 MOST_MICRO_BATCH = 16
-LEAST_TOKENS_OF_CP = 4096
-"""Of a rank: a sequence is not cut into less."""
+LEAST_TOKENS_OF_CP = 2048
+"""Of a rank: a sequence is not cut into less, or into less than a quarter of it where it has many ranks."""
+MANY_RANKS = 32
+"""Of a sequence of the batch."""
 CHUNKS = (2, 3, 4, 5, 6, 8)
 """Of a rank, in interleaved pipelines."""
 RECOMPUTE = ("none", "selective", "full")
@@ -138,44 +142,40 @@ def _layouts(
     config: Config, model: Architecture, world_size: int, machine: Machine, practice: Practice
 ) -> Iterator[Candidate]:
     batch = config.batch
+    least = LEAST_TOKENS_OF_CP // (4 if batch.global_batch_size * MANY_RANKS <= world_size else 1)
     for tp in _divisors(gcd(model.num_heads, machine.ranks_per_node)):
         for cp in _divisors(world_size // tp) if world_size % tp == 0 else ():
-            if cp > 1 and batch.seq_len < LEAST_TOKENS_OF_CP * cp:
+            if cp > 1 and batch.seq_len < least * cp:
                 continue
             for pp in _divisors(world_size // (tp * cp)):
                 dp = world_size // (tp * cp * pp)
                 if pp > model.num_layers or batch.global_batch_size % dp:
                     continue
                 for ep in _degrees_of_experts(model, dp * cp):
-                    for layout in _of_mesh(config, model, tp=tp, cp=cp, ep=ep, pp=pp, dp=dp):
-                        for kind in _sequence_parallelism(config, layout, machine, practice):
-                            can_be_async = kind.tp > 1 and kind.divides_sequences and not kind.divides_weights
-                            is_async = config.parallel.async_tp and can_be_async and machine.device_type != "cpu"
-                            kind = replace(kind, divides_state=practice.divides_state, is_async=is_async)
-                            yield replace(
-                                kind, is_recorded=config.train.cuda_graphs and _can_be_recorded(kind, machine)
-                            )
-                            if layout.recompute == "full" and machine.host_link is not None:
-                                yield replace(kind, offloads=True)
+                    for layout in _of_mesh(config, model, machine, practice, tp=tp, cp=cp, ep=ep, pp=pp, dp=dp):
+                        yield from _as_the_config_has_it(config, layout, machine)
 
 
-def _can_be_recorded(layout: Candidate, machine: Machine) -> bool:
-    """As `config.checks_graphs` has it."""
-    is_whole = layout.pp == layout.cp == layout.ep == 1 and not layout.divides_weights
-    return is_whole and not layout.is_async and machine.device_type != "cpu"
+def _as_the_config_has_it(config: Config, layout: Candidate, machine: Machine) -> Iterator[Candidate]:
+    """With asynchronous tensor parallelism and records where the config has them and the layout may; and with the
+    host's memory beside it."""
+    if machine.device_type != "cpu":
+        if config.parallel.async_tp and layout.tp > 1 and layout.divides_sequences and not layout.divides_weights:
+            layout = replace(layout, is_async=True)
+        is_whole = layout.pp == layout.cp == layout.ep == 1 and not layout.divides_weights
+        if config.train.cuda_graphs and is_whole and not layout.is_async:  # as `config.checks_graphs` has it
+            layout = replace(layout, is_recorded=True)
+    yield layout
+    if layout.recompute == "full" and machine.host_link is not None:
+        yield replace(layout, offloads=True, is_recorded=False)
 
 
-def _sequence_parallelism(
-    config: Config, layout: Candidate, machine: Machine, practice: Practice
-) -> Iterator[Candidate]:
+def _sequence_parallelism(tokens: int, tp: int, machine: Machine, practice: Practice) -> list[bool]:
     """With it wherever tp is, since it sends no more and keeps less; without it where sequences cannot be divided, or
     the halves of a sum take longer than the sum."""
-    tokens = layout.micro_batch_size * config.batch.seq_len // layout.cp
-    can_divide = tokens % layout.tp == 0 and (layout.tp == 1 or practice.divides_sequences)
-    if can_divide:
-        yield layout
-    if layout.tp > 1 and (not can_divide or machine.halves < 1.0):
-        yield replace(layout, divides_sequences=False)
+    can_divide = tokens % tp == 0 and (tp == 1 or practice.divides_sequences)
+    goes_without = tp > 1 and (not can_divide or machine.halves < 1.0)
+    return [True] * can_divide + [False] * goes_without
 
 
 def _degrees_of_experts(model: Architecture, replicas: int) -> list[int]:
@@ -183,15 +183,30 @@ def _degrees_of_experts(model: Architecture, replicas: int) -> list[int]:
 
 
 def _of_mesh(
-    config: Config, model: Architecture, *, tp: int, cp: int, ep: int, pp: int, dp: int
+    config: Config, model: Architecture, machine: Machine, practice: Practice, **axes: Any
 ) -> Iterator[Candidate]:
-    per_replica = config.batch.global_batch_size // dp
-    for size in (each for each in _divisors(per_replica) if each <= MOST_MICRO_BATCH):
-        count = per_replica // size
-        for schedule, chunks in _schedules(model, pp, count):
-            for divides in (False,) if pp > 1 or dp * cp == 1 else (False, True):
-                for recompute in RECOMPUTE:
-                    yield Candidate(tp, cp, ep, pp, dp, schedule, chunks, divides, size, recompute)
+    """Not of more sequences at once that are cut as well: fewer of each, cut less, go as fast and send less."""
+    per_replica, pp = config.batch.global_batch_size // axes["dp"], axes["pp"]
+    sizes = (each for each in _divisors(per_replica) if each <= MOST_MICRO_BATCH)
+    for size in (each for each in sizes if gcd(each, axes["cp"]) == 1):
+        tokens = size * config.batch.seq_len // axes["cp"]
+        choices = product(
+            _schedules(model, pp, per_replica // size),
+            (False,) if pp > 1 or axes["dp"] * axes["cp"] == 1 else (False, True),
+            RECOMPUTE,
+            _sequence_parallelism(tokens, axes["tp"], machine, practice),
+        )
+        for (schedule, chunks), divides_weights, recompute, divides_sequences in choices:
+            yield Candidate(
+                **axes,
+                schedule=schedule,
+                chunks=chunks,
+                divides_weights=divides_weights,
+                micro_batch_size=size,
+                recompute=recompute,
+                divides_sequences=divides_sequences,
+                divides_state=practice.divides_state,
+            )
 
 
 def _schedules(model: Architecture, pp: int, count: int) -> Iterator[tuple[str, int | None]]:

@@ -12,14 +12,16 @@ def rate_over(plan: RunPlan, machine: Machine, axis: str) -> float:
 
     A sum or a gather over several nodes goes round in as many rings as the axis has ranks in a node, each with an
     adapter of its own, so that every byte crosses with them all; messages to one other rank have the rank's own.
+    Groups that do not divide a node are in two.
     """
     stage = plan.tp * plan.num_replicas
     inner = {"tp": plan.tp, "cp": plan.tp * plan.cp, "ep": plan.tp * max(plan.cp, plan.ep), "dp": stage}
     reach = inner.get(axis, plan.world_size)
     bandwidth = machine.link
-    if reach > machine.ranks_per_node:
-        sizes = {"cp": plan.cp, "dp": plan.num_replicas}
-        rings = max(1, min(sizes.get(axis, 1), machine.ranks_per_node // plan.tp))
+    if reach > machine.ranks_per_node or (plan.world_size > machine.ranks_per_node and machine.ranks_per_node % reach):
+        sizes = {"tp": plan.tp, "cp": plan.cp, "dp": plan.num_replicas}
+        stride = 1 if axis == "tp" else plan.tp
+        rings = max(1, min(sizes.get(axis, 1), machine.ranks_per_node // stride))
         bandwidth = min(machine.link, rings * machine.network)
     return bandwidth * machine.constants.links
 

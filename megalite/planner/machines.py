@@ -47,6 +47,7 @@ RANGES: dict[str, tuple[float, float, str]] = {
     "network": (*A_SECOND, " bytes a second"),
     "host_link": (*A_SECOND, " bytes a second"),
     "memory_gib": (0.01, 1e5, " GiB a rank"),
+    "host_memory_gib": (0.1, 1e6, " GiB a node"),
     "halves": (0.01, 100.0, " of a rate"),
     "meeting": (1e-7, 1.0, " s a message"),
     "watts": (0.01, 1e6, " W a rank"),
@@ -75,6 +76,8 @@ class Machine(Section):
     """Bytes a second to ranks of other nodes."""
     host_link: PositiveFloat | None = None
     """Bytes a second to the host's memory, each way; None where a rank has no other."""
+    host_memory_gib: PositiveFloat | None = None
+    """Of a node, for what its ranks keep outside of their devices; None where nobody knows."""
     halves: PositiveFloat = 1.0
     """Rate of gathers and scatters, over that of the all-reduce that they are the halves of."""
     meeting: PositiveFloat | None = None

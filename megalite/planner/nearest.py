@@ -9,7 +9,7 @@ from megalite.config.schema import Config
 from megalite.config.validate import validate
 from megalite.config.wording import or_
 from megalite.errors import ConfigError, UserError
-from megalite.planner.estimate import Estimate, estimate
+from megalite.planner.estimate import Estimate, estimate, usable_host_memory
 from megalite.planner.layouts import LEAST_TOKENS_OF_CP
 from megalite.planner.machines import Machine
 from megalite.planner.search import Search, search
@@ -53,8 +53,8 @@ def best_or_refusal(
     if found.smallest is None:
         raise UserError(
             "no layout is legal on so many ranks, of those that are looked at: dp divides batch.global_batch_size, a "
-            f"pipeline has a micro-batch for each stage, and cp leaves a rank {LEAST_TOKENS_OF_CP:,} tokens; change "
-            "--world-size, or the batch, or judge a layout of your own with --as-is"
+            f"pipeline has a micro-batch for each stage, and cp leaves a rank {LEAST_TOKENS_OF_CP:,} tokens (a quarter "
+            "where sequences are few); change --world-size, or the batch, or judge a layout of your own with --as-is"
         )
 
     def has_layout(config: Config, ranks: int = world_size) -> bool:
@@ -71,10 +71,12 @@ def best_or_refusal(
         f"nor does it with {or_(tried)}: use a machine with more memory, a larger batch, which more ranks can "
         "share, or a smaller model"
     )
+    taken, usable = f"{max(found.smallest.memory) / 2**30:.1f} GiB of a rank", float(max(0, found.usable))
+    if max(found.smallest.memory) <= usable:
+        taken, usable = f"{max(found.smallest.host) / 2**30:.1f} GiB a rank of its node's", usable_host_memory(machine)
     raise UserError(
-        f"no layout fits: the smallest takes {max(found.smallest.memory) / 2**30:.1f} GiB of a rank "
-        f"({' '.join(found.smallest.overrides)}), and {max(0, found.usable) / 2**30:.1f} can be used; "
-        + (f"it fits with {or_(helps)}" if helps else otherwise)
+        f"no layout fits: the smallest takes {taken} ({' '.join(found.smallest.overrides)}), and "
+        f"{usable / 2**30:.1f} can be used; " + (f"it fits with {or_(helps)}" if helps else otherwise)
     )
 
 

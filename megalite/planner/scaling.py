@@ -8,8 +8,9 @@ Efficiency is tokens a second and rank, over those of the fewest ranks on which 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from megalite.config.schema import Config
@@ -17,7 +18,7 @@ from megalite.errors import UserError
 from megalite.planner.estimate import Estimate
 from megalite.planner.machines import Machine
 from megalite.planner.nearest import best_or_refusal
-from megalite.planner.search import search
+from megalite.planner.search import MicroBatches, Search, search
 
 KINDS = ("strong", "weak")
 LONG_RUN_STEPS = 100_000
@@ -61,29 +62,35 @@ def scaling(config: Config, machine: Machine, counts: Sequence[int], *, vocab_si
     Raises:
         UserError: the model fits on none of them.
     """
-    config = _as_long_as_any(config)
-    first = next(_curve("strong", config, machine, counts, vocab_size), None)
+    config, known = _as_long_as_any(config), MicroBatches()
+    find = partial(search, machine=machine, top=1, vocab_size=vocab_size, known=known)
+    first = next(_curve("strong", config, counts, find), None)
     if first is None:
-        found = search(config, counts[-1], machine, top=1, vocab_size=vocab_size)
+        found = find(config, counts[-1])
         best_or_refusal(found, config, counts[-1], machine, vocab_size)
         raise UserError(f"no layout of this model is legal on any of {', '.join(map(str, counts))} ranks")
     more = [ranks for ranks in counts if ranks > first.ranks]
-    strong, weak = (_curve(kind, config, machine, more, vocab_size, first) for kind in KINDS)
+    strong, weak = (_curve(kind, config, more, find, first) for kind in KINDS)
     return [first, *strong, replace(first, kind="weak"), *weak]
 
 
 def _as_long_as_any(config: Config) -> Config:
-    """The config of a run that is not over before its schedule begins, however large its batches."""
-    steps = max(LONG_RUN_STEPS, config.schedule.warmup_steps)
+    """The config of a run that is not over before anything of its own begins, however large its batches."""
+    of_schedules = [config.schedule, *config.schedule.phases]
+    of_schedules += [group.schedule for group in config.optimizer.groups if group.schedule is not None]
+    named = [config.train.steps, *(stage.from_step for stage in config.batch.stages)]
+    for each in of_schedules:
+        named += [each.warmup_steps, each.decay_steps, each.period_steps, getattr(each, "until_step", None)]
+        named += each.milestones
+    steps = max(LONG_RUN_STEPS, *(2 * step for step in named if step is not None))
     return config.model_copy(update={"train": config.train.model_copy(update={"tokens": None, "steps": steps})})
 
 
 def _curve(
     kind: str,
     config: Config,
-    machine: Machine,
     counts: Sequence[int],
-    vocab_size: int | None,
+    find: Callable[[Config, int], Search],
     first: Point | None = None,
 ) -> Iterator[Point]:
     """The points on so many ranks, given the curve's first one; without it the first is the yardstick."""
@@ -92,7 +99,7 @@ def _curve(
         if kind == "weak" and first is not None:
             batch = batch * ranks // first.ranks
         sized = config.model_copy(update={"batch": config.batch.model_copy(update={"global_batch_size": batch})})
-        best = search(sized, ranks, machine, top=1, vocab_size=vocab_size).best
+        best = find(sized, ranks).best
         if best:
             rate = best[0].tokens_per_second / ranks
             yardstick = rate if first is None else first.best.tokens_per_second / first.ranks

@@ -31,6 +31,10 @@ from megalite.planner.memory import on_device
 from megalite.planner.practice import OURS, Practice
 from megalite.planner.seconds import micro_batch_seconds
 
+MicroBatches = dict[tuple[int | str, ...], tuple[float, float]]
+"""Seconds of one through the whole model, and bytes that are kept of it, by what sets them apart: neither ranks nor the
+size of a batch."""
+
 
 @dataclass(frozen=True)
 class Search:
@@ -56,6 +60,7 @@ def search(
     top: int,
     vocab_size: int | None = None,
     practice: Practice = OURS,
+    known: MicroBatches | None = None,
 ) -> Search:
     """The layouts of a config that take the least time on so many ranks.
 
@@ -64,13 +69,14 @@ def search(
         top: layouts to find, each of another mesh.
         vocab_size: where the config takes its tokenizer's.
         practice: of the software, which has these layouts alone.
+        known: what former searches of this model on this machine have worked out, to be added to.
 
     Raises:
         UserError: the machine has no units for the config's format.
     """
     config = on_device(config, machine.device_type)
     model = fill(config, vocab_size)
-    bounds, most = Bounds(config, machine, vocab_size, practice), usable_memory(machine)
+    bounds, most = Bounds(config, machine, vocab_size, practice, known), usable_memory(machine)
     legal = (each for each in layouts(config, model, world_size, machine, practice) if not bounds.is_repeated(each))
     found = sorted(((bounds.seconds(each), each) for each in legal), key=itemgetter(0))
     best = Quickest(top)
@@ -166,9 +172,16 @@ def _least(layout: Estimate) -> tuple[int, float]:
 class Bounds:
     """What layouts take at least. A pipeline of few micro-batches and uneven stages may take a tenth less."""
 
-    def __init__(self, base: Config, machine: Machine, vocab_size: int | None, practice: Practice):
+    def __init__(
+        self,
+        base: Config,
+        machine: Machine,
+        vocab_size: int | None,
+        practice: Practice,
+        known: MicroBatches | None = None,
+    ):
         self._base, self._machine, self._vocab_size, self._practice = base, machine, vocab_size, practice
-        self._of_micro_batches: dict[tuple[int | str, ...], tuple[float, float]] = {}
+        self._of_micro_batches: MicroBatches = {} if known is None else known
         self._of_engines: dict[tuple[int, ...], tuple[int, int]] = {}
         self._compiles: bool | None = None
         """Of all layouts alike: steps, and FLOPs a rank, are the same."""

@@ -36,14 +36,17 @@ from megalite.architecture.costs import (
     linear_numbers,
     linear_weights,
 )
+from megalite.architecture.trained import everything
 from megalite.architecture.weights import vocab_rows_per_rank
+from megalite.config.engine import choose_engine
 from megalite.config.pipeline import few_rounds, pipeline_schedule
 from megalite.config.plan import LOSS_CHUNK_TOKENS, RunPlan
 from megalite.config.recompute import recompute_by_block
 from megalite.config.schema import Config
 from megalite.config.stream import stream_tokens
+from megalite.config.trained import trained_parts
 from megalite.parallel.schedules.simulation import ChunkCosts, Timeline, end_of, simulate
-from megalite.planner.block_memory import is_compiled
+from megalite.planner.block_memory import is_compiled, kinds_of
 from megalite.planner.links import rate_over
 from megalite.planner.machines import Machine
 from megalite.planner.practice import OURS, Practice
@@ -114,27 +117,28 @@ class _Chunk:
 
 def _chunks(config: Config, plan: RunPlan, machine: Machine, practice: Practice) -> list[_Chunk]:
     """Every chunk of the pipeline; blocks that are alike are counted once."""
-    model, kinds, found = plan.model, plan.model.kinds(), list[_Chunk]()
-    modes = recompute_by_block(config, plan)
-    kinds_and_modes = list(zip(kinds, modes, strict=False))  # of the model's own
+    model, found = plan.model, list[_Chunk]()
+    kinds = kinds_of(plan, range(model.num_layers + model.num_predictions))
+    trained = trained_parts(model, config.optimizer)
+    if choose_engine(config) == "deepspeed" and model.lora is None:  # which makes gradients of frozen weights, too
+        trained = everything(model)
+    passes = [trained.shares[index] if trained.is_passed(index) else None for index in range(len(kinds))]
+    of_each = list(zip(kinds, recompute_by_block(config, plan), passes, strict=True))
     known = {
-        (kind, mode): _block(config, plan, model.block_of(kind), machine, practice, mode)
-        for kind, mode in set(kinds_and_modes)
+        each: _block(config, plan, model.block_of(each[0]), machine, practice, recompute=each[1], trained=each[2])
+        for each in set(of_each)
     }
-    for number, bounds in enumerate(plan.chunk_blocks):
-        alike = Counter(kinds_and_modes[slice(*bounds)])
-        blocks = [known[each].times(count) for each, count in alike.items()]
+    for number, (first, stop) in enumerate(plan.chunk_blocks):
         is_last = number == len(plan.chunk_blocks) - 1
-        if is_last and model.num_predictions:
-            last = model.block(model.num_layers)
-            blocks += [_block(config, plan, last, machine, practice, mode) for mode in modes[model.num_layers :]]
-        head = _head(config, plan, machine, practice) if is_last else {}
+        alike = Counter(of_each[first : None if is_last else stop])  # what predicts further is behind
+        blocks = [known[each].times(count) for each, count in alike.items()]
+        head = _head(config, plan, machine, practice, trains=trained.trains_head) if is_last else {}
         embedding = _embedding(config, plan, machine) if number == 0 else {}
         # Pairs of answers: the model's own forward pass once more, and the reference's
-        passes = 1 if config.train.preference is None else 3
+        times = 1 if config.train.preference is None else 3
         found.append(
             _Chunk(
-                _sum([embedding, *(each.forward for each in blocks), head] * passes),
+                _sum([embedding, *(each.forward for each in blocks), head] * times),
                 _sum(each.backward for each in blocks),
                 sum(each.weights for each in blocks),
             )
@@ -143,9 +147,20 @@ def _chunks(config: Config, plan: RunPlan, machine: Machine, practice: Practice)
 
 
 def _block(
-    config: Config, plan: RunPlan, block: BlockSpec, machine: Machine, practice: Practice, recompute: str
+    config: Config,
+    plan: RunPlan,
+    block: BlockSpec,
+    machine: Machine,
+    practice: Practice,
+    *,
+    recompute: str,
+    trained: float | None,
 ) -> _Chunk:
-    """One block's passes over a micro-batch of a rank."""
+    """One block's passes over a micro-batch of a rank.
+
+    Args:
+        trained: of its matrices, the share of which gradients are made; None where no gradient comes.
+    """
     hidden, a = plan.model.hidden_size, ELEMENT_BYTES[config.precision.dtype]
     tokens, rate = _tokens(config, plan), machine.rate(config.precision.dtype)
     linear = 2.0 * tokens * linear_multiply_adds(block, hidden) / plan.tp / _rate_of_linear(config, machine)
@@ -167,8 +182,10 @@ def _block(
     copy = _copy_seconds(config, plan, machine)
     forward["offload"] = max(0.0, copy - sum(forward.values()))
     forward["host"] = _host(config, machine, forward)
+    if trained is None:
+        return _Chunk(forward, {}, 0.0)
     backward = {
-        "products": (2 if plan.model.lora is None else 1) * linear,  # without gradients of what is frozen
+        "products": (1 + trained) * linear,
         "attention": ATTENTION_BACKWARD * attention,
         "passes": PASSES_BACKWARD / PASSES_FORWARD * passes + 2 * scores + casts,
         **sent,
@@ -183,7 +200,7 @@ def _block(
         backward = _sum((backward, {"attention": attention, "passes": scores}))
     elif recompute == "selective":
         backward = _sum((backward, {"passes": passes}))
-    return _Chunk(forward, backward, linear if plan.model.lora is None else 0.0)
+    return _Chunk(forward, backward, trained * linear)
 
 
 def _copy_seconds(config: Config, plan: RunPlan, machine: Machine) -> float:
@@ -234,11 +251,11 @@ EP_MESSAGES = 5
 """How many rows come, rows and results there and back, and their gradients likewise."""
 
 
-def _head(config: Config, plan: RunPlan, machine: Machine, practice: Practice) -> Parts:
+def _head(config: Config, plan: RunPlan, machine: Machine, practice: Practice, *, trains: bool) -> Parts:
     """The head with its loss, whose gradients are made in the forward pass; once more for each further prediction."""
     rows = vocab_rows_per_rank(plan.model.vocab_size, plan.tp)
     logits = _tokens(config, plan) * rows * (1 + plan.model.num_predictions)
-    operations = (6.0 if plan.model.lora is None else 4.0) * logits * plan.model.hidden_size
+    operations = (6.0 if trains else 4.0) * logits * plan.model.hidden_size
     found = {
         "products": operations / machine.rate(config.precision.dtype),
         "passes": practice.logit_bytes * logits / (machine.memory_bandwidth * machine.constants.passes),

@@ -16,7 +16,7 @@ from megalite.config.optimizers import FROZEN, RULES, UpdateRule
 from megalite.config.plan import RunPlan
 from megalite.config.schema import Config, OptimizerConfig
 from megalite.optim.at_work import CHUNK, Formats, Shape, elementwise_bytes, whole_bytes
-from megalite.optim.rules import all_rules, rule_of, unit_rows
+from megalite.optim.rules import all_rules, rows_of_unit, rule_of
 from megalite.planner.holdings import MOST_KEPT, updated_by_stage
 
 
@@ -68,4 +68,5 @@ def _units(model: Architecture, optimizer: OptimizerConfig, name: str) -> tuple[
 def _units_of(weight: Weight, rule: UpdateRule) -> set[Shape]:
     if not rule.in_rows:
         return {weight.shape}
-    return {(stop - start, *weight.shape[1:]) for start, stop in unit_rows(weight)}
+    rows, (whole, *others) = rows_of_unit(weight), weight.shape
+    return {(size, *others) for size in (min(rows, whole), whole % rows) if size}

@@ -16,6 +16,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -72,7 +73,7 @@ def calibrate(config: Config, device_type: str, *, num_ranks: int, vocab_size: i
     if alone.precision.dtype not in DTYPES:
         raise UserError(f"plan calibrate: measures in {or_(DTYPES)}; give precision.dtype={or_(DTYPES)}")
     context = multiprocessing.get_context("spawn")
-    with tempfile.TemporaryDirectory(prefix="megalite-calibrate-") as folder:
+    with _ended_in_order(), tempfile.TemporaryDirectory(prefix="megalite-calibrate-") as folder:
         queue, store = context.Queue(), os.path.join(folder, "store")
         arguments = (num_ranks, device_type, store, alone, model, queue)
         ranks = [context.Process(target=_measure, args=(rank, *arguments), daemon=True) for rank in range(num_ranks)]
@@ -97,6 +98,21 @@ def calibrate(config: Config, device_type: str, *, num_ranks: int, vocab_size: i
 
 
 SECONDS_TO_END = 60.0
+
+
+@contextmanager
+def _ended_in_order() -> Iterator[None]:
+    """Within it SIGTERM and SIGHUP end ranks and remove what is on the disk, as Ctrl-C does."""
+    former = {number: signal.signal(number, _leave) for number in (signal.SIGTERM, signal.SIGHUP)}
+    try:
+        yield
+    finally:
+        for number, handler in former.items():
+            signal.signal(number, handler)
+
+
+def _leave(number: int, _: object) -> None:
+    sys.exit(128 + number)
 
 
 @contextmanager

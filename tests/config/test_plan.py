@@ -45,6 +45,15 @@ class TestFlops:
         matrices = 6 * (4 * 384 * 384 + 3 * 384 * 1024) + 384
         assert flops_per_token(model, 1) == 6 * matrices + 12 * 6 * 384 * 0.5
 
+    def test_what_is_frozen_has_no_gradients(self):
+        """Two a weight of blocks that no gradient goes back to, four of others that are frozen."""
+        whole, matrices, attention = plan_of(), 4 * 384 * 384 + 3 * 384 * 1024, 2 * 384 * 256.0
+        groups = [{"match": ["embedding.*", "blocks.[01].*", "blocks.3.*"], "frozen": True}]
+        found = plan_of(optimizer={"groups": groups})
+        head = plan_of().model.vocab_size * 384  # the embedding's own matrix
+        saved = 2 * (4 * matrices + 4 * attention) + 2 * matrices + 2 * head
+        assert whole.flops_per_token - found.flops_per_token == pytest.approx(saved)
+
     def test_window_bounds_attention(self):
         """A window of w tokens sees (w + 1) / 2 on the ramp and w beyond it: on average w - w^2 / 2s."""
         model = fill_model(ModelConfig(**W1, sliding_window=128), BatchConfig(seq_len=512))

@@ -64,3 +64,19 @@ def test_up_to_16384_ranks_is_quick():
     points = scaling(config(LARGE, batch={"global_batch_size": 1024, "seq_len": 8192}), H100, rank_counts(H100, 16384))
     assert time.process_time() - begin < 10.0
     assert points[-1].ranks == 16384
+
+
+@pytest.mark.parametrize(
+    "sections",
+    [
+        {"batch": {"stages": [{"from_step": 200_001, "seq_len": 4096}]}, "train": {"steps": 300_000}},
+        {"schedule": {"name": "wsd", "decay_steps": 200_000}, "train": {"steps": 300_000}},
+        {
+            "schedule": {"name": "piecewise", "phases": [{"until_step": 150_000, "min_lr": 1e-5}, {"name": "linear"}]},
+            "train": {"steps": 300_000},
+        },
+    ],
+    ids=["stages", "decay", "phases"],
+)
+def test_what_begins_late_in_a_run_is_no_obstacle(sections: dict):
+    assert len(scaling(config({**SMALL, "max_positions": 4096}, **sections), H100, [8, 32])) == 4

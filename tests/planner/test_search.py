@@ -13,7 +13,7 @@ from megalite.config.plan import make_plan
 from megalite.config.schema import Config, OptimizerConfig
 from megalite.config.validate import validate
 from megalite.errors import ConfigError, UserError
-from megalite.planner.estimate import Estimate, estimate, rank_bytes, usable_memory
+from megalite.planner.estimate import USABLE_OF_HOST, Estimate, estimate, rank_bytes, usable_memory
 from megalite.planner.layouts import Mesh, layouts
 from megalite.planner.machines import Machine, load_machine
 from megalite.planner.memory import memory_by_stage, on_device
@@ -70,6 +70,41 @@ def test_the_search_finds_the_best_of_all(name: str):
     best = search(base, 8, machine, top=6).best
     assert [each.seconds for each in best] == pytest.approx(sorted(each.seconds for each in expected))
     assert {max(each.memory) for each in best} == {max(each.memory) for each in expected}
+
+
+def test_few_sequences_are_cut():
+    """Of eight sequences on 128 ranks few have one of their own."""
+    found = search(config(batch=8, num_layers=16), 128, H100, top=3).best
+    assert found
+    assert all("parallel.cp=2" in each.overrides for each in found)
+
+
+def test_a_node_has_so_much_memory_beside_its_devices():
+    """What waits there has to fit, and is said."""
+    base = config(num_layers=32, seq_len=32768, batch=8)
+    machine = H100.model_copy(update={"memory_gib": 24.0})
+    found = search(base, 8, machine, top=6).best
+    offloaded = [each for each in found if any(each.host)]
+    assert offloaded
+    gib = max(max(each.host) for each in offloaded) * 8 / 2**30
+    scarce = machine.model_copy(update={"host_memory_gib": min(max(e.host) for e in offloaded) * 8 / 2**30})
+    assert not any(any(each.host) for each in search(base, 8, scarce, top=6).best)
+    enough = machine.model_copy(update={"host_memory_gib": gib / USABLE_OF_HOST + 0.1})
+    assert [each.host for each in search(base, 8, enough, top=6).best] == [each.host for each in found]
+    (one,) = offloaded[:1]
+    applied = one_of(base, one)
+    assert estimate(applied, 8, machine).fits
+    assert not estimate(applied, 8, scarce).fits
+
+
+def one_of(base: Config, found: Estimate) -> Config:
+    """The config of a layout."""
+    layouts_of_it = (
+        each.applied_to(base)
+        for each in layouts(base, fill_model(base.model, base.batch, None), 8, H100, OURS)
+        if each.overrides(base) == found.overrides
+    )
+    return next(layouts_of_it)
 
 
 def test_overrides_make_the_layout(tmp_path):

@@ -51,6 +51,26 @@ def test_products_by_hand():
     assert found.parts["products"] == pytest.approx(expected)
 
 
+def frozen(*patterns: str) -> dict[str, Any]:
+    return {"optimizer": {"groups": [{"match": [*patterns], "frozen": True}]}}
+
+
+def test_frozen_weights():
+    """Where nothing is trained below there is no backward pass; a frozen weight above it has no gradient of its own."""
+    parts, head = time_of().parts, 6 * 64 * 4096 * 4096 * 32000 / (989.4e12 * H100.constants.products)
+    of_blocks = parts["products"] - head
+    still = time_of(**frozen("embedding.*", "blocks.*")).parts
+    assert still["products"] == pytest.approx(of_blocks / 3 + head)
+    assert still["attention"] == pytest.approx(parts["attention"] / (1 + ATTENTION_BACKWARD))
+    half = time_of(**frozen("embedding.*", "blocks.?.*", "blocks.1[0-5].*")).parts
+    assert half["products"] == pytest.approx(of_blocks * (1 / 2 + 1 / 6) + head)
+    mixed = time_of(**frozen("blocks.*.mlp.*", "head.*")).parts  # whose gradients go on down to the embedding
+    share = 4 * 4096 / (4 * 4096 + 3 * 11008)
+    assert mixed["products"] == pytest.approx(of_blocks * (2 + share) / 3 + head * 2 / 3)
+    made_all_the_same = {"parallel": {"zero_stage": 2, "engine": "deepspeed"}}
+    assert time_of(**frozen("blocks.*"), **made_all_the_same).parts["products"] == parts["products"]
+
+
 def test_experts_by_hand():
     """FLOPs of a token's own experts and of the router, and all experts' matrices read, an ep rank's share of them."""
     moe = {"num_experts": 64, "top_k": 4, "ffn_hidden_size": 1408}
@@ -134,7 +154,7 @@ def test_what_a_machine_changes():
     assert slower["tp"] == pytest.approx(2 * before["tp"])
     assert {name for name in before if slower[name] != before[name]} == {"tp", "dp"}
     across = time_of(8, quick.model_copy(update={"ranks_per_node": 2}), **layout).parts
-    assert across["tp"] == pytest.approx(before["tp"] * H100.link / H100.network)
+    assert across["tp"] == pytest.approx(before["tp"] * H100.link / H100.network / 2)  # in two rings
     found = time_of(8, changed(constants=waiting, hides_messages=False), **layout).parts
     assert found["host"] == pytest.approx(32 * 32 * 3)  # a second for a block and for each message
     outside = 2 + 2 * ceil(config_of(**layout).batch.seq_len / LOSS_CHUNK_TOKENS["cpu"])  # sums of embedding and loss

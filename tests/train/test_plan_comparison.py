@@ -12,7 +12,7 @@ from megalite.planner.machines import known_machines, load_machine, machine_of_g
 from megalite.train.components.plan_comparison import COUNTED, UNSETTLED, Measured, complaints
 from tests.kit.runs import events, megalite, metrics, write_run
 
-PLANNED = Estimate((), 1.0, 1000.0, 0.5, (100,), True, {"products": 0.6, "passes": 0.4})
+PLANNED = Estimate((), 1.0, 1000.0, 0.5, (100,), (0,), True, {"products": 0.6, "passes": 0.4})
 AS_PLANNED = Measured((1.0,) * 3, (0.0,) * 3, 100)
 
 
