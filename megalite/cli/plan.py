@@ -146,8 +146,8 @@ def layouts(
         typer.echo(json.dumps({"layouts": [each.to_dict() for each in found], **others}))
         return
     title = f"{config} on {ranks:,} x {machine}: {counted(looked_at, 'layout', 'layouts')} looked at"
-    notes += [] if risks is None else [str(risks)]
-    _print([_table(title, found, ranks), *([_parts_table(found)] if explain else [])], [str(run), *notes], found[0])
+    tables = [_table(title, found, ranks), *([_parts_table(found)] if explain else [])]
+    _print(tables, [str(run), *notes, *([] if risks is None else [str(risks)])], found[0])
 
 
 def _refuse_schedule(config: Config, ranks: int) -> None:

@@ -27,6 +27,7 @@ from megalite.config.recompute import recompute_by_block
 from megalite.config.schema import Config
 from megalite.config.stream import stream_tokens
 from megalite.engine.kept import has_gradient
+from megalite.parallel.schedules.operations import Kind
 from megalite.parallel.schedules.simulation import ChunkCosts
 from megalite.planner.holdings import num_still_below
 
@@ -45,6 +46,9 @@ class KeptByBlocks:
     """That a chunk keeps, and of those what it holds from I until W."""
     again: list[int]
     """That recomputation brings back of each block."""
+    at_work: list[dict[Kind, int]]
+    """That a backward pass of a chunk has at most beside what is kept before it, of what it brings back; a pass that is
+    split has what it holds of the blocks that it is through with."""
     below: int
     """That a block has at work in the forward pass, of those that keep nothing since no gradient goes down to them."""
 
@@ -79,7 +83,20 @@ def kept_by_blocks(config: Config, plan: RunPlan) -> KeptByBlocks:
         mlp_bytes(block.feed_forward, element_bytes=element_bytes, tp=plan.tp) for block in blocks_among(plan, still)
     )
     streams = 2 * element_bytes * stream_width(config, plan)
-    return KeptByBlocks(kept, by_chunk, again, below=max((streams + mlp for mlp in mlps), default=0))
+    at_work: list[dict[Kind, int]] = [
+        {"B": max(again[slice(*each)], default=0), "I": _at_work_of_half(again, kept, held, range(*each))}
+        for each in bounds
+    ]
+    return KeptByBlocks(kept, by_chunk, again, at_work, below=max((streams + mlp for mlp in mlps), default=0))
+
+
+def _at_work_of_half(again: Sequence[int], kept: Sequence[int], held: Sequence[int], blocks: range) -> int:
+    """The most in the half of a backward pass that goes from block to block, the last one first."""
+    most = through = 0
+    for index in reversed(blocks):
+        most = max(most, through + again[index])
+        through += held[index] - kept[index]
+    return most
 
 
 def rotation_bytes(plan: RunPlan) -> int:

@@ -31,7 +31,7 @@ from megalite.engine.footprint import footprint
 from megalite.engine.kept import EngineNumbers, InBlocks, has_gradient, head_numbers
 from megalite.parallel.schedules.operations import Operation
 from megalite.parallel.schedules.programs import SENDS_UNDER_WAY
-from megalite.parallel.schedules.simulation import ChunkCosts, peak_kept
+from megalite.parallel.schedules.simulation import ChunkCosts, peak_at_work, peak_kept
 from megalite.planner.block_memory import (
     KeptByBlocks,
     in_attention,
@@ -170,12 +170,15 @@ def _activations(
     """What the chunks keep at most for the micro-batches in flight; what is there for a block at a time, because
     recomputation brings it back, or inside an MLP; and what the head's part of each micro-batch adds to the former."""
     mine, tokens = plan.blocks_of(stage), micro_batch_tokens(config)
-    again = max((blocks.again[index] for index in mine), default=0)
     by_chunk = [ChunkCosts(kept=tokens * each.kept, held=tokens * each.held) for each in blocks.by_chunk]
+    at_most = peak_at_work(
+        order, by_chunk, [{kind: tokens * size for kind, size in each.items()} for each in blocks.at_work]
+    )
     in_blocks, last = int(peak_kept(order, by_chunk)), by_chunk[-1]
+    again = max(0, int(at_most) - in_blocks)
     by_chunk[-1] = ChunkCosts(kept=last.kept + at_the_head, held=last.held + at_the_head)
     at_work = max(in_mlp(config, plan, mine), tokens * in_attention(config, plan, mine))
-    return in_blocks, tokens * again + at_work, int(peak_kept(order, by_chunk)) - in_blocks
+    return in_blocks, again + at_work, int(peak_kept(order, by_chunk)) - in_blocks
 
 
 def _head(config: Config, plan: RunPlan) -> tuple[int, int]:

@@ -8,7 +8,7 @@ where that is split, in part by I and the rest by W.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import inf
@@ -125,3 +125,18 @@ def peak_kept(order: Sequence[Operation], costs: Sequence[ChunkCosts]) -> float:
     changes_by_kind = [{kind: each.memory_change(kind) for kind in KINDS} for each in costs]
     changes = [changes_by_kind[chunk][kind] for kind, chunk, _ in order]
     return max(itertools.accumulate(changes), default=0.0)
+
+
+def peak_at_work(
+    order: Sequence[Operation], costs: Sequence[ChunkCosts], at_work: Sequence[Mapping[Kind, float]]
+) -> float:
+    """The same with what a rank has for a moment of a backward pass, beside what is kept before it.
+
+    Args:
+        at_work: of a pass of each chunk, by kind.
+    """
+    now = most = 0.0
+    for kind, chunk, _ in order:
+        most = max(most, now + at_work[chunk].get(kind, 0.0))
+        now += costs[chunk].memory_change(kind)
+    return most
