@@ -116,8 +116,7 @@ def layouts(
     from megalite.planner.goodput import under_failures
     from megalite.planner.machines import load_machine
     from megalite.planner.memory import on_device
-    from megalite.planner.nearest import best_or_refusal, what_helps
-    from megalite.planner.search import search
+    from megalite.planner.nearest import what_helps
     from megalite.planner.whole_run import whole_run
 
     given = _failures(failures, save_seconds, restart_seconds)
@@ -131,9 +130,7 @@ def layouts(
         validate(on_device(loaded, known.device_type), ranks)
         found, looked_at = [estimate(loaded, ranks, known, vocab_size=vocab_size)], 1
     else:
-        _refuse_schedule(loaded, ranks)
-        result = search(loaded, ranks, known, top=top or SHOWN_LAYOUTS, vocab_size=vocab_size)
-        found, looked_at = best_or_refusal(result, loaded, ranks, known, vocab_size), result.num_layouts
+        found, looked_at = _searched(loaded, ranks, known, top or SHOWN_LAYOUTS, vocab_size)
     chosen = load_run(config, [*(overrides or ()), *found[0].overrides]) if found[0].overrides else loaded
     if trace is not None:
         _write_trace(trace, chosen, make_plan(chosen, ranks, vocab_size), known)
@@ -150,16 +147,22 @@ def layouts(
     _print(tables, [str(run), *notes, *([] if risks is None else [str(risks)])], found[0])
 
 
-def _refuse_schedule(config: Config, ranks: int) -> None:
-    """Refuse what is wrong with the length of a run, which no layout mends, before layouts are looked at."""
+def _searched(
+    config: Config, ranks: int, machine: Machine, top: int, vocab_size: int | None
+) -> tuple[list[Estimate], int]:
+    """The best layouts, and how many were looked at; none are where a run's length is wrong, which no layout mends."""
     from megalite.config.validate import validate
     from megalite.errors import ConfigError
+    from megalite.planner.nearest import best_or_refusal
+    from megalite.planner.search import search
 
     try:
         validate(config, ranks)
     except ConfigError as error:
         if found := [problem for problem in error.problems if problem.startswith("schedule.")]:
             raise ConfigError(found) from None
+    result = search(config, ranks, machine, top=top, vocab_size=vocab_size)
+    return best_or_refusal(result, config, ranks, machine, vocab_size), result.num_layouts
 
 
 def _failures(often: float | None, save: float | None, restart: float | None) -> tuple[float, float, float] | None:
