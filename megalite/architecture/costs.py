@@ -87,12 +87,17 @@ def flops_per_token(model: Architecture, seq_len: int, trained: TrainedParts | N
     """
     trained, head = trained or everything(model), model.vocab_size * model.hidden_size
     of_head = head * (4.0 + 2.0 * trained.trains_head)
-    total = of_head * (1 + model.num_predictions) + 6.0 * count_adapters(model)
+    total = of_head * (1 + model.num_predictions) + (0.0 if model.lora is None else 6.0 * count_adapters(model))
+    kinds, hidden = model.kinds(), model.hidden_size
+    blocks = {kind: model.block_of(kind) for kind in set(kinds)}
+    known = {
+        kind: (linear_multiply_adds(block, hidden), mixing_multiply_adds(block.attention, seq_len))
+        for kind, block in blocks.items()
+    }
     for index, share in enumerate(trained.shares):
-        block = model.block(index)
-        linear, mixing = linear_multiply_adds(block, model.hidden_size), mixing_multiply_adds(block.attention, seq_len)
+        linear, mixing = known[kinds[min(index, model.num_layers - 1)]]
         if index >= model.num_layers:
-            linear += 2 * model.hidden_size**2  # the matrix that joins two streams
+            linear += 2 * hidden**2  # the matrix that joins two streams
         total += (4.0 + 2.0 * share) * linear + 6.0 * mixing if trained.is_passed(index) else 2.0 * (linear + mixing)
     return total
 
