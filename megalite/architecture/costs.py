@@ -88,16 +88,11 @@ def flops_per_token(model: Architecture, seq_len: int, trained: TrainedParts | N
     trained, head = trained or everything(model), model.vocab_size * model.hidden_size
     of_head = head * (4.0 + 2.0 * trained.trains_head)
     total = of_head * (1 + model.num_predictions) + (0.0 if model.lora is None else 6.0 * count_adapters(model))
-    kinds, hidden = model.kinds(), model.hidden_size
-    blocks = {kind: model.block_of(kind) for kind in set(kinds)}
-    known = {
-        kind: (linear_multiply_adds(block, hidden), mixing_multiply_adds(block.attention, seq_len))
-        for kind, block in blocks.items()
-    }
+    of_blocks = _multiply_adds(model, seq_len)
     for index, share in enumerate(trained.shares):
-        linear, mixing = known[kinds[min(index, model.num_layers - 1)]]
+        linear, mixing = of_blocks[min(index, model.num_layers - 1)]
         if index >= model.num_layers:
-            linear += 2 * hidden**2  # the matrix that joins two streams
+            linear += 2 * model.hidden_size**2  # the matrix that joins two streams
         total += (4.0 + 2.0 * share) * linear + 6.0 * mixing if trained.is_passed(index) else 2.0 * (linear + mixing)
     return total
 
@@ -111,9 +106,18 @@ def prediction_multiply_adds(model: Architecture, seq_len: int) -> float:
 @lru_cache(maxsize=MOST_KEPT)
 def multiply_adds_by_block(model: Architecture, seq_len: int) -> tuple[float, ...]:
     """Those of one token's forward pass through each block."""
+    return tuple(map(sum, _multiply_adds(model, seq_len)))
+
+
+def _multiply_adds(model: Architecture, seq_len: int) -> list[tuple[float, float]]:
+    """Of each block those of its matrices and of attention."""
     kinds = model.kinds()
-    found = {kind: block_multiply_adds(model.block_of(kind), model.hidden_size, seq_len) for kind in set(kinds)}
-    return tuple(found[kind] for kind in kinds)
+    blocks = {kind: model.block_of(kind) for kind in set(kinds)}
+    known = {
+        kind: (linear_multiply_adds(block, model.hidden_size), mixing_multiply_adds(block.attention, seq_len))
+        for kind, block in blocks.items()
+    }
+    return [known[kind] for kind in kinds]
 
 
 def block_multiply_adds(block: BlockSpec, hidden_size: int, seq_len: int) -> float:

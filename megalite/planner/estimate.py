@@ -132,11 +132,6 @@ def _of_one_length(config: Config, plan: RunPlan, vocab_size: int | None) -> lis
     return [(each, make_plan(each, plan.world_size, vocab_size)) for each in configs]
 
 
-def rank_bytes(config: Config, plan: RunPlan) -> tuple[int, ...]:
-    """Of a rank of each stage."""
-    return tuple(stage.total for stage in memory_by_stage(config, plan))
-
-
 def _timed(
     config: Config,
     plan: RunPlan,

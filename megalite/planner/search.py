@@ -19,6 +19,7 @@ from megalite.config.fill import fill
 from megalite.config.plan import make_plan
 from megalite.config.schema import Config
 from megalite.config.stream import stream_tokens
+from megalite.config.trained import trained_parts
 from megalite.config.validate import validate
 from megalite.engine.footprint import footprint
 from megalite.errors import ConfigError
@@ -181,6 +182,7 @@ class Bounds:
         known: MicroBatches | None = None,
     ):
         self._base, self._machine, self._vocab_size, self._practice = base, machine, vocab_size, practice
+        self._has_frozen = any(group.frozen for group in base.optimizer.groups)
         self._of_micro_batches: MicroBatches = {} if known is None else known
         self._of_engines: dict[tuple[int, ...], tuple[int, int]] = {}
         self._compiles: bool | None = None
@@ -197,7 +199,8 @@ class Bounds:
         first stage keeps of the micro-batches under way, which is a share of the blocks of as many."""
         _, kept = self._of_micro_batch(layout)
         lasting, at_work = self._of_engine(layout)
-        first = 0.0 if layout.offloads else kept * (1.0 if layout.pp == 1 else SHARE_OF_FIRST)
+        is_away = layout.offloads or (layout.pp > 1 and self._has_frozen)  # of which a first stage may keep nothing
+        first = 0.0 if is_away else kept * (1.0 if layout.pp == 1 else SHARE_OF_FIRST)
         return lasting / layout.pp + at_work + first
 
     def is_repeated(self, layout: Candidate) -> bool:
@@ -215,7 +218,8 @@ class Bounds:
             alone = replace(layout, pp=1, dp=layout.ep, schedule="1f1b", chunks=None, divides_weights=False)
             config = alone.applied_to(self._base)
             plan = make_plan(config, alone.dp * alone.cp * alone.tp, self._vocab_size)
-            kept = sum(block_activations(config, plan, range(plan.model.num_layers), recomputed(config, plan)))
+            passed = range(trained_parts(plan.model, config.optimizer).first, plan.model.num_layers)
+            kept = sum(block_activations(config, plan, passed, recomputed(config, plan)))
             tokens = stream_tokens(config) // plan.cp
             seconds = micro_batch_seconds(config, plan, self._machine, self._practice)
             self._of_micro_batches[key] = seconds, float(kept * tokens)

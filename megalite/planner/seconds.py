@@ -179,7 +179,7 @@ def _block(
     visible = practice.visible_messages / 2
     sent = {axis: seconds * visible for axis, seconds in _sent(config, plan, block, machine).items()}
     forward = {"products": linear, "attention": attention, "passes": passes + scores + casts / 2, **sent}
-    copy = _copy_seconds(config, plan, machine)
+    copy = 0.0 if trained is None else _copy_seconds(config, plan, machine)
     forward["offload"] = max(0.0, copy - sum(forward.values()))
     forward["host"] = _host(config, machine, forward)
     if trained is None:

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from tests.kit.batches import step_batches
 from tests.kit.spawn import run_ranks
 from tests.kit.train import start_rank, tiny_config, train
 
@@ -18,18 +17,7 @@ SAME = 1e-6
 def evaluated_first(sections: dict) -> list[tuple[float, float]]:
     """The curve of two steps behind an evaluation, which brings the small weights that are kept whole."""
     rank = start_rank(tiny_config(**sections))
-    batch, model = rank.config.batch, rank.plan.model
-    rank.engine.eval_step(
-        step_batches(
-            9,
-            global_batch_size=batch.global_batch_size,
-            micro_batch_size=batch.micro_batch_size,
-            dp=rank.plan.dp,
-            dp_rank=rank.axes.batch.rank,
-            seq_len=batch.seq_len,
-            vocab_size=model.vocab_size,
-        )
-    )
+    rank.engine.eval_step(rank.batches(9))
     return rank.train(0, 2)
 
 

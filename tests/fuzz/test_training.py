@@ -12,7 +12,6 @@ from pathlib import Path
 import pytest
 
 from tests.fuzz.draw import Run, Sections, draw_other_layout, draw_run
-from tests.kit.batches import step_batches
 from tests.kit.spawn import RanksFailed, run_ranks
 from tests.kit.train import Rank, start_rank, tiny_config
 
@@ -28,18 +27,7 @@ Curve = list[tuple[float, float]]
 
 def evaluated(rank: Rank) -> tuple[float, float]:
     """Loss of sequences that are not trained on."""
-    batch = rank.config.batch
-    found = rank.engine.eval_step(
-        step_batches(
-            99,
-            global_batch_size=batch.global_batch_size,
-            micro_batch_size=batch.micro_batch_size,
-            dp=rank.plan.dp,
-            dp_rank=rank.axes.batch.rank,
-            seq_len=batch.seq_len,
-            vocab_size=rank.plan.model.vocab_size,
-        )
-    )
+    found = rank.engine.eval_step(rank.batches(99))
     return found.total / found.weight, 0.0
 
 

@@ -16,6 +16,7 @@ from megalite.checkpoint.reader import CheckpointReader
 from megalite.checkpoint.writer import save
 from megalite.config.plan import RunPlan, make_plan
 from megalite.config.schema import Config
+from megalite.data.loader import Batch
 from megalite.engine.build import build_engine
 from megalite.engine.protocol import Engine
 from megalite.model.initialize import FreshWeights
@@ -83,8 +84,9 @@ class Rank:
             device=torch.device("cpu"),
         )
 
-    def _step(self, step: int) -> tuple[float, float]:
-        batches = step_batches(
+    def batches(self, step: int) -> list[Batch]:
+        """This rank's micro-batches of a step."""
+        return step_batches(
             step,
             global_batch_size=self.config.batch.global_batch_size,
             micro_batch_size=self.config.batch.micro_batch_size,
@@ -93,6 +95,9 @@ class Rank:
             seq_len=self.config.batch.seq_len,
             vocab_size=self.plan.model.vocab_size,
         )
+
+    def _step(self, step: int) -> tuple[float, float]:
+        batches = self.batches(step)
         optimizer, total = self.config.optimizer, self.plan.total_steps
         lr = learning_rate(step + 1, total, optimizer, self.plan.schedule)
         own = {n: learning_rate(step + 1, total, optimizer, each) for n, each in self.plan.group_schedules.items()}

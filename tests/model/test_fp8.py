@@ -17,12 +17,16 @@ from megalite.layers.fp8.recipes import make_recipe
 from megalite.layers.weight_gradients import SummedLinear
 from megalite.parallel.axes import SINGLE, connect
 from megalite.parallel.mesh import Mesh
+from megalite.planner.holdings import rounded_bytes_by_stage
 from tests.kit.spawn import run_ranks
 from tests.kit.train import start_rank, tiny_config, train
 from tests.layers.fp8.kit import EMULATED, draw
 from tests.model.stages import make_batch, run_stage
 
 STEPS = 4
+
+KEPT_BESIDE = 1.07
+"""Bytes of rounded weights over those planned: scales of rows of 64 numbers are a sixteenth."""
 
 LAYOUT_TOLERANCE = 1e-3
 """Relative, of the loss of the first steps. fp32 sums in another order differ by 1e-7; sooner or later one moves a
@@ -342,3 +346,23 @@ def test_looks_compile_nothing_anew():
     """Blocks that are compiled stay so while layers are looked at, and compute what eager ones do."""
     compiled, eager = run_ranks(compiled_steps, 1)[0]
     assert compiled == pytest.approx(eager, rel=LAYOUT_TOLERANCE)
+
+
+def kept_bytes(configs: list[Config]) -> list[tuple[int, int]]:
+    """Of rounded weights after a backward pass: there, and planned."""
+    found = []
+    for config in configs:
+        rank = start_rank(config)
+        run_stage(rank.engine.stage, make_batch(0)).backward()
+        kept = [each for site in rank.engine.stage.precision.sites.values() for each in site.fp8._kept.values()]
+        there = sum(each.data.nbytes + each.inverse.nbytes for each in kept)
+        found.append((there, rounded_bytes_by_stage(config, rank.plan)[0]))
+    return found
+
+
+def test_kept_weights_are_counted():
+    """The plan's bytes of each recipe are those that are there, but for the scales."""
+    recipes = [*RECIPES, "mxfp8"]
+    found = run_ranks(kept_bytes, 1, [fp8_config(recipe) for recipe in recipes])[0]
+    for recipe, (there, planned) in zip(recipes, found, strict=True):
+        assert 0 < planned <= there < KEPT_BESIDE * planned, recipe

@@ -10,9 +10,9 @@ from megalite.config.batch_sizes import batch_sizes
 from megalite.config.length_stages import length_stages
 from megalite.config.plan import make_plan
 from megalite.config.schema import Config
-from megalite.planner.estimate import estimate, estimate_if_fits, rank_bytes
+from megalite.planner.estimate import estimate, estimate_if_fits
 from megalite.planner.machines import load_machine
-from megalite.planner.memory import on_device
+from megalite.planner.memory import memory_by_stage, on_device
 from megalite.planner.whole_run import whole_run
 
 RANKS = 8
@@ -67,7 +67,7 @@ def test_memory_is_that_of_the_longest_sequences():
     config = config_of(100, stages=[{"from_step": 50, "seq_len": 65536}])
     last = on_device(length_stages(config)[-1].config, "cuda")
     found = estimate(config, RANKS, MACHINE)
-    assert found.memory == rank_bytes(last, make_plan(last, RANKS))
+    assert found.memory == tuple(each.total for each in memory_by_stage(last, make_plan(last, RANKS)))
     assert not found.fits
     assert estimate_if_fits(config, RANKS, MACHINE) is None
     assert estimate(config_of(100), RANKS, MACHINE).fits
