@@ -118,6 +118,7 @@ def has(practice: Practice, layout: Candidate) -> bool:
         used <= practice.axes
         and practice.divides_weights in (None, layout.divides_weights)
         and (layout.pp == 1 or layout.schedule in practice.schedules)
+        and (layout.schedule != "interleaved" or layout.pp >= practice.least_stages_of_chunks)
         and layout.recompute in practice.recomputes
         and (practice.offloads or not layout.offloads)
     )

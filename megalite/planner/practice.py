@@ -28,6 +28,9 @@ class Practice:
     passes before."""
     visible_messages: float = 1.0
     """Of messages between ranks of a micro-batch, the share that products do not hide; ours hide none."""
+    waits_for_stages: bool = False
+    """A stage stands still while it is sent a stream and sends one, of which ranks of tp without sequence parallelism
+    send a part each and gather the whole; ours waits for what it needs alone, and sends behind its passes."""
     axes: frozenset[str] = frozenset({"tp", "cp", "ep", "pp", "dp"})
     """That it has."""
     divides_sequences: bool = True
@@ -38,6 +41,8 @@ class Practice:
     """Over dp: always, or never; None for both."""
     schedules: frozenset[str] = frozenset({"1f1b", "interleaved", "zb-h1", "zb-v", "dualpipe-v"})
     """Of its pipelines."""
+    least_stages_of_chunks: int = 2
+    """Of a pipeline whose stages have several chunks in turns."""
     recomputes: frozenset[str] = frozenset({"none", "selective", "full"})
     """Ways to make activations again."""
     offloads: bool = True

@@ -61,8 +61,10 @@ ATTENTION_BACKWARD = 2.5
 """Products of attention's backward pass over its forward pass's; the scores are made again."""
 PASSES_FORWARD, PASSES_BACKWARD = 2.0, 3.0
 """What a pass reads and writes over what is kept: once each, and twice read and once written."""
-UNFUSED_PASSES = 8.0
-"""Scores read or written in a forward pass of attention that writes them: product, scale and mask, softmax, dropout."""
+WRITTEN_FORWARD, WRITTEN_BACKWARD = 6.0, 9.0
+"""Scores read or written where attention writes them, mask and softmax in one kernel. Forward: the first product (1),
+the softmax (2), dropout (2), the second product (1). Backward: the second product reads and writes (2), dropout (2),
+the softmax (3), the first product, for queries and keys (2)."""
 
 
 @dataclass(frozen=True)
@@ -82,8 +84,12 @@ def step_time(config: Config, plan: RunPlan, machine: Machine, practice: Practic
     parts = _times(work[longest], count)
     if plan.pp > 1:
         message = _stream_bytes(config, plan) / rate_over(plan, machine, "pp")
-        busy, alone = sum(parts.values()), _end_of_pipeline(config, plan, chunks, 0.0)
-        end = _end_of_pipeline(config, plan, chunks, message)
+        busy, alone = sum(parts.values()), _end_of_pipeline(config, plan, chunks)
+        if practice.waits_for_stages:
+            stops = message + _gather_seconds(config, plan, machine)
+            end = _end_of_pipeline(config, plan, chunks, beside=stops)
+        else:
+            end = _end_of_pipeline(config, plan, chunks, link=message)
         if not machine.hides_messages:
             end = max(end, busy + count * plan.cuts_of(longest) * message)
         parts["bubble"] = max(0.0, min(alone, end) - busy)
@@ -173,7 +179,7 @@ def _block(
     bandwidth = machine.memory_bandwidth * machine.constants.passes
     scores = 0.0
     if not practice.fused_attention:
-        scores = UNFUSED_PASSES * a * tokens * config.batch.seq_len * block.attention.num_heads / plan.tp / bandwidth
+        scores = WRITTEN_FORWARD * a * tokens * config.batch.seq_len * block.attention.num_heads / plan.tp / bandwidth
     passes = PASSES_FORWARD * kept / bandwidth
     casts = practice.cast_bytes * numbers / bandwidth if config.precision.fp8 is not None else 0.0
     visible = practice.visible_messages / 2
@@ -187,7 +193,7 @@ def _block(
     backward = {
         "products": (1 + trained) * linear,
         "attention": ATTENTION_BACKWARD * attention,
-        "passes": PASSES_BACKWARD / PASSES_FORWARD * passes + 2 * scores + casts,
+        "passes": PASSES_BACKWARD / PASSES_FORWARD * passes + WRITTEN_BACKWARD / WRITTEN_FORWARD * scores + casts,
         **sent,
     }
     backward["offload"] = max(0.0, copy - sum(backward.values()))
@@ -290,27 +296,42 @@ def step_timeline(config: Config, plan: RunPlan, machine: Machine) -> Timeline:
     return simulate(pipeline_schedule(config, plan, plan.grad_accum_steps), costs, link=message)
 
 
-def _costs(chunks: list[_Chunk]) -> tuple[ChunkCosts, ...]:
+def _costs(chunks: list[_Chunk], beside: float = 0.0) -> tuple[ChunkCosts, ...]:
     return tuple(
         ChunkCosts(
-            forward=sum(each.forward.values()),
-            input_gradient=sum(each.backward.values()) - each.weights,
+            forward=sum(each.forward.values()) + beside,
+            input_gradient=sum(each.backward.values()) - each.weights + beside,
             weight_gradient=each.weights,
         )
         for each in chunks
     )
 
 
-def _end_of_pipeline(config: Config, plan: RunPlan, chunks: list[_Chunk], message: float) -> float:
+def _end_of_pipeline(
+    config: Config, plan: RunPlan, chunks: list[_Chunk], *, link: float = 0.0, beside: float = 0.0
+) -> float:
     """When the last pass of a step ends. Beyond some rounds a schedule repeats itself, so only these are simulated, and
-    one more, which tells what the others take."""
-    count, costs = plan.grad_accum_steps, _costs(chunks)
+    one more, which tells what the others take.
+
+    Args:
+        link: seconds that a message is under way, behind which a stage may work.
+        beside: seconds that a stage stands still for messages after each pass.
+    """
+    count, costs = plan.grad_accum_steps, _costs(chunks, beside)
     few = count if plan.own_schedule is not None else few_rounds(count, plan.pp)
-    end = end_of(pipeline_schedule(config, plan, few), costs, link=message)
+    end = end_of(pipeline_schedule(config, plan, few), costs, link=link)
     if few == count:
         return end
-    of_round = end_of(pipeline_schedule(config, plan, few + plan.pp), costs, link=message) - end
+    of_round = end_of(pipeline_schedule(config, plan, few + plan.pp), costs, link=link) - end
     return end + (count - few) / plan.pp * of_round
+
+
+def _gather_seconds(config: Config, plan: RunPlan, machine: Machine) -> float:
+    """Of a stream that has come in parts, one to each rank of tp."""
+    if plan.tp == 1 or config.parallel.sequence_parallel:
+        return 0.0
+    others = (plan.tp - 1) * _stream_bytes(config, plan)
+    return others / rate_over(plan, machine, "tp") + machine.constants.overhead
 
 
 def _tokens(config: Config, plan: RunPlan) -> int:

@@ -42,6 +42,7 @@ def test_axes_that_software_has_not(axis: str):
         (replace(OURS, offloads=False), lambda each: not each.offloads),
         (replace(OURS, divides_weights=True), lambda each: each.divides_weights),
         (replace(OURS, divides_weights=False), lambda each: not each.divides_weights),
+        (replace(OURS, least_stages_of_chunks=3), lambda each: each.schedule != "interleaved" or each.pp > 2),
     ],
 )
 def test_what_else_software_has_not(practice: Practice, has):

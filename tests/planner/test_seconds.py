@@ -86,6 +86,13 @@ def test_experts_by_hand():
         assert parts["products"] == pytest.approx(flops + moved, rel=1e-3), ep
 
 
+def test_scores_that_are_written():
+    """Six passes over them forward, nine backward, by another software's kernels."""
+    unfused, plain = time_of(practice=Practice(fused_attention=False)), time_of()
+    scores = 32 * 64 * 4096 * 4096 * 32 * 2 / (H100.memory_bandwidth * H100.constants.passes)
+    assert unfused.parts["passes"] - plain.parts["passes"] == pytest.approx(15 * scores)
+
+
 def test_attention_by_hand():
     """Causal, forward and two and a half times that backward."""
     tokens, span = 64 * 4096, 4096 / 2
@@ -117,6 +124,24 @@ def test_the_bubble_of_1f1b(count: int):
     found = time_of(4, machine, parallel=parallel, model={"vocab_size": 2}, batch={"global_batch_size": count})
     work = sum(seconds for name, seconds in found.parts.items() if name not in ("bubble", "optimizer", "pp"))
     assert found.parts["bubble"] / work == pytest.approx(3 / count, rel=1e-3)
+
+
+@pytest.mark.parametrize(("tp", "divides"), [(1, False), (4, False), (4, True)])
+def test_stages_that_stand_still(tp: int, divides: bool):
+    """Each pass of a stage ends with a message, a part of the stream from each rank of tp, which without sequence
+    parallelism gather it: the last of all passes has waited for those of all micro-batches and stages, twice."""
+    rate, link, overhead = 1e10, 1e11, H100.constants.overhead
+    unit = H100.constants.model_copy(update={"links": 1.0})
+    machine = changed(network=rate, link=link, ranks_per_node=tp, constants=unit)
+    parallel = {"tp": tp, "pp": 4, "blocks_per_stage": [8, 8, 8, 8], "sequence_parallel": divides}
+    model, batch = {"vocab_size": 8}, {"global_batch_size": 32}
+    found = time_of(4 * tp, machine, Practice(waits_for_stages=True), parallel=parallel, model=model, batch=batch)
+    stream = 2 * 4096 * 4096
+    gather = 0.0 if tp == 1 or divides else 3 / 4 * stream / link + overhead
+    stops = 2 * (32 + 3) * (stream / tp / rate + gather)
+    assert found.parts["pp"] == pytest.approx(stops, rel=1e-3)
+    ours = time_of(4 * tp, machine, parallel=parallel, model=model, batch=batch)
+    assert ours.parts["pp"] < found.parts["pp"]
 
 
 @pytest.mark.parametrize("network", [5e9, 400e9])
