@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 from functools import lru_cache
 from math import prod
 
@@ -16,9 +17,10 @@ from megalite.config.weight_groups import does_match
 
 def trained_parts(model: Architecture, optimizer: OptimizerConfig) -> TrainedParts:
     """What a step of a filled model trains."""
-    if model.lora is not None or not any(group.frozen for group in optimizer.groups):
+    if not any(group.frozen for group in optimizer.groups):
         return everything(model)
-    return _with_frozen(model, optimizer.groups)
+    found = _with_frozen(model, optimizer.groups)
+    return found if model.lora is None else replace(everything(model), first=found.first)
 
 
 @lru_cache(maxsize=MOST_KEPT)

@@ -10,17 +10,18 @@ import pytest
 from megalite.config.fill import fill_model
 from megalite.config.load import dump_config, load_config
 from megalite.config.plan import make_plan
-from megalite.config.schema import Config, OptimizerConfig
+from megalite.config.schema import ADAPTED, Config, OptimizerConfig
 from megalite.config.validate import validate
 from megalite.errors import ConfigError, UserError
-from megalite.planner.estimate import USABLE_OF_HOST, Estimate, estimate, usable_memory
-from megalite.planner.layouts import Mesh, layouts
+from megalite.planner.estimate import USABLE_OF_HOST, Estimate, estimate
+from megalite.planner.layouts import layouts
 from megalite.planner.machines import Machine, load_machine
 from megalite.planner.memory import memory_by_stage, on_device
 from megalite.planner.nearest import best_or_refusal
 from megalite.planner.practice import OURS
-from megalite.planner.search import Bounds, search
+from megalite.planner.search import search
 from megalite.planner.seconds import step_time
+from tests.kit.layouts import best_of_all
 
 H100 = load_machine("h100-sxm")
 
@@ -43,6 +44,10 @@ MODELS = {
     "frozen below": config(batch=64, seq_len=16384, num_layers=4).model_copy(
         update={"optimizer": OptimizerConfig(groups=[{"match": ["embedding.*", "blocks.[012].*"], "frozen": True}])}
     ),
+    "adapters above": config(batch=4, num_layers=4, lora={"rank": 8}).model_copy(
+        update={"optimizer": OptimizerConfig(groups=[{"match": ["blocks.[012].*"], "frozen": True}, ADAPTED])}
+    ),
+    "few micro-batches of uneven stages": config(batch=4, seq_len=8192, num_layers=5, vocab_size=128000),
     "offloaded": config().model_copy(update={"optimizer": OptimizerConfig(offload=True)}),
 }
 
@@ -52,23 +57,7 @@ def test_the_search_finds_the_best_of_all(name: str):
     """Judged one by one, every legal layout of eight ranks: of each mesh the leanest of those that are as quick as its
     quickest, and of these the quickest six. No layout is quicker or smaller than its bounds."""
     base, machine = MODELS[name], H100.model_copy(update={"memory_gib": 24.0})
-    bounds, found = Bounds(base, machine, None, OURS), dict[Mesh, list[Estimate]]()
-    for layout in layouts(base, fill_model(base.model, base.batch, None), 8, machine, OURS):
-        applied = layout.applied_to(base)
-        try:
-            validate(applied, 8)
-        except ConfigError:
-            continue
-        judged = estimate(applied, 8, machine, overrides=layout.overrides(base))
-        assert bounds.seconds(layout) <= judged.seconds * (1 + 1e-9), layout
-        if judged.fits:
-            assert bounds.memory(layout) <= usable_memory(machine), layout
-            found.setdefault(layout.mesh, []).append(judged)
-    quickest = {mesh: min(each.seconds for each in alike) for mesh, alike in found.items()}
-    expected = []
-    for mesh in sorted(found, key=quickest.__getitem__)[:6]:
-        equal = [each for each in found[mesh] if each.seconds <= quickest[mesh] * 1.005]
-        expected.append(min(equal, key=lambda each: max(each.memory)))
+    expected = best_of_all(base, 8, machine, OURS, top=6)
     assert len(expected) == 6
     best = search(base, 8, machine, top=6).best
     assert [each.seconds for each in best] == pytest.approx(sorted(each.seconds for each in expected))
