@@ -135,8 +135,14 @@ def to_metadata(conversation: Conversation, kept: str = "") -> str:
 
     Args:
         kept: metadata that it has already.
+
+    Raises:
+        MalformedRecordError: JSON cannot hold what a message has beside its text.
     """
-    return orjson.dumps({**(orjson.loads(kept) if kept else {}), METADATA_KEY: conversation}).decode()
+    try:
+        return orjson.dumps({**(orjson.loads(kept) if kept else {}), METADATA_KEY: conversation}).decode()
+    except TypeError as error:  # half of a surrogate pair, a number of more than 64 bits, groups 254 deep
+        raise MalformedRecordError(f"a message that JSON cannot hold ({error})") from None
 
 
 def from_metadata(metadata: str) -> Conversation | None:

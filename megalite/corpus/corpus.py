@@ -22,7 +22,7 @@ from megalite.corpus.reading.files import FilePiece, data_suffix
 from megalite.corpus.reading.hub import local_files, located, num_parts, plan_dataset
 from megalite.corpus.reading.python_library import list_python_files
 from megalite.corpus.reading.readers import READERS
-from megalite.corpus.reading.remote import FoundFile, list_remote
+from megalite.corpus.reading.remote import FoundFile, list_remote, spelt_out
 from megalite.corpus.shards import (
     Shard,
     ShardReading,
@@ -160,7 +160,7 @@ def _local_file(path: Path, id: str) -> FoundFile:
         raise DataError(f"{path}: {error.strerror}; remove it from the source, or mend it") from error
     if not stat.S_ISREG(found.st_mode):
         raise DataError(f"{path}: not a file; a pipe, socket or device cannot be read twice, as a task may need to")
-    return FoundFile(str(path.absolute()), id, found.st_size, str(found.st_mtime_ns))
+    return FoundFile(str(path.absolute()), spelt_out(id), found.st_size, str(found.st_mtime_ns))
 
 
 def _nothing_to_read(config: DocumentSource) -> DataError:

@@ -80,7 +80,7 @@ class BatchBuilder:
     """
 
     def __init__(self, source: str):
-        self.source = source
+        self.source = as_utf8(source)
         self._clear()
 
     def _clear(self) -> None:
@@ -98,14 +98,14 @@ class BatchBuilder:
 
     def add(self, id: str, text: bytes, metadata: str = "") -> None:
         """Append a document, its text UTF-8."""
-        self._ids.append(id)
+        self._ids.append(as_utf8(id))
         self._texts.append(text)
         self._metadata.append(metadata)
         self._num_bytes += len(text)
 
     def reject(self, id: str, text: str, reason: str) -> None:
         """Append a record that cannot be read."""
-        self._rejected.append(Rejected(id, self.source, text, reason))
+        self._rejected.append(Rejected(as_utf8(id), self.source, as_utf8(text), as_utf8(reason)))
         self._num_bytes += len(text)
 
     def lose(self, **counts: int) -> None:
@@ -135,6 +135,15 @@ class BatchBuilder:
             rejected, lost = self._rejected, dict(self._lost)
             self._clear()
             yield DocumentBatch(batch, rejected, lost)
+
+
+def as_utf8(text: str) -> str:
+    """The text, with what no file can have spelt out: half of a surrogate pair."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return text.encode(errors="backslashreplace").decode()
+    return text
 
 
 def make_documents(

@@ -49,6 +49,12 @@ def hash_file(path: Path, start: int = 0, stop: int | None = None) -> str:
     return digest.hexdigest()
 
 
+def hash_inputs(path: Path) -> list[tuple[Path | str, str]]:
+    """Every file below a path, or itself, and its hash: what a station reads besides documents."""
+    files = sorted(file for file in path.rglob("*") if file.is_file()) if path.is_dir() else [path]
+    return [(file, hash_file(file)) for file in files]
+
+
 def hash_sampled_bytes(path: Path) -> str:
     """Hash of NUM_SPOTS places of a file that is not small."""
     digest = xxhash.xxh3_128()

@@ -8,8 +8,9 @@ from typing import Any
 import xxhash
 
 from megalite.corpus.documents import BatchBuilder, DocumentBatch
-from megalite.corpus.reading.columns import NO_TEXT, add_conversation, kept_fields
+from megalite.corpus.reading.columns import NO_TEXT, add_conversation
 from megalite.corpus.reading.files import FilePiece
+from megalite.corpus.reading.kept_fields import kept_fields
 from megalite.corpus.source import SOURCES, DocumentSource
 from megalite.errors import DataError
 

@@ -18,7 +18,14 @@ import pyarrow.parquet as pq
 from pyarrow import csv
 
 from megalite.corpus.conversations import COLUMNS, MalformedRecordError, parse_conversation, text_of, to_metadata
-from megalite.corpus.documents import ARROW_TYPE, BATCH_BYTES, BatchBuilder, DocumentBatch, Rejected, make_documents
+from megalite.corpus.documents import (
+    ARROW_TYPE,
+    BATCH_BYTES,
+    BatchBuilder,
+    DocumentBatch,
+    Rejected,
+    make_documents,
+)
 from megalite.corpus.reading.decompression import EXPANSION_FROM
 from megalite.corpus.reading.files import (
     DAMAGED_FILE,
@@ -31,6 +38,7 @@ from megalite.corpus.reading.files import (
     open_content,
     shown,
 )
+from megalite.corpus.reading.kept_fields import kept_fields
 from megalite.corpus.reading.remote import open_remote
 from megalite.corpus.source import DocumentSource, is_url
 from megalite.errors import DataError, did_you_mean
@@ -299,13 +307,14 @@ def add_conversation(fields: dict[str, Any], where: str, config: DocumentSource,
     assert config.conversations is not None
     try:
         found = parse_conversation(fields, config.conversations)
+        metadata = to_metadata(found, kept_fields(fields, config))
     except MalformedRecordError as error:
         shown = json.dumps(fields, ensure_ascii=False, default=str).encode(errors="backslashreplace").decode()
         builder.reject(where, shown, f"conversation: {error}")
         return False
     given = fields.get(config.id_field)
     name = where if given is None else str(given)
-    builder.add(name, text_of(found).encode(), to_metadata(found, kept_fields(fields, config)))
+    builder.add(name, text_of(found).encode(), metadata)
     return True
 
 
@@ -323,14 +332,6 @@ def _with_readable_names(batch: pa.RecordBatch, text_field: str) -> pa.RecordBat
             spelt = [None if value is None else value.decode(errors="backslashreplace") for value in values]
             columns[name] = pa.array(spelt, column.type)
     return pa.RecordBatch.from_pydict(columns)
-
-
-def kept_fields(fields: dict[str, Any], config: DocumentSource) -> str:
-    """The fields of a record that are carried along, as a JSON object."""
-    if not config.keep_fields:
-        return ""
-    kept = {name: fields[name] for name in config.keep_fields if name in fields}
-    return json.dumps(kept, ensure_ascii=False, default=str)
 
 
 def is_utf8(content: bytes) -> bool:

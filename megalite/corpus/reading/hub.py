@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from megalite.corpus.reading.remote import FoundFile
+from megalite.corpus.reading.remote import FoundFile, spelt_out
 from megalite.corpus.source import DocumentSource
 from megalite.errors import DataError, UnavailableError
 
@@ -117,7 +117,7 @@ def local_files(config: DocumentSource) -> list[FoundFile]:
 def _local_file(name: str, root: str) -> FoundFile:
     stat = os.stat(name)
     id = os.path.relpath(name, root) if root else os.path.basename(name)
-    return FoundFile(name, id, stat.st_size, str(stat.st_mtime_ns))
+    return FoundFile(name, spelt_out(id), stat.st_size, str(stat.st_mtime_ns))
 
 
 def num_parts(plan: DatasetPlan, size: int) -> int:

@@ -17,6 +17,7 @@ from typing import Any
 import orjson
 import pyarrow.parquet as pq
 
+from megalite.corpus.conversations import MalformedRecordError
 from megalite.corpus.documents import SCHEMA, BatchBuilder, DocumentBatch
 from megalite.corpus.reading.brought import read_brought
 from megalite.corpus.reading.columns import (
@@ -25,7 +26,6 @@ from megalite.corpus.reading.columns import (
     add_conversation,
     choose_columns,
     is_utf8,
-    kept_fields,
     read_arrow,
     read_columns,
     read_csv,
@@ -44,6 +44,7 @@ from megalite.corpus.reading.files import (
     shown,
 )
 from megalite.corpus.reading.hub import read_dataset
+from megalite.corpus.reading.kept_fields import kept_fields
 from megalite.corpus.reading.remote import local_copy
 from megalite.corpus.source import DocumentSource, is_url
 from megalite.errors import DataError
@@ -151,7 +152,11 @@ def _add_line(line: bytes, where: str, config: DocumentSource, builder: BatchBui
         builder.reject(where, line.decode(errors="backslashreplace"), LONE_SURROGATE)
         return False
     given = fields.get(config.id_field)
-    builder.add(where if given is None else str(given), encoded, kept_fields(fields, config))
+    try:
+        builder.add(where if given is None else str(given), encoded, kept_fields(fields, config))
+    except MalformedRecordError as error:
+        builder.reject(where, line.decode(errors="backslashreplace"), str(error))
+        return False
     return True
 
 

@@ -13,6 +13,7 @@ which stops the station but keeps what is done; only content that arrives and is
 from __future__ import annotations
 
 import io
+import os
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -197,6 +198,11 @@ def _filesystem(url: str) -> tuple[AbstractFileSystem, str]:
     except ValueError as error:
         known = ", ".join(f"{name}://" for name in PACKAGES)
         raise DataError(f"{url}: no such kind of address ({error}); there are {known} and others of fsspec") from error
+
+
+def spelt_out(name: str) -> str:
+    """A file's name as an id can have it: bytes that are no UTF-8 as \\xe9."""
+    return os.fsencode(name).decode(errors="backslashreplace")
 
 
 def _found(url: str, id: str, info: dict[str, Any]) -> FoundFile:

@@ -30,6 +30,7 @@ from megalite.corpus.shards import ShardReading, lost_counts, lost_in_words, ref
 from megalite.corpus.stations.conversing import EDITS, refuse_conversations, repaired
 from megalite.errors import DataError
 from megalite.progress import NoProgress, ProgressReporter
+from megalite.stations.hashes import hash_inputs
 from megalite.stations.runners import InProcess
 from megalite.stations.station import StationResult, run_station
 from megalite.stations.tasks import Report, Runner, Task, add_counts, run_tasks
@@ -93,7 +94,8 @@ def clean(
         return counts
 
     described = _described(settings, config)
-    return run_station("clean", out, inputs=corpus.inputs, settings=described, build=build, resumable=True)
+    inputs = [*corpus.inputs, *([] if config.bad_words is None else hash_inputs(config.bad_words.file))]
+    return run_station("clean", out, inputs=inputs, settings=described, build=build, resumable=True)
 
 
 def _described(settings: dict[str, Any], config: CleanConfig) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +28,7 @@ from megalite.corpus.scoring.threshold import Scorer, Threshold, best_fraction, 
 from megalite.corpus.shards import ShardReading
 from megalite.corpus.source import DocumentSource
 from megalite.corpus.stations.filtering import Decision, Filtering, FilterStation, write_shard
+from megalite.stations.hashes import hash_inputs
 from megalite.stations.tasks import Report, Task, run_tasks
 from megalite.texts import Texts
 
@@ -44,9 +45,9 @@ def _select(filtering: Filtering, folder: Path, config: SelectConfig) -> dict[st
     kind, model = filtering.station, config.model
     if model is None:
         model = folder / MODEL_NAMES[kind]
-        if not model.exists():
+        if not _is_whole(kind, model):
             _train(kind, config, model)
-    common = {"kind": kind, "model": str(model.absolute()), "config": config.model_dump_json()}
+    common = {"kind": kind, **_which(model), "config": config.model_dump_json()}
     tasks: list[Task] = [{**common, "path": path} for path in filtering.paths]
     run_tasks(folder, "score", score_shard, tasks, **filtering.where)
     threshold = _threshold(config, [_scores_file(folder, number) for number in range(len(tasks))])
@@ -57,7 +58,7 @@ def _select(filtering: Filtering, folder: Path, config: SelectConfig) -> dict[st
 
 def score_shard(task: Task, number: int, folder: Path) -> Report:
     """Task: score the documents of a shard."""
-    model = _load_once(task["kind"], task["model"])
+    model = _load_once(task["kind"], task["model"], task["hashes"])
     scores, num_bytes = [], 0
     for batch in ShardReading({"station": task["path"]}):
         scores.append(model.score(batch.texts))
@@ -91,8 +92,26 @@ def _samples(config: SelectConfig) -> list[Corpus]:
     return [Corpus([DocumentSource(path=path) for path in group]) for group in config.samples if group]
 
 
-def _inputs(config: SelectConfig) -> list[tuple[Path | str, str]]:
-    return [each for sample in _samples(config) for each in sample.inputs]
+def _inputs(kind: str, config: SelectConfig) -> list[tuple[Path | str, str]]:
+    of_samples = [each for sample in _samples(config) for each in sample.inputs]
+    if config.model is None:
+        return of_samples
+    _load(kind, config.model)  # or it is refused
+    return [*of_samples, *hash_inputs(config.model)]
+
+
+def _which(model: Path) -> Task:
+    """A model as tasks have it: where it is, and which one."""
+    return {"model": str(model.absolute()), "hashes": " ".join(found for _, found in hash_inputs(model))}
+
+
+def _is_whole(kind: str, model: Path) -> bool:
+    """Whether a model that this station has trained was saved to its end."""
+    if kind == "perplexity":
+        from megalite.corpus.scoring.ngram import SETTINGS_FILE
+
+        return (model / SETTINGS_FILE).exists()  # the last of its files
+    return model.exists()
 
 
 def _train(kind: str, config: SelectConfig, path: Path) -> None:
@@ -153,8 +172,8 @@ def _load(kind: str, path: Path) -> Scorer:
 
 
 @lru_cache(maxsize=1)
-def _load_once(kind: str, path: str) -> Scorer:
-    """A worker keeps the model from shard to shard."""
+def _load_once(kind: str, path: str, _hashes: str) -> Scorer:
+    """A worker keeps the model from shard to shard, as long as it is the same one."""
     return _load(kind, Path(path))
 
 
@@ -162,6 +181,6 @@ def _scores_file(folder: Path, number: int) -> Path:
     return folder / SCORES_FOLDER / f"{number:05d}.npy"
 
 
-perplexity = FilterStation[PerplexityConfig]("perplexity", _select, num_passes=2, inputs=_inputs)
-classifier = FilterStation[ClassifierConfig]("classifier", _select, num_passes=2, inputs=_inputs)
-harmful = FilterStation[HarmfulConfig]("harmful", _select, num_passes=2, inputs=_inputs)
+perplexity = FilterStation[PerplexityConfig]("perplexity", _select, num_passes=2, inputs=partial(_inputs, "perplexity"))
+classifier = FilterStation[ClassifierConfig]("classifier", _select, num_passes=2, inputs=partial(_inputs, "classifier"))
+harmful = FilterStation[HarmfulConfig]("harmful", _select, num_passes=2, inputs=partial(_inputs, "harmful"))

@@ -28,7 +28,7 @@ from megalite.corpus.spans.substring import find_repeats_in_shards, load_spans
 from megalite.corpus.spans.urls import find_repeated_urls_in_shards, load_repeats
 from megalite.corpus.stations.filtering import Decision, Filtering, FilterStation, write_shard
 from megalite.progress import NoProgress
-from megalite.stations.hashes import hash_file
+from megalite.stations.hashes import hash_inputs
 from megalite.stations.tasks import Report, Task, add_counts
 from megalite.texts import Texts
 
@@ -91,22 +91,26 @@ def keep_first_of_address(task: Task, number: int, folder: Path) -> Report:
 
 
 def _decontaminate(filtering: Filtering, folder: Path, config: DecontaminateConfig) -> dict[str, Any]:
-    settings = config.model_dump_json()
-    counts = filtering.write(folder, clear_shard, config=settings)
-    index = _index_once(settings)
+    settings, hashes = config.model_dump_json(), _hashes(config)
+    counts = filtering.write(folder, clear_shard, config=settings, hashes=hashes)
+    index = _index_once(settings, hashes)
     return {**counts, "examples": len(index.ids), "examples_too_short": index.num_too_short}
 
 
-def _evaluation_sets(config: DecontaminateConfig) -> list[tuple[Path, str]]:
+def _evaluation_sets(config: DecontaminateConfig) -> list[tuple[Path | str, str]]:
     """The files of the evaluation sets, which are read once to see that they can be."""
-    _index_once(config.model_dump_json())
-    return [(path, hash_file(path)) for path in config.paths]
+    index_files(config)
+    return [each for path in config.paths for each in hash_inputs(path)]
+
+
+def _hashes(config: DecontaminateConfig) -> str:
+    return " ".join(found for _, found in _evaluation_sets(config))
 
 
 def clear_shard(task: Task, number: int, folder: Path) -> Report:
     """Task: drop the contaminated documents of a shard, or cut the matching words out of them."""
     config = DecontaminateConfig.model_validate_json(task["config"])
-    index = _index_once(task["config"])
+    index = _index_once(task["config"], task["hashes"])
 
     def decide(documents: object, texts: Texts, row: int) -> Decision:
         overlaps = find_overlaps(texts, index)
@@ -118,8 +122,8 @@ def clear_shard(task: Task, number: int, folder: Path) -> Report:
 
 
 @lru_cache(maxsize=1)
-def _index_once(config: str) -> ExampleIndex:
-    """A worker keeps the index from shard to shard."""
+def _index_once(config: str, _hashes: str) -> ExampleIndex:
+    """A worker keeps the index from shard to shard, as long as the evaluation sets are the same."""
     return index_files(DecontaminateConfig.model_validate_json(config))
 
 

@@ -1,0 +1,105 @@
+"""Records with what JSON, UTF-8 or the readers of later stations cannot hold: kept and spelt out, or put aside."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from megalite.corpus.corpus import Corpus
+from megalite.corpus.documents import Document, Rejected
+from megalite.corpus.recipe import CleanConfig, DocumentSource
+from megalite.corpus.spans.settings import UrlDedupConfig
+from megalite.corpus.stations.clean import clean
+from megalite.corpus.stations.spans import url_dedup
+from megalite.section import Section
+from tests.kit.data import corpus_of, prose
+
+ANSWER = '{"role": "assistant", "content": "b"}'
+MESSAGES = '"messages": [{"role": "user", "content": "a"}, ' + ANSWER + "]}"
+FINE = '{"text": "fine", "id": "f", ' + MESSAGES
+
+
+def read(folder: Path, line: str, **settings: object) -> list[Document | Rejected]:
+    """A record, and a fine one behind it."""
+    path = folder / "raw.jsonl"
+    path.write_text(f"{line}\n{FINE}\n")
+    source: Section = DocumentSource(path=path, **settings)
+    *found, fine = sorted(Corpus([source]).read(), key=lambda each: each.id == "f")
+    assert isinstance(fine, Document)
+    assert fine.id == "f"
+    return found
+
+
+@pytest.mark.parametrize(
+    ("line", "id", "metadata"),
+    [
+        (r'{"text": "x", "id": "a\udc00"}', r"a\udc00", {}),
+        (r'{"text": "x", "id": "a", "url": "http://x/\udc00"}', "a", {"url": r"http://x/\udc00"}),
+        (r'{"text": "x", "id": "a", "url": {"\ud800": ["\ud800"]}}', "a", {"url": {r"\ud800": [r"\ud800"]}}),
+        ('{"text": "x", "id": "a", "url": NaN}', "a", {"url": None}),
+        ('{"text": "x", "id": "a", "url": [1, -Infinity, 1e999]}', "a", {"url": [1, None, None]}),
+        ('{"text": "x", "id": "a", "url": 1' + 40 * "0" + "}", "a", {"url": 1e40}),
+        ('{"text": "x", "id": "a", "url": ' + 99 * "[" + 99 * "]" + "}", "a", {"url": json.loads(99 * "[" + 99 * "]")}),
+    ],
+)
+def test_what_is_kept_in_other_words(tmp_path: Path, line: str, id: str, metadata: dict):
+    (found,) = read(tmp_path, line, keep_fields=("url",))
+    assert isinstance(found, Document)
+    assert (found.id, found.text) == (id, "x")
+    assert json.loads(found.metadata or "{}") == metadata
+
+
+@pytest.mark.parametrize("depth", [100, 500, 900, 1000])
+@pytest.mark.parametrize("inside", ["", "NaN"])
+def test_groups_too_deep(tmp_path: Path, depth: int, inside: str):
+    (found,) = read(tmp_path, '{"text": "x", "url": ' + depth * "[" + inside + depth * "]" + "}", keep_fields=("url",))
+    assert isinstance(found, Rejected)
+    assert "groups" in found.reason or "JSON" in found.reason
+
+
+@pytest.mark.parametrize(
+    ("line", "reason"),
+    [
+        (r'{"id": "\ud800", ' + MESSAGES, None),
+        (r'{"messages": [{"role": "user", "content": "a", "name": "\ud800"}, ' + ANSWER + "]}", "JSON cannot hold"),
+        (r'{"messages": [{"role": "us\ud800er", "content": "a"}, ' + ANSWER + "]}", r"us\ud800er"),
+        ('{"s": NaN, ' + MESSAGES, None),
+        (
+            '{"s": ' + 300 * "[" + 300 * "]" + ", " + MESSAGES,
+            "groups",
+        ),
+    ],
+)
+def test_conversations(tmp_path: Path, line: str, reason: str | None):
+    (found,) = read(tmp_path, line, conversations="auto", keep_fields=("s",))
+    if reason is None:
+        assert isinstance(found, Document)
+    else:
+        assert isinstance(found, Rejected)
+        assert reason in found.reason
+
+
+@pytest.mark.parametrize("name", [b"caf\xe9.txt", b"caf\xe9.jsonl"])
+def test_names_of_files_that_are_no_utf8(tmp_path: Path, name: bytes):
+    folder = tmp_path / "raw"
+    folder.mkdir()
+    (text,) = prose(1)
+    text = text if name.endswith(b"txt") else json.dumps({"text": text})
+    with open(os.fsencode(folder) + b"/" + name, "w") as file:
+        file.write(text + "\n")
+    clean(Corpus([DocumentSource(path=folder)]), tmp_path / "clean", CleanConfig())
+    (found,) = corpus_of(tmp_path / "clean").read()
+    assert found.id.startswith("caf\\xe9.")
+
+
+def test_later_stations_read_what_is_no_number(tmp_path: Path):
+    record = {"text": prose(1)[0], "url": "http://a/b", "score": float("nan")}
+    (tmp_path / "raw.jsonl").write_text(json.dumps(record) + "\n")
+    source = DocumentSource(path=tmp_path / "raw.jsonl", keep_fields=("url", "score"))
+    clean(Corpus([source]), tmp_path / "clean", CleanConfig())
+    url_dedup(corpus_of(tmp_path / "clean"), tmp_path / "urls", UrlDedupConfig())
+    (found,) = corpus_of(tmp_path / "urls").read()
+    assert json.loads(found.metadata) == {"url": "http://a/b", "score": None}
