@@ -4,8 +4,9 @@
                                                           --KeyedPermutation(seed, source, epoch)--> position
 
 Weights are met exactly in every block of BLOCK samples. The same block pattern repeats, so a table of BLOCK entries
-serves any number of samples. Turns need no randomness of their own: samples are shuffled within each source. Inside a
-block, two patterns:
+serves any number of samples. Where that would round a small share by more than a thousandth, blocks differ: each gives
+what is due by then, so that weights are met exactly in every CYCLE of them, and what repeats is the cycle. Turns need
+no randomness of their own: samples are shuffled within each source. Inside a block, two patterns:
 
     spread   a source's turns lie evenly in the block. Where many sources have equal weights their turns coincide and
              follow each other in a row, so a heavy one beside them may run some samples late (weight x sources / 2).
@@ -30,7 +31,10 @@ from megalite.data.order import IntOrArray, KeyedPermutation, permute_each
 from megalite.data.ranking import RankedOrder
 
 BLOCK = 100_000
-"""Weights are rounded to this fraction; no source gets less than one sample a block."""
+CYCLE = 1000
+"""Blocks in which weights are met where one is too short. No source gets less than one sample of them."""
+ROUNDED_BY = 1e-3
+"""Of a source's share, at most, by which blocks that are all alike may be off."""
 
 
 Pattern = Literal["spread", "exact"]
@@ -57,23 +61,59 @@ class Mixture:
     """Global samples at which the weights change."""
 
     def __init__(self, weights: Sequence[float], pattern: Pattern = "spread"):
-        self.quotas = round_to_quotas(weights, BLOCK)
-        self._source_of_slot = _spread_turns(self.quotas) if pattern == "spread" else _exact_turns(self.quotas)
-        order = np.argsort(self._source_of_slot, kind="stable")
-        first = np.cumsum(self.quotas) - self.quotas
-        self._rank_of_slot = np.empty(BLOCK, np.int64)
-        self._rank_of_slot[order] = np.arange(BLOCK) - np.repeat(first, self.quotas)
+        self.quotas = quotas_of_blocks(weights)
+        """Samples of each source in each block of a cycle, int64 [blocks, sources]."""
+        self._before = np.cumsum([np.zeros_like(self.quotas[0]), *self.quotas], axis=0)
+        self._turns_of = _spread_turns if pattern == "spread" else _exact_turns
+        self._latest: tuple[bytes, _Turns] | None = None
 
     def draw(self, index: IntOrArray) -> tuple[IntOrArray, IntOrArray]:
         """The source of global sample `index`, and how many samples of that source came before it."""
-        block, slot = index // BLOCK, index % BLOCK
-        source = self._source_of_slot[slot]
-        return source, block * self.quotas[source] + self._rank_of_slot[slot]
+        if not isinstance(index, np.ndarray):
+            return self._draw_of_block(index // BLOCK, index % BLOCK)
+        blocks = index // BLOCK
+        sources, numbers = np.empty_like(index), np.empty_like(index)
+        for kind in np.unique(blocks % len(self.quotas)).tolist():  # all of the same turns
+            chosen = blocks % len(self.quotas) == kind
+            sources[chosen], numbers[chosen] = self._draw_of_block(blocks[chosen], index[chosen] % BLOCK)
+        return sources, numbers
 
     def count(self, num_samples: int) -> np.ndarray:
         """How many of the first `num_samples` each source gives, int64 [sources]."""
         blocks, slots = divmod(num_samples, BLOCK)
-        return blocks * self.quotas + np.bincount(self._source_of_slot[:slots], minlength=self.quotas.size)
+        cycles, block = divmod(blocks, len(self.quotas))
+        whole = cycles * self._before[-1] + self._before[block]
+        return whole + np.bincount(self._turns(block).source_of_slot[:slots], minlength=whole.size)
+
+    def _draw_of_block(self, block: IntOrArray, slot: IntOrArray) -> tuple[IntOrArray, IntOrArray]:
+        """`draw` of blocks, all of which have the same turns."""
+        cycle, kind = block // len(self.quotas), int(np.max(block % len(self.quotas)))
+        turns = self._turns(kind)
+        source = turns.source_of_slot[slot]
+        return source, cycle * self._before[-1][source] + self._before[kind][source] + turns.rank_of_slot[slot]
+
+    def _turns(self, block: int) -> _Turns:
+        """Those of a block of the cycle, kept until a block has others."""
+        key = self.quotas[block].tobytes()
+        if self._latest is None or self._latest[0] != key:
+            self._latest = key, _Turns(self.quotas[block], self._turns_of(self.quotas[block]))
+        return self._latest[1]
+
+
+class _Turns:
+    """The slots of one block.
+
+    Args:
+        quotas: of each source.
+        source_of_slot: which source each turn is.
+    """
+
+    def __init__(self, quotas: np.ndarray, source_of_slot: np.ndarray):
+        self.source_of_slot = source_of_slot
+        order = np.argsort(source_of_slot, kind="stable")
+        self.rank_of_slot = np.empty(BLOCK, np.int64)
+        """How many turns of its source are before each."""
+        self.rank_of_slot[order] = np.arange(BLOCK) - np.repeat(np.cumsum(quotas) - quotas, quotas)
 
 
 class StagedMixture:
@@ -219,6 +259,20 @@ class InTurn:
     def locate_range(self, start: int, stop: int) -> np.ndarray:
         """`locate` of start..stop-1 at once: int64 [stop - start, 3]."""
         return self.locate_many(np.arange(start, stop, dtype=np.int64))
+
+
+def quotas_of_blocks(weights: Sequence[float]) -> np.ndarray:
+    """Samples of each source in each block of a cycle, int64 [blocks, sources]: of one block where that is as good."""
+    quotas = round_to_quotas(weights, BLOCK)
+    shares = np.asarray(weights, np.float64) / np.sum(weights) * BLOCK
+    if np.all(np.abs(quotas - shares) <= ROUNDED_BY * shares):
+        return quotas[None]
+    of_cycle, blocks, largest = round_to_quotas(weights, CYCLE * BLOCK), np.arange(CYCLE + 1), int(np.argmax(shares))
+    phases = np.arange(shares.size) * CYCLE  # so that equal sources do not all give one more in the same block
+    before = (blocks[:, None] * of_cycle * shares.size + phases) // (CYCLE * shares.size)
+    before[:, largest] += BLOCK * blocks - before.sum(axis=1)  # it takes what the others leave
+    found = np.diff(before, axis=0)
+    return quotas[None] if found.min() < 0 else found
 
 
 def round_to_quotas(weights: Sequence[float], total: int) -> np.ndarray:

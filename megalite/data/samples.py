@@ -9,7 +9,7 @@ the number of data-parallel ranks nor the step at which a run began can change w
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple, Protocol
@@ -22,7 +22,7 @@ from megalite.config.length import derive_samples
 from megalite.config.schema import Config, SourceConfig
 from megalite.data.cursor import DataCursor
 from megalite.data.indexed import bin_path
-from megalite.data.mix import BLOCK, InTurn, ShuffledMixture, round_to_quotas
+from megalite.data.mix import InTurn, ShuffledMixture, quotas_of_blocks
 from megalite.data.mix_plan import PLAIN, MixPlan, MixSettings, SourceSize, StageSettings, plan_mix, resolve_stages
 from megalite.data.ranking import open_ranks
 from megalite.data.sample import NO_DOCUMENT, Sample, SampleRows, empty_rows, first_sample
@@ -59,12 +59,15 @@ class Samples:
         seq_len: int,
         document_masks: bool,
         fingerprint: str,
+        orders: Mapping[str, str] | None = None,
     ):
         self.sources = tuple(sources)
         self.seq_len = seq_len
         self.document_masks = document_masks
         self.fingerprint = fingerprint
         """Hash of the data, of its order and of how it is cut. A run may go on only with an equal one."""
+        self.orders = {each.name: (orders or {}).get(each.name, "") for each in sources}
+        """What orders each source within an epoch beside the seed, by its name; empty for nothing."""
         self.num_samples_per_epoch = sum(source.layout.num_samples for source in sources)
         """Samples of all sources together."""
         self.first = 0  # the run index at which these samples begin
@@ -259,14 +262,19 @@ def open_samples(
         ranks=(ranks := open_ranks(mix.ranks, {size.name: size.num_samples for size in sizes})),
         num_stretches=mix.rank_stretches,
     )
-    turns = [[stage.stop, round_to_quotas(stage.weights, BLOCK).tolist()] for stage in stages]
-    turns = turns or round_to_quotas(weights, BLOCK).tolist()
-    ranked = "".join(
-        f"/{sizes[number].name} ranked {xxhash.xxh3_128_hexdigest(own.data)}" for number, own in ranks.items()
-    )
+    turns = [[stage.stop, _turns_of(stage.weights)] for stage in stages] or _turns_of(weights)
+    hashes = {sizes[number].name: xxhash.xxh3_128_hexdigest(own.data) for number, own in ranks.items()}
+    ranked = "".join(f"/{name} ranked {found}" for name, found in hashes.items())
     ranked += f"/{mix.rank_stretches}" if ranked else ""
     fingerprint = _fingerprint(opened, f"shuffled/{seed}/{turns}/{document_masks}{ranked}")
-    return Samples(opened, order, seq_len=seq_len, document_masks=document_masks, fingerprint=fingerprint)
+    return Samples(
+        opened,
+        order,
+        seq_len=seq_len,
+        document_masks=document_masks,
+        fingerprint=fingerprint,
+        orders={name: f"ranked {found}, {mix.rank_stretches} stretches" for name, found in hashes.items()},
+    )
 
 
 def open_training_samples(config: Config) -> Samples:
@@ -309,6 +317,11 @@ def open_validation_sets(sources: Sequence[SourceConfig], *, seq_len: int, docum
         name: _in_turn([opened[number] for number in numbers], seq_len, document_masks)
         for name, numbers in validation_sets(sources).items()
     }
+
+
+def _turns_of(weights: Sequence[float]) -> list[int]:
+    """Samples of each source in a block, or in a cycle of blocks: they tell orders apart."""
+    return quotas_of_blocks(weights).sum(axis=0).tolist()
 
 
 def _in_turn(opened: Sequence[TokenSource], seq_len: int, document_masks: bool) -> Samples:

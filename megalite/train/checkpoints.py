@@ -149,6 +149,7 @@ def open_checkpoints(run: Run, saved_step: int | None, is_in_trouble: Callable[[
         data={
             "fingerprint": run.samples.fingerprint,
             "sources": {source.name: source.fingerprint for source in run.samples.sources},
+            "orders": run.samples.orders,
             "tokenizer": str(tokenizer) if tokenizer else None,
             "tokenizer_fingerprint": run.samples.tokenizer and run.samples.tokenizer.fingerprint,
         },

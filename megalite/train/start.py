@@ -222,6 +222,13 @@ def _go_on_with_data(reader: CheckpointReader, samples: Samples) -> tuple[Progre
             f"{samples.fingerprint}{f' (another {changed[0]})' if changed else ''}; put the data back, or start a new "
             f"run from these weights: run.dir=NEW train.init_from={reader.folder}"
         )
+    orders = data.get("orders", {})  # of checkpoints that are older, nobody knows
+    if reordered := [name for name, order in samples.orders.items() if orders.get(name, order) != order]:
+        raise CheckpointError(
+            f"{reader.folder}: {reordered[0]} was read in another order; data.mix.ranks and rank_stretches of a source "
+            "may not change in mid-run, or an epoch would have samples twice and leave others out; put them back, or "
+            f"start a new run from these weights: run.dir=NEW train.init_from={reader.folder}"
+        )
     drawn = add_counts(progress.consumed, progress.account.left_out)
     at = progress.num_samples
     unshifted = samples.following(replace(progress.account, shift={}))

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.console import Console
 
-from megalite.data.mix import BLOCK, MixStage, Mixture, StagedMixture
+from megalite.data.mix import BLOCK, CYCLE, MixStage, Mixture, StagedMixture
 from megalite.data.mix_plan import (
     MixPlan,
     MixSettings,
@@ -203,7 +203,7 @@ def test_epochs_that_fill_the_run_leave_nothing_for_others():
         resolve(epochs={"web": 1}, total_samples=8000)
 
 
-def test_shares_are_met_within_a_block():
-    """What the plan cannot promise: weights are rounded to a hundred-thousandth."""
-    plan = plan_of((MixStage(None, (1, 1e-9, 0)),), BLOCK)
-    assert plan.samples == (BLOCK - 1, 1, 0)
+def test_shares_are_met_within_a_cycle():
+    """What the plan cannot promise: weights are rounded to a hundred-millionth."""
+    plan = plan_of((MixStage(None, (1, 1e-9, 0)),), CYCLE * BLOCK)
+    assert plan.samples == (CYCLE * BLOCK - 1, 1, 0)

@@ -5,10 +5,15 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
+import numpy as np
+import pytest
+
 from megalite.checkpoint.reader import CheckpointReader
 from megalite.config.load import load_config
 from megalite.config.schema import Config
+from megalite.config.sections.data import MixConfig
 from megalite.data import audit
+from megalite.data.ranking import write_ranks
 from megalite.data.samples import open_training_samples
 from megalite.errors import EXIT_BAD_INPUT, EXIT_DONE, EXIT_REQUEUE
 from tests.kit.data import random_documents, write_packed_folder
@@ -52,6 +57,29 @@ def test_every_source_goes_on_where_it_stood(tmp_path):
         alone = open_training_samples(config_of(tmp_path, **{name: 1}))
         own = [identity for identity in history if identity.source == name]
         assert own == [alone.identity(index) for index in range(count)], name
+
+
+@pytest.mark.parametrize("begins_ranked", [False, True])
+def test_a_source_in_another_order_is_refused(tmp_path, begins_ranked):
+    """Its epoch would have samples twice. One that comes new may have any order."""
+    config = config_of(tmp_path, web=1, books=1)
+    sources = open_training_samples(config).sources
+    for source in sources:
+        write_ranks(source.layout, np.arange(100, dtype=float), tmp_path / f"{source.name}.npy")
+
+    def ranked(config: Config, **mix: object) -> Config:
+        mixed = MixConfig(**mix)
+        return config.model_copy(update={"data": config.data.model_copy(update={"mix": mixed})})
+
+    web = {"ranks": {"web": tmp_path / "web.npy"}}
+    assert launch(ranked(config, **web) if begins_ranked else config, 1, stop_after=4) == EXIT_REQUEUE
+    others: tuple[dict, ...] = ({"ranks": {"books": tmp_path / "books.npy"}}, {**web, "rank_stretches": 3})
+    for other in (*others, {} if begins_ranked else web):
+        assert launch(ranked(config, **other), 1) == EXIT_BAD_INPUT
+    added = config_of(tmp_path, web=1, books=1, code=1)
+    write_ranks(open_training_samples(added).sources[2].layout, np.arange(100, dtype=float), tmp_path / "code.npy")
+    before = web["ranks"] if begins_ranked else {}
+    assert launch(ranked(added, ranks={**before, "code": tmp_path / "code.npy"}), 1) == EXIT_DONE
 
 
 def test_a_source_with_other_contents_is_refused(tmp_path):
