@@ -87,9 +87,13 @@ def _bpe(processor: SentencePieceProcessor) -> models.BPE:
 
 
 def _unigram(processor: SentencePieceProcessor) -> models.Unigram:
+    """Without the control pieces at its end, which are added behind it with the same ids: one with a character that no
+    piece has would cost less than that character, whatever its score."""
+    size = processor.vocab_size()
+    while processor.is_control(size - 1):
+        size -= 1
     scores = [
-        (processor.id_to_piece(id), processor.get_score(id) if _is_text(processor, id) else NEVER)
-        for id in range(processor.vocab_size())
+        (processor.id_to_piece(id), processor.get_score(id) if _is_text(processor, id) else NEVER) for id in range(size)
     ]
     return models.Unigram(scores, unk_id=processor.unk_id(), byte_fallback=True)
 

@@ -74,7 +74,8 @@ def added_tokens(config: TokenizerConfig) -> list[str]:
     Raises:
         DataError: a special token is empty, has blanks, is too long, or is there twice.
     """
-    seen = {UNKNOWN, BOS, EOS, PAD}
+    reserved = [RESERVED.format(number) for number in range(-config.vocab_size % config.vocab_multiple)]
+    seen = {UNKNOWN, BOS, EOS, PAD, *reserved}
     for token in config.special_tokens:
         if not re.fullmatch(rf"[^\s{BLANK}]{{1,{LONGEST_SPECIAL}}}", token):
             raise DataError(
@@ -83,8 +84,7 @@ def added_tokens(config: TokenizerConfig) -> list[str]:
         if token in seen:
             raise DataError(f"special token {token!r} is there already; each is named once, and {BOS} {EOS} {PAD} not")
         seen.add(token)
-    num_reserved = -config.vocab_size % config.vocab_multiple
-    return [*config.special_tokens, *(RESERVED.format(number) for number in range(num_reserved))]
+    return [*config.special_tokens, *reserved]
 
 
 def _train_sentencepiece(

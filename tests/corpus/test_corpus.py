@@ -37,6 +37,18 @@ def as_zstd(folder: Path) -> Path:
     return path
 
 
+def as_views(folder: Path) -> Path:
+    table = pa.table({"text": pa.array(TEXTS, pa.string_view()), "stars": range(len(TEXTS))})
+    pq.write_table(table, folder / "a.parquet")
+    return folder / "a.parquet"
+
+
+def as_dictionary(folder: Path) -> Path:
+    table = pa.table({"text": pa.array(TEXTS).dictionary_encode(), "stars": range(len(TEXTS))})
+    pq.write_table(table, folder / "a.parquet")
+    return folder / "a.parquet"
+
+
 def as_parquet(folder: Path) -> Path:
     pq.write_table(pa.table({"text": TEXTS, "stars": range(len(TEXTS))}), folder / "a.parquet")
     return folder / "a.parquet"
@@ -103,6 +115,8 @@ FORMATS = [
     as_gzip,
     as_zstd,
     as_parquet,
+    as_views,
+    as_dictionary,
     as_arrow_stream,
     as_arrow_file,
     as_text_folder,

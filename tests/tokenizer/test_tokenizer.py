@@ -257,28 +257,38 @@ def test_bad_folders_are_refused(tmp_path, tokenizer_folders, damage):
 
 
 SPECIAL = ("<|user|>", "<|assistant|>")
+BARS = ("<\N{FULLWIDTH VERTICAL LINE}User\N{FULLWIDTH VERTICAL LINE}>", "<|\u7528\u6237|>")
+"""With characters that texts in English have not."""
 
 
+def test_a_reserved_name_is_taken(tmp_path, library_texts):
+    corpus = corpus_of(write_json_lines(tmp_path / "a.jsonl", library_texts))
+    config = TokenizerConfig(vocab_size=700, special_tokens=["<|reserved_0|>"], vocab_multiple=64)
+    with pytest.raises(DataError, match="is there already"):
+        train_tokenizer(corpus, tmp_path / "out", config)
+
+
+@pytest.mark.parametrize("special", [SPECIAL, BARS])
 @pytest.mark.parametrize("kind", KINDS)
-def test_special_tokens_end_the_vocabulary(tmp_path, library_texts, kind):
+def test_special_tokens_end_the_vocabulary(tmp_path, library_texts, kind, special):
     """The user's control tokens and reserved ones have the last ids; text that spells one is text, in all readers."""
     import transformers
 
     corpus = corpus_of(write_json_lines(tmp_path / "a.jsonl", [*library_texts, " ".join(SPECIAL) * 500]))
-    config = TokenizerConfig(kind=kind, vocab_size=700, special_tokens=SPECIAL, vocab_multiple=64)
+    config = TokenizerConfig(kind=kind, vocab_size=700, special_tokens=special, vocab_multiple=64)
     train_tokenizer(corpus, tmp_path / "out", config)
     tokenizer = Tokenizer.load(tmp_path / "out")
     assert tokenizer.vocab_size == 704
-    assert tokenizer.special_tokens == {"<|user|>": 698, "<|assistant|>": 699}
+    assert tokenizer.special_tokens == {special[0]: 698, special[1]: 699}
     reloaded = transformers.AutoTokenizer.from_pretrained(tmp_path / "out")
     assert len(reloaded) == 704
-    assert [reloaded.convert_tokens_to_ids(token) for token in (*SPECIAL, "<|reserved_3|>")] == [698, 699, 703]
-    for text in [*SPECIAL, "a<|user|>b <|reserved_0|>", *TORTURE]:
+    assert [reloaded.convert_tokens_to_ids(token) for token in (*special, "<|reserved_3|>")] == [698, 699, 703]
+    for text in [*special, f"a{special[0]}b <|reserved_0|>", *TORTURE]:
         ids = tokenizer.encode(text)
         assert reloaded(text)["input_ids"] == ids
         assert max(ids, default=0) < 698
         assert tokenizer.decode(ids) == text
-    texts = Texts.of([*SPECIAL, *library_texts])
+    texts = Texts.of([*special, *library_texts])
     tokens, _ = tokenizer.encode_texts(texts)
     assert tokens.tolist() == [id for text in texts for id in tokenizer.encode(text)]
     assert tokenizer.decode([698, *tokenizer.encode("hello"), 703]) == "hello"

@@ -259,7 +259,7 @@ def read_columns(
     yield from builder.take()
     row = piece.first if first is None else first
     for batch in batches:
-        batch = _with_readable_names(batch, config.text_field)
+        batch = _with_readable_names(_plain(batch), config.text_field)
         rows = pa.array(np.arange(row, row + batch.num_rows))
         row += batch.num_rows
         if config.conversations is not None:
@@ -367,6 +367,19 @@ def _good_texts(texts: pa.Array, max_bytes: int) -> np.ndarray | None:
         values = texts.cast(pa.large_binary())
         good = np.array([ok and is_utf8(value.as_py()) for ok, value in zip(good, values, strict=True)], bool)
     return None if good.all() else good
+
+
+def _plain(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """The batch with columns as all functions take them: texts that are views, or numbers of a dictionary, as texts."""
+    kinds = batch.schema.types
+    if not any(kind in PLAIN or pa.types.is_dictionary(kind) for kind in kinds):
+        return batch
+    columns = [each.dictionary_decode() if pa.types.is_dictionary(each.type) else each for each in batch.columns]
+    plain = [each.cast(PLAIN.get(each.type, each.type)) for each in columns]
+    return pa.RecordBatch.from_arrays(plain, batch.schema.names)
+
+
+PLAIN = {pa.string_view(): pa.large_string(), pa.binary_view(): pa.large_binary()}
 
 
 def _is_text(kind: pa.DataType) -> bool:
