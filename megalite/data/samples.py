@@ -21,12 +21,12 @@ from megalite.config.evaluation import validation_sets
 from megalite.config.length import derive_samples
 from megalite.config.schema import Config, SourceConfig
 from megalite.data.cursor import DataCursor
-from megalite.data.indexed import bin_path
 from megalite.data.mix import InTurn, ShuffledMixture, quotas_of_blocks
 from megalite.data.mix_plan import PLAIN, MixPlan, MixSettings, SourceSize, StageSettings, plan_mix, resolve_stages
 from megalite.data.ranking import open_ranks
 from megalite.data.sample import NO_DOCUMENT, Sample, SampleRows, empty_rows, first_sample
-from megalite.data.sources import TokenizerRecord, TokenSource, largest_token, open_source
+from megalite.data.sources import TokenizerRecord, TokenSource, open_source
+from megalite.data.vocabulary import beyond_vocabulary, check_vocabularies
 from megalite.errors import DataError
 from megalite.tokenizer.tokenizer import Tokenizer
 
@@ -185,7 +185,7 @@ class Samples:
             chosen = np.array(positions, np.int64), np.array(targets, np.int64)
             largest = source.layout.fill(source.tokens, *chosen, rows, document_masks=self.document_masks)
             if self._vocab_size is not None and largest >= self._vocab_size:
-                raise DataError(_beyond_vocabulary(source, largest, self._vocab_size, positions))
+                raise DataError(beyond_vocabulary(source, largest, self._vocab_size, positions))
             if source.loss_weight != 1.0:
                 rows.weights[targets] *= np.float32(source.loss_weight)
         return rows
@@ -205,7 +205,7 @@ class Samples:
         Raises:
             DataError: a source was made with a larger vocabulary or holds a larger token.
         """
-        problems = _check_vocabularies(self.sources, vocab_size)
+        problems = check_vocabularies(self.sources, vocab_size)
         if problems:
             raise _data_error(problems)
         self._vocab_size = vocab_size
@@ -350,45 +350,10 @@ def _open_all(configs: Sequence[SourceConfig], seq_len: int, key: str, document_
         problems.append(f"{key}: its sources were tokenized by different tokenizers: {made_with}; tokenize them alike")
     elif tokenizers:
         ((_, tokenizer),) = tokenizers.values()
-        problems += _check_vocabularies(opened, tokenizer.vocab_size)
+        problems += check_vocabularies(opened, tokenizer.vocab_size)
     if problems:
         raise _data_error(problems)
     return _with_distinct_names(opened)
-
-
-def _check_vocabularies(sources: Sequence[TokenSource], vocab_size: int) -> list[str]:
-    problems = []
-    for source in sources:
-        made_for = source.tokenizer.vocab_size if source.tokenizer else 0
-        largest = largest_token(source.tokens)
-        if made_for > vocab_size:
-            problems.append(
-                f"{source.name}: tokenized with a vocabulary of {made_for}, the model has vocab_size={vocab_size}; "
-                "raise model.vocab_size or leave it null"
-            )
-        elif largest >= vocab_size:
-            problems.append(_beyond_vocabulary(source, largest, vocab_size))
-    return problems
-
-
-def _beyond_vocabulary(source: TokenSource, largest: int, vocab_size: int, samples: Sequence[int] = ()) -> str:
-    where = next((text for text in (_find_token(source, largest, sample) for sample in samples) if text), "")
-    return (
-        f"{source.name} ({source.tokens.prefix}): token id {largest} found{where}, the vocabulary ends at "
-        f"{vocab_size - 1}; the data was made with another tokenizer"
-    )
-
-
-def _find_token(source: TokenSource, token: int, sample: int) -> str:
-    """Where a sample, or the label behind it, has a token, in words for the owner of the files."""
-    tokens, pieces = source.tokens, source.layout.pieces(sample)
-    for start, length in zip(pieces.starts.tolist(), pieces.lengths.tolist(), strict=True):
-        found = np.flatnonzero(tokens.read(start, start + length + 1) == token)
-        if found.size:
-            position = start + int(found[0])
-            at = position * tokens.dtype.itemsize
-            return f" in document {tokens.document_at(position)}, byte {at} of {bin_path(tokens.prefix).name}"
-    return ""
 
 
 def _data_error(problems: Sequence[str]) -> DataError:
