@@ -52,7 +52,7 @@ FLOORS_INSIDE: dict[str, tuple[tuple[str, ...], ...]] = {
         ("gather", "best_fit", "pack_report"),
         ("layout",),
         ("ranking", "sources"),
-        ("mix",),
+        ("mix", "vocabulary"),
         ("mix_plan",),
         ("cursor", "samples", "pack"),
         ("audit", "loader", "run_config", "show", "verify"),

@@ -119,14 +119,14 @@ def index_files(
 
 def index_examples(examples: Iterable[Example], ngram: int) -> ExampleIndex:
     """Index examples by their runs of `ngram` words."""
-    from megalite.corpus.spans.word_ngrams import LOWER, build_table, list_ngrams
+    from megalite.corpus.spans.word_ngrams import build_table, list_ngrams
 
     ids, texts = [], []
     for id, text in examples:
         ids.append(id)
         texts.append(text)
     joined = Texts.of(texts)
-    hashes, _, _, borders = list_ngrams(joined.buffer, joined.offsets, ngram, LOWER)
+    hashes, _, _, borders = list_ngrams(joined.buffer, joined.offsets, ngram)
     counts = np.diff(borders)
     owners = np.repeat(np.arange(len(ids), dtype=np.int32), counts)
     return ExampleIndex(ngram, tuple(ids), int(np.count_nonzero(counts == 0)), *build_table(hashes, owners))
@@ -141,9 +141,9 @@ def find_overlaps(texts: Texts, index: ExampleIndex) -> Overlaps:
 def _match(texts: Texts, first: int, index: ExampleIndex) -> Overlaps:
     """Match a slice that begins with text number `first`."""
     from megalite.corpus.spans.cutting import merge_spans
-    from megalite.corpus.spans.word_ngrams import LOWER, list_ngrams, look_up
+    from megalite.corpus.spans.word_ngrams import list_ngrams, look_up
 
-    hashes, starts, ends, borders = list_ngrams(texts.buffer, texts.offsets, index.ngram, LOWER)
+    hashes, starts, ends, borders = list_ngrams(texts.buffer, texts.offsets, index.ngram)
     owners = look_up(hashes, index.slot_hashes, index.slot_owners, index.filter_bits)
     matches = np.flatnonzero(owners >= 0)
     documents = np.searchsorted(borders, matches, side="right") - 1

@@ -1,7 +1,7 @@
 """Runs of n words as 64-bit hashes, and a table of those that are wanted.
 
-A word is a run of ASCII letters, digits and bytes >= 128; ASCII letters count in lower case. What lies between words,
-blanks and punctuation, counts for nothing.
+A word is a run of characters that are neither blanks nor punctuation nor symbols, in any script; ASCII letters count in
+lower case. What lies between words counts for nothing: a copy with other quotes, dashes or blanks has the same words.
 
     The quick, BROWN fox jumps      n = 3
     the quick brown | quick brown fox | brown fox jumps
@@ -11,8 +11,11 @@ Imports numba at import; import it where the work begins.
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 import numpy as np
 
+from megalite.corpus.rules.characters import ALPHANUMERIC, BLANK, PUNCTUATION, character_classes, decode
 from megalite.corpus.spans.windows import BASE, mixed, power
 from megalite.kernel import kernel
 
@@ -23,33 +26,39 @@ FILTER_BITS = 16
 """Bits of the filter for each wanted run: of the unwanted ones, at most 1 in 16 is looked up in the table itself."""
 
 
-def _lower_words() -> np.ndarray:
-    """Of each byte: the byte that a word counts, 0 where it ends a word."""
-    table = np.zeros(256, np.uint8)
-    for byte in range(256):
-        if chr(byte).isalnum() or byte >= 128:
-            table[byte] = ord(chr(byte).lower()) if byte < 128 else byte
-    return table
-
-
-LOWER = _lower_words()
-
-
-@kernel
 def list_ngrams(
-    buffer: np.ndarray, offsets: np.ndarray, ngram: int, lower: np.ndarray
+    buffer: np.ndarray, offsets: np.ndarray, ngram: int
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
     """Every run of `ngram` words of each text.
 
     Args:
         buffer, offsets: the texts.
         ngram: words in a run.
-        lower: `LOWER`.
 
     Returns:
         Hashes (uint64), first byte and byte behind the last (int64, in the text), and int64 [texts + 1]: the runs of
         text t are borders[t] to borders[t + 1].
     """
+    return _list_ngrams(buffer, offsets, ngram, LOWER, between_words())
+
+
+LOWER = np.array([ord(chr(byte).lower()) if byte < 128 else byte for byte in range(256)], np.uint8)
+"""Of each byte, the one that a word counts."""
+
+
+@lru_cache(maxsize=1)
+def between_words() -> np.ndarray:
+    """Whether each code point is between words, bool [0x110000]."""
+    classes = character_classes()
+    between = (classes & (BLANK | PUNCTUATION)) != 0
+    between[:128] = (classes[:128] & ALPHANUMERIC) == 0  # control characters, too
+    return between
+
+
+@kernel
+def _list_ngrams(
+    buffer: np.ndarray, offsets: np.ndarray, ngram: int, lower: np.ndarray, between: np.ndarray
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
     most = (offsets[-1] - offsets[0]) // 2 + offsets.size
     hashes, starts, ends = np.empty(most, np.uint64), np.empty(most, np.int64), np.empty(most, np.int64)
     borders = np.zeros(offsets.size, np.int64)
@@ -62,17 +71,18 @@ def list_ngrams(
         run, num_words, slot = _ZERO, 0, 0
         place = begin
         while place < end:
-            byte = lower[buffer[place]]
-            if byte == 0:
-                place += 1
+            code, after = decode(buffer, place)
+            if between[code]:
+                place = after
                 continue
             word, start = _ZERO, place
-            while byte != 0:
-                word = word * _WORD_BASE + np.uint64(byte)
-                place += 1
+            while not between[code]:
+                for at in range(place, after):
+                    word = word * _WORD_BASE + np.uint64(lower[buffer[at]])
+                place = after
                 if place == end:
                     break
-                byte = lower[buffer[place]]
+                code, after = decode(buffer, place)
             word = mixed(word)
             run = run * BASE + word - words[slot] * weight
             words[slot], word_starts[slot] = word, start - begin

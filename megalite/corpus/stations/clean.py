@@ -94,8 +94,18 @@ def clean(
         return counts
 
     described = _described(settings, config)
-    inputs = [*corpus.inputs, *([] if config.bad_words is None else hash_inputs(config.bad_words.file))]
+    inputs = [*corpus.inputs, *_lists(config)]
     return run_station("clean", out, inputs=inputs, settings=described, build=build, resumable=True)
+
+
+def _lists(config: CleanConfig) -> list[tuple[Path | str, str]]:
+    """What it reads beside the corpus."""
+    if config.bad_words is None:
+        return []
+    from megalite.corpus.rules.bad_words import read_bad_words
+
+    read_bad_words(config.bad_words)  # or it is refused
+    return hash_inputs(config.bad_words.file)
 
 
 def _described(settings: dict[str, Any], config: CleanConfig) -> dict[str, Any]:

@@ -91,7 +91,7 @@ def keep_first_of_address(task: Task, number: int, folder: Path) -> Report:
 
 
 def _decontaminate(filtering: Filtering, folder: Path, config: DecontaminateConfig) -> dict[str, Any]:
-    settings, hashes = config.model_dump_json(), _hashes(config)
+    settings, hashes = config.model_dump_json(), " ".join(found for _, found in _files(config))
     counts = filtering.write(folder, clear_shard, config=settings, hashes=hashes)
     index = _index_once(settings, hashes)
     return {**counts, "examples": len(index.ids), "examples_too_short": index.num_too_short}
@@ -100,11 +100,11 @@ def _decontaminate(filtering: Filtering, folder: Path, config: DecontaminateConf
 def _evaluation_sets(config: DecontaminateConfig) -> list[tuple[Path | str, str]]:
     """The files of the evaluation sets, which are read once to see that they can be."""
     index_files(config)
+    return _files(config)
+
+
+def _files(config: DecontaminateConfig) -> list[tuple[Path | str, str]]:
     return [each for path in config.paths for each in hash_inputs(path)]
-
-
-def _hashes(config: DecontaminateConfig) -> str:
-    return " ".join(found for _, found in _evaluation_sets(config))
 
 
 def clear_shard(task: Task, number: int, folder: Path) -> Report:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import re
+import unicodedata
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -20,19 +21,46 @@ from megalite.texts import Texts
 from tests.corpus.spans.kit import as_tuples, spans_of_cover
 from tests.kit.data import prose, write_json_lines
 
-WORD = re.compile(rb"[a-z0-9\x80-\xff]+")
-
 QUESTION = "Which of the four Galilean moons of Jupiter did Simon Marius claim to have seen first?"
 
-tokens = st.sampled_from(["one", "two", "Two,", "three", "3", "-", "é", "日本", "four five", "\n"])
+PLAIN = ("one", "two", "Two,", "three", "3", "-", "é", "日本", "four five", "\n")
+ODD = ("\xa0", "\u3000", "\u2014", "one\u2019s", "«two»", "\U0001f600", "\U0001d400", "a\u0301", "\x00", "x\xadx")
+tokens = st.sampled_from((*PLAIN, *ODD))
 text = st.lists(tokens, max_size=25).map(" ".join)
 
 
 def ngrams_by_hand(text: str, ngram: int) -> list[tuple[tuple[bytes, ...], int, int]]:
     """Runs of words with their first byte and the byte behind the last."""
-    words = list(WORD.finditer(text.encode().lower()))
+    words = [(word, *place) for word, place in words_by_hand(text)]
     runs = [words[first : first + ngram] for first in range(len(words) - ngram + 1)]
-    return [(tuple(word.group() for word in run), run[0].start(), run[-1].end()) for run in runs]
+    return [(tuple(word for word, _, _ in run), run[0][1], run[-1][2]) for run in runs]
+
+
+def words_by_hand(text: str) -> Iterator[tuple[bytes, tuple[int, int]]]:
+    """Words with their first byte and the byte behind them, character by character."""
+    begin = place = 0
+    for character in [*text, " "]:
+        behind = place + len(character.encode())
+        is_between = character.isspace() or unicodedata.category(character)[0] in "PS"
+        if is_between or (character.isascii() and not character.isalnum()):
+            if begin < place:
+                yield text.encode()[begin:place].lower(), (begin, place)
+            begin = behind
+        place = behind
+
+
+QUOTES = ("\u201cJupiter\u201d", "\xabJupiter\xbb", "\u2018Jupiter\u2019")
+
+
+@pytest.mark.parametrize(
+    ("plain", "other"),
+    [(" ", "\xa0"), (" ", "\u3000"), (" ", " \u2014 "), *(("Jupiter", quoted) for quoted in QUOTES)],
+)
+def test_copies_in_other_typography(plain: str, other: str):
+    """Other blanks, dashes and quotes are between words, too."""
+    index = index_examples([("q", QUESTION)], 13)
+    copy = Texts.of([QUESTION.replace(plain, other)])
+    assert find_overlaps(copy, index).share.tolist() == [1.0]
 
 
 @settings(max_examples=300, deadline=None)

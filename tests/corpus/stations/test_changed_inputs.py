@@ -17,6 +17,7 @@ from megalite.corpus.spans.settings import DecontaminateConfig
 from megalite.corpus.stations.clean import clean
 from megalite.corpus.stations.select import classifier, perplexity
 from megalite.corpus.stations.spans import decontaminate
+from megalite.errors import DataError
 from megalite.stations.station import StationResult
 from tests.kit.data import corpus_of, write_json_lines
 
@@ -68,6 +69,12 @@ def test_a_list_of_bad_words(tmp_path: Path, corpus: Corpus):
         "nature",
         "shop",
     )
+
+
+def test_a_list_that_is_not_there(tmp_path: Path, corpus: Corpus):
+    with pytest.raises(DataError, match="cannot read the list of bad words"):
+        clean(corpus, tmp_path / "out", CleanConfig(bad_words={"file": tmp_path / "none.txt"}))
+    assert not list(tmp_path.glob("out*"))
 
 
 def test_an_evaluation_set(tmp_path: Path, corpus: Corpus):
