@@ -230,7 +230,7 @@ def test_errors_of_the_thread_reach_the_consumer(samples, monkeypatch):
 
 def test_a_bad_token_is_named_by_its_document_and_byte(tmp_path, monkeypatch):
     """What the owner of the files needs: the sample, the document in its source, and the byte of the token file."""
-    monkeypatch.setattr("megalite.data.samples.largest_token", lambda tokens: 0)
+    monkeypatch.setattr("megalite.data.vocabulary.largest_token", lambda tokens: 0)
     documents = [np.full(size, 5) for size in (20, 9, 30, 40)]
     documents[2][7] = 1500
     folder = write_packed_folder(tmp_path / "a", documents, seq_len=SEQ_LEN)
@@ -246,7 +246,7 @@ def test_a_bad_token_is_named_by_its_document_and_byte(tmp_path, monkeypatch):
 
 def test_a_bad_label_behind_the_sample_is_named_too(tmp_path, monkeypatch):
     """The last label is read ahead: its token belongs to the next sample of the document."""
-    monkeypatch.setattr("megalite.data.samples.largest_token", lambda tokens: 0)
+    monkeypatch.setattr("megalite.data.vocabulary.largest_token", lambda tokens: 0)
     document = np.full(3 * SEQ_LEN, 5)
     document[2 * SEQ_LEN] = 1500
     folder = write_packed_folder(tmp_path / "a", [document], seq_len=SEQ_LEN)

@@ -320,7 +320,7 @@ def test_another_tokenizer_than_the_datas_is_refused(tmp_path, tokenizer_folder)
 
 def test_a_bad_token_that_the_scan_missed_is_found_when_it_is_read(tmp_path, monkeypatch):
     """The scan looks at part of a large stream; every sample is checked when it is used."""
-    monkeypatch.setattr("megalite.data.samples.largest_token", lambda tokens: 0)
+    monkeypatch.setattr("megalite.data.vocabulary.largest_token", lambda tokens: 0)
     samples = open_one(write_tokens_folder(tmp_path / "tokens", [np.array([5, 1500, 2])]))
     with pytest.raises(DataError, match=r"tokens \(.*\): token id 1500 found in document 0, byte 2 of tokens\.bin"):
         samples.sample(0)
