@@ -7,8 +7,9 @@ import importlib.util
 from tests.kit.paths import ROOT
 
 
-def test_every_mutant_changes_one_place():
+def test_every_mutant_changes_one_place(monkeypatch):
     """What it replaces stands in its file once, and its tests are there."""
+    monkeypatch.syspath_prepend(ROOT / "tools/mutation")
     spec = importlib.util.spec_from_file_location("mutants", ROOT / "tools/mutation/mutants.py")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)

@@ -106,22 +106,7 @@ OPTIMIZERS = (
 )
 """Not soap: bases of a few gradients are what rounding makes them."""
 OPTIMIZER: tuple[Choice, ...] = (
-    (
-        1.0,
-        "name",
-        (
-            "adamw",
-            "adamw",
-            "adamw8bit",
-            "lion",
-            "lion8bit",
-            "muon",
-            "muon8bit",
-            "sgd",
-            "adafactor",
-            "schedule_free_adamw",
-        ),
-    ),
+    (1.0, "name", OPTIMIZERS),
     (0.2, "clip", CLIPS),
     (0.1, "betas", ((0.8, 0.99), (0.0, 0.9))),
     (0.1, "nesterov", (False,)),
