@@ -54,10 +54,11 @@ def planned(case: Case) -> list[int]:
 
 def measure(case: Case) -> list[tuple[int, int]]:
     """Of each rank its stage, and bytes of all tensors' storages together at the peak of a step."""
-    return run_ranks(_on_rank, case.ranks, case)
+    return run_ranks(measure_rank, case.ranks, case)
 
 
-def _on_rank(case: Case) -> tuple[int, int]:
+def measure_rank(case: Case) -> tuple[int, int]:
+    """The same of a rank, on that rank."""
     import torch.distributed as dist
 
     config = case.config()

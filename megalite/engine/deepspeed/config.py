@@ -16,6 +16,13 @@ BUCKET_ELEMENTS = 200_000_000
 """Gradient elements reduced at once under ZeRO: 400 MB in bf16, enough to fill a link, small beside the weights.
 DeepSpeed allocates all of it, so a smaller model gets no more than it has parameters."""
 
+GATHERED_ELEMENTS = 10**9
+"""Of weights that ZeRO-3 leaves gathered because they are used again before so many others, and of all it has gathered
+at most, but for what is needed at once."""
+
+PREFETCHED_ELEMENTS = 50_000_000
+"""Of weights of blocks that come in one message at most."""
+
 ONE_SUB_GROUP = 10**15
 """Elements that ZeRO-3 steps at once: all, because the optimizer compares gradients of different weights."""
 
@@ -38,7 +45,7 @@ def deepspeed_config(config: Config, plan: RunPlan) -> dict[str, Any]:
         "zero_optimization": {
             "stage": stage,
             **(_zero_buckets(plan) if stage else {}),
-            **({"sub_group_size": ONE_SUB_GROUP} if stage == 3 else {}),
+            **(_divided_weights() if stage == 3 else {}),
         },
     }
     if config.precision.dtype == "bf16":
@@ -70,4 +77,13 @@ def _zero_buckets(plan: RunPlan) -> dict[str, Any]:
         "overlap_comm": False,  # `start.prepare_deepspeed` builds on it
         "contiguous_gradients": True,
         "memory_efficient_linear": False,
+    }
+
+
+def _divided_weights() -> dict[str, Any]:
+    return {
+        "sub_group_size": ONE_SUB_GROUP,
+        "stage3_max_live_parameters": GATHERED_ELEMENTS,
+        "stage3_max_reuse_distance": GATHERED_ELEMENTS,
+        "stage3_prefetch_bucket_size": PREFETCHED_ELEMENTS,
     }

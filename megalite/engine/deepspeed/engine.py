@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from itertools import count
 
 import torch
@@ -18,6 +19,7 @@ from megalite.engine.deepspeed.frozen import clear_frozen
 from megalite.engine.deepspeed.gathers import gather_unseen
 from megalite.engine.deepspeed.loss_scaling import loss_scaling, set_loss_scaling, stay_at_minimum
 from megalite.engine.deepspeed.partition import ZeroPartition
+from megalite.engine.deepspeed.released import keep_no_weights
 from megalite.engine.deepspeed.start import quiet, start_deepspeed
 from megalite.engine.deepspeed.update import UpdateStep
 from megalite.engine.evaluation import sum_losses, token_losses
@@ -103,8 +105,10 @@ class DeepSpeedEngine(EngineOfState):
         self.clip_norm = config.optimizer.clip_grad_norm
         clear_frozen(stage, config.optimizer)
         stay_at_minimum(engine.optimizer)
+        self._keeping: Callable[[], AbstractContextManager[None]] = nullcontext
         if config.parallel.zero_stage == 3:
             gather_unseen(engine.optimizer)
+            self._keeping = keep_no_weights
         self._engine, self._axes = engine, axes
         self._cut = BatchCut(axes.cp, config.parallel.cp_kind, plan.model, stream_unit(config))
         self.observed_weight = float(axes.replicas.size)  # DeepSpeed averages over them
@@ -125,7 +129,7 @@ class DeepSpeedEngine(EngineOfState):
             documents, targets = documents_of_batch(batch), targets_of_batch(batch, scale)
             documents.loss_share = 1.0 / len(batches)  # as DeepSpeed divides the loss it is given
             documents.loss_weights = targets.weights * documents.loss_share
-            with span("forward"):
+            with span("forward"), self._keeping():
                 loss = self._engine(batch.tokens, documents, targets)
             total += loss.detach()
             with span("backward"):
