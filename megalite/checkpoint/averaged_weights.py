@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-import yaml
 from pydantic import ValidationError
 from torch import Tensor
 
 from megalite.architecture.weights import Rectangle, Weight
 from megalite.checkpoint.format import CONFIG, tensor_name
 from megalite.checkpoint.reader import SLAB_BYTES, CheckpointReader
+from megalite.checkpoint.run_config import run_config, section
 from megalite.config.optimizers import LEAD
 from megalite.config.schema import OptimizerConfig
 from megalite.errors import CheckpointError
@@ -66,11 +66,10 @@ def model_slabs(reader: CheckpointReader, name: str, max_bytes: int = SLAB_BYTES
 
 def _beta(reader: CheckpointReader) -> float:
     path = reader.folder / CONFIG
-    config = yaml.safe_load(path.read_text(encoding="utf-8")) if path.is_file() else None
-    optimizer = config.get("optimizer") if isinstance(config, dict) else None
+    optimizer = section(run_config(reader.folder), "optimizer")
     try:
-        return OptimizerConfig.model_validate({"betas": (optimizer or {})["betas"]}).betas[0]
-    except (ValidationError, KeyError, AttributeError) as error:
+        return OptimizerConfig.model_validate({"betas": optimizer["betas"]}).betas[0]
+    except (ValidationError, KeyError) as error:
         raise CheckpointError(
             f"{path}: says no optimizer.betas, by which the averages of {reader.folder.name} are made; put the run's "
             "config back"

@@ -88,9 +88,7 @@ def merge(
     names = [name for name in reader.manifest.tensors if name.startswith(WEIGHTS) or not weights_only]
     entries = {name: Entry(name, reader.manifest.tensors[name].shape, DTYPES[dtype]) for name in names}
     num_bytes = sum(entry.num_bytes for entry in entries.values())
-    out.parent.mkdir(parents=True, exist_ok=True)
-    _require_room(out, num_bytes)
-    with _building(out) as folder:
+    with _building(out, num_bytes) as folder:
         files, tensors = _write_tensors(reader, folder, entries, max_file_bytes, is_model=weights_only)
         _write_rest(reader, folder, files, tensors)
     return Merged(checkpoint, out, len(entries), num_bytes, len(files))
@@ -153,12 +151,17 @@ def _require_room(out: Path, num_bytes: int) -> None:
 
 
 @contextmanager
-def _building(out: Path) -> Iterator[Path]:
+def _building(out: Path, num_bytes: int) -> Iterator[Path]:
     """A locked folder beside `out` to build in; it becomes `out` at the end, or goes away when something fails."""
-    _sweep(out)
     folder = out.with_name(f"{MERGING}{out.name}-{os.getpid()}-{time.time_ns()}")
-    folder.mkdir()
-    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        _require_room(out, num_bytes)
+        _sweep(out)
+        folder.mkdir()
+        descriptor = os.open(folder, os.O_RDONLY)
+    except OSError as error:
+        raise CheckpointError(f"{out}: not written ({error})") from error
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)
         yield folder

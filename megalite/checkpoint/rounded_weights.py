@@ -9,7 +9,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-import yaml
 from pydantic import ValidationError
 from torch import Tensor
 
@@ -17,6 +16,7 @@ from megalite.architecture.weights import Rectangle, Weight, scale_of
 from megalite.checkpoint.averaged_weights import model_weights
 from megalite.checkpoint.format import CONFIG
 from megalite.checkpoint.reader import CheckpointReader
+from megalite.checkpoint.run_config import run_config, section
 from megalite.config.rounded import is_rounded
 from megalite.config.schema import QatConfig
 from megalite.errors import CheckpointError
@@ -40,12 +40,11 @@ def rounding_of(reader: CheckpointReader) -> RunRounding | None:
     """How the run that wrote a checkpoint rounded its weights at that step; None if it did not.
 
     Raises:
-        CheckpointError: its config has settings that this megalite does not know.
+        CheckpointError: its config is damaged, or has settings that this megalite does not know.
     """
     path = reader.folder / CONFIG
-    config = yaml.safe_load(path.read_text(encoding="utf-8")) if path.is_file() else None
-    precision = config.get("precision") if isinstance(config, dict) else None
-    if not isinstance(precision, dict) or precision.get("qat") is None:
+    precision = section(run_config(reader.folder), "precision")
+    if precision.get("qat") is None:
         return None
     found = precision["qat"]
     try:

@@ -36,9 +36,10 @@ class Plateau:
 def after_validation(state: Plateau, loss: float, settings: PlateauConfig) -> Plateau:
     """The state after one more validation, by the rules of torch's ReduceLROnPlateau (`mode=min`, relative threshold).
 
-    A loss that is not a number is no new best.
+    A loss that is not finite is no new best.
     """
-    is_best = state.best is None or loss < state.best * (1.0 - settings.threshold)
+    best = math.inf if state.best is None else state.best
+    is_best = loss < best * (1.0 - settings.threshold)
     state = replace(state, best=loss, num_worse=0) if is_best else replace(state, num_worse=state.num_worse + 1)
     if state.num_spared:
         state = replace(state, num_spared=state.num_spared - 1, num_worse=0)

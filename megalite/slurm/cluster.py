@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import NonNegativeInt, PositiveInt, ValidationInfo, field_validator
+from pydantic import Field, NonNegativeInt, PositiveInt, ValidationInfo, field_validator
 
 from megalite.config.load import build
 from megalite.config.yaml_source import dump_yaml, read_source
@@ -145,7 +145,7 @@ class ClusterConfig(Section):
     """Interface that ranks talk through, for gloo and NCCL's bootstrap; null finds the one to other nodes."""
     time_limit: str = "24:00:00"
     """--time of a job: minutes, h:m:s or d-h:m:s. A run goes on over as many jobs as it takes."""
-    save_seconds: PositiveInt = 120
+    save_seconds: PositiveInt = Field(120, le=65535)
     """How long before the time limit the run is asked to save and stop: two steps and a save should fit."""
     spares: NonNegativeInt = 0
     """Further nodes in the allocation, one of which steps in for a node that fails; a job begins without them where

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -55,6 +56,12 @@ class SweepConfig(Section):
     def problems(self) -> Iterator[Problem]:
         for name, given in self.space.items():
             yield from (((SPACE, name), each) for each in read_dimension(name, given)[1])
+        keys = Counter(key for dimension in self.dimensions() for key in dimension.keys)
+        for key in sorted(key for key, count in keys.items() if count > 1):
+            yield (
+                (SPACE,),
+                f"{key} is in {keys[key]} of its dimensions, and a trial has one value of it; name it in one",
+            )
         if not self.space:
             yield (SPACE,), "empty; name at least one key of the config, as in `optimizer.lr: [1e-3, 3e-3]`"
         if self.method == "grid" and self.trials is not None:

@@ -24,8 +24,8 @@ MAX_GRID = 10_000
 
 RANGE_KEYS = ("low", "high", "log", "step", "points")
 
-DIGITS = 4
-"""Of a number drawn from a range."""
+DIGITS, MOST_DIGITS = 4, 17
+"""Of a number drawn from a range, and those that no number has more of."""
 
 Point = dict[str, Any]
 """A value for each dimension, by its name."""
@@ -33,7 +33,7 @@ Point = dict[str, Any]
 
 @dataclass(frozen=True)
 class ValueRange:
-    """A range of numbers, both ends included; whole ones where both ends are."""
+    """A range of numbers, both ends included; whole ones where both ends are, and the step."""
 
     low: float
     high: float
@@ -44,7 +44,8 @@ class ValueRange:
     @property
     def is_whole(self) -> bool:
         """Only whole numbers are drawn."""
-        return isinstance(self.low, int) and isinstance(self.high, int)
+        ends_and_step = (self.low, self.high, 1 if self.step is None else self.step)
+        return all(isinstance(each, int) for each in ends_and_step)
 
     @property
     def num_points(self) -> int | None:
@@ -59,17 +60,29 @@ class ValueRange:
             step, count = self.step, self.num_points
             assert step is not None, "checked"
             assert count is not None, "follows from the step"
-            return tuple(self.rounded(self.low + number * step) for number in range(count))
+            return self._told_apart([self.low + number * step for number in range(count)])
         shares = [number / max(1, self.points - 1) for number in range(self.points)]
         if self.log:
             found = [self.low * (self.high / self.low) ** share for share in shares]
         else:
             found = [self.low + (self.high - self.low) * share for share in shares]
-        return tuple(dict.fromkeys(self.rounded(each) for each in found))
+        return self._told_apart(found)
 
-    def rounded(self, value: float) -> float:
-        """A value as it is tried: whole, or with four digits, and within the ends."""
-        near = round(value) if self.is_whole else float(f"{value:.{DIGITS}g}")
+    def _told_apart(self, values: Sequence[float]) -> tuple[float, ...]:
+        """Values as they are tried: whole ones once each, others with more digits where four would move them by more
+        than a hundredth of the way to their neighbours."""
+        if self.is_whole:
+            return tuple(dict.fromkeys(map(self.rounded, values)))
+        most = min((after - before for before, after in itertools.pairwise(values)), default=math.inf) / 100
+        for digits in range(DIGITS, MOST_DIGITS):
+            found = tuple(self.rounded(each, digits) for each in values)
+            if all(abs(near - value) <= most for near, value in zip(found, values, strict=True)):
+                return found
+        return tuple(dict.fromkeys(values))
+
+    def rounded(self, value: float, digits: int = DIGITS) -> float:
+        """A value as it is tried: whole, or with so many digits, and within the ends."""
+        near = round(value) if self.is_whole else float(f"{value:.{digits}g}")
         return min(max(near, self.low), self.high)
 
 
@@ -81,6 +94,11 @@ class Dimension:
     choices: tuple[Any, ...] = ()
     span: ValueRange | None = None
     """In place of choices."""
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        """Of the config, that it changes."""
+        return tuple(self.choices[0]) if is_group(self.name) else (self.name,)
 
     def grid(self) -> tuple[Any, ...]:
         """All values that a grid takes."""
@@ -191,6 +209,8 @@ def _wrong_range(name: str, given: Mapping[str, Any]) -> Iterator[str]:
             yield f"an empty range: low={low:g} is not below high={high:g}"
         elif given.get("log") is True and low <= 0:
             yield f"low: {low:g}, but log=true needs numbers above 0"
+        elif type(low) is type(high) is int and type(points) is int and points > high - low + 1:
+            yield f"points: {points}, of {high - low + 1} whole numbers; write low: {low}.0 for what is between them"
 
 
 def _is_number(value: Any) -> bool:

@@ -16,9 +16,10 @@ from transformers import AutoModelForCausalLM
 from megalite.architecture.weights import Rectangle, Weight
 from megalite.checkpoint.hf import exporter, memory, verify
 from megalite.checkpoint.hf.exporter import to_hugging_face
-from megalite.checkpoint.hf.families import phi3
+from megalite.checkpoint.hf.families import deepseek_v2, phi3
 from megalite.checkpoint.hf.families.registry import choose_family
 from megalite.checkpoint.hf.to_checkpoint import from_hugging_face
+from megalite.checkpoint.merge import merge
 from megalite.checkpoint.reader import CheckpointReader
 from megalite.cli.main import main
 from megalite.config.load import dump_config
@@ -306,6 +307,53 @@ def test_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     with pytest.raises(ConversionError, match="disk is full"):
         to_hugging_face(tmp_path, tmp_path / "hf")
     assert not list(tmp_path.glob("hf*"))
+
+
+def test_places_that_cannot_be_written(tmp_path: Path):
+    """What is below a file is no place for a folder, which is said."""
+    folder = write_checkpoint(tmp_path, tiny_model())
+    (tmp_path / "file").touch()
+    with pytest.raises(ConversionError, match="not written"):
+        to_hugging_face(tmp_path, tmp_path / "file" / "hf")
+    with pytest.raises(CheckpointError, match="not written"):
+        merge(folder, tmp_path / "file" / "merged")
+    assert (tmp_path / "file").is_file()
+
+
+@pytest.mark.parametrize("damage", [b"\0", b"\xff\xfe", b": ["])
+def test_a_damaged_config(damage: bytes, tmp_path: Path):
+    folder = write_checkpoint(tmp_path, tiny_model())
+    (folder / "config.yaml").write_bytes(b"run: {}\n" + damage)
+    with pytest.raises(CheckpointError, match=r"config\.yaml: damaged"):
+        to_hugging_face(tmp_path, tmp_path / "hf")
+    assert not list(tmp_path.glob("hf*"))
+
+
+@pytest.mark.parametrize(
+    ("fields", "reason"),
+    [
+        ({"mla": {"qk_nope_head_dim": 5}}, "qk_nope_head_dim is 5"),
+        ({"mla": {"kv_lora_rank": 15}}, "kv_lora_rank is 15"),
+        ({"hidden_size": 32, "num_heads": 6}, "hidden_size=32 is no multiple of num_heads=6"),
+    ],
+)
+def test_what_deepseek_v2_cannot_be(fields: dict, reason: str):
+    """Its class refuses it, or fails when it computes."""
+    given = {**FAMILIES["deepseek_v2"], **fields}
+    given["mla"] = {**FAMILIES["deepseek_v2"]["mla"], **fields.get("mla", {})}
+    assert reason in "; ".join(deepseek_v2.FAMILY.refuses(tiny_model(**given)))
+    assert not [*deepseek_v2.FAMILY.refuses(tiny_model(**FAMILIES["deepseek_v2"]))]
+
+
+@pytest.mark.usefixtures("reload_here")
+def test_longrope_of_gemma3(tmp_path: Path):
+    """Both generations of transformers find where it began."""
+    scaling = {"type": "longrope", "factor": 2.0, "original_max_positions": 20}
+    scaling |= {"short_factor": [1.0] * 8, "long_factor": [2.0] * 8}
+    model = tiny_model(**{**FAMILIES["gemma3_text"], "rope": {"theta": 1e6, "scaling": scaling}})
+    write_checkpoint(tmp_path, model)
+    to_hugging_face(tmp_path, tmp_path / "hf")
+    assert json.loads((tmp_path / "hf" / "config.json").read_text())["original_max_position_embeddings"] == 20
 
 
 def test_broken_checkpoints(tmp_path: Path):

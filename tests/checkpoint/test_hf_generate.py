@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+import random
+import shutil
 from pathlib import Path
 
 import pytest
@@ -141,6 +144,32 @@ def test_a_stream_of_bytes_that_are_no_text():
     assert streamed("é!".encode(), ())[0] == ["", "é", "!", ""]
 
 
+def test_bytes_that_are_decoded_together():
+    """As SentencePiece's: a byte behind others can make all of them U+FFFD, so none is handed on before the next
+    token that is none."""
+
+    def decode(ids: list[int]) -> str:
+        text = ""
+        for is_byte, run in itertools.groupby(ids, lambda each: each >= 0):
+            kept = list(run)
+            if not is_byte:
+                text += "".join(chr(-each) for each in kept)
+                continue
+            try:
+                text += bytes(kept).decode()
+            except UnicodeDecodeError:
+                text += "\N{REPLACEMENT CHARACTER}" * len(kept)
+        return text
+
+    draw = random.Random(3)
+    for _ in range(300):
+        ids = draw.choices([0xC3, 0xA9, 0xFF, 0x41, -ord("x"), -ord("y")], k=8)
+        stream = TextStream(decode, (), lambda each: each >= 0)
+        pieces = [stream.push(each) for each in ids]
+        assert "".join([*pieces, stream.finish()]) == decode(ids)
+    assert pieces != [""] * 8
+
+
 @pytest.fixture(scope="module")
 def exported(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("generate")
@@ -163,6 +192,42 @@ def test_texts_are_those_of_transformers(exported: Path):
         text = ours.continue_text(prompt, GenerationSettings(20, Sampling(0.0)))
         assert "".join(text) == tokenizer.decode(wanted, skip_special_tokens=True)
         assert (text.num_tokens, text.ended_by) in ((20, "length"), (len(wanted), "end-of-text"))
+
+
+def test_a_window_of_one_token(tmp_path: Path):
+    """Of which transformers' cache keeps all that came before."""
+    tokenizer = train_tokenizers(tmp_path, ["byte-bpe"]) / "byte-bpe"
+    model = tiny_model(num_kv_heads=2, sliding_window=1, vocab_size=TOKENIZER_SIZE, max_positions=64)
+    write_checkpoint(tmp_path / "run", model, data={"tokenizer": str(tokenizer)})
+    with reloading_here():
+        to_hugging_face(tmp_path / "run", tmp_path / "hf")
+    theirs = AutoModelForCausalLM.from_pretrained(tmp_path / "hf").eval()
+    words = AutoTokenizer.from_pretrained(tmp_path / "hf")
+    ids = words("def main")["input_ids"]
+    begin = len(ids)
+    with torch.inference_mode():
+        for _ in range(12):
+            ids.append(int(theirs(torch.tensor([ids]), use_cache=False).logits[0, -1].argmax()))
+    text = TextModel(tmp_path / "hf").continue_text("def main", GenerationSettings(12, Sampling(0.0)))
+    assert words.decode(ids[begin:], skip_special_tokens=True).startswith("".join(text))
+    assert text.num_tokens == 12 or text.ended_by == "end-of-text"
+
+
+@pytest.mark.parametrize(
+    ("name", "damage"),
+    [
+        ("tokenizer.json", {"version": [1]}),
+        ("config.json", {"hidden_act": 1}),
+        ("config.json", {"num_hidden_layers": "two"}),
+    ],
+)
+def test_damaged_folders(name: str, damage: dict, exported: Path, tmp_path: Path):
+    """Whatever transformers makes of them."""
+    shutil.copytree(exported, tmp_path / "hf")
+    path = tmp_path / "hf" / name
+    path.write_text(json.dumps({**json.loads(path.read_text("utf-8")), **damage}), encoding="utf-8")
+    with pytest.raises(ConversionError, match="cannot load it"):
+        TextModel(tmp_path / "hf")
 
 
 def test_a_text_depends_on_its_own_numbers_alone(exported: Path):
@@ -236,6 +301,7 @@ def test_what_cannot_be_is_refused(arguments: tuple[str, ...], said: str, export
         ("p.jsonl", b'{"prompt": "a", "text": "b"}', "unknown key 'text'"),
         ("p.jsonl", b'{"prompt": "a", "id": 1.5}', "id must be"),
         ("p.jsonl", b'["a"]', "a text under"),
+        ("p.jsonl", rb'{"prompt": "a\ud800"}', "no text"),
     ],
 )
 def test_files_that_are_no_prompts(name: str, content: bytes, said: str, tmp_path: Path):

@@ -95,6 +95,17 @@ def test_class_that_adds_of_its_own(tokenizers: Path, tmp_path: Path):
     assert again.verdict.num_texts > 40
 
 
+@pytest.mark.parametrize("damage", [b"", b"[]", b"\xff", 10**5 * b"["])
+@pytest.mark.usefixtures("reload_here")
+def test_a_damaged_tokenizer_config(damage: bytes, tokenizers: Path, tmp_path: Path):
+    """Is named, and the model is there without a tokenizer."""
+    _checkpoint(tmp_path, tokenizer=tokenizers / "byte-bpe")
+    to_hugging_face(tmp_path, tmp_path / "hf")
+    (tmp_path / "hf" / "tokenizer_config.json").write_bytes(damage)
+    done = from_hugging_face(tmp_path / "hf", tmp_path / "base")
+    assert any("Imported without a tokenizer" in note for note in done.notes)
+
+
 @pytest.mark.usefixtures("reload_here")
 def test_tokenizer_that_transformers_reads_otherwise(tokenizers: Path, tmp_path: Path):
     """When tokenizer.json is not the SentencePiece model that training used, the first differing text is shown."""

@@ -36,6 +36,7 @@ def test_refusals_on_a_cluster(tmp_path, cluster):
         ((), {"partition": "gpu"}, "partition: sinfo shows no gpu; there are urgent, brief, main"),
         ((), {"gpus_per_node": 4}, "gpus_per_node: found 4, and nodes of main have at most 2; set it to 2"),
         ((), {"spares": 12}, "13 nodes are needed, spares included, and main has 9"),
+        ((), {"save_seconds": 70000, "time_limit": "2-0"}, "save_seconds"),
         ((), {"time_limit": "2:00"}, "time_limit: 2:00 is 120 s, and 120 s of it are for saving"),
         (("run.dir=/proc/run",), {}, "run.dir: /proc/run cannot be written"),
     ]:

@@ -41,6 +41,29 @@ def test_a_grid_is_the_product():
     assert ValueRange(1, 5, points=9).grid() == (1, 2, 3, 4, 5)  # whole numbers, each once
 
 
+@pytest.mark.parametrize(
+    ("span", "expected"),
+    [
+        (ValueRange(0, 1, step=0.25), (0.0, 0.25, 0.5, 0.75, 1.0)),
+        (ValueRange(4, 17, step=0.25), tuple(4 + number / 4 for number in range(53))),
+        (ValueRange(0, 6, step=2), (0, 2, 4, 6)),
+        (ValueRange(0.0169, 0.0169669, points=9), tuple(0.0169 + 0.0000669 * number / 8 for number in range(9))),
+        (ValueRange(1.0, 1.0001, step=1e-5), tuple(1 + number * 1e-5 for number in range(11))),
+        (ValueRange(1e-4, 1.001e-4, log=True, points=3), (1e-4, 1e-4 * 1.001**0.5, 1.001e-4)),
+    ],
+)
+def test_no_point_of_a_range_is_lost(span, expected):
+    """Where a step divides whole numbers, or points lie closer than four digits tell."""
+    assert span.grid() == pytest.approx(expected, rel=1e-5)
+    assert len(set(span.grid())) == len(expected)
+
+
+def test_a_key_in_two_dimensions():
+    """A trial would have one of its values, and the table would name both."""
+    with pytest.raises(ConfigError, match=r"optimizer\.lr is in 2 of its dimensions"):
+        load_sweep(DEBUG, (), ["optimizer.lr=[1e-3, 1e-2]", "group=[{optimizer.lr: 2e-3}]"], {"dir": "x"})
+
+
 def test_values_go_through_yaml(tmp_path):
     """Floats, lists, null, mappings and groups of keys are what they were when a config has read them."""
     point = {
@@ -68,6 +91,7 @@ def test_values_go_through_yaml(tmp_path):
         ({"low": 0, "high": 1, "step": -1}, "step: found -1"),
         ({"low": 1, "high": 2, "step": 1, "points": 2}, "step: found beside points"),
         ({"low": 1, "high": 2, "log": "yes"}, "log: found 'yes'"),
+        ({"low": 0, "high": 1, "points": 5}, "points: 5, of 2 whole numbers; write low: 0.0"),
         (3, "found 3, expected a list of values, or a range"),
         ([{"a.b": 1}], "expected a value of optimizer.lr"),
     ],

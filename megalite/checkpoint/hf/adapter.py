@@ -16,14 +16,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import yaml
 from torch import Tensor
 
 from megalite.architecture.architecture import Architecture
 from megalite.architecture.settings import LoraConfig
 from megalite.architecture.weights import Weight, adapters_of, weight_table
 from megalite.checkpoint.averaged_weights import model_weights
-from megalite.checkpoint.format import CONFIG, stored_model
+from megalite.checkpoint.format import stored_model
 from megalite.checkpoint.hf.config_json import FILE_NAME
 from megalite.checkpoint.hf.families.registry import choose_family
 from megalite.checkpoint.hf.family import Family
@@ -32,6 +31,7 @@ from megalite.checkpoint.hf.importer import HuggingFaceWeights
 from megalite.checkpoint.hf.layout import TensorPlace, one_thread, places, row_blocks
 from megalite.checkpoint.hf.stream import write_stream
 from megalite.checkpoint.reader import CheckpointReader
+from megalite.checkpoint.run_config import run_config, section
 from megalite.checkpoint.tensor_file import Entry
 from megalite.errors import CheckpointError, ConversionError
 from megalite.model.initialize import WeightSource
@@ -104,10 +104,7 @@ def _base_of(reader: CheckpointReader, given: Path | None) -> Path:
     """
     found = given
     if given is None:
-        path = reader.folder / CONFIG
-        config = yaml.safe_load(path.read_text(encoding="utf-8")) if path.is_file() else None
-        train = config.get("train") if isinstance(config, dict) else None
-        started = train.get("init_from") if isinstance(train, dict) else None
+        started = section(run_config(reader.folder), "train").get("init_from")
         found = None if started is None else Path(started)
     if found is None or not (found / FILE_NAME).is_file():
         where = "the run began with fresh weights" if found is None else f"{found} has no {FILE_NAME}"

@@ -57,23 +57,25 @@ def building(out: Path, *, overwrite: bool) -> Iterator[Path]:
         overwrite: an older result may be replaced, once the new one is whole.
 
     Raises:
-        ConversionError: `out` is taken, or the disk became full.
+        ConversionError: `out` is taken or cannot be written, or the disk became full.
     """
     _refuse_taken(out, overwrite)
     partial, old = out.with_name(f"{out.name}.partial"), out.with_name(f"{out.name}.old")
     shutil.rmtree(partial, ignore_errors=True)
-    partial.mkdir(parents=True)
     try:
+        partial.mkdir(parents=True)
         yield partial
+        if out.exists():
+            shutil.rmtree(old, ignore_errors=True)
+            out.rename(old)
+        partial.rename(out)
     except BaseException as error:
         shutil.rmtree(partial, ignore_errors=True)
-        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
-            raise ConversionError(f"{out}: the disk is full; make room, or choose another disk") from error
-        raise
-    if out.exists():
-        shutil.rmtree(old, ignore_errors=True)
-        out.rename(old)
-    partial.rename(out)
+        if not isinstance(error, OSError):
+            raise
+        full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+        why = "the disk is full; make room, or choose another disk" if full else f"not written ({error})"
+        raise ConversionError(f"{out}: {why}") from error
     shutil.rmtree(old, ignore_errors=True)
 
 

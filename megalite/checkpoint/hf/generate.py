@@ -7,19 +7,22 @@ else is generated, and in what order, does not matter.
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
 
 from megalite.checkpoint.hf.config_json import FILE_NAME
 from megalite.checkpoint.hf.sampling import Sampling, draw
 from megalite.checkpoint.hf.text_stream import TextStream
 from megalite.errors import ConversionError
 from megalite.parallel.random import name_seed
+
+BYTE_TOKEN = re.compile("<0x[0-9A-F]{2}>")
+"""What SentencePiece calls a byte of a character that it has no token of."""
 
 
 @dataclass(frozen=True)
@@ -86,6 +89,8 @@ class TextModel:
         self._model, self._tokenizer = _load(folder)
         ends = self._model.generation_config.eos_token_id
         ends = ends if isinstance(ends, list) else [ends]
+        # Of a window of one token transformers keeps all that came before (`[-window + 1 :]`)
+        self._caches = getattr(self._model.config, "sliding_window", None) != 1
         self._ends = {end for end in (*ends, self._tokenizer.eos_token_id) if end is not None}
 
     def require_room(self, prompts: Sequence[str], max_new_tokens: int) -> None:
@@ -124,14 +129,14 @@ class TextModel:
     def _pieces(
         self, ids: list[int], settings: GenerationSettings, generator: torch.Generator, found: Continuation
     ) -> Iterator[str]:
-        stream, cache = TextStream(self._decode, settings.stops), None
+        stream, cache = TextStream(self._decode, settings.stops, self._is_byte), None
         taken = inspect.signature(self._model.forward).parameters
         name = "cache" if "cache" in taken else "past_key_values"  # its name in newer generations of transformers
         for _ in range(settings.max_new_tokens):
             with torch.inference_mode():
-                out = self._model(torch.tensor([ids]), **{name: cache}, use_cache=True, logits_to_keep=1)
+                out = self._model(torch.tensor([ids]), **{name: cache}, use_cache=self._caches, logits_to_keep=1)
                 token = draw(out.logits[0, -1], settings.sampling, generator)
-            cache, ids = out.get(name), [token]
+            cache, ids = (out.get(name), [token]) if self._caches else (None, [*ids, token])
             found.num_tokens += 1
             if token in self._ends:
                 found.ended_by = "end-of-text"
@@ -142,6 +147,9 @@ class TextModel:
                 return
         yield stream.finish()
         found.ended_by = "stop" if stream.stopped_by is not None else found.ended_by or "length"
+
+    def _is_byte(self, token: int) -> bool:
+        return BYTE_TOKEN.fullmatch(self._tokenizer.convert_ids_to_tokens(token) or "") is not None
 
     def _decode(self, ids: list[int]) -> str:
         return self._tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
@@ -163,7 +171,7 @@ def _load(folder: Path) -> tuple[Any, Any]:
     try:
         loaded: Any = AutoModelForCausalLM.from_pretrained(folder, local_files_only=True, output_loading_info=True)
         tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
-    except (OSError, ValueError, RuntimeError, KeyError, SafetensorError) as error:  # as damage has made it raise
+    except Exception as error:  # damage makes it raise anything
         why = next(iter(str(error).strip().splitlines()), type(error).__name__)
         raise ConversionError(
             f"{folder}: transformers cannot load it: {why} (`megalite convert from-hf` says more)"

@@ -56,4 +56,8 @@ def _read(path: Path, number: int, line: str) -> Prompt:
     name = record.get("id")
     if not isinstance(name, str | int | None) or isinstance(name, bool):
         raise DataError(f"{where}: id must be a text or a whole number, found {name!r}")
+    try:
+        record["prompt"].encode()
+    except UnicodeEncodeError as error:
+        raise DataError(f"{where}: no text: {error}") from error
     return Prompt(record["prompt"], name)

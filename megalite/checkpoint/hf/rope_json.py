@@ -61,10 +61,13 @@ def write_rope(rope: RopeConfig, max_positions: int, *, with_fraction: bool = Fa
     parameters = {"rope_type": "default", **stretch, "rope_theta": rope.theta}
     if with_fraction:
         parameters["partial_rotary_factor"] = rope.fraction
-    above = {}
-    if stretch.get("rope_type") == "longrope":
-        above[ORIGINAL.name] = stretch[ORIGINAL.name]  # where version 4 looks for it
-    return {"rope_theta": rope.theta, "rope_scaling": stretch or None, "rope_parameters": parameters, **above}
+    older = {"rope_theta": rope.theta, "rope_scaling": stretch or None}
+    return {**older, "rope_parameters": parameters, **original_length(stretch)}
+
+
+def original_length(stretch: dict[str, Any]) -> dict[str, Any]:
+    """What version 4 looks for at the top of the file, of longrope alone."""
+    return {ORIGINAL.name: stretch[ORIGINAL.name]} if stretch.get("rope_type") == "longrope" else {}
 
 
 def write_scaling(scaling: RopeScaling, max_positions: int) -> dict[str, Any]:

@@ -1,7 +1,8 @@
 """Tokens as text while they come: what is certain is handed on at once, what may still change is held back.
 
-Held back are bytes of a character whose others are yet to come (decoders write U+FFFD for them), and an end that may
-become a stop string. So what was handed on, put together, is what all tokens decode to, up to the first stop string.
+Held back are bytes of a character whose others are yet to come (decoders write U+FFFD for them), all bytes in a row
+where tokens are bytes (SentencePiece decodes them together, or none of them), and an end that may become a stop string.
+So what was handed on, put together, is what all tokens decode to, up to the first stop string.
 """
 
 from __future__ import annotations
@@ -17,10 +18,16 @@ class TextStream:
     Args:
         decode: ids to text.
         stops: texts that end it, and are no part of it.
+        is_byte: whether a token is a byte by itself.
     """
 
-    def __init__(self, decode: Callable[[list[int]], str], stops: Sequence[str] = ()):
-        self._decode, self._stops = decode, stops
+    def __init__(
+        self,
+        decode: Callable[[list[int]], str],
+        stops: Sequence[str] = (),
+        is_byte: Callable[[int], bool] = lambda token: False,
+    ):
+        self._decode, self._stops, self._is_byte = decode, stops, is_byte
         self._ids: list[int] = []
         self._handed_on = 0
         self.stopped_by: str | None = None
@@ -29,6 +36,8 @@ class TextStream:
     def push(self, token: int) -> str:
         """Take a token; returns the text that has become certain."""
         self._ids.append(token)
+        if self._is_byte(token):
+            return ""
         return self._hand_on(self._decode(self._ids).rstrip(UNFINISHED), is_last=False)
 
     def finish(self) -> str:

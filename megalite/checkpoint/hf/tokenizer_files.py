@@ -67,8 +67,17 @@ def special_ids(tokenizer: Tokenizer | None) -> dict[str, int | None]:
 
 
 def _readable_by_both(path: Path) -> dict:
-    """A tokenizer_config.json that both versions understand, and take to mean what tokenizer.json says."""
-    config = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    """A tokenizer_config.json that both versions understand, and take to mean what tokenizer.json says.
+
+    Raises:
+        ConversionError: it is no JSON object.
+    """
+    try:
+        config = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    except (ValueError, RecursionError) as error:
+        raise ConversionError(f"{path}: no JSON ({error}); copy the folder anew") from error
+    if not isinstance(config, dict):
+        raise ConversionError(f"{path}: found {type(config).__name__}, expected an object; copy the folder anew")
     config["tokenizer_class"] = FAST_CLASS
     if isinstance(config.get("extra_special_tokens"), list):
         config["additional_special_tokens"] = config.pop("extra_special_tokens")

@@ -7,7 +7,8 @@ one is read. A CSV file has no such parts: what comes behind the damage is lost.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, BinaryIO
 
@@ -26,6 +27,14 @@ from megalite.corpus.documents import (
     Rejected,
     make_documents,
 )
+from megalite.corpus.reading.arrow_values import (
+    AS_BYTES,
+    fields_of,
+    plain,
+    unpacked,
+    values_of,
+    with_readable_names,
+)
 from megalite.corpus.reading.decompression import EXPANSION_FROM
 from megalite.corpus.reading.files import (
     DAMAGED_FILE,
@@ -40,13 +49,12 @@ from megalite.corpus.reading.files import (
 )
 from megalite.corpus.reading.kept_fields import kept_fields
 from megalite.corpus.reading.remote import open_remote
+from megalite.corpus.reading.separated import Beginning, typed
 from megalite.corpus.source import DocumentSource, is_url
 from megalite.errors import DataError, did_you_mean
 
 NOT_UTF8 = "not UTF-8"
 
-AS_BYTES = {pa.string(): pa.binary(), pa.large_string(): pa.large_binary()}
-"""What holds the same as a type of strings, which readers of Parquet and Arrow do not check."""
 NO_TEXT = "no text field, or not a string"
 BAD_ROW = "row with another number of columns"
 
@@ -68,7 +76,7 @@ def open_parquet(path: str) -> pq.ParquetFile:
 def read_parquet(piece: FilePiece, config: DocumentSource, builder: BatchBuilder) -> Iterator[DocumentBatch]:
     """The documents of some row groups."""
     with open_parquet(piece.path) as file:
-        columns = choose_columns(file.schema_arrow, piece.path, config)
+        columns = choose_columns(file.schema_arrow.names, piece.path, config)
         row = piece.first
         for group in range(piece.start, file.num_row_groups if piece.stop is None else piece.stop):
             metadata = file.metadata.row_group(group)
@@ -136,12 +144,12 @@ def read_arrow(piece: FilePiece, config: DocumentSource, builder: BatchBuilder) 
         except pa.ArrowInvalid:
             file.seek(0)
             stream = pa.ipc.open_stream(file)
-            columns = choose_columns(stream.schema, piece.path, config)
+            columns = choose_columns(stream.schema.names, piece.path, config)
             sound = (_refuse_broken(batch.select(columns)) for batch in stream)
             batches = _TableRows(piece, builder, piece.first, None).as_far_as_possible(sound)
             yield from read_columns(batches, piece, config, builder)
             return
-        columns, row = choose_columns(reader.schema, piece.path, config), piece.first
+        columns, row = choose_columns(reader.schema.names, piece.path, config), piece.first
         for number in range(reader.num_record_batches):
             one = (_refuse_broken(reader.get_batch(number).select(columns)) for number in (number,))
             for batch in _TableRows(piece, builder, row, None).as_far_as_possible(one):
@@ -170,24 +178,26 @@ def read_csv(piece: FilePiece, config: DocumentSource, builder: BatchBuilder) ->
         builder.reject(f"{piece.id}:{row.number}", row.text or "", BAD_ROW)
         return "skip"
 
-    with _open_for_arrow(piece, config, builder) as (file, is_damaged):
+    delimiter = "\t" if data_suffix(piece.path) == ".tsv" else ","
+    with _open_for_arrow(piece, config, builder) as (content, is_damaged):
+        beginning = Beginning(content)
+        names = beginning.names(delimiter)
+        columns = choose_columns(names, piece.path, config) if names else []
         reader = csv.open_csv(
-            file,
+            beginning.file,
             # threads would take the rows' numbers away
             read_options=csv.ReadOptions(use_threads=False, block_size=CSV_BLOCK_BYTES),
             parse_options=csv.ParseOptions(
-                delimiter="\t" if data_suffix(piece.path) == ".tsv" else ",",
+                delimiter=delimiter,
                 newlines_in_values=True,
                 invalid_row_handler=refuse,
             ),
             convert_options=csv.ConvertOptions(
-                check_utf8=False, column_types={config.text_field: ARROW_TYPE, config.id_field: ARROW_TYPE}
+                check_utf8=False, include_columns=columns, column_types=dict.fromkeys(columns, ARROW_TYPE)
             ),
         )
-        columns = choose_columns(reader.schema, piece.path, config)
         batches = _TableRows(piece, builder, piece.first, None).as_far_as_possible(reader)
-        chosen = (batch.select(columns) for batch in _without_cut_row(batches, is_damaged))
-        yield from read_columns(chosen, piece, config, builder)
+        yield from read_columns(_without_cut_row(batches, is_damaged), piece, config, builder, are_texts=True)
 
 
 @contextmanager
@@ -219,24 +229,28 @@ def _sliced(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
     yield from (batch.slice(first, step) for first in range(0, batch.num_rows, step))
 
 
-def choose_columns(schema: pa.Schema, path: str, config: DocumentSource) -> list[str]:
-    """The columns of a table that are read.
+def choose_columns(names: Sequence[str], path: str, config: DocumentSource) -> list[str]:
+    """The columns of a table that are read, by the names of all.
 
     Raises:
-        DataError: the text's is not there.
+        DataError: the text's is not there, or one that is read is there twice.
     """
     if config.conversations is not None:
         wanted = dict.fromkeys([*COLUMNS, config.id_field, *config.keep_fields])
-        if not set(COLUMNS) & set(schema.names):
-            raise DataError(f"{path}: no column of a conversation; it has {', '.join(schema.names)}: leave it out")
-        return [name for name in wanted if name in schema.names]
-    if config.text_field not in schema.names:
-        hint = did_you_mean(config.text_field, schema.names)
+        if not set(COLUMNS) & set(names):
+            raise DataError(f"{path}: no column of a conversation; it has {', '.join(names)}: leave it out")
+    else:
+        wanted = dict.fromkeys([config.text_field, config.id_field, *config.keep_fields])
+        if config.text_field not in names:
+            hint = did_you_mean(config.text_field, names)
+            raise DataError(f"{path}: no column {config.text_field!r}{hint}; it has {', '.join(names)}: set text_field")
+    counts = Counter(names)
+    if repeated := [name for name in wanted if counts[name] > 1]:
         raise DataError(
-            f"{path}: no column {config.text_field!r}{hint}; it has {', '.join(schema.names)}: set text_field"
+            f"{path}: {counts[repeated[0]]} columns are called {repeated[0]!r}, so which one is meant is not known; "
+            "give them names of their own"
         )
-    wanted = dict.fromkeys([config.text_field, config.id_field, *config.keep_fields])
-    return [name for name in wanted if name in schema.names]
+    return [name for name in wanted if name in counts]
 
 
 def read_columns(
@@ -246,6 +260,7 @@ def read_columns(
     builder: BatchBuilder,
     *,
     first: int | None = None,
+    are_texts: bool = False,
 ) -> Iterator[DocumentBatch]:
     """Whole batches of columns, as they are where every text is good; what the builder holds goes before them.
 
@@ -255,15 +270,17 @@ def read_columns(
         config: which columns.
         builder: of what is read one by one.
         first: number of the first row; None takes the piece's.
+        are_texts: the table knows nothing else, so kept fields that are numbers are to be told.
     """
+    numbers = set(config.keep_fields) - {config.text_field, config.id_field} if are_texts else set[str]()
     yield from builder.take()
     row = piece.first if first is None else first
     for batch in batches:
-        batch = _with_readable_names(_plain(batch), config.text_field)
+        batch = with_readable_names(plain(batch), config.text_field)
         rows = pa.array(np.arange(row, row + batch.num_rows))
         row += batch.num_rows
         if config.conversations is not None:
-            yield from _read_conversations(batch, rows.to_pylist(), piece, config, builder)
+            yield from _read_conversations(batch, rows.to_pylist(), piece, config, builder, numbers)
             continue
         texts, rejected = batch.column(config.text_field), []
         good = _good_texts(texts, int(config.max_record_mb * 1e6))
@@ -275,31 +292,29 @@ def read_columns(
             texts = batch.column(config.text_field)
         metadata = None
         if config.keep_fields:
-            metadata = [kept_fields(fields, config) for fields in batch.to_pylist()]
+            metadata = [kept_fields(typed(fields, numbers), config) for fields in fields_of(batch)]
         ids = _ids(batch, rows, piece, config)
         yield DocumentBatch(make_documents(ids, builder.source, texts.cast(ARROW_TYPE), metadata), rejected)
 
 
 def _read_conversations(
-    batch: pa.RecordBatch, rows: list[int], piece: FilePiece, config: DocumentSource, builder: BatchBuilder
+    batch: pa.RecordBatch,
+    rows: list[int],
+    piece: FilePiece,
+    config: DocumentSource,
+    builder: BatchBuilder,
+    numbers: set[str],
 ) -> Iterator[DocumentBatch]:
     for number, row in enumerate(rows):
         where = f"{piece.id}:{row}"
         try:
-            (fields,) = batch.slice(number, 1).to_pylist()
+            (fields,) = fields_of(batch.slice(number, 1))
         except UnicodeDecodeError:
             builder.reject(where, "", NOT_UTF8)
             continue
-        add_conversation(_unpacked(fields), where, config, builder)
+        add_conversation(unpacked(typed(fields, numbers)), where, config, builder)
         if builder.full():
             yield from builder.take()
-
-
-def _unpacked(value: Any) -> Any:
-    """A table's row as a line of JSON would have it: structs without the fields that only other rows have."""
-    if isinstance(value, dict):
-        return {name: _unpacked(each) for name, each in value.items() if each is not None}
-    return [_unpacked(each) for each in value] if isinstance(value, list) else value
 
 
 def add_conversation(fields: dict[str, Any], where: str, config: DocumentSource, builder: BatchBuilder) -> bool:
@@ -318,22 +333,6 @@ def add_conversation(fields: dict[str, Any], where: str, config: DocumentSource,
     return True
 
 
-def _with_readable_names(batch: pa.RecordBatch, text_field: str) -> pa.RecordBatch:
-    """The batch with bytes that are no UTF-8 spelt out in every column but the text, whose rows are judged singly."""
-    columns = dict(zip(batch.schema.names, batch.columns, strict=True))
-    for name, column in columns.items():
-        as_bytes = AS_BYTES.get(column.type)
-        if name == text_field or as_bytes is None:
-            continue
-        try:
-            column.validate(full=True)
-        except pa.ArrowInvalid:
-            values = (value.as_py() for value in column.view(as_bytes))
-            spelt = [None if value is None else value.decode(errors="backslashreplace") for value in values]
-            columns[name] = pa.array(spelt, column.type)
-    return pa.RecordBatch.from_pydict(columns)
-
-
 def is_utf8(content: bytes) -> bool:
     """Whether bytes are a text."""
     try:
@@ -350,7 +349,7 @@ def _ids(batch: pa.RecordBatch, rows: pa.Array, piece: FilePiece, config: Docume
         return places
     given = batch.column(config.id_field)
     if not (pa.types.is_string(given.type) or pa.types.is_large_string(given.type) or pa.types.is_integer(given.type)):
-        given = pa.array([None if value is None else str(value) for value in given.to_pylist()], ARROW_TYPE)
+        given = pa.array([None if value is None else str(value) for value in values_of(given)], ARROW_TYPE)
     return pc.coalesce(given.cast(ARROW_TYPE), places)
 
 
@@ -367,19 +366,6 @@ def _good_texts(texts: pa.Array, max_bytes: int) -> np.ndarray | None:
         values = texts.cast(pa.large_binary())
         good = np.array([ok and is_utf8(value.as_py()) for ok, value in zip(good, values, strict=True)], bool)
     return None if good.all() else good
-
-
-def _plain(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """The batch with columns as all functions take them: texts that are views, or numbers of a dictionary, as texts."""
-    kinds = batch.schema.types
-    if not any(kind in PLAIN or pa.types.is_dictionary(kind) for kind in kinds):
-        return batch
-    columns = [each.dictionary_decode() if pa.types.is_dictionary(each.type) else each for each in batch.columns]
-    plain = [each.cast(PLAIN.get(each.type, each.type)) for each in columns]
-    return pa.RecordBatch.from_arrays(plain, batch.schema.names)
-
-
-PLAIN = {pa.string_view(): pa.large_string(), pa.binary_view(): pa.large_binary()}
 
 
 def _is_text(kind: pa.DataType) -> bool:

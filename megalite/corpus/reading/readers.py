@@ -250,7 +250,7 @@ def _read_archive(piece: FilePiece, config: DocumentSource, builder: BatchBuilde
 def _read_dataset(piece: FilePiece, config: DocumentSource, builder: BatchBuilder) -> Iterator[DocumentBatch]:
     assert piece.stop is not None, "of how many shards it is one"
     batches = read_dataset(config, piece.start, piece.stop)
-    chosen = (batch.select(choose_columns(batch.schema, config.root, config)) for batch in batches)
+    chosen = (batch.select(choose_columns(batch.schema.names, config.root, config)) for batch in batches)
     yield from read_columns(chosen, piece, config, builder)
 
 

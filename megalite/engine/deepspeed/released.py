@@ -33,7 +33,7 @@ def _kept(tensor: Tensor) -> Tensor | _OfWeight:
     weight = tensor if tensor._base is None else tensor._base
     if not hasattr(weight, "ds_id"):
         return tensor
-    return _OfWeight(weight, tuple(tensor.size()), tensor.stride(), tensor.storage_offset())
+    return _OfWeight(weight, tuple(tensor.size()), tensor.stride(), int(tensor.storage_offset()))
 
 
 def _made_again(kept: Tensor | _OfWeight) -> Tensor:

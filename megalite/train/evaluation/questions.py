@@ -57,7 +57,7 @@ def read_questions(path: Path, limit: int | None = None) -> list[Question]:
         DataError: it is missing or empty, or a line is not a question; the lines are named.
     """
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        lines = path.read_text(encoding="utf-8").split("\n")
     except (OSError, UnicodeDecodeError) as error:
         raise DataError(f"{path}: cannot be read ({error}); a task is a jsonl file with lines like {FORMAT}") from error
     questions: list[Question] = []
@@ -69,7 +69,7 @@ def read_questions(path: Path, limit: int | None = None) -> list[Question]:
             break
         try:
             questions.append(_question(json.loads(line)))
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             problems.append(f"{path}:{number}: {error}")
     if problems:
         more = [f"and {len(problems) - MAX_PROBLEMS} more"] if len(problems) > MAX_PROBLEMS else []
@@ -120,6 +120,8 @@ def _question(record: Any) -> Question:
         raise ValueError("choices must be a list of two or more texts")
     if isinstance(label, bool) or not isinstance(label, int) or not 0 <= label < len(choices):
         raise ValueError(f"label must be a number from 0 to {len(choices) - 1}, found {label!r}")
+    for text in (context, delimiter, *choices):
+        text.encode()  # half of a surrogate pair is no text, which it says
     return Question(context, tuple(choices), label, delimiter)
 
 

@@ -162,6 +162,17 @@ def test_ranking():
     assert (found.accuracy, found.accuracy_norm, found.num_questions) == (0.5, 1.0, 2)
 
 
+def test_lines_end_where_json_lines_do(tmp_path):
+    """Not at what else Unicode takes for the end of a line; half a surrogate pair and what is too deep are named."""
+    path = tmp_path / "qa.jsonl"
+    path.write_bytes('{"context": "a\u2028b\x85", "choices": ["b\u2029", "c"], "label": 0}\r\n'.encode())
+    assert read_questions(path) == [Question("a\u2028b\x85", ("b\u2029", "c"), 0)]
+    for line in (r'{"context": "\ud800", "choices": ["b", "c"], "label": 0}', 10**5 * "["):
+        path.write_text(line)
+        with pytest.raises(DataError, match=":1: "):
+            read_questions(path)
+
+
 def test_files_that_are_not_questions(tmp_path):
     """Every wrong line is named with what was expected; other endings are refused."""
     path = tmp_path / "qa.jsonl"

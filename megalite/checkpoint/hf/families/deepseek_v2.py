@@ -57,6 +57,11 @@ def _refuses(model: Architecture) -> Iterator[str]:
     yield from refused_by_deepseek(model)
     if model.mla is not None and model.mla.kv_lora_rank % 2:
         yield f"model.mla.kv_lora_rank is {model.mla.kv_lora_rank}, transformers turns keys behind an even one only"
+    if model.mla is not None and model.mla.qk_nope_head_dim % 2:
+        nope = model.mla.qk_nope_head_dim
+        yield f"model.mla.qk_nope_head_dim is {nope}, transformers turns queries behind an even one only"
+    if model.hidden_size % model.num_heads:
+        yield f"model.hidden_size={model.hidden_size} is no multiple of num_heads={model.num_heads}, as its class asks"
     moe = model.moe
     if moe is None:
         return

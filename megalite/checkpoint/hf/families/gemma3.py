@@ -12,7 +12,7 @@ from typing import Any
 from megalite.architecture.architecture import Architecture
 from megalite.checkpoint.hf.families.gemma import HARMLESS, NAMES, NEEDS, keys, read_gemma, write_gemma
 from megalite.checkpoint.hf.family import Family
-from megalite.checkpoint.hf.rope_json import DISAGREE, read_rope_group, write_scaling
+from megalite.checkpoint.hf.rope_json import DISAGREE, ORIGINAL, original_length, read_rope_group, write_scaling
 from megalite.checkpoint.hf.settings import Key, Settings
 
 THETA, LOCAL_THETA = 1e6, 1e4
@@ -25,15 +25,16 @@ KINDS = {"full_attention": THETA, "sliding_attention": LOCAL_THETA}
 def _read_rope(settings: Settings) -> dict[str, Any]:
     """`rope` and `sliding_rope`."""
     length = settings.take(Key("max_position_embeddings", int, None))
+    original = settings.take(ORIGINAL)
     has_older = any(key in settings for key in ("rope_theta", "rope_local_base_freq", "rope_scaling"))
     theta = settings.take(Key("rope_theta", float, THETA))
     local = settings.take(Key("rope_local_base_freq", float, LOCAL_THETA))
-    stretch = read_rope_group(settings.group("rope_scaling"), None, length)
+    stretch = read_rope_group(settings.group("rope_scaling"), original, length)
     found = [{"theta": theta, "scaling": None, **stretch}, {"theta": local, "scaling": None}]
     is_split = "rope_theta" in settings and found[0]["theta"] != theta
     group = settings.group("rope_parameters")
     if group is not None:
-        own = [read_rope_group(group.group(kind), None, length) for kind in KINDS]
+        own = [read_rope_group(group.group(kind), original, length) for kind in KINDS]
         group.refuse_unknown()
         newer = [{"theta": theta, "scaling": None, **each} for theta, each in zip(KINDS.values(), own, strict=True)]
         is_split |= has_older and newer != found
@@ -66,6 +67,7 @@ def _write(model: Architecture) -> dict[str, Any]:
             "full_attention": {"rope_type": "default", **stretch, "rope_theta": model.rope.theta},
             "sliding_attention": {"rope_type": "default", "rope_theta": local.theta},
         },
+        **original_length(stretch),
     }
 
 

@@ -1,0 +1,96 @@
+"""Comma- and tab-separated values: what a row holds does not depend on other rows, and no column is guessed."""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import io
+import json
+import random
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from megalite.corpus.corpus import Corpus
+from megalite.corpus.documents import Document, Rejected
+from megalite.corpus.reading import columns
+from megalite.corpus.recipe import DocumentSource
+from megalite.errors import DataError
+
+KEPT = ("zip", "note")
+
+
+def read(path: Path, **settings: object) -> list[Document | Rejected]:
+    return list(Corpus([DocumentSource(path=path, **settings)]).read())
+
+
+def read_kept(path: Path) -> list[tuple[str, dict]]:
+    """Texts, and their kept fields."""
+    found = read(path, keep_fields=KEPT)
+    assert all(isinstance(each, Document) for each in found)
+    return [(each.text, json.loads(each.metadata)) for each in found]
+
+
+def value_of(cell: str, rng: random.Random) -> str:
+    drawn = ["0", "007", "7", "-3.25", "1.50", "1e3", "12345678901234567891", "0.1234567890123456789", "true", "n/a"]
+    return rng.choice([*drawn, "", " 8", cell, 'a "quoted", cell', "two\nlines", "é\u2028"])
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_rows_are_those_that_were_written(seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Whatever stands in other rows and columns, by blocks of any size, packed or not."""
+    monkeypatch.setattr(columns, "CSV_BLOCK_BYTES", 1 << 12)
+    rng, suffix = random.Random(seed), ("csv", "tsv", "csv.gz", "csv")[seed]
+    rows = [[value_of(f"c{n}", rng) for _ in range(3)] + [f"text {n}"] for n in range(2000)]
+    path = tmp_path / f"a.{suffix}"
+    text = io.StringIO(newline="")
+    csv.writer(text, delimiter="\t" if suffix == "tsv" else ",").writerows([["zip", "unread", "note", "text"], *rows])
+    content = text.getvalue().encode()
+    path.write_bytes(gzip.compress(content) if suffix.endswith("gz") else content)
+    for (text, kept), row in zip(read_kept(path), rows, strict=True):
+        assert text == row[3]
+        for name, cell in (("zip", row[0]), ("note", row[2])):
+            found = kept[name]
+            assert found == {"": None, "7": 7, "0": 0, "-3.25": -3.25, "1.50": 1.5, "1e3": 1000.0}.get(
+                cell, 12345678901234567891 if cell.startswith("12345") else cell
+            )
+
+
+def test_a_column_that_nobody_reads_costs_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Its first block holds numbers, a later one a text."""
+    monkeypatch.setattr(columns, "CSV_BLOCK_BYTES", 1 << 12)
+    path = tmp_path / "a.csv"
+    path.write_text("text,score\n" + "a text,1\n" * 2000 + "the odd one,n/a yet\n" + "a text,2\n" * 10)
+    assert len(read(path)) == 2011
+
+
+@pytest.mark.parametrize("name", ["text", "note"])
+def test_two_columns_of_one_name(name: str, tmp_path: Path):
+    """Of those that are read are refused, in every kind of table; others are no matter."""
+    (tmp_path / "a.csv").write_text(f"text,note,{name}\na,b,c\n")
+    table = pa.Table.from_arrays([pa.array(["a"])] * 3, names=["text", "note", name])
+    pq.write_table(table, tmp_path / "a.parquet")
+    with pa.OSFile(str(tmp_path / "a.arrow"), "wb") as file, pa.ipc.new_file(file, table.schema) as writer:
+        writer.write_table(table)
+    for suffix in ("csv", "parquet", "arrow"):
+        with pytest.raises(DataError, match=f"2 columns are called '{name}'"):
+            read(tmp_path / f"a.{suffix}", keep_fields=("note",))
+    if name != "text":
+        assert len(read(tmp_path / "a.csv")) == 1
+
+
+@pytest.mark.parametrize("role", ["keep_fields", "id_field"])
+@pytest.mark.parametrize("kind", [pa.date32(), pa.timestamp("us"), pa.list_(pa.date32())])
+def test_dates_that_python_has_not(role: str, kind: pa.DataType, tmp_path: Path):
+    """Of the year 10000 are spelt out; those of other rows are as ever."""
+    numbers = [19860 * 86400 * 10**6, 10**18] if pa.types.is_timestamp(kind) else [19860, 10**8]
+    values = pa.array([[each] for each in numbers] if pa.types.is_list(kind) else numbers, kind)
+    pq.write_table(pa.table({"text": ["a", "b"], "when": values}), tmp_path / "a.parquet")
+    first, second = read(tmp_path / "a.parquet", **{role: ("when",) if role == "keep_fields" else "when"})
+    assert isinstance(first, Document)
+    assert isinstance(second, Document)
+    told = [json.loads(each.metadata)["when"] if role == "keep_fields" else each.id for each in (first, second)]
+    assert "2024" in str(told[0])
+    assert "33658" in str(told[1]) or "out of range" in str(told[1])
