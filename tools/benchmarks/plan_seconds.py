@@ -3,10 +3,10 @@
     python tools/benchmarks/plan_seconds.py [--only tp,pp] [--passes 2] [--out FILE]
 
 Calibrates with a model of each width on one rank and on two (`megalite plan calibrate`, which measures the products of
-its config's own model), then trains configs of these widths, of other depths, batches and layouts, on the demo's data
-with `megalite train`, ten steps each, and compares medians of the last seven with what `megalite plan` says by those
-files; and the most that the first rank's process has taken, with `megalite config check`'s. Nothing else may run beside
-it. Prints a line a run, and a table at the end.
+its config's own model), and behind each trains configs of this width, of other depths, batches and layouts, on the
+demo's data with `megalite train`, ten steps each. Compares medians of the last seven with what `megalite plan` says by
+that file; and the most that the first rank's process has taken, with `megalite config check`'s. Nothing else may run
+beside it. Prints a line a run, and a table at the end.
 """
 
 from __future__ import annotations
@@ -58,6 +58,11 @@ class Case:
     batch: tuple[int, int]
     """Micro-batch and global batch, in sequences."""
     others: tuple[str, ...] = ()
+
+    @property
+    def kind(self) -> tuple[int, tuple[int, int, int]]:
+        """What a machine is calibrated for."""
+        return self.ranks, self.sizes
 
     @property
     def overrides(self) -> tuple[str, ...]:
@@ -152,21 +157,23 @@ def train(case: Case, folder: Path) -> tuple[float, int]:
 
 
 def compare(names: list[str], passes: int) -> Iterator[dict[str, Any]]:
-    """Each case measured and planned. In each pass the machine is calibrated anew, and all cases are trained, so that a
-    moment in which the machine is slower or quicker is not all that a case, or a calibration, has met."""
+    """Each case measured and planned. In each pass the machine is calibrated anew for each width and number of ranks,
+    and the cases that have these are trained at once behind it, so that a moment in which the machine is slower or
+    quicker is met by both."""
     measured, planned, memory = ({name: [] for name in names} for _ in range(3))
     for _ in range(passes):
         with tempfile.TemporaryDirectory() as scratch:
             folder = Path(scratch)
-            kinds = dict.fromkeys((CASES[name].ranks, CASES[name].sizes) for name in names)
-            machines = {kind: load_machine(str(calibrate(folder, *kind))) for kind in kinds}
-            for number, name in enumerate(names):
-                case = CASES[name]
-                seconds, taken = train(case, folder / str(number))
-                measured[name].append(seconds)
-                memory[name].append(taken)
-                planned[name].append(plan_of(case, machines[case.ranks, case.sizes]))
-                print(f"{name}: {seconds:.3f} s, planned {planned[name][-1].seconds:.3f}", flush=True)
+            for kind in dict.fromkeys(CASES[name].kind for name in names):
+                machine = load_machine(str(calibrate(folder, *kind)))
+                for number, name in enumerate(names):
+                    if (case := CASES[name]).kind != kind:
+                        continue
+                    seconds, taken = train(case, folder / str(number))
+                    measured[name].append(seconds)
+                    memory[name].append(taken)
+                    planned[name].append(plan_of(case, machine))
+                    print(f"{name}: {seconds:.3f} s, planned {planned[name][-1].seconds:.3f}", flush=True)
     for name in names:
         case, expected = CASES[name], median(each.seconds for each in planned[name])
         of_process = process_bytes(load_config(CONFIG, case.overrides), planned[name][0].memory[0])

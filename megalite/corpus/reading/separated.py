@@ -1,8 +1,8 @@
 """Comma- and tab-separated values, which say of no column what it holds: all are texts here.
 
 Arrow would look at a file's beginning and take a column for numbers, which costs the rest of the file where a text
-comes later, and leading zeros and the ends of long numbers where none does. In a kept field a number is a number if
-nothing of how it is written is lost by that.
+comes later, and leading zeros and the ends of long numbers where none does. Of a kept field a text that is a number
+becomes one where nothing of its value is lost by that.
 """
 
 from __future__ import annotations
@@ -35,7 +35,11 @@ class Beginning:
 
     def __init__(self, file: BinaryIO | pa.NativeFile):
         self._first = file.read(HEADER_BYTES)
-        self.file = io.BufferedReader(_Joined(self._first, file))
+        self.file: BinaryIO | pa.NativeFile = file
+        if isinstance(file, pa.NativeFile):
+            file.seek(0)
+        else:
+            self.file = io.BufferedReader(_Joined(self._first, file))
 
     def names(self, delimiter: str) -> list[str]:
         """Of the columns; none of an empty file."""
