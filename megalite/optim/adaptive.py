@@ -36,7 +36,7 @@ class Plateau:
 def after_validation(state: Plateau, loss: float, settings: PlateauConfig) -> Plateau:
     """The state after one more validation, by the rules of torch's ReduceLROnPlateau (`mode=min`, relative threshold).
 
-    A loss that is not finite is no new best.
+    A loss that is not a number is no new best, nor is one without bound.
     """
     best = math.inf if state.best is None else state.best
     is_best = loss < best * (1.0 - settings.threshold)
