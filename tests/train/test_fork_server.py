@@ -6,6 +6,7 @@ import ctypes
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -269,3 +270,15 @@ for name in IMPORTS:
 def test_no_gpu_is_touched_by_what_is_imported():
     done = subprocess.run([sys.executable, "-c", NO_GPU], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("is_read", [True, False])
+def test_a_command_that_ends_as_the_server_is_ready(is_read):
+    """Is no fault, whether it has read that or not, which a socket tells by a reset."""
+    ours, theirs = socket.socketpair()
+    theirs.sendall(b'{"ready": true}\n')
+    if is_read:
+        ours.recv(100)
+    ours.close()
+    assert fork_server._line(theirs) == b""
+    theirs.close()
