@@ -66,6 +66,16 @@ def test_a_column_that_nobody_reads_costs_nothing(tmp_path: Path, monkeypatch: p
     assert len(read(path)) == 2011
 
 
+def test_a_file_without_names(tmp_path: Path):
+    """What stands in their place is told, short or long; of an empty file, that it is one."""
+    path = tmp_path / "a.csv"
+    long, empty = (200_000 * "a" + ",b\n", "write the names"), ("", "Empty CSV file")
+    for content, said in (("a text,b\n", "no column 'text'"), long, empty):
+        path.write_text(content)
+        with pytest.raises(DataError, match=said):
+            read(path)
+
+
 @pytest.mark.parametrize("name", ["text", "note"])
 def test_two_columns_of_one_name(name: str, tmp_path: Path):
     """Of those that are read are refused, in every kind of table; others are no matter."""

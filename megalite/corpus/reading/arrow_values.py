@@ -39,7 +39,11 @@ def with_readable_names(batch: pa.RecordBatch, text_field: str) -> pa.RecordBatc
 
 
 def fields_of(batch: pa.RecordBatch) -> list[dict[str, Any]]:
-    """Its rows."""
+    """Its rows.
+
+    Raises:
+        UnicodeDecodeError: a text is no UTF-8; whoever knows which row it is puts that aside.
+    """
     try:
         return batch.to_pylist()
     except UnicodeDecodeError:

@@ -181,8 +181,8 @@ def read_csv(piece: FilePiece, config: DocumentSource, builder: BatchBuilder) ->
     delimiter = "\t" if data_suffix(piece.path) == ".tsv" else ","
     with _open_for_arrow(piece, config, builder) as (content, is_damaged):
         beginning = Beginning(content)
-        names = beginning.names(delimiter)
-        columns = choose_columns(names, piece.path, config) if names else []
+        names = beginning.names(delimiter, piece.path)
+        columns = choose_columns(names, piece.path, config) if names else []  # Arrow says what an empty file is
         reader = csv.open_csv(
             beginning.file,
             # threads would take the rows' numbers away
@@ -270,9 +270,9 @@ def read_columns(
         config: which columns.
         builder: of what is read one by one.
         first: number of the first row; None takes the piece's.
-        are_texts: the table knows nothing else, so kept fields that are numbers are to be told.
+        are_texts: the table knows nothing else, so that kept fields may be numbers that are written out.
     """
-    numbers = set(config.keep_fields) - {config.text_field, config.id_field} if are_texts else set[str]()
+    untyped = set(config.keep_fields) - {config.text_field, config.id_field} if are_texts else set[str]()
     yield from builder.take()
     row = piece.first if first is None else first
     for batch in batches:
@@ -280,7 +280,7 @@ def read_columns(
         rows = pa.array(np.arange(row, row + batch.num_rows))
         row += batch.num_rows
         if config.conversations is not None:
-            yield from _read_conversations(batch, rows.to_pylist(), piece, config, builder, numbers)
+            yield from _read_conversations(batch, rows.to_pylist(), piece, config, builder, untyped)
             continue
         texts, rejected = batch.column(config.text_field), []
         good = _good_texts(texts, int(config.max_record_mb * 1e6))
@@ -292,7 +292,7 @@ def read_columns(
             texts = batch.column(config.text_field)
         metadata = None
         if config.keep_fields:
-            metadata = [kept_fields(typed(fields, numbers), config) for fields in fields_of(batch)]
+            metadata = [kept_fields(typed(fields, untyped), config) for fields in fields_of(batch)]
         ids = _ids(batch, rows, piece, config)
         yield DocumentBatch(make_documents(ids, builder.source, texts.cast(ARROW_TYPE), metadata), rejected)
 
@@ -303,8 +303,9 @@ def _read_conversations(
     piece: FilePiece,
     config: DocumentSource,
     builder: BatchBuilder,
-    numbers: set[str],
+    untyped: set[str],
 ) -> Iterator[DocumentBatch]:
+    """Row by row; `untyped` are columns whose texts may be numbers."""
     for number, row in enumerate(rows):
         where = f"{piece.id}:{row}"
         try:
@@ -312,7 +313,7 @@ def _read_conversations(
         except UnicodeDecodeError:
             builder.reject(where, "", NOT_UTF8)
             continue
-        add_conversation(unpacked(typed(fields, numbers)), where, config, builder)
+        add_conversation(unpacked(typed(fields, untyped)), where, config, builder)
         if builder.full():
             yield from builder.take()
 

@@ -17,6 +17,8 @@ from typing import Any, BinaryIO
 
 import pyarrow as pa
 
+from megalite.errors import DataError
+
 HEADER_BYTES = 1 << 20
 """In which the names of all columns are."""
 
@@ -41,13 +43,21 @@ class Beginning:
         else:
             self.file = io.BufferedReader(_Joined(self._first, file))
 
-    def names(self, delimiter: str) -> list[str]:
-        """Of the columns; none of an empty file."""
+    def names(self, delimiter: str, path: str) -> list[str]:
+        """Of the columns; none of an empty file.
+
+        Raises:
+            DataError: one is too long to be a name.
+        """
         text = io.StringIO(self._first.decode("utf-8-sig", errors="replace"), newline="")
         try:
             return next((row for row in csv.reader(text, delimiter=delimiter) if row), [])
-        except csv.Error:  # a name of more than 128 kB
-            return []
+        except csv.Error as error:
+            most = csv.field_size_limit()
+            raise DataError(
+                f"{path}: its first line has more than {most} characters where a column's name should be; write the "
+                "names of the columns there"
+            ) from error
 
 
 class _Joined(io.RawIOBase):
