@@ -12,7 +12,7 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed$(if $(LOCKED),-locked)
 
 .DEFAULT_GOAL := help
-.PHONY: help install lock oracles transformers-4 lm-eval browser demo moe-demo test test-fast fuzz lint bench clean
+.PHONY: help install lock oracles transformers-4 lm-eval browser slurm peers demo moe-demo test test-fast fuzz lint bench clean
 
 help:  ## say what can be made
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {sub(/\$$\(DEMO_TIME\)/, "$(DEMO_TIME)"); printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -138,9 +138,16 @@ browser:  ## chromium, with which some tests look at pages
 		|| { test "$$(id -u)" = 0 && { apt-get -qq update || true; $(APT_INSTALL) chromium >/dev/null; }; } \
 		|| echo "there is no browser, and none could be installed: the tests that look at pages will be skipped"
 
-test: $(INSTALLED)  ## all tests
-	@$(MAKE) --no-print-directory -j4 oracles transformers-4 lm-eval browser
+PEERS := oracles transformers-4 lm-eval browser slurm
+
+# Behind the browser: two apt-get wait for no lock of each other's lists
+slurm: browser  ## a small real Slurm, which some tests submit to
 	@tools/slurm_testbed.sh install || true
+
+peers: $(PEERS)  ## all that tests compare with
+
+test: $(INSTALLED)  ## all tests
+	@$(MAKE) --no-print-directory -j5 peers
 	tools/run_tests.sh $(BIN)/python
 
 test-fast: $(INSTALLED)  ## the tests that take less than half a second each

@@ -6,8 +6,9 @@
 All trials of a rung end before any goes on, so what goes on is a function of their values, whatever ran beside what.
 A trial goes on from its checkpoint where the learning rates of its steps are those of the whole run: then the rung is
 the beginning of the whole run, to the last bit. A schedule that ends in a decay (wsd, constant with cooldown) trains
-its rungs before the last without it. Where the rates depend on the length in another way (cosine, linear, a warmup by
-fraction), or the data does (stages, passes), each rung is a run anew in a folder of its own.
+its rungs before the last without it. Where the rates of the run or of a group of weights depend on the length in
+another way (cosine, linear, a warmup by fraction), or the weight decay does (`optimizer.decay.end_scale`), or the data
+(stages, passes), each rung is a run anew in a folder of its own.
 """
 
 from __future__ import annotations
@@ -16,14 +17,14 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from megalite.config.plan import derive_steps, fill_schedule
-from megalite.config.schema import Config
+from megalite.config.schema import Config, ScheduleConfig
 from megalite.errors import ConfigError
-from megalite.optim.schedules import learning_rate
+from megalite.optim.schedules import decay_scale, learning_rate
 from megalite.sweeps.settings import HalvingConfig
 from megalite.sweeps.trials import Trial
 
 SAMPLED_STEPS = 500
-"""At which two schedules are compared."""
+"""At which two runs are compared."""
 
 DECAYING = ("wsd", "constant")
 
@@ -79,18 +80,38 @@ def beginning_of(config: Config, steps: int) -> Config | None:
     mix = config.data.mix
     if mix.stages or mix.epochs or mix.ranks:
         return None
-    total, part = derive_steps(config), _cut(config, steps)
-    if config.schedule.name in DECAYING:
-        schedule = config.schedule.model_copy(
-            update={"name": "constant", "decay_steps": None, "decay_shape": "linear", "min_lr": 0.0}
-        )
-        part = part.model_copy(update={"schedule": schedule})
-    whole_rates, part_rates = fill_schedule(config), fill_schedule(part)
-    for step in sorted({1 + index * (steps - 1) // SAMPLED_STEPS for index in range(SAMPLED_STEPS + 1)}):
-        expected = learning_rate(step, total, config.optimizer, whole_rates)
-        if learning_rate(step, steps, part.optimizer, part_rates) != expected:
-            return None
-    return part
+    part = _without_decay(_cut(config, steps))
+    looked_at = sorted({1 + index * (steps - 1) // SAMPLED_STEPS for index in range(SAMPLED_STEPS + 1)})
+    return part if _paces(part, looked_at) == _paces(config, looked_at) else None
+
+
+def _paces(config: Config, steps: Sequence[int]) -> list[tuple[float, ...]]:
+    """What the updates of some steps take from how far the run has come: the rates of the run and of groups with a
+    schedule of their own, and the factor on the weight decay."""
+    total, optimizer = derive_steps(config), config.optimizer
+    of_groups = [group.schedule for group in optimizer.groups if group.schedule is not None]
+    filled = [fill_schedule(config, schedule) for schedule in (config.schedule, *of_groups)]
+    found = []
+    for step in steps:
+        rates = [learning_rate(step, total, optimizer, schedule) for schedule in filled]
+        found.append((*rates, decay_scale(step, total, optimizer, rates[0])))
+    return found
+
+
+def _without_decay(config: Config) -> Config:
+    """The same with schedules that stay at their peak where they would end in a decay."""
+    groups = [
+        group if group.schedule is None else group.model_copy(update={"schedule": _stable(group.schedule)})
+        for group in config.optimizer.groups
+    ]
+    optimizer = config.optimizer.model_copy(update={"groups": tuple(groups)})
+    return config.model_copy(update={"schedule": _stable(config.schedule), "optimizer": optimizer})
+
+
+def _stable(schedule: ScheduleConfig) -> ScheduleConfig:
+    if schedule.name not in DECAYING:
+        return schedule
+    return schedule.model_copy(update={"name": "constant", "decay_steps": None, "decay_shape": "linear", "min_lr": 0.0})
 
 
 def _cut(config: Config, steps: int) -> Config:

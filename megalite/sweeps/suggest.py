@@ -18,6 +18,9 @@ NEEDS = "pip install 'megalite[sweep]'"
 START_TRIALS = 10
 """That TPE draws at random before it goes by what it has seen (Optuna's default)."""
 
+EXACT_DIGITS = 15
+"""Of a number on a step of its range."""
+
 SEED_STEP = 1_000_003
 """Between the seeds of two sweeps, so that trials of neighbouring sweeps do not share any."""
 
@@ -50,9 +53,11 @@ class Suggestions:
         kinds, span = self._optuna.distributions, dimension.span
         if span is None:  # Optuna takes plain values alone
             return kinds.CategoricalDistribution([json.dumps(value) for value in dimension.choices])
+        if span.step is not None:  # the number of steps: Optuna takes back what is exactly on one alone
+            return kinds.IntDistribution(0, (span.num_points or 1) - 1)
         if span.is_whole:
-            return kinds.IntDistribution(span.low, span.high, log=span.log, step=int(span.step or 1))
-        return kinds.FloatDistribution(float(span.low), float(span.high), log=span.log, step=span.step)
+            return kinds.IntDistribution(span.low, span.high, log=span.log)
+        return kinds.FloatDistribution(float(span.low), float(span.high), log=span.log)
 
     def draw(self, number: int, seen: Sequence[tuple[Point, float | None]]) -> Point:
         """The point of a trial.
@@ -79,16 +84,25 @@ class Suggestions:
                 )
             )
         asked = study.ask(self._distributions)
-        return {each.name: self._decoded(each, asked.params[each.name]) for each in self._dimensions}
+        return {each.name: _decoded(each, asked.params[each.name]) for each in self._dimensions}
 
     def _coded(self, point: Point) -> dict[str, Any]:
-        return {
-            each.name: json.dumps(point[each.name]) if each.span is None else point[each.name]
-            for each in self._dimensions
-        }
+        return {each.name: _coded(each, point[each.name]) for each in self._dimensions}
 
-    def _decoded(self, dimension: Dimension, value: Any) -> Any:
-        return json.loads(value) if dimension.span is None else dimension.span.rounded(value)
+
+def _coded(dimension: Dimension, value: Any) -> Any:
+    """A value as Optuna has it."""
+    span = dimension.span
+    if span is None:
+        return json.dumps(value)
+    return value if span.step is None else round((value - span.low) / span.step)
+
+
+def _decoded(dimension: Dimension, coded: Any) -> Any:
+    span = dimension.span
+    if span is None:
+        return json.loads(coded)
+    return span.rounded(coded) if span.step is None else span.rounded(span.low + coded * span.step, EXACT_DIGITS)
 
 
 def _worst(values: Sequence[float], direction: str) -> float:

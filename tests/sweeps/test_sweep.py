@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from megalite.errors import ConfigError, DataError, UserError
+from megalite.sweeps.halving import beginning_of
 from megalite.sweeps.outcome import TrialOutcome
 from megalite.sweeps.page import render_sweep
 from megalite.sweeps.record import SweepBook
@@ -169,6 +170,27 @@ def test_halving_where_the_schedule_knows_its_end(tmp_path):
     assert seen[-1] == ("trial-0003", "wsd")
 
 
+GROUP = "{{match: '*norm*', schedule: {{name: {}, warmup_steps: 2}}}}"
+
+
+@pytest.mark.parametrize(
+    ("override", "goes_on"),
+    [
+        ("optimizer.decay={end_scale: 0.1}", False),
+        ("optimizer.decay={follows_rate: true}", True),
+        (f"optimizer.groups=[{GROUP.format('cosine')}]", False),
+        (f"optimizer.groups=[{GROUP.format('wsd')}]", True),
+    ],
+)
+def test_a_rung_is_the_beginning_where_every_pace_is_the_same(tmp_path, override, goes_on):
+    """The rates of a group and the weight decay may know the run's end too."""
+    (trial, *_) = prepare(sweep(tmp_path, halving={"min_steps": 30}, overrides=(override,))).trials
+    part = beginning_of(trial.config, 30)
+    assert (part is not None) == goes_on
+    if part is not None and part.optimizer.groups:
+        assert [group.schedule.name for group in part.optimizer.groups] == ["constant"]
+
+
 def test_what_halving_cannot_be(tmp_path):
     """Rungs of runs of different lengths, or a first rung that is the whole run."""
     with pytest.raises(ConfigError, match="min_steps: 90 is not below the 90 steps of a trial; use 45 or less"):
@@ -195,6 +217,15 @@ def test_tpe(tmp_path):
     more = run(settings.model_copy(update={"trials": 8}), runner)
     assert [name for name, _ in runner.started] == ["trial-0007", "trial-0008"]
     assert len(more.trials) == 8
+
+
+def test_tpe_on_steps_of_many_digits(tmp_path):
+    """Optuna takes back only what is on a step: a third is not 0.3333."""
+    steps = {"low": 0.1, "high": 1.1, "step": 1 / 3}
+    settings = sweep(tmp_path, method="tpe", trials=12, space={"optimizer.lr": steps})
+    book = run(settings, PretendedRunner(lambda trial: trial.config.optimizer.lr, jobs=1))
+    drawn = {each.point["optimizer.lr"] for each in book.trials.values()}
+    assert drawn == {0.1, 0.433333333333333, 0.766666666666667, 1.1}
 
 
 def test_another_sweep_in_the_folder(tmp_path):

@@ -6,7 +6,8 @@ Calibrates with a model of each width on one rank and on two (`megalite plan cal
 its config's own model), and behind each trains configs of this width, of other depths, batches and layouts, on the
 demo's data with `megalite train`, ten steps each. Compares medians of the last seven with what `megalite plan` says by
 that file; and the most that the first rank's process has taken, with `megalite config check`'s. Nothing else may run
-beside it. Prints a line a run, and a table at the end.
+beside it, and where the machine itself does not keep the pace that it was calibrated at (`pace.py`), the run does not
+count: it is calibrated anew. Prints a line a run, and a table at the end.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from statistics import median
 from typing import Any
 
 from arguments import count, names_of, out_file
+from pace import Moment
 
 from megalite.config.load import load_config
 from megalite.config.plan import default_world_size
@@ -34,6 +36,8 @@ CONFIG = Path(__file__).parents[2] / "configs" / "demo.yaml"
 VOCAB = 4096
 """Of the demo's tokenizer."""
 STEPS, SETTLED = 10, 3
+CALIBRATIONS = 4
+"""Of a width on so many ranks, at most, in a pass over the configs."""
 ALWAYS = (
     f"train.steps={STEPS}",
     "schedule.warmup_steps=2",
@@ -156,40 +160,73 @@ def train(case: Case, folder: Path) -> tuple[float, int]:
     return median(step["seconds"] for step in steps[SETTLED:]), steps[-1]["memory_bytes"]
 
 
+@dataclass(frozen=True)
+class Run:
+    """A config as it was measured and as it was planned right before."""
+
+    seconds: float
+    memory: int
+    plan: Estimate
+    steady: bool
+    """The machine kept the pace that it was calibrated at."""
+
+
+def runs_of(kind: tuple[int, tuple[int, int, int]], names: list[str], folder: Path) -> Iterator[tuple[str, Run]]:
+    """Cases of a width and a number of ranks, behind a calibration for these. A run that ends when the machine has no
+    longer the pace of its calibration is thrown away, and it and the rest begin with another calibration; but not
+    more than `CALIBRATIONS` times, after which such runs count too and are marked."""
+    left = list(names)
+    for attempt in range(CALIBRATIONS):
+        moment = Moment()
+        machine = load_machine(str(calibrate(folder, *kind)))
+        last = attempt == CALIBRATIONS - 1
+        steady = moment.lasts()
+        while left and (steady or last):
+            seconds, taken = train(CASES[left[0]], folder / f"{left[0]} {attempt}")
+            steady = moment.lasts()
+            if steady or last:
+                name = left.pop(0)
+                yield name, Run(seconds, taken, plan_of(CASES[name], machine), steady)
+        if not left:
+            return
+        print(f"the machine has another pace than when {kind[0]} x {kind[1][0]} was calibrated: anew", flush=True)
+
+
 def compare(names: list[str], passes: int) -> Iterator[dict[str, Any]]:
-    """Each case measured and planned. In each pass the machine is calibrated anew for each width and number of ranks,
-    and the cases that have these are trained at once behind it, so that a moment in which the machine is slower or
-    quicker is met by both."""
-    measured, planned, memory = ({name: [] for name in names} for _ in range(3))
+    """Each case measured and planned, once a pass. In each pass the machine is calibrated anew for each width and
+    number of ranks, and the cases that have these are trained at once behind it."""
+    runs: dict[str, list[Run]] = {name: [] for name in names}
     for _ in range(passes):
         with tempfile.TemporaryDirectory() as scratch:
-            folder = Path(scratch)
             for kind in dict.fromkeys(CASES[name].kind for name in names):
-                machine = load_machine(str(calibrate(folder, *kind)))
-                for number, name in enumerate(names):
-                    if (case := CASES[name]).kind != kind:
-                        continue
-                    seconds, taken = train(case, folder / str(number))
-                    measured[name].append(seconds)
-                    memory[name].append(taken)
-                    planned[name].append(plan_of(case, machine))
-                    print(f"{name}: {seconds:.3f} s, planned {planned[name][-1].seconds:.3f}", flush=True)
+                of_kind = [name for name in names if CASES[name].kind == kind]
+                for name, run in runs_of(kind, of_kind, Path(scratch)):
+                    runs[name].append(run)
+                    moved = "" if run.steady else ", while the machine's pace moved"
+                    print(f"{name}: {run.seconds:.3f} s, planned {run.plan.seconds:.3f}{moved}", flush=True)
     for name in names:
-        case, expected = CASES[name], median(each.seconds for each in planned[name])
-        of_process = process_bytes(load_config(CONFIG, case.overrides), planned[name][0].memory[0])
-        yield {
-            "name": name,
-            "ranks": case.ranks,
-            "seconds": round(median(measured[name]), 4),
-            "runs": [round(each, 4) for each in measured[name]],
-            "planned": round(expected, 4),
-            "plans": [round(each.seconds, 4) for each in planned[name]],
-            "off": round(expected / median(measured[name]) - 1, 4),
-            "memory": max(memory[name]),
-            "planned_memory": of_process,
-            "memory_off": round(of_process / max(memory[name]) - 1, 4),
-            "parts": {part: round(seconds, 4) for part, seconds in planned[name][-1].parts.items()},
-        }
+        yield row_of(name, runs[name])
+
+
+def row_of(name: str, runs: list[Run]) -> dict[str, Any]:
+    """Medians of a case's runs, and how far off the plan is."""
+    case, measured = CASES[name], median(run.seconds for run in runs)
+    planned, memory = median(run.plan.seconds for run in runs), max(run.memory for run in runs)
+    of_process = process_bytes(load_config(CONFIG, case.overrides), runs[0].plan.memory[0])
+    return {
+        "name": name,
+        "ranks": case.ranks,
+        "seconds": round(measured, 4),
+        "runs": [round(run.seconds, 4) for run in runs],
+        "steady": [run.steady for run in runs],
+        "planned": round(planned, 4),
+        "plans": [round(run.plan.seconds, 4) for run in runs],
+        "off": round(planned / measured - 1, 4),
+        "memory": memory,
+        "planned_memory": of_process,
+        "memory_off": round(of_process / memory - 1, 4),
+        "parts": {part: round(seconds, 4) for part, seconds in runs[-1].plan.parts.items()},
+    }
 
 
 def plan_of(case: Case, machine: Machine) -> Estimate:
@@ -211,6 +248,8 @@ def main() -> None:
             f"{row['memory'] / 2**20:,.0f} | {row['planned_memory'] / 2**20:,.0f} | {100 * row['memory_off']:+.0f} %"
         )
         print(f"| {row['ranks']} | {row['name']} | {figures} | {memory} |")
+    moved = sum(run is False for row in rows for run in row["steady"])
+    print(f"{sum(len(row['steady']) for row in rows)} runs, {moved} of them in another pace than was calibrated at")
     for what in ("off", "memory_off"):
         off = [abs(row[what]) for row in rows]
         words = "seconds" if what == "off" else "memory of processes"
