@@ -72,7 +72,7 @@ setup(
     ],
     extras_require={
         "te": ["transformer-engine[pytorch]>=2.9"],  # the first with te.autocast and public is_..._available
-        "data": ["ftfy>=6.3", "py3langid>=0.4,<0.5", "resiliparse>=0.15", "warcio>=1.7"],
+        "data": ["ftfy>=6.3", "py3langid>=0.4,<0.5", "resiliparse>=0.15", "warcio>=1.7", "brotli>=1.2"],
         "spacy": ["spacy>=3.8,<4"],
         "cloud": ["s3fs", "gcsfs", "aiohttp"],
         "fast": ["gigatoken>=0.10"],
@@ -86,6 +86,7 @@ setup(
             "pytest>=8",
             "pytest-timeout>=2.3",
             "hypothesis>=6.100",
+            "coverage>=7.6",
             "ruff>=0.9",
             "mypy>=1.15",
             "types-PyYAML",

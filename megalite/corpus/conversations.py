@@ -105,11 +105,11 @@ def parse_conversation(fields: Mapping[str, Any], shape: Shape) -> Conversation:
     shape = OF_PYTHON.get(shape, shape)
     if missing := [name for name in FIELDS[shape] if name not in fields]:
         raise MalformedRecordError(f"no field {missing[0]}")
-    messages = [_message(each) for each in _SHAPES[shape](fields)]
+    messages = _messages(_SHAPES[shape](fields))
     _check_turns(messages)
     conversation: Conversation = {"messages": messages}
     if shape == "preference":
-        conversation = _pair(messages, [_message(each) for each in _of_rejected(fields)])
+        conversation = _pair(messages, _messages(_of_rejected(fields)))
     if (tools := fields.get("tools")) is not None:
         if not isinstance(tools, list) or not all(isinstance(each, dict) for each in tools):
             raise MalformedRecordError("tools are no list of objects")
@@ -169,6 +169,18 @@ def with_contents(conversation: Conversation, contents: Sequence[str]) -> Conver
 
 def _called(message: Mapping[str, Any]) -> str:
     return orjson.dumps(message.get("tool_calls")).decode()
+
+
+def _messages(found: list[Any]) -> list[dict[str, Any]]:
+    """Messages in their one form, without a system message at the beginning that says nothing."""
+    return [_message(each) for each in (found[1:] if found and _is_empty_system(found[0]) else found)]
+
+
+def _is_empty_system(found: Any) -> bool:
+    if not isinstance(found, Mapping) or found.get("role") != "system":
+        return False
+    content = found.get("content")
+    return content is None or (isinstance(content, str) and not content.strip())
 
 
 def _message(found: Any) -> dict[str, Any]:
@@ -242,13 +254,16 @@ def _pair(chosen: list[dict[str, Any]], rejected: list[dict[str, Any]]) -> Conve
     parted = chosen[num_shared:], rejected[num_shared:]
     if not all(part and part[0]["role"] == "assistant" == part[-1]["role"] for part in parted):
         raise MalformedRecordError("chosen and rejected do not part at an answer, and end with one")
+    if not all(any(each["role"] == "assistant" and each.get("weight", 1.0) for each in part) for part in parted):
+        raise MalformedRecordError("a side without an answer of its own with a weight above 0")
     shared = [{**each, "weight": 0.0} if each["role"] == "assistant" else each for each in chosen[:num_shared]]
     return {"messages": [*shared, *parted[0]], REJECTED: [*shared, *parted[1]]}
 
 
 def _num_shared(chosen: Sequence[Mapping[str, Any]], rejected: Sequence[Mapping[str, Any]]) -> int:
-    """Messages at the beginning that are the same."""
-    pairs = enumerate(zip(chosen, rejected, strict=False))
+    """Messages at the beginning that are the same, whatever they weigh: none of them is learnt."""
+    plain = ([{**each, "weight": None} for each in side] for side in (chosen, rejected))
+    pairs = enumerate(zip(*plain, strict=False))
     return next((number for number, (a, b) in pairs if a != b), min(len(chosen), len(rejected)))
 
 

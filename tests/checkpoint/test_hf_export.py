@@ -244,6 +244,9 @@ def test_transformers_meaning_something_else(tmp_path: Path, monkeypatch: pytest
     assert not list(tmp_path.glob("hf*"))
 
 
+FEW_EXPERTS = {"num_experts": 4, "top_k": 2, "ffn_hidden_size": 16}
+
+
 @pytest.mark.parametrize(
     ("fields", "nearest", "reason"),
     [
@@ -252,6 +255,7 @@ def test_transformers_meaning_something_else(tmp_path: Path, monkeypatch: pytest
         ({"qk_norm": True, "bias": "all"}, "LlamaForCausalLM", "model.qk_norm is True, it needs False"),
         ({**FAMILIES["gpt2"], "num_kv_heads": 2}, "GPT2LMHeadModel", "model.num_kv_heads is 2, it needs num_heads"),
         ({**FAMILIES["olmoe"], "head_dim": 24}, "Qwen3MoeForCausalLM", "model.qk_norm is whole, it needs True"),
+        ({"bias": "qkv", "moe": FEW_EXPERTS}, "Qwen2ForCausalLM", "model.moe is set, it needs null"),
         ({**FAMILIES["gpt_neox"], "bias": "none"}, "GPTNeoXForCausalLM", "model.bias is none, it needs all"),
     ],
 )

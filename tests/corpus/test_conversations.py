@@ -56,6 +56,14 @@ SHAPES = {
         [Q, A, {"role": "user", "content": "again?"}, A],
     ),
     "prompt and completion": ({"prompt": "two and two?", "completion": "four"}, [Q, A]),
+    "an empty system message": ({"messages": [{"role": "system", "content": " "}, Q, A]}, [Q, A]),
+    "sharegpt with an empty system": (
+        {
+            "conversations": [{"from": "human", "value": "two and two?"}, {"from": "gpt", "value": "four"}],
+            "system": "",
+        },
+        [Q, A],
+    ),
     "lists of messages": ({"prompt": [S, Q], "completion": [A]}, [S, Q, A]),
 }
 

@@ -216,6 +216,15 @@ def test_bad_lines_are_put_aside_with_a_reason(tmp_path):
     assert any(r"caf\xe9" in record.text for record in records)
 
 
+@pytest.mark.parametrize(("suffix", "pack"), [(".GZ", gzip.compress), (".Zst", zstandard.compress)])
+def test_a_suffix_in_capital_letters(tmp_path, suffix, pack):
+    """Of a compression as of a format; in a folder and by itself."""
+    (tmp_path / f"a.JSONL{suffix}").write_bytes(pack(b'{"text": "packed"}\n'))
+    for path in (tmp_path, tmp_path / f"a.JSONL{suffix}"):
+        (record,) = corpus_of(path).read()
+        assert record.text == "packed"
+
+
 def test_text_that_is_not_utf8(tmp_path):
     """Latin-1 files are put aside, readable as far as possible; the others are read."""
     (tmp_path / "good.txt").write_text("good")

@@ -37,6 +37,10 @@ SHAPES = {
     "texts": ({"prompt": "two and two?", "chosen": "four", "rejected": "five, or six"}, [Q]),
     "messages": ({"prompt": [Q], "chosen": [GOOD], "rejected": [BAD]}, [Q]),
     "whole conversations": ({"chosen": [*EARLIER, Q, GOOD], "rejected": [*EARLIER, Q, BAD]}, [*UNLEARNT, Q]),
+    "shared answers of other weights": (
+        {"chosen": [*EARLIER, Q, GOOD], "rejected": [EARLIER[0], {**EARLIER[1], "weight": 2.0}, Q, BAD]},
+        [*UNLEARNT, Q],
+    ),
 }
 
 
@@ -58,6 +62,10 @@ MALFORMED = {
     "rejected is no text and no list": {"prompt": "x", "chosen": "four", "rejected": 5},
     "empty content of assistant": {"prompt": "x", "chosen": "four", "rejected": " "},
     "no answer": {"prompt": [Q], "chosen": [GOOD], "rejected": [Q]},
+    "a side without an answer of its own with a weight above 0": {
+        "chosen": [*EARLIER, Q, GOOD],
+        "rejected": [*EARLIER, Q, {**BAD, "weight": 0.0}],
+    },
 }
 
 
@@ -66,6 +74,12 @@ def test_what_is_no_pair_has_a_reason(reason):
     with pytest.raises(MalformedRecordError) as error:
         parse_conversation(MALFORMED[reason], "auto")
     assert str(error.value) == reason
+
+
+def test_sides_that_differ_in_weights_alone_are_the_same():
+    record = {"chosen": [Q, {**GOOD, "weight": 1.0}], "rejected": [Q, GOOD]}
+    with pytest.raises(MalformedRecordError, match="chosen and rejected are the same"):
+        parse_conversation(record, "auto")
 
 
 def pairs(count: int) -> list[dict]:

@@ -123,7 +123,8 @@ def test_responses(tmp_path):
 
 
 def test_payloads_as_they_went_over_the_wire(tmp_path):
-    """Chunks are put together, gzip and deflate undone."""
+    """Chunks are put together, packed bodies unpacked, whatever names the headers have; damaged ones are counted."""
+    brotli = pytest.importorskip("brotli")
     page = html(1).encode()
     chunked = b"".join(b"%x\r\n%b\r\n" % (len(part), part) for part in (page[:50], page[50:])) + b"0\r\n\r\n"
     zipped = gzip.compress(html(2).encode())
@@ -140,12 +141,17 @@ def test_payloads_as_they_went_over_the_wire(tmp_path):
                     response(2, zipped, headers=("Content-Encoding: gzip",)),
                     response(3, deflated, headers=("Content-Encoding: deflate",)),
                     response(4, both, headers=("Content-Encoding: gzip", "Transfer-Encoding: chunked")),
+                    response(5, brotli.compress(html(5).encode()), headers=("Content-Encoding: br",)),
+                    response(6, both, headers=("content-encoding: X-GZIP", "transfer-encoding: Chunked")),
+                    response(7, zipped[:-20], headers=("Content-Encoding: gzip",)),
+                    response(8, html(8).encode(), headers=("Content-Encoding: br", "Transfer-Encoding: chunked")),
                 ],
             )
         ),
     )
-    assert numbers(pages) == [1, 2, 3, 4]
-    assert skipped == {}
+    assert numbers([page for page in pages if page.url[-1] != "6"]) == [1, 2, 3, 4, 5, 8]
+    assert "Text of page 4" in pages[5].text
+    assert skipped == {warc.BAD_HTTP: 1}
 
 
 @pytest.mark.parametrize("compress", [bytes, gzip.compress])

@@ -135,7 +135,7 @@ def test_any_key_of_a_config(name: str, num_cases: int, rng: random.Random, tmp_
     harmless = HARMLESS | family.harmless
     may_be_unreadable = harmless | numbers | {"auto_map"}
     complaints = []
-    for case in cases(config, harmless, rng, num_cases // 4):
+    for case in cases(config, harmless, rng, num_cases // 8):
         path.write_text(json.dumps(case))
         found = what_differs(tmp_path, known)
         changed = {key for key in {**case, **config} if case.get(key, KeyError) != config.get(key, KeyError)}

@@ -61,7 +61,7 @@ def main(job: dict[str, Any], rank: int) -> None:
         if code:
             sys.exit(f"{name}: exit code {code}")
     ask_all(folder, rank, job["world_size"], job["port"])
-    (folder / f"lines-{rank}.json").write_text(json.dumps({file: sorted(run) for file, run in lines.run.items()}))
+    (folder / f"lines-{rank}.json").write_text(json.dumps(lines.run()))
 
 
 if __name__ == "__main__":

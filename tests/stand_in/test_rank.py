@@ -10,6 +10,7 @@ import json
 import socket
 import subprocess
 import sys
+from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -278,11 +279,11 @@ def test_a_rank_touches_its_own_device_alone(runs, name: str):
 @pytest.fixture(scope="module")
 def lines_run(runs) -> dict[str, set[int]]:
     """Lines that have run on any rank, by file."""
-    found: dict[str, set[int]] = {}
+    found: dict[str, set[int]] = defaultdict(set)
     for folder in {folder.parent for folder, _ in runs.values()}:
         for path in folder.glob("lines-*.json"):
             for file, lines in json.loads(path.read_text()).items():
-                found.setdefault(str(Path(file).relative_to(ROOT)), set()).update(lines)
+                found[str(Path(file).relative_to(ROOT))].update(lines)
     return found
 
 

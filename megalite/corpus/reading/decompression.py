@@ -187,6 +187,19 @@ class Content(io.RawIOBase):
         """Bytes of the compressed file that were needed so far."""
         return self._num_read - len(self._input)
 
+    @property
+    def is_between_members(self) -> bool:
+        """Whether all that has begun has come to its end."""
+        return self._decoder is None
+
+    def readall_up_to(self, num_bytes: int) -> bytes:
+        """The content, or so many bytes of it."""
+        pieces, left = [], num_bytes
+        while left and (piece := self.read(min(left, UNPACKED_AT_ONCE))):
+            pieces.append(piece)
+            left -= len(piece)
+        return b"".join(pieces)
+
     def readable(self) -> bool:
         return True
 

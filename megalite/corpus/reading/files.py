@@ -82,7 +82,7 @@ def data_suffix(path: str) -> str:
     """The suffix of a path or URL that tells the format, that of a compression (`.gz`, `.zst`, `.bz2`, `.xz`) taken
     off."""
     name = PurePosixPath(file_name(path))
-    inner = name.with_suffix("") if name.suffix in DECODERS else name
+    inner = name.with_suffix("") if is_compressed(path) else name
     return inner.suffix.lower()
 
 
@@ -116,8 +116,8 @@ def _lose_rest(piece: FilePiece, builder: BatchBuilder, place: int, what: str) -
 
 
 def _suffix(path: str) -> str:
-    """The last one, of a compression."""
-    return PurePosixPath(file_name(path)).suffix
+    """The last one, of a compression, in small letters."""
+    return PurePosixPath(file_name(path)).suffix.lower()
 
 
 def _open(path: str) -> BinaryIO:

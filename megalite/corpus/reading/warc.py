@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, NamedTuple, Protocol
 
 from megalite.corpus.reading.html import decode, extract
+from megalite.corpus.reading.http_body import BodyTooLargeError, CodingError, decoded_body
 from megalite.errors import DataError, UnavailableError
 
 if TYPE_CHECKING:
@@ -144,27 +145,34 @@ def _content_type(header: str) -> tuple[str, str | None]:
 
 
 def _payload(record: ArcWarcRecord, skipped: Counter[str], max_bytes: int) -> bytes | None:
-    """The bytes behind all headers, de-chunked and uncompressed."""
-    if not hasattr(record.raw_stream, "limit"):  # all that follows in the file, further records too
+    """The bytes behind all headers, as the author of a page had them."""
+    stream = record.raw_stream
+    if not hasattr(stream, "limit"):  # all that follows in the file, further records too
         skipped[NO_LENGTH] += 1
         return None
-    payload = io.BytesIO()
-    try:
-        stream = record.content_stream()
-        while payload.tell() <= max_bytes and (block := stream.read(BLOCK_BYTES)):
-            payload.write(block)
-    except Exception:  # warcio and the decoders below it raise what comes
-        skipped[BAD_HTTP] += 1
-        return None
-    if payload.tell() > max_bytes:
+    body = io.BytesIO()
+    while body.tell() <= max_bytes and (block := stream.read(BLOCK_BYTES)):
+        body.write(block)
+    if body.tell() > max_bytes:
         skipped[TOO_LARGE] += 1
         return None
-    while record.raw_stream.read(BLOCK_BYTES):
-        pass
-    if record.raw_stream.limit > 0:
+    if stream.limit > 0:
         skipped[CUT_SHORT] += 1
         return None
-    return payload.getvalue()
+    try:
+        return decoded_body(body.getvalue(), _codings(record), max_bytes)
+    except BodyTooLargeError:
+        skipped[TOO_LARGE] += 1
+    except CodingError:
+        skipped[BAD_HTTP] += 1
+    return None
+
+
+def _codings(record: ArcWarcRecord) -> list[str]:
+    """What was done to the body, first to last."""
+    headers = [] if record.http_headers is None else record.http_headers.headers
+    kinds = ("content-encoding", "transfer-encoding")
+    return [value for kind in kinds for name, value in headers if name.strip().lower() == kind]
 
 
 def _records(stream: _Readable, skipped: Counter[str], is_arc: bool) -> Iterator[ArcWarcRecord]:

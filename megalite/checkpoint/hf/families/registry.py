@@ -17,6 +17,7 @@ from megalite.checkpoint.hf import families
 from megalite.checkpoint.hf.family import Family, traits
 from megalite.errors import ConversionError
 from megalite.plugins import Table
+from megalite.section import Section
 
 
 def _find_families() -> Iterator[Family]:
@@ -74,6 +75,16 @@ def _reasons(family: Family, model: Architecture, found: Mapping[str, Any]) -> l
     """What keeps a model with these traits from a family."""
     unmet = {trait: values for trait, values in family.all_needs.items() if found[trait] not in values}
     sentences = (
-        f"model.{trait} is {found[trait]}, it needs {' or '.join(map(str, values))}" for trait, values in unmet.items()
+        f"model.{trait} is {_told(found[trait], trait, model)}, it needs "
+        f"{' or '.join(_told(value, trait, model) for value in values)}"
+        for trait, values in unmet.items()
     )
     return [*sentences, *family.refuses(model)]
+
+
+def _told(value: Any, trait: str, model: Architecture) -> str:
+    """A trait's value as a config has it: that of a section is whether there is one."""
+    own = getattr(model, trait, value)
+    if isinstance(value, bool) and (own is None or isinstance(own, Section)):
+        return "set" if value else "null"
+    return str(value)
