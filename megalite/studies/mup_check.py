@@ -21,13 +21,17 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from megalite.config.checks_model import check_model
+from megalite.config.checks_moe import check_moe
+from megalite.config.checks_optimizer import check_optimizer
+from megalite.config.fill import fill
 from megalite.config.optimizers import OPTIMIZERS, scales_with_width
 from megalite.config.plan import make_plan
 from megalite.config.schema import Config, ModelConfig, MupConfig
 from megalite.config.wording import or_
 from megalite.data.loader import Batch
 from megalite.engine.batch_cut import documents_of_batch
-from megalite.errors import UserError
+from megalite.errors import ConfigError, UserError
 from megalite.model.transformer import Stage
 from megalite.monitor.curves import Curve
 
@@ -100,7 +104,8 @@ def check_mup(
         is_connected: this process is a world of one rank already.
 
     Raises:
-        UserError: a width cannot have whole heads, the optimizer's scaling is not known, or a layer does not move.
+        UserError: a width cannot have whole heads, no rule is known for a part of the model or the optimizer, or a
+            layer does not move.
     """
     if not scales_with_width(config.optimizer.name):
         known = or_(name for name in OPTIMIZERS if scales_with_width(name))
@@ -112,6 +117,7 @@ def check_mup(
     mup = config.model.mup or MupConfig(base_hidden_size=min(widths))
     changed = {"vocab_size": vocab_size, "max_positions": None}  # as many positions as the batch here needs
     models = [widened(config.model, width).model_copy(update=changed) for width in widths]
+    _refuse(config, [model.model_copy(update={"mup": mup}) for model in models], num_steps)
     runs = []
     with nullcontext() if is_connected else _one_rank():
         for chosen in (mup, None):
@@ -126,7 +132,9 @@ def widened(model: ModelConfig, width: int) -> ModelConfig:
     Raises:
         UserError: that would need parts of heads.
     """
-    sizes: dict[str, int] = {"head_dim": model.head_dim or model.hidden_size // model.num_heads}
+    sizes: dict[str, int] = {}
+    if model.mla is None:  # whose heads have widths of their own
+        sizes["head_dim"] = model.head_dim or model.hidden_size // model.num_heads
     for key in ("num_heads", "num_kv_heads", "ffn_hidden_size"):
         value = getattr(model, key)
         if value is None:
@@ -141,21 +149,47 @@ def widened(model: ModelConfig, width: int) -> ModelConfig:
     return model.model_copy(update={**sizes, "hidden_size": width, "preset": None})
 
 
-def _changes(config: Config, model: ModelConfig, num_steps: int, lr: float) -> dict[str, float]:
-    from megalite.engine.build import build_engine
-    from megalite.model.initialize import FreshWeights
-    from megalite.parallel.axes import connect
-    from megalite.parallel.mesh import Mesh
+def _refuse(config: Config, models: Sequence[ModelConfig], num_steps: int) -> None:
+    """Refuse what no rule of muP is known for, or cannot be trained at a width, before anything is.
 
+    Raises:
+        ConfigError: with all of it.
+    """
+    problems: list[str] = []
+    for model in models:
+        small = _small(config, model, num_steps)
+        filled = fill(small, 1)
+        problems += check_model(small, filled)
+        problems += check_moe(small, filled, 1)
+        problems += check_optimizer(small, filled)
+    for number, group in enumerate(config.optimizer.groups):
+        if group.frozen and config.model.lora is None:
+            problems.append(f"optimizer.groups.{number}.frozen: every layer has to learn to be looked at; use false")
+    if problems:
+        raise ConfigError(list(dict.fromkeys(problems)))
+
+
+def _small(config: Config, model: ModelConfig, num_steps: int) -> Config:
+    """A run of a few steps of a model, with the config's optimizer."""
     changed = {
         "model": model.model_dump(),
         "parallel": {"zero_stage": 0},
         "batch": {"micro_batch_size": SEQUENCES, "global_batch_size": SEQUENCES, "seq_len": SEQ_LEN},
         "precision": {"dtype": "fp32"},
         "optimizer": config.optimizer.model_dump(),
+        "schedule": {"name": "constant", "warmup_steps": 0},
         "train": {"steps": num_steps, "compile": "off", "device": "cpu"},
     }
-    small = Config.model_validate(changed)
+    return Config.model_validate(changed)
+
+
+def _changes(config: Config, model: ModelConfig, num_steps: int, lr: float) -> dict[str, float]:
+    from megalite.engine.build import build_engine
+    from megalite.model.initialize import FreshWeights
+    from megalite.parallel.axes import connect
+    from megalite.parallel.mesh import Mesh
+
+    small = _small(config, model, num_steps)
     plan = make_plan(small, 1)
     source = FreshWeights(plan.model, config.run.seed)
     engine = build_engine(small, plan, connect(Mesh(), 0), torch.device("cpu"), source)

@@ -13,7 +13,7 @@ from megalite.architecture.architecture import query_scale
 from megalite.architecture.mup import embedding_scale, output_scale, width_multiplier
 from megalite.architecture.weights import weight_table
 from megalite.config.schema import Config
-from megalite.errors import UserError
+from megalite.errors import ConfigError, UserError
 from megalite.model.initialize import FreshWeights, fill
 from megalite.model.mup import Folded, without_mup
 from megalite.optim.groups import rate_factor
@@ -137,6 +137,32 @@ def test_coordinates_are_flat_with_mup_and_not_without(optimizer, widths):
 def test_a_check_that_cannot_tell_is_refused(optimizer, lr, words):
     """Before it starts, or by the layer that does not move."""
     assert words in run_ranks(refusal, 1, optimizer, lr)[0]
+
+
+EXPERTS = {"num_experts": 4, "top_k": 2, "ffn_hidden_size": 32}
+LATENTS = {"kv_lora_rank": 16, "qk_nope_head_dim": 16, "qk_rope_head_dim": 8, "v_head_dim": 16}
+
+
+@pytest.mark.parametrize(
+    ("changed", "words"),
+    [
+        ({"model": {"moe": EXPERTS}}, ["the width of experts and routers"]),
+        ({"model": {"mla": LATENTS}}, ["the widths of latents"]),
+        ({"model": {"mtp": {"num_layers": 1}}}, ["the matrix that joins two streams"]),
+        ({"model": {"lora": {"rank": 4, "alpha": 8}}}, ["how adapters scale with the width"]),
+        ({"optimizer": {"groups": [{"match": "embedding.*", "frozen": True}]}}, ["optimizer.groups.0.frozen"]),
+        ({"model": {"moe": EXPERTS, "mla": LATENTS}}, ["experts and routers", "widths of latents"]),
+    ],
+)
+def test_a_part_without_a_rule_is_refused(changed, words):
+    """As a config with model.mup is: all of it, and before anything is trained."""
+    model = {"hidden_size": 64, "num_heads": 4, "num_layers": 2, "ffn_hidden_size": 128, **changed.get("model", {})}
+    config = Config(model=model, optimizer=changed.get("optimizer", {}), train={"steps": 1})
+    with pytest.raises(ConfigError) as error:
+        check_mup(config, [32, 64], num_steps=1, lr=1e-3, vocab_size=32)
+    said = str(error.value)
+    assert said.count("\n  - ") == len(words), said
+    assert all(each in said for each in words), said
 
 
 def refusal(optimizer: dict, lr: float) -> str:
