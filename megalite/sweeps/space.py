@@ -80,9 +80,15 @@ class ValueRange:
                 return found
         return tuple(dict.fromkeys(values))
 
-    def rounded(self, value: float, digits: int = DIGITS) -> float:
+    @property
+    def _digits(self) -> int:
+        """Of a number drawn from it: more where its ends share their first ones."""
+        shared = math.log10(max(abs(self.low), abs(self.high)) / (self.high - self.low))
+        return min(MOST_DIGITS, DIGITS + max(0, math.ceil(shared)))
+
+    def rounded(self, value: float, digits: int | None = None) -> float:
         """A value as it is tried: whole, or with so many digits, and within the ends."""
-        near = round(value) if self.is_whole else float(f"{value:.{digits}g}")
+        near = round(value) if self.is_whole else float(f"{value:.{digits or self._digits}g}")
         return min(max(near, self.low), self.high)
 
 
@@ -172,7 +178,7 @@ def _wrong_list(name: str, given: Sequence[Any]) -> Iterator[str]:
         yield "an empty list; give at least one value"
     seen: list[Any] = []
     for each in given:
-        if each in seen:
+        if any(each == other and isinstance(each, bool) == isinstance(other, bool) for other in seen):
             yield f"{each!r} is there twice; remove one"
         seen.append(each)
         if is_group(name) != isinstance(each, Mapping):

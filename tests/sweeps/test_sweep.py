@@ -228,6 +228,20 @@ def test_tpe_on_steps_of_many_digits(tmp_path):
     assert drawn == {0.1, 0.433333333333333, 0.766666666666667, 1.1}
 
 
+@pytest.mark.parametrize("method", ["random", "tpe"])
+@pytest.mark.parametrize(("low", "high"), [(1.00001, 1.00009), (0.999, 0.9999), (1e-4, 1e-1)])
+def test_points_of_a_narrow_range_differ(tmp_path, method, low, high):
+    """They have as many digits as its ends share, and four more; others have four."""
+    space = {"optimizer.lr": {"low": low, "high": high}}
+    runner = PretendedRunner(lambda trial: trial.config.optimizer.lr, jobs=1)
+    book = run(sweep(tmp_path, method=method, trials=12, space=space), runner)
+    drawn = [each.point["optimizer.lr"] for each in book.trials.values()]
+    assert len(set(drawn)) == 12
+    assert all(low <= each <= high for each in drawn)
+    if high > 2 * low:
+        assert all(each == float(f"{each:.4g}") for each in drawn)
+
+
 def test_another_sweep_in_the_folder(tmp_path):
     """Every setting that differs is named, of the sweep and of the config; a damaged file is told too."""
     settings = sweep(tmp_path)
