@@ -84,7 +84,7 @@ class ValueRange:
     def _digits(self) -> int:
         """Of a number drawn from it: more where its ends share their first ones."""
         shared = math.log10(max(abs(self.low), abs(self.high)) / (self.high - self.low))
-        return min(MOST_DIGITS, DIGITS + max(0, math.ceil(shared)))
+        return min(MOST_DIGITS, DIGITS + max(0, math.floor(shared)))
 
     def rounded(self, value: float, digits: int | None = None) -> float:
         """A value as it is tried: whole, or with so many digits, and within the ends."""
