@@ -27,6 +27,9 @@ RANGE_KEYS = ("low", "high", "log", "step", "points")
 DIGITS, MOST_DIGITS = 4, 17
 """Of a number drawn from a range, and those that no number has more of."""
 
+SHOWN_DIGITS = 10
+"""At most, of a number in a table: points of a narrow range differ in their last ones."""
+
 Point = dict[str, Any]
 """A value for each dimension, by its name."""
 
@@ -126,14 +129,18 @@ def overrides_of(point: Mapping[str, Any]) -> tuple[str, ...]:
 def in_words(point: Mapping[str, Any]) -> str:
     """A point in a line; of a group its first key alone."""
     pairs = [next(iter(value.items())) if is_group(name) else (name, value) for name, value in point.items()]
-    return " ".join(f"{key}={value:g}" if isinstance(value, float) else f"{key}={value}" for key, value in pairs)
+    return " ".join(f"{key}={_shown(value)}" for key, value in pairs)
 
 
 def label_of(value: Any) -> str:
     """A value in a cell; of a group its first value."""
     if isinstance(value, Mapping):
         return label_of(next(iter(value.values())))
-    return f"{value:g}" if isinstance(value, float) else str(value)
+    return _shown(value)
+
+
+def _shown(value: Any) -> str:
+    return f"{value:.{SHOWN_DIGITS}g}" if isinstance(value, float) else str(value)
 
 
 def is_group(name: str) -> bool:

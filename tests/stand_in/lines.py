@@ -29,7 +29,7 @@ class Lines:
     """Lines that run from now on in some files, in every thread that Python starts."""
 
     def __init__(self, files: Iterable[str]):
-        # It looks at each call in C: a function in Python, called for every call of the compiler's, takes half the time
+        # It looks at each call in C: one in Python, for every call of the compiler's, takes as long as the run
         self._coverage = Coverage(data_file=None, config_file=False, include=[str(ROOT / file) for file in files])
         self._coverage.start()
 

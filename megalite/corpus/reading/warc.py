@@ -85,7 +85,7 @@ def read_archive(path: Path, skipped: Counter[str], max_bytes: int = MAX_PAYLOAD
         max_bytes: of a page, unpacked.
 
     Raises:
-        UnavailableError: warcio or resiliparse is not installed.
+        UnavailableError: warcio, resiliparse, or brotli for a page packed with it, is not installed.
     """
     try:
         import warcio.archiveiterator  # noqa: F401
