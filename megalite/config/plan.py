@@ -10,7 +10,7 @@ import dataclasses
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 
 from megalite.architecture.architecture import Architecture
 from megalite.architecture.costs import (
@@ -125,11 +125,23 @@ class RunPlan:
 
     def chunks_of(self, stage: int) -> tuple[int, ...]:
         """The chunks that a pipeline stage holds, in the model's order."""
-        return tuple(chunk for chunk, holder in enumerate(self.chunk_ranks) if holder == stage)
+        return self._chunks_by_stage[stage]
 
     def blocks_of(self, stage: int) -> tuple[int, ...]:
         """The blocks that a pipeline stage holds, in the model's order."""
-        return tuple(index for chunk in self.chunks_of(stage) for index in range(*self.chunk_blocks[chunk]))
+        return self._blocks_by_stage[stage]
+
+    @cached_property
+    def _chunks_by_stage(self) -> tuple[tuple[int, ...], ...]:
+        found = [list[int]() for _ in range(self.pp)]
+        for chunk, stage in enumerate(self.chunk_ranks):
+            found[stage].append(chunk)
+        return tuple(map(tuple, found))
+
+    @cached_property
+    def _blocks_by_stage(self) -> tuple[tuple[int, ...], ...]:
+        ranges = [range(*bounds) for bounds in self.chunk_blocks]
+        return tuple(tuple(index for chunk in mine for index in ranges[chunk]) for mine in self._chunks_by_stage)
 
     def cuts_of(self, stage: int) -> int:
         """Borders of a stage's chunks with chunks of other stages: over each goes a stream, and its gradient back."""

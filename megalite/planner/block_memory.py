@@ -60,13 +60,15 @@ def kept_by_blocks(config: Config, plan: RunPlan) -> KeptByBlocks:
     kept, whole = (block_activations(config, plan, everything, kind) for kind in (recomputed(config, plan), "none"))
     again = [all_of_it - some for all_of_it, some in zip(whole, kept, strict=True)]
     kinds = kinds_of(plan, everything)
+    made = {kind: model.block_of(kind) for kind in set(kinds)}
     held_by = {
-        kind: block_held_bytes(model.block_of(kind), model.hidden_size, element_bytes=element_bytes, tp=plan.tp)
-        for kind in set(kinds)
+        kind: block_held_bytes(block, model.hidden_size, element_bytes=element_bytes, tp=plan.tp)
+        for kind, block in made.items()
     }
     held = [held_by[kind] for kind in kinds]
-    for index, mode in enumerate(recomputed(config, plan)):
-        again[index] += _input_beside(config, plan, mode, model.block_of(kinds[index]))
+    modes = list(zip(kinds, recomputed(config, plan), strict=True))
+    beside = {(kind, mode): _input_beside(config, plan, mode, made[kind]) for kind, mode in set(modes)}
+    again = [some + beside[each] for some, each in zip(again, modes, strict=True)]
     for index in _predicting(plan):
         kept[index] += _around_prediction(config, plan)
     still = range(num_still_below(config, plan))

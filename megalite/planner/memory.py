@@ -19,6 +19,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
+from typing import NamedTuple
+
+import numpy as np
 
 from megalite.architecture.costs import ELEMENT_BYTES, FP32_BYTES
 from megalite.architecture.norms import NORMS
@@ -29,9 +32,9 @@ from megalite.config.plan import CACHED_LOGITS, LOSS_CHUNK_TOKENS, RunPlan
 from megalite.config.schema import Config
 from megalite.engine.footprint import footprint
 from megalite.engine.kept import EngineNumbers, InBlocks, has_gradient, head_numbers
-from megalite.parallel.schedules.operations import Operation
+from megalite.parallel.schedules.operations import KINDS, Codes
 from megalite.parallel.schedules.programs import SENDS_UNDER_WAY
-from megalite.parallel.schedules.simulation import ChunkCosts, peak_at_work, peak_kept
+from megalite.parallel.schedules.simulation import ByPass, ChunkCosts, memory_changes, peak_at_work, peak_kept
 from megalite.planner.block_memory import (
     KeptByBlocks,
     in_attention,
@@ -87,8 +90,11 @@ def each_stage(config: Config, plan: RunPlan) -> Iterator[StageMemory]:
     schedule = pipeline_schedule(config, plan, most if plan.own_schedule is not None else few_rounds(most, plan.pp))
     numbers = numbers_by_stage(config, plan)
     blocks = kept_by_blocks(config, plan)
-    for stage, (each, order) in enumerate(zip(numbers, schedule.orders, strict=True)):
-        yield _stage_memory(config, plan, stage, each, order, blocks)
+    tokens = micro_batch_tokens(config)
+    changes = tokens * memory_changes(blocks.by_chunk)
+    at_work = tokens * np.array([each.get(kind, 0) for each in blocks.at_work for kind in KINDS], dtype=np.float64)
+    for stage, (each, codes) in enumerate(zip(numbers, schedule.codes, strict=True)):
+        yield _stage_memory(config, plan, stage, each, _Passes(codes, changes, at_work), blocks)
 
 
 def on_device(config: Config, device_type: str) -> Config:
@@ -96,17 +102,27 @@ def on_device(config: Config, device_type: str) -> Config:
     return config.model_copy(update={"train": config.train.model_copy(update={"device": device_type})})
 
 
+class _Passes(NamedTuple):
+    """Of a stage, in order, and bytes of a micro-batch in each kind of pass through each chunk."""
+
+    codes: Codes
+    changes: ByPass
+    """That it adds to what is kept."""
+    at_work: ByPass
+    """That it has for a moment."""
+
+
 def _stage_memory(
     config: Config,
     plan: RunPlan,
     stage: int,
     numbers: EngineNumbers,
-    order: Sequence[Operation],
+    passes: _Passes,
     blocks: KeptByBlocks,
 ) -> StageMemory:
     kept = footprint(config, plan, numbers)
     of_each, logits = _head(config, plan) if stage == plan.chunk_ranks[-1] else (0, 0)
-    in_blocks, for_a_moment, lasting = _activations(config, plan, stage, order, blocks, of_each)
+    in_blocks, for_a_moment, lasting = _activations(config, plan, stage, passes, of_each)
     is_away = config.train.offload_activations and config.train.device != "cpu"
     two_inputs = 2 * micro_batch_tokens(config) * ELEMENT_BYTES[config.precision.dtype] * stream_width(config, plan)
     activations = two_inputs if is_away else in_blocks
@@ -164,21 +180,18 @@ def _reference(config: Config, plan: RunPlan, numbers: EngineNumbers) -> int:
     return numbers.parameters * ELEMENT_BYTES[config.precision.dtype]
 
 
-def _activations(
-    config: Config, plan: RunPlan, stage: int, order: Sequence[Operation], blocks: KeptByBlocks, at_the_head: int
-) -> tuple[int, int, int]:
+def _activations(config: Config, plan: RunPlan, stage: int, passes: _Passes, at_the_head: int) -> tuple[int, int, int]:
     """What the chunks keep at most for the micro-batches in flight; what is there for a block at a time, because
     recomputation brings it back, or inside an MLP; and what the head's part of each micro-batch adds to the former."""
-    mine, tokens = plan.blocks_of(stage), micro_batch_tokens(config)
-    by_chunk = [ChunkCosts(kept=tokens * each.kept, held=tokens * each.held) for each in blocks.by_chunk]
-    at_most = peak_at_work(
-        order, by_chunk, [{kind: tokens * size for kind, size in each.items()} for each in blocks.at_work]
-    )
-    in_blocks, last = int(peak_kept(order, by_chunk)), by_chunk[-1]
-    again = max(0, int(at_most) - in_blocks)
-    by_chunk[-1] = ChunkCosts(kept=last.kept + at_the_head, held=last.held + at_the_head)
-    at_work = max(in_mlp(config, plan, mine), tokens * in_attention(config, plan, mine))
-    return in_blocks, again + at_work, int(peak_kept(order, by_chunk)) - in_blocks
+    mine = plan.blocks_of(stage)
+    in_blocks = int(peak_kept(passes.codes, passes.changes))
+    again = max(0, int(peak_at_work(passes.codes, passes.changes, passes.at_work)) - in_blocks)
+    inside = max(in_mlp(config, plan, mine), micro_batch_tokens(config) * in_attention(config, plan, mine))
+    if not at_the_head:
+        return in_blocks, again + inside, 0
+    with_head = passes.changes.copy()
+    with_head[-len(KINDS) :] += memory_changes([ChunkCosts(kept=at_the_head, held=at_the_head)])
+    return in_blocks, again + inside, int(peak_kept(passes.codes, with_head)) - in_blocks
 
 
 def _head(config: Config, plan: RunPlan) -> tuple[int, int]:

@@ -17,6 +17,9 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal, NamedTuple
 
+import numpy as np
+import numpy.typing as npt
+
 from megalite.errors import UserError
 
 Kind = Literal["F", "B", "I", "W"]
@@ -73,6 +76,10 @@ def place(kind: PlacementKind, pp: int, chunks_per_rank: int) -> ChunkPlacement:
     return ChunkPlacement(tuple(rank for each in rounds for rank in each))
 
 
+Codes = npt.NDArray[np.int_]
+"""Of a rank's passes in order, kind and chunk of each, as `cost_index` numbers them."""
+
+
 @dataclass(frozen=True)
 class PipelineSchedule:
     """What every rank of a pipeline does in one step, in order."""
@@ -90,6 +97,12 @@ class PipelineSchedule:
             ScheduleError: ranks wait for each other for ever; it says where each stands.
         """
         return _wire(self)
+
+    @cached_property
+    def codes(self) -> tuple[Codes, ...]:
+        """The passes of each rank as numbers."""
+        index = {(kind, chunk): cost_index(kind, chunk) for kind in KINDS for chunk in range(self.placement.num_chunks)}
+        return tuple(np.array([index[kind, chunk] for kind, chunk, _ in order], dtype=int) for order in self.orders)
 
     @cached_property
     def is_split(self) -> bool:

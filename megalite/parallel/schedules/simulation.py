@@ -7,13 +7,15 @@ where that is split, in part by I and the rest by W.
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import inf
 
-from megalite.parallel.schedules.operations import FIRST_PLACE, KINDS, Kind, Operation, PipelineSchedule
+import numpy as np
+import numpy.typing as npt
+
+from megalite.parallel.schedules.operations import FIRST_PLACE, KINDS, Codes, Kind, Operation, PipelineSchedule
 
 
 @dataclass(frozen=True)
@@ -54,13 +56,8 @@ class Timeline:
 
     spans: tuple[tuple[TimedPass, ...], ...]
     """Of each rank, in order."""
-    costs: tuple[ChunkCosts, ...]
-    """Chunk by chunk."""
-
-    @cached_property
-    def peaks(self) -> tuple[float, ...]:
-        """The most that each rank keeps for backward passes at once."""
-        return tuple(peak_kept([span.operation for span in spans], self.costs) for spans in self.spans)
+    peaks: tuple[float, ...]
+    """The most that each rank keeps for backward passes at once."""
 
     @cached_property
     def end(self) -> float:
@@ -95,7 +92,8 @@ def simulate(schedule: PipelineSchedule, costs: tuple[ChunkCosts, ...], link: fl
     for rank, cost, end in zip(wiring.rank, wiring.cost, _ends(schedule, durations, link), strict=True):
         mine = spans[rank]
         mine.append(TimedPass(schedule.orders[rank][len(mine)], end - durations[cost], end))
-    return Timeline(tuple(map(tuple, spans)), costs)
+    changes = memory_changes(costs)
+    return Timeline(tuple(map(tuple, spans)), tuple(peak_kept(codes, changes) for codes in schedule.codes))
 
 
 def end_of(schedule: PipelineSchedule, costs: tuple[ChunkCosts, ...], link: float = 0.0) -> float:
@@ -120,23 +118,22 @@ def _ends(schedule: PipelineSchedule, durations: Sequence[float], link: float) -
     return ends[FIRST_PLACE:]
 
 
-def peak_kept(order: Sequence[Operation], costs: Sequence[ChunkCosts]) -> float:
-    """The most that a rank keeps for backward passes at once, given its order of passes and the costs by chunk."""
-    changes_by_kind = [{kind: each.memory_change(kind) for kind in KINDS} for each in costs]
-    changes = [changes_by_kind[chunk][kind] for kind, chunk, _ in order]
-    return max(itertools.accumulate(changes), default=0.0)
+ByPass = npt.NDArray[np.float64]
+"""Something of a pass of each kind through each chunk, as `cost_index` numbers them."""
 
 
-def peak_at_work(
-    order: Sequence[Operation], costs: Sequence[ChunkCosts], at_work: Sequence[Mapping[Kind, float]]
-) -> float:
-    """The same with what a rank has for a moment of a backward pass, beside what is kept before it.
+def memory_changes(costs: Sequence[ChunkCosts]) -> ByPass:
+    """What passes add to what is kept, given the costs by chunk."""
+    return np.array([each.memory_change(kind) for each in costs for kind in KINDS], dtype=np.float64)
 
-    Args:
-        at_work: of a pass of each chunk, by kind.
-    """
-    now = most = 0.0
-    for kind, chunk, _ in order:
-        most = max(most, now + at_work[chunk].get(kind, 0.0))
-        now += costs[chunk].memory_change(kind)
-    return most
+
+def peak_kept(codes: Codes, changes: ByPass) -> float:
+    """The most that a rank keeps for backward passes at once, given its passes (`PipelineSchedule.codes`)."""
+    return float(np.max(np.cumsum(changes[codes]), initial=0.0))
+
+
+def peak_at_work(codes: Codes, changes: ByPass, at_work: ByPass) -> float:
+    """The same with what a rank has for a moment of a pass, beside what is kept before it."""
+    of_passes = changes[codes]
+    before = np.cumsum(of_passes) - of_passes
+    return float(np.max(before + at_work[codes], initial=0.0))
