@@ -19,9 +19,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
+from operator import add
 from typing import NamedTuple
-
-import numpy as np
 
 from megalite.architecture.costs import ELEMENT_BYTES, FP32_BYTES
 from megalite.architecture.norms import NORMS
@@ -91,8 +90,8 @@ def each_stage(config: Config, plan: RunPlan) -> Iterator[StageMemory]:
     numbers = numbers_by_stage(config, plan)
     blocks = kept_by_blocks(config, plan)
     tokens = micro_batch_tokens(config)
-    changes = tokens * memory_changes(blocks.by_chunk)
-    at_work = tokens * np.array([each.get(kind, 0) for each in blocks.at_work for kind in KINDS], dtype=np.float64)
+    changes = [tokens * each for each in memory_changes(blocks.by_chunk)]
+    at_work = [tokens * each.get(kind, 0) for each in blocks.at_work for kind in KINDS]
     for stage, (each, codes) in enumerate(zip(numbers, schedule.codes, strict=True)):
         yield _stage_memory(config, plan, stage, each, _Passes(codes, changes, at_work), blocks)
 
@@ -189,8 +188,8 @@ def _activations(config: Config, plan: RunPlan, stage: int, passes: _Passes, at_
     inside = max(in_mlp(config, plan, mine), micro_batch_tokens(config) * in_attention(config, plan, mine))
     if not at_the_head:
         return in_blocks, again + inside, 0
-    with_head = passes.changes.copy()
-    with_head[-len(KINDS) :] += memory_changes([ChunkCosts(kept=at_the_head, held=at_the_head)])
+    of_head = memory_changes([ChunkCosts(kept=at_the_head, held=at_the_head)])
+    with_head = [*passes.changes[: -len(KINDS)], *map(add, passes.changes[-len(KINDS) :], of_head)]
     return in_blocks, again + inside, int(peak_kept(passes.codes, with_head)) - in_blocks
 
 

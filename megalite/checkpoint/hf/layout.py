@@ -22,6 +22,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import cached_property
 from math import prod
 
 import torch
@@ -48,7 +49,7 @@ class StoredTensor:
     num_stacked: int | None = None
     """Equal matrices of which it is a stack, each of as many of the parts; None where it is no stack."""
 
-    @property
+    @cached_property
     def layers(self) -> list[StoredTensor]:
         """The matrices of a stack."""
         size = len(self.weights) // (self.num_stacked or 1)
@@ -64,7 +65,7 @@ class StoredTensor:
         """Whether it stays in fp32, whatever the weights are written in."""
         return self.weights[0].state is not None
 
-    @property
+    @cached_property
     def shape(self) -> tuple[int, ...]:
         if self.num_stacked is not None:
             return (self.num_stacked, *self.layers[0].shape)

@@ -17,9 +17,6 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal, NamedTuple
 
-import numpy as np
-import numpy.typing as npt
-
 from megalite.errors import UserError
 
 Kind = Literal["F", "B", "I", "W"]
@@ -76,7 +73,7 @@ def place(kind: PlacementKind, pp: int, chunks_per_rank: int) -> ChunkPlacement:
     return ChunkPlacement(tuple(rank for each in rounds for rank in each))
 
 
-Codes = npt.NDArray[np.int_]
+Codes = tuple[int, ...]
 """Of a rank's passes in order, kind and chunk of each, as `cost_index` numbers them."""
 
 
@@ -102,7 +99,7 @@ class PipelineSchedule:
     def codes(self) -> tuple[Codes, ...]:
         """The passes of each rank as numbers."""
         index = {(kind, chunk): cost_index(kind, chunk) for kind in KINDS for chunk in range(self.placement.num_chunks)}
-        return tuple(np.array([index[kind, chunk] for kind, chunk, _ in order], dtype=int) for order in self.orders)
+        return tuple(tuple([index[kind, chunk] for kind, chunk, _ in order]) for order in self.orders)
 
     @cached_property
     def is_split(self) -> bool:

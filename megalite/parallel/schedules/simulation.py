@@ -7,13 +7,12 @@ where that is split, in part by I and the rest by W.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import inf
-
-import numpy as np
-import numpy.typing as npt
+from operator import add
 
 from megalite.parallel.schedules.operations import FIRST_PLACE, KINDS, Codes, Kind, Operation, PipelineSchedule
 
@@ -118,22 +117,21 @@ def _ends(schedule: PipelineSchedule, durations: Sequence[float], link: float) -
     return ends[FIRST_PLACE:]
 
 
-ByPass = npt.NDArray[np.float64]
+ByPass = Sequence[float]
 """Something of a pass of each kind through each chunk, as `cost_index` numbers them."""
 
 
 def memory_changes(costs: Sequence[ChunkCosts]) -> ByPass:
     """What passes add to what is kept, given the costs by chunk."""
-    return np.array([each.memory_change(kind) for each in costs for kind in KINDS], dtype=np.float64)
+    return [each.memory_change(kind) for each in costs for kind in KINDS]
 
 
 def peak_kept(codes: Codes, changes: ByPass) -> float:
     """The most that a rank keeps for backward passes at once, given its passes (`PipelineSchedule.codes`)."""
-    return float(np.max(np.cumsum(changes[codes]), initial=0.0))
+    return max(itertools.accumulate(map(changes.__getitem__, codes)), default=0.0)
 
 
 def peak_at_work(codes: Codes, changes: ByPass, at_work: ByPass) -> float:
     """The same with what a rank has for a moment of a pass, beside what is kept before it."""
-    of_passes = changes[codes]
-    before = np.cumsum(of_passes) - of_passes
-    return float(np.max(before + at_work[codes], initial=0.0))
+    before = itertools.accumulate(map(changes.__getitem__, codes), initial=0.0)
+    return max(map(add, before, map(at_work.__getitem__, codes)), default=0.0)
