@@ -28,7 +28,7 @@ from megalite.architecture.attention_costs import (
     softmax_sums,
 )
 from megalite.architecture.norms import NORMS
-from megalite.architecture.trained import TrainedParts, everything
+from megalite.architecture.trained import ALL_GRADIENTS, BlockGradients, TrainedParts, everything
 from megalite.architecture.weights import Weight, is_adapter, weight_table
 
 FP8_BYTES = 1
@@ -179,7 +179,7 @@ def block_activation_bytes(
     recompute: str = "none",
     keeps_fp8_inputs: bool = False,
     has_dropout: bool = False,
-    trains_norms: bool = True,
+    gradients: BlockGradients = ALL_GRADIENTS,
 ) -> int:
     """Bytes of one token that a block keeps between its forward and its backward pass, on one rank.
 
@@ -189,6 +189,7 @@ def block_activation_bytes(
     Args:
         recompute: none, selective or full; or compiled, which is selective without what is added to the stream alone,
             since no gradient asks for it: what the last product puts out, and of parallel blocks attention's.
+        gradients: of what is made from inputs of products; of experts' matrices it is always so.
         keeps_fp8_inputs: selective recomputation keeps each product's input in FP8 (`layers.kept_products`).
     """
     tp, seen = cut.tp, cut.seen
@@ -210,15 +211,19 @@ def block_activation_bytes(
     norm = NORMS[block.norm]
     wide = FP32_BYTES * stream if norm.keeps_wide else 0  # a norm's input in fp32
     normalised = FP32_BYTES if norm.multiplies_wide else a
-    if norm.keeps_wide and not trains_norms:
+    if norm.keeps_wide and not gradients.norms:
         normalised = 0  # nothing but a weight's gradient asks for it
-    norms = a * (_taken(attention, h, stream) + h)  # what the first products take
+    taken = _taken(attention, h, stream) if gradients.entering else 0
+    is_sparse = isinstance(mlp, ExpertsSpec)
+    norms = a * (taken + (h if gradients.expanding or is_sparse else 0))  # what the first products take
     norms += 2 * (normalised * stream + wide) if block.norm_before else 0
     norms += 2 * (normalised * stream + wide) if block.norm_after else 0
     if block.is_parallel and block.norm_before:  # both norms have the same input, and keep it where it is no copy
         norms -= a * stream if not norm.keeps_wide else wide if a == FP32_BYTES else 0
     mixing = mixing_bytes(block, element_bytes=a, tp=tp, streams=stream / h, seen=seen)
     expanded = mlp_bytes(mlp, element_bytes=a, tp=tp) + dispatch_bytes(mlp, h, element_bytes=a)
+    if not isinstance(mlp, ExpertsSpec) and not gradients.contracting and ACTIVATIONS[mlp.activation].num_kept > 1:
+        expanded -= a * (mlp.width // tp)  # the activation's result, which no other asks for
     dropout = 2 * stream if has_dropout else 0  # masks, a byte an element
     return round(norms + mixing + expanded + dropout)
 
@@ -290,12 +295,26 @@ def _mlp_results(mlp: FeedForwardSpec | ExpertsSpec, hidden_size: int, tp: int) 
     return sum(each.num_expanding * (each.width // tp) + hidden_size for each in layers)
 
 
-def block_held_bytes(block: BlockSpec, hidden_size: int, *, element_bytes: int, tp: int = 1) -> int:
+def block_held_bytes(
+    block: BlockSpec,
+    hidden_size: int,
+    *,
+    element_bytes: int,
+    tp: int = 1,
+    gradients: BlockGradients = ALL_GRADIENTS,
+) -> int:
     """Bytes of one token that a block holds between the two halves of a split backward pass, on one rank.
 
     What its weights' gradients are made of: the four products' inputs, and the gradients of their outputs.
     """
-    return element_bytes * linear_numbers(block, hidden_size, tp)
+    mlp, (*entering, leaving) = block.feed_forward, projections(block.attention, hidden_size, tp)
+    held = sum(each.inputs + each.outputs for each in entering) if gradients.entering else 0
+    held += leaving.inputs + leaving.outputs if gradients.leaving else 0
+    if isinstance(mlp, ExpertsSpec):
+        return element_bytes * (held + _mlp_inputs(mlp, hidden_size, tp) + _mlp_results(mlp, hidden_size, tp))
+    width = mlp.width // tp
+    held += hidden_size + mlp.num_expanding * width if gradients.expanding else 0
+    return element_bytes * (held + (width + hidden_size if gradients.contracting else 0))
 
 
 def block_sent_bytes(

@@ -3,8 +3,26 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from megalite.architecture.architecture import Architecture
+
+
+class BlockGradients(NamedTuple):
+    """Of which weights of a block gradients are made: what they are made of is kept for them."""
+
+    norms: bool = True
+    entering: bool = True
+    """Of attention's products, the last one apart."""
+    leaving: bool = True
+    """Of that one."""
+    expanding: bool = True
+    """Of an MLP's products that widen."""
+    contracting: bool = True
+    """Of the one that leads down."""
+
+
+ALL_GRADIENTS = BlockGradients()
 
 
 @dataclass(frozen=True)

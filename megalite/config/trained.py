@@ -9,7 +9,7 @@ from math import prod
 
 from megalite.architecture.architecture import Architecture
 from megalite.architecture.costs import MOST_KEPT
-from megalite.architecture.trained import TrainedParts, everything
+from megalite.architecture.trained import ALL_GRADIENTS, BlockGradients, TrainedParts, everything
 from megalite.architecture.weights import Weight, weight_table
 from megalite.config.sections.optimizer import OptimizerConfig, WeightGroupConfig
 from megalite.config.weight_groups import does_match
@@ -35,6 +35,34 @@ def _with_frozen(model: Architecture, groups: tuple[WeightGroupConfig, ...]) -> 
     first = 0 if has_trained[0] else next((n for n, trained in enumerate(has_trained[1:]) if trained), len(names))
     head = layers.get("head") or layers["embedding"]
     return TrainedParts(first, tuple(_share(layers[name]) for name in names), any(is_trained for _, is_trained in head))
+
+
+@lru_cache(maxsize=MOST_KEPT)
+def block_gradients(model: Architecture, groups: tuple[WeightGroupConfig, ...]) -> tuple[BlockGradients, ...]:
+    """Of every block of a filled model, those that predict further ahead behind the others."""
+    if not any(group.frozen for group in groups):
+        return (ALL_GRADIENTS,) * (model.num_layers + model.num_predictions)
+    layers = [f"blocks.{index}" for index in range(model.num_layers)]
+    layers += [f"mtp.{index}" for index in range(model.num_predictions)]
+    trained: dict[str, list[str]] = {layer: [] for layer in layers}
+    for weight in weight_table(model).values():
+        group = next((each for each in groups if does_match(weight.name, each)), None)
+        if weight.layer in trained and (group is None or not group.frozen):
+            trained[weight.layer].append(weight.name)
+    return tuple(_block_gradients(names) for names in trained.values())
+
+
+def _block_gradients(names: Iterable[str]) -> BlockGradients:
+    """Given what is trained of a block."""
+    products = [name for name in names if not name.endswith(".bias") and "_norm." not in name]
+    of_mlp = [name for name in products if ".attention." not in name]
+    return BlockGradients(
+        norms=any(name.endswith("attention_norm.weight") for name in names),
+        entering=any(".attention." in name and ".attention.o." not in name for name in products),
+        leaving=any(".attention.o." in name for name in products),
+        expanding=any(".down." not in name for name in of_mlp),
+        contracting=any(".down." in name for name in of_mlp),
+    )
 
 
 def _share(weights: Iterable[tuple[Weight, bool]]) -> float:

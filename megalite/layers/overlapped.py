@@ -33,7 +33,7 @@ from torch import Tensor
 from megalite.layers import opaque
 from megalite.layers.gemm import Gemm
 from megalite.layers.linear import ColumnParallelLinear, RowParallelLinear
-from megalite.layers.weight_gradients import ProductGradient, SummedLinear, TakeGradient
+from megalite.layers.weight_gradients import SummedLinear, TakeGradient
 from megalite.parallel.axes import Axis
 from megalite.parallel.collectives import copy_to, gather_rows, keep, reduce_from, scatter_rows
 from megalite.parallel.messages import Arrival, begin_gather, begin_scatter_sum, begin_sum, sum_of_rows
@@ -95,9 +95,9 @@ class _Overlapped(SummedLinear):
 
 
 class _SummedInput(_Overlapped):
-    def gradients(self, grad: Tensor, x: Tensor, weight: Tensor) -> tuple[Tensor, None]:
+    def gradients(self, grad: Tensor, x: Tensor | None, weight: Tensor) -> tuple[Tensor, None]:
         arrival = begin_sum(self._gemm.multiply(grad, weight.t()), self.axis)
-        self.take(self.weight, ProductGradient(self._gemm, grad, x))
+        self.hand_over(grad, x)
         return arrival(), None
 
 
@@ -109,10 +109,10 @@ class _GatheredInput(_Overlapped):
         """`x [t/n, in]` -> `y [t, out]`, and x of all ranks."""
         return self._multiply_by_rank(x, begin_gather(x, self.axis), weight)
 
-    def gradients(self, grad: Tensor, x: Tensor, weight: Tensor) -> tuple[Tensor, None]:
+    def gradients(self, grad: Tensor, x: Tensor | None, weight: Tensor) -> tuple[Tensor, None]:
         """`dx [t/n, in]`, x being that of all ranks."""
         arrival = begin_scatter_sum(self._gemm.multiply(grad, weight.t()), self.axis)
-        self.take(self.weight, ProductGradient(self._gemm, grad, x))
+        self.hand_over(grad, x)
         return arrival(), None
 
 
@@ -146,10 +146,10 @@ class _ScatteredOutput(_Overlapped):
 
         return sum_of_rows(make, x.new_empty(rows.shape[1], weight.shape[0]), self.axis)
 
-    def gradients(self, grad: Tensor, x: Tensor, weight: Tensor) -> tuple[Tensor, None]:
+    def gradients(self, grad: Tensor, x: Tensor | None, weight: Tensor) -> tuple[Tensor, None]:
         """dx of all rows, `grad [t/n, out]` being those of this rank's."""
         grad_x, whole = self._multiply_by_rank(grad, begin_gather(grad, self.axis), weight.t())
-        self.take(self.weight, ProductGradient(self._gemm, whole, x))
+        self.hand_over(whole, x)
         return grad_x, None
 
 
@@ -166,10 +166,10 @@ class _SymmetricScatteredOutput(_ScatteredOutput):
         summed: Tensor = torch.ops.symm_mem.fused_matmul_reduce_scatter(x, weight.t(), "sum", 0, name)
         return summed
 
-    def gradients(self, grad: Tensor, x: Tensor, weight: Tensor) -> tuple[Tensor, None]:
+    def gradients(self, grad: Tensor, x: Tensor | None, weight: Tensor) -> tuple[Tensor, None]:
         """dx of all rows, `grad [t/n, out]` being those of this rank's."""
         grad_x, whole = _gathered_product(grad, weight.t(), self.axis)
-        self.take(self.weight, ProductGradient(self._gemm, whole, x))
+        self.hand_over(whole, x)
         return grad_x, None
 
 

@@ -145,16 +145,25 @@ class SummedLinear:
         """The same, by an op whose result selective recomputation can keep."""
         return self.product(x, weight)
 
-    def gradients(self, grad: Tensor, x: Tensor, weight: Tensor) -> tuple[Tensor, None]:
-        """dx; dw is handed over."""
-        self.take(self.weight, ProductGradient(self._gemm, grad, x))
+    def gradients(self, grad: Tensor, x: Tensor | None, weight: Tensor) -> tuple[Tensor, None]:
+        """dx; dw is handed over.
+
+        Args:
+            x: None where the weight is frozen, and nothing is made of it.
+        """
+        self.hand_over(grad, x)
         return self._gemm.multiply(grad, weight.t()), None
+
+    def hand_over(self, grad: Tensor, x: Tensor | None) -> None:
+        """dw."""
+        if x is not None:
+            self.take(self.weight, ProductGradient(self._gemm, grad, x))
 
 
 class _SummedProduct(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, layer: SummedLinear) -> Tensor:
-        ctx.save_for_backward(x, weight)
+        ctx.save_for_backward(x if layer.weight.requires_grad else None, weight)
         ctx.layer = layer
         return layer.product_as_op(x, weight)
 

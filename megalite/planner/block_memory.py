@@ -21,12 +21,14 @@ from megalite.architecture.costs import (
     mlp_gradient_bytes,
 )
 from megalite.architecture.norms import NORMS
+from megalite.architecture.trained import ALL_GRADIENTS, BlockGradients
 from megalite.architecture.weights import weight_table
+from megalite.config.engine import choose_engine
 from megalite.config.plan import RunPlan, compile_pays
 from megalite.config.recompute import recompute_by_block
 from megalite.config.schema import Config
 from megalite.config.stream import stream_tokens
-from megalite.engine.kept import has_gradient
+from megalite.config.trained import block_gradients
 from megalite.parallel.schedules.operations import Kind
 from megalite.parallel.schedules.simulation import ChunkCosts
 from megalite.planner.holdings import num_still_below
@@ -61,11 +63,14 @@ def kept_by_blocks(config: Config, plan: RunPlan) -> KeptByBlocks:
     again = [all_of_it - some for all_of_it, some in zip(whole, kept, strict=True)]
     kinds = kinds_of(plan, everything)
     made = {kind: model.block_of(kind) for kind in set(kinds)}
+    products = list(zip(kinds, _gradients(config, plan), strict=True))
     held_by = {
-        kind: block_held_bytes(block, model.hidden_size, element_bytes=element_bytes, tp=plan.tp)
-        for kind, block in made.items()
+        each: block_held_bytes(
+            made[each[0]], model.hidden_size, element_bytes=element_bytes, tp=plan.tp, gradients=each[1]
+        )
+        for each in set(products)
     }
-    held = [held_by[kind] for kind in kinds]
+    held = [held_by[each] for each in products]
     modes = list(zip(kinds, recomputed(config, plan), strict=True))
     beside = {(kind, mode): _input_beside(config, plan, mode, made[kind]) for kind, mode in set(modes)}
     again = [some + beside[each] for some, each in zip(again, modes, strict=True)]
@@ -141,13 +146,13 @@ def block_activations(config: Config, plan: RunPlan, blocks: Sequence[int], mode
     fp8, a = config.precision.fp8, ELEMENT_BYTES[config.precision.dtype]
     is_in_chunks = config.train.mlp_chunk_tokens is not None
     of_each = [modes if isinstance(modes, str) else modes[index] for index in blocks]
-    trains_norms = [has_gradient(f"blocks.{index}.attention_norm.weight", config) for index in blocks]
-    chosen = list(zip(kinds_of(plan, blocks), of_each, trains_norms, strict=True))
+    gradients = _gradients(config, plan)
+    chosen = list(zip(kinds_of(plan, blocks), of_each, (gradients[index] for index in blocks), strict=True))
     seen = plan.cp if config.parallel.cp_kind == "allgather" else 1
     beside, are_compiled = _of_adapters(plan), is_compiled(config, plan)
     cut = BlockCut(plan.tp, config.parallel.sequence_parallel, seen)
 
-    def kept_by(block: BlockSpec, recompute: str, trains_norms: bool) -> int:
+    def kept_by(block: BlockSpec, recompute: str, gradients: BlockGradients) -> int:
         kept = block_activation_bytes(
             block,
             plan.model.hidden_size,
@@ -156,7 +161,7 @@ def block_activations(config: Config, plan: RunPlan, blocks: Sequence[int], mode
             recompute=recompute,
             keeps_fp8_inputs=fp8 is not None and fp8.backend == "te",
             has_dropout=plan.model.dropout > 0.0,
-            trains_norms=trains_norms,
+            gradients=gradients,
         )
         if recompute == "selective" and not are_compiled:
             kept += a * beside  # products whose sum with another's is what is needed
@@ -165,6 +170,20 @@ def block_activations(config: Config, plan: RunPlan, blocks: Sequence[int], mode
 
     found = {each: kept_by(plan.model.block_of(each[0]), *each[1:]) for each in set(chosen)}
     return [found[each] for each in chosen]
+
+
+def _gradients(config: Config, plan: RunPlan) -> tuple[BlockGradients, ...]:
+    """Of every block of the model, what its engine makes of them; or keeps the inputs for, though it does not."""
+    engine, precision = choose_engine(config), config.precision
+    if engine == "deepspeed":  # which makes gradients of frozen weights, too
+        return (ALL_GRADIENTS,) * (plan.model.num_layers + plan.model.num_predictions)
+    found = block_gradients(plan.model, config.optimizer.groups)
+    is_transformer_engine = precision.fp8 is not None and precision.fp8.backend == "te"
+    if is_transformer_engine or precision.fp4 or precision.qat:
+        return tuple(BlockGradients(norms=each.norms) for each in found)
+    if engine == "native" and config.parallel.sequence_parallel and plan.tp > 1:  # what was gathered is kept
+        return tuple(each._replace(entering=True, expanding=True) for each in found)
+    return found
 
 
 def _of_adapters(plan: RunPlan) -> int:

@@ -26,8 +26,16 @@ MANY_WORDS = {"vocab_size": 131072, "hidden_size": 128, "num_heads": 4, "num_lay
 
 FEW_TOKENS = {"seq_len": 32, "micro_batch_size": 1, "global_batch_size": 4}
 """Beside which an update takes most."""
-FROZEN = {"groups": [{"match": ["blocks.0.*", "embedding.*"], "frozen": True}]}
+SPLIT = {"pp": 2, "schedule": "zb-h1"}
 COUPLED = {"decay": {"kind": "coupled"}}
+
+
+def frozen(*names: str) -> dict:
+    """An optimizer's section that leaves weights as they are."""
+    return {"groups": [{"match": list(names), "frozen": True}]}
+
+
+FROZEN = frozen("blocks.0.*", "embedding.*")
 
 
 def of(name: str, ranks: int = 1, **sections) -> Case:
@@ -112,6 +120,12 @@ CASES = (
     of("FSDP2 experts over ranks", 2, parallel={**FSDP2, "ep": 2}, model=EXPERTS, batch=TWO_OF_DP),
     of("frozen weights", optimizer=FROZEN),
     of("FSDP2 frozen weights", 2, parallel=FSDP2, optimizer=FROZEN),
+    of("frozen blocks", optimizer=frozen("blocks.*")),
+    of("FSDP2 frozen blocks", 2, parallel=FSDP2, batch=TWO_OF_DP, optimizer=frozen("blocks.*")),
+    of("pp 2 ZB-H1 frozen blocks", 2, parallel=SPLIT, batch=PIPELINE, optimizer=frozen("blocks.*")),
+    of("pp 2 ZB-H1 frozen attention", 2, parallel=SPLIT, batch=PIPELINE, optimizer=frozen("blocks.*.attention.*")),
+    of("layer norms, GELU, frozen MLPs", model=GPT2, optimizer=frozen("blocks.*.mlp.*")),
+    of("adapters of queries and values", model={"lora": {"rank": 8, "alpha": 16, "targets": ["q", "v"]}}, **BF16),
     updating("lion"),
     updating("sgd"),
     updating("adamw coupled", optimizer=COUPLED),
