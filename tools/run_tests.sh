@@ -15,6 +15,9 @@ waiting=(slurm faults stations cli report tokenizer data corpus fuzz end_to_end 
 computing=(stand_in model train layers optim parallel)
 waiting=("${waiting[@]/#/tests/}") computing=("${computing[@]/#/tests/}")
 
+# Once for all processes that tests start: hundreds, of which each would compile for itself where none may write it down
+"$python" -m compileall -q megalite tests tools
+
 if [ "$(nproc)" -lt 2 ]; then
     exec "$python" -m pytest "$@"
 fi

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import lru_cache
 
 from megalite.architecture.architecture import Architecture
 from megalite.architecture.attentions import ATTENTIONS
+from megalite.architecture.costs import MOST_KEPT
 from megalite.architecture.settings import LoraConfig, MlaConfig
 from megalite.architecture.weights import adapters_of, is_adapter, weight_table
 from megalite.config.checks_init import check_init
@@ -114,8 +116,7 @@ def _latents(given: ModelConfig, model: Architecture, mla: MlaConfig) -> Iterato
 
 
 def _adapters(model: Architecture, lora: LoraConfig) -> Iterator[str]:
-    with_all = model.model_copy(update={"lora": lora.model_copy(update={"targets": None})})
-    has = {name.split(".")[-2]: None for name in weight_table(with_all) if is_adapter(name)}
+    has = _adaptable(model.model_copy(update={"lora": lora.model_copy(update={"targets": None})}))
     lacking = [] if lora.targets is None else [each for each in lora.targets if each not in has]
     if lacking:
         yield f"model.lora.targets: no layer that can be adapted is called {or_(lacking)}; there are {', '.join(has)}"
@@ -130,16 +131,29 @@ def _adapters(model: Architecture, lora: LoraConfig) -> Iterator[str]:
         )
 
 
+@lru_cache(maxsize=MOST_KEPT)
+def _adaptable(model: Architecture) -> tuple[str, ...]:
+    """Names of layers that have adapters. One expert of a block stands for all."""
+    names = (name for name, weight in weight_table(model).items() if weight.expert is None or weight.expert[0] == 0)
+    return tuple(dict.fromkeys(name.split(".")[-2] for name in names if is_adapter(name)))
+
+
 def _high_rank(model: Architecture, lora: LoraConfig) -> Iterator[str]:
     """A rank that no adapted matrix has: an adapter would have more numbers than what it corrects."""
-    table = weight_table(model, {0, model.num_layers - 1})
-    of_targets = (row.shape for row in table.values() if row.is_matrix and adapters_of(row, 1)[0].name in table)
-    highest = max((min(shape) for shape in of_targets), default=lora.rank)
-    if lora.rank > highest:
+    highest = _highest_rank(model)
+    if highest is not None and lora.rank > highest:
         yield (
             f"model.lora.rank: {lora.rank}, and what is adapted has rank {highest} at most; use less, or "
             "set model.lora=null, which trains them whole"
         )
+
+
+@lru_cache(maxsize=MOST_KEPT)
+def _highest_rank(model: Architecture) -> int | None:
+    """Of matrices that have adapters; None where none has."""
+    table = weight_table(model, {0, model.num_layers - 1})
+    of_targets = (row.shape for row in table.values() if row.is_matrix and adapters_of(row, 1)[0].name in table)
+    return max((min(shape) for shape in of_targets), default=None)
 
 
 def _windows(given: ModelConfig) -> Iterator[str]:

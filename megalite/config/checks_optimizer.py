@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import lru_cache
 
 from megalite.addition import Addition
 from megalite.architecture.architecture import Architecture
 from megalite.architecture.attentions import ATTENTIONS
+from megalite.architecture.costs import MOST_KEPT
 from megalite.architecture.weights import is_adapter, weight_table
 from megalite.config.engine import choose_engine
 from megalite.config.optimizers import OPTIMIZERS, RULES, averages, scales_with_width, settings_read
@@ -143,7 +145,22 @@ def _qk_clip(config: Config, model: Architecture) -> Iterator[str]:
 
 
 def _groups(config: Config, model: Architecture) -> Iterator[str]:
-    optimizer, names = config.optimizer, list(weight_table(model))
+    yield from _of_groups(config.optimizer, model)
+    if config.batch.noise_scale is not None and any(group.frozen for group in config.optimizer.groups):
+        yield (
+            "batch.noise_scale: the gradients of single micro-batches are measured with those of frozen weights "
+            "(optimizer.groups, model.lora) among them, those of the batch without; use null, or freeze nothing"
+        )
+
+
+@lru_cache(maxsize=MOST_KEPT)
+def _of_groups(optimizer: OptimizerConfig, model: Architecture) -> tuple[str, ...]:
+    """Complaints about them, the same for every layout: a search asks for thousands, and experts have many names."""
+    return tuple(_problems_of_groups(optimizer, model))
+
+
+def _problems_of_groups(optimizer: OptimizerConfig, model: Architecture) -> Iterator[str]:
+    names = list(weight_table(model))
     if model.lora is not None and not any(map(is_adapter, names)):
         return  # as is said of model.lora.targets
     if model.lora is not None:
@@ -157,11 +174,6 @@ def _groups(config: Config, model: Architecture) -> Iterator[str]:
     taken = [group_number(name, optimizer) for name in names]
     if all(number is not None and optimizer.groups[number].frozen for number in taken):
         yield "optimizer.groups: every weight is frozen, and nothing would be learnt; leave some out of the patterns"
-    if config.batch.noise_scale is not None and any(group.frozen for group in optimizer.groups):
-        yield (
-            "batch.noise_scale: the gradients of single micro-batches are measured with those of frozen weights "
-            "(optimizer.groups, model.lora) among them, those of the batch without; use null, or freeze nothing"
-        )
 
 
 def trained_beside_adapters(optimizer: OptimizerConfig, model: Architecture) -> list[str]:

@@ -27,8 +27,7 @@ def trained_parts(model: Architecture, optimizer: OptimizerConfig) -> TrainedPar
 def _with_frozen(model: Architecture, groups: tuple[WeightGroupConfig, ...]) -> TrainedParts:
     layers: dict[str, list[tuple[Weight, bool]]] = {}
     for weight in weight_table(model).values():
-        group = next((each for each in groups if does_match(weight.name, each)), None)
-        layers.setdefault(weight.layer, []).append((weight, group is None or not group.frozen))
+        layers.setdefault(weight.layer, []).append((weight, _is_trained(weight.name, groups)))
     names = [f"blocks.{index}" for index in range(model.num_layers)]
     names += [f"mtp.{index}" for index in range(model.num_predictions)]
     has_trained = [any(is_trained for _, is_trained in layers[name]) for name in ("embedding", *names)]
@@ -46,10 +45,20 @@ def block_gradients(model: Architecture, groups: tuple[WeightGroupConfig, ...]) 
     layers += [f"mtp.{index}" for index in range(model.num_predictions)]
     trained: dict[str, list[str]] = {layer: [] for layer in layers}
     for weight in weight_table(model).values():
-        group = next((each for each in groups if does_match(weight.name, each)), None)
-        if weight.layer in trained and (group is None or not group.frozen):
+        if weight.layer in trained and _is_trained(weight.name, groups):
             trained[weight.layer].append(weight.name)
     return tuple(_block_gradients(names) for names in trained.values())
+
+
+@lru_cache(maxsize=MOST_KEPT)
+def trained_layers(model: Architecture, groups: tuple[WeightGroupConfig, ...]) -> frozenset[str]:
+    """Layers of a filled model's list in which anything is trained."""
+    return frozenset(row.layer for row in weight_table(model).values() if _is_trained(row.name, groups))
+
+
+def _is_trained(name: str, groups: tuple[WeightGroupConfig, ...]) -> bool:
+    group = next((each for each in groups if does_match(name, each)), None)
+    return group is None or not group.frozen
 
 
 def _block_gradients(names: Iterable[str]) -> BlockGradients:

@@ -17,7 +17,8 @@ from megalite.config.optimizers import FROZEN, RULES
 from megalite.config.plan import RunPlan, has_embedding_copy
 from megalite.config.rounded import is_in_fp4, is_rounded, kept_fp4_bytes, kept_fp8_bytes
 from megalite.config.schema import Config, OptimizerConfig
-from megalite.engine.kept import EngineNumbers, has_gradient
+from megalite.config.trained import trained_layers
+from megalite.engine.kept import EngineNumbers
 from megalite.optim.rules import all_rules, rule_of, state_bytes
 from megalite.optim.rules import update_multiply_adds as rule_multiply_adds
 
@@ -83,14 +84,14 @@ def _still_by_stage(config: Config, plan: RunPlan, ep: int) -> tuple[int, ...]:
 
 def num_still_below(config: Config, plan: RunPlan) -> int:
     """Blocks of the first chunk that no gradient goes down to: what is beneath is frozen, and so are they."""
-    if not any(group.frozen for group in config.optimizer.groups):
+    groups = config.optimizer.groups
+    if not any(group.frozen for group in groups) or choose_engine(config) == "deepspeed":  # which goes down to all
         return 0
     stage, (first, stop) = plan.chunk_ranks[0], plan.chunk_blocks[0]
     mine = {"embedding", *(f"blocks.{index}" for index in plan.blocks_of(stage))}
     if plan.chunk_ranks[-1] == stage:
         mine |= {"final_norm", "head"}
-    table = weight_table(plan.model, set(plan.blocks_of(stage)))
-    trained = mine & {row.layer for name, row in table.items() if has_gradient(name, config)}
+    trained = mine & trained_layers(plan.model, groups)
     if "embedding" in trained:
         return 0
     if not trained:  # a stage goes down to one of its last parameters all the same (`engine.still`)

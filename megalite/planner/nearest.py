@@ -120,6 +120,8 @@ def _of_any_layout(config: Config, machine: Machine) -> Iterator[Change]:
     """What a search leaves as it is."""
     if config.precision.dtype == "fp32" and "bf16" in machine.flops:
         yield Change((("precision", "dtype", "bf16"),))
+    if config.optimizer.offload and machine.host_memory_gib is not None:
+        yield Change((("optimizer", "offload", False),))
     if not config.optimizer.offload and machine.host_link is not None:
         yield Change((("optimizer", "offload", True),))
     if few := FEW_BITS.get(config.optimizer.name):

@@ -24,7 +24,7 @@ from megalite.config.validate import validate
 from megalite.engine.footprint import footprint
 from megalite.errors import ConfigError
 from megalite.planner.block_memory import block_activations, is_compiled, recomputed
-from megalite.planner.estimate import Estimate, estimate, estimate_if_fits, usable_memory
+from megalite.planner.estimate import Estimate, estimate, estimate_if_fits, usable_host_memory, usable_memory
 from megalite.planner.holdings import numbers_by_stage
 from megalite.planner.layouts import Candidate, Mesh, layouts
 from megalite.planner.machines import Machine
@@ -44,7 +44,7 @@ class Search:
     best: tuple[Estimate, ...]
     """Those that fit, one of each mesh, the quickest first."""
     smallest: Estimate | None
-    """Where none fits, the one that needs the least memory; None where there is no legal layout at all."""
+    """Where none fits, the one that needs the least of the memory there is; None where no layout is legal."""
     num_layouts: int
     """That were looked at."""
     complaint: str = ""
@@ -101,7 +101,8 @@ def search(
             smallest.append(judged)
         if len(smallest) == TRIED_FOR_SMALLEST:
             break
-    least = min(smallest, key=lambda each: max(each.memory), default=None)
+    of_host = usable_host_memory(machine)
+    least = min(smallest, key=lambda each: max(max(each.memory) / most, max(each.host) / of_host), default=None)
     return Search((), least, len(found), "" if least else complaint, int(most))
 
 

@@ -56,8 +56,54 @@ def read_events(path: Path, problems: list[str] | None = None) -> list[Event]:
         path: the file; one that is not there has none.
         problems: what could not be read is added here; None where nobody wants to know.
     """
-    found = (event for records in read_records(path, [] if problems is None else problems) for event in records)
-    return [{**event, "event": current_kind(event["event"])} for event in found if "time" in event and "event" in event]
+    problems = [] if problems is None else problems
+    found = [event for records in read_records(path, problems) for event in records]
+    events = [{**event, "event": current_kind(event["event"])} for event in found if _is_event(event)]
+    if num_others := len(found) - len(events):
+        said = "1 line is" if num_others == 1 else f"{num_others} lines are"
+        problems.append(f"{path.name}: {said} no event as they are written, and left out")
+    return events
+
+
+LATEST = 253_402_300_799.0
+"""Seconds at the end of the year 9999."""
+
+LARGEST = 2**53
+"""Whole numbers that JSON's readers agree on."""
+
+MAPPINGS = ("sets", "tasks", "consumed", "software")
+"""Fields of events that are objects; all but the last one of objects."""
+
+
+def _is_event(event: Event) -> bool:
+    """Whether a line has a time and a kind, and fields that are read have the types that they are written with."""
+    seconds = (event.get(key, 0.0) for key in ("seconds", "stalled_seconds"))
+    whole = (event[key] for key in ("step", "world_size") if key in event)
+    has_step = "step" in event or not (event.get("event") == "validation" or "origin" in event)
+    return (
+        isinstance(event.get("event"), str)
+        and has_step
+        and all(_is_within(each, LATEST) for each in (event.get("time"), *seconds))
+        and all(type(each) is int and 0 <= each < LARGEST for each in whole)
+        and _is_measure(event, "loss")
+        and all(_is_mapping(event[key], of_mappings=key != "software") for key in MAPPINGS if event.get(key))
+        and all(_is_measure(each, "loss") for each in (event.get("sets") or {}).values())
+        and all(_is_measure(each, "acc", needed=True) for each in (event.get("tasks") or {}).values())
+        and all(type(each.get("tokens", 0)) is int for each in (event.get("consumed") or {}).values())
+    )
+
+
+def _is_within(value: object, most: float) -> bool:
+    return type(value) in (int, float) and 0.0 <= value <= most  # type: ignore[operator]
+
+
+def _is_measure(record: Record, key: str, *, needed: bool = False) -> bool:
+    """A number, which may be none where training has gone wrong, or nothing."""
+    return type(record.get(key)) in ((int, float) if needed else (int, float, type(None)))
+
+
+def _is_mapping(value: object, *, of_mappings: bool) -> bool:
+    return isinstance(value, dict) and not (of_mappings and any(type(each) is not dict for each in value.values()))
 
 
 def current_kind(kind: object) -> str:

@@ -83,7 +83,7 @@ class ClusterRunner:
         return over
 
     def _outcome(self, trial: Trial, status: str) -> TrialOutcome:
-        found = read_outcome(trial.folder, self._metric, code=1 if status == "gave up" else 0)
+        found = read_outcome(trial.folder, self._metric, code={"gave up": 1, "stopped": 3}.get(status, 0))
         if found.state not in ("stopped", "failed") or status == "stopped":
             return found
         why = LaunchFolder(trial.folder.absolute()).read_state().get("why") or status

@@ -64,7 +64,7 @@ def read_outcome(folder: Path, metric: str, *, code: int | None = None) -> Trial
     kind = last["event"] if last is not None else None
     if kind == "nonfinite" and code != 0:
         return TrialOutcome("diverged", None, steps, seconds, tokens, str(last and last.get("why", "")))
-    if kind != "done":
+    if kind != "done" or code not in (None, 0):  # it may be the end of a shorter run, on which this one did not go on
         state: State = "failed" if code not in (None, 0, 3) else "stopped"
         return TrialOutcome(state, None, steps, seconds, tokens, _ended(code))
     value = value_of(run, metric)

@@ -20,7 +20,7 @@ from megalite.errors import UserError
 from megalite.stations.lease import Lease
 from megalite.sweeps.halving import at_rung, num_promoted, rungs
 from megalite.sweeps.outcome import TrialOutcome, check_metric
-from megalite.sweeps.record import Rung, SweepBook, TrialRecord
+from megalite.sweeps.record import ENDED, Rung, SweepBook, TrialRecord
 from megalite.sweeps.settings import SweepConfig
 from megalite.sweeps.space import Point, corners, grid, in_words
 from megalite.sweeps.suggest import Suggestions
@@ -197,7 +197,10 @@ class SweepRun:
             )
             kept = ranked[: num_promoted(len(alive), self._settings.halving.factor)]
             for number in alive:
-                if number not in kept and not book.trials[number].has_ended:
+                state = book.trials[number].state
+                if number in kept and state == "pruned":  # when there were fewer trials
+                    book.put(book.trials[number].model_copy(update={"state": "waiting"}))
+                elif number not in kept and state not in ENDED:
                     book.put(book.trials[number].model_copy(update={"state": "pruned"}))
             self._told(f"{len(kept)} of {len(alive)} go on from step {steps:,}")
             alive = sorted(kept)

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from megalite.config.schema import Config
+from megalite.config.schema import Config, ParallelConfig
 from megalite.errors import UserError
-from megalite.planner.estimate import estimate
-from megalite.planner.machines import load_machine
+from megalite.planner.estimate import estimate, usable_memory
+from megalite.planner.machines import Machine, load_machine
 from megalite.planner.nearest import Change, best_or_refusal, what_helps
 from megalite.planner.search import search
 
@@ -47,6 +47,31 @@ def test_what_is_there_already_is_not_said():
     said = refusal(base, 8, 3.0)
     assert "adamw8bit or" not in said
     assert "it fits with --world-size" in said
+
+
+def test_where_the_host_is_what_is_short():
+    """Of a node's memory too little for what is offloaded: nothing offloaded is said to fit, and the layout that takes
+    the least of it is named."""
+    base, machine = config(optimizer={"offload": True}, precision={"dtype": "bf16"}), scarce(4.0)
+    with pytest.raises(UserError) as told:
+        best_or_refusal(search(base, 8, machine, top=1), base, 8, machine, None)
+    assert "GiB a rank of its node's" in str(told.value)
+    assert "optimizer.offload=false" in str(told.value).split("it fits with ")[1]
+    assert search(config(precision={"dtype": "bf16"}), 8, machine, top=1).best
+    found = search(base, 8, machine, top=1).smallest
+    assert found is not None
+    judged = (estimate(each, 8, machine) for each in layouts_of(base))
+    assert max(found.host) <= min(max(each.host) for each in judged if max(each.memory) <= usable_memory(machine))
+
+
+def scarce(host_memory_gib: float) -> Machine:
+    return H100.model_copy(update={"host_memory_gib": host_memory_gib})
+
+
+def layouts_of(base: Config) -> list[Config]:
+    """Some that fit, by hand: weights whole, divided, and in stages."""
+    ways = [{"dp": 8}, {"dp": 8, "zero_stage": 3, "engine": "fsdp2"}, {"dp": 4, "tp": 2}, {"dp": 2, "pp": 4}]
+    return [base.model_copy(update={"parallel": ParallelConfig(**way)}) for way in ways]
 
 
 def test_nothing_helps():

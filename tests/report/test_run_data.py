@@ -30,6 +30,38 @@ def test_columns(finished):
     assert (run.last_step, run.total_steps, run.problems) == (3000, 3000, ())
 
 
+@pytest.mark.parametrize(
+    ("kind", "key", "values"),
+    [
+        ("validation", "time", ["x", {}, None, -1, 1e300, float("nan"), 2**63, True]),
+        ("validation", "loss", ["", [], {}]),
+        ("validation", "sets", [-1, [], "x", {"valid": 1}, {"valid": {"loss": "x"}}]),
+        ("validation", "tasks", [{"task": {}}, {"task": {"acc": "x"}}, ["task"]]),
+        ("validation", "step", ["x", None, 1.5, -1, 2**63, ...]),
+        ("start", "world_size", ["", None, 1e300]),
+        ("start", "software", [1, ["torch"]]),
+        ("save", "stalled_seconds", ["x", None, float("inf")]),
+        ("done", "consumed", [1, {"train": 1}, {"train": {"tokens": "x"}}]),
+    ],
+)
+def test_events_that_nobody_writes_are_left_out_and_said(tmp_path, kind, key, values):
+    """A line of another type than is written, or without what it always has (...), is none of the page's."""
+    written = {"validation": {"step": 5, "loss": 2.0}, "start": {"step": 0, "origin": "fresh", "world_size": 1}}
+    folder = make_run(tmp_path / "run", 10, end="done")
+    before = (folder / "events.jsonl").read_text()
+    (whole,) = read_runs([folder])
+    for value in values:
+        changed = {"time": START, "event": kind, **written.get(kind, {"step": 5}), key: value}
+        line = json.dumps({name: each for name, each in changed.items() if each is not ...})
+        (folder / "events.jsonl").write_text(f"{before}{line}\n")
+        (run,) = read_runs([folder])
+        if value == []:  # as good as nothing
+            continue
+        assert run.problems == (*whole.problems, "events.jsonl: 1 line is no event as they are written, and left out")
+        assert run.events == whole.events
+        assert "What could not be read" in render([run], START)
+
+
 def test_broken_run(tmp_path):
     """Cut-off lines, NaN, steps done twice, no config, no plan, no events: all of it is said, and the page is made."""
     folder = make_run(tmp_path / "run", 40, end=None)

@@ -11,7 +11,7 @@ import pytest
 
 from megalite.errors import ConfigError, DataError, UserError
 from megalite.sweeps.halving import beginning_of
-from megalite.sweeps.outcome import TrialOutcome
+from megalite.sweeps.outcome import TrialOutcome, read_outcome
 from megalite.sweeps.page import render_sweep
 from megalite.sweeps.record import SweepBook
 from megalite.sweeps.settings import SweepConfig
@@ -19,6 +19,7 @@ from megalite.sweeps.sweep import SweepRun, open_book, prepare
 from megalite.sweeps.table import in_order
 from megalite.sweeps.trials import Trial
 from tests.kit.runs import write_run
+from tests.report.conftest import make_run
 
 FLAT = {"parallel": {"tp": 1}, "schedule": {"name": "constant", "warmup_steps": 0}, "train": {"steps": 90}}
 
@@ -149,6 +150,31 @@ def test_halving_goes_on_in_the_middle_of_a_rung(tmp_path):
     book = run(settings, runner)
     assert runner.started == [("trial-0004", 60), ("trial-0003", 90)]
     assert [book.trials[n].state for n in (1, 2, 3, 4)] == ["pruned", "pruned", "done", "pruned"]
+
+
+def test_halving_with_more_trials_than_before(tmp_path):
+    """What was pruned among four is kept among eight, and goes on."""
+    values = (0.1, 0.2, 0.3, 0.4, 0.9, 0.9, 0.9, 0.9)
+
+    def by_number(trial: Trial) -> float:
+        return values[int(trial.name.removeprefix("trial-")) - 1]
+
+    random = {"method": "random", "space": {"optimizer.lr": {"low": 1e-4, "high": 1e-2, "log": True}}}
+    ended = []
+    for folder, numbers in (("grown", (4, 8)), ("whole", (8,))):
+        for trials in numbers:
+            halved = {"trials": trials, "halving": {"min_steps": 30, "factor": 2}, "dir": tmp_path / folder}
+            book = run(sweep(tmp_path, **random, **halved), PretendedRunner(by_number))
+        ended.append({each.number: (each.state, [rung.steps for rung in each.rungs]) for each in book.trials.values()})
+    assert ended[0] == ended[1]
+    assert ended[0][2] == ("done", [30, 60, 90])
+
+
+@pytest.mark.parametrize(("code", "state"), [(0, "done"), (3, "stopped"), (1, "failed"), (-9, "failed")])
+def test_a_trial_that_ends_before_it_begins_has_not_come_further(tmp_path, code, state):
+    """The last event of its folder is the end of its shorter run."""
+    folder = make_run(tmp_path / "run", 40, end="done")
+    assert read_outcome(folder, "loss", code=code).state == state
 
 
 def test_halving_where_the_schedule_knows_its_end(tmp_path):
