@@ -189,7 +189,7 @@ def block_activation_bytes(
     Args:
         recompute: none, selective or full; or compiled, which is selective without what is added to the stream alone,
             since no gradient asks for it: what the last product puts out, and of parallel blocks attention's.
-        gradients: of what is made from inputs of products; of experts' matrices it is always so.
+        gradients: which weights have one: products of the others keep no input, but for experts', which always do.
         keeps_fp8_inputs: selective recomputation keeps each product's input in FP8 (`layers.kept_products`).
     """
     tp, seen = cut.tp, cut.seen
@@ -214,15 +214,15 @@ def block_activation_bytes(
     if norm.keeps_wide and not gradients.norms:
         normalised = 0  # nothing but a weight's gradient asks for it
     taken = _taken(attention, h, stream) if gradients.entering else 0
-    is_sparse = isinstance(mlp, ExpertsSpec)
-    norms = a * (taken + (h if gradients.expanding or is_sparse else 0))  # what the first products take
+    widened = h if gradients.expanding or isinstance(mlp, ExpertsSpec) else 0
+    norms = a * (taken + widened)  # what the first products take
     norms += 2 * (normalised * stream + wide) if block.norm_before else 0
     norms += 2 * (normalised * stream + wide) if block.norm_after else 0
     if block.is_parallel and block.norm_before:  # both norms have the same input, and keep it where it is no copy
         norms -= a * stream if not norm.keeps_wide else wide if a == FP32_BYTES else 0
     mixing = mixing_bytes(block, element_bytes=a, tp=tp, streams=stream / h, seen=seen)
     expanded = mlp_bytes(mlp, element_bytes=a, tp=tp) + dispatch_bytes(mlp, h, element_bytes=a)
-    if not isinstance(mlp, ExpertsSpec) and not gradients.contracting and ACTIVATIONS[mlp.activation].num_kept > 1:
+    if isinstance(mlp, FeedForwardSpec) and not gradients.contracting and ACTIVATIONS[mlp.activation].num_kept > 1:
         expanded -= a * (mlp.width // tp)  # the activation's result, which no other asks for
     dropout = 2 * stream if has_dropout else 0  # masks, a byte an element
     return round(norms + mixing + expanded + dropout)

@@ -177,7 +177,7 @@ def _gradients(config: Config, plan: RunPlan) -> tuple[BlockGradients, ...]:
     engine, precision = choose_engine(config), config.precision
     if engine == "deepspeed":  # which makes gradients of frozen weights, too
         return (ALL_GRADIENTS,) * (plan.model.num_layers + plan.model.num_predictions)
-    found = block_gradients(plan.model, config.optimizer.groups)
+    found = block_gradients(plan.model, config.optimizer)
     is_transformer_engine = precision.fp8 is not None and precision.fp8.backend == "te"
     if is_transformer_engine or precision.fp4 or precision.qat:
         return tuple(BlockGradients(norms=each.norms) for each in found)

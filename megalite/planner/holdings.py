@@ -84,14 +84,16 @@ def _still_by_stage(config: Config, plan: RunPlan, ep: int) -> tuple[int, ...]:
 
 def num_still_below(config: Config, plan: RunPlan) -> int:
     """Blocks of the first chunk that no gradient goes down to: what is beneath is frozen, and so are they."""
-    groups = config.optimizer.groups
-    if not any(group.frozen for group in groups) or choose_engine(config) == "deepspeed":  # which goes down to all
+    optimizer = config.optimizer
+    if (
+        not any(group.frozen for group in optimizer.groups) or choose_engine(config) == "deepspeed"
+    ):  # which goes down to all
         return 0
     stage, (first, stop) = plan.chunk_ranks[0], plan.chunk_blocks[0]
     mine = {"embedding", *(f"blocks.{index}" for index in plan.blocks_of(stage))}
     if plan.chunk_ranks[-1] == stage:
         mine |= {"final_norm", "head"}
-    trained = mine & trained_layers(plan.model, groups)
+    trained = mine & trained_layers(plan.model, optimizer)
     if "embedding" in trained:
         return 0
     if not trained:  # a stage goes down to one of its last parameters all the same (`engine.still`)

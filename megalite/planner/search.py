@@ -44,7 +44,7 @@ class Search:
     best: tuple[Estimate, ...]
     """Those that fit, one of each mesh, the quickest first."""
     smallest: Estimate | None
-    """Where none fits, the one that needs the least of the memory there is; None where no layout is legal."""
+    """Where none fits, the one that lacks the fewest bytes; None where no layout is legal."""
     num_layouts: int
     """That were looked at."""
     complaint: str = ""
@@ -102,7 +102,7 @@ def search(
         if len(smallest) == TRIED_FOR_SMALLEST:
             break
     of_host = usable_host_memory(machine)
-    least = min(smallest, key=lambda each: max(max(each.memory) / most, max(each.host) / of_host), default=None)
+    least = min(smallest, key=lambda each: max(max(each.memory) - most, max(each.host) - of_host), default=None)
     return Search((), least, len(found), "" if least else complaint, int(most))
 
 

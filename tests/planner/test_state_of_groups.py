@@ -6,9 +6,11 @@ from math import prod
 
 import pytest
 
+from megalite.architecture.trained import ALL_GRADIENTS
 from megalite.architecture.weights import weight_table
 from megalite.config.plan import make_plan
 from megalite.config.schema import Config
+from megalite.config.trained import block_gradients
 from megalite.planner.holdings import numbers_by_stage, rounded_bytes_by_stage, state_bytes_per_parameter
 from megalite.planner.memory import memory_by_stage
 from tests.kit.train import tiny_config
@@ -54,3 +56,24 @@ def test_adapters_alone_have_gradients_and_masters():
         assert memory.optimizer - 4 * own == found.state_bytes == 8 * own
         mixing = layers * hidden * seq_len  # queries with keys and weights with values, over half of the sequence
         assert plan.flops_per_token == 4 * matrices + 6 * mixing + 6 * adapters
+
+
+@pytest.mark.parametrize("placement", ["before", "after", "both", "post"])
+@pytest.mark.parametrize(
+    ("frozen", "lacking"),
+    [
+        ("embedding.*", set()),
+        ("blocks.*norm.weight", {"norms"}),
+        ("blocks.*.attention.?.weight", {"entering", "leaving"}),
+        ("blocks.*.attention.q.weight", set()),
+        ("blocks.*.mlp.gate.weight", set()),
+        ("blocks.*.mlp.*", {"expanding", "contracting"}),
+        ("blocks.*.down.weight", {"contracting"}),
+    ],
+)
+def test_gradients_of_a_block_by_what_is_frozen(placement: str, frozen: str, lacking: set[str]):
+    """Of fused matrices a gradient is made as long as one of them is trained; wherever the norms are."""
+    groups = {"groups": [{"match": frozen, "frozen": True}]}
+    config = tiny_config(model={"num_layers": 2, "norm_placement": placement}, optimizer=groups)
+    wanted = ALL_GRADIENTS._replace(**dict.fromkeys(lacking, False))
+    assert block_gradients(make_plan(config, 1).model, config.optimizer) == (wanted, wanted)
