@@ -250,11 +250,17 @@ def mlp_bytes(mlp: FeedForwardSpec | ExpertsSpec, *, element_bytes: int, tp: int
     return sum(element_bytes * ACTIVATIONS[each.activation].num_kept * (each.width // tp) for each in layers)
 
 
-def mlp_gradient_bytes(mlp: FeedForwardSpec | ExpertsSpec, *, element_bytes: int, tp: int = 1) -> int:
+def mlp_gradient_bytes(
+    mlp: FeedForwardSpec | ExpertsSpec, *, element_bytes: int, tp: int = 1, of_result: int = 1
+) -> int:
     """Bytes of one token that the backward pass of an MLP's activation has beside what the MLP keeps: gradients of its
-    result and of what it was made from, while the result itself is needed no more."""
+    result and of what it was made from, while the result itself is needed no more.
+
+    Args:
+        of_result: how many gradients of the result come, before they are added up.
+    """
     layers = (mlp,) if isinstance(mlp, FeedForwardSpec) else mlp.active
-    return sum(element_bytes * each.num_expanding * (each.width // tp) for each in layers)
+    return sum(element_bytes * max(each.num_expanding, of_result) * (each.width // tp) for each in layers)
 
 
 def dispatch_bytes(mlp: FeedForwardSpec | ExpertsSpec, hidden_size: int, *, element_bytes: int) -> int:

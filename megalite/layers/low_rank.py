@@ -11,8 +11,8 @@ Where a layer is made of several (queries, keys and values), their A's are one p
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -61,14 +61,47 @@ class LowRank(nn.Module):
             return y
         a = self.a if self.cuts_inputs else copy_to(self.a, self.tp)
         b = copy_to(self.b, self.tp) if self.cuts_inputs else self.b
-        narrow = (F.linear(x, a) * self.scale).split(self.rank, dim=1)
-        matrices = b.split([part.size for part in self.parts if part.is_adapted])
-        added = iter([F.linear(each, matrix) for each, matrix in zip(narrow, matrices, strict=True)])
-        if all(part.is_adapted for part in self.parts):
-            return y + torch.cat(list(added), dim=1)
-        outputs = y.split([part.size for part in self.parts], dim=1)
-        whole = [
-            of_part + next(added) if part.is_adapted else of_part
-            for part, of_part in zip(self.parts, outputs, strict=True)
-        ]
-        return torch.cat(whole, dim=1)
+        narrow = F.linear(x, a) * self.scale
+        sizes, is_adapted = (tuple(each) for each in zip(*self.parts, strict=True))
+        correct = _corrected if torch.compiler.is_compiling() else _Corrected.apply
+        return correct(y, narrow, b, sizes, is_adapted)
+
+
+def _corrected(y: Tensor, narrow: Tensor, b: Tensor, sizes: tuple[int, ...], is_adapted: tuple[bool, ...]) -> Tensor:
+    """The same for the compiler, which makes one pass of the sums, and keeps no graph with autograd's functions."""
+    matrices = b.split([size for size, adapted in zip(sizes, is_adapted, strict=True) if adapted])
+    pairs = zip(narrow.split(b.shape[1], dim=1), matrices, strict=True)
+    parts = zip(y.split(sizes, dim=1), is_adapted, strict=True)
+    return torch.cat([part + F.linear(*next(pairs)) if adapted else part for part, adapted in parts], dim=1)
+
+
+class _Corrected(torch.autograd.Function):
+    """`y + narrow B'` part by part, each added as it is multiplied; a gradient goes on to `y` as it has come."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, y: Tensor, narrow: Tensor, b: Tensor, sizes: tuple[int, ...], is_adapted: tuple[bool, ...]
+    ) -> Tensor:
+        ctx.save_for_backward(narrow, b)
+        ctx.sizes, ctx.is_adapted = sizes, is_adapted
+        corrected = y.clone()
+        for part, each, matrix in _adapted_parts(corrected, narrow, b, sizes, is_adapted):
+            part.addmm_(each, matrix.t())
+        return corrected
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        (of_y,) = gradients
+        narrow, b = ctx.saved_tensors
+        parts = list(_adapted_parts(of_y, narrow, b, ctx.sizes, ctx.is_adapted))
+        of_narrow = torch.cat([part @ matrix for part, _, matrix in parts], dim=1)
+        of_b = torch.cat([part.t() @ each for part, each, _ in parts])
+        return of_y, of_narrow, of_b, None, None
+
+
+def _adapted_parts(
+    whole: Tensor, narrow: Tensor, b: Tensor, sizes: tuple[int, ...], is_adapted: tuple[bool, ...]
+) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+    """Of each part that has an adapter its columns of the whole, what leads to it, `[t, rank]`, and its B."""
+    parts = [part for part, adapted in zip(whole.split(sizes, dim=1), is_adapted, strict=True) if adapted]
+    yield from zip(parts, narrow.split(b.shape[1], dim=1), b.split([part.shape[1] for part in parts]), strict=True)

@@ -155,7 +155,10 @@ _KEPT_WORDS = ("mm", "product", "attention", "varlen_attn")
 
 
 def _keep_products(context: Any, op: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
-    """Keep what is dear to make: products (mm, addmm, bmm, our own op's), attention kernels, and our collectives."""
+    """Keep what is dear to make: products (mm, addmm, bmm, our own op's), attention kernels, and our collectives.
+
+    Not what is added to something else's result, as adapters' products are: they are narrow, and that is kept.
+    """
     namespace, _, name = op.name().partition("::")
     dear = namespace in _KEPT_NAMESPACES or any(word in name for word in _KEPT_WORDS)
-    return CheckpointPolicy.MUST_SAVE if dear else CheckpointPolicy.PREFER_RECOMPUTE
+    return CheckpointPolicy.MUST_SAVE if dear and not op._schema.is_mutable else CheckpointPolicy.PREFER_RECOMPUTE

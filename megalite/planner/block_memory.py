@@ -22,7 +22,7 @@ from megalite.architecture.costs import (
 )
 from megalite.architecture.norms import NORMS
 from megalite.architecture.trained import ALL_GRADIENTS, BlockGradients
-from megalite.architecture.weights import weight_table
+from megalite.architecture.weights import LORA_B, weight_table
 from megalite.config.engine import choose_engine
 from megalite.config.plan import RunPlan, compile_pays
 from megalite.config.recompute import recompute_by_block
@@ -149,7 +149,7 @@ def block_activations(config: Config, plan: RunPlan, blocks: Sequence[int], mode
     gradients = _gradients(config, plan)
     chosen = list(zip(kinds_of(plan, blocks), of_each, (gradients[index] for index in blocks), strict=True))
     seen = plan.cp if config.parallel.cp_kind == "allgather" else 1
-    beside, are_compiled = _of_adapters(plan), is_compiled(config, plan)
+    beside = _of_adapters(plan)
     cut = BlockCut(plan.tp, config.parallel.sequence_parallel, seen)
 
     def kept_by(block: BlockSpec, recompute: str, gradients: BlockGradients) -> int:
@@ -163,8 +163,8 @@ def block_activations(config: Config, plan: RunPlan, blocks: Sequence[int], mode
             has_dropout=plan.model.dropout > 0.0,
             gradients=gradients,
         )
-        if recompute == "selective" and not are_compiled:
-            kept += a * beside  # products whose sum with another's is what is needed
+        if recompute != "full":
+            kept += a * beside
         is_without_mlp = is_in_chunks and recompute == "none"
         return kept - (mlp_bytes(block.feed_forward, element_bytes=a, tp=plan.tp) if is_without_mlp else 0)
 
@@ -187,11 +187,9 @@ def _gradients(config: Config, plan: RunPlan) -> tuple[BlockGradients, ...]:
 
 
 def _of_adapters(plan: RunPlan) -> int:
-    """Numbers of a token that a block's adapters make: what each leads down to, and what it puts out."""
-    if plan.model.lora is None:
-        return 0
-    leading_out = [row for name, row in weight_table(plan.model, {0}).items() if name.endswith(".lora_b")]
-    return sum(sum(row.local_shape(plan.tp)) for row in leading_out)
+    """Numbers of a token that a block's adapters lead down to."""
+    lora = plan.model.lora
+    return 0 if lora is None else lora.rank * sum(name.endswith(LORA_B) for name in weight_table(plan.model, {0}))
 
 
 def kinds_of(plan: RunPlan, blocks: Iterable[int]) -> list[BlockKind]:
@@ -225,11 +223,13 @@ def in_mlp(config: Config, plan: RunPlan, blocks: Iterable[int]) -> int:
     tokens at a time."""
     a, tokens, chunk = ELEMENT_BYTES[config.precision.dtype], micro_batch_tokens(config), config.train.mlp_chunk_tokens
     are_compiled = is_compiled(config, plan)
+    is_adapted = plan.model.lora is not None and "down" in plan.model.lora.found_targets
 
     def inside(mlp: FeedForwardSpec | ExpertsSpec) -> int:
         kept = 0 if chunk is None else mlp_bytes(mlp, element_bytes=a, tp=plan.tp)
         weighed = 2 * a * mlp.settings.top_k * plan.model.hidden_size if isinstance(mlp, ExpertsSpec) else 0
-        return kept + (0 if are_compiled else max(mlp_gradient_bytes(mlp, element_bytes=a, tp=plan.tp), weighed))
+        gradients = mlp_gradient_bytes(mlp, element_bytes=a, tp=plan.tp, of_result=2 if is_adapted else 1)
+        return kept + (0 if are_compiled else max(gradients, weighed))
 
     widest = max((inside(block.feed_forward) for block in blocks_among(plan, blocks)), default=0)
     pieces = plan.tp if config.parallel.sequence_parallel else 1  # gathered inside, so that a chunk there is tp of them

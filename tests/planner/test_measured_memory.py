@@ -114,6 +114,7 @@ CASES = (
     of("FSDP2 few bits", 2, parallel=FSDP2, batch=TWO_OF_DP, precision={"dtype": "bf16", **FEW_BITS}),
     of("FSDP2 128k words bf16", 2, parallel=FSDP2, model=MANY_WORDS, batch={"seq_len": 256}, **BF16),
     of("adapters selective", model=ADAPTERS, **recomputing("selective", **BF16)),
+    of("adapters full, GELU", model={**ADAPTERS, **GPT2}, **recomputing("full")),
     of("FSDP2 adapters", 2, parallel=FSDP2, model=ADAPTERS, batch=TWO_OF_DP),
     of("FSDP2 experts bf16", 2, parallel=FSDP2, model=EXPERTS, batch=TWO_OF_DP, **BF16),
     of("experts over ranks", 2, parallel={"dp": 2, "ep": 2}, model=EXPERTS, batch=TWO_OF_DP),
