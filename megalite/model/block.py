@@ -9,11 +9,14 @@ import torch
 from torch import Tensor, nn
 
 from megalite.architecture.architecture import BlockSpec, FeedForwardSpec
+from megalite.architecture.attentions import ATTENTIONS
+from megalite.layers.attention import attend_by_document, takes_sinks
 from megalite.layers.attention_dropout import DroppingAttention
 from megalite.layers.documents import Documents
 from megalite.layers.experts import SparseMLP
 from megalite.layers.latent_attention import LatentAttention
 from megalite.layers.mlp import MLP
+from megalite.layers.precision import ONE_FORMAT
 from megalite.layers.self_attention import SelfAttention
 from megalite.model.spec import StageSpec
 from megalite.parallel.axes import Axis, TensorParallel
@@ -59,6 +62,7 @@ class Block(nn.Module):
         model, parts = stage.model, stage.parts
         spec, hidden = model.block(index), model.hidden_size
         self.recompute = stage.recompute_of(index)
+        self.is_one_graph = _is_one_graph(stage, spec)
         options: TensorParallel = {"tp": stage.tp, "sequence_parallel": stage.sequence_parallel}
         norm = partial(parts.norm, hidden, spec.norm_eps, **options)
         self.attention_norm = norm() if spec.norm_before else nn.Identity()
@@ -77,6 +81,16 @@ class Block(nn.Module):
         after = self.add(x, mixed, self.attention_out_norm, partial(self.attention_dropout, documents=documents))
         expanded = self.mlp(self.mlp_norm(x if self.is_parallel else after), documents)
         return self.add(after, expanded, self.mlp_out_norm, partial(self.mlp_dropout, documents=documents))
+
+
+def _is_one_graph(stage: StageSpec, block: BlockSpec) -> bool:
+    """Whether the compiler surely makes one graph of a dense block, in which nothing counts how often it is run."""
+    model, parts, attention = stage.model, stage.parts, block.attention
+    is_plain = parts.precision is ONE_FORMAT and parts.mlp_chunk_tokens is None and stage.cp.size == 1
+    has_kernel = parts.attend is not attend_by_document and ATTENTIONS[model.attention].function is None
+    is_spelled_out = model.attention_dropout > 0.0 or attention.soft_cap is not None
+    is_spelled_out |= attention.sinks and not takes_sinks(parts.attend)
+    return isinstance(block.feed_forward, FeedForwardSpec) and is_plain and has_kernel and not is_spelled_out
 
 
 Layer = Callable[[Tensor], Tensor]

@@ -13,6 +13,9 @@ Blocks may differ in it: each says what it makes again (`Block.recompute`), and 
 
 A compiled block multiplies into buffers of its own, which torch's selective checkpointing refuses ("Tensor cached
 during selective activation checkpoint has been mutated"). There the compiler does the choosing, by its memory budget.
+With a budget of nothing it keeps the block's input and makes the rest again in the graph of the backward pass, but for
+what no gradient asks for: the block's last product, a quarter of Llama's, and its message. A block that is several
+graphs would keep the input of each, so it is run twice as an eager one is.
 """
 
 from __future__ import annotations
@@ -80,27 +83,37 @@ def compile_blocks(
     The compiler itself decides what to keep, so `none` is as frugal as `selective`. Shapes are compiled in, but for the
     number of documents, which differs from batch to batch.
     """
+    run_once, run_twice = choose_recompute("none"), choose_recompute("full", context, store)
+
+    def is_redone_in_graph(block: Block) -> bool:
+        return block.recompute == "full" and block.is_one_graph and store is None
+
     for block in blocks:
-        block.compile(dynamic=False, backend=_compile_within_budget)
-    kinds = {block.recompute for block in blocks}
-    runs = {
-        kind: choose_recompute("full", context, store) if kind == "full" else choose_recompute("none") for kind in kinds
-    }
+        block.compile(dynamic=False, backend=_keep_inputs if is_redone_in_graph(block) else _compile_within_budget)
 
     def run_compiled(block: Block, x: Tensor, documents: Documents) -> Tensor:
         pieces = () if documents.share is None else (documents.share.pieces,)
         for table in (documents.cu_seqlens, documents.span_table, *pieces):
             torch._dynamo.maybe_mark_dynamic(table, 0)
-        return runs[block.recompute](block, x, documents)
+        run = run_twice if block.recompute == "full" and not is_redone_in_graph(block) else run_once
+        return run(block, x, documents)
 
     return run_compiled
 
 
 def _compile_within_budget(graph: torch.fx.GraphModule, inputs: list[Any]) -> Callable[..., Any]:
+    return _compile(graph, inputs, _budget_of(graph))
+
+
+def _keep_inputs(graph: torch.fx.GraphModule, inputs: list[Any]) -> Callable[..., Any]:
+    return _compile(graph, inputs, 0.0)
+
+
+def _compile(graph: torch.fx.GraphModule, inputs: list[Any], budget: float) -> Callable[..., Any]:
     from torch._functorch import config
     from torch._inductor.compile_fx import compile_fx
 
-    with config.patch(activation_memory_budget=_budget_of(graph)):
+    with config.patch(activation_memory_budget=budget):
         compiled = compile_fx(graph, inputs)
     assert callable(compiled), "files are made only for those who ask"
     return compiled
