@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from megalite.checkpoint.format import CONFIG
+from megalite.checkpoint.format import CONFIG, is_of_model
 from megalite.checkpoint.reader import CheckpointReader
 from megalite.config.yaml_source import read_source
 
@@ -82,7 +82,7 @@ def compare(a: Path, b: Path, *, weights_only: bool = False) -> Comparison:
     """
     first, second = CheckpointReader(a), CheckpointReader(b)
     names = first.manifest.tensors | second.manifest.tensors
-    wanted = [name for name in names if name.startswith("weight/") or not weights_only]
+    wanted = [name for name in names if is_of_model(name) or not weights_only]
     return Comparison(
         progress=_differences(asdict(first.manifest.progress), asdict(second.manifest.progress)),
         model=_differences(first.manifest.model, second.manifest.model),

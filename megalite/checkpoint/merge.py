@@ -25,7 +25,16 @@ import torch
 from megalite import __version__
 from megalite.checkpoint.averaged_weights import model_slabs
 from megalite.checkpoint.catalog import DISK_MARGIN, commit
-from megalite.checkpoint.format import MANIFEST, FileRecord, Piece, TensorRecord, write_manifest
+from megalite.checkpoint.format import (
+    MANIFEST,
+    FileRecord,
+    Piece,
+    TensorRecord,
+    folder_name,
+    is_of_model,
+    step_of_folder,
+    write_manifest,
+)
 from megalite.checkpoint.reader import CheckpointReader
 from megalite.checkpoint.shares import sync
 from megalite.checkpoint.tensor_file import Entry, TensorFile, as_bytes, group_by_size
@@ -35,7 +44,6 @@ from megalite.page.numbers import size
 MERGING = ".merging-"
 DEFAULT_FILE_BYTES = 5 * 10**9
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
-WEIGHTS = "weight/"
 
 
 @dataclass(frozen=True)
@@ -65,9 +73,9 @@ def merge(
     Args:
         checkpoint: its folder.
         out: folder to make.
-        weights_only: leave the optimizer's moments out; such a checkpoint can be started from, but not resumed. Where
-            the run averages its weights, it has the averages.
-        dtype: fp32, or, for weights only, bf16.
+        weights_only: leave out what training goes on from, as the optimizer's moments; such a checkpoint can be
+            started from, but not resumed. Where the run averages its weights, it has the averages.
+        dtype: fp32, or, for weights only, bf16; routers' biases stay in fp32.
         max_file_bytes: no file is larger, unless a single tensor is.
         overwrite: replace an older checkpoint at `out`.
 
@@ -82,15 +90,17 @@ def merge(
         )
     out = Path(os.path.abspath(out))
     reader = CheckpointReader(checkpoint)
-    _refuse_taken(out, overwrite)
+    _refuse_taken(out, overwrite, reader)
     if problems := reader.verify():
         raise CheckpointError("\n  ".join([f"{checkpoint} is damaged; merge an older one", *problems]))
-    names = [name for name in reader.manifest.tensors if name.startswith(WEIGHTS) or not weights_only]
-    entries = {name: Entry(name, reader.manifest.tensors[name].shape, DTYPES[dtype]) for name in names}
+    tensors = reader.manifest.tensors
+    names = [name for name in tensors if is_of_model(name) or not weights_only]
+    formats = {name: DTYPES[dtype] if name.startswith("weight/") else torch.float32 for name in names}
+    entries = {name: Entry(name, tensors[name].shape, formats[name]) for name in names}
     num_bytes = sum(entry.num_bytes for entry in entries.values())
     with _building(out, num_bytes) as folder:
-        files, tensors = _write_tensors(reader, folder, entries, max_file_bytes, is_model=weights_only)
-        _write_rest(reader, folder, files, tensors)
+        files, written = _write_tensors(reader, folder, entries, max_file_bytes, is_model=weights_only)
+        _write_rest(reader, folder, files, written)
     return Merged(checkpoint, out, len(entries), num_bytes, len(files))
 
 
@@ -133,7 +143,12 @@ def _write_rest(
     sync(folder)
 
 
-def _refuse_taken(out: Path, overwrite: bool) -> None:
+def _refuse_taken(out: Path, overwrite: bool, source: CheckpointReader) -> None:
+    step = source.manifest.progress.step
+    if step_of_folder(out) not in (None, step):
+        raise CheckpointError(f"{out}: named as another step; the checkpoint holds step {step}, {folder_name(step)}")
+    if out.resolve() == source.folder.resolve():
+        raise CheckpointError(f"{out}: is the checkpoint that is merged; choose another folder")
     if not out.exists() or (out.is_dir() and not any(out.iterdir())):
         return
     if not overwrite:

@@ -19,7 +19,16 @@ from torch import Tensor
 
 from megalite.architecture.weights import Rectangle, Weight
 from megalite.checkpoint.codec import PLAIN, unpack
-from megalite.checkpoint.format import Extent, FileRecord, Manifest, Piece, hash_file, read_manifest, tensor_name
+from megalite.checkpoint.format import (
+    Extent,
+    FileRecord,
+    Manifest,
+    Piece,
+    hash_file,
+    is_of_model,
+    read_manifest,
+    tensor_name,
+)
 from megalite.errors import CheckpointError
 
 SLAB_BYTES = 16 * 2**20
@@ -79,7 +88,7 @@ class CheckpointReader:
         record = self.manifest.tensors.get(name)
         if record is None:
             kinds = self.kinds()
-            if kinds == ("weight",) and not name.startswith("weight/"):
+            if all(map(is_of_model, self.manifest.tensors)) and not is_of_model(name):
                 raise CheckpointError(f"{self.folder}: has weights only; use it with train.init_from in a new run.dir")
             if name.split("/", 1)[0] not in kinds:
                 raise CheckpointError(

@@ -70,6 +70,7 @@ def lr_find(
     """
     from megalite.config.plan import default_world_size
     from megalite.data.run_config import load_run
+    from megalite.errors import UserError
     from megalite.monitor.curves import Curve, draw, sketch
     from megalite.studies.lr_finder import Sweep, find_rate
 
@@ -80,6 +81,8 @@ def lr_find(
     curve = Curve("smoothed loss over the learning rate", found.rates, found.losses, marks=(found.suggestion,))
     typer.echo(f"{len(found.rates)} updates from {found.origin}")
     typer.echo(sketch(curve, log_x=True))
+    if not found.fell:
+        raise UserError(f"the loss never fell: it is lowest at the first rate, {found.rates[0]:g}; lower --from")
     typer.echo(f"lowest loss at {found.lowest:.2g}, steepest fall at {found.steepest:.2g}")
     low, high = found.around
     typer.echo(f"suggestion: optimizer.lr={found.suggestion:g}; the best lies between {low:.2g} and {high:.2g}")

@@ -118,6 +118,9 @@ def parse_conversation(fields: Mapping[str, Any], shape: Shape) -> Conversation:
         if shape == "preference":
             raise MalformedRecordError("weight of a pair")
         conversation["weight"] = _weight(fields["weight"])
+        for each in messages:
+            both = conversation["weight"] * each.get("weight", 1.0)
+            _weight(both, or_zero=True, name="weights of a record and a message")
     return conversation
 
 
@@ -226,11 +229,11 @@ def _content(found: Any) -> str:
     return found
 
 
-def _weight(found: Any, *, or_zero: bool = False) -> float:
+def _weight(found: Any, *, or_zero: bool = False, name: str = "weight") -> float:
     if isinstance(found, bool) or not isinstance(found, int | float) or not math.isfinite(found):
         raise MalformedRecordError("weight that is no number")
     if not (SMALLEST_WEIGHT <= found <= LARGEST_WEIGHT or (or_zero and found == 0)):
-        raise MalformedRecordError(f"weight outside {SMALLEST_WEIGHT:g} to {LARGEST_WEIGHT:g}")
+        raise MalformedRecordError(f"{name} outside {SMALLEST_WEIGHT:g} to {LARGEST_WEIGHT:g}")
     return float(found)
 
 

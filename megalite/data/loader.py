@@ -14,7 +14,7 @@ from __future__ import annotations
 import queue
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from itertools import chain, islice
 
 import numpy as np
@@ -75,6 +75,14 @@ class Batch:
     def to(self, device: torch.device | str, non_blocking: bool = False) -> Batch:
         """A copy on `device`."""
         return self._map(lambda tensor: tensor.to(device, non_blocking=non_blocking))
+
+    def up_to(self, key: int) -> Batch:
+        """The same, of which no label of a token from a key on counts."""
+        if not self.keys.numel() or self.keys[-1] < key:
+            return self
+        counts = self.keys < key
+        weights = None if self.weights is None else self.weights * counts
+        return replace(self, labels=self.labels * counts, loss_mask=self.loss_mask & counts, weights=weights)
 
     def pin_memory(self) -> Batch:
         """A copy that a GPU reads by itself, so that `to` need not wait for it."""

@@ -78,6 +78,11 @@ class Found:
         return self.rates[min(range(len(self.losses)), key=self.losses.__getitem__)]
 
     @property
+    def fell(self) -> bool:
+        """Whether the smoothed loss was ever lower than at first."""
+        return min(self.losses) < self.losses[0]
+
+    @property
     def steepest(self) -> float:
         """The rate at which the smoothed loss falls fastest over the logarithm of the rate."""
         if len(self.losses) < 2:

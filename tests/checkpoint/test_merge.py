@@ -15,6 +15,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from megalite.architecture.weights import Rectangle
+from megalite.checkpoint.compare import compare
 from megalite.checkpoint.format import read_manifest, write_manifest
 from megalite.checkpoint.merge import MERGING, merge
 from megalite.checkpoint.reader import CheckpointReader
@@ -76,6 +78,23 @@ def test_weights_only_in_bf16(tmp_path):
         merge(source, tmp_path / "other", dtype="bf16")
 
 
+def test_weights_only_has_the_biases_of_routers(tmp_path):
+    """The model computes with them: in fp32, whatever the weights are rounded to. Counts of a step are training's."""
+    bias = torch.tensor([0.2001, -0.2001, 0.1])
+    others = {"router_bias/blocks.1.mlp.router": bias, "router_loads/blocks.1.mlp.router": torch.ones(3)}
+    source, _ = store(tmp_path, 1, {**state(), **others})
+    merge(source, tmp_path / "out", weights_only=True, dtype="bf16")
+    reader = CheckpointReader(tmp_path / "out")
+    assert torch.equal(whole(reader, "router_bias/blocks.1.mlp.router"), bias)
+    assert not any(name.startswith("router_loads/") for name in reader.manifest.tensors)
+    (tmp_path / "moved").mkdir()
+    moved, _ = store(tmp_path / "moved", 1, {**state(), **others, "router_bias/blocks.1.mlp.router": bias + 1})
+    (different,) = compare(source, moved, weights_only=True).different
+    assert different.name == "router_bias/blocks.1.mlp.router"
+    with pytest.raises(CheckpointError, match="weights only"):
+        reader.read("exp_avg/up", Rectangle((0, 0), (24, 30)))
+
+
 def test_files_of_limited_size(tmp_path):
     """Tensors are spread over files no larger than asked for, unless a single one is."""
     source, tensors = differential(tmp_path)
@@ -98,6 +117,11 @@ def test_what_is_in_the_way_is_not_replaced(tmp_path):
     (tmp_path / "mine" / "thesis.tex").write_text("")
     with pytest.raises(CheckpointError, match="not a checkpoint"):
         merge(source, tmp_path / "mine", overwrite=True)
+    with pytest.raises(CheckpointError, match="is the checkpoint that is merged"):
+        merge(source, source, overwrite=True, weights_only=True)
+    with pytest.raises(CheckpointError, match="holds step 4"):
+        merge(source, tmp_path / "step-0000005")
+    merge(source, tmp_path / "again" / source.name)
     assert sorted(path.name for path in tmp_path.iterdir() if path.name.startswith(".")) == []
 
 

@@ -87,6 +87,10 @@ MALFORMED = {
     "a message has an unknown key audio": {"messages": [{**Q, "audio": "x"}, A]},
     "weight of a message that is no answer": {"messages": [{**Q, "weight": 1}, A]},
     "weight outside 6.10352e-05 to 1024": {"messages": [Q, A], "weight": 0},
+    "weights of a record and a message outside 6.10352e-05 to 1024": {
+        "messages": [Q, {**A, "weight": 500}],
+        "weight": 200,
+    },
     "weight that is no number": {"messages": [Q, A], "weight": float("nan")},
     "content that is no text": {"messages": [{"role": "user", "content": [{"type": "image_url"}]}, A]},
     "messages are no list": {"messages": "hello"},

@@ -114,14 +114,15 @@ class Evaluator:
         return Validation(sets, tasks, watched, time.perf_counter() - clock)
 
     def _loss(self, samples: Samples) -> SetLoss:
-        """Over the first `eval_batches` global batches of a set."""
+        """Over the first `eval_batches` global batches of a set, each of its samples once: the last batch is filled up
+        with some of which nothing counts."""
         size, batch = self._config.batch.global_batch_size, self._axes.batch
-        available = max(1, samples.num_samples_per_epoch // size)
+        available, end = -(-samples.num_samples_per_epoch // size), samples.num_samples_per_epoch * samples.seq_len
         loader = Loader.for_run(samples, self._config, BatchSizes.fixed(size), dp_size=batch.size, dp_rank=batch.rank)
         total, num_tokens, weight = 0.0, 0, 0.0
         try:
             for _, batches in loader.steps(1, min(self._config.train.eval_batches, available)):
-                found = self._engine.eval_step([each.to(self._device) for each in batches])
+                found = self._engine.eval_step([each.up_to(end).to(self._device) for each in batches])
                 total, num_tokens, weight = total + found.total, num_tokens + found.num_tokens, weight + found.weight
         finally:
             loader.close()

@@ -14,7 +14,7 @@ from megalite.checkpoint.format import read_manifest, write_manifest
 from megalite.checkpoint.listing import list_checkpoints
 from megalite.config.load import load_config
 from megalite.config.schema import SourceConfig
-from megalite.data.samples import open_validation_sets
+from megalite.data.samples import open_validation_samples, open_validation_sets
 from megalite.errors import EXIT_DONE, EXIT_REQUEUE, UserError
 from megalite.train.evaluation.offline import open_model, score_tasks
 from megalite.train.preflight import preflight
@@ -63,6 +63,28 @@ def test_each_set_by_its_name(tmp_path):
     mean = sum(each["loss"] * each["num_tokens"] for each in sets) / sum(each["num_tokens"] for each in sets)
     assert found[None]["loss"] == pytest.approx(mean, rel=TOLERANCE)
     assert found["code"]["loss"] == found["code"]["sets"]["code"]["loss"]
+
+
+def test_each_sample_counts_once(tmp_path):
+    """Of a set that is no multiple of a global batch, or smaller than one: all of its labels, and each once, as
+    `megalite eval --loss` counts them."""
+    found = []
+    for name, number in (("few", 20), ("more", 120)):
+        write_packed_folder(tmp_path / name, random_documents(number, longest=30, seed=1), seq_len=32)
+        samples = open_validation_samples([SourceConfig(path=tmp_path / name)], seq_len=32, document_masks=True)
+        rows = [samples.sample(index) for index in range(samples.num_samples_per_epoch)]
+        found.append((len(rows), sum(int(row.loss_mask.sum()) for row in rows)))
+    (few, _), (more, _) = found
+    assert few < 16 < more
+    assert more % 16
+    valid = [{"path": str(tmp_path / name), "name": name} for name in ("few", "more")]
+    batch = {"global_batch_size": 16, "micro_batch_size": 4, "seq_len": 32}
+    config = config_in(
+        tmp_path / "run", data={"valid": valid}, batch=batch, train={"steps": 2, "eval_batches": 99, "device": "cpu"}
+    )
+    assert launch(config, 2) == EXIT_DONE
+    (event,) = validations(config.run.dir)
+    assert [each["num_tokens"] for each in event["sets"].values()] == [labels for _, labels in found]
 
 
 def test_sets_are_read_as_they_are_named(tmp_path):
