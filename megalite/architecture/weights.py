@@ -150,6 +150,12 @@ def stored_table(model: Architecture) -> dict[str, Weight]:
     return {**weight_table(model), **state_table(model)}
 
 
+def is_of_model(tensor: str) -> bool:
+    """Whether a tensor of a checkpoint is one that the model computes with: its weights, and the biases by which its
+    routers choose; the rest is what training goes on from."""
+    return tensor.split("/", 1)[0] in ("weight", ROUTER_BIAS)
+
+
 def vocab_rows_per_rank(vocab_size: int, tp: int) -> int:
     """Rows of the padded vocabulary that one tensor-parallel rank holds."""
     return -(-vocab_size // (tp * VOCAB_MULTIPLE)) * VOCAB_MULTIPLE

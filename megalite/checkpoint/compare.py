@@ -16,7 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from megalite.checkpoint.format import CONFIG, is_of_model
+from megalite.architecture.weights import is_of_model
+from megalite.checkpoint.format import CONFIG
 from megalite.checkpoint.reader import CheckpointReader
 from megalite.config.yaml_source import read_source
 

@@ -34,7 +34,6 @@ import xxhash
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from megalite.architecture.architecture import Architecture
-from megalite.architecture.weights import ROUTER_BIAS
 from megalite.config.fill import FILLED, FilledModel
 from megalite.data.cursor import DataCursor
 from megalite.errors import CheckpointError, MisnamedError
@@ -59,14 +58,6 @@ CLOSED = ConfigDict(strict=True, extra="forbid")
 """No other keys, no other types."""
 
 _NO_CHECKSUM = "0" * 32
-
-
-def is_of_model(tensor: str) -> bool:
-    """Whether a tensor of a checkpoint is one that the model computes with: its weights, and the biases by which its
-    routers choose; the rest is what training goes on from."""
-    return tensor.split("/", 1)[0] in ("weight", ROUTER_BIAS)
-
-
 _CHECKSUM = re.compile(r'"checksum": "([0-9a-f]{32})"')
 
 

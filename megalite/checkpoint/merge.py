@@ -23,6 +23,7 @@ from pathlib import Path
 import torch
 
 from megalite import __version__
+from megalite.architecture.weights import is_of_model
 from megalite.checkpoint.averaged_weights import model_slabs
 from megalite.checkpoint.catalog import DISK_MARGIN, commit
 from megalite.checkpoint.format import (
@@ -31,7 +32,6 @@ from megalite.checkpoint.format import (
     Piece,
     TensorRecord,
     folder_name,
-    is_of_model,
     step_of_folder,
     write_manifest,
 )

@@ -17,18 +17,9 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from megalite.architecture.weights import Rectangle, Weight
+from megalite.architecture.weights import Rectangle, Weight, is_of_model
 from megalite.checkpoint.codec import PLAIN, unpack
-from megalite.checkpoint.format import (
-    Extent,
-    FileRecord,
-    Manifest,
-    Piece,
-    hash_file,
-    is_of_model,
-    read_manifest,
-    tensor_name,
-)
+from megalite.checkpoint.format import Extent, FileRecord, Manifest, Piece, hash_file, read_manifest, tensor_name
 from megalite.errors import CheckpointError
 
 SLAB_BYTES = 16 * 2**20
