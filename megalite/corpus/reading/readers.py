@@ -8,7 +8,6 @@ batch whenever one is full; what is left over stays in the builder for the next 
 from __future__ import annotations
 
 import json
-from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from pathlib import Path
@@ -233,9 +232,9 @@ def _read_html(piece: FilePiece, config: DocumentSource, builder: BatchBuilder) 
 
 
 def _read_archive(piece: FilePiece, config: DocumentSource, builder: BatchBuilder) -> Iterator[DocumentBatch]:
-    from megalite.corpus.reading.warc import read_archive
+    from megalite.corpus.reading.warc import Skipped, read_archive
 
-    skipped: Counter[str] = Counter()
+    skipped = Skipped()
     with local_copy(piece.path) if is_url(piece.path) else nullcontext(Path(piece.path)) as path:
         max_bytes = int(config.max_record_mb * 1e6)
         for number, page in enumerate(read_archive(path, skipped, max_bytes), start=1):
@@ -245,6 +244,7 @@ def _read_archive(piece: FilePiece, config: DocumentSource, builder: BatchBuilde
                 yield from builder.take()
     for reason, count in skipped.items():
         builder.reject(piece.id, f"{count} records", f"archive: {reason}")
+    builder.lose(archive_bytes=skipped.lost_bytes)
 
 
 def _read_dataset(piece: FilePiece, config: DocumentSource, builder: BatchBuilder) -> Iterator[DocumentBatch]:

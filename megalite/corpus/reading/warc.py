@@ -5,8 +5,8 @@
                                                    \\ WET, plain text: as it is
 
 Archives come from crawls of weeks, and some have holes. A damaged member costs its records, a damaged record in a plain
-file all up to the next one that begins with a version; a file that ends too early ends there. Each is counted, but for
-a plain file cut off inside of a record's header, and nothing stops the reading.
+file all up to the next one that begins with a version; a record of a length that is not there costs all that follows in
+its member or plain file. Each is counted, with the bytes that it cost, and nothing stops the reading.
 
 Members are taken apart here, because warcio, at a damaged one, reads the rest of the file as a part of it.
 """
@@ -16,7 +16,7 @@ from __future__ import annotations
 import io
 import zlib
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, NamedTuple, Protocol
 
@@ -25,6 +25,7 @@ from megalite.corpus.reading.http_body import BodyTooLargeError, CodingError, de
 from megalite.errors import DataError, UnavailableError
 
 if TYPE_CHECKING:
+    from warcio.archiveiterator import ArchiveIterator
     from warcio.recordloader import ArcWarcRecord
 
 GZIP_MAGIC = b"\x1f\x8b\x08"
@@ -62,6 +63,13 @@ TOO_LARGE = "record too large"
 NO_LENGTH = "record without a length"
 
 
+class Skipped(Counter[str]):
+    """How many records were left out, by reason."""
+
+    lost_bytes = 0
+    """Uncompressed ones that were passed over to get on, of these records and of those that they hid."""
+
+
 class Page(NamedTuple):
     """A text from the web."""
 
@@ -73,7 +81,7 @@ class Page(NamedTuple):
     text: str
 
 
-def read_archive(path: Path, skipped: Counter[str], max_bytes: int = MAX_PAYLOAD_BYTES) -> Iterator[Page]:
+def read_archive(path: Path, skipped: Skipped, max_bytes: int = MAX_PAYLOAD_BYTES) -> Iterator[Page]:
     """Yield the texts of an archive, in order.
 
     Responses are turned into text, WET records (conversion) are text; requests, metadata and the like are passed over.
@@ -81,7 +89,7 @@ def read_archive(path: Path, skipped: Counter[str], max_bytes: int = MAX_PAYLOAD
 
     Args:
         path: .warc, .wet or .arc, with or without .gz.
-        skipped: counts what was left out, by reason.
+        skipped: counts what was left out.
         max_bytes: of a page, unpacked.
 
     Raises:
@@ -94,43 +102,65 @@ def read_archive(path: Path, skipped: Counter[str], max_bytes: int = MAX_PAYLOAD
     with open(path, "rb", buffering=BUFFER_BYTES) as file:
         is_arc = None
         for stream in _members(file, skipped):
-            head = stream.read(len(ARC_BEGIN))
-            is_arc = head == ARC_BEGIN if is_arc is None else is_arc
+            head = _behind_blank_lines(stream)
+            if not head:
+                continue
+            is_arc = head.startswith(ARC_BEGIN) if is_arc is None else is_arc
             for record in _records(_Rest(head, stream), skipped, is_arc):
-                page = _page_of(record, skipped, max_bytes)
-                if page is not None:
-                    yield page
+                found = _found_in(record, skipped, max_bytes)
+                if isinstance(found, Page):
+                    yield found
+                elif found:
+                    skipped[found] += 1
 
 
-def _page_of(record: ArcWarcRecord, skipped: Counter[str], max_bytes: int) -> Page | None:
-    """The text of a record, or None with the reason counted."""
+def _behind_blank_lines(stream: _Readable) -> bytes:
+    """The beginning of a stream from its first character on: warcio takes a blank line there for the end."""
+    head = b""
+    while len(head) < len(ARC_BEGIN) and (block := stream.read(BLOCK_BYTES)):
+        head = (head + block).lstrip()
+    return head
+
+
+def _found_in(record: ArcWarcRecord, skipped: Skipped, max_bytes: int) -> Page | str:
+    """What `_page_of` finds in a record that ends where its header says; it is read up to there whatever it is."""
+    stream = record.raw_stream
+    if not hasattr(stream, "limit"):  # all that follows in the file, further records too
+        return NO_LENGTH
+    found = _page_of(record, max_bytes)
+    while stream.read(BLOCK_BYTES):
+        pass
+    if stream.limit <= 0:
+        return found
+    skipped.lost_bytes += record.length - stream.limit
+    return CUT_SHORT
+
+
+def _page_of(record: ArcWarcRecord, max_bytes: int) -> Page | str:
+    """The text of a record, or the reason why there is none; empty for a record that is passed over."""
     if record.rec_type not in ("response", "resource", "conversion"):
-        return None
+        return ""
     headers, http = record.rec_headers, record.http_headers
     if record.rec_type == "response" and http is not None and http.get_statuscode() != "200":
-        skipped[NOT_FOUND] += 1
-        return None
+        return NOT_FOUND
     declared = (http or headers).get_header("Content-Type") or ""
     content_type, encoding = _content_type(declared)
     if record.rec_type == "conversion":
         content_type, encoding = content_type or PLAIN_TYPE, "utf-8"
     if content_type not in (*PAGE_TYPES, PLAIN_TYPE):
-        skipped[NOT_TEXT] += 1
-        return None
-    payload = _payload(record, skipped, max_bytes)
-    if payload is None:
-        return None
+        return NOT_TEXT
+    payload = _payload(record, max_bytes)
+    if isinstance(payload, str):
+        return payload
     try:
         if record.rec_type == "conversion":
             text = payload.decode()
         else:
             text = extract(payload, encoding=encoding) if content_type in PAGE_TYPES else decode(payload, encoding)
     except UnicodeDecodeError:
-        skipped[NOT_UTF8] += 1
-        return None
+        return NOT_UTF8
     except DataError:
-        skipped[TOO_DEEP] += 1
-        return None
+        return TOO_DEEP
     return Page(headers.get_header("WARC-Target-URI") or "", headers.get_header("WARC-Date") or "", content_type, text)
 
 
@@ -144,28 +174,22 @@ def _content_type(header: str) -> tuple[str, str | None]:
     return kind.strip().lower(), None
 
 
-def _payload(record: ArcWarcRecord, skipped: Counter[str], max_bytes: int) -> bytes | None:
-    """The bytes behind all headers, as the author of a page had them."""
+def _payload(record: ArcWarcRecord, max_bytes: int) -> bytes | str:
+    """The bytes behind all headers, as the author of a page had them, or the reason why they are not there."""
     stream = record.raw_stream
-    if not hasattr(stream, "limit"):  # all that follows in the file, further records too
-        skipped[NO_LENGTH] += 1
-        return None
     body = io.BytesIO()
     while body.tell() <= max_bytes and (block := stream.read(BLOCK_BYTES)):
         body.write(block)
     if body.tell() > max_bytes:
-        skipped[TOO_LARGE] += 1
-        return None
+        return TOO_LARGE
     if stream.limit > 0:
-        skipped[CUT_SHORT] += 1
-        return None
+        return CUT_SHORT
     try:
         return decoded_body(body.getvalue(), _codings(record), max_bytes)
     except BodyTooLargeError:
-        skipped[TOO_LARGE] += 1
+        return TOO_LARGE
     except CodingError:
-        skipped[BAD_HTTP] += 1
-    return None
+        return BAD_HTTP
 
 
 def _codings(record: ArcWarcRecord) -> list[str]:
@@ -175,17 +199,22 @@ def _codings(record: ArcWarcRecord) -> list[str]:
     return [value for kind in kinds for name, value in headers if name.strip().lower() == kind]
 
 
-def _records(stream: _Readable, skipped: Counter[str], is_arc: bool) -> Iterator[ArcWarcRecord]:
+def _records(stream: _Readable, skipped: Skipped, is_arc: bool) -> Iterator[ArcWarcRecord]:
     """The records of a stream. Behind one that is damaged, from the next line that begins one."""
     from warcio.archiveiterator import ArchiveIterator, WARCIterator
     from warcio.exceptions import ArchiveLoadFailed
 
+    whole, readers, line = stream, [], b""
     for _ in range(MAX_DAMAGED_PLACES):
         iterator = ArchiveIterator(stream, arc2warc=True) if is_arc else WARCIterator(stream)
         iterator.INC_RECORD = ""  # it would print what err_count counts
         reader = iterator.reader
+        readers.append(reader)
         try:
-            yield from iterator
+            if (yield from _sound_records(iterator)):
+                return
+        except EOFError:
+            skipped[CUT_SHORT] += 1
             return
         except (ArchiveLoadFailed, ValueError, AttributeError, IndexError):  # what its parsers raise on odd headers
             skipped[NOT_A_RECORD] += 1
@@ -195,7 +224,27 @@ def _records(stream: _Readable, skipped: Counter[str], is_arc: bool) -> Iterator
         while not (line := reader.readline()).startswith(b"WARC/1."):
             if not line:
                 return
+            skipped.lost_bytes += len(line)
         stream = _Rest(line, reader)
+    skipped.lost_bytes += len(line) + sum(reader.rem_length() for reader in readers)
+    while block := whole.read(BLOCK_BYTES):
+        skipped.lost_bytes += len(block)
+
+
+def _sound_records(iterator: ArchiveIterator) -> Generator[ArcWarcRecord, None, bool]:
+    """The records up to the end of a stream, or to one that does not say where it ends; whether it was the end.
+
+    Raises:
+        EOFError: the stream ends inside of a record's header.
+    """
+    record = None
+    for record in iterator:
+        yield record
+        if not hasattr(record.raw_stream, "limit"):
+            return False
+    if record is None or iterator.next_line:  # warcio began one more
+        raise EOFError
+    return True
 
 
 class _Readable(Protocol):
@@ -216,7 +265,7 @@ class _Rest:
         return self._behind.read(size)
 
 
-def _members(file: BinaryIO, skipped: Counter[str]) -> Iterator[_Readable]:
+def _members(file: BinaryIO, skipped: Skipped) -> Iterator[_Readable]:
     """The uncompressed content of each gzip member, or the file itself when it is plain."""
     start = file.read(len(GZIP_MAGIC))
     file.seek(0)
