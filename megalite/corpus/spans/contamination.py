@@ -10,9 +10,10 @@ a smaller n finds them, along with common phrases.
 
 from __future__ import annotations
 
+import unicodedata
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 
@@ -23,6 +24,9 @@ from megalite.texts import Texts
 
 SLICE_BYTES = 2_000_000
 """Text matched at once: its runs of words take about four times the memory, and should stay near the processor."""
+
+FORMS: tuple[Literal["NFC", "NFD"], ...] = ("NFC", "NFD")
+"""Of accented letters, in which an example is looked for beside its own: `clean` composes documents, others may not."""
 
 SHOWN_CHARS = 100
 """How much of a bad record an error message shows."""
@@ -121,15 +125,19 @@ def index_examples(examples: Iterable[Example], ngram: int) -> ExampleIndex:
     """Index examples by their runs of `ngram` words."""
     from megalite.corpus.spans.word_ngrams import build_table, list_ngrams
 
-    ids, texts = [], []
-    for id, text in examples:
+    ids: list[str] = []
+    texts: list[str] = []
+    examples_of: list[int] = []
+    for number, (id, text) in enumerate(examples):
+        forms = dict.fromkeys([text, *(unicodedata.normalize(form, text) for form in FORMS)])
         ids.append(id)
-        texts.append(text)
+        texts += forms
+        examples_of += [number] * len(forms)
     joined = Texts.of(texts)
     hashes, _, _, borders = list_ngrams(joined.buffer, joined.offsets, ngram)
-    counts = np.diff(borders)
-    owners = np.repeat(np.arange(len(ids), dtype=np.int32), counts)
-    return ExampleIndex(ngram, tuple(ids), int(np.count_nonzero(counts == 0)), *build_table(hashes, owners))
+    owners = np.repeat(np.array(examples_of, np.int32), np.diff(borders))
+    num_too_short = len(ids) - np.unique(owners).size
+    return ExampleIndex(ngram, tuple(ids), num_too_short, *build_table(hashes, owners))
 
 
 def find_overlaps(texts: Texts, index: ExampleIndex) -> Overlaps:

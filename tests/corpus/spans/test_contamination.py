@@ -63,6 +63,17 @@ def test_copies_in_other_typography(plain: str, other: str):
     assert find_overlaps(copy, index).share.tolist() == [1.0]
 
 
+@pytest.mark.parametrize("form", ["NFC", "NFD"])
+def test_composed_and_decomposed_letters(form):
+    """Whichever of them an evaluation set has: `clean` composes the corpus, so decomposed examples were never found."""
+    question = "Où se trouve la célèbre bibliothèque étudiée près de l'église ?"
+    index = index_examples([("short", "é"), ("q", unicodedata.normalize(form, question))], 8)
+    assert index.num_too_short == 1
+    found = find_overlaps(Texts.of([unicodedata.normalize(form, question) for form in ("NFC", "NFD")]), index)
+    assert found.share.tolist() == [1.0, 1.0]
+    assert found.first_example.tolist() == [1, 1]
+
+
 @settings(max_examples=300, deadline=None)
 @given(texts=st.lists(text, max_size=6), examples=st.lists(text, max_size=4), ngram=st.integers(2, 4))
 def test_equals_search_by_hand(texts, examples, ngram):
