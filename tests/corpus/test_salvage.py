@@ -58,6 +58,16 @@ def test_whole_files(suffix):
         assert content.damage is None
 
 
+@pytest.mark.parametrize("suffix", DECODERS)
+def test_much_out_of_the_last_bytes(suffix, monkeypatch):
+    """More than one step unpacks. What bzip2 held back at the end was lost, and a sound file called damaged."""
+    monkeypatch.setattr("megalite.corpus.reading.decompression.MOST_PIECES", 4)
+    text = b"a" * 3_000_000
+    found, content = unpack(PACK[suffix](text), suffix, max_expansion=1e6)
+    assert content.damage is None
+    assert found == text
+
+
 def test_frames_of_zstd_without_content(tmp_path):
     """As pzstd writes them between the others."""
     skippable = b"\x5a\x2a\x4d\x18" + (5).to_bytes(4, "little") + b"notes"

@@ -20,6 +20,8 @@ import zlib
 from typing import Any, BinaryIO, NamedTuple, Protocol
 
 UNPACKED_AT_ONCE = 1 << 18
+MOST_PIECES = 64
+"""Of so many bytes each, in one step."""
 
 EXPANSION_FROM = 1 << 28
 """Bytes of content from which on the ratio counts: a small file of equal lines is no attack."""
@@ -59,6 +61,11 @@ class Decoder(Protocol):
     """Bytes to feed at once."""
     ended: bool
 
+    @property
+    def holds_more(self) -> bool:
+        """Whether more comes out of it with nothing fed."""
+        ...
+
     def feed(self, data: bytes) -> tuple[bytes, bytes]:
         """Unpack some.
 
@@ -74,6 +81,7 @@ class Decoder(Protocol):
 class _Gzip:
     magic = b"\x1f\x8b"
     step = 1 << 16
+    holds_more = False
 
     def __init__(self) -> None:
         self._decoder = zlib.decompressobj(wbits=31)
@@ -107,6 +115,7 @@ class _Gzip:
 class _Zstd:
     magic = b"\x28\xb5\x2f\xfd"
     step = 1 << 11  # of which 64 MB can come at most
+    holds_more = False
 
     def __init__(self) -> None:
         import zstandard
@@ -132,11 +141,15 @@ class _Stdlib:
         self._decoder = decoder
         self.ended = False
 
+    @property
+    def holds_more(self) -> bool:
+        return not self._decoder.needs_input and not self._decoder.eof
+
     def feed(self, data: bytes) -> tuple[bytes, bytes]:
         pieces = []
         try:
             pieces.append(self._decoder.decompress(data, UNPACKED_AT_ONCE))
-            while not self._decoder.needs_input and not self._decoder.eof and len(pieces) < 64:
+            while self.holds_more and len(pieces) < MOST_PIECES:
                 pieces.append(self._decoder.decompress(b"", UNPACKED_AT_ONCE))
         except (OSError, ValueError, EOFError, lzma.LZMAError) as error:
             raise BadContentError(str(error), b"".join(pieces)) from error
@@ -223,7 +236,7 @@ class Content(io.RawIOBase):
             return False
         decoder = self._decoder
         assert decoder is not None
-        if not self._input and not self._fill(decoder.step):
+        if not self._input and not decoder.holds_more and not self._fill(decoder.step):
             self.damage = Damage(self._num_read, "it ends in the middle")
             return False
         before = self.place
