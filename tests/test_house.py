@@ -90,6 +90,7 @@ FLOORS_INSIDE: dict[str, tuple[tuple[str, ...], ...]] = {
         ("main",),
     ),
     "corpus": (
+        ("exact_json",),
         ("conversations", "documents", "source", "split"),
         ("reading",),
         ("shards",),

@@ -20,6 +20,7 @@ from typing import Any, Literal
 
 import orjson
 
+from megalite.corpus.exact_json import with_field
 from megalite.errors import UserError
 
 Shape = Literal[
@@ -143,7 +144,7 @@ def to_metadata(conversation: Conversation, kept: str = "") -> str:
         MalformedRecordError: JSON cannot hold what a message has beside its text.
     """
     try:
-        return orjson.dumps({**(orjson.loads(kept) if kept else {}), METADATA_KEY: conversation}).decode()
+        return with_field(kept, METADATA_KEY, conversation)
     except TypeError as error:  # half of a surrogate pair, a number of more than 64 bits, groups 254 deep
         raise MalformedRecordError(f"a message that JSON cannot hold ({error})") from None
 

@@ -17,6 +17,7 @@ import orjson
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from megalite.corpus.exact_json import with_field
 from megalite.stations.tasks import replacing
 from megalite.texts import Texts
 
@@ -298,11 +299,7 @@ def add_numbers(metadata: pa.Array, field: str, values: np.ndarray) -> pa.Array:
         values: float [documents].
     """
     pairs = zip(metadata.to_pylist(), values.tolist(), strict=True)
-    return pa.array([_with_field(each, field, value) for each, value in pairs], ARROW_TYPE)
-
-
-def _with_field(metadata: str, field: str, value: float) -> str:
-    return orjson.dumps({**(orjson.loads(metadata) if metadata else {}), field: value}).decode()
+    return pa.array([with_field(each, field, value) for each, value in pairs], ARROW_TYPE)
 
 
 def _number(value: object) -> float:

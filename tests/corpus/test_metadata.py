@@ -41,17 +41,19 @@ def scored(folder: Path, texts: list[str], scores: list[float | None]) -> Corpus
 
 def test_numbers_in_and_out():
     """Other fields stay; what is missing or no number is NaN."""
-    metadata = pa.array(["", '{"a": 1, "b": "x"}', '{"a": null}', "{}"])
+    metadata = pa.array(["", '{"a": 1, "b": "x"}', '{"a": null}', "{}", '{"b": 123456789012345678901, "c": 1}'])
     assert read_numbers(metadata, "a").tolist()[1] == 1.0
     assert np.isnan(read_numbers(metadata, "a")[[0, 2, 3]]).all()
-    assert np.isnan(read_numbers(metadata, "b")).all()
-    added = add_numbers(metadata, "c", np.array([0.5, 1.5, 2.5, 3.5], np.float32))
+    assert np.isnan(read_numbers(metadata, "b")[:4]).all()
+    added = add_numbers(metadata, "c", np.array([0.5, 1.5, 2.5, 3.5, 4.5], np.float32))
     assert [json.loads(each) for each in added.to_pylist()] == [
         {"c": 0.5},
         {"a": 1, "b": "x", "c": 1.5},
         {"a": None, "c": 2.5},
         {"c": 3.5},
+        {"b": 123456789012345678901, "c": 4.5},
     ]
+    assert add_numbers(metadata, "d", np.zeros(5)).to_pylist()[4] == '{"b": 123456789012345678901, "c": 1,"d":0.0}'
 
 
 @pytest.mark.parametrize(("field", "kept"), [("score", [1, 4]), ("-score", [0, 3])])

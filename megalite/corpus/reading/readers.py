@@ -13,9 +13,9 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
-import orjson
 import pyarrow.parquet as pq
 
+from megalite.corpus import exact_json
 from megalite.corpus.conversations import MalformedRecordError
 from megalite.corpus.documents import SCHEMA, BatchBuilder, DocumentBatch
 from megalite.corpus.reading.brought import read_brought
@@ -133,7 +133,7 @@ def _read_json_lines(piece: FilePiece, config: DocumentSource, builder: BatchBui
 def _add_line(line: bytes, where: str, config: DocumentSource, builder: BatchBuilder) -> bool:
     """Add the document in a line, or put the line aside; whether it was one."""
     try:
-        fields = orjson.loads(line)
+        fields = exact_json.loads(line, (config.id_field, *config.keep_fields))
     except ValueError:  # orjson is strict and fast; Python's own reader says what is wrong, or forgives a NaN
         fields = _read_leniently(line, where, builder)
         if fields is None:
@@ -182,7 +182,7 @@ def _read_json(piece: FilePiece, config: DocumentSource, builder: BatchBuilder) 
         yield from _read_json_lines(piece, config, builder)
         return
     try:
-        records = orjson.loads(content or b"[]")
+        records = exact_json.loads(content or b"[]", (config.id_field, *config.keep_fields))
     except ValueError as error:
         builder.reject(piece.id, str(error), NOT_JSON)
         return
