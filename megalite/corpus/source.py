@@ -106,7 +106,7 @@ class DocumentSource(Section):
     text_field: str = "text"
     """Field or column that holds the text, in .jsonl, .parquet and .arrow files."""
     id_field: str = "id"
-    """Field or column that names the document; where it is missing, the file and line do."""
+    """Field or column that names the document; where it is missing, the file and line or row do."""
     keep_fields: tuple[str, ...] = ()
     """Further fields or columns to carry along, as a JSON object in the column `metadata` (a URL, a date, a score)."""
     conversations: Shape | None = None

@@ -193,6 +193,18 @@ def test_whole_documents_and_rows_only(tmp_path):
     assert len(bad) <= 3  # the row at the end, if it has too few columns
 
 
+@pytest.mark.parametrize(("end", "is_refused"), [(b"ro", True), (b"row 2,", False), (b'"row 2', True)])
+def test_a_table_that_is_cut_in_its_first_column(tmp_path, end, is_refused):
+    """The cut row is put aside for its columns, or left out; the whole one before it stays either way."""
+    packer = zlib.compressobj(wbits=31)
+    content = packer.compress(b"text,x\nbad\nrow 1,1\n" + end) + packer.flush(zlib.Z_FULL_FLUSH)
+    (tmp_path / "a.csv.gz").write_bytes(content)
+    records = list(corpus_of(tmp_path).read())
+    assert [(each.id, each.text) for each in records if isinstance(each, Document)] == [("a.csv.gz:2", "row 1")]
+    bad = [each.id for each in records if isinstance(each, Rejected)]
+    assert bad == ["a.csv.gz:1", *(["a.csv.gz:3"] if is_refused else []), "a.csv.gz"]
+
+
 def test_a_damaged_row_group_costs_its_rows(tmp_path):
     """The others are read with their own numbers, and the rows are counted."""
     table = pa.table({"text": [f"{number} {'x' * 200}" for number in range(1000)]})

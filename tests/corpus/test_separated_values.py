@@ -66,6 +66,17 @@ def test_a_column_that_nobody_reads_costs_nothing(tmp_path: Path, monkeypatch: p
     assert len(read(path)) == 2011
 
 
+def test_rows_with_another_number_of_columns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Count as rows, so that no two records have one name: rows behind them were called like those before."""
+    monkeypatch.setattr(columns, "CSV_BLOCK_BYTES", 1 << 10)
+    rows = ["bad" if number % 5 == 2 else f'"row {number}\n",x' for number in range(1, 500)]
+    (tmp_path / "a.csv").write_text("text,note\n" + "\n\n".join(rows))
+    found = read(tmp_path / "a.csv")
+    texts = {each.id: each.text.strip() for each in found}
+    assert len(texts) == len(found) == 499
+    assert texts == {f"a.csv:{n}": "bad" if n % 5 == 2 else f"row {n}" for n in range(1, 500)}
+
+
 def test_a_file_without_names(tmp_path: Path):
     """What stands in their place is told, short or long; of an empty file, that it is one."""
     path = tmp_path / "a.csv"

@@ -49,7 +49,7 @@ from megalite.corpus.reading.files import (
 )
 from megalite.corpus.reading.kept_fields import kept_fields
 from megalite.corpus.reading.remote import open_remote
-from megalite.corpus.reading.separated import Beginning, typed
+from megalite.corpus.reading.separated import Beginning, row_numbers, typed
 from megalite.corpus.source import DocumentSource, is_url
 from megalite.errors import DataError, did_you_mean
 
@@ -97,13 +97,17 @@ class _TableRows:
         builder: is told of them.
         first: number of the first row.
         count: rows; None if that is not known.
+        refused: numbers of those that are in no batch.
     """
 
-    def __init__(self, piece: FilePiece, builder: BatchBuilder, first: int, count: int | None):
+    def __init__(
+        self, piece: FilePiece, builder: BatchBuilder, first: int, count: int | None, refused: Sequence[int] = ()
+    ):
         self._piece = piece
         self._builder = builder
         self._first = first
         self._count = count
+        self._refused = refused
 
     def as_far_as_possible(self, batches: Iterator[pa.RecordBatch], problem: str = "") -> Iterator[pa.RecordBatch]:
         """The batches up to the first one that cannot be read."""
@@ -117,7 +121,7 @@ class _TableRows:
                 raise
             problem = str(error)
         if problem:
-            first = self._first + num_read
+            first = self._first + num_read + len(self._refused)
             lost = "the rest" if self._count is None else f"rows {first} to {self._first + self._count - 1}"
             self._builder.reject(f"{self._piece.id}:{first}", f"{lost} lost: {problem}", DAMAGED_FILE)
             self._builder.lose(damaged_files=1, rows=0 if self._count is None else self._count - num_read)
@@ -173,9 +177,11 @@ def _refuse_broken(batch: pa.RecordBatch) -> pa.RecordBatch:
 
 def read_csv(piece: FilePiece, config: DocumentSource, builder: BatchBuilder) -> Iterator[DocumentBatch]:
     """The documents of a file of comma- or tab-separated values."""
+    refused: list[int] = []
 
     def refuse(row: csv.InvalidRow) -> str:
-        builder.reject(f"{piece.id}:{row.number}", row.text or "", BAD_ROW)
+        refused.append(row.number - 2 + piece.first)  # Arrow's first row has the names
+        builder.reject(f"{piece.id}:{refused[-1]}", row.text or "", BAD_ROW)
         return "skip"
 
     delimiter = "\t" if data_suffix(piece.path) == ".tsv" else ","
@@ -196,8 +202,9 @@ def read_csv(piece: FilePiece, config: DocumentSource, builder: BatchBuilder) ->
                 check_utf8=False, include_columns=columns, column_types=dict.fromkeys(columns, ARROW_TYPE)
             ),
         )
-        batches = _TableRows(piece, builder, piece.first, None).as_far_as_possible(reader)
-        yield from read_columns(_without_cut_row(batches, is_damaged), piece, config, builder, are_texts=True)
+        batches = _TableRows(piece, builder, piece.first, None, refused).as_far_as_possible(reader)
+        whole = _without_cut_row(batches, is_damaged, refused, piece.first)
+        yield from read_columns(whole, piece, config, builder, refused=refused, are_texts=True)
 
 
 @contextmanager
@@ -213,15 +220,21 @@ def _open_for_arrow(
         yield reading.file, lambda: reading.is_damaged
 
 
-def _without_cut_row(batches: Iterator[pa.RecordBatch], is_damaged: Any) -> Iterator[pa.RecordBatch]:
-    """All rows; of a file that ended early all but the last one, which may be cut. Batches of usual size."""
-    last = None
+def _without_cut_row(
+    batches: Iterator[pa.RecordBatch], is_damaged: Any, refused: Sequence[int], first: int
+) -> Iterator[pa.RecordBatch]:
+    """All rows; of a file that ended early all but the last one, which may be cut, unless that one was refused. Batches
+    of usual size."""
+    last, behind = None, first
     for batch in batches:
         if last is not None:
             yield from _sliced(last)
         last = batch
+        behind += batch.num_rows
     if last is not None:
-        yield from _sliced(last.slice(0, last.num_rows - 1) if is_damaged() else last)
+        is_last_refused = bool(refused) and refused[-1] == behind + len(refused) - 1
+        is_cut = is_damaged() and not is_last_refused
+        yield from _sliced(last.slice(0, last.num_rows - 1) if is_cut else last)
 
 
 def _sliced(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
@@ -260,6 +273,7 @@ def read_columns(
     builder: BatchBuilder,
     *,
     first: int | None = None,
+    refused: Sequence[int] = (),
     are_texts: bool = False,
 ) -> Iterator[DocumentBatch]:
     """Whole batches of columns, as they are where every text is good; what the builder holds goes before them.
@@ -270,6 +284,7 @@ def read_columns(
         config: which columns.
         builder: of what is read one by one.
         first: number of the first row; None takes the piece's.
+        refused: ascending numbers of rows that are in no batch; when a batch comes, all up to its end are known.
         are_texts: the table knows nothing else, so that kept fields may be numbers that are written out.
     """
     untyped = set(config.keep_fields) - {config.text_field, config.id_field} if are_texts else set[str]()
@@ -277,8 +292,8 @@ def read_columns(
     row = piece.first if first is None else first
     for batch in batches:
         batch = with_readable_names(plain(batch), config.text_field)
-        rows = pa.array(np.arange(row, row + batch.num_rows))
-        row += batch.num_rows
+        rows = pa.array(row_numbers(row, batch.num_rows, refused))
+        row = rows[-1].as_py() + 1 if len(rows) else row
         if config.conversations is not None:
             yield from _read_conversations(batch, rows.to_pylist(), piece, config, builder, untyped)
             continue

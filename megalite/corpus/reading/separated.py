@@ -11,10 +11,12 @@ import csv
 import io
 import json
 import re
-from collections.abc import Container
+from bisect import bisect_left
+from collections.abc import Container, Sequence
 from decimal import Decimal
 from typing import Any, BinaryIO
 
+import numpy as np
 import pyarrow as pa
 
 from megalite.errors import DataError
@@ -73,6 +75,12 @@ class _Joined(io.RawIOBase):
         found = self._first.read(len(room)) or self._others.read(len(room))
         room[: len(found)] = found
         return len(found)
+
+
+def row_numbers(first: int, count: int, refused: Sequence[int]) -> np.ndarray:
+    """Of so many rows, int64 [count], without those that were refused, whose numbers ascend."""
+    left_out = refused[bisect_left(refused, first) :]
+    return np.setdiff1d(np.arange(first, first + count + len(left_out)), left_out)[:count]
 
 
 def typed(fields: dict[str, Any], names: Container[str]) -> dict[str, Any]:
