@@ -213,11 +213,21 @@ def _capped_mb(num_bytes: float, config: DocumentSource) -> float:
 
 
 def _matching_files(root: Path, include: Sequence[str]) -> list[Path]:
-    """Files below `root` that match a pattern or, without patterns, have a known suffix; hidden ones are left out."""
-    found = []
-    for folder, subfolders, names in os.walk(root):
-        subfolders[:] = sorted(name for name in subfolders if not name.startswith("."))
-        found += [Path(folder, name) for name in names if _is_wanted(name, include)]
+    """Files below `root` that match a pattern or, without patterns, have a known suffix; hidden ones are left out.
+
+    Links to folders are followed last, and each folder is read once, so that no link leads round in a circle.
+    """
+    found: list[Path] = []
+    seen: set[str] = set()
+    starts = [root]
+    for start in starts:  # gets longer on the way
+        for folder, subfolders, names in os.walk(start):
+            real = os.path.realpath(folder)
+            subfolders[:] = [] if real in seen else sorted(name for name in subfolders if not name.startswith("."))
+            if real not in seen:
+                found += [Path(folder, name) for name in names if _is_wanted(name, include)]
+                starts += [path for name in subfolders if (path := Path(folder, name)).is_symlink()]
+                seen.add(real)
     return sorted(found)
 
 

@@ -86,8 +86,8 @@ class DocumentSource(Section):
     """What a plug-in's source may be told."""
     path: Location | None = None
     """A file or folder: .jsonl, .parquet, .arrow, plain text, also .gz or .zst; the folder of a station; or a dataset
-    saved by Hugging Face `datasets`. Folders are read recursively. It may be a URL that fsspec knows: `s3://bucket/folder`,
-    `gs://...`, `https://host/file.jsonl.zst`. Only for kind `files`."""
+    saved by Hugging Face `datasets`. Folders are read recursively, those behind links too. It may be a URL that fsspec
+    knows: `s3://bucket/folder`, `gs://...`, `https://host/file.jsonl.zst`. Only for kind `files`."""
     include: tuple[str, ...] = ()
     """File-name patterns (`*.py`) to read from a folder; empty takes the known kinds of data and of plain text."""
     dataset: str | None = None

@@ -266,6 +266,27 @@ def test_patterns_choose_files(tmp_path):
     assert [d.text for d in corpus_of(tmp_path).read()] == ["b.py", "d.txt"]
 
 
+def test_links_to_folders_are_followed(tmp_path):
+    """Each folder is read once, by its own name where it has one in the source; circles and hidden links do no harm."""
+    raw, other = tmp_path / "raw", tmp_path / "other"
+    for folder in (raw / "real", other / "inner"):
+        folder.mkdir(parents=True)
+        (folder / "a.txt").write_text(folder.name)
+    (tmp_path / "elsewhere").symlink_to(other)
+    for link, target in {
+        "a": raw / "real",
+        "b": tmp_path / "elsewhere",
+        "c": other / "inner",
+        "real/up": raw,
+        ".hidden": tmp_path,
+        "gone": tmp_path / "nowhere",
+    }.items():
+        (raw / link).symlink_to(target)
+    (other / "back").symlink_to(raw)
+    found = {record.id: record.text for record in corpus_of(raw).read()}
+    assert found == {"b/inner/a.txt": "inner", "real/a.txt": "real"}
+
+
 def test_max_mb_caps_the_text(tmp_path):
     """Whole documents up to the cap, counted in bytes."""
     path = write_json_lines(tmp_path / "a.jsonl", ["é" * 100] * 10)
