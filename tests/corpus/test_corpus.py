@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import gzip
+import io
 import json
 import os
+import tarfile
 from pathlib import Path
 
 import pyarrow as pa
@@ -285,6 +287,20 @@ def test_links_to_folders_are_followed(tmp_path):
     (other / "back").symlink_to(raw)
     found = {record.id: record.text for record in corpus_of(raw).read()}
     assert found == {"b/inner/a.txt": "inner", "real/a.txt": "real"}
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [("a.tar", "tar archive"), ("a.tar.gz", "tar archive"), ("a.warc.zst", "only .gz"), ("a.wet.bz2", "only .gz")],
+)
+def test_packed_files_that_are_not_read(tmp_path, name, said):
+    """Are refused with what to do: a tar became one document, its headers between the texts."""
+    file = tarfile.TarInfo("text.txt")
+    file.size = 4
+    with tarfile.open(tmp_path / name, "w:gz" if name.endswith(".gz") else "w") as archive:
+        archive.addfile(file, io.BytesIO(b"text"))
+    with pytest.raises(DataError, match=f"{said}.*: unpack it"):
+        list(corpus_of(tmp_path / name).read())
 
 
 def test_max_mb_caps_the_text(tmp_path):

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 import pyarrow.parquet as pq
@@ -37,6 +37,7 @@ from megalite.corpus.reading.files import (
     UNREADABLE_FILE,
     FilePiece,
     data_suffix,
+    is_compressed,
     is_machine_fault,
     open_content,
     reading_station_file,
@@ -45,11 +46,14 @@ from megalite.corpus.reading.files import (
 from megalite.corpus.reading.hub import read_dataset
 from megalite.corpus.reading.kept_fields import kept_fields
 from megalite.corpus.reading.remote import local_copy
-from megalite.corpus.source import DocumentSource, is_url
+from megalite.corpus.source import DocumentSource, file_name, is_url
 from megalite.errors import DataError
 
 NOT_JSON = "not a JSON object"
 LONE_SURROGATE = "half of a surrogate pair"
+TAR = "a tar archive, which is not read: unpack it"
+TAR_MARK = slice(257, 262)
+"""Where the header of its first member names the format."""
 
 Reader = Callable[[FilePiece, DocumentSource, BatchBuilder], Iterator[DocumentBatch]]
 
@@ -103,7 +107,9 @@ def _read_text(piece: FilePiece, config: DocumentSource, builder: BatchBuilder) 
 
 
 def _add_text(content: bytes, piece: FilePiece, builder: BatchBuilder) -> None:
-    if is_utf8(content):
+    if content[TAR_MARK].startswith(b"ustar"):  # of texts, it is UTF-8 as well
+        builder.reject(piece.id, "", TAR)
+    elif is_utf8(content):
         builder.add(piece.id, content)
     else:
         builder.reject(piece.id, content.decode(errors="backslashreplace"), NOT_UTF8)
@@ -234,6 +240,10 @@ def _read_html(piece: FilePiece, config: DocumentSource, builder: BatchBuilder) 
 def _read_archive(piece: FilePiece, config: DocumentSource, builder: BatchBuilder) -> Iterator[DocumentBatch]:
     from megalite.corpus.reading.warc import Skipped, read_archive
 
+    suffix = PurePosixPath(file_name(piece.path)).suffix.lower()
+    if is_compressed(piece.path) and suffix != ".gz":
+        builder.reject(piece.id, "", f"archive: packed as {suffix}, where only .gz is read: unpack it")
+        return
     skipped = Skipped()
     with local_copy(piece.path) if is_url(piece.path) else nullcontext(Path(piece.path)) as path:
         max_bytes = int(config.max_record_mb * 1e6)
