@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from megalite.sweeps.sweep import Prepared, TrialRunner
 
 BEST_SHOWN = 20
+POINTS_SHOWN = 100
 
 
 def sweep(
@@ -68,9 +69,10 @@ def sweep(
     loaded = load_sweep(file, overrides or (), over or (), given)
     prepared = prepare(loaded, has_device=cluster is None)
     runner = make_runner(prepared, jobs, cluster, nodes, settings or [])
-    if check or not as_json:
+    if not as_json:
         typer.echo(_plan_in_words(prepared))
     if check:
+        typer.echo(_plan_as_json(prepared) if as_json else _points_in_words(prepared))
         return EXIT_DONE
     work = SweepRun(prepared, runner, lambda line: typer.echo(line, err=as_json), retry_failed=retry_failed)
     book = work.run()
@@ -121,6 +123,27 @@ def _plan_in_words(prepared: Prepared) -> str:
     if prepared.rungs:
         said += f", halved at steps {', '.join(f'{each:,}' for each in prepared.rungs[:-1])} of {prepared.rungs[-1]:,}"
     return said
+
+
+def _points_in_words(prepared: Prepared) -> str:
+    """A line for each trial that was checked, for the first of many."""
+    told = [f"{each.name}: {each.about}" for each in prepared.trials[:POINTS_SHOWN]]
+    left = len(prepared.trials) - len(told)
+    return "\n".join(told + ([f"and {left} more; --json prints all"] if left else []))
+
+
+def _plan_as_json(prepared: Prepared) -> str:
+    import json
+
+    loaded = prepared.settings
+    return json.dumps(
+        {
+            "dir": str(loaded.dir),
+            "method": loaded.method,
+            "rungs": list(prepared.rungs),
+            "checked": [{"name": each.name, "point": each.about} for each in prepared.trials],
+        }
+    )
 
 
 def _print(loaded: SweepConfig, book: SweepBook) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from megalite.cli.main import main
 from megalite.errors import ConfigError, DataError, UserError
 from megalite.sweeps.halving import beginning_of
 from megalite.sweeps.outcome import TrialOutcome, read_outcome
@@ -295,3 +296,18 @@ def test_every_trial_is_checked_before_the_first_starts(tmp_path):
         prepare(sweep(tmp_path, space={"optimizer.lrr": [1]}))
     with pytest.raises(UserError, match="use validation, validation/packed, loss"):
         prepare(sweep(tmp_path, metric="validation/other"))
+
+
+def test_a_check_shows_its_points(tmp_path, capsys):
+    """In lines, or with --json as one object, which was left out; nothing is started."""
+    arguments = ["sweep", str(write_run(tmp_path, **FLAT)), "--over", "optimizer.lr=[1e-3, 1e-2]", "--check"]
+    arguments += ["--dir", str(tmp_path / "sweep")]
+    with pytest.raises(SystemExit, match="0"):
+        main(arguments)
+    assert "trial-0001: optimizer.lr=0.001\ntrial-0002: optimizer.lr=0.01\n" in capsys.readouterr().out
+    with pytest.raises(SystemExit, match="0"):
+        main([*arguments, "--json"])
+    found = json.loads(capsys.readouterr().out)
+    assert found["checked"][1] == {"name": "trial-0002", "point": "optimizer.lr=0.01"}
+    assert (found["method"], found["rungs"]) == ("grid", [])
+    assert not (tmp_path / "sweep").exists()
