@@ -90,7 +90,8 @@ def merge(
         )
     out = Path(os.path.abspath(out))
     reader = CheckpointReader(checkpoint)
-    _refuse_taken(out, overwrite, reader)
+    _refuse_taken(out, overwrite)
+    _refuse_other(out, reader, weights_only)
     if problems := reader.verify():
         raise CheckpointError("\n  ".join([f"{checkpoint} is damaged; merge an older one", *problems]))
     tensors = reader.manifest.tensors
@@ -143,12 +144,16 @@ def _write_rest(
     sync(folder)
 
 
-def _refuse_taken(out: Path, overwrite: bool, source: CheckpointReader) -> None:
+def _refuse_other(out: Path, source: CheckpointReader, weights_only: bool) -> None:
+    """Refuse to make what nobody could use, or to lose what the source alone has."""
     step = source.manifest.progress.step
     if step_of_folder(out) not in (None, step):
         raise CheckpointError(f"{out}: named as another step; the checkpoint holds step {step}, {folder_name(step)}")
-    if out.resolve() == source.folder.resolve():
-        raise CheckpointError(f"{out}: is the checkpoint that is merged; choose another folder")
+    if weights_only and out.resolve() == source.folder.resolve():
+        raise CheckpointError(f"{out}: is what is merged, and would lose its moments; choose another folder")
+
+
+def _refuse_taken(out: Path, overwrite: bool) -> None:
     if not out.exists() or (out.is_dir() and not any(out.iterdir())):
         return
     if not overwrite:
