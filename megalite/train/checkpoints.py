@@ -148,8 +148,7 @@ def open_checkpoints(run: Run, saved_step: int | None, is_in_trouble: Callable[[
         dump_config(run.whole),
         data={
             "fingerprint": run.samples.fingerprint,
-            "sources": {source.name: source.fingerprint for source in run.samples.sources},
-            "orders": run.samples.orders,
+            **_seen_sources(run),
             "tokenizer": str(tokenizer) if tokenizer else None,
             "tokenizer_fingerprint": run.samples.tokenizer and run.samples.tokenizer.fingerprint,
         },
@@ -169,6 +168,16 @@ def open_checkpoints(run: Run, saved_step: int | None, is_in_trouble: Callable[[
         after_commit=_tidier(root, keep, is_in_trouble),
     )
     return Checkpoints(saver, run.recorder, config, saved_step)
+
+
+def _seen_sources(run: Run) -> dict[str, dict[str, str]]:
+    """Fingerprint and order of every source that the run has had, those among them that it has dropped: one that comes
+    back is compared with what it was."""
+    now = {
+        "sources": {source.name: source.fingerprint for source in run.samples.sources},
+        "orders": run.samples.orders,
+    }
+    return {key: {**run.former_data.get(key, {}), **found} for key, found in now.items()}
 
 
 def _tidier(root: Path, keep: Keep, is_in_trouble: Callable[[], bool]) -> Callable[[Path], Pruned]:

@@ -119,6 +119,7 @@ def open_run(rank: Connected, entry: Entrance, say: Say) -> tuple[Run, Progress]
         entry.fence,
         rank.stop,
         rank.heartbeat,
+        {} if start.reader is None else start.reader.manifest.data,
     )
     return run, start.progress
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 
@@ -41,3 +43,5 @@ class Run:
     fence: Fence
     stop: StopRequest
     heartbeat: Heartbeat
+    former_data: Mapping[str, Any] = field(default_factory=dict)
+    """What the checkpoint that the run goes on from has recorded of its data; empty for a new run."""

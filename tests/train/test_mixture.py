@@ -89,3 +89,25 @@ def test_a_source_with_other_contents_is_refused(tmp_path):
     shutil.rmtree(tmp_path / "books")
     write_packed_folder(tmp_path / "books", random_documents(100, longest=40, seed=1), seq_len=32, method="concat")
     assert launch(config, 1) == EXIT_BAD_INPUT
+
+
+@pytest.mark.parametrize("changes", ["contents", "order"])
+def test_a_source_that_was_dropped_comes_back_as_it_was(tmp_path, changes):
+    """Or is refused, however many attempts went without it; as it was it goes on where it stood."""
+    config, without = config_of(tmp_path, web=1, books=1), config_of(tmp_path, web=1)
+    assert launch(config, 1, stop_after=2) == EXIT_REQUEUE
+    assert launch(without, 1, stop_after=4) == EXIT_REQUEUE
+    assert launch(without, 1, stop_after=5) == EXIT_REQUEUE
+    again = config
+    if changes == "contents":
+        (tmp_path / "books").rename(tmp_path / "as-it-was")
+        write_packed_folder(tmp_path / "books", random_documents(100, longest=40, seed=1), seq_len=32, method="concat")
+    else:
+        write_ranks(open_training_samples(config).sources[1].layout, np.arange(100, dtype=float), tmp_path / "r.npy")
+        mix = MixConfig(ranks={"books": tmp_path / "r.npy"})
+        again = config.model_copy(update={"data": config.data.model_copy(update={"mix": mix})})
+    assert launch(again, 1) == EXIT_BAD_INPUT
+    if changes == "contents":
+        shutil.rmtree(tmp_path / "books")
+        (tmp_path / "as-it-was").rename(tmp_path / "books")
+    assert launch(config, 1) == EXIT_DONE
