@@ -8,6 +8,7 @@ from megalite.checkpoint import catalog
 from megalite.checkpoint.format import Progress
 from megalite.checkpoint.precision_state import load_state
 from megalite.checkpoint.retention import point_at_best
+from megalite.data.cursor import add_counts
 from megalite.data.samples import Samples
 from megalite.errors import CheckpointError
 from megalite.train.run import Run
@@ -65,13 +66,17 @@ def go_back(
     """
     start = load_before(run, max(before, run.plan.first_step))
     then = start.progress
-    account = replace(then.account, gaps=tuple(gap for gap in now.account.gaps if gap.at <= then.num_samples))
+    drawn: dict[str, int] = {}
+    account = replace(now.account, gaps=tuple(gap for gap in now.account.gaps if gap.at <= then.num_samples))
     if skip_samples is not None:
         stop = now.account.data_index(now.num_samples - 1) + 1 + skip_samples
         account = account.leave_out(then.num_samples, stop)
+        drawn = add_counts(now.consumed, now.account.left_out)  # also of sources that the mixture has no longer
+    elif account.data_index(then.num_samples) < account.shift_from:  # of a mixture before: what it read comes in ours
+        account = then.account
     samples = samples.following(account)
-    drawn = samples.drawn(then.num_samples)
+    drawn = {**drawn, **samples.drawn(then.num_samples)}
     left_out = {name: count - then.consumed.get(name, 0) for name, count in drawn.items()}
-    account = replace(account, left_out={**account.left_out, **left_out})
+    account = replace(account, left_out={**then.account.left_out, **left_out})
     run.recorder.rewind(then.step)
     return replace(then, account=account), samples, start.origin

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -13,9 +14,12 @@ from megalite.config.load import load_config
 from megalite.config.schema import Config
 from megalite.config.sections.data import MixConfig
 from megalite.data import audit
+from megalite.data.cursor import DataCursor
 from megalite.data.ranking import write_ranks
 from megalite.data.samples import open_training_samples
 from megalite.errors import EXIT_BAD_INPUT, EXIT_DONE, EXIT_REQUEUE
+from megalite.train.components.component import RollBack
+from megalite.train.loop import TrainingLoop
 from tests.kit.data import random_documents, write_packed_folder
 from tests.kit.runs import events, write_run
 from tests.train.forked import launch
@@ -111,3 +115,46 @@ def test_a_source_that_was_dropped_comes_back_as_it_was(tmp_path, changes):
         shutil.rmtree(tmp_path / "books")
         (tmp_path / "as-it-was").rename(tmp_path / "books")
     assert launch(config, 1) == EXIT_DONE
+
+
+@pytest.mark.parametrize("weights", [{"web": 1, "books": 4}, {"web": 1, "code": 1}])
+@pytest.mark.parametrize("skip", [0, 3, None])
+def test_going_back_to_before_a_change(tmp_path, skip, weights):
+    """The mixture changes behind step 4, and behind step 5 the run goes back to step 2: what was read since is left
+    out, under either mixture and of a source that was dropped too, or read again; every source goes on from there."""
+    former, now = config_of(tmp_path, web=1, books=1), config_of(tmp_path, **weights)
+    for step in (2, 4):
+        assert launch(former, 1, stop_after=step) == EXIT_REQUEUE
+    assert launch(now, 1, prepare=partial(go_back_in_step_5, skip)) == EXIT_DONE
+
+    old, new = open_training_samples(former), open_training_samples(now)
+    progress = CheckpointReader(now.run.dir / "checkpoints/step-0000008").manifest.progress
+    history = {"read": [old.identity(index) for index in range(2 * BATCH)], "left out": []}
+    if skip is not None:
+        before = old.drawn(4 * BATCH)
+        shifted = new.following(DataCursor().remix(4 * BATCH, before, new.drawn(4 * BATCH)))
+        history["left out"] = [old.identity(index) for index in range(2 * BATCH, 4 * BATCH)]
+        history["left out"] += [shifted.identity(index) for index in range(4 * BATCH, 5 * BATCH + skip)]
+    after = new.following(progress.account)
+    history["later"] = [after.identity(index) for index in range(2 * BATCH, 8 * BATCH)]
+    for name in {"web", "books", *weights}:
+        own = [identity for part in history.values() for identity in part if identity.source == name]
+        alone = open_training_samples(config_of(tmp_path, **{name: 1}))
+        assert own == [alone.identity(index) for index in range(len(own))], name
+        left_out = sum(identity.source == name for identity in history["left out"])
+        assert progress.account.left_out.get(name, 0) == left_out, name
+        assert progress.consumed.get(name, 0) == len(own) - left_out, name
+
+
+def go_back_in_step_5(skip: int | None) -> None:
+    """Let a component want it, once."""
+    as_usual, times = TrainingLoop._wish, []
+
+    def wish(loop: TrainingLoop, moment, ask, step=None) -> RollBack | None:
+        found = as_usual(loop, moment, ask, step)
+        if step is None or step.number != 5 or times:
+            return found
+        times.append(1)
+        return RollBack(3, "as the test has it", skip)
+
+    TrainingLoop._wish = wish
